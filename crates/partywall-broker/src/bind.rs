@@ -1,0 +1,211 @@
+//! Taking the place at which members look for the broker, and giving it up.
+
+use std::{
+    io,
+    os::fd::OwnedFd,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use partywall_os::{
+    Errno,
+    dir::{DirLock, PrivateDir, Unsafe},
+    socket,
+};
+use rustix::{
+    fs::{self, FileType},
+    net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType},
+};
+
+/// Why a broker did not start. Nothing has changed then.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// The directory of the socket must not be used, or cannot.
+    #[error("the directory {path} cannot be used: {why}")]
+    Directory {
+        /// The directory.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: Unsafe,
+    },
+    /// Somebody else has been starting or ending a broker here for too long.
+    #[error("the directory {path} has been locked by another process for {} s", .waited.as_secs())]
+    Locked {
+        /// The directory.
+        path: PathBuf,
+        /// How long we waited.
+        waited: Duration,
+    },
+    /// A broker listens already.
+    #[error("a broker{} listens already at {socket}", .pid.map_or_else(String::new, |pid| format!(" with pid {pid}")))]
+    AlreadyRunning {
+        /// Where.
+        socket: PathBuf,
+        /// Its pid; absent if it is not visible from here.
+        pid: Option<u32>,
+    },
+    /// Something that is no socket lies at the socket's path. It is not touched.
+    #[error("{path} exists and is {found}, not a socket; it has not been touched")]
+    NotASocket {
+        /// The path.
+        path: PathBuf,
+        /// What lies there.
+        found: String,
+    },
+    /// The path is longer than the address of a socket can be.
+    #[error("the socket's path {path} is longer than 107 bytes")]
+    PathTooLong {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The kernel refused.
+    #[error("{what}: {errno}")]
+    Errno {
+        /// What was tried.
+        what: String,
+        /// Why not.
+        #[source]
+        errno: io::Error,
+    },
+}
+
+impl StartError {
+    pub(crate) fn errno(what: impl Into<String>) -> impl FnOnce(Errno) -> Self {
+        let what = what.into();
+        move |errno| Self::Errno { what, errno: errno.into() }
+    }
+}
+
+/// A listening socket and its file.
+#[derive(Debug)]
+pub(crate) struct Place {
+    /// Non-blocking.
+    pub(crate) listener: OwnedFd,
+    pub(crate) file: SocketFile,
+}
+
+impl Place {
+    /// Listens at `path`. Replaces the socket file of a broker that is gone, and nothing else.
+    pub(crate) fn take(path: &Path, starter_holds_lock: bool) -> Result<Self, StartError> {
+        let path = std::path::absolute(path)
+            .map_err(|errno| StartError::Errno { what: format!("resolve {}", path.display()), errno })?;
+        // Of two brokers that start at once, the second must find the first one's socket, not its absence.
+        let directory = open_directory(&path, true)?;
+        let _lock = if starter_holds_lock { None } else { Some(lock(directory)?) };
+        clear(&path)?;
+        let listener = socket::listen(&path).map_err(|errno| match errno {
+            Errno::NAMETOOLONG => StartError::PathTooLong { path: path.clone() },
+            errno => StartError::errno(format!("listen at {}", path.display()))(errno),
+        })?;
+        let file = SocketFile::of(path)?;
+        Ok(Self { listener, file })
+    }
+}
+
+/// Somebody is looking for a broker.
+#[derive(Debug)]
+pub(crate) struct Sought;
+
+/// The file of a socket that we made.
+#[derive(Debug)]
+pub(crate) struct SocketFile {
+    path: PathBuf,
+    identity: (u64, u64),
+}
+
+impl SocketFile {
+    fn of(path: PathBuf) -> Result<Self, StartError> {
+        let stat = fs::lstat(&path).map_err(StartError::errno(format!("stat {}", path.display())))?;
+        Ok(Self { identity: (stat.st_dev, stat.st_ino), path })
+    }
+
+    /// Removes the file, unless it has been replaced by somebody else's.
+    pub(crate) fn remove(&self) {
+        let ours = |stat: fs::Stat| (stat.st_dev, stat.st_ino) == self.identity;
+        if fs::lstat(&self.path).is_ok_and(ours)
+            && let Err(error) = fs::unlink(&self.path)
+        {
+            tracing::warn!(path = %self.path.display(), %error, "the socket could not be removed");
+        }
+    }
+
+    /// Locks the directory against processes that look for a broker. `Err` if one of them is at it right now; no lock
+    /// where the directory is gone or must not be used: then nobody looks for a broker there.
+    pub(crate) fn lock_directory(&self) -> Result<Option<DirLock>, Sought> {
+        let Ok(directory) = open_directory(&self.path, false) else { return Ok(None) };
+        match directory.lock(Instant::now()) {
+            Ok(Some(lock)) => Ok(Some(lock)),
+            Ok(None) | Err(_) => Err(Sought),
+        }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+fn open_directory(socket: &Path, create: bool) -> Result<PrivateDir, StartError> {
+    let path = socket.parent().unwrap_or(Path::new("/"));
+    PrivateDir::open(path, create).map_err(|why| StartError::Directory { path: path.to_owned(), why })
+}
+
+fn lock(directory: PrivateDir) -> Result<DirLock, StartError> {
+    let path = directory.path().to_owned();
+    match directory.lock(Instant::now() + LOCK_TIMEOUT) {
+        Ok(Some(lock)) => Ok(lock),
+        Ok(None) => Err(StartError::Locked { path, waited: LOCK_TIMEOUT }),
+        Err(errno) => Err(StartError::errno(format!("lock {}", path.display()))(errno)),
+    }
+}
+
+/// Makes `path` free, if it is a socket behind which nobody listens.
+fn clear(path: &Path) -> Result<(), StartError> {
+    let found = match fs::lstat(path) {
+        Ok(stat) => FileType::from_raw_mode(stat.st_mode),
+        Err(Errno::NOENT) => return Ok(()),
+        Err(Errno::NAMETOOLONG) => return Err(StartError::PathTooLong { path: path.to_owned() }),
+        Err(errno) => return Err(StartError::errno(format!("stat {}", path.display()))(errno)),
+    };
+    if found != FileType::Socket {
+        return Err(StartError::NotASocket { path: path.to_owned(), found: describe(found) });
+    }
+    match probe(path) {
+        Ok(pid) => Err(StartError::AlreadyRunning { socket: path.to_owned(), pid }),
+        Err(Errno::CONNREFUSED | Errno::NOENT) => {
+            tracing::info!(path = %path.display(), "replacing the socket of a broker that is gone");
+            match fs::unlink(path) {
+                Ok(()) | Err(Errno::NOENT) => Ok(()),
+                Err(errno) => Err(StartError::errno(format!("unlink {}", path.display()))(errno)),
+            }
+        }
+        Err(Errno::NAMETOOLONG) => Err(StartError::PathTooLong { path: path.to_owned() }),
+        Err(errno) => Err(StartError::errno(format!("connect to {}", path.display()))(errno)),
+    }
+}
+
+/// The pid of whoever listens at `path`.
+fn probe(path: &Path) -> Result<Option<u32>, Errno> {
+    // Non-blocking: a broker that was stopped with a full backlog would keep us waiting, and is alive nonetheless.
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let probe = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    match net::connect(&probe, &SocketAddrUnix::new(path)?) {
+        Ok(()) => Ok(socket::peer(&probe)?.pid),
+        Err(Errno::AGAIN) => Ok(None),
+        Err(errno) => Err(errno),
+    }
+}
+
+fn describe(found: FileType) -> String {
+    match found {
+        FileType::RegularFile => "an ordinary file",
+        FileType::Directory => "a directory",
+        FileType::Symlink => "a symbolic link",
+        FileType::Fifo => "a pipe",
+        _ => "a device",
+    }
+    .into()
+}
+
+/// Starting a broker takes milliseconds; whoever holds the lock for this long is stopped or hangs.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(10);

@@ -1,0 +1,84 @@
+//! Who builds a name that is not there: one member at a time, and after it the one that waited longest.
+
+use super::{
+    Granted, Registry, STALE_CLAIM,
+    effect::{Effect, Refused, Verdict},
+    segments::limit,
+    state::{Claim, Want},
+    types::{Access, Bound, ClaimId, MemberId, Name, RequestId},
+};
+
+impl Registry {
+    /// Opens the latest version, becomes its builder, or waits for the one who is.
+    pub(super) fn open_or_build(
+        &mut self,
+        member: MemberId,
+        request: RequestId,
+        name: Name,
+    ) -> Result<Granted, Refused> {
+        let entry = self.entries.get(&name);
+        if let Some(latest) = entry.and_then(|entry| entry.latest) {
+            return self.grant(member, request, &name, latest, Access::Read);
+        }
+        if entry.is_some_and(|entry| entry.claim.is_some()) {
+            return self.wait(member, request, &name, Want::Build);
+        }
+        // A claim is a name to be. Without a bound on them, asking for ever new names would fill our memory.
+        limit(Bound::Names, self.bounds.names, self.totals.names + self.claims.len() as u64 + 1)?;
+        let claim = self.claim(member, request, &name);
+        Ok(Verdict::Build { claim }.into())
+    }
+
+    /// Gives a claim back unused.
+    pub(super) fn abandon(
+        &mut self,
+        member: MemberId,
+        claim: ClaimId,
+        out: &mut Vec<Effect>,
+    ) -> Result<Granted, Refused> {
+        self.claims.get(&claim).filter(|c| c.member == member).ok_or(STALE_CLAIM)?;
+        self.hand_on(claim, out);
+        Ok(Verdict::Done.into())
+    }
+
+    /// Takes all claims of a member and makes the longest waiting request of each name the builder.
+    pub(super) fn drop_claims(&mut self, member: MemberId, out: &mut Vec<Effect>) {
+        let Some(record) = self.members.get(&member) else { return };
+        for claim in record.claims.iter().copied().collect::<Vec<_>>() {
+            self.hand_on(claim, out);
+        }
+    }
+
+    /// Ends a claim that was fulfilled, or whose holder is no longer to build.
+    pub(super) fn drop_claim(&mut self, id: ClaimId) -> Option<Claim> {
+        let claim = self.claims.remove(&id)?;
+        if let Some(holder) = self.members.get_mut(&claim.member) {
+            holder.claims.remove(&id);
+        }
+        if let Some(entry) = self.entries.get_mut(&claim.name) {
+            entry.claim = None;
+        }
+        self.loosen(claim.name.clone());
+        Some(claim)
+    }
+
+    fn hand_on(&mut self, id: ClaimId, out: &mut Vec<Effect>) {
+        let Some(Claim { name, .. }) = self.drop_claim(id) else { return };
+        let Some(entry) = self.entries.get(&name) else { return };
+        let Some(next) = entry.waits.values().find(|wait| wait.want == Want::Build) else { return };
+        let (member, ticket) = (next.member, next.ticket);
+        let claim = self.claim(member, ticket, &name);
+        self.conclude(member, ticket, Ok(Verdict::Build { claim }.into()), out);
+    }
+
+    fn claim(&mut self, member: MemberId, origin: RequestId, name: &Name) -> ClaimId {
+        self.last_claim += 1;
+        let id = ClaimId(self.last_claim);
+        self.entries.entry(name.clone()).or_default().claim = Some(id);
+        if let Some(record) = self.members.get_mut(&member) {
+            record.claims.insert(id);
+        }
+        self.claims.insert(id, Claim { member, name: name.clone(), origin });
+        id
+    }
+}

@@ -1,0 +1,150 @@
+//! What comes out of the registry.
+
+use std::sync::Arc;
+
+use super::types::{Bound, ClaimId, FdId, Kind, LeaseId, MemberId, Memory, Millis, Name, Place, RequestId};
+
+/// Something that the rim has to do, in this order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Effect {
+    /// Answer a request, sending `fds` along.
+    Reply { member: MemberId, request: RequestId, outcome: Outcome, fds: Vec<FdId> },
+    /// Tell the end of a request that was answered with [`Verdict::Pending`].
+    Notify { member: MemberId, ticket: RequestId, outcome: Outcome, fds: Vec<FdId> },
+    /// Close these for good: nothing in the registry refers to them any more.
+    Close(Vec<FdId>),
+    /// End the member's connection: it has left.
+    Disconnect(MemberId),
+    /// End the broker.
+    Stop,
+}
+
+/// What came of a request.
+pub(crate) type Outcome = Result<Verdict, Refused>;
+
+/// A request that was granted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    Done,
+    Pending,
+    Committed { version: u64, lease: LeaseId },
+    Opened(Opened),
+    Build { claim: ClaimId },
+    Withdrawn,
+    Removed { version: u64, bytes_kept: u64, holders: Vec<Holder> },
+    Info(Box<Info>),
+    Names { names: Vec<NameRow>, more: bool },
+    Members { members: Vec<MemberRow>, more: bool },
+    Status(Box<Counts>),
+}
+
+/// A version with the lease that was given on it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Opened {
+    pub(crate) lease: LeaseId,
+    pub(crate) name: Name,
+    pub(crate) version: u64,
+    pub(crate) memory: Arc<Memory>,
+}
+
+/// Why a request was refused. Nothing has changed then.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Refused {
+    NotFound { name: Name, near: Vec<Name> },
+    VersionNotFound { name: Name, version: u64, latest: Option<u64> },
+    NameExists { name: Name, version: u64 },
+    ReadOnly { name: Name, version: u64 },
+    Invalid(&'static str),
+    Limit { bound: Bound, allowed: u64, needed: u64 },
+    Stale(Handle),
+    InUse { names: u64, members: u64 },
+}
+
+/// What a stale number was to stand for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Handle {
+    Lease,
+    Claim,
+    Ticket,
+}
+
+/// A member that holds leases on something.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Holder {
+    pub(crate) pid: u32,
+    pub(crate) command: Arc<str>,
+    pub(crate) leases: u32,
+}
+
+/// A name in a listing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct NameRow {
+    pub(crate) name: Name,
+    pub(crate) latest: Option<VersionRow>,
+    pub(crate) older: u32,
+    pub(crate) older_bytes: u64,
+}
+
+/// A version in a listing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct VersionRow {
+    pub(crate) version: u64,
+    pub(crate) kind: Kind,
+    pub(crate) place: Place,
+    pub(crate) bytes: u64,
+    pub(crate) tensors: u64,
+    pub(crate) mutable: bool,
+    pub(crate) kept: bool,
+    pub(crate) committer: u32,
+    pub(crate) leases: u32,
+    pub(crate) committed_at: Millis,
+}
+
+/// Everything about one name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Info {
+    pub(crate) name: Name,
+    pub(crate) version: VersionRow,
+    pub(crate) memory: Arc<Memory>,
+    pub(crate) is_latest: bool,
+    pub(crate) versions: Vec<VersionRow>,
+    pub(crate) holders: Vec<Holder>,
+    pub(crate) builder: Option<u32>,
+}
+
+/// A member in a listing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct MemberRow {
+    pub(crate) member: MemberId,
+    pub(crate) pid: u32,
+    pub(crate) uid: u32,
+    pub(crate) command: Arc<str>,
+    pub(crate) state: MemberState,
+    pub(crate) leases: u32,
+    pub(crate) bytes: u64,
+    pub(crate) since: Millis,
+}
+
+/// What is known of a member's life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum MemberState {
+    /// Connected.
+    Alive,
+    /// Hung up without proof of its death: keeps what it has, waits for nothing.
+    Suspect,
+    /// Has exited, while a child holds its connection.
+    HeldByChild,
+}
+
+/// How much there is of everything.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Counts {
+    /// Members, without the asker.
+    pub(crate) members: u64,
+    pub(crate) names: u64,
+    pub(crate) versions: u64,
+    pub(crate) leases: u64,
+    pub(crate) fds: u64,
+    pub(crate) bytes: Vec<(Place, u64)>,
+    pub(crate) largest: Vec<(Name, Place, u64)>,
+}

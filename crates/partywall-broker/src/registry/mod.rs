@@ -1,0 +1,220 @@
+//! The registry: who is a member, which names and versions exist, who holds, builds and waits for them.
+//!
+//! A pure state machine. [`Registry::apply`] takes one [`Event`] and returns the [`Effect`]s that the rim has to carry
+//! out in their order; an event is applied whole or, if it is a refused request, not at all. There is no clock, no
+//! randomness, no I/O and no file descriptor in here: time comes with the events, and descriptors are numbers
+//! ([`FdId`]) that the rim keeps and closes when told to.
+//!
+//! | module | contains |
+//! |---|---|
+//! | [`types`] | ids, names, memory, bounds |
+//! | [`event`] | what goes in |
+//! | [`effect`] | what comes out |
+//! | `state` | the objects and the sums over them |
+//! | `segments` | commit, open, release, withdrawal, and the one place where memory is given up |
+//! | `claims` | who builds a name that is not there |
+//! | `waits` | requests that have to wait, and their verdicts |
+//! | `reclaim` | what happens to the things of a member that is gone |
+//! | `report` | listings |
+//! | `near` | names that look like one that was not found |
+
+pub(crate) mod effect;
+pub(crate) mod event;
+pub(crate) mod types;
+
+mod claims;
+mod near;
+mod reclaim;
+mod report;
+mod segments;
+mod state;
+#[cfg(test)]
+mod tests;
+mod waits;
+
+use std::collections::BTreeMap;
+
+pub(crate) use effect::{Effect, Outcome, Refused, Verdict};
+pub(crate) use event::{Call, Event};
+pub(crate) use types::{Bounds, FdId, MemberId, RequestId};
+
+use effect::{Handle, MemberState};
+use state::{Claim, Entry, Lease, Member, Totals};
+use types::{ClaimId, LeaseId, Name};
+
+/// All state of a broker that is not tied to its process.
+#[derive(Debug)]
+pub(crate) struct Registry {
+    bounds: Bounds,
+    members: BTreeMap<MemberId, Member>,
+    /// Entries with a version, a claim or a waiting request; others are forgotten ([`Registry::sweep`]).
+    entries: BTreeMap<Name, Entry>,
+    leases: BTreeMap<LeaseId, Lease>,
+    claims: BTreeMap<ClaimId, Claim>,
+    /// Always what a recount would give.
+    totals: Totals,
+    /// Versions that may have lost their last reason to exist. Empty between events.
+    loose: Vec<(Name, u64)>,
+    last_lease: u64,
+    last_claim: u64,
+    last_wait: u64,
+}
+
+/// A granted request and the file descriptors that go with the answer.
+struct Granted(Verdict, Vec<FdId>);
+
+impl From<Verdict> for Granted {
+    fn from(verdict: Verdict) -> Self {
+        Self(verdict, Vec::new())
+    }
+}
+
+impl Registry {
+    pub(crate) fn new(bounds: Bounds) -> Self {
+        // Sums of what members say saturate at the highest number: that one must exceed every bound.
+        let bounds = Bounds { bytes: bounds.bytes.min(u64::MAX - 1), ..bounds };
+        Self {
+            bounds,
+            members: BTreeMap::new(),
+            entries: BTreeMap::new(),
+            leases: BTreeMap::new(),
+            claims: BTreeMap::new(),
+            totals: Totals::default(),
+            loose: Vec::new(),
+            last_lease: 0,
+            last_claim: 0,
+            last_wait: 0,
+        }
+    }
+
+    /// Takes in one event.
+    pub(crate) fn apply(&mut self, event: Event) -> Vec<Effect> {
+        let mut out = Vec::new();
+        match event {
+            Event::Joined { member, identity, at } => {
+                self.members.insert(member, Member::new(identity, at));
+            }
+            Event::Suspected { member } => {
+                self.drop_waits(member);
+                self.set_state(member, MemberState::Suspect);
+            }
+            Event::Resumed { member } => self.set_state(member, MemberState::Alive),
+            Event::HeldByChild { member } => {
+                // The process that was to read verdicts and to build is gone. Only what may still be mapped by the
+                // child is kept for it: the leases, and the names that go with them.
+                self.drop_waits(member);
+                self.drop_claims(member, &mut out);
+                self.set_state(member, MemberState::HeldByChild);
+            }
+            Event::Died { member } => self.reclaim(member, &mut out),
+            Event::Request { member, request, call } => self.request(member, request, call, &mut out),
+        }
+        self.sweep(&mut out);
+        out
+    }
+
+    /// Whether there is neither a member nor anything that would be missed.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.members.is_empty() && self.entries.is_empty()
+    }
+
+    fn request(&mut self, member: MemberId, request: RequestId, call: Call, out: &mut Vec<Effect>) {
+        let Some(record) = self.members.get_mut(&member) else { return };
+        let repeated = request <= record.last_request;
+        record.last_request = record.last_request.max(request);
+
+        // What follows from the call comes after its reply: the caller is the one who waits for an answer.
+        let mut rest = Vec::new();
+        let granted = match repeated.then(|| self.outcome_of_repeated(member, request, &call)).flatten() {
+            Some(granted) => {
+                if let Call::Commit(commit) = &call {
+                    rest.push(Effect::Close(commit.memory.fds()));
+                }
+                Ok(granted)
+            }
+            None => self.call(member, request, call, &mut rest),
+        };
+        let (outcome, fds) = match granted {
+            Ok(Granted(verdict, fds)) => (Ok(verdict), fds),
+            Err(refused) => (Err(refused), Vec::new()),
+        };
+        out.push(Effect::Reply { member, request, outcome, fds });
+        out.append(&mut rest);
+    }
+
+    fn call(
+        &mut self,
+        member: MemberId,
+        request: RequestId,
+        call: Call,
+        out: &mut Vec<Effect>,
+    ) -> Result<Granted, Refused> {
+        match call {
+            Call::Ping => Ok(Verdict::Done.into()),
+            Call::Commit(commit) => self.commit(member, request, commit, out),
+            Call::Open(open) => self.open(member, request, open),
+            Call::OpenOrBuild { name } => self.open_or_build(member, request, name),
+            Call::AbandonBuild { claim } => self.abandon(member, claim, out),
+            Call::Cancel { ticket } => self.cancel(member, ticket),
+            Call::Release { lease } => self.release(member, lease, out),
+            Call::AwaitWithdrawal { lease } => self.await_withdrawal(member, request, lease),
+            Call::Remove { name } => self.remove(&name, out),
+            Call::Inspect { name, version } => self.inspect(&name, version),
+            Call::List { after } => Ok(self.list(after.as_ref()).into()),
+            Call::Members { after } => Ok(self.list_members(after).into()),
+            Call::Status => Ok(self.status(member).into()),
+            Call::Stop { force } => self.stop(member, force, out),
+            Call::Leave => {
+                self.reclaim(member, out);
+                out.push(Effect::Disconnect(member));
+                Ok(Verdict::Done.into())
+            }
+        }
+    }
+
+    /// A member that lost its connection sends its last request again under the same number. If that request had been
+    /// carried out and only its answer was lost, doing it again would commit twice, or grant a lease that nobody
+    /// knows of: what it made is answered instead. Requests that make nothing are simply done again.
+    fn outcome_of_repeated(&self, member: MemberId, request: RequestId, call: &Call) -> Option<Granted> {
+        let made = |lease: &&LeaseId| self.leases.get(lease).is_some_and(|l| l.origin == request);
+        match call {
+            Call::Commit(_) => {
+                let id = *self.members.get(&member)?.leases.iter().find(made)?;
+                Some(Verdict::Committed { version: self.leases.get(&id)?.version, lease: id }.into())
+            }
+            Call::Open(_) | Call::OpenOrBuild { .. } => {
+                if let Some(id) = self.members.get(&member)?.leases.iter().find(made) {
+                    return self.opened(*id);
+                }
+                let claims = &self.members.get(&member)?.claims;
+                let made = |id: &&ClaimId| self.claims.get(id).is_some_and(|c| c.origin == request);
+                claims.iter().find(made).map(|id| Verdict::Build { claim: *id }.into())
+            }
+            _ => None,
+        }
+    }
+
+    fn stop(&mut self, member: MemberId, force: bool, out: &mut Vec<Effect>) -> Result<Granted, Refused> {
+        let (names, members) = (self.totals.names, self.others(member));
+        if !force && (names > 0 || members > 0) {
+            return Err(Refused::InUse { names, members });
+        }
+        out.push(Effect::Stop);
+        Ok(Verdict::Done.into())
+    }
+
+    /// How many members there are besides `member`.
+    fn others(&self, member: MemberId) -> u64 {
+        (self.members.len() - usize::from(self.members.contains_key(&member))) as u64
+    }
+
+    fn set_state(&mut self, member: MemberId, state: MemberState) {
+        if let Some(record) = self.members.get_mut(&member) {
+            record.state = state;
+        }
+    }
+}
+
+const STALE_LEASE: Refused = Refused::Stale(Handle::Lease);
+const STALE_CLAIM: Refused = Refused::Stale(Handle::Claim);
+const STALE_TICKET: Refused = Refused::Stale(Handle::Ticket);

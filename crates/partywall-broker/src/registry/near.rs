@@ -1,0 +1,101 @@
+//! Names that look like one that was not found.
+
+use std::{
+    collections::BTreeMap,
+    ops::Bound::{Excluded, Unbounded},
+};
+
+use super::{state::Entry, types::Name};
+
+/// At most [`NEAR`] existing names that a person may have meant by `wanted`, the likeliest first.
+///
+/// Looks only at the neighbours in alphabetical order, so that a miss costs the same among ten names and ten thousand.
+/// A typing error in the first letters of a name is therefore found among few names only.
+pub(super) fn near(entries: &BTreeMap<Name, Entry>, wanted: &Name) -> Vec<Name> {
+    let after = entries.range((Excluded(wanted), Unbounded)).take(NEIGHBOURS);
+    let before = entries.range(..wanted).rev().take(NEIGHBOURS);
+    let candidates = after.chain(before).filter(|(_, entry)| entry.latest.is_some()).map(|(name, _)| name);
+    let mut ranked: Vec<_> =
+        candidates.filter_map(|name| rank(name.as_str(), wanted.as_str()).map(|rank| (rank, name))).collect();
+    ranked.sort();
+    ranked.into_iter().take(NEAR).map(|(_, name)| name.clone()).collect()
+}
+
+/// How unlike the two are, or `None` if nobody would confuse them.
+fn rank(name: &str, wanted: &str) -> Option<usize> {
+    if name.eq_ignore_ascii_case(wanted) {
+        return Some(0);
+    }
+    if let Some(distance) = distance(name.as_bytes(), wanted.as_bytes()) {
+        return Some(distance);
+    }
+    let last = |path: &str| path.rsplit('/').next().map(str::to_owned);
+    let continues = wanted.len() >= 3 && name.starts_with(wanted) || name.len() >= 3 && wanted.starts_with(name);
+    (continues || last(name) == last(wanted)).then_some(FAR + 1)
+}
+
+/// The number of insertions, deletions and replacements that make one of the other, up to [`FAR`]. Two names must have
+/// most of their letters in common: `a` and `b` are one replacement apart and nothing alike.
+fn distance(a: &[u8], b: &[u8]) -> Option<usize> {
+    let limit = FAR.min(a.len().max(b.len()) / 3);
+    if limit == 0 || a.len().abs_diff(b.len()) > limit {
+        return None;
+    }
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.iter().enumerate() {
+        // Cells farther than `limit` from the diagonal cannot be part of a short enough path.
+        let (low, high) = (i.saturating_sub(limit), (i + limit + 1).min(b.len()));
+        let mut diagonal = row[low];
+        row[low] = if low == 0 { i + 1 } else { FAR + 1 };
+        for j in low..high {
+            let replaced = diagonal + usize::from(*x != b[j]);
+            diagonal = row[j + 1];
+            let above = if j + 1 > i + limit { FAR + 1 } else { diagonal + 1 };
+            row[j + 1] = replaced.min(above).min(row[j] + 1);
+        }
+    }
+    Some(row[b.len()]).filter(|d| *d <= limit)
+}
+
+/// How many names are suggested.
+const NEAR: usize = 3;
+
+/// How many names on either side are looked at.
+const NEIGHBOURS: usize = 512;
+
+/// The greatest distance that still counts as a typing error.
+const FAR: usize = 3;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn plain(a: &[u8], b: &[u8]) -> usize {
+        match (a, b) {
+            ([], rest) | (rest, []) => rest.len(),
+            ([x, a @ ..], [y, b @ ..]) if x == y => plain(a, b),
+            ([_, a1 @ ..], [_, b1 @ ..]) => 1 + plain(a1, b1).min(plain(a1, b)).min(plain(a, b1)),
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn the_banded_distance_is_the_plain_one(a in "[ab]{0,10}", b in "[ab]{0,10}") {
+            let limit = FAR.min(a.len().max(b.len()) / 3);
+            let plain = plain(a.as_bytes(), b.as_bytes());
+            let expected = (limit > 0 && plain <= limit).then_some(plain);
+            prop_assert_eq!(distance(a.as_bytes(), b.as_bytes()), expected);
+        }
+    }
+
+    #[test]
+    fn what_a_person_may_have_meant() {
+        assert_eq!(rank("LLM", "llm"), Some(0));
+        assert_eq!(rank("weights", "wieghts"), Some(2));
+        assert_eq!(rank("weights/version2", "weights"), Some(FAR + 1));
+        assert_eq!(rank("models/llama", "llama"), Some(FAR + 1));
+        assert_eq!(rank("a", "b"), None);
+        assert_eq!(rank("weights", "tokens"), None);
+    }
+}

@@ -1,0 +1,187 @@
+//! Listings. Every answer stays below the smallest message limit, whatever exists.
+
+use std::{
+    collections::BTreeMap,
+    ops::Bound::{Excluded, Unbounded},
+    sync::Arc,
+};
+
+use super::{
+    Granted, Registry,
+    effect::{Counts, Holder, Info, MemberRow, NameRow, Refused, Verdict, VersionRow},
+    state::{Entry, Version},
+    types::{MemberId, Name, Place},
+};
+
+impl Registry {
+    /// Everything about one name. Without a number that is its latest version, or the newest that is still held if
+    /// the name has been withdrawn: who wants to know why memory stays asks for exactly that.
+    pub(super) fn inspect(&self, name: &Name, version: Option<u64>) -> Result<Granted, Refused> {
+        let Some(entry) = self.entries.get(name).filter(|entry| !entry.versions.is_empty()) else {
+            return Err(self.not_found(name.clone()));
+        };
+        let newest = || entry.versions.last_key_value().map(|(number, _)| *number);
+        let wanted = version.or(entry.latest).or_else(newest).unwrap_or(0);
+        let Some(found) = entry.versions.get(&wanted) else {
+            return Err(Refused::VersionNotFound { name: name.clone(), version: wanted, latest: entry.latest });
+        };
+        let info = Info {
+            name: name.clone(),
+            version: row(wanted, found),
+            memory: Arc::clone(&found.memory),
+            is_latest: entry.latest == Some(wanted),
+            // The newest: they are the ones that matter if there are too many to tell.
+            versions: entry
+                .versions
+                .iter()
+                .skip(entry.versions.len().saturating_sub(VERSIONS))
+                .map(|(number, version)| row(*number, version))
+                .collect(),
+            holders: self.holders(name, Some(wanted)).1,
+            builder: entry
+                .claim
+                .and_then(|claim| self.claims.get(&claim))
+                .and_then(|claim| self.members.get(&claim.member))
+                .map(|member| member.identity.pid),
+        };
+        let fds = found.memory.table_fd().into_iter().collect();
+        Ok(Granted(Verdict::Info(Box::new(info)), fds))
+    }
+
+    /// A page of names.
+    pub(super) fn list(&self, after: Option<&Name>) -> Verdict {
+        let from = after.map_or(Unbounded, Excluded);
+        let mut existing =
+            self.entries.range::<Name, _>((from, Unbounded)).filter(|(_, entry)| !entry.versions.is_empty());
+        let (mut names, mut bytes) = (Vec::new(), 0);
+        for (name, entry) in existing.by_ref() {
+            bytes += name.as_str().len() + ROW_BYTES;
+            names.push(name_row(name, entry));
+            if bytes > PAGE_BYTES {
+                break;
+            }
+        }
+        Verdict::Names { names, more: existing.next().is_some() }
+    }
+
+    /// A page of members.
+    pub(super) fn list_members(&self, after: Option<MemberId>) -> Verdict {
+        let from = after.map_or(Unbounded, Excluded);
+        let mut all = self.members.range((from, Unbounded));
+        let (mut members, mut bytes) = (Vec::new(), 0);
+        for (id, member) in all.by_ref() {
+            bytes += member.identity.command.len() + ROW_BYTES;
+            members.push(MemberRow {
+                member: *id,
+                pid: member.identity.pid,
+                uid: member.identity.uid,
+                command: Arc::clone(&member.identity.command),
+                state: member.state,
+                leases: count(member.leases.len() as u64),
+                bytes: member.bytes,
+                since: member.since,
+            });
+            if bytes > PAGE_BYTES {
+                break;
+            }
+        }
+        Verdict::Members { members, more: all.next().is_some() }
+    }
+
+    /// The sums, as `asker` wants to know them: without itself.
+    pub(super) fn status(&self, asker: MemberId) -> Verdict {
+        let mut bytes: Vec<(Place, u64)> = self.totals.places.iter().map(|(place, bytes)| (*place, *bytes)).collect();
+        bytes.sort_by_key(|(place, bytes)| (std::cmp::Reverse(*bytes), *place));
+        bytes.truncate(PLACES);
+        let mut largest: Vec<(&Name, Place, u64)> = self
+            .entries
+            .iter()
+            .filter_map(|(name, entry)| {
+                let (_, newest) = entry.versions.last_key_value()?;
+                let bytes = entry.versions.values().fold(0, |sum: u64, v| sum.saturating_add(v.memory.bytes()));
+                Some((name, newest.memory.place, bytes))
+            })
+            .collect();
+        if largest.len() > LARGEST {
+            // Sorting all of them would hold up others, with very many names.
+            largest.select_nth_unstable_by(LARGEST, |a, b| (b.2, a.0).cmp(&(a.2, b.0)));
+            largest.truncate(LARGEST);
+        }
+        largest.sort_by(|a, b| (b.2, a.0).cmp(&(a.2, b.0)));
+        Verdict::Status(Box::new(Counts {
+            members: self.others(asker),
+            names: self.totals.names,
+            versions: self.totals.versions,
+            leases: self.leases.len() as u64,
+            fds: self.totals.fds,
+            bytes,
+            largest: largest.into_iter().map(|(name, place, bytes)| (name.clone(), place, bytes)).collect(),
+        }))
+    }
+
+    /// Bytes that leases hold, and whose these are: of one version of a name, or of all.
+    pub(super) fn holders(&self, name: &Name, only: Option<u64>) -> (u64, Vec<Holder>) {
+        let Some(entry) = self.entries.get(name) else { return (0, Vec::new()) };
+        let (mut bytes, mut leases) = (0_u64, BTreeMap::<MemberId, u64>::new());
+        for (number, version) in &entry.versions {
+            if only.is_none_or(|only| only == *number) && version.leases > 0 {
+                bytes = bytes.saturating_add(version.memory.bytes());
+                for (member, held) in &version.holders {
+                    *leases.entry(*member).or_default() += held;
+                }
+            }
+        }
+        let known = leases.into_iter().filter_map(|(id, leases)| {
+            let identity = &self.members.get(&id)?.identity;
+            Some(Holder { pid: identity.pid, command: Arc::clone(&identity.command), leases: count(leases) })
+        });
+        (bytes, known.take(HOLDERS).collect())
+    }
+}
+
+fn name_row(name: &Name, entry: &Entry) -> NameRow {
+    let older = entry.versions.iter().filter(|(number, _)| entry.latest != Some(**number));
+    NameRow {
+        name: name.clone(),
+        latest: entry.latest().map(|(number, version)| row(number, version)),
+        older: count(older.clone().count() as u64),
+        older_bytes: older.fold(0, |sum, (_, version)| sum.saturating_add(version.memory.bytes())),
+    }
+}
+
+fn row(number: u64, version: &Version) -> VersionRow {
+    VersionRow {
+        version: number,
+        kind: version.memory.kind,
+        place: version.memory.place,
+        bytes: version.memory.bytes(),
+        tensors: version.memory.tensors,
+        mutable: version.memory.mutable,
+        kept: version.memory.kept,
+        committer: version.committer,
+        leases: count(version.leases),
+        committed_at: version.committed_at,
+    }
+}
+
+fn count(n: u64) -> u32 {
+    u32::try_from(n).unwrap_or(u32::MAX)
+}
+
+/// Bytes of a page before it ends with the row that exceeds them. Half of the least message limit (64 KiB).
+const PAGE_BYTES: usize = 32 * 1024;
+
+/// More than a row takes besides its text: at most twelve numbers of ten bytes and a UUID.
+const ROW_BYTES: usize = 144;
+
+/// Holders in one answer. With 256 bytes of command line each they are the largest part of any answer.
+const HOLDERS: usize = 100;
+
+/// Versions in one answer.
+const VERSIONS: usize = 50;
+
+/// Places in one answer. A GPU's UUID is what a member says, so there may be more of them than GPUs.
+const PLACES: usize = 64;
+
+/// Names in a status.
+const LARGEST: usize = 10;

@@ -1,0 +1,275 @@
+//! Versions and leases: how they come and how they go.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use super::{
+    Granted, Registry, STALE_CLAIM, STALE_LEASE,
+    effect::{Effect, Opened, Refused, Verdict},
+    event::{Commit, Open},
+    near::near,
+    state::{Lease, Version, Want},
+    types::{Access, Bound, LeaseId, MemberId, Name, RequestId},
+};
+
+impl Registry {
+    /// Makes the next version of a name. Everybody who waits for it gets a lease in this same step, so that a
+    /// publisher that leaves right afterwards loses nobody.
+    pub(super) fn commit(
+        &mut self,
+        member: MemberId,
+        request: RequestId,
+        commit: Commit,
+        out: &mut Vec<Effect>,
+    ) -> Result<Granted, Refused> {
+        if let Err(refused) = self.check_commit(member, &commit) {
+            out.push(Effect::Close(commit.memory.fds()));
+            return Err(refused);
+        }
+        let Commit { name, memory, claim, at, .. } = commit;
+        self.totals.add(&memory);
+        let committer = self.members.get(&member).map_or(0, |m| m.identity.pid);
+        let entry = self.entries.entry(name.clone()).or_default();
+        entry.last += 1;
+        let number = entry.last;
+        match entry.latest.replace(number) {
+            Some(before) => self.loose.push((name.clone(), before)),
+            None => self.totals.names += 1,
+        }
+        let kept = memory.kept;
+        let version = Version {
+            memory,
+            committer,
+            committed_at: at,
+            owner: None,
+            leases: 0,
+            holders: BTreeMap::new(),
+            withdrawn: false,
+        };
+        entry.versions.insert(number, version);
+        let lease = self.lease(member, &name, number, request);
+        if !kept && let Some(version) = self.version_mut(&name, number) {
+            version.owner = Some(lease);
+        }
+        if let Some(claim) = claim {
+            self.drop_claim(claim);
+        }
+        self.grant_waiters(&name, number, out);
+        Ok(Verdict::Committed { version: number, lease }.into())
+    }
+
+    fn check_commit(&self, member: MemberId, commit: &Commit) -> Result<(), Refused> {
+        let Commit { name, memory, .. } = commit;
+        if let Some(claim) = commit.claim {
+            let held = self.claims.get(&claim).is_some_and(|c| c.member == member && c.name == *name);
+            if !held {
+                return Err(STALE_CLAIM);
+            }
+        }
+        let latest = self.entries.get(name).and_then(|entry| entry.latest);
+        if commit.if_absent
+            && let Some(version) = latest
+        {
+            return Err(Refused::NameExists { name: name.clone(), version });
+        }
+        let names = self.totals.names + u64::from(latest.is_none());
+        limit(Bound::Names, self.bounds.names, names)?;
+        let bytes = self.totals.bytes().saturating_add(memory.bytes()).saturating_add(memory.table_bytes());
+        limit(Bound::Bytes, self.bounds.bytes, bytes)?;
+        limit(Bound::Fds, self.bounds.fds, self.totals.fds + memory.fds().len() as u64)?;
+        self.check_leases(member)
+    }
+
+    /// Opens a version that is there, or waits for one that is not there yet.
+    pub(super) fn open(&mut self, member: MemberId, request: RequestId, open: Open) -> Result<Granted, Refused> {
+        let Open { name, version, access, wait } = open;
+        let entry = self.entries.get(&name).filter(|entry| !entry.versions.is_empty());
+        let (last, latest) = entry.map_or((0, None), |entry| (entry.last, entry.latest));
+        let found = match version {
+            None => latest,
+            Some(v) => entry.and_then(|e| e.versions.get(&v)).filter(|found| !found.withdrawn).map(|_| v),
+        };
+        if let Some(number) = found {
+            return self.grant(member, request, &name, number, access);
+        }
+        match version {
+            // A number that was given and is not there any more never comes back, however long one waits.
+            Some(version) if entry.is_some() && (version <= last || !wait) => {
+                Err(Refused::VersionNotFound { name, version, latest })
+            }
+            _ if wait => self.wait(member, request, &name, Want::Open { version, access }),
+            _ => Err(self.not_found(name)),
+        }
+    }
+
+    /// A lease on a version that exists.
+    pub(super) fn grant(
+        &mut self,
+        member: MemberId,
+        request: RequestId,
+        name: &Name,
+        number: u64,
+        access: Access,
+    ) -> Result<Granted, Refused> {
+        let mutable = self.version(name, number).is_some_and(|version| version.memory.mutable);
+        if access == Access::Write && !mutable {
+            return Err(Refused::ReadOnly { name: name.clone(), version: number });
+        }
+        self.check_leases(member)?;
+        let lease = self.lease(member, name, number, request);
+        self.opened(lease).ok_or(STALE_LEASE)
+    }
+
+    /// What a lease gives.
+    pub(super) fn opened(&self, id: LeaseId) -> Option<Granted> {
+        let lease = self.leases.get(&id)?;
+        let memory = Arc::clone(&self.version(&lease.name, lease.version)?.memory);
+        let fds = memory.fds();
+        let opened = Opened { lease: id, name: lease.name.clone(), version: lease.version, memory };
+        Some(Granted(Verdict::Opened(opened), fds))
+    }
+
+    /// Drops a lease, and with the committer's of an owned version the name.
+    pub(super) fn release(
+        &mut self,
+        member: MemberId,
+        lease: LeaseId,
+        out: &mut Vec<Effect>,
+    ) -> Result<Granted, Refused> {
+        self.leases.get(&lease).filter(|l| l.member == member).ok_or(STALE_LEASE)?;
+        self.withdraw_if_owned_by(lease, out);
+        self.drop_lease(lease, out);
+        Ok(Verdict::Done.into())
+    }
+
+    /// Removes a name. Its memory stays as long as somebody holds a lease.
+    pub(super) fn remove(&mut self, name: &Name, out: &mut Vec<Effect>) -> Result<Granted, Refused> {
+        let Some(version) = self.entries.get(name).and_then(|entry| entry.latest) else {
+            return Err(self.not_found(name.clone()));
+        };
+        self.withdraw(name, out);
+        let (bytes_kept, holders) = self.holders(name, None);
+        Ok(Verdict::Removed { version, bytes_kept, holders }.into())
+    }
+
+    /// Takes a name away: it has no latest version until the next commit, and nothing of it can be opened any more.
+    fn withdraw(&mut self, name: &Name, out: &mut Vec<Effect>) {
+        let Some(entry) = self.entries.get_mut(name) else { return };
+        if entry.latest.take().is_none() {
+            return;
+        }
+        self.totals.names -= 1;
+        for (number, version) in &mut entry.versions {
+            version.withdrawn = true;
+            self.loose.push((name.clone(), *number));
+        }
+        self.tell_withdrawn(name, out);
+    }
+
+    /// Withdraws the name whose latest version stands or falls with `lease`, if there is one.
+    pub(super) fn withdraw_if_owned_by(&mut self, lease: LeaseId, out: &mut Vec<Effect>) {
+        let Some(held) = self.leases.get(&lease) else { return };
+        let latest = self.entries.get(&held.name).and_then(|entry| entry.latest());
+        if latest.is_some_and(|(_, version)| version.owner == Some(lease)) {
+            let name = held.name.clone();
+            self.withdraw(&name, out);
+        }
+    }
+
+    /// Gives `member` a lease on a version that exists.
+    fn lease(&mut self, member: MemberId, name: &Name, version: u64, origin: RequestId) -> LeaseId {
+        self.last_lease += 1;
+        let id = LeaseId(self.last_lease);
+        let mut bytes = 0;
+        if let Some(found) = self.version_mut(name, version) {
+            found.leases += 1;
+            let held = found.holders.entry(member).or_default();
+            *held += 1;
+            if *held == 1 {
+                bytes = found.memory.bytes();
+            }
+        }
+        if let Some(record) = self.members.get_mut(&member) {
+            record.leases.insert(id);
+            record.bytes = record.bytes.saturating_add(bytes);
+        }
+        self.leases.insert(id, Lease { member, name: name.clone(), version, origin, awaited_by: Vec::new() });
+        id
+    }
+
+    /// Ends a lease. Requests that wait for the withdrawal of what it held have nothing to wait for any more.
+    pub(super) fn drop_lease(&mut self, id: LeaseId, out: &mut Vec<Effect>) {
+        let Some(lease) = self.leases.remove(&id) else { return };
+        for ticket in &lease.awaited_by {
+            self.conclude(lease.member, *ticket, Err(STALE_LEASE), out);
+        }
+        let mut bytes = 0;
+        if let Some(version) = self.version_mut(&lease.name, lease.version) {
+            version.leases -= 1;
+            if let Some(held) = version.holders.get_mut(&lease.member) {
+                *held -= 1;
+                if *held == 0 {
+                    version.holders.remove(&lease.member);
+                    bytes = version.memory.bytes();
+                }
+            }
+        }
+        if let Some(record) = self.members.get_mut(&lease.member) {
+            record.leases.remove(&id);
+            record.bytes = record.bytes.saturating_sub(bytes);
+        }
+        self.loose.push((lease.name, lease.version));
+    }
+
+    /// Gives up the memory of versions that lost their last reason to exist, and forgets entries that hold nothing.
+    /// The only place where either happens: whoever takes a reason away puts the version into `loose`.
+    pub(super) fn sweep(&mut self, out: &mut Vec<Effect>) {
+        for (name, number) in std::mem::take(&mut self.loose) {
+            let Some(entry) = self.entries.get_mut(&name) else { continue };
+            let held = entry.versions.get(&number).is_some_and(|version| version.leases > 0);
+            if !held
+                && entry.latest != Some(number)
+                && let Some(version) = entry.versions.remove(&number)
+            {
+                self.totals.subtract(&version.memory);
+                let fds = version.memory.fds();
+                if !fds.is_empty() {
+                    out.push(Effect::Close(fds));
+                }
+            }
+            if entry.versions.is_empty() {
+                entry.last = 0;
+            }
+            if entry.is_empty() {
+                self.entries.remove(&name);
+            }
+        }
+    }
+
+    /// Marks an entry for [`Registry::sweep`] although no version of it is concerned.
+    pub(super) fn loosen(&mut self, name: Name) {
+        self.loose.push((name, 0));
+    }
+
+    pub(super) fn not_found(&self, name: Name) -> Refused {
+        let near = near(&self.entries, &name);
+        Refused::NotFound { name, near }
+    }
+
+    pub(super) fn version(&self, name: &Name, number: u64) -> Option<&Version> {
+        self.entries.get(name)?.versions.get(&number)
+    }
+
+    fn version_mut(&mut self, name: &Name, number: u64) -> Option<&mut Version> {
+        self.entries.get_mut(name)?.versions.get_mut(&number)
+    }
+
+    fn check_leases(&self, member: MemberId) -> Result<(), Refused> {
+        let held = self.members.get(&member).map_or(0, |m| m.leases.len() as u64);
+        limit(Bound::Leases, self.bounds.leases, held + 1)
+    }
+}
+
+/// Refuses what would exceed a bound.
+pub(super) fn limit(bound: Bound, allowed: u64, needed: u64) -> Result<(), Refused> {
+    if needed > allowed { Err(Refused::Limit { bound, allowed, needed }) } else { Ok(()) }
+}

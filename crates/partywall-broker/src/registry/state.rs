@@ -1,0 +1,165 @@
+//! The objects of the registry, and the sums over them.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use super::{
+    effect::MemberState,
+    event::Identity,
+    types::{Access, ClaimId, LeaseId, MemberId, Memory, Millis, Name, Place, RequestId, WaitId},
+};
+
+/// A process that has shaken hands.
+#[derive(Debug)]
+pub(super) struct Member {
+    pub(super) identity: Identity,
+    pub(super) since: Millis,
+    pub(super) state: MemberState,
+    /// The highest request number seen: this one or a lower one is a repetition.
+    pub(super) last_request: RequestId,
+    pub(super) leases: BTreeSet<LeaseId>,
+    pub(super) claims: BTreeSet<ClaimId>,
+    pub(super) waits: BTreeMap<RequestId, (WaitId, Name)>,
+    /// Bytes of the versions it holds leases on, each counted once.
+    pub(super) bytes: u64,
+}
+
+impl Member {
+    pub(super) fn new(identity: Identity, since: Millis) -> Self {
+        Self {
+            identity,
+            since,
+            state: MemberState::Alive,
+            last_request: RequestId(0),
+            leases: BTreeSet::new(),
+            claims: BTreeSet::new(),
+            waits: BTreeMap::new(),
+            bytes: 0,
+        }
+    }
+}
+
+/// A name and all that belongs to it.
+#[derive(Debug, Default)]
+pub(super) struct Entry {
+    /// The highest version number given; 0 again once no version is left.
+    pub(super) last: u64,
+    /// The version that an open without a number gets. Always in `versions`.
+    pub(super) latest: Option<u64>,
+    /// Versions whose memory is held: the latest, and those with leases.
+    pub(super) versions: BTreeMap<u64, Version>,
+    /// Who builds. Requests wait to build only while this is set and `latest` is not.
+    pub(super) claim: Option<ClaimId>,
+    /// In the order of waiting.
+    pub(super) waits: BTreeMap<WaitId, Wait>,
+}
+
+impl Entry {
+    /// The version that is the latest.
+    pub(super) fn latest(&self) -> Option<(u64, &Version)> {
+        let number = self.latest?;
+        Some((number, self.versions.get(&number)?))
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.versions.is_empty() && self.claim.is_none() && self.waits.is_empty()
+    }
+}
+
+/// One version.
+#[derive(Debug)]
+pub(super) struct Version {
+    pub(super) memory: Arc<Memory>,
+    pub(super) committer: u32,
+    pub(super) committed_at: Millis,
+    /// The committer's lease, which takes an owned name with it.
+    pub(super) owner: Option<LeaseId>,
+    pub(super) leases: u64,
+    /// Leases by member; their sum is `leases`.
+    pub(super) holders: BTreeMap<MemberId, u64>,
+    /// Its name was withdrawn since: whoever holds it keeps it, nobody else gets it.
+    pub(super) withdrawn: bool,
+}
+
+/// A member's hold on a version.
+#[derive(Debug)]
+pub(super) struct Lease {
+    pub(super) member: MemberId,
+    pub(super) name: Name,
+    pub(super) version: u64,
+    /// The request that it was given for.
+    pub(super) origin: RequestId,
+    /// Requests of the same member that wait for this version's withdrawal.
+    pub(super) awaited_by: Vec<RequestId>,
+}
+
+/// The right to build a name's version.
+#[derive(Debug)]
+pub(super) struct Claim {
+    pub(super) member: MemberId,
+    pub(super) name: Name,
+    /// The request that it was given for.
+    pub(super) origin: RequestId,
+}
+
+/// A waiting request.
+#[derive(Debug)]
+pub(super) struct Wait {
+    pub(super) member: MemberId,
+    pub(super) ticket: RequestId,
+    pub(super) want: Want,
+}
+
+/// What a request waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Want {
+    /// A version that is not there yet; any, if none is named.
+    Open { version: Option<u64>, access: Access },
+    /// The version that another member builds, or its place if it fails.
+    Build,
+    /// The withdrawal of the version behind a lease.
+    Withdrawal(LeaseId),
+}
+
+/// Sums over all entries, kept up to date because limits are checked against them.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Totals {
+    /// Entries with a latest version.
+    pub(super) names: u64,
+    pub(super) versions: u64,
+    pub(super) fds: u64,
+    /// Chunks where they are, tables in main memory; places with none are absent.
+    pub(super) places: BTreeMap<Place, u64>,
+}
+
+impl Totals {
+    /// Bytes in all places. No overflow: no commit gets past a limit that it would exceed.
+    pub(super) fn bytes(&self) -> u64 {
+        self.places.values().sum()
+    }
+
+    pub(super) fn add(&mut self, memory: &Memory) {
+        self.versions += 1;
+        self.fds += memory.fds().len() as u64;
+        for (place, bytes) in charges(memory).into_iter().filter(|(_, bytes)| *bytes > 0) {
+            *self.places.entry(place).or_default() += bytes;
+        }
+    }
+
+    pub(super) fn subtract(&mut self, memory: &Memory) {
+        self.versions -= 1;
+        self.fds -= memory.fds().len() as u64;
+        for (place, bytes) in charges(memory) {
+            if let Some(held) = self.places.get_mut(&place) {
+                *held -= bytes;
+            }
+        }
+        self.places.retain(|_, bytes| *bytes > 0);
+    }
+}
+
+fn charges(memory: &Memory) -> [(Place, u64); 2] {
+    [(memory.place, memory.bytes()), (Place::Host, memory.table_bytes())]
+}

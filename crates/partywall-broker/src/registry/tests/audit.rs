@@ -1,0 +1,91 @@
+//! What must hold between any two events, recomputed from nothing.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::registry::{
+    FdId, MemberId, Registry, RequestId,
+    effect::MemberState,
+    state::{Totals, Want},
+};
+
+/// Panics if `registry` contradicts itself, or what its effects have told the rim so far.
+pub(super) fn audit(registry: &Registry, open_fds: &BTreeSet<FdId>, pending: &BTreeSet<(MemberId, RequestId)>) {
+    assert!(registry.loose.is_empty());
+    let mut totals = Totals::default();
+    let mut fds = BTreeSet::new();
+    let mut waiting = BTreeSet::new();
+    let mut claims = BTreeSet::new();
+    for (name, entry) in &registry.entries {
+        assert!(!entry.is_empty(), "{name} holds nothing");
+        assert!(entry.latest.is_none_or(|latest| entry.versions.contains_key(&latest) && latest == entry.last));
+        totals.names += u64::from(entry.latest.is_some());
+        if entry.versions.is_empty() {
+            assert_eq!(entry.last, 0, "a name without versions counts from 1 again");
+        }
+        for (number, version) in &entry.versions {
+            assert!((1..=entry.last).contains(number));
+            assert!(entry.latest == Some(*number) || version.leases > 0, "{name}@{number} is held for nobody");
+            assert!(entry.latest != Some(*number) || !version.withdrawn);
+            totals.add(&version.memory);
+            for fd in version.memory.fds() {
+                assert!(fds.insert(fd), "{fd} belongs to two versions");
+            }
+            let mut holders = BTreeMap::new();
+            for lease in registry.leases.values().filter(|l| l.name == *name && l.version == *number) {
+                *holders.entry(lease.member).or_default() += 1;
+            }
+            assert_eq!(version.holders, holders);
+            assert_eq!(version.leases, holders.values().sum::<u64>());
+            if entry.latest == Some(*number) && !version.memory.kept {
+                let owner = version.owner.expect("an owned version has an owner");
+                assert!(registry.leases.contains_key(&owner), "{name}@{number} outlived its owner");
+            }
+        }
+        if let Some(claim) = entry.claim {
+            assert_eq!(registry.claims[&claim].name, *name);
+            claims.insert(claim);
+        }
+        for (id, wait) in &entry.waits {
+            assert!(waiting.insert((wait.member, wait.ticket)));
+            assert_eq!(registry.members[&wait.member].waits[&wait.ticket], (*id, name.clone()));
+            match wait.want {
+                Want::Open { version: None, .. } => assert_eq!(entry.latest, None),
+                Want::Open { version: Some(version), .. } => assert!(version > entry.last),
+                Want::Build => assert!(entry.latest.is_none() && entry.claim.is_some()),
+                Want::Withdrawal(lease) => {
+                    let lease = &registry.leases[&lease];
+                    assert!(lease.member == wait.member && lease.name == *name);
+                    assert!(lease.awaited_by.contains(&wait.ticket));
+                    assert!(!entry.versions[&lease.version].withdrawn);
+                }
+            }
+        }
+    }
+    assert_eq!(registry.totals, totals);
+    assert_eq!(fds, *open_fds, "file descriptors in versions, and those that the rim holds");
+    assert_eq!(waiting, *pending, "requests that wait, and those that were told so");
+    assert_eq!(registry.claims.keys().copied().collect::<BTreeSet<_>>(), claims, "one claim a name");
+
+    let (mut leases, mut claimed, mut waits) = (0, 0, 0);
+    for (id, member) in &registry.members {
+        leases += member.leases.len();
+        claimed += member.claims.len();
+        waits += member.waits.len();
+        assert!(member.leases.iter().all(|lease| registry.leases[lease].member == *id));
+        assert!(member.claims.iter().all(|claim| registry.claims[claim].member == *id));
+        assert!(member.state != MemberState::Suspect || member.waits.is_empty(), "a suspect waits for nothing");
+        let held: BTreeMap<_, _> = member
+            .leases
+            .iter()
+            .map(|lease| &registry.leases[lease])
+            .map(|l| ((&l.name, l.version), registry.entries[&l.name].versions[&l.version].memory.bytes()))
+            .collect();
+        assert_eq!(member.bytes, held.values().sum::<u64>());
+    }
+    // Each is some living member's, because there are as many as the members have.
+    assert_eq!((leases, claimed, waits), (registry.leases.len(), registry.claims.len(), waiting.len()));
+    let awaited: usize = registry.leases.values().map(|lease| lease.awaited_by.len()).sum();
+    let awaiting =
+        registry.entries.values().flat_map(|e| e.waits.values()).filter(|w| matches!(w.want, Want::Withdrawal(_)));
+    assert_eq!(awaited, awaiting.count());
+}

@@ -1,0 +1,182 @@
+//! Rule by rule, and all together at random against a model.
+
+mod audit;
+mod model;
+mod random;
+mod rules;
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use super::{
+    Bounds, Call, Effect, Event, FdId, MemberId, Outcome, Registry, RequestId, Verdict,
+    effect::Opened,
+    event::{Commit, Identity, Open},
+    types::{Access, Chunk, ClaimId, Kind, LeaseId, Memory, Name, Place, Table},
+};
+
+const UNBOUNDED: Bounds = Bounds { bytes: u64::MAX, names: 1 << 20, fds: 1 << 20, waits: 1 << 20, leases: 1 << 20 };
+
+/// A registry that is audited after each event, with the file descriptors and tickets that a rim would know of.
+struct Watched {
+    registry: Registry,
+    open_fds: BTreeSet<FdId>,
+    pending: BTreeSet<(MemberId, RequestId)>,
+    last_fd: u64,
+    last_request: u64,
+    now: u64,
+}
+
+impl Watched {
+    fn new(bounds: Bounds) -> Self {
+        Self {
+            registry: Registry::new(bounds),
+            open_fds: BTreeSet::new(),
+            pending: BTreeSet::new(),
+            last_fd: 0,
+            last_request: 0,
+            now: 0,
+        }
+    }
+
+    /// `count` members, numbered from 1, with pids from 101.
+    fn with_members<const N: usize>() -> (Self, [MemberId; N]) {
+        let mut watched = Self::new(UNBOUNDED);
+        let ids = std::array::from_fn(|i| MemberId(i as u64 + 1));
+        ids.iter().for_each(|id| watched.join(*id));
+        (watched, ids)
+    }
+
+    fn join(&mut self, member: MemberId) {
+        let pid = 100 + member.0 as u32;
+        let identity = Identity { pid, uid: 0, command: format!("member {member}").into() };
+        assert_eq!(self.apply(Event::Joined { member, identity, at: 0 }), []);
+    }
+
+    fn apply(&mut self, event: Event) -> Vec<Effect> {
+        match &event {
+            Event::Suspected { member } | Event::HeldByChild { member } | Event::Died { member } => {
+                self.pending.retain(|(waiting, _)| waiting != member);
+            }
+            Event::Request { member, call: Call::Leave, .. } => self.pending.retain(|(waiting, _)| waiting != member),
+            _ => {}
+        }
+        let cancelled = match &event {
+            Event::Request { member, call: Call::Cancel { ticket }, .. } => Some((*member, *ticket)),
+            _ => None,
+        };
+        let effects = self.registry.apply(event);
+        for effect in &effects {
+            match effect {
+                Effect::Reply { member, request, outcome: Ok(Verdict::Pending), .. } => {
+                    assert!(self.pending.insert((*member, *request)), "pending twice");
+                }
+                Effect::Reply { outcome: Ok(Verdict::Done), .. } if cancelled.is_some() => {
+                    assert!(cancelled.is_some_and(|ticket| self.pending.remove(&ticket)), "cancelled without waiting");
+                }
+                Effect::Notify { member, ticket, outcome, .. } => {
+                    assert_ne!(outcome, &Ok(Verdict::Pending));
+                    assert!(self.pending.remove(&(*member, *ticket)), "a verdict for nobody");
+                }
+                Effect::Close(fds) => {
+                    for fd in fds {
+                        assert!(self.open_fds.remove(fd), "{fd} is closed twice, or was never ours");
+                    }
+                }
+                _ => {}
+            }
+        }
+        audit::audit(&self.registry, &self.open_fds, &self.pending);
+        effects
+    }
+
+    fn memory(&mut self, chunks: &[u64], table: bool, mutable: bool, kept: bool) -> Arc<Memory> {
+        let mut fd = || {
+            self.last_fd += 1;
+            self.open_fds.insert(FdId(self.last_fd));
+            FdId(self.last_fd)
+        };
+        let chunks = chunks.iter().map(|bytes| Chunk { bytes: *bytes, fd: fd() }).collect();
+        let table = if table { Table::Fd { bytes: 3, fd: fd() } } else { Table::Inline(Arc::from([])) };
+        Arc::new(Memory { kind: Kind::Host, place: Place::Host, chunks, table, tensors: 1, mutable, kept })
+    }
+
+    fn commit_call(&mut self, name: &str, mutable: bool, kept: bool) -> Commit {
+        let memory = self.memory(&[10], false, mutable, kept);
+        self.now += 1;
+        Commit { name: Name::new(name), memory, if_absent: false, claim: None, at: self.now }
+    }
+
+    fn ask(&mut self, member: MemberId, call: Call) -> (RequestId, Outcome, Vec<Effect>) {
+        self.last_request += 1;
+        let request = RequestId(self.last_request);
+        let (outcome, effects) = self.ask_as(member, request, call);
+        (request, outcome, effects)
+    }
+
+    fn ask_as(&mut self, member: MemberId, request: RequestId, call: Call) -> (Outcome, Vec<Effect>) {
+        let mut effects = self.apply(Event::Request { member, request, call });
+        match effects.remove(0) {
+            Effect::Reply { member: to, request: of, outcome, .. } if to == member && of == request => {
+                (outcome, effects)
+            }
+            effect => panic!("the reply comes first, not {effect:?}"),
+        }
+    }
+
+    fn commit(&mut self, member: MemberId, name: &str, kept: bool) -> (u64, LeaseId) {
+        let commit = self.commit_call(name, false, kept);
+        match self.ask(member, Call::Commit(commit)).1 {
+            Ok(Verdict::Committed { version, lease }) => (version, lease),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn open(&mut self, member: MemberId, name: &str, version: Option<u64>, wait: bool) -> Outcome {
+        let open = Open { name: Name::new(name), version, access: Access::Read, wait };
+        self.ask(member, Call::Open(open)).1
+    }
+
+    fn opened(&mut self, member: MemberId, name: &str) -> Opened {
+        match self.open(member, name, None, false) {
+            Ok(Verdict::Opened(opened)) => opened,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn release(&mut self, member: MemberId, lease: LeaseId) -> Vec<Effect> {
+        let (_, outcome, effects) = self.ask(member, Call::Release { lease });
+        assert_eq!(outcome, Ok(Verdict::Done));
+        effects
+    }
+
+    fn claim(&mut self, member: MemberId, name: &str) -> ClaimId {
+        match self.ask(member, Call::OpenOrBuild { name: Name::new(name) }).1 {
+            Ok(Verdict::Build { claim }) => claim,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// Who was told what, in order.
+fn notices(effects: &[Effect]) -> Vec<(MemberId, RequestId, Outcome)> {
+    effects
+        .iter()
+        .filter_map(|effect| match effect {
+            Effect::Notify { member, ticket, outcome, .. } => Some((*member, *ticket, outcome.clone())),
+            _ => None,
+        })
+        .collect()
+}
+
+/// What was closed.
+fn closed(effects: &[Effect]) -> Vec<FdId> {
+    let mut fds: Vec<_> = effects
+        .iter()
+        .flat_map(|effect| match effect {
+            Effect::Close(fds) => fds.clone(),
+            _ => Vec::new(),
+        })
+        .collect();
+    fds.sort();
+    fds
+}

@@ -1,0 +1,493 @@
+//! The registry again, as plainly as it can be said: flat lists, searched from the front, nothing kept twice.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use super::*;
+use crate::registry::{
+    effect::{Counts, Handle, Holder, MemberRow, MemberState, NameRow, Opened, Refused, VersionRow},
+    types::Bound,
+};
+
+/// What came of one event: the reply to a request, the verdicts of others, what was closed. Near names are left out.
+#[derive(Debug, PartialEq, Default)]
+pub(super) struct Said {
+    pub(super) reply: Option<Outcome>,
+    pub(super) notices: Vec<(MemberId, RequestId, Outcome)>,
+    pub(super) closed: Vec<FdId>,
+    pub(super) stop: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct Person {
+    pub(super) id: MemberId,
+    pub(super) state: MemberState,
+    last_request: u64,
+}
+
+#[derive(Debug)]
+struct Edition {
+    name: Name,
+    number: u64,
+    memory: Arc<Memory>,
+    committer: u32,
+    at: u64,
+    owner: LeaseId,
+    latest: bool,
+    withdrawn: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct Hold {
+    pub(super) id: LeaseId,
+    pub(super) member: MemberId,
+    name: Name,
+    number: u64,
+    origin: RequestId,
+}
+
+#[derive(Debug)]
+pub(super) struct Right {
+    pub(super) id: ClaimId,
+    pub(super) member: MemberId,
+    name: Name,
+    origin: RequestId,
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Queued {
+    pub(super) member: MemberId,
+    pub(super) ticket: RequestId,
+    for_what: For,
+}
+
+#[derive(Debug, Clone)]
+enum For {
+    Open(Open),
+    Build(Name),
+    Withdrawal(LeaseId),
+}
+
+#[derive(Debug)]
+pub(super) struct Model {
+    bounds: Bounds,
+    pub(super) people: Vec<Person>,
+    editions: Vec<Edition>,
+    /// The highest number given to each name that has an edition.
+    numbers: BTreeMap<Name, u64>,
+    pub(super) holds: Vec<Hold>,
+    pub(super) rights: Vec<Right>,
+    pub(super) queue: Vec<Queued>,
+    leases: u64,
+    claims: u64,
+}
+
+impl Model {
+    pub(super) fn new(bounds: Bounds) -> Self {
+        Self {
+            bounds,
+            people: Vec::new(),
+            editions: Vec::new(),
+            numbers: BTreeMap::new(),
+            holds: Vec::new(),
+            rights: Vec::new(),
+            queue: Vec::new(),
+            leases: 0,
+            claims: 0,
+        }
+    }
+
+    pub(super) fn apply(&mut self, event: &Event) -> Said {
+        let mut said = Said::default();
+        match event {
+            Event::Joined { member, .. } => {
+                self.people.push(Person { id: *member, state: MemberState::Alive, last_request: 0 });
+            }
+            Event::Suspected { member } => {
+                self.queue.retain(|q| q.member != *member);
+                self.person(*member).state = MemberState::Suspect;
+            }
+            Event::Resumed { member } => self.person(*member).state = MemberState::Alive,
+            Event::HeldByChild { member } => {
+                self.queue.retain(|q| q.member != *member);
+                self.give_up_claims(*member, &mut said);
+                self.person(*member).state = MemberState::HeldByChild;
+            }
+            Event::Died { member } => self.bury(*member, &mut said),
+            Event::Request { member, request, call } => {
+                let person = self.person(*member);
+                let repeated = request.0 <= person.last_request;
+                person.last_request = person.last_request.max(request.0);
+                let known = if repeated { self.known(*member, *request, call) } else { None };
+                if let (Some(_), Call::Commit(commit)) = (&known, call) {
+                    said.closed.extend(commit.memory.fds());
+                }
+                let outcome = known.map_or_else(|| self.call(*member, *request, call, &mut said), Ok);
+                said.reply = Some(outcome);
+            }
+        }
+        self.collect_garbage(&mut said);
+        said.closed.sort();
+        // Their order among each other is no promise; what each says is.
+        said.notices.sort_by_key(|(member, ticket, _)| (*member, *ticket));
+        said
+    }
+
+    fn call(&mut self, member: MemberId, request: RequestId, call: &Call, said: &mut Said) -> Outcome {
+        match call {
+            Call::Commit(commit) => {
+                let outcome = self.commit(member, request, commit, said);
+                if outcome.is_err() {
+                    said.closed.extend(commit.memory.fds());
+                }
+                outcome
+            }
+            Call::Open(open) => self.open(member, request, open),
+            Call::OpenOrBuild { name } => {
+                if self.latest(name).is_some() {
+                    let open = Open { name: name.clone(), version: None, access: Access::Read, wait: false };
+                    self.open(member, request, &open)
+                } else if self.rights.iter().any(|r| r.name == *name) {
+                    self.enqueue(member, request, For::Build(name.clone()))
+                } else {
+                    over(Bound::Names, self.bounds.names, self.names() + self.rights.len() as u64 + 1)?;
+                    Ok(self.entitle(member, request, name))
+                }
+            }
+            Call::AbandonBuild { claim } => {
+                let Some(i) = self.rights.iter().position(|r| r.id == *claim && r.member == member) else {
+                    return Err(Refused::Stale(Handle::Claim));
+                };
+                self.pass_on(i, said);
+                Ok(Verdict::Done)
+            }
+            Call::Cancel { ticket } => {
+                let Some(i) = self.queue.iter().position(|q| q.member == member && q.ticket == *ticket) else {
+                    return Err(Refused::Stale(Handle::Ticket));
+                };
+                self.queue.remove(i);
+                Ok(Verdict::Done)
+            }
+            Call::Release { lease } => {
+                if !self.holds.iter().any(|h| h.id == *lease && h.member == member) {
+                    return Err(Refused::Stale(Handle::Lease));
+                }
+                self.let_go(*lease, said);
+                Ok(Verdict::Done)
+            }
+            Call::AwaitWithdrawal { lease } => {
+                let Some(hold) = self.holds.iter().find(|h| h.id == *lease && h.member == member) else {
+                    return Err(Refused::Stale(Handle::Lease));
+                };
+                let edition = self.editions.iter().find(|e| e.name == hold.name && e.number == hold.number).unwrap();
+                if edition.withdrawn {
+                    return Ok(Verdict::Withdrawn);
+                }
+                self.enqueue(member, request, For::Withdrawal(*lease))
+            }
+            Call::Remove { name } => {
+                let Some(version) = self.latest(name).map(|e| e.number) else { return Err(unknown(name)) };
+                self.withdraw(name, said);
+                let held: Vec<_> = self.holds.iter().filter(|h| h.name == *name).collect();
+                let kept =
+                    self.editions.iter().filter(|e| held.iter().any(|h| h.name == e.name && h.number == e.number));
+                let bytes_kept = kept.map(|e| e.memory.bytes()).sum();
+                let holders = self.people.iter().filter_map(|p| {
+                    let leases = held.iter().filter(|h| h.member == p.id).count() as u32;
+                    let command = format!("member {}", p.id).into();
+                    (leases > 0).then_some(Holder { pid: 100 + p.id.0 as u32, command, leases })
+                });
+                Ok(Verdict::Removed { version, bytes_kept, holders: holders.collect() })
+            }
+            Call::List { after: None } => {
+                let names = self.numbers.keys().map(|name| {
+                    let older: Vec<_> = self.editions.iter().filter(|e| e.name == *name && !e.latest).collect();
+                    NameRow {
+                        name: name.clone(),
+                        latest: self.latest(name).map(|e| self.row(e)),
+                        older: older.len() as u32,
+                        older_bytes: older.iter().map(|e| e.memory.bytes()).sum(),
+                    }
+                });
+                Ok(Verdict::Names { names: names.collect(), more: false })
+            }
+            Call::Members { after: None } => {
+                let rows = self.people.iter().map(|p| MemberRow {
+                    member: p.id,
+                    pid: 100 + p.id.0 as u32,
+                    uid: 0,
+                    command: format!("member {}", p.id).into(),
+                    state: p.state,
+                    leases: self.holds.iter().filter(|h| h.member == p.id).count() as u32,
+                    bytes: self
+                        .editions
+                        .iter()
+                        .filter(|e| {
+                            self.holds.iter().any(|h| h.member == p.id && h.name == e.name && h.number == e.number)
+                        })
+                        .map(|e| e.memory.bytes())
+                        .sum(),
+                    since: 0,
+                });
+                Ok(Verdict::Members { members: rows.collect(), more: false })
+            }
+            Call::Status => {
+                let bytes = self.bytes();
+                let mut largest: Vec<_> = self
+                    .numbers
+                    .keys()
+                    .map(|name| {
+                        let of_name = self.editions.iter().filter(|e| e.name == *name);
+                        (name.clone(), Place::Host, of_name.map(|e| e.memory.bytes()).sum::<u64>())
+                    })
+                    .collect();
+                largest.sort_by_key(|(name, _, bytes)| (std::cmp::Reverse(*bytes), name.clone()));
+                Ok(Verdict::Status(Box::new(Counts {
+                    members: self.people.iter().filter(|p| p.id != member).count() as u64,
+                    names: self.names(),
+                    versions: self.editions.len() as u64,
+                    leases: self.holds.len() as u64,
+                    fds: self.fds(),
+                    bytes: if bytes > 0 { vec![(Place::Host, bytes)] } else { Vec::new() },
+                    largest,
+                })))
+            }
+            Call::Stop { force } => {
+                let (names, members) = (self.names(), self.people.len() as u64 - 1);
+                if !force && names + members > 0 {
+                    return Err(Refused::InUse { names, members });
+                }
+                said.stop = true;
+                Ok(Verdict::Done)
+            }
+            Call::Leave => {
+                self.bury(member, said);
+                Ok(Verdict::Done)
+            }
+            Call::Ping => Ok(Verdict::Done),
+            other => panic!("not in the model: {other:?}"),
+        }
+    }
+
+    fn commit(&mut self, member: MemberId, request: RequestId, commit: &Commit, said: &mut Said) -> Outcome {
+        let Commit { name, memory, if_absent, claim, at } = commit;
+        if let Some(claim) = claim
+            && !self.rights.iter().any(|r| r.id == *claim && r.member == member && r.name == *name)
+        {
+            return Err(Refused::Stale(Handle::Claim));
+        }
+        if let (true, Some(latest)) = (if_absent, self.latest(name)) {
+            return Err(Refused::NameExists { name: name.clone(), version: latest.number });
+        }
+        let names = self.names() + u64::from(self.latest(name).is_none());
+        over(Bound::Names, self.bounds.names, names)?;
+        over(Bound::Bytes, self.bounds.bytes, self.bytes() + memory.bytes() + memory.table_bytes())?;
+        over(Bound::Fds, self.bounds.fds, self.fds() + memory.fds().len() as u64)?;
+        over(Bound::Leases, self.bounds.leases, self.leases_of(member) + 1)?;
+
+        let number = self.numbers.entry(name.clone()).or_default();
+        *number += 1;
+        let number = *number;
+        self.editions.iter_mut().filter(|e| e.name == *name).for_each(|e| e.latest = false);
+        let lease = self.hold(member, name, number, request);
+        self.editions.push(Edition {
+            name: name.clone(),
+            number,
+            memory: Arc::clone(memory),
+            committer: 100 + member.0 as u32,
+            at: *at,
+            owner: lease,
+            latest: true,
+            withdrawn: false,
+        });
+        self.rights.retain(|r| Some(r.id) != *claim);
+        for waiting in self.queue.clone() {
+            let open = match waiting.for_what {
+                For::Open(open) if open.name == *name && open.version.is_none_or(|v| v == number) => open,
+                For::Build(of) if of == *name => Open { name: of, version: None, access: Access::Read, wait: false },
+                _ => continue,
+            };
+            self.queue.retain(|q| (q.member, q.ticket) != (waiting.member, waiting.ticket));
+            let outcome = self.open(waiting.member, waiting.ticket, &open);
+            said.notices.push((waiting.member, waiting.ticket, outcome));
+        }
+        Ok(Verdict::Committed { version: number, lease })
+    }
+
+    fn open(&mut self, member: MemberId, request: RequestId, open: &Open) -> Outcome {
+        let Open { name, version, access, wait } = open;
+        let latest = self.latest(name).map(|e| e.number);
+        let wanted = version.or(latest);
+        let found = self.editions.iter().find(|e| e.name == *name && Some(e.number) == wanted && !e.withdrawn);
+        if let Some(edition) = found {
+            let (number, memory) = (edition.number, Arc::clone(&edition.memory));
+            if *access == Access::Write && !memory.mutable {
+                return Err(Refused::ReadOnly { name: name.clone(), version: number });
+            }
+            over(Bound::Leases, self.bounds.leases, self.leases_of(member) + 1)?;
+            let lease = self.hold(member, name, number, request);
+            return Ok(Verdict::Opened(Opened { lease, name: name.clone(), version: number, memory }));
+        }
+        match (self.numbers.get(name), version) {
+            (Some(last), Some(v)) if v <= last || !wait => {
+                Err(Refused::VersionNotFound { name: name.clone(), version: *v, latest })
+            }
+            _ if *wait => self.enqueue(member, request, For::Open(open.clone())),
+            _ => Err(unknown(name)),
+        }
+    }
+
+    fn known(&self, member: MemberId, request: RequestId, call: &Call) -> Option<Verdict> {
+        let hold = self.holds.iter().find(|h| h.member == member && h.origin == request);
+        match call {
+            Call::Commit(_) => hold.map(|h| Verdict::Committed { version: h.number, lease: h.id }),
+            Call::Open(_) | Call::OpenOrBuild { .. } => {
+                if let Some(h) = hold {
+                    let edition = self.editions.iter().find(|e| e.name == h.name && e.number == h.number)?;
+                    let (name, memory) = (h.name.clone(), Arc::clone(&edition.memory));
+                    return Some(Verdict::Opened(Opened { lease: h.id, name, version: h.number, memory }));
+                }
+                let right = self.rights.iter().find(|r| r.member == member && r.origin == request)?;
+                Some(Verdict::Build { claim: right.id })
+            }
+            _ => None,
+        }
+    }
+
+    fn enqueue(&mut self, member: MemberId, ticket: RequestId, for_what: For) -> Outcome {
+        if self.queue.iter().any(|q| q.member == member && q.ticket == ticket) {
+            return Err(Refused::Invalid("a request with this number is already waiting"));
+        }
+        let waits = self.queue.iter().filter(|q| q.member == member).count() as u64;
+        over(Bound::Waits, self.bounds.waits, waits + 1)?;
+        self.queue.push(Queued { member, ticket, for_what });
+        Ok(Verdict::Pending)
+    }
+
+    fn let_go(&mut self, lease: LeaseId, said: &mut Said) {
+        let owned = self.editions.iter().find(|e| e.latest && e.owner == lease && !e.memory.kept);
+        if let Some(name) = owned.map(|e| e.name.clone()) {
+            self.withdraw(&name, said);
+        }
+        for waiting in self.queue.clone() {
+            if matches!(waiting.for_what, For::Withdrawal(l) if l == lease) {
+                self.tell(&waiting, Err(Refused::Stale(Handle::Lease)), said);
+            }
+        }
+        self.holds.retain(|h| h.id != lease);
+    }
+
+    fn withdraw(&mut self, name: &Name, said: &mut Said) {
+        for edition in self.editions.iter_mut().filter(|e| e.name == *name) {
+            (edition.latest, edition.withdrawn) = (false, true);
+        }
+        for waiting in self.queue.clone() {
+            if let For::Withdrawal(lease) = &waiting.for_what
+                && self.holds.iter().any(|h| h.id == *lease && h.name == *name)
+            {
+                self.tell(&waiting, Ok(Verdict::Withdrawn), said);
+            }
+        }
+    }
+
+    fn bury(&mut self, member: MemberId, said: &mut Said) {
+        self.queue.retain(|q| q.member != member);
+        self.give_up_claims(member, said);
+        let holds: Vec<_> = self.holds.iter().filter(|h| h.member == member).map(|h| h.id).collect();
+        holds.into_iter().for_each(|lease| self.let_go(lease, said));
+        self.people.retain(|p| p.id != member);
+    }
+
+    fn give_up_claims(&mut self, member: MemberId, said: &mut Said) {
+        while let Some(i) = self.rights.iter().position(|r| r.member == member) {
+            self.pass_on(i, said);
+        }
+    }
+
+    fn pass_on(&mut self, right: usize, said: &mut Said) {
+        let name = self.rights.remove(right).name;
+        let next = self.queue.iter().find(|q| matches!(&q.for_what, For::Build(of) if *of == name)).cloned();
+        if let Some(next) = next {
+            let verdict = self.entitle(next.member, next.ticket, &name);
+            self.tell(&next, Ok(verdict), said);
+        }
+    }
+
+    fn tell(&mut self, waiting: &Queued, outcome: Outcome, said: &mut Said) {
+        self.queue.retain(|q| (q.member, q.ticket) != (waiting.member, waiting.ticket));
+        said.notices.push((waiting.member, waiting.ticket, outcome));
+    }
+
+    fn entitle(&mut self, member: MemberId, origin: RequestId, name: &Name) -> Verdict {
+        self.claims += 1;
+        let claim = ClaimId(self.claims);
+        self.rights.push(Right { id: claim, member, name: name.clone(), origin });
+        Verdict::Build { claim }
+    }
+
+    fn hold(&mut self, member: MemberId, name: &Name, number: u64, origin: RequestId) -> LeaseId {
+        self.leases += 1;
+        let id = LeaseId(self.leases);
+        self.holds.push(Hold { id, member, name: name.clone(), number, origin });
+        id
+    }
+
+    fn collect_garbage(&mut self, said: &mut Said) {
+        let holds = &self.holds;
+        self.editions.retain(|e| {
+            let needed = e.latest || holds.iter().any(|h| h.name == e.name && h.number == e.number);
+            if !needed {
+                said.closed.extend(e.memory.fds());
+            }
+            needed
+        });
+        let editions = &self.editions;
+        self.numbers.retain(|name, _| editions.iter().any(|e| e.name == *name));
+    }
+
+    fn row(&self, e: &Edition) -> VersionRow {
+        VersionRow {
+            version: e.number,
+            kind: Kind::Host,
+            place: Place::Host,
+            bytes: e.memory.bytes(),
+            tensors: 1,
+            mutable: e.memory.mutable,
+            kept: e.memory.kept,
+            committer: e.committer,
+            leases: self.holds.iter().filter(|h| h.name == e.name && h.number == e.number).count() as u32,
+            committed_at: e.at,
+        }
+    }
+
+    fn person(&mut self, member: MemberId) -> &mut Person {
+        self.people.iter_mut().find(|p| p.id == member).unwrap()
+    }
+
+    fn latest(&self, name: &Name) -> Option<&Edition> {
+        self.editions.iter().find(|e| e.name == *name && e.latest)
+    }
+
+    fn names(&self) -> u64 {
+        self.editions.iter().filter(|e| e.latest).count() as u64
+    }
+
+    fn bytes(&self) -> u64 {
+        self.editions.iter().map(|e| e.memory.bytes() + e.memory.table_bytes()).sum()
+    }
+
+    fn fds(&self) -> u64 {
+        self.editions.iter().map(|e| e.memory.fds().len() as u64).sum()
+    }
+
+    fn leases_of(&self, member: MemberId) -> u64 {
+        self.holds.iter().filter(|h| h.member == member).count() as u64
+    }
+}
+
+fn unknown(name: &Name) -> Refused {
+    Refused::NotFound { name: name.clone(), near: Vec::new() }
+}
+
+fn over(bound: Bound, allowed: u64, needed: u64) -> Result<(), Refused> {
+    if needed > allowed { Err(Refused::Limit { bound, allowed, needed }) } else { Ok(()) }
+}

@@ -1,0 +1,272 @@
+//! Random sequences of events, against the model.
+
+use proptest::prelude::*;
+
+use super::{
+    model::{Model, Said},
+    *,
+};
+use crate::registry::effect::{MemberState, Refused};
+
+/// An event in terms of positions: what they refer to depends on what has happened before.
+#[derive(Debug, Clone)]
+enum Step {
+    Join,
+    Suspect(usize),
+    Resume(usize),
+    HeldByChild(usize),
+    Die(usize),
+    Ask(usize, Ask),
+    /// The connection is lost with the last answer, and the member comes back and asks again.
+    AskAgain(usize),
+}
+
+#[derive(Debug, Clone)]
+enum Ask {
+    Commit {
+        name: usize,
+        chunks: Vec<u64>,
+        table: bool,
+        mutable: bool,
+        kept: bool,
+        if_absent: bool,
+        claim: Option<usize>,
+    },
+    Open {
+        name: usize,
+        version: Option<u64>,
+        write: bool,
+        wait: bool,
+    },
+    OpenOrBuild(usize),
+    Abandon(usize),
+    Cancel(usize),
+    Release(usize),
+    AwaitWithdrawal(usize),
+    Remove(usize),
+    List,
+    Members,
+    Status,
+    Stop(bool),
+    Leave,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let who = 0..8_usize;
+    prop_oneof![
+        3 => Just(Step::Join),
+        2 => who.clone().prop_map(Step::Suspect),
+        2 => who.clone().prop_map(Step::Resume),
+        1 => who.clone().prop_map(Step::HeldByChild),
+        2 => who.clone().prop_map(Step::Die),
+        3 => who.clone().prop_map(Step::AskAgain),
+        40 => (who, ask()).prop_map(|(who, ask)| Step::Ask(who, ask)),
+    ]
+}
+
+fn ask() -> impl Strategy<Value = Ask> {
+    let (name, pick) = (0..3_usize, 0..8_usize);
+    let version = prop_oneof![2 => Just(None), 1 => (1..5_u64).prop_map(Some)];
+    let commit = (
+        name.clone(),
+        prop::collection::vec(0..10_u64, 0..3),
+        any::<bool>(),
+        any::<bool>(),
+        any::<bool>(),
+        prop::bool::weighted(0.2),
+        prop::option::weighted(0.4, pick.clone()),
+    );
+    prop_oneof![
+        8 => commit.prop_map(|(name, chunks, table, mutable, kept, if_absent, claim)| Ask::Commit {
+            name, chunks, table, mutable, kept, if_absent, claim,
+        }),
+        8 => (name.clone(), version, prop::bool::weighted(0.3), any::<bool>())
+            .prop_map(|(name, version, write, wait)| Ask::Open { name, version, write, wait }),
+        6 => name.clone().prop_map(Ask::OpenOrBuild),
+        2 => pick.clone().prop_map(Ask::Abandon),
+        2 => pick.clone().prop_map(Ask::Cancel),
+        6 => pick.clone().prop_map(Ask::Release),
+        4 => pick.prop_map(Ask::AwaitWithdrawal),
+        2 => name.prop_map(Ask::Remove),
+        1 => Just(Ask::List),
+        1 => Just(Ask::Members),
+        1 => Just(Ask::Status),
+        1 => any::<bool>().prop_map(Ask::Stop),
+        1 => Just(Ask::Leave),
+    ]
+}
+
+struct Run {
+    watched: Watched,
+    model: Model,
+    last_member: u64,
+    last_asked: Vec<(MemberId, RequestId, Ask)>,
+}
+
+impl Run {
+    fn new() -> Self {
+        let bounds = Bounds { bytes: 60, names: 2, fds: 12, waits: 3, leases: 6 };
+        Self { watched: Watched::new(bounds), model: Model::new(bounds), last_member: 0, last_asked: Vec::new() }
+    }
+
+    fn step(&mut self, step: &Step) {
+        match step {
+            Step::Join if self.model.people.len() < 5 => {
+                self.last_member += 1;
+                let member = MemberId(self.last_member);
+                let pid = 100 + member.0 as u32;
+                let identity = Identity { pid, uid: 0, command: format!("member {member}").into() };
+                self.both(Event::Joined { member, identity, at: 0 });
+            }
+            Step::Join => {}
+            Step::Suspect(who) => self.if_in(*who, MemberState::Alive, |member| Event::Suspected { member }),
+            Step::Resume(who) => self.if_in(*who, MemberState::Suspect, |member| Event::Resumed { member }),
+            Step::HeldByChild(who) => self.if_in(*who, MemberState::Alive, |member| Event::HeldByChild { member }),
+            Step::Die(who) => {
+                if let Some((member, _)) = self.person(*who) {
+                    self.both(Event::Died { member });
+                }
+            }
+            Step::Ask(who, ask) => {
+                if let Some((member, state)) = self.person(*who)
+                    && state != MemberState::Suspect
+                {
+                    self.watched.last_request += 1;
+                    self.ask(member, RequestId(self.watched.last_request), ask.clone());
+                }
+            }
+            Step::AskAgain(who) => {
+                if let Some((member, MemberState::Alive)) = self.person(*who)
+                    && let Some((_, request, ask)) = self.last_asked.iter().rfind(|(m, ..)| *m == member).cloned()
+                {
+                    self.both(Event::Suspected { member });
+                    self.both(Event::Resumed { member });
+                    self.ask(member, request, ask);
+                }
+            }
+        }
+    }
+
+    fn ask(&mut self, member: MemberId, request: RequestId, ask: Ask) {
+        let call = self.call(member, &ask);
+        self.last_asked.retain(|(m, ..)| *m != member);
+        self.last_asked.push((member, request, ask));
+        self.both(Event::Request { member, request, call });
+    }
+
+    fn both(&mut self, event: Event) {
+        let expected = self.model.apply(&event);
+        let request = match &event {
+            Event::Request { member, request, .. } => Some((*member, *request)),
+            _ => None,
+        };
+        let mut said = Said::default();
+        for effect in self.watched.apply(event) {
+            match effect {
+                Effect::Reply { member, request: of, outcome, fds } => {
+                    assert_eq!((Some((member, of)), &said.reply), (request, &None));
+                    check_fds(&outcome, &fds);
+                    said.reply = Some(without_near(outcome));
+                }
+                Effect::Notify { member, ticket, outcome, fds } => {
+                    check_fds(&outcome, &fds);
+                    said.notices.push((member, ticket, outcome));
+                }
+                Effect::Close(fds) => said.closed.extend(fds),
+                Effect::Stop => said.stop = true,
+                Effect::Disconnect(_) => {}
+            }
+        }
+        said.closed.sort();
+        said.notices.sort_by_key(|(member, ticket, _)| (*member, *ticket));
+        assert_eq!(said, expected);
+    }
+
+    fn call(&mut self, member: MemberId, ask: &Ask) -> Call {
+        let name = |i: usize| Name::new(["a", "b", "a/b"][i]);
+        // Mostly something of the member's own, sometimes another's, sometimes nothing.
+        let lease = |model: &Model, i: usize| {
+            let own: Vec<_> = model.holds.iter().filter(|h| h.member == member || i == 7).map(|h| h.id).collect();
+            own.get(i % own.len().max(1)).copied().unwrap_or(LeaseId(999))
+        };
+        let claim = |model: &Model, i: usize| {
+            let own: Vec<_> = model.rights.iter().filter(|r| r.member == member || i == 7).map(|r| r.id).collect();
+            own.get(i % own.len().max(1)).copied().unwrap_or(ClaimId(999))
+        };
+        self.watched.now += 1;
+        match ask {
+            Ask::Commit { name: of, chunks, table, mutable, kept, if_absent, claim: by } => Call::Commit(Commit {
+                name: name(*of),
+                memory: self.watched.memory(chunks, *table, *mutable, *kept),
+                if_absent: *if_absent,
+                claim: by.map(|i| claim(&self.model, i)),
+                at: self.watched.now,
+            }),
+            Ask::Open { name: of, version, write, wait } => Call::Open(Open {
+                name: name(*of),
+                version: *version,
+                access: if *write { Access::Write } else { Access::Read },
+                wait: *wait,
+            }),
+            Ask::OpenOrBuild(of) => Call::OpenOrBuild { name: name(*of) },
+            Ask::Abandon(i) => Call::AbandonBuild { claim: claim(&self.model, *i) },
+            Ask::Cancel(i) => {
+                let own: Vec<_> = self.model.queue.iter().filter(|q| q.member == member || *i == 7).collect();
+                Call::Cancel { ticket: own.get(i % own.len().max(1)).map_or(RequestId(999_999), |q| q.ticket) }
+            }
+            Ask::Release(i) => Call::Release { lease: lease(&self.model, *i) },
+            Ask::AwaitWithdrawal(i) => Call::AwaitWithdrawal { lease: lease(&self.model, *i) },
+            Ask::Remove(of) => Call::Remove { name: name(*of) },
+            Ask::List => Call::List { after: None },
+            Ask::Members => Call::Members { after: None },
+            Ask::Status => Call::Status,
+            Ask::Stop(force) => Call::Stop { force: *force },
+            Ask::Leave => Call::Leave,
+        }
+    }
+
+    fn if_in(&mut self, who: usize, wanted: MemberState, event: impl FnOnce(MemberId) -> Event) {
+        if let Some((member, state)) = self.person(who)
+            && state == wanted
+        {
+            self.both(event(member));
+        }
+    }
+
+    fn person(&self, who: usize) -> Option<(MemberId, MemberState)> {
+        let people = &self.model.people;
+        people.get(who % people.len().max(1)).map(|p| (p.id, p.state))
+    }
+}
+
+/// An opened version comes with all of its file descriptors, everything else with none.
+fn check_fds(outcome: &Outcome, fds: &[FdId]) {
+    match outcome {
+        Ok(Verdict::Opened(opened)) => assert_eq!(fds, opened.memory.fds()),
+        _ => assert_eq!(fds, []),
+    }
+}
+
+fn without_near(outcome: Outcome) -> Outcome {
+    match outcome {
+        Err(Refused::NotFound { name, .. }) => Err(Refused::NotFound { name, near: Vec::new() }),
+        other => other,
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn the_registry_does_what_the_model_does(steps in prop::collection::vec(step(), 1..120)) {
+        let mut run = Run::new();
+        for step in &steps {
+            run.step(step);
+        }
+        // In the end everybody dies, and what nobody asked to keep is gone.
+        while let Some((member, _)) = run.person(0) {
+            run.both(Event::Died { member });
+        }
+        prop_assert!(run.watched.registry.leases.is_empty() && run.watched.registry.claims.is_empty());
+    }
+}

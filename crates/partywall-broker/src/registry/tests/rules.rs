@@ -1,0 +1,425 @@
+//! One test a rule.
+
+use super::*;
+use crate::registry::{
+    effect::{Handle, MemberState, Refused},
+    types::Bound,
+};
+
+fn name(name: &str) -> Name {
+    Name::new(name)
+}
+
+fn stale(handle: Handle) -> Outcome {
+    Err(Refused::Stale(handle))
+}
+
+fn not_found(outcome: Outcome) -> bool {
+    matches!(outcome, Err(Refused::NotFound { .. }))
+}
+
+#[test]
+fn versions_count_from_one_while_any_exists() {
+    let (mut w, [a, b]) = Watched::with_members();
+    assert_eq!(w.commit(a, "x", true).0, 1);
+    let held = w.opened(b, "x");
+    assert_eq!(w.commit(a, "x", true).0, 2);
+    // Version 2 goes, version 1 is still held: numbers go on.
+    let _ = w.ask(a, Call::Remove { name: name("x") });
+    assert_eq!(w.commit(a, "x", true).0, 3);
+    let _ = w.ask(a, Call::Remove { name: name("x") });
+    let leases: Vec<_> = w.registry.members[&a].leases.iter().copied().collect();
+    leases.into_iter().for_each(|lease| drop(w.release(a, lease)));
+    w.release(b, held.lease);
+    assert_eq!(w.commit(a, "x", true).0, 1, "nothing was left of it");
+}
+
+#[test]
+fn an_old_version_stays_as_long_as_it_is_held() {
+    let (mut w, [a, b]) = Watched::with_members();
+    let (_, first) = w.commit(a, "x", true);
+    let held = w.opened(b, "x");
+    w.commit(a, "x", true);
+    assert_eq!(w.opened(b, "x").version, 2);
+    assert_eq!(closed(&w.release(a, first)), [], "b holds it");
+    let Ok(Verdict::Opened(again)) = w.open(b, "x", Some(1), false) else { panic!("x@1 is there") };
+    assert_eq!(closed(&w.release(b, held.lease)), []);
+    assert_eq!(closed(&w.release(b, again.lease)), again.memory.fds());
+    let gone = Refused::VersionNotFound { name: name("x"), version: 1, latest: Some(2) };
+    assert_eq!(w.open(b, "x", Some(1), true), Err(gone), "waiting for it would be in vain");
+}
+
+#[test]
+fn an_owned_name_goes_with_its_owners_lease() {
+    let (mut w, [a, b]) = Watched::with_members();
+    let (_, lease) = w.commit(a, "x", false);
+    let held = w.opened(b, "x");
+    w.release(a, lease);
+    assert!(not_found(w.open(b, "x", None, false)));
+    assert!(matches!(w.open(b, "x", Some(1), false), Err(Refused::VersionNotFound { latest: None, .. })));
+    assert_eq!(closed(&w.release(b, held.lease)), held.memory.fds());
+}
+
+#[test]
+fn a_kept_name_stays_after_its_committer() {
+    let (mut w, [a, b]) = Watched::with_members();
+    w.commit(a, "x", true);
+    assert_eq!(closed(&w.apply(Event::Died { member: a })), []);
+    assert_eq!(w.opened(b, "x").version, 1);
+}
+
+#[test]
+fn the_owner_of_a_superseded_version_takes_nothing_along_and_there_is_no_way_back() {
+    let (mut w, [a, b, c]) = Watched::with_members();
+    let (_, first) = w.commit(a, "x", false);
+    let (_, second) = w.commit(b, "x", false);
+    let held = w.opened(c, "x");
+    w.release(a, first);
+    assert_eq!(w.opened(c, "x").version, held.version);
+    w.commit(a, "x", true);
+    w.release(b, second);
+    assert_eq!(w.opened(c, "x").version, 3);
+
+    let (mut w, [a, b, c]) = Watched::with_members();
+    w.commit(a, "x", true);
+    w.commit(b, "x", false);
+    w.apply(Event::Died { member: b });
+    assert!(not_found(w.open(c, "x", None, false)), "version 1 does not come back");
+}
+
+#[test]
+fn writing_needs_a_mutable_version() {
+    let (mut w, [a]) = Watched::with_members();
+    w.commit(a, "x", true);
+    let write = |n: &str, wait| Call::Open(Open { name: name(n), version: None, access: Access::Write, wait });
+    assert_eq!(w.ask(a, write("x", false)).1, Err(Refused::ReadOnly { name: name("x"), version: 1 }));
+    let mutable = w.commit_call("y", true, true);
+    let _ = w.ask(a, Call::Commit(mutable)).1.unwrap();
+    assert!(matches!(w.ask(a, write("y", false)).1, Ok(Verdict::Opened(_))));
+    // The same for who waited.
+    let (ticket, ..) = w.ask(a, write("z", true));
+    let frozen = w.commit_call("z", false, true);
+    let (.., effects) = w.ask(a, Call::Commit(frozen));
+    assert_eq!(notices(&effects), [(a, ticket, Err(Refused::ReadOnly { name: name("z"), version: 1 }))]);
+}
+
+#[test]
+fn a_commit_grants_every_waiter_in_the_same_step() {
+    let (mut w, [a, b, c]) = Watched::with_members();
+    assert_eq!(w.open(b, "x", None, true), Ok(Verdict::Pending));
+    assert_eq!(w.open(c, "x", Some(1), true), Ok(Verdict::Pending));
+    assert_eq!(w.open(c, "x", Some(2), true), Ok(Verdict::Pending));
+    let commit = w.commit_call("x", false, false);
+    let (.., effects) = w.ask(a, Call::Commit(commit));
+    let granted = notices(&effects);
+    assert_eq!(granted.len(), 2);
+    assert!(granted.iter().all(|(.., o)| matches!(o, Ok(Verdict::Opened(opened)) if opened.version == 1)));
+    assert_eq!(closed(&w.apply(Event::Died { member: a })), [], "both hold it");
+    assert_eq!(w.pending.len(), 1, "version 2 may still come");
+}
+
+#[test]
+fn one_builds_and_the_others_get_what_it_built() {
+    let (mut w, [a, b, c]) = Watched::with_members();
+    let claim = w.claim(a, "x");
+    assert_eq!(w.ask(b, Call::OpenOrBuild { name: name("x") }).1, Ok(Verdict::Pending));
+    let foreign = Commit { claim: Some(claim), ..w.commit_call("x", false, true) };
+    assert_eq!(w.ask(c, Call::Commit(foreign)).1, stale(Handle::Claim));
+    let other_name = Commit { claim: Some(claim), ..w.commit_call("y", false, true) };
+    assert_eq!(w.ask(a, Call::Commit(other_name)).1, stale(Handle::Claim));
+    let commit = Commit { claim: Some(claim), ..w.commit_call("x", false, true) };
+    let (_, outcome, effects) = w.ask(a, Call::Commit(commit.clone()));
+    assert!(outcome.is_ok());
+    assert!(matches!(notices(&effects)[..], [(to, _, Ok(Verdict::Opened(_)))] if to == b));
+    assert!(matches!(w.ask(c, Call::OpenOrBuild { name: name("x") }).1, Ok(Verdict::Opened(_))));
+    assert_eq!(w.ask(a, Call::AbandonBuild { claim }).1, stale(Handle::Claim), "it is fulfilled");
+}
+
+#[test]
+fn a_commit_by_anybody_serves_those_who_wait_for_the_builder() {
+    let (mut w, [a, b, c]) = Watched::with_members();
+    let claim = w.claim(a, "x");
+    let _ = w.ask(b, Call::OpenOrBuild { name: name("x") });
+    let commit = w.commit_call("x", false, true);
+    let (.., effects) = w.ask(c, Call::Commit(commit));
+    assert_eq!(notices(&effects).len(), 1);
+    assert_eq!(w.ask(a, Call::AbandonBuild { claim }).1, Ok(Verdict::Done), "the claim was still the builder's");
+}
+
+#[test]
+fn exactly_one_waiter_follows_a_builder_who_gives_up_or_dies() {
+    let (mut w, [a, b, c, d]) = Watched::with_members();
+    let claim = w.claim(a, "x");
+    let wait = |w: &mut Watched, m| w.ask(m, Call::OpenOrBuild { name: name("x") }).0;
+    let (first, second) = (wait(&mut w, b), wait(&mut w, c));
+    wait(&mut w, d);
+    let (.., effects) = w.ask(a, Call::AbandonBuild { claim });
+    let next = notices(&effects);
+    assert!(matches!(next[..], [(to, of, Ok(Verdict::Build { .. }))] if to == b && of == first));
+    let next = notices(&w.apply(Event::Died { member: b }));
+    assert!(matches!(next[..], [(to, of, Ok(Verdict::Build { .. }))] if to == c && of == second));
+    let next = notices(&w.apply(Event::HeldByChild { member: c }));
+    assert!(matches!(next[..], [(to, _, Ok(Verdict::Build { .. }))] if to == d));
+}
+
+#[test]
+fn a_suspect_builder_stays_the_builder() {
+    let (mut w, [a, b]) = Watched::with_members();
+    let claim = w.claim(a, "x");
+    let _ = w.ask(b, Call::OpenOrBuild { name: name("x") });
+    assert_eq!(w.apply(Event::Suspected { member: a }), []);
+    w.apply(Event::Resumed { member: a });
+    let commit = Commit { claim: Some(claim), ..w.commit_call("x", false, true) };
+    assert!(w.ask(a, Call::Commit(commit)).1.is_ok());
+}
+
+#[test]
+fn if_absent_refuses_a_name_that_exists() {
+    let (mut w, [a, b]) = Watched::with_members();
+    w.commit(a, "x", false);
+    let commit = Commit { if_absent: true, ..w.commit_call("x", false, false) };
+    let fds = commit.memory.fds();
+    let (_, outcome, effects) = w.ask(b, Call::Commit(commit));
+    assert_eq!(outcome, Err(Refused::NameExists { name: name("x"), version: 1 }));
+    assert_eq!(closed(&effects), fds);
+    w.apply(Event::Died { member: a });
+    let commit = Commit { if_absent: true, ..w.commit_call("x", false, false) };
+    assert!(w.ask(b, Call::Commit(commit)).1.is_ok(), "a withdrawn name does not exist");
+}
+
+#[test]
+fn a_ticket_ends_once() {
+    let (mut w, [a, b]) = Watched::with_members();
+    let open = Call::Open(Open { name: name("x"), version: None, access: Access::Read, wait: true });
+    let (ticket, ..) = w.ask(a, open.clone());
+    assert_eq!(w.ask(b, Call::Cancel { ticket }).1, stale(Handle::Ticket), "not theirs");
+    assert_eq!(w.ask(a, Call::Cancel { ticket }).1, Ok(Verdict::Done));
+    assert_eq!(w.ask(a, Call::Cancel { ticket }).1, stale(Handle::Ticket));
+    let (ticket, ..) = w.ask(a, open);
+    w.commit(b, "x", true);
+    assert_eq!(w.ask(a, Call::Cancel { ticket }).1, stale(Handle::Ticket), "its verdict is on the way");
+    assert!(w.registry.entries[&name("x")].waits.is_empty());
+}
+
+#[test]
+fn a_withdrawal_is_told_to_all_who_hold_any_version() {
+    let (mut w, [a, b, c]) = Watched::with_members();
+    w.commit(a, "x", true);
+    let old = w.opened(b, "x").lease;
+    w.commit(a, "x", true);
+    let new = w.opened(c, "x").lease;
+    let (first, outcome, _) = w.ask(b, Call::AwaitWithdrawal { lease: old });
+    assert_eq!(outcome, Ok(Verdict::Pending), "that a newer version came does not count");
+    let (second, ..) = w.ask(c, Call::AwaitWithdrawal { lease: new });
+    assert_eq!(w.ask(c, Call::AwaitWithdrawal { lease: old }).1, stale(Handle::Lease), "not theirs");
+    let (_, outcome, effects) = w.ask(a, Call::Remove { name: name("x") });
+    assert!(matches!(outcome, Ok(Verdict::Removed { version: 2, bytes_kept: 20, ref holders }) if holders.len() == 3));
+    assert_eq!(notices(&effects), [(b, first, Ok(Verdict::Withdrawn)), (c, second, Ok(Verdict::Withdrawn))]);
+    w.commit(a, "x", true);
+    assert_eq!(w.ask(b, Call::AwaitWithdrawal { lease: old }).1, Ok(Verdict::Withdrawn), "it was, before that");
+}
+
+#[test]
+fn waiting_for_a_withdrawal_ends_with_the_lease() {
+    let (mut w, [a]) = Watched::with_members();
+    w.commit(a, "x", true);
+    let lease = w.opened(a, "x").lease;
+    let (ticket, ..) = w.ask(a, Call::AwaitWithdrawal { lease });
+    assert_eq!(notices(&w.release(a, lease)), [(a, ticket, stale(Handle::Lease))]);
+}
+
+#[test]
+fn the_dead_keep_nothing_and_suspects_keep_all_but_their_waits() {
+    let (mut w, [a, b]) = Watched::with_members();
+    w.commit(a, "owned", false);
+    w.commit(b, "kept", true);
+    w.opened(a, "kept");
+    w.claim(a, "building");
+    let _ = w.open(a, "awaited", None, true);
+    assert_eq!(w.apply(Event::Suspected { member: a }), []);
+    assert_eq!(w.pending.len(), 0);
+    assert_eq!((w.registry.members[&a].leases.len(), w.registry.claims.len()), (2, 1));
+    assert!(w.open(b, "owned", None, false).is_ok());
+    w.apply(Event::Died { member: a });
+    assert!(not_found(w.open(b, "owned", None, false)));
+    assert!(w.registry.claims.is_empty() && !w.registry.members.contains_key(&a));
+}
+
+#[test]
+fn leaving_is_answered_and_ends_the_connection() {
+    let (mut w, [a, b]) = Watched::with_members();
+    w.commit(a, "x", false);
+    let (_, outcome, effects) = w.ask(a, Call::Leave);
+    assert_eq!(outcome, Ok(Verdict::Done));
+    assert!(effects.contains(&Effect::Disconnect(a)));
+    assert!(not_found(w.open(b, "x", None, false)));
+    assert_eq!(w.ask(b, Call::Leave).1, Ok(Verdict::Done));
+    assert!(w.registry.is_idle());
+}
+
+#[test]
+fn limits_name_themselves_and_change_nothing() {
+    let bounds = Bounds { bytes: 25, names: 2, fds: 4, waits: 1, leases: 5 };
+    let mut w = Watched::new(bounds);
+    let a = MemberId(1);
+    w.join(a);
+    let over = |bound, allowed, needed| Err(Refused::Limit { bound, allowed, needed });
+    let commit = |w: &mut Watched, name: &str, chunks: &[u64], table| {
+        let memory = w.memory(chunks, table, false, true);
+        w.ask(a, Call::Commit(Commit { name: Name::new(name), memory, if_absent: false, claim: None, at: 0 })).1
+    };
+    assert!(commit(&mut w, "a", &[10], false).is_ok());
+    assert_eq!(commit(&mut w, "b", &[10, 3], true), over(Bound::Bytes, 25, 26), "a table counts");
+    assert_eq!(commit(&mut w, "b", &[u64::MAX, u64::MAX], false), over(Bound::Bytes, 25, u64::MAX));
+    assert_eq!(commit(&mut w, "b", &[0; 4], false), over(Bound::Fds, 4, 5));
+    assert!(commit(&mut w, "b", &[10], false).is_ok());
+    assert_eq!(commit(&mut w, "c", &[], false), over(Bound::Names, 2, 3));
+    assert!(commit(&mut w, "b", &[], false).is_ok(), "an existing name is not one more");
+    assert_eq!(w.open(a, "q", None, true), Ok(Verdict::Pending));
+    assert_eq!(w.open(a, "r", None, true), over(Bound::Waits, 1, 2));
+    w.opened(a, "a");
+    w.opened(a, "a");
+    assert_eq!(w.open(a, "a", None, false), over(Bound::Leases, 5, 6));
+    assert_eq!(w.registry.totals.names, 2);
+}
+
+#[test]
+fn no_sum_overflows_even_without_a_limit() {
+    let mut w = Watched::new(Bounds { bytes: u64::MAX, ..UNBOUNDED });
+    let a = MemberId(1);
+    w.join(a);
+    for _ in 0..3 {
+        let memory = w.memory(&[u64::MAX, 7], true, false, true);
+        let commit = Commit { name: name("x"), memory, if_absent: false, claim: None, at: 0 };
+        assert!(matches!(w.ask(a, Call::Commit(commit)).1, Err(Refused::Limit { bound: Bound::Bytes, .. })));
+    }
+}
+
+#[test]
+fn a_request_that_is_repeated_is_not_done_twice() {
+    let (mut w, [a, b]) = Watched::with_members();
+    w.last_request = 100;
+    let commit = w.commit_call("x", false, true);
+    let (request, outcome, _) = w.ask(a, Call::Commit(commit));
+    w.apply(Event::Suspected { member: a });
+    w.apply(Event::Resumed { member: a });
+    let again = w.commit_call("x", false, true);
+    let fds = again.memory.fds();
+    let (repeated, effects) = w.ask_as(a, request, Call::Commit(again));
+    assert_eq!(repeated, outcome);
+    assert_eq!(closed(&effects), fds, "they came a second time");
+
+    // A verdict that was lost on its way is found again under the same number.
+    let open = Call::Open(Open { name: name("y"), version: None, access: Access::Read, wait: true });
+    let (ticket, ..) = w.ask(a, open.clone());
+    let commit = w.commit_call("y", false, true);
+    let (.., effects) = w.ask(b, Call::Commit(commit));
+    w.apply(Event::Suspected { member: a });
+    w.apply(Event::Resumed { member: a });
+    let (_, _, granted) = notices(&effects).remove(0);
+    assert_eq!(w.ask_as(a, ticket, open).0, granted);
+
+    let (request, outcome, _) = w.ask(a, Call::OpenOrBuild { name: name("z") });
+    assert_eq!(w.ask_as(a, request, Call::OpenOrBuild { name: name("z") }).0, outcome);
+
+    // And a request that never was done is done.
+    let open = Call::Open(Open { name: name("q"), version: None, access: Access::Read, wait: true });
+    let (ticket, ..) = w.ask(a, open.clone());
+    assert!(matches!(w.ask_as(a, ticket, open.clone()).0, Err(Refused::Invalid(_))), "it is waiting already");
+    w.apply(Event::Suspected { member: a });
+    w.apply(Event::Resumed { member: a });
+    assert_eq!(w.ask_as(a, ticket, open).0, Ok(Verdict::Pending));
+}
+
+#[test]
+fn stop_is_refused_while_anything_is_in_use() {
+    let (mut w, [a, b]) = Watched::with_members();
+    assert_eq!(w.ask(a, Call::Stop { force: false }).1, Err(Refused::InUse { names: 0, members: 1 }));
+    w.commit(b, "x", true);
+    w.apply(Event::Died { member: b });
+    assert_eq!(w.ask(a, Call::Stop { force: false }).1, Err(Refused::InUse { names: 1, members: 0 }));
+    assert_eq!(w.ask(a, Call::Stop { force: true }).2, [Effect::Stop]);
+    let _ = w.ask(a, Call::Remove { name: name("x") });
+    assert_eq!(w.ask(a, Call::Stop { force: false }).2, [Effect::Stop]);
+}
+
+#[test]
+fn a_name_that_is_not_found_suggests_near_ones() {
+    let (mut w, [a]) = Watched::with_members();
+    ["weights", "weights/v2", "Tokens", "other"].iter().for_each(|n| assert_eq!(w.commit(a, n, true).0, 1));
+    let near = |w: &mut Watched, wanted| match w.open(a, wanted, None, false) {
+        Err(Refused::NotFound { near, .. }) => near.iter().map(Name::to_string).collect::<Vec<_>>(),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(near(&mut w, "wieghts"), ["weights"]);
+    assert_eq!(near(&mut w, "tokens"), ["Tokens"]);
+    assert_eq!(near(&mut w, "wei"), ["weights", "weights/v2"]);
+    assert!(near(&mut w, "zzz").is_empty());
+}
+
+#[test]
+fn listings_come_in_pages_that_fit_a_message() {
+    let (mut w, [a]) = Watched::with_members();
+    // Straight into the registry: an audit after each of these would be quadratic.
+    for i in 0..1000 {
+        let memory = w.memory(&[1], false, false, true);
+        let name = Name::new(format!("{i:04}{}", "x".repeat(251)));
+        let call = Call::Commit(Commit { name, memory, if_absent: false, claim: None, at: 0 });
+        w.registry.apply(Event::Request { member: a, request: RequestId(i + 1), call });
+    }
+    let (mut after, mut seen, mut pages) = (None, Vec::new(), 0);
+    loop {
+        let Verdict::Names { names, more } = w.registry.list(after.as_ref()) else { panic!("names") };
+        assert!(names.len() < 150 && !names.is_empty());
+        after = names.last().map(|row| row.name.clone());
+        seen.extend(names.into_iter().map(|row| row.name));
+        pages += 1;
+        if !more {
+            break;
+        }
+    }
+    assert_eq!((seen.len(), pages > 5, seen.is_sorted()), (1000, true, true));
+}
+
+#[test]
+fn inspecting_a_name_tells_all_of_it() {
+    let (mut w, [a, b]) = Watched::with_members();
+    w.commit(a, "x", true);
+    w.opened(b, "x");
+    w.commit(b, "x", false);
+    let inspect = |w: &mut Watched, version| match w.ask(a, Call::Inspect { name: name("x"), version }).1 {
+        Ok(Verdict::Info(info)) => *info,
+        other => panic!("{other:?}"),
+    };
+    let info = inspect(&mut w, None);
+    assert_eq!((info.version.version, info.is_latest, info.versions.len()), (2, true, 2));
+    assert_eq!(info.holders.iter().map(|h| h.pid).collect::<Vec<_>>(), [102]);
+    let info = inspect(&mut w, Some(1));
+    assert_eq!((info.is_latest, info.holders.len(), info.builder), (false, 2, None));
+    w.apply(Event::Died { member: b });
+    let info = inspect(&mut w, None);
+    assert_eq!((info.version.version, info.is_latest), (1, false), "withdrawn, but a still holds it");
+    w.join(MemberId(3));
+    w.claim(MemberId(3), "x");
+    assert_eq!(inspect(&mut w, None).builder, Some(103));
+    assert!(matches!(
+        w.ask(a, Call::Inspect { name: name("x"), version: Some(9) }).1,
+        Err(Refused::VersionNotFound { .. })
+    ));
+}
+
+#[test]
+fn members_show_their_state_and_what_they_hold() {
+    let (mut w, [a, b, c]) = Watched::with_members();
+    w.commit(a, "x", true);
+    w.opened(a, "x");
+    w.apply(Event::Suspected { member: b });
+    w.apply(Event::HeldByChild { member: c });
+    let (_, outcome, _) = w.ask(a, Call::Members { after: None });
+    let Ok(Verdict::Members { members, more: false }) = outcome else { panic!("{outcome:?}") };
+    let rows: Vec<_> = members.iter().map(|m| (m.state, m.leases, m.bytes)).collect();
+    let expected = [(MemberState::Alive, 2, 10), (MemberState::Suspect, 0, 0), (MemberState::HeldByChild, 0, 0)];
+    assert_eq!(rows, expected, "a version counts once however many leases there are");
+    let (_, outcome, _) = w.ask(a, Call::Members { after: Some(b) });
+    assert!(matches!(outcome, Ok(Verdict::Members { members, .. }) if members.len() == 1));
+}

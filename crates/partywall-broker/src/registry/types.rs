@@ -1,0 +1,176 @@
+//! What the registry talks about. Its own types: the wire's are mapped at the rim, so that neither binds the other.
+
+use std::{fmt, sync::Arc};
+
+macro_rules! ids {
+    ($($(#[$doc:meta])* $name:ident),* $(,)?) => {$(
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub(crate) struct $name(pub(crate) u64);
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.fmt(f)
+            }
+        }
+    )*};
+}
+
+ids! {
+    /// A member; never used twice by one broker.
+    MemberId,
+    /// A request of a member, and its ticket if it has to wait.
+    RequestId,
+    /// A lease on a version.
+    LeaseId,
+    /// The right to build a name's version.
+    ClaimId,
+    /// A file descriptor that the rim keeps. The registry never sees the descriptor itself.
+    FdId,
+    /// A waiting request; the order of these is the order of waiting.
+    WaitId,
+}
+
+/// Milliseconds since 1970, as the rim read them.
+pub(crate) type Millis = u64;
+
+/// The name of a segment. Whoever makes one has checked it by the rules of the wire.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Name(Arc<str>);
+
+impl Name {
+    pub(crate) fn new(checked: impl Into<Arc<str>>) -> Self {
+        Self(checked.into())
+    }
+
+    pub(crate) fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// The kind of memory of a version.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Sealed memfds.
+    Host,
+    /// GPU memory, exported by the driver as file descriptors.
+    Vmm,
+}
+
+/// Where memory is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Place {
+    /// Main memory.
+    Host,
+    /// The GPU with this UUID.
+    Gpu([u8; 16]),
+}
+
+/// What an opener may do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Access {
+    /// Read.
+    Read,
+    /// Read and write.
+    Write,
+}
+
+/// One allocation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Chunk {
+    /// Its length.
+    pub(crate) bytes: u64,
+    /// What keeps it alive.
+    pub(crate) fd: FdId,
+}
+
+/// A tensor table, which the registry keeps and never reads.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Table {
+    /// A small one.
+    Inline(Arc<[u8]>),
+    /// A large one, in a memfd.
+    Fd {
+        /// Its length.
+        bytes: u64,
+        /// What keeps it alive.
+        fd: FdId,
+    },
+}
+
+/// What a version consists of. It never changes once it is committed.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Memory {
+    pub(crate) kind: Kind,
+    pub(crate) place: Place,
+    pub(crate) chunks: Vec<Chunk>,
+    pub(crate) table: Table,
+    pub(crate) tensors: u64,
+    pub(crate) mutable: bool,
+    pub(crate) kept: bool,
+}
+
+impl Memory {
+    /// Its file descriptors: the chunks', then the table's.
+    pub(crate) fn fds(&self) -> Vec<FdId> {
+        self.chunks.iter().map(|chunk| chunk.fd).chain(self.table_fd()).collect()
+    }
+
+    /// The table's file descriptor, if it has one.
+    pub(crate) fn table_fd(&self) -> Option<FdId> {
+        match self.table {
+            Table::Inline(_) => None,
+            Table::Fd { fd, .. } => Some(fd),
+        }
+    }
+
+    /// Bytes of the chunks. Lengths are numbers that a peer wrote: their sum saturates and then exceeds every limit.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.chunks.iter().fold(0, |sum, chunk| sum.saturating_add(chunk.bytes))
+    }
+
+    /// Bytes of main memory that a table outside the message takes.
+    pub(crate) fn table_bytes(&self) -> u64 {
+        match self.table {
+            Table::Inline(_) => 0,
+            Table::Fd { bytes, .. } => bytes,
+        }
+    }
+}
+
+/// What the registry refuses to exceed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Bounds {
+    /// Bytes of all versions together.
+    pub(crate) bytes: u64,
+    /// Names.
+    pub(crate) names: u64,
+    /// File descriptors of all versions together.
+    pub(crate) fds: u64,
+    /// Waiting requests of one member.
+    pub(crate) waits: u64,
+    /// Leases of one member.
+    pub(crate) leases: u64,
+}
+
+/// Which bound is reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Bound {
+    Bytes,
+    Names,
+    Fds,
+    Waits,
+    Leases,
+}

@@ -1,0 +1,122 @@
+//! Requests that have to wait, and what ends the waiting.
+//!
+//! A request waits in its name's entry, in the order of arrival, and is answered exactly once: whoever answers it
+//! takes it out first ([`Registry::conclude`]). A member that lost its connection waits for nothing: it asks again.
+
+use super::{
+    Granted, Registry, STALE_LEASE, STALE_TICKET,
+    effect::{Effect, Refused, Verdict},
+    segments::limit,
+    state::{Wait, Want},
+    types::{Access, Bound, LeaseId, MemberId, Name, RequestId, WaitId},
+};
+
+impl Registry {
+    /// Makes a request wait.
+    pub(super) fn wait(
+        &mut self,
+        member: MemberId,
+        ticket: RequestId,
+        name: &Name,
+        want: Want,
+    ) -> Result<Granted, Refused> {
+        let Some(record) = self.members.get_mut(&member) else { return Err(STALE_TICKET) };
+        if record.waits.contains_key(&ticket) {
+            return Err(Refused::Invalid("a request with this number is already waiting"));
+        }
+        limit(Bound::Waits, self.bounds.waits, record.waits.len() as u64 + 1)?;
+        self.last_wait += 1;
+        let id = WaitId(self.last_wait);
+        record.waits.insert(ticket, (id, name.clone()));
+        self.entries.entry(name.clone()).or_default().waits.insert(id, Wait { member, ticket, want });
+        Ok(Verdict::Pending.into())
+    }
+
+    /// Takes a waiting request back.
+    pub(super) fn cancel(&mut self, member: MemberId, ticket: RequestId) -> Result<Granted, Refused> {
+        self.end_wait(member, ticket).ok_or(STALE_TICKET)?;
+        Ok(Verdict::Done.into())
+    }
+
+    /// Answers as soon as the version behind a lease is withdrawn. That a newer version follows it does not count.
+    pub(super) fn await_withdrawal(
+        &mut self,
+        member: MemberId,
+        request: RequestId,
+        id: LeaseId,
+    ) -> Result<Granted, Refused> {
+        let lease = self.leases.get(&id).filter(|lease| lease.member == member).ok_or(STALE_LEASE)?;
+        if self.version(&lease.name, lease.version).is_none_or(|version| version.withdrawn) {
+            return Ok(Verdict::Withdrawn.into());
+        }
+        let name = lease.name.clone();
+        let pending = self.wait(member, request, &name, Want::Withdrawal(id))?;
+        if let Some(lease) = self.leases.get_mut(&id) {
+            lease.awaited_by.push(request);
+        }
+        Ok(pending)
+    }
+
+    /// Gives the version `number`, which has just become the latest, to everybody who waits for it.
+    pub(super) fn grant_waiters(&mut self, name: &Name, number: u64, out: &mut Vec<Effect>) {
+        let Some(entry) = self.entries.get(name) else { return };
+        let waiting = entry.waits.values().filter_map(|wait| match wait.want {
+            Want::Open { version, access } => {
+                version.is_none_or(|v| v == number).then_some((wait.member, wait.ticket, access))
+            }
+            Want::Build => Some((wait.member, wait.ticket, Access::Read)),
+            Want::Withdrawal(_) => None,
+        });
+        for (member, ticket, access) in waiting.collect::<Vec<_>>() {
+            let granted = self.grant(member, ticket, name, number, access);
+            self.conclude(member, ticket, granted, out);
+        }
+    }
+
+    /// Tells everybody who waits for it that a name was withdrawn.
+    pub(super) fn tell_withdrawn(&mut self, name: &Name, out: &mut Vec<Effect>) {
+        let Some(entry) = self.entries.get(name) else { return };
+        let waiting = entry.waits.values().filter(|wait| matches!(wait.want, Want::Withdrawal(_)));
+        for (member, ticket) in waiting.map(|wait| (wait.member, wait.ticket)).collect::<Vec<_>>() {
+            self.conclude(member, ticket, Ok(Verdict::Withdrawn.into()), out);
+        }
+    }
+
+    /// Sends a waiting request its verdict.
+    pub(super) fn conclude(
+        &mut self,
+        member: MemberId,
+        ticket: RequestId,
+        granted: Result<Granted, Refused>,
+        out: &mut Vec<Effect>,
+    ) {
+        if self.end_wait(member, ticket).is_none() {
+            return;
+        }
+        let (outcome, fds) = match granted {
+            Ok(Granted(verdict, fds)) => (Ok(verdict), fds),
+            Err(refused) => (Err(refused), Vec::new()),
+        };
+        out.push(Effect::Notify { member, ticket, outcome, fds });
+    }
+
+    /// Drops all requests that a member waits for.
+    pub(super) fn drop_waits(&mut self, member: MemberId) {
+        let Some(record) = self.members.get(&member) else { return };
+        for ticket in record.waits.keys().copied().collect::<Vec<_>>() {
+            self.end_wait(member, ticket);
+        }
+    }
+
+    fn end_wait(&mut self, member: MemberId, ticket: RequestId) -> Option<Wait> {
+        let (id, name) = self.members.get_mut(&member)?.waits.remove(&ticket)?;
+        let wait = self.entries.get_mut(&name)?.waits.remove(&id)?;
+        if let Want::Withdrawal(lease) = wait.want
+            && let Some(lease) = self.leases.get_mut(&lease)
+        {
+            lease.awaited_by.retain(|awaiting| *awaiting != ticket);
+        }
+        self.loosen(name);
+        Some(wait)
+    }
+}

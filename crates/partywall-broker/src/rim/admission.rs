@@ -1,0 +1,246 @@
+//! New connections: accepting, refusing, shaking hands.
+
+use std::{
+    os::fd::{AsFd, OwnedFd},
+    time::Instant,
+};
+
+use partywall_os::socket;
+use partywall_wire::{
+    BrokerHello, ClientHello, Limit, Refusal, Token, Welcome,
+    handshake::{self, Speaker},
+    limits::PROTOCOL,
+};
+use rustix::event::epoll::{self, EventFlags};
+
+use crate::{
+    registry::{Event, MemberId, event::Identity},
+    rim::{
+        connection::{Channel, Connection, ConnectionId, Message},
+        membership::{Identified, identify, presentable},
+        server::{RETRY, Server, Source, now, random, spare},
+        timers::Timer,
+    },
+};
+
+impl Server {
+    /// Takes in the connections that wait, as many as one turn allows.
+    pub(super) fn accept(&mut self) {
+        for _ in 0..ACCEPTS_IN_TURN {
+            match socket::accept(&self.place.listener) {
+                Ok(None) => return,
+                Ok(Some(call)) => self.greet(call),
+                Err(errno) => {
+                    tracing::warn!(%errno, "a connection could not be accepted");
+                    if !self.turn_away_one() {
+                        return self.pause_accepting();
+                    }
+                }
+            }
+        }
+    }
+
+    /// New connections may be accepted again.
+    pub(super) fn resume_accepting(&mut self) {
+        if self.spare.is_none() {
+            self.spare = spare().ok();
+        }
+        if !self.accepting
+            && epoll::modify(&self.epoll, &self.place.listener, Source::Listener.data(), EventFlags::IN).is_ok()
+        {
+            self.accepting = true;
+        }
+    }
+
+    /// Without a free file descriptor the kernel would report the same connection over and over.
+    fn pause_accepting(&mut self) {
+        if epoll::modify(&self.epoll, &self.place.listener, Source::Listener.data(), EventFlags::empty()).is_ok() {
+            self.accepting = false;
+        }
+        self.timers.set(Instant::now() + RETRY, Timer::Accept);
+    }
+
+    /// Tells one connection that there is no file descriptor for it, by means of the spare one.
+    fn turn_away_one(&mut self) -> bool {
+        if self.spare.take().is_none() {
+            return false;
+        }
+        if let Ok(Some(call)) = socket::accept(&self.place.listener) {
+            self.refuse(&call, no_fds());
+        }
+        self.spare = spare().ok();
+        self.spare.is_some()
+    }
+
+    fn greet(&mut self, call: OwnedFd) {
+        let ours = rustix::process::geteuid().as_raw();
+        match socket::peer(&call) {
+            Ok(peer) if peer.uid != ours => {
+                return self.refuse(&call, Refusal::WrongUser { broker: ours, peer: peer.uid });
+            }
+            Ok(_) => {}
+            Err(errno) => return tracing::warn!(%errno, "dropped a connection whose end is unknown"),
+        }
+        if self.strangers >= MAX_STRANGERS {
+            return self.refuse(
+                &call,
+                Refusal::Limit { limit: Limit::Clients, allowed: MAX_STRANGERS, needed: self.strangers + 1 },
+            );
+        }
+        self.last_connection += 1;
+        let id = ConnectionId(self.last_connection);
+        if let Err(errno) = epoll::add(&self.epoll, &call, Source::Socket(Channel::Call, id).data(), EventFlags::IN) {
+            return tracing::warn!(%errno, "dropped a connection that cannot be watched");
+        }
+        self.timers.set(Instant::now() + self.handshake_timeout, Timer::Handshake(id));
+        self.strangers += 1;
+        self.connections.insert(id, Connection::new(call));
+    }
+
+    /// The first message of a connection.
+    pub(super) fn on_hello(&mut self, id: ConnectionId, message: Message) {
+        let Message { frame, fds } = message;
+        let lost = fds.len() < frame.fds;
+        let (speaker, hello) = match self.read_hello(&frame.body) {
+            Ok(Ok(hello)) => hello,
+            Ok(Err(refusal)) => return self.send_away(id, refusal),
+            Err(why) => return self.hang_up(id, &why),
+        };
+        let Some(connection) = self.connections.get(&id) else { return };
+        // Telling what the client sent takes a file descriptor: without one, a pidfd would look like anything else.
+        if lost || spare().is_err() {
+            return self.send_away(id, no_fds());
+        }
+        match identify(connection.call(), &speaker, fds.into_iter().next()) {
+            Ok(client) => {
+                let admitted = match &hello.resume {
+                    Some(resume) => match self.members.resumable(resume, self.about.instance, &client) {
+                        Some(member) => self.resume(id, member),
+                        None => Err(Refusal::CannotResume),
+                    },
+                    None => self.join(id, client, &hello),
+                };
+                if let Err(refusal) = admitted {
+                    self.send_away(id, refusal);
+                }
+            }
+            Err(refusal) => self.send_away(id, refusal),
+        }
+    }
+
+    /// Outer error: no Partywall process. Inner error: one that we cannot talk to.
+    fn read_hello(&self, body: &[u8]) -> Result<Result<(Speaker, ClientHello), Refusal>, String> {
+        let greeting = handshake::decode(body).map_err(|e| e.to_string())?;
+        if greeting.speaker.protocol != PROTOCOL {
+            tracing::warn!(
+                pid = greeting.speaker.pid,
+                version = greeting.speaker.version,
+                protocol = greeting.speaker.protocol,
+                "a process speaks another protocol"
+            );
+            return Ok(Err(Refusal::Protocol));
+        }
+        let hello = greeting.decode().map_err(|e| e.to_string())?;
+        Ok(Ok((greeting.speaker, hello)))
+    }
+
+    fn join(&mut self, id: ConnectionId, client: Identified, hello: &ClientHello) -> Result<(), Refusal> {
+        let needed = self.members.len() as u64 + 1;
+        if needed > self.limits.clients {
+            return Err(Refusal::Limit { limit: Limit::Clients, allowed: self.limits.clients, needed });
+        }
+        let mut token = Token([0; 16]);
+        random(&mut token.0).map_err(|_| Refusal::ShuttingDown)?;
+        let (ours, theirs) = self.events_pair(id)?;
+        let command = presentable(hello);
+        let (pid, uid) = (client.pid, client.uid);
+        let member = self.members.join(client, token, id);
+        let watched = match self.members.pidfd(member) {
+            Some(pidfd) => epoll::add(&self.epoll, pidfd, Source::Exit(member).data(), EventFlags::IN),
+            None => Ok(()),
+        };
+        if let Err(errno) = watched {
+            tracing::warn!(%errno, "a member's end cannot be watched");
+            self.members.remove(member);
+            return Err(no_fds());
+        }
+        tracing::info!(%member, pid, command, "joined");
+        let identity = Identity { pid, uid, command: command.into() };
+        self.apply(Event::Joined { member, identity, at: now() });
+        self.welcome(id, member, ours, theirs, false);
+        Ok(())
+    }
+
+    fn resume(&mut self, id: ConnectionId, member: MemberId) -> Result<(), Refusal> {
+        let (ours, theirs) = self.events_pair(id)?;
+        if let Some(old) = self.members.current(member) {
+            self.hang_up(old, "its member goes on at another connection");
+        }
+        self.members.resume(member, id);
+        tracing::info!(%member, "resumed");
+        self.apply(Event::Resumed { member });
+        self.welcome(id, member, ours, theirs, true);
+        Ok(())
+    }
+
+    /// The events socket of a connection, and the end for the client.
+    fn events_pair(&self, id: ConnectionId) -> Result<(OwnedFd, OwnedFd), Refusal> {
+        let (ours, theirs) = socket::pair().map_err(|_| no_fds())?;
+        epoll::add(&self.epoll, &ours, Source::Socket(Channel::Events, id).data(), EventFlags::empty())
+            .map_err(|_| no_fds())?;
+        Ok((ours, theirs))
+    }
+
+    fn welcome(&mut self, id: ConnectionId, member: MemberId, ours: OwnedFd, theirs: OwnedFd, resumed: bool) {
+        let Some(token) = self.members.token(member) else { return };
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        connection.admit(member, ours, self.limits.message);
+        self.strangers -= 1;
+        let welcome = Welcome {
+            instance: self.about.instance,
+            member: member.0,
+            token,
+            resumed,
+            max_message: self.limits.message as u32,
+        };
+        let hello = BrokerHello { outcome: Ok(welcome) };
+        let sent = match handshake::encode(&Speaker::new(&self.about.version), &hello, 1) {
+            Ok(bytes) => connection.send(Channel::Call, bytes, vec![self.reclaimer.keep(theirs).into()]),
+            Err(error) => return self.hang_up(id, &error.to_string()),
+        };
+        if let Err(broken) = self.after_sending(id, Channel::Call, sent) {
+            self.hang_up(id, &broken.to_string());
+        }
+    }
+
+    /// Refuses a connection and drops it.
+    fn send_away(&mut self, id: ConnectionId, refusal: Refusal) {
+        if let Some(connection) = self.connections.get(&id) {
+            self.refuse(connection.call(), refusal);
+        }
+        self.drop_connection(id);
+    }
+
+    /// Tells a client why it does not become a member. It costs nothing to ask again.
+    pub(super) fn refuse(&self, call: impl AsFd, refusal: Refusal) {
+        tracing::info!(?refusal, "refused a connection");
+        let hello = BrokerHello { outcome: Err(refusal) };
+        match handshake::encode(&Speaker::new(&self.about.version), &hello, 0) {
+            // A fresh socket has room for this; a client that is gone needs no reason.
+            Ok(bytes) => drop(socket::send(call, &bytes, &[])),
+            Err(error) => tracing::error!(%error, "a refusal could not be encoded"),
+        }
+    }
+}
+
+/// This process cannot open another file.
+fn no_fds() -> Refusal {
+    let open_files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
+    Refusal::Limit { limit: Limit::Fds, allowed: open_files, needed: open_files.saturating_add(1) }
+}
+
+/// Connections accepted before others have their turn.
+const ACCEPTS_IN_TURN: usize = 64;
+
+/// Connections at once that have not said yet who they are.
+const MAX_STRANGERS: u64 = 1024;

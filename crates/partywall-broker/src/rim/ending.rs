@@ -1,0 +1,85 @@
+//! How the broker ends.
+
+use std::time::{Duration, Instant};
+
+use partywall_os::socket::{self, Ready};
+use partywall_wire::Refusal;
+
+use crate::{
+    Exit,
+    rim::{
+        connection::{Channel, Phase, Sent},
+        server::Server,
+        timers::Timer,
+    },
+};
+
+impl Server {
+    /// Begins to count the time without members and names, or stops counting.
+    pub(super) fn note_idleness(&mut self) {
+        let Some(idle_exit) = self.idle_exit else { return };
+        if !self.registry.is_idle() || !self.connections.is_empty() {
+            self.idle_since = None;
+        } else if self.idle_since.is_none() {
+            let now = Instant::now();
+            self.idle_since = Some(now);
+            self.timers.set(now + idle_exit, Timer::Idle);
+        }
+    }
+
+    /// Leaves if nobody has been here for long enough and nobody is on the way.
+    pub(super) fn leave_if_idle(&mut self) {
+        let (Some(idle_exit), Some(since)) = (self.idle_exit, self.idle_since) else { return };
+        if since.elapsed() < idle_exit {
+            return;
+        }
+        // Whoever holds the lock is looking for a broker: it will find this one.
+        let Ok(_lock) = self.place.file.lock_directory() else {
+            self.timers.set(Instant::now() + IDLE_RETRY, Timer::Idle);
+            return;
+        };
+        self.accept();
+        if !self.connections.is_empty() {
+            return;
+        }
+        self.place.file.remove();
+        tracing::info!("leaving: nobody needs this broker");
+        self.exit = Some(Exit::Idle);
+    }
+
+    /// Leaves nothing behind.
+    pub(super) fn finish(mut self) {
+        self.place.file.remove();
+        self.turn_away_the_rest();
+        let deadline = Instant::now() + PATIENCE;
+        for connection in self.connections.values_mut() {
+            while connection.owes_reply()
+                && socket::wait(connection.call(), Ready::Write, Some(deadline)) == Ok(true)
+                && connection.flush(Channel::Call).is_ok_and(|sent| sent != Sent::NoRoom)
+            {}
+        }
+        let Self { reclaimer, connections, store, place, .. } = self;
+        drop((connections, store, place));
+        reclaimer.finish(PATIENCE);
+        tracing::info!("ended");
+    }
+
+    /// Refuses whoever waits to be accepted: the broker is about to end.
+    fn turn_away_the_rest(&mut self) {
+        self.spare = None;
+        while let Ok(Some(call)) = socket::accept(&self.place.listener) {
+            self.refuse(&call, Refusal::ShuttingDown);
+        }
+        for connection in self.connections.values() {
+            if connection.phase() == Phase::Handshake {
+                self.refuse(connection.call(), Refusal::ShuttingDown);
+            }
+        }
+    }
+}
+
+/// How long to wait when somebody is looking for a broker just as this one wants to leave.
+const IDLE_RETRY: Duration = Duration::from_secs(1);
+
+/// How long the end may take on account of others.
+const PATIENCE: Duration = Duration::from_secs(5);

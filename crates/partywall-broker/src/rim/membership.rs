@@ -1,0 +1,276 @@
+//! Who a client is, and the proof that it is dead.
+//!
+//! A member counts as dead when three things are known: its process has exited (its pidfd is readable), nobody holds
+//! the other end of any of its connections (a forked child holds them as it holds the GPU's files), and both were so
+//! for the settle time. Each alone proves nothing: a live process may hang up, and the driver may still write for a
+//! process that has just exited.
+
+use std::{
+    collections::BTreeSet,
+    os::fd::{BorrowedFd, OwnedFd},
+    time::{Duration, Instant},
+};
+
+use partywall_os::{
+    process::{self, PidfdInfo},
+    socket,
+};
+use partywall_wire::{ClientHello, Refusal, Resume, Token, handshake::Speaker, limits::MAX_COMMAND};
+
+use crate::{
+    registry::MemberId,
+    rim::{connection::ConnectionId, ids::IdMap},
+};
+
+/// All members that are not proved dead.
+#[derive(Debug, Default)]
+pub(super) struct Membership {
+    seats: IdMap<MemberId, Seat>,
+    last: u64,
+}
+
+/// What the rim knows of a member.
+#[derive(Debug)]
+pub(super) struct Seat {
+    pub(super) token: Token,
+    pub(super) pid: u32,
+    /// Where it speaks; absent while it is a suspect.
+    pub(super) current: Option<ConnectionId>,
+    /// Connections of it whose other end somebody holds, the current one among them.
+    held: BTreeSet<ConnectionId>,
+    /// Until it has exited.
+    pidfd: Option<OwnedFd>,
+    exited: Option<Instant>,
+    hung_up: Option<Instant>,
+    /// Whether the registry was told that a child holds its connection.
+    held_by_child: bool,
+}
+
+/// What is proved of a member.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Proof {
+    /// Nothing yet.
+    None,
+    /// It has exited, and a child holds a connection of it.
+    HeldByChild,
+    /// It is dead.
+    Dead,
+}
+
+impl Membership {
+    pub(super) fn join(&mut self, client: Identified, token: Token, connection: ConnectionId) -> MemberId {
+        self.last += 1;
+        let member = MemberId(self.last);
+        let seat = Seat {
+            token,
+            pid: client.pid,
+            current: Some(connection),
+            held: BTreeSet::from([connection]),
+            pidfd: Some(client.pidfd),
+            exited: None,
+            hung_up: None,
+            held_by_child: false,
+        };
+        self.seats.insert(member, seat);
+        member
+    }
+
+    /// The member that a client may go on as.
+    pub(super) fn resumable(&self, resume: &Resume, instance: u64, client: &Identified) -> Option<MemberId> {
+        let member = MemberId(resume.member);
+        let seat = self.seats.get(&member)?;
+        // A forked child knows its parent's token; it is another process all the same.
+        let same = resume.instance == instance && seat.token == resume.token && seat.pid == client.pid;
+        (same && seat.exited.is_none()).then_some(member)
+    }
+
+    /// The member goes on at another connection. Returns the one that it had until now.
+    pub(super) fn resume(&mut self, member: MemberId, connection: ConnectionId) -> Option<ConnectionId> {
+        let seat = self.seats.get_mut(&member)?;
+        seat.held.insert(connection);
+        seat.hung_up = None;
+        seat.current.replace(connection)
+    }
+
+    /// The member has no connection to speak through any more, though somebody may still hold the old one.
+    pub(super) fn suspend(&mut self, member: MemberId, connection: ConnectionId) -> bool {
+        match self.seats.get_mut(&member) {
+            Some(seat) if seat.current == Some(connection) => {
+                seat.current = None;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Nobody holds the other end of this connection any more.
+    pub(super) fn closed(&mut self, member: MemberId, connection: ConnectionId) {
+        if let Some(seat) = self.seats.get_mut(&member) {
+            seat.held.remove(&connection);
+            if seat.held.is_empty() {
+                seat.hung_up = Some(Instant::now());
+            }
+        }
+    }
+
+    /// The member's process has exited. Returns its pidfd, which has told all it can.
+    pub(super) fn exited(&mut self, member: MemberId) -> Option<OwnedFd> {
+        let seat = self.seats.get_mut(&member)?;
+        seat.exited.get_or_insert_with(Instant::now);
+        seat.pidfd.take()
+    }
+
+    /// Marks that the registry knows of the child. False if it did already.
+    pub(super) fn note_child(&mut self, member: MemberId) -> bool {
+        self.seats.get_mut(&member).is_some_and(|seat| !std::mem::replace(&mut seat.held_by_child, true))
+    }
+
+    /// Forgets a member. Returns its pidfd and its connections.
+    pub(super) fn remove(&mut self, member: MemberId) -> Option<(Option<OwnedFd>, Vec<ConnectionId>)> {
+        let seat = self.seats.remove(&member)?;
+        Some((seat.pidfd, seat.held.into_iter().collect()))
+    }
+
+    /// The oldest connection of a member that is not its current one, if it has more of them than is reasonable.
+    pub(super) fn surplus(&self, member: MemberId) -> Option<ConnectionId> {
+        let seat = self.seats.get(&member)?;
+        let mut old = seat.held.iter().filter(|held| seat.current != Some(**held));
+        old.next().copied().filter(|_| old.count() >= MAX_LINGERING)
+    }
+
+    pub(super) fn current(&self, member: MemberId) -> Option<ConnectionId> {
+        self.seats.get(&member)?.current
+    }
+
+    pub(super) fn token(&self, member: MemberId) -> Option<Token> {
+        Some(self.seats.get(&member)?.token)
+    }
+
+    pub(super) fn pidfd(&self, member: MemberId) -> Option<BorrowedFd<'_>> {
+        self.seats.get(&member)?.pidfd.as_ref().map(std::os::fd::AsFd::as_fd)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.seats.len()
+    }
+
+    /// What is proved of a member by now.
+    pub(super) fn proof(&self, member: MemberId, settle: Duration) -> Proof {
+        let Some(seat) = self.seats.get(&member) else { return Proof::None };
+        let settled = |since: Instant| since.elapsed() >= settle;
+        match (seat.exited, seat.hung_up) {
+            (Some(exited), Some(hung_up)) if settled(exited) && settled(hung_up) => Proof::Dead,
+            (Some(exited), None) if settled(exited) => Proof::HeldByChild,
+            _ => Proof::None,
+        }
+    }
+
+    /// Whether a member's process has exited.
+    pub(super) fn has_exited(&self, member: MemberId) -> bool {
+        self.seats.get(&member).is_some_and(|seat| seat.exited.is_some())
+    }
+}
+
+/// A client that has proved which process it is.
+#[derive(Debug)]
+pub(super) struct Identified {
+    pub(super) pid: u32,
+    pub(super) uid: u32,
+    pub(super) pidfd: OwnedFd,
+}
+
+/// Finds out which process is at the other end of `call`, given the pidfd that it sent.
+pub(super) fn identify(call: BorrowedFd<'_>, speaker: &Speaker, sent: Option<OwnedFd>) -> Result<Identified, Refusal> {
+    let no_pidfd = |why: String| Refusal::NoPidfd { why };
+    let peer =
+        socket::peer(call).map_err(|errno| no_pidfd(format!("the kernel does not say who connected: {errno}")))?;
+    let sent = sent.ok_or_else(|| no_pidfd("no file descriptor came with the handshake".into()))?;
+    match (process::pidfd_info(&sent), peer.pid) {
+        (None, _) => return Err(no_pidfd("the file descriptor that came is no pidfd".into())),
+        (Some(PidfdInfo::Gone), _) => {
+            return Err(no_pidfd("the pidfd that came is of a process that has ended".into()));
+        }
+        (Some(PidfdInfo::Process(sent)), Some(connected)) if sent != connected => {
+            return Err(no_pidfd(format!(
+                "the pidfd that came is of process {sent}, but process {connected} connected"
+            )));
+        }
+        // A process of another PID namespace is not visible from here: its word, and the kernel's below, must do.
+        (Some(PidfdInfo::Process(_) | PidfdInfo::Elsewhere), _) => {}
+    }
+    let pidfd = process::peer_pidfd(call).unwrap_or(sent);
+    Ok(Identified { pid: peer.pid.unwrap_or(speaker.pid), uid: peer.uid, pidfd })
+}
+
+/// A command line that can be shown: short, and without characters that a terminal would obey.
+pub(super) fn presentable(hello: &ClientHello) -> String {
+    let mut command: String = hello.command.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    let end = (0..=MAX_COMMAND.min(command.len())).rev().find(|end| command.is_char_boundary(*end));
+    command.truncate(end.unwrap_or(0));
+    command
+}
+
+/// Old connections of one member that are watched for a child that holds them.
+const MAX_LINGERING: usize = 4;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn client() -> Identified {
+        Identified { pid: std::process::id(), uid: 0, pidfd: process::own_pidfd().unwrap() }
+    }
+
+    fn member() -> (Membership, MemberId, ConnectionId) {
+        let (mut members, connection) = (Membership::default(), ConnectionId(1));
+        let member = members.join(client(), Token([7; 16]), connection);
+        (members, member, connection)
+    }
+
+    #[test]
+    fn neither_hanging_up_nor_exiting_alone_proves_death() {
+        let (mut members, member, connection) = member();
+        assert_eq!(members.proof(member, Duration::ZERO), Proof::None);
+        members.closed(member, connection);
+        assert_eq!(members.proof(member, Duration::ZERO), Proof::None);
+
+        let (mut members, member, connection) = self::member();
+        members.exited(member);
+        assert_eq!(members.proof(member, Duration::ZERO), Proof::HeldByChild);
+        members.closed(member, connection);
+        assert_eq!(members.proof(member, Duration::ZERO), Proof::Dead);
+        assert_eq!(members.proof(member, Duration::from_secs(3600)), Proof::None);
+    }
+
+    #[test]
+    fn every_connection_of_a_member_has_to_end() {
+        let (mut members, member, first) = member();
+        let second = ConnectionId(2);
+        assert_eq!(members.resume(member, second), Some(first));
+        members.exited(member);
+        members.closed(member, second);
+        assert_eq!(members.proof(member, Duration::ZERO), Proof::HeldByChild);
+        members.closed(member, first);
+        assert_eq!(members.proof(member, Duration::ZERO), Proof::Dead);
+    }
+
+    #[test]
+    fn only_the_same_live_process_resumes() {
+        let (mut members, member, _) = member();
+        let right = Resume { instance: 5, member: member.0, token: Token([7; 16]) };
+        assert_eq!(members.resumable(&right, 5, &client()), Some(member));
+        assert_eq!(members.resumable(&right, 6, &client()), None);
+        assert_eq!(members.resumable(&Resume { token: Token([8; 16]), ..right.clone() }, 5, &client()), None);
+        assert_eq!(members.resumable(&Resume { member: 9, ..right.clone() }, 5, &client()), None);
+        assert_eq!(members.resumable(&right, 5, &Identified { pid: 1, ..client() }), None);
+        members.exited(member);
+        assert_eq!(members.resumable(&right, 5, &client()), None);
+    }
+
+    #[test]
+    fn commands_are_short_and_harmless() {
+        let shown = |command: &str| presentable(&ClientHello { command: command.into(), resume: None });
+        assert_eq!(shown("a\x1b[31mb\nc"), "a [31mb c");
+        assert_eq!(shown(&"ä".repeat(MAX_COMMAND)), "ä".repeat(MAX_COMMAND / 2));
+    }
+}

@@ -1,0 +1,29 @@
+//! Between the registry and the world: sockets, file descriptors, clocks, processes.
+//!
+//! | module | contains |
+//! |---|---|
+//! | [`server`] | the loop: waits for the kernel, feeds the registry, carries out its effects |
+//! | `admission` | new connections: accepting, refusing, shaking hands |
+//! | `requests` | a member's requests in, the registry's effects out |
+//! | `parting` | connections that end, processes that exit, and what they prove together |
+//! | `ending` | how the broker ends: idle, or asked to |
+//! | `connection` | bytes and file descriptors of one client, in and out, within bounds |
+//! | `membership` | who a client is, and the proof that it is dead |
+//! | `fds` | donated file descriptors: what they are, who keeps them |
+//! | `translate` | between the wire's types and the registry's |
+//! | `reclaimer` | closes file descriptors off the loop |
+//! | `ids` | tables by our own numbers |
+//! | `timers` | what is to happen later |
+
+mod admission;
+mod connection;
+mod ending;
+mod fds;
+mod ids;
+mod membership;
+mod parting;
+mod reclaimer;
+mod requests;
+pub(crate) mod server;
+mod timers;
+mod translate;

@@ -1,0 +1,101 @@
+//! A member's requests in, the registry's effects out.
+
+use std::collections::VecDeque;
+
+use partywall_wire::{Reply, Request, frame, limits::MAX_MESSAGE};
+
+use crate::{
+    Exit,
+    registry::{Effect, Event, FdId, MemberId, RequestId},
+    rim::{
+        connection::{Broken, Channel, ConnectionId, Message},
+        fds::missing,
+        server::Server,
+        translate,
+    },
+};
+
+impl Server {
+    /// A message of a member.
+    pub(super) fn on_request(&mut self, id: ConnectionId, member: MemberId, message: Message) {
+        let Message { frame, fds } = message;
+        let request: Request = match frame.decode() {
+            Ok(request) => request,
+            Err(error) => return self.hang_up(id, &error.to_string()),
+        };
+        tracing::trace!(%member, request = request.id, call = ?request.call, "request");
+        let arrived = fds.len();
+        // Whatever becomes of the request: closing GPU memory is nothing for this thread.
+        let fds: Vec<_> = fds.into_iter().map(|fd| self.reclaimer.keep(fd)).collect();
+        let call = if arrived < frame.fds {
+            tracing::warn!(%member, arrived, sent = frame.fds, "no free file descriptor for what came");
+            Err(missing(arrived))
+        } else {
+            translate::call(request.call, fds, &mut self.store)
+        };
+        match call {
+            Ok(call) => self.apply(Event::Request { member, request: RequestId(request.id), call }),
+            Err(refusal) => {
+                let reply = Reply { id: request.id, outcome: Err(refusal) };
+                if let Err(broken) = self.send(member, Channel::Call, &reply, &[]) {
+                    self.hang_up(id, &broken.to_string());
+                }
+            }
+        }
+    }
+
+    /// Does what the registry says, and what follows from that.
+    pub(super) fn carry_out(&mut self, effects: Vec<Effect>) {
+        let mut effects = VecDeque::from(effects);
+        while let Some(effect) = effects.pop_front() {
+            match effect {
+                Effect::Reply { member, request, outcome, fds } => {
+                    if effects.contains(&Effect::Stop) {
+                        // Whoever is told that this broker ends may start the next one at once.
+                        self.place.file.remove();
+                    }
+                    let outcome = translate::outcome(outcome, &self.about);
+                    let sent = self.send(member, Channel::Call, &Reply { id: request.0, outcome }, &fds);
+                    effects.extend(self.hang_up_if_broken(member, sent));
+                }
+                Effect::Notify { member, ticket, outcome, fds } => {
+                    let outcome = translate::outcome(outcome, &self.about);
+                    let verdict = partywall_wire::Event::Verdict { ticket: ticket.0, outcome };
+                    let sent = self.send(member, Channel::Events, &verdict, &fds);
+                    effects.extend(self.hang_up_if_broken(member, sent));
+                }
+                Effect::Close(fds) => self.store.close(&fds),
+                Effect::Disconnect(member) => {
+                    tracing::info!(%member, "left");
+                    self.forget(member);
+                }
+                Effect::Stop => {
+                    tracing::info!("asked to stop by a member");
+                    self.exit = Some(Exit::Stopped);
+                }
+            }
+        }
+    }
+
+    fn hang_up_if_broken(&mut self, member: MemberId, sent: Result<(), Broken>) -> Vec<Effect> {
+        match (sent, self.members.current(member)) {
+            (Err(broken), Some(id)) => self.hang_up_quietly(id, &broken.to_string()),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Sends a message to a member, wherever it speaks now. A suspect gets nothing: it will ask again.
+    fn send<T: serde::Serialize>(
+        &mut self,
+        member: MemberId,
+        channel: Channel,
+        message: &T,
+        fds: &[FdId],
+    ) -> Result<(), Broken> {
+        let Some(id) = self.members.current(member) else { return Ok(()) };
+        let Some(connection) = self.connections.get_mut(&id) else { return Ok(()) };
+        let bytes = frame::encode(message, fds.len(), MAX_MESSAGE).map_err(|e| Broken::Malformed(e.to_string()))?;
+        let sent = connection.send(channel, bytes, self.store.share(fds));
+        self.after_sending(id, channel, sent)
+    }
+}

@@ -1,0 +1,410 @@
+//! The loop: waits for the kernel, feeds the registry, carries out its effects.
+//!
+//! One request costs one wait, one read and one write; everything else here is for when something goes wrong.
+
+use std::{
+    collections::BTreeSet,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    time::{Duration, Instant, SystemTime},
+};
+
+use partywall_os::{Errno, process::raise_fd_limit, socket};
+use partywall_wire::Limit;
+use rustix::{
+    event::epoll::{self, CreateFlags, EventData, EventFlags},
+    pipe::{PipeFlags, pipe_with},
+};
+
+use crate::{
+    Config, Exit, RunError, StartError,
+    bind::Place,
+    config::Resolved,
+    registry::{Bounds, Event, MemberId, Registry},
+    rim::{
+        connection::{Broken, Channel, Connection, ConnectionId, Phase, Read, Sent},
+        fds::FdStore,
+        ids::IdMap,
+        membership::Membership,
+        reclaimer::Reclaimer,
+        timers::{Timer, Timers},
+        translate::About,
+    },
+};
+
+/// A broker that listens.
+#[derive(Debug)]
+pub(crate) struct Server {
+    pub(super) epoll: OwnedFd,
+    pub(super) place: Place,
+    /// A pipe through which any byte ends the broker. The end that is read stays open because it is watched.
+    _stop: OwnedFd,
+    stopper: OwnedFd,
+    pub(super) registry: Registry,
+    pub(super) store: FdStore,
+    pub(super) members: Membership,
+    pub(super) connections: IdMap<ConnectionId, Connection>,
+    /// Connections whose messages did not all get their turn.
+    unfinished: BTreeSet<ConnectionId>,
+    /// How many connections have not said yet who they are.
+    pub(super) strangers: u64,
+    pub(super) last_connection: u64,
+    pub(super) timers: Timers,
+    pub(super) reclaimer: Reclaimer,
+    /// Given up for a moment to refuse a connection when no other file descriptor is left.
+    pub(super) spare: Option<OwnedFd>,
+    /// Whether the kernel tells us of new connections.
+    pub(super) accepting: bool,
+    pub(super) limits: Resolved,
+    pub(super) about: About,
+    pub(super) settle: Duration,
+    pub(super) handshake_timeout: Duration,
+    pub(super) idle_exit: Option<Duration>,
+    pub(super) idle_since: Option<Instant>,
+    pub(super) exit: Option<Exit>,
+    /// Reused by every read.
+    buffer: Vec<u8>,
+}
+
+impl Server {
+    pub(crate) fn bind(config: Config) -> Result<Self, StartError> {
+        let failed = StartError::errno;
+        let limits = config.limits.resolve(raise_fd_limit());
+        let epoll = epoll::create(CreateFlags::CLOEXEC).map_err(failed("make an epoll instance"))?;
+        let (stop, stopper) =
+            pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).map_err(failed("make a pipe for the stop signal"))?;
+        let spare = spare().map_err(failed("open a spare file descriptor"))?;
+        let mut instance = [0; 8];
+        random(&mut instance).map_err(failed("draw random numbers"))?;
+        let reclaimer = Reclaimer::start()
+            .map_err(|errno| StartError::Errno { what: "start the reclaimer thread".into(), errno })?;
+        let place = Place::take(&config.socket, config.starter_holds_lock)?;
+        let watched = epoll::add(&epoll, &place.listener, Source::Listener.data(), EventFlags::IN)
+            .and_then(|()| epoll::add(&epoll, &stop, Source::Stop.data(), EventFlags::IN));
+        if let Err(errno) = watched {
+            place.file.remove();
+            return Err(failed("watch the listening socket")(errno));
+        }
+        let about = About {
+            pid: std::process::id(),
+            version: config.version,
+            instance: u64::from_le_bytes(instance),
+            started_at: now(),
+            log: config.log_path.map(|path| path.display().to_string()),
+            limits: vec![
+                (Limit::Bytes, limits.bytes),
+                (Limit::Names, limits.names),
+                (Limit::Fds, limits.fds),
+                (Limit::Clients, limits.clients),
+                (Limit::Message, limits.message as u64),
+                (Limit::Waits, limits.waits),
+                (Limit::Leases, limits.leases),
+            ],
+        };
+        tracing::info!(
+            domain = config.domain, socket = %place.file.path().display(), pid = about.pid, version = about.version,
+            instance = about.instance, clients = limits.clients, fds = limits.fds, "listening"
+        );
+        Ok(Self {
+            epoll,
+            place,
+            _stop: stop,
+            stopper,
+            registry: Registry::new(Bounds {
+                bytes: limits.bytes,
+                names: limits.names,
+                fds: limits.fds,
+                waits: limits.waits,
+                leases: limits.leases,
+            }),
+            store: FdStore::default(),
+            members: Membership::default(),
+            connections: IdMap::default(),
+            unfinished: BTreeSet::new(),
+            strangers: 0,
+            last_connection: 0,
+            timers: Timers::default(),
+            reclaimer,
+            spare: Some(spare),
+            accepting: true,
+            limits,
+            about,
+            settle: config.settle,
+            handshake_timeout: config.handshake_timeout,
+            idle_exit: config.idle_exit,
+            idle_since: None,
+            exit: None,
+            buffer: vec![0; READ_BYTES],
+        })
+    }
+
+    /// Serves until somebody ends it or nobody needs it.
+    pub(crate) fn run(mut self) -> Result<Exit, RunError> {
+        let mut events = Vec::with_capacity(EVENTS);
+        let outcome = loop {
+            self.note_idleness();
+            if let Some(exit) = self.exit {
+                break Ok(exit);
+            }
+            self.discard_timers();
+            let pause = if self.unfinished.is_empty() { self.timers.wait() } else { Some(Duration::ZERO) };
+            let timeout = pause.map(socket::timespec);
+            events.clear();
+            match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), timeout.as_ref()) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(errno) => break Err(RunError(errno.into())),
+            }
+            for event in &events {
+                let (token, flags) = (event.data.u64(), event.flags);
+                self.on_event(Source::of(token), flags);
+            }
+            for id in std::mem::take(&mut self.unfinished) {
+                self.go_on(id);
+            }
+            while let Some(timer) = self.timers.pop_due() {
+                self.on_timer(timer);
+            }
+        };
+        self.finish();
+        outcome
+    }
+
+    /// A file descriptor to which any byte may be written to end the broker.
+    pub(crate) fn stopper(&self) -> BorrowedFd<'_> {
+        self.stopper.as_fd()
+    }
+
+    pub(crate) fn instance(&self) -> u64 {
+        self.about.instance
+    }
+
+    fn on_event(&mut self, source: Source, flags: EventFlags) {
+        match source {
+            Source::Listener => self.accept(),
+            Source::Stop => {
+                tracing::info!("asked to stop by a signal");
+                self.exit = Some(Exit::Signalled);
+            }
+            Source::Exit(member) => self.on_exit(member),
+            Source::Socket(Channel::Call, id) => {
+                if flags.contains(EventFlags::IN) {
+                    self.on_readable(id, Thoroughness::Usual);
+                } else if flags.intersects(EventFlags::HUP | EventFlags::ERR) {
+                    self.on_end(id);
+                }
+                if flags.contains(EventFlags::OUT) {
+                    self.flush(id, Channel::Call);
+                }
+            }
+            Source::Socket(Channel::Events, id) => {
+                if flags.intersects(EventFlags::HUP | EventFlags::ERR) {
+                    // A client that closes both may have said goodbye on the other one. As long as it goes on there, it
+                    // is a client like others; this event comes again.
+                    if self.on_readable(id, Thoroughness::Final) {
+                        self.hang_up(id, "its events socket has ended");
+                    }
+                } else if flags.contains(EventFlags::OUT) {
+                    self.flush(id, Channel::Events);
+                }
+            }
+        }
+    }
+
+    /// Forgets handshakes that are over, and idleness that has ended.
+    fn discard_timers(&mut self) {
+        let (connections, idle) = (&self.connections, self.idle_since.is_some());
+        self.timers.discard(|timer| match timer {
+            Timer::Handshake(id) => connections.get(&id).is_none_or(|c| c.phase() != Phase::Handshake),
+            Timer::Idle => !idle,
+            Timer::Settle(_) | Timer::Flush(_) | Timer::Accept => false,
+        });
+    }
+
+    fn on_timer(&mut self, timer: Timer) {
+        match timer {
+            Timer::Handshake(id) => {
+                if self.connections.get(&id).is_some_and(|c| c.phase() == Phase::Handshake) {
+                    tracing::warn!(connection = id.0, "dropped: it did not say in time who it is");
+                    self.drop_connection(id);
+                }
+            }
+            Timer::Settle(member) => self.weigh(member),
+            Timer::Flush(id) => {
+                self.flush(id, Channel::Call);
+                self.flush(id, Channel::Events);
+            }
+            Timer::Accept => self.resume_accepting(),
+            Timer::Idle => self.leave_if_idle(),
+        }
+    }
+
+    /// Reads what a client has sent and does it, as much as one turn allows. Whether nothing is left to read.
+    pub(super) fn on_readable(&mut self, id: ConnectionId, thoroughness: Thoroughness) -> bool {
+        if self.unfinished.remove(&id) && !self.go_on(id) {
+            return false;
+        }
+        // Taken out for the time of its use, because what it brings concerns all of `self`.
+        let mut buffer = std::mem::take(&mut self.buffer);
+        let drained = self.read_and_do(id, thoroughness, &mut buffer);
+        self.buffer = buffer;
+        drained
+    }
+
+    fn read_and_do(&mut self, id: ConnectionId, thoroughness: Thoroughness, buffer: &mut [u8]) -> bool {
+        for _ in 0..READS_IN_TURN {
+            let Some(connection) = self.connections.get_mut(&id) else { return true };
+            match connection.read(buffer) {
+                Ok(Read::Nothing) => return true,
+                Ok(Read::End) => {
+                    self.on_end(id);
+                    return true;
+                }
+                Ok(Read::Bytes { full }) => {
+                    if !self.go_on(id) {
+                        return false;
+                    }
+                    // A full buffer is the sign that more is waiting; else asking would cost a call for nothing.
+                    if !full && thoroughness == Thoroughness::Usual {
+                        return false;
+                    }
+                }
+                Err(broken) => {
+                    self.hang_up(id, &broken.to_string());
+                    return true;
+                }
+            }
+        }
+        false
+    }
+
+    /// Does what the messages say that have been read, as many as one turn allows. Whether that was all.
+    fn go_on(&mut self, id: ConnectionId) -> bool {
+        for _ in 0..MESSAGES_IN_TURN {
+            let Some(connection) = self.connections.get_mut(&id).filter(|_| self.exit.is_none()) else { return true };
+            let phase = connection.phase();
+            if matches!(phase, Phase::Lingering(_)) {
+                connection.take_received().into_iter().for_each(|fd| drop(self.reclaimer.keep(fd)));
+                return true;
+            }
+            match (connection.next_message(), phase) {
+                (Ok(None), _) => return true,
+                (Ok(Some(message)), Phase::Member(member)) => self.on_request(id, member, message),
+                (Ok(Some(message)), _) => self.on_hello(id, message),
+                (Err(broken), _) => {
+                    self.hang_up(id, &broken.to_string());
+                    return true;
+                }
+            }
+        }
+        self.unfinished.insert(id);
+        false
+    }
+
+    /// Goes on sending what waits for a client.
+    fn flush(&mut self, id: ConnectionId, channel: Channel) {
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        let sent = connection.flush(channel);
+        if let Err(broken) = self.after_sending(id, channel, sent) {
+            self.hang_up(id, &broken.to_string());
+        }
+    }
+
+    /// Arranges for the rest to be sent, if there is a rest.
+    pub(super) fn after_sending(
+        &mut self,
+        id: ConnectionId,
+        channel: Channel,
+        sent: Result<Sent, Broken>,
+    ) -> Result<(), Broken> {
+        let sent = sent?;
+        let Some(connection) = self.connections.get_mut(&id) else { return Ok(()) };
+        if sent == Sent::NoRoom {
+            self.timers.set(Instant::now() + RETRY, Timer::Flush(id));
+        }
+        if let Some(interest) = connection.change_of_interest(channel, sent)
+            && let Some(socket) = connection.socket(channel)
+        {
+            epoll::modify(&self.epoll, socket, Source::Socket(channel, id).data(), interest)?;
+        }
+        Ok(())
+    }
+
+    /// Feeds the registry and does what it says.
+    pub(super) fn apply(&mut self, event: Event) {
+        let effects = self.registry.apply(event);
+        self.carry_out(effects);
+    }
+}
+
+/// How far to read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Thoroughness {
+    /// As far as is likely to bring something.
+    Usual,
+    /// Until the kernel says that nothing is left.
+    Final,
+}
+
+/// What an event of the kernel is about. Numbers are never used twice, so an event that was waiting when its source was
+/// given up finds nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Source {
+    Listener,
+    Stop,
+    Socket(Channel, ConnectionId),
+    Exit(MemberId),
+}
+
+impl Source {
+    fn of(token: u64) -> Self {
+        let id = token >> 2;
+        match token & 3 {
+            0 => Self::Socket(Channel::Call, ConnectionId(id)),
+            1 => Self::Socket(Channel::Events, ConnectionId(id)),
+            2 => Self::Exit(MemberId(id)),
+            _ if id == 0 => Self::Listener,
+            _ => Self::Stop,
+        }
+    }
+
+    pub(super) fn data(self) -> EventData {
+        EventData::new_u64(match self {
+            Self::Socket(Channel::Call, id) => id.0 << 2,
+            Self::Socket(Channel::Events, id) => id.0 << 2 | 1,
+            Self::Exit(member) => member.0 << 2 | 2,
+            Self::Listener => 3,
+            Self::Stop => 1 << 2 | 3,
+        })
+    }
+}
+
+/// A file descriptor without a use.
+pub(super) fn spare() -> Result<OwnedFd, Errno> {
+    rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)
+}
+
+/// Fills `bytes` with random ones.
+pub(super) fn random(bytes: &mut [u8]) -> Result<(), Errno> {
+    // Up to 256 bytes come whole, once the kernel has gathered entropy at boot (getrandom(2)).
+    rustix::rand::getrandom(bytes, rustix::rand::GetRandomFlags::empty()).map(drop)
+}
+
+/// Milliseconds since 1970.
+pub(super) fn now() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Bytes of one read. Nearly every message fits.
+const READ_BYTES: usize = 64 * 1024;
+
+/// Full reads of one client before others have their turn.
+const READS_IN_TURN: usize = 8;
+
+/// Messages of one client before others have their turn. A correct library sends one, and waits for its answer.
+const MESSAGES_IN_TURN: usize = 32;
+
+/// Events taken from the kernel at once.
+const EVENTS: usize = 256;
+
+/// How long to wait where the kernel does not tell when it has room again.
+pub(super) const RETRY: Duration = Duration::from_millis(100);

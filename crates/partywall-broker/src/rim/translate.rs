@@ -1,0 +1,403 @@
+//! Between the wire's types and the registry's.
+
+use std::sync::Arc;
+
+use partywall_wire::{
+    self as wire, Answer, Refusal,
+    limits::{MAX_CHUNKS, MAX_INLINE_TABLE, check_name},
+};
+
+use crate::{
+    registry::{
+        Call, MemberId, Outcome, Refused, RequestId, Verdict,
+        effect::{Counts, Handle, Holder, Info, MemberRow, MemberState, NameRow, Opened, VersionRow},
+        event,
+        types::{Access, Bound, Chunk, ClaimId, Kind, LeaseId, Memory, Name, Place, Table},
+    },
+    rim::{
+        fds::{FdStore, check_chunk, check_table},
+        reclaimer::Donated,
+        server::now,
+    },
+};
+
+/// What the registry cannot know of the broker.
+#[derive(Debug)]
+pub(super) struct About {
+    pub(super) pid: u32,
+    pub(super) version: String,
+    pub(super) instance: u64,
+    pub(super) started_at: u64,
+    pub(super) log: Option<String>,
+    pub(super) limits: Vec<(wire::Limit, u64)>,
+}
+
+/// A request as the registry takes it. The file descriptors of a commit are checked, and given to `store` only if the
+/// request is well-formed.
+pub(super) fn call(call: wire::Call, fds: Vec<Donated>, store: &mut FdStore) -> Result<Call, Refusal> {
+    if !fds.is_empty() && !matches!(call, wire::Call::Commit(_)) {
+        return Err(invalid("this request carries no file descriptors"));
+    }
+    Ok(match call {
+        wire::Call::Ping => Call::Ping,
+        wire::Call::Commit(commit) => Call::Commit(self::commit(commit, fds, store)?),
+        wire::Call::Open(open) => Call::Open(event::Open {
+            name: name(open.name)?,
+            version: version(open.version)?,
+            access: match open.access {
+                wire::Access::Read => Access::Read,
+                wire::Access::Write => Access::Write,
+            },
+            wait: open.wait,
+        }),
+        wire::Call::OpenOrBuild { name } => Call::OpenOrBuild { name: self::name(name)? },
+        wire::Call::AbandonBuild { claim } => Call::AbandonBuild { claim: ClaimId(claim) },
+        wire::Call::Cancel { ticket } => Call::Cancel { ticket: RequestId(ticket) },
+        wire::Call::Release { lease } => Call::Release { lease: LeaseId(lease) },
+        wire::Call::AwaitWithdrawal { lease } => Call::AwaitWithdrawal { lease: LeaseId(lease) },
+        wire::Call::Remove { name } => Call::Remove { name: self::name(name)? },
+        wire::Call::Inspect { name, version } => {
+            Call::Inspect { name: self::name(name)?, version: self::version(version)? }
+        }
+        // Where to go on may be any text: it need not be a name.
+        wire::Call::List { after } => Call::List { after: after.map(Name::new) },
+        wire::Call::Members { after } => Call::Members { after: after.map(MemberId) },
+        wire::Call::Status => Call::Status,
+        wire::Call::Stop { force } => Call::Stop { force },
+        wire::Call::Bye => Call::Leave,
+        _ => return Err(invalid("this broker does not know the request")),
+    })
+}
+
+fn commit(commit: wire::Commit, fds: Vec<Donated>, store: &mut FdStore) -> Result<event::Commit, Refusal> {
+    let name = name(commit.name)?;
+    let kind = match commit.kind {
+        wire::Kind::Host => Kind::Host,
+        wire::Kind::Vmm => Kind::Vmm,
+        _ => return Err(invalid("this broker does not know the kind of memory")),
+    };
+    match (kind, commit.place) {
+        (Kind::Host, wire::Place::Host) | (Kind::Vmm, wire::Place::Gpu(_)) => {}
+        (Kind::Host, _) => return Err(invalid("memory of kind host is in main memory")),
+        (Kind::Vmm, _) => return Err(invalid("memory of kind vmm is on a GPU")),
+    }
+    let chunks = commit.chunks;
+    if chunks.len() > MAX_CHUNKS {
+        return Err(invalid(format!("{} chunks exceed the limit of {MAX_CHUNKS}", chunks.len())));
+    }
+    let tables = usize::from(matches!(commit.table, wire::Table::Fd { .. }));
+    if fds.len() != chunks.len() + tables {
+        let wanted = chunks.len() + tables;
+        return Err(invalid(format!("{wanted} file descriptors are needed, {} came", fds.len())));
+    }
+    if chunks.iter().try_fold(0_u64, |sum, bytes| sum.checked_add(*bytes)).is_none() {
+        return Err(invalid("the chunks' lengths overflow"));
+    }
+    for (index, (bytes, fd)) in chunks.iter().zip(&fds).enumerate() {
+        if let Some(fd) = fd.fd() {
+            check_chunk(index, fd, kind, *bytes, commit.mutable)?;
+        }
+    }
+    match &commit.table {
+        wire::Table::Inline(bytes) if bytes.len() > MAX_INLINE_TABLE => {
+            return Err(invalid(format!("a table of {} bytes belongs into a memfd", bytes.len())));
+        }
+        wire::Table::Inline(_) => {}
+        wire::Table::Fd { bytes } => {
+            if let Some(fd) = fds.last().and_then(Donated::fd) {
+                check_table(chunks.len(), fd, *bytes)?;
+            }
+        }
+    }
+
+    // Nothing is refused from here on: the store now holds what the registry will know of.
+    let mut ids = fds.into_iter().map(|fd| store.keep(fd));
+    let chunks = chunks.into_iter().zip(ids.by_ref()).map(|(bytes, fd)| Chunk { bytes, fd }).collect();
+    let table = match (commit.table, ids.next()) {
+        (wire::Table::Inline(bytes), _) => Table::Inline(bytes.into()),
+        (wire::Table::Fd { bytes }, Some(fd)) => Table::Fd { bytes, fd },
+        (wire::Table::Fd { .. }, None) => return Err(invalid("the table's file descriptor is missing")),
+    };
+    let memory = Memory {
+        kind,
+        place: match commit.place {
+            wire::Place::Host => Place::Host,
+            wire::Place::Gpu(uuid) => Place::Gpu(uuid),
+        },
+        chunks,
+        table,
+        tensors: commit.tensors,
+        mutable: commit.mutable,
+        kept: commit.kept,
+    };
+    let claim = commit.claim.map(ClaimId);
+    Ok(event::Commit { name, memory: Arc::new(memory), if_absent: commit.if_absent, claim, at: now() })
+}
+
+fn name(name: String) -> Result<Name, Refusal> {
+    match check_name(&name) {
+        Ok(()) => Ok(Name::new(name)),
+        Err(why) => Err(Refusal::BadName { name: name.chars().take(256).collect(), why }),
+    }
+}
+
+fn version(version: Option<u64>) -> Result<Option<u64>, Refusal> {
+    if version == Some(0) { Err(invalid("versions count from 1")) } else { Ok(version) }
+}
+
+pub(super) fn invalid(why: impl Into<String>) -> Refusal {
+    Refusal::Invalid { why: why.into() }
+}
+
+/// The wire's form of what came of a request.
+pub(super) fn outcome(outcome: Outcome, about: &About) -> Result<Answer, Refusal> {
+    outcome.map(|verdict| answer(verdict, about)).map_err(refusal)
+}
+
+fn answer(verdict: Verdict, about: &About) -> Answer {
+    match verdict {
+        Verdict::Done => Answer::Done,
+        Verdict::Pending => Answer::Pending,
+        Verdict::Committed { version, lease } => Answer::Committed { version, lease: lease.0 },
+        Verdict::Opened(opened) => Answer::Opened(self::opened(&opened)),
+        Verdict::Build { claim } => Answer::Build { claim: claim.0 },
+        Verdict::Withdrawn => Answer::Withdrawn,
+        Verdict::Removed { version, bytes_kept, holders } => {
+            Answer::Removed { version, bytes_kept, holders: holders.iter().map(holder).collect() }
+        }
+        Verdict::Info(info) => Answer::Info(Box::new(self::info(&info))),
+        Verdict::Names { names, more } => Answer::Names { names: names.iter().map(name_row).collect(), more },
+        Verdict::Members { members, more } => {
+            Answer::Members { members: members.iter().map(member_row).collect(), more }
+        }
+        Verdict::Status(counts) => Answer::Status(Box::new(status(&counts, about))),
+    }
+}
+
+fn opened(opened: &Opened) -> wire::Opened {
+    let memory = &opened.memory;
+    wire::Opened {
+        lease: opened.lease.0,
+        name: opened.name.to_string(),
+        version: opened.version,
+        kind: kind(memory.kind),
+        place: place(memory.place),
+        chunks: chunks(memory),
+        table: table(&memory.table),
+        mutable: memory.mutable,
+        kept: memory.kept,
+    }
+}
+
+fn info(info: &Info) -> wire::SegmentInfo {
+    wire::SegmentInfo {
+        name: info.name.to_string(),
+        version: version_row(&info.version),
+        chunks: chunks(&info.memory),
+        table: table(&info.memory.table),
+        is_latest: info.is_latest,
+        versions: info.versions.iter().map(version_row).collect(),
+        holders: info.holders.iter().map(holder).collect(),
+        builder: info.builder,
+    }
+}
+
+fn status(counts: &Counts, about: &About) -> wire::StatusInfo {
+    wire::StatusInfo {
+        pid: about.pid,
+        version: about.version.clone(),
+        instance: about.instance,
+        started_at: about.started_at,
+        log: about.log.clone(),
+        members: counts.members,
+        names: counts.names,
+        versions: counts.versions,
+        leases: counts.leases,
+        fds: counts.fds,
+        bytes: counts.bytes.iter().map(|(at, bytes)| (place(*at), *bytes)).collect(),
+        largest: counts.largest.iter().map(|(name, at, bytes)| (name.to_string(), place(*at), *bytes)).collect(),
+        limits: about.limits.clone(),
+    }
+}
+
+fn name_row(row: &NameRow) -> wire::NameInfo {
+    wire::NameInfo {
+        name: row.name.to_string(),
+        latest: row.latest.as_ref().map(version_row),
+        older: row.older,
+        older_bytes: row.older_bytes,
+    }
+}
+
+fn version_row(row: &VersionRow) -> wire::VersionInfo {
+    wire::VersionInfo {
+        version: row.version,
+        kind: kind(row.kind),
+        place: place(row.place),
+        bytes: row.bytes,
+        tensors: row.tensors,
+        mutable: row.mutable,
+        kept: row.kept,
+        committer: row.committer,
+        leases: row.leases,
+        committed_at: row.committed_at,
+    }
+}
+
+fn member_row(row: &MemberRow) -> wire::MemberInfo {
+    wire::MemberInfo {
+        member: row.member.0,
+        pid: row.pid,
+        uid: row.uid,
+        command: row.command.to_string(),
+        state: match row.state {
+            MemberState::Alive => wire::MemberState::Alive,
+            MemberState::Suspect => wire::MemberState::Suspect,
+            MemberState::HeldByChild => wire::MemberState::HeldByChild,
+        },
+        leases: row.leases,
+        bytes: row.bytes,
+        since: row.since,
+    }
+}
+
+fn holder(holder: &Holder) -> wire::HolderInfo {
+    wire::HolderInfo { pid: holder.pid, command: holder.command.to_string(), leases: holder.leases }
+}
+
+fn chunks(memory: &Memory) -> wire::ChunkBytes {
+    memory.chunks.iter().map(|chunk| chunk.bytes).collect()
+}
+
+fn table(table: &Table) -> wire::Table {
+    match table {
+        Table::Inline(bytes) => wire::Table::Inline(bytes.to_vec()),
+        Table::Fd { bytes, .. } => wire::Table::Fd { bytes: *bytes },
+    }
+}
+
+fn kind(kind: Kind) -> wire::Kind {
+    match kind {
+        Kind::Host => wire::Kind::Host,
+        Kind::Vmm => wire::Kind::Vmm,
+    }
+}
+
+fn place(place: Place) -> wire::Place {
+    match place {
+        Place::Host => wire::Place::Host,
+        Place::Gpu(uuid) => wire::Place::Gpu(uuid),
+    }
+}
+
+fn refusal(refused: Refused) -> Refusal {
+    match refused {
+        Refused::NotFound { name, near } => {
+            Refusal::NotFound { name: name.to_string(), near: near.iter().map(Name::to_string).collect() }
+        }
+        Refused::VersionNotFound { name, version, latest } => {
+            Refusal::VersionNotFound { name: name.to_string(), version, latest }
+        }
+        Refused::NameExists { name, version } => Refusal::NameExists { name: name.to_string(), version },
+        Refused::ReadOnly { name, version } => Refusal::ReadOnly { name: name.to_string(), version },
+        Refused::Invalid(why) => invalid(why),
+        Refused::Limit { bound, allowed, needed } => Refusal::Limit { limit: limit(bound), allowed, needed },
+        Refused::Stale(handle) => Refusal::Stale {
+            what: match handle {
+                Handle::Lease => "lease",
+                Handle::Claim => "claim",
+                Handle::Ticket => "ticket",
+            }
+            .into(),
+        },
+        Refused::InUse { names, members } => Refusal::InUse { names, members },
+    }
+}
+
+fn limit(bound: Bound) -> wire::Limit {
+    match bound {
+        Bound::Bytes => wire::Limit::Bytes,
+        Bound::Names => wire::Limit::Names,
+        Bound::Fds => wire::Limit::Fds,
+        Bound::Waits => wire::Limit::Waits,
+        Bound::Leases => wire::Limit::Leases,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use partywall_wire::{
+        Reply, frame,
+        limits::{MAX_COMMAND, MAX_NAME, MIN_MESSAGE},
+    };
+
+    use super::*;
+    use crate::registry::{
+        Bounds, Event, Registry,
+        event::{Commit, Identity, Open},
+    };
+
+    fn about() -> About {
+        About {
+            pid: 1,
+            version: "0".into(),
+            instance: u64::MAX,
+            started_at: 0,
+            log: Some("x".repeat(4096)),
+            limits: Vec::new(),
+        }
+    }
+
+    /// The longest names and command lines, the most chunks, the largest table inside a message, many of everything.
+    #[test]
+    fn every_answer_fits_the_smallest_message() {
+        let bounds = Bounds { bytes: u64::MAX, names: 1 << 20, fds: 1 << 30, waits: 1 << 20, leases: 1 << 20 };
+        let mut registry = Registry::new(bounds);
+        let mut last = 0;
+        let mut ask = |registry: &mut Registry, member: u64, call: Call| {
+            last += 1;
+            let request = RequestId(last);
+            let effects = registry.apply(Event::Request { member: MemberId(member), request, call });
+            let Some(crate::registry::Effect::Reply { outcome, fds, .. }) = effects.into_iter().next() else {
+                panic!("the reply comes first")
+            };
+            let reply = Reply { id: u64::MAX, outcome: self::outcome(outcome, &about()) };
+            frame::encode(&reply, fds.len(), MIN_MESSAGE).unwrap();
+            reply.outcome
+        };
+        let name = |i: u64| Name::new(format!("{}{i:04}", "n".repeat(MAX_NAME - 4)));
+        let open = |i: u64| Call::Open(Open { name: name(i), version: None, access: Access::Read, wait: false });
+        for member in 1..=300 {
+            let identity = Identity { pid: u32::MAX, uid: u32::MAX, command: "c".repeat(MAX_COMMAND).into() };
+            registry.apply(Event::Joined { member: MemberId(member), identity, at: u64::MAX });
+        }
+        for i in (0..300_u64).chain([0; 100]) {
+            let mut uuid = [0xff; 16];
+            uuid[..8].copy_from_slice(&i.to_le_bytes());
+            let memory = Arc::new(Memory {
+                kind: Kind::Vmm,
+                place: Place::Gpu(uuid),
+                chunks: vec![Chunk { bytes: 1 << 45, fd: crate::registry::FdId(0) }; MAX_CHUNKS],
+                table: Table::Inline(vec![0; MAX_INLINE_TABLE].into()),
+                tensors: u64::MAX,
+                mutable: false,
+                kept: true,
+            });
+            let commit = Commit { name: name(i), memory, if_absent: false, claim: None, at: u64::MAX };
+            ask(&mut registry, 1, Call::Commit(commit)).unwrap();
+        }
+        for member in 2..=300 {
+            ask(&mut registry, member, open(0)).unwrap();
+        }
+        for call in [
+            Call::Inspect { name: name(0), version: None },
+            Call::List { after: None },
+            Call::Members { after: None },
+            Call::Status,
+            Call::Remove { name: name(0) },
+        ] {
+            ask(&mut registry, 1, call).unwrap();
+        }
+        assert!(matches!(ask(&mut registry, 1, open(9999)), Err(Refusal::NotFound { near, .. }) if !near.is_empty()));
+    }
+}

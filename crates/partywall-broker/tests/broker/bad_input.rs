@@ -1,0 +1,274 @@
+//! Members that send what a correct library never sends.
+
+use std::os::fd::OwnedFd;
+
+use partywall_os::memfd::{self, Draft};
+use partywall_wire::{
+    Access, Answer, Call, Commit, FdFault, Kind, Limit, MemberState, Open, Place, Refusal, Request, Table, frame,
+    limits::{MAX_CHUNKS, MAX_INLINE_TABLE, MAX_MESSAGE, MAX_TABLE},
+};
+
+use crate::{
+    common::{Client, TestBroker, eventually, host_commit, open, shake_hands},
+    roles::Role,
+};
+
+fn frozen(bytes: usize) -> OwnedFd {
+    memfd::frozen("partywall:test", &vec![1; bytes]).unwrap()
+}
+
+fn fault(client: &mut Client, commit: Commit, fds: &[&OwnedFd]) -> (u32, FdFault) {
+    match client.ask_with(Call::Commit(commit), fds).0 {
+        Err(Refusal::BadFd { index, fault }) => (index, fault),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn memory_that_could_change_under_its_readers_is_refused() {
+    let broker = TestBroker::start();
+    let mut client = broker.client();
+    let sealable = rustix::fs::MemfdFlags::ALLOW_SEALING;
+    let unsealed = rustix::fs::memfd_create("partywall:test", sealable).unwrap();
+    rustix::fs::ftruncate(&unsealed, 8).unwrap();
+    let shared = Draft::create("partywall:test", 8).unwrap().share().unwrap();
+
+    let sealed = |(index, fault)| match fault {
+        FdFault::NotSealed { seal } => (index, seal),
+        other => panic!("{other:?}"),
+    };
+    let commit = host_commit("x", &[8, 8]);
+    let (index, seal) = sealed(fault(&mut client, commit.clone(), &[&frozen(8), &unsealed]));
+    assert!(index == 1 && seal.contains("SHRINK"), "{seal}");
+    let (index, seal) = sealed(fault(&mut client, commit.clone(), &[&shared, &frozen(8)]));
+    assert!(index == 0 && seal.contains("WRITE"), "{seal}");
+    let mutable = Commit { mutable: true, ..commit };
+    assert_eq!(sealed(fault(&mut client, mutable.clone(), &[&unsealed, &shared])).0, 0);
+    assert!(client.ask_with(Call::Commit(mutable), &[&shared, &shared]).0.is_ok(), "mutable memory may be written");
+
+    let table = Commit { table: Table::Fd { bytes: 8 }, ..host_commit("x", &[]) };
+    assert_eq!(sealed(fault(&mut client, table, &[&shared])).0, 0);
+    assert_eq!(client.status().names, 1);
+}
+
+#[test]
+fn memory_of_another_kind_or_length_is_refused() {
+    let broker = TestBroker::start();
+    let mut client = broker.client();
+    let wrong_size = FdFault::WrongSize { said: 9, found: 8 };
+    assert_eq!(fault(&mut client, host_commit("x", &[9]), &[&frozen(8)]), (0, wrong_size.clone()));
+    let table = Commit { table: Table::Fd { bytes: 9 }, ..host_commit("x", &[8]) };
+    assert_eq!(fault(&mut client, table, &[&frozen(8), &frozen(8)]), (1, wrong_size));
+
+    let file: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
+    let (pipe, _write) = rustix::pipe::pipe().unwrap();
+    let vmm = Commit { kind: Kind::Vmm, place: Place::Gpu([1; 16]), ..host_commit("x", &[8]) };
+    for (commit, fd, found) in [
+        (host_commit("x", &[8]), &file, "a character device 1:3"),
+        (host_commit("x", &[8]), &pipe, "a pipe"),
+        (vmm, &frozen(8), "a memfd"),
+        (Commit { table: Table::Fd { bytes: 8 }, ..host_commit("x", &[]) }, &pipe, "a pipe"),
+    ] {
+        assert_eq!(fault(&mut client, commit, &[fd]), (0, FdFault::WrongType { found: found.into() }));
+    }
+    assert_eq!(client.status().fds, 0);
+}
+
+#[test]
+fn commits_that_contradict_themselves_are_refused() {
+    let broker = TestBroker::start();
+    let mut client = broker.client();
+    let chunk = frozen(8);
+    let inline = |bytes| Table::Inline(vec![0; bytes]);
+    let cases: [(Commit, &[&OwnedFd]); 7] = [
+        (host_commit("x", &[8, 8]), &[&chunk]),
+        (host_commit("x", &[]), &[&chunk]),
+        (Commit { kind: Kind::Vmm, ..host_commit("x", &[8]) }, &[&chunk]),
+        (Commit { place: Place::Gpu([0; 16]), ..host_commit("x", &[8]) }, &[&chunk]),
+        (host_commit("x", &[u64::MAX, 8]), &[&chunk, &chunk]),
+        (Commit { table: inline(MAX_INLINE_TABLE + 1), ..host_commit("x", &[8]) }, &[&chunk]),
+        (Commit { table: Table::Fd { bytes: MAX_TABLE + 1 }, ..host_commit("x", &[]) }, &[&chunk]),
+    ];
+    for (commit, fds) in cases {
+        let outcome = client.ask_with(Call::Commit(commit.clone()), fds).0;
+        assert!(matches!(outcome, Err(Refusal::Invalid { .. })), "{commit:?}: {outcome:?}");
+    }
+    let many = vec![&chunk; MAX_CHUNKS + 1];
+    let outcome = client.ask_with(Call::Commit(host_commit("x", &[8; MAX_CHUNKS + 1])), &many).0;
+    assert!(matches!(outcome, Err(Refusal::Invalid { .. })));
+    let outcome = client.ask_with(Call::Commit(host_commit("x", &[8; MAX_CHUNKS])), &many[1..]).0;
+    assert!(outcome.is_ok(), "as many as may be: {outcome:?}");
+    assert_eq!(client.status().fds, MAX_CHUNKS as u64);
+}
+
+#[test]
+fn requests_that_make_no_sense_are_refused() {
+    let broker = TestBroker::start();
+    let (mut client, mut other) = (broker.client(), broker.client());
+    for name in ["", "/a", "a b", &"x".repeat(10_000)] {
+        assert!(matches!(client.open(name).0, Err(Refusal::BadName { .. })), "{name}");
+    }
+    let zero = Open { name: "x".into(), version: Some(0), access: Access::Read, wait: true };
+    assert!(matches!(client.ask(Call::Open(zero)), Err(Refusal::Invalid { .. })));
+    assert!(matches!(client.ask_with(Call::Ping, &[&frozen(1)]).0, Err(Refusal::Invalid { .. })));
+    let (_, lease) = other.commit("theirs", b"x", false);
+    for call in [Call::Release { lease }, Call::AwaitWithdrawal { lease }, Call::AbandonBuild { claim: 1 }] {
+        assert!(matches!(client.ask(call), Err(Refusal::Stale { .. })));
+    }
+    assert!(matches!(client.ask(Call::Cancel { ticket: 77 }), Err(Refusal::Stale { what }) if what == "ticket"));
+    assert!(other.open("theirs").0.is_ok());
+}
+
+#[test]
+fn a_malformed_message_costs_its_sender_the_connection_and_nothing_else() {
+    let broker = TestBroker::start();
+    let mut watcher = broker.client();
+    let ping = frame::encode(&Request { id: 9, call: Call::Ping }, 0, MAX_MESSAGE).unwrap();
+    let fd = frozen(1);
+    let mut unknown_call = frame::encode(&(9_u64, 200_u32), 0, MAX_MESSAGE).unwrap();
+    unknown_call.extend_from_slice(b"and more");
+    let mut too_long = ping.clone();
+    too_long[..4].copy_from_slice(&(MAX_MESSAGE as u32 + 1).to_le_bytes());
+    let mut claims_fds = ping.clone();
+    claims_fds[4] = 3;
+    let mut claims_many = ping.clone();
+    claims_many[4..6].copy_from_slice(&u16::MAX.to_le_bytes());
+    let cases: [(&[u8], &[&OwnedFd]); 6] = [
+        (&unknown_call, &[]),
+        (&too_long, &[]),
+        (&claims_fds, &[&fd]),
+        (&claims_many, &[]),
+        (&ping, &[&fd]),
+        (b"\xff\xff\xff\xff\xff\xff\xff\xff", &[]),
+    ];
+    for (bytes, fds) in cases {
+        let mut member = broker.client();
+        member.commit("mine", b"x", false);
+        member.call.send(bytes, fds);
+        while member.call.receive().is_some() {}
+        let number = member.welcome.member;
+        eventually("it is a suspect", || watcher.state_of(number) == Some(MemberState::Suspect));
+        assert!(watcher.open("mine").0.is_ok());
+        let (call, events, welcome) = shake_hands(&broker.socket, Some(member.identity())).unwrap();
+        let mut member = Client { call, events, welcome, last: member.last };
+        member.ask(Call::Bye).unwrap();
+    }
+}
+
+#[test]
+fn a_member_that_is_thrown_out_in_the_middle_of_sending_does_not_hang() {
+    let broker = TestBroker::start();
+    let mut member = broker.client();
+    let mut head = vec![0xff; 8];
+    head.extend_from_slice(&vec![0; 4 << 20]);
+    // Blocks if nobody reads on.
+    member.call.send(&head, &[]);
+    assert!(member.call.receive().is_none());
+}
+
+#[test]
+fn who_never_reads_is_disconnected_and_holds_up_nobody() {
+    let broker = TestBroker::start();
+    let mut watcher = broker.client();
+    let chunk = frozen(1);
+    let big = Commit { table: Table::Inline(vec![7; MAX_INLINE_TABLE]), kept: true, ..host_commit("big", &[1]) };
+    watcher.ask_with(Call::Commit(big), &[&chunk]).0.unwrap();
+    let mut deaf = broker.client();
+    let number = deaf.welcome.member;
+    eventually("it is given up", || {
+        for _ in 0..20 {
+            deaf.send(open("big", false), &[]);
+        }
+        watcher.state_of(number) == Some(MemberState::Suspect)
+    });
+    assert_eq!(watcher.ask(Call::Ping), Ok(Answer::Done));
+    // What was sent before is still there to be read, then comes the end.
+    while deaf.call.receive().is_some() {}
+}
+
+#[test]
+fn limits_answer_by_their_names() {
+    let broker = TestBroker::with(|config| {
+        (config.limits.bytes, config.limits.names, config.limits.fds) = (100, 2, Some(3));
+        config.limits.message = partywall_wire::limits::MIN_MESSAGE;
+    });
+    let mut client = broker.client();
+    assert_eq!(client.welcome.max_message as usize, partywall_wire::limits::MIN_MESSAGE);
+    let mut refused = |commit: Commit, fds: &[&OwnedFd]| match client.ask_with(Call::Commit(commit), fds).0 {
+        Err(Refusal::Limit { limit, allowed, needed }) => (limit, allowed, needed),
+        other => panic!("{other:?}"),
+    };
+    let chunk = frozen(1);
+    assert_eq!(refused(host_commit("a", &[101]), &[&frozen(101)]), (Limit::Bytes, 100, 101));
+    assert_eq!(refused(host_commit("a", &[1; 4]), &[&chunk; 4]), (Limit::Fds, 3, 4));
+    client.commit("a", b"x", true);
+    client.commit("b", b"x", true);
+    let outcome = client.ask_with(Call::Commit(host_commit("c", &[1])), &[&chunk]).0;
+    assert_eq!(outcome, Err(Refusal::Limit { limit: Limit::Names, allowed: 2, needed: 3 }));
+}
+
+#[test]
+fn without_free_file_descriptors_the_broker_refuses_and_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("pw/test.sock");
+    let mut broker = Role::broker(&socket, 64);
+    assert_eq!(broker.says(), "ready");
+    let before = broker.open_files();
+    let mut first = Client::join(&socket);
+
+    // More than fit: some arrive, the rest is lost on the way.
+    let chunk = frozen(1);
+    let outcome = first.ask_with(Call::Commit(host_commit("x", &[1; 100])), &[&chunk; 100]).0;
+    assert!(matches!(outcome, Err(Refusal::BadFd { fault: FdFault::Missing, .. })), "{outcome:?}");
+    eventually("what arrived is closed", || broker.open_files() == before + 3);
+
+    let mut members = Vec::new();
+    let refusal = loop {
+        match shake_hands(&socket, None) {
+            Ok((call, events, welcome)) => members.push(Client { call, events, welcome, last: 0 }),
+            Err(refusal) => break refusal,
+        }
+        assert!(members.len() < 64);
+    };
+    assert!(matches!(refusal, Refusal::Limit { limit: Limit::Fds, .. }), "{refusal:?}");
+    assert!(members.len() > 10);
+    assert_eq!(first.ask(Call::Ping), Ok(Answer::Done));
+    for mut member in members {
+        member.ask(Call::Bye).unwrap();
+    }
+    Client::join(&socket).ask(Call::Bye).unwrap();
+    first.ask(Call::Bye).unwrap();
+    eventually("nothing leaks", || broker.open_files() == before);
+}
+
+#[test]
+fn nothing_leaks() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("pw/test.sock");
+    let mut broker = Role::broker(&socket, 1024);
+    assert_eq!(broker.says(), "ready");
+    let before = broker.open_files();
+    let chunk = frozen(8);
+    for round in 0..20 {
+        let mut client = Client::join(&socket);
+        for name in ["a", "b"] {
+            client.commit(name, &[0; 8], round % 2 == 0);
+            let _ = client.open(name);
+        }
+        let _ = client.ask_with(Call::Commit(host_commit("bad", &[9])), &[&chunk]);
+        let _ = client.ask_with(Call::Commit(Commit { if_absent: true, ..host_commit("a", &[8]) }), &[&chunk]);
+        for name in ["a", "b"] {
+            client.ask(Call::Remove { name: name.into() }).unwrap();
+        }
+        // An unfinished message with a file descriptor, then the end of the connection or of the membership.
+        if round % 3 == 0 {
+            client.ask(Call::Bye).unwrap();
+        } else {
+            client.call.send(&[0, 1, 0, 0, 1, 0, 0, 0, 1], &[&chunk]);
+            drop(shake_hands(&socket, Some(client.identity())).map(|(call, events, welcome)| {
+                Client { call, events, welcome, last: client.last }.ask(Call::Bye).unwrap();
+            }));
+        }
+    }
+    eventually("all is closed", || broker.open_files() == before);
+}

@@ -1,0 +1,154 @@
+//! Members that die, and members that only seem to.
+
+use partywall_wire::{Answer, Call, Commit, MemberState, Refusal};
+
+use crate::{
+    common::{Client, TestBroker, eventually, host_commit, open, opened, shake_hands},
+    roles::{Orphan, Role},
+};
+
+#[test]
+fn what_a_killed_process_held_is_taken_back() {
+    let broker = TestBroker::start();
+    let mut watcher = broker.client();
+    let (_, theirs) = watcher.commit("theirs", b"ours", false);
+    let mut holder = Role::start("holder", &broker.socket);
+    let member: u64 = holder.says().parse().unwrap();
+    assert_eq!(watcher.state_of(member), Some(MemberState::Alive));
+
+    let lease = opened(watcher.open("owned").0).lease;
+    assert_eq!(watcher.ask(Call::AwaitWithdrawal { lease }), Ok(Answer::Pending));
+    let withdrawal = watcher.last;
+    assert_eq!(watcher.ask(Call::OpenOrBuild { name: "building".into() }), Ok(Answer::Pending));
+    let build = watcher.last;
+    assert_eq!(watcher.status().leases, 5);
+
+    holder.kill();
+    let mut told = [watcher.verdict(), watcher.verdict()].map(|(ticket, outcome, _)| (ticket, outcome.unwrap()));
+    told.sort_by_key(|(ticket, _)| *ticket);
+    assert_eq!(told[0], (withdrawal, Answer::Withdrawn));
+    assert!(matches!(told[1], (ticket, Answer::Build { .. }) if ticket == build));
+
+    eventually("it is gone", || watcher.state_of(member).is_none());
+    assert!(matches!(watcher.open("owned").0, Err(Refusal::NotFound { .. })));
+    assert!(watcher.open("kept").0.is_ok());
+    assert_eq!(watcher.ask(Call::Release { lease: theirs }), Ok(Answer::Done));
+    assert_eq!(watcher.status().leases, 2, "of the watcher alone: `owned` and `kept`");
+}
+
+#[test]
+fn a_child_that_holds_the_connection_holds_the_memory() {
+    let broker = TestBroker::start();
+    let mut watcher = broker.client();
+    let mut parent = Role::start("parent", &broker.socket);
+    let member: u64 = parent.says().parse().unwrap();
+    let child = Orphan::of(&parent.says());
+    assert_eq!(watcher.ask(Call::OpenOrBuild { name: "building".into() }), Ok(Answer::Pending));
+
+    parent.kill();
+    eventually("the child is noticed", || watcher.state_of(member) == Some(MemberState::HeldByChild));
+    let (_, outcome, _) = watcher.verdict();
+    assert!(matches!(outcome, Ok(Answer::Build { .. })), "who was to build has exited");
+    assert!(watcher.open("owned").0.is_ok(), "the child may still have it mapped");
+
+    child.kill();
+    eventually("both are gone", || watcher.state_of(member).is_none());
+    assert!(matches!(watcher.open("owned").0, Err(Refusal::NotFound { .. })));
+}
+
+#[test]
+fn hanging_up_is_no_death() {
+    let broker = TestBroker::start();
+    let mut watcher = broker.client();
+    let mut leaver = Role::start("leaver", &broker.socket);
+    let member: u64 = leaver.says().parse().unwrap();
+    leaver.nudge();
+    leaver.says();
+    eventually("it is a suspect", || watcher.state_of(member) == Some(MemberState::Suspect));
+    assert!(watcher.open("owned").0.is_ok());
+    leaver.kill();
+    eventually("its death is proved", || watcher.state_of(member).is_none());
+}
+
+#[test]
+fn a_suspect_comes_back_as_who_it_was() {
+    let broker = TestBroker::start();
+    let mut watcher = broker.client();
+    let mut member = broker.client();
+    let (_, lease) = member.commit("mine", b"x", false);
+    let (identity, number) = (member.identity(), member.welcome.member);
+    assert_eq!(member.ask(open("lost", true)), Ok(Answer::Pending));
+    drop(member);
+    eventually("it is a suspect", || watcher.state_of(number) == Some(MemberState::Suspect));
+    watcher.commit("lost", b"x", true);
+
+    let (call, events, welcome) = shake_hands(&broker.socket, Some(identity.clone())).unwrap();
+    assert!(welcome.resumed);
+    assert_eq!((welcome.member, welcome.token), (number, identity.token));
+    let mut member = Client { call, events, welcome, last: 2 };
+    assert_eq!(watcher.state_of(number), Some(MemberState::Alive));
+    assert!(member.ask(open("lost", true)).is_ok(), "its request is asked again, and served");
+    assert_eq!(member.ask(Call::Release { lease }), Ok(Answer::Done));
+    assert!(matches!(watcher.open("mine").0, Err(Refusal::NotFound { .. })));
+}
+
+#[test]
+fn a_new_connection_replaces_the_old_one() {
+    let broker = TestBroker::start();
+    let mut old = broker.client();
+    old.commit("mine", b"x", false);
+    for _ in 0..10 {
+        let (call, events, welcome) = shake_hands(&broker.socket, Some(old.identity())).unwrap();
+        let mut new = Client { call, events, welcome, last: old.last };
+        assert!(old.call.receive().is_none() && old.events.receive().is_none());
+        assert_eq!(new.ask(Call::Ping), Ok(Answer::Done));
+        // Both stay open: none of the old ones ends anything.
+        std::mem::forget(std::mem::replace(&mut old, new));
+    }
+    assert!(old.open("mine").0.is_ok());
+    assert_eq!(old.members().len(), 1);
+}
+
+#[test]
+fn nobody_resumes_as_somebody_else() {
+    let broker = TestBroker::start();
+    let client = broker.client();
+    let right = client.identity();
+    for wrong in [
+        partywall_wire::Resume { instance: right.instance ^ 1, ..right.clone() },
+        partywall_wire::Resume { member: right.member + 1, ..right.clone() },
+        partywall_wire::Resume { token: partywall_wire::Token([0; 16]), ..right.clone() },
+    ] {
+        assert_eq!(shake_hands(&broker.socket, Some(wrong)).err(), Some(Refusal::CannotResume));
+    }
+}
+
+#[test]
+fn a_commit_whose_answer_was_lost_is_not_done_twice() {
+    let broker = TestBroker::start();
+    let mut member = broker.client();
+    let chunk = partywall_os::memfd::frozen("partywall:test", b"x").unwrap();
+    let commit = Call::Commit(Commit { kept: true, ..host_commit("x", &[1]) });
+    let (first, _) = member.ask_with(commit.clone(), &[&chunk]);
+    let (call, events, welcome) = shake_hands(&broker.socket, Some(member.identity())).unwrap();
+    let mut again = Client { call, events, welcome, last: member.last - 1 };
+    assert_eq!(again.ask_with(commit, &[&chunk]).0, first);
+    assert_eq!(again.status().fds, 1);
+}
+
+#[test]
+fn needs_namespaces_members_of_another_one_are_known_by_their_pidfds() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("pw/test.sock");
+    let mut broker = Role::broker_elsewhere(&socket).expect("PID namespaces are allowed here");
+    assert_eq!(broker.says(), "ready");
+    let mut watcher = Client::join(&socket);
+    watcher.commit("theirs", b"x", true);
+    let own = watcher.members().remove(0);
+    assert_eq!(own.pid, std::process::id(), "its word is taken, for people");
+    let mut holder = Role::start("holder", &socket);
+    let member: u64 = holder.says().parse().unwrap();
+    holder.kill();
+    eventually("its death is proved", || watcher.state_of(member).is_none());
+    assert!(matches!(watcher.open("owned").0, Err(Refusal::NotFound { .. })));
+}

@@ -1,0 +1,167 @@
+//! Connections that are nobody's, or the wrong body's.
+
+use std::{os::fd::OwnedFd, time::Duration};
+
+use partywall_os::{process, socket};
+use partywall_wire::{
+    BrokerHello, Call, ClientHello, Limit, Refusal,
+    handshake::{self, Speaker},
+};
+
+use crate::{
+    common::{Client, Framed, TestBroker, eventually, shake_hands},
+    roles::Orphan,
+};
+
+fn hello() -> Vec<u8> {
+    hello_of(&Speaker::new("0.0.0-test"), 1)
+}
+
+fn hello_of(speaker: &Speaker, fds: usize) -> Vec<u8> {
+    handshake::encode(speaker, &ClientHello { command: "test".into(), resume: None }, fds).unwrap()
+}
+
+fn connect(broker: &TestBroker) -> Framed {
+    Framed::new(socket::connect(&broker.socket).unwrap())
+}
+
+fn answer(connection: &mut Framed) -> (Speaker, Result<partywall_wire::Welcome, Refusal>) {
+    let (body, _fds) = connection.receive().expect("an answer, not the end");
+    let greeting = handshake::decode(&body).unwrap();
+    let hello: BrokerHello = greeting.decode().unwrap();
+    (greeting.speaker, hello.outcome)
+}
+
+/// What `fds` instead of a pidfd lead to.
+fn refusal_of(broker: &TestBroker, fds: &[&OwnedFd]) -> Refusal {
+    let mut connection = connect(broker);
+    connection.send(&hello_of(&Speaker::new("0.0.0-test"), fds.len()), fds);
+    let refusal = answer(&mut connection).1.unwrap_err();
+    assert!(connection.receive().is_none());
+    refusal
+}
+
+#[test]
+fn garbage_ends_its_own_connection_only() {
+    let broker = TestBroker::start();
+    let mut member = broker.client();
+    let mut reserved = hello();
+    reserved[7] = 1;
+    let mut oversized = hello();
+    oversized[..4].copy_from_slice(&u32::MAX.to_le_bytes());
+    let mut not_a_hello = hello();
+    not_a_hello.truncate(not_a_hello.len() - 1);
+    not_a_hello[0] -= 1;
+    let inputs: [&[u8]; 5] =
+        [b"GET / HTTP/1.1\r\n\r\n", &reserved, &oversized, &not_a_hello, b"\x08\0\0\0\0\0\0\0PARTYWAX"];
+    for input in inputs {
+        let mut connection = connect(&broker);
+        connection.send(input, &[]);
+        assert!(connection.receive().is_none(), "{input:?}");
+    }
+    assert_eq!(member.members().len(), 1);
+}
+
+#[test]
+fn who_says_nothing_is_dropped() {
+    let broker = TestBroker::with(|config| config.handshake_timeout = Duration::from_millis(30));
+    let mut member = broker.client();
+    let mut silent = connect(&broker);
+    let mut stuck = connect(&broker);
+    stuck.send(&hello()[..20], &[&process::own_pidfd().unwrap()]);
+    assert!(silent.receive().is_none());
+    assert!(stuck.receive().is_none());
+    assert_eq!(member.ask(Call::Ping), Ok(partywall_wire::Answer::Done));
+}
+
+#[test]
+fn who_is_too_slow_is_dropped_however_busy() {
+    let broker = TestBroker::with(|config| config.handshake_timeout = Duration::from_millis(50));
+    let slow = connect(&broker);
+    // Never the whole of it.
+    let mut bytes = hello().into_iter().cycle().take(30);
+    eventually("it is dropped", || {
+        if let Some(byte) = bytes.next() {
+            let _ = socket::send(&slow.socket, &[byte], &[]);
+        }
+        slow.is_ready()
+    });
+}
+
+#[test]
+fn slow_bytes_in_time_are_as_good_as_quick_ones() {
+    let broker = TestBroker::with(|config| config.handshake_timeout = Duration::from_secs(60));
+    let mut connection = connect(&broker);
+    let pidfd = process::own_pidfd().unwrap();
+    for (i, byte) in hello().into_iter().enumerate() {
+        connection.send(&[byte], &[&pidfd][..usize::from(i == 0)]);
+    }
+    assert!(answer(&mut connection).1.is_ok());
+}
+
+#[test]
+fn another_protocol_is_told_ours() {
+    let broker = TestBroker::start();
+    let mut connection = connect(&broker);
+    let speaker = Speaker { protocol: 999, pid: 1, version: "9.9.9".into() };
+    connection.send(&hello_of(&speaker, 1), &[&process::own_pidfd().unwrap()]);
+    let (speaker, outcome) = answer(&mut connection);
+    assert_eq!(outcome, Err(Refusal::Protocol));
+    assert_eq!(speaker.protocol, partywall_wire::limits::PROTOCOL);
+    assert_eq!((speaker.version.as_str(), speaker.pid), ("0.0.0-test", std::process::id()));
+    assert!(connection.receive().is_none());
+}
+
+#[test]
+fn only_the_own_pidfd_will_do() {
+    let broker = TestBroker::start();
+    let is_no_pidfd = |refusal| matches!(refusal, Refusal::NoPidfd { .. });
+    let (pipe, _write) = rustix::pipe::pipe().unwrap();
+    assert!(is_no_pidfd(refusal_of(&broker, &[&pipe])));
+    assert!(is_no_pidfd(refusal_of(&broker, &[])));
+    let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+    let (foreign, guard) = (process::pidfd(child.id()).unwrap(), Orphan::of(&child.id().to_string()));
+    assert!(is_no_pidfd(refusal_of(&broker, &[&foreign])));
+    guard.kill();
+    child.wait().unwrap();
+    assert!(is_no_pidfd(refusal_of(&broker, &[&foreign])), "and not one of the dead");
+}
+
+#[test]
+fn strangers_do_not_fill_our_table_of_open_files() {
+    let broker = TestBroker::start();
+    let own = process::own_pidfd().unwrap();
+    let mut connection = connect(&broker);
+    connection.send(&hello_of(&Speaker::new("0.0.0-test"), 2), &[&own, &own]);
+    assert!(connection.receive().is_none());
+}
+
+#[test]
+fn too_many_clients_are_refused_and_the_next_one_after_a_goodbye_is_not() {
+    let broker = TestBroker::with(|config| config.limits.clients = Some(2));
+    let (mut a, b) = (broker.client(), broker.client());
+    let expected = Refusal::Limit { limit: Limit::Clients, allowed: 2, needed: 3 };
+    assert_eq!(shake_hands(&broker.socket, None).err(), Some(expected));
+    assert!(shake_hands(&broker.socket, Some(b.identity())).is_ok(), "who is counted already may resume");
+    a.ask(Call::Bye).unwrap();
+    Client::join(&broker.socket);
+}
+
+#[test]
+fn a_thousand_members_are_served() {
+    let broker = TestBroker::start();
+    let open_files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
+    let count = (open_files / 16).min(1000) as usize;
+    let mut members: Vec<_> = (0..count).map(|_| broker.client()).collect();
+    members[0].commit("shared", b"x", true);
+    for member in &mut members {
+        assert!(member.open("shared").0.is_ok());
+    }
+    let status = members[0].status();
+    assert_eq!((status.members as usize, status.leases as usize), (count - 1, count + 1));
+    let mut last = members.pop().unwrap();
+    for mut member in members {
+        member.ask(Call::Bye).unwrap();
+    }
+    assert_eq!(last.members().len(), 1);
+}

@@ -1,0 +1,10 @@
+//! The broker as its members meet it: real sockets, real processes, real deaths.
+#![allow(clippy::unwrap_used, reason = "the helpers of tests may, as tests may")]
+
+mod bad_input;
+mod common;
+mod deaths;
+mod handshakes;
+mod places;
+mod roles;
+mod serving;

@@ -1,0 +1,199 @@
+//! Child processes: this test binary again, with an environment variable that says what to be.
+
+use std::{
+    io::{BufRead, BufReader, Read},
+    os::fd::OwnedFd,
+    path::Path,
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use partywall_broker::{Broker, Config};
+use partywall_os::process;
+use partywall_wire::Call;
+use rustix::process::{Resource, Rlimit, Signal};
+
+use crate::common::{Client, open};
+
+const ROLE: &str = "PARTYWALL_TEST_ROLE";
+const SOCKET: &str = "PARTYWALL_TEST_SOCKET";
+const OPEN_FILES: &str = "PARTYWALL_TEST_OPEN_FILES";
+
+/// A child process, killed and reaped at the end of the test.
+pub(crate) struct Role {
+    child: Child,
+    output: BufReader<std::process::ChildStdout>,
+}
+
+impl Role {
+    pub(crate) fn start(role: &str, socket: &Path) -> Self {
+        Self::spawn(Command::new(std::env::current_exe().unwrap()).env(ROLE, role).env(SOCKET, socket))
+    }
+
+    /// A broker that may have only so many files open.
+    pub(crate) fn broker(socket: &Path, open_files: u64) -> Self {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        Self::spawn(command.env(ROLE, "broker").env(SOCKET, socket).env(OPEN_FILES, open_files.to_string()))
+    }
+
+    /// A broker in a PID namespace of its own, or `None` where that is not allowed.
+    pub(crate) fn broker_elsewhere(socket: &Path) -> Option<Self> {
+        let unshare = |program: &Path| {
+            let mut command = Command::new("unshare");
+            command.args(["--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc"]).arg(program);
+            command
+        };
+        let allowed = unshare(Path::new("true")).stderr(Stdio::null()).status().is_ok_and(|status| status.success());
+        if !allowed {
+            return None;
+        }
+        let mut command = unshare(&std::env::current_exe().unwrap());
+        Some(Self::spawn(command.env(ROLE, "broker").env(SOCKET, socket).env(OPEN_FILES, "1024")))
+    }
+
+    fn spawn(command: &mut Command) -> Self {
+        command.args(["--exact", "roles::role", "--nocapture", "--test-threads=1"]);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        Self { child, output }
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The next thing that it says.
+    pub(crate) fn says(&mut self) -> String {
+        loop {
+            let mut line = String::new();
+            assert!(self.output.read_line(&mut line).unwrap() > 0, "the child has ended");
+            if let Some(said) = line.trim().strip_prefix('@') {
+                return said.to_owned();
+            }
+        }
+    }
+
+    /// Lets it do its next step.
+    pub(crate) fn nudge(&mut self) {
+        std::io::Write::write_all(self.child.stdin.as_mut().unwrap(), b"\n").unwrap();
+    }
+
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// How many files it has open.
+    pub(crate) fn open_files(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/fd", self.pid())).unwrap().count()
+    }
+}
+
+impl Drop for Role {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A process that outlives its parent, killed at the end of the test.
+pub(crate) struct Orphan(OwnedFd);
+
+impl Orphan {
+    pub(crate) fn of(pid: &str) -> Self {
+        Self(process::pidfd(pid.parse().unwrap()).unwrap())
+    }
+
+    pub(crate) fn kill(&self) {
+        process::kill(&self.0, Signal::KILL).unwrap();
+    }
+}
+
+impl Drop for Orphan {
+    fn drop(&mut self) {
+        let _ = process::kill(&self.0, Signal::KILL);
+    }
+}
+
+/// Not a test of its own: what a child process runs.
+#[test]
+fn role() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    let socket = std::path::PathBuf::from(std::env::var(SOCKET).unwrap());
+    match role.as_str() {
+        "holder" => holder(&socket),
+        "parent" => parent(&socket),
+        "leaver" => leaver(&socket),
+        "broker" => broker(&socket),
+        other => panic!("{other}"),
+    }
+}
+
+fn say(what: impl std::fmt::Display) {
+    use std::io::Write;
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "\n@{what}").unwrap();
+    out.flush().unwrap();
+}
+
+/// Waits for the parent's nudge, or for its end.
+fn wait_for_nudge() {
+    if std::io::stdin().read(&mut [0]).unwrap() == 0 {
+        std::process::exit(0);
+    }
+}
+
+/// Holds a bit of everything.
+fn holder(socket: &Path) {
+    let mut client = Client::join(socket);
+    client.commit("owned", b"owned", false);
+    client.commit("kept", b"kept", true);
+    client.open("theirs").0.unwrap();
+    client.ask(Call::OpenOrBuild { name: "building".into() }).unwrap();
+    client.ask(open("never", true)).unwrap();
+    say(client.welcome.member);
+    wait_for_nudge();
+}
+
+/// Has a child that holds its connection.
+fn parent(socket: &Path) {
+    let mut client = Client::join(socket);
+    client.commit("owned", b"owned", false);
+    client.ask(Call::OpenOrBuild { name: "building".into() }).unwrap();
+    rustix::io::fcntl_setfd(&client.call.socket, rustix::io::FdFlags::empty()).unwrap();
+    #[expect(clippy::zombie_processes, reason = "it is to outlive this process")]
+    let child = Command::new("sleep").arg("1000").stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+    say(client.welcome.member);
+    say(child.id());
+    wait_for_nudge();
+}
+
+/// Hangs up and lives on.
+fn leaver(socket: &Path) {
+    let mut client = Client::join(socket);
+    client.commit("owned", b"owned", false);
+    say(client.welcome.member);
+    wait_for_nudge();
+    drop(client);
+    say("hung up");
+    wait_for_nudge();
+}
+
+fn broker(socket: &Path) {
+    let files: u64 = std::env::var(OPEN_FILES).unwrap().parse().unwrap();
+    let limit = Rlimit { current: Some(files), maximum: Some(files) };
+    rustix::process::setrlimit(Resource::Nofile, limit).unwrap();
+    let mut config = Config::new(socket, "test", "0.0.0-test");
+    (config.limits.clients, config.limits.fds) = (Some(1000), Some(10_000));
+    config.settle = Duration::from_millis(20);
+    config.handshake_timeout = Duration::from_secs(30);
+    let broker = Broker::bind(config).unwrap();
+    let stop = broker.stop_handle().unwrap();
+    // Ends with the test.
+    std::thread::spawn(move || {
+        let _ = std::io::stdin().read(&mut [0]);
+        stop.stop();
+    });
+    say("ready");
+    broker.run().unwrap();
+}

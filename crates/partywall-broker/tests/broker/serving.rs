@@ -1,0 +1,76 @@
+//! Members that behave.
+
+use crate::common::{Client, TestBroker, host_commit, open, opened};
+use partywall_os::{map::SealedMap, memfd};
+use partywall_wire::{Answer, Call, Commit, Refusal, Table};
+
+#[test]
+fn what_one_member_commits_another_maps() {
+    let broker = TestBroker::start();
+    let (mut producer, mut consumer) = (broker.client(), broker.client());
+    assert_eq!(producer.ask(Call::Ping), Ok(Answer::Done));
+
+    let chunks = [memfd::frozen("partywall:a", b"first").unwrap(), memfd::frozen("partywall:a", b"second").unwrap()];
+    let table = memfd::frozen("partywall:a", b"the table").unwrap();
+    let commit = Commit { table: Table::Fd { bytes: 9 }, ..host_commit("a/b", &[5, 6]) };
+    let (committed, _) = producer.ask_with(Call::Commit(commit), &[&chunks[0], &chunks[1], &table]);
+    assert!(matches!(committed, Ok(Answer::Committed { version: 1, .. })), "{committed:?}");
+
+    let (outcome, fds) = consumer.open("a/b");
+    let got = opened(outcome);
+    assert_eq!((got.version, got.chunks, got.table), (1, vec![5, 6], Table::Fd { bytes: 9 }));
+    let bytes: Vec<_> = fds.iter().map(|fd| SealedMap::new(fd).unwrap().bytes().to_vec()).collect();
+    assert_eq!(bytes, [b"first".to_vec(), b"second".to_vec(), b"the table".to_vec()]);
+}
+
+#[test]
+fn who_waits_for_a_name_is_told() {
+    let broker = TestBroker::start();
+    let (mut producer, mut consumer) = (broker.client(), broker.client());
+    assert_eq!(consumer.ask(open("soon", true)), Ok(Answer::Pending));
+    let ticket = consumer.last;
+    producer.commit("soon", b"here", true);
+    // The publisher may be gone before anybody has looked.
+    assert_eq!(producer.ask(Call::Bye), Ok(Answer::Done));
+    let (answered, outcome, fds) = consumer.verdict();
+    assert_eq!((answered, opened(outcome).version), (ticket, 1));
+    assert_eq!(SealedMap::new(&fds[0]).unwrap().bytes(), b"here");
+}
+
+#[test]
+fn bye_takes_owned_names_at_once_and_ends_the_connection() {
+    let broker = TestBroker::start();
+    let (mut owner, mut other) = (broker.client(), broker.client());
+    owner.commit("mine", b"x", false);
+    owner.commit("ours", b"x", true);
+    assert_eq!(owner.ask(Call::Bye), Ok(Answer::Done));
+    assert!(owner.call.receive().is_none());
+    assert!(owner.events.receive().is_none());
+    assert!(matches!(other.open("mine").0, Err(Refusal::NotFound { .. })));
+    assert!(other.open("ours").0.is_ok());
+    assert_eq!(other.members().len(), 1);
+}
+
+#[test]
+fn a_goodbye_without_waiting_for_its_answer_counts() {
+    let broker = TestBroker::start();
+    let mut other = broker.client();
+    for _ in 0..50 {
+        let mut hasty = broker.client();
+        hasty.send(Call::Bye, &[]);
+        drop(hasty);
+    }
+    crate::common::eventually("all are gone, none is a suspect", || other.members().len() == 1);
+}
+
+#[test]
+fn status_tells_limits_and_sums() {
+    let broker = TestBroker::start();
+    let (mut a, _b): (Client, Client) = (broker.client(), broker.client());
+    a.commit("x", &[0; 100], true);
+    let status = a.status();
+    assert_eq!((status.members, status.names, status.versions, status.leases, status.fds), (1, 1, 1, 1, 1));
+    assert_eq!(status.instance, a.welcome.instance);
+    assert_eq!(status.bytes, [(partywall_wire::Place::Host, 100)]);
+    assert!(status.limits.iter().any(|(limit, _)| *limit == partywall_wire::Limit::Clients));
+}

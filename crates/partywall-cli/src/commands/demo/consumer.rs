@@ -1,0 +1,90 @@
+//! The consumer: opens the array by name, checks it, and changes the mutable one.
+
+use partywall::{DeviceChoice, ErrorKind, OpenOptions, Place, Segment};
+use serde_json::json;
+
+use super::{
+    narrator::grouped,
+    pattern::{self, ELEMENTS},
+    session::{RUN, Session, run_of, timed},
+};
+use crate::failure::Failure;
+
+/// Plays the role.
+pub(super) fn run(session: &Session, device: DeviceChoice) -> Result<(), Failure> {
+    let Session { domain, narrator, names, .. } = session;
+
+    // The first round: a frozen array, to be read.
+    let open = on(session, device, domain.opener(&names.data));
+    let data = session.wait_for(&open, &names.data, None, None, "producer")?;
+    agree(&data, device)?;
+    let data = session.open_again(&open, data)?;
+    let producer = domain.inspect(&names.data)?.version.committer;
+    session.verify(&data, 1)?;
+    let data_read = acknowledge(session, &names.data_read, &data)?;
+
+    // The second round: a mutable one, to be changed.
+    let open = on(session, device, domain.opener(&names.shared).read_write());
+    let shared = session.wait_for(&open, &names.shared, run_of(&data), Some(&data), "producer")?;
+    let shared = session.open_again(&open, shared)?;
+    let ((), took) = timed(|| pattern::double(&shared))?;
+    let text = format!("{} integers in place, by the {}", grouped(ELEMENTS), pattern::worker(shared.place()));
+    narrator.step("double", Some(took), &text, json!({ "name": names.shared, "elements": ELEMENTS }));
+    let shared_doubled = acknowledge(session, &names.shared_doubled, &shared)?;
+
+    // Acknowledgements are owned names: they stay for as long as the producer may look for them.
+    session.wait_withdrawn(&shared, "producer")?;
+    if !domain.members()?.iter().any(|member| member.pid == producer) {
+        // A producer that is content waits for us to let go.
+        return Err(Failure::new(
+            ErrorKind::CheckFailed,
+            format!("the producer (process {producer}) died before it had checked the doubled integers"),
+            "see what the producer printed, then start both again",
+        ));
+    }
+    let (_, took) = timed(|| {
+        for segment in [data, shared, shared_doubled, data_read] {
+            segment.release()?;
+        }
+        Ok(())
+    })?;
+    narrator.step("release", Some(took), "everything: unmapped, and the leases given back", json!({}));
+    Ok(())
+}
+
+/// Lets a GPU that was asked for by name do the reading, also of another GPU's memory.
+fn on(session: &Session, device: DeviceChoice, open: OpenOptions) -> OpenOptions {
+    match (device, session.place) {
+        (DeviceChoice::Cuda(_) | DeviceChoice::Uuid(_), Place::Gpu(uuid)) => open.device(uuid).allow_peer(true),
+        _ => open,
+    }
+}
+
+/// Whether the memory is where the user wanted to see it.
+fn agree(data: &Segment, device: DeviceChoice) -> Result<(), Failure> {
+    let wants_gpu = matches!(device, DeviceChoice::Cuda(_) | DeviceChoice::Uuid(_));
+    let (has, kind) = match data.place() {
+        Place::Host if wants_gpu => ("host memory", ErrorKind::Device),
+        Place::Gpu(_) if device == DeviceChoice::Host => ("GPU memory", ErrorKind::Refused),
+        _ => return Ok(()),
+    };
+    Err(Failure::new(
+        kind,
+        format!("{} is {has}, and --device {device} was asked for", data.name()),
+        "give both roles the same --device",
+    ))
+}
+
+/// Tells the producer by committing `name`: one number, how many elements are done.
+fn acknowledge(session: &Session, name: &str, of: &Segment) -> Result<Segment, Failure> {
+    let builder = session.domain.create(name, Place::Host).tensor("elements", partywall::DType::U64, &[1]);
+    let builder = builder.metadata(RUN, run_of(of).unwrap_or_default()).if_absent(true);
+    let (segment, took) = timed(|| {
+        let mut build = builder.allocate()?;
+        build.as_mut_slice::<u64>("elements")?[0] = ELEMENTS;
+        build.commit()
+    })?;
+    let text = format!("{}@{} by committing {name}@{}", of.name(), of.version(), segment.version());
+    session.narrator.step("acknowledge", Some(took), &text, json!({ "name": name, "version": segment.version() }));
+    Ok(segment)
+}

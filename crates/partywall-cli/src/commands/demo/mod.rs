@@ -1,0 +1,193 @@
+//! `partywall demo`: two processes share an array by name, and say what really happens.
+//!
+//! | name | committed by | means |
+//! |---|---|---|
+//! | `PREFIX/data` | the producer | the array, frozen |
+//! | `PREFIX/data-read` | the consumer | it has read the array and found it right |
+//! | `PREFIX/shared` | the producer | the array once more, mutable |
+//! | `PREFIX/shared-doubled` | the consumer | it has doubled every element in place |
+//!
+//! All are owned names: each goes with the process that committed it, so an interrupted demo leaves nothing behind.
+//! The producer keeps its names until it has read both acknowledgements; the consumer keeps those until `PREFIX/shared`
+//! is withdrawn. Metadata `run` tells the names of one run from those of a run that is just ending.
+//!
+//! Without a role, `partywall demo` starts both as child processes under a prefix of its own, `demo/PID`, and relays
+//! what they print. With `--json` each step is one line, an object with
+//!
+//! - `role`: `demo`, `producer` or `consumer`;
+//! - `step`: `connect`, `device`, `allocate`, `write`, `commit`, `wait`, `open`, `verify`, `verify-copy`, `double`,
+//!   `acknowledge`, `release`, `memory`, and at last `passed`;
+//! - `micros`: how long the step took, where that means something;
+//! - what the step tells people, as fields of their own (`name`, `version`, `requested_bytes`, `fds`, …).
+//!
+//! A failure is a line with `error`, as for every command.
+//!
+//! Hidden flags for tests: `--corrupt INDEX` flips a bit of one element before the commit, `--crash-at POINT` makes the
+//! producer kill itself at a point, `--supervised PID` makes a role end with the process that started it.
+
+mod consumer;
+mod narrator;
+mod pattern;
+mod producer;
+mod session;
+mod supervisor;
+
+use std::time::Duration;
+
+use clap::{Args, Subcommand, ValueEnum};
+use partywall::{DeviceChoice, ErrorKind, Place, gpu};
+use rustix::process::Signal;
+use serde_json::json;
+
+use self::{narrator::Narrator, session::Session, supervisor::Supervisor};
+use crate::{Context, failure::Failure};
+
+/// Its arguments.
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    options: Options,
+    #[command(subcommand)]
+    role: Option<Role>,
+}
+
+#[derive(Debug, Clone, Args)]
+struct Options {
+    /// Where the memory is: auto, host, cuda, cuda:N or a GPU's UUID
+    #[arg(long, global = true, value_name = "DEVICE", default_value = "auto")]
+    device: DeviceChoice,
+    /// How long each wait for the other process may take, in seconds
+    #[arg(long, global = true, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
+    timeout: Duration,
+    /// What the names begin with [default: demo/PID, and demo for a role alone]
+    #[arg(long, global = true, value_name = "PREFIX")]
+    name: Option<String>,
+    #[arg(long, global = true, hide = true, value_name = "INDEX", value_parser = clap::value_parser!(u64).range(..pattern::ELEMENTS))]
+    corrupt: Option<u64>,
+    #[arg(long, global = true, hide = true, value_name = "POINT")]
+    crash_at: Option<CrashPoint>,
+    #[arg(long, global = true, hide = true, value_name = "PID")]
+    supervised: Option<i32>,
+}
+
+#[derive(Debug, Clone, Copy, Subcommand)]
+enum Role {
+    /// Allocate, write and commit the array; then check what the consumer did to it
+    Producer,
+    /// Open the array by name and check it; then double it in place
+    Consumer,
+}
+
+/// Where the producer can be made to kill itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum CrashPoint {
+    /// After the commit of the frozen array.
+    Committed,
+    /// After its acknowledgement, before the commit of the mutable array.
+    Acknowledged,
+    /// After the commit of the mutable array.
+    Shared,
+}
+
+/// Runs it.
+pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
+    let Arguments { options, role } = arguments;
+    if let Some(supervisor) = options.supervised {
+        end_with(supervisor);
+    }
+    match role {
+        None => both(context, options),
+        Some(Role::Producer) => {
+            let session = Session::start(context, options, "producer", place(context, options.device)?)?;
+            producer::run(&session, options.corrupt, options.crash_at)
+        }
+        Some(Role::Consumer) => {
+            let session = Session::start(context, options, "consumer", place(context, options.device)?)?;
+            consumer::run(&session, options.device)
+        }
+    }
+}
+
+/// Runs both roles as child processes.
+fn both(context: &Context, options: &Options) -> Result<(), Failure> {
+    let output = context.output();
+    let place = place(context, options.device)?;
+    let device = match (options.device, place) {
+        (_, Place::Host) => DeviceChoice::Host,
+        // The first GPU is what `auto` means in every process with our environment.
+        (DeviceChoice::Auto, Place::Gpu(_)) => DeviceChoice::Cuda(0),
+        (device, Place::Gpu(_)) => device,
+    };
+    let prefix = options.name.clone().unwrap_or_else(|| format!("demo/{}", std::process::id()));
+    let memory = if place == Place::Host { "host memory".to_owned() } else { format!("memory of the GPU {device}") };
+    output.line(format!("Two processes share an array by name, without copying it, in {memory}.\n"));
+
+    let supervisor = Supervisor::new(context, options.timeout);
+    let producer = supervisor.spawn("producer", device, &prefix, options)?;
+    let consumer = supervisor.spawn("consumer", device, &prefix, options)?;
+    let took = supervisor.run(producer, consumer)?;
+
+    let command = command_line(context);
+    output.line("\nThe same in two terminals, in either order:");
+    for role in ["producer", "consumer"] {
+        output.line(format!("  {command} demo {role} --device {device}"));
+    }
+    output.line("");
+    let text = format!(
+        "demo passed: {} integers in {memory}, shared without a copy, read by one process and changed by the other in \
+         {:.2} s",
+        narrator::grouped(pattern::ELEMENTS),
+        took.as_secs_f64()
+    );
+    let fields = json!({ "device": device.to_string(), "elements": pattern::ELEMENTS });
+    Narrator::new(output, "demo").ending("passed", took, &text, fields);
+    Ok(())
+}
+
+/// How this command was called, with what makes another call meet the same broker.
+fn command_line(context: &Context) -> String {
+    let mut words =
+        vec![std::env::args_os().next().map_or_else(|| "partywall".into(), |it| it.to_string_lossy().into_owned())];
+    words.extend(context.arguments().iter().map(|argument| argument.to_string_lossy().into_owned()));
+    words.join(" ")
+}
+
+/// The place that a choice means. Says so if it is not what somebody with a GPU would expect.
+fn place(context: &Context, device: DeviceChoice) -> Result<Place, Failure> {
+    let (place, why) = gpu::resolve(device)?;
+    if let Some(why) = why {
+        context.output().remark(format!("no GPU can be used here, so this is host memory ({why})"));
+    }
+    Ok(place)
+}
+
+/// Lets this role end with the process that started it, even if that is killed.
+fn end_with(supervisor: i32) {
+    // Without the signal, the time-outs end the role.
+    let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
+    // It may have died before, and then no signal comes. A pid that cannot be seen from here is no pid to compare.
+    if rustix::process::getppid().is_some_and(|parent| parent.as_raw_pid() != supervisor) {
+        std::process::exit(1);
+    }
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| "use a number of seconds".to_owned())?;
+    if (0.001..=1e6).contains(&seconds) {
+        Ok(Duration::from_secs_f64(seconds))
+    } else {
+        Err("use 0.001 to 1000000 seconds".into())
+    }
+}
+
+/// The class of failure that an exit code stands for; the reverse of [`Failure::code`].
+fn kind_of(code: Option<i32>) -> ErrorKind {
+    match code {
+        Some(2) => ErrorKind::Usage,
+        Some(3) => ErrorKind::NotFound,
+        Some(4) => ErrorKind::Unreachable,
+        Some(5) => ErrorKind::Refused,
+        Some(6) => ErrorKind::Device,
+        _ => ErrorKind::CheckFailed,
+    }
+}

@@ -1,0 +1,82 @@
+//! Telling what happens, one step a line: aligned for people, an object for programs.
+
+use std::time::Duration;
+
+use serde_json::{Map, Value, json};
+
+use crate::output::Output;
+
+/// Tells the steps of one role.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Narrator {
+    output: Output,
+    role: &'static str,
+}
+
+impl Narrator {
+    pub(super) fn new(output: Output, role: &'static str) -> Self {
+        Self { output, role }
+    }
+
+    /// A step that is over. `text` may have several lines.
+    pub(super) fn step(&self, step: &str, took: Option<Duration>, text: &str, fields: Value) {
+        let mut head = step;
+        let mut time = took.map_or_else(String::new, micros);
+        for line in text.lines() {
+            self.output.line(format!("{head:<12}{time:>12}   {line}"));
+            (head, time) = ("", String::new());
+        }
+        self.value(step, took, fields);
+    }
+
+    /// The last line, which people get as it is.
+    pub(super) fn ending(&self, step: &str, took: Duration, text: &str, fields: Value) {
+        self.output.line(text);
+        self.value(step, Some(took), fields);
+    }
+
+    fn value(&self, step: &str, took: Option<Duration>, fields: Value) {
+        let mut object = Map::new();
+        object.insert("role".into(), json!(self.role));
+        object.insert("step".into(), json!(step));
+        if let Some(took) = took {
+            object.insert("micros".into(), json!(took.as_nanos() as f64 / 1000.0));
+        }
+        if let Value::Object(fields) = fields {
+            object.extend(fields);
+        }
+        self.output.value(&Value::Object(object));
+    }
+}
+
+/// `1,234 µs`.
+pub(super) fn micros(duration: Duration) -> String {
+    format!("{} µs", grouped(duration.as_micros() as u64))
+}
+
+/// A number with its thousands set apart.
+pub(super) fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
+    for (position, digit) in digits.chars().enumerate() {
+        if position > 0 && (digits.len() - position).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn thousands_are_set_apart() {
+        for (number, text) in [(0, "0"), (999, "999"), (1000, "1,000"), (262_144, "262,144"), (1_048_576, "1,048,576")]
+        {
+            assert_eq!(grouped(number), text);
+        }
+        assert_eq!(micros(Duration::from_millis(12)), "12,000 µs");
+    }
+}

@@ -1,0 +1,334 @@
+//! What both roles do alike: meeting the broker and the device, waiting for each other, checking.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use partywall::{
+    DeviceUuid, Domain, Error, ErrorKind, Gpu, OpenOptions, Place, Segment, bytes,
+    cuda::{CudaError, PhysicalMemory},
+};
+use serde_json::{Value, json};
+
+use super::{
+    Options,
+    narrator::{Narrator, grouped},
+    pattern,
+};
+use crate::{Context, failure::Failure};
+
+/// The key under which the metadata of each segment names its run.
+pub(super) const RUN: &str = "run";
+
+/// A wait looks this often whether the other side has gone. Names themselves are announced by the broker at once.
+const GLANCE: Duration = Duration::from_millis(250);
+
+/// A role at work.
+#[derive(Debug)]
+pub(super) struct Session {
+    pub(super) domain: Domain,
+    pub(super) narrator: Narrator,
+    pub(super) place: Place,
+    /// Bytes that every allocation is a multiple of.
+    pub(super) granularity: u64,
+    pub(super) names: Names,
+    timeout: Duration,
+}
+
+/// The names of a run.
+#[derive(Debug)]
+pub(super) struct Names {
+    pub(super) data: String,
+    pub(super) data_read: String,
+    pub(super) shared: String,
+    pub(super) shared_doubled: String,
+}
+
+impl Session {
+    /// Connects, and gets the device ready.
+    pub(super) fn start(
+        context: &Context,
+        options: &Options,
+        role: &'static str,
+        place: Place,
+    ) -> Result<Self, Failure> {
+        let narrator = Narrator::new(context.output(), role);
+        let (domain, took) = timed(|| context.options().connect())?;
+        let (socket, broker) = (domain.socket().display().to_string(), domain.status()?.pid);
+        narrator.step(
+            "connect",
+            Some(took),
+            &format!("to the broker, process {broker}, at {socket}"),
+            json!({ "pid": std::process::id(), "broker": broker, "socket": socket }),
+        );
+        let prefix = options.name.as_deref().unwrap_or("demo");
+        let names = Names {
+            data: format!("{prefix}/data"),
+            data_read: format!("{prefix}/data-read"),
+            shared: format!("{prefix}/shared"),
+            shared_doubled: format!("{prefix}/shared-doubled"),
+        };
+        let mut session = Self { domain, narrator, place, granularity: 0, names, timeout: options.timeout };
+        session.granularity = match place {
+            Place::Host => session.host(),
+            Place::Gpu(uuid) => session.gpu(uuid)?,
+        };
+        Ok(session)
+    }
+
+    fn host(&self) -> u64 {
+        let page = rustix::param::page_size() as u64;
+        self.narrator.step(
+            "device",
+            None,
+            &format!("host memory: a sealed memfd for each allocation, in pages of {}", bytes(page)),
+            json!({ "device": "host", "granularity": page }),
+        );
+        page
+    }
+
+    fn gpu(&self, uuid: DeviceUuid) -> Result<u64, Failure> {
+        // A context and the kernels, now: neither belongs into the time of any later step.
+        let (gpu, took) = timed(|| {
+            let gpu = self.domain.gpu(uuid)?;
+            gpu.kernels()?;
+            Ok(gpu)
+        })?;
+        let facts =
+            Facts::of(&gpu).map_err(|source| Error::Cuda { what: format!("asking about GPU {uuid}"), source })?;
+        let yes = |it| if it { "yes" } else { "no" };
+        let text = format!(
+            "{}, compute capability {}.{}, CUDA {}\n{uuid}\nVMM: {}; as file descriptors: {}; granularity {}\nmemory: {} \
+             of {} are free",
+            facts.name,
+            facts.capability.0,
+            facts.capability.1,
+            facts.driver,
+            yes(facts.vmm),
+            yes(facts.posix_fd),
+            bytes(facts.granularity),
+            bytes(facts.free),
+            bytes(facts.total),
+        );
+        let fields = json!({
+            "device": facts.name, "uuid": uuid.to_string(), "cuda": facts.driver,
+            "compute_capability": format!("{}.{}", facts.capability.0, facts.capability.1),
+            "vmm": facts.vmm, "posix_fd": facts.posix_fd, "granularity": facts.granularity,
+            "free_bytes": facts.free, "total_bytes": facts.total,
+        });
+        self.narrator.step("device", Some(took), &text, fields);
+        Ok(facts.granularity)
+    }
+
+    /// Says how much memory of the GPU is free now. Other processes take and give, too.
+    pub(super) fn memory(&self, when: &str) -> Result<(), Failure> {
+        let Place::Gpu(uuid) = self.place else { return Ok(()) };
+        let memory = self.domain.gpu(uuid)?.context().memory_info();
+        let memory = memory.map_err(|source| Error::Cuda { what: "asking for free memory".into(), source })?;
+        self.narrator.step(
+            "memory",
+            None,
+            &format!("{} of {} are free {when}", bytes(memory.free), bytes(memory.total)),
+            json!({ "when": when, "free_bytes": memory.free, "total_bytes": memory.total }),
+        );
+        Ok(())
+    }
+
+    /// Waits for `name` of the given run, and returns it open. Ends early if `partner` is withdrawn meanwhile.
+    pub(super) fn wait_for(
+        &self,
+        open: &OpenOptions,
+        name: &str,
+        run: Option<&str>,
+        partner: Option<&Segment>,
+        other: &str,
+    ) -> Result<Segment, Failure> {
+        let start = Instant::now();
+        loop {
+            let left = self.timeout.saturating_sub(start.elapsed());
+            match open.clone().timeout(left.clamp(Duration::from_millis(1), GLANCE)).open() {
+                Ok(segment) if run.is_none() || run_of(&segment) == run => {
+                    let text = format!("for the commit of {name}");
+                    self.narrator.step("wait", Some(start.elapsed()), &text, json!({ "name": name }));
+                    return Ok(segment);
+                }
+                // Of a run that is just ending.
+                Ok(stale) => drop(ended(&stale, left.min(GLANCE))?),
+                Err(Error::Timeout { .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
+            if let Some(partner) = partner
+                && ended(partner, Duration::ZERO)?
+            {
+                return Err(Failure::new(
+                    ErrorKind::CheckFailed,
+                    format!("the {other} is gone: {} was withdrawn before {name} was committed", partner.name()),
+                    format!("see what the {other} printed, then start both again"),
+                ));
+            }
+            if left.is_zero() {
+                return Err(Failure::new(
+                    ErrorKind::CheckFailed,
+                    format!("waited {} s for {name}, which nobody committed", self.timeout.as_secs_f64()),
+                    format!(
+                        "start `partywall demo {other}` with the same --name, --domain and --socket; or wait longer (--timeout)"
+                    ),
+                ));
+            }
+        }
+    }
+
+    /// Waits until `segment` is withdrawn.
+    pub(super) fn wait_withdrawn(&self, segment: &Segment, other: &str) -> Result<(), Failure> {
+        let (ended, took) = timed(|| ended(segment, self.timeout))?;
+        if !ended {
+            let message =
+                format!("waited {} s for the {other} to withdraw {}", self.timeout.as_secs_f64(), segment.name());
+            return Err(Failure::new(ErrorKind::CheckFailed, message, format!("look whether the {other} is stopped")));
+        }
+        let text = format!("until {} was withdrawn", segment.name());
+        self.narrator.step("wait", Some(took), &text, json!({ "name": segment.name(), "withdrawn": true }));
+        Ok(())
+    }
+
+    /// Opens what is there, timed. `first` is an earlier opening, which is closed: its time was mostly waiting.
+    pub(super) fn open_again(&self, open: &OpenOptions, first: Segment) -> Result<Segment, Failure> {
+        let open = open.clone().version(first.version());
+        let (segment, took) = timed(|| open.open())?;
+        first.release()?;
+        let access = if segment.is_writable() { "read-write" } else { "read-only" };
+        let text = format!(
+            "{}@{}: {} of kind {}, {} received\nmapped {access}{}, without a copy",
+            segment.name(),
+            segment.version(),
+            bytes(segment.bytes()),
+            segment.kind(),
+            fds_text(&segment),
+            address(&segment).map_or_else(String::new, |address| format!(" at {address:#x}")),
+        );
+        self.narrator.step("open", Some(took), &text, facts_of(&segment));
+        Ok(segment)
+    }
+
+    /// Checks the array against `factor` times the pattern, in place and in a copy, and fails at the first bad element.
+    pub(super) fn verify(&self, segment: &Segment, factor: u32) -> Result<(), Failure> {
+        let in_place = format!("read in place by the {}", pattern::worker(segment.place()));
+        self.check("verify", segment, factor, &in_place, || pattern::verify(segment, factor))?;
+        let in_a_copy = "read in a copy that this process made for itself";
+        self.check("verify-copy", segment, factor, in_a_copy, || pattern::verify_copy(segment, factor))
+    }
+
+    fn check(
+        &self,
+        step: &str,
+        segment: &Segment,
+        factor: u32,
+        how: &str,
+        find_bad: impl FnOnce() -> partywall::Result<Option<pattern::Bad>>,
+    ) -> Result<(), Failure> {
+        let (bad, took) = timed(find_bad)?;
+        if let Some(bad) = bad {
+            return Err(wrong(segment, bad, how));
+        }
+        let rule = if factor == 1 { "right" } else { "what was written, doubled" };
+        let text = format!("all {} integers are {rule}, {how}", grouped(pattern::ELEMENTS));
+        let fields = json!({ "name": segment.name(), "elements": pattern::ELEMENTS, "factor": factor, "how": how });
+        self.narrator.step(step, Some(took), &text, fields);
+        Ok(())
+    }
+}
+
+/// Which run a segment belongs to.
+pub(super) fn run_of(segment: &Segment) -> Option<&str> {
+    segment.metadata().find(|(key, _)| *key == RUN).map(|(_, run)| run)
+}
+
+/// Does something and says how long it took.
+pub(super) fn timed<T>(action: impl FnOnce() -> partywall::Result<T>) -> Result<(T, Duration), Failure> {
+    let start = Instant::now();
+    let value = action()?;
+    Ok((value, start.elapsed()))
+}
+
+/// What a program is told of a segment.
+pub(super) fn facts_of(segment: &Segment) -> Value {
+    json!({
+        "name": segment.name(), "version": segment.version(), "kind": segment.kind(),
+        "place": segment.place().to_string(), "bytes": segment.bytes(), "mutable": segment.is_mutable(),
+        "writable": segment.is_writable(), "fds": segment.fd_numbers(),
+        "address": address(segment).map(|address| format!("{address:#x}")),
+    })
+}
+
+/// `fd 9`, or `fds 9, 10`.
+pub(super) fn fds_text(segment: &Segment) -> String {
+    let numbers: Vec<String> = segment.fd_numbers().iter().map(ToString::to_string).collect();
+    format!("{} {}", if numbers.len() == 1 { "fd" } else { "fds" }, numbers.join(", "))
+}
+
+/// Where the array is in this process: on its GPU, or as the kernel lists it.
+pub(super) fn address(segment: &Segment) -> Option<u64> {
+    match segment.place() {
+        Place::Host => host_address(segment.name()),
+        Place::Gpu(_) => Some(segment.tensor(pattern::TENSOR).ok()?.device().ok()?.device_ptr()),
+    }
+}
+
+/// Where host memory of a name is mapped into this process. It begins with the array, which is all there is.
+pub(super) fn host_address(name: &str) -> Option<u64> {
+    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+    let file = format!("/memfd:partywall:{name} (deleted)");
+    let line = maps.lines().find(|line| line.ends_with(&file))?;
+    u64::from_str_radix(line.split('-').next()?, 16).ok()
+}
+
+/// Waits up to `timeout` for the withdrawal of a segment; whether it came.
+fn ended(segment: &Segment, timeout: Duration) -> partywall::Result<bool> {
+    match segment.wait_withdrawn(timeout) {
+        Ok(()) => Ok(true),
+        Err(Error::Timeout { .. }) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+fn wrong(segment: &Segment, bad: pattern::Bad, how: &str) -> Failure {
+    let pattern::Bad { index, expected, found } = bad;
+    let name = segment.name();
+    Failure::new(
+        ErrorKind::CheckFailed,
+        format!(
+            "{name} is wrong at index {index}: expected {expected} ({expected:#010x}), found {found} ({found:#010x}), {how}"
+        ),
+        "this must never happen: `partywall doctor` tests the parts one by one",
+    )
+}
+
+/// What a GPU says of itself.
+struct Facts {
+    name: String,
+    capability: (u32, u32),
+    driver: String,
+    vmm: bool,
+    posix_fd: bool,
+    granularity: u64,
+    free: u64,
+    total: u64,
+}
+
+impl Facts {
+    fn of(gpu: &Arc<Gpu>) -> Result<Self, CudaError> {
+        let (context, device) = (gpu.context(), gpu.context().device());
+        let memory = context.memory_info()?;
+        Ok(Self {
+            name: device.name()?,
+            capability: device.compute_capability()?,
+            driver: context.driver().version()?.to_string(),
+            vmm: device.supports_vmm()?,
+            posix_fd: device.supports_posix_fd()?,
+            granularity: PhysicalMemory::granularity(context)?,
+            free: memory.free,
+            total: memory.total,
+        })
+    }
+}

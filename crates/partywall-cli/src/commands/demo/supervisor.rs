@@ -1,0 +1,212 @@
+//! Both roles as child processes: starts them, relays what they print line by line, and ends them together.
+
+use std::{
+    io::{BufRead, BufReader, IsTerminal, Read},
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::process::ExitStatusExt,
+    },
+    process::{Child, Command, ExitStatus, Stdio},
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use clap::ValueEnum;
+use partywall::{DeviceChoice, Error};
+use partywall_os::{
+    process,
+    socket::{self, Ready},
+};
+use serde_json::{Value, json};
+
+use super::{Options, kind_of};
+use crate::{Context, failure::Failure, output::Output};
+
+/// What the roles may need beside their waits: the driver's start, a broker's start.
+const OVERHEAD: Duration = Duration::from_secs(60);
+
+/// How many waits follow each other in a role, at most.
+const WAITS: u32 = 4;
+
+/// Starts and ends the roles.
+#[derive(Debug)]
+pub(super) struct Supervisor<'a> {
+    context: &'a Context,
+    start: Instant,
+    deadline: Instant,
+}
+
+impl<'a> Supervisor<'a> {
+    /// Roles whose waits take at most `timeout` each.
+    pub(super) fn new(context: &'a Context, timeout: Duration) -> Self {
+        let start = Instant::now();
+        Self { context, start, deadline: start + timeout * WAITS + OVERHEAD }
+    }
+
+    /// Starts a role.
+    pub(super) fn spawn(
+        &self,
+        role: &'static str,
+        device: DeviceChoice,
+        prefix: &str,
+        options: &Options,
+    ) -> Result<Running, Failure> {
+        let system = |what: &'static str| move |source| Error::System { what: format!("{what} the {role}"), source };
+        let binary = std::env::current_exe().map_err(system("finding the program of"))?;
+        let mut command = Command::new(binary);
+        command.args(self.context.arguments());
+        command.args([
+            "demo",
+            role,
+            "--supervised",
+            &std::process::id().to_string(),
+            "--name",
+            prefix,
+            "--device",
+            &device.to_string(),
+        ]);
+        command.args(["--timeout", &options.timeout.as_secs_f64().to_string()]);
+        if role == "producer" {
+            command.args(options.corrupt.map(|index| format!("--corrupt={index}")));
+            let point = options.crash_at.and_then(|point| point.to_possible_value());
+            command.args(point.map(|point| format!("--crash-at={}", point.get_name())));
+        }
+        if self.context.output().is_json() {
+            command.arg("--json");
+        }
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().map_err(system("starting"))?;
+        let relay = Relay { output: self.context.output(), role };
+        let relays = [
+            child.stdout.take().map(|stdout| std::thread::spawn(move || relay.lines(stdout, Relay::say))),
+            child.stderr.take().map(|stderr| std::thread::spawn(move || relay.lines(stderr, Relay::remark))),
+        ];
+        let relays = relays.into_iter().flatten().collect();
+        // A child that has not been waited for keeps its pid, even if it is dead. Without a pidfd it ends by itself.
+        let pidfd = process::pidfd(child.id()).map_err(|errno| system("watching")(errno.into()))?;
+        Ok(Running { role, child, relays, pidfd })
+    }
+
+    /// Waits for both. When one fails, the other is ended; the worse exit code counts.
+    pub(super) fn run(self, producer: Running, consumer: Running) -> Result<Duration, Failure> {
+        let (mut first, mut second) = (producer, consumer);
+        let ended = socket::wait_any([first.pidfd.as_fd(), second.pidfd.as_fd()], Some(self.deadline));
+        if let Ok(Some([false, true])) = ended {
+            std::mem::swap(&mut first, &mut second);
+        }
+        let first = first.end(self.deadline);
+        // What the second says after the first has failed, unless it had ended by then, is only a consequence.
+        let deadline = if first.is_success() { self.deadline } else { Instant::now() };
+        let second = second.end(deadline);
+        let worst = [first, second].into_iter().filter(|end| !end.is_success()).max_by_key(End::badness);
+        match worst {
+            None => Ok(self.start.elapsed()),
+            Some(end) => Err(end.failure()),
+        }
+    }
+}
+
+/// A role's process. Dropping it kills the process, if it still runs.
+#[derive(Debug)]
+pub(super) struct Running {
+    role: &'static str,
+    child: Child,
+    relays: Vec<JoinHandle<()>>,
+    pidfd: OwnedFd,
+}
+
+impl Running {
+    /// Waits for its end until `deadline`, then kills it.
+    fn end(mut self, deadline: Instant) -> End {
+        let in_time = matches!(socket::wait(&self.pidfd, Ready::Read, Some(deadline)), Ok(true));
+        let status = if in_time { self.child.wait().ok() } else { None };
+        self.stop();
+        End { role: self.role, status }
+    }
+
+    fn stop(&mut self) {
+        // The pid is ours until the child has been waited for, and `Child` sends nothing afterwards.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        for relay in self.relays.drain(..) {
+            let _ = relay.join();
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// How a role ended; without a status it was killed because it was no longer wanted.
+#[derive(Debug, Clone, Copy)]
+struct End {
+    role: &'static str,
+    status: Option<ExitStatus>,
+}
+
+impl End {
+    fn is_success(&self) -> bool {
+        self.status.is_some_and(|status| status.success())
+    }
+
+    fn badness(&self) -> i32 {
+        self.status.map_or(-1, |status| status.code().unwrap_or(i32::MAX))
+    }
+
+    fn failure(&self) -> Failure {
+        let role = self.role;
+        let (what, advice) = match self.status.map(|status| (status.code(), status.signal())) {
+            None => ("did not end in time and was killed".to_owned(), "`partywall doctor` tries the parts one by one"),
+            Some((Some(code), _)) => (format!("ended with exit code {code}"), "its reason stands above"),
+            Some((None, signal)) => (
+                format!("was killed by signal {}", signal.unwrap_or_default()),
+                "the kernel's log (dmesg) may say by whom",
+            ),
+        };
+        let code = self.status.and_then(|status| status.code());
+        Failure::new(kind_of(code), format!("demo failed: the {role} {what}"), advice)
+    }
+}
+
+/// Passes a role's lines on under its name.
+#[derive(Debug, Clone, Copy)]
+struct Relay {
+    output: Output,
+    role: &'static str,
+}
+
+impl Relay {
+    fn lines(self, from: impl Read, tell: fn(Self, &str)) {
+        for line in BufReader::new(from).split(b'\n') {
+            let Ok(line) = line else { return };
+            tell(self, &String::from_utf8_lossy(&line));
+        }
+    }
+
+    fn say(self, line: &str) {
+        if !self.output.is_json() {
+            return self.output.line(self.prefixed(line, std::io::stdout().is_terminal()));
+        }
+        // Steps name their role; an error does not know it.
+        if let Ok(Value::Object(mut object)) = serde_json::from_str(line) {
+            object.entry("role").or_insert_with(|| json!(self.role));
+            self.output.value(&Value::Object(object));
+        }
+    }
+
+    fn remark(self, line: &str) {
+        self.output.remark(self.prefixed(line, std::io::stderr().is_terminal()));
+    }
+
+    fn prefixed(self, line: &str, colour: bool) -> String {
+        let (on, off) = match (colour, self.role) {
+            (false, _) => ("", ""),
+            (true, "producer") => ("\x1b[36m", "\x1b[0m"),
+            (true, _) => ("\x1b[33m", "\x1b[0m"),
+        };
+        format!("{on}{} │{off} {line}", self.role)
+    }
+}

@@ -1,0 +1,103 @@
+//! Handing memory to another process over a Unix socket, as the broker does, and hearing what that process saw.
+
+use std::{
+    collections::VecDeque,
+    io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use partywall::cuda::kernels::expected;
+use partywall_os::socket::{self, Ready};
+use serde::{Deserialize, Serialize};
+
+use super::{Probe, runner};
+use crate::failure::Failure;
+
+/// How long the other process may take. Less than a probe may, so that the probe can still say so.
+const PATIENCE: Duration = Duration::from_secs(15);
+
+/// A message or an answer has at most so many bytes.
+const MAX: usize = 4096;
+
+/// What goes along with the file descriptor.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Parcel {
+    /// Bytes of memory, all of them the test pattern.
+    pub(super) bytes: u64,
+    /// The GPU that has it.
+    pub(super) gpu: Option<String>,
+}
+
+/// Gives memory to a new process that runs `probe`, and returns what it saw.
+pub(super) fn hand_over(probe: Probe, parcel: &Parcel, memory: BorrowedFd<'_>) -> Result<String, String> {
+    let system = |what: &'static str| move |error: io::Error| format!("{what}: {error}");
+    let (ours, theirs) = socket::pair().map_err(|errno| system("making a pair of sockets")(errno.into()))?;
+    let program = std::env::current_exe().map_err(system("finding this program"))?;
+    let mut command = Command::new(program);
+    command.args(["doctor", "--probe", &runner::name(probe)]);
+    command.stdin(Stdio::from(theirs)).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut child = command.spawn().map_err(system("starting another process"))?;
+    // It has the other end of the socket as well, and would hide the child's death from us.
+    drop(command);
+
+    let deadline = Instant::now() + PATIENCE;
+    let answer = send(&ours, parcel, memory).and_then(|()| receive(&ours, deadline).map(|(answer, _)| answer));
+    let ended = runner::wait(&mut child, deadline);
+    match answer {
+        Ok(answer) => serde_json::from_slice(&answer).unwrap_or_else(|_| {
+            let ended =
+                ended.ok().flatten().map_or_else(|| "was killed".to_owned(), |status| format!("ended with {status}"));
+            Err(format!("the other process gave no answer and {ended}"))
+        }),
+        Err(error) => Err(format!("the other process: {error}")),
+    }
+}
+
+/// The other process: takes the memory, looks at it, answers.
+pub(super) fn answer(look: fn(&Parcel, OwnedFd) -> Result<String, String>) -> Result<(), Failure> {
+    let stdin = io::stdin();
+    let answer = take(stdin.as_fd()).and_then(|(parcel, memory)| look(&parcel, memory));
+    let bytes = serde_json::to_vec(&answer).unwrap_or_default();
+    // If nobody listens, nobody wants to know.
+    let _ = socket::send(stdin.as_fd(), &bytes, &[]);
+    Ok(())
+}
+
+/// The first word that is not the test pattern, said as an error.
+pub(super) fn check(bytes: &[u8]) -> Result<(), String> {
+    let words = bytes.as_chunks::<4>().0.iter().map(|word| u32::from_ne_bytes(*word));
+    for (index, found) in words.enumerate() {
+        let expected = expected(index as u64);
+        if found != expected {
+            return Err(format!("word {index} is {found:#010x}, not {expected:#010x}"));
+        }
+    }
+    Ok(())
+}
+
+fn send(socket: &OwnedFd, parcel: &Parcel, memory: BorrowedFd<'_>) -> io::Result<()> {
+    let bytes = serde_json::to_vec(parcel)?;
+    // A message this small goes out whole into an empty buffer.
+    let sent = socket::send(socket, &bytes, &[memory])?;
+    if sent == bytes.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
+}
+
+fn take(socket: BorrowedFd<'_>) -> Result<(Parcel, OwnedFd), String> {
+    let (bytes, fds) = receive(socket, Instant::now() + PATIENCE).map_err(|error| error.to_string())?;
+    let parcel = serde_json::from_slice(&bytes).map_err(|error| error.to_string())?;
+    let memory = fds.into_iter().next().ok_or("no file descriptor came along")?;
+    Ok((parcel, memory))
+}
+
+/// One message, whole in one read since it was sent in one piece; nothing if the other end hung up.
+fn receive(socket: impl AsFd, deadline: Instant) -> io::Result<(Vec<u8>, VecDeque<OwnedFd>)> {
+    if !socket::wait(&socket, Ready::Read, Some(deadline))? {
+        return Err(io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {} s", PATIENCE.as_secs())));
+    }
+    let (mut buffer, mut fds) = (vec![0; MAX], VecDeque::new());
+    let received = socket::recv(&socket, &mut buffer, &mut fds)?;
+    buffer.truncate(received.bytes);
+    Ok((buffer, fds))
+}

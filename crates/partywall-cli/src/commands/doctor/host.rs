@@ -1,0 +1,229 @@
+//! Probes of what every machine needs.
+
+use std::{
+    fs,
+    os::fd::{AsFd, OwnedFd},
+    path::Path,
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use partywall::{Error, cuda::kernels::expected};
+use partywall_os::{
+    Errno,
+    dir::{PrivateDir, Unsafe},
+    map::SealedMap,
+    memfd,
+    process::{self, PidfdInfo},
+    socket::{self, Ready},
+};
+use rustix::process::Resource;
+
+use super::{
+    Probe,
+    exchange::{self, Parcel},
+    finding::Finding,
+};
+use crate::Context;
+
+/// The oldest kernel that is supported.
+const KERNEL: (u32, u32) = (5, 10);
+
+/// Fewer open files than this are used up by a handful of models and members.
+const FEW_FILES: u64 = 4096;
+
+/// The longest path of a Unix socket.
+const SOCKET_PATH: usize = 107;
+
+/// The kernel's version.
+pub(super) fn kernel() -> Finding {
+    let uname = rustix::system::uname();
+    let (release, machine) = (uname.release().to_string_lossy(), uname.machine().to_string_lossy());
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map_while(|number| number.parse::<u32>().ok());
+    let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    let detail = format!("Linux {release} on {machine}");
+    if version < KERNEL {
+        let (major, minor) = KERNEL;
+        return Finding::failed(detail)
+            .means(format!("Partywall needs Linux {major}.{minor} or newer, for pidfds and closing ranges of files"))
+            .fix("run a newer kernel");
+    }
+    if machine != "x86_64" {
+        return Finding::warning(detail)
+            .means("Partywall is tested on x86-64 only")
+            .fix("try `partywall demo`, and tell us how it went");
+    }
+    Finding::ok(detail)
+}
+
+/// Whether the end of a process can be proved.
+pub(super) fn processes() -> Finding {
+    let fix = "mount /proc; if this is a sandbox (gVisor, an old seccomp profile), allow pidfd_open";
+    let means = "without pidfds the broker cannot prove that a process died, and takes nothing back from it";
+    let failed = |what: &str, error: String| Finding::failed(format!("{what}: {error}")).means(means).fix(fix);
+    let own = match process::own_pidfd() {
+        Ok(own) => own,
+        Err(errno) => return failed("pidfd_open", errno.to_string()),
+    };
+    if process::pidfd_info(&own) != Some(PidfdInfo::Process(std::process::id())) {
+        return failed(
+            "/proc/self/fdinfo",
+            "it does not say whose a pidfd is; /proc is not mounted, or another's".into(),
+        );
+    }
+    let program = std::env::current_exe().unwrap_or_default();
+    let child = Command::new(program).arg("--version").stdin(Stdio::null()).stdout(Stdio::null()).spawn();
+    let mut child = match child {
+        Ok(child) => child,
+        Err(error) => return failed("starting a process", error.to_string()),
+    };
+    let deadline = Instant::now() + Duration::from_secs(10);
+    let seen = process::pidfd(child.id()).and_then(|pidfd| socket::wait(pidfd, Ready::Read, Some(deadline)));
+    let _ = child.wait();
+    match seen {
+        Ok(true) => {}
+        Ok(false) => return failed("a pidfd", "it did not tell of its process's end".into()),
+        Err(errno) => return failed("a pidfd", errno.to_string()),
+    }
+    let peer = socket::pair().ok().and_then(|(a, _b)| process::peer_pidfd(a));
+    let peer = if peer.is_some() { "; the kernel gives the pidfd of a socket's peer" } else { "" };
+    Finding::ok(format!("a pidfd tells of the end of its process; /proc is mounted{peer}"))
+}
+
+/// Limits of this process.
+pub(super) fn limits() -> Finding {
+    let limit = rustix::process::getrlimit(Resource::Nofile);
+    let text = |value: Option<u64>| value.map_or_else(|| "unlimited".to_owned(), |value| value.to_string());
+    let detail = format!("open files: {} (hard limit {})", text(limit.current), text(limit.maximum));
+    if limit.maximum.is_some_and(|maximum| maximum < FEW_FILES) {
+        return Finding::warning(detail)
+            .means("the broker holds one open file for each 16 GiB of each version, and three for each member")
+            .fix(format!("raise the hard limit to {FEW_FILES} or more (ulimit -Hn, LimitNOFILE=, --ulimit nofile=)"));
+    }
+    Finding::ok(detail)
+}
+
+/// Memory of this process, seen by another.
+pub(super) fn memory() -> Finding {
+    const BYTES: u64 = 1 << 20;
+    let share = || -> Result<String, String> {
+        let failed = |what: &'static str| move |errno: Errno| format!("{what}: {errno}");
+        let mut draft = memfd::Draft::create("partywall:doctor", BYTES).map_err(failed("making a memfd"))?;
+        let words = draft.bytes_mut().map_err(failed("mapping it"))?.as_chunks_mut::<4>().0;
+        for (index, word) in words.iter_mut().enumerate() {
+            *word = expected(index as u64).to_ne_bytes();
+        }
+        let memory = draft.freeze().map_err(failed("sealing it"))?;
+        exchange::hand_over(Probe::TakeHostMemory, &Parcel { bytes: BYTES, gpu: None }, memory.as_fd())
+    };
+    match share() {
+        Ok(seen) => Finding::ok(format!("a sealed memfd of 1 MiB, passed to another process: {seen}")),
+        Err(error) => Finding::failed(error)
+            .means("host memory cannot be shared here")
+            .fix("a sandbox may forbid memfd_create or passing files over sockets (look at vm.memfd_noexec, too)"),
+    }
+}
+
+/// The other side of [`memory`].
+pub(super) fn take(parcel: &Parcel, memory: OwnedFd) -> Result<String, String> {
+    let map = SealedMap::new(&memory).map_err(|errno| format!("mapping what came: {errno}"))?;
+    if map.bytes().len() as u64 != parcel.bytes {
+        return Err(format!("{} bytes came instead of {}", map.bytes().len(), parcel.bytes));
+    }
+    exchange::check(map.bytes())?;
+    match rustix::io::pwrite(&memory, &[0], 0) {
+        Err(Errno::PERM) => Ok("every word right, and writing is refused".into()),
+        Err(errno) => Ok(format!("every word right, and writing fails ({errno})")),
+        Ok(_) => Err("the seal against writing does not hold".into()),
+    }
+}
+
+/// Where the broker listens.
+pub(super) fn socket_directory(context: &Context) -> Finding {
+    let location = match context.options().location() {
+        Ok(location) => location,
+        Err(error) => return Finding::failed(error.to_string()).fix(error.advice()),
+    };
+    let path = location.directory();
+    let shown = path.display();
+    let other = "or set PARTYWALL_SOCKET to a socket in another directory";
+    if location.socket.as_os_str().len() > SOCKET_PATH {
+        return Finding::failed(format!("{} is longer than {SOCKET_PATH} bytes", location.socket.display()))
+            .means("the kernel has no room for the path of such a socket")
+            .fix("set PARTYWALL_SOCKET to a shorter path");
+    }
+    match PrivateDir::open(path, false) {
+        Ok(_) => Finding::ok(format!("{shown} is ours alone (0700)")),
+        Err(Unsafe::Errno(Errno::NOENT)) => {
+            let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+            match rustix::fs::access(parent, rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK) {
+                Ok(()) => Finding::ok(format!("{shown} will be made when it is needed")),
+                Err(errno) => Finding::failed(format!("{shown} cannot be made in {}: {errno}", parent.display()))
+                    .means("no broker can listen there")
+                    .fix(format!("make {} writable, {other}", parent.display())),
+            }
+        }
+        Err(why) => Finding::failed(format!("{shown}: {why}"))
+            .means("somebody else could reach or replace the broker's socket, so nothing is started there")
+            .fix(format!("chmod 700 {shown} if it is yours, {other}")),
+    }
+}
+
+/// The broker that the user's commands would talk to. None is started.
+pub(super) fn broker(context: &Context) -> Finding {
+    let status = context.options().start(false).connect().and_then(|domain| {
+        let socket = domain.socket().display().to_string();
+        domain.status().map(|status| (status, socket))
+    });
+    match status {
+        Ok((status, socket)) => Finding::ok(format!(
+            "process {} runs release {} at {socket}: {} names, {} other members",
+            status.pid, status.version, status.names, status.members
+        )),
+        Err(Error::BrokerUnreachable { socket, .. }) => {
+            Finding::ok(format!("none runs at {}; the first command that needs one starts it", socket.display()))
+        }
+        Err(error) => {
+            let advice = error.advice();
+            Finding::failed(error.to_string()).means("commands of this domain do not work").fix(advice)
+        }
+    }
+}
+
+/// What is around us: a container, WSL, MPS.
+pub(super) fn environment() -> Finding {
+    let mut notes = Vec::new();
+    let (mut means, mut fix) = (Vec::new(), "");
+    let wsl = fs::read_to_string("/proc/version").is_ok_and(|text| text.to_lowercase().contains("microsoft"));
+    if wsl {
+        notes.push("Windows Subsystem for Linux".to_owned());
+        means.push("its driver says that GPU memory can be exported and then refuses; host memory works");
+        fix = "use Linux itself for GPU memory";
+    }
+    let control_group = fs::read_to_string("/proc/1/cgroup").unwrap_or_default();
+    let in_container = ["/.dockerenv", "/run/.containerenv"].iter().any(|path| Path::new(path).exists())
+        || ["docker", "kubepods", "containerd", "libpod"].iter().any(|word| control_group.contains(word));
+    if in_container {
+        notes.push("a container".to_owned());
+        means.push(
+            "a broker started here ends with this container; share its socket's directory to reach it from others",
+        );
+    }
+    let pipes = std::env::var_os("CUDA_MPS_PIPE_DIRECTORY").filter(|it| !it.is_empty());
+    let pipes = pipes.map_or_else(|| "/tmp/nvidia-mps".into(), std::path::PathBuf::from);
+    let control = pipes.join("control");
+    // A socket of another type than ours answers so only if somebody has it open.
+    let mps = matches!(socket::connect(&control), Ok(_) | Err(Errno::PROTOTYPE));
+    if mps {
+        notes.push(format!("MPS, at {}", pipes.display()));
+        means.push(
+            "with MPS a hand-off between processes takes 5 to 12 µs, and a fault or a kill takes its neighbours down",
+        );
+    } else if Path::new("/dev/nvidiactl").exists() {
+        notes.push("time slicing (no MPS)".to_owned());
+        means.push("with time slicing processes do not share faults, and a hand-off takes 142 µs; with MPS 5 to 12 µs");
+    }
+    let detail = if notes.is_empty() { "no container, no WSL, no MPS".to_owned() } else { notes.join(", ") };
+    let finding = if wsl { Finding::warning(detail) } else { Finding::ok(detail) };
+    finding.means(means.join("\n")).fix(fix)
+}

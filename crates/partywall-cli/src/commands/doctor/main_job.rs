@@ -1,0 +1,113 @@
+//! The main job: the real demo, through a broker of its own that is ended afterwards.
+
+use std::{
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use partywall::Domain;
+use partywall_os::dir::PrivateDir;
+use serde_json::Value;
+
+use super::{
+    finding::Finding,
+    runner::{Ended, Runner},
+};
+
+/// How long the broker may take to end.
+const FAREWELL: Duration = Duration::from_secs(5);
+
+/// How long a broker may take to appear after whoever started it was killed.
+const STRAGGLER: Duration = Duration::from_secs(1);
+
+/// Runs `partywall demo` on `device`.
+pub(super) fn run(runner: &Runner<'_>, device: &str) -> Finding {
+    let scratch = match Scratch::new(device) {
+        Ok(scratch) => scratch,
+        Err(error) => return Finding::failed(error).fix("make the temporary directory writable, or set TMPDIR"),
+    };
+    let timeout = (runner.limit().as_secs_f64() / 2.0).max(0.001).to_string();
+    let mut arguments = vec!["--json".into(), "--socket".into(), scratch.socket().into_os_string()];
+    arguments.extend(["demo", "--device", device, "--timeout", &timeout].map(Into::into));
+    let ended = runner.run(&arguments, Some(&scratch.path));
+    let stopped = scratch.stop_broker(ended.as_ref().is_ok_and(|ended| ended.status.is_none()));
+    match ended {
+        Err(error) => Finding::failed(format!("`partywall demo` could not be run: {error}")),
+        Ok(ended) => judge(&ended, runner.limit(), stopped),
+    }
+}
+
+fn judge(ended: &Ended, limit: Duration, stopped: bool) -> Finding {
+    let said: Vec<Value> =
+        ended.stdout.split(|byte| *byte == b'\n').filter_map(|it| serde_json::from_slice(it).ok()).collect();
+    let passed = said.iter().any(|line| line["role"] == "demo" && line["step"] == "passed");
+    let opened = said.iter().find(|line| line["role"] == "consumer" && line["step"] == "open");
+    let opened = opened.and_then(|line| line["micros"].as_f64()).unwrap_or_default();
+    match ended.status {
+        Some(status) if status.success() && passed && stopped => Finding::ok(format!(
+            "`partywall demo` passed, through a broker of its own: 262,144 integers right on both sides, opened in {opened:.0} µs"
+        )),
+        Some(status) if status.success() && passed => Finding::failed("the demo passed, but its broker did not end")
+            .means("a broker on this machine may hang")
+            .fix("look for `partywall serve` processes, and report it"),
+        Some(status) => {
+            let error = said.iter().find_map(|line| line["error"]["message"].as_str()).map(str::to_owned);
+            let why = error.unwrap_or_else(|| format!("{status}: {}", ended.last_words()));
+            let advice = said.iter().find_map(|line| line["error"]["advice"].as_str()).unwrap_or_default();
+            Finding::failed(why).means("sharing memory between processes does not work here").fix(advice)
+        }
+        None => {
+            Finding::failed(format!("`partywall demo` did not end within {} s and was killed", limit.as_secs_f64()))
+                .means("something that it needs hangs")
+                .fix("run `partywall demo` to see where")
+        }
+    }
+}
+
+/// A directory for a broker, gone afterwards.
+struct Scratch {
+    path: PathBuf,
+}
+
+impl Scratch {
+    fn new(device: &str) -> Result<Self, String> {
+        let path = std::env::temp_dir().join(format!("partywall-doctor-{}-{device}", std::process::id()));
+        // Ours alone, as the broker wants it.
+        PrivateDir::open(&path, true).map_err(|why| format!("{}: {why}", path.display()))?;
+        Ok(Self { path })
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.path.join("s")
+    }
+
+    /// Ends the broker, if one runs there or is just being started; whether it is gone.
+    fn stop_broker(&self, demo_was_killed: bool) -> bool {
+        let socket = self.socket();
+        // A killed demo may leave behind a broker that is about to come up.
+        let appears = Instant::now() + if demo_was_killed { STRAGGLER } else { Duration::ZERO };
+        while !exists(&socket) && Instant::now() < appears {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        if let Ok(domain) = Domain::options().socket(&socket).start(false).connect() {
+            // What counts is whether its socket goes.
+            let _ = domain.stop_broker(true);
+        }
+        let deadline = Instant::now() + FAREWELL;
+        while exists(&socket) && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        !exists(&socket)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // Only a broker's log can be left in it.
+        let _ = std::fs::remove_dir_all(&self.path);
+    }
+}
+
+fn exists(path: &Path) -> bool {
+    path.symlink_metadata().is_ok()
+}

@@ -1,0 +1,130 @@
+//! `partywall get`. With `--json`: `name`, `version`, `tensor` (or null), `file`, `format` (`raw`, `npy`, `safetensors`), `bytes`
+//! (of the file), `seconds`, `bytes_per_second`. With `-` standard output carries the tensor and nothing else, so `--json` is
+//! refused there.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::atomic::AtomicBool,
+    time::{Duration, Instant},
+};
+
+use clap::{Args, ValueEnum};
+use partywall::{
+    Address, Error, ErrorKind, Segment, bytes,
+    files::{FileError, Format},
+};
+use serde_json::json;
+
+use crate::{Context, failure::Failure, progress::Progress, signals, text::parse_seconds};
+
+/// Its arguments.
+#[derive(Debug, Args)]
+#[command(after_help = ADDRESSES)]
+pub(crate) struct Arguments {
+    /// The segment, its version (the latest by default), and a tensor in it
+    #[arg(value_name = "NAME[:TENSOR][@V]")]
+    address: String,
+    /// The file: .npy and .safetensors by suffix, else raw bytes; or `-` for standard output
+    #[arg(value_name = "FILE|-")]
+    file: PathBuf,
+    /// What to write to standard output [default: raw]
+    #[arg(long)]
+    format: Option<Shape>,
+    /// Wait so long for a name that is not there yet
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
+    wait: Option<Duration>,
+}
+
+const ADDRESSES: &str = "\
+NAME@V:TENSOR means the same as NAME:TENSOR@V. A name ends at the first `:` or `@`; a tensor's name may contain both.
+If the latest version has a tensor that is really named TENSOR@V, that one is meant; NAME@V:TENSOR is never ambiguous.";
+
+/// A format, by the name of its suffix.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Shape {
+    /// The bytes of one tensor
+    Raw,
+    /// One tensor with its type and shape
+    Npy,
+    /// All tensors, or one
+    Safetensors,
+}
+
+impl From<Shape> for Format {
+    fn from(shape: Shape) -> Self {
+        match shape {
+            Shape::Raw => Self::Raw,
+            Shape::Npy => Self::Npy,
+            Shape::Safetensors => Self::SafeTensors,
+        }
+    }
+}
+
+/// Runs it.
+pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
+    let address: Address = arguments.address.parse()?;
+    let stream = arguments.file == Path::new("-");
+    let usage = |message: &str, advice: &str| Err(Failure::new(ErrorKind::Usage, message, advice));
+    if stream && context.output().is_json() {
+        return usage("--json has no place: standard output carries the tensor", "leave it out, or name a file");
+    }
+    if !stream && arguments.format.is_some() {
+        return usage("--format is for standard output", "a file's suffix says its format: .npy, .safetensors, or raw");
+    }
+    let wait = arguments.wait.unwrap_or_default();
+    // Who waits for a name may be the first to come.
+    let domain = context.options().start(!wait.is_zero()).connect()?;
+    let (segment, tensor) = domain.open_address(&address, wait)?;
+    let tensor = tensor.as_deref();
+    if stream {
+        let format = arguments.format.map_or(Format::Raw, Format::from);
+        // Nothing of a stream can be undone, so signals simply end the process.
+        let mut out = std::io::stdout().lock();
+        return match segment.write_to(tensor, format, &mut out, &|_| (), &AtomicBool::new(false)) {
+            // A reader that has gone (`| head`) had enough, which is no failure.
+            Ok(_) | Err(Error::File(FileError::ClosedPipe { .. })) => Ok(()),
+            Err(error) => Err(error.into()),
+        };
+    }
+    let cancel = signals::cancel_flag()
+        .map_err(|e| Failure::new(ErrorKind::Refused, format!("handling signals: {e}"), "see what the kernel says"))?;
+    let start = Instant::now();
+    let written = {
+        let progress = Progress::new(context.output(), &arguments.address, expected(&segment, tensor));
+        segment.write_to_path(tensor, &arguments.file, &|bytes| progress.add(bytes), &cancel)?
+    };
+    let took = start.elapsed().as_secs_f64();
+    let rate = written as f64 / took.max(1e-9);
+    let what = tensor.map_or_else(String::new, |tensor| format!(":{tensor}"));
+    context.output().line(format!(
+        "{}@{}{what} → {}: {} in {took:.2} s ({:.2} GB/s)",
+        segment.name(),
+        segment.version(),
+        arguments.file.display(),
+        bytes(written),
+        rate / 1e9
+    ));
+    context.output().value(&json!({
+        "name": segment.name(),
+        "version": segment.version(),
+        "tensor": tensor,
+        "file": arguments.file,
+        "format": match Format::from_path(&arguments.file) {
+            Format::Npy => "npy",
+            Format::SafeTensors => "safetensors",
+            _ => "raw",
+        },
+        "bytes": written,
+        "seconds": took,
+        "bytes_per_second": rate,
+    }));
+    Ok(())
+}
+
+/// About how many bytes the file will have.
+fn expected(segment: &Segment, tensor: Option<&str>) -> u64 {
+    match tensor {
+        Some(tensor) => segment.tensor(tensor).map_or(0, |tensor| tensor.bytes()),
+        None => segment.tensors().iter().map(|tensor| tensor.bytes()).sum(),
+    }
+}

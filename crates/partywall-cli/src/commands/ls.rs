@@ -1,0 +1,63 @@
+//! `partywall ls`. With `--json`: `socket`, and `names`, a list of `name`, `latest` (a version, or null), `older_versions`,
+//! `older_bytes`; a version has the keys of [`describe::version`].
+
+use clap::Args;
+use partywall::{bytes, info::NameInfo, kind_name};
+use serde_json::json;
+
+use crate::{Context, describe, failure::Failure, text};
+
+/// Its arguments.
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    /// Only names like this; `*` stands for any characters, also `/`, and `?` for one
+    pattern: Option<String>,
+}
+
+/// Runs it.
+pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
+    let domain = context.options().start(false).connect()?;
+    let mut names = domain.names()?;
+    if let Some(pattern) = &arguments.pattern {
+        names.retain(|name| text::matches(pattern, &name.name));
+    }
+    let output = context.output();
+    output.value(&json!({
+        "socket": domain.socket(),
+        "names": names.iter().map(describe::name).collect::<Vec<_>>(),
+    }));
+    if names.is_empty() && !output.is_json() {
+        let which = if arguments.pattern.is_some() { "no name is like that" } else { "there are no names" };
+        output.remark(format!("{which} in the domain at {}", domain.socket().display()));
+        return Ok(());
+    }
+    let headings = ["NAME", ">VERSION", "KIND", "PLACE", ">SIZE", ">TENSORS", "LIFETIME", ">LEASES", ">OLDER", "AGE"];
+    output.table(&headings, &names.iter().map(row).collect::<Vec<_>>());
+    Ok(())
+}
+
+fn row(name: &NameInfo) -> Vec<String> {
+    let older = match name.older {
+        0 => String::new(),
+        n => format!("{n} ({})", bytes(name.older_bytes)),
+    };
+    let Some(latest) = &name.latest else {
+        let mut row = vec![name.name.clone(), "removed".into()];
+        row.resize(10, String::new());
+        row[8] = older;
+        return row;
+    };
+    let mutable = if latest.mutable { ", mutable" } else { "" };
+    vec![
+        name.name.clone(),
+        latest.version.to_string(),
+        kind_name(latest.kind).into(),
+        describe::place(latest.place.into()),
+        bytes(latest.bytes),
+        latest.tensors.to_string(),
+        format!("{}{mutable}", describe::lifetime(latest)),
+        latest.leases.to_string(),
+        older,
+        text::duration(text::since(latest.committed_at)),
+    ]
+}

@@ -1,0 +1,12 @@
+//! One file a command: its arguments, and `run`.
+
+pub(crate) mod demo;
+pub(crate) mod doctor;
+pub(crate) mod get;
+pub(crate) mod ls;
+pub(crate) mod put;
+pub(crate) mod rm;
+pub(crate) mod serve;
+pub(crate) mod show;
+pub(crate) mod status;
+pub(crate) mod stop;

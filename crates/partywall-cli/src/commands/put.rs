@@ -1,0 +1,152 @@
+//! `partywall put`. With `--json`, once it is committed: `name`, `version`, `kind`, `place`, `bytes` (of the tensors),
+//! `bytes_allocated`, `tensors` (a number), `lifetime`, `mutable`, `seconds`, `bytes_per_second`, `pid`, `existed`. If
+//! `--if-absent` finds the name: `name`, `version`, `existed`, nothing else.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicBool, Ordering},
+    time::{Duration, Instant},
+};
+
+use clap::Args;
+use partywall::{
+    DeviceChoice, Domain, Error, ErrorKind, Segment, bytes,
+    files::{Plan, default_threads},
+};
+use serde_json::json;
+
+use crate::{Context, describe, device, failure::Failure, progress::Progress, signals, text::count};
+
+/// Its arguments.
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    /// A .safetensors or .npy file, a folder or *.safetensors.index.json of shards, any other file as raw bytes, or `-`
+    /// for standard input
+    #[arg(value_name = "FILE|FOLDER|-")]
+    file: PathBuf,
+    /// The name: letters, digits and `._-/`
+    name: String,
+    /// Where the memory is: auto (the first GPU, else host memory), host, cuda, cuda:N, or a GPU's UUID
+    #[arg(long, value_name = "DEVICE", default_value = "auto")]
+    device: DeviceChoice,
+    /// Do nothing if the name exists already, and say so; that is no failure
+    #[arg(long)]
+    if_absent: bool,
+    /// Hold the name and stay, until Ctrl-C, SIGTERM, or the name's removal; it goes with this process. Otherwise it
+    /// stays until `partywall rm`
+    #[arg(long)]
+    hold: bool,
+    /// Let processes write the memory after the commit
+    #[arg(long)]
+    mutable: bool,
+    /// Threads that read and copy [default: one a CPU, at most 8]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    threads: Option<u16>,
+}
+
+/// Runs it.
+pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
+    let output = context.output();
+    let stream = arguments.file == Path::new("-");
+    // A bad name, and a file that is not there or is damaged, start no broker.
+    partywall::check_name(&arguments.name)?;
+    let plan = if stream { None } else { Some(Plan::from_path(&arguments.file).map_err(Error::from)?) };
+    let domain = context.options().connect()?;
+    let place = device::place(context, arguments.device)?;
+    let threads = arguments.threads.map_or_else(default_threads, usize::from);
+    let put = domain.put(&arguments.name, place).kept(!arguments.hold).mutable(arguments.mutable);
+    let put = put.if_absent(arguments.if_absent).threads(threads);
+    if let Some(error) = put.check().err() {
+        return exists(context, arguments, error);
+    }
+    let plan = match plan {
+        Some(plan) => plan,
+        // Until here nothing is anybody's: Ctrl-C may end the process in the middle of a read that never returns.
+        None => Plan::from_reader(std::io::stdin().lock(), limit(&domain)).map_err(Error::from)?,
+    };
+    let cancel = signals::cancel_flag().map_err(|e| system("handling signals", e))?;
+    let start = Instant::now();
+    let put = {
+        let progress = Progress::new(output, &arguments.name, plan.total_bytes());
+        let add = |bytes| progress.add(bytes);
+        put.progress(&add).cancel(&cancel).plan(&plan)
+    };
+    let segment = match put {
+        Ok(segment) => segment,
+        Err(error) => return exists(context, arguments, error),
+    };
+    report(context, arguments, &plan, &segment, start.elapsed());
+    drop(plan);
+    if arguments.hold { hold(context, &segment, &cancel) } else { Ok(segment.release()?) }
+}
+
+/// The name is there already: what `--if-absent` is for. Any other error is one.
+fn exists(context: &Context, arguments: &Arguments, error: Error) -> Result<(), Failure> {
+    match error {
+        Error::NameExists { name, version } if arguments.if_absent => {
+            let text = format!("{name}@{version} is there already; nothing was done");
+            context.output().announce(text, &json!({ "name": name, "version": version, "existed": true }));
+            Ok(())
+        }
+        error => Err(error.into()),
+    }
+}
+
+fn report(context: &Context, arguments: &Arguments, plan: &Plan, segment: &Segment, took: Duration) {
+    let (total, tensors) = (plan.total_bytes(), segment.len() as u64);
+    let rate = total as f64 / took.as_secs_f64().max(1e-9);
+    let hold = if arguments.hold { "; holding it until Ctrl-C or its removal" } else { "" };
+    let text = format!(
+        "{}@{}: {} in {} on {} in {:.2} s ({:.2} GB/s){hold}",
+        segment.name(),
+        segment.version(),
+        bytes(total),
+        count(tensors, "tensor"),
+        describe::place(segment.place()),
+        took.as_secs_f64(),
+        rate / 1e9,
+    );
+    let value = json!({
+        "name": segment.name(),
+        "version": segment.version(),
+        "kind": segment.kind(),
+        "place": describe::place(segment.place()),
+        "bytes": total,
+        "bytes_allocated": segment.bytes(),
+        "tensors": tensors,
+        "lifetime": if segment.is_kept() { "kept" } else { "owned" },
+        "mutable": segment.is_mutable(),
+        "seconds": took.as_secs_f64(),
+        "bytes_per_second": rate,
+        "pid": std::process::id(),
+        "existed": false,
+    });
+    context.output().announce(text, &value);
+}
+
+/// Stays until somebody ends it or takes the name away.
+fn hold(context: &Context, segment: &Segment, stop: &AtomicBool) -> Result<(), Failure> {
+    while !stop.load(Ordering::Relaxed) {
+        // The broker tells; the flag has to be looked at now and then, because a signal ends no wait.
+        match segment.wait_withdrawn(Duration::from_millis(250)) {
+            Err(Error::Timeout { .. }) => {}
+            Ok(()) => {
+                context.output().remark(format!("{} has been removed", segment.name()));
+                break;
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+/// Bytes of a stream that may still be put: what the broker's limit leaves.
+fn limit(domain: &Domain) -> u64 {
+    let Ok(status) = domain.status() else { return u64::MAX };
+    let allowed = status.limits.iter().find(|(limit, _)| *limit == partywall::Limit::Bytes).map_or(u64::MAX, |l| l.1);
+    allowed.saturating_sub(status.bytes.iter().map(|(_, bytes)| bytes).sum())
+}
+
+fn system(what: &str, error: std::io::Error) -> Failure {
+    Failure::new(ErrorKind::Refused, format!("{what}: {error}"), "see what the kernel says")
+}

@@ -1,0 +1,231 @@
+//! `partywall serve`: the broker, in the foreground or as a daemon.
+//!
+//! In the foreground it prints one line when it is ready, or with `--json` an object: `pid`, `socket`, `domain`,
+//! `version`, `log` (a path or null). `--background` prints the same once the daemon is ready, and ends.
+
+mod daemon;
+
+use std::{
+    os::unix::fs::DirBuilderExt,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use clap::Args;
+use partywall::{ErrorKind, Location};
+use partywall_broker::{Broker, Config, Limits, StartError, log::RotatingLog};
+use serde_json::json;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use tracing_subscriber::EnvFilter;
+
+use crate::{
+    Context,
+    failure::Failure,
+    text::{parse_seconds, parse_size},
+};
+
+/// Its arguments.
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    /// Leave the terminal: return as soon as the broker is ready
+    #[arg(long)]
+    background: bool,
+    /// Whoever starts this holds the lock on the socket's directory until it is ready. Only together with
+    /// --background, by the library: the process itself becomes the daemon, and says why it could not on standard error
+    #[arg(long, hide = true, requires = "background")]
+    starter_holds_lock: bool,
+    /// Become the daemon itself, as the command that --background starts
+    #[arg(long, hide = true, requires = "background")]
+    detach: bool,
+    /// Leave after so many seconds without members and names, or never [default: 60 in the background, else never]
+    #[arg(long, value_name = "SECONDS|never", value_parser = parse_idle)]
+    idle_exit: Option<Idle>,
+    /// Milliseconds after a process's exit and hang-up until it counts as dead
+    #[arg(long, value_name = "N", default_value_t = 100)]
+    settle_ms: u64,
+    /// Milliseconds a connection may take to say who it is
+    #[arg(long, value_name = "N", default_value_t = 2000)]
+    handshake_timeout_ms: u64,
+    /// Most bytes of all versions together: 4096, 64KiB, 512MiB, 1.5GiB, 2TiB [default: 16TiB]
+    #[arg(long, value_name = "BYTES", value_parser = parse_size)]
+    max_bytes: Option<u64>,
+    /// Most names [default: 65536]
+    #[arg(long, value_name = "N")]
+    max_names: Option<u64>,
+    /// Most file descriptors held for versions [default: what `ulimit -Hn` leaves]
+    #[arg(long, value_name = "N")]
+    max_fds: Option<u64>,
+    /// Most members [default: 4096, or an eighth of `ulimit -Hn`]
+    #[arg(long, value_name = "N")]
+    max_clients: Option<u64>,
+    /// Most bytes of one message [default: 256KiB; at least 64KiB]
+    #[arg(long, value_name = "BYTES", value_parser = parse_size)]
+    max_message: Option<u64>,
+}
+
+/// When to leave.
+#[derive(Debug, Clone, Copy)]
+enum Idle {
+    After(Duration),
+    Never,
+}
+
+fn parse_idle(text: &str) -> Result<Idle, String> {
+    if text == "never" { Ok(Idle::Never) } else { parse_seconds(text).map(Idle::After) }
+}
+
+/// Runs it.
+pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
+    let location = context.options().location()?;
+    // Absolute, because a daemon leaves its working directory.
+    let log = std::path::absolute(location.log()).unwrap_or_else(|_| location.log());
+    if arguments.background && !arguments.detach && !arguments.starter_holds_lock {
+        return daemon::start(context, &location, &log);
+    }
+    if !arguments.background {
+        return serve(context, arguments, &location, log, |ready| {
+            context.output().announce(ready.text(), &ready.json())
+        });
+    }
+    let starter = daemon::daemonize()?;
+    let mut starter = Some(starter);
+    let served = serve(context, arguments, &location, log, |_| {
+        if let Some(starter) = starter.take() {
+            starter.ready();
+        }
+    });
+    if let Err(failure) = &served {
+        match starter.take() {
+            Some(starter) => daemon::tell(starter, failure),
+            None => tracing::error!(why = failure.message(), "the broker ended"),
+        }
+    }
+    // Nobody reads a daemon's standard streams.
+    served.map_err(|failure| Failure::silent(failure.kind()))
+}
+
+fn serve(
+    context: &Context,
+    arguments: &Arguments,
+    location: &Location,
+    log: PathBuf,
+    when_ready: impl FnOnce(&Ready<'_>),
+) -> Result<(), Failure> {
+    let log = match start_log(&log, location) {
+        Ok(()) => Some(log),
+        // A broker without a log is better than none: the home directory of many a container cannot be written.
+        Err(error) => {
+            context.output().remark(format!("no log is written: {}: {error}", log.display()));
+            None
+        }
+    };
+    let broker = Broker::bind(config(arguments, location, log.clone())).map_err(failure)?;
+    let system = |what: &str| {
+        let what = what.to_owned();
+        move |error: std::io::Error| {
+            Failure::new(ErrorKind::Refused, format!("{what}: {error}"), "see what the kernel says")
+        }
+    };
+    for signal in [SIGINT, SIGTERM] {
+        let stop = broker.stop_handle().map_err(system("making a stop handle"))?;
+        signal_hook::low_level::pipe::register(signal, stop).map_err(system("handling signals"))?;
+    }
+    when_ready(&Ready { pid: std::process::id(), location, log: log.as_deref() });
+    let exit = broker.run().map_err(|error| {
+        Failure::new(ErrorKind::Refused, format!("the broker cannot go on: {error}"), "start it again; names are lost")
+    })?;
+    tracing::info!(?exit, "the broker has ended");
+    Ok(())
+}
+
+/// What is said when a broker is ready.
+struct Ready<'a> {
+    pid: u32,
+    location: &'a Location,
+    log: Option<&'a Path>,
+}
+
+impl Ready<'_> {
+    fn text(&self) -> String {
+        let log = self.log.map_or_else(|| "no log".into(), |log| format!("log in {}", log.display()));
+        let Location { domain, socket, .. } = self.location;
+        format!("broker of domain {domain:?} with pid {} listens at {}; {log}", self.pid, socket.display())
+    }
+
+    fn json(&self) -> serde_json::Value {
+        json!({
+            "pid": self.pid,
+            "socket": self.location.socket,
+            "domain": self.location.domain,
+            "version": partywall::VERSION,
+            "log": self.log,
+        })
+    }
+}
+
+fn config(arguments: &Arguments, location: &Location, log: Option<PathBuf>) -> Config {
+    let defaults = Limits::default();
+    let config = Config::new(&location.socket, &location.domain, partywall::VERSION);
+    Config {
+        limits: Limits {
+            bytes: arguments.max_bytes.unwrap_or(defaults.bytes),
+            names: arguments.max_names.unwrap_or(defaults.names),
+            fds: arguments.max_fds,
+            clients: arguments.max_clients,
+            message: arguments.max_message.map_or(defaults.message, |n| usize::try_from(n).unwrap_or(usize::MAX)),
+            ..defaults
+        },
+        idle_exit: match arguments.idle_exit {
+            Some(Idle::After(duration)) => Some(duration),
+            Some(Idle::Never) => None,
+            None if arguments.background => config.idle_exit,
+            None => None,
+        },
+        settle: Duration::from_millis(arguments.settle_ms),
+        handshake_timeout: Duration::from_millis(arguments.handshake_timeout_ms),
+        log_path: log,
+        starter_holds_lock: arguments.starter_holds_lock,
+        ..config
+    }
+}
+
+/// Sends what `tracing` is told to the log, panics too.
+fn start_log(path: &Path, location: &Location) -> std::io::Result<()> {
+    let directory = path.parent().unwrap_or(Path::new("/"));
+    // The mode counts for what is made here; where the log lies in the socket's directory, that must be 0700.
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+    let log = RotatingLog::open(directory, &location.domain)?;
+    let level = std::env::var("PARTYWALL_LOG").ok().filter(|level| !level.is_empty());
+    let filter = level.as_deref().map(EnvFilter::try_new);
+    let refused = matches!(filter, Some(Err(_)));
+    let filter = filter.and_then(Result::ok).unwrap_or_else(|| EnvFilter::new("info"));
+    let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false).with_writer(Arc::new(log));
+    let _ = subscriber.try_init();
+    if refused {
+        tracing::warn!(level, "PARTYWALL_LOG is no level (error, warn, info, debug, trace): info it is");
+    }
+    std::panic::set_hook(Box::new(|panic| tracing::error!(%panic, "a bug: please report it")));
+    Ok(())
+}
+
+fn failure(error: StartError) -> Failure {
+    let (kind, advice) = match &error {
+        StartError::Directory { path, .. } => {
+            let advice = format!("make it yours alone (chmod 700 {}), or name another --socket", path.display());
+            (ErrorKind::Unreachable, advice)
+        }
+        StartError::Locked { .. } => {
+            (ErrorKind::Refused, "end whoever starts or ends a broker there, then try again".into())
+        }
+        StartError::AlreadyRunning { .. } => {
+            (ErrorKind::Refused, "use it, end it with `partywall stop`, or name another --domain".into())
+        }
+        StartError::NotASocket { path, .. } => {
+            (ErrorKind::Refused, format!("remove {}, or name another --socket", path.display()))
+        }
+        StartError::PathTooLong { .. } => (ErrorKind::Usage, "name a shorter --socket or --domain".into()),
+        _ => (ErrorKind::Refused, "`partywall doctor` checks the limits of this machine".into()),
+    };
+    Failure::new(kind, error.to_string(), advice)
+}

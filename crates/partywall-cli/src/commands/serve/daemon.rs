@@ -1,0 +1,63 @@
+//! The broker as a daemon.
+#![allow(unsafe_code)] // one call, for a process that has done nothing yet
+
+use std::{
+    path::Path,
+    process::{Command, Stdio},
+};
+
+use partywall::{ErrorKind, Location};
+use partywall_os::process::Starter;
+
+use super::Ready;
+use crate::{Context, failure::Failure};
+
+/// Leaves the starter behind; see [`partywall_os::process::daemonize`]. Only to be called by `serve`, as the first
+/// thing that it does.
+pub(super) fn daemonize() -> Result<Starter, Failure> {
+    let threads = std::fs::read_dir("/proc/self/task").map(Iterator::count);
+    if !matches!(threads, Ok(1) | Err(_)) {
+        return Err(Failure::new(ErrorKind::Refused, "a process with several threads cannot become a daemon", ""));
+    }
+    // SAFETY: one thread: this is reached from `main` through `serve::run` alone, which have parsed arguments and read
+    // the environment; neither starts a thread, and it was just counted where /proc is there. For the same reason
+    // nothing in the process owns a file descriptor above 2: none was opened but the one of the count, closed again.
+    unsafe { partywall_os::process::daemonize() }.map_err(|errno| {
+        Failure::new(ErrorKind::Refused, format!("becoming a daemon: {errno}"), "see what the kernel says")
+    })
+}
+
+/// Tells the starter why the daemon gives up.
+pub(super) fn tell(starter: Starter, failure: &Failure) {
+    starter.failed(failure.code(), &format!("{}{SEPARATOR}{}\n", failure.message(), failure.advice()));
+}
+
+/// Starts a daemon in a process of its own, and says that it is ready, or why it is not.
+pub(super) fn start(context: &Context, location: &Location, log: &Path) -> Result<(), Failure> {
+    let failed = |why: String| {
+        Failure::new(ErrorKind::Refused, format!("starting the broker: {why}"), "see what the kernel says")
+    };
+    let program = std::env::current_exe().map_err(|e| failed(e.to_string()))?;
+    let mut command = Command::new(program);
+    command.args(std::env::args_os().skip(1)).arg("--detach");
+    let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).output();
+    let child = child.map_err(|e| failed(e.to_string()))?;
+    if child.status.success() {
+        let pid = partywall::broker_pid(location)?.unwrap_or_default();
+        // Whether it writes a log, the daemon knows; the file is there before it is ready.
+        let ready = Ready { pid, location, log: Some(log).filter(|log| log.exists()) };
+        context.output().announce(ready.text(), &ready.json());
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&child.stderr);
+    let (message, advice) = said.trim().split_once(SEPARATOR).unwrap_or((said.trim(), "`partywall serve` shows more"));
+    let kind = match child.status.code() {
+        Some(2) => ErrorKind::Usage,
+        Some(4) => ErrorKind::Unreachable,
+        _ => ErrorKind::Refused,
+    };
+    Err(Failure::new(kind, message, advice))
+}
+
+/// Between what happened and what to do, on one line.
+const SEPARATOR: &str = " – ";

@@ -1,0 +1,184 @@
+//! `partywall show`. With `--json`: `name`, `socket`, `latest` (whether it is), the keys of [`describe::version`] for the
+//! version that is shown, `bytes_requested`, `chunks` (bytes each), `holders` ([`describe::holder`]), `versions` (all of
+//! them), `builder` (a pid or null), `metadata` (an object), `tensors`: all, in the order in which they were given, each
+//! with `name`, `dtype`, `shape`, `strides` (in elements), `bytes`, `chunk`, `offset`.
+
+use clap::Args;
+use partywall::{
+    bytes,
+    info::{SegmentInfo, VersionInfo},
+    kind_name,
+};
+use serde_json::{Map, Value, json};
+
+use crate::{Context, describe, failure::Failure, output::Output, text};
+
+/// Its arguments.
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    /// The name; `NAME@V` for another version than the latest
+    #[arg(value_name = "NAME[@V]")]
+    name: String,
+    /// All tensors, not only the first 20
+    #[arg(long)]
+    all: bool,
+}
+
+/// Tensors that are listed without `--all`.
+const SOME: usize = 20;
+
+/// Runs it.
+pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
+    let domain = context.options().start(false).connect()?;
+    let info = domain.inspect(&arguments.name)?;
+    let output = context.output();
+    if output.is_json() {
+        let mut value = value(&info);
+        value["socket"] = json!(domain.socket());
+        output.value(&value);
+        return Ok(());
+    }
+    facts(output, &info);
+    people(output, &info);
+    versions(output, &info);
+    metadata(output, &info);
+    tensors(output, &info, if arguments.all { usize::MAX } else { SOME });
+    Ok(())
+}
+
+fn value(info: &SegmentInfo) -> Value {
+    let mut value = json!({ "name": info.name, "latest": info.is_latest });
+    if let (Value::Object(all), Value::Object(version)) = (&mut value, describe::version(&info.version)) {
+        all.extend(version.into_iter().filter(|(key, _)| key != "tensors"));
+    }
+    value["bytes_requested"] = json!(info.table.tensor_bytes());
+    value["chunks"] = json!(info.chunks);
+    value["holders"] = info.holders.iter().map(describe::holder).collect();
+    value["versions"] = info.versions.iter().map(describe::version).collect();
+    value["builder"] = json!(info.builder);
+    let pairs = info.table.metadata().map(|(key, value)| (key.to_owned(), json!(value)));
+    value["metadata"] = Value::Object(pairs.collect::<Map<_, _>>());
+    let tensors = info.table.in_given_order().into_iter().map(|tensor| {
+        json!({
+            "name": tensor.name(),
+            "dtype": tensor.dtype().name(),
+            "shape": tensor.shape().collect::<Vec<_>>(),
+            "strides": tensor.strides().collect::<Vec<_>>(),
+            "bytes": tensor.bytes(),
+            "chunk": tensor.chunk(),
+            "offset": tensor.offset(),
+        })
+    });
+    value["tensors"] = tensors.collect();
+    value
+}
+
+fn facts(output: Output, info: &SegmentInfo) {
+    let VersionInfo { version, kind, place, bytes: allocated, mutable, kept, committer, leases, committed_at, .. } =
+        &info.version;
+    let newest = info.versions.last().is_none_or(|last| last.version == *version);
+    let latest = match (info.is_latest, newest) {
+        (true, _) => "the latest",
+        (false, false) => "not the latest",
+        (false, true) => "removed: it can no longer be opened, and goes with its last lease",
+    };
+    let used = info.table.tensor_bytes();
+    let lifetime = if *kept {
+        "kept: until it is removed, the broker ends, or the machine restarts".to_owned()
+    } else {
+        format!("owned: goes with its committer, pid {committer}")
+    };
+    let access = if *mutable { "mutable: its users order their access themselves" } else { "frozen" };
+    fact(output, "name", &info.name);
+    fact(output, "version", format!("{version} ({latest})"));
+    fact(output, "kind", kind_name(*kind));
+    fact(output, "place", describe::place((*place).into()));
+    fact(output, "size", format!("{} requested, {} allocated", bytes(used), bytes(*allocated)));
+    fact(output, "chunks", chunks(&info.chunks));
+    fact(output, "lifetime", lifetime);
+    fact(output, "access", access);
+    let ago = text::duration(text::since(*committed_at));
+    fact(output, "committed", format!("{} ({ago} ago) by pid {committer}", text::moment(*committed_at)));
+    fact(output, "leases", leases.to_string());
+    if let Some(builder) = info.builder {
+        fact(output, "builder", format!("pid {builder} builds the next version"));
+    }
+}
+
+fn fact(output: Output, what: &str, value: impl AsRef<str>) {
+    output.line(format!("{what:<10} {}", value.as_ref()));
+}
+
+/// `3 × 16 GiB, 1 GiB`.
+fn chunks(chunks: &[u64]) -> String {
+    let runs = chunks.chunk_by(|a, b| a == b).map(|run| match run {
+        [one] => bytes(*one),
+        run => format!("{} × {}", run.len(), bytes(run[0])),
+    });
+    let runs: Vec<_> = runs.collect();
+    if runs.is_empty() { "none".into() } else { runs.join(", ") }
+}
+
+fn people(output: Output, info: &SegmentInfo) {
+    if info.holders.is_empty() {
+        return fact(output, "holders", "nobody");
+    }
+    output.line("\nholders");
+    let row = |holder: &partywall::info::HolderInfo| {
+        vec![format!("  {}", holder.pid), holder.leases.to_string(), describe::shorten(&holder.command, 80)]
+    };
+    output.table(&["  PID", ">LEASES", "COMMAND"], &info.holders.iter().map(row).collect::<Vec<_>>());
+}
+
+fn versions(output: Output, info: &SegmentInfo) {
+    if info.versions.len() < 2 {
+        return;
+    }
+    output.line("\nversions");
+    let row = |version: &VersionInfo| {
+        vec![
+            format!("  {}", version.version),
+            describe::place(version.place.into()),
+            bytes(version.bytes),
+            version.tensors.to_string(),
+            version.leases.to_string(),
+            version.committer.to_string(),
+            text::duration(text::since(version.committed_at)),
+        ]
+    };
+    let headings = ["  VERSION", "PLACE", ">SIZE", ">TENSORS", ">LEASES", ">COMMITTER", "AGE"];
+    output.table(&headings, &info.versions.iter().map(row).collect::<Vec<_>>());
+}
+
+fn metadata(output: Output, info: &SegmentInfo) {
+    if info.table.metadata().len() == 0 {
+        return;
+    }
+    output.line("\nmetadata");
+    for (key, value) in info.table.metadata() {
+        output.line(format!("  {}: {}", describe::shorten(key, 80), describe::shorten(value, 200)));
+    }
+}
+
+fn tensors(output: Output, info: &SegmentInfo, limit: usize) {
+    let all = info.table.in_given_order();
+    if all.is_empty() {
+        return fact(output, "tensors", "none");
+    }
+    output.line(format!("\n{}", text::count(all.len() as u64, "tensor")));
+    let rows = all.iter().take(limit).map(|tensor| {
+        let shape: Vec<_> = tensor.shape().map(|n| n.to_string()).collect();
+        let strided = if tensor.is_contiguous() { "" } else { " (strided)" };
+        vec![
+            format!("  {}", describe::shorten(tensor.name(), 100)),
+            tensor.dtype().name().to_owned(),
+            format!("[{}]{strided}", shape.join(", ")),
+            bytes(tensor.bytes()),
+        ]
+    });
+    let rows: Vec<_> = rows.collect();
+    output.table(&["  NAME", "DTYPE", "SHAPE", ">SIZE"], &rows);
+    if all.len() > limit {
+        output.line(format!("  … and {} more: --all lists them", all.len() - limit));
+    }
+}

@@ -1,0 +1,141 @@
+//! `partywall status`. With `--json`: `pid`, `version`, `instance` (in hexadecimal), `domain`, `socket`, `log` (a path or
+//! null), `started_at_ms` (since 1970), `uptime_seconds`, `names`, `versions`, `leases`, `fds` (numbers), `members` (a
+//! list of [`describe::member`], without this process), `bytes` (a list of `place`, `bytes`), `largest` (a list of
+//! `name`, `place`, `bytes`), `limits` (an object: `bytes`, `names`, `fds`, `clients`, `message`, `waits`, `leases`).
+
+use clap::Args;
+use partywall::{
+    Limit, Place, bytes,
+    info::{MemberInfo, StatusInfo},
+};
+use serde_json::{Map, Value, json};
+
+use crate::{
+    Context, describe,
+    failure::Failure,
+    output::Output,
+    text::{self, count},
+};
+
+/// Its arguments.
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {}
+
+/// Runs it.
+pub(crate) fn run(context: &Context, _: &Arguments) -> Result<(), Failure> {
+    let options = context.options().start(false);
+    let location = options.location()?;
+    let domain = options.connect()?;
+    let status = domain.status()?;
+    let mut members = domain.members()?;
+    members.retain(|member| member.member != domain.member());
+    let output = context.output();
+    output.value(&value(&status, &members, &location));
+    if output.is_json() {
+        return Ok(());
+    }
+    broker(output, &status, &location);
+    output.line("");
+    held(output, &status);
+    people(output, &members);
+    Ok(())
+}
+
+fn value(status: &StatusInfo, members: &[MemberInfo], location: &partywall::Location) -> Value {
+    let place = |place: partywall::Place| describe::place(place);
+    let bytes = status.bytes.iter().map(|(at, bytes)| json!({ "place": place((*at).into()), "bytes": bytes }));
+    let largest = status
+        .largest
+        .iter()
+        .map(|(name, at, bytes)| json!({ "name": name, "place": place((*at).into()), "bytes": bytes }));
+    let limits = status.limits.iter().map(|(limit, value)| (key(*limit).to_owned(), json!(value)));
+    json!({
+        "pid": status.pid,
+        "version": status.version,
+        "instance": format!("{:016x}", status.instance),
+        "domain": location.domain,
+        "socket": location.socket,
+        "log": status.log,
+        "started_at_ms": status.started_at,
+        "uptime_seconds": text::since(status.started_at).as_secs(),
+        "names": status.names,
+        "versions": status.versions,
+        "leases": status.leases,
+        "fds": status.fds,
+        "members": members.iter().map(describe::member).collect::<Vec<_>>(),
+        "bytes": bytes.collect::<Vec<_>>(),
+        "largest": largest.collect::<Vec<_>>(),
+        "limits": limits.collect::<Map<_, _>>(),
+    })
+}
+
+fn broker(output: Output, status: &StatusInfo, location: &partywall::Location) {
+    let fact = |what: &str, value: String| output.line(format!("{what:<8} {value}"));
+    fact("broker", format!("pid {}, partywall {}", status.pid, status.version));
+    fact("domain", location.domain.clone());
+    fact("socket", location.socket.display().to_string());
+    fact("log", status.log.clone().unwrap_or_else(|| "none".into()));
+    fact(
+        "up",
+        format!("{}, since {}", text::duration(text::since(status.started_at)), text::moment(status.started_at)),
+    );
+    let limits = status.limits.iter().map(|(limit, value)| match limit {
+        Limit::Bytes | Limit::Message => format!("{} {}", key(*limit), bytes(*value)),
+        _ => format!("{} {value}", key(*limit)),
+    });
+    fact("limits", limits.collect::<Vec<_>>().join(", "));
+}
+
+fn held(output: Output, status: &StatusInfo) {
+    let held = [
+        count(status.names, "name"),
+        count(status.versions, "version"),
+        count(status.leases, "lease"),
+        count(status.fds, "file descriptor"),
+    ];
+    output.line(format!("holds    {}", held.join(", ")));
+    if status.bytes.is_empty() {
+        output.line("bytes    none");
+    }
+    for (place, held) in &status.bytes {
+        let place = Place::from(*place);
+        // The broker has no CUDA context, and only processes with one are listed there.
+        let note = if matches!(place, Place::Gpu(_)) { " (nvidia-smi shows no process for them)" } else { "" };
+        output.line(format!("bytes    {} on {}{note}", bytes(*held), describe::place(place)));
+    }
+    for (name, place, held) in &status.largest {
+        output.line(format!("largest  {name}: {} on {}", bytes(*held), describe::place((*place).into())));
+    }
+}
+
+fn people(output: Output, members: &[MemberInfo]) {
+    if members.is_empty() {
+        return output.line("members  none");
+    }
+    output.line(format!("\n{}", count(members.len() as u64, "member")));
+    let row = |member: &MemberInfo| {
+        vec![
+            format!("  {}", member.pid),
+            member.leases.to_string(),
+            bytes(member.bytes),
+            text::duration(text::since(member.since)),
+            describe::state(member.state).to_owned(),
+            describe::shorten(&member.command, 60),
+        ]
+    };
+    let headings = ["  PID", ">LEASES", ">HOLDS", ">SINCE", "STATE", "COMMAND"];
+    output.table(&headings, &members.iter().map(row).collect::<Vec<_>>());
+}
+
+fn key(limit: Limit) -> &'static str {
+    match limit {
+        Limit::Bytes => "bytes",
+        Limit::Names => "names",
+        Limit::Fds => "fds",
+        Limit::Clients => "clients",
+        Limit::Message => "message",
+        Limit::Waits => "waits",
+        Limit::Leases => "leases",
+        _ => "unknown",
+    }
+}

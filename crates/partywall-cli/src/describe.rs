@@ -1,0 +1,185 @@
+//! What the domain tells, as JSON and as text. The JSON keys are a contract: see the heads of the commands.
+
+use partywall::{
+    Place, bytes,
+    info::{HolderInfo, MemberInfo, MemberState, NameInfo, VersionInfo},
+    kind_name,
+};
+use serde_json::{Value, json};
+
+use crate::text::count;
+
+/// A version: `version`, `kind`, `place`, `bytes`, `tensors`, `mutable`, `lifetime` (`kept` or `owned`), `committer`
+/// (a pid), `leases`, `committed_at_ms` (since 1970).
+pub(crate) fn version(version: &VersionInfo) -> Value {
+    json!({
+        "version": version.version,
+        "kind": kind_name(version.kind),
+        "place": place(version.place.into()),
+        "bytes": version.bytes,
+        "tensors": version.tensors,
+        "mutable": version.mutable,
+        "lifetime": lifetime(version),
+        "committer": version.committer,
+        "leases": version.leases,
+        "committed_at_ms": version.committed_at,
+    })
+}
+
+/// A name in a listing: `name`, `latest` (a version, or null for a removed name whose versions are still held),
+/// `older_versions`, `older_bytes`.
+pub(crate) fn name(name: &NameInfo) -> Value {
+    json!({
+        "name": name.name,
+        "latest": name.latest.as_ref().map(version),
+        "older_versions": name.older,
+        "older_bytes": name.older_bytes,
+    })
+}
+
+/// A holder: `pid`, `command`, `leases`.
+pub(crate) fn holder(holder: &HolderInfo) -> Value {
+    json!({ "pid": holder.pid, "command": holder.command, "leases": holder.leases })
+}
+
+/// A member: `member`, `pid`, `uid`, `command`, `state` (`alive`, `suspect`, `held_by_child`), `leases`, `bytes`,
+/// `since_ms` (since 1970).
+pub(crate) fn member(member: &MemberInfo) -> Value {
+    let state = match member.state {
+        MemberState::Alive => "alive",
+        MemberState::Suspect => "suspect",
+        MemberState::HeldByChild => "held_by_child",
+        _ => "unknown",
+    };
+    json!({
+        "member": member.member,
+        "pid": member.pid,
+        "uid": member.uid,
+        "command": member.command,
+        "state": state,
+        "leases": member.leases,
+        "bytes": member.bytes,
+        "since_ms": member.since,
+    })
+}
+
+/// A place: `host`, or a GPU's UUID.
+pub(crate) fn place(place: Place) -> String {
+    place.to_string()
+}
+
+/// `kept` or `owned`.
+pub(crate) fn lifetime(version: &VersionInfo) -> &'static str {
+    if version.kept { "kept" } else { "owned" }
+}
+
+/// A member's state, as a person needs it.
+pub(crate) fn state(state: MemberState) -> &'static str {
+    match state {
+        MemberState::Alive => "alive",
+        MemberState::Suspect => "suspect: its connection has ended, its process has not",
+        MemberState::HeldByChild => "has exited, but is held by a forked child",
+        _ => "in a state newer than this program",
+    }
+}
+
+/// `14 GiB stay until pid 123 (python train.py) drops it`; `None` if nothing stays.
+pub(crate) fn what_stays(left: u64, holders: &[HolderInfo]) -> Option<String> {
+    if left == 0 && holders.is_empty() {
+        return None;
+    }
+    let mut who: Vec<_> = holders.iter().take(NAMED).map(|h| process(h.pid, &h.command, SHORT)).collect();
+    if holders.len() > NAMED {
+        who.push(format!("{} more", holders.len() - NAMED));
+    }
+    let verb = if holders.len() == 1 { "drops it" } else { "drop it" };
+    let who = match who.split_last() {
+        None => return Some(format!("{} stay for a moment, until the dead are reclaimed", bytes(left))),
+        Some((last, [])) => last.clone(),
+        Some((last, first)) => format!("{} and {last}", first.join(", ")),
+    };
+    let stay = if left == 1 { "stays" } else { "stay" };
+    Some(format!("{} {stay} until {who} {verb}", bytes(left)))
+}
+
+/// `pid 123 (python train.py)`.
+fn process(pid: u32, command: &str, width: usize) -> String {
+    // The path of the program takes room that its arguments need.
+    let program = command.split(' ').next().unwrap_or_default();
+    let command = &command[program.rfind('/').map_or(0, |slash| slash + 1)..];
+    if command.is_empty() { format!("pid {pid}") } else { format!("pid {pid} ({})", shorten(command, width)) }
+}
+
+/// A name, its latest version and size in one line: `llm@3, 14 GiB, kept`.
+pub(crate) fn name_line(name: &NameInfo) -> String {
+    match &name.latest {
+        Some(latest) => {
+            format!(
+                "{}@{}, {} on {}, {}",
+                name.name,
+                latest.version,
+                bytes(latest.bytes),
+                place(latest.place.into()),
+                lifetime(latest)
+            )
+        }
+        None => format!(
+            "{} (removed), {} in {} still held",
+            name.name,
+            bytes(name.older_bytes),
+            count(name.older.into(), "version")
+        ),
+    }
+}
+
+/// A member in one line: `pid 123 (python train.py), 2 leases`.
+pub(crate) fn member_line(member: &MemberInfo) -> String {
+    let state = if member.state == MemberState::Alive { String::new() } else { format!(", {}", state(member.state)) };
+    let who = process(member.pid, &member.command, LONG);
+    format!("{who}, {}{state}", count(member.leases.into(), "lease"))
+}
+
+/// At most `width` characters of a text on one line.
+pub(crate) fn shorten(text: &str, width: usize) -> String {
+    let mut text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    if let Some((end, _)) = text.char_indices().nth(width) {
+        text.truncate(end);
+        text.push('…');
+    }
+    text
+}
+
+/// Holders that are named in a sentence.
+const NAMED: usize = 3;
+
+/// Characters of a command line in a sentence.
+const SHORT: usize = 48;
+
+/// Characters of a command line on a line of its own.
+const LONG: usize = 160;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn holder(pid: u32, command: &str) -> HolderInfo {
+        HolderInfo { pid, command: command.into(), leases: 1 }
+    }
+
+    #[test]
+    fn what_stays_names_who_holds_it() {
+        assert_eq!(what_stays(0, &[]), None);
+        let one = [holder(123, "/usr/bin/python train.py")];
+        assert_eq!(what_stays(14 << 30, &one).unwrap(), "14 GiB stay until pid 123 (python train.py) drops it");
+        let five: Vec<_> = (1..=5).map(|pid| holder(pid, "")).collect();
+        let text = what_stays(1 << 20, &five).unwrap();
+        assert_eq!(text, "1 MiB stay until pid 1, pid 2, pid 3 and 2 more drop it");
+        assert!(what_stays(1 << 20, &five[..2]).unwrap().contains("pid 1 and pid 2 drop it"));
+    }
+
+    #[test]
+    fn long_commands_are_shortened() {
+        assert_eq!(shorten("a\nb", 5), "a b");
+        assert_eq!(shorten("äöüß", 2), "äö…");
+    }
+}

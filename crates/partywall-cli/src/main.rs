@@ -1,0 +1,138 @@
+//! The `partywall` command. Each subcommand is a file of [`commands`]; what it knows of sharing memory is the library's.
+
+mod commands;
+mod describe;
+mod device;
+mod failure;
+mod output;
+mod progress;
+mod signals;
+mod text;
+
+use std::{path::PathBuf, process::ExitCode};
+
+use clap::{Args, Parser, Subcommand};
+use partywall::{Domain, DomainOptions};
+
+use crate::{failure::Failure, output::Output};
+
+/// Share GPU memory between processes by name, across each other's deaths.
+#[derive(Debug, Parser)]
+#[command(name = "partywall", version, propagate_version = true, after_help = EXIT_CODES)]
+struct Cli {
+    #[command(flatten)]
+    context: Context,
+    #[command(subcommand)]
+    command: Command,
+}
+
+const EXIT_CODES: &str = "Exit codes: 0 ok, 1 check failed, 2 usage, 3 not found, 4 broker unreachable, \
+    5 refused or limit, 6 device.";
+
+/// What every command knows.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Context {
+    /// The domain [default: $PARTYWALL_DOMAIN, else `default`]
+    #[arg(long, global = true, value_name = "NAME")]
+    domain: Option<String>,
+    /// The broker's socket [default: $PARTYWALL_SOCKET, else derived from the domain]
+    #[arg(long, global = true, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// Print JSON on standard output, errors too
+    #[arg(long, global = true)]
+    json: bool,
+}
+
+impl Context {
+    /// How to connect. Only commands that make something start a broker.
+    pub(crate) fn options(&self) -> DomainOptions {
+        let mut options = Domain::options();
+        if let Some(domain) = &self.domain {
+            options = options.domain(domain);
+        }
+        if let Some(socket) = &self.socket {
+            options = options.socket(socket);
+        }
+        options
+    }
+
+    /// The arguments that make a child process of this one use the same broker.
+    pub(crate) fn arguments(&self) -> Vec<std::ffi::OsString> {
+        let mut arguments = Vec::new();
+        if let Some(domain) = &self.domain {
+            arguments.extend(["--domain".into(), domain.into()]);
+        }
+        if let Some(socket) = &self.socket {
+            arguments.extend(["--socket".into(), socket.into()]);
+        }
+        arguments
+    }
+
+    /// Where the command prints.
+    pub(crate) fn output(&self) -> Output {
+        Output::new(self.json)
+    }
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Show that it works: two processes share an array, on a GPU or without one
+    Demo(commands::demo::Arguments),
+    /// Run the broker in the foreground
+    Serve(commands::serve::Arguments),
+    /// Say what the broker holds
+    Status(commands::status::Arguments),
+    /// End the broker
+    Stop(commands::stop::Arguments),
+    /// Put a file, a folder of safetensors shards, or standard input under a name
+    Put(commands::put::Arguments),
+    /// Write a segment or one of its tensors to a file
+    Get(commands::get::Arguments),
+    /// List names
+    Ls(commands::ls::Arguments),
+    /// Show everything about a name
+    Show(commands::show::Arguments),
+    /// Remove names
+    Rm(commands::rm::Arguments),
+    /// Find out by trying what works on this machine, and how to fix what does not
+    Doctor(commands::doctor::Arguments),
+}
+
+fn main() -> ExitCode {
+    let Cli { context, command } = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return usage(&error),
+    };
+    let result = match command {
+        Command::Demo(arguments) => commands::demo::run(&context, &arguments),
+        Command::Serve(arguments) => commands::serve::run(&context, &arguments),
+        Command::Status(arguments) => commands::status::run(&context, &arguments),
+        Command::Stop(arguments) => commands::stop::run(&context, &arguments),
+        Command::Put(arguments) => commands::put::run(&context, &arguments),
+        Command::Get(arguments) => commands::get::run(&context, &arguments),
+        Command::Ls(arguments) => commands::ls::run(&context, &arguments),
+        Command::Show(arguments) => commands::show::run(&context, &arguments),
+        Command::Rm(arguments) => commands::rm::run(&context, &arguments),
+        Command::Doctor(arguments) => commands::doctor::run(&context, &arguments),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(&context),
+    }
+}
+
+/// What clap says: help, the version, or what is wrong with the arguments, which programs get as JSON too.
+fn usage(error: &clap::Error) -> ExitCode {
+    // The arguments could not be read, so whether JSON is wanted has to be found out in another way.
+    let json = std::env::args_os().skip(1).take_while(|argument| argument != "--").any(|argument| argument == "--json");
+    if !json || !error.use_stderr() {
+        let _ = error.print();
+        return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2));
+    }
+    let text = error.render().to_string();
+    let (message, rest) = text.split_once("\n\n").unwrap_or((&text, ""));
+    let message = message.trim_start_matches("error: ").split_whitespace().collect::<Vec<_>>().join(" ");
+    let advice = rest.split_whitespace().collect::<Vec<_>>().join(" ");
+    let failure = Failure::new(partywall::ErrorKind::Usage, message, advice);
+    failure.report(&Context { domain: None, socket: None, json: true })
+}

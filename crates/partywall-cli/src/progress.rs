@@ -1,0 +1,33 @@
+//! A progress bar, on a terminal only.
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use crate::output::Output;
+
+/// A bar of bytes. It disappears when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Progress(ProgressBar);
+
+impl Progress {
+    /// A bar of `total` bytes on standard error, or none if that is no terminal or programs read the output.
+    pub(crate) fn new(output: Output, what: &str, total: u64) -> Self {
+        // The target itself draws nothing where there is no terminal.
+        let target = if output.is_json() { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
+        let style = ProgressStyle::with_template(TEMPLATE).unwrap_or_else(|_| ProgressStyle::default_bar());
+        let bar = ProgressBar::with_draw_target(Some(total), target).with_style(style);
+        Self(bar.with_message(what.to_owned()))
+    }
+
+    /// So many bytes more.
+    pub(crate) fn add(&self, bytes: u64) {
+        self.0.inc(bytes);
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}
+
+const TEMPLATE: &str = "{msg} {wide_bar} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta}";

@@ -1,0 +1,22 @@
+//! Ctrl-C and `kill`: what is under way is undone or closed before the process ends.
+
+use std::{
+    io,
+    sync::{Arc, atomic::AtomicBool},
+};
+
+use signal_hook::consts::{SIGINT, SIGTERM};
+
+/// A flag that the first Ctrl-C or SIGTERM sets. The second one ends the process at once.
+///
+/// # Errors
+/// If the kernel refuses the handler.
+pub(crate) fn cancel_flag() -> io::Result<Arc<AtomicBool>> {
+    let flag = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        // In this order, so that the first signal finds the flag unset here.
+        signal_hook::flag::register_conditional_default(signal, flag.clone())?;
+        signal_hook::flag::register(signal, flag.clone())?;
+    }
+    Ok(flag)
+}

@@ -1,0 +1,153 @@
+//! Numbers, times and patterns as people write them.
+
+use std::time::{Duration, SystemTime};
+
+/// `1 name`, `2 names`.
+pub(crate) fn count(n: u64, noun: &str) -> String {
+    if n == 1 { format!("1 {noun}") } else { format!("{n} {noun}s") }
+}
+
+/// How long ago a moment was, given in milliseconds since 1970.
+pub(crate) fn since(ms: u64) -> Duration {
+    let then = SystemTime::UNIX_EPOCH + Duration::from_millis(ms);
+    // A clock that was set back meanwhile is no reason to fail.
+    SystemTime::now().duration_since(then).unwrap_or_default()
+}
+
+/// A duration in its two largest units: `3 h 12 min`.
+pub(crate) fn duration(duration: Duration) -> String {
+    let seconds = duration.as_secs();
+    match (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60, seconds % 60) {
+        (0, 0, 0, s) => format!("{s} s"),
+        (0, 0, m, s) => format!("{m} min {s} s"),
+        (0, h, m, _) => format!("{h} h {m} min"),
+        (d, h, _, _) => format!("{d} d {h} h"),
+    }
+}
+
+/// A moment in milliseconds since 1970: `2026-11-20 11:32:05 UTC`.
+pub(crate) fn moment(ms: u64) -> String {
+    let (days, seconds) = (ms / 86_400_000, ms / 1000 % 86_400);
+    let (year, month, day) = date(days);
+    let (h, m, s) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+    format!("{year}-{month:02}-{day:02} {h:02}:{m:02}:{s:02} UTC")
+}
+
+/// The date that is so many days after 1970-01-01, by the algorithm of Howard Hinnant's "chrono-compatible low-level
+/// date algorithms" (`civil_from_days`), for days after 1970 only.
+fn date(days: u64) -> (u64, u64, u64) {
+    let days = days + 719_468;
+    let (era, day_of_era) = (days / 146_097, days % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted = (5 * day_of_year + 2) / 153;
+    let (day, month) =
+        (day_of_year - (153 * shifted + 2) / 5 + 1, if shifted < 10 { shifted + 3 } else { shifted - 9 });
+    (year_of_era + era * 400 + u64::from(month <= 2), month, day)
+}
+
+/// A number of bytes: `4096`, `64KiB`, `1.5 GiB`.
+pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
+    let bad = || format!("{text:?} is no number of bytes: write 4096, 64KiB, 512MiB, 1.5GiB or 2TiB");
+    let text_end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(text_end);
+    let factor: u64 = match unit.trim().to_ascii_lowercase().as_str() {
+        "" | "b" | "bytes" => 1,
+        "k" | "kib" => 1 << 10,
+        "m" | "mib" => 1 << 20,
+        "g" | "gib" => 1 << 30,
+        "t" | "tib" => 1 << 40,
+        _ => return Err(bad()),
+    };
+    if let Ok(number) = number.parse::<u64>() {
+        return number.checked_mul(factor).ok_or_else(bad);
+    }
+    let number: f64 = number.parse().map_err(|_| bad())?;
+    let bytes = number * factor as f64;
+    // A fraction of a byte, or more than a float counts exactly, is a mistake.
+    if bytes.fract() == 0.0 && bytes < (1_u64 << 53) as f64 { Ok(bytes as u64) } else { Err(bad()) }
+}
+
+/// A number of seconds that is not negative: `3`, `0.5`.
+pub(crate) fn parse_seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| format!("{text:?} is no number of seconds"))?;
+    Duration::try_from_secs_f64(seconds).map_err(|e| format!("{text:?} is no number of seconds: {e}"))
+}
+
+/// Whether `text` is like `pattern`, in which `*` stands for any characters and `?` for one.
+pub(crate) fn matches(pattern: &str, text: &str) -> bool {
+    let (pattern, text): (Vec<char>, Vec<char>) = (pattern.chars().collect(), text.chars().collect());
+    let (mut p, mut t) = (0, 0);
+    // Where to go on if it does not match: the last star, and the first character that it does not stand for yet.
+    let mut retry: Option<(usize, usize)> = None;
+    while t < text.len() {
+        match pattern.get(p) {
+            Some('*') => {
+                retry = Some((p, t + 1));
+                p += 1;
+            }
+            Some(c) if *c == '?' || *c == text[t] => (p, t) = (p + 1, t + 1),
+            _ => match retry {
+                Some((star, next)) => {
+                    retry = Some((star, next + 1));
+                    (p, t) = (star + 1, next);
+                }
+                None => return false,
+            },
+        }
+    }
+    pattern[p..].iter().all(|c| *c == '*')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_suffixes() {
+        for (text, bytes) in [
+            ("0", 0),
+            ("4096", 4096),
+            ("64KiB", 64 << 10),
+            ("64 KiB", 64 << 10),
+            ("1.5GiB", 3 << 29),
+            ("2t", 2 << 40),
+            ("7 bytes", 7),
+        ] {
+            assert_eq!(parse_size(text), Ok(bytes), "{text}");
+        }
+        for text in ["", "x", "-1", "1.5", "1KB", "KiB", "1..5KiB", "99999999999TiB"] {
+            assert!(parse_size(text).unwrap_err().contains("GiB"), "{text}");
+        }
+    }
+
+    #[test]
+    fn patterns_match_like_a_shell() {
+        for (pattern, text) in
+            [("*", ""), ("*", "a/b"), ("a*", "abc"), ("*c", "abc"), ("a?c", "abc"), ("*b*d", "abcbd"), ("a**b", "ab")]
+        {
+            assert!(matches(pattern, text), "{pattern} {text}");
+        }
+        for (pattern, text) in [("", "a"), ("a", ""), ("?", ""), ("a*", "ba"), ("*b*d", "abc"), ("a?c", "ac")] {
+            assert!(!matches(pattern, text), "{pattern} {text}");
+        }
+        assert!(!matches(&"*a".repeat(50), &"a".repeat(49)));
+    }
+
+    #[test]
+    fn moments_are_dates() {
+        assert!(moment(0).starts_with("1970-01-01 00:00:00 UTC"));
+        assert!(moment(951_782_400_000).starts_with("2000-02-29 00:00:00"));
+        assert!(moment(1_795_174_325_123).starts_with("2026-11-20 11:32:05"));
+        assert_eq!(date(365), (1971, 1, 1));
+    }
+
+    #[test]
+    fn durations_have_two_units() {
+        let texts = [5, 65, 3700, 90_000].map(|s| duration(Duration::from_secs(s)));
+        assert_eq!(texts, ["5 s", "1 min 5 s", "1 h 1 min", "1 d 1 h"]);
+        assert_eq!([count(0, "name"), count(1, "name")], ["0 names", "1 name"]);
+        assert!(parse_seconds("-1").is_err() && parse_seconds("1e30").is_err() && parse_seconds("x").is_err());
+        assert_eq!(parse_seconds("0.5"), Ok(Duration::from_millis(500)));
+    }
+}

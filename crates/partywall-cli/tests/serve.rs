@@ -1,0 +1,395 @@
+//! The broker's life as a user of the command sees it: `serve`, `status`, `stop`.
+#![allow(clippy::unwrap_used, reason = "helpers of tests are outside #[test]")]
+
+use std::{
+    fs,
+    os::unix::{fs::PermissionsExt, net::UnixListener},
+    time::Duration,
+};
+
+use partywall_harness::{Running, Sandbox, Signal, eventually, pidfd_of};
+use partywall_os::process;
+use serde_json::{Value, json};
+
+#[test]
+fn a_foreground_broker_says_where_it_is_and_ends_at_sigterm() {
+    let sandbox = Sandbox::new();
+    for signal in [Signal::TERM, Signal::INT] {
+        let mut serve = sandbox.spawn(["serve"]);
+        let line = serve.line();
+        let socket = sandbox.socket();
+        assert!(line.contains(&format!("pid {}", serve.pid())), "{line}");
+        assert!(line.contains(socket.to_str().unwrap()) && line.contains("default.log"), "{line}");
+        assert_eq!(fs::symlink_metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(fs::metadata(socket.parent().unwrap()).unwrap().permissions().mode() & 0o777, 0o700);
+
+        let status = sandbox.json(["status"]);
+        assert_eq!(status["pid"], serve.pid());
+        assert_eq!(status["socket"], socket.to_str().unwrap());
+        assert_eq!(status["log"], sandbox.log().to_str().unwrap());
+        assert_eq!((&status["members"], &status["names"]), (&json!([]), &json!(0)));
+        assert_eq!(status["domain"], "default");
+        assert!(status["limits"]["bytes"].as_u64().unwrap() > 0 && status["uptime_seconds"].is_u64());
+
+        serve.signal(signal);
+        let output = serve.wait().expect(0);
+        assert_eq!(output.text().lines().count(), 1, "{output:?}");
+        assert_eq!(output.stderr, "");
+        assert!(!socket.exists());
+        assert!(fs::read_to_string(sandbox.log()).unwrap().contains("listening"));
+    }
+}
+
+#[test]
+fn a_foreground_broker_speaks_json() {
+    let sandbox = Sandbox::new();
+    let mut serve = sandbox.spawn(["serve", "--json"]);
+    let ready: Value = serde_json::from_str(&serve.line()).unwrap();
+    assert_eq!(ready["pid"], serve.pid());
+    assert_eq!(ready["socket"], sandbox.socket().to_str().unwrap());
+    assert_eq!(ready["log"], sandbox.log().to_str().unwrap());
+    assert_eq!((&ready["domain"], &ready["version"]), (&json!("default"), &json!(env!("CARGO_PKG_VERSION"))));
+    serve.signal(Signal::TERM);
+    serve.wait().expect(0);
+}
+
+#[test]
+fn nobody_listening_to_the_line_does_not_end_a_broker() {
+    let sandbox = Sandbox::new();
+    let shell = format!("exec {} serve >&-", partywall_harness::binary().display());
+    let serve = Running::spawn(sandbox.program("sh").args(["-c", &shell]));
+    eventually("the broker listens", || sandbox.run(["status"]).code == Some(0));
+    serve.signal(Signal::TERM);
+    serve.wait().expect(0);
+}
+
+#[test]
+fn a_second_broker_is_refused_with_the_pid_of_the_first() {
+    let sandbox = Sandbox::new();
+    let pid = sandbox.broker();
+    for arguments in [&["serve"][..], &["serve", "--background"]] {
+        let refused = sandbox.run(arguments).expect(5);
+        let stderr = &refused.stderr;
+        assert!(stderr.contains(&format!("pid {pid}")) && stderr.contains("partywall stop"), "{refused:?}");
+        let refused = sandbox.run([arguments, &["--json"]].concat()).expect(5).json();
+        assert_eq!(refused["error"]["code"], 5);
+        assert!(refused["error"]["message"].as_str().unwrap().contains(&format!("pid {pid}")), "{refused}");
+        assert!(refused["error"]["advice"].as_str().unwrap().contains("stop"), "{refused}");
+    }
+    assert_eq!(sandbox.json(["status"])["pid"], pid);
+}
+
+#[test]
+fn a_daemon_is_ready_when_its_starter_returns() {
+    let sandbox = Sandbox::new();
+    let started = sandbox.json(["serve", "--background"]);
+    let pid = started["pid"].as_u64().unwrap();
+    assert_eq!(sandbox.json(["status"])["pid"], pid);
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let session: u64 = stat.rsplit(')').next().unwrap().split_whitespace().nth(3).unwrap().parse().unwrap();
+    assert_ne!(session, rustix::process::getsid(None).unwrap().as_raw_nonzero().get() as u64, "a session of its own");
+    assert_eq!(fs::read_link(format!("/proc/{pid}/cwd")).unwrap().to_str(), Some("/"));
+    for fd in 0..3 {
+        assert_eq!(fs::read_link(format!("/proc/{pid}/fd/{fd}")).unwrap().to_str(), Some("/dev/null"));
+    }
+    let stopped = sandbox.json(["stop"]);
+    assert_eq!((&stopped["stopped"], &stopped["pid"], &stopped["how"]), (&json!(true), &json!(pid), &json!("asked")));
+}
+
+#[test]
+fn a_daemon_leaves_when_idle_and_a_foreground_broker_only_when_told_so() {
+    let sandbox = Sandbox::new();
+    sandbox.run(["serve", "--background", "--idle-exit", "0.1"]).expect(0);
+    eventually("the daemon leaves", || !sandbox.socket().exists() && sandbox.processes().is_empty());
+    let mut serve = sandbox.spawn(["serve", "--idle-exit", "0.1"]);
+    serve.line();
+    serve.wait().expect(0);
+    let mut serve = sandbox.spawn(["serve"]);
+    serve.line();
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(!serve.has_ended());
+    serve.signal(Signal::TERM);
+    serve.wait().expect(0);
+    sandbox.run(["serve", "--idle-exit", "soon"]).expect(2);
+}
+
+#[test]
+fn an_unsafe_directory_is_named() {
+    let sandbox = Sandbox::new();
+    let directory = sandbox.path().join("run/partywall");
+    fs::create_dir(&directory).unwrap();
+    fs::set_permissions(&directory, fs::Permissions::from_mode(0o755)).unwrap();
+    for arguments in [&["serve"][..], &["serve", "--background"], &["put", "/etc/hostname", "x", "--device", "host"]] {
+        let refused = sandbox.run(arguments).expect(4);
+        assert!(refused.stderr.contains("0755") && refused.stderr.contains("chmod 700"), "{refused:?}");
+    }
+    fs::set_permissions(&directory, fs::Permissions::from_mode(0o700)).unwrap();
+    // What is no socket is not touched.
+    let precious = sandbox.file("run/partywall/default.sock", "precious");
+    let refused = sandbox.run(["serve"]).expect(5);
+    assert!(refused.stderr.contains("not a socket"), "{refused:?}");
+    let refused = sandbox.run(["stop"]).expect(5);
+    assert!(refused.stderr.contains("no socket"), "{refused:?}");
+    assert_eq!(fs::read(&precious).unwrap(), b"precious");
+    fs::remove_file(precious).unwrap();
+    let long = sandbox.path().join("x".repeat(100));
+    let refused = sandbox.run(["serve", "--socket", long.to_str().unwrap()]);
+    assert!(matches!(refused.code, Some(2 | 4)), "{refused:?}");
+}
+
+#[test]
+fn a_broker_without_a_place_for_its_log_says_so_and_serves() {
+    let sandbox = Sandbox::new();
+    let blocked = sandbox.file("blocked", "");
+    let mut serve = Running::spawn(sandbox.command(["serve"]).env("XDG_STATE_HOME", blocked));
+    assert!(serve.line().contains("no log"));
+    assert_eq!(sandbox.json(["status"])["log"], Value::Null);
+    assert!(sandbox.run(["status"]).expect(0).text().contains("log      none"));
+    serve.signal(Signal::TERM);
+    assert!(serve.wait().expect(0).stderr.contains("no log is written"));
+}
+
+#[test]
+fn the_log_level_is_chosen_by_the_environment() {
+    let sandbox = Sandbox::new();
+    let mut serve = Running::spawn(sandbox.command(["serve"]).env("PARTYWALL_LOG", "error"));
+    serve.line();
+    sandbox.run(["status"]).expect(0);
+    serve.signal(Signal::TERM);
+    serve.wait().expect(0);
+    assert_eq!(fs::read_to_string(sandbox.log()).unwrap(), "");
+}
+
+#[test]
+fn without_a_broker_readers_start_none_and_say_where_they_asked() {
+    let sandbox = Sandbox::new();
+    let socket = sandbox.socket().to_str().unwrap().to_owned();
+    for arguments in [&["status"][..], &["ls"], &["show", "x"], &["rm", "x"], &["get", "x", "out"]] {
+        let refused = sandbox.run(arguments).expect(4);
+        assert!(refused.stderr.contains(&socket) && refused.stderr.contains("partywall serve"), "{refused:?}");
+        assert_eq!(refused.text(), "");
+        let refused = sandbox.run([arguments, &["--json"]].concat()).expect(4).json();
+        assert_eq!(refused["error"]["code"], 4);
+        assert_eq!(refused["error"]["kind"], "broker unreachable");
+        assert!(refused["error"]["message"].as_str().unwrap().contains(&socket));
+    }
+    assert!(sandbox.processes().is_empty());
+}
+
+#[test]
+fn stopping_nothing_is_no_failure() {
+    let sandbox = Sandbox::new();
+    let output = sandbox.run(["stop"]).expect(0);
+    assert!(output.text().contains("no broker runs at") && output.text().contains("default.sock"), "{output:?}");
+    assert_eq!(sandbox.json(["stop"])["stopped"], false);
+}
+
+#[test]
+fn the_socket_of_a_killed_broker_is_removed_by_stop() {
+    let sandbox = Sandbox::new();
+    let mut serve = sandbox.spawn(["serve"]);
+    serve.line();
+    serve.kill();
+    assert!(sandbox.socket().exists());
+    let refused = sandbox.run(["status"]).expect(4);
+    assert!(refused.stderr.contains("nobody listens"), "{refused:?}");
+    let output = sandbox.run(["stop"]).expect(0);
+    assert!(output.text().contains("has been removed"), "{output:?}");
+    assert!(!sandbox.socket().exists());
+    // And a new broker replaces one by itself.
+    drop(UnixListener::bind(sandbox.socket()).unwrap());
+    sandbox.run(["serve", "--background"]).expect(0);
+}
+
+#[test]
+fn stop_refuses_and_lists_what_is_in_the_way() {
+    let sandbox = Sandbox::new();
+    sandbox.file("weights.bin", [1; 5000]);
+    sandbox.run(["put", "weights.bin", "kept/one", "--device", "host"]).expect(0);
+    let mut holder = sandbox.spawn(["put", "weights.bin", "held", "--device", "host", "--hold"]);
+    holder.line();
+
+    let refused = sandbox.run(["stop"]).expect(5);
+    for part in ["2 names", "1 member", "kept/one@1", "held@1", &format!("pid {}", holder.pid()), "--hold", "--force"] {
+        assert!(refused.stderr.contains(part), "{part}: {}", refused.stderr);
+    }
+    let refused = sandbox.run(["stop", "--json"]).expect(5).json();
+    let names: Vec<_> = refused["names"].as_array().unwrap().iter().map(|name| &name["name"]).collect();
+    assert_eq!(names, ["held", "kept/one"]);
+    assert_eq!(refused["members"][0]["pid"], holder.pid());
+    assert_eq!((&refused["members"][0]["state"], &refused["error"]["code"]), (&json!("alive"), &json!(5)));
+
+    let stopped = sandbox.run(["stop", "--force"]).expect(0);
+    assert!(stopped.text().contains("has ended"), "{stopped:?}");
+    assert!(!sandbox.socket().exists());
+    // The holder learns it, and says so: its broker is gone.
+    let ended = holder.wait().expect(4);
+    assert!(ended.stderr.contains("is gone"), "{ended:?}");
+    sandbox.run(["status"]).expect(4);
+}
+
+#[test]
+fn stop_refuses_for_a_member_alone() {
+    let sandbox = Sandbox::new();
+    let domain = sandbox.domain();
+    let refused = sandbox.run(["stop"]).expect(5);
+    assert!(refused.stderr.contains("0 names and 1 member\n"), "{refused:?}");
+    assert!(refused.stderr.contains(&format!("pid {}", std::process::id())), "{refused:?}");
+    let status = sandbox.json(["status"]);
+    assert_eq!(status["members"].as_array().unwrap().len(), 1);
+    assert!(sandbox.run(["status"]).expect(0).text().contains("1 member\n"));
+    drop(domain);
+    sandbox.run(["stop"]).expect(0);
+}
+
+#[test]
+fn a_broker_that_does_not_answer_is_killed_only_by_force() {
+    let sandbox = Sandbox::new();
+    let mut serve = sandbox.spawn(["serve"]);
+    serve.line();
+    // It answers no handshake and takes no notice of SIGTERM.
+    serve.signal(Signal::STOP);
+    let refused = sandbox.run(["stop"]).expect(4);
+    assert!(refused.stderr.contains("did not answer") && refused.stderr.contains("--force"), "{refused:?}");
+    let killed = sandbox.run(["stop", "--force", "--json"]).expect(0);
+    assert_eq!(killed.json()["how"], "killed");
+    assert!(killed.stderr.contains("SIGKILL"), "{killed:?}");
+    serve.wait();
+    assert!(!sandbox.socket().exists());
+}
+
+/// A broker of another protocol: what it says first is readable in every version.
+const OTHER_RELEASE: &str = r#"
+import os, socket, struct, sys
+os.makedirs(os.path.dirname(sys.argv[1]), mode=0o700, exist_ok=True)
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[1])
+listener.listen()
+print("ready", flush=True)
+version = b"99.0.0"
+body = b"PARTYWAL" + struct.pack("<II", 4242, os.getpid()) + bytes([len(version)]) + version
+connections = []
+while True:
+    connection, _ = listener.accept()
+    connections.append(connection)
+    try:
+        connection.sendall(struct.pack("<II", len(body), 0) + body)
+    except OSError:
+        pass  # it only wanted to know who listens
+"#;
+
+#[test]
+fn needs_python_a_broker_of_another_release_is_named_and_ended_by_force() {
+    let sandbox = Sandbox::new();
+    let mut other = Running::spawn(sandbox.program("python3").args(["-c", OTHER_RELEASE]).arg(sandbox.socket()));
+    assert_eq!(other.line(), "ready");
+    let pid = format!("pid {}", other.pid());
+    for arguments in [&["status"][..], &["stop"], &["put", "/etc/hostname", "x"]] {
+        let refused = sandbox.run(arguments).expect(4);
+        for part in ["99.0.0", "4242", env!("CARGO_PKG_VERSION"), &pid, "partywall stop --force"] {
+            assert!(refused.stderr.contains(part), "{part}: {refused:?}");
+        }
+    }
+    let stopped = sandbox.json(["stop", "--force"]);
+    assert_eq!((&stopped["how"], &stopped["stale_socket_removed"]), (&json!("terminated"), &json!(true)));
+    assert_eq!(other.wait().code, None, "ended by the signal");
+    assert!(!sandbox.socket().exists());
+}
+
+/// A member by hand: it greets, forks, and exits, while its child keeps the connection.
+const FORKY: &str = r#"
+import array, os, socket, struct, sys, time
+s = socket.socket(socket.AF_UNIX)
+s.connect(sys.argv[1])
+pidfd = os.pidfd_open(os.getpid())
+version = b"test"
+body = b"PARTYWAL" + struct.pack("<II", int(sys.argv[2]), os.getpid()) + bytes([len(version)]) + version
+body += bytes([5]) + b"forky" + b"\0"
+s.sendmsg([struct.pack("<II", len(body), 1) + body],
+          [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [pidfd]))])
+hello = s.recvmsg(4096, socket.CMSG_SPACE(16))
+os.close(pidfd)
+child = os.fork()
+if child == 0:
+    os.close(1)
+    os.close(2)
+    time.sleep(600)
+print(child, flush=True)
+os._exit(0)
+"#;
+
+#[test]
+fn needs_python_a_member_that_is_only_held_by_a_forked_child_is_shown_so() {
+    let sandbox = Sandbox::new();
+    sandbox.broker();
+    let mut command = sandbox.program("python3");
+    command.args(["-c", FORKY]).arg(sandbox.socket()).arg(partywall_wire::limits::PROTOCOL.to_string());
+    let mut parent = Running::spawn(&mut command);
+    let pid = parent.pid();
+    let child: u32 = parent.line().parse().unwrap();
+    parent.wait().expect(0);
+    eventually("the state is seen", || {
+        let status = sandbox.json(["status"]);
+        status["members"].as_array().unwrap().iter().any(|m| m["pid"] == pid && m["state"] == "held_by_child")
+    });
+    let text = sandbox.run(["status"]).expect(0).text();
+    assert!(text.contains("held by a forked child") && text.contains("forky"), "{text}");
+    process::kill(pidfd_of(child), Signal::KILL).unwrap();
+    eventually("it is proved dead", || sandbox.json(["status"])["members"] == json!([]));
+}
+
+#[test]
+fn limits_are_set_and_each_is_refused_by_name() {
+    let sandbox = Sandbox::new();
+    let flags = ["--max-bytes", "1MiB", "--max-names", "2", "--max-fds", "3", "--max-clients", "2"];
+    let mut serve = sandbox.spawn([&["serve"][..], &flags].concat());
+    serve.line();
+    let limits = sandbox.json(["status"])["limits"].clone();
+    for (key, value) in [("bytes", 1 << 20), ("names", 2), ("fds", 3), ("clients", 2)] {
+        assert_eq!(limits[key], value, "{key}");
+    }
+    sandbox.file("small", [0; 10]);
+    sandbox.file("large", vec![0; 2 << 20]);
+    let put = |file, name| sandbox.run(["put", file, name, "--device", "host"]);
+    let refused = put("large", "a").expect(5);
+    assert!(refused.stderr.contains("limit on bytes is 1048576"), "{refused:?}");
+    put("small", "a").expect(0);
+    put("small", "b").expect(0);
+    let refused = put("small", "c").expect(5);
+    assert!(refused.stderr.contains("limit on names is 2"), "{refused:?}");
+    let domains: Vec<_> = (0..2).map(|_| sandbox.domain_of_running()).collect();
+    let refused = sandbox.run(["ls"]).expect(5);
+    assert!(refused.stderr.contains("limit on members is 2"), "{refused:?}");
+    drop(domains);
+    sandbox.run(["ls"]).expect(0);
+    sandbox.run(["serve", "--max-bytes", "1KB"]).expect(2);
+    sandbox.run(["stop", "--force"]).expect(0);
+    serve.wait().expect(0);
+}
+
+#[test]
+fn usage_errors_are_json_too() {
+    let sandbox = Sandbox::new();
+    let output = sandbox.run(["--json", "frob"]).expect(2).json();
+    assert_eq!((&output["error"]["code"], &output["error"]["kind"]), (&json!(2), &json!("usage")));
+    assert!(output["error"]["message"].as_str().unwrap().contains("frob"), "{output}");
+    let output = sandbox.run(["put", "--json"]).expect(2).json();
+    assert!(output["error"]["message"].as_str().unwrap().contains("NAME"), "{output}");
+    let output = sandbox.run(["ls", "--frob"]).expect(2);
+    assert!(output.stdout.is_empty() && output.stderr.contains("--frob"), "{output:?}");
+    assert!(sandbox.run(["--help"]).expect(0).text().contains("Exit codes"));
+    assert!(sandbox.run(["--json", "--version"]).expect(0).text().contains(env!("CARGO_PKG_VERSION")));
+    sandbox.run(["--domain", "a/b", "ls"]).expect(2);
+}
+
+#[test]
+fn domains_do_not_meet() {
+    let sandbox = Sandbox::new();
+    sandbox.file("f", "x");
+    sandbox.run(["--domain", "other", "put", "f", "a", "--device", "host"]).expect(0);
+    sandbox.run(["ls"]).expect(4);
+    let status = sandbox.json(["--domain", "other", "status"]);
+    assert!(status["socket"].as_str().unwrap().ends_with("other.sock"), "{status}");
+    assert!(status["log"].as_str().unwrap().ends_with("other.log"), "{status}");
+    sandbox.run(["--domain", "other", "stop", "--force"]).expect(0);
+}

@@ -1,0 +1,227 @@
+//! Numbers and structs of the driver's binary interface, as `cuda.h` has them on 64-bit Linux.
+//!
+//! Handles are opaque to us: they are stored as numbers, so that the owners above are `Send` and `Sync` because the
+//! driver's functions may be called from any thread, not because of an assertion about pointers. The tests
+//! hold sizes, offsets and numbers against bindings that were generated from the vendor's header.
+
+use std::ffi::c_int;
+
+/// `CUdevice`: the ordinal of a device in this process.
+pub(crate) type RawDevice = c_int;
+/// `CUdeviceptr`: an address in the unified address space.
+pub(crate) type DevicePtr = u64;
+/// `CUmemGenericAllocationHandle`.
+pub(crate) type AllocationHandle = u64;
+/// `CUcontext`, `CUstream`, `CUevent`, `CUmodule`, `CUfunction`: pointers that only the driver follows.
+pub(crate) type Handle = usize;
+
+/// `CUuuid`.
+pub(crate) type RawUuid = [u8; 16];
+
+/// `CUmemLocation`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct MemLocation {
+    pub(crate) kind: u32,
+    pub(crate) id: c_int,
+}
+
+/// The anonymous `allocFlags` of `CUmemAllocationProp`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct AllocFlags {
+    pub(crate) compression_type: u8,
+    pub(crate) gpu_direct_rdma_capable: u8,
+    pub(crate) usage: u16,
+    pub(crate) reserved: [u8; 4],
+}
+
+/// `CUmemAllocationProp`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct MemAllocationProp {
+    pub(crate) kind: u32,
+    pub(crate) requested_handle_types: u32,
+    pub(crate) location: MemLocation,
+    /// A pointer; always null on Linux.
+    pub(crate) win32_handle_meta_data: usize,
+    pub(crate) alloc_flags: AllocFlags,
+}
+
+/// `CUmemAccessDesc`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct MemAccessDesc {
+    pub(crate) location: MemLocation,
+    pub(crate) flags: u32,
+}
+
+pub(crate) const MEM_ALLOCATION_TYPE_PINNED: u32 = 1;
+pub(crate) const MEM_LOCATION_TYPE_DEVICE: u32 = 1;
+pub(crate) const MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR: u32 = 1;
+pub(crate) const MEM_ALLOC_GRANULARITY_MINIMUM: u32 = 0;
+pub(crate) const MEM_ACCESS_FLAGS_PROT_READ: u32 = 1;
+pub(crate) const MEM_ACCESS_FLAGS_PROT_READWRITE: u32 = 3;
+
+pub(crate) const MEMHOSTALLOC_PORTABLE: u32 = 1;
+pub(crate) const STREAM_NON_BLOCKING: u32 = 1;
+pub(crate) const STREAM_CAPTURE_MODE_RELAXED: u32 = 2;
+pub(crate) const STREAM_CAPTURE_STATUS_NONE: u32 = 0;
+pub(crate) const EVENT_DEFAULT: u32 = 0;
+
+#[cfg(test)]
+mod tests {
+    use std::mem::{align_of, offset_of, size_of};
+
+    use cudarc::driver::sys;
+
+    use super::*;
+    use crate::{CuResult, DeviceAttribute};
+
+    #[test]
+    fn structs_have_the_sizes_of_cuda_h() {
+        assert_eq!(size_of::<MemLocation>(), 8);
+        assert_eq!(size_of::<MemAllocationProp>(), 32);
+        assert_eq!(offset_of!(MemAllocationProp, requested_handle_types), 4);
+        assert_eq!(offset_of!(MemAllocationProp, location), 8);
+        assert_eq!(offset_of!(MemAllocationProp, win32_handle_meta_data), 16);
+        assert_eq!(offset_of!(MemAllocationProp, alloc_flags), 24);
+        assert_eq!(offset_of!(AllocFlags, usage), 2);
+        assert_eq!(offset_of!(AllocFlags, reserved), 4);
+        assert_eq!(size_of::<MemAccessDesc>(), 12);
+        assert_eq!(offset_of!(MemAccessDesc, flags), 8);
+    }
+
+    #[test]
+    fn structs_agree_with_generated_bindings() {
+        macro_rules! same_layout {
+            ($ours:ty, $theirs:ty, $($our_field:ident = $their_field:ident),*) => {
+                assert_eq!(size_of::<$ours>(), size_of::<$theirs>());
+                assert_eq!(align_of::<$ours>(), align_of::<$theirs>());
+                $(assert_eq!(offset_of!($ours, $our_field), offset_of!($theirs, $their_field));)*
+            };
+        }
+        same_layout!(MemLocation, sys::CUmemLocation, kind = type_, id = id);
+        same_layout!(
+            AllocFlags,
+            sys::CUmemAllocationProp_st__bindgen_ty_1,
+            compression_type = compressionType,
+            gpu_direct_rdma_capable = gpuDirectRDMACapable,
+            usage = usage,
+            reserved = reserved
+        );
+        same_layout!(
+            MemAllocationProp,
+            sys::CUmemAllocationProp,
+            kind = type_,
+            requested_handle_types = requestedHandleTypes,
+            location = location,
+            win32_handle_meta_data = win32HandleMetaData,
+            alloc_flags = allocFlags
+        );
+        same_layout!(MemAccessDesc, sys::CUmemAccessDesc, location = location, flags = flags);
+        assert_eq!(size_of::<RawUuid>(), size_of::<sys::CUuuid>());
+        assert_eq!(size_of::<DevicePtr>(), size_of::<sys::CUdeviceptr>());
+        assert_eq!(size_of::<AllocationHandle>(), size_of::<sys::CUmemGenericAllocationHandle>());
+        assert_eq!(size_of::<Handle>(), size_of::<sys::CUstream>());
+    }
+
+    #[test]
+    fn constants_agree_with_generated_bindings() {
+        use sys::{
+            CUdevice_attribute as Attribute, CUmemAccess_flags as MemAccess, CUstreamCaptureMode as Mode,
+            CUstreamCaptureStatus as Status,
+        };
+        let pairs: &[(u32, u32)] = &[
+            (MEM_ALLOCATION_TYPE_PINNED, sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED as u32),
+            (MEM_LOCATION_TYPE_DEVICE, sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE as u32),
+            (
+                MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR.0,
+            ),
+            (
+                MEM_ALLOC_GRANULARITY_MINIMUM,
+                sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM as u32,
+            ),
+            (MEM_ACCESS_FLAGS_PROT_READ, MemAccess::CU_MEM_ACCESS_FLAGS_PROT_READ as u32),
+            (MEM_ACCESS_FLAGS_PROT_READWRITE, MemAccess::CU_MEM_ACCESS_FLAGS_PROT_READWRITE as u32),
+            (MEMHOSTALLOC_PORTABLE, sys::CU_MEMHOSTALLOC_PORTABLE),
+            (STREAM_NON_BLOCKING, sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32),
+            (STREAM_CAPTURE_MODE_RELAXED, Mode::CU_STREAM_CAPTURE_MODE_RELAXED as u32),
+            (STREAM_CAPTURE_STATUS_NONE, Status::CU_STREAM_CAPTURE_STATUS_NONE as u32),
+            (EVENT_DEFAULT, sys::CUevent_flags::CU_EVENT_DEFAULT as u32),
+            (DeviceAttribute::MULTIPROCESSOR_COUNT.0, Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT as u32),
+            (DeviceAttribute::COMPUTE_MODE.0, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_MODE as u32),
+            (
+                DeviceAttribute::COMPUTE_CAPABILITY_MAJOR.0,
+                Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as u32,
+            ),
+            (
+                DeviceAttribute::COMPUTE_CAPABILITY_MINOR.0,
+                Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR as u32,
+            ),
+            (
+                DeviceAttribute::VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED.0,
+                Attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED as u32,
+            ),
+            (
+                DeviceAttribute::HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED.0,
+                Attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED as u32,
+            ),
+            (crate::ComputeMode::DEFAULT.0, sys::CUcomputemode::CU_COMPUTEMODE_DEFAULT as u32),
+            (crate::ComputeMode::PROHIBITED.0, sys::CUcomputemode::CU_COMPUTEMODE_PROHIBITED as u32),
+            (crate::ComputeMode::EXCLUSIVE_PROCESS.0, sys::CUcomputemode::CU_COMPUTEMODE_EXCLUSIVE_PROCESS as u32),
+            (crate::RawStream::LEGACY_DEFAULT.0 as u32, 1),
+            (crate::RawStream::PER_THREAD_DEFAULT.0 as u32, 2),
+        ];
+        for (index, (ours, theirs)) in pairs.iter().enumerate() {
+            assert_eq!(ours, theirs, "pair {index}");
+        }
+    }
+
+    #[test]
+    fn result_names_agree_with_generated_bindings() {
+        use sys::CUresult::*;
+        let theirs = [
+            CUDA_SUCCESS,
+            CUDA_ERROR_INVALID_VALUE,
+            CUDA_ERROR_OUT_OF_MEMORY,
+            CUDA_ERROR_NOT_INITIALIZED,
+            CUDA_ERROR_DEINITIALIZED,
+            CUDA_ERROR_DEVICE_UNAVAILABLE,
+            CUDA_ERROR_NO_DEVICE,
+            CUDA_ERROR_INVALID_DEVICE,
+            CUDA_ERROR_INVALID_CONTEXT,
+            CUDA_ERROR_MAP_FAILED,
+            CUDA_ERROR_ALREADY_MAPPED,
+            CUDA_ERROR_ECC_UNCORRECTABLE,
+            CUDA_ERROR_PEER_ACCESS_UNSUPPORTED,
+            CUDA_ERROR_NVLINK_UNCORRECTABLE,
+            CUDA_ERROR_UNSUPPORTED_PTX_VERSION,
+            CUDA_ERROR_OPERATING_SYSTEM,
+            CUDA_ERROR_INVALID_HANDLE,
+            CUDA_ERROR_NOT_FOUND,
+            CUDA_ERROR_NOT_READY,
+            CUDA_ERROR_ILLEGAL_ADDRESS,
+            CUDA_ERROR_LAUNCH_TIMEOUT,
+            CUDA_ERROR_CONTEXT_IS_DESTROYED,
+            CUDA_ERROR_ASSERT,
+            CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED,
+            CUDA_ERROR_HARDWARE_STACK_ERROR,
+            CUDA_ERROR_ILLEGAL_INSTRUCTION,
+            CUDA_ERROR_MISALIGNED_ADDRESS,
+            CUDA_ERROR_INVALID_ADDRESS_SPACE,
+            CUDA_ERROR_INVALID_PC,
+            CUDA_ERROR_LAUNCH_FAILED,
+            CUDA_ERROR_NOT_PERMITTED,
+            CUDA_ERROR_NOT_SUPPORTED,
+            CUDA_ERROR_MPS_CLIENT_TERMINATED,
+            CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED,
+            CUDA_ERROR_STREAM_CAPTURE_INVALIDATED,
+            CUDA_ERROR_UNKNOWN,
+        ];
+        for their in theirs {
+            assert_eq!(CuResult(their as u32).name(), Some(format!("{their:?}").as_str()));
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! The CUDA driver for Partywall: entry points, results, and safe owners of shareable memory, streams and kernels.
+//!
+//! For the crates above it, which share GPU memory between processes by name. This one knows no names, no processes
+//! and no policy. It builds and runs without CUDA installed: the driver is loaded at run time, and that it is missing
+//! is an answer ([`LoadError`]), never a panic.
+//!
+//! ```no_run
+//! use partywall_cuda::{Access, Context, Device, Driver, Kernels, Mapping, PhysicalMemory, Stream, round_up};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let device = Device::by_ordinal(Driver::load()?, 0)?;
+//! let context = Context::retain(device)?;
+//! let kernels = Kernels::load(&context)?; // before any stream waits for another process
+//!
+//! let bytes = round_up(1 << 20, PhysicalMemory::granularity(&context)?).ok_or("too large")?;
+//! let memory = PhysicalMemory::create(&context, bytes)?;
+//! let descriptor = memory.export()?; // for another process
+//! let mapping = Mapping::new(memory, Access::ReadWrite)?;
+//!
+//! let stream = Stream::new(&context)?;
+//! kernels.enqueue_fill(stream.as_ref(), mapping.as_slice())?;
+//! assert_eq!(kernels.verify(stream.as_ref(), mapping.as_slice(), 1)?, None);
+//! # drop(descriptor);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Modules
+//!
+//! Three levels. At the bottom the table of entry points and the numbers of the binary interface; then each entry
+//! point as a checked method that returns a [`CudaError`] with the name of the call; on top, one module a noun, the
+//! owners, which are the public interface.
+//!
+//! | module | owns |
+//! |---|---|
+//! | `table` | [`Driver`]: the library and its entry points |
+//! | `abi` | structs and constants of the driver's binary interface, held against generated bindings by tests |
+//! | `result` | [`CuResult`], [`CudaError`]: codes stay numbers, errors name their call |
+//! | `device`, `uuid` | [`Device`]: what there is, and [`DeviceUuid`], its identity across processes |
+//! | `context` | [`Context`]: the retained primary context, and guards that make it current on any thread |
+//! | `physical` | [`PhysicalMemory`]: memory that travels as a file descriptor |
+//! | `mapping` | [`Mapping`]: such memory at an address of this process |
+//! | `slice` | [`DeviceSlice`], [`AccessError`]: checked ranges, and requests that do not fit |
+//! | `buffer` | [`DeviceBuffer`], [`PinnedBuffer`]: memory of this process alone |
+//! | `stream`, `event` | [`Stream`], [`StreamRef`], [`Event`]: order, copies, times |
+//! | `upload` | [`Upload`]: filling device memory from the host at full speed |
+//! | `module`, [`kernels`] | [`Module`], [`Function`], [`Kernels`]: device code, ours included |
+//!
+//! # Rules that hold everywhere
+//!
+//! - Every owner keeps its [`Context`] alive and frees on drop. `Drop` never panics; what it fails at is kept for
+//!   [`Context::take_drop_error`].
+//! - Any thread may call anything: each call makes its context current and restores what was before. Calls that
+//!   allocate, import, map or load do so in relaxed stream-capture mode, so that they spoil no capture of another
+//!   thread.
+//! - Device memory is never a Rust reference, because other processes may change it at any time.
+//! - A `Drop`, an allocation or a first launch may wait for work that is running. None of them belongs behind a wait
+//!   for another process.
+//!
+//! # Limits
+//!
+//! Linux with 64 bits; device memory on one GPU an owner; no managed memory, pools, graphs, multicast or fabric
+//! handles. What the driver does was measured on H200 with driver 580, where "measured" is said; else it is what the
+//! vendor's documentation says.
+
+mod abi;
+mod buffer;
+mod context;
+mod device;
+mod event;
+pub mod kernels;
+mod mapping;
+mod module;
+mod physical;
+mod result;
+#[cfg(test)]
+mod simulation;
+mod slice;
+mod stream;
+mod table;
+mod upload;
+mod uuid;
+
+pub use buffer::{DeviceBuffer, PinnedBuffer};
+pub use context::{Context, ContextGuard};
+pub use device::{ComputeMode, Device, DeviceAttribute};
+pub use event::Event;
+pub use kernels::Kernels;
+pub use mapping::{Access, Mapping};
+pub use module::{Function, LaunchConfig, Module};
+pub use physical::{PhysicalMemory, round_up};
+pub use result::{CuResult, CudaError, MemoryInfo};
+pub use slice::{AccessError, DeviceSlice};
+pub use stream::{RawStream, Stream, StreamRef};
+pub use table::{Driver, DriverVersion, LoadError};
+pub use upload::Upload;
+pub use uuid::{DeviceUuid, ParseUuidError};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn owners_go_anywhere() {
+        const fn anywhere<T: Send + Sync>() {}
+        const {
+            anywhere::<Context>();
+            anywhere::<Device>();
+            anywhere::<PhysicalMemory>();
+            anywhere::<Mapping>();
+            anywhere::<DeviceSlice<'_>>();
+            anywhere::<DeviceBuffer>();
+            anywhere::<PinnedBuffer>();
+            anywhere::<Stream>();
+            anywhere::<Upload>();
+            anywhere::<StreamRef<'_>>();
+            anywhere::<Event>();
+            anywhere::<Module>();
+            anywhere::<Function>();
+            anywhere::<Kernels>();
+            anywhere::<CudaError>();
+            anywhere::<AccessError>();
+        };
+    }
+
+    #[test]
+    fn guards_stay_on_their_thread() {
+        // Compiles only while `ContextGuard` is not `Send`: with `Send` both implementations would apply.
+        trait AmbiguousIfSend<A> {
+            fn check() {}
+        }
+        impl<T: ?Sized> AmbiguousIfSend<()> for T {}
+        struct IsSend;
+        impl<T: ?Sized + Send> AmbiguousIfSend<IsSend> for T {}
+        <ContextGuard<'_> as AmbiguousIfSend<_>>::check();
+    }
+}

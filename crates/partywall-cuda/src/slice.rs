@@ -1,0 +1,179 @@
+//! Checked ranges of device memory, and what is wrong with a request that does not fit one.
+#![allow(unsafe_code)] // vouching for addresses
+
+use std::marker::PhantomData;
+
+use crate::{Access, CudaError};
+
+/// A range of device memory that was checked against its owner: `len` bytes from `device_ptr`.
+///
+/// A number pair with a lifetime, free to copy, `Send` and `Sync`. It gives no access to the bytes from the host, and
+/// no exclusiveness: other processes may read and write the same memory at any time, and so may other slices here.
+/// Order is made by streams, events and timelines, never by borrows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceSlice<'a> {
+    device_ptr: u64,
+    len: u64,
+    access: Access,
+    owner: PhantomData<&'a ()>,
+}
+
+/// A request on device memory that was refused or failed. Everything but [`AccessError::Driver`] is found before
+/// anything is enqueued, and is a mistake of the caller.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum AccessError {
+    /// The range is not inside the memory that it was asked of.
+    #[error("bytes {offset} to {offset} + {len} are not inside {available} bytes of device memory")]
+    OutOfRange {
+        /// First byte of the request.
+        offset: u64,
+        /// Length of the request.
+        len: u64,
+        /// Bytes that there are.
+        available: u64,
+    },
+    /// The two sides of a copy have different lengths.
+    #[error("the source of a copy has {source_len} bytes and its destination {destination_len}")]
+    LengthMismatch {
+        /// Bytes of the source.
+        source_len: u64,
+        /// Bytes of the destination.
+        destination_len: u64,
+    },
+    /// The operation works on elements, and the range does not begin or end at one.
+    #[error("{len} bytes at {device_ptr:#x} are not a range of {element}-byte elements")]
+    Misaligned {
+        /// First address.
+        device_ptr: u64,
+        /// Length in bytes.
+        len: u64,
+        /// Bytes of one element.
+        element: u64,
+    },
+    /// A write to memory that is mapped read-only here: on the GPU it would end the context.
+    #[error("the device memory is mapped read-only in this process")]
+    ReadOnly,
+    /// A host-synchronous operation on a stream that is being captured into a graph.
+    #[error("the stream is being captured into a CUDA graph: a call that waits for it cannot work")]
+    Capturing,
+    /// The driver refused, or an earlier operation failed.
+    #[error(transparent)]
+    Driver(#[from] CudaError),
+}
+
+impl<'a> DeviceSlice<'a> {
+    /// A range that the caller vouches for, such as memory of another CUDA library.
+    ///
+    /// # Safety
+    /// For the lifetime `'a` the `len` bytes at `device_ptr` are device memory that stays allocated and mapped with
+    /// at least this access on the devices whose streams it is used with.
+    #[must_use]
+    pub const unsafe fn from_raw(device_ptr: u64, len: u64, access: Access) -> Self {
+        Self { device_ptr, len, access, owner: PhantomData }
+    }
+
+    /// A part of it.
+    ///
+    /// # Errors
+    /// [`AccessError::OutOfRange`].
+    pub fn slice(&self, offset: u64, len: u64) -> Result<Self, AccessError> {
+        match offset.checked_add(len) {
+            Some(end) if end <= self.len => Ok(Self { device_ptr: self.device_ptr + offset, len, ..*self }),
+            _ => Err(AccessError::OutOfRange { offset, len, available: self.len }),
+        }
+    }
+
+    /// Its first address on the device.
+    #[must_use]
+    pub fn device_ptr(&self) -> u64 {
+        self.device_ptr
+    }
+
+    /// Its length in bytes.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether it has no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// What the GPU may do to it.
+    #[must_use]
+    pub fn access(&self) -> Access {
+        self.access
+    }
+
+    /// How many elements of `element` bytes it is, all aligned to their size.
+    pub(crate) fn elements(&self, element: u64) -> Result<u64, AccessError> {
+        if self.device_ptr.is_multiple_of(element) && self.len.is_multiple_of(element) {
+            Ok(self.len / element)
+        } else {
+            Err(AccessError::Misaligned { device_ptr: self.device_ptr, len: self.len, element })
+        }
+    }
+
+    pub(crate) fn require_writable(&self) -> Result<(), AccessError> {
+        match self.access {
+            Access::ReadWrite => Ok(()),
+            Access::ReadOnly => Err(AccessError::ReadOnly),
+        }
+    }
+
+    /// Its length as the driver counts it. Device addresses are 64 bits wide, and so is `usize` on every platform
+    /// that the driver exists for.
+    pub(crate) fn size(&self) -> usize {
+        self.len as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn slice(device_ptr: u64, len: u64) -> DeviceSlice<'static> {
+        // SAFETY: the address is only calculated with.
+        unsafe { DeviceSlice::from_raw(device_ptr, len, Access::ReadOnly) }
+    }
+
+    #[test]
+    fn elements_must_be_whole_and_aligned() {
+        assert_eq!(slice(4096, 64).elements(16), Ok(4));
+        assert_eq!(slice(4096, 0).elements(16), Ok(0));
+        assert!(slice(4100, 64).elements(16).is_err());
+        assert!(slice(4096, 60).elements(16).is_err());
+        assert_eq!(slice(0, 4).require_writable(), Err(AccessError::ReadOnly));
+    }
+
+    #[test]
+    fn a_refusal_says_what_was_asked() {
+        assert_eq!(
+            slice(4096, 8).slice(4, 8).unwrap_err().to_string(),
+            "bytes 4 to 4 + 8 are not inside 8 bytes of device memory"
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn a_part_lies_inside_or_is_refused(len in 0..1_u64 << 50, offset: u64, part: u64) {
+            let whole = slice(1 << 40, len);
+            match whole.slice(offset, part) {
+                Ok(inner) => {
+                    prop_assert!(inner.device_ptr() >= whole.device_ptr());
+                    prop_assert!(inner.device_ptr() + inner.len() <= whole.device_ptr() + whole.len());
+                    prop_assert_eq!(inner.len(), part);
+                }
+                Err(AccessError::OutOfRange { .. }) => {
+                    prop_assert!(u128::from(offset) + u128::from(part) > u128::from(len));
+                }
+                Err(other) => panic!("{other}"),
+            }
+        }
+    }
+}

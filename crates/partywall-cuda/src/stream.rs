@@ -1,0 +1,311 @@
+//! Streams, our own and borrowed ones, and the copies that run on them.
+//!
+//! What is called `enqueue_…` returns at once and its errors may show up at a later call; everything else waits for
+//! the stream.
+#![allow(unsafe_code)] // driver calls
+
+use std::fmt;
+
+use crate::abi::{Handle, STREAM_CAPTURE_STATUS_NONE, STREAM_NON_BLOCKING};
+use crate::{AccessError, Context, CuResult, CudaError, DeviceSlice};
+
+/// The driver's handle of a stream (`CUstream`, `cudaStream_t`) as a number: what frameworks hand over.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct RawStream(pub u64);
+
+impl RawStream {
+    /// The default stream as code compiled in the usual way names it; the same stream as [`RawStream::LEGACY_DEFAULT`]
+    /// for every call of this crate.
+    pub const NULL: Self = Self(0);
+    /// The default stream that waits for all blocking streams of the context (`CU_STREAM_LEGACY`).
+    pub const LEGACY_DEFAULT: Self = Self(1);
+    /// The default stream of the calling thread (`CU_STREAM_PER_THREAD`).
+    pub const PER_THREAD_DEFAULT: Self = Self(2);
+
+    fn handle(self) -> Handle {
+        // `usize` has 64 bits on every platform that the driver exists for.
+        self.0 as Handle
+    }
+}
+
+impl fmt::Debug for RawStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RawStream({:#x})", self.0)
+    }
+}
+
+/// A stream of our own, which does not wait for the default stream nor it for this one (`CU_STREAM_NON_BLOCKING`).
+///
+/// Dropping it does not wait: the driver finishes the work that is enqueued and then frees it (driver docs of
+/// `cuStreamDestroy`). `Send` and `Sync`: several threads may enqueue, in an order of their own making.
+pub struct Stream {
+    context: Context,
+    raw: RawStream,
+}
+
+impl Stream {
+    /// A new stream in this context.
+    ///
+    /// # Errors
+    /// As the driver says.
+    pub fn new(context: &Context) -> Result<Self, CudaError> {
+        let _guard = context.guard()?;
+        let mut handle = 0;
+        // SAFETY: the pointer is to a live handle; a context is current.
+        unsafe { context.driver().stream_create(&mut handle, STREAM_NON_BLOCKING) }?;
+        Ok(Self { context: context.clone(), raw: RawStream(handle as u64) })
+    }
+
+    /// The stream as the calls take it.
+    #[must_use]
+    pub fn as_ref(&self) -> StreamRef<'_> {
+        StreamRef { context: &self.context, raw: self.raw }
+    }
+
+    /// See [`StreamRef::synchronize`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn synchronize(&self) -> Result<(), CudaError> {
+        self.as_ref().synchronize()
+    }
+}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Stream").field(&self.raw).finish()
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        let destroyed = self.context.guard().and_then(|_guard| {
+            // SAFETY: created once, destroyed once; every StreamRef borrows `self` and is gone.
+            unsafe { self.context.driver().stream_destroy(self.raw.handle()) }
+        });
+        self.context.record_drop(destroyed);
+    }
+}
+
+/// A stream that somebody owns: the caller's framework, or a [`Stream`]. Free to copy, `Send` and `Sync`.
+///
+/// The default stream of the calling thread is of course another one on another thread.
+#[derive(Clone, Copy, Debug)]
+pub struct StreamRef<'a> {
+    context: &'a Context,
+    raw: RawStream,
+}
+
+impl<'a> StreamRef<'a> {
+    /// A stream of the caller's framework.
+    ///
+    /// # Safety
+    /// `raw` is one of the default streams, or a stream of this context that is not destroyed while the result is
+    /// used. While one of the host-synchronous copies runs on it, nobody begins to capture it into a graph.
+    #[must_use]
+    pub const unsafe fn borrow(context: &'a Context, raw: RawStream) -> Self {
+        Self { context, raw }
+    }
+
+    /// The default stream of the context, which waits for all its blocking streams: simple, and slow.
+    #[must_use]
+    pub const fn legacy_default(context: &'a Context) -> Self {
+        Self { context, raw: RawStream::LEGACY_DEFAULT }
+    }
+
+    /// Waits until everything on the stream is done. Blocks for as long as the stream waits for another process.
+    ///
+    /// # Errors
+    /// What that work failed with; `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` while the stream is captured.
+    pub fn synchronize(&self) -> Result<(), CudaError> {
+        let _guard = self.context.guard()?;
+        // SAFETY: the stream is live; a context is current.
+        unsafe { self.context.driver().stream_synchronize(self.handle()) }
+    }
+
+    /// Whether everything on the stream is done. Does not wait.
+    ///
+    /// # Errors
+    /// What that work failed with: a cheap way to see whether the context is still alive.
+    pub fn is_done(&self) -> Result<bool, CudaError> {
+        let _guard = self.context.guard()?;
+        // SAFETY: the stream is live; a context is current.
+        match unsafe { self.context.driver().stream_query(self.handle()) } {
+            Ok(()) => Ok(true),
+            Err(error) if error.code == CuResult::NOT_READY => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Whether the stream is being captured into a graph, or its capture was invalidated and is not ended yet.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_STREAM_CAPTURE_IMPLICIT` for the legacy default stream while a stream that it waits for is
+    /// captured.
+    pub fn is_capturing(&self) -> Result<bool, CudaError> {
+        let _guard = self.context.guard()?;
+        let mut status = STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: the stream is live; the pointer is to a live status.
+        unsafe { self.context.driver().stream_is_capturing(self.handle(), &mut status) }?;
+        Ok(status != STREAM_CAPTURE_STATUS_NONE)
+    }
+
+    /// Copies host bytes to the device, in stream order, and waits for it.
+    ///
+    /// # Errors
+    /// The lengths differ, the destination is read-only, the stream is captured, or what the stream's work failed
+    /// with.
+    pub fn copy_from_host(&self, destination: DeviceSlice<'_>, source: &[u8]) -> Result<(), AccessError> {
+        self.require_not_capturing()?;
+        // SAFETY: `source` is borrowed until the copy is waited for, below. If that wait fails, the context is lost
+        // and with it the copy: a live context does not fail it, since the stream is not captured.
+        unsafe { self.enqueue_copy_from_host(destination, source) }?;
+        Ok(self.synchronize()?)
+    }
+
+    /// Copies device memory to host bytes, in stream order, and waits for it.
+    ///
+    /// # Errors
+    /// The lengths differ, the stream is captured, or what the stream's work failed with; the destination's contents
+    /// are then undefined.
+    pub fn copy_to_host(&self, destination: &mut [u8], source: DeviceSlice<'_>) -> Result<(), AccessError> {
+        self.require_not_capturing()?;
+        // SAFETY: `destination` is borrowed until the copy is waited for; see `copy_from_host` for a failing wait.
+        unsafe { self.enqueue_copy_to_host(destination, source) }?;
+        Ok(self.synchronize()?)
+    }
+
+    /// Enqueues a copy within device memory. Source and destination must not overlap, or the result is undefined.
+    ///
+    /// # Errors
+    /// The lengths differ, the destination is read-only, or the driver refuses.
+    pub fn enqueue_copy(&self, destination: DeviceSlice<'_>, source: DeviceSlice<'_>) -> Result<(), AccessError> {
+        destination.require_writable()?;
+        same_length(source.len(), destination.len())?;
+        if source.is_empty() {
+            return Ok(());
+        }
+        let _guard = self.context.guard()?;
+        // SAFETY: both ranges are device memory of at least this size by the promise of DeviceSlice, and the
+        // destination may be written; the stream is live.
+        unsafe {
+            self.context.driver().memcpy_dtod_async(
+                destination.device_ptr(),
+                source.device_ptr(),
+                source.size(),
+                self.handle(),
+            )
+        }?;
+        Ok(())
+    }
+
+    /// Enqueues setting every byte of `destination` to `value`.
+    ///
+    /// # Errors
+    /// The destination is read-only, or the driver refuses.
+    pub fn enqueue_set(&self, destination: DeviceSlice<'_>, value: u8) -> Result<(), AccessError> {
+        destination.require_writable()?;
+        if destination.is_empty() {
+            return Ok(());
+        }
+        let _guard = self.context.guard()?;
+        // SAFETY: the range is device memory of this size that may be written, by the promise of DeviceSlice; the
+        // stream is live.
+        unsafe {
+            self.context.driver().memset_d8_async(destination.device_ptr(), value, destination.size(), self.handle())
+        }?;
+        Ok(())
+    }
+
+    /// Enqueues a copy of host bytes to the device. From ordinary memory the call itself may block behind what the
+    /// stream waits for; from a [`PinnedBuffer`](crate::PinnedBuffer) it does not.
+    ///
+    /// # Errors
+    /// The lengths differ, the destination is read-only, or the driver refuses; nothing is then enqueued.
+    ///
+    /// # Safety
+    /// `source` stays allocated and unchanged until the stream has done the copy; if the stream is being captured,
+    /// until the last launch of that graph has.
+    pub unsafe fn enqueue_copy_from_host(
+        &self,
+        destination: DeviceSlice<'_>,
+        source: &[u8],
+    ) -> Result<(), AccessError> {
+        destination.require_writable()?;
+        same_length(source.len() as u64, destination.len())?;
+        if source.is_empty() {
+            return Ok(());
+        }
+        let _guard = self.context.guard()?;
+        // SAFETY: the destination by the promise of DeviceSlice, the source by that of the caller.
+        unsafe {
+            self.context.driver().memcpy_htod_async(
+                destination.device_ptr(),
+                source.as_ptr().cast(),
+                source.len(),
+                self.handle(),
+            )
+        }?;
+        Ok(())
+    }
+
+    /// Enqueues a copy of device memory to host bytes; blocking as for
+    /// [`enqueue_copy_from_host`](Self::enqueue_copy_from_host).
+    ///
+    /// # Errors
+    /// The lengths differ, or the driver refuses; nothing is then enqueued.
+    ///
+    /// # Safety
+    /// `destination` stays allocated, unread and unwritten until the stream has done the copy; if the stream is being
+    /// captured, until the last launch of that graph has.
+    pub unsafe fn enqueue_copy_to_host(
+        &self,
+        destination: &mut [u8],
+        source: DeviceSlice<'_>,
+    ) -> Result<(), AccessError> {
+        same_length(source.len(), destination.len() as u64)?;
+        if source.is_empty() {
+            return Ok(());
+        }
+        let _guard = self.context.guard()?;
+        // SAFETY: the source by the promise of DeviceSlice, the destination by that of the caller.
+        unsafe {
+            self.context.driver().memcpy_dtoh_async(
+                destination.as_mut_ptr().cast(),
+                source.device_ptr(),
+                source.size(),
+                self.handle(),
+            )
+        }?;
+        Ok(())
+    }
+
+    /// The context that it belongs to.
+    #[must_use]
+    pub fn context(&self) -> &'a Context {
+        self.context
+    }
+
+    /// The driver's handle.
+    #[must_use]
+    pub fn raw(&self) -> RawStream {
+        self.raw
+    }
+
+    pub(crate) fn handle(&self) -> Handle {
+        self.raw.handle()
+    }
+
+    /// A host-synchronous call on a captured stream would leave its host addresses in the graph.
+    pub(crate) fn require_not_capturing(&self) -> Result<(), AccessError> {
+        if self.is_capturing()? { Err(AccessError::Capturing) } else { Ok(()) }
+    }
+}
+
+fn same_length(source_len: u64, destination_len: u64) -> Result<(), AccessError> {
+    if source_len == destination_len {
+        Ok(())
+    } else {
+        Err(AccessError::LengthMismatch { source_len, destination_len })
+    }
+}

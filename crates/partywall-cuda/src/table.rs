@@ -1,0 +1,457 @@
+//! The driver's entry points: found once in `libcuda.so.1` at run time, called through thin checked methods.
+//!
+//! The lowest of the crate's three levels, and its middle one: each entry point is a function pointer in [`Entries`]
+//! and a method of [`Driver`] of the same meaning that turns the driver's number into a `Result` which names the call.
+//! The methods stay unsafe and private to the crate; the safe owners are the other modules.
+//!
+//! Where `cuda.h` redirects a name to a `_v2` symbol, the `_v2` symbol is bound: the plain one is an older function.
+#![allow(unsafe_code)] // loads the driver, calls through its function pointers
+
+use std::ffi::{CStr, OsStr, OsString, c_char, c_int, c_void};
+use std::fmt;
+use std::sync::OnceLock;
+
+use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+
+use crate::abi::{AllocationHandle, DevicePtr, Handle, MemAccessDesc, MemAllocationProp, RawDevice, RawUuid};
+use crate::{CuResult, CudaError};
+
+/// The CUDA driver of this process: the one piece of global state of the crate.
+///
+/// Loaded by [`Driver::load`], never unloaded. `Send` and `Sync`: it is read-only, and the driver's functions may be
+/// called from any thread.
+pub struct Driver {
+    entries: Entries,
+    library: String,
+    /// Keeps the function pointers valid. Nothing is kept for a simulated driver, whose functions are ours.
+    _keep: Option<Library>,
+}
+
+/// Why there is no usable CUDA driver in this process.
+///
+/// Not a fault of the caller: on a machine without a GPU this is the normal answer.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LoadError {
+    /// The dynamic linker did not find or could not load the library: no driver is installed, or a container was
+    /// started without one.
+    #[error("cannot load the CUDA driver library: tried {tried}: {reason}")]
+    Library {
+        /// The name or path that was tried.
+        tried: String,
+        /// What `dlerror` said.
+        reason: String,
+    },
+    /// The library is there but lacks an entry point that nothing can work without: it is older than this crate
+    /// supports, or a stub.
+    #[error("the CUDA driver library {library} has no entry point {symbol}")]
+    MissingSymbol {
+        /// The name or path of the library.
+        library: String,
+        /// The entry point, with its version suffix.
+        symbol: &'static str,
+    },
+}
+
+/// The version of the CUDA driver API, as the installed driver counts it (driver 550 says 12.4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DriverVersion {
+    /// 12 in 12.4.
+    pub major: u32,
+    /// 4 in 12.4.
+    pub minor: u32,
+}
+
+impl fmt::Display for DriverVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)
+    }
+}
+
+impl Driver {
+    /// The environment variable that names another library than `libcuda.so.1`, for tests with a simulated driver.
+    pub const LIBRARY_VARIABLE: &'static str = "PARTYWALL_LIBCUDA";
+
+    /// The driver of this process. The first call loads it (a few milliseconds; it does not initialise CUDA), later
+    /// calls return what the first one found, the failure included.
+    ///
+    /// # Errors
+    /// The library or one of its entry points is missing.
+    pub fn load() -> Result<&'static Self, LoadError> {
+        LOADED
+            .get_or_init(|| {
+                let library = std::env::var_os(Self::LIBRARY_VARIABLE).unwrap_or_else(|| OsString::from(LIBRARY));
+                Self::open(&library)
+            })
+            .as_ref()
+            .map_err(Clone::clone)
+    }
+
+    /// Initialises CUDA in this process: about 210 ms the first time (measured), next to nothing later. [`Device`]'s
+    /// constructors call it.
+    ///
+    /// A process that forked after this call has no CUDA in the child: every call there fails with
+    /// `CUDA_ERROR_NOT_INITIALIZED`, and the child's copies of the GPU files keep the parent's memory alive.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_NO_DEVICE`, or a kernel driver that does not match the library.
+    ///
+    /// [`Device`]: crate::Device
+    pub fn initialize(&self) -> Result<(), CudaError> {
+        // SAFETY: takes a number; flags must be 0, which they are.
+        unsafe { self.init(0) }
+    }
+
+    /// The version of the driver API that this driver offers.
+    ///
+    /// # Errors
+    /// Whatever the driver says; none is documented but a null argument.
+    pub fn version(&self) -> Result<DriverVersion, CudaError> {
+        let mut version: c_int = 0;
+        // SAFETY: the pointer is to a live c_int.
+        unsafe { self.driver_get_version(&mut version) }?;
+        let version = version.unsigned_abs();
+        Ok(DriverVersion { major: version / 1000, minor: version % 1000 / 10 })
+    }
+
+    /// The library that was loaded, as it was named to the dynamic linker.
+    #[must_use]
+    pub fn library(&self) -> &str {
+        &self.library
+    }
+
+    /// Loads one library; apart from [`Driver::load`] so that a test can fail without spoiling the process.
+    fn open(library: &OsStr) -> Result<Self, LoadError> {
+        let name = library.to_string_lossy().into_owned();
+        // SAFETY: running the library's initialisers is what loading the driver means. The name is that of the
+        // vendor's driver, or was chosen by who controls the environment of this process.
+        let loaded = unsafe { Library::open(Some(library), RTLD_NOW | RTLD_LOCAL) }
+            .map_err(|error| LoadError::Library { tried: name.clone(), reason: linker_text(&error) })?;
+        let find = |symbol: &CStr| {
+            // SAFETY: read as a plain address, not called; `resolve` gives it its type.
+            let found = unsafe { loaded.get::<*const c_void>(symbol) };
+            found.map_or(std::ptr::null(), |symbol| *symbol)
+        };
+        // SAFETY: the addresses come from a library that is the CUDA driver or stands in for it, under the names that
+        // cuda.h gives to these signatures.
+        let entries = unsafe { Entries::resolve(find) }
+            .map_err(|symbol| LoadError::MissingSymbol { library: name.clone(), symbol })?;
+        Ok(Self { entries, library: name, _keep: Some(loaded) })
+    }
+
+    /// A driver made of our own functions, for tests.
+    ///
+    /// # Safety
+    /// As [`Entries::resolve`].
+    #[cfg(test)]
+    pub(crate) unsafe fn simulated(find: impl Fn(&CStr) -> *const c_void) -> Result<Self, LoadError> {
+        // SAFETY: the caller's promise.
+        let entries = unsafe { Entries::resolve(find) }
+            .map_err(|symbol| LoadError::MissingSymbol { library: "simulated".to_owned(), symbol })?;
+        Ok(Self { entries, library: "simulated".to_owned(), _keep: None })
+    }
+
+    /// The driver's own name for a code.
+    pub(crate) fn error_name(&self, code: CuResult) -> Option<&'static str> {
+        let mut text = std::ptr::null();
+        // SAFETY: the pointer is to a live pointer.
+        unsafe { self.get_error_name(code, &mut text) }.ok()?;
+        // SAFETY: on success the driver stores the address of a static string, or leaves null.
+        unsafe { static_text(text) }
+    }
+
+    /// The driver's own sentence for a code.
+    pub(crate) fn error_text(&self, code: CuResult) -> Option<&'static str> {
+        let mut text = std::ptr::null();
+        // SAFETY: the pointer is to a live pointer.
+        unsafe { self.get_error_string(code, &mut text) }.ok()?;
+        // SAFETY: on success the driver stores the address of a static string, or leaves null.
+        unsafe { static_text(text) }
+    }
+}
+
+impl fmt::Debug for Driver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Driver").field("library", &self.library).finish_non_exhaustive()
+    }
+}
+
+/// The driver, if this process has loaded it; loads nothing.
+pub(crate) fn loaded() -> Option<&'static Driver> {
+    LOADED.get()?.as_ref().ok()
+}
+
+/// # Safety
+/// `text` is null or a NUL-terminated string that is never freed: the driver is never unloaded.
+unsafe fn static_text(text: *const c_char) -> Option<&'static str> {
+    if text.is_null() {
+        return None;
+    }
+    // SAFETY: the caller's promise.
+    unsafe { CStr::from_ptr(text) }.to_str().ok()
+}
+
+/// What `dlerror` said, which libloading keeps as the source of its own error.
+fn linker_text(error: &libloading::Error) -> String {
+    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
+}
+
+fn check(call: &'static str, code: CuResult) -> Result<(), CudaError> {
+    if code.is_success() { Ok(()) } else { Err(CudaError::new(call, code)) }
+}
+
+/// One list makes the struct of function pointers, its lookup, and the checked methods of [`Driver`].
+///
+/// A line reads: need, method, symbol, the name of the call in errors, arguments. `required` symbols must exist;
+/// an `optional` one that is missing fails at its call with `CUDA_ERROR_NOT_FOUND`.
+macro_rules! entry_points {
+    (@pointer required ($($type:ty),*)) => { unsafe extern "C" fn($($type),*) -> CuResult };
+    (@pointer optional ($($type:ty),*)) => { Option<unsafe extern "C" fn($($type),*) -> CuResult> };
+    (@found required $address:ident, $symbol:literal, $pointer:ty) => {{
+        if $address.is_null() {
+            return Err($symbol);
+        }
+        // SAFETY: not null, and of this signature by the promise of `resolve`'s caller.
+        unsafe { std::mem::transmute::<*const c_void, $pointer>($address) }
+    }};
+    (@found optional $address:ident, $symbol:literal, $pointer:ty) => {
+        // SAFETY: null becomes None; else of this signature by the promise of `resolve`'s caller.
+        unsafe { std::mem::transmute::<*const c_void, $pointer>($address) }
+    };
+    (@call required $entry:expr, $call:literal, ($($argument:ident),*)) => {
+        // SAFETY: the method's caller upholds the function's contract.
+        check($call, unsafe { $entry($($argument),*) })
+    };
+    (@call optional $entry:expr, $call:literal, ($($argument:ident),*)) => {
+        match $entry {
+            // SAFETY: the method's caller upholds the function's contract.
+            Some(entry) => check($call, unsafe { entry($($argument),*) }),
+            None => Err(CudaError::new($call, CuResult::NOT_FOUND).with_context("this driver has no such entry point")),
+        }
+    };
+    ($($page:literal { $(
+        $need:tt $method:ident = $symbol:literal as $call:literal ($($argument:ident: $type:ty),* $(,)?);
+    )* })*) => {
+        /// The function pointers; what the vendor documents on one page stands together.
+        struct Entries {
+            $($($method: entry_points!(@pointer $need ($($type),*)),)*)*
+        }
+
+        impl Entries {
+            /// Looks every symbol up; the error is the first required one that is missing.
+            ///
+            /// # Safety
+            /// `find` returns null or the address of a function with the signature that `cuda.h` gives to the name,
+            /// which stays valid for as long as the entries are used.
+            unsafe fn resolve(find: impl Fn(&CStr) -> *const c_void) -> Result<Self, &'static str> {
+                Ok(Self {
+                    $($($method: {
+                        let name = const {
+                            match CStr::from_bytes_with_nul(concat!($symbol, "\0").as_bytes()) {
+                                Ok(name) => name,
+                                Err(_) => panic!("a symbol contains a NUL byte"),
+                            }
+                        };
+                        let address = find(name);
+                        entry_points!(@found $need address, $symbol, entry_points!(@pointer $need ($($type),*)))
+                    },)*)*
+                })
+            }
+        }
+
+        impl Driver {
+            $($(
+                #[doc = concat!(
+                    "[`", $symbol, "`](https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__", $page, ".html)."
+                )]
+                ///
+                /// # Safety
+                /// The contract of the driver's function: pointers are valid for what it reads and writes, handles
+                /// are live and came from the driver.
+                #[allow(clippy::too_many_arguments)] // the driver's signatures
+                pub(crate) unsafe fn $method(&self, $($argument: $type),*) -> Result<(), CudaError> {
+                    entry_points!(@call $need (self.entries.$method), $call, ($($argument),*))
+                }
+            )*)*
+        }
+    };
+}
+
+entry_points! {
+    "INITIALIZE" {
+        required init = "cuInit" as "cuInit" (flags: u32);
+    }
+    "VERSION" {
+        required driver_get_version = "cuDriverGetVersion" as "cuDriverGetVersion" (version: *mut c_int);
+    }
+    "ERROR" {
+        optional get_error_name = "cuGetErrorName" as "cuGetErrorName" (code: CuResult, text: *mut *const c_char);
+        optional get_error_string = "cuGetErrorString" as "cuGetErrorString" (code: CuResult, text: *mut *const c_char);
+    }
+    "DEVICE" {
+        required device_get_count = "cuDeviceGetCount" as "cuDeviceGetCount" (count: *mut c_int);
+        required device_get = "cuDeviceGet" as "cuDeviceGet" (device: *mut RawDevice, ordinal: c_int);
+        required device_get_name = "cuDeviceGetName" as "cuDeviceGetName" (
+            name: *mut c_char, length: c_int, device: RawDevice,
+        );
+        required device_get_uuid = "cuDeviceGetUuid_v2" as "cuDeviceGetUuid" (uuid: *mut RawUuid, device: RawDevice);
+        required device_total_mem = "cuDeviceTotalMem_v2" as "cuDeviceTotalMem" (bytes: *mut usize, device: RawDevice);
+        required device_get_attribute = "cuDeviceGetAttribute" as "cuDeviceGetAttribute" (
+            value: *mut c_int, attribute: u32, device: RawDevice,
+        );
+    }
+    "PEER__ACCESS" {
+        required device_can_access_peer = "cuDeviceCanAccessPeer" as "cuDeviceCanAccessPeer" (
+            can: *mut c_int, device: RawDevice, peer: RawDevice,
+        );
+    }
+    "PRIMARY__CTX" {
+        required primary_ctx_retain = "cuDevicePrimaryCtxRetain" as "cuDevicePrimaryCtxRetain" (
+            context: *mut Handle, device: RawDevice,
+        );
+        required primary_ctx_release = "cuDevicePrimaryCtxRelease_v2" as "cuDevicePrimaryCtxRelease" (
+            device: RawDevice,
+        );
+        required primary_ctx_get_state = "cuDevicePrimaryCtxGetState" as "cuDevicePrimaryCtxGetState" (
+            device: RawDevice, flags: *mut u32, active: *mut c_int,
+        );
+    }
+    "CTX" {
+        required ctx_push_current = "cuCtxPushCurrent_v2" as "cuCtxPushCurrent" (context: Handle);
+        required ctx_pop_current = "cuCtxPopCurrent_v2" as "cuCtxPopCurrent" (context: *mut Handle);
+        required ctx_set_current = "cuCtxSetCurrent" as "cuCtxSetCurrent" (context: Handle);
+        required ctx_get_current = "cuCtxGetCurrent" as "cuCtxGetCurrent" (context: *mut Handle);
+        required ctx_get_device = "cuCtxGetDevice" as "cuCtxGetDevice" (device: *mut RawDevice);
+        required ctx_synchronize = "cuCtxSynchronize" as "cuCtxSynchronize" ();
+    }
+    "MEM" {
+        required mem_get_info = "cuMemGetInfo_v2" as "cuMemGetInfo" (free: *mut usize, total: *mut usize);
+        required mem_alloc = "cuMemAlloc_v2" as "cuMemAlloc" (pointer: *mut DevicePtr, bytes: usize);
+        required mem_free = "cuMemFree_v2" as "cuMemFree" (pointer: DevicePtr);
+        required mem_host_alloc = "cuMemHostAlloc" as "cuMemHostAlloc" (
+            pointer: *mut *mut c_void, bytes: usize, flags: u32,
+        );
+        required mem_free_host = "cuMemFreeHost" as "cuMemFreeHost" (pointer: *mut c_void);
+        required memset_d8_async = "cuMemsetD8Async" as "cuMemsetD8Async" (
+            pointer: DevicePtr, value: u8, bytes: usize, stream: Handle,
+        );
+        required memcpy_htod_async = "cuMemcpyHtoDAsync_v2" as "cuMemcpyHtoDAsync" (
+            to: DevicePtr, from: *const c_void, bytes: usize, stream: Handle,
+        );
+        required memcpy_dtoh_async = "cuMemcpyDtoHAsync_v2" as "cuMemcpyDtoHAsync" (
+            to: *mut c_void, from: DevicePtr, bytes: usize, stream: Handle,
+        );
+        required memcpy_dtod_async = "cuMemcpyDtoDAsync_v2" as "cuMemcpyDtoDAsync" (
+            to: DevicePtr, from: DevicePtr, bytes: usize, stream: Handle,
+        );
+    }
+    "VA" {
+        required mem_get_allocation_granularity = "cuMemGetAllocationGranularity" as "cuMemGetAllocationGranularity" (
+            granularity: *mut usize, properties: *const MemAllocationProp, option: u32,
+        );
+        required mem_create = "cuMemCreate" as "cuMemCreate" (
+            handle: *mut AllocationHandle, bytes: usize, properties: *const MemAllocationProp, flags: u64,
+        );
+        required mem_release = "cuMemRelease" as "cuMemRelease" (handle: AllocationHandle);
+        required mem_export = "cuMemExportToShareableHandle" as "cuMemExportToShareableHandle" (
+            shareable: *mut c_void, handle: AllocationHandle, kind: u32, flags: u64,
+        );
+        required mem_import = "cuMemImportFromShareableHandle" as "cuMemImportFromShareableHandle" (
+            handle: *mut AllocationHandle, shareable: usize, kind: u32,
+        );
+        required mem_address_reserve = "cuMemAddressReserve" as "cuMemAddressReserve" (
+            pointer: *mut DevicePtr, bytes: usize, alignment: usize, hint: DevicePtr, flags: u64,
+        );
+        required mem_address_free = "cuMemAddressFree" as "cuMemAddressFree" (pointer: DevicePtr, bytes: usize);
+        required mem_map = "cuMemMap" as "cuMemMap" (
+            pointer: DevicePtr, bytes: usize, offset: usize, handle: AllocationHandle, flags: u64,
+        );
+        required mem_unmap = "cuMemUnmap" as "cuMemUnmap" (pointer: DevicePtr, bytes: usize);
+        required mem_set_access = "cuMemSetAccess" as "cuMemSetAccess" (
+            pointer: DevicePtr, bytes: usize, access: *const MemAccessDesc, count: usize,
+        );
+        required mem_get_allocation_properties =
+            "cuMemGetAllocationPropertiesFromHandle" as "cuMemGetAllocationPropertiesFromHandle" (
+            properties: *mut MemAllocationProp, handle: AllocationHandle,
+        );
+    }
+    "STREAM" {
+        required stream_create = "cuStreamCreate" as "cuStreamCreate" (stream: *mut Handle, flags: u32);
+        required stream_destroy = "cuStreamDestroy_v2" as "cuStreamDestroy" (stream: Handle);
+        required stream_synchronize = "cuStreamSynchronize" as "cuStreamSynchronize" (stream: Handle);
+        required stream_query = "cuStreamQuery" as "cuStreamQuery" (stream: Handle);
+        required stream_is_capturing = "cuStreamIsCapturing" as "cuStreamIsCapturing" (
+            stream: Handle, status: *mut u32,
+        );
+        optional thread_exchange_stream_capture_mode =
+            "cuThreadExchangeStreamCaptureMode" as "cuThreadExchangeStreamCaptureMode" (mode: *mut u32);
+    }
+    "EVENT" {
+        required event_create = "cuEventCreate" as "cuEventCreate" (event: *mut Handle, flags: u32);
+        required event_destroy = "cuEventDestroy_v2" as "cuEventDestroy" (event: Handle);
+        required event_record = "cuEventRecord" as "cuEventRecord" (event: Handle, stream: Handle);
+        required event_synchronize = "cuEventSynchronize" as "cuEventSynchronize" (event: Handle);
+        required event_elapsed_time = "cuEventElapsedTime" as "cuEventElapsedTime" (
+            milliseconds: *mut f32, start: Handle, end: Handle,
+        );
+    }
+    "MODULE" {
+        required module_load_data = "cuModuleLoadData" as "cuModuleLoadData" (
+            module: *mut Handle, image: *const c_void,
+        );
+        required module_unload = "cuModuleUnload" as "cuModuleUnload" (module: Handle);
+        required module_get_function = "cuModuleGetFunction" as "cuModuleGetFunction" (
+            function: *mut Handle, module: Handle, name: *const c_char,
+        );
+    }
+    "EXEC" {
+        required launch_kernel = "cuLaunchKernel" as "cuLaunchKernel" (
+            function: Handle,
+            grid_x: u32, grid_y: u32, grid_z: u32,
+            block_x: u32, block_y: u32, block_z: u32,
+            shared_bytes: u32, stream: Handle,
+            parameters: *mut *mut c_void, extra: *mut *mut c_void,
+        );
+    }
+}
+
+/// The versioned name: the unversioned one is only there where a toolkit is installed, and may be its stub.
+const LIBRARY: &str = "libcuda.so.1";
+
+static LOADED: OnceLock<Result<Driver, LoadError>> = OnceLock::new();
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_library_is_an_answer_that_says_what_was_tried() {
+        let error = Driver::open(OsStr::new("/nonexistent/libcuda.so.1")).unwrap_err();
+        let LoadError::Library { tried, reason } = &error else { panic!("{error:?}") };
+        assert_eq!(tried, "/nonexistent/libcuda.so.1");
+        assert!(reason.contains("/nonexistent/libcuda.so.1"), "the linker's own text: {reason}");
+        assert!(error.to_string().starts_with("cannot load the CUDA driver library: tried /nonexistent"));
+    }
+
+    #[test]
+    fn a_library_without_the_entry_points_is_refused_by_name() {
+        let error = Driver::open(OsStr::new("libc.so.6")).unwrap_err();
+        assert_eq!(error, LoadError::MissingSymbol { library: "libc.so.6".to_owned(), symbol: "cuInit" });
+        assert_eq!(error.to_string(), "the CUDA driver library libc.so.6 has no entry point cuInit");
+    }
+
+    #[test]
+    fn asking_for_the_driver_never_panics() {
+        match Driver::load() {
+            Ok(driver) => assert!(driver.version().unwrap() >= DriverVersion { major: 11, minor: 0 }),
+            Err(error) => assert!(!error.to_string().is_empty()),
+        }
+    }
+
+    #[test]
+    fn the_driver_may_be_shared_between_threads() {
+        const fn shared<T: Send + Sync>() {}
+        const { shared::<Driver>() };
+        const { shared::<LoadError>() };
+    }
+}

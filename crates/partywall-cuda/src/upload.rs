@@ -1,0 +1,88 @@
+//! Filling device memory from the host at full speed, piece by piece.
+#![allow(unsafe_code)] // asynchronous copies
+
+use std::fmt;
+
+use crate::{AccessError, Context, CudaError, DeviceSlice, Event, PinnedBuffer, Stream};
+
+/// Copies host bytes to the device through two page-locked buffers on a stream of its own: while one is copied out,
+/// the other is filled. `Send`, for one thread at a time.
+///
+/// Dropping it waits for the copies that are under way, which end by themselves.
+pub struct Upload {
+    stream: Stream,
+    slots: [Slot; 2],
+    current: usize,
+}
+
+struct Slot {
+    buffer: PinnedBuffer,
+    copied: Event,
+}
+
+impl Upload {
+    /// Two buffers of `bytes` bytes.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_OUT_OF_MEMORY` if the host has no memory to lock; `CUDA_ERROR_INVALID_VALUE` for 0 bytes.
+    pub fn new(context: &Context, bytes: u64) -> Result<Self, CudaError> {
+        let slot = || Ok(Slot { buffer: PinnedBuffer::new(context, bytes)?, copied: Event::new(context)? });
+        Ok(Self { slots: [slot()?, slot()?], stream: Stream::new(context)?, current: 0 })
+    }
+
+    /// The buffer for the next pieces. Waits until it has been copied out.
+    ///
+    /// # Errors
+    /// What an earlier copy failed with.
+    pub fn buffer(&mut self) -> Result<&mut [u8], CudaError> {
+        let slot = &mut self.slots[self.current];
+        // An event that was never recorded counts as reached.
+        slot.copied.synchronize()?;
+        Ok(&mut slot.buffer)
+    }
+
+    /// Copies parts of the buffer to the device: from each start, as many bytes as the destination has. Returns
+    /// before they are there; the next [`Upload::buffer`] is the other one.
+    ///
+    /// # Errors
+    /// A part outside the buffer, a read-only destination, or what the driver says.
+    pub fn submit(&mut self, parts: &[(usize, DeviceSlice<'_>)]) -> Result<(), AccessError> {
+        let slot = &self.slots[self.current];
+        for (start, destination) in parts {
+            let available = slot.buffer.len();
+            let end = usize::try_from(destination.len()).ok().and_then(|len| start.checked_add(len));
+            let source = end.and_then(|end| slot.buffer.get(*start..end)).ok_or(AccessError::OutOfRange {
+                offset: *start as u64,
+                len: destination.len(),
+                available: available as u64,
+            })?;
+            // SAFETY: the buffer is not given out again before `copied` is reached, and neither freed: `drop` waits
+            // for the stream, which is ours alone, so that nobody captures it.
+            unsafe { self.stream.as_ref().enqueue_copy_from_host(*destination, source) }?;
+        }
+        slot.copied.record(self.stream.as_ref())?;
+        self.current = 1 - self.current;
+        Ok(())
+    }
+
+    /// Waits until everything is there.
+    ///
+    /// # Errors
+    /// What a copy failed with.
+    pub fn finish(self) -> Result<(), CudaError> {
+        self.stream.synchronize()
+    }
+}
+
+impl Drop for Upload {
+    fn drop(&mut self) {
+        // If waiting fails, the context is lost and the copies with it.
+        let _ = self.stream.synchronize();
+    }
+}
+
+impl fmt::Debug for Upload {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Upload").field("buffer_bytes", &self.slots[0].buffer.len()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,133 @@
+//! The identity of a GPU that is the same in every process: its UUID.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// The UUID of a device, as `cuDeviceGetUuid` version 2 gives it: of the MIG instance where the device is one.
+///
+/// The ordinal of a device depends on `CUDA_VISIBLE_DEVICES` and the process; this does not. Prints like
+/// `nvidia-smi -L`: `GPU-2b6a1c34-…`. Parses that, the same with `MIG-` before it, and the bare UUID.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct DeviceUuid(pub [u8; 16]);
+
+/// A text that is not the UUID of a device.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{text}` is not a device UUID: expected GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx in hexadecimal")]
+pub struct ParseUuidError {
+    /// The text that was given.
+    pub text: String,
+}
+
+impl fmt::Display for DeviceUuid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("GPU")?;
+        let mut bytes = self.0.iter();
+        for length in GROUPS {
+            f.write_str("-")?;
+            for byte in bytes.by_ref().take(length) {
+                write!(f, "{byte:02x}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for DeviceUuid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl FromStr for DeviceUuid {
+    type Err = ParseUuidError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        parse(text).ok_or_else(|| ParseUuidError { text: text.to_owned() })
+    }
+}
+
+fn parse(text: &str) -> Option<DeviceUuid> {
+    let bare = text.strip_prefix("GPU-").or_else(|| text.strip_prefix("MIG-")).unwrap_or(text);
+    let mut bytes = [0; 16];
+    let mut filled = 0;
+    let mut groups = bare.split('-');
+    for length in GROUPS {
+        let group = groups.next()?.as_bytes();
+        if group.len() != length * 2 {
+            return None;
+        }
+        for pair in group.chunks_exact(2) {
+            bytes[filled] = digit(pair[0])? << 4 | digit(pair[1])?;
+            filled += 1;
+        }
+    }
+    groups.next().is_none().then_some(DeviceUuid(bytes))
+}
+
+fn digit(character: u8) -> Option<u8> {
+    // A hexadecimal digit is below 16.
+    char::from(character).to_digit(16).map(|digit| digit as u8)
+}
+
+/// Bytes between the hyphens.
+const GROUPS: [usize; 5] = [4, 2, 2, 2, 6];
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const TEXT: &str = "GPU-00112233-4455-6677-8899-aabbccddeeff";
+    const BYTES: [u8; 16] =
+        [0, 0x11, 0x22, 0x33, 0x44, 0x55, 0x66, 0x77, 0x88, 0x99, 0xaa, 0xbb, 0xcc, 0xdd, 0xee, 0xff];
+
+    #[test]
+    fn prints_like_nvidia_smi() {
+        assert_eq!(DeviceUuid(BYTES).to_string(), TEXT);
+    }
+
+    #[test]
+    fn parses_every_usual_form() {
+        for text in [
+            TEXT,
+            "MIG-00112233-4455-6677-8899-aabbccddeeff",
+            "00112233-4455-6677-8899-aabbccddeeff",
+            "GPU-00112233-4455-6677-8899-AABBCCDDEEFF",
+        ] {
+            assert_eq!(text.parse(), Ok(DeviceUuid(BYTES)), "{text}");
+        }
+    }
+
+    #[test]
+    fn refuses_everything_else() {
+        for text in [
+            "",
+            "GPU-",
+            "GPU-0",
+            "gpu-00112233-4455-6677-8899-aabbccddeeff",
+            "GPU-0011223344556677-8899-aabbccddeeff",
+            "GPU-00112233-4455-6677-8899-aabbccddeeff-",
+            "GPU-00112233-4455-6677-8899-aabbccddeef",
+            "GPU-00112233-4455-6677-8899-aabbccddeefg",
+            "GPU-00112233-4455-6677-8899-aabbccddee\u{e9}",
+            "GPU-+0112233-4455-6677-8899-aabbccddeeff",
+        ] {
+            let error = text.parse::<DeviceUuid>().unwrap_err();
+            assert_eq!(error.text, text);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn text_and_bytes_go_round(bytes: [u8; 16]) {
+            let uuid = DeviceUuid(bytes);
+            prop_assert_eq!(uuid.to_string().parse(), Ok(uuid));
+        }
+
+        #[test]
+        fn no_text_makes_the_parser_panic(text: String) {
+            let _ = text.parse::<DeviceUuid>();
+        }
+    }
+}

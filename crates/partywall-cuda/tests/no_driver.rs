@@ -1,0 +1,33 @@
+//! A process without a CUDA driver: every question has an answer, nothing panics.
+//!
+//! The driver table of a process is loaded once, and the environment variable is read then; so each case is a process
+//! of its own, this test program started again.
+
+use std::process::Command;
+
+use partywall_cuda::{Driver, LoadError};
+
+const NOWHERE: &str = "/nonexistent/libcuda.so.1";
+
+#[test]
+fn the_environment_names_the_library_and_its_absence_is_an_answer() {
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "in_a_process_of_its_own"])
+        .env(Driver::LIBRARY_VARIABLE, NOWHERE)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+}
+
+/// Not a test: the body of the process that the test above starts.
+#[test]
+fn in_a_process_of_its_own() {
+    if std::env::var_os(Driver::LIBRARY_VARIABLE).is_none_or(|library| library != NOWHERE) {
+        return;
+    }
+    let first = Driver::load().unwrap_err();
+    let LoadError::Library { tried, reason } = &first else { panic!("{first:?}") };
+    assert_eq!(tried, NOWHERE);
+    assert!(reason.contains(NOWHERE), "the linker's own text: {reason}");
+    assert_eq!(Driver::load().unwrap_err(), first, "asked again, the same answer");
+}

@@ -1,0 +1,154 @@
+//! Directories that only we can enter, and locks on them.
+
+use std::{
+    fmt,
+    os::fd::OwnedFd,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use rustix::{
+    fs::{self, FileType, FlockOperation, Mode, OFlags},
+    io::{self, Errno},
+};
+
+/// Why a directory is not used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Unsafe {
+    /// It is a symbolic link, or no directory at all.
+    NotADirectory,
+    /// It belongs to this user.
+    Owner(u32),
+    /// Others may enter it: its mode.
+    Mode(u32),
+    /// The kernel refused to make or open it.
+    Errno(Errno),
+}
+
+impl fmt::Display for Unsafe {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotADirectory => write!(f, "it is a symbolic link or no directory"),
+            Self::Owner(uid) => write!(f, "it belongs to user {uid}, not to us"),
+            Self::Mode(mode) => write!(f, "its mode is {mode:04o}, so others may enter; it must be 0700"),
+            Self::Errno(e) => write!(f, "{e}"),
+        }
+    }
+}
+
+/// A directory that is ours, has mode 0700 and is no symbolic link.
+#[derive(Debug)]
+pub struct PrivateDir {
+    path: PathBuf,
+    fd: OwnedFd,
+}
+
+impl PrivateDir {
+    /// Opens `path`, after making it (with mode 0700, not its parents) if it does not exist and `create` is set.
+    ///
+    /// # Errors
+    /// [`Unsafe::Errno`] with `ENOENT` if it does not exist; any other [`Unsafe`] if it must not be used.
+    pub fn open(path: &Path, create: bool) -> Result<Self, Unsafe> {
+        if create {
+            match fs::mkdir(path, Mode::RWXU) {
+                Ok(()) | Err(Errno::EXIST) => {}
+                Err(e) => return Err(Unsafe::Errno(e)),
+            }
+        }
+        let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::RDONLY;
+        let fd = match fs::open(path, flags, Mode::empty()) {
+            Ok(fd) => fd,
+            Err(Errno::LOOP | Errno::NOTDIR) => return Err(Unsafe::NotADirectory),
+            Err(e) => return Err(Unsafe::Errno(e)),
+        };
+        // What was opened is checked, not what the path may name a moment later.
+        let stat = fs::fstat(&fd).map_err(Unsafe::Errno)?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
+            return Err(Unsafe::NotADirectory);
+        }
+        if stat.st_uid != rustix::process::geteuid().as_raw() {
+            return Err(Unsafe::Owner(stat.st_uid));
+        }
+        if stat.st_mode & 0o777 != 0o700 {
+            return Err(Unsafe::Mode(stat.st_mode & 0o7777));
+        }
+        Ok(Self { path: path.to_owned(), fd })
+    }
+
+    /// Its path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Locks the directory against everybody else who locks it; `None` if `deadline` came first. The lock ends with
+    /// the returned value or with the process, and leaves no file behind.
+    ///
+    /// # Errors
+    /// As flock(2).
+    pub fn lock(self, deadline: Instant) -> io::Result<Option<DirLock>> {
+        // flock has no time-out and its holder may be stopped: try, and try again.
+        loop {
+            match fs::flock(&self.fd, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(Some(DirLock { fd: self.fd })),
+                Err(Errno::INTR) => {}
+                Err(Errno::WOULDBLOCK) if Instant::now() >= deadline => return Ok(None),
+                Err(Errno::WOULDBLOCK) => std::thread::sleep(Duration::from_millis(5)),
+                Err(e) => return Err(e),
+            }
+        }
+    }
+}
+
+/// A lock on a directory, held until it is dropped, here and wherever it is [shared](DirLock::share).
+#[derive(Debug)]
+pub struct DirLock {
+    fd: OwnedFd,
+}
+
+impl DirLock {
+    /// Something that holds the lock, too, and may be given to another process: the lock ends with the last of them.
+    ///
+    /// # Errors
+    /// As dup(2).
+    pub fn share(&self) -> io::Result<OwnedFd> {
+        io::fcntl_dupfd_cloexec(&self.fd, 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    #[test]
+    fn only_a_directory_of_our_own_will_do() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("pw");
+        assert_eq!(PrivateDir::open(&path, false).unwrap_err(), Unsafe::Errno(Errno::NOENT));
+        PrivateDir::open(&path, true).unwrap();
+        PrivateDir::open(&path, true).unwrap();
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
+        assert_eq!(PrivateDir::open(&path, true).unwrap_err(), Unsafe::Mode(0o755));
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o700)).unwrap();
+        let link = dir.path().join("link");
+        symlink(&path, &link).unwrap();
+        assert_eq!(PrivateDir::open(&link, true).unwrap_err(), Unsafe::NotADirectory);
+        let file = dir.path().join("file");
+        std::fs::write(&file, "").unwrap();
+        assert_eq!(PrivateDir::open(&file, true).unwrap_err(), Unsafe::NotADirectory);
+    }
+
+    #[test]
+    fn one_lock_at_a_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("pw");
+        let open = || PrivateDir::open(&path, true).unwrap();
+        let held = open().lock(Instant::now()).unwrap().expect("free");
+        assert!(open().lock(Instant::now() + Duration::from_millis(20)).unwrap().is_none());
+        let shared = held.share().unwrap();
+        drop(held);
+        assert!(open().lock(Instant::now()).unwrap().is_none(), "another holds it");
+        drop(shared);
+        assert!(open().lock(Instant::now()).unwrap().is_some());
+    }
+}

@@ -1,0 +1,214 @@
+//! Anonymous files with seals.
+//!
+//! A memfd is made at its final length and sealed against shrinking and growing before anybody else sees it, so that
+//! no peer can make a reader's mapping fault. Freezing adds `F_SEAL_WRITE`: from then on the kernel refuses every
+//! write and every writable mapping, whoever asks.
+#![allow(unsafe_code)]
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::{
+    fs::{self, MemfdFlags, SealFlags},
+    io,
+};
+
+use crate::map::PrivateMap;
+
+/// Seals that every memfd of Partywall carries.
+const FIXED_LENGTH: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
+
+/// The longest name that `memfd_create` takes (memfd_create(2)).
+const MAX_NAME: usize = 249;
+
+/// A zeroed file that only this process has, until it is [frozen](Draft::freeze) or [shared](Draft::share).
+///
+/// Written through a mapping ([`Draft::bytes_mut`]) or without one ([`Draft::writer`]): the latter spares the kernel
+/// zeroing each page before it is overwritten.
+#[derive(Debug)]
+pub struct Draft {
+    // Unmapped before the file is frozen: a writable mapping would keep the kernel from sealing it.
+    map: Option<PrivateMap>,
+    fd: OwnedFd,
+    bytes: u64,
+}
+
+impl Draft {
+    /// A file of `bytes` zero bytes, sealed against shrinking and growing. `name` is shown in `/proc`, shortened to
+    /// what the kernel takes.
+    ///
+    /// # Errors
+    /// `ENOMEM`, `EMFILE`; `EINVAL` or `EFBIG` where `bytes` exceeds what a file can hold.
+    pub fn create(name: &str, bytes: u64) -> io::Result<Self> {
+        let mut end = name.len().min(MAX_NAME);
+        while !name.is_char_boundary(end) {
+            end -= 1;
+        }
+        let fd = fs::memfd_create(&name[..end], MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        io::retry_on_intr(|| fs::ftruncate(&fd, bytes))?;
+        fs::fcntl_add_seals(&fd, FIXED_LENGTH)?;
+        Ok(Self { map: None, fd, bytes })
+    }
+
+    /// Its length in bytes.
+    pub fn len(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+
+    /// The bytes, mapped on first use.
+    ///
+    /// # Errors
+    /// As mmap(2); `EFAULT` in a forked child of the process that mapped them.
+    pub fn bytes_mut(&mut self) -> io::Result<&mut [u8]> {
+        let map = match self.map.take() {
+            Some(map) => map,
+            // SAFETY: the file was made by `create` and `self` has given it to nobody; `writer` needs `&mut self`.
+            None => unsafe { PrivateMap::new(&self.fd) }?,
+        };
+        self.map.insert(map).bytes_mut().ok_or(io::Errno::FAULT)
+    }
+
+    /// The bytes as they were written so far, if they have been mapped by [`Draft::bytes_mut`].
+    pub fn bytes(&self) -> Option<&[u8]> {
+        self.map.as_ref().and_then(PrivateMap::bytes)
+    }
+
+    /// Writes without a mapping, also from several threads at once.
+    pub fn writer(&mut self) -> DraftWriter<'_> {
+        DraftWriter(self)
+    }
+
+    /// Forbids every further write, by anybody, for ever.
+    ///
+    /// # Errors
+    /// `EBUSY` while somebody has the file mapped writable or reads into it without a copy.
+    pub fn freeze(self) -> io::Result<OwnedFd> {
+        drop(self.map);
+        fs::fcntl_add_seals(&self.fd, SealFlags::WRITE | SealFlags::SEAL)?;
+        Ok(self.fd)
+    }
+
+    /// Leaves the file writable for everybody who will have it, and forbids to freeze it.
+    ///
+    /// # Errors
+    /// As fcntl(2).
+    pub fn share(self) -> io::Result<OwnedFd> {
+        fs::fcntl_add_seals(&self.fd, SealFlags::SEAL)?;
+        Ok(self.fd)
+    }
+}
+
+/// Writes into a [`Draft`] that is borrowed meanwhile.
+#[derive(Debug)]
+pub struct DraftWriter<'a>(&'a mut Draft);
+
+impl DraftWriter<'_> {
+    /// Writes all of `bytes` at `offset`. Threads that write to the same place leave either's bytes there.
+    ///
+    /// # Errors
+    /// `EPERM` past the end, `ENOMEM`.
+    pub fn write_all_at(&self, mut bytes: &[u8], mut offset: u64) -> io::Result<()> {
+        while !bytes.is_empty() {
+            let written = io::retry_on_intr(|| io::pwrite(&self.0.fd, bytes, offset))?;
+            if written == 0 {
+                return Err(io::Errno::IO);
+            }
+            bytes = &bytes[written..];
+            offset += written as u64;
+        }
+        Ok(())
+    }
+}
+
+/// A frozen file with exactly `contents`.
+///
+/// # Errors
+/// As [`Draft::create`].
+pub fn frozen(name: &str, contents: &[u8]) -> io::Result<OwnedFd> {
+    let mut draft = Draft::create(name, contents.len() as u64)?;
+    draft.writer().write_all_at(contents, 0)?;
+    draft.freeze()
+}
+
+/// What can no longer be done to a memfd.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Seals(SealFlags);
+
+impl Seals {
+    /// The seals of `fd`.
+    ///
+    /// # Errors
+    /// `EINVAL` if it is no memfd (or other file that can be sealed).
+    pub fn of(fd: impl AsFd) -> io::Result<Self> {
+        fs::fcntl_get_seals(fd).map(Self)
+    }
+
+    /// Whether its length can never change.
+    pub fn fixed_length(self) -> bool {
+        self.0.contains(FIXED_LENGTH)
+    }
+
+    /// Whether its bytes can never change.
+    pub fn frozen(self) -> bool {
+        self.0.contains(FIXED_LENGTH.union(SealFlags::WRITE))
+    }
+}
+
+/// The length of a file in bytes.
+///
+/// # Errors
+/// As fstat(2).
+pub fn len(fd: impl AsFd) -> io::Result<u64> {
+    Ok(fs::fstat(fd)?.st_size as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::map::{SealedMap, SharedMap};
+
+    #[test]
+    fn a_memfd_can_neither_shrink_nor_grow() {
+        let mut draft = Draft::create("partywall:test", 4096).unwrap();
+        assert!(Seals::of(&draft.fd).unwrap().fixed_length());
+        assert_eq!(fs::ftruncate(&draft.fd, 0), Err(io::Errno::PERM));
+        assert_eq!(fs::ftruncate(&draft.fd, 8192), Err(io::Errno::PERM));
+        assert_eq!(draft.writer().write_all_at(&[1; 10], 4090), Err(io::Errno::PERM));
+    }
+
+    #[test]
+    fn a_frozen_memfd_refuses_writers() {
+        let mut draft = Draft::create("partywall:test", 4096).unwrap();
+        draft.bytes_mut().unwrap()[7] = 42;
+        draft.writer().write_all_at(&[43], 8).unwrap();
+        assert_eq!(&draft.bytes().unwrap()[7..9], [42, 43]);
+        let fd = draft.freeze().unwrap();
+        assert_eq!(io::pwrite(&fd, b"x", 0), Err(io::Errno::PERM));
+        assert!(SharedMap::writable(&fd).is_err());
+        assert_eq!(&SealedMap::new(&fd).unwrap().bytes()[7..9], [42, 43]);
+    }
+
+    #[test]
+    fn a_file_that_somebody_maps_writable_is_not_frozen() {
+        let draft = Draft::create("partywall:test", 4096).unwrap();
+        let _other = SharedMap::writable(&draft.fd).unwrap();
+        assert_eq!(draft.freeze().err(), Some(io::Errno::BUSY));
+    }
+
+    #[test]
+    fn shared_memory_is_never_frozen_and_never_a_slice() {
+        let fd = Draft::create("partywall:test", 4096).unwrap().share().unwrap();
+        assert_eq!(fs::fcntl_add_seals(&fd, SealFlags::WRITE), Err(io::Errno::PERM));
+        assert!(SealedMap::new(&fd).is_err());
+    }
+
+    #[test]
+    fn long_names_and_empty_files_are_legal() {
+        let fd = Draft::create(&"ä".repeat(300), 0).unwrap().freeze().unwrap();
+        assert_eq!(SealedMap::new(&fd).unwrap().bytes(), b"");
+    }
+}

@@ -1,0 +1,274 @@
+//! Processes: pidfds, daemons, limits.
+#![allow(unsafe_code)]
+
+use std::{
+    ffi::c_int,
+    mem,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+    sync::{
+        Once,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use rustix::{
+    fs::{self, Mode, OFlags},
+    io::{self, Errno},
+    process::{self, Pid, PidfdFlags, Resource, Rlimit, Signal},
+};
+
+/// A pidfd of this process.
+///
+/// # Errors
+/// `EMFILE`, `ENFILE`; `ENOSYS` where a sandbox does not know pidfds.
+pub fn own_pidfd() -> io::Result<OwnedFd> {
+    process::pidfd_open(process::getpid(), PidfdFlags::empty())
+}
+
+/// A pidfd of the process `pid`.
+///
+/// # Errors
+/// `ESRCH` if there is none.
+pub fn pidfd(pid: u32) -> io::Result<OwnedFd> {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(Errno::SRCH)?;
+    process::pidfd_open(pid, PidfdFlags::empty())
+}
+
+/// What the kernel says of a pidfd.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PidfdInfo {
+    /// The pid in our PID namespace.
+    Process(u32),
+    /// Its process is not visible in our PID namespace.
+    Elsewhere,
+    /// Its process has been reaped.
+    Gone,
+}
+
+/// Whose pidfd this is, or `None` if it is none.
+pub fn pidfd_info(fd: impl AsFd) -> Option<PidfdInfo> {
+    // Only pidfds have a `Pid:` line (proc_pid_fdinfo(5)); it counts in the PID namespace of the /proc that is mounted.
+    let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_fd().as_raw_fd())).ok()?;
+    let pid = text.lines().find_map(|line| line.strip_prefix("Pid:"))?;
+    match pid.trim().parse::<i64>().ok()? {
+        0 => Some(PidfdInfo::Elsewhere),
+        pid => Some(u32::try_from(pid).map_or(PidfdInfo::Gone, PidfdInfo::Process)),
+    }
+}
+
+/// Sends `signal` to the process behind a pidfd.
+///
+/// # Errors
+/// `ESRCH` if it has exited, `EPERM`.
+pub fn kill(pidfd: impl AsFd, signal: Signal) -> io::Result<()> {
+    process::pidfd_send_signal(pidfd, signal)
+}
+
+/// The credentials that the kernel recorded when the peer of a Unix socket connected.
+pub(crate) fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<libc::ucred> {
+    let mut credentials = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut len = mem::size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes to `credentials`, which are plain integers.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut credentials).cast(),
+            &raw mut len,
+        )
+    };
+    if result == 0 { Ok(credentials) } else { Err(last_errno()) }
+}
+
+/// A pidfd of the process that connected, from the kernel itself. `None` before Linux 6.5.
+pub fn peer_pidfd(socket: impl AsFd) -> Option<OwnedFd> {
+    const SO_PEERPIDFD: c_int = 77;
+    let mut fd: c_int = -1;
+    let mut len = mem::size_of::<c_int>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes to `fd`, a plain integer.
+    let result = unsafe {
+        libc::getsockopt(socket.as_fd().as_raw_fd(), libc::SOL_SOCKET, SO_PEERPIDFD, (&raw mut fd).cast(), &raw mut len)
+    };
+    // SAFETY: on success the kernel has installed a new file descriptor for us, which nobody else knows of.
+    (result == 0 && fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// How many forks lie between this process and the one that first asked. A number kept from before a fork differs
+/// from the child's; unlike asking for the pid, looking costs no system call.
+///
+/// A child made by the bare system call, without the C library's `fork`, goes unnoticed.
+pub fn fork_generation() -> u64 {
+    static GENERATION: AtomicU64 = AtomicU64::new(0);
+    static COUNTING: Once = Once::new();
+
+    extern "C" fn in_child() {
+        GENERATION.fetch_add(1, Ordering::Relaxed);
+    }
+
+    COUNTING.call_once(|| {
+        // SAFETY: the handler touches one atomic, which is allowed in the child of a process with threads; it lives
+        // as long as the program. If it cannot be registered for want of memory, no fork is noticed.
+        unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+    });
+    GENERATION.load(Ordering::Relaxed)
+}
+
+/// Raises the soft limit of open files to the hard one, and says what it is now.
+pub fn raise_fd_limit() -> u64 {
+    let limit = process::getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    match process::setrlimit(Resource::Nofile, raised) {
+        Ok(()) => limit.maximum,
+        Err(_) => limit.current,
+    }
+    .unwrap_or(u64::MAX)
+}
+
+/// Leaves the starter behind: a new session, `/` as working directory, `/dev/null` as standard streams, every other
+/// inherited file descriptor closed. The caller returns as the daemon, with a handle that tells the starter's waiting
+/// process whether the start succeeded.
+///
+/// # Safety
+/// The process has one thread, and nothing of it uses a file descriptor above 2 yet: they are all closed.
+///
+/// # Errors
+/// As fork(2), setsid(2), open(2).
+pub unsafe fn daemonize() -> io::Result<Starter> {
+    // SAFETY: by the caller's word nothing in this process owns one of these.
+    unsafe { close_from(3) }?;
+    let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
+    // SAFETY: one thread, so the child inherits no lock that another thread holds.
+    match unsafe { libc::fork() } {
+        -1 => Err(last_errno()),
+        0 => {
+            drop(read);
+            process::setsid()?;
+            process::chdir("/")?;
+            let null = fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+            rustix::stdio::dup2_stdin(&null)?;
+            rustix::stdio::dup2_stdout(&null)?;
+            rustix::stdio::dup2_stderr(&null)?;
+            Ok(Starter { pipe: write })
+        }
+        _ => {
+            drop(write);
+            let mut outcome = Vec::new();
+            let file = std::fs::File::from(read);
+            // Ends with the daemon's report or with its death; a daemon that hangs is ended by whoever started us.
+            let _ = std::io::Read::read_to_end(&mut std::io::BufReader::new(file), &mut outcome);
+            match outcome.split_first() {
+                Some((0, _)) => std::process::exit(0),
+                Some((code, message)) => {
+                    let _ = std::io::Write::write_all(&mut std::io::stderr(), message);
+                    std::process::exit(i32::from(*code))
+                }
+                None => {
+                    let _ = std::io::Write::write_all(&mut std::io::stderr(), b"the broker died while starting\n");
+                    std::process::exit(1)
+                }
+            }
+        }
+    }
+}
+
+/// The process that waits for a daemon's start.
+#[derive(Debug)]
+pub struct Starter {
+    pipe: OwnedFd,
+}
+
+impl Starter {
+    /// The daemon is ready: its starter exits with 0.
+    pub fn ready(self) {
+        self.tell(0, "");
+    }
+
+    /// The daemon gives up: its starter prints `message` and exits with `code`.
+    pub fn failed(self, code: u8, message: &str) {
+        self.tell(code.max(1), message);
+    }
+
+    fn tell(self, code: u8, message: &str) {
+        let mut bytes = vec![code];
+        bytes.extend_from_slice(message.as_bytes());
+        // A starter that was killed meanwhile wants no report.
+        let _ = io::retry_on_intr(|| io::write(&self.pipe, &bytes));
+    }
+}
+
+/// Closes every file descriptor from `first` on.
+///
+/// # Safety
+/// Nothing in this process owns one of them.
+///
+/// # Errors
+/// `ENOSYS` before Linux 5.9.
+unsafe fn close_from(first: u32) -> io::Result<()> {
+    // SAFETY: by the caller's word no owner of such a file descriptor is left to be surprised.
+    let result = unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, 0) };
+    if result == 0 { Ok(()) } else { Err(last_errno()) }
+}
+
+fn last_errno() -> Errno {
+    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::socket::{self, Ready};
+    use std::time::{Duration, Instant};
+
+    #[test]
+    fn a_pidfd_says_whose_it_is() {
+        let own = own_pidfd().unwrap();
+        assert_eq!(pidfd_info(&own), Some(PidfdInfo::Process(std::process::id())));
+        assert_eq!(pidfd_info(crate::memfd::frozen("partywall:test", b"x").unwrap()), None);
+    }
+
+    #[test]
+    fn a_killed_child_makes_its_pidfd_readable() {
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let fd = pidfd(child.id()).unwrap();
+        assert_eq!(socket::wait(&fd, Ready::Read, Some(Instant::now())), Ok(false));
+        kill(&fd, Signal::KILL).unwrap();
+        assert_eq!(socket::wait(&fd, Ready::Read, Some(Instant::now() + Duration::from_secs(10))), Ok(true));
+        child.wait().unwrap();
+        assert_eq!(kill(&fd, Signal::KILL), Err(Errno::SRCH));
+        assert!(matches!(pidfd_info(&fd), Some(PidfdInfo::Gone)));
+    }
+
+    #[test]
+    fn a_forked_child_knows_that_it_is_one() {
+        let before = fork_generation();
+        assert_eq!(fork_generation(), before);
+        // SAFETY: the child only looks at an atomic and leaves without running anything of this process.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: leaves at once.
+            unsafe { libc::_exit(i32::from(fork_generation() != before + 1)) };
+        }
+        let mut status = -1;
+        // SAFETY: waits for the child made above; the status is a plain integer of ours.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0);
+        assert_eq!(fork_generation(), before);
+    }
+
+    #[test]
+    fn the_kernel_names_the_peer_of_a_pair() {
+        let (a, _b) = socket::pair().unwrap();
+        if let Some(fd) = peer_pidfd(&a) {
+            assert_eq!(pidfd_info(&fd), Some(PidfdInfo::Process(std::process::id())));
+        }
+    }
+
+    #[test]
+    fn the_fd_limit_is_raised_to_the_hard_one() {
+        let raised = raise_fd_limit();
+        let now = process::getrlimit(Resource::Nofile);
+        assert_eq!(Some(raised), now.current);
+        assert_eq!(now.current, now.maximum);
+    }
+}

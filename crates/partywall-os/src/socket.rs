@@ -1,0 +1,294 @@
+//! Unix stream sockets that carry file descriptors.
+
+use std::{
+    collections::VecDeque,
+    io::{IoSlice, IoSliceMut},
+    mem::MaybeUninit,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    io::{self, Errno},
+    net::{
+        self, AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+        SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, sockopt,
+    },
+};
+
+/// The most file descriptors in one message (`SCM_MAX_FD` of the kernel; unix(7)).
+pub const MAX_FDS: usize = 253;
+
+/// Listens at `path`, which must not exist. The socket file gets mode 0600.
+///
+/// # Errors
+/// `EADDRINUSE` if the path exists, `ENAMETOOLONG` beyond 107 bytes; else as bind(2).
+pub fn listen(path: &Path) -> io::Result<OwnedFd> {
+    let socket = stream(SocketFlags::NONBLOCK)?;
+    // The mode of the file is that of the socket's inode at bind time: no moment in which others could connect.
+    rustix::fs::fchmod(&socket, rustix::fs::Mode::from(0o600))?;
+    net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    net::listen(&socket, 1024)?;
+    Ok(socket)
+}
+
+/// Connects to `path`.
+///
+/// # Errors
+/// `ENOENT` without a socket file, `ECONNREFUSED` if nobody listens behind it; else as connect(2).
+pub fn connect(path: &Path) -> io::Result<OwnedFd> {
+    connect_socket(stream(SocketFlags::empty())?, path)
+}
+
+/// As [`connect`]. Whatever takes longer than `timeout` ends with `EAGAIN`: the connecting, because too many wait to be
+/// accepted before us, and each read and write after it.
+///
+/// # Errors
+/// As [`connect`].
+pub fn connect_within(path: &Path, timeout: Duration) -> io::Result<OwnedFd> {
+    let socket = stream(SocketFlags::empty())?;
+    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(timeout))?;
+    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(timeout))?;
+    connect_socket(socket, path)
+}
+
+fn connect_socket(socket: OwnedFd, path: &Path) -> io::Result<OwnedFd> {
+    let address = SocketAddrUnix::new(path)?;
+    io::retry_on_intr(|| net::connect(&socket, &address))?;
+    Ok(socket)
+}
+
+/// The next connection, non-blocking, or `None` if there is none at present.
+///
+/// # Errors
+/// `EMFILE` or `ENFILE` without a free file descriptor; else as accept(2).
+pub fn accept(listener: impl AsFd) -> io::Result<Option<OwnedFd>> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    match io::retry_on_intr(|| net::accept_with(&listener, flags)) {
+        Ok(socket) => Ok(Some(socket)),
+        Err(Errno::AGAIN | Errno::CONNABORTED) => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
+/// Two connected sockets; the first is non-blocking.
+///
+/// # Errors
+/// `EMFILE` or `ENFILE`.
+pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    let (a, b) = net::socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    io::ioctl_fionbio(&a, true)?;
+    Ok((a, b))
+}
+
+fn stream(flags: SocketFlags) -> io::Result<OwnedFd> {
+    net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC | flags, None)
+}
+
+/// Sends `bytes` and, with the first of them, `fds`. Returns how many bytes went out; all of `fds` went with them.
+///
+/// # Errors
+/// `EAGAIN` if the socket is non-blocking and full, `EPIPE` or `ECONNRESET` if nobody is there, `EINVAL` if there are
+/// more than [`MAX_FDS`] file descriptors, `ETOOMANYREFS` if too many are in flight (unix(7)).
+pub fn send(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
+    if fds.len() > MAX_FDS {
+        return Err(Errno::INVAL);
+    }
+    if fds.is_empty() {
+        return io::retry_on_intr(|| net::send(&socket, bytes, SendFlags::NOSIGNAL));
+    }
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    io::retry_on_intr(|| {
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !control.push(SendAncillaryMessage::ScmRights(fds)) {
+            return Err(Errno::INVAL);
+        }
+        net::sendmsg(&socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)
+    })
+}
+
+/// What one read brought.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Received {
+    /// Bytes; 0 at the end of the connection.
+    pub bytes: usize,
+    /// Whether file descriptors were lost because this process has none free.
+    pub fds_lost: bool,
+}
+
+/// Reads into `buffer` and appends the file descriptors that came along, close-on-exec.
+///
+/// # Errors
+/// `EAGAIN` if the socket is non-blocking and empty, `ECONNRESET` if the peer died; else as recvmsg(2).
+pub fn recv(socket: impl AsFd, buffer: &mut [u8], fds: &mut VecDeque<OwnedFd>) -> io::Result<Received> {
+    recv_with(socket, buffer, fds, RecvFlags::empty())
+}
+
+/// As [`recv`], but never waits, whatever the socket.
+///
+/// # Errors
+/// As [`recv`].
+pub fn recv_now(socket: impl AsFd, buffer: &mut [u8], fds: &mut VecDeque<OwnedFd>) -> io::Result<Received> {
+    recv_with(socket, buffer, fds, RecvFlags::DONTWAIT)
+}
+
+fn recv_with(
+    socket: impl AsFd,
+    buffer: &mut [u8],
+    fds: &mut VecDeque<OwnedFd>,
+    flags: RecvFlags,
+) -> io::Result<Received> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let message = loop {
+        match net::recvmsg(&socket, &mut [IoSliceMut::new(buffer)], &mut control, flags | RecvFlags::CMSG_CLOEXEC) {
+            Err(Errno::INTR) => {}
+            other => break other?,
+        }
+    };
+    for ancillary in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(received) = ancillary {
+            fds.extend(received);
+        }
+    }
+    Ok(Received { bytes: message.bytes, fds_lost: message.flags.contains(ReturnFlags::CTRUNC) })
+}
+
+/// What to wait for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ready {
+    /// Something can be read, or the connection has ended.
+    Read,
+    /// Something can be written.
+    Write,
+}
+
+/// Waits until `fd` is ready; `false` if `deadline` came first. No deadline waits for ever.
+///
+/// # Errors
+/// As poll(2).
+pub fn wait(fd: impl AsFd, ready: Ready, deadline: Option<Instant>) -> io::Result<bool> {
+    let events = match ready {
+        Ready::Read => PollFlags::IN,
+        Ready::Write => PollFlags::OUT,
+    };
+    loop {
+        let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
+        let timeout = left.map(timespec);
+        match poll(&mut [PollFd::new(&fd, events)], timeout.as_ref()) {
+            Err(Errno::INTR) => {}
+            Ok(0) if left.is_some_and(|l| !l.is_zero()) => {}
+            Ok(n) => return Ok(n > 0),
+            Err(e) => return Err(e),
+        }
+    }
+}
+
+/// A poll time-out.
+pub fn timespec(duration: Duration) -> Timespec {
+    Timespec { tv_sec: duration.as_secs().min(i64::MAX as u64) as i64, tv_nsec: i64::from(duration.subsec_nanos()) }
+}
+
+/// The process that called `connect` (or made the pair), as this process sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Peer {
+    /// Its pid, or `None` if it has none in our PID namespace.
+    pub pid: Option<u32>,
+    /// Its user.
+    pub uid: u32,
+}
+
+/// Who is at the other end.
+///
+/// # Errors
+/// As getsockopt(2).
+pub fn peer(socket: impl AsFd) -> io::Result<Peer> {
+    // rustix holds the pid in a type that cannot be zero, which the kernel reports for a peer of another PID namespace.
+    let credentials = crate::process::peer_credentials(socket.as_fd())?;
+    Ok(Peer { pid: u32::try_from(credentials.pid).ok().filter(|p| *p > 0), uid: credentials.uid })
+}
+
+/// Makes reads and writes of `socket` return at once with `EAGAIN` instead of waiting.
+///
+/// # Errors
+/// As ioctl(2).
+pub fn set_nonblocking(socket: impl AsFd) -> io::Result<()> {
+    io::ioctl_fionbio(socket, true)
+}
+
+/// Waits until one of `fds` can be read or its connection has ended; `None` if `deadline` came first.
+///
+/// # Errors
+/// As poll(2).
+pub fn wait_any<const N: usize>(fds: [BorrowedFd<'_>; N], deadline: Option<Instant>) -> io::Result<Option<[bool; N]>> {
+    loop {
+        let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
+        let mut polled = fds.each_ref().map(|fd| PollFd::new(fd, PollFlags::IN));
+        match poll(&mut polled, left.map(timespec).as_ref()) {
+            Err(Errno::INTR) => {}
+            Ok(0) if left.is_some_and(|l| l.is_zero()) => return Ok(None),
+            Ok(0) => {}
+            Ok(_) => return Ok(Some(polled.map(|p| !p.revents().is_empty()))),
+            Err(e) => return Err(e),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn dup_many(fd: &OwnedFd, count: usize) -> Vec<OwnedFd> {
+        (0..count).map(|_| fd.try_clone().unwrap()).collect()
+    }
+
+    #[test]
+    fn as_many_fds_as_the_kernel_passes_arrive_and_one_more_is_refused() {
+        let (a, b) = pair().unwrap();
+        let fds = dup_many(&b, MAX_FDS + 1);
+        let borrowed: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+        assert_eq!(send(&a, b"x", &borrowed), Err(Errno::INVAL));
+        assert_eq!(send(&a, b"xyz", &borrowed[..MAX_FDS]), Ok(3));
+        let (mut buffer, mut received) = ([0; 16], VecDeque::new());
+        assert_eq!(recv(&b, &mut buffer, &mut received), Ok(Received { bytes: 3, fds_lost: false }));
+        assert_eq!(received.len(), MAX_FDS);
+        for fd in &received {
+            assert!(io::fcntl_getfd(fd).unwrap().contains(io::FdFlags::CLOEXEC));
+        }
+    }
+
+    #[test]
+    fn a_dead_peer_is_an_error_and_no_signal() {
+        let (a, b) = pair().unwrap();
+        drop(b);
+        assert_eq!(send(&a, b"x", &[]), Err(Errno::PIPE));
+        assert_eq!(recv(&a, &mut [0; 4], &mut VecDeque::new()).unwrap().bytes, 0);
+    }
+
+    #[test]
+    fn waiting_ends_at_the_deadline() {
+        let (a, b) = pair().unwrap();
+        assert_eq!(wait(&a, Ready::Read, Some(Instant::now() + Duration::from_millis(5))), Ok(false));
+        send(&b, b"x", &[]).unwrap();
+        assert_eq!(wait(&a, Ready::Read, None), Ok(true));
+    }
+
+    #[test]
+    fn the_listener_is_ours_alone_and_tells_the_peer() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s.sock");
+        let listener = listen(&path).unwrap();
+        assert_eq!(rustix::fs::stat(&path).unwrap().st_mode & 0o777, 0o600);
+        assert_eq!(listen(&path).err(), Some(Errno::ADDRINUSE));
+        assert!(accept(&listener).unwrap().is_none());
+        let client = connect(&path).unwrap();
+        let server = accept(&listener).unwrap().expect("a connection waits");
+        for end in [&client, &server] {
+            let peer = peer(end).unwrap();
+            assert_eq!(peer.pid, Some(std::process::id()));
+            assert_eq!(peer.uid, rustix::process::getuid().as_raw());
+        }
+    }
+}

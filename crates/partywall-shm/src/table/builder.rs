@@ -1,0 +1,232 @@
+//! Building a table: tensors are laid out in chunks in the order in which they were added.
+
+use std::collections::{HashMap, HashSet};
+
+use super::{ALIGNMENT, HEADER, LAYOUT_HASH, MAGIC, MAX_METADATA, MAX_RANK, MAX_TENSOR_NAME, MAX_TENSORS, TableError};
+use crate::dtype::DType;
+
+/// Collects tensors and metadata.
+#[derive(Debug, Clone, Default)]
+pub struct TableBuilder {
+    tensors: Vec<Spec>,
+    names: HashSet<String>,
+    metadata: Vec<(String, String)>,
+    /// Where each key is in `metadata`.
+    keys: HashMap<String, usize>,
+    metadata_bytes: usize,
+}
+
+#[derive(Debug, Clone)]
+struct Spec {
+    name: String,
+    dtype: DType,
+    dims: Vec<u64>,
+    bytes: u64,
+}
+
+/// A finished table and the memory that it describes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Layout {
+    /// The table.
+    pub table: Vec<u8>,
+    /// Bytes that the tensors use of each chunk; none is 0.
+    pub chunks: Vec<u64>,
+}
+
+impl TableBuilder {
+    /// An empty table.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a tensor whose elements follow each other without gaps, last dimension fastest.
+    ///
+    /// # Errors
+    /// [`TableError`] if the name is taken, empty or too long, or the size exceeds 2⁶³ bytes.
+    pub fn add(&mut self, name: &str, dtype: DType, shape: &[u64]) -> Result<(), TableError> {
+        let bad = |why: String| TableError::BadShape { name: shorten(name), why };
+        let mut strides = vec![1; shape.len()];
+        for i in (1..shape.len()).rev() {
+            strides[i - 1] =
+                shape[i].max(1).checked_mul(strides[i]).ok_or_else(|| bad(format!("{shape:?} is too large")))?;
+        }
+        self.add_strided(name, dtype, shape, &strides)
+    }
+
+    /// Adds a tensor with the given strides, in elements.
+    ///
+    /// # Errors
+    /// As [`TableBuilder::add`]; also if shape and strides differ in length, or elements of less than eight bits are
+    /// not without gaps.
+    pub fn add_strided(&mut self, name: &str, dtype: DType, shape: &[u64], strides: &[u64]) -> Result<(), TableError> {
+        if name.is_empty() || name.len() > MAX_TENSOR_NAME {
+            let why = format!("it has {} bytes; 1 to {MAX_TENSOR_NAME} are allowed", name.len());
+            return Err(TableError::BadName { name: shorten(name), why });
+        }
+        let bytes = extent(dtype, shape, strides).map_err(|why| TableError::BadShape { name: shorten(name), why })?;
+        limit("tensors", self.tensors.len() + 1, MAX_TENSORS)?;
+        if !self.names.insert(name.to_owned()) {
+            return Err(TableError::Duplicate(shorten(name)));
+        }
+        let dims = [shape, strides].concat();
+        self.tensors.push(Spec { name: name.to_owned(), dtype, dims, bytes });
+        Ok(())
+    }
+
+    /// Sets a pair of metadata; a later value replaces an earlier one.
+    ///
+    /// # Errors
+    /// [`TableError::Limit`] beyond [`MAX_METADATA`] bytes.
+    pub fn set_metadata(&mut self, key: &str, value: &str) -> Result<(), TableError> {
+        let at = self.keys.get(key).copied();
+        let replaced = at.map_or(0, |at| key.len() + self.metadata[at].1.len());
+        let bytes = self.metadata_bytes - replaced + key.len() + value.len();
+        limit("bytes of metadata", bytes, MAX_METADATA)?;
+        self.metadata_bytes = bytes;
+        match at {
+            Some(at) => value.clone_into(&mut self.metadata[at].1),
+            None => {
+                self.keys.insert(key.to_owned(), self.metadata.len());
+                self.metadata.push((key.to_owned(), value.to_owned()));
+            }
+        }
+        Ok(())
+    }
+
+    /// How many tensors there are.
+    pub fn len(&self) -> usize {
+        self.tensors.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.tensors.is_empty()
+    }
+
+    /// Lays the tensors out in chunks of at most `chunk_bytes`, a larger tensor in a chunk of its own. The limit is
+    /// raised where more than `max_chunks` would be needed.
+    ///
+    /// # Errors
+    /// [`TableError::Limit`] if the sizes add up to more than 2⁶³.
+    pub fn layout(self, chunk_bytes: u64, max_chunks: usize) -> Result<Layout, TableError> {
+        let total = self.tensors.iter().try_fold(0_u64, |sum, t| sum.checked_add(t.bytes)?.checked_add(ALIGNMENT));
+        let total = total.filter(|t| *t <= i64::MAX as u64);
+        limit("bytes", total.map_or(usize::MAX, |t| t as usize), i64::MAX as usize)?;
+        let mut chunk_bytes = chunk_bytes.max(ALIGNMENT);
+        loop {
+            let (places, chunks) = self.place(chunk_bytes);
+            if chunks.len() <= max_chunks {
+                return Ok(Layout { table: self.encode(&places, &chunks), chunks });
+            }
+            chunk_bytes = chunk_bytes.saturating_mul(2);
+        }
+    }
+
+    /// Chunk and offset of each tensor, and the used length of each chunk.
+    fn place(&self, chunk_bytes: u64) -> (Vec<(u32, u64)>, Vec<u64>) {
+        let mut chunks: Vec<u64> = Vec::new();
+        let mut places = Vec::with_capacity(self.tensors.len());
+        for tensor in &self.tensors {
+            if tensor.bytes == 0 {
+                places.push((0, 0));
+                continue;
+            }
+            let offset = chunks.last().map(|used| used.next_multiple_of(ALIGNMENT));
+            match offset {
+                Some(offset) if offset + tensor.bytes <= chunk_bytes => {
+                    places.push((chunks.len() as u32 - 1, offset));
+                    if let Some(used) = chunks.last_mut() {
+                        *used = offset + tensor.bytes;
+                    }
+                }
+                _ => {
+                    places.push((chunks.len() as u32, 0));
+                    chunks.push(tensor.bytes);
+                }
+            }
+        }
+        (places, chunks)
+    }
+
+    fn encode(&self, places: &[(u32, u64)], chunks: &[u64]) -> Vec<u8> {
+        let mut order: Vec<usize> = (0..self.tensors.len()).collect();
+        order.sort_unstable_by(|a, b| self.tensors[*a].name.cmp(&self.tensors[*b].name));
+
+        let (mut entries, mut dims, mut pairs, mut texts) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let mut text = |bytes: &str| {
+            let place = [(texts.len() as u32).to_le_bytes(), (bytes.len() as u32).to_le_bytes()].concat();
+            texts.extend_from_slice(bytes.as_bytes());
+            place
+        };
+        for position in order {
+            let (tensor, (chunk, offset)) = (&self.tensors[position], places[position]);
+            entries.extend_from_slice(&text(&tensor.name));
+            entries.extend_from_slice(&[tensor.dtype.code(), (tensor.dims.len() / 2) as u8, 0, 0]);
+            entries.extend_from_slice(&chunk.to_le_bytes());
+            for word in [(dims.len() / 8) as u64, offset, tensor.bytes, position as u64, 0] {
+                entries.extend_from_slice(&word.to_le_bytes());
+            }
+            dims.extend(tensor.dims.iter().flat_map(|d| d.to_le_bytes()));
+        }
+        for (key, value) in &self.metadata {
+            pairs.extend_from_slice(&text(key));
+            pairs.extend_from_slice(&text(value));
+        }
+
+        let length = HEADER + entries.len() + chunks.len() * 8 + dims.len() + pairs.len() + texts.len();
+        let mut table = Vec::with_capacity(length);
+        table.extend_from_slice(&MAGIC);
+        table.extend_from_slice(&LAYOUT_HASH.to_le_bytes());
+        table.extend_from_slice(&(self.tensors.len() as u32).to_le_bytes());
+        table.extend_from_slice(&(chunks.len() as u32).to_le_bytes());
+        table.extend_from_slice(&((dims.len() / 8) as u64).to_le_bytes());
+        table.extend_from_slice(&(texts.len() as u64).to_le_bytes());
+        table.extend_from_slice(&(self.metadata.len() as u64).to_le_bytes());
+        table.extend_from_slice(&(length as u64).to_le_bytes());
+        table.extend_from_slice(&[0; 8]);
+        table.extend_from_slice(&entries);
+        table.extend(chunks.iter().flat_map(|c| c.to_le_bytes()));
+        table.extend_from_slice(&dims);
+        table.extend_from_slice(&pairs);
+        table.extend_from_slice(&texts);
+        table
+    }
+}
+
+/// Bytes from a tensor's first element to the end of its last.
+pub(super) fn extent(dtype: DType, shape: &[u64], strides: &[u64]) -> Result<u64, String> {
+    if shape.len() != strides.len() {
+        return Err(format!("{} dimensions but {} strides", shape.len(), strides.len()));
+    }
+    if shape.len() > MAX_RANK {
+        return Err(format!("{} dimensions; at most {MAX_RANK} are supported", shape.len()));
+    }
+    let large = || format!("shape {shape:?} with strides {strides:?} of {dtype} exceeds 2^63 bytes");
+    let elements = shape.iter().try_fold(1_u64, |product, n| product.checked_mul(*n));
+    if shape.contains(&0) {
+        return Ok(0);
+    }
+    let elements = elements.ok_or_else(large)?;
+    let last =
+        shape.iter().zip(strides).try_fold(0_u64, |sum, (n, stride)| sum.checked_add((n - 1).checked_mul(*stride)?));
+    let span = last.and_then(|l| l.checked_add(1)).ok_or_else(large)?;
+    if dtype.item_bytes().is_none() && span != elements {
+        return Err(format!("{dtype} elements must follow each other without gaps"));
+    }
+    match dtype.bytes_for(span) {
+        Some(bytes) => Ok(bytes),
+        None if dtype.item_bytes().is_none() && span.checked_mul(8).is_some() => {
+            Err(format!("{elements} elements of {dtype} do not fill whole bytes"))
+        }
+        None => Err(large()),
+    }
+}
+
+fn limit(what: &'static str, found: usize, limit: usize) -> Result<(), TableError> {
+    if found <= limit { Ok(()) } else { Err(TableError::Limit { what, found: found as u64, limit: limit as u64 }) }
+}
+
+/// A name short enough for an error message.
+fn shorten(name: &str) -> String {
+    if name.chars().count() <= 80 { name.to_owned() } else { name.chars().take(77).chain("...".chars()).collect() }
+}

@@ -1,0 +1,108 @@
+//! The tensor table of a version: name → dtype, shape, strides, place. Written once by the builder, then immutable.
+//!
+//! ```text
+//!   0  magic         "PWTABLE\0"
+//!   8  layout hash   of the description of this layout: a table of any other layout is refused, never guessed
+//!  16  tensors: u32, chunks: u32
+//!  24  dims: u64     words of the dimension section
+//!  32  texts: u64    bytes of the text section
+//!  40  pairs: u32    pairs of metadata, then 4 zero bytes
+//!  48  bytes: u64    length of the whole table, then 8 zero bytes
+//!  64  entries       tensors × 56 bytes, in ascending order of the names' bytes
+//!      chunk lengths chunks × u64: bytes that the tensors use of each chunk
+//!      dimensions    for each tensor its shape, then its strides in elements, each rank × u64
+//!      pairs         key offset, key length, value offset, value length: u32 each, into the texts
+//!      texts         UTF-8
+//! ```
+//!
+//! An entry: name offset `u32`, name length `u32` (into the texts); dtype `u8`, rank `u8`, two zero bytes, chunk `u32`;
+//! index of its first dimension `u64`; offset in the chunk `u64`; bytes `u64`; position in the order given by the
+//! builder `u32`, four zero bytes; eight zero bytes. All numbers are little-endian.
+//!
+//! [`Table::parse`] checks all of it once, in time proportional to its length; afterwards every access is in bounds.
+
+mod builder;
+mod view;
+
+pub use builder::{Layout, TableBuilder};
+pub use view::{Table, Tensor};
+
+/// Where a tensor begins in its chunk: what GPU libraries expect of an allocation, and of vector loads.
+pub const ALIGNMENT: u64 = 256;
+
+/// Bytes of a tensor's name.
+pub const MAX_TENSOR_NAME: usize = 1024;
+
+/// Dimensions of a tensor: as many as torch and NumPy have.
+pub const MAX_RANK: usize = 64;
+
+/// Tensors in one table.
+pub const MAX_TENSORS: usize = 1 << 22;
+
+/// Bytes of all keys and values of the metadata together.
+pub const MAX_METADATA: usize = 1 << 20;
+
+pub(crate) const MAGIC: [u8; 8] = *b"PWTABLE\0";
+pub(crate) const HEADER: usize = 64;
+pub(crate) const ENTRY: usize = 56;
+pub(crate) const PAIR: usize = 16;
+
+/// FNV-1a of a description of the layout: change the text whenever the bytes change.
+pub(crate) const LAYOUT_HASH: u64 = {
+    let text = b"header 64: magic8 hash8 tensors4 chunks4 dims8 texts8 pairs4 0:4 bytes8 0:8; \
+        entry 56: name4 len4 dtype1 rank1 0:2 chunk4 dim8 offset8 bytes8 position4 0:4 0:8; \
+        chunks8 dims8 pairs16 texts; dtypes 1-23; alignment 256";
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+    let mut i = 0;
+    while i < text.len() {
+        hash = (hash ^ text[i] as u64).wrapping_mul(0x0000_0100_0000_01b3);
+        i += 1;
+    }
+    hash
+};
+
+/// Why a table cannot be built or is not believed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TableError {
+    /// The tensor's name is not usable.
+    #[error("tensor name {name:?}: {why}")]
+    BadName {
+        /// The name, shortened.
+        name: String,
+        /// The rule.
+        why: String,
+    },
+    /// Two tensors have one name.
+    #[error("two tensors are named {0:?}")]
+    Duplicate(String),
+    /// Shape, strides or dtype do not describe memory.
+    #[error("tensor {name:?}: {why}")]
+    BadShape {
+        /// The tensor.
+        name: String,
+        /// What is wrong.
+        why: String,
+    },
+    /// Too much of something.
+    #[error("{what}: {found} exceed the limit of {limit}")]
+    Limit {
+        /// What.
+        what: &'static str,
+        /// How many there are.
+        found: u64,
+        /// How many there may be.
+        limit: u64,
+    },
+    /// The table was made by a build of Partywall with another layout.
+    #[error("the tensor table has another layout ({found:016x}, not {expected:016x})")]
+    ForeignLayout {
+        /// As found.
+        found: u64,
+        /// Ours.
+        expected: u64,
+    },
+    /// The bytes are no table.
+    #[error("the tensor table is damaged: {0}")]
+    Damaged(&'static str),
+}

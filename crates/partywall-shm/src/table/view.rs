@@ -1,0 +1,445 @@
+//! Reading a table that another process wrote.
+
+use std::fmt;
+
+use super::{
+    ALIGNMENT, ENTRY, HEADER, LAYOUT_HASH, MAGIC, MAX_METADATA, MAX_RANK, MAX_TENSOR_NAME, MAX_TENSORS, PAIR,
+    TableError, builder::extent,
+};
+use crate::dtype::DType;
+
+/// A checked table over bytes that do not change.
+#[derive(Clone)]
+pub struct Table<B> {
+    bytes: B,
+    tensors: usize,
+    chunks: usize,
+    pairs: usize,
+    chunks_at: usize,
+    dims_at: usize,
+    pairs_at: usize,
+    texts_at: usize,
+}
+
+/// One tensor of a table.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Tensor<'a> {
+    name: &'a str,
+    dtype: DType,
+    chunk: usize,
+    offset: u64,
+    bytes: u64,
+    position: u32,
+    dims: &'a [u8],
+}
+
+impl<B: AsRef<[u8]>> Table<B> {
+    /// Checks `bytes`, which nobody may change afterwards, and the claims that it makes about chunks of `chunks`
+    /// bytes.
+    ///
+    /// # Errors
+    /// [`TableError::ForeignLayout`] or [`TableError::Damaged`].
+    pub fn parse(bytes: B, chunks: &[u64]) -> Result<Self, TableError> {
+        let table = Self::sections(bytes)?;
+        let used: Vec<u64> = table.chunk_bytes().collect();
+        if used.len() != chunks.len() || used.iter().zip(chunks).any(|(used, there)| used > there) {
+            return Err(TableError::Damaged("its chunks are not those of the version"));
+        }
+        table.check_texts()?;
+        let mut previous = None;
+        for index in 0..table.tensors {
+            let tensor = table.check_entry(index, &used)?;
+            if previous.is_some_and(|p| p >= tensor.name) {
+                return Err(TableError::Damaged("its names are not in order"));
+            }
+            previous = Some(tensor.name);
+        }
+        Ok(table)
+    }
+
+    /// Reads the header and finds the sections.
+    fn sections(bytes: B) -> Result<Self, TableError> {
+        const SHORT: TableError = TableError::Damaged("it is shorter than it says");
+        let b = bytes.as_ref();
+        if b.len() < HEADER || b[..8] != MAGIC {
+            return Err(TableError::Damaged("it does not begin like one"));
+        }
+        let found = word(b, 8);
+        if found != LAYOUT_HASH {
+            return Err(TableError::ForeignLayout { found, expected: LAYOUT_HASH });
+        }
+        let (tensors, chunks) = (half(b, 16) as usize, half(b, 20) as usize);
+        let (dims, texts, pairs, length) = (word(b, 24), word(b, 32), word(b, 40), word(b, 48));
+        let size = |count: u64, each: usize| usize::try_from(count).ok()?.checked_mul(each);
+        let places = (|| {
+            let chunks_at = HEADER.checked_add(tensors.checked_mul(ENTRY)?)?;
+            let dims_at = chunks_at.checked_add(chunks.checked_mul(8)?)?;
+            let pairs_at = dims_at.checked_add(size(dims, 8)?)?;
+            let texts_at = pairs_at.checked_add(size(pairs, PAIR)?)?;
+            Some((chunks_at, dims_at, pairs_at, texts_at, texts_at.checked_add(size(texts, 1)?)?))
+        })();
+        let (chunks_at, dims_at, pairs_at, texts_at, end) = places.ok_or(SHORT)?;
+        if end != b.len() || length != b.len() as u64 {
+            return Err(SHORT);
+        }
+        if tensors > MAX_TENSORS {
+            return Err(TableError::Damaged("it has too many tensors"));
+        }
+        let pairs = (texts_at - pairs_at) / PAIR;
+        Ok(Self { tensors, chunks, pairs, chunks_at, dims_at, pairs_at, texts_at, bytes })
+    }
+
+    fn check_texts(&self) -> Result<(), TableError> {
+        let mut sum = 0;
+        for index in 0..self.pairs {
+            let at = self.pairs_at + index * PAIR;
+            let (key, value) = (self.text(at), self.text(at + 8));
+            let (Some(key), Some(value)) = (key, value) else {
+                return Err(TableError::Damaged("its metadata are no texts"));
+            };
+            sum += key.len() + value.len();
+        }
+        if sum > MAX_METADATA { Err(TableError::Damaged("its metadata are too long")) } else { Ok(()) }
+    }
+
+    fn check_entry(&self, index: usize, used: &[u64]) -> Result<Tensor<'_>, TableError> {
+        let b = self.bytes.as_ref();
+        let at = HEADER + index * ENTRY;
+        let name = self.text(at).ok_or(TableError::Damaged("a tensor's name is no text"))?;
+        if name.is_empty() || name.len() > MAX_TENSOR_NAME {
+            return Err(TableError::Damaged("a tensor's name has a forbidden length"));
+        }
+        let dtype = DType::from_code(b[at + 8]).ok_or(TableError::Damaged("a tensor has an unknown dtype"))?;
+        let rank = usize::from(b[at + 9]);
+        let first = word(b, at + 16);
+        let words = (self.pairs_at - self.dims_at) / 8;
+        if rank > MAX_RANK || first > words as u64 || words - (first as usize) < 2 * rank {
+            return Err(TableError::Damaged("a tensor's shape lies outside"));
+        }
+        let tensor = self.entry(index, name, dtype);
+        let shape: Vec<u64> = tensor.shape().collect();
+        let strides: Vec<u64> = tensor.strides().collect();
+        if extent(dtype, &shape, &strides) != Ok(tensor.bytes) {
+            return Err(TableError::Damaged("a tensor's size is not that of its shape"));
+        }
+        let inside = match used.get(tensor.chunk) {
+            _ if tensor.bytes == 0 => true,
+            Some(used) => tensor.offset.checked_add(tensor.bytes).is_some_and(|end| end <= *used),
+            None => false,
+        };
+        if !inside || !tensor.offset.is_multiple_of(ALIGNMENT) {
+            return Err(TableError::Damaged("a tensor lies outside its chunk or is not aligned"));
+        }
+        if tensor.position as usize >= self.tensors {
+            return Err(TableError::Damaged("a tensor's position is none"));
+        }
+        Ok(tensor)
+    }
+
+    /// The bytes that it was parsed from.
+    pub fn as_bytes(&self) -> &[u8] {
+        self.bytes.as_ref()
+    }
+
+    /// How many tensors there are.
+    pub fn len(&self) -> usize {
+        self.tensors
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.tensors == 0
+    }
+
+    /// The tensor named `name`.
+    pub fn find(&self, name: &str) -> Option<Tensor<'_>> {
+        let (mut low, mut high) = (0, self.tensors);
+        while low < high {
+            let middle = low + (high - low) / 2;
+            let tensor = self.at(middle);
+            match tensor.name.cmp(name) {
+                std::cmp::Ordering::Equal => return Some(tensor),
+                std::cmp::Ordering::Less => low = middle + 1,
+                std::cmp::Ordering::Greater => high = middle,
+            }
+        }
+        None
+    }
+
+    /// The tensor at `index` in the order of the names.
+    ///
+    /// # Panics
+    /// If there are not so many.
+    pub fn at(&self, index: usize) -> Tensor<'_> {
+        assert!(index < self.tensors, "tensor {index} of {}", self.tensors);
+        let at = HEADER + index * ENTRY;
+        // `parse` has seen that both are good; the fallbacks are never taken.
+        let name = self.text(at).unwrap_or_default();
+        let dtype = DType::from_code(self.bytes.as_ref()[at + 8]).unwrap_or(DType::U8);
+        self.entry(index, name, dtype)
+    }
+
+    /// All tensors in the order of their names.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = Tensor<'_>> {
+        (0..self.tensors).map(|index| self.at(index))
+    }
+
+    /// All tensors in the order in which the builder added them.
+    pub fn in_given_order(&self) -> Vec<Tensor<'_>> {
+        let mut tensors: Vec<_> = self.iter().collect();
+        tensors.sort_by_key(|t| t.position);
+        tensors
+    }
+
+    /// The pairs of metadata.
+    pub fn metadata(&self) -> impl ExactSizeIterator<Item = (&str, &str)> {
+        (0..self.pairs).map(|index| {
+            let at = self.pairs_at + index * PAIR;
+            (self.text(at).unwrap_or_default(), self.text(at + 8).unwrap_or_default())
+        })
+    }
+
+    /// Bytes that the tensors use of each chunk.
+    pub fn chunk_bytes(&self) -> impl ExactSizeIterator<Item = u64> {
+        (0..self.chunks).map(|index| word(self.bytes.as_ref(), self.chunks_at + index * 8))
+    }
+
+    /// Bytes of all tensors.
+    pub fn tensor_bytes(&self) -> u64 {
+        self.iter().fold(0, |sum, tensor| sum.saturating_add(tensor.bytes))
+    }
+
+    fn entry<'a>(&'a self, index: usize, name: &'a str, dtype: DType) -> Tensor<'a> {
+        let b = self.bytes.as_ref();
+        let at = HEADER + index * ENTRY;
+        let (rank, first) = (usize::from(b[at + 9]), word(b, at + 16) as usize);
+        let dims_at = self.dims_at + first * 8;
+        Tensor {
+            name,
+            dtype,
+            chunk: half(b, at + 12) as usize,
+            offset: word(b, at + 24),
+            bytes: word(b, at + 32),
+            position: half(b, at + 40),
+            dims: &b[dims_at..dims_at + rank * 16],
+        }
+    }
+
+    /// The text whose offset and length stand at `at`.
+    fn text(&self, at: usize) -> Option<&str> {
+        let b = self.bytes.as_ref();
+        let start = self.texts_at.checked_add(half(b, at) as usize)?;
+        let end = start.checked_add(half(b, at + 4) as usize)?;
+        std::str::from_utf8(b.get(start..end)?).ok()
+    }
+}
+
+impl<B: AsRef<[u8]>> fmt::Debug for Table<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Table").field("tensors", &self.tensors).field("chunks", &self.chunks).finish_non_exhaustive()
+    }
+}
+
+impl<'a> Tensor<'a> {
+    /// Its name.
+    pub fn name(&self) -> &'a str {
+        self.name
+    }
+
+    /// The type of its elements.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Elements along each dimension.
+    pub fn shape(&self) -> impl ExactSizeIterator<Item = u64> + use<'a> {
+        self.words(0)
+    }
+
+    /// Elements from one index to the next along each dimension.
+    pub fn strides(&self) -> impl ExactSizeIterator<Item = u64> + use<'a> {
+        self.words(self.rank())
+    }
+
+    /// How many dimensions.
+    pub fn rank(&self) -> usize {
+        self.dims.len() / 16
+    }
+
+    /// How many elements.
+    pub fn elements(&self) -> u64 {
+        // With a dimension of 0 the others may be as large as they like, and their product beyond any number.
+        if self.shape().any(|n| n == 0) { 0 } else { self.shape().product() }
+    }
+
+    /// The chunk it lies in; meaningless for a tensor without bytes.
+    pub fn chunk(&self) -> usize {
+        self.chunk
+    }
+
+    /// Where it begins in its chunk, in bytes.
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// Bytes from its first element to the end of its last.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Whether its elements follow each other without gaps, last dimension fastest.
+    pub fn is_contiguous(&self) -> bool {
+        let mut expected = 1;
+        let dims: Vec<_> = self.shape().zip(self.strides()).collect();
+        self.bytes == 0
+            || dims.iter().rev().all(|(n, stride)| {
+                let fits = *n == 1 || *stride == expected;
+                expected *= n;
+                fits
+            })
+    }
+
+    fn words(&self, skip: usize) -> impl ExactSizeIterator<Item = u64> + use<'a> {
+        let (dims, rank) = (self.dims, self.rank());
+        (0..rank).map(move |i| word(dims, (skip + i) * 8))
+    }
+}
+
+impl fmt::Debug for Tensor<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Tensor({:?}: {} {:?})", self.name, self.dtype, self.shape().collect::<Vec<_>>())
+    }
+}
+
+/// The little-endian `u64` at `at`. In bounds by what `sections` has checked.
+fn word(bytes: &[u8], at: usize) -> u64 {
+    let mut word = [0; 8];
+    word.copy_from_slice(&bytes[at..at + 8]);
+    u64::from_le_bytes(word)
+}
+
+/// The little-endian `u32` at `at`. In bounds by what `sections` has checked.
+fn half(bytes: &[u8], at: usize) -> u32 {
+    let mut half = [0; 4];
+    half.copy_from_slice(&bytes[at..at + 4]);
+    u32::from_le_bytes(half)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Layout, TableBuilder};
+    use super::*;
+    use proptest::prelude::*;
+
+    fn model() -> TableBuilder {
+        let mut table = TableBuilder::new();
+        table.add("weight", DType::BF16, &[3, 5]).unwrap();
+        table.add("bias", DType::F32, &[5]).unwrap();
+        table.add("empty", DType::F32, &[0, 7]).unwrap();
+        table.add("scalar", DType::I64, &[]).unwrap();
+        table.add_strided("fortran", DType::U8, &[2, 3], &[1, 2]).unwrap();
+        table.set_metadata("format", "np").unwrap();
+        table.set_metadata("format", "pt").unwrap();
+        table
+    }
+
+    #[test]
+    fn what_was_put_in_comes_out() {
+        let Layout { table, chunks } = model().layout(1 << 20, 8).unwrap();
+        let table = Table::parse(table, &chunks).unwrap();
+        assert_eq!(table.len(), 5);
+        let weight = table.find("weight").unwrap();
+        assert_eq!(weight.dtype(), DType::BF16);
+        assert_eq!(weight.shape().collect::<Vec<_>>(), [3, 5]);
+        assert_eq!(weight.strides().collect::<Vec<_>>(), [5, 1]);
+        assert_eq!((weight.offset(), weight.bytes()), (0, 30));
+        assert!(weight.is_contiguous());
+        assert_eq!(table.find("bias").unwrap().offset(), 256);
+        assert_eq!(table.find("empty").unwrap().bytes(), 0);
+        assert_eq!(table.find("scalar").unwrap().elements(), 1);
+        assert!(!table.find("fortran").unwrap().is_contiguous());
+        assert_eq!(table.find("wei"), None);
+        assert_eq!(table.metadata().collect::<Vec<_>>(), [("format", "pt")]);
+        let order: Vec<_> = table.in_given_order().iter().map(|t| t.name()).collect();
+        assert_eq!(order, ["weight", "bias", "empty", "scalar", "fortran"]);
+    }
+
+    #[test]
+    fn chunks_are_split_and_their_number_is_kept() {
+        let mut table = TableBuilder::new();
+        for i in 0..100 {
+            table.add(&format!("t{i}"), DType::U8, &[1000]).unwrap();
+        }
+        assert_eq!(table.clone().layout(2048, 128).unwrap().chunks.len(), 50);
+        let few = table.layout(2048, 10).unwrap();
+        assert!(few.chunks.len() <= 10);
+        assert!(Table::parse(few.table, &few.chunks).is_ok());
+    }
+
+    #[test]
+    fn alignment_wastes_at_most_a_hundredth_of_large_tensors() {
+        let (mut table, mut payload) = (TableBuilder::new(), 0);
+        for i in 0..500 {
+            let bytes = 32 * 1024 + i * 37;
+            table.add(&format!("t{i}"), DType::U8, &[bytes]).unwrap();
+            payload += bytes;
+        }
+        let used: u64 = table.layout(1 << 20, 128).unwrap().chunks.iter().sum();
+        assert!(used >= payload && used - payload <= payload / 100, "{used} bytes for {payload}");
+    }
+
+    #[test]
+    fn impossible_tensors_are_refused() {
+        let mut table = model();
+        assert_eq!(table.add("bias", DType::U8, &[1]), Err(TableError::Duplicate("bias".into())));
+        assert!(matches!(table.add("", DType::U8, &[1]), Err(TableError::BadName { .. })));
+        assert!(matches!(table.add(&"x".repeat(1025), DType::U8, &[1]), Err(TableError::BadName { .. })));
+        assert!(table.add(&"ä".repeat(512), DType::U8, &[1]).is_ok());
+        for shape in [&[u64::MAX, 2][..], &[1 << 62, 2], &[1; 65], &[u64::MAX, u64::MAX, u64::MAX]] {
+            assert!(matches!(table.add("big", DType::F64, shape), Err(TableError::BadShape { .. })), "{shape:?}");
+        }
+        assert!(table.add_strided("s", DType::F64, &[2, 2], &[u64::MAX, 1]).is_err());
+        assert!(table.add_strided("s", DType::F64, &[2, 2], &[1]).is_err());
+        assert!(table.add("odd", DType::F4, &[3]).unwrap_err().to_string().contains("whole bytes"));
+    }
+
+    #[test]
+    fn another_layout_is_named() {
+        let Layout { mut table, chunks } = model().layout(1 << 20, 8).unwrap();
+        table[9] ^= 1;
+        assert!(matches!(Table::parse(table, &chunks), Err(TableError::ForeignLayout { .. })));
+    }
+
+    #[test]
+    fn chunks_that_are_too_small_are_noticed() {
+        let Layout { table, chunks } = model().layout(1 << 20, 8).unwrap();
+        assert!(Table::parse(&table, &[chunks[0] - 1]).is_err());
+        assert!(Table::parse(&table, &[]).is_err());
+        assert!(Table::parse(&table, &[chunks[0] + 4096]).is_ok());
+    }
+
+    proptest! {
+        /// Whatever a hostile builder writes: either it is refused or every access stays in bounds.
+        #[test]
+        fn damaged_tables_never_panic(
+            edits in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),
+            cut in any::<prop::sample::Index>(),
+        ) {
+            let Layout { mut table, chunks } = model().layout(1 << 20, 8).unwrap();
+            for (index, byte) in edits {
+                let at = 16 + index.index(table.len() - 16);
+                table[at] = byte;
+            }
+            if cut.index(4) == 0 {
+                table.truncate(cut.index(table.len()));
+            }
+            if let Ok(table) = Table::parse(table, &chunks) {
+                for tensor in table.iter() {
+                    prop_assert!(tensor.bytes() == 0 || tensor.offset() + tensor.bytes() <= chunks[tensor.chunk()]);
+                    prop_assert!(table.find(tensor.name()).is_some());
+                }
+                prop_assert!(table.metadata().count() < 1 << 20);
+            }
+        }
+    }
+}

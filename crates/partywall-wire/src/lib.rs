@@ -1,0 +1,31 @@
+//! What travels between a Partywall member and its broker: messages, their framing, and the limits on both.
+//!
+//! Bytes go in, messages come out: nothing here opens a socket, keeps a clock or allocates on a peer's word alone.
+//! The types of this crate exist to be encoded; the broker's registry and the library have their own.
+//!
+//! | module | contains |
+//! |---|---|
+//! | [`frame`] | a length and a number of file descriptors in front of each message |
+//! | [`handshake`] | the first message each way, whose head never changes, so that foreign versions can name each other |
+//! | [`message`] | requests, answers, events |
+//! | [`refusal`] | every reason for which a broker says no |
+//! | [`limits`] | numbers that both sides hold each other to |
+//!
+//! A connection is a Unix stream socket. After the handshake the member's *call* socket carries one request and its
+//! answer at a time; the *events* socket, which the broker hands over in its welcome, carries [`message::Event`]s
+//! one way. File descriptors travel in the order that a message's documentation names.
+#![forbid(unsafe_code)]
+
+pub mod frame;
+pub mod handshake;
+pub mod limits;
+pub mod message;
+pub mod refusal;
+
+pub use frame::{Frame, FrameReader, WireError};
+pub use handshake::{BrokerHello, ClientHello, Resume, Welcome};
+pub use message::{
+    Access, Answer, Call, ChunkBytes, Commit, Event, HolderInfo, Kind, MemberInfo, MemberState, NameInfo, Open, Opened,
+    Place, Reply, Request, SegmentInfo, StatusInfo, Table, Token, VersionInfo,
+};
+pub use refusal::{FdFault, Limit, Refusal};

@@ -1,0 +1,84 @@
+//! Numbers that both sides of a connection hold each other to.
+
+/// The version of everything in this crate. Two processes with different numbers refuse each other in the handshake.
+pub const PROTOCOL: u32 = 1;
+
+/// File descriptors in one message: what Linux passes in one `SCM_RIGHTS` (`SCM_MAX_FD`, unix(7)).
+pub const MAX_FDS: usize = 253;
+
+/// Chunks of one version. Below [`MAX_FDS`], so that a version with its table always fits one message.
+pub const MAX_CHUNKS: usize = 128;
+
+/// Bytes of one message's body, unless the broker was started with another limit.
+pub const MAX_MESSAGE: usize = 256 * 1024;
+
+/// The least that a broker may set as its message limit: a commit with an inline table and all chunks fits.
+pub const MIN_MESSAGE: usize = 64 * 1024;
+
+/// Bytes of a name.
+pub const MAX_NAME: usize = 255;
+
+/// A table up to this size travels inside the message and costs the broker no file descriptor; a larger one is a
+/// sealed memfd.
+pub const MAX_INLINE_TABLE: usize = 16 * 1024;
+
+/// Bytes of a table in a memfd: 70,000 tensors with long names take about 20 MiB.
+pub const MAX_TABLE: u64 = 1 << 30;
+
+/// Bytes of the command line that a member reports for `show` and `ps`.
+pub const MAX_COMMAND: usize = 256;
+
+/// Why a segment name is refused, or `Ok`: letters, digits and `._-/`, at most [`MAX_NAME`] bytes, no empty part and
+/// no part `.` or `..`.
+///
+/// # Errors
+/// A sentence that names the rule that is broken.
+pub fn check_name(name: &str) -> Result<(), String> {
+    if name.is_empty() {
+        return Err("a name needs at least one character".into());
+    }
+    if name.len() > MAX_NAME {
+        return Err(format!("a name has at most {MAX_NAME} bytes, this one has {}", name.len()));
+    }
+    if let Some(bad) = name.chars().find(|c| !(c.is_ascii_alphanumeric() || "._-/".contains(*c))) {
+        return Err(format!("a name consists of letters, digits and `._-/`, not {bad:?}"));
+    }
+    match name.split('/').find(|part| matches!(*part, "" | "." | "..")) {
+        Some("") => Err("a name must not begin or end with `/` or contain `//`".into()),
+        Some(part) => Err(format!("a name must not contain the part `{part}`")),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_are_refused_say_why() {
+        for (name, word) in [
+            ("", "at least one"),
+            ("a b", "' '"),
+            ("ä", "'ä'"),
+            ("a:b", "':'"),
+            ("a@3", "'@'"),
+            ("/a", "begin or end"),
+            ("a/", "begin or end"),
+            ("a//b", "contain"),
+            ("a/../b", "`..`"),
+            (".", "`.`"),
+            ("a\0b", "'\\0'"),
+        ] {
+            let why = check_name(name).expect_err(name);
+            assert!(why.contains(word), "{name:?}: {why}");
+        }
+        assert!(check_name(&"x".repeat(MAX_NAME + 1)).expect_err("long").contains("255"));
+    }
+
+    #[test]
+    fn ordinary_names_pass() {
+        for name in ["a", "llm", "models/llama-3.1_8b", "a.b", "...", &"x".repeat(MAX_NAME)] {
+            assert_eq!(check_name(name), Ok(()), "{name:?}");
+        }
+    }
+}

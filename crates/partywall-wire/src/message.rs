@@ -1,0 +1,409 @@
+//! Requests, answers and events, as they are encoded.
+
+use serde::{Deserialize, Serialize};
+
+use crate::refusal::Refusal;
+
+/// A random proof of identity. Its `Debug` shows nothing of it.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Token(pub [u8; 16]);
+
+impl std::fmt::Debug for Token {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Token(..)")
+    }
+}
+
+/// A member's request. Its number grows with each request and names the ticket if the request has to wait.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Request {
+    /// Unique within the member, also across its reconnections.
+    pub id: u64,
+    /// What is asked.
+    pub call: Call,
+}
+
+/// The answer to the request with the same number.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reply {
+    /// [`Request::id`].
+    pub id: u64,
+    /// What came of it.
+    pub outcome: Result<Answer, Refusal>,
+}
+
+/// What a broker tells unasked, on the events socket.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Event {
+    /// The end of a request that was answered with [`Answer::Pending`]. File descriptors as with that answer.
+    Verdict {
+        /// The request's number.
+        ticket: u64,
+        /// As if it had just been asked.
+        outcome: Result<Answer, Refusal>,
+    },
+}
+
+/// What a member can ask.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Call {
+    /// Nothing; the answer is [`Answer::Done`].
+    Ping,
+    /// Makes the next version of a name. Answer: [`Answer::Committed`].
+    Commit(Commit),
+    /// Opens a version. Answer: [`Answer::Opened`], or [`Answer::Pending`] if it is not there and `wait` is set.
+    Open(Open),
+    /// Opens the latest version, or makes the caller the builder if there is none and nobody builds.
+    /// Answer: [`Answer::Opened`], [`Answer::Build`], or [`Answer::Pending`] while another member builds.
+    OpenOrBuild {
+        /// The name.
+        name: String,
+    },
+    /// Gives a claim from [`Answer::Build`] back unused: one waiter becomes builder. Answer: [`Answer::Done`].
+    AbandonBuild {
+        /// The claim.
+        claim: u64,
+    },
+    /// Takes a pending request back. Answer: [`Answer::Done`], or [`Refusal::Stale`] if its verdict is on its way
+    /// (or never was pending).
+    Cancel {
+        /// The request's number.
+        ticket: u64,
+    },
+    /// Drops a lease. The committer's lease of an `owned` version takes the name with it. Answer: [`Answer::Done`].
+    Release {
+        /// The lease.
+        lease: u64,
+    },
+    /// Answers [`Answer::Withdrawn`] as soon as the lease's version is no longer its name's latest because the name
+    /// was removed or went with its owner; until then [`Answer::Pending`].
+    AwaitWithdrawal {
+        /// The lease.
+        lease: u64,
+    },
+    /// Removes a name: its latest version can no longer be opened, and goes with its last lease.
+    /// Answer: [`Answer::Removed`].
+    Remove {
+        /// The name.
+        name: String,
+    },
+    /// Everything about one name. Answer: [`Answer::Info`] with the table as in [`Opened`], but no lease and no chunks.
+    Inspect {
+        /// The name.
+        name: String,
+        /// A version of it; the latest by default.
+        version: Option<u64>,
+    },
+    /// Names in order, from the first one after `after`. Answer: [`Answer::Names`].
+    List {
+        /// Where to go on.
+        after: Option<String>,
+    },
+    /// Members in order of their numbers, from the first one after `after`. Answer: [`Answer::Members`].
+    Members {
+        /// Where to go on.
+        after: Option<u64>,
+    },
+    /// The broker itself. Answer: [`Answer::Status`].
+    Status,
+    /// Ends the broker. Answer: [`Answer::Done`], after which the connection ends.
+    Stop {
+        /// Also while names and members exist.
+        force: bool,
+    },
+    /// The member leaves: all it holds is dropped at once. Answer: [`Answer::Done`], after which the connection ends.
+    Bye,
+}
+
+/// The kind of memory of a version.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Kind {
+    /// Sealed memfds.
+    Host,
+    /// GPU memory of the driver's virtual memory management, exported as file descriptors.
+    Vmm,
+}
+
+/// Where a version's memory is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Place {
+    /// Main memory.
+    Host,
+    /// The GPU with this UUID.
+    Gpu([u8; 16]),
+}
+
+/// What an opener may do with the memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Access {
+    /// Read.
+    Read,
+    /// Read and write; only for `mutable` versions.
+    Write,
+}
+
+/// The length of each chunk in bytes, as allocated.
+pub type ChunkBytes = Vec<u64>;
+
+/// How a version's tensor table travels. The broker does not look into it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Table {
+    /// In the message; at most [`crate::limits::MAX_INLINE_TABLE`] bytes.
+    Inline(Vec<u8>),
+    /// A memfd, sealed against every change, as the last file descriptor of the message.
+    Fd {
+        /// Its length.
+        bytes: u64,
+    },
+}
+
+/// A built version. File descriptors: one a chunk, then the table if it is [`Table::Fd`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Commit {
+    /// The name.
+    pub name: String,
+    /// The kind of memory.
+    pub kind: Kind,
+    /// Where it is.
+    pub place: Place,
+    /// The chunks, in the order of their file descriptors.
+    pub chunks: ChunkBytes,
+    /// The tensor table.
+    pub table: Table,
+    /// Tensors in the table, for listings.
+    pub tensors: u64,
+    /// Whether it may be opened for writing.
+    pub mutable: bool,
+    /// Whether the name stays after its committer.
+    pub kept: bool,
+    /// Whether to refuse with [`Refusal::NameExists`] instead of making the next version.
+    pub if_absent: bool,
+    /// The claim that this commit fulfils.
+    pub claim: Option<u64>,
+}
+
+/// Which version to open.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Open {
+    /// The name.
+    pub name: String,
+    /// A version; the latest by default.
+    pub version: Option<u64>,
+    /// What for.
+    pub access: Access,
+    /// Whether to wait for a name or version that is not there yet.
+    pub wait: bool,
+}
+
+/// An opened version. File descriptors: one a chunk, then the table if it is [`Table::Fd`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Opened {
+    /// Keeps the version openable until it is released.
+    pub lease: u64,
+    /// Its name.
+    pub name: String,
+    /// Its version.
+    pub version: u64,
+    /// The kind of memory.
+    pub kind: Kind,
+    /// Where it is.
+    pub place: Place,
+    /// The chunks.
+    pub chunks: ChunkBytes,
+    /// The tensor table.
+    pub table: Table,
+    /// Whether it may be written.
+    pub mutable: bool,
+    /// Whether the name stays after its committer.
+    pub kept: bool,
+}
+
+/// What came of a request.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Answer {
+    /// Done.
+    Done,
+    /// The verdict will come as an [`Event::Verdict`] with the request's number.
+    Pending,
+    /// The new version, and the committer's lease on it.
+    Committed {
+        /// The version.
+        version: u64,
+        /// The lease.
+        lease: u64,
+    },
+    /// An opened version.
+    Opened(Opened),
+    /// The caller is to build the version.
+    Build {
+        /// To be named in the commit, or abandoned.
+        claim: u64,
+    },
+    /// The lease's version has been withdrawn.
+    Withdrawn,
+    /// The name is gone.
+    Removed {
+        /// The version that was the latest.
+        version: u64,
+        /// Bytes that stay, because somebody holds leases.
+        bytes_kept: u64,
+        /// Who.
+        holders: Vec<HolderInfo>,
+    },
+    /// Everything about a name.
+    Info(Box<SegmentInfo>),
+    /// Some names, in order.
+    Names {
+        /// The names.
+        names: Vec<NameInfo>,
+        /// Whether there are more after the last.
+        more: bool,
+    },
+    /// Some members, in order.
+    Members {
+        /// The members.
+        members: Vec<MemberInfo>,
+        /// Whether there are more after the last.
+        more: bool,
+    },
+    /// The broker itself.
+    Status(Box<StatusInfo>),
+}
+
+/// A name in a listing.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NameInfo {
+    /// The name.
+    pub name: String,
+    /// The latest version; absent for a removed name whose old versions are still held.
+    pub latest: Option<VersionInfo>,
+    /// Older versions that somebody still holds.
+    pub older: u32,
+    /// Bytes of those.
+    pub older_bytes: u64,
+}
+
+/// A version in a listing.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VersionInfo {
+    /// The version.
+    pub version: u64,
+    /// The kind of memory.
+    pub kind: Kind,
+    /// Where it is.
+    pub place: Place,
+    /// Bytes allocated.
+    pub bytes: u64,
+    /// Tensors in its table.
+    pub tensors: u64,
+    /// Whether it may be written.
+    pub mutable: bool,
+    /// Whether its name stays after its committer.
+    pub kept: bool,
+    /// The committer's pid.
+    pub committer: u32,
+    /// Leases on it.
+    pub leases: u32,
+    /// When it was committed, in milliseconds since 1970.
+    pub committed_at: u64,
+}
+
+/// Everything about one name.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SegmentInfo {
+    /// The name.
+    pub name: String,
+    /// The version asked for.
+    pub version: VersionInfo,
+    /// Its chunks.
+    pub chunks: ChunkBytes,
+    /// Its table; a memfd is the message's only file descriptor.
+    pub table: Table,
+    /// Whether it is the latest.
+    pub is_latest: bool,
+    /// All versions that exist, in order.
+    pub versions: Vec<VersionInfo>,
+    /// Who holds it.
+    pub holders: Vec<HolderInfo>,
+    /// The pid of the member that builds the next version under a claim.
+    pub builder: Option<u32>,
+}
+
+/// A member that holds leases.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HolderInfo {
+    /// Its pid as the broker sees it, or as it says itself if it is in another PID namespace.
+    pub pid: u32,
+    /// Its command line.
+    pub command: String,
+    /// How many leases.
+    pub leases: u32,
+}
+
+/// Whether a member is known to live.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum MemberState {
+    /// Connected.
+    Alive,
+    /// Its connection ended without proof of its death; it may come back and gets nothing new meanwhile.
+    Suspect,
+    /// It has exited, but a child that it forked still holds its connection, and so perhaps its memory.
+    HeldByChild,
+}
+
+/// A member in a listing.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemberInfo {
+    /// Its number.
+    pub member: u64,
+    /// Its pid, as in [`HolderInfo`].
+    pub pid: u32,
+    /// Its user.
+    pub uid: u32,
+    /// Its command line.
+    pub command: String,
+    /// Its state.
+    pub state: MemberState,
+    /// Leases it holds.
+    pub leases: u32,
+    /// Bytes of the versions that it holds leases on, each counted once.
+    pub bytes: u64,
+    /// When it joined, in milliseconds since 1970.
+    pub since: u64,
+}
+
+/// The broker itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StatusInfo {
+    /// Its pid.
+    pub pid: u32,
+    /// Its release.
+    pub version: String,
+    /// Drawn at random when it started.
+    pub instance: u64,
+    /// When it started, in milliseconds since 1970.
+    pub started_at: u64,
+    /// Its log file.
+    pub log: Option<String>,
+    /// Members, without the asker.
+    pub members: u64,
+    /// Names.
+    pub names: u64,
+    /// Versions, with those that are only held by leases.
+    pub versions: u64,
+    /// Leases.
+    pub leases: u64,
+    /// File descriptors held for versions.
+    pub fds: u64,
+    /// Bytes held in each place.
+    pub bytes: Vec<(Place, u64)>,
+    /// The largest names with their bytes and place, largest first.
+    pub largest: Vec<(String, Place, u64)>,
+    /// Its limits.
+    pub limits: Vec<(crate::refusal::Limit, u64)>,
+}

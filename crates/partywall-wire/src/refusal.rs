@@ -1,0 +1,143 @@
+//! Every reason for which a broker says no. One place in the library turns them into advice.
+
+use serde::{Deserialize, Serialize};
+
+/// Why a request was refused. The broker's state is as it was before the request.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// No segment has this name. `near` are existing names that look like it.
+    NotFound {
+        /// The name asked for.
+        name: String,
+        /// A few existing names close to it.
+        near: Vec<String>,
+    },
+    /// The name exists, this version of it does not, and never will again: numbers start anew only when no version of a
+    /// name is left.
+    VersionNotFound {
+        /// The name asked for.
+        name: String,
+        /// The version asked for.
+        version: u64,
+        /// The latest one, if the name still has one.
+        latest: Option<u64>,
+    },
+    /// The name exists and the commit was to happen only if it did not.
+    NameExists {
+        /// The name.
+        name: String,
+        /// Its latest version.
+        version: u64,
+    },
+    /// A read-write open of a version that was not made mutable.
+    ReadOnly {
+        /// The name.
+        name: String,
+        /// The version.
+        version: u64,
+    },
+    /// The name breaks the rules of [`crate::limits::check_name`].
+    BadName {
+        /// The name as given.
+        name: String,
+        /// The rule.
+        why: String,
+    },
+    /// A file descriptor is not what the message says.
+    BadFd {
+        /// Its place among the message's file descriptors, from 0.
+        index: u32,
+        /// What is wrong.
+        fault: FdFault,
+    },
+    /// The request contradicts itself; a correct library never sends it.
+    Invalid {
+        /// What is wrong.
+        why: String,
+    },
+    /// A limit of the broker is reached.
+    Limit {
+        /// Which.
+        limit: Limit,
+        /// Its value.
+        allowed: u64,
+        /// What the request would have brought it to.
+        needed: u64,
+    },
+    /// The lease, claim or ticket is not this member's, or no longer exists.
+    Stale {
+        /// `lease`, `claim` or `ticket`.
+        what: String,
+    },
+    /// The peer runs as another user.
+    WrongUser {
+        /// The broker's user id.
+        broker: u32,
+        /// The peer's.
+        peer: u32,
+    },
+    /// The handshake carried no pidfd of the process that connected.
+    NoPidfd {
+        /// What was found instead.
+        why: String,
+    },
+    /// The two processes speak different protocols. Both versions are in the fixed heads.
+    Protocol,
+    /// The member may not resume: unknown here, proved dead, or not the one it says.
+    CannotResume,
+    /// `stop` without `force` while something is held.
+    InUse {
+        /// How many names exist.
+        names: u64,
+        /// How many other members.
+        members: u64,
+    },
+    /// The broker is on its way out; a new one can be started.
+    ShuttingDown,
+}
+
+/// What is wrong with a donated file descriptor.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum FdFault {
+    /// It never arrived: the broker had no free file descriptor for it.
+    Missing,
+    /// Neither a memfd nor a file of the NVIDIA driver.
+    WrongType {
+        /// What it is.
+        found: String,
+    },
+    /// A memfd that can still shrink, grow, or be written although its version is frozen.
+    NotSealed {
+        /// The seal that is missing.
+        seal: String,
+    },
+    /// A memfd of another length than the message says.
+    WrongSize {
+        /// As said.
+        said: u64,
+        /// As found.
+        found: u64,
+    },
+}
+
+/// The limits that a broker keeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Limit {
+    /// Bytes of all versions together.
+    Bytes,
+    /// Names.
+    Names,
+    /// File descriptors held for versions.
+    Fds,
+    /// Members.
+    Clients,
+    /// Bytes of a message.
+    Message,
+    /// Waiting requests of one member.
+    Waits,
+    /// Leases of one member.
+    Leases,
+}

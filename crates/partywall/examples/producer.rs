@@ -1,0 +1,20 @@
+//! Shares an array until Enter is pressed: `cargo run -p partywall --example producer -- host`, or `cuda`, `cuda:1`, `auto`.
+#![allow(clippy::print_stdout, reason = "an example talks to its reader")]
+
+use partywall::{DType, DeviceChoice, Domain, gpu};
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let device: DeviceChoice = std::env::args().nth(1).as_deref().unwrap_or("auto").parse()?;
+    let (place, _) = gpu::resolve(device)?; // `auto` is the first GPU, or host memory where there is none
+
+    let domain = Domain::connect()?; // starts the broker if none is there
+    let mut build = domain.create("example", place).tensor("x", DType::F32, &[1024, 1024]).allocate()?;
+
+    let values: Vec<f32> = (0..1024 * 1024).map(|i| i as f32).collect();
+    build.write("x", bytemuck::cast_slice(&values))?;
+
+    let segment = build.commit()?; // from here on others see it, and nobody can change it
+    println!("{}@{} is there, on {}: press Enter to end it", segment.name(), segment.version(), segment.place());
+    std::io::stdin().read_line(&mut String::new())?;
+    Ok(()) // the name goes with its owner; whoever has it open keeps the memory
+}

@@ -1,0 +1,204 @@
+//! From a location to a connected, greeted socket, starting a broker on the way if there is none.
+
+use std::{
+    io::Read,
+    os::fd::{AsFd, OwnedFd},
+    path::Path,
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use partywall_os::{
+    Errno,
+    dir::PrivateDir,
+    process,
+    socket::{self, Ready},
+};
+use partywall_wire::{
+    BrokerHello, ClientHello, Refusal, Resume, Welcome, WireError,
+    handshake::{self, Speaker},
+    limits::{MAX_COMMAND, PROTOCOL},
+};
+
+use super::{
+    inbox::Inbox,
+    locate::{Location, broker_binary},
+};
+use crate::error::{Error, Result};
+
+/// The release of this library, which the handshake tells.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// How long a broker may take to answer in the handshake, and to come up.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A greeted connection.
+#[derive(Debug)]
+pub(super) struct Greeted {
+    pub(super) call: OwnedFd,
+    pub(super) events: OwnedFd,
+    pub(super) welcome: Welcome,
+}
+
+/// Connects to the broker at `location`; with `start`, starts one if there is none.
+pub(super) fn connect(location: &Location, start: bool) -> Result<Greeted> {
+    // A broker that leaves because nobody needs it may take our connection with it: then there is none, and we start
+    // the next. More than a few such coincidences in a row are something else.
+    for _ in 0..4 {
+        let call = match open(location) {
+            Ok(call) => call,
+            Err(error) if start && is_absent(&error) => start_broker(location)?,
+            Err(error) => return Err(error),
+        };
+        match greet(call, &location.socket, None) {
+            Err(Error::BrokerGone { .. }) if start => {}
+            Err(Error::BrokerGone { socket }) => {
+                return Err(Error::BrokerUnreachable { socket, why: "it closed the connection".into() });
+            }
+            other => return other,
+        }
+    }
+    Err(Error::BrokerGone { socket: location.socket.clone() })
+}
+
+fn is_absent(error: &Error) -> bool {
+    matches!(error, Error::BrokerUnreachable { .. })
+}
+
+/// Connects, without greeting.
+pub(super) fn open(location: &Location) -> Result<OwnedFd> {
+    let path = &location.socket;
+    let unreachable = |why: String| Error::BrokerUnreachable { socket: path.clone(), why };
+    let call = socket::connect_within(path, PATIENCE).map_err(|errno| match errno {
+        Errno::AGAIN => unreachable("it does not accept connections; is it stopped?".into()),
+        Errno::MFILE | Errno::NFILE => Error::system("connecting to the broker", errno),
+        Errno::NOENT => unreachable("there is no socket".into()),
+        Errno::CONNREFUSED => unreachable("connection refused, nobody listens".into()),
+        Errno::NAMETOOLONG | Errno::INVAL => {
+            Error::BadName { name: path.display().to_string(), why: "a socket's path has at most 107 bytes".into() }
+        }
+        errno => unreachable(errno.to_string()),
+    })?;
+    let (broker, ours) = (socket::peer(&call), rustix::process::geteuid().as_raw());
+    match broker.map_err(|e| Error::system("asking who the broker is", e))?.uid {
+        broker if broker != ours => Err(Error::WrongUser { socket: path.clone(), broker, ours }),
+        _ => Ok(call),
+    }
+}
+
+/// The first message each way.
+pub(super) fn greet(call: OwnedFd, path: &Path, resume: Option<Resume>) -> Result<Greeted> {
+    let pidfd = process::own_pidfd().map_err(|e| Error::system("opening a pidfd of this process", e))?;
+    let hello = ClientHello { command: command_line(), resume };
+    let hello = handshake::encode(&Speaker::new(VERSION), &hello, 1).map_err(protocol)?;
+    let gone = |_| Error::BrokerGone { socket: path.to_owned() };
+    socket::send(&call, &hello, &[pidfd.as_fd()]).map_err(gone)?;
+
+    let deadline = Instant::now() + PATIENCE;
+    let mut inbox = Inbox::new();
+    let (frame, fds) = loop {
+        if let Some(message) = inbox.next().map_err(Error::Protocol)? {
+            break message;
+        }
+        if !socket::wait(&call, Ready::Read, Some(deadline)).map_err(gone)? {
+            let why = format!("it did not answer within {} s", PATIENCE.as_secs());
+            return Err(Error::BrokerUnreachable { socket: path.to_owned(), why });
+        }
+        if !inbox.read(&call).map_err(gone)? {
+            return Err(Error::BrokerGone { socket: path.to_owned() });
+        }
+    };
+    let greeting = handshake::decode(&frame.body).map_err(protocol)?;
+    let theirs = &greeting.speaker;
+    if theirs.protocol != PROTOCOL {
+        return Err(Error::VersionMismatch {
+            socket: path.to_owned(),
+            ours: VERSION.into(),
+            our_protocol: PROTOCOL,
+            theirs: theirs.version.clone(),
+            their_protocol: theirs.protocol,
+            pid: theirs.pid,
+        });
+    }
+    let welcome = match greeting.decode::<BrokerHello>().map_err(protocol)?.outcome {
+        Ok(welcome) => welcome,
+        Err(Refusal::ShuttingDown) => return Err(Error::BrokerGone { socket: path.to_owned() }),
+        // Not the end of a broker, but another one, or one that has given us up: no use in asking again.
+        Err(Refusal::CannotResume) => return Err(Error::Refused("it does not know this member".into())),
+        Err(refusal) => return Err(Error::refused(refusal, path)),
+    };
+    let events =
+        fds.into_iter().next().ok_or_else(|| Error::NoFileDescriptor("the events socket of a connection".into()))?;
+    Ok(Greeted { call, events, welcome })
+}
+
+fn protocol(error: WireError) -> Error {
+    Error::Protocol(error.to_string())
+}
+
+/// What `show` and `ps` print for this process.
+fn command_line() -> String {
+    let line = std::env::args_os().map(|a| a.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ");
+    let mut end = line.len().min(MAX_COMMAND);
+    while !line.is_char_boundary(end) {
+        end -= 1;
+    }
+    line[..end].to_owned()
+}
+
+/// Starts a broker, unless another starter was faster, and connects to it.
+fn start_broker(location: &Location) -> Result<OwnedFd> {
+    let binary = broker_binary()?;
+    let path = location.directory();
+    let unsafe_directory = |why: String| Error::UnsafeDirectory { path: path.to_owned(), why };
+    let directory = PrivateDir::open(path, true).map_err(|e| unsafe_directory(e.to_string()))?;
+    let lock =
+        directory.lock(Instant::now() + PATIENCE).map_err(|e| Error::system("locking the socket's directory", e))?;
+    let Some(lock) = lock else {
+        return Err(Error::BrokerNotStarted { why: "another process has been starting one for too long".into() });
+    };
+    match open(location) {
+        Err(error) if is_absent(&error) => {}
+        other => return other,
+    }
+    // The started process holds the lock until its daemon is ready, as its standard input: if we are killed meanwhile,
+    // the next starter must not take the socket away from what we have started.
+    let shared = lock.share().map_err(|e| Error::system("sharing the lock on the socket's directory", e))?;
+    let mut command = Command::new(&binary);
+    command.args(["serve", "--background", "--starter-holds-lock", "--domain", &location.domain]);
+    if location.is_given {
+        command.arg("--socket").arg(&location.socket);
+    }
+    run(command.stdin(shared))
+        .map_err(|why| Error::BrokerNotStarted { why: format!("{} serve: {why}", binary.display()) })?;
+    open(location)
+}
+
+/// Runs a starter to its end, which comes when its daemon is ready.
+fn run(command: &mut Command) -> Result<(), String> {
+    let command = command.stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut child = command.spawn().map_err(|e| e.to_string())?;
+    let deadline = Instant::now() + PATIENCE;
+    let status = loop {
+        match child.try_wait() {
+            Ok(Some(status)) => break status,
+            Ok(None) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(1)),
+            Ok(None) => {
+                let _ = child.kill();
+                let _ = child.wait();
+                return Err(format!("it was not ready within {} s", PATIENCE.as_secs()));
+            }
+            // The process ignores SIGCHLD, so nobody can say how it ended: connecting will.
+            Err(_) => return Ok(()),
+        }
+    };
+    if status.success() {
+        return Ok(());
+    }
+    let mut said = String::new();
+    if let Some(mut stderr) = child.stderr.take() {
+        let _ = stderr.read_to_string(&mut said);
+    }
+    let said = said.trim();
+    Err(if said.is_empty() { status.to_string() } else { said.to_owned() })
+}

@@ -1,0 +1,90 @@
+//! What comes from a broker: bytes and file descriptors in, whole messages out.
+
+use std::{
+    collections::VecDeque,
+    os::fd::{AsFd, OwnedFd},
+};
+
+use partywall_os::{
+    Errno,
+    socket::{self, Received},
+};
+use partywall_wire::{
+    Frame, FrameReader, WireError,
+    limits::{MAX_FDS, MAX_MESSAGE},
+};
+
+/// The receiving side of a socket.
+#[derive(Debug)]
+pub(super) struct Inbox {
+    frames: FrameReader,
+    fds: VecDeque<OwnedFd>,
+    /// The kernel dropped file descriptors since the last whole message, because this process has none free.
+    fds_lost: bool,
+    /// Reused by every read: zeroing it each time would cost more than reading.
+    buffer: Vec<u8>,
+}
+
+impl Inbox {
+    pub(super) fn new() -> Self {
+        Self {
+            frames: FrameReader::new(MAX_MESSAGE),
+            fds: VecDeque::new(),
+            fds_lost: false,
+            buffer: vec![0; READ_BYTES],
+        }
+    }
+
+    /// Reads once; `false` at the end of the connection.
+    ///
+    /// # Errors
+    /// As [`socket::recv`].
+    pub(super) fn read(&mut self, socket: impl AsFd) -> Result<bool, Errno> {
+        let received = socket::recv(socket, &mut self.buffer, &mut self.fds)?;
+        Ok(self.take_in(received))
+    }
+
+    /// As [`Inbox::read`], but never waits.
+    ///
+    /// # Errors
+    /// As [`socket::recv_now`]; `EAGAIN` if nothing is there.
+    pub(super) fn read_now(&mut self, socket: impl AsFd) -> Result<bool, Errno> {
+        let received = socket::recv_now(socket, &mut self.buffer, &mut self.fds)?;
+        Ok(self.take_in(received))
+    }
+
+    fn take_in(&mut self, received: Received) -> bool {
+        self.fds_lost |= received.fds_lost;
+        self.frames.push(&self.buffer[..received.bytes]);
+        received.bytes > 0
+    }
+
+    /// The next message that is there as a whole, and its file descriptors: fewer than it says if this process had
+    /// none free for them.
+    ///
+    /// # Errors
+    /// What is wrong with what came; nothing that follows can be understood.
+    pub(super) fn next(&mut self) -> Result<Option<(Frame, Vec<OwnedFd>)>, String> {
+        let at_hand = if self.fds_lost { usize::MAX } else { self.fds.len() };
+        match self.frames.next_frame(at_hand) {
+            Ok(frame) => {
+                let arrived = self.fds.len().min(frame.fds);
+                self.fds_lost = false;
+                Ok(Some((frame, self.fds.drain(..arrived).collect())))
+            }
+            Err(WireError::NeedBytes(_)) if self.frames.is_empty() && !self.fds.is_empty() => {
+                Err(format!("{} file descriptors belong to no message", self.fds.len()))
+            }
+            Err(WireError::NeedBytes(_)) if self.fds.len() > MAX_FDS => {
+                Err(format!("{} file descriptors came with one message", self.fds.len()))
+            }
+            Err(WireError::NeedBytes(_)) => Ok(None),
+            // They travel with the first byte of their message: what is not here will not come.
+            Err(WireError::NeedFds(n)) => Err(format!("{n} file descriptors were not sent")),
+            Err(WireError::Malformed(why)) => Err(why),
+        }
+    }
+}
+
+/// Bytes of one read. Nearly every message fits.
+const READ_BYTES: usize = 16 * 1024;

@@ -1,0 +1,150 @@
+//! Which socket a domain has, and which program serves it.
+
+use std::{
+    env,
+    ffi::OsString,
+    path::{Path, PathBuf},
+};
+
+use crate::error::{Error, Result};
+
+/// The domain that is used when nothing else is said.
+pub const DEFAULT_DOMAIN: &str = "default";
+
+/// A domain's name and socket.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Location {
+    /// The domain's name.
+    pub domain: String,
+    /// Its socket.
+    pub socket: PathBuf,
+    /// Whether the socket was given rather than derived from the domain.
+    pub(super) is_given: bool,
+}
+
+impl Location {
+    /// The socket of `domain`. What is given counts before the environment, a socket before a name:
+    /// `PARTYWALL_SOCKET`, then `PARTYWALL_DOMAIN` in `$XDG_RUNTIME_DIR/partywall`, else in a directory of this user's
+    /// under the temporary directory.
+    ///
+    /// # Errors
+    /// [`Error::BadName`] for a domain that cannot be a file name.
+    pub fn find(domain: Option<&str>, socket: Option<&Path>) -> Result<Self> {
+        let from_environment = |name| env::var_os(name).filter(|value| !value.is_empty());
+        let socket = socket.map(Path::to_owned).or_else(|| match domain {
+            None => from_environment("PARTYWALL_SOCKET").map(PathBuf::from),
+            Some(_) => None,
+        });
+        let domain = domain
+            .map(OsString::from)
+            .or_else(|| from_environment("PARTYWALL_DOMAIN"))
+            .map_or_else(|| DEFAULT_DOMAIN.to_owned(), |name| name.to_string_lossy().into_owned());
+        check_domain(&domain)?;
+        let is_given = socket.is_some();
+        let socket = match socket {
+            Some(socket) => std::path::absolute(&socket).unwrap_or(socket),
+            None => match from_environment("XDG_RUNTIME_DIR") {
+                Some(runtime) => PathBuf::from(runtime).join("partywall"),
+                None => env::temp_dir().join(format!("partywall-{}", rustix::process::geteuid().as_raw())),
+            }
+            .join(format!("{domain}.sock")),
+        };
+        Ok(Self { domain, socket, is_given })
+    }
+
+    /// The directory of the socket.
+    pub fn directory(&self) -> &Path {
+        self.socket.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+    }
+
+    /// Where the broker at this location writes its log: named after the domain, or after a socket that was given,
+    /// because several of those may serve one domain.
+    pub fn log(&self) -> PathBuf {
+        let from_environment = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        let state = from_environment("XDG_STATE_HOME")
+            .or_else(|| from_environment("HOME").map(|home| home.join(".local/state")))
+            .map_or_else(|| self.directory().to_owned(), |state| state.join("partywall"));
+        let name = match self.is_given {
+            false => self.domain.clone(),
+            true => {
+                let socket: String = self.socket.to_string_lossy().replace('/', "_");
+                socket.trim_start_matches('_').to_owned()
+            }
+        };
+        state.join(format!("{name}.log"))
+    }
+}
+
+fn check_domain(domain: &str) -> Result<()> {
+    let bad = |why: &str| Err(Error::BadName { name: domain.to_owned(), why: why.to_owned() });
+    if domain.is_empty() || domain.len() > 64 {
+        return bad("a domain's name has 1 to 64 characters");
+    }
+    if domain.starts_with('.') || !domain.chars().all(|c| c.is_ascii_alphanumeric() || "._-".contains(c)) {
+        return bad("a domain's name consists of letters, digits and `._-` and does not begin with a dot");
+    }
+    Ok(())
+}
+
+/// The program to start as broker: `PARTYWALL_BIN`, else `partywall` beside the running executable, else on `PATH`.
+///
+/// # Errors
+/// [`Error::BrokerNotFound`] with every place that was tried.
+pub(crate) fn broker_binary() -> Result<PathBuf> {
+    let mut tried = Vec::new();
+    let mut candidates = Vec::new();
+    if let Some(binary) = env::var_os("PARTYWALL_BIN").filter(|value| !value.is_empty()) {
+        // Said explicitly: if it is wrong, nothing else may be started in its place.
+        candidates.push(PathBuf::from(binary));
+    } else {
+        if let Some(directory) = env::current_exe().ok().as_deref().and_then(Path::parent) {
+            candidates.push(directory.join("partywall"));
+            // Cargo puts examples and tests one level below the binaries.
+            if directory.ends_with("examples") || directory.ends_with("deps") {
+                candidates.extend(directory.parent().map(|up| up.join("partywall")));
+            }
+        }
+        let path = env::var_os("PATH").unwrap_or_default();
+        candidates.extend(env::split_paths(&path).map(|directory| directory.join("partywall")));
+    }
+    for candidate in candidates {
+        if is_executable(&candidate) {
+            return Ok(candidate);
+        }
+        tried.push(candidate.display().to_string());
+    }
+    Err(Error::BrokerNotFound { tried })
+}
+
+fn is_executable(path: &Path) -> bool {
+    path.is_file() && rustix::fs::access(path, rustix::fs::Access::EXEC_OK).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_given_counts_before_the_environment() {
+        let named = Location::find(Some("a"), Some(Path::new("/run/x/y.sock"))).unwrap();
+        assert_eq!(named.socket, Path::new("/run/x/y.sock"));
+        assert_eq!(named.directory(), Path::new("/run/x"));
+        let named = Location::find(Some("other"), None).unwrap();
+        assert!(named.socket.ends_with("other.sock"), "{named:?}");
+    }
+
+    #[test]
+    fn brokers_at_different_sockets_have_different_logs() {
+        let log = |socket: &str| Location::find(None, Some(Path::new(socket))).unwrap().log();
+        assert_ne!(log("/run/a/x.sock"), log("/run/b/x.sock"));
+        assert_eq!(log("/run/a/x.sock").file_name().unwrap(), "run_a_x.sock.log");
+        assert_eq!(Location::find(Some("d"), None).unwrap().log().file_name().unwrap(), "d.log");
+    }
+
+    #[test]
+    fn a_domain_is_a_file_name() {
+        for bad in ["", "a/b", "..", ".hidden", "a b", &"x".repeat(65)] {
+            assert!(Location::find(Some(bad), None).is_err(), "{bad:?}");
+        }
+    }
+}

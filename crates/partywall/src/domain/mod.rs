@@ -1,0 +1,348 @@
+//! A connection to a domain: one broker and everything that is shared through it.
+
+mod busy_wait;
+mod connect;
+mod inbox;
+mod link;
+mod locate;
+mod service;
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use partywall_cuda::DeviceUuid;
+use partywall_os::socket;
+use partywall_wire::{Access, Answer, Call, limits};
+
+pub(crate) use self::link::Link;
+use self::service::Service;
+pub use self::{
+    connect::VERSION,
+    locate::{DEFAULT_DOMAIN, Location},
+};
+use crate::{
+    error::{Error, Result},
+    gpu::{Gpu, Gpus},
+    info::{self, MemberInfo, NameInfo, Removed, SegmentInfo, StatusInfo},
+    place::Place,
+    segment::{Builder, Claim, OpenOptions, OpenOrBuild, Segment},
+};
+
+/// A place where processes share memory by name: a connection to one broker.
+///
+/// Cheap to clone; all clones, segments and builds share the connection, which ends with the last of them. May be used
+/// from any thread. After a fork the child must connect anew: every call there returns [`Error::Forked`], and dropping
+/// there does nothing.
+#[derive(Debug, Clone)]
+pub struct Domain {
+    connection: Arc<Connection>,
+}
+
+#[derive(Debug)]
+struct Connection {
+    link: Arc<Link>,
+    service: Service,
+    gpus: Gpus,
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        if !self.link.is_ours() {
+            self.service.forget();
+            return;
+        }
+        // Said so that the broker needs no proof of our death; if it cannot be said, the proof does. And said before
+        // the service thread closes its socket, which would look like a death.
+        if let Err(error) = self.link.leave() {
+            tracing::debug!(%error, "could not say good-bye");
+        }
+        self.service.stop();
+    }
+}
+
+/// How to connect.
+#[derive(Debug, Clone)]
+#[must_use = "options do nothing until connect()"]
+pub struct DomainOptions {
+    domain: Option<String>,
+    socket: Option<PathBuf>,
+    start: bool,
+}
+
+impl DomainOptions {
+    /// The domain's name; otherwise `PARTYWALL_SOCKET` or `PARTYWALL_DOMAIN` decide, else it is `default`.
+    pub fn domain(mut self, name: impl Into<String>) -> Self {
+        self.domain = Some(name.into());
+        self
+    }
+
+    /// The broker's socket.
+    pub fn socket(mut self, path: impl Into<PathBuf>) -> Self {
+        self.socket = Some(path.into());
+        self
+    }
+
+    /// Whether to start a broker if none is there. By default yes.
+    pub fn start(mut self, start: bool) -> Self {
+        self.start = start;
+        self
+    }
+
+    /// Where that leads.
+    ///
+    /// # Errors
+    /// [`Error::BadName`] if the domain cannot be a file name.
+    pub fn location(&self) -> Result<Location> {
+        Location::find(self.domain.as_deref(), self.socket.as_deref())
+    }
+
+    /// Connects.
+    ///
+    /// # Errors
+    /// [`Error::BrokerUnreachable`] if there is no broker and none may be started, [`Error::BrokerNotFound`] or
+    /// [`Error::BrokerNotStarted`] if none can be, [`Error::VersionMismatch`], [`Error::WrongUser`],
+    /// [`Error::UnsafeDirectory`], [`Error::LimitReached`].
+    pub fn connect(&self) -> Result<Domain> {
+        let location = self.location()?;
+        let greeted = connect::connect(&location, self.start)?;
+        let (link, events) = Link::new(location, greeted);
+        let link = Arc::new(link);
+        let service = Service::start(link.clone(), events).inspect_err(|_| {
+            // Else the broker would keep a member that has no connection until this process ends.
+            let _ = link.leave();
+        })?;
+        Ok(Domain { connection: Arc::new(Connection { link, service, gpus: Gpus::default() }) })
+    }
+}
+
+impl Domain {
+    /// Connects to the default domain, starting its broker if there is none.
+    ///
+    /// # Errors
+    /// As [`DomainOptions::connect`].
+    pub fn connect() -> Result<Self> {
+        Self::options().connect()
+    }
+
+    /// How to connect elsewhere, or without starting a broker.
+    pub fn options() -> DomainOptions {
+        DomainOptions { domain: None, socket: None, start: true }
+    }
+
+    /// Begins the next version of `name`, in memory at `place`. Nobody sees it before
+    /// [`Build::commit`](crate::Build::commit).
+    pub fn create(&self, name: &str, place: Place) -> Builder {
+        Builder::new(self.clone(), name, place)
+    }
+
+    /// Opens the latest version of `name`, or `NAME@V`, for reading. Waits up to `timeout` for one that is not there.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] if it is not there in time and `timeout` is zero, [`Error::Timeout`] otherwise;
+    /// [`Error::VersionNotFound`] for a version that is gone; the kind's own errors of mapping it.
+    pub fn open(&self, name: &str, timeout: Duration) -> Result<Segment> {
+        self.opener(name).timeout(timeout).open()
+    }
+
+    /// Opens a version in another way than [`Domain::open`]: for writing, on another device.
+    pub fn opener(&self, name: &str) -> OpenOptions {
+        OpenOptions::new(self.clone(), name)
+    }
+
+    /// Opens the latest version of `name`, or makes the caller its builder if there is none. While another process
+    /// builds it, waits up to `timeout` for the commit; if that process dies or gives up, one waiter becomes builder.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`]; the kind's own errors of mapping it.
+    pub fn open_or_build(&self, name: &str, timeout: Duration) -> Result<OpenOrBuild> {
+        let link = self.link();
+        let call = || Call::OpenOrBuild { name: name.to_owned() };
+        // A time-out too large for the clock is none.
+        match link.call_waiting(call, Instant::now().checked_add(timeout))? {
+            Some((Answer::Build { claim }, _)) => Ok(OpenOrBuild::Build(Claim::new(self.clone(), name, claim))),
+            Some((Answer::Opened(opened), fds)) => {
+                OpenOptions::new(self.clone(), name).attach(opened, fds).map(OpenOrBuild::Opened)
+            }
+            Some((other, _)) => Err(unexpected(&other)),
+            None => Err(Error::Timeout { what: format!("the commit of {name:?} by its builder"), after: timeout }),
+        }
+    }
+
+    /// Removes `name`. Whoever has it open keeps it; its memory goes with the last of them.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`].
+    pub fn remove(&self, name: &str) -> Result<Removed> {
+        match self.link().call(Call::Remove { name: name.to_owned() })? {
+            Answer::Removed { version, bytes_kept, holders } => Ok(Removed { version, bytes_kept, holders }),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Everything about a name, without opening it.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::VersionNotFound`].
+    pub fn inspect(&self, name: &str) -> Result<SegmentInfo> {
+        let (name, version) = split_version(name)?;
+        let (answer, fds) = self.link().call_with(Call::Inspect { name: name.clone(), version }, &[])?;
+        match answer {
+            Answer::Info(information) => info::segment(*information, fds),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// All names, in order.
+    ///
+    /// # Errors
+    /// Those of every call: [`Error::BrokerGone`], [`Error::Forked`].
+    pub fn names(&self) -> Result<Vec<NameInfo>> {
+        let mut all: Vec<NameInfo> = Vec::new();
+        loop {
+            let after = all.last().map(|last| last.name.clone());
+            match self.link().call(Call::List { after: after.clone() })? {
+                Answer::Names { names, more } => {
+                    if names.iter().any(|row| after.as_ref().is_some_and(|after| row.name <= *after)) {
+                        return Err(Error::Protocol("its list of names does not go on".into()));
+                    }
+                    let more = more && !names.is_empty();
+                    all.extend(names);
+                    if !more {
+                        return Ok(all);
+                    }
+                }
+                other => return Err(unexpected(&other)),
+            }
+        }
+    }
+
+    /// All members, this process among them, in the order in which they joined.
+    ///
+    /// # Errors
+    /// Those of every call.
+    pub fn members(&self) -> Result<Vec<MemberInfo>> {
+        let mut all: Vec<MemberInfo> = Vec::new();
+        loop {
+            let after = all.last().map(|last| last.member);
+            match self.link().call(Call::Members { after })? {
+                Answer::Members { members, more } => {
+                    if members.iter().any(|row| after.is_some_and(|after| row.member <= after)) {
+                        return Err(Error::Protocol("its list of members does not go on".into()));
+                    }
+                    let more = more && !members.is_empty();
+                    all.extend(members);
+                    if !more {
+                        return Ok(all);
+                    }
+                }
+                other => return Err(unexpected(&other)),
+            }
+        }
+    }
+
+    /// The number of this process among the domain's members.
+    pub fn member(&self) -> u64 {
+        self.link().resume.member
+    }
+
+    /// The broker: what it holds, its limits, its log.
+    ///
+    /// # Errors
+    /// Those of every call.
+    pub fn status(&self) -> Result<StatusInfo> {
+        match self.link().call(Call::Status)? {
+            Answer::Status(status) => Ok(*status),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Asks the broker for an answer, and nothing else.
+    ///
+    /// # Errors
+    /// Those of every call.
+    pub fn ping(&self) -> Result<()> {
+        self.link().call(Call::Ping).map(drop)
+    }
+
+    /// Ends the broker. With `force` even while names and members exist: all names are dropped, memory that is mapped
+    /// stays mapped.
+    ///
+    /// # Errors
+    /// [`Error::InUse`] without `force` while something exists.
+    pub fn stop_broker(&self, force: bool) -> Result<()> {
+        self.link().call(Call::Stop { force }).map(drop)
+    }
+
+    /// The broker's socket.
+    pub fn socket(&self) -> &Path {
+        self.link().socket_path()
+    }
+
+    pub(crate) fn link(&self) -> &Link {
+        &self.connection.link
+    }
+
+    pub(crate) fn gpus(&self) -> &Gpus {
+        &self.connection.gpus
+    }
+
+    /// A GPU, opened once a connection.
+    ///
+    /// # Errors
+    /// As [`Gpu::open`].
+    pub fn gpu(&self, uuid: DeviceUuid) -> Result<Arc<Gpu>> {
+        self.gpus().get(uuid)
+    }
+
+    /// What a waiting open came to.
+    pub(crate) fn ask_to_open(
+        &self,
+        name: &str,
+        version: Option<u64>,
+        access: Access,
+        timeout: Duration,
+    ) -> Result<link::Answered> {
+        let open = |wait| Call::Open(partywall_wire::Open { name: name.to_owned(), version, access, wait });
+        if timeout.is_zero() {
+            return self.link().call_with(open(false), &[]);
+        }
+        // A time-out too large for the clock is none.
+        let deadline = Instant::now().checked_add(timeout);
+        self.link().call_waiting(|| open(true), deadline)?.ok_or_else(|| Error::Timeout {
+            what: format!("a commit of {}", info::with_version(name, version)),
+            after: timeout,
+        })
+    }
+}
+
+/// Splits `NAME@V`.
+pub(crate) fn split_version(text: &str) -> Result<(String, Option<u64>)> {
+    let Some((name, version)) = text.rsplit_once('@') else {
+        return Ok((text.to_owned(), None));
+    };
+    match version.parse() {
+        Ok(version) if version > 0 => Ok((name.to_owned(), Some(version))),
+        _ => Err(Error::BadName { name: text.to_owned(), why: "behind `@` stands a version: 1, 2, …".into() }),
+    }
+}
+
+/// Checks a name before it is sent.
+pub(crate) fn check_name(name: &str) -> Result<()> {
+    limits::check_name(name).map_err(|why| Error::BadName { name: name.to_owned(), why })
+}
+
+pub(crate) fn unexpected(answer: &Answer) -> Error {
+    Error::Protocol(format!("it answered another question: {answer:?}"))
+}
+
+/// What connecting to a socket without greeting tells: whose it is.
+///
+/// # Errors
+/// [`Error::BrokerUnreachable`] if nobody listens there, [`Error::WrongUser`].
+pub fn broker_pid(location: &Location) -> Result<Option<u32>> {
+    let call = connect::open(location)?;
+    socket::peer(&call).map(|peer| peer.pid).map_err(|e| Error::system("asking who the broker is", e))
+}

@@ -1,0 +1,73 @@
+//! Model files: what is in them, and copying it into memory and back into files.
+//!
+//! Knows no broker, no segment and no GPU: [`Plan::copy_to`] writes through a [`Sink`], [`write_to`] and
+//! [`write_to_path`] read from a [`Content`].
+//!
+//! | file | read as | written from |
+//! |---|---|---|
+//! | `.safetensors` | its tensors and its metadata | all tensors or one, and the metadata |
+//! | a folder, or `*.safetensors.index.json` | the tensors of all shards as one set | – |
+//! | `.npy` | one tensor, [`SINGLE_TENSOR`], in C or Fortran order | one tensor |
+//! | anything else, or a stream | its bytes: one tensor, [`SINGLE_TENSOR`], of `uint8` | the bytes of one tensor, as they lie in memory |
+//!
+//! Files are read by positioned reads, never mapped: a file that is cut while it is mapped kills the reader with
+//! `SIGBUS`. Apart from the headers, reading and writing take a constant amount of memory: one buffer a thread.
+//!
+//! ```
+//! use std::sync::atomic::AtomicBool;
+//! use partywall::files::{Lane, Piece, Plan, Sink, SinkError};
+//!
+//! /// Counts the bytes that it is given.
+//! struct Count;
+//! struct CountLane(Vec<u8>);
+//!
+//! impl Sink for Count {
+//!     type Lane<'a> = CountLane;
+//!     fn lane(&self) -> Result<CountLane, SinkError> {
+//!         Ok(CountLane(vec![0; partywall::files::BUFFER_BYTES]))
+//!     }
+//! }
+//!
+//! impl Lane for CountLane {
+//!     fn buffer(&mut self) -> Result<&mut [u8], SinkError> {
+//!         Ok(&mut self.0)
+//!     }
+//!     fn submit(&mut self, pieces: &[Piece]) -> Result<(), SinkError> {
+//!         for piece in pieces {
+//!             let bytes = &self.0[piece.start..piece.start + piece.len];
+//!             assert!(bytes.iter().all(|b| *b == 7), "belongs at {} of tensor {}", piece.offset, piece.tensor);
+//!         }
+//!         Ok(())
+//!     }
+//!     fn finish(self) -> Result<(), SinkError> {
+//!         Ok(())
+//!     }
+//! }
+//!
+//! let folder = tempfile::tempdir()?;
+//! let path = folder.path().join("weights.bin");
+//! std::fs::write(&path, [7; 1000])?;
+//!
+//! let plan = Plan::from_path(&path)?;
+//! assert_eq!(plan.tensors()[0].shape, [1000]);
+//! plan.copy_to(&Count, 2, &|_bytes| (), &AtomicBool::new(false))?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod copy;
+mod error;
+mod npy;
+mod plan;
+mod safetensors;
+mod shards;
+mod tensor;
+mod write;
+
+pub use copy::{BUFFER_BYTES, Lane, Piece, Sink, default_threads};
+pub use error::{FileError, SinkError};
+pub use plan::Plan;
+pub use tensor::TensorInfo;
+pub use write::{Content, Format, write_to, write_to_path};
+
+/// The name of the only tensor of a file that holds no names.
+pub const SINGLE_TENSOR: &str = "data";

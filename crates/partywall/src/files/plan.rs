@@ -1,0 +1,336 @@
+//! What is to be read, and from where: made from the headers alone, before any memory is asked for.
+
+use std::{
+    collections::{HashMap, HashSet, hash_map::Entry},
+    fmt,
+    fs::{self, File, FileType, Metadata, OpenOptions},
+    io::{self, Read, Write},
+    ops::Range,
+    os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+};
+
+use partywall_shm::{DType, TableBuilder, TableError};
+use rustix::fs::{MemfdFlags, OFlags, memfd_create};
+
+use super::{
+    BUFFER_BYTES, SINGLE_TENSOR,
+    error::FileError,
+    npy,
+    safetensors::{self, Header},
+    shards::{Folder, Index, has_suffix, is_index, is_safetensors},
+    tensor::{Order, TensorInfo},
+};
+
+/// The tensors of one or more files, and where their bytes are.
+///
+/// Keeps no file open, except what [`Plan::from_reader`] has read. [`Plan::copy_to`] notices files that have changed
+/// since.
+pub struct Plan {
+    sources: Vec<Source>,
+    tensors: Vec<TensorInfo>,
+    /// Where each tensor begins in its file. Ascending within a file, and so are the ends.
+    starts: Vec<u64>,
+    metadata: Vec<(String, String)>,
+}
+
+/// A file, and which of the tensors are in it.
+pub(super) struct Source {
+    pub(super) path: PathBuf,
+    pub(super) bytes: Bytes,
+    pub(super) tensors: Range<usize>,
+}
+
+/// Where the bytes of a file are.
+pub(super) enum Bytes {
+    /// Under its path, if what is there still looks like this.
+    File(Stamp),
+    /// A stream that was read to its end into a file without a name.
+    Spool(File),
+}
+
+/// What tells whether a file is still the same. A change within the tick of the file system's clock (up to 10 ms
+/// before Linux 6.13) in which the plan was made is not seen if the length stays.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Stamp {
+    device: u64,
+    inode: u64,
+    length: u64,
+    modified: (i64, i64),
+}
+
+impl Plan {
+    /// Reads the headers of a file, or of all shards of a folder or an index.
+    ///
+    /// A folder with a `*.safetensors.index.json` is read by it: tensors that are only in the index or only in one of
+    /// its shards are errors, files that it does not name do not matter. A folder without one is the set of all its
+    /// `*.safetensors`. Metadata of all shards is merged; where they contradict, the first shard by name is right.
+    ///
+    /// # Errors
+    /// [`FileError`]: the file cannot be read, is no regular file, is damaged or truncated, or shards and index do not
+    /// belong together.
+    pub fn from_path(path: &Path) -> Result<Self, FileError> {
+        let found = fs::metadata(path).map_err(|source| FileError::Open { file: path.to_owned(), source })?;
+        if found.is_dir() {
+            return match Folder::read(path)? {
+                Folder::Index(index) => Self::from_index(&index),
+                Folder::Shards(shards) => Self::from_shards(&shards, |_, error| error),
+            };
+        }
+        if is_index(path) {
+            return Self::from_index(path);
+        }
+        if is_safetensors(path) {
+            return Self::from_shards(&[path.to_owned()], |_, error| error);
+        }
+        let (file, stamp) = open(path)?;
+        let (tensor, start) = if has_suffix(path, ".npy") {
+            npy::read_header(path, &file, stamp.length)?
+        } else {
+            // Files of /proc say that they are empty. Whatever has more than it says is no file to take as it is.
+            let more = file.read_at(&mut [0], stamp.length);
+            match more.map_err(|source| FileError::Read { file: path.to_owned(), source })? {
+                0 => (raw(path, stamp.length)?, 0),
+                _ => return Err(changed(path, "it has more bytes than it says")),
+            }
+        };
+        Ok(Self::single(path, Bytes::File(stamp), tensor, start))
+    }
+
+    /// Reads a stream to its end as raw bytes: one tensor, [`SINGLE_TENSOR`], of `uint8`.
+    ///
+    /// A segment must know its length before it is filled, so the stream is kept in a memfd until the plan is dropped:
+    /// at the end of [`Plan::copy_to`] its bytes are in memory twice. To avoid that, write it to a file first.
+    ///
+    /// # Errors
+    /// [`FileError::TooLong`] as soon as there are more than `limit` bytes; [`FileError::Read`];
+    /// [`FileError::Full`] and [`FileError::Write`] if the memfd cannot take them.
+    pub fn from_reader(mut reader: impl Read, limit: u64) -> Result<Self, FileError> {
+        let path = Path::new("-");
+        let spool = memfd_create("partywall:-", MemfdFlags::CLOEXEC);
+        let mut spool = File::from(spool.map_err(|e| FileError::from_write(path, e.into()))?);
+        let (mut buffer, mut length) = (vec![0; BUFFER_BYTES], 0_u64);
+        loop {
+            let read = match reader.read(&mut buffer) {
+                Ok(0) => break,
+                Ok(read) => read,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(source) => {
+                    return Err(FileError::Read { file: path.to_owned(), source });
+                }
+            };
+            length += read as u64;
+            if length > limit {
+                return Err(FileError::TooLong { file: path.to_owned(), limit });
+            }
+            spool.write_all(&buffer[..read]).map_err(|e| FileError::from_write(path, e))?;
+        }
+        Ok(Self::single(path, Bytes::Spool(spool), raw(path, length)?, 0))
+    }
+
+    /// The tensors, in the order of their bytes: shard after shard.
+    pub fn tensors(&self) -> &[TensorInfo] {
+        &self.tensors
+    }
+
+    /// The metadata of the files.
+    pub fn metadata(&self) -> &[(String, String)] {
+        &self.metadata
+    }
+
+    /// Bytes of all tensors.
+    pub fn total_bytes(&self) -> u64 {
+        self.tensors.iter().fold(0, |sum, tensor| sum.saturating_add(tensor.bytes))
+    }
+
+    /// Adds the tensors and the metadata to a table.
+    ///
+    /// # Errors
+    /// [`FileError::Table`], for example if a name is too long or taken.
+    pub fn add_to(&self, table: &mut TableBuilder) -> Result<(), FileError> {
+        for source in &self.sources {
+            let failed = |error: TableError| FileError::Table { file: source.path.clone(), source: error };
+            for tensor in &self.tensors[source.tensors.clone()] {
+                table.add_strided(&tensor.name, tensor.dtype, &tensor.shape, &tensor.strides).map_err(failed)?;
+            }
+        }
+        for (key, value) in &self.metadata {
+            let failed = |error| FileError::Table { file: self.first_path().to_owned(), source: error };
+            table.set_metadata(key, value).map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn sources(&self) -> &[Source] {
+        &self.sources
+    }
+
+    /// Where the tensors of a source begin in its file.
+    pub(super) fn starts(&self) -> &[u64] {
+        &self.starts
+    }
+
+    /// A path to name in an error that is about none in particular.
+    pub(super) fn first_path(&self) -> &Path {
+        self.sources.first().map_or(Path::new(""), |source| &source.path)
+    }
+
+    fn from_index(path: &Path) -> Result<Self, FileError> {
+        let (file, stamp) = open(path)?;
+        let index = Index::read(path, &file, stamp.length)?;
+        let plan = Self::from_shards(index.shards(), |shard, error| index.shard_error(shard, error))?;
+        let mut found = HashMap::with_capacity(plan.tensors.len());
+        for (shard, source) in plan.sources.iter().enumerate() {
+            found.extend(plan.tensors[source.tensors.clone()].iter().map(|tensor| (tensor.name.as_str(), shard)));
+        }
+        index.check(&found)?;
+        Ok(plan)
+    }
+
+    fn from_shards(paths: &[PathBuf], error: impl Fn(usize, FileError) -> FileError) -> Result<Self, FileError> {
+        let (mut sources, mut tensors, mut starts) = (Vec::with_capacity(paths.len()), Vec::new(), Vec::new());
+        let (mut metadata, mut keys) = (Vec::new(), HashSet::new());
+        for (shard, path) in paths.iter().enumerate() {
+            let (file, stamp) = open(path).map_err(|e| error(shard, e))?;
+            let header: Header = safetensors::read_header(path, &file, stamp.length)?;
+            let first = tensors.len();
+            for (tensor, start) in header.tensors {
+                tensors.push(tensor);
+                starts.push(start);
+            }
+            metadata.extend(header.metadata.into_iter().filter(|(key, _)| keys.insert(key.clone())));
+            sources.push(Source { path: path.clone(), bytes: Bytes::File(stamp), tensors: first..tensors.len() });
+        }
+        let plan = Self { sources, tensors, starts, metadata };
+        plan.check_names()?;
+        Ok(plan)
+    }
+
+    fn single(path: &Path, bytes: Bytes, tensor: TensorInfo, start: u64) -> Self {
+        let source = Source { path: path.to_owned(), bytes, tensors: 0..1 };
+        Self { sources: vec![source], tensors: vec![tensor], starts: vec![start], metadata: Vec::new() }
+    }
+
+    /// Finds a tensor that is in two shards. Within one, the JSON parser has left one of each name.
+    fn check_names(&self) -> Result<(), FileError> {
+        let mut seen = HashMap::with_capacity(self.tensors.len());
+        for source in &self.sources {
+            for tensor in &self.tensors[source.tensors.clone()] {
+                match seen.entry(tensor.name.as_str()) {
+                    Entry::Vacant(entry) => drop(entry.insert(&source.path)),
+                    Entry::Occupied(entry) => {
+                        return Err(FileError::DuplicateTensor {
+                            tensor: tensor.name.clone(),
+                            first: (*entry.get()).clone(),
+                            second: source.path.clone(),
+                        });
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let files: Vec<_> = self.sources.iter().map(|source| &source.path).collect();
+        f.debug_struct("Plan").field("files", &files).field("tensors", &self.tensors.len()).finish_non_exhaustive()
+    }
+}
+
+impl Source {
+    /// Opens it, if it is still the same.
+    pub(super) fn open(&self) -> Result<File, FileError> {
+        match &self.bytes {
+            Bytes::Spool(file) => {
+                file.try_clone().map_err(|source| FileError::Open { file: self.path.clone(), source })
+            }
+            Bytes::File(stamp) => {
+                let (file, now) = open(&self.path).map_err(|e| self.gone(e))?;
+                stamp.check(&self.path, now).map(|()| file)
+            }
+        }
+    }
+
+    /// Fails if it is no longer the same.
+    pub(super) fn check(&self) -> Result<(), FileError> {
+        let Bytes::File(stamp) = &self.bytes else {
+            return Ok(());
+        };
+        let now = fs::metadata(&self.path).map_err(|source| FileError::Open { file: self.path.clone(), source });
+        stamp.check(&self.path, Stamp::of(&now.map_err(|e| self.gone(e))?))
+    }
+
+    /// It was there when the plan was made.
+    fn gone(&self, error: FileError) -> FileError {
+        match error {
+            FileError::Open { source, .. } if source.kind() == io::ErrorKind::NotFound => {
+                changed(&self.path, "it is gone")
+            }
+            error => error,
+        }
+    }
+}
+
+impl Stamp {
+    fn of(found: &Metadata) -> Self {
+        Self {
+            device: found.dev(),
+            inode: found.ino(),
+            length: found.len(),
+            modified: (found.mtime(), found.mtime_nsec()),
+        }
+    }
+
+    fn check(&self, path: &Path, now: Self) -> Result<(), FileError> {
+        if (self.device, self.inode) != (now.device, now.inode) {
+            return Err(changed(path, "another file has taken its place"));
+        }
+        if self.length != now.length {
+            return Err(changed(path, format!("it had {} bytes and has {}", self.length, now.length)));
+        }
+        if self.modified != now.modified { Err(changed(path, "it was written")) } else { Ok(()) }
+    }
+}
+
+/// Reads all of `out` at `offset`. A file that ends before has changed: its length was known.
+pub(super) fn read_exact_at(path: &Path, file: &File, out: &mut [u8], offset: u64) -> Result<(), FileError> {
+    file.read_exact_at(out, offset).map_err(|source| match source.kind() {
+        io::ErrorKind::UnexpectedEof => changed(path, "it became shorter"),
+        _ => FileError::Read { file: path.to_owned(), source },
+    })
+}
+
+/// Opens a regular file. Nothing else is opened: opening a pipe would wait for its writer, opening a device may do
+/// anything.
+fn open(path: &Path) -> Result<(File, Stamp), FileError> {
+    let failed = |source| FileError::Open { file: path.to_owned(), source };
+    regular(path, fs::metadata(path).map_err(failed)?.file_type())?;
+    // What is there may be another file by now.
+    let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits() as i32;
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(failed)?;
+    let found = file.metadata().map_err(failed)?;
+    regular(path, found.file_type())?;
+    Ok((file, Stamp::of(&found)))
+}
+
+fn regular(path: &Path, found: FileType) -> Result<(), FileError> {
+    let kind = match found {
+        found if found.is_file() => return Ok(()),
+        found if found.is_dir() => "a folder",
+        found if found.is_fifo() => "a pipe",
+        found if found.is_socket() => "a socket",
+        _ => "a device",
+    };
+    Err(FileError::NotRegular { file: path.to_owned(), kind })
+}
+
+fn raw(path: &Path, length: u64) -> Result<TensorInfo, FileError> {
+    TensorInfo::dense(SINGLE_TENSOR, DType::U8, vec![length], Order::C)
+        .ok_or_else(|| FileError::malformed(path, "it is too large"))
+}
+
+fn changed(path: &Path, why: impl Into<String>) -> FileError {
+    FileError::Changed { file: path.to_owned(), why: why.into() }
+}

@@ -1,0 +1,219 @@
+//! The header of a safetensors file: eight bytes with its length, then JSON. Read and written by the safetensors crate,
+//! apart from the metadata, whose order the crate does not keep.
+
+use std::{cmp::Reverse, collections::HashMap, fs::File, path::Path};
+
+use partywall_shm::DType;
+use safetensors::tensor::{Dtype as FileDType, Metadata, TensorInfo as FileTensor};
+use serde_json::{Map, Value};
+
+use super::{
+    error::FileError,
+    plan::read_exact_at,
+    tensor::{Order, TensorInfo},
+    write::Format,
+};
+
+/// What a header says.
+#[derive(Debug, Default)]
+pub(super) struct Header {
+    /// The tensors in the order of their bytes, each with the place of its first byte in the file.
+    pub(super) tensors: Vec<(TensorInfo, u64)>,
+    /// The pairs in the order of the file.
+    pub(super) metadata: Vec<(String, String)>,
+}
+
+/// Reads the header of `file`, which has `length` bytes, and checks it against that length.
+pub(super) fn read_header(path: &Path, file: &File, length: u64) -> Result<Header, FileError> {
+    let truncated = |expected| FileError::Truncated { file: path.to_owned(), expected, found: length };
+    if length < PREFIX {
+        return Err(truncated(PREFIX));
+    }
+    let mut prefix = [0; PREFIX as usize];
+    read_exact_at(path, file, &mut prefix, 0)?;
+    if prefix == LFS {
+        return Err(FileError::LfsPointer { file: path.to_owned() });
+    }
+    let bytes = u64::from_le_bytes(prefix);
+    if bytes > MAX_HEADER {
+        return Err(FileError::HeaderTooLarge { file: path.to_owned(), bytes, limit: MAX_HEADER });
+    }
+    let start = PREFIX + bytes;
+    if length < start {
+        return Err(truncated(start));
+    }
+    let mut json = vec![0; bytes as usize];
+    read_exact_at(path, file, &mut json, PREFIX)?;
+    let (header, data) = parse(path, &json, start)?;
+    match start.checked_add(data) {
+        Some(expected) if expected == length => Ok(header),
+        Some(expected) if expected < length => {
+            Err(FileError::TrailingBytes { file: path.to_owned(), expected, found: length })
+        }
+        expected => Err(truncated(expected.unwrap_or(u64::MAX))),
+    }
+}
+
+/// The header that the safetensors crate writes for these tensors, and the order in which their bytes follow it.
+pub(super) fn header(
+    path: &Path,
+    tensors: &[&TensorInfo],
+    metadata: &[(String, String)],
+) -> Result<(Vec<u8>, Vec<usize>), FileError> {
+    let format = Format::SafeTensors;
+    let mut types = Vec::with_capacity(tensors.len());
+    for tensor in tensors {
+        let (file, name) = (path.to_owned(), tensor.name.clone());
+        if tensor.name == METADATA {
+            return Err(FileError::ReservedName { file, tensor: name, format });
+        }
+        if !tensor.is_contiguous() {
+            let (shape, strides) = (tensor.shape.clone(), tensor.strides.clone());
+            return Err(FileError::FormatLacksStrides { file, tensor: name, shape, strides, format });
+        }
+        let Some(dtype) = file_dtype(tensor.dtype) else {
+            return Err(FileError::FormatLacksElements { file, tensor: name, dtype: tensor.dtype, format });
+        };
+        types.push(dtype);
+    }
+    // As the crate orders them: by descending alignment, so that every tensor is aligned, then by name.
+    let mut order: Vec<usize> = (0..tensors.len()).collect();
+    order.sort_by_key(|i| (Reverse(types[*i]), &tensors[*i].name));
+
+    let mut end = 0;
+    let entries = order.iter().map(|i| {
+        let (tensor, start) = (tensors[*i], end);
+        end += tensor.bytes as usize;
+        let shape = tensor.shape.iter().map(|n| *n as usize).collect();
+        (tensor.name.clone(), FileTensor { dtype: types[*i], shape, data_offsets: (start, end) })
+    });
+    let written = Metadata::new(None, entries.collect()).map_err(|e| FileError::malformed(path, e))?;
+    let mut json = serde_json::to_vec(&written).map_err(|e| FileError::malformed(path, e))?;
+    if !metadata.is_empty() {
+        let pairs: Map<_, _> = metadata.iter().map(|(k, v)| (k.clone(), Value::String(v.clone()))).collect();
+        let mut with = format!("{{\"{METADATA}\":").into_bytes();
+        serde_json::to_writer(&mut with, &pairs).map_err(|e| FileError::malformed(path, e))?;
+        with.extend_from_slice(if tensors.is_empty() { b"" } else { b"," });
+        with.extend_from_slice(&json[1..]);
+        json = with;
+    }
+    json.resize(json.len().next_multiple_of(PREFIX as usize), b' ');
+    let bytes = json.len() as u64;
+    if bytes > MAX_HEADER {
+        return Err(FileError::HeaderTooLarge { file: path.to_owned(), bytes, limit: MAX_HEADER });
+    }
+    Ok(([&bytes.to_le_bytes(), &json[..]].concat(), order))
+}
+
+/// What the JSON of a header says, and how many bytes follow it; `start` is where they begin.
+fn parse(path: &Path, json: &[u8], start: u64) -> Result<(Header, u64), FileError> {
+    let parsed: Metadata = serde_json::from_slice(json).map_err(|e| FileError::malformed(path, e))?;
+    let mut tensors = Vec::new();
+    for (name, entry) in parsed.tensors() {
+        let shape = entry.shape.iter().map(|n| *n as u64).collect();
+        let large = || FileError::malformed(path, format!("tensor {name:?} is too large"));
+        let Some(dtype) = dtype(entry.dtype) else {
+            let why = "this version of Partywall does not know them";
+            return Err(FileError::UnsupportedElements { file: path.to_owned(), dtype: entry.dtype.to_string(), why });
+        };
+        let at = start.checked_add(entry.data_offsets.0 as u64).ok_or_else(large)?;
+        tensors.push((TensorInfo::dense(&name, dtype, shape, Order::C).ok_or_else(large)?, at));
+    }
+    // The crate has checked that the bytes of each tensor begin where those of the one before end. The names decide
+    // among tensors without bytes, for which it has no order.
+    tensors.sort_by(|(a, a_at), (b, b_at)| (a_at, a.bytes, &a.name).cmp(&(b_at, b.bytes, &b.name)));
+    let metadata = match parsed.metadata() {
+        None => Vec::new(),
+        Some(pairs) if pairs.len() < 2 => pairs.iter().map(|(k, v)| (k.clone(), v.clone())).collect(),
+        Some(pairs) => ordered(json, pairs.iter().map(|(k, v)| (k.clone(), v.clone())).collect()),
+    };
+    Ok((Header { tensors, metadata }, parsed.data_len() as u64))
+}
+
+/// The pairs in the order of the file; the crate gives them in none.
+fn ordered(json: &[u8], mut pairs: Vec<(String, String)>) -> Vec<(String, String)> {
+    let header: Map<String, Value> = serde_json::from_slice(json).unwrap_or_default();
+    let places = header
+        .get(METADATA)
+        .and_then(Value::as_object)
+        .map(|found| found.keys().enumerate().map(|(place, key)| (key.as_str(), place)).collect::<HashMap<_, _>>());
+    pairs.sort_by_key(|(key, _)| places.as_ref().and_then(|p| p.get(key.as_str()).copied()));
+    pairs
+}
+
+macro_rules! dtypes {
+    ($($ours:ident = $theirs:ident,)*) => {
+        fn dtype(theirs: FileDType) -> Option<DType> {
+            match theirs { $(FileDType::$theirs => Some(DType::$ours),)* _ => None }
+        }
+
+        fn file_dtype(ours: DType) -> Option<FileDType> {
+            match ours { $(DType::$ours => Some(FileDType::$theirs),)* _ => None }
+        }
+    };
+}
+
+dtypes! {
+    Bool = BOOL,
+    U8 = U8,
+    I8 = I8,
+    U16 = U16,
+    I16 = I16,
+    U32 = U32,
+    I32 = I32,
+    U64 = U64,
+    I64 = I64,
+    F16 = F16,
+    BF16 = BF16,
+    F32 = F32,
+    F64 = F64,
+    F8E4M3 = F8_E4M3,
+    F8E5M2 = F8_E5M2,
+    F8E4M3Fnuz = F8_E4M3FNUZ,
+    F8E5M2Fnuz = F8_E5M2FNUZ,
+    F8E8M0 = F8_E8M0,
+    F6E3M2 = F6_E3M2,
+    F6E2M3 = F6_E2M3,
+    F4 = F4,
+    C64 = C64,
+}
+
+/// Bytes before the JSON.
+const PREFIX: u64 = 8;
+
+/// The longest header that the format allows.
+const MAX_HEADER: u64 = 100_000_000;
+
+/// How a Git LFS pointer begins.
+const LFS: [u8; 8] = *b"version ";
+
+/// The entry of a header that is no tensor.
+const METADATA: &str = "__metadata__";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_dtype_of_the_format_is_ours_too() {
+        let known = DType::ALL.iter().filter_map(|ours| Some((*ours, file_dtype(*ours)?)));
+        let known: Vec<_> = known.collect();
+        assert_eq!(known.len(), 22);
+        for (ours, theirs) in known {
+            assert_eq!(dtype(theirs), Some(ours));
+            assert_eq!(theirs.bitsize() as u64, ours.bits());
+            let parsed: FileDType = serde_json::from_str(&format!("\"{theirs}\"")).unwrap();
+            assert_eq!(parsed, theirs);
+        }
+        assert_eq!(file_dtype(DType::C128), None);
+    }
+
+    #[test]
+    fn metadata_keeps_its_order() {
+        let pairs: Vec<_> = (0..40).map(|i| (format!("k{}", i * 7 % 40), i.to_string())).collect();
+        let (bytes, _) = header(Path::new("f"), &[], &pairs).unwrap();
+        let (read, data) = parse(Path::new("f"), &bytes[8..], bytes.len() as u64).unwrap();
+        assert_eq!(read.metadata, pairs);
+        assert_eq!(data, 0);
+    }
+}

@@ -1,0 +1,162 @@
+//! Several safetensors files that are one set of tensors.
+
+use std::{
+    collections::HashMap,
+    fs::{self, File},
+    io::Read,
+    path::{Component, Path, PathBuf},
+};
+
+use serde_json::{Map, Value};
+
+use super::error::FileError;
+
+/// Which tensor an index wants from which of its shards.
+#[derive(Debug)]
+pub(super) struct Index {
+    path: PathBuf,
+    shards: Vec<PathBuf>,
+    /// Tensor → place in `shards`.
+    wanted: HashMap<String, usize>,
+}
+
+/// What a folder means.
+#[derive(Debug)]
+pub(super) enum Folder {
+    /// It has an index.
+    Index(PathBuf),
+    /// It has none: all its shards, sorted by name.
+    Shards(Vec<PathBuf>),
+}
+
+impl Index {
+    /// Reads an index.
+    pub(super) fn read(path: &Path, file: &File, length: u64) -> Result<Self, FileError> {
+        if length > MAX_INDEX {
+            return Err(FileError::HeaderTooLarge { file: path.to_owned(), bytes: length, limit: MAX_INDEX });
+        }
+        let mut json = Vec::new();
+        let read = file.take(MAX_INDEX).read_to_end(&mut json);
+        read.map_err(|source| FileError::Read { file: path.to_owned(), source })?;
+        Self::parse(path, &json)
+    }
+
+    /// The shards in the order of their names.
+    pub(super) fn shards(&self) -> &[PathBuf] {
+        &self.shards
+    }
+
+    /// The error for a shard that cannot be opened.
+    pub(super) fn shard_error(&self, shard: usize, error: FileError) -> FileError {
+        match error {
+            FileError::Open { file, source } if source.kind() == std::io::ErrorKind::NotFound => {
+                FileError::MissingShard {
+                    index: self.path.clone(),
+                    shard: file,
+                    tensor: self.first(|_, from| from == shard).unwrap_or_default(),
+                    source,
+                }
+            }
+            other => other,
+        }
+    }
+
+    /// Compares the index with what the shards contain: tensor → place of its shard.
+    pub(super) fn check(&self, found: &HashMap<&str, usize>) -> Result<(), FileError> {
+        let missing = self.first(|tensor, from| found.get(tensor) != Some(&from));
+        if let Some(tensor) = missing {
+            let shard = self.shards[self.wanted[&tensor]].clone();
+            return Err(FileError::MissingTensor { index: self.path.clone(), shard, tensor });
+        }
+        let foreign = found.iter().filter(|(tensor, _)| !self.wanted.contains_key(**tensor)).min();
+        match foreign {
+            None => Ok(()),
+            Some((tensor, shard)) => Err(FileError::ForeignTensor {
+                index: self.path.clone(),
+                shard: self.shards[*shard].clone(),
+                tensor: (*tensor).to_owned(),
+            }),
+        }
+    }
+
+    fn parse(path: &Path, json: &[u8]) -> Result<Self, FileError> {
+        let mut index: Map<String, Value> = serde_json::from_slice(json).map_err(|e| FileError::malformed(path, e))?;
+        let Some(Value::Object(map)) = index.remove("weight_map") else {
+            return Err(FileError::malformed(path, "it has no weight_map"));
+        };
+        let mut names = Vec::with_capacity(map.len());
+        for (tensor, shard) in map {
+            let Value::String(shard) = shard else {
+                return Err(FileError::malformed(path, format!("its weight_map names no shard for tensor {tensor:?}")));
+            };
+            names.push((tensor, shard));
+        }
+        let mut shards: Vec<&str> = names.iter().map(|(_, shard)| shard.as_str()).collect();
+        shards.sort_unstable();
+        shards.dedup();
+        for shard in &shards {
+            let inside =
+                Path::new(shard).components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
+            if shard.is_empty() || shard.contains('\0') || !inside {
+                return Err(FileError::OutsideFolder { index: path.to_owned(), shard: (*shard).to_owned() });
+            }
+        }
+        let folder = path.parent().unwrap_or(Path::new(""));
+        let places: HashMap<&str, usize> = shards.iter().enumerate().map(|(place, shard)| (*shard, place)).collect();
+        Ok(Self {
+            path: path.to_owned(),
+            shards: shards.iter().map(|shard| folder.join(shard)).collect(),
+            wanted: names.iter().map(|(tensor, shard)| (tensor.clone(), places[shard.as_str()])).collect(),
+        })
+    }
+
+    /// The first tensor by name for which `wanted` holds.
+    fn first(&self, wanted: impl Fn(&str, usize) -> bool) -> Option<String> {
+        self.wanted.iter().filter(|(tensor, from)| wanted(tensor, **from)).map(|(tensor, _)| tensor).min().cloned()
+    }
+}
+
+impl Folder {
+    /// Looks into a folder. Files other than shards and indexes do not matter.
+    pub(super) fn read(folder: &Path) -> Result<Self, FileError> {
+        let failed = |source| FileError::Open { file: folder.to_owned(), source };
+        let (mut shards, mut index) = (Vec::new(), None);
+        for entry in fs::read_dir(folder).map_err(failed)? {
+            let path = entry.map_err(failed)?.path();
+            if is_index(&path) {
+                if let Some(first) = index.replace(path.clone()) {
+                    let name = |path: &Path| path.file_name().unwrap_or_default().into();
+                    let (first, second) = (name(&first), name(&path));
+                    return Err(FileError::TwoIndexes { folder: folder.to_owned(), first, second });
+                }
+            } else if is_safetensors(&path) {
+                shards.push(path);
+            }
+        }
+        shards.sort_unstable();
+        match index {
+            Some(index) => Ok(Self::Index(index)),
+            None if shards.is_empty() => Err(FileError::NoShards { folder: folder.to_owned() }),
+            None => Ok(Self::Shards(shards)),
+        }
+    }
+}
+
+/// Whether the name says that it is an index.
+pub(super) fn is_index(path: &Path) -> bool {
+    has_suffix(path, ".safetensors.index.json")
+}
+
+/// Whether the name says that it is a safetensors file.
+pub(super) fn is_safetensors(path: &Path) -> bool {
+    has_suffix(path, ".safetensors")
+}
+
+/// Whether the name ends in `suffix`, in letters of any case.
+pub(super) fn has_suffix(path: &Path, suffix: &str) -> bool {
+    let name = path.file_name().unwrap_or_default().as_encoded_bytes();
+    name.len() >= suffix.len() && name[name.len() - suffix.len()..].eq_ignore_ascii_case(suffix.as_bytes())
+}
+
+/// The longest index that is read: as long as a safetensors header.
+const MAX_INDEX: u64 = 100_000_000;

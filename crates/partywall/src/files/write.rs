@@ -1,0 +1,251 @@
+//! Writing tensors to a file or a stream.
+
+use std::{
+    ffi::OsString,
+    fmt,
+    fs::{self, File, OpenOptions},
+    io::{self, Write},
+    path::{Path, PathBuf},
+    process,
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+};
+
+use super::{
+    copy::BUFFER_BYTES,
+    error::{FileError, SinkError},
+    npy, safetensors,
+    shards::{has_suffix, is_safetensors},
+    tensor::TensorInfo,
+};
+
+/// Where tensors are read from.
+pub trait Content {
+    /// The tensors in the order in which they were given.
+    fn tensors(&self) -> Vec<TensorInfo>;
+
+    /// The metadata.
+    fn metadata(&self) -> Vec<(String, String)>;
+
+    /// Copies the bytes at `offset` of a tensor, by its place in [`Content::tensors`], to `out`.
+    ///
+    /// # Errors
+    /// Ends the writing as [`FileError::Content`].
+    fn read(&self, tensor: usize, offset: u64, out: &mut [u8]) -> Result<(), SinkError>;
+}
+
+/// What a file looks like.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Format {
+    /// The bytes of one tensor as they lie in memory, with nothing around them.
+    Raw,
+    /// One tensor with its type and shape.
+    Npy,
+    /// Tensors with their names, and metadata. The file is the one that the safetensors library writes.
+    SafeTensors,
+}
+
+impl Format {
+    /// The format that the suffix of `path` stands for: `.npy`, `.safetensors`, or [`Format::Raw`] for any other.
+    pub fn from_path(path: &Path) -> Self {
+        if has_suffix(path, ".npy") {
+            Self::Npy
+        } else if is_safetensors(path) {
+            Self::SafeTensors
+        } else {
+            Self::Raw
+        }
+    }
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Raw => "raw bytes",
+            Self::Npy => ".npy",
+            Self::SafeTensors => ".safetensors",
+        })
+    }
+}
+
+/// Writes tensors to a stream: all of them, or the one that `selection` names. Returns how many bytes were written.
+///
+/// `progress` is told how many bytes more have been written. `cancel` ends the writing within one buffer's time.
+///
+/// # Errors
+/// [`FileError`], before anything is written if `format` cannot hold the tensors; [`FileError::ClosedPipe`] if nobody
+/// reads any more. The stream is called `-` there.
+pub fn write_to(
+    content: &dyn Content,
+    selection: Option<&str>,
+    format: Format,
+    out: &mut dyn Write,
+    progress: &dyn Fn(u64),
+    cancel: &AtomicBool,
+) -> Result<u64, FileError> {
+    Job::new(Path::new("-"), content, selection, format)?.run(out, progress, cancel)
+}
+
+/// Writes tensors to a file, in the format that its suffix stands for: all of them, or the one that `selection` names.
+/// Returns how many bytes were written.
+///
+/// The file appears under its name when it is complete, in place of one that had the name; on any error that one stays
+/// as it is, and nothing else is left. A pipe or a device is written to directly.
+///
+/// # Errors
+/// As [`write_to`]; also [`FileError::Full`], [`FileError::IsFolder`] and [`FileError::Write`].
+pub fn write_to_path(
+    content: &dyn Content,
+    selection: Option<&str>,
+    path: &Path,
+    progress: &dyn Fn(u64),
+    cancel: &AtomicBool,
+) -> Result<u64, FileError> {
+    let failed = |error| FileError::from_write(path, error);
+    let job = Job::new(path, content, selection, Format::from_path(path))?;
+    match fs::metadata(path) {
+        Ok(found) if found.is_dir() => Err(FileError::IsFolder { file: path.to_owned() }),
+        Ok(found) if !found.is_file() => {
+            let mut file = OpenOptions::new().write(true).open(path).map_err(failed)?;
+            job.run(&mut file, progress, cancel)
+        }
+        found => {
+            // A link stays a link, and what it points to is replaced.
+            let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+            let mut draft = Draft::create(&target).map_err(failed)?;
+            if let Ok(found) = found {
+                draft.file.set_permissions(found.permissions()).map_err(failed)?;
+            }
+            let written = job.run(&mut draft.file, progress, cancel)?;
+            draft.publish(&target).map_err(failed)?;
+            Ok(written)
+        }
+    }
+}
+
+/// What is to be written.
+struct Job<'a> {
+    path: &'a Path,
+    content: &'a dyn Content,
+    header: Vec<u8>,
+    /// The tensors whose bytes follow, each with its place in the content.
+    tensors: Vec<(usize, TensorInfo)>,
+}
+
+impl<'a> Job<'a> {
+    fn new(
+        path: &'a Path,
+        content: &'a dyn Content,
+        selection: Option<&str>,
+        format: Format,
+    ) -> Result<Self, FileError> {
+        let mut tensors: Vec<_> = content.tensors().into_iter().enumerate().collect();
+        if let Some(name) = selection {
+            tensors.retain(|(_, tensor)| tensor.name == name);
+            if tensors.is_empty() {
+                return Err(FileError::NoSuchTensor { file: path.to_owned(), tensor: name.to_owned() });
+            }
+        }
+        if format == Format::SafeTensors {
+            let all: Vec<_> = tensors.iter().map(|(_, tensor)| tensor).collect();
+            let (header, order) = safetensors::header(path, &all, &content.metadata())?;
+            let tensors = order.into_iter().map(|i| tensors[i].clone()).collect();
+            return Ok(Self { path, content, header, tensors });
+        }
+        let [(_, tensor)] = &tensors[..] else {
+            let first = tensors.first().map(|(_, tensor)| tensor.name.clone());
+            return Err(FileError::NotOneTensor { file: path.to_owned(), count: tensors.len(), first });
+        };
+        let header = if format == Format::Npy { npy::header(path, tensor)? } else { Vec::new() };
+        Ok(Self { path, content, header, tensors })
+    }
+
+    /// Writes it, small tensors together.
+    fn run(&self, out: &mut dyn Write, progress: &dyn Fn(u64), cancel: &AtomicBool) -> Result<u64, FileError> {
+        let mut out = Output { path: self.path, out, progress, cancel, written: 0 };
+        out.write(&self.header)?;
+        let (mut buffer, mut filled) = (vec![0; BUFFER_BYTES], 0);
+        for (index, tensor) in &self.tensors {
+            let mut offset = 0;
+            while offset < tensor.bytes {
+                if filled == buffer.len() {
+                    out.write(&buffer)?;
+                    filled = 0;
+                }
+                let len = (tensor.bytes - offset).min((buffer.len() - filled) as u64) as usize;
+                let read = self.content.read(*index, offset, &mut buffer[filled..filled + len]);
+                read.map_err(|source| FileError::Content {
+                    file: self.path.to_owned(),
+                    tensor: tensor.name.clone(),
+                    source,
+                })?;
+                offset += len as u64;
+                filled += len;
+            }
+        }
+        out.write(&buffer[..filled])?;
+        out.out.flush().map_err(|e| FileError::from_write(self.path, e))?;
+        Ok(out.written)
+    }
+}
+
+struct Output<'a> {
+    path: &'a Path,
+    out: &'a mut dyn Write,
+    progress: &'a dyn Fn(u64),
+    cancel: &'a AtomicBool,
+    written: u64,
+}
+
+impl Output<'_> {
+    fn write(&mut self, bytes: &[u8]) -> Result<(), FileError> {
+        if self.cancel.load(Ordering::Relaxed) {
+            return Err(FileError::Cancelled { file: self.path.to_owned() });
+        }
+        self.out.write_all(bytes).map_err(|e| FileError::from_write(self.path, e))?;
+        self.written += bytes.len() as u64;
+        (self.progress)(bytes.len() as u64);
+        Ok(())
+    }
+}
+
+/// A file that is not complete yet, in the folder of its target. Removed unless it is published.
+struct Draft {
+    file: File,
+    path: Option<PathBuf>,
+}
+
+impl Draft {
+    fn create(target: &Path) -> io::Result<Self> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        loop {
+            let mut name = OsString::from(".partywall-");
+            name.push(format!("{}-{}", process::id(), NEXT.fetch_add(1, Ordering::Relaxed)));
+            let path = target.with_file_name(name);
+            match OpenOptions::new().write(true).create_new(true).open(&path) {
+                // Left by a killed process that had our pid.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                file => {
+                    return file.map(|file| Self { file, path: Some(path) });
+                }
+            }
+        }
+    }
+
+    fn publish(mut self, target: &Path) -> io::Result<()> {
+        if let Some(path) = &self.path {
+            fs::rename(path, target)?;
+        }
+        self.path = None;
+        Ok(())
+    }
+}
+
+impl Drop for Draft {
+    fn drop(&mut self) {
+        if let Some(path) = &self.path {
+            // Nobody is left to tell; the name says whose it was.
+            let _ = fs::remove_file(path);
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! From a name to a file: which tensor is meant, and writing it.
+
+use std::{fmt, io::Write, path::Path, str::FromStr, sync::atomic::AtomicBool, time::Duration};
+
+use crate::{
+    domain::{Domain, check_name},
+    error::{Error, Result},
+    files::{self, Content, Format, SinkError, TensorInfo},
+    put::unwrap,
+    segment::{Segment, Tensor},
+};
+
+/// A segment, a version of it, a tensor in it, as people write it: `NAME`, `NAME@V`, `NAME:TENSOR`, `NAME@V:TENSOR`
+/// or `NAME:TENSOR@V`.
+///
+/// A name contains neither `:` nor `@`, so it ends at the first of them. A tensor's name may contain both: behind `@V:`
+/// it is taken as it stands. In `NAME:TENSOR@V` the whole `TENSOR@V` is the tensor's name if the latest version has
+/// such a tensor; that is looked up by [`Domain::open_address`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Address {
+    name: String,
+    version: Option<u64>,
+    tensor: Option<String>,
+    /// A version that may as well be the end of the tensor's name, and the name without it.
+    perhaps: Option<(String, u64)>,
+}
+
+impl Address {
+    /// The segment's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+impl FromStr for Address {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let bad = |why: &str| Error::BadName { name: text.to_owned(), why: why.to_owned() };
+        let version = |digits: &str| match digits.parse() {
+            Ok(version) if version > 0 && digits.bytes().all(|b| b.is_ascii_digit()) => Some(version),
+            _ => None,
+        };
+        let end = text.find([':', '@']).unwrap_or(text.len());
+        let (name, rest) = text.split_at(end);
+        check_name(name)?;
+        let mut address = Self { name: name.to_owned(), version: None, tensor: None, perhaps: None };
+        let tensor = match rest.strip_prefix('@') {
+            Some(rest) => {
+                let (digits, tensor) = rest.split_once(':').map_or((rest, None), |(digits, rest)| (digits, Some(rest)));
+                let why = "behind `@` stands a version: 1, 2, …";
+                address.version = Some(version(digits).ok_or_else(|| bad(why))?);
+                tensor
+            }
+            None => {
+                let tensor = rest.strip_prefix(':');
+                let split = tensor.and_then(|tensor| tensor.rsplit_once('@'));
+                address.perhaps = split
+                    .and_then(|(tensor, digits)| Some((tensor.to_owned(), version(digits)?)))
+                    .filter(|(tensor, _)| !tensor.is_empty());
+                tensor
+            }
+        };
+        if tensor == Some("") {
+            return Err(bad("behind `:` stands the name of a tensor"));
+        }
+        address.tensor = tensor.map(str::to_owned);
+        Ok(address)
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)?;
+        if let Some(version) = self.version {
+            write!(f, "@{version}")?;
+        }
+        if let Some(tensor) = &self.tensor {
+            write!(f, ":{tensor}")?;
+        }
+        Ok(())
+    }
+}
+
+impl Domain {
+    /// Opens the version that an address means for reading, and says which of its tensors is meant. Waits up to
+    /// `timeout` for one that is not there.
+    ///
+    /// # Errors
+    /// As [`Domain::open`]; [`Error::NoSuchTensor`].
+    pub fn open_address(&self, address: &Address, timeout: Duration) -> Result<(Segment, Option<String>)> {
+        let opener = self.opener(&address.name).timeout(timeout);
+        let opener = if let Some(version) = address.version { opener.version(version) } else { opener };
+        let mut segment = opener.open()?;
+        let mut tensor = address.tensor.clone();
+        if let (Some(whole), Some((stem, version))) = (&tensor, &address.perhaps)
+            && segment.tensor(whole).is_err()
+        {
+            if segment.version() != *version {
+                segment = opener.version(*version).open()?;
+            }
+            tensor = Some(stem.clone());
+        }
+        if let Some(tensor) = &tensor {
+            segment.tensor(tensor)?;
+        }
+        Ok((segment, tensor))
+    }
+}
+
+impl Segment {
+    /// Writes it to a file, or one of its tensors, in the format that the file's suffix stands for; see
+    /// [`files::write_to_path`]. Returns how many bytes were written.
+    ///
+    /// `progress` is told how many bytes more have been written; `cancel` ends it.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchTensor`], [`Error::File`], [`Error::Cuda`].
+    pub fn write_to_path(
+        &self,
+        tensor: Option<&str>,
+        path: &Path,
+        progress: &dyn Fn(u64),
+        cancel: &AtomicBool,
+    ) -> Result<u64> {
+        files::write_to_path(&Tensors::of(self, tensor)?, tensor, path, progress, cancel).map_err(unwrap)
+    }
+
+    /// Writes it to a stream, or one of its tensors; see [`files::write_to`]. Returns how many bytes were written.
+    ///
+    /// # Errors
+    /// As [`Segment::write_to_path`].
+    pub fn write_to(
+        &self,
+        tensor: Option<&str>,
+        format: Format,
+        out: &mut dyn Write,
+        progress: &dyn Fn(u64),
+        cancel: &AtomicBool,
+    ) -> Result<u64> {
+        files::write_to(&Tensors::of(self, tensor)?, tensor, format, out, progress, cancel).map_err(unwrap)
+    }
+}
+
+/// A segment as the writers of files see it.
+struct Tensors<'a> {
+    segment: &'a Segment,
+    tensors: Vec<Tensor<'a>>,
+}
+
+impl<'a> Tensors<'a> {
+    /// All tensors, if there is the one that is wanted.
+    fn of(segment: &'a Segment, wanted: Option<&str>) -> Result<Self> {
+        wanted.map_or(Ok(()), |tensor| segment.tensor(tensor).map(drop))?;
+        Ok(Self { segment, tensors: segment.tensors() })
+    }
+}
+
+impl Content for Tensors<'_> {
+    fn tensors(&self) -> Vec<TensorInfo> {
+        let info = |tensor: &Tensor<'_>| TensorInfo {
+            name: tensor.name().to_owned(),
+            dtype: tensor.dtype(),
+            shape: tensor.shape(),
+            strides: tensor.strides(),
+            bytes: tensor.bytes(),
+        };
+        self.tensors.iter().map(info).collect()
+    }
+
+    fn metadata(&self) -> Vec<(String, String)> {
+        self.segment.metadata().map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
+    }
+
+    fn read(&self, tensor: usize, offset: u64, out: &mut [u8]) -> Result<(), SinkError> {
+        Ok(self.tensors[tensor].read_at(offset, out)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    type Parts<'a> = (&'a str, Option<u64>, Option<&'a str>, Option<(&'a str, u64)>);
+
+    #[test]
+    fn a_name_ends_at_the_first_colon_or_at_sign() {
+        let cases: [(&str, Parts<'_>); 9] = [
+            ("llm", ("llm", None, None, None)),
+            ("llm@3", ("llm", Some(3), None, None)),
+            ("a/b:w", ("a/b", None, Some("w"), None)),
+            ("a:w.0:x", ("a", None, Some("w.0:x"), None)),
+            ("a@2:w@9", ("a", Some(2), Some("w@9"), None)),
+            ("a:w@9", ("a", None, Some("w@9"), Some(("w", 9)))),
+            ("a:w@x", ("a", None, Some("w@x"), None)),
+            ("a:w@0", ("a", None, Some("w@0"), None)),
+            ("a:@4", ("a", None, Some("@4"), None)),
+        ];
+        for (text, (name, version, tensor, perhaps)) in cases {
+            let address: Address = text.parse().expect(text);
+            assert_eq!(address.name(), name);
+            assert_eq!(address.version, version, "{text}");
+            assert_eq!(address.tensor.as_deref(), tensor, "{text}");
+            assert_eq!(address.perhaps.as_ref().map(|(t, v)| (t.as_str(), *v)), perhaps, "{text}");
+            assert_eq!(address.to_string(), text);
+        }
+    }
+
+    #[test]
+    fn what_is_no_address_is_refused() {
+        for text in ["", ":w", "@3", "a b", "a@", "a@x", "a@0", "a@+1", "a@-1", "a:", "a@3:", "a@3@4"] {
+            let error = text.parse::<Address>().expect_err(text);
+            assert!(matches!(error, Error::BadName { .. }), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! What a domain tells about its names, members and broker.
+
+use std::os::fd::OwnedFd;
+
+use partywall_os::map::SealedMap;
+use partywall_shm::Table;
+pub use partywall_wire::{HolderInfo, Kind, MemberInfo, MemberState, NameInfo, StatusInfo, VersionInfo};
+
+use crate::error::{Error, Result};
+
+/// What a removal left.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Removed {
+    /// The version that was the latest.
+    pub version: u64,
+    /// Bytes that stay until their holders drop them.
+    pub bytes_kept: u64,
+    /// Who those are.
+    pub holders: Vec<HolderInfo>,
+}
+
+/// Everything about one version of a name.
+#[derive(Debug)]
+pub struct SegmentInfo {
+    /// The name.
+    pub name: String,
+    /// The version.
+    pub version: VersionInfo,
+    /// Bytes of each chunk, as allocated.
+    pub chunks: Vec<u64>,
+    /// Its tensors.
+    pub table: Table<TableBytes>,
+    /// Whether it is the latest.
+    pub is_latest: bool,
+    /// All versions that exist, in order.
+    pub versions: Vec<VersionInfo>,
+    /// Who holds it.
+    pub holders: Vec<HolderInfo>,
+    /// The process that builds the next version under a claim.
+    pub builder: Option<u32>,
+}
+
+/// The bytes of a table, wherever they are. They never change.
+#[derive(Debug)]
+pub enum TableBytes {
+    /// Arrived in a message.
+    Inline(Vec<u8>),
+    /// In a sealed memfd.
+    Sealed(SealedMap),
+}
+
+impl AsRef<[u8]> for TableBytes {
+    fn as_ref(&self) -> &[u8] {
+        match self {
+            Self::Inline(bytes) => bytes,
+            Self::Sealed(map) => map.bytes(),
+        }
+    }
+}
+
+/// Reads a received table; `fd` is its memfd, if it has one.
+pub(crate) fn table(
+    name: &str,
+    table: partywall_wire::Table,
+    fd: Option<OwnedFd>,
+    chunks: &[u64],
+) -> Result<Table<TableBytes>> {
+    let bytes = match (table, fd) {
+        (partywall_wire::Table::Inline(bytes), _) => TableBytes::Inline(bytes),
+        (partywall_wire::Table::Fd { .. }, Some(fd)) => TableBytes::Sealed(
+            SealedMap::new(&fd).map_err(|e| Error::system(format!("mapping the tensor table of {name:?}"), e))?,
+        ),
+        (partywall_wire::Table::Fd { .. }, None) => {
+            return Err(Error::NoFileDescriptor(format!("the tensor table of {name:?}")));
+        }
+    };
+    Table::parse(bytes, chunks).map_err(|source| Error::Table { name: name.to_owned(), source })
+}
+
+pub(crate) fn segment(info: partywall_wire::SegmentInfo, fds: Vec<OwnedFd>) -> Result<SegmentInfo> {
+    let table = table(&info.name, info.table, fds.into_iter().next(), &info.chunks)?;
+    Ok(SegmentInfo {
+        name: info.name,
+        version: info.version,
+        chunks: info.chunks,
+        table,
+        is_latest: info.is_latest,
+        versions: info.versions,
+        holders: info.holders,
+        builder: info.builder,
+    })
+}
+
+/// `NAME` or `NAME@V`, quoted.
+pub(crate) fn with_version(name: &str, version: Option<u64>) -> String {
+    version.map_or_else(|| format!("{name:?}"), |v| format!("\"{name}@{v}\""))
+}

@@ -1,0 +1,201 @@
+//! Host memory: one sealed memfd a chunk.
+//!
+//! A frozen version is sealed against writing by the kernel, so that its readers get plain slices. A mutable one can
+//! never be frozen, and is reached by volatile accesses only.
+
+use std::os::fd::OwnedFd;
+
+use partywall_os::{
+    Errno,
+    map::{SealedMap, SharedMap},
+    memfd,
+};
+use partywall_wire::Kind as WireKind;
+
+use super::{Attach, Copy, Draft, Kind, Memory, Upload, Uploads, wrong_kind};
+use crate::{
+    error::{Error, Result},
+    gpu::{DeviceRange, Gpus},
+    place::Place,
+};
+
+/// Bytes of an upload's buffer: it stays in a core's second-level cache between reading and writing.
+const BUFFER: usize = 512 * 1024;
+
+/// The kind.
+pub(super) struct Host;
+
+impl Kind for Host {
+    fn wire(&self) -> WireKind {
+        WireKind::Host
+    }
+
+    fn name(&self) -> &'static str {
+        "host"
+    }
+
+    fn lives_at(&self, place: Place) -> bool {
+        place == Place::Host
+    }
+
+    fn allocate(&self, name: &str, _: Place, used: &[u64], _: &Gpus) -> Result<Box<dyn Draft>> {
+        let chunk = |bytes: &u64| {
+            memfd::Draft::create(&format!("partywall:{name}"), *bytes).map_err(|errno| match errno {
+                Errno::NOMEM | Errno::INVAL | Errno::FBIG | Errno::OVERFLOW => Error::OutOfMemory {
+                    name: name.to_owned(),
+                    place: Place::Host,
+                    asked: *bytes,
+                    free: None,
+                    total: None,
+                    held: None,
+                },
+                errno => Error::system(format!("making a memfd of {bytes} bytes for {name:?}"), errno),
+            })
+        };
+        Ok(Box::new(HostDraft { chunks: used.iter().map(chunk).collect::<Result<_>>()? }))
+    }
+
+    fn attach(&self, version: Attach<'_>) -> Result<Box<dyn Memory>> {
+        let map = |(bytes, fd): (u64, OwnedFd)| {
+            let failed = |errno| Error::system(format!("mapping {bytes} bytes of {:?}", version.name), errno);
+            if memfd::len(&fd).map_err(failed)? != bytes {
+                return Err(Error::Protocol(format!("a chunk of {:?} has another length than it says", version.name)));
+            }
+            HostChunk::map(&fd, version.mutable, version.write).map_err(failed)
+        };
+        Ok(Box::new(HostMemory { chunks: version.chunks.into_iter().map(map).collect::<Result<_>>()? }))
+    }
+}
+
+struct HostDraft {
+    chunks: Vec<memfd::Draft>,
+}
+
+impl Draft for HostDraft {
+    fn chunk_bytes(&self) -> Vec<u64> {
+        self.chunks.iter().map(memfd::Draft::len).collect()
+    }
+
+    fn host_mut(&mut self, chunk: usize, offset: u64, bytes: u64) -> Result<&mut [u8]> {
+        let all = self.chunks[chunk].bytes_mut().map_err(|e| Error::system("mapping memory that is being built", e))?;
+        Ok(&mut all[offset as usize..(offset + bytes) as usize])
+    }
+
+    fn device(&self, _: usize, _: u64, _: u64) -> Result<DeviceRange<'_>> {
+        Err(wrong_kind("host", "GPU", "a device pointer"))
+    }
+
+    fn uploads(&mut self) -> Box<dyn Uploads + '_> {
+        Box::new(HostUploads { chunks: self.chunks.iter_mut().map(memfd::Draft::writer).collect() })
+    }
+
+    fn finish(self: Box<Self>, mutable: bool) -> Result<(Vec<OwnedFd>, Box<dyn Memory>)> {
+        let mut fds = Vec::with_capacity(self.chunks.len());
+        let mut chunks = Vec::with_capacity(self.chunks.len());
+        for draft in self.chunks {
+            let fd = if mutable { draft.share() } else { draft.freeze() };
+            let fd = fd.map_err(|errno| match errno {
+                Errno::BUSY => Error::Refused(
+                    "the memory cannot be frozen while somebody else has it mapped for writing (through /proc?)".into(),
+                ),
+                errno => Error::system("sealing the memory", errno),
+            })?;
+            let chunk = HostChunk::map(&fd, mutable, mutable);
+            chunks.push(chunk.map_err(|e| Error::system("mapping the committed memory", e))?);
+            fds.push(fd);
+        }
+        Ok((fds, Box::new(HostMemory { chunks })))
+    }
+}
+
+struct HostUploads<'a> {
+    chunks: Vec<memfd::DraftWriter<'a>>,
+}
+
+impl Uploads for HostUploads<'_> {
+    fn start(&self) -> Result<Box<dyn Upload + '_>> {
+        Ok(Box::new(HostUpload { chunks: &self.chunks, buffer: vec![0; BUFFER] }))
+    }
+}
+
+/// Writes without mapping: the kernel then need not zero a page before it is overwritten.
+struct HostUpload<'a> {
+    chunks: &'a [memfd::DraftWriter<'a>],
+    buffer: Vec<u8>,
+}
+
+impl Upload for HostUpload<'_> {
+    fn buffer(&mut self) -> Result<&mut [u8]> {
+        Ok(&mut self.buffer)
+    }
+
+    fn submit(&mut self, copies: &[Copy]) -> Result<()> {
+        for Copy { start, len, chunk, offset } in copies {
+            let written = self.chunks[*chunk].write_all_at(&self.buffer[*start..start + len], *offset);
+            written.map_err(|e| Error::system("writing into host memory", e))?;
+        }
+        Ok(())
+    }
+
+    fn finish(self: Box<Self>) -> Result<()> {
+        Ok(())
+    }
+}
+
+struct HostMemory {
+    chunks: Vec<HostChunk>,
+}
+
+enum HostChunk {
+    Frozen(SealedMap),
+    Mutable(SharedMap),
+}
+
+impl HostChunk {
+    fn map(fd: &OwnedFd, mutable: bool, write: bool) -> Result<Self, Errno> {
+        match (mutable, write) {
+            (false, _) => SealedMap::new(fd).map(Self::Frozen),
+            (true, false) => SharedMap::readable(fd).map(Self::Mutable),
+            (true, true) => SharedMap::writable(fd).map(Self::Mutable),
+        }
+    }
+}
+
+impl Memory for HostMemory {
+    fn bytes(&self, chunk: usize, offset: u64, bytes: u64) -> Result<&[u8]> {
+        match &self.chunks[chunk] {
+            HostChunk::Frozen(map) => Ok(&map.bytes()[offset as usize..(offset + bytes) as usize]),
+            HostChunk::Mutable(_) => Err(wrong_kind("mutable host", "frozen host", "a plain slice")),
+        }
+    }
+
+    fn shared(&self, chunk: usize) -> Result<&SharedMap> {
+        match &self.chunks[chunk] {
+            HostChunk::Mutable(map) => Ok(map),
+            HostChunk::Frozen(_) => Err(wrong_kind("frozen host", "mutable host", "a shared slice")),
+        }
+    }
+
+    fn device(&self, _: usize, _: u64, _: u64) -> Result<DeviceRange<'_>> {
+        Err(wrong_kind("host", "GPU", "a device pointer"))
+    }
+
+    fn read(&self, chunk: usize, offset: u64, out: &mut [u8]) -> Result<()> {
+        match &self.chunks[chunk] {
+            HostChunk::Frozen(map) => out.copy_from_slice(&map.bytes()[offset as usize..][..out.len()]),
+            HostChunk::Mutable(map) => match map.slice::<u8>(offset as usize, out.len()) {
+                Some(slice) => slice.copy_to_slice(out),
+                None => return Err(Error::Protocol("a tensor lies outside its chunk".into())),
+            },
+        }
+        Ok(())
+    }
+
+    fn write(&self, chunk: usize, offset: u64, bytes: &[u8]) -> Result<()> {
+        match self.shared(chunk)?.slice::<u8>(offset as usize, bytes.len()) {
+            Some(slice) => slice.copy_from_slice(bytes),
+            None => return Err(Error::Protocol("a tensor lies outside its chunk".into())),
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,143 @@
+//! Kinds of memory. Each kind is one file that implements three traits, and one line in [`KINDS`].
+//!
+//! A version's memory is a few *chunks*. While it is built they are a [`Draft`], which only this process has; a commit
+//! turns them into file descriptors for the broker and a [`Memory`] for the committer; an open turns file descriptors
+//! into a [`Memory`].
+
+mod host;
+mod vmm;
+
+use std::os::fd::OwnedFd;
+
+use partywall_cuda::DeviceUuid;
+use partywall_os::map::SharedMap;
+use partywall_wire::Kind as WireKind;
+
+use crate::{
+    error::{Error, Result},
+    gpu::{DeviceRange, Gpus},
+    place::Place,
+};
+
+/// A kind of memory.
+pub(crate) trait Kind: Sync {
+    /// What the protocol calls it.
+    fn wire(&self) -> WireKind;
+
+    /// What people call it.
+    fn name(&self) -> &'static str;
+
+    /// Whether it lives at such a place.
+    fn lives_at(&self, place: Place) -> bool;
+
+    /// Memory for chunks that use `used` bytes each.
+    fn allocate(&self, name: &str, place: Place, used: &[u64], gpus: &Gpus) -> Result<Box<dyn Draft>>;
+
+    /// Maps what a broker handed out.
+    fn attach(&self, version: Attach<'_>) -> Result<Box<dyn Memory>>;
+}
+
+/// What a kind needs to know to map a version.
+#[derive(Debug)]
+pub(crate) struct Attach<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) place: Place,
+    /// Bytes of each chunk, and its file descriptor, which is closed once it is mapped.
+    pub(crate) chunks: Vec<(u64, OwnedFd)>,
+    pub(crate) mutable: bool,
+    pub(crate) write: bool,
+    /// The GPU that is to read, if it is not the owner's.
+    pub(crate) device: Option<DeviceUuid>,
+    pub(crate) allow_peer: bool,
+    pub(crate) gpus: &'a Gpus,
+}
+
+/// Chunks that are being written and that no other process has.
+pub(crate) trait Draft: Send + Sync {
+    /// Bytes of each chunk, as allocated.
+    fn chunk_bytes(&self) -> Vec<u64>;
+
+    /// Part of a chunk as plain bytes, if the CPU can have it so.
+    fn host_mut(&mut self, chunk: usize, offset: u64, bytes: u64) -> Result<&mut [u8]>;
+
+    /// Part of a chunk on its GPU, if it is there.
+    fn device(&self, chunk: usize, offset: u64, bytes: u64) -> Result<DeviceRange<'_>>;
+
+    /// Something that copies host bytes into the chunks, also from several threads at once.
+    fn uploads(&mut self) -> Box<dyn Uploads + '_>;
+
+    /// Ends the writing: file descriptors for the broker, and the committer's own mapping.
+    fn finish(self: Box<Self>, mutable: bool) -> Result<(Vec<OwnedFd>, Box<dyn Memory>)>;
+}
+
+/// Makes uploads for threads.
+pub(crate) trait Uploads: Sync {
+    /// An upload for one thread.
+    fn start(&self) -> Result<Box<dyn Upload + '_>>;
+}
+
+/// Copies host bytes into chunks, piece by piece.
+pub(crate) trait Upload {
+    /// A buffer for the next piece; pinned memory where that is faster.
+    fn buffer(&mut self) -> Result<&mut [u8]>;
+
+    /// Copies parts of the buffer. May return before they are there; the buffer is to be asked for again.
+    fn submit(&mut self, copies: &[Copy]) -> Result<()>;
+
+    /// Waits until everything is there.
+    fn finish(self: Box<Self>) -> Result<()>;
+}
+
+/// A part of an upload's buffer and where it belongs.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Copy {
+    /// Where it begins in the buffer.
+    pub(crate) start: usize,
+    pub(crate) len: usize,
+    pub(crate) chunk: usize,
+    /// Where it belongs in the chunk.
+    pub(crate) offset: u64,
+}
+
+/// The mapped chunks of a committed version.
+pub(crate) trait Memory: Send + Sync {
+    /// Part of a chunk that never changes.
+    fn bytes(&self, chunk: usize, offset: u64, bytes: u64) -> Result<&[u8]>;
+
+    /// A chunk that the CPU can reach, and that may change at any time.
+    fn shared(&self, chunk: usize) -> Result<&SharedMap>;
+
+    /// Part of a chunk on its GPU.
+    fn device(&self, chunk: usize, offset: u64, bytes: u64) -> Result<DeviceRange<'_>>;
+
+    /// Copies out; returns when the bytes are there.
+    fn read(&self, chunk: usize, offset: u64, out: &mut [u8]) -> Result<()>;
+
+    /// Copies in; returns when the bytes are there. Only called on mappings for writing.
+    fn write(&self, chunk: usize, offset: u64, bytes: &[u8]) -> Result<()>;
+}
+
+/// Every kind there is.
+static KINDS: [&dyn Kind; 2] = [&host::Host, &vmm::Vmm];
+
+/// The kind that is native at `place`.
+pub(crate) fn native(place: Place) -> Result<&'static dyn Kind> {
+    let found = KINDS.into_iter().find(|kind| kind.lives_at(place));
+    found.ok_or_else(|| Error::Refused(format!("no kind of memory lives at {place}")))
+}
+
+/// The kind that the protocol calls `wire`.
+pub(crate) fn by_wire(wire: WireKind) -> Result<&'static dyn Kind> {
+    let found = KINDS.into_iter().find(|kind| kind.wire() == wire);
+    found.ok_or_else(|| Error::Protocol(format!("the kind {wire:?} is unknown")))
+}
+
+/// What people call a kind.
+pub fn kind_name(kind: WireKind) -> &'static str {
+    by_wire(kind).map_or("unknown", |kind| kind.name())
+}
+
+/// The error of asking `has` memory for what only `wanted` memory can do. The caller fills in whose it is.
+pub(crate) fn wrong_kind(has: &'static str, wanted: &'static str, operation: &'static str) -> Error {
+    Error::WrongKind { name: String::new(), has, wanted, operation }
+}

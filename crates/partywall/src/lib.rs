@@ -1,0 +1,77 @@
+//! Processes on one Linux machine share GPU memory by name, without copying it, and survive each other's deaths.
+//!
+//! A *party wall* is the wall that two neighbouring houses share.
+//!
+//! ```
+//! use std::time::Duration;
+//! use partywall::{DType, Domain, Place};
+//!
+//! # let directory = tempfile::tempdir()?;
+//! # let socket = directory.path().join("sockets/doc.sock");
+//! # let broker = partywall_broker::Broker::bind(partywall_broker::Config::new(&socket, "doc", partywall::VERSION))?;
+//! # let stop = broker.stop_handle()?;
+//! # let broker = std::thread::spawn(move || broker.run());
+//! # let connect = || Domain::options().socket(&socket).connect();
+//! // One process: `connect` is `Domain::connect`.
+//! let domain = connect()?;
+//! let mut build = domain.create("weights", Place::Host).tensor("w", DType::F32, &[2, 3]).allocate()?;
+//! build.as_mut_slice::<f32>("w")?.fill(0.5);
+//! let committed = build.commit()?; // now it has a name, and is frozen
+//!
+//! // Any other one, which may have been waiting:
+//! let weights = connect()?.open("weights", Duration::from_secs(10))?;
+//! assert_eq!(weights.tensor("w")?.as_slice::<f32>()?, [0.5; 6]); // read where it lies
+//! # drop((domain, committed, weights));
+//! # stop.stop();
+//! # broker.join().expect("the broker does not panic")?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! On a GPU the place is [`Place::Gpu`], and a tensor is a [`DeviceRange`]: an address for kernels of the caller's, on
+//! streams of the caller's.
+//!
+//! # Limits
+//!
+//! One machine, one user, Linux. Processes of that user trust each other: what is read-only is so against mistakes,
+//! not against attacks. Nothing is ever on disk. Processes that write one `mutable` segment order that themselves.
+//! This library launches nothing on a caller's stream.
+//!
+//! # Modules
+//!
+//! | module | contains |
+//! |---|---|
+//! | [`Domain`] | a connection to a broker, and everything that is shared through it |
+//! | [`Segment`], [`Builder`], [`Build`], [`Tensor`] | names with versions: building, committing, opening |
+//! | [`gpu`] | GPUs as this process sees them, and memory on them |
+//! | [`files`] | model files into segments and back |
+//! | [`info`] | what a domain tells about itself |
+//! | [`Error`] | everything that can go wrong, with advice |
+#![forbid(unsafe_code)]
+
+mod domain;
+mod error;
+pub mod files;
+mod get;
+pub mod gpu;
+pub mod info;
+mod kind;
+mod place;
+mod put;
+mod segment;
+
+pub use partywall_cuda as cuda;
+pub use partywall_cuda::DeviceUuid;
+pub use partywall_os::map::SharedSlice;
+pub use partywall_shm::{DType, TableBuilder};
+pub use partywall_wire::{FdFault, Limit};
+
+pub use self::{
+    domain::{DEFAULT_DOMAIN, Domain, DomainOptions, Location, VERSION, broker_pid},
+    error::{Error, ErrorKind, Held, Result, bytes, cuda_anchor},
+    get::Address,
+    gpu::{DeviceRange, Gpu},
+    kind::kind_name,
+    place::{DeviceChoice, Place, UnknownDevice},
+    put::{Put, check_name},
+    segment::{Build, Builder, Claim, Element, OpenOptions, OpenOrBuild, Segment, Tensor, UploadLane, Uploader},
+};

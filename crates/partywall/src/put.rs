@@ -1,0 +1,202 @@
+//! From a model file to a name, in one step.
+
+use std::{
+    fmt,
+    io::Read,
+    path::Path,
+    sync::atomic::{AtomicBool, Ordering},
+};
+
+use partywall_shm::TableBuilder;
+
+use crate::{
+    domain::{self, Domain},
+    error::{Error, Result},
+    files::{FileError, Plan, default_threads},
+    place::Place,
+    segment::Segment,
+};
+
+impl Domain {
+    /// Puts a file, a folder of shards or a stream under `name`, in memory at `place`, as its next version.
+    ///
+    /// ```no_run
+    /// # use partywall::{Domain, Place};
+    /// let domain = Domain::connect()?;
+    /// let segment = domain.put("llm", Place::Host).kept(true).path("model.safetensors".as_ref())?;
+    /// # Ok::<(), partywall::Error>(())
+    /// ```
+    pub fn put(&self, name: &str, place: Place) -> Put<'_> {
+        Put {
+            domain: self.clone(),
+            name: name.to_owned(),
+            place,
+            mutable: false,
+            kept: false,
+            if_absent: false,
+            threads: default_threads(),
+            progress: &|_| (),
+            cancel: &NEVER,
+        }
+    }
+}
+
+/// How to put; see [`Domain::put`]. Nobody sees anything before all of it is in memory and the files are still what
+/// they were; on any error nothing is left.
+#[derive(Clone)]
+#[must_use = "nothing is put until path(), stream() or plan()"]
+pub struct Put<'a> {
+    domain: Domain,
+    name: String,
+    place: Place,
+    mutable: bool,
+    kept: bool,
+    if_absent: bool,
+    threads: usize,
+    progress: &'a (dyn Fn(u64) + Sync),
+    cancel: &'a AtomicBool,
+}
+
+impl<'a> Put<'a> {
+    /// As [`Builder::mutable`](crate::Builder::mutable).
+    pub fn mutable(mut self, mutable: bool) -> Self {
+        self.mutable = mutable;
+        self
+    }
+
+    /// As [`Builder::kept`](crate::Builder::kept).
+    pub fn kept(mut self, kept: bool) -> Self {
+        self.kept = kept;
+        self
+    }
+
+    /// Fails with [`Error::NameExists`] if the name exists: before anything is read, and again at the commit.
+    pub fn if_absent(mut self, if_absent: bool) -> Self {
+        self.if_absent = if_absent;
+        self
+    }
+
+    /// How many threads copy; [`default_threads`] unless this says otherwise.
+    pub fn threads(mut self, threads: usize) -> Self {
+        self.threads = threads;
+        self
+    }
+
+    /// Is told how many bytes more have been copied, by any of the threads.
+    pub fn progress(mut self, progress: &'a (dyn Fn(u64) + Sync)) -> Self {
+        self.progress = progress;
+        self
+    }
+
+    /// Ends the copy within one buffer's time once it is set, with [`FileError::Cancelled`].
+    pub fn cancel(mut self, cancel: &'a AtomicBool) -> Self {
+        self.cancel = cancel;
+        self
+    }
+
+    /// Puts a file, or the shards of a folder or an index.
+    ///
+    /// # Errors
+    /// [`Error::File`]; [`Error::NameExists`]; those of [`Builder::allocate`](crate::Builder::allocate) and
+    /// [`Build::commit`](crate::Build::commit).
+    pub fn path(&self, path: &Path) -> Result<Segment> {
+        self.check()?;
+        self.plan(&Plan::from_path(path)?)
+    }
+
+    /// Puts the bytes of a stream, read to its end: at most `limit`. They are in memory twice for a moment, because a
+    /// segment must know its length before it is filled.
+    ///
+    /// # Errors
+    /// As [`Put::path`].
+    pub fn stream(&self, reader: impl Read, limit: u64) -> Result<Segment> {
+        self.check()?;
+        self.plan(&Plan::from_reader(reader, limit)?)
+    }
+
+    /// Puts what a plan describes.
+    ///
+    /// # Errors
+    /// As [`Put::path`].
+    pub fn plan(&self, plan: &Plan) -> Result<Segment> {
+        self.check()?;
+        let mut table = TableBuilder::new();
+        plan.add_to(&mut table)?;
+        let builder = self.domain.create(&self.name, self.place).table(table);
+        let mut build = builder.mutable(self.mutable).kept(self.kept).if_absent(self.if_absent).allocate()?;
+        plan.copy_to(&build.uploader(), self.threads, self.progress, self.cancel).map_err(unwrap)?;
+        if self.cancel.load(Ordering::Relaxed) {
+            // Asked for when the last byte had been copied: still early enough to leave nothing.
+            return Err(FileError::Cancelled { file: self.name.clone().into() }.into());
+        }
+        build.commit()
+    }
+
+    /// What can be said before anything is read.
+    ///
+    /// # Errors
+    /// [`Error::BadName`], [`Error::NameExists`]; those of every call.
+    pub fn check(&self) -> Result<()> {
+        check_name(&self.name)?;
+        if !self.if_absent {
+            return Ok(());
+        }
+        match self.domain.inspect(&self.name) {
+            Ok(found) if found.is_latest => Err(Error::NameExists { name: found.name, version: found.version.version }),
+            // Removed, and only still held.
+            Ok(_) | Err(Error::NotFound { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// Whether this is a segment's name: letters, digits and `._-/`, at most 255 bytes, no empty part, no `.` or `..`.
+///
+/// Every call checks it; who has something to do before the first call may ask earlier.
+///
+/// # Errors
+/// [`Error::BadName`] says which rule is broken.
+pub fn check_name(name: &str) -> Result<()> {
+    domain::check_name(name)
+}
+
+impl fmt::Debug for Put<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Put({} on {}, {} threads)", self.name, self.place, self.threads)
+    }
+}
+
+/// An error of ours that has travelled through a copy comes out as what it was.
+pub(crate) fn unwrap(error: FileError) -> Error {
+    let (inner, wrap): (_, Box<dyn FnOnce(_) -> FileError>) = match error {
+        FileError::Sink { file, source } => (source, Box::new(|source| FileError::Sink { file, source })),
+        FileError::Content { file, tensor, source } => {
+            (source, Box::new(|source| FileError::Content { file, tensor, source }))
+        }
+        other => return other.into(),
+    };
+    match inner.downcast::<Error>() {
+        Ok(error) => *error,
+        Err(source) => wrap(source).into(),
+    }
+}
+
+static NEVER: AtomicBool = AtomicBool::new(false);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn our_own_errors_come_out_as_what_they_were() {
+        let ours = || Box::new(Error::NoFileDescriptor("x".into()));
+        let sink = FileError::Sink { file: "f".into(), source: ours() };
+        assert!(matches!(unwrap(sink), Error::NoFileDescriptor(_)));
+        let content = FileError::Content { file: "f".into(), tensor: "t".into(), source: ours() };
+        assert!(matches!(unwrap(content), Error::NoFileDescriptor(_)));
+        let foreign = FileError::Sink { file: "f".into(), source: "else".into() };
+        assert!(matches!(unwrap(foreign), Error::File(FileError::Sink { .. })));
+        let other = FileError::Cancelled { file: "f".into() };
+        assert!(matches!(unwrap(other), Error::File(FileError::Cancelled { .. })));
+    }
+}

@@ -1,0 +1,389 @@
+//! Building a version: lay out, allocate, write, commit.
+
+use std::{
+    fmt,
+    os::fd::{AsFd, AsRawFd, OwnedFd},
+};
+
+use partywall_os::memfd;
+use partywall_shm::{DType, Layout, Table, TableBuilder, TableError, Tensor as Entry};
+use partywall_wire::{
+    Answer, Call, Commit,
+    limits::{MAX_CHUNKS, MAX_INLINE_TABLE},
+};
+
+use super::{Element, Facts, Segment, named, no_such_tensor};
+use crate::{
+    domain::{Domain, check_name, unexpected},
+    error::{Error, Held, Result},
+    files::{self, Piece, SinkError},
+    gpu::DeviceRange,
+    info::TableBytes,
+    kind::{self, Copy, Draft, Kind, Memory, Upload, Uploads},
+    place::Place,
+};
+
+/// The largest chunk, unless one tensor alone is larger.
+const CHUNK_BYTES: u64 = 16 << 30;
+
+/// The right to build a name that others wait for. Dropping it passes the right on to one of them.
+#[derive(Debug)]
+pub struct Claim {
+    domain: Domain,
+    name: String,
+    id: Option<u64>,
+}
+
+impl Claim {
+    pub(crate) fn new(domain: Domain, name: &str, id: u64) -> Self {
+        Self { domain, name: name.to_owned(), id: Some(id) }
+    }
+
+    /// The name to be built.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Begins the version that fulfils the claim when it is committed, in memory at `place`.
+    pub fn create(self, place: Place) -> Builder {
+        let mut builder = self.domain.create(&self.name, place);
+        builder.claim = Some(self);
+        builder
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        if let Some(claim) = self.id.take()
+            && let Err(error) = self.domain.link().call(Call::AbandonBuild { claim })
+        {
+            tracing::debug!(name = self.name, %error, "a claim could not be given back");
+        }
+    }
+}
+
+/// The tensors of a version that is to be built; see [`Domain::create`].
+#[derive(Debug)]
+#[must_use = "nothing is allocated until allocate()"]
+pub struct Builder {
+    domain: Domain,
+    name: String,
+    place: Place,
+    table: TableBuilder,
+    problem: Option<TableError>,
+    chunk_bytes: u64,
+    mutable: bool,
+    kept: bool,
+    if_absent: bool,
+    claim: Option<Claim>,
+}
+
+impl Builder {
+    pub(crate) fn new(domain: Domain, name: &str, place: Place) -> Self {
+        Self {
+            domain,
+            name: name.to_owned(),
+            place,
+            table: TableBuilder::new(),
+            problem: None,
+            chunk_bytes: CHUNK_BYTES,
+            mutable: false,
+            kept: false,
+            if_absent: false,
+            claim: None,
+        }
+    }
+
+    /// Adds a tensor whose elements follow each other without gaps, last dimension fastest. Its first element will be
+    /// aligned to 256 bytes. What is wrong with it, [`Builder::allocate`] says.
+    pub fn tensor(mut self, name: &str, dtype: DType, shape: &[u64]) -> Self {
+        let added = self.table.add(name, dtype, shape);
+        self.problem = self.problem.or(added.err());
+        self
+    }
+
+    /// Adds a pair of metadata.
+    pub fn metadata(mut self, key: &str, value: &str) -> Self {
+        let set = self.table.set_metadata(key, value);
+        self.problem = self.problem.or(set.err());
+        self
+    }
+
+    /// Takes over tensors and metadata that were collected elsewhere, in place of those added so far.
+    pub fn table(mut self, table: TableBuilder) -> Self {
+        self.table = table;
+        self
+    }
+
+    /// Lets processes open the version for writing after the commit. They order their access themselves.
+    pub fn mutable(mut self, mutable: bool) -> Self {
+        self.mutable = mutable;
+        self
+    }
+
+    /// Keeps the name when its committer goes: until it is removed, the broker ends, the machine restarts or the GPU
+    /// is reset. By default a name is *owned* and goes with its committer.
+    pub fn kept(mut self, kept: bool) -> Self {
+        self.kept = kept;
+        self
+    }
+
+    /// Refuses to commit if the name exists by then.
+    pub fn if_absent(mut self, if_absent: bool) -> Self {
+        self.if_absent = if_absent;
+        self
+    }
+
+    /// The largest chunk in bytes, unless one tensor alone is larger.
+    pub fn chunk_bytes(mut self, bytes: u64) -> Self {
+        self.chunk_bytes = bytes;
+        self
+    }
+
+    /// Allocates the memory, which reads as zero. Nobody else knows of it.
+    ///
+    /// # Errors
+    /// [`Error::BadName`]; [`Error::Table`] for tensors that make no sense; [`Error::OutOfMemory`];
+    /// [`Error::NoDevice`], [`Error::Cuda`].
+    pub fn allocate(self) -> Result<Build> {
+        check_name(&self.name)?;
+        let bad_table = |source| Error::Table { name: self.name.clone(), source };
+        if let Some(source) = self.problem {
+            return Err(bad_table(source));
+        }
+        let Layout { table, chunks } = self.table.layout(self.chunk_bytes, MAX_CHUNKS).map_err(bad_table)?;
+        let table = Table::parse(TableBytes::Inline(table), &chunks).map_err(bad_table)?;
+        let kind = kind::native(self.place)?;
+        let draft = kind
+            .allocate(&self.name, self.place, &chunks, self.domain.gpus())
+            .map_err(|e| with_held(e, &self.domain))?;
+        Ok(Build {
+            chunks: draft.chunk_bytes(),
+            draft,
+            kind,
+            table,
+            domain: self.domain,
+            name: self.name,
+            place: self.place,
+            mutable: self.mutable,
+            kept: self.kept,
+            if_absent: self.if_absent,
+            claim: self.claim,
+        })
+    }
+}
+
+/// Says in an out-of-memory error what Partywall itself holds there, because no other tool will.
+fn with_held(error: Error, domain: &Domain) -> Error {
+    let Error::OutOfMemory { name, place, asked, free, total, .. } = error else {
+        return error;
+    };
+    let held = domain.status().ok().map(|status| {
+        let at = partywall_wire::Place::from(place);
+        let bytes = status.bytes.iter().filter(|(p, _)| *p == at).map(|(_, n)| n).sum();
+        let largest = status.largest.into_iter().filter(|(_, p, _)| *p == at).map(|(name, _, n)| (name, n)).take(3);
+        Box::new(Held { bytes, largest: largest.collect() })
+    });
+    Error::OutOfMemory { name, place, asked, free, total, held }
+}
+
+/// Memory that is being written and that nobody else sees. Dropping it frees it.
+pub struct Build {
+    draft: Box<dyn Draft>,
+    kind: &'static dyn Kind,
+    table: Table<TableBytes>,
+    chunks: Vec<u64>,
+    domain: Domain,
+    name: String,
+    place: Place,
+    mutable: bool,
+    kept: bool,
+    if_absent: bool,
+    claim: Option<Claim>,
+}
+
+impl Build {
+    /// A tensor's elements, to be written by the CPU. Host memory only.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchTensor`], [`Error::WrongDType`], [`Error::WrongKind`].
+    pub fn as_mut_slice<T: Element>(&mut self, tensor: &str) -> Result<&mut [T]> {
+        let entry = find(&self.name, &self.table, tensor)?;
+        if entry.dtype() != T::DTYPE {
+            let wanted = T::DTYPE.name();
+            return Err(Error::WrongDType { tensor: tensor.to_owned(), has: entry.dtype(), wanted });
+        }
+        let bytes = self.as_mut_bytes(tensor)?;
+        bytemuck::try_cast_slice_mut(bytes)
+            .map_err(|e| Error::BadRange { tensor: tensor.to_owned(), why: format!("its bytes are no elements: {e}") })
+    }
+
+    /// A tensor's bytes, to be written by the CPU. Host memory only.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchTensor`], [`Error::WrongKind`].
+    pub fn as_mut_bytes(&mut self, tensor: &str) -> Result<&mut [u8]> {
+        let entry = find(&self.name, &self.table, tensor)?;
+        if entry.bytes() == 0 {
+            return Ok(&mut []);
+        }
+        let bytes = self.draft.host_mut(entry.chunk(), entry.offset(), entry.bytes());
+        bytes.map_err(|e| named(e, &self.name))
+    }
+
+    /// Where a tensor is on its GPU, to be written by kernels and copies of the caller's. They must be over before
+    /// the commit.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchTensor`], [`Error::WrongKind`]; [`Error::BadRange`] for a tensor without bytes.
+    pub fn device(&self, tensor: &str) -> Result<DeviceRange<'_>> {
+        let entry = find(&self.name, &self.table, tensor)?;
+        if entry.bytes() == 0 {
+            let why = "it has no bytes, so it is nowhere".into();
+            return Err(Error::BadRange { tensor: tensor.to_owned(), why });
+        }
+        self.draft.device(entry.chunk(), entry.offset(), entry.bytes()).map_err(|e| named(e, &self.name))
+    }
+
+    /// Copies `bytes` into a tensor, wherever it is. Host-synchronous.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchTensor`]; [`Error::BadRange`] unless there are exactly as many as the tensor has;
+    /// [`Error::Cuda`].
+    pub fn write(&mut self, tensor: &str, mut bytes: &[u8]) -> Result<()> {
+        let entry = find(&self.name, &self.table, tensor)?;
+        if entry.bytes() != bytes.len() as u64 {
+            let why = format!("it has {} bytes, {} were given", entry.bytes(), bytes.len());
+            return Err(Error::BadRange { tensor: tensor.to_owned(), why });
+        }
+        let (chunk, mut offset) = (entry.chunk(), entry.offset());
+        let uploads = self.draft.uploads();
+        let mut upload = uploads.start()?;
+        while !bytes.is_empty() {
+            let buffer = upload.buffer()?;
+            let len = bytes.len().min(buffer.len());
+            buffer[..len].copy_from_slice(&bytes[..len]);
+            upload.submit(&[Copy { start: 0, len, chunk, offset }])?;
+            (bytes, offset) = (&bytes[len..], offset + len as u64);
+        }
+        upload.finish()
+    }
+
+    /// Writes many tensors from several threads; see [`files::Plan::copy_to`].
+    pub fn uploader(&mut self) -> Uploader<'_> {
+        Uploader { uploads: self.draft.uploads(), entries: self.table.in_given_order() }
+    }
+
+    /// Bytes allocated.
+    pub fn bytes(&self) -> u64 {
+        self.chunks.iter().sum()
+    }
+
+    /// Bytes of each chunk, as allocated.
+    pub fn chunks(&self) -> &[u64] {
+        &self.chunks
+    }
+
+    /// Makes it the next version of its name, in one step. From then on it is frozen, unless it is mutable.
+    ///
+    /// If the commit fails, the memory is freed and the name is as it was.
+    ///
+    /// # Errors
+    /// [`Error::NameExists`] if it was to be made only if absent; [`Error::LimitReached`]; those of every call.
+    pub fn commit(self) -> Result<Segment> {
+        let Self { draft, kind, table, chunks, domain, name, place, mutable, kept, if_absent, mut claim } = self;
+        let tensors = table.len() as u64;
+        let (mut fds, memory): (Vec<OwnedFd>, Box<dyn Memory>) = draft.finish(mutable).map_err(|e| named(e, &name))?;
+        let fd_numbers = fds.iter().map(AsRawFd::as_raw_fd).collect();
+        let encoded = table.as_bytes();
+        let wire_table = if encoded.len() <= MAX_INLINE_TABLE {
+            partywall_wire::Table::Inline(encoded.to_vec())
+        } else {
+            let sealed = memfd::frozen(&format!("partywall-table:{name}"), encoded);
+            fds.push(sealed.map_err(|e| Error::system(format!("making the tensor table of {name:?}"), e))?);
+            partywall_wire::Table::Fd { bytes: encoded.len() as u64 }
+        };
+        let commit = Commit {
+            name: name.clone(),
+            kind: kind.wire(),
+            place: place.into(),
+            chunks: chunks.clone(),
+            table: wire_table,
+            tensors,
+            mutable,
+            kept,
+            if_absent,
+            claim: claim.as_ref().and_then(|claim| claim.id),
+        };
+        let borrowed: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+        match domain.link().call_with(Call::Commit(commit), &borrowed)?.0 {
+            Answer::Committed { version, lease } => {
+                // The commit has used it up.
+                if let Some(claim) = &mut claim {
+                    claim.id = None;
+                }
+                let facts = Facts { name, version, place, chunks, table, mutable, kept, writable: mutable, fd_numbers };
+                Ok(Segment { memory: Some(memory), lease: Some(lease), domain, kind, facts })
+            }
+            other => Err(unexpected(&other)),
+        }
+    }
+}
+
+impl fmt::Debug for Build {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Build({}: {} tensors, {} bytes on {})", self.name, self.table.len(), self.bytes(), self.place)
+    }
+}
+
+/// Writes tensors of a [`Build`] from several threads.
+pub struct Uploader<'a> {
+    uploads: Box<dyn Uploads + 'a>,
+    entries: Vec<Entry<'a>>,
+}
+
+impl files::Sink for Uploader<'_> {
+    type Lane<'a>
+        = UploadLane<'a>
+    where
+        Self: 'a;
+
+    fn lane(&self) -> Result<UploadLane<'_>, SinkError> {
+        Ok(UploadLane { upload: self.uploads.start()?, entries: &self.entries, copies: Vec::new() })
+    }
+}
+
+/// One thread's share of an [`Uploader`].
+pub struct UploadLane<'a> {
+    upload: Box<dyn Upload + 'a>,
+    entries: &'a [Entry<'a>],
+    copies: Vec<Copy>,
+}
+
+impl files::Lane for UploadLane<'_> {
+    fn buffer(&mut self) -> Result<&mut [u8], SinkError> {
+        Ok(self.upload.buffer()?)
+    }
+
+    fn submit(&mut self, pieces: &[Piece]) -> Result<(), SinkError> {
+        self.copies.clear();
+        for piece in pieces {
+            let entry = &self.entries[piece.tensor];
+            if piece.offset.checked_add(piece.len as u64).is_none_or(|end| end > entry.bytes()) {
+                let why = format!("bytes {} + {} are not among its {}", piece.offset, piece.len, entry.bytes());
+                return Err(Error::BadRange { tensor: entry.name().to_owned(), why }.into());
+            }
+            let offset = entry.offset() + piece.offset;
+            self.copies.push(Copy { start: piece.start, len: piece.len, chunk: entry.chunk(), offset });
+        }
+        Ok(self.upload.submit(&self.copies)?)
+    }
+
+    fn finish(self) -> Result<(), SinkError> {
+        Ok(self.upload.finish()?)
+    }
+}
+
+fn find<'a>(name: &str, table: &'a Table<TableBytes>, tensor: &str) -> Result<Entry<'a>> {
+    table.find(tensor).ok_or_else(|| no_such_tensor(name, tensor, table))
+}

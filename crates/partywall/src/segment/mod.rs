@@ -1,0 +1,213 @@
+//! Segments: names with versions, each a table of tensors over a few chunks of memory.
+
+mod build;
+mod open;
+mod tensor;
+
+use std::{
+    fmt,
+    os::fd::RawFd,
+    time::{Duration, Instant},
+};
+
+use partywall_shm::Table;
+use partywall_wire::{Answer, Call};
+
+pub use self::{
+    build::{Build, Builder, Claim, UploadLane, Uploader},
+    open::{OpenOptions, OpenOrBuild},
+    tensor::{Element, Tensor},
+};
+use crate::{
+    domain::{Domain, unexpected},
+    error::{Error, Result},
+    info::TableBytes,
+    kind::{Kind, Memory},
+    place::Place,
+};
+
+/// An open version of a name: its memory, mapped into this process, and a lease that keeps it openable by others.
+///
+/// `Send` and `Sync`. Dropping it unmaps and then gives the lease back, waiting for the broker's answer: microseconds, but
+/// up to twenty seconds if the broker is stopped. [`Segment::release`] does the same and tells how it went. Work that a
+/// GPU still does on the memory must be over before.
+///
+/// The committer of an `owned` version holds the name with it: dropping the segment withdraws the name.
+pub struct Segment {
+    // Unmapped before the lease is given back.
+    memory: Option<Box<dyn Memory>>,
+    lease: Option<u64>,
+    domain: Domain,
+    kind: &'static dyn Kind,
+    facts: Facts,
+}
+
+/// What is known of a version.
+#[derive(Debug)]
+struct Facts {
+    name: String,
+    version: u64,
+    place: Place,
+    chunks: Vec<u64>,
+    table: Table<TableBytes>,
+    mutable: bool,
+    kept: bool,
+    writable: bool,
+    /// What numbers the chunks' file descriptors had here. They are closed: nothing may be done with the numbers.
+    fd_numbers: Vec<RawFd>,
+}
+
+impl Segment {
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.facts.name
+    }
+
+    /// Its version.
+    pub fn version(&self) -> u64 {
+        self.facts.version
+    }
+
+    /// Where its memory is.
+    pub fn place(&self) -> Place {
+        self.facts.place
+    }
+
+    /// What kind of memory it is: `host` or `vmm`.
+    pub fn kind(&self) -> &'static str {
+        self.kind.name()
+    }
+
+    /// Whether processes may open it for writing.
+    pub fn is_mutable(&self) -> bool {
+        self.facts.mutable
+    }
+
+    /// Whether this process may write it.
+    pub fn is_writable(&self) -> bool {
+        self.facts.writable
+    }
+
+    /// Whether the name stays when its committer goes.
+    pub fn is_kept(&self) -> bool {
+        self.facts.kept
+    }
+
+    /// Bytes allocated, with what alignment adds.
+    pub fn bytes(&self) -> u64 {
+        self.facts.chunks.iter().sum()
+    }
+
+    /// The numbers that the file descriptors of its chunks had in this process, for showing what happened: they were
+    /// closed once they had been sent with the commit, or mapped by the open.
+    pub fn fd_numbers(&self) -> &[RawFd] {
+        &self.facts.fd_numbers
+    }
+
+    /// Its metadata.
+    pub fn metadata(&self) -> impl ExactSizeIterator<Item = (&str, &str)> {
+        self.facts.table.metadata()
+    }
+
+    /// How many tensors it has.
+    pub fn len(&self) -> usize {
+        self.facts.table.len()
+    }
+
+    /// Whether it has none.
+    pub fn is_empty(&self) -> bool {
+        self.facts.table.is_empty()
+    }
+
+    /// The tensor named `name`.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchTensor`] with similar names.
+    pub fn tensor(&self, name: &str) -> Result<Tensor<'_>> {
+        match self.facts.table.find(name) {
+            Some(entry) => Ok(Tensor::new(self, entry)),
+            None => Err(no_such_tensor(&self.facts.name, name, &self.facts.table)),
+        }
+    }
+
+    /// All tensors, in the order in which they were added.
+    pub fn tensors(&self) -> Vec<Tensor<'_>> {
+        self.facts.table.in_given_order().into_iter().map(|entry| Tensor::new(self, entry)).collect()
+    }
+
+    /// Waits up to `timeout` until the name is removed or goes with its owner; a newer version does not end the wait.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`]; those of every call.
+    pub fn wait_withdrawn(&self, timeout: Duration) -> Result<()> {
+        let Some(lease) = self.lease else { return Ok(()) };
+        let deadline = Instant::now().checked_add(timeout);
+        match self.domain.link().call_waiting(|| Call::AwaitWithdrawal { lease }, deadline)? {
+            Some((Answer::Withdrawn, _)) => Ok(()),
+            Some((other, _)) => Err(unexpected(&other)),
+            None => Err(Error::Timeout { what: format!("the withdrawal of {:?}", self.facts.name), after: timeout }),
+        }
+    }
+
+    /// Unmaps the memory and gives the lease back.
+    ///
+    /// # Errors
+    /// Those of every call. The memory is unmapped all the same.
+    pub fn release(mut self) -> Result<()> {
+        self.close()
+    }
+
+    fn close(&mut self) -> Result<()> {
+        self.memory = None;
+        match self.lease.take() {
+            Some(lease) => self.domain.link().call(Call::Release { lease }).map(drop),
+            None => Ok(()),
+        }
+    }
+
+    fn memory(&self) -> &dyn Memory {
+        // Only `close` takes it, and nothing can be called afterwards.
+        self.memory.as_deref().expect("a segment is mapped until it is closed")
+    }
+
+    /// Names the segment in an error of its kind.
+    fn named(&self, error: Error) -> Error {
+        named(error, &self.facts.name)
+    }
+}
+
+impl Drop for Segment {
+    fn drop(&mut self) {
+        match self.close() {
+            // In a forked child the lease is the parent's, and without the broker it is nobody's.
+            Ok(()) | Err(Error::Forked { .. } | Error::BrokerGone { .. }) => {}
+            Err(error) => tracing::warn!(name = self.facts.name, %error, "a lease could not be given back"),
+        }
+    }
+}
+
+impl fmt::Debug for Segment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Facts { name, version, place, table, .. } = &self.facts;
+        write!(f, "Segment({name}@{version}: {} tensors, {} bytes on {place})", table.len(), self.bytes())
+    }
+}
+
+fn named(error: Error, name: &str) -> Error {
+    match error {
+        Error::WrongKind { has, wanted, operation, .. } => {
+            Error::WrongKind { name: name.to_owned(), has, wanted, operation }
+        }
+        other => other,
+    }
+}
+
+/// The error for an unknown tensor, with those that contain or begin like it.
+fn no_such_tensor(segment: &str, tensor: &str, table: &Table<TableBytes>) -> Error {
+    let near = table.iter().map(|t| t.name()).filter(|name| {
+        let stem: String = tensor.chars().take(4).collect();
+        name.contains(tensor) || tensor.contains(name) || name.starts_with(&stem)
+    });
+    let near = near.take(3).map(str::to_owned).collect();
+    Error::NoSuchTensor { segment: segment.to_owned(), tensor: tensor.to_owned(), near }
+}

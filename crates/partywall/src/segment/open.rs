@@ -1,0 +1,126 @@
+//! Opening a version.
+
+use std::{
+    os::fd::{AsRawFd, OwnedFd},
+    time::Duration,
+};
+
+use partywall_cuda::DeviceUuid;
+use partywall_wire::{Access, Answer, Call, Opened};
+
+use super::{Claim, Facts, Segment};
+use crate::{
+    domain::{Domain, check_name, split_version, unexpected},
+    error::{Error, Result},
+    info,
+    kind::{self, Attach},
+};
+
+/// How to open a version; see [`Domain::opener`].
+#[derive(Debug, Clone)]
+#[must_use = "options do nothing until open()"]
+pub struct OpenOptions {
+    domain: Domain,
+    name: String,
+    version: Option<u64>,
+    timeout: Duration,
+    write: bool,
+    device: Option<DeviceUuid>,
+    allow_peer: bool,
+}
+
+impl OpenOptions {
+    pub(crate) fn new(domain: Domain, name: &str) -> Self {
+        let name = name.to_owned();
+        Self { domain, name, version: None, timeout: Duration::ZERO, write: false, device: None, allow_peer: false }
+    }
+
+    /// This version instead of the latest. `NAME@V` means the same.
+    pub fn version(mut self, version: u64) -> Self {
+        self.version = Some(version);
+        self
+    }
+
+    /// How long to wait for a name or version that is not there yet. By default not at all.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// For reading and writing; only a `mutable` version can be opened so.
+    pub fn read_write(mut self) -> Self {
+        self.write = true;
+        self
+    }
+
+    /// The GPU that is to use the memory. By default the one that has it, or the only one in sight.
+    pub fn device(mut self, device: DeviceUuid) -> Self {
+        self.device = Some(device);
+        self
+    }
+
+    /// Whether memory of another GPU than the reader's may be mapped: every access then crosses the link between them.
+    pub fn allow_peer(mut self, allow: bool) -> Self {
+        self.allow_peer = allow;
+        self
+    }
+
+    /// Opens it.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] without a time-out, [`Error::Timeout`] with one; [`Error::VersionNotFound`];
+    /// [`Error::ReadOnly`]; [`Error::RemoteDevice`]; [`Error::Table`] if the table is damaged; those of mapping the
+    /// memory.
+    pub fn open(&self) -> Result<Segment> {
+        let (name, version) = split_version(&self.name)?;
+        check_name(&name)?;
+        let access = if self.write { Access::Write } else { Access::Read };
+        let (answer, fds) = self.domain.ask_to_open(&name, self.version.or(version), access, self.timeout)?;
+        match answer {
+            Answer::Opened(opened) => self.attach(opened, fds),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Maps what the broker handed out. If that fails, the lease goes back.
+    pub(crate) fn attach(&self, opened: Opened, fds: Vec<OwnedFd>) -> Result<Segment> {
+        let lease = opened.lease;
+        self.map(opened, fds).inspect_err(|_| {
+            if let Err(error) = self.domain.link().call(Call::Release { lease }) {
+                tracing::debug!(%error, "a lease could not be given back");
+            }
+        })
+    }
+
+    fn map(&self, opened: Opened, mut fds: Vec<OwnedFd>) -> Result<Segment> {
+        let Opened { lease, name, version, kind, place, chunks, table, mutable, kept } = opened;
+        if fds.len() < chunks.len() {
+            return Err(Error::NoFileDescriptor(format!("the chunks of {name:?}")));
+        }
+        let table = info::table(&name, table, fds.drain(chunks.len()..).next(), &chunks)?;
+        let fd_numbers = fds.iter().map(AsRawFd::as_raw_fd).collect();
+        let kind = kind::by_wire(kind)?;
+        let memory = kind.attach(Attach {
+            name: &name,
+            place: place.into(),
+            chunks: chunks.iter().copied().zip(fds).collect(),
+            mutable,
+            write: self.write,
+            device: self.device,
+            allow_peer: self.allow_peer,
+            gpus: self.domain.gpus(),
+        })?;
+        let (place, writable) = (place.into(), self.write);
+        let facts = Facts { name, version, place, chunks, table, mutable, kept, writable, fd_numbers };
+        Ok(Segment { memory: Some(memory), lease: Some(lease), domain: self.domain.clone(), kind, facts })
+    }
+}
+
+/// What came of [`Domain::open_or_build`].
+#[derive(Debug)]
+pub enum OpenOrBuild {
+    /// Somebody has committed it.
+    Opened(Segment),
+    /// The caller is to build it; the others wait until the claim is fulfilled or dropped.
+    Build(Claim),
+}

@@ -1,0 +1,70 @@
+//! The broker dies.
+
+use std::time::Duration;
+
+use partywall::{DType, Error, Place};
+
+use super::{
+    PATIENCE,
+    world::{World, commit, eventually, value},
+};
+
+#[test]
+fn memory_stays_readable_and_calls_say_that_the_broker_is_gone() {
+    let mut world = World::new();
+    let domain = world.connect();
+    let segment = commit(&domain, "x", 7, true);
+    let build = domain.create("y", Place::Host).tensor("x", DType::U32, &[4]).allocate().unwrap();
+    world.end_broker();
+    eventually("the news", || matches!(domain.ping(), Err(Error::BrokerGone { .. })));
+    assert_eq!(value(&segment), 7);
+    assert!(matches!(build.commit(), Err(Error::BrokerGone { .. })));
+    assert!(matches!(domain.open("x", PATIENCE), Err(Error::BrokerGone { .. })));
+    drop(segment);
+    assert!(matches!(
+        partywall::Domain::options().socket(world.socket()).start(false).connect(),
+        Err(Error::BrokerUnreachable { .. })
+    ));
+}
+
+#[test]
+fn a_waiting_open_ends_when_the_broker_does() {
+    let mut world = World::new();
+    let domain = world.connect();
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| domain.open("never", PATIENCE));
+        std::thread::sleep(Duration::from_millis(30));
+        world.end_broker();
+        assert!(matches!(waiter.join().unwrap(), Err(Error::BrokerGone { .. })));
+    });
+}
+
+/// Something at the socket that speaks another protocol, as a broker of another release would.
+#[test]
+fn a_broker_of_another_protocol_is_named_with_its_pid() {
+    use std::io::{Read, Write};
+
+    use partywall_wire::{
+        BrokerHello, Refusal,
+        handshake::{self, Speaker},
+    };
+
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("pw.sock");
+    let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    let foreign = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let speaker = Speaker { protocol: 999, version: "9.9.9".into(), pid: 4711 };
+        let hello = BrokerHello { outcome: Err(Refusal::Protocol) };
+        stream.write_all(&handshake::encode(&speaker, &hello, 0).unwrap()).unwrap();
+        let _ = stream.read_to_end(&mut Vec::new());
+    });
+    let error = partywall::Domain::options().socket(&socket).start(false).connect().unwrap_err();
+    let message = error.to_string();
+    assert!(matches!(error, Error::VersionMismatch { their_protocol: 999, pid: 4711, .. }), "{message}");
+    for part in [partywall::VERSION, "9.9.9", "4711"] {
+        assert!(message.contains(part), "{message}");
+    }
+    assert!(error.advice().contains("partywall stop"));
+    foreign.join().unwrap();
+}

@@ -1,0 +1,137 @@
+//! Building and committing.
+
+use std::time::Duration;
+
+use partywall::{DType, Error, Place};
+
+use super::world::{World, commit, value};
+
+#[test]
+fn nobody_sees_a_version_before_its_commit() {
+    let world = World::new();
+    let (ours, theirs) = (world.connect(), world.connect());
+    let build = ours.create("x", Place::Host).tensor("x", DType::U32, &[4]).allocate().unwrap();
+    assert!(matches!(theirs.open("x", Duration::ZERO), Err(Error::NotFound { .. })));
+    assert_eq!(theirs.status().unwrap().names, 0);
+    drop(build);
+    assert_eq!(theirs.status().unwrap().bytes, []);
+}
+
+#[test]
+fn what_was_written_is_read_by_others_without_a_copy() {
+    let world = World::new();
+    let (ours, theirs) = (world.connect(), world.connect());
+    let builder = ours.create("model", Place::Host);
+    let builder = builder.tensor("a", DType::F32, &[2, 3]).tensor("b", DType::BF16, &[5]).metadata("format", "pt");
+    let mut build = builder.tensor("none", DType::I64, &[0]).allocate().unwrap();
+    build.as_mut_slice::<f32>("a").unwrap().copy_from_slice(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+    build.write("b", &[7; 10]).unwrap();
+    let committed = build.commit().unwrap();
+    assert_eq!(committed.version(), 1);
+
+    let opened = theirs.open("model", Duration::ZERO).unwrap();
+    let a = opened.tensor("a").unwrap();
+    assert_eq!(a.as_slice::<f32>().unwrap(), [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+    assert_eq!((a.shape(), a.strides(), a.dtype()), (vec![2, 3], vec![3, 1], DType::F32));
+    assert_eq!(opened.tensor("b").unwrap().as_bytes().unwrap(), [7; 10]);
+    assert!(opened.tensor("none").unwrap().to_vec().unwrap().is_empty());
+    assert_eq!(opened.metadata().collect::<Vec<_>>(), [("format", "pt")]);
+    let names: Vec<_> = opened.tensors().iter().map(|t| t.name().to_owned()).collect();
+    assert_eq!(names, ["a", "b", "none"]);
+}
+
+#[test]
+fn wrong_questions_are_answered_with_their_own_errors() {
+    let world = World::new();
+    let domain = world.connect();
+    let segment = commit(&domain, "x", 1, false);
+    let tensor = segment.tensor("x").unwrap();
+    assert!(matches!(tensor.as_slice::<f32>(), Err(Error::WrongDType { has: DType::U32, wanted: "float32", .. })));
+    assert!(matches!(tensor.device(), Err(Error::WrongKind { has: "host", wanted: "GPU", .. })));
+    assert!(matches!(tensor.shared::<u32>(), Err(Error::WrongKind { .. })));
+    assert!(matches!(tensor.read_at(10, &mut [0; 10]), Err(Error::BadRange { .. })));
+    assert!(matches!(tensor.write_at(0, &[0]), Err(Error::ReadOnly { version: 1, .. })));
+    match segment.tensor("xx") {
+        Err(Error::NoSuchTensor { near, .. }) => assert_eq!(near, ["x"]),
+        other => panic!("{other:?}"),
+    }
+    let mut build = domain.create("y", Place::Host).tensor("x", DType::U32, &[4]).allocate().unwrap();
+    assert!(matches!(build.as_mut_slice::<u8>("x"), Err(Error::WrongDType { .. })));
+    assert!(matches!(build.write("x", &[0; 15]), Err(Error::BadRange { .. })));
+    assert!(matches!(build.write("z", &[]), Err(Error::NoSuchTensor { .. })));
+}
+
+#[test]
+fn impossible_builds_are_refused_before_anything_is_allocated() {
+    let world = World::new();
+    let domain = world.connect();
+    let create = |name: &str| domain.create(name, Place::Host);
+    for name in ["", "a b", "../a", "a//b", "/a", "a@1", &"n".repeat(256)] {
+        assert!(matches!(create(name).allocate(), Err(Error::BadName { .. })), "{name:?}");
+    }
+    let twice = create("x").tensor("a", DType::U8, &[1]).tensor("a", DType::U8, &[2]);
+    assert!(matches!(twice.allocate(), Err(Error::Table { .. })));
+    assert!(matches!(create("x").tensor("a", DType::F64, &[u64::MAX, 2]).allocate(), Err(Error::Table { .. })));
+    assert!(matches!(create("x").tensor("", DType::F64, &[2]).allocate(), Err(Error::Table { .. })));
+    assert!(create("x").tensor("a", DType::U8, &[1 << 62]).allocate().is_err());
+}
+
+#[test]
+fn a_segment_may_be_empty() {
+    let world = World::new();
+    let domain = world.connect();
+    let segment = domain.create("empty", Place::Host).allocate().unwrap().commit().unwrap();
+    assert!(segment.is_empty());
+    assert_eq!(domain.open("empty", Duration::ZERO).unwrap().bytes(), 0);
+}
+
+#[test]
+fn if_absent_makes_a_name_once() {
+    let world = World::new();
+    let domain = world.connect();
+    let _first = commit(&domain, "x", 1, false);
+    let second = domain.create("x", Place::Host).tensor("x", DType::U32, &[4]).if_absent(true).allocate().unwrap();
+    assert!(matches!(second.commit(), Err(Error::NameExists { version: 1, .. })));
+    assert_eq!(value(&domain.open("x", Duration::ZERO).unwrap()), 1);
+    assert_eq!(domain.status().unwrap().versions, 1);
+}
+
+#[test]
+fn many_tensors_and_chunks_keep_their_places() {
+    let world = World::new();
+    let domain = world.connect();
+    let mut builder = domain.create("many", Place::Host).chunk_bytes(64 << 10);
+    for i in 0..2000 {
+        builder = builder.tensor(&format!("layer.{i}.weight"), DType::U32, &[i % 50 + 1]);
+    }
+    let mut build = builder.allocate().unwrap();
+    for i in 0..2000 {
+        build.as_mut_slice::<u32>(&format!("layer.{i}.weight")).unwrap().fill(i as u32);
+    }
+    assert!(build.chunks().len() > 4);
+    let _committed = build.commit().unwrap();
+    let opened = world.connect().open("many", Duration::ZERO).unwrap();
+    assert_eq!(opened.len(), 2000);
+    for i in 0..2000 {
+        let tensor = opened.tensor(&format!("layer.{i}.weight")).unwrap();
+        assert_eq!(tensor.as_slice::<u32>().unwrap(), vec![i as u32; i as usize % 50 + 1]);
+        assert_eq!(tensor.as_bytes().unwrap().as_ptr() as usize % 256, 0);
+    }
+}
+
+#[test]
+fn limits_of_the_broker_are_errors_of_their_own() {
+    let world = World::with(|config| {
+        config.limits.names = 2;
+        config.limits.bytes = 100;
+    });
+    let domain = world.connect();
+    let _a = commit(&domain, "a", 1, true);
+    let _b = commit(&domain, "b", 1, true);
+    let build = |name: &str, n| domain.create(name, Place::Host).tensor("x", DType::U8, &[n]).allocate().unwrap();
+    assert!(matches!(build("c", 1).commit(), Err(Error::LimitReached { allowed: 2, needed: 3, .. })));
+    assert!(matches!(build("a", 100).commit(), Err(Error::LimitReached { allowed: 100, .. })));
+    assert_eq!(domain.names().unwrap().len(), 2);
+    domain.remove("b").unwrap();
+    assert!(build("c", 1).commit().is_ok());
+}

@@ -1,0 +1,38 @@
+//! Domains and segments over a real broker and real sockets, on host memory.
+#![allow(clippy::unwrap_used)] // tests, their helpers included
+
+mod broker_death;
+mod build;
+mod deaths;
+mod open;
+mod segments;
+mod world;
+
+use std::time::Duration;
+
+use partywall::{Claim, Domain, Segment, SharedSlice, Tensor};
+
+/// How long anything may take that should take no time: a watchdog, not a limit.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+#[test]
+fn owners_go_to_any_thread() {
+    const fn anywhere<T: Send + Sync>() {}
+    const {
+        anywhere::<Domain>();
+        anywhere::<Segment>();
+        anywhere::<Tensor<'_>>();
+        anywhere::<SharedSlice<'_, u32>>();
+        anywhere::<Claim>();
+        anywhere::<partywall::Build>();
+        anywhere::<partywall::Error>();
+    };
+}
+
+/// Not a test: the body of other processes that tests start, see [`world::World::play`].
+#[test]
+fn role() {
+    if let Ok(role) = std::env::var(world::ROLE) {
+        deaths::play(&role);
+    }
+}

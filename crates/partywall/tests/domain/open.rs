@@ -1,0 +1,189 @@
+//! Opening, waiting, and becoming a builder.
+
+use std::time::Duration;
+
+use partywall::{DType, Domain, Error, OpenOrBuild, Place};
+
+use super::{
+    PATIENCE,
+    world::{World, commit, value},
+};
+
+#[test]
+fn a_missing_name_is_reported_with_names_like_it() {
+    let world = World::new();
+    let domain = world.connect();
+    let _near = commit(&domain, "models/llama", 1, false);
+    match domain.open("models/lama", Duration::ZERO) {
+        Err(Error::NotFound { near, socket, .. }) => {
+            assert_eq!(near, ["models/llama"]);
+            assert_eq!(socket, world.socket());
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn an_open_waits_for_the_commit_and_gets_it_even_if_the_name_goes_at_once() {
+    let world = World::new();
+    let (ours, theirs) = (world.connect(), world.connect());
+    std::thread::scope(|scope| {
+        let readers: Vec<_> = (0..4).map(|_| scope.spawn(|| value(&theirs.open("later", PATIENCE).unwrap()))).collect();
+        // Each reader waits in the broker before anything is committed.
+        super::world::eventually("waiting", || {
+            commit(&ours, "other", 0, false);
+            std::thread::sleep(Duration::from_millis(50));
+            true
+        });
+        drop(commit(&ours, "later", 42, false));
+        for (n, reader) in readers.into_iter().enumerate() {
+            // A reader that the machine kept from asking in time would wait for ever: commit again for it.
+            while !reader.is_finished() {
+                std::thread::sleep(Duration::from_millis(20));
+                drop(commit(&ours, "later", 42, false));
+            }
+            assert_eq!(reader.join().unwrap(), 42, "reader {n}");
+        }
+    });
+    super::world::eventually("all leases given back", || ours.status().unwrap().leases == 0);
+}
+
+#[test]
+fn an_open_gives_up_in_time_and_leaves_nothing() {
+    let world = World::new();
+    let domain = world.connect();
+    assert!(matches!(domain.open("never", Duration::from_millis(30)), Err(Error::Timeout { .. })));
+    drop(commit(&domain, "never", 1, false));
+    assert_eq!(domain.status().unwrap().leases, 0);
+}
+
+#[test]
+fn versions_are_kept_by_their_readers() {
+    let world = World::new();
+    let domain = world.connect();
+    let first = commit(&domain, "x", 1, true);
+    let reader = world.connect().open("x", Duration::ZERO).unwrap();
+    drop(first);
+    let second = commit(&domain, "x", 2, true);
+    assert_eq!((reader.version(), second.version()), (1, 2));
+    assert_eq!(value(&domain.open("x", Duration::ZERO).unwrap()), 2);
+    assert_eq!(value(&domain.open("x@1", Duration::ZERO).unwrap()), 1);
+    assert_eq!(value(&domain.opener("x").version(2).open().unwrap()), 2);
+    drop(reader);
+    match domain.open("x@1", Duration::ZERO) {
+        Err(Error::VersionNotFound { version: 1, latest: Some(2), .. }) => {}
+        other => panic!("{other:?}"),
+    }
+    assert!(matches!(domain.open("x@0", Duration::ZERO), Err(Error::BadName { .. })));
+    assert!(matches!(domain.open("x@one", Duration::ZERO), Err(Error::BadName { .. })));
+}
+
+#[test]
+fn a_removed_name_stays_with_its_readers() {
+    let world = World::new();
+    let domain = world.connect();
+    drop(commit(&domain, "x", 1, true));
+    let reader = world.connect().open("x", Duration::ZERO).unwrap();
+    let removed = domain.remove("x").unwrap();
+    assert_eq!((removed.version, removed.bytes_kept), (1, 16));
+    assert_eq!(removed.holders.len(), 1);
+    assert_eq!(removed.holders[0].pid, std::process::id());
+    assert!(matches!(domain.open("x", Duration::ZERO), Err(Error::NotFound { .. })));
+    assert!(matches!(domain.remove("x"), Err(Error::NotFound { .. })));
+    assert_eq!(value(&reader), 1);
+    reader.wait_withdrawn(PATIENCE).unwrap();
+    drop(reader);
+    assert_eq!(domain.status().unwrap().versions, 0);
+}
+
+#[test]
+fn owned_names_go_with_their_segment_and_kept_ones_stay() {
+    let world = World::new();
+    let domain = world.connect();
+    drop(commit(&domain, "owned", 1, false));
+    drop(commit(&domain, "kept", 2, true));
+    assert!(matches!(domain.open("owned", Duration::ZERO), Err(Error::NotFound { .. })));
+    drop(domain);
+    let domain = world.connect();
+    assert_eq!(value(&domain.open("kept", Duration::ZERO).unwrap()), 2);
+}
+
+#[test]
+fn frozen_memory_is_not_opened_for_writing() {
+    let world = World::new();
+    let domain = world.connect();
+    let _frozen = commit(&domain, "frozen", 1, false);
+    assert!(matches!(domain.opener("frozen").read_write().open(), Err(Error::ReadOnly { .. })));
+    assert_eq!(domain.status().unwrap().leases, 1);
+}
+
+#[test]
+fn mutable_memory_is_written_in_place() {
+    let world = World::new();
+    let domain = world.connect();
+    let builder = domain.create("shared", Place::Host).tensor("x", DType::U32, &[8]).mutable(true);
+    let committed = builder.allocate().unwrap().commit().unwrap();
+    let writer = world.connect().opener("shared").read_write().open().unwrap();
+    writer.tensor("x").unwrap().shared::<u32>().unwrap().set(3, 7);
+    writer.tensor("x").unwrap().write_at(16, &9_u32.to_ne_bytes()).unwrap();
+    let seen = committed.tensor("x").unwrap().shared::<u32>().unwrap();
+    assert_eq!((seen.get(3), seen.get(4)), (7, 9));
+    assert!(committed.tensor("x").unwrap().as_slice::<u32>().is_err(), "no plain slice of shared memory");
+    let reader = domain.open("shared", Duration::ZERO).unwrap();
+    assert!(matches!(reader.tensor("x").unwrap().write_at(0, &[1]), Err(Error::ReadOnly { .. })));
+}
+
+fn expect_claim(domain: &Domain, name: &str) -> partywall::Claim {
+    match domain.open_or_build(name, PATIENCE).unwrap() {
+        OpenOrBuild::Build(claim) => claim,
+        OpenOrBuild::Opened(segment) => panic!("{segment:?}"),
+    }
+}
+
+#[test]
+fn one_caller_builds_and_the_others_get_the_version() {
+    let world = World::new();
+    let builds = std::sync::atomic::AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        let all: Vec<_> = (0..8)
+            .map(|_| {
+                let domain = world.connect();
+                let builds = &builds;
+                scope.spawn(move || match domain.open_or_build("model", PATIENCE).unwrap() {
+                    OpenOrBuild::Opened(segment) => (value(&segment), segment),
+                    OpenOrBuild::Build(claim) => {
+                        builds.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                        let builder = claim.create(Place::Host).tensor("x", DType::U32, &[4]);
+                        let mut build = builder.allocate().unwrap();
+                        std::thread::sleep(Duration::from_millis(20));
+                        build.as_mut_slice::<u32>("x").unwrap().fill(5);
+                        let segment = build.commit().unwrap();
+                        (value(&segment), segment)
+                    }
+                })
+            })
+            .collect();
+        let segments: Vec<_> = all.into_iter().map(|thread| thread.join().unwrap()).collect();
+        assert!(segments.iter().all(|(value, _)| *value == 5));
+    });
+    assert_eq!(builds.into_inner(), 1);
+}
+
+#[test]
+fn a_claim_that_is_dropped_passes_to_exactly_one_waiter() {
+    let world = World::new();
+    let (ours, theirs) = (world.connect(), world.connect());
+    let claim = expect_claim(&ours, "model");
+    assert_eq!(ours.names().unwrap().len(), 0);
+    assert!(matches!(theirs.open_or_build("model", Duration::from_millis(20)), Err(Error::Timeout { .. })));
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| expect_claim(&theirs, "model"));
+        std::thread::sleep(Duration::from_millis(20));
+        drop(claim.create(Place::Host).allocate().unwrap());
+        let claim = waiter.join().unwrap();
+        assert_eq!(claim.name(), "model");
+        let segment = claim.create(Place::Host).allocate().unwrap().commit().unwrap();
+        assert!(matches!(ours.open_or_build("model", PATIENCE).unwrap(), OpenOrBuild::Opened(_)));
+        drop(segment);
+    });
+}

@@ -1,0 +1,67 @@
+//! What a domain tells about itself.
+
+use std::time::Duration;
+
+use partywall::{DType, Error, Place, info::MemberState};
+
+use super::world::{World, commit};
+
+#[test]
+fn names_are_listed_in_order_over_many_messages() {
+    let world = World::new();
+    let domain = world.connect();
+    let segments: Vec<_> = (0..3000).map(|i| commit(&domain, &format!("n/{i:05}"), i, false)).collect();
+    let names = domain.names().unwrap();
+    assert_eq!(names.len(), 3000);
+    assert!(names.windows(2).all(|pair| pair[0].name < pair[1].name));
+    let status = domain.status().unwrap();
+    assert_eq!((status.names, status.leases, status.members), (3000, 3000, 0));
+    drop(segments);
+    assert_eq!(domain.names().unwrap(), []);
+}
+
+#[test]
+fn inspection_shows_a_version_without_opening_it() {
+    let world = World::new();
+    let domain = world.connect();
+    let mut builder = domain.create("model", Place::Host).kept(true);
+    for i in 0..3000 {
+        // More than fits a message, so that the table travels as a memfd.
+        builder = builder.tensor(&format!("model.layers.{i}.mlp.weight"), DType::F16, &[3, 5]);
+    }
+    drop(builder.allocate().unwrap().commit().unwrap());
+    let information = domain.inspect("model").unwrap();
+    assert_eq!(information.table.len(), 3000);
+    assert_eq!((information.version.version, information.version.kept, information.version.leases), (1, true, 0));
+    assert!(information.is_latest && information.holders.is_empty() && information.builder.is_none());
+    assert!(matches!(domain.inspect("model@7"), Err(Error::VersionNotFound { .. })));
+    assert!(matches!(domain.inspect("nothing"), Err(Error::NotFound { .. })));
+    let opened = world.connect().open("model", Duration::ZERO).unwrap();
+    assert_eq!(opened.len(), 3000);
+    assert_eq!(domain.inspect("model").unwrap().holders.len(), 1);
+}
+
+#[test]
+fn members_are_listed_with_what_they_hold() {
+    let world = World::new();
+    let (ours, theirs) = (world.connect(), world.connect());
+    let _segment = commit(&theirs, "x", 1, false);
+    let members = ours.members().unwrap();
+    assert_eq!(members.len(), 2);
+    assert!(members.iter().all(|m| m.state == MemberState::Alive && m.pid == std::process::id()));
+    let holder = members.iter().find(|m| m.member == theirs.member()).unwrap();
+    assert_eq!((holder.leases, holder.bytes), (1, 16));
+    drop((_segment, theirs));
+    assert_eq!(ours.members().unwrap().len(), 1);
+}
+
+#[test]
+fn a_broker_in_use_is_not_stopped_without_force() {
+    let world = World::new();
+    let domain = world.connect();
+    let _segment = commit(&domain, "x", 1, false);
+    assert!(matches!(domain.stop_broker(false), Err(Error::InUse { names: 1, members: 0 })));
+    domain.stop_broker(true).unwrap();
+    super::world::eventually("the end of the broker", || matches!(domain.ping(), Err(Error::BrokerGone { .. })));
+    assert!(!world.socket().exists());
+}

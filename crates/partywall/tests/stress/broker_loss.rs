@@ -1,0 +1,316 @@
+//! The broker is killed or stopped while it is needed.
+
+use std::{
+    process::Command,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use partywall::{Domain, Error};
+
+use super::{
+    Dice, eventually,
+    place::{Actor, Place, commit, linger, say, value},
+    rounds, within,
+};
+
+/// Longer than a library has patience with a broker, twice: for the call, and for what is dropped after it.
+const PATIENCE: Duration = Duration::from_secs(35);
+
+fn is_loss(error: &Error) -> bool {
+    matches!(error, Error::BrokerGone { .. } | Error::BrokerUnreachable { .. })
+}
+
+/// Uses a domain until the broker is lost, and says how that went.
+pub(crate) fn load() {
+    let domain = Domain::options().start(false).connect().unwrap();
+    let kept = commit(&domain, "held", 42, true).unwrap();
+    say("ready");
+    std::thread::scope(|scope| {
+        for thread in 0..4_u32 {
+            let domain = &domain;
+            scope.spawn(move || {
+                let error = loop {
+                    let round = match thread {
+                        0 => commit(domain, "churned", 1, true).map(drop),
+                        1 => domain.open("held", Duration::from_millis(1)).map(drop),
+                        2 => match domain.open("never", Duration::from_micros(300)) {
+                            Err(Error::Timeout { .. }) => Ok(()),
+                            other => other.map(drop),
+                        },
+                        _ => domain.open_or_build("held", Duration::from_secs(1)).map(drop),
+                    };
+                    if let Err(error) = round {
+                        break error;
+                    }
+                };
+                assert!(is_loss(&error), "{error}");
+            });
+        }
+    });
+    assert_eq!(value(&kept), 42, "mapped memory stays");
+    let start = Instant::now();
+    drop((kept, domain));
+    say(format!("lost {}", start.elapsed().as_millis()));
+}
+
+#[test]
+fn every_call_ends_when_the_broker_is_killed_at_any_moment() {
+    let mut dice = Dice(11);
+    for _ in 0..rounds(6) {
+        let mut place = Place::new();
+        let mut loads: Vec<Actor> = (0..2).map(|_| place.play("load")).collect();
+        std::thread::sleep(Duration::from_micros(dice.below(30_000)));
+        place.broker().kill();
+        for mut load in loads.drain(..) {
+            within(PATIENCE, "the end of a client", move || {
+                load.expect("lost");
+                assert!(load.join().success());
+            });
+        }
+        // The dead one's socket is replaced.
+        place.start_broker("");
+        place.connect().ping().unwrap();
+    }
+}
+
+#[test]
+fn dropping_everything_right_after_the_broker_died_ends() {
+    for _ in 0..rounds(30) {
+        let mut place = Place::new();
+        let domain = place.connect();
+        let segment = commit(&domain, "x", 1, false).unwrap();
+        place.broker().kill();
+        within(PATIENCE, "dropping", move || drop((segment, domain)));
+    }
+}
+
+#[test]
+fn every_call_ends_when_the_broker_is_stopped() {
+    let mut place = Place::new();
+    let domain = Arc::new(place.connect());
+    let segment = commit(&domain, "x", 1, true).unwrap();
+    place.broker().stop();
+    let threads: Vec<_> = (0..8)
+        .map(|i| {
+            let domain = domain.clone();
+            std::thread::spawn(move || {
+                let error = match i % 4 {
+                    0 => domain.ping().unwrap_err(),
+                    1 => domain.open("x", Duration::from_millis(10)).unwrap_err(),
+                    2 => commit(&domain, "y", 1, true).unwrap_err(),
+                    _ => domain.open_or_build("z", Duration::from_millis(10)).unwrap_err(),
+                };
+                assert!(is_loss(&error), "{error}");
+            })
+        })
+        .collect();
+    let waiting = Instant::now();
+    within(PATIENCE, "calls", move || threads.into_iter().for_each(|thread| thread.join().unwrap()));
+    eprintln!("eight calls ended after {:?}", waiting.elapsed());
+    assert_eq!(value(&segment), 1);
+
+    // It goes on: so do its members, and what it granted to those who had given up comes back.
+    place.broker().go_on();
+    eventually("an answer", || domain.ping().is_ok());
+    drop(segment);
+    eventually("the return of all leases", || domain.status().unwrap().leases == 0);
+    assert_eq!(value(&domain.open("x", Duration::ZERO).unwrap()), 1);
+    drop(domain.open_or_build("z", Duration::from_secs(20)).unwrap());
+}
+
+#[test]
+fn calls_end_although_nothing_fits_into_the_socket_of_a_stopped_broker() {
+    let mut place = Place::new();
+    let domain = place.connect();
+    place.broker().stop();
+    let large = "m".repeat(16_000);
+    // Each is sent and not answered, until the socket is full; then sending ends the connection.
+    let threads: Vec<_> = (0..4)
+        .map(|_| {
+            let (domain, large) = (domain.clone(), large.clone());
+            std::thread::spawn(move || {
+                let start = Instant::now();
+                while start.elapsed() < Duration::from_secs(1) {
+                    let name = format!("{}@{}", &large[..200], 1);
+                    assert!(is_loss(&domain.open(&name, Duration::ZERO).unwrap_err()));
+                }
+            })
+        })
+        .collect();
+    within(PATIENCE, "calls", move || threads.into_iter().for_each(|thread| thread.join().unwrap()));
+    within(PATIENCE, "dropping", move || drop(domain));
+}
+
+#[test]
+fn connecting_to_a_stopped_broker_ends_although_its_backlog_is_full() {
+    let mut place = Place::new();
+    place.broker().stop();
+    let mut waiting = Vec::new();
+    let socket = place.socket();
+    // More than a backlog; each without a wait, as far as that goes.
+    for _ in 0..1100 {
+        let address = rustix::net::SocketAddrUnix::new(&socket).unwrap();
+        let flags = rustix::net::SocketFlags::CLOEXEC | rustix::net::SocketFlags::NONBLOCK;
+        let client =
+            rustix::net::socket_with(rustix::net::AddressFamily::UNIX, rustix::net::SocketType::STREAM, flags, None)
+                .unwrap();
+        if rustix::net::connect(&client, &address).is_err() {
+            break;
+        }
+        waiting.push(client);
+    }
+    let result = within(PATIENCE, "connecting", move || {
+        Domain::options().socket(socket).start(false).connect().map(|_| ()).unwrap_err()
+    });
+    assert!(matches!(result, Error::BrokerUnreachable { .. }), "{result}");
+}
+
+#[test]
+fn members_of_a_broker_that_was_replaced_learn_it_at_once() {
+    let mut place = Place::new();
+    let mut member = place.play("load");
+    member.stop();
+    place.broker().kill();
+    place.start_broker("");
+    member.go_on();
+    // Less than the ten seconds for which a lost connection is renewed.
+    within(Duration::from_secs(8), "the end of a client", move || {
+        member.expect("lost");
+        assert!(member.join().success());
+    });
+}
+
+/// The program, which has to be built before.
+fn program() -> std::path::PathBuf {
+    let beside = std::env::current_exe().unwrap().parent().unwrap().parent().unwrap().join("partywall");
+    let program = std::env::var_os("PARTYWALL_BIN").map(Into::into).unwrap_or(beside);
+    assert!(program.exists(), "build it first: cargo build -p partywall-cli");
+    program
+}
+
+/// Connects, starting a broker if there is none, and tells which one it got.
+pub(crate) fn starter(words: &[&str]) {
+    let rounds: u32 = words[0].parse().unwrap();
+    say("ready");
+    for _ in 0..rounds {
+        let mut line = String::new();
+        std::io::stdin().read_line(&mut line).unwrap();
+        let domain = Domain::options().connect().unwrap();
+        let status = domain.status().unwrap();
+        say(format!("got {} {}", status.pid, status.instance));
+        // Until all have said so: the broker must not leave meanwhile.
+        std::io::stdin().read_line(&mut line).unwrap();
+        drop(domain);
+        say("left");
+    }
+    linger();
+}
+
+fn nudge(actor: &mut Actor) {
+    actor.tell("\n");
+}
+
+#[test]
+fn many_starters_at_once_get_one_broker() {
+    let program = program();
+    let place = Place::empty();
+    let many = 20;
+    let mut actors: Vec<Actor> = (0..many)
+        .map(|_| {
+            place.start_with("starter 3", |command| {
+                command.env("PARTYWALL_BIN", &program).env("XDG_STATE_HOME", place.directory());
+            })
+        })
+        .collect();
+    actors.iter_mut().for_each(|actor| drop(actor.expect("ready")));
+    for _ in 0..3 {
+        actors.iter_mut().for_each(nudge);
+        let got: Vec<String> = actors.iter_mut().map(|actor| actor.expect("got ")).collect();
+        assert!(got.iter().all(|one| *one == got[0]), "{got:?}");
+        actors.iter_mut().for_each(nudge);
+        actors.iter_mut().for_each(|actor| drop(actor.expect("left")));
+        let domain = place.connect();
+        domain.stop_broker(true).unwrap();
+    }
+}
+
+#[test]
+fn connecting_never_fails_against_the_idle_exit() {
+    let program = program();
+    let place = Place::empty();
+    // A broker that leaves as soon as it may, again and again, while others look for one.
+    let wrapper = place.directory().join("partywall");
+    let script = format!("#!/bin/sh\nexec {} \"$@\" --idle-exit 0.01\n", program.display());
+    std::fs::write(&wrapper, script).unwrap();
+    std::fs::set_permissions(&wrapper, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    assert!(Command::new(&wrapper).arg("--version").output().is_ok());
+    let (many, each) = (6, rounds(8));
+    let mut actors: Vec<Actor> = (0..many)
+        .map(|_| {
+            place.start_with(&format!("starter {each}"), |command| {
+                command.env("PARTYWALL_BIN", &wrapper).env("XDG_STATE_HOME", place.directory());
+            })
+        })
+        .collect();
+    actors.iter_mut().for_each(|actor| drop(actor.expect("ready")));
+    let (mut dice, mut brokers) = (Dice(5), std::collections::BTreeSet::new());
+    for _ in 0..each {
+        for actor in &mut actors {
+            std::thread::sleep(Duration::from_micros(dice.below(8000)));
+            nudge(actor);
+        }
+        for actor in &mut actors {
+            brokers.insert(actor.expect("got "));
+            nudge(actor);
+        }
+        actors.iter_mut().for_each(|actor| drop(actor.expect("left")));
+        std::thread::sleep(Duration::from_micros(dice.below(20_000)));
+    }
+    eprintln!("{} brokers came and went", brokers.len());
+    eventually("the last one has left", || !place.socket().exists());
+}
+
+/// The pids of the brokers that serve at `socket`, whether anybody can reach them or not.
+fn brokers_at(socket: &std::path::Path) -> Vec<i32> {
+    let socket = socket.as_os_str().as_encoded_bytes();
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    let serves = |pid: &i32| {
+        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        line.split(|byte| *byte == 0).any(|word| word == b"serve") && line.split(|byte| *byte == 0).any(|w| w == socket)
+    };
+    processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(serves).collect()
+}
+
+#[test]
+fn a_starter_killed_at_any_moment_leaves_one_broker_or_none() {
+    let program = program();
+    let mut dice = Dice(41);
+    let place = Place::empty();
+    let start = || {
+        let mut actor = place.start_with("starter 1", |command| {
+            command.env("PARTYWALL_BIN", &program).env("XDG_STATE_HOME", place.directory());
+        });
+        actor.expect("ready");
+        actor
+    };
+    for _ in 0..rounds(10) {
+        let mut actors: Vec<Actor> = (0..4).map(|_| start()).collect();
+        actors.iter_mut().for_each(nudge);
+        // All but the last are killed while one of them starts a broker and the others wait for it.
+        for victim in &mut actors[..3] {
+            std::thread::sleep(Duration::from_micros(dice.below(6000)));
+            victim.kill();
+        }
+        actors[3].expect("got ");
+        eventually("one broker", || brokers_at(&place.socket()).len() == 1);
+        let domain = place.connect();
+        let pid = domain.status().unwrap().pid;
+        assert_eq!(brokers_at(&place.socket()), [pid as i32]);
+        drop(actors);
+        // Next time over the socket of one that was killed.
+        let pidfd = partywall_os::process::pidfd(pid).unwrap();
+        partywall_os::process::kill(&pidfd, rustix::process::Signal::KILL).unwrap();
+        eventually("its end", || brokers_at(&place.socket()).is_empty());
+    }
+}

@@ -1,0 +1,167 @@
+//! A process that forks while it uses a domain.
+#![allow(unsafe_code)] // fork itself, and what only a forked child may do
+
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
+
+use partywall::{DType, Domain, Error, Place as At};
+
+use super::{
+    eventually,
+    place::{Place, commit, say, value},
+};
+
+/// Runs `work` in a forked child; whether it returned `true`.
+fn in_child(work: impl FnOnce() -> bool) -> bool {
+    // SAFETY: the child calls nothing that waits for another thread of the parent: `work` uses the library, which is
+    // what is tried here, and the child leaves without running anything of the parent's.
+    match unsafe { libc::fork() } {
+        0 => {
+            // A child that hangs is an answer, too.
+            // SAFETY: both calls only set what the kernel knows of this process.
+            unsafe {
+                libc::signal(libc::SIGALRM, libc::SIG_DFL);
+                libc::alarm(10);
+            }
+            let good = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).unwrap_or(false);
+            // SAFETY: ends the child at once.
+            unsafe { libc::_exit(if good { 0 } else { 1 }) }
+        }
+        child => {
+            // What it owns is the child's to drop.
+            std::mem::forget(work);
+            let mut status = -1;
+            // SAFETY: waits for our own child and writes to `status`.
+            assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+            if status != 0 {
+                eprintln!("the child ended with {status:#x}");
+            }
+            status == 0
+        }
+    }
+}
+
+pub(crate) fn play(words: &[&str]) {
+    let domain = Domain::options().start(false).connect().unwrap();
+    let segment = commit(&domain, "held", 7, false).unwrap();
+    match words[0] {
+        "using" => {
+            let claim = match domain.open_or_build("building", Duration::ZERO).unwrap() {
+                partywall::OpenOrBuild::Build(claim) => claim,
+                other => panic!("{other:?}"),
+            };
+            // What the child drops is its copy: `read` takes it out without the parent losing its own.
+            // SAFETY: only the child, which has a copy of everything, uses and drops these.
+            let copies = unsafe { (std::ptr::read(&domain), std::ptr::read(&segment), std::ptr::read(&claim)) };
+            let good = in_child(move || {
+                let (domain, segment, claim) = copies;
+                let forked = |error| matches!(error, Error::Forked { parent } if parent != std::process::id());
+                let good = value(&segment) == 7
+                    && forked(domain.ping().unwrap_err())
+                    && forked(domain.open("held", Duration::from_secs(9)).unwrap_err())
+                    && forked(commit(&domain, "new", 1, true).unwrap_err());
+                drop((segment, claim, domain));
+                // A connection of its own is another member's.
+                good && Domain::options().start(false).connect().is_ok_and(|own| own.ping().is_ok())
+            });
+            assert!(good);
+            assert_eq!(domain.status().unwrap().leases, 1);
+            assert!(matches!(domain.open_or_build("building", Duration::from_millis(1)), Err(Error::Timeout { .. })));
+            drop(claim);
+            domain.open("held", Duration::ZERO).unwrap();
+        }
+        "calling" => {
+            let done = AtomicBool::new(false);
+            std::thread::scope(|scope| {
+                for _ in 0..3 {
+                    scope.spawn(|| {
+                        while !done.load(Ordering::Relaxed) {
+                            domain.open("held", Duration::from_millis(1)).unwrap();
+                        }
+                    });
+                }
+                for _ in 0..100 {
+                    assert!(in_child(|| matches!(domain.ping(), Err(Error::Forked { .. }))));
+                }
+                done.store(true, Ordering::Relaxed);
+            });
+            domain.ping().unwrap();
+        }
+        "building" => {
+            let builder = domain.create("draft", At::Host).tensor("x", DType::U8, &[64 << 20]);
+            let mut build = builder.allocate().unwrap();
+            let address = {
+                let bytes = build.as_mut_bytes("x").unwrap();
+                bytes.fill(1);
+                bytes.as_ptr()
+            };
+            // SAFETY: as above.
+            let copy = unsafe { std::ptr::read(&build) };
+            let good = in_child(move || {
+                let mut copy = copy;
+                // The draft is not mapped here, so that the child cannot keep it from being frozen. Something of the
+                // child's own comes to lie where it was.
+                // SAFETY: asks for a range only if nothing is there.
+                let own = unsafe {
+                    libc::mmap(
+                        address.cast_mut().cast(),
+                        64 << 20,
+                        libc::PROT_READ | libc::PROT_WRITE,
+                        libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE,
+                        -1,
+                        0,
+                    )
+                };
+                let own = own.cast::<u8>();
+                assert_eq!(own.cast_const(), address);
+                // SAFETY: mapped writable just now.
+                unsafe { own.write_volatile(5) };
+                let refused = copy.as_mut_bytes("x").is_err();
+                drop(copy);
+                // SAFETY: still mapped, or the child dies of it, which fails the test.
+                refused && unsafe { own.read_volatile() == 5 }
+            });
+            assert!(good, "a child that drops a build unmaps memory of its own");
+            build.as_mut_bytes("x").unwrap()[0] = 2;
+            assert_eq!(build.commit().unwrap().tensor("x").unwrap().as_bytes().unwrap()[..2], [2, 1]);
+        }
+        other => panic!("{other}"),
+    }
+    drop((segment, domain));
+    say("good");
+}
+
+#[test]
+fn a_forked_child_can_do_nothing_to_its_parents_connection() {
+    let place = Place::new();
+    let domain = place.connect();
+    place.start("fork using").expect("good");
+    eventually("the end of all members", || domain.members().unwrap().len() == 1);
+    assert_eq!(domain.status().unwrap().names, 0);
+}
+
+#[test]
+fn forking_in_the_middle_of_calls_hangs_nobody() {
+    Place::new().start("fork calling").expect("good");
+}
+
+#[test]
+fn a_forked_child_that_drops_a_build_unmaps_nothing_of_its_own() {
+    Place::new().start("fork building").expect("good");
+}
+
+/// What is executed in between inherits nothing.
+#[test]
+fn a_program_that_is_executed_inherits_no_file_of_a_domain() {
+    let place = Place::new();
+    let domain = place.connect();
+    let segment = commit(&domain, "x", 1, false).unwrap();
+    let mut build = domain.create("y", At::Host).tensor("x", DType::U8, &[64]).allocate().unwrap();
+    build.as_mut_bytes("x").unwrap().fill(1);
+    let listing = std::process::Command::new("ls").args(["-l", "/proc/self/fd"]).output().unwrap();
+    let listing = String::from_utf8(listing.stdout).unwrap();
+    assert!(!listing.contains("partywall") && !listing.contains("eventfd"), "{listing}");
+    drop((segment, build));
+}

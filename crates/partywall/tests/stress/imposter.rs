@@ -1,0 +1,324 @@
+//! A broker that is none: the library gives errors, it neither hangs nor panics nor leaks.
+
+use std::{
+    os::fd::{AsFd, OwnedFd},
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use partywall::{Domain, Error, Place as At};
+use partywall_os::{memfd, socket};
+use partywall_wire::{
+    Answer, BrokerHello, Event, Kind, MemberInfo, MemberState, NameInfo, Opened, Place as WirePlace, Reply, Request,
+    Table, Token, Welcome, frame,
+    handshake::{self, Speaker},
+    limits::MAX_MESSAGE,
+};
+
+use super::{
+    place::{Place, commit, say},
+    wire::Framed,
+    within,
+};
+
+/// What kind of imposter.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Lie {
+    HangsUp,
+    HangsUpAfterHello,
+    Garbage,
+    HugeHello,
+    NoEvents,
+    FiveFds,
+    EventsOf(&'static str),
+    HelloFdsThatNeverCome,
+    WrongId,
+    GarbageReply,
+    HugeReply,
+    FdsThatNeverCome,
+    UnwantedFds,
+    FdsWithoutEnd,
+    WrongIdsWithoutEnd,
+    SlowBytes,
+    Silence,
+    AlwaysPending,
+    AlwaysDone,
+    OpenedWithout,
+    OpenedWrong,
+    OpenedTooMany,
+    ListsWithoutEnd,
+    Events,
+    EventsFds,
+    EventsGarbage,
+}
+
+const LIES: [Lie; 30] = [
+    Lie::HangsUp,
+    Lie::HangsUpAfterHello,
+    Lie::Garbage,
+    Lie::HugeHello,
+    Lie::NoEvents,
+    Lie::FiveFds,
+    Lie::EventsOf("eventfd"),
+    Lie::EventsOf("zero"),
+    Lie::EventsOf("pipe"),
+    Lie::EventsOf("memfd"),
+    Lie::EventsOf("closed"),
+    Lie::HelloFdsThatNeverCome,
+    Lie::WrongId,
+    Lie::GarbageReply,
+    Lie::HugeReply,
+    Lie::FdsThatNeverCome,
+    Lie::UnwantedFds,
+    Lie::FdsWithoutEnd,
+    Lie::WrongIdsWithoutEnd,
+    Lie::SlowBytes,
+    Lie::Silence,
+    Lie::AlwaysPending,
+    Lie::AlwaysDone,
+    Lie::OpenedWithout,
+    Lie::OpenedWrong,
+    Lie::OpenedTooMany,
+    Lie::ListsWithoutEnd,
+    Lie::Events,
+    Lie::EventsFds,
+    Lie::EventsGarbage,
+];
+
+fn memory() -> OwnedFd {
+    memfd::frozen("partywall:lie", &[0; 8]).unwrap()
+}
+
+/// One connection, served by a liar until it is over.
+fn serve(call: OwnedFd, lie: Lie, done: &AtomicBool) -> Option<()> {
+    let mut call = Framed::new(call);
+    if lie == Lie::HangsUp {
+        return None;
+    }
+    call.receive()?;
+    match lie {
+        Lie::HangsUpAfterHello => return None,
+        Lie::Garbage => return call.send(&[0x5a; 100], &[]).then_some(()),
+        Lie::HugeHello => return call.send(&[0xff, 0xff, 0xff, 0x7f, 0, 0, 0, 0], &[]).then_some(()),
+        _ => {}
+    }
+    let (events, theirs) = socket::pair().unwrap();
+    let events = Framed::new(events);
+    let welcome = Welcome { instance: 1, member: 1, token: Token([0; 16]), resumed: true, max_message: 1 << 18 };
+    let fds = match lie {
+        Lie::NoEvents => 0,
+        Lie::FiveFds | Lie::HelloFdsThatNeverCome => 5,
+        _ => 1,
+    };
+    let hello = handshake::encode(&Speaker::new("lie"), &BrokerHello { outcome: Ok(welcome) }, fds).unwrap();
+    let theirs = match lie {
+        Lie::EventsOf("eventfd") => rustix::event::eventfd(1, rustix::event::EventfdFlags::empty()).unwrap(),
+        Lie::EventsOf("zero") => std::fs::File::open("/dev/zero").unwrap().into(),
+        Lie::EventsOf("pipe") => rustix::pipe::pipe().unwrap().0,
+        Lie::EventsOf("memfd") => memory(),
+        Lie::EventsOf(_) => socket::pair().unwrap().1,
+        _ => theirs,
+    };
+    match lie {
+        Lie::NoEvents => call.send(&hello, &[]),
+        Lie::HelloFdsThatNeverCome => {
+            call.send(&hello, &[&theirs]);
+            while !done.load(Ordering::Relaxed) && call.send(&[0; 4096], &[]) {}
+            return None;
+        }
+        Lie::FiveFds => call.send(&hello, &[&theirs; 5]),
+        _ => call.send(&hello, &[&theirs]),
+    };
+    drop(theirs);
+    let noise = |ticket: u64, fds: usize| {
+        let outcome = Ok(Answer::Opened(opened(1)));
+        frame::encode(&Event::Verdict { ticket, outcome }, fds, MAX_MESSAGE).unwrap()
+    };
+    loop {
+        let (body, _) = call.receive()?;
+        let request: Request = partywall_wire::Frame { body, fds: 0 }.decode().unwrap();
+        let id = request.id;
+        let reply =
+            |answer: Answer, fds: usize| frame::encode(&Reply { id, outcome: Ok(answer) }, fds, MAX_MESSAGE).unwrap();
+        let done_reply = reply(Answer::Done, 0);
+        let good = match lie {
+            Lie::WrongId => {
+                let wrong = Reply { id: id + 7, outcome: Ok(Answer::Done) };
+                call.send(&frame::encode(&wrong, 0, MAX_MESSAGE).unwrap(), &[])
+            }
+            Lie::GarbageReply => call.send(&[8, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 9, 9, 9, 9], &[]),
+            Lie::HugeReply => call.send(&[0xff; 16], &[]),
+            Lie::FdsThatNeverCome => {
+                call.send(&reply(Answer::Done, 100), &[]);
+                while !done.load(Ordering::Relaxed) && call.send(&[0; 4096], &[]) {}
+                false
+            }
+            Lie::UnwantedFds => call.send(&done_reply, &[&memory(), &memory()]),
+            Lie::FdsWithoutEnd => {
+                let fd = memory();
+                while !done.load(Ordering::Relaxed) && call.send(&[100], &[&fd; 200]) {}
+                false
+            }
+            Lie::WrongIdsWithoutEnd => {
+                let wrong = Reply { id: 0, outcome: Ok(Answer::Build { claim: 1 }) };
+                let wrong = frame::encode(&wrong, 0, MAX_MESSAGE).unwrap().repeat(100);
+                while !done.load(Ordering::Relaxed) && call.send(&wrong, &[]) {}
+                false
+            }
+            Lie::SlowBytes => {
+                call.send(&[0, 0, 1, 0, 0, 0, 0, 0], &[]);
+                while !done.load(Ordering::Relaxed) && call.send(&[0], &[]) {
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+                false
+            }
+            Lie::Silence => true,
+            Lie::AlwaysPending => call.send(&reply(Answer::Pending, 0), &[]),
+            Lie::OpenedWithout => call.send(&reply(Answer::Opened(opened(3)), 0), &[]),
+            Lie::OpenedWrong => {
+                let (a, _b) = socket::pair().unwrap();
+                call.send(&reply(Answer::Opened(opened(1)), 1), &[&a])
+            }
+            Lie::OpenedTooMany => call.send(&reply(Answer::Opened(opened(1)), 3), &[&memory(), &memory(), &memory()]),
+            Lie::ListsWithoutEnd => call.send(&endless(&request, id), &[]),
+            Lie::Events if !matches!(request.call, partywall_wire::Call::Release { .. }) => {
+                for ticket in 0..50 {
+                    events.send(&noise(ticket, 0), &[]);
+                }
+                call.send(&done_reply, &[])
+            }
+            Lie::EventsFds if !matches!(request.call, partywall_wire::Call::Release { .. }) => {
+                for ticket in 0..20 {
+                    events.send(&noise(ticket, 2), &[&memory(), &memory()]);
+                }
+                events.send(&noise(id, 100), &[&memory()]);
+                call.send(&done_reply, &[])
+            }
+            Lie::EventsGarbage => {
+                events.send(&[0xff; 64], &[]);
+                call.send(&done_reply, &[])
+            }
+            _ => call.send(&done_reply, &[]),
+        };
+        if !good {
+            return None;
+        }
+    }
+}
+
+fn opened(chunks: usize) -> Opened {
+    Opened {
+        lease: 1,
+        name: "x".into(),
+        version: 1,
+        kind: Kind::Host,
+        place: WirePlace::Host,
+        chunks: vec![8; chunks],
+        table: Table::Inline(vec![1; 100]),
+        mutable: false,
+        kept: false,
+    }
+}
+
+/// The same page, over and over.
+fn endless(request: &Request, id: u64) -> Vec<u8> {
+    let answer = match request.call {
+        partywall_wire::Call::List { .. } => Answer::Names {
+            names: vec![NameInfo { name: "same".into(), latest: None, older: 0, older_bytes: 0 }],
+            more: true,
+        },
+        partywall_wire::Call::Members { .. } => Answer::Members {
+            members: vec![MemberInfo {
+                member: 1,
+                pid: 1,
+                uid: 1,
+                command: "same".into(),
+                state: MemberState::Alive,
+                leases: 0,
+                bytes: 0,
+                since: 0,
+            }],
+            more: true,
+        },
+        _ => Answer::Done,
+    };
+    frame::encode(&Reply { id, outcome: Ok(answer) }, 0, MAX_MESSAGE).unwrap()
+}
+
+/// The role of a process that falls for an imposter.
+pub(crate) fn victim() {
+    let files = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    let before = files();
+    let connected = Domain::options().start(false).connect();
+    if let Ok(domain) = connected {
+        let mut said = Vec::new();
+        let mut note = |what: &str, outcome: Result<(), Error>| said.push(format!("{what}: {outcome:?}"));
+        note("ping", domain.ping());
+        note("open", domain.open("x", Duration::ZERO).map(drop));
+        note("wait", domain.open("x", Duration::from_millis(50)).map(drop));
+        note("build", domain.open_or_build("x", Duration::from_millis(50)).map(drop));
+        note("names", domain.names().map(drop));
+        note("members", domain.members().map(drop));
+        note("status", domain.status().map(drop));
+        note("inspect", domain.inspect("x").map(drop));
+        note("remove", domain.remove("x").map(drop));
+        note("commit", commit(&domain, "x", 1, false).map(drop));
+        let _ = domain.create("y", At::Host);
+        drop(domain);
+        said.iter().for_each(|line| say(line.chars().take(150).collect::<String>()));
+    } else {
+        say(format!("not connected: {connected:?}"));
+    }
+    assert_eq!(files(), before, "files stay open");
+    say("good");
+}
+
+fn listen(path: &Path) -> OwnedFd {
+    use std::os::unix::fs::DirBuilderExt;
+    std::fs::DirBuilder::new().mode(0o700).recursive(true).create(path.parent().unwrap()).unwrap();
+    socket::listen(path).unwrap()
+}
+
+#[test]
+fn whatever_a_false_broker_says_is_an_error_in_time() {
+    let victims: Vec<_> = LIES
+        .into_iter()
+        .map(|lie| {
+            std::thread::spawn(move || {
+                let place = Place::empty();
+                let listener = listen(&place.socket());
+                let done = Arc::new(AtomicBool::new(false));
+                let liar = std::thread::spawn({
+                    let done = done.clone();
+                    move || {
+                        let mut servants = Vec::new();
+                        while !done.load(Ordering::Relaxed) {
+                            let soon = std::time::Instant::now() + Duration::from_millis(20);
+                            let _ = socket::wait(listener.as_fd(), socket::Ready::Read, Some(soon));
+                            if let Ok(Some(call)) = socket::accept(&listener) {
+                                let done = done.clone();
+                                servants.push(std::thread::spawn(move || serve(call, lie, &done)));
+                            }
+                        }
+                    }
+                });
+                let start = std::time::Instant::now();
+                let mut victim = place.start("victim");
+                within(Duration::from_secs(120), &format!("{lie:?}"), move || {
+                    victim.expect("good");
+                    assert!(victim.join().success());
+                });
+                eprintln!("{lie:?}: {:?}", start.elapsed());
+                done.store(true, Ordering::Relaxed);
+                liar.join().unwrap();
+            })
+        })
+        .collect();
+    let failed: Vec<_> =
+        LIES.into_iter().zip(victims).filter_map(|(lie, v)| v.join().is_err().then_some(lie)).collect();
+    assert!(failed.is_empty(), "{failed:?}");
+}

@@ -1,0 +1,210 @@
+//! Clients that are killed: between any two bytes that they send, and at any moment.
+
+use std::{
+    collections::BTreeSet,
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
+
+use partywall::{Domain, Error, OpenOrBuild};
+use partywall_os::process;
+use partywall_wire::{Answer, Call};
+
+use super::{
+    Dice, eventually,
+    place::{Actor, Place, commit, say, value},
+    rounds,
+    wire::{self, Client, Framed, greeted, hello},
+};
+
+/// The messages of the session that is cut off.
+const MESSAGES: usize = 8;
+
+/// Which of them make the kept and the owned name.
+const KEPT: usize = 1;
+
+/// Plays the session up to `bytes` bytes of message `last`, then waits to be killed.
+pub(crate) fn fragment(words: &[&str]) {
+    let (last, bytes): (usize, usize) = (words[0].parse().unwrap(), words[1].parse().unwrap());
+    // All names are equally long, so that all sessions are.
+    let id = format!("{last}-{bytes:04}");
+    let path = std::env::var("PARTYWALL_SOCKET").unwrap();
+    let call = Framed::new(partywall_os::socket::connect(path.as_ref()).unwrap());
+    let cut = |message: usize, encoded: &[u8], fds: &[&std::os::fd::OwnedFd], call: &Framed| {
+        if message == last {
+            let bytes = bytes.min(encoded.len());
+            assert!(bytes == 0 || call.send(&encoded[..bytes], fds));
+            say(format!("ready {}", encoded.len()));
+            let us = process::own_pidfd().unwrap();
+            process::kill(&us, rustix::process::Signal::KILL).unwrap();
+        }
+        assert!(call.send(encoded, fds));
+    };
+    let pidfd = process::own_pidfd().unwrap();
+    cut(0, &hello(None), &[&pidfd], &call);
+    let mut call = call;
+    let (welcome, events) = greeted(&mut call).unwrap();
+    let mut client = Client { call, events, welcome, last: 0 };
+    let mut lease = 0;
+    for message in 1..MESSAGES {
+        let (call, fds) = match message {
+            KEPT => {
+                let (commit, fds) = wire::commit(&format!("kept-{id}"), true, true);
+                (Call::Commit(commit), fds)
+            }
+            2 => {
+                let (commit, fds) = wire::commit(&format!("owned-{id}"), false, false);
+                (Call::Commit(commit), fds)
+            }
+            3 => (wire::open(&format!("kept-{id}"), false), Vec::new()),
+            4 => (Call::OpenOrBuild { name: format!("build-{id}") }, Vec::new()),
+            5 => (wire::open(&format!("never-{id}"), true), Vec::new()),
+            6 => (Call::Release { lease }, Vec::new()),
+            _ => (Call::Bye, Vec::new()),
+        };
+        let encoded = client.request(call, fds.len());
+        cut(message, &encoded, &fds.iter().collect::<Vec<_>>(), &client.call);
+        if let Answer::Opened(opened) = client.answer().0.unwrap() {
+            lease = opened.lease;
+        }
+    }
+}
+
+/// Every message is there or is not; what comes before the kill stays or goes as its kind says, nothing else is left.
+#[test]
+fn a_client_killed_between_any_two_bytes_leaves_all_of_a_message_or_nothing() {
+    let mut place = Place::new();
+    let domain = place.connect();
+    let before = place.broker().open_files_at_rest();
+    let lengths: Vec<usize> = (0..MESSAGES)
+        .map(|message| {
+            let mut actor = place.start(&format!("fragment {message} 0"));
+            actor.expect("ready ").parse().unwrap()
+        })
+        .collect();
+    // Every byte with PARTYWALL_STRESS, else the ends, the head and some in between.
+    let step = 40_usize.div_ceil(rounds(1));
+    let mut cuts = Vec::new();
+    for (message, length) in lengths.iter().enumerate() {
+        let some: BTreeSet<usize> = (0..*length).step_by(step).chain([1, 7, 8, 9, length - 1, *length]).collect();
+        cuts.extend(some.into_iter().filter(|bytes| bytes <= length).map(|bytes| (message, bytes)));
+    }
+    let mut expected: BTreeSet<String> = (KEPT + 1..MESSAGES).map(|message| format!("kept-{message}-0000")).collect();
+    for some in cuts.chunks(4) {
+        let actors: Vec<_> =
+            some.iter().map(|(message, bytes)| place.start(&format!("fragment {message} {bytes}"))).collect();
+        for mut actor in actors {
+            actor.expect("ready");
+            actor.join();
+        }
+        for (message, bytes) in some {
+            if *message > KEPT || (*message == KEPT && *bytes == lengths[KEPT]) {
+                expected.insert(format!("kept-{message}-{bytes:04}"));
+            }
+        }
+        domain.ping().unwrap();
+    }
+    eventually("the end of all that died", || domain.members().unwrap().len() == 1);
+    let names: BTreeSet<String> = domain.names().unwrap().into_iter().map(|name| name.name).collect();
+    assert_eq!(names, expected);
+    let status = domain.status().unwrap();
+    assert_eq!((status.leases, status.versions), (0, names.len() as u64));
+    for name in &names {
+        domain.open(name, Duration::ZERO).unwrap();
+        domain.remove(name).unwrap();
+    }
+    assert_eq!(place.broker().open_files_at_rest(), before, "files of the dead stay open");
+    eprintln!("{} clients were killed", cuts.len() + MESSAGES);
+}
+
+/// Does everything that a client can do, for ever.
+pub(crate) fn churn(words: &[&str]) {
+    let mut dice = Dice(words[0].parse().unwrap());
+    say("ready");
+    loop {
+        let domain = Domain::options().start(false).connect().unwrap();
+        let mut held = Vec::new();
+        for _ in 0..dice.below(40) {
+            let name = format!("shared-{}", dice.below(3));
+            match dice.below(6) {
+                0 => held.push(commit(&domain, &name, dice.below(1 << 32) as u32, true).unwrap()),
+                1 => held.push(commit(&domain, "owned", 1, false).unwrap()),
+                2 => match domain.open(&name, Duration::from_millis(dice.below(3))) {
+                    Ok(segment) => {
+                        value(&segment);
+                        held.push(segment);
+                    }
+                    Err(Error::NotFound { .. } | Error::Timeout { .. }) => {}
+                    Err(error) => panic!("{error}"),
+                },
+                3 => match domain.open_or_build("built", Duration::from_millis(dice.below(3))) {
+                    Ok(OpenOrBuild::Opened(segment)) => held.push(segment),
+                    Ok(OpenOrBuild::Build(claim)) if dice.below(2) == 0 => {
+                        let builder = claim.create(partywall::Place::Host).tensor("x", partywall::DType::U32, &[1024]);
+                        held.push(builder.allocate().unwrap().commit().unwrap());
+                    }
+                    Ok(OpenOrBuild::Build(claim)) => drop(claim),
+                    Err(Error::Timeout { .. }) => {}
+                    Err(error) => panic!("{error}"),
+                },
+                4 if !held.is_empty() => {
+                    held.swap_remove(dice.below(held.len() as u64) as usize);
+                }
+                _ => match domain.open("never", Duration::from_micros(dice.below(500))) {
+                    Err(Error::Timeout { .. } | Error::NotFound { .. }) => {}
+                    other => panic!("{other:?}"),
+                },
+            }
+        }
+    }
+}
+
+#[test]
+fn clients_killed_at_any_moment_leave_nothing_and_tear_nothing() {
+    let mut place = Place::new();
+    let domain = place.connect();
+    let before = place.broker().open_files_at_rest();
+    let done = AtomicBool::new(false);
+    let kills = rounds(40);
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let (domain, mut last, mut reads) = (place.connect(), [0; 3], 0);
+            while !done.load(Ordering::Relaxed) {
+                for (i, last) in last.iter_mut().enumerate() {
+                    match domain.open(&format!("shared-{i}"), Duration::from_millis(10)) {
+                        Ok(segment) => {
+                            value(&segment);
+                            assert!(segment.version() >= *last, "version {} after {last}", segment.version());
+                            *last = segment.version();
+                            reads += 1;
+                        }
+                        Err(Error::Timeout { .. }) => assert_eq!(*last, 0, "a kept name is gone"),
+                        Err(error) => panic!("{error}"),
+                    }
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            reads
+        });
+        let mut dice = Dice(7);
+        let start = |seed: u64| place.play(&format!("churn {seed}"));
+        let mut actors: Vec<Actor> = (0..4).map(start).collect();
+        for kill in 0..kills {
+            std::thread::sleep(Duration::from_micros(dice.below(20_000)));
+            let victim = dice.below(4) as usize;
+            actors[victim].kill();
+            actors[victim] = start(100 + kill as u64);
+        }
+        drop(actors);
+        done.store(true, Ordering::Relaxed);
+        eprintln!("{kills} kills, {} versions read", reader.join().unwrap());
+    });
+    eventually("the end of all that died", || domain.members().unwrap().len() == 1);
+    let status = domain.status().unwrap();
+    assert_eq!((status.leases, status.versions), (0, status.names), "only the latest of kept names");
+    for name in domain.names().unwrap() {
+        assert!(name.name.starts_with("shared-"), "{name:?}");
+        domain.remove(&name.name).unwrap();
+    }
+    assert_eq!(place.broker().open_files_at_rest(), before, "files of the dead stay open");
+}

@@ -1,0 +1,79 @@
+//! Attempts to break a domain: kills, stops, lies, floods and want of everything, at every point that can be reached.
+//!
+//! What is checked is deterministic; when it happens is not. Each test takes seconds. `PARTYWALL_STRESS=100` makes
+//! those with rounds a hundred times as long.
+#![allow(clippy::unwrap_used)] // tests, their helpers included
+
+mod broker_loss;
+mod forks;
+mod imposter;
+mod kills;
+mod peers;
+mod place;
+mod scarcity;
+mod stops;
+mod threads;
+mod wire;
+
+use std::time::{Duration, Instant};
+
+/// How long anything may take that should take no time: a watchdog, not a limit.
+const WATCHDOG: Duration = Duration::from_secs(60);
+
+/// `n` rounds, or as many times more as the environment asks for.
+fn rounds(n: usize) -> usize {
+    n * std::env::var("PARTYWALL_STRESS").ok().and_then(|n| n.parse().ok()).unwrap_or(1)
+}
+
+/// Asks until `true`.
+fn eventually(what: &str, mut ask: impl FnMut() -> bool) {
+    let deadline = Instant::now() + WATCHDOG;
+    while !ask() {
+        assert!(Instant::now() < deadline, "{what} did not happen");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// What `work` returns, if it returns at all: a thread that hangs fails the test instead of hanging it.
+fn within<T: Send + 'static>(limit: Duration, what: &str, work: impl FnOnce() -> T + Send + 'static) -> T {
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let start = Instant::now();
+    std::thread::spawn(move || sender.send(work()));
+    match receiver.recv_timeout(limit) {
+        Ok(result) => result,
+        Err(error) => panic!("{what}: {error} after {:?}", start.elapsed()),
+    }
+}
+
+/// Numbers that are the same in every run.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, n: u64) -> u64 {
+        // SplitMix64.
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % n
+    }
+}
+
+/// Not a test: the body of other processes that tests start, see [`place::Place::play`].
+#[test]
+fn role() {
+    let Ok(role) = std::env::var(place::ROLE) else { return };
+    let words: Vec<_> = role.split(' ').collect();
+    match words[0] {
+        "broker" => place::serve(&words[1..]),
+        "fragment" => kills::fragment(&words[1..]),
+        "churn" => kills::churn(&words[1..]),
+        "stopped" => stops::play(&words[1..]),
+        "load" => broker_loss::load(),
+        "starter" => broker_loss::starter(&words[1..]),
+        "fork" => forks::play(&words[1..]),
+        "victim" => imposter::victim(),
+        "poor" => scarcity::play(&words[1..]),
+        other => panic!("no role is called {other:?}"),
+    }
+}

@@ -1,0 +1,347 @@
+//! Clients that are none of ours: nonsense, lies and floods.
+
+use std::{
+    os::fd::OwnedFd,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use partywall::{DType, Domain, TableBuilder};
+use partywall_os::{memfd, socket};
+use partywall_wire::{Answer, Call, Limit, Refusal, Resume, Table, Token};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+
+use super::{
+    Dice, eventually,
+    place::{Place, commit},
+    rounds,
+    wire::{self, Client, hello, shake_hands},
+};
+
+#[test]
+fn random_bytes_and_damaged_messages_hurt_only_their_sender() {
+    let mut dice = Dice(17);
+    for _ in 0..rounds(1) {
+        send_nonsense(&mut dice);
+    }
+}
+
+fn send_nonsense(dice: &mut Dice) {
+    let mut place = Place::new();
+    let domain = place.connect();
+    let before = place.broker().open_files_at_rest();
+    let pidfd = partywall_os::process::own_pidfd().unwrap();
+    for round in 0..400 {
+        let fds: Vec<OwnedFd> =
+            (0..dice.below(4)).map(|_| memfd::frozen("partywall:stress", &[0; 8]).unwrap()).collect();
+        let fds: Vec<&OwnedFd> = fds.iter().collect();
+        if round % 4 == 0 {
+            let call = wire::Framed::new(socket::connect(&place.socket()).unwrap());
+            let mut bytes = hello(None);
+            let at = dice.below(bytes.len() as u64) as usize;
+            bytes[at] ^= 1 << dice.below(8);
+            call.send(&bytes, &[&pidfd]);
+            continue;
+        }
+        let mut client = Client::join(&place.socket());
+        let (commit, own) = wire::commit("damaged", false, dice.below(2) == 0);
+        let own: Vec<&OwnedFd> = own.iter().collect();
+        let mut bytes = client.request(Call::Commit(commit), own.len());
+        for _ in 0..1 + dice.below(3) {
+            let at = dice.below(bytes.len() as u64) as usize;
+            bytes[at] = dice.below(256) as u8;
+        }
+        bytes.truncate(1 + dice.below(bytes.len() as u64) as usize);
+        client.call.send(&bytes, if dice.below(2) == 0 { &own } else { &fds });
+        bytes = (0..dice.below(200)).map(|_| dice.below(256) as u8).collect();
+        client.call.send(&bytes, &[]);
+    }
+    domain.ping().unwrap();
+    // All of them were this process, which lives on: they are suspects.
+    let suspects = domain.members().unwrap().len();
+    assert!(suspects > 1);
+    // A commit whose name was damaged into another good one is a commit; nothing else has made a name.
+    assert!(domain.names().unwrap().iter().all(|name| name.name.len() <= "damaged".len()));
+    let held = place.broker().open_files_at_rest();
+    assert!(held <= before + 2 * suspects + 2, "{held} files for {suspects} members, {before} before");
+}
+
+#[test]
+fn files_of_every_wrong_kind_are_refused() {
+    let mut place = Place::new();
+    let mut client = Client::join(&place.socket());
+    let before = place.broker().open_files_at_rest();
+    let sealed = |flags: MemfdFlags, seals: SealFlags| {
+        let fd = memfd_create("partywall:stress", MemfdFlags::CLOEXEC | flags).ok()?;
+        // Memory in large pages has a length of many of them.
+        ftruncate(&fd, if flags.contains(MemfdFlags::HUGETLB) { 2 << 20 } else { 4096 }).ok()?;
+        if !seals.is_empty() {
+            fcntl_add_seals(&fd, seals).ok()?;
+        }
+        Some(fd)
+    };
+    let fixed = SealFlags::SHRINK | SealFlags::GROW;
+    let (closed, _) = socket::pair().unwrap();
+    let (pipe, _write) = rustix::pipe::pipe().unwrap();
+    let open = |path: &str| Some(OwnedFd::from(std::fs::File::open(path).unwrap()));
+    let wrong = [
+        ("an eventfd", Some(rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap())),
+        ("zeroes", open("/dev/zero")),
+        ("a directory", open("/")),
+        ("a file", Some(tempfile::tempfile().unwrap().into())),
+        ("a file of proc", open("/proc/self/maps")),
+        ("a socket whose peer is gone", Some(closed)),
+        ("a pipe", Some(pipe)),
+        ("a pidfd", Some(partywall_os::process::own_pidfd().unwrap())),
+        ("memory without seals", sealed(MemfdFlags::ALLOW_SEALING, SealFlags::empty())),
+        ("memory that cannot be sealed", sealed(MemfdFlags::empty(), SealFlags::empty())),
+        ("memory that may shrink", sealed(MemfdFlags::ALLOW_SEALING, SealFlags::GROW | SealFlags::WRITE)),
+        ("memory that may grow", sealed(MemfdFlags::ALLOW_SEALING, SealFlags::SHRINK | SealFlags::WRITE)),
+        ("memory that may be written", sealed(MemfdFlags::ALLOW_SEALING, fixed)),
+        (
+            "memory that may still be written where it is mapped",
+            sealed(MemfdFlags::ALLOW_SEALING, fixed | SealFlags::FUTURE_WRITE),
+        ),
+        ("large pages", sealed(MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB, fixed)),
+    ];
+    for (what, fd) in &wrong {
+        let Some(fd) = fd else {
+            eprintln!("not tested: {what}");
+            continue;
+        };
+        let call = |table| Call::Commit(wire::host("wrong", true, vec![4096], table));
+        let outcome = client.ask(call(Table::Inline(Vec::new())), &[fd]);
+        assert!(matches!(outcome, Err(Refusal::BadFd { index: 0, .. })), "{what}: {outcome:?}");
+        let good = memfd::frozen("partywall:stress", &[0; 4096]).unwrap();
+        let outcome = client.ask(call(Table::Fd { bytes: 4096 }), &[&good, fd]);
+        assert!(matches!(outcome, Err(Refusal::BadFd { index: 1, .. })), "{what}: {outcome:?}");
+        // Sealing it afterwards changes nothing: nobody has it.
+        let _ = fcntl_add_seals(fd, fixed | SealFlags::WRITE);
+    }
+    assert!(matches!(client.ask(wire::open("wrong", false), &[]), Err(Refusal::NotFound { .. })));
+    drop(wrong);
+    assert_eq!(place.broker().open_files_at_rest(), before);
+}
+
+#[test]
+fn hundreds_of_files_at_once_hurt_only_their_sender() {
+    let mut place = Place::new();
+    let domain = place.connect();
+    let before = place.broker().open_files_at_rest();
+    let one = memfd::frozen("partywall:stress", &[0; 8]).unwrap();
+    let many = vec![&one; socket::MAX_FDS];
+    // With a first message, with a request, with each byte of one.
+    let call = wire::Framed::new(socket::connect(&place.socket()).unwrap());
+    call.send(&hello(None), &many);
+    let mut client = Client::join(&place.socket());
+    assert!(matches!(client.ask(Call::Ping, &many), Err(Refusal::Invalid { .. })));
+    let mut client = Client::join(&place.socket());
+    let bytes = client.request(Call::Ping, 5);
+    for byte in bytes {
+        if !client.call.send(&[byte], &many) {
+            break;
+        }
+    }
+    domain.ping().unwrap();
+    drop((client, call));
+    let outcome = |mut client: Client| {
+        client.ask_with(Call::Commit(wire::host("x", false, vec![8; 253], Table::Inline(Vec::new()))), &many).0
+    };
+    assert!(matches!(outcome(Client::join(&place.socket())), Err(Refusal::Invalid { .. })));
+    domain.ping().unwrap();
+    let suspects = domain.members().unwrap().len();
+    let held = place.broker().open_files_at_rest();
+    assert!(held <= before + 2 * suspects + 2, "{held} files for {suspects} members, {before} before");
+}
+
+#[test]
+fn nobody_goes_on_as_somebody_else() {
+    let place = Place::new();
+    let victim = Client::join(&place.socket());
+    let welcome = &victim.welcome;
+    let right = Resume { instance: welcome.instance, member: welcome.member, token: welcome.token };
+    let mut dice = Dice(23);
+    for _ in 0..rounds(50) {
+        let mut token = right.token;
+        token.0[dice.below(16) as usize] ^= 1 << dice.below(8);
+        let wrong = Resume { token, ..right.clone() };
+        assert_eq!(shake_hands(&place.socket(), Some(wrong)).err(), Some(Refusal::CannotResume));
+        let wrong = Resume { member: dice.below(u64::MAX), token: Token([0; 16]), instance: right.instance };
+        assert_eq!(shake_hands(&place.socket(), Some(wrong)).err(), Some(Refusal::CannotResume));
+        let wrong = Resume { instance: dice.below(u64::MAX), ..right.clone() };
+        assert_eq!(shake_hands(&place.socket(), Some(wrong)).err(), Some(Refusal::CannotResume));
+    }
+    drop(victim.events);
+    assert!(shake_hands(&place.socket(), Some(right)).is_ok());
+}
+
+/// Uses everything that a segment tells, and every byte of it.
+fn touch(domain: &Domain, name: &str) -> bool {
+    let _ = domain.inspect(name).map(|info| format!("{info:?}"));
+    let Ok(segment) = domain.open(name, Duration::ZERO) else { return false };
+    for tensor in segment.tensors() {
+        let _ = (tensor.elements(), tensor.is_contiguous(), tensor.strides(), tensor.shape());
+        let bytes = tensor.to_vec().unwrap();
+        assert_eq!(bytes.len() as u64, tensor.bytes());
+        let _ = (tensor.as_slice::<f32>(), tensor.as_bytes().unwrap().iter().map(|b| u64::from(*b)).sum::<u64>());
+        let _ = segment.tensor(tensor.name());
+    }
+    let _ = segment.metadata().count();
+    true
+}
+
+#[test]
+fn tables_that_lie_are_errors_of_whoever_opens_them() {
+    let place = Place::new();
+    let domain = place.connect();
+    let mut client = Client::join(&place.socket());
+    let mut builder = TableBuilder::new();
+    for (name, shape) in [("a", vec![2, 3]), ("b", vec![64]), ("none", vec![0, 9]), ("ünï", vec![])] {
+        builder.add(name, DType::F32, &shape).unwrap();
+    }
+    builder.set_metadata("format", "pt").unwrap();
+    let layout = builder.layout(256, 8).unwrap();
+    let fds: Vec<_> =
+        layout.chunks.iter().map(|n| memfd::frozen("partywall:lies", &vec![1; *n as usize]).unwrap()).collect();
+    let fds: Vec<&OwnedFd> = fds.iter().collect();
+    let mut tell = |table: Vec<u8>, chunks: Vec<u64>, apart: bool| {
+        let (mut fds, mut apart_fd) = (fds[..chunks.len()].to_vec(), None);
+        let table = if apart {
+            let fd = apart_fd.insert(memfd::frozen("partywall:lies", &table).unwrap());
+            fds.push(fd);
+            Table::Fd { bytes: table.len() as u64 }
+        } else {
+            Table::Inline(table)
+        };
+        let committed = client.ask(Call::Commit(wire::host("lies", true, chunks, table)), &fds);
+        let Ok(Answer::Committed { lease, .. }) = committed else { panic!("{committed:?}") };
+        let believed = touch(&domain, "lies");
+        client.ask(Call::Release { lease }, &[]).unwrap();
+        believed
+    };
+    assert!(tell(layout.table.clone(), layout.chunks.clone(), false));
+    assert!(tell(layout.table.clone(), layout.chunks.clone(), true));
+    // Fewer chunks than it tells of, none, and a table that is none.
+    assert!(!tell(layout.table.clone(), layout.chunks[..1].to_vec(), false));
+    assert!(!tell(layout.table.clone(), Vec::new(), false));
+    assert!(!tell(Vec::new(), layout.chunks.clone(), false));
+    assert!(!tell(vec![0; 8192], layout.chunks.clone(), true));
+    let (mut dice, mut believed) = (Dice(31), 0);
+    for at in 0..layout.table.len() {
+        for value in [0, 1, 0x7f, 0x80, 0xff] {
+            let mut table = layout.table.clone();
+            table[at] = value;
+            believed += usize::from(tell(table, layout.chunks.clone(), at % 16 == 0));
+        }
+    }
+    for _ in 0..rounds(300) {
+        let mut table = layout.table.clone();
+        for _ in 0..1 + dice.below(4) {
+            let at = dice.below(table.len() as u64 - 7) as usize;
+            let words = [0, 1, u64::MAX, u64::MAX / 2, 1 << 32, 1 << 62, dice.below(1000)];
+            table[at..at + 8].copy_from_slice(&words[dice.below(7) as usize].to_le_bytes());
+        }
+        believed += usize::from(tell(table, layout.chunks.clone(), false));
+    }
+    eprintln!("{believed} changed tables were believed");
+}
+
+#[test]
+fn a_shape_with_a_zero_has_no_elements_however_large_the_rest_is() {
+    let place = Place::new();
+    let domain = place.connect();
+    let builder = domain.create("x", partywall::Place::Host).tensor("x", DType::U8, &[1 << 40, 1 << 40, 0]);
+    let segment = builder.allocate().unwrap().commit().unwrap();
+    assert_eq!(segment.tensor("x").unwrap().elements(), 0);
+    assert!(segment.tensor("x").unwrap().is_contiguous());
+}
+
+/// How long a round trip takes at worst while `flood` goes on in other threads for a second.
+fn worst_ping(place: &Place, flood: impl Fn(&AtomicBool) + Send + Sync + 'static) -> Duration {
+    let domain = place.connect();
+    let done = Arc::new(AtomicBool::new(false));
+    let thread = std::thread::spawn({
+        let done = done.clone();
+        move || flood(&done)
+    });
+    std::thread::sleep(Duration::from_millis(50));
+    let (start, mut worst) = (Instant::now(), Duration::ZERO);
+    while start.elapsed() < Duration::from_secs(1) {
+        let ping = Instant::now();
+        domain.ping().unwrap();
+        worst = worst.max(ping.elapsed());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    done.store(true, Ordering::Relaxed);
+    thread.join().unwrap();
+    worst
+}
+
+#[test]
+fn a_client_that_closes_one_socket_and_floods_the_other_holds_up_nobody() {
+    let place = Place::new();
+    let socket = place.socket();
+    let worst = worst_ping(&place, move |done| {
+        let mut client = Client::join(&socket);
+        let pings: Vec<u8> = (0..5000).flat_map(|_| client.request(Call::Ping, 0)).collect();
+        drop(client.events);
+        // Does not wait while the broker reads on; nobody reads what it answers.
+        while !done.load(Ordering::Relaxed) && client.call.send(&pings, &[]) {}
+    });
+    assert!(worst < Duration::from_secs(1), "a ping took {worst:?}");
+    eprintln!("a ping took {worst:?} at worst");
+}
+
+#[test]
+fn a_client_that_asks_without_reading_holds_up_nobody() {
+    let place = Place::new();
+    let domain = place.connect();
+    let fd = memfd::frozen("partywall:stress", &[0; 8]).unwrap();
+    let mut client = Client::join(&place.socket());
+    for i in 0..3000 {
+        let commit = wire::host(&format!("name-{i}"), true, vec![8], Table::Inline(Vec::new()));
+        client.ask(Call::Commit(commit), &[&fd]).unwrap();
+    }
+    drop(domain);
+    let socket = place.socket();
+    let worst = worst_ping(&place, move |done| {
+        while !done.load(Ordering::Relaxed) {
+            let mut client = Client::join(&socket);
+            // The dearest question that there is, as often as fits in between two others.
+            let questions: Vec<u8> = (0..3000).flat_map(|_| client.request(Call::Status, 0)).collect();
+            client.call.send(&questions, &[]);
+        }
+    });
+    assert!(worst < Duration::from_secs(1), "a ping took {worst:?}");
+    eprintln!("a ping took {worst:?} at worst");
+}
+
+#[test]
+fn claims_of_names_without_end_reach_a_limit() {
+    let place = Place::with("names=100");
+    let mut client = Client::join(&place.socket());
+    let refusal = (0..1000).find_map(|i| client.ask(Call::OpenOrBuild { name: format!("n{i}") }, &[]).err());
+    assert!(matches!(refusal, Some(Refusal::Limit { limit: Limit::Names, allowed: 100, .. })), "{refusal:?}");
+    assert_eq!(client.ask(Call::Bye, &[]), Ok(Answer::Done));
+    let domain = place.connect();
+    drop(commit(&domain, "x", 1, false).unwrap());
+    drop(domain.open_or_build("x", Duration::ZERO).unwrap());
+}
+
+#[test]
+fn what_is_frozen_and_said_to_be_mutable_is_an_error_of_its_writer() {
+    let place = Place::new();
+    let mut client = Client::join(&place.socket());
+    let (mut commit, fds) = wire::commit("x", true, false);
+    commit.mutable = true;
+    client.ask(Call::Commit(commit), &fds.iter().collect::<Vec<_>>()).unwrap();
+    let domain = place.connect();
+    assert!(domain.opener("x").read_write().open().is_err());
+    let opened = domain.open("x", Duration::ZERO).unwrap();
+    assert_eq!(opened.tensor("x").unwrap().shared::<u32>().unwrap().get(5), 0x0101_0101);
+    drop(opened);
+    eventually("no lease", || domain.status().unwrap().leases == 1);
+}

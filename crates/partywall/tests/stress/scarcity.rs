@@ -1,0 +1,125 @@
+//! Processes that have run out of something.
+
+use std::time::Duration;
+
+use partywall::{DType, Domain, Error, Place as At};
+use rustix::process::{Resource, Rlimit};
+
+use super::{
+    WATCHDOG, eventually,
+    place::{Place, commit, limit_files, say, value},
+    within,
+};
+
+/// Takes all file descriptors that are left, but `spare`.
+fn hoard(spare: usize) -> Vec<std::fs::File> {
+    let mut files = Vec::new();
+    while let Ok(file) = std::fs::File::open("/dev/null") {
+        files.push(file);
+    }
+    files.truncate(files.len().saturating_sub(spare));
+    files
+}
+
+pub(crate) fn play(words: &[&str]) {
+    limit_files(64);
+    let domain = Domain::options().start(false).connect().unwrap();
+    match words[0] {
+        "files" => {
+            let scarce = |what: &str, error: Error| {
+                assert!(matches!(error, Error::NoFileDescriptor(_)), "{what}: {error}");
+            };
+            for spare in 0..4 {
+                let files = hoard(spare);
+                if spare < 3 {
+                    scarce("opening", domain.open("many", Duration::ZERO).unwrap_err());
+                    scarce("waiting", domain.open("many", Duration::from_secs(5)).unwrap_err());
+                    let builder = domain.create("new", At::Host).chunk_bytes(256);
+                    let builder = (0..4).fold(builder, |b, i| b.tensor(&format!("{i}"), DType::U8, &[256]));
+                    scarce("allocating", builder.allocate().unwrap_err());
+                }
+                if spare == 0 {
+                    scarce("connecting", Domain::options().start(true).connect().unwrap_err());
+                }
+                domain.ping().unwrap();
+                drop(files);
+            }
+            // What has to come on the events socket.
+            let files = hoard(0);
+            say("ready");
+            scarce("a verdict", domain.open("later", WATCHDOG).unwrap_err());
+            drop(files);
+            assert_eq!(domain.open("many", Duration::ZERO).unwrap().len(), 3);
+            assert_eq!(domain.status().unwrap().leases, 1, "what could not be opened is given back");
+            say("good");
+            super::place::linger();
+        }
+        "memory" => {
+            let limit = Rlimit { current: Some(256 << 20), maximum: Some(256 << 20) };
+            rustix::process::setrlimit(Resource::As, limit).unwrap();
+            let builder = domain.create("large", At::Host).tensor("x", DType::U8, &[1 << 30]);
+            let mut build = builder.allocate().unwrap();
+            assert!(matches!(build.as_mut_bytes("x"), Err(Error::System { .. })));
+            assert!(matches!(build.commit(), Err(Error::System { .. } | Error::OutOfMemory { .. })));
+            assert!(matches!(domain.open("huge", Duration::ZERO), Err(Error::System { .. })));
+            assert_eq!(value(&domain.open("x", Duration::ZERO).unwrap()), 5);
+            assert_eq!(domain.status().unwrap().leases, 2, "what could not be mapped is given back");
+            say("good");
+        }
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn a_client_without_file_descriptors_says_so_and_goes_on() {
+    let place = Place::new();
+    let domain = place.connect();
+    let builder = domain.create("many", At::Host).chunk_bytes(256).kept(true);
+    let builder = (0..3).fold(builder, |b, i| b.tensor(&format!("{i}"), DType::U8, &[256]));
+    drop(builder.allocate().unwrap().commit().unwrap());
+    let mut poor = place.play("poor files");
+    std::thread::sleep(Duration::from_millis(100));
+    let _later = commit(&domain, "later", 1, false).unwrap();
+    within(WATCHDOG, "a poor client", move || poor.expect("good"));
+}
+
+#[test]
+fn a_client_without_address_space_says_so_and_goes_on() {
+    let place = Place::new();
+    let domain = place.connect();
+    let _small = commit(&domain, "x", 5, false).unwrap();
+    let huge = domain.create("huge", At::Host).tensor("x", DType::U8, &[1 << 30]).allocate().unwrap();
+    let _huge = huge.commit().unwrap();
+    let mut poor = place.start("poor memory");
+    within(WATCHDOG, "a poor client", move || poor.expect("good"));
+}
+
+#[test]
+fn a_broker_without_file_descriptors_refuses_and_recovers() {
+    let mut place = Place::with("files=128 clients=1000 fds=100000");
+    let domain = place.connect();
+    let before = place.broker().open_files_at_rest();
+    let mut members = Vec::new();
+    let error = loop {
+        match place.try_connect() {
+            Ok(member) => members.push(member),
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(error, Error::LimitReached { .. }), "{error}");
+    // Commits of those who are in.
+    for (i, member) in members.iter().enumerate() {
+        match commit(member, &format!("n{i}"), 1, true) {
+            Ok(_) | Err(Error::BadFd { .. } | Error::LimitReached { .. }) => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+    domain.ping().unwrap();
+    drop(members);
+    for name in domain.names().unwrap() {
+        domain.remove(&name.name).unwrap();
+    }
+    eventually("the end of all members", || domain.members().unwrap().len() == 1);
+    assert_eq!(place.broker().open_files_at_rest(), before);
+    drop(commit(&place.connect(), "x", 1, false).unwrap());
+}

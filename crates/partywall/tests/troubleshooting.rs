@@ -1,0 +1,123 @@
+//! Each message of the library has its entry in `docs/troubleshooting.md`, and the entry quotes it.
+#![allow(clippy::unwrap_used)] // tests
+
+use std::{path::PathBuf, time::Duration};
+
+use partywall::{DType, Domain, Error, Place, files::FileError};
+use partywall_wire::{FdFault, Limit};
+
+const DOCUMENT: &str = include_str!("../../../docs/troubleshooting.md");
+
+/// The quoted message of an entry.
+fn quoted(anchor: &str) -> &'static str {
+    let (_, entry) = DOCUMENT.split_once(&format!("\n### {anchor}\n")).unwrap_or_else(|| panic!("no entry {anchor}"));
+    entry.lines().find_map(|line| line.strip_prefix("    ")).unwrap_or_else(|| panic!("{anchor} quotes nothing"))
+}
+
+/// Whether `text` reads like `pattern`, in which `…` stands for anything.
+fn reads_like(text: &str, pattern: &str) -> bool {
+    let mut parts = pattern.split('…');
+    let Some(mut rest) = parts.next().and_then(|first| text.strip_prefix(first)) else { return false };
+    for part in parts {
+        match rest.find(part) {
+            Some(at) => rest = &rest[at + part.len()..],
+            None => return false,
+        }
+    }
+    true
+}
+
+fn every_error() -> Vec<Error> {
+    let (name, socket) = ("x".to_owned(), PathBuf::from("/run/pw.sock"));
+    let io = || std::io::Error::from_raw_os_error(2);
+    vec![
+        Error::NotFound { name: name.clone(), socket: socket.clone(), near: vec!["y".into()] },
+        Error::VersionNotFound { name: name.clone(), version: 3, latest: Some(5) },
+        Error::NoSuchTensor { segment: name.clone(), tensor: name.clone(), near: vec![] },
+        Error::NameExists { name: name.clone(), version: 1 },
+        Error::ReadOnly { name: name.clone(), version: 1 },
+        Error::BadName { name: name.clone(), why: "it is empty".into() },
+        Error::Table { name: name.clone(), source: partywall_shm::TableError::Duplicate("a".into()) },
+        Error::WrongDType { tensor: name.clone(), has: DType::F32, wanted: "uint8" },
+        Error::WrongKind { name: name.clone(), has: "host", wanted: "GPU", operation: "a device pointer" },
+        Error::BadRange { tensor: name.clone(), why: "too long".into() },
+        Error::OutOfMemory {
+            name: name.clone(),
+            place: Place::Host,
+            asked: 1 << 40,
+            free: None,
+            total: None,
+            held: None,
+        },
+        Error::NoFileDescriptor("a socket".into()),
+        Error::NoDevice { wanted: "cuda:0".into(), why: "no driver".into() },
+        Error::RemoteDevice { name: name.clone(), owner: "a".into(), reader: "b".into(), link: "NVLink".into() },
+        Error::Timeout { what: "a commit".into(), after: Duration::from_secs(1) },
+        Error::BrokerNotFound { tried: vec!["/bin/partywall".into()] },
+        Error::BrokerNotStarted { why: "no".into() },
+        Error::BrokerUnreachable { socket: socket.clone(), why: "there is no socket".into() },
+        Error::BrokerGone { socket: socket.clone() },
+        Error::VersionMismatch {
+            socket: socket.clone(),
+            ours: "1".into(),
+            our_protocol: 1,
+            theirs: "2".into(),
+            their_protocol: 2,
+            pid: 7,
+        },
+        Error::UnsafeDirectory { path: socket.clone(), why: "a link".into() },
+        Error::WrongUser { socket, broker: 0, ours: 1000 },
+        Error::LimitReached { limit: Limit::Names, allowed: 1, needed: 2 },
+        Error::BadFd { index: 0, fault: FdFault::Missing },
+        Error::InUse { names: 1, members: 2 },
+        Error::Forked { parent: 7 },
+        Error::Protocol("nonsense".into()),
+        Error::Refused("nonsense".into()),
+        Error::System { what: "a call".into(), source: io() },
+        Error::File(FileError::Open { file: "/x".into(), source: io() }),
+    ]
+}
+
+#[test]
+fn each_error_is_quoted_by_its_entry() {
+    for error in every_error() {
+        let (message, pattern) = (error.to_string(), quoted(error.anchor()));
+        assert!(reads_like(&message, pattern), "{}: {message:?} does not read like {pattern:?}", error.anchor());
+        assert!(!error.advice().is_empty());
+    }
+}
+
+#[test]
+fn each_entry_belongs_to_an_error() {
+    let anchors: Vec<_> = every_error().iter().map(|error| error.anchor()).collect();
+    // Those that need a driver, or another program than the library.
+    let elsewhere =
+        ["socket-exists", "driver-error", "broken-context", "not-supported", "size-not-aligned", "wrong-clean-up"];
+    for heading in DOCUMENT.lines().filter_map(|line| line.strip_prefix("### ")) {
+        assert!(anchors.contains(&heading) || elsewhere.contains(&heading), "{heading} belongs to nothing");
+    }
+}
+
+#[test]
+fn a_broker_that_listens_already_is_quoted() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("sockets/pw.sock");
+    let config = || partywall_broker::Config::new(&socket, "test", partywall::VERSION);
+    let broker = partywall_broker::Broker::bind(config()).unwrap();
+    let stop = broker.stop_handle().unwrap();
+    let broker = std::thread::spawn(move || broker.run().unwrap());
+    let message = partywall_broker::Broker::bind(config()).unwrap_err().to_string();
+    assert!(reads_like(&message, quoted("socket-exists")), "{message}");
+    stop.stop();
+    broker.join().unwrap();
+}
+
+#[test]
+fn a_socket_that_a_killed_broker_left_is_refused_and_said() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("pw.sock");
+    drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
+    let error = Domain::options().socket(&socket).start(false).connect().unwrap_err();
+    assert_eq!(error.anchor(), "connection-refused");
+    assert!(error.to_string().contains("connection refused"), "{error}");
+}

@@ -1,0 +1,74 @@
+//! What a subject gets.
+
+use std::{
+    fs,
+    time::{Duration, Instant},
+};
+
+use partywall_measure::{Comparison, Failure, Plan, Report};
+
+/// How to measure, and where to.
+#[derive(Debug)]
+pub(crate) struct Bench {
+    pub(crate) quick: bool,
+    pub(crate) report: Report,
+}
+
+impl Bench {
+    /// A plan of `samples` samples, or a tenth of them.
+    pub(crate) fn plan(&self, samples: usize) -> Plan {
+        Plan::new(self.fewer(samples))
+    }
+
+    /// `number`, or a tenth of it for a quick run.
+    pub(crate) fn fewer(&self, number: usize) -> usize {
+        if self.quick { number.div_ceil(10) } else { number }
+    }
+
+    /// Takes the samples, says the median and keeps the result.
+    pub(crate) fn run(&mut self, comparison: Comparison<'_>, plan: Plan) -> Result<(), Failure> {
+        let result = comparison.run(plan)?;
+        let (measured, unit) = (&result.measured, result.measured.case.unit);
+        let ratio = result.ratio.map_or(String::new(), |ratio| format!(", {ratio:.2}x its floor"));
+        eprintln!("  {}: p50 {:.2} {unit}{ratio}", measured.case, measured.percentiles.p50);
+        self.report.push(result);
+        Ok(())
+    }
+}
+
+/// What `work` returns, and how long it took: whatever happens to the result later is not counted.
+pub(crate) fn clocked<T, E>(work: impl FnOnce() -> Result<T, E>) -> Result<(Duration, T), Failure>
+where
+    Failure: From<E>,
+{
+    let start = Instant::now();
+    let result = work();
+    let elapsed = start.elapsed();
+    Ok((elapsed, result?))
+}
+
+/// In microseconds.
+pub(crate) fn microseconds(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e6
+}
+
+/// In milliseconds.
+pub(crate) fn milliseconds(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e3
+}
+
+/// How many processes wanted to run in the last minute, as the kernel counts.
+pub(crate) fn load_average() -> String {
+    let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    text.split_whitespace().next().unwrap_or("unknown").to_owned()
+}
+
+/// A size for people: a power of 1,024 where it is one.
+pub(crate) fn size(bytes: u64) -> String {
+    for (shift, unit) in [(30, "GiB"), (20, "MiB"), (10, "KiB")] {
+        if bytes >= 1 << shift && bytes.is_multiple_of(1 << shift) {
+            return format!("{} {unit}", bytes >> shift);
+        }
+    }
+    format!("{bytes} B")
+}

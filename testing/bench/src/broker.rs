@@ -1,0 +1,116 @@
+//! A broker for the length of a subject: the real binary, in a private directory.
+
+use std::{
+    env,
+    fs::{self, File, Permissions},
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use partywall::Domain;
+use partywall_measure::Failure;
+use tempfile::TempDir;
+
+/// How long it may take to come up, and to end.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A running `partywall serve`. Dropping it kills it.
+#[derive(Debug)]
+pub(crate) struct Broker {
+    child: Child,
+    socket: PathBuf,
+    directory: TempDir,
+}
+
+impl Broker {
+    pub(crate) fn start() -> Result<Self, Failure> {
+        let binary = binary()?;
+        // A broker listens in no other directory than one that is its user's alone.
+        let private = Permissions::from_mode(0o700);
+        let directory = tempfile::Builder::new().prefix("partywall-bench").permissions(private).tempdir()?;
+        let socket = directory.path().join("bench.sock");
+        let child = Command::new(&binary)
+            .args(["serve", "--domain", "bench", "--socket"])
+            .arg(&socket)
+            .env("XDG_STATE_HOME", directory.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(File::create(directory.path().join("stderr"))?)
+            .spawn()
+            .map_err(|error| format!("{}: {error}", binary.display()))?;
+        let mut broker = Self { child, socket, directory };
+        broker.await_start().map_err(|why| {
+            let said = fs::read_to_string(broker.directory.path().join("stderr")).unwrap_or_default();
+            format!("{} serve {why}: {}", binary.display(), said.trim())
+        })?;
+        Ok(broker)
+    }
+
+    fn await_start(&mut self) -> Result<(), String> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Ok(Some(status)) = self.child.try_wait() {
+                return Err(format!("ended at once ({status})"));
+            }
+            match self.connect() {
+                Ok(_) => return Ok(()),
+                Err(error) if Instant::now() > deadline => return Err(format!("does not answer ({error})")),
+                Err(_) => thread::sleep(Duration::from_millis(2)),
+            }
+        }
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub(crate) fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// A connection of its own.
+    pub(crate) fn connect(&self) -> Result<Domain, Failure> {
+        connect(&self.socket)
+    }
+
+    /// Ends it, with all that it holds.
+    pub(crate) fn stop(mut self) -> Result<(), Failure> {
+        self.connect()?.stop_broker(true)?;
+        let deadline = Instant::now() + PATIENCE;
+        while self.child.try_wait()?.is_none() {
+            if Instant::now() > deadline {
+                return Err("the broker was asked to stop, and did not end".into());
+            }
+            thread::sleep(Duration::from_millis(2));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Broker {
+    fn drop(&mut self) {
+        // Nothing is left to kill after `stop`; otherwise a subject has failed, which has been told.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A connection to the broker at `socket`, which is running.
+pub(crate) fn connect(socket: &Path) -> Result<Domain, Failure> {
+    Ok(Domain::options().socket(socket).start(false).connect()?)
+}
+
+/// `PARTYWALL_BIN`, else `partywall` beside this program. Not from `PATH`: what is measured is what was built.
+fn binary() -> Result<PathBuf, Failure> {
+    if let Some(binary) = env::var_os("PARTYWALL_BIN").filter(|value| !value.is_empty()) {
+        return Ok(binary.into());
+    }
+    let beside = env::current_exe()?.with_file_name("partywall");
+    if beside.is_file() {
+        return Ok(beside);
+    }
+    Err(format!("no broker to measure: PARTYWALL_BIN is not set, and {} is not there", beside.display()).into())
+}

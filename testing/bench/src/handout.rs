@@ -1,0 +1,62 @@
+//! The file descriptors of a version, as the broker hands them out, without the library: so that a floor can use the
+//! same memory.
+
+use std::{collections::VecDeque, os::fd::OwnedFd, path::Path};
+
+use partywall_measure::Failure;
+use partywall_os::{process, socket};
+use partywall_wire::{
+    Access, Answer, BrokerHello, Call, ClientHello, Frame, FrameReader, Open, Reply, Request, WireError, frame,
+    handshake::{self, Speaker},
+    limits::MAX_MESSAGE,
+};
+use std::os::fd::AsFd;
+
+/// A member of a few lines.
+struct Client {
+    call: OwnedFd,
+    frames: FrameReader,
+    fds: VecDeque<OwnedFd>,
+}
+
+/// Bytes and file descriptor of each chunk of the latest version of `name`. Its lease ends at once; the file
+/// descriptors keep the memory.
+pub(crate) fn chunks(path: &Path, name: &str) -> Result<Vec<(u64, OwnedFd)>, Failure> {
+    let mut client =
+        Client { call: socket::connect(path)?, frames: FrameReader::new(MAX_MESSAGE), fds: VecDeque::new() };
+    let hello = ClientHello { command: "partywall-bench without the library".into(), resume: None };
+    let hello = handshake::encode(&Speaker::new(partywall::VERSION), &hello, 1)?;
+    let welcome = client.exchange(&hello, Some(process::own_pidfd()?))?;
+    handshake::decode(&welcome.body)?.decode::<BrokerHello>()?.outcome.map_err(|refusal| format!("{refusal:?}"))?;
+    let _events = client.fds.pop_front();
+
+    let open = Open { name: name.into(), version: None, access: Access::Read, wait: false };
+    let request = frame::encode(&Request { id: 1, call: Call::Open(open) }, 0, MAX_MESSAGE)?;
+    match client.exchange(&request, None)?.decode::<Reply>()?.outcome {
+        Ok(Answer::Opened(opened)) => Ok(opened.chunks.into_iter().zip(client.fds).collect()),
+        other => Err(format!("the broker does not open {name:?}: {other:?}").into()),
+    }
+}
+
+impl Client {
+    /// Sends a message and waits for the answer. Its file descriptors are in `fds` then.
+    fn exchange(&mut self, message: &[u8], fd: Option<OwnedFd>) -> Result<Frame, Failure> {
+        let fds: Vec<_> = fd.iter().map(AsFd::as_fd).collect();
+        // The socket blocks, and messages this short go out whole.
+        if socket::send(&self.call, message, &fds)? != message.len() {
+            return Err("a short message was cut".into());
+        }
+        let mut buffer = [0; 16 * 1024];
+        loop {
+            match self.frames.next_frame(self.fds.len()) {
+                Ok(frame) => return Ok(frame),
+                Err(WireError::Malformed(why)) => return Err(why.into()),
+                Err(_) => {}
+            }
+            match socket::recv(&self.call, &mut buffer, &mut self.fds)?.bytes {
+                0 => return Err("the broker hung up".into()),
+                n => self.frames.push(&buffer[..n]),
+            }
+        }
+    }
+}

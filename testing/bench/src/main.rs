@@ -1,0 +1,191 @@
+//! Benchmarks: what Partywall takes, beside the least that the machine could have taken, in the same run.
+//!
+//! The broker is the real binary in a process of its own, in a private directory; so are other members, and whoever
+//! stands for the peer of a floor. Every subject gets a fresh broker, so that none measures what another left.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`subjects`] | what is measured, one module a subject, and the list of them |
+//! | [`mod@bench`] | what a subject gets: plans, the report, a stopwatch |
+//! | [`broker`] | a broker for the length of a subject |
+//! | [`role`] | what this program does when it has started itself as another process |
+//! | [`ping_pong`] | the raw round trip under everything that asks the broker |
+//! | [`placement`] | on which processors the two sides of a round trip run |
+//! | [`handout`] | file descriptors from the broker without the library, for the floor on a GPU |
+//! | [`model_file`] | a safetensors file in the page cache |
+//! | [`markdown`] | the report as a page for `docs/measurements/` |
+
+mod bench;
+mod broker;
+mod handout;
+mod markdown;
+mod model_file;
+mod ping_pong;
+mod placement;
+mod role;
+mod subjects;
+
+use std::{
+    fs, io,
+    io::Write,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use clap::Parser;
+use partywall_measure::{Failure, Machine, Report};
+
+use crate::{
+    bench::{Bench, load_average},
+    broker::Broker,
+    subjects::{SUBJECTS, Subject},
+};
+
+/// Measures Partywall against the floor of this machine. The broker is `partywall` from PARTYWALL_BIN, else the one
+/// beside this program.
+#[derive(Debug, Parser)]
+#[command(name = "partywall-bench", version, after_help = EXIT_CODES)]
+struct Arguments {
+    /// Measure the subjects that need a GPU as well; without one they are skipped
+    #[arg(long)]
+    gpu: bool,
+    /// A tenth of the samples, and smaller files
+    #[arg(long)]
+    quick: bool,
+    /// Write the report as JSON
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
+    /// Write the report as a page of markdown
+    #[arg(long, value_name = "FILE")]
+    md: Option<PathBuf>,
+    /// Exit with 1 if a goal is missed
+    #[arg(long)]
+    strict: bool,
+    /// List the subjects, and measure none
+    #[arg(long)]
+    list: bool,
+    /// Only subjects whose names contain this
+    #[arg(default_value = "")]
+    filter: String,
+}
+
+const EXIT_CODES: &str = "Exit codes: 0 measured, also if a goal was missed; 1 with --strict, if one was; 2 usage; \
+    3 a subject could not be measured.";
+
+fn main() -> ExitCode {
+    if let Some(outcome) = role::play() {
+        return match outcome {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(failure) => {
+                eprintln!("partywall-bench, as another process: {failure}");
+                ExitCode::FAILURE
+            }
+        };
+    }
+    match run(&Arguments::parse()) {
+        Ok(code) => code,
+        Err(failure) => {
+            eprintln!("error: {failure}");
+            ExitCode::from(3)
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
+    let mut out = io::stdout();
+    let chosen: Vec<_> = SUBJECTS.iter().filter(|subject| subject.name.contains(&arguments.filter)).collect();
+    if arguments.list {
+        for subject in &chosen {
+            let needs = if subject.needs_gpu { " (--gpu)" } else { "" };
+            writeln!(out, "{:<14} {}{needs}", subject.name, subject.about)?;
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    if chosen.is_empty() {
+        return Err(format!("no subject contains {:?}; --list names them", arguments.filter).into());
+    }
+    // A thousand members are three thousand sockets, and ten thousand names may be as many mappings' files.
+    partywall_os::process::raise_fd_limit();
+    let no_gpu = if arguments.gpu { why_no_gpu() } else { Some("--gpu was not given".to_owned()) };
+    let mut bench = Bench { quick: arguments.quick, report: new_report(no_gpu.is_none()) };
+    let load = load_average();
+    let mut failed = Vec::new();
+    for subject in chosen {
+        match &no_gpu {
+            Some(why) if subject.needs_gpu => {
+                if arguments.gpu {
+                    eprintln!("{}: skipped: {why}", subject.name);
+                    bench.report.note(format!("{}: skipped: {why}", subject.name));
+                }
+            }
+            _ => {
+                eprintln!("{}: {}", subject.name, subject.about);
+                if let Err(failure) = measure(subject, &mut bench) {
+                    eprintln!("{}: failed: {failure}", subject.name);
+                    let failure = failure.to_string();
+                    bench.report.note(format!(
+                        "{}: failed: {}",
+                        subject.name,
+                        failure.lines().next().unwrap_or_default()
+                    ));
+                    failed.push(subject.name);
+                }
+            }
+        }
+    }
+    let report = &mut bench.report;
+    report.note(format!("load average of the last minute: {load} before, {} after", load_average()));
+    if arguments.quick {
+        report.note("a quick run: a tenth of the samples, and smaller files");
+    }
+    writeln!(out, "\n{report}")?;
+    let missed: Vec<_> = report.comparisons.iter().filter(|c| !c.met()).map(|c| c.measured.case.to_string()).collect();
+    let goals = report.comparisons.iter().filter(|result| result.verdict.is_some()).count();
+    writeln!(out, "{} of {goals} goals met", goals - missed.len())?;
+    for case in &missed {
+        writeln!(out, "missed: {case}")?;
+    }
+    if let Some(path) = &arguments.report {
+        report.write_json(path)?;
+    }
+    if let Some(path) = &arguments.md {
+        write(path, &markdown::page(report))?;
+    }
+    if !failed.is_empty() {
+        return Err(format!("could not be measured: {}", failed.join(", ")).into());
+    }
+    Ok(if arguments.strict && !missed.is_empty() { ExitCode::from(1) } else { ExitCode::SUCCESS })
+}
+
+fn measure(subject: &Subject, bench: &mut Bench) -> Result<(), Failure> {
+    let broker = Broker::start()?;
+    (subject.run)(bench, &broker)?;
+    broker.stop()
+}
+
+/// A GPU that is there but cannot be used is not the same as none: its subjects then fail with the reason.
+fn why_no_gpu() -> Option<String> {
+    match partywall::gpu::devices() {
+        Ok(devices) if devices.is_empty() => Some("this process sees no GPU".to_owned()),
+        Err(error @ partywall::Error::NoDevice { .. }) => Some(error.to_string()),
+        _ => None,
+    }
+}
+
+fn new_report(gpu: bool) -> Report {
+    let devices = if gpu { partywall::gpu::devices().unwrap_or_default() } else { Vec::new() };
+    let name = devices.first().map(|device| {
+        let name = device.name().unwrap_or_else(|_| "unknown".to_owned());
+        if devices.len() > 1 { format!("{} x {name}", devices.len()) } else { name }
+    });
+    let driver = name.as_ref().and_then(|_| fs::read_to_string("/sys/module/nvidia/version").ok());
+    Report::new("Partywall benchmarks", Machine::detect(name, driver.map(|version| version.trim().to_owned())))
+}
+
+fn write(path: &Path, text: &str) -> Result<(), Failure> {
+    let failed = |source: io::Error| format!("cannot write {}: {source}", path.display());
+    if let Some(folder) = path.parent() {
+        fs::create_dir_all(folder).map_err(failed)?;
+    }
+    Ok(fs::write(path, text).map_err(failed)?)
+}

@@ -1,0 +1,72 @@
+//! On which processors the two sides of a round trip run.
+//!
+//! Left to itself the scheduler puts them on one processor or on two, as it happens, and stays with that for a while.
+//! A round trip between two of them wakes an idle processor twice, which takes ten times as long as all the rest in a
+//! virtual machine: a case and its floor compare only if both have the same placement.
+
+use std::fs;
+
+use partywall_measure::{Case, Failure};
+use rustix::thread::{CpuSet, Pid, sched_getaffinity, sched_setaffinity};
+
+/// A placement of this thread and its peers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Placement {
+    /// All on one processor: what the calls themselves cost.
+    OneProcessor,
+    /// This thread on one, its peers on another: with the wake-ups.
+    TwoProcessors,
+    /// As the scheduler likes.
+    Free,
+}
+
+/// Ends a placement of this thread. Its peers keep theirs.
+#[derive(Debug)]
+pub(crate) struct Placed(CpuSet);
+
+impl Placement {
+    /// Places this thread, and all threads of the processes `peers`. `None` if there is only one processor for two.
+    pub(crate) fn apply(self, peers: &[u32]) -> Result<Option<Placed>, Failure> {
+        let allowed = sched_getaffinity(None)?;
+        let mut processors = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu));
+        let (first, second) = (processors.next(), processors.next());
+        let only = |cpu: usize| {
+            let mut set = CpuSet::new();
+            set.set(cpu);
+            set
+        };
+        let (ours, theirs) = match (self, first, second) {
+            (Self::Free, ..) => (allowed, allowed),
+            (Self::OneProcessor, Some(one), _) => (only(one), only(one)),
+            (Self::TwoProcessors, Some(one), Some(other)) => (only(one), only(other)),
+            _ => return Ok(None),
+        };
+        for peer in peers {
+            for task in fs::read_dir(format!("/proc/{peer}/task"))? {
+                let thread: i32 = task?.file_name().to_string_lossy().parse()?;
+                sched_setaffinity(Pid::from_raw(thread), &theirs)?;
+            }
+        }
+        sched_setaffinity(None, &ours)?;
+        Ok(Some(Placed(allowed)))
+    }
+
+    /// `case`, with the placement among its parameters.
+    pub(crate) fn of(self, case: Case) -> Case {
+        case.parameter(
+            "on",
+            match self {
+                Self::OneProcessor => "one processor",
+                Self::TwoProcessors => "two processors",
+                Self::Free => "any processor",
+            },
+        )
+    }
+}
+
+impl Drop for Placed {
+    fn drop(&mut self) {
+        // It was allowed before; at worst what follows is measured on one processor too.
+        let _ = sched_setaffinity(None, &self.0);
+    }
+}

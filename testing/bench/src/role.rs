@@ -1,0 +1,108 @@
+//! What this program does when it has started itself as another process.
+//!
+//! Every role ends when its standard input does, so that none outlives a benchmark that was killed.
+
+use std::{
+    env,
+    ffi::{OsStr, OsString},
+    io::{self, Read, Write},
+    path::Path,
+    process::Command,
+};
+
+use partywall::{DType, DeviceUuid, Place};
+use partywall_measure::Failure;
+
+use crate::{
+    bench::{clocked, microseconds},
+    broker::connect,
+    ping_pong,
+};
+
+/// Answers a [`ping_pong::PingPong`]: `REQUEST-BYTES REPLY-BYTES`, with the socket as standard input.
+pub(crate) const ECHO: &str = "echo";
+
+/// Connects many times, prints the microseconds of each, and stays: `SOCKET COUNT`.
+pub(crate) const MEMBERS: &str = "members";
+
+/// Commits a segment on a GPU that outlives it: `SOCKET NAME GPU-UUID TENSORS BYTES-OF-EACH`.
+pub(crate) const GPU_SEGMENT: &str = "gpu-segment";
+
+const FLAG: &str = "--role";
+
+/// The command that starts a role.
+pub(crate) fn command<I: AsRef<OsStr>>(role: &str, arguments: impl IntoIterator<Item = I>) -> Result<Command, Failure> {
+    let mut command = Command::new(env::current_exe()?);
+    command.args([FLAG, role]).args(arguments);
+    Ok(command)
+}
+
+/// Plays the role that the arguments ask for, if they do.
+pub(crate) fn play() -> Option<Result<(), Failure>> {
+    let mut arguments = env::args_os().skip(1);
+    if arguments.next()? != FLAG {
+        return None;
+    }
+    let role = arguments.next().unwrap_or_default();
+    let arguments: Vec<_> = arguments.collect();
+    Some(match (role.to_str(), arguments.as_slice()) {
+        (Some(ECHO), [request, reply]) => echo(request, reply),
+        (Some(MEMBERS), [socket, count]) => members(socket.as_ref(), count),
+        (Some(GPU_SEGMENT), [socket, name, gpu, tensors, bytes]) => {
+            gpu_segment(socket.as_ref(), name, gpu, tensors, bytes)
+        }
+        _ => Err(format!("unknown role {}", role.display()).into()),
+    })
+}
+
+fn echo(request: &OsString, reply: &OsString) -> Result<(), Failure> {
+    ping_pong::answer(parse(request)?, parse(reply)?)
+}
+
+fn members(socket: &Path, count: &OsString) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    let mut domains = Vec::new();
+    for _ in 0..parse(count)? {
+        let (elapsed, domain) = clocked(|| connect(socket))?;
+        writeln!(out, "{}", microseconds(elapsed))?;
+        domains.push(domain);
+    }
+    drop(out);
+    rustix::stdio::dup2_stdout(std::fs::File::open("/dev/null")?)?;
+    io::stdin().read_to_end(&mut Vec::new())?;
+    Ok(())
+}
+
+fn gpu_segment(
+    socket: &Path,
+    name: &OsString,
+    gpu: &OsString,
+    tensors: &OsString,
+    bytes: &OsString,
+) -> Result<(), Failure> {
+    let domain = connect(socket)?;
+    let (name, gpu) = (text(name)?, text(gpu)?.parse::<DeviceUuid>()?);
+    let (tensors, bytes): (usize, u64) = (parse(tensors)?, parse(bytes)?);
+    let tensor = |index: usize| format!("tensor.{index}");
+    let builder = domain.create(name, Place::Gpu(gpu)).kept(true);
+    let builder = (0..tensors).fold(builder, |builder, index| builder.tensor(&tensor(index), DType::U8, &[bytes]));
+    let build = builder.allocate()?;
+    for index in 0..tensors {
+        let range = build.device(&tensor(index))?;
+        range.gpu().kernels()?.enqueue_fill(range.gpu().stream(), range.as_slice())?;
+    }
+    // The commit waits for the fills.
+    build.commit()?.release()?;
+    Ok(())
+}
+
+fn text(argument: &OsString) -> Result<&str, Failure> {
+    argument.to_str().ok_or_else(|| format!("{} is no text", argument.display()).into())
+}
+
+fn parse<T: std::str::FromStr>(argument: &OsString) -> Result<T, Failure>
+where
+    Failure: From<T::Err>,
+{
+    Ok(text(argument)?.parse::<T>()?)
+}

@@ -1,0 +1,90 @@
+//! Opening GPU memory in a process that has a context, against the driver's own calls on the same file descriptors:
+//! import, reserve, map, set access. Another process committed the memory and is gone.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use partywall::cuda::{Access, Context, CudaError, Mapping, PhysicalMemory};
+use partywall::{DeviceUuid, Segment};
+use partywall_measure::{Case, Comparison, Failure, Sampler, Unit};
+
+use crate::{
+    bench::{Bench, clocked, microseconds, size},
+    broker::Broker,
+    handout, role,
+};
+
+pub(super) fn run(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
+    let uuid = first()?;
+    let domain = broker.connect()?;
+    let gpu = domain.gpu(uuid)?;
+    let free = gpu.context().memory_info()?.free;
+    for (tensors, bytes) in [(1, 2 << 20), (64, 1 << 30)] {
+        let total = tensors * bytes;
+        if total > free {
+            bench.report.note(format!("gpu_open: no {}, because only {free} bytes are free", size(total)));
+            continue;
+        }
+        let name = format!("segment.{total}");
+        commit(broker, &name, uuid, tensors, bytes)?;
+        let chunks = handout::chunks(broker.socket(), &name)?;
+        let case = |what: &str| {
+            Case::new(what, Unit::Microseconds).parameter("size", size(total)).parameter("chunks", chunks.len())
+        };
+        let open = || domain.opener(&name).open();
+        let attach = || attach(gpu.context(), &chunks);
+        let plan = bench.plan(500);
+
+        let ours: Sampler<'_> = Box::new(|| Ok(microseconds(clocked(open)?.0)));
+        let raw: Sampler<'_> = Box::new(|| Ok(microseconds(clocked(attach)?.0)));
+        let comparison =
+            Comparison::new(case("open"), ours).floor(case("import and map"), raw).goal("<= floor + 200 us".parse()?);
+        bench.run(comparison, plan)?;
+
+        let ours: Sampler<'_> = Box::new(|| {
+            let segment = open()?;
+            Ok(microseconds(clocked(|| segment.release())?.0))
+        });
+        let raw: Sampler<'_> = Box::new(|| {
+            let mappings = attach()?;
+            Ok(microseconds(clocked(|| mappings.into_iter().try_for_each(Mapping::close))?.0))
+        });
+        bench.run(Comparison::new(case("release"), ours).floor(case("unmap"), raw), plan)?;
+        domain.remove(&name)?;
+    }
+    Ok(())
+}
+
+/// What the library does with the file descriptors that it gets, and nothing else. They stay open.
+fn attach(context: &Context, chunks: &[(u64, OwnedFd)]) -> Result<Vec<Mapping>, CudaError> {
+    let map = |(bytes, fd): &(u64, OwnedFd)| {
+        Mapping::new(PhysicalMemory::import(context, fd.as_fd(), *bytes)?, Access::ReadOnly)
+    };
+    chunks.iter().map(map).collect()
+}
+
+/// The first GPU that this process sees.
+pub(super) fn first() -> Result<DeviceUuid, Failure> {
+    let devices = partywall::gpu::devices()?;
+    Ok(devices.first().ok_or("no GPU")?.uuid()?)
+}
+
+/// Lets another process commit `tensors` tensors of `bytes` bytes each, written by a kernel; it ends before this
+/// returns.
+pub(super) fn commit(broker: &Broker, name: &str, gpu: DeviceUuid, tensors: u64, bytes: u64) -> Result<(), Failure> {
+    let mut command = role::command(role::GPU_SEGMENT, [broker.socket()])?;
+    let status = command.args([name, &gpu.to_string(), &tensors.to_string(), &bytes.to_string()]).status()?;
+    if status.success() {
+        Ok(())
+    } else {
+        Err(format!("the process that was to commit {name:?} failed: {status}").into())
+    }
+}
+
+/// Opens it for reading, on another GPU than its own if one is given.
+pub(super) fn open(broker: &Broker, name: &str, reader: Option<DeviceUuid>) -> Result<Segment, Failure> {
+    let opener = broker.connect()?.opener(name);
+    Ok(match reader {
+        Some(reader) => opener.device(reader).allow_peer(true).open(),
+        None => opener.open(),
+    }?)
+}

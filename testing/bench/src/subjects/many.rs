@@ -1,0 +1,144 @@
+//! Whether a broker stays quick with many names and many members.
+
+use std::{
+    io::{BufRead, BufReader},
+    process::{Child, Stdio},
+};
+
+use partywall::{DType, Domain, Limit, Place};
+use partywall_measure::{Case, Comparison, Failure, Plan, Sampler, Unit, timed};
+
+use crate::{
+    bench::{Bench, clocked, microseconds},
+    broker::Broker,
+    placement::Placement,
+    role,
+};
+
+/// Processes that share the members among them.
+const PROCESSES: usize = 8;
+
+/// File descriptors and members that the broker may hold besides those counted here.
+const RESERVE: u64 = 32;
+
+pub(super) fn run(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
+    let _placed = Placement::OneProcessor.apply(&[broker.pid()])?;
+    names(bench, &broker.connect()?)?;
+    members(bench, broker)
+}
+
+fn names(bench: &mut Bench, domain: &Domain) -> Result<(), Failure> {
+    let wanted = bench.fewer(10_000);
+    let count = within(bench, domain, Limit::Fds, wanted)?;
+    let case = |what: &str, unit| Placement::OneProcessor.of(Case::new(what, unit).parameter("names", count));
+    let name = |index: usize| format!("experiments/run-{index:05}/weights");
+
+    let mut made = 0;
+    let commit: Sampler<'_> = Box::new(|| {
+        let builder = domain.create(&name(made), Place::Host).kept(true);
+        made += 1;
+        let build = builder.tensor("data", DType::F32, &[1024]).allocate()?;
+        Ok(microseconds(clocked(|| build.commit())?.0))
+    });
+    let each_once = Plan::new(count).warm_up(0);
+    bench.run(Comparison::new(case("commit, from none to all names", Unit::Microseconds), commit), each_once)?;
+
+    let mut next = 0;
+    let open: Sampler<'_> = Box::new(|| {
+        next = (next + 7919) % count;
+        let name = name(next);
+        Ok(microseconds(clocked(|| domain.opener(&name).open())?.0))
+    });
+    let plan = bench.plan(10_000);
+    bench.run(Comparison::new(case("open one", Unit::Microseconds), open), plan)?;
+
+    let list: Sampler<'_> = Box::new(|| {
+        let (elapsed, listed) = clocked(|| domain.names())?;
+        match listed.len() {
+            all if all == count => Ok(crate::bench::milliseconds(elapsed)),
+            other => Err(format!("{other} names listed instead of {count}").into()),
+        }
+    });
+    let plan = bench.plan(100);
+    bench.run(Comparison::new(case("list all", Unit::Milliseconds), list), plan)?;
+
+    let mut removed = 0;
+    let remove = timed(Unit::Microseconds, || {
+        removed += 1;
+        Ok(domain.remove(&name(removed - 1)).map(drop)?)
+    });
+    bench.run(Comparison::new(case("remove, from all names to none", Unit::Microseconds), remove), each_once)
+}
+
+fn members(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
+    let domain = broker.connect()?;
+    let wanted = bench.fewer(1_000);
+    let count = within(bench, &domain, Limit::Clients, wanted)? / PROCESSES * PROCESSES;
+    let case = |what: &str, unit| Placement::OneProcessor.of(Case::new(what, unit).parameter("members", count));
+
+    let mut crowd = Crowd(Vec::new());
+    // One process after the other: connecting is measured, not waiting for others who connect.
+    let mut joined = Vec::new();
+    for _ in 0..PROCESSES {
+        joined.extend(crowd.join(broker, count / PROCESSES)?);
+    }
+    let mut joined = joined.into_iter();
+    let connect: Sampler<'_> = Box::new(move || joined.next().ok_or_else(|| "a member is missing".into()));
+    let each_once = Plan::new(count).warm_up(0);
+    bench.run(Comparison::new(case("connect, from none to all members", Unit::Microseconds), connect), each_once)?;
+
+    let ping = timed(Unit::Microseconds, || Ok(domain.ping()?));
+    let plan = bench.plan(10_000);
+    bench.run(Comparison::new(case("round trip of one", Unit::Microseconds), ping), plan)?;
+
+    let list: Sampler<'_> = Box::new(|| {
+        let (elapsed, listed) = clocked(|| domain.members())?;
+        if listed.len() <= count {
+            return Err(format!("{} members listed instead of {count} and this one", listed.len()).into());
+        }
+        Ok(crate::bench::milliseconds(elapsed))
+    });
+    let plan = bench.plan(100);
+    bench.run(Comparison::new(case("list all", Unit::Milliseconds), list), plan)
+}
+
+/// As many as are wanted, or as the broker allows.
+fn within(bench: &mut Bench, domain: &Domain, limit: Limit, wanted: usize) -> Result<usize, Failure> {
+    let status = domain.status()?;
+    let allowed = status.limits.iter().find(|(which, _)| *which == limit).map_or(u64::MAX, |(_, bound)| *bound);
+    let count = wanted.min(usize::try_from(allowed.saturating_sub(RESERVE))?);
+    if count < wanted {
+        bench.report.note(format!("many: {count} instead of {wanted}, because of the broker's limit {limit:?} here"));
+    }
+    Ok(count)
+}
+
+/// Processes full of members. They end with this.
+struct Crowd(Vec<Child>);
+
+impl Crowd {
+    /// Starts a process with `count` members, and returns the microseconds that each took to connect.
+    fn join(&mut self, broker: &Broker, count: usize) -> Result<Vec<f64>, Failure> {
+        let mut command = role::command(role::MEMBERS, [broker.socket().as_os_str(), count.to_string().as_ref()])?;
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let out = child.stdout.take();
+        self.0.push(child);
+        let out = out.ok_or("a child without standard output")?;
+        // It closes its output when all have joined.
+        let joined = BufReader::new(out).lines().map(|line| Ok(line?.parse()?));
+        let joined = joined.collect::<Result<Vec<f64>, Failure>>()?;
+        if joined.len() == count { Ok(joined) } else { Err(format!("only {} members joined", joined.len()).into()) }
+    }
+}
+
+impl Drop for Crowd {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            // Its standard input ends, and so does it.
+            drop(child.stdin.take());
+        }
+        for child in &mut self.0 {
+            let _ = child.wait();
+        }
+    }
+}

@@ -1,0 +1,21 @@
+//! A call that asks for nothing, against the same number of bytes to a process that does nothing.
+
+use partywall_measure::{Case, Comparison, Failure, Unit, timed};
+
+use crate::{bench::Bench, broker::Broker, ping_pong::PingPong, placement::Placement};
+
+pub(super) fn run(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
+    let domain = broker.connect()?;
+    let mut raw = PingPong::start()?;
+    for placement in [Placement::OneProcessor, Placement::TwoProcessors, Placement::Free] {
+        let Some(_placed) = placement.apply(&[broker.pid(), raw.pid()])? else { continue };
+        let ping = timed(Unit::Microseconds, || Ok(domain.ping()?));
+        let case = placement.of(Case::new("round trip", Unit::Microseconds));
+        // On any processor the scheduler may place one pair together and the other apart. The goal is held against
+        // that as well, because it is what users get.
+        let comparison = Comparison::new(case, ping).floor(raw.case(), raw.sampler()).goal("<= 1.3x floor".parse()?);
+        let plan = bench.plan(20_000).block(200);
+        bench.run(comparison, plan)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,144 @@
+//! Whether there is a GPU, and which.
+//!
+//! Asks the driver directly, through three of its functions, so that a fault in our own layers over
+//! it cannot make a GPU look absent and every test be skipped.
+
+#![allow(unsafe_code)]
+
+use std::error::Error;
+use std::ffi::{CStr, c_char, c_int, c_uint};
+use std::path::Path;
+
+use libloading::Library;
+use serde::{Deserialize, Serialize};
+
+/// What the driver is called on every Linux that has one.
+const LIBRARY: &str = "libcuda.so.1";
+/// `CUDA_ERROR_NO_DEVICE`
+const NO_DEVICE: c_int = 100;
+/// The node that every use of a GPU goes through. Without it there is none, whatever is installed.
+const CONTROL_NODE: &str = "/dev/nvidiactl";
+
+/// The GPUs of this machine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct GpuFacts {
+    /// The name of the first one.
+    pub(crate) name: String,
+    /// How many there are.
+    pub(crate) count: usize,
+    /// The version of the kernel driver, `unknown` where it does not say.
+    pub(crate) driver: String,
+}
+
+/// What was found where GPUs are looked for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Found {
+    /// At least one GPU.
+    Gpu(GpuFacts),
+    /// None, and how that was noticed.
+    Nothing(String),
+}
+
+/// Looks for GPUs. An error means that there is a GPU and that its driver cannot be used: that is a
+/// fault to be told, not a reason to skip tests.
+pub(crate) fn probe() -> Result<Found, String> {
+    let library = match open_driver() {
+        Ok(library) => library,
+        Err(reason) => return Ok(Found::Nothing(reason)),
+    };
+    let init: unsafe extern "C" fn(c_uint) -> c_int = function(&library, c"cuInit")?;
+    let count_devices: unsafe extern "C" fn(*mut c_int) -> c_int = function(&library, c"cuDeviceGetCount")?;
+    let name_of: unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int = function(&library, c"cuDeviceGetName")?;
+
+    // SAFETY: cuInit takes flags, which must be 0, and may be called at any time.
+    match unsafe { init(0) } {
+        0 => {}
+        NO_DEVICE => return Ok(Found::Nothing("the driver finds no GPU".to_owned())),
+        code if !Path::new(CONTROL_NODE).exists() => {
+            return Ok(Found::Nothing(format!("{LIBRARY} is here but {CONTROL_NODE} is not (cuInit: {code})")));
+        }
+        code => return Err(failed("cuInit", code)),
+    }
+
+    let mut count = 0;
+    // SAFETY: `count` is a valid place for one int, and cuInit has succeeded.
+    match unsafe { count_devices(&raw mut count) } {
+        0 => {}
+        code => return Err(failed("cuDeviceGetCount", code)),
+    }
+    let count = usize::try_from(count).unwrap_or(0);
+    if count == 0 {
+        return Ok(Found::Nothing("the driver shows no GPU to this process".to_owned()));
+    }
+
+    let mut name: [c_char; 256] = [0; 256];
+    // SAFETY: `name` has room for the 255 bytes allowed, device 0 exists, and a CUdevice from
+    // cuDeviceGet is the ordinal itself.
+    match unsafe { name_of(name.as_mut_ptr(), 255, 0) } {
+        0 => {}
+        code => return Err(failed("cuDeviceGetName", code)),
+    }
+    // SAFETY: the driver wrote at most 255 bytes into zeroed 256, so a zero byte ends them.
+    let name = unsafe { CStr::from_ptr(name.as_ptr()) };
+
+    Ok(Found::Gpu(GpuFacts { name: name.to_string_lossy().into_owned(), count, driver: kernel_driver() }))
+}
+
+/// The driver's library, freshly opened.
+pub(crate) fn open_driver() -> Result<Library, String> {
+    // SAFETY: loading runs the library's initialisers, which the driver makes safe at any time and
+    // on any thread; it is how every CUDA program begins.
+    unsafe { Library::new(LIBRARY) }.map_err(|error| format!("{LIBRARY} cannot be opened: {}", cause(&error)))
+}
+
+fn function<F: Copy>(library: &Library, name: &CStr) -> Result<F, String> {
+    // SAFETY: the callers give the types that the driver API documents for these names, and the
+    // driver's ABI is stable. The pointers are used only while `library` is open.
+    let found = unsafe { library.get::<F>(name) };
+    let name = name.to_string_lossy();
+    found
+        .map(|symbol| *symbol)
+        .map_err(|error| format!("{LIBRARY} has no {name}: {error}; it is not NVIDIA's driver, or much too old"))
+}
+
+/// What the dynamic linker said; libloading's own message only names the call.
+fn cause(error: &libloading::Error) -> String {
+    error.source().map_or_else(|| error.to_string(), ToString::to_string)
+}
+
+fn failed(call: &str, code: c_int) -> String {
+    format!("{call} failed with {code} although {CONTROL_NODE} is here; does nvidia-smi work?")
+}
+
+fn kernel_driver() -> String {
+    let read = |path| std::fs::read_to_string(path).ok();
+    read("/sys/module/nvidia/version")
+        .or_else(|| read("/proc/driver/nvidia/version"))
+        .and_then(|text| version(&text))
+        .unwrap_or_else(|| "unknown".to_owned())
+}
+
+/// The first word that looks like `580.159.03`: one file holds nothing else, the other has it
+/// within a line of prose.
+fn version(text: &str) -> Option<String> {
+    text.split_whitespace()
+        .find(|word| {
+            word.contains('.')
+                && word.split('.').all(|part| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit()))
+        })
+        .map(str::to_owned)
+}
+
+#[cfg(test)]
+mod unit {
+    use super::*;
+
+    #[test]
+    fn the_driver_version_is_found_in_either_file() {
+        let prose = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.03  Release Build\n\
+                     GCC version:  gcc version 12.2.0\n";
+        assert_eq!(version(prose).unwrap(), "580.159.03");
+        assert_eq!(version("550.54.14\n").unwrap(), "550.54.14");
+        assert_eq!(version("no version here. at all\n"), None);
+    }
+}

@@ -1,0 +1,96 @@
+//! Tests that need a real NVIDIA driver, as one program that can be carried to a machine with a GPU.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`tests`] | the tests, one module a subject, and the list of them |
+//! | [`runner`] | runs them one after the other, each in a child process, and reports |
+//! | [`child`] | a child process in a group of its own, with a time limit and its output caught |
+//! | [`gpu`] | whether there is a GPU, and which |
+//!
+//! A test that takes the driver down, hangs in it or breaks its context takes down its own process
+//! and nothing else. Without a GPU all tests are *skipped*, with the reason, and never *passed*.
+
+#![allow(clippy::print_stdout, reason = "a program that people run and read; the lint is meant for libraries")]
+
+mod child;
+mod gpu;
+mod runner;
+mod tests;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+const HELP: &str = "\
+usage: partywall-gpu-tests [NAME] [--list] [--report FILE]
+
+Runs the tests whose names contain NAME, else all of them. Without a GPU they are skipped.
+
+  --list          print the tests with what they need, and run none
+  --report FILE   write the outcome of each test to FILE, as JSON
+  --help          this text
+
+The last line is `N passed, N failed, N skipped`. Exit status: 0 unless a test failed, 1 when one
+did or the driver of a GPU that is there cannot be used, 2 for wrong arguments.
+";
+
+/// What the arguments ask for.
+enum Task {
+    Help,
+    List(String),
+    All {
+        filter: String,
+        report: Option<PathBuf>,
+    },
+    /// Inside the child process of one test.
+    One(String),
+    /// Inside the child process that looks for a GPU.
+    Probe,
+    /// Inside another process of a test, which plays a role in it.
+    Role(String, Vec<String>),
+}
+
+fn main() -> ExitCode {
+    match task(std::env::args().skip(1)) {
+        Ok(Task::Help) => {
+            print!("{HELP}");
+            ExitCode::SUCCESS
+        }
+        Ok(Task::List(filter)) => runner::list(tests::TESTS, &filter),
+        Ok(Task::All { filter, report }) => runner::run_all(tests::TESTS, &filter, report.as_deref()),
+        Ok(Task::One(name)) => runner::run_one(tests::TESTS, &name),
+        Ok(Task::Probe) => runner::probe_in_child(),
+        Ok(Task::Role(role, arguments)) => match tests::segments::play(&role, &arguments) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(message) => {
+                eprintln!("{role}: {message}");
+                ExitCode::FAILURE
+            }
+        },
+        Err(message) => {
+            eprint!("error: {message}\n\n{HELP}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn task(mut arguments: impl Iterator<Item = String>) -> Result<Task, String> {
+    let mut filter = None;
+    let mut report = None;
+    let mut list = false;
+    while let Some(argument) = arguments.next() {
+        let mut value = || arguments.next().ok_or_else(|| format!("{argument} needs a value"));
+        match argument.as_str() {
+            "--help" | "-h" => return Ok(Task::Help),
+            "--list" => list = true,
+            "--report" => report = Some(PathBuf::from(value()?)),
+            runner::RUN_ONE => return Ok(Task::One(value()?)),
+            runner::PROBE => return Ok(Task::Probe),
+            tests::world::ROLE => return Ok(Task::Role(value()?, arguments.collect())),
+            unknown if unknown.starts_with('-') => return Err(format!("unknown option {unknown}")),
+            _ if filter.is_some() => return Err("only one NAME can be given".to_owned()),
+            _ => filter = Some(argument),
+        }
+    }
+    let filter = filter.unwrap_or_default();
+    Ok(if list { Task::List(filter) } else { Task::All { filter, report } })
+}

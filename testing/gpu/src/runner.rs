@@ -1,0 +1,292 @@
+//! Runs tests one after the other, each in a child process, and reports.
+//!
+//! They never run at the same time: they measure free device memory and kill processes, and they
+//! would see each other.
+
+use std::path::Path;
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+use partywall_measure::{commit, kernel_release, today};
+use rustix::process::Signal;
+use serde::Serialize;
+
+use crate::child::{self, End, Finished};
+use crate::gpu::{self, Found, GpuFacts};
+use crate::tests::Test;
+
+/// The option by which this program runs one test in the child process that it made for it.
+pub(crate) const RUN_ONE: &str = "--run";
+/// The option by which it looks for a GPU in a child process.
+pub(crate) const PROBE: &str = "--probe";
+
+/// The first use of a driver that is not kept loaded can take tens of seconds.
+const PROBE_LIMIT: Duration = Duration::from_secs(120);
+
+/// Prints the tests whose names contain `filter`.
+pub(crate) fn list(tests: &[Test], filter: &str) -> ExitCode {
+    for test in tests.iter().filter(|test| test.name.contains(filter)) {
+        println!("{}  (needs {}, at most {} s)", test.name, test.needs, test.timeout.as_secs());
+    }
+    ExitCode::SUCCESS
+}
+
+/// Runs one test, inside its child process.
+pub(crate) fn run_one(tests: &[Test], name: &str) -> ExitCode {
+    die_with_parent();
+    let Some(test) = tests.iter().find(|test| test.name == name) else {
+        eprintln!("there is no test named {name}; --list prints their names");
+        return ExitCode::from(2);
+    };
+    match (test.run)() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("{message}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Looks for a GPU, inside its child process, and says what it found on the last line.
+pub(crate) fn probe_in_child() -> ExitCode {
+    die_with_parent();
+    match gpu::probe().and_then(|found| serde_json::to_string(&found).map_err(|error| error.to_string())) {
+        Ok(line) => {
+            println!("{line}");
+            ExitCode::SUCCESS
+        }
+        Err(message) => {
+            eprintln!("{message}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Runs the tests whose names contain `filter`, reports to the terminal and to `report`.
+pub(crate) fn run_all(tests: &[Test], filter: &str, report: Option<&Path>) -> ExitCode {
+    let chosen: Vec<&Test> = tests.iter().filter(|test| test.name.contains(filter)).collect();
+    if chosen.is_empty() {
+        eprintln!("error: no test's name contains '{filter}'; --list prints their names");
+        return ExitCode::from(2);
+    }
+    let found = match probe() {
+        Ok(found) => found,
+        Err(message) => {
+            eprintln!("error: the driver is here and cannot be used, so that nothing was tested: {message}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let mut results = Results::new(&found, &chosen);
+    results.print_machine(&found);
+    if let Err(message) = run_each(&chosen, &found, &mut results, report) {
+        eprintln!("error: {message}");
+        return ExitCode::FAILURE;
+    }
+    results.print_summary()
+}
+
+/// Writes the report before the first test, so that a wrong path is told at once, and after each:
+/// whoever borrows a machine for some minutes keeps what was found so far.
+fn run_each(chosen: &[&Test], found: &Found, results: &mut Results, report: Option<&Path>) -> Result<(), String> {
+    let write = |results: &Results| report.map_or(Ok(()), |path| results.write(path));
+    write(results)?;
+    for (index, test) in chosen.iter().enumerate() {
+        let record = judge(test, found);
+        record.print();
+        results.tests[index] = record;
+        write(results)?;
+    }
+    Ok(())
+}
+
+/// Looks for a GPU in a child process: a driver that hangs or crashes must not take us along.
+fn probe() -> Result<Found, String> {
+    let finished = ourselves(&[PROBE], PROBE_LIMIT)?;
+    let last = finished.output.lines().last().unwrap_or_default();
+    match finished.end {
+        End::Exited(status) if status.success() => {
+            serde_json::from_str(last).map_err(|error| format!("the probe of the driver said '{last}': {error}"))
+        }
+        _ => Err(format!("the probe of the driver {}: {}", how(&finished, PROBE_LIMIT), finished.output.trim())),
+    }
+}
+
+fn judge(test: &Test, found: &Found) -> Record {
+    let missing = match found {
+        Found::Nothing(reason) => Some(reason.clone()),
+        Found::Gpu(facts) => test.needs.missing(facts.count),
+    };
+    let (outcome, time, message) = match missing {
+        Some(reason) => (Outcome::Skipped, Duration::ZERO, reason),
+        None => match ourselves(&[RUN_ONE, test.name], test.timeout) {
+            Ok(finished) => match finished.end {
+                End::Exited(status) if status.success() => (Outcome::Passed, finished.time, String::new()),
+                _ => {
+                    let message = format!("{}\n{}", how(&finished, test.timeout), finished.output.trim_end());
+                    (Outcome::Failed, finished.time, message)
+                }
+            },
+            Err(message) => (Outcome::Failed, Duration::ZERO, message),
+        },
+    };
+    Record { name: test.name, outcome, seconds: time.as_secs_f64(), message }
+}
+
+fn how(finished: &Finished, limit: Duration) -> String {
+    let limit = limit.as_secs_f64();
+    match finished.end {
+        End::Exited(status) => format!("ended with {status}"),
+        End::TimedOut => format!("did not end within {limit} s and was killed"),
+        End::Unkillable => format!("did not end within {limit} s and cannot be killed: it is stuck in the driver"),
+    }
+}
+
+/// Runs this very program in a child process.
+fn ourselves(arguments: &[&str], limit: Duration) -> Result<Finished, String> {
+    // The link and not the path behind it: it works even when the file was replaced meanwhile.
+    child::run(Command::new("/proc/self/exe").args(arguments), limit)
+        .map_err(|error| format!("cannot run a child process: {error}"))
+}
+
+/// A runner that is killed must not leave a test behind that nobody would ever end.
+fn die_with_parent() {
+    if let Err(error) = rustix::process::set_parent_process_death_signal(Some(Signal::KILL)) {
+        eprintln!("warning: this process would outlive its runner: {error}");
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Outcome {
+    Passed,
+    Failed,
+    Skipped,
+    /// What a report says of the tests that come after the last one when the run was cut short.
+    NotRun,
+}
+
+#[derive(Debug, Serialize)]
+struct Record {
+    name: &'static str,
+    outcome: Outcome,
+    seconds: f64,
+    message: String,
+}
+
+impl Record {
+    fn print(&self) {
+        match self.outcome {
+            Outcome::Passed => println!("passed   {} ({:.1} s)", self.name, self.seconds),
+            Outcome::Failed => {
+                println!("FAILED   {} ({:.1} s)", self.name, self.seconds);
+                self.message.lines().for_each(|line| println!("         | {line}"));
+            }
+            Outcome::Skipped => println!("skipped  {}: {}", self.name, self.message),
+            Outcome::NotRun => {}
+        }
+    }
+}
+
+/// The report, in the form in which it is written.
+#[derive(Debug, Serialize)]
+struct Results {
+    gpu: Option<String>,
+    gpus: usize,
+    driver: Option<String>,
+    date: String,
+    kernel: String,
+    commit: Option<String>,
+    tests: Vec<Record>,
+}
+
+impl Results {
+    fn new(found: &Found, chosen: &[&Test]) -> Self {
+        let facts = match found {
+            Found::Gpu(facts) => Some(facts.clone()),
+            Found::Nothing(_) => None,
+        };
+        let not_run =
+            |test: &&Test| Record { name: test.name, outcome: Outcome::NotRun, seconds: 0.0, message: String::new() };
+        Self {
+            gpus: facts.as_ref().map_or(0, |facts| facts.count),
+            gpu: facts.as_ref().map(|facts| facts.name.clone()),
+            driver: facts.map(|GpuFacts { driver, .. }| driver),
+            date: today(),
+            kernel: kernel_release(),
+            commit: commit(),
+            tests: chosen.iter().map(not_run).collect(),
+        }
+    }
+
+    fn print_machine(&self, found: &Found) {
+        match found {
+            Found::Gpu(facts) => {
+                println!("{} x {}, driver {}, Linux {}\n", facts.count, facts.name, facts.driver, self.kernel);
+            }
+            Found::Nothing(reason) => println!("no GPU: {reason}\n"),
+        }
+    }
+
+    fn print_summary(&self) -> ExitCode {
+        println!("\n{}", self.summary());
+        if self.count(Outcome::Failed) == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    }
+
+    fn summary(&self) -> String {
+        let [passed, failed, skipped] = [Outcome::Passed, Outcome::Failed, Outcome::Skipped].map(|o| self.count(o));
+        format!("{passed} passed, {failed} failed, {skipped} skipped")
+    }
+
+    fn count(&self, outcome: Outcome) -> usize {
+        self.tests.iter().filter(|record| record.outcome == outcome).count()
+    }
+
+    fn write(&self, path: &Path) -> Result<(), String> {
+        let cannot = |error: &dyn std::error::Error| format!("cannot write the report {}: {error}", path.display());
+        let mut text = serde_json::to_string_pretty(self).map_err(|error| cannot(&error))?;
+        text.push('\n');
+        std::fs::write(path, text).map_err(|error| cannot(&error))
+    }
+}
+
+#[cfg(test)]
+mod unit {
+    use super::*;
+    use crate::tests::Needs;
+
+    fn test(name: &'static str, needs: usize) -> Test {
+        Test { name, needs: Needs::Gpu(needs), timeout: Duration::from_secs(1), run: || Ok(()) }
+    }
+
+    fn results(found: &Found, tests: &[Test]) -> Results {
+        let chosen: Vec<_> = tests.iter().collect();
+        let mut results = Results::new(found, &chosen);
+        results.tests = tests.iter().map(|test| judge(test, found)).collect();
+        results
+    }
+
+    #[test]
+    fn without_a_gpu_everything_is_skipped_with_the_reason() {
+        let found = Found::Nothing("no driver".to_owned());
+        let results = results(&found, &[test("a", 1), test("b", 2)]);
+        assert_eq!(results.summary(), "0 passed, 0 failed, 2 skipped");
+        assert!(results.tests.iter().all(|record| record.message == "no driver"));
+    }
+
+    #[test]
+    fn a_test_for_two_gpus_is_skipped_on_one() {
+        let facts = GpuFacts { name: "Some GPU".to_owned(), count: 1, driver: "580.1".to_owned() };
+        let results = results(&Found::Gpu(facts), &[test("pair", 2)]);
+        assert_eq!(results.summary(), "0 passed, 0 failed, 1 skipped");
+        assert_eq!(results.tests[0].message, "needs 2 GPUs, this machine shows 1");
+    }
+
+    #[test]
+    fn a_report_cut_short_does_not_look_complete() {
+        let results = Results::new(&Found::Nothing("no driver".to_owned()), &[&test("late", 1)]);
+        let json = serde_json::to_value(&results).unwrap();
+        assert_eq!(json["tests"][0]["outcome"], "not_run");
+        assert!(json["gpu"].is_null());
+        assert_eq!(results.summary(), "0 passed, 0 failed, 0 skipped");
+    }
+}

@@ -1,0 +1,62 @@
+//! The `partywall` command on a GPU, as a user starts it.
+
+use std::{path::Path, process::Command};
+
+use super::world::{World, ensure, tell};
+
+fn partywall(world: &World, arguments: &[&str]) -> Result<String, String> {
+    let binary = std::env::var_os("PARTYWALL_BIN").ok_or("PARTYWALL_BIN names the binary to test")?;
+    let output = Command::new(binary).args(arguments).env("PARTYWALL_SOCKET", world.socket()).output().map_err(tell)?;
+    let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    ensure(output.status.success(), || {
+        format!("partywall {} failed ({}):\n{text}", arguments.join(" "), output.status)
+    })?;
+    Ok(text)
+}
+
+/// The demonstration.
+pub(crate) fn the_demo_passes() -> Result<(), String> {
+    let world = World::new()?;
+    let text = partywall(&world, &["demo", "--device", "cuda"])?;
+    ensure(text.contains("262,144"), || text)
+}
+
+/// The doctor finds everything in order.
+pub(crate) fn the_doctor_is_content() -> Result<(), String> {
+    let world = World::new()?;
+    partywall(&world, &["doctor"]).map(drop)
+}
+
+/// Weights put by one process are read by another, byte for byte, after the first has gone.
+pub(crate) fn weights_outlive_the_process_that_put_them() -> Result<(), String> {
+    let world = World::new()?;
+    let folder = world.socket().with_file_name("model");
+    std::fs::create_dir_all(&folder).map_err(tell)?;
+    let contents: Vec<Vec<u8>> = (0..3_u32)
+        .map(|shard| (0..(8_u32 << 20) + shard).map(|i| (i.wrapping_mul(shard + 3) >> 3) as u8).collect())
+        .collect();
+    for (shard, bytes) in contents.iter().enumerate() {
+        write_safetensors(&folder.join(format!("model-{shard}.safetensors")), &format!("tensor.{shard}"), bytes)?;
+    }
+    partywall(&world, &["put", &folder.display().to_string(), "weights", "--device", "cuda"])?;
+    let shown = partywall(&world, &["show", "weights"])?;
+    ensure(shown.contains("vmm"), || shown)?;
+    for (shard, bytes) in contents.iter().enumerate() {
+        let file = world.socket().with_file_name("out.bin");
+        let from = format!("weights:tensor.{shard}");
+        partywall(&world, &["get", &from, &file.display().to_string()])?;
+        ensure(std::fs::read(&file).map_err(tell)? == *bytes, || format!("{from} differs"))?;
+    }
+    partywall(&world, &["rm", "weights"]).map(drop)
+}
+
+fn write_safetensors(path: &Path, name: &str, bytes: &[u8]) -> Result<(), String> {
+    let header = serde_json::json!({
+        name: { "dtype": "U8", "shape": [bytes.len()], "data_offsets": [0, bytes.len()] }
+    });
+    let header = header.to_string();
+    let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    file.extend_from_slice(header.as_bytes());
+    file.extend_from_slice(bytes);
+    std::fs::write(path, file).map_err(tell)
+}

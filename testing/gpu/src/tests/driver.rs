@@ -1,0 +1,8 @@
+//! The driver itself.
+
+use crate::gpu;
+
+/// The driver's library opens in a process that has not touched it before.
+pub(crate) fn driver_loads() -> Result<(), String> {
+    gpu::open_driver().map(drop)
+}

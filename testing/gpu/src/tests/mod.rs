@@ -1,0 +1,99 @@
+//! The tests that need a GPU, and what a test is.
+
+mod commands;
+mod driver;
+mod owners;
+pub(crate) mod segments;
+mod troubleshooting;
+pub(crate) mod world;
+
+use std::fmt;
+use std::time::Duration;
+
+/// One test. It runs in a process of its own and fails by an error or a panic.
+pub(crate) struct Test {
+    /// Unique, lower case with underscores; begins with its module's subject.
+    pub(crate) name: &'static str,
+    /// Without it the test is skipped.
+    pub(crate) needs: Needs,
+    /// After this long the process of the test is killed and the test has failed. It is there for
+    /// hangs: several times what the test takes on a slow day.
+    pub(crate) timeout: Duration,
+    /// The test itself.
+    pub(crate) run: fn() -> Result<(), String>,
+}
+
+/// What a test needs of the machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Needs {
+    /// At least so many GPUs that the driver shows to this process.
+    Gpu(usize),
+}
+
+impl Needs {
+    /// Why a machine with `gpus` GPUs cannot run the test, if it cannot.
+    pub(crate) fn missing(self, gpus: usize) -> Option<String> {
+        let Self::Gpu(needed) = self;
+        (gpus < needed).then(|| format!("needs {self}, this machine shows {gpus}"))
+    }
+}
+
+impl fmt::Display for Needs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self::Gpu(number) = self;
+        write!(f, "{number} GPU{}", if *number == 1 { "" } else { "s" })
+    }
+}
+
+/// All tests, in the order in which they run: what the others build on comes first.
+pub(crate) static TESTS: &[Test] = &[
+    test("driver_loads", 1, driver::driver_loads),
+    test("device_says_what_it_is", 1, owners::the_device_says_what_it_is),
+    test("import_is_the_same_memory", 1, owners::an_import_is_the_same_memory),
+    test("memory_comes_back", 1, owners::memory_comes_back),
+    test("refusal_says_why", 1, owners::a_refusal_says_why),
+    test("any_thread_works", 1, owners::any_thread_works_and_keeps_its_own_context),
+    test("copies_and_times", 1, owners::copies_and_times),
+    test("driver_errors_are_as_documented", 1, troubleshooting::driver_errors_are_as_documented),
+    test("segment_memory_outlives_its_creator", 1, segments::memory_outlives_its_creator),
+    test("segment_readers_keep_their_version", 1, segments::readers_keep_their_version),
+    test("segment_uncommitted_memory_comes_back", 1, segments::uncommitted_memory_comes_back),
+    test("segment_removed_memory_comes_back", 1, segments::removed_memory_comes_back),
+    test("segment_owned_names_go_with_their_owner", 1, segments::owned_names_go_with_their_owner),
+    test("segment_frozen_memory_is_read_only", 1, segments::frozen_memory_is_read_only),
+    test("segment_mutable_memory_is_shared", 1, segments::mutable_memory_is_shared),
+    test("segment_out_of_memory_says_what_is_free", 1, segments::out_of_memory_says_what_is_free),
+    test("segment_many_tensors_keep_their_places", 1, segments::many_tensors_keep_their_places),
+    test("segment_another_gpu_needs_permission", 2, segments::another_gpu_needs_permission),
+    test("segment_ordinals_may_differ", 2, segments::ordinals_may_differ),
+    test("command_demo_passes", 1, commands::the_demo_passes),
+    test("command_doctor_is_content", 1, commands::the_doctor_is_content),
+    test("command_weights_outlive_their_process", 1, commands::weights_outlive_the_process_that_put_them),
+];
+
+const fn test(name: &'static str, gpus: usize, run: fn() -> Result<(), String>) -> Test {
+    Test { name, needs: Needs::Gpu(gpus), timeout: Duration::from_secs(120), run }
+}
+
+#[cfg(test)]
+mod unit {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_plain() {
+        let names: BTreeSet<_> = TESTS.iter().map(|test| test.name).collect();
+        assert_eq!(names.len(), TESTS.len());
+        for name in names {
+            let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+            assert!(name.chars().all(plain), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_need_says_what_is_missing() {
+        assert_eq!(Needs::Gpu(1).missing(1), None);
+        assert_eq!(Needs::Gpu(2).missing(1).unwrap(), "needs 2 GPUs, this machine shows 1");
+    }
+}

@@ -1,0 +1,276 @@
+//! Segments on a GPU between processes: deaths, versions, permissions, memory that comes back.
+
+use std::time::Duration;
+
+use partywall::{DType, Domain, Error, Place, Segment, cuda};
+
+use super::world::{PATIENCE, World, ensure, eventually, first_gpu, free_bytes, ready_and_wait, say, tell};
+
+const MIB: u64 = 1 << 20;
+/// Elements of the test pattern: 64 MiB.
+const ELEMENTS: u64 = 16 * MIB;
+
+/// What free memory may differ by between two looks: contexts of other processes come and go.
+const SLACK: u64 = 64 * MIB;
+
+/// The roles that this module's tests give to other processes.
+pub(crate) fn play(role: &str, arguments: &[String]) -> Result<(), String> {
+    let domain = Domain::options().start(false).connect().map_err(tell)?;
+    let name = arguments.first().map_or("test/pattern", String::as_str);
+    match role {
+        "commit" => {
+            let _segment = commit(&domain, name, true, false)?;
+            ready_and_wait();
+            Ok(())
+        }
+        "build" => {
+            let build =
+                domain.create(name, first_gpu()?).tensor("x", DType::U32, &[1 << 28]).allocate().map_err(tell)?;
+            say(&format!("bytes {}", build.bytes()));
+            ready_and_wait();
+            build.commit().map(drop).map_err(tell)
+        }
+        "verify" => {
+            let segment = domain.open(name, PATIENCE).map_err(tell)?;
+            verify(&domain, &segment, 1)?;
+            ready_and_wait();
+            verify(&domain, &segment, 1)
+        }
+        "double" => {
+            let segment = domain.opener(name).timeout(PATIENCE).read_write().open().map_err(tell)?;
+            let range = segment.tensor("x").map_err(tell)?.device().map_err(tell)?;
+            let gpu = range.gpu();
+            gpu.kernels().map_err(tell)?.enqueue_double(gpu.stream(), range.as_slice()).map_err(tell)?;
+            gpu.stream().synchronize().map_err(tell)?;
+            say("ready");
+            Ok(())
+        }
+        "write_read_only" => write_read_only(&domain, name),
+        "peer" => peer(&domain, name),
+        other => Err(format!("no role is called {other:?}")),
+    }
+}
+
+fn commit(domain: &Domain, name: &str, kept: bool, mutable: bool) -> Result<Segment, String> {
+    let build = domain.create(name, first_gpu()?).tensor("x", DType::U32, &[ELEMENTS]).kept(kept).mutable(mutable);
+    let build = build.allocate().map_err(tell)?;
+    let range = build.device("x").map_err(tell)?;
+    range.gpu().kernels().map_err(tell)?.enqueue_fill(range.gpu().stream(), range.as_slice()).map_err(tell)?;
+    build.commit().map_err(tell)
+}
+
+/// By kernel, and by copies to the host of the first, a middle and the last element.
+fn verify(_: &Domain, segment: &Segment, factor: u32) -> Result<(), String> {
+    let tensor = segment.tensor("x").map_err(tell)?;
+    let range = tensor.device().map_err(tell)?;
+    let gpu = range.gpu();
+    match gpu.kernels().map_err(tell)?.verify(gpu.stream(), range.as_slice(), factor).map_err(tell)? {
+        None => {}
+        Some(index) => return Err(format!("element {index} is wrong")),
+    }
+    for index in [0, tensor.elements() / 2 + 1, tensor.elements() - 1] {
+        let mut word = [0; 4];
+        tensor.read_at(index * 4, &mut word).map_err(tell)?;
+        let expected = cuda::kernels::expected(index).wrapping_mul(factor);
+        ensure(u32::from_ne_bytes(word) == expected, || format!("element {index} copied to the host is wrong"))?;
+    }
+    Ok(())
+}
+
+/// Its creator is SIGKILLed; another process finds the bytes, also while nobody else has CUDA open.
+pub(crate) fn memory_outlives_its_creator() -> Result<(), String> {
+    let world = World::new()?;
+    let mut creator = world.play("commit", &["survivor"])?;
+    creator.kill()?;
+    eventually("the proof of death", || {
+        Ok(world.domain.members().map_err(tell)?.iter().all(|member| member.pid != creator.pid()))
+    })?;
+    world.play("verify", &["survivor"])?.finish()
+}
+
+/// A reader that holds a version keeps it, while newer ones come and the name goes.
+pub(crate) fn readers_keep_their_version() -> Result<(), String> {
+    let world = World::new()?;
+    let first = commit(&world.domain, "model", true, false)?;
+    drop(first);
+    let reader = world.play("verify", &["model"])?;
+    commit(&world.domain, "model", true, false)?;
+    let removed = world.domain.remove("model").map_err(tell)?;
+    ensure(removed.version == 2, || format!("{removed:?}"))?;
+    reader.finish()?;
+    eventually("the end of the last version", || Ok(world.domain.status().map_err(tell)?.versions == 0))
+}
+
+/// Memory that was never committed goes with its builder.
+pub(crate) fn uncommitted_memory_comes_back() -> Result<(), String> {
+    let world = World::new()?;
+    let before = free_bytes()?;
+    let mut builder = world.play("build", &["never"])?;
+    ensure(free_bytes()? + (1 << 30) <= before + SLACK, || "the builder has allocated nothing".into())?;
+    builder.kill()?;
+    eventually("the return of the builder's memory", || Ok(free_bytes()? + SLACK >= before))?;
+    match world.domain.open("never", Duration::ZERO) {
+        Err(Error::NotFound { .. }) => Ok(()),
+        other => Err(format!("{other:?}")),
+    }
+}
+
+/// A removed name gives its memory back as soon as nobody holds it.
+pub(crate) fn removed_memory_comes_back() -> Result<(), String> {
+    let world = World::new()?;
+    let before = free_bytes()?;
+    for _ in 0..20 {
+        let build = world.domain.create("big", first_gpu()?).tensor("x", DType::U8, &[1 << 30]).kept(true);
+        drop(build.allocate().map_err(tell)?.commit().map_err(tell)?);
+        ensure(free_bytes()? + (1 << 30) <= before + SLACK, || "a kept name does not hold its memory".into())?;
+        world.domain.remove("big").map_err(tell)?;
+        eventually("the return of the memory", || Ok(free_bytes()? + SLACK >= before))?;
+    }
+    Ok(())
+}
+
+/// A killed reader's lease is dropped, and an owned name goes with its killed owner.
+pub(crate) fn owned_names_go_with_their_owner() -> Result<(), String> {
+    let world = World::new()?;
+    let segment = commit(&world.domain, "owned", false, false)?;
+    let mut reader = world.play("verify", &["owned"])?;
+    let holders = world.domain.inspect("owned").map_err(tell)?.holders;
+    ensure(holders.len() == 2, || format!("{holders:?}"))?;
+    reader.kill()?;
+    eventually("the return of the lease", || Ok(world.domain.inspect("owned").map_err(tell)?.holders.len() == 1))?;
+    drop(segment);
+    match world.domain.open("owned", Duration::ZERO) {
+        Err(Error::NotFound { .. }) => Ok(()),
+        other => Err(format!("{other:?}")),
+    }
+}
+
+/// A frozen version is read-only: for the library's own calls, and for a kernel that writes all the same.
+pub(crate) fn frozen_memory_is_read_only() -> Result<(), String> {
+    let world = World::new()?;
+    let segment = commit(&world.domain, "frozen", true, false)?;
+    match world.domain.opener("frozen").read_write().open() {
+        Err(Error::ReadOnly { .. }) => {}
+        other => return Err(format!("{other:?}")),
+    }
+    let range = segment.tensor("x").map_err(tell)?.device().map_err(tell)?;
+    ensure(!range.is_writable(), || "the committer may still write".into())?;
+    world.play("write_read_only", &["frozen"])?.finish()?;
+    // The writer broke its own context, and nobody else's data.
+    verify(&world.domain, &segment, 1)
+}
+
+/// Writes through a read-only mapping, which must end this process's context.
+#[allow(unsafe_code)]
+fn write_read_only(domain: &Domain, name: &str) -> Result<(), String> {
+    let segment = domain.open(name, PATIENCE).map_err(tell)?;
+    let range = segment.tensor("x").map_err(tell)?.device().map_err(tell)?;
+    let gpu = range.gpu();
+    let refused = gpu.kernels().map_err(tell)?.enqueue_double(gpu.stream(), range.as_slice());
+    ensure(refused == Err(cuda::AccessError::ReadOnly), || format!("{refused:?}"))?;
+    // SAFETY: the range is mapped while `segment` lives. That it may not be written is the point: the hardware
+    // refuses, which ends this process's context and touches no byte.
+    let forged = unsafe { cuda::DeviceSlice::from_raw(range.device_ptr(), range.bytes(), cuda::Access::ReadWrite) };
+    gpu.kernels().map_err(tell)?.enqueue_double(gpu.stream(), forged).map_err(tell)?;
+    match gpu.stream().synchronize() {
+        Err(error) if error.is_sticky() => {
+            say("ready");
+            Ok(())
+        }
+        other => Err(format!("a write through a read-only mapping came to {other:?}")),
+    }
+}
+
+/// Mutable memory is written in place by another process.
+pub(crate) fn mutable_memory_is_shared() -> Result<(), String> {
+    let world = World::new()?;
+    let segment = commit(&world.domain, "shared", false, true)?;
+    world.play("double", &["shared"])?.finish()?;
+    verify(&world.domain, &segment, 2)
+}
+
+/// An allocation that cannot be says how much is free and what Partywall holds.
+pub(crate) fn out_of_memory_says_what_is_free() -> Result<(), String> {
+    let world = World::new()?;
+    let _held = commit(&world.domain, "held", true, false)?;
+    let before = free_bytes()?;
+    match world.domain.create("huge", first_gpu()?).tensor("x", DType::U8, &[1 << 42]).allocate() {
+        Err(Error::OutOfMemory { free: Some(free), total: Some(total), held: Some(held), .. }) => {
+            ensure(free <= total && held.bytes == 4 * ELEMENTS && held.largest.len() == 1, || format!("{held:?}"))?;
+        }
+        other => return Err(format!("{other:?}")),
+    }
+    eventually("the return of what was allocated before it failed", || Ok(free_bytes()? + SLACK >= before))
+}
+
+/// Many tensors in a few chunks arrive where they belong, through page-locked buffers.
+pub(crate) fn many_tensors_keep_their_places() -> Result<(), String> {
+    let world = World::new()?;
+    let mut builder = world.domain.create("many", first_gpu()?).chunk_bytes(MIB);
+    let shape = |i: u64| [i % 7 + 1, 1000 + i];
+    for i in 0..500 {
+        builder = builder.tensor(&format!("layer.{i}"), DType::U16, &shape(i));
+    }
+    let mut build = builder.tensor("empty", DType::F32, &[0, 3]).allocate().map_err(tell)?;
+    let content = |i: u64| -> Vec<u8> {
+        let bytes = shape(i).iter().product::<u64>() * 2;
+        (0..bytes).map(|b| (b.wrapping_mul(31).wrapping_add(i * 7) % 251) as u8).collect()
+    };
+    for i in 0..500 {
+        build.write(&format!("layer.{i}"), &content(i)).map_err(tell)?;
+    }
+    ensure(build.chunks().len() > 1, || "one chunk shows nothing".into())?;
+    let segment = build.commit().map_err(tell)?;
+    for i in 0..500 {
+        let tensor = segment.tensor(&format!("layer.{i}")).map_err(tell)?;
+        ensure(tensor.to_vec().map_err(tell)? == content(i), || format!("layer {i} differs"))?;
+        ensure(tensor.device().map_err(tell)?.device_ptr().is_multiple_of(256), || {
+            format!("layer {i} is not aligned")
+        })?;
+    }
+    ensure(segment.tensor("empty").map_err(tell)?.to_vec().map_err(tell)?.is_empty(), || "not empty".into())
+}
+
+/// A reader that sees only another GPU is refused, and reads over the link where it allows that.
+pub(crate) fn another_gpu_needs_permission() -> Result<(), String> {
+    let world = World::new()?;
+    let _segment = commit(&world.domain, "remote", true, false)?;
+    let other = partywall::gpu::devices().map_err(tell)?[1].uuid().map_err(tell)?;
+    match world.domain.opener("remote").device(other).open() {
+        Err(Error::RemoteDevice { .. }) => {}
+        outcome => return Err(format!("{outcome:?}")),
+    }
+    let segment = world.domain.opener("remote").device(other).allow_peer(true).open().map_err(tell)?;
+    ensure(segment.tensor("x").map_err(tell)?.device().map_err(tell)?.gpu().uuid() == other, || "wrong GPU".into())?;
+    verify(&world.domain, &segment, 1)?;
+    drop(segment);
+    world
+        .play_with("peer", &["remote"], |command| {
+            command.env("CUDA_VISIBLE_DEVICES", "1");
+        })?
+        .finish()
+}
+
+fn peer(domain: &Domain, name: &str) -> Result<(), String> {
+    match domain.open(name, Duration::ZERO) {
+        Err(Error::RemoteDevice { .. }) => {}
+        outcome => return Err(format!("{outcome:?}")),
+    }
+    let segment = domain.opener(name).allow_peer(true).open().map_err(tell)?;
+    ensure(segment.place() != first_gpu()?, || "the owner is not hidden".into())?;
+    verify(domain, &segment, 1)?;
+    say("ready");
+    Ok(())
+}
+
+/// A process whose first GPU is the second one of the others opens by UUID, not by ordinal.
+pub(crate) fn ordinals_may_differ() -> Result<(), String> {
+    let world = World::new()?;
+    let segment = commit(&world.domain, "uuid", true, false)?;
+    ensure(matches!(segment.place(), Place::Gpu(_)), || "not on a GPU".into())?;
+    world
+        .play_with("verify", &["uuid"], |command| {
+            command.env("CUDA_VISIBLE_DEVICES", "1,0");
+        })?
+        .finish()
+}

@@ -1,0 +1,38 @@
+//! For tests with the real binary: a place of their own, and child processes that never outlive them.
+//!
+//! A [`Sandbox`] is a temporary directory with its own socket, log and home, so that tests do not meet each other and
+//! nothing of the user's. When it goes it ends its broker and fails the test if a socket or a process is left.
+//!
+//! There are no time limits here, only watchdogs: [`WATCHDOG`] is far beyond anything that a test waits for, and only ends
+//! a test that hangs.
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "a harness fails by panicking, as tests do")]
+
+mod process;
+mod sandbox;
+
+use std::time::{Duration, Instant};
+
+pub use process::{Output, Running, pidfd_of};
+pub use rustix::process::Signal;
+pub use sandbox::{Sandbox, binary};
+
+/// After this long a test counts as hanging.
+pub const WATCHDOG: Duration = Duration::from_secs(120);
+
+/// Waits until `condition` holds.
+///
+/// # Panics
+/// If the watchdog ends it.
+pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + WATCHDOG;
+    while !condition() {
+        assert!(Instant::now() < deadline, "watchdog: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Bytes that differ everywhere, and with every `seed`.
+pub fn noise(len: usize, seed: u64) -> Vec<u8> {
+    (0..len as u64).map(|i| ((i ^ seed << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as u8).collect()
+}

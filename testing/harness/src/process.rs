@@ -1,0 +1,192 @@
+//! Child processes under a watchdog.
+
+use std::{
+    io::{BufRead, BufReader, Read},
+    os::fd::OwnedFd,
+    process::{Child, ChildStdin, Command, ExitStatus, Stdio},
+    sync::mpsc::{Receiver, RecvTimeoutError, channel},
+    thread::JoinHandle,
+    time::Instant,
+};
+
+use partywall_os::{
+    process,
+    socket::{self, Ready},
+};
+use rustix::process::Signal;
+
+use crate::WATCHDOG;
+
+/// What a process has left.
+#[derive(Debug, Clone)]
+pub struct Output {
+    /// Its exit code; `None` if a signal ended it.
+    pub code: Option<i32>,
+    /// What it wrote to standard output.
+    pub stdout: Vec<u8>,
+    /// What it wrote to standard error.
+    pub stderr: String,
+}
+
+impl Output {
+    /// Standard output as text.
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.stdout).into_owned()
+    }
+
+    /// Standard output as JSON.
+    ///
+    /// # Panics
+    /// If it is none.
+    pub fn json(&self) -> serde_json::Value {
+        serde_json::from_slice(&self.stdout).unwrap_or_else(|error| panic!("{error}: {self:?}"))
+    }
+
+    /// Fails unless the exit code is this one.
+    ///
+    /// # Panics
+    /// If it is another.
+    #[track_caller]
+    pub fn expect(self, code: i32) -> Self {
+        let Self { stdout, stderr, .. } = &self;
+        assert_eq!(self.code, Some(code), "stdout: {}\nstderr: {stderr}", String::from_utf8_lossy(stdout));
+        self
+    }
+}
+
+/// A process that runs. It is killed when this is dropped.
+#[derive(Debug)]
+pub struct Running {
+    child: Child,
+    pidfd: OwnedFd,
+    lines: Receiver<Vec<u8>>,
+    seen: Vec<u8>,
+    stderr: Option<JoinHandle<String>>,
+}
+
+impl Running {
+    /// Starts it, with its output caught and its input at hand.
+    ///
+    /// # Panics
+    /// If it cannot be started.
+    pub fn spawn(command: &mut Command) -> Self {
+        let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+        let mut child = child.unwrap_or_else(|error| panic!("{command:?}: {error}"));
+        let pidfd = process::pidfd(child.id()).expect("a child that nobody has reaped has a pidfd");
+        let (stdout, mut stderr) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
+        let (sender, lines) = channel();
+        std::thread::spawn(move || {
+            let mut stdout = BufReader::new(stdout);
+            loop {
+                let mut line = Vec::new();
+                match stdout.read_until(b'\n', &mut line) {
+                    Ok(0) | Err(_) => return,
+                    Ok(_) if sender.send(line).is_err() => return,
+                    Ok(_) => {}
+                }
+            }
+        });
+        let stderr = std::thread::spawn(move || {
+            let mut text = Vec::new();
+            let _ = stderr.read_to_end(&mut text);
+            String::from_utf8_lossy(&text).into_owned()
+        });
+        Self { child, pidfd, lines, seen: Vec::new(), stderr: Some(stderr) }
+    }
+
+    /// Its pid.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Its standard input; dropping it is its end.
+    ///
+    /// # Panics
+    /// If it was taken before.
+    pub fn stdin(&mut self) -> ChildStdin {
+        self.child.stdin.take().expect("standard input is taken once")
+    }
+
+    /// The next line of its standard output, without its end.
+    ///
+    /// # Panics
+    /// If there is none any more, or the watchdog ends it.
+    pub fn line(&mut self) -> String {
+        match self.lines.recv_timeout(WATCHDOG) {
+            Ok(line) => {
+                self.seen.extend_from_slice(&line);
+                String::from_utf8_lossy(&line).trim_end().to_owned()
+            }
+            Err(RecvTimeoutError::Timeout) => panic!("watchdog: no line comes"),
+            Err(RecvTimeoutError::Disconnected) => {
+                let stderr = self.stderr.take().and_then(|thread| thread.join().ok());
+                panic!("the process has ended its output: {stderr:?}")
+            }
+        }
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, signal: Signal) {
+        // One that has ended by itself needs none.
+        let _ = process::kill(&self.pidfd, signal);
+    }
+
+    /// Whether it has ended.
+    ///
+    /// # Panics
+    /// If the kernel does not say.
+    pub fn has_ended(&self) -> bool {
+        socket::wait(&self.pidfd, Ready::Read, Some(Instant::now())).unwrap()
+    }
+
+    /// Waits for its end.
+    ///
+    /// # Panics
+    /// If the watchdog ends it.
+    pub fn wait(mut self) -> Output {
+        drop(self.child.stdin.take());
+        let status = self.reap();
+        let mut stdout = std::mem::take(&mut self.seen);
+        // Ends with the last process that has inherited it.
+        loop {
+            match self.lines.recv_timeout(WATCHDOG) {
+                Ok(line) => stdout.extend_from_slice(&line),
+                Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Timeout) => panic!("watchdog: somebody keeps standard output open"),
+            }
+        }
+        let stderr = self.stderr.take().and_then(|thread| thread.join().ok()).unwrap_or_default();
+        Output { code: status.code(), stdout, stderr }
+    }
+
+    /// Kills it and waits for its end.
+    pub fn kill(self) -> Output {
+        self.signal(Signal::KILL);
+        self.wait()
+    }
+
+    fn reap(&mut self) -> ExitStatus {
+        let ended = socket::wait(&self.pidfd, Ready::Read, Some(Instant::now() + WATCHDOG)).unwrap();
+        if !ended {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+            panic!("watchdog: process {} does not end", self.child.id());
+        }
+        self.child.wait().unwrap()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A pidfd of a process that the caller knows to be of its own making, for signals that hit nobody else.
+///
+/// # Panics
+/// If there is no such process.
+pub fn pidfd_of(pid: u32) -> OwnedFd {
+    process::pidfd(pid).unwrap_or_else(|errno| panic!("process {pid}: {errno}"))
+}

@@ -1,0 +1,206 @@
+//! A place of its own for a test.
+
+use std::{
+    ffi::OsStr,
+    fs,
+    os::unix::fs::DirBuilderExt,
+    path::{Path, PathBuf},
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use partywall::Domain;
+use partywall_os::{process, socket};
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::process::{Output, Running};
+
+/// A temporary directory, mode 0700, with a domain in it. Everything that is started through it sees no other.
+#[derive(Debug)]
+pub struct Sandbox {
+    directory: tempfile::TempDir,
+}
+
+impl Default for Sandbox {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Sandbox {
+    /// A new one, without a broker.
+    ///
+    /// # Panics
+    /// If it cannot be made.
+    pub fn new() -> Self {
+        // A socket's path has at most 107 bytes, and TMPDIR may be long.
+        let directory = tempfile::Builder::new().prefix("pw-").tempdir_in("/tmp").unwrap();
+        for part in ["run", "state", "home"] {
+            fs::DirBuilder::new().mode(0o700).create(directory.path().join(part)).unwrap();
+        }
+        Self { directory }
+    }
+
+    /// Its directory, for files of the test's.
+    pub fn path(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// Writes a file into it, and says where it is.
+    ///
+    /// # Panics
+    /// If it cannot be written.
+    pub fn file(&self, name: &str, bytes: impl AsRef<[u8]>) -> PathBuf {
+        let path = self.path().join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, bytes).unwrap();
+        path
+    }
+
+    /// The socket of its domain `default`.
+    pub fn socket(&self) -> PathBuf {
+        self.path().join("run/partywall/default.sock")
+    }
+
+    /// The log of its domain `default`.
+    pub fn log(&self) -> PathBuf {
+        self.path().join("state/partywall/default.log")
+    }
+
+    /// Any program, in this sandbox.
+    pub fn program(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = Command::new(program);
+        for (name, _) in std::env::vars_os() {
+            if name.as_encoded_bytes().starts_with(b"PARTYWALL_") {
+                command.env_remove(name);
+            }
+        }
+        command.current_dir(self.path()).env("PARTYWALL_BIN", binary());
+        command.env("XDG_RUNTIME_DIR", self.path().join("run"));
+        command.env("XDG_STATE_HOME", self.path().join("state"));
+        command.env("HOME", self.path().join("home"));
+        command
+    }
+
+    /// `partywall` with these arguments.
+    pub fn command<A: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = A>) -> Command {
+        let mut command = self.program(binary());
+        command.args(arguments);
+        command
+    }
+
+    /// Runs `partywall` to its end, with nothing on standard input.
+    pub fn run<A: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = A>) -> Output {
+        self.spawn(arguments).wait()
+    }
+
+    /// Runs `partywall --json` to its end, which must be good.
+    ///
+    /// # Panics
+    /// If the exit code is not 0 or there is no JSON.
+    #[track_caller]
+    pub fn json<A: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = A>) -> Value {
+        Running::spawn(self.command(["--json"]).args(arguments)).wait().expect(0).json()
+    }
+
+    /// Starts `partywall`.
+    pub fn spawn<A: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = A>) -> Running {
+        Running::spawn(&mut self.command(arguments))
+    }
+
+    /// Starts the broker, if it does not run, and says its pid.
+    ///
+    /// # Panics
+    /// If it cannot be started.
+    pub fn broker(&self) -> u32 {
+        let started = self.run(["serve", "--background"]);
+        assert!(matches!(started.code, Some(0 | 5)), "{started:?}");
+        self.json(["status"])["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()).expect("a pid")
+    }
+
+    /// A connection of this process to the sandbox's broker, which is started if it does not run.
+    ///
+    /// # Panics
+    /// If there is none to be had.
+    pub fn domain(&self) -> Domain {
+        self.broker();
+        self.domain_of_running()
+    }
+
+    /// A connection of this process to the sandbox's broker, which runs.
+    ///
+    /// # Panics
+    /// If there is none to be had.
+    pub fn domain_of_running(&self) -> Domain {
+        Domain::options().socket(self.socket()).start(false).connect().unwrap()
+    }
+
+    /// Processes that were started in this sandbox, directly or not, and run.
+    pub fn processes(&self) -> Vec<u32> {
+        let mark = [b"XDG_RUNTIME_DIR=", self.path().join("run").as_os_str().as_encoded_bytes()].concat();
+        let all = fs::read_dir("/proc").into_iter().flatten().flatten();
+        let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        // A process that has ended and was not reaped yet has no environment any more.
+        let ours = |pid: &u32| {
+            let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+            environment.split(|byte| *byte == 0).any(|variable| variable == mark)
+        };
+        pids.filter(ours).collect()
+    }
+
+    /// What is left after the broker was told to end.
+    fn leftovers(&self) -> Vec<String> {
+        let mut left = Vec::new();
+        let stopped = self.run(["stop", "--force"]);
+        if stopped.code != Some(0) {
+            left.push(format!("`partywall stop --force` fails: {stopped:?}"));
+        }
+        for pid in self.processes() {
+            // Found out anew: children of a test that is over may be about to end by themselves.
+            let Ok(pidfd) = process::pidfd(pid) else { continue };
+            let ended = socket::wait(&pidfd, socket::Ready::Read, Some(Instant::now() + Duration::from_secs(5)));
+            if ended == Ok(true) || !self.processes().contains(&pid) {
+                continue;
+            }
+            let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            left.push(format!("process {pid}: {}", String::from_utf8_lossy(&command).replace('\0', " ")));
+            let _ = process::kill(&pidfd, Signal::KILL);
+        }
+        let sockets = fs::read_dir(self.path().join("run/partywall")).into_iter().flatten().flatten();
+        left.extend(sockets.map(|entry| format!("file {}", entry.path().display())));
+        left
+    }
+}
+
+impl Drop for Sandbox {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            // The test has failed already; the log says more than a second panic, which would end the process.
+            let log = fs::read_to_string(self.log()).unwrap_or_default();
+            let tail: Vec<_> = log.lines().rev().take(40).collect();
+            eprintln!("the broker's log:\n{}", tail.into_iter().rev().collect::<Vec<_>>().join("\n"));
+            let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.leftovers()));
+            eprintln!("left: {outcome:?}");
+            return;
+        }
+        let left = self.leftovers();
+        assert!(left.is_empty(), "the sandbox leaves {left:#?}");
+    }
+}
+
+/// The `partywall` binary: `PARTYWALL_BIN`, else the one that Cargo has built for this test, else the one beside it.
+///
+/// # Panics
+/// If there is none.
+pub fn binary() -> PathBuf {
+    let named = |variable| std::env::var_os(variable).filter(|value| !value.is_empty()).map(PathBuf::from);
+    if let Some(binary) = named("PARTYWALL_BIN").or_else(|| named("CARGO_BIN_EXE_partywall")) {
+        return binary;
+    }
+    // target/debug/deps/test-0123 → target/debug/partywall
+    let test = std::env::current_exe().unwrap();
+    let binary =
+        test.ancestors().skip(1).take(3).map(|directory| directory.join("partywall")).find(|path| path.is_file());
+    binary.unwrap_or_else(|| panic!("there is no partywall near {}: cargo build -p partywall-cli", test.display()))
+}

@@ -1,0 +1,317 @@
+//! A measured case beside its floor and its rivals, in the same run.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Case, Error, Goal, Percentiles, Plan, Sampler, Verdict};
+
+/// One measured case, the floor under it, and what others take for the same job.
+///
+/// The *floor* is the least that the machine could do: the raw system or driver calls without
+/// anything of ours. A *rival* is another way to the same result. All of them run in turns, a
+/// block of samples each (A B C A B C …), so that a machine that gets slower or warmer during the
+/// run changes all medians alike and leaves the ratio as it is.
+pub struct Comparison<'a> {
+    measured: Participant<'a>,
+    floor: Option<Participant<'a>>,
+    rivals: Vec<Participant<'a>>,
+    goal: Option<Goal>,
+}
+
+/// What a comparison found.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ComparisonResult {
+    /// How often each case was called, and in which turns.
+    pub plan: Plan,
+    /// The case in question.
+    pub measured: Measurement,
+    /// The least that the machine could do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub floor: Option<Measurement>,
+    /// Other ways to the same result.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rivals: Vec<Measurement>,
+    /// Median of the measured case over median of the floor, both in the same unit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ratio: Option<f64>,
+    /// What became of the goal, where there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub verdict: Option<Verdict>,
+}
+
+/// A case and its samples, summarised.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Measurement {
+    /// What was measured.
+    #[serde(flatten)]
+    pub case: Case,
+    /// The distribution of its samples, in the unit of the case.
+    pub percentiles: Percentiles,
+}
+
+impl<'a> Comparison<'a> {
+    /// A comparison of `case` with nothing yet.
+    pub fn new(case: Case, sampler: Sampler<'a>) -> Self {
+        Self { measured: Participant::new(case, sampler), floor: None, rivals: Vec::new(), goal: None }
+    }
+
+    /// Sets the floor, to which the ratio and goals with `floor` refer.
+    #[must_use]
+    pub fn floor(mut self, case: Case, sampler: Sampler<'a>) -> Self {
+        self.floor = Some(Participant::new(case, sampler));
+        self
+    }
+
+    /// Adds a rival, to which a goal may refer by the name of its case.
+    #[must_use]
+    pub fn rival(mut self, case: Case, sampler: Sampler<'a>) -> Self {
+        self.rivals.push(Participant::new(case, sampler));
+        self
+    }
+
+    /// Sets what the median of the measured case is held against.
+    #[must_use]
+    pub fn goal(mut self, goal: Goal) -> Self {
+        self.goal = Some(goal);
+        self
+    }
+
+    /// Warms all cases up, takes their samples in turns and summarises them.
+    ///
+    /// The first sampler that fails ends the comparison: medians over what happened to work would
+    /// not be comparable. A goal that is missed is a result, not an error.
+    pub fn run(mut self, plan: Plan) -> Result<ComparisonResult, Error> {
+        if plan.samples == 0 {
+            return Err(Error::NoSamples);
+        }
+        self.in_turns(plan.warm_up, plan.block, false)?;
+        self.in_turns(plan.samples, plan.block, true)?;
+
+        let measured = self.measured.summarise()?;
+        let floor = match self.floor {
+            Some(floor) => Some(floor.summarise()?),
+            None => None,
+        };
+        let rivals = self.rivals.into_iter().map(Participant::summarise).collect::<Result<Vec<_>, _>>()?;
+        let ratio = match &floor {
+            Some(floor) => Some(ratio(&measured, floor)?),
+            None => None,
+        };
+        let verdict = match &self.goal {
+            Some(goal) => Some(judge(goal, &measured, floor.as_ref(), &rivals)?),
+            None => None,
+        };
+        Ok(ComparisonResult { plan, measured, floor, rivals, ratio, verdict })
+    }
+
+    /// Calls each case `calls` times, at most `block` times before the next has its turn.
+    fn in_turns(&mut self, calls: usize, block: usize, keep: bool) -> Result<(), Error> {
+        let mut left = calls;
+        while left > 0 {
+            let now = left.min(block.max(1));
+            for participant in std::iter::once(&mut self.measured).chain(&mut self.floor).chain(&mut self.rivals) {
+                for _ in 0..now {
+                    participant.call(keep)?;
+                }
+            }
+            left -= now;
+        }
+        Ok(())
+    }
+}
+
+impl ComparisonResult {
+    /// Whether the goal was met; a comparison without a goal has nothing to miss.
+    pub fn met(&self) -> bool {
+        self.verdict.as_ref().is_none_or(|verdict| verdict.met)
+    }
+}
+
+struct Participant<'a> {
+    case: Case,
+    sampler: Sampler<'a>,
+    calls: usize,
+    samples: Vec<f64>,
+}
+
+impl<'a> Participant<'a> {
+    fn new(case: Case, sampler: Sampler<'a>) -> Self {
+        Self { case, sampler, calls: 0, samples: Vec::new() }
+    }
+
+    fn call(&mut self, keep: bool) -> Result<(), Error> {
+        self.calls += 1;
+        let value = (self.sampler)().map_err(|source| Error::Sample {
+            case: self.case.name.clone(),
+            call: self.calls,
+            source,
+        })?;
+        if !value.is_finite() {
+            return Err(Error::NotFinite { case: self.case.name.clone(), value });
+        }
+        if keep {
+            self.samples.push(value);
+        }
+        Ok(())
+    }
+
+    fn summarise(self) -> Result<Measurement, Error> {
+        Ok(Measurement { percentiles: Percentiles::of(&self.samples)?, case: self.case })
+    }
+}
+
+fn ratio(measured: &Measurement, floor: &Measurement) -> Result<f64, Error> {
+    let unit = measured.case.unit;
+    let floor_p50 = floor.case.unit.convert(floor.percentiles.p50, unit)?;
+    Ok(measured.percentiles.p50 / floor_p50)
+}
+
+fn judge(
+    goal: &Goal,
+    measured: &Measurement,
+    floor: Option<&Measurement>,
+    rivals: &[Measurement],
+) -> Result<Verdict, Error> {
+    goal.judge(measured.percentiles.p50, measured.case.unit, |name| {
+        let found = match name {
+            "floor" => floor,
+            name => rivals.iter().find(|rival| rival.case.name == name),
+        };
+        let found = found.ok_or_else(|| {
+            let known: Vec<_> =
+                floor.map(|_| "floor").into_iter().chain(rivals.iter().map(|rival| rival.case.name.as_str())).collect();
+            Error::UnknownReference {
+                reference: name.to_owned(),
+                known: if known.is_empty() { "nothing to refer to".to_owned() } else { known.join(", ") },
+            }
+        })?;
+        Ok((found.percentiles.p50, found.case.unit))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+    use crate::Unit;
+
+    fn constant(value: f64) -> Sampler<'static> {
+        Box::new(move || Ok(value))
+    }
+
+    fn case(name: &str) -> Case {
+        Case::new(name, Unit::Microseconds)
+    }
+
+    #[test]
+    fn cases_run_in_turns_of_one_block() {
+        let order = RefCell::new(String::new());
+        let note = |letter: char| -> Sampler<'_> {
+            let order = &order;
+            Box::new(move || {
+                order.borrow_mut().push(letter);
+                Ok(1.0)
+            })
+        };
+        let result = Comparison::new(case("a"), note('a'))
+            .floor(case("b"), note('b'))
+            .rival(case("c"), note('c'))
+            .run(Plan::new(5).warm_up(1).block(2))
+            .unwrap();
+        assert_eq!(*order.borrow(), "abc".to_owned() + "aabbcc" + "aabbcc" + "abc");
+        assert_eq!(result.measured.percentiles.n, 5);
+        assert_eq!(result.rivals[0].percentiles.n, 5);
+    }
+
+    #[test]
+    fn a_drifting_machine_leaves_the_ratio_alone() {
+        // A machine that gets ten times slower from the first sample to the last.
+        let clock = RefCell::new(0.0);
+        let costing = |cost: f64| -> Sampler<'_> {
+            let clock = &clock;
+            Box::new(move || {
+                let mut now = clock.borrow_mut();
+                *now += 1.0;
+                Ok(cost * (1.0 + *now * 9.0 / 2000.0))
+            })
+        };
+        let result = Comparison::new(case("ours"), costing(20.0))
+            .floor(case("raw"), costing(10.0))
+            .run(Plan::new(1000).warm_up(0).block(10))
+            .unwrap();
+        let ratio = result.ratio.unwrap();
+        assert!((ratio - 2.0).abs() < 0.03, "ratio {ratio}");
+    }
+
+    #[test]
+    fn warm_up_is_not_counted() {
+        let mut calls = 0;
+        let result = Comparison::new(
+            case("cold start"),
+            Box::new(move || {
+                calls += 1;
+                Ok(if calls <= 3 { 1000.0 } else { 1.0 })
+            }),
+        )
+        .run(Plan::new(10).warm_up(3))
+        .unwrap();
+        assert_eq!(result.measured.percentiles.max, 1.0);
+    }
+
+    #[test]
+    fn ratio_and_goal_convert_units() {
+        let result = Comparison::new(case("ours"), constant(1200.0))
+            .floor(Case::new("raw", Unit::Milliseconds), constant(1.0))
+            .goal("<= 1.3x floor".parse().unwrap())
+            .run(Plan::new(3))
+            .unwrap();
+        assert!((result.ratio.unwrap() - 1.2).abs() < 1e-9);
+        let verdict = result.verdict.clone().unwrap();
+        assert!(verdict.met && result.met());
+        assert!((verdict.limit - 1300.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_missed_goal_is_a_result() {
+        let result = Comparison::new(case("ours"), constant(3.0))
+            .rival(case("theirs"), constant(2.0))
+            .goal("<= theirs".parse().unwrap())
+            .run(Plan::new(3))
+            .unwrap();
+        assert!(!result.met());
+    }
+
+    #[test]
+    fn a_goal_without_its_floor_names_what_there_is() {
+        let error = Comparison::new(case("ours"), constant(3.0))
+            .rival(case("theirs"), constant(2.0))
+            .goal("<= 2x floor".parse().unwrap())
+            .run(Plan::new(3))
+            .unwrap_err();
+        assert!(error.to_string().contains("theirs"), "{error}");
+    }
+
+    #[test]
+    fn a_failing_sampler_ends_the_comparison_with_its_name() {
+        let mut calls = 0;
+        let error = Comparison::new(
+            case("flaky"),
+            Box::new(move || {
+                calls += 1;
+                if calls == 4 { Err("connection reset".into()) } else { Ok(1.0) }
+            }),
+        )
+        .run(Plan::new(10).warm_up(1))
+        .unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("flaky") && text.contains("call 4"), "{text}");
+    }
+
+    #[test]
+    fn a_sample_that_is_no_number_is_refused() {
+        let error = Comparison::new(case("ours"), constant(f64::NAN)).run(Plan::new(1)).unwrap_err();
+        assert!(matches!(error, Error::NotFinite { .. }));
+        let error = Comparison::new(case("ours"), constant(1.0)).run(Plan::new(0));
+        assert!(matches!(error, Err(Error::NoSamples)));
+    }
+}

@@ -1,0 +1,70 @@
+//! The one way in which Partywall is measured.
+//!
+//! Every benchmark of the project says *this took so long, beside the least that the machine could
+//! have taken, and beside what others take*, and all three numbers come from the same run. This
+//! crate holds what makes such a sentence trustworthy: a warm-up that is not counted, samples that
+//! are kept one by one, percentiles instead of means, cases that take turns so that a machine
+//! which gets slower hurts all of them alike, and a report that names the machine.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`case`](Case) | what is measured: [`Case`], [`Unit`], [`Plan`], [`Sampler`] and [`timed`] |
+//! | [`percentiles`](Percentiles) | nearest-rank percentiles of a set of samples |
+//! | [`goal`](Goal) | expressions such as `<= 1.3x floor` and their [`Verdict`] |
+//! | [`comparison`](Comparison) | a measured case, its floor and its rivals, run in turns |
+//! | [`machine`](Machine) | kernel, processor, memory, GPU, date and commit |
+//! | [`report`](Report) | JSON for machines, an aligned table for people |
+//!
+//! It measures nothing by itself and knows nothing about GPUs: the caller hands in closures, and
+//! the GPU's name and driver as text. It draws no conclusions beyond a goal being met or not; in
+//! particular it has no significance tests.
+//!
+//! ```
+//! use partywall_measure::{Case, Comparison, Machine, Plan, Report, Unit, timed};
+//!
+//! # fn main() -> Result<(), partywall_measure::Error> {
+//! let numbers: Vec<u64> = (0..1000).collect();
+//! let result = Comparison::new(
+//!     Case::new("sum and sort", Unit::Microseconds).parameter("numbers", numbers.len()),
+//!     timed(Unit::Microseconds, || {
+//!         let mut copy = numbers.clone();
+//!         copy.sort_unstable();
+//!         std::hint::black_box(copy.iter().sum::<u64>());
+//!         Ok(())
+//!     }),
+//! )
+//! .floor(
+//!     Case::new("sum", Unit::Microseconds),
+//!     timed(Unit::Microseconds, || {
+//!         std::hint::black_box(numbers.iter().sum::<u64>());
+//!         Ok(())
+//!     }),
+//! )
+//! .goal("<= floor + 1 s".parse()?)
+//! .run(Plan::new(200).warm_up(20))?;
+//!
+//! let mut report = Report::new("an example", Machine::detect(None, None));
+//! report.push(result);
+//! assert!(report.all_met());
+//! eprintln!("{report}");
+//! # Ok(())
+//! # }
+//! ```
+
+#![forbid(unsafe_code)]
+
+mod case;
+mod comparison;
+mod error;
+mod goal;
+mod machine;
+mod percentiles;
+mod report;
+
+pub use case::{Case, Plan, Sampler, Unit, timed};
+pub use comparison::{Comparison, ComparisonResult, Measurement};
+pub use error::{Error, Failure};
+pub use goal::{Bound, Goal, Verdict};
+pub use machine::{Machine, commit, kernel_release, today};
+pub use percentiles::Percentiles;
+pub use report::Report;

@@ -1,0 +1,162 @@
+//! On what, when and from which source a measurement was made.
+
+use std::process::{Command, Stdio};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+
+/// The machine under a measurement. What cannot be found out is `unknown` or zero, never guessed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Machine {
+    /// Release of the running kernel.
+    pub kernel: String,
+    /// The processor's own name.
+    pub cpu: String,
+    /// Logical processors that this process may use, so a container's limit counts.
+    pub cores: usize,
+    /// Bytes of main memory.
+    pub memory: u64,
+    /// Name of the GPU, where one took part.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu: Option<String>,
+    /// Version of its driver.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub driver: Option<String>,
+}
+
+impl Machine {
+    /// This machine. The caller names GPU and driver, because this crate loads no driver.
+    pub fn detect(gpu: Option<String>, driver: Option<String>) -> Self {
+        let read = |path| std::fs::read_to_string(path).unwrap_or_default();
+        Self {
+            kernel: kernel_release(),
+            cpu: cpu_model(&read("/proc/cpuinfo")).unwrap_or_else(unknown),
+            cores: std::thread::available_parallelism().map_or(0, usize::from),
+            memory: total_memory(&read("/proc/meminfo")).unwrap_or(0),
+            gpu,
+            driver,
+        }
+    }
+}
+
+/// Release of the running kernel, such as `6.1.0-28-amd64`.
+pub fn kernel_release() -> String {
+    match std::fs::read_to_string("/proc/sys/kernel/osrelease") {
+        Ok(text) => text.trim().to_owned(),
+        Err(_) => unknown(),
+    }
+}
+
+/// Today's date in UTC, such as `2026-11-20`.
+pub fn today() -> String {
+    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs());
+    iso_date(since_1970 / 86_400)
+}
+
+/// The commit that is measured: `PARTYWALL_COMMIT` where it is set, as in a bundle that left its
+/// repository behind, else what git says about the current directory. `-modified` is appended
+/// when tracked files differ from it. `None` without either.
+pub fn commit() -> Option<String> {
+    if let Ok(named) = std::env::var("PARTYWALL_COMMIT")
+        && !named.is_empty()
+    {
+        return Some(named);
+    }
+    // The tags are left out, so that the name of a commit is its hash even where there are tags.
+    let output = Command::new("git")
+        .args(["describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=-modified"])
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .output()
+        .ok()?;
+    let text = String::from_utf8(output.stdout).ok()?;
+    output.status.success().then(|| text.trim().to_owned())
+}
+
+fn unknown() -> String {
+    "unknown".to_owned()
+}
+
+/// The first `model name` of `/proc/cpuinfo`.
+fn cpu_model(cpuinfo: &str) -> Option<String> {
+    cpuinfo.lines().find_map(|line| {
+        let (key, value) = line.split_once(':')?;
+        (key.trim() == "model name").then(|| value.trim().to_owned())
+    })
+}
+
+/// `MemTotal` of `/proc/meminfo`, in bytes.
+fn total_memory(meminfo: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kib.checked_mul(1024)
+}
+
+/// The ISO date of a day counted from 1970-01-01, in the proleptic Gregorian calendar.
+///
+/// Years are counted from 1 March, which puts the leap day last: the days before a month are then
+/// a linear function of the month, and 400 years always have 146,097 days.
+fn iso_date(days_since_1970: u64) -> String {
+    let day = days_since_1970 + 719_468; // 0000-03-01 to 1970-01-01
+    let era = day / 146_097;
+    let day_of_era = day % 146_097;
+    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_from_march = (5 * day_of_year + 2) / 153;
+    let day_of_month = day_of_year - (153 * month_from_march + 2) / 5 + 1;
+    let month = (month_from_march + 2) % 12 + 1;
+    let year = era * 400 + year_of_era + u64::from(month <= 2);
+    format!("{year:04}-{month:02}-{day_of_month:02}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates_that_are_easily_wrong() {
+        for (days, date) in [
+            (0, "1970-01-01"),
+            (58, "1970-02-28"),
+            (59, "1970-03-01"),
+            (10_956, "1999-12-31"),
+            (11_016, "2000-02-29"),
+            (11_017, "2000-03-01"),
+            (19_782, "2024-02-29"),
+            (20_777, "2026-11-20"),
+            (47_540, "2100-02-28"),
+            (47_541, "2100-03-01"),
+        ] {
+            assert_eq!(iso_date(days), date, "day {days}");
+        }
+    }
+
+    #[test]
+    fn every_day_follows_the_one_before() {
+        // 401 years hold every kind of century; text of this form sorts as dates do.
+        let mut before = iso_date(0);
+        for day in 1..401 * 366 {
+            let date = iso_date(day);
+            assert!(date > before, "{before} then {date}");
+            before = date;
+        }
+    }
+
+    #[test]
+    fn proc_files_are_read_as_the_kernel_writes_them() {
+        let cpuinfo = "processor\t: 0\nmodel name\t: Example CPU @ 2.00GHz\nmodel name\t: other\n";
+        assert_eq!(cpu_model(cpuinfo).unwrap(), "Example CPU @ 2.00GHz");
+        assert_eq!(cpu_model("processor\t: 0\n"), None);
+        let meminfo = "MemTotal:       24576000 kB\nMemFree:  1 kB\n";
+        assert_eq!(total_memory(meminfo), Some(24_576_000 * 1024));
+        assert_eq!(total_memory("MemTotal: many kB\n"), None);
+    }
+
+    #[test]
+    fn this_machine_is_described() {
+        let machine = Machine::detect(None, None);
+        assert!(machine.cores > 0 && machine.memory > 0);
+        assert_ne!(machine.kernel, "unknown");
+        assert!(today().as_str() > "2026-01-01");
+    }
+}

@@ -1,0 +1,78 @@
+//! Everything that is done to the repository, as `cargo xtask COMMAND`.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`steps`] | `test`: the steps, their order, and the table at the end |
+//! | [`tools`] | the workspace, child processes, and tools that Rust does not bring along |
+//! | [`ptx`] | `ptx`: the GPU kernels, compiled and compared |
+//! | [`gpu_bundle`] | `gpu-bundle`: what a machine with a GPU needs to run the tests there |
+
+#![allow(clippy::print_stdout, reason = "a program that people run and read; the lint is meant for libraries")]
+
+mod gpu_bundle;
+mod ptx;
+mod steps;
+mod tools;
+
+use std::process::ExitCode;
+
+use tools::Workspace;
+
+const HELP: &str = "\
+usage: cargo xtask COMMAND
+
+  test            everything that has to hold before a change lands: format, clippy, rustdoc,
+                  licences, advisories, all tests, the release binary, the kernels' PTX
+  test --quick    format, clippy and tests only
+  ptx             compile the kernels in kernels/ to PTX, which is checked in
+  ptx --check     compile them and compare with what is checked in
+  gpu-bundle      pack the binary, the GPU tests and the benchmarks into target/gpu-bundle/, to be
+                  run on a machine that has an NVIDIA driver and nothing else
+  help            this text
+";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let outcome = match words.as_slice() {
+        ["test"] => Workspace::locate().and_then(|workspace| steps::test(&workspace, false)),
+        ["test", "--quick"] => Workspace::locate().and_then(|workspace| steps::test(&workspace, true)),
+        ["ptx"] => ptx::regenerate(),
+        ["ptx", "--check"] => check_ptx(),
+        ["gpu-bundle"] => Workspace::locate().and_then(|workspace| gpu_bundle::build(&workspace)),
+        ["help" | "--help" | "-h"] => {
+            print!("{HELP}");
+            Ok(())
+        }
+        [] => return misused("no command given"),
+        _ => return misused(&format!("'{}' is no command of xtask", words.join(" "))),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("error: {message}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn check_ptx() -> Result<(), String> {
+    match ptx::check()? {
+        ptx::CheckOutcome::Passed { files } => {
+            println!("{files} kernel files compile to the PTX that is checked in");
+            Ok(())
+        }
+        ptx::CheckOutcome::Differs(what) => {
+            Err(format!("the PTX is not what the kernels compile to:\n{what}\nrun: cargo xtask ptx"))
+        }
+        ptx::CheckOutcome::Skipped(reason) => {
+            println!("skipped, nothing was compared: {reason}");
+            Ok(())
+        }
+    }
+}
+
+fn misused(what: &str) -> ExitCode {
+    eprint!("error: {what}\n\n{HELP}");
+    ExitCode::from(2)
+}

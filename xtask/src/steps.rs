@@ -1,0 +1,268 @@
+//! `cargo xtask test`: all steps, one after the other, and a table of what became of them.
+
+use std::fmt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::ptx;
+use crate::tools::{self, Workspace, run, run_within};
+
+/// How long fetching the advisory database may take before it counts as out of reach.
+const FETCH_LIMIT: Duration = Duration::from_secs(120);
+
+/// Runs all steps, or only the quick ones, and fails if one of them did.
+///
+/// A step that fails does not keep the others from running: whoever waited for the machine gets
+/// to know everything that is wrong, not the first thing.
+pub(crate) fn test(workspace: &Workspace, quick: bool) -> Result<(), String> {
+    let mut lines = Vec::new();
+    for step in STEPS.iter().filter(|step| step.quick || !quick) {
+        println!("\n==== {} ====", step.name);
+        let start = Instant::now();
+        let outcome = (step.run)(workspace);
+        let line = Line { name: step.name, time: start.elapsed(), outcome };
+        if !matches!(line.outcome, Outcome::Passed) {
+            println!("{}: {}", step.name, line.outcome);
+        }
+        lines.push(line);
+    }
+    println!("\n{}", table(&lines));
+    let failed: Vec<_> =
+        lines.iter().filter(|line| matches!(line.outcome, Outcome::Failed(_))).map(|line| line.name).collect();
+    if failed.is_empty() { Ok(()) } else { Err(format!("failed: {}; see above", failed.join(", "))) }
+}
+
+struct Step {
+    name: &'static str,
+    /// Whether `--quick` includes it.
+    quick: bool,
+    run: fn(&Workspace) -> Outcome,
+}
+
+/// What became of a step. What was not looked at is *skipped* with its reason, never *passed*.
+enum Outcome {
+    Passed,
+    Failed(String),
+    Skipped(String),
+}
+
+impl From<Result<(), String>> for Outcome {
+    fn from(result: Result<(), String>) -> Self {
+        match result {
+            Ok(()) => Self::Passed,
+            Err(message) => Self::Failed(message),
+        }
+    }
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Passed => write!(f, "passed"),
+            Self::Failed(message) => write!(f, "FAILED ({message})"),
+            Self::Skipped(reason) => write!(f, "skipped ({reason})"),
+        }
+    }
+}
+
+/// The quickest to fail come first.
+const STEPS: [Step; 12] = [
+    Step {
+        name: "format",
+        quick: true,
+        run: |workspace| run(&mut workspace.cargo(["fmt", "--all", "--check"])).into(),
+    },
+    Step {
+        name: "clippy",
+        quick: true,
+        run: |workspace| {
+            let words = "clippy --workspace --all-targets -- -D warnings".split(' ');
+            run(&mut workspace.cargo(words)).into()
+        },
+    },
+    Step { name: "rustdoc", quick: false, run: |workspace| rustdoc(workspace).into() },
+    Step { name: "licences, bans, sources", quick: false, run: |workspace| licences(workspace).into() },
+    Step { name: "advisories", quick: false, run: advisories },
+    Step { name: "tests", quick: true, run: |workspace| tests(workspace).into() },
+    Step { name: "tests in namespaces", quick: false, run: tests_in_namespaces },
+    Step { name: "tests with Python", quick: false, run: tests_with_python },
+    Step { name: "tests without a GPU", quick: false, run: tests_without_gpu },
+    Step { name: "doc tests", quick: false, run: |workspace| doc_tests(workspace).into() },
+    Step {
+        name: "release binary",
+        quick: false,
+        run: |workspace| run(&mut workspace.cargo(["build", "--release", "-p", "partywall-cli"])).into(),
+    },
+    Step { name: "kernels (PTX)", quick: false, run: |_| kernels() },
+];
+
+/// The program has the name of the library, so that both have their pages in the same place, and
+/// cargo may write them at the same time. One after the other both are checked, and the pages of
+/// the library are those that remain.
+fn rustdoc(workspace: &Workspace) -> Result<(), String> {
+    for packages in ["-p partywall-cli", "--workspace --exclude partywall-cli"] {
+        let words = format!("doc {packages} --no-deps --document-private-items");
+        run(workspace.cargo(words.split(' ')).env("RUSTDOCFLAGS", "-D warnings"))?;
+    }
+    Ok(())
+}
+
+fn licences(workspace: &Workspace) -> Result<(), String> {
+    let mut deny = deny(workspace)?;
+    run(deny.args(["check", "licenses", "bans", "sources"]))
+}
+
+/// Fetching the database and checking against it are two commands, because only a failure of the
+/// second says anything about our dependencies.
+fn advisories(workspace: &Workspace) -> Outcome {
+    let commands = deny(workspace).and_then(|fetch| Ok((fetch, deny(workspace)?)));
+    let (mut fetch, mut check) = match commands {
+        Ok(commands) => commands,
+        Err(message) => return Outcome::Failed(message),
+    };
+    if let Err(message) = run_within(FETCH_LIMIT, fetch.args(["fetch", "db"])) {
+        return Outcome::Skipped(format!("the advisory database is out of reach: {message}"));
+    }
+    run(check.args(["check", "--disable-fetch", "advisories"])).into()
+}
+
+fn deny(workspace: &Workspace) -> Result<Command, String> {
+    let mut command = Command::new(tools::cargo_deny(workspace)?);
+    command.arg("--locked").current_dir(&workspace.root);
+    Ok(command)
+}
+
+/// All tests but those that need of the machine what it may not have.
+fn tests(workspace: &Workspace) -> Result<(), String> {
+    // Whole names, so that no other test that happens to need something is left out as well.
+    let expression = "not (test(needs_namespaces) | test(needs_python) | test(needs_no_gpu))";
+    run_tests(
+        workspace,
+        (expression, &["--skip", "needs_namespaces", "--skip", "needs_python", "--skip", "needs_no_gpu"]),
+    )
+}
+
+fn tests_in_namespaces(workspace: &Workspace) -> Outcome {
+    let probe = "unshare --user --map-root-user --pid --mount --fork --kill-child true";
+    if !succeeds(probe.split(' ')) {
+        return Outcome::Skipped("this machine does not let us make namespaces".to_owned());
+    }
+    run_tests(workspace, ("test(needs_namespaces)", &["needs_namespaces"])).into()
+}
+
+fn tests_with_python(workspace: &Workspace) -> Outcome {
+    if !succeeds(["python3", "-c", "import os; os.pidfd_open"].into_iter()) {
+        return Outcome::Skipped("there is no Python 3.9 or later here".to_owned());
+    }
+    run_tests(workspace, ("test(needs_python)", &["needs_python"])).into()
+}
+
+fn tests_without_gpu(workspace: &Workspace) -> Outcome {
+    if Path::new("/dev/nvidiactl").exists() {
+        return Outcome::Skipped("there is a GPU here".to_owned());
+    }
+    run_tests(workspace, ("test(needs_no_gpu)", &["needs_no_gpu"])).into()
+}
+
+fn succeeds<'a>(mut words: impl Iterator<Item = &'a str>) -> bool {
+    let mut command = Command::new(words.next().unwrap_or_default());
+    command.args(words).stdin(Stdio::null()).output().is_ok_and(|output| output.status.success())
+}
+
+/// Runs the tests that a filter selects, given as nextest and as cargo's own runner want it.
+fn run_tests(workspace: &Workspace, (expression, words): (&str, &[&str])) -> Result<(), String> {
+    build_debug_binary(workspace)?;
+    let mut command = if tools::has_nextest(workspace) {
+        println!("cargo-nextest is here and runs the tests");
+        workspace.cargo(["nextest", "run", "--workspace", "--no-fail-fast", "-E", expression])
+    } else {
+        println!("cargo-nextest is not installed; cargo test runs the tests");
+        let mut command = workspace.cargo(["test", "--workspace", "--all-targets", "--no-fail-fast", "--"]);
+        command.args(words);
+        command
+    };
+    run(in_test_environment(workspace, &mut command))
+}
+
+fn doc_tests(workspace: &Workspace) -> Result<(), String> {
+    build_debug_binary(workspace)?;
+    let mut command = workspace.cargo(["test", "--doc", "--workspace", "--no-fail-fast"]);
+    run(in_test_environment(workspace, &mut command))
+}
+
+/// Tests of every crate start the real program, but cargo tells only its own package's tests where
+/// it is, and builds it only for them. An old one must not be what they find.
+fn build_debug_binary(workspace: &Workspace) -> Result<(), String> {
+    run(&mut workspace.cargo(["build", "-p", "partywall-cli"]))
+}
+
+/// Tests start the program that was just built, and meet no broker of whoever runs them.
+fn in_test_environment<'a>(workspace: &Workspace, command: &'a mut Command) -> &'a mut Command {
+    command.env("PARTYWALL_BIN", workspace.debug_binary()).env_remove("PARTYWALL_SOCKET").env_remove("PARTYWALL_DOMAIN")
+}
+
+fn kernels() -> Outcome {
+    match ptx::check() {
+        Ok(ptx::CheckOutcome::Passed { files: 0 }) => Outcome::Skipped("there are no kernels".to_owned()),
+        Ok(ptx::CheckOutcome::Passed { files }) => {
+            println!("{files} kernel files compile to the PTX that is checked in");
+            Outcome::Passed
+        }
+        Ok(ptx::CheckOutcome::Differs(what)) => {
+            println!("{what}");
+            Outcome::Failed("the PTX is not what the kernels compile to; run: cargo xtask ptx".to_owned())
+        }
+        Ok(ptx::CheckOutcome::Skipped(reason)) => Outcome::Skipped(reason),
+        Err(message) => Outcome::Failed(message),
+    }
+}
+
+struct Line {
+    name: &'static str,
+    time: Duration,
+    outcome: Outcome,
+}
+
+fn table(lines: &[Line]) -> String {
+    let width = lines.iter().map(|line| line.name.len()).max().unwrap_or(0);
+    let (mut passed, mut failed, mut skipped) = (0, 0, 0);
+    let mut text = String::new();
+    for line in lines {
+        match line.outcome {
+            Outcome::Passed => passed += 1,
+            Outcome::Failed(_) => failed += 1,
+            Outcome::Skipped(_) => skipped += 1,
+        }
+        let (name, seconds) = (line.name, line.time.as_secs_f64());
+        text += &format!("{name:<width$}  {seconds:>7.1} s  {}\n", line.outcome);
+    }
+    text += &format!("\nsteps: {passed} passed, {failed} failed, {skipped} skipped");
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_says_what_was_skipped_and_why() {
+        let line = |name, outcome| Line { name, time: Duration::from_millis(1250), outcome };
+        let text = table(&[
+            line("format", Outcome::Passed),
+            line("clippy", Outcome::Failed("exit status: 101".to_owned())),
+            line("advisories", Outcome::Skipped("out of reach".to_owned())),
+        ]);
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!(lines[0], "format          1.2 s  passed");
+        assert_eq!(lines[1], "clippy          1.2 s  FAILED (exit status: 101)");
+        assert_eq!(lines[2], "advisories      1.2 s  skipped (out of reach)");
+        assert_eq!(lines[4], "steps: 1 passed, 1 failed, 1 skipped");
+    }
+
+    #[test]
+    fn quick_is_format_clippy_and_tests() {
+        let quick: Vec<_> = STEPS.iter().filter(|step| step.quick).map(|step| step.name).collect();
+        assert_eq!(quick, ["format", "clippy", "tests"]);
+    }
+}

@@ -1,0 +1,202 @@
+//! The workspace, child processes, and the tools that a machine with only Rust does not have.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// The version of cargo-deny that is built when none is found, and the first whose reading of
+/// `deny.toml` is ours: older ones refuse the file or cannot read what today's cargo tells them.
+const CARGO_DENY: &str = "0.20.2";
+const CARGO_DENY_OLDEST: (u32, u32) = (0, 19);
+
+/// Where the sources are, where builds go, and which cargo builds them.
+pub(crate) struct Workspace {
+    pub(crate) root: PathBuf,
+    pub(crate) target: PathBuf,
+    cargo: OsString,
+}
+
+impl Workspace {
+    /// Asks cargo, so that a target directory set by environment or configuration is honoured.
+    pub(crate) fn locate() -> Result<Self, String> {
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let output = Command::new(&cargo)
+            .args(["metadata", "--no-deps", "--format-version", "1"])
+            .stdin(Stdio::null())
+            .stderr(Stdio::inherit())
+            .output()
+            .map_err(|error| format!("cannot start cargo: {error}; is Rust installed?"))?;
+        if !output.status.success() {
+            return Err("cargo metadata failed, see above; fix the manifests first".to_owned());
+        }
+        let metadata: serde_json::Value = serde_json::from_slice(&output.stdout)
+            .map_err(|error| format!("cannot read the output of cargo metadata: {error}"))?;
+        let path = |key: &str| match metadata[key].as_str() {
+            Some(path) => Ok(PathBuf::from(path)),
+            None => Err(format!("cargo metadata names no {key}; use the pinned toolchain")),
+        };
+        Ok(Self { root: path("workspace_root")?, target: path("target_directory")?, cargo })
+    }
+
+    /// A cargo command in the root of the workspace.
+    pub(crate) fn cargo<'a>(&self, arguments: impl IntoIterator<Item = &'a str>) -> Command {
+        let mut command = Command::new(&self.cargo);
+        command.args(arguments).current_dir(&self.root);
+        command
+    }
+
+    /// Where `cargo build -p partywall-cli` puts the program that multi-process tests start.
+    pub(crate) fn debug_binary(&self) -> PathBuf {
+        self.target.join("debug/partywall")
+    }
+}
+
+/// Runs a command with our own output, after printing it as one would type it.
+pub(crate) fn run(command: &mut Command) -> Result<(), String> {
+    announce(command);
+    let status = command.stdin(Stdio::null()).status().map_err(|error| cannot_start(command, &error))?;
+    judge(command, status)
+}
+
+/// Like [`run`], but ends the command when it takes longer than `limit`.
+pub(crate) fn run_within(limit: Duration, command: &mut Command) -> Result<(), String> {
+    announce(command);
+    let mut child = command.stdin(Stdio::null()).spawn().map_err(|error| cannot_start(command, &error))?;
+    let start = Instant::now();
+    loop {
+        let status = child.try_wait().map_err(|error| format!("cannot wait for {}: {error}", program(command)))?;
+        if let Some(status) = status {
+            return judge(command, status);
+        }
+        if start.elapsed() > limit {
+            // Either fails only if the child has ended by itself meanwhile.
+            let _ = child.kill();
+            let _ = child.wait();
+            let seconds = limit.as_secs();
+            return Err(format!("{} took over {seconds} s", program(command)));
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Whether cargo-nextest is there. It is not fetched: `cargo test` finds the same faults.
+pub(crate) fn has_nextest(workspace: &Workspace) -> bool {
+    workspace.cargo(["nextest", "--version"]).stdin(Stdio::null()).output().is_ok_and(|output| output.status.success())
+}
+
+/// A usable cargo-deny: one on the `PATH`, else our own in the target directory, which is built on
+/// first use. That takes a few minutes; prebuilt packages of it are too old for today's cargo.
+pub(crate) fn cargo_deny(workspace: &Workspace) -> Result<PathBuf, String> {
+    let home = workspace.target.join("tools");
+    let own = home.join("bin/cargo-deny");
+    for candidate in [PathBuf::from("cargo-deny"), own.clone()] {
+        if is_usable_cargo_deny(&candidate) {
+            return Ok(candidate);
+        }
+    }
+    println!("no cargo-deny of today: building {CARGO_DENY} for this repository, once");
+    let mut install = workspace.cargo(["install", "cargo-deny", "--version", CARGO_DENY]);
+    install.args(["--locked", "--quiet", "--root"]).arg(&home);
+    run(&mut install).map_err(|error| {
+        format!(
+            "cargo-deny is not on the PATH and could not be built ({error}); install it with: \
+             cargo install --locked cargo-deny@{CARGO_DENY}"
+        )
+    })?;
+    Ok(own)
+}
+
+fn is_usable_cargo_deny(program: &Path) -> bool {
+    Command::new(program)
+        .arg("--version")
+        .stdin(Stdio::null())
+        .output()
+        .ok()
+        .filter(|output| output.status.success())
+        .and_then(|output| version(&String::from_utf8_lossy(&output.stdout)))
+        .is_some_and(|version| version >= CARGO_DENY_OLDEST)
+}
+
+/// Major and minor number out of `cargo-deny 0.20.2`.
+fn version(text: &str) -> Option<(u32, u32)> {
+    let mut numbers = text.split_whitespace().nth(1)?.split('.');
+    let major = numbers.next()?.parse().ok()?;
+    let minor = numbers.next()?.parse().ok()?;
+    Some((major, minor))
+}
+
+fn announce(command: &Command) {
+    let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy()).collect();
+    println!("$ {} {}", program(command), words.join(" "));
+}
+
+/// The program's name without the folder that it was found in.
+fn program(command: &Command) -> String {
+    let path = Path::new(command.get_program());
+    path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
+}
+
+fn cannot_start(command: &Command, error: &std::io::Error) -> String {
+    format!("cannot start {}: {error}", program(command))
+}
+
+fn judge(command: &Command, status: ExitStatus) -> Result<(), String> {
+    if status.success() { Ok(()) } else { Err(format!("{}: {status}", subcommand(command))) }
+}
+
+/// The program and what it was to do, without the options: `cargo clippy`, `cargo-deny fetch db`.
+fn subcommand(command: &Command) -> String {
+    let is_option = |word: &String| word.starts_with('-');
+    let words = command.get_args().map(|word| word.to_string_lossy().into_owned());
+    let words = words.skip_while(is_option).take_while(|word| !is_option(word));
+    std::iter::once(program(command)).chain(words).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sh(script: &str) -> Command {
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", script]);
+        command
+    }
+
+    #[test]
+    fn versions_are_read_and_compared_as_numbers() {
+        assert_eq!(version("cargo-deny 0.20.2\n"), Some((0, 20)));
+        assert!(version("cargo-deny 0.14.2").unwrap() < CARGO_DENY_OLDEST);
+        assert!(version("cargo-deny 1.0.0").unwrap() > CARGO_DENY_OLDEST);
+        assert_eq!(version("cargo-deny"), None);
+        assert_eq!(version("cargo-deny next"), None);
+    }
+
+    #[test]
+    fn the_version_that_is_built_is_one_that_is_accepted() {
+        let text = format!("cargo-deny {CARGO_DENY}");
+        assert!(version(&text).unwrap() >= CARGO_DENY_OLDEST);
+    }
+
+    #[test]
+    fn a_failure_names_program_and_status() {
+        let error = run(&mut sh("exit 3")).unwrap_err();
+        assert!(error.contains("sh") && error.contains('3'), "{error}");
+        let error = run(&mut Command::new("/no/such/program")).unwrap_err();
+        assert!(error.contains("cannot start program"), "{error}");
+    }
+
+    #[test]
+    fn a_failure_is_told_without_its_options() {
+        let mut command = Command::new("/somewhere/cargo-deny");
+        command.args(["--locked", "fetch", "db", "--quiet", "more"]);
+        assert_eq!(subcommand(&command), "cargo-deny fetch db");
+    }
+
+    #[test]
+    fn a_command_that_takes_too_long_is_ended() {
+        let error = run_within(Duration::from_millis(50), &mut sh("exec sleep 60")).unwrap_err();
+        assert!(error.contains("took over"), "{error}");
+        run_within(Duration::from_secs(60), &mut sh("true")).unwrap();
+    }
+}
