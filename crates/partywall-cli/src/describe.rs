@@ -43,7 +43,7 @@ pub(crate) fn holder(holder: &HolderInfo) -> Value {
 }
 
 /// A member: `member`, `pid`, `uid`, `command`, `state` (`alive`, `suspect`, `held_by_child`), `leases`, `bytes`,
-/// `since_ms` (since 1970).
+/// `since_ms` (since 1970), `simulated` (whether it runs on the simulated CUDA driver).
 pub(crate) fn member(member: &MemberInfo) -> Value {
     let state = match member.state {
         MemberState::Alive => "alive",
@@ -60,6 +60,7 @@ pub(crate) fn member(member: &MemberInfo) -> Value {
         "leases": member.leases,
         "bytes": member.bytes,
         "since_ms": member.since,
+        "simulated": member.simulated,
     })
 }
 

@@ -23,6 +23,7 @@ use crate::{CuResult, CudaError};
 pub struct Driver {
     entries: Entries,
     library: String,
+    simulated: bool,
     /// Keeps the function pointers valid. Nothing is kept for a simulated driver, whose functions are ours.
     _keep: Option<Library>,
 }
@@ -120,6 +121,12 @@ impl Driver {
         &self.library
     }
 
+    /// Whether it is the simulated driver of Partywall's tests, which says so by a function that the vendor's lacks.
+    #[must_use]
+    pub fn is_simulated(&self) -> bool {
+        self.simulated
+    }
+
     /// Loads one library; apart from [`Driver::load`] so that a test can fail without spoiling the process.
     fn open(library: &OsStr) -> Result<Self, LoadError> {
         let name = library.to_string_lossy().into_owned();
@@ -136,7 +143,8 @@ impl Driver {
         // cuda.h gives to these signatures.
         let entries = unsafe { Entries::resolve(find) }
             .map_err(|symbol| LoadError::MissingSymbol { library: name.clone(), symbol })?;
-        Ok(Self { entries, library: name, _keep: Some(loaded) })
+        let simulated = !find(c"simcuda_version").is_null();
+        Ok(Self { entries, library: name, simulated, _keep: Some(loaded) })
     }
 
     /// A driver made of our own functions, for tests.
@@ -148,7 +156,7 @@ impl Driver {
         // SAFETY: the caller's promise.
         let entries = unsafe { Entries::resolve(find) }
             .map_err(|symbol| LoadError::MissingSymbol { library: "simulated".to_owned(), symbol })?;
-        Ok(Self { entries, library: "simulated".to_owned(), _keep: None })
+        Ok(Self { entries, library: "simulated".to_owned(), simulated: true, _keep: None })
     }
 
     /// The driver's own name for a code.

@@ -37,6 +37,8 @@ impl Speaker {
 pub struct ClientHello {
     /// Its command line, shortened, for `show` and `ps`.
     pub command: String,
+    /// Whether it runs on the simulated CUDA driver. Such members and others never share a domain.
+    pub simulated: bool,
     /// Set by a member that lost its connection and wants to go on as the same member.
     pub resume: Option<Resume>,
 }

@@ -375,6 +375,8 @@ pub struct MemberInfo {
     pub bytes: u64,
     /// When it joined, in milliseconds since 1970.
     pub since: u64,
+    /// Whether it runs on the simulated CUDA driver.
+    pub simulated: bool,
 }
 
 /// The broker itself.
@@ -390,6 +392,8 @@ pub struct StatusInfo {
     pub started_at: u64,
     /// Its log file.
     pub log: Option<String>,
+    /// Whether its members run on the simulated CUDA driver.
+    pub simulated: bool,
     /// Members, without the asker.
     pub members: u64,
     /// Names.

@@ -82,6 +82,12 @@ pub enum Refusal {
         /// What was found instead.
         why: String,
     },
+    /// A member on the simulated CUDA driver never shares a domain with one on the real one. A domain is of the sort of
+    /// its first member, for as long as it has a member or GPU memory.
+    OtherDriver {
+        /// Whether the domain's members run on the simulated one.
+        simulated: bool,
+    },
     /// The two processes speak different protocols. Both versions are in the fixed heads.
     Protocol,
     /// The member may not resume: unknown here, proved dead, or not the one it says.

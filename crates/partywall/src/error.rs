@@ -228,6 +228,14 @@ pub enum Error {
         /// Ours.
         ours: u32,
     },
+    /// Members on the simulated CUDA driver and on the real one never share a domain.
+    #[error("the domain at {} runs on the {} CUDA driver, this process on the {} one", socket.display(), driver_name(*simulated), driver_name(!*simulated))]
+    OtherDriver {
+        /// The socket.
+        socket: PathBuf,
+        /// Whether the domain is the simulated one.
+        simulated: bool,
+    },
     /// A limit of the broker is reached.
     #[error("the broker's limit on {} is {allowed}, this needs {needed}", limit_name(*limit))]
     LimitReached {
@@ -358,6 +366,8 @@ impl Error {
             Self::VersionMismatch { .. } => "run `partywall stop --force` (it drops all names), then try again".into(),
             Self::UnsafeDirectory { path, .. } => format!("make it yours alone (chmod 700 {}), or set PARTYWALL_SOCKET to a socket in another directory", path.display()),
             Self::WrongUser { .. } => "run both as one user, or use another PARTYWALL_SOCKET".into(),
+            Self::OtherDriver { simulated: true, .. } => "choose another --domain, or set PARTYWALL_LIBCUDA as its members have".into(),
+            Self::OtherDriver { .. } => "choose another --domain, or unset PARTYWALL_LIBCUDA".into(),
             Self::LimitReached { .. } => "remove something, or start the broker with a higher limit (`partywall serve --help`)".into(),
             Self::BadFd { fault: FdFault::Missing, .. } => "the broker has no free file descriptor: remove names, or raise its limit".into(),
             Self::BadFd { .. } | Self::Protocol(_) | Self::Refused(_) => "this is a bug of Partywall, or a foreign program at its socket: please report it with the broker's log (`partywall status`)".into(),
@@ -394,6 +404,7 @@ impl Error {
             Self::VersionMismatch { .. } => "version-mismatch",
             Self::UnsafeDirectory { .. } => "unsafe-directory",
             Self::WrongUser { .. } => "wrong-user",
+            Self::OtherDriver { .. } => "simulated-driver",
             Self::LimitReached { .. } => "limit-reached",
             Self::BadFd { .. } => "bad-fd",
             Self::InUse { .. } => "in-use",
@@ -426,6 +437,7 @@ impl Error {
             Refusal::BadFd { index, fault } => Self::BadFd { index, fault },
             Refusal::Limit { limit, allowed, needed } => Self::LimitReached { limit, allowed, needed },
             Refusal::WrongUser { broker, peer } => Self::WrongUser { socket: socket.to_owned(), broker, ours: peer },
+            Refusal::OtherDriver { simulated } => Self::OtherDriver { socket: socket.to_owned(), simulated },
             Refusal::InUse { names, members } => Self::InUse { names, members },
             Refusal::ShuttingDown | Refusal::CannotResume => Self::BrokerGone { socket: socket.to_owned() },
             other => Self::Refused(format!("{other:?}")),
@@ -489,6 +501,10 @@ fn limit_name(limit: Limit) -> &'static str {
         Limit::Leases => "leases of one member",
         _ => "something newer than this library",
     }
+}
+
+fn driver_name(simulated: bool) -> &'static str {
+    if simulated { "simulated" } else { "real" }
 }
 
 fn fd_fault(fault: &FdFault) -> String {

@@ -67,6 +67,7 @@ fn every_error() -> Vec<Error> {
         },
         Error::UnsafeDirectory { path: socket.clone(), why: "a link".into() },
         Error::WrongUser { socket, broker: 0, ours: 1000 },
+        Error::OtherDriver { socket: "/run/pw.sock".into(), simulated: true },
         Error::LimitReached { limit: Limit::Names, allowed: 1, needed: 2 },
         Error::BadFd { index: 0, fault: FdFault::Missing },
         Error::InUse { names: 1, members: 2 },

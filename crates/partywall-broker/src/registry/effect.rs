@@ -123,6 +123,7 @@ pub(crate) struct MemberRow {
     pub(crate) leases: u32,
     pub(crate) bytes: u64,
     pub(crate) since: Millis,
+    pub(crate) simulated: bool,
 }
 
 /// What is known of a member's life.
@@ -139,6 +140,8 @@ pub(crate) enum MemberState {
 /// How much there is of everything.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Counts {
+    /// Whether the members run on the simulated driver.
+    pub(crate) simulated: bool,
     /// Members, without the asker.
     pub(crate) members: u64,
     pub(crate) names: u64,

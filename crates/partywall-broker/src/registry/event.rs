@@ -27,6 +27,7 @@ pub(crate) struct Identity {
     pub(crate) pid: u32,
     pub(crate) uid: u32,
     pub(crate) command: Arc<str>,
+    pub(crate) simulated: bool,
 }
 
 /// What a member asks for.

@@ -39,8 +39,8 @@ pub(crate) use event::{Call, Event};
 pub(crate) use types::{Bounds, FdId, MemberId, RequestId};
 
 use effect::{Handle, MemberState};
-use state::{Claim, Entry, Lease, Member, Totals};
-use types::{ClaimId, LeaseId, Name};
+use state::{Claim, Entry, Lease, Member, Totals, Version};
+use types::{ClaimId, LeaseId, Name, Place};
 
 /// All state of a broker that is not tied to its process.
 #[derive(Debug)]
@@ -55,6 +55,8 @@ pub(crate) struct Registry {
     totals: Totals,
     /// Versions that may have lost their last reason to exist. Empty between events.
     loose: Vec<(Name, u64)>,
+    /// Whether the members run on the simulated driver. Of the last member, if there is none.
+    simulated: bool,
     last_lease: u64,
     last_claim: u64,
     last_wait: u64,
@@ -81,6 +83,7 @@ impl Registry {
             claims: BTreeMap::new(),
             totals: Totals::default(),
             loose: Vec::new(),
+            simulated: false,
             last_lease: 0,
             last_claim: 0,
             last_wait: 0,
@@ -92,6 +95,7 @@ impl Registry {
         let mut out = Vec::new();
         match event {
             Event::Joined { member, identity, at } => {
+                self.simulated = identity.simulated;
                 self.members.insert(member, Member::new(identity, at));
             }
             Event::Suspected { member } => {
@@ -111,6 +115,19 @@ impl Registry {
         }
         self.sweep(&mut out);
         out
+    }
+
+    /// Whether a process may join. Members on the simulated driver and on the real one have nothing in common, so a
+    /// domain is of one sort, by its first member, for as long as a member or GPU memory is there.
+    pub(crate) fn admits(&self, simulated: bool) -> bool {
+        let on_a_gpu = |version: &Version| matches!(version.memory.place, Place::Gpu(_));
+        simulated == self.simulated
+            || self.members.is_empty() && !self.entries.values().flat_map(|e| e.versions.values()).any(on_a_gpu)
+    }
+
+    /// Whether the members run on the simulated driver.
+    pub(crate) fn is_simulated(&self) -> bool {
+        self.simulated
     }
 
     /// Whether there is neither a member nor anything that would be missed.

@@ -80,6 +80,7 @@ impl Registry {
                 leases: count(member.leases.len() as u64),
                 bytes: member.bytes,
                 since: member.since,
+                simulated: member.identity.simulated,
             });
             if bytes > PAGE_BYTES {
                 break;
@@ -109,6 +110,7 @@ impl Registry {
         }
         largest.sort_by(|a, b| (b.2, a.0).cmp(&(a.2, b.0)));
         Verdict::Status(Box::new(Counts {
+            simulated: self.simulated,
             members: self.others(asker),
             names: self.totals.names,
             versions: self.totals.versions,

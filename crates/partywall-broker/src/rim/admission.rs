@@ -149,6 +149,9 @@ impl Server {
         if needed > self.limits.clients {
             return Err(Refusal::Limit { limit: Limit::Clients, allowed: self.limits.clients, needed });
         }
+        if !self.registry.admits(hello.simulated) {
+            return Err(Refusal::OtherDriver { simulated: self.registry.is_simulated() });
+        }
         let mut token = Token([0; 16]);
         random(&mut token.0).map_err(|_| Refusal::ShuttingDown)?;
         let (ours, theirs) = self.events_pair(id)?;
@@ -164,8 +167,8 @@ impl Server {
             self.members.remove(member);
             return Err(no_fds());
         }
-        tracing::info!(%member, pid, command, "joined");
-        let identity = Identity { pid, uid, command: command.into() };
+        tracing::info!(%member, pid, command, simulated = hello.simulated, "joined");
+        let identity = Identity { pid, uid, command: command.into(), simulated: hello.simulated };
         self.apply(Event::Joined { member, identity, at: now() });
         self.welcome(id, member, ours, theirs, false);
         Ok(())

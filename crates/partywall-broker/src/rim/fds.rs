@@ -41,15 +41,22 @@ impl FdStore {
     }
 }
 
-/// Checks that the file descriptor at `index` of a message is a chunk of `bytes` bytes.
-pub(super) fn check_chunk(
-    index: usize,
-    fd: BorrowedFd<'_>,
-    kind: Kind,
-    bytes: u64,
-    mutable: bool,
-) -> Result<(), Refusal> {
+/// What a commit says of a chunk.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Expected {
+    pub(super) kind: Kind,
+    pub(super) bytes: u64,
+    pub(super) mutable: bool,
+    /// Whether its member runs on the simulated driver, whose GPU memory is memfds.
+    pub(super) simulated: bool,
+}
+
+/// Checks that the file descriptor at `index` of a message is a chunk as it is said to be.
+pub(super) fn check_chunk(index: usize, fd: BorrowedFd<'_>, expected: Expected) -> Result<(), Refusal> {
+    let Expected { kind, bytes, mutable, simulated } = expected;
     let fault = match (kind, classify(fd)) {
+        (Kind::Vmm, Ok(FdKind::NvidiaControl)) if !simulated => return Ok(()),
+        (Kind::Vmm, Ok(FdKind::Memfd { .. })) if simulated => return Ok(()),
         (Kind::Host, Ok(FdKind::Memfd { seals, .. })) if !seals.fixed_length() => {
             FdFault::NotSealed { seal: "F_SEAL_SHRINK and F_SEAL_GROW".into() }
         }
@@ -59,7 +66,7 @@ pub(super) fn check_chunk(
         (Kind::Host, Ok(FdKind::Memfd { seals, .. })) if !mutable && !seals.frozen() => {
             FdFault::NotSealed { seal: "F_SEAL_WRITE".into() }
         }
-        (Kind::Host, Ok(FdKind::Memfd { .. })) | (Kind::Vmm, Ok(FdKind::NvidiaControl)) => return Ok(()),
+        (Kind::Host, Ok(FdKind::Memfd { .. })) => return Ok(()),
         (_, found) => FdFault::WrongType { found: describe(found) },
     };
     Err(bad(index, fault))

@@ -269,7 +269,8 @@ mod tests {
 
     #[test]
     fn commands_are_short_and_harmless() {
-        let shown = |command: &str| presentable(&ClientHello { command: command.into(), resume: None });
+        let shown =
+            |command: &str| presentable(&ClientHello { command: command.into(), simulated: false, resume: None });
         assert_eq!(shown("a\x1b[31mb\nc"), "a [31mb c");
         assert_eq!(shown(&"ä".repeat(MAX_COMMAND)), "ä".repeat(MAX_COMMAND / 2));
     }

@@ -31,7 +31,7 @@ impl Server {
             tracing::warn!(%member, arrived, sent = frame.fds, "no free file descriptor for what came");
             Err(missing(arrived))
         } else {
-            translate::call(request.call, fds, &mut self.store)
+            translate::call(request.call, fds, &mut self.store, self.registry.is_simulated())
         };
         match call {
             Ok(call) => self.apply(Event::Request { member, request: RequestId(request.id), call }),

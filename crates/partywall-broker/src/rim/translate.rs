@@ -15,7 +15,7 @@ use crate::{
         types::{Access, Bound, Chunk, ClaimId, Kind, LeaseId, Memory, Name, Place, Table},
     },
     rim::{
-        fds::{FdStore, check_chunk, check_table},
+        fds::{Expected, FdStore, check_chunk, check_table},
         reclaimer::Donated,
         server::now,
     },
@@ -34,13 +34,15 @@ pub(super) struct About {
 
 /// A request as the registry takes it. The file descriptors of a commit are checked, and given to `store` only if the
 /// request is well-formed.
-pub(super) fn call(call: wire::Call, fds: Vec<Donated>, store: &mut FdStore) -> Result<Call, Refusal> {
+///
+/// Only members on the simulated driver may donate what that makes, which is no memory of a GPU.
+pub(super) fn call(call: wire::Call, fds: Vec<Donated>, store: &mut FdStore, simulated: bool) -> Result<Call, Refusal> {
     if !fds.is_empty() && !matches!(call, wire::Call::Commit(_)) {
         return Err(invalid("this request carries no file descriptors"));
     }
     Ok(match call {
         wire::Call::Ping => Call::Ping,
-        wire::Call::Commit(commit) => Call::Commit(self::commit(commit, fds, store)?),
+        wire::Call::Commit(commit) => Call::Commit(self::commit(commit, fds, store, simulated)?),
         wire::Call::Open(open) => Call::Open(event::Open {
             name: name(open.name)?,
             version: version(open.version)?,
@@ -69,7 +71,12 @@ pub(super) fn call(call: wire::Call, fds: Vec<Donated>, store: &mut FdStore) -> 
     })
 }
 
-fn commit(commit: wire::Commit, fds: Vec<Donated>, store: &mut FdStore) -> Result<event::Commit, Refusal> {
+fn commit(
+    commit: wire::Commit,
+    fds: Vec<Donated>,
+    store: &mut FdStore,
+    simulated: bool,
+) -> Result<event::Commit, Refusal> {
     let name = name(commit.name)?;
     let kind = match commit.kind {
         wire::Kind::Host => Kind::Host,
@@ -95,7 +102,7 @@ fn commit(commit: wire::Commit, fds: Vec<Donated>, store: &mut FdStore) -> Resul
     }
     for (index, (bytes, fd)) in chunks.iter().zip(&fds).enumerate() {
         if let Some(fd) = fd.fd() {
-            check_chunk(index, fd, kind, *bytes, commit.mutable)?;
+            check_chunk(index, fd, Expected { kind, bytes: *bytes, mutable: commit.mutable, simulated })?;
         }
     }
     match &commit.table {
@@ -209,6 +216,7 @@ fn status(counts: &Counts, about: &About) -> wire::StatusInfo {
         instance: about.instance,
         started_at: about.started_at,
         log: about.log.clone(),
+        simulated: counts.simulated,
         members: counts.members,
         names: counts.names,
         versions: counts.versions,
@@ -258,6 +266,7 @@ fn member_row(row: &MemberRow) -> wire::MemberInfo {
         leases: row.leases,
         bytes: row.bytes,
         since: row.since,
+        simulated: row.simulated,
     }
 }
 
@@ -368,7 +377,8 @@ mod tests {
         let name = |i: u64| Name::new(format!("{}{i:04}", "n".repeat(MAX_NAME - 4)));
         let open = |i: u64| Call::Open(Open { name: name(i), version: None, access: Access::Read, wait: false });
         for member in 1..=300 {
-            let identity = Identity { pid: u32::MAX, uid: u32::MAX, command: "c".repeat(MAX_COMMAND).into() };
+            let identity =
+                Identity { pid: u32::MAX, uid: u32::MAX, command: "c".repeat(MAX_COMMAND).into(), simulated: true };
             registry.apply(Event::Joined { member: MemberId(member), identity, at: u64::MAX });
         }
         for i in (0..300_u64).chain([0; 100]) {

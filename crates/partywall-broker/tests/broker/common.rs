@@ -138,8 +138,15 @@ pub(crate) fn shake_hands(
     socket: &std::path::Path,
     resume: Option<Resume>,
 ) -> Result<(Framed, Framed, Welcome), Refusal> {
+    shake_hands_as(socket, ClientHello { command: "test client".into(), simulated: false, resume })
+}
+
+/// As [`shake_hands`], with a first message of the caller's.
+pub(crate) fn shake_hands_as(
+    socket: &std::path::Path,
+    hello: ClientHello,
+) -> Result<(Framed, Framed, Welcome), Refusal> {
     let mut call = Framed::new(socket::connect(socket).unwrap());
-    let hello = ClientHello { command: "test client".into(), resume };
     let bytes = handshake::encode(&Speaker::new("0.0.0-test"), &hello, 1).unwrap();
     // A broker that has no room says so at once, and may have hung up by now.
     let _ = socket::send(&call.socket, &bytes, &[process::own_pidfd().unwrap().as_fd()]);

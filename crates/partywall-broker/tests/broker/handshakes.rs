@@ -18,7 +18,7 @@ fn hello() -> Vec<u8> {
 }
 
 fn hello_of(speaker: &Speaker, fds: usize) -> Vec<u8> {
-    handshake::encode(speaker, &ClientHello { command: "test".into(), resume: None }, fds).unwrap()
+    handshake::encode(speaker, &ClientHello { command: "test".into(), simulated: false, resume: None }, fds).unwrap()
 }
 
 fn connect(broker: &TestBroker) -> Framed {

@@ -8,3 +8,4 @@ mod handshakes;
 mod places;
 mod roles;
 mod serving;
+mod simulation;

@@ -1,7 +1,8 @@
 //! `partywall status`. With `--json`: `pid`, `version`, `instance` (in hexadecimal), `domain`, `socket`, `log` (a path or
-//! null), `started_at_ms` (since 1970), `uptime_seconds`, `names`, `versions`, `leases`, `fds` (numbers), `members` (a
-//! list of [`describe::member`], without this process), `bytes` (a list of `place`, `bytes`), `largest` (a list of
-//! `name`, `place`, `bytes`), `limits` (an object: `bytes`, `names`, `fds`, `clients`, `message`, `waits`, `leases`).
+//! null), `simulated` (whether its members run on the simulated CUDA driver), `started_at_ms` (since 1970),
+//! `uptime_seconds`, `names`, `versions`, `leases`, `fds` (numbers), `members` (a list of [`describe::member`], without
+//! this process), `bytes` (a list of `place`, `bytes`), `largest` (a list of `name`, `place`, `bytes`), `limits` (an
+//! object: `bytes`, `names`, `fds`, `clients`, `message`, `waits`, `leases`).
 
 use clap::Args;
 use partywall::{
@@ -56,6 +57,7 @@ fn value(status: &StatusInfo, members: &[MemberInfo], location: &partywall::Loca
         "domain": location.domain,
         "socket": location.socket,
         "log": status.log,
+        "simulated": status.simulated,
         "started_at_ms": status.started_at,
         "uptime_seconds": text::since(status.started_at).as_secs(),
         "names": status.names,
@@ -79,6 +81,9 @@ fn broker(output: Output, status: &StatusInfo, location: &partywall::Location) {
         "up",
         format!("{}, since {}", text::duration(text::since(status.started_at)), text::moment(status.started_at)),
     );
+    if status.simulated {
+        fact("driver", "simulated: nothing here is on a GPU".into());
+    }
     let limits = status.limits.iter().map(|(limit, value)| match limit {
         Limit::Bytes | Limit::Message => format!("{} {}", key(*limit), bytes(*value)),
         _ => format!("{} {value}", key(*limit)),

@@ -8,6 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use partywall_cuda::Driver;
 use partywall_os::{
     Errno,
     dir::PrivateDir,
@@ -89,7 +90,7 @@ pub(super) fn open(location: &Location) -> Result<OwnedFd> {
 /// The first message each way.
 pub(super) fn greet(call: OwnedFd, path: &Path, resume: Option<Resume>) -> Result<Greeted> {
     let pidfd = process::own_pidfd().map_err(|e| Error::system("opening a pidfd of this process", e))?;
-    let hello = ClientHello { command: command_line(), resume };
+    let hello = ClientHello { command: command_line(), simulated: is_simulated(), resume };
     let hello = handshake::encode(&Speaker::new(VERSION), &hello, 1).map_err(protocol)?;
     let gone = |_| Error::BrokerGone { socket: path.to_owned() };
     socket::send(&call, &hello, &[pidfd.as_fd()]).map_err(gone)?;
@@ -134,6 +135,12 @@ pub(super) fn greet(call: OwnedFd, path: &Path, resume: Option<Resume>) -> Resul
 
 fn protocol(error: WireError) -> Error {
     Error::Protocol(error.to_string())
+}
+
+/// Whether this process runs on the simulated driver. Only who has chosen another driver than the vendor's may, and
+/// only then it is loaded for this: host memory needs none.
+fn is_simulated() -> bool {
+    std::env::var_os(Driver::LIBRARY_VARIABLE).is_some() && Driver::load().is_ok_and(Driver::is_simulated)
 }
 
 /// What `show` and `ps` print for this process.

@@ -16,6 +16,8 @@ use super::{
 
 const UNBOUNDED: Bounds = Bounds { bytes: u64::MAX, names: 1 << 20, fds: 1 << 20, waits: 1 << 20, leases: 1 << 20 };
 
+const GPU: Place = Place::Gpu([7; 16]);
+
 /// A registry that is audited after each event, with the file descriptors and tickets that a rim would know of.
 struct Watched {
     registry: Registry,
@@ -48,7 +50,7 @@ impl Watched {
 
     fn join(&mut self, member: MemberId) {
         let pid = 100 + member.0 as u32;
-        let identity = Identity { pid, uid: 0, command: format!("member {member}").into() };
+        let identity = Identity { pid, uid: 0, command: format!("member {member}").into(), simulated: false };
         assert_eq!(self.apply(Event::Joined { member, identity, at: 0 }), []);
     }
 
@@ -90,6 +92,10 @@ impl Watched {
     }
 
     fn memory(&mut self, chunks: &[u64], table: bool, mutable: bool, kept: bool) -> Arc<Memory> {
+        self.memory_of(Kind::Host, chunks, table, mutable, kept)
+    }
+
+    fn memory_of(&mut self, kind: Kind, chunks: &[u64], table: bool, mutable: bool, kept: bool) -> Arc<Memory> {
         let mut fd = || {
             self.last_fd += 1;
             self.open_fds.insert(FdId(self.last_fd));
@@ -97,7 +103,8 @@ impl Watched {
         };
         let chunks = chunks.iter().map(|bytes| Chunk { bytes: *bytes, fd: fd() }).collect();
         let table = if table { Table::Fd { bytes: 3, fd: fd() } } else { Table::Inline(Arc::from([])) };
-        Arc::new(Memory { kind: Kind::Host, place: Place::Host, chunks, table, tensors: 1, mutable, kept })
+        let place = if kind == Kind::Host { Place::Host } else { GPU };
+        Arc::new(Memory { kind, place, chunks, table, tensors: 1, mutable, kept })
     }
 
     fn commit_call(&mut self, name: &str, mutable: bool, kept: bool) -> Commit {

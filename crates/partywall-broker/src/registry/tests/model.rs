@@ -21,6 +21,7 @@ pub(super) struct Said {
 pub(super) struct Person {
     pub(super) id: MemberId,
     pub(super) state: MemberState,
+    simulated: bool,
     last_request: u64,
 }
 
@@ -70,6 +71,8 @@ enum For {
 #[derive(Debug)]
 pub(super) struct Model {
     bounds: Bounds,
+    /// Whether the member that joined last is.
+    simulated: bool,
     pub(super) people: Vec<Person>,
     editions: Vec<Edition>,
     /// The highest number given to each name that has an edition.
@@ -85,6 +88,7 @@ impl Model {
     pub(super) fn new(bounds: Bounds) -> Self {
         Self {
             bounds,
+            simulated: false,
             people: Vec::new(),
             editions: Vec::new(),
             numbers: BTreeMap::new(),
@@ -96,11 +100,19 @@ impl Model {
         }
     }
 
+    /// Whether there is nothing of the other sort.
+    pub(super) fn admits(&self, simulated: bool) -> bool {
+        let anything = !self.people.is_empty() || self.editions.iter().any(|e| e.memory.place != Place::Host);
+        !anything || self.simulated == simulated
+    }
+
     pub(super) fn apply(&mut self, event: &Event) -> Said {
         let mut said = Said::default();
         match event {
-            Event::Joined { member, .. } => {
-                self.people.push(Person { id: *member, state: MemberState::Alive, last_request: 0 });
+            Event::Joined { member, identity, .. } => {
+                let (state, simulated) = (MemberState::Alive, identity.simulated);
+                self.people.push(Person { id: *member, state, simulated, last_request: 0 });
+                self.simulated = simulated;
             }
             Event::Suspected { member } => {
                 self.queue.retain(|q| q.member != *member);
@@ -227,27 +239,36 @@ impl Model {
                         .map(|e| e.memory.bytes())
                         .sum(),
                     since: 0,
+                    simulated: p.simulated,
                 });
                 Ok(Verdict::Members { members: rows.collect(), more: false })
             }
             Call::Status => {
-                let bytes = self.bytes();
+                let at = |place| {
+                    let chunks = self.editions.iter().filter(|e| e.memory.place == place).map(|e| e.memory.bytes());
+                    let tables = self.editions.iter().filter(|_| place == Place::Host).map(|e| e.memory.table_bytes());
+                    (place, chunks.chain(tables).sum::<u64>())
+                };
+                let mut bytes: Vec<_> = [Place::Host, GPU].map(at).into_iter().filter(|(_, n)| *n > 0).collect();
+                bytes.sort_by_key(|(_, n)| std::cmp::Reverse(*n));
                 let mut largest: Vec<_> = self
                     .numbers
                     .keys()
                     .map(|name| {
                         let of_name = self.editions.iter().filter(|e| e.name == *name);
-                        (name.clone(), Place::Host, of_name.map(|e| e.memory.bytes()).sum::<u64>())
+                        let newest = of_name.clone().max_by_key(|e| e.number).unwrap();
+                        (name.clone(), newest.memory.place, of_name.map(|e| e.memory.bytes()).sum::<u64>())
                     })
                     .collect();
                 largest.sort_by_key(|(name, _, bytes)| (std::cmp::Reverse(*bytes), name.clone()));
                 Ok(Verdict::Status(Box::new(Counts {
+                    simulated: self.simulated,
                     members: self.people.iter().filter(|p| p.id != member).count() as u64,
                     names: self.names(),
                     versions: self.editions.len() as u64,
                     leases: self.holds.len() as u64,
                     fds: self.fds(),
-                    bytes: if bytes > 0 { vec![(Place::Host, bytes)] } else { Vec::new() },
+                    bytes,
                     largest,
                 })))
             }
@@ -447,8 +468,8 @@ impl Model {
     fn row(&self, e: &Edition) -> VersionRow {
         VersionRow {
             version: e.number,
-            kind: Kind::Host,
-            place: Place::Host,
+            kind: e.memory.kind,
+            place: e.memory.place,
             bytes: e.memory.bytes(),
             tensors: 1,
             mutable: e.memory.mutable,

@@ -11,7 +11,8 @@ use crate::registry::effect::{MemberState, Refused};
 /// An event in terms of positions: what they refer to depends on what has happened before.
 #[derive(Debug, Clone)]
 enum Step {
-    Join,
+    /// On the simulated driver, or on the real one.
+    Join(bool),
     Suspect(usize),
     Resume(usize),
     HeldByChild(usize),
@@ -25,6 +26,7 @@ enum Step {
 enum Ask {
     Commit {
         name: usize,
+        kind: Kind,
         chunks: Vec<u64>,
         table: bool,
         mutable: bool,
@@ -54,7 +56,7 @@ enum Ask {
 fn step() -> impl Strategy<Value = Step> {
     let who = 0..8_usize;
     prop_oneof![
-        3 => Just(Step::Join),
+        3 => prop::bool::weighted(0.2).prop_map(Step::Join),
         2 => who.clone().prop_map(Step::Suspect),
         2 => who.clone().prop_map(Step::Resume),
         1 => who.clone().prop_map(Step::HeldByChild),
@@ -69,6 +71,7 @@ fn ask() -> impl Strategy<Value = Ask> {
     let version = prop_oneof![2 => Just(None), 1 => (1..5_u64).prop_map(Some)];
     let commit = (
         name.clone(),
+        prop_oneof![3 => Just(Kind::Host), 1 => Just(Kind::Vmm)],
         prop::collection::vec(0..10_u64, 0..3),
         any::<bool>(),
         any::<bool>(),
@@ -77,8 +80,8 @@ fn ask() -> impl Strategy<Value = Ask> {
         prop::option::weighted(0.4, pick.clone()),
     );
     prop_oneof![
-        8 => commit.prop_map(|(name, chunks, table, mutable, kept, if_absent, claim)| Ask::Commit {
-            name, chunks, table, mutable, kept, if_absent, claim,
+        8 => commit.prop_map(|(name, kind, chunks, table, mutable, kept, if_absent, claim)| Ask::Commit {
+            name, kind, chunks, table, mutable, kept, if_absent, claim,
         }),
         8 => (name.clone(), version, prop::bool::weighted(0.3), any::<bool>())
             .prop_map(|(name, version, write, wait)| Ask::Open { name, version, write, wait }),
@@ -111,14 +114,20 @@ impl Run {
 
     fn step(&mut self, step: &Step) {
         match step {
-            Step::Join if self.model.people.len() < 5 => {
+            Step::Join(simulated) if self.model.people.len() < 5 => {
+                let admitted = self.model.admits(*simulated);
+                assert_eq!(self.watched.registry.admits(*simulated), admitted);
+                if !admitted {
+                    return;
+                }
                 self.last_member += 1;
                 let member = MemberId(self.last_member);
                 let pid = 100 + member.0 as u32;
-                let identity = Identity { pid, uid: 0, command: format!("member {member}").into() };
+                let identity =
+                    Identity { pid, uid: 0, command: format!("member {member}").into(), simulated: *simulated };
                 self.both(Event::Joined { member, identity, at: 0 });
             }
-            Step::Join => {}
+            Step::Join(_) => {}
             Step::Suspect(who) => self.if_in(*who, MemberState::Alive, |member| Event::Suspected { member }),
             Step::Resume(who) => self.if_in(*who, MemberState::Suspect, |member| Event::Resumed { member }),
             Step::HeldByChild(who) => self.if_in(*who, MemberState::Alive, |member| Event::HeldByChild { member }),
@@ -195,13 +204,15 @@ impl Run {
         };
         self.watched.now += 1;
         match ask {
-            Ask::Commit { name: of, chunks, table, mutable, kept, if_absent, claim: by } => Call::Commit(Commit {
-                name: name(*of),
-                memory: self.watched.memory(chunks, *table, *mutable, *kept),
-                if_absent: *if_absent,
-                claim: by.map(|i| claim(&self.model, i)),
-                at: self.watched.now,
-            }),
+            Ask::Commit { name: of, kind, chunks, table, mutable, kept, if_absent, claim: by } => {
+                Call::Commit(Commit {
+                    name: name(*of),
+                    memory: self.watched.memory_of(*kind, chunks, *table, *mutable, *kept),
+                    if_absent: *if_absent,
+                    claim: by.map(|i| claim(&self.model, i)),
+                    at: self.watched.now,
+                })
+            }
             Ask::Open { name: of, version, write, wait } => Call::Open(Open {
                 name: name(*of),
                 version: *version,

@@ -48,6 +48,7 @@ pub(super) fn driver() -> Finding {
     let release =
         if release.trim().is_empty() { "release unknown".into() } else { format!("release {}", release.trim()) };
     let detail = format!("{}: {release}, CUDA {version}", driver.library());
+    let detail = if driver.is_simulated() { format!("{detail}, simulated") } else { detail };
     if version < OLDEST {
         return Finding::failed(detail)
             .means(format!("Partywall needs driver 550, which offers CUDA {OLDEST}, or a newer one"))

@@ -1,0 +1,83 @@
+//! Members on the simulated driver and on the real one, which have nothing in common.
+
+use std::os::fd::OwnedFd;
+
+use partywall_os::memfd;
+use partywall_wire::{Answer, Call, ClientHello, Commit, FdFault, Kind, Place, Refusal};
+
+use crate::common::{Client, TestBroker, host_commit, open, shake_hands, shake_hands_as};
+
+fn join(broker: &TestBroker, simulated: bool) -> Result<Client, Refusal> {
+    let hello = ClientHello { command: "test client".into(), simulated, resume: None };
+    let (call, events, welcome) = shake_hands_as(&broker.socket, hello)?;
+    Ok(Client { call, events, welcome, last: 0 })
+}
+
+fn is_refused(broker: &TestBroker, simulated: bool) {
+    // What is said is what the domain is, not what the refused one would be.
+    assert_eq!(join(broker, simulated).err(), Some(Refusal::OtherDriver { simulated: !simulated }));
+}
+
+/// A commit of GPU memory, which is a memfd here.
+fn gpu_commit(name: &str) -> (Commit, OwnedFd) {
+    let commit = Commit { kind: Kind::Vmm, place: Place::Gpu([1; 16]), kept: true, ..host_commit(name, &[8]) };
+    (commit, memfd::frozen("partywall:test", &[1; 8]).unwrap())
+}
+
+#[test]
+fn a_domain_is_of_the_sort_of_its_first_member_until_the_last_has_left() {
+    let broker = TestBroker::start();
+    for simulated in [true, false, true] {
+        let mut first = join(&broker, simulated).unwrap();
+        is_refused(&broker, !simulated);
+        let mut second = join(&broker, simulated).unwrap();
+        assert_eq!(second.status().simulated, simulated);
+        assert!(second.members().iter().all(|member| member.simulated == simulated));
+        first.ask(Call::Bye).unwrap();
+        is_refused(&broker, !simulated);
+        second.ask(Call::Bye).unwrap();
+    }
+}
+
+#[test]
+fn memory_of_a_gpu_keeps_a_domain_as_it_is_and_host_memory_does_not() {
+    let broker = TestBroker::start();
+    let mut member = join(&broker, true).unwrap();
+    let (commit, memory) = gpu_commit("gpu");
+    member.ask_with(Call::Commit(commit), &[&memory]).0.unwrap();
+    member.commit("host", b"x", true);
+    member.ask(Call::Bye).unwrap();
+    is_refused(&broker, false);
+
+    let mut member = join(&broker, true).unwrap();
+    member.ask(Call::Remove { name: "gpu".into() }).unwrap();
+    member.ask(Call::Bye).unwrap();
+    let mut member = join(&broker, false).unwrap();
+    assert!(matches!(member.ask(open("host", false)), Ok(Answer::Opened(_))));
+}
+
+#[test]
+fn a_memfd_is_memory_of_a_gpu_only_for_simulated_members() {
+    let broker = TestBroker::start();
+    let (commit, memory) = gpu_commit("x");
+    let fault = |member: &mut Client, fd: &OwnedFd| match member.ask_with(Call::Commit(commit.clone()), &[fd]).0 {
+        Err(Refusal::BadFd { fault: FdFault::WrongType { found }, .. }) => Some(found),
+        Ok(Answer::Committed { .. }) => None,
+        other => panic!("{other:?}"),
+    };
+    let mut real = join(&broker, false).unwrap();
+    assert_eq!(fault(&mut real, &memory).as_deref(), Some("a memfd"));
+    real.ask(Call::Bye).unwrap();
+    let mut simulated = join(&broker, true).unwrap();
+    let device: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
+    assert_eq!(fault(&mut simulated, &device).as_deref(), Some("a character device 1:3"));
+    assert_eq!(fault(&mut simulated, &memory), None);
+}
+
+#[test]
+fn who_comes_back_is_still_who_it_was() {
+    let broker = TestBroker::start();
+    let member = join(&broker, true).unwrap();
+    assert!(shake_hands(&broker.socket, Some(member.identity())).is_ok());
+    is_refused(&broker, false);
+}
