@@ -56,6 +56,11 @@ pub(crate) struct MemAccessDesc {
     pub(crate) flags: u32,
 }
 
+/// `CUipcEventHandle`: passed by value.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct IpcHandle(pub(crate) [u8; 64]);
+
 pub(crate) const MEM_ALLOCATION_TYPE_PINNED: u32 = 1;
 pub(crate) const MEM_LOCATION_TYPE_DEVICE: u32 = 1;
 pub(crate) const MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR: u32 = 1;
@@ -67,7 +72,13 @@ pub(crate) const MEMHOSTALLOC_PORTABLE: u32 = 1;
 pub(crate) const STREAM_NON_BLOCKING: u32 = 1;
 pub(crate) const STREAM_CAPTURE_MODE_RELAXED: u32 = 2;
 pub(crate) const STREAM_CAPTURE_STATUS_NONE: u32 = 0;
+pub(crate) const STREAM_WAIT_VALUE_GEQ: u32 = 0;
+pub(crate) const STREAM_WRITE_VALUE_DEFAULT: u32 = 0;
 pub(crate) const EVENT_DEFAULT: u32 = 0;
+pub(crate) const EVENT_DISABLE_TIMING: u32 = 2;
+pub(crate) const EVENT_INTERPROCESS: u32 = 4;
+pub(crate) const EVENT_WAIT_DEFAULT: u32 = 0;
+pub(crate) const P2P_ATTRIBUTE_PERFORMANCE_RANK: u32 = 1;
 
 #[cfg(test)]
 mod tests {
@@ -120,6 +131,8 @@ mod tests {
             alloc_flags = allocFlags
         );
         same_layout!(MemAccessDesc, sys::CUmemAccessDesc, location = location, flags = flags);
+        assert_eq!(size_of::<IpcHandle>(), size_of::<sys::CUipcEventHandle>());
+        assert_eq!(align_of::<IpcHandle>(), align_of::<sys::CUipcEventHandle>());
         assert_eq!(size_of::<RawUuid>(), size_of::<sys::CUuuid>());
         assert_eq!(size_of::<DevicePtr>(), size_of::<sys::CUdeviceptr>());
         assert_eq!(size_of::<AllocationHandle>(), size_of::<sys::CUmemGenericAllocationHandle>());
@@ -149,7 +162,23 @@ mod tests {
             (STREAM_NON_BLOCKING, sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32),
             (STREAM_CAPTURE_MODE_RELAXED, Mode::CU_STREAM_CAPTURE_MODE_RELAXED as u32),
             (STREAM_CAPTURE_STATUS_NONE, Status::CU_STREAM_CAPTURE_STATUS_NONE as u32),
+            (STREAM_WAIT_VALUE_GEQ, sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_GEQ as u32),
+            (STREAM_WRITE_VALUE_DEFAULT, sys::CUstreamWriteValue_flags::CU_STREAM_WRITE_VALUE_DEFAULT as u32),
             (EVENT_DEFAULT, sys::CUevent_flags::CU_EVENT_DEFAULT as u32),
+            (EVENT_DISABLE_TIMING, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32),
+            (EVENT_INTERPROCESS, sys::CUevent_flags::CU_EVENT_INTERPROCESS as u32),
+            (EVENT_WAIT_DEFAULT, sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT as u32),
+            (
+                P2P_ATTRIBUTE_PERFORMANCE_RANK,
+                sys::CUdevice_P2PAttribute::CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK as u32,
+            ),
+            (DeviceAttribute::INTEGRATED.0, Attribute::CU_DEVICE_ATTRIBUTE_INTEGRATED as u32),
+            (
+                DeviceAttribute::CAN_USE_64_BIT_STREAM_MEM_OPS.0,
+                Attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS as u32,
+            ),
+            (DeviceAttribute::IPC_EVENT_SUPPORTED.0, Attribute::CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED as u32),
+            (DeviceAttribute::MPS_ENABLED.0, Attribute::CU_DEVICE_ATTRIBUTE_MPS_ENABLED as u32),
             (DeviceAttribute::MULTIPROCESSOR_COUNT.0, Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT as u32),
             (DeviceAttribute::COMPUTE_MODE.0, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_MODE as u32),
             (

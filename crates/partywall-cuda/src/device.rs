@@ -3,7 +3,7 @@
 
 use std::ffi::{CStr, c_char, c_int};
 
-use crate::abi::RawDevice;
+use crate::abi::{P2P_ATTRIBUTE_PERFORMANCE_RANK, RawDevice};
 use crate::{CuResult, CudaError, DeviceUuid, Driver};
 
 /// A GPU as this process sees it: an ordinal that `CUDA_VISIBLE_DEVICES` decides. Its identity across processes is
@@ -24,6 +24,8 @@ pub struct DeviceAttribute(pub u32);
 impl DeviceAttribute {
     /// How many multiprocessors it has.
     pub const MULTIPROCESSOR_COUNT: Self = Self(16);
+    /// Whether it has no memory of its own but shares the host's, as on Jetson.
+    pub const INTEGRATED: Self = Self(18);
     /// See [`ComputeMode`].
     pub const COMPUTE_MODE: Self = Self(20);
     /// 9 in compute capability 9.0.
@@ -34,6 +36,12 @@ impl DeviceAttribute {
     pub const VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: Self = Self(102);
     /// Whether such memory can be exported as a file descriptor.
     pub const HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED: Self = Self(103);
+    /// Whether [memory operations](crate::memop) take 64-bit words. The proof is to do one.
+    pub const CAN_USE_64_BIT_STREAM_MEM_OPS: Self = Self(122);
+    /// Whether [events](crate::IpcEvent) can be shared between processes.
+    pub const IPC_EVENT_SUPPORTED: Self = Self(125);
+    /// Whether this process is a client of MPS.
+    pub const MPS_ENABLED: Self = Self(133);
 }
 
 /// Who may use a device (`CUcomputemode`): a number, because a newer driver may know more of them.
@@ -185,6 +193,15 @@ impl Device {
         self.capability(DeviceAttribute::HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED)
     }
 
+    /// Whether it says that [memory operations](crate::memop) work on it, in both widths. The proof is
+    /// [`probe_device_word`](crate::memop::probe_device_word).
+    ///
+    /// # Errors
+    /// As the driver says.
+    pub fn supports_memory_operations(&self) -> Result<bool, CudaError> {
+        self.capability(DeviceAttribute::CAN_USE_64_BIT_STREAM_MEM_OPS)
+    }
+
     /// Whether kernels on this device can reach memory of `peer`; true for the device itself.
     ///
     /// # Errors
@@ -197,6 +214,18 @@ impl Device {
         // SAFETY: the pointer is to a live c_int; both numbers came from the driver.
         unsafe { self.driver.device_can_access_peer(&mut can, self.raw, peer.raw) }?;
         Ok(can != 0)
+    }
+
+    /// How fast the link from this device to the memory of `peer` is, as the driver ranks the links of one machine: 0
+    /// is the fastest, higher is slower (`CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK`).
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_DEVICE` for a device and itself.
+    pub fn peer_performance_rank(&self, peer: &Self) -> Result<u32, CudaError> {
+        let mut rank: c_int = 0;
+        // SAFETY: the pointer is to a live c_int; both numbers came from the driver.
+        unsafe { self.driver.device_get_p2p_attribute(&mut rank, P2P_ATTRIBUTE_PERFORMANCE_RANK, self.raw, peer.raw) }?;
+        Ok(rank.unsigned_abs())
     }
 
     /// Whether this process already has the device's primary context: retaining it is then cheap, else it costs about

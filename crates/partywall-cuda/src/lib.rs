@@ -43,6 +43,8 @@
 //! | `slice` | [`DeviceSlice`], [`AccessError`]: checked ranges, and requests that do not fit |
 //! | `buffer` | [`DeviceBuffer`], [`PinnedBuffer`]: memory of this process alone |
 //! | `stream`, `event` | [`Stream`], [`StreamRef`], [`Event`]: order, copies, times |
+//! | [`memop`] | a stream writes a word or waits for one: order between processes; whether that works here |
+//! | `ipc_event` | [`IpcEvent`], [`IpcEventHandle`]: events of several processes, for code that uses them |
 //! | `upload` | [`Upload`]: filling device memory from the host at full speed |
 //! | `module`, [`kernels`] | [`Module`], [`Function`], [`Kernels`]: device code, ours included |
 //!
@@ -68,8 +70,10 @@ mod buffer;
 mod context;
 mod device;
 mod event;
+mod ipc_event;
 pub mod kernels;
 mod mapping;
+pub mod memop;
 mod module;
 mod physical;
 mod result;
@@ -85,6 +89,7 @@ pub use buffer::{DeviceBuffer, PinnedBuffer};
 pub use context::{Context, ContextGuard};
 pub use device::{ComputeMode, Device, DeviceAttribute};
 pub use event::Event;
+pub use ipc_event::{IpcEvent, IpcEventHandle};
 pub use kernels::Kernels;
 pub use mapping::{Access, Mapping};
 pub use module::{Function, LaunchConfig, Module};
@@ -115,6 +120,7 @@ mod tests {
             anywhere::<Upload>();
             anywhere::<StreamRef<'_>>();
             anywhere::<Event>();
+            anywhere::<IpcEvent>();
             anywhere::<Module>();
             anywhere::<Function>();
             anywhere::<Kernels>();

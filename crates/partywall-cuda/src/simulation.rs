@@ -3,13 +3,15 @@
 #![allow(unsafe_code)] // functions with the driver's signatures
 
 use std::cell::RefCell;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::os::fd::{IntoRawFd, OwnedFd};
 use std::sync::OnceLock;
 
-use crate::abi::{DevicePtr, Handle, MemAccessDesc, MemAllocationProp};
-use crate::{Access, AccessError, Context, CuResult, Device, DeviceBuffer, Driver, Event, Kernels, Mapping};
+use crate::abi::{DevicePtr, Handle, IpcHandle, MemAccessDesc, MemAllocationProp};
+use crate::memop::{self, ProbeError};
+use crate::{Access, AccessError, Context, CuResult, Device, DeviceBuffer, Driver, Event, IpcEvent, IpcEventHandle};
+use crate::{Kernels, Mapping};
 use crate::{MemoryInfo, PhysicalMemory, PinnedBuffer, RawStream, Stream, StreamRef};
 
 const GRANULARITY: usize = 2 << 20;
@@ -28,8 +30,15 @@ struct State {
     access_flags: u32,
     capturing: bool,
     launches: u32,
-    /// The call of this name fails with this code.
+    /// Words that streams wrote, by address.
+    words: BTreeMap<DevicePtr, u64>,
+    /// What streams wait for: stream, address, value.
+    waits: Vec<(Handle, DevicePtr, u64)>,
+    /// Streams wait for nothing.
+    waits_are_ignored: bool,
+    /// The call of this name fails with this code, once it has worked so many times.
     fail: Option<(&'static str, u32)>,
+    works_before: u32,
 }
 
 thread_local! {
@@ -40,7 +49,11 @@ thread_local! {
 fn call(name: &'static str, action: impl FnOnce(&mut State) -> u32) -> CuResult {
     STATE.with_borrow_mut(|state| {
         CuResult(match state.fail {
-            Some((failing, code)) if failing == name => code,
+            Some((failing, code)) if failing == name && state.works_before == 0 => code,
+            Some((failing, _)) if failing == name => {
+                state.works_before -= 1;
+                action(state)
+            }
             _ => action(state),
         })
     })
@@ -209,13 +222,52 @@ simulated! {
     };
     fn stream_destroy for "cuStreamDestroy_v2" (stream: Handle) |state| state.end("stream", stream as u64);
     fn stream_synchronize for "cuStreamSynchronize" (_stream: Handle) |_| 0;
-    fn stream_query for "cuStreamQuery" (_stream: Handle) |_| 600;
+    fn stream_query for "cuStreamQuery" (stream: Handle) |state| {
+        let words = &state.words;
+        let waits = state.waits.iter().any(|(waiter, pointer, value)| {
+            *waiter == stream && (words.get(pointer).copied().unwrap_or(0).wrapping_sub(*value) as i64) < 0
+        });
+        if waits && !state.waits_are_ignored { 600 } else { 0 }
+    };
+    fn write_32 for "cuStreamWriteValue32_v2" (_stream: Handle, pointer: DevicePtr, value: u32, flags: u32) |state| {
+        assert_eq!(flags, 0);
+        state.words.insert(pointer, value.into());
+        0
+    };
+    fn write_64 for "cuStreamWriteValue64_v2" (_stream: Handle, pointer: DevicePtr, value: u64, flags: u32) |state| {
+        assert_eq!(flags, 0);
+        state.words.insert(pointer, value);
+        0
+    };
+    fn wait_32 for "cuStreamWaitValue32_v2" (stream: Handle, pointer: DevicePtr, value: u32, flags: u32) |state| {
+        assert_eq!(flags, 0);
+        state.waits.push((stream, pointer, value.into()));
+        0
+    };
+    fn wait_64 for "cuStreamWaitValue64_v2" (stream: Handle, pointer: DevicePtr, value: u64, flags: u32) |state| {
+        assert_eq!(flags, 0);
+        state.waits.push((stream, pointer, value));
+        0
+    };
     fn is_capturing for "cuStreamIsCapturing" (_stream: Handle, status: *mut u32) |state| {
         store(status, u32::from(state.capturing));
         0
     };
-    fn event_create for "cuEventCreate" (event: *mut Handle, _flags: u32) |state|
-        state.need_context(|state| store(event, state.make("event") as Handle));
+    fn event_create for "cuEventCreate" (event: *mut Handle, flags: u32) |state| {
+        assert!(flags == 0 || flags == 6, "between processes there is no time");
+        state.need_context(|state| store(event, state.make("event") as Handle))
+    };
+    fn export_event for "cuIpcGetEventHandle" (handle: *mut IpcHandle, event: Handle) |_| {
+        store(handle, IpcHandle([event as u8; 64]));
+        0
+    };
+    fn open_event for "cuIpcOpenEventHandle" (event: *mut Handle, handle: IpcHandle) |state| {
+        if handle.0[63] == 0 { return 1; }
+        state.need_context(|state| store(event, state.make("event") as Handle))
+    };
+    fn record for "cuEventRecord" (_event: Handle, _stream: Handle) |_| 0;
+    fn wait_event for "cuStreamWaitEvent" (_stream: Handle, _event: Handle, _flags: u32) |_| 0;
+    fn event_query for "cuEventQuery" (_event: Handle) |_| 600;
     fn event_destroy for "cuEventDestroy_v2" (event: Handle) |state| state.end("event", event as u64);
     fn elapsed for "cuEventElapsedTime" (milliseconds: *mut f32, _start: Handle, _end: Handle) |_| {
         store(milliseconds, -1.5);
@@ -253,8 +305,13 @@ fn fail(call: &'static str, code: u32) {
     STATE.with_borrow_mut(|state| state.fail = Some((call, code)));
 }
 
+fn fail_after(works: u32, call: &'static str, code: u32) {
+    fail(call, code);
+    STATE.with_borrow_mut(|state| state.works_before = works);
+}
+
 fn fail_nothing() {
-    STATE.with_borrow_mut(|state| state.fail = None);
+    STATE.with_borrow_mut(|state| (state.fail, state.works_before) = (None, 0));
 }
 
 /// What is still live apart from contexts, and whether the thread is as it was.
@@ -456,9 +513,74 @@ fn streams_copy_only_what_fits() {
     let mut bytes = [0; 8];
     stream.copy_to_host(&mut bytes, buffer.as_slice()).unwrap();
     assert_eq!(bytes, [0xFF; 8]);
+    stream.enqueue_wait_u64(buffer.as_slice(), 1).unwrap();
     assert_eq!(stream.is_done(), Ok(false));
+    stream.enqueue_write_u64(buffer.as_slice(), 1).unwrap();
+    assert_eq!(stream.is_done(), Ok(true));
     STATE.with_borrow_mut(|state| state.capturing = true);
     assert_eq!(stream.copy_to_host(&mut bytes, buffer.as_slice()), Err(AccessError::Capturing));
+}
+
+#[test]
+fn memory_operations_take_aligned_words_that_they_may_touch() {
+    let context = context();
+    let mapping =
+        Mapping::new(PhysicalMemory::create(&context, GRANULARITY as u64).unwrap(), Access::ReadOnly).unwrap();
+    let stream = Stream::new(&context).unwrap();
+    let stream = stream.as_ref();
+    assert_eq!(stream.enqueue_write_u32(mapping.as_slice(), 1), Err(AccessError::ReadOnly));
+    assert_eq!(stream.enqueue_write_u64(mapping.as_slice(), 1), Err(AccessError::ReadOnly));
+    stream.enqueue_wait_u32(mapping.slice(4, 4).unwrap(), 1).unwrap();
+    let [odd, short] = [(2, 8), (0, 3)].map(|(offset, len)| mapping.slice(offset, len).unwrap());
+    assert!(matches!(stream.enqueue_wait_u32(odd, 1), Err(AccessError::Misaligned { element: 4, .. })));
+    assert!(matches!(stream.enqueue_wait_u32(short, 1), Err(AccessError::OutOfRange { available: 3, .. })));
+    let half = mapping.slice(4, 8).unwrap();
+    assert!(matches!(stream.enqueue_wait_u64(half, 1), Err(AccessError::Misaligned { element: 8, .. })));
+}
+
+#[test]
+fn a_probe_of_memory_operations_tells_the_ways_of_failing_apart() {
+    let limit = std::time::Duration::from_millis(1);
+    let context = context();
+    memop::probe_device_word(&context, limit).unwrap();
+    assert_all_given_back();
+    for call in ["cuStreamWriteValue32_v2", "cuStreamWaitValue64_v2"] {
+        fail(call, 801);
+        let Err(ProbeError::Refused(error)) = memop::probe_device_word(&context, limit) else { panic!("{call}") };
+        let call = call.trim_end_matches("_v2");
+        assert_eq!(error.to_string(), format!("{call} failed: CUDA_ERROR_NOT_SUPPORTED (801)"));
+        fail_nothing();
+        assert_all_given_back();
+    }
+    STATE.with_borrow_mut(|state| state.waits_are_ignored = true);
+    assert_eq!(memop::probe_device_word(&context, limit), Err(ProbeError::DidNotWait));
+    assert_all_given_back();
+}
+
+#[test]
+fn what_a_stream_still_waits_for_is_never_freed() {
+    let context = context();
+    fail_after(2, "cuStreamWriteValue64_v2", 719);
+    let error = memop::probe_device_word(&context, std::time::Duration::from_millis(1)).unwrap_err();
+    assert!(matches!(error, ProbeError::Refused(_)), "{error}");
+    let left = STATE.with_borrow(|state| state.live.iter().map(|(kind, _)| *kind).collect::<Vec<_>>());
+    assert_eq!(left, ["buffer", "context", "stream", "stream"]);
+}
+
+#[test]
+fn events_between_processes_go_back_too() {
+    let context = context();
+    let event = IpcEvent::new(&context).unwrap();
+    let handle = event.export().unwrap();
+    assert_eq!(format!("{handle:?}"), "IpcEventHandle(..)");
+    let opened = IpcEvent::open(&context, &handle).unwrap();
+    let stream = StreamRef::legacy_default(&context);
+    event.record(stream).unwrap();
+    opened.enqueue_wait(stream).unwrap();
+    assert_eq!(opened.is_done(), Ok(false));
+    assert_eq!(IpcEvent::open(&context, &IpcEventHandle([0; 64])).unwrap_err().code, CuResult::INVALID_VALUE);
+    drop((event, opened));
+    assert_all_given_back();
 }
 
 #[test]

@@ -13,7 +13,9 @@ use std::sync::OnceLock;
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
-use crate::abi::{AllocationHandle, DevicePtr, Handle, MemAccessDesc, MemAllocationProp, RawDevice, RawUuid};
+use crate::abi::{
+    AllocationHandle, DevicePtr, Handle, IpcHandle, MemAccessDesc, MemAllocationProp, RawDevice, RawUuid,
+};
 use crate::{CuResult, CudaError};
 
 /// The CUDA driver of this process: the one piece of global state of the crate.
@@ -312,6 +314,9 @@ entry_points! {
         required device_can_access_peer = "cuDeviceCanAccessPeer" as "cuDeviceCanAccessPeer" (
             can: *mut c_int, device: RawDevice, peer: RawDevice,
         );
+        optional device_get_p2p_attribute = "cuDeviceGetP2PAttribute" as "cuDeviceGetP2PAttribute" (
+            value: *mut c_int, attribute: u32, from: RawDevice, to: RawDevice,
+        );
     }
     "PRIMARY__CTX" {
         required primary_ctx_retain = "cuDevicePrimaryCtxRetain" as "cuDevicePrimaryCtxRetain" (
@@ -352,6 +357,12 @@ entry_points! {
         required memcpy_dtod_async = "cuMemcpyDtoDAsync_v2" as "cuMemcpyDtoDAsync" (
             to: DevicePtr, from: DevicePtr, bytes: usize, stream: Handle,
         );
+        optional ipc_get_event_handle = "cuIpcGetEventHandle" as "cuIpcGetEventHandle" (
+            handle: *mut IpcHandle, event: Handle,
+        );
+        optional ipc_open_event_handle = "cuIpcOpenEventHandle" as "cuIpcOpenEventHandle" (
+            event: *mut Handle, handle: IpcHandle,
+        );
     }
     "VA" {
         required mem_get_allocation_granularity = "cuMemGetAllocationGranularity" as "cuMemGetAllocationGranularity" (
@@ -391,6 +402,9 @@ entry_points! {
         required stream_is_capturing = "cuStreamIsCapturing" as "cuStreamIsCapturing" (
             stream: Handle, status: *mut u32,
         );
+        optional stream_wait_event = "cuStreamWaitEvent" as "cuStreamWaitEvent" (
+            stream: Handle, event: Handle, flags: u32,
+        );
         optional thread_exchange_stream_capture_mode =
             "cuThreadExchangeStreamCaptureMode" as "cuThreadExchangeStreamCaptureMode" (mode: *mut u32);
     }
@@ -399,8 +413,23 @@ entry_points! {
         required event_destroy = "cuEventDestroy_v2" as "cuEventDestroy" (event: Handle);
         required event_record = "cuEventRecord" as "cuEventRecord" (event: Handle, stream: Handle);
         required event_synchronize = "cuEventSynchronize" as "cuEventSynchronize" (event: Handle);
+        optional event_query = "cuEventQuery" as "cuEventQuery" (event: Handle);
         required event_elapsed_time = "cuEventElapsedTime" as "cuEventElapsedTime" (
             milliseconds: *mut f32, start: Handle, end: Handle,
+        );
+    }
+    "MEMOP" {
+        optional stream_wait_value_32 = "cuStreamWaitValue32_v2" as "cuStreamWaitValue32" (
+            stream: Handle, pointer: DevicePtr, value: u32, flags: u32,
+        );
+        optional stream_wait_value_64 = "cuStreamWaitValue64_v2" as "cuStreamWaitValue64" (
+            stream: Handle, pointer: DevicePtr, value: u64, flags: u32,
+        );
+        optional stream_write_value_32 = "cuStreamWriteValue32_v2" as "cuStreamWriteValue32" (
+            stream: Handle, pointer: DevicePtr, value: u32, flags: u32,
+        );
+        optional stream_write_value_64 = "cuStreamWriteValue64_v2" as "cuStreamWriteValue64" (
+            stream: Handle, pointer: DevicePtr, value: u64, flags: u32,
         );
     }
     "MODULE" {

@@ -1,0 +1,133 @@
+//! Events that several processes share: one records, another's stream waits.
+//!
+//! An adapter for code that uses them. Order between processes is made by [memory operations](crate::memop), because
+//! **nobody can release a stream that waits for the event of a killed recorder** (measured: still blocked when we
+//! stopped looking, after 3 s).
+//!
+//! # Traps
+//!
+//! - A wait is for the record that there is *at the time of the call*. If the other process has not recorded yet, it
+//!   waits for nothing: a message "I have recorded" comes before the call, and one event cannot stand for two laps.
+//! - The process that made the event keeps it until all others have closed theirs: else the behaviour is undefined
+//!   (vendor's documentation), and a handle that is opened too late is refused (`CUDA_ERROR_INVALID_VALUE`).
+//! - A handle is opened in another process than the one that made the event; in the same one the driver refuses.
+//! - Both processes see the same `/dev/shm` and are of one user: else `CUDA_ERROR_MAP_FAILED` (measured). Killed
+//!   processes leave files there.
+//! - Both are on the same device, and neither event keeps a time.
+#![allow(unsafe_code)] // driver calls
+
+use std::fmt;
+
+use crate::abi::{EVENT_DISABLE_TIMING, EVENT_INTERPROCESS, EVENT_WAIT_DEFAULT, Handle, IpcHandle};
+use crate::{Context, CuResult, CudaError, StreamRef};
+
+/// What another process needs to open an [`IpcEvent`]: 64 bytes that only the driver understands (`CUipcEventHandle`).
+///
+/// No identity: the driver may hand out the same bytes again for another event.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct IpcEventHandle(pub [u8; 64]);
+
+impl fmt::Debug for IpcEventHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("IpcEventHandle(..)")
+    }
+}
+
+/// An event that other processes can open (`CU_EVENT_INTERPROCESS`), without a time (`CU_EVENT_DISABLE_TIMING`, which
+/// the driver demands), or one that was opened here.
+///
+/// Either process may record it and wait for it. `Send` and `Sync`. Dropping does not wait.
+pub struct IpcEvent {
+    context: Context,
+    handle: Handle,
+}
+
+impl IpcEvent {
+    /// A new event that nothing was recorded in.
+    ///
+    /// # Errors
+    /// As the driver says.
+    pub fn new(context: &Context) -> Result<Self, CudaError> {
+        let _guard = context.guard()?;
+        let mut handle = 0;
+        // SAFETY: the pointer is to a live handle; a context is current.
+        unsafe { context.driver().event_create(&mut handle, EVENT_INTERPROCESS | EVENT_DISABLE_TIMING) }?;
+        Ok(Self { context: context.clone(), handle })
+    }
+
+    /// The event that another process made on the same device.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_VALUE` if its maker has destroyed it, or the bytes are no handle; `CUDA_ERROR_MAP_FAILED`
+    /// without the maker's `/dev/shm` or as another user; what the driver says in the process that made it.
+    pub fn open(context: &Context, handle: &IpcEventHandle) -> Result<Self, CudaError> {
+        let _guard = context.guard_relaxed()?;
+        let mut opened = 0;
+        // SAFETY: the pointer is to a live handle; a context is current. The driver checks the bytes.
+        unsafe { context.driver().ipc_open_event_handle(&mut opened, IpcHandle(handle.0)) }?;
+        Ok(Self { context: context.clone(), handle: opened })
+    }
+
+    /// What another process needs to open it; only its maker can say.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_HANDLE` for an event that was opened here; `CUDA_ERROR_NOT_SUPPORTED` where the platform
+    /// has no event IPC; `CUDA_ERROR_MAP_FAILED` or `CUDA_ERROR_OPERATING_SYSTEM` if `/dev/shm` cannot be used.
+    pub fn export(&self) -> Result<IpcEventHandle, CudaError> {
+        let _guard = self.context.guard()?;
+        let mut handle = IpcHandle([0; 64]);
+        // SAFETY: the pointer is to a live handle; the event is live.
+        unsafe { self.context.driver().ipc_get_event_handle(&mut handle, self.handle) }?;
+        Ok(IpcEventHandle(handle.0))
+    }
+
+    /// Records the point after everything that is on the stream now; later waits are for this one.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_HANDLE` if the stream is of another context.
+    pub fn record(&self, stream: StreamRef<'_>) -> Result<(), CudaError> {
+        let _guard = self.context.guard()?;
+        // SAFETY: event and stream are live.
+        unsafe { self.context.driver().event_record(self.handle, stream.handle()) }
+    }
+
+    /// Enqueues waiting for the record that there is now, by whichever process; without one it waits for nothing.
+    ///
+    /// # Errors
+    /// As the driver says.
+    pub fn enqueue_wait(&self, stream: StreamRef<'_>) -> Result<(), CudaError> {
+        let _guard = self.context.guard()?;
+        // SAFETY: event and stream are live.
+        unsafe { self.context.driver().stream_wait_event(stream.handle(), self.handle, EVENT_WAIT_DEFAULT) }
+    }
+
+    /// Whether the last record is reached, or there is none. Does not wait.
+    ///
+    /// # Errors
+    /// What the work before it failed with.
+    pub fn is_done(&self) -> Result<bool, CudaError> {
+        let _guard = self.context.guard()?;
+        // SAFETY: the event is live.
+        match unsafe { self.context.driver().event_query(self.handle) } {
+            Ok(()) => Ok(true),
+            Err(error) if error.code == CuResult::NOT_READY => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl fmt::Debug for IpcEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("IpcEvent").field("handle", &format_args!("{:#x}", self.handle)).finish_non_exhaustive()
+    }
+}
+
+impl Drop for IpcEvent {
+    fn drop(&mut self) {
+        let destroyed = self.context.guard().and_then(|_guard| {
+            // SAFETY: created or opened once, destroyed once.
+            unsafe { self.context.driver().event_destroy(self.handle) }
+        });
+        self.context.record_drop(destroyed);
+    }
+}
