@@ -56,7 +56,7 @@ pub(crate) struct MemAccessDesc {
     pub(crate) flags: u32,
 }
 
-/// `CUipcEventHandle`: passed by value.
+/// `CUipcMemHandle` and `CUipcEventHandle`: passed by value.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct IpcHandle(pub(crate) [u8; 64]);
@@ -69,6 +69,22 @@ pub(crate) const MEM_ACCESS_FLAGS_PROT_READ: u32 = 1;
 pub(crate) const MEM_ACCESS_FLAGS_PROT_READWRITE: u32 = 3;
 
 pub(crate) const MEMHOSTALLOC_PORTABLE: u32 = 1;
+pub(crate) const MEMHOSTREGISTER_PORTABLE: u32 = 1;
+pub(crate) const MEMHOSTREGISTER_DEVICEMAP: u32 = 2;
+pub(crate) const MEMHOSTREGISTER_READ_ONLY: u32 = 8;
+pub(crate) const IPC_MEM_LAZY_ENABLE_PEER_ACCESS: u32 = 1;
+
+pub(crate) const MEMORYTYPE_HOST: u32 = 1;
+pub(crate) const MEMORYTYPE_DEVICE: u32 = 2;
+pub(crate) const POINTER_ATTRIBUTE_MEMORY_TYPE: u32 = 2;
+pub(crate) const POINTER_ATTRIBUTE_BUFFER_ID: u32 = 7;
+pub(crate) const POINTER_ATTRIBUTE_IS_MANAGED: u32 = 8;
+pub(crate) const POINTER_ATTRIBUTE_DEVICE_ORDINAL: u32 = 9;
+pub(crate) const POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: u32 = 10;
+pub(crate) const POINTER_ATTRIBUTE_RANGE_START_ADDR: u32 = 11;
+pub(crate) const POINTER_ATTRIBUTE_RANGE_SIZE: u32 = 12;
+pub(crate) const POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES: u32 = 14;
+pub(crate) const POINTER_ATTRIBUTE_MEMPOOL_HANDLE: u32 = 17;
 pub(crate) const STREAM_NON_BLOCKING: u32 = 1;
 pub(crate) const STREAM_CAPTURE_MODE_RELAXED: u32 = 2;
 pub(crate) const STREAM_CAPTURE_STATUS_NONE: u32 = 0;
@@ -133,6 +149,8 @@ mod tests {
         same_layout!(MemAccessDesc, sys::CUmemAccessDesc, location = location, flags = flags);
         assert_eq!(size_of::<IpcHandle>(), size_of::<sys::CUipcEventHandle>());
         assert_eq!(align_of::<IpcHandle>(), align_of::<sys::CUipcEventHandle>());
+        assert_eq!(size_of::<IpcHandle>(), size_of::<sys::CUipcMemHandle>());
+        assert_eq!(align_of::<IpcHandle>(), align_of::<sys::CUipcMemHandle>());
         assert_eq!(size_of::<RawUuid>(), size_of::<sys::CUuuid>());
         assert_eq!(size_of::<DevicePtr>(), size_of::<sys::CUdeviceptr>());
         assert_eq!(size_of::<AllocationHandle>(), size_of::<sys::CUmemGenericAllocationHandle>());
@@ -142,7 +160,8 @@ mod tests {
     #[test]
     fn constants_agree_with_generated_bindings() {
         use sys::{
-            CUdevice_attribute as Attribute, CUmemAccess_flags as MemAccess, CUstreamCaptureMode as Mode,
+            CUdevice_attribute as Attribute, CUipcMem_flags as IpcMem, CUmemAccess_flags as MemAccess,
+            CUmemorytype as MemoryType, CUpointer_attribute as PointerAttribute, CUstreamCaptureMode as Mode,
             CUstreamCaptureStatus as Status,
         };
         let pairs: &[(u32, u32)] = &[
@@ -159,6 +178,27 @@ mod tests {
             (MEM_ACCESS_FLAGS_PROT_READ, MemAccess::CU_MEM_ACCESS_FLAGS_PROT_READ as u32),
             (MEM_ACCESS_FLAGS_PROT_READWRITE, MemAccess::CU_MEM_ACCESS_FLAGS_PROT_READWRITE as u32),
             (MEMHOSTALLOC_PORTABLE, sys::CU_MEMHOSTALLOC_PORTABLE),
+            (MEMHOSTREGISTER_PORTABLE, sys::CU_MEMHOSTREGISTER_PORTABLE),
+            (MEMHOSTREGISTER_DEVICEMAP, sys::CU_MEMHOSTREGISTER_DEVICEMAP),
+            (MEMHOSTREGISTER_READ_ONLY, sys::CU_MEMHOSTREGISTER_READ_ONLY),
+            (IPC_MEM_LAZY_ENABLE_PEER_ACCESS, IpcMem::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32),
+            (MEMORYTYPE_HOST, MemoryType::CU_MEMORYTYPE_HOST as u32),
+            (MEMORYTYPE_DEVICE, MemoryType::CU_MEMORYTYPE_DEVICE as u32),
+            (POINTER_ATTRIBUTE_MEMORY_TYPE, PointerAttribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE as u32),
+            (POINTER_ATTRIBUTE_BUFFER_ID, PointerAttribute::CU_POINTER_ATTRIBUTE_BUFFER_ID as u32),
+            (POINTER_ATTRIBUTE_IS_MANAGED, PointerAttribute::CU_POINTER_ATTRIBUTE_IS_MANAGED as u32),
+            (POINTER_ATTRIBUTE_DEVICE_ORDINAL, PointerAttribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL as u32),
+            (
+                POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE,
+                PointerAttribute::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE as u32,
+            ),
+            (POINTER_ATTRIBUTE_RANGE_START_ADDR, PointerAttribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR as u32),
+            (POINTER_ATTRIBUTE_RANGE_SIZE, PointerAttribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE as u32),
+            (
+                POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES,
+                PointerAttribute::CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES as u32,
+            ),
+            (POINTER_ATTRIBUTE_MEMPOOL_HANDLE, PointerAttribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE as u32),
             (STREAM_NON_BLOCKING, sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32),
             (STREAM_CAPTURE_MODE_RELAXED, Mode::CU_STREAM_CAPTURE_MODE_RELAXED as u32),
             (STREAM_CAPTURE_STATUS_NONE, Status::CU_STREAM_CAPTURE_STATUS_NONE as u32),

@@ -40,6 +40,9 @@
 //! | `context` | [`Context`]: the retained primary context, and guards that make it current on any thread |
 //! | `physical` | [`PhysicalMemory`]: memory that travels as a file descriptor |
 //! | `mapping` | [`Mapping`]: such memory at an address of this process |
+//! | `ipc` | [`IpcMemoryHandle`], [`IpcMapping`]: memory of `cuMemAlloc` in another process |
+//! | `register` | [`HostRegistration`]: shared host memory that the GPU reaches |
+//! | `pointer` | [`PointerInfo`]: what kind of memory an address is of |
 //! | `slice` | [`DeviceSlice`], [`AccessError`]: checked ranges, and requests that do not fit |
 //! | `buffer` | [`DeviceBuffer`], [`PinnedBuffer`]: memory of this process alone |
 //! | `stream`, `event` | [`Stream`], [`StreamRef`], [`Event`]: order, copies, times |
@@ -70,12 +73,15 @@ mod buffer;
 mod context;
 mod device;
 mod event;
+mod ipc;
 mod ipc_event;
 pub mod kernels;
 mod mapping;
 pub mod memop;
 mod module;
 mod physical;
+mod pointer;
+mod register;
 mod result;
 #[cfg(test)]
 mod simulation;
@@ -89,11 +95,14 @@ pub use buffer::{DeviceBuffer, PinnedBuffer};
 pub use context::{Context, ContextGuard};
 pub use device::{ComputeMode, Device, DeviceAttribute};
 pub use event::Event;
+pub use ipc::{IpcMapping, IpcMemoryHandle};
 pub use ipc_event::{IpcEvent, IpcEventHandle};
 pub use kernels::Kernels;
 pub use mapping::{Access, Mapping};
 pub use module::{Function, LaunchConfig, Module};
 pub use physical::{PhysicalMemory, round_up};
+pub use pointer::{PointerInfo, PointerKind};
+pub use register::HostRegistration;
 pub use result::{CuResult, CudaError, MemoryInfo};
 pub use slice::{AccessError, DeviceSlice};
 pub use stream::{RawStream, Stream, StreamRef};
@@ -115,6 +124,9 @@ mod tests {
             anywhere::<Mapping>();
             anywhere::<DeviceSlice<'_>>();
             anywhere::<DeviceBuffer>();
+            anywhere::<IpcMapping>();
+            anywhere::<HostRegistration>();
+            anywhere::<PointerInfo>();
             anywhere::<PinnedBuffer>();
             anywhere::<Stream>();
             anywhere::<Upload>();

@@ -7,12 +7,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::os::fd::{IntoRawFd, OwnedFd};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::abi::{DevicePtr, Handle, IpcHandle, MemAccessDesc, MemAllocationProp};
 use crate::memop::{self, ProbeError};
 use crate::{Access, AccessError, Context, CuResult, Device, DeviceBuffer, Driver, Event, IpcEvent, IpcEventHandle};
 use crate::{Kernels, Mapping};
 use crate::{MemoryInfo, PhysicalMemory, PinnedBuffer, RawStream, Stream, StreamRef};
+
+mod sharing;
 
 const GRANULARITY: usize = 2 << 20;
 
@@ -36,6 +39,16 @@ struct State {
     waits: Vec<(Handle, DevicePtr, u64)>,
     /// Streams wait for nothing.
     waits_are_ignored: bool,
+    /// What cuPointerGetAttributes answers, by attribute; 0 for the others.
+    pointer: BTreeMap<u32, u64>,
+    /// What cuMemGetAddressRange answers.
+    range: (DevicePtr, usize),
+    /// Whether an address that is asked about is in a mapping of cuMemMap.
+    mapped: bool,
+    /// Whether cuMemHostGetFlags knows what it is asked about.
+    driver_host: bool,
+    /// The flags of the last cuMemHostRegister.
+    register_flags: u32,
     /// The call of this name fails with this code, once it has worked so many times.
     fail: Option<(&'static str, u32)>,
     works_before: u32,
@@ -209,6 +222,59 @@ simulated! {
             store(to, bytes.as_mut_ptr().cast());
         });
     fn free_host for "cuMemFreeHost" (pointer: *mut c_void) |state| state.end("host", pointer as u64);
+    fn pointer_attributes for "cuPointerGetAttributes" (
+        count: u32, attributes: *mut u32, data: *mut *mut c_void, _pointer: DevicePtr
+    ) |state| {
+        for index in 0..count as usize {
+            // SAFETY: as for `store`: as many of both as the count says, each place of eight bytes.
+            let (attribute, to) = unsafe { (attributes.add(index).read(), data.add(index).read()) };
+            store(to.cast::<u64>(), state.pointer.get(&attribute).copied().unwrap_or_default());
+        }
+        0
+    };
+    fn address_range for "cuMemGetAddressRange_v2" (base: *mut DevicePtr, bytes: *mut usize, pointer: DevicePtr) |state| {
+        if pointer.wrapping_sub(state.range.0) >= state.range.1 as u64 { return 500; }
+        store(base, state.range.0);
+        store(bytes, state.range.1);
+        0
+    };
+    fn retain_memory for "cuMemRetainAllocationHandle" (handle: *mut u64, _address: *mut c_void) |state| {
+        if !state.mapped { return 1; }
+        store(handle, state.make("memory"));
+        0
+    };
+    fn host_flags for "cuMemHostGetFlags" (flags: *mut u32, _pointer: *mut c_void) |state| {
+        store(flags, 1);
+        u32::from(!state.driver_host)
+    };
+    fn host_register for "cuMemHostRegister_v2" (pointer: *mut c_void, bytes: usize, flags: u32) |state| {
+        if bytes == 0 { return 1; }
+        if !state.live.insert(("registration", pointer as u64)) { return 712; }
+        state.register_flags = flags;
+        0
+    };
+    fn host_unregister for "cuMemHostUnregister" (pointer: *mut c_void) |state|
+        state.end("registration", pointer as u64);
+    fn host_pointer for "cuMemHostGetDevicePointer_v2" (to: *mut DevicePtr, pointer: *mut c_void, _flags: u32) |_| {
+        store(to, pointer as u64 + 1);
+        0
+    };
+    fn ipc_handle for "cuIpcGetMemHandle" (handle: *mut IpcHandle, pointer: DevicePtr) |_| {
+        store(handle, IpcHandle([(pointer >> ADDRESS_SHIFT) as u8; 64]));
+        0
+    };
+    fn ipc_open for "cuIpcOpenMemHandle_v2" (to: *mut DevicePtr, _handle: IpcHandle, flags: u32) |state| {
+        assert_eq!(flags, 1);
+        // Threads share the registry of open mappings, so the addresses must differ between them.
+        static OPENED: AtomicU64 = AtomicU64::new(0x1000);
+        state.need_context(|state| {
+            let pointer = OPENED.fetch_add(1, Ordering::Relaxed) << ADDRESS_SHIFT;
+            state.live.insert(("import", pointer));
+            state.range = (pointer, GRANULARITY);
+            store(to, pointer);
+        })
+    };
+    fn ipc_close for "cuIpcCloseMemHandle" (pointer: DevicePtr) |state| state.end("import", pointer);
     fn set for "cuMemsetD8Async" (_p: DevicePtr, _v: u8, _bytes: usize, _stream: Handle) |_| 0;
     fn upload for "cuMemcpyHtoDAsync_v2" (_to: DevicePtr, _from: *const c_void, _b: usize, _stream: Handle) |_| 0;
     fn download for "cuMemcpyDtoHAsync_v2" (to: *mut c_void, _from: DevicePtr, bytes: usize, _stream: Handle) |_| {

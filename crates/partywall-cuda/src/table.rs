@@ -18,7 +18,7 @@ use crate::abi::{
 };
 use crate::{CuResult, CudaError};
 
-/// The CUDA driver of this process: the one piece of global state of the crate.
+/// The CUDA driver of this process.
 ///
 /// Loaded by [`Driver::load`], never unloaded. `Send` and `Sync`: it is read-only, and the driver's functions may be
 /// called from any thread.
@@ -345,6 +345,24 @@ entry_points! {
             pointer: *mut *mut c_void, bytes: usize, flags: u32,
         );
         required mem_free_host = "cuMemFreeHost" as "cuMemFreeHost" (pointer: *mut c_void);
+        optional mem_get_address_range = "cuMemGetAddressRange_v2" as "cuMemGetAddressRange" (
+            base: *mut DevicePtr, bytes: *mut usize, address: DevicePtr,
+        );
+        optional mem_host_get_flags = "cuMemHostGetFlags" as "cuMemHostGetFlags" (flags: *mut u32, pointer: *mut c_void);
+        optional mem_host_register = "cuMemHostRegister_v2" as "cuMemHostRegister" (
+            pointer: *mut c_void, bytes: usize, flags: u32,
+        );
+        optional mem_host_unregister = "cuMemHostUnregister" as "cuMemHostUnregister" (pointer: *mut c_void);
+        optional mem_host_get_device_pointer = "cuMemHostGetDevicePointer_v2" as "cuMemHostGetDevicePointer" (
+            device: *mut DevicePtr, pointer: *mut c_void, flags: u32,
+        );
+        optional ipc_get_mem_handle = "cuIpcGetMemHandle" as "cuIpcGetMemHandle" (
+            handle: *mut IpcHandle, pointer: DevicePtr,
+        );
+        optional ipc_open_mem_handle = "cuIpcOpenMemHandle_v2" as "cuIpcOpenMemHandle" (
+            pointer: *mut DevicePtr, handle: IpcHandle, flags: u32,
+        );
+        optional ipc_close_mem_handle = "cuIpcCloseMemHandle" as "cuIpcCloseMemHandle" (pointer: DevicePtr);
         required memset_d8_async = "cuMemsetD8Async" as "cuMemsetD8Async" (
             pointer: DevicePtr, value: u8, bytes: usize, stream: Handle,
         );
@@ -392,6 +410,14 @@ entry_points! {
         required mem_get_allocation_properties =
             "cuMemGetAllocationPropertiesFromHandle" as "cuMemGetAllocationPropertiesFromHandle" (
             properties: *mut MemAllocationProp, handle: AllocationHandle,
+        );
+        optional mem_retain_allocation_handle = "cuMemRetainAllocationHandle" as "cuMemRetainAllocationHandle" (
+            handle: *mut AllocationHandle, address: *mut c_void,
+        );
+    }
+    "UNIFIED" {
+        optional pointer_get_attributes = "cuPointerGetAttributes" as "cuPointerGetAttributes" (
+            count: u32, attributes: *mut u32, data: *mut *mut c_void, pointer: DevicePtr,
         );
     }
     "STREAM" {

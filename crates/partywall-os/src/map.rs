@@ -172,6 +172,16 @@ impl SharedMap {
         Ok(Self { region: Region::new(fd, prot)?, writable: prot.contains(ProtFlags::WRITE) })
     }
 
+    /// Its first address, for handing it to a device driver. Nothing but volatile accesses may go there.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.region.start.as_ptr()
+    }
+
+    /// Whether it was mapped for writing.
+    pub fn is_writable(&self) -> bool {
+        self.writable
+    }
+
     /// Its length in bytes.
     pub fn len(&self) -> usize {
         self.region.len

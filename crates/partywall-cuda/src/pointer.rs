@@ -1,0 +1,225 @@
+//! What an address is: which of the driver's kinds of memory, and where that memory begins and ends.
+#![allow(unsafe_code)] // driver calls
+
+use std::ffi::c_void;
+
+use crate::abi::{
+    MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, MEMORYTYPE_DEVICE, MEMORYTYPE_HOST, POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES,
+    POINTER_ATTRIBUTE_BUFFER_ID, POINTER_ATTRIBUTE_DEVICE_ORDINAL, POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE,
+    POINTER_ATTRIBUTE_IS_MANAGED, POINTER_ATTRIBUTE_MEMORY_TYPE, POINTER_ATTRIBUTE_MEMPOOL_HANDLE,
+    POINTER_ATTRIBUTE_RANGE_SIZE, POINTER_ATTRIBUTE_RANGE_START_ADDR,
+};
+use crate::{Context, CuResult, CudaError, Device, ipc};
+
+/// The kinds of memory that an address can belong to. They share in different ways, or not at all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum PointerKind {
+    /// Device memory of `cuMemAlloc` (`cudaMalloc`): shared by a 64-byte handle, if
+    /// [`PointerInfo::legacy_ipc`] says so.
+    Device,
+    /// Memory of another process that an [`IpcMapping`](crate::IpcMapping) of this process opened. Only its owner can
+    /// share it.
+    Imported,
+    /// Stream-ordered memory of a pool (`cuMemAllocAsync`): has no 64-byte handle.
+    Pool,
+    /// A mapping of `cuMemCreate` memory (`cuMemMap`): shared by file descriptor, if [`PointerInfo::posix_fd`] says so.
+    Vmm,
+    /// Managed memory (`cuMemAllocManaged`): belongs to this process alone.
+    Managed,
+    /// Page-locked host memory of the driver (`cuMemHostAlloc`, `cudaMallocHost`): belongs to this process alone.
+    Pinned,
+    /// Host memory that the program made and registered (`cuMemHostRegister`). Told from [`PointerKind::Pinned`] by
+    /// `cuMemHostGetFlags`, which the vendor documents to refuse it.
+    Registered,
+    /// Nothing that the driver knows: ordinary host memory, memory that was freed, or a number.
+    Unknown,
+}
+
+/// What the driver says about one address of this process.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct PointerInfo {
+    /// The address that was asked for.
+    pub address: u64,
+    /// The kind of its memory.
+    pub kind: PointerKind,
+    /// The first address of the allocation or mapping. For [`PointerKind::Unknown`] the address itself.
+    pub base: u64,
+    /// The size of the allocation or mapping in bytes. For [`PointerKind::Unknown`] 0.
+    pub bytes: u64,
+    /// The device that the memory lies on; nothing for host memory, and where `CUDA_VISIBLE_DEVICES` hides it.
+    pub device: Option<Device>,
+    /// A number that no other allocation of this process ever has: tells an allocation from a later one at the same
+    /// address. 0 where the driver has none.
+    pub buffer_id: u64,
+    /// Whether the driver would make a 64-byte handle of it ([`IpcMemoryHandle`](crate::IpcMemoryHandle)).
+    pub legacy_ipc: bool,
+    /// Whether it was made to be exported as a file descriptor.
+    pub posix_fd: bool,
+}
+
+impl PointerInfo {
+    /// Asks the driver about an address; any number may be asked for, nothing is read there.
+    ///
+    /// # Errors
+    /// A lost context; a driver without the call (`CUDA_ERROR_NOT_FOUND`). An address that the driver does not know is
+    /// no error but [`PointerKind::Unknown`].
+    pub fn of(context: &Context, address: u64) -> Result<Self, CudaError> {
+        let _guard = context.guard_relaxed()?;
+        let attributes = Attributes::of(context, address)?;
+        let mapped = VmmFacts::of(context, address)?;
+        let kind = if attributes.is_managed {
+            PointerKind::Managed
+        } else if attributes.is_pool {
+            PointerKind::Pool
+        } else if mapped.is_some() {
+            // Before the memory type is looked at: for an address inside such a mapping it reads 0 (measured).
+            PointerKind::Vmm
+        } else {
+            match attributes.memory_type {
+                MEMORYTYPE_DEVICE if ipc::is_imported(address) => PointerKind::Imported,
+                MEMORYTYPE_DEVICE => PointerKind::Device,
+                MEMORYTYPE_HOST if is_driver_host_memory(context, address)? => PointerKind::Pinned,
+                MEMORYTYPE_HOST => PointerKind::Registered,
+                _ => PointerKind::Unknown,
+            }
+        };
+        let (base, bytes) = match kind {
+            PointerKind::Unknown => (address, 0),
+            _ => attributes.range.map_or_else(|| address_range(context, address), Ok)?,
+        };
+        let ordinal = match kind {
+            PointerKind::Unknown | PointerKind::Pinned | PointerKind::Registered => None,
+            _ => Some(mapped.as_ref().map_or(attributes.ordinal, |mapped| mapped.ordinal)),
+        };
+        Ok(Self {
+            address,
+            kind,
+            base,
+            bytes,
+            device: ordinal.map(|ordinal| visible(context, ordinal)).transpose()?.flatten(),
+            buffer_id: attributes.buffer_id,
+            legacy_ipc: kind == PointerKind::Device && attributes.legacy_ipc,
+            posix_fd: mapped.map_or(attributes.handle_types, |mapped| mapped.handle_types)
+                & MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+                != 0,
+        })
+    }
+
+    /// How far the address is from the beginning of its allocation: what must travel with a handle, which names the
+    /// whole allocation.
+    #[must_use]
+    pub fn offset(&self) -> u64 {
+        self.address - self.base
+    }
+}
+
+struct Attributes {
+    memory_type: u32,
+    buffer_id: u64,
+    is_managed: bool,
+    ordinal: i32,
+    legacy_ipc: bool,
+    /// First address and size, if the driver gave a range that holds the address.
+    range: Option<(u64, u64)>,
+    handle_types: u32,
+    is_pool: bool,
+}
+
+impl Attributes {
+    fn of(context: &Context, address: u64) -> Result<Self, CudaError> {
+        let mut names = [
+            POINTER_ATTRIBUTE_MEMORY_TYPE,
+            POINTER_ATTRIBUTE_BUFFER_ID,
+            POINTER_ATTRIBUTE_IS_MANAGED,
+            POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+            POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE,
+            POINTER_ATTRIBUTE_RANGE_START_ADDR,
+            POINTER_ATTRIBUTE_RANGE_SIZE,
+            POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES,
+            POINTER_ATTRIBUTE_MEMPOOL_HANDLE,
+        ];
+        // Eight zeroed bytes each: the values are 1, 4 or 8 bytes long, the vendor's page does not say which is what.
+        let mut values = [0_u64; 9];
+        let mut places = values.each_mut().map(|value| std::ptr::from_mut(value).cast::<c_void>());
+        // SAFETY: as many attributes as places, each with room for the largest value there is; for an address that it
+        // does not know the driver stores defaults.
+        unsafe {
+            context.driver().pointer_get_attributes(
+                names.len() as u32,
+                names.as_mut_ptr(),
+                places.as_mut_ptr(),
+                address,
+            )
+        }?;
+        let [memory_type, buffer_id, managed, ordinal, legacy, start, size, handle_types, pool] = values;
+        Ok(Self {
+            memory_type: memory_type as u32,
+            buffer_id,
+            is_managed: managed != 0,
+            ordinal: ordinal as i32,
+            legacy_ipc: legacy != 0,
+            range: (address.checked_sub(start).is_some_and(|offset| offset < size)).then_some((start, size)),
+            handle_types: handle_types as u32,
+            is_pool: pool != 0,
+        })
+    }
+}
+
+/// Of memory that `cuMemMap` put at an address.
+struct VmmFacts {
+    ordinal: i32,
+    handle_types: u32,
+}
+
+impl VmmFacts {
+    /// Nothing if no such memory is there.
+    fn of(context: &Context, address: u64) -> Result<Option<Self>, CudaError> {
+        let driver = context.driver();
+        let mut handle = 0;
+        // SAFETY: the handle's pointer is live; the address is looked up, not followed.
+        match unsafe { driver.mem_retain_allocation_handle(&mut handle, address as *mut c_void) } {
+            Ok(()) => {}
+            Err(error) if error.is_sticky() => return Err(error),
+            Err(_) => return Ok(None),
+        }
+        let mut properties = crate::abi::MemAllocationProp::default();
+        // SAFETY: the pointer is to a live struct of the driver's layout, the handle was just retained.
+        let asked = unsafe { driver.mem_get_allocation_properties(&mut properties, handle) };
+        // SAFETY: retained once above, released once here.
+        unsafe { driver.mem_release(handle) }?;
+        asked?;
+        Ok(Some(Self { ordinal: properties.location.id, handle_types: properties.requested_handle_types }))
+    }
+}
+
+/// Whether host memory that the driver knows came from the driver itself.
+fn is_driver_host_memory(context: &Context, address: u64) -> Result<bool, CudaError> {
+    let mut flags = 0;
+    // SAFETY: the pointer is to a live number; the address is looked up, not followed.
+    match unsafe { context.driver().mem_host_get_flags(&mut flags, address as *mut c_void) } {
+        Ok(()) => Ok(true),
+        Err(error) if error.code == CuResult::INVALID_VALUE => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// First address and size of the allocation that holds an address.
+pub(crate) fn address_range(context: &Context, address: u64) -> Result<(u64, u64), CudaError> {
+    let (mut base, mut bytes) = (0, 0);
+    // SAFETY: both pointers are to live numbers; the address is looked up, not followed.
+    unsafe { context.driver().mem_get_address_range(&mut base, &mut bytes, address) }
+        .map_err(|error| error.with_context(format!("address {address:#x}")))?;
+    Ok((base, bytes as u64))
+}
+
+/// The device with this ordinal, if this process sees it.
+fn visible(context: &Context, ordinal: i32) -> Result<Option<Device>, CudaError> {
+    let Ok(ordinal) = u32::try_from(ordinal) else { return Ok(None) };
+    match Device::by_ordinal(context.driver(), ordinal) {
+        Ok(device) => Ok(Some(device)),
+        Err(error) if error.code == CuResult::INVALID_DEVICE => Ok(None),
+        Err(error) => Err(error),
+    }
+}
