@@ -1,0 +1,216 @@
+//! Primary contexts, the stack of contexts of each thread, and faults that stay.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::abi::{Code, Handle, RawDevice};
+use crate::entry::{entry_points, store};
+use crate::{ledger, memory, state};
+
+/// What executes work in order: the streams implement it.
+pub(crate) trait Queue: Send + Sync {
+    /// Returns when what was enqueued before this call has run, or the context has a fault.
+    fn drain(&self);
+}
+
+/// A primary context.
+pub(crate) struct Ctx {
+    pub(crate) handle: Handle,
+    /// The ordinal of its device.
+    pub(crate) device: usize,
+    /// A code that every call in the context answers until the process ends; 0 while there is none. The device keeps
+    /// it: to release and retain the primary context does not cure it.
+    fault: Arc<AtomicU32>,
+    destroyed: AtomicBool,
+    queues: Mutex<Vec<Arc<dyn Queue>>>,
+    /// Devices whose memory this context may use, by `cuCtxEnablePeerAccess`.
+    peers: Mutex<BTreeSet<usize>>,
+}
+
+impl Ctx {
+    /// Notes a fault of work in this context. The first one stays.
+    pub(crate) fn fault(&self, code: Code) {
+        let _ = self.fault.compare_exchange(0, code.0, Ordering::AcqRel, Ordering::Acquire);
+    }
+
+    /// # Errors
+    /// The fault, if there is one.
+    pub(crate) fn check(&self) -> Result<(), Code> {
+        Code(self.fault.load(Ordering::Acquire)).ok()
+    }
+
+    pub(crate) fn attach(&self, queue: Arc<dyn Queue>) {
+        lock(&self.queues).push(queue);
+    }
+
+    pub(crate) fn detach(&self, queue: &Arc<dyn Queue>) {
+        lock(&self.queues).retain(|kept| !Arc::ptr_eq(kept, queue));
+    }
+
+    /// Waits for everything that was enqueued in the context. Not to be called with the state locked.
+    ///
+    /// # Errors
+    /// The fault, if there is one.
+    pub(crate) fn synchronize(&self) -> Result<(), Code> {
+        let queues = lock(&self.queues).clone();
+        queues.iter().for_each(|queue| queue.drain());
+        self.check()
+    }
+
+    /// Whether work in this context may use memory that lives on the device and was not shared by other means.
+    pub(crate) fn reaches(&self, device: usize) -> bool {
+        self.device == device || lock(&self.peers).contains(&device)
+    }
+
+    /// Lets this context use the device's memory; whether it was new.
+    pub(crate) fn enable_peer(&self, device: usize) -> bool {
+        lock(&self.peers).insert(device)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The primary context of each device.
+pub(crate) struct Contexts {
+    primary: Vec<Primary>,
+    made: usize,
+}
+
+#[derive(Default)]
+struct Primary {
+    retained: u32,
+    context: Option<Arc<Ctx>>,
+    fault: Arc<AtomicU32>,
+}
+
+impl Contexts {
+    pub(crate) fn new(devices: usize) -> Self {
+        Self { primary: std::iter::repeat_with(Primary::default).take(devices).collect(), made: 0 }
+    }
+
+    /// The context of a handle, if it lives.
+    fn find(&self, handle: Handle) -> Option<&Arc<Ctx>> {
+        self.primary.iter().filter_map(|primary| primary.context.as_ref()).find(|context| context.handle == handle)
+    }
+
+    fn retain(&mut self, device: usize) -> Handle {
+        let primary = &mut self.primary[device];
+        primary.retained += 1;
+        let context = primary.context.get_or_insert_with(|| {
+            self.made += 1;
+            Arc::new(Ctx {
+                handle: FIRST_HANDLE + self.made * 0x100,
+                device,
+                fault: primary.fault.clone(),
+                destroyed: AtomicBool::new(false),
+                queues: Mutex::default(),
+                peers: Mutex::default(),
+            })
+        });
+        context.handle
+    }
+
+    /// The context that ends with this release, if it was the last.
+    fn release(&mut self, device: usize) -> Result<Option<Arc<Ctx>>, Code> {
+        let primary = &mut self.primary[device];
+        primary.retained = primary.retained.checked_sub(1).ok_or(Code::INVALID_CONTEXT)?;
+        Ok(if primary.retained == 0 { primary.context.take() } else { None })
+    }
+}
+
+/// Handles look like nothing else: no pointer, no small number.
+const FIRST_HANDLE: Handle = 0xC0DA_0000_0000;
+
+thread_local! {
+    /// The contexts of this thread, the current one last. Kept alive here, so that a destroyed one is told from none.
+    static STACK: RefCell<Vec<Arc<Ctx>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The context of this thread.
+///
+/// # Errors
+/// `INVALID_CONTEXT` if there is none, `CONTEXT_IS_DESTROYED` if its last reference was released, else its fault.
+pub(crate) fn current() -> Result<Arc<Ctx>, Code> {
+    let context = STACK.with_borrow(|stack| stack.last().cloned()).ok_or(Code::INVALID_CONTEXT)?;
+    if context.destroyed.load(Ordering::Acquire) {
+        return Err(Code::CONTEXT_IS_DESTROYED);
+    }
+    context.check()?;
+    Ok(context)
+}
+
+/// Checks a handle that the caller gave.
+fn live(handle: Handle) -> Result<Arc<Ctx>, Code> {
+    state::lock().contexts.find(handle).cloned().ok_or(Code::INVALID_CONTEXT)
+}
+
+const CONTEXT: &str = "primary context";
+
+entry_points! {
+    fn cuDevicePrimaryCtxRetain(context: *mut Handle, device: RawDevice) {
+        let (device, _) = state::device(device)?;
+        if context.is_null() { return Err(Code::INVALID_VALUE); }
+        let handle = state::lock().contexts.retain(device);
+        ledger::record(CONTEXT, device as u64, 0);
+        store(context, handle)
+    }
+    fn cuDevicePrimaryCtxRelease_v2(device: RawDevice) {
+        let (device, _) = state::device(device)?;
+        let ended = state::lock().contexts.release(device)?;
+        ledger::remove(CONTEXT, device as u64);
+        if let Some(context) = ended {
+            // A fault is no reason to keep the memory.
+            let _ = context.synchronize();
+            context.destroyed.store(true, Ordering::Release);
+            lock(&context.queues).clear();
+            memory::end_of_context(context.handle);
+        }
+        Ok(())
+    }
+    fn cuDevicePrimaryCtxGetState(device: RawDevice, flags: *mut u32, active: *mut c_int) {
+        let (device, _) = state::device(device)?;
+        let lives = state::lock().contexts.primary[device].context.is_some();
+        store(flags, 0)?;
+        store(active, c_int::from(lives))
+    }
+    fn cuCtxPushCurrent_v2(context: Handle) {
+        let context = live(context)?;
+        STACK.with_borrow_mut(|stack| stack.push(context));
+        Ok(())
+    }
+    fn cuCtxPopCurrent_v2(context: *mut Handle) {
+        let top = STACK.with_borrow_mut(Vec::pop).ok_or(Code::INVALID_CONTEXT)?;
+        if context.is_null() { Ok(()) } else { store(context, top.handle) }
+    }
+    fn cuCtxSetCurrent(context: Handle) {
+        let context = if context == 0 { None } else { Some(live(context)?) };
+        STACK.with_borrow_mut(|stack| {
+            stack.pop();
+            stack.extend(context);
+        });
+        Ok(())
+    }
+    fn cuCtxGetCurrent(context: *mut Handle) {
+        store(context, STACK.with_borrow(|stack| stack.last().map_or(0, |context| context.handle)))
+    }
+    fn cuCtxGetDevice(device: *mut RawDevice) {
+        let top = STACK.with_borrow(|stack| stack.last().map(|context| context.device));
+        store(device, top.ok_or(Code::INVALID_CONTEXT)? as RawDevice)
+    }
+    fn cuCtxSynchronize() { current()?.synchronize() }
+    fn cuCtxEnablePeerAccess(peer: Handle, flags: u32) {
+        let (context, peer) = (current()?, live(peer)?);
+        if flags != 0 { return Err(Code::INVALID_VALUE); }
+        if context.device == peer.device { return Err(Code::INVALID_DEVICE); }
+        if context.enable_peer(peer.device) { Ok(()) } else { Err(Code::PEER_ACCESS_ALREADY_ENABLED) }
+    }
+    fn cuCtxDisablePeerAccess(peer: Handle) {
+        let (context, peer) = (current()?, live(peer)?);
+        if lock(&context.peers).remove(&peer.device) { Ok(()) } else { Err(Code::PEER_ACCESS_NOT_ENABLED) }
+    }
+}

@@ -1,0 +1,263 @@
+//! The devices: how many there are, which the process sees, what they answer about themselves.
+
+use std::ffi::{CString, c_char, c_int};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::abi::{Code, RawDevice};
+use crate::entry::{entry_points, store};
+use crate::state;
+
+/// A device that this process sees.
+pub(crate) struct Device {
+    /// Its number among all devices of the simulated machine, whoever sees them.
+    pub(crate) physical: u8,
+    /// Bytes of its memory.
+    pub(crate) total: u64,
+    /// Bytes of it that this process has allocated.
+    used: AtomicU64,
+}
+
+impl Device {
+    /// The devices that `SIMCUDA_DEVICES` and `CUDA_VISIBLE_DEVICES` leave to this process.
+    pub(crate) fn visible() -> Vec<Self> {
+        let count = variable("SIMCUDA_DEVICES").map_or(1, |text| {
+            text.parse().ok().filter(|count| *count <= 64).unwrap_or_else(|| panic!("SIMCUDA_DEVICES={text}: 0 to 64"))
+        });
+        let total = variable("SIMCUDA_MEMORY").map_or(1 << 30, |text| {
+            parse_bytes(&text).unwrap_or_else(|| panic!("SIMCUDA_MEMORY={text}: a number of bytes, or with K, M or G"))
+        });
+        let seen = variable("CUDA_VISIBLE_DEVICES").map_or_else(|| (0..count).collect(), |list| choose(&list, count));
+        seen.into_iter().map(|physical| Self { physical, total, used: AtomicU64::new(0) }).collect()
+    }
+
+    pub(crate) fn uuid(&self) -> [u8; 16] {
+        uuid(self.physical)
+    }
+
+    /// Takes memory from what the device has; whoever holds it gives it back by [`Self::give_back`].
+    ///
+    /// # Errors
+    /// `OUT_OF_MEMORY`.
+    pub(crate) fn take(&self, bytes: u64) -> Result<(), Code> {
+        let more = |used: u64| used.checked_add(bytes).filter(|used| *used <= self.total);
+        self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).map_err(|_| Code::OUT_OF_MEMORY)?;
+        Ok(())
+    }
+
+    pub(crate) fn give_back(&self, bytes: u64) {
+        self.used.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn free(&self) -> u64 {
+        self.total - self.used.load(Ordering::Relaxed)
+    }
+
+    fn pci_bus_id(&self) -> String {
+        format!("0000:{:02X}:00.0", self.physical + 1)
+    }
+}
+
+/// The identity of a device of the simulated machine.
+pub(crate) fn uuid(physical: u8) -> [u8; 16] {
+    let mut uuid = [0; 16];
+    uuid[..4].copy_from_slice(&[0x51, 0x30, 0x1c, 0xa7]);
+    uuid[15] = physical;
+    uuid
+}
+
+/// As `nvidia-smi -L` prints it.
+fn uuid_text(physical: u8) -> String {
+    let hex: String = uuid(physical).iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
+}
+
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
+fn parse_bytes(text: &str) -> Option<u64> {
+    let (number, shift) = match text.as_bytes().last()? {
+        b'K' => (&text[..text.len() - 1], 10),
+        b'M' => (&text[..text.len() - 1], 20),
+        b'G' => (&text[..text.len() - 1], 30),
+        _ => (text, 0),
+    };
+    number.parse::<u64>().ok()?.checked_mul(1 << shift)
+}
+
+/// The devices of a `CUDA_VISIBLE_DEVICES`: indices, or UUIDs that may be cut short where they stay unique. The list
+/// ends at the first entry that names no device, or one that was named before.
+fn choose(list: &str, count: u8) -> Vec<u8> {
+    let mut chosen = Vec::new();
+    for entry in list.split(',').map(str::trim) {
+        let found = if entry.starts_with("GPU-") {
+            let mut matching = (0..count).filter(|physical| uuid_text(*physical).starts_with(entry));
+            matching.next().filter(|_| matching.next().is_none())
+        } else {
+            entry.parse().ok().filter(|index| *index < count)
+        };
+        match found {
+            Some(physical) if !chosen.contains(&physical) => chosen.push(physical),
+            _ => break,
+        }
+    }
+    chosen
+}
+
+/// `CUdevice_attribute`: what it is, for a device like the H200 that the facts were measured on.
+fn attribute(device: &Device, attribute: u32) -> Result<c_int, Code> {
+    Ok(match attribute {
+        1 => 1024,                              // threads a block
+        2 | 3 => 1024,                          // block x, y
+        4 => 64,                                // block z
+        5 => i32::MAX,                          // grid x
+        6 | 7 => 65535,                         // grid y, z
+        8 => 48 << 10,                          // shared memory a block
+        10 => 32,                               // warp
+        16 => 132,                              // multiprocessors
+        18 => 0,                                // integrated
+        19 => 1,                                // maps host memory
+        20 => 0,                                // compute mode: default
+        31 => 1,                                // concurrent kernels
+        32 => 0,                                // error correction
+        33 => c_int::from(device.physical) + 1, // PCI bus
+        34 | 50 => 0,                           // PCI device, domain
+        35 => 0,                                // TCC driver
+        39 => 2048,                             // threads a multiprocessor
+        40 => 3,                                // copy engines
+        41 => 1,                                // unified addressing
+        75 => 9,                                // compute capability
+        76 => 0,
+        78 => 1,              // stream priorities
+        83 => 1,              // managed memory
+        84 => 0,              // two devices on one board
+        88 => 1,              // pageable memory
+        89 => 1,              // managed memory from both sides at a time
+        91 => 1,              // host pointer of registered memory
+        92 | 93 => 0,         // stream memory operations, first version: off although the second works
+        95 | 96 => 1,         // cooperative launch
+        98 => 0,              // flush of remote writes
+        99 => 1,              // host register
+        102 => 1,             // virtual memory management
+        103 => 1,             // POSIX file descriptors
+        104 | 105 => 0,       // Windows handles
+        110 => 0,             // GPUDirect RDMA with virtual memory management
+        113 => 1,             // read-only host register
+        115 => 1,             // memory pools
+        116..=118 => 0,       // GPUDirect RDMA
+        119 => 1,             // handle types of pools: POSIX file descriptor
+        122 => 1,             // 64-bit stream memory operations
+        123 => 1,             // wait value NOR
+        124 => 0,             // dma-buf
+        125 => 1,             // events between processes
+        128 | 132 | 133 => 0, // fabric handles, multicast, MPS
+        _ if attribute == 0 || attribute > LAST_ATTRIBUTE => return Err(Code::INVALID_VALUE),
+        _ => 0,
+    })
+}
+
+/// The highest attribute of CUDA 13.0.
+const LAST_ATTRIBUTE: u32 = 147;
+
+entry_points! {
+    fn cuInit(flags: u32) {
+        if flags != 0 { return Err(Code::INVALID_VALUE); }
+        state::initialize()
+    }
+    fn cuDriverGetVersion(version: *mut c_int) { store(version, 13000) }
+    fn cuDeviceGetCount(count: *mut c_int) { store(count, state::devices().len() as c_int) }
+    fn cuDeviceGet(device: *mut RawDevice, ordinal: c_int) {
+        state::device(ordinal)?;
+        store(device, ordinal)
+    }
+    fn cuDeviceGetName(name: *mut c_char, length: c_int, device: RawDevice) {
+        state::device(device)?;
+        // SAFETY: the caller's buffer.
+        unsafe { store_text(name, length, "Simulated GPU") }
+    }
+    fn cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: RawDevice) { store(uuid, state::device(device)?.1.uuid()) }
+    fn cuDeviceTotalMem_v2(bytes: *mut usize, device: RawDevice) {
+        store(bytes, state::device(device)?.1.total as usize)
+    }
+    fn cuDeviceGetAttribute(value: *mut c_int, which: u32, device: RawDevice) {
+        store(value, attribute(state::device(device)?.1, which)?)
+    }
+    fn cuDeviceGetPCIBusId(text: *mut c_char, length: c_int, device: RawDevice) {
+        let id = state::device(device)?.1.pci_bus_id();
+        // SAFETY: the caller's buffer.
+        unsafe { store_text(text, length, &id) }
+    }
+    fn cuDeviceGetByPCIBusId(device: *mut RawDevice, text: *const c_char) {
+        if text.is_null() { return Err(Code::INVALID_VALUE); }
+        // SAFETY: a NUL-terminated string of the caller's.
+        let text = unsafe { std::ffi::CStr::from_ptr(text) }.to_string_lossy().to_ascii_uppercase();
+        let ordinal = state::devices().iter().position(|device| device.pci_bus_id() == text);
+        store(device, ordinal.ok_or(Code::INVALID_DEVICE)? as RawDevice)
+    }
+    fn cuDeviceCanAccessPeer(can: *mut c_int, device: RawDevice, peer: RawDevice) {
+        state::device(device)?;
+        state::device(peer)?;
+        store(can, c_int::from(device != peer))
+    }
+    fn cuDeviceGetP2PAttribute(value: *mut c_int, attribute: u32, from: RawDevice, to: RawDevice) {
+        state::device(from)?;
+        state::device(to)?;
+        if from == to { return Err(Code::INVALID_DEVICE); }
+        // Performance rank, access, native atomics, arrays.
+        store(value, match attribute { 1 => 0, 2..=4 => 1, _ => return Err(Code::INVALID_VALUE) })
+    }
+}
+
+/// # Safety
+/// `to` is null or has room for `length` bytes.
+unsafe fn store_text(to: *mut c_char, length: c_int, text: &str) -> Result<(), Code> {
+    let length = usize::try_from(length).ok().filter(|length| *length > 0 && !to.is_null());
+    let length = length.ok_or(Code::INVALID_VALUE)?;
+    let text = CString::new(&text[..text.len().min(length - 1)]).expect("no NUL in it");
+    let bytes = text.as_bytes_with_nul();
+    // SAFETY: at most `length` bytes, which the caller promises room for.
+    unsafe { to.cast::<u8>().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+    Ok(())
+}
+
+/// `cuGetErrorName`: neither counted nor logged, since it only looks a text up.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn cuGetErrorName(code: Code, text: *mut *const c_char) -> Code {
+    error_text(code.texts().map(|(name, _)| name), text)
+}
+
+/// `cuGetErrorString`: neither counted nor logged, since it only looks a text up.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn cuGetErrorString(code: Code, text: *mut *const c_char) -> Code {
+    error_text(code.texts().map(|(_, sentence)| sentence), text)
+}
+
+fn error_text(found: Option<&'static str>, to: *mut *const c_char) -> Code {
+    let stored = store(to, found.map_or(std::ptr::null(), |text| text.as_ptr().cast()));
+    if found.is_none() { Code::INVALID_VALUE } else { stored.err().unwrap_or(Code::SUCCESS) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn visible_devices_are_chosen_as_the_driver_chooses() {
+        assert_eq!(choose("1,0", 2), [1, 0]);
+        assert_eq!(choose(&uuid_text(1), 2), [1]);
+        assert_eq!(choose("0,7,1", 2), [0], "an unknown entry ends the list");
+        assert_eq!(choose("-1", 2), []);
+        assert_eq!(choose("", 2), []);
+        assert_eq!(choose("GPU-5130", 2), [], "cut short, two devices begin so");
+        assert_eq!(choose("GPU-5130", 1), [0]);
+        assert_eq!(uuid_text(3), "GPU-51301ca7-0000-0000-0000-000000000003");
+    }
+
+    #[test]
+    fn sizes_have_suffixes() {
+        assert_eq!(parse_bytes("4096"), Some(4096));
+        assert_eq!(parse_bytes("64M"), Some(64 << 20));
+        assert_eq!(parse_bytes("3G"), Some(3 << 30));
+        assert_eq!(parse_bytes("1T"), None);
+    }
+}

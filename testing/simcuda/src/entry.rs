@@ -1,0 +1,121 @@
+//! The one way into the simulation: every exported function goes through [`enter`].
+//!
+//! A call is counted and written to the log that `SIMCUDA_CALLS` names, one line `PID INDEX FUNCTION CODE`, when it
+//! returns; a fault that `SIMCUDA_FAULTS` asks for takes its place. The name of a function is without its `_v2`. A call
+//! before `cuInit`, or in a child that forked after it, answers `NOT_INITIALIZED`, as the driver's do. A panic is a
+//! fault of the simulation: it is printed and ends the process, since the caller is C.
+
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::Write;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{LazyLock, Mutex, PoisonError};
+
+use crate::abi::Code;
+use crate::faults::{self, Action};
+use crate::state;
+
+/// Makes exported functions. The body is that of a closure that gives `Result<(), Code>`; arguments are those of
+/// `cuda.h`. A name that `cuda.h` redirects to `_v2` is written with it.
+macro_rules! entry_points {
+    ($($(#[$attribute:meta])* fn $name:ident($($argument:ident: $type:ty),* $(,)?) $body:block)*) => {
+        $(
+            $(#[$attribute])*
+            #[doc = concat!("`", stringify!($name), "` of `cuda.h`.")]
+            #[unsafe(no_mangle)]
+            #[allow(clippy::too_many_arguments)] // the driver's signatures
+            pub(crate) unsafe extern "C" fn $name($($argument: $type),*) -> $crate::abi::Code {
+                $crate::entry::enter(stringify!($name), || -> Result<(), $crate::abi::Code> { $body })
+            }
+        )*
+    };
+}
+pub(crate) use entry_points;
+
+/// A call of this process: what the log, the faults and the ledger call it by.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Call {
+    pub(crate) function: &'static str,
+    /// Counts the calls of the process from 1.
+    pub(crate) index: u64,
+}
+
+thread_local! {
+    static CURRENT: Cell<Call> = const { Cell::new(Call { function: "", index: 0 }) };
+}
+
+/// The call that this thread is in, or was in last.
+pub(crate) fn current() -> Call {
+    CURRENT.get()
+}
+
+/// Runs one exported function.
+pub(crate) fn enter(name: &'static str, body: impl FnOnce() -> Result<(), Code>) -> Code {
+    let function = name.strip_suffix("_v2").unwrap_or(name);
+    // A child's copies of the locks may be held for ever by threads that it does not have: nothing is touched there.
+    if state::forked() {
+        return Code::NOT_INITIALIZED;
+    }
+    let (index, action) = count(function);
+    CURRENT.set(Call { function, index });
+    let code = match action {
+        Some(Action::Kill) => {
+            log(index, function, "kill");
+            rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL).ok();
+            std::process::abort()
+        }
+        Some(Action::Answer(code)) => code,
+        None if !state::initialized() && !BEFORE_INIT.contains(&function) => Code::NOT_INITIALIZED,
+        None => catch_unwind(AssertUnwindSafe(body)).map_or_else(
+            |_| {
+                eprintln!("the simulated CUDA driver panicked in {function}, call {index}");
+                std::process::abort()
+            },
+            |result| result.err().unwrap_or(Code::SUCCESS),
+        ),
+    };
+    log(index, function, code.0);
+    code
+}
+
+/// Stores a result where the caller asked for it.
+///
+/// # Errors
+/// `INVALID_VALUE` for a null pointer.
+pub(crate) fn store<T>(to: *mut T, value: T) -> Result<(), Code> {
+    if to.is_null() {
+        return Err(Code::INVALID_VALUE);
+    }
+    // SAFETY: not null; that it is valid for a write of its type is the caller's part of the C contract. It may lie in
+    // a packed struct of the caller's.
+    unsafe { to.write_unaligned(value) };
+    Ok(())
+}
+
+/// Counts a call; its index and what was asked to happen instead of it.
+fn count(function: &'static str) -> (u64, Option<Action>) {
+    static COUNTS: LazyLock<Mutex<(u64, HashMap<&'static str, u64>)>> = LazyLock::new(Mutex::default);
+    let mut counts = COUNTS.lock().unwrap_or_else(PoisonError::into_inner);
+    counts.0 += 1;
+    let index = counts.0;
+    let of_function = counts.1.entry(function).or_default();
+    *of_function += 1;
+    (index, faults::action(function, *of_function, index))
+}
+
+/// One write a line, at the end of the file: lines of several processes do not mix.
+fn log(index: u64, function: &str, code: impl std::fmt::Display) {
+    static LOG: LazyLock<Option<File>> = LazyLock::new(|| {
+        let path = std::env::var_os("SIMCUDA_CALLS")?;
+        let opened = File::options().append(true).create(true).open(&path);
+        Some(opened.unwrap_or_else(|error| panic!("SIMCUDA_CALLS={}: {error}", path.display())))
+    });
+    if let Some(mut file) = LOG.as_ref() {
+        let line = format!("{} {index} {function} {code}\n", std::process::id());
+        file.write_all(line.as_bytes()).expect("the file that SIMCUDA_CALLS names takes lines");
+    }
+}
+
+/// What the driver answers before `cuInit`.
+const BEFORE_INIT: [&str; 2] = ["cuInit", "cuDriverGetVersion"];

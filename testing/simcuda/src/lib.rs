@@ -1,0 +1,39 @@
+//! A CUDA driver in software: the entry points of `libcuda.so.1` that Partywall uses, for tests without a GPU.
+//!
+//! A process chooses it by `PARTYWALL_LIBCUDA=/path/to/libpartywall_simcuda.so`; nothing else ever does, and nothing
+//! that is shipped depends on it. It answers as the vendor's driver does, error code by error code, as far as that was
+//! measured on an H200 with driver 580 or is the vendor's documentation; the driver facts hold both against one list.
+//!
+//! Device memory is a memfd, so that it crosses processes as real device memory does. A device address is reserved
+//! without any access, so that a CPU that follows it crashes as it does with a GPU; the simulation maps the memory a
+//! second time for itself. What cannot be simulated honestly (time, time slices, MPS) is not.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `abi` | result codes, handles, structs and constants of `cuda.h` |
+//! | `entry` | the one wrapper that every exported function goes through: log, injected faults, panics |
+//! | `faults` | what `SIMCUDA_FAULTS` asks for |
+//! | `ledger` | what exists and which call made it; written when the process ends |
+//! | `state` | what the process shares: initialisation, devices, the tables of the other modules |
+//! | `device` | the devices, and what they say of themselves |
+//! | `context` | primary contexts, the stack of each thread, faults that stay |
+//! | `memory` | backings, the address space, access as a stream has it |
+#![allow(unsafe_code)] // a C library: raw pointers in, mappings of memory behind them
+#![allow(non_snake_case)] // the names of cuda.h
+#![allow(clippy::missing_safety_doc)] // the contract of each exported function is the vendor's
+#![allow(dead_code)] // until the streams use all of it
+
+mod abi;
+mod context;
+mod device;
+mod entry;
+mod faults;
+mod ledger;
+mod memory;
+mod state;
+
+/// The version of the simulation. The vendor's library has no such function: it tells the two apart.
+#[unsafe(no_mangle)]
+pub extern "C" fn simcuda_version() -> u32 {
+    1
+}

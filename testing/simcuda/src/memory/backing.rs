@@ -1,0 +1,129 @@
+//! The bytes behind an address: a memfd for what lives on a device, or memory of the host.
+
+use std::ffi::c_void;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr;
+use std::sync::Arc;
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+
+use crate::abi::Code;
+use crate::device::Device;
+
+/// Memory, and the mapping of it through which the simulation reads and writes. Whoever uses the mapping keeps the
+/// `Arc`: memory that is freed while a stream still works on it stays until the stream is done.
+pub(crate) struct Backing {
+    map: *mut u8,
+    bytes: usize,
+    /// False for memory of the caller's that could not be mapped a second time.
+    owned: bool,
+    file: Option<OwnedFd>,
+    /// The device whose budget it counts against.
+    charged: Option<&'static Device>,
+}
+
+// SAFETY: a pointer to memory that stays mapped for the lifetime of the value. Whoever accesses it does so byte by
+// byte or by atomics, through raw pointers; races between streams are the program's, as on a GPU.
+unsafe impl Send for Backing {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Backing {}
+
+impl Backing {
+    /// New memory of a device, zeroed. `name` is that of its memfd.
+    ///
+    /// # Errors
+    /// `OUT_OF_MEMORY` if the device's budget does not hold it.
+    pub(crate) fn create(device: &'static Device, bytes: usize, name: &str) -> Result<Arc<Self>, Code> {
+        device.take(bytes as u64)?;
+        Self::new_file(bytes, name).and_then(|file| Self::map_file(file, bytes, Some(device))).inspect_err(|_| {
+            device.give_back(bytes as u64);
+        })
+    }
+
+    /// Memory of another process, or of this one by another way.
+    ///
+    /// # Errors
+    /// `INVALID_VALUE` if the file is no memory of the simulation.
+    pub(crate) fn import(file: OwnedFd) -> Result<Arc<Self>, Code> {
+        let sealed = rustix::fs::fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SEALS));
+        let stat = rustix::fs::fstat(&file).map_err(|_| Code::INVALID_VALUE)?;
+        if !sealed || stat.st_size <= 0 {
+            return Err(Code::INVALID_VALUE);
+        }
+        Self::map_file(file, stat.st_size as usize, None)
+    }
+
+    /// New memory of the host, zeroed, that the CPU may use.
+    ///
+    /// # Errors
+    /// `OUT_OF_MEMORY`.
+    pub(crate) fn host(bytes: usize) -> Result<Arc<Self>, Code> {
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let map = unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), bytes, READ_WRITE, MapFlags::SHARED) };
+        let map = map.map_err(|_| Code::OUT_OF_MEMORY)?.cast();
+        Ok(Arc::new(Self { map, bytes, owned: true, file: None, charged: None }))
+    }
+
+    /// Memory that the caller has mapped. Where it is `shared`, it is mapped a second time, so that a caller who
+    /// unmaps it early takes nothing away from a stream; private memory has no second mapping.
+    ///
+    /// # Safety
+    /// The range is mapped, and if it is not shared stays so for as long as the value lives.
+    pub(crate) unsafe fn of_caller(pointer: *mut c_void, bytes: usize, shared: bool) -> Arc<Self> {
+        let again = if shared {
+            // SAFETY: an old size of 0 makes a second mapping of the same shared pages and leaves the first.
+            unsafe { libc::mremap(pointer, 0, bytes, libc::MREMAP_MAYMOVE) }
+        } else {
+            libc::MAP_FAILED
+        };
+        let owned = again != libc::MAP_FAILED;
+        let map = if owned { again.cast() } else { pointer.cast() };
+        Arc::new(Self { map, bytes, owned, file: None, charged: None })
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The first byte of the simulation's own mapping.
+    pub(crate) fn map(&self) -> *mut u8 {
+        self.map
+    }
+
+    pub(crate) fn file(&self) -> Option<BorrowedFd<'_>> {
+        self.file.as_ref().map(AsFd::as_fd)
+    }
+
+    /// A file that nobody can make shorter under a mapping.
+    fn new_file(bytes: usize, name: &str) -> Result<OwnedFd, Code> {
+        let file = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+            .map_err(|_| Code::OPERATING_SYSTEM)?;
+        rustix::fs::ftruncate(&file, bytes as u64).map_err(|_| Code::OUT_OF_MEMORY)?;
+        rustix::fs::fcntl_add_seals(&file, SEALS).map_err(|_| Code::OPERATING_SYSTEM)?;
+        Ok(file)
+    }
+
+    fn map_file(file: OwnedFd, bytes: usize, charged: Option<&'static Device>) -> Result<Arc<Self>, Code> {
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let map = unsafe { rustix::mm::mmap(ptr::null_mut(), bytes, READ_WRITE, MapFlags::SHARED, &file, 0) };
+        let map = map.map_err(|_| Code::OUT_OF_MEMORY)?.cast();
+        Ok(Arc::new(Self { map, bytes, owned: true, file: Some(file), charged }))
+    }
+}
+
+impl Drop for Backing {
+    fn drop(&mut self) {
+        if self.owned {
+            // SAFETY: mapped by this value, and whoever uses the mapping keeps the value.
+            let unmapped = unsafe { rustix::mm::munmap(self.map.cast(), self.bytes) };
+            unmapped.expect("a mapping of ours can be unmapped");
+        }
+        if let Some(device) = self.charged {
+            device.give_back(self.bytes as u64);
+        }
+    }
+}
+
+const READ_WRITE: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);

@@ -1,0 +1,157 @@
+//! Memory: what lies behind an address, and who may access it.
+//!
+//! All addresses that a device may use are in one table of regions, as in the driver's unified address space: memory of
+//! a device at addresses of [`Space`], memory of the host at its own address.
+
+mod backing;
+mod space;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+pub(crate) use backing::Backing;
+use space::Space;
+
+use crate::abi::{Code, DevicePtr, Handle};
+use crate::context::Ctx;
+use crate::state;
+
+/// The memory of the process, behind the lock of [`state`].
+pub(crate) struct Tables {
+    pub(crate) space: Space,
+    /// By first address; they do not overlap.
+    regions: BTreeMap<DevicePtr, Region>,
+    /// The last number given to an object.
+    last: u64,
+}
+
+/// Memory that has an address.
+#[derive(Clone)]
+pub(crate) struct Region {
+    pub(crate) bytes: u64,
+    pub(crate) backing: Arc<Backing>,
+    /// Where the region begins in its backing.
+    pub(crate) offset: u64,
+    pub(crate) kind: Kind,
+    /// The ordinal of the device that it lives on; none for a device that this process does not see.
+    pub(crate) device: Option<usize>,
+    /// The context that it was made in, and that takes it along; 0 if it belongs to none.
+    pub(crate) context: Handle,
+    /// Unique in the process, never given twice: `CU_POINTER_ATTRIBUTE_BUFFER_ID`.
+    pub(crate) id: u64,
+}
+
+/// Where memory comes from, and with it who may access it.
+#[derive(Clone)]
+pub(crate) enum Kind {
+    /// `cuMemAlloc`.
+    Plain,
+    /// `cuMemMap`: what each device may do, by ordinal.
+    Mapped { access: BTreeMap<usize, u32> },
+    /// `cuIpcOpenMemHandle`, in a context of this device.
+    Opened { by: usize },
+    /// `cuMemAllocAsync`, from this pool.
+    Pool { pool: Handle },
+    /// `cuMemHostAlloc`.
+    Pinned,
+    /// `cuMemHostRegister`.
+    Registered { writable: bool },
+    /// `cuMemAllocManaged`.
+    Managed,
+}
+
+/// What a stream wants to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Want {
+    Read,
+    Write,
+}
+
+/// Bytes that may be accessed through the simulation's own mapping for as long as this lives, even if the program
+/// frees or unmaps them meanwhile.
+pub(crate) struct HostRange {
+    pointer: *mut u8,
+    bytes: usize,
+    _keep: Arc<Backing>,
+}
+
+// SAFETY: as for `Backing`, which it keeps.
+unsafe impl Send for HostRange {}
+
+impl HostRange {
+    /// The first byte. Other threads and processes may write there: no reference may be made to it.
+    pub(crate) fn pointer(&self) -> *mut u8 {
+        self.pointer
+    }
+
+    /// How many bytes, of those that were asked for, lie here.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+/// What lies behind the first of `bytes` bytes at an address, as work in the context may access it.
+///
+/// The range ends where the region ends, though more was asked for (several allocations mapped side by side): who wants
+/// all of it asks again behind it.
+///
+/// # Errors
+/// `ILLEGAL_ADDRESS`: nothing is mapped there, or not for this device, or not for writing. When work that runs meets
+/// it, it is a fault of the context ([`Ctx::fault`]).
+pub(crate) fn access(context: &Ctx, address: DevicePtr, bytes: usize, want: Want) -> Result<HostRange, Code> {
+    let state = state::lock();
+    let (start, region) = state.memory.region(address).ok_or(Code::ILLEGAL_ADDRESS)?;
+    if !region.allows(context, want) {
+        return Err(Code::ILLEGAL_ADDRESS);
+    }
+    let within = address - start;
+    let offset = usize::try_from(region.offset + within).expect("within a mapping");
+    Ok(HostRange {
+        // SAFETY: a region lies within its backing.
+        pointer: unsafe { region.backing.map().add(offset) },
+        bytes: bytes.min((region.bytes - within) as usize),
+        _keep: region.backing.clone(),
+    })
+}
+
+impl Region {
+    fn allows(&self, context: &Ctx, want: Want) -> bool {
+        match &self.kind {
+            Kind::Plain => self.device.is_some_and(|device| context.reaches(device)),
+            Kind::Mapped { access } => {
+                let flags = access.get(&context.device).copied().unwrap_or(0);
+                flags & (if want == Want::Write { ACCESS_WRITE } else { ACCESS_READ }) != 0
+            }
+            Kind::Opened { by } => context.device == *by || self.device.is_some_and(|device| context.reaches(device)),
+            Kind::Pool { .. } => self.device == Some(context.device),
+            Kind::Registered { writable } => want == Want::Read || *writable,
+            Kind::Pinned | Kind::Managed => true,
+        }
+    }
+}
+
+impl Tables {
+    pub(crate) fn new() -> Self {
+        Self { space: Space::reserve(), regions: BTreeMap::new(), last: 0 }
+    }
+
+    /// The region that an address lies in, with its first address.
+    pub(crate) fn region(&self, address: DevicePtr) -> Option<(DevicePtr, &Region)> {
+        let (start, region) = self.regions.range(..=address).next_back()?;
+        (address - start < region.bytes).then_some((*start, region))
+    }
+
+    /// A number that no object of this process had before.
+    pub(crate) fn number(&mut self) -> u64 {
+        self.last += 1;
+        self.last
+    }
+}
+
+/// Frees what a context takes along. The ledger keeps it: the program did not give it back.
+pub(crate) fn end_of_context(context: Handle) {
+    state::lock().memory.regions.retain(|_, region| region.context != context);
+}
+
+const ACCESS_READ: u32 = 1;
+const ACCESS_WRITE: u32 = 2;

@@ -1,0 +1,65 @@
+//! The addresses of device memory: an area of their own, reserved without any access, so that a CPU that follows one
+//! crashes, now and after the memory is freed.
+
+use std::collections::BTreeMap;
+use std::ptr;
+
+use rustix::mm::{MapFlags, ProtFlags};
+
+use crate::abi::{Code, DevicePtr};
+
+/// Which addresses are taken.
+pub(crate) struct Space {
+    start: DevicePtr,
+    /// Ranges that are taken: first address and length. All lengths are multiples of [`GRANULE`].
+    taken: BTreeMap<DevicePtr, u64>,
+}
+
+impl Space {
+    /// Reserves the area; it stays until the process ends.
+    pub(crate) fn reserve() -> Self {
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        let bytes = (AREA + GRANULE) as usize;
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let map = unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), bytes, ProtFlags::empty(), flags) };
+        let start = map.expect("the address space holds the area of device addresses") as u64;
+        Self { start: start.next_multiple_of(GRANULE), taken: BTreeMap::new() }
+    }
+
+    /// Takes the lowest range that is free.
+    ///
+    /// # Errors
+    /// `OUT_OF_MEMORY`.
+    pub(crate) fn take(&mut self, bytes: u64, alignment: u64) -> Result<DevicePtr, Code> {
+        let bytes = bytes.checked_next_multiple_of(GRANULE).ok_or(Code::OUT_OF_MEMORY)?;
+        let alignment = alignment.max(GRANULE);
+        let mut address = self.start.next_multiple_of(alignment);
+        for (start, length) in &self.taken {
+            if address + bytes <= *start {
+                break;
+            }
+            address = address.max((start + length).next_multiple_of(alignment));
+        }
+        let end = address.checked_add(bytes).ok_or(Code::OUT_OF_MEMORY)?;
+        if end > self.start + AREA {
+            return Err(Code::OUT_OF_MEMORY);
+        }
+        self.taken.insert(address, bytes);
+        Ok(address)
+    }
+
+    /// The length of the range that begins at the address.
+    pub(crate) fn length(&self, address: DevicePtr) -> Option<u64> {
+        self.taken.get(&address).copied()
+    }
+
+    /// Gives a range back.
+    pub(crate) fn give_back(&mut self, address: DevicePtr) {
+        self.taken.remove(&address).expect("the range was taken");
+    }
+}
+
+/// The granularity of everything: that of the H200.
+pub(crate) const GRANULE: u64 = 2 << 20;
+/// Room for far more than any budget, as the driver has.
+const AREA: u64 = 4 << 40;

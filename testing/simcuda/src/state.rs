@@ -1,0 +1,62 @@
+//! What the process shares: whether and where CUDA was initialised, the devices, the tables of the other modules.
+//!
+//! One lock over all of it: calls are short, and whoever waits for a stream does so without it.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+use crate::abi::Code;
+use crate::context::Contexts;
+use crate::device::Device;
+use crate::memory::Tables;
+
+/// Everything behind the lock.
+pub(crate) struct State {
+    pub(crate) contexts: Contexts,
+    pub(crate) memory: Tables,
+}
+
+static STATE: OnceLock<Mutex<State>> = OnceLock::new();
+static DEVICES: OnceLock<Vec<Device>> = OnceLock::new();
+/// The process that called `cuInit`; 0 before.
+static OWNER: AtomicU32 = AtomicU32::new(0);
+
+/// What `cuInit` does.
+pub(crate) fn initialize() -> Result<(), Code> {
+    let devices = DEVICES.get_or_init(Device::visible);
+    if devices.is_empty() {
+        return Err(Code::NO_DEVICE);
+    }
+    STATE.get_or_init(|| Mutex::new(State { contexts: Contexts::new(devices.len()), memory: Tables::new() }));
+    OWNER.store(std::process::id(), Ordering::Release);
+    Ok(())
+}
+
+pub(crate) fn initialized() -> bool {
+    OWNER.load(Ordering::Acquire) != 0
+}
+
+/// Whether this process is a child of the one that initialised CUDA: there is no CUDA in it.
+pub(crate) fn forked() -> bool {
+    let owner = OWNER.load(Ordering::Acquire);
+    owner != 0 && owner != std::process::id()
+}
+
+/// The tables. Not to be held while waiting for a stream.
+pub(crate) fn lock() -> MutexGuard<'static, State> {
+    STATE.get().expect("a call runs after cuInit").lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The devices that this process sees, by ordinal.
+pub(crate) fn devices() -> &'static [Device] {
+    DEVICES.get().expect("a call runs after cuInit")
+}
+
+/// A device by the number that the caller gave.
+///
+/// # Errors
+/// `INVALID_DEVICE`.
+pub(crate) fn device(ordinal: i32) -> Result<(usize, &'static Device), Code> {
+    let ordinal = usize::try_from(ordinal).map_err(|_| Code::INVALID_DEVICE)?;
+    Ok((ordinal, devices().get(ordinal).ok_or(Code::INVALID_DEVICE)?))
+}
