@@ -304,7 +304,7 @@ s.connect(sys.argv[1])
 pidfd = os.pidfd_open(os.getpid())
 version = b"test"
 body = b"PARTYWAL" + struct.pack("<II", int(sys.argv[2]), os.getpid()) + bytes([len(version)]) + version
-body += bytes([5]) + b"forky" + b"\0"
+body += bytes([5]) + b"forky" + b"\0\0"  # not simulated, nothing to resume
 s.sendmsg([struct.pack("<II", len(body), 1) + body],
           [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [pidfd]))])
 hello = s.recvmsg(4096, socket.CMSG_SPACE(16))
