@@ -39,7 +39,7 @@
 //! | `device`, `uuid` | [`Device`]: what there is, and [`DeviceUuid`], its identity across processes |
 //! | `context` | [`Context`]: the retained primary context, and guards that make it current on any thread |
 //! | `physical` | [`PhysicalMemory`]: memory that travels as a file descriptor |
-//! | `mapping` | [`Mapping`]: such memory at an address of this process |
+//! | `mapping` | [`Mapping`]: such memory at an address of this process, and more of it behind |
 //! | `ipc` | [`IpcMemoryHandle`], [`IpcMapping`]: memory of `cuMemAlloc` in another process |
 //! | `register` | [`HostRegistration`]: shared host memory that the GPU reaches |
 //! | `pointer` | [`PointerInfo`]: what kind of memory an address is of |
@@ -98,7 +98,7 @@ pub use event::Event;
 pub use ipc::{IpcMapping, IpcMemoryHandle};
 pub use ipc_event::{IpcEvent, IpcEventHandle};
 pub use kernels::Kernels;
-pub use mapping::{Access, Mapping};
+pub use mapping::{Access, Extension, Mapping};
 pub use module::{Function, LaunchConfig, Module};
 pub use physical::{PhysicalMemory, round_up};
 pub use pointer::{PointerInfo, PointerKind};

@@ -2,7 +2,8 @@
 #![allow(unsafe_code)] // driver calls
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::abi::{
     DevicePtr, MEM_ACCESS_FLAGS_PROT_READ, MEM_ACCESS_FLAGS_PROT_READWRITE, MEM_LOCATION_TYPE_DEVICE, MemAccessDesc,
@@ -22,7 +23,8 @@ pub enum Access {
     ReadWrite,
 }
 
-/// A whole [`PhysicalMemory`] at an address range of its own, reachable from the context's device.
+/// A whole [`PhysicalMemory`] at an address range of its own, reachable from the context's device; behind it, where
+/// addresses were reserved for that, as many more as [`Mapping::extend`] was given.
 ///
 /// Always the whole: the driver maps neither parts nor offsets (`CUDA_ERROR_NOT_SUPPORTED`, measured). The same
 /// memory may be mapped several times. The addresses are this process's own and mean nothing in another.
@@ -37,12 +39,15 @@ pub enum Access {
 /// `Send` and `Sync`: it gives out addresses and checked ranges, never references to the bytes, which other processes
 /// may change at any time.
 pub struct Mapping {
-    // Dropped in this order, after unmapping: first the addresses, then the memory.
-    range: AddressRange,
-    memory: Arc<PhysicalMemory>,
+    // Dropped in this order: first what is mapped, then the addresses.
+    first: Part,
+    /// What lies behind `first`, without gaps. Locked by whoever maps more.
+    more: Mutex<Vec<Part>>,
+    /// Bytes of all parts; it only grows. Stored (release) by [`Extension::publish`] when the parts are mapped, loaded
+    /// (acquire) by [`Mapping::len`] before they are used.
+    len: AtomicU64,
     access: Access,
-    /// Whether the memory is still mapped; false only between [`Mapping::unmap`] and the drop of the fields.
-    mapped: bool,
+    range: AddressRange,
 }
 
 impl Mapping {
@@ -56,21 +61,59 @@ impl Mapping {
     /// `CUDA_ERROR_OUT_OF_MEMORY` if addresses ran out; a peer code if the memory lies on a device that this one
     /// cannot reach. Nothing stays mapped or reserved after an error.
     pub fn new(memory: impl Into<Arc<PhysicalMemory>>, access: Access) -> Result<Self, CudaError> {
+        Self::with_reservation(memory, access, 0)
+    }
+
+    /// As [`Mapping::new`], at the beginning of a range of `reserved` addresses, a multiple of
+    /// [`PhysicalMemory::granularity`]: further memory can be mapped behind it. It is no more than the memory takes
+    /// where `reserved` is less, or where the process has no range so long.
+    ///
+    /// # Errors
+    /// As [`Mapping::new`].
+    pub fn with_reservation(
+        memory: impl Into<Arc<PhysicalMemory>>,
+        access: Access,
+        reserved: u64,
+    ) -> Result<Self, CudaError> {
         let memory = memory.into();
         let context = memory.context().clone();
         let bytes = memory.len();
-        let describe = |error: CudaError| {
-            error.with_context(format!("mapping {bytes} bytes for device {}", context.device().ordinal()))
-        };
+        let describe = |error: CudaError| describe(error, bytes, &context);
         let _guard = context.guard_relaxed()?;
-        let range = AddressRange::reserve(&context, bytes).map_err(describe)?;
-        // SAFETY: the range was just reserved with this size and nothing is mapped there; the handle is live while
-        // `memory` is; offset and flags must be 0.
-        unsafe { context.driver().mem_map(range.pointer, range.bytes, 0, memory.handle(), 0) }.map_err(describe)?;
-        // From here on dropping it unmaps.
-        let mapping = Self { range, memory, access, mapped: true };
-        mapping.apply(access).map_err(describe)?;
-        Ok(mapping)
+        let range = match AddressRange::reserve(&context, reserved.max(bytes)) {
+            Err(_) if reserved > bytes => AddressRange::reserve(&context, bytes),
+            reserved => reserved,
+        };
+        let range = range.map_err(describe)?;
+        let first = Part::map(memory, range.pointer, access).map_err(describe)?;
+        Ok(Self { first, more: Mutex::default(), len: AtomicU64::new(bytes), access, range })
+    }
+
+    /// Maps further memory behind what is mapped, with the same access. Nothing shows before [`Extension::publish`].
+    /// What is mapped stays where it is, and work that uses it goes on; the driver may wait for it.
+    ///
+    /// # Errors
+    /// [`AccessError::OutOfRange`] if it does not fit into what is reserved; else as [`Mapping::new`]. The mapping is
+    /// then as it was.
+    pub fn extend<M: Into<Arc<PhysicalMemory>>>(
+        &self,
+        memories: impl IntoIterator<Item = M>,
+    ) -> Result<Extension<'_>, AccessError> {
+        // A panic under this lock drops, and so unmaps, what was not published.
+        let more = self.more.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut extension = Extension { mapping: self, more, parts: Vec::new(), len: self.len() };
+        for memory in memories {
+            let memory = memory.into();
+            let (offset, len, available) = (extension.len, memory.len(), self.reserved());
+            if available - offset < len {
+                return Err(AccessError::OutOfRange { offset, len, available });
+            }
+            let _guard = self.context().guard_relaxed()?;
+            let part = Part::map(memory, self.range.pointer + offset, self.access);
+            extension.parts.push(part.map_err(|error| describe(error, len, self.context()))?);
+            extension.len += len;
+        }
+        Ok(extension)
     }
 
     /// Changes what the GPU may do, at the same addresses: the writer of memory that becomes frozen makes its own
@@ -79,7 +122,7 @@ impl Mapping {
     /// # Errors
     /// As the driver says; the former access then still stands.
     pub fn set_access(&mut self, access: Access) -> Result<(), CudaError> {
-        self.apply(access)?;
+        set_access(self.context(), self.range.pointer, self.len(), access)?;
         self.access = access;
         Ok(())
     }
@@ -89,7 +132,8 @@ impl Mapping {
     /// # Errors
     /// The first step that failed, such as the sticky code of a lost context. The memory is as free as it can get.
     pub fn close(mut self) -> Result<(), CudaError> {
-        self.unmap()
+        let more = self.more.get_mut().unwrap_or_else(PoisonError::into_inner);
+        more.iter_mut().rev().chain([&mut self.first]).map(Part::unmap).fold(Ok(()), Result::and)
     }
 
     /// A checked range of it.
@@ -100,11 +144,11 @@ impl Mapping {
         self.as_slice().slice(offset, len)
     }
 
-    /// All of it.
+    /// All of it, as long as it is now.
     #[must_use]
     pub fn as_slice(&self) -> DeviceSlice<'_> {
         // SAFETY: the range stays mapped with this access while `self` is borrowed, since changing either takes
-        // `&mut self` or `self`.
+        // `&mut self` or `self`; an extension adds to it and changes nothing.
         unsafe { DeviceSlice::from_raw(self.range.pointer, self.len(), self.access) }
     }
 
@@ -114,10 +158,16 @@ impl Mapping {
         self.range.pointer
     }
 
-    /// Its size in bytes.
+    /// Its size in bytes now.
     #[must_use]
     pub fn len(&self) -> u64 {
-        self.memory.len()
+        self.len.load(Ordering::Acquire)
+    }
+
+    /// Bytes that it can have without moving.
+    #[must_use]
+    pub fn reserved(&self) -> u64 {
+        self.range.bytes as u64
     }
 
     /// Never: there is no memory of no bytes.
@@ -132,41 +182,16 @@ impl Mapping {
         self.access
     }
 
-    /// The memory behind it, for exporting it or mapping it again.
+    /// The memory that it began with, for exporting it or mapping it again.
     #[must_use]
     pub fn memory(&self) -> &Arc<PhysicalMemory> {
-        &self.memory
+        &self.first.memory
     }
 
     /// The context that it is mapped in.
     #[must_use]
     pub fn context(&self) -> &Context {
-        self.memory.context()
-    }
-
-    fn apply(&self, access: Access) -> Result<(), CudaError> {
-        let context = self.context();
-        let description = MemAccessDesc {
-            location: MemLocation { kind: MEM_LOCATION_TYPE_DEVICE, id: context.device().raw() },
-            flags: match access {
-                Access::ReadOnly => MEM_ACCESS_FLAGS_PROT_READ,
-                Access::ReadWrite => MEM_ACCESS_FLAGS_PROT_READWRITE,
-            },
-        };
-        let _guard = context.guard_relaxed()?;
-        // SAFETY: the range is mapped as a whole; one live description is counted as one.
-        unsafe { context.driver().mem_set_access(self.range.pointer, self.range.bytes, &description, 1) }
-    }
-
-    fn unmap(&mut self) -> Result<(), CudaError> {
-        if !std::mem::replace(&mut self.mapped, false) {
-            return Ok(());
-        }
-        let context = self.context();
-        let _guard = context.guard_relaxed()?;
-        // SAFETY: exactly the range that was mapped, unmapped once; `self` gives out nothing any more, because both
-        // callers end it.
-        unsafe { context.driver().mem_unmap(self.range.pointer, self.range.bytes) }
+        self.memory().context()
     }
 }
 
@@ -174,17 +199,92 @@ impl fmt::Debug for Mapping {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Mapping")
             .field("device_ptr", &format_args!("{:#x}", self.range.pointer))
+            .field("bytes", &self.len())
             .field("access", &self.access)
-            .field("memory", &self.memory)
-            .finish()
+            .field("memory", self.memory())
+            .finish_non_exhaustive()
     }
 }
 
-impl Drop for Mapping {
+/// Memory that is mapped behind a [`Mapping`] and does not show yet. Dropping it unmaps it again.
+pub struct Extension<'a> {
+    mapping: &'a Mapping,
+    more: MutexGuard<'a, Vec<Part>>,
+    parts: Vec<Part>,
+    /// Of the mapping with it.
+    len: u64,
+}
+
+impl Extension<'_> {
+    /// Makes it part of the mapping.
+    pub fn publish(mut self) {
+        self.more.append(&mut self.parts);
+        self.mapping.len.store(self.len, Ordering::Release);
+    }
+}
+
+impl fmt::Debug for Extension<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Extension").field("mapping", self.mapping).field("len", &self.len).finish_non_exhaustive()
+    }
+}
+
+/// One allocation, mapped whole.
+struct Part {
+    pointer: DevicePtr,
+    memory: Arc<PhysicalMemory>,
+    /// Whether it is still mapped; false only between [`Part::unmap`] and the drop of the fields.
+    mapped: bool,
+}
+
+impl Part {
+    /// Maps memory at addresses that are reserved and unused, and gives the device access. A context is current.
+    fn map(memory: Arc<PhysicalMemory>, pointer: DevicePtr, access: Access) -> Result<Self, CudaError> {
+        let context = memory.context();
+        // SAFETY: the callers have reserved the addresses for as many bytes, and nothing is mapped there; the handle
+        // is live while `memory` is; offset and flags must be 0.
+        unsafe { context.driver().mem_map(pointer, memory.len() as usize, 0, memory.handle(), 0) }?;
+        // From here on dropping it unmaps.
+        let part = Self { pointer, memory, mapped: true };
+        set_access(part.memory.context(), pointer, part.memory.len(), access)?;
+        Ok(part)
+    }
+
+    fn unmap(&mut self) -> Result<(), CudaError> {
+        if !std::mem::replace(&mut self.mapped, false) {
+            return Ok(());
+        }
+        let context = self.memory.context();
+        let _guard = context.guard_relaxed()?;
+        // SAFETY: exactly the range that was mapped, unmapped once; nothing gives it out any more, because all callers
+        // end the part.
+        unsafe { context.driver().mem_unmap(self.pointer, self.memory.len() as usize) }
+    }
+}
+
+impl Drop for Part {
     fn drop(&mut self) {
         let unmapped = self.unmap();
-        self.context().record_drop(unmapped);
+        self.memory.context().record_drop(unmapped);
     }
+}
+
+/// Lets the context's device access `bytes` from `pointer` on, all of which are mapped.
+fn set_access(context: &Context, pointer: DevicePtr, bytes: u64, access: Access) -> Result<(), CudaError> {
+    let description = MemAccessDesc {
+        location: MemLocation { kind: MEM_LOCATION_TYPE_DEVICE, id: context.device().raw() },
+        flags: match access {
+            Access::ReadOnly => MEM_ACCESS_FLAGS_PROT_READ,
+            Access::ReadWrite => MEM_ACCESS_FLAGS_PROT_READWRITE,
+        },
+    };
+    let _guard = context.guard_relaxed()?;
+    // SAFETY: the range is mapped as a whole, by the callers; one live description is counted as one.
+    unsafe { context.driver().mem_set_access(pointer, bytes as usize, &description, 1) }
+}
+
+fn describe(error: CudaError, bytes: u64, context: &Context) -> CudaError {
+    error.with_context(format!("mapping {bytes} bytes for device {}", context.device().ordinal()))
 }
 
 /// Addresses that nothing else in the process gets.
@@ -195,7 +295,7 @@ struct AddressRange {
 }
 
 impl AddressRange {
-    /// Exactly as many as asked for: reserving more exhausts the address space long before the memory (field reports).
+    /// Exactly as many as asked for, in one range.
     fn reserve(context: &Context, bytes: u64) -> Result<Self, CudaError> {
         let size =
             usize::try_from(bytes).map_err(|_| CudaError::new("cuMemAddressReserve", CuResult::INVALID_VALUE))?;

@@ -20,6 +20,8 @@ use crate::{Access, AccessError, Context, CuResult, CudaError, DeviceSlice};
 pub struct HostRegistration {
     context: Context,
     map: Map,
+    /// Of the map when it was registered: a shared one may grow, and what follows is not registered.
+    bytes: usize,
     device_ptr: DevicePtr,
 }
 
@@ -42,7 +44,7 @@ impl HostRegistration {
         Self::new(context, Map::Frozen(map))
     }
 
-    /// Registers memory that processes write, with the access that the mapping has.
+    /// Registers memory that processes write, with the access that the mapping has and as long as it is now.
     ///
     /// # Errors
     /// As [`HostRegistration::frozen`].
@@ -51,7 +53,8 @@ impl HostRegistration {
     }
 
     fn new(context: &Context, map: Map) -> Result<Self, CudaError> {
-        let describe = |error: CudaError| explain(error, map.len());
+        let bytes = map.len();
+        let describe = |error: CudaError| explain(error, bytes);
         let _guard = context.guard_relaxed()?;
         let flags = match map.access() {
             Access::ReadOnly => MEMHOSTREGISTER_READ_ONLY,
@@ -61,12 +64,12 @@ impl HostRegistration {
         let driver = context.driver();
         // SAFETY: the range is mapped for as long as `map` lives. The device may write it only if the mapping is one
         // whose bytes are never borrowed.
-        unsafe { driver.mem_host_register(map.address(), map.len(), flags) }.map_err(describe)?;
+        unsafe { driver.mem_host_register(map.address(), bytes, flags) }.map_err(describe)?;
         let mut device_ptr = 0;
         // SAFETY: the pointer is to a live address; the range was just registered; flags must be 0.
         let found = unsafe { driver.mem_host_get_device_pointer(&mut device_ptr, map.address(), 0) };
         // From here on dropping it unregisters.
-        let registration = Self { context: context.clone(), map, device_ptr };
+        let registration = Self { context: context.clone(), map, bytes, device_ptr };
         found?;
         Ok(registration)
     }
@@ -95,7 +98,7 @@ impl HostRegistration {
     /// Its size in bytes.
     #[must_use]
     pub fn len(&self) -> u64 {
-        self.map.len() as u64
+        self.bytes as u64
     }
 
     /// Never: the driver registers no empty range.

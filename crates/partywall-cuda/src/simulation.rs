@@ -99,6 +99,8 @@ impl State {
 
 /// Addresses are far apart, so that a range is told from another by its number.
 const ADDRESS_SHIFT: u32 = 44;
+/// The most that are reserved at once.
+const ADDRESSES: u64 = 1 << ADDRESS_SHIFT;
 
 macro_rules! simulated {
     ($(fn $function:ident for $symbol:literal ($($argument:ident: $type:ty),*) $body:expr;)*) => {
@@ -188,8 +190,10 @@ simulated! {
         assert_eq!(kind, 1);
         state.need_context(|state| store(handle, state.make("memory")))
     };
-    fn reserve for "cuMemAddressReserve" (to: *mut DevicePtr, _bytes: usize, _a: usize, _h: DevicePtr, _f: u64) |state|
-        state.need_context(|state| store(to, state.make("addresses") << ADDRESS_SHIFT));
+    fn reserve for "cuMemAddressReserve" (to: *mut DevicePtr, bytes: usize, _a: usize, _h: DevicePtr, _f: u64) |state| {
+        if bytes as u64 > ADDRESSES { return 2; }
+        state.need_context(|state| store(to, state.make("addresses") << ADDRESS_SHIFT))
+    };
     fn free_addresses for "cuMemAddressFree" (pointer: DevicePtr, _bytes: usize) |state| {
         if state.live.contains(&("mapping", pointer)) { return 1; }
         state.end("addresses", pointer >> ADDRESS_SHIFT)
@@ -444,6 +448,48 @@ fn a_mapping_that_fails_half_way_leaves_nothing() {
         assert_eq!(context.take_drop_error(), None, "{step}");
         assert_all_given_back();
     }
+}
+
+#[test]
+fn memory_is_mapped_behind_other_memory_or_not_at_all() {
+    let context = context();
+    let bytes = GRANULARITY as u64;
+    let memory = || PhysicalMemory::create(&context, bytes).unwrap();
+    let mapping = Mapping::with_reservation(memory(), Access::ReadWrite, 4 * bytes).unwrap();
+    assert_eq!((mapping.len(), mapping.reserved()), (bytes, 4 * bytes));
+    let before = mapping.as_slice();
+    mapping.extend([memory(), memory()]).unwrap().publish();
+    assert_eq!((mapping.len(), before.len()), (3 * bytes, bytes));
+    assert_eq!(mapping.slice(bytes - 4, 8).unwrap().device_ptr(), before.device_ptr() + bytes - 4);
+    STATE.with_borrow(|state| {
+        let at: Vec<_> = state.live.iter().filter(|(kind, _)| *kind == "mapping").map(|(_, at)| *at).collect();
+        assert_eq!(at, [0, bytes, 2 * bytes].map(|offset| before.device_ptr() + offset));
+    });
+    // One fits, the second does not; and whatever else fails takes both away.
+    let refused = mapping.extend([memory(), memory()]).unwrap_err();
+    let expected = AccessError::OutOfRange { offset: 4 * bytes, len: bytes, available: 4 * bytes };
+    assert_eq!(refused, expected);
+    for step in ["cuMemMap", "cuMemSetAccess"] {
+        let more = memory();
+        fail(step, 2);
+        assert!(matches!(mapping.extend([more]), Err(AccessError::Driver(error)) if error.call == step));
+        fail_nothing();
+    }
+    drop(mapping.extend([memory()]).unwrap());
+    assert_eq!(mapping.len(), 3 * bytes);
+    mapping.close().unwrap();
+    assert_eq!(context.take_drop_error(), None);
+    assert_all_given_back();
+}
+
+#[test]
+fn a_range_of_addresses_that_is_too_long_is_done_without() {
+    let context = context();
+    let memory = PhysicalMemory::create(&context, GRANULARITY as u64).unwrap();
+    let mapping = Mapping::with_reservation(memory, Access::ReadOnly, ADDRESSES + GRANULARITY as u64).unwrap();
+    assert_eq!(mapping.reserved(), GRANULARITY as u64);
+    drop(mapping);
+    assert_all_given_back();
 }
 
 #[test]

@@ -13,6 +13,10 @@ use std::{
     mem::ManuallyDrop,
     os::fd::AsFd,
     ptr::{self, NonNull},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use bytemuck::Pod;
@@ -50,6 +54,18 @@ impl Region {
         Ok(Self { start, len })
     }
 
+    /// Addresses that nothing else in the process gets, without memory: every access ends the process.
+    fn reserve(len: usize) -> io::Result<Self> {
+        if len == 0 {
+            return Ok(Self { start: NonNull::dangling(), len });
+        }
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: a null hint asks for a range that nothing else occupies.
+        let start = unsafe { mm::mmap_anonymous(ptr::null_mut(), len, ProtFlags::empty(), flags) }?;
+        let start = NonNull::new(start.cast()).ok_or(Errno::NOMEM)?;
+        Ok(Self { start, len })
+    }
+
     fn as_ptr(&self) -> *mut c_void {
         self.start.as_ptr().cast()
     }
@@ -58,7 +74,7 @@ impl Region {
 impl Drop for Region {
     fn drop(&mut self) {
         if self.len > 0 {
-            // SAFETY: the range was mapped by `new` and every borrow of it ends before `self`.
+            // SAFETY: the range was mapped by `new` or `reserve` and every borrow of it ends before `self`.
             // It cannot fail for a whole mapping; if it ever did, the range would stay mapped, which is harmless.
             let _ = unsafe { mm::munmap(self.as_ptr(), self.len) };
         }
@@ -141,10 +157,18 @@ impl SealedMap {
     }
 }
 
-/// A mapping that any process may write behind our back.
+/// Files that any process may write behind our back, mapped one behind the other at one range of addresses.
+///
+/// The range may be longer than the files: what is behind them is reserved, and [`SharedMap::extend`] maps further files
+/// there. What has been mapped stays where it is until the map is dropped.
 #[derive(Debug)]
 pub struct SharedMap {
     region: Region,
+    /// Bytes from the start of the region on that are mapped; it only grows. Stored (release) by
+    /// [`Extension::publish`] when the files are mapped, loaded (acquire) by [`SharedMap::len`] before they are used.
+    len: AtomicUsize,
+    /// Held by the one who maps behind `len`.
+    extending: Mutex<()>,
     writable: bool,
 }
 
@@ -154,7 +178,7 @@ impl SharedMap {
     /// # Errors
     /// `EPERM` unless the file is sealed against shrinking and growing, or if it is frozen; else as mmap(2).
     pub fn writable(fd: impl AsFd) -> io::Result<Self> {
-        Self::new(fd, ProtFlags::READ | ProtFlags::WRITE)
+        Self::new([fd], 0, true)
     }
 
     /// Maps all of `fd` for reading.
@@ -162,14 +186,24 @@ impl SharedMap {
     /// # Errors
     /// `EPERM` unless the file is sealed against shrinking and growing; else as mmap(2).
     pub fn readable(fd: impl AsFd) -> io::Result<Self> {
-        Self::new(fd, ProtFlags::READ)
+        Self::new([fd], 0, false)
     }
 
-    fn new(fd: impl AsFd, prot: ProtFlags) -> io::Result<Self> {
-        if !Seals::of(&fd)?.fixed_length() {
-            return Err(Errno::PERM);
+    /// Maps `files` one behind the other, at the beginning of a range of `reserved` bytes; of as many as they have, if
+    /// that is more or if the process has no room for so many.
+    ///
+    /// # Errors
+    /// As [`SharedMap::extend`]; `ENOMEM` if there is no room for the files.
+    pub fn new<F: AsFd>(files: impl AsRef<[F]>, reserved: usize, writable: bool) -> io::Result<Self> {
+        let mut bytes = 0_usize;
+        for file in files.as_ref() {
+            let len = usize::try_from(memfd::len(file)?).map_err(|_| Errno::OVERFLOW)?;
+            bytes = bytes.checked_add(len).ok_or(Errno::OVERFLOW)?;
         }
-        Ok(Self { region: Region::new(fd, prot)?, writable: prot.contains(ProtFlags::WRITE) })
+        let region = Region::reserve(reserved.max(bytes)).or_else(|_| Region::reserve(bytes))?;
+        let map = Self { region, len: AtomicUsize::new(0), extending: Mutex::new(()), writable };
+        map.extend(files)?.publish();
+        Ok(map)
     }
 
     /// Its first address, for handing it to a device driver. Nothing but volatile accesses may go there.
@@ -182,25 +216,92 @@ impl SharedMap {
         self.writable
     }
 
-    /// Its length in bytes.
+    /// Maps `files` behind what is mapped already. Nothing shows before [`Extension::publish`].
+    ///
+    /// # Errors
+    /// `ENOMEM` if they do not fit into what is reserved; `EINVAL` if what is there ends, or one of them but the last
+    /// ends, within a page; `EPERM` unless each is sealed against shrinking and growing, and not frozen if the map is
+    /// for writing; else as mmap(2). The map is then as it was.
+    pub fn extend<F: AsFd>(&self, files: impl AsRef<[F]>) -> io::Result<Extension<'_>> {
+        // A panic under this lock leaves pages behind `len` mapped, which the next extension replaces.
+        let turn = self.extending.lock().unwrap_or_else(PoisonError::into_inner);
+        let prot = if self.writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+        let start = self.len();
+        let mut extension = Extension { map: self, start, end: start, _turn: turn };
+        for file in files.as_ref() {
+            if !Seals::of(file)?.fixed_length() {
+                return Err(Errno::PERM);
+            }
+            let bytes = usize::try_from(memfd::len(file)?).map_err(|_| Errno::OVERFLOW)?;
+            let end = extension.end.checked_add(bytes).filter(|end| *end <= self.region.len).ok_or(Errno::NOMEM)?;
+            if bytes > 0 {
+                // SAFETY: the addresses belong to our region, by the check above, and lie behind `len`: nothing has
+                // been given out there. The kernel refuses an address within a page.
+                unsafe {
+                    let at = self.region.as_ptr().byte_add(extension.end);
+                    mm::mmap(at, bytes, prot, MapFlags::SHARED | MapFlags::FIXED, file, 0)
+                }?;
+            }
+            extension.end = end;
+        }
+        Ok(extension)
+    }
+
+    /// Its length in bytes now.
     pub fn len(&self) -> usize {
-        self.region.len
+        self.len.load(Ordering::Acquire)
     }
 
     /// Whether it has no bytes.
     pub fn is_empty(&self) -> bool {
-        self.region.len == 0
+        self.len() == 0
+    }
+
+    /// Bytes that it can have without moving.
+    pub fn reserved(&self) -> usize {
+        self.region.len
     }
 
     /// `count` values of type `T` from byte `offset` on, or `None` if they do not fit or are not aligned.
     pub fn slice<T: Pod>(&self, offset: usize, count: usize) -> Option<SharedSlice<'_, T>> {
         let bytes = count.checked_mul(size_of::<T>())?;
-        if offset.checked_add(bytes)? > self.region.len || !offset.is_multiple_of(align_of::<T>()) {
+        if offset.checked_add(bytes)? > self.len() || !offset.is_multiple_of(align_of::<T>()) {
             return None;
         }
-        // SAFETY: `offset` lies within the mapping or at its end.
+        // SAFETY: `offset` lies within the mapping or at its end, and what is mapped stays so while `self` lives.
         let start = unsafe { self.region.start.add(offset) };
         Some(SharedSlice { start: start.cast(), count, writable: self.writable, map: PhantomData })
+    }
+}
+
+/// Files that are mapped behind the others and do not show yet. Dropping it takes them away again.
+#[derive(Debug)]
+pub struct Extension<'a> {
+    map: &'a SharedMap,
+    start: usize,
+    end: usize,
+    _turn: MutexGuard<'a, ()>,
+}
+
+impl Extension<'_> {
+    /// Makes them part of the map.
+    pub fn publish(mut self) {
+        self.map.len.store(self.end, Ordering::Release);
+        self.start = self.end;
+    }
+}
+
+impl Drop for Extension<'_> {
+    fn drop(&mut self) {
+        if self.start < self.end {
+            let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
+            // SAFETY: pages of our region behind `len`, which nobody has been given; they become a mere reservation
+            // again. Should the kernel have no memory even for that, the files stay mapped until the region goes.
+            let _ = unsafe {
+                let at = self.map.region.as_ptr().byte_add(self.start);
+                mm::mmap_anonymous(at, self.end - self.start, ProtFlags::empty(), flags)
+            };
+        }
     }
 }
 
@@ -306,6 +407,51 @@ mod tests {
         let mut seen = [0; 4];
         b.slice::<u32>(16, 4).unwrap().copy_to_slice(&mut seen);
         assert_eq!(seen, [1, 2, 3, 4]);
+    }
+
+    fn shared(bytes: u64) -> std::os::fd::OwnedFd {
+        memfd::Draft::create("partywall:test", bytes).unwrap().share().unwrap()
+    }
+
+    #[test]
+    fn files_lie_one_behind_the_other_and_what_is_there_stays() {
+        let page = rustix::param::page_size();
+        let (first, second) = (shared(page as u64), shared(2 * page as u64));
+        let map = SharedMap::new([&first], 8 * page, true).unwrap();
+        let before = map.slice::<u32>(0, page / 4).unwrap();
+        before.set(0, 7);
+        assert!(map.slice::<u32>(page, 1).is_none());
+        map.extend([&second]).unwrap().publish();
+        assert_eq!((map.len(), map.reserved(), before.get(0)), (3 * page, 8 * page, 7));
+        // One slice over both.
+        map.slice::<u32>(page - 4, 2).unwrap().copy_from_slice(&[1, 2]);
+        assert_eq!(SharedMap::readable(&first).unwrap().slice::<u32>(page - 4, 1).unwrap().get(0), 1);
+        assert_eq!(SharedMap::readable(&second).unwrap().slice::<u32>(0, 1).unwrap().get(0), 2);
+    }
+
+    #[test]
+    fn an_extension_that_is_not_published_leaves_nothing() {
+        let page = rustix::param::page_size();
+        let map = SharedMap::new([shared(page as u64)], 4 * page, true).unwrap();
+        let (other, frozen) = (shared(page as u64), memfd::frozen("partywall:test", &vec![0; page]).unwrap());
+        drop(map.extend([&other]).unwrap());
+        assert_eq!(map.len(), page);
+        // The second of two is refused: the first is taken away with it.
+        assert_eq!(map.extend([&other, &frozen]).unwrap_err(), Errno::PERM);
+        assert_eq!(map.extend([shared(4 * page as u64)]).unwrap_err(), Errno::NOMEM);
+        assert_eq!(map.len(), page);
+        map.extend([&other]).unwrap().publish();
+        map.slice::<u8>(page, 1).unwrap().set(0, 9);
+        assert_eq!(SharedMap::readable(&other).unwrap().slice::<u8>(0, 1).unwrap().get(0), 9);
+        // Nothing can follow a file that ends within a page.
+        map.extend([shared(10)]).unwrap().publish();
+        assert_eq!(map.extend([shared(10)]).unwrap_err(), Errno::INVAL);
+    }
+
+    #[test]
+    fn a_reservation_that_cannot_be_had_is_done_without() {
+        let map = SharedMap::new([shared(10)], usize::MAX / 2, false).unwrap();
+        assert_eq!((map.len(), map.reserved()), (10, 10));
     }
 
     #[test]
