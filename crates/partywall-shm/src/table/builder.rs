@@ -2,7 +2,9 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::{ALIGNMENT, HEADER, LAYOUT_HASH, MAGIC, MAX_METADATA, MAX_RANK, MAX_TENSOR_NAME, MAX_TENSORS, TableError};
+use super::{
+    ALIGNMENT, HEADER, LAYOUT_HASH, MAGIC, MAX_METADATA, MAX_RANK, MAX_TENSOR_NAME, MAX_TENSORS, Table, TableError,
+};
 use crate::dtype::DType;
 
 /// Collects tensors and metadata.
@@ -37,6 +39,48 @@ impl TableBuilder {
     /// An empty table.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// What a table describes. Laid out again with as many or more tensors in one chunk, all of it keeps its place.
+    pub fn from_table<B: AsRef<[u8]>>(table: &Table<B>) -> Self {
+        let tensors = table.in_given_order().into_iter().map(|tensor| Spec {
+            name: tensor.name().to_owned(),
+            dtype: tensor.dtype(),
+            dims: tensor.shape().chain(tensor.strides()).collect(),
+            bytes: tensor.bytes(),
+        });
+        let mut builder = Self { tensors: tensors.collect(), ..Self::default() };
+        builder.names = builder.tensors.iter().map(|tensor| tensor.name.clone()).collect();
+        for (key, value) in table.metadata() {
+            builder.keys.insert(key.to_owned(), builder.metadata.len());
+            builder.metadata_bytes += key.len() + value.len();
+            builder.metadata.push((key.to_owned(), value.to_owned()));
+        }
+        builder
+    }
+
+    /// Gives the last tensor, which must be `name` and without gaps, a longer first axis.
+    ///
+    /// # Errors
+    /// [`TableError::BadShape`] if it is another, has no axis or would become shorter or larger than 2⁶³ bytes.
+    pub fn extend_last(&mut self, name: &str, first_axis: u64) -> Result<(), TableError> {
+        let bad = |why: String| TableError::BadShape { name: shorten(name), why };
+        let Some(last) = self.tensors.last_mut().filter(|last| last.name == name) else {
+            let last = self.tensors.last().map_or("there is none".into(), |last| format!("{:?}", shorten(&last.name)));
+            return Err(bad(format!("only the last tensor, {last}, can become longer")));
+        };
+        let (shape, strides) = last.dims.split_at(last.dims.len() / 2);
+        let Some(before) = shape.first() else { return Err(bad("it has no axis that could become longer".into())) };
+        if first_axis < *before {
+            return Err(bad(format!("it has {before} along its first axis and cannot become shorter")));
+        }
+        if !is_contiguous(shape, strides) {
+            return Err(bad("it has gaps: only a tensor without can become longer".into()));
+        }
+        let grown = [&[first_axis], &shape[1..]].concat();
+        let bytes = extent(last.dtype, &grown, strides).map_err(bad)?;
+        (last.dims[0], last.bytes) = (first_axis, bytes);
+        Ok(())
     }
 
     /// Adds a tensor whose elements follow each other without gaps, last dimension fastest.
@@ -191,6 +235,17 @@ impl TableBuilder {
         table.extend_from_slice(&texts);
         table
     }
+}
+
+/// Whether elements follow each other without gaps, last dimension fastest.
+pub(super) fn is_contiguous(shape: &[u64], strides: &[u64]) -> bool {
+    let mut expected = 1_u64;
+    shape.contains(&0)
+        || shape.iter().zip(strides).rev().all(|(n, stride)| {
+            let fits = *n == 1 || *stride == expected;
+            expected = expected.saturating_mul(*n);
+            fits
+        })
 }
 
 /// Bytes from a tensor's first element to the end of its last.

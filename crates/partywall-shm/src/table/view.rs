@@ -4,7 +4,8 @@ use std::fmt;
 
 use super::{
     ALIGNMENT, ENTRY, HEADER, LAYOUT_HASH, MAGIC, MAX_METADATA, MAX_RANK, MAX_TENSOR_NAME, MAX_TENSORS, PAIR,
-    TableError, builder::extent,
+    TableError,
+    builder::{extent, is_contiguous},
 };
 use crate::dtype::DType;
 
@@ -35,14 +36,14 @@ pub struct Tensor<'a> {
 
 impl<B: AsRef<[u8]>> Table<B> {
     /// Checks `bytes`, which nobody may change afterwards, and the claims that it makes about chunks of `chunks`
-    /// bytes.
+    /// bytes. There may be more of those than it uses.
     ///
     /// # Errors
     /// [`TableError::ForeignLayout`] or [`TableError::Damaged`].
     pub fn parse(bytes: B, chunks: &[u64]) -> Result<Self, TableError> {
         let table = Self::sections(bytes)?;
         let used: Vec<u64> = table.chunk_bytes().collect();
-        if used.len() != chunks.len() || used.iter().zip(chunks).any(|(used, there)| used > there) {
+        if used.len() > chunks.len() || used.iter().zip(chunks).any(|(used, there)| used > there) {
             return Err(TableError::Damaged("its chunks are not those of the version"));
         }
         table.check_texts()?;
@@ -134,6 +135,20 @@ impl<B: AsRef<[u8]>> Table<B> {
             return Err(TableError::Damaged("a tensor's position is none"));
         }
         Ok(tensor)
+    }
+
+    /// Whether it is `before`, grown: the same tensors at the same places and perhaps further ones behind them, the
+    /// last of `before` perhaps longer along its first axis, the same metadata.
+    ///
+    /// # Errors
+    /// [`TableError::Damaged`] if it is not.
+    pub fn check_growth_of<C: AsRef<[u8]>>(&self, before: &Table<C>) -> Result<(), TableError> {
+        let (old, new) = (before.in_given_order(), self.in_given_order());
+        let last = old.len().saturating_sub(1);
+        let kept = old.len() <= new.len()
+            && old.iter().zip(&new).enumerate().all(|(i, (old, new))| new.continues(old, i == last))
+            && self.metadata().eq(before.metadata());
+        if kept { Ok(()) } else { Err(TableError::Damaged("what was there before it grew has changed")) }
     }
 
     /// The bytes that it was parsed from.
@@ -289,14 +304,18 @@ impl<'a> Tensor<'a> {
 
     /// Whether its elements follow each other without gaps, last dimension fastest.
     pub fn is_contiguous(&self) -> bool {
-        let mut expected = 1;
-        let dims: Vec<_> = self.shape().zip(self.strides()).collect();
-        self.bytes == 0
-            || dims.iter().rev().all(|(n, stride)| {
-                let fits = *n == 1 || *stride == expected;
-                expected *= n;
-                fits
-            })
+        let (shape, strides): (Vec<_>, Vec<_>) = self.shape().zip(self.strides()).unzip();
+        is_contiguous(&shape, &strides)
+    }
+
+    /// Whether whoever uses `before` can go on with this one.
+    fn continues(&self, before: &Self, may_be_longer: bool) -> bool {
+        let place = |tensor: &Self| (tensor.bytes > 0).then_some((tensor.chunk, tensor.offset));
+        let (shape, old) = (self.shape(), before.shape());
+        (self.name, self.dtype, self.rank()) == (before.name, before.dtype, before.rank())
+            && self.strides().eq(before.strides())
+            && (before.bytes == 0 || place(self) == place(before))
+            && shape.zip(old).enumerate().all(|(axis, (n, old))| n == old || (may_be_longer && axis == 0 && n > old))
     }
 
     fn words(&self, skip: usize) -> impl ExactSizeIterator<Item = u64> + use<'a> {
@@ -416,6 +435,88 @@ mod tests {
         assert!(Table::parse(&table, &[chunks[0] - 1]).is_err());
         assert!(Table::parse(&table, &[]).is_err());
         assert!(Table::parse(&table, &[chunks[0] + 4096]).is_ok());
+    }
+
+    #[test]
+    fn a_grown_table_keeps_what_was_there() {
+        let parse = |builder: TableBuilder| {
+            let Layout { table, chunks } = builder.layout(u64::MAX, 1).unwrap();
+            Table::parse(table, &chunks).unwrap()
+        };
+        let mut builder = TableBuilder::new();
+        builder.add("fixed", DType::U8, &[10]).unwrap();
+        builder.add("rows", DType::F32, &[3, 50]).unwrap();
+        builder.set_metadata("k", "v").unwrap();
+        let before = parse(builder);
+
+        let mut longer = TableBuilder::from_table(&before);
+        longer.extend_last("rows", 9).unwrap();
+        longer.add("next", DType::I8, &[0, 5]).unwrap();
+        longer.add("more", DType::I8, &[5]).unwrap();
+        let longer = parse(longer);
+        longer.check_growth_of(&before).unwrap();
+        let rows = longer.find("rows").unwrap();
+        assert_eq!((rows.offset(), rows.shape().collect::<Vec<_>>(), rows.bytes()), (256, vec![9, 50], 1800));
+        assert_eq!(longer.find("more").unwrap().offset(), 2304);
+        assert_eq!(longer.metadata().collect::<Vec<_>>(), [("k", "v")]);
+        before.check_growth_of(&before).unwrap();
+
+        // What a hostile builder may claim instead.
+        let rebuilt = |change: fn(&mut TableBuilder)| {
+            let mut builder = TableBuilder::new();
+            change(&mut builder);
+            parse(builder)
+        };
+        let forged = [
+            rebuilt(|t| t.add("fixed", DType::U8, &[10]).unwrap()),
+            rebuilt(|t| {
+                t.add("fixed", DType::U8, &[11]).unwrap();
+                t.add("rows", DType::F32, &[3, 50]).unwrap();
+                t.set_metadata("k", "v").unwrap();
+            }),
+            rebuilt(|t| {
+                t.add("fixed", DType::U8, &[10]).unwrap();
+                t.add("rows", DType::F32, &[2, 50]).unwrap();
+                t.set_metadata("k", "v").unwrap();
+            }),
+            rebuilt(|t| {
+                t.add("fixed", DType::U8, &[10]).unwrap();
+                t.add("rows", DType::F32, &[3, 51]).unwrap();
+                t.set_metadata("k", "v").unwrap();
+            }),
+            rebuilt(|t| {
+                t.add("fixed", DType::U8, &[10]).unwrap();
+                t.add("rows", DType::U32, &[3, 50]).unwrap();
+                t.set_metadata("k", "v").unwrap();
+            }),
+            rebuilt(|t| {
+                t.add("rows", DType::F32, &[3, 50]).unwrap();
+                t.add("fixed", DType::U8, &[10]).unwrap();
+                t.set_metadata("k", "v").unwrap();
+            }),
+            rebuilt(|t| {
+                t.add("fixed", DType::U8, &[10]).unwrap();
+                t.add("rows", DType::F32, &[3, 50]).unwrap();
+                t.set_metadata("k", "w").unwrap();
+            }),
+        ];
+        for (index, forged) in forged.iter().enumerate() {
+            assert!(forged.check_growth_of(&before).is_err(), "{index}");
+        }
+    }
+
+    #[test]
+    fn only_the_last_tensor_grows_and_only_without_gaps() {
+        let mut table = model();
+        let message = |result: Result<(), TableError>| result.unwrap_err().to_string();
+        assert!(message(table.extend_last("weight", 9)).contains("only the last tensor, \"fortran\""));
+        assert!(message(table.extend_last("fortran", 9)).contains("gaps"));
+        table.add("log", DType::U16, &[4]).unwrap();
+        assert!(message(table.extend_last("log", 3)).contains("shorter"));
+        assert!(message(table.extend_last("log", u64::MAX)).contains("exceeds"));
+        table.extend_last("log", 4).unwrap();
+        table.add("scalar2", DType::U16, &[]).unwrap();
+        assert!(message(table.extend_last("scalar2", 3)).contains("no axis"));
     }
 
     proptest! {
