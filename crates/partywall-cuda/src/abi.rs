@@ -74,6 +74,7 @@ pub(crate) const MEMHOSTREGISTER_DEVICEMAP: u32 = 2;
 pub(crate) const MEMHOSTREGISTER_READ_ONLY: u32 = 8;
 pub(crate) const IPC_MEM_LAZY_ENABLE_PEER_ACCESS: u32 = 1;
 
+pub(crate) const MEM_ATTACH_GLOBAL: u32 = 1;
 pub(crate) const MEMORYTYPE_HOST: u32 = 1;
 pub(crate) const MEMORYTYPE_DEVICE: u32 = 2;
 pub(crate) const POINTER_ATTRIBUTE_MEMORY_TYPE: u32 = 2;
@@ -182,6 +183,7 @@ mod tests {
             (MEMHOSTREGISTER_DEVICEMAP, sys::CU_MEMHOSTREGISTER_DEVICEMAP),
             (MEMHOSTREGISTER_READ_ONLY, sys::CU_MEMHOSTREGISTER_READ_ONLY),
             (IPC_MEM_LAZY_ENABLE_PEER_ACCESS, IpcMem::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32),
+            (MEM_ATTACH_GLOBAL, sys::CUmemAttach_flags::CU_MEM_ATTACH_GLOBAL as u32),
             (MEMORYTYPE_HOST, MemoryType::CU_MEMORYTYPE_HOST as u32),
             (MEMORYTYPE_DEVICE, MemoryType::CU_MEMORYTYPE_DEVICE as u32),
             (POINTER_ATTRIBUTE_MEMORY_TYPE, PointerAttribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE as u32),

@@ -48,6 +48,7 @@
 //! | `stream`, `event` | [`Stream`], [`StreamRef`], [`Event`]: order, copies, times |
 //! | [`memop`] | a stream writes a word or waits for one: order between processes; whether that works here |
 //! | `ipc_event` | [`IpcEvent`], [`IpcEventHandle`]: events of several processes, for code that uses them |
+//! | [`experiment`] | calls that sharing code must not make, for labs and for tests of the driver |
 //! | `upload` | [`Upload`]: filling device memory from the host at full speed |
 //! | `module`, [`kernels`] | [`Module`], [`Function`], [`Kernels`]: device code, ours included |
 //!
@@ -73,6 +74,7 @@ mod buffer;
 mod context;
 mod device;
 mod event;
+pub mod experiment;
 mod ipc;
 mod ipc_event;
 pub mod kernels;

@@ -243,7 +243,7 @@ impl Part {
         let context = memory.context();
         // SAFETY: the callers have reserved the addresses for as many bytes, and nothing is mapped there; the handle
         // is live while `memory` is; offset and flags must be 0.
-        unsafe { context.driver().mem_map(pointer, memory.len() as usize, 0, memory.handle(), 0) }?;
+        unsafe { context.driver().mem_map(pointer, memory.len() as usize, 0, memory.as_raw(), 0) }?;
         // From here on dropping it unmaps.
         let part = Self { pointer, memory, mapped: true };
         set_access(part.memory.context(), pointer, part.memory.len(), access)?;
@@ -288,15 +288,15 @@ fn describe(error: CudaError, bytes: u64, context: &Context) -> CudaError {
 }
 
 /// Addresses that nothing else in the process gets.
-struct AddressRange {
+pub(crate) struct AddressRange {
     context: Context,
-    pointer: DevicePtr,
-    bytes: usize,
+    pub(crate) pointer: DevicePtr,
+    pub(crate) bytes: usize,
 }
 
 impl AddressRange {
     /// Exactly as many as asked for, in one range.
-    fn reserve(context: &Context, bytes: u64) -> Result<Self, CudaError> {
+    pub(crate) fn reserve(context: &Context, bytes: u64) -> Result<Self, CudaError> {
         let size =
             usize::try_from(bytes).map_err(|_| CudaError::new("cuMemAddressReserve", CuResult::INVALID_VALUE))?;
         let mut pointer = 0;

@@ -181,7 +181,10 @@ impl PhysicalMemory {
         &self.context
     }
 
-    pub(crate) fn handle(&self) -> AllocationHandle {
+    /// The driver's handle (`CUmemGenericAllocationHandle`), for other CUDA libraries; valid while `self` lives. Two
+    /// handles of the same memory need not be equal (vendor's documentation).
+    #[must_use]
+    pub fn as_raw(&self) -> u64 {
         self.handle
     }
 }

@@ -199,7 +199,7 @@ simulated! {
         state.end("addresses", pointer >> ADDRESS_SHIFT)
     };
     fn map for "cuMemMap" (pointer: DevicePtr, _bytes: usize, offset: usize, handle: u64, _flags: u64) |state| {
-        assert_eq!(offset, 0);
+        if offset != 0 { return 801; }
         if !state.live.contains(&("memory", handle)) { return 1; }
         state.need_context(|state| { state.live.insert(("mapping", pointer)); })
     };
@@ -218,6 +218,14 @@ simulated! {
     };
     fn alloc for "cuMemAlloc_v2" (to: *mut DevicePtr, _bytes: usize) |state|
         state.need_context(|state| store(to, state.make("buffer") << ADDRESS_SHIFT));
+    fn alloc_managed for "cuMemAllocManaged" (to: *mut DevicePtr, bytes: usize, _flags: u32) |state| {
+        if bytes == 0 { return 1; }
+        state.need_context(|state| store(to, state.make("buffer") << ADDRESS_SHIFT))
+    };
+    fn alloc_async for "cuMemAllocAsync" (to: *mut DevicePtr, bytes: usize, _stream: Handle) |state| {
+        if bytes == 0 { return 1; }
+        state.need_context(|state| store(to, state.make("buffer") << ADDRESS_SHIFT))
+    };
     fn free for "cuMemFree_v2" (pointer: DevicePtr) |state| state.end("buffer", pointer >> ADDRESS_SHIFT);
     fn host_alloc for "cuMemHostAlloc" (to: *mut *mut c_void, bytes: usize, _flags: u32) |state|
         state.need_context(|state| {
@@ -324,7 +332,7 @@ simulated! {
         0
     };
     fn event_create for "cuEventCreate" (event: *mut Handle, flags: u32) |state| {
-        assert!(flags == 0 || flags == 6, "between processes there is no time");
+        if flags & 6 == 4 { return 1; } // between processes there is no time
         state.need_context(|state| store(event, state.make("event") as Handle))
     };
     fn export_event for "cuIpcGetEventHandle" (handle: *mut IpcHandle, event: Handle) |_| {

@@ -340,6 +340,9 @@ entry_points! {
     "MEM" {
         required mem_get_info = "cuMemGetInfo_v2" as "cuMemGetInfo" (free: *mut usize, total: *mut usize);
         required mem_alloc = "cuMemAlloc_v2" as "cuMemAlloc" (pointer: *mut DevicePtr, bytes: usize);
+        optional mem_alloc_managed = "cuMemAllocManaged" as "cuMemAllocManaged" (
+            pointer: *mut DevicePtr, bytes: usize, flags: u32,
+        );
         required mem_free = "cuMemFree_v2" as "cuMemFree" (pointer: DevicePtr);
         required mem_host_alloc = "cuMemHostAlloc" as "cuMemHostAlloc" (
             pointer: *mut *mut c_void, bytes: usize, flags: u32,
@@ -413,6 +416,11 @@ entry_points! {
         );
         optional mem_retain_allocation_handle = "cuMemRetainAllocationHandle" as "cuMemRetainAllocationHandle" (
             handle: *mut AllocationHandle, address: *mut c_void,
+        );
+    }
+    "MALLOC__ASYNC" {
+        optional mem_alloc_async = "cuMemAllocAsync" as "cuMemAllocAsync" (
+            pointer: *mut DevicePtr, bytes: usize, stream: Handle,
         );
     }
     "UNIFIED" {

@@ -6,6 +6,7 @@ use partywall_os::map::{SealedMap, SharedMap};
 use partywall_os::memfd;
 
 use super::*;
+use crate::experiment::{UnshareableMemory, close_twice, event_handle, free_mapping, map_part, read_beyond};
 use crate::{CudaError, HostRegistration, IpcMapping, IpcMemoryHandle, PointerInfo, PointerKind};
 
 /// Handles differ between tests, because the registry of open mappings belongs to the process.
@@ -205,4 +206,44 @@ fn a_lost_context_is_no_classification() {
         assert_eq!(PointerInfo::of(&context, 1).unwrap_err().code, CuResult::ILLEGAL_ADDRESS);
         fail_nothing();
     }
+}
+
+#[test]
+fn experiments_give_back_what_they_took_whatever_the_driver_answers() {
+    let context = context();
+    for make in [UnshareableMemory::managed, UnshareableMemory::pooled] {
+        let memory = make(&context, 4096).unwrap();
+        assert_ne!(memory.device_ptr(), 0);
+        drop(memory);
+        assert_eq!(make(&context, 0).unwrap_err().code, CuResult::INVALID_VALUE);
+    }
+    let memory = PhysicalMemory::create(&context, GRANULARITY as u64).unwrap();
+    assert_eq!(map_part(&memory, 4096, 4096).unwrap_err().code, CuResult(801));
+    map_part(&memory, 0, 4096).unwrap();
+    assert!(event_handle(&context, true, false).is_ok());
+    assert_eq!(event_handle(&context, true, true).unwrap_err().call, "cuEventCreate");
+    fail("cuIpcGetEventHandle", 400);
+    assert_eq!(event_handle(&context, false, true).unwrap_err().code, CuResult::INVALID_HANDLE);
+    fail_nothing();
+    drop(memory);
+    assert_eq!(context.take_drop_error(), None);
+    assert_all_given_back();
+}
+
+#[test]
+fn experiments_on_a_mapping_leave_its_owner_in_order() {
+    let context = context();
+    let open = || IpcMapping::open(&context, handle(7), 4096, Access::ReadOnly).unwrap();
+    let mapping = open();
+    assert_eq!(free_mapping(&mapping).unwrap_err().code, CuResult::INVALID_VALUE);
+    let stream = StreamRef::legacy_default(&context);
+    let mut bytes = [0; 16];
+    read_beyond(stream, &mapping, 8192, &mut bytes).unwrap();
+    assert_eq!(bytes, [0xFF; 16]);
+    let beyond = read_beyond(stream, &mapping, GRANULARITY as u64 - 8, &mut bytes);
+    assert!(matches!(beyond, Err(AccessError::OutOfRange { .. })));
+    assert_eq!(close_twice(mapping).unwrap_err().call, "cuIpcCloseMemHandle");
+    drop(open());
+    assert_eq!(context.take_drop_error(), None);
+    assert_all_given_back();
 }

@@ -1,0 +1,154 @@
+//! The calls that sharing code must not make, made on purpose, with the driver's answer as the result.
+//!
+//! For labs that show how sharing fails, and for the tests that hold the facts which this crate relies on. None of them
+//! can harm the host's memory; some of them can end CUDA in the process, which is why labs make those in a process of
+//! their own.
+#![allow(unsafe_code)] // driver calls
+
+use std::fmt;
+
+use crate::abi::{DevicePtr, EVENT_DISABLE_TIMING, EVENT_INTERPROCESS, IpcHandle, MEM_ATTACH_GLOBAL};
+use crate::mapping::AddressRange;
+use crate::{
+    Access, AccessError, Context, CudaError, DeviceSlice, IpcEventHandle, IpcMapping, PhysicalMemory, StreamRef,
+};
+
+/// Device memory of the kinds that have no 64-byte handle and that nothing else in this crate makes. Dropping frees; a
+/// failure goes to [`Context::take_drop_error`].
+pub struct UnshareableMemory {
+    context: Context,
+    pointer: DevicePtr,
+}
+
+impl UnshareableMemory {
+    /// Managed memory (`cuMemAllocManaged`).
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_VALUE` for 0 bytes, `CUDA_ERROR_NOT_SUPPORTED` where there is none.
+    pub fn managed(context: &Context, bytes: usize) -> Result<Self, CudaError> {
+        let _guard = context.guard_relaxed()?;
+        let mut pointer = 0;
+        // SAFETY: the pointer is to a live address; a context is current.
+        unsafe { context.driver().mem_alloc_managed(&mut pointer, bytes, MEM_ATTACH_GLOBAL) }?;
+        Ok(Self { context: context.clone(), pointer })
+    }
+
+    /// Memory of the device's own pool (`cuMemAllocAsync`).
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_VALUE` for 0 bytes, `CUDA_ERROR_NOT_SUPPORTED` where there are no pools.
+    pub fn pooled(context: &Context, bytes: usize) -> Result<Self, CudaError> {
+        let stream = StreamRef::legacy_default(context);
+        let _guard = context.guard_relaxed()?;
+        let mut pointer = 0;
+        // SAFETY: the pointer is to a live address; a context is current; the legacy default stream always exists.
+        unsafe { context.driver().mem_alloc_async(&mut pointer, bytes, stream.handle()) }?;
+        let memory = Self { context: context.clone(), pointer };
+        stream.synchronize()?;
+        Ok(memory)
+    }
+
+    /// Its address.
+    #[must_use]
+    pub fn device_ptr(&self) -> u64 {
+        self.pointer
+    }
+}
+
+impl fmt::Debug for UnshareableMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "UnshareableMemory({:#x})", self.pointer)
+    }
+}
+
+impl Drop for UnshareableMemory {
+    fn drop(&mut self) {
+        let freed = self.context.guard_relaxed().and_then(|_guard| {
+            // SAFETY: allocated once, freed once; this call frees both kinds.
+            unsafe { self.context.driver().mem_free(self.pointer) }
+        });
+        self.context.record_drop(freed);
+    }
+}
+
+/// Frees the memory behind a mapping of another process's allocation (`cuMemFree`), which only its owner may do. After
+/// a success the mapping may name nothing: work on it may then end CUDA in this process.
+///
+/// # Errors
+/// The driver's answer.
+pub fn free_mapping(mapping: &IpcMapping) -> Result<(), CudaError> {
+    let context = mapping.context();
+    let _guard = context.guard_relaxed()?;
+    // SAFETY: device memory that no Rust reference is ever made to. Whether it stays mapped concerns the device alone.
+    unsafe { context.driver().mem_free(mapping.device_ptr()) }
+}
+
+/// Closes a mapping and then closes its address once more: the answer is that to the second call, which takes the
+/// memory from any other mapping of the same handle in this process.
+///
+/// # Errors
+/// The driver's answer.
+pub fn close_twice(mapping: IpcMapping) -> Result<(), CudaError> {
+    let (context, pointer) = (mapping.context().clone(), mapping.device_ptr());
+    drop(mapping);
+    let _guard = context.guard_relaxed()?;
+    // SAFETY: as for `free_mapping`.
+    unsafe { context.driver().ipc_close_mem_handle(pointer) }
+}
+
+/// Copies bytes out of the 2 MiB block that a mapping begins in, from beyond what was shared: what a kernel that runs
+/// past the end would see. `offset` counts from the mapping's first byte; host-synchronous.
+///
+/// # Errors
+/// [`AccessError::OutOfRange`] beyond the block; else the driver's answer. A fault ends CUDA in this process.
+pub fn read_beyond(
+    stream: StreamRef<'_>,
+    mapping: &IpcMapping,
+    offset: u64,
+    bytes: &mut [u8],
+) -> Result<(), AccessError> {
+    let available = BLOCK - mapping.device_ptr() % BLOCK;
+    // SAFETY: not all of it need be mapped, but none of it is the host's: the device maps 2 MiB at a time, and the
+    // driver gives such a block of addresses to nothing else.
+    let block = unsafe { DeviceSlice::from_raw(mapping.device_ptr(), available, Access::ReadOnly) };
+    stream.copy_to_host(bytes, block.slice(offset, bytes.len() as u64)?)
+}
+
+/// Maps a part of an allocation, or from an offset on, which the driver documents as impossible.
+///
+/// # Errors
+/// The driver's answer. `CUDA_ERROR_NOT_SUPPORTED` (measured).
+pub fn map_part(memory: &PhysicalMemory, offset: usize, bytes: u64) -> Result<(), CudaError> {
+    let context = memory.context();
+    let _guard = context.guard_relaxed()?;
+    let range = AddressRange::reserve(context, bytes)?;
+    let driver = context.driver();
+    // SAFETY: the range was just reserved and nothing is mapped there; the handle is live while `memory` is.
+    unsafe { driver.mem_map(range.pointer, range.bytes, offset, memory.as_raw(), 0) }?;
+    // SAFETY: exactly the range that was mapped.
+    unsafe { driver.mem_unmap(range.pointer, range.bytes) }
+}
+
+/// Makes an event with or without the two flags that sharing needs, asks for its handle, and destroys it: the handle
+/// is void.
+///
+/// # Errors
+/// The driver's answer to whichever call refused; [`CudaError::call`] tells.
+pub fn event_handle(context: &Context, interprocess: bool, timing: bool) -> Result<IpcEventHandle, CudaError> {
+    let _guard = context.guard()?;
+    let driver = context.driver();
+    let flags = if interprocess { EVENT_INTERPROCESS } else { 0 } | if timing { 0 } else { EVENT_DISABLE_TIMING };
+    let mut event = 0;
+    // SAFETY: the pointer is to a live handle; a context is current.
+    unsafe { driver.event_create(&mut event, flags) }?;
+    let mut handle = IpcHandle([0; 64]);
+    // SAFETY: the pointer is to a live handle; the event is live.
+    let asked = unsafe { driver.ipc_get_event_handle(&mut handle, event) };
+    // SAFETY: made above, destroyed once.
+    unsafe { driver.event_destroy(event) }?;
+    asked.map(|()| IpcEventHandle(handle.0))
+}
+
+/// The device maps memory of `cuMemAlloc` in blocks of this size (vendor's documentation of inter-process
+/// communication).
+const BLOCK: u64 = 2 << 20;
