@@ -78,11 +78,14 @@ codes! {
     ASSERT = 710, "device-side assert triggered";
     HOST_MEMORY_ALREADY_REGISTERED = 712, "part or all of the memory is already registered";
     HOST_MEMORY_NOT_REGISTERED = 713, "the pointer is not registered memory";
+    MISALIGNED_ADDRESS = 716, "misaligned address";
     LAUNCH_FAILED = 719, "unspecified launch failure";
     NOT_PERMITTED = 800, "operation not permitted";
     NOT_SUPPORTED = 801, "operation not supported";
     STREAM_CAPTURE_UNSUPPORTED = 900, "operation not permitted when stream is capturing";
     STREAM_CAPTURE_INVALIDATED = 901, "operation failed due to a previous error during capture";
+    STREAM_CAPTURE_IMPLICIT = 906, "operation would make the legacy stream depend on a capturing one";
+    STREAM_CAPTURE_WRONG_THREAD = 908, "the capture was begun by another thread";
     UNKNOWN = 999, "unknown error";
 }
 

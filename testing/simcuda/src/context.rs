@@ -8,13 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::abi::{Code, Handle, RawDevice};
 use crate::entry::{entry_points, store};
-use crate::{ledger, memory, state};
-
-/// What executes work in order: the streams implement it.
-pub(crate) trait Queue: Send + Sync {
-    /// Returns when what was enqueued before this call has run, or the context has a fault.
-    fn drain(&self);
-}
+use crate::{capture, ledger, memory, state, stream};
 
 /// A primary context.
 pub(crate) struct Ctx {
@@ -25,7 +19,6 @@ pub(crate) struct Ctx {
     /// it: to release and retain the primary context does not cure it.
     fault: Arc<AtomicU32>,
     destroyed: AtomicBool,
-    queues: Mutex<Vec<Arc<dyn Queue>>>,
     /// Devices whose memory this context may use, by `cuCtxEnablePeerAccess`.
     peers: Mutex<BTreeSet<usize>>,
 }
@@ -42,21 +35,12 @@ impl Ctx {
         Code(self.fault.load(Ordering::Acquire)).ok()
     }
 
-    pub(crate) fn attach(&self, queue: Arc<dyn Queue>) {
-        lock(&self.queues).push(queue);
-    }
-
-    pub(crate) fn detach(&self, queue: &Arc<dyn Queue>) {
-        lock(&self.queues).retain(|kept| !Arc::ptr_eq(kept, queue));
-    }
-
     /// Waits for everything that was enqueued in the context. Not to be called with the state locked.
     ///
     /// # Errors
     /// The fault, if there is one.
     pub(crate) fn synchronize(&self) -> Result<(), Code> {
-        let queues = lock(&self.queues).clone();
-        queues.iter().for_each(|queue| queue.drain());
+        stream::drain(self);
         self.check()
     }
 
@@ -108,7 +92,6 @@ impl Contexts {
                 device,
                 fault: primary.fault.clone(),
                 destroyed: AtomicBool::new(false),
-                queues: Mutex::default(),
                 peers: Mutex::default(),
             })
         });
@@ -145,7 +128,7 @@ pub(crate) fn current() -> Result<Arc<Ctx>, Code> {
 }
 
 /// Checks a handle that the caller gave.
-fn live(handle: Handle) -> Result<Arc<Ctx>, Code> {
+pub(crate) fn live(handle: Handle) -> Result<Arc<Ctx>, Code> {
     state::lock().contexts.find(handle).cloned().ok_or(Code::INVALID_CONTEXT)
 }
 
@@ -167,7 +150,7 @@ entry_points! {
             // A fault is no reason to keep the memory.
             let _ = context.synchronize();
             context.destroyed.store(true, Ordering::Release);
-            lock(&context.queues).clear();
+            stream::end_context(&context);
             memory::end_of_context(context.handle);
         }
         Ok(())
@@ -202,7 +185,11 @@ entry_points! {
         let top = STACK.with_borrow(|stack| stack.last().map(|context| context.device));
         store(device, top.ok_or(Code::INVALID_CONTEXT)? as RawDevice)
     }
-    fn cuCtxSynchronize() { current()?.synchronize() }
+    fn cuCtxSynchronize() {
+        let context = current()?;
+        capture::unsafe_call()?;
+        context.synchronize()
+    }
     fn cuCtxEnablePeerAccess(peer: Handle, flags: u32) {
         let (context, peer) = (current()?, live(peer)?);
         if flags != 0 { return Err(Code::INVALID_VALUE); }

@@ -2,7 +2,8 @@
 //!
 //! A call is counted and written to the log that `SIMCUDA_CALLS` names, one line `PID INDEX FUNCTION CODE`, when it
 //! returns; a fault that `SIMCUDA_FAULTS` asks for takes its place. The name of a function is without its `_v2`. A call
-//! before `cuInit`, or in a child that forked after it, answers `NOT_INITIALIZED`, as the driver's do. A panic is a
+//! before `cuInit`, or in a child that forked after it, answers `NOT_INITIALIZED`, as the driver's do, and one of a host
+//! function `NOT_PERMITTED`. A panic is a
 //! fault of the simulation: it is printed and ends the process, since the caller is C.
 
 use std::cell::Cell;
@@ -14,7 +15,7 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 
 use crate::abi::Code;
 use crate::faults::{self, Action};
-use crate::state;
+use crate::{queue, state};
 
 /// Makes exported functions. The body is that of a closure that gives `Result<(), Code>`; arguments are those of
 /// `cuda.h`. A name that `cuda.h` redirects to `_v2` is written with it.
@@ -67,6 +68,7 @@ pub(crate) fn enter(name: &'static str, body: impl FnOnce() -> Result<(), Code>)
         }
         Some(Action::Answer(code)) => code,
         None if !state::initialized() && !BEFORE_INIT.contains(&function) => Code::NOT_INITIALIZED,
+        None if queue::on_stream() => Code::NOT_PERMITTED,
         None => catch_unwind(AssertUnwindSafe(body)).map_or_else(
             |_| {
                 eprintln!("the simulated CUDA driver panicked in {function}, call {index}");

@@ -17,6 +17,14 @@
 //! | `state` | what the process shares: initialisation, devices, the tables of the other modules |
 //! | `device` | the devices, and what they say of themselves |
 //! | `context` | primary contexts, the stack of each thread, faults that stay |
+//! | `stream` | streams: handles, default streams, what comes after what |
+//! | `queue` | the thread of a stream, its pauses, and points in its work |
+//! | `capture` | stream capture as calls outside of graphs see it |
+//! | `event` | events, in this process and between processes |
+//! | `memop` | stream memory operations |
+//! | `copy` | copies and fills |
+//! | `module` | modules of PTX, their functions, launches |
+//! | `kernel` | Partywall's kernels |
 //! | `memory` | backings, the address space, access as a stream has it |
 #![allow(unsafe_code)] // a C library: raw pointers in, mappings of memory behind them
 #![allow(non_snake_case)] // the names of cuda.h
@@ -24,13 +32,21 @@
 #![allow(dead_code)] // until the streams use all of it
 
 mod abi;
+mod capture;
 mod context;
+mod copy;
 mod device;
 mod entry;
+mod event;
 mod faults;
+mod kernel;
 mod ledger;
+mod memop;
 mod memory;
+mod module;
+mod queue;
 mod state;
+mod stream;
 
 /// The version of the simulation. The vendor's library has no such function: it tells the two apart.
 #[unsafe(no_mangle)]

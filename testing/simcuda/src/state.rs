@@ -2,10 +2,10 @@
 //!
 //! One lock over all of it: calls are short, and whoever waits for a stream does so without it.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use crate::abi::Code;
+use crate::abi::{Code, Handle};
 use crate::context::Contexts;
 use crate::device::Device;
 use crate::memory::Tables;
@@ -40,6 +40,12 @@ pub(crate) fn initialized() -> bool {
 pub(crate) fn forked() -> bool {
     let owner = OWNER.load(Ordering::Acquire);
     owner != 0 && owner != std::process::id()
+}
+
+/// A handle that no stream, event, module or function had before.
+pub(crate) fn new_handle() -> Handle {
+    static LAST: AtomicUsize = AtomicUsize::new(0xC0DB_0000_0000);
+    LAST.fetch_add(0x10, Ordering::Relaxed)
 }
 
 /// The tables. Not to be held while waiting for a stream.

@@ -7,7 +7,9 @@ mod backing;
 mod space;
 
 use std::collections::BTreeMap;
+use std::slice;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64};
 
 pub(crate) use backing::Backing;
 use space::Space;
@@ -87,6 +89,19 @@ impl HostRange {
     /// How many bytes, of those that were asked for, lie here.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// The words of four bytes that lie here. The address that was asked for is a multiple of four.
+    pub(crate) fn words32(&self) -> &[AtomicU32] {
+        // SAFETY: memory of this size for as long as `self` lives, aligned as the address is since mappings are; others
+        // write there, which atomics allow.
+        unsafe { slice::from_raw_parts(self.pointer.cast(), self.bytes / 4) }
+    }
+
+    /// The words of eight bytes. The address is a multiple of eight.
+    pub(crate) fn words64(&self) -> &[AtomicU64] {
+        // SAFETY: as for `words32`.
+        unsafe { slice::from_raw_parts(self.pointer.cast(), self.bytes / 8) }
     }
 }
 

@@ -1,0 +1,235 @@
+//! Copies and fills, in pieces: a process that is killed leaves a prefix behind, as a device that is stopped does.
+//!
+//! Which copies the host waits for is the vendor's documentation ("API synchronization behavior"): whatever touches
+//! pageable memory, apart from a small source, which is staged during the call. Page-locked and registered memory is
+//! read and written when the stream gets there, so that a buffer that is used again too early shows.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use crate::abi::{Code, DevicePtr, Handle};
+use crate::context::{self, Ctx};
+use crate::entry::entry_points;
+use crate::memory::{self, HostRange, Want};
+use crate::queue::{Runner, Ticket};
+use crate::{state, stream};
+
+/// Where a copy begins.
+enum Place {
+    /// What devices can address: their memory, and host memory that is page-locked or registered.
+    Mapped { context: Arc<Ctx>, address: DevicePtr },
+    /// Memory of the host that the driver knows nothing of.
+    Pageable(usize),
+    /// A copy that was made during the call.
+    Staged(Vec<u8>),
+}
+
+/// A piece of a place; the pointer is valid as long as it lives.
+struct Piece {
+    pointer: *mut u8,
+    bytes: usize,
+    _keep: Option<HostRange>,
+}
+
+impl Place {
+    /// Memory of a device, by its address.
+    ///
+    /// # Errors
+    /// `INVALID_VALUE` if some of it is no memory.
+    fn device(context: &Arc<Ctx>, address: DevicePtr, bytes: usize) -> Result<Self, Code> {
+        if is_mapped(address, bytes) {
+            Ok(Self::Mapped { context: context.clone(), address })
+        } else {
+            Err(Code::INVALID_VALUE)
+        }
+    }
+
+    /// Memory of the host, or what a unified address stands for.
+    fn any(context: &Arc<Ctx>, address: DevicePtr, bytes: usize) -> Result<Self, Code> {
+        if address == 0 {
+            Err(Code::INVALID_VALUE)
+        } else if state::lock().memory.region(address).is_some() {
+            Self::device(context, address, bytes)
+        } else {
+            Ok(Self::Pageable(address as usize))
+        }
+    }
+
+    fn is_pageable(&self) -> bool {
+        matches!(self, Self::Pageable(_))
+    }
+
+    /// As much as lies in one piece, at most `bytes` bytes, from `offset` on.
+    fn piece(&self, offset: usize, bytes: usize, want: Want) -> Result<Piece, Code> {
+        Ok(match self {
+            Self::Mapped { context, address } => {
+                let range = memory::access(context, address + offset as u64, bytes, want)?;
+                Piece { pointer: range.pointer(), bytes: range.bytes(), _keep: Some(range) }
+            }
+            Self::Pageable(start) => Piece { pointer: (start + offset) as *mut u8, bytes, _keep: None },
+            Self::Staged(copy) => Piece { pointer: copy[offset..].as_ptr().cast_mut(), bytes, _keep: None },
+        })
+    }
+}
+
+/// Whether all of a range has memory behind it.
+fn is_mapped(mut address: DevicePtr, bytes: usize) -> bool {
+    let Some(end) = address.checked_add(bytes as u64) else { return false };
+    let state = state::lock();
+    while address < end {
+        let Some((start, region)) = state.memory.region(address) else { return false };
+        address = start + region.bytes;
+    }
+    true
+}
+
+/// Enqueues a copy, and waits for it where the driver does.
+fn enqueue(stream: Handle, to: Place, from: Place, bytes: usize, synchronous: bool) -> Result<(), Code> {
+    let stream = stream::find(stream)?;
+    let from = match from {
+        Place::Pageable(start) if bytes <= STAGED && !to.is_pageable() && !synchronous => {
+            // SAFETY: the caller of the copy passes memory of this size.
+            Place::Staged(unsafe { std::slice::from_raw_parts(start as *const u8, bytes) }.to_vec())
+        }
+        from => from,
+    };
+    let wait = synchronous || to.is_pageable() || from.is_pageable();
+    let ticket = stream.submit(move |runner| copy(runner, &to, &from, bytes))?;
+    wait_if(wait, ticket, stream.context())
+}
+
+fn wait_if(wait: bool, ticket: Option<Ticket>, context: &Ctx) -> Result<(), Code> {
+    let Some(ticket) = ticket.filter(|_| wait) else { return Ok(()) };
+    ticket.wait();
+    context.check()
+}
+
+fn copy(runner: &mut Runner, to: &Place, from: &Place, bytes: usize) -> Result<(), Code> {
+    in_pieces(runner, bytes, |offset, most| {
+        let to = to.piece(offset, most, Want::Write)?;
+        let from = from.piece(offset, to.bytes, Want::Read)?;
+        // SAFETY: both pieces are memory of this size, kept by themselves or by the caller of the copy until it is
+        // done. They may overlap; races with other writers are the program's.
+        unsafe { std::ptr::copy(from.pointer, to.pointer, from.bytes) };
+        Ok(from.bytes)
+    })
+}
+
+/// Runs `step` with an offset and the most bytes to work on, until all are done; it says how many it worked on.
+pub(crate) fn in_pieces(
+    runner: &mut Runner,
+    bytes: usize,
+    mut step: impl FnMut(usize, usize) -> Result<usize, Code>,
+) -> Result<(), Code> {
+    let mut done = 0;
+    while done < bytes {
+        if done > 0 {
+            runner.pause();
+            runner.context().check()?;
+        }
+        done += step(done, PIECE.min(bytes - done))?;
+    }
+    Ok(())
+}
+
+fn enqueue_fill<const WIDTH: usize>(
+    stream: Handle,
+    address: DevicePtr,
+    value: [u8; WIDTH],
+    count: usize,
+) -> Result<(), Code> {
+    let stream = stream::find(stream)?;
+    let bytes = count.checked_mul(WIDTH).ok_or(Code::INVALID_VALUE)?;
+    if !address.is_multiple_of(WIDTH as u64) {
+        return Err(Code::INVALID_VALUE);
+    }
+    let to = Place::device(stream.context(), address, bytes)?;
+    stream.submit(move |runner| {
+        in_pieces(runner, bytes, |offset, most| {
+            let piece = to.piece(offset, most, Want::Write)?;
+            for element in 0..piece.bytes / WIDTH {
+                // SAFETY: within the piece, which is memory; aligned as the address and the pieces are.
+                unsafe { piece.pointer.cast::<[u8; WIDTH]>().add(element).write(value) };
+            }
+            Ok(piece.bytes)
+        })
+    })?;
+    Ok(())
+}
+
+fn host_to_device(
+    to: DevicePtr,
+    from: *const c_void,
+    bytes: usize,
+    stream: Handle,
+    synchronous: bool,
+) -> Result<(), Code> {
+    let context = context::current()?;
+    let (to, from) = (Place::device(&context, to, bytes)?, Place::any(&context, from as DevicePtr, bytes)?);
+    enqueue(stream, to, from, bytes, synchronous)
+}
+
+fn device_to_host(
+    to: *mut c_void,
+    from: DevicePtr,
+    bytes: usize,
+    stream: Handle,
+    synchronous: bool,
+) -> Result<(), Code> {
+    let context = context::current()?;
+    let (to, from) = (Place::any(&context, to as DevicePtr, bytes)?, Place::device(&context, from, bytes)?);
+    enqueue(stream, to, from, bytes, synchronous)
+}
+
+fn device_to_device(to: DevicePtr, from: DevicePtr, bytes: usize, stream: Handle) -> Result<(), Code> {
+    let context = context::current()?;
+    let (to, from) = (Place::device(&context, to, bytes)?, Place::device(&context, from, bytes)?);
+    enqueue(stream, to, from, bytes, false)
+}
+
+fn unified(to: DevicePtr, from: DevicePtr, bytes: usize, stream: Handle, synchronous: bool) -> Result<(), Code> {
+    let context = context::current()?;
+    let (to, from) = (Place::any(&context, to, bytes)?, Place::any(&context, from, bytes)?);
+    enqueue(stream, to, from, bytes, synchronous)
+}
+
+entry_points! {
+    fn cuMemcpyHtoD_v2(to: DevicePtr, from: *const c_void, bytes: usize) { host_to_device(to, from, bytes, 0, true) }
+    fn cuMemcpyHtoDAsync_v2(to: DevicePtr, from: *const c_void, bytes: usize, stream: Handle) {
+        host_to_device(to, from, bytes, stream, false)
+    }
+    fn cuMemcpyDtoH_v2(to: *mut c_void, from: DevicePtr, bytes: usize) { device_to_host(to, from, bytes, 0, true) }
+    fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: DevicePtr, bytes: usize, stream: Handle) {
+        device_to_host(to, from, bytes, stream, false)
+    }
+    // The host does not wait for a copy within device memory, nor for a fill.
+    fn cuMemcpyDtoD_v2(to: DevicePtr, from: DevicePtr, bytes: usize) { device_to_device(to, from, bytes, 0) }
+    fn cuMemcpyDtoDAsync_v2(to: DevicePtr, from: DevicePtr, bytes: usize, stream: Handle) {
+        device_to_device(to, from, bytes, stream)
+    }
+    fn cuMemcpy(to: DevicePtr, from: DevicePtr, bytes: usize) { unified(to, from, bytes, 0, true) }
+    fn cuMemcpyAsync(to: DevicePtr, from: DevicePtr, bytes: usize, stream: Handle) {
+        unified(to, from, bytes, stream, false)
+    }
+    fn cuMemcpyPeerAsync(
+        to: DevicePtr, to_context: Handle, from: DevicePtr, from_context: Handle, bytes: usize, stream: Handle,
+    ) {
+        let to = Place::device(&context::live(to_context)?, to, bytes)?;
+        let from = Place::device(&context::live(from_context)?, from, bytes)?;
+        enqueue(stream, to, from, bytes, false)
+    }
+    fn cuMemsetD8_v2(to: DevicePtr, value: u8, count: usize) { enqueue_fill(0, to, [value], count) }
+    fn cuMemsetD8Async(to: DevicePtr, value: u8, count: usize, stream: Handle) {
+        enqueue_fill(stream, to, [value], count)
+    }
+    fn cuMemsetD32_v2(to: DevicePtr, value: u32, count: usize) { enqueue_fill(0, to, value.to_ne_bytes(), count) }
+    fn cuMemsetD32Async(to: DevicePtr, value: u32, count: usize, stream: Handle) {
+        enqueue_fill(stream, to, value.to_ne_bytes(), count)
+    }
+}
+
+/// Of how many bytes a kill leaves all or nothing.
+pub(crate) const PIECE: usize = 64 << 10;
+
+/// The largest pageable source that the driver copies during the call (vendor's documentation: 64 KiB).
+const STAGED: usize = 64 << 10;

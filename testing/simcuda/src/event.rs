@@ -1,0 +1,252 @@
+//! Events: points in streams that other streams, other processes and the host wait for.
+//!
+//! What an event is made of is shared by all who use it: the number of the last record, and the numbers of those that
+//! were reached. A record whose stream never gets there (its process was killed) is never reached, and nobody else can
+//! say that it was.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use rustix::fs::MemfdFlags;
+use rustix::mm::{MapFlags, ProtFlags};
+
+use crate::abi::{Code, Handle};
+use crate::context::{self, Ctx};
+use crate::entry::{entry_points, store};
+use crate::{ledger, queue, state, stream};
+
+pub(crate) struct Event {
+    context: Arc<Ctx>,
+    flags: u32,
+    /// Whether another process made it.
+    opened: bool,
+    points: Arc<Points>,
+    /// When the last record was reached, with its number.
+    time: Mutex<Option<(u64, Instant)>>,
+}
+
+/// The shared part of an event.
+pub(crate) struct Points {
+    words: NonNull<Words>,
+    /// Of an event between processes; the words of any other are on the heap.
+    file: Option<OwnedFd>,
+}
+
+/// In a new file all is zero: nothing recorded.
+#[repr(C)]
+struct Words {
+    /// The number of the last record; 0 if there is none.
+    recorded: AtomicU64,
+    /// Record `n` stores `n` in `reached[n % RECORDS]` when its stream gets there. A higher number there is that of a
+    /// record made so much later that the queue of no test is as long.
+    reached: [AtomicU64; RECORDS],
+}
+
+/// One record of an event; number 0 stands for none, which counts as reached.
+pub(crate) struct Record {
+    points: Arc<Points>,
+    number: u64,
+}
+
+static EVENTS: Mutex<BTreeMap<Handle, Arc<Event>>> = Mutex::new(BTreeMap::new());
+
+// SAFETY: atomics in memory that stays until the value is dropped.
+unsafe impl Send for Points {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Points {}
+
+impl Points {
+    fn private() -> Self {
+        let words = Words { recorded: AtomicU64::new(0), reached: [const { AtomicU64::new(0) }; RECORDS] };
+        Self { words: NonNull::from(Box::leak(Box::new(words))), file: None }
+    }
+
+    /// For events between processes, in a new file.
+    fn shared() -> Result<Self, Code> {
+        let file =
+            rustix::fs::memfd_create("simcuda-event", MemfdFlags::CLOEXEC).map_err(|_| Code::OPERATING_SYSTEM)?;
+        rustix::fs::ftruncate(&file, size_of::<Words>() as u64).map_err(|_| Code::OPERATING_SYSTEM)?;
+        Self::open(file)
+    }
+
+    /// In the file of the process that made the event.
+    pub(crate) fn open(file: OwnedFd) -> Result<Self, Code> {
+        let stat = rustix::fs::fstat(&file).map_err(|_| Code::MAP_FAILED)?;
+        if stat.st_size != size_of::<Words>() as i64 {
+            return Err(Code::INVALID_VALUE);
+        }
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let map =
+            unsafe { rustix::mm::mmap(std::ptr::null_mut(), size_of::<Words>(), access, MapFlags::SHARED, &file, 0) };
+        let words = map.ok().and_then(|map| NonNull::new(map.cast())).ok_or(Code::MAP_FAILED)?;
+        Ok(Self { words, file: Some(file) })
+    }
+
+    fn words(&self) -> &Words {
+        // SAFETY: mapped or allocated by the constructors, of this size, until the value is dropped; only atomics.
+        unsafe { self.words.as_ref() }
+    }
+
+    fn reach(&self, number: u64) {
+        self.words().reached[number as usize % RECORDS].fetch_max(number, Ordering::AcqRel);
+    }
+}
+
+impl Drop for Points {
+    fn drop(&mut self) {
+        if self.file.is_some() {
+            // SAFETY: mapped by `open` with this size; nobody has a reference any more.
+            let unmapped = unsafe { rustix::mm::munmap(self.words.as_ptr().cast(), size_of::<Words>()) };
+            unmapped.expect("a mapping of ours can be unmapped");
+        } else {
+            // SAFETY: leaked from a box by `private`.
+            drop(unsafe { Box::from_raw(self.words.as_ptr()) });
+        }
+    }
+}
+
+impl Record {
+    pub(crate) fn is_reached(&self) -> bool {
+        self.points.words().reached[self.number as usize % RECORDS].load(Ordering::Acquire) >= self.number
+    }
+}
+
+impl Event {
+    /// The file that another process opens, if the event is one between processes and of this one.
+    ///
+    /// # Errors
+    /// `INVALID_HANDLE`.
+    pub(crate) fn file(&self) -> Result<BorrowedFd<'_>, Code> {
+        let file = self.points.file.as_ref().filter(|_| !self.opened);
+        file.map(AsFd::as_fd).ok_or(Code::INVALID_HANDLE)
+    }
+
+    /// The last record at the time of the call: what a wait waits for, whatever is recorded later.
+    pub(crate) fn last_record(&self) -> Record {
+        Record { points: self.points.clone(), number: self.points.words().recorded.load(Ordering::Acquire) }
+    }
+
+    fn record(self: &Arc<Self>, stream: Handle) -> Result<(), Code> {
+        let stream = stream::find(stream)?;
+        if !Arc::ptr_eq(stream.context(), &self.context) {
+            return Err(Code::INVALID_HANDLE);
+        }
+        // Counted before it is enqueued: whoever is told of this record finds it.
+        let number = self.points.words().recorded.fetch_add(1, Ordering::AcqRel) + 1;
+        let event = self.clone();
+        let submitted = stream.submit(move |_| {
+            let mut time = event.time();
+            if time.is_none_or(|(latest, _)| latest < number) {
+                *time = Some((number, Instant::now()));
+            }
+            event.points.reach(number);
+            Ok(())
+        });
+        // What does not get into a queue is reached as soon as it is made.
+        if !matches!(submitted, Ok(Some(_))) {
+            self.points.reach(number);
+        }
+        submitted.map(drop)
+    }
+
+    fn is_reached(&self) -> Result<bool, Code> {
+        let reached = self.last_record().is_reached();
+        self.context.check()?;
+        Ok(reached)
+    }
+
+    /// When the last record was reached.
+    fn reached_at(&self) -> Result<Instant, Code> {
+        let last = self.last_record();
+        if last.number == 0 || self.flags & DISABLE_TIMING != 0 {
+            return Err(Code::INVALID_HANDLE);
+        }
+        let time = *self.time();
+        time.filter(|(number, _)| *number == last.number).map(|(_, at)| at).ok_or(Code::NOT_READY)
+    }
+
+    fn time(&self) -> MutexGuard<'_, Option<(u64, Instant)>> {
+        self.time.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The event of a handle.
+pub(crate) fn find(handle: Handle) -> Result<Arc<Event>, Code> {
+    context::current()?;
+    events().get(&handle).cloned().ok_or(Code::INVALID_HANDLE)
+}
+
+/// Gives a handle to the event that another process made.
+pub(crate) fn adopt(points: Points) -> Result<Handle, Code> {
+    Ok(add(Event {
+        context: context::current()?,
+        flags: INTERPROCESS | DISABLE_TIMING,
+        opened: true,
+        points: Arc::new(points),
+        time: Mutex::default(),
+    }))
+}
+
+fn add(event: Event) -> Handle {
+    let handle = state::new_handle();
+    events().insert(handle, Arc::new(event));
+    ledger::record(LEDGER, handle as u64, 0);
+    handle
+}
+
+fn events() -> MutexGuard<'static, BTreeMap<Handle, Arc<Event>>> {
+    EVENTS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+entry_points! {
+    fn cuEventCreate(event: *mut Handle, flags: u32) {
+        let context = context::current()?;
+        let known = flags & !(BLOCKING_SYNC | DISABLE_TIMING | INTERPROCESS) == 0;
+        // An event between processes keeps no time (vendor's documentation).
+        if event.is_null() || !known || flags & (INTERPROCESS | DISABLE_TIMING) == INTERPROCESS {
+            return Err(Code::INVALID_VALUE);
+        }
+        let points = Arc::new(if flags & INTERPROCESS != 0 { Points::shared()? } else { Points::private() });
+        store(event, add(Event { context, flags, opened: false, points, time: Mutex::default() }))
+    }
+    fn cuEventDestroy_v2(event: Handle) {
+        context::current()?;
+        events().remove(&event).ok_or(Code::INVALID_HANDLE)?;
+        ledger::remove(LEDGER, event as u64);
+        Ok(())
+    }
+    fn cuEventRecord(event: Handle, stream: Handle) { find(event)?.record(stream) }
+    fn cuEventQuery(event: Handle) {
+        if find(event)?.is_reached()? { Ok(()) } else { Err(Code::NOT_READY) }
+    }
+    fn cuEventSynchronize(event: Handle) {
+        let event = find(event)?;
+        let record = event.last_record();
+        queue::poll(|| {
+            event.context.check()?;
+            Ok(record.is_reached())
+        })
+    }
+    fn cuEventElapsedTime(milliseconds: *mut f32, start: Handle, end: Handle) {
+        let (start, end) = (find(start)?.reached_at()?, find(end)?.reached_at()?);
+        let seconds = end.checked_duration_since(start).map_or_else(
+            || -(start - end).as_secs_f32(),
+            |duration| duration.as_secs_f32(),
+        );
+        store(milliseconds, seconds * 1e3)
+    }
+}
+
+/// So that the words fill a page.
+const RECORDS: usize = 511;
+
+const BLOCKING_SYNC: u32 = 1;
+const DISABLE_TIMING: u32 = 2;
+const INTERPROCESS: u32 = 4;
+
+const LEDGER: &str = "event";

@@ -1,0 +1,256 @@
+//! Streams: their handles, the default ones, and who waits for whom.
+//!
+//! The legacy default stream comes after all that is on the blocking streams of its context when work is enqueued on
+//! it, and they come after it in the same way (vendor's documentation, "Stream synchronization behavior").
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::ffi::{c_int, c_void};
+use std::ptr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::abi::{Code, Handle};
+use crate::capture::{self, Capture};
+use crate::context::{self, Ctx};
+use crate::entry::{entry_points, store};
+use crate::queue::{Queue, Runner, Ticket, Work};
+use crate::{event, ledger, state};
+
+pub(crate) struct Stream {
+    queue: Arc<Queue>,
+    kind: Kind,
+    priority: c_int,
+    pub(crate) capture: Mutex<Option<Capture>>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Legacy,
+    Blocking,
+    NonBlocking,
+}
+
+struct Streams {
+    by_handle: BTreeMap<Handle, Arc<Stream>>,
+    /// All whose queue may still hold work: default streams, and destroyed ones until they are done.
+    live: Vec<Arc<Stream>>,
+}
+
+static STREAMS: Mutex<Streams> = Mutex::new(Streams { by_handle: BTreeMap::new(), live: Vec::new() });
+
+/// The per-thread default streams of one thread, one a context. They end with the thread.
+#[derive(Default)]
+struct OfThread(Vec<Arc<Stream>>);
+
+thread_local! {
+    static OF_THREAD: RefCell<OfThread> = RefCell::default();
+}
+
+impl Stream {
+    pub(crate) fn context(&self) -> &Arc<Ctx> {
+        self.queue.context()
+    }
+
+    pub(crate) fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// Enqueues; on a captured stream the work goes into the graph, that is, nowhere, and there is no ticket.
+    pub(crate) fn submit(
+        &self,
+        work: impl FnOnce(&mut Runner) -> Result<(), Code> + Send + 'static,
+    ) -> Result<Option<Ticket>, Code> {
+        if capture::takes(self)? {
+            return Ok(None);
+        }
+        // Locked until the work is in the queue, so that no two streams each take the other for the earlier one.
+        let mut streams = lock();
+        let before = streams.before(self);
+        let work: Work = Box::new(move |runner| {
+            before.iter().for_each(Ticket::wait);
+            runner.context().check()?;
+            work(runner)
+        });
+        Ok(Some(self.queue.enqueue(work)))
+    }
+
+    /// Waits for all that is on the stream, and for what that comes after.
+    pub(crate) fn synchronize(&self) -> Result<(), Code> {
+        self.points().iter().for_each(Ticket::wait);
+        self.context().check()
+    }
+
+    fn is_done(&self) -> Result<bool, Code> {
+        let done = self.points().iter().all(Ticket::is_reached);
+        self.context().check()?;
+        Ok(done)
+    }
+
+    fn points(&self) -> Vec<Ticket> {
+        let mut points = lock().before(self);
+        points.push(self.queue.tail());
+        points
+    }
+}
+
+impl Streams {
+    fn start(&mut self, context: &Arc<Ctx>, kind: Kind, priority: c_int) -> Result<Arc<Stream>, Code> {
+        let stream = Arc::new(Stream { queue: Queue::start(context)?, kind, priority, capture: Mutex::default() });
+        self.live.push(stream.clone());
+        Ok(stream)
+    }
+
+    /// What new work of `stream` comes after, apart from the work of that stream.
+    fn before(&mut self, stream: &Stream) -> Vec<Ticket> {
+        let others = match stream.kind {
+            Kind::Legacy => Kind::Blocking,
+            Kind::Blocking => Kind::Legacy,
+            Kind::NonBlocking => return Vec::new(),
+        };
+        self.of(stream.context()).filter(|other| other.kind == others).map(|other| other.queue.tail()).collect()
+    }
+
+    fn of(&mut self, context: &Ctx) -> impl Iterator<Item = &Arc<Stream>> {
+        self.live.retain(|stream| !stream.queue.is_finished());
+        self.live.iter().filter(move |stream| ptr::eq(&raw const **stream.context(), context))
+    }
+}
+
+impl Drop for OfThread {
+    fn drop(&mut self) {
+        for stream in &self.0 {
+            stream.queue.close();
+        }
+    }
+}
+
+/// The stream of a handle, or the default stream that it stands for in the current context.
+pub(crate) fn find(handle: Handle) -> Result<Arc<Stream>, Code> {
+    let context = context::current()?;
+    let mut streams = lock();
+    match handle {
+        NULL | LEGACY => {
+            if let Some(stream) = streams.of(&context).find(|stream| stream.kind == Kind::Legacy) {
+                return Ok(stream.clone());
+            }
+            streams.start(&context, Kind::Legacy, 0)
+        }
+        PER_THREAD => OF_THREAD.with_borrow_mut(|OfThread(own)| {
+            if let Some(stream) = own.iter().find(|stream| Arc::ptr_eq(stream.context(), &context)) {
+                return Ok(stream.clone());
+            }
+            let stream = streams.start(&context, Kind::Blocking, 0)?;
+            own.push(stream.clone());
+            Ok(stream)
+        }),
+        _ => streams.by_handle.get(&handle).cloned().ok_or(Code::INVALID_HANDLE),
+    }
+}
+
+/// The streams of a context that may hold work, or capture.
+pub(crate) fn all_of(context: &Ctx) -> Vec<Arc<Stream>> {
+    lock().of(context).cloned().collect()
+}
+
+/// Those of all contexts.
+pub(crate) fn all() -> Vec<Arc<Stream>> {
+    lock().live.clone()
+}
+
+/// Waits until what is on the streams of the context now is done, or dropped because the context has a fault.
+pub(crate) fn drain(context: &Ctx) {
+    let points: Vec<_> = lock().of(context).map(|stream| stream.queue.tail()).collect();
+    points.iter().for_each(Ticket::wait);
+}
+
+/// Ends the streams of a context that is destroyed.
+pub(crate) fn end_context(context: &Ctx) {
+    let mut streams = lock();
+    streams.of(context).for_each(|stream| stream.queue.close());
+    streams.by_handle.retain(|_, stream| !ptr::eq(&raw const **stream.context(), context));
+}
+
+fn lock() -> MutexGuard<'static, Streams> {
+    STREAMS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn create(stream: *mut Handle, flags: u32, priority: c_int) -> Result<(), Code> {
+    let context = context::current()?;
+    let kind = match flags {
+        0 => Kind::Blocking,
+        NON_BLOCKING => Kind::NonBlocking,
+        _ => return Err(Code::INVALID_VALUE),
+    };
+    let handle = state::new_handle();
+    store(stream, handle)?;
+    let mut streams = lock();
+    let made = streams.start(&context, kind, priority.clamp(GREATEST_PRIORITY, 0))?;
+    streams.by_handle.insert(handle, made);
+    ledger::record(LEDGER, handle as u64, 0);
+    Ok(())
+}
+
+entry_points! {
+    fn cuStreamCreate(stream: *mut Handle, flags: u32) { create(stream, flags, 0) }
+    fn cuStreamCreateWithPriority(stream: *mut Handle, flags: u32, priority: c_int) { create(stream, flags, priority) }
+    fn cuStreamDestroy_v2(stream: Handle) {
+        context::current()?;
+        let destroyed = lock().by_handle.remove(&stream).ok_or(Code::INVALID_HANDLE)?;
+        destroyed.queue.close();
+        ledger::remove(LEDGER, stream as u64);
+        Ok(())
+    }
+    fn cuStreamSynchronize(stream: Handle) {
+        let stream = find(stream)?;
+        capture::forbid_on(&stream)?;
+        stream.synchronize()
+    }
+    fn cuStreamQuery(stream: Handle) {
+        let stream = find(stream)?;
+        capture::forbid_on(&stream)?;
+        if stream.is_done()? { Ok(()) } else { Err(Code::NOT_READY) }
+    }
+    fn cuStreamGetFlags(stream: Handle, flags: *mut u32) {
+        store(flags, if find(stream)?.kind == Kind::NonBlocking { NON_BLOCKING } else { 0 })
+    }
+    fn cuStreamGetPriority(stream: Handle, priority: *mut c_int) { store(priority, find(stream)?.priority) }
+    fn cuStreamGetCtx(stream: Handle, context: *mut Handle) { store(context, find(stream)?.context().handle) }
+    fn cuCtxGetStreamPriorityRange(least: *mut c_int, greatest: *mut c_int) {
+        context::current()?;
+        if !least.is_null() {
+            store(least, 0)?;
+        }
+        if greatest.is_null() { Ok(()) } else { store(greatest, GREATEST_PRIORITY) }
+    }
+    fn cuLaunchHostFunc(stream: Handle, function: Option<unsafe extern "C" fn(*mut c_void)>, data: *mut c_void) {
+        let function = function.ok_or(Code::INVALID_VALUE)?;
+        let data = data as usize;
+        find(stream)?.submit(move |_| {
+            // SAFETY: the caller of cuLaunchHostFunc passed a function for this argument, both valid until it ran.
+            unsafe { function(data as *mut c_void) };
+            Ok(())
+        })?;
+        Ok(())
+    }
+    fn cuStreamWaitEvent(stream: Handle, event: Handle, flags: u32) {
+        if flags & !EXTERNAL_EVENT != 0 {
+            return Err(Code::INVALID_VALUE);
+        }
+        let stream = find(stream)?;
+        let record = event::find(event)?.last_record();
+        stream.submit(move |runner| runner.poll(|| Ok(record.is_reached())))?;
+        Ok(())
+    }
+}
+
+const NULL: Handle = 0;
+const LEGACY: Handle = 1;
+const PER_THREAD: Handle = 2;
+
+const NON_BLOCKING: u32 = 1;
+/// `CU_EVENT_WAIT_EXTERNAL`, which says something about graphs only.
+const EXTERNAL_EVENT: u32 = 1;
+/// As on an H200: 0 is the least.
+const GREATEST_PRIORITY: c_int = -5;
+
+const LEDGER: &str = "stream";
