@@ -78,7 +78,7 @@ impl Contexts {
     }
 
     /// The context of a handle, if it lives.
-    fn find(&self, handle: Handle) -> Option<&Arc<Ctx>> {
+    pub(crate) fn find(&self, handle: Handle) -> Option<&Arc<Ctx>> {
         self.primary.iter().filter_map(|primary| primary.context.as_ref()).find(|context| context.handle == handle)
     }
 
@@ -125,6 +125,14 @@ pub(crate) fn current() -> Result<Arc<Ctx>, Code> {
     }
     context.check()?;
     Ok(context)
+}
+
+/// For a call that needs no context, but fails where the current one has a fault.
+///
+/// # Errors
+/// The fault.
+pub(crate) fn healthy() -> Result<(), Code> {
+    STACK.with_borrow(|stack| stack.last().map_or(Ok(()), |context| context.check()))
 }
 
 /// Checks a handle that the caller gave.

@@ -25,6 +25,8 @@
 //! | `copy` | copies and fills |
 //! | `module` | modules of PTX, their functions, launches |
 //! | `kernel` | Partywall's kernels |
+//! | `ipc` | 64-byte handles that another process turns into a descriptor |
+//! | `threads` | threads that the program's signals do not reach |
 //! | `memory` | backings, the address space, access as a stream has it |
 #![allow(unsafe_code)] // a C library: raw pointers in, mappings of memory behind them
 #![allow(non_snake_case)] // the names of cuda.h
@@ -39,6 +41,7 @@ mod device;
 mod entry;
 mod event;
 mod faults;
+mod ipc;
 mod kernel;
 mod ledger;
 mod memop;
@@ -47,6 +50,7 @@ mod module;
 mod queue;
 mod state;
 mod stream;
+mod threads;
 
 /// The version of the simulation. The vendor's library has no such function: it tells the two apart.
 #[unsafe(no_mangle)]

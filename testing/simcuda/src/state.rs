@@ -27,7 +27,9 @@ pub(crate) fn initialize() -> Result<(), Code> {
     if devices.is_empty() {
         return Err(Code::NO_DEVICE);
     }
-    STATE.get_or_init(|| Mutex::new(State { contexts: Contexts::new(devices.len()), memory: Tables::new() }));
+    STATE.get_or_init(|| {
+        Mutex::new(State { contexts: Contexts::new(devices.len()), memory: Tables::new(devices.len()) })
+    });
     OWNER.store(std::process::id(), Ordering::Release);
     Ok(())
 }

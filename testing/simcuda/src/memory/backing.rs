@@ -44,12 +44,12 @@ impl Backing {
     /// Memory of another process, or of this one by another way.
     ///
     /// # Errors
-    /// `INVALID_VALUE` if the file is no memory of the simulation.
+    /// `OPERATING_SYSTEM` if the file is no memory of the simulation, as the driver says of foreign descriptors.
     pub(crate) fn import(file: OwnedFd) -> Result<Arc<Self>, Code> {
         let sealed = rustix::fs::fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SEALS));
-        let stat = rustix::fs::fstat(&file).map_err(|_| Code::INVALID_VALUE)?;
+        let stat = rustix::fs::fstat(&file).map_err(|_| Code::OPERATING_SYSTEM)?;
         if !sealed || stat.st_size <= 0 {
-            return Err(Code::INVALID_VALUE);
+            return Err(Code::OPERATING_SYSTEM);
         }
         Self::map_file(file, stat.st_size as usize, None)
     }
@@ -71,7 +71,7 @@ impl Backing {
     /// # Safety
     /// The range is mapped, and if it is not shared stays so for as long as the value lives.
     pub(crate) unsafe fn of_caller(pointer: *mut c_void, bytes: usize, shared: bool) -> Arc<Self> {
-        let again = if shared {
+        let again = if shared && (pointer as usize).is_multiple_of(rustix::param::page_size()) {
             // SAFETY: an old size of 0 makes a second mapping of the same shared pages and leaves the first.
             unsafe { libc::mremap(pointer, 0, bytes, libc::MREMAP_MAYMOVE) }
         } else {

@@ -4,6 +4,13 @@
 //! a device at addresses of [`Space`], memory of the host at its own address.
 
 mod backing;
+pub(crate) mod host;
+pub(crate) mod legacy;
+pub(crate) mod mapping;
+pub(crate) mod physical;
+pub(crate) mod plain;
+pub(crate) mod pointer;
+pub(crate) mod pool;
 mod space;
 
 use std::collections::BTreeMap;
@@ -12,17 +19,27 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
 pub(crate) use backing::Backing;
+use physical::Physical;
 use space::Space;
 
-use crate::abi::{Code, DevicePtr, Handle};
+use crate::abi::{Code, DevicePtr, Handle, IpcHandle};
 use crate::context::Ctx;
 use crate::state;
 
 /// The memory of the process, behind the lock of [`state`].
 pub(crate) struct Tables {
-    pub(crate) space: Space,
+    space: Space,
     /// By first address; they do not overlap.
     regions: BTreeMap<DevicePtr, Region>,
+    /// Ranges that allocations of a device share, by first address.
+    blocks: BTreeMap<DevicePtr, plain::Block>,
+    /// The handle of an allocation that was exported, by its address.
+    exports: BTreeMap<DevicePtr, IpcHandle>,
+    openings: legacy::Openings,
+    handles: physical::Handles,
+    /// `cuMemAddressReserve`: first address and length.
+    reserved: BTreeMap<DevicePtr, u64>,
+    pools: pool::Pools,
     /// The last number given to an object.
     last: u64,
 }
@@ -49,15 +66,15 @@ pub(crate) enum Kind {
     /// `cuMemAlloc`.
     Plain,
     /// `cuMemMap`: what each device may do, by ordinal.
-    Mapped { access: BTreeMap<usize, u32> },
-    /// `cuIpcOpenMemHandle`, in a context of this device.
-    Opened { by: usize },
+    Mapped { access: BTreeMap<usize, u32>, physical: Arc<Physical> },
+    /// `cuIpcOpenMemHandle`, in a context of this device; the file behind it.
+    Opened { by: usize, inode: u64 },
     /// `cuMemAllocAsync`, from this pool.
-    Pool { pool: Handle },
+    Pool { pool: Handle, handle_types: u32 },
     /// `cuMemHostAlloc`.
-    Pinned,
+    Pinned { flags: u32 },
     /// `cuMemHostRegister`.
-    Registered { writable: bool },
+    Registered { flags: u32 },
     /// `cuMemAllocManaged`.
     Managed,
 }
@@ -133,21 +150,33 @@ impl Region {
     fn allows(&self, context: &Ctx, want: Want) -> bool {
         match &self.kind {
             Kind::Plain => self.device.is_some_and(|device| context.reaches(device)),
-            Kind::Mapped { access } => {
+            Kind::Mapped { access, .. } => {
                 let flags = access.get(&context.device).copied().unwrap_or(0);
                 flags & (if want == Want::Write { ACCESS_WRITE } else { ACCESS_READ }) != 0
             }
-            Kind::Opened { by } => context.device == *by || self.device.is_some_and(|device| context.reaches(device)),
+            Kind::Opened { by, .. } => {
+                context.device == *by || self.device.is_some_and(|device| context.reaches(device))
+            }
             Kind::Pool { .. } => self.device == Some(context.device),
-            Kind::Registered { writable } => want == Want::Read || *writable,
-            Kind::Pinned | Kind::Managed => true,
+            Kind::Registered { flags } => want == Want::Read || flags & host::REGISTER_READ_ONLY == 0,
+            Kind::Pinned { .. } | Kind::Managed => true,
         }
     }
 }
 
 impl Tables {
-    pub(crate) fn new() -> Self {
-        Self { space: Space::reserve(), regions: BTreeMap::new(), last: 0 }
+    pub(crate) fn new(devices: usize) -> Self {
+        Self {
+            space: Space::reserve(),
+            regions: BTreeMap::new(),
+            blocks: BTreeMap::new(),
+            exports: BTreeMap::new(),
+            openings: BTreeMap::new(),
+            handles: BTreeMap::new(),
+            reserved: BTreeMap::new(),
+            pools: pool::defaults(devices),
+            last: 0,
+        }
     }
 
     /// The region that an address lies in, with its first address.
@@ -165,7 +194,18 @@ impl Tables {
 
 /// Frees what a context takes along. The ledger keeps it: the program did not give it back.
 pub(crate) fn end_of_context(context: Handle) {
-    state::lock().memory.regions.retain(|_, region| region.context != context);
+    let memory = &mut state::lock().memory;
+    let ends = |(address, region): (&DevicePtr, &Region)| {
+        (region.context == context).then_some((*address, matches!(region.kind, Kind::Plain)))
+    };
+    let ending: Vec<_> = memory.regions.iter().filter_map(ends).collect();
+    for (address, plain) in ending {
+        if plain {
+            memory.free(address);
+        } else {
+            memory.regions.remove(&address);
+        }
+    }
 }
 
 const ACCESS_READ: u32 = 1;

@@ -48,9 +48,15 @@ impl Space {
         Ok(address)
     }
 
-    /// The length of the range that begins at the address.
-    pub(crate) fn length(&self, address: DevicePtr) -> Option<u64> {
-        self.taken.get(&address).copied()
+    /// Takes the range at that address, if it is aligned, in the area and free.
+    pub(crate) fn take_at(&mut self, address: DevicePtr, bytes: u64, alignment: u64) -> Option<DevicePtr> {
+        let end = address.checked_add(bytes).filter(|end| address >= self.start && *end <= self.start + AREA)?;
+        let before = self.taken.range(..end).next_back();
+        let free = before.is_none_or(|(start, length)| start + length <= address);
+        (free && address.is_multiple_of(alignment.max(GRANULE))).then(|| {
+            self.taken.insert(address, bytes);
+            address
+        })
     }
 
     /// Gives a range back.

@@ -1,0 +1,117 @@
+//! `cuIpc*` for memory: a handle names an allocation of another process; opening it maps the block it lies in.
+
+use std::collections::BTreeMap;
+
+use super::{Backing, Kind, Region, Tables};
+use crate::abi::{Code, DevicePtr, IpcHandle};
+use crate::context::Ctx;
+use crate::entry::{entry_points, store};
+use crate::ipc::{self, Payload};
+use crate::{context, ledger, state};
+
+/// A handle that this process has opened.
+pub(super) struct Opened {
+    handle: IpcHandle,
+    /// The address of the block that it lies in.
+    block: DevicePtr,
+    /// How often it was opened, less how often it was closed.
+    count: u32,
+}
+
+/// By the address that the caller was given.
+pub(super) type Openings = BTreeMap<DevicePtr, Opened>;
+
+/// What a handle says about memory: the device by its number on the machine, and where in the block it begins.
+fn payload(device: u8, offset: u64) -> Payload {
+    let mut payload = [0; 32];
+    payload[..8].copy_from_slice(&offset.to_ne_bytes());
+    payload[8] = MEMORY;
+    payload[9] = device;
+    payload
+}
+
+/// Makes a handle of the allocation that the address lies in.
+fn export(address: DevicePtr) -> Result<IpcHandle, Code> {
+    context::current()?;
+    let memory = &mut state::lock().memory;
+    let (base, region) = memory.region(address).ok_or(Code::INVALID_VALUE)?;
+    let (Kind::Plain, Some(device)) = (&region.kind, region.device) else { return Err(Code::INVALID_VALUE) };
+    if let Some(handle) = memory.exports.get(&base) {
+        return Ok(*handle);
+    }
+    let file = region.backing.file().expect("memory of a device is a file");
+    let descriptor = file.try_clone_to_owned().map_err(|_| Code::OPERATING_SYSTEM)?;
+    let handle = ipc::serve(descriptor, payload(state::devices()[device].physical, region.offset))?;
+    memory.exports.insert(base, handle);
+    Ok(handle)
+}
+
+/// Maps the block of another process's allocation, or counts that it is mapped; the address of the allocation.
+fn open(context: &Ctx, handle: IpcHandle) -> Result<DevicePtr, Code> {
+    // Also for what is mapped already: the exporter must live for every open.
+    let (file, payload) = ipc::fetch(&handle)?;
+    let offset = u64::from_ne_bytes(payload[..8].try_into().expect("eight bytes"));
+    if payload[8] != MEMORY {
+        return Err(Code::INVALID_VALUE);
+    }
+    let inode = rustix::fs::fstat(&file).map_err(|_| Code::OPERATING_SYSTEM)?.st_ino;
+    let memory = &mut state::lock().memory;
+    let mapped = memory.regions.iter().find(|(_, region)| match region.kind {
+        Kind::Opened { inode: mapped, .. } => mapped == inode,
+        _ => false,
+    });
+    let block = match mapped.map(|(block, _)| *block) {
+        Some(block) => block,
+        None => {
+            let backing = Backing::import(file)?;
+            let bytes = backing.bytes() as u64;
+            let device = state::devices().iter().position(|device| device.physical == payload[9]);
+            let (address, id) = (memory.space.take(bytes, 0)?, memory.number());
+            let kind = Kind::Opened { by: context.device, inode };
+            let region = Region { bytes, backing, offset: 0, kind, device, context: context.handle, id };
+            memory.regions.insert(address, region);
+            address
+        }
+    };
+    let opened = memory.openings.entry(block + offset).or_insert(Opened { handle, block, count: 0 });
+    opened.count += 1;
+    ledger::record(OPENING, block + offset, memory.regions[&block].bytes);
+    Ok(block + offset)
+}
+
+impl Tables {
+    fn close(&mut self, address: DevicePtr) -> Result<(), Code> {
+        let opened = self.openings.get_mut(&address).ok_or(Code::INVALID_VALUE)?;
+        ledger::remove(OPENING, address);
+        opened.count -= 1;
+        if opened.count > 0 {
+            return Ok(());
+        }
+        let block = opened.block;
+        self.openings.remove(&address);
+        if self.openings.values().all(|other| other.block != block) {
+            self.regions.remove(&block);
+            self.space.give_back(block);
+        }
+        Ok(())
+    }
+}
+
+entry_points! {
+    fn cuIpcGetMemHandle(handle: *mut IpcHandle, pointer: DevicePtr) { store(handle, export(pointer)?) }
+    fn cuIpcOpenMemHandle_v2(pointer: *mut DevicePtr, handle: IpcHandle, flags: u32) {
+        let context = context::current()?;
+        if pointer.is_null() || flags != LAZY_ENABLE_PEER_ACCESS { return Err(Code::INVALID_VALUE); }
+        store(pointer, open(&context, handle)?)
+    }
+    // Waits for the work of the context, as the driver's does.
+    fn cuIpcCloseMemHandle(pointer: DevicePtr) {
+        context::current()?.synchronize()?;
+        state::lock().memory.close(pointer)
+    }
+}
+
+const OPENING: &str = "ipc mapping";
+/// Told from what else is served by the same bytes.
+const MEMORY: u8 = 1;
+const LAZY_ENABLE_PEER_ACCESS: u32 = 1;

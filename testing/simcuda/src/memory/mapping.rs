@@ -1,0 +1,134 @@
+//! Address ranges of the VMM interface, and what is mapped there.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use super::space::GRANULE;
+use super::{Kind, Region, Tables};
+use crate::abi::{AllocationHandle, Code, DevicePtr, MemAccessDesc, MemLocation};
+use crate::entry::{entry_points, store};
+use crate::{context, ledger, state};
+
+impl Tables {
+    /// The length of the reservation that the address lies in, and where it begins.
+    fn reservation(&self, address: DevicePtr) -> Option<Range<DevicePtr>> {
+        let (start, bytes) = self.reserved.range(..=address).next_back()?;
+        (address - start < *bytes).then_some(*start..start + bytes)
+    }
+
+    /// The mappings that lie side by side and fill the range exactly.
+    ///
+    /// # Errors
+    /// `INVALID_VALUE`: part of it is not mapped, or a mapping only partly in it.
+    fn mappings(&self, address: DevicePtr, bytes: u64) -> Result<Vec<DevicePtr>, Code> {
+        let end = address.checked_add(bytes).filter(|_| bytes > 0).ok_or(Code::INVALID_VALUE)?;
+        let (mut at, mut found) = (address, Vec::new());
+        while at < end {
+            let region = self.regions.get(&at).filter(|region| matches!(region.kind, Kind::Mapped { .. }));
+            found.push(at);
+            at += region.ok_or(Code::INVALID_VALUE)?.bytes;
+        }
+        if at == end { Ok(found) } else { Err(Code::INVALID_VALUE) }
+    }
+
+    fn map(&mut self, address: DevicePtr, bytes: u64, offset: usize, handle: AllocationHandle) -> Result<(), Code> {
+        let physical = self.physical(handle)?.clone();
+        let end = address.checked_add(bytes).ok_or(Code::INVALID_VALUE)?;
+        let aligned = [address, bytes, offset as u64].iter().all(|number| number.is_multiple_of(GRANULE));
+        let reserved = self.reservation(address).is_some_and(|range| end <= range.end);
+        let taken = self.regions.range(address..end).next().is_some() || self.region(address).is_some();
+        if bytes == 0 || !aligned || !reserved || taken {
+            return Err(Code::INVALID_VALUE);
+        }
+        if offset != 0 || bytes != physical.backing.bytes() as u64 {
+            return Err(Code::NOT_SUPPORTED);
+        }
+        let id = self.number();
+        let (backing, device) = (physical.backing.clone(), physical.device);
+        let kind = Kind::Mapped { access: BTreeMap::new(), physical };
+        self.regions.insert(address, Region { bytes, backing, offset: 0, kind, device, context: 0, id });
+        ledger::record(MAPPING, address, bytes);
+        Ok(())
+    }
+
+    fn set_access(&mut self, address: DevicePtr, bytes: u64, wanted: &[MemAccessDesc]) -> Result<(), Code> {
+        let mappings = self.mappings(address, bytes)?;
+        for MemAccessDesc { location, flags } in wanted {
+            let known = location.kind == super::physical::ON_DEVICE && matches!(flags, 0 | 1 | 3);
+            if !known {
+                return Err(Code::INVALID_VALUE);
+            }
+            state::device(location.id)?;
+        }
+        for mapping in mappings {
+            let region = self.regions.get_mut(&mapping).expect("found above");
+            if let Kind::Mapped { access, .. } = &mut region.kind {
+                access.extend(wanted.iter().map(|wanted| (wanted.location.id as usize, wanted.flags)));
+            }
+        }
+        Ok(())
+    }
+}
+
+entry_points! {
+    fn cuMemAddressReserve(pointer: *mut DevicePtr, bytes: usize, alignment: usize, hint: DevicePtr, flags: u64) {
+        context::healthy()?;
+        let bytes = bytes as u64;
+        let aligned = bytes.is_multiple_of(GRANULE) && (alignment == 0 || alignment.is_power_of_two());
+        if pointer.is_null() || bytes == 0 || !aligned || flags != 0 { return Err(Code::INVALID_VALUE); }
+        let memory = &mut state::lock().memory;
+        let address = memory.space.take_at(hint, bytes, alignment as u64);
+        let address = address.map_or_else(|| memory.space.take(bytes, alignment as u64), Ok)?;
+        memory.reserved.insert(address, bytes);
+        ledger::record(RANGE, address, bytes);
+        store(pointer, address)
+    }
+    fn cuMemAddressFree(pointer: DevicePtr, bytes: usize) {
+        context::healthy()?;
+        let memory = &mut state::lock().memory;
+        let end = pointer.checked_add(bytes as u64).ok_or(Code::INVALID_VALUE)?;
+        let whole = memory.reserved.get(&pointer).is_some_and(|reserved| *reserved == bytes as u64);
+        if !whole || memory.regions.range(pointer..end).next().is_some() { return Err(Code::INVALID_VALUE); }
+        memory.reserved.remove(&pointer);
+        memory.space.give_back(pointer);
+        ledger::remove(RANGE, pointer);
+        Ok(())
+    }
+    fn cuMemMap(pointer: DevicePtr, bytes: usize, offset: usize, handle: AllocationHandle, flags: u64) {
+        context::healthy()?;
+        if flags != 0 { return Err(Code::INVALID_VALUE); }
+        state::lock().memory.map(pointer, bytes as u64, offset, handle)
+    }
+    // Waits for nothing: work that still uses the memory then meets a fault, which a driver may or may not spare it.
+    fn cuMemUnmap(pointer: DevicePtr, bytes: usize) {
+        context::healthy()?;
+        let memory = &mut state::lock().memory;
+        for mapping in memory.mappings(pointer, bytes as u64)? {
+            memory.regions.remove(&mapping);
+            ledger::remove(MAPPING, mapping);
+        }
+        Ok(())
+    }
+    fn cuMemSetAccess(pointer: DevicePtr, bytes: usize, access: *const MemAccessDesc, count: usize) {
+        context::healthy()?;
+        if access.is_null() || count == 0 { return Err(Code::INVALID_VALUE); }
+        // SAFETY: the caller's array by the C contract.
+        let access = unsafe { std::slice::from_raw_parts(access, count) };
+        state::lock().memory.set_access(pointer, bytes as u64, access)
+    }
+    fn cuMemGetAccess(flags: *mut u64, location: *const MemLocation, pointer: DevicePtr) {
+        context::healthy()?;
+        if location.is_null() { return Err(Code::INVALID_VALUE); }
+        // SAFETY: the caller's struct by the C contract.
+        let location = unsafe { location.read_unaligned() };
+        let (device, _) = state::device(location.id)?;
+        let state = state::lock();
+        match state.memory.region(pointer).map(|(_, region)| &region.kind) {
+            Some(Kind::Mapped { access, .. }) => store(flags, access.get(&device).copied().unwrap_or(0).into()),
+            _ => Err(Code::INVALID_VALUE),
+        }
+    }
+}
+
+const RANGE: &str = "address range";
+const MAPPING: &str = "mapping";

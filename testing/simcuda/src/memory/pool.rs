@@ -1,0 +1,112 @@
+//! Memory pools: memory whose allocation has a place in a stream's order.
+//!
+//! An address is valid at once, as the driver's is; the stream's order matters for giving it back.
+
+use std::collections::BTreeMap;
+
+use super::plain::Owner;
+use super::{Kind, Tables};
+use crate::abi::{Code, DevicePtr, Handle, MemLocation, RawDevice};
+use crate::context::Ctx;
+use crate::entry::{entry_points, store};
+use crate::{context, ledger, state};
+
+/// `CUmemPoolProps`, as far as it is looked at.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct MemPoolProps {
+    kind: u32,
+    handle_types: u32,
+    location: MemLocation,
+    win32_security_attributes: usize,
+    max_size: usize,
+    usage: u16,
+    reserved: [u8; 54],
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct Pool {
+    pub(super) device: usize,
+    pub(super) handle_types: u32,
+}
+
+pub(super) type Pools = BTreeMap<Handle, Pool>;
+
+/// The pools that devices have by themselves.
+pub(super) fn defaults(devices: usize) -> Pools {
+    (0..devices).map(|device| (default_of(device), Pool { device, handle_types: 0 })).collect()
+}
+
+fn default_of(device: usize) -> Handle {
+    FIRST_HANDLE + device
+}
+
+impl Tables {
+    fn allocate_from(&mut self, pool: Handle, bytes: u64) -> Result<DevicePtr, Code> {
+        let Pool { device, handle_types } = *self.pools.get(&pool).ok_or(Code::INVALID_VALUE)?;
+        self.allocate(bytes, Owner { kind: Kind::Pool { pool, handle_types }, device, context: 0, sharing: pool })
+    }
+}
+
+/// Allocates from a pool; without one from that of the context's device.
+///
+/// # Errors
+/// `INVALID_VALUE` for no bytes or an unknown pool, `OUT_OF_MEMORY`.
+pub(crate) fn allocate(context: &Ctx, pool: Option<Handle>, bytes: usize) -> Result<DevicePtr, Code> {
+    let pool = pool.unwrap_or_else(|| default_of(context.device));
+    let address = state::lock().memory.allocate_from(pool, bytes as u64)?;
+    ledger::record(POOL_ALLOCATION, address, bytes as u64);
+    Ok(address)
+}
+
+/// Whether the address is that of an allocation of a pool.
+pub(crate) fn holds(address: DevicePtr) -> bool {
+    let state = state::lock();
+    state.memory.regions.get(&address).is_some_and(|region| matches!(region.kind, Kind::Pool { .. }))
+}
+
+/// Gives an allocation of a pool back; the stream's order has been waited for.
+pub(crate) fn free(address: DevicePtr) {
+    let memory = &mut state::lock().memory;
+    if memory.regions.get(&address).is_some_and(|region| matches!(region.kind, Kind::Pool { .. })) {
+        memory.free(address);
+        ledger::remove(POOL_ALLOCATION, address);
+    }
+}
+
+entry_points! {
+    fn cuDeviceGetDefaultMemPool(pool: *mut Handle, device: RawDevice) {
+        store(pool, default_of(state::device(device)?.0))
+    }
+    fn cuDeviceGetMemPool(pool: *mut Handle, device: RawDevice) {
+        store(pool, default_of(state::device(device)?.0))
+    }
+    fn cuMemPoolCreate(pool: *mut Handle, properties: *const MemPoolProps) {
+        context::healthy()?;
+        if pool.is_null() || properties.is_null() { return Err(Code::INVALID_VALUE); }
+        // SAFETY: the caller's struct by the C contract.
+        let properties = unsafe { properties.read_unaligned() };
+        let on_device = properties.kind == 1 && properties.location.kind == super::physical::ON_DEVICE;
+        if !on_device || properties.handle_types & !1 != 0 { return Err(Code::INVALID_VALUE); }
+        let (device, _) = state::device(properties.location.id)?;
+        let memory = &mut state::lock().memory;
+        let handle = FIRST_MADE + memory.number() as Handle;
+        memory.pools.insert(handle, Pool { device, handle_types: properties.handle_types });
+        ledger::record(POOL, handle as u64, 0);
+        store(pool, handle)
+    }
+    // What is still allocated from it stays until it is freed.
+    fn cuMemPoolDestroy(pool: Handle) {
+        context::healthy()?;
+        if pool < FIRST_MADE { return Err(Code::INVALID_VALUE); }
+        state::lock().memory.pools.remove(&pool).ok_or(Code::INVALID_VALUE)?;
+        ledger::remove(POOL, pool as u64);
+        Ok(())
+    }
+}
+
+pub(super) const POOL_ALLOCATION: &str = "pool allocation";
+const POOL: &str = "memory pool";
+const FIRST_HANDLE: Handle = 0x9001_0000_0000;
+/// Behind those that devices have by themselves.
+const FIRST_MADE: Handle = FIRST_HANDLE + 0x1000;
