@@ -10,10 +10,13 @@ use std::ffi::{CStr, c_char, c_int, c_uint};
 use std::path::Path;
 
 use libloading::Library;
+use partywall::cuda;
 use serde::{Deserialize, Serialize};
 
-/// What the driver is called on every Linux that has one.
+/// What the driver is called on every Linux that has one, unless the environment names another library.
 const LIBRARY: &str = "libcuda.so.1";
+/// What only the simulated driver has, which tells it from the vendor's.
+const SIMULATED: &CStr = c"simcuda_version";
 /// `CUDA_ERROR_NO_DEVICE`
 const NO_DEVICE: c_int = 100;
 /// The node that every use of a GPU goes through. Without it there is none, whatever is installed.
@@ -28,6 +31,8 @@ pub(crate) struct GpuFacts {
     pub(crate) count: usize,
     /// The version of the kernel driver, `unknown` where it does not say.
     pub(crate) driver: String,
+    /// Whether the driver is a simulated one.
+    pub(crate) simulated: bool,
 }
 
 /// What was found where GPUs are looked for.
@@ -50,11 +55,14 @@ pub(crate) fn probe() -> Result<Found, String> {
     let count_devices: unsafe extern "C" fn(*mut c_int) -> c_int = function(&library, c"cuDeviceGetCount")?;
     let name_of: unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int = function(&library, c"cuDeviceGetName")?;
 
+    // SAFETY: looked up as an address, and never called.
+    let simulated = unsafe { library.get::<*const ()>(SIMULATED) }.is_ok();
+
     // SAFETY: cuInit takes flags, which must be 0, and may be called at any time.
     match unsafe { init(0) } {
         0 => {}
         NO_DEVICE => return Ok(Found::Nothing("the driver finds no GPU".to_owned())),
-        code if !Path::new(CONTROL_NODE).exists() => {
+        code if !simulated && !Path::new(CONTROL_NODE).exists() => {
             return Ok(Found::Nothing(format!("{LIBRARY} is here but {CONTROL_NODE} is not (cuInit: {code})")));
         }
         code => return Err(failed("cuInit", code)),
@@ -81,14 +89,17 @@ pub(crate) fn probe() -> Result<Found, String> {
     // SAFETY: the driver wrote at most 255 bytes into zeroed 256, so a zero byte ends them.
     let name = unsafe { CStr::from_ptr(name.as_ptr()) };
 
-    Ok(Found::Gpu(GpuFacts { name: name.to_string_lossy().into_owned(), count, driver: kernel_driver() }))
+    let driver = if simulated { "simulated".to_owned() } else { kernel_driver() };
+    Ok(Found::Gpu(GpuFacts { name: name.to_string_lossy().into_owned(), count, driver, simulated }))
 }
 
 /// The driver's library, freshly opened.
 pub(crate) fn open_driver() -> Result<Library, String> {
+    let name = std::env::var_os(cuda::Driver::LIBRARY_VARIABLE).unwrap_or_else(|| LIBRARY.into());
     // SAFETY: loading runs the library's initialisers, which the driver makes safe at any time and
-    // on any thread; it is how every CUDA program begins.
-    unsafe { Library::new(LIBRARY) }.map_err(|error| format!("{LIBRARY} cannot be opened: {}", cause(&error)))
+    // on any thread; it is how every CUDA program begins. A simulated driver does nothing there.
+    let opened = unsafe { Library::new(&name) };
+    opened.map_err(|error| format!("{} cannot be opened: {}", name.display(), cause(&error)))
 }
 
 fn function<F: Copy>(library: &Library, name: &CStr) -> Result<F, String> {

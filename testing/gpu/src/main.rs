@@ -1,4 +1,4 @@
-//! Tests that need a real NVIDIA driver, as one program that can be carried to a machine with a GPU.
+//! Tests that need an NVIDIA driver or a simulated one, as one program that can be carried to a machine with a GPU.
 //!
 //! | module | holds |
 //! |---|---|
@@ -6,6 +6,7 @@
 //! | [`runner`] | runs them one after the other, each in a child process, and reports |
 //! | [`child`] | a child process in a group of its own, with a time limit and its output caught |
 //! | [`gpu`] | whether there is a GPU, and which |
+//! | [`raw`] | the driver's entry points, bare |
 //!
 //! A test that takes the driver down, hangs in it or breaks its context takes down its own process
 //! and nothing else. Without a GPU all tests are *skipped*, with the reason, and never *passed*.
@@ -14,6 +15,7 @@
 
 mod child;
 mod gpu;
+mod raw;
 mod runner;
 mod tests;
 
@@ -55,11 +57,11 @@ fn main() -> ExitCode {
             print!("{HELP}");
             ExitCode::SUCCESS
         }
-        Ok(Task::List(filter)) => runner::list(tests::TESTS, &filter),
-        Ok(Task::All { filter, report }) => runner::run_all(tests::TESTS, &filter, report.as_deref()),
-        Ok(Task::One(name)) => runner::run_one(tests::TESTS, &name),
+        Ok(Task::List(filter)) => runner::list(&filter),
+        Ok(Task::All { filter, report }) => runner::run_all(&filter, report.as_deref()),
+        Ok(Task::One(name)) => runner::run_one(&name),
         Ok(Task::Probe) => runner::probe_in_child(),
-        Ok(Task::Role(role, arguments)) => match tests::segments::play(&role, &arguments) {
+        Ok(Task::Role(role, arguments)) => match tests::play(&role, &arguments) {
             Ok(()) => ExitCode::SUCCESS,
             Err(message) => {
                 eprintln!("{role}: {message}");

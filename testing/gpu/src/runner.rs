@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use crate::child::{self, End, Finished};
 use crate::gpu::{self, Found, GpuFacts};
-use crate::tests::Test;
+use crate::tests::{self, Test};
 
 /// The option by which this program runs one test in the child process that it made for it.
 pub(crate) const RUN_ONE: &str = "--run";
@@ -24,17 +24,17 @@ pub(crate) const PROBE: &str = "--probe";
 const PROBE_LIMIT: Duration = Duration::from_secs(120);
 
 /// Prints the tests whose names contain `filter`.
-pub(crate) fn list(tests: &[Test], filter: &str) -> ExitCode {
-    for test in tests.iter().filter(|test| test.name.contains(filter)) {
+pub(crate) fn list(filter: &str) -> ExitCode {
+    for test in tests::all().filter(|test| test.name.contains(filter)) {
         println!("{}  (needs {}, at most {} s)", test.name, test.needs, test.timeout.as_secs());
     }
     ExitCode::SUCCESS
 }
 
 /// Runs one test, inside its child process.
-pub(crate) fn run_one(tests: &[Test], name: &str) -> ExitCode {
+pub(crate) fn run_one(name: &str) -> ExitCode {
     die_with_parent();
-    let Some(test) = tests.iter().find(|test| test.name == name) else {
+    let Some(test) = tests::all().find(|test| test.name == name) else {
         eprintln!("there is no test named {name}; --list prints their names");
         return ExitCode::from(2);
     };
@@ -63,8 +63,8 @@ pub(crate) fn probe_in_child() -> ExitCode {
 }
 
 /// Runs the tests whose names contain `filter`, reports to the terminal and to `report`.
-pub(crate) fn run_all(tests: &[Test], filter: &str, report: Option<&Path>) -> ExitCode {
-    let chosen: Vec<&Test> = tests.iter().filter(|test| test.name.contains(filter)).collect();
+pub(crate) fn run_all(filter: &str, report: Option<&Path>) -> ExitCode {
+    let chosen: Vec<&Test> = tests::all().filter(|test| test.name.contains(filter)).collect();
     if chosen.is_empty() {
         eprintln!("error: no test's name contains '{filter}'; --list prints their names");
         return ExitCode::from(2);
@@ -114,13 +114,15 @@ fn probe() -> Result<Found, String> {
 fn judge(test: &Test, found: &Found) -> Record {
     let missing = match found {
         Found::Nothing(reason) => Some(reason.clone()),
-        Found::Gpu(facts) => test.needs.missing(facts.count),
+        Found::Gpu(facts) => test.needs.missing(facts),
     };
     let (outcome, time, message) = match missing {
         Some(reason) => (Outcome::Skipped, Duration::ZERO, reason),
         None => match ourselves(&[RUN_ONE, test.name], test.timeout) {
             Ok(finished) => match finished.end {
-                End::Exited(status) if status.success() => (Outcome::Passed, finished.time, String::new()),
+                End::Exited(status) if status.success() => {
+                    (Outcome::Passed, finished.time, finished.output.trim_end().to_owned())
+                }
                 _ => {
                     let message = format!("{}\n{}", how(&finished, test.timeout), finished.output.trim_end());
                     (Outcome::Failed, finished.time, message)
@@ -193,6 +195,8 @@ struct Results {
     gpu: Option<String>,
     gpus: usize,
     driver: Option<String>,
+    /// Whether the driver is a simulated one, so that nothing here says anything about a GPU.
+    simulated: bool,
     date: String,
     kernel: String,
     commit: Option<String>,
@@ -210,6 +214,7 @@ impl Results {
         Self {
             gpus: facts.as_ref().map_or(0, |facts| facts.count),
             gpu: facts.as_ref().map(|facts| facts.name.clone()),
+            simulated: facts.as_ref().is_some_and(|facts| facts.simulated),
             driver: facts.map(|GpuFacts { driver, .. }| driver),
             date: today(),
             kernel: kernel_release(),
@@ -221,7 +226,9 @@ impl Results {
     fn print_machine(&self, found: &Found) {
         match found {
             Found::Gpu(facts) => {
-                println!("{} x {}, driver {}, Linux {}\n", facts.count, facts.name, facts.driver, self.kernel);
+                let simulated = if facts.simulated { " (simulated)" } else { "" };
+                let GpuFacts { count, name, driver, .. } = facts;
+                println!("{count} x {name}, driver {driver}{simulated}, Linux {}\n", self.kernel);
             }
             Found::Nothing(reason) => println!("no GPU: {reason}\n"),
         }
@@ -275,7 +282,7 @@ mod unit {
 
     #[test]
     fn a_test_for_two_gpus_is_skipped_on_one() {
-        let facts = GpuFacts { name: "Some GPU".to_owned(), count: 1, driver: "580.1".to_owned() };
+        let facts = GpuFacts { name: "Some GPU".to_owned(), count: 1, driver: "580.1".to_owned(), simulated: false };
         let results = results(&Found::Gpu(facts), &[test("pair", 2)]);
         assert_eq!(results.summary(), "0 passed, 0 failed, 1 skipped");
         assert_eq!(results.tests[0].message, "needs 2 GPUs, this machine shows 1");

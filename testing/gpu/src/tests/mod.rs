@@ -2,13 +2,18 @@
 
 mod commands;
 mod driver;
+pub(crate) mod facts;
 mod owners;
 pub(crate) mod segments;
+pub(crate) mod stage;
 mod troubleshooting;
 pub(crate) mod world;
 
 use std::fmt;
+use std::process::{Command, Stdio};
 use std::time::Duration;
+
+use crate::gpu::GpuFacts;
 
 /// One test. It runs in a process of its own and fails by an error or a panic.
 pub(crate) struct Test {
@@ -28,25 +33,49 @@ pub(crate) struct Test {
 pub(crate) enum Needs {
     /// At least so many GPUs that the driver shows to this process.
     Gpu(usize),
+    /// A GPU whose driver is not simulated: what is asked cannot be simulated honestly.
+    RealGpu,
+    /// A GPU, and that a process may make namespaces.
+    Namespaces,
 }
 
 impl Needs {
-    /// Why a machine with `gpus` GPUs cannot run the test, if it cannot.
-    pub(crate) fn missing(self, gpus: usize) -> Option<String> {
-        let Self::Gpu(needed) = self;
-        (gpus < needed).then(|| format!("needs {self}, this machine shows {gpus}"))
+    /// Why a machine with these GPUs cannot run the test, if it cannot.
+    pub(crate) fn missing(self, found: &GpuFacts) -> Option<String> {
+        match self {
+            Self::Gpu(needed) if found.count < needed => {
+                Some(format!("needs {self}, this machine shows {}", found.count))
+            }
+            Self::RealGpu if found.simulated => Some(format!("needs {self}, this one is simulated")),
+            Self::Namespaces if !namespaces() => Some(format!("needs {self}, this machine does not let us")),
+            _ => None,
+        }
     }
 }
 
 impl fmt::Display for Needs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self::Gpu(number) = self;
-        write!(f, "{number} GPU{}", if *number == 1 { "" } else { "s" })
+        match self {
+            Self::Gpu(1) => write!(f, "1 GPU"),
+            Self::Gpu(number) => write!(f, "{number} GPUs"),
+            Self::RealGpu => write!(f, "a real GPU"),
+            Self::Namespaces => write!(f, "a GPU and to make namespaces"),
+        }
     }
 }
 
+fn namespaces() -> bool {
+    let mut command = Command::new("unshare");
+    command.args(["--user", "--map-root-user", "--pid", "--ipc", "--mount", "--mount-proc", "--fork", "true"]);
+    command.stdin(Stdio::null()).output().is_ok_and(|output| output.status.success())
+}
+
 /// All tests, in the order in which they run: what the others build on comes first.
-pub(crate) static TESTS: &[Test] = &[
+pub(crate) fn all() -> impl Iterator<Item = &'static Test> {
+    facts::FACTS.iter().chain(TESTS)
+}
+
+static TESTS: &[Test] = &[
     test("driver_loads", 1, driver::driver_loads),
     test("device_says_what_it_is", 1, owners::the_device_says_what_it_is),
     test("import_is_the_same_memory", 1, owners::an_import_is_the_same_memory),
@@ -71,6 +100,14 @@ pub(crate) static TESTS: &[Test] = &[
     test("command_weights_outlive_their_process", 1, commands::weights_outlive_the_process_that_put_them),
 ];
 
+/// Plays a role in a test, in a process of its own.
+pub(crate) fn play(role: &str, arguments: &[String]) -> Result<(), String> {
+    match arguments {
+        [fact_role] if role == facts::ROLE => facts::play(fact_role),
+        _ => segments::play(role, arguments),
+    }
+}
+
 const fn test(name: &'static str, gpus: usize, run: fn() -> Result<(), String>) -> Test {
     Test { name, needs: Needs::Gpu(gpus), timeout: Duration::from_secs(120), run }
 }
@@ -83,8 +120,8 @@ mod unit {
 
     #[test]
     fn names_are_unique_and_plain() {
-        let names: BTreeSet<_> = TESTS.iter().map(|test| test.name).collect();
-        assert_eq!(names.len(), TESTS.len());
+        let names: BTreeSet<_> = all().map(|test| test.name).collect();
+        assert_eq!(names.len(), all().count());
         for name in names {
             let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
             assert!(name.chars().all(plain), "{name}");
@@ -93,7 +130,10 @@ mod unit {
 
     #[test]
     fn a_need_says_what_is_missing() {
-        assert_eq!(Needs::Gpu(1).missing(1), None);
-        assert_eq!(Needs::Gpu(2).missing(1).unwrap(), "needs 2 GPUs, this machine shows 1");
+        let facts = |simulated| GpuFacts { name: "Some GPU".to_owned(), count: 1, driver: "1".to_owned(), simulated };
+        assert_eq!(Needs::Gpu(1).missing(&facts(false)), None);
+        assert_eq!(Needs::Gpu(2).missing(&facts(false)).unwrap(), "needs 2 GPUs, this machine shows 1");
+        assert_eq!(Needs::RealGpu.missing(&facts(false)), None);
+        assert_eq!(Needs::RealGpu.missing(&facts(true)).unwrap(), "needs a real GPU, this one is simulated");
     }
 }
