@@ -9,6 +9,9 @@ pub const MAX_FDS: usize = 253;
 /// Chunks of one version. Below [`MAX_FDS`], so that a version with its table always fits one message.
 pub const MAX_CHUNKS: usize = 128;
 
+/// Growths of one version. Who opened it early keeps a table for each: growing is for large steps.
+pub const MAX_GROWTHS: u64 = 1024;
+
 /// Bytes of one message's body, unless the broker was started with another limit.
 pub const MAX_MESSAGE: usize = 256 * 1024;
 

@@ -83,6 +83,26 @@ pub enum Call {
         /// The lease.
         lease: u64,
     },
+    /// Makes the version behind the committer's lease longer, in one step. Answer: [`Answer::Done`].
+    Grow(Grow),
+    /// What a version has become. Answer: [`Answer::Grown`], or [`Answer::Done`] if it has grown no more than `growths`
+    /// times.
+    Refresh {
+        /// The lease.
+        lease: u64,
+        /// How many growths the asker knows.
+        growths: u64,
+        /// How many chunks it has.
+        chunks: u64,
+    },
+    /// Answers [`Answer::Done`] as soon as the lease's version has grown more than `growths` times; until then
+    /// [`Answer::Pending`]. Refused once the version cannot grow any more.
+    AwaitGrowth {
+        /// The lease.
+        lease: u64,
+        /// How many growths the asker knows.
+        growths: u64,
+    },
     /// Removes a name: its latest version can no longer be opened, and goes with its last lease.
     /// Answer: [`Answer::Removed`].
     Remove {
@@ -177,12 +197,31 @@ pub struct Commit {
     pub tensors: u64,
     /// Whether it may be opened for writing.
     pub mutable: bool,
+    /// Bytes that it may grow to, all chunks one behind the other; 0 if it may not.
+    pub reserved: u64,
     /// Whether the name stays after its committer.
     pub kept: bool,
     /// Whether to refuse with [`Refusal::NameExists`] instead of making the next version.
     pub if_absent: bool,
     /// The claim that this commit fulfils.
     pub claim: Option<u64>,
+}
+
+/// What a version grows by. File descriptors: one a chunk, then the table if it is [`Table::Fd`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Grow {
+    /// The committer's lease.
+    pub lease: u64,
+    /// How many growths the asker knows; it is refused if there were more.
+    pub growths: u64,
+    /// The kind of memory, which is the version's.
+    pub kind: Kind,
+    /// The chunks that follow those that are there; there may be none.
+    pub chunks: ChunkBytes,
+    /// The tensor table of all.
+    pub table: Table,
+    /// Tensors in the table, for listings.
+    pub tensors: u64,
 }
 
 /// Which version to open.
@@ -217,8 +256,23 @@ pub struct Opened {
     pub table: Table,
     /// Whether it may be written.
     pub mutable: bool,
+    /// As in [`Commit`].
+    pub reserved: u64,
+    /// How often it has grown.
+    pub growths: u64,
     /// Whether the name stays after its committer.
     pub kept: bool,
+}
+
+/// What a version has become. File descriptors: one a chunk, then the table if it is [`Table::Fd`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Grown {
+    /// How often it has grown.
+    pub growths: u64,
+    /// The chunks behind those that the asker has.
+    pub chunks: ChunkBytes,
+    /// The tensor table of all.
+    pub table: Table,
 }
 
 /// What came of a request.
@@ -238,6 +292,8 @@ pub enum Answer {
     },
     /// An opened version.
     Opened(Opened),
+    /// What a version has become.
+    Grown(Grown),
     /// The caller is to build the version.
     Build {
         /// To be named in the commit, or abandoned.
@@ -302,6 +358,10 @@ pub struct VersionInfo {
     pub tensors: u64,
     /// Whether it may be written.
     pub mutable: bool,
+    /// As in [`Commit`].
+    pub reserved: u64,
+    /// How often it has grown.
+    pub growths: u64,
     /// Whether its name stays after its committer.
     pub kept: bool,
     /// The committer's pid.

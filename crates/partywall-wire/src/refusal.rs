@@ -37,6 +37,15 @@ pub enum Refusal {
         /// The version.
         version: u64,
     },
+    /// The version does not grow by this request, or any more.
+    CannotGrow {
+        /// The name.
+        name: String,
+        /// The version.
+        version: u64,
+        /// Why.
+        why: NoGrowth,
+    },
     /// The name breaks the rules of [`crate::limits::check_name`].
     BadName {
         /// The name as given.
@@ -103,6 +112,27 @@ pub enum Refusal {
     ShuttingDown,
 }
 
+/// Why a version does not grow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum NoGrowth {
+    /// It is frozen, or of a kind that cannot.
+    Fixed,
+    /// Only its committer's lease lets it grow, and this is another.
+    NotCommitter,
+    /// Its committer has given its lease back.
+    CommitterGone,
+    /// It has grown more often than the asker knows.
+    Behind,
+    /// It would exceed what was reserved for it.
+    Reserved {
+        /// Bytes that were reserved.
+        reserved: u64,
+        /// Bytes that it would have.
+        needed: u64,
+    },
+}
+
 /// What is wrong with a donated file descriptor.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
@@ -146,4 +176,8 @@ pub enum Limit {
     Waits,
     /// Leases of one member.
     Leases,
+    /// Chunks of one version.
+    Chunks,
+    /// Growths of one version.
+    Growths,
 }

@@ -27,14 +27,35 @@ pub(crate) type Outcome = Result<Verdict, Refused>;
 pub(crate) enum Verdict {
     Done,
     Pending,
-    Committed { version: u64, lease: LeaseId },
+    Committed {
+        version: u64,
+        lease: LeaseId,
+    },
     Opened(Opened),
-    Build { claim: ClaimId },
+    Build {
+        claim: ClaimId,
+    },
+    /// What a version has become, for one who has its first `chunks` chunks.
+    Grown {
+        growths: u64,
+        chunks: usize,
+        memory: Arc<Memory>,
+    },
     Withdrawn,
-    Removed { version: u64, bytes_kept: u64, holders: Vec<Holder> },
+    Removed {
+        version: u64,
+        bytes_kept: u64,
+        holders: Vec<Holder>,
+    },
     Info(Box<Info>),
-    Names { names: Vec<NameRow>, more: bool },
-    Members { members: Vec<MemberRow>, more: bool },
+    Names {
+        names: Vec<NameRow>,
+        more: bool,
+    },
+    Members {
+        members: Vec<MemberRow>,
+        more: bool,
+    },
     Status(Box<Counts>),
 }
 
@@ -44,6 +65,7 @@ pub(crate) struct Opened {
     pub(crate) lease: LeaseId,
     pub(crate) name: Name,
     pub(crate) version: u64,
+    pub(crate) growths: u64,
     pub(crate) memory: Arc<Memory>,
 }
 
@@ -54,10 +76,21 @@ pub(crate) enum Refused {
     VersionNotFound { name: Name, version: u64, latest: Option<u64> },
     NameExists { name: Name, version: u64 },
     ReadOnly { name: Name, version: u64 },
+    CannotGrow { name: Name, version: u64, why: NoGrowth },
     Invalid(&'static str),
     Limit { bound: Bound, allowed: u64, needed: u64 },
     Stale(Handle),
     InUse { names: u64, members: u64 },
+}
+
+/// Why a version does not grow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum NoGrowth {
+    Fixed,
+    NotCommitter,
+    CommitterGone,
+    Behind,
+    Reserved { reserved: u64, needed: u64 },
 }
 
 /// What a stale number was to stand for.
@@ -94,6 +127,8 @@ pub(crate) struct VersionRow {
     pub(crate) bytes: u64,
     pub(crate) tensors: u64,
     pub(crate) mutable: bool,
+    pub(crate) reserved: u64,
+    pub(crate) growths: u64,
     pub(crate) kept: bool,
     pub(crate) committer: u32,
     pub(crate) leases: u32,

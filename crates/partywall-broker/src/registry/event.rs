@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use super::types::{Access, ClaimId, LeaseId, MemberId, Memory, Millis, Name, RequestId};
+use super::types::{
+    Access, Chunk, ClaimId, FdId, Kind, LeaseId, MemberId, Memory, Millis, Name, RequestId, Table, fds,
+};
 
 /// Something that happened at the rim.
 #[derive(Debug, Clone)]
@@ -41,6 +43,9 @@ pub(crate) enum Call {
     Cancel { ticket: RequestId },
     Release { lease: LeaseId },
     AwaitWithdrawal { lease: LeaseId },
+    Grow(Growth),
+    Refresh { lease: LeaseId, growths: u64, chunks: u64 },
+    AwaitGrowth { lease: LeaseId, growths: u64 },
     Remove { name: Name },
     Inspect { name: Name, version: Option<u64> },
     List { after: Option<Name> },
@@ -48,6 +53,17 @@ pub(crate) enum Call {
     Status,
     Stop { force: bool },
     Leave,
+}
+
+impl Call {
+    /// File descriptors that come with it.
+    pub(super) fn fds(&self) -> Vec<FdId> {
+        match self {
+            Self::Commit(commit) => commit.memory.fds(),
+            Self::Grow(growth) => growth.fds(),
+            _ => Vec::new(),
+        }
+    }
 }
 
 /// A built version. The rim has checked its file descriptors and given them numbers that nothing else has.
@@ -58,6 +74,24 @@ pub(crate) struct Commit {
     pub(crate) if_absent: bool,
     pub(crate) claim: Option<ClaimId>,
     pub(crate) at: Millis,
+}
+
+/// What a version grows by. File descriptors as in [`Commit`].
+#[derive(Debug, Clone)]
+pub(crate) struct Growth {
+    pub(crate) lease: LeaseId,
+    pub(crate) growths: u64,
+    pub(crate) kind: Kind,
+    pub(crate) chunks: Vec<Chunk>,
+    pub(crate) table: Table,
+    pub(crate) tensors: u64,
+}
+
+impl Growth {
+    /// Its file descriptors: the chunks', then the table's.
+    pub(super) fn fds(&self) -> Vec<FdId> {
+        fds(&self.chunks, &self.table)
+    }
 }
 
 /// Which version to open.

@@ -12,6 +12,7 @@
 //! | [`effect`] | what comes out |
 //! | `state` | the objects and the sums over them |
 //! | `segments` | commit, open, release, withdrawal, and the one place where memory is given up |
+//! | `growth` | versions that become longer, and those who wait for that |
 //! | `claims` | who builds a name that is not there |
 //! | `waits` | requests that have to wait, and their verdicts |
 //! | `reclaim` | what happens to the things of a member that is gone |
@@ -23,6 +24,7 @@ pub(crate) mod event;
 pub(crate) mod types;
 
 mod claims;
+mod growth;
 mod near;
 mod reclaim;
 mod report;
@@ -144,8 +146,9 @@ impl Registry {
         let mut rest = Vec::new();
         let granted = match repeated.then(|| self.outcome_of_repeated(member, request, &call)).flatten() {
             Some(granted) => {
-                if let Call::Commit(commit) = &call {
-                    rest.push(Effect::Close(commit.memory.fds()));
+                let fds = call.fds();
+                if !fds.is_empty() {
+                    rest.push(Effect::Close(fds));
                 }
                 Ok(granted)
             }
@@ -175,6 +178,9 @@ impl Registry {
             Call::Cancel { ticket } => self.cancel(member, ticket),
             Call::Release { lease } => self.release(member, lease, out),
             Call::AwaitWithdrawal { lease } => self.await_withdrawal(member, request, lease),
+            Call::Grow(growth) => self.grow(member, request, growth, out),
+            Call::Refresh { lease, growths, chunks } => self.refresh(member, lease, growths, chunks),
+            Call::AwaitGrowth { lease, growths } => self.await_growth(member, request, lease, growths),
             Call::Remove { name } => self.remove(&name, out),
             Call::Inspect { name, version } => self.inspect(&name, version),
             Call::List { after } => Ok(self.list(after.as_ref()).into()),
@@ -206,6 +212,11 @@ impl Registry {
                 let claims = &self.members.get(&member)?.claims;
                 let made = |id: &&ClaimId| self.claims.get(id).is_some_and(|c| c.origin == request);
                 claims.iter().find(made).map(|id| Verdict::Build { claim: *id }.into())
+            }
+            Call::Grow(growth) => {
+                let lease = self.leases.get(&growth.lease).filter(|lease| lease.member == member)?;
+                let version = self.version(&lease.name, lease.version)?;
+                (version.grown_by == Some(request)).then(|| Verdict::Done.into())
             }
             _ => None,
         }

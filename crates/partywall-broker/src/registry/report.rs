@@ -159,6 +159,8 @@ fn row(number: u64, version: &Version) -> VersionRow {
         bytes: version.memory.bytes(),
         tensors: version.memory.tensors,
         mutable: version.memory.mutable,
+        reserved: version.memory.reserved,
+        growths: version.growths,
         kept: version.memory.kept,
         committer: version.committer,
         leases: count(version.leases),
@@ -173,8 +175,8 @@ fn count(n: u64) -> u32 {
 /// Bytes of a page before it ends with the row that exceeds them. Half of the least message limit (64 KiB).
 const PAGE_BYTES: usize = 32 * 1024;
 
-/// More than a row takes besides its text: at most twelve numbers of ten bytes and a UUID.
-const ROW_BYTES: usize = 144;
+/// More than a row takes besides its text: at most fourteen numbers of ten bytes and a UUID.
+const ROW_BYTES: usize = 164;
 
 /// Holders in one answer. With 256 bytes of command line each they are the largest part of any answer.
 const HOLDERS: usize = 100;

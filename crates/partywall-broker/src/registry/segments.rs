@@ -35,19 +35,20 @@ impl Registry {
             Some(before) => self.loose.push((name.clone(), before)),
             None => self.totals.names += 1,
         }
-        let kept = memory.kept;
         let version = Version {
             memory,
             committer,
             committed_at: at,
             owner: None,
+            growths: 0,
+            grown_by: None,
             leases: 0,
             holders: BTreeMap::new(),
             withdrawn: false,
         };
         entry.versions.insert(number, version);
         let lease = self.lease(member, &name, number, request);
-        if !kept && let Some(version) = self.version_mut(&name, number) {
+        if let Some(version) = self.version_mut(&name, number) {
             version.owner = Some(lease);
         }
         if let Some(claim) = claim {
@@ -122,9 +123,10 @@ impl Registry {
     /// What a lease gives.
     pub(super) fn opened(&self, id: LeaseId) -> Option<Granted> {
         let lease = self.leases.get(&id)?;
-        let memory = Arc::clone(&self.version(&lease.name, lease.version)?.memory);
+        let version = self.version(&lease.name, lease.version)?;
+        let (memory, growths) = (Arc::clone(&version.memory), version.growths);
         let fds = memory.fds();
-        let opened = Opened { lease: id, name: lease.name.clone(), version: lease.version, memory };
+        let opened = Opened { lease: id, name: lease.name.clone(), version: lease.version, growths, memory };
         Some(Granted(Verdict::Opened(opened), fds))
     }
 
@@ -169,7 +171,7 @@ impl Registry {
     pub(super) fn withdraw_if_owned_by(&mut self, lease: LeaseId, out: &mut Vec<Effect>) {
         let Some(held) = self.leases.get(&lease) else { return };
         let latest = self.entries.get(&held.name).and_then(|entry| entry.latest());
-        if latest.is_some_and(|(_, version)| version.owner == Some(lease)) {
+        if latest.is_some_and(|(_, version)| version.owner == Some(lease) && !version.memory.kept) {
             let name = held.name.clone();
             self.withdraw(&name, out);
         }
@@ -202,8 +204,9 @@ impl Registry {
         for ticket in &lease.awaited_by {
             self.conclude(lease.member, *ticket, Err(STALE_LEASE), out);
         }
-        let mut bytes = 0;
+        let (mut bytes, mut owned) = (0, false);
         if let Some(version) = self.version_mut(&lease.name, lease.version) {
+            owned = version.owner.take_if(|owner| *owner == id).is_some();
             version.leases -= 1;
             if let Some(held) = version.holders.get_mut(&lease.member) {
                 *held -= 1;
@@ -216,6 +219,9 @@ impl Registry {
         if let Some(record) = self.members.get_mut(&lease.member) {
             record.leases.remove(&id);
             record.bytes = record.bytes.saturating_sub(bytes);
+        }
+        if owned {
+            self.tell_last_length(&lease.name, lease.version, out);
         }
         self.loose.push((lease.name, lease.version));
     }
@@ -259,7 +265,7 @@ impl Registry {
         self.entries.get(name)?.versions.get(&number)
     }
 
-    fn version_mut(&mut self, name: &Name, number: u64) -> Option<&mut Version> {
+    pub(super) fn version_mut(&mut self, name: &Name, number: u64) -> Option<&mut Version> {
         self.entries.get_mut(name)?.versions.get_mut(&number)
     }
 

@@ -74,8 +74,11 @@ pub(super) struct Version {
     pub(super) memory: Arc<Memory>,
     pub(super) committer: u32,
     pub(super) committed_at: Millis,
-    /// The committer's lease, which takes an owned name with it.
+    /// The committer's lease, which takes an owned name with it, and by which it grows. Absent once it is given back.
     pub(super) owner: Option<LeaseId>,
+    pub(super) growths: u64,
+    /// The request of the last growth.
+    pub(super) grown_by: Option<RequestId>,
     pub(super) leases: u64,
     /// Leases by member; their sum is `leases`.
     pub(super) holders: BTreeMap<MemberId, u64>,
@@ -91,7 +94,7 @@ pub(super) struct Lease {
     pub(super) version: u64,
     /// The request that it was given for.
     pub(super) origin: RequestId,
-    /// Requests of the same member that wait for this version's withdrawal.
+    /// Requests of the same member that wait for this version's withdrawal or growth.
     pub(super) awaited_by: Vec<RequestId>,
 }
 
@@ -121,6 +124,8 @@ pub(super) enum Want {
     Build,
     /// The withdrawal of the version behind a lease.
     Withdrawal(LeaseId),
+    /// The next growth of the version behind a lease.
+    Growth(LeaseId),
 }
 
 /// Sums over all entries, kept up to date because limits are checked against them.

@@ -110,8 +110,22 @@ pub(crate) enum Table {
     },
 }
 
-/// What a version consists of. It never changes once it is committed.
-#[derive(Debug, PartialEq, Eq)]
+impl Table {
+    fn fd(&self) -> Option<FdId> {
+        match self {
+            Self::Inline(_) => None,
+            Self::Fd { fd, .. } => Some(*fd),
+        }
+    }
+}
+
+/// The file descriptors of chunks, then the table's.
+pub(super) fn fds(chunks: &[Chunk], table: &Table) -> Vec<FdId> {
+    chunks.iter().map(|chunk| chunk.fd).chain(table.fd()).collect()
+}
+
+/// What a version consists of. It never changes: a version that grows gets another.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Memory {
     pub(crate) kind: Kind,
     pub(crate) place: Place,
@@ -119,21 +133,25 @@ pub(crate) struct Memory {
     pub(crate) table: Table,
     pub(crate) tensors: u64,
     pub(crate) mutable: bool,
+    /// Bytes that the chunks may have together; 0 if there will never be more of them.
+    pub(crate) reserved: u64,
     pub(crate) kept: bool,
 }
 
 impl Memory {
     /// Its file descriptors: the chunks', then the table's.
     pub(crate) fn fds(&self) -> Vec<FdId> {
-        self.chunks.iter().map(|chunk| chunk.fd).chain(self.table_fd()).collect()
+        self.fds_from(0)
+    }
+
+    /// As [`Memory::fds`], without the first `chunks` chunks.
+    pub(crate) fn fds_from(&self, chunks: usize) -> Vec<FdId> {
+        fds(self.chunks.get(chunks..).unwrap_or_default(), &self.table)
     }
 
     /// The table's file descriptor, if it has one.
     pub(crate) fn table_fd(&self) -> Option<FdId> {
-        match self.table {
-            Table::Inline(_) => None,
-            Table::Fd { fd, .. } => Some(fd),
-        }
+        self.table.fd()
     }
 
     /// Bytes of the chunks. Lengths are numbers that a peer wrote: their sum saturates and then exceeds every limit.
@@ -163,6 +181,10 @@ pub(crate) struct Bounds {
     pub(crate) waits: u64,
     /// Leases of one member.
     pub(crate) leases: u64,
+    /// Chunks of one version.
+    pub(crate) chunks: u64,
+    /// Growths of one version.
+    pub(crate) growths: u64,
 }
 
 /// Which bound is reached.
@@ -173,4 +195,6 @@ pub(crate) enum Bound {
     Fds,
     Waits,
     Leases,
+    Chunks,
+    Growths,
 }

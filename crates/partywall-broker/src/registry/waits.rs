@@ -49,8 +49,19 @@ impl Registry {
         if self.version(&lease.name, lease.version).is_none_or(|version| version.withdrawn) {
             return Ok(Verdict::Withdrawn.into());
         }
-        let name = lease.name.clone();
-        let pending = self.wait(member, request, &name, Want::Withdrawal(id))?;
+        self.wait_by(member, request, id, Want::Withdrawal(id))
+    }
+
+    /// Makes a request wait for something that concerns the version behind a lease, for as long as there is the lease.
+    pub(super) fn wait_by(
+        &mut self,
+        member: MemberId,
+        request: RequestId,
+        id: LeaseId,
+        want: Want,
+    ) -> Result<Granted, Refused> {
+        let name = self.leases.get(&id).ok_or(STALE_LEASE)?.name.clone();
+        let pending = self.wait(member, request, &name, want)?;
         if let Some(lease) = self.leases.get_mut(&id) {
             lease.awaited_by.push(request);
         }
@@ -65,7 +76,7 @@ impl Registry {
                 version.is_none_or(|v| v == number).then_some((wait.member, wait.ticket, access))
             }
             Want::Build => Some((wait.member, wait.ticket, Access::Read)),
-            Want::Withdrawal(_) => None,
+            Want::Withdrawal(_) | Want::Growth(_) => None,
         });
         for (member, ticket, access) in waiting.collect::<Vec<_>>() {
             let granted = self.grant(member, ticket, name, number, access);
@@ -111,7 +122,7 @@ impl Registry {
     fn end_wait(&mut self, member: MemberId, ticket: RequestId) -> Option<Wait> {
         let (id, name) = self.members.get_mut(&member)?.waits.remove(&ticket)?;
         let wait = self.entries.get_mut(&name)?.waits.remove(&id)?;
-        if let Want::Withdrawal(lease) = wait.want
+        if let Want::Withdrawal(lease) | Want::Growth(lease) = wait.want
             && let Some(lease) = self.leases.get_mut(&lease)
         {
             lease.awaited_by.retain(|awaiting| *awaiting != ticket);

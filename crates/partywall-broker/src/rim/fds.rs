@@ -6,11 +6,17 @@ use std::{
 };
 
 use partywall_os::fd::{FdKind, classify};
-use partywall_wire::{FdFault, Refusal, limits::MAX_TABLE};
+use partywall_wire::{
+    self as wire, FdFault, Refusal,
+    limits::{MAX_CHUNKS, MAX_INLINE_TABLE, MAX_TABLE},
+};
 
 use crate::{
-    registry::{FdId, types::Kind},
-    rim::{ids::IdMap, reclaimer::Donated},
+    registry::{
+        FdId,
+        types::{Chunk, Kind, Table},
+    },
+    rim::{ids::IdMap, reclaimer::Donated, translate::invalid},
 };
 
 /// File descriptors by the numbers under which the registry knows them.
@@ -23,11 +29,57 @@ pub(super) struct FdStore {
 }
 
 impl FdStore {
-    pub(super) fn keep(&mut self, fd: Donated) -> FdId {
+    fn keep(&mut self, fd: Donated) -> FdId {
         self.last += 1;
         let id = FdId(self.last);
         self.held.insert(id, Arc::new(fd));
         id
+    }
+
+    /// Checks what a message says of its file descriptors, and keeps them if it is all true.
+    pub(super) fn take(
+        &mut self,
+        chunks: Vec<u64>,
+        table: wire::Table,
+        fds: Vec<Donated>,
+        expected: impl Fn(u64) -> Expected,
+    ) -> Result<(Vec<Chunk>, Table), Refusal> {
+        if chunks.len() > MAX_CHUNKS {
+            return Err(invalid(format!("{} chunks exceed the limit of {MAX_CHUNKS}", chunks.len())));
+        }
+        let wanted = chunks.len() + usize::from(matches!(table, wire::Table::Fd { .. }));
+        if fds.len() != wanted {
+            return Err(invalid(format!("{wanted} file descriptors are needed, {} came", fds.len())));
+        }
+        if chunks.iter().try_fold(0_u64, |sum, bytes| sum.checked_add(*bytes)).is_none() {
+            return Err(invalid("the chunks' lengths overflow"));
+        }
+        for (index, (bytes, fd)) in chunks.iter().zip(&fds).enumerate() {
+            if let Some(fd) = fd.fd() {
+                check_chunk(index, fd, expected(*bytes))?;
+            }
+        }
+        match &table {
+            wire::Table::Inline(bytes) if bytes.len() > MAX_INLINE_TABLE => {
+                return Err(invalid(format!("a table of {} bytes belongs into a memfd", bytes.len())));
+            }
+            wire::Table::Inline(_) => {}
+            wire::Table::Fd { bytes } => {
+                if let Some(fd) = fds.last().and_then(Donated::fd) {
+                    check_table(chunks.len(), fd, *bytes)?;
+                }
+            }
+        }
+
+        // Nothing is refused from here on: the store now holds what the registry will know of.
+        let mut ids = fds.into_iter().map(|fd| self.keep(fd));
+        let chunks = chunks.into_iter().zip(ids.by_ref()).map(|(bytes, fd)| Chunk { bytes, fd }).collect();
+        let table = match (table, ids.next()) {
+            (wire::Table::Inline(bytes), _) => Table::Inline(bytes.into()),
+            (wire::Table::Fd { bytes }, Some(fd)) => Table::Fd { bytes, fd },
+            (wire::Table::Fd { .. }, None) => return Err(invalid("the table's file descriptor is missing")),
+        };
+        Ok((chunks, table))
     }
 
     pub(super) fn close(&mut self, ids: &[FdId]) {
@@ -52,7 +104,7 @@ pub(super) struct Expected {
 }
 
 /// Checks that the file descriptor at `index` of a message is a chunk as it is said to be.
-pub(super) fn check_chunk(index: usize, fd: BorrowedFd<'_>, expected: Expected) -> Result<(), Refusal> {
+fn check_chunk(index: usize, fd: BorrowedFd<'_>, expected: Expected) -> Result<(), Refusal> {
     let Expected { kind, bytes, mutable, simulated } = expected;
     let fault = match (kind, classify(fd)) {
         (Kind::Vmm, Ok(FdKind::NvidiaControl)) if !simulated => return Ok(()),
@@ -73,7 +125,7 @@ pub(super) fn check_chunk(index: usize, fd: BorrowedFd<'_>, expected: Expected) 
 }
 
 /// Checks that the file descriptor at `index` of a message is a table of `bytes` bytes.
-pub(super) fn check_table(index: usize, fd: BorrowedFd<'_>, bytes: u64) -> Result<(), Refusal> {
+fn check_table(index: usize, fd: BorrowedFd<'_>, bytes: u64) -> Result<(), Refusal> {
     if bytes > MAX_TABLE {
         return Err(Refusal::Invalid { why: format!("a table of {bytes} bytes exceeds the limit of {MAX_TABLE}") });
     }

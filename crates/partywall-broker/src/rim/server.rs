@@ -9,7 +9,10 @@ use std::{
 };
 
 use partywall_os::{Errno, process::raise_fd_limit, socket};
-use partywall_wire::Limit;
+use partywall_wire::{
+    Limit,
+    limits::{MAX_CHUNKS, MAX_GROWTHS},
+};
 use rustix::{
     event::epoll::{self, CreateFlags, EventData, EventFlags},
     pipe::{PipeFlags, pipe_with},
@@ -115,6 +118,8 @@ impl Server {
                 fds: limits.fds,
                 waits: limits.waits,
                 leases: limits.leases,
+                chunks: MAX_CHUNKS as u64,
+                growths: MAX_GROWTHS,
             }),
             store: FdStore::default(),
             members: Membership::default(),

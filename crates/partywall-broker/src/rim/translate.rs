@@ -2,20 +2,17 @@
 
 use std::sync::Arc;
 
-use partywall_wire::{
-    self as wire, Answer, Refusal,
-    limits::{MAX_CHUNKS, MAX_INLINE_TABLE, check_name},
-};
+use partywall_wire::{self as wire, Answer, Refusal, limits::check_name};
 
 use crate::{
     registry::{
         Call, MemberId, Outcome, Refused, RequestId, Verdict,
-        effect::{Counts, Handle, Holder, Info, MemberRow, MemberState, NameRow, Opened, VersionRow},
+        effect::{Counts, Handle, Holder, Info, MemberRow, MemberState, NameRow, NoGrowth, Opened, VersionRow},
         event,
-        types::{Access, Bound, Chunk, ClaimId, Kind, LeaseId, Memory, Name, Place, Table},
+        types::{Access, Bound, ClaimId, Kind, LeaseId, Memory, Name, Place, Table},
     },
     rim::{
-        fds::{Expected, FdStore, check_chunk, check_table},
+        fds::{Expected, FdStore},
         reclaimer::Donated,
         server::now,
     },
@@ -32,12 +29,12 @@ pub(super) struct About {
     pub(super) limits: Vec<(wire::Limit, u64)>,
 }
 
-/// A request as the registry takes it. The file descriptors of a commit are checked, and given to `store` only if the
+/// A request as the registry takes it. The file descriptors of a commit or growth are checked, and given to `store` only if the
 /// request is well-formed.
 ///
 /// Only members on the simulated driver may donate what that makes, which is no memory of a GPU.
 pub(super) fn call(call: wire::Call, fds: Vec<Donated>, store: &mut FdStore, simulated: bool) -> Result<Call, Refusal> {
-    if !fds.is_empty() && !matches!(call, wire::Call::Commit(_)) {
+    if !fds.is_empty() && !matches!(call, wire::Call::Commit(_) | wire::Call::Grow(_)) {
         return Err(invalid("this request carries no file descriptors"));
     }
     Ok(match call {
@@ -57,6 +54,9 @@ pub(super) fn call(call: wire::Call, fds: Vec<Donated>, store: &mut FdStore, sim
         wire::Call::Cancel { ticket } => Call::Cancel { ticket: RequestId(ticket) },
         wire::Call::Release { lease } => Call::Release { lease: LeaseId(lease) },
         wire::Call::AwaitWithdrawal { lease } => Call::AwaitWithdrawal { lease: LeaseId(lease) },
+        wire::Call::Grow(grow) => Call::Grow(self::grow(grow, fds, store, simulated)?),
+        wire::Call::Refresh { lease, growths, chunks } => Call::Refresh { lease: LeaseId(lease), growths, chunks },
+        wire::Call::AwaitGrowth { lease, growths } => Call::AwaitGrowth { lease: LeaseId(lease), growths },
         wire::Call::Remove { name } => Call::Remove { name: self::name(name)? },
         wire::Call::Inspect { name, version } => {
             Call::Inspect { name: self::name(name)?, version: self::version(version)? }
@@ -78,53 +78,17 @@ fn commit(
     simulated: bool,
 ) -> Result<event::Commit, Refusal> {
     let name = name(commit.name)?;
-    let kind = match commit.kind {
-        wire::Kind::Host => Kind::Host,
-        wire::Kind::Vmm => Kind::Vmm,
-        _ => return Err(invalid("this broker does not know the kind of memory")),
-    };
+    let kind = known_kind(commit.kind)?;
     match (kind, commit.place) {
         (Kind::Host, wire::Place::Host) | (Kind::Vmm, wire::Place::Gpu(_)) => {}
         (Kind::Host, _) => return Err(invalid("memory of kind host is in main memory")),
         (Kind::Vmm, _) => return Err(invalid("memory of kind vmm is on a GPU")),
     }
-    let chunks = commit.chunks;
-    if chunks.len() > MAX_CHUNKS {
-        return Err(invalid(format!("{} chunks exceed the limit of {MAX_CHUNKS}", chunks.len())));
+    if !commit.mutable && commit.reserved > 0 {
+        return Err(invalid("what is frozen cannot grow"));
     }
-    let tables = usize::from(matches!(commit.table, wire::Table::Fd { .. }));
-    if fds.len() != chunks.len() + tables {
-        let wanted = chunks.len() + tables;
-        return Err(invalid(format!("{wanted} file descriptors are needed, {} came", fds.len())));
-    }
-    if chunks.iter().try_fold(0_u64, |sum, bytes| sum.checked_add(*bytes)).is_none() {
-        return Err(invalid("the chunks' lengths overflow"));
-    }
-    for (index, (bytes, fd)) in chunks.iter().zip(&fds).enumerate() {
-        if let Some(fd) = fd.fd() {
-            check_chunk(index, fd, Expected { kind, bytes: *bytes, mutable: commit.mutable, simulated })?;
-        }
-    }
-    match &commit.table {
-        wire::Table::Inline(bytes) if bytes.len() > MAX_INLINE_TABLE => {
-            return Err(invalid(format!("a table of {} bytes belongs into a memfd", bytes.len())));
-        }
-        wire::Table::Inline(_) => {}
-        wire::Table::Fd { bytes } => {
-            if let Some(fd) = fds.last().and_then(Donated::fd) {
-                check_table(chunks.len(), fd, *bytes)?;
-            }
-        }
-    }
-
-    // Nothing is refused from here on: the store now holds what the registry will know of.
-    let mut ids = fds.into_iter().map(|fd| store.keep(fd));
-    let chunks = chunks.into_iter().zip(ids.by_ref()).map(|(bytes, fd)| Chunk { bytes, fd }).collect();
-    let table = match (commit.table, ids.next()) {
-        (wire::Table::Inline(bytes), _) => Table::Inline(bytes.into()),
-        (wire::Table::Fd { bytes }, Some(fd)) => Table::Fd { bytes, fd },
-        (wire::Table::Fd { .. }, None) => return Err(invalid("the table's file descriptor is missing")),
-    };
+    let expected = |bytes| Expected { kind, bytes, mutable: commit.mutable, simulated };
+    let (chunks, table) = store.take(commit.chunks, commit.table, fds, expected)?;
     let memory = Memory {
         kind,
         place: match commit.place {
@@ -135,10 +99,27 @@ fn commit(
         table,
         tensors: commit.tensors,
         mutable: commit.mutable,
+        reserved: commit.reserved,
         kept: commit.kept,
     };
     let claim = commit.claim.map(ClaimId);
     Ok(event::Commit { name, memory: Arc::new(memory), if_absent: commit.if_absent, claim, at: now() })
+}
+
+fn grow(grow: wire::Grow, fds: Vec<Donated>, store: &mut FdStore, simulated: bool) -> Result<event::Growth, Refusal> {
+    let wire::Grow { lease, growths, kind, chunks, table, tensors } = grow;
+    let kind = known_kind(kind)?;
+    let expected = |bytes| Expected { kind, bytes, mutable: true, simulated };
+    let (chunks, table) = store.take(chunks, table, fds, expected)?;
+    Ok(event::Growth { lease: LeaseId(lease), growths, kind, chunks, table, tensors })
+}
+
+fn known_kind(kind: wire::Kind) -> Result<Kind, Refusal> {
+    match kind {
+        wire::Kind::Host => Ok(Kind::Host),
+        wire::Kind::Vmm => Ok(Kind::Vmm),
+        _ => Err(invalid("this broker does not know the kind of memory")),
+    }
 }
 
 fn name(name: String) -> Result<Name, Refusal> {
@@ -168,6 +149,11 @@ fn answer(verdict: Verdict, about: &About) -> Answer {
         Verdict::Committed { version, lease } => Answer::Committed { version, lease: lease.0 },
         Verdict::Opened(opened) => Answer::Opened(self::opened(&opened)),
         Verdict::Build { claim } => Answer::Build { claim: claim.0 },
+        Verdict::Grown { growths, chunks, memory } => Answer::Grown(wire::Grown {
+            growths,
+            chunks: self::chunks(&memory).split_off(chunks),
+            table: table(&memory.table),
+        }),
         Verdict::Withdrawn => Answer::Withdrawn,
         Verdict::Removed { version, bytes_kept, holders } => {
             Answer::Removed { version, bytes_kept, holders: holders.iter().map(holder).collect() }
@@ -192,6 +178,8 @@ fn opened(opened: &Opened) -> wire::Opened {
         chunks: chunks(memory),
         table: table(&memory.table),
         mutable: memory.mutable,
+        reserved: memory.reserved,
+        growths: opened.growths,
         kept: memory.kept,
     }
 }
@@ -245,6 +233,8 @@ fn version_row(row: &VersionRow) -> wire::VersionInfo {
         bytes: row.bytes,
         tensors: row.tensors,
         mutable: row.mutable,
+        reserved: row.reserved,
+        growths: row.growths,
         kept: row.kept,
         committer: row.committer,
         leases: row.leases,
@@ -309,6 +299,17 @@ fn refusal(refused: Refused) -> Refusal {
         }
         Refused::NameExists { name, version } => Refusal::NameExists { name: name.to_string(), version },
         Refused::ReadOnly { name, version } => Refusal::ReadOnly { name: name.to_string(), version },
+        Refused::CannotGrow { name, version, why } => Refusal::CannotGrow {
+            name: name.to_string(),
+            version,
+            why: match why {
+                NoGrowth::Fixed => wire::NoGrowth::Fixed,
+                NoGrowth::NotCommitter => wire::NoGrowth::NotCommitter,
+                NoGrowth::CommitterGone => wire::NoGrowth::CommitterGone,
+                NoGrowth::Behind => wire::NoGrowth::Behind,
+                NoGrowth::Reserved { reserved, needed } => wire::NoGrowth::Reserved { reserved, needed },
+            },
+        },
         Refused::Invalid(why) => invalid(why),
         Refused::Limit { bound, allowed, needed } => Refusal::Limit { limit: limit(bound), allowed, needed },
         Refused::Stale(handle) => Refusal::Stale {
@@ -330,6 +331,8 @@ fn limit(bound: Bound) -> wire::Limit {
         Bound::Fds => wire::Limit::Fds,
         Bound::Waits => wire::Limit::Waits,
         Bound::Leases => wire::Limit::Leases,
+        Bound::Chunks => wire::Limit::Chunks,
+        Bound::Growths => wire::Limit::Growths,
     }
 }
 
@@ -337,13 +340,14 @@ fn limit(bound: Bound) -> wire::Limit {
 mod tests {
     use partywall_wire::{
         Reply, frame,
-        limits::{MAX_COMMAND, MAX_NAME, MIN_MESSAGE},
+        limits::{MAX_CHUNKS, MAX_COMMAND, MAX_INLINE_TABLE, MAX_NAME, MIN_MESSAGE},
     };
 
     use super::*;
     use crate::registry::{
         Bounds, Event, Registry,
         event::{Commit, Identity, Open},
+        types::Chunk,
     };
 
     fn about() -> About {
@@ -360,7 +364,9 @@ mod tests {
     /// The longest names and command lines, the most chunks, the largest table inside a message, many of everything.
     #[test]
     fn every_answer_fits_the_smallest_message() {
-        let bounds = Bounds { bytes: u64::MAX, names: 1 << 20, fds: 1 << 30, waits: 1 << 20, leases: 1 << 20 };
+        let many = 1 << 30;
+        let bounds =
+            Bounds { bytes: u64::MAX, names: many, fds: many, waits: many, leases: many, chunks: many, growths: many };
         let mut registry = Registry::new(bounds);
         let mut last = 0;
         let mut ask = |registry: &mut Registry, member: u64, call: Call| {
@@ -390,7 +396,8 @@ mod tests {
                 chunks: vec![Chunk { bytes: 1 << 45, fd: crate::registry::FdId(0) }; MAX_CHUNKS],
                 table: Table::Inline(vec![0; MAX_INLINE_TABLE].into()),
                 tensors: u64::MAX,
-                mutable: false,
+                mutable: true,
+                reserved: u64::MAX,
                 kept: true,
             });
             let commit = Commit { name: name(i), memory, if_absent: false, claim: None, at: u64::MAX };

@@ -244,6 +244,7 @@ pub(crate) fn host_commit(name: &str, chunks: &[u64]) -> Commit {
         table: Table::Inline(b"table".to_vec()),
         tensors: 1,
         mutable: false,
+        reserved: 0,
         kept: false,
         if_absent: false,
         claim: None,

@@ -311,6 +311,7 @@ impl Build {
             table: wire_table,
             tensors,
             mutable,
+            reserved: 0,
             kept,
             if_absent,
             claim: claim.as_ref().and_then(|claim| claim.id),

@@ -93,7 +93,7 @@ impl OpenOptions {
     }
 
     fn map(&self, opened: Opened, mut fds: Vec<OwnedFd>) -> Result<Segment> {
-        let Opened { lease, name, version, kind, place, chunks, table, mutable, kept } = opened;
+        let Opened { lease, name, version, kind, place, chunks, table, mutable, kept, .. } = opened;
         if fds.len() < chunks.len() {
             return Err(Error::NoFileDescriptor(format!("the chunks of {name:?}")));
         }

@@ -220,6 +220,8 @@ fn opened(chunks: usize) -> Opened {
         chunks: vec![8; chunks],
         table: Table::Inline(vec![1; 100]),
         mutable: false,
+        reserved: 0,
+        growths: 0,
         kept: false,
     }
 }

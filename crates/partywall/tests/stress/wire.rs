@@ -154,6 +154,7 @@ pub(crate) fn host(name: &str, kept: bool, chunks: Vec<u64>, table: Table) -> Co
         table,
         tensors: 1,
         mutable: false,
+        reserved: 0,
         kept,
         if_absent: false,
         claim: None,

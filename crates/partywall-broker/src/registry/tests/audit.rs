@@ -30,6 +30,12 @@ pub(super) fn audit(registry: &Registry, open_fds: &BTreeSet<FdId>, pending: &BT
             for fd in version.memory.fds() {
                 assert!(fds.insert(fd), "{fd} belongs to two versions");
             }
+            let memory = &version.memory;
+            assert!(version.growths == 0 || (memory.mutable && memory.bytes() <= memory.reserved));
+            if let Some(owner) = version.owner {
+                let lease = registry.leases.get(&owner).expect("a lease that is given back owns nothing");
+                assert!(lease.name == *name && lease.version == *number);
+            }
             let mut holders = BTreeMap::new();
             for lease in registry.leases.values().filter(|l| l.name == *name && l.version == *number) {
                 *holders.entry(lease.member).or_default() += 1;
@@ -37,8 +43,7 @@ pub(super) fn audit(registry: &Registry, open_fds: &BTreeSet<FdId>, pending: &BT
             assert_eq!(version.holders, holders);
             assert_eq!(version.leases, holders.values().sum::<u64>());
             if entry.latest == Some(*number) && !version.memory.kept {
-                let owner = version.owner.expect("an owned version has an owner");
-                assert!(registry.leases.contains_key(&owner), "{name}@{number} outlived its owner");
+                assert!(version.owner.is_some(), "{name}@{number} outlived its owner");
             }
         }
         if let Some(claim) = entry.claim {
@@ -57,6 +62,13 @@ pub(super) fn audit(registry: &Registry, open_fds: &BTreeSet<FdId>, pending: &BT
                     assert!(lease.member == wait.member && lease.name == *name);
                     assert!(lease.awaited_by.contains(&wait.ticket));
                     assert!(!entry.versions[&lease.version].withdrawn);
+                }
+                Want::Growth(lease) => {
+                    let lease = &registry.leases[&lease];
+                    assert!(lease.member == wait.member && lease.name == *name);
+                    assert!(lease.awaited_by.contains(&wait.ticket));
+                    let version = &entry.versions[&lease.version];
+                    assert!(version.owner.is_some() && version.memory.reserved > 0, "nothing to wait for");
                 }
             }
         }
@@ -85,7 +97,10 @@ pub(super) fn audit(registry: &Registry, open_fds: &BTreeSet<FdId>, pending: &BT
     // Each is some living member's, because there are as many as the members have.
     assert_eq!((leases, claimed, waits), (registry.leases.len(), registry.claims.len(), waiting.len()));
     let awaited: usize = registry.leases.values().map(|lease| lease.awaited_by.len()).sum();
-    let awaiting =
-        registry.entries.values().flat_map(|e| e.waits.values()).filter(|w| matches!(w.want, Want::Withdrawal(_)));
+    let awaiting = registry
+        .entries
+        .values()
+        .flat_map(|e| e.waits.values())
+        .filter(|w| matches!(w.want, Want::Withdrawal(_) | Want::Growth(_)));
     assert_eq!(awaited, awaiting.count());
 }

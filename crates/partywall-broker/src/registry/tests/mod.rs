@@ -10,11 +10,22 @@ use std::{collections::BTreeSet, sync::Arc};
 use super::{
     Bounds, Call, Effect, Event, FdId, MemberId, Outcome, Registry, RequestId, Verdict,
     effect::Opened,
-    event::{Commit, Identity, Open},
+    event::{Commit, Growth, Identity, Open},
     types::{Access, Chunk, ClaimId, Kind, LeaseId, Memory, Name, Place, Table},
 };
 
-const UNBOUNDED: Bounds = Bounds { bytes: u64::MAX, names: 1 << 20, fds: 1 << 20, waits: 1 << 20, leases: 1 << 20 };
+const UNBOUNDED: Bounds = Bounds {
+    bytes: u64::MAX,
+    names: 1 << 20,
+    fds: 1 << 20,
+    waits: 1 << 20,
+    leases: 1 << 20,
+    chunks: 1 << 20,
+    growths: 1 << 20,
+};
+
+/// Bytes that mutable memory may grow to.
+const RESERVED: u64 = 25;
 
 const GPU: Place = Place::Gpu([7; 16]);
 
@@ -96,6 +107,13 @@ impl Watched {
     }
 
     fn memory_of(&mut self, kind: Kind, chunks: &[u64], table: bool, mutable: bool, kept: bool) -> Arc<Memory> {
+        let (chunks, table) = self.donate(chunks, table);
+        let reserved = if mutable { RESERVED } else { 0 };
+        let place = if kind == Kind::Host { Place::Host } else { GPU };
+        Arc::new(Memory { kind, place, chunks, table, tensors: 1, mutable, reserved, kept })
+    }
+
+    fn donate(&mut self, chunks: &[u64], table: bool) -> (Vec<Chunk>, Table) {
         let mut fd = || {
             self.last_fd += 1;
             self.open_fds.insert(FdId(self.last_fd));
@@ -103,8 +121,18 @@ impl Watched {
         };
         let chunks = chunks.iter().map(|bytes| Chunk { bytes: *bytes, fd: fd() }).collect();
         let table = if table { Table::Fd { bytes: 3, fd: fd() } } else { Table::Inline(Arc::from([])) };
-        let place = if kind == Kind::Host { Place::Host } else { GPU };
-        Arc::new(Memory { kind, place, chunks, table, tensors: 1, mutable, kept })
+        (chunks, table)
+    }
+
+    fn growth(&mut self, lease: LeaseId, growths: u64, chunks: &[u64]) -> Growth {
+        let (chunks, table) = self.donate(chunks, false);
+        Growth { lease, growths, kind: Kind::Host, chunks, table, tensors: 1 }
+    }
+
+    fn grow(&mut self, member: MemberId, lease: LeaseId, growths: u64, chunks: &[u64]) -> (Outcome, Vec<Effect>) {
+        let growth = self.growth(lease, growths, chunks);
+        let (_, outcome, effects) = self.ask(member, Call::Grow(growth));
+        (outcome, effects)
     }
 
     fn commit_call(&mut self, name: &str, mutable: bool, kept: bool) -> Commit {

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use super::*;
 use crate::registry::{
-    effect::{Counts, Handle, Holder, MemberRow, MemberState, NameRow, Opened, Refused, VersionRow},
+    effect::{Counts, Handle, Holder, MemberRow, MemberState, NameRow, NoGrowth, Opened, Refused, VersionRow},
     types::Bound,
 };
 
@@ -26,15 +26,23 @@ pub(super) struct Person {
 }
 
 #[derive(Debug)]
-struct Edition {
+pub(super) struct Edition {
     name: Name,
     number: u64,
     memory: Arc<Memory>,
     committer: u32,
     at: u64,
-    owner: LeaseId,
+    owner: Option<LeaseId>,
+    pub(super) growths: u64,
+    grown_by: Option<RequestId>,
     latest: bool,
     withdrawn: bool,
+}
+
+impl Edition {
+    fn cannot_grow(&self, why: NoGrowth) -> Refused {
+        Refused::CannotGrow { name: self.name.clone(), version: self.number, why }
+    }
 }
 
 #[derive(Debug)]
@@ -66,6 +74,7 @@ enum For {
     Open(Open),
     Build(Name),
     Withdrawal(LeaseId),
+    Growth(LeaseId),
 }
 
 #[derive(Debug)]
@@ -130,8 +139,8 @@ impl Model {
                 let repeated = request.0 <= person.last_request;
                 person.last_request = person.last_request.max(request.0);
                 let known = if repeated { self.known(*member, *request, call) } else { None };
-                if let (Some(_), Call::Commit(commit)) = (&known, call) {
-                    said.closed.extend(commit.memory.fds());
+                if known.is_some() {
+                    said.closed.extend(call.fds());
                 }
                 let outcome = known.map_or_else(|| self.call(*member, *request, call, &mut said), Ok);
                 said.reply = Some(outcome);
@@ -195,6 +204,37 @@ impl Model {
                     return Ok(Verdict::Withdrawn);
                 }
                 self.enqueue(member, request, For::Withdrawal(*lease))
+            }
+            Call::Grow(growth) => {
+                let outcome = self.grow(member, request, growth, said);
+                if outcome.is_err() {
+                    said.closed.extend(growth.fds());
+                }
+                outcome
+            }
+            Call::Refresh { lease, growths, chunks } => {
+                let edition = self.held(member, *lease)?;
+                if edition.growths <= *growths {
+                    return Ok(Verdict::Done);
+                }
+                if *chunks > edition.memory.chunks.len() as u64 {
+                    return Err(Refused::Invalid("the version never had so many chunks"));
+                }
+                let (chunks, memory) = (*chunks as usize, Arc::clone(&edition.memory));
+                Ok(Verdict::Grown { growths: edition.growths, chunks, memory })
+            }
+            Call::AwaitGrowth { lease, growths } => {
+                let edition = self.held(member, *lease)?;
+                if edition.growths > *growths {
+                    return Ok(Verdict::Done);
+                }
+                if edition.memory.reserved == 0 {
+                    return Err(edition.cannot_grow(NoGrowth::Fixed));
+                }
+                if edition.owner.is_none() {
+                    return Err(edition.cannot_grow(NoGrowth::CommitterGone));
+                }
+                self.enqueue(member, request, For::Growth(*lease))
             }
             Call::Remove { name } => {
                 let Some(version) = self.latest(name).map(|e| e.number) else { return Err(unknown(name)) };
@@ -316,7 +356,9 @@ impl Model {
             memory: Arc::clone(memory),
             committer: 100 + member.0 as u32,
             at: *at,
-            owner: lease,
+            owner: Some(lease),
+            growths: 0,
+            grown_by: None,
             latest: true,
             withdrawn: false,
         });
@@ -334,19 +376,77 @@ impl Model {
         Ok(Verdict::Committed { version: number, lease })
     }
 
+    pub(super) fn held(&self, member: MemberId, lease: LeaseId) -> Result<&Edition, Refused> {
+        let hold = self.holds.iter().find(|h| h.id == lease && h.member == member);
+        let hold = hold.ok_or(Refused::Stale(Handle::Lease))?;
+        Ok(self.editions.iter().find(|e| e.name == hold.name && e.number == hold.number).unwrap())
+    }
+
+    fn grow(&mut self, member: MemberId, request: RequestId, growth: &Growth, said: &mut Said) -> Outcome {
+        let edition = self.held(member, growth.lease)?;
+        let (name, number, before) = (edition.name.clone(), edition.number, Arc::clone(&edition.memory));
+        let why = if before.reserved == 0 {
+            Some(NoGrowth::Fixed)
+        } else if edition.owner.is_none() {
+            Some(NoGrowth::CommitterGone)
+        } else if edition.owner != Some(growth.lease) {
+            Some(NoGrowth::NotCommitter)
+        } else if edition.growths != growth.growths {
+            Some(NoGrowth::Behind)
+        } else {
+            None
+        };
+        if let Some(why) = why {
+            return Err(edition.cannot_grow(why));
+        }
+        if before.kind != growth.kind {
+            return Err(Refused::Invalid("a version has one kind of memory"));
+        }
+        let mut memory = Memory { table: growth.table.clone(), tensors: growth.tensors, ..(*before).clone() };
+        memory.chunks.extend(&growth.chunks);
+        if memory.bytes() > before.reserved {
+            let why = NoGrowth::Reserved { reserved: before.reserved, needed: memory.bytes() };
+            return Err(edition.cannot_grow(why));
+        }
+        over(Bound::Growths, self.bounds.growths, edition.growths + 1)?;
+        over(Bound::Chunks, self.bounds.chunks, memory.chunks.len() as u64)?;
+        let bytes = |memory: &Memory| memory.bytes() + memory.table_bytes();
+        over(Bound::Bytes, self.bounds.bytes, self.bytes() - bytes(&before) + bytes(&memory))?;
+        over(Bound::Fds, self.bounds.fds, self.fds() - before.fds().len() as u64 + memory.fds().len() as u64)?;
+
+        said.closed.extend(before.table_fd());
+        for edition in self.editions.iter_mut().filter(|e| e.name == name && e.number == number) {
+            edition.memory = Arc::new(memory.clone());
+            edition.growths += 1;
+            edition.grown_by = Some(request);
+        }
+        self.tell_growth(&name, number, &Ok(Verdict::Done), said);
+        Ok(Verdict::Done)
+    }
+
+    fn tell_growth(&mut self, name: &Name, number: u64, outcome: &Outcome, said: &mut Said) {
+        for waiting in self.queue.clone() {
+            if let For::Growth(lease) = &waiting.for_what
+                && self.holds.iter().any(|h| h.id == *lease && h.name == *name && h.number == number)
+            {
+                self.tell(&waiting, outcome.clone(), said);
+            }
+        }
+    }
+
     fn open(&mut self, member: MemberId, request: RequestId, open: &Open) -> Outcome {
         let Open { name, version, access, wait } = open;
         let latest = self.latest(name).map(|e| e.number);
         let wanted = version.or(latest);
         let found = self.editions.iter().find(|e| e.name == *name && Some(e.number) == wanted && !e.withdrawn);
         if let Some(edition) = found {
-            let (number, memory) = (edition.number, Arc::clone(&edition.memory));
+            let (number, growths, memory) = (edition.number, edition.growths, Arc::clone(&edition.memory));
             if *access == Access::Write && !memory.mutable {
                 return Err(Refused::ReadOnly { name: name.clone(), version: number });
             }
             over(Bound::Leases, self.bounds.leases, self.leases_of(member) + 1)?;
             let lease = self.hold(member, name, number, request);
-            return Ok(Verdict::Opened(Opened { lease, name: name.clone(), version: number, memory }));
+            return Ok(Verdict::Opened(Opened { lease, name: name.clone(), version: number, growths, memory }));
         }
         match (self.numbers.get(name), version) {
             (Some(last), Some(v)) if v <= last || !wait => {
@@ -364,11 +464,16 @@ impl Model {
             Call::Open(_) | Call::OpenOrBuild { .. } => {
                 if let Some(h) = hold {
                     let edition = self.editions.iter().find(|e| e.name == h.name && e.number == h.number)?;
-                    let (name, memory) = (h.name.clone(), Arc::clone(&edition.memory));
-                    return Some(Verdict::Opened(Opened { lease: h.id, name, version: h.number, memory }));
+                    let (name, growths) = (h.name.clone(), edition.growths);
+                    let memory = Arc::clone(&edition.memory);
+                    return Some(Verdict::Opened(Opened { lease: h.id, name, version: h.number, growths, memory }));
                 }
                 let right = self.rights.iter().find(|r| r.member == member && r.origin == request)?;
                 Some(Verdict::Build { claim: right.id })
+            }
+            Call::Grow(growth) => {
+                let edition = self.held(member, growth.lease).ok()?;
+                (edition.grown_by == Some(request)).then_some(Verdict::Done)
             }
             _ => None,
         }
@@ -385,16 +490,22 @@ impl Model {
     }
 
     fn let_go(&mut self, lease: LeaseId, said: &mut Said) {
-        let owned = self.editions.iter().find(|e| e.latest && e.owner == lease && !e.memory.kept);
+        let owned = self.editions.iter().find(|e| e.latest && e.owner == Some(lease) && !e.memory.kept);
         if let Some(name) = owned.map(|e| e.name.clone()) {
             self.withdraw(&name, said);
         }
         for waiting in self.queue.clone() {
-            if matches!(waiting.for_what, For::Withdrawal(l) if l == lease) {
+            if matches!(waiting.for_what, For::Withdrawal(l) | For::Growth(l) if l == lease) {
                 self.tell(&waiting, Err(Refused::Stale(Handle::Lease)), said);
             }
         }
         self.holds.retain(|h| h.id != lease);
+        if let Some(edition) = self.editions.iter_mut().find(|e| e.owner == Some(lease)) {
+            edition.owner = None;
+            let (name, number) = (edition.name.clone(), edition.number);
+            let last = Err(edition.cannot_grow(NoGrowth::CommitterGone));
+            self.tell_growth(&name, number, &last, said);
+        }
     }
 
     fn withdraw(&mut self, name: &Name, said: &mut Said) {
@@ -473,6 +584,8 @@ impl Model {
             bytes: e.memory.bytes(),
             tensors: 1,
             mutable: e.memory.mutable,
+            reserved: e.memory.reserved,
+            growths: e.growths,
             kept: e.memory.kept,
             committer: e.committer,
             leases: self.holds.iter().filter(|h| h.name == e.name && h.number == e.number).count() as u32,

@@ -45,6 +45,15 @@ enum Ask {
     Cancel(usize),
     Release(usize),
     AwaitWithdrawal(usize),
+    Grow {
+        lease: usize,
+        kind: Kind,
+        behind: bool,
+        chunks: Vec<u64>,
+        table: bool,
+    },
+    Refresh(usize, u64, u64),
+    AwaitGrowth(usize, u64),
     Remove(usize),
     List,
     Members,
@@ -79,6 +88,13 @@ fn ask() -> impl Strategy<Value = Ask> {
         prop::bool::weighted(0.2),
         prop::option::weighted(0.4, pick.clone()),
     );
+    let growth = (
+        pick.clone(),
+        prop_oneof![3 => Just(Kind::Host), 1 => Just(Kind::Vmm)],
+        prop::bool::weighted(0.1),
+        prop::collection::vec(0..10_u64, 0..3),
+        any::<bool>(),
+    );
     prop_oneof![
         8 => commit.prop_map(|(name, kind, chunks, table, mutable, kept, if_absent, claim)| Ask::Commit {
             name, kind, chunks, table, mutable, kept, if_absent, claim,
@@ -89,7 +105,10 @@ fn ask() -> impl Strategy<Value = Ask> {
         2 => pick.clone().prop_map(Ask::Abandon),
         2 => pick.clone().prop_map(Ask::Cancel),
         6 => pick.clone().prop_map(Ask::Release),
-        4 => pick.prop_map(Ask::AwaitWithdrawal),
+        4 => pick.clone().prop_map(Ask::AwaitWithdrawal),
+        8 => growth.prop_map(|(lease, kind, behind, chunks, table)| Ask::Grow { lease, kind, behind, chunks, table }),
+        4 => (pick.clone(), 0..3_u64, 0..4_u64).prop_map(|(lease, growths, chunks)| Ask::Refresh(lease, growths, chunks)),
+        4 => (pick, 0..3_u64).prop_map(|(lease, growths)| Ask::AwaitGrowth(lease, growths)),
         2 => name.prop_map(Ask::Remove),
         1 => Just(Ask::List),
         1 => Just(Ask::Members),
@@ -108,7 +127,7 @@ struct Run {
 
 impl Run {
     fn new() -> Self {
-        let bounds = Bounds { bytes: 60, names: 2, fds: 12, waits: 3, leases: 6 };
+        let bounds = Bounds { bytes: 60, names: 2, fds: 12, waits: 3, leases: 6, chunks: 5, growths: 3 };
         Self { watched: Watched::new(bounds), model: Model::new(bounds), last_member: 0, last_asked: Vec::new() }
     }
 
@@ -227,6 +246,17 @@ impl Run {
             }
             Ask::Release(i) => Call::Release { lease: lease(&self.model, *i) },
             Ask::AwaitWithdrawal(i) => Call::AwaitWithdrawal { lease: lease(&self.model, *i) },
+            Ask::Grow { lease: of, kind, behind, chunks, table } => {
+                let lease = lease(&self.model, *of);
+                let growths = self.model.held(member, lease).map_or(0, |edition| edition.growths);
+                let (chunks, table) = self.watched.donate(chunks, *table);
+                let growths = growths + u64::from(*behind);
+                Call::Grow(Growth { lease, growths, kind: *kind, chunks, table, tensors: 1 })
+            }
+            Ask::Refresh(of, growths, chunks) => {
+                Call::Refresh { lease: lease(&self.model, *of), growths: *growths, chunks: *chunks }
+            }
+            Ask::AwaitGrowth(of, growths) => Call::AwaitGrowth { lease: lease(&self.model, *of), growths: *growths },
             Ask::Remove(of) => Call::Remove { name: name(*of) },
             Ask::List => Call::List { after: None },
             Ask::Members => Call::Members { after: None },
@@ -250,10 +280,12 @@ impl Run {
     }
 }
 
-/// An opened version comes with all of its file descriptors, everything else with none.
+/// An opened version comes with all of its file descriptors, a grown one with those that are new, everything else with
+/// none.
 fn check_fds(outcome: &Outcome, fds: &[FdId]) {
     match outcome {
         Ok(Verdict::Opened(opened)) => assert_eq!(fds, opened.memory.fds()),
+        Ok(Verdict::Grown { chunks, memory, .. }) => assert_eq!(fds, memory.fds_from(*chunks)),
         _ => assert_eq!(fds, []),
     }
 }

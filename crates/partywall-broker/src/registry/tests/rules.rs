@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::registry::{
-    effect::{Handle, MemberState, Refused},
+    effect::{Handle, MemberState, NoGrowth, Refused},
     types::Bound,
 };
 
@@ -259,7 +259,7 @@ fn leaving_is_answered_and_ends_the_connection() {
 
 #[test]
 fn limits_name_themselves_and_change_nothing() {
-    let bounds = Bounds { bytes: 25, names: 2, fds: 4, waits: 1, leases: 5 };
+    let bounds = Bounds { bytes: 25, names: 2, fds: 4, waits: 1, leases: 5, ..UNBOUNDED };
     let mut w = Watched::new(bounds);
     let a = MemberId(1);
     w.join(a);
@@ -422,4 +422,85 @@ fn members_show_their_state_and_what_they_hold() {
     assert_eq!(rows, expected, "a version counts once however many leases there are");
     let (_, outcome, _) = w.ask(a, Call::Members { after: Some(b) });
     assert!(matches!(outcome, Ok(Verdict::Members { members, .. }) if members.len() == 1));
+}
+
+#[test]
+fn a_version_grows_in_one_step_and_keeps_its_number() {
+    let (mut w, [a, b]) = Watched::with_members();
+    let commit = w.commit_call("x", true, false);
+    let Ok(Verdict::Committed { lease, .. }) = w.ask(a, Call::Commit(commit)).1 else { panic!("committed") };
+    let held = w.opened(b, "x");
+    let (ticket, pending, _) = w.ask(b, Call::AwaitGrowth { lease: held.lease, growths: 0 });
+    assert_eq!(pending, Ok(Verdict::Pending));
+
+    let (outcome, effects) = w.grow(a, lease, 0, &[5]);
+    assert_eq!(outcome, Ok(Verdict::Done));
+    assert_eq!(notices(&effects), [(b, ticket, Ok(Verdict::Done))]);
+    let again = w.opened(b, "x");
+    assert_eq!((again.version, again.growths, again.memory.bytes()), (1, 1, 15));
+    let Ok(Verdict::Grown { growths: 1, chunks: 1, memory }) =
+        w.ask(b, Call::Refresh { lease: held.lease, growths: 0, chunks: 1 }).1
+    else {
+        panic!("it has grown")
+    };
+    assert_eq!(memory, again.memory);
+    assert_eq!(w.ask(b, Call::Refresh { lease: held.lease, growths: 1, chunks: 2 }).1, Ok(Verdict::Done));
+    assert_eq!(w.registry.members[&b].bytes, 15, "each version counted once");
+}
+
+#[test]
+fn a_growth_that_is_asked_for_again_happens_once() {
+    let (mut w, [a]) = Watched::with_members();
+    let commit = w.commit_call("x", true, true);
+    let Ok(Verdict::Committed { lease, .. }) = w.ask(a, Call::Commit(commit)).1 else { panic!("committed") };
+    let growth = w.growth(lease, 0, &[5]);
+    let (request, outcome, _) = w.ask(a, Call::Grow(growth));
+    assert_eq!(outcome, Ok(Verdict::Done));
+    let growth = w.growth(lease, 0, &[5]);
+    let donated = growth.fds();
+    let (outcome, effects) = w.ask_as(a, request, Call::Grow(growth));
+    assert_eq!((outcome, closed(&effects)), (Ok(Verdict::Done), donated));
+    assert_eq!(w.opened(a, "x").memory.bytes(), 15);
+}
+
+#[test]
+fn growths_are_refused_for_their_reasons_and_change_nothing() {
+    let (mut w, [a, b]) = Watched::with_members();
+    let (_, frozen) = w.commit(a, "frozen", true);
+    let cannot = |name: &str, why| Err(Refused::CannotGrow { name: Name::new(name), version: 1, why });
+    assert_eq!(w.grow(a, frozen, 0, &[1]).0, cannot("frozen", NoGrowth::Fixed));
+    assert_eq!(w.ask(a, Call::AwaitGrowth { lease: frozen, growths: 0 }).1, cannot("frozen", NoGrowth::Fixed));
+
+    let commit = w.commit_call("x", true, true);
+    let Ok(Verdict::Committed { lease, .. }) = w.ask(a, Call::Commit(commit)).1 else { panic!("committed") };
+    let theirs = w.opened(b, "x").lease;
+    assert_eq!(w.grow(b, lease, 0, &[1]).0, stale(Handle::Lease));
+    assert_eq!(w.grow(b, theirs, 0, &[1]).0, cannot("x", NoGrowth::NotCommitter));
+    assert_eq!(w.grow(a, lease, 1, &[1]).0, cannot("x", NoGrowth::Behind));
+    let reserved = NoGrowth::Reserved { reserved: RESERVED, needed: RESERVED + 1 };
+    assert_eq!(w.grow(a, lease, 0, &[10, 6]).0, cannot("x", reserved));
+    let (request, ..) = w.ask(b, Call::AwaitGrowth { lease: theirs, growths: 0 });
+    assert_eq!(w.opened(b, "x").growths, 0);
+
+    // Without its committer it stays as long as it is.
+    let told = w.release(a, lease);
+    assert_eq!(notices(&told), [(b, request, cannot("x", NoGrowth::CommitterGone))]);
+    assert_eq!(w.grow(b, theirs, 0, &[1]).0, cannot("x", NoGrowth::CommitterGone));
+    assert_eq!(w.ask(b, Call::AwaitGrowth { lease: theirs, growths: 0 }).1, cannot("x", NoGrowth::CommitterGone));
+}
+
+#[test]
+fn growths_are_bounded() {
+    let mut w = Watched::new(Bounds { bytes: 20, chunks: 3, growths: 3, ..UNBOUNDED });
+    let a = MemberId(1);
+    w.join(a);
+    let commit = w.commit_call("x", true, true);
+    let Ok(Verdict::Committed { lease, .. }) = w.ask(a, Call::Commit(commit)).1 else { panic!("committed") };
+    let over = |bound, allowed, needed| Err(Refused::Limit { bound, allowed, needed });
+    assert_eq!(w.grow(a, lease, 0, &[11]).0, over(Bound::Bytes, 20, 21));
+    assert_eq!(w.grow(a, lease, 0, &[1, 1, 1]).0, over(Bound::Chunks, 3, 4));
+    assert_eq!(w.grow(a, lease, 0, &[1, 1]).0, Ok(Verdict::Done));
+    assert_eq!(w.grow(a, lease, 1, &[]).0, Ok(Verdict::Done), "only the table");
+    assert_eq!(w.grow(a, lease, 2, &[]).0, Ok(Verdict::Done));
+    assert_eq!(w.grow(a, lease, 3, &[]).0, over(Bound::Growths, 3, 4));
 }

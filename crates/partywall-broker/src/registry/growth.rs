@@ -1,0 +1,147 @@
+//! Versions that become longer: the committer adds chunks behind those that are there, and whoever has the version
+//! open asks for them when it likes.
+
+use std::sync::Arc;
+
+use super::{
+    Granted, Registry, STALE_LEASE,
+    effect::{Effect, NoGrowth, Refused, Verdict},
+    event::Growth,
+    segments::limit,
+    state::{Lease, Version, Want},
+    types::{Bound, LeaseId, MemberId, Memory, Name, RequestId},
+};
+
+impl Registry {
+    /// Adds chunks to a version and replaces its table. Its number stays: who has it open keeps what it has.
+    pub(super) fn grow(
+        &mut self,
+        member: MemberId,
+        request: RequestId,
+        growth: Growth,
+        out: &mut Vec<Effect>,
+    ) -> Result<Granted, Refused> {
+        let (name, number, memory) = match self.grown(member, &growth) {
+            Ok(grown) => grown,
+            Err(refused) => {
+                out.push(Effect::Close(growth.fds()));
+                return Err(refused);
+            }
+        };
+        let Some(version) = self.version_mut(&name, number) else { return Err(STALE_LEASE) };
+        let before = std::mem::replace(&mut version.memory, Arc::clone(&memory));
+        version.growths += 1;
+        version.grown_by = Some(request);
+        let holders: Vec<_> = version.holders.keys().copied().collect();
+        for holder in holders {
+            if let Some(record) = self.members.get_mut(&holder) {
+                record.bytes = record.bytes.saturating_add(memory.bytes() - before.bytes());
+            }
+        }
+        self.totals.subtract(&before);
+        self.totals.add(&memory);
+        out.extend(before.table_fd().map(|table| Effect::Close(vec![table])));
+        self.tell_growth_waiters(&name, number, || Ok(Verdict::Done.into()), out);
+        Ok(Verdict::Done.into())
+    }
+
+    /// Which version is to grow, and what it will be.
+    fn grown(&self, member: MemberId, growth: &Growth) -> Result<(Name, u64, Arc<Memory>), Refused> {
+        let (lease, version) = self.held(member, growth.lease)?;
+        let cannot = |why| Refused::CannotGrow { name: lease.name.clone(), version: lease.version, why };
+        let before = &*version.memory;
+        match version.owner {
+            _ if before.reserved == 0 => return Err(cannot(NoGrowth::Fixed)),
+            None => return Err(cannot(NoGrowth::CommitterGone)),
+            Some(owner) if owner != growth.lease => return Err(cannot(NoGrowth::NotCommitter)),
+            Some(_) if version.growths != growth.growths => return Err(cannot(NoGrowth::Behind)),
+            Some(_) if before.kind != growth.kind => return Err(Refused::Invalid("a version has one kind of memory")),
+            Some(_) => {}
+        }
+        let memory = Memory {
+            chunks: [&before.chunks[..], &growth.chunks].concat(),
+            table: growth.table.clone(),
+            tensors: growth.tensors,
+            ..before.clone()
+        };
+        let (reserved, needed) = (before.reserved, memory.bytes());
+        if needed > reserved {
+            return Err(cannot(NoGrowth::Reserved { reserved, needed }));
+        }
+        limit(Bound::Growths, self.bounds.growths, version.growths + 1)?;
+        limit(Bound::Chunks, self.bounds.chunks, memory.chunks.len() as u64)?;
+        let others = self.totals.bytes() - before.bytes() - before.table_bytes();
+        limit(Bound::Bytes, self.bounds.bytes, others.saturating_add(needed).saturating_add(memory.table_bytes()))?;
+        let fds = self.totals.fds - before.fds().len() as u64 + memory.fds().len() as u64;
+        limit(Bound::Fds, self.bounds.fds, fds)?;
+        Ok((lease.name.clone(), lease.version, Arc::new(memory)))
+    }
+
+    /// What a version has become for one who has its first `chunks` chunks and knows of `growths` growths.
+    pub(super) fn refresh(
+        &self,
+        member: MemberId,
+        lease: LeaseId,
+        growths: u64,
+        chunks: u64,
+    ) -> Result<Granted, Refused> {
+        let (_, version) = self.held(member, lease)?;
+        if version.growths <= growths {
+            return Ok(Verdict::Done.into());
+        }
+        let memory = Arc::clone(&version.memory);
+        let chunks = usize::try_from(chunks).ok().filter(|chunks| *chunks <= memory.chunks.len());
+        let chunks = chunks.ok_or(Refused::Invalid("the version never had so many chunks"))?;
+        let fds = memory.fds_from(chunks);
+        Ok(Granted(Verdict::Grown { growths: version.growths, chunks, memory }, fds))
+    }
+
+    /// Answers as soon as a version has grown more than `growths` times.
+    pub(super) fn await_growth(
+        &mut self,
+        member: MemberId,
+        request: RequestId,
+        id: LeaseId,
+        growths: u64,
+    ) -> Result<Granted, Refused> {
+        let (lease, version) = self.held(member, id)?;
+        if version.growths > growths {
+            return Ok(Verdict::Done.into());
+        }
+        let why = if version.memory.reserved == 0 { Some(NoGrowth::Fixed) } else { None };
+        match why.or(version.owner.is_none().then_some(NoGrowth::CommitterGone)) {
+            Some(why) => Err(Refused::CannotGrow { name: lease.name.clone(), version: lease.version, why }),
+            None => self.wait_by(member, request, id, Want::Growth(id)),
+        }
+    }
+
+    /// Tells everybody who waits for the growth of a version that nobody can make it grow any more.
+    pub(super) fn tell_last_length(&mut self, name: &Name, version: u64, out: &mut Vec<Effect>) {
+        let why = NoGrowth::CommitterGone;
+        let refused = || Err(Refused::CannotGrow { name: name.clone(), version, why });
+        self.tell_growth_waiters(name, version, refused, out);
+    }
+
+    fn tell_growth_waiters(
+        &mut self,
+        name: &Name,
+        version: u64,
+        outcome: impl Fn() -> Result<Granted, Refused>,
+        out: &mut Vec<Effect>,
+    ) {
+        let Some(entry) = self.entries.get(name) else { return };
+        let waiting = entry.waits.values().filter(|wait| match wait.want {
+            Want::Growth(lease) => self.leases.get(&lease).is_some_and(|lease| lease.version == version),
+            _ => false,
+        });
+        for (member, ticket) in waiting.map(|wait| (wait.member, wait.ticket)).collect::<Vec<_>>() {
+            self.conclude(member, ticket, outcome(), out);
+        }
+    }
+
+    /// A member's lease, and what it is on.
+    fn held(&self, member: MemberId, lease: LeaseId) -> Result<(&Lease, &Version), Refused> {
+        let lease = self.leases.get(&lease).filter(|lease| lease.member == member).ok_or(STALE_LEASE)?;
+        Ok((lease, self.version(&lease.name, lease.version).ok_or(STALE_LEASE)?))
+    }
+}
