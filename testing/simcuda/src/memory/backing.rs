@@ -44,12 +44,12 @@ impl Backing {
     /// Memory of another process, or of this one by another way.
     ///
     /// # Errors
-    /// `OPERATING_SYSTEM` if the file is no memory of the simulation, as the driver says of foreign descriptors.
+    /// `INVALID_VALUE` if the file is no memory of the simulation.
     pub(crate) fn import(file: OwnedFd) -> Result<Arc<Self>, Code> {
         let sealed = rustix::fs::fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SEALS));
-        let stat = rustix::fs::fstat(&file).map_err(|_| Code::OPERATING_SYSTEM)?;
+        let stat = rustix::fs::fstat(&file).map_err(|_| Code::INVALID_VALUE)?;
         if !sealed || stat.st_size <= 0 {
-            return Err(Code::OPERATING_SYSTEM);
+            return Err(Code::INVALID_VALUE);
         }
         Self::map_file(file, stat.st_size as usize, None)
     }

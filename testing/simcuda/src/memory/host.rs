@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use super::{Backing, Kind, Region, Tables};
 use crate::abi::{Code, DevicePtr};
 use crate::entry::{entry_points, store};
-use crate::{context, ledger, state};
+use crate::{capture, context, ledger, state};
 
 pub(super) const PINNED: &str = "pinned memory";
 pub(super) const MANAGED: &str = "managed memory";
@@ -14,6 +14,7 @@ const REGISTRATION: &str = "registration";
 /// New memory of the host that the program may use.
 fn allocate(bytes: usize, kind: Kind, name: &'static str) -> Result<DevicePtr, Code> {
     let context = context::current()?;
+    capture::unsafe_call()?;
     if bytes == 0 {
         return Err(Code::INVALID_VALUE);
     }
@@ -31,6 +32,7 @@ fn allocate(bytes: usize, kind: Kind, name: &'static str) -> Result<DevicePtr, C
 /// Registers memory of the caller's.
 fn register(pointer: *mut c_void, bytes: usize, flags: u32) -> Result<(), Code> {
     let context = context::current()?;
+    capture::unsafe_call()?;
     let start = pointer as u64;
     let end = start.checked_add(bytes as u64).filter(|_| bytes > 0 && start > 0 && flags & !REGISTER_FLAGS == 0);
     let end = end.ok_or(Code::INVALID_VALUE)?;
@@ -115,7 +117,9 @@ entry_points! {
     }
     // Waits for the work of the context, as the driver's does.
     fn cuMemFreeHost(pointer: *mut c_void) {
-        context::current()?.synchronize()?;
+        let context = context::current()?;
+        capture::unsafe_call()?;
+        context.synchronize()?;
         let memory = &mut state::lock().memory;
         let address = pointer as u64;
         let pinned = memory.regions.get(&address).is_some_and(|region| matches!(region.kind, Kind::Pinned { .. }));
@@ -127,6 +131,7 @@ entry_points! {
     fn cuMemHostRegister_v2(pointer: *mut c_void, bytes: usize, flags: u32) { register(pointer, bytes, flags) }
     fn cuMemHostUnregister(pointer: *mut c_void) {
         context::current()?;
+        capture::unsafe_call()?;
         let memory = &mut state::lock().memory;
         let address = pointer as u64;
         let region = memory.regions.get(&address);

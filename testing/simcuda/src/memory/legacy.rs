@@ -7,7 +7,7 @@ use crate::abi::{Code, DevicePtr, IpcHandle};
 use crate::context::Ctx;
 use crate::entry::{entry_points, store};
 use crate::ipc::{self, Payload};
-use crate::{context, ledger, state};
+use crate::{capture, context, ledger, state};
 
 /// A handle that this process has opened.
 pub(super) struct Opened {
@@ -101,12 +101,15 @@ entry_points! {
     fn cuIpcGetMemHandle(handle: *mut IpcHandle, pointer: DevicePtr) { store(handle, export(pointer)?) }
     fn cuIpcOpenMemHandle_v2(pointer: *mut DevicePtr, handle: IpcHandle, flags: u32) {
         let context = context::current()?;
+        capture::unsafe_call()?;
         if pointer.is_null() || flags != LAZY_ENABLE_PEER_ACCESS { return Err(Code::INVALID_VALUE); }
         store(pointer, open(&context, handle)?)
     }
     // Waits for the work of the context, as the driver's does.
     fn cuIpcCloseMemHandle(pointer: DevicePtr) {
-        context::current()?.synchronize()?;
+        let context = context::current()?;
+        capture::unsafe_call()?;
+        context.synchronize()?;
         state::lock().memory.close(pointer)
     }
 }

@@ -7,7 +7,7 @@ use super::space::GRANULE;
 use super::{Kind, Region, Tables};
 use crate::abi::{AllocationHandle, Code, DevicePtr, MemAccessDesc, MemLocation};
 use crate::entry::{entry_points, store};
-use crate::{context, ledger, state};
+use crate::{capture, context, ledger, state};
 
 impl Tables {
     /// The length of the reservation that the address lies in, and where it begins.
@@ -37,10 +37,11 @@ impl Tables {
         let aligned = [address, bytes, offset as u64].iter().all(|number| number.is_multiple_of(GRANULE));
         let reserved = self.reservation(address).is_some_and(|range| end <= range.end);
         let taken = self.regions.range(address..end).next().is_some() || self.region(address).is_some();
-        if bytes == 0 || !aligned || !reserved || taken {
+        let all = physical.backing.bytes() as u64;
+        if bytes == 0 || bytes > all || !aligned || !reserved || taken {
             return Err(Code::INVALID_VALUE);
         }
-        if offset != 0 || bytes != physical.backing.bytes() as u64 {
+        if offset != 0 || bytes != all {
             return Err(Code::NOT_SUPPORTED);
         }
         let id = self.number();
@@ -73,6 +74,7 @@ impl Tables {
 entry_points! {
     fn cuMemAddressReserve(pointer: *mut DevicePtr, bytes: usize, alignment: usize, hint: DevicePtr, flags: u64) {
         context::healthy()?;
+        capture::unsafe_call()?;
         let bytes = bytes as u64;
         let aligned = bytes.is_multiple_of(GRANULE) && (alignment == 0 || alignment.is_power_of_two());
         if pointer.is_null() || bytes == 0 || !aligned || flags != 0 { return Err(Code::INVALID_VALUE); }
@@ -96,12 +98,14 @@ entry_points! {
     }
     fn cuMemMap(pointer: DevicePtr, bytes: usize, offset: usize, handle: AllocationHandle, flags: u64) {
         context::healthy()?;
+        capture::unsafe_call()?;
         if flags != 0 { return Err(Code::INVALID_VALUE); }
         state::lock().memory.map(pointer, bytes as u64, offset, handle)
     }
     // Waits for nothing: work that still uses the memory then meets a fault, which a driver may or may not spare it.
     fn cuMemUnmap(pointer: DevicePtr, bytes: usize) {
         context::healthy()?;
+        capture::unsafe_call()?;
         let memory = &mut state::lock().memory;
         for mapping in memory.mappings(pointer, bytes as u64)? {
             memory.regions.remove(&mapping);
@@ -111,6 +115,7 @@ entry_points! {
     }
     fn cuMemSetAccess(pointer: DevicePtr, bytes: usize, access: *const MemAccessDesc, count: usize) {
         context::healthy()?;
+        capture::unsafe_call()?;
         if access.is_null() || count == 0 { return Err(Code::INVALID_VALUE); }
         // SAFETY: the caller's array by the C contract.
         let access = unsafe { std::slice::from_raw_parts(access, count) };

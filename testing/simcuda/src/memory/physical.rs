@@ -12,7 +12,7 @@ use super::{Backing, Kind, Tables};
 use crate::abi::{AllocationHandle, Code, DevicePtr, MemAllocationProp, MemLocation};
 use crate::device::Device;
 use crate::entry::{entry_points, store};
-use crate::{context, ledger, state};
+use crate::{capture, context, ledger, state};
 
 /// Physical memory that handles and mappings refer to.
 pub(crate) struct Physical {
@@ -82,6 +82,7 @@ entry_points! {
     }
     fn cuMemCreate(handle: *mut AllocationHandle, bytes: usize, properties: *const MemAllocationProp, flags: u64) {
         context::healthy()?;
+        capture::unsafe_call()?;
         let (device, ordinal, properties) = asked(properties)?;
         if handle.is_null() || flags != 0 || bytes == 0 || !(bytes as u64).is_multiple_of(GRANULE) {
             return Err(Code::INVALID_VALUE);
@@ -109,12 +110,13 @@ entry_points! {
     // The descriptor is given as a pointer, and stays the caller's.
     fn cuMemImportFromShareableHandle(handle: *mut AllocationHandle, shareable: usize, kind: u32) {
         context::healthy()?;
+        capture::unsafe_call()?;
         if handle.is_null() || kind != POSIX_FD { return Err(Code::INVALID_VALUE); }
         let number = i32::try_from(shareable).map_err(|_| Code::INVALID_VALUE)?;
         if number < 0 { return Err(Code::INVALID_VALUE); }
         // SAFETY: borrowed for this call; a number that is not open gives an error below.
         let given = unsafe { BorrowedFd::borrow_raw(number) };
-        let owner = device_of(given).ok_or(Code::OPERATING_SYSTEM)?;
+        let owner = device_of(given).ok_or(Code::INVALID_VALUE)?;
         let file = rustix::io::fcntl_dupfd_cloexec(given, 0).map_err(|_| Code::OPERATING_SYSTEM)?;
         let backing = Backing::import(file)?;
         let device = state::devices().iter().position(|device| device.physical == owner);

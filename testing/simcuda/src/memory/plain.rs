@@ -10,7 +10,7 @@ use super::space::GRANULE;
 use super::{Backing, Kind, Region, Tables};
 use crate::abi::{Code, DevicePtr, Handle};
 use crate::entry::{entry_points, store};
-use crate::{context, ipc, ledger, state};
+use crate::{capture, context, ipc, ledger, state};
 
 /// A range of addresses that allocations of one owner share.
 pub(super) struct Block {
@@ -116,6 +116,7 @@ entry_points! {
     }
     fn cuMemAlloc_v2(pointer: *mut DevicePtr, bytes: usize) {
         let context = context::current()?;
+        capture::unsafe_call()?;
         if pointer.is_null() { return Err(Code::INVALID_VALUE); }
         let owner =
             Owner { kind: Kind::Plain, device: context.device, context: context.handle, sharing: context.handle };
@@ -126,6 +127,10 @@ entry_points! {
     // Waits for the work of the context, as the driver's does.
     fn cuMemFree_v2(pointer: DevicePtr) {
         let context = context::current()?;
+        if pointer == 0 {
+            return Ok(());
+        }
+        capture::unsafe_call()?;
         let freeable = |state: &state::State| {
             let region = state.memory.regions.get(&pointer).ok_or(Code::INVALID_VALUE)?;
             let kind = match region.kind {

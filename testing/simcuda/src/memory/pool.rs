@@ -1,15 +1,14 @@
 //! Memory pools: memory whose allocation has a place in a stream's order.
 //!
-//! An address is valid at once, as the driver's is; the stream's order matters for giving it back.
+//! An address is valid at once; the memory is given back when the stream gets there.
 
 use std::collections::BTreeMap;
 
 use super::plain::Owner;
 use super::{Kind, Tables};
 use crate::abi::{Code, DevicePtr, Handle, MemLocation, RawDevice};
-use crate::context::Ctx;
 use crate::entry::{entry_points, store};
-use crate::{context, ledger, state};
+use crate::{context, ledger, state, stream};
 
 /// `CUmemPoolProps`, as far as it is looked at.
 #[repr(C)]
@@ -48,35 +47,44 @@ impl Tables {
     }
 }
 
-/// Allocates from a pool; without one from that of the context's device.
-///
-/// # Errors
-/// `INVALID_VALUE` for no bytes or an unknown pool, `OUT_OF_MEMORY`.
-pub(crate) fn allocate(context: &Ctx, pool: Option<Handle>, bytes: usize) -> Result<DevicePtr, Code> {
-    let pool = pool.unwrap_or_else(|| default_of(context.device));
+/// Allocates from a pool for work on a stream; without one from that of the stream's device.
+fn allocate(pointer: *mut DevicePtr, bytes: usize, pool: Option<Handle>, stream: Handle) -> Result<(), Code> {
+    let stream = stream::find(stream)?;
+    if pointer.is_null() {
+        return Err(Code::INVALID_VALUE);
+    }
+    let pool = pool.unwrap_or_else(|| default_of(stream.context().device));
     let address = state::lock().memory.allocate_from(pool, bytes as u64)?;
     ledger::record(POOL_ALLOCATION, address, bytes as u64);
-    Ok(address)
+    store(pointer, address)
 }
 
 /// Whether the address is that of an allocation of a pool.
-pub(crate) fn holds(address: DevicePtr) -> bool {
-    let state = state::lock();
-    state.memory.regions.get(&address).is_some_and(|region| matches!(region.kind, Kind::Pool { .. }))
-}
-
-/// Gives an allocation of a pool back; the stream's order has been waited for.
-pub(crate) fn free(address: DevicePtr) {
-    let memory = &mut state::lock().memory;
-    if memory.regions.get(&address).is_some_and(|region| matches!(region.kind, Kind::Pool { .. })) {
-        memory.free(address);
-        ledger::remove(POOL_ALLOCATION, address);
-    }
+fn holds(memory: &Tables, address: DevicePtr) -> bool {
+    memory.regions.get(&address).is_some_and(|region| matches!(region.kind, Kind::Pool { .. }))
 }
 
 entry_points! {
     fn cuDeviceGetDefaultMemPool(pool: *mut Handle, device: RawDevice) {
         store(pool, default_of(state::device(device)?.0))
+    }
+    fn cuMemAllocAsync(pointer: *mut DevicePtr, bytes: usize, stream: Handle) { allocate(pointer, bytes, None, stream) }
+    fn cuMemAllocFromPoolAsync(pointer: *mut DevicePtr, bytes: usize, pool: Handle, stream: Handle) {
+        allocate(pointer, bytes, Some(pool), stream)
+    }
+    fn cuMemFreeAsync(pointer: DevicePtr, stream: Handle) {
+        let stream = stream::find(stream)?;
+        if !holds(&state::lock().memory, pointer) { return Err(Code::INVALID_VALUE); }
+        stream.submit(move |_| {
+            let memory = &mut state::lock().memory;
+            // Another stream may have freed it as well.
+            if holds(memory, pointer) {
+                memory.free(pointer);
+            }
+            Ok(())
+        })?;
+        ledger::remove(POOL_ALLOCATION, pointer);
+        Ok(())
     }
     fn cuDeviceGetMemPool(pool: *mut Handle, device: RawDevice) {
         store(pool, default_of(state::device(device)?.0))
