@@ -50,6 +50,8 @@ mod module;
 mod queue;
 mod state;
 mod stream;
+#[cfg(test)]
+mod tests;
 mod threads;
 
 /// The version of the simulation. The vendor's library has no such function: it tells the two apart.

@@ -1,0 +1,56 @@
+//! Faults of work: the context is lost, for good. Each in a process of its own, since it would take the others along.
+
+use super::{
+    SharedWords, answer, begin, device_memory, is_done, kernel, launch, must, new_stream, play, role, synchronize,
+};
+use crate::abi::Code;
+use crate::context::{cuCtxSynchronize, cuDevicePrimaryCtxRelease_v2};
+use crate::copy::cuMemsetD8_v2;
+use crate::event::{cuEventCreate, cuEventQuery, cuEventRecord};
+use crate::memop::cuStreamWaitValue64_v2;
+use crate::stream::{cuStreamQuery, cuStreamSynchronize};
+
+#[test]
+fn a_kernel_that_leaves_its_memory_takes_the_context_along() {
+    if role().is_none() {
+        return play("tests::faults::a_kernel_that_leaves_its_memory_takes_the_context_along", "wild", &[], None)
+            .succeeds();
+    }
+    begin();
+    let (stream, waiting, words) = (new_stream(), new_stream(), SharedWords::new(4096));
+    let (fill, memory) = (kernel(c"pw_fill"), device_memory(64));
+    assert_eq!(launch(fill, stream, &mut [memory, 16]), Code::SUCCESS);
+    synchronize(stream);
+    let mut event = 0;
+    must!(cuEventCreate(&mut event, 2));
+    must!(cuStreamWaitValue64_v2(waiting, words.device, 1, 0));
+    must!(cuEventRecord(event, waiting));
+    assert!(!is_done(waiting));
+    // Far behind the memory, where no other is.
+    assert_eq!(launch(fill, stream, &mut [memory, 1 << 40]), Code::SUCCESS, "found out later");
+    assert_eq!(answer!(cuStreamSynchronize(stream)), Code::ILLEGAL_ADDRESS);
+    assert_eq!(answer!(cuStreamSynchronize(waiting)), Code::ILLEGAL_ADDRESS, "waits end too");
+    assert_eq!(answer!(cuStreamQuery(waiting)), Code::ILLEGAL_ADDRESS);
+    assert_eq!(answer!(cuEventQuery(event)), Code::ILLEGAL_ADDRESS);
+    assert_eq!(answer!(cuMemsetD8_v2(memory, 0, 1)), Code::ILLEGAL_ADDRESS);
+    assert_eq!(answer!(cuCtxSynchronize()), Code::ILLEGAL_ADDRESS);
+    must!(cuDevicePrimaryCtxRelease_v2(0));
+    begin_again();
+}
+
+/// The primary context is lost until the process ends.
+fn begin_again() {
+    begin();
+    assert_eq!(answer!(cuCtxSynchronize()), Code::ILLEGAL_ADDRESS);
+}
+
+#[test]
+fn what_the_driver_can_see_it_refuses_at_the_call() {
+    begin();
+    let (stream, fill, memory) = (new_stream(), kernel(c"pw_fill"), device_memory(64));
+    assert_eq!(answer!(cuMemsetD8_v2(8, 0, 1)), Code::INVALID_VALUE);
+    assert_eq!(launch(fill + 1, stream, &mut [memory, 16]), Code::INVALID_HANDLE);
+    assert_eq!(launch(fill, stream + 1, &mut [memory, 16]), Code::INVALID_HANDLE);
+    assert_eq!(launch(fill, stream, &mut [memory, 16]), Code::SUCCESS);
+    synchronize(stream);
+}

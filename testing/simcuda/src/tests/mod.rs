@@ -1,0 +1,202 @@
+//! The entry points, called as a program calls them. What needs other settings, or ends in a fault, runs in a process
+//! of its own: this binary again, with one test and a role.
+
+mod faults;
+mod processes;
+mod streams;
+
+use std::ffi::{CStr, CString, c_void};
+use std::io::Read;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use std::{ptr, thread};
+
+use rustix::fs::MemfdFlags;
+use rustix::mm::{MapFlags, ProtFlags};
+
+use crate::abi::{Code, DevicePtr, Handle};
+use crate::context::{cuCtxGetCurrent, cuCtxSetCurrent, cuDevicePrimaryCtxRetain};
+use crate::device::cuInit;
+use crate::module::{cuLaunchKernel, cuModuleGetFunction, cuModuleLoadData};
+use crate::stream::{cuStreamCreate, cuStreamQuery, cuStreamSynchronize};
+
+// Of modules that are private to theirs.
+unsafe extern "C" {
+    fn cuMemAlloc_v2(pointer: *mut DevicePtr, bytes: usize) -> Code;
+    fn cuMemHostAlloc(pointer: *mut *mut c_void, bytes: usize, flags: u32) -> Code;
+    fn cuMemHostRegister_v2(pointer: *mut c_void, bytes: usize, flags: u32) -> Code;
+    fn cuMemHostGetDevicePointer_v2(device: *mut DevicePtr, pointer: *mut c_void, flags: u32) -> Code;
+}
+
+/// Panics unless the call succeeds.
+macro_rules! must {
+    ($call:expr) => {{
+        // SAFETY: the test passes what the function's contract asks for.
+        let code = unsafe { $call };
+        assert_eq!(code, $crate::abi::Code::SUCCESS, stringify!($call));
+    }};
+}
+/// What a call answers.
+macro_rules! answer {
+    ($call:expr) => {{
+        // SAFETY: as for `must`.
+        unsafe { $call }
+    }};
+}
+use {answer, must};
+
+/// Initialises CUDA and makes device 0's context current on this thread.
+fn begin() {
+    must!(cuInit(0));
+    let mut context = 0;
+    must!(cuDevicePrimaryCtxRetain(&mut context, 0));
+    must!(cuCtxSetCurrent(context));
+}
+
+/// The context of this thread, for another.
+fn context_handle() -> Handle {
+    let mut context = 0;
+    must!(cuCtxGetCurrent(&mut context));
+    context
+}
+
+fn make_current(context: Handle) {
+    must!(cuCtxSetCurrent(context));
+}
+
+/// Looks for a while that something does not happen which nothing but a fault of the simulation makes happen.
+fn never(happens: impl Fn() -> bool) {
+    for _ in 0..100 {
+        assert!(!happens());
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn new_stream() -> Handle {
+    let mut stream = 0;
+    must!(cuStreamCreate(&mut stream, 1));
+    stream
+}
+
+fn device_memory(bytes: usize) -> DevicePtr {
+    let mut pointer = 0;
+    must!(cuMemAlloc_v2(&mut pointer, bytes));
+    pointer
+}
+
+/// Page-locked memory, zeroed.
+fn pinned(bytes: usize) -> *mut u8 {
+    let mut pointer: *mut c_void = ptr::null_mut();
+    must!(cuMemHostAlloc(&mut pointer, bytes, 0));
+    pointer.cast()
+}
+
+fn is_done(stream: Handle) -> bool {
+    match answer!(cuStreamQuery(stream)) {
+        Code::SUCCESS => true,
+        Code::NOT_READY => false,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn synchronize(stream: Handle) {
+    must!(cuStreamSynchronize(stream));
+}
+
+/// One of Partywall's kernels, freshly loaded: it was never launched.
+fn kernel(name: &CStr) -> Handle {
+    let text = CString::new(include_str!("../../../../kernels/partywall.ptx")).expect("text");
+    let (mut module, mut function) = (0, 0);
+    must!(cuModuleLoadData(&mut module, text.as_ptr().cast()));
+    must!(cuModuleGetFunction(&mut function, module, name.as_ptr()));
+    function
+}
+
+/// Launches a kernel whose parameters are 64 bits wide.
+fn launch(function: Handle, stream: Handle, parameters: &mut [u64]) -> Code {
+    let mut pointers: Vec<*mut c_void> = parameters.iter_mut().map(|value| ptr::from_mut(value).cast()).collect();
+    answer!(cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, stream, pointers.as_mut_ptr(), ptr::null_mut()))
+}
+
+/// Words of shared memory that another process can map: a memfd, mapped and registered here.
+struct SharedWords {
+    file: OwnedFd,
+    map: *mut u8,
+    device: DevicePtr,
+}
+
+impl SharedWords {
+    fn new(bytes: usize) -> Self {
+        let file = rustix::fs::memfd_create("test", MemfdFlags::empty()).unwrap();
+        rustix::fs::ftruncate(&file, bytes as u64).unwrap();
+        Self::map(file, bytes)
+    }
+
+    /// Those of the process that passed its descriptor in `WORDS`.
+    fn inherited(bytes: usize) -> Self {
+        let number = std::env::var("WORDS").unwrap().parse().unwrap();
+        // SAFETY: inherited for this.
+        Self::map(unsafe { OwnedFd::from_raw_fd(number) }, bytes)
+    }
+
+    fn map(file: OwnedFd, bytes: usize) -> Self {
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping, which stays.
+        let map = unsafe { rustix::mm::mmap(ptr::null_mut(), bytes, access, MapFlags::SHARED, &file, 0) }.unwrap();
+        let mut device = 0;
+        must!(cuMemHostRegister_v2(map, bytes, 2));
+        must!(cuMemHostGetDevicePointer_v2(&mut device, map, 0));
+        Self { file, map: map.cast(), device }
+    }
+
+    fn word(&self, index: usize) -> &AtomicU64 {
+        // SAFETY: within the mapping, which stays; other processes use atomics too.
+        unsafe { AtomicU64::from_ptr(self.map.cast::<u64>().add(index)) }
+    }
+
+    fn store(&self, index: usize, value: u64) {
+        self.word(index).store(value, Ordering::Release);
+    }
+}
+
+/// The role that this process plays, if it was started for one.
+fn role() -> Option<String> {
+    std::env::var(ROLE).ok()
+}
+
+/// This binary, about to run one test in a role. A child that is dropped is killed.
+fn play(test: &str, role: &str, environment: &[(&str, &str)], words: Option<&SharedWords>) -> Role {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args([test, "--exact", "--nocapture"]).env(ROLE, role).envs(environment.iter().copied());
+    if let Some(words) = words {
+        command.env("WORDS", words.file.as_raw_fd().to_string());
+    }
+    Role(command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap())
+}
+
+struct Role(Child);
+
+impl Role {
+    /// Waits for it; it must have succeeded.
+    fn succeeds(mut self) {
+        let mut text = String::new();
+        self.0.stdout.take().unwrap().read_to_string(&mut text).unwrap();
+        assert!(self.0.wait().unwrap().success(), "{text}");
+    }
+
+    fn kill(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+impl Drop for Role {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+const ROLE: &str = "SIMCUDA_TEST_ROLE";

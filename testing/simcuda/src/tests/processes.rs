@@ -1,0 +1,63 @@
+//! What other processes do to a stream, and what a killed one leaves.
+
+use super::{SharedWords, begin, is_done, must, new_stream, pinned, play, role, synchronize};
+use crate::copy::{PIECE, cuMemcpyAsync};
+use crate::memop::cuStreamWaitValue64_v2;
+
+#[test]
+fn a_plain_store_of_another_process_ends_a_wait() {
+    const TEST: &str = "tests::processes::a_plain_store_of_another_process_ends_a_wait";
+    if role().is_some() {
+        begin();
+        SharedWords::inherited(4096).store(0, 5 + (1 << 62) + 1);
+        return;
+    }
+    begin();
+    let (stream, words) = (new_stream(), SharedWords::new(4096));
+    words.store(0, 5);
+    must!(cuStreamWaitValue64_v2(stream, words.device, 6, 0));
+    assert!(!is_done(stream));
+    let storer = play(TEST, "store", &[], Some(&words));
+    synchronize(stream);
+    storer.succeeds();
+}
+
+#[test]
+fn a_process_ends_though_a_stream_waits() {
+    const TEST: &str = "tests::processes::a_process_ends_though_a_stream_waits";
+    if role().is_none() {
+        return play(TEST, "wait", &[], None).succeeds();
+    }
+    begin();
+    let (stream, words) = (new_stream(), SharedWords::new(4096));
+    must!(cuStreamWaitValue64_v2(stream, words.device, 1, 0));
+    assert!(!is_done(stream));
+}
+
+#[test]
+fn a_kill_in_the_middle_of_a_copy_leaves_a_prefix() {
+    const TEST: &str = "tests::processes::a_kill_in_the_middle_of_a_copy_leaves_a_prefix";
+    const BYTES: usize = 1024 * PIECE;
+    if role().is_some() {
+        begin();
+        let (words, source, stream) = (SharedWords::inherited(BYTES), pinned(BYTES), new_stream());
+        // SAFETY: allocated above.
+        unsafe { source.write_bytes(0xAB, BYTES) };
+        must!(cuMemcpyAsync(words.device, source as u64, BYTES, stream));
+        synchronize(stream);
+        panic!("killed by then");
+    }
+    begin();
+    let words = SharedWords::new(BYTES);
+    // On average 10 s for the whole copy.
+    let mut copier = play(TEST, "copy", &[("SIMCUDA_DELAY", "20000")], Some(&words));
+    while words.word(0).load(std::sync::atomic::Ordering::Acquire) == 0 {
+        std::thread::yield_now();
+    }
+    copier.kill();
+    // SAFETY: mapped by this process, and nobody writes any more.
+    let bytes = unsafe { std::slice::from_raw_parts(words.map, BYTES) };
+    let written = bytes.iter().take_while(|byte| **byte == 0xAB).count();
+    assert!((1..BYTES).contains(&written), "{written}");
+    assert!(bytes[written..].iter().all(|byte| *byte == 0));
+}
