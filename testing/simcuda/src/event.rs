@@ -5,7 +5,7 @@
 //! say that it was.
 
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,23 +14,25 @@ use std::time::Instant;
 use rustix::fs::MemfdFlags;
 use rustix::mm::{MapFlags, ProtFlags};
 
-use crate::abi::{Code, Handle};
+use crate::abi::{Code, Handle, IpcHandle};
 use crate::context::{self, Ctx};
 use crate::entry::{entry_points, store};
-use crate::{ledger, queue, state, stream};
+use crate::{ipc, ledger, queue, state, stream};
 
 pub(crate) struct Event {
     context: Arc<Ctx>,
     flags: u32,
     /// Whether another process made it.
     opened: bool,
+    /// The handle that other processes open.
+    exported: Mutex<Option<IpcHandle>>,
     points: Arc<Points>,
     /// When the last record was reached, with its number.
     time: Mutex<Option<(u64, Instant)>>,
 }
 
 /// The shared part of an event.
-pub(crate) struct Points {
+struct Points {
     words: NonNull<Words>,
     /// Of an event between processes; the words of any other are on the heap.
     file: Option<OwnedFd>,
@@ -74,7 +76,7 @@ impl Points {
     }
 
     /// In the file of the process that made the event.
-    pub(crate) fn open(file: OwnedFd) -> Result<Self, Code> {
+    fn open(file: OwnedFd) -> Result<Self, Code> {
         let stat = rustix::fs::fstat(&file).map_err(|_| Code::MAP_FAILED)?;
         if stat.st_size != size_of::<Words>() as i64 {
             return Err(Code::INVALID_VALUE);
@@ -117,13 +119,32 @@ impl Record {
 }
 
 impl Event {
-    /// The file that another process opens, if the event is one between processes and of this one.
-    ///
-    /// # Errors
-    /// `INVALID_HANDLE`.
-    pub(crate) fn file(&self) -> Result<BorrowedFd<'_>, Code> {
-        let file = self.points.file.as_ref().filter(|_| !self.opened);
-        file.map(AsFd::as_fd).ok_or(Code::INVALID_HANDLE)
+    fn new(context: Arc<Ctx>, flags: u32, opened: bool, points: Points) -> Self {
+        Self { context, flags, opened, exported: Mutex::default(), points: Arc::new(points), time: Mutex::default() }
+    }
+
+    /// What another process opens.
+    fn export(&self) -> Result<IpcHandle, Code> {
+        let file = self.points.file.as_ref().filter(|_| !self.opened).ok_or(Code::INVALID_HANDLE)?;
+        let mut exported = lock(&self.exported);
+        if let Some(handle) = *exported {
+            return Ok(handle);
+        }
+        let mut payload = [0; 32];
+        payload[8] = ipc::EVENT;
+        payload[9] = state::devices()[self.context.device].physical;
+        let handle = ipc::serve(file.try_clone().map_err(|_| Code::OPERATING_SYSTEM)?, payload)?;
+        *exported = Some(handle);
+        Ok(handle)
+    }
+
+    /// The event that another process made, on the device of the context.
+    fn open(context: Arc<Ctx>, handle: &IpcHandle) -> Result<Self, Code> {
+        let (file, payload) = ipc::fetch(handle)?;
+        if payload[8] != ipc::EVENT || payload[9] != state::devices()[context.device].physical {
+            return Err(Code::INVALID_VALUE);
+        }
+        Ok(Self::new(context, INTERPROCESS | DISABLE_TIMING, true, Points::open(file)?))
     }
 
     /// The last record at the time of the call: what a wait waits for, whatever is recorded later.
@@ -140,7 +161,7 @@ impl Event {
         let number = self.points.words().recorded.fetch_add(1, Ordering::AcqRel) + 1;
         let event = self.clone();
         let submitted = stream.submit(move |_| {
-            let mut time = event.time();
+            let mut time = lock(&event.time);
             if time.is_none_or(|(latest, _)| latest < number) {
                 *time = Some((number, Instant::now()));
             }
@@ -166,41 +187,26 @@ impl Event {
         if last.number == 0 || self.flags & DISABLE_TIMING != 0 {
             return Err(Code::INVALID_HANDLE);
         }
-        let time = *self.time();
+        let time = *lock(&self.time);
         time.filter(|(number, _)| *number == last.number).map(|(_, at)| at).ok_or(Code::NOT_READY)
-    }
-
-    fn time(&self) -> MutexGuard<'_, Option<(u64, Instant)>> {
-        self.time.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// The event of a handle.
 pub(crate) fn find(handle: Handle) -> Result<Arc<Event>, Code> {
     context::current()?;
-    events().get(&handle).cloned().ok_or(Code::INVALID_HANDLE)
-}
-
-/// Gives a handle to the event that another process made.
-pub(crate) fn adopt(points: Points) -> Result<Handle, Code> {
-    Ok(add(Event {
-        context: context::current()?,
-        flags: INTERPROCESS | DISABLE_TIMING,
-        opened: true,
-        points: Arc::new(points),
-        time: Mutex::default(),
-    }))
+    lock(&EVENTS).get(&handle).cloned().ok_or(Code::INVALID_HANDLE)
 }
 
 fn add(event: Event) -> Handle {
     let handle = state::new_handle();
-    events().insert(handle, Arc::new(event));
+    lock(&EVENTS).insert(handle, Arc::new(event));
     ledger::record(LEDGER, handle as u64, 0);
     handle
 }
 
-fn events() -> MutexGuard<'static, BTreeMap<Handle, Arc<Event>>> {
-    EVENTS.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 entry_points! {
@@ -211,12 +217,15 @@ entry_points! {
         if event.is_null() || !known || flags & (INTERPROCESS | DISABLE_TIMING) == INTERPROCESS {
             return Err(Code::INVALID_VALUE);
         }
-        let points = Arc::new(if flags & INTERPROCESS != 0 { Points::shared()? } else { Points::private() });
-        store(event, add(Event { context, flags, opened: false, points, time: Mutex::default() }))
+        let points = if flags & INTERPROCESS != 0 { Points::shared()? } else { Points::private() };
+        store(event, add(Event::new(context, flags, false, points)))
     }
     fn cuEventDestroy_v2(event: Handle) {
         context::current()?;
-        events().remove(&event).ok_or(Code::INVALID_HANDLE)?;
+        let destroyed = lock(&EVENTS).remove(&event).ok_or(Code::INVALID_HANDLE)?;
+        if let Some(handle) = *lock(&destroyed.exported) {
+            ipc::withdraw(&handle);
+        }
         ledger::remove(LEDGER, event as u64);
         Ok(())
     }
@@ -239,6 +248,14 @@ entry_points! {
             |duration| duration.as_secs_f32(),
         );
         store(milliseconds, seconds * 1e3)
+    }
+    fn cuIpcGetEventHandle(handle: *mut IpcHandle, event: Handle) { store(handle, find(event)?.export()?) }
+    fn cuIpcOpenEventHandle(event: *mut Handle, handle: IpcHandle) {
+        let context = context::current()?;
+        if event.is_null() {
+            return Err(Code::INVALID_VALUE);
+        }
+        store(event, add(Event::open(context, &handle)?))
     }
 }
 

@@ -21,8 +21,10 @@ use rustix::net::{
 use crate::abi::{Code, IpcHandle};
 use crate::threads;
 
-/// What the exporter says about the descriptor.
+/// What the exporter says about the descriptor; its byte 8 says what it is.
 pub(crate) type Payload = [u8; 32];
+pub(crate) const MEMORY: u8 = 1;
+pub(crate) const EVENT: u8 = 2;
 
 impl IpcHandle {
     /// # Errors

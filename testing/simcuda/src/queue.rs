@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use crate::abi::Code;
 use crate::context::Ctx;
+use crate::threads;
 
 /// What a stream does at its turn.
 pub(crate) type Work = Box<dyn FnOnce(&mut Runner) -> Result<(), Code> + Send>;
@@ -61,12 +62,11 @@ pub(crate) fn on_stream() -> bool {
 
 impl Queue {
     /// An empty queue with its thread.
-    pub(crate) fn start(context: &Arc<Ctx>) -> Result<Arc<Self>, Code> {
+    pub(crate) fn start(context: &Arc<Ctx>) -> Arc<Self> {
         let queue = Arc::new(Self { context: context.clone(), state: Mutex::default(), changed: Condvar::new() });
         let runner = Runner { queue: queue.clone(), random: Random::of_next_stream() };
-        let thread = thread::Builder::new().name("simcuda stream".to_owned());
-        thread.spawn(move || runner.run()).map_err(|_| Code::OPERATING_SYSTEM)?;
-        Ok(queue)
+        threads::spawn("simcuda-stream", move || runner.run());
+        queue
     }
 
     pub(crate) fn enqueue(self: &Arc<Self>, work: Work) -> Ticket {

@@ -94,10 +94,10 @@ impl Stream {
 }
 
 impl Streams {
-    fn start(&mut self, context: &Arc<Ctx>, kind: Kind, priority: c_int) -> Result<Arc<Stream>, Code> {
-        let stream = Arc::new(Stream { queue: Queue::start(context)?, kind, priority, capture: Mutex::default() });
+    fn start(&mut self, context: &Arc<Ctx>, kind: Kind, priority: c_int) -> Arc<Stream> {
+        let stream = Arc::new(Stream { queue: Queue::start(context), kind, priority, capture: Mutex::default() });
         self.live.push(stream.clone());
-        Ok(stream)
+        stream
     }
 
     /// What new work of `stream` comes after, apart from the work of that stream.
@@ -133,13 +133,13 @@ pub(crate) fn find(handle: Handle) -> Result<Arc<Stream>, Code> {
             if let Some(stream) = streams.of(&context).find(|stream| stream.kind == Kind::Legacy) {
                 return Ok(stream.clone());
             }
-            streams.start(&context, Kind::Legacy, 0)
+            Ok(streams.start(&context, Kind::Legacy, 0))
         }
         PER_THREAD => OF_THREAD.with_borrow_mut(|OfThread(own)| {
             if let Some(stream) = own.iter().find(|stream| Arc::ptr_eq(stream.context(), &context)) {
                 return Ok(stream.clone());
             }
-            let stream = streams.start(&context, Kind::Blocking, 0)?;
+            let stream = streams.start(&context, Kind::Blocking, 0);
             own.push(stream.clone());
             Ok(stream)
         }),
@@ -184,7 +184,7 @@ fn create(stream: *mut Handle, flags: u32, priority: c_int) -> Result<(), Code> 
     let handle = state::new_handle();
     store(stream, handle)?;
     let mut streams = lock();
-    let made = streams.start(&context, kind, priority.clamp(GREATEST_PRIORITY, 0))?;
+    let made = streams.start(&context, kind, priority.clamp(GREATEST_PRIORITY, 0));
     streams.by_handle.insert(handle, made);
     ledger::record(LEDGER, handle as u64, 0);
     Ok(())

@@ -25,7 +25,7 @@ pub(super) type Openings = BTreeMap<DevicePtr, Opened>;
 fn payload(device: u8, offset: u64) -> Payload {
     let mut payload = [0; 32];
     payload[..8].copy_from_slice(&offset.to_ne_bytes());
-    payload[8] = MEMORY;
+    payload[8] = ipc::MEMORY;
     payload[9] = device;
     payload
 }
@@ -51,7 +51,7 @@ fn open(context: &Ctx, handle: IpcHandle) -> Result<DevicePtr, Code> {
     // Also for what is mapped already: the exporter must live for every open.
     let (file, payload) = ipc::fetch(&handle)?;
     let offset = u64::from_ne_bytes(payload[..8].try_into().expect("eight bytes"));
-    if payload[8] != MEMORY {
+    if payload[8] != ipc::MEMORY {
         return Err(Code::INVALID_VALUE);
     }
     let inode = rustix::fs::fstat(&file).map_err(|_| Code::OPERATING_SYSTEM)?.st_ino;
@@ -115,6 +115,4 @@ entry_points! {
 }
 
 const OPENING: &str = "ipc mapping";
-/// Told from what else is served by the same bytes.
-const MEMORY: u8 = 1;
 const LAZY_ENABLE_PEER_ACCESS: u32 = 1;
