@@ -24,7 +24,7 @@ fn a_machine_without_a_driver_does_the_main_job_in_host_memory() {
     for name in ["kernel", "processes", "host memory", "socket directory", "broker", "main job, host"] {
         assert_eq!(probe(&report, name)["outcome"], "ok", "{name}: {report}");
     }
-    for name in ["GPUs", "GPU kernels", "GPU memory", "main job, GPU"] {
+    for name in ["GPUs", "MPS", "peers", "GPU kernels", "GPU memory", "stream waits, GPU", "legacy memory"] {
         assert_eq!(probe(&report, name)["outcome"], "skipped", "{name}: {report}");
     }
     let driver = probe(&report, "GPU driver");
@@ -37,6 +37,7 @@ fn a_machine_without_a_driver_does_the_main_job_in_host_memory() {
         assert!(probe["micros"].is_number(), "{probe}");
     }
     assert_eq!(report["main_job"]["host"], true);
+    assert_eq!(report["simulated"], false);
     // Where device files show that a GPU is there, a missing library is a failure of the main job on it.
     let gpu_expected = std::path::Path::new("/dev/nvidiactl").exists();
     assert_eq!(report["main_job"]["gpu"], if gpu_expected { Value::Bool(false) } else { Value::Null });
@@ -50,7 +51,7 @@ fn people_read_columns_and_a_verdict() {
     let sandbox = Sandbox::new();
     let output = sandbox.run(["doctor"]);
     let text = output.text();
-    assert!(text.contains("\nok       kernel            Linux "), "{text}");
+    assert!(text.contains("\nok       kernel              Linux "), "{text}");
     assert!(text.contains("\nThe main job in host memory works.\n"), "{text}");
     assert!(text.contains("on a GPU works.") || output.code == Some(1) || text.contains("There is no GPU"), "{text}");
     sandbox.broker();

@@ -43,11 +43,13 @@
 //! | [`Domain`] | a connection to a broker, and everything that is shared through it |
 //! | [`Segment`], [`Builder`], [`Build`], [`Tensor`] | names with versions: building, committing, opening |
 //! | [`gpu`] | GPUs as this process sees them, and memory on them |
+//! | [`doctor`] | finding out what works on this machine |
 //! | [`files`] | model files into segments and back |
 //! | [`info`] | what a domain tells about itself |
 //! | [`Error`] | everything that can go wrong, with advice |
 #![forbid(unsafe_code)]
 
+pub mod doctor;
 mod domain;
 mod error;
 pub mod files;

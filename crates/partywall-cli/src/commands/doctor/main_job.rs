@@ -2,17 +2,16 @@
 
 use std::{
     path::{Path, PathBuf},
+    process::Command,
     time::{Duration, Instant},
 };
 
-use partywall::Domain;
+use partywall::{
+    Domain,
+    doctor::{Ended, Finding, run_within},
+};
 use partywall_os::dir::PrivateDir;
 use serde_json::Value;
-
-use super::{
-    finding::Finding,
-    runner::{Ended, Runner},
-};
 
 /// How long the broker may take to end.
 const FAREWELL: Duration = Duration::from_secs(5);
@@ -21,19 +20,24 @@ const FAREWELL: Duration = Duration::from_secs(5);
 const STRAGGLER: Duration = Duration::from_secs(1);
 
 /// Runs `partywall demo` on `device`.
-pub(super) fn run(runner: &Runner<'_>, device: &str) -> Finding {
-    let scratch = match Scratch::new(device) {
+pub(super) fn run(limit: Duration, device: &str) -> Finding {
+    let place = if device == "host" { "host" } else { "gpu" };
+    let scratch = match Scratch::new(place) {
         Ok(scratch) => scratch,
         Err(error) => return Finding::failed(error).fix("make the temporary directory writable, or set TMPDIR"),
     };
-    let timeout = (runner.limit().as_secs_f64() / 2.0).max(0.001).to_string();
-    let mut arguments = vec!["--json".into(), "--socket".into(), scratch.socket().into_os_string()];
-    arguments.extend(["demo", "--device", device, "--timeout", &timeout].map(Into::into));
-    let ended = runner.run(&arguments, Some(&scratch.path));
+    let timeout = (limit.as_secs_f64() / 2.0).max(0.001).to_string();
+    let ended = std::env::current_exe().and_then(|program| {
+        let mut command = Command::new(program);
+        command.arg("--json").arg("--socket").arg(scratch.socket());
+        // Where the broker writes its log.
+        command.env("XDG_STATE_HOME", &scratch.path);
+        run_within(command.args(["demo", "--device", device, "--timeout", &timeout]), limit)
+    });
     let stopped = scratch.stop_broker(ended.as_ref().is_ok_and(|ended| ended.status.is_none()));
     match ended {
         Err(error) => Finding::failed(format!("`partywall demo` could not be run: {error}")),
-        Ok(ended) => judge(&ended, runner.limit(), stopped),
+        Ok(ended) => judge(&ended, limit, stopped),
     }
 }
 
@@ -70,8 +74,8 @@ struct Scratch {
 }
 
 impl Scratch {
-    fn new(device: &str) -> Result<Self, String> {
-        let path = std::env::temp_dir().join(format!("partywall-doctor-{}-{device}", std::process::id()));
+    fn new(place: &str) -> Result<Self, String> {
+        let path = std::env::temp_dir().join(format!("partywall-doctor-{}-{place}", std::process::id()));
         // Ours alone, as the broker wants it.
         PrivateDir::open(&path, true).map_err(|why| format!("{}: {why}", path.display()))?;
         Ok(Self { path })

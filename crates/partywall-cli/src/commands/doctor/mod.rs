@@ -1,162 +1,119 @@
 //! `partywall doctor`: finds out by doing what works on this machine.
 //!
-//! Each probe runs in a child process with a time limit, because a driver that hangs or crashes is one of the things
-//! to be found out. The child prints a [`Finding`] as one line of JSON. The *main job* is `partywall demo` itself,
-//! through a broker in a temporary directory; whether the command succeeds depends on that alone.
+//! The probes are the library's ([`partywall::doctor`]); each runs in a child, `partywall doctor --probe TITLE`. The
+//! *main job* is `partywall demo` itself, through a broker in a temporary directory; whether the command succeeds
+//! depends on that alone.
 //!
-//! Hidden flags: `--probe NAME` is a probe in its child, `--limit SECONDS` is the time limit of each.
+//! Hidden flags: `--probe TITLE` is a probe in its child, `--limit SECONDS` is the time limit of each.
 
-mod exchange;
-mod finding;
-mod gpu;
-mod host;
 mod main_job;
-mod runner;
 
-use std::time::Duration;
+use std::{ffi::OsString, io::IsTerminal, time::Duration};
 
-use clap::{Args, ValueEnum};
-use partywall::{ErrorKind, VERSION};
-use rustix::process::Signal;
+use clap::Args;
+use partywall::{
+    ErrorKind, VERSION,
+    doctor::{Doctor, GpuState, Outcome, Probe, Report, Scope},
+};
 use serde_json::{Value, json};
 
-use self::{
-    finding::{Finding, Outcome, Report},
-    runner::Runner,
-};
-use crate::{Context, failure::Failure};
+use crate::{Context, failure::Failure, output::Output, text};
 
 /// Its arguments.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    #[arg(long, hide = true, value_name = "NAME")]
+    /// The GPU to try: auto (the first), all, cuda:N or a GPU's UUID
+    #[arg(long, value_name = "DEVICE", default_value = "auto")]
+    device: Scope,
+    #[arg(long, hide = true, value_name = "TITLE")]
     probe: Option<Probe>,
-    #[arg(long, hide = true, value_name = "SECONDS", default_value_t = 20.0)]
-    limit: f64,
-}
-
-/// What is run in a child.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Probe {
-    Kernel,
-    Processes,
-    Limits,
-    HostMemory,
-    SocketDirectory,
-    Broker,
-    Environment,
-    Driver,
-    Devices,
-    Kernels,
-    Vmm,
-    /// The other side of [`Probe::HostMemory`].
-    TakeHostMemory,
-    /// The other side of [`Probe::Vmm`].
-    TakeGpuMemory,
+    #[arg(long, hide = true, value_name = "SECONDS", default_value = "20", value_parser = text::parse_seconds)]
+    limit: Duration,
 }
 
 /// Runs it.
 pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
-    if let Some(probe) = arguments.probe {
-        // Whoever waits for the answer may be killed; without this call the time limit ends us.
-        let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
-        return in_child(context, probe);
-    }
-    let limit = Duration::try_from_secs_f64(arguments.limit);
-    let limit = limit.map_err(|error| Failure::new(ErrorKind::Usage, format!("--limit: {error}"), "use seconds"))?;
-    Examination { context, runner: Runner::new(context, limit), reports: Vec::new() }.run()
-}
-
-/// One probe, in its process.
-fn in_child(context: &Context, probe: Probe) -> Result<(), Failure> {
-    let finding = match probe {
-        Probe::Kernel => host::kernel(),
-        Probe::Processes => host::processes(),
-        Probe::Limits => host::limits(),
-        Probe::HostMemory => host::memory(),
-        Probe::SocketDirectory => host::socket_directory(context),
-        Probe::Broker => host::broker(context),
-        Probe::Environment => host::environment(),
-        Probe::Driver => gpu::driver(),
-        Probe::Devices => gpu::devices(),
-        Probe::Kernels => gpu::kernels(),
-        Probe::Vmm => gpu::vmm(),
-        Probe::TakeHostMemory => return exchange::answer(host::take),
-        Probe::TakeGpuMemory => return exchange::answer(gpu::take),
-    };
-    finding.send();
-    Ok(())
-}
-
-/// All probes, one after the other.
-struct Examination<'a> {
-    context: &'a Context,
-    runner: Runner<'a>,
-    reports: Vec<Report>,
-}
-
-impl Examination<'_> {
-    fn run(mut self) -> Result<(), Failure> {
-        let output = self.context.output();
-        output.line(format!("partywall {VERSION}: trying what works on this machine\n"));
-
-        self.probe("kernel", Probe::Kernel);
-        self.probe("processes", Probe::Processes);
-        self.probe("limits", Probe::Limits);
-        self.probe("host memory", Probe::HostMemory);
-        self.probe("socket directory", Probe::SocketDirectory);
-        self.probe("broker", Probe::Broker);
-        self.probe("environment", Probe::Environment);
-        let host = self.add("main job, host", |runner| main_job::run(runner, "host")) == Outcome::Ok;
-        let gpu = self.gpu();
-
-        output.line("");
-        let answer = |works| if works { "works" } else { "does NOT work" };
-        output.line(format!("The main job in host memory {}.", answer(host)));
-        output.line(match gpu {
-            Some(works) => format!("The main job on a GPU {}.", answer(works)),
-            None => "There is no GPU to try it on.".to_owned(),
-        });
-        let probes: Vec<Value> = self.reports.iter().map(Report::json).collect();
-        output.value(&json!({ "probes": probes, "main_job": { "host": host, "gpu": gpu } }));
-        if host && gpu != Some(false) { Ok(()) } else { Err(Failure::silent(ErrorKind::CheckFailed)) }
-    }
-
-    /// The probes of GPUs: whether the main job works on one, or nothing if there is none.
-    fn gpu(&mut self) -> Option<bool> {
-        let driver = self.probe("GPU driver", Probe::Driver);
-        let devices = match driver {
-            Outcome::Ok => self.probe("GPUs", Probe::Devices),
-            Outcome::Warning | Outcome::Skipped | Outcome::Failed => {
-                self.skip("GPUs", "without a driver no GPU can be asked");
-                Outcome::Skipped
-            }
-        };
-        if devices == Outcome::Skipped {
-            for title in ["GPU kernels", "GPU memory", "main job, GPU"] {
-                self.skip(title, "there is no GPU to try it on");
-            }
-            // A driver that is there but does not work is a GPU that does not work.
-            return (driver == Outcome::Failed).then_some(false);
+    let program = std::env::current_exe().map_err(|error| {
+        let advice = "mount /proc: without it no process can be started or watched";
+        Failure::new(ErrorKind::Refused, format!("finding this program: {error}"), advice)
+    })?;
+    let mut child = vec![program.into_os_string()];
+    child.extend(context.arguments());
+    child.extend(["doctor", "--device", &arguments.device.to_string(), "--probe"].map(OsString::from));
+    let doctor = Doctor::new(child, context.options()).scope(arguments.device).limit(arguments.limit);
+    match arguments.probe {
+        Some(probe) => {
+            doctor.answer(probe);
+            Ok(())
         }
-        self.probe("GPU kernels", Probe::Kernels);
-        self.probe("GPU memory", Probe::Vmm);
-        Some(self.add("main job, GPU", |runner| main_job::run(runner, "cuda")) == Outcome::Ok)
+        None => examine(context.output(), &doctor, arguments),
     }
+}
 
-    fn probe(&mut self, title: &'static str, probe: Probe) -> Outcome {
-        self.add(title, |runner| runner.probe(probe))
-    }
+fn examine(output: Output, doctor: &Doctor, arguments: &Arguments) -> Result<(), Failure> {
+    output.line(format!("partywall {VERSION}: trying what works on this machine\n"));
+    let (mut probes, mut simulated) = (Vec::new(), false);
+    let mut tell = |report: &Report| {
+        show(output, report);
+        simulated |= report.finding().is_simulated();
+        probes.push(to_json(report));
+        report.finding().outcome() == Outcome::Ok
+    };
+    let state = doctor.examine(|report| {
+        tell(report);
+    });
+    let mut main_job = |title, device: &str| tell(&Report::new(title, || main_job::run(arguments.limit, device)));
+    let host = main_job("main job, host", "host");
+    let device = match arguments.device {
+        Scope::One(choice) => choice.to_string(),
+        Scope::First | Scope::All => "cuda".to_owned(),
+    };
+    let gpu = match state {
+        GpuState::Absent => None,
+        GpuState::Broken => Some(false),
+        GpuState::Present => Some(main_job("main job, GPU", &device)),
+    };
 
-    fn skip(&mut self, title: &'static str, why: &str) {
-        self.add(title, |_| Finding::skipped(why));
+    output.line("");
+    let answer = |works| if works { "works" } else { "does NOT work" };
+    output.line(format!("The main job in host memory {}.", answer(host)));
+    output.line(match gpu {
+        Some(works) => format!("The main job on a GPU {}.", answer(works)),
+        None => "There is no GPU to try it on.".to_owned(),
+    });
+    if simulated {
+        output.line("The CUDA driver is SIMULATED: nothing here says anything about a GPU.");
     }
+    output.value(&json!({ "simulated": simulated, "probes": probes, "main_job": { "host": host, "gpu": gpu } }));
+    if host && gpu != Some(false) { Ok(()) } else { Err(Failure::silent(ErrorKind::CheckFailed)) }
+}
 
-    fn add(&mut self, title: &'static str, find: impl FnOnce(&Runner<'_>) -> Finding) -> Outcome {
-        let report = Report::new(title, || find(&self.runner));
-        report.show(self.context.output());
-        let outcome = report.outcome();
-        self.reports.push(report);
-        outcome
+/// For people.
+fn show(output: Output, report: &Report) {
+    let finding = report.finding();
+    let colour = match finding.outcome() {
+        Outcome::Ok => "\x1b[32m",
+        Outcome::Warning => "\x1b[33m",
+        Outcome::Failed => "\x1b[31m",
+        Outcome::Skipped => "\x1b[2m",
+    };
+    let (on, off) = if std::io::stdout().is_terminal() { (colour, "\x1b[0m") } else { ("", "") };
+    let mut head = format!("{on}{:<9}{off}{:<20}", finding.outcome(), report.title());
+    let mut lines: Vec<String> = finding.detail().lines().map(str::to_owned).collect();
+    let note = if finding.outcome() == Outcome::Ok { "note" } else { "this means" };
+    lines.extend(finding.meaning().lines().map(|line| format!("{note}: {line}")));
+    lines.extend(finding.remedy().lines().map(|line| format!("do this: {line}")));
+    for line in lines {
+        output.line(format!("{head}{line}"));
+        head = " ".repeat(29);
     }
+}
+
+/// For programs.
+fn to_json(report: &Report) -> Value {
+    let finding = report.finding();
+    json!({
+        "name": report.title(), "outcome": finding.outcome().to_string(), "detail": finding.detail(),
+        "meaning": finding.meaning(), "fix": finding.remedy(), "micros": report.took().as_nanos() as f64 / 1000.0,
+    })
 }

@@ -1,14 +1,13 @@
 //! Probes of what every machine needs.
 
 use std::{
-    fs,
     os::fd::{AsFd, OwnedFd},
     path::Path,
     process::{Command, Stdio},
     time::{Duration, Instant},
 };
 
-use partywall::{Error, cuda::kernels::expected};
+use partywall_cuda::kernels::expected;
 use partywall_os::{
     Errno,
     dir::{PrivateDir, Unsafe},
@@ -20,11 +19,14 @@ use partywall_os::{
 use rustix::process::Resource;
 
 use super::{
-    Probe,
+    Doctor, Probe,
     exchange::{self, Parcel},
     finding::Finding,
 };
-use crate::Context;
+use crate::{
+    domain::DomainOptions,
+    error::{Error, bytes},
+};
 
 /// The oldest kernel that is supported.
 const KERNEL: (u32, u32) = (5, 10);
@@ -71,8 +73,7 @@ pub(super) fn processes() -> Finding {
             "it does not say whose a pidfd is; /proc is not mounted, or another's".into(),
         );
     }
-    let program = std::env::current_exe().unwrap_or_default();
-    let child = Command::new(program).arg("--version").stdin(Stdio::null()).stdout(Stdio::null()).spawn();
+    let child = Command::new("/proc/self/exe").arg("--version").stdin(Stdio::null()).stdout(Stdio::null()).spawn();
     let mut child = match child {
         Ok(child) => child,
         Err(error) => return failed("starting a process", error.to_string()),
@@ -94,7 +95,9 @@ pub(super) fn processes() -> Finding {
 pub(super) fn limits() -> Finding {
     let limit = rustix::process::getrlimit(Resource::Nofile);
     let text = |value: Option<u64>| value.map_or_else(|| "unlimited".to_owned(), |value| value.to_string());
-    let detail = format!("open files: {} (hard limit {})", text(limit.current), text(limit.maximum));
+    let locked = rustix::process::getrlimit(Resource::Memlock).current.map_or_else(|| "unlimited".to_owned(), bytes);
+    let (current, maximum) = (text(limit.current), text(limit.maximum));
+    let detail = format!("open files: {current} (hard limit {maximum}); locked memory: {locked}");
     if limit.maximum.is_some_and(|maximum| maximum < FEW_FILES) {
         return Finding::warning(detail)
             .means("the broker holds one open file for each 16 GiB of each version, and three for each member")
@@ -104,7 +107,7 @@ pub(super) fn limits() -> Finding {
 }
 
 /// Memory of this process, seen by another.
-pub(super) fn memory() -> Finding {
+pub(super) fn memory(doctor: &Doctor) -> Finding {
     const BYTES: u64 = 1 << 20;
     let share = || -> Result<String, String> {
         let failed = |what: &'static str| move |errno: Errno| format!("{what}: {errno}");
@@ -114,7 +117,8 @@ pub(super) fn memory() -> Finding {
             *word = expected(index as u64).to_ne_bytes();
         }
         let memory = draft.freeze().map_err(failed("sealing it"))?;
-        exchange::hand_over(Probe::TakeHostMemory, &Parcel { bytes: BYTES, gpu: None }, memory.as_fd())
+        let parcel = Parcel { bytes: BYTES, ..Parcel::default() };
+        exchange::hand_over(doctor, Probe::TakeHostMemory, &parcel, Some(memory.as_fd()))
     };
     match share() {
         Ok(seen) => Finding::ok(format!("a sealed memfd of 1 MiB, passed to another process: {seen}")),
@@ -125,7 +129,8 @@ pub(super) fn memory() -> Finding {
 }
 
 /// The other side of [`memory`].
-pub(super) fn take(parcel: &Parcel, memory: OwnedFd) -> Result<String, String> {
+pub(super) fn take(parcel: &Parcel, memory: Option<OwnedFd>) -> Result<String, String> {
+    let memory = memory.ok_or("no file descriptor came along")?;
     let map = SealedMap::new(&memory).map_err(|errno| format!("mapping what came: {errno}"))?;
     if map.bytes().len() as u64 != parcel.bytes {
         return Err(format!("{} bytes came instead of {}", map.bytes().len(), parcel.bytes));
@@ -139,8 +144,8 @@ pub(super) fn take(parcel: &Parcel, memory: OwnedFd) -> Result<String, String> {
 }
 
 /// Where the broker listens.
-pub(super) fn socket_directory(context: &Context) -> Finding {
-    let location = match context.options().location() {
+pub(super) fn socket_directory(options: &DomainOptions) -> Finding {
+    let location = match options.location() {
         Ok(location) => location,
         Err(error) => return Finding::failed(error.to_string()).fix(error.advice()),
     };
@@ -170,8 +175,8 @@ pub(super) fn socket_directory(context: &Context) -> Finding {
 }
 
 /// The broker that the user's commands would talk to. None is started.
-pub(super) fn broker(context: &Context) -> Finding {
-    let status = context.options().start(false).connect().and_then(|domain| {
+pub(super) fn broker(options: &DomainOptions) -> Finding {
+    let status = options.clone().start(false).connect().and_then(|domain| {
         let socket = domain.socket().display().to_string();
         domain.status().map(|status| (status, socket))
     });
@@ -188,42 +193,4 @@ pub(super) fn broker(context: &Context) -> Finding {
             Finding::failed(error.to_string()).means("commands of this domain do not work").fix(advice)
         }
     }
-}
-
-/// What is around us: a container, WSL, MPS.
-pub(super) fn environment() -> Finding {
-    let mut notes = Vec::new();
-    let (mut means, mut fix) = (Vec::new(), "");
-    let wsl = fs::read_to_string("/proc/version").is_ok_and(|text| text.to_lowercase().contains("microsoft"));
-    if wsl {
-        notes.push("Windows Subsystem for Linux".to_owned());
-        means.push("its driver says that GPU memory can be exported and then refuses; host memory works");
-        fix = "use Linux itself for GPU memory";
-    }
-    let control_group = fs::read_to_string("/proc/1/cgroup").unwrap_or_default();
-    let in_container = ["/.dockerenv", "/run/.containerenv"].iter().any(|path| Path::new(path).exists())
-        || ["docker", "kubepods", "containerd", "libpod"].iter().any(|word| control_group.contains(word));
-    if in_container {
-        notes.push("a container".to_owned());
-        means.push(
-            "a broker started here ends with this container; share its socket's directory to reach it from others",
-        );
-    }
-    let pipes = std::env::var_os("CUDA_MPS_PIPE_DIRECTORY").filter(|it| !it.is_empty());
-    let pipes = pipes.map_or_else(|| "/tmp/nvidia-mps".into(), std::path::PathBuf::from);
-    let control = pipes.join("control");
-    // A socket of another type than ours answers so only if somebody has it open.
-    let mps = matches!(socket::connect(&control), Ok(_) | Err(Errno::PROTOTYPE));
-    if mps {
-        notes.push(format!("MPS, at {}", pipes.display()));
-        means.push(
-            "with MPS a hand-off between processes takes 5 to 12 µs, and a fault or a kill takes its neighbours down",
-        );
-    } else if Path::new("/dev/nvidiactl").exists() {
-        notes.push("time slicing (no MPS)".to_owned());
-        means.push("with time slicing processes do not share faults, and a hand-off takes 142 µs; with MPS 5 to 12 µs");
-    }
-    let detail = if notes.is_empty() { "no container, no WSL, no MPS".to_owned() } else { notes.join(", ") };
-    let finding = if wsl { Finding::warning(detail) } else { Finding::ok(detail) };
-    finding.means(means.join("\n")).fix(fix)
 }

@@ -1,19 +1,18 @@
-//! Handing memory to another process over a Unix socket, as the broker does, and hearing what that process saw.
+//! Handing something to another process over a Unix socket, as the broker does, and hearing what that process saw.
 
 use std::{
     collections::VecDeque,
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    process::{Command, Stdio},
+    process::Stdio,
     time::{Duration, Instant},
 };
 
-use partywall::cuda::kernels::expected;
+use partywall_cuda::kernels::expected;
 use partywall_os::socket::{self, Ready};
 use serde::{Deserialize, Serialize};
 
-use super::{Probe, runner};
-use crate::failure::Failure;
+use super::{Doctor, Probe, runner};
 
 /// How long the other process may take. Less than a probe may, so that the probe can still say so.
 const PATIENCE: Duration = Duration::from_secs(15);
@@ -21,22 +20,28 @@ const PATIENCE: Duration = Duration::from_secs(15);
 /// A message or an answer has at most so many bytes.
 const MAX: usize = 4096;
 
-/// What goes along with the file descriptor.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+/// What another process is told.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(super) struct Parcel {
     /// Bytes of memory, all of them the test pattern.
     pub(super) bytes: u64,
     /// The GPU that has it.
-    pub(super) gpu: Option<String>,
+    pub(super) gpu: String,
+    /// The driver's handle of it, if it does not travel as a file descriptor.
+    pub(super) handle: Vec<u8>,
 }
 
-/// Gives memory to a new process that runs `probe`, and returns what it saw.
-pub(super) fn hand_over(probe: Probe, parcel: &Parcel, memory: BorrowedFd<'_>) -> Result<String, String> {
+/// Gives it to a new process that does `probe`, with memory as a file descriptor if there is one, and returns what that
+/// process saw.
+pub(super) fn hand_over(
+    doctor: &Doctor,
+    probe: Probe,
+    parcel: &Parcel,
+    memory: Option<BorrowedFd<'_>>,
+) -> Result<String, String> {
     let system = |what: &'static str| move |error: io::Error| format!("{what}: {error}");
     let (ours, theirs) = socket::pair().map_err(|errno| system("making a pair of sockets")(errno.into()))?;
-    let program = std::env::current_exe().map_err(system("finding this program"))?;
-    let mut command = Command::new(program);
-    command.args(["doctor", "--probe", &runner::name(probe)]);
+    let mut command = doctor.command(probe);
     command.stdin(Stdio::from(theirs)).stdout(Stdio::null()).stderr(Stdio::null());
     let mut child = command.spawn().map_err(system("starting another process"))?;
     // It has the other end of the socket as well, and would hide the child's death from us.
@@ -55,14 +60,13 @@ pub(super) fn hand_over(probe: Probe, parcel: &Parcel, memory: BorrowedFd<'_>) -
     }
 }
 
-/// The other process: takes the memory, looks at it, answers.
-pub(super) fn answer(look: fn(&Parcel, OwnedFd) -> Result<String, String>) -> Result<(), Failure> {
+/// The other process: takes it, looks at it, answers.
+pub(super) fn answer(look: fn(&Parcel, Option<OwnedFd>) -> Result<String, String>) {
     let stdin = io::stdin();
     let answer = take(stdin.as_fd()).and_then(|(parcel, memory)| look(&parcel, memory));
     let bytes = serde_json::to_vec(&answer).unwrap_or_default();
     // If nobody listens, nobody wants to know.
     let _ = socket::send(stdin.as_fd(), &bytes, &[]);
-    Ok(())
 }
 
 /// The first word that is not the test pattern, said as an error.
@@ -77,18 +81,17 @@ pub(super) fn check(bytes: &[u8]) -> Result<(), String> {
     Ok(())
 }
 
-fn send(socket: &OwnedFd, parcel: &Parcel, memory: BorrowedFd<'_>) -> io::Result<()> {
+fn send(socket: &OwnedFd, parcel: &Parcel, memory: Option<BorrowedFd<'_>>) -> io::Result<()> {
     let bytes = serde_json::to_vec(parcel)?;
     // A message this small goes out whole into an empty buffer.
-    let sent = socket::send(socket, &bytes, &[memory])?;
+    let sent = socket::send(socket, &bytes, memory.as_slice())?;
     if sent == bytes.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
 }
 
-fn take(socket: BorrowedFd<'_>) -> Result<(Parcel, OwnedFd), String> {
+fn take(socket: BorrowedFd<'_>) -> Result<(Parcel, Option<OwnedFd>), String> {
     let (bytes, fds) = receive(socket, Instant::now() + PATIENCE).map_err(|error| error.to_string())?;
     let parcel = serde_json::from_slice(&bytes).map_err(|error| error.to_string())?;
-    let memory = fds.into_iter().next().ok_or("no file descriptor came along")?;
-    Ok((parcel, memory))
+    Ok((parcel, fds.into_iter().next()))
 }
 
 /// One message, whole in one read since it was sent in one piece; nothing if the other end hung up.

@@ -1,19 +1,17 @@
 //! What a probe finds, and how it is told.
 
 use std::{
-    io::{IsTerminal, Write},
+    fmt,
+    io::Write,
     time::{Duration, Instant},
 };
 
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
-
-use crate::output::Output;
 
 /// How a probe went.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Outcome {
+pub enum Outcome {
     /// It works.
     Ok,
     /// It works, with something to know.
@@ -24,49 +22,96 @@ pub(super) enum Outcome {
     Skipped,
 }
 
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Ok => "ok",
+            Self::Warning => "warning",
+            Self::Failed => "failed",
+            Self::Skipped => "skipped",
+        })
+    }
+}
+
 /// What a probe finds.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct Finding {
+pub struct Finding {
     outcome: Outcome,
-    /// What was seen; may have several lines.
     detail: String,
-    /// What that means for the user, if it needs saying.
     meaning: String,
-    /// What to do about it.
     fix: String,
+    simulated: bool,
 }
 
 impl Finding {
-    pub(super) fn ok(detail: impl Into<String>) -> Self {
+    /// It works; `detail` is what was seen, in one or several lines.
+    pub fn ok(detail: impl Into<String>) -> Self {
         Self::new(Outcome::Ok, detail)
     }
 
-    pub(super) fn warning(detail: impl Into<String>) -> Self {
+    /// It works, with something to know.
+    pub fn warning(detail: impl Into<String>) -> Self {
         Self::new(Outcome::Warning, detail)
     }
 
-    pub(super) fn failed(detail: impl Into<String>) -> Self {
+    /// It does not work.
+    pub fn failed(detail: impl Into<String>) -> Self {
         Self::new(Outcome::Failed, detail)
     }
 
-    pub(super) fn skipped(detail: impl Into<String>) -> Self {
+    /// It was not tried.
+    pub fn skipped(detail: impl Into<String>) -> Self {
         Self::new(Outcome::Skipped, detail)
     }
 
-    pub(super) fn new(outcome: Outcome, detail: impl Into<String>) -> Self {
-        Self { outcome, detail: detail.into(), meaning: String::new(), fix: String::new() }
+    /// What was seen.
+    pub fn new(outcome: Outcome, detail: impl Into<String>) -> Self {
+        Self { outcome, detail: detail.into(), meaning: String::new(), fix: String::new(), simulated: false }
     }
 
-    /// What it means.
-    pub(super) fn means(mut self, meaning: impl Into<String>) -> Self {
+    /// What it means for the user, and what falls back.
+    #[must_use]
+    pub fn means(mut self, meaning: impl Into<String>) -> Self {
         self.meaning = meaning.into();
         self
     }
 
     /// What to do about it.
-    pub(super) fn fix(mut self, fix: impl Into<String>) -> Self {
+    #[must_use]
+    pub fn fix(mut self, fix: impl Into<String>) -> Self {
         self.fix = fix.into();
         self
+    }
+
+    /// The same finding of a driver that is no real one.
+    pub(super) fn simulated(mut self) -> Self {
+        self.simulated = true;
+        self
+    }
+
+    /// How it went.
+    pub fn outcome(&self) -> Outcome {
+        self.outcome
+    }
+
+    /// What was seen; may have several lines.
+    pub fn detail(&self) -> &str {
+        &self.detail
+    }
+
+    /// What that means, if it needs saying; may have several lines.
+    pub fn meaning(&self) -> &str {
+        &self.meaning
+    }
+
+    /// What to do about it; may have several lines, or none.
+    pub fn remedy(&self) -> &str {
+        &self.fix
+    }
+
+    /// Whether the driver is the simulated one, so that nothing found says anything about a GPU.
+    pub fn is_simulated(&self) -> bool {
+        self.simulated
     }
 
     /// What it means and what to do about it, unless all is well.
@@ -88,7 +133,7 @@ impl Finding {
 
 /// The finding of a named probe, and how long that took.
 #[derive(Debug)]
-pub(super) struct Report {
+pub struct Report {
     title: &'static str,
     finding: Finding,
     took: Duration,
@@ -96,44 +141,25 @@ pub(super) struct Report {
 
 impl Report {
     /// Does the probe.
-    pub(super) fn new(title: &'static str, find: impl FnOnce() -> Finding) -> Self {
+    pub fn new(title: &'static str, find: impl FnOnce() -> Finding) -> Self {
         let start = Instant::now();
         let finding = find();
         Self { title, finding, took: start.elapsed() }
     }
 
-    pub(super) fn outcome(&self) -> Outcome {
-        self.finding.outcome
+    /// What was looked for.
+    pub fn title(&self) -> &'static str {
+        self.title
     }
 
-    /// For people.
-    pub(super) fn show(&self, output: Output) {
-        let Finding { outcome, detail, meaning, fix } = &self.finding;
-        let (word, colour) = match outcome {
-            Outcome::Ok => ("ok", "\x1b[32m"),
-            Outcome::Warning => ("warning", "\x1b[33m"),
-            Outcome::Failed => ("failed", "\x1b[31m"),
-            Outcome::Skipped => ("skipped", "\x1b[2m"),
-        };
-        let (on, off) = if std::io::stdout().is_terminal() { (colour, "\x1b[0m") } else { ("", "") };
-        let mut head = format!("{on}{word:<9}{off}{:<18}", self.title);
-        let mut lines: Vec<String> = detail.lines().map(str::to_owned).collect();
-        let note = if *outcome == Outcome::Ok { "note" } else { "this means" };
-        lines.extend(meaning.lines().map(|line| format!("{note}: {line}")));
-        lines.extend(fix.lines().map(|line| format!("do this: {line}")));
-        for line in lines {
-            output.line(format!("{head}{line}"));
-            head = " ".repeat(27);
-        }
+    /// What was found.
+    pub fn finding(&self) -> &Finding {
+        &self.finding
     }
 
-    /// For programs.
-    pub(super) fn json(&self) -> Value {
-        let Finding { outcome, detail, meaning, fix } = &self.finding;
-        json!({
-            "name": self.title, "outcome": outcome, "detail": detail, "meaning": meaning, "fix": fix,
-            "micros": self.took.as_nanos() as f64 / 1000.0,
-        })
+    /// How long that took.
+    pub fn took(&self) -> Duration {
+        self.took
     }
 }
 

@@ -1,0 +1,280 @@
+//! Finding out by doing what works on this machine: what `partywall doctor` prints, for any front end.
+//!
+//! Each [`Probe`] runs in a child process with a time limit, because a driver that hangs or crashes is one of the things
+//! to be found out. The front end gives the command line of that child, which calls [`Doctor::answer`]; the child prints
+//! a [`Finding`] as one line of JSON. What a probe passes to yet another process, it passes over that one's standard
+//! input.
+//!
+//! A probe leaves nothing behind, starts no broker, and takes at most 64 MiB of memory, on the GPUs of the [`Scope`]
+//! only.
+
+mod exchange;
+mod finding;
+mod gpu;
+mod host;
+mod platform;
+mod runner;
+
+use std::{ffi::OsString, fmt, str::FromStr, time::Duration};
+
+pub use self::{
+    finding::{Finding, Outcome, Report},
+    runner::{Ended, run_within},
+};
+use crate::{domain::DomainOptions, place::DeviceChoice};
+
+/// The GPUs that are examined.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Scope {
+    /// The first that this process sees.
+    #[default]
+    First,
+    /// The one with this ordinal or UUID.
+    One(DeviceChoice),
+    /// All that this process sees.
+    All,
+}
+
+/// The text names no GPU to examine.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no GPU: use auto, all, cuda, cuda:N or a GPU's UUID (GPU-…)")]
+pub struct UnknownScope(String);
+
+impl FromStr for Scope {
+    type Err = UnknownScope;
+
+    /// `auto`, `all`, or a GPU as [`DeviceChoice`] names it.
+    fn from_str(text: &str) -> Result<Self, UnknownScope> {
+        match (text, text.parse()) {
+            ("all", _) => Ok(Self::All),
+            (_, Ok(DeviceChoice::Auto)) => Ok(Self::First),
+            (_, Ok(choice @ (DeviceChoice::Cuda(_) | DeviceChoice::Uuid(_)))) => Ok(Self::One(choice)),
+            _ => Err(UnknownScope(text.to_owned())),
+        }
+    }
+}
+
+impl fmt::Display for Scope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::First => f.write_str("auto"),
+            Self::One(choice) => choice.fmt(f),
+            Self::All => f.write_str("all"),
+        }
+    }
+}
+
+macro_rules! probes {
+    (
+        examined { $($(#[$doc:meta])* $name:ident = $title:literal,)* }
+        others { $($(#[$other_doc:meta])* $other:ident = $other_title:literal,)* }
+    ) => {
+        /// One thing to find out, in the order of an examination. Has a title, and is parsed from it.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        #[non_exhaustive]
+        pub enum Probe {
+            $($(#[$doc])* $name,)*
+            $($(#[$other_doc])* $other,)*
+        }
+
+        impl Probe {
+            const EXAMINED: &[Self] = &[$(Self::$name,)*];
+            const OTHERS: &[Self] = &[$(Self::$other,)*];
+
+            /// Its title.
+            pub fn title(self) -> &'static str {
+                match self {
+                    $(Self::$name => $title,)*
+                    $(Self::$other => $other_title,)*
+                }
+            }
+        }
+    };
+}
+
+probes! {
+    examined {
+        /// The kernel's version.
+        Kernel = "kernel",
+        /// Whether the end of a process can be proved.
+        Processes = "processes",
+        /// Open files and locked memory.
+        Limits = "limits",
+        /// Which namespaces separate this process from others.
+        Namespaces = "namespaces",
+        /// The directory `/dev/shm`.
+        SharedMemory = "/dev/shm",
+        /// Host memory, passed to another process.
+        HostMemory = "host memory",
+        /// Where the broker listens.
+        SocketDirectory = "socket directory",
+        /// The broker that this domain has.
+        Broker = "broker",
+        /// What surrounds the process: a container, WSL, Jetson.
+        Platform = "platform",
+        /// The driver's library.
+        Driver = "GPU driver",
+        /// Which GPUs there are, and who may use them.
+        Devices = "GPUs",
+        /// Time slicing or MPS.
+        Mps = "MPS",
+        /// Which GPU reaches the memory of which.
+        Peers = "peers",
+        /// Whether the embedded kernels run.
+        Kernels = "GPU kernels",
+        /// GPU memory, passed to another process as a file descriptor.
+        Vmm = "GPU memory",
+        /// Stream memory operations on words in GPU memory.
+        DeviceWords = "stream waits, GPU",
+        /// Stream memory operations on words in registered host memory.
+        HostWords = "stream waits, host",
+        /// Memory of `cuMemAlloc`, opened by another process.
+        LegacyMemory = "legacy memory",
+        /// An event, opened by another process.
+        LegacyEvents = "legacy events",
+    }
+    others {
+        /// The other side of [`Probe::HostMemory`].
+        TakeHostMemory = "take host memory",
+        /// The other side of [`Probe::Vmm`].
+        TakeVmm = "take GPU memory",
+        /// The other side of [`Probe::LegacyMemory`].
+        TakeLegacyMemory = "take legacy memory",
+        /// The other side of [`Probe::LegacyEvents`].
+        TakeLegacyEvent = "take legacy event",
+    }
+}
+
+/// The text is no title of a probe.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no probe")]
+pub struct UnknownProbe(String);
+
+impl FromStr for Probe {
+    type Err = UnknownProbe;
+
+    fn from_str(text: &str) -> Result<Self, UnknownProbe> {
+        let all = Self::EXAMINED.iter().chain(Self::OTHERS).copied();
+        all.into_iter().find(|probe| probe.title() == text).ok_or_else(|| UnknownProbe(text.to_owned()))
+    }
+}
+
+/// Whether there is a GPU to do the main job on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GpuState {
+    /// There is none.
+    Absent,
+    /// There is one, and its driver does not work.
+    Broken,
+    /// There is one, and it answers.
+    Present,
+}
+
+/// Examines this machine.
+#[derive(Debug, Clone)]
+pub struct Doctor {
+    child: Vec<OsString>,
+    options: DomainOptions,
+    scope: Scope,
+    limit: Duration,
+}
+
+impl Doctor {
+    /// One that looks at the domain of `options`. `child` is a command line; with the title of a probe behind it, it
+    /// must lead to [`Doctor::answer`] of a `Doctor` that was made alike.
+    pub fn new(child: Vec<OsString>, options: DomainOptions) -> Self {
+        Self { child, options, scope: Scope::First, limit: Duration::from_secs(20) }
+    }
+
+    /// The GPUs that are examined [default: the first].
+    #[must_use]
+    pub fn scope(mut self, scope: Scope) -> Self {
+        self.scope = scope;
+        self
+    }
+
+    /// How long each probe may take before it is killed [default: 20 s].
+    #[must_use]
+    pub fn limit(mut self, limit: Duration) -> Self {
+        self.limit = limit;
+        self
+    }
+
+    /// Does all probes, one after the other, and tells each result as soon as it is there. Blocks for as long as they
+    /// take, each at most the limit.
+    pub fn examine(&self, mut tell: impl FnMut(&Report)) -> GpuState {
+        let mut state = GpuState::Present;
+        for &probe in Probe::EXAMINED {
+            let report = Report::new(probe.title(), || match state {
+                GpuState::Present => self.probe(probe),
+                GpuState::Absent | GpuState::Broken => Finding::skipped("there is no GPU to try it on"),
+            });
+            tell(&report);
+            state = match (state, probe, report.finding().outcome()) {
+                // A driver that is there but does not work is a GPU that does not work.
+                (GpuState::Present, Probe::Driver, Outcome::Failed) => GpuState::Broken,
+                (GpuState::Present, Probe::Driver, Outcome::Warning | Outcome::Skipped)
+                | (GpuState::Present, Probe::Devices, Outcome::Skipped) => GpuState::Absent,
+                (state, _, _) => state,
+            };
+        }
+        state
+    }
+
+    /// Does one probe here and prints the finding; for the child process.
+    ///
+    /// Its process is killed if the one that started it ends, since nobody else would end a probe that hangs.
+    pub fn answer(&self, probe: Probe) {
+        // Without this call the time limit ends us.
+        let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
+        let finding = match probe {
+            Probe::Kernel => host::kernel(),
+            Probe::Processes => host::processes(),
+            Probe::Limits => host::limits(),
+            Probe::Namespaces => platform::namespaces(),
+            Probe::SharedMemory => platform::shared_memory(),
+            Probe::HostMemory => host::memory(self),
+            Probe::SocketDirectory => host::socket_directory(&self.options),
+            Probe::Broker => host::broker(&self.options),
+            Probe::Platform => platform::platform(),
+            Probe::Driver => gpu::driver::driver(),
+            Probe::Devices => gpu::devices::devices(self.scope),
+            Probe::Mps => gpu::devices::mps(self.scope),
+            Probe::Peers => gpu::devices::peers(self.scope),
+            Probe::Kernels => gpu::work::kernels(self.scope),
+            Probe::DeviceWords => gpu::work::device_words(self.scope),
+            Probe::HostWords => gpu::work::host_words(self.scope),
+            Probe::Vmm => gpu::sharing::vmm(self),
+            Probe::LegacyMemory => gpu::sharing::legacy_memory(self),
+            Probe::LegacyEvents => gpu::sharing::legacy_events(self),
+            Probe::TakeHostMemory => return exchange::answer(host::take),
+            Probe::TakeVmm => return exchange::answer(gpu::sharing::take_vmm),
+            Probe::TakeLegacyMemory => return exchange::answer(gpu::sharing::take_legacy_memory),
+            Probe::TakeLegacyEvent => return exchange::answer(gpu::sharing::take_legacy_event),
+        };
+        finding.send();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_scope_is_one_gpu_unless_all_are_asked_for() {
+        for text in ["auto", "all", "cuda:0", "cuda:3", "GPU-51301ca7-0000-0000-0000-000000000000"] {
+            assert_eq!(text.parse::<Scope>().unwrap().to_string(), text);
+        }
+        assert_eq!("auto".parse(), Ok(Scope::default()));
+        for text in ["host", "", "cuda:x"] {
+            assert!(text.parse::<Scope>().unwrap_err().to_string().contains("is no GPU"));
+        }
+    }
+
+    #[test]
+    fn every_probe_has_a_title_of_its_own() {
+        for &probe in Probe::EXAMINED.iter().chain(Probe::OTHERS) {
+            assert_eq!(probe.title().parse(), Ok(probe));
+        }
+    }
+}
