@@ -246,9 +246,9 @@ mod tests {
         assert_eq!(choose("1,0", 2), [1, 0]);
         assert_eq!(choose(&uuid_text(1), 2), [1]);
         assert_eq!(choose("0,7,1", 2), [0], "an unknown entry ends the list");
-        assert_eq!(choose("-1", 2), []);
-        assert_eq!(choose("", 2), []);
-        assert_eq!(choose("GPU-5130", 2), [], "cut short, two devices begin so");
+        assert_eq!(choose("-1", 2), [0_u8; 0]);
+        assert_eq!(choose("", 2), [0_u8; 0]);
+        assert_eq!(choose("GPU-5130", 2), [0_u8; 0], "cut short, two devices begin so");
         assert_eq!(choose("GPU-5130", 1), [0]);
         assert_eq!(uuid_text(3), "GPU-51301ca7-0000-0000-0000-000000000003");
     }

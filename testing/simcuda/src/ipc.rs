@@ -52,7 +52,7 @@ struct Parts {
 /// `OPERATING_SYSTEM`: no socket.
 pub(crate) fn serve(descriptor: OwnedFd, payload: Payload) -> Result<IpcHandle, Code> {
     static NAME: OnceLock<Result<u64, Code>> = OnceLock::new();
-    let server = (*NAME.get_or_init(|| start().map_err(|_| Code::OPERATING_SYSTEM)))?;
+    let server = (*NAME.get_or_init(start))?;
     let mut served = served();
     served.last += 1;
     let number = served.last;
@@ -99,20 +99,26 @@ fn served() -> MutexGuard<'static, Served> {
 }
 
 /// Starts the thread that serves; the name of its socket.
-fn start() -> io::Result<u64> {
+fn start() -> Result<u64, Code> {
+    let (name, listener) = open_listener().map_err(|_| Code::OPERATING_SYSTEM)?;
+    threads::spawn("simcuda-ipc", move || {
+        loop {
+            // A client that went away meanwhile is its own affair.
+            let _ = accept_with(&listener, SocketFlags::CLOEXEC).map_err(io::Error::from).and_then(|it| answer(&it));
+        }
+    })?;
+    Ok(name)
+}
+
+/// A socket under a name that no other process of the machine uses.
+fn open_listener() -> io::Result<(u64, OwnedFd)> {
     let mut name = [0; 8];
     rustix::rand::getrandom(&mut name, rustix::rand::GetRandomFlags::empty())?;
     let name = u64::from_ne_bytes(name);
     let listener = new_socket()?;
     bind(&listener, &address(name)?)?;
     listen(&listener, 64)?;
-    threads::spawn("simcuda-ipc", move || {
-        loop {
-            // A client that went away meanwhile is its own affair.
-            let _ = accept_with(&listener, SocketFlags::CLOEXEC).map_err(io::Error::from).and_then(|it| answer(&it));
-        }
-    });
-    Ok(name)
+    Ok((name, listener))
 }
 
 /// Sends what the client asks for: the descriptor beside one byte, or the byte alone.

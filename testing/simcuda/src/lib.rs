@@ -8,6 +8,17 @@
 //! without any access, so that a CPU that follows it crashes as it does with a GPU; the simulation maps the memory a
 //! second time for itself. What cannot be simulated honestly (time, time slices, MPS) is not.
 //!
+//! | variable | what it sets |
+//! |---|---|
+//! | `SIMCUDA_DEVICES` | the number of devices of the machine (1) |
+//! | `CUDA_VISIBLE_DEVICES` | those that the process sees, by index or UUID (all) |
+//! | `SIMCUDA_MEMORY` | bytes of each device that the process may allocate, also with K, M or G (1G) |
+//! | `SIMCUDA_DELAY` | the longest random pause before each operation of a stream, in microseconds (0) |
+//! | `SIMCUDA_SEED` | repeats the pauses (0) |
+//! | `SIMCUDA_CALLS` | a file that takes a line for each call: `PID INDEX FUNCTION CODE` |
+//! | `SIMCUDA_FAULTS` | calls that fail or kill: `cuMemMap:3=2,*:17=kill` |
+//! | `SIMCUDA_LEDGER` | a directory for `PID.json`, what a process leaves behind when it ends |
+//!
 //! | module | what it holds |
 //! |---|---|
 //! | `abi` | result codes, handles, structs and constants of `cuda.h` |
@@ -31,7 +42,6 @@
 #![allow(unsafe_code)] // a C library: raw pointers in, mappings of memory behind them
 #![allow(non_snake_case)] // the names of cuda.h
 #![allow(clippy::missing_safety_doc)] // the contract of each exported function is the vendor's
-#![allow(dead_code)] // until the streams use all of it
 
 mod abi;
 mod capture;

@@ -13,7 +13,6 @@ use crate::kernel::{self, Kernel};
 use crate::{capture, ledger, state, stream};
 
 struct Module {
-    context: Arc<Ctx>,
     /// By name; each has its handle from the beginning.
     functions: BTreeMap<String, Handle>,
 }
@@ -65,7 +64,7 @@ unsafe fn load(module: *mut Handle, image: *const c_void) -> Result<(), Code> {
         );
         functions.insert(name, function);
     }
-    modules.modules.insert(handle, Module { context, functions });
+    modules.modules.insert(handle, Module { functions });
     ledger::record(LEDGER, handle as u64, 0);
     store(module, handle)
 }

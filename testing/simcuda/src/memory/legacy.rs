@@ -11,7 +11,6 @@ use crate::{capture, context, ledger, state};
 
 /// A handle that this process has opened.
 pub(super) struct Opened {
-    handle: IpcHandle,
     /// The address of the block that it lies in.
     block: DevicePtr,
     /// How often it was opened, less how often it was closed.
@@ -73,7 +72,7 @@ fn open(context: &Ctx, handle: IpcHandle) -> Result<DevicePtr, Code> {
             address
         }
     };
-    let opened = memory.openings.entry(block + offset).or_insert(Opened { handle, block, count: 0 });
+    let opened = memory.openings.entry(block + offset).or_insert(Opened { block, count: 0 });
     opened.count += 1;
     ledger::record(OPENING, block + offset, memory.regions[&block].bytes);
     Ok(block + offset)

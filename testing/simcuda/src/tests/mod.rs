@@ -2,7 +2,11 @@
 //! of its own: this binary again, with one test and a role.
 
 mod faults;
+mod memory;
+mod peer;
+mod process;
 mod processes;
+mod sharing;
 mod streams;
 
 use std::ffi::{CStr, CString, c_void};
@@ -35,7 +39,7 @@ macro_rules! must {
     ($call:expr) => {{
         // SAFETY: the test passes what the function's contract asks for.
         let code = unsafe { $call };
-        assert_eq!(code, $crate::abi::Code::SUCCESS, stringify!($call));
+        assert_eq!(code, $crate::abi::Code::SUCCESS, "{}", stringify!($call));
     }};
 }
 /// What a call answers.

@@ -1,0 +1,152 @@
+//! Memory of other processes: descriptors and legacy handles.
+
+use std::ffi::c_int;
+use std::fs::File;
+use std::os::fd::AsRawFd;
+
+use super::memory::{GRANULE, READ, READ_WRITE, map, peek, poke};
+use super::peer::{Peer, heard, say};
+use super::process::{create, export};
+use super::{answer, begin, device_memory, must, role};
+use crate::abi::{Code, DevicePtr, IpcHandle};
+use crate::memory::legacy::{cuIpcCloseMemHandle, cuIpcGetMemHandle, cuIpcOpenMemHandle_v2};
+use crate::memory::physical::cuMemImportFromShareableHandle;
+use crate::memory::plain::cuMemFree_v2;
+
+#[test]
+fn a_descriptor_keeps_the_memory_of_a_killed_process() {
+    const TEST: &str = "tests::sharing::a_descriptor_keeps_the_memory_of_a_killed_process";
+    match role().as_deref() {
+        None => {
+            let mut maker = Peer::start(TEST, "make", &[]);
+            // What passing it over a socket gives, without the socket.
+            let held = File::options().read(true).write(true).open(maker.hear()).unwrap();
+            maker.kill();
+            let mut reader = Peer::start(TEST, "read", &[]);
+            reader.tell(&format!("/proc/{}/fd/{}", std::process::id(), held.as_raw_fd()));
+            assert_eq!(reader.hear(), "77");
+            reader.succeeds();
+        }
+        Some("make") => {
+            begin();
+            let handle = create(GRANULE).unwrap();
+            poke(map(handle, GRANULE, READ_WRITE), 77).unwrap();
+            say(format!("/proc/{}/fd/{}", std::process::id(), export(handle)));
+            heard();
+        }
+        _ => {
+            begin();
+            let file = File::options().read(true).write(true).open(heard()).unwrap();
+            let (mut handle, descriptor) = (0, file.as_raw_fd() as usize);
+            must!(cuMemImportFromShareableHandle(&mut handle, descriptor, 1));
+            drop(file);
+            say(peek(map(handle, GRANULE, READ)).unwrap());
+        }
+    }
+}
+
+fn to_text(handle: &IpcHandle) -> String {
+    handle.0.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn from_text(text: &str) -> IpcHandle {
+    let byte = |at| u8::from_str_radix(&text[2 * at..2 * at + 2], 16).unwrap();
+    IpcHandle(std::array::from_fn(byte))
+}
+
+fn open(handle: IpcHandle) -> Result<DevicePtr, Code> {
+    let mut pointer = 0;
+    answer!(cuIpcOpenMemHandle_v2(&mut pointer, handle, 1)).ok().map(|()| pointer)
+}
+
+fn handle_of(pointer: DevicePtr) -> Result<IpcHandle, Code> {
+    let mut handle = IpcHandle([0; 64]);
+    answer!(cuIpcGetMemHandle(&mut handle, pointer)).ok().map(|()| handle)
+}
+
+/// Makes two allocations that share a block, tells the handle of the second, and frees it when told.
+fn export_legacy() {
+    begin();
+    let (neighbour, shared) = (device_memory(100), device_memory(100));
+    poke(neighbour, 1).unwrap();
+    poke(shared, 2).unwrap();
+    let handle = handle_of(shared).unwrap();
+    assert_eq!(handle_of(shared + 50), Ok(handle), "a handle names the whole allocation");
+    assert_eq!(open(handle), Err(Code::INVALID_CONTEXT), "in the process that made it");
+    let descriptor: c_int = export(create(GRANULE).unwrap());
+    assert!(descriptor >= 0);
+    assert_eq!(handle_of(map(create(GRANULE).unwrap(), GRANULE, READ)), Err(Code::INVALID_VALUE));
+    say(to_text(&handle));
+    say(shared - neighbour);
+    heard();
+    must!(cuMemFree_v2(shared));
+    say("freed");
+    heard();
+}
+
+#[test]
+fn a_legacy_handle_opens_the_block_of_another_process() {
+    const TEST: &str = "tests::sharing::a_legacy_handle_opens_the_block_of_another_process";
+    match role().as_deref() {
+        None => {
+            let mut exporter = Peer::start(TEST, "export", &[]);
+            let (handle, distance) = (exporter.hear(), exporter.hear());
+            let mut importer = Peer::start(TEST, "import", &[]);
+            importer.tell(&handle);
+            importer.tell(&distance);
+            assert_eq!(importer.hear(), "open");
+            exporter.tell("free it");
+            assert_eq!(exporter.hear(), "freed");
+            importer.tell("freed");
+            assert_eq!(importer.hear(), "readable");
+            exporter.kill();
+            importer.tell("killed");
+            importer.succeeds();
+        }
+        Some("export") => export_legacy(),
+        _ => {
+            begin();
+            let (handle, distance) = (from_text(&heard()), heard().parse::<u64>().unwrap());
+            let pointer = open(handle).unwrap();
+            assert_eq!(open(handle), Ok(pointer), "a second open counts");
+            assert_eq!(peek(pointer), Ok(2));
+            assert_eq!(peek(pointer - distance), Ok(1), "the neighbour");
+            assert_eq!(answer!(cuMemFree_v2(pointer)), Code::INVALID_VALUE);
+            assert_eq!(handle_of(pointer), Err(Code::INVALID_VALUE));
+            assert_eq!(answer!(cuIpcCloseMemHandle(pointer + 1)), Code::INVALID_VALUE);
+            say("open");
+            heard();
+            assert_eq!(open(handle), Err(Code::INVALID_HANDLE), "withdrawn");
+            assert_eq!(peek(pointer), Ok(2), "what is mapped stays");
+            say("readable");
+            heard();
+            assert_eq!(open(handle), Err(Code::INVALID_HANDLE), "its maker is gone");
+            must!(cuIpcCloseMemHandle(pointer));
+            poke(pointer, 3).unwrap();
+            must!(cuIpcCloseMemHandle(pointer));
+            assert_eq!(answer!(cuIpcCloseMemHandle(pointer)), Code::INVALID_VALUE);
+            assert_eq!(peek(pointer), Err(Code::ILLEGAL_ADDRESS));
+            assert_eq!([open(IpcHandle([0; 64])), open(IpcHandle([0xA5; 64]))], [Err(Code::INVALID_VALUE); 2]);
+        }
+    }
+}
+
+#[test]
+fn memory_of_a_hidden_device_is_shared_all_the_same() {
+    const TEST: &str = "tests::sharing::memory_of_a_hidden_device_is_shared_all_the_same";
+    match role().as_deref() {
+        None => {
+            let seen = |device| [("SIMCUDA_DEVICES", "2"), ("CUDA_VISIBLE_DEVICES", device)];
+            let mut exporter = Peer::start(TEST, "export", &seen("0"));
+            let handle = exporter.hear();
+            let mut importer = Peer::start(TEST, "import", &seen("1"));
+            importer.tell(&handle);
+            importer.succeeds();
+        }
+        Some("export") => export_legacy(),
+        _ => {
+            begin();
+            assert_eq!(peek(open(from_text(&heard())).unwrap()), Ok(2));
+        }
+    }
+}
