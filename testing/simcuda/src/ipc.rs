@@ -106,7 +106,7 @@ fn start() -> Result<u64, Code> {
             // A client that went away meanwhile is its own affair.
             let _ = accept_with(&listener, SocketFlags::CLOEXEC).map_err(io::Error::from).and_then(|it| answer(&it));
         }
-    })?;
+    });
     Ok(name)
 }
 
