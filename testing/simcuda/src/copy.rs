@@ -35,13 +35,14 @@ impl Place {
     /// Memory of a device, by its address.
     ///
     /// # Errors
-    /// `INVALID_VALUE` if some of it is no memory.
+    /// `INVALID_VALUE` if the context cannot read all of it. That it cannot write it is found out by doing.
     fn device(context: &Arc<Ctx>, address: DevicePtr, bytes: usize) -> Result<Self, Code> {
-        if is_mapped(address, bytes) {
-            Ok(Self::Mapped { context: context.clone(), address })
-        } else {
-            Err(Code::INVALID_VALUE)
+        let mut seen = 0;
+        while seen < bytes {
+            let at = address.checked_add(seen as u64).ok_or(Code::INVALID_VALUE)?;
+            seen += memory::access(context, at, bytes - seen, Want::Read).map_err(|_| Code::INVALID_VALUE)?.bytes();
         }
+        Ok(Self::Mapped { context: context.clone(), address })
     }
 
     /// Memory of the host, or what a unified address stands for.
@@ -70,17 +71,6 @@ impl Place {
             Self::Staged(copy) => Piece { pointer: copy[offset..].as_ptr().cast_mut(), bytes, _keep: None },
         })
     }
-}
-
-/// Whether all of a range has memory behind it.
-fn is_mapped(mut address: DevicePtr, bytes: usize) -> bool {
-    let Some(end) = address.checked_add(bytes as u64) else { return false };
-    let state = state::lock();
-    while address < end {
-        let Some((start, region)) = state.memory.region(address) else { return false };
-        address = start + region.bytes;
-    }
-    true
 }
 
 /// Enqueues a copy, and waits for it where the driver does.

@@ -72,20 +72,39 @@ unsafe fn load(module: *mut Handle, image: *const c_void) -> Result<(), Code> {
 /// The names of the kernels in PTX text.
 ///
 /// # Errors
-/// `INVALID_PTX` for text that is no PTX, `UNSUPPORTED_PTX_VERSION` for text that is newer than the driver.
+/// `INVALID_IMAGE` for text that does not begin as PTX does, `UNSUPPORTED_PTX_VERSION` if it is newer than the driver,
+/// `INVALID_PTX` if it has an error that can be seen without compiling it.
 fn entries(text: &str) -> Result<Vec<String>, Code> {
-    let lines = text.lines().map(|line| line.split("//").next().unwrap_or_default());
-    let words: Vec<&str> = lines.flat_map(str::split_whitespace).collect();
-    let after = |directive: &'static str| {
-        words.iter().zip(words.iter().skip(1)).filter_map(move |(word, next)| (*word == directive).then_some(*next))
+    let words = declarations(text);
+    let Some((".version", version)) = words.first().map(String::as_str).zip(words.get(1)) else {
+        return Err(Code::INVALID_IMAGE);
     };
-    let version = after(".version").next().and_then(|version| version.split_once('.')).ok_or(Code::INVALID_PTX)?;
     let number = |text: &str| text.parse::<u32>().map_err(|_| Code::INVALID_PTX);
-    if (number(version.0)?, number(version.1)?) > PTX_VERSION {
+    let (major, minor) = version.split_once('.').ok_or(Code::INVALID_PTX)?;
+    if (number(major)?, number(minor)?) > PTX_VERSION {
         return Err(Code::UNSUPPORTED_PTX_VERSION);
     }
-    let name = |word: &str| word.split('(').next().unwrap_or_default().to_owned();
-    Ok(after(".entry").map(name).collect())
+    let pairs = || words.iter().zip(&words[1..]);
+    if pairs().any(|(word, next)| !word.starts_with('.') && !next.starts_with('.')) {
+        return Err(Code::INVALID_PTX);
+    }
+    Ok(pairs().filter(|(word, _)| *word == ".entry").map(|(_, name)| name.clone()).collect())
+}
+
+/// The words outside of comments, bodies and lists of parameters: directives, each followed by what it names.
+fn declarations(text: &str) -> Vec<String> {
+    let code = text.lines().map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join(" ");
+    let mut depth = 0_u32;
+    let outside = code.chars().map(|character| {
+        match character {
+            '(' | '{' => depth += 1,
+            ')' | '}' => depth = depth.saturating_sub(1),
+            _ if depth == 0 => return character,
+            _ => {}
+        }
+        ' '
+    });
+    outside.collect::<String>().split_whitespace().map(str::to_owned).collect()
 }
 
 impl Function {
@@ -194,10 +213,12 @@ mod tests {
 
     #[test]
     fn other_text_is_refused() {
-        assert_eq!(entries("nonsense"), Err(Code::INVALID_PTX));
-        assert_eq!(entries("// .version 8.4\n.version none"), Err(Code::INVALID_PTX));
+        assert_eq!(entries("no code at all"), Err(Code::INVALID_IMAGE));
+        assert_eq!(entries("// .version 8.4\n.target sm_70"), Err(Code::INVALID_IMAGE));
+        assert_eq!(entries(".version none"), Err(Code::INVALID_PTX));
+        assert_eq!(entries(".version 8.4\n.address_size 64\nnonsense"), Err(Code::INVALID_PTX));
         assert_eq!(entries(".version 99.0\n.entry f("), Err(Code::UNSUPPORTED_PTX_VERSION));
-        assert_eq!(entries(".version 8.4\n// .entry f(\n.entry g()\n"), Ok(vec!["g".to_owned()]));
+        assert_eq!(entries(".version 8.4\n// .entry f()\n.entry g() { ret; }\n"), Ok(vec!["g".to_owned()]));
     }
 
     #[test]
