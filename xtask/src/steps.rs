@@ -172,7 +172,7 @@ fn succeeds<'a>(mut words: impl Iterator<Item = &'a str>) -> bool {
 
 /// Runs the tests that a filter selects, given as nextest and as cargo's own runner want it.
 fn run_tests(workspace: &Workspace, (expression, words): (&str, &[&str])) -> Result<(), String> {
-    build_debug_binary(workspace)?;
+    build_what_tests_run(workspace)?;
     let mut command = if tools::has_nextest(workspace) {
         println!("cargo-nextest is here and runs the tests");
         workspace.cargo(["nextest", "run", "--workspace", "--no-fail-fast", "-E", expression])
@@ -186,15 +186,16 @@ fn run_tests(workspace: &Workspace, (expression, words): (&str, &[&str])) -> Res
 }
 
 fn doc_tests(workspace: &Workspace) -> Result<(), String> {
-    build_debug_binary(workspace)?;
+    build_what_tests_run(workspace)?;
     let mut command = workspace.cargo(["test", "--doc", "--workspace", "--no-fail-fast"]);
     run(in_test_environment(workspace, &mut command))
 }
 
 /// Tests of every crate start the real program, but cargo tells only its own package's tests where
-/// it is, and builds it only for them. An old one must not be what they find.
-fn build_debug_binary(workspace: &Workspace) -> Result<(), String> {
-    run(&mut workspace.cargo(["build", "-p", "partywall-cli"]))
+/// it is, and builds it only for them. An old one must not be what they find; nor an old simulated
+/// driver, which tests load by its path.
+fn build_what_tests_run(workspace: &Workspace) -> Result<(), String> {
+    run(&mut workspace.cargo(["build", "-p", "partywall-cli", "-p", "partywall-simcuda"]))
 }
 
 /// Tests start the program that was just built, and meet no broker of whoever runs them.

@@ -1,7 +1,7 @@
 //! `partywall doctor`, on this machine and on worse ones.
 #![allow(clippy::unwrap_used)] // tests, their helpers included
 
-use partywall_harness::{Output, Running, Sandbox};
+use partywall_harness::{Output, Running, Sandbox, simulated_driver};
 use serde_json::Value;
 
 /// The probe with this name in a JSON report.
@@ -14,6 +14,129 @@ fn probe<'a>(report: &'a Value, name: &str) -> &'a Value {
 fn without_a_driver(sandbox: &Sandbox, arguments: &[&str]) -> Output {
     let mut command = sandbox.command(arguments);
     Running::spawn(command.env("PARTYWALL_LIBCUDA", "/nonexistent/libcuda.so.1")).wait()
+}
+
+/// `partywall doctor` on two simulated GPUs, where calls fail.
+fn simulated(sandbox: &Sandbox, faults: &str, arguments: &[&str]) -> Output {
+    let mut command = sandbox.command(["doctor"]);
+    command.args(arguments).env("PARTYWALL_LIBCUDA", simulated_driver());
+    Running::spawn(command.env("SIMCUDA_DEVICES", "2").env("SIMCUDA_FAULTS", faults)).wait()
+}
+
+/// Fails if a probe that is named did not fail as it should, or one that is not named was not ok.
+#[track_caller]
+fn assert_only(report: &Value, failures: &[(&str, &str)]) {
+    for probe in report["probes"].as_array().unwrap() {
+        let (name, detail) = (probe["name"].as_str().unwrap(), probe["detail"].as_str().unwrap());
+        match failures.iter().find(|(failing, _)| *failing == name) {
+            Some((_, why)) => {
+                assert!(probe["outcome"] == "failed" && detail.contains(why), "{probe}");
+                assert!(probe["meaning"] != "" && probe["fix"] != "", "{probe}");
+            }
+            None => assert_ne!(probe["outcome"], "failed", "{probe}"),
+        }
+    }
+    assert!(failures.iter().all(|(name, _)| probe(report, name)["outcome"] == "failed"));
+}
+
+#[test]
+fn everything_works_on_the_simulated_gpu_and_the_report_says_what_it_is() {
+    let sandbox = Sandbox::new();
+    let ledger = sandbox.path().join("ledger");
+    std::fs::create_dir(&ledger).unwrap();
+    let mut command = sandbox.command(["doctor", "--json"]);
+    command.env("PARTYWALL_LIBCUDA", simulated_driver()).env("SIMCUDA_LEDGER", &ledger);
+    let report = Running::spawn(&mut command).wait().expect(0).json();
+    assert_only(&report, &[]);
+    let processes: Vec<_> = std::fs::read_dir(&ledger).unwrap().collect();
+    assert!(processes.len() >= 10, "each probe of a GPU is a process, and some are two: {processes:?}");
+    for process in processes {
+        let left = std::fs::read_to_string(process.unwrap().path()).unwrap();
+        assert_eq!(serde_json::from_str::<Value>(&left).unwrap(), Value::Array(Vec::new()), "{left}");
+    }
+    assert_eq!(report["simulated"], true);
+    assert_eq!(report["main_job"]["gpu"], true);
+    assert!(probe(&report, "GPU driver")["detail"].as_str().unwrap().starts_with("SIMULATED"), "{report}");
+    let text = simulated(&sandbox, "", &[]).expect(0).text();
+    assert!(text.ends_with("The CUDA driver is SIMULATED: nothing here says anything about a GPU.\n"), "{text}");
+    sandbox.broker();
+}
+
+#[test]
+fn one_gpu_is_tried_unless_all_are_asked_for_on_the_simulated_gpu() {
+    let sandbox = Sandbox::new();
+    let second = "GPU-51301ca7-0000-0000-0000-000000000001";
+    for (device, tried) in
+        [("auto", &["cuda:0 "][..]), ("cuda:1", &["cuda:1 "]), (second, &["cuda:1 "]), ("all", &["cuda:0 ", "cuda:1 "])]
+    {
+        let report = simulated(&sandbox, "", &["--json", "--device", device]).expect(0).json();
+        for name in ["GPUs", "GPU kernels", "GPU memory", "stream waits, GPU", "legacy memory"] {
+            let detail = probe(&report, name)["detail"].as_str().unwrap();
+            let heads: Vec<_> = detail.lines().map(|line| &line[..7]).collect();
+            assert_eq!(heads, tried, "{name} with {device}");
+        }
+    }
+    let report = simulated(&sandbox, "", &["--json", "--device", "cuda:7"]).expect(1).json();
+    assert!(probe(&report, "GPUs")["detail"].as_str().unwrap().contains("no cuda:7"), "{report}");
+    sandbox.broker();
+}
+
+#[test]
+fn what_the_driver_refuses_is_a_finding_and_the_rest_goes_on_on_the_simulated_gpu() {
+    let sandbox = Sandbox::new();
+    let faults =
+        "cuStreamWaitValue32:1=801,cuIpcGetMemHandle:1=1,cuIpcOpenEventHandle:1=205,cuDeviceCanAccessPeer:1=999";
+    let report = simulated(&sandbox, faults, &["--json"]).json();
+    let refused = "cuStreamWaitValue32 failed: CUDA_ERROR_NOT_SUPPORTED (801)";
+    assert_only(
+        &report,
+        &[
+            ("peers", "cuDeviceCanAccessPeer failed: CUDA_ERROR_UNKNOWN (999)"),
+            ("stream waits, GPU", refused),
+            ("stream waits, host", refused),
+            ("legacy memory", "cuIpcGetMemHandle failed: CUDA_ERROR_INVALID_VALUE (1)"),
+            ("legacy events", "cuIpcOpenEventHandle failed: CUDA_ERROR_MAP_FAILED (205)"),
+        ],
+    );
+    let faults = "cuMemHostRegister:1=2,cuIpcOpenMemHandle:1=400,cuIpcGetEventHandle:1=801";
+    let report = simulated(&sandbox, faults, &["--json"]).json();
+    assert_only(
+        &report,
+        &[
+            ("stream waits, host", "cuMemHostRegister failed: CUDA_ERROR_OUT_OF_MEMORY (2)"),
+            ("legacy memory", "cuIpcOpenMemHandle failed: CUDA_ERROR_INVALID_HANDLE (400)"),
+            ("legacy events", "cuIpcGetEventHandle failed: CUDA_ERROR_NOT_SUPPORTED (801)"),
+        ],
+    );
+    assert!(probe(&report, "stream waits, host")["fix"].as_str().unwrap().contains("ulimit -l"), "{report}");
+    sandbox.broker();
+}
+
+#[test]
+fn a_driver_that_crashes_in_a_probe_or_in_the_other_process_is_a_finding_on_the_simulated_gpu() {
+    let sandbox = Sandbox::new();
+    let report = simulated(&sandbox, "cuStreamWriteValue64:1=kill,cuIpcOpenMemHandle:1=kill", &["--json"]).json();
+    assert_only(
+        &report,
+        &[
+            ("stream waits, GPU", "its process ended with signal: 9"),
+            ("stream waits, host", "its process ended with signal: 9"),
+            ("legacy memory", "the other process gave no answer and ended with signal: 9"),
+        ],
+    );
+    sandbox.broker();
+}
+
+#[test]
+fn a_gpu_that_cannot_share_memory_fails_the_main_job_on_the_simulated_gpu() {
+    let sandbox = Sandbox::new();
+    let report = simulated(&sandbox, "cuMemImportFromShareableHandle:1=801", &["--json"]).expect(1).json();
+    assert_eq!(probe(&report, "GPU memory")["outcome"], "failed", "{report}");
+    assert!(probe(&report, "GPU memory")["meaning"].as_str().unwrap().contains("host memory"), "{report}");
+    assert_eq!((&report["main_job"]["host"], &report["main_job"]["gpu"]), (&Value::Bool(true), &Value::Bool(false)));
+    let report = simulated(&sandbox, "cuDevicePrimaryCtxRetain:1=46", &["--json"]).expect(1).json();
+    assert!(probe(&report, "GPU kernels")["detail"].as_str().unwrap().contains("DEVICE_UNAVAILABLE"), "{report}");
+    sandbox.broker();
 }
 
 #[test]

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 pub use process::{Output, Running, pidfd_of};
 pub use rustix::process::Signal;
-pub use sandbox::{Sandbox, binary};
+pub use sandbox::{Sandbox, binary, simulated_driver};
 
 /// After this long a test counts as hanging.
 pub const WATCHDOG: Duration = Duration::from_secs(120);

@@ -198,9 +198,21 @@ pub fn binary() -> PathBuf {
     if let Some(binary) = named("PARTYWALL_BIN").or_else(|| named("CARGO_BIN_EXE_partywall")) {
         return binary;
     }
-    // target/debug/deps/test-0123 → target/debug/partywall
+    near("partywall", "partywall-cli")
+}
+
+/// The simulated CUDA driver, for `PARTYWALL_LIBCUDA`: the one that was built beside this test.
+///
+/// # Panics
+/// If there is none.
+pub fn simulated_driver() -> PathBuf {
+    near("libpartywall_simcuda.so", "partywall-simcuda")
+}
+
+/// What Cargo has built beside this test.
+fn near(file: &str, package: &str) -> PathBuf {
+    // target/debug/deps/test-0123 → target/debug/FILE
     let test = std::env::current_exe().unwrap();
-    let binary =
-        test.ancestors().skip(1).take(3).map(|directory| directory.join("partywall")).find(|path| path.is_file());
-    binary.unwrap_or_else(|| panic!("there is no partywall near {}: cargo build -p partywall-cli", test.display()))
+    let found = test.ancestors().skip(1).take(3).map(|directory| directory.join(file)).find(|path| path.is_file());
+    found.unwrap_or_else(|| panic!("there is no {file} near {}: cargo build -p {package}", test.display()))
 }

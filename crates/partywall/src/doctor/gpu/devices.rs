@@ -156,7 +156,7 @@ pub(in crate::doctor) fn mps(scope: Scope) -> Finding {
     let pipes = pipes.map_or_else(|| PathBuf::from("/tmp/nvidia-mps"), PathBuf::from);
     match chosen(scope) {
         Ok(devices) => sharing(listens(&pipes), devices.iter().any(is_client), &pipes),
-        Err(trouble) => Finding::failed(trouble.to_string()),
+        Err(trouble) => silent(&trouble),
     }
 }
 
@@ -199,7 +199,13 @@ pub(in crate::doctor) fn peers(scope: Scope) -> Finding {
         }
         Ok(reach(&links))
     };
-    ask().unwrap_or_else(|trouble| Finding::failed(trouble.to_string()))
+    ask().unwrap_or_else(|trouble| silent(&trouble))
+}
+
+fn silent(trouble: &Trouble) -> Finding {
+    Finding::failed(trouble.to_string())
+        .means("the driver does not answer a question about a GPU")
+        .fix("look into the kernel's log (dmesg), and at `nvidia-smi`")
 }
 
 /// One GPU's way to another's memory.

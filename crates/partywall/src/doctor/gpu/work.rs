@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use partywall_cuda::{Context, Device, DeviceBuffer, Kernels, Stream, memop};
+use partywall_cuda::{Context, DeviceBuffer, Kernels, Stream, memop};
 use partywall_os::{map::SharedMap, memfd};
 use rustix::process::{Resource, getrlimit};
 
@@ -38,7 +38,8 @@ pub(in crate::doctor) fn kernels(scope: Scope) -> Finding {
 pub(in crate::doctor) fn device_words(scope: Scope) -> Finding {
     on_each(scope, |device| {
         memop::probe_device_word(&Context::retain(device)?, PATIENCE)?;
-        Ok(format!("{} a stream waited for a word in GPU memory until another wrote it, 32 and 64 bits", said(device)?))
+        let said = if device.supports_memory_operations()? { "" } else { ", though its attribute says no" };
+        Ok(format!("a stream waited for a word in GPU memory until another wrote it, 32 and 64 bits{said}"))
     })
     .or(WAITS_MEAN, WAITS_FIX)
 }
@@ -66,11 +67,6 @@ pub(in crate::doctor) fn host_words(scope: Scope) -> Finding {
             "{WAITS_FIX}; if memory cannot be locked, raise the limit (ulimit -l, LimitMEMLOCK=, --ulimit memlock=-1)"
         ),
     )
-}
-
-/// What the driver says, which is not what counts.
-fn said(device: Device) -> Result<&'static str, Trouble> {
-    Ok(if device.supports_memory_operations()? { "" } else { "(though its attribute says no)" })
 }
 
 const WAITS_MEAN: &str = "streams of different processes cannot wait for each other; what falls back is the host: \
