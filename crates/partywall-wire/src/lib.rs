@@ -25,7 +25,7 @@ pub mod refusal;
 pub use frame::{Frame, FrameReader, WireError};
 pub use handshake::{BrokerHello, ClientHello, Resume, Welcome};
 pub use message::{
-    Access, Answer, Call, ChunkBytes, Commit, Event, Grow, Grown, HolderInfo, Kind, MemberInfo, MemberState, NameInfo,
-    Open, Opened, Place, Reply, Request, SegmentInfo, StatusInfo, Table, Token, VersionInfo,
+    Access, Answer, Call, ChunkBytes, Commit, Event, Grow, Grown, HolderInfo, Kind, LegacyHandle, MemberInfo,
+    MemberState, NameInfo, Open, Opened, Place, Reply, Request, SegmentInfo, StatusInfo, Table, Token, VersionInfo,
 };
-pub use refusal::{FdFault, Limit, NoGrowth, Refusal};
+pub use refusal::{Ending, FdFault, Limit, NoGrowth, Refusal};

@@ -145,6 +145,9 @@ pub enum Kind {
     Host,
     /// GPU memory of the driver's virtual memory management, exported as file descriptors.
     Vmm,
+    /// GPU memory that its publisher allocated by other means, opened by the driver's 64-byte handles. It goes with its
+    /// publisher.
+    Legacy,
 }
 
 /// Where a version's memory is.
@@ -168,6 +171,16 @@ pub enum Access {
 /// The length of each chunk in bytes, as allocated.
 pub type ChunkBytes = Vec<u64>;
 
+/// What opens one allocation of [`Kind::Legacy`]. The broker does not look into it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LegacyHandle {
+    /// Drawn at random by the publishing process, which recognises its own memory by it: there the driver opens
+    /// nothing.
+    pub origin: [u8; 16],
+    /// The driver's handle, its 64 bytes in halves.
+    pub driver: [[u8; 32]; 2],
+}
+
 /// How a version's tensor table travels. The broker does not look into it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Table {
@@ -180,7 +193,7 @@ pub enum Table {
     },
 }
 
-/// A built version. File descriptors: one a chunk, then the table if it is [`Table::Fd`].
+/// A built version. File descriptors: one a chunk unless it has handles, then the table if it is [`Table::Fd`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Commit {
     /// The name.
@@ -189,8 +202,10 @@ pub struct Commit {
     pub kind: Kind,
     /// Where it is.
     pub place: Place,
-    /// The chunks, in the order of their file descriptors.
+    /// The chunks, in the order of their file descriptors or handles.
     pub chunks: ChunkBytes,
+    /// For [`Kind::Legacy`] one a chunk, each an allocation; for other kinds none.
+    pub handles: Vec<LegacyHandle>,
     /// The tensor table.
     pub table: Table,
     /// Tensors in the table, for listings.
@@ -237,7 +252,7 @@ pub struct Open {
     pub wait: bool,
 }
 
-/// An opened version. File descriptors: one a chunk, then the table if it is [`Table::Fd`].
+/// An opened version. File descriptors: one a chunk unless it has handles, then the table if it is [`Table::Fd`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Opened {
     /// Keeps the version openable until it is released.
@@ -252,6 +267,8 @@ pub struct Opened {
     pub place: Place,
     /// The chunks.
     pub chunks: ChunkBytes,
+    /// As in [`Commit`].
+    pub handles: Vec<LegacyHandle>,
     /// The tensor table.
     pub table: Table,
     /// Whether it may be written.

@@ -13,6 +13,19 @@ pub enum Refusal {
         /// A few existing names close to it.
         near: Vec<String>,
     },
+    /// The name was of legacy memory, and ended with its publication. A later publication brings it back.
+    Ended {
+        /// The name asked for.
+        name: String,
+        /// The version that was the latest.
+        version: u64,
+        /// How it ended.
+        ending: Ending,
+        /// Who ended it: the remover, else the publisher.
+        pid: u32,
+        /// When, in milliseconds since 1970.
+        at: u64,
+    },
     /// The name exists, this version of it does not, and never will again: numbers start anew only when no version of a
     /// name is left.
     VersionNotFound {
@@ -131,6 +144,15 @@ pub enum NoGrowth {
         /// Bytes that it would have.
         needed: u64,
     },
+}
+
+/// How a name of legacy memory ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Ending {
+    /// Its publisher dropped it or left, or somebody removed it.
+    Withdrawn,
+    /// Its publisher is proved dead.
+    OwnerDied,
 }
 
 /// What is wrong with a donated file descriptor.

@@ -1,11 +1,15 @@
 //! Everything that can go wrong, in one type: what happened, why, and what to do.
 
-use std::{fmt, path::PathBuf, time::Duration};
+use std::{
+    fmt,
+    path::PathBuf,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 use partywall_cuda::{CuResult, CudaError};
 use partywall_os::Errno;
 use partywall_shm::{DType, TableError};
-use partywall_wire::{FdFault, Limit, Refusal};
+use partywall_wire::{Ending, FdFault, Limit, Refusal};
 
 use crate::{files::FileError, place::Place};
 
@@ -36,6 +40,28 @@ pub enum Error {
         version: u64,
         /// The latest one, if the name has one.
         latest: Option<u64>,
+    },
+    /// The process that published the name's memory is dead, and the memory, which nobody else keeps, is gone with it.
+    /// What was open before stays readable.
+    #[error("{name:?} is gone: its publisher, pid {pid}, died {} ago", seconds(*ago))]
+    OwnerDied {
+        /// The name.
+        name: String,
+        /// The publisher.
+        pid: u32,
+        /// How long ago that was proved.
+        ago: Duration,
+    },
+    /// The name's memory is its publisher's, and is no longer given to anybody: the publisher dropped it, or somebody
+    /// removed the name. What was open before stays readable.
+    #[error("{name:?} was withdrawn by pid {pid} {} ago", seconds(*ago))]
+    Withdrawn {
+        /// The name.
+        name: String,
+        /// The publisher, or whoever removed the name.
+        pid: u32,
+        /// How long ago.
+        ago: Duration,
     },
     /// The segment has no tensor of this name.
     #[error("{segment:?} has no tensor {tensor:?}{}", near_names(near))]
@@ -318,7 +344,11 @@ impl Error {
     /// The class of the error.
     pub fn kind(&self) -> ErrorKind {
         match self {
-            Self::NotFound { .. } | Self::VersionNotFound { .. } | Self::NoSuchTensor { .. } => ErrorKind::NotFound,
+            Self::NotFound { .. }
+            | Self::VersionNotFound { .. }
+            | Self::OwnerDied { .. }
+            | Self::Withdrawn { .. }
+            | Self::NoSuchTensor { .. } => ErrorKind::NotFound,
             Self::BadName { .. } | Self::BadRange { .. } | Self::WrongDType { .. } => ErrorKind::Usage,
             Self::BrokerNotFound { .. }
             | Self::BrokerNotStarted { .. }
@@ -343,6 +373,8 @@ impl Error {
             Self::NotFound { near, .. } if !near.is_empty() => format!("did you mean {:?}? `partywall ls` lists all names", near[0]),
             Self::NotFound { .. } => "`partywall ls` lists all names; check --domain and PARTYWALL_SOCKET if it should be there".into(),
             Self::VersionNotFound { name, .. } => format!("`partywall show {name}` lists its versions"),
+            Self::OwnerDied { .. } => "start its publisher again and wait for it with a time-out; memory that is to outlive its process is committed or published as a copy".into(),
+            Self::Withdrawn { .. } => "wait with a time-out if it is to be published again".into(),
             Self::NoSuchTensor { segment, .. } => format!("`partywall show {segment}` lists its tensors"),
             Self::NameExists { name, .. } => format!("`partywall rm {name}` removes it; without if-absent a new version is made"),
             Self::ReadOnly { .. } => "commit a new version, or create the segment as mutable".into(),
@@ -383,6 +415,8 @@ impl Error {
         match self {
             Self::NotFound { .. } => "not-found",
             Self::VersionNotFound { .. } => "version-not-found",
+            Self::OwnerDied { .. } => "owner-died",
+            Self::Withdrawn { .. } => "withdrawn",
             Self::NoSuchTensor { .. } => "no-such-tensor",
             Self::NameExists { .. } => "name-exists",
             Self::ReadOnly { .. } => "read-only",
@@ -431,6 +465,13 @@ impl Error {
         match refusal {
             Refusal::NotFound { name, near } => Self::NotFound { name, socket: socket.to_owned(), near },
             Refusal::VersionNotFound { name, version, latest } => Self::VersionNotFound { name, version, latest },
+            Refusal::Ended { name, ending, pid, at, .. } => {
+                let ago = SystemTime::now().duration_since(UNIX_EPOCH + Duration::from_millis(at)).unwrap_or_default();
+                match ending {
+                    Ending::OwnerDied => Self::OwnerDied { name, pid, ago },
+                    Ending::Withdrawn => Self::Withdrawn { name, pid, ago },
+                }
+            }
             Refusal::NameExists { name, version } => Self::NameExists { name, version },
             Refusal::ReadOnly { name, version } => Self::ReadOnly { name, version },
             Refusal::BadName { name, why } => Self::BadName { name, why },

@@ -33,6 +33,8 @@ fn every_error() -> Vec<Error> {
     vec![
         Error::NotFound { name: name.clone(), socket: socket.clone(), near: vec!["y".into()] },
         Error::VersionNotFound { name: name.clone(), version: 3, latest: Some(5) },
+        Error::OwnerDied { name: name.clone(), pid: 7, ago: Duration::from_secs(1) },
+        Error::Withdrawn { name: name.clone(), pid: 7, ago: Duration::from_secs(1) },
         Error::NoSuchTensor { segment: name.clone(), tensor: name.clone(), near: vec![] },
         Error::NameExists { name: name.clone(), version: 1 },
         Error::ReadOnly { name: name.clone(), version: 1 },

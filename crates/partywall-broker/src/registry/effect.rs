@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::tombstones::Tombstone;
 use super::types::{Bound, ClaimId, FdId, Kind, LeaseId, MemberId, Memory, Millis, Name, Place, RequestId};
 
 /// Something that the rim has to do, in this order.
@@ -73,6 +74,7 @@ pub(crate) struct Opened {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Refused {
     NotFound { name: Name, near: Vec<Name> },
+    Ended { name: Name, tombstone: Tombstone },
     VersionNotFound { name: Name, version: u64, latest: Option<u64> },
     NameExists { name: Name, version: u64 },
     ReadOnly { name: Name, version: u64 },

@@ -2,15 +2,13 @@
 
 use std::sync::Arc;
 
-use super::types::{
-    Access, Chunk, ClaimId, FdId, Kind, LeaseId, MemberId, Memory, Millis, Name, RequestId, Table, fds,
-};
+use super::types::{Access, Chunk, ClaimId, FdId, Kind, LeaseId, MemberId, Memory, Name, RequestId, Table, fds};
 
 /// Something that happened at the rim.
 #[derive(Debug, Clone)]
 pub(crate) enum Event {
     /// A process became a member.
-    Joined { member: MemberId, identity: Identity, at: Millis },
+    Joined { member: MemberId, identity: Identity },
     /// A member's connection ended without proof of its death.
     Suspected { member: MemberId },
     /// A suspect came back.
@@ -73,7 +71,6 @@ pub(crate) struct Commit {
     pub(crate) memory: Arc<Memory>,
     pub(crate) if_absent: bool,
     pub(crate) claim: Option<ClaimId>,
-    pub(crate) at: Millis,
 }
 
 /// What a version grows by. File descriptors as in [`Commit`].

@@ -17,10 +17,12 @@
 //! | `waits` | requests that have to wait, and their verdicts |
 //! | `reclaim` | what happens to the things of a member that is gone |
 //! | `report` | listings |
+//! | [`tombstones`] | how names of legacy memory ended |
 //! | `near` | names that look like one that was not found |
 
 pub(crate) mod effect;
 pub(crate) mod event;
+pub(crate) mod tombstones;
 pub(crate) mod types;
 
 mod claims;
@@ -42,7 +44,8 @@ pub(crate) use types::{Bounds, FdId, MemberId, RequestId};
 
 use effect::{Handle, MemberState};
 use state::{Claim, Entry, Lease, Member, Totals, Version};
-use types::{ClaimId, LeaseId, Name, Place};
+use tombstones::{Ending, Tombstones};
+use types::{ClaimId, LeaseId, Millis, Name, Place};
 
 /// All state of a broker that is not tied to its process.
 #[derive(Debug)]
@@ -57,6 +60,10 @@ pub(crate) struct Registry {
     totals: Totals,
     /// Versions that may have lost their last reason to exist. Empty between events.
     loose: Vec<(Name, u64)>,
+    /// Of names without a latest version.
+    tombstones: Tombstones,
+    /// When the event that is being applied happened.
+    now: Millis,
     /// Whether the members run on the simulated driver. Of the last member, if there is none.
     simulated: bool,
     last_lease: u64,
@@ -85,6 +92,8 @@ impl Registry {
             claims: BTreeMap::new(),
             totals: Totals::default(),
             loose: Vec::new(),
+            tombstones: Tombstones::default(),
+            now: 0,
             simulated: false,
             last_lease: 0,
             last_claim: 0,
@@ -92,11 +101,12 @@ impl Registry {
         }
     }
 
-    /// Takes in one event.
-    pub(crate) fn apply(&mut self, event: Event) -> Vec<Effect> {
+    /// Takes in one event, which happened `at` this time.
+    pub(crate) fn apply(&mut self, event: Event, at: Millis) -> Vec<Effect> {
+        self.now = at;
         let mut out = Vec::new();
         match event {
-            Event::Joined { member, identity, at } => {
+            Event::Joined { member, identity } => {
                 self.simulated = identity.simulated;
                 self.members.insert(member, Member::new(identity, at));
             }
@@ -112,7 +122,7 @@ impl Registry {
                 self.drop_claims(member, &mut out);
                 self.set_state(member, MemberState::HeldByChild);
             }
-            Event::Died { member } => self.reclaim(member, &mut out),
+            Event::Died { member } => self.reclaim(member, Ending::OwnerDied, &mut out),
             Event::Request { member, request, call } => self.request(member, request, call, &mut out),
         }
         self.sweep(&mut out);
@@ -181,14 +191,14 @@ impl Registry {
             Call::Grow(growth) => self.grow(member, request, growth, out),
             Call::Refresh { lease, growths, chunks } => self.refresh(member, lease, growths, chunks),
             Call::AwaitGrowth { lease, growths } => self.await_growth(member, request, lease, growths),
-            Call::Remove { name } => self.remove(&name, out),
+            Call::Remove { name } => self.remove(member, &name, out),
             Call::Inspect { name, version } => self.inspect(&name, version),
             Call::List { after } => Ok(self.list(after.as_ref()).into()),
             Call::Members { after } => Ok(self.list_members(after).into()),
             Call::Status => Ok(self.status(member).into()),
             Call::Stop { force } => self.stop(member, force, out),
             Call::Leave => {
-                self.reclaim(member, out);
+                self.reclaim(member, Ending::Withdrawn, out);
                 out.push(Effect::Disconnect(member));
                 Ok(Verdict::Done.into())
             }

@@ -18,7 +18,7 @@ impl Registry {
     /// the name has been withdrawn: who wants to know why memory stays asks for exactly that.
     pub(super) fn inspect(&self, name: &Name, version: Option<u64>) -> Result<Granted, Refused> {
         let Some(entry) = self.entries.get(name).filter(|entry| !entry.versions.is_empty()) else {
-            return Err(self.not_found(name.clone()));
+            return Err(self.not_found(name.clone(), version));
         };
         let newest = || entry.versions.last_key_value().map(|(number, _)| *number);
         let wanted = version.or(entry.latest).or_else(newest).unwrap_or(0);
@@ -99,7 +99,7 @@ impl Registry {
             .iter()
             .filter_map(|(name, entry)| {
                 let (_, newest) = entry.versions.last_key_value()?;
-                let bytes = entry.versions.values().fold(0, |sum: u64, v| sum.saturating_add(v.memory.bytes()));
+                let bytes = entry.versions.values().fold(0, |sum: u64, v| sum.saturating_add(v.memory.held_bytes()));
                 Some((name, newest.memory.place, bytes))
             })
             .collect();

@@ -8,6 +8,7 @@ use super::{
     event::{Commit, Open},
     near::near,
     state::{Lease, Version, Want},
+    tombstones::{Ending, Tombstone},
     types::{Access, Bound, LeaseId, MemberId, Name, RequestId},
 };
 
@@ -25,7 +26,8 @@ impl Registry {
             out.push(Effect::Close(commit.memory.fds()));
             return Err(refused);
         }
-        let Commit { name, memory, claim, at, .. } = commit;
+        let Commit { name, memory, claim, .. } = commit;
+        self.tombstones.remove(&name);
         self.totals.add(&memory);
         let committer = self.members.get(&member).map_or(0, |m| m.identity.pid);
         let entry = self.entries.entry(name.clone()).or_default();
@@ -38,7 +40,7 @@ impl Registry {
         let version = Version {
             memory,
             committer,
-            committed_at: at,
+            committed_at: self.now,
             owner: None,
             growths: 0,
             grown_by: None,
@@ -74,7 +76,7 @@ impl Registry {
         }
         let names = self.totals.names + u64::from(latest.is_none());
         limit(Bound::Names, self.bounds.names, names)?;
-        let bytes = self.totals.bytes().saturating_add(memory.bytes()).saturating_add(memory.table_bytes());
+        let bytes = self.totals.bytes().saturating_add(memory.held_bytes()).saturating_add(memory.table_bytes());
         limit(Bound::Bytes, self.bounds.bytes, bytes)?;
         limit(Bound::Fds, self.bounds.fds, self.totals.fds + memory.fds().len() as u64)?;
         self.check_leases(member)
@@ -95,10 +97,11 @@ impl Registry {
         match version {
             // A number that was given and is not there any more never comes back, however long one waits.
             Some(version) if entry.is_some() && (version <= last || !wait) => {
-                Err(Refused::VersionNotFound { name, version, latest })
+                let ended = self.tombstones.refusal(&name, Some(version));
+                Err(ended.unwrap_or(Refused::VersionNotFound { name, version, latest }))
             }
             _ if wait => self.wait(member, request, &name, Want::Open { version, access }),
-            _ => Err(self.not_found(name)),
+            _ => Err(self.not_found(name, version)),
         }
     }
 
@@ -138,28 +141,30 @@ impl Registry {
         out: &mut Vec<Effect>,
     ) -> Result<Granted, Refused> {
         self.leases.get(&lease).filter(|l| l.member == member).ok_or(STALE_LEASE)?;
-        self.withdraw_if_owned_by(lease, out);
+        self.withdraw_if_owned_by(lease, Ending::Withdrawn, out);
         self.drop_lease(lease, out);
         Ok(Verdict::Done.into())
     }
 
     /// Removes a name. Its memory stays as long as somebody holds a lease.
-    pub(super) fn remove(&mut self, name: &Name, out: &mut Vec<Effect>) -> Result<Granted, Refused> {
+    pub(super) fn remove(&mut self, member: MemberId, name: &Name, out: &mut Vec<Effect>) -> Result<Granted, Refused> {
         let Some(version) = self.entries.get(name).and_then(|entry| entry.latest) else {
-            return Err(self.not_found(name.clone()));
+            return Err(self.not_found(name.clone(), None));
         };
-        self.withdraw(name, out);
+        self.withdraw(name, Ending::Withdrawn, member, out);
         let (bytes_kept, holders) = self.holders(name, None);
         Ok(Verdict::Removed { version, bytes_kept, holders }.into())
     }
 
     /// Takes a name away: it has no latest version until the next commit, and nothing of it can be opened any more.
-    fn withdraw(&mut self, name: &Name, out: &mut Vec<Effect>) {
+    fn withdraw(&mut self, name: &Name, ending: Ending, by: MemberId, out: &mut Vec<Effect>) {
         let Some(entry) = self.entries.get_mut(name) else { return };
-        if entry.latest.take().is_none() {
-            return;
-        }
+        let Some(number) = entry.latest.take() else { return };
         self.totals.names -= 1;
+        if entry.versions.get(&number).is_some_and(Version::is_legacy) {
+            let pid = self.members.get(&by).map_or(0, |member| member.identity.pid);
+            self.tombstones.put(name, Tombstone { ending, version: number, pid, at: self.now });
+        }
         for (number, version) in &mut entry.versions {
             version.withdrawn = true;
             self.loose.push((name.clone(), *number));
@@ -167,13 +172,20 @@ impl Registry {
         self.tell_withdrawn(name, out);
     }
 
-    /// Withdraws the name whose latest version stands or falls with `lease`, if there is one.
-    pub(super) fn withdraw_if_owned_by(&mut self, lease: LeaseId, out: &mut Vec<Effect>) {
+    /// Withdraws what stands or falls with `lease`: the name whose latest version its committer owns with it, or an
+    /// older version of legacy memory, whose publisher may free it from now on.
+    pub(super) fn withdraw_if_owned_by(&mut self, lease: LeaseId, ending: Ending, out: &mut Vec<Effect>) {
         let Some(held) = self.leases.get(&lease) else { return };
-        let latest = self.entries.get(&held.name).and_then(|entry| entry.latest());
-        if latest.is_some_and(|(_, version)| version.owner == Some(lease) && !version.memory.kept) {
-            let name = held.name.clone();
-            self.withdraw(&name, out);
+        let (name, number, by) = (held.name.clone(), held.version, held.member);
+        let Some(entry) = self.entries.get_mut(&name) else { return };
+        let is_latest = entry.latest == Some(number);
+        let owned = |version: &&mut Version| version.owner == Some(lease) && !version.memory.kept;
+        let Some(version) = entry.versions.get_mut(&number).filter(owned) else { return };
+        if is_latest {
+            self.withdraw(&name, ending, by, out);
+        } else if version.is_legacy() {
+            version.withdrawn = true;
+            self.tell_withdrawn(&name, out);
         }
     }
 
@@ -256,9 +268,11 @@ impl Registry {
         self.loose.push((name, 0));
     }
 
-    pub(super) fn not_found(&self, name: Name) -> Refused {
-        let near = near(&self.entries, &name);
-        Refused::NotFound { name, near }
+    pub(super) fn not_found(&self, name: Name, version: Option<u64>) -> Refused {
+        self.tombstones.refusal(&name, version).unwrap_or_else(|| {
+            let near = near(&self.entries, &name);
+            Refused::NotFound { name, near }
+        })
     }
 
     pub(super) fn version(&self, name: &Name, number: u64) -> Option<&Version> {

@@ -8,7 +8,7 @@ use std::{
 use super::{
     effect::MemberState,
     event::Identity,
-    types::{Access, ClaimId, LeaseId, MemberId, Memory, Millis, Name, Place, RequestId, WaitId},
+    types::{Access, ClaimId, Kind, LeaseId, MemberId, Memory, Millis, Name, Place, RequestId, WaitId},
 };
 
 /// A process that has shaken hands.
@@ -84,6 +84,13 @@ pub(super) struct Version {
     pub(super) holders: BTreeMap<MemberId, u64>,
     /// Its name was withdrawn since: whoever holds it keeps it, nobody else gets it.
     pub(super) withdrawn: bool,
+}
+
+impl Version {
+    /// Whether only its publisher keeps its memory.
+    pub(super) fn is_legacy(&self) -> bool {
+        self.memory.kind == Kind::Legacy
+    }
 }
 
 /// A member's hold on a version.
@@ -166,5 +173,5 @@ impl Totals {
 }
 
 fn charges(memory: &Memory) -> [(Place, u64); 2] {
-    [(memory.place, memory.bytes()), (Place::Host, memory.table_bytes())]
+    [(memory.place, memory.held_bytes()), (Place::Host, memory.table_bytes())]
 }

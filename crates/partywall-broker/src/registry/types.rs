@@ -67,6 +67,8 @@ pub(crate) enum Kind {
     Host,
     /// GPU memory, exported by the driver as file descriptors.
     Vmm,
+    /// GPU memory that only its publisher keeps.
+    Legacy,
 }
 
 /// Where memory is.
@@ -92,8 +94,15 @@ pub(crate) enum Access {
 pub(crate) struct Chunk {
     /// Its length.
     pub(crate) bytes: u64,
-    /// What keeps it alive.
-    pub(crate) fd: FdId,
+    /// What keeps it alive. Nothing here does so for legacy memory.
+    pub(crate) fd: Option<FdId>,
+}
+
+/// What opens legacy memory. The registry keeps it and never looks into it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Handle {
+    pub(crate) origin: [u8; 16],
+    pub(crate) driver: [[u8; 32]; 2],
 }
 
 /// A tensor table, which the registry keeps and never reads.
@@ -121,7 +130,7 @@ impl Table {
 
 /// The file descriptors of chunks, then the table's.
 pub(super) fn fds(chunks: &[Chunk], table: &Table) -> Vec<FdId> {
-    chunks.iter().map(|chunk| chunk.fd).chain(table.fd()).collect()
+    chunks.iter().filter_map(|chunk| chunk.fd).chain(table.fd()).collect()
 }
 
 /// What a version consists of. It never changes: a version that grows gets another.
@@ -130,6 +139,8 @@ pub(crate) struct Memory {
     pub(crate) kind: Kind,
     pub(crate) place: Place,
     pub(crate) chunks: Vec<Chunk>,
+    /// One a chunk for legacy memory, else none.
+    pub(crate) handles: Vec<Handle>,
     pub(crate) table: Table,
     pub(crate) tensors: u64,
     pub(crate) mutable: bool,
@@ -157,6 +168,11 @@ impl Memory {
     /// Bytes of the chunks. Lengths are numbers that a peer wrote: their sum saturates and then exceeds every limit.
     pub(crate) fn bytes(&self) -> u64 {
         self.chunks.iter().fold(0, |sum, chunk| sum.saturating_add(chunk.bytes))
+    }
+
+    /// Bytes of the chunks that are kept by this broker.
+    pub(crate) fn held_bytes(&self) -> u64 {
+        if self.kind == Kind::Legacy { 0 } else { self.bytes() }
     }
 
     /// Bytes of main memory that a table outside the message takes.

@@ -84,10 +84,14 @@ impl Registry {
         }
     }
 
-    /// Tells everybody who waits for it that a name was withdrawn.
+    /// Tells everybody who waits for it that a name, or a version of it, was withdrawn.
     pub(super) fn tell_withdrawn(&mut self, name: &Name, out: &mut Vec<Effect>) {
         let Some(entry) = self.entries.get(name) else { return };
-        let waiting = entry.waits.values().filter(|wait| matches!(wait.want, Want::Withdrawal(_)));
+        let withdrawn = |lease| {
+            let version = self.leases.get(&lease).and_then(|lease| entry.versions.get(&lease.version));
+            version.is_some_and(|version| version.withdrawn)
+        };
+        let waiting = entry.waits.values().filter(|w| matches!(w.want, Want::Withdrawal(lease) if withdrawn(lease)));
         for (member, ticket) in waiting.map(|wait| (wait.member, wait.ticket)).collect::<Vec<_>>() {
             self.conclude(member, ticket, Ok(Verdict::Withdrawn.into()), out);
         }

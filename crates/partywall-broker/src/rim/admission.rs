@@ -18,7 +18,7 @@ use crate::{
     rim::{
         connection::{Channel, Connection, ConnectionId, Message},
         membership::{Identified, identify, presentable},
-        server::{RETRY, Server, Source, now, random, spare},
+        server::{RETRY, Server, Source, random, spare},
         timers::Timer,
     },
 };
@@ -169,7 +169,7 @@ impl Server {
         }
         tracing::info!(%member, pid, command, simulated = hello.simulated, "joined");
         let identity = Identity { pid, uid, command: command.into(), simulated: hello.simulated };
-        self.apply(Event::Joined { member, identity, at: now() });
+        self.apply(Event::Joined { member, identity });
         self.welcome(id, member, ours, theirs, false);
         Ok(())
     }

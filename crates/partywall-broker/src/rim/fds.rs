@@ -42,21 +42,22 @@ impl FdStore {
         chunks: Vec<u64>,
         table: wire::Table,
         fds: Vec<Donated>,
-        expected: impl Fn(u64) -> Expected,
+        expected: Expected,
     ) -> Result<(Vec<Chunk>, Table), Refusal> {
         if chunks.len() > MAX_CHUNKS {
             return Err(invalid(format!("{} chunks exceed the limit of {MAX_CHUNKS}", chunks.len())));
         }
-        let wanted = chunks.len() + usize::from(matches!(table, wire::Table::Fd { .. }));
+        let chunk_fds = if expected.kind == Kind::Legacy { 0 } else { chunks.len() };
+        let wanted = chunk_fds + usize::from(matches!(table, wire::Table::Fd { .. }));
         if fds.len() != wanted {
             return Err(invalid(format!("{wanted} file descriptors are needed, {} came", fds.len())));
         }
         if chunks.iter().try_fold(0_u64, |sum, bytes| sum.checked_add(*bytes)).is_none() {
             return Err(invalid("the chunks' lengths overflow"));
         }
-        for (index, (bytes, fd)) in chunks.iter().zip(&fds).enumerate() {
+        for (index, (bytes, fd)) in chunks.iter().zip(&fds[..chunk_fds]).enumerate() {
             if let Some(fd) = fd.fd() {
-                check_chunk(index, fd, expected(*bytes))?;
+                check_chunk(index, fd, *bytes, expected)?;
             }
         }
         match &table {
@@ -66,14 +67,16 @@ impl FdStore {
             wire::Table::Inline(_) => {}
             wire::Table::Fd { bytes } => {
                 if let Some(fd) = fds.last().and_then(Donated::fd) {
-                    check_table(chunks.len(), fd, *bytes)?;
+                    check_table(chunk_fds, fd, *bytes)?;
                 }
             }
         }
 
         // Nothing is refused from here on: the store now holds what the registry will know of.
         let mut ids = fds.into_iter().map(|fd| self.keep(fd));
-        let chunks = chunks.into_iter().zip(ids.by_ref()).map(|(bytes, fd)| Chunk { bytes, fd }).collect();
+        let of_chunks: Vec<_> = ids.by_ref().take(chunk_fds).collect();
+        let chunk = |(index, bytes)| Chunk { bytes, fd: of_chunks.get(index).copied() };
+        let chunks = chunks.into_iter().enumerate().map(chunk).collect();
         let table = match (table, ids.next()) {
             (wire::Table::Inline(bytes), _) => Table::Inline(bytes.into()),
             (wire::Table::Fd { bytes }, Some(fd)) => Table::Fd { bytes, fd },
@@ -97,15 +100,14 @@ impl FdStore {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Expected {
     pub(super) kind: Kind,
-    pub(super) bytes: u64,
     pub(super) mutable: bool,
     /// Whether its member runs on the simulated driver, whose GPU memory is memfds.
     pub(super) simulated: bool,
 }
 
 /// Checks that the file descriptor at `index` of a message is a chunk as it is said to be.
-fn check_chunk(index: usize, fd: BorrowedFd<'_>, expected: Expected) -> Result<(), Refusal> {
-    let Expected { kind, bytes, mutable, simulated } = expected;
+fn check_chunk(index: usize, fd: BorrowedFd<'_>, bytes: u64, expected: Expected) -> Result<(), Refusal> {
+    let Expected { kind, mutable, simulated } = expected;
     let fault = match (kind, classify(fd)) {
         (Kind::Vmm, Ok(FdKind::NvidiaControl)) if !simulated => return Ok(()),
         (Kind::Vmm, Ok(FdKind::Memfd { .. })) if simulated => return Ok(()),

@@ -9,7 +9,7 @@ use crate::{
     rim::{
         connection::{Channel, ConnectionId, Phase},
         membership::Proof,
-        server::{Server, Source},
+        server::{Server, Source, now},
         timers::Timer,
     },
 };
@@ -97,7 +97,7 @@ impl Server {
             self.drop_connection(oldest);
             self.members.closed(member, oldest);
         }
-        if suspended { self.registry.apply(Event::Suspected { member }) } else { Vec::new() }
+        if suspended { self.registry.apply(Event::Suspected { member }, now()) } else { Vec::new() }
     }
 
     /// Forgets a connection, whoever speaks through it.

@@ -335,7 +335,7 @@ impl Server {
 
     /// Feeds the registry and does what it says.
     pub(super) fn apply(&mut self, event: Event) {
-        let effects = self.registry.apply(event);
+        let effects = self.registry.apply(event, now());
         self.carry_out(effects);
     }
 }

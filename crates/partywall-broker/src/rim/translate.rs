@@ -2,19 +2,19 @@
 
 use std::sync::Arc;
 
-use partywall_wire::{self as wire, Answer, Refusal, limits::check_name};
+use partywall_wire::{self as wire, Answer, LegacyHandle, Refusal, limits::check_name};
 
 use crate::{
     registry::{
         Call, MemberId, Outcome, Refused, RequestId, Verdict,
         effect::{Counts, Handle, Holder, Info, MemberRow, MemberState, NameRow, NoGrowth, Opened, VersionRow},
         event,
-        types::{Access, Bound, ClaimId, Kind, LeaseId, Memory, Name, Place, Table},
+        tombstones::{Ending, Tombstone},
+        types::{self, Access, Bound, ClaimId, Kind, LeaseId, Memory, Name, Place, Table},
     },
     rim::{
         fds::{Expected, FdStore},
         reclaimer::Donated,
-        server::now,
     },
 };
 
@@ -80,14 +80,21 @@ fn commit(
     let name = name(commit.name)?;
     let kind = known_kind(commit.kind)?;
     match (kind, commit.place) {
-        (Kind::Host, wire::Place::Host) | (Kind::Vmm, wire::Place::Gpu(_)) => {}
+        (Kind::Host, wire::Place::Host) | (Kind::Vmm | Kind::Legacy, wire::Place::Gpu(_)) => {}
         (Kind::Host, _) => return Err(invalid("memory of kind host is in main memory")),
-        (Kind::Vmm, _) => return Err(invalid("memory of kind vmm is on a GPU")),
+        (Kind::Vmm | Kind::Legacy, _) => return Err(invalid("memory of this kind is on a GPU")),
+    }
+    if kind == Kind::Legacy && (commit.kept || commit.reserved > 0) {
+        return Err(invalid("legacy memory goes with its publisher and stays as long as it is"));
     }
     if !commit.mutable && commit.reserved > 0 {
         return Err(invalid("what is frozen cannot grow"));
     }
-    let expected = |bytes| Expected { kind, bytes, mutable: commit.mutable, simulated };
+    let handles = if kind == Kind::Legacy { commit.chunks.len() } else { 0 };
+    if commit.handles.len() != handles {
+        return Err(invalid(format!("{handles} handles are needed, {} came", commit.handles.len())));
+    }
+    let expected = Expected { kind, mutable: commit.mutable, simulated };
     let (chunks, table) = store.take(commit.chunks, commit.table, fds, expected)?;
     let memory = Memory {
         kind,
@@ -96,6 +103,7 @@ fn commit(
             wire::Place::Gpu(uuid) => Place::Gpu(uuid),
         },
         chunks,
+        handles: commit.handles.iter().map(|h| types::Handle { origin: h.origin, driver: h.driver }).collect(),
         table,
         tensors: commit.tensors,
         mutable: commit.mutable,
@@ -103,13 +111,13 @@ fn commit(
         kept: commit.kept,
     };
     let claim = commit.claim.map(ClaimId);
-    Ok(event::Commit { name, memory: Arc::new(memory), if_absent: commit.if_absent, claim, at: now() })
+    Ok(event::Commit { name, memory: Arc::new(memory), if_absent: commit.if_absent, claim })
 }
 
 fn grow(grow: wire::Grow, fds: Vec<Donated>, store: &mut FdStore, simulated: bool) -> Result<event::Growth, Refusal> {
     let wire::Grow { lease, growths, kind, chunks, table, tensors } = grow;
     let kind = known_kind(kind)?;
-    let expected = |bytes| Expected { kind, bytes, mutable: true, simulated };
+    let expected = Expected { kind, mutable: true, simulated };
     let (chunks, table) = store.take(chunks, table, fds, expected)?;
     Ok(event::Growth { lease: LeaseId(lease), growths, kind, chunks, table, tensors })
 }
@@ -118,6 +126,7 @@ fn known_kind(kind: wire::Kind) -> Result<Kind, Refusal> {
     match kind {
         wire::Kind::Host => Ok(Kind::Host),
         wire::Kind::Vmm => Ok(Kind::Vmm),
+        wire::Kind::Legacy => Ok(Kind::Legacy),
         _ => Err(invalid("this broker does not know the kind of memory")),
     }
 }
@@ -176,6 +185,7 @@ fn opened(opened: &Opened) -> wire::Opened {
         kind: kind(memory.kind),
         place: place(memory.place),
         chunks: chunks(memory),
+        handles: memory.handles.iter().map(|h| LegacyHandle { origin: h.origin, driver: h.driver }).collect(),
         table: table(&memory.table),
         mutable: memory.mutable,
         reserved: memory.reserved,
@@ -279,6 +289,7 @@ fn kind(kind: Kind) -> wire::Kind {
     match kind {
         Kind::Host => wire::Kind::Host,
         Kind::Vmm => wire::Kind::Vmm,
+        Kind::Legacy => wire::Kind::Legacy,
     }
 }
 
@@ -293,6 +304,13 @@ fn refusal(refused: Refused) -> Refusal {
     match refused {
         Refused::NotFound { name, near } => {
             Refusal::NotFound { name: name.to_string(), near: near.iter().map(Name::to_string).collect() }
+        }
+        Refused::Ended { name, tombstone: Tombstone { ending, version, pid, at } } => {
+            let ending = match ending {
+                Ending::Withdrawn => wire::Ending::Withdrawn,
+                Ending::OwnerDied => wire::Ending::OwnerDied,
+            };
+            Refusal::Ended { name: name.to_string(), version, ending, pid, at }
         }
         Refused::VersionNotFound { name, version, latest } => {
             Refusal::VersionNotFound { name: name.to_string(), version, latest }
@@ -372,7 +390,7 @@ mod tests {
         let mut ask = |registry: &mut Registry, member: u64, call: Call| {
             last += 1;
             let request = RequestId(last);
-            let effects = registry.apply(Event::Request { member: MemberId(member), request, call });
+            let effects = registry.apply(Event::Request { member: MemberId(member), request, call }, u64::MAX);
             let Some(crate::registry::Effect::Reply { outcome, fds, .. }) = effects.into_iter().next() else {
                 panic!("the reply comes first")
             };
@@ -385,22 +403,23 @@ mod tests {
         for member in 1..=300 {
             let identity =
                 Identity { pid: u32::MAX, uid: u32::MAX, command: "c".repeat(MAX_COMMAND).into(), simulated: true };
-            registry.apply(Event::Joined { member: MemberId(member), identity, at: u64::MAX });
+            registry.apply(Event::Joined { member: MemberId(member), identity }, u64::MAX);
         }
         for i in (0..300_u64).chain([0; 100]) {
             let mut uuid = [0xff; 16];
             uuid[..8].copy_from_slice(&i.to_le_bytes());
             let memory = Arc::new(Memory {
-                kind: Kind::Vmm,
+                kind: Kind::Legacy,
                 place: Place::Gpu(uuid),
-                chunks: vec![Chunk { bytes: 1 << 45, fd: crate::registry::FdId(0) }; MAX_CHUNKS],
+                chunks: vec![Chunk { bytes: 1 << 45, fd: None }; MAX_CHUNKS],
+                handles: vec![types::Handle { origin: [0xff; 16], driver: [[0xff; 32]; 2] }; MAX_CHUNKS],
                 table: Table::Inline(vec![0; MAX_INLINE_TABLE].into()),
                 tensors: u64::MAX,
                 mutable: true,
                 reserved: u64::MAX,
-                kept: true,
+                kept: false,
             });
-            let commit = Commit { name: name(i), memory, if_absent: false, claim: None, at: u64::MAX };
+            let commit = Commit { name: name(i), memory, if_absent: false, claim: None };
             ask(&mut registry, 1, Call::Commit(commit)).unwrap();
         }
         for member in 2..=300 {

@@ -241,6 +241,7 @@ pub(crate) fn host_commit(name: &str, chunks: &[u64]) -> Commit {
         kind: Kind::Host,
         place: Place::Host,
         chunks: chunks.to_vec(),
+        handles: Vec::new(),
         table: Table::Inline(b"table".to_vec()),
         tensors: 1,
         mutable: false,

@@ -5,6 +5,7 @@ mod bad_input;
 mod common;
 mod deaths;
 mod handshakes;
+mod legacy;
 mod places;
 mod roles;
 mod serving;

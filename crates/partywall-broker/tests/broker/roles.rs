@@ -124,6 +124,7 @@ fn role() {
         "holder" => holder(&socket),
         "parent" => parent(&socket),
         "leaver" => leaver(&socket),
+        "publisher" => publisher(&socket),
         "broker" => broker(&socket),
         other => panic!("{other}"),
     }
@@ -176,6 +177,14 @@ fn leaver(socket: &Path) {
     wait_for_nudge();
     drop(client);
     say("hung up");
+    wait_for_nudge();
+}
+
+/// Publishes memory that only it keeps.
+fn publisher(socket: &Path) {
+    let mut client = Client::join(socket);
+    client.ask(Call::Commit(crate::legacy::commit("theirs"))).unwrap();
+    say("published");
     wait_for_nudge();
 }
 

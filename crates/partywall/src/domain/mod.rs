@@ -311,10 +311,17 @@ impl Domain {
         }
         // A time-out too large for the clock is none.
         let deadline = Instant::now().checked_add(timeout);
-        self.link().call_waiting(|| open(true), deadline)?.ok_or_else(|| Error::Timeout {
-            what: format!("a commit of {}", info::with_version(name, version)),
-            after: timeout,
-        })
+        if let Some(answered) = self.link().call_waiting(|| open(true), deadline)? {
+            return Ok(answered);
+        }
+        // Asked once more without waiting: it may just have come, or have been there before and ended.
+        match self.link().call_with(open(false), &[]) {
+            Err(Error::NotFound { .. } | Error::VersionNotFound { .. }) => Err(Error::Timeout {
+                what: format!("a commit of {}", info::with_version(name, version)),
+                after: timeout,
+            }),
+            answered => answered,
+        }
     }
 }
 

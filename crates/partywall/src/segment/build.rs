@@ -308,6 +308,7 @@ impl Build {
             kind: kind.wire(),
             place: place.into(),
             chunks: chunks.clone(),
+            handles: Vec::new(),
             table: wire_table,
             tensors,
             mutable,

@@ -218,6 +218,7 @@ fn opened(chunks: usize) -> Opened {
         kind: Kind::Host,
         place: WirePlace::Host,
         chunks: vec![8; chunks],
+        handles: Vec::new(),
         table: Table::Inline(vec![1; 100]),
         mutable: false,
         reserved: 0,

@@ -151,6 +151,7 @@ pub(crate) fn host(name: &str, kept: bool, chunks: Vec<u64>, table: Table) -> Co
         kind: Kind::Host,
         place: Place::Host,
         chunks,
+        handles: Vec::new(),
         table,
         tensors: 1,
         mutable: false,

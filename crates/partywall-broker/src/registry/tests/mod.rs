@@ -11,7 +11,7 @@ use super::{
     Bounds, Call, Effect, Event, FdId, MemberId, Outcome, Registry, RequestId, Verdict,
     effect::Opened,
     event::{Commit, Growth, Identity, Open},
-    types::{Access, Chunk, ClaimId, Kind, LeaseId, Memory, Name, Place, Table},
+    types::{Access, Chunk, ClaimId, Handle, Kind, LeaseId, Memory, Name, Place, Table},
 };
 
 const UNBOUNDED: Bounds = Bounds {
@@ -26,6 +26,8 @@ const UNBOUNDED: Bounds = Bounds {
 
 /// Bytes that mutable memory may grow to.
 const RESERVED: u64 = 25;
+
+const HANDLE: Handle = Handle { origin: [1; 16], driver: [[2; 32]; 2] };
 
 const GPU: Place = Place::Gpu([7; 16]);
 
@@ -62,7 +64,7 @@ impl Watched {
     fn join(&mut self, member: MemberId) {
         let pid = 100 + member.0 as u32;
         let identity = Identity { pid, uid: 0, command: format!("member {member}").into(), simulated: false };
-        assert_eq!(self.apply(Event::Joined { member, identity, at: 0 }), []);
+        assert_eq!(self.apply(Event::Joined { member, identity }), []);
     }
 
     fn apply(&mut self, event: Event) -> Vec<Effect> {
@@ -77,7 +79,7 @@ impl Watched {
             Event::Request { member, call: Call::Cancel { ticket }, .. } => Some((*member, *ticket)),
             _ => None,
         };
-        let effects = self.registry.apply(event);
+        let effects = self.registry.apply(event, self.now);
         for effect in &effects {
             match effect {
                 Effect::Reply { member, request, outcome: Ok(Verdict::Pending), .. } => {
@@ -107,25 +109,27 @@ impl Watched {
     }
 
     fn memory_of(&mut self, kind: Kind, chunks: &[u64], table: bool, mutable: bool, kept: bool) -> Arc<Memory> {
-        let (chunks, table) = self.donate(chunks, table);
-        let reserved = if mutable { RESERVED } else { 0 };
+        let (chunks, table) = self.donate(kind, chunks, table);
+        let reserved = if mutable && kind != Kind::Legacy { RESERVED } else { 0 };
         let place = if kind == Kind::Host { Place::Host } else { GPU };
-        Arc::new(Memory { kind, place, chunks, table, tensors: 1, mutable, reserved, kept })
+        let handles = if kind == Kind::Legacy { vec![HANDLE; chunks.len()] } else { Vec::new() };
+        Arc::new(Memory { kind, place, chunks, handles, table, tensors: 1, mutable, reserved, kept })
     }
 
-    fn donate(&mut self, chunks: &[u64], table: bool) -> (Vec<Chunk>, Table) {
+    fn donate(&mut self, kind: Kind, chunks: &[u64], table: bool) -> (Vec<Chunk>, Table) {
         let mut fd = || {
             self.last_fd += 1;
             self.open_fds.insert(FdId(self.last_fd));
             FdId(self.last_fd)
         };
-        let chunks = chunks.iter().map(|bytes| Chunk { bytes: *bytes, fd: fd() }).collect();
+        let chunks: Vec<_> =
+            chunks.iter().map(|bytes| Chunk { bytes: *bytes, fd: (kind != Kind::Legacy).then(&mut fd) }).collect();
         let table = if table { Table::Fd { bytes: 3, fd: fd() } } else { Table::Inline(Arc::from([])) };
         (chunks, table)
     }
 
     fn growth(&mut self, lease: LeaseId, growths: u64, chunks: &[u64]) -> Growth {
-        let (chunks, table) = self.donate(chunks, false);
+        let (chunks, table) = self.donate(Kind::Host, chunks, false);
         Growth { lease, growths, kind: Kind::Host, chunks, table, tensors: 1 }
     }
 
@@ -138,7 +142,7 @@ impl Watched {
     fn commit_call(&mut self, name: &str, mutable: bool, kept: bool) -> Commit {
         let memory = self.memory(&[10], false, mutable, kept);
         self.now += 1;
-        Commit { name: Name::new(name), memory, if_absent: false, claim: None, at: self.now }
+        Commit { name: Name::new(name), memory, if_absent: false, claim: None }
     }
 
     fn ask(&mut self, member: MemberId, call: Call) -> (RequestId, Outcome, Vec<Effect>) {

@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use super::*;
 use crate::registry::{
     effect::{Counts, Handle, Holder, MemberRow, MemberState, NameRow, NoGrowth, Opened, Refused, VersionRow},
+    tombstones::{Ending, Tombstone},
     types::Bound,
 };
 
@@ -22,6 +23,7 @@ pub(super) struct Person {
     pub(super) id: MemberId,
     pub(super) state: MemberState,
     simulated: bool,
+    since: u64,
     last_request: u64,
 }
 
@@ -84,6 +86,9 @@ pub(super) struct Model {
     simulated: bool,
     pub(super) people: Vec<Person>,
     editions: Vec<Edition>,
+    /// The ends of names of legacy memory that are not there.
+    ends: Vec<(Name, Tombstone)>,
+    now: u64,
     /// The highest number given to each name that has an edition.
     numbers: BTreeMap<Name, u64>,
     pub(super) holds: Vec<Hold>,
@@ -100,6 +105,8 @@ impl Model {
             simulated: false,
             people: Vec::new(),
             editions: Vec::new(),
+            ends: Vec::new(),
+            now: 0,
             numbers: BTreeMap::new(),
             holds: Vec::new(),
             rights: Vec::new(),
@@ -115,12 +122,13 @@ impl Model {
         !anything || self.simulated == simulated
     }
 
-    pub(super) fn apply(&mut self, event: &Event) -> Said {
+    pub(super) fn apply(&mut self, event: &Event, at: u64) -> Said {
+        self.now = at;
         let mut said = Said::default();
         match event {
-            Event::Joined { member, identity, .. } => {
+            Event::Joined { member, identity } => {
                 let (state, simulated) = (MemberState::Alive, identity.simulated);
-                self.people.push(Person { id: *member, state, simulated, last_request: 0 });
+                self.people.push(Person { id: *member, state, simulated, since: at, last_request: 0 });
                 self.simulated = simulated;
             }
             Event::Suspected { member } => {
@@ -133,7 +141,7 @@ impl Model {
                 self.give_up_claims(*member, &mut said);
                 self.person(*member).state = MemberState::HeldByChild;
             }
-            Event::Died { member } => self.bury(*member, &mut said),
+            Event::Died { member } => self.bury(*member, Ending::OwnerDied, &mut said),
             Event::Request { member, request, call } => {
                 let person = self.person(*member);
                 let repeated = request.0 <= person.last_request;
@@ -192,7 +200,7 @@ impl Model {
                 if !self.holds.iter().any(|h| h.id == *lease && h.member == member) {
                     return Err(Refused::Stale(Handle::Lease));
                 }
-                self.let_go(*lease, said);
+                self.let_go(*lease, Ending::Withdrawn, said);
                 Ok(Verdict::Done)
             }
             Call::AwaitWithdrawal { lease } => {
@@ -237,8 +245,10 @@ impl Model {
                 self.enqueue(member, request, For::Growth(*lease))
             }
             Call::Remove { name } => {
-                let Some(version) = self.latest(name).map(|e| e.number) else { return Err(unknown(name)) };
-                self.withdraw(name, said);
+                let Some(version) = self.latest(name).map(|e| e.number) else {
+                    return Err(self.unknown(name, None));
+                };
+                self.withdraw(name, Ending::Withdrawn, member, said);
                 let held: Vec<_> = self.holds.iter().filter(|h| h.name == *name).collect();
                 let kept =
                     self.editions.iter().filter(|e| held.iter().any(|h| h.name == e.name && h.number == e.number));
@@ -278,14 +288,15 @@ impl Model {
                         })
                         .map(|e| e.memory.bytes())
                         .sum(),
-                    since: 0,
+                    since: p.since,
                     simulated: p.simulated,
                 });
                 Ok(Verdict::Members { members: rows.collect(), more: false })
             }
             Call::Status => {
                 let at = |place| {
-                    let chunks = self.editions.iter().filter(|e| e.memory.place == place).map(|e| e.memory.bytes());
+                    let chunks =
+                        self.editions.iter().filter(|e| e.memory.place == place).map(|e| e.memory.held_bytes());
                     let tables = self.editions.iter().filter(|_| place == Place::Host).map(|e| e.memory.table_bytes());
                     (place, chunks.chain(tables).sum::<u64>())
                 };
@@ -297,7 +308,7 @@ impl Model {
                     .map(|name| {
                         let of_name = self.editions.iter().filter(|e| e.name == *name);
                         let newest = of_name.clone().max_by_key(|e| e.number).unwrap();
-                        (name.clone(), newest.memory.place, of_name.map(|e| e.memory.bytes()).sum::<u64>())
+                        (name.clone(), newest.memory.place, of_name.map(|e| e.memory.held_bytes()).sum::<u64>())
                     })
                     .collect();
                 largest.sort_by_key(|(name, _, bytes)| (std::cmp::Reverse(*bytes), name.clone()));
@@ -321,7 +332,7 @@ impl Model {
                 Ok(Verdict::Done)
             }
             Call::Leave => {
-                self.bury(member, said);
+                self.bury(member, Ending::Withdrawn, said);
                 Ok(Verdict::Done)
             }
             Call::Ping => Ok(Verdict::Done),
@@ -330,7 +341,7 @@ impl Model {
     }
 
     fn commit(&mut self, member: MemberId, request: RequestId, commit: &Commit, said: &mut Said) -> Outcome {
-        let Commit { name, memory, if_absent, claim, at } = commit;
+        let Commit { name, memory, if_absent, claim } = commit;
         if let Some(claim) = claim
             && !self.rights.iter().any(|r| r.id == *claim && r.member == member && r.name == *name)
         {
@@ -341,10 +352,11 @@ impl Model {
         }
         let names = self.names() + u64::from(self.latest(name).is_none());
         over(Bound::Names, self.bounds.names, names)?;
-        over(Bound::Bytes, self.bounds.bytes, self.bytes() + memory.bytes() + memory.table_bytes())?;
+        over(Bound::Bytes, self.bounds.bytes, self.bytes() + memory.held_bytes() + memory.table_bytes())?;
         over(Bound::Fds, self.bounds.fds, self.fds() + memory.fds().len() as u64)?;
         over(Bound::Leases, self.bounds.leases, self.leases_of(member) + 1)?;
 
+        self.ends.retain(|(ended, _)| ended != name);
         let number = self.numbers.entry(name.clone()).or_default();
         *number += 1;
         let number = *number;
@@ -355,7 +367,7 @@ impl Model {
             number,
             memory: Arc::clone(memory),
             committer: 100 + member.0 as u32,
-            at: *at,
+            at: self.now,
             owner: Some(lease),
             growths: 0,
             grown_by: None,
@@ -450,10 +462,11 @@ impl Model {
         }
         match (self.numbers.get(name), version) {
             (Some(last), Some(v)) if v <= last || !wait => {
-                Err(Refused::VersionNotFound { name: name.clone(), version: *v, latest })
+                let not_found = Refused::VersionNotFound { name: name.clone(), version: *v, latest };
+                Err(self.end_of(name, *version).unwrap_or(not_found))
             }
             _ if *wait => self.enqueue(member, request, For::Open(open.clone())),
-            _ => Err(unknown(name)),
+            _ => Err(self.unknown(name, *version)),
         }
     }
 
@@ -489,10 +502,16 @@ impl Model {
         Ok(Verdict::Pending)
     }
 
-    fn let_go(&mut self, lease: LeaseId, said: &mut Said) {
-        let owned = self.editions.iter().find(|e| e.latest && e.owner == Some(lease) && !e.memory.kept);
-        if let Some(name) = owned.map(|e| e.name.clone()) {
-            self.withdraw(&name, said);
+    fn let_go(&mut self, lease: LeaseId, ending: Ending, said: &mut Said) {
+        let hold = self.holds.iter().find(|h| h.id == lease).unwrap();
+        let (name, owner) = (hold.name.clone(), hold.member);
+        if let Some(edition) = self.editions.iter_mut().find(|e| e.owner == Some(lease) && !e.memory.kept) {
+            if edition.latest {
+                self.withdraw(&name, ending, owner, said);
+            } else if edition.memory.kind == Kind::Legacy {
+                edition.withdrawn = true;
+                self.tell_withdrawn(said);
+            }
         }
         for waiting in self.queue.clone() {
             if matches!(waiting.for_what, For::Withdrawal(l) | For::Growth(l) if l == lease) {
@@ -508,24 +527,44 @@ impl Model {
         }
     }
 
-    fn withdraw(&mut self, name: &Name, said: &mut Said) {
+    fn withdraw(&mut self, name: &Name, ending: Ending, by: MemberId, said: &mut Said) {
+        if let Some(latest) = self.latest(name).filter(|e| e.memory.kind == Kind::Legacy) {
+            let tombstone = Tombstone { ending, version: latest.number, pid: 100 + by.0 as u32, at: self.now };
+            self.ends.push((name.clone(), tombstone));
+        }
         for edition in self.editions.iter_mut().filter(|e| e.name == *name) {
             (edition.latest, edition.withdrawn) = (false, true);
         }
+        self.tell_withdrawn(said);
+    }
+
+    fn tell_withdrawn(&mut self, said: &mut Said) {
         for waiting in self.queue.clone() {
             if let For::Withdrawal(lease) = &waiting.for_what
-                && self.holds.iter().any(|h| h.id == *lease && h.name == *name)
+                && let Some(hold) = self.holds.iter().find(|h| h.id == *lease)
+                && self.editions.iter().any(|e| e.name == hold.name && e.number == hold.number && e.withdrawn)
             {
                 self.tell(&waiting, Ok(Verdict::Withdrawn), said);
             }
         }
     }
 
-    fn bury(&mut self, member: MemberId, said: &mut Said) {
+    fn end_of(&self, name: &Name, version: Option<u64>) -> Option<Refused> {
+        let (_, tombstone) = self.ends.iter().find(|(ended, _)| ended == name)?;
+        let meant = version.is_none() || version == Some(tombstone.version);
+        meant.then(|| Refused::Ended { name: name.clone(), tombstone: *tombstone })
+    }
+
+    fn unknown(&self, name: &Name, version: Option<u64>) -> Refused {
+        let not_found = Refused::NotFound { name: name.clone(), near: Vec::new() };
+        self.end_of(name, version).unwrap_or(not_found)
+    }
+
+    fn bury(&mut self, member: MemberId, ending: Ending, said: &mut Said) {
         self.queue.retain(|q| q.member != member);
         self.give_up_claims(member, said);
         let holds: Vec<_> = self.holds.iter().filter(|h| h.member == member).map(|h| h.id).collect();
-        holds.into_iter().for_each(|lease| self.let_go(lease, said));
+        holds.into_iter().for_each(|lease| self.let_go(lease, ending, said));
         self.people.retain(|p| p.id != member);
     }
 
@@ -606,7 +645,7 @@ impl Model {
     }
 
     fn bytes(&self) -> u64 {
-        self.editions.iter().map(|e| e.memory.bytes() + e.memory.table_bytes()).sum()
+        self.editions.iter().map(|e| e.memory.held_bytes() + e.memory.table_bytes()).sum()
     }
 
     fn fds(&self) -> u64 {
@@ -616,10 +655,6 @@ impl Model {
     fn leases_of(&self, member: MemberId) -> u64 {
         self.holds.iter().filter(|h| h.member == member).count() as u64
     }
-}
-
-fn unknown(name: &Name) -> Refused {
-    Refused::NotFound { name: name.clone(), near: Vec::new() }
 }
 
 fn over(bound: Bound, allowed: u64, needed: u64) -> Result<(), Refused> {

@@ -80,7 +80,7 @@ fn ask() -> impl Strategy<Value = Ask> {
     let version = prop_oneof![2 => Just(None), 1 => (1..5_u64).prop_map(Some)];
     let commit = (
         name.clone(),
-        prop_oneof![3 => Just(Kind::Host), 1 => Just(Kind::Vmm)],
+        prop_oneof![3 => Just(Kind::Host), 1 => Just(Kind::Vmm), 2 => Just(Kind::Legacy)],
         prop::collection::vec(0..10_u64, 0..3),
         any::<bool>(),
         any::<bool>(),
@@ -144,7 +144,7 @@ impl Run {
                 let pid = 100 + member.0 as u32;
                 let identity =
                     Identity { pid, uid: 0, command: format!("member {member}").into(), simulated: *simulated };
-                self.both(Event::Joined { member, identity, at: 0 });
+                self.both(Event::Joined { member, identity });
             }
             Step::Join(_) => {}
             Step::Suspect(who) => self.if_in(*who, MemberState::Alive, |member| Event::Suspected { member }),
@@ -183,7 +183,7 @@ impl Run {
     }
 
     fn both(&mut self, event: Event) {
-        let expected = self.model.apply(&event);
+        let expected = self.model.apply(&event, self.watched.now);
         let request = match &event {
             Event::Request { member, request, .. } => Some((*member, *request)),
             _ => None,
@@ -226,10 +226,9 @@ impl Run {
             Ask::Commit { name: of, kind, chunks, table, mutable, kept, if_absent, claim: by } => {
                 Call::Commit(Commit {
                     name: name(*of),
-                    memory: self.watched.memory_of(*kind, chunks, *table, *mutable, *kept),
+                    memory: self.watched.memory_of(*kind, chunks, *table, *mutable, *kept && *kind != Kind::Legacy),
                     if_absent: *if_absent,
                     claim: by.map(|i| claim(&self.model, i)),
-                    at: self.watched.now,
                 })
             }
             Ask::Open { name: of, version, write, wait } => Call::Open(Open {
@@ -249,7 +248,7 @@ impl Run {
             Ask::Grow { lease: of, kind, behind, chunks, table } => {
                 let lease = lease(&self.model, *of);
                 let growths = self.model.held(member, lease).map_or(0, |edition| edition.growths);
-                let (chunks, table) = self.watched.donate(chunks, *table);
+                let (chunks, table) = self.watched.donate(Kind::Host, chunks, *table);
                 let growths = growths + u64::from(*behind);
                 Call::Grow(Growth { lease, growths, kind: *kind, chunks, table, tensors: 1 })
             }

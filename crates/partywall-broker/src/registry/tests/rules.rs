@@ -3,6 +3,7 @@
 use super::*;
 use crate::registry::{
     effect::{Handle, MemberState, NoGrowth, Refused},
+    tombstones::{Ending, Tombstone},
     types::Bound,
 };
 
@@ -266,7 +267,7 @@ fn limits_name_themselves_and_change_nothing() {
     let over = |bound, allowed, needed| Err(Refused::Limit { bound, allowed, needed });
     let commit = |w: &mut Watched, name: &str, chunks: &[u64], table| {
         let memory = w.memory(chunks, table, false, true);
-        w.ask(a, Call::Commit(Commit { name: Name::new(name), memory, if_absent: false, claim: None, at: 0 })).1
+        w.ask(a, Call::Commit(Commit { name: Name::new(name), memory, if_absent: false, claim: None })).1
     };
     assert!(commit(&mut w, "a", &[10], false).is_ok());
     assert_eq!(commit(&mut w, "b", &[10, 3], true), over(Bound::Bytes, 25, 26), "a table counts");
@@ -290,7 +291,7 @@ fn no_sum_overflows_even_without_a_limit() {
     w.join(a);
     for _ in 0..3 {
         let memory = w.memory(&[u64::MAX, 7], true, false, true);
-        let commit = Commit { name: name("x"), memory, if_absent: false, claim: None, at: 0 };
+        let commit = Commit { name: name("x"), memory, if_absent: false, claim: None };
         assert!(matches!(w.ask(a, Call::Commit(commit)).1, Err(Refused::Limit { bound: Bound::Bytes, .. })));
     }
 }
@@ -364,8 +365,8 @@ fn listings_come_in_pages_that_fit_a_message() {
     for i in 0..1000 {
         let memory = w.memory(&[1], false, false, true);
         let name = Name::new(format!("{i:04}{}", "x".repeat(251)));
-        let call = Call::Commit(Commit { name, memory, if_absent: false, claim: None, at: 0 });
-        w.registry.apply(Event::Request { member: a, request: RequestId(i + 1), call });
+        let call = Call::Commit(Commit { name, memory, if_absent: false, claim: None });
+        w.registry.apply(Event::Request { member: a, request: RequestId(i + 1), call }, 0);
     }
     let (mut after, mut seen, mut pages) = (None, Vec::new(), 0);
     loop {
@@ -503,4 +504,86 @@ fn growths_are_bounded() {
     assert_eq!(w.grow(a, lease, 1, &[]).0, Ok(Verdict::Done), "only the table");
     assert_eq!(w.grow(a, lease, 2, &[]).0, Ok(Verdict::Done));
     assert_eq!(w.grow(a, lease, 3, &[]).0, over(Bound::Growths, 3, 4));
+}
+
+fn publish(w: &mut Watched, member: MemberId, name: &str) -> (u64, LeaseId) {
+    let memory = w.memory_of(Kind::Legacy, &[10], false, false, false);
+    let commit = Commit { name: Name::new(name), memory, if_absent: false, claim: None };
+    match w.ask(member, Call::Commit(commit)).1 {
+        Ok(Verdict::Committed { version, lease }) => (version, lease),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn ended(outcome: Outcome) -> Tombstone {
+    match outcome {
+        Err(Refused::Ended { tombstone, .. }) => tombstone,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn who_asks_for_legacy_memory_is_told_how_it_ended() {
+    let (mut w, [a, b, c]) = Watched::with_members();
+    let (_, lease) = publish(&mut w, a, "x");
+    let held = w.opened(b, "x");
+    w.now = 7;
+    w.release(a, lease);
+    let tombstone = Tombstone { ending: Ending::Withdrawn, version: 1, pid: 101, at: 7 };
+    assert_eq!(ended(w.open(b, "x", None, false)), tombstone);
+    assert_eq!(ended(w.open(b, "x", Some(1), true)), tombstone, "version 1 is never to be had again");
+    assert_eq!(ended(w.ask(b, Call::Remove { name: name("x") }).1), tombstone);
+    assert_eq!(closed(&w.release(b, held.lease)), [], "nothing was kept for it");
+    assert_eq!(ended(w.ask(b, Call::Inspect { name: name("x"), version: None }).1), tombstone);
+    assert!(not_found(w.open(b, "x", Some(2), false)));
+
+    publish(&mut w, a, "x");
+    w.apply(Event::Died { member: a });
+    assert_eq!(ended(w.open(b, "x", None, false)), Tombstone { ending: Ending::OwnerDied, ..tombstone });
+
+    publish(&mut w, b, "x");
+    let _ = w.ask(c, Call::Remove { name: name("x") });
+    assert_eq!(ended(w.open(b, "x", None, false)), Tombstone { pid: 103, ..tombstone });
+    publish(&mut w, c, "x");
+    let _ = w.ask(c, Call::Leave);
+    assert_eq!(ended(w.open(b, "x", None, false)), Tombstone { pid: 103, version: 2, ..tombstone }, "b holds 1");
+
+    w.commit(b, "x", false);
+    let _ = w.ask(b, Call::Remove { name: name("x") });
+    assert!(not_found(w.open(b, "x", None, false)), "it was of another kind the last time");
+}
+
+#[test]
+fn who_waits_for_legacy_memory_goes_on_waiting_when_its_publisher_dies() {
+    let (mut w, [a, b, c]) = Watched::with_members();
+    assert_eq!(w.open(b, "x", Some(2), true), Ok(Verdict::Pending));
+    publish(&mut w, a, "x");
+    assert_eq!(notices(&w.apply(Event::Died { member: a })), []);
+    assert_eq!(w.open(b, "x", None, true), Ok(Verdict::Pending));
+    assert!(matches!(w.open(c, "x", None, false), Err(Refused::Ended { .. })));
+    publish(&mut w, c, "x");
+    assert_eq!(w.registry.leases.len(), 2, "one of those who waited has got it");
+}
+
+#[test]
+fn an_older_version_of_legacy_memory_ends_with_its_publisher_too() {
+    let (mut w, [a, b]) = Watched::with_members();
+    let (_, lease) = publish(&mut w, a, "x");
+    let held = w.opened(b, "x");
+    let (awaits, outcome, _) = w.ask(b, Call::AwaitWithdrawal { lease: held.lease });
+    assert_eq!(outcome, Ok(Verdict::Pending));
+    w.commit(b, "x", false);
+    let effects = w.release(a, lease);
+    assert_eq!(notices(&effects), [(b, awaits, Ok(Verdict::Withdrawn))]);
+    assert!(matches!(w.open(a, "x", Some(1), false), Err(Refused::VersionNotFound { latest: Some(2), .. })));
+    assert_eq!(w.opened(a, "x").version, 2);
+}
+
+#[test]
+fn legacy_memory_counts_for_no_limit_on_what_the_broker_keeps() {
+    let mut w = Watched::new(Bounds { bytes: 5, fds: 0, ..UNBOUNDED });
+    w.join(MemberId(1));
+    publish(&mut w, MemberId(1), "x");
+    let Ok(Verdict::Status(counts)) = w.ask(MemberId(1), Call::Status).1 else { panic!("a status") };
+    assert_eq!((counts.versions, counts.fds, &counts.bytes), (1, 0, &Vec::new()));
 }

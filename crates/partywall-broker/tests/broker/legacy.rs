@@ -1,0 +1,76 @@
+//! Memory that only its publisher keeps: the broker knows handles of it, and how it ended.
+
+use partywall_wire::{Answer, Call, Commit, Ending, Kind, LegacyHandle, Place, Refusal};
+
+use crate::{
+    common::{Client, TestBroker, eventually, host_commit, open, opened},
+    roles::Role,
+};
+
+const HANDLE: LegacyHandle = LegacyHandle { origin: [1; 16], driver: [[2; 32], [3; 32]] };
+
+pub(crate) fn commit(name: &str) -> Commit {
+    Commit { kind: Kind::Legacy, place: Place::Gpu([7; 16]), handles: vec![HANDLE; 2], ..host_commit(name, &[8, 9]) }
+}
+
+fn publish(client: &mut Client, name: &str) -> u64 {
+    match client.ask(Call::Commit(commit(name))) {
+        Ok(Answer::Committed { lease, .. }) => lease,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn handles_come_out_as_they_went_in() {
+    let broker = TestBroker::start();
+    let (mut publisher, mut reader) = (broker.client(), broker.client());
+    publish(&mut publisher, "x");
+    let (outcome, fds) = reader.open("x");
+    let found = opened(outcome);
+    assert_eq!((found.kind, &found.handles, &found.chunks), (Kind::Legacy, &vec![HANDLE; 2], &vec![8, 9]));
+    assert!(fds.is_empty());
+    let status = reader.status();
+    assert_eq!((status.fds, status.bytes, status.versions), (0, Vec::new(), 1));
+}
+
+#[test]
+fn legacy_commits_that_contradict_themselves_are_refused() {
+    let broker = TestBroker::start();
+    let mut client = broker.client();
+    let fd = partywall_os::memfd::frozen("partywall:test", &[0; 8]).unwrap();
+    for bad in [
+        Commit { handles: vec![HANDLE], ..commit("x") },
+        Commit { place: Place::Host, ..commit("x") },
+        Commit { kept: true, ..commit("x") },
+        Commit { handles: vec![HANDLE; 2], ..host_commit("x", &[8, 9]) },
+        Commit { chunks: vec![u64::MAX, 1], ..commit("x") },
+    ] {
+        let outcome = client.ask(Call::Commit(bad.clone()));
+        assert!(matches!(outcome, Err(Refusal::Invalid { .. })), "{bad:?}: {outcome:?}");
+    }
+    let outcome = client.ask_with(Call::Commit(commit("x")), &[&fd]).0;
+    assert!(matches!(outcome, Err(Refusal::Invalid { .. })), "it needs no file descriptor: {outcome:?}");
+}
+
+#[test]
+fn a_publisher_that_is_killed_is_told_from_one_that_leaves() {
+    let broker = TestBroker::start();
+    let mut watcher = broker.client();
+    let mut leaver = broker.client();
+    publish(&mut leaver, "left");
+    leaver.ask(Call::Bye).unwrap();
+    let ending = |client: &mut Client, name: &str| match client.open(name).0 {
+        Err(Refusal::Ended { version: 1, ending, pid, at, .. }) => (ending, pid, at > 0),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(ending(&mut watcher, "left"), (Ending::Withdrawn, std::process::id(), true));
+
+    let mut killed = Role::start("publisher", &broker.socket);
+    assert_eq!(killed.says(), "published");
+    let pid = killed.pid();
+    assert!(watcher.open("theirs").0.is_ok());
+    killed.kill();
+    eventually("its death is proved", || watcher.open("theirs").0.is_err());
+    assert_eq!(ending(&mut watcher, "theirs"), (Ending::OwnerDied, pid, true));
+    assert_eq!(watcher.ask(open("theirs", true)), Ok(Answer::Pending), "somebody may publish it again");
+}
