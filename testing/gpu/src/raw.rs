@@ -10,7 +10,7 @@
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::fmt;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -348,7 +348,7 @@ pub(crate) fn in_fork(child: impl FnOnce() -> u8) -> Result<u8, String> {
 }
 
 /// The number of a descriptor, as the driver takes it in the place of a pointer.
-pub(crate) fn number(descriptor: impl AsFd) -> u64 {
+pub(crate) fn number(descriptor: BorrowedFd<'_>) -> u64 {
     // A descriptor that is open is not negative.
-    u64::from(descriptor.as_fd().as_raw_fd().unsigned_abs())
+    u64::from(descriptor.as_raw_fd().unsigned_abs())
 }

@@ -1,7 +1,7 @@
 //! What the driver facts are checked with: questions to the driver whose answers are told, memory that is given back
 //! at the end, and other processes.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::ffi::CStr;
 use std::fmt::Debug;
@@ -21,8 +21,8 @@ use crate::raw::{
 /// One process's part in checking a fact.
 pub(crate) struct Check {
     pub(crate) cuda: Cuda,
-    /// What differed from what was expected.
-    differences: RefCell<Vec<String>>,
+    /// How many answers differed from what was expected. They were told when they came.
+    differences: Cell<usize>,
     /// How to give back what the helpers made, in the order in which they made it.
     undo: RefCell<Vec<Undo>>,
     kernels: RefCell<Option<Kernels>>,
@@ -44,20 +44,20 @@ impl Check {
     pub(crate) fn new() -> Result<Self, String> {
         Ok(Self {
             cuda: Cuda::load()?,
-            differences: RefCell::default(),
+            differences: Cell::default(),
             undo: RefCell::default(),
             kernels: RefCell::default(),
         })
     }
 
-    /// The end of a check: gives back what the helpers made and tells all differences.
+    /// The end of a check: gives back what the helpers made.
     pub(crate) fn finish(self, outcome: Result<(), String>) -> Result<(), String> {
-        outcome.map_err(|error| format!("{error}\n{}", self.differences.borrow().join("\n")))?;
+        outcome?;
         for undo in self.undo.take().into_iter().rev() {
             undo(&self.cuda).ok().map_err(|error| format!("{error}, which was to give something back"))?;
         }
-        let differences = self.differences.into_inner();
-        ensure(differences.is_empty(), || differences.join("\n"))
+        let differences = self.differences.get();
+        ensure(differences == 0, || format!("{differences} answers differ from the fact"))
     }
 
     /// Nothing is given back: the context is lost, or a stream is to stay blocked.
@@ -75,9 +75,8 @@ impl Check {
         if found == expected {
             say(&format!("{question}: {found:?}"));
         } else {
-            let difference = format!("{question}: expected {expected:?}, the driver answered {found:?}");
-            say(&difference);
-            self.differences.borrow_mut().push(difference);
+            say(&format!("DIFFERS  {question}: expected {expected:?}, the driver answered {found:?}"));
+            self.differences.set(self.differences.get() + 1);
         }
     }
 
@@ -123,7 +122,7 @@ impl Check {
 
     pub(crate) fn import(&self, descriptor: impl AsFd) -> Result<Handle, String> {
         let mut handle = 0;
-        self.cuda.mem_import(&mut handle, raw::number(descriptor), raw::POSIX_FD).ok()?;
+        self.cuda.mem_import(&mut handle, raw::number(descriptor.as_fd()), raw::POSIX_FD).ok()?;
         self.undo(move |cuda| cuda.mem_release(handle));
         Ok(handle)
     }
