@@ -1,6 +1,7 @@
 //! The entry points, called as a program calls them. What needs other settings, or ends in a fault, runs in a process
 //! of its own: this binary again, with one test and a role.
 
+mod events;
 mod faults;
 mod memory;
 mod peer;
@@ -158,6 +159,13 @@ impl SharedWords {
     fn word(&self, index: usize) -> &AtomicU64 {
         // SAFETY: within the mapping, which stays; other processes use atomics too.
         unsafe { AtomicU64::from_ptr(self.map.cast::<u64>().add(index)) }
+    }
+
+    /// Waits until a word is not zero any more.
+    fn wait(&self, index: usize) {
+        while self.word(index).load(Ordering::Acquire) == 0 {
+            thread::yield_now();
+        }
     }
 
     fn store(&self, index: usize, value: u64) {

@@ -51,9 +51,7 @@ fn a_kill_in_the_middle_of_a_copy_leaves_a_prefix() {
     let words = SharedWords::new(BYTES);
     // On average 10 s for the whole copy.
     let mut copier = play(TEST, "copy", &[("SIMCUDA_DELAY", "20000")], Some(&words));
-    while words.word(0).load(std::sync::atomic::Ordering::Acquire) == 0 {
-        std::thread::yield_now();
-    }
+    words.wait(0);
     copier.kill();
     // SAFETY: mapped by this process, and nobody writes any more.
     let bytes = unsafe { std::slice::from_raw_parts(words.map, BYTES) };

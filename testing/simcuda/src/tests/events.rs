@@ -1,0 +1,109 @@
+//! Events between processes.
+
+use super::{SharedWords, answer, begin, is_done, must, never, new_stream, play, role, synchronize};
+use crate::abi::{Code, Handle, IpcHandle};
+use crate::event::{
+    cuEventCreate, cuEventDestroy_v2, cuEventQuery, cuEventRecord, cuIpcGetEventHandle, cuIpcOpenEventHandle,
+};
+use crate::memop::cuStreamWaitValue64_v2;
+use crate::stream::cuStreamWaitEvent;
+
+/// Interprocess, without timing.
+const SHARED: u32 = 4 | 2;
+
+/// Where in the words the handle of an event lies.
+const HANDLE: usize = 8;
+
+fn new_event() -> Handle {
+    let mut event = 0;
+    must!(cuEventCreate(&mut event, SHARED));
+    event
+}
+
+fn export(event: Handle) -> IpcHandle {
+    let mut handle = IpcHandle([0; 64]);
+    must!(cuIpcGetEventHandle(&mut handle, event));
+    handle
+}
+
+/// Records an event behind a wait for word 0, and tells of it in word 1 and behind [`HANDLE`]. Goes on until word 2.
+fn record_behind_a_wait() {
+    begin();
+    let words = SharedWords::inherited(4096);
+    let (stream, event) = (new_stream(), new_event());
+    must!(cuStreamWaitValue64_v2(stream, words.device, 1, 0));
+    must!(cuEventRecord(event, stream));
+    for (index, bytes) in export(event).0.chunks(8).enumerate() {
+        words.store(HANDLE + index, u64::from_ne_bytes(bytes.try_into().unwrap()));
+    }
+    words.store(1, 1);
+    words.wait(2);
+}
+
+/// The event of another process that plays [`record_behind_a_wait`], and a stream that waits for it.
+fn wait_for_it(words: &SharedWords) -> (Handle, Handle) {
+    words.wait(1);
+    let mut handle = [0; 64];
+    for (index, bytes) in handle.chunks_mut(8).enumerate() {
+        bytes.copy_from_slice(&words.word(HANDLE + index).load(std::sync::atomic::Ordering::Acquire).to_ne_bytes());
+    }
+    let (stream, mut event) = (new_stream(), 0);
+    must!(cuIpcOpenEventHandle(&mut event, IpcHandle(handle)));
+    must!(cuStreamWaitEvent(stream, event, 0));
+    (event, stream)
+}
+
+#[test]
+fn a_stream_waits_for_the_record_of_another_process() {
+    const TEST: &str = "tests::events::a_stream_waits_for_the_record_of_another_process";
+    if role().is_some() {
+        return record_behind_a_wait();
+    }
+    begin();
+    let words = SharedWords::new(4096);
+    let recorder = play(TEST, "recorder", &[], Some(&words));
+    let (event, stream) = wait_for_it(&words);
+    assert_eq!(answer!(cuEventQuery(event)), Code::NOT_READY);
+    assert!(!is_done(stream));
+    words.store(0, 1);
+    synchronize(stream);
+    must!(cuEventQuery(event));
+    assert_eq!(answer!(cuIpcGetEventHandle(&mut IpcHandle([0; 64]), event)), Code::INVALID_HANDLE, "not its maker");
+    words.store(2, 1);
+    recorder.succeeds();
+}
+
+#[test]
+fn nobody_releases_who_waits_for_the_event_of_a_killed_process() {
+    const TEST: &str = "tests::events::nobody_releases_who_waits_for_the_event_of_a_killed_process";
+    match role().as_deref() {
+        None => play(TEST, "waiter", &[], None).succeeds(),
+        // A process of its own: its stream waits for ever.
+        Some("waiter") => {
+            begin();
+            let words = SharedWords::new(4096);
+            let mut recorder = play(TEST, "recorder", &[], Some(&words));
+            let (event, stream) = wait_for_it(&words);
+            recorder.kill();
+            words.store(0, 1);
+            never(|| is_done(stream));
+            assert_eq!(answer!(cuEventQuery(event)), Code::NOT_READY);
+        }
+        Some(_) => record_behind_a_wait(),
+    }
+}
+
+#[test]
+fn handles_are_for_other_processes_and_for_as_long_as_the_event_lives() {
+    begin();
+    let event = new_event();
+    let handle = export(event);
+    assert_eq!(export(event), handle);
+    assert_eq!(answer!(cuIpcOpenEventHandle(&mut 0, handle)), Code::INVALID_CONTEXT);
+    assert_eq!(answer!(cuIpcOpenEventHandle(&mut 0, IpcHandle([0; 64]))), Code::INVALID_VALUE);
+    must!(cuEventDestroy_v2(event));
+    assert_eq!(answer!(cuEventQuery(event)), Code::INVALID_HANDLE);
+    let mut private = 0;
+    must!(cuEventCreate(&mut private, 2));
+    assert_eq!(answer!(cuIpcGetEventHandle(&mut IpcHandle([0; 64]), private)), Code::INVALID_HANDLE);
+}
