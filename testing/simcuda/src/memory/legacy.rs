@@ -64,6 +64,9 @@ fn open(context: &Ctx, handle: IpcHandle) -> Result<DevicePtr, Code> {
         None => {
             let backing = Backing::import(file)?;
             let bytes = backing.bytes() as u64;
+            if offset >= bytes {
+                return Err(Code::INVALID_VALUE);
+            }
             let device = state::devices().iter().position(|device| device.physical == payload[9]);
             let (address, id) = (memory.space.take(bytes, 0)?, memory.number());
             let kind = Kind::Opened { by: context.device, inode };

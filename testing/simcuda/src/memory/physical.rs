@@ -103,6 +103,7 @@ entry_points! {
         let exportable = !physical.imported && physical.properties.requested_handle_types & kind != 0;
         if shareable.is_null() || kind != POSIX_FD || flags != 0 || !exportable { return Err(Code::INVALID_VALUE); }
         let file = physical.backing.file().expect("memory of a device is a file");
+        // Without close-on-exec, so that a program which forgets the flag is found out.
         let descriptor = rustix::io::dup(file).map_err(|_| Code::OPERATING_SYSTEM)?.into_raw_fd();
         ledger::record_fd(descriptor, physical.backing.bytes() as u64);
         store(shareable.cast(), descriptor)

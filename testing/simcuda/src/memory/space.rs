@@ -31,8 +31,10 @@ impl Space {
     /// # Errors
     /// `OUT_OF_MEMORY`.
     pub(crate) fn take(&mut self, bytes: u64, alignment: u64) -> Result<DevicePtr, Code> {
-        let bytes = bytes.checked_next_multiple_of(GRANULE).ok_or(Code::OUT_OF_MEMORY)?;
-        let alignment = alignment.max(GRANULE);
+        if bytes > AREA || alignment > AREA {
+            return Err(Code::OUT_OF_MEMORY);
+        }
+        let (bytes, alignment) = (bytes.next_multiple_of(GRANULE), alignment.max(GRANULE));
         let mut address = self.start.next_multiple_of(alignment);
         for (start, length) in &self.taken {
             if address + bytes <= *start {
@@ -40,8 +42,7 @@ impl Space {
             }
             address = address.max((start + length).next_multiple_of(alignment));
         }
-        let end = address.checked_add(bytes).ok_or(Code::OUT_OF_MEMORY)?;
-        if end > self.start + AREA {
+        if address + bytes > self.start + AREA {
             return Err(Code::OUT_OF_MEMORY);
         }
         self.taken.insert(address, bytes);

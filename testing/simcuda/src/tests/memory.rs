@@ -68,6 +68,9 @@ fn import(descriptor: i32) -> Result<u64, Code> {
 
 #[test]
 fn physical_memory_comes_in_granules_and_is_mapped_whole() {
+    if !in_a_process("tests::memory::physical_memory_comes_in_granules_and_is_mapped_whole", &[]) {
+        return;
+    }
     begin();
     for bytes in [0, 1, 4096, GRANULE + 1] {
         assert_eq!(create(bytes), Err(Code::INVALID_VALUE));
@@ -101,6 +104,9 @@ fn physical_memory_comes_in_granules_and_is_mapped_whole() {
 
 #[test]
 fn an_import_is_the_same_memory_and_cannot_be_exported() {
+    if !in_a_process("tests::memory::an_import_is_the_same_memory_and_cannot_be_exported", &[]) {
+        return;
+    }
     begin();
     let handle = create(GRANULE).unwrap();
     let (descriptor, first) = (export(handle), map(handle, GRANULE, READ_WRITE));
@@ -182,6 +188,9 @@ fn shared(bytes: usize, rights: ProtFlags) -> *mut c_void {
 
 #[test]
 fn host_memory_is_registered_once() {
+    if !in_a_process("tests::memory::host_memory_is_registered_once", &[]) {
+        return;
+    }
     begin();
     let memory = shared(8192, ProtFlags::READ | ProtFlags::WRITE);
     assert_eq!(answer!(cuMemHostUnregister(memory)), Code::HOST_MEMORY_NOT_REGISTERED);
@@ -209,6 +218,9 @@ fn host_memory_is_registered_once() {
 
 #[test]
 fn pointers_say_what_they_are() {
+    if !in_a_process("tests::memory::pointers_say_what_they_are", &[]) {
+        return;
+    }
     begin();
     let stream = new_stream();
     let plain = device_memory(1000);
@@ -260,6 +272,31 @@ fn pointers_say_what_they_are() {
     assert_eq!(answer!(cuMemFree_v2(pinned)), Code::INVALID_VALUE);
     must!(cuMemFreeHost(pinned as *mut c_void));
     assert_eq!(answer!(cuMemFreeHost(pinned as *mut c_void)), Code::INVALID_VALUE);
+}
+
+#[test]
+fn addresses_are_reserved_where_they_fit() {
+    if !in_a_process("tests::memory::addresses_are_reserved_where_they_fit", &[]) {
+        return;
+    }
+    begin();
+    let (mut first, mut second) = (0, 0);
+    for (bytes, alignment) in [(0, 0), (4096, 0), (GRANULE, 3)] {
+        assert_eq!(answer!(cuMemAddressReserve(&mut first, bytes, alignment, 0, 0)), Code::INVALID_VALUE);
+    }
+    for (bytes, alignment) in [(1 << 43, 0), (!(GRANULE - 1), 0), (GRANULE, 1 << 63)] {
+        assert_eq!(answer!(cuMemAddressReserve(&mut first, bytes, alignment, 0, 0)), Code::OUT_OF_MEMORY);
+    }
+    must!(cuMemAddressReserve(&mut first, 2 * GRANULE, 1 << 30, 0, 0));
+    assert!(first.is_multiple_of(1 << 30));
+    must!(cuMemAddressReserve(&mut second, GRANULE, 0, first + GRANULE as u64, 0));
+    assert!(!(first..first + 2 * GRANULE as u64).contains(&second), "the wish is taken");
+    must!(cuMemAddressFree(second, GRANULE));
+    assert_eq!(answer!(cuMemAddressFree(first, GRANULE)), Code::INVALID_VALUE, "a half");
+    must!(cuMemAddressFree(first, 2 * GRANULE));
+    must!(cuMemAddressReserve(&mut second, GRANULE, 0, first, 0));
+    assert_eq!(second, first, "the wish is free");
+    must!(cuMemAddressFree(second, GRANULE));
 }
 
 #[test]
