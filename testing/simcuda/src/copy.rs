@@ -134,13 +134,12 @@ fn enqueue_fill<const WIDTH: usize>(
         return Err(Code::INVALID_VALUE);
     }
     let to = Place::device(stream.context(), address, bytes)?;
+    let pattern = value.repeat(PIECE / WIDTH);
     stream.submit(move |runner| {
         in_pieces(runner, bytes, |offset, most| {
             let piece = to.piece(offset, most, Want::Write)?;
-            for element in 0..piece.bytes / WIDTH {
-                // SAFETY: within the piece, which is memory; aligned as the address and the pieces are.
-                unsafe { piece.pointer.cast::<[u8; WIDTH]>().add(element).write(value) };
-            }
+            // SAFETY: the piece is memory of this size, which is at most that of the pattern.
+            unsafe { std::ptr::copy_nonoverlapping(pattern.as_ptr(), piece.pointer, piece.bytes) };
             Ok(piece.bytes)
         })
     })?;

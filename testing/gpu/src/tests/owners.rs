@@ -29,7 +29,7 @@ pub(crate) fn the_device_says_what_it_is() -> Result<(), String> {
     let name = device.name().unwrap();
     assert!(name.contains("NVIDIA") || name == "Simulated GPU", "{name}");
     assert!(device.compute_capability().unwrap() >= (7, 0));
-    assert!(device.total_memory().unwrap() > 1 << 30);
+    assert!(device.total_memory().unwrap() >= 1 << 30);
     assert!(device.supports_vmm().unwrap() && device.supports_posix_fd().unwrap());
     assert!(device.can_access_peer(&device).unwrap());
     let again = Device::by_uuid(driver, device.uuid().unwrap()).unwrap().unwrap();
@@ -91,8 +91,10 @@ pub(crate) fn an_import_is_the_same_memory() -> Result<(), String> {
 pub(crate) fn memory_comes_back() -> Result<(), String> {
     let context = context();
     let stream = Stream::new(&context).unwrap();
-    for _ in 0..200 {
-        let mapping = Mapping::new(memory(&context, 1 << 30), Access::ReadWrite).unwrap();
+    // All of them together are far more than the device has.
+    let bytes = context.memory_info().unwrap().total / 16;
+    for _ in 0..100 {
+        let mapping = Mapping::new(memory(&context, bytes), Access::ReadWrite).unwrap();
         let descriptor = mapping.memory().export().unwrap();
         let imported = PhysicalMemory::import(&context, descriptor.as_fd(), mapping.len()).unwrap();
         let second = Mapping::new(imported, Access::ReadOnly).unwrap();
@@ -162,7 +164,7 @@ pub(crate) fn copies_and_times() -> Result<(), String> {
     assert_eq!(back, &host[..]);
     assert!(!stream.is_capturing().unwrap() && stream.is_done().unwrap());
 
-    let large = Mapping::new(memory(&context, 1 << 30), Access::ReadWrite).unwrap();
+    let large = Mapping::new(memory(&context, 256 * MIB), Access::ReadWrite).unwrap();
     let (start, end) = (Event::new(&context).unwrap(), Event::new(&context).unwrap());
     kernels.enqueue_read(stream, large.as_slice()).unwrap();
     start.record(stream).unwrap();

@@ -1,6 +1,7 @@
 //! Events between processes.
 
-use super::{SharedWords, answer, begin, is_done, must, never, new_stream, play, role, synchronize};
+use super::peer::Peer;
+use super::{SharedWords, answer, begin, is_done, must, never, new_stream, role, synchronize};
 use crate::abi::{Code, Handle, IpcHandle};
 use crate::event::{
     cuEventCreate, cuEventDestroy_v2, cuEventQuery, cuEventRecord, cuIpcGetEventHandle, cuIpcOpenEventHandle,
@@ -61,7 +62,7 @@ fn a_stream_waits_for_the_record_of_another_process() {
     }
     begin();
     let words = SharedWords::new(4096);
-    let recorder = play(TEST, "recorder", &[], Some(&words));
+    let recorder = Peer::start(TEST, "recorder", &[("WORDS", &words.descriptor())]);
     let (event, stream) = wait_for_it(&words);
     assert_eq!(answer!(cuEventQuery(event)), Code::NOT_READY);
     assert!(!is_done(stream));
@@ -77,12 +78,12 @@ fn a_stream_waits_for_the_record_of_another_process() {
 fn nobody_releases_who_waits_for_the_event_of_a_killed_process() {
     const TEST: &str = "tests::events::nobody_releases_who_waits_for_the_event_of_a_killed_process";
     match role().as_deref() {
-        None => play(TEST, "waiter", &[], None).succeeds(),
+        None => Peer::start(TEST, "waiter", &[]).succeeds(),
         // A process of its own: its stream waits for ever.
         Some("waiter") => {
             begin();
             let words = SharedWords::new(4096);
-            let mut recorder = play(TEST, "recorder", &[], Some(&words));
+            let mut recorder = Peer::start(TEST, "recorder", &[("WORDS", &words.descriptor())]);
             let (event, stream) = wait_for_it(&words);
             recorder.kill();
             words.store(0, 1);

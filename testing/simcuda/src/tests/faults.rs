@@ -1,8 +1,9 @@
 //! Faults of work: the context is lost, for good. Each in a process of its own, since it would take the others along.
 
-use super::{
-    SharedWords, answer, begin, device_memory, is_done, kernel, launch, must, new_stream, play, role, synchronize,
-};
+use super::memory::{GRANULE, READ, READ_WRITE, map};
+use super::peer::in_a_process;
+use super::process::create;
+use super::{SharedWords, answer, begin, device_memory, is_done, kernel, launch, must, new_stream, synchronize};
 use crate::abi::Code;
 use crate::context::{cuCtxSynchronize, cuDevicePrimaryCtxRelease_v2};
 use crate::copy::cuMemsetD8_v2;
@@ -12,9 +13,8 @@ use crate::stream::{cuStreamQuery, cuStreamSynchronize};
 
 #[test]
 fn a_kernel_that_leaves_its_memory_takes_the_context_along() {
-    if role().is_none() {
-        return play("tests::faults::a_kernel_that_leaves_its_memory_takes_the_context_along", "wild", &[], None)
-            .succeeds();
+    if !in_a_process("tests::faults::a_kernel_that_leaves_its_memory_takes_the_context_along", &[]) {
+        return;
     }
     begin();
     let (stream, waiting, words) = (new_stream(), new_stream(), SharedWords::new(4096));
@@ -42,6 +42,23 @@ fn a_kernel_that_leaves_its_memory_takes_the_context_along() {
 fn begin_again() {
     begin();
     assert_eq!(answer!(cuCtxSynchronize()), Code::ILLEGAL_ADDRESS);
+}
+
+#[test]
+fn a_kernel_that_writes_through_a_read_only_mapping_takes_the_context_along() {
+    if !in_a_process("tests::faults::a_kernel_that_writes_through_a_read_only_mapping_takes_the_context_along", &[]) {
+        return;
+    }
+    begin();
+    let (stream, fill, double) = (new_stream(), kernel(c"pw_fill"), kernel(c"pw_double"));
+    let memory = create(GRANULE).unwrap();
+    let (writable, read_only) = (map(memory, GRANULE, READ_WRITE), map(memory, GRANULE, READ));
+    assert_eq!(launch(fill, stream, &mut [writable, 16]), Code::SUCCESS);
+    synchronize(stream);
+    assert_eq!(launch(double, stream, &mut [read_only, 16]), Code::SUCCESS, "found out later");
+    assert_eq!(answer!(cuStreamSynchronize(stream)), Code::ILLEGAL_ADDRESS);
+    assert_eq!(answer!(cuCtxSynchronize()), Code::ILLEGAL_ADDRESS);
+    assert_eq!(launch(fill, stream, &mut [writable, 16]), Code::ILLEGAL_ADDRESS, "and for good");
 }
 
 #[test]

@@ -11,9 +11,7 @@ mod sharing;
 mod streams;
 
 use std::ffi::{CStr, CString, c_void};
-use std::io::Read;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use std::{ptr, thread};
@@ -161,6 +159,11 @@ impl SharedWords {
         unsafe { AtomicU64::from_ptr(self.map.cast::<u64>().add(index)) }
     }
 
+    /// The number of its descriptor, for `WORDS`.
+    fn descriptor(&self) -> String {
+        self.file.as_raw_fd().to_string()
+    }
+
     /// Waits until a word is not zero any more.
     fn wait(&self, index: usize) {
         while self.word(index).load(Ordering::Acquire) == 0 {
@@ -176,39 +179,6 @@ impl SharedWords {
 /// The role that this process plays, if it was started for one.
 fn role() -> Option<String> {
     std::env::var(ROLE).ok()
-}
-
-/// This binary, about to run one test in a role. A child that is dropped is killed.
-fn play(test: &str, role: &str, environment: &[(&str, &str)], words: Option<&SharedWords>) -> Role {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args([test, "--exact", "--nocapture"]).env(ROLE, role).envs(environment.iter().copied());
-    if let Some(words) = words {
-        command.env("WORDS", words.file.as_raw_fd().to_string());
-    }
-    Role(command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap())
-}
-
-struct Role(Child);
-
-impl Role {
-    /// Waits for it; it must have succeeded.
-    fn succeeds(mut self) {
-        let mut text = String::new();
-        self.0.stdout.take().unwrap().read_to_string(&mut text).unwrap();
-        assert!(self.0.wait().unwrap().success(), "{text}");
-    }
-
-    fn kill(&mut self) {
-        self.0.kill().unwrap();
-        self.0.wait().unwrap();
-    }
-}
-
-impl Drop for Role {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 const ROLE: &str = "SIMCUDA_TEST_ROLE";

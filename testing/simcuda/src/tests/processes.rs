@@ -1,6 +1,7 @@
 //! What other processes do to a stream, and what a killed one leaves.
 
-use super::{SharedWords, begin, is_done, must, new_stream, pinned, play, role, synchronize};
+use super::peer::{Peer, in_a_process};
+use super::{SharedWords, begin, is_done, must, new_stream, pinned, role, synchronize};
 use crate::copy::{PIECE, cuMemcpyAsync};
 use crate::memop::cuStreamWaitValue64_v2;
 
@@ -17,7 +18,7 @@ fn a_plain_store_of_another_process_ends_a_wait() {
     words.store(0, 5);
     must!(cuStreamWaitValue64_v2(stream, words.device, 6, 0));
     assert!(!is_done(stream));
-    let storer = play(TEST, "store", &[], Some(&words));
+    let storer = Peer::start(TEST, "store", &[("WORDS", &words.descriptor())]);
     synchronize(stream);
     storer.succeeds();
 }
@@ -25,8 +26,8 @@ fn a_plain_store_of_another_process_ends_a_wait() {
 #[test]
 fn a_process_ends_though_a_stream_waits() {
     const TEST: &str = "tests::processes::a_process_ends_though_a_stream_waits";
-    if role().is_none() {
-        return play(TEST, "wait", &[], None).succeeds();
+    if !in_a_process(TEST, &[]) {
+        return;
     }
     begin();
     let (stream, words) = (new_stream(), SharedWords::new(4096));
@@ -50,7 +51,7 @@ fn a_kill_in_the_middle_of_a_copy_leaves_a_prefix() {
     begin();
     let words = SharedWords::new(BYTES);
     // On average 10 s for the whole copy.
-    let mut copier = play(TEST, "copy", &[("SIMCUDA_DELAY", "20000")], Some(&words));
+    let mut copier = Peer::start(TEST, "copy", &[("SIMCUDA_DELAY", "20000"), ("WORDS", &words.descriptor())]);
     words.wait(0);
     copier.kill();
     // SAFETY: mapped by this process, and nobody writes any more.

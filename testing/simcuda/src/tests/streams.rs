@@ -4,9 +4,10 @@ use std::ffi::c_void;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 
+use super::peer::in_a_process;
 use super::{
     SharedWords, answer, begin, context_handle, device_memory, is_done, kernel, launch, make_current, must, never,
-    new_stream, pinned, play, role, synchronize,
+    new_stream, pinned, synchronize,
 };
 use crate::abi::{Code, Handle};
 use crate::capture::cuThreadExchangeStreamCaptureMode;
@@ -40,14 +41,14 @@ fn new_event(flags: u32) -> Handle {
     event
 }
 
-fn with_delays(test: &str) {
-    play(test, "delayed", &[("SIMCUDA_DELAY", "2000"), ("SIMCUDA_SEED", "7")], None).succeeds();
+fn with_delays(test: &str) -> bool {
+    in_a_process(test, &[("SIMCUDA_DELAY", "2000"), ("SIMCUDA_SEED", "7")])
 }
 
 #[test]
 fn without_an_event_streams_overtake_each_other() {
-    if role().is_none() {
-        return with_delays("tests::streams::without_an_event_streams_overtake_each_other");
+    if !with_delays("tests::streams::without_an_event_streams_overtake_each_other") {
+        return;
     }
     begin();
     assert!(stale_copies(60, new_stream(), new_stream(), None) > 0);
@@ -55,8 +56,8 @@ fn without_an_event_streams_overtake_each_other() {
 
 #[test]
 fn with_an_event_they_never_do() {
-    if role().is_none() {
-        return with_delays("tests::streams::with_an_event_they_never_do");
+    if !with_delays("tests::streams::with_an_event_they_never_do") {
+        return;
     }
     begin();
     assert_eq!(stale_copies(60, new_stream(), new_stream(), Some(new_event(2))), 0);
@@ -64,8 +65,8 @@ fn with_an_event_they_never_do() {
 
 #[test]
 fn the_legacy_default_stream_and_blocking_streams_wait_for_each_other() {
-    if role().is_none() {
-        return with_delays("tests::streams::the_legacy_default_stream_and_blocking_streams_wait_for_each_other");
+    if !with_delays("tests::streams::the_legacy_default_stream_and_blocking_streams_wait_for_each_other") {
+        return;
     }
     begin();
     let mut blocking = 0;
