@@ -9,7 +9,8 @@ use serde_json::{Value, json};
 
 use crate::text::count;
 
-/// A version: `version`, `kind`, `place`, `bytes`, `tensors`, `mutable`, `lifetime` (`kept` or `owned`), `committer`
+/// A version: `version`, `kind`, `place`, `bytes`, `tensors`, `mutable`, `reserved`
+/// (bytes that it may grow to, 0 if it may not), `growths` (how often it has), `lifetime` (`kept` or `owned`), `committer`
 /// (a pid), `leases`, `committed_at_ms` (since 1970).
 pub(crate) fn version(version: &VersionInfo) -> Value {
     json!({
@@ -19,6 +20,8 @@ pub(crate) fn version(version: &VersionInfo) -> Value {
         "bytes": version.bytes,
         "tensors": version.tensors,
         "mutable": version.mutable,
+        "reserved": version.reserved,
+        "growths": version.growths,
         "lifetime": lifetime(version),
         "committer": version.committer,
         "leases": version.leases,

@@ -51,7 +51,7 @@ fn ls_lists_all_names_or_those_that_match() {
     let text = sandbox.run(["ls"]).expect(0).text();
     let lines: Vec<_> = text.lines().collect();
     assert!(lines[0].starts_with("NAME") && lines.len() == 4, "{text}");
-    assert!(lines[3].contains("other") && lines[3].contains("kept, mutable"), "{text}");
+    assert!(lines[3].contains("other") && lines[3].contains("kept, mutable to 64 MiB"), "{text}");
 
     drop(held);
     sandbox.run(["rm", "llm/a", "llm/b", "other"]).expect(0);
@@ -64,6 +64,7 @@ fn show_tells_everything() {
     commit(&domain, "llm", false);
     let held = domain.open("llm", Duration::ZERO).unwrap();
     let second = commit(&domain, "llm", true);
+    second.grow().extend("a.bias", 7).commit().unwrap();
 
     let show = sandbox.json(["show", "llm"]);
     let pid = std::process::id();
@@ -76,6 +77,8 @@ fn show_tells_everything() {
         ("bytes_requested", json!(58)),
         ("lifetime", json!("kept")),
         ("mutable", json!(true)),
+        ("reserved", json!(64 << 20)),
+        ("growths", json!(1)),
         ("committer", json!(pid)),
         ("leases", json!(1)),
         ("builder", Value::Null),
@@ -97,9 +100,12 @@ fn show_tells_everything() {
 
     let first = sandbox.json(["show", "llm@1"]);
     assert_eq!((&first["version"], &first["latest"], &first["mutable"]), (&json!(1), &json!(false), &json!(false)));
+    assert_eq!((&first["reserved"], &first["growths"]), (&json!(0), &json!(0)));
     let text = sandbox.run(["show", "llm"]).expect(0).text();
     for part in
         ["the latest", "58 bytes requested", "kept", "mutable", &format!("{pid}"), "bfloat16", "[3, 5]", "format: pt"]
+            .into_iter()
+            .chain(["up to 64 MiB", "1 growth so far"])
     {
         assert!(text.contains(part), "{part}: {text}");
     }

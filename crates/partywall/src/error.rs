@@ -9,7 +9,7 @@ use std::{
 use partywall_cuda::{CuResult, CudaError};
 use partywall_os::Errno;
 use partywall_shm::{DType, TableError};
-use partywall_wire::{Ending, FdFault, Limit, Refusal};
+use partywall_wire::{Ending, FdFault, Limit, NoGrowth, Refusal};
 
 use crate::{files::FileError, place::Place};
 
@@ -88,6 +88,16 @@ pub enum Error {
         name: String,
         /// The version.
         version: u64,
+    },
+    /// The version does not become longer, by this call or at all.
+    #[error("{name:?} version {version} cannot grow: {}", no_growth(*why))]
+    CannotGrow {
+        /// The name.
+        name: String,
+        /// The version.
+        version: u64,
+        /// Why.
+        why: NoGrowth,
     },
     /// The name breaks the rules for names.
     #[error("{name:?} is no segment name: {why}")]
@@ -378,6 +388,9 @@ impl Error {
             Self::NoSuchTensor { segment, .. } => format!("`partywall show {segment}` lists its tensors"),
             Self::NameExists { name, .. } => format!("`partywall rm {name}` removes it; without if-absent a new version is made"),
             Self::ReadOnly { .. } => "commit a new version, or create the segment as mutable".into(),
+            Self::CannotGrow { why: NoGrowth::Behind, .. } => "refresh() the segment, then grow it".into(),
+            Self::CannotGrow { why: NoGrowth::Reserved { .. }, .. } => "create it with a larger reserve(), or commit a new version".into(),
+            Self::CannotGrow { .. } => "create it as mutable and let its committer grow it, or commit a new version".into(),
             Self::BadName { .. } => "use letters, digits and `._-/`".into(),
             Self::Table { source: TableError::ForeignLayout { .. }, .. } => "run the same Partywall release on both sides".into(),
             Self::Table { .. } => "correct the tensors' names, shapes and dtypes".into(),
@@ -400,6 +413,7 @@ impl Error {
             Self::WrongUser { .. } => "run both as one user, or use another PARTYWALL_SOCKET".into(),
             Self::OtherDriver { simulated: true, .. } => "choose another --domain, or set PARTYWALL_LIBCUDA as its members have".into(),
             Self::OtherDriver { .. } => "choose another --domain, or unset PARTYWALL_LIBCUDA".into(),
+            Self::LimitReached { limit: Limit::Chunks | Limit::Growths, .. } => "grow in fewer, larger steps (spare()), or commit a new version".into(),
             Self::LimitReached { .. } => "remove something, or start the broker with a higher limit (`partywall serve --help`)".into(),
             Self::BadFd { fault: FdFault::Missing, .. } => "the broker has no free file descriptor: remove names, or raise its limit".into(),
             Self::BadFd { .. } | Self::Protocol(_) | Self::Refused(_) => "this is a bug of Partywall, or a foreign program at its socket: please report it with the broker's log (`partywall status`)".into(),
@@ -420,6 +434,7 @@ impl Error {
             Self::NoSuchTensor { .. } => "no-such-tensor",
             Self::NameExists { .. } => "name-exists",
             Self::ReadOnly { .. } => "read-only",
+            Self::CannotGrow { .. } => "cannot-grow",
             Self::BadName { .. } => "bad-name",
             Self::Table { .. } => "bad-table",
             Self::WrongDType { .. } => "wrong-dtype",
@@ -474,6 +489,7 @@ impl Error {
             }
             Refusal::NameExists { name, version } => Self::NameExists { name, version },
             Refusal::ReadOnly { name, version } => Self::ReadOnly { name, version },
+            Refusal::CannotGrow { name, version, why } => Self::CannotGrow { name, version, why },
             Refusal::BadName { name, why } => Self::BadName { name, why },
             Refusal::BadFd { index, fault } => Self::BadFd { index, fault },
             Refusal::Limit { limit, allowed, needed } => Self::LimitReached { limit, allowed, needed },
@@ -540,12 +556,27 @@ fn limit_name(limit: Limit) -> &'static str {
         Limit::Message => "message bytes",
         Limit::Waits => "waiting requests of one member",
         Limit::Leases => "leases of one member",
+        Limit::Chunks => "chunks of one version",
+        Limit::Growths => "growths of one version",
         _ => "something newer than this library",
     }
 }
 
 fn driver_name(simulated: bool) -> &'static str {
     if simulated { "simulated" } else { "real" }
+}
+
+fn no_growth(why: NoGrowth) -> String {
+    match why {
+        NoGrowth::Fixed => "it is not mutable, or of a kind that cannot".into(),
+        NoGrowth::NotCommitter => "only the process that committed it can make it longer".into(),
+        NoGrowth::CommitterGone => "its committer has dropped it".into(),
+        NoGrowth::Behind => "it has grown since this process last looked".into(),
+        NoGrowth::Reserved { reserved, needed } => {
+            format!("it would have {} and {} are reserved for it", bytes(needed), bytes(reserved))
+        }
+        _ => "for a reason newer than this library".into(),
+    }
 }
 
 fn fd_fault(fault: &FdFault) -> String {

@@ -28,7 +28,7 @@ pub struct SegmentInfo {
     pub version: VersionInfo,
     /// Bytes of each chunk, as allocated.
     pub chunks: Vec<u64>,
-    /// Its tensors.
+    /// Its tensors. The chunks of a version that may grow are one chunk to them.
     pub table: Table<TableBytes>,
     /// Whether it is the latest.
     pub is_latest: bool,
@@ -58,6 +58,15 @@ impl AsRef<[u8]> for TableBytes {
     }
 }
 
+/// The lengths of what a table calls chunks: those of a version that may grow lie one behind the other, and are one.
+pub(crate) fn ranges(reserved: u64, chunks: &[u64]) -> Result<Vec<u64>> {
+    if reserved == 0 {
+        return Ok(chunks.to_vec());
+    }
+    let total = chunks.iter().try_fold(0_u64, |sum, bytes| sum.checked_add(*bytes));
+    Ok(vec![total.ok_or_else(|| Error::Protocol("the chunks' lengths overflow".into()))?])
+}
+
 /// Reads a received table; `fd` is its memfd, if it has one.
 pub(crate) fn table(
     name: &str,
@@ -78,7 +87,8 @@ pub(crate) fn table(
 }
 
 pub(crate) fn segment(info: partywall_wire::SegmentInfo, fds: Vec<OwnedFd>) -> Result<SegmentInfo> {
-    let table = table(&info.name, info.table, fds.into_iter().next(), &info.chunks)?;
+    let ranges = ranges(info.version.reserved, &info.chunks)?;
+    let table = table(&info.name, info.table, fds.into_iter().next(), &ranges)?;
     Ok(SegmentInfo {
         name: info.name,
         version: info.version,

@@ -65,7 +65,7 @@ pub use partywall_cuda as cuda;
 pub use partywall_cuda::DeviceUuid;
 pub use partywall_os::map::SharedSlice;
 pub use partywall_shm::{DType, TableBuilder};
-pub use partywall_wire::{FdFault, Limit};
+pub use partywall_wire::{FdFault, Limit, NoGrowth};
 
 pub use self::{
     domain::{DEFAULT_DOMAIN, Domain, DomainOptions, Location, VERSION, broker_pid},
@@ -75,5 +75,8 @@ pub use self::{
     kind::kind_name,
     place::{DeviceChoice, Place, UnknownDevice},
     put::{Put, check_name},
-    segment::{Build, Builder, Claim, Element, OpenOptions, OpenOrBuild, Segment, Tensor, UploadLane, Uploader},
+    segment::{
+        Build, Builder, Claim, Element, Growth, OpenOptions, OpenOrBuild, Refreshed, Segment, Tensor, UploadLane,
+        Uploader,
+    },
 };

@@ -38,6 +38,7 @@ fn every_error() -> Vec<Error> {
         Error::NoSuchTensor { segment: name.clone(), tensor: name.clone(), near: vec![] },
         Error::NameExists { name: name.clone(), version: 1 },
         Error::ReadOnly { name: name.clone(), version: 1 },
+        Error::CannotGrow { name: name.clone(), version: 1, why: partywall::NoGrowth::Fixed },
         Error::BadName { name: name.clone(), why: "it is empty".into() },
         Error::Table { name: name.clone(), source: partywall_shm::TableError::Duplicate("a".into()) },
         Error::WrongDType { tensor: name.clone(), has: DType::F32, wanted: "uint8" },

@@ -47,7 +47,11 @@ fn row(name: &NameInfo) -> Vec<String> {
         row[8] = older;
         return row;
     };
-    let mutable = if latest.mutable { ", mutable" } else { "" };
+    let mutable = match (latest.mutable, latest.reserved) {
+        (false, _) => String::new(),
+        (true, 0) => ", mutable".into(),
+        (true, reserved) => format!(", mutable to {}", bytes(reserved)),
+    };
     vec![
         name.name.clone(),
         latest.version.to_string(),

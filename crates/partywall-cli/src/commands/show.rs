@@ -74,8 +74,20 @@ fn value(info: &SegmentInfo) -> Value {
 }
 
 fn facts(output: Output, info: &SegmentInfo) {
-    let VersionInfo { version, kind, place, bytes: allocated, mutable, kept, committer, leases, committed_at, .. } =
-        &info.version;
+    let VersionInfo {
+        version,
+        kind,
+        place,
+        bytes: allocated,
+        mutable,
+        reserved,
+        growths,
+        kept,
+        committer,
+        leases,
+        committed_at,
+        ..
+    } = &info.version;
     let newest = info.versions.last().is_none_or(|last| last.version == *version);
     let latest = match (info.is_latest, newest) {
         (true, _) => "the latest",
@@ -97,6 +109,10 @@ fn facts(output: Output, info: &SegmentInfo) {
     fact(output, "chunks", chunks(&info.chunks));
     fact(output, "lifetime", lifetime);
     fact(output, "access", access);
+    if *reserved > 0 {
+        let so_far = text::count(*growths, "growth");
+        fact(output, "growing", format!("up to {}, in one range of addresses; {so_far} so far", bytes(*reserved)));
+    }
     let ago = text::duration(text::since(*committed_at));
     fact(output, "committed", format!("{} ({ago} ago) by pid {committer}", text::moment(*committed_at)));
     fact(output, "leases", leases.to_string());

@@ -7,12 +7,12 @@ use std::os::fd::OwnedFd;
 
 use partywall_os::{
     Errno,
-    map::{SealedMap, SharedMap},
+    map::{self, SealedMap, SharedMap},
     memfd,
 };
 use partywall_wire::Kind as WireKind;
 
-use super::{Attach, Copy, Draft, Kind, Memory, Upload, Uploads, wrong_kind};
+use super::{Attach, Copy, Draft, Extension, Kind, Memory, Upload, Uploads, wrong_kind};
 use crate::{
     error::{Error, Result},
     gpu::{DeviceRange, Gpus},
@@ -38,42 +38,77 @@ impl Kind for Host {
         place == Place::Host
     }
 
-    fn allocate(&self, name: &str, _: Place, used: &[u64], _: &Gpus) -> Result<Box<dyn Draft>> {
-        let chunk = |bytes: &u64| {
-            memfd::Draft::create(&format!("partywall:{name}"), *bytes).map_err(|errno| match errno {
-                Errno::NOMEM | Errno::INVAL | Errno::FBIG | Errno::OVERFLOW => Error::OutOfMemory {
-                    name: name.to_owned(),
-                    place: Place::Host,
-                    asked: *bytes,
-                    free: None,
-                    total: None,
-                    held: None,
-                },
-                errno => Error::system(format!("making a memfd of {bytes} bytes for {name:?}"), errno),
-            })
-        };
-        Ok(Box::new(HostDraft { chunks: used.iter().map(chunk).collect::<Result<_>>()? }))
+    fn allocate(&self, name: &str, _: Place, used: &[u64], reserve: Option<u64>, _: &Gpus) -> Result<Box<dyn Draft>> {
+        let chunk = |bytes: &u64| draft(name, if reserve.is_some() { whole_pages(*bytes) } else { *bytes });
+        let chunks: Vec<_> = used.iter().map(chunk).collect::<Result<_>>()?;
+        let bytes = chunks.iter().map(memfd::Draft::len).sum();
+        let reserved = reserve.map_or(0, |reserve| whole_pages(reserve).max(bytes));
+        Ok(Box::new(HostDraft { chunks, reserved }))
+    }
+
+    fn chunk(&self, name: &str, _: Place, bytes: u64, _: &Gpus) -> Result<(u64, OwnedFd)> {
+        let draft = draft(name, whole_pages(bytes))?;
+        let bytes = draft.len();
+        Ok((bytes, draft.share().map_err(|e| Error::system("sealing the memory", e))?))
     }
 
     fn attach(&self, version: Attach<'_>) -> Result<Box<dyn Memory>> {
-        let map = |(bytes, fd): (u64, OwnedFd)| {
-            let failed = |errno| Error::system(format!("mapping {bytes} bytes of {:?}", version.name), errno);
-            if memfd::len(&fd).map_err(failed)? != bytes {
-                return Err(Error::Protocol(format!("a chunk of {:?} has another length than it says", version.name)));
-            }
-            HostChunk::map(&fd, version.mutable, version.write).map_err(failed)
-        };
-        Ok(Box::new(HostMemory { chunks: version.chunks.into_iter().map(map).collect::<Result<_>>()? }))
+        check_lengths(&version.chunks)?;
+        let name = version.name;
+        let failed = |bytes| move |errno| Error::system(format!("mapping {bytes} bytes of {name:?}"), errno);
+        if version.reserve > 0 {
+            let bytes = version.chunks.iter().map(|(bytes, _)| bytes).sum::<u64>();
+            let fds: Vec<_> = version.chunks.into_iter().map(|(_, fd)| fd).collect();
+            let map = SharedMap::new(fds, version.reserve as usize, version.write).map_err(failed(bytes))?;
+            return Ok(Box::new(HostMemory { chunks: vec![HostChunk::Mutable(map)], grows: true }));
+        }
+        let map = |(bytes, fd)| HostChunk::map(&fd, version.mutable, version.write).map_err(failed(bytes));
+        let chunks = version.chunks.into_iter().map(map).collect::<Result<_>>()?;
+        Ok(Box::new(HostMemory { chunks, grows: false }))
     }
+}
+
+fn draft(name: &str, bytes: u64) -> Result<memfd::Draft> {
+    memfd::Draft::create(&format!("partywall:{name}"), bytes).map_err(|errno| match errno {
+        Errno::NOMEM | Errno::INVAL | Errno::FBIG | Errno::OVERFLOW => Error::OutOfMemory {
+            name: name.to_owned(),
+            place: Place::Host,
+            asked: bytes,
+            free: None,
+            total: None,
+            held: None,
+        },
+        errno => Error::system(format!("making a memfd of {bytes} bytes for {name:?}"), errno),
+    })
+}
+
+/// The next whole number of pages: only behind one can something be mapped without a gap.
+fn whole_pages(bytes: u64) -> u64 {
+    let page = rustix::param::page_size() as u64;
+    bytes.max(1).checked_next_multiple_of(page).unwrap_or(u64::MAX)
+}
+
+fn check_lengths(chunks: &[(u64, OwnedFd)]) -> Result<()> {
+    for (bytes, fd) in chunks {
+        if memfd::len(fd).map_err(|e| Error::system("asking for a chunk's length", e))? != *bytes {
+            return Err(Error::Protocol("a chunk has another length than it says".into()));
+        }
+    }
+    Ok(())
 }
 
 struct HostDraft {
     chunks: Vec<memfd::Draft>,
+    reserved: u64,
 }
 
 impl Draft for HostDraft {
     fn chunk_bytes(&self) -> Vec<u64> {
         self.chunks.iter().map(memfd::Draft::len).collect()
+    }
+
+    fn reserved(&self) -> u64 {
+        self.reserved
     }
 
     fn host_mut(&mut self, chunk: usize, offset: u64, bytes: u64) -> Result<&mut [u8]> {
@@ -100,11 +135,15 @@ impl Draft for HostDraft {
                 ),
                 errno => Error::system("sealing the memory", errno),
             })?;
-            let chunk = HostChunk::map(&fd, mutable, mutable);
+            let chunk = if self.reserved > 0 {
+                SharedMap::new([&fd], self.reserved as usize, true).map(HostChunk::Mutable)
+            } else {
+                HostChunk::map(&fd, mutable, mutable)
+            };
             chunks.push(chunk.map_err(|e| Error::system("mapping the committed memory", e))?);
             fds.push(fd);
         }
-        Ok((fds, Box::new(HostMemory { chunks })))
+        Ok((fds, Box::new(HostMemory { chunks, grows: self.reserved > 0 })))
     }
 }
 
@@ -144,6 +183,8 @@ impl Upload for HostUpload<'_> {
 
 struct HostMemory {
     chunks: Vec<HostChunk>,
+    /// Whether more may follow the only map.
+    grows: bool,
 }
 
 enum HostChunk {
@@ -197,5 +238,25 @@ impl Memory for HostMemory {
             None => return Err(Error::Protocol("a tensor lies outside its chunk".into())),
         }
         Ok(())
+    }
+
+    fn reserved(&self) -> u64 {
+        match self.chunks.first() {
+            Some(HostChunk::Mutable(map)) if self.grows => map.reserved() as u64,
+            _ => 0,
+        }
+    }
+
+    fn extend(&self, chunks: &[(u64, OwnedFd)]) -> Result<Box<dyn Extension + '_>> {
+        check_lengths(chunks)?;
+        let fds: Vec<_> = chunks.iter().map(|(_, fd)| fd).collect();
+        let extension = self.shared(0)?.extend(fds);
+        Ok(Box::new(extension.map_err(|e| Error::system("mapping what a segment has grown by", e))?))
+    }
+}
+
+impl Extension for map::Extension<'_> {
+    fn publish(self: Box<Self>) {
+        map::Extension::publish(*self);
     }
 }

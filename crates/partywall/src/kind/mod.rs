@@ -30,8 +30,19 @@ pub(crate) trait Kind: Sync {
     /// Whether it lives at such a place.
     fn lives_at(&self, place: Place) -> bool;
 
-    /// Memory for chunks that use `used` bytes each.
-    fn allocate(&self, name: &str, place: Place, used: &[u64], gpus: &Gpus) -> Result<Box<dyn Draft>>;
+    /// Memory for chunks that use `used` bytes each. Memory that is to grow is one chunk at first, with `reserve` bytes
+    /// of addresses.
+    fn allocate(
+        &self,
+        name: &str,
+        place: Place,
+        used: &[u64],
+        reserve: Option<u64>,
+        gpus: &Gpus,
+    ) -> Result<Box<dyn Draft>>;
+
+    /// A chunk of at least `bytes` bytes for memory that grows: its length, and what the broker gets.
+    fn chunk(&self, name: &str, place: Place, bytes: u64, gpus: &Gpus) -> Result<(u64, OwnedFd)>;
 
     /// Maps what a broker handed out.
     fn attach(&self, version: Attach<'_>) -> Result<Box<dyn Memory>>;
@@ -45,6 +56,8 @@ pub(crate) struct Attach<'a> {
     /// Bytes of each chunk, and its file descriptor, which is closed once it is mapped.
     pub(crate) chunks: Vec<(u64, OwnedFd)>,
     pub(crate) mutable: bool,
+    /// Bytes of addresses for chunks that lie one behind the other; 0 if each may lie anywhere.
+    pub(crate) reserve: u64,
     pub(crate) write: bool,
     /// The GPU that is to read, if it is not the owner's.
     pub(crate) device: Option<DeviceUuid>,
@@ -56,6 +69,9 @@ pub(crate) struct Attach<'a> {
 pub(crate) trait Draft: Send + Sync {
     /// Bytes of each chunk, as allocated.
     fn chunk_bytes(&self) -> Vec<u64>;
+
+    /// Bytes that it may grow to; 0 if it may not.
+    fn reserved(&self) -> u64;
 
     /// Part of a chunk as plain bytes, if the CPU can have it so.
     fn host_mut(&mut self, chunk: usize, offset: u64, bytes: u64) -> Result<&mut [u8]>;
@@ -99,7 +115,7 @@ pub(crate) struct Copy {
     pub(crate) offset: u64,
 }
 
-/// The mapped chunks of a committed version.
+/// The mapped chunks of a committed version. Of one that may grow they are one chunk: they lie one behind the other.
 pub(crate) trait Memory: Send + Sync {
     /// Part of a chunk that never changes.
     fn bytes(&self, chunk: usize, offset: u64, bytes: u64) -> Result<&[u8]>;
@@ -115,6 +131,19 @@ pub(crate) trait Memory: Send + Sync {
 
     /// Copies in; returns when the bytes are there. Only called on mappings for writing.
     fn write(&self, chunk: usize, offset: u64, bytes: &[u8]) -> Result<()>;
+
+    /// Bytes that it can have here without moving; 0 if it cannot grow.
+    fn reserved(&self) -> u64;
+
+    /// Maps chunks, given by their lengths and file descriptors, behind those that are there. Only called on memory that
+    /// may grow, with what fits into [`Memory::reserved`].
+    fn extend(&self, chunks: &[(u64, OwnedFd)]) -> Result<Box<dyn Extension + '_>>;
+}
+
+/// Chunks that are mapped and do not show yet. Dropping it unmaps them.
+pub(crate) trait Extension {
+    /// Makes them part of the memory.
+    fn publish(self: Box<Self>);
 }
 
 /// Every kind there is.

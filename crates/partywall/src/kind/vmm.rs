@@ -10,12 +10,12 @@ use std::{
 };
 
 use partywall_cuda::{
-    Access, CuResult, CudaError, DeviceUuid, Mapping, PhysicalMemory, Upload as CudaUpload, round_up,
+    Access, CuResult, CudaError, DeviceUuid, Mapping, MemoryInfo, PhysicalMemory, Upload as CudaUpload, round_up,
 };
 use partywall_os::map::SharedMap;
 use partywall_wire::Kind as WireKind;
 
-use super::{Attach, Copy, Draft, Kind, Memory, Upload, Uploads, wrong_kind};
+use super::{Attach, Copy, Draft, Extension, Kind, Memory, Upload, Uploads, wrong_kind};
 use crate::{
     error::{Error, Result},
     gpu::{self, DeviceRange, Gpu, Gpus, access_error, cuda_error},
@@ -41,36 +41,35 @@ impl Kind for Vmm {
         matches!(place, Place::Gpu(_))
     }
 
-    fn allocate(&self, name: &str, place: Place, used: &[u64], gpus: &Gpus) -> Result<Box<dyn Draft>> {
-        let Place::Gpu(uuid) = place else {
-            return Err(wrong_kind("host", "GPU", "an allocation on a GPU"));
-        };
-        let gpu = gpus.get(uuid)?;
-        let granularity = PhysicalMemory::granularity(gpu.context()).map_err(unsupported(uuid))?;
-        let out_of_memory = |asked: u64, memory: Option<partywall_cuda::MemoryInfo>| Error::OutOfMemory {
-            name: name.to_owned(),
-            place,
-            asked,
-            free: memory.map(|m| m.free),
-            total: memory.map(|m| m.total),
-            held: None,
-        };
+    fn allocate(
+        &self,
+        name: &str,
+        place: Place,
+        used: &[u64],
+        reserve: Option<u64>,
+        gpus: &Gpus,
+    ) -> Result<Box<dyn Draft>> {
+        let asked = Asked::new(name, place, gpus)?;
         // All chunks or none: said with the whole size before the first is allocated.
-        let sizes: Option<Vec<u64>> = used.iter().map(|bytes| round_up(*bytes, granularity)).collect();
+        let sizes: Option<Vec<u64>> = used.iter().map(|bytes| round_up(*bytes, asked.granularity)).collect();
         let total = sizes.as_ref().and_then(|sizes| sizes.iter().try_fold(0_u64, |sum, n| sum.checked_add(*n)));
         let (Some(sizes), Some(total)) = (sizes, total) else {
-            return Err(out_of_memory(u64::MAX, None));
+            return Err(asked.out_of_memory(u64::MAX, None));
         };
+        let reserved = reserve.map_or(0, |reserve| asked.reservation(reserve, total));
         let chunk = |bytes: u64| {
-            let describe = |error: CudaError| match error.code {
-                CuResult::OUT_OF_MEMORY => out_of_memory(total, gpu.context().memory_info().ok()),
-                _ => cuda_error(format!("allocating {bytes} bytes for {name:?} on GPU {uuid}"))(error),
-            };
-            let memory = PhysicalMemory::create(gpu.context(), bytes).map_err(describe)?;
-            Mapping::new(memory, Access::ReadWrite).map_err(describe)
+            let memory = asked.create(bytes, total)?;
+            Mapping::with_reservation(memory, Access::ReadWrite, reserved).map_err(asked.failed(bytes, total))
         };
         let chunks = sizes.into_iter().map(chunk).collect::<Result<_>>()?;
-        Ok(Box::new(VmmChunks { chunks, gpu }))
+        Ok(Box::new(VmmChunks { chunks, reserved, gpu: asked.gpu }))
+    }
+
+    fn chunk(&self, name: &str, place: Place, bytes: u64, gpus: &Gpus) -> Result<(u64, OwnedFd)> {
+        let asked = Asked::new(name, place, gpus)?;
+        let bytes = round_up(bytes, asked.granularity).ok_or_else(|| asked.out_of_memory(bytes, None))?;
+        let fd = asked.create(bytes, bytes)?.export().map_err(asked.failed(bytes, bytes))?;
+        Ok((bytes, fd))
     }
 
     fn attach(&self, version: Attach<'_>) -> Result<Box<dyn Memory>> {
@@ -79,14 +78,74 @@ impl Kind for Vmm {
         };
         let gpu = reader(owner, &version)?;
         let access = if version.write { Access::ReadWrite } else { Access::ReadOnly };
-        let map = |(bytes, fd): (u64, OwnedFd)| {
-            let failed = cuda_error(format!("mapping {bytes} bytes of {:?} from GPU {owner}", version.name));
-            // The import has its own reference: the file descriptor is closed when this returns.
-            let memory = PhysicalMemory::import(gpu.context(), fd.as_fd(), bytes).map_err(&failed)?;
-            Mapping::new(memory, access).map_err(&failed)
+        let failed = cuda_error(format!("mapping a chunk of {:?} from GPU {owner}", version.name));
+        // The import has its own reference: the file descriptors are closed when this returns.
+        let import =
+            |(bytes, fd): &(u64, OwnedFd)| PhysicalMemory::import(gpu.context(), fd.as_fd(), *bytes).map_err(&failed);
+        if version.reserve == 0 {
+            let map = |chunk| Mapping::new(import(chunk)?, access).map_err(&failed);
+            let chunks = version.chunks.iter().map(map).collect::<Result<_>>()?;
+            return Ok(Box::new(VmmChunks { chunks, reserved: 0, gpu }));
+        }
+        let mut memories = version.chunks.iter().map(import);
+        let first = memories.next().ok_or_else(|| Error::Protocol("GPU memory without a chunk".into()))??;
+        let total = version.chunks.iter().map(|(bytes, _)| bytes).sum::<u64>();
+        let granularity = PhysicalMemory::granularity(gpu.context()).map_err(unsupported(gpu.uuid()))?;
+        let reserved = round_up(version.reserve, granularity).unwrap_or(0).max(total);
+        let mapping = Mapping::with_reservation(first, access, reserved).map_err(&failed)?;
+        let rest: Vec<_> = memories.collect::<Result<_>>()?;
+        mapping.extend(rest).map_err(access_error("mapping what a segment has grown by"))?.publish();
+        Ok(Box::new(VmmChunks { chunks: vec![mapping], reserved, gpu }))
+    }
+}
+
+/// Memory that is asked for on one GPU.
+struct Asked<'a> {
+    name: &'a str,
+    place: Place,
+    gpu: Arc<Gpu>,
+    granularity: u64,
+}
+
+impl<'a> Asked<'a> {
+    fn new(name: &'a str, place: Place, gpus: &Gpus) -> Result<Self> {
+        let Place::Gpu(uuid) = place else {
+            return Err(wrong_kind("host", "GPU", "an allocation on a GPU"));
         };
-        let chunks = version.chunks.into_iter().map(map).collect::<Result<_>>()?;
-        Ok(Box::new(VmmChunks { chunks, gpu }))
+        let gpu = gpus.get(uuid)?;
+        let granularity = PhysicalMemory::granularity(gpu.context()).map_err(unsupported(uuid))?;
+        Ok(Self { name, place, gpu, granularity })
+    }
+
+    fn create(&self, bytes: u64, total: u64) -> Result<PhysicalMemory> {
+        PhysicalMemory::create(self.gpu.context(), bytes).map_err(self.failed(bytes, total))
+    }
+
+    /// The error of not getting `bytes` of `total` bytes.
+    fn failed(&self, bytes: u64, total: u64) -> impl Fn(CudaError) -> Error {
+        move |error| match error.code {
+            CuResult::OUT_OF_MEMORY => self.out_of_memory(total, self.gpu.context().memory_info().ok()),
+            _ => {
+                let what = format!("allocating {bytes} bytes for {:?} on GPU {}", self.name, self.gpu.uuid());
+                cuda_error(what)(error)
+            }
+        }
+    }
+
+    fn out_of_memory(&self, asked: u64, memory: Option<MemoryInfo>) -> Error {
+        Error::OutOfMemory {
+            name: self.name.to_owned(),
+            place: self.place,
+            asked,
+            free: memory.map(|m| m.free),
+            total: memory.map(|m| m.total),
+            held: None,
+        }
+    }
+
+    /// Whole allocation units, and at least what is used.
+    fn reservation(&self, bytes: u64, used: u64) -> u64 {
+        round_up(bytes, self.granularity).unwrap_or(0).max(used)
     }
 }
 
@@ -137,6 +196,8 @@ fn unsupported(uuid: DeviceUuid) -> impl Fn(CudaError) -> Error {
 struct VmmChunks {
     // Unmapped before the context may go.
     chunks: Vec<Mapping>,
+    /// Of the only mapping, if more may follow it: as asked for, which is not always to be had.
+    reserved: u64,
     gpu: Arc<Gpu>,
 }
 
@@ -150,6 +211,10 @@ impl VmmChunks {
 impl Draft for VmmChunks {
     fn chunk_bytes(&self) -> Vec<u64> {
         self.chunks.iter().map(Mapping::len).collect()
+    }
+
+    fn reserved(&self) -> u64 {
+        self.reserved
     }
 
     fn host_mut(&mut self, _: usize, _: u64, _: u64) -> Result<&mut [u8]> {
@@ -231,5 +296,25 @@ impl Memory for VmmChunks {
 
     fn write(&self, chunk: usize, offset: u64, bytes: &[u8]) -> Result<()> {
         self.range(chunk, offset, bytes.len() as u64)?.copy_from_host(self.gpu.stream(), bytes)
+    }
+
+    fn reserved(&self) -> u64 {
+        if self.reserved > 0 { self.chunks.first().map_or(0, Mapping::reserved) } else { 0 }
+    }
+
+    fn extend(&self, chunks: &[(u64, OwnedFd)]) -> Result<Box<dyn Extension + '_>> {
+        let what = "mapping what a segment has grown by";
+        let import = |(bytes, fd): &(u64, OwnedFd)| {
+            PhysicalMemory::import(self.gpu.context(), fd.as_fd(), *bytes).map_err(cuda_error(what))
+        };
+        let memories: Vec<_> = chunks.iter().map(import).collect::<Result<_>>()?;
+        let mapping = self.chunks.first().ok_or_else(|| Error::Protocol("GPU memory without a chunk".into()))?;
+        Ok(Box::new(mapping.extend(memories).map_err(access_error(what))?))
+    }
+}
+
+impl Extension for partywall_cuda::Extension<'_> {
+    fn publish(self: Box<Self>) {
+        partywall_cuda::Extension::publish(*self);
     }
 }

@@ -3,6 +3,7 @@
 use std::{
     fmt,
     os::fd::{AsFd, AsRawFd, OwnedFd},
+    sync::Mutex,
 };
 
 use partywall_os::memfd;
@@ -12,7 +13,7 @@ use partywall_wire::{
     limits::{MAX_CHUNKS, MAX_INLINE_TABLE},
 };
 
-use super::{Element, Facts, Segment, named, no_such_tensor};
+use super::{Element, Facts, Segment, Stage, named, no_such_tensor};
 use crate::{
     domain::{Domain, check_name, unexpected},
     error::{Error, Held, Result},
@@ -73,6 +74,7 @@ pub struct Builder {
     problem: Option<TableError>,
     chunk_bytes: u64,
     mutable: bool,
+    reserve: Option<u64>,
     kept: bool,
     if_absent: bool,
     claim: Option<Claim>,
@@ -88,6 +90,7 @@ impl Builder {
             problem: None,
             chunk_bytes: CHUNK_BYTES,
             mutable: false,
+            reserve: None,
             kept: false,
             if_absent: false,
             claim: None,
@@ -115,7 +118,8 @@ impl Builder {
         self
     }
 
-    /// Lets processes open the version for writing after the commit. They order their access themselves.
+    /// Lets processes open the version for writing after the commit, and its committer make it longer
+    /// ([`Segment::grow`]). They order their access themselves.
     pub fn mutable(mut self, mutable: bool) -> Self {
         self.mutable = mutable;
         self
@@ -134,7 +138,15 @@ impl Builder {
         self
     }
 
-    /// The largest chunk in bytes, unless one tensor alone is larger.
+    /// How many bytes a mutable version may grow to. As many addresses are reserved in each process that opens it, which
+    /// costs no memory; a process that has no room for them takes the version as long as it is. By default eight times
+    /// what it begins with, at least 64 MiB and at most 256 GiB.
+    pub fn reserve(mut self, bytes: u64) -> Self {
+        self.reserve = Some(bytes);
+        self
+    }
+
+    /// The largest chunk in bytes, unless one tensor alone is larger. A mutable version begins as one chunk.
     pub fn chunk_bytes(mut self, bytes: u64) -> Self {
         self.chunk_bytes = bytes;
         self
@@ -151,11 +163,19 @@ impl Builder {
         if let Some(source) = self.problem {
             return Err(bad_table(source));
         }
-        let Layout { table, chunks } = self.table.layout(self.chunk_bytes, MAX_CHUNKS).map_err(bad_table)?;
+        let (chunk_bytes, max_chunks) = if self.mutable { (u64::MAX, 1) } else { (self.chunk_bytes, MAX_CHUNKS) };
+        let Layout { table, mut chunks } = self.table.layout(chunk_bytes, max_chunks).map_err(bad_table)?;
         let table = Table::parse(TableBytes::Inline(table), &chunks).map_err(bad_table)?;
+        let reserve = self.mutable.then(|| {
+            // Something to follow, also where there is no tensor yet.
+            if chunks.is_empty() {
+                chunks.push(1);
+            }
+            self.reserve.unwrap_or_else(|| default_reservation(chunks[0]))
+        });
         let kind = kind::native(self.place)?;
         let draft = kind
-            .allocate(&self.name, self.place, &chunks, self.domain.gpus())
+            .allocate(&self.name, self.place, &chunks, reserve, self.domain.gpus())
             .map_err(|e| with_held(e, &self.domain))?;
         Ok(Build {
             chunks: draft.chunk_bytes(),
@@ -173,8 +193,23 @@ impl Builder {
     }
 }
 
+/// What is reserved for a mutable version of `bytes` bytes.
+fn default_reservation(bytes: u64) -> u64 {
+    bytes.saturating_mul(8).clamp(64 << 20, 256 << 30).max(bytes)
+}
+
+/// How a table travels, and the file descriptor that it travels as, if it is large.
+pub(super) fn wire_table(name: &str, encoded: &[u8]) -> Result<(partywall_wire::Table, Option<OwnedFd>)> {
+    if encoded.len() <= MAX_INLINE_TABLE {
+        return Ok((partywall_wire::Table::Inline(encoded.to_vec()), None));
+    }
+    let sealed = memfd::frozen(&format!("partywall-table:{name}"), encoded);
+    let sealed = sealed.map_err(|e| Error::system(format!("making the tensor table of {name:?}"), e))?;
+    Ok((partywall_wire::Table::Fd { bytes: encoded.len() as u64 }, Some(sealed)))
+}
+
 /// Says in an out-of-memory error what Partywall itself holds there, because no other tool will.
-fn with_held(error: Error, domain: &Domain) -> Error {
+pub(super) fn with_held(error: Error, domain: &Domain) -> Error {
     let Error::OutOfMemory { name, place, asked, free, total, .. } = error else {
         return error;
     };
@@ -293,16 +328,11 @@ impl Build {
     pub fn commit(self) -> Result<Segment> {
         let Self { draft, kind, table, chunks, domain, name, place, mutable, kept, if_absent, mut claim } = self;
         let tensors = table.len() as u64;
+        let reserved = draft.reserved();
         let (mut fds, memory): (Vec<OwnedFd>, Box<dyn Memory>) = draft.finish(mutable).map_err(|e| named(e, &name))?;
         let fd_numbers = fds.iter().map(AsRawFd::as_raw_fd).collect();
-        let encoded = table.as_bytes();
-        let wire_table = if encoded.len() <= MAX_INLINE_TABLE {
-            partywall_wire::Table::Inline(encoded.to_vec())
-        } else {
-            let sealed = memfd::frozen(&format!("partywall-table:{name}"), encoded);
-            fds.push(sealed.map_err(|e| Error::system(format!("making the tensor table of {name:?}"), e))?);
-            partywall_wire::Table::Fd { bytes: encoded.len() as u64 }
-        };
+        let (wire_table, table_fd) = wire_table(&name, table.as_bytes())?;
+        fds.extend(table_fd);
         let commit = Commit {
             name: name.clone(),
             kind: kind.wire(),
@@ -312,7 +342,7 @@ impl Build {
             table: wire_table,
             tensors,
             mutable,
-            reserved: 0,
+            reserved,
             kept,
             if_absent,
             claim: claim.as_ref().and_then(|claim| claim.id),
@@ -324,8 +354,10 @@ impl Build {
                 if let Some(claim) = &mut claim {
                     claim.id = None;
                 }
-                let facts = Facts { name, version, place, chunks, table, mutable, kept, writable: mutable, fd_numbers };
-                Ok(Segment { memory: Some(memory), lease: Some(lease), domain, kind, facts })
+                let facts = Facts { name, version, place, mutable, reserved, kept, writable: mutable, fd_numbers };
+                let first = Box::new(Stage::new(chunks, table, 0));
+                let (memory, lease) = (Some(memory), Some(lease));
+                Ok(Segment { memory, lease, domain, kind, facts, first, growing: Mutex::default() })
             }
             other => Err(unexpected(&other)),
         }

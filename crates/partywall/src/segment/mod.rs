@@ -1,20 +1,24 @@
 //! Segments: names with versions, each a table of tensors over a few chunks of memory.
 
 mod build;
+mod growth;
 mod open;
 mod tensor;
 
 use std::{
     fmt,
     os::fd::RawFd,
+    sync::Mutex,
     time::{Duration, Instant},
 };
 
 use partywall_shm::Table;
 use partywall_wire::{Answer, Call};
 
+use self::growth::Stage;
 pub use self::{
     build::{Build, Builder, Claim, UploadLane, Uploader},
+    growth::{Growth, Refreshed},
     open::{OpenOptions, OpenOrBuild},
     tensor::{Element, Tensor},
 };
@@ -40,17 +44,20 @@ pub struct Segment {
     domain: Domain,
     kind: &'static dyn Kind,
     facts: Facts,
+    first: Box<Stage>,
+    /// Held by whoever changes its length here.
+    growing: Mutex<()>,
 }
 
-/// What is known of a version.
+/// What is known of a version, however long it is.
 #[derive(Debug)]
 struct Facts {
     name: String,
     version: u64,
     place: Place,
-    chunks: Vec<u64>,
-    table: Table<TableBytes>,
     mutable: bool,
+    /// Bytes that it may grow to, whatever this process has room for; 0 if it may not.
+    reserved: u64,
     kept: bool,
     writable: bool,
     /// What numbers the chunks' file descriptors had here. They are closed: nothing may be done with the numbers.
@@ -93,9 +100,9 @@ impl Segment {
         self.facts.kept
     }
 
-    /// Bytes allocated, with what alignment adds.
+    /// Bytes that are mapped here, with what alignment adds.
     pub fn bytes(&self) -> u64 {
-        self.facts.chunks.iter().sum()
+        self.stage().bytes()
     }
 
     /// The numbers that the file descriptors of its chunks had in this process, for showing what happened: they were
@@ -106,17 +113,17 @@ impl Segment {
 
     /// Its metadata.
     pub fn metadata(&self) -> impl ExactSizeIterator<Item = (&str, &str)> {
-        self.facts.table.metadata()
+        self.stage().table.metadata()
     }
 
     /// How many tensors it has.
     pub fn len(&self) -> usize {
-        self.facts.table.len()
+        self.stage().table.len()
     }
 
     /// Whether it has none.
     pub fn is_empty(&self) -> bool {
-        self.facts.table.is_empty()
+        self.stage().table.is_empty()
     }
 
     /// The tensor named `name`.
@@ -124,15 +131,16 @@ impl Segment {
     /// # Errors
     /// [`Error::NoSuchTensor`] with similar names.
     pub fn tensor(&self, name: &str) -> Result<Tensor<'_>> {
-        match self.facts.table.find(name) {
+        let table = &self.stage().table;
+        match table.find(name) {
             Some(entry) => Ok(Tensor::new(self, entry)),
-            None => Err(no_such_tensor(&self.facts.name, name, &self.facts.table)),
+            None => Err(no_such_tensor(&self.facts.name, name, table)),
         }
     }
 
     /// All tensors, in the order in which they were added.
     pub fn tensors(&self) -> Vec<Tensor<'_>> {
-        self.facts.table.in_given_order().into_iter().map(|entry| Tensor::new(self, entry)).collect()
+        self.stage().table.in_given_order().into_iter().map(|entry| Tensor::new(self, entry)).collect()
     }
 
     /// Waits up to `timeout` until the name is removed or goes with its owner; a newer version does not end the wait.
@@ -165,6 +173,11 @@ impl Segment {
         }
     }
 
+    /// What it consists of now.
+    fn stage(&self) -> &Stage {
+        self.first.last()
+    }
+
     fn memory(&self) -> &dyn Memory {
         // Only `close` takes it, and nothing can be called afterwards.
         self.memory.as_deref().expect("a segment is mapped until it is closed")
@@ -188,8 +201,8 @@ impl Drop for Segment {
 
 impl fmt::Debug for Segment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Facts { name, version, place, table, .. } = &self.facts;
-        write!(f, "Segment({name}@{version}: {} tensors, {} bytes on {place})", table.len(), self.bytes())
+        let Facts { name, version, place, .. } = &self.facts;
+        write!(f, "Segment({name}@{version}: {} tensors, {} bytes on {place})", self.len(), self.bytes())
     }
 }
 

@@ -2,13 +2,14 @@
 
 use std::{
     os::fd::{AsRawFd, OwnedFd},
+    sync::Mutex,
     time::Duration,
 };
 
 use partywall_cuda::DeviceUuid;
 use partywall_wire::{Access, Answer, Call, Opened};
 
-use super::{Claim, Facts, Segment};
+use super::{Claim, Facts, Segment, Stage};
 use crate::{
     domain::{Domain, check_name, split_version, unexpected},
     error::{Error, Result},
@@ -27,12 +28,22 @@ pub struct OpenOptions {
     write: bool,
     device: Option<DeviceUuid>,
     allow_peer: bool,
+    reserve: Option<u64>,
 }
 
 impl OpenOptions {
     pub(crate) fn new(domain: Domain, name: &str) -> Self {
         let name = name.to_owned();
-        Self { domain, name, version: None, timeout: Duration::ZERO, write: false, device: None, allow_peer: false }
+        Self {
+            domain,
+            name,
+            version: None,
+            timeout: Duration::ZERO,
+            write: false,
+            device: None,
+            allow_peer: false,
+            reserve: None,
+        }
     }
 
     /// This version instead of the latest. `NAME@V` means the same.
@@ -65,6 +76,13 @@ impl OpenOptions {
         self
     }
 
+    /// How many bytes it may grow to here, if that is less than what the committer has reserved. Room for what it has
+    /// now is always made.
+    pub fn reserve(mut self, bytes: u64) -> Self {
+        self.reserve = Some(bytes);
+        self
+    }
+
     /// Opens it.
     ///
     /// # Errors
@@ -93,11 +111,12 @@ impl OpenOptions {
     }
 
     fn map(&self, opened: Opened, mut fds: Vec<OwnedFd>) -> Result<Segment> {
-        let Opened { lease, name, version, kind, place, chunks, table, mutable, kept, .. } = opened;
+        let Opened { lease, name, version, kind, place, chunks, table, mutable, reserved, growths, kept, .. } = opened;
         if fds.len() < chunks.len() {
             return Err(Error::NoFileDescriptor(format!("the chunks of {name:?}")));
         }
-        let table = info::table(&name, table, fds.drain(chunks.len()..).next(), &chunks)?;
+        let ranges = info::ranges(reserved, &chunks)?;
+        let table = info::table(&name, table, fds.drain(chunks.len()..).next(), &ranges)?;
         let fd_numbers = fds.iter().map(AsRawFd::as_raw_fd).collect();
         let kind = kind::by_wire(kind)?;
         let memory = kind.attach(Attach {
@@ -105,14 +124,25 @@ impl OpenOptions {
             place: place.into(),
             chunks: chunks.iter().copied().zip(fds).collect(),
             mutable,
+            // Not 0 where it may grow.
+            reserve: self.reserve.map_or(reserved, |reserve| reserve.clamp(reserved.min(1), reserved)),
             write: self.write,
             device: self.device,
             allow_peer: self.allow_peer,
             gpus: self.domain.gpus(),
         })?;
         let (place, writable) = (place.into(), self.write);
-        let facts = Facts { name, version, place, chunks, table, mutable, kept, writable, fd_numbers };
-        Ok(Segment { memory: Some(memory), lease: Some(lease), domain: self.domain.clone(), kind, facts })
+        let facts = Facts { name, version, place, mutable, reserved, kept, writable, fd_numbers };
+        let first = Box::new(Stage::new(chunks, table, growths));
+        Ok(Segment {
+            memory: Some(memory),
+            lease: Some(lease),
+            domain: self.domain.clone(),
+            kind,
+            facts,
+            first,
+            growing: Mutex::default(),
+        })
     }
 }
 

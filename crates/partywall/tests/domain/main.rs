@@ -4,6 +4,7 @@
 mod broker_death;
 mod build;
 mod deaths;
+mod growth;
 mod open;
 mod segments;
 mod world;
@@ -33,6 +34,9 @@ fn owners_go_to_any_thread() {
 #[test]
 fn role() {
     if let Ok(role) = std::env::var(world::ROLE) {
-        deaths::play(&role);
+        match role.as_str() {
+            "grower" | "follower" => growth::play(&role),
+            _ => deaths::play(&role),
+        }
     }
 }

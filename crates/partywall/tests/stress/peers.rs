@@ -345,3 +345,44 @@ fn what_is_frozen_and_said_to_be_mutable_is_an_error_of_its_writer() {
     drop(opened);
     eventually("no lease", || domain.status().unwrap().leases == 1);
 }
+
+#[test]
+fn a_growth_that_moves_what_was_there_is_refused_by_its_readers() {
+    let place = Place::new();
+    let mut client = Client::join(&place.socket());
+    let chunk = || memfd::Draft::create("partywall:stress", 4096).unwrap().share().unwrap();
+    let (mut commit, mut fds) = wire::commit("x", true, false);
+    (commit.mutable, commit.reserved, fds[0]) = (true, 1 << 20, chunk());
+    let Ok(Answer::Committed { lease, .. }) = client.ask(Call::Commit(commit), &[&fds[0]]) else { panic!("committed") };
+    let domain = place.connect();
+    let opened = domain.open("x", Duration::ZERO).unwrap();
+
+    let table = |tensors: &[(&str, u64)]| {
+        let mut builder = TableBuilder::new();
+        tensors.iter().for_each(|(name, n)| builder.add(name, DType::U32, &[*n]).unwrap());
+        Table::Inline(builder.layout(u64::MAX, 1).unwrap().table)
+    };
+    let lies = [
+        table(&[("y", 1), ("x", 1024)]),
+        table(&[("x", 1023)]),
+        table(&[("x", 3000)]),
+        table(&[]),
+        Table::Inline(vec![7; 100]),
+    ];
+    for (growths, table) in lies.into_iter().enumerate() {
+        let (growths, chunks, fd) = (growths as u64, vec![4096; usize::from(growths == 0)], chunk());
+        let fds = if chunks.is_empty() { vec![] } else { vec![&fd] };
+        let kind = partywall_wire::Kind::Host;
+        let grow = partywall_wire::Grow { lease, growths, kind, chunks, table, tensors: 1 };
+        assert_eq!(client.ask(Call::Grow(grow), &fds), Ok(Answer::Done));
+        let refused = opened.refresh();
+        assert!(matches!(refused, Err(partywall::Error::Table { .. })), "{growths}: {refused:?}");
+        assert_eq!((opened.len(), opened.bytes(), opened.tensor("x").unwrap().elements()), (1, 4096, 1024));
+    }
+    // The truth in the end is taken.
+    let (kind, table) = (partywall_wire::Kind::Host, table(&[("x", 2048)]));
+    let grow = partywall_wire::Grow { lease, growths: 5, kind, chunks: vec![], table, tensors: 1 };
+    assert_eq!(client.ask(Call::Grow(grow), &[]), Ok(Answer::Done));
+    assert_eq!(opened.refresh().unwrap(), partywall::Refreshed::Grown);
+    assert_eq!(opened.tensor("x").unwrap().shared::<u32>().unwrap().len(), 2048);
+}

@@ -1,0 +1,268 @@
+//! Growing: the committer of a mutable version adds memory behind what is there, and others map it when they like.
+//!
+//! What is there stays where it is, for everybody: names, places and addresses of what was written before never change,
+//! and nobody has to stop using it meanwhile.
+
+use std::{
+    os::fd::{AsFd, OwnedFd},
+    sync::{MutexGuard, OnceLock, PoisonError},
+    time::{Duration, Instant},
+};
+
+use partywall_shm::{DType, Layout, Table, TableBuilder, TableError};
+use partywall_wire::{Answer, Call, Grow, Grown, NoGrowth};
+
+use super::{
+    Segment,
+    build::{wire_table, with_held},
+};
+use crate::{
+    domain::unexpected,
+    error::{Error, Result},
+    info::{self, TableBytes},
+};
+
+/// What a version consists of, as far as this process knows; and behind it, what it became.
+///
+/// None is ever taken away, so that what has been borrowed of one stays valid. A broker allows 1,024 growths.
+#[derive(Debug)]
+pub(super) struct Stage {
+    pub(super) chunks: Vec<u64>,
+    pub(super) table: Table<TableBytes>,
+    pub(super) growths: u64,
+    next: OnceLock<Box<Stage>>,
+}
+
+impl Stage {
+    pub(super) fn new(chunks: Vec<u64>, table: Table<TableBytes>, growths: u64) -> Self {
+        Self { chunks, table, growths, next: OnceLock::new() }
+    }
+
+    /// The present one.
+    pub(super) fn last(&self) -> &Self {
+        let mut stage = self;
+        while let Some(next) = stage.next.get() {
+            stage = next;
+        }
+        stage
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.chunks.iter().sum()
+    }
+
+    /// Adds the next one. Only under the segment's lock.
+    fn follow(&self, chunks: &[u64], table: Table<TableBytes>, growths: u64) {
+        let chunks = [&self.chunks, chunks].concat();
+        let followed = self.next.set(Box::new(Self::new(chunks, table, growths)));
+        debug_assert!(followed.is_ok(), "a stage is followed once, by whoever holds the lock");
+    }
+}
+
+/// What [`Segment::refresh`] came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use = "the segment may have stayed as long as it was"]
+pub enum Refreshed {
+    /// It is as long as this process knew it.
+    Unchanged,
+    /// It was longer, and all of it is mapped now.
+    Grown,
+    /// It is longer, but there is no room for that behind what this process has mapped: here it stays as long as it
+    /// was. Opened again it comes whole.
+    DoesNotFit {
+        /// Bytes that it has.
+        bytes: u64,
+        /// Bytes that are reserved here.
+        reserved: u64,
+    },
+}
+
+/// How a segment is to grow; see [`Segment::grow`].
+#[derive(Debug)]
+#[must_use = "nothing grows until commit()"]
+pub struct Growth<'a> {
+    segment: &'a Segment,
+    longer: Option<(String, u64)>,
+    tensors: Vec<(String, DType, Vec<u64>)>,
+    spare: u64,
+}
+
+impl Growth<'_> {
+    /// Gives the last tensor, which must be `tensor`, a first axis of `length`. The elements that it has keep their
+    /// places.
+    pub fn extend(mut self, tensor: &str, length: u64) -> Self {
+        self.longer = Some((tensor.to_owned(), length));
+        self
+    }
+
+    /// Adds a tensor behind the others, as [`Builder::tensor`](crate::Builder::tensor).
+    pub fn tensor(mut self, name: &str, dtype: DType, shape: &[u64]) -> Self {
+        self.tensors.push((name.to_owned(), dtype, shape.to_vec()));
+        self
+    }
+
+    /// Bytes to have left behind the tensors, for growths to come. What follows from a growth that finds room is only
+    /// a new table: no memory is allocated, and nobody has to map anything.
+    pub fn spare(mut self, bytes: u64) -> Self {
+        self.spare = bytes;
+        self
+    }
+
+    /// Allocates what is missing, in one chunk, and makes the version longer, in one step for all who open it from then
+    /// on. Its number stays. Who has it open keeps what it has until it refreshes. New memory reads as zero; what
+    /// processes write there they order themselves, as everything in mutable memory.
+    ///
+    /// Killed before that step, the process leaves the old length; killed after it, the new one.
+    ///
+    /// # Errors
+    /// [`Error::CannotGrow`] for a version that is frozen, or was committed by another or grown since;
+    /// [`Error::Table`] for tensors that make no sense; [`Error::OutOfMemory`]; [`Error::LimitReached`] for a limit of
+    /// the broker, 128 chunks or 1,024 growths of one version; [`Error::Cuda`]; those of every call. The segment is then
+    /// as it was and works on; only if the broker's answer got lost it may have grown, which [`Segment::refresh`] finds.
+    pub fn commit(self) -> Result<()> {
+        let Self { segment, longer, tensors, spare } = self;
+        let Some(lease) = segment.lease else { return Ok(()) };
+        let _turn = segment.turn();
+        let (facts, stage) = (&segment.facts, segment.stage());
+        if facts.reserved == 0 {
+            return Err(segment.cannot_grow(NoGrowth::Fixed));
+        }
+        let bad_table = |source| Error::Table { name: facts.name.clone(), source };
+        let (table, used) = longer_table(&stage.table, longer, &tensors).map_err(bad_table)?;
+        let missing = used.saturating_add(spare).saturating_sub(stage.bytes());
+        let (reserved, needed) = (segment.memory().reserved(), stage.bytes().saturating_add(missing));
+        if needed > reserved {
+            return Err(segment.cannot_grow(NoGrowth::Reserved { reserved, needed }));
+        }
+        let chunk = (missing > 0).then(|| segment.kind.chunk(&facts.name, facts.place, missing, segment.domain.gpus()));
+        let chunk = chunk.transpose().map_err(|e| with_held(e, &segment.domain))?;
+        let (chunks, fds): (Vec<u64>, Vec<OwnedFd>) = chunk.into_iter().unzip();
+        let ranges = info::ranges(facts.reserved, &[&stage.chunks[..], &chunks].concat())?;
+        let table = Table::parse(TableBytes::Inline(table), &ranges).map_err(bad_table)?;
+
+        // Mapped before it is said, so that nothing can go wrong once it has been said.
+        let chunk: Vec<_> = chunks.iter().copied().zip(fds).collect();
+        let extension = segment.memory().extend(&chunk)?;
+        let (wire_table, table_fd) = wire_table(&facts.name, table.as_bytes())?;
+        let grow = Grow {
+            lease,
+            growths: stage.growths,
+            kind: segment.kind.wire(),
+            chunks: chunks.clone(),
+            table: wire_table,
+            tensors: table.len() as u64,
+        };
+        let fds: Vec<_> = chunk.iter().map(|(_, fd)| fd.as_fd()).chain(table_fd.iter().map(AsFd::as_fd)).collect();
+        match segment.domain.link().call_with(Call::Grow(grow), &fds)?.0 {
+            Answer::Done => {
+                extension.publish();
+                stage.follow(&chunks, table, stage.growths + 1);
+                Ok(())
+            }
+            other => Err(unexpected(&other)),
+        }
+    }
+}
+
+/// The table of the tensors that there are, the last perhaps longer, and of `tensors`; and how many bytes they use.
+fn longer_table(
+    before: &Table<TableBytes>,
+    longer: Option<(String, u64)>,
+    tensors: &[(String, DType, Vec<u64>)],
+) -> Result<(Vec<u8>, u64), TableError> {
+    let mut builder = TableBuilder::from_table(before);
+    if let Some((tensor, length)) = longer {
+        builder.extend_last(&tensor, length)?;
+    }
+    for (name, dtype, shape) in tensors {
+        builder.add(name, *dtype, shape)?;
+    }
+    let Layout { table, chunks } = builder.layout(u64::MAX, 1)?;
+    Ok((table, chunks.iter().sum()))
+}
+
+impl Segment {
+    /// Begins to make a mutable version longer that this segment has committed. In this process and in all others
+    /// what is there stays where it is, and what is added lies right behind it: kernels and tensors may span both.
+    ///
+    /// ```no_run
+    /// # use partywall::{DType, Domain, Place};
+    /// let domain = Domain::connect()?;
+    /// let builder = domain.create("log", Place::Host).tensor("rows", DType::F32, &[1000, 64]);
+    /// let log = builder.mutable(true).reserve(1 << 30).allocate()?.commit()?;
+    /// log.grow().extend("rows", 2000).commit()?;
+    /// # Ok::<(), partywall::Error>(())
+    /// ```
+    pub fn grow(&self) -> Growth<'_> {
+        Growth { segment: self, longer: None, tensors: Vec::new(), spare: 0 }
+    }
+
+    /// Maps what the version has grown by since it was opened or last refreshed. What has been borrowed of the segment
+    /// stays valid and as long as it was; tensors that are asked for afterwards are the longer ones.
+    ///
+    /// # Errors
+    /// [`Error::Table`] if what was there before is described in another way now; those of mapping memory, and of every
+    /// call. The segment is then as it was.
+    pub fn refresh(&self) -> Result<Refreshed> {
+        let Some(lease) = self.lease.filter(|_| self.facts.reserved > 0) else { return Ok(Refreshed::Unchanged) };
+        let _turn = self.turn();
+        let stage = self.stage();
+        let refresh = Call::Refresh { lease, growths: stage.growths, chunks: stage.chunks.len() as u64 };
+        match self.domain.link().call_with(refresh, &[])? {
+            (Answer::Done, _) => Ok(Refreshed::Unchanged),
+            (Answer::Grown(grown), fds) => self.adopt(stage, grown, fds),
+            (other, _) => Err(unexpected(&other)),
+        }
+    }
+
+    /// Waits up to `timeout` until the version is longer than this process knows it, and refreshes.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`]; [`Error::CannotGrow`] for a version that is frozen, or whose committer has dropped it; as
+    /// [`Segment::refresh`].
+    pub fn wait_growth(&self, timeout: Duration) -> Result<Refreshed> {
+        let Some(lease) = self.lease else { return Ok(Refreshed::Unchanged) };
+        let (deadline, growths) = (Instant::now().checked_add(timeout), self.stage().growths);
+        match self.domain.link().call_waiting(|| Call::AwaitGrowth { lease, growths }, deadline)? {
+            Some((Answer::Done, _)) => self.refresh(),
+            Some((other, _)) => Err(unexpected(&other)),
+            None => Err(Error::Timeout { what: format!("a growth of {:?}", self.facts.name), after: timeout }),
+        }
+    }
+
+    /// Bytes that it can have in this process without moving; 0 if it cannot grow.
+    pub fn reserved(&self) -> u64 {
+        self.memory().reserved()
+    }
+
+    fn adopt(&self, stage: &Stage, grown: Grown, mut fds: Vec<OwnedFd>) -> Result<Refreshed> {
+        let Grown { growths, chunks, table } = grown;
+        let facts = &self.facts;
+        if fds.len() < chunks.len() {
+            return Err(Error::NoFileDescriptor(format!("the chunks of {:?}", facts.name)));
+        }
+        let table_fd = fds.drain(chunks.len()..).next();
+        let ranges = info::ranges(facts.reserved, &[&stage.chunks[..], &chunks].concat())?;
+        let (bytes, reserved) = (ranges.iter().sum(), self.memory().reserved());
+        let table = info::table(&facts.name, table, table_fd, &ranges)?;
+        let checked = table.check_growth_of(&stage.table);
+        checked.map_err(|source| Error::Table { name: facts.name.clone(), source })?;
+        if bytes > reserved {
+            return Ok(Refreshed::DoesNotFit { bytes, reserved });
+        }
+        let chunk: Vec<_> = chunks.iter().copied().zip(fds).collect();
+        self.memory().extend(&chunk)?.publish();
+        stage.follow(&chunks, table, growths);
+        Ok(Refreshed::Grown)
+    }
+
+    /// One change of the length at a time.
+    fn turn(&self) -> MutexGuard<'_, ()> {
+        // Nothing is half-done behind it: a stage follows in one step.
+        self.growing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn cannot_grow(&self, why: NoGrowth) -> Error {
+        Error::CannotGrow { name: self.facts.name.clone(), version: self.facts.version, why }
+    }
+}
