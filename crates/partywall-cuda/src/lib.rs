@@ -49,6 +49,7 @@
 //! | [`memop`] | a stream writes a word or waits for one: order between processes; whether that works here |
 //! | `ipc_event` | [`IpcEvent`], [`IpcEventHandle`]: events of several processes, for code that uses them |
 //! | [`experiment`] | calls that sharing code must not make, for labs and for tests of the driver |
+//! | `cudarc_slice` | `CudarcSlice`: cudarc's streams in, its views out (feature `cudarc`) |
 //! | `upload` | [`Upload`]: filling device memory from the host at full speed |
 //! | `module`, [`kernels`] | [`Module`], [`Function`], [`Kernels`]: device code, ours included |
 //!
@@ -72,6 +73,8 @@
 mod abi;
 mod buffer;
 mod context;
+#[cfg(feature = "cudarc")]
+mod cudarc_slice;
 mod device;
 mod event;
 pub mod experiment;
@@ -95,6 +98,8 @@ mod uuid;
 
 pub use buffer::{DeviceBuffer, PinnedBuffer};
 pub use context::{Context, ContextGuard};
+#[cfg(feature = "cudarc")]
+pub use cudarc_slice::CudarcSlice;
 pub use device::{ComputeMode, Device, DeviceAttribute};
 pub use event::Event;
 pub use ipc::{IpcMapping, IpcMemoryHandle};

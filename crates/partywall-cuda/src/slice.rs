@@ -57,6 +57,9 @@ pub enum AccessError {
     /// A host-synchronous operation on a stream that is being captured into a graph.
     #[error("the stream is being captured into a CUDA graph: a call that waits for it cannot work")]
     Capturing,
+    /// A stream of another CUDA context than the memory's.
+    #[error("the stream is of another CUDA context than the memory, which is of its device's primary one")]
+    OtherContext,
     /// The driver refused, or an earlier operation failed.
     #[error(transparent)]
     Driver(#[from] CudaError),

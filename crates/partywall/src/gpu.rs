@@ -52,6 +52,15 @@ impl Gpu {
         self.stream.as_ref()
     }
 
+    /// A stream of cudarc's, as the calls of this library take it.
+    ///
+    /// # Errors
+    /// [`Error::BadRange`] for a stream of another GPU, or of a context that is not the primary one.
+    #[cfg(feature = "cudarc")]
+    pub fn cudarc_stream<'a>(&'a self, stream: &'a cudarc::driver::CudaStream) -> Result<StreamRef<'a>> {
+        StreamRef::from_cudarc(&self.context, stream).map_err(access_error("taking cudarc's stream"))
+    }
+
     /// Partywall's kernels, loaded and warmed up on first use.
     ///
     /// # Errors
@@ -117,6 +126,23 @@ impl<'a> DeviceRange<'a> {
     /// The range as streams and kernels take it.
     pub fn as_slice(&self) -> DeviceSlice<'a> {
         self.slice
+    }
+
+    /// The range as cudarc takes it, for its copies and launches: to read, and to write where
+    /// [`is_writable`](Self::is_writable). `stream` is any of cudarc's of this GPU.
+    ///
+    /// # Errors
+    /// [`Error::BadRange`] if the range is not of whole aligned elements, or the stream is of another context.
+    ///
+    /// # Panics
+    /// Where cudarc does: it cannot make its events, because the context is lost.
+    #[cfg(feature = "cudarc")]
+    pub fn to_cudarc<T>(&self, stream: &Arc<cudarc::driver::CudaStream>) -> Result<partywall_cuda::CudarcSlice<'a, T>>
+    where
+        T: crate::Element + cudarc::driver::DeviceRepr,
+    {
+        let slice = partywall_cuda::CudarcSlice::new(&self.gpu.context, self.slice, stream);
+        slice.map_err(access_error("viewing it through cudarc"))
     }
 
     /// The GPU that it can be used on.

@@ -128,6 +128,22 @@ impl<'a> Tensor<'a> {
         range.map_err(|e| self.segment.named(e))
     }
 
+    /// Its elements on its GPU, in the order of memory, as cudarc takes them; `stream` is any of cudarc's of that GPU.
+    ///
+    /// # Errors
+    /// As for [`Tensor::device`] and [`DeviceRange::to_cudarc`]; [`Error::WrongDType`].
+    ///
+    /// # Panics
+    /// As for [`DeviceRange::to_cudarc`].
+    #[cfg(feature = "cudarc")]
+    pub fn to_cudarc<T: Element + cudarc::driver::DeviceRepr>(
+        &self,
+        stream: &std::sync::Arc<cudarc::driver::CudaStream>,
+    ) -> Result<partywall_cuda::CudarcSlice<'a, T>> {
+        self.check::<T>()?;
+        self.device()?.to_cudarc(stream)
+    }
+
     /// Copies its bytes from `offset` on into `out`, wherever they are. Host-synchronous: returns when they are there.
     ///
     /// # Errors

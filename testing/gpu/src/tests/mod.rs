@@ -1,6 +1,7 @@
 //! The tests that need a GPU, and what a test is.
 
 mod commands;
+mod cudarc;
 mod driver;
 pub(crate) mod facts;
 mod owners;
@@ -94,6 +95,7 @@ static TESTS: &[Test] = &[
     test("segment_mutable_memory_is_shared", 1, segments::mutable_memory_is_shared),
     test("segment_out_of_memory_says_what_is_free", 1, segments::out_of_memory_says_what_is_free),
     test("segment_many_tensors_keep_their_places", 1, segments::many_tensors_keep_their_places),
+    test("segment_cudarc_works_in_place", 1, cudarc::works_in_place),
     test("segment_another_gpu_needs_permission", 2, segments::another_gpu_needs_permission),
     test("segment_ordinals_may_differ", 2, segments::ordinals_may_differ),
     test("command_demo_passes", 1, commands::the_demo_passes),
@@ -105,6 +107,7 @@ static TESTS: &[Test] = &[
 pub(crate) fn play(role: &str, arguments: &[String]) -> Result<(), String> {
     match arguments {
         [fact_role] if role == facts::ROLE => facts::play(fact_role),
+        _ if role == cudarc::ROLE => cudarc::play(),
         _ => segments::play(role, arguments),
     }
 }

@@ -51,7 +51,7 @@ pub(crate) fn play(role: &str, arguments: &[String]) -> Result<(), String> {
     }
 }
 
-fn commit(domain: &Domain, name: &str, kept: bool, mutable: bool) -> Result<Segment, String> {
+pub(super) fn commit(domain: &Domain, name: &str, kept: bool, mutable: bool) -> Result<Segment, String> {
     let build = domain.create(name, first_gpu()?).tensor("x", DType::U32, &[ELEMENTS]).kept(kept).mutable(mutable);
     let build = build.allocate().map_err(tell)?;
     let range = build.device("x").map_err(tell)?;
@@ -60,7 +60,7 @@ fn commit(domain: &Domain, name: &str, kept: bool, mutable: bool) -> Result<Segm
 }
 
 /// By kernel, and by copies to the host of the first, a middle and the last element.
-fn verify(_: &Domain, segment: &Segment, factor: u32) -> Result<(), String> {
+pub(super) fn verify(_: &Domain, segment: &Segment, factor: u32) -> Result<(), String> {
     let tensor = segment.tensor("x").map_err(tell)?;
     let range = tensor.device().map_err(tell)?;
     let gpu = range.gpu();

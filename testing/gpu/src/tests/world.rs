@@ -17,7 +17,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A broker in a directory of its own. Dropping it ends the broker.
 pub(crate) struct World {
-    directory: PathBuf,
+    pub(super) directory: PathBuf,
     pub(crate) domain: Domain,
 }
 
