@@ -82,6 +82,11 @@ impl Contexts {
         self.primary.iter().filter_map(|primary| primary.context.as_ref()).find(|context| context.handle == handle)
     }
 
+    /// Whether a context of the process has a fault.
+    pub(crate) fn any_fault(&self) -> bool {
+        self.primary.iter().any(|primary| primary.fault.load(Ordering::Acquire) != 0)
+    }
+
     fn retain(&mut self, device: usize) -> Handle {
         let primary = &mut self.primary[device];
         primary.retained += 1;

@@ -2,7 +2,8 @@
 //!
 //! `SIMCUDA_LEDGER` names a directory; a process that ends by itself writes `PID.json` there, a list of objects with
 //! `kind`, `handle`, `bytes`, `call` and `index` (of the call in its process). What a context takes along when its last
-//! reference is released stays in the list: the program did not give it back.
+//! reference is released stays in the list: the program did not give it back. A process whose context has a fault can
+//! give nothing back but descriptors, and only they are in its list.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -62,11 +63,12 @@ fn inode(descriptor: RawFd) -> Option<u64> {
 }
 
 /// The list as JSON. Kinds and names of functions are ours and need no escapes.
-fn to_json(entries: &Entries) -> String {
+fn to_json(entries: &Entries, lost: bool) -> String {
     let mut text = String::from("[");
     for ((kind, handle), of_handle) in entries {
         for Entry { bytes, call: Call { function, index }, inode: made } in of_handle {
-            if *kind == EXPORTED_FD && inode(*handle as RawFd) != Some(*made) {
+            let left = if *kind == EXPORTED_FD { inode(*handle as RawFd) == Some(*made) } else { !lost };
+            if !left {
                 continue;
             }
             let comma = if text.len() == 1 { "" } else { "," };
@@ -87,7 +89,9 @@ extern "C" fn write() {
     // A child that forked is another process: what it copied is its parent's.
     let Some(directory) = std::env::var_os("SIMCUDA_LEDGER").filter(|_| !state::forked()) else { return };
     let path = std::path::Path::new(&directory).join(format!("{}.json", std::process::id()));
-    if let Err(error) = std::fs::write(&path, to_json(&entries())) {
+    // Asked before the entries are locked: calls lock the state first.
+    let lost = state::initialized() && state::lock().contexts.any_fault();
+    if let Err(error) = std::fs::write(&path, to_json(&entries(), lost)) {
         eprintln!("SIMCUDA_LEDGER: {}: {error}", path.display());
     }
 }

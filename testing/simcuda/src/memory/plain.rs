@@ -127,9 +127,6 @@ entry_points! {
     // Waits for the work of the context, as the driver's does.
     fn cuMemFree_v2(pointer: DevicePtr) {
         let context = context::current()?;
-        if pointer == 0 {
-            return Ok(());
-        }
         capture::unsafe_call()?;
         let freeable = |state: &state::State| {
             let region = state.memory.regions.get(&pointer).ok_or(Code::INVALID_VALUE)?;

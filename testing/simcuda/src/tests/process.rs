@@ -3,10 +3,12 @@
 use std::ffi::{CStr, c_int};
 use std::fs;
 
+use super::memory::{READ, map};
 use super::peer::{Peer, heard, in_a_process, say};
-use super::{answer, begin, device_memory, must, role};
+use super::{answer, begin, device_memory, must, new_stream, role};
 use crate::abi::{Code, MemAllocationProp};
 use crate::context::{cuCtxSynchronize, cuDevicePrimaryCtxRelease_v2};
+use crate::copy::cuMemsetD8Async;
 use crate::device::{
     cuDeviceGet, cuDeviceGetCount, cuDeviceGetName, cuDeviceGetUuid_v2, cuGetErrorName, cuGetErrorString, cuInit,
 };
@@ -173,6 +175,12 @@ fn a_process_that_ends_says_what_it_leaves() {
             must!(cuDevicePrimaryCtxRelease_v2(0));
             return;
         }
+        if role == "faulty" {
+            export(handle);
+            must!(cuMemsetD8Async(map(handle, 2 * MIB, READ), 1, 16, new_stream()));
+            assert_eq!(answer!(cuMemFree_v2(freed)), Code::ILLEGAL_ADDRESS);
+            return;
+        }
         must!(cuMemFree_v2(freed));
         must!(cuMemRelease(handle));
         must!(cuDevicePrimaryCtxRelease_v2(0));
@@ -199,6 +207,11 @@ fn a_process_that_ends_says_what_it_leaves() {
         "handle 2097152 cuMemCreate 5",
     ];
     assert_eq!(left("untidy"), expected);
+    assert_eq!(
+        left("faulty"),
+        ["exported fd 2097152 cuMemExportToShareableHandle 7"],
+        "it could give nothing else back"
+    );
 }
 
 #[test]
