@@ -49,6 +49,8 @@ pub(crate) enum Found {
 pub(crate) fn probe() -> Result<Found, String> {
     let library = match open_driver() {
         Ok(library) => library,
+        // Whoever names a library wants that one.
+        Err(reason) if std::env::var_os(cuda::Driver::LIBRARY_VARIABLE).is_some() => return Err(reason),
         Err(reason) => return Ok(Found::Nothing(reason)),
     };
     let init: unsafe extern "C" fn(c_uint) -> c_int = function(&library, c"cuInit")?;

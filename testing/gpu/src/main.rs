@@ -6,6 +6,7 @@
 //! | [`runner`] | runs them one after the other, each in a child process, and reports |
 //! | [`child`] | a child process in a group of its own, with a time limit and its output caught |
 //! | [`gpu`] | whether there is a GPU, and which |
+//! | [`ledger`] | what the processes of a test left behind in the simulated driver |
 //! | [`raw`] | the driver's entry points, bare |
 //!
 //! A test that takes the driver down, hangs in it or breaks its context takes down its own process
@@ -15,6 +16,7 @@
 
 mod child;
 mod gpu;
+mod ledger;
 mod raw;
 mod runner;
 mod tests;

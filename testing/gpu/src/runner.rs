@@ -13,6 +13,7 @@ use serde::Serialize;
 
 use crate::child::{self, End, Finished};
 use crate::gpu::{self, Found, GpuFacts};
+use crate::ledger::{self, Ledger};
 use crate::tests::{self, Test};
 
 /// The option by which this program runs one test in the child process that it made for it.
@@ -101,7 +102,7 @@ fn run_each(chosen: &[&Test], found: &Found, results: &mut Results, report: Opti
 
 /// Looks for a GPU in a child process: a driver that hangs or crashes must not take us along.
 fn probe() -> Result<Found, String> {
-    let finished = ourselves(&[PROBE], PROBE_LIMIT)?;
+    let finished = run_child(&mut ourselves(&[PROBE]), PROBE_LIMIT)?;
     let last = finished.output.lines().last().unwrap_or_default();
     match finished.end {
         End::Exited(status) if status.success() => {
@@ -118,20 +119,32 @@ fn judge(test: &Test, found: &Found) -> Record {
     };
     let (outcome, time, message) = match missing {
         Some(reason) => (Outcome::Skipped, Duration::ZERO, reason),
-        None => match ourselves(&[RUN_ONE, test.name], test.timeout) {
-            Ok(finished) => match finished.end {
-                End::Exited(status) if status.success() => {
-                    (Outcome::Passed, finished.time, finished.output.trim_end().to_owned())
-                }
-                _ => {
-                    let message = format!("{}\n{}", how(&finished, test.timeout), finished.output.trim_end());
-                    (Outcome::Failed, finished.time, message)
-                }
-            },
+        None => match run(test) {
+            Ok((outcome, finished)) => (outcome, finished.time, finished.output),
             Err(message) => (Outcome::Failed, Duration::ZERO, message),
         },
     };
     Record { name: test.name, outcome, seconds: time.as_secs_f64(), message }
+}
+
+/// Runs a test in a child process. One that leaves something behind in the simulated driver has failed.
+fn run(test: &Test) -> Result<(Outcome, Finished), String> {
+    let ledger = Ledger::new().map_err(|error| format!("cannot make a ledger: {error}"))?;
+    let mut command = ourselves(&[RUN_ONE, test.name]);
+    let mut finished = run_child(command.env(ledger::VARIABLE, ledger.directory()), test.timeout)?;
+    let mut outcome = Outcome::Passed;
+    let mut output = vec![finished.output.trim_end().to_owned()];
+    if !matches!(finished.end, End::Exited(status) if status.success()) {
+        outcome = Outcome::Failed;
+        output.insert(0, how(&finished, test.timeout));
+    }
+    let left = ledger.left()?;
+    if !left.is_empty() {
+        outcome = Outcome::Failed;
+        output.extend(left);
+    }
+    finished.output = output.join("\n");
+    Ok((outcome, finished))
 }
 
 fn how(finished: &Finished, limit: Duration) -> String {
@@ -143,11 +156,16 @@ fn how(finished: &Finished, limit: Duration) -> String {
     }
 }
 
-/// Runs this very program in a child process.
-fn ourselves(arguments: &[&str], limit: Duration) -> Result<Finished, String> {
+/// This very program.
+fn ourselves(arguments: &[&str]) -> Command {
     // The link and not the path behind it: it works even when the file was replaced meanwhile.
-    child::run(Command::new("/proc/self/exe").args(arguments), limit)
-        .map_err(|error| format!("cannot run a child process: {error}"))
+    let mut command = Command::new("/proc/self/exe");
+    command.args(arguments);
+    command
+}
+
+fn run_child(command: &mut Command, limit: Duration) -> Result<Finished, String> {
+    child::run(command, limit).map_err(|error| format!("cannot run a child process: {error}"))
 }
 
 /// A runner that is killed must not leave a test behind that nobody would ever end.

@@ -23,7 +23,7 @@ use partywall_os::fd::{FdKind, classify};
 
 use super::stage::{Check, Line, Message, PTX, Peer, pattern};
 use super::world::{PATIENCE, ensure, eventually, tell};
-use super::{Needs, Test};
+use super::{FREE_MEMORY, Needs, Test};
 use crate::raw::{
     self, AccessRule, CAPTURE_GLOBAL, CAPTURE_RELAXED, GEQ, Handle, INTERPROCESS, IpcHandle, LAZY_PEER, NO_TIMING,
     PORTABLE_MAPPED, POSIX_FD, Properties, READ, READ_WRITE, REGISTER_READ_ONLY, Words,
@@ -40,7 +40,7 @@ use Source::{Documented, Found, Measured};
 
 const ONE: Needs = Needs::Gpu(1);
 const TWO: Needs = Needs::Gpu(2);
-const REAL: Needs = Needs::RealGpu;
+const CONTROL_DEVICE: Needs = Needs::RealGpu("the memory of a simulated one is a memfd");
 const NAMESPACES: Needs = Needs::Namespaces;
 
 macro_rules! facts {
@@ -74,9 +74,9 @@ facts! {
     Measured ONE an_import_cannot_be_exported_again
     Documented ONE an_import_leaves_the_descriptor_open
     Found ONE only_exported_descriptors_can_be_imported
-    Measured REAL an_exported_descriptor_is_the_control_device
+    Measured CONTROL_DEVICE an_exported_descriptor_is_the_control_device
     Measured ONE a_holder_without_cuda_keeps_the_memory_of_a_killed_creator
-    Measured REAL the_last_descriptor_returns_the_memory
+    Measured FREE_MEMORY the_last_descriptor_returns_the_memory
     Measured ONE fresh_memory_reads_zero_after_another_process
     Measured ONE only_whole_allocations_can_be_mapped
     Documented ONE one_allocation_can_be_mapped_twice
@@ -315,7 +315,7 @@ fn a_primary_context_is_shared_and_counted(check: &Check) -> Result<(), String> 
     cuda.mem_alloc(&mut address, BYTES).ok()?;
     check.answers("the first release", cuda.primary_ctx_release(0), OK);
     is_active("after it", 1);
-    check.answers("memory in between", cuda.memset_d8_async(address, 1, BYTES, 0), OK);
+    check.answers("its memory", cuda.mem_free(address), OK);
     check.answers("the last release", cuda.primary_ctx_release(0), OK);
     is_active("after it", 0);
     let allocated = cuda.mem_alloc(&mut address, BYTES);

@@ -34,8 +34,8 @@ pub(crate) struct Test {
 pub(crate) enum Needs {
     /// At least so many GPUs that the driver shows to this process.
     Gpu(usize),
-    /// A GPU whose driver is not simulated: what is asked cannot be simulated honestly.
-    RealGpu,
+    /// A GPU whose driver is not simulated, and why the simulation is no answer.
+    RealGpu(&'static str),
     /// A GPU, and that a process may make namespaces.
     Namespaces,
 }
@@ -47,7 +47,7 @@ impl Needs {
             Self::Gpu(needed) if found.count < needed => {
                 Some(format!("needs {self}, this machine shows {}", found.count))
             }
-            Self::RealGpu if found.simulated => Some(format!("needs {self}, this one is simulated")),
+            Self::RealGpu(why) if found.simulated => Some(format!("needs {self}: {why}")),
             Self::Namespaces if !namespaces() => Some(format!("needs {self}, this machine does not let us")),
             _ => None,
         }
@@ -59,11 +59,13 @@ impl fmt::Display for Needs {
         match self {
             Self::Gpu(1) => write!(f, "1 GPU"),
             Self::Gpu(number) => write!(f, "{number} GPUs"),
-            Self::RealGpu => write!(f, "a real GPU"),
+            Self::RealGpu(_) => write!(f, "a real GPU"),
             Self::Namespaces => write!(f, "a GPU and to make namespaces"),
         }
     }
 }
+
+pub(crate) const FREE_MEMORY: Needs = Needs::RealGpu("each process on a simulated one has its own free memory");
 
 fn namespaces() -> bool {
     let mut command = Command::new("unshare");
@@ -87,9 +89,8 @@ static TESTS: &[Test] = &[
     test("driver_errors_are_as_documented", 1, troubleshooting::driver_errors_are_as_documented),
     test("segment_memory_outlives_its_creator", 1, segments::memory_outlives_its_creator),
     test("segment_readers_keep_their_version", 1, segments::readers_keep_their_version),
-    // Each process of the simulation has memory of its own: what others allocate takes nothing of it.
-    real("segment_uncommitted_memory_comes_back", segments::uncommitted_memory_comes_back),
-    real("segment_removed_memory_comes_back", segments::removed_memory_comes_back),
+    real("segment_uncommitted_memory_comes_back", FREE_MEMORY, segments::uncommitted_memory_comes_back),
+    real("segment_removed_memory_comes_back", FREE_MEMORY, segments::removed_memory_comes_back),
     test("segment_owned_names_go_with_their_owner", 1, segments::owned_names_go_with_their_owner),
     test("segment_frozen_memory_is_read_only", 1, segments::frozen_memory_is_read_only),
     test("segment_mutable_memory_is_shared", 1, segments::mutable_memory_is_shared),
@@ -116,8 +117,8 @@ const fn test(name: &'static str, gpus: usize, run: fn() -> Result<(), String>) 
     Test { name, needs: Needs::Gpu(gpus), timeout: Duration::from_secs(120), run }
 }
 
-const fn real(name: &'static str, run: fn() -> Result<(), String>) -> Test {
-    Test { needs: Needs::RealGpu, ..test(name, 1, run) }
+const fn real(name: &'static str, needs: Needs, run: fn() -> Result<(), String>) -> Test {
+    Test { needs, ..test(name, 1, run) }
 }
 
 #[cfg(test)]
@@ -141,7 +142,10 @@ mod unit {
         let facts = |simulated| GpuFacts { name: "Some GPU".to_owned(), count: 1, driver: "1".to_owned(), simulated };
         assert_eq!(Needs::Gpu(1).missing(&facts(false)), None);
         assert_eq!(Needs::Gpu(2).missing(&facts(false)).unwrap(), "needs 2 GPUs, this machine shows 1");
-        assert_eq!(Needs::RealGpu.missing(&facts(false)), None);
-        assert_eq!(Needs::RealGpu.missing(&facts(true)).unwrap(), "needs a real GPU, this one is simulated");
+        assert_eq!(FREE_MEMORY.missing(&facts(false)), None);
+        assert_eq!(
+            FREE_MEMORY.missing(&facts(true)).unwrap(),
+            "needs a real GPU: each process on a simulated one has its own free memory"
+        );
     }
 }

@@ -1,0 +1,61 @@
+//! What the processes of a test left behind in the simulated driver.
+//!
+//! Each process that ends by itself writes a list of what it made and did not give back. One that is killed writes
+//! none: what it had goes with it.
+
+use std::io;
+use std::path::PathBuf;
+
+use serde::Deserialize;
+
+/// The directory that the processes of one test write to. Dropping it removes it.
+pub(crate) struct Ledger {
+    directory: PathBuf,
+}
+
+/// The environment variable that names the directory.
+pub(crate) const VARIABLE: &str = "SIMCUDA_LEDGER";
+
+/// One thing that was left.
+#[derive(Deserialize)]
+struct Left {
+    kind: String,
+    bytes: u64,
+    /// The function that made it, and the how many-th call of the process that was.
+    call: String,
+    index: u64,
+}
+
+impl Ledger {
+    pub(crate) fn new() -> io::Result<Self> {
+        let directory = std::env::temp_dir().join(format!("partywall-ledger-{}", std::process::id()));
+        std::fs::create_dir(&directory)?;
+        Ok(Self { directory })
+    }
+
+    pub(crate) fn directory(&self) -> &PathBuf {
+        &self.directory
+    }
+
+    /// A line for each thing that was left, with the call that made it.
+    pub(crate) fn left(&self) -> Result<Vec<String>, String> {
+        let mut lines = Vec::new();
+        for entry in std::fs::read_dir(&self.directory).map_err(|error| error.to_string())? {
+            let path = entry.map_err(|error| error.to_string())?.path();
+            let text = std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+            let list: Vec<Left> =
+                serde_json::from_str(&text).map_err(|error| format!("{}: {error}", path.display()))?;
+            let process = path.file_stem().unwrap_or_default().display();
+            lines.extend(list.iter().map(|Left { kind, bytes, call, index }| {
+                format!("process {process} left: {kind} of {bytes} bytes, made by {call}, its call {index}")
+            }));
+        }
+        Ok(lines)
+    }
+}
+
+impl Drop for Ledger {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.directory);
+    }
+}
