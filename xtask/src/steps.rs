@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::ptx;
 use crate::tools::{self, Workspace, run, run_within};
@@ -67,7 +67,7 @@ impl fmt::Display for Outcome {
 }
 
 /// The quickest to fail come first.
-const STEPS: [Step; 12] = [
+const STEPS: [Step; 13] = [
     Step {
         name: "format",
         quick: true,
@@ -88,6 +88,7 @@ const STEPS: [Step; 12] = [
     Step { name: "tests in namespaces", quick: false, run: tests_in_namespaces },
     Step { name: "tests with Python", quick: false, run: tests_with_python },
     Step { name: "tests without a GPU", quick: false, run: tests_without_gpu },
+    Step { name: "GPU tests, simulated", quick: false, run: |workspace| simulated_gpu_tests(workspace).into() },
     Step { name: "doc tests", quick: false, run: |workspace| doc_tests(workspace).into() },
     Step {
         name: "release binary",
@@ -184,6 +185,24 @@ fn run_tests(workspace: &Workspace, (expression, words): (&str, &[&str])) -> Res
     };
     run(in_test_environment(workspace, &mut command))
 }
+
+/// The program that a machine with a GPU runs, on two simulated ones. Their streams pause at random, so that work that
+/// is only ordered by luck shows; the seed is told, and repeats it.
+fn simulated_gpu_tests(workspace: &Workspace) -> Result<(), String> {
+    build_what_tests_run(workspace)?;
+    let seed = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+    println!("{SEED}={seed}");
+    let mut command = workspace.cargo(["run", "-p", "partywall-gpu-tests", "--", "--report"]);
+    command.arg(workspace.target.join("simulated-gpu-tests.json"));
+    command.env(LIBCUDA, workspace.simulated_driver()).env(SEED, seed.to_string());
+    command.env("SIMCUDA_DEVICES", "2").env("SIMCUDA_DELAY", "300");
+    run(in_test_environment(workspace, &mut command))
+}
+
+/// Names the library that stands in for the vendor's.
+const LIBCUDA: &str = "PARTYWALL_LIBCUDA";
+/// Of the pauses of simulated streams.
+const SEED: &str = "SIMCUDA_SEED";
 
 fn doc_tests(workspace: &Workspace) -> Result<(), String> {
     build_what_tests_run(workspace)?;

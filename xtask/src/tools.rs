@@ -50,6 +50,11 @@ impl Workspace {
     pub(crate) fn debug_binary(&self) -> PathBuf {
         self.target.join("debug/partywall")
     }
+
+    /// Where `cargo build -p partywall-simcuda` puts the simulated driver.
+    pub(crate) fn simulated_driver(&self) -> PathBuf {
+        self.target.join("debug/libpartywall_simcuda.so")
+    }
 }
 
 /// Runs a command with our own output, after printing it as one would type it.
