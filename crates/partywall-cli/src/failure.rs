@@ -32,6 +32,12 @@ impl Failure {
         Self { kind, message: String::new(), advice: String::new(), entry: None, silent: true, details: None }
     }
 
+    /// The same failure with other advice.
+    pub(crate) fn with_advice(mut self, advice: impl Into<String>) -> Self {
+        self.advice = advice.into();
+        self
+    }
+
     /// Adds the members of a JSON object to what programs get, beside `error`.
     pub(crate) fn with_details(mut self, details: Value) -> Self {
         self.details = Some(Box::new(details));

@@ -96,6 +96,8 @@ enum Command {
     Rm(commands::rm::Arguments),
     /// Find out by trying what works on this machine, and how to fix what does not
     Doctor(commands::doctor::Arguments),
+    /// Try out how the driver shares memory, and how it fails, step by step
+    Lab(commands::lab::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -114,6 +116,7 @@ fn main() -> ExitCode {
         Command::Show(arguments) => commands::show::run(&context, &arguments),
         Command::Rm(arguments) => commands::rm::run(&context, &arguments),
         Command::Doctor(arguments) => commands::doctor::run(&context, &arguments),
+        Command::Lab(arguments) => commands::lab::run(&context, &arguments),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -96,22 +96,17 @@ pub fn close_twice(mapping: IpcMapping) -> Result<(), CudaError> {
     unsafe { context.driver().ipc_close_mem_handle(pointer) }
 }
 
-/// Copies bytes out of the 2 MiB block that a mapping begins in, from beyond what was shared: what a kernel that runs
-/// past the end would see. `offset` counts from the mapping's first byte; host-synchronous.
+/// A range of the 2 MiB block that a mapping begins in, beyond what was shared: where a kernel goes that runs past the
+/// end. `offset` counts from the mapping's first byte. Work on it may end CUDA in this process.
 ///
 /// # Errors
-/// [`AccessError::OutOfRange`] beyond the block; else the driver's answer. A fault ends CUDA in this process.
-pub fn read_beyond(
-    stream: StreamRef<'_>,
-    mapping: &IpcMapping,
-    offset: u64,
-    bytes: &mut [u8],
-) -> Result<(), AccessError> {
+/// [`AccessError::OutOfRange`] beyond the block.
+pub fn beyond(mapping: &IpcMapping, offset: u64, len: u64) -> Result<DeviceSlice<'_>, AccessError> {
     let available = BLOCK - mapping.device_ptr() % BLOCK;
-    // SAFETY: not all of it need be mapped, but none of it is the host's: the device maps 2 MiB at a time, and the
-    // driver gives such a block of addresses to nothing else.
+    // SAFETY: not all of it need be mapped, which is the experiment: it concerns the device alone. None of it is the
+    // host's: the device maps 2 MiB at a time, and the driver gives such a block of addresses to nothing else.
     let block = unsafe { DeviceSlice::from_raw(mapping.device_ptr(), available, Access::ReadOnly) };
-    stream.copy_to_host(bytes, block.slice(offset, bytes.len() as u64)?)
+    block.slice(offset, len)
 }
 
 /// Maps a part of an allocation, or from an offset on, which the driver documents as impossible.

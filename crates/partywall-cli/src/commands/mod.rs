@@ -3,6 +3,7 @@
 pub(crate) mod demo;
 pub(crate) mod doctor;
 pub(crate) mod get;
+pub(crate) mod lab;
 pub(crate) mod ls;
 pub(crate) mod put;
 pub(crate) mod rm;

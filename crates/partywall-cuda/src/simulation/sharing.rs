@@ -6,7 +6,7 @@ use partywall_os::map::{SealedMap, SharedMap};
 use partywall_os::memfd;
 
 use super::*;
-use crate::experiment::{UnshareableMemory, close_twice, event_handle, free_mapping, map_part, read_beyond};
+use crate::experiment::{UnshareableMemory, beyond, close_twice, event_handle, free_mapping, map_part};
 use crate::{CudaError, HostRegistration, IpcMapping, IpcMemoryHandle, PointerInfo, PointerKind};
 
 /// Handles differ between tests, because the registry of open mappings belongs to the process.
@@ -236,12 +236,8 @@ fn experiments_on_a_mapping_leave_its_owner_in_order() {
     let open = || IpcMapping::open(&context, handle(7), 4096, Access::ReadOnly).unwrap();
     let mapping = open();
     assert_eq!(free_mapping(&mapping).unwrap_err().code, CuResult::INVALID_VALUE);
-    let stream = StreamRef::legacy_default(&context);
-    let mut bytes = [0; 16];
-    read_beyond(stream, &mapping, 8192, &mut bytes).unwrap();
-    assert_eq!(bytes, [0xFF; 16]);
-    let beyond = read_beyond(stream, &mapping, GRANULARITY as u64 - 8, &mut bytes);
-    assert!(matches!(beyond, Err(AccessError::OutOfRange { .. })));
+    assert_eq!(beyond(&mapping, 8192, 16).unwrap().device_ptr(), mapping.device_ptr() + 8192);
+    assert!(matches!(beyond(&mapping, GRANULARITY as u64 - 8, 16), Err(AccessError::OutOfRange { .. })));
     assert_eq!(close_twice(mapping).unwrap_err().call, "cuIpcCloseMemHandle");
     drop(open());
     assert_eq!(context.take_drop_error(), None);

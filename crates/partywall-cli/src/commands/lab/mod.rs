@@ -1,0 +1,83 @@
+//! `partywall lab`: experiments on the driver that show a mechanism at work, or fail, step by step.
+//!
+//! A lab is a list of [`Belief`](step::Belief)s and two roles, each a function that tells [`Step`](step::Step)s to a
+//! [`Teller`](teller::Teller) and talks to the other role through a [`Peer`](peer::Peer). `partywall lab NAME` plays
+//! the second role itself and the first one in a child process, and tells the steps of both in order; with a role it
+//! plays that one, for two terminals. Each lab ends by saying which beliefs held on this machine.
+//!
+//! With `--json` each line is an object: first what it runs on (`lab`, `device`, `simulated`, …), then one a step
+//! (`role`, `step`, `values`, `why`, `verdict`: `as-expected`, `different` or `not-tried`, `finding`), and at last
+//! `beliefs`, each with its `verdict`: `held`, `did-not-hold` or `not-tried`. A failure is a line with `error`, as for
+//! every command. A belief that did not hold is a result, and the exit code 0.
+
+mod device;
+mod errors;
+mod peer;
+mod step;
+mod teller;
+mod vmm;
+
+use clap::{Args, Subcommand};
+use serde_json::{Value, json};
+
+use self::device::Chosen;
+use crate::{Context, failure::Failure};
+
+/// Its arguments.
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    lab: Option<Lab>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Lab {
+    /// Each way in which sharing fails, and what the driver answers
+    Errors(errors::Arguments),
+    /// A hand-over of memory by file descriptor, call by call
+    Vmm(vmm::Arguments),
+}
+
+/// What every lab takes.
+#[derive(Debug, Clone, Args)]
+struct Options {
+    /// The GPU: its number here, or its UUID [default: the first; for the second role of two terminals, that of the
+    /// first role]
+    #[arg(long, global = true, value_name = "N|UUID")]
+    device: Option<Chosen>,
+    /// The other role is the process that started this one, which tells our steps.
+    #[arg(long, global = true, hide = true)]
+    on_standard_input: bool,
+}
+
+impl Options {
+    /// The device that was chosen, or the first one.
+    fn device(&self) -> Chosen {
+        self.device.unwrap_or(Chosen::Ordinal(0))
+    }
+}
+
+/// Runs it.
+pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
+    match &arguments.lab {
+        Some(Lab::Errors(arguments)) => errors::run(context, arguments),
+        Some(Lab::Vmm(arguments)) => vmm::run(context, arguments),
+        None => {
+            list(context);
+            Ok(())
+        }
+    }
+}
+
+fn list(context: &Context) {
+    let labs = [("errors", errors::TITLE, errors::ROLES), ("vmm", vmm::TITLE, vmm::ROLES)];
+    let output = context.output();
+    let rows = labs
+        .map(|(name, title, [first, second])| vec![name.to_owned(), title.to_owned(), format!("{first}, {second}")]);
+    output.table(&["LAB", "SHOWS", "ROLES"], &rows);
+    output
+        .line("\nRun one with `partywall lab NAME`; or each role in a terminal of its own: `partywall lab NAME ROLE`.");
+    let values: Vec<Value> =
+        labs.iter().map(|(name, title, roles)| json!({ "name": name, "shows": title, "roles": roles })).collect();
+    output.value(&json!({ "labs": values }));
+}

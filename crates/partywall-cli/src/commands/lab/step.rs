@@ -1,0 +1,193 @@
+//! A step of a lab: what was done, what came of it, why, and what it says about common beliefs.
+
+use partywall::cuda::{CuResult, CudaError};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+/// One step. It travels to the process that tells it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Step {
+    pub(super) role: String,
+    pub(super) id: String,
+    pub(super) title: String,
+    /// What was called or looked at, and what came of it.
+    pub(super) values: Vec<(String, String)>,
+    pub(super) why: String,
+    pub(super) verdict: Verdict,
+    /// The verdict in words.
+    pub(super) finding: String,
+    /// What the step says of a belief, by its id; nothing if it could not be tried.
+    pub(super) beliefs: Vec<(String, Option<bool>)>,
+    /// The code of the driver's refusal that the step is about.
+    pub(super) refusal: Option<u32>,
+}
+
+/// How a step's own check came out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Verdict {
+    /// As the text before it says.
+    AsExpected,
+    /// Otherwise: this machine or driver differs.
+    Different,
+    /// Something that the step needs is missing here.
+    NotTried,
+}
+
+/// A sentence that many believe, put to the test by steps.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Belief {
+    /// By which steps name it.
+    pub(super) id: &'static str,
+    pub(super) text: &'static str,
+}
+
+/// What came of a belief.
+#[derive(Debug)]
+pub(super) struct Conclusion {
+    pub(super) belief: Belief,
+    /// Nothing if no step could try it.
+    pub(super) held: Option<bool>,
+    /// The steps that speak of it; for a belief that could not be tried, why.
+    pub(super) evidence: String,
+}
+
+impl Step {
+    /// A step that is described before it is judged: until then it is one that was not tried.
+    pub(super) fn new(id: &str, title: impl Into<String>, why: &str) -> Self {
+        Self {
+            role: String::new(),
+            id: id.into(),
+            title: title.into(),
+            values: Vec::new(),
+            why: why.into(),
+            verdict: Verdict::NotTried,
+            finding: String::new(),
+            beliefs: Vec::new(),
+            refusal: None,
+        }
+    }
+
+    /// Shows a value.
+    pub(super) fn value(mut self, label: impl Into<String>, value: impl Into<String>) -> Self {
+        self.values.push((label.into(), value.into()));
+        self
+    }
+
+    /// Shows the driver's answer to the call that the step is about.
+    pub(super) fn answer(mut self, call: impl Into<String>, code: CuResult) -> Self {
+        self.refusal = (!code.is_success()).then_some(code.0);
+        self.value(call, code.to_string())
+    }
+
+    /// Says something about a belief.
+    pub(super) fn says(mut self, belief: Belief, holds: bool) -> Self {
+        self.beliefs.push((belief.id.into(), Some(holds)));
+        self
+    }
+
+    /// Ends it with its verdict: the finding for a check that came out as the text says, or the other one.
+    pub(super) fn judge(mut self, as_expected: bool, finding: impl Into<String>, otherwise: impl Into<String>) -> Self {
+        (self.verdict, self.finding) =
+            if as_expected { (Verdict::AsExpected, finding.into()) } else { (Verdict::Different, otherwise.into()) };
+        self
+    }
+
+    /// Ends a step about a call that ought to be refused: with any code, or with the one that was measured.
+    pub(super) fn judge_refusal(self, code: CuResult, measured: Option<CuResult>) -> Self {
+        let otherwise = match measured {
+            _ if code.is_success() => "accepted, against the vendor's documentation".to_owned(),
+            Some(measured) => format!("refused with {code}; an H200 with driver 580 said {measured}"),
+            None => String::new(),
+        };
+        let as_expected = !code.is_success() && measured.is_none_or(|measured| measured == code);
+        self.judge(as_expected, "refused, as it ought to be", otherwise)
+    }
+
+    /// Ends a step that cannot be tried here.
+    pub(super) fn untried(mut self, belief: Option<Belief>, why: impl Into<String>) -> Self {
+        self.beliefs.extend(belief.map(|belief| (belief.id.into(), None)));
+        (self.verdict, self.finding) = (Verdict::NotTried, why.into());
+        self
+    }
+
+    /// As programs get it.
+    pub(super) fn to_json(&self) -> Value {
+        let values: Map<_, _> = self.values.iter().map(|(label, value)| (label.clone(), json!(value))).collect();
+        json!({
+            "role": self.role, "step": self.id, "title": self.title, "values": values, "why": self.why,
+            "verdict": self.verdict, "finding": self.finding, "refusal": self.refusal,
+        })
+    }
+}
+
+impl Conclusion {
+    /// What the steps say of a belief. One that did not hold in one step did not hold.
+    pub(super) fn of(belief: Belief, steps: &[Step]) -> Self {
+        let about = |step: &'_ Step| step.beliefs.iter().find(|(id, _)| id == belief.id).map(|(_, holds)| *holds);
+        let with = |wanted| {
+            let ids = steps.iter().filter(|step| about(step) == Some(wanted)).map(|step| step.id.as_str());
+            ids.collect::<Vec<_>>().join(", ")
+        };
+        let (against, by) = (with(Some(false)), with(Some(true)));
+        let (held, evidence) = if !against.is_empty() {
+            (Some(false), against)
+        } else if !by.is_empty() {
+            (Some(true), by)
+        } else {
+            let untried = steps.iter().find(|step| about(step) == Some(None));
+            (None, untried.map_or_else(|| "its step was not reached".into(), |step| step.finding.clone()))
+        };
+        Self { belief, held, evidence }
+    }
+
+    /// As programs get it.
+    pub(super) fn to_json(&self) -> Value {
+        let verdict = match self.held {
+            Some(true) => "held",
+            Some(false) => "did-not-hold",
+            None => "not-tried",
+        };
+        json!({ "belief": self.belief.id, "text": self.belief.text, "verdict": verdict, "evidence": self.evidence })
+    }
+}
+
+/// The driver's code in an answer.
+pub(super) fn code<T>(answer: &Result<T, CudaError>) -> CuResult {
+    answer.as_ref().map_or_else(|error| error.code, |_| CuResult::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BELIEF: Belief = Belief { id: "b", text: "text" };
+
+    #[test]
+    fn one_step_against_a_belief_outweighs_all_for_it() {
+        let step = |id, holds| Step::new(id, "", "").says(BELIEF, holds);
+        let conclusion = Conclusion::of(BELIEF, &[step("one", true), step("two", false), step("three", true)]);
+        assert_eq!((conclusion.held, conclusion.evidence.as_str()), (Some(false), "two"));
+        let conclusion = Conclusion::of(BELIEF, &[step("one", true), Step::new("x", "", ""), step("three", true)]);
+        assert_eq!((conclusion.held, conclusion.evidence.as_str()), (Some(true), "one, three"));
+    }
+
+    #[test]
+    fn a_belief_without_a_trial_says_why() {
+        let untried = Step::new("one", "", "").untried(Some(BELIEF), "no such memory here");
+        let conclusion = Conclusion::of(BELIEF, std::slice::from_ref(&untried));
+        assert_eq!((conclusion.held, conclusion.evidence.as_str()), (None, "no such memory here"));
+        let conclusion = Conclusion::of(BELIEF, &[untried, Step::new("two", "", "").says(BELIEF, true)]);
+        assert_eq!(conclusion.held, Some(true));
+        assert_eq!(Conclusion::of(BELIEF, &[]).evidence, "its step was not reached");
+    }
+
+    #[test]
+    fn a_refusal_is_judged_by_its_code_where_one_was_measured() {
+        let judge = |code, measured| Step::new("", "", "").judge_refusal(code, measured).verdict;
+        assert_eq!(judge(CuResult::NOT_SUPPORTED, None), Verdict::AsExpected);
+        assert_eq!(judge(CuResult::NOT_SUPPORTED, Some(CuResult::NOT_SUPPORTED)), Verdict::AsExpected);
+        assert_eq!(judge(CuResult::NOT_SUPPORTED, Some(CuResult::INVALID_VALUE)), Verdict::Different);
+        assert_eq!(judge(CuResult::SUCCESS, None), Verdict::Different);
+    }
+}

@@ -1,0 +1,228 @@
+//! `partywall lab`, on the simulated driver and without one.
+#![allow(clippy::unwrap_used)] // tests, their helpers included
+
+use std::{collections::BTreeMap, path::Path, process::Command};
+
+use partywall_harness::{Output, Running, Sandbox, simulated_driver};
+use serde_json::Value;
+
+/// `partywall lab` on the simulated driver.
+fn lab(sandbox: &Sandbox, arguments: &[&str]) -> Command {
+    let mut command = sandbox.command(["lab"]);
+    command.args(arguments).env("PARTYWALL_LIBCUDA", simulated_driver());
+    command
+}
+
+/// What a lab says to programs: its header, its steps by name, and its beliefs by name.
+struct Report {
+    header: Value,
+    steps: Vec<Value>,
+    beliefs: BTreeMap<String, Value>,
+}
+
+impl Report {
+    fn of(output: &Output) -> Self {
+        let lines: Vec<Value> = output.text().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let (header, rest) = lines.split_first().unwrap();
+        let (last, steps) = rest.split_last().unwrap();
+        let beliefs = last["beliefs"].as_array().unwrap().iter();
+        let beliefs = beliefs.map(|belief| (belief["belief"].as_str().unwrap().to_owned(), belief.clone()));
+        Self { header: header.clone(), steps: steps.to_vec(), beliefs: beliefs.collect() }
+    }
+
+    fn step(&self, name: &str) -> &Value {
+        self.steps.iter().find(|step| step["step"] == name).unwrap_or_else(|| panic!("no step {name:?}"))
+    }
+
+    /// The beliefs with a verdict.
+    fn with(&self, verdict: &str) -> Vec<&str> {
+        let with = self.beliefs.iter().filter(|(_, belief)| belief["verdict"] == verdict);
+        with.map(|(name, _)| name.as_str()).collect()
+    }
+
+    /// The steps with a verdict.
+    fn steps_with(&self, verdict: &str) -> Vec<&str> {
+        let with = self.steps.iter().filter(|step| step["verdict"] == verdict);
+        with.map(|step| step["step"].as_str().unwrap()).collect()
+    }
+}
+
+/// Fails if a process has left something on the device, or if it were not so many that came to their own end.
+#[track_caller]
+fn assert_nothing_left(ledger: &Path, processes: usize) {
+    let files: Vec<_> = std::fs::read_dir(ledger).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert_eq!(files.len(), processes, "{files:?}");
+    for file in files {
+        let left = std::fs::read_to_string(file).unwrap();
+        assert_eq!(serde_json::from_str::<Value>(&left).unwrap(), Value::Array(Vec::new()), "{left}");
+    }
+}
+
+#[test]
+fn each_way_to_fail_is_shown_and_nothing_is_left_on_the_simulated_gpu() {
+    let sandbox = Sandbox::new();
+    let ledger = sandbox.path().join("ledger");
+    std::fs::create_dir(&ledger).unwrap();
+    let mut command = lab(&sandbox, &["errors", "--json"]);
+    let report = Report::of(&Running::spawn(command.env("SIMCUDA_LEDGER", &ledger)).wait().expect(0));
+    assert_nothing_left(&ledger, 3);
+    assert_eq!(report.header["simulated"], true);
+    assert_eq!(report.steps_with("different"), [""; 0]);
+    assert_eq!(report.steps_with("not-tried"), ["other-boot"]);
+    assert_eq!(report.with("held"), ["closed-once"]);
+    assert_eq!(report.with("not-tried"), [""; 0]);
+    for (step, code) in [
+        ("host-pointer", 1),
+        ("freed", 1),
+        ("uninitialised", 1),
+        ("pinned", 1),
+        ("managed", 1),
+        ("pool", 1),
+        ("vmm", 1),
+        ("vmm-size", 1),
+        ("event-timing", 1),
+        ("same-process", 201),
+        ("exporter-gone", 400),
+        ("garbage", 1),
+        ("free-mapping", 1),
+    ] {
+        assert_eq!(report.step(step)["refusal"], code, "{step}");
+    }
+    for (step, role) in [("pool", "exporter"), ("too-early", "opener"), ("neighbour", "intruder")] {
+        assert_eq!(report.step(step)["role"], role);
+    }
+    assert_eq!(report.step("too-early")["values"]["read while the work waited"], "0x44");
+}
+
+#[test]
+fn a_hand_over_is_shown_call_by_call_on_the_simulated_gpu() {
+    let sandbox = Sandbox::new();
+    let ledger = sandbox.path().join("ledger");
+    std::fs::create_dir(&ledger).unwrap();
+    let uuid = "GPU-51301ca7-0000-0000-0000-000000000001";
+    let mut command = lab(&sandbox, &["vmm", "--json", "--device", uuid]);
+    command.env("SIMCUDA_DEVICES", "2").env("SIMCUDA_LEDGER", &ledger);
+    let report = Report::of(&Running::spawn(&mut command).wait().expect(0));
+    assert_nothing_left(&ledger, 2);
+    assert_eq!(report.header["uuid"], uuid);
+    assert_eq!(report.steps_with("different"), [""; 0]);
+    assert_eq!(report.steps_with("not-tried"), [""; 0]);
+    for step in ["map-offset", "map-half"] {
+        assert_eq!(report.step(step)["refusal"], 801);
+    }
+    for belief in ["one-address", "parts", "consumed", "fd-holds", "copy", "passed-on", "maker"] {
+        assert_eq!(report.beliefs[belief]["verdict"], "did-not-hold", "{belief}");
+    }
+}
+
+#[test]
+fn a_lab_is_readable_at_100_columns_on_the_simulated_gpu() {
+    let sandbox = Sandbox::new();
+    for (name, title) in [("errors", "each way in which"), ("vmm", "by file descriptor")] {
+        let text = Running::spawn(&mut lab(&sandbox, &[name])).wait().expect(0).text().to_owned();
+        assert!(text.lines().next().unwrap().contains(title), "{text}");
+        assert!(text.contains("The driver is SIMULATED"), "{text}");
+        assert!(text.contains("Common beliefs, and whether they held on this machine"), "{text}");
+        for line in text.lines() {
+            assert!(line.chars().count() <= 100, "{line}");
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_tried_says_why_on_the_simulated_gpu() {
+    let sandbox = Sandbox::new();
+    let mut command = lab(&sandbox, &["errors", "--json"]);
+    command.env("SIMCUDA_FAULTS", "cuStreamWaitValue32:1=801,cuMemAllocManaged:1=801");
+    let report = Report::of(&Running::spawn(&mut command).wait().expect(0));
+    assert_eq!(report.steps_with("not-tried"), ["managed", "too-early", "other-boot"]);
+    assert_eq!(report.with("not-tried"), ["waits"]);
+    let evidence = report.beliefs["waits"]["evidence"].as_str().unwrap();
+    assert!(evidence.contains("streams cannot wait for words of memory here"), "{evidence}");
+    assert!(report.step("managed")["finding"].as_str().unwrap().contains("CUDA_ERROR_NOT_SUPPORTED"));
+}
+
+#[test]
+fn a_role_that_dies_ends_the_lab_on_the_simulated_gpu() {
+    let sandbox = Sandbox::new();
+    let mut command = lab(&sandbox, &["errors"]);
+    let output = Running::spawn(command.env("SIMCUDA_FAULTS", "cuIpcGetMemHandle:5=kill")).wait().expect(1);
+    assert!(output.stderr.contains("the exporter does not answer: it has ended"), "{}", output.stderr);
+    let mut command = lab(&sandbox, &["vmm"]);
+    let output = Running::spawn(command.env("SIMCUDA_FAULTS", "cuMemExportToShareableHandle:1=2")).wait().expect(6);
+    assert!(output.stderr.contains("the export: exporting memory"), "{}", output.stderr);
+    assert!(output.stderr.contains("CUDA_ERROR_OUT_OF_MEMORY"), "{}", output.stderr);
+    assert_eq!(output.stderr.matches("error:").count(), 1, "told once: {}", output.stderr);
+}
+
+#[test]
+fn an_intruder_that_dies_of_its_deeds_is_a_result_on_the_simulated_gpu() {
+    let sandbox = Sandbox::new();
+    let mut command = lab(&sandbox, &["errors", "--json"]);
+    // Nobody else opens so many.
+    let report =
+        Report::of(&Running::spawn(command.env("SIMCUDA_FAULTS", "cuIpcOpenMemHandle:30=kill")).wait().expect(0));
+    let unharmed = report.step("unharmed");
+    assert_eq!(unharmed["verdict"], "as-expected");
+    assert!(unharmed["values"]["the intruder"].as_str().unwrap().contains("has ended"), "{unharmed}");
+    assert_eq!(report.with("not-tried"), ["closed-once", "only-shared", "reader-frees"]);
+}
+
+#[test]
+fn the_roles_meet_in_two_terminals_on_the_simulated_gpu() {
+    let sandbox = Sandbox::new();
+    for (name, first, second) in [("errors", "exporter", "opener"), ("vmm", "export", "import")] {
+        let missing = Running::spawn(&mut lab(&sandbox, &[name, second])).wait().expect(3);
+        assert!(missing.stderr.contains(&format!("partywall lab {name} {first}")), "{}", missing.stderr);
+
+        // One that was killed leaves its socket behind, which is in nobody's way.
+        for killed in [true, false] {
+            let mut waiting = Running::spawn(&mut lab(&sandbox, &[name, first]));
+            while !waiting.line().starts_with("Waiting for") {}
+            if killed {
+                waiting.kill();
+                continue;
+            }
+            let another = Running::spawn(&mut lab(&sandbox, &[name, first])).wait().expect(5);
+            assert!(another.stderr.contains("another terminal waits"), "{}", another.stderr);
+
+            let report = Report::of(&Running::spawn(&mut lab(&sandbox, &[name, second, "--json"])).wait().expect(0));
+            assert!(report.steps.iter().all(|step| step["role"] != first), "each terminal has its own steps");
+            assert_eq!(report.with("not-tried"), [""; 0], "beliefs rest on the steps of both");
+            let told = waiting.wait().expect(0).text().to_owned();
+            assert!(told.contains(&format!("{first:<8} │ ")), "{told}");
+        }
+        let left = sandbox.path().join(format!("run/partywall/default.lab-{name}"));
+        assert!(!left.exists());
+    }
+}
+
+#[test]
+fn labs_are_listed_and_need_a_gpu() {
+    let sandbox = Sandbox::new();
+    let without = |arguments: &[&str]| {
+        Running::spawn(sandbox.command(arguments).env("PARTYWALL_LIBCUDA", "/nonexistent/libcuda.so.1")).wait()
+    };
+    let list = without(&["lab"]).expect(0);
+    assert!(list.text().contains("errors") && list.text().contains("export, import"), "{}", list.text());
+    assert_eq!(without(&["lab", "--json"]).expect(0).json()["labs"][1]["roles"][0], "export");
+    for arguments in [&["lab", "errors"][..], &["lab", "vmm", "export"], &["lab", "errors", "--device", "1"]] {
+        let output = without(arguments).expect(6);
+        assert!(output.stderr.contains("a lab is about a GPU's driver"), "{}", output.stderr);
+        assert_eq!(output.text(), "");
+    }
+    assert!(without(&["lab", "vmm", "--device", "host"]).expect(2).stderr.contains("labs run on GPUs only"));
+    assert!(without(&["lab", "errors", "--handle", "00"]).expect(2).stderr.contains("128 hexadecimal digits"));
+}
+
+#[test]
+fn a_handle_that_somebody_kept_is_tried_on_the_simulated_gpu() {
+    let sandbox = Sandbox::new();
+    let report = |arguments: &[&str]| Report::of(&Running::spawn(&mut lab(&sandbox, arguments)).wait().expect(0));
+    let first = report(&["errors", "--json"]);
+    let handle = first.step("same-process")["values"]["handle"].as_str().unwrap();
+    let second = report(&["errors", "--json", "--handle", handle]);
+    assert_eq!(second.step("other-boot")["verdict"], "as-expected");
+    assert!(!second.step("other-boot")["refusal"].is_null());
+    assert!(second.beliefs["keeps"]["evidence"].as_str().unwrap().contains("other-boot"));
+}
