@@ -104,55 +104,35 @@ fn choose(list: &str, count: u8) -> Vec<u8> {
     chosen
 }
 
-/// `CUdevice_attribute`: what it is, for a device like the H200 that the facts were measured on.
+/// `CUdevice_attribute`: what it is, for a device like the H200 that the facts were measured on. What is not named is 0,
+/// among it the first version of the stream memory operations (92, 93), although the second works.
 fn attribute(device: &Device, attribute: u32) -> Result<c_int, Code> {
     Ok(match attribute {
-        1 => 1024,                              // threads a block
-        2 | 3 => 1024,                          // block x, y
-        4 => 64,                                // block z
+        1..=3 => 1024,                          // threads a block, its x and y
+        4 => 64,                                // its z
         5 => i32::MAX,                          // grid x
         6 | 7 => 65535,                         // grid y, z
         8 => 48 << 10,                          // shared memory a block
         10 => 32,                               // warp
         16 => 132,                              // multiprocessors
-        18 => 0,                                // integrated
         19 => 1,                                // maps host memory
-        20 => 0,                                // compute mode: default
         31 => 1,                                // concurrent kernels
-        32 => 0,                                // error correction
         33 => c_int::from(device.physical) + 1, // PCI bus
-        34 | 50 => 0,                           // PCI device, domain
-        35 => 0,                                // TCC driver
         39 => 2048,                             // threads a multiprocessor
         40 => 3,                                // copy engines
         41 => 1,                                // unified addressing
-        75 => 9,                                // compute capability
-        76 => 0,
-        78 => 1,              // stream priorities
-        83 => 1,              // managed memory
-        84 => 0,              // two devices on one board
-        88 => 1,              // pageable memory
-        89 => 1,              // managed memory from both sides at a time
-        91 => 1,              // host pointer of registered memory
-        92 | 93 => 0,         // stream memory operations, first version: off although the second works
-        95 | 96 => 1,         // cooperative launch
-        98 => 0,              // flush of remote writes
-        99 => 1,              // host register
-        102 => 1,             // virtual memory management
-        103 => 1,             // POSIX file descriptors
-        104 | 105 => 0,       // Windows handles
-        110 => 0,             // GPUDirect RDMA with virtual memory management
-        113 => 1,             // read-only host register
-        115 => 1,             // memory pools
-        116..=118 => 0,       // GPUDirect RDMA
-        119 => 1,             // handle types of pools: POSIX file descriptor
-        122 => 1,             // 64-bit stream memory operations
-        123 => 1,             // wait value NOR
-        124 => 0,             // dma-buf
-        125 => 1,             // events between processes
-        128 | 132 | 133 => 0, // fabric handles, multicast, MPS
-        _ if attribute == 0 || attribute > LAST_ATTRIBUTE => return Err(Code::INVALID_VALUE),
-        _ => 0,
+        75 => 9,                                // compute capability, major
+        78 => 1,                                // stream priorities
+        83 | 88 | 89 => 1,                      // managed and pageable memory, from both sides at a time
+        91 => 1,                                // host pointers of registered memory
+        95 | 96 => 1,                           // cooperative launch
+        99 | 113 => 1,                          // host register, read-only as well
+        102 | 103 => 1,                         // virtual memory management, POSIX file descriptors
+        115 | 119 => 1,                         // memory pools, their handle types: POSIX file descriptors
+        122 | 123 => 1,                         // stream memory operations: 64 bits, NOR
+        125 => 1,                               // events between processes
+        _ if attribute > 0 && attribute <= LAST_ATTRIBUTE => 0,
+        _ => return Err(Code::INVALID_VALUE),
     })
 }
 

@@ -3,8 +3,8 @@
 //! A call is counted and written to the log that `SIMCUDA_CALLS` names, one line `PID INDEX FUNCTION CODE`, when it
 //! returns; a fault that `SIMCUDA_FAULTS` asks for takes its place. The name of a function is without its `_v2`. A call
 //! before `cuInit`, or in a child that forked after it, answers `NOT_INITIALIZED`, as the driver's do, and one of a host
-//! function `NOT_PERMITTED`. A panic is a
-//! fault of the simulation: it is printed and ends the process, since the caller is C.
+//! function `NOT_PERMITTED`. A panic is a fault of the simulation: it is printed and ends the process, since the caller is
+//! C.
 
 use std::cell::Cell;
 use std::collections::HashMap;
