@@ -140,7 +140,11 @@ impl Event {
 
     /// The event that another process made, on the device of the context.
     fn open(context: Arc<Ctx>, handle: &IpcHandle) -> Result<Self, Code> {
-        let (file, payload) = ipc::fetch(handle)?;
+        let (file, payload) = ipc::fetch(handle).map_err(|code| match code {
+            // The answer for an event that its maker has destroyed (field reports).
+            Code::INVALID_HANDLE => Code::INVALID_VALUE,
+            other => other,
+        })?;
         if payload[8] != ipc::EVENT || payload[9] != state::devices()[context.device].physical {
             return Err(Code::INVALID_VALUE);
         }

@@ -1,5 +1,7 @@
 //! Events between processes.
 
+use std::sync::atomic::Ordering;
+
 use super::peer::Peer;
 use super::{SharedWords, answer, begin, is_done, must, never, new_stream, role, synchronize};
 use crate::abi::{Code, Handle, IpcHandle};
@@ -27,7 +29,8 @@ fn export(event: Handle) -> IpcHandle {
     handle
 }
 
-/// Records an event behind a wait for word 0, and tells of it in word 1 and behind [`HANDLE`]. Goes on until word 2.
+/// Records an event behind a wait for word 0, and tells of it in word 1 and behind [`HANDLE`]. Destroys it
+/// at word 2, tells of that in word 3, and ends at word 4.
 fn record_behind_a_wait() {
     begin();
     let words = SharedWords::inherited(4096);
@@ -39,17 +42,25 @@ fn record_behind_a_wait() {
     }
     words.store(1, 1);
     words.wait(2);
+    must!(cuEventDestroy_v2(event));
+    words.store(3, 1);
+    words.wait(4);
+}
+
+/// The handle that it told.
+fn told(words: &SharedWords) -> IpcHandle {
+    let mut handle = [0; 64];
+    for (index, bytes) in handle.chunks_mut(8).enumerate() {
+        bytes.copy_from_slice(&words.word(HANDLE + index).load(Ordering::Acquire).to_ne_bytes());
+    }
+    IpcHandle(handle)
 }
 
 /// The event of another process that plays [`record_behind_a_wait`], and a stream that waits for it.
 fn wait_for_it(words: &SharedWords) -> (Handle, Handle) {
     words.wait(1);
-    let mut handle = [0; 64];
-    for (index, bytes) in handle.chunks_mut(8).enumerate() {
-        bytes.copy_from_slice(&words.word(HANDLE + index).load(std::sync::atomic::Ordering::Acquire).to_ne_bytes());
-    }
     let (stream, mut event) = (new_stream(), 0);
-    must!(cuIpcOpenEventHandle(&mut event, IpcHandle(handle)));
+    must!(cuIpcOpenEventHandle(&mut event, told(words)));
     must!(cuStreamWaitEvent(stream, event, 0));
     (event, stream)
 }
@@ -71,6 +82,9 @@ fn a_stream_waits_for_the_record_of_another_process() {
     must!(cuEventQuery(event));
     assert_eq!(answer!(cuIpcGetEventHandle(&mut IpcHandle([0; 64]), event)), Code::INVALID_HANDLE, "not its maker");
     words.store(2, 1);
+    words.wait(3);
+    assert_eq!(answer!(cuIpcOpenEventHandle(&mut 0, told(&words))), Code::INVALID_VALUE, "destroyed");
+    words.store(4, 1);
     recorder.succeeds();
 }
 

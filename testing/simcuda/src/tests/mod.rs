@@ -4,9 +4,9 @@
 mod events;
 mod faults;
 mod memory;
+mod other_processes;
 mod peer;
 mod process;
-mod processes;
 mod sharing;
 mod streams;
 

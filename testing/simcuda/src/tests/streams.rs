@@ -213,6 +213,10 @@ fn a_stream_writes_words_for_another() {
 
 #[test]
 fn a_capture_forbids_waiting_and_is_spoilt_by_it() {
+    // It forbids that to every thread of the process.
+    if !in_a_process("tests::streams::a_capture_forbids_waiting_and_is_spoilt_by_it", &[]) {
+        return;
+    }
     begin();
     let (stream, memory, copy) = (new_stream(), device_memory(1), pinned(1));
     let (mut status, mut graph) = (9, 0);
