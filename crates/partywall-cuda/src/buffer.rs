@@ -41,6 +41,12 @@ impl DeviceBuffer {
         Ok(Self { context: context.clone(), pointer, bytes })
     }
 
+    /// The context that it was allocated in.
+    #[must_use]
+    pub fn context(&self) -> &Context {
+        &self.context
+    }
+
     /// A checked range of it.
     ///
     /// # Errors

@@ -42,6 +42,7 @@
 //! | `mapping` | [`Mapping`]: such memory at an address of this process, and more of it behind |
 //! | `ipc` | [`IpcMemoryHandle`], [`IpcMapping`]: memory of `cuMemAlloc` in another process |
 //! | `register` | [`HostRegistration`]: shared host memory that the GPU reaches |
+//! | `foreign` | [`ForeignMemory`]: memory that other code allocated, and what keeps it |
 //! | `pointer` | [`PointerInfo`]: what kind of memory an address is of |
 //! | `slice` | [`DeviceSlice`], [`AccessError`]: checked ranges, and requests that do not fit |
 //! | `buffer` | [`DeviceBuffer`], [`PinnedBuffer`]: memory of this process alone |
@@ -78,6 +79,7 @@ mod cudarc_slice;
 mod device;
 mod event;
 pub mod experiment;
+mod foreign;
 mod ipc;
 mod ipc_event;
 pub mod kernels;
@@ -102,6 +104,7 @@ pub use context::{Context, ContextGuard};
 pub use cudarc_slice::CudarcSlice;
 pub use device::{ComputeMode, Device, DeviceAttribute};
 pub use event::Event;
+pub use foreign::ForeignMemory;
 pub use ipc::{IpcMapping, IpcMemoryHandle};
 pub use ipc_event::{IpcEvent, IpcEventHandle};
 pub use kernels::Kernels;

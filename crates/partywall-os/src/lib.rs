@@ -6,6 +6,7 @@
 //! | [`map`] | mappings of them: private while building, sealed for readers, shared for `mutable` memory |
 //! | [`socket`] | Unix stream sockets that carry file descriptors and tell who is at the other end |
 //! | [`process`] | pidfds, daemons, resource limits |
+//! | [`per_process`] | global state that a forked child begins anew |
 //! | [`fd`] | what a received file descriptor really is |
 //! | [`dir`] | directories that only we can enter, and locks on them |
 //!
@@ -16,6 +17,7 @@ pub mod dir;
 pub mod fd;
 pub mod map;
 pub mod memfd;
+pub mod per_process;
 pub mod process;
 pub mod socket;
 

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use partywall_cuda::{CuResult, CudaError};
+use partywall_cuda::{CuResult, CudaError, PointerKind};
 use partywall_os::Errno;
 use partywall_shm::{DType, TableError};
 use partywall_wire::{Ending, FdFault, Limit, NoGrowth, Refusal};
@@ -145,6 +145,22 @@ pub enum Error {
         tensor: String,
         /// What does not fit.
         why: String,
+    },
+    /// The driver does not share this kind of memory by handle, or not at all.
+    #[error("tensor {tensor:?} cannot be published: {address:#x} is {}", pointer_kind(*kind))]
+    NotShareable {
+        /// The tensor.
+        tensor: String,
+        /// Its address.
+        address: u64,
+        /// What the driver says of it.
+        kind: PointerKind,
+    },
+    /// Published memory goes with its publisher, so its name cannot stay.
+    #[error("{name:?} cannot be kept: its memory goes with this process")]
+    CannotKeep {
+        /// The name.
+        name: String,
     },
     /// There is not enough memory.
     #[error("{} has no {} for {name:?}{}{}", place, bytes(*asked), free_text(*free, *total), held_text(held))]
@@ -397,6 +413,8 @@ impl Error {
             Self::WrongDType { has, .. } => format!("ask for {has}, or for the bytes"),
             Self::WrongKind { wanted, .. } => format!("create it as {wanted} memory, or copy it with read()"),
             Self::BadRange { .. } => "use a range inside the tensor, or read() for a copy".into(),
+            Self::NotShareable { kind, .. } => not_shareable(*kind).into(),
+            Self::CannotKeep { .. } => "publish a copy (commit_copy()), which the broker keeps; or leave out kept()".into(),
             Self::OutOfMemory { .. } => "free memory there: `partywall status` shows what Partywall holds, `partywall rm NAME` drops it".into(),
             Self::NoFileDescriptor(_) => "raise the limit with `ulimit -n`".into(),
             Self::NoDevice { .. } => "`partywall doctor` says what is missing; host memory works without a GPU (--device host)".into(),
@@ -440,6 +458,17 @@ impl Error {
             Self::WrongDType { .. } => "wrong-dtype",
             Self::WrongKind { .. } => "wrong-kind",
             Self::BadRange { .. } => "bad-range",
+            Self::NotShareable { kind, .. } => match kind {
+                PointerKind::Device => "no-memory-handles",
+                PointerKind::Imported => "imported-memory",
+                PointerKind::Pool => "pool-memory",
+                PointerKind::Vmm => "vmm-memory",
+                PointerKind::Managed => "managed-memory",
+                PointerKind::Pinned => "pinned-memory",
+                PointerKind::Registered => "registered-memory",
+                _ => "unknown-pointer",
+            },
+            Self::CannotKeep { .. } => "cannot-keep",
             Self::OutOfMemory { .. } => "out-of-memory",
             Self::NoFileDescriptor(_) => "no-file-descriptor",
             Self::NoDevice { .. } => "no-device",
@@ -576,6 +605,35 @@ fn no_growth(why: NoGrowth) -> String {
             format!("it would have {} and {} are reserved for it", bytes(needed), bytes(reserved))
         }
         _ => "for a reason newer than this library".into(),
+    }
+}
+
+fn pointer_kind(kind: PointerKind) -> &'static str {
+    match kind {
+        PointerKind::Device => "device memory for which this driver makes no handles",
+        PointerKind::Imported => "memory of another process that was opened here",
+        PointerKind::Pool => "memory of a stream-ordered pool (cuMemAllocAsync)",
+        PointerKind::Vmm => "mapped by cuMemMap, as torch's expandable segments are",
+        PointerKind::Managed => "managed memory (cuMemAllocManaged)",
+        PointerKind::Pinned => "page-locked host memory (cuMemHostAlloc)",
+        PointerKind::Registered => "registered host memory (cuMemHostRegister)",
+        _ => "nothing that the driver knows: ordinary host memory, freed memory, or no address at all",
+    }
+}
+
+fn not_shareable(kind: PointerKind) -> &'static str {
+    match kind {
+        PointerKind::Device => "publish a copy (commit_copy()); `partywall doctor` says what this driver lacks",
+        PointerKind::Imported => "publish it in the process that allocated it, or publish a copy (commit_copy())",
+        PointerKind::Pool => {
+            "publish a copy (commit_copy()), or allocate it with cuMemAlloc; torch does with PYTORCH_CUDA_ALLOC_CONF=backend:native"
+        }
+        PointerKind::Vmm => "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False, or publish a copy (commit_copy())",
+        PointerKind::Managed => "publish a copy (commit_copy()), or allocate it with cuMemAlloc",
+        PointerKind::Pinned | PointerKind::Registered => {
+            "build a segment in host memory (create() at Place::Host), or copy it to the GPU first"
+        }
+        _ => "check the address: the memory must be on a GPU and not yet freed",
     }
 }
 

@@ -19,6 +19,42 @@ pub struct Removed {
     pub holders: Vec<HolderInfo>,
 }
 
+/// What a kind of memory promises to those who open it, beyond what all do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct Promises {
+    /// What keeps readers from writing to a version that is not `mutable`.
+    pub read_only: Enforcement,
+    /// Whether it can still be opened when the process that made it is dead.
+    pub outlives_publisher: bool,
+    /// Whether readers can reach nothing but the version's own chunks.
+    pub hides_neighbours: bool,
+}
+
+/// What enforces a rule.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Enforcement {
+    /// The kernel, for everybody.
+    Kernel,
+    /// The GPU, for each process as it has mapped the memory.
+    Hardware,
+    /// Only this library, which refuses.
+    Convention,
+}
+
+impl Promises {
+    /// Those of a kind.
+    pub fn of(kind: Kind) -> Self {
+        let read_only = match kind {
+            Kind::Host => Enforcement::Kernel,
+            Kind::Vmm => Enforcement::Hardware,
+            _ => Enforcement::Convention,
+        };
+        let shared_by_fd = matches!(kind, Kind::Host | Kind::Vmm);
+        Self { read_only, outlives_publisher: shared_by_fd, hides_neighbours: shared_by_fd }
+    }
+}
+
 /// Everything about one version of a name.
 #[derive(Debug)]
 pub struct SegmentInfo {

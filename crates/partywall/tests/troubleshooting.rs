@@ -3,7 +3,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use partywall::{DType, Domain, Error, Place, files::FileError};
+use partywall::{DType, Domain, Error, Place, cuda::PointerKind, files::FileError};
 use partywall_wire::{FdFault, Limit};
 
 const DOCUMENT: &str = include_str!("../../../docs/troubleshooting.md");
@@ -27,6 +27,10 @@ fn reads_like(text: &str, pattern: &str) -> bool {
     true
 }
 
+fn not_shareable(kind: PointerKind) -> Error {
+    Error::NotShareable { tensor: "x".into(), address: 0x1000, kind }
+}
+
 fn every_error() -> Vec<Error> {
     let (name, socket) = ("x".to_owned(), PathBuf::from("/run/pw.sock"));
     let io = || std::io::Error::from_raw_os_error(2);
@@ -44,6 +48,15 @@ fn every_error() -> Vec<Error> {
         Error::WrongDType { tensor: name.clone(), has: DType::F32, wanted: "uint8" },
         Error::WrongKind { name: name.clone(), has: "host", wanted: "GPU", operation: "a device pointer" },
         Error::BadRange { tensor: name.clone(), why: "too long".into() },
+        Error::CannotKeep { name: name.clone() },
+        not_shareable(PointerKind::Device),
+        not_shareable(PointerKind::Imported),
+        not_shareable(PointerKind::Pool),
+        not_shareable(PointerKind::Vmm),
+        not_shareable(PointerKind::Managed),
+        not_shareable(PointerKind::Pinned),
+        not_shareable(PointerKind::Registered),
+        not_shareable(PointerKind::Unknown),
         Error::OutOfMemory {
             name: name.clone(),
             place: Place::Host,

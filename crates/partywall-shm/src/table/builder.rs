@@ -166,6 +166,29 @@ impl TableBuilder {
         }
     }
 
+    /// The table of tensors that are somewhere already: chunk and offset of each, in the order in which they were
+    /// added, and the lengths of the chunks. Whether they fit, [`Table::parse`](super::Table::parse) finds out.
+    ///
+    /// # Panics
+    /// If there are not as many places as tensors.
+    pub fn placed(self, places: &[(u32, u64)], chunks: &[u64]) -> Vec<u8> {
+        assert_eq!(places.len(), self.tensors.len(), "each tensor is somewhere");
+        // Nothing of an empty tensor is anywhere.
+        let place = |(tensor, place): (&Spec, &(u32, u64))| if tensor.bytes == 0 { (0, 0) } else { *place };
+        let places: Vec<_> = self.tensors.iter().zip(places).map(place).collect();
+        self.encode(&places, chunks)
+    }
+
+    /// The tensors' names, in the order in which they were added.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.iter().map(|tensor| tensor.name.as_str())
+    }
+
+    /// Bytes of each tensor from its first element to the end of its last, in the order in which they were added.
+    pub fn tensor_bytes(&self) -> impl Iterator<Item = u64> {
+        self.tensors.iter().map(|tensor| tensor.bytes)
+    }
+
     /// Chunk and offset of each tensor, and the used length of each chunk.
     fn place(&self, chunk_bytes: u64) -> (Vec<(u32, u64)>, Vec<u64>) {
         let mut chunks: Vec<u64> = Vec::new();

@@ -28,7 +28,7 @@ use crate::{
     gpu::{Gpu, Gpus},
     info::{self, MemberInfo, NameInfo, Removed, SegmentInfo, StatusInfo},
     place::Place,
-    segment::{Builder, Claim, OpenOptions, OpenOrBuild, Segment},
+    segment::{Builder, Claim, OpenOptions, OpenOrBuild, Publication, Segment},
 };
 
 /// A place where processes share memory by name: a connection to one broker.
@@ -138,10 +138,17 @@ impl Domain {
         Builder::new(self.clone(), name, place)
     }
 
+    /// Begins the next version of `name` out of tensors that are on a GPU already, in memory that other code allocated.
+    /// See [`Publication`].
+    pub fn publish(&self, name: &str) -> Publication {
+        Publication::new(self.clone(), name)
+    }
+
     /// Opens the latest version of `name`, or `NAME@V`, for reading. Waits up to `timeout` for one that is not there.
     ///
     /// # Errors
-    /// [`Error::NotFound`] if it is not there in time and `timeout` is zero, [`Error::Timeout`] otherwise;
+    /// [`Error::NotFound`] if it is not there in time and `timeout` is zero, [`Error::Timeout`] otherwise; or in place
+    /// of both, for a name of legacy memory that was there, [`Error::OwnerDied`] or [`Error::Withdrawn`];
     /// [`Error::VersionNotFound`] for a version that is gone; the kind's own errors of mapping it.
     pub fn open(&self, name: &str, timeout: Duration) -> Result<Segment> {
         self.opener(name).timeout(timeout).open()

@@ -5,13 +5,14 @@
 //! into a [`Memory`].
 
 mod host;
+pub(crate) mod legacy;
 mod vmm;
 
 use std::os::fd::OwnedFd;
 
 use partywall_cuda::DeviceUuid;
 use partywall_os::map::SharedMap;
-use partywall_wire::Kind as WireKind;
+use partywall_wire::{Kind as WireKind, LegacyHandle};
 
 use crate::{
     error::{Error, Result},
@@ -55,6 +56,8 @@ pub(crate) struct Attach<'a> {
     pub(crate) place: Place,
     /// Bytes of each chunk, and its file descriptor, which is closed once it is mapped.
     pub(crate) chunks: Vec<(u64, OwnedFd)>,
+    /// In place of file descriptors, bytes of each chunk and what opens it.
+    pub(crate) handles: Vec<(u64, LegacyHandle)>,
     pub(crate) mutable: bool,
     /// Bytes of addresses for chunks that lie one behind the other; 0 if each may lie anywhere.
     pub(crate) reserve: u64,
@@ -138,6 +141,11 @@ pub(crate) trait Memory: Send + Sync {
     /// Maps chunks, given by their lengths and file descriptors, behind those that are there. Only called on memory that
     /// may grow, with what fits into [`Memory::reserved`].
     fn extend(&self, chunks: &[(u64, OwnedFd)]) -> Result<Box<dyn Extension + '_>>;
+
+    /// Whether it is this process's own memory that others open, and so must stay until nobody is told of it any more.
+    fn is_published(&self) -> bool {
+        false
+    }
 }
 
 /// Chunks that are mapped and do not show yet. Dropping it unmaps them.
@@ -147,7 +155,7 @@ pub(crate) trait Extension {
 }
 
 /// Every kind there is.
-static KINDS: [&dyn Kind; 2] = [&host::Host, &vmm::Vmm];
+static KINDS: [&dyn Kind; 3] = [&host::Host, &vmm::Vmm, &legacy::Legacy];
 
 /// The kind that is native at `place`.
 pub(crate) fn native(place: Place) -> Result<&'static dyn Kind> {

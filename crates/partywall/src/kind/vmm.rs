@@ -150,7 +150,7 @@ impl<'a> Asked<'a> {
 }
 
 /// The GPU that is to use memory of `owner`.
-fn reader(owner: DeviceUuid, version: &Attach<'_>) -> Result<Arc<Gpu>> {
+pub(super) fn reader(owner: DeviceUuid, version: &Attach<'_>) -> Result<Arc<Gpu>> {
     let wanted = match version.device {
         Some(device) => device,
         // The owner if we see it. Else what there is: the driver maps memory of a GPU that this process does not see.

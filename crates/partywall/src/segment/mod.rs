@@ -3,6 +3,7 @@
 mod build;
 mod growth;
 mod open;
+mod publish;
 mod tensor;
 
 use std::{
@@ -20,12 +21,13 @@ pub use self::{
     build::{Build, Builder, Claim, UploadLane, Uploader},
     growth::{Growth, Refreshed},
     open::{OpenOptions, OpenOrBuild},
+    publish::Publication,
     tensor::{Element, Tensor},
 };
 use crate::{
     domain::{Domain, unexpected},
     error::{Error, Result},
-    info::TableBytes,
+    info::{Promises, TableBytes},
     kind::{Kind, Memory},
     place::Place,
 };
@@ -36,7 +38,8 @@ use crate::{
 /// up to twenty seconds if the broker is stopped. [`Segment::release`] does the same and tells how it went. Work that a
 /// GPU still does on the memory must be over before.
 ///
-/// The committer of an `owned` version holds the name with it: dropping the segment withdraws the name.
+/// The committer of an `owned` version holds the name with it: dropping the segment withdraws the name. Memory that was
+/// [published](Domain::publish) is let go of only after that.
 pub struct Segment {
     // Unmapped before the lease is given back.
     memory: Option<Box<dyn Memory>>,
@@ -80,9 +83,14 @@ impl Segment {
         self.facts.place
     }
 
-    /// What kind of memory it is: `host` or `vmm`.
+    /// What kind of memory it is: `host`, `vmm` or `legacy`.
     pub fn kind(&self) -> &'static str {
         self.kind.name()
+    }
+
+    /// What this kind of memory promises.
+    pub fn promises(&self) -> Promises {
+        Promises::of(self.kind.wire())
     }
 
     /// Whether processes may open it for writing.
@@ -166,11 +174,15 @@ impl Segment {
     }
 
     fn close(&mut self) -> Result<()> {
+        // What others open must stay until the broker gives it to nobody any more.
+        let published = self.memory.take_if(|memory| memory.is_published());
         self.memory = None;
-        match self.lease.take() {
+        let released = match self.lease.take() {
             Some(lease) => self.domain.link().call(Call::Release { lease }).map(drop),
             None => Ok(()),
-        }
+        };
+        drop(published);
+        released
     }
 
     /// What it consists of now.

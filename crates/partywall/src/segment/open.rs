@@ -3,11 +3,11 @@
 use std::{
     os::fd::{AsRawFd, OwnedFd},
     sync::Mutex,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use partywall_cuda::DeviceUuid;
-use partywall_wire::{Access, Answer, Call, Opened};
+use partywall_cuda::{CuResult, DeviceUuid};
+use partywall_wire::{Access, Answer, Call, Kind, MemberState, Opened};
 
 use super::{Claim, Facts, Segment, Stage};
 use crate::{
@@ -16,6 +16,9 @@ use crate::{
     info,
     kind::{self, Attach},
 };
+
+/// How long a publisher's death may take to be proved. It takes the broker's settle time, usually 100 ms.
+const PROOF: Duration = Duration::from_secs(1);
 
 /// How to open a version; see [`Domain::opener`].
 #[derive(Debug, Clone)]
@@ -102,27 +105,58 @@ impl OpenOptions {
 
     /// Maps what the broker handed out. If that fails, the lease goes back.
     pub(crate) fn attach(&self, opened: Opened, fds: Vec<OwnedFd>) -> Result<Segment> {
-        let lease = opened.lease;
-        self.map(opened, fds).inspect_err(|_| {
+        let (lease, name, version) = (opened.lease, opened.name.clone(), opened.version);
+        let is_legacy = opened.kind == Kind::Legacy;
+        let mapped = self.map(opened, fds).map_err(|error| match error {
+            Error::Cuda { ref source, .. } if is_legacy && is_void(source.code) => {
+                self.reason(&name, version, lease).unwrap_or(error)
+            }
+            error => error,
+        });
+        mapped.inspect_err(|_| {
             if let Err(error) = self.domain.link().call(Call::Release { lease }) {
                 tracing::debug!(%error, "a lease could not be given back");
             }
         })
     }
 
+    /// Why the driver does not open memory that its publisher may just have taken along: the broker knows within
+    /// moments. `None` if the publisher seems to be well.
+    fn reason(&self, name: &str, version: u64, lease: u64) -> Option<Error> {
+        let deadline = Instant::now().checked_add(PROOF);
+        let told = self.domain.link().call_waiting(|| Call::AwaitWithdrawal { lease }, deadline);
+        if matches!(told, Ok(Some((Answer::Withdrawn, _)))) {
+            return self.domain.ask_to_open(name, Some(version), Access::Read, Duration::ZERO).err();
+        }
+        let pid = self.domain.inspect(&format!("{name}@{version}")).ok()?.version.committer;
+        let publisher = self.domain.members().ok()?.into_iter().find(|member| member.pid == pid)?;
+        let gone = publisher.state != MemberState::Alive;
+        gone.then(|| Error::OwnerDied { name: name.to_owned(), pid, ago: Duration::ZERO })
+    }
+
     fn map(&self, opened: Opened, mut fds: Vec<OwnedFd>) -> Result<Segment> {
-        let Opened { lease, name, version, kind, place, chunks, table, mutable, reserved, growths, kept, .. } = opened;
-        if fds.len() < chunks.len() {
+        let Opened { lease, name, version, kind, place, chunks, handles, table, mutable, reserved, growths, kept } =
+            opened;
+        if !handles.is_empty() && handles.len() != chunks.len() {
+            return Err(Error::Protocol(format!(
+                "{name:?} has {} chunks, but {} handles",
+                chunks.len(),
+                handles.len()
+            )));
+        }
+        let chunk_fds = chunks.len() - handles.len();
+        if fds.len() < chunk_fds {
             return Err(Error::NoFileDescriptor(format!("the chunks of {name:?}")));
         }
         let ranges = info::ranges(reserved, &chunks)?;
-        let table = info::table(&name, table, fds.drain(chunks.len()..).next(), &ranges)?;
+        let table = info::table(&name, table, fds.drain(chunk_fds..).next(), &ranges)?;
         let fd_numbers = fds.iter().map(AsRawFd::as_raw_fd).collect();
         let kind = kind::by_wire(kind)?;
         let memory = kind.attach(Attach {
             name: &name,
             place: place.into(),
             chunks: chunks.iter().copied().zip(fds).collect(),
+            handles: chunks.iter().copied().zip(handles).collect(),
             mutable,
             // Not 0 where it may grow.
             reserve: self.reserve.map_or(reserved, |reserve| reserve.clamp(reserved.min(1), reserved)),
@@ -144,6 +178,11 @@ impl OpenOptions {
             growing: Mutex::default(),
         })
     }
+}
+
+/// Whether a handle of the driver's is good for nothing, as when its maker is gone or has freed the memory.
+fn is_void(code: CuResult) -> bool {
+    matches!(code, CuResult::INVALID_HANDLE | CuResult::MAP_FAILED | CuResult::INVALID_CONTEXT)
 }
 
 /// What came of [`Domain::open_or_build`].

@@ -1,0 +1,113 @@
+//! Device memory that somebody else allocated, and that stays for as long as its owner is kept.
+#![allow(unsafe_code)] // takes addresses on the caller's word
+
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+
+use crate::{
+    Access, AccessError, Context, CudaError, DeviceBuffer, DeviceSlice, IpcMemoryHandle, PointerInfo, PointerKind,
+};
+
+/// An address in memory that other code allocated (torch's caching allocator, cupy, `cudaMalloc`), with something that
+/// keeps the memory alive: a reference to the tensor, for example.
+///
+/// What kind of memory it is, the driver was asked when this was made: [`ForeignMemory::info`]. Cheap to clone; the
+/// owner is dropped with the last clone, on whatever thread that is. `Send` and `Sync`.
+#[derive(Clone)]
+pub struct ForeignMemory {
+    context: Context,
+    info: PointerInfo,
+    /// Only held.
+    _keep: Arc<dyn Any + Send + Sync>,
+}
+
+impl ForeignMemory {
+    /// Memory at `address`, which stays as it is for as long as `keep` does. Any context will do: the memory's own
+    /// device is found out. For memory of this crate, `TryFrom<Arc<DeviceBuffer>>` needs no promise.
+    ///
+    /// # Safety
+    /// Until `keep` is dropped, the allocation that holds `address` is neither freed nor unmapped, nor are those behind
+    /// it that are asked for as one with it ([`ForeignMemory::pieces`]). An address that the driver does not know is no
+    /// breach: nothing is ever done with it.
+    ///
+    /// # Errors
+    /// As [`PointerInfo::of`], [`Context::retain`].
+    pub unsafe fn new(context: &Context, address: u64, keep: Arc<dyn Any + Send + Sync>) -> Result<Self, CudaError> {
+        let info = PointerInfo::of(context, address)?;
+        let context = match info.device {
+            Some(device) if device.ordinal() != context.device().ordinal() => Context::retain(device)?,
+            _ => context.clone(),
+        };
+        Ok(Self { context, info, _keep: keep })
+    }
+
+    /// What the driver said about the address.
+    #[must_use]
+    pub fn info(&self) -> &PointerInfo {
+        &self.info
+    }
+
+    /// The context of the device that the memory lies on; for host memory the one that it was made with.
+    #[must_use]
+    pub fn context(&self) -> &Context {
+        &self.context
+    }
+
+    /// The whole allocation that holds the address; of nothing that the driver knows, no bytes.
+    #[must_use]
+    pub fn allocation(&self, access: Access) -> DeviceSlice<'_> {
+        // SAFETY: the driver has named the allocation, and it stays while `keep` lives, which `self` holds.
+        unsafe { DeviceSlice::from_raw(self.info.base, self.info.bytes, access) }
+    }
+
+    /// The handle by which other processes open the allocation.
+    ///
+    /// # Errors
+    /// As [`IpcMemoryHandle::of`].
+    pub fn handle(&self) -> Result<IpcMemoryHandle, CudaError> {
+        IpcMemoryHandle::of(&self.context, self.info.base)
+    }
+
+    /// `bytes` bytes from the address on, for reading: several ranges where the memory was mapped in several pieces one
+    /// behind the other, as torch's expandable segments are.
+    ///
+    /// # Errors
+    /// [`AccessError::OutOfRange`] where the memory ends before; as [`PointerInfo::of`].
+    pub fn pieces(&self, bytes: u64) -> Result<Vec<DeviceSlice<'_>>, AccessError> {
+        let (mut pieces, mut done) = (Vec::new(), 0);
+        let mut info = self.info;
+        while done < bytes {
+            let rest = info.bytes.saturating_sub(info.offset());
+            let follows = done == 0 || (self.info.kind, info.kind) == (PointerKind::Vmm, PointerKind::Vmm);
+            if info.kind == PointerKind::Unknown || rest == 0 || !follows {
+                return Err(AccessError::OutOfRange { offset: 0, len: bytes, available: done });
+            }
+            let len = rest.min(bytes - done);
+            // SAFETY: inside of what the driver has just named; it stays while `keep` lives, which `self` holds.
+            pieces.push(unsafe { DeviceSlice::from_raw(info.address, len, Access::ReadOnly) });
+            done += len;
+            if done < bytes {
+                info = PointerInfo::of(&self.context, self.info.address + done)?;
+            }
+        }
+        Ok(pieces)
+    }
+}
+
+impl TryFrom<Arc<DeviceBuffer>> for ForeignMemory {
+    type Error = CudaError;
+
+    /// A buffer's memory, which lives as long as the buffer.
+    fn try_from(buffer: Arc<DeviceBuffer>) -> Result<Self, CudaError> {
+        let (context, address) = (buffer.context().clone(), buffer.as_slice().device_ptr());
+        // SAFETY: the buffer frees its memory when it is dropped, and not before.
+        unsafe { Self::new(&context, address, buffer) }
+    }
+}
+
+impl fmt::Debug for ForeignMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ForeignMemory").field("info", &self.info).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,97 @@
+//! Global state that a forked child does not share with its parent.
+#![allow(unsafe_code)]
+
+use std::{
+    ptr,
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicPtr, Ordering},
+    },
+};
+
+use crate::process::fork_generation;
+
+/// A value for a `static` that each process begins anew, a forked child too: what the parent knows is not true of the
+/// child, and a lock that another thread held during the fork would never be released there.
+///
+/// A child made by the bare system call goes unnoticed, as with [`fork_generation`].
+#[derive(Debug)]
+pub struct PerProcess<T> {
+    /// What belongs to a generation; null before the first use. Never freed, because guards borrow it for ever.
+    current: AtomicPtr<Cell<T>>,
+}
+
+#[derive(Debug)]
+struct Cell<T> {
+    generation: u64,
+    value: Mutex<T>,
+}
+
+impl<T: Default + Send> PerProcess<T> {
+    /// Nothing yet.
+    pub const fn new() -> Self {
+        Self { current: AtomicPtr::new(ptr::null_mut()) }
+    }
+
+    /// This process's value, which is the default one at first. A thread that panicked with the guard does not spoil it.
+    pub fn lock(&'static self) -> MutexGuard<'static, T> {
+        let generation = fork_generation();
+        loop {
+            let found = self.current.load(Ordering::Acquire);
+            // SAFETY: null, or a cell that `Box::into_raw` gave and that is never freed once it has been stored here.
+            if let Some(cell) = unsafe { found.as_ref() }
+                && cell.generation == generation
+            {
+                return cell.value.lock().unwrap_or_else(PoisonError::into_inner);
+            }
+            let fresh = Box::into_raw(Box::new(Cell { generation, value: Mutex::default() }));
+            // A parent's cell stays where it is: nobody here can know who had locked it.
+            if self.current.compare_exchange(found, fresh, Ordering::AcqRel, Ordering::Acquire).is_err() {
+                // SAFETY: made above, and stored nowhere.
+                drop(unsafe { Box::from_raw(fresh) });
+            }
+        }
+    }
+}
+
+impl<T: Default + Send> Default for PerProcess<T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_forked_child_begins_anew_whoever_holds_the_lock() {
+        static VALUE: PerProcess<u32> = PerProcess::new();
+        *VALUE.lock() = 7;
+        let held = VALUE.lock();
+        // SAFETY: the child only takes locks that nobody else of it has, and ends without running anything else.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let value = *VALUE.lock();
+            // SAFETY: ends the child.
+            unsafe { libc::_exit(value as i32) };
+        }
+        let mut status = 0;
+        // SAFETY: the status is a live number.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!((libc::WIFEXITED(status), libc::WEXITSTATUS(status)), (true, 0));
+        drop(held);
+        assert_eq!(*VALUE.lock(), 7);
+    }
+
+    #[test]
+    fn all_threads_see_one_value() {
+        static VALUE: PerProcess<u32> = PerProcess::new();
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| *VALUE.lock() += 1);
+            }
+        });
+        assert_eq!(*VALUE.lock(), 8);
+    }
+}

@@ -1,0 +1,176 @@
+//! GPU memory that its publisher allocated by other means, opened by the driver's 64-byte handles.
+//!
+//! Each chunk is one allocation as a whole, because that is what a handle names. The publisher alone keeps it, readers
+//! map it as the publisher does, and it is not frozen: read-only is only what this library holds itself to. In the
+//! publishing process the driver opens nothing (it refuses to, measured): its memory is found by its origin.
+
+use std::{
+    collections::HashMap,
+    os::fd::OwnedFd,
+    sync::{Arc, Weak},
+};
+
+use partywall_cuda::{Access, DeviceSlice, ForeignMemory, IpcMapping, IpcMemoryHandle};
+use partywall_os::{map::SharedMap, per_process::PerProcess};
+use partywall_wire::{Kind as WireKind, LegacyHandle};
+
+use super::{Attach, Draft, Extension, Kind, Memory, vmm::reader, wrong_kind};
+use crate::{
+    error::{Error, Result},
+    gpu::{DeviceRange, Gpu, Gpus, access_error, cuda_error},
+    place::Place,
+};
+
+/// The kind.
+pub(super) struct Legacy;
+
+impl Kind for Legacy {
+    fn wire(&self) -> WireKind {
+        WireKind::Legacy
+    }
+
+    fn name(&self) -> &'static str {
+        "legacy"
+    }
+
+    /// It is never what an allocation at a place becomes.
+    fn lives_at(&self, _: Place) -> bool {
+        false
+    }
+
+    fn allocate(&self, _: &str, _: Place, _: &[u64], _: Option<u64>, _: &Gpus) -> Result<Box<dyn Draft>> {
+        Err(wrong_kind("legacy", "other", "an allocation"))
+    }
+
+    fn chunk(&self, _: &str, _: Place, _: u64, _: &Gpus) -> Result<(u64, OwnedFd)> {
+        Err(wrong_kind("legacy", "other", "an allocation"))
+    }
+
+    fn attach(&self, version: Attach<'_>) -> Result<Box<dyn Memory>> {
+        let Place::Gpu(owner) = version.place else {
+            return Err(Error::Protocol("GPU memory without a GPU".into()));
+        };
+        let own: Vec<_> = version.handles.iter().filter_map(|(_, handle)| published(&handle.origin)).collect();
+        let access = if version.write { Access::ReadWrite } else { Access::ReadOnly };
+        if !own.is_empty() && own.len() == version.handles.len() {
+            let chunks = own.into_iter().map(Chunk::Own).collect();
+            return Ok(Box::new(LegacyChunks { chunks, access, gpu: version.gpus.get(owner)? }));
+        }
+        let gpu = reader(owner, &version)?;
+        let open = |(bytes, handle): &(u64, LegacyHandle)| {
+            let opened = IpcMapping::open(gpu.context(), driver_handle(handle), *bytes, access);
+            let failed = cuda_error(format!("opening {bytes} bytes of {:?} on GPU {owner}", version.name));
+            Ok(Chunk::Opened(opened.map_err(failed)?))
+        };
+        let chunks = version.handles.iter().map(open).collect::<Result<_>>()?;
+        Ok(Box::new(LegacyChunks { chunks, access, gpu }))
+    }
+}
+
+/// Allocations that this process is about to publish, and what others open them by.
+pub(crate) fn publish(
+    allocations: Vec<Vec<ForeignMemory>>,
+    gpu: Arc<Gpu>,
+    mutable: bool,
+) -> Result<(Vec<LegacyHandle>, Box<dyn Memory>)> {
+    let access = if mutable { Access::ReadWrite } else { Access::ReadOnly };
+    let (mut handles, mut chunks) = (Vec::new(), Vec::new());
+    for memory in allocations {
+        let failed = cuda_error("asking for a handle of the memory");
+        let driver = memory.first().map(ForeignMemory::handle).transpose().map_err(failed)?;
+        let Some(IpcMemoryHandle(driver)) = driver else { continue };
+        let mut origin = [0; 16];
+        rustix::rand::getrandom(&mut origin, rustix::rand::GetRandomFlags::empty())
+            .map_err(|e| Error::system("drawing random numbers", e))?;
+        let (first, second) = driver.split_at(32);
+        let halves = |half: &[u8]| std::array::from_fn(|i| half[i]);
+        handles.push(LegacyHandle { origin, driver: [halves(first), halves(second)] });
+        let own = Arc::new(Own { origin, memory });
+        PUBLISHED.lock().insert(origin, Arc::downgrade(&own));
+        chunks.push(Chunk::Own(own));
+    }
+    Ok((handles, Box::new(LegacyChunks { chunks, access, gpu })))
+}
+
+/// An allocation that this process publishes: opening it here is taking part in keeping it.
+struct Own {
+    origin: [u8; 16],
+    /// All in the same allocation, which stays for as long as any of their owners is kept. Never empty.
+    memory: Vec<ForeignMemory>,
+}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        PUBLISHED.lock().remove(&self.origin);
+    }
+}
+
+/// By origin. In a forked child it is empty: CUDA does not work there, so the parent's addresses are of no use.
+static PUBLISHED: PerProcess<HashMap<[u8; 16], Weak<Own>>> = PerProcess::new();
+
+fn published(origin: &[u8; 16]) -> Option<Arc<Own>> {
+    PUBLISHED.lock().get(origin).and_then(Weak::upgrade)
+}
+
+fn driver_handle(handle: &LegacyHandle) -> IpcMemoryHandle {
+    let [first, second] = handle.driver;
+    IpcMemoryHandle(std::array::from_fn(|i| if i < 32 { first[i] } else { second[i - 32] }))
+}
+
+enum Chunk {
+    Own(Arc<Own>),
+    Opened(IpcMapping),
+}
+
+struct LegacyChunks {
+    // Closed before the context may go.
+    chunks: Vec<Chunk>,
+    access: Access,
+    gpu: Arc<Gpu>,
+}
+
+impl LegacyChunks {
+    fn range(&self, chunk: usize, offset: u64, bytes: u64) -> Result<DeviceRange<'_>> {
+        let whole: DeviceSlice<'_> = match &self.chunks[chunk] {
+            Chunk::Own(own) => own.memory[0].allocation(self.access),
+            Chunk::Opened(mapping) => mapping.as_slice(),
+        };
+        let slice = whole.slice(offset, bytes).map_err(access_error("a tensor's range"))?;
+        Ok(DeviceRange { gpu: &self.gpu, slice })
+    }
+}
+
+impl Memory for LegacyChunks {
+    fn bytes(&self, _: usize, _: u64, _: u64) -> Result<&[u8]> {
+        Err(wrong_kind("GPU", "host", "a slice"))
+    }
+
+    fn shared(&self, _: usize) -> Result<&SharedMap> {
+        Err(wrong_kind("GPU", "mutable host", "a shared slice"))
+    }
+
+    fn device(&self, chunk: usize, offset: u64, bytes: u64) -> Result<DeviceRange<'_>> {
+        self.range(chunk, offset, bytes)
+    }
+
+    fn read(&self, chunk: usize, offset: u64, out: &mut [u8]) -> Result<()> {
+        self.range(chunk, offset, out.len() as u64)?.copy_to_host(self.gpu.stream(), out)
+    }
+
+    fn write(&self, chunk: usize, offset: u64, bytes: &[u8]) -> Result<()> {
+        self.range(chunk, offset, bytes.len() as u64)?.copy_from_host(self.gpu.stream(), bytes)
+    }
+
+    /// What its publisher has allocated is as long as it is.
+    fn reserved(&self) -> u64 {
+        0
+    }
+
+    fn extend(&self, _: &[(u64, OwnedFd)]) -> Result<Box<dyn Extension + '_>> {
+        Err(wrong_kind("legacy", "other", "growing"))
+    }
+
+    fn is_published(&self) -> bool {
+        self.chunks.iter().any(|chunk| matches!(chunk, Chunk::Own(_)))
+    }
+}

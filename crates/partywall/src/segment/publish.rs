@@ -1,0 +1,272 @@
+//! Publishing memory that other code allocated.
+
+use std::{os::fd::AsFd, sync::Mutex};
+
+use partywall_cuda::{DeviceUuid, ForeignMemory, PointerKind};
+use partywall_shm::{DType, Table, TableBuilder, TableError};
+use partywall_wire::{Answer, Call, Commit, limits::MAX_CHUNKS};
+
+use super::{Facts, Segment, Stage, build::wire_table};
+use crate::{
+    domain::{Domain, check_name, unexpected},
+    error::{Error, Result},
+    gpu::{access_error, cuda_error},
+    info::TableBytes,
+    kind::{by_wire, legacy},
+    place::Place,
+};
+
+/// Tensors that are on a GPU already, in memory that other code allocated (torch's caching allocator, cupy,
+/// `cuMemAlloc`), to be published under a name.
+///
+/// [`Publication::commit`] publishes the memory itself, as kind `legacy`. That copies nothing and promises less than a
+/// segment that was built ([`Segment::promises`]):
+///
+/// * It is not frozen. Readers see what the publisher writes, and the hardware would let them write too.
+/// * A reader maps whole allocations, and with them whatever else lies there: other tensors of torch's, and neighbours of
+///   a small allocation in its 2 MiB.
+/// * It goes with its publisher. Who has it open keeps it; opening it anew is [`Error::Withdrawn`] once the
+///   publisher's segment is dropped, [`Error::OwnerDied`] once the publisher is proved dead.
+///
+/// [`Publication::commit_copy`] copies once on the GPU, into a segment of kind `vmm` that promises all of this.
+///
+/// ```no_run
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use std::{sync::Arc, time::Duration};
+/// use partywall::{DType, Domain, cuda::{DeviceBuffer, ForeignMemory}};
+///
+/// let domain = Domain::connect()?;
+/// let gpu = domain.gpu(partywall::gpu::devices()?[0].uuid()?)?;
+/// // Memory of another library: `unsafe { ForeignMemory::new(context, address, owner) }`.
+/// let memory = ForeignMemory::try_from(Arc::new(DeviceBuffer::new(gpu.context(), 4096)?))?;
+/// let published = domain.publish("activations").tensor("x", DType::F32, &[1024], &memory).commit()?;
+///
+/// // In any process, also in this one:
+/// let opened = domain.open("activations", Duration::ZERO)?;
+/// println!("{} at {:#x}", opened.kind(), opened.tensor("x")?.device()?.device_ptr());
+/// drop(published); // now nobody can open it any more, and the memory may be freed
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+#[must_use = "nothing is published until commit() or commit_copy()"]
+pub struct Publication {
+    domain: Domain,
+    name: String,
+    table: TableBuilder,
+    /// Where each tensor of the table is.
+    memory: Vec<ForeignMemory>,
+    problem: Option<TableError>,
+    mutable: bool,
+    kept: bool,
+    if_absent: bool,
+}
+
+impl Publication {
+    pub(crate) fn new(domain: Domain, name: &str) -> Self {
+        Self {
+            domain,
+            name: name.to_owned(),
+            table: TableBuilder::new(),
+            memory: Vec::new(),
+            problem: None,
+            mutable: false,
+            kept: false,
+            if_absent: false,
+        }
+    }
+
+    /// Adds a tensor that begins at `memory`'s address, its elements without gaps, last dimension fastest. What is wrong
+    /// with it, the commit says.
+    pub fn tensor(mut self, name: &str, dtype: DType, shape: &[u64], memory: &ForeignMemory) -> Self {
+        let added = self.table.add(name, dtype, shape);
+        self.add(added, memory)
+    }
+
+    /// Adds a tensor with these strides, in elements.
+    pub fn tensor_strided(
+        mut self,
+        name: &str,
+        dtype: DType,
+        shape: &[u64],
+        strides: &[u64],
+        memory: &ForeignMemory,
+    ) -> Self {
+        let added = self.table.add_strided(name, dtype, shape, strides);
+        self.add(added, memory)
+    }
+
+    fn add(mut self, added: Result<(), TableError>, memory: &ForeignMemory) -> Self {
+        match added {
+            Ok(()) => self.memory.push(memory.clone()),
+            Err(problem) => self.problem = self.problem.or(Some(problem)),
+        }
+        self
+    }
+
+    /// Adds a pair of metadata.
+    pub fn metadata(mut self, key: &str, value: &str) -> Self {
+        let set = self.table.set_metadata(key, value);
+        self.problem = self.problem.or(set.err());
+        self
+    }
+
+    /// Lets processes open the version for writing. They order their access themselves.
+    pub fn mutable(mut self, mutable: bool) -> Self {
+        self.mutable = mutable;
+        self
+    }
+
+    /// Keeps the name when this process goes. Only a copy can be kept.
+    pub fn kept(mut self, kept: bool) -> Self {
+        self.kept = kept;
+        self
+    }
+
+    /// Refuses to commit if the name exists by then.
+    pub fn if_absent(mut self, if_absent: bool) -> Self {
+        self.if_absent = if_absent;
+        self
+    }
+
+    /// Makes the memory itself the next version of its name. The segment that is returned keeps the memory's owners; so
+    /// does every other one of this version in this process, where opening it finds the same addresses.
+    ///
+    /// Host-synchronous: waits for all that this process does on that GPU, so that readers see it done.
+    ///
+    /// # Errors
+    /// [`Error::NotShareable`] for memory that the driver makes no handles of; [`Error::CannotKeep`]; [`Error::Table`]
+    /// for tensors that make no sense, reach beyond their allocations, or lie in too many of these (128);
+    /// [`Error::BadRange`] for tensors on several GPUs; as [`Build::commit`](crate::Build::commit).
+    pub fn commit(self) -> Result<Segment> {
+        let uuid = self.check()?;
+        if self.kept {
+            return Err(Error::CannotKeep { name: self.name });
+        }
+        for (index, memory) in self.memory.iter().enumerate() {
+            if !memory.info().legacy_ipc {
+                return Err(self.not_shareable(index));
+            }
+        }
+        let Self { domain, name, table, memory, mutable, if_absent, .. } = self;
+        let bad_table = |source| Error::Table { name: name.clone(), source };
+        let (mut allocations, mut places): (Vec<Vec<ForeignMemory>>, _) = (Vec::new(), Vec::new());
+        for memory in memory {
+            let info = *memory.info();
+            let found = allocations.iter().position(|chunk| chunk[0].info().base == info.base);
+            let chunk = found.unwrap_or_else(|| {
+                allocations.push(Vec::new());
+                allocations.len() - 1
+            });
+            places.push((chunk as u32, info.offset()));
+            allocations[chunk].push(memory);
+        }
+        if allocations.len() > MAX_CHUNKS {
+            let (found, limit) = (allocations.len() as u64, MAX_CHUNKS as u64);
+            return Err(bad_table(TableError::Limit { what: "allocations", found, limit }));
+        }
+        let chunks: Vec<u64> = allocations.iter().map(|chunk| chunk[0].info().bytes).collect();
+        let table = Table::parse(TableBytes::Inline(table.placed(&places, &chunks)), &chunks).map_err(bad_table)?;
+
+        let gpu = domain.gpu(uuid)?;
+        // What the publisher has enqueued must be in memory before others may read it.
+        gpu.context().synchronize().map_err(cuda_error("finishing the publisher's work"))?;
+        let (handles, memory) = legacy::publish(allocations, gpu, mutable)?;
+        let (wire_table, table_fd) = wire_table(&name, table.as_bytes())?;
+        let place = Place::Gpu(uuid);
+        let commit = Commit {
+            name: name.clone(),
+            kind: partywall_wire::Kind::Legacy,
+            place: place.into(),
+            chunks: chunks.clone(),
+            handles,
+            table: wire_table,
+            tensors: table.len() as u64,
+            mutable,
+            reserved: 0,
+            kept: false,
+            if_absent,
+            claim: None,
+        };
+        let fds: Vec<_> = table_fd.iter().map(AsFd::as_fd).collect();
+        match domain.link().call_with(Call::Commit(commit), &fds)?.0 {
+            Answer::Committed { version, lease } => {
+                let (writable, fd_numbers) = (mutable, Vec::new());
+                let facts = Facts { name, version, place, mutable, reserved: 0, kept: false, writable, fd_numbers };
+                let first = Box::new(Stage::new(chunks, table, 0));
+                let (memory, lease, kind) = (Some(memory), Some(lease), by_wire(partywall_wire::Kind::Legacy)?);
+                Ok(Segment { memory, lease, domain, kind, facts, first, growing: Mutex::default() })
+            }
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Copies the tensors into a segment of kind `vmm` and makes that the next version of the name: readers can reach
+    /// nothing else, and it does not need this process any more. Any memory on a GPU can be copied.
+    ///
+    /// Host-synchronous: waits for all that this process does on that GPU, then for the copies.
+    ///
+    /// # Errors
+    /// [`Error::NotShareable`] for host memory and addresses that the driver does not know; [`Error::BadRange`] for
+    /// tensors that reach beyond their memory or are on several GPUs; as [`Builder::allocate`](crate::Builder::allocate)
+    /// and [`Build::commit`](crate::Build::commit).
+    pub fn commit_copy(self) -> Result<Segment> {
+        let uuid = self.check()?;
+        let gpu = self.domain.gpu(uuid)?;
+        let names: Vec<_> = self.table.names().map(str::to_owned).collect();
+        let in_tensor = |name: &str, error| match access_error("copying a tensor")(error) {
+            Error::BadRange { why, .. } => Error::BadRange { tensor: name.to_owned(), why },
+            error => error,
+        };
+        let mut sources = Vec::new();
+        for ((name, memory), bytes) in names.iter().zip(&self.memory).zip(self.table.tensor_bytes()) {
+            sources.push(memory.pieces(bytes).map_err(|error| in_tensor(name, error))?);
+        }
+        let builder = self.domain.create(&self.name, Place::Gpu(uuid)).table(self.table);
+        let build = builder.mutable(self.mutable).kept(self.kept).if_absent(self.if_absent).allocate()?;
+        gpu.context().synchronize().map_err(cuda_error("finishing the publisher's work"))?;
+        for (name, pieces) in names.iter().zip(sources).filter(|(_, pieces)| !pieces.is_empty()) {
+            let (target, mut offset) = (build.device(name)?.as_slice(), 0);
+            for piece in pieces {
+                let copied = target.slice(offset, piece.len()).and_then(|part| gpu.stream().enqueue_copy(part, piece));
+                copied.map_err(|error| in_tensor(name, error))?;
+                offset += piece.len();
+            }
+        }
+        gpu.stream().synchronize().map_err(cuda_error("copying the tensors"))?;
+        build.commit()
+    }
+
+    /// What must be so for either way: the GPU that all tensors are on.
+    fn check(&self) -> Result<DeviceUuid> {
+        check_name(&self.name)?;
+        if let Some(source) = self.problem.clone() {
+            return Err(Error::Table { name: self.name.clone(), source });
+        }
+        let mut common = None;
+        for (index, memory) in self.memory.iter().enumerate() {
+            let on_a_gpu =
+                !matches!(memory.info().kind, PointerKind::Pinned | PointerKind::Registered | PointerKind::Unknown);
+            let Some(device) = memory.info().device.filter(|_| on_a_gpu) else {
+                return Err(self.not_shareable(index));
+            };
+            let uuid = device.uuid().map_err(cuda_error("asking for a GPU's UUID"))?;
+            if *common.get_or_insert(uuid) != uuid {
+                let why =
+                    format!("it is on GPU {uuid}, others are not; publish what is on each GPU under its own name");
+                return Err(Error::BadRange { tensor: self.tensor_name(index), why });
+            }
+        }
+        let why = "there is no tensor, and so no GPU that it is on".to_owned();
+        common.ok_or_else(|| Error::BadRange { tensor: self.name.clone(), why })
+    }
+
+    fn not_shareable(&self, index: usize) -> Error {
+        let info = self.memory[index].info();
+        Error::NotShareable { tensor: self.tensor_name(index), address: info.address, kind: info.kind }
+    }
+
+    fn tensor_name(&self, index: usize) -> String {
+        self.table.names().nth(index).unwrap_or_default().to_owned()
+    }
+}

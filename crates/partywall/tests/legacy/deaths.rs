@@ -1,0 +1,170 @@
+//! Publishers that drop what they publish, die, and fork.
+
+use std::{io::Read, time::Duration};
+
+use partywall::{Domain, Error};
+use partywall_harness::{Signal, eventually};
+
+use super::world::{PATIENCE, publication, publish, simulated, value_of};
+
+/// What the other processes of these tests do.
+#[allow(clippy::print_stdout)] // it is how they talk to the test
+pub(crate) fn play(role: &str) {
+    let domain = Domain::options().start(false).connect().unwrap();
+    let ready = || println!("\nready");
+    let wait = || {
+        let _ = std::io::stdin().read(&mut [0]);
+    };
+    match role {
+        "publisher" => {
+            let _published = publish(&domain, "theirs", 5);
+            ready();
+            wait();
+        }
+        "copier" => {
+            let _copy = publication(&domain, "copy", 6).kept(true).commit_copy().unwrap();
+            ready();
+            wait();
+        }
+        "reader of many" => {
+            ready();
+            let many = domain.open("many", PATIENCE).unwrap();
+            let end = many.tensor("end").unwrap();
+            assert_eq!((end.shape(), end.strides()), (vec![2, 8], vec![64, 1]));
+            assert_eq!(many.metadata().collect::<Vec<_>>(), [("made by", "a test")]);
+            assert!(many.tensor("empty").unwrap().to_vec().unwrap().is_empty());
+            println!("{} {} {}", value_of(&many, "begin"), value_of(&many, "end"), value_of(&many, "other"));
+        }
+        "writer" => {
+            ready();
+            let shared = domain.opener("shared").read_write().open().unwrap();
+            shared.tensor("x").unwrap().write_at(0, &[9]).unwrap();
+            println!("written");
+        }
+        "forker" => {
+            let _published = publish(&domain, "theirs", 5);
+            ready();
+            let outcome = in_a_child(|| {
+                // CUDA does not work here: what must not happen is that the parent's address is taken for ours.
+                let domain = Domain::options().start(false).connect().map_err(|e| e.to_string())?;
+                match domain.open("theirs", Duration::ZERO) {
+                    Ok(_) => Err("the child has opened it".into()),
+                    Err(Error::Cuda { .. } | Error::NoDevice { .. }) => Ok(()),
+                    Err(other) => Err(other.to_string()),
+                }
+            });
+            println!("{}", if outcome { "refused" } else { "opened" });
+            assert_eq!(value_of(&domain.open("theirs", Duration::ZERO).unwrap(), "x"), 5);
+            wait();
+        }
+        other => panic!("no role is called {other:?}"),
+    }
+}
+
+/// Whether `body` succeeds in a forked child, which ends then.
+#[allow(unsafe_code)]
+fn in_a_child(body: impl FnOnce() -> Result<(), String>) -> bool {
+    // SAFETY: the locks that the child needs are its own; it ends without unwinding into the parent's code.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let outcome = body();
+        if let Err(why) = &outcome {
+            eprintln!("{why}");
+        }
+        // SAFETY: ends the child.
+        unsafe { libc::_exit(i32::from(outcome.is_err())) };
+    }
+    let mut status = 0;
+    // SAFETY: the status is a live number.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
+}
+
+#[test]
+fn who_opens_what_a_dead_publisher_had_is_told_so_on_the_simulated_gpu() {
+    simulated("deaths::who_opens_what_a_dead_publisher_had_is_told_so_on_the_simulated_gpu", |world| {
+        let domain = world.connect();
+        let publisher = world.play("publisher");
+        let opened = domain.open("theirs", PATIENCE).unwrap();
+        let pid = publisher.pid();
+        publisher.kill();
+        // At once, before the broker can have proof: the driver refuses, the library finds out why.
+        let other = world.connect();
+        match other.open("theirs", Duration::ZERO) {
+            Err(Error::OwnerDied { name, pid: dead, .. }) => assert_eq!((name.as_str(), dead), ("theirs", pid)),
+            // The mapping that is open here is shared.
+            Ok(shared) => assert_eq!(value_of(&shared, "x"), 5),
+            Err(other) => panic!("{other}"),
+        }
+        opened.wait_withdrawn(PATIENCE).unwrap();
+        assert_eq!(value_of(&opened, "x"), 5, "what is open stays readable");
+        drop(opened);
+        for timeout in [Duration::ZERO, Duration::from_millis(20)] {
+            let refused = domain.open("theirs", timeout);
+            assert!(matches!(refused, Err(Error::OwnerDied { pid: dead, .. }) if dead == pid), "{refused:?}");
+        }
+        assert!(matches!(domain.open("theirs@2", Duration::ZERO), Err(Error::NotFound { .. })));
+    });
+}
+
+#[test]
+fn an_open_that_races_with_the_publishers_death_is_told_of_it_on_the_simulated_gpu() {
+    simulated("deaths::an_open_that_races_with_the_publishers_death_is_told_of_it_on_the_simulated_gpu", |world| {
+        let domain = world.connect();
+        for _ in 0..10 {
+            let publisher = world.play("publisher");
+            // Gone, and the broker has no proof of it yet: it still gives the handle away.
+            publisher.kill();
+            let refused = domain.open("theirs", Duration::ZERO);
+            assert!(matches!(refused, Err(Error::OwnerDied { .. })), "{refused:?}");
+        }
+    });
+}
+
+#[test]
+fn a_dropped_publication_is_withdrawn_on_the_simulated_gpu() {
+    simulated("deaths::a_dropped_publication_is_withdrawn_on_the_simulated_gpu", |world| {
+        let domain = world.connect();
+        let reader = world.connect();
+        let published = publish(&domain, "ours", 3);
+        let opened = reader.open("ours", Duration::ZERO).unwrap();
+        published.release().unwrap();
+        opened.wait_withdrawn(PATIENCE).unwrap();
+        assert_eq!(value_of(&opened, "x"), 3);
+        let pid = std::process::id();
+        for timeout in [Duration::ZERO, Duration::from_millis(20)] {
+            let refused = reader.open("ours", timeout);
+            assert!(matches!(refused, Err(Error::Withdrawn { pid: by, .. }) if by == pid), "{refused:?}");
+        }
+        let again = publish(&domain, "ours", 4);
+        assert_eq!(value_of(&reader.open("ours", Duration::ZERO).unwrap(), "x"), 4);
+        reader.remove("ours").unwrap();
+        assert!(matches!(reader.open("ours", Duration::ZERO), Err(Error::Withdrawn { .. })));
+        assert_eq!(value_of(&again, "x"), 4);
+    });
+}
+
+#[test]
+fn who_waits_gets_the_next_publication_on_the_simulated_gpu() {
+    simulated("deaths::who_waits_gets_the_next_publication_on_the_simulated_gpu", |world| {
+        let domain = world.connect();
+        let publisher = world.play("publisher");
+        publisher.kill();
+        eventually("the proof of its death", || domain.members().unwrap().len() == 1);
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| domain.open("theirs", PATIENCE));
+            let publisher = world.play("publisher");
+            assert_eq!(value_of(&waiter.join().unwrap().unwrap(), "x"), 5);
+            publisher.signal(Signal::KILL);
+        });
+    });
+}
+
+#[test]
+fn a_forked_child_takes_no_address_of_its_parents_on_the_simulated_gpu() {
+    simulated("deaths::a_forked_child_takes_no_address_of_its_parents_on_the_simulated_gpu", |world| {
+        let mut forker = world.play("forker");
+        assert_eq!(forker.line(), "refused");
+        assert_eq!(value_of(&world.connect().open("theirs", PATIENCE).unwrap(), "x"), 5);
+    });
+}

@@ -1,0 +1,15 @@
+//! Memory that other code allocated, published between real processes over a real broker, on the simulated driver.
+#![allow(clippy::unwrap_used)] // tests, their helpers included
+
+mod copies;
+mod deaths;
+mod publish;
+mod world;
+
+/// Not a test: the body of other processes that tests start, see [`world::World::play`].
+#[test]
+fn role() {
+    if let Ok(role) = std::env::var(world::ROLE) {
+        deaths::play(&role);
+    }
+}
