@@ -23,9 +23,12 @@ pub struct Ended {
     /// Its standard output.
     pub stdout: Vec<u8>,
     stderr: Vec<u8>,
+    /// Whether it is still there, although it was killed.
+    immortal: bool,
 }
 
-/// Runs a command without input, for `limit` at most; then it is killed.
+/// Runs a command without input, for `limit` at most; then it is killed, and left to the system if it does not die of
+/// that.
 ///
 /// # Errors
 /// It could not be started, or not be waited for.
@@ -36,8 +39,12 @@ pub fn run_within(command: &mut Command, limit: Duration) -> std::io::Result<End
     let stdout = child.stdout.take().map(drain);
     let stderr = child.stderr.take().map(drain);
     let status = wait(&mut child, deadline)?;
-    let read = |reader: Option<JoinHandle<Vec<u8>>>| reader.and_then(|it| it.join().ok()).unwrap_or_default();
-    Ok(Ended { status, stdout: read(stdout), stderr: read(stderr) })
+    let immortal = matches!(child.try_wait(), Ok(None));
+    // What it holds open does not end before it does.
+    let read = |reader: Option<JoinHandle<Vec<u8>>>| {
+        reader.filter(|_| !immortal).and_then(|it| it.join().ok()).unwrap_or_default()
+    };
+    Ok(Ended { status, stdout: read(stdout), stderr: read(stderr), immortal })
 }
 
 impl Doctor {
@@ -59,7 +66,8 @@ impl Doctor {
         match (Finding::receive(&ended.stdout), ended.status) {
             (Some(finding), _) => finding,
             (None, None) => {
-                Finding::failed(format!("it did not end within {} s and was killed", self.limit.as_secs_f64()))
+                let fate = if ended.immortal { "cannot be killed: it sleeps inside a driver" } else { "was killed" };
+                Finding::failed(format!("it did not end within {} s and {fate}", self.limit.as_secs_f64()))
                     .means("something that it needs hangs: the GPU's driver, or a file system")
                     .fix(log)
             }
@@ -80,9 +88,19 @@ impl Ended {
 
 /// Waits for the child's end. After `deadline` it is killed, and there is no status.
 pub(super) fn wait(child: &mut Child, deadline: Instant) -> std::io::Result<Option<ExitStatus>> {
+    let status = ends_by(child, deadline);
+    if !matches!(status, Ok(Some(_))) {
+        let _ = child.kill();
+        // Who sleeps inside the driver does not die before it wakes up, which may be never.
+        let _ = ends_by(child, Instant::now() + FAREWELL);
+    }
+    status
+}
+
+/// How the child ended, if it does in time.
+fn ends_by(child: &mut Child, deadline: Instant) -> std::io::Result<Option<ExitStatus>> {
     // A child that has not been waited for keeps its pid, so this is its pidfd, and `kill` meets nobody else.
-    let in_time = process::pidfd(child.id()).and_then(|pidfd| socket::wait(pidfd, Ready::Read, Some(deadline)));
-    let status = match in_time {
+    match process::pidfd(child.id()).and_then(|pidfd| socket::wait(pidfd, Ready::Read, Some(deadline))) {
         Ok(true) => child.wait().map(Some),
         Ok(false) => Ok(None),
         // No pidfds here, which is for their own probe to say: look at the child itself from time to time.
@@ -92,10 +110,7 @@ pub(super) fn wait(child: &mut Child, deadline: Instant) -> std::io::Result<Opti
                 other => break other,
             }
         },
-    };
-    let _ = child.kill();
-    let _ = child.wait();
-    status
+    }
 }
 
 fn drain(mut from: impl Read + Send + 'static) -> JoinHandle<Vec<u8>> {
@@ -105,4 +120,27 @@ fn drain(mut from: impl Read + Send + 'static) -> JoinHandle<Vec<u8>> {
         let _ = from.read_to_end(&mut bytes);
         bytes
     })
+}
+
+/// How long a killed process may take to end.
+const FAREWELL: Duration = Duration::from_secs(2);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_child_ends_by_itself_or_is_ended() {
+        let shell = |script: &str, limit| run_within(Command::new("sh").args(["-c", script]), limit).unwrap();
+        let ended = shell("echo out; echo first >&2; echo last >&2; exit 3", Duration::from_secs(60));
+        assert_eq!((ended.status.unwrap().code(), ended.stdout.as_slice()), (Some(3), &b"out\n"[..]));
+        assert_eq!(ended.last_words(), "last");
+        let ended = shell("echo out; exec sleep 1000", Duration::from_millis(1));
+        assert!(ended.status.is_none() && !ended.immortal);
+    }
+
+    #[test]
+    fn a_child_that_cannot_be_started_is_an_error() {
+        run_within(&mut Command::new("/nonexistent/program"), Duration::from_secs(1)).unwrap_err();
+    }
 }
