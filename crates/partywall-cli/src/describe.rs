@@ -2,7 +2,7 @@
 
 use partywall::{
     Place, bytes,
-    info::{HolderInfo, MemberInfo, MemberState, NameInfo, VersionInfo},
+    info::{Enforcement, HolderInfo, Kind, MemberInfo, MemberState, NameInfo, Promises, VersionInfo},
     kind_name,
 };
 use serde_json::{Value, json};
@@ -27,6 +27,35 @@ pub(crate) fn version(version: &VersionInfo) -> Value {
         "leases": version.leases,
         "committed_at_ms": version.committed_at,
     })
+}
+
+/// What a kind of memory promises: `read_only` (enforced by `kernel`, `hardware`, or `convention` only),
+/// `outlives_publisher`, `hides_neighbours`.
+pub(crate) fn promises_value(kind: Kind) -> Value {
+    let Promises { read_only, outlives_publisher, hides_neighbours, .. } = Promises::of(kind);
+    let read_only = match read_only {
+        Enforcement::Kernel => "kernel",
+        Enforcement::Hardware => "hardware",
+        Enforcement::Convention => "convention",
+    };
+    json!({
+        "read_only": read_only,
+        "outlives_publisher": outlives_publisher,
+        "hides_neighbours": hides_neighbours,
+    })
+}
+
+/// The same for people.
+pub(crate) fn promises(kind: Kind) -> String {
+    let Promises { read_only, outlives_publisher, hides_neighbours, .. } = Promises::of(kind);
+    let read_only = match read_only {
+        Enforcement::Kernel => "frozen by the kernel",
+        Enforcement::Hardware => "frozen by the GPU, for each reader",
+        Enforcement::Convention => "read-only by convention",
+    };
+    let life = if outlives_publisher { "outlives its publisher" } else { "goes with its publisher" };
+    let neighbours = if hides_neighbours { "" } else { "; readers also reach what else is in its allocations" };
+    format!("{read_only}; {life}{neighbours}")
 }
 
 /// A name in a listing: `name`, `latest` (a version, or null for a removed name whose versions are still held),

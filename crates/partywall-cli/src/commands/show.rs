@@ -1,5 +1,5 @@
 //! `partywall show`. With `--json`: `name`, `socket`, `latest` (whether it is), the keys of [`describe::version`] for the
-//! version that is shown, `bytes_requested`, `chunks` (bytes each), `holders` ([`describe::holder`]), `versions` (all of
+//! version that is shown, `promises` ([`describe::promises_value`]), `bytes_requested`, `chunks` (bytes each), `holders` ([`describe::holder`]), `versions` (all of
 //! them), `builder` (a pid or null), `metadata` (an object), `tensors`: all, in the order in which they were given, each
 //! with `name`, `dtype`, `shape`, `strides` (in elements), `bytes`, `chunk`, `offset`.
 
@@ -51,6 +51,7 @@ fn value(info: &SegmentInfo) -> Value {
     if let (Value::Object(all), Value::Object(version)) = (&mut value, describe::version(&info.version)) {
         all.extend(version.into_iter().filter(|(key, _)| key != "tensors"));
     }
+    value["promises"] = describe::promises_value(info.version.kind);
     value["bytes_requested"] = json!(info.table.tensor_bytes());
     value["chunks"] = json!(info.chunks);
     value["holders"] = info.holders.iter().map(describe::holder).collect();
@@ -109,6 +110,7 @@ fn facts(output: Output, info: &SegmentInfo) {
     fact(output, "chunks", chunks(&info.chunks));
     fact(output, "lifetime", lifetime);
     fact(output, "access", access);
+    fact(output, "promises", describe::promises(*kind));
     if *reserved > 0 {
         let so_far = text::count(*growths, "growth");
         fact(output, "growing", format!("up to {}, in one range of addresses; {so_far} so far", bytes(*reserved)));

@@ -4,6 +4,7 @@ mod commands;
 mod cudarc;
 mod driver;
 pub(crate) mod facts;
+pub(crate) mod legacy;
 mod owners;
 pub(crate) mod segments;
 pub(crate) mod stage;
@@ -96,6 +97,10 @@ static TESTS: &[Test] = &[
     test("segment_mutable_memory_is_shared", 1, segments::mutable_memory_is_shared),
     test("segment_out_of_memory_says_what_is_free", 1, segments::out_of_memory_says_what_is_free),
     test("segment_many_tensors_keep_their_places", 1, segments::many_tensors_keep_their_places),
+    test("legacy_goes_with_its_publisher", 1, legacy::published_memory_goes_with_its_publisher),
+    test("legacy_race_with_death", 1, legacy::a_race_with_death_is_told_as_one),
+    test("legacy_opens_where_it_was_made", 1, legacy::published_memory_opens_where_it_was_made),
+    test("legacy_refusals_by_kind", 1, legacy::what_has_no_handle_is_refused_by_its_kind),
     test("segment_cudarc_works_in_place", 1, cudarc::works_in_place),
     test("segment_another_gpu_needs_permission", 2, segments::another_gpu_needs_permission),
     test("segment_ordinals_may_differ", 2, segments::ordinals_may_differ),
@@ -109,6 +114,7 @@ pub(crate) fn play(role: &str, arguments: &[String]) -> Result<(), String> {
     match arguments {
         [fact_role] if role == facts::ROLE => facts::play(fact_role),
         _ if role == cudarc::ROLE => cudarc::play(),
+        _ if role.starts_with("legacy_") => legacy::play(role),
         _ => segments::play(role, arguments),
     }
 }

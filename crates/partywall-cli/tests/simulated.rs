@@ -1,0 +1,71 @@
+//! The command in a domain on the simulated driver, with memory that another program allocated.
+#![allow(clippy::unwrap_used)] // tests, their helpers included
+
+use std::{io::Read, sync::Arc};
+
+use partywall::{
+    DType, Domain,
+    cuda::{DeviceBuffer, ForeignMemory},
+};
+use partywall_harness::{Running, Sandbox, eventually, simulated_driver};
+use serde_json::json;
+
+const ROLE: &str = "PARTYWALL_TEST_ROLE";
+
+/// Not a test: the body of the other program.
+#[test]
+#[allow(clippy::print_stdout)] // it is how it talks to the test
+fn role() {
+    if std::env::var_os(ROLE).is_none() {
+        return;
+    }
+    let domain = Domain::options().start(false).connect().unwrap();
+    let gpu = domain.gpu(partywall::gpu::devices().unwrap()[0].uuid().unwrap()).unwrap();
+    let buffer = Arc::new(DeviceBuffer::new(gpu.context(), 8192).unwrap());
+    gpu.stream().copy_from_host(buffer.as_slice(), &[7; 8192]).unwrap();
+    let memory = ForeignMemory::try_from(buffer).unwrap();
+    let published = domain.publish("theirs").tensor("x", DType::U8, &[4096], &memory).commit();
+    println!("\nready {}", published.is_ok());
+    let _ = std::io::stdin().read(&mut [0]);
+}
+
+#[test]
+fn legacy_memory_is_shown_and_read_on_the_simulated_gpu() {
+    let sandbox = Sandbox::new();
+    sandbox.broker();
+    let simulated = |arguments: &[&str]| {
+        let mut command = sandbox.command(arguments);
+        Running::spawn(command.env("PARTYWALL_LIBCUDA", simulated_driver())).wait()
+    };
+    let mut program = sandbox.program(std::env::current_exe().unwrap());
+    program.args(["--exact", "role", "--nocapture"]).env(ROLE, "publisher");
+    let mut publisher = Running::spawn(program.env("PARTYWALL_LIBCUDA", simulated_driver()));
+    while publisher.line() != "ready true" {}
+
+    let show = simulated(&["show", "theirs", "--json"]).expect(0).json();
+    assert_eq!(
+        (&show["kind"], &show["committer"], &show["bytes"]),
+        (&json!("legacy"), &json!(publisher.pid()), &json!(8192))
+    );
+    let promises = json!({ "read_only": "convention", "outlives_publisher": false, "hides_neighbours": false });
+    assert_eq!(show["promises"], promises);
+    let text = simulated(&["show", "theirs"]).expect(0).text();
+    assert!(text.contains("goes with its publisher") && text.contains(&publisher.pid().to_string()), "{text}");
+    assert!(simulated(&["ls"]).expect(0).text().contains("legacy"));
+    let status = simulated(&["status", "--json"]).expect(0).json();
+    assert_eq!((&status["simulated"], &status["members"][0]["simulated"]), (&json!(true), &json!(true)));
+    assert!(simulated(&["status"]).expect(0).text().contains("simulated"));
+    simulated(&["get", "theirs:x", "x.npy"]).expect(0);
+    let file = std::fs::read(sandbox.path().join("x.npy")).unwrap();
+    assert_eq!(file[file.len() - 4096..], [7; 4096]);
+
+    let refused = sandbox.run(["ls"]);
+    assert_eq!(refused.code, Some(5), "{refused:?}");
+    assert!(refused.stderr.contains("simulated CUDA driver") && refused.stderr.contains("--domain"), "{refused:?}");
+
+    let pid = publisher.pid();
+    publisher.kill();
+    eventually("the proof of its death", || sandbox.run(["ls"]).code == Some(0));
+    let gone = simulated(&["get", "theirs", "y.npy"]);
+    assert!(gone.stderr.contains(&format!("its publisher, pid {pid}, died")), "{gone:?}");
+}

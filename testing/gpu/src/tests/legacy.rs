@@ -1,0 +1,127 @@
+//! Memory that other code allocated, published between processes.
+
+use std::{sync::Arc, time::Duration};
+
+use partywall::{
+    DType, Domain, Error, Gpu, Place, Segment,
+    cuda::{Access, DeviceBuffer, ForeignMemory, Mapping, PhysicalMemory, PinnedBuffer, PointerKind},
+};
+
+use super::world::{PATIENCE, World, ensure, first_gpu, ready_and_wait, tell};
+
+/// Large enough for an allocation of its own.
+const BYTES: u64 = 4 << 20;
+
+/// The roles that this module's tests give to other processes.
+pub(crate) fn play(role: &str) -> Result<(), String> {
+    let domain = Domain::options().start(false).connect().map_err(tell)?;
+    match role {
+        "legacy_publish" => {
+            let _published = publish(&domain)?;
+            ready_and_wait();
+            Ok(())
+        }
+        other => Err(format!("no role is called {other:?}")),
+    }
+}
+
+fn gpu(domain: &Domain) -> Result<Arc<Gpu>, String> {
+    let Place::Gpu(uuid) = first_gpu()? else { return Err("no GPU".into()) };
+    domain.gpu(uuid).map_err(tell)
+}
+
+fn publish(domain: &Domain) -> Result<Segment, String> {
+    let gpu = gpu(domain)?;
+    let buffer = Arc::new(DeviceBuffer::new(gpu.context(), BYTES).map_err(tell)?);
+    gpu.kernels().map_err(tell)?.enqueue_fill(gpu.stream(), buffer.as_slice()).map_err(tell)?;
+    let memory = ForeignMemory::try_from(buffer).map_err(tell)?;
+    domain.publish("test/legacy").tensor("x", DType::U8, &[BYTES], &memory).commit().map_err(tell)
+}
+
+fn address(segment: &Segment) -> Result<u64, String> {
+    Ok(segment.tensor("x").map_err(tell)?.device().map_err(tell)?.device_ptr())
+}
+
+fn verify(segment: &Segment) -> Result<(), String> {
+    let range = segment.tensor("x").map_err(tell)?.device().map_err(tell)?;
+    let gpu = range.gpu();
+    match gpu.kernels().map_err(tell)?.verify(gpu.stream(), range.as_slice(), 1).map_err(tell)? {
+        None => Ok(()),
+        Some(index) => Err(format!("word {index} is wrong")),
+    }
+}
+
+/// A second open shares the first one's mapping; what is open stays readable when the publisher is killed; opening
+/// anew is told of the death.
+pub(super) fn published_memory_goes_with_its_publisher() -> Result<(), String> {
+    let world = World::new()?;
+    let mut publisher = world.play("legacy_publish", &[])?;
+    let first = world.domain.open("test/legacy", PATIENCE).map_err(tell)?;
+    verify(&first)?;
+    let second = world.domain.open("test/legacy", PATIENCE).map_err(tell)?;
+    let (one, two) = (address(&first)?, address(&second)?);
+    ensure(one == two, || format!("it is mapped twice: {one:#x} and {two:#x}"))?;
+    drop(first);
+    publisher.kill()?;
+    second.wait_withdrawn(PATIENCE).map_err(tell)?;
+    verify(&second)?;
+    drop(second);
+    let refused = world.domain.open("test/legacy", Duration::ZERO);
+    ensure(matches!(refused, Err(Error::OwnerDied { .. })), || format!("{refused:?}"))
+}
+
+/// An open that follows on a kill, before the broker has proof, is told of the death and nothing else.
+pub(super) fn a_race_with_death_is_told_as_one() -> Result<(), String> {
+    let world = World::new()?;
+    // A context of ours, so that the open comes at once.
+    gpu(&world.domain)?;
+    for _ in 0..5 {
+        let mut publisher = world.play("legacy_publish", &[])?;
+        publisher.kill()?;
+        let refused = world.domain.open("test/legacy", Duration::ZERO);
+        ensure(matches!(refused, Err(Error::OwnerDied { .. })), || format!("{refused:?}"))?;
+    }
+    Ok(())
+}
+
+/// Where it was made, opening it finds the same addresses.
+pub(super) fn published_memory_opens_where_it_was_made() -> Result<(), String> {
+    let world = World::new()?;
+    let published = publish(&world.domain)?;
+    let opened = world.domain.open("test/legacy", Duration::ZERO).map_err(tell)?;
+    drop(published);
+    verify(&opened)?;
+    let refused = world.domain.open("test/legacy", Duration::ZERO);
+    ensure(matches!(refused, Err(Error::Withdrawn { .. })), || format!("{refused:?}"))
+}
+
+/// Memory that has no handle is refused by its kind, and some of it can be copied.
+pub(super) fn what_has_no_handle_is_refused_by_its_kind() -> Result<(), String> {
+    let world = World::new()?;
+    let gpu = gpu(&world.domain)?;
+    let granularity = PhysicalMemory::granularity(gpu.context()).map_err(tell)?;
+    let vmm = PhysicalMemory::create(gpu.context(), granularity).map_err(tell)?;
+    let vmm = Mapping::new(vmm, Access::ReadWrite).map_err(tell)?;
+    gpu.kernels().map_err(tell)?.enqueue_fill(gpu.stream(), vmm.as_slice()).map_err(tell)?;
+    let pinned = PinnedBuffer::new(gpu.context(), 4096).map_err(tell)?;
+    let plain = vec![0_u8; 4096];
+    for (address, kind) in [
+        (vmm.device_ptr(), PointerKind::Vmm),
+        (pinned.as_ptr() as u64, PointerKind::Pinned),
+        (plain.as_ptr() as u64, PointerKind::Unknown),
+    ] {
+        let memory = kept_by_the_test(&gpu, address)?;
+        let refused = world.domain.publish("test/refused").tensor("x", DType::U8, &[16], &memory).commit();
+        let as_it_is = matches!(&refused, Err(Error::NotShareable { kind: found, .. }) if *found == kind);
+        ensure(as_it_is, || format!("{kind:?}: {refused:?}"))?;
+    }
+    let memory = kept_by_the_test(&gpu, vmm.device_ptr())?;
+    let copy = world.domain.publish("test/copy").tensor("x", DType::U8, &[granularity], &memory);
+    verify(&copy.commit_copy().map_err(tell)?)
+}
+
+#[allow(unsafe_code)]
+fn kept_by_the_test(gpu: &Gpu, address: u64) -> Result<ForeignMemory, String> {
+    // SAFETY: the test frees the memory only after all that is made of it here is gone.
+    unsafe { ForeignMemory::new(gpu.context(), address, Arc::new(())) }.map_err(tell)
+}
