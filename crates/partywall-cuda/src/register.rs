@@ -8,7 +8,7 @@ use std::sync::Arc;
 use partywall_os::map::{SealedMap, SharedMap};
 
 use crate::abi::{DevicePtr, MEMHOSTREGISTER_DEVICEMAP, MEMHOSTREGISTER_PORTABLE, MEMHOSTREGISTER_READ_ONLY};
-use crate::{Access, AccessError, Context, CuResult, CudaError, DeviceSlice};
+use crate::{Access, AccessError, Context, CuResult, CudaError, DeviceSlice, StreamRef};
 
 /// A mapping of a memfd that is registered with CUDA (`cuMemHostRegister`): copies from and to it are asynchronous and
 /// run at full speed, streams may wait for its words and write them, kernels may use it in place. Valid for every
@@ -87,6 +87,59 @@ impl HostRegistration {
     pub fn as_slice(&self) -> DeviceSlice<'_> {
         // SAFETY: the range stays registered with this access while `self` is borrowed.
         unsafe { DeviceSlice::from_raw(self.device_ptr, self.len(), self.map.access()) }
+    }
+
+    /// Enqueues a copy of its bytes from `offset` on to device memory. Returns at once: page-locked memory is read by the
+    /// copy engine itself. The registration must not be dropped before the stream has done it.
+    ///
+    /// # Errors
+    /// The bytes are not inside it, the destination is read-only, or the driver refuses; nothing is then enqueued.
+    pub fn enqueue_copy_to(
+        &self,
+        stream: StreamRef<'_>,
+        offset: u64,
+        destination: DeviceSlice<'_>,
+    ) -> Result<(), AccessError> {
+        let source = self.slice(offset, destination.len())?;
+        destination.require_writable()?;
+        if source.is_empty() {
+            return Ok(());
+        }
+        let _guard = stream.context().guard()?;
+        let driver = stream.context().driver();
+        // SAFETY: the source lies inside the map, which lives while `self` does; the destination is device memory of
+        // this size that may be written, by the promise of DeviceSlice; the stream is live.
+        unsafe {
+            let from = self.map.address().byte_add(offset as usize);
+            driver.memcpy_htod_async(destination.device_ptr(), from, source.size(), stream.handle())
+        }?;
+        Ok(())
+    }
+
+    /// Enqueues a copy of device memory to its bytes from `offset` on, as [`HostRegistration::enqueue_copy_to`].
+    ///
+    /// # Errors
+    /// The bytes are not inside it, it is read-only, or the driver refuses; nothing is then enqueued.
+    pub fn enqueue_copy_from(
+        &self,
+        stream: StreamRef<'_>,
+        offset: u64,
+        source: DeviceSlice<'_>,
+    ) -> Result<(), AccessError> {
+        let destination = self.slice(offset, source.len())?;
+        destination.require_writable()?;
+        if source.is_empty() {
+            return Ok(());
+        }
+        let _guard = stream.context().guard()?;
+        let driver = stream.context().driver();
+        // SAFETY: the destination lies inside the map, which lives while `self` does, is mapped for writing and is
+        // never borrowed; the source by the promise of DeviceSlice; the stream is live.
+        unsafe {
+            let to = self.map.address().byte_add(offset as usize);
+            driver.memcpy_dtoh_async(to, source.device_ptr(), destination.size(), stream.handle())
+        }?;
+        Ok(())
     }
 
     /// Its first address on the device.

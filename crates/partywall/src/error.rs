@@ -535,6 +535,7 @@ impl Error {
 pub fn cuda_anchor(error: &CudaError) -> &'static str {
     match (error.call, error.code) {
         _ if error.is_sticky() => "broken-context",
+        ("cuMemHostRegister", CuResult::OUT_OF_MEMORY | CuResult::OPERATING_SYSTEM) => "cannot-page-lock",
         (_, CuResult::NOT_SUPPORTED) => "not-supported",
         ("cuMemCreate", CuResult::INVALID_VALUE) => "size-not-aligned",
         ("cuMemFree", CuResult::INVALID_VALUE) => "wrong-clean-up",

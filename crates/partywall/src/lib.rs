@@ -76,7 +76,7 @@ pub use self::{
     place::{DeviceChoice, Place, UnknownDevice},
     put::{Put, check_name},
     segment::{
-        Build, Builder, Claim, Element, Growth, OpenOptions, OpenOrBuild, Publication, Refreshed, Segment, Tensor,
-        UploadLane, Uploader,
+        Build, Builder, Claim, Element, Growth, OpenOptions, OpenOrBuild, Pinned, Publication, Refreshed, Segment,
+        Tensor, UploadLane, Uploader,
     },
 };

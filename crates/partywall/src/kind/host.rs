@@ -3,8 +3,12 @@
 //! A frozen version is sealed against writing by the kernel, so that its readers get plain slices. A mutable one can
 //! never be frozen, and is reached by volatile accesses only.
 
-use std::os::fd::OwnedFd;
+use std::{
+    os::fd::OwnedFd,
+    sync::{Arc, Mutex, PoisonError, Weak},
+};
 
+use partywall_cuda::HostRegistration;
 use partywall_os::{
     Errno,
     map::{self, SealedMap, SharedMap},
@@ -15,7 +19,7 @@ use partywall_wire::Kind as WireKind;
 use super::{Attach, Copy, Draft, Extension, Kind, Memory, Upload, Uploads, wrong_kind};
 use crate::{
     error::{Error, Result},
-    gpu::{DeviceRange, Gpus},
+    gpu::{DeviceRange, Gpu, Gpus, cuda_error},
     place::Place,
 };
 
@@ -60,11 +64,11 @@ impl Kind for Host {
             let bytes = version.chunks.iter().map(|(bytes, _)| bytes).sum::<u64>();
             let fds: Vec<_> = version.chunks.into_iter().map(|(_, fd)| fd).collect();
             let map = SharedMap::new(fds, version.reserve as usize, version.write).map_err(failed(bytes))?;
-            return Ok(Box::new(HostMemory { chunks: vec![HostChunk::Mutable(map)], grows: true }));
+            return Ok(Box::new(HostMemory::new(vec![HostChunk::Mutable(Arc::new(map))], true)));
         }
         let map = |(bytes, fd)| HostChunk::map(&fd, version.mutable, version.write).map_err(failed(bytes));
         let chunks = version.chunks.into_iter().map(map).collect::<Result<_>>()?;
-        Ok(Box::new(HostMemory { chunks, grows: false }))
+        Ok(Box::new(HostMemory::new(chunks, false)))
     }
 }
 
@@ -136,14 +140,14 @@ impl Draft for HostDraft {
                 errno => Error::system("sealing the memory", errno),
             })?;
             let chunk = if self.reserved > 0 {
-                SharedMap::new([&fd], self.reserved as usize, true).map(HostChunk::Mutable)
+                SharedMap::new([&fd], self.reserved as usize, true).map(Arc::new).map(HostChunk::Mutable)
             } else {
                 HostChunk::map(&fd, mutable, mutable)
             };
             chunks.push(chunk.map_err(|e| Error::system("mapping the committed memory", e))?);
             fds.push(fd);
         }
-        Ok((fds, Box::new(HostMemory { chunks, grows: self.reserved > 0 })))
+        Ok((fds, Box::new(HostMemory::new(chunks, self.reserved > 0))))
     }
 }
 
@@ -183,21 +187,30 @@ impl Upload for HostUpload<'_> {
 
 struct HostMemory {
     chunks: Vec<HostChunk>,
+    /// What each chunk is registered as, while anybody has it pinned.
+    pins: Mutex<Vec<Weak<HostRegistration>>>,
     /// Whether more may follow the only map.
     grows: bool,
 }
 
+impl HostMemory {
+    fn new(chunks: Vec<HostChunk>, grows: bool) -> Self {
+        let pins = Mutex::new(chunks.iter().map(|_| Weak::new()).collect());
+        Self { chunks, pins, grows }
+    }
+}
+
 enum HostChunk {
-    Frozen(SealedMap),
-    Mutable(SharedMap),
+    Frozen(Arc<SealedMap>),
+    Mutable(Arc<SharedMap>),
 }
 
 impl HostChunk {
     fn map(fd: &OwnedFd, mutable: bool, write: bool) -> Result<Self, Errno> {
         match (mutable, write) {
-            (false, _) => SealedMap::new(fd).map(Self::Frozen),
-            (true, false) => SharedMap::readable(fd).map(Self::Mutable),
-            (true, true) => SharedMap::writable(fd).map(Self::Mutable),
+            (false, _) => SealedMap::new(fd).map(Arc::new).map(Self::Frozen),
+            (true, false) => SharedMap::readable(fd).map(Arc::new).map(Self::Mutable),
+            (true, true) => SharedMap::writable(fd).map(Arc::new).map(Self::Mutable),
         }
     }
 }
@@ -238,6 +251,30 @@ impl Memory for HostMemory {
             None => return Err(Error::Protocol("a tensor lies outside its chunk".into())),
         }
         Ok(())
+    }
+
+    fn pin(&self, gpu: &Gpu) -> Result<Vec<Arc<HostRegistration>>> {
+        // A panic under this lock leaves what was registered registered, by somebody or by nobody.
+        let mut pins = self.pins.lock().unwrap_or_else(PoisonError::into_inner);
+        let pin = |(chunk, pin): (&HostChunk, &mut Weak<HostRegistration>)| {
+            if let Some(registration) = pin.upgrade() {
+                return Ok(registration);
+            }
+            let registered = match chunk {
+                HostChunk::Frozen(map) => HostRegistration::frozen(gpu.context(), map.clone()),
+                HostChunk::Mutable(map) => HostRegistration::shared(gpu.context(), map.clone()),
+            };
+            let registration = Arc::new(registered.map_err(cuda_error("pinning a segment"))?);
+            *pin = Arc::downgrade(&registration);
+            Ok(registration)
+        };
+        self.chunks.iter().zip(pins.iter_mut()).map(pin).collect()
+    }
+
+    fn unpin(&self, registrations: Vec<Arc<HostRegistration>>) {
+        // Under the lock: else somebody could find a chunk neither pinned nor unregistered yet.
+        let _pins = self.pins.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(registrations);
     }
 
     fn reserved(&self) -> u64 {

@@ -8,15 +8,15 @@ mod host;
 pub(crate) mod legacy;
 mod vmm;
 
-use std::os::fd::OwnedFd;
+use std::{os::fd::OwnedFd, sync::Arc};
 
-use partywall_cuda::DeviceUuid;
+use partywall_cuda::{DeviceUuid, HostRegistration};
 use partywall_os::map::SharedMap;
 use partywall_wire::{Kind as WireKind, LegacyHandle};
 
 use crate::{
     error::{Error, Result},
-    gpu::{DeviceRange, Gpus},
+    gpu::{DeviceRange, Gpu, Gpus},
     place::Place,
 };
 
@@ -134,6 +134,14 @@ pub(crate) trait Memory: Send + Sync {
 
     /// Copies in; returns when the bytes are there. Only called on mappings for writing.
     fn write(&self, chunk: usize, offset: u64, bytes: &[u8]) -> Result<()>;
+
+    /// Registers each chunk with CUDA, or shares what is registered already.
+    fn pin(&self, _: &Gpu) -> Result<Vec<Arc<HostRegistration>>> {
+        Err(wrong_kind("GPU", "host", "pinning"))
+    }
+
+    /// Gives back what [`Memory::pin`] gave.
+    fn unpin(&self, _: Vec<Arc<HostRegistration>>) {}
 
     /// Bytes that it can have here without moving; 0 if it cannot grow.
     fn reserved(&self) -> u64;

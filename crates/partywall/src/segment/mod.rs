@@ -3,6 +3,7 @@
 mod build;
 mod growth;
 mod open;
+mod pin;
 mod publish;
 mod tensor;
 
@@ -21,6 +22,7 @@ pub use self::{
     build::{Build, Builder, Claim, UploadLane, Uploader},
     growth::{Growth, Refreshed},
     open::{OpenOptions, OpenOrBuild},
+    pin::Pinned,
     publish::Publication,
     tensor::{Element, Tensor},
 };

@@ -46,6 +46,7 @@ pub(crate) fn play(role: &str, arguments: &[String]) -> Result<(), String> {
             Ok(())
         }
         "write_read_only" => write_read_only(&domain, name),
+        "follow" => super::growth::follow(&domain, name),
         "peer" => peer(&domain, name),
         other => Err(format!("no role is called {other:?}")),
     }

@@ -1,0 +1,133 @@
+//! Segments that grow on a GPU, and host segments that a GPU reaches.
+
+use std::time::Duration;
+
+use partywall::{DType, Domain, Error, Place, Refreshed, Segment, cuda};
+
+use super::world::{PATIENCE, World, ensure, first_gpu, ready_and_wait, tell};
+
+/// Elements of 2 MiB, the granularity of GPU memory: a tensor of so many fills its chunk, and the next byte is another
+/// allocation's.
+const CHUNK: u64 = 1 << 19;
+
+/// Chunks at the end.
+const CHUNKS: u64 = 5;
+
+/// The role of the reader that follows.
+pub(crate) fn follow(domain: &Domain, name: &str) -> Result<(), String> {
+    let segment = domain.open(name, PATIENCE).map_err(tell)?;
+    let whole = domain.opener(name).reserve(0).open().map_err(tell)?;
+    let range = segment.tensor("x").map_err(tell)?.device().map_err(tell)?;
+    verify(&segment, CHUNK)?;
+    ready_and_wait();
+    let grown = segment.wait_growth(PATIENCE).map_err(tell)?;
+    ensure(grown == Refreshed::Grown, || format!("{grown:?}"))?;
+    let longer = segment.tensor("x").map_err(tell)?.device().map_err(tell)?;
+    ensure(longer.device_ptr() == range.device_ptr(), || "it has moved".into())?;
+    verify(&segment, CHUNKS * CHUNK)?;
+    // What was borrowed before is still the beginning of it.
+    let kernels = range.gpu().kernels().map_err(tell)?;
+    let wrong = kernels.verify(range.gpu().stream(), range.as_slice(), 1).map_err(tell)?;
+    ensure(wrong.is_none(), || format!("element {wrong:?} of the old length is wrong"))?;
+
+    let told = whole.refresh().map_err(tell)?;
+    ensure(matches!(told, Refreshed::DoesNotFit { .. }), || format!("without room: {told:?}"))?;
+    verify(&whole, CHUNK)
+}
+
+/// By one kernel over all of it, and by copies to the host that cross from chunk to chunk.
+fn verify(segment: &Segment, elements: u64) -> Result<(), String> {
+    let tensor = segment.tensor("x").map_err(tell)?;
+    ensure(tensor.elements() == elements, || format!("{} elements", tensor.elements()))?;
+    let range = tensor.device().map_err(tell)?;
+    let gpu = range.gpu();
+    let wrong = gpu.kernels().map_err(tell)?.verify(gpu.stream(), range.as_slice(), 1).map_err(tell)?;
+    ensure(wrong.is_none(), || format!("element {wrong:?} is wrong"))?;
+    for end in (CHUNK..elements).step_by(CHUNK as usize) {
+        let mut words = [0; 8];
+        tensor.read_at((end - 1) * 4, &mut words).map_err(tell)?;
+        let expected = [end - 1, end].map(|i| cuda::kernels::expected(i).to_ne_bytes());
+        ensure(words == expected.concat()[..], || format!("the words around element {end} are wrong"))?;
+    }
+    Ok(())
+}
+
+fn fill(segment: &Segment) -> Result<(), String> {
+    let range = segment.tensor("x").map_err(tell)?.device().map_err(tell)?;
+    range.gpu().kernels().map_err(tell)?.enqueue_fill(range.gpu().stream(), range.as_slice()).map_err(tell)?;
+    range.gpu().stream().synchronize().map_err(tell)
+}
+
+/// One kernel of another process reads one range across what was there and all that it has grown by.
+pub(crate) fn a_kernel_reads_across_what_has_grown() -> Result<(), String> {
+    let world = World::new()?;
+    let builder = world.domain.create("log", first_gpu()?).tensor("x", DType::U32, &[CHUNK]).mutable(true);
+    let segment = builder.allocate().map_err(tell)?.commit().map_err(tell)?;
+    fill(&segment)?;
+    let reader = world.play("follow", &["log"])?;
+    segment.grow().extend("x", CHUNK + 100).commit().map_err(tell)?;
+    segment.grow().extend("x", CHUNK + 200).commit().map_err(tell)?; // into the room that the last one left
+    segment.grow().extend("x", CHUNKS * CHUNK).commit().map_err(tell)?;
+    ensure(segment.bytes() == CHUNKS * CHUNK * 4, || format!("{} bytes", segment.bytes()))?;
+    fill(&segment)?;
+    reader.finish()?;
+    verify(&world.domain.open("log", Duration::ZERO).map_err(tell)?, CHUNKS * CHUNK)
+}
+
+/// Copies between shared host memory and the GPU, on a stream of the caller's; and a kernel that reads it in place.
+pub(crate) fn pinned_segments_are_copied_asynchronously() -> Result<(), String> {
+    let world = World::new()?;
+    let Place::Gpu(uuid) = first_gpu()? else { return Err("no GPU".into()) };
+    let gpu = world.domain.gpu(uuid).map_err(tell)?;
+    let host = |name: &str| world.domain.create(name, Place::Host).tensor("pad", DType::U8, &[100]);
+    let host = |name: &str| host(name).tensor("x", DType::U32, &[1 << 18]);
+    let mut build = host("frozen").allocate().map_err(tell)?;
+    let values = build.as_mut_slice::<u32>("x").map_err(tell)?;
+    values.iter_mut().zip(0..).for_each(|(value, i)| *value = cuda::kernels::expected(i));
+    let frozen = build.commit().map_err(tell)?;
+    let mutable = host("mutable").mutable(true).allocate().map_err(tell)?.commit().map_err(tell)?;
+    let stream = cuda::Stream::new(gpu.context()).map_err(tell)?;
+    let device = cuda::DeviceBuffer::new(gpu.context(), 4 << 18).map_err(tell)?;
+
+    let pinned = mutable.pin(&gpu).map_err(tell)?;
+    let again = mutable.pin(&gpu).map_err(tell)?;
+    let address = |pinned: &partywall::Pinned<'_>| pinned.device("x").map(|range| range.device_ptr()).map_err(tell);
+    ensure(address(&pinned)? == address(&again)?, || "the second pin is not the first one's".into())?;
+    drop(again);
+    // By a kernel in place, then over the GPU back to where another mapping sees it.
+    let kernels = gpu.kernels().map_err(tell)?;
+    let range = pinned.device("x").map_err(tell)?;
+    kernels.enqueue_fill(stream.as_ref(), range.as_slice()).map_err(tell)?;
+    pinned.enqueue_copy_to("x", stream.as_ref(), device.as_slice()).map_err(tell)?;
+    kernels.enqueue_double(stream.as_ref(), device.as_slice()).map_err(tell)?;
+    pinned.enqueue_copy_from("x", stream.as_ref(), device.as_slice()).map_err(tell)?;
+    stream.synchronize().map_err(tell)?;
+    let reader = world.domain.open("mutable", Duration::ZERO).map_err(tell)?;
+    let seen = reader.tensor("x").map_err(tell)?.shared::<u32>().map_err(tell)?;
+    for i in [0, 1, 777, (1 << 18) - 1] {
+        ensure(seen.get(i) == cuda::kernels::expected(i as u64).wrapping_mul(2), || format!("element {i} is wrong"))?;
+    }
+    let short = device.slice(0, 8).map_err(tell)?;
+    let refused = pinned.enqueue_copy_to("x", stream.as_ref(), short);
+    ensure(matches!(refused, Err(Error::BadRange { .. })), || format!("{refused:?}"))?;
+    // The pin that is left still counts; then it can be pinned anew.
+    drop(pinned);
+    drop(mutable.pin(&gpu).map_err(tell)?);
+
+    match frozen.pin(&gpu) {
+        Ok(pinned) => {
+            pinned.enqueue_copy_to("x", stream.as_ref(), device.as_slice()).map_err(tell)?;
+            let wrong = kernels.verify(stream.as_ref(), device.as_slice(), 1).map_err(tell)?;
+            ensure(wrong.is_none(), || format!("element {wrong:?} of the frozen segment is wrong"))?;
+            let refused = pinned.enqueue_copy_from("x", stream.as_ref(), device.as_slice());
+            ensure(matches!(refused, Err(Error::BadRange { .. })), || format!("{refused:?}"))?;
+        }
+        // Not every GPU registers read-only memory; then the error says so.
+        Err(error) => ensure(tell(&error).contains("read-only"), || tell(&error))?,
+    }
+    let vmm = world.domain.create("vmm", Place::Gpu(uuid)).tensor("x", DType::U8, &[1]).allocate().map_err(tell)?;
+    let refused = vmm.commit().map_err(tell)?.pin(&gpu).map(drop);
+    ensure(matches!(refused, Err(Error::WrongKind { wanted: "host", .. })), || format!("{refused:?}"))?;
+    let left = gpu.context().take_drop_error();
+    ensure(left.is_none(), || format!("{left:?}"))
+}
