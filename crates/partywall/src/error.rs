@@ -420,6 +420,7 @@ impl Error {
             Self::NoDevice { .. } => "`partywall doctor` says what is missing; host memory works without a GPU (--device host)".into(),
             Self::RemoteDevice { .. } => "open it with allow_peer if the link's cost is acceptable, or read on the owner's GPU".into(),
             Self::Cuda { source, .. } if source.is_sticky() => "the CUDA context of this process is broken: restart this process".into(),
+            Self::Cuda { source, .. } if cuda_anchor(source) == "cannot-page-lock" => "raise the limit of locked memory (`ulimit -l`), or pin less".into(),
             Self::Cuda { .. } => "`partywall doctor` checks the driver".into(),
             Self::Timeout { .. } => "wait longer, or look with `partywall ls` and `partywall status` who should have done it".into(),
             Self::BrokerNotFound { .. } => "set PARTYWALL_BIN to the partywall binary, or put it on PATH (cargo install --locked --path crates/partywall-cli)".into(),

@@ -42,6 +42,7 @@
 //! |---|---|
 //! | [`Domain`] | a connection to a broker, and everything that is shared through it |
 //! | [`Segment`], [`Builder`], [`Build`], [`Tensor`] | names with versions: building, committing, opening |
+//! | [`Growth`], [`Pinned`] | segments that become longer; host segments that a GPU reaches |
 //! | [`gpu`] | GPUs as this process sees them, and memory on them |
 //! | [`doctor`] | finding out what works on this machine |
 //! | [`files`] | model files into segments and back |

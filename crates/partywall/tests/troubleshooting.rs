@@ -113,6 +113,7 @@ fn each_entry_belongs_to_an_error() {
         "driver-error",
         "broken-context",
         "not-supported",
+        "cannot-page-lock",
         "size-not-aligned",
         "wrong-clean-up",
         "stream-waits-refused",

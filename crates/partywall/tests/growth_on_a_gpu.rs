@@ -1,0 +1,139 @@
+//! Segments of the simulated GPU that grow, with each driver call of the growth failed and killed in turn; and a host
+//! segment whose pages cannot be locked.
+#![allow(clippy::unwrap_used, clippy::print_stdout)] // tests, their helpers included
+
+use std::{path::Path, process::Command, thread::JoinHandle, time::Duration};
+
+use partywall::{DType, Domain, Error, Place, cuda_anchor, gpu};
+use partywall_broker::{Broker, Config, StopHandle};
+use partywall_harness::{Running, simulated_driver};
+
+const ROLE: &str = "PARTYWALL_TEST_ROLE";
+
+/// Elements of 2 MiB, the granularity.
+const CHUNK: u64 = 1 << 19;
+
+/// Not a test: the body of the other processes.
+#[test]
+fn role() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    let domain = Domain::options().start(false).connect().unwrap();
+    let place = Place::Gpu(gpu::devices().unwrap()[0].uuid().unwrap());
+    match role.as_str() {
+        "grower" => {
+            let build = domain.create("log", place).tensor("x", DType::U32, &[CHUNK]).mutable(true).kept(true);
+            let log = build.allocate().unwrap().commit().unwrap();
+            log.tensor("x").unwrap().write_at(0, &[7; 4 * CHUNK as usize]).unwrap();
+            let before = calls();
+            let grow = || log.grow().extend("x", 2 * CHUNK).commit();
+            if let Err(error) = grow() {
+                assert!(matches!(error, Error::Cuda { .. } | Error::OutOfMemory { .. }), "{error}");
+                assert_eq!(log.tensor("x").unwrap().elements(), CHUNK);
+                grow().unwrap();
+            }
+            println!("\ncalls {before} {}", calls());
+            log.tensor("x").unwrap().write_at(4 * CHUNK - 4, &[8; 8]).unwrap();
+            assert_eq!(log.tensor("x").unwrap().to_vec().unwrap()[4 * CHUNK as usize - 5..][..6], [7, 8, 8, 8, 8, 8]);
+        }
+        "reader" => {
+            let log = domain.open("log", Duration::ZERO).unwrap();
+            let x = log.tensor("x").unwrap();
+            assert_eq!(x.to_vec().unwrap()[..4 * CHUNK as usize - 4], vec![7; 4 * CHUNK as usize - 4]);
+            println!("\nelements {}", x.elements());
+        }
+        "pinner" => {
+            let build = domain.create("x", Place::Host).tensor("x", DType::U8, &[100]).allocate().unwrap();
+            let segment = build.commit().unwrap();
+            let Place::Gpu(uuid) = place else { unreachable!() };
+            let gpu = domain.gpu(uuid).unwrap();
+            match segment.pin(&gpu) {
+                Err(error @ Error::Cuda { .. }) => {
+                    let Error::Cuda { source, .. } = &error else { unreachable!() };
+                    println!("\nerror {}|{source}|{}|{}", cuda_anchor(source), error.anchor(), error.advice());
+                }
+                other => panic!("{other:?}"),
+            }
+            assert_eq!(segment.pin(&gpu).unwrap().bytes(), 100, "nothing was left behind");
+        }
+        other => panic!("no role is called {other:?}"),
+    }
+}
+
+/// Driver calls of this process so far.
+fn calls() -> usize {
+    std::fs::read_to_string(std::env::var_os("SIMCUDA_CALLS").unwrap()).unwrap().lines().count()
+}
+
+struct World {
+    directory: tempfile::TempDir,
+    stop: StopHandle,
+    broker: Option<JoinHandle<()>>,
+}
+
+impl World {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let mut config = Config::new(directory.path().join("sockets/test.sock"), "test", partywall::VERSION);
+        config.idle_exit = None;
+        let broker = Broker::bind(config).unwrap();
+        let stop = broker.stop_handle().unwrap();
+        let broker = std::thread::spawn(move || {
+            broker.run().unwrap();
+        });
+        Self { directory, stop, broker: Some(broker) }
+    }
+
+    /// Another process, to its end: what it said behind `word`, if it lived to say it.
+    fn play(&self, role: &str, word: &str, faults: &str) -> Option<String> {
+        let calls = self.directory.path().join("calls");
+        let _ = std::fs::remove_file(&calls);
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "role", "--nocapture"]).env(ROLE, role).env("SIMCUDA_CALLS", &calls);
+        command.env("PARTYWALL_LIBCUDA", simulated_driver()).env("SIMCUDA_FAULTS", faults);
+        let socket: &Path = &self.directory.path().join("sockets/test.sock");
+        let output = Running::spawn(command.env("PARTYWALL_SOCKET", socket)).wait();
+        let text = output.text();
+        let said = text.lines().find_map(|line| line.strip_prefix(word)).map(|said| said.trim().to_owned());
+        let killed = faults.ends_with("=kill") && output.code.is_none();
+        assert!(killed || (output.code == Some(0) && said.is_some()), "{faults}: {text}\n{}", output.stderr);
+        said
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        self.stop.stop();
+        if let Some(broker) = self.broker.take() {
+            broker.join().unwrap();
+        }
+    }
+}
+
+#[test]
+fn each_driver_call_of_a_growth_may_fail_or_be_the_last_on_the_simulated_gpu() {
+    let world = World::new();
+    let said = world.play("grower", "calls ", "").unwrap();
+    let (before, after) = said.split_once(' ').unwrap();
+    let (before, after): (usize, usize) = (before.parse().unwrap(), after.parse().unwrap());
+    assert!(after > before + 5, "a growth makes driver calls");
+    for call in before + 1..=after {
+        assert!(world.play("grower", "calls ", &format!("*:{call}=2")).is_some());
+        let grown = world.play("reader", "elements ", "").unwrap();
+        assert_eq!(grown, (2 * CHUNK).to_string(), "call {call} failed");
+        assert_eq!(world.play("grower", "calls ", &format!("*:{call}=kill")), None);
+        let old = world.play("reader", "elements ", "").unwrap();
+        assert_eq!(old, CHUNK.to_string(), "killed at call {call}, before it was said");
+    }
+}
+
+#[test]
+fn pages_that_cannot_be_locked_are_an_error_of_their_own_on_the_simulated_gpu() {
+    let said = World::new().play("pinner", "error ", "cuMemHostRegister:1=2").unwrap();
+    let [anchor, message, of_error, advice] = said.split('|').collect::<Vec<_>>()[..] else { panic!("{said}") };
+    assert_eq!((anchor, of_error), ("cannot-page-lock", "cannot-page-lock"));
+    let document = include_str!("../../../docs/troubleshooting.md");
+    let (_, entry) = document.split_once("\n### cannot-page-lock\n").unwrap();
+    let quoted = entry.lines().find_map(|line| line.strip_prefix("    ")).unwrap();
+    assert!(message.starts_with(quoted), "{message}");
+    assert!(message.contains("ulimit -l") && advice.contains("ulimit -l"), "{message} {advice}");
+}
