@@ -67,7 +67,7 @@ impl fmt::Display for Outcome {
 }
 
 /// The quickest to fail come first.
-const STEPS: [Step; 13] = [
+const STEPS: [Step; 14] = [
     Step {
         name: "format",
         quick: true,
@@ -88,6 +88,7 @@ const STEPS: [Step; 13] = [
     Step { name: "tests in namespaces", quick: false, run: tests_in_namespaces },
     Step { name: "tests with Python", quick: false, run: tests_with_python },
     Step { name: "tests without a GPU", quick: false, run: tests_without_gpu },
+    Step { name: "tests, simulated GPU", quick: false, run: |workspace| tests_on_simulated_gpu(workspace).into() },
     Step { name: "GPU tests, simulated", quick: false, run: |workspace| simulated_gpu_tests(workspace).into() },
     Step { name: "doc tests", quick: false, run: |workspace| doc_tests(workspace).into() },
     Step {
@@ -183,6 +184,25 @@ fn run_tests(workspace: &Workspace, (expression, words): (&str, &[&str])) -> Res
         command.args(words);
         command
     };
+    run(in_test_environment(workspace, &mut command))
+}
+
+/// The integration tests once more, with their segments on a simulated GPU. Left out are those that say something of
+/// host memory alone, and those whose members are made by hand out of bytes.
+fn tests_on_simulated_gpu(workspace: &Workspace) -> Result<(), String> {
+    build_what_tests_run(workspace)?;
+    let left_out = ["host_memory", "needs_", "peers::", "imposter::"];
+    let which = "-p partywall -p partywall-cli --test domain --test stress --test put_get --test names";
+    let mut command = if tools::has_nextest(workspace) {
+        let expression = left_out.map(|part| format!("not test({part})")).join(" & ");
+        workspace.cargo(["nextest", "run", "--no-fail-fast", "-E", &expression].into_iter().chain(which.split(' ')))
+    } else {
+        let skip = left_out.iter().flat_map(|part| ["--skip", part]);
+        workspace.cargo(["test", "--no-fail-fast"].into_iter().chain(which.split(' ')).chain(["--"]).chain(skip))
+    };
+    command.env(LIBCUDA, workspace.simulated_driver()).env("PARTYWALL_TEST_DEVICE", "cuda");
+    // Each of thousands of small segments has 2 MiB of it, and touches a page or two.
+    command.env("SIMCUDA_MEMORY", "64G");
     run(in_test_environment(workspace, &mut command))
 }
 

@@ -3,13 +3,13 @@
 
 use std::time::Duration;
 
-use partywall::{DType, Domain, Place};
-use partywall_harness::{Sandbox, Signal, eventually};
+use partywall::{DType, Domain};
+use partywall_harness::{Sandbox, Signal, device, eventually, kind, place};
 use serde_json::{Value, json};
 
 /// Commits a name with two tensors, kept.
 fn commit(domain: &Domain, name: &str, mutable: bool) -> partywall::Segment {
-    let builder = domain.create(name, Place::Host).kept(true).mutable(mutable);
+    let builder = domain.create(name, place()).kept(true).mutable(mutable);
     let builder = builder.tensor("w", DType::BF16, &[3, 5]).tensor("a.bias", DType::F32, &[7]);
     builder.metadata("format", "pt").allocate().unwrap().commit().unwrap()
 }
@@ -41,7 +41,7 @@ fn ls_lists_all_names_or_those_that_match() {
     let facts =
         ["kind", "place", "tensors", "lifetime", "mutable", "leases", "committer"].map(|key| latest[key].clone());
     let pid = json!(std::process::id());
-    assert_eq!(facts, [json!("host"), json!("host"), json!(2), json!("kept"), json!(true), json!(0), pid]);
+    assert_eq!(facts, [json!(kind()), json!(place().to_string()), json!(2), json!("kept"), json!(true), json!(0), pid]);
     assert!(latest["bytes"].as_u64().unwrap() >= 58 && latest["committed_at_ms"].as_u64().unwrap() > 1 << 40);
 
     assert_eq!(names(&sandbox.json(["ls", "llm/*"])), ["llm/a", "llm/b"]);
@@ -72,8 +72,8 @@ fn show_tells_everything() {
         ("name", json!("llm")),
         ("version", json!(2)),
         ("latest", json!(true)),
-        ("kind", json!("host")),
-        ("place", json!("host")),
+        ("kind", json!(kind())),
+        ("place", json!(place().to_string())),
         ("bytes_requested", json!(58)),
         ("lifetime", json!("kept")),
         ("mutable", json!(true)),
@@ -123,7 +123,7 @@ fn show_tells_everything() {
 fn show_lists_twenty_tensors_and_all_on_request() {
     let sandbox = Sandbox::new();
     let domain = sandbox.domain();
-    let mut builder = domain.create("many", Place::Host).kept(true);
+    let mut builder = domain.create("many", place()).kept(true);
     for i in 0..50 {
         builder = builder.tensor(&format!("layer.{i}"), DType::U8, &[1]);
     }
@@ -166,21 +166,21 @@ fn a_missing_name_says_which_socket_and_what_is_near() {
 #[test]
 fn rm_says_what_stays_and_why() {
     let sandbox = Sandbox::new();
-    sandbox.file("weights.bin", vec![3; 3 << 20]);
-    sandbox.run(["put", "weights.bin", "llm", "--device", "host"]).expect(0);
+    sandbox.file("weights.bin", vec![3; 4 << 20]);
+    sandbox.run(["put", "weights.bin", "llm", "--device", device()]).expect(0);
     let domain = sandbox.domain();
     let held = domain.open("llm", Duration::ZERO).unwrap();
 
     let removed = sandbox.run(["rm", "llm"]).expect(0);
     let pid = std::process::id();
     assert!(removed.text().contains("removed \"llm\" (version 1)"), "{removed:?}");
-    assert!(removed.text().contains(&format!("3 MiB stay until pid {pid} (")), "{removed:?}");
+    assert!(removed.text().contains(&format!("4 MiB stay until pid {pid} (")), "{removed:?}");
     assert!(removed.text().contains("drops it"), "{removed:?}");
     // Who keeps the memory can still be looked up, but nobody can open it any more.
     let show = sandbox.run(["show", "llm"]).expect(0).text();
     assert!(show.contains("(removed") && show.contains(&format!("{pid}")), "{show}");
     sandbox.run(["get", "llm", "out"]).expect(3);
-    assert_eq!(held.tensor("data").unwrap().as_bytes().unwrap(), vec![3; 3 << 20]);
+    assert_eq!(held.tensor("data").unwrap().to_vec().unwrap(), vec![3; 4 << 20]);
     let list = sandbox.json(["ls"]);
     assert_eq!((&list["names"][0]["latest"], &list["names"][0]["older_versions"]), (&Value::Null, &json!(1)));
     assert!(sandbox.run(["ls"]).expect(0).text().contains("removed"));
@@ -188,7 +188,7 @@ fn rm_says_what_stays_and_why() {
     sandbox.run(["show", "llm"]).expect(3);
     assert_eq!(sandbox.json(["status"])["bytes"], json!([]));
 
-    sandbox.run(["put", "weights.bin", "llm", "--device", "host"]).expect(0);
+    sandbox.run(["put", "weights.bin", "llm", "--device", device()]).expect(0);
     assert!(sandbox.run(["rm", "llm"]).expect(0).text().contains("its memory is free"));
 }
 
@@ -214,7 +214,7 @@ fn rm_removes_what_it_can_and_reports_each() {
 fn removing_a_held_name_ends_its_holder() {
     let sandbox = Sandbox::new();
     sandbox.file("f", "x");
-    let mut holder = sandbox.spawn(["put", "f", "held", "--hold", "--device", "host"]);
+    let mut holder = sandbox.spawn(["put", "f", "held", "--hold", "--device", device()]);
     assert!(holder.line().contains("holding it"));
     assert!(sandbox.run(["rm", "held"]).expect(0).text().contains(&format!("pid {}", holder.pid())));
     assert!(holder.wait().expect(0).stderr.contains("has been removed"));
@@ -227,7 +227,7 @@ fn a_held_name_goes_with_its_holder() {
     sandbox.file("f", "x");
     sandbox.broker();
     for signal in [Signal::INT, Signal::TERM] {
-        let mut holder = sandbox.spawn(["put", "f", "held", "--hold", "--device", "host"]);
+        let mut holder = sandbox.spawn(["put", "f", "held", "--hold", "--device", device()]);
         holder.line();
         assert_eq!(sandbox.json(["show", "held"])["lifetime"], "owned");
         holder.signal(signal);
@@ -235,7 +235,7 @@ fn a_held_name_goes_with_its_holder() {
         // At once: it has said so itself.
         sandbox.run(["show", "held"]).expect(3);
     }
-    let mut holder = sandbox.spawn(["put", "f", "held", "--hold", "--device", "host"]);
+    let mut holder = sandbox.spawn(["put", "f", "held", "--hold", "--device", device()]);
     holder.line();
     holder.kill();
     eventually("its death is proved", || sandbox.run(["show", "held"]).code == Some(3));

@@ -8,12 +8,12 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use partywall_harness::{Output, Running, Sandbox, Signal, eventually, noise};
+use partywall_harness::{Output, Running, Sandbox, Signal, device, eventually, noise, place};
 use serde_json::json;
 
-/// `partywall put`, in host memory.
+/// `partywall put`, where [`device`] says.
 fn put(sandbox: &Sandbox, arguments: &[&str]) -> Output {
-    sandbox.run([&["put", "--device", "host"], arguments].concat())
+    sandbox.run([&["put", "--device", device()], arguments].concat())
 }
 
 /// A file as the safetensors library writes it, if the tensors are in its order (by type, the widest first, then name).
@@ -115,11 +115,11 @@ fn every_format_comes_back_byte_for_byte() {
         let stream = sandbox.run(["get", "x", "-", "--format", &format]).expect(0);
         assert!(stream.stdout == bytes && stream.stderr.is_empty(), "{file}");
     }
-    let report = sandbox.json(["put", "m.safetensors", "y", "--device", "host", "--threads", "3"]);
+    let report = sandbox.json(["put", "m.safetensors", "y", "--device", device(), "--threads", "3"]);
     for (key, value) in [
         ("name", json!("y")),
         ("version", json!(1)),
-        ("place", json!("host")),
+        ("place", json!(place().to_string())),
         ("tensors", json!(4)),
         ("lifetime", json!("kept")),
         ("existed", json!(false)),
@@ -140,7 +140,7 @@ fn every_format_comes_back_byte_for_byte() {
 fn standard_input_is_raw_bytes() {
     let sandbox = Sandbox::new();
     let bytes = noise(2_500_000, 6);
-    let mut running = sandbox.spawn(["put", "-", "in", "--device", "host"]);
+    let mut running = sandbox.spawn(["put", "-", "in", "--device", device()]);
     running.stdin().write_all(&bytes).unwrap();
     running.wait().expect(0);
     let show = sandbox.json(["show", "in"]);
@@ -170,7 +170,7 @@ fn shards_outlive_the_process_that_put_them() {
         let domain = sandbox.domain_of_running();
         let segment = domain.open("llm", Duration::ZERO).unwrap();
         for (name, bytes) in &tensors {
-            assert!(segment.tensor(name).unwrap().as_bytes().unwrap() == bytes, "{name}");
+            assert!(segment.tensor(name).unwrap().to_vec().unwrap() == *bytes, "{name}");
         }
         drop(segment);
         for (name, bytes) in &tensors[..3] {
@@ -178,20 +178,20 @@ fn shards_outlive_the_process_that_put_them() {
         }
     }
     // Killed right after it has committed, kept: everything is there.
-    let mut killed = sandbox.spawn(["put", "model", "kept", "--device", "host"]);
+    let mut killed = sandbox.spawn(["put", "model", "kept", "--device", device()]);
     killed.line();
     killed.kill();
     let domain = sandbox.domain_of_running();
     let segment = domain.open("kept", Duration::ZERO).unwrap();
-    assert!(tensors.iter().all(|(name, bytes)| segment.tensor(name).unwrap().as_bytes().unwrap() == bytes));
+    assert!(tensors.iter().all(|(name, bytes)| segment.tensor(name).unwrap().to_vec().unwrap() == *bytes));
     drop(segment);
     // Owned and killed: the name goes, who reads goes on.
-    let mut holder = sandbox.spawn(["put", "model", "owned", "--device", "host", "--hold"]);
+    let mut holder = sandbox.spawn(["put", "model", "owned", "--device", device(), "--hold"]);
     holder.line();
     let segment = domain.open("owned", Duration::ZERO).unwrap();
     holder.kill();
     eventually("the name goes", || domain.open("owned", Duration::ZERO).is_err());
-    assert!(tensors.iter().all(|(name, bytes)| segment.tensor(name).unwrap().as_bytes().unwrap() == bytes));
+    assert!(tensors.iter().all(|(name, bytes)| segment.tensor(name).unwrap().to_vec().unwrap() == *bytes));
 }
 
 #[test]
@@ -359,22 +359,27 @@ fn bad_files_commit_nothing_and_leave_nothing() {
     }
 }
 
+const LARGE: u64 = 1 << 30;
+
 /// A large file, and its path, old enough that a write shows.
 fn large(sandbox: &Sandbox) -> PathBuf {
     let path = sandbox.path().join("large.bin");
     let file = OpenOptions::new().write(true).create(true).truncate(false).open(&path).unwrap();
     // Sparse: reading it costs no disk, only time.
-    file.set_len(1 << 30).unwrap();
+    file.set_len(LARGE).unwrap();
     file.set_modified(SystemTime::now() - Duration::from_secs(1000)).unwrap();
     path
 }
 
-/// Waits until a process has some of the memory it is filling.
+/// Waits until a process has the memory for the large file. That of a simulated GPU is a memfd as well.
 fn until_it_copies(running: &Running) {
     eventually("it copies", || {
+        let memory = |fd: PathBuf| {
+            let is_memfd = fs::read_link(&fd).is_ok_and(|link| link.to_string_lossy().contains("memfd:"));
+            is_memfd && fs::metadata(&fd).is_ok_and(|file| file.len() >= LARGE)
+        };
         let fds = fs::read_dir(format!("/proc/{}/fd", running.pid())).into_iter().flatten().flatten();
-        let memory = |path: PathBuf| path.to_string_lossy().contains("memfd:partywall:");
-        running.has_ended() || fds.filter_map(|fd| fs::read_link(fd.path()).ok()).any(memory)
+        running.has_ended() || fds.map(|fd| fd.path()).any(memory)
     });
 }
 
@@ -383,7 +388,7 @@ fn a_file_that_changes_meanwhile_is_refused() {
     let sandbox = Sandbox::new();
     sandbox.broker();
     let path = large(&sandbox);
-    let running = sandbox.spawn(["put", "large.bin", "x", "--device", "host"]);
+    let running = sandbox.spawn(["put", "large.bin", "x", "--device", device()]);
     until_it_copies(&running);
     OpenOptions::new().write(true).open(&path).unwrap().set_len(1 << 20).unwrap();
     let refused = running.wait();
@@ -398,7 +403,7 @@ fn ctrl_c_during_a_put_leaves_nothing() {
     sandbox.broker();
     large(&sandbox);
     for signal in [Signal::INT, Signal::TERM] {
-        let running = sandbox.spawn(["put", "large.bin", "x", "--device", "host"]);
+        let running = sandbox.spawn(["put", "large.bin", "x", "--device", device()]);
         until_it_copies(&running);
         running.signal(signal);
         let ended = running.wait();
@@ -407,7 +412,7 @@ fn ctrl_c_during_a_put_leaves_nothing() {
         assert!(ended.stderr.contains("stopped"), "{ended:?}");
         nothing_is_there(&sandbox);
     }
-    let running = sandbox.spawn(["put", "large.bin", "x", "--device", "host"]);
+    let running = sandbox.spawn(["put", "large.bin", "x", "--device", device()]);
     until_it_copies(&running);
     running.kill();
     eventually("its death is proved", || sandbox.json(["status"])["members"] == json!([]));
@@ -420,7 +425,7 @@ fn a_broker_killed_in_the_middle_is_a_clear_error_and_no_hang() {
     let mut serve = sandbox.spawn(["serve"]);
     serve.line();
     large(&sandbox);
-    let running = sandbox.spawn(["put", "large.bin", "x", "--device", "host"]);
+    let running = sandbox.spawn(["put", "large.bin", "x", "--device", device()]);
     until_it_copies(&running);
     serve.kill();
     let ended = running.wait().expect(4);
@@ -429,7 +434,7 @@ fn a_broker_killed_in_the_middle_is_a_clear_error_and_no_hang() {
     let mut serve = sandbox.spawn(["serve"]);
     serve.line();
     sandbox.file("f", "x");
-    let mut holder = sandbox.spawn(["put", "f", "held", "--hold", "--device", "host"]);
+    let mut holder = sandbox.spawn(["put", "f", "held", "--hold", "--device", device()]);
     holder.line();
     let waiting = sandbox.spawn(["get", "never", "out", "--wait", "100"]);
     eventually("both are there", || sandbox.json(["status"])["members"].as_array().unwrap().len() == 2);
@@ -448,11 +453,11 @@ fn if_absent_does_nothing_when_it_is_there() {
     let second = put(&sandbox, &["g", "x", "--if-absent"]).expect(0);
     assert!(second.text().contains("x@1 is there already; nothing was done"), "{second:?}");
     assert_eq!(
-        sandbox.json(["put", "g", "x", "--if-absent", "--device", "host"]),
+        sandbox.json(["put", "g", "x", "--if-absent", "--device", device()]),
         json!({ "name": "x", "version": 1, "existed": true })
     );
     // Not even its standard input is read.
-    let mut stream = sandbox.spawn(["put", "-", "x", "--if-absent", "--device", "host"]);
+    let mut stream = sandbox.spawn(["put", "-", "x", "--if-absent", "--device", device()]);
     let stdin = stream.stdin();
     assert!(stream.line().contains("is there already"));
     drop(stdin);
@@ -461,7 +466,7 @@ fn if_absent_does_nothing_when_it_is_there() {
     // Of many at once, one makes it.
     sandbox.run(["rm", "x"]).expect(0);
     let all: Vec<_> =
-        (0..8).map(|_| sandbox.spawn(["put", "f", "x", "--if-absent", "--device", "host", "--json"])).collect();
+        (0..8).map(|_| sandbox.spawn(["put", "f", "x", "--if-absent", "--device", device(), "--json"])).collect();
     let made = all.into_iter().map(|one| one.wait().expect(0).json()).filter(|one| one["existed"] == false);
     assert_eq!(made.count(), 1);
     assert_eq!(sandbox.json(["show", "x"])["version"], sandbox.json(["ls"])["names"][0]["latest"]["version"]);
@@ -478,7 +483,7 @@ fn if_absent_does_nothing_when_it_is_there() {
 fn mutable_memory_is_written_by_others() {
     let sandbox = Sandbox::new();
     sandbox.file("f", "hello");
-    assert_eq!(sandbox.json(["put", "f", "x", "--mutable", "--device", "host"])["mutable"], true);
+    assert_eq!(sandbox.json(["put", "f", "x", "--mutable", "--device", device()])["mutable"], true);
     let domain = sandbox.domain_of_running();
     let segment = domain.opener("x").read_write().open().unwrap();
     segment.tensor("data").unwrap().write_at(0, b"J").unwrap();

@@ -8,11 +8,13 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a harness fails by panicking, as tests do")]
 
+mod place;
 mod process;
 mod sandbox;
 
 use std::time::{Duration, Instant};
 
+pub use place::{device, kind, place};
 pub use process::{Output, Running, pidfd_of};
 pub use rustix::process::Signal;
 pub use sandbox::{Sandbox, binary, simulated_driver};

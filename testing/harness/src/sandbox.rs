@@ -14,6 +14,7 @@ use partywall_os::{process, socket};
 use rustix::process::Signal;
 use serde_json::Value;
 
+use crate::place::device;
 use crate::process::{Output, Running};
 
 /// A temporary directory, mode 0700, with a domain in it. Everything that is started through it sees no other.
@@ -72,7 +73,9 @@ impl Sandbox {
     pub fn program(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new(program);
         for (name, _) in std::env::vars_os() {
-            if name.as_encoded_bytes().starts_with(b"PARTYWALL_") {
+            // Which driver there is goes with where the test wants its memory.
+            let kept = device() != "host" && name == "PARTYWALL_LIBCUDA";
+            if name.as_encoded_bytes().starts_with(b"PARTYWALL_") && !kept {
                 command.env_remove(name);
             }
         }

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use partywall::{DType, Error, Place};
+use partywall::{DType, Error};
+use partywall_harness::place;
 
 use super::{
     PATIENCE,
@@ -14,7 +15,7 @@ fn memory_stays_readable_and_calls_say_that_the_broker_is_gone() {
     let mut world = World::new();
     let domain = world.connect();
     let segment = commit(&domain, "x", 7, true);
-    let build = domain.create("y", Place::Host).tensor("x", DType::U32, &[4]).allocate().unwrap();
+    let build = domain.create("y", place()).tensor("x", DType::U32, &[4]).allocate().unwrap();
     world.end_broker();
     eventually("the news", || matches!(domain.ping(), Err(Error::BrokerGone { .. })));
     assert_eq!(value(&segment), 7);

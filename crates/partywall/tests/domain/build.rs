@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use partywall::{DType, Error, Place};
+use partywall_harness::place;
 
 use super::world::{World, commit, value};
 
@@ -10,7 +11,7 @@ use super::world::{World, commit, value};
 fn nobody_sees_a_version_before_its_commit() {
     let world = World::new();
     let (ours, theirs) = (world.connect(), world.connect());
-    let build = ours.create("x", Place::Host).tensor("x", DType::U32, &[4]).allocate().unwrap();
+    let build = ours.create("x", place()).tensor("x", DType::U32, &[4]).allocate().unwrap();
     assert!(matches!(theirs.open("x", Duration::ZERO), Err(Error::NotFound { .. })));
     assert_eq!(theirs.status().unwrap().names, 0);
     drop(build);
@@ -18,7 +19,7 @@ fn nobody_sees_a_version_before_its_commit() {
 }
 
 #[test]
-fn what_was_written_is_read_by_others_without_a_copy() {
+fn host_memory_is_read_by_others_without_a_copy() {
     let world = World::new();
     let (ours, theirs) = (world.connect(), world.connect());
     let builder = ours.create("model", Place::Host);
@@ -41,7 +42,7 @@ fn what_was_written_is_read_by_others_without_a_copy() {
 }
 
 #[test]
-fn wrong_questions_are_answered_with_their_own_errors() {
+fn wrong_questions_about_host_memory_are_answered_with_their_own_errors() {
     let world = World::new();
     let domain = world.connect();
     let segment = commit(&domain, "x", 1, false);
@@ -65,7 +66,7 @@ fn wrong_questions_are_answered_with_their_own_errors() {
 fn impossible_builds_are_refused_before_anything_is_allocated() {
     let world = World::new();
     let domain = world.connect();
-    let create = |name: &str| domain.create(name, Place::Host);
+    let create = |name: &str| domain.create(name, place());
     for name in ["", "a b", "../a", "a//b", "/a", "a@1", &"n".repeat(256)] {
         assert!(matches!(create(name).allocate(), Err(Error::BadName { .. })), "{name:?}");
     }
@@ -80,7 +81,7 @@ fn impossible_builds_are_refused_before_anything_is_allocated() {
 fn a_segment_may_be_empty() {
     let world = World::new();
     let domain = world.connect();
-    let segment = domain.create("empty", Place::Host).allocate().unwrap().commit().unwrap();
+    let segment = domain.create("empty", place()).allocate().unwrap().commit().unwrap();
     assert!(segment.is_empty());
     assert_eq!(domain.open("empty", Duration::ZERO).unwrap().bytes(), 0);
 }
@@ -90,14 +91,14 @@ fn if_absent_makes_a_name_once() {
     let world = World::new();
     let domain = world.connect();
     let _first = commit(&domain, "x", 1, false);
-    let second = domain.create("x", Place::Host).tensor("x", DType::U32, &[4]).if_absent(true).allocate().unwrap();
+    let second = domain.create("x", place()).tensor("x", DType::U32, &[4]).if_absent(true).allocate().unwrap();
     assert!(matches!(second.commit(), Err(Error::NameExists { version: 1, .. })));
     assert_eq!(value(&domain.open("x", Duration::ZERO).unwrap()), 1);
     assert_eq!(domain.status().unwrap().versions, 1);
 }
 
 #[test]
-fn many_tensors_and_chunks_keep_their_places() {
+fn many_tensors_and_chunks_of_host_memory_keep_their_places() {
     let world = World::new();
     let domain = world.connect();
     let mut builder = domain.create("many", Place::Host).chunk_bytes(64 << 10);
@@ -120,7 +121,7 @@ fn many_tensors_and_chunks_keep_their_places() {
 }
 
 #[test]
-fn limits_of_the_broker_are_errors_of_their_own() {
+fn limits_of_the_broker_for_host_memory_are_errors_of_their_own() {
     let world = World::with(|config| {
         config.limits.names = 2;
         config.limits.bytes = 100;

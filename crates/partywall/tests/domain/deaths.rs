@@ -6,7 +6,8 @@ use std::{
     time::Duration,
 };
 
-use partywall::{Domain, Error, OpenOrBuild, Place, info::MemberState};
+use partywall::{Domain, Error, OpenOrBuild, info::MemberState};
+use partywall_harness::place;
 
 use super::{
     PATIENCE,
@@ -36,7 +37,7 @@ pub(crate) fn play(role: &str) {
             let OpenOrBuild::Build(claim) = domain.open_or_build("model", PATIENCE).unwrap() else {
                 panic!("somebody else builds");
             };
-            let _build = claim.create(Place::Host).allocate().unwrap();
+            let _build = claim.create(place()).allocate().unwrap();
             wait();
         }
         "forker" => {

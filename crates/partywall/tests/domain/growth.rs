@@ -169,7 +169,7 @@ fn those_who_wait_for_a_growth_get_it_and_its_end() {
 }
 
 #[test]
-fn growths_that_are_refused_leave_the_segment_as_it_was() {
+fn refused_growths_of_host_memory_leave_the_segment_as_it_was() {
     let world = World::with(|config| config.limits.bytes = 1 << 20);
     let (ours, theirs) = (world.connect(), world.connect());
     let log = log(&ours, "log", 3, 2 << 20);

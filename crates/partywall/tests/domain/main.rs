@@ -1,4 +1,4 @@
-//! Domains and segments over a real broker and real sockets, on host memory.
+//! Domains and segments over a real broker and real sockets, where [`partywall_harness::place`] says.
 #![allow(clippy::unwrap_used)] // tests, their helpers included
 
 mod broker_death;

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use partywall::{DType, Error, Place, info::MemberState};
+use partywall::{DType, Error, info::MemberState};
+use partywall_harness::place;
 
 use super::world::{World, commit};
 
@@ -24,7 +25,7 @@ fn names_are_listed_in_order_over_many_messages() {
 fn inspection_shows_a_version_without_opening_it() {
     let world = World::new();
     let domain = world.connect();
-    let mut builder = domain.create("model", Place::Host).kept(true);
+    let mut builder = domain.create("model", place()).kept(true);
     for i in 0..3000 {
         // More than fits a message, so that the table travels as a memfd.
         builder = builder.tensor(&format!("model.layers.{i}.mlp.weight"), DType::F16, &[3, 5]);
@@ -45,13 +46,13 @@ fn inspection_shows_a_version_without_opening_it() {
 fn members_are_listed_with_what_they_hold() {
     let world = World::new();
     let (ours, theirs) = (world.connect(), world.connect());
-    let _segment = commit(&theirs, "x", 1, false);
+    let segment = commit(&theirs, "x", 1, false);
     let members = ours.members().unwrap();
     assert_eq!(members.len(), 2);
     assert!(members.iter().all(|m| m.state == MemberState::Alive && m.pid == std::process::id()));
     let holder = members.iter().find(|m| m.member == theirs.member()).unwrap();
-    assert_eq!((holder.leases, holder.bytes), (1, 16));
-    drop((_segment, theirs));
+    assert_eq!((holder.leases, holder.bytes), (1, segment.bytes()));
+    drop((segment, theirs));
     assert_eq!(ours.members().unwrap().len(), 1);
 }
 

@@ -8,8 +8,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use partywall::{DType, Domain, Place, Segment};
+use partywall::{DType, Domain, Segment};
 use partywall_broker::{Broker, Config, StopHandle};
+use partywall_harness::place;
 
 use super::PATIENCE;
 
@@ -146,15 +147,16 @@ pub(crate) fn eventually(what: &str, mut ask: impl FnMut() -> bool) {
 
 /// Commits one small tensor `x` that holds `value`.
 pub(crate) fn commit(domain: &Domain, name: &str, value: u32, kept: bool) -> Segment {
-    let builder = domain.create(name, Place::Host).tensor("x", DType::U32, &[4]).kept(kept);
+    let builder = domain.create(name, place()).tensor("x", DType::U32, &[4]).kept(kept);
     let mut build = builder.allocate().unwrap();
-    build.as_mut_slice::<u32>("x").unwrap().fill(value);
+    build.write("x", &value.to_ne_bytes().repeat(4)).unwrap();
     build.commit().unwrap()
 }
 
 /// The value that [`commit`] wrote.
 pub(crate) fn value(segment: &Segment) -> u32 {
-    let values = segment.tensor("x").unwrap().as_slice::<u32>().unwrap();
-    assert!(values.iter().all(|v| *v == values[0]));
-    values[0]
+    let bytes = segment.tensor("x").unwrap().to_vec().unwrap();
+    let value = bytes[..4].try_into().map(u32::from_ne_bytes).unwrap();
+    assert_eq!(bytes, value.to_ne_bytes().repeat(4));
+    value
 }

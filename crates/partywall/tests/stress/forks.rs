@@ -134,7 +134,7 @@ pub(crate) fn play(words: &[&str]) {
 }
 
 #[test]
-fn a_forked_child_can_do_nothing_to_its_parents_connection() {
+fn a_forked_child_with_host_memory_can_do_nothing_to_its_parents_connection() {
     let place = Place::new();
     let domain = place.connect();
     place.start("fork using").expect("good");

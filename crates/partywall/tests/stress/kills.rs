@@ -140,7 +140,8 @@ pub(crate) fn churn(words: &[&str]) {
                 3 => match domain.open_or_build("built", Duration::from_millis(dice.below(3))) {
                     Ok(OpenOrBuild::Opened(segment)) => held.push(segment),
                     Ok(OpenOrBuild::Build(claim)) if dice.below(2) == 0 => {
-                        let builder = claim.create(partywall::Place::Host).tensor("x", partywall::DType::U32, &[1024]);
+                        let builder =
+                            claim.create(partywall_harness::place()).tensor("x", partywall::DType::U32, &[1024]);
                         held.push(builder.allocate().unwrap().commit().unwrap());
                     }
                     Ok(OpenOrBuild::Build(claim)) => drop(claim),

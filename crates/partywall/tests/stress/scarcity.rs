@@ -84,7 +84,7 @@ fn a_client_without_file_descriptors_says_so_and_goes_on() {
 }
 
 #[test]
-fn a_client_without_address_space_says_so_and_goes_on() {
+fn a_client_without_address_space_for_host_memory_says_so_and_goes_on() {
     let place = Place::new();
     let domain = place.connect();
     let _small = commit(&domain, "x", 5, false).unwrap();

@@ -64,7 +64,7 @@ fn clients_stopped_for_ever_hold_up_nobody_and_cost_the_broker_little() {
     let many: String = "m".repeat(14_000);
     for i in 0..20 {
         // A table that is as large as a message takes, for each of those who wait and do not read.
-        let builder = domain.create("big", partywall::Place::Host).metadata("text", &many);
+        let builder = domain.create("big", partywall_harness::place()).metadata("text", &many);
         drop(builder.tensor("x", partywall::DType::U32, &[1]).kept(true).allocate().unwrap().commit().unwrap());
         drop(commit(&domain, &format!("other-{i}"), i, false).unwrap());
         domain.ping().unwrap();
