@@ -58,8 +58,9 @@ impl IpcEvent {
     /// The event that another process made on the same device.
     ///
     /// # Errors
-    /// `CUDA_ERROR_INVALID_VALUE` if its maker has destroyed it, or the bytes are no handle; `CUDA_ERROR_MAP_FAILED`
-    /// without the maker's `/dev/shm` or as another user; what the driver says in the process that made it.
+    /// `CUDA_ERROR_INVALID_VALUE` if its maker has destroyed it; `CUDA_ERROR_MAP_FAILED` if the bytes are no handle
+    /// (measured), without the maker's `/dev/shm` or as another user; `CUDA_ERROR_INVALID_CONTEXT` in the process that
+    /// made it (measured).
     pub fn open(context: &Context, handle: &IpcEventHandle) -> Result<Self, CudaError> {
         let _guard = context.guard_relaxed()?;
         let mut opened = 0;

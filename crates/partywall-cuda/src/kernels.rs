@@ -15,9 +15,8 @@ use crate::{
 
 /// The embedded kernels, loaded into one context and launched once each. `Send` and `Sync`.
 ///
-/// **Load before any stream waits for another process.** The first launch of a kernel waits for the whole context
-/// (the driver loads its code then), and behind such a wait it hangs the process (measured). [`Kernels::load`] gets
-/// that over with; it must itself come first.
+/// **Load before any stream waits for another process.** Loading behind such a wait blocks until it ends (measured).
+/// What is loaded runs at once, whatever other streams wait for.
 ///
 /// The pattern is one 32-bit word an element, [`expected`]. Ranges are therefore multiples of 4 bytes at multiples of
 /// 4, of 16 for [`Kernels::enqueue_read`].
@@ -170,8 +169,8 @@ impl Kernels {
         Ok(())
     }
 
-    /// Launches everything once, so that no later launch has to load code; the memset of a check is one of the
-    /// driver's own kernels.
+    /// Launches everything once, so that no later launch waits for code to arrive. The driver that was measured needs
+    /// that only of the memset of a check, which is one of its own kernels; others may load code at the first launch.
     fn warm_up(&self, context: &Context) -> Result<(), CudaError> {
         let stream = Stream::new(context)?;
         let nothing = self.sink.slice(0, 0);

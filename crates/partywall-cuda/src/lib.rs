@@ -62,8 +62,8 @@
 //!   allocate, import, map or load do so in relaxed stream-capture mode, so that they spoil no capture of another
 //!   thread.
 //! - Device memory is never a Rust reference, because other processes may change it at any time.
-//! - A `Drop`, an allocation or a first launch may wait for work that is running. None of them belongs behind a wait
-//!   for another process.
+//! - A `Drop`, an allocation, loading a module or a kernel's first launch may wait for work that is running. None of them
+//!   belongs behind a wait for another process.
 //!
 //! # Limits
 //!

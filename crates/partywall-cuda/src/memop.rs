@@ -15,9 +15,11 @@
 //!   end a wait for 1, since it is −1. Counters that shall be poisoned stay below the poison by less than 2⁶³.
 //! - **Nobody can cancel a wait.** Only the value ends it, or the end of the process. A wait is therefore enqueued only
 //!   on words that somebody else can still write when the expected writer is gone.
-//! - **The first launch of a kernel behind a pending wait hangs the process** (measured): the driver loads its code
-//!   then, and waits for the whole context. The same holds for everything that synchronises a device: allocating and
-//!   freeing, loading modules, copies of pageable memory. Load and warm up before the first wait.
+//! - **Device code that arrives behind a pending wait waits as well**, whatever stream it is for (measured, driver
+//!   580): loading a module blocks, a kernel whose function was first asked for then does not run, a launch blocks if the
+//!   kernel needs more local memory than any before it, and so does any kernel's first launch by the runtime API. A
+//!   function got before the wait is launched and runs at once. Everything that synchronises a device blocks too:
+//!   freeing, copies of pageable memory, allocating (field reports). Load and warm up before the first wait.
 //! - **The driver does not know this order.** A wait may stand in front of the very write that would end it if both are
 //!   enqueued on one stream in that order, or on streams that share a hardware queue (vendor's documentation). Enqueue
 //!   the write first, or have another process or the host do it.

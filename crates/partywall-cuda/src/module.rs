@@ -44,9 +44,10 @@ impl Module {
     /// Loads PTX text; the driver compiles it for the device, which takes milliseconds the first time and is cached by
     /// the driver after that.
     ///
-    /// Under `CUDA_MODULE_LOADING=LAZY`, the default, the code itself arrives at a kernel's first launch, which then
-    /// waits for the whole context: launch each kernel once before any stream waits for another process (a first
-    /// launch behind such a wait hangs the process, measured).
+    /// Load it, and get its functions, before any stream waits for another process: behind such a wait loading blocks,
+    /// and under `CUDA_MODULE_LOADING=LAZY`, the default, a kernel whose function was first asked for there does not run
+    /// before the wait ends (measured). Launch a kernel with local arrays once as well: its first launch waits for the
+    /// context if that has too little local memory (measured).
     ///
     /// # Errors
     /// `CUDA_ERROR_UNSUPPORTED_PTX_VERSION` if the driver is older than the text, `CUDA_ERROR_INVALID_PTX`;

@@ -92,8 +92,7 @@ impl PhysicalMemory {
     /// 1 GiB (measured).
     ///
     /// # Errors
-    /// `CUDA_ERROR_INVALID_VALUE` or `CUDA_ERROR_OPERATING_SYSTEM` if the descriptor is something else;
-    /// `CUDA_ERROR_INVALID_DEVICE` if its GPU is not reachable from this process.
+    /// `CUDA_ERROR_UNKNOWN` if the descriptor is something else (measured); `CUDA_ERROR_INVALID_DEVICE` if its GPU is not reachable from this process.
     pub fn import(context: &Context, descriptor: BorrowedFd<'_>, bytes: u64) -> Result<Self, CudaError> {
         let _guard = context.guard_relaxed()?;
         let mut handle = 0;

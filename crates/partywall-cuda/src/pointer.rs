@@ -74,7 +74,7 @@ impl PointerInfo {
         } else if attributes.is_pool {
             PointerKind::Pool
         } else if mapped.is_some() {
-            // Before the memory type is looked at: for an address inside such a mapping it reads 0 (measured).
+            // Its attributes are those of cuMemAlloc memory (measured): only that it has a handle to retain tells.
             PointerKind::Vmm
         } else {
             match attributes.memory_type {

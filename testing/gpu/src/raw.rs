@@ -184,6 +184,9 @@ entry_points! {
     mem_host_get_device_pointer = "cuMemHostGetDevicePointer_v2" (device: &mut Address, address: u64, flags: u32);
     memset_d8_async = "cuMemsetD8Async" (to: Address, value: u8, bytes: usize, stream: Handle);
     pointer_get_attribute = "cuPointerGetAttribute" (value: &mut u64, attribute: u32, address: Address);
+    pointer_get_attributes = "cuPointerGetAttributes" (
+        count: u32, attributes: *const u32, values: *const *mut u64, address: Address,
+    );
 
     mem_get_allocation_granularity = "cuMemGetAllocationGranularity" (
         granularity: &mut usize, properties: &Properties, option: u32,
@@ -247,6 +250,17 @@ impl Cuda {
         self.memcpy_dtoh(to.as_mut_ptr().cast(), from, to.len())
     }
 
+    /// `cuPointerGetAttributes`: each value fills 64 bits, of which the driver writes what the attribute has.
+    pub(crate) fn pointer_attributes<const N: usize>(
+        &self,
+        values: &mut [u64; N],
+        attributes: [u32; N],
+        address: Address,
+    ) -> Answer {
+        let places = values.each_mut().map(std::ptr::from_mut);
+        self.pointer_get_attributes(N as u32, attributes.as_ptr(), places.as_ptr(), address)
+    }
+
     /// `cuModuleLoadData` of PTX or whatever else `image` is.
     pub(crate) fn load_module(&self, module: &mut Handle, image: &CStr) -> Answer {
         self.module_load_data(module, image.as_ptr())
@@ -298,6 +312,24 @@ impl Words {
         // SAFETY: a new mapping at an address that the kernel chooses.
         let base = unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, protection, MapFlags::SHARED, file, 0) }
             .map_err(|error| error.to_string())?;
+        let base = NonNull::new(base.cast()).ok_or("mmap returned null")?;
+        Ok(Self { base, count: bytes / 8 })
+    }
+
+    /// Maps several files of one size, the one behind the other.
+    pub(crate) fn map_side_by_side(files: &[OwnedFd]) -> Result<Self, String> {
+        let each = rustix::fs::fstat(&files[0]).map_err(|error| error.to_string())?.st_size as usize;
+        let bytes = files.len() * each;
+        // SAFETY: a new mapping at an address that the kernel chooses.
+        let base =
+            unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::empty(), MapFlags::PRIVATE) };
+        let base = base.map_err(|error| error.to_string())?;
+        for (index, file) in files.iter().enumerate() {
+            let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::FIXED);
+            // SAFETY: replaces a part of the mapping that was just made, which nobody uses.
+            let mapped = unsafe { rustix::mm::mmap(base.byte_add(index * each), each, protection, flags, file, 0) };
+            mapped.map_err(|error| error.to_string())?;
+        }
         let base = NonNull::new(base.cast()).ok_or("mmap returned null")?;
         Ok(Self { base, count: bytes / 8 })
     }

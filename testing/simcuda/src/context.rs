@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::abi::{Code, Handle, RawDevice};
@@ -19,6 +19,8 @@ pub(crate) struct Ctx {
     /// it: to release and retain the primary context does not cure it.
     fault: Arc<AtomicU32>,
     destroyed: AtomicBool,
+    /// The most local memory, in bytes a thread, that a kernel needed so far.
+    local_bytes: AtomicU64,
     /// Devices whose memory this context may use, by `cuCtxEnablePeerAccess`.
     peers: Mutex<BTreeSet<usize>>,
 }
@@ -42,6 +44,15 @@ impl Ctx {
     pub(crate) fn synchronize(&self) -> Result<(), Code> {
         stream::drain(self);
         self.check()
+    }
+
+    /// Waits for the context if a kernel needs more local memory than any before it: it has to grow, which nothing that
+    /// runs may see. Not to be called with the state locked.
+    ///
+    /// # Errors
+    /// The fault, if there is one.
+    pub(crate) fn grow_local_memory(&self, bytes: u64) -> Result<(), Code> {
+        if self.local_bytes.fetch_max(bytes, Ordering::AcqRel) < bytes { self.synchronize() } else { Ok(()) }
     }
 
     /// Whether work in this context may use memory that lives on the device and was not shared by other means.
@@ -97,6 +108,7 @@ impl Contexts {
                 device,
                 fault: primary.fault.clone(),
                 destroyed: AtomicBool::new(false),
+                local_bytes: AtomicU64::new(LOCAL_BYTES),
                 peers: Mutex::default(),
             })
         });
@@ -111,6 +123,8 @@ impl Contexts {
     }
 }
 
+/// Bytes of local memory a thread that a context has from the beginning: the default limit on a thread's stack.
+const LOCAL_BYTES: u64 = 1024;
 /// Handles look like nothing else: no pointer, no small number.
 const FIRST_HANDLE: Handle = 0xC0DA_0000_0000;
 

@@ -141,6 +141,8 @@ impl Event {
     /// The event that another process made, on the device of the context.
     fn open(context: Arc<Ctx>, handle: &IpcHandle) -> Result<Self, Code> {
         let (file, payload) = ipc::fetch(handle).map_err(|code| match code {
+            // The bytes are no handle (measured).
+            Code::INVALID_VALUE => Code::MAP_FAILED,
             // The answer for an event that its maker has destroyed (field reports).
             Code::INVALID_HANDLE => Code::INVALID_VALUE,
             other => other,

@@ -1,6 +1,6 @@
-//! Partywall's kernels (`kernels/partywall.cu`), emulated by their names.
+//! Partywall's kernels (`kernels/partywall.cu`) and one of the driver facts, emulated by their names.
 //!
-//! All of them stride over the grid, so that their results do not depend on its shape.
+//! Partywall's stride over the grid, so that their results do not depend on its shape.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -23,7 +23,7 @@ pub(crate) fn find(name: &str) -> Option<&'static Kernel> {
     KERNELS.iter().find(|kernel| kernel.name == name)
 }
 
-static KERNELS: [Kernel; 4] = [
+static KERNELS: [Kernel; 5] = [
     Kernel {
         name: "pw_fill",
         parameters: &[8, 8],
@@ -43,6 +43,11 @@ static KERNELS: [Kernel; 4] = [
         name: "pw_read",
         parameters: &[8, 8, 8],
         run: |runner, parameters| read(runner, parameters[0], parameters[1]),
+    },
+    Kernel {
+        name: "through_local_memory",
+        parameters: &[8, 8],
+        run: |runner, parameters| through_local_memory(runner, parameters[0]),
     },
 ];
 
@@ -90,6 +95,11 @@ fn read(runner: &mut Runner, p: DevicePtr, n: u64) -> Result<(), Code> {
     for_words(runner, p, words, Want::Read, |_, words| {
         std::hint::black_box(words.iter().fold(0, |sum: u32, word| sum.wrapping_add(word.load(Ordering::Relaxed))));
     })
+}
+
+/// The facts' kernel, with its second parameter 0; with another one the word is undefined.
+fn through_local_memory(runner: &mut Runner, p: DevicePtr) -> Result<(), Code> {
+    for_words(runner, p, 1, Want::Write, |_, words| words[0].store(7, Ordering::Relaxed))
 }
 
 /// Calls `each` with the index of the first word of a piece and the words.

@@ -1,15 +1,21 @@
 //! Modules of PTX text, their functions, and launches.
 //!
-//! The text is not compiled: it gives the names of the kernels, and what a kernel does is looked up by its name.
+//! The text is not compiled: it gives the names of the kernels and the local memory that they need, and what a kernel
+//! does is looked up by its name.
+//!
+//! What waits for pending work of the context, as measured: loading a module, always; a kernel whose function was first
+//! asked for while the work was pending, except with `CUDA_MODULE_LOADING=EAGER`; a launch, when the kernel needs more
+//! local memory than any before it.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_void};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, Once, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::abi::{Code, Handle};
 use crate::context::{self, Ctx};
 use crate::entry::{entry_points, store};
 use crate::kernel::{self, Kernel};
+use crate::queue::Ticket;
 use crate::{capture, ledger, state, stream};
 
 struct Module {
@@ -21,8 +27,10 @@ struct Function {
     context: Arc<Ctx>,
     name: String,
     kernel: Option<&'static Kernel>,
-    /// Its code is on the device: from the first launch on, or at once if `CUDA_MODULE_LOADING=EAGER`.
-    loaded: Once,
+    /// A thread's, in bytes.
+    local_bytes: u64,
+    /// When its code is on the device: behind the work that was pending when the function was first asked for.
+    loaded: OnceLock<Vec<Ticket>>,
 }
 
 struct Modules {
@@ -51,31 +59,35 @@ unsafe fn load(module: *mut Handle, image: *const c_void) -> Result<(), Code> {
     }
     // SAFETY: no binary, therefore NUL-terminated text.
     let text = unsafe { CStr::from_ptr(image.cast()) }.to_str().map_err(|_| Code::INVALID_PTX)?;
-    let names = entries(text)?;
+    let code = without_comments(text);
+    let names = entries(&code)?;
+    context.synchronize()?;
     let handle = state::new_handle();
     let mut modules = lock();
     let mut functions = BTreeMap::new();
     for name in names {
-        let function = state::new_handle();
-        let kernel = kernel::find(&name);
-        modules.functions.insert(
-            function,
-            Arc::new(Function { context: context.clone(), name: name.clone(), kernel, loaded: Once::new() }),
-        );
-        functions.insert(name, function);
+        let handle = state::new_handle();
+        let (kernel, local_bytes, loaded) = (kernel::find(&name), local_bytes(&code, &name), OnceLock::new());
+        let function = Function { context: context.clone(), name: name.clone(), kernel, local_bytes, loaded };
+        modules.functions.insert(handle, Arc::new(function));
+        functions.insert(name, handle);
     }
     modules.modules.insert(handle, Module { functions });
     ledger::record(LEDGER, handle as u64, 0);
     store(module, handle)
 }
 
-/// The names of the kernels in PTX text.
+fn without_comments(text: &str) -> String {
+    text.lines().map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join(" ")
+}
+
+/// The names of the kernels in PTX text without comments.
 ///
 /// # Errors
 /// `INVALID_IMAGE` for text that does not begin as PTX does, `UNSUPPORTED_PTX_VERSION` if it is newer than the driver,
 /// `INVALID_PTX` if it has an error that can be seen without compiling it.
-fn entries(text: &str) -> Result<Vec<String>, Code> {
-    let words = declarations(text);
+fn entries(code: &str) -> Result<Vec<String>, Code> {
+    let words = declarations(code);
     let Some((".version", version)) = words.first().map(String::as_str).zip(words.get(1)) else {
         return Err(Code::INVALID_IMAGE);
     };
@@ -91,9 +103,8 @@ fn entries(text: &str) -> Result<Vec<String>, Code> {
     Ok(pairs().filter(|(word, _)| *word == ".entry").map(|(_, name)| name.clone()).collect())
 }
 
-/// The words outside of comments, bodies and lists of parameters: directives, each followed by what it names.
-fn declarations(text: &str) -> Vec<String> {
-    let code = text.lines().map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join(" ");
+/// The words outside of bodies and lists of parameters: directives, each followed by what it names.
+fn declarations(code: &str) -> Vec<String> {
     let mut depth = 0_u32;
     let outside = code.chars().map(|character| {
         match character {
@@ -107,15 +118,24 @@ fn declarations(text: &str) -> Vec<String> {
     outside.collect::<String>().split_whitespace().map(str::to_owned).collect()
 }
 
+/// The bytes of local memory that a thread of the kernel needs: arrays of bytes, as compilers declare it.
+fn local_bytes(code: &str, kernel: &str) -> u64 {
+    let is_it = |part: &&str| {
+        let behind = part.trim_start().strip_prefix(kernel);
+        behind.is_some_and(|rest| rest.trim_start().starts_with(['(', '{']))
+    };
+    let array = |statement: &str| {
+        let (_, declared) = statement.split_once(".local .")?;
+        declared.split_once('[')?.1.split_once(']')?.0.trim().parse::<u64>().ok()
+    };
+    code.split(".entry").find(is_it).unwrap_or_default().split(';').filter_map(array).sum()
+}
+
 impl Function {
-    /// Loading the code waits for the whole context: behind a wait that nobody ends, for ever.
-    fn load(&self) -> Result<(), Code> {
+    fn loaded(&self) -> &Vec<Ticket> {
         static EAGER: LazyLock<bool> =
             LazyLock::new(|| std::env::var("CUDA_MODULE_LOADING").is_ok_and(|mode| mode == "EAGER"));
-        if !*EAGER {
-            self.loaded.call_once(|| stream::drain(&self.context));
-        }
-        self.context.check()
+        self.loaded.get_or_init(|| if *EAGER { Vec::new() } else { stream::pending(&self.context) })
     }
 }
 
@@ -158,7 +178,9 @@ entry_points! {
         let name = unsafe { CStr::from_ptr(name) }.to_str().map_err(|_| Code::NOT_FOUND)?;
         let modules = lock();
         let module = modules.modules.get(&module).ok_or(Code::INVALID_HANDLE)?;
-        store(function, *module.functions.get(name).ok_or(Code::NOT_FOUND)?)
+        let found = *module.functions.get(name).ok_or(Code::NOT_FOUND)?;
+        modules.functions[&found].loaded();
+        store(function, found)
     }
     fn cuLaunchKernel(
         function: Handle,
@@ -189,8 +211,12 @@ entry_points! {
             }
         });
         let values: Vec<u64> = values.collect();
-        function.load()?;
-        stream.submit(move |runner| (kernel.run)(runner, &values))?;
+        function.context.grow_local_memory(function.local_bytes)?;
+        stream.submit(move |runner| {
+            function.loaded().iter().for_each(Ticket::wait);
+            runner.context().check()?;
+            (kernel.run)(runner, &values)
+        })?;
         Ok(())
     }
 }
@@ -206,7 +232,7 @@ mod tests {
 
     #[test]
     fn kernels_are_found_in_the_text() {
-        let names = entries(include_str!("../../../kernels/partywall.ptx")).unwrap();
+        let names = entries(&without_comments(include_str!("../../../kernels/partywall.ptx"))).unwrap();
         assert_eq!(names, ["pw_fill", "pw_verify", "pw_double", "pw_read"]);
         assert!(names.iter().all(|name| kernel::find(name).is_some()), "each is emulated");
     }
@@ -214,11 +240,19 @@ mod tests {
     #[test]
     fn other_text_is_refused() {
         assert_eq!(entries("no code at all"), Err(Code::INVALID_IMAGE));
-        assert_eq!(entries("// .version 8.4\n.target sm_70"), Err(Code::INVALID_IMAGE));
+        assert_eq!(entries(&without_comments("// .version 8.4\n.target sm_70")), Err(Code::INVALID_IMAGE));
         assert_eq!(entries(".version none"), Err(Code::INVALID_PTX));
         assert_eq!(entries(".version 8.4\n.address_size 64\nnonsense"), Err(Code::INVALID_PTX));
         assert_eq!(entries(".version 99.0\n.entry f("), Err(Code::UNSUPPORTED_PTX_VERSION));
-        assert_eq!(entries(".version 8.4\n// .entry f()\n.entry g() { ret; }\n"), Ok(vec!["g".to_owned()]));
+        let code = without_comments(".version 8.4\n// .entry f()\n.entry g() { ret; }\n");
+        assert_eq!(entries(&code), Ok(vec!["g".to_owned()]));
+    }
+
+    #[test]
+    fn local_memory_is_that_of_the_kernel() {
+        let code = ".version 8.4 .entry f() { ret; } .entry ff () { .local .align 16 .b8 a[40]; .local .b8 b[2]; \
+                    ld.local.u32 %r1, [%rd2]; }";
+        assert_eq!((local_bytes(code, "f"), local_bytes(code, "ff")), (0, 42));
     }
 
     #[test]

@@ -157,10 +157,14 @@ pub(crate) fn all() -> Vec<Arc<Stream>> {
     lock().live.clone()
 }
 
+/// What is on the streams of the context now and not yet done.
+pub(crate) fn pending(context: &Ctx) -> Vec<Ticket> {
+    lock().of(context).map(|stream| stream.queue.tail()).filter(|point| !point.is_reached()).collect()
+}
+
 /// Waits until what is on the streams of the context now is done, or dropped because the context has a fault.
 pub(crate) fn drain(context: &Ctx) {
-    let points: Vec<_> = lock().of(context).map(|stream| stream.queue.tail()).collect();
-    points.iter().for_each(Ticket::wait);
+    pending(context).iter().for_each(Ticket::wait);
 }
 
 /// Ends the streams of a context that is destroyed.

@@ -12,6 +12,7 @@
 //! Not here, because they are times and no answers: time slices, MPS, latencies and bandwidths. The benchmarks measure
 //! them. What MPS does to its clients' faults can only be seen with an MPS server, which no test starts.
 
+use std::ffi::CStr;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::Command;
@@ -82,8 +83,9 @@ facts! {
     Documented ONE one_allocation_can_be_mapped_twice
     Documented ONE mapped_memory_outlives_its_handle
     Documented ONE allocations_mapped_side_by_side_are_one_range
+    Found ONE many_more_addresses_than_memory_can_be_reserved
     Documented ONE a_range_is_mapped_once
-    Documented ONE mappings_end_as_a_whole
+    Found ONE mappings_end_as_a_whole
     Measured ONE mapped_memory_is_not_freed_by_mem_free
     Measured ONE a_write_through_a_read_only_mapping_ends_the_writer_alone
     Documented ONE without_set_access_a_mapping_faults
@@ -98,9 +100,11 @@ facts! {
     Found ONE a_handle_that_nobody_made_does_not_open
     Measured ONE a_legacy_mapping_survives_its_exporter
     Found ONE pointer_attributes_tell_the_kinds_apart
+    Found ONE attributes_that_are_asked_for_together_have_defaults
 
     // Host memory.
-    Documented ONE host_memory_is_registered_once
+    Found ONE host_memory_is_registered_once
+    Found ONE neighbouring_mappings_are_registered_as_one
     Documented ONE pinned_memory_is_freed_once
     Documented ONE registered_memory_is_shared_between_processes
     Found ONE read_only_host_memory_is_registered_as_such
@@ -112,7 +116,10 @@ facts! {
     Documented ONE memory_operations_refuse_what_they_cannot_address
     Documented ONE a_written_value_comes_after_the_work_before_it
     Measured ONE a_plain_store_of_another_process_releases_a_stream
-    Measured ONE the_first_launch_behind_a_wait_hangs
+    Found ONE loading_a_module_behind_a_wait_blocks
+    Found ONE a_function_first_asked_for_behind_a_wait_runs_after_it
+    Found ONE a_function_got_before_a_wait_runs_at_once
+    Found ONE a_launch_behind_a_wait_blocks_if_it_needs_more_local_memory
     Documented ONE host_functions_run_in_order_and_may_not_call_the_driver
     Documented ONE a_fault_ends_the_context_and_skips_host_functions
     Documented ONE relaxed_calls_leave_a_capture_alone
@@ -491,11 +498,11 @@ fn only_exported_descriptors_can_be_imported(check: &Check) -> Result<(), String
     let mut handle = 0;
     let mut import = |descriptor| check.cuda.mem_import(&mut handle, descriptor, POSIX_FD);
     let null = File::open("/dev/null").map_err(tell)?;
-    check.answers("/dev/null", import(raw::number(null.as_fd())), INVALID);
+    check.answers("/dev/null", import(raw::number(null.as_fd())), CuResult::UNKNOWN);
     let memfd = Words::file(BYTES)?;
-    check.answers("a memfd", import(raw::number(memfd.as_fd())), INVALID);
-    check.answers("a closed descriptor", import(1000), INVALID);
-    check.answers("-1", import(u64::from(u32::MAX)), INVALID);
+    check.answers("a memfd", import(raw::number(memfd.as_fd())), CuResult::UNKNOWN);
+    check.answers("a closed descriptor", import(1000), CuResult::UNKNOWN);
+    check.answers("-1", import(u64::from(u32::MAX)), CuResult::UNKNOWN);
     Ok(())
 }
 
@@ -576,9 +583,9 @@ fn only_whole_allocations_can_be_mapped(check: &Check) -> Result<(), String> {
         let part = cuda.mem_map(address, BYTES / 2, BYTES / 2, handle, 0);
         check.answers(&format!("the second half of {whose} memory"), part, CuResult::NOT_SUPPORTED);
         let more = cuda.mem_map(address, 2 * BYTES, 0, handle, 0);
-        check.answers(&format!("more than there is of {whose} memory"), more, INVALID);
+        check.answers(&format!("more than there is of {whose} memory"), more, CuResult::NOT_SUPPORTED);
         let odd = cuda.mem_map(address, BYTES - 1, 0, handle, 0);
-        check.answers(&format!("an odd size of {whose} memory"), odd, INVALID);
+        check.answers(&format!("an odd size of {whose} memory"), odd, CuResult::NOT_SUPPORTED);
     }
     let odd = cuda.mem_map(address + 4096, BYTES, 0, created, 0);
     check.answers("an address that is not aligned", odd, INVALID);
@@ -630,6 +637,20 @@ fn allocations_mapped_side_by_side_are_one_range(check: &Check) -> Result<(), St
     Ok(())
 }
 
+fn many_more_addresses_than_memory_can_be_reserved(check: &Check) -> Result<(), String> {
+    check.start()?;
+    let mut address = 0;
+    let bytes = 256 * 1024 * MIB;
+    check.answers("256 GiB", check.cuda.mem_address_reserve(&mut address, bytes, 0, 0, 0), OK);
+    check.undo(move |cuda| cuda.mem_address_free(address, bytes));
+    let end = address + (bytes - BYTES) as u64;
+    check.map_at(end, check.create(BYTES)?, BYTES)?;
+    check.cuda.mem_set_access(end, BYTES, &AccessRule::of(0, READ_WRITE), 1).ok()?;
+    check.fill(end, BYTES)?;
+    check.same("memory at their end", check.holds_pattern(end, BYTES, 1)?, true);
+    Ok(())
+}
+
 fn a_range_is_mapped_once(check: &Check) -> Result<(), String> {
     check.start()?;
     let (first, second) = (check.create(BYTES)?, check.create(BYTES)?);
@@ -649,13 +670,13 @@ fn mappings_end_as_a_whole(check: &Check) -> Result<(), String> {
     let (cuda, handle) = (&check.cuda, check.create(BYTES)?);
     let mut address = 0;
     cuda.mem_address_reserve(&mut address, BYTES, 0, 0, 0).ok()?;
-    check.answers("unmapping what was never mapped", cuda.mem_unmap(address, BYTES), INVALID);
+    check.answers("unmapping what was never mapped", cuda.mem_unmap(address, BYTES), OK);
     cuda.mem_map(address, BYTES, 0, handle, 0).ok()?;
     check.answers("unmapping a half", cuda.mem_unmap(address, BYTES / 2), INVALID);
     check.answers("unmapping the other half", cuda.mem_unmap(address + BYTES as u64 / 2, BYTES / 2), INVALID);
     check.answers("freeing addresses that are mapped", cuda.mem_address_free(address, BYTES), INVALID);
     check.answers("unmapping the whole", cuda.mem_unmap(address, BYTES), OK);
-    check.answers("unmapping it again", cuda.mem_unmap(address, BYTES), INVALID);
+    check.answers("unmapping it again", cuda.mem_unmap(address, BYTES), OK);
     check.answers("freeing half of the addresses", cuda.mem_address_free(address, BYTES / 2), INVALID);
     check.answers("mapping again at the same address", cuda.mem_map(address, BYTES, 0, handle, 0), OK);
     check.answers("unmapping that", cuda.mem_unmap(address, BYTES), OK);
@@ -684,7 +705,7 @@ fn faulting_writer(check: &Check, line: &Line) -> Result<(), String> {
     let mut other = 0;
     check.answers("an allocation after that", check.cuda.mem_alloc(&mut other, BYTES), fault);
     check.answers("waiting after that", check.cuda.ctx_synchronize(), fault);
-    check.answers("unmapping after that", check.cuda.mem_unmap(address, BYTES), fault);
+    check.answers("unmapping after that", check.cuda.mem_unmap(address, BYTES), OK);
     line.tell("faulted")
 }
 
@@ -1037,6 +1058,25 @@ fn pointer_attributes_tell_the_kinds_apart(check: &Check) -> Result<(), String> 
     owner.finish()
 }
 
+fn attributes_that_are_asked_for_together_have_defaults(check: &Check) -> Result<(), String> {
+    check.start()?;
+    let (_, mapped) = check.mapped(BYTES)?;
+    let host = vec![0_u8; BYTES];
+    let of_mapping = [2, mapped, BYTES as u64];
+    for (kind, address, expected) in [
+        ("mapped", mapped, of_mapping),
+        ("inside mapped", mapped + 4099, of_mapping),
+        ("host", host.as_ptr() as u64, [0; 3]),
+        ("none", 0, [0; 3]),
+        ("made up", 12345, [0; 3]),
+    ] {
+        let mut values = [0; 3];
+        check.answers(kind, check.cuda.pointer_attributes(&mut values, [2, 11, 12], address), OK);
+        check.same(&format!("{kind}: memory type, start, size"), values, expected);
+    }
+    Ok(())
+}
+
 // ---- host memory
 
 fn host_memory_is_registered_once(check: &Check) -> Result<(), String> {
@@ -1052,11 +1092,27 @@ fn host_memory_is_registered_once(check: &Check) -> Result<(), String> {
     check.answers("again", cuda.mem_host_register(address, 8192, PORTABLE_MAPPED), already);
     check.answers("a part of it", cuda.mem_host_register(address + 4096, 4096, PORTABLE_MAPPED), already);
     check.answers("its device address", cuda.mem_host_get_device_pointer(&mut device, address, 0), OK);
-    check.answers("unregister a place inside", cuda.mem_host_unregister(address + 4096), unknown);
+    check.answers("unregister a place inside", cuda.mem_host_unregister(address + 4096), INVALID);
     check.answers("unregister", cuda.mem_host_unregister(address), OK);
     check.answers("unregister again", cuda.mem_host_unregister(address), unknown);
     check.answers("register once more", cuda.mem_host_register(address, 8192, PORTABLE_MAPPED), OK);
     check.answers("unregister", cuda.mem_host_unregister(address), OK);
+    Ok(())
+}
+
+fn neighbouring_mappings_are_registered_as_one(check: &Check) -> Result<(), String> {
+    check.start()?;
+    let words = Words::map_side_by_side(&[Words::file(BYTES)?, Words::file(BYTES)?])?;
+    let address = words.address();
+    let registered = check.cuda.mem_host_register(address, 2 * BYTES, PORTABLE_MAPPED);
+    check.answers("two files that are mapped side by side", registered, OK);
+    if registered.code.is_success() {
+        check.undo(move |cuda| cuda.mem_host_unregister(address));
+        let mut device = 0;
+        check.cuda.mem_host_get_device_pointer(&mut device, address, 0).ok()?;
+        check.fill(device, 2 * BYTES)?;
+        check.same("a kernel crosses the border", check.holds_pattern(device, 2 * BYTES, 1)?, true);
+    }
     Ok(())
 }
 
@@ -1310,34 +1366,127 @@ fn a_plain_store_of_another_process_releases_a_stream(_: &Check) -> Result<(), S
     Ok(())
 }
 
-/// Launches a kernel for the first time in its life behind a wait that nobody has released yet, and says whether it
-/// was released when the launch returned.
-fn launcher_behind_a_wait(check: &Check, line: &Line) -> Result<(), String> {
-    let words = Words::map(line.hear()?.ok_or("nobody gave anything")?.descriptor()?, true)?;
-    check.start()?;
-    let (stream, other, word) = (check.stream()?, check.stream()?, check.register(&words)?);
-    let (module, address) = (check.module()?, check.alloc(BYTES)?);
-    check.cuda.stream_wait_value64(stream, word, 1, GEQ).ok()?;
-    line.tell("launching")?;
-    let fill = check.function(module, c"pw_fill")?;
-    check.cuda.launch(fill, other, &[address, 0]).ok()?;
-    line.tell(if words.load(0) == 0 { "not blocked" } else { "blocked" })?;
-    check.cuda.stream_synchronize(stream).ok()?;
-    check.cuda.stream_synchronize(other).ok()
+/// A step towards a first launch that comes only after a stream of the context has begun to wait.
+#[derive(Clone, Copy, Debug)]
+enum Late {
+    Load,
+    GetFunction,
+    Launch,
+    /// As `Launch`, of a kernel that needs more local memory than any before it.
+    LaunchWithLocalMemory,
 }
 
-/// The pause is no measurement: a launch that blocks stays blocked for as long as nobody stores, so that a pause of
-/// any length finds it blocked. A launch that does not block returns long before it ends.
-fn the_first_launch_behind_a_wait_hangs(check: &Check) -> Result<(), String> {
-    let file = Words::file(4096)?;
-    let words = Words::map(&file, true)?;
-    let mut launcher = Peer::start("launcher_behind_a_wait")?;
-    launcher.give("words", &file)?;
-    launcher.expect("launching")?;
-    launcher.speaks_within(Duration::from_secs(2))?;
-    words.store(0, 1);
-    check.same("a launch that loads its code, on another stream", launcher.hear()?.text(), "blocked".to_owned());
-    launcher.finish()
+/// A kernel that leaves 7 in a word if it is given 0, by way of an array in local memory.
+const LOCAL_MEMORY: &CStr = c"
+.version 8.4
+.target sm_70
+.address_size 64
+.visible .entry through_local_memory(.param .u64 p, .param .u64 offset)
+{
+    .reg .b64 %rd<6>;
+    .reg .b32 %r<3>;
+    .local .align 16 .b8 array[200000];
+    ld.param.u64 %rd1, [p];
+    ld.param.u64 %rd2, [offset];
+    mov.u64 %rd3, array;
+    cvta.local.u64 %rd4, %rd3;
+    add.u64 %rd5, %rd4, %rd2;
+    mov.u32 %r1, 7;
+    st.u32 [%rd5], %r1;
+    ld.u32 %r2, [%rd4];
+    st.global.u32 [%rd1], %r2;
+    ret;
+}
+";
+
+/// Launches a kernel on one stream while another waits, with one step of the way made behind the wait, and says of that
+/// step and then of the kernel whether it ended before the wait was released.
+fn launcher_behind_a_wait(check: &Check, line: &Line) -> Result<(), String> {
+    let message = line.hear()?.ok_or("nobody gave anything")?;
+    let late = message.text();
+    let words = Words::map(message.descriptor()?, true)?;
+    check.start()?;
+    let (waiting, other, word, address) = (check.stream()?, check.stream()?, check.register(&words)?, check.alloc(8)?);
+    let wait = || {
+        check.cuda.stream_wait_value64(waiting, word, 1, GEQ).ok()?;
+        line.tell("waiting")
+    };
+    let tell = || line.tell(if words.load(0) == 0 { "before" } else { "after" });
+    let launch = |function, stream| check.cuda.launch(function, stream, &[address, 0]).ok();
+    let fill = |module| check.function(module, c"pw_fill");
+    match late.as_str() {
+        "Load" => {
+            wait()?;
+            let module = check.module(PTX)?;
+            tell()?;
+            launch(fill(module)?, other)?;
+        }
+        "GetFunction" => {
+            let module = check.module(PTX)?;
+            wait()?;
+            launch(fill(module)?, other)?;
+            tell()?;
+        }
+        "Launch" => {
+            let function = fill(check.module(PTX)?)?;
+            wait()?;
+            launch(function, waiting)?;
+            launch(function, other)?;
+            tell()?;
+        }
+        _ => {
+            let function = check.function(check.module(LOCAL_MEMORY)?, c"through_local_memory")?;
+            wait()?;
+            launch(function, other)?;
+            tell()?;
+        }
+    }
+    check.cuda.stream_synchronize(other).ok()?;
+    tell()?;
+    line.hear()?;
+    check.cuda.stream_synchronize(waiting).ok()
+}
+
+/// Whether the late step, and the kernel, end `before` or `after` the release of the wait.
+///
+/// The pause is no measurement: what waits for the release waits for as long as nobody releases, and is found waiting
+/// after a pause of any length. What does not wait is waited for.
+fn behind_a_wait(check: &Check, late: Late, lazy: [&str; 2], eager: [&str; 2]) -> Result<(), String> {
+    for (loading, expected) in [("LAZY", lazy), ("EAGER", eager)] {
+        let file = Words::file(4096)?;
+        let words = Words::map(&file, true)?;
+        let mut command = Command::new("/proc/self/exe");
+        command.env("CUDA_MODULE_LOADING", loading);
+        let mut launcher = Peer::start_with("launcher_behind_a_wait", command)?;
+        launcher.give(format!("{late:?}"), &file)?;
+        launcher.expect("waiting")?;
+        for (what, expected) in ["the step", "the kernel"].into_iter().zip(expected) {
+            let pause = if expected == "before" { PATIENCE / 4 } else { Duration::from_secs(1) };
+            if !launcher.speaks_within(pause)? {
+                words.store(0, 1);
+            }
+            check.same(&format!("{loading}: {what}"), launcher.hear()?.text(), expected.to_owned());
+        }
+        words.store(0, 1);
+        launcher.finish()?;
+    }
+    Ok(())
+}
+
+fn loading_a_module_behind_a_wait_blocks(check: &Check) -> Result<(), String> {
+    behind_a_wait(check, Late::Load, ["after", "after"], ["after", "after"])
+}
+
+fn a_function_first_asked_for_behind_a_wait_runs_after_it(check: &Check) -> Result<(), String> {
+    behind_a_wait(check, Late::GetFunction, ["before", "after"], ["before", "before"])
+}
+
+fn a_function_got_before_a_wait_runs_at_once(check: &Check) -> Result<(), String> {
+    behind_a_wait(check, Late::Launch, ["before", "before"], ["before", "before"])
+}
+
+fn a_launch_behind_a_wait_blocks_if_it_needs_more_local_memory(check: &Check) -> Result<(), String> {
+    behind_a_wait(check, Late::LaunchWithLocalMemory, ["after", "after"], ["after", "after"])
 }
 
 static CALLS: AtomicU64 = AtomicU64::new(0);
@@ -1472,7 +1621,7 @@ fn event_handles_need_the_interprocess_flag(check: &Check) -> Result<(), String>
     let here = cuda.ipc_open_event_handle(&mut event, handle);
     check.answers("opening it where it was made", here, CuResult::INVALID_CONTEXT);
     let garbage = cuda.ipc_open_event_handle(&mut event, IpcHandle([0xA5; 64]));
-    check.answers("opening garbage", garbage, INVALID);
+    check.answers("opening garbage", garbage, CuResult::MAP_FAILED);
     Ok(())
 }
 
@@ -1656,7 +1805,7 @@ fn modules_refuse_what_they_cannot_read(check: &Check) -> Result<(), String> {
     check.answers("PTX of a version to come", loaded, CuResult::UNSUPPORTED_PTX_VERSION);
     let broken = c".version 8.4\n.target sm_70\n.address_size 64\nnonsense";
     check.answers("PTX with an error in it", check.cuda.load_module(&mut module, broken), CuResult::INVALID_PTX);
-    let module = check.module()?;
+    let module = check.module(PTX)?;
     let missing = check.cuda.function(&mut function, module, c"pw_missing");
     check.answers("a kernel that is not in it", missing, CuResult::NOT_FOUND);
     Ok(())

@@ -207,7 +207,7 @@ impl Check {
         Ok((words, device))
     }
 
-    /// Loads the embedded kernels and launches each once, so that no later launch loads code.
+    /// Loads the embedded kernels and launches each once, so that no later launch waits for their code.
     pub(crate) fn load_kernels(&self) -> Result<(), String> {
         self.kernels().map(drop)
     }
@@ -216,7 +216,7 @@ impl Check {
         if let Some(kernels) = *self.kernels.borrow() {
             return Ok(kernels);
         }
-        let module = self.module()?;
+        let module = self.module(PTX)?;
         let function = |name| self.function(module, name);
         let kernels = Kernels {
             fill: function(c"pw_fill")?,
@@ -234,9 +234,9 @@ impl Check {
         Ok(kernels)
     }
 
-    pub(crate) fn module(&self) -> Result<Handle, String> {
+    pub(crate) fn module(&self, ptx: &CStr) -> Result<Handle, String> {
         let mut module = 0;
-        self.cuda.load_module(&mut module, PTX).ok()?;
+        self.cuda.load_module(&mut module, ptx).ok()?;
         self.undo(move |cuda| cuda.module_unload(module));
         Ok(module)
     }

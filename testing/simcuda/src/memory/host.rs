@@ -134,9 +134,10 @@ entry_points! {
         capture::unsafe_call()?;
         let memory = &mut state::lock().memory;
         let address = pointer as u64;
-        let region = memory.regions.get(&address);
-        if !region.is_some_and(|region| matches!(region.kind, Kind::Registered { .. })) {
-            return Err(Code::HOST_MEMORY_NOT_REGISTERED);
+        match memory.region(address) {
+            Some((start, Region { kind: Kind::Registered { .. }, .. })) if start == address => {}
+            Some((_, Region { kind: Kind::Registered { .. }, .. })) => return Err(Code::INVALID_VALUE),
+            _ => return Err(Code::HOST_MEMORY_NOT_REGISTERED),
         }
         memory.regions.remove(&address);
         ledger::remove(REGISTRATION, address);

@@ -34,14 +34,12 @@ impl Tables {
     fn map(&mut self, address: DevicePtr, bytes: u64, offset: usize, handle: AllocationHandle) -> Result<(), Code> {
         let physical = self.physical(handle)?.clone();
         let end = address.checked_add(bytes).ok_or(Code::INVALID_VALUE)?;
-        let aligned = [address, bytes, offset as u64].iter().all(|number| number.is_multiple_of(GRANULE));
         let reserved = self.reservation(address).is_some_and(|range| end <= range.end);
         let taken = self.regions.range(address..end).next().is_some() || self.region(address).is_some();
-        let all = physical.backing.bytes() as u64;
-        if bytes == 0 || bytes > all || !aligned || !reserved || taken {
+        if bytes == 0 || !address.is_multiple_of(GRANULE) || !reserved || taken {
             return Err(Code::INVALID_VALUE);
         }
-        if offset != 0 || bytes != all {
+        if offset != 0 || bytes != physical.backing.bytes() as u64 {
             return Err(Code::NOT_SUPPORTED);
         }
         let id = self.number();
@@ -49,6 +47,23 @@ impl Tables {
         let kind = Kind::Mapped { access: BTreeMap::new(), physical };
         self.regions.insert(address, Region { bytes, backing, offset: 0, kind, device, context: 0, id });
         ledger::record(MAPPING, address, bytes);
+        Ok(())
+    }
+
+    /// Where nothing is mapped there is nothing to do, and no error (measured).
+    fn unmap(&mut self, address: DevicePtr, bytes: u64) -> Result<(), Code> {
+        let end = address.checked_add(bytes).filter(|_| bytes > 0).ok_or(Code::INVALID_VALUE)?;
+        let reserved = self.reservation(address).is_some_and(|range| end <= range.end);
+        let begins_inside = self.region(address).is_some_and(|(start, _)| start < address);
+        let mappings: Vec<_> = self.regions.range(address..end).map(|(start, region)| (*start, region.bytes)).collect();
+        let ends_inside = mappings.last().is_some_and(|(start, bytes)| start + bytes > end);
+        if !reserved || begins_inside || ends_inside {
+            return Err(Code::INVALID_VALUE);
+        }
+        for (mapping, _) in mappings {
+            self.regions.remove(&mapping);
+            ledger::remove(MAPPING, mapping);
+        }
         Ok(())
     }
 
@@ -102,16 +117,11 @@ entry_points! {
         if flags != 0 { return Err(Code::INVALID_VALUE); }
         state::lock().memory.map(pointer, bytes as u64, offset, handle)
     }
-    // Waits for nothing: work that still uses the memory then meets a fault, which a driver may or may not spare it.
+    // Waits for nothing: work that still uses the memory then meets a fault, which a driver may or may not spare it. Works
+    // after a fault as well (measured).
     fn cuMemUnmap(pointer: DevicePtr, bytes: usize) {
-        context::healthy()?;
         capture::unsafe_call()?;
-        let memory = &mut state::lock().memory;
-        for mapping in memory.mappings(pointer, bytes as u64)? {
-            memory.regions.remove(&mapping);
-            ledger::remove(MAPPING, mapping);
-        }
-        Ok(())
+        state::lock().memory.unmap(pointer, bytes as u64)
     }
     fn cuMemSetAccess(pointer: DevicePtr, bytes: usize, access: *const MemAccessDesc, count: usize) {
         context::healthy()?;

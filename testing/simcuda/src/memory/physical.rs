@@ -108,16 +108,16 @@ entry_points! {
         ledger::record_fd(descriptor, physical.backing.bytes() as u64);
         store(shareable.cast(), descriptor)
     }
-    // The descriptor is given as a pointer, and stays the caller's.
+    // The descriptor is given as a pointer, and stays the caller's. What is no memory of a device is `UNKNOWN`.
     fn cuMemImportFromShareableHandle(handle: *mut AllocationHandle, shareable: usize, kind: u32) {
         context::healthy()?;
         capture::unsafe_call()?;
         if handle.is_null() || kind != POSIX_FD { return Err(Code::INVALID_VALUE); }
-        let number = i32::try_from(shareable).map_err(|_| Code::INVALID_VALUE)?;
-        if number < 0 { return Err(Code::INVALID_VALUE); }
+        let number = i32::try_from(shareable).map_err(|_| Code::UNKNOWN)?;
+        if number < 0 { return Err(Code::UNKNOWN); }
         // SAFETY: borrowed for this call; a number that is not open gives an error below.
         let given = unsafe { BorrowedFd::borrow_raw(number) };
-        let owner = device_of(given).ok_or(Code::INVALID_VALUE)?;
+        let owner = device_of(given).ok_or(Code::UNKNOWN)?;
         let file = rustix::io::fcntl_dupfd_cloexec(given, 0).map_err(|_| Code::OPERATING_SYSTEM)?;
         let backing = Backing::import(file)?;
         let device = state::devices().iter().position(|device| device.physical == owner);

@@ -108,11 +108,20 @@ fn synchronize(stream: Handle) {
     must!(cuStreamSynchronize(stream));
 }
 
-/// One of Partywall's kernels, freshly loaded: it was never launched.
-fn kernel(name: &CStr) -> Handle {
+/// Partywall's kernels, loaded once more.
+fn load() -> Handle {
     let text = CString::new(include_str!("../../../../kernels/partywall.ptx")).expect("text");
-    let (mut module, mut function) = (0, 0);
+    let mut module = 0;
     must!(cuModuleLoadData(&mut module, text.as_ptr().cast()));
+    module
+}
+
+fn kernel(name: &CStr) -> Handle {
+    function(load(), name)
+}
+
+fn function(module: Handle, name: &CStr) -> Handle {
+    let mut function = 0;
     must!(cuModuleGetFunction(&mut function, module, name.as_ptr()));
     function
 }

@@ -6,8 +6,8 @@ use std::thread;
 
 use super::peer::in_a_process;
 use super::{
-    SharedWords, answer, begin, context_handle, device_memory, is_done, kernel, launch, make_current, must, never,
-    new_stream, pinned, synchronize,
+    SharedWords, answer, begin, context_handle, device_memory, function, is_done, launch, load, make_current, must,
+    never, new_stream, pinned, synchronize,
 };
 use crate::abi::{Code, Handle};
 use crate::capture::cuThreadExchangeStreamCaptureMode;
@@ -176,24 +176,31 @@ fn pinned_memory_is_read_when_the_stream_gets_there_and_small_pageable_memory_at
 }
 
 #[test]
-fn the_first_launch_of_a_kernel_waits_for_the_whole_context() {
+fn loading_waits_for_the_whole_context_and_so_does_a_function_that_is_asked_for_late() {
+    if !in_a_process(
+        "tests::streams::loading_waits_for_the_whole_context_and_so_does_a_function_that_is_asked_for_late",
+        &[],
+    ) {
+        return;
+    }
     begin();
     let words = SharedWords::new(4096);
-    let (waiting, other, memory) = (new_stream(), new_stream(), device_memory(64));
-    let (known, new) = (kernel(c"pw_fill"), kernel(c"pw_fill"));
-    assert_eq!(launch(known, other, &mut [memory, 16]), Code::SUCCESS);
+    let (waiting, other, late, memory) = (new_stream(), new_stream(), new_stream(), device_memory(64));
+    let (module, known) = (load(), &mut [memory, 16]);
+    let early = function(module, c"pw_fill");
     must!(cuStreamWaitValue64_v2(waiting, words.device, 1, 0));
-    assert_eq!(launch(known, other, &mut [memory, 16]), Code::SUCCESS, "no first launch");
-    let context = context_handle();
-    let launched = thread::spawn(move || {
-        make_current(context);
-        launch(new, other, &mut [memory, 16])
-    });
-    // Everything else is done, so that nothing but the wait holds it up.
+    assert_eq!(launch(early, other, known), Code::SUCCESS);
     synchronize(other);
-    never(|| launched.is_finished());
+    assert_eq!(launch(function(module, c"pw_double"), late, known), Code::SUCCESS);
+    let context = context_handle();
+    let loaded = thread::spawn(move || {
+        make_current(context);
+        load()
+    });
+    never(|| loaded.is_finished() || is_done(late));
     words.store(0, 1);
-    assert_eq!(launched.join().unwrap(), Code::SUCCESS);
+    synchronize(late);
+    loaded.join().unwrap();
 }
 
 #[test]
