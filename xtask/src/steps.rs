@@ -67,7 +67,7 @@ impl fmt::Display for Outcome {
 }
 
 /// The quickest to fail come first.
-const STEPS: [Step; 14] = [
+const STEPS: [Step; 15] = [
     Step {
         name: "format",
         quick: true,
@@ -89,6 +89,7 @@ const STEPS: [Step; 14] = [
     Step { name: "tests with Python", quick: false, run: tests_with_python },
     Step { name: "tests without a GPU", quick: false, run: tests_without_gpu },
     Step { name: "tests, simulated GPU", quick: false, run: |workspace| tests_on_simulated_gpu(workspace).into() },
+    Step { name: "driver faults", quick: false, run: |workspace| faults(workspace).into() },
     Step { name: "GPU tests, simulated", quick: false, run: |workspace| simulated_gpu_tests(workspace).into() },
     Step { name: "doc tests", quick: false, run: |workspace| doc_tests(workspace).into() },
     Step {
@@ -216,6 +217,14 @@ fn simulated_gpu_tests(workspace: &Workspace) -> Result<(), String> {
     command.arg(workspace.target.join("simulated-gpu-tests.json"));
     command.env(LIBCUDA, workspace.simulated_driver()).env(SEED, seed.to_string());
     command.env("SIMCUDA_DEVICES", "2").env("SIMCUDA_DELAY", "300");
+    run(in_test_environment(workspace, &mut command))
+}
+
+/// Fails each driver call of each public operation, and kills a process at each.
+fn faults(workspace: &Workspace) -> Result<(), String> {
+    build_what_tests_run(workspace)?;
+    let mut command = workspace.cargo(["run", "-p", "partywall-faults", "--", "--report"]);
+    command.arg(workspace.target.join("driver-faults.json"));
     run(in_test_environment(workspace, &mut command))
 }
 

@@ -86,9 +86,9 @@ impl fmt::Debug for DeviceBuffer {
 
 impl Drop for DeviceBuffer {
     fn drop(&mut self) {
-        let freed = self.context.guard_relaxed().and_then(|_guard| {
+        let freed = self.context.give_back(|driver| {
             // SAFETY: allocated once, freed once.
-            unsafe { self.context.driver().mem_free(self.pointer) }
+            unsafe { driver.mem_free(self.pointer) }
         });
         self.context.record_drop(freed);
     }
@@ -158,9 +158,9 @@ impl fmt::Debug for PinnedBuffer {
 
 impl Drop for PinnedBuffer {
     fn drop(&mut self) {
-        let freed = self.context.guard_relaxed().and_then(|_guard| {
+        let freed = self.context.give_back(|driver| {
             // SAFETY: allocated once, freed once.
-            unsafe { self.context.driver().mem_free_host(self.pointer.as_ptr().cast()) }
+            unsafe { driver.mem_free_host(self.pointer.as_ptr().cast()) }
         });
         self.context.record_drop(freed);
     }

@@ -142,6 +142,20 @@ impl Context {
         self.inner.raw
     }
 
+    /// Gives something back in a `Drop`. What is not given back now is never: a context that cannot be made current is
+    /// tried twice, and then the call is made all the same, because some need none.
+    pub(crate) fn give_back(
+        &self,
+        call: impl FnOnce(&'static Driver) -> Result<(), CudaError>,
+    ) -> Result<(), CudaError> {
+        let (_guard, current) = match self.guard_relaxed() {
+            Ok(guard) => (Ok(guard), Ok(())),
+            Err(error) => (self.guard_relaxed(), Err(error)),
+        };
+        let given_back = call(self.driver());
+        current.and(given_back)
+    }
+
     /// Keeps the failure of a `Drop`, if it is the first.
     pub(crate) fn record_drop(&self, result: Result<(), CudaError>) {
         if let Err(error) = result {

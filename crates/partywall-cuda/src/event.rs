@@ -72,9 +72,9 @@ impl fmt::Debug for Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        let destroyed = self.context.guard().and_then(|_guard| {
+        let destroyed = self.context.give_back(|driver| {
             // SAFETY: created once, destroyed once.
-            unsafe { self.context.driver().event_destroy(self.handle) }
+            unsafe { driver.event_destroy(self.handle) }
         });
         self.context.record_drop(destroyed);
     }

@@ -63,9 +63,9 @@ impl fmt::Debug for UnshareableMemory {
 
 impl Drop for UnshareableMemory {
     fn drop(&mut self) {
-        let freed = self.context.guard_relaxed().and_then(|_guard| {
+        let freed = self.context.give_back(|driver| {
             // SAFETY: allocated once, freed once; this call frees both kinds.
-            unsafe { self.context.driver().mem_free(self.pointer) }
+            unsafe { driver.mem_free(self.pointer) }
         });
         self.context.record_drop(freed);
     }

@@ -125,9 +125,9 @@ impl fmt::Debug for IpcEvent {
 
 impl Drop for IpcEvent {
     fn drop(&mut self) {
-        let destroyed = self.context.guard().and_then(|_guard| {
+        let destroyed = self.context.give_back(|driver| {
             // SAFETY: created or opened once, destroyed once.
-            unsafe { self.context.driver().event_destroy(self.handle) }
+            unsafe { driver.event_destroy(self.handle) }
         });
         self.context.record_drop(destroyed);
     }

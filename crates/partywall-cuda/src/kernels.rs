@@ -122,13 +122,17 @@ impl Kernels {
         // A thread that panicked meanwhile left nothing in it that matters: each check sets it anew.
         let mut result = self.result.lock().unwrap_or_else(PoisonError::into_inner);
         let VerifyResult { device, host } = &mut *result;
-        stream.enqueue_set(device.as_slice(), 0xFF)?;
         let (mut factor, mut first_bad) = (factor, device.as_slice().device_ptr());
         let parameters = &mut [(&raw mut factor).cast(), (&raw mut first_bad).cast()];
-        self.launch_over(&self.verify, stream, data, 4, parameters)?;
-        // SAFETY: `host` is locked and untouched until the wait below; it outlives a failing stream, see its type.
-        unsafe { stream.enqueue_copy_to_host(host, device.as_slice()) }?;
-        stream.synchronize()?;
+        let enqueued = stream.enqueue_set(device.as_slice(), 0xFF).and_then(|()| {
+            self.launch_over(&self.verify, stream, data, 4, parameters)?;
+            // SAFETY: `host` is locked and untouched until the wait below; it outlives a failing stream, see its type.
+            unsafe { stream.enqueue_copy_to_host(host, device.as_slice()) }
+        });
+        // Also if it was not enqueued whole: the caller may give up the data.
+        let waited = stream.synchronize();
+        enqueued?;
+        waited?;
         let mut bytes = [0; RESULT_BYTES];
         bytes.copy_from_slice(host);
         let first_bad = u64::from_ne_bytes(bytes);

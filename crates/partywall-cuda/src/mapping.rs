@@ -81,7 +81,9 @@ impl Mapping {
         let describe = |error: CudaError| describe(error, bytes, &context);
         let _guard = context.guard_relaxed()?;
         let range = match AddressRange::reserve(&context, reserved.max(bytes)) {
-            Err(_) if reserved > bytes => AddressRange::reserve(&context, bytes),
+            Err(error) if error.code == CuResult::OUT_OF_MEMORY && reserved > bytes => {
+                AddressRange::reserve(&context, bytes)
+            }
             reserved => reserved,
         };
         let range = range.map_err(describe)?;
@@ -254,11 +256,11 @@ impl Part {
         if !std::mem::replace(&mut self.mapped, false) {
             return Ok(());
         }
-        let context = self.memory.context();
-        let _guard = context.guard_relaxed()?;
-        // SAFETY: exactly the range that was mapped, unmapped once; nothing gives it out any more, because all callers
-        // end the part.
-        unsafe { context.driver().mem_unmap(self.pointer, self.memory.len() as usize) }
+        self.memory.context().give_back(|driver| {
+            // SAFETY: exactly the range that was mapped, unmapped once; nothing gives it out any more, because all
+            // callers end the part.
+            unsafe { driver.mem_unmap(self.pointer, self.memory.len() as usize) }
+        })
     }
 }
 
@@ -308,10 +310,10 @@ impl AddressRange {
 
 impl Drop for AddressRange {
     fn drop(&mut self) {
-        let freed = self.context.guard_relaxed().and_then(|_guard| {
+        let freed = self.context.give_back(|driver| {
             // SAFETY: reserved once, freed once. If unmapping failed before, the driver refuses and the addresses
             // stay reserved, which is safe.
-            unsafe { self.context.driver().mem_address_free(self.pointer, self.bytes) }
+            unsafe { driver.mem_address_free(self.pointer, self.bytes) }
         });
         self.context.record_drop(freed);
     }

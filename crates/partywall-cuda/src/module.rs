@@ -94,9 +94,9 @@ impl fmt::Debug for Module {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        let unloaded = self.context.guard_relaxed().and_then(|_guard| {
+        let unloaded = self.context.give_back(|driver| {
             // SAFETY: loaded once, unloaded once; every Function holds a clone of the Arc.
-            unsafe { self.context.driver().module_unload(self.handle) }
+            unsafe { driver.module_unload(self.handle) }
         });
         self.context.record_drop(unloaded);
     }

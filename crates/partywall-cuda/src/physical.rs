@@ -200,10 +200,10 @@ impl fmt::Debug for PhysicalMemory {
 
 impl Drop for PhysicalMemory {
     fn drop(&mut self) {
-        let released = self.context.guard_relaxed().and_then(|_guard| {
+        let released = self.context.give_back(|driver| {
             // SAFETY: the handle came from one create or import and is released once, here. Mappings made of it are
             // references of their own.
-            unsafe { self.context.driver().mem_release(self.handle) }
+            unsafe { driver.mem_release(self.handle) }
         });
         self.context.record_drop(released);
     }

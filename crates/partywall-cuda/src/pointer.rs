@@ -181,8 +181,8 @@ impl VmmFacts {
         // SAFETY: the handle's pointer is live; the address is looked up, not followed.
         match unsafe { driver.mem_retain_allocation_handle(&mut handle, address as *mut c_void) } {
             Ok(()) => {}
-            Err(error) if error.is_sticky() => return Err(error),
-            Err(_) => return Ok(None),
+            Err(error) if matches!(error.code, CuResult::INVALID_VALUE | CuResult::NOT_SUPPORTED) => return Ok(None),
+            Err(error) => return Err(error),
         }
         let mut properties = crate::abi::MemAllocationProp::default();
         // SAFETY: the pointer is to a live struct of the driver's layout, the handle was just retained.

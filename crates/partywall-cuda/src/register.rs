@@ -93,8 +93,7 @@ impl HostRegistration {
     /// copy engine itself. The registration must not be dropped before the stream has done it.
     ///
     /// # Errors
-    /// The bytes are not inside it, the destination is read-only, the stream is captured (a graph may be launched when
-    /// the registration is gone), or the driver refuses; nothing is then enqueued.
+    /// The bytes are not inside it, the destination is read-only, or the driver refuses; nothing is then enqueued.
     pub fn enqueue_copy_to(
         &self,
         stream: StreamRef<'_>,
@@ -103,7 +102,6 @@ impl HostRegistration {
     ) -> Result<(), AccessError> {
         let source = self.slice(offset, destination.len())?;
         destination.require_writable()?;
-        stream.require_not_capturing()?;
         if source.is_empty() {
             return Ok(());
         }
@@ -121,8 +119,7 @@ impl HostRegistration {
     /// Enqueues a copy of device memory to its bytes from `offset` on, as [`HostRegistration::enqueue_copy_to`].
     ///
     /// # Errors
-    /// The bytes are not inside it, it is read-only, the stream is captured, or the driver refuses; nothing is then
-    /// enqueued.
+    /// The bytes are not inside it, it is read-only, or the driver refuses; nothing is then enqueued.
     pub fn enqueue_copy_from(
         &self,
         stream: StreamRef<'_>,
@@ -131,7 +128,6 @@ impl HostRegistration {
     ) -> Result<(), AccessError> {
         let destination = self.slice(offset, source.len())?;
         destination.require_writable()?;
-        stream.require_not_capturing()?;
         if source.is_empty() {
             return Ok(());
         }
@@ -212,9 +208,9 @@ impl fmt::Debug for HostRegistration {
 
 impl Drop for HostRegistration {
     fn drop(&mut self) {
-        let unregistered = self.context.guard_relaxed().and_then(|_guard| {
+        let unregistered = self.context.give_back(|driver| {
             // SAFETY: registered once from this address, unregistered once; the range is still mapped.
-            unsafe { self.context.driver().mem_host_unregister(self.map.address()) }
+            unsafe { driver.mem_host_unregister(self.map.address()) }
         });
         self.context.record_drop(unregistered);
     }

@@ -79,9 +79,9 @@ impl fmt::Debug for Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        let destroyed = self.context.guard().and_then(|_guard| {
+        let destroyed = self.context.give_back(|driver| {
             // SAFETY: created once, destroyed once; every StreamRef borrows `self` and is gone.
-            unsafe { self.context.driver().stream_destroy(self.raw.handle()) }
+            unsafe { driver.stream_destroy(self.raw.handle()) }
         });
         self.context.record_drop(destroyed);
     }
@@ -118,9 +118,14 @@ impl<'a> StreamRef<'a> {
     /// # Errors
     /// What that work failed with; `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` while the stream is captured.
     pub fn synchronize(&self) -> Result<(), CudaError> {
-        let _guard = self.context.guard()?;
-        // SAFETY: the stream is live; a context is current.
-        unsafe { self.context.driver().stream_synchronize(self.handle()) }
+        let wait = || {
+            let _guard = self.context.guard()?;
+            // SAFETY: the stream is live; a context is current.
+            unsafe { self.context.driver().stream_synchronize(self.handle()) }
+        };
+        // Who gets an error gives up the memory that the work uses. So the driver is asked twice before that: if the
+        // work failed it says so again, at once, and if only the asking failed the work is over afterwards.
+        wait().inspect_err(|_| drop(wait()))
     }
 
     /// Whether everything on the stream is done. Does not wait.

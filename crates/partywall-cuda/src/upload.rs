@@ -77,7 +77,8 @@ impl Upload {
 impl Drop for Upload {
     fn drop(&mut self) {
         // If waiting fails, the context is lost and the copies with it.
-        let _ = self.stream.synchronize();
+        let waited = self.stream.synchronize();
+        self.stream.as_ref().context().record_drop(waited);
     }
 }
 

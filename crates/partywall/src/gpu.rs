@@ -212,12 +212,17 @@ pub fn resolve(choice: DeviceChoice) -> Result<(Place, Option<String>)> {
 /// The device with this UUID.
 pub(crate) fn find(uuid: DeviceUuid) -> Result<Device> {
     let all = devices()?;
-    for device in &all {
-        if device.uuid().map_err(cuda_error("asking for a GPU's UUID"))? == uuid {
-            return Ok(*device);
-        }
-    }
-    Err(no_device(&uuid.to_string(), visible(&all)))
+    let found = uuids_of(&all)?.iter().position(|other| *other == uuid);
+    found.map(|ordinal| all[ordinal]).ok_or_else(|| no_device(&uuid.to_string(), visible(&all)))
+}
+
+/// The UUIDs of all devices, in their order.
+pub(crate) fn uuids() -> Result<Vec<DeviceUuid>> {
+    uuids_of(&devices()?)
+}
+
+fn uuids_of(devices: &[Device]) -> Result<Vec<DeviceUuid>> {
+    devices.iter().map(|device| device.uuid().map_err(cuda_error("asking for the UUID of a GPU"))).collect()
 }
 
 fn visible(devices: &[Device]) -> String {

@@ -21,6 +21,8 @@ use crate::process::{Output, Running};
 #[derive(Debug)]
 pub struct Sandbox {
     directory: tempfile::TempDir,
+    /// Simulated GPUs of everything that is started through it.
+    gpus: Option<usize>,
 }
 
 impl Default for Sandbox {
@@ -40,7 +42,17 @@ impl Sandbox {
         for part in ["run", "state", "home"] {
             fs::DirBuilder::new().mode(0o700).create(directory.path().join(part)).unwrap();
         }
-        Self { directory }
+        Self { directory, gpus: None }
+    }
+
+    /// A new one, in which everything runs on the simulated driver, with so many GPUs.
+    ///
+    /// # Panics
+    /// If it cannot be made.
+    pub fn simulated(gpus: usize) -> Self {
+        let mut sandbox = Self::new();
+        sandbox.gpus = Some(gpus);
+        sandbox
     }
 
     /// Its directory, for files of the test's.
@@ -83,6 +95,9 @@ impl Sandbox {
         command.env("XDG_RUNTIME_DIR", self.path().join("run"));
         command.env("XDG_STATE_HOME", self.path().join("state"));
         command.env("HOME", self.path().join("home"));
+        if let Some(gpus) = self.gpus {
+            command.env("PARTYWALL_LIBCUDA", simulated_driver()).env("SIMCUDA_DEVICES", gpus.to_string());
+        }
         command
     }
 

@@ -1,7 +1,7 @@
 //! `SIMCUDA_FAULTS`: a comma-separated list of faults, each `FUNCTION:N=CODE` or `FUNCTION:N=kill`.
 //!
 //! The Nth call of the function in this process (from 1) does nothing and answers the code, or kills its process.
-//! `*` stands for any function: the Nth call of all.
+//! A call that gives something back does so before it answers the code. `*` stands for any function: the Nth call of all.
 
 use std::sync::LazyLock;
 

@@ -139,10 +139,9 @@ impl Link {
         (link, events)
     }
 
-    /// That this is the process that connected, and not a forked child of it, where a lock may be held by nobody who is
-    /// still there.
-    pub(crate) fn require_ours(&self) -> Result<()> {
-        if self.generation == fork_generation() { Ok(()) } else { Err(Error::Forked { parent: self.owner }) }
+    /// Whether this is the process that connected, and not a forked child of it.
+    pub(super) fn is_ours(&self) -> bool {
+        self.generation == fork_generation()
     }
 
     pub(crate) fn socket_path(&self) -> &Path {
@@ -327,7 +326,9 @@ impl Link {
 
     /// The use of the call side, after those who came before.
     fn turn(&self) -> Result<Turn<'_>> {
-        self.require_ours()?;
+        if !self.is_ours() {
+            return Err(Error::Forked { parent: self.owner });
+        }
         let mut queue = lock(&self.queue);
         if queue.in_use {
             queue.waiting += 1;

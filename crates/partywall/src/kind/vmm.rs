@@ -154,29 +154,22 @@ pub(super) fn reader(owner: DeviceUuid, version: &Attach<'_>) -> Result<Arc<Gpu>
     let wanted = match version.device {
         Some(device) => device,
         // The owner if we see it. Else what there is: the driver maps memory of a GPU that this process does not see.
-        None => match gpu::find(owner) {
-            Ok(_) => owner,
-            Err(Error::NoDevice { .. }) => first_visible(owner)?,
-            Err(error) => return Err(error),
-        },
+        None => {
+            let visible = gpu::uuids()?;
+            let why = "this process sees no GPU at all".to_owned();
+            let first = visible.first().ok_or_else(|| Error::NoDevice { wanted: owner.to_string(), why })?;
+            *visible.iter().find(|uuid| **uuid == owner).unwrap_or(first)
+        }
     };
     if wanted != owner && !version.allow_peer {
-        return Err(remote(owner, wanted, version, link(owner, wanted)));
+        return Err(Error::RemoteDevice {
+            name: version.name.to_owned(),
+            owner: owner.to_string(),
+            reader: wanted.to_string(),
+            link: link(owner, wanted),
+        });
     }
     version.gpus.get(wanted)
-}
-
-/// The error of reading memory of `owner` on `reader`.
-pub(super) fn remote(owner: DeviceUuid, reader: DeviceUuid, version: &Attach<'_>, link: String) -> Error {
-    let (owner, reader) = (owner.to_string(), reader.to_string());
-    Error::RemoteDevice { name: version.name.to_owned(), owner, reader, link }
-}
-
-fn first_visible(owner: DeviceUuid) -> Result<DeviceUuid> {
-    let all = gpu::devices()?;
-    let why = "this process sees no GPU at all".to_owned();
-    let first = all.first().ok_or_else(|| Error::NoDevice { wanted: owner.to_string(), why })?;
-    first.uuid().map_err(cuda_error("asking for a GPU's UUID"))
 }
 
 /// How two GPUs reach each other, and what that costs (measured on two H200 with NVLink).

@@ -175,7 +175,7 @@ impl Builder {
         });
         let kind = kind::native(self.place)?;
         let draft = kind
-            .allocate(&self.name, self.place, &chunks, reserve, self.domain.gpus()?)
+            .allocate(&self.name, self.place, &chunks, reserve, self.domain.gpus())
             .map_err(|e| with_held(e, &self.domain))?;
         Ok(Build {
             chunks: draft.chunk_bytes(),
@@ -292,21 +292,22 @@ impl Build {
             return Err(Error::BadRange { tensor: tensor.to_owned(), why });
         }
         let (chunk, mut offset) = (entry.chunk(), entry.offset());
+        let failed = |error| named(error, &self.name);
         let uploads = self.draft.uploads();
-        let mut upload = uploads.start()?;
+        let mut upload = uploads.start().map_err(failed)?;
         while !bytes.is_empty() {
-            let buffer = upload.buffer()?;
+            let buffer = upload.buffer().map_err(failed)?;
             let len = bytes.len().min(buffer.len());
             buffer[..len].copy_from_slice(&bytes[..len]);
-            upload.submit(&[Copy { start: 0, len, chunk, offset }])?;
+            upload.submit(&[Copy { start: 0, len, chunk, offset }]).map_err(failed)?;
             (bytes, offset) = (&bytes[len..], offset + len as u64);
         }
-        upload.finish()
+        upload.finish().map_err(failed)
     }
 
     /// Writes many tensors from several threads; see [`files::Plan::copy_to`].
     pub fn uploader(&mut self) -> Uploader<'_> {
-        Uploader { uploads: self.draft.uploads(), entries: self.table.in_given_order() }
+        Uploader { name: &self.name, uploads: self.draft.uploads(), entries: self.table.in_given_order() }
     }
 
     /// Bytes allocated.
@@ -372,6 +373,7 @@ impl fmt::Debug for Build {
 
 /// Writes tensors of a [`Build`] from several threads.
 pub struct Uploader<'a> {
+    name: &'a str,
     uploads: Box<dyn Uploads + 'a>,
     entries: Vec<Entry<'a>>,
 }
@@ -383,12 +385,14 @@ impl files::Sink for Uploader<'_> {
         Self: 'a;
 
     fn lane(&self) -> Result<UploadLane<'_>, SinkError> {
-        Ok(UploadLane { upload: self.uploads.start()?, entries: &self.entries, copies: Vec::new() })
+        let upload = self.uploads.start().map_err(|error| named(error, self.name))?;
+        Ok(UploadLane { name: self.name, upload, entries: &self.entries, copies: Vec::new() })
     }
 }
 
 /// One thread's share of an [`Uploader`].
 pub struct UploadLane<'a> {
+    name: &'a str,
     upload: Box<dyn Upload + 'a>,
     entries: &'a [Entry<'a>],
     copies: Vec<Copy>,
@@ -396,7 +400,7 @@ pub struct UploadLane<'a> {
 
 impl files::Lane for UploadLane<'_> {
     fn buffer(&mut self) -> Result<&mut [u8], SinkError> {
-        Ok(self.upload.buffer()?)
+        Ok(self.upload.buffer().map_err(|error| named(error, self.name))?)
     }
 
     fn submit(&mut self, pieces: &[Piece]) -> Result<(), SinkError> {
@@ -410,11 +414,11 @@ impl files::Lane for UploadLane<'_> {
             let offset = entry.offset() + piece.offset;
             self.copies.push(Copy { start: piece.start, len: piece.len, chunk: entry.chunk(), offset });
         }
-        Ok(self.upload.submit(&self.copies)?)
+        Ok(self.upload.submit(&self.copies).map_err(|error| named(error, self.name))?)
     }
 
     fn finish(self) -> Result<(), SinkError> {
-        Ok(self.upload.finish()?)
+        Ok(self.upload.finish().map_err(|error| named(error, self.name))?)
     }
 }
 

@@ -122,7 +122,7 @@ impl Growth<'_> {
     pub fn commit(self) -> Result<()> {
         let Self { segment, longer, tensors, spare } = self;
         let Some(lease) = segment.lease else { return Ok(()) };
-        let _turn = segment.turn()?;
+        let _turn = segment.turn();
         let (facts, stage) = (&segment.facts, segment.stage());
         if facts.reserved == 0 {
             return Err(segment.cannot_grow(NoGrowth::Fixed));
@@ -134,8 +134,7 @@ impl Growth<'_> {
         if needed > reserved {
             return Err(segment.cannot_grow(NoGrowth::Reserved { reserved, needed }));
         }
-        let gpus = segment.domain.gpus()?;
-        let chunk = (missing > 0).then(|| segment.kind.chunk(&facts.name, facts.place, missing, gpus));
+        let chunk = (missing > 0).then(|| segment.kind.chunk(&facts.name, facts.place, missing, segment.domain.gpus()));
         let chunk = chunk.transpose().map_err(|e| with_held(e, &segment.domain))?;
         let (chunks, fds): (Vec<u64>, Vec<OwnedFd>) = chunk.into_iter().unzip();
         let ranges = info::ranges(facts.reserved, &[&stage.chunks[..], &chunks].concat())?;
@@ -143,7 +142,7 @@ impl Growth<'_> {
 
         // Mapped before it is said, so that nothing can go wrong once it has been said.
         let chunk: Vec<_> = chunks.iter().copied().zip(fds).collect();
-        let extension = segment.memory().extend(&chunk)?;
+        let extension = segment.memory().extend(&chunk).map_err(|e| segment.named(e))?;
         let (wire_table, table_fd) = wire_table(&facts.name, table.as_bytes())?;
         let grow = Grow {
             lease,
@@ -206,7 +205,7 @@ impl Segment {
     /// call. The segment is then as it was.
     pub fn refresh(&self) -> Result<Refreshed> {
         let Some(lease) = self.lease.filter(|_| self.facts.reserved > 0) else { return Ok(Refreshed::Unchanged) };
-        let _turn = self.turn()?;
+        let _turn = self.turn();
         let stage = self.stage();
         let refresh = Call::Refresh { lease, growths: stage.growths, chunks: stage.chunks.len() as u64 };
         match self.domain.link().call_with(refresh, &[])? {
@@ -252,16 +251,15 @@ impl Segment {
             return Ok(Refreshed::DoesNotFit { bytes, reserved });
         }
         let chunk: Vec<_> = chunks.iter().copied().zip(fds).collect();
-        self.memory().extend(&chunk)?.publish();
+        self.memory().extend(&chunk).map_err(|e| self.named(e))?.publish();
         stage.follow(&chunks, table, growths);
         Ok(Refreshed::Grown)
     }
 
     /// One change of the length at a time.
-    fn turn(&self) -> Result<MutexGuard<'_, ()>> {
-        self.domain.link().require_ours()?;
+    fn turn(&self) -> MutexGuard<'_, ()> {
         // Nothing is half-done behind it: a stage follows in one step.
-        Ok(self.growing.lock().unwrap_or_else(PoisonError::into_inner))
+        self.growing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn cannot_grow(&self, why: NoGrowth) -> Error {

@@ -225,6 +225,9 @@ fn named(error: Error, name: &str) -> Error {
         Error::WrongKind { has, wanted, operation, .. } => {
             Error::WrongKind { name: name.to_owned(), has, wanted, operation }
         }
+        Error::Cuda { what, source } if !what.contains(&format!("{name:?}")) => {
+            Error::Cuda { what: format!("{what} for {name:?}"), source }
+        }
         other => other,
     }
 }

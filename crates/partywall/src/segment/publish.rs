@@ -2,15 +2,15 @@
 
 use std::{os::fd::AsFd, sync::Mutex};
 
-use partywall_cuda::{DeviceUuid, ForeignMemory, PointerKind};
+use partywall_cuda::{DeviceSlice, DeviceUuid, ForeignMemory, PointerKind};
 use partywall_shm::{DType, Table, TableBuilder, TableError};
 use partywall_wire::{Answer, Call, Commit, limits::MAX_CHUNKS};
 
-use super::{Facts, Segment, Stage, build::wire_table};
+use super::{Facts, Segment, Stage, build::wire_table, named};
 use crate::{
     domain::{Domain, check_name, unexpected},
     error::{Error, Result},
-    gpu::{access_error, cuda_error},
+    gpu::{Gpu, access_error, cuda_error},
     info::TableBytes,
     kind::{by_wire, legacy},
     place::Place,
@@ -169,9 +169,8 @@ impl Publication {
         let table = Table::parse(TableBytes::Inline(table.placed(&places, &chunks)), &chunks).map_err(bad_table)?;
 
         let gpu = domain.gpu(uuid)?;
-        // What the publisher has enqueued must be in memory before others may read it.
-        gpu.context().synchronize().map_err(cuda_error("finishing the publisher's work"))?;
-        let (handles, memory) = legacy::publish(allocations, gpu, mutable)?;
+        finish_work(&gpu, &name)?;
+        let (handles, memory) = legacy::publish(allocations, gpu, mutable).map_err(|error| named(error, &name))?;
         let (wire_table, table_fd) = wire_table(&name, table.as_bytes())?;
         let place = Place::Gpu(uuid);
         let commit = Commit {
@@ -224,16 +223,21 @@ impl Publication {
         }
         let builder = self.domain.create(&self.name, Place::Gpu(uuid)).table(self.table);
         let build = builder.mutable(self.mutable).kept(self.kept).if_absent(self.if_absent).allocate()?;
-        gpu.context().synchronize().map_err(cuda_error("finishing the publisher's work"))?;
-        for (name, pieces) in names.iter().zip(sources).filter(|(_, pieces)| !pieces.is_empty()) {
+        finish_work(&gpu, &self.name)?;
+        let enqueue = |name: &str, pieces: Vec<DeviceSlice<'_>>| {
             let (target, mut offset) = (build.device(name)?.as_slice(), 0);
             for piece in pieces {
                 let copied = target.slice(offset, piece.len()).and_then(|part| gpu.stream().enqueue_copy(part, piece));
                 copied.map_err(|error| in_tensor(name, error))?;
                 offset += piece.len();
             }
-        }
-        gpu.stream().synchronize().map_err(cuda_error("copying the tensors"))?;
+            Ok(())
+        };
+        let mut tensors = names.iter().zip(sources).filter(|(_, pieces)| !pieces.is_empty());
+        let enqueued = tensors.try_for_each(|(name, pieces)| enqueue(name, pieces));
+        // Also if not all are enqueued: the memory goes when this returns.
+        let copied = gpu.stream().synchronize().map_err(cuda_error("copying the tensors"));
+        enqueued.and(copied).map_err(|error| named(error, &self.name))?;
         build.commit()
     }
 
@@ -269,4 +273,9 @@ impl Publication {
     fn tensor_name(&self, index: usize) -> String {
         self.table.names().nth(index).unwrap_or_default().to_owned()
     }
+}
+
+/// Waits for what the publisher has enqueued: it must be in memory before others may read it.
+fn finish_work(gpu: &Gpu, name: &str) -> Result<()> {
+    gpu.context().synchronize().map_err(cuda_error(format!("finishing the publisher's work on {name:?}")))
 }

@@ -153,7 +153,7 @@ impl<'a> Tensor<'a> {
         if out.is_empty() {
             return Ok(());
         }
-        self.segment.memory().read(self.entry.chunk(), start, out)
+        self.segment.memory().read(self.entry.chunk(), start, out).map_err(|e| self.segment.named(e))
     }
 
     /// A copy of all its bytes. Host-synchronous.
@@ -179,7 +179,7 @@ impl<'a> Tensor<'a> {
         if bytes.is_empty() {
             return Ok(());
         }
-        self.segment.memory().write(self.entry.chunk(), start, bytes)
+        self.segment.memory().write(self.entry.chunk(), start, bytes).map_err(|e| self.segment.named(e))
     }
 
     /// Where `len` bytes from `offset` on begin in the chunk.

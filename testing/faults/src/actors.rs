@@ -1,0 +1,161 @@
+//! The processes of a run: one that runs an operation under faults, and a bystander of the same domain.
+
+use std::io::BufRead as _;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+
+use partywall::{Domain, Error, info::StatusInfo};
+use serde::{Deserialize, Serialize};
+
+use crate::operations::{self, Before, Operation, Setting};
+
+/// The option that makes this program play a role.
+pub(crate) const ROLE: &str = "--role";
+/// Runs an operation twice.
+pub(crate) const ACTOR: &str = "actor";
+/// Holds what the operations open, and runs operations when told to.
+pub(crate) const BYSTANDER: &str = "bystander";
+
+/// What a bystander takes for the question what the broker holds; every other order is an operation.
+pub(crate) const HOLDINGS: &str = "holdings";
+
+/// The environment variable of the simulated driver's log of calls.
+pub(crate) const CALLS: &str = "SIMCUDA_CALLS";
+
+/// What an actor tells, a line each.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Line {
+    /// The operation begins; so many driver calls were made before.
+    Begins(usize),
+    /// The operation has ended; so many driver calls were made until now.
+    Ended(usize, Result<(), Told>),
+    /// The failures of drops, which the contexts have kept.
+    Kept(Vec<String>),
+    /// It was run once more.
+    Again(Result<(), Told>),
+}
+
+/// What a broker holds, without the bystander itself among the members.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Holdings {
+    members: u64,
+    names: u64,
+    versions: u64,
+    leases: u64,
+    fds: u64,
+    bytes: u64,
+}
+
+/// An error as a caller sees it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Told {
+    pub(crate) text: String,
+    pub(crate) advice: String,
+}
+
+/// Plays a role to its end.
+pub(crate) fn play(role: &str, arguments: &[String]) -> Result<(), String> {
+    match (role, arguments) {
+        (ACTOR, [operation, socket, directory]) => actor(find(operation)?, Path::new(socket), directory.into()),
+        (BYSTANDER, [socket, directory]) => bystander(Path::new(socket), directory.into()),
+        _ => Err("no such role".to_owned()),
+    }
+}
+
+fn actor(operation: &Operation, socket: &Path, directory: PathBuf) -> Result<(), String> {
+    let calls = PathBuf::from(std::env::var_os(CALLS).ok_or("no log of calls")?);
+    let calls = || -> Result<usize, String> {
+        let text = std::fs::read_to_string(&calls).or_else(|error| match error.kind() {
+            std::io::ErrorKind::NotFound => Ok(String::new()),
+            _ => Err(format!("{}: {error}", calls.display())),
+        })?;
+        Ok(text.lines().count())
+    };
+    let setting = setting(operation.name, socket, directory, operation.before)?;
+    say(&Line::Begins(calls()?));
+    let outcome = attempt(operation, &setting);
+    say(&Line::Ended(calls()?, outcome));
+    say(&Line::Kept(kept(&setting.domain)));
+    say(&Line::Again(attempt(operation, &setting)));
+    Ok(())
+}
+
+/// What the contexts of the GPUs have kept of drops that failed.
+fn kept(domain: &Domain) -> Vec<String> {
+    let gpus = [operations::FIRST_GPU, operations::SECOND_GPU].into_iter().filter_map(|uuid| domain.gpu(uuid).ok());
+    gpus.filter_map(|gpu| gpu.context().take_drop_error()).map(|error| error.to_string()).collect()
+}
+
+fn bystander(socket: &Path, directory: PathBuf) -> Result<(), String> {
+    let setting = setting("bystander", socket, directory, Before::Kernels)?;
+    let segments = operations::hold(&setting.domain).map_err(|error| tell(&error).text)?;
+    let holdings = || holdings(&setting.domain).map_err(|error| tell(&error).text);
+    say(&holdings()?);
+    for line in std::io::stdin().lock().lines() {
+        let order = line.map_err(|error| error.to_string())?;
+        if order == HOLDINGS {
+            say(&holdings()?);
+        } else {
+            let outcome = attempt(find(&order)?, &setting);
+            say(&outcome.and_then(|()| caught(|| operations::check_held(&segments))));
+        }
+    }
+    Ok(())
+}
+
+fn holdings(domain: &Domain) -> Result<Holdings, Error> {
+    let status = domain.status()?;
+    let bytes = status.bytes.iter().map(|(_, bytes)| bytes).sum();
+    let StatusInfo { members, names, versions, leases, fds, .. } = status;
+    Ok(Holdings { members, names, versions, leases, fds, bytes })
+}
+
+fn setting(name: &str, socket: &Path, directory: PathBuf, before: Before) -> Result<Setting, String> {
+    let domain = Domain::options().socket(socket).start(false).connect().map_err(|error| tell(&error).text)?;
+    let prepare = || match before {
+        Before::Nothing => Ok(()),
+        Before::Gpu => domain.gpu(operations::FIRST_GPU).map(drop),
+        Before::Kernels => domain.gpu(operations::FIRST_GPU)?.kernels().map(drop),
+    };
+    prepare().map_err(|error| tell(&error).text)?;
+    let name = format!("{}/{}", name.replace(' ', "-"), std::process::id());
+    Ok(Setting { domain, name, directory })
+}
+
+fn attempt(operation: &Operation, setting: &Setting) -> Result<(), Told> {
+    caught(|| (operation.run)(setting))
+}
+
+fn caught(run: impl FnOnce() -> operations::Outcome) -> Result<(), Told> {
+    match catch_unwind(AssertUnwindSafe(run)) {
+        Ok(outcome) => outcome.map_err(|error| tell(&error)),
+        Err(panic) => {
+            let text = panic.downcast_ref::<String>().cloned();
+            let text = text.or_else(|| panic.downcast_ref::<&str>().map(|&text| text.to_owned()));
+            Err(Told { text: format!("panicked: {}", text.unwrap_or_default()), advice: String::new() })
+        }
+    }
+}
+
+fn tell(error: &Error) -> Told {
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        // Some errors print their cause themselves.
+        let cause_text = cause.to_string();
+        if !text.contains(&cause_text) {
+            text = format!("{text}: {cause_text}");
+        }
+        source = cause.source();
+    }
+    Told { text, advice: error.advice() }
+}
+
+fn find(name: &str) -> Result<&'static Operation, String> {
+    let found = operations::OPERATIONS.iter().find(|operation| operation.name == name);
+    found.ok_or_else(|| format!("there is no operation {name:?}"))
+}
+
+fn say(line: &impl Serialize) {
+    println!("{}", serde_json::to_string(line).expect("plain data can be written as JSON"));
+}

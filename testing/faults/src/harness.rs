@@ -1,0 +1,306 @@
+//! The runs of an operation, and what is checked after each.
+
+use std::fs;
+use std::io::Write as _;
+use std::path::Path;
+use std::process::{ChildStdin, Command};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use partywall_harness::{Running, Sandbox};
+
+use crate::actors::{self, Holdings, Line, Told};
+use crate::operations::{self, Operation, held};
+use crate::report::{self, Tested};
+
+/// Fails and kills; prints what happened. `Ok(false)` if something was not as it should be.
+pub(crate) fn run(filter: &str, file: Option<&Path>) -> Result<bool, String> {
+    let operations: Vec<_> = operations::matching(filter).collect();
+    let next = AtomicUsize::new(0);
+    let tested = Mutex::new(Vec::new());
+    // Most of the time goes into waiting for a death to be proved.
+    let workers = 2 * std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..workers.min(operations.len()) {
+            scope.spawn(|| {
+                let mut world = World::new();
+                while let Some(operation) = operations.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let result = world.test(operation);
+                    tested.lock().unwrap_or_else(PoisonError::into_inner).push(result);
+                }
+            });
+        }
+    });
+    let mut tested = tested.into_inner().unwrap_or_else(PoisonError::into_inner);
+    tested.sort_by_key(|one| operations.iter().position(|operation| operation.name == one.operation));
+    if let Some(file) = file {
+        report::write(&tested, file)?;
+    }
+    Ok(report::print(&tested))
+}
+
+/// A call's failure: `CUDA_ERROR_UNKNOWN`, which no code takes for anything else.
+const FAULT: &str = "999";
+const FAULT_NAME: &str = "CUDA_ERROR_UNKNOWN";
+
+/// A broker with a bystander.
+struct World {
+    orders: ChildStdin,
+    bystander: Running,
+    /// What the broker holds while nothing but the bystander is there.
+    rest: Holdings,
+    runs: usize,
+    /// Ends the broker when it is dropped, so it comes last.
+    sandbox: Sandbox,
+}
+
+/// How an actor ended.
+struct End {
+    lines: Vec<Line>,
+    code: Option<i32>,
+    stderr: String,
+    /// Functions and codes, in the order of the calls.
+    calls: Vec<(String, String)>,
+    /// What it left in the driver; `None` if it could not write its ledger.
+    ledger: Option<String>,
+}
+
+impl World {
+    fn new() -> Self {
+        let sandbox = Sandbox::simulated(2);
+        let serve = sandbox.run(["serve", "--background"]);
+        assert_eq!(serve.code, Some(0), "{serve:?}");
+        let directory = sandbox.path().join("bystander");
+        fs::create_dir(&directory).expect("the sandbox can be written");
+        let mut bystander = Running::spawn(&mut actor(&sandbox, &[actors::BYSTANDER], &directory));
+        let orders = bystander.stdin();
+        let rest = serde_json::from_str(&bystander.line()).expect("a bystander tells what the broker holds");
+        Self { orders, bystander, rest, runs: 0, sandbox }
+    }
+
+    /// All runs of one operation.
+    fn test(&mut self, operation: &'static Operation) -> Tested {
+        let mut tested = Tested::new(operation.name);
+        let first = match self.count(operation) {
+            Ok((first, calls)) => {
+                tested.calls = calls;
+                first
+            }
+            Err(problem) => {
+                tested.problems.push(format!("without faults: {problem}"));
+                return tested;
+            }
+        };
+        for (offset, function) in tested.calls.clone().into_iter().enumerate() {
+            let index = first + offset + 1;
+            let place = format!("call {} of {}, {function}", offset + 1, tested.calls.len());
+            match self.fail(operation, index, &function) {
+                Ok(true) => tested.told += 1,
+                Ok(false) => *tested.unnoticed.entry(function.clone()).or_default() += 1,
+                Err(problem) => tested.problems.push(format!("{place}, failed: {problem}")),
+            }
+            tested.failed += 1;
+            if let Err(problem) = self.kill(operation, index) {
+                tested.problems.push(format!("{place}, killed: {problem}"));
+            }
+            tested.killed += 1;
+        }
+        tested
+    }
+
+    /// Runs it without faults: how many calls come before it, and its own.
+    fn count(&mut self, operation: &Operation) -> Result<(usize, Vec<String>), String> {
+        let end = self.act(operation, None);
+        let functions: Vec<_> = end.calls.iter().map(|(function, _)| function.clone()).collect();
+        let Finished { calls, outcome, kept } = end.finished()?;
+        outcome.map_err(|told| told.text)?;
+        if !kept.is_empty() {
+            return Err(format!("drops have failed: {kept:?}"));
+        }
+        self.check_rest(operation)?;
+        Ok((calls.start, functions.get(calls).ok_or("the log of calls is cut short")?.to_vec()))
+    }
+
+    /// Fails the call with this index; says whether an error told of it.
+    fn fail(&mut self, operation: &Operation, index: usize, function: &str) -> Result<bool, String> {
+        let end = self.act(operation, Some(&format!("*:{index}={FAULT}")));
+        match end.calls.get(index - 1) {
+            Some((failed, code)) if failed == function && code == FAULT => {}
+            other => return Err(format!("another call was there, or none: {other:?}")),
+        }
+        let Finished { outcome, kept, .. } = end.finished()?;
+        let told = match outcome {
+            Err(error) => check_error(operation.name, function, &error).map(|()| true)?,
+            Ok(()) if kept.iter().any(|text| text.contains(function) && text.contains(FAULT_NAME)) => true,
+            Ok(()) if operations::MAY_GO_UNNOTICED.iter().any(|(name, _)| *name == function) => false,
+            Ok(()) => return Err("nobody noticed".to_owned()),
+        };
+        self.check_rest(operation)?;
+        Ok(told)
+    }
+
+    /// Kills a process at the call with this index.
+    fn kill(&mut self, operation: &Operation, index: usize) -> Result<(), String> {
+        let end = self.act(operation, Some(&format!("*:{index}=kill")));
+        if end.code.is_some() || end.calls.len() != index {
+            return Err(format!("it was not killed there: exit code {:?}, {} calls", end.code, end.calls.len()));
+        }
+        self.check_rest(operation)
+    }
+
+    /// The broker holds what it held, and the bystander's memory is as it was; the operation works there.
+    fn check_rest(&mut self, operation: &Operation) -> Result<(), String> {
+        let deadline = Instant::now() + partywall_harness::WATCHDOG;
+        loop {
+            let now: Holdings = self.ask(actors::HOLDINGS)?;
+            if now == self.rest {
+                break;
+            }
+            if Instant::now() > deadline {
+                return Err(format!("the broker does not come to rest: {now:?}, before {:?}", self.rest));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        self.ask::<Result<(), Told>>(operation.name)?.map_err(|told| format!("the bystander: {}", told.text))
+    }
+
+    /// Has the bystander do something.
+    fn ask<T: serde::de::DeserializeOwned>(&mut self, order: &str) -> Result<T, String> {
+        writeln!(self.orders, "{order}").map_err(|error| format!("the bystander is gone: {error}"))?;
+        serde_json::from_str(&self.bystander.line()).map_err(|error| format!("the bystander: {error}"))
+    }
+
+    /// Runs an actor to its end.
+    fn act(&mut self, operation: &Operation, faults: Option<&str>) -> End {
+        self.runs += 1;
+        let directory = self.sandbox.path().join(format!("run-{}", self.runs));
+        fs::create_dir(&directory).expect("the sandbox can be written");
+        let (calls, ledger) = (directory.join("calls"), directory.join("ledger"));
+        fs::create_dir(&ledger).expect("the sandbox can be written");
+        let mut command = actor(&self.sandbox, &[actors::ACTOR, operation.name], &directory);
+        command.env(actors::CALLS, &calls).env("SIMCUDA_LEDGER", &ledger);
+        command.env("SIMCUDA_FAULTS", faults.unwrap_or_default());
+        let running = Running::spawn(&mut command);
+        let pid = running.pid();
+        let output = running.wait();
+        let lines = output.text().lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+        let end = End {
+            lines,
+            code: output.code,
+            stderr: output.stderr,
+            calls: read_calls(&calls),
+            ledger: fs::read_to_string(ledger.join(format!("{pid}.json"))).ok().map(|text| text.trim().to_owned()),
+        };
+        let _ = fs::remove_dir_all(&directory);
+        end
+    }
+}
+
+/// How an operation of an actor went that ended by itself.
+struct Finished {
+    /// Which of the process's calls were the operation's.
+    calls: std::ops::Range<usize>,
+    outcome: Result<(), Told>,
+    /// Failures of drops that the contexts kept.
+    kept: Vec<String>,
+}
+
+impl End {
+    /// The operation's outcome, if the process then ran it once more to a good end, and left nothing in the driver.
+    fn finished(self) -> Result<Finished, String> {
+        if self.code != Some(0) {
+            return Err(format!("exit code {:?}: {}", self.code, self.stderr.trim()));
+        }
+        let [Line::Begins(begin), Line::Ended(end, outcome), Line::Kept(kept), Line::Again(again)] = &self.lines[..]
+        else {
+            return Err(format!("it said {:?}: {}", self.lines, self.stderr.trim()));
+        };
+        again.as_ref().map_err(|told| format!("the same operation then fails: {}", told.text))?;
+        match self.ledger.as_deref() {
+            Some("[]") => Ok(Finished { calls: *begin..*end, outcome: outcome.clone(), kept: kept.clone() }),
+            Some(left) => Err(format!("it leaves {left}")),
+            None => Err("it wrote no ledger".to_owned()),
+        }
+    }
+}
+
+/// An error tells which call failed, with what, for which object, and what to do.
+fn check_error(operation: &str, function: &str, told: &Told) -> Result<(), String> {
+    let Told { text, advice } = told;
+    let object = operation.replace(' ', "-");
+    let objects = [object.as_str(), held::PREFIX, "GPU", "cuda:"];
+    let wrong = if !text.contains(function) {
+        "the call"
+    } else if !text.contains(FAULT_NAME) {
+        "the code"
+    } else if !objects.iter().any(|object| text.contains(object)) {
+        "the object"
+    } else if advice.is_empty() {
+        "what to do"
+    } else {
+        return Ok(());
+    };
+    Err(format!("the error does not name {wrong}: {text} ({advice})"))
+}
+
+/// This program in a role.
+fn actor(sandbox: &Sandbox, role: &[&str], directory: &Path) -> Command {
+    let program = std::env::current_exe().expect("a running program has a path");
+    let mut command = sandbox.program(program);
+    command.arg(actors::ROLE).args(role).arg(sandbox.socket()).arg(directory);
+    command
+}
+
+/// The functions and codes of a log of calls.
+fn read_calls(log: &Path) -> Vec<(String, String)> {
+    let text = fs::read_to_string(log).unwrap_or_default();
+    let parse = |line: &str| {
+        let mut words = line.split(' ').skip(2).map(str::to_owned);
+        Some((words.next()?, words.next()?))
+    };
+    text.lines().filter_map(parse).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_must_say_everything() {
+        let told = |text: &str, advice: &str| Told { text: text.to_owned(), advice: advice.to_owned() };
+        let check = |text, advice| check_error("open", "cuMemMap", &told(text, advice));
+        assert_eq!(check("mapping \"open/1\": cuMemMap failed: CUDA_ERROR_UNKNOWN (999)", "do it"), Ok(()));
+        let cases = [
+            ("mapping \"open/1\": CUDA_ERROR_UNKNOWN", "do it", "the call"),
+            ("mapping \"open/1\": cuMemMap failed", "do it", "the code"),
+            ("mapping: cuMemMap failed: CUDA_ERROR_UNKNOWN", "do it", "the object"),
+            ("mapping \"open/1\": cuMemMap failed: CUDA_ERROR_UNKNOWN", "", "what to do"),
+        ];
+        for (text, advice, wrong) in cases {
+            assert!(check(text, advice).unwrap_err().contains(wrong), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_process_that_leaves_something_has_not_finished() {
+        let end = |code, ledger: Option<&str>, again| End {
+            lines: vec![Line::Begins(3), Line::Ended(5, Ok(())), Line::Kept(Vec::new()), Line::Again(again)],
+            code,
+            stderr: String::new(),
+            calls: Vec::new(),
+            ledger: ledger.map(str::to_owned),
+        };
+        assert_eq!(end(Some(0), Some("[]"), Ok(())).finished().unwrap().calls, 3..5);
+        let bad = Err(Told { text: "no".to_owned(), advice: String::new() });
+        for end in [
+            end(None, Some("[]"), Ok(())),
+            end(Some(1), Some("[]"), Ok(())),
+            end(Some(0), None, Ok(())),
+            end(Some(0), Some("[{}]"), Ok(())),
+            end(Some(0), Some("[]"), bad),
+        ] {
+            assert!(end.finished().is_err());
+        }
+    }
+}

@@ -1,0 +1,301 @@
+//! The public operations that touch the driver. A new one is a function and a line in [`OPERATIONS`].
+
+use std::sync::{Arc, atomic::AtomicBool};
+use std::time::Duration;
+
+use partywall::cuda::{self, DeviceBuffer, DeviceUuid, ForeignMemory};
+use partywall::{DType, Domain, Error, Gpu, OpenOrBuild, Place, Refreshed, Segment};
+
+/// Where an operation runs.
+pub(crate) struct Setting {
+    pub(crate) domain: Domain,
+    /// A name that is this process's alone; errors about what the operation makes contain it.
+    pub(crate) name: String,
+    /// A directory of this process's own.
+    pub(crate) directory: std::path::PathBuf,
+}
+
+pub(crate) type Outcome = Result<(), Error>;
+
+/// One public operation, from its first driver call to its last: it drops all it makes.
+pub(crate) struct Operation {
+    pub(crate) name: &'static str,
+    /// For people.
+    pub(crate) what: &'static str,
+    /// What the process has done before, so that it is not part of every operation.
+    pub(crate) before: Before,
+    /// The operation. It panics if memory holds other bytes than it should.
+    pub(crate) run: fn(&Setting) -> Outcome,
+}
+
+/// What a process has done before an operation.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Before {
+    /// Nothing but connecting.
+    Nothing,
+    /// Used its first GPU.
+    Gpu,
+    /// Loaded Partywall's kernels on it, too.
+    Kernels,
+}
+
+/// All of them.
+pub(crate) static OPERATIONS: &[Operation] = &[
+    Operation { name: "first use", what: "open a GPU, load the kernels", before: Before::Nothing, run: first_use },
+    on_gpu("devices", "look which GPUs there are", devices),
+    on_gpu("create and drop", "allocate a version and drop it unfinished", create_and_drop),
+    on_gpu("create and commit", "allocate, write through the host, commit, read back", create_and_commit),
+    on_gpu("create in chunks", "a version of several chunks", create_in_chunks),
+    on_gpu("create mutable", "a mutable version, written after the commit", create_mutable),
+    Operation { name: "kernels", what: "fill and verify by kernels", before: Before::Kernels, run: kernels },
+    on_gpu("open", "open another process's version and read it", open),
+    on_gpu("open to write", "open another process's mutable version and write it", open_to_write),
+    on_gpu("open on another GPU", "map a version of another GPU", open_on_another_gpu),
+    on_gpu("open or build", "build what nobody has built, open it", open_or_build),
+    on_gpu("put and get", "put a file, write it out again", put_and_get),
+    on_gpu("grow", "a mutable version grows by a chunk, and by spare room", grow),
+    on_gpu("refresh", "a reader maps what a version has grown by", refresh),
+    on_gpu("pin", "a host version is registered, and copied to and from a GPU", pin),
+    on_gpu("publish", "memory of cuMemAlloc by handle, opened where it was made", publish),
+    on_gpu("publish a copy", "memory of cuMemAlloc, copied into a version", publish_a_copy),
+    on_gpu("open by handle", "open another process's memory of cuMemAlloc", open_by_handle),
+];
+
+const fn on_gpu(name: &'static str, what: &'static str, run: fn(&Setting) -> Outcome) -> Operation {
+    Operation { name, what, before: Before::Gpu, run }
+}
+
+/// Those whose names contain `filter`.
+pub(crate) fn matching(filter: &str) -> impl Iterator<Item = &'static Operation> {
+    OPERATIONS.iter().filter(move |operation| operation.name.contains(filter))
+}
+
+/// Driver calls that an operation may survive without an error and without a failure that the context keeps
+/// ([`cuda::Context::take_drop_error`]), and why that is right.
+pub(crate) static MAY_GO_UNNOTICED: &[(&str, &str)] = &[
+    ("cuMemGetInfo", "only adds to the text of an error"),
+    ("cuThreadExchangeStreamCaptureMode", "only keeps a capture of the caller's from being spoiled"),
+    ("cuDevicePrimaryCtxRelease", "the context that would keep the failure is what ends"),
+];
+
+/// Names that the bystander holds for operations that open something.
+pub(crate) mod held {
+    /// What they begin with.
+    pub(crate) const PREFIX: &str = "held/";
+    pub(crate) const FROZEN: &str = "held/frozen";
+    pub(crate) const MUTABLE: &str = "held/mutable";
+    pub(crate) const BY_HANDLE: &str = "held/by-handle";
+}
+
+/// The simulated GPUs.
+pub(crate) const FIRST_GPU: DeviceUuid = simulated(0);
+pub(crate) const SECOND_GPU: DeviceUuid = simulated(1);
+
+pub(crate) const GPU: Place = Place::Gpu(FIRST_GPU);
+
+const fn simulated(ordinal: u8) -> DeviceUuid {
+    DeviceUuid([0x51, 0x30, 0x1c, 0xa7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, ordinal])
+}
+
+/// Bytes of the tensor `data` in each name that the bystander holds.
+pub(crate) const HELD_BYTES: usize = 200 << 10;
+
+/// What the bystander holds.
+pub(crate) fn hold(domain: &Domain) -> Result<Vec<Segment>, Error> {
+    let one = |name: &str, mutable: bool| {
+        let shape = [HELD_BYTES as u64];
+        let mut build = domain.create(name, GPU).tensor("data", DType::U8, &shape).mutable(mutable).allocate()?;
+        build.write("data", &noise(HELD_BYTES))?;
+        build.commit()
+    };
+    let memory = foreign(&*domain.gpu(FIRST_GPU)?, held::BY_HANDLE)?;
+    let by_handle = domain.publish(held::BY_HANDLE).tensor("data", DType::U8, &[HELD_BYTES as u64], &memory);
+    Ok(vec![one(held::FROZEN, false)?, one(held::MUTABLE, true)?, by_handle.commit()?])
+}
+
+/// What the bystander holds is as it was.
+pub(crate) fn check_held(segments: &[Segment]) -> Outcome {
+    segments.iter().try_for_each(|segment| expect(segment, &noise(HELD_BYTES)))
+}
+
+fn first_use(setting: &Setting) -> Outcome {
+    setting.domain.gpu(FIRST_GPU)?.kernels().map(drop)
+}
+
+fn devices(_: &Setting) -> Outcome {
+    assert_eq!(partywall::gpu::devices()?.len(), 2);
+    Ok(())
+}
+
+fn create_and_drop(setting: &Setting) -> Outcome {
+    let builder = setting.domain.create(&setting.name, GPU);
+    builder.tensor("data", DType::F32, &[700, 1000]).allocate().map(drop)
+}
+
+fn create_and_commit(setting: &Setting) -> Outcome {
+    let mut build = setting.domain.create(&setting.name, GPU).tensor("data", DType::U8, &[5000]).allocate()?;
+    build.write("data", &noise(5000))?;
+    expect(&build.commit()?, &noise(5000))
+}
+
+fn create_in_chunks(setting: &Setting) -> Outcome {
+    let mut builder = setting.domain.create(&setting.name, GPU).chunk_bytes(2 << 20);
+    for name in ["data", "more", "most"] {
+        builder = builder.tensor(name, DType::U8, &[2 << 20]);
+    }
+    let mut build = builder.allocate()?;
+    assert_eq!(build.chunks().len(), 3);
+    build.write("data", &noise(2 << 20))?;
+    expect(&build.commit()?, &noise(2 << 20))
+}
+
+fn create_mutable(setting: &Setting) -> Outcome {
+    let segment = mutable(setting)?;
+    segment.tensor("data")?.write_at(0, &noise(4096))?;
+    expect(&segment, &noise(4096))
+}
+
+fn kernels(setting: &Setting) -> Outcome {
+    let gpu = setting.domain.gpu(FIRST_GPU)?;
+    let build = setting.domain.create(&setting.name, GPU).tensor("data", DType::U32, &[5000]).allocate()?;
+    gpu.kernels()?
+        .enqueue_fill(gpu.stream(), build.device("data")?.as_slice())
+        .map_err(|error| of(setting, fits(error)))?;
+    let segment = build.commit()?;
+    let found = gpu.kernels()?.verify(gpu.stream(), segment.tensor("data")?.device()?.as_slice(), 1);
+    assert_eq!(found.map_err(|error| of(setting, fits(error)))?, None);
+    Ok(())
+}
+
+fn open(setting: &Setting) -> Outcome {
+    expect(&setting.domain.open(held::FROZEN, Duration::ZERO)?, &noise(HELD_BYTES))
+}
+
+fn open_to_write(setting: &Setting) -> Outcome {
+    let segment = setting.domain.opener(held::MUTABLE).read_write().open()?;
+    // The bytes that are there, so that the bystander finds what it expects even if this is cut short.
+    segment.tensor("data")?.write_at(0, &noise(HELD_BYTES))?;
+    expect(&segment, &noise(HELD_BYTES))
+}
+
+fn open_on_another_gpu(setting: &Setting) -> Outcome {
+    let opener = setting.domain.opener(held::FROZEN).device(SECOND_GPU).allow_peer(true);
+    expect(&opener.open()?, &noise(HELD_BYTES))
+}
+
+fn open_or_build(setting: &Setting) -> Outcome {
+    let OpenOrBuild::Build(claim) = setting.domain.open_or_build(&setting.name, Duration::ZERO)? else {
+        panic!("{} was there already", setting.name);
+    };
+    let mut build = claim.create(GPU).tensor("data", DType::U8, &[10]).allocate()?;
+    build.write("data", &noise(10))?;
+    let built = build.commit()?;
+    let OpenOrBuild::Opened(again) = setting.domain.open_or_build(&setting.name, Duration::ZERO)? else {
+        panic!("{} is not there", setting.name);
+    };
+    expect(&built, &noise(10))?;
+    expect(&again, &noise(10))
+}
+
+fn put_and_get(setting: &Setting) -> Outcome {
+    let (from, to) = (setting.directory.join("from.bin"), setting.directory.join("to.bin"));
+    let bytes = noise(100_000);
+    std::fs::write(&from, &bytes).expect("a file of one's own can be written");
+    let segment = setting.domain.put(&setting.name, GPU).threads(1).path(&from)?;
+    segment.write_to_path(None, &to, &|_| (), &AtomicBool::new(false))?;
+    assert!(std::fs::read(&to).expect("it was written") == bytes, "what was put is not what came out");
+    Ok(())
+}
+
+fn grow(setting: &Setting) -> Outcome {
+    let segment = mutable(setting)?;
+    segment.grow().extend("data", 3 << 20).commit()?;
+    segment.grow().tensor("more", DType::U8, &[100]).commit()?;
+    segment.tensor("data")?.write_at(0, &noise(3 << 20))?;
+    assert_eq!(segment.len(), 2);
+    expect(&segment, &noise(3 << 20))
+}
+
+fn refresh(setting: &Setting) -> Outcome {
+    let segment = mutable(setting)?;
+    let reader = setting.domain.open(&setting.name, Duration::ZERO)?;
+    segment.grow().extend("data", 3 << 20).commit()?;
+    segment.tensor("data")?.write_at(0, &noise(3 << 20))?;
+    assert_eq!(reader.refresh()?, Refreshed::Grown);
+    expect(&reader, &noise(3 << 20))
+}
+
+fn pin(setting: &Setting) -> Outcome {
+    let gpu = setting.domain.gpu(FIRST_GPU)?;
+    let mut host = setting.domain.create(&setting.name, Place::Host).tensor("data", DType::U8, &[5000]).allocate()?;
+    host.write("data", &noise(5000))?;
+    let host = host.commit()?;
+    let device = setting.domain.create(&format!("{}-gpu", setting.name), GPU);
+    let device = device.tensor("data", DType::U8, &[5000]).allocate()?;
+    let pinned = host.pin(&gpu)?;
+    let enqueued = pinned.enqueue_copy_to("data", gpu.stream(), device.device("data")?.as_slice());
+    // Whatever came of it: the pin must not go while the stream works.
+    let copied = gpu.stream().synchronize().map_err(|error| of(setting, error));
+    enqueued.and(copied)?;
+    expect(&device.commit()?, &noise(5000))
+}
+
+fn publish(setting: &Setting) -> Outcome {
+    let memory = foreign(&*setting.domain.gpu(FIRST_GPU)?, &setting.name)?;
+    let shape = [HELD_BYTES as u64];
+    let published = setting.domain.publish(&setting.name).tensor("data", DType::U8, &shape, &memory).commit()?;
+    let opened = setting.domain.open(&setting.name, Duration::ZERO)?;
+    drop(published);
+    expect(&opened, &noise(HELD_BYTES))
+}
+
+fn publish_a_copy(setting: &Setting) -> Outcome {
+    let memory = foreign(&*setting.domain.gpu(FIRST_GPU)?, &setting.name)?;
+    let publication = setting.domain.publish(&setting.name).tensor("data", DType::U8, &[HELD_BYTES as u64], &memory);
+    expect(&publication.commit_copy()?, &noise(HELD_BYTES))
+}
+
+fn open_by_handle(setting: &Setting) -> Outcome {
+    let first = setting.domain.open(held::BY_HANDLE, Duration::ZERO)?;
+    let second = setting.domain.open(held::BY_HANDLE, Duration::ZERO)?;
+    drop(first);
+    expect(&second, &noise(HELD_BYTES))
+}
+
+fn mutable(setting: &Setting) -> Result<Segment, Error> {
+    let builder = setting.domain.create(&setting.name, GPU).tensor("data", DType::U8, &[4096]);
+    builder.mutable(true).allocate()?.commit()
+}
+
+/// Memory as another library has it, with [`noise`] in it.
+fn foreign(gpu: &Gpu, name: &str) -> Result<ForeignMemory, Error> {
+    let cuda = |source| Error::Cuda { what: format!("memory to be published as {name:?}"), source };
+    let buffer = DeviceBuffer::new(gpu.context(), HELD_BYTES as u64).map_err(cuda)?;
+    let copied = gpu.stream().copy_from_host(buffer.as_slice(), &noise(HELD_BYTES));
+    copied.map_err(|error| cuda(fits(error)))?;
+    ForeignMemory::try_from(Arc::new(buffer)).map_err(cuda)
+}
+
+fn expect(segment: &Segment, bytes: &[u8]) -> Outcome {
+    let mut found = vec![0; bytes.len()];
+    segment.tensor("data")?.read_at(0, &mut found)?;
+    assert!(found == bytes, "{} holds other bytes than were written", segment.name());
+    Ok(())
+}
+
+/// The driver's part of an error of a range that fits.
+fn fits(error: cuda::AccessError) -> cuda::CudaError {
+    match error {
+        cuda::AccessError::Driver(source) => source,
+        other => panic!("{other}"),
+    }
+}
+
+/// An error of a call that this program makes itself, about what the operation makes.
+fn of(setting: &Setting, source: cuda::CudaError) -> Error {
+    Error::Cuda { what: setting.name.clone(), source }
+}
+
+fn noise(bytes: usize) -> Vec<u8> {
+    partywall_harness::noise(bytes, 7)
+}

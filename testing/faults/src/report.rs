@@ -1,0 +1,74 @@
+//! What was failed and killed, and whether that was all.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::Serialize;
+
+/// What happened to one operation.
+#[derive(Debug, Serialize)]
+pub(crate) struct Tested {
+    pub(crate) operation: &'static str,
+    /// Its driver calls in order, as the run without faults made them.
+    pub(crate) calls: Vec<String>,
+    /// Calls that were failed.
+    pub(crate) failed: usize,
+    /// Of those, the ones that an error told of, or that a context kept because a drop has nobody to tell.
+    pub(crate) told: usize,
+    /// The others, by function, which all are such that may go unnoticed.
+    pub(crate) unnoticed: BTreeMap<String, usize>,
+    /// Calls at which a process was killed.
+    pub(crate) killed: usize,
+    /// What was not as it should be.
+    pub(crate) problems: Vec<String>,
+}
+
+impl Tested {
+    pub(crate) fn new(operation: &'static str) -> Self {
+        let (calls, problems) = (Vec::new(), Vec::new());
+        Self { operation, calls, failed: 0, told: 0, unnoticed: BTreeMap::new(), killed: 0, problems }
+    }
+
+    /// Every call was failed and killed at, and nothing was wrong.
+    pub(crate) fn is_good(&self) -> bool {
+        let all = self.calls.len();
+        all > 0 && self.failed >= all && self.killed == all && self.problems.is_empty()
+    }
+}
+
+/// Prints the operations, then what was wrong, then the sum. Says whether all is good.
+pub(crate) fn print(tested: &[Tested]) -> bool {
+    println!("{:<24} {:>6} {:>7} {:>6} {:>7}", "operation", "calls", "failed", "told", "killed");
+    for one in tested {
+        let Tested { operation, calls, failed, told, killed, .. } = one;
+        let verdict = if one.is_good() { "" } else { "  BAD" };
+        println!("{operation:<24} {:>6} {failed:>7} {told:>6} {killed:>7}{verdict}", calls.len());
+    }
+    for one in tested {
+        for problem in &one.problems {
+            println!("\n{}: {problem}", one.operation);
+        }
+    }
+    let sum = |of: fn(&Tested) -> usize| tested.iter().map(of).sum::<usize>();
+    let good = tested.iter().all(Tested::is_good);
+    println!(
+        "\n{} driver calls of {} operations: {} faults, {} told of, {} kills; {}",
+        sum(|one| one.calls.len()),
+        tested.len(),
+        sum(|one| one.failed),
+        sum(|one| one.told),
+        sum(|one| one.killed),
+        if good {
+            "every call was failed and killed at, and survived".to_owned()
+        } else {
+            format!("{} problems", sum(|one| one.problems.len()))
+        },
+    );
+    good
+}
+
+/// Writes them to a file, as JSON.
+pub(crate) fn write(tested: &[Tested], path: &Path) -> Result<(), String> {
+    let text = serde_json::to_string_pretty(tested).map_err(|error| error.to_string())?;
+    std::fs::write(path, text + "\n").map_err(|error| format!("{}: {error}", path.display()))
+}
