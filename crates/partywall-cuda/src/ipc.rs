@@ -3,7 +3,9 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
+
+use partywall_os::per_process::PerProcess;
 
 use crate::abi::{DevicePtr, IPC_MEM_LAZY_ENABLE_PEER_ACCESS, IpcHandle};
 use crate::{Access, AccessError, Context, CuResult, CudaError, DeviceSlice, pointer};
@@ -74,7 +76,7 @@ impl IpcMapping {
         let key = Key { context: context.as_raw(), handle };
         // Held while the driver opens, so that two threads make one mapping. Closing happens outside: the driver
         // counts its opens (measured), so a mapping that is just being closed may be opened again meanwhile.
-        let mut registry = registry();
+        let mut registry = REGISTRY.lock();
         let open = match registry.get(&key).and_then(Weak::upgrade) {
             Some(open) => open,
             None => {
@@ -192,15 +194,13 @@ struct Key {
 
 /// Whether an address lies in something that [`IpcMapping::open`] opened in this process.
 pub(crate) fn is_imported(address: u64) -> bool {
-    let open: Vec<_> = registry().values().filter_map(Weak::upgrade).collect();
+    let open: Vec<_> = REGISTRY.lock().values().filter_map(Weak::upgrade).collect();
     open.iter().any(|open| address.checked_sub(open.pointer).is_some_and(|offset| offset < open.bytes))
 }
 
-/// What is open in this process. Weak: the mappings own, the registry only finds.
-fn registry() -> MutexGuard<'static, HashMap<Key, Weak<Open>>> {
-    static REGISTRY: LazyLock<Mutex<HashMap<Key, Weak<Open>>>> = LazyLock::new(Mutex::default);
-    REGISTRY.lock().unwrap_or_else(PoisonError::into_inner)
-}
+/// What is open in this process. Weak: the mappings own, the registry only finds. A forked child has nothing open: CUDA
+/// does not work there.
+static REGISTRY: PerProcess<HashMap<Key, Weak<Open>>> = PerProcess::new();
 
 /// Says what a refusal to open usually means.
 fn explain(error: CudaError) -> CudaError {

@@ -93,7 +93,8 @@ impl HostRegistration {
     /// copy engine itself. The registration must not be dropped before the stream has done it.
     ///
     /// # Errors
-    /// The bytes are not inside it, the destination is read-only, or the driver refuses; nothing is then enqueued.
+    /// The bytes are not inside it, the destination is read-only, the stream is captured (a graph may be launched when
+    /// the registration is gone), or the driver refuses; nothing is then enqueued.
     pub fn enqueue_copy_to(
         &self,
         stream: StreamRef<'_>,
@@ -102,6 +103,7 @@ impl HostRegistration {
     ) -> Result<(), AccessError> {
         let source = self.slice(offset, destination.len())?;
         destination.require_writable()?;
+        stream.require_not_capturing()?;
         if source.is_empty() {
             return Ok(());
         }
@@ -119,7 +121,8 @@ impl HostRegistration {
     /// Enqueues a copy of device memory to its bytes from `offset` on, as [`HostRegistration::enqueue_copy_to`].
     ///
     /// # Errors
-    /// The bytes are not inside it, it is read-only, or the driver refuses; nothing is then enqueued.
+    /// The bytes are not inside it, it is read-only, the stream is captured, or the driver refuses; nothing is then
+    /// enqueued.
     pub fn enqueue_copy_from(
         &self,
         stream: StreamRef<'_>,
@@ -128,6 +131,7 @@ impl HostRegistration {
     ) -> Result<(), AccessError> {
         let destination = self.slice(offset, source.len())?;
         destination.require_writable()?;
+        stream.require_not_capturing()?;
         if source.is_empty() {
             return Ok(());
         }

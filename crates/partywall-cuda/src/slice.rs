@@ -54,8 +54,9 @@ pub enum AccessError {
     /// A write to memory that is mapped read-only here: on the GPU it would end the context.
     #[error("the device memory is mapped read-only in this process")]
     ReadOnly,
-    /// A host-synchronous operation on a stream that is being captured into a graph.
-    #[error("the stream is being captured into a CUDA graph: a call that waits for it cannot work")]
+    /// A stream that is being captured into a graph, given to an operation that waits for it or that uses host memory,
+    /// whose address would stay in the graph.
+    #[error("the stream is being captured into a CUDA graph, which this call cannot be part of")]
     Capturing,
     /// A stream of another CUDA context than the memory's.
     #[error("the stream is of another CUDA context than the memory, which is of its device's primary one")]

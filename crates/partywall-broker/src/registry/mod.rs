@@ -226,7 +226,7 @@ impl Registry {
             Call::Grow(growth) => {
                 let lease = self.leases.get(&growth.lease).filter(|lease| lease.member == member)?;
                 let version = self.version(&lease.name, lease.version)?;
-                (version.grown_by == Some(request)).then(|| Verdict::Done.into())
+                (version.owner == Some(growth.lease) && version.grown_by == Some(request)).then(|| Verdict::Done.into())
             }
             _ => None,
         }

@@ -121,6 +121,19 @@ fn a_registration_has_the_access_of_its_mapping_and_keeps_it() {
 }
 
 #[test]
+fn a_graph_never_gets_the_address_of_a_registration() {
+    let context = context();
+    let map = Arc::new(SharedMap::writable(shared_memfd()).unwrap());
+    let registration = HostRegistration::shared(&context, map).unwrap();
+    let (buffer, stream) = (DeviceBuffer::new(&context, 8).unwrap(), Stream::new(&context).unwrap());
+    STATE.with_borrow_mut(|state| state.capturing = true);
+    let refused = registration.enqueue_copy_to(stream.as_ref(), 0, buffer.as_slice());
+    assert_eq!(refused, Err(AccessError::Capturing));
+    let refused = registration.enqueue_copy_from(stream.as_ref(), 0, buffer.as_slice());
+    assert_eq!(refused, Err(AccessError::Capturing));
+}
+
+#[test]
 fn a_registration_that_fails_half_way_leaves_nothing() {
     let context = context();
     for step in ["cuMemHostRegister_v2", "cuMemHostGetDevicePointer_v2"] {

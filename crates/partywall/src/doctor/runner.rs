@@ -4,7 +4,7 @@ use std::{
     ffi::OsString,
     io::Read,
     process::{Child, Command, ExitStatus, Stdio},
-    thread::JoinHandle,
+    sync::mpsc::{Receiver, channel},
     time::{Duration, Instant},
 };
 
@@ -40,9 +40,9 @@ pub fn run_within(command: &mut Command, limit: Duration) -> std::io::Result<End
     let stderr = child.stderr.take().map(drain);
     let status = wait(&mut child, deadline)?;
     let immortal = matches!(child.try_wait(), Ok(None));
-    // What it holds open does not end before it does.
-    let read = |reader: Option<JoinHandle<Vec<u8>>>| {
-        reader.filter(|_| !immortal).and_then(|it| it.join().ok()).unwrap_or_default()
+    // What it holds open does not end before it does, nor before its own children that outlive it.
+    let read = |output: Option<Receiver<Vec<u8>>>| {
+        output.filter(|_| !immortal).and_then(|it| it.recv_timeout(FAREWELL).ok()).unwrap_or_default()
     };
     Ok(Ended { status, stdout: read(stdout), stderr: read(stderr), immortal })
 }
@@ -113,13 +113,16 @@ fn ends_by(child: &mut Child, deadline: Instant) -> std::io::Result<Option<ExitS
     }
 }
 
-fn drain(mut from: impl Read + Send + 'static) -> JoinHandle<Vec<u8>> {
+/// Reads to the end, and tells then.
+fn drain(mut from: impl Read + Send + 'static) -> Receiver<Vec<u8>> {
+    let (tell, told) = channel();
     std::thread::spawn(move || {
         let mut bytes = Vec::new();
-        // What came before an error is still worth reading.
+        // What came before an error is still worth reading; and if nobody waits for it any more, it is worth nothing.
         let _ = from.read_to_end(&mut bytes);
-        bytes
-    })
+        let _ = tell.send(bytes);
+    });
+    told
 }
 
 /// How long a killed process may take to end.
@@ -137,6 +140,18 @@ mod tests {
         assert_eq!(ended.last_words(), "last");
         let ended = shell("echo out; exec sleep 1000", Duration::from_millis(1));
         assert!(ended.status.is_none() && !ended.immortal);
+    }
+
+    #[test]
+    fn a_child_of_the_child_that_goes_on_holds_nobody_up() {
+        let directory = tempfile::tempdir().unwrap();
+        let pipe = directory.path().join("pipe");
+        let mut command = Command::new("sh");
+        // It keeps the output open until somebody writes into the pipe.
+        command.args(["-c", "mkfifo \"$1\" && { cat \"$1\" & exit 4; }", "sh"]).arg(&pipe);
+        let ended = run_within(&mut command, Duration::from_secs(60)).unwrap();
+        assert_eq!(ended.status.unwrap().code(), Some(4));
+        drop(std::fs::OpenOptions::new().write(true).open(&pipe).unwrap());
     }
 
     #[test]

@@ -139,9 +139,10 @@ impl Link {
         (link, events)
     }
 
-    /// Whether this is the process that connected, and not a forked child of it.
-    pub(super) fn is_ours(&self) -> bool {
-        self.generation == fork_generation()
+    /// That this is the process that connected, and not a forked child of it, where a lock may be held by nobody who is
+    /// still there.
+    pub(crate) fn require_ours(&self) -> Result<()> {
+        if self.generation == fork_generation() { Ok(()) } else { Err(Error::Forked { parent: self.owner }) }
     }
 
     pub(crate) fn socket_path(&self) -> &Path {
@@ -326,9 +327,7 @@ impl Link {
 
     /// The use of the call side, after those who came before.
     fn turn(&self) -> Result<Turn<'_>> {
-        if !self.is_ours() {
-            return Err(Error::Forked { parent: self.owner });
-        }
+        self.require_ours()?;
         let mut queue = lock(&self.queue);
         if queue.in_use {
             queue.waiting += 1;

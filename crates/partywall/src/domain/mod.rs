@@ -50,7 +50,7 @@ struct Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        if !self.link.is_ours() {
+        if self.link.require_ours().is_err() {
             self.service.forget();
             return;
         }
@@ -292,16 +292,17 @@ impl Domain {
         &self.connection.link
     }
 
-    pub(crate) fn gpus(&self) -> &Gpus {
-        &self.connection.gpus
+    pub(crate) fn gpus(&self) -> Result<&Gpus> {
+        self.link().require_ours()?;
+        Ok(&self.connection.gpus)
     }
 
     /// A GPU, opened once a connection.
     ///
     /// # Errors
-    /// As [`Gpu::open`].
+    /// As [`Gpu::open`]; [`Error::Forked`].
     pub fn gpu(&self, uuid: DeviceUuid) -> Result<Arc<Gpu>> {
-        self.gpus().get(uuid)
+        self.gpus()?.get(uuid)
     }
 
     /// What a waiting open came to.

@@ -14,7 +14,11 @@ use partywall_cuda::{Access, DeviceSlice, ForeignMemory, IpcMapping, IpcMemoryHa
 use partywall_os::{map::SharedMap, per_process::PerProcess};
 use partywall_wire::{Kind as WireKind, LegacyHandle};
 
-use super::{Attach, Draft, Extension, Kind, Memory, vmm::reader, wrong_kind};
+use super::{
+    Attach, Draft, Extension, Kind, Memory,
+    vmm::{reader, remote},
+    wrong_kind,
+};
 use crate::{
     error::{Error, Result},
     gpu::{DeviceRange, Gpu, Gpus, access_error, cuda_error},
@@ -52,11 +56,15 @@ impl Kind for Legacy {
         };
         let own: Vec<_> = version.handles.iter().filter_map(|(_, handle)| published(&handle.origin)).collect();
         let access = if version.write { Access::ReadWrite } else { Access::ReadOnly };
-        if !own.is_empty() && own.len() == version.handles.len() {
-            let chunks = own.into_iter().map(Chunk::Own).collect();
-            return Ok(Box::new(LegacyChunks { chunks, access, gpu: version.gpus.get(owner)? }));
-        }
         let gpu = reader(owner, &version)?;
+        if !own.is_empty() && own.len() == version.handles.len() {
+            if gpu.uuid() != owner {
+                let why = "the process that published it, where nothing can be mapped, uses it on its own GPU";
+                return Err(remote(owner, gpu.uuid(), &version, why.into()));
+            }
+            let chunks = own.into_iter().map(Chunk::Own).collect();
+            return Ok(Box::new(LegacyChunks { chunks, access, gpu }));
+        }
         let open = |(bytes, handle): &(u64, LegacyHandle)| {
             let opened = IpcMapping::open(gpu.context(), driver_handle(handle), *bytes, access);
             let failed = cuda_error(format!("opening {bytes} bytes of {:?} on GPU {owner}", version.name));

@@ -162,14 +162,15 @@ pub(super) fn reader(owner: DeviceUuid, version: &Attach<'_>) -> Result<Arc<Gpu>
         }
     };
     if wanted != owner && !version.allow_peer {
-        return Err(Error::RemoteDevice {
-            name: version.name.to_owned(),
-            owner: owner.to_string(),
-            reader: wanted.to_string(),
-            link: link(owner, wanted),
-        });
+        return Err(remote(owner, wanted, version, link(owner, wanted)));
     }
     version.gpus.get(wanted)
+}
+
+/// The error of reading memory of `owner` on `reader`.
+pub(super) fn remote(owner: DeviceUuid, reader: DeviceUuid, version: &Attach<'_>, link: String) -> Error {
+    let (owner, reader) = (owner.to_string(), reader.to_string());
+    Error::RemoteDevice { name: version.name.to_owned(), owner, reader, link }
 }
 
 /// How two GPUs reach each other, and what that costs (measured on two H200 with NVLink).

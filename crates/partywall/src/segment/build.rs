@@ -175,7 +175,7 @@ impl Builder {
         });
         let kind = kind::native(self.place)?;
         let draft = kind
-            .allocate(&self.name, self.place, &chunks, reserve, self.domain.gpus())
+            .allocate(&self.name, self.place, &chunks, reserve, self.domain.gpus()?)
             .map_err(|e| with_held(e, &self.domain))?;
         Ok(Build {
             chunks: draft.chunk_bytes(),

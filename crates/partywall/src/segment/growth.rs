@@ -122,7 +122,7 @@ impl Growth<'_> {
     pub fn commit(self) -> Result<()> {
         let Self { segment, longer, tensors, spare } = self;
         let Some(lease) = segment.lease else { return Ok(()) };
-        let _turn = segment.turn();
+        let _turn = segment.turn()?;
         let (facts, stage) = (&segment.facts, segment.stage());
         if facts.reserved == 0 {
             return Err(segment.cannot_grow(NoGrowth::Fixed));
@@ -134,7 +134,8 @@ impl Growth<'_> {
         if needed > reserved {
             return Err(segment.cannot_grow(NoGrowth::Reserved { reserved, needed }));
         }
-        let chunk = (missing > 0).then(|| segment.kind.chunk(&facts.name, facts.place, missing, segment.domain.gpus()));
+        let gpus = segment.domain.gpus()?;
+        let chunk = (missing > 0).then(|| segment.kind.chunk(&facts.name, facts.place, missing, gpus));
         let chunk = chunk.transpose().map_err(|e| with_held(e, &segment.domain))?;
         let (chunks, fds): (Vec<u64>, Vec<OwnedFd>) = chunk.into_iter().unzip();
         let ranges = info::ranges(facts.reserved, &[&stage.chunks[..], &chunks].concat())?;
@@ -205,7 +206,7 @@ impl Segment {
     /// call. The segment is then as it was.
     pub fn refresh(&self) -> Result<Refreshed> {
         let Some(lease) = self.lease.filter(|_| self.facts.reserved > 0) else { return Ok(Refreshed::Unchanged) };
-        let _turn = self.turn();
+        let _turn = self.turn()?;
         let stage = self.stage();
         let refresh = Call::Refresh { lease, growths: stage.growths, chunks: stage.chunks.len() as u64 };
         match self.domain.link().call_with(refresh, &[])? {
@@ -257,9 +258,10 @@ impl Segment {
     }
 
     /// One change of the length at a time.
-    fn turn(&self) -> MutexGuard<'_, ()> {
+    fn turn(&self) -> Result<MutexGuard<'_, ()>> {
+        self.domain.link().require_ours()?;
         // Nothing is half-done behind it: a stage follows in one step.
-        self.growing.lock().unwrap_or_else(PoisonError::into_inner)
+        Ok(self.growing.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     fn cannot_grow(&self, why: NoGrowth) -> Error {

@@ -163,7 +163,7 @@ impl OpenOptions {
             write: self.write,
             device: self.device,
             allow_peer: self.allow_peer,
-            gpus: self.domain.gpus(),
+            gpus: self.domain.gpus()?,
         })?;
         let (place, writable) = (place.into(), self.write);
         let facts = Facts { name, version, place, mutable, reserved, kept, writable, fd_numbers };

@@ -53,6 +53,7 @@ impl Segment {
     /// [`Error::WrongKind`] for memory on a GPU; [`Error::Cuda`] if the pages cannot be locked, or if the memory is
     /// mapped read-only and the GPU cannot have that.
     pub fn pin<'a>(&'a self, gpu: &'a Gpu) -> Result<Pinned<'a>> {
+        self.domain.link().require_ours()?;
         let stage = self.stage();
         let registrations = self.memory().pin(gpu).map_err(|e| self.named(e))?;
         Ok(Pinned { segment: self, stage, registrations, gpu })
@@ -84,8 +85,8 @@ impl Pinned<'_> {
     /// before the stream has done it.
     ///
     /// # Errors
-    /// [`Error::NoSuchTensor`]; [`Error::BadRange`] if the lengths differ or the destination is read-only;
-    /// [`Error::Cuda`]. Nothing is then enqueued.
+    /// [`Error::NoSuchTensor`]; [`Error::BadRange`] if the lengths differ, the destination is read-only, or the stream is
+    /// captured; [`Error::Cuda`]. Nothing is then enqueued.
     pub fn enqueue_copy_to(&self, tensor: &str, stream: StreamRef<'_>, destination: DeviceSlice<'_>) -> Result<()> {
         let copy = |registration: &HostRegistration, offset| registration.enqueue_copy_to(stream, offset, destination);
         self.copy(tensor, destination.len(), copy)
@@ -125,7 +126,10 @@ impl Pinned<'_> {
 
 impl Drop for Pinned<'_> {
     fn drop(&mut self) {
-        self.segment.memory().unpin(std::mem::take(&mut self.registrations));
+        // Of a forked child's own there is nothing to keep apart from other pins.
+        if self.segment.domain.link().require_ours().is_ok() {
+            self.segment.memory().unpin(std::mem::take(&mut self.registrations));
+        }
     }
 }
 

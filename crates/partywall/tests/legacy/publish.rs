@@ -67,6 +67,19 @@ fn opening_it_where_it_was_made_finds_the_same_addresses_on_the_simulated_gpu() 
 }
 
 #[test]
+fn where_it_was_made_it_is_used_on_its_own_gpu_alone_on_the_simulated_gpu() {
+    simulated("publish::where_it_was_made_it_is_used_on_its_own_gpu_alone_on_the_simulated_gpu", |world| {
+        let domain = world.connect();
+        let _published = publish(&domain, "ours", 7);
+        let other = partywall::gpu::devices().unwrap()[1].uuid().unwrap();
+        for allow in [false, true] {
+            let refused = domain.opener("ours").device(other).allow_peer(allow).open();
+            assert!(matches!(refused, Err(Error::RemoteDevice { .. })), "{refused:?}");
+        }
+    });
+}
+
+#[test]
 fn tensors_are_where_they_were_on_the_simulated_gpu() {
     simulated("publish::tensors_are_where_they_were_on_the_simulated_gpu", |world| {
         let domain = world.connect();

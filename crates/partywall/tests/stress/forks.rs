@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use partywall::{DType, Domain, Error, Place as At};
+use partywall::{DType, Domain, Error, Place as At, Refreshed};
 
 use super::{
     eventually,
@@ -89,6 +89,25 @@ pub(crate) fn play(words: &[&str]) {
             });
             domain.ping().unwrap();
         }
+        "growing" => {
+            let log = domain.create("log", At::Host).tensor("x", DType::U8, &[1]).mutable(true);
+            let log = log.allocate().unwrap().commit().unwrap();
+            let done = AtomicBool::new(false);
+            std::thread::scope(|scope| {
+                for _ in 0..3 {
+                    scope.spawn(|| {
+                        while !done.load(Ordering::Relaxed) {
+                            assert_eq!(log.refresh().unwrap(), Refreshed::Unchanged);
+                        }
+                    });
+                }
+                let forked = |result| matches!(result, Err(Error::Forked { .. }));
+                let refused = || forked(log.refresh().map(drop)) && forked(log.grow().spare(1).commit());
+                let good = (0..100).all(|_| in_child(refused));
+                done.store(true, Ordering::Relaxed);
+                assert!(good);
+            });
+        }
         "building" => {
             let builder = domain.create("draft", At::Host).tensor("x", DType::U8, &[64 << 20]);
             let mut build = builder.allocate().unwrap();
@@ -145,6 +164,11 @@ fn a_forked_child_with_host_memory_can_do_nothing_to_its_parents_connection() {
 #[test]
 fn forking_in_the_middle_of_calls_hangs_nobody() {
     Place::new().start("fork calling").expect("good");
+}
+
+#[test]
+fn forking_while_a_segment_changes_its_length_hangs_nobody() {
+    Place::new().start("fork growing").expect("good");
 }
 
 #[test]

@@ -465,6 +465,22 @@ fn a_growth_that_is_asked_for_again_happens_once() {
 }
 
 #[test]
+fn a_growth_is_taken_for_a_repetition_only_from_the_committer() {
+    let (mut w, [a, b]) = Watched::with_members();
+    let commit = w.commit_call("x", true, true);
+    let Ok(Verdict::Committed { lease, .. }) = w.ask(a, Call::Commit(commit)).1 else { panic!("committed") };
+    let theirs = w.opened(b, "x").lease;
+    let growth = w.growth(lease, 0, &[5]);
+    let (request, ..) = w.ask(a, Call::Grow(growth));
+    // The request numbers of different members are the same ones.
+    assert_eq!(w.ask_as(b, request, Call::Ping).0, Ok(Verdict::Done));
+    let growth = w.growth(theirs, 1, &[5]);
+    let (outcome, _) = w.ask_as(b, request, Call::Grow(growth));
+    let why = NoGrowth::NotCommitter;
+    assert_eq!(outcome, Err(Refused::CannotGrow { name: Name::new("x"), version: 1, why }));
+}
+
+#[test]
 fn growths_are_refused_for_their_reasons_and_change_nothing() {
     let (mut w, [a, b]) = Watched::with_members();
     let (_, frozen) = w.commit(a, "frozen", true);

@@ -1,0 +1,219 @@
+//! What an error is about, what to do about it, and where more is said of it.
+
+use std::fmt;
+
+use partywall_cuda::{CuResult, CudaError, PointerKind};
+use partywall_shm::TableError;
+use partywall_wire::{FdFault, Limit, NoGrowth};
+
+use super::Error;
+use crate::{files::FileError, place::Place};
+
+/// What an error is about, in the classes of the binary's exit codes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// Something was compared or waited for and is not as expected.
+    CheckFailed,
+    /// The arguments make no sense.
+    Usage,
+    /// A name, version, tensor or file does not exist.
+    NotFound,
+    /// No broker, or not one that we can talk to.
+    Unreachable,
+    /// Refused, or at a limit.
+    Refused,
+    /// The GPU or its driver.
+    Device,
+}
+
+impl Error {
+    /// The class of the error.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::NotFound { .. }
+            | Self::VersionNotFound { .. }
+            | Self::OwnerDied { .. }
+            | Self::Withdrawn { .. }
+            | Self::NoSuchTensor { .. } => ErrorKind::NotFound,
+            Self::BadName { .. } | Self::BadRange { .. } | Self::WrongDType { .. } => ErrorKind::Usage,
+            Self::BrokerNotFound { .. }
+            | Self::BrokerNotStarted { .. }
+            | Self::BrokerUnreachable { .. }
+            | Self::BrokerGone { .. }
+            | Self::VersionMismatch { .. }
+            | Self::UnsafeDirectory { .. }
+            | Self::WrongUser { .. }
+            | Self::Protocol(_)
+            | Self::Forked { .. } => ErrorKind::Unreachable,
+            Self::NoDevice { .. } | Self::RemoteDevice { .. } | Self::Cuda { .. } => ErrorKind::Device,
+            Self::OutOfMemory { place: Place::Gpu(_), .. } => ErrorKind::Device,
+            Self::Timeout { .. } => ErrorKind::CheckFailed,
+            Self::File(e) => file_kind(e),
+            _ => ErrorKind::Refused,
+        }
+    }
+
+    /// What to do about it, as a sentence.
+    pub fn advice(&self) -> String {
+        match self {
+            Self::NotFound { near, .. } if !near.is_empty() => format!("did you mean {:?}? `partywall ls` lists all names", near[0]),
+            Self::NotFound { .. } => "`partywall ls` lists all names; check --domain and PARTYWALL_SOCKET if it should be there".into(),
+            Self::VersionNotFound { name, .. } => format!("`partywall show {name}` lists its versions"),
+            Self::OwnerDied { .. } => "start its publisher again and wait for it with a time-out; memory that is to outlive its process is committed or published as a copy".into(),
+            Self::Withdrawn { .. } => "wait with a time-out if it is to be published again".into(),
+            Self::NoSuchTensor { segment, .. } => format!("`partywall show {segment}` lists its tensors"),
+            Self::NameExists { name, .. } => format!("`partywall rm {name}` removes it; without if-absent a new version is made"),
+            Self::ReadOnly { .. } => "commit a new version, or create the segment as mutable".into(),
+            Self::CannotGrow { why: NoGrowth::Behind, .. } => "refresh() the segment, then grow it".into(),
+            Self::CannotGrow { why: NoGrowth::Reserved { .. }, .. } => "create it with a larger reserve(), or commit a new version".into(),
+            Self::CannotGrow { .. } => "create it as mutable and let its committer grow it, or commit a new version".into(),
+            Self::BadName { .. } => "use letters, digits and `._-/`".into(),
+            Self::Table { source: TableError::ForeignLayout { .. }, .. } => "run the same Partywall release on both sides".into(),
+            Self::Table { .. } => "correct the tensors' names, shapes and dtypes".into(),
+            Self::WrongDType { has, .. } => format!("ask for {has}, or for the bytes"),
+            Self::WrongKind { wanted, .. } => format!("create it as {wanted} memory, or copy it with read()"),
+            Self::BadRange { .. } => "use a range inside the tensor, or read() for a copy".into(),
+            Self::NotShareable { kind, .. } => not_shareable(*kind).into(),
+            Self::CannotKeep { .. } => "publish a copy (commit_copy()), which the broker keeps; or leave out kept()".into(),
+            Self::OutOfMemory { .. } => "free memory there: `partywall status` shows what Partywall holds, `partywall rm NAME` drops it".into(),
+            Self::NoFileDescriptor(_) => "raise the limit with `ulimit -n`".into(),
+            Self::NoDevice { .. } => "`partywall doctor` says what is missing; host memory works without a GPU (--device host)".into(),
+            Self::RemoteDevice { .. } => "open it with allow_peer if the link's cost is acceptable, or read on the owner's GPU".into(),
+            Self::Cuda { source, .. } if source.is_sticky() => "the CUDA context of this process is broken: restart this process".into(),
+            Self::Cuda { source, .. } if cuda_anchor(source) == "cannot-page-lock" => "raise the limit of locked memory (`ulimit -l`), or pin less".into(),
+            Self::Cuda { .. } => "`partywall doctor` checks the driver".into(),
+            Self::Timeout { .. } => "wait longer, or look with `partywall ls` and `partywall status` who should have done it".into(),
+            Self::BrokerNotFound { .. } => "set PARTYWALL_BIN to the partywall binary, or put it on PATH (cargo install --locked --path crates/partywall-cli)".into(),
+            Self::BrokerNotStarted { .. } => "run `partywall serve` to see why, and `partywall doctor`".into(),
+            Self::BrokerUnreachable { .. } => "start one with `partywall serve`, or check --domain and PARTYWALL_SOCKET".into(),
+            Self::BrokerGone { .. } => "connect again; names are made anew by their owners".into(),
+            Self::VersionMismatch { .. } => "run `partywall stop --force` (it drops all names), then try again".into(),
+            Self::UnsafeDirectory { path, .. } => format!("make it yours alone (chmod 700 {}), or set PARTYWALL_SOCKET to a socket in another directory", path.display()),
+            Self::WrongUser { .. } => "run both as one user, or use another PARTYWALL_SOCKET".into(),
+            Self::OtherDriver { simulated: true, .. } => "choose another --domain, or set PARTYWALL_LIBCUDA as its members have".into(),
+            Self::OtherDriver { .. } => "choose another --domain, or unset PARTYWALL_LIBCUDA".into(),
+            Self::LimitReached { limit: Limit::Chunks | Limit::Growths, .. } => "grow in fewer, larger steps (spare()), or commit a new version".into(),
+            Self::LimitReached { .. } => "remove something, or start the broker with a higher limit (`partywall serve --help`)".into(),
+            Self::BadFd { fault: FdFault::Missing, .. } => "the broker has no free file descriptor: remove names, or raise its limit".into(),
+            Self::BadFd { .. } | Self::Protocol(_) | Self::Refused(_) => "this is a bug of Partywall, or a foreign program at its socket: please report it with the broker's log (`partywall status`)".into(),
+            Self::InUse { .. } => "`partywall ls` and `partywall status` show them; `partywall stop --force` drops all".into(),
+            Self::Forked { .. } => "connect in the child, or start it with exec (Python: the spawn start method)".into(),
+            Self::System { .. } => "see what the kernel says".into(),
+            Self::File(e) => e.advice().to_string(),
+        }
+    }
+
+    /// The entry of `docs/troubleshooting.md` about it.
+    pub fn anchor(&self) -> &'static str {
+        match self {
+            Self::NotFound { .. } => "not-found",
+            Self::VersionNotFound { .. } => "version-not-found",
+            Self::OwnerDied { .. } => "owner-died",
+            Self::Withdrawn { .. } => "withdrawn",
+            Self::NoSuchTensor { .. } => "no-such-tensor",
+            Self::NameExists { .. } => "name-exists",
+            Self::ReadOnly { .. } => "read-only",
+            Self::CannotGrow { .. } => "cannot-grow",
+            Self::BadName { .. } => "bad-name",
+            Self::Table { .. } => "bad-table",
+            Self::WrongDType { .. } => "wrong-dtype",
+            Self::WrongKind { .. } => "wrong-kind",
+            Self::BadRange { .. } => "bad-range",
+            Self::NotShareable { kind, .. } => match kind {
+                PointerKind::Device => "no-memory-handles",
+                PointerKind::Imported => "imported-memory",
+                PointerKind::Pool => "pool-memory",
+                PointerKind::Vmm => "vmm-memory",
+                PointerKind::Managed => "managed-memory",
+                PointerKind::Pinned => "pinned-memory",
+                PointerKind::Registered => "registered-memory",
+                _ => "unknown-pointer",
+            },
+            Self::CannotKeep { .. } => "cannot-keep",
+            Self::OutOfMemory { .. } => "out-of-memory",
+            Self::NoFileDescriptor(_) => "no-file-descriptor",
+            Self::NoDevice { .. } => "no-device",
+            Self::RemoteDevice { .. } => "remote-device",
+            Self::Cuda { source, .. } => cuda_anchor(source),
+            Self::Timeout { .. } => "timeout",
+            Self::BrokerNotFound { .. } => "broker-not-found",
+            Self::BrokerNotStarted { .. } => "broker-not-started",
+            Self::BrokerUnreachable { .. } => "connection-refused",
+            Self::BrokerGone { .. } => "broker-gone",
+            Self::VersionMismatch { .. } => "version-mismatch",
+            Self::UnsafeDirectory { .. } => "unsafe-directory",
+            Self::WrongUser { .. } => "wrong-user",
+            Self::OtherDriver { .. } => "simulated-driver",
+            Self::LimitReached { .. } => "limit-reached",
+            Self::BadFd { .. } => "bad-fd",
+            Self::InUse { .. } => "in-use",
+            Self::Forked { .. } => "forked",
+            Self::Protocol(_) => "broken-protocol",
+            Self::Refused(_) => "refused",
+            Self::System { .. } => "system-call",
+            // What a file's bytes were copied to or from has an entry of its own.
+            Self::File(FileError::Sink { source, .. } | FileError::Content { source, .. }) => {
+                source.downcast_ref::<Self>().map_or("file", Self::anchor)
+            }
+            Self::File(_) => "file",
+        }
+    }
+}
+
+impl fmt::Display for ErrorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::CheckFailed => "check failed",
+            Self::Usage => "usage",
+            Self::NotFound => "not found",
+            Self::Unreachable => "broker unreachable",
+            Self::Refused => "refused",
+            Self::Device => "device",
+        })
+    }
+}
+
+/// The entry of `docs/troubleshooting.md` about a failed driver call.
+pub fn cuda_anchor(error: &CudaError) -> &'static str {
+    match (error.call, error.code) {
+        _ if error.is_sticky() => "broken-context",
+        ("cuMemHostRegister", CuResult::OUT_OF_MEMORY | CuResult::OPERATING_SYSTEM) => "cannot-page-lock",
+        (_, CuResult::NOT_SUPPORTED) => "not-supported",
+        ("cuMemCreate", CuResult::INVALID_VALUE) => "size-not-aligned",
+        ("cuMemFree", CuResult::INVALID_VALUE) => "wrong-clean-up",
+        _ => "driver-error",
+    }
+}
+
+fn file_kind(error: &FileError) -> ErrorKind {
+    match error {
+        FileError::Open { source, .. } if source.kind() == std::io::ErrorKind::NotFound => ErrorKind::NotFound,
+        FileError::NoSuchTensor { .. } => ErrorKind::NotFound,
+        FileError::NotOneTensor { .. }
+        | FileError::FormatLacksElements { .. }
+        | FileError::FormatLacksStrides { .. }
+        | FileError::IsFolder { .. } => ErrorKind::Usage,
+        FileError::Cancelled { .. } => ErrorKind::CheckFailed,
+        FileError::Sink { source, .. } | FileError::Content { source, .. } => {
+            source.downcast_ref::<Error>().map_or(ErrorKind::Refused, Error::kind)
+        }
+        _ => ErrorKind::Refused,
+    }
+}
+
+fn not_shareable(kind: PointerKind) -> &'static str {
+    match kind {
+        PointerKind::Device => "publish a copy (commit_copy()); `partywall doctor` says what this driver lacks",
+        PointerKind::Imported => "publish it in the process that allocated it, or publish a copy (commit_copy())",
+        PointerKind::Pool => {
+            "publish a copy (commit_copy()), or allocate it with cuMemAlloc; torch does with PYTORCH_CUDA_ALLOC_CONF=backend:native"
+        }
+        PointerKind::Vmm => "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False, or publish a copy (commit_copy())",
+        PointerKind::Managed => "publish a copy (commit_copy()), or allocate it with cuMemAlloc",
+        PointerKind::Pinned | PointerKind::Registered => {
+            "build a segment in host memory (create() at Place::Host), or copy it to the GPU first"
+        }
+        _ => "check the address: the memory must be on a GPU and not yet freed",
+    }
+}

@@ -1,0 +1,365 @@
+//! Everything that can go wrong, in one type: what happened, why, and what to do.
+
+mod advice;
+mod refusal;
+mod text;
+
+use std::{path::PathBuf, time::Duration};
+
+use partywall_cuda::{CudaError, PointerKind};
+use partywall_os::Errno;
+use partywall_shm::{DType, TableError};
+use partywall_wire::{FdFault, Limit, NoGrowth};
+
+use self::text::{
+    driver_name, fd_fault, free_text, held_text, limit_name, near_names, no_growth, pointer_kind, seconds,
+};
+pub use self::{
+    advice::{ErrorKind, cuda_anchor},
+    text::bytes,
+};
+use crate::{files::FileError, place::Place};
+
+/// The result of an operation of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why an operation failed. Unless a variant says otherwise, nothing has changed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// No segment has this name. The caller's mistake, or too early.
+    #[error("no segment is named {name:?} in the domain at {}{}", socket.display(), near_names(near))]
+    NotFound {
+        /// The name asked for.
+        name: String,
+        /// The broker that was asked.
+        socket: PathBuf,
+        /// Existing names that look like it.
+        near: Vec<String>,
+    },
+    /// The name exists, this version of it does not and never will again: numbers start anew only when no version of a
+    /// name is left.
+    #[error("{name:?} has no version {version}{}", latest.map_or_else(String::new, |v| format!(" (the latest is {v})")))]
+    VersionNotFound {
+        /// The name.
+        name: String,
+        /// The version asked for.
+        version: u64,
+        /// The latest one, if the name has one.
+        latest: Option<u64>,
+    },
+    /// The process that published the name's memory is dead, and the memory, which nobody else keeps, is gone with it.
+    /// What was open before stays readable.
+    #[error("{name:?} is gone: its publisher, pid {pid}, died {} ago", seconds(*ago))]
+    OwnerDied {
+        /// The name.
+        name: String,
+        /// The publisher.
+        pid: u32,
+        /// How long ago that was proved.
+        ago: Duration,
+    },
+    /// The name's memory is its publisher's, and is no longer given to anybody: the publisher dropped it, or somebody
+    /// removed the name. What was open before stays readable.
+    #[error("{name:?} was withdrawn by pid {pid} {} ago", seconds(*ago))]
+    Withdrawn {
+        /// The name.
+        name: String,
+        /// The publisher, or whoever removed the name.
+        pid: u32,
+        /// How long ago.
+        ago: Duration,
+    },
+    /// The segment has no tensor of this name.
+    #[error("{segment:?} has no tensor {tensor:?}{}", near_names(near))]
+    NoSuchTensor {
+        /// The segment.
+        segment: String,
+        /// The tensor asked for.
+        tensor: String,
+        /// Tensors that look like it.
+        near: Vec<String>,
+    },
+    /// The name exists and was to be made only if it did not.
+    #[error("{name:?} exists already (version {version})")]
+    NameExists {
+        /// The name.
+        name: String,
+        /// Its latest version.
+        version: u64,
+    },
+    /// The version is frozen and was opened for writing, or was opened for reading and written.
+    #[error("{name:?} version {version} is read-only")]
+    ReadOnly {
+        /// The name.
+        name: String,
+        /// The version.
+        version: u64,
+    },
+    /// The version does not become longer, by this call or at all.
+    #[error("{name:?} version {version} cannot grow: {}", no_growth(*why))]
+    CannotGrow {
+        /// The name.
+        name: String,
+        /// The version.
+        version: u64,
+        /// Why.
+        why: NoGrowth,
+    },
+    /// The name breaks the rules for names.
+    #[error("{name:?} is no segment name: {why}")]
+    BadName {
+        /// The name.
+        name: String,
+        /// The rule.
+        why: String,
+    },
+    /// The tensors cannot be laid out, or another process's table is not to be believed.
+    #[error("{name:?}: {source}")]
+    Table {
+        /// The segment.
+        name: String,
+        /// What is wrong.
+        source: TableError,
+    },
+    /// A tensor was asked for as elements of another type.
+    #[error("tensor {tensor:?} has elements of {has}, not {wanted}")]
+    WrongDType {
+        /// The tensor.
+        tensor: String,
+        /// Its type.
+        has: DType,
+        /// The type asked for.
+        wanted: &'static str,
+    },
+    /// The memory is of another kind than the operation works on.
+    #[error("{name:?} is {has} memory; {operation} needs {wanted} memory")]
+    WrongKind {
+        /// The segment.
+        name: String,
+        /// What it is.
+        has: &'static str,
+        /// What was needed.
+        wanted: &'static str,
+        /// For what.
+        operation: &'static str,
+    },
+    /// Bytes were given or asked for that the tensor does not have, or its elements are not where a plain slice has
+    /// them.
+    #[error("tensor {tensor:?}: {why}")]
+    BadRange {
+        /// The tensor.
+        tensor: String,
+        /// What does not fit.
+        why: String,
+    },
+    /// The driver does not share this kind of memory by handle, or not at all.
+    #[error("tensor {tensor:?} cannot be published: {address:#x} is {}", pointer_kind(*kind))]
+    NotShareable {
+        /// The tensor.
+        tensor: String,
+        /// Its address.
+        address: u64,
+        /// What the driver says of it.
+        kind: PointerKind,
+    },
+    /// Published memory goes with its publisher, so its name cannot stay.
+    #[error("{name:?} cannot be kept: its memory goes with this process")]
+    CannotKeep {
+        /// The name.
+        name: String,
+    },
+    /// There is not enough memory.
+    #[error("{} has no {} for {name:?}{}{}", place, bytes(*asked), free_text(*free, *total), held_text(held))]
+    OutOfMemory {
+        /// The segment.
+        name: String,
+        /// Where.
+        place: Place,
+        /// Bytes asked for.
+        asked: u64,
+        /// Bytes free, where that is known.
+        free: Option<u64>,
+        /// Bytes in all.
+        total: Option<u64>,
+        /// What Partywall holds there: all bytes and the largest names. No tool of the vendor shows that.
+        held: Option<Box<Held>>,
+    },
+    /// The process may not open more files.
+    #[error("no file descriptor is free for {0}")]
+    NoFileDescriptor(String),
+    /// There is no such GPU, or no driver.
+    #[error("no GPU {wanted}: {why}")]
+    NoDevice {
+        /// As asked for.
+        wanted: String,
+        /// What was found.
+        why: String,
+    },
+    /// The memory is on another GPU than the reader's, and `allow_peer` was not set.
+    #[error("{name:?} is on GPU {owner}, this process reads on GPU {reader}: {link}")]
+    RemoteDevice {
+        /// The segment.
+        name: String,
+        /// The UUID of the GPU that has the memory.
+        owner: String,
+        /// The UUID of the reader's.
+        reader: String,
+        /// How they are linked and what that costs.
+        link: String,
+    },
+    /// The CUDA driver refused a call.
+    #[error("{what}: {source}")]
+    Cuda {
+        /// What it was for.
+        what: String,
+        /// The call and its code.
+        source: CudaError,
+    },
+    /// It did not happen in time.
+    #[error("{what} did not happen within {}", seconds(*after))]
+    Timeout {
+        /// What was waited for.
+        what: String,
+        /// How long.
+        after: Duration,
+    },
+    /// No broker runs, and no program was found that could be started as one.
+    #[error("no broker program was found; tried {}", .tried.join(", "))]
+    BrokerNotFound {
+        /// Where it was looked for.
+        tried: Vec<String>,
+    },
+    /// A broker could not be started.
+    #[error("the broker could not be started: {why}")]
+    BrokerNotStarted {
+        /// What it said, or what the kernel said.
+        why: String,
+    },
+    /// Nobody answers at the socket, and starting a broker was not wanted.
+    #[error("no broker answers at {}: {why}", socket.display())]
+    BrokerUnreachable {
+        /// The socket.
+        socket: PathBuf,
+        /// Why.
+        why: String,
+    },
+    /// The broker that this connection belonged to is gone. Memory that is mapped stays readable; names are lost.
+    /// A call that was under way may have taken effect.
+    #[error("the broker at {} is gone", socket.display())]
+    BrokerGone {
+        /// Its socket.
+        socket: PathBuf,
+    },
+    /// The broker is another build with another protocol.
+    #[error(
+        "this is Partywall {ours} (protocol {our_protocol}), the broker with pid {pid} at {} is {theirs} (protocol {their_protocol})", socket.display()
+    )]
+    VersionMismatch {
+        /// The broker's socket.
+        socket: PathBuf,
+        /// Our release.
+        ours: String,
+        /// Our protocol.
+        our_protocol: u32,
+        /// The broker's release.
+        theirs: String,
+        /// Its protocol.
+        their_protocol: u32,
+        /// Its pid.
+        pid: u32,
+    },
+    /// The directory of the socket is not safe to use.
+    #[error("the directory {} is not used for sockets: {why}", path.display())]
+    UnsafeDirectory {
+        /// The directory.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The socket belongs to another user.
+    #[error("the broker at {} runs as user {broker}, this process as user {ours}", socket.display())]
+    WrongUser {
+        /// The socket.
+        socket: PathBuf,
+        /// The broker's user.
+        broker: u32,
+        /// Ours.
+        ours: u32,
+    },
+    /// Members on the simulated CUDA driver and on the real one never share a domain.
+    #[error("the domain at {} runs on the {} CUDA driver, this process on the {} one", socket.display(), driver_name(*simulated), driver_name(!*simulated))]
+    OtherDriver {
+        /// The socket.
+        socket: PathBuf,
+        /// Whether the domain is the simulated one.
+        simulated: bool,
+    },
+    /// A limit of the broker is reached.
+    #[error("the broker's limit on {} is {allowed}, this needs {needed}", limit_name(*limit))]
+    LimitReached {
+        /// Which.
+        limit: Limit,
+        /// Its value.
+        allowed: u64,
+        /// What would be needed.
+        needed: u64,
+    },
+    /// The broker found a donated file descriptor to be something else.
+    #[error("the broker refused file descriptor {index} of the commit: {}", fd_fault(fault))]
+    BadFd {
+        /// Its place in the commit.
+        index: u32,
+        /// What is wrong.
+        fault: FdFault,
+    },
+    /// `stop` without force while something is held.
+    #[error("the broker still has {names} names and {members} members")]
+    InUse {
+        /// Names.
+        names: u64,
+        /// Members other than the caller.
+        members: u64,
+    },
+    /// The connection was made before a fork and is used in the child.
+    #[error("this connection was made before a fork, by process {parent}")]
+    Forked {
+        /// The process that made it.
+        parent: u32,
+    },
+    /// The broker said something that this library does not understand.
+    #[error("the broker broke the protocol: {0}")]
+    Protocol(String),
+    /// The broker refused for a reason of its own.
+    #[error("the broker refused: {0}")]
+    Refused(String),
+    /// The kernel refused a call.
+    #[error("{what}: {source}")]
+    System {
+        /// What it was for.
+        what: String,
+        /// errno.
+        source: std::io::Error,
+    },
+    /// A file could not be read or written.
+    #[error(transparent)]
+    File(#[from] FileError),
+}
+
+/// What a broker holds in one place.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Held {
+    /// All bytes.
+    pub bytes: u64,
+    /// The largest names, largest first.
+    pub largest: Vec<(String, u64)>,
+}
+
+impl Error {
+    pub(crate) fn system(what: impl Into<String>, errno: Errno) -> Self {
+        match errno {
+            Errno::MFILE | Errno::NFILE => Self::NoFileDescriptor(what.into()),
+            _ => Self::System { what: what.into(), source: errno.into() },
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! The broker's refusals as errors of the library.
+
+use std::{
+    path::Path,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use partywall_wire::{Ending, Refusal};
+
+use super::Error;
+
+impl Error {
+    pub(crate) fn refused(refusal: Refusal, socket: &Path) -> Self {
+        match refusal {
+            Refusal::NotFound { name, near } => Self::NotFound { name, socket: socket.to_owned(), near },
+            Refusal::VersionNotFound { name, version, latest } => Self::VersionNotFound { name, version, latest },
+            Refusal::Ended { name, ending, pid, at, .. } => {
+                let ago = SystemTime::now().duration_since(UNIX_EPOCH + Duration::from_millis(at)).unwrap_or_default();
+                match ending {
+                    Ending::OwnerDied => Self::OwnerDied { name, pid, ago },
+                    Ending::Withdrawn => Self::Withdrawn { name, pid, ago },
+                }
+            }
+            Refusal::NameExists { name, version } => Self::NameExists { name, version },
+            Refusal::ReadOnly { name, version } => Self::ReadOnly { name, version },
+            Refusal::CannotGrow { name, version, why } => Self::CannotGrow { name, version, why },
+            Refusal::BadName { name, why } => Self::BadName { name, why },
+            Refusal::BadFd { index, fault } => Self::BadFd { index, fault },
+            Refusal::Limit { limit, allowed, needed } => Self::LimitReached { limit, allowed, needed },
+            Refusal::WrongUser { broker, peer } => Self::WrongUser { socket: socket.to_owned(), broker, ours: peer },
+            Refusal::OtherDriver { simulated } => Self::OtherDriver { socket: socket.to_owned(), simulated },
+            Refusal::InUse { names, members } => Self::InUse { names, members },
+            Refusal::ShuttingDown | Refusal::CannotResume => Self::BrokerGone { socket: socket.to_owned() },
+            other => Self::Refused(format!("{other:?}")),
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! The words of the messages.
+
+use std::time::Duration;
+
+use partywall_cuda::PointerKind;
+use partywall_wire::{FdFault, Limit, NoGrowth};
+
+use super::Held;
+
+pub(super) fn near_names(near: &[String]) -> String {
+    if near.is_empty() { String::new() } else { format!("; there is {}", near.join(", ")) }
+}
+
+pub(super) fn free_text(free: Option<u64>, total: Option<u64>) -> String {
+    match (free, total) {
+        (Some(free), Some(total)) => format!(": {} of {} are free", bytes(free), bytes(total)),
+        _ => String::new(),
+    }
+}
+
+pub(super) fn held_text(held: &Option<Box<Held>>) -> String {
+    let Some(held) = held else { return String::new() };
+    let names: Vec<_> = held.largest.iter().map(|(name, n)| format!("{name} {}", bytes(*n))).collect();
+    let names = if names.is_empty() { String::new() } else { format!(" ({})", names.join(", ")) };
+    format!("; Partywall holds {} there{names}", bytes(held.bytes))
+}
+
+pub(super) fn limit_name(limit: Limit) -> &'static str {
+    match limit {
+        Limit::Bytes => "bytes",
+        Limit::Names => "names",
+        Limit::Fds => "file descriptors",
+        Limit::Clients => "members",
+        Limit::Message => "message bytes",
+        Limit::Waits => "waiting requests of one member",
+        Limit::Leases => "leases of one member",
+        Limit::Chunks => "chunks of one version",
+        Limit::Growths => "growths of one version",
+        _ => "something newer than this library",
+    }
+}
+
+pub(super) fn driver_name(simulated: bool) -> &'static str {
+    if simulated { "simulated" } else { "real" }
+}
+
+pub(super) fn no_growth(why: NoGrowth) -> String {
+    match why {
+        NoGrowth::Fixed => "it is not mutable, or of a kind that cannot".into(),
+        NoGrowth::NotCommitter => "only the process that committed it can make it longer".into(),
+        NoGrowth::CommitterGone => "its committer has dropped it".into(),
+        NoGrowth::Behind => "it has grown since this process last looked".into(),
+        NoGrowth::Reserved { reserved, needed } => {
+            format!("it would have {} and {} are reserved for it", bytes(needed), bytes(reserved))
+        }
+        _ => "for a reason newer than this library".into(),
+    }
+}
+
+pub(super) fn pointer_kind(kind: PointerKind) -> &'static str {
+    match kind {
+        PointerKind::Device => "device memory for which this driver makes no handles",
+        PointerKind::Imported => "memory of another process that was opened here",
+        PointerKind::Pool => "memory of a stream-ordered pool (cuMemAllocAsync)",
+        PointerKind::Vmm => "mapped by cuMemMap, as torch's expandable segments are",
+        PointerKind::Managed => "managed memory (cuMemAllocManaged)",
+        PointerKind::Pinned => "page-locked host memory (cuMemHostAlloc)",
+        PointerKind::Registered => "registered host memory (cuMemHostRegister)",
+        _ => "nothing that the driver knows: ordinary host memory, freed memory, or no address at all",
+    }
+}
+
+pub(super) fn fd_fault(fault: &FdFault) -> String {
+    match fault {
+        FdFault::Missing => "it did not arrive".into(),
+        FdFault::WrongType { found } => format!("it is {found}"),
+        FdFault::NotSealed { seal } => format!("it is not sealed: {seal}"),
+        FdFault::WrongSize { said, found } => format!("it has {found} bytes, not {said}"),
+        _ => "for a reason newer than this library".into(),
+    }
+}
+
+pub(super) fn seconds(duration: Duration) -> String {
+    format!("{:.1} s", duration.as_secs_f64())
+}
+
+/// A number of bytes for people: `1.5 GiB`.
+pub fn bytes(n: u64) -> String {
+    const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
+    if n < 1024 {
+        return format!("{n} bytes");
+    }
+    let mut value = n as f64 / 1024.0;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    if value.fract() == 0.0 { format!("{value:.0} {}", UNITS[unit]) } else { format!("{value:.1} {}", UNITS[unit]) }
+}
