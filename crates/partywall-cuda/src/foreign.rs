@@ -28,8 +28,8 @@ impl ForeignMemory {
     ///
     /// # Safety
     /// Until `keep` is dropped, the allocation that holds `address` is neither freed nor unmapped, nor are those behind
-    /// it that are asked for as one with it ([`ForeignMemory::pieces`]). An address that the driver does not know is no
-    /// breach: nothing is ever done with it.
+    /// it that are asked for as one with it ([`ForeignMemory::pieces`]); and if it is host memory, no Rust reference to
+    /// its bytes exists. An address that the driver does not know is no breach: nothing is ever done with it.
     ///
     /// # Errors
     /// As [`PointerInfo::of`], [`Context::retain`].

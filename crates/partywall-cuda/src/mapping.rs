@@ -103,7 +103,7 @@ impl Mapping {
     ) -> Result<Extension<'_>, AccessError> {
         // A panic under this lock drops, and so unmaps, what was not published.
         let more = self.more.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut extension = Extension { mapping: self, more, parts: Vec::new(), len: self.len() };
+        let mut extension = Extension { mapping: self, parts: Vec::new(), more, len: self.len() };
         for memory in memories {
             let memory = memory.into();
             let (offset, len, available) = (extension.len, memory.len(), self.reserved());
@@ -211,8 +211,9 @@ impl fmt::Debug for Mapping {
 /// Memory that is mapped behind a [`Mapping`] and does not show yet. Dropping it unmaps it again.
 pub struct Extension<'a> {
     mapping: &'a Mapping,
-    more: MutexGuard<'a, Vec<Part>>,
+    // Unmapped before the lock is released: the next extension takes the same addresses.
     parts: Vec<Part>,
+    more: MutexGuard<'a, Vec<Part>>,
     /// Of the mapping with it.
     len: u64,
 }

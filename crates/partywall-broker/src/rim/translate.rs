@@ -29,8 +29,8 @@ pub(super) struct About {
     pub(super) limits: Vec<(wire::Limit, u64)>,
 }
 
-/// A request as the registry takes it. The file descriptors of a commit or growth are checked, and given to `store` only if the
-/// request is well-formed.
+/// A request as the registry takes it. The file descriptors of a commit or growth are checked, and given to `store` only
+/// if the request is well-formed.
 ///
 /// Only members on the simulated driver may donate what that makes, which is no memory of a GPU.
 pub(super) fn call(call: wire::Call, fds: Vec<Donated>, store: &mut FdStore, simulated: bool) -> Result<Call, Refusal> {
