@@ -283,7 +283,9 @@ fn a_grower_that_is_killed_leaves_the_old_length_or_the_new_one() {
         let whole = domain.open("log", Duration::ZERO).unwrap();
         let count = rows(&whole).len() as u64 / ROW;
         assert!(count >= said, "{count} rows, {said} were said");
-        assert_eq!(reader.refresh().unwrap(), Refreshed::Grown);
+        // On a slow machine the reader may have opened it as late as that.
+        let behind = (rows(&reader).len() as u64) < count * ROW;
+        assert_eq!(reader.refresh().unwrap(), if behind { Refreshed::Grown } else { Refreshed::Unchanged });
         assert_eq!((rows(&reader).len() as u64, reader.bytes()), (count * ROW, whole.bytes()));
         // All but the last row were written before the next one came.
         let values = rows(&reader);

@@ -365,7 +365,7 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    /// Starts a process that plays one of [`facts::ROLES`].
+    /// Starts a process that plays a role of the facts.
     pub(crate) fn start(role: &'static str) -> Result<Self, String> {
         Self::start_with(role, Command::new("/proc/self/exe"))
     }
