@@ -100,9 +100,13 @@ impl Context {
     /// # Errors
     /// What that work failed with.
     pub fn synchronize(&self) -> Result<(), CudaError> {
-        let _guard = self.guard()?;
-        // SAFETY: no arguments; a context is current.
-        unsafe { self.driver().ctx_synchronize() }
+        let wait = || {
+            let _guard = self.guard()?;
+            // SAFETY: no arguments; a context is current.
+            unsafe { self.driver().ctx_synchronize() }
+        };
+        // Twice, as `StreamRef::synchronize` does and for the same reason.
+        wait().inspect_err(|_| drop(wait()))
     }
 
     /// Free and total memory of the device.
