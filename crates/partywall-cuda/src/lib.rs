@@ -90,8 +90,6 @@ mod physical;
 mod pointer;
 mod register;
 mod result;
-#[cfg(test)]
-mod simulation;
 mod slice;
 mod stream;
 mod table;

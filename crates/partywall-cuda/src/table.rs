@@ -26,8 +26,8 @@ pub struct Driver {
     entries: Entries,
     library: String,
     simulated: bool,
-    /// Keeps the function pointers valid. Nothing is kept for a simulated driver, whose functions are ours.
-    _keep: Option<Library>,
+    /// Keeps the function pointers valid.
+    _keep: Library,
 }
 
 /// Why there is no usable CUDA driver in this process.
@@ -146,19 +146,7 @@ impl Driver {
         let entries = unsafe { Entries::resolve(find) }
             .map_err(|symbol| LoadError::MissingSymbol { library: name.clone(), symbol })?;
         let simulated = !find(c"simcuda_version").is_null();
-        Ok(Self { entries, library: name, simulated, _keep: Some(loaded) })
-    }
-
-    /// A driver made of our own functions, for tests.
-    ///
-    /// # Safety
-    /// As [`Entries::resolve`].
-    #[cfg(test)]
-    pub(crate) unsafe fn simulated(find: impl Fn(&CStr) -> *const c_void) -> Result<Self, LoadError> {
-        // SAFETY: the caller's promise.
-        let entries = unsafe { Entries::resolve(find) }
-            .map_err(|symbol| LoadError::MissingSymbol { library: "simulated".to_owned(), symbol })?;
-        Ok(Self { entries, library: "simulated".to_owned(), simulated: true, _keep: None })
+        Ok(Self { entries, library: name, simulated, _keep: loaded })
     }
 
     /// The driver's own name for a code.
@@ -509,6 +497,23 @@ mod tests {
         let error = Driver::open(OsStr::new("libc.so.6")).unwrap_err();
         assert_eq!(error, LoadError::MissingSymbol { library: "libc.so.6".to_owned(), symbol: "cuInit" });
         assert_eq!(error.to_string(), "the CUDA driver library libc.so.6 has no entry point cuInit");
+    }
+
+    #[test]
+    fn only_what_nothing_works_without_must_be_there() {
+        let all_but = |missing: &'static CStr| {
+            let find = move |symbol: &CStr| match symbol == missing {
+                true => std::ptr::null(),
+                false => std::ptr::NonNull::<c_void>::dangling().as_ptr().cast_const(),
+            };
+            // SAFETY: nothing is ever called.
+            unsafe { Entries::resolve(find) }
+        };
+        assert_eq!(all_but(c"cuMemMap").err(), Some("cuMemMap"));
+        let (entries, _keep) =
+            (all_but(c"cuGetErrorName").unwrap_or_else(|symbol| panic!("{symbol}")), Library::this());
+        let driver = Driver { entries, library: String::new(), simulated: false, _keep };
+        assert_eq!(driver.error_name(CuResult::OUT_OF_MEMORY), None);
     }
 
     #[test]

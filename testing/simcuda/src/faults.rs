@@ -1,6 +1,6 @@
 //! `SIMCUDA_FAULTS`: a comma-separated list of faults, each `FUNCTION:N=CODE` or `FUNCTION:N=kill`.
 //!
-//! The Nth call of the function in this process (from 1) does nothing and answers the code, or kills its process.
+//! The Nth call of the function in this process (from 1) does nothing and answers the code, also 0, or kills its process.
 //! A call that gives something back does so before it answers the code. `*` stands for any function: the Nth call of all.
 
 use std::sync::LazyLock;
@@ -50,7 +50,7 @@ fn parse_one(entry: &str) -> Option<Fault> {
     let (function, call) = place.split_once(':')?;
     let action = match action {
         "kill" => Action::Kill,
-        code => Action::Answer(Code(code.parse().ok().filter(|code| *code != 0)?)),
+        code => Action::Answer(Code(code.parse().ok()?)),
     };
     let known = function == "*" || function.starts_with("cu") && !function.ends_with("_v2");
     let call = call.parse().ok().filter(|call| *call >= 1 && known)?;
@@ -73,7 +73,7 @@ mod tests {
 
     #[test]
     fn what_would_never_happen_is_refused() {
-        for wrong in ["cuMemMap=2", "cuMemMap:0=2", "cuMemMap:x=2", "cuMemMap:1=0", "malloc:1=2", "cuMemFree_v2:1=2"] {
+        for wrong in ["cuMemMap=2", "cuMemMap:0=2", "cuMemMap:x=2", "cuMemMap:1=-1", "malloc:1=2", "cuMemFree_v2:1=2"] {
             assert_eq!(parse(&format!("cuInit:1=2,{wrong}")), Err(wrong));
         }
     }

@@ -3,8 +3,7 @@
 //! `SIMCUDA_LEDGER` names a directory; a process that ends by itself writes `PID.json` there, a list of objects with
 //! `kind`, `handle`, `bytes`, `call` and `index` (of the call in its process). What a context takes along when its last
 //! reference is released stays in the list: the program did not give it back. A process whose context has a fault can
-//! give nothing back but descriptors, and only they are in its list. An object whose release was made to fail by
-//! `SIMCUDA_FAULTS` is still there, and in the list.
+//! give nothing back but descriptors, and only they are in its list.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;

@@ -54,7 +54,7 @@ impl Backing {
         Self::map_file(file, stat.st_size as usize, None)
     }
 
-    /// New memory of the host, zeroed, that the CPU may use.
+    /// New memory of the host that the CPU may use.
     ///
     /// # Errors
     /// `OUT_OF_MEMORY`.

@@ -11,7 +11,7 @@ pub(super) const PINNED: &str = "pinned memory";
 pub(super) const MANAGED: &str = "managed memory";
 const REGISTRATION: &str = "registration";
 
-/// New memory of the host that the program may use.
+/// New memory of the host that the program may use. It begins as anything: as bytes that are not zero.
 fn allocate(bytes: usize, kind: Kind, name: &'static str) -> Result<DevicePtr, Code> {
     let context = context::current()?;
     capture::unsafe_call()?;
@@ -19,6 +19,8 @@ fn allocate(bytes: usize, kind: Kind, name: &'static str) -> Result<DevicePtr, C
         return Err(Code::INVALID_VALUE);
     }
     let backing = Backing::host(bytes)?;
+    // SAFETY: as many bytes, which nobody else has yet.
+    unsafe { backing.map().write_bytes(FRESH, bytes) };
     let address = backing.map() as u64;
     let memory = &mut state::lock().memory;
     let id = memory.number();
@@ -161,6 +163,7 @@ entry_points! {
     }
 }
 
+const FRESH: u8 = 0xAA;
 /// Portable, mapped, write-combined.
 const HOST_ALLOC_FLAGS: u32 = 1 | 2 | 4;
 /// Portable, mapped, memory of a device on the bus, read-only.

@@ -93,6 +93,8 @@ fn device_memory(bytes: usize) -> DevicePtr {
 fn pinned(bytes: usize) -> *mut u8 {
     let mut pointer: *mut c_void = ptr::null_mut();
     must!(cuMemHostAlloc(&mut pointer, bytes, 0));
+    // SAFETY: allocated a moment ago.
+    unsafe { pointer.write_bytes(0, bytes) };
     pointer.cast()
 }
 

@@ -1,0 +1,216 @@
+//! Memory, mappings, modules: all of it goes back, whatever fails.
+
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use partywall_cuda::{
+    Access, AccessError, CuResult, Device, DeviceBuffer, DeviceUuid, Event, Kernels, Mapping, Module, PhysicalMemory,
+    PinnedBuffer, Stream, StreamRef,
+};
+
+use crate::{GRANULARITY, call_of, is_failed, on_the_simulated_gpu, while_capturing};
+
+#[test]
+fn devices_are_found_by_their_identity_on_the_simulated_gpu() {
+    on_the_simulated_gpu(&[""], &[], |context, _| {
+        let driver = context.driver();
+        assert!(driver.is_simulated());
+        let all = Device::all(driver).unwrap();
+        assert_eq!(all.iter().map(Device::ordinal).collect::<Vec<_>>(), [0, 1]);
+        let second = Device::by_uuid(driver, all[1].uuid().unwrap()).unwrap().unwrap();
+        assert_eq!((second.ordinal(), second.name().unwrap().as_str()), (1, "Simulated GPU"));
+        assert!(Device::by_uuid(driver, DeviceUuid([9; 16])).unwrap().is_none());
+        assert!(second.supports_vmm().unwrap() && second.supports_posix_fd().unwrap());
+        assert_eq!(Device::by_ordinal(driver, 2).unwrap_err().code, CuResult::INVALID_DEVICE);
+        assert_eq!(
+            Device::by_ordinal(driver, u32::MAX).unwrap_err().to_string(),
+            "cuDeviceGet failed: CUDA_ERROR_INVALID_DEVICE (101): device 4294967295"
+        );
+    });
+}
+
+#[test]
+fn everything_goes_back_on_the_simulated_gpu() {
+    on_the_simulated_gpu(&[""], &[], |context, _| {
+        let memory = PhysicalMemory::create(context, GRANULARITY).unwrap();
+        let mapping = Mapping::new(memory, Access::ReadOnly).unwrap();
+        let again = Mapping::new(mapping.memory().clone(), Access::ReadWrite).unwrap();
+        let descriptor = mapping.memory().export().unwrap();
+        assert_eq!(rustix::io::fcntl_getfd(&descriptor).unwrap(), rustix::io::FdFlags::CLOEXEC);
+        let imported = PhysicalMemory::import(context, descriptor.as_fd(), GRANULARITY).unwrap();
+        assert!(imported.is_imported() && imported.device_ordinal().unwrap() == 0);
+        let owners = (Stream::new(context).unwrap(), Event::new(context).unwrap());
+        let buffers = (DeviceBuffer::new(context, 64).unwrap(), PinnedBuffer::new(context, 64).unwrap());
+        again.close().unwrap();
+        drop((mapping, imported, owners, buffers));
+    });
+}
+
+#[test]
+fn a_mapping_that_fails_half_way_leaves_nothing_on_the_simulated_gpu() {
+    let steps = ["cuMemCreate:1=999", "cuMemAddressReserve:1=999", "cuMemMap:1=999", "cuMemSetAccess:1=999"];
+    on_the_simulated_gpu(&steps, &[], |context, step| {
+        let memory = PhysicalMemory::create(context, GRANULARITY);
+        let error = memory.and_then(|memory| Mapping::new(memory, Access::ReadWrite)).unwrap_err();
+        assert!(is_failed(&error, call_of(step), CuResult::UNKNOWN), "{error}");
+    });
+}
+
+#[test]
+fn memory_is_mapped_behind_other_memory_or_not_at_all_on_the_simulated_gpu() {
+    on_the_simulated_gpu(&["cuMemMap:2=2", "cuMemSetAccess:2=2"], &[], |context, step| {
+        let memory = || PhysicalMemory::create(context, GRANULARITY).unwrap();
+        let mapping = Mapping::with_reservation(memory(), Access::ReadWrite, 4 * GRANULARITY).unwrap();
+        let before = mapping.as_slice();
+        let failed = mapping.extend([memory()]).map(drop);
+        assert!(matches!(&failed, Err(AccessError::Driver(error)) if error.call == call_of(step)), "{failed:?}");
+        assert_eq!((mapping.len(), mapping.reserved()), (GRANULARITY, 4 * GRANULARITY));
+        mapping.extend([memory(), memory()]).unwrap().publish();
+        assert_eq!((mapping.len(), before.len()), (3 * GRANULARITY, GRANULARITY));
+
+        let across = mapping.slice(GRANULARITY - 4, 8).unwrap();
+        assert_eq!(across.device_ptr(), before.device_ptr() + GRANULARITY - 4);
+        let stream = Stream::new(context).unwrap();
+        stream.as_ref().copy_from_host(across, &[7; 8]).unwrap();
+        let mut bytes = [0; 8];
+        stream.as_ref().copy_to_host(&mut bytes, across).unwrap();
+        assert_eq!(bytes, [7; 8]);
+
+        // One fits, the second does not, and takes the first away again.
+        let refused = mapping.extend([memory(), memory()]).unwrap_err();
+        let (offset, available) = (4 * GRANULARITY, 4 * GRANULARITY);
+        assert_eq!(refused, AccessError::OutOfRange { offset, len: GRANULARITY, available });
+        drop(mapping.extend([memory()]).unwrap());
+        assert_eq!(mapping.len(), 3 * GRANULARITY);
+        mapping.close().unwrap();
+    });
+}
+
+#[test]
+fn a_range_of_addresses_that_is_too_long_is_done_without_on_the_simulated_gpu() {
+    on_the_simulated_gpu(&[""], &[], |context, _| {
+        let memory = PhysicalMemory::create(context, GRANULARITY).unwrap();
+        let mapping = Mapping::with_reservation(memory, Access::ReadOnly, 1 << 50).unwrap();
+        assert_eq!(mapping.reserved(), GRANULARITY);
+    });
+}
+
+#[test]
+fn every_step_of_loading_the_kernels_may_fail_on_the_simulated_gpu() {
+    let steps = [
+        "cuModuleLoadData:1=2",
+        "cuModuleGetFunction:4=2",
+        "cuMemAlloc:1=2",
+        "cuMemHostAlloc:1=2",
+        "cuStreamCreate:1=2",
+        "cuLaunchKernel:4=2",
+        "cuMemsetD8Async:1=2",
+        "cuMemcpyDtoHAsync:1=2",
+        "cuStreamSynchronize:1=2",
+    ];
+    on_the_simulated_gpu(&steps, &[], |context, step| {
+        let error = Kernels::load(context).unwrap_err();
+        assert!(is_failed(&error, call_of(step), CuResult::OUT_OF_MEMORY), "{error}");
+        Kernels::load(context).unwrap();
+    });
+}
+
+#[test]
+fn a_drop_that_fails_is_reported_once_and_does_not_panic_on_the_simulated_gpu() {
+    on_the_simulated_gpu(&["cuMemUnmap:1=700,cuMemUnmap:2=700"], &[], |context, _| {
+        let map = || Mapping::new(PhysicalMemory::create(context, GRANULARITY).unwrap(), Access::ReadWrite).unwrap();
+        drop(map());
+        let error = context.take_drop_error().unwrap();
+        assert_eq!(error.to_string(), "cuMemUnmap failed: CUDA_ERROR_ILLEGAL_ADDRESS (700)");
+        assert!(error.is_sticky());
+        assert_eq!(context.take_drop_error(), None);
+        assert_eq!(map().close().unwrap_err().code, CuResult::ILLEGAL_ADDRESS);
+    });
+}
+
+#[test]
+fn out_of_memory_says_how_much_there_is_on_the_simulated_gpu() {
+    on_the_simulated_gpu(&[""], &[], |context, _| {
+        let error = PhysicalMemory::create(context, 1 << 40).unwrap_err();
+        assert_eq!(error.memory, Some(context.memory_info().unwrap()));
+        assert_eq!(
+            error.to_string(),
+            "cuMemCreate failed: CUDA_ERROR_OUT_OF_MEMORY (2): 1099511627776 bytes on device 0 (1073741824 of \
+             1073741824 bytes are free)"
+        );
+        assert_eq!(PhysicalMemory::create(context, 4096).unwrap_err().code, CuResult::INVALID_VALUE);
+        assert_eq!(DeviceBuffer::new(context, 0).unwrap_err().code, CuResult::INVALID_VALUE);
+    });
+}
+
+#[test]
+fn sharing_calls_spoil_no_capture_on_the_simulated_gpu() {
+    on_the_simulated_gpu(&[""], &[], |context, _| {
+        let stream = Stream::new(context).unwrap();
+        let whole = while_capturing(context, &stream, || {
+            let memory = PhysicalMemory::create(context, GRANULARITY).unwrap();
+            let descriptor = memory.export().unwrap();
+            drop(PhysicalMemory::import(context, descriptor.as_fd(), GRANULARITY).unwrap());
+            drop(Mapping::new(memory, Access::ReadWrite).unwrap());
+        });
+        assert!(whole);
+    });
+}
+
+#[test]
+fn a_driver_that_knows_no_capture_modes_works_on_the_simulated_gpu() {
+    let missing = "cuThreadExchangeStreamCaptureMode:1=500,cuThreadExchangeStreamCaptureMode:2=500";
+    on_the_simulated_gpu(&[missing], &[], |context, _| {
+        drop(PhysicalMemory::create(context, GRANULARITY).unwrap());
+    });
+}
+
+#[test]
+fn access_that_the_driver_refuses_stays_as_it_was_on_the_simulated_gpu() {
+    on_the_simulated_gpu(&["cuMemSetAccess:2=1"], &[], |context, _| {
+        let memory = PhysicalMemory::create(context, GRANULARITY).unwrap();
+        let mut mapping = Mapping::new(memory, Access::ReadWrite).unwrap();
+        mapping.set_access(Access::ReadOnly).unwrap_err();
+        assert_eq!(mapping.access(), Access::ReadWrite);
+        let stream = StreamRef::legacy_default(context);
+        stream.copy_from_host(mapping.slice(0, 4).unwrap(), &[1; 4]).unwrap();
+        mapping.set_access(Access::ReadOnly).unwrap();
+        let slice = mapping.slice(0, 4).unwrap();
+        assert_eq!(stream.copy_from_host(slice, &[0; 4]), Err(AccessError::ReadOnly));
+        assert_eq!(stream.enqueue_set(slice, 0), Err(AccessError::ReadOnly));
+        assert!(matches!(mapping.slice(1, GRANULARITY), Err(AccessError::OutOfRange { .. })));
+        assert_eq!(mapping.slice(4096, 16).unwrap().device_ptr(), mapping.device_ptr() + 4096);
+    });
+}
+
+#[test]
+fn page_locked_memory_begins_as_zero_on_the_simulated_gpu() {
+    on_the_simulated_gpu(&[""], &[], |context, _| {
+        let mut buffer = PinnedBuffer::new(context, 16).unwrap();
+        assert_eq!(&buffer[..], [0; 16]);
+        buffer[3] = 7;
+        assert_eq!(buffer.iter().sum::<u8>(), 7);
+    });
+}
+
+#[test]
+fn time_does_not_run_backwards_on_the_simulated_gpu() {
+    on_the_simulated_gpu(&[""], &[], |context, _| {
+        let (earlier, later) = (Event::new(context).unwrap(), Event::new(context).unwrap());
+        let stream = StreamRef::legacy_default(context);
+        for event in [&earlier, &later] {
+            event.record(stream).unwrap();
+            event.synchronize().unwrap();
+        }
+        assert!(later.elapsed_since(&earlier).unwrap() > Duration::ZERO);
+        assert_eq!(earlier.elapsed_since(&later), Ok(Duration::ZERO));
+    });
+}
+
+#[test]
+fn binary_images_are_not_taken_for_text_on_the_simulated_gpu() {
+    on_the_simulated_gpu(&[""], &[], |context, _| {
+        let error = Module::from_ptx(context, c"\x7fELF\x02").unwrap_err();
+        assert_eq!(error.code, CuResult::INVALID_IMAGE);
+    });
+}
