@@ -3,7 +3,9 @@
 //! Each process that ends by itself writes a list of what it made and did not give back. One that is killed writes
 //! none: what it had goes with it.
 
+use std::fs::Permissions;
 use std::io;
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
 use serde::Deserialize;
@@ -30,6 +32,8 @@ impl Ledger {
     pub(crate) fn new() -> io::Result<Self> {
         let directory = std::env::temp_dir().join(format!("partywall-ledger-{}", std::process::id()));
         std::fs::create_dir(&directory)?;
+        // A process of another user writes its list as well.
+        std::fs::set_permissions(&directory, Permissions::from_mode(0o777))?;
         Ok(Self { directory })
     }
 

@@ -133,6 +133,7 @@ impl Event {
         let mut payload = [0; 32];
         payload[8] = ipc::EVENT;
         payload[9] = state::devices()[self.context.device].physical;
+        payload[16..24].copy_from_slice(&dev_shm());
         let handle = ipc::serve(file.try_clone().map_err(|_| Code::OPERATING_SYSTEM)?, payload)?;
         *exported = Some(handle);
         Ok(handle)
@@ -149,6 +150,11 @@ impl Event {
         })?;
         if payload[8] != ipc::EVENT || payload[9] != state::devices()[context.device].physical {
             return Err(Code::INVALID_VALUE);
+        }
+        // The driver's file is in `/dev/shm`, and its maker's alone (measured).
+        let owner = rustix::fs::fstat(&file).map_err(|_| Code::MAP_FAILED)?.st_uid;
+        if payload[16..24] != dev_shm() || owner != rustix::process::geteuid().as_raw() {
+            return Err(Code::MAP_FAILED);
         }
         Ok(Self::new(context, INTERPROCESS | DISABLE_TIMING, true, Points::open(file)?))
     }
@@ -196,6 +202,11 @@ impl Event {
         let time = *lock(&self.time);
         time.filter(|(number, _)| *number == last.number).map(|(_, at)| at).ok_or(Code::NOT_READY)
     }
+}
+
+/// The number of the file system that this process sees as `/dev/shm`; 0 if it sees none.
+fn dev_shm() -> [u8; 8] {
+    rustix::fs::stat("/dev/shm").map_or(0, |stat| stat.st_dev).to_ne_bytes()
 }
 
 /// The event of a handle.

@@ -6,17 +6,16 @@ mod driver;
 pub(crate) mod facts;
 mod growth;
 pub(crate) mod legacy;
+mod needs;
 mod owners;
 pub(crate) mod segments;
 pub(crate) mod stage;
 mod troubleshooting;
 pub(crate) mod world;
 
-use std::fmt;
-use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use crate::gpu::GpuFacts;
+pub(crate) use needs::{FREE_MEMORY, Needs};
 
 /// One test. It runs in a process of its own and fails by an error or a panic.
 pub(crate) struct Test {
@@ -29,50 +28,6 @@ pub(crate) struct Test {
     pub(crate) timeout: Duration,
     /// The test itself.
     pub(crate) run: fn() -> Result<(), String>,
-}
-
-/// What a test needs of the machine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Needs {
-    /// At least so many GPUs that the driver shows to this process.
-    Gpu(usize),
-    /// A GPU whose driver is not simulated, and why the simulation is no answer.
-    RealGpu(&'static str),
-    /// A GPU, and that a process may make namespaces.
-    Namespaces,
-}
-
-impl Needs {
-    /// Why a machine with these GPUs cannot run the test, if it cannot.
-    pub(crate) fn missing(self, found: &GpuFacts) -> Option<String> {
-        match self {
-            Self::Gpu(needed) if found.count < needed => {
-                Some(format!("needs {self}, this machine shows {}", found.count))
-            }
-            Self::RealGpu(why) if found.simulated => Some(format!("needs {self}: {why}")),
-            Self::Namespaces if !namespaces() => Some(format!("needs {self}, this machine does not let us")),
-            _ => None,
-        }
-    }
-}
-
-impl fmt::Display for Needs {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Gpu(1) => write!(f, "1 GPU"),
-            Self::Gpu(number) => write!(f, "{number} GPUs"),
-            Self::RealGpu(_) => write!(f, "a real GPU"),
-            Self::Namespaces => write!(f, "a GPU and to make namespaces"),
-        }
-    }
-}
-
-pub(crate) const FREE_MEMORY: Needs = Needs::RealGpu("each process on a simulated one has its own free memory");
-
-fn namespaces() -> bool {
-    let mut command = Command::new("unshare");
-    command.args(["--user", "--map-root-user", "--pid", "--ipc", "--mount", "--mount-proc", "--fork", "true"]);
-    command.stdin(Stdio::null()).output().is_ok_and(|output| output.status.success())
 }
 
 /// All tests, in the order in which they run: what the others build on comes first.
@@ -144,17 +99,5 @@ mod unit {
             let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
             assert!(name.chars().all(plain), "{name}");
         }
-    }
-
-    #[test]
-    fn a_need_says_what_is_missing() {
-        let facts = |simulated| GpuFacts { name: "Some GPU".to_owned(), count: 1, driver: "1".to_owned(), simulated };
-        assert_eq!(Needs::Gpu(1).missing(&facts(false)), None);
-        assert_eq!(Needs::Gpu(2).missing(&facts(false)).unwrap(), "needs 2 GPUs, this machine shows 1");
-        assert_eq!(FREE_MEMORY.missing(&facts(false)), None);
-        assert_eq!(
-            FREE_MEMORY.missing(&facts(true)).unwrap(),
-            "needs a real GPU: each process on a simulated one has its own free memory"
-        );
     }
 }

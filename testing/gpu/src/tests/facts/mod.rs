@@ -1,0 +1,256 @@
+//! The driver facts: what the CUDA driver does, as far as Partywall relies on it, each as a check that can fail.
+//!
+//! They call the driver bare ([`crate::raw`]), not through Partywall, and are the same for the real driver and for the
+//! simulated one: what they say of a real GPU is what the simulation must do. Each runs in a process of its own, and
+//! says every answer that it got. Where a fact differs on a real GPU, the fact is wrong and is corrected here, then in
+//! the simulation, then in what relied on it.
+//!
+//! The list below is the table of contents; the checks are in the modules that it names, in its order. *Measured* was
+//! found on an H200 with driver 580 by the probes that came before the first line of Partywall; *documented* is what
+//! the vendor's documentation says; *found* was found by these tests.
+//!
+//! Not here, because they are times and no answers: time slices, latencies and bandwidths. The benchmarks measure them.
+
+mod deaths;
+mod gpus;
+mod host;
+mod launches;
+mod legacy;
+mod memory;
+mod mps;
+mod namespaces;
+mod neighbours;
+mod order;
+mod process;
+mod streams;
+
+use std::time::{Duration, Instant};
+
+use partywall::cuda::CuResult;
+
+use super::stage::{Check, Line};
+use super::world::PATIENCE;
+use super::{FREE_MEMORY, Needs, Test};
+use crate::raw::{self, Handle};
+
+/// Where a fact comes from.
+#[derive(Clone, Copy)]
+enum Source {
+    Measured,
+    Documented,
+    Found,
+}
+use Source::{Documented, Found, Measured};
+
+const ONE: Needs = Needs::Gpu(1);
+const TWO: Needs = Needs::Gpu(2);
+const CONTROL_DEVICE: Needs = Needs::RealGpu("the memory of a simulated one is a memfd");
+const NEIGHBOURS: Needs = Needs::RealGpu("processes on a simulated one share nothing that a death could break");
+const POLLING: Needs = Needs::RealGpu("a simulated one runs no kernels that poll");
+const MPS: Needs = Needs::Mps;
+const NAMESPACES: Needs = Needs::Namespaces;
+const OTHER_USER: Needs = Needs::OtherUser;
+
+/// How long a fact may take.
+const LIMIT: Duration = Duration::from_secs(120);
+
+macro_rules! facts {
+    ($($module:ident { $($source:ident $needs:ident $fact:ident)* })*) => {
+        /// All facts, as tests of the same name behind `fact_`.
+        pub(crate) static FACTS: &[Test] = &[$($(Test {
+            name: concat!("fact_", stringify!($fact)),
+            needs: $needs,
+            timeout: LIMIT,
+            run: || run($source, $module::$fact),
+        },)*)*];
+    };
+}
+
+facts! {
+    process {
+        Documented ONE nothing_works_before_init
+        Documented ONE a_forked_child_has_no_driver
+        Documented ONE the_environment_chooses_the_devices
+        Documented ONE devices_are_found_by_ordinal
+        Measured ONE the_attributes_that_partywall_asks_for
+        Documented ONE results_have_names
+        Documented ONE a_primary_context_is_shared_and_counted
+        Documented ONE a_context_is_current_on_one_thread
+    }
+    memory {
+        Measured ONE exportable_memory_comes_in_whole_granules
+        Documented ONE too_much_memory_is_out_of_memory
+        Documented ONE freed_memory_is_free_at_once
+        Measured ONE an_import_is_the_same_memory
+        Measured ONE an_import_cannot_be_exported_again
+        Documented ONE an_import_leaves_the_descriptor_open
+        Found ONE only_exported_descriptors_can_be_imported
+        Measured CONTROL_DEVICE an_exported_descriptor_is_the_control_device
+        Measured ONE a_holder_without_cuda_keeps_the_memory_of_a_killed_creator
+        Measured FREE_MEMORY the_last_descriptor_returns_the_memory
+        Measured ONE fresh_memory_reads_zero_after_another_process
+        Measured ONE only_whole_allocations_can_be_mapped
+        Documented ONE one_allocation_can_be_mapped_twice
+        Documented ONE mapped_memory_outlives_its_handle
+        Documented ONE allocations_mapped_side_by_side_are_one_range
+        Found ONE many_more_addresses_than_memory_can_be_reserved
+        Documented ONE a_range_is_mapped_once
+        Found ONE mappings_end_as_a_whole
+        Measured ONE mapped_memory_is_not_freed_by_mem_free
+        Measured ONE a_write_through_a_read_only_mapping_ends_the_writer_alone
+        Documented ONE without_set_access_a_mapping_faults
+    }
+    legacy {
+        Measured ONE only_memory_of_mem_alloc_has_a_legacy_handle
+        Measured ONE a_legacy_handle_names_the_whole_allocation
+        Documented ONE neighbours_of_a_small_allocation_are_visible
+        Measured ONE a_legacy_handle_does_not_open_where_it_was_made
+        Measured ONE a_second_open_returns_the_same_address
+        Found ONE legacy_mappings_are_closed_and_not_freed
+        Found ONE a_handle_that_nobody_made_does_not_open
+        Measured ONE a_legacy_mapping_survives_its_exporter
+        Found ONE pointer_attributes_tell_the_kinds_apart
+        Found ONE attributes_that_are_asked_for_together_have_defaults
+    }
+    host {
+        Found ONE host_memory_is_registered_once
+        Found ONE neighbouring_mappings_are_registered_as_one
+        Documented ONE pinned_memory_is_freed_once
+        Documented ONE registered_memory_is_shared_between_processes
+        Found ONE read_only_host_memory_is_registered_as_such
+    }
+    streams {
+        Documented ONE a_stream_works_in_order
+        Documented ONE a_wait_compares_signed_differences
+        Documented ONE memory_operations_work_on_every_kind_of_memory
+        Documented ONE memory_operations_refuse_what_they_cannot_address
+        Documented ONE a_written_value_comes_after_the_work_before_it
+        Measured ONE a_plain_store_of_another_process_releases_a_stream
+        Documented ONE host_functions_run_in_order_and_may_not_call_the_driver
+        Documented ONE a_fault_ends_the_context_and_skips_host_functions
+        Documented ONE relaxed_calls_leave_a_capture_alone
+    }
+    launches {
+        Documented ONE modules_refuse_what_they_cannot_read
+        Found ONE loading_a_module_behind_a_wait_blocks
+        Found ONE a_function_first_asked_for_behind_a_wait_runs_after_it
+        Found ONE a_function_got_before_a_wait_runs_at_once
+        Found ONE a_launch_behind_a_wait_blocks_if_it_needs_more_local_memory
+    }
+    order {
+        Measured ONE a_stream_write_orders_two_processes
+        Measured ONE the_host_orders_two_processes
+        Documented ONE an_event_orders_two_processes
+        Documented ONE events_know_what_was_recorded
+        Found ONE event_handles_need_the_interprocess_flag
+        Measured POLLING polling_kernels_of_two_processes_take_turns
+    }
+    deaths {
+        Measured ONE the_event_of_a_killed_recorder_stays_blocked
+        Measured NEIGHBOURS the_event_behind_an_endless_kernel_stays_blocked
+        Measured ONE a_process_can_be_killed_while_its_stream_waits
+        Measured ONE writes_of_a_killed_process_stop
+        Measured NEIGHBOURS a_death_in_an_endless_kernel_ends_its_writes_and_harms_nobody
+        Measured NEIGHBOURS a_death_outside_of_kernels_harms_nobody
+        Measured NEIGHBOURS a_death_between_short_kernels_harms_nobody
+    }
+    mps {
+        Measured MPS under_mps_a_death_in_an_endless_kernel_faults_the_other_clients
+        Found MPS under_mps_a_fault_stays_among_the_clients
+        Measured MPS under_mps_a_death_outside_of_kernels_harms_nobody
+        Measured MPS under_mps_polling_kernels_take_turns
+        Measured MPS under_mps_memory_is_shared_between_clients
+        Documented MPS under_mps_memory_is_shared_with_other_processes
+    }
+    namespaces {
+        Measured NAMESPACES handles_cross_pid_and_ipc_namespaces
+        Measured NAMESPACES events_alone_need_the_same_dev_shm
+        Measured OTHER_USER events_alone_need_the_same_user
+    }
+    gpus {
+        Documented TWO devices_have_their_own_uuids
+        Measured TWO memory_of_another_gpu_can_be_mapped
+        Measured TWO memory_of_a_hidden_gpu_can_be_mapped
+    }
+}
+
+/// The word behind `--role` that leads to [`ROLES`].
+pub(crate) const ROLE: &str = "fact";
+
+type Play = fn(&Check, &Line) -> Result<(), String>;
+
+macro_rules! roles {
+    ($($module:ident { $($role:ident)* })*) => {
+        /// What other processes do in a fact.
+        const ROLES: &[(&str, Play)] = &[$($((stringify!($role), $module::$role),)*)*];
+    };
+}
+
+roles! {
+    process { counter_of_devices }
+    memory { owner_of_exported_memory reader_of_exported_memory writer_of_much_memory faulting_writer }
+    legacy { owner_of_legacy_memory reader_of_legacy_memory }
+    host { writer_into_host_memory }
+    streams { waiter_for_a_store }
+    launches { launcher_behind_a_wait }
+    order { producer recorder }
+    deaths { waiter_for_an_event endless_writer writer_behind_a_wait }
+    neighbours { neighbour victim turn_taker }
+    mps { keeper }
+    namespaces { foreigner }
+}
+
+fn run(source: Source, fact: fn(&Check) -> Result<(), String>) -> Result<(), String> {
+    super::world::say(match source {
+        Measured => "measured by the probes before Partywall; now:",
+        Documented => "documented by the vendor; now:",
+        Found => "found by this test; now:",
+    });
+    let check = Check::new()?;
+    let outcome = fact(&check);
+    check.finish(outcome)
+}
+
+/// Plays one of [`ROLES`].
+pub(crate) fn play(role: &str) -> Result<(), String> {
+    let (_, play) = ROLES.iter().find(|(name, _)| *name == role).ok_or(format!("no role is called {role:?}"))?;
+    let check = Check::new()?;
+    let outcome = play(&check, &Line::of_role()?);
+    check.finish(outcome)
+}
+
+/// Waits until a stream has nothing left, but not for ever as `cuStreamSynchronize` does.
+fn wait_for(check: &Check, stream: Handle) -> Result<raw::Answer, String> {
+    let deadline = Instant::now() + PATIENCE / 4;
+    loop {
+        let answer = check.cuda.stream_query(stream);
+        if answer.code != CuResult::NOT_READY || Instant::now() > deadline {
+            return Ok(answer);
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// Whether a stream still has work after another one had time to do all of its own. A stream that is blocked stays
+/// so: this never fails by chance, and finds one that is not blocked unless that was very slow.
+fn look_twice(check: &Check, stream: Handle) -> Result<raw::Answer, String> {
+    let other = check.stream()?;
+    let scratch = check.alloc(BYTES)?;
+    for _ in 0..3 {
+        check.cuda.memset_d8_async(scratch, 1, BYTES, other).ok()?;
+        check.cuda.stream_synchronize(other).ok()?;
+    }
+    Ok(check.cuda.stream_query(stream))
+}
+
+/// What a role fails with that was to be killed.
+fn outlived<T>() -> Result<T, String> {
+    Err("nobody killed this process".to_owned())
+}
+
+const MIB: usize = 1 << 20;
+/// Two granules: enough to ask for a part.
+const BYTES: usize = 4 * MIB;
+
+const OK: CuResult = CuResult::SUCCESS;
+const INVALID: CuResult = CuResult::INVALID_VALUE;

@@ -1,0 +1,144 @@
+//! The clients of one MPS server, which share its context on the GPU and its fate.
+
+use std::io::Write;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use partywall::cuda::CuResult;
+use rustix::process::{WaitOptions, getpid, set_child_subreaper, wait};
+
+use super::legacy::{Legacy, open};
+use super::memory::read;
+use super::neighbours::{self, At, MPS_PIPES, Victim, ourselves};
+use super::{BYTES, LIMIT, OK};
+use crate::tests::needs::MPS_CONTROL;
+use crate::tests::stage::{Check, Line, Peer};
+use crate::tests::world::{ensure, say, tell};
+
+/// An MPS control daemon of a fact's own. Dropping it ends the daemon with its servers; their clients must have ended.
+struct Mps {
+    /// Taken when it is dropped.
+    keeper: Option<Peer>,
+    directory: PathBuf,
+}
+
+impl Mps {
+    fn start() -> Result<Self, String> {
+        let directory = std::env::temp_dir().join(format!("partywall-mps-{}", std::process::id()));
+        std::fs::create_dir(&directory).map_err(tell)?;
+        let mut mps = Self { keeper: None, directory };
+        let mut command = mps.client();
+        // In a group of its own, so that it outlives a fact that is killed, and ends the daemon then.
+        command.env(LOGS, mps.directory.join("log")).process_group(0);
+        mps.keeper.insert(Peer::start_with("keeper", command)?).expect("started")?;
+        // The first client brings a server up, and says that it is one.
+        let mut first = neighbours::start(mps.client())?;
+        neighbours::enough(&mut first)?;
+        first.finish()?;
+        Ok(mps)
+    }
+
+    /// Starts this program as a client.
+    fn client(&self) -> Command {
+        let mut command = ourselves();
+        command.env(MPS_PIPES, &self.directory);
+        command
+    }
+}
+
+impl Drop for Mps {
+    fn drop(&mut self) {
+        if let Some(Err(error)) = self.keeper.take().map(Peer::finish) {
+            say(&error);
+        }
+    }
+}
+
+/// Runs the daemon until the other end of the line is closed, waits until it and its servers are gone, and tells what
+/// they wrote.
+pub(super) fn keeper(_: &Check, line: &Line) -> Result<(), String> {
+    // They leave those who started them, and become children of this process then.
+    set_child_subreaper(Some(getpid())).map_err(tell)?;
+    let directory = |variable| std::env::var_os(variable).map(PathBuf::from).ok_or(format!("there is no {variable}"));
+    let (pipes, logs) = (directory(MPS_PIPES)?, directory(LOGS)?);
+    std::fs::create_dir(&logs).map_err(tell)?;
+    control(&["-d"], "")?;
+    line.tell("started")?;
+    line.speaks_within(LIMIT)?;
+    // Clients that are there in spite of all get this many seconds.
+    control(&[], "quit -t 10\n")?;
+    while wait(WaitOptions::empty()).is_ok() {}
+    for log in ["control.log", "server.log"] {
+        say(&std::fs::read_to_string(logs.join(log)).unwrap_or_default());
+    }
+    std::fs::remove_dir_all(pipes).map_err(tell)
+}
+
+fn control(arguments: &[&str], input: &str) -> Result<(), String> {
+    let mut command = Command::new(MPS_CONTROL);
+    command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut child = command.spawn().map_err(tell)?;
+    let written = child.stdin.take().ok_or("no input")?.write_all(input.as_bytes());
+    let status = child.wait().map_err(tell)?;
+    ensure(status.success() && written.is_ok(), || format!("{MPS_CONTROL} {arguments:?} {input:?}: {status}"))
+}
+
+/// Kills a client in an endless kernel; what two others get.
+fn death_in_an_endless_kernel(mps: &Mps) -> Result<[CuResult; 2], String> {
+    let mut neighbours = [neighbours::start(mps.client())?, neighbours::start(mps.client())?];
+    Victim::start(At::AnEndlessKernel, mps.client())?.peer.kill()?;
+    let [first, second] = &mut neighbours;
+    Ok([neighbours::last_answer(first)?, neighbours::last_answer(second)?])
+}
+
+pub(super) fn under_mps_a_death_in_an_endless_kernel_faults_the_other_clients(check: &Check) -> Result<(), String> {
+    for code in death_in_an_endless_kernel(&Mps::start()?)? {
+        check.same(&format!("{code} is the end of a neighbour's context"), code.is_sticky(), true);
+    }
+    Ok(())
+}
+
+pub(super) fn under_mps_a_fault_stays_among_the_clients(check: &Check) -> Result<(), String> {
+    let mps = Mps::start()?;
+    check.start()?;
+    let address = check.alloc(BYTES)?;
+    check.fill(address, BYTES)?;
+    death_in_an_endless_kernel(&mps)?;
+    check.answers("work of a process that is no client", check.double(address, BYTES)?, OK);
+    check.same("and its bytes", check.holds_pattern(address, BYTES, 2)?, true);
+    Ok(())
+}
+
+pub(super) fn under_mps_a_death_outside_of_kernels_harms_nobody(check: &Check) -> Result<(), String> {
+    let mps = Mps::start()?;
+    neighbours::harms_nobody(check, At::Nothing, || mps.client())?;
+    neighbours::harms_nobody(check, At::AWait, || mps.client())
+}
+
+pub(super) fn under_mps_polling_kernels_take_turns(_: &Check) -> Result<(), String> {
+    let mps = Mps::start()?;
+    neighbours::take_turns(|| mps.client())
+}
+
+pub(super) fn under_mps_memory_is_shared_between_clients(check: &Check) -> Result<(), String> {
+    let mps = Mps::start()?;
+    let mut owner = Peer::start_with("owner_of_exported_memory", mps.client())?;
+    read(mps.client(), "0", owner.hear()?.descriptor()?)?;
+    owner.finish()?;
+    let Legacy { owner, whole, .. } = Legacy::start_with(mps.client())?;
+    check.same("a legacy handle", open(mps.client(), whole)?, OK.to_string());
+    owner.finish()
+}
+
+pub(super) fn under_mps_memory_is_shared_with_other_processes(_: &Check) -> Result<(), String> {
+    let mps = Mps::start()?;
+    let mut client = Peer::start_with("owner_of_exported_memory", mps.client())?;
+    read(ourselves(), "0", client.hear()?.descriptor()?)?;
+    client.finish()?;
+    let mut other = Peer::start("owner_of_exported_memory")?;
+    read(mps.client(), "0", other.hear()?.descriptor()?)?;
+    other.finish()
+}
+
+const LOGS: &str = "CUDA_MPS_LOG_DIRECTORY";

@@ -1,0 +1,119 @@
+//! What tests need of the machine, and how they get it.
+
+use std::fmt;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+
+use super::world::tell;
+use crate::gpu::{Found, GpuFacts};
+use crate::runner::PROBE;
+
+/// What a test needs of the machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Needs {
+    /// At least so many GPUs that the driver shows to this process.
+    Gpu(usize),
+    /// A GPU whose driver is not simulated, and why the simulation is no answer.
+    RealGpu(&'static str),
+    /// A real GPU, and the programs of MPS.
+    Mps,
+    /// A GPU, and that a process may make namespaces.
+    Namespaces,
+    /// A GPU that another user may use, and that a process may become that user.
+    OtherUser,
+}
+
+impl Needs {
+    /// Why a machine with these GPUs cannot run the test, if it cannot.
+    pub(crate) fn missing(self, found: &GpuFacts) -> Option<String> {
+        match self {
+            Self::Gpu(needed) if found.count < needed => {
+                Some(format!("needs {self}, this machine shows {}", found.count))
+            }
+            Self::RealGpu(why) if found.simulated => Some(format!("needs {self}: {why}")),
+            Self::Mps if found.simulated => Some(format!("needs {self}: a simulated one has no MPS")),
+            Self::Mps => {
+                let missing = MPS_PROGRAMS.into_iter().find(|program| !is_in_path(program))?;
+                Some(format!("needs {self}: there is no {missing}"))
+            }
+            Self::Namespaces if own_namespaces().is_none() => {
+                Some(format!("needs {self}, this machine does not let us"))
+            }
+            Self::OtherUser => other_user_has_a_gpu().err().map(|reason| format!("needs {self}: {reason}")),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for Needs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Gpu(1) => write!(f, "1 GPU"),
+            Self::Gpu(number) => write!(f, "{number} GPUs"),
+            Self::RealGpu(_) => write!(f, "a real GPU"),
+            Self::Mps => write!(f, "a real GPU with MPS"),
+            Self::Namespaces => write!(f, "a GPU and to make namespaces"),
+            Self::OtherUser => write!(f, "a GPU and to become another user who may use it"),
+        }
+    }
+}
+
+pub(crate) const FREE_MEMORY: Needs = Needs::RealGpu("each process on a simulated one has its own free memory");
+
+/// The front of MPS, which starts the servers.
+pub(crate) const MPS_CONTROL: &str = "nvidia-cuda-mps-control";
+const MPS_PROGRAMS: [&str; 2] = [MPS_CONTROL, "nvidia-cuda-mps-server"];
+
+fn is_in_path(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|directory| directory.join(program).is_file())
+}
+
+/// Runs what is added to it in PID, IPC and mount namespaces of its own: as the root that we are, else as that of a user
+/// namespace.
+pub(crate) fn own_namespaces() -> Option<Command> {
+    let unshare = |user: &[&str]| {
+        let mut command = Command::new("unshare");
+        command.args(user).args(["--pid", "--ipc", "--mount", "--mount-proc", "--fork", "--kill-child"]);
+        command
+    };
+    [&[][..], &["--user", "--map-root-user"]].into_iter().find_map(|user| {
+        let tried = unshare(user).arg("true").stdin(Stdio::null()).output();
+        tried.is_ok_and(|output| output.status.success()).then(|| unshare(user))
+    })
+}
+
+/// Runs this program as a user who has nothing, not even capabilities.
+pub(crate) fn other_user() -> Command {
+    const NOBODY: u32 = 65534;
+    let mut command = Command::new("/proc/self/exe");
+    command.uid(NOBODY).gid(NOBODY);
+    command
+}
+
+fn other_user_has_a_gpu() -> Result<(), String> {
+    let output = other_user().arg(PROBE).stdin(Stdio::null()).output().map_err(tell)?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+    match serde_json::from_str(text(&output.stdout).lines().last().unwrap_or_default()) {
+        Ok(Found::Gpu(_)) => Ok(()),
+        Ok(Found::Nothing(reason)) => Err(reason),
+        Err(_) => Err(format!("{} {}", output.status, text(&output.stderr))),
+    }
+}
+
+#[cfg(test)]
+mod unit {
+    use super::*;
+
+    #[test]
+    fn a_need_says_what_is_missing() {
+        let facts = |simulated| GpuFacts { name: "Some GPU".to_owned(), count: 1, driver: "1".to_owned(), simulated };
+        assert_eq!(Needs::Gpu(1).missing(&facts(false)), None);
+        assert_eq!(Needs::Gpu(2).missing(&facts(false)).unwrap(), "needs 2 GPUs, this machine shows 1");
+        assert_eq!(FREE_MEMORY.missing(&facts(false)), None);
+        assert_eq!(
+            FREE_MEMORY.missing(&facts(true)).unwrap(),
+            "needs a real GPU: each process on a simulated one has its own free memory"
+        );
+    }
+}
