@@ -115,5 +115,6 @@ mod unit {
             FREE_MEMORY.missing(&facts(true)).unwrap(),
             "needs a real GPU: each process on a simulated one has its own free memory"
         );
+        assert_eq!(Needs::Mps.missing(&facts(true)).unwrap(), "needs a real GPU with MPS: a simulated one has no MPS");
     }
 }

@@ -26,7 +26,6 @@ struct Mps {
 impl Mps {
     fn start() -> Result<Self, String> {
         let directory = std::env::temp_dir().join(format!("partywall-mps-{}", std::process::id()));
-        std::fs::create_dir(&directory).map_err(tell)?;
         let mut mps = Self { keeper: None, directory };
         let mut command = mps.client();
         // In a group of its own, so that it outlives a fact that is killed, and ends the daemon then.
@@ -62,17 +61,22 @@ pub(super) fn keeper(_: &Check, line: &Line) -> Result<(), String> {
     set_child_subreaper(Some(getpid())).map_err(tell)?;
     let directory = |variable| std::env::var_os(variable).map(PathBuf::from).ok_or(format!("there is no {variable}"));
     let (pipes, logs) = (directory(MPS_PIPES)?, directory(LOGS)?);
-    std::fs::create_dir(&logs).map_err(tell)?;
-    control(&["-d"], "")?;
-    line.tell("started")?;
-    line.speaks_within(LIMIT)?;
-    // Clients that are there in spite of all get this many seconds.
-    control(&[], "quit -t 10\n")?;
-    while wait(WaitOptions::empty()).is_ok() {}
+    std::fs::create_dir_all(&logs).map_err(tell)?;
+    let kept = keep(line);
     for log in ["control.log", "server.log"] {
         say(&std::fs::read_to_string(logs.join(log)).unwrap_or_default());
     }
-    std::fs::remove_dir_all(pipes).map_err(tell)
+    std::fs::remove_dir_all(pipes).map_err(tell)?;
+    kept
+}
+
+fn keep(line: &Line) -> Result<(), String> {
+    control(&["-d"], "")?;
+    let told = line.tell("started").and_then(|()| line.speaks_within(LIMIT));
+    // Clients that are there in spite of all get this many seconds.
+    control(&[], "quit -t 10\n")?;
+    while wait(WaitOptions::empty()).is_ok() {}
+    told.map(drop)
 }
 
 fn control(arguments: &[&str], input: &str) -> Result<(), String> {

@@ -12,11 +12,6 @@ use crate::raw::{GEQ, Handle, INTERPROCESS, IpcHandle, NO_TIMING, READ_WRITE, Wo
 use crate::tests::stage::{Check, Line, PTX, Peer};
 use crate::tests::world::{eventually, tell};
 
-/// Where a client finds its server.
-pub(super) const MPS_PIPES: &str = "CUDA_MPS_PIPE_DIRECTORY";
-/// `CU_DEVICE_ATTRIBUTE_MPS_ENABLED`
-const MPS_ENABLED: u32 = 133;
-
 /// Starts this program, in the way of those who call it.
 pub(super) fn ourselves() -> Command {
     Command::new("/proc/self/exe")
@@ -239,3 +234,8 @@ look:
 fn polling_kernel(check: &Check) -> Result<Handle, String> {
     check.function(check.module(POLLING)?, c"take_turns")
 }
+
+/// Where a client finds its server.
+pub(super) const MPS_PIPES: &str = "CUDA_MPS_PIPE_DIRECTORY";
+/// `CU_DEVICE_ATTRIBUTE_MPS_ENABLED`
+const MPS_ENABLED: u32 = 133;
