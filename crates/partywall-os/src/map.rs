@@ -124,6 +124,56 @@ impl PrivateMap {
     }
 }
 
+impl PrivateMap {
+    /// Has `seal` freeze the file, and leaves the bytes where they are, for reading: whoever knows the addresses, in
+    /// whatever thread, finds the bytes there at any time, and from now on faults if it writes.
+    ///
+    /// # Errors
+    /// `EFAULT` in a forked child; as mmap(2); what `seal` says. The map is then as it was.
+    pub(crate) fn freeze(
+        self,
+        fd: impl AsFd,
+        seal: impl FnOnce() -> io::Result<()>,
+    ) -> Result<SealedMap, (Option<Self>, Errno)> {
+        if !self.is_here() {
+            return Err((Some(self), Errno::FAULT));
+        }
+        if self.region.len == 0 {
+            return match seal() {
+                Ok(()) => Ok(SealedMap(Region { start: self.region.start, len: 0 })),
+                Err(errno) => Err((Some(self), errno)),
+            };
+        }
+        let fd = fd.as_fd();
+        // SAFETY: the range is ours, whole, and the file's bytes are what lies there before and after; `self` is taken,
+        // so that no borrow of the bytes lives.
+        let replace = |prot, flags| unsafe {
+            mm::mmap(self.region.as_ptr(), self.region.len, prot, flags | MapFlags::FIXED, fd, 0)
+        };
+        // One that cannot write to the file, and so does not keep the kernel from sealing it.
+        if let Err(errno) = replace(ProtFlags::READ, MapFlags::PRIVATE) {
+            return Err((Some(self), errno));
+        }
+        if let Err(errno) = seal() {
+            let restored = replace(ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED).and_then(|at| {
+                // SAFETY: as in `new`.
+                unsafe { mm::madvise(at, self.region.len, Advice::LinuxDontFork) }
+            });
+            if restored.is_err() {
+                // It stays as it is, for whoever knows the addresses, and is nobody's.
+                std::mem::forget(self);
+                return Err((None, errno));
+            }
+            return Err((Some(self), errno));
+        }
+        // As other readers have it, which a device driver can register. The bytes are the same either way.
+        let _ = replace(ProtFlags::READ, MapFlags::SHARED);
+        let map = SealedMap(Region { start: self.region.start, len: self.region.len });
+        std::mem::forget(self);
+        Ok(map)
+    }
+}
+
 impl Drop for PrivateMap {
     fn drop(&mut self) {
         if self.is_here() {

@@ -5,14 +5,14 @@
 //! write and every writable mapping, whoever asks.
 #![allow(unsafe_code)]
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::{
     fs::{self, MemfdFlags, SealFlags},
     io,
 };
 
-use crate::map::PrivateMap;
+use crate::map::{PrivateMap, SealedMap};
 
 /// Seals that every memfd of Partywall carries.
 const FIXED_LENGTH: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
@@ -26,8 +26,9 @@ const MAX_NAME: usize = 249;
 /// zeroing each page before it is overwritten.
 #[derive(Debug)]
 pub struct Draft {
-    // Unmapped before the file is frozen: a writable mapping would keep the kernel from sealing it.
     map: Option<PrivateMap>,
+    /// What was mapped, once the file is frozen.
+    frozen: Option<SealedMap>,
     fd: OwnedFd,
     bytes: u64,
 }
@@ -46,7 +47,7 @@ impl Draft {
         let fd = fs::memfd_create(&name[..end], MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         io::retry_on_intr(|| fs::ftruncate(&fd, bytes))?;
         fs::fcntl_add_seals(&fd, FIXED_LENGTH)?;
-        Ok(Self { map: None, fd, bytes })
+        Ok(Self { map: None, frozen: None, fd, bytes })
     }
 
     /// Its length in bytes.
@@ -62,8 +63,11 @@ impl Draft {
     /// The bytes, mapped on first use.
     ///
     /// # Errors
-    /// As mmap(2); `EFAULT` in a forked child of the process that mapped them.
+    /// As mmap(2); `EFAULT` in a forked child of the process that mapped them; `EPERM` once the file is frozen.
     pub fn bytes_mut(&mut self) -> io::Result<&mut [u8]> {
+        if self.frozen.is_some() {
+            return Err(io::Errno::PERM);
+        }
         let map = match self.map.take() {
             Some(map) => map,
             // SAFETY: the file was made by `create` and `self` has given it to nobody; `writer` needs `&mut self`.
@@ -86,10 +90,47 @@ impl Draft {
     ///
     /// # Errors
     /// `EBUSY` while somebody has the file mapped writable or reads into it without a copy.
-    pub fn freeze(self) -> io::Result<OwnedFd> {
-        drop(self.map);
-        fs::fcntl_add_seals(&self.fd, SealFlags::WRITE | SealFlags::SEAL)?;
+    pub fn freeze(mut self) -> io::Result<OwnedFd> {
+        // Else it would have to stay where it is.
+        self.map = None;
+        self.freeze_in_place()?;
         Ok(self.fd)
+    }
+
+    /// As [`Draft::freeze`], and what was mapped by [`Draft::bytes_mut`] stays where it is, for reading: whoever knows
+    /// its addresses finds the bytes there, and faults if it writes. Once frozen it stays so.
+    ///
+    /// # Errors
+    /// As [`Draft::freeze`], mmap(2); `EFAULT` in a forked child. The file is then as it was.
+    pub fn freeze_in_place(&mut self) -> io::Result<()> {
+        if self.frozen.is_some() {
+            return Ok(());
+        }
+        let seal = || fs::fcntl_add_seals(&self.fd, SealFlags::WRITE | SealFlags::SEAL);
+        match self.map.take().map(|map| map.freeze(&self.fd, seal)) {
+            None => {
+                if !Seals::of(&self.fd)?.frozen() {
+                    seal()?;
+                }
+                self.frozen = Some(SealedMap::new(&self.fd)?);
+            }
+            Some(Ok(map)) => self.frozen = Some(map),
+            Some(Err((map, errno))) => {
+                self.map = map;
+                return Err(errno);
+            }
+        }
+        Ok(())
+    }
+
+    /// What is mapped of a file that is frozen.
+    pub fn into_frozen(self) -> Option<SealedMap> {
+        self.frozen
+    }
+
+    /// What [`Draft::bytes_mut`] has mapped, of a file that is shared.
+    pub fn into_written(self) -> Written {
+        Written { _map: self.map }
     }
 
     /// Leaves the file writable for everybody who will have it, and forbids to freeze it.
@@ -97,9 +138,33 @@ impl Draft {
     /// # Errors
     /// As fcntl(2).
     pub fn share(self) -> io::Result<OwnedFd> {
-        fs::fcntl_add_seals(&self.fd, SealFlags::SEAL)?;
+        self.share_in_place()?;
         Ok(self.fd)
     }
+
+    /// As [`Draft::share`], and what was mapped stays where it is.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn share_in_place(&self) -> io::Result<()> {
+        if Seals::of(&self.fd)?.0.contains(SealFlags::SEAL) {
+            Ok(())
+        } else {
+            fs::fcntl_add_seals(&self.fd, SealFlags::SEAL)
+        }
+    }
+}
+
+impl AsFd for Draft {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// Keeps the bytes of a [`Draft`] where they were written, for whoever knows the addresses.
+#[derive(Debug)]
+pub struct Written {
+    _map: Option<PrivateMap>,
 }
 
 /// Writes into a [`Draft`] that is borrowed meanwhile.
@@ -190,6 +255,32 @@ mod tests {
         assert_eq!(io::pwrite(&fd, b"x", 0), Err(io::Errno::PERM));
         assert!(SharedMap::writable(&fd).is_err());
         assert_eq!(&SealedMap::new(&fd).unwrap().bytes()[7..9], [42, 43]);
+    }
+
+    #[test]
+    fn what_is_frozen_in_place_stays_where_it_is() {
+        let mut draft = Draft::create("partywall:test", 5000).unwrap();
+        let bytes = draft.bytes_mut().unwrap();
+        bytes[4999] = 42;
+        let address = bytes.as_ptr();
+        draft.freeze_in_place().unwrap();
+        draft.freeze_in_place().unwrap();
+        assert_eq!(draft.bytes_mut().err(), Some(io::Errno::PERM));
+        assert_eq!(io::pwrite(&draft, b"x", 0), Err(io::Errno::PERM));
+        let map = draft.into_frozen().unwrap();
+        assert_eq!((map.bytes().as_ptr(), map.bytes()[4999]), (address, 42));
+    }
+
+    #[test]
+    fn what_cannot_be_frozen_in_place_can_be_written_further() {
+        let mut draft = Draft::create("partywall:test", 5000).unwrap();
+        draft.bytes_mut().unwrap()[0] = 1;
+        let other = SharedMap::writable(&draft).unwrap();
+        assert_eq!(draft.freeze_in_place().err(), Some(io::Errno::BUSY));
+        draft.bytes_mut().unwrap()[1] = 2;
+        drop(other);
+        draft.freeze_in_place().unwrap();
+        assert_eq!(draft.into_frozen().unwrap().bytes()[..2], [1, 2]);
     }
 
     #[test]

@@ -78,6 +78,6 @@ pub use self::{
     put::{Put, check_name},
     segment::{
         Build, Builder, Claim, Element, Growth, OpenOptions, OpenOrBuild, Pinned, Publication, Refreshed, Segment,
-        Tensor, UploadLane, Uploader,
+        Tensor, Uncommitted, UploadLane, Uploader,
     },
 };

@@ -41,14 +41,14 @@ pub(super) struct Greeted {
     pub(super) welcome: Welcome,
 }
 
-/// Connects to the broker at `location`; with `start`, starts one if there is none.
-pub(super) fn connect(location: &Location, start: bool) -> Result<Greeted> {
+/// Connects to the broker at `location`; with `start`, starts one if there is none: `program`, if there is one to prefer.
+pub(super) fn connect(location: &Location, start: bool, program: Option<&Path>) -> Result<Greeted> {
     // A broker that leaves because nobody needs it may take our connection with it: then there is none, and we start
     // the next. More than a few such coincidences in a row are something else.
     for _ in 0..4 {
         let call = match open(location) {
             Ok(call) => call,
-            Err(error) if start && is_absent(&error) => start_broker(location)?,
+            Err(error) if start && is_absent(&error) => start_broker(location, program)?,
             Err(error) => return Err(error),
         };
         match greet(call, &location.socket, None) {
@@ -154,8 +154,8 @@ fn command_line() -> String {
 }
 
 /// Starts a broker, unless another starter was faster, and connects to it.
-fn start_broker(location: &Location) -> Result<OwnedFd> {
-    let binary = broker_binary()?;
+fn start_broker(location: &Location, program: Option<&Path>) -> Result<OwnedFd> {
+    let binary = broker_binary(program)?;
     let path = location.directory();
     let unsafe_directory = |why: String| Error::UnsafeDirectory { path: path.to_owned(), why };
     let directory = PrivateDir::open(path, true).map_err(|e| unsafe_directory(e.to_string()))?;

@@ -86,17 +86,18 @@ fn check_domain(domain: &str) -> Result<()> {
     Ok(())
 }
 
-/// The program to start as broker: `PARTYWALL_BIN`, else `partywall` beside the running executable, else on `PATH`.
+/// The program to start as broker: `PARTYWALL_BIN`, else `preferred`, else `partywall` beside the running executable, else on `PATH`.
 ///
 /// # Errors
 /// [`Error::BrokerNotFound`] with every place that was tried.
-pub(crate) fn broker_binary() -> Result<PathBuf> {
+pub(crate) fn broker_binary(preferred: Option<&Path>) -> Result<PathBuf> {
     let mut tried = Vec::new();
     let mut candidates = Vec::new();
     if let Some(binary) = env::var_os("PARTYWALL_BIN").filter(|value| !value.is_empty()) {
         // Said explicitly: if it is wrong, nothing else may be started in its place.
         candidates.push(PathBuf::from(binary));
     } else {
+        candidates.extend(preferred.map(Path::to_owned));
         if let Some(directory) = env::current_exe().ok().as_deref().and_then(Path::parent) {
             candidates.push(directory.join("partywall"));
             // Cargo puts examples and tests one level below the binaries.

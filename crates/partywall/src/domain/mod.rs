@@ -70,6 +70,7 @@ pub struct DomainOptions {
     domain: Option<String>,
     socket: Option<PathBuf>,
     start: bool,
+    program: Option<PathBuf>,
 }
 
 impl DomainOptions {
@@ -91,6 +92,13 @@ impl DomainOptions {
         self
     }
 
+    /// The program to start as broker, for front ends that bring one along. `PARTYWALL_BIN` counts before it; without
+    /// either it is `partywall` beside this process's executable, or on `PATH`.
+    pub fn program(mut self, path: impl Into<PathBuf>) -> Self {
+        self.program = Some(path.into());
+        self
+    }
+
     /// Where that leads.
     ///
     /// # Errors
@@ -107,7 +115,7 @@ impl DomainOptions {
     /// [`Error::UnsafeDirectory`], [`Error::LimitReached`].
     pub fn connect(&self) -> Result<Domain> {
         let location = self.location()?;
-        let greeted = connect::connect(&location, self.start)?;
+        let greeted = connect::connect(&location, self.start, self.program.as_deref())?;
         let (link, events) = Link::new(location, greeted);
         let link = Arc::new(link);
         let service = Service::start(link.clone(), events).inspect_err(|_| {
@@ -129,7 +137,7 @@ impl Domain {
 
     /// How to connect elsewhere, or without starting a broker.
     pub fn options() -> DomainOptions {
-        DomainOptions { domain: None, socket: None, start: true }
+        DomainOptions { domain: None, socket: None, start: true, program: None }
     }
 
     /// Begins the next version of `name`, in memory at `place`. Nobody sees it before

@@ -4,7 +4,7 @@
 //! never be frozen, and is reached by volatile accesses only.
 
 use std::{
-    os::fd::OwnedFd,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{Arc, Mutex, PoisonError, Weak},
 };
 
@@ -47,7 +47,7 @@ impl Kind for Host {
         let chunks: Vec<_> = used.iter().map(chunk).collect::<Result<_>>()?;
         let bytes = chunks.iter().map(memfd::Draft::len).sum();
         let reserved = reserve.map_or(0, |reserve| whole_pages(reserve).max(bytes));
-        Ok(Box::new(HostDraft { chunks, reserved }))
+        Ok(Box::new(HostDraft { chunks, reserved, shared: None }))
     }
 
     fn chunk(&self, name: &str, _: Place, bytes: u64, _: &Gpus) -> Result<(u64, OwnedFd)> {
@@ -104,6 +104,8 @@ fn check_lengths(chunks: &[(u64, OwnedFd)]) -> Result<()> {
 struct HostDraft {
     chunks: Vec<memfd::Draft>,
     reserved: u64,
+    /// What a mutable version is reached by once its writing is ended.
+    shared: Option<SharedMap>,
 }
 
 impl Draft for HostDraft {
@@ -128,26 +130,40 @@ impl Draft for HostDraft {
         Box::new(HostUploads { chunks: self.chunks.iter_mut().map(memfd::Draft::writer).collect() })
     }
 
-    fn finish(self: Box<Self>, mutable: bool) -> Result<(Vec<OwnedFd>, Box<dyn Memory>)> {
-        let mut fds = Vec::with_capacity(self.chunks.len());
-        let mut chunks = Vec::with_capacity(self.chunks.len());
-        for draft in self.chunks {
-            let fd = if mutable { draft.share() } else { draft.freeze() };
-            let fd = fd.map_err(|errno| match errno {
+    fn freeze(&mut self, mutable: bool) -> Result<()> {
+        for draft in &mut self.chunks {
+            let sealed = if mutable { draft.share_in_place() } else { draft.freeze_in_place() };
+            sealed.map_err(|errno| match errno {
                 Errno::BUSY => Error::Refused(
                     "the memory cannot be frozen while somebody else has it mapped for writing (through /proc?)".into(),
                 ),
                 errno => Error::system("sealing the memory", errno),
             })?;
-            let chunk = if self.reserved > 0 {
-                SharedMap::new([&fd], self.reserved as usize, true).map(Arc::new).map(HostChunk::Mutable)
-            } else {
-                HostChunk::map(&fd, mutable, mutable)
-            };
-            chunks.push(chunk.map_err(|e| Error::system("mapping the committed memory", e))?);
-            fds.push(fd);
         }
-        Ok((fds, Box::new(HostMemory::new(chunks, self.reserved > 0))))
+        if mutable && self.shared.is_none() {
+            let map = SharedMap::new(&self.chunks, self.reserved as usize, true);
+            self.shared = Some(map.map_err(|e| Error::system("mapping the committed memory", e))?);
+        }
+        Ok(())
+    }
+
+    fn fds(&self) -> Vec<BorrowedFd<'_>> {
+        self.chunks.iter().map(AsFd::as_fd).collect()
+    }
+
+    fn into_memory(self: Box<Self>) -> Box<dyn Memory> {
+        let Self { chunks, shared, .. } = *self;
+        match shared {
+            Some(map) => {
+                let written = chunks.into_iter().map(memfd::Draft::into_written).collect();
+                let chunks = vec![HostChunk::Mutable(Arc::new(map))];
+                Box::new(HostMemory { _written: written, ..HostMemory::new(chunks, true) })
+            }
+            None => {
+                let chunks = chunks.into_iter().filter_map(memfd::Draft::into_frozen);
+                Box::new(HostMemory::new(chunks.map(Arc::new).map(HostChunk::Frozen).collect(), false))
+            }
+        }
     }
 }
 
@@ -191,12 +207,14 @@ struct HostMemory {
     pins: Mutex<Vec<Weak<HostRegistration>>>,
     /// Whether more may follow the only map.
     grows: bool,
+    /// Where its builder wrote it, which somebody may still know.
+    _written: Vec<memfd::Written>,
 }
 
 impl HostMemory {
     fn new(chunks: Vec<HostChunk>, grows: bool) -> Self {
         let pins = Mutex::new(chunks.iter().map(|_| Weak::new()).collect());
-        Self { chunks, pins, grows }
+        Self { chunks, pins, grows, _written: Vec::new() }
     }
 }
 

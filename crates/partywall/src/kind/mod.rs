@@ -8,7 +8,10 @@ mod host;
 pub(crate) mod legacy;
 mod vmm;
 
-use std::{os::fd::OwnedFd, sync::Arc};
+use std::{
+    os::fd::{BorrowedFd, OwnedFd},
+    sync::Arc,
+};
 
 use partywall_cuda::{DeviceUuid, HostRegistration};
 use partywall_os::map::SharedMap;
@@ -85,8 +88,15 @@ pub(crate) trait Draft: Send + Sync {
     /// Something that copies host bytes into the chunks, also from several threads at once.
     fn uploads(&mut self) -> Box<dyn Uploads + '_>;
 
-    /// Ends the writing: file descriptors for the broker, and the committer's own mapping.
-    fn finish(self: Box<Self>, mutable: bool) -> Result<(Vec<OwnedFd>, Box<dyn Memory>)>;
+    /// Ends the writing, unless the memory is `mutable`. What has been given out stays where it is; where it is frozen it
+    /// can be read only. If it fails, or once more, it may be asked again.
+    fn freeze(&mut self, mutable: bool) -> Result<()>;
+
+    /// For the broker, once frozen: a file descriptor a chunk.
+    fn fds(&self) -> Vec<BorrowedFd<'_>>;
+
+    /// What the committer has, once frozen.
+    fn into_memory(self: Box<Self>) -> Box<dyn Memory>;
 }
 
 /// Makes uploads for threads.

@@ -5,7 +5,7 @@
 //! descriptor could map it otherwise, so this protects against bugs, not against attackers.
 
 use std::{
-    os::fd::{AsFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::Arc,
 };
 
@@ -62,7 +62,7 @@ impl Kind for Vmm {
             Mapping::with_reservation(memory, Access::ReadWrite, reserved).map_err(asked.failed(bytes, total))
         };
         let chunks = sizes.into_iter().map(chunk).collect::<Result<_>>()?;
-        Ok(Box::new(VmmChunks { chunks, reserved, gpu: asked.gpu }))
+        Ok(Box::new(VmmChunks::new(chunks, reserved, asked.gpu)))
     }
 
     fn chunk(&self, name: &str, place: Place, bytes: u64, gpus: &Gpus) -> Result<(u64, OwnedFd)> {
@@ -85,7 +85,7 @@ impl Kind for Vmm {
         if version.reserve == 0 {
             let map = |chunk| Mapping::new(import(chunk)?, access).map_err(&failed);
             let chunks = version.chunks.iter().map(map).collect::<Result<_>>()?;
-            return Ok(Box::new(VmmChunks { chunks, reserved: 0, gpu }));
+            return Ok(Box::new(VmmChunks::new(chunks, 0, gpu)));
         }
         let mut memories = version.chunks.iter().map(import);
         let first = memories.next().ok_or_else(|| Error::Protocol("GPU memory without a chunk".into()))??;
@@ -95,7 +95,7 @@ impl Kind for Vmm {
         let mapping = Mapping::with_reservation(first, access, reserved).map_err(&failed)?;
         let rest: Vec<_> = memories.collect::<Result<_>>()?;
         mapping.extend(rest).map_err(access_error("mapping what a segment has grown by"))?.publish();
-        Ok(Box::new(VmmChunks { chunks: vec![mapping], reserved, gpu }))
+        Ok(Box::new(VmmChunks::new(vec![mapping], reserved, gpu)))
     }
 }
 
@@ -193,10 +193,16 @@ struct VmmChunks {
     chunks: Vec<Mapping>,
     /// Of the only mapping, if more may follow it: as asked for, which is not always to be had.
     reserved: u64,
+    /// What a draft gives to the broker.
+    exported: Vec<OwnedFd>,
     gpu: Arc<Gpu>,
 }
 
 impl VmmChunks {
+    fn new(chunks: Vec<Mapping>, reserved: u64, gpu: Arc<Gpu>) -> Self {
+        Self { chunks, reserved, exported: Vec::new(), gpu }
+    }
+
     fn range(&self, chunk: usize, offset: u64, bytes: u64) -> Result<DeviceRange<'_>> {
         let slice = self.chunks[chunk].slice(offset, bytes).map_err(access_error("a tensor's range"))?;
         Ok(DeviceRange { gpu: &self.gpu, slice })
@@ -224,19 +230,30 @@ impl Draft for VmmChunks {
         Box::new(VmmUploads(self))
     }
 
-    fn finish(mut self: Box<Self>, mutable: bool) -> Result<(Vec<OwnedFd>, Box<dyn Memory>)> {
+    fn freeze(&mut self, mutable: bool) -> Result<()> {
         let failed = |what: &str| cuda_error(format!("{what} on GPU {}", self.gpu.uuid()));
         // What the builder enqueued must be in memory before others may read it.
         self.gpu.context().synchronize().map_err(failed("finishing the builder's work"))?;
-        let export = |chunk: &Mapping| chunk.memory().export().map_err(failed("exporting memory"));
-        let fds = self.chunks.iter().map(export).collect::<Result<_>>()?;
+        if self.exported.is_empty() {
+            let export = |chunk: &Mapping| chunk.memory().export().map_err(failed("exporting memory"));
+            self.exported = self.chunks.iter().map(export).collect::<Result<_>>()?;
+        }
         if !mutable {
             let freeze = cuda_error("making the builder's mapping read-only");
             for chunk in &mut self.chunks {
                 chunk.set_access(Access::ReadOnly).map_err(&freeze)?;
             }
         }
-        Ok((fds, self))
+        Ok(())
+    }
+
+    fn fds(&self) -> Vec<BorrowedFd<'_>> {
+        self.exported.iter().map(AsFd::as_fd).collect()
+    }
+
+    fn into_memory(mut self: Box<Self>) -> Box<dyn Memory> {
+        self.exported.clear();
+        self
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::{
     fmt,
-    os::fd::{AsFd, AsRawFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, OwnedFd, RawFd},
     sync::Mutex,
 };
 
@@ -20,7 +20,7 @@ use crate::{
     files::{self, Piece, SinkError},
     gpu::DeviceRange,
     info::TableBytes,
-    kind::{self, Copy, Draft, Kind, Memory, Upload, Uploads},
+    kind::{self, Copy, Draft, Kind, Upload, Uploads},
     place::Place,
 };
 
@@ -327,42 +327,70 @@ impl Build {
     /// # Errors
     /// [`Error::NameExists`] if it was to be made only if absent; [`Error::LimitReached`]; those of every call.
     pub fn commit(self) -> Result<Segment> {
-        let Self { draft, kind, table, chunks, domain, name, place, mutable, kept, if_absent, mut claim } = self;
-        let tensors = table.len() as u64;
-        let reserved = draft.reserved();
-        let (mut fds, memory): (Vec<OwnedFd>, Box<dyn Memory>) = draft.finish(mutable).map_err(|e| named(e, &name))?;
+        self.commit_or_keep().map_err(|failed| failed.error)
+    }
+
+    /// As [`Build::commit`], for builders that have given addresses away: what [`Build::as_mut_bytes`] and
+    /// [`Build::device`] gave stays where it is, in the segment, or in the build that a failure gives back. Unless the
+    /// version is mutable it can only be read there afterwards: a write ends the process, or on a GPU its context.
+    ///
+    /// # Errors
+    /// As [`Build::commit`].
+    pub fn commit_or_keep(mut self) -> Result<Segment, Uncommitted> {
+        match self.publish() {
+            Ok((version, lease, fd_numbers)) => Ok(self.into_segment(version, lease, fd_numbers)),
+            Err(error) => Err(Uncommitted { error, build: Box::new(self) }),
+        }
+    }
+
+    /// Freezes it and tells the broker: the version, the lease, and what numbers the file descriptors had.
+    fn publish(&mut self) -> Result<(u64, u64, Vec<RawFd>)> {
+        self.draft.freeze(self.mutable).map_err(|e| named(e, &self.name))?;
+        let mut fds = self.draft.fds();
         let fd_numbers = fds.iter().map(AsRawFd::as_raw_fd).collect();
-        let (wire_table, table_fd) = wire_table(&name, table.as_bytes())?;
-        fds.extend(table_fd);
+        let (table, table_fd) = wire_table(&self.name, self.table.as_bytes())?;
+        fds.extend(table_fd.as_ref().map(AsFd::as_fd));
         let commit = Commit {
-            name: name.clone(),
-            kind: kind.wire(),
-            place: place.into(),
-            chunks: chunks.clone(),
+            name: self.name.clone(),
+            kind: self.kind.wire(),
+            place: self.place.into(),
+            chunks: self.chunks.clone(),
             handles: Vec::new(),
-            table: wire_table,
-            tensors,
-            mutable,
-            reserved,
-            kept,
-            if_absent,
-            claim: claim.as_ref().and_then(|claim| claim.id),
+            table,
+            tensors: self.table.len() as u64,
+            mutable: self.mutable,
+            reserved: self.draft.reserved(),
+            kept: self.kept,
+            if_absent: self.if_absent,
+            claim: self.claim.as_ref().and_then(|claim| claim.id),
         };
-        let borrowed: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
-        match domain.link().call_with(Call::Commit(commit), &borrowed)?.0 {
-            Answer::Committed { version, lease } => {
-                // The commit has used it up.
-                if let Some(claim) = &mut claim {
-                    claim.id = None;
-                }
-                let facts = Facts { name, version, place, mutable, reserved, kept, writable: mutable, fd_numbers };
-                let first = Box::new(Stage::new(chunks, table, 0));
-                let (memory, lease) = (Some(memory), Some(lease));
-                Ok(Segment { memory, lease, domain, kind, facts, first, growing: Mutex::default() })
-            }
+        match self.domain.link().call_with(Call::Commit(commit), &fds)?.0 {
+            Answer::Committed { version, lease } => Ok((version, lease, fd_numbers)),
             other => Err(unexpected(&other)),
         }
     }
+
+    fn into_segment(self, version: u64, lease: u64, fd_numbers: Vec<RawFd>) -> Segment {
+        let Self { draft, kind, table, chunks, domain, name, place, mutable, kept, claim, .. } = self;
+        // The commit has used it up.
+        if let Some(mut claim) = claim {
+            claim.id = None;
+        }
+        let reserved = draft.reserved();
+        let facts = Facts { name, version, place, mutable, reserved, kept, writable: mutable, fd_numbers };
+        let first = Box::new(Stage::new(chunks, table, 0));
+        let (memory, lease) = (Some(draft.into_memory()), Some(lease));
+        Segment { memory, lease, domain, kind, facts, first, growing: Mutex::default() }
+    }
+}
+
+/// A commit that failed.
+#[derive(Debug)]
+pub struct Uncommitted {
+    /// Why.
+    pub error: Error,
+    /// The build with all that was written, frozen or not. It can be committed again.
+    pub build: Box<Build>,
 }
 
 impl fmt::Debug for Build {

@@ -19,7 +19,7 @@ use partywall_wire::{Answer, Call};
 
 use self::growth::Stage;
 pub use self::{
-    build::{Build, Builder, Claim, UploadLane, Uploader},
+    build::{Build, Builder, Claim, Uncommitted, UploadLane, Uploader},
     growth::{Growth, Refreshed},
     open::{OpenOptions, OpenOrBuild},
     pin::Pinned,

@@ -116,6 +116,23 @@ impl<'a> Tensor<'a> {
             .ok_or_else(|| self.range("it lies outside its chunk or is not aligned".into()))
     }
 
+    /// Its first address in host memory, for code in other languages. Valid while the segment lives; written only where
+    /// [`Segment::is_writable`] says so, else the process ends; null for a tensor without bytes.
+    ///
+    /// # Errors
+    /// [`Error::WrongKind`] for memory on a GPU.
+    pub fn as_ptr(&self) -> Result<*mut u8> {
+        if self.entry.bytes() == 0 {
+            return Ok(std::ptr::null_mut());
+        }
+        if !self.segment.facts.mutable {
+            return self.as_bytes().map(|bytes| bytes.as_ptr().cast_mut());
+        }
+        let map = self.segment.memory().shared(self.entry.chunk()).map_err(|e| self.segment.named(e))?;
+        // Inside: tables are checked when they are opened.
+        Ok(map.as_ptr().wrapping_add(self.entry.offset() as usize))
+    }
+
     /// Where it is on its GPU: for kernels of the caller's, on streams of the caller's.
     ///
     /// # Errors
