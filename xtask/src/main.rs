@@ -5,12 +5,14 @@
 //! | [`steps`] | `test`: the steps, their order, and the table at the end |
 //! | [`tools`] | the workspace, child processes, and tools that Rust does not bring along |
 //! | [`ptx`] | `ptx`: the GPU kernels, compiled and compared |
+//! | [`python`] | the Python package: built, installed and tested |
 //! | [`gpu_bundle`] | `gpu-bundle`: what a machine with a GPU needs to run the tests there |
 
 #![allow(clippy::print_stdout, reason = "a program that people run and read; the lint is meant for libraries")]
 
 mod gpu_bundle;
 mod ptx;
+mod python;
 mod steps;
 mod tools;
 
@@ -22,8 +24,10 @@ const HELP: &str = "\
 usage: cargo xtask COMMAND
 
   test            everything that has to hold before a change lands: format, clippy, rustdoc,
-                  licences, advisories, all tests, the release binary, the kernels' PTX
+                  licences, advisories, all tests, the Python package, the release binary,
+                  the kernels' PTX
   test --quick    format, clippy and tests only
+  python          the Python package's part of `test` alone
   ptx             compile the kernels in kernels/ to PTX, which is checked in
   ptx --check     compile them and compare with what is checked in
   gpu-bundle      pack the binary, the GPU tests and the benchmarks into target/gpu-bundle/, to be
@@ -37,6 +41,7 @@ fn main() -> ExitCode {
     let outcome = match words.as_slice() {
         ["test"] => Workspace::locate().and_then(|workspace| steps::test(&workspace, false)),
         ["test", "--quick"] => Workspace::locate().and_then(|workspace| steps::test(&workspace, true)),
+        ["python"] => Workspace::locate().and_then(|workspace| steps::python(&workspace)),
         ["ptx"] => ptx::regenerate(),
         ["ptx", "--check"] => check_ptx(),
         ["gpu-bundle"] => Workspace::locate().and_then(|workspace| gpu_bundle::build(&workspace)),

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use crate::ptx;
 use crate::tools::{self, Workspace, run, run_within};
+use crate::{ptx, python};
 
 /// How long fetching the advisory database may take before it counts as out of reach.
 const FETCH_LIMIT: Duration = Duration::from_secs(120);
@@ -31,6 +31,17 @@ pub(crate) fn test(workspace: &Workspace, quick: bool) -> Result<(), String> {
     let failed: Vec<_> =
         lines.iter().filter(|line| matches!(line.outcome, Outcome::Failed(_))).map(|line| line.name).collect();
     if failed.is_empty() { Ok(()) } else { Err(format!("failed: {}; see above", failed.join(", "))) }
+}
+
+/// Tests the Python package alone.
+pub(crate) fn python(workspace: &Workspace) -> Result<(), String> {
+    match python_package(workspace) {
+        Outcome::Failed(message) => Err(message),
+        outcome => {
+            println!("Python package: {outcome}");
+            Ok(())
+        }
+    }
 }
 
 struct Step {
@@ -67,7 +78,7 @@ impl fmt::Display for Outcome {
 }
 
 /// The quickest to fail come first.
-const STEPS: [Step; 15] = [
+const STEPS: [Step; 16] = [
     Step {
         name: "format",
         quick: true,
@@ -91,6 +102,7 @@ const STEPS: [Step; 15] = [
     Step { name: "tests, simulated GPU", quick: false, run: |workspace| tests_on_simulated_gpu(workspace).into() },
     Step { name: "driver faults", quick: false, run: |workspace| faults(workspace).into() },
     Step { name: "GPU tests, simulated", quick: false, run: |workspace| simulated_gpu_tests(workspace).into() },
+    Step { name: "Python package", quick: false, run: python_package },
     Step { name: "doc tests", quick: false, run: |workspace| doc_tests(workspace).into() },
     Step {
         name: "release binary",
@@ -226,6 +238,27 @@ fn faults(workspace: &Workspace) -> Result<(), String> {
     let mut command = workspace.cargo(["run", "-p", "partywall-faults", "--", "--report"]);
     command.arg(workspace.target.join("driver-faults.json"));
     run(in_test_environment(workspace, &mut command))
+}
+
+/// The package as its users get it: built, installed, its types checked, and its tests run on host memory and on the
+/// simulated GPU. torch is not among what is installed for them: it is larger than all the rest together.
+fn python_package(workspace: &Workspace) -> Outcome {
+    if !python::is_here() {
+        return Outcome::Skipped("there is no Python 3.11 or later here".to_owned());
+    }
+    let environment = match python::Environment::fresh(workspace) {
+        Ok(environment) => environment,
+        Err(message) => return Outcome::Skipped(format!("what its tests need is out of reach: {message}")),
+    };
+    let simulated = [(LIBCUDA, workspace.simulated_driver())];
+    let steps = || {
+        build_what_tests_run(workspace)?;
+        environment.install()?;
+        environment.check_types()?;
+        environment.test("python/tests/host", &[])?;
+        environment.test("python/tests/simulated", &simulated)
+    };
+    steps().into()
 }
 
 /// Names the library that stands in for the vendor's.

@@ -1,0 +1,174 @@
+//! A version that is being written, and the right to write one that others wait for.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use partywall::{Builder, DType};
+use pyo3::prelude::*;
+
+use crate::{
+    errors::{Raise, closed, parse},
+    owner::{Owner, State},
+    reaper,
+    segment::Segment,
+    tensor::Tensor,
+};
+
+/// Name, dtype and shape of a tensor, as Python gives them.
+pub(crate) type Planned = (String, String, Vec<u64>);
+
+/// A version that is being written, and that nobody else sees.
+#[pyclass(frozen, module = "partywall._native")]
+pub(crate) struct Build {
+    owner: Mutex<Option<Arc<Owner>>>,
+    tensors: Vec<(String, DType, Vec<u64>)>,
+    #[pyo3(get)]
+    name: String,
+    #[pyo3(get)]
+    place: String,
+    #[pyo3(get)]
+    nbytes: u64,
+}
+
+impl Build {
+    /// Allocates what a builder was told, and `tensors`.
+    pub(crate) fn allocate(
+        py: Python<'_>,
+        name: &str,
+        device: &str,
+        tensors: Vec<Planned>,
+        metadata: Vec<(String, String)>,
+        builder: impl FnOnce(partywall::Place) -> Builder + Send,
+    ) -> PyResult<Self> {
+        let place = place(py, device)?;
+        let typed = |(name, dtype, shape): Planned| Ok((name, parse(&dtype)?, shape));
+        let tensors = tensors.into_iter().map(typed).collect::<PyResult<Vec<_>>>()?;
+        let allocate = || {
+            let mut builder = builder(place);
+            for (name, dtype, shape) in &tensors {
+                builder = builder.tensor(name, *dtype, shape);
+            }
+            for (key, value) in &metadata {
+                builder = builder.metadata(key, value);
+            }
+            let build = builder.allocate()?;
+            let context = tensors.iter().find_map(|(name, ..)| build.device(name).ok());
+            let context = context.map(|range| range.gpu().context().clone());
+            let nbytes = build.bytes();
+            partywall::Result::Ok((nbytes, Owner::new(State::Building(Box::new(build)), context)))
+        };
+        let (nbytes, owner) = py.detach(allocate).or_raise(py)?;
+        let (name, place) = (name.to_owned(), place.to_string());
+        Ok(Self { owner: Mutex::new(Some(owner)), tensors, name, place, nbytes })
+    }
+
+    fn owner(&self, py: Python<'_>) -> PyResult<Arc<Owner>> {
+        let owner = self.owner.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        owner.ok_or_else(|| closed(py, "build"))
+    }
+}
+
+#[pymethods]
+impl Build {
+    /// The names of its tensors, in the order in which they were added.
+    fn names(&self) -> Vec<String> {
+        self.tensors.iter().map(|(name, ..)| name.clone()).collect()
+    }
+
+    /// The tensor of this name, to be written.
+    fn tensor(&self, py: Python<'_>, name: &str) -> PyResult<Tensor> {
+        let owner = self.owner(py)?;
+        let found = self.tensors.iter().find(|(known, ..)| known == name);
+        let look = |state: &mut State| match state {
+            // Without such a tensor the build says so itself.
+            State::Building(build) => {
+                let (dtype, shape) = found.map_or((DType::U8, &[][..]), |(_, dtype, shape)| (*dtype, &shape[..]));
+                Tensor::of_build(&owner, build, name, dtype, shape).map(Some)
+            }
+            State::Committed(_) | State::Closed => Ok(None),
+        };
+        py.detach(|| owner.with_state(look)).or_raise(py)?.ok_or_else(|| closed(py, "build"))
+    }
+
+    /// Makes it the next version of its name. Waits for all that this process does on its GPU.
+    fn commit(&self, py: Python<'_>) -> PyResult<Segment> {
+        let owner = self.owner(py)?;
+        match py.detach(|| owner.commit()) {
+            Some(committed) => committed.or_raise(py)?,
+            None => return Err(closed(py, "build")),
+        }
+        self.owner.lock().unwrap_or_else(PoisonError::into_inner).take();
+        Segment::of(owner).or_raise(py)
+    }
+
+    /// Whether it was closed or committed.
+    #[getter]
+    fn closed(&self) -> bool {
+        self.owner.lock().unwrap_or_else(PoisonError::into_inner).is_none()
+    }
+
+    /// Frees the memory, once no tensor of it is used any more. Calling it again does nothing.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let owner = self.owner.lock().unwrap_or_else(PoisonError::into_inner).take();
+        py.detach(|| owner.map_or(Ok(()), Owner::close)).or_raise(py)
+    }
+}
+
+/// The place that Python names.
+pub(crate) fn place(py: Python<'_>, device: &str) -> PyResult<partywall::Place> {
+    let choice = parse(device)?;
+    Ok(py.detach(|| partywall::gpu::resolve(choice)).or_raise(py)?.0)
+}
+
+/// The right to build a name that others wait for. Closing it passes the right on to one of them.
+#[pyclass(frozen, module = "partywall._native")]
+pub(crate) struct Claim {
+    claim: Mutex<Option<partywall::Claim>>,
+    #[pyo3(get)]
+    name: String,
+}
+
+impl Claim {
+    pub(crate) fn new(claim: partywall::Claim) -> Self {
+        Self { name: claim.name().to_owned(), claim: Mutex::new(Some(claim)) }
+    }
+
+    fn take(&self) -> Option<partywall::Claim> {
+        self.claim.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+#[pymethods]
+impl Claim {
+    /// Allocates the version that fulfils the claim when it is committed.
+    #[pyo3(signature = (device, tensors, metadata, *, mutable, reserve, kept))]
+    #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
+    fn create(
+        &self,
+        py: Python<'_>,
+        device: &str,
+        tensors: Vec<Planned>,
+        metadata: Vec<(String, String)>,
+        mutable: bool,
+        reserve: Option<u64>,
+        kept: bool,
+    ) -> PyResult<Build> {
+        let claim = self.take().ok_or_else(|| closed(py, "claim"))?;
+        Build::allocate(py, &self.name, device, tensors, metadata, |place| {
+            let builder = claim.create(place).mutable(mutable).kept(kept);
+            reserve.into_iter().fold(builder, Builder::reserve)
+        })
+    }
+
+    /// Passes the right on, if nothing was created.
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| drop(self.take()));
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        if let Some(claim) = self.take() {
+            reaper::later(move || drop(claim));
+        }
+    }
+}

@@ -1,0 +1,292 @@
+//! DLPack: its C structs, and capsules of our tensors.
+//!
+//! The structs are those of `dlpack.h` 1.1, which later 1.x only add flags and codes to. The crates that bind them change
+//! their interfaces with every release, for what are six structs here.
+#![allow(unsafe_code)] // memory that other libraries are told of, and tell us of
+
+use std::{
+    ffi::{CStr, c_void},
+    ptr::NonNull,
+    sync::Arc,
+};
+
+use partywall::DType;
+use pyo3::{ffi, prelude::*, types::PyCapsule};
+
+use crate::owner::Owner;
+
+/// Memory that the CPU reaches.
+pub(crate) const CPU: i32 = 1;
+/// Memory of a CUDA device. Never 13, managed: jax and torch refuse that.
+pub(crate) const CUDA: i32 = 2;
+/// Page-locked host memory.
+pub(crate) const CUDA_HOST: i32 = 3;
+
+/// The consumer must not write.
+const FLAG_READ_ONLY: u64 = 1;
+const VERSION: Version = Version { major: 1, minor: 1 };
+
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Device {
+    pub(crate) device_type: i32,
+    pub(crate) device_id: i32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct DataType {
+    code: u8,
+    bits: u8,
+    lanes: u16,
+}
+
+#[repr(C)]
+pub(crate) struct Tensor {
+    pub(crate) data: *mut c_void,
+    pub(crate) device: Device,
+    pub(crate) ndim: i32,
+    pub(crate) dtype: DataType,
+    pub(crate) shape: *mut i64,
+    /// In elements; null if the tensor is contiguous.
+    pub(crate) strides: *mut i64,
+    pub(crate) byte_offset: u64,
+}
+
+/// What a capsule named `dltensor` has.
+#[repr(C)]
+pub(crate) struct Managed {
+    pub(crate) tensor: Tensor,
+    context: *mut c_void,
+    deleter: Option<unsafe extern "C" fn(*mut Self)>,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Version {
+    pub(crate) major: u32,
+    minor: u32,
+}
+
+/// What a capsule named `dltensor_versioned` has.
+#[repr(C)]
+pub(crate) struct ManagedVersioned {
+    pub(crate) version: Version,
+    context: *mut c_void,
+    deleter: Option<unsafe extern "C" fn(*mut Self)>,
+    flags: u64,
+    pub(crate) tensor: Tensor,
+}
+
+/// Either of the two.
+pub(crate) trait Exchanged: Sized + 'static {
+    /// Of the capsule.
+    const NAME: &'static CStr;
+    /// Of a capsule whose content somebody has taken.
+    const USED: &'static CStr;
+
+    fn new(tensor: Tensor, read_only: bool, deleter: unsafe extern "C" fn(*mut Self)) -> Self;
+    fn tensor(&self) -> &Tensor;
+    fn deleter(&self) -> Option<unsafe extern "C" fn(*mut Self)>;
+}
+
+impl Exchanged for Managed {
+    const NAME: &'static CStr = c"dltensor";
+    const USED: &'static CStr = c"used_dltensor";
+
+    fn new(tensor: Tensor, _: bool, deleter: unsafe extern "C" fn(*mut Self)) -> Self {
+        Self { tensor, context: std::ptr::null_mut(), deleter: Some(deleter) }
+    }
+
+    fn tensor(&self) -> &Tensor {
+        &self.tensor
+    }
+
+    fn deleter(&self) -> Option<unsafe extern "C" fn(*mut Self)> {
+        self.deleter
+    }
+}
+
+impl Exchanged for ManagedVersioned {
+    const NAME: &'static CStr = c"dltensor_versioned";
+    const USED: &'static CStr = c"used_dltensor_versioned";
+
+    fn new(tensor: Tensor, read_only: bool, deleter: unsafe extern "C" fn(*mut Self)) -> Self {
+        let flags = if read_only { FLAG_READ_ONLY } else { 0 };
+        Self { version: VERSION, context: std::ptr::null_mut(), deleter: Some(deleter), flags, tensor }
+    }
+
+    fn tensor(&self) -> &Tensor {
+        &self.tensor
+    }
+
+    fn deleter(&self) -> Option<unsafe extern "C" fn(*mut Self)> {
+        self.deleter
+    }
+}
+
+/// A tensor of ours, to be put into a capsule.
+pub(crate) struct Export<'a> {
+    pub(crate) owner: &'a Arc<Owner>,
+    pub(crate) address: usize,
+    pub(crate) device: Device,
+    pub(crate) dtype: DataType,
+    pub(crate) shape: &'a [i64],
+    pub(crate) strides: &'a [i64],
+}
+
+impl Export<'_> {
+    /// A capsule, which keeps the owner until its consumer lets go of it.
+    pub(crate) fn capsule<'py, M: Exchanged>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyCapsule>> {
+        let mut shape_and_strides = [self.shape, self.strides].concat().into_boxed_slice();
+        let (shape, strides) = shape_and_strides.split_at_mut(self.shape.len());
+        let tensor = Tensor {
+            data: self.address as *mut c_void,
+            device: self.device,
+            // At most 64 dimensions: tables have no more.
+            ndim: self.shape.len() as i32,
+            dtype: self.dtype,
+            shape: shape.as_mut_ptr(),
+            strides: strides.as_mut_ptr(),
+            byte_offset: 0,
+        };
+        let managed = M::new(tensor, !self.owner.is_writable(), delete::<M>);
+        let kept = Box::new(Kept { managed, _shape_and_strides: shape_and_strides, _owner: self.owner.clone() });
+        let pointer = NonNull::from(Box::leak(kept)).cast();
+        // SAFETY: the pointer stays valid until `delete`, which the consumer calls, or `destroy` if there is none; that
+        // may be called on any thread that has the GIL, as Python does.
+        unsafe { PyCapsule::new_with_pointer_and_destructor(py, pointer, M::NAME, Some(destroy::<M>)) }
+    }
+}
+
+/// What a capsule of ours points to: first, what its consumer sees.
+#[repr(C)]
+struct Kept<M> {
+    managed: M,
+    _shape_and_strides: Box<[i64]>,
+    _owner: Arc<Owner>,
+}
+
+/// Called by the consumer, once, on any thread, with or without the GIL, perhaps after the end of the interpreter.
+unsafe extern "C" fn delete<M: Exchanged>(managed: *mut M) {
+    // SAFETY: `managed` is the first field of a `Kept<M>` that `capsule` has leaked.
+    drop(unsafe { Box::from_raw(managed.cast::<Kept<M>>()) });
+}
+
+/// Called by Python when a capsule goes: if nobody has taken its content, that goes too.
+unsafe extern "C" fn destroy<M: Exchanged>(capsule: *mut ffi::PyObject) {
+    // SAFETY: Python calls it with the capsule; a consumer that has taken the content has renamed it.
+    unsafe {
+        if ffi::PyCapsule_IsValid(capsule, M::NAME.as_ptr()) == 1 {
+            delete(ffi::PyCapsule_GetPointer(capsule, M::NAME.as_ptr()).cast::<M>());
+        }
+    }
+}
+
+/// Another library's tensor, taken out of its capsule.
+pub(crate) struct Taken<M: Exchanged>(NonNull<M>);
+
+// SAFETY: whoever holds a managed tensor may use and delete it on any thread (DLPack's rule); `drop` takes the GIL.
+unsafe impl<M: Exchanged> Send for Taken<M> {}
+// SAFETY: it is only read.
+unsafe impl<M: Exchanged> Sync for Taken<M> {}
+
+impl<M: Exchanged> Taken<M> {
+    /// Takes the content out of a capsule, if it is one of these.
+    pub(crate) fn take(capsule: &Bound<'_, PyAny>) -> Option<Self> {
+        let object = capsule.as_ptr();
+        // SAFETY: the object is alive. A valid capsule of this name has a managed tensor, which is ours once it is
+        // renamed; a static name outlives it.
+        unsafe {
+            if ffi::PyCapsule_IsValid(object, M::NAME.as_ptr()) != 1 {
+                return None;
+            }
+            let pointer = NonNull::new(ffi::PyCapsule_GetPointer(object, M::NAME.as_ptr()).cast::<M>())?;
+            (ffi::PyCapsule_SetName(object, M::USED.as_ptr()) == 0).then_some(Self(pointer))
+        }
+    }
+
+    /// What it has.
+    pub(crate) fn get(&self) -> &M {
+        // SAFETY: alive until it is deleted, which `drop` does.
+        unsafe { self.0.as_ref() }
+    }
+}
+
+impl<M: Exchanged> Drop for Taken<M> {
+    fn drop(&mut self) {
+        let Some(deleter) = self.get().deleter() else { return };
+        // Deleters take the GIL if they need it, and some forget to. At the end of the interpreter there is none, and
+        // nothing to be given back to.
+        Python::try_attach(|_| {
+            // SAFETY: called once, and `self` is not used afterwards.
+            unsafe { deleter(self.0.as_ptr()) }
+        });
+    }
+}
+
+/// The shape and the strides, in elements, of another library's tensor; `None` if it makes no sense.
+pub(crate) fn extents(tensor: &Tensor) -> Option<(Vec<u64>, Vec<u64>)> {
+    let ndim = usize::try_from(tensor.ndim).ok().filter(|ndim| *ndim == 0 || !tensor.shape.is_null())?;
+    let numbers = |pointer: *mut i64| {
+        // SAFETY: DLPack's rule: `shape`, and `strides` unless null, have `ndim` numbers.
+        let numbers = if ndim == 0 { &[] } else { unsafe { std::slice::from_raw_parts(pointer, ndim) } };
+        numbers.iter().map(|n| u64::try_from(*n).ok()).collect::<Option<Vec<u64>>>()
+    };
+    let shape = numbers(tensor.shape)?;
+    let strides = if tensor.strides.is_null() { contiguous(&shape) } else { numbers(tensor.strides)? };
+    Some((shape, strides))
+}
+
+/// The strides, in elements, of a tensor without gaps.
+pub(crate) fn contiguous(shape: &[u64]) -> Vec<u64> {
+    let mut strides = vec![1; shape.len()];
+    for axis in (1..shape.len()).rev() {
+        strides[axis - 1] = strides[axis] * shape[axis].max(1);
+    }
+    strides
+}
+
+/// DLPack's codes, with the bits that they have here.
+const CODES: [(DType, u8); 20] = [
+    (DType::I8, 0),
+    (DType::I16, 0),
+    (DType::I32, 0),
+    (DType::I64, 0),
+    (DType::U8, 1),
+    (DType::U16, 1),
+    (DType::U32, 1),
+    (DType::U64, 1),
+    (DType::F16, 2),
+    (DType::F32, 2),
+    (DType::F64, 2),
+    (DType::BF16, 4),
+    (DType::C64, 5),
+    (DType::C128, 5),
+    (DType::Bool, 6),
+    (DType::F8E4M3, 10),
+    (DType::F8E4M3Fnuz, 11),
+    (DType::F8E5M2, 12),
+    (DType::F8E5M2Fnuz, 13),
+    (DType::F8E8M0, 14),
+];
+
+/// How DLPack writes a type; `None` for those that are packed several to a byte, which no two consumers read alike.
+pub(crate) fn data_type(dtype: DType) -> Option<DataType> {
+    let bits = dtype.item_bytes()? as u8 * 8;
+    CODES.iter().find(|(known, _)| *known == dtype).map(|(_, code)| DataType { code: *code, bits, lanes: 1 })
+}
+
+/// The type that DLPack writes so.
+pub(crate) fn dtype(written: DataType) -> Option<DType> {
+    let is_it = |(dtype, code): &&(DType, u8)| *code == written.code && dtype.bits() == u64::from(written.bits);
+    CODES.iter().filter(|_| written.lanes == 1).find(is_it).map(|(dtype, _)| *dtype)
+}
+
+const _: () = {
+    // The layouts of dlpack.h on 64 bits.
+    assert!(size_of::<Tensor>() == 48);
+    assert!(size_of::<Managed>() == 64);
+    assert!(size_of::<ManagedVersioned>() == 80);
+    assert!(std::mem::offset_of!(ManagedVersioned, tensor) == 32);
+};

@@ -1,0 +1,40 @@
+//! `partywall.doctor`.
+
+use std::{path::PathBuf, sync::mpsc, time::Duration};
+
+use partywall::doctor::{Doctor, Scope};
+use pyo3::prelude::*;
+
+use crate::{domain::options, errors::parse, wait};
+
+/// Of a probe: title, outcome, detail, meaning, remedy, whether the driver is simulated.
+type Row = (&'static str, String, String, String, String, bool);
+
+/// Examines this machine: each probe is a child process, `program`'s. Ctrl-C ends the wait; the probe that runs ends by
+/// itself.
+#[pyfunction]
+#[pyo3(signature = (program, domain, device))]
+pub(crate) fn examine(py: Python<'_>, program: PathBuf, domain: Option<String>, device: &str) -> PyResult<Vec<Row>> {
+    let scope: Scope = parse(device)?;
+    let mut child = vec![program.into_os_string()];
+    if let Some(domain) = &domain {
+        child.extend(["--domain".into(), domain.into()]);
+    }
+    child.extend(["doctor".into(), "--device".into(), scope.to_string().into(), "--probe".into()]);
+    let doctor = Doctor::new(child, options(domain, None)).scope(scope);
+    let (tell, mut told) = mpsc::channel();
+    std::thread::spawn(move || {
+        doctor.examine(|report| {
+            let finding = report.finding();
+            let (detail, meaning) = (finding.detail().to_owned(), finding.meaning().to_owned());
+            let (outcome, remedy) = (finding.outcome().to_string(), finding.remedy().to_owned());
+            // Nobody listens any more once a signal has come.
+            let _ = tell.send((report.title(), outcome, detail, meaning, remedy, finding.is_simulated()));
+        })
+    });
+    let mut rows = Vec::new();
+    while let Ok(row) = wait::receive(py, &mut told, Duration::MAX)? {
+        rows.push(row);
+    }
+    Ok(rows)
+}

@@ -1,0 +1,238 @@
+//! A connection to a domain.
+
+use std::{
+    path::PathBuf,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
+    time::Duration,
+};
+
+use partywall::{Builder, OpenOrBuild, Place, kind_name};
+use pyo3::{exceptions::PyValueError, prelude::*};
+
+use crate::{
+    build::{Build, Claim, Planned, place},
+    errors::{Raise, closed},
+    reaper,
+    segment::Segment,
+    source::{Source, publish},
+    wait,
+};
+
+/// A connection to a domain.
+#[pyclass(frozen, module = "partywall._native")]
+pub(crate) struct Domain {
+    inner: Mutex<Option<partywall::Domain>>,
+    #[pyo3(get)]
+    socket: PathBuf,
+}
+
+/// A segment that is there, or the right to build it.
+#[derive(IntoPyObject)]
+pub(crate) enum Opened {
+    Segment(Segment),
+    Claim(Claim),
+}
+
+/// Of a name: name, latest version, kind, place, bytes, tensors, mutable, kept.
+type Row = (String, u64, &'static str, String, u64, u64, bool, bool);
+
+impl Domain {
+    fn inner(&self, py: Python<'_>) -> PyResult<partywall::Domain> {
+        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        inner.ok_or_else(|| closed(py, "domain"))
+    }
+}
+
+#[pymethods]
+impl Domain {
+    /// Connects, to the domain's own socket unless another is given.
+    #[staticmethod]
+    #[pyo3(signature = (domain, socket, *, start, program))]
+    fn connect(
+        py: Python<'_>,
+        domain: Option<String>,
+        socket: Option<PathBuf>,
+        start: bool,
+        program: Option<PathBuf>,
+    ) -> PyResult<Self> {
+        let options = options(domain, socket).start(start);
+        let options = program.into_iter().fold(options, partywall::DomainOptions::program);
+        let inner = py.detach(|| options.connect()).or_raise(py)?;
+        let socket = inner.socket().to_owned();
+        Ok(Self { inner: Mutex::new(Some(inner)), socket })
+    }
+
+    /// The number of this connection among the domain's members.
+    #[getter]
+    fn member(&self, py: Python<'_>) -> PyResult<u64> {
+        Ok(self.inner(py)?.member())
+    }
+
+    /// Allocates the next version of a name.
+    #[pyo3(signature = (name, device, tensors, metadata, *, mutable, reserve, kept, if_absent))]
+    #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
+    fn create(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        device: &str,
+        tensors: Vec<Planned>,
+        metadata: Vec<(String, String)>,
+        mutable: bool,
+        reserve: Option<u64>,
+        kept: bool,
+        if_absent: bool,
+    ) -> PyResult<Build> {
+        let domain = self.inner(py)?;
+        Build::allocate(py, name, device, tensors, metadata, |place| {
+            let builder = domain.create(name, place).mutable(mutable).kept(kept).if_absent(if_absent);
+            reserve.into_iter().fold(builder, Builder::reserve)
+        })
+    }
+
+    /// Opens a version of a name.
+    #[pyo3(signature = (name, version, timeout, *, write, device, allow_peer))]
+    #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
+    fn open(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        version: Option<u64>,
+        timeout: Option<f64>,
+        write: bool,
+        device: Option<&str>,
+        allow_peer: bool,
+    ) -> PyResult<Segment> {
+        let timeout = wait::timeout(timeout)?;
+        let mut opener = self.inner(py)?.opener(name).allow_peer(allow_peer);
+        if let Some(version) = version {
+            opener = opener.version(version);
+        }
+        if write {
+            opener = opener.read_write();
+        }
+        match device.map(|device| place(py, device)).transpose()? {
+            Some(Place::Gpu(uuid)) => opener = opener.device(uuid),
+            Some(Place::Host) => return Err(PyValueError::new_err("a segment is opened on a GPU, or where it is")),
+            None => {}
+        }
+        let segment = wait::in_slices(py, timeout, |slice| opener.clone().timeout(slice).open())?;
+        Ok(Segment::new(segment))
+    }
+
+    /// Opens the latest version of a name, or makes the caller its builder.
+    fn open_or_build(&self, py: Python<'_>, name: &str, timeout: Option<f64>) -> PyResult<Opened> {
+        let (domain, timeout) = (self.inner(py)?, wait::timeout(timeout)?);
+        Ok(match wait::in_slices(py, timeout, |slice| domain.open_or_build(name, slice))? {
+            OpenOrBuild::Opened(segment) => Opened::Segment(Segment::new(segment)),
+            OpenOrBuild::Build(claim) => Opened::Claim(Claim::new(claim)),
+        })
+    }
+
+    /// Publishes memory on a GPU in place, as kind `legacy`.
+    #[pyo3(signature = (name, tensors, metadata, *, mutable, if_absent))]
+    fn publish(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        tensors: Vec<(String, Bound<'_, Source>)>,
+        metadata: Vec<(String, String)>,
+        mutable: bool,
+        if_absent: bool,
+    ) -> PyResult<Segment> {
+        let domain = self.inner(py)?;
+        let mut publication = domain.publish(name).mutable(mutable).if_absent(if_absent);
+        for (key, value) in &metadata {
+            publication = publication.metadata(key, value);
+        }
+        let tensors = tensors.iter().map(|(name, source)| (name.clone(), source.get().clone())).collect();
+        let segment = py.detach(|| publish(publication, tensors)?.commit());
+        segment.or_raise(py).map(Segment::new)
+    }
+
+    /// Puts a file, or a folder of shards. Ctrl-C ends it, and leaves nothing behind.
+    #[pyo3(signature = (path, name, device, *, mutable, kept, if_absent))]
+    #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
+    fn put_file(
+        &self,
+        py: Python<'_>,
+        path: PathBuf,
+        name: &str,
+        device: &str,
+        mutable: bool,
+        kept: bool,
+        if_absent: bool,
+    ) -> PyResult<Segment> {
+        let (domain, place) = (self.inner(py)?, place(py, device)?);
+        let (cancel, (done, mut outcome)) = (AtomicBool::new(false), mpsc::channel());
+        let received = py.detach(|| {
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    let put = domain.put(name, place).mutable(mutable).kept(kept).if_absent(if_absent).cancel(&cancel);
+                    // Nobody listens any more once a signal has come.
+                    let _ = done.send(put.path(&path));
+                });
+                let received = Python::attach(|py| wait::receive(py, &mut outcome, Duration::MAX));
+                cancel.store(true, Ordering::Relaxed);
+                received
+            })
+        })?;
+        let segment = received.map_err(|_| PyValueError::new_err("the thread that copies has panicked"))?;
+        segment.or_raise(py).map(Segment::new)
+    }
+
+    /// All names that have a latest version, in order.
+    fn names(&self, py: Python<'_>) -> PyResult<Vec<Row>> {
+        let domain = self.inner(py)?;
+        let names = py.detach(|| domain.names()).or_raise(py)?;
+        let row = |info: partywall::info::NameInfo| {
+            let latest = info.latest?;
+            let (kind, place) = (kind_name(latest.kind), Place::from(latest.place).to_string());
+            Some((info.name, latest.version, kind, place, latest.bytes, latest.tensors, latest.mutable, latest.kept))
+        };
+        Ok(names.into_iter().filter_map(row).collect())
+    }
+
+    /// Removes a name: the version that was the latest, and how many bytes stay until their holders drop them.
+    fn remove(&self, py: Python<'_>, name: &str) -> PyResult<(u64, u64)> {
+        let domain = self.inner(py)?;
+        let removed = py.detach(|| domain.remove(name)).or_raise(py)?;
+        Ok((removed.version, removed.bytes_kept))
+    }
+
+    /// Ends the broker.
+    fn stop_broker(&self, py: Python<'_>, force: bool) -> PyResult<()> {
+        let domain = self.inner(py)?;
+        py.detach(|| domain.stop_broker(force)).or_raise(py)
+    }
+
+    /// Whether `close` was called.
+    #[getter]
+    fn closed(&self) -> bool {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner).is_none()
+    }
+
+    /// Ends the connection, once no build or segment of it is used any more. Calling it again does nothing.
+    fn close(&self, py: Python<'_>) {
+        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner).take();
+        py.detach(|| drop(inner));
+    }
+}
+
+impl Drop for Domain {
+    fn drop(&mut self) {
+        if let Some(inner) = self.inner.get_mut().unwrap_or_else(PoisonError::into_inner).take() {
+            reaper::later(move || drop(inner));
+        }
+    }
+}
+
+/// How to reach a domain.
+pub(crate) fn options(domain: Option<String>, socket: Option<PathBuf>) -> partywall::DomainOptions {
+    let options = domain.into_iter().fold(partywall::Domain::options(), partywall::DomainOptions::domain);
+    socket.into_iter().fold(options, partywall::DomainOptions::socket)
+}

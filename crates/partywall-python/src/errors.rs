@@ -1,0 +1,91 @@
+//! The library's errors as Python's.
+
+use std::{fmt::Display, str::FromStr};
+
+use partywall::{Error, ErrorKind};
+use pyo3::{exceptions::PyValueError, prelude::*, types::PyType};
+
+/// Makes Python exceptions of the library's errors.
+pub(crate) trait Raise<T> {
+    /// The value, or the exception to raise.
+    fn or_raise(self, py: Python<'_>) -> PyResult<T>;
+}
+
+impl<T> Raise<T> for partywall::Result<T> {
+    fn or_raise(self, py: Python<'_>) -> PyResult<T> {
+        self.map_err(|error| exception(py, &error))
+    }
+}
+
+/// The exception that stands for an error.
+pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
+    let cuda_error = match error {
+        Error::Cuda { source, .. } => Some(source.code.0),
+        _ => None,
+    };
+    raise(py, class(error), &error.to_string(), &error.advice(), error.anchor(), cuda_error)
+}
+
+/// The exception of using what is closed.
+pub(crate) fn closed(py: Python<'_>, what: &str) -> PyErr {
+    let message = format!("this {what} is closed");
+    raise(py, "Closed", &message, "use it before its close(), or inside of its `with`", "closed", None)
+}
+
+/// The exception of a tensor that cannot be taken in the way that was asked for.
+pub(crate) fn no_such_view(py: Python<'_>, tensor: &str, why: &str, advice: &str) -> PyErr {
+    raise(py, "NoSuchView", &format!("{tensor:?} cannot be taken so: {why}"), advice, "no-such-view", None)
+}
+
+/// The exception of something that cannot be put or published.
+pub(crate) fn bad_source(py: Python<'_>, why: &str, advice: &str) -> PyErr {
+    raise(py, "BadSource", &format!("this cannot be copied or published: {why}"), advice, "bad-source", None)
+}
+
+fn raise(py: Python<'_>, class: &str, message: &str, advice: &str, anchor: &str, cuda_error: Option<u32>) -> PyErr {
+    let made = py.import("partywall._errors").and_then(|module| {
+        let class = module.getattr(class)?.cast_into::<PyType>()?;
+        class.call1((message, advice, anchor, cuda_error))
+    });
+    made.map_or_else(|error| error, PyErr::from_value)
+}
+
+/// The name of its class in `partywall._errors`.
+fn class(error: &Error) -> &'static str {
+    match error {
+        Error::NotFound { .. } => "NameNotFound",
+        Error::VersionNotFound { .. } => "VersionNotFound",
+        Error::OwnerDied { .. } => "OwnerDied",
+        Error::Withdrawn { .. } => "Withdrawn",
+        Error::NoSuchTensor { .. } => "TensorNotFound",
+        Error::NameExists { .. } => "NameExists",
+        Error::ReadOnly { .. } => "ReadOnly",
+        Error::CannotGrow { .. } => "CannotGrow",
+        Error::BadName { .. } => "BadName",
+        Error::Table { .. } | Error::BadRange { .. } => "BadTensor",
+        Error::WrongDType { .. } | Error::WrongKind { .. } => "WrongKind",
+        Error::NotShareable { .. } => "NotShareable",
+        Error::CannotKeep { .. } => "CannotKeep",
+        Error::OutOfMemory { .. } => "OutOfMemory",
+        Error::LimitReached { .. } | Error::NoFileDescriptor(_) => "LimitReached",
+        Error::NoDevice { .. } => "NoDevice",
+        Error::RemoteDevice { .. } => "RemoteDevice",
+        Error::Cuda { .. } => "CudaError",
+        Error::Timeout { .. } => "TimeoutError",
+        Error::BrokerGone { .. } => "BrokerGone",
+        Error::BrokerNotFound { .. } | Error::BrokerNotStarted { .. } | Error::BrokerUnreachable { .. } => {
+            "BrokerUnreachable"
+        }
+        Error::VersionMismatch { .. } => "VersionMismatch",
+        Error::UnsafeDirectory { .. } | Error::WrongUser { .. } | Error::OtherDriver { .. } => "AccessDenied",
+        Error::Forked { .. } => "Forked",
+        Error::File(_) if error.kind() == ErrorKind::NotFound => "FileNotFound",
+        Error::File(_) => "BadFile",
+        _ => "Error",
+    }
+}
+
+/// A value that Python gives as text; a `ValueError` says what it may be.
+pub(crate) fn parse<T: FromStr<Err: Display>>(text: &str) -> PyResult<T> {
+    text.parse().map_err(|error: T::Err| PyValueError::new_err(error.to_string()))
+}

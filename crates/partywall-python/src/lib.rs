@@ -1,0 +1,50 @@
+//! The compiled half of the Python package: the library's objects as Python classes, and its memory as DLPack tensors,
+//! CUDA arrays and buffers. What people call is in `python/src/partywall`.
+//!
+//! | module | contains |
+//! |---|---|
+//! | `domain`, `build`, `segment` | handles of the library's objects; each Python object is one file here and one there |
+//! | `tensor` | a tensor of a build or segment, as other libraries take it |
+//! | `owner` | what a tensor keeps: its build or segment, until nothing uses it any more |
+//! | `dlpack` | capsules out, and the C structs of DLPack |
+//! | `source` | capsules and buffers in |
+//! | `errors` | the library's errors as Python's |
+//! | `wait` | waits that release the GIL and obey Ctrl-C |
+//! | `reaper` | a thread for releases that nobody should have to wait for |
+//! | `doctor` | `partywall.doctor` |
+
+mod build;
+mod dlpack;
+mod doctor;
+mod domain;
+mod errors;
+mod owner;
+mod reaper;
+mod segment;
+mod source;
+mod tensor;
+mod wait;
+
+use pyo3::prelude::*;
+
+/// The compiled half of the package.
+#[pymodule(name = "_native")]
+mod native {
+    #[pymodule_export]
+    use crate::build::{Build, Claim};
+    #[pymodule_export]
+    use crate::doctor::examine;
+    #[pymodule_export]
+    use crate::domain::Domain;
+    #[pymodule_export]
+    use crate::reaper::flush;
+    #[pymodule_export]
+    use crate::segment::Segment;
+    #[pymodule_export]
+    use crate::source::Source;
+    #[pymodule_export]
+    use crate::tensor::Tensor;
+
+    #[pymodule_export]
+    const VERSION: &str = partywall::VERSION;
+}

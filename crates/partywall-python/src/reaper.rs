@@ -1,0 +1,40 @@
+//! A thread that lets go of things when nobody can wait for that: a deleter of DLPack has no stream, may be called with
+//! or without the GIL, and must not keep the garbage collector waiting for a GPU or a broker.
+
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+
+use partywall_os::per_process::PerProcess;
+use pyo3::prelude::*;
+
+use crate::wait;
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// A forked child begins with none: the thread is not there, and nothing of the parent's is to be released there.
+static REAPER: PerProcess<Option<Sender<Job>>> = PerProcess::new();
+
+/// Has the thread do `job`.
+pub(crate) fn later(job: impl FnOnce() + Send + 'static) {
+    let mut reaper = REAPER.lock();
+    let sender = reaper.get_or_insert_with(|| {
+        let (sender, jobs) = mpsc::channel::<Job>();
+        let thread = std::thread::Builder::new().name("partywall-reaper".into());
+        // Without a thread the jobs are dropped, and with them what they hold.
+        let _ = thread.spawn(move || jobs.into_iter().for_each(|job| job()));
+        sender
+    });
+    if let Err(unsent) = sender.send(Box::new(job)) {
+        (unsent.0)();
+    }
+}
+
+/// Waits until everything that was dropped before is released. True if that was in time.
+#[pyfunction]
+#[pyo3(signature = (timeout = None))]
+pub(crate) fn flush(py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
+    let timeout = wait::timeout(timeout)?;
+    let (done, mut flushed) = mpsc::channel();
+    // Nobody listens any more once the time is over.
+    later(move || _ = done.send(()));
+    Ok(wait::receive(py, &mut flushed, timeout)? != Err(RecvTimeoutError::Timeout))
+}

@@ -1,0 +1,317 @@
+//! Tensors of other libraries, to be copied or published: whatever speaks DLPack, or is a buffer.
+#![allow(unsafe_code)] // memory on another library's word
+
+use std::{borrow::Cow, sync::Arc};
+
+use partywall::{
+    DType, DeviceRange, Error, Publication,
+    cuda::{self, Access, AccessError, Context, DeviceSlice, Driver, ForeignMemory, RawStream, StreamRef},
+};
+use pyo3::{
+    buffer::PyUntypedBuffer,
+    exceptions::{PyBufferError, PyTypeError},
+    prelude::*,
+    types::PyDict,
+};
+
+use crate::{
+    dlpack::{self, CPU, CUDA, CUDA_HOST, Device, Exchanged, Managed, ManagedVersioned, Taken, contiguous},
+    errors::bad_source,
+};
+
+/// Another library's tensor, held.
+#[pyclass(frozen, module = "partywall._native")]
+#[derive(Clone)]
+pub(crate) struct Source {
+    dtype: DType,
+    shape: Vec<u64>,
+    /// In elements.
+    strides: Vec<u64>,
+    address: u64,
+    device: Device,
+    keep: Arc<Keep>,
+}
+
+/// What keeps its memory.
+#[allow(dead_code, reason = "held, not read")]
+enum Keep {
+    Capsule(Taken<Managed>),
+    Versioned(Taken<ManagedVersioned>),
+    Buffer(Held),
+}
+
+/// A buffer, which is released under the GIL.
+struct Held(Option<PyUntypedBuffer>);
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let buffer = self.0.take();
+        // At the end of the interpreter there is nobody to give it back to.
+        if Python::try_attach(|_| ()).is_some() {
+            drop(buffer);
+        } else {
+            std::mem::forget(buffer);
+        }
+    }
+}
+
+#[pymethods]
+impl Source {
+    /// Takes a tensor, so that what is done on `stream` of its GPU comes after what its library has enqueued.
+    #[new]
+    fn new(py: Python<'_>, object: &Bound<'_, PyAny>, stream: Option<u64>) -> PyResult<Self> {
+        if !object.hasattr("__dlpack__")? {
+            return Self::of_buffer(py, object);
+        }
+        match Self::of_dlpack(py, object, stream) {
+            // NumPy, of arrays that it may not give away for writing and of types that DLPack has not got.
+            Err(error) if error.is_instance_of::<PyBufferError>(py) => Self::of_buffer(py, object).map_err(|_| {
+                bad_source(py, &format!("its library does not give it away: {}", error.value(py)), NOT_GIVEN)
+            }),
+            source => source,
+        }
+    }
+
+    /// The type of its elements.
+    #[getter]
+    fn dtype(&self) -> &'static str {
+        self.dtype.name()
+    }
+
+    /// Elements along each dimension.
+    #[getter]
+    fn shape(&self) -> Vec<u64> {
+        self.shape.clone()
+    }
+
+    /// `host`, or `cuda:N` as this process numbers its GPUs.
+    #[getter]
+    fn device(&self) -> String {
+        if self.is_on_host() { "host".to_owned() } else { format!("cuda:{}", self.device.device_id) }
+    }
+
+    /// Whether its elements follow each other without gaps.
+    #[getter]
+    fn contiguous(&self) -> bool {
+        let gaps = self.shape.iter().zip(&self.strides).zip(contiguous(&self.shape));
+        self.elements() == 0
+            || gaps.filter(|((length, stride), without)| **length > 1 && *stride != without).count() == 0
+    }
+}
+
+impl Source {
+    fn of_dlpack(py: Python<'_>, object: &Bound<'_, PyAny>, stream: Option<u64>) -> PyResult<Self> {
+        let (device_type, _): (i32, i32) = object.call_method0("__dlpack_device__")?.extract()?;
+        let arguments = PyDict::new(py);
+        if device_type == CUDA {
+            // Null is what DLPack calls ambiguous: it is the legacy default stream.
+            arguments.set_item("stream", stream.map_or(1, |stream| stream.max(1)))?;
+        }
+        let legacy = arguments.copy()?;
+        arguments.set_item("max_version", (1, 1))?;
+        let capsule = match object.call_method("__dlpack__", (), Some(&arguments)) {
+            Err(error) if error.is_instance_of::<PyTypeError>(py) => {
+                object.call_method("__dlpack__", (), Some(&legacy))?
+            }
+            capsule => capsule?,
+        };
+        if let Some(taken) = Taken::<ManagedVersioned>::take(&capsule) {
+            let major = taken.get().version.major;
+            if major != 1 {
+                return Err(bad_source(
+                    py,
+                    &format!("its DLPack is version {major}"),
+                    "use a release of both that agree",
+                ));
+            }
+            return Self::of_tensor(py, taken, Keep::Versioned);
+        }
+        match Taken::<Managed>::take(&capsule) {
+            Some(taken) => Self::of_tensor(py, taken, Keep::Capsule),
+            None => {
+                Err(bad_source(py, "its __dlpack__ gave no DLPack capsule", "report it to the library that made it"))
+            }
+        }
+    }
+
+    fn of_tensor<M: Exchanged>(py: Python<'_>, taken: Taken<M>, keep: impl FnOnce(Taken<M>) -> Keep) -> PyResult<Self> {
+        let tensor = taken.get().tensor();
+        if ![CPU, CUDA, CUDA_HOST].contains(&tensor.device.device_type) {
+            let message = format!("its memory is of DLPack's device type {}", tensor.device.device_type);
+            return Err(bad_source(py, &message, "copy it to main memory or to a CUDA device first"));
+        }
+        let dtype = dlpack::dtype(tensor.dtype);
+        let dtype =
+            dtype.ok_or_else(|| bad_source(py, "its elements are of a type that is not known here", UNKNOWN_TYPE))?;
+        let (shape, strides) = dlpack::extents(tensor)
+            .ok_or_else(|| bad_source(py, "its strides run backwards", "make it contiguous first"))?;
+        let (address, device) = ((tensor.data as u64).wrapping_add(tensor.byte_offset), tensor.device);
+        Ok(Self { dtype, shape, strides, address, device, keep: Arc::new(keep(taken)) })
+    }
+
+    fn of_buffer(py: Python<'_>, object: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let buffer = PyUntypedBuffer::get(object).map_err(|_| {
+            let kind = object.get_type().name().map_or_else(|_| "it".to_owned(), |name| name.to_string());
+            bad_source(py, &format!("{kind} is no tensor"), "give an array of numpy, torch, cupy or jax, or a buffer")
+        })?;
+        let dtype = buffer_type(buffer.format().to_bytes(), buffer.item_size());
+        let dtype =
+            dtype.ok_or_else(|| bad_source(py, "its elements are of a type that is not known here", UNKNOWN_TYPE))?;
+        let item = buffer.item_size() as isize;
+        let stride = |bytes: &isize| (*bytes >= 0 && bytes % item == 0).then_some((bytes / item) as u64);
+        let strides: Option<Vec<u64>> = buffer.strides().iter().map(stride).collect();
+        let strides = strides.ok_or_else(|| bad_source(py, "its strides run backwards", "make it contiguous first"))?;
+        let (shape, address) = (buffer.shape().iter().map(|n| *n as u64).collect(), buffer.buf_ptr() as u64);
+        let device = Device { device_type: CPU, device_id: 0 };
+        Ok(Self { dtype, shape, strides, address, device, keep: Arc::new(Keep::Buffer(Held(Some(buffer)))) })
+    }
+
+    pub(crate) fn is_on_host(&self) -> bool {
+        self.device.device_type != CUDA
+    }
+
+    fn elements(&self) -> u64 {
+        self.shape.iter().product()
+    }
+
+    fn bytes(&self) -> u64 {
+        self.dtype.bytes_for(self.elements()).unwrap_or(0)
+    }
+
+    /// Whether it can be copied into a tensor.
+    pub(crate) fn check_copy_to(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        dtype: DType,
+        shape: &[i64],
+        is_contiguous: bool,
+    ) -> PyResult<()> {
+        if self.dtype != dtype || !self.shape.iter().map(|n| *n as i64).eq(shape.iter().copied()) {
+            let why = format!("it is {}{:?}, and {name:?} is {dtype}{shape:?}", self.dtype, self.shape);
+            return Err(bad_source(py, &why, "convert or reshape it first"));
+        }
+        if !is_contiguous || !(self.is_on_host() || self.contiguous()) {
+            let why = format!("it or {name:?} has strides");
+            return Err(bad_source(py, &why, "make it contiguous first"));
+        }
+        Ok(())
+    }
+
+    /// The bytes of a tensor in main memory, without gaps.
+    pub(crate) fn host_bytes(&self) -> Cow<'_, [u8]> {
+        let (item, bytes) = ((self.dtype.bits() / 8) as usize, self.bytes() as usize);
+        if bytes == 0 {
+            return Cow::Borrowed(&[]);
+        }
+        let start = self.address as *const u8;
+        if self.contiguous() {
+            // SAFETY: the other library's promise, which `keep` keeps: that many bytes at this address. That nobody
+            // writes them meanwhile is up to the caller, as with every copy in Python.
+            return Cow::Borrowed(unsafe { std::slice::from_raw_parts(start, bytes) });
+        }
+        let mut out = Vec::with_capacity(bytes);
+        let mut index = vec![0_u64; self.shape.len()];
+        loop {
+            let offset: u64 = index.iter().zip(&self.strides).map(|(at, stride)| at * stride).sum();
+            // SAFETY: an element of the tensor, by the same promise.
+            out.extend_from_slice(unsafe { std::slice::from_raw_parts(start.add(offset as usize * item), item) });
+            // The next index, last dimension fastest.
+            let Some(axis) = (0..index.len()).rev().find(|axis| index[*axis] + 1 < self.shape[*axis]) else {
+                return Cow::Owned(out);
+            };
+            index[axis] += 1;
+            index[axis + 1..].fill(0);
+        }
+    }
+
+    /// A copy of a contiguous tensor on a GPU, made after what is on `stream`.
+    pub(crate) fn device_bytes(&self, stream: Option<u64>) -> partywall::Result<Vec<u8>> {
+        let context = self.context()?;
+        let mut out = vec![0; self.bytes() as usize];
+        let raw = stream.map_or(RawStream::LEGACY_DEFAULT, RawStream);
+        // SAFETY: the caller's promise: a stream of that context, which lives for as long as this call.
+        let stream = unsafe { StreamRef::borrow(&context, raw) };
+        stream.copy_to_host(&mut out, self.slice()).map_err(copy_error)?;
+        Ok(out)
+    }
+
+    fn slice(&self) -> DeviceSlice<'_> {
+        // SAFETY: the other library's promise, which `keep` keeps: that many bytes of device memory at this address.
+        unsafe { DeviceSlice::from_raw(self.address, self.bytes(), Access::ReadOnly) }
+    }
+
+    /// The primary context of its GPU, in which every library that speaks DLPack works.
+    fn context(&self) -> partywall::Result<Context> {
+        let wanted = self.device();
+        let driver = Driver::load().map_err(|e| Error::NoDevice { wanted: wanted.clone(), why: e.to_string() })?;
+        let ordinal = u32::try_from(self.device.device_id).unwrap_or(u32::MAX);
+        let context = cuda::Device::by_ordinal(driver, ordinal).and_then(Context::retain);
+        context.map_err(|source| Error::Cuda { what: format!("using {wanted}"), source })
+    }
+}
+
+/// Copies a contiguous tensor to memory of the same GPU, on `stream`, and waits for it.
+pub(crate) fn copy_on_device(source: &Source, range: DeviceRange<'_>, stream: StreamRef<'_>) -> partywall::Result<()> {
+    let ordinal = range.gpu().context().device().ordinal();
+    if i64::from(source.device.device_id) != i64::from(ordinal) {
+        let why = format!("it is on cuda:{ordinal}, what is to be copied into it on cuda:{}", source.device.device_id);
+        return Err(Error::BadRange { tensor: "a tensor on a GPU".into(), why });
+    }
+    let copied = stream.enqueue_copy(range.as_slice(), source.slice());
+    copied.and_then(|()| Ok(stream.synchronize()?)).map_err(copy_error)
+}
+
+fn copy_error(error: AccessError) -> Error {
+    let what = "copying a tensor";
+    match error {
+        AccessError::Driver(source) => Error::Cuda { what: what.into(), source },
+        other => Error::BadRange { tensor: what.into(), why: other.to_string() },
+    }
+}
+
+/// Adds tensors to a publication, which then keeps them.
+pub(crate) fn publish(mut publication: Publication, tensors: Vec<(String, Source)>) -> partywall::Result<Publication> {
+    for (name, source) in tensors {
+        let what = format!("asking the driver about {name:?}");
+        let cuda = |source| Error::Cuda { what: what.clone(), source };
+        if source.is_on_host() {
+            let kind = cuda::PointerKind::Unknown;
+            return Err(Error::NotShareable { tensor: name, address: source.address, kind });
+        }
+        let context = source.context()?;
+        let keep: Arc<Keep> = source.keep.clone();
+        // SAFETY: `keep` holds the other library's tensor, whose memory stays until it is deleted, by DLPack's rules.
+        let memory = unsafe { ForeignMemory::new(&context, source.address, keep) }.map_err(cuda)?;
+        publication = publication.tensor_strided(&name, source.dtype, &source.shape, &source.strides, &memory);
+    }
+    Ok(publication)
+}
+
+/// The type that a buffer's format names.
+fn buffer_type(format: &[u8], item: usize) -> Option<DType> {
+    let code = format.strip_prefix(b"@").or(format.strip_prefix(b"=")).or(format.strip_prefix(b"<")).unwrap_or(format);
+    Some(match (code, item) {
+        (b"?", 1) => DType::Bool,
+        (b"B" | b"c", 1) => DType::U8,
+        (b"b", 1) => DType::I8,
+        (b"H", 2) => DType::U16,
+        (b"h", 2) => DType::I16,
+        (b"I" | b"L", 4) => DType::U32,
+        (b"i" | b"l", 4) => DType::I32,
+        (b"L" | b"Q", 8) => DType::U64,
+        (b"l" | b"q", 8) => DType::I64,
+        (b"e", 2) => DType::F16,
+        (b"f", 4) => DType::F32,
+        (b"d", 8) => DType::F64,
+        (b"Zf", 8) => DType::C64,
+        (b"Zd", 16) => DType::C128,
+        _ => return None,
+    })
+}
+
+const NOT_GIVEN: &str =
+    "give it as a type that DLPack has (numpy: .view(\"uint16\")), on the current device, and without lazy operations";
+
+const UNKNOWN_TYPE: &str =
+    "give it as a type of the same size (numpy: .view(\"uint16\")), and create the tensor with the type it has";

@@ -1,0 +1,474 @@
+//! A tensor of a build or a segment, as other libraries take it.
+#![allow(unsafe_code)] // buffers, and streams of others
+
+use std::{
+    collections::BTreeMap,
+    ffi::{CString, c_int, c_void},
+    sync::Arc,
+};
+
+use partywall::{
+    Build, DType, DeviceRange, Error,
+    cuda::{RawStream, StreamRef},
+};
+use pyo3::{
+    IntoPyObjectExt,
+    exceptions::{PyAttributeError, PyBufferError, PyValueError},
+    ffi,
+    inspect::{PyStaticConstant, PyStaticExpr},
+    prelude::*,
+    type_hint_identifier, type_hint_subscript,
+    types::{PyBytes, PyCapsule, PyTuple},
+};
+
+use crate::{
+    dlpack::{self, Device, Export, Managed, ManagedVersioned, contiguous, data_type},
+    errors::{Raise, no_such_view, parse},
+    owner::{Owner, State},
+    source::{self, Source},
+};
+
+/// A tensor where it lies. It keeps its build or segment, and so does everything that is made of it.
+#[pyclass(frozen, module = "partywall._native", weakref)]
+pub(crate) struct Tensor {
+    owner: Arc<Owner>,
+    name: String,
+    dtype: DType,
+    shape: Vec<i64>,
+    strides: Vec<i64>,
+    address: usize,
+    bytes: u64,
+    device: Device,
+}
+
+impl Tensor {
+    /// Of a segment; `owner` is its owner, whose lock the caller holds.
+    pub(crate) fn of_segment(owner: &Arc<Owner>, tensor: &partywall::Tensor<'_>) -> partywall::Result<Self> {
+        let (address, device) = match (tensor.as_ptr(), tensor.bytes()) {
+            (Ok(pointer), _) => (pointer as usize, HOST),
+            (Err(_), 0) => (0, owner.device()),
+            (Err(_), _) => tensor.device().map(|range| (range.device_ptr() as usize, owner.device()))?,
+        };
+        let (name, dtype, bytes) = (tensor.name().to_owned(), tensor.dtype(), tensor.bytes());
+        let (shape, strides) = (signed(&tensor.shape()), signed(&tensor.strides()));
+        Ok(Self { owner: owner.clone(), name, dtype, shape, strides, address, bytes, device })
+    }
+
+    /// Of a build, likewise.
+    pub(crate) fn of_build(
+        owner: &Arc<Owner>,
+        build: &mut Build,
+        name: &str,
+        dtype: DType,
+        shape: &[u64],
+    ) -> partywall::Result<Self> {
+        let device = owner.device();
+        let bytes = dtype.bytes_for(shape.iter().product()).unwrap_or(0);
+        let address = match (bytes, device == HOST) {
+            (0, _) => 0,
+            (_, true) => build.as_mut_bytes(name)?.as_mut_ptr() as usize,
+            (_, false) => build.device(name)?.device_ptr() as usize,
+        };
+        let (shape, strides) = (signed(shape), signed(&contiguous(shape)));
+        Ok(Self { owner: owner.clone(), name: name.to_owned(), dtype, shape, strides, address, bytes, device })
+    }
+
+    fn is_on_host(&self) -> bool {
+        self.device == HOST
+    }
+
+    fn is_contiguous(&self) -> bool {
+        let shape: Vec<u64> = self.shape.iter().map(|n| n.unsigned_abs()).collect();
+        let gaps = self.shape.iter().zip(&self.strides).zip(contiguous(&shape));
+        let gaps = gaps.filter(|((length, stride), without)| **length > 1 && stride.unsigned_abs() != *without);
+        gaps.count() == 0 || self.shape.contains(&0)
+    }
+
+    /// What DLPack cannot say of it.
+    fn data_type(&self, py: Python<'_>) -> PyResult<dlpack::DataType> {
+        data_type(self.dtype).ok_or_else(|| {
+            let why = format!("DLPack does not pass on {}, of which several are in a byte", self.dtype);
+            no_such_view(py, &self.name, &why, "take the bytes: .view(\"uint8\")")
+        })
+    }
+
+    /// A stream of the tensor's GPU, as Python names it.
+    fn stream(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<Option<u64>> {
+        if self.is_on_host() && stream.is_none() {
+            return Ok(None);
+        }
+        py.import("partywall._streams")?.call_method1("handle", (stream, self.device.device_id))?.extract()
+    }
+
+    /// Has `work` look at the memory on its GPU, on `stream`, while nothing unmaps it.
+    fn on_device<T>(
+        &self,
+        stream: Option<u64>,
+        work: impl FnOnce(DeviceRange<'_>, StreamRef<'_>) -> partywall::Result<T>,
+    ) -> partywall::Result<T> {
+        let run = |range: DeviceRange<'_>| {
+            let raw = stream.map_or(RawStream::LEGACY_DEFAULT, RawStream);
+            // SAFETY: the caller's promise: a stream of the primary context of the tensor's GPU that lives for as long as
+            // this call, as DLPack's consumers are promised too.
+            work(range, unsafe { StreamRef::borrow(range.gpu().context(), raw) })
+        };
+        self.owner.with_state(|state| match state {
+            State::Building(build) => run(build.device(&self.name)?),
+            State::Committed(segment) => run(segment.tensor(&self.name)?.device()?),
+            State::Closed => Err(gone()),
+        })
+    }
+}
+
+#[pymethods]
+impl Tensor {
+    /// Its name.
+    #[getter]
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The type of its elements.
+    #[getter]
+    fn dtype(&self) -> &'static str {
+        self.dtype.name()
+    }
+
+    /// Elements along each dimension.
+    #[getter]
+    fn shape(&self) -> Lengths {
+        Lengths(self.shape.clone())
+    }
+
+    /// Elements from one index to the next along each dimension.
+    #[getter]
+    fn strides(&self) -> Lengths {
+        Lengths(self.strides.clone())
+    }
+
+    /// How many dimensions.
+    #[getter]
+    fn ndim(&self) -> usize {
+        self.shape.len()
+    }
+
+    /// Bytes from its first element to the end of its last.
+    #[getter]
+    fn nbytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// `host`, or `cuda:N` as this process numbers its GPUs.
+    #[getter]
+    fn device(&self) -> String {
+        if self.is_on_host() { "host".to_owned() } else { format!("cuda:{}", self.device.device_id) }
+    }
+
+    /// Whether this process must not write it now.
+    #[getter]
+    fn readonly(&self) -> bool {
+        !self.owner.is_writable()
+    }
+
+    /// Its first address, on its device; 0 if it has no bytes.
+    #[getter]
+    fn data_ptr(&self) -> usize {
+        self.address
+    }
+
+    fn __repr__(&self) -> String {
+        let shape: Vec<_> = self.shape.iter().map(i64::to_string).collect();
+        let readonly = if self.readonly() { ", read-only" } else { "" };
+        let (name, dtype, bytes) = (&self.name, self.dtype, partywall::bytes(self.bytes));
+        format!("<partywall.Tensor {name:?}: {dtype}[{}], {bytes} on {}{readonly}>", shape.join(", "), self.device())
+    }
+
+    /// The same memory as elements of another type of the same size. Elements of less than a byte become bytes in a row.
+    fn view(&self, dtype: &str) -> PyResult<Self> {
+        let dtype: DType = parse(dtype)?;
+        let (shape, strides) = match (dtype.item_bytes(), self.dtype.item_bytes()) {
+            (Some(1), None) if self.is_contiguous() => (vec![self.bytes as i64], vec![1]),
+            (to, from) if to.is_some() && to == from => (self.shape.clone(), self.strides.clone()),
+            _ => {
+                let why = format!("{:?} has elements of {}, which {dtype} is not as long as", self.name, self.dtype);
+                return Err(PyValueError::new_err(why));
+            }
+        };
+        let Self { owner, name, address, bytes, device, .. } = self;
+        let (owner, name, address, bytes, device) = (owner.clone(), name.clone(), *address, *bytes, *device);
+        Ok(Self { owner, name, dtype, shape, strides, address, bytes, device })
+    }
+
+    /// A copy of its bytes. On a GPU it is made after what is on `stream`, by default torch's or cupy's current one, and
+    /// waited for.
+    #[pyo3(signature = (stream = None))]
+    fn tobytes<'py>(&self, py: Python<'py>, stream: Option<Bound<'py, PyAny>>) -> PyResult<Bound<'py, PyBytes>> {
+        let stream = self.stream(py, stream.as_ref())?;
+        PyBytes::new_with(py, self.bytes as usize, |out| {
+            let copied = py.detach(|| match self.is_on_host() {
+                _ if out.is_empty() => Ok(()),
+                true => self.owner.with_state(|state| match state {
+                    State::Building(build) => {
+                        out.copy_from_slice(build.as_mut_bytes(&self.name)?);
+                        Ok(())
+                    }
+                    State::Committed(segment) => segment.tensor(&self.name)?.read_at(0, out),
+                    State::Closed => Err(gone()),
+                }),
+                false => self.on_device(stream, |range, stream| range.copy_to_host(stream, out)),
+            });
+            copied.or_raise(py)
+        })
+    }
+
+    /// Copies a tensor of another library into it, of the same type and shape. On a GPU the copy is made after what is on
+    /// `stream`, by default torch's or cupy's current one, and waited for.
+    #[pyo3(signature = (tensor, stream = None))]
+    fn write<'py>(
+        &self,
+        py: Python<'py>,
+        tensor: Bound<'py, PyAny>,
+        stream: Option<Bound<'py, PyAny>>,
+    ) -> PyResult<()> {
+        let source = match tensor.cast_into::<Source>() {
+            Ok(source) => source,
+            Err(other) => {
+                let dense = py.import("partywall._arrays")?.call_method1("dense", (other.into_inner(), &stream))?;
+                dense.cast_into()?
+            }
+        };
+        let source = source.get();
+        let stream = match source.is_on_host() {
+            true => None,
+            false => self.stream(py, stream.as_ref())?,
+        };
+        source.check_copy_to(py, &self.name, self.dtype, &self.shape, self.is_contiguous())?;
+        let copied = py.detach(|| match (source.is_on_host(), self.is_on_host()) {
+            _ if self.bytes == 0 => Ok(()),
+            (true, _) => {
+                let bytes = source.host_bytes();
+                self.owner.with_state(|state| match state {
+                    State::Building(build) => build.write(&self.name, &bytes),
+                    State::Committed(segment) => segment.tensor(&self.name)?.write_at(0, &bytes),
+                    State::Closed => Err(gone()),
+                })
+            }
+            (false, false) => self.on_device(stream, |range, stream| source::copy_on_device(source, range, stream)),
+            (false, true) => {
+                let bytes = source.device_bytes(stream)?;
+                self.owner.with_state(|state| match state {
+                    State::Building(build) => build.write(&self.name, &bytes),
+                    State::Committed(segment) => segment.tensor(&self.name)?.write_at(0, &bytes),
+                    State::Closed => Err(gone()),
+                })
+            }
+        });
+        copied.or_raise(py)
+    }
+
+    /// The device as DLPack writes it.
+    fn __dlpack_device__(&self) -> (i32, i32) {
+        (self.device.device_type, self.device.device_id)
+    }
+
+    /// A DLPack capsule, versioned if the consumer says that it knows those.
+    ///
+    /// The stream is checked and needs nothing: what is committed has been waited for, and before the commit only the
+    /// caller knows who writes. A consumer of unversioned capsules is not told that it must not write.
+    #[pyo3(signature = (*, stream = None, max_version = None, dl_device = None, copy = None))]
+    fn __dlpack__<'py>(
+        &self,
+        py: Python<'py>,
+        stream: Option<i64>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Capsule<'py>> {
+        match stream {
+            Some(0) => {
+                return Err(PyValueError::new_err(
+                    "stream 0 is ambiguous: 1 is the legacy default stream, 2 the per-thread one",
+                ));
+            }
+            Some(stream) if self.is_on_host() && stream != -1 => {
+                return Err(PyValueError::new_err("host memory has no streams: leave stream out, or None"));
+            }
+            _ => {}
+        }
+        if dl_device.is_some_and(|device| device != self.__dlpack_device__()) {
+            let why = format!("it is on {}, and DLPack copies it nowhere", self.device());
+            return Err(no_such_view(py, &self.name, &why, "take it where it is, then copy it"));
+        }
+        if copy == Some(true) {
+            return Err(no_such_view(
+                py,
+                &self.name,
+                "it is shared, not copied",
+                "leave copy out, and copy what you get",
+            ));
+        }
+        let (owner, address, device) = (&self.owner, self.address, self.device);
+        let export =
+            Export { owner, address, device, dtype: self.data_type(py)?, shape: &self.shape, strides: &self.strides };
+        match max_version {
+            Some((major, _)) if major >= 1 => export.capsule::<ManagedVersioned>(py).map(Capsule),
+            _ => export.capsule::<Managed>(py).map(Capsule),
+        }
+    }
+
+    /// The CUDA array interface, version 3. Not for host memory, nor for types that it has no name for.
+    #[getter]
+    fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<BTreeMap<&'static str, Bound<'py, PyAny>>> {
+        if self.is_on_host() {
+            return Err(PyAttributeError::new_err(
+                "host memory has no __cuda_array_interface__: use DLPack or memoryview",
+            ));
+        }
+        let Some((kind, _)) = array_type(self.dtype) else {
+            let why = format!("__cuda_array_interface__ has no {}: use DLPack", self.dtype);
+            return Err(PyAttributeError::new_err(why));
+        };
+        let item = (self.dtype.bits() / 8) as i64;
+        let order = if item == 1 { '|' } else { '<' };
+        let strides = self.strides.iter().map(|stride| stride * item).collect();
+        let strides = (!self.is_contiguous()).then_some(Lengths(strides));
+        Ok(BTreeMap::from([
+            ("version", 3.into_bound_py_any(py)?),
+            ("shape", self.shape().into_bound_py_any(py)?),
+            ("typestr", format!("{order}{kind}{item}").into_bound_py_any(py)?),
+            ("data", (self.address, self.readonly()).into_bound_py_any(py)?),
+            ("strides", strides.into_bound_py_any(py)?),
+            // Nothing to wait for; see `__dlpack__`.
+            ("stream", py.None().into_bound(py)),
+        ]))
+    }
+
+    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+        let this = slf.get();
+        if !this.is_on_host() {
+            let why = format!("{:?} is on a GPU, and has no buffer: use DLPack, or tobytes() for a copy", this.name);
+            return Err(PyBufferError::new_err(why));
+        }
+        let Some((_, format)) = array_type(this.dtype) else {
+            let why = format!(
+                "buffers have no {}: use DLPack with a library that has it, or view(\"uint8\") or view(\"uint16\")",
+                this.dtype
+            );
+            return Err(PyBufferError::new_err(why));
+        };
+        if flags & ffi::PyBUF_WRITABLE != 0 && this.readonly() {
+            return Err(PyBufferError::new_err(format!("{:?} is read-only", this.name)));
+        }
+        let wants = |flag| flags & flag == flag;
+        if !wants(ffi::PyBUF_STRIDES) && !this.is_contiguous() {
+            return Err(PyBufferError::new_err(format!("{:?} has strides, which the consumer cannot take", this.name)));
+        }
+        let item = (this.dtype.bits() / 8) as isize;
+        let numbers: Vec<isize> =
+            this.shape.iter().map(|n| *n as isize).chain(this.strides.iter().map(|n| *n as isize * item)).collect();
+        let extents = Box::into_raw(Box::new(Extents { numbers, format: CString::new(format)? }));
+        // SAFETY: Python gives a live view, and hands it to `__releasebuffer__` once; until then `internal` keeps what
+        // the view points to, and `obj` the tensor, which keeps the memory.
+        unsafe {
+            let start = (*extents).numbers.as_mut_ptr();
+            *view = ffi::Py_buffer {
+                buf: this.address as *mut c_void,
+                obj: slf.clone().into_any().into_ptr(),
+                len: (item * this.shape.iter().product::<i64>() as isize),
+                itemsize: item,
+                readonly: c_int::from(this.readonly()),
+                ndim: this.shape.len() as c_int,
+                format: if wants(ffi::PyBUF_FORMAT) {
+                    (*extents).format.as_ptr().cast_mut()
+                } else {
+                    std::ptr::null_mut()
+                },
+                shape: if wants(ffi::PyBUF_ND) { start } else { std::ptr::null_mut() },
+                strides: if wants(ffi::PyBUF_STRIDES) { start.add(this.shape.len()) } else { std::ptr::null_mut() },
+                suboffsets: std::ptr::null_mut(),
+                internal: extents.cast(),
+            };
+        }
+        Ok(())
+    }
+
+    unsafe fn __releasebuffer__(&self, view: *mut ffi::Py_buffer) {
+        // SAFETY: made by `__getbuffer__`, and released once.
+        drop(unsafe { Box::from_raw((*view).internal.cast::<Extents>()) });
+    }
+}
+
+/// A capsule, under the name that type checkers know before Python 3.13 too.
+struct Capsule<'py>(Bound<'py, PyCapsule>);
+
+impl<'py> IntoPyObject<'py> for Capsule<'py> {
+    type Target = PyCapsule;
+    type Output = Bound<'py, PyCapsule>;
+    type Error = PyErr;
+
+    const OUTPUT_TYPE: PyStaticExpr = type_hint_identifier!("typing_extensions", "CapsuleType");
+
+    fn into_pyobject(self, _: Python<'py>) -> PyResult<Bound<'py, PyCapsule>> {
+        Ok(self.0)
+    }
+}
+
+/// A number for each dimension: a tuple.
+struct Lengths(Vec<i64>);
+
+impl<'py> IntoPyObject<'py> for Lengths {
+    type Target = PyTuple;
+    type Output = Bound<'py, PyTuple>;
+    type Error = PyErr;
+
+    const OUTPUT_TYPE: PyStaticExpr = type_hint_subscript!(
+        type_hint_identifier!("builtins", "tuple"),
+        type_hint_identifier!("builtins", "int"),
+        PyStaticExpr::Constant { value: PyStaticConstant::Ellipsis }
+    );
+
+    fn into_pyobject(self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, self.0)
+    }
+}
+
+/// What a buffer's view points to.
+struct Extents {
+    /// The shape, then the strides in bytes.
+    numbers: Vec<isize>,
+    format: CString,
+}
+
+/// Main memory, for DLPack.
+pub(crate) const HOST: Device = Device { device_type: dlpack::CPU, device_id: 0 };
+
+/// A type as the array interface and as buffers write it.
+fn array_type(dtype: DType) -> Option<(char, &'static str)> {
+    Some(match dtype {
+        DType::Bool => ('b', "?"),
+        DType::U8 => ('u', "B"),
+        DType::I8 => ('i', "b"),
+        DType::U16 => ('u', "H"),
+        DType::I16 => ('i', "h"),
+        DType::U32 => ('u', "I"),
+        DType::I32 => ('i', "i"),
+        DType::U64 => ('u', "L"),
+        DType::I64 => ('i', "l"),
+        DType::F16 => ('f', "e"),
+        DType::F32 => ('f', "f"),
+        DType::F64 => ('f', "d"),
+        DType::C64 => ('c', "Zf"),
+        DType::C128 => ('c', "Zd"),
+        _ => return None,
+    })
+}
+
+fn signed(numbers: &[u64]) -> Vec<i64> {
+    // A table's numbers are below 2⁶³.
+    numbers.iter().map(|n| *n as i64).collect()
+}
+
+/// Cannot be met: a tensor keeps its owner from being closed.
+fn gone() -> Error {
+    Error::Refused("its memory was closed".into())
+}

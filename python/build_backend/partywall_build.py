@@ -1,0 +1,35 @@
+"""Builds the wheel: the `partywall` program first, so that maturin can pack it, then maturin.
+
+`PARTYWALL_PROFILE` names the cargo profile of both; without it that is `release`.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import maturin
+from maturin import get_requires_for_build_wheel, prepare_metadata_for_build_wheel
+
+__all__ = ["build_wheel", "build_sdist", "get_requires_for_build_wheel", "prepare_metadata_for_build_wheel"]
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = ROOT / "python/src/partywall/_bin/partywall"
+
+
+def build_wheel(wheel_directory: str, config_settings: Any = None, metadata_directory: str | None = None) -> str:
+    profile = os.environ.get("PARTYWALL_PROFILE", "release")
+    command = ["cargo", "build", "--locked", "--profile", profile, "-p", "partywall-cli", "--message-format=json"]
+    built = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True)
+    messages = map(json.loads, built.stdout.splitlines())
+    [program] = [path for message in messages if (path := message.get("executable"))]
+    PROGRAM.parent.mkdir(exist_ok=True)
+    shutil.copy2(program, PROGRAM)
+    os.environ["MATURIN_PEP517_ARGS"] = f"--profile={profile} --generate-stubs {os.environ.get('MATURIN_PEP517_ARGS', '')}"
+    return str(maturin.build_wheel(wheel_directory, config_settings, metadata_directory))
+
+
+def build_sdist(sdist_directory: str, config_settings: Any = None) -> str:
+    raise RuntimeError("there is no source distribution: the package is built from a clone (pip install ./python)")

@@ -1,0 +1,5 @@
+"""`python -m partywall` is the `partywall` program."""
+
+from partywall._program import main
+
+main()

@@ -1,0 +1,99 @@
+"""A version that is being written."""
+
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from partywall import _arrays, _native
+from partywall._exchange import Single
+from partywall._segment import Segment
+
+if TYPE_CHECKING:
+    from partywall._domain import Domain
+
+
+class Build(Single, Mapping[str, _native.Tensor]):
+    """Memory that is being written and that nobody else sees: its tensors by their names, writable where they lie.
+
+    Until `commit` others do not know of it; closing it frees it.
+    """
+
+    def __init__(self, domain: "Domain", native: _native.Build) -> None:
+        self._domain = domain
+        self._native = native
+
+    @property
+    def name(self) -> str:
+        """The name that it is to have."""
+        return self._native.name
+
+    @property
+    def place(self) -> str:
+        """`host`, or the UUID of the GPU that has the memory."""
+        return self._native.place
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are allocated."""
+        return self._native.nbytes
+
+    def __getitem__(self, tensor: str) -> _native.Tensor:
+        return self._native.tensor(tensor)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._native.names())
+
+    def __len__(self) -> int:
+        return len(self._native.names())
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+    def _tensors(self) -> list[_native.Tensor]:
+        return [self[name] for name in self]
+
+    def write(self, tensor: Any, stream: Any = None) -> None:
+        """As `Tensor.write` of its only tensor."""
+        self.tensor.write(tensor, stream)
+
+    def commit(self) -> Segment:
+        """Makes it the next version of its name, in one step, and returns that.
+
+        Waits for everything that this process has enqueued on the GPU that has the memory, on whatever stream. What was
+        made of the tensors before stays valid. Unless the version is mutable it must only be read from now on: a write
+        ends the process, or on a GPU its CUDA context. If the commit fails, the build is as it was.
+        """
+        return Segment(self._domain, self._native.commit())
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is closed or committed."""
+        return self._native.closed
+
+    def close(self) -> None:
+        """Frees the memory, once no tensor of it is used any more. After a commit, and again, it does nothing."""
+        self._native.close()
+
+    def __enter__(self) -> "Build":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_native") and not self.closed:
+            warnings.warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=2)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError("a build is known to this process alone: commit it, and send the segment")
+
+    def __repr__(self) -> str:
+        return f"<partywall.Build {self.name}: {self._contents(self._native)}>"
+
+
+def fill(domain: "Domain", build: _native.Build, tensors: Mapping[str, Any], stream: Any) -> Segment:
+    """Copies tensors into a build and commits it; if that fails, nothing is left."""
+    with Build(domain, build) as made:
+        for name, tensor in tensors.items():
+            made[name].write(tensor, stream)
+        return made.commit()

@@ -1,0 +1,358 @@
+"""A connection to a domain."""
+
+import os
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakSet
+
+from partywall import _arrays, _native
+from partywall._arrays import Shape
+from partywall._build import Build, fill
+from partywall._program import PROGRAM
+from partywall._segment import Segment
+
+
+@dataclass(frozen=True)
+class Name:
+    """A name in a listing."""
+
+    name: str
+    version: int
+    """The latest."""
+    kind: str
+    """`host`, `vmm` or `legacy`."""
+    place: str
+    """`host`, or the UUID of a GPU."""
+    nbytes: int
+    """Bytes that are allocated."""
+    tensors: int
+    """How many it has."""
+    mutable: bool
+    """Whether it may be written."""
+    kept: bool
+    """Whether it stays when its committer goes."""
+
+
+class Domain:
+    """A place where processes share memory by name: a connection to one broker. Made by `connect`.
+
+    Any thread may use it. A forked child must connect anew. Builds and segments stay usable when it is closed.
+    """
+
+    def __init__(self, native: _native.Domain) -> None:
+        self._native = native
+        self._pid = os.getpid()
+        _open.add(self)
+
+    @property
+    def socket(self) -> str:
+        """The broker's socket."""
+        return str(self._native.socket)
+
+    def create(
+        self,
+        name: str,
+        shape: Shape,
+        dtype: Any,
+        device: str = "cuda",
+        *,
+        metadata: Mapping[str, str] | None = None,
+        mutable: bool = False,
+        reserve: int | None = None,
+        kept: bool = False,
+        if_absent: bool = False,
+    ) -> Build:
+        """Begins the next version of `name`, of one tensor: zeroes on `device`, which nobody else sees before `commit`.
+
+        `device` is `cuda`, `cuda:N`, a GPU's UUID, or `host`; or `auto`, the first GPU, and `host` where there is none. A
+        `mutable` version can be written after the commit, and grow to `reserve` bytes. A `kept` one stays when this
+        process goes. With `if_absent` the commit fails if the name exists.
+        """
+        tensors = {_arrays.SINGLE: (shape, dtype)}
+        return self.create_many(
+            name,
+            tensors,
+            device,
+            metadata=metadata,
+            mutable=mutable,
+            reserve=reserve,
+            kept=kept,
+            if_absent=if_absent,
+        )
+
+    def create_many(
+        self,
+        name: str,
+        tensors: Mapping[str, tuple[Shape, Any]],
+        device: str = "cuda",
+        *,
+        metadata: Mapping[str, str] | None = None,
+        mutable: bool = False,
+        reserve: int | None = None,
+        kept: bool = False,
+        if_absent: bool = False,
+    ) -> Build:
+        """As `create`, of many tensors: the shape and dtype of each, by its name."""
+        native = self._native.create(
+            name,
+            device,
+            planned(tensors),
+            pairs(metadata),
+            mutable=mutable,
+            reserve=reserve,
+            kept=kept,
+            if_absent=if_absent,
+        )
+        return Build(self, native)
+
+    def open(
+        self,
+        name: str,
+        timeout: float | None = 0.0,
+        *,
+        version: int | None = None,
+        write: bool = False,
+        device: str | None = None,
+        allow_peer: bool = False,
+    ) -> Segment:
+        """Opens the latest version of `name`, or `version`; `NAME@V` means the same.
+
+        Waits up to `timeout` seconds for what is not there yet, with `None` for ever; otherwise that is `NameNotFound`. With
+        `write` a mutable version is opened for writing. `device` is the GPU that is to use the memory, by default the one
+        that has it; with `allow_peer` these may be two.
+        """
+        native = self._native.open(name, version, timeout, write=write, device=device, allow_peer=allow_peer)
+        return Segment(self, native)
+
+    def open_or_build(
+        self, name: str, build: "Callable[[Claim], Segment]", *, timeout: float | None = None
+    ) -> Segment:
+        """Opens the latest version of `name`; if there is none, has `build` make it.
+
+        Of all processes that ask at the same time one builds, and the others wait for it, up to `timeout` seconds or for
+        ever. If it dies or fails, one of them builds. `build` is given a `Claim` to make the version with, and returns the
+        segment.
+        """
+        opened = self._native.open_or_build(name, timeout)
+        if isinstance(opened, _native.Segment):
+            return Segment(self, opened)
+        try:
+            built = build(Claim(self, opened))
+        finally:
+            # What was created and not committed keeps it; it ends with that.
+            opened.close()
+        if not isinstance(built, Segment) or built.name != name:
+            raise TypeError(f"build() is to return the segment that it has committed as {name!r}, not {built!r}")
+        return built
+
+    def put(
+        self,
+        name: str,
+        tensors: Any,
+        device: str | None = None,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        mutable: bool = False,
+        kept: bool = False,
+        if_absent: bool = False,
+        stream: Any = None,
+    ) -> Segment:
+        """Copies a tensor, or a mapping of tensors by their names, and commits that as the next version of `name`.
+
+        A tensor is whatever speaks DLPack, or is a buffer. The copy is made once, on the GPU if the tensors are on one, or
+        on `device`; it comes after what torch or cupy has enqueued on its current stream, or on `stream`.
+        """
+        taken = {key: _arrays.dense(tensor, stream) for key, tensor in _arrays.named(tensors).items()}
+        native = self._native.create(
+            name,
+            device or _arrays.common_device(taken),
+            _arrays.plan(taken),
+            pairs(metadata),
+            mutable=mutable,
+            reserve=None,
+            kept=kept,
+            if_absent=if_absent,
+        )
+        return fill(self, native, taken, stream)
+
+    def put_file(
+        self,
+        path: "str | os.PathLike[str]",
+        name: str,
+        device: str = "auto",
+        *,
+        mutable: bool = False,
+        kept: bool = False,
+        if_absent: bool = False,
+    ) -> Segment:
+        """Puts a safetensors or NumPy file, a folder of shards, or any file as bytes, as `partywall put` does."""
+        native = self._native.put_file(
+            os.fspath(path), name, device, mutable=mutable, kept=kept, if_absent=if_absent
+        )
+        return Segment(self, native)
+
+    def publish(
+        self,
+        name: str,
+        tensors: Any,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        mutable: bool = False,
+        if_absent: bool = False,
+    ) -> Segment:
+        """Publishes a tensor on a GPU, or a mapping of them, where it lies: nothing is copied.
+
+        The segment holds the tensors; closing it withdraws the name, and so does this process's death. Readers see what
+        is written there later, and map whole allocations. Memory that the driver does not share by handle, such as
+        torch's expandable segments, is `NotShareable`: `put` it.
+        """
+        taken = [(key, _arrays.source(tensor, None)) for key, tensor in _arrays.named(tensors).items()]
+        native = self._native.publish(name, taken, pairs(metadata), mutable=mutable, if_absent=if_absent)
+        return Segment(self, native)
+
+    def ls(self) -> list[Name]:
+        """All names, in order."""
+        return [Name(*row) for row in self._native.names()]
+
+    def rm(self, name: str) -> int:
+        """Removes a name. Whoever has it open keeps it: returns how many bytes that are."""
+        return self._native.remove(name)[1]
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is closed."""
+        return self._native.closed
+
+    def close(self) -> None:
+        """Ends the connection, once no build or segment of it is open any more. Calling it again does nothing."""
+        self._native.close()
+
+    def __enter__(self) -> "Domain":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_native") and not self.closed and os.getpid() == self._pid:
+            warnings.warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=2)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError("a connection is this process's own: send the segment, or connect anew")
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else f"member {self._native.member}"
+        return f"<partywall.Domain at {self.socket}: {state}>"
+
+
+class Claim:
+    """The right to build a name that others wait for; what `Domain.open_or_build` gives to its `build`."""
+
+    def __init__(self, domain: Domain, native: _native.Claim) -> None:
+        self._domain = domain
+        self._native = native
+
+    @property
+    def name(self) -> str:
+        """The name to be built."""
+        return self._native.name
+
+    def create(
+        self,
+        shape: Shape,
+        dtype: Any,
+        device: str = "cuda",
+        *,
+        metadata: Mapping[str, str] | None = None,
+        mutable: bool = False,
+        reserve: int | None = None,
+        kept: bool = False,
+    ) -> Build:
+        """As `Domain.create`."""
+        tensors = {_arrays.SINGLE: (shape, dtype)}
+        return self.create_many(
+            tensors, device, metadata=metadata, mutable=mutable, reserve=reserve, kept=kept
+        )
+
+    def create_many(
+        self,
+        tensors: Mapping[str, tuple[Shape, Any]],
+        device: str = "cuda",
+        *,
+        metadata: Mapping[str, str] | None = None,
+        mutable: bool = False,
+        reserve: int | None = None,
+        kept: bool = False,
+    ) -> Build:
+        """As `Domain.create_many`."""
+        native = self._native.create(
+            device, planned(tensors), pairs(metadata), mutable=mutable, reserve=reserve, kept=kept
+        )
+        return Build(self._domain, native)
+
+    def put(
+        self,
+        tensors: Any,
+        device: str | None = None,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        mutable: bool = False,
+        kept: bool = False,
+        stream: Any = None,
+    ) -> Segment:
+        """As `Domain.put`."""
+        taken = {key: _arrays.dense(tensor, stream) for key, tensor in _arrays.named(tensors).items()}
+        place = device or _arrays.common_device(taken)
+        native = self._native.create(
+            place, _arrays.plan(taken), pairs(metadata), mutable=mutable, reserve=None, kept=kept
+        )
+        return fill(self._domain, native, taken, stream)
+
+    def __repr__(self) -> str:
+        return f"<partywall.Claim {self.name}>"
+
+
+def connect(
+    domain: str | None = None, start: bool = True, *, socket: "str | os.PathLike[str] | None" = None
+) -> Domain:
+    """Connects to a domain; with `start`, starts its broker if there is none.
+
+    Without a name or a `socket`, `PARTYWALL_SOCKET` or `PARTYWALL_DOMAIN` decide, else the domain is `default`.
+    """
+    path = None if socket is None else os.fspath(socket)
+    return Domain(_native.Domain.connect(domain, path, start=start, program=str(PROGRAM)))
+
+
+def reopen(socket: str, name: str, version: int) -> Segment:
+    """Opens what was sent as a pickle: through a connection of this process to that broker, or a new one."""
+    for domain in _connections():
+        if domain.socket == socket:
+            return domain.open(name, version=version)
+    domain = connect(socket=socket, start=False)
+    try:
+        return domain.open(name, version=version)
+    except BaseException:
+        domain.close()
+        raise
+
+
+def planned(tensors: Mapping[str, tuple[Shape, Any]]) -> list[tuple[str, str, list[int]]]:
+    """Tensors as the compiled half takes them."""
+    return [
+        (name, _arrays.dtype_name(dtype), _arrays.dimensions(shape)) for name, (shape, dtype) in tensors.items()
+    ]
+
+
+def pairs(metadata: Mapping[str, str] | None) -> list[tuple[str, str]]:
+    """Metadata as the compiled half takes it."""
+    return list((metadata or {}).items())
+
+
+def _connections() -> Iterable[Domain]:
+    """This process's own that are open."""
+    return [domain for domain in list(_open) if domain._pid == os.getpid() and not domain.closed]
+
+
+_open: "WeakSet[Domain]" = WeakSet()

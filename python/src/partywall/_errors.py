@@ -1,0 +1,144 @@
+"""What can go wrong. Each class also is the built-in one that people catch."""
+
+import builtins
+from typing import Any
+
+
+class Error(Exception):
+    """Everything that Partywall raises. Its text says what happened and what to do."""
+
+    cuda_error: int | None
+    """The CUDA driver's code, where it was the driver that refused."""
+    advice: str
+    """What to do about it."""
+    anchor: str
+    """The entry of docs/troubleshooting.md about it."""
+
+    def __init__(self, message: str, advice: str = "", anchor: str = "", cuda_error: int | None = None) -> None:
+        super().__init__(message)
+        self._message = message
+        self.advice = advice
+        self.anchor = anchor
+        self.cuda_error = cuda_error
+
+    def __str__(self) -> str:
+        return f"{self._message}; {self.advice}" if self.advice else self._message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._message, self.advice, self.anchor, self.cuda_error)
+
+
+class NameNotFound(Error, KeyError):
+    """No segment has this name."""
+
+
+class VersionNotFound(NameNotFound):
+    """The name has no such version, and never will have again."""
+
+
+class Withdrawn(NameNotFound):
+    """Its publisher has withdrawn the name; what was open stays readable."""
+
+
+class TensorNotFound(Error, KeyError):
+    """The segment has no tensor of this name."""
+
+
+class NameExists(Error, FileExistsError):
+    """The name exists and was to be made only if it did not."""
+
+
+class OwnerDied(Error, ConnectionError):
+    """The process that published the memory is dead, and the memory is gone with it."""
+
+
+class BrokerGone(Error, ConnectionError):
+    """The broker that the connection belonged to is gone."""
+
+
+class BrokerUnreachable(Error, ConnectionError):
+    """No broker answers, and none could be started."""
+
+
+class VersionMismatch(Error, ConnectionError):
+    """The broker is another build with another protocol."""
+
+
+class AccessDenied(Error, PermissionError):
+    """The broker, or its directory, is another user's; or it serves another driver."""
+
+
+class ReadOnly(Error, PermissionError):
+    """The version is frozen, or was opened for reading."""
+
+
+class TimeoutError(Error, builtins.TimeoutError):
+    """It did not happen in time."""
+
+
+class OutOfMemory(Error, MemoryError):
+    """There is not enough memory."""
+
+
+class LimitReached(Error, OSError):
+    """A limit of the broker, or of open files, is reached."""
+
+
+class BadName(Error, ValueError):
+    """The name breaks the rules for names."""
+
+
+class BadTensor(Error, ValueError):
+    """Tensors that cannot be laid out, or bytes that a tensor does not have."""
+
+
+class CannotGrow(Error, ValueError):
+    """The version does not become longer."""
+
+
+class CannotKeep(Error, ValueError):
+    """Memory that goes with its publisher cannot be kept."""
+
+
+class WrongKind(Error, TypeError):
+    """The memory is of another kind than the operation works on."""
+
+
+class BadSource(Error, TypeError):
+    """What was to be copied or published is no tensor that can be."""
+
+
+class NotShareable(Error, BufferError):
+    """The driver does not share this memory by handle."""
+
+
+class NoSuchView(Error, BufferError):
+    """The memory cannot be had in the way that was asked for."""
+
+
+class NoDevice(Error, RuntimeError):
+    """There is no such GPU, or no driver."""
+
+
+class RemoteDevice(Error, RuntimeError):
+    """The memory is on another GPU than the reader's."""
+
+
+class CudaError(Error, RuntimeError):
+    """The CUDA driver refused a call; `cuda_error` is its code."""
+
+
+class Forked(Error, RuntimeError):
+    """The connection was made before a fork, by the parent."""
+
+
+class Closed(Error, ValueError):
+    """It was closed before."""
+
+
+class FileNotFound(Error, FileNotFoundError):
+    """A file to be put does not exist."""
+
+
+class BadFile(Error, OSError):
+    """A file could not be read."""

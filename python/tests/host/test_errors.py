@@ -1,0 +1,59 @@
+"""Errors: their classes, and their entries in docs/troubleshooting.md."""
+
+import pickle
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import partywall as pw
+
+PAGE = Path(__file__).parents[3] / "docs/troubleshooting.md"
+
+
+def test_errors_are_the_built_in_ones_too(domain):
+    with pytest.raises(KeyError, match="no segment is named") as raised:
+        domain.open("nothing")
+    error = raised.value
+    assert isinstance(error, pw.Error) and isinstance(error, pw.NameNotFound)
+    assert (error.anchor, error.cuda_error) == ("not-found", None)
+    assert error.advice and error.advice in str(error)
+    with pytest.raises(ValueError, match="name"):
+        domain.create("no/../name", 1, "uint8", device="host")
+    with pytest.raises(FileNotFoundError):
+        domain.put_file("/no/such/file", "x", device="host")
+    with pytest.raises(ValueError, match="exceeds"):
+        domain.create("x", 1 << 61, "float32", device="host")
+    with pytest.raises(TimeoutError):
+        domain.open("nothing", timeout=0.01)
+    with pytest.raises(ValueError, match="timeout"):
+        domain.open("nothing", timeout=-1)
+    with pytest.raises(ConnectionError):
+        pw.connect(socket=domain.socket + ".other", start=False)
+
+
+def test_every_error_class_goes_through_a_pickle():
+    classes = [value for value in vars(pw).values() if isinstance(value, type) and issubclass(value, pw.Error)]
+    assert len(classes) > 20
+    for kind in classes:
+        error = pickle.loads(pickle.dumps(kind("what", "do this", "anchor", 7)))
+        assert type(error) is kind
+        assert (str(error), error.advice, error.anchor, error.cuda_error) == ("what; do this", "do this", "anchor", 7)
+
+
+def test_every_error_of_the_package_is_quoted_by_its_entry(domain):
+    segment = domain.put("x", np.zeros(3))
+    failing = [
+        lambda: segment.__dlpack__(copy=True),
+        lambda: segment.__dlpack__(dl_device=(2, 0)),
+        lambda: domain.put("y", 3),
+        lambda: domain.put("y", np.arange(4)[::-1]),
+        lambda: (segment.close(), segment["data"]),
+    ]
+    for fail in failing:
+        with pytest.raises(pw.Error) as raised:
+            fail()
+        _, entry = PAGE.read_text().split(f"\n### {raised.value.anchor}\n")
+        quoted = re.search("^    (.*)$", entry, re.MULTILINE)[1]
+        assert re.match(re.escape(quoted).replace("…", ".*"), str(raised.value)), raised.value

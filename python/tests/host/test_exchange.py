@@ -1,0 +1,230 @@
+"""Host memory as other libraries take it."""
+
+import ctypes
+import signal
+
+import numpy as np
+import pytest
+
+import partywall as pw
+
+NUMPY = [
+    "bool",
+    "uint8",
+    "int8",
+    "uint16",
+    "int16",
+    "uint32",
+    "int32",
+    "uint64",
+    "int64",
+    "float16",
+    "float32",
+    "float64",
+    "complex64",
+    "complex128",
+]
+OTHERS = ["bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"]
+
+
+def capsule_name(capsule: object) -> str:
+    name = ctypes.pythonapi.PyCapsule_GetName
+    name.argtypes, name.restype = [ctypes.py_object], ctypes.c_char_p
+    return name(capsule).decode()
+
+
+@pytest.mark.parametrize("dtype", NUMPY)
+def test_numpy_reads_and_writes_every_dtype_that_it_has_where_it_lies(domain, dtype):
+    values = np.arange(24).reshape(2, 3, 4).astype(dtype)
+    with domain.create("x", values.shape, dtype, device="host") as build:
+        written = np.from_dlpack(build)
+        written[...] = values
+        with build.commit() as committed, domain.open("x") as opened:
+            for array in (np.from_dlpack(opened), np.asarray(memoryview(opened.tensor))):
+                assert (array.dtype, array.shape) == (values.dtype, values.shape)
+                assert not array.flags.writeable
+                assert (array == values).all()
+                assert array.ctypes.data == opened.tensor.data_ptr
+            assert written.ctypes.data == committed.tensor.data_ptr
+            assert opened.tobytes() == values.tobytes()
+            del array
+
+
+@pytest.mark.parametrize("dtype", NUMPY)
+def test_what_is_put_is_what_comes_out(domain, dtype):
+    values = np.arange(60).reshape(3, 4, 5).astype(dtype)
+    with domain.put("x", {"whole": values, "part": values[:, 1::2, ::3], "turned": values.T}) as put:
+        assert list(put) == ["whole", "part", "turned"]
+        assert (np.from_dlpack(put["whole"]) == values).all()
+        assert (np.from_dlpack(put["part"]) == values[:, 1::2, ::3]).all()
+        assert (np.from_dlpack(put["turned"]) == values.T).all()
+
+
+@pytest.mark.parametrize("dtype", OTHERS)
+def test_a_dtype_that_buffers_lack_says_what_to_do_and_can_be_viewed_as_another(domain, dtype):
+    with domain.create("x", 4, dtype, device="host") as build:
+        with pytest.raises(BufferError, match="view"):
+            memoryview(build.tensor)
+        same_size = "uint16" if dtype == "bfloat16" else "uint8"
+        np.from_dlpack(build.tensor.view(same_size))[:] = [1, 2, 3, 4]
+        with build.commit() as committed:
+            assert list(np.from_dlpack(committed.tensor.view(same_size))) == [1, 2, 3, 4]
+            with pytest.raises(ValueError, match="not as long"):
+                committed.tensor.view("float64")
+
+
+def test_packed_elements_come_as_bytes(domain):
+    with domain.create("x", 8, "float4_e2m1fn", device="host") as build:
+        with pytest.raises(pw.NoSuchView, match="uint8"):
+            build.__dlpack__()
+        assert np.from_dlpack(build.tensor.view("uint8")).shape == (4,)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1, 5, 1)])
+def test_scalars_and_tensors_without_elements(domain, shape):
+    values = np.ones(shape, "float32")
+    with domain.put("x", values, device="host") as put:
+        assert np.from_dlpack(put).shape == memoryview(put.tensor).shape == shape
+        assert np.from_dlpack(put).sum() == values.sum()
+
+
+def test_capsules_are_versioned_for_who_asks(domain):
+    with domain.put("x", np.zeros(3)) as put:
+        assert capsule_name(put.__dlpack__()) == "dltensor"
+        assert capsule_name(put.__dlpack__(max_version=(0, 8))) == "dltensor"
+        assert capsule_name(put.__dlpack__(max_version=(1, 0))) == "dltensor_versioned"
+        assert capsule_name(put.__dlpack__(max_version=(2, 5), dl_device=(1, 0), copy=False)) == "dltensor_versioned"
+        assert put.__dlpack_device__() == (1, 0)
+
+
+def test_what_dlpack_cannot_do_is_refused(domain):
+    with domain.put("x", np.zeros(3)) as put:
+        with pytest.raises(BufferError, match="copy"):
+            put.__dlpack__(copy=True)
+        with pytest.raises(BufferError, match="is on host"):
+            put.__dlpack__(dl_device=(2, 0))
+        for stream in (0, 7):
+            with pytest.raises(ValueError, match="stream"):
+                put.__dlpack__(stream=stream)
+        assert not hasattr(put, "__cuda_array_interface__")
+
+
+def test_whatever_is_made_of_a_tensor_holds_the_lease(domain):
+    makers = [
+        lambda tensor: tensor,
+        lambda tensor: np.from_dlpack(tensor),
+        lambda tensor: memoryview(tensor),
+        lambda tensor: tensor.__dlpack__(),
+        lambda tensor: tensor.__dlpack__(max_version=(1, 0)),
+        lambda tensor: tensor.view("uint64"),
+    ]
+    for make in makers:
+        put = domain.put("x", np.zeros(1000))
+        held = make(put.tensor)
+        put.close()
+        # A name that is not kept goes with its committer's lease.
+        assert [name.name for name in domain.ls()] == ["x"]
+        assert held is not None
+        del held
+        assert pw._native.flush(60)
+        assert domain.ls() == []
+
+
+def test_views_that_were_made_before_the_commit_stay_where_they_are(domain):
+    with domain.create_many("x", {"a": (4, "int32"), "b": ((2, 2), "int64")}, device="host") as build:
+        a, b = np.from_dlpack(build["a"]), np.asarray(memoryview(build["b"]))
+        tensor = build["a"]
+        a[:], b[:] = 7, 8
+        assert not tensor.readonly
+        committed = build.commit()
+    assert tensor.readonly
+    assert not np.from_dlpack(tensor).flags.writeable
+    committed.close()
+    assert (a == 7).all() and (b == 8).all()
+
+
+def test_a_commit_that_fails_leaves_the_build_and_its_views(domain):
+    with domain.put("x", np.zeros(3)), domain.create("x", 3, "float64", device="host", if_absent=True) as build:
+        view = np.from_dlpack(build)
+        view[:] = 5
+        with pytest.raises(FileExistsError):
+            build.commit()
+        assert (view == 5).all()
+        domain.rm("x")
+        with build.commit() as committed:
+            assert (np.from_dlpack(committed) == 5).all()
+    assert (view == 5).all()
+
+
+def test_a_write_into_a_view_that_is_frozen_ends_the_process(socket, child):
+    writer = child(
+        """
+        with pw.connect(socket=sys.argv[1]) as d, d.create("x", 4, "int32", device="host") as build:
+            view = np.from_dlpack(build)
+            with build.commit():
+                say("committed")
+                view[0] = 1
+                say("written")
+        """,
+        socket,
+    )
+    assert writer.says() == "committed"
+    assert writer.says() == ""
+    assert writer.end() == -signal.SIGSEGV
+
+
+def test_a_mutable_segment_is_written_by_all_who_open_it_so(domain):
+    with domain.create("x", 4, "int32", device="host", mutable=True) as build:
+        before = np.from_dlpack(build)
+        with build.commit() as committed, domain.open("x", write=True) as writer, domain.open("x") as reader:
+            before[0] = 1
+            np.from_dlpack(committed)[1] = 2
+            memoryview(writer.tensor)[2] = 3
+            writer.tensor.view("uint32").view("int32")
+            assert list(np.from_dlpack(reader)) == [1, 2, 3, 0]
+            assert reader.tensor.readonly and not writer.tensor.readonly
+            writer.tensor.write(np.array([4, 5, 6, 7], "int32"))
+            assert list(np.from_dlpack(reader)) == [4, 5, 6, 7]
+            with pytest.raises(PermissionError):
+                reader.tensor.write(np.zeros(4, "int32"))
+
+
+def test_a_frozen_segment_is_not_opened_for_writing(domain):
+    with domain.put("x", np.zeros(3)), pytest.raises(PermissionError):
+        domain.open("x", write=True)
+
+
+def test_what_is_no_tensor_is_not_put(domain):
+    for bad in (object(), 3, "text", [1, 2]):
+        with pytest.raises(TypeError):
+            domain.put("x", bad)
+    with pytest.raises(TypeError, match="backwards"):
+        domain.put("x", np.arange(4)[::-1])
+    with pytest.raises(TypeError, match="view"):
+        domain.put("x", np.zeros(2, "datetime64[s]"))
+    with domain.create("x", 3, "float32", device="host") as build:
+        with pytest.raises(TypeError, match="float32"):
+            build.write(np.zeros(3, "float64"))
+        with pytest.raises(TypeError, match="float32"):
+            build.write(np.zeros(4, "float32"))
+    assert domain.ls() == []
+
+
+def test_buffers_and_arrays_that_are_read_only_are_put(domain):
+    frozen = np.arange(3)
+    frozen.flags.writeable = False
+    with domain.put("x", {"bytes": b"abc", "memory": memoryview(bytearray(b"def")), "frozen": frozen}) as put:
+        assert [put[name].tobytes() for name in put] == [b"abc", b"def", frozen.tobytes()]
+
+
+def test_shapes_and_dtypes_are_written_as_numpy_has_them(domain):
+    for dtype in ("float32", np.float32, np.dtype("float32"), "f32", "FLOAT"):
+        with domain.create("x", (np.int64(2), 3), dtype, device="host") as build:
+            assert (build.shape, build.dtype) == ((2, 3), "float32")
+    for dtype, name in ((float, "float64"), (int, "int64"), (bool, "bool"), (complex, "complex128")):
+        with domain.create("x", np.int32(2), dtype, device="host") as build:
+            assert (build.shape, build.dtype) == ((2,), name)
+    with pytest.raises(ValueError, match="unknown dtype"):
+        domain.create("x", 1, "float3", device="host")
+    with pytest.raises((ValueError, OverflowError)):
+        domain.create("x", (-1,), "float32", device="host")

@@ -1,0 +1,339 @@
+"""Names, versions, waits and deaths."""
+
+import concurrent.futures
+import gc
+import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import partywall as pw
+from partywall._program import PROGRAM
+
+from ..conftest import WATCHDOG
+
+
+def test_an_import_starts_and_loads_nothing(tmp_path):
+    code = "import partywall, sys; print([m for m in ('numpy', 'torch', 'cupy', 'jax') if m in sys.modules]); print(open('/proc/self/maps').read())"
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path)}
+    imported = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert imported.stdout.startswith("[]\n")
+    assert "libcuda" not in imported.stdout and "simcuda" not in imported.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_program_comes_along():
+    for command in ([Path(sys.executable).with_name("partywall")], [sys.executable, "-m", "partywall"]):
+        said = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True)
+        assert pw.__version__ in said.stdout
+
+
+def test_a_segment_is_a_mapping(domain):
+    values = {f"layers.{i}.weight": np.full((i + 1, 2), i, "float32") for i in range(5)}
+    with domain.put("model", values, metadata={"step": "7"}) as put, domain.open("model") as model:
+        assert list(model) == list(values) and len(model) == 5
+        assert "layers.3.weight" in model and "layers.9.weight" not in model
+        for name, tensor in model.items():
+            assert (np.from_dlpack(tensor) == values[name]).all()
+        with pytest.raises(KeyError, match="layers"):
+            model["layers.9.weight"]
+        assert model.get("nothing") is None
+        assert model.metadata == {"step": "7"}
+        with pytest.raises(TypeError, match="5 tensors"):
+            np.from_dlpack(model)
+        assert put != model and put == put
+
+
+def test_versions_follow_each_other_and_stay_for_who_has_them(domain):
+    with domain.put("x", np.zeros(2)), domain.open("x") as first, domain.put("x", np.ones(2)), domain.open("x") as second:
+        assert (first.version, second.version) == (1, 2)
+        assert [np.from_dlpack(it).sum() for it in (first, second)] == [0, 2]
+        with domain.open("x@1") as again, domain.open("x", version=1) as too:
+            assert again.version == too.version == 1
+        with pytest.raises(pw.VersionNotFound):
+            domain.open("x@3")
+
+
+def test_names_are_listed_and_removed(domain):
+    with domain.put("b", np.zeros(10)), domain.put("a", np.zeros(5), kept=True):
+        a, b = domain.ls()
+        assert (a.name, a.kind, a.place, a.tensors, a.kept) == ("a", "host", "host", 1, True)
+        assert (b.name, b.version, b.nbytes, b.mutable, b.kept) == ("b", 1, 80, False, False)
+        assert domain.rm("b") == 80
+        with pytest.raises(pw.NameNotFound):
+            domain.rm("b")
+    assert [name.name for name in domain.ls()] == ["a"]
+    assert domain.rm("a") == 0
+
+
+def test_what_is_closed_says_so_and_closes_again(socket):
+    domain = pw.connect(socket=socket)
+    build = domain.create("x", 3, "uint8", device="host")
+    segment = domain.put("y", np.zeros(3))
+    for it in (build, segment, domain):
+        it.close()
+        it.close()
+        assert it.closed and "closed" in repr(it)
+    for use in (build.commit, lambda: build["data"], lambda: segment["data"], lambda: segment.metadata, domain.ls):
+        with pytest.raises(ValueError, match="is closed"):
+            use()
+
+
+def test_a_block_that_is_left_without_a_commit_leaves_nothing(domain):
+    with pytest.raises(ZeroDivisionError), domain.create("x", 3, "uint8", device="host"):
+        raise ZeroDivisionError
+    with pytest.raises(pw.NameNotFound):
+        domain.open("x")
+
+
+def test_builds_and_segments_outlive_the_connection_object(socket):
+    with pw.connect(socket=socket) as domain:
+        build = domain.create("x", 3, "uint8", device="host")
+    with build.commit() as segment, pw.connect(socket=socket) as other:
+        assert [name.name for name in other.ls()] == ["x"]
+        assert segment.tobytes() == bytes(3)
+
+
+def test_what_is_left_open_warns(socket):
+    domain = pw.connect(socket=socket)
+    for leave in (lambda: domain.create("x", 1, "uint8", device="host"), lambda: domain.put("y", b"y")):
+        with pytest.warns(ResourceWarning, match="unclosed <partywall"):
+            leave()
+            gc.collect()
+    with pytest.warns(ResourceWarning, match="unclosed <partywall.Domain"):
+        del domain, leave
+        gc.collect()
+    assert pw._native.flush(WATCHDOG)
+
+
+def test_a_repr_says_name_shape_bytes_and_device(domain):
+    with domain.create("x", (2, 3), "float16", device="host") as build:
+        assert repr(build) == "<partywall.Build x: float16[2, 3], 12 bytes on host>"
+        with build.commit() as segment:
+            assert repr(segment) == "<partywall.Segment x@1: float16[2, 3], 12 bytes on host>"
+            assert repr(segment.tensor) == '<partywall.Tensor "data": float16[2, 3], 12 bytes on host, read-only>'
+
+
+def test_a_wait_lets_other_threads_run(domain):
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(domain.open, "later", None)
+        with domain.put("later", np.arange(3)), waiting.result(WATCHDOG) as opened:
+            assert list(np.from_dlpack(opened)) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("wait", ["d.open('never', None)", "d.open_or_build('taken', print)"])
+def test_ctrl_c_ends_a_wait(socket, child, wait):
+    waiter = child(
+        f"""
+        import signal
+        def handle(_, frame):
+            # The package's own frame is the innermost one while the compiled half waits.
+            if frame.f_code.co_filename.endswith("partywall/_domain.py"):
+                raise KeyboardInterrupt
+            say("early")
+        signal.signal(signal.SIGINT, handle)
+        with pw.connect(socket=sys.argv[1]) as d:
+            say("waiting")
+            try:
+                {wait}
+            except KeyboardInterrupt:
+                say("interrupted")
+        """,
+        socket,
+    )
+    with pw.connect(socket=socket) as domain:
+        claim = domain._native.open_or_build("taken", 0.0)
+        assert waiter.says() == "waiting"
+        said = "early"
+        while said == "early":
+            waiter.process.send_signal(signal.SIGINT)
+            said = waiter.says()
+        assert said == "interrupted"
+        assert waiter.end() == 0
+        claim.close()
+
+
+def test_threads_share_a_connection(domain):
+    with domain.put("x", np.arange(1000)):
+
+        def work(turn: int) -> int:
+            with domain.open("x") as opened, domain.put(f"t{turn}", np.full(10, turn)) as put:
+                return int(np.from_dlpack(opened).sum() + np.from_dlpack(put).sum())
+
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            assert list(pool.map(work, range(64))) == [499500 + 10 * turn for turn in range(64)]
+
+
+def test_a_build_is_committed_once_by_whichever_thread(domain):
+    build = domain.create("x", 1, "uint8", device="host")
+    start = threading.Barrier(8)
+
+    def commit(_: int) -> int:
+        start.wait()
+        try:
+            with build.commit():
+                return 1
+        except ValueError:
+            return 0
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(commit, range(8))) == 1
+
+
+def test_a_forked_child_is_told_to_connect_anew(domain):
+    segment = domain.put("x", np.arange(3))
+    with warnings.catch_warnings():
+        # Python warns of forks beside threads, which is what this is about.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid == 0:
+        outcome = 1
+        try:
+            domain.ls()
+        except RuntimeError as error:
+            outcome = 0 if isinstance(error, pw.Forked) and "connect in the child" in str(error) else 2
+            segment.close()
+            domain.close()
+            with pw.connect(socket=domain.socket) as anew, anew.open("x") as opened:
+                outcome += 0 if list(np.from_dlpack(opened)) == [0, 1, 2] else 4
+        finally:
+            os._exit(outcome)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert [name.name for name in domain.ls()] == ["x"]
+    segment.close()
+
+
+def test_a_pickle_is_domain_name_and_version_and_can_be_sent_again_and_again(domain):
+    with domain.put("x", np.arange(5)) as put:
+        opener, arguments = put.__reduce__()
+        assert arguments == (domain.socket, "x", 1)
+        sent = pickle.dumps(put)
+        with domain.put("x", np.zeros(9)), pickle.loads(sent) as first, pickle.loads(pickle.dumps(first)) as second:
+            assert first.version == second.version == 1
+            assert list(np.from_dlpack(second)) == [0, 1, 2, 3, 4]
+    with pytest.raises(KeyError):
+        pickle.loads(sent)
+    for it in (domain, domain.create("y", 1, "uint8", device="host")):
+        with pytest.raises(TypeError):
+            pickle.dumps(it)
+        if it is not domain:
+            it.close()
+
+
+def total(segment: pw.Segment) -> tuple[float, pw.Segment]:
+    """What a process of a pool does: it sends on what it was sent."""
+    return float(np.from_dlpack(segment).sum()), segment
+
+
+def test_segments_go_through_queues_of_processes(domain):
+    with domain.put("x", np.arange(10.0)) as put:
+        with concurrent.futures.ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+            for result, back in pool.map(total, [put] * 6):
+                assert result == 45
+                back.close()
+
+
+def test_one_builds_and_the_others_open(socket, child):
+    code = """
+        with pw.connect(socket=sys.argv[1]) as d:
+            def build(claim):
+                say("building")
+                if told() == "die":
+                    import os; os._exit(1)
+                return claim.put(np.arange(4))
+            with d.open_or_build("x", build, timeout=60) as x:
+                say(x.version, np.from_dlpack(x).sum())
+                told()
+    """
+    with pw.connect(socket=socket):
+        first = child(code, socket)
+        assert first.says() == "building"
+        second = child(code, socket)
+        first.tell("die")
+        assert second.says() == "building"
+        third = child(code, socket)
+        second.tell("live")
+        assert second.says() == third.says() == "1 6"
+        for it in (second, third):
+            it.tell()
+            assert it.end() == 0
+
+
+def test_a_build_function_that_fails_passes_the_right_on(domain):
+    def fail(claim: pw.Claim) -> pw.Segment:
+        with claim.create(3, "uint8", device="host"):
+            raise ZeroDivisionError
+
+    for _ in range(3):
+        with pytest.raises(ZeroDivisionError):
+            domain.open_or_build("x", fail)
+    with pytest.raises(TypeError, match="return the segment"):
+        domain.open_or_build("x", lambda claim: None)
+    with domain.open_or_build("x", lambda claim: claim.put(b"abc")) as built:
+        assert built.tobytes() == b"abc"
+    with pytest.raises(pw.NameNotFound):
+        domain.open("x")
+
+
+def test_a_name_goes_with_its_killed_owner_and_readers_keep_the_bytes(socket, child):
+    owner = child(
+        """
+        with pw.connect(socket=sys.argv[1]) as d, d.put("x", np.arange(6)), d.put("kept", np.arange(3), kept=True):
+            say("ready")
+            told()
+        """,
+        socket,
+    )
+    assert owner.says() == "ready"
+    with pw.connect(socket=socket) as domain, domain.open("x") as opened:
+        view = np.from_dlpack(opened)
+        owner.kill()
+        while [name.name for name in domain.ls()] != ["kept"]:
+            pass
+        assert list(view) == [0, 1, 2, 3, 4, 5]
+        domain.rm("kept")
+
+
+def test_a_killed_reader_gives_its_lease_back(socket, child):
+    with pw.connect(socket=socket) as domain:
+        put = domain.put("x", np.arange(6))
+        reader = child('x = pw.connect(socket=sys.argv[1]).open("x"); say(x.version); told()', socket)
+        assert reader.says() == "1"
+        reader.kill()
+        put.close()
+        while domain.ls():
+            pass
+
+
+def test_a_file_is_put(domain, tmp_path):
+    values = np.arange(12, dtype="float32").reshape(3, 4)
+    np.save(tmp_path / "x.npy", values)
+    with domain.put_file(tmp_path / "x.npy", "x", device="host") as put:
+        assert (np.from_dlpack(put) == values).all()
+    with domain.put_file(tmp_path / "x.npy", "y") as put:
+        assert put.shape == (3, 4)
+
+
+def test_a_broker_that_ends_is_said_to_be_gone(domain):
+    with domain.put("x", np.arange(3)) as put:
+        domain._native.stop_broker(True)
+        with pytest.raises(ConnectionError):
+            while True:
+                domain.ls()
+        assert list(np.from_dlpack(put)) == [0, 1, 2]
+
+
+def test_the_doctor_tells_what_works(socket):
+    found = {finding.title: finding for finding in pw.doctor()}
+    assert found["kernel"].outcome in ("ok", "warning")
+    assert found["host memory"].outcome == "ok", found["host memory"]
+    assert str(found["kernel"]).startswith("kernel: ")
+    assert PROGRAM.exists()

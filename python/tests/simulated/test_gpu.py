@@ -1,0 +1,162 @@
+"""Memory on a GPU, on the simulated driver: `PARTYWALL_LIBCUDA` names it."""
+
+import os
+
+import numpy as np
+import pytest
+
+import partywall as pw
+
+from ..host.test_exchange import NUMPY, OTHERS, capsule_name
+
+pytestmark = pytest.mark.skipif("simcuda" not in os.environ.get("PARTYWALL_LIBCUDA", ""), reason="not simulated")
+
+
+@pytest.mark.parametrize("dtype", NUMPY)
+def test_an_array_goes_to_the_gpu_and_comes_back(domain, dtype):
+    values = np.arange(24).reshape(2, 3, 4).astype(dtype)
+    with domain.put("x", {"whole": values, "turned": values.T}, device="cuda") as put, domain.open("x") as opened:
+        assert put.kind == "vmm" and put.place.startswith("GPU-")
+        tensor = opened["whole"]
+        assert (tensor.device, tensor.__dlpack_device__()) == ("cuda:0", (2, 0))
+        assert tensor.tobytes() == values.tobytes()
+        assert opened["turned"].tobytes() == values.T.tobytes()
+        interface = tensor.__cuda_array_interface__
+        assert interface["typestr"] == values.dtype.str
+        assert interface["data"] == (tensor.data_ptr, True)
+        assert (interface["shape"], interface["strides"]) == ((2, 3, 4), None)
+        assert (interface["version"], interface["stream"]) == (3, None)
+        with pytest.raises(BufferError, match="GPU"):
+            memoryview(tensor)
+
+
+@pytest.mark.parametrize("dtype", OTHERS)
+def test_dtypes_without_an_array_interface_have_dlpack(domain, dtype):
+    with domain.create("x", 4, dtype) as build:
+        assert not hasattr(build.tensor, "__cuda_array_interface__")
+        assert capsule_name(build.__dlpack__(stream=1, max_version=(1, 0))) == "dltensor_versioned"
+        with domain.put("y", build) as put:
+            assert (put.dtype, put.place) == (dtype, build.place)
+
+
+def test_a_tensor_on_the_gpu_is_copied_there_and_to_the_host(domain):
+    values = np.arange(1000, dtype="float32")
+    with domain.put("x", values, device="cuda") as x, domain.put("y", x) as y, domain.put("z", y, device="host") as z:
+        assert y.kind == "vmm" and y.tensor.data_ptr != x.tensor.data_ptr
+        assert (np.from_dlpack(z) == values).all()
+        assert y.tobytes() == values.tobytes()
+
+
+class Protocol:
+    """A stream of whatever library."""
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, 2
+
+
+def test_streams_are_integers_or_speak_the_protocol(domain):
+    values = np.arange(5)
+    with domain.create("x", 5, "int64") as build, domain.put("source", values, device="cuda") as source:
+        for stream in (None, 0, 1, 2, Protocol()):
+            build.write(source, stream)
+            assert build.tobytes(stream) == values.tobytes()
+        with pytest.raises(TypeError, match="no CUDA stream"):
+            build.tobytes("stream")
+        for stream in (None, 1, 2, -1, 77):
+            build.__dlpack__(stream=stream)
+        with pytest.raises(ValueError, match="stream 0"):
+            build.__dlpack__(stream=0)
+
+
+def test_a_read_only_capsule_says_so(domain):
+    with domain.create("x", 5, "int64") as build:
+        assert build.__cuda_array_interface__["data"][1] is False
+        tensor = build.tensor
+        with build.commit() as committed:
+            assert tensor.__cuda_array_interface__["data"] == committed.__cuda_array_interface__["data"]
+            assert tensor.readonly and committed.__cuda_array_interface__["data"][1] is True
+            with pytest.raises(PermissionError):
+                tensor.write(np.zeros(5, "int64"))
+
+
+def test_memory_that_the_driver_does_not_share_is_refused_with_the_ways_out(domain):
+    with domain.put("x", np.zeros(5), device="cuda") as x:
+        with pytest.raises(pw.NotShareable, match="expandable_segments:False.*copy") as raised:
+            domain.publish("y", x)
+        assert raised.value.anchor == "vmm-memory"
+    with pytest.raises(BufferError):
+        domain.publish("y", np.zeros(5))
+
+
+def test_a_gpu_that_is_not_there_is_no_device(domain):
+    for device in ("cuda:7", "GPU-00000000-0000-0000-0000-000000000000"):
+        with pytest.raises(RuntimeError, match="no GPU"):
+            domain.create("x", 1, "uint8", device)
+    with pytest.raises(ValueError, match="is no device"):
+        domain.create("x", 1, "uint8", "tpu")
+
+
+def test_there_is_only_so_much_memory(domain):
+    with pytest.raises(MemoryError, match="has no"):
+        domain.create("x", 1 << 40, "uint8")
+
+
+def test_nothing_is_left_on_the_gpu(socket, child, tmp_path, monkeypatch):
+    monkeypatch.setenv("SIMCUDA_LEDGER", str(tmp_path))
+    worker = child(
+        """
+        import gc
+        with pw.connect(socket=sys.argv[1]) as d:
+            with d.put("x", np.zeros(1 << 20), device="cuda") as x, d.open("x") as y, d.put("z", y["data"]) as z:
+                capsules = [it.__dlpack__(stream=-1) for it in (x, y, z)]
+            build = d.create("left", 1 << 20, "uint8")
+            view = build.tensor
+            build.close()
+            del capsules, view, x, y, z, build
+        gc.collect()
+        say(pw._native.flush(60))
+        """,
+        socket,
+    )
+    assert worker.says() == "True"
+    assert worker.end() == 0
+    [ledger] = tmp_path.glob("*.json")
+    assert ledger.read_text().strip() == "[]"
+
+
+def test_a_view_outlives_its_segment_and_connection(socket):
+    values = np.arange(5)
+    with pw.connect(socket=socket) as domain, domain.put("x", values, device="cuda") as x:
+        view = x.tensor.view("uint64")
+    assert view.tobytes() == values.tobytes()
+
+
+def test_another_process_reads_it(domain, child):
+    values = np.arange(1000)
+    with domain.put("x", values, device="cuda"):
+        reader = child(
+            """
+            with pw.connect(socket=sys.argv[1]) as d, d.open("x") as x:
+                say(np.frombuffer(x.tobytes(), "int64").sum())
+            """,
+            domain.socket,
+        )
+        assert reader.says() == str(values.sum())
+        assert reader.end() == 0
+
+
+def test_a_refusal_of_the_driver_has_its_code(domain, child):
+    failing = child(
+        """
+        import os
+        os.environ["SIMCUDA_FAULTS"] = "cuMemCreate:1=719"
+        with pw.connect(socket=sys.argv[1]) as d:
+            try:
+                d.create("x", 1, "uint8")
+            except RuntimeError as error:
+                say(type(error).__name__, error.cuda_error, error.anchor)
+        """,
+        domain.socket,
+    )
+    assert failing.says() == "CudaError 719 broken-context"
+    assert failing.end() == 0
