@@ -160,6 +160,15 @@ impl Context {
         current.and(given_back)
     }
 
+    /// Waits for what this process runs in the context, before memory goes that it may use. Before it frees or
+    /// unregisters, the driver waits by itself; before it unmaps it does not (both measured on H200, driver 580).
+    pub(crate) fn settle(&self) -> Result<(), CudaError> {
+        self.give_back(|driver| {
+            // SAFETY: no arguments; that no context is current would be an error code.
+            unsafe { driver.ctx_synchronize() }
+        })
+    }
+
     /// Keeps the failure of a `Drop`, if it is the first.
     pub(crate) fn record_drop(&self, result: Result<(), CudaError>) {
         if let Err(error) = result {

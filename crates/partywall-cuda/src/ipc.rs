@@ -53,8 +53,8 @@ impl fmt::Debug for IpcMemoryHandle {
 /// copies and kernels are held to. Neighbours of a small allocation in the same 2 MiB block become readable with it
 /// (vendor's documentation).
 ///
-/// **Work that is still running** on it when the last mapping goes makes the context fault: drain the streams first.
-/// `Send` and `Sync`.
+/// Dropping the last one waits for all that this process runs in the context: work that is still running on what is
+/// closed would fault. So do not drop it behind a wait for another process. `Send` and `Sync`.
 pub struct IpcMapping {
     open: Arc<Open>,
     bytes: u64,
@@ -178,6 +178,7 @@ impl Open {
 
 impl Drop for Open {
     fn drop(&mut self) {
+        self.context.record_drop(self.context.settle());
         let closed = self.context.give_back(|driver| {
             // SAFETY: opened once, closed once.
             unsafe { driver.ipc_close_mem_handle(self.pointer) }

@@ -37,8 +37,9 @@ use crate::{
 /// An open version of a name: its memory, mapped into this process, and a lease that keeps it openable by others.
 ///
 /// `Send` and `Sync`. Dropping it unmaps and then gives the lease back, waiting for the broker's answer: microseconds, but
-/// up to twenty seconds if the broker is stopped. [`Segment::release`] does the same and tells how it went. Work that a
-/// GPU still does on the memory must be over before.
+/// up to twenty seconds if the broker is stopped. [`Segment::release`] does the same and tells how it went.
+/// Unmapping memory of a GPU waits for all that this process runs there, so that kernels may still use the memory when
+/// it is dropped; but do not drop it behind a wait for another process.
 ///
 /// The committer of an `owned` version holds the name with it: dropping the segment withdraws the name. Memory that was
 /// [published](Domain::publish) is let go of only after that.

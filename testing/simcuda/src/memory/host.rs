@@ -132,8 +132,9 @@ entry_points! {
     }
     fn cuMemHostRegister_v2(pointer: *mut c_void, bytes: usize, flags: u32) { register(pointer, bytes, flags) }
     fn cuMemHostUnregister(pointer: *mut c_void) {
-        context::current()?;
+        let context = context::current()?;
         capture::unsafe_call()?;
+        context.synchronize()?;
         let memory = &mut state::lock().memory;
         let address = pointer as u64;
         match memory.region(address) {
