@@ -119,7 +119,7 @@ impl Mapping {
     }
 
     /// Changes what the GPU may do, at the same addresses: the writer of memory that becomes frozen makes its own
-    /// mapping read-only. The driver may wait for running work; a kernel that writes afterwards faults.
+    /// mapping read-only. The driver does not wait (measured): running work that writes it faults, too.
     ///
     /// # Errors
     /// As the driver says; the former access then still stands.

@@ -283,6 +283,7 @@ impl Server {
 
     /// Does what the messages say that have been read, as many as one turn allows. Whether that was all.
     fn go_on(&mut self, id: ConnectionId) -> bool {
+        let begun = Instant::now();
         for _ in 0..MESSAGES_IN_TURN {
             let Some(connection) = self.connections.get_mut(&id).filter(|_| self.exit.is_none()) else { return true };
             let phase = connection.phase();
@@ -298,6 +299,9 @@ impl Server {
                     self.hang_up(id, &broken.to_string());
                     return true;
                 }
+            }
+            if begun.elapsed() >= TURN {
+                break;
             }
         }
         self.unfinished.insert(id);
@@ -407,6 +411,9 @@ const READS_IN_TURN: usize = 8;
 
 /// Messages of one client before others have their turn. A correct library sends one, and waits for its answer.
 const MESSAGES_IN_TURN: usize = 32;
+
+/// After this long others have their turn, however dear the messages of a client are.
+const TURN: Duration = Duration::from_millis(1);
 
 /// Events taken from the kernel at once.
 const EVENTS: usize = 256;

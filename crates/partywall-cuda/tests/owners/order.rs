@@ -17,6 +17,8 @@ fn kernels_run_behind_a_wait_and_check_what_they_are_given_on_the_simulated_gpu(
         let (buffer, word) = (DeviceBuffer::new(context, 64).unwrap(), DeviceBuffer::new(context, 8).unwrap());
         let (stream, waiting) = (Stream::new(context).unwrap(), Stream::new(context).unwrap());
         waiting.as_ref().enqueue_set(word.as_slice(), 0).unwrap();
+        // Or the word might be set to 0 after it was written, on another stream.
+        waiting.synchronize().unwrap();
         waiting.as_ref().enqueue_wait_u64(word.as_slice(), 1).unwrap();
         kernels.enqueue_fill(stream.as_ref(), buffer.as_slice()).unwrap();
         kernels.enqueue_double(stream.as_ref(), buffer.as_slice()).unwrap();

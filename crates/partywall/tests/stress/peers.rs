@@ -6,7 +6,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use partywall::{DType, Domain, TableBuilder};
@@ -259,8 +259,8 @@ fn a_shape_with_a_zero_has_no_elements_however_large_the_rest_is() {
     assert!(segment.tensor("x").unwrap().is_contiguous());
 }
 
-/// How long a round trip takes at worst while `flood` goes on in other threads for a second.
-fn worst_ping(place: &Place, flood: impl Fn(&AtomicBool) + Send + Sync + 'static) -> Duration {
+/// Round trips are answered while `flood` goes on in another thread.
+fn pings_go_on_during(place: &Place, flood: impl Fn(&AtomicBool) + Send + Sync + 'static) {
     let domain = place.connect();
     let done = Arc::new(AtomicBool::new(false));
     let thread = std::thread::spawn({
@@ -268,31 +268,26 @@ fn worst_ping(place: &Place, flood: impl Fn(&AtomicBool) + Send + Sync + 'static
         move || flood(&done)
     });
     std::thread::sleep(Duration::from_millis(50));
-    let (start, mut worst) = (Instant::now(), Duration::ZERO);
-    while start.elapsed() < Duration::from_secs(1) {
-        let ping = Instant::now();
+    // Each fails after the time that any call may take.
+    for _ in 0..20 {
         domain.ping().unwrap();
-        worst = worst.max(ping.elapsed());
         std::thread::sleep(Duration::from_millis(1));
     }
     done.store(true, Ordering::Relaxed);
     thread.join().unwrap();
-    worst
 }
 
 #[test]
 fn a_client_that_closes_one_socket_and_floods_the_other_holds_up_nobody() {
     let place = Place::new();
     let socket = place.socket();
-    let worst = worst_ping(&place, move |done| {
+    pings_go_on_during(&place, move |done| {
         let mut client = Client::join(&socket);
         let pings: Vec<u8> = (0..5000).flat_map(|_| client.request(Call::Ping, 0)).collect();
         drop(client.events);
         // Does not wait while the broker reads on; nobody reads what it answers.
         while !done.load(Ordering::Relaxed) && client.call.send(&pings, &[]) {}
     });
-    assert!(worst < Duration::from_secs(1), "a ping took {worst:?}");
-    eprintln!("a ping took {worst:?} at worst");
 }
 
 #[test]
@@ -307,7 +302,7 @@ fn a_client_that_asks_without_reading_holds_up_nobody() {
     }
     drop(domain);
     let socket = place.socket();
-    let worst = worst_ping(&place, move |done| {
+    pings_go_on_during(&place, move |done| {
         while !done.load(Ordering::Relaxed) {
             let mut client = Client::join(&socket);
             // The dearest question that there is, as often as fits in between two others.
@@ -315,8 +310,6 @@ fn a_client_that_asks_without_reading_holds_up_nobody() {
             client.call.send(&questions, &[]);
         }
     });
-    assert!(worst < Duration::from_secs(1), "a ping took {worst:?}");
-    eprintln!("a ping took {worst:?} at worst");
 }
 
 #[test]

@@ -190,6 +190,25 @@ pub(crate) fn mutable_memory_is_shared() -> Result<(), String> {
     verify(&world.domain, &segment, 2)
 }
 
+/// A segment may be dropped while kernels use its memory: they are waited for.
+pub(crate) fn dropped_under_running_work() -> Result<(), String> {
+    let world = World::new()?;
+    let place = first_gpu()?;
+    let Place::Gpu(uuid) = place else { return Err("no GPU".to_owned()) };
+    let gpu = world.domain.gpu(uuid).map_err(tell)?;
+    let total = gpu.context().memory_info().map_err(tell)?.total;
+    let words = (total / 64).min(1 << 30) / 4;
+    let build = world.domain.create("x", place).tensor("x", DType::U32, &[words]).mutable(true).allocate();
+    let segment = build.map_err(tell)?.commit().map_err(tell)?;
+    let kernels = gpu.kernels().map_err(tell)?;
+    let range = segment.tensor("x").map_err(tell)?.device().map_err(tell)?.as_slice();
+    for _ in 0..40 {
+        kernels.enqueue_fill(gpu.stream(), range).map_err(tell)?;
+    }
+    drop(segment);
+    gpu.stream().synchronize().map_err(tell)
+}
+
 /// An allocation that cannot be says how much is free and what Partywall holds.
 pub(crate) fn out_of_memory_says_what_is_free() -> Result<(), String> {
     let world = World::new()?;
