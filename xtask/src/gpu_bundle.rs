@@ -1,7 +1,7 @@
 //! `cargo xtask gpu-bundle`: everything that a machine with a GPU needs to run the GPU tests.
 //!
-//! The bundle is a folder that can be copied anywhere: programs without debugging symbols and a
-//! script. The kernels are inside the programs and the driver is loaded at run time, so that
+//! The bundle is a folder that can be copied anywhere: programs without debugging information, the
+//! Python wheel with its GPU tests, and a script. The kernels are inside the programs and the driver is loaded at run time, so that
 //! neither Rust nor CUDA has to be there. The C library must be at least as new as the one here.
 
 use std::fs;
@@ -9,6 +9,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use crate::python;
 use crate::tools::{Workspace, run};
 
 const PROGRAMS: [(&str, &str); 3] = [
@@ -16,12 +17,17 @@ const PROGRAMS: [(&str, &str); 3] = [
     ("partywall-gpu-tests", "partywall-gpu-tests"),
     ("partywall-bench", "partywall-bench"),
 ];
+/// Of the Python package, from `python/`: folders, and what is in them.
+const PYTHON: [(&str, &[&str]); 3] = [
+    ("tests", &["__init__.py", "conftest.py"]),
+    ("tests/gpu", &["__init__.py", "test_examples.py", "test_frameworks.py", "test_sharing.py"]),
+    ("examples", &["own_kernel.py", "two_frameworks.py", "weights_survive.py"]),
+];
 const RUN: &str = include_str!("gpu_bundle_run.sh");
 
-/// The release profile without symbols, under a name of its own: stripping the release build
-/// itself would have cargo compile everything again each time that the two take turns.
+/// The release profile without debugging information, under a name of its own: stripping the release build itself would
+/// have cargo compile everything again each time that the two take turns.
 const PROFILE: &str = "bundle";
-const PROFILE_SETTINGS: [&str; 2] = ["profile.bundle.inherits=\"release\"", "profile.bundle.strip=\"symbols\""];
 
 /// What a bundle may weigh, so that it can be sent to a borrowed machine.
 const MOST_BYTES: u64 = 40 << 20;
@@ -29,9 +35,6 @@ const MOST_BYTES: u64 = 40 << 20;
 /// Builds the programs and packs them.
 pub(crate) fn build(workspace: &Workspace) -> Result<(), String> {
     let mut command = workspace.cargo(["build", "--profile", PROFILE]);
-    for setting in PROFILE_SETTINGS {
-        command.args(["--config", setting]);
-    }
     for (package, _) in PROGRAMS {
         command.args(["-p", package]);
     }
@@ -39,7 +42,10 @@ pub(crate) fn build(workspace: &Workspace) -> Result<(), String> {
 
     let bundle = workspace.target.join("gpu-bundle");
     let built = workspace.target.join(PROFILE);
-    pack(&built, &bundle, &commit(workspace)).map_err(|error| format!("cannot pack {}: {error}", bundle.display()))?;
+    let failed = |error| format!("cannot pack {}: {error}", bundle.display());
+    pack(&built, &bundle, &commit(workspace)).map_err(failed)?;
+    pack_python(workspace, &bundle).map_err(failed)?;
+    python::Environment::fresh(workspace)?.wheel(PROFILE, &bundle)?;
     weigh(&bundle)
 }
 
@@ -57,13 +63,23 @@ fn pack(built: &Path, bundle: &Path, commit: &str) -> std::io::Result<()> {
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755))
 }
 
+fn pack_python(workspace: &Workspace, bundle: &Path) -> std::io::Result<()> {
+    for (folder, files) in PYTHON {
+        let (from, to) = (workspace.root.join("python").join(folder), bundle.join(folder));
+        fs::create_dir_all(&to)?;
+        files.iter().try_for_each(|file| fs::copy(from.join(file), to.join(file)).map(drop))?;
+    }
+    Ok(())
+}
+
 fn weigh(bundle: &Path) -> Result<(), String> {
+    let failed = |error: std::io::Error| format!("cannot look at {}: {error}", bundle.display());
     let mut total = 0;
     println!("\n{}:", bundle.display());
-    for name in PROGRAMS.map(|(_, program)| program).iter().chain(&["run.sh"]) {
-        let path = bundle.join(name);
-        let bytes = fs::metadata(&path).map_err(|error| format!("cannot look at {}: {error}", path.display()))?.len();
-        println!("{:>8.1} KiB  {name}", bytes as f64 / 1024.0);
+    for entry in fs::read_dir(bundle).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        let bytes = entry.metadata().map_err(failed)?.len();
+        println!("{:>8.1} KiB  {}", bytes as f64 / 1024.0, entry.file_name().display());
         total += bytes;
     }
     if total > MOST_BYTES {

@@ -1,6 +1,6 @@
 //! The Python package: built, installed into a virtual environment of its own, and tested.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -37,6 +37,15 @@ impl<'a> Environment<'a> {
     pub(crate) fn install(&self) -> Result<(), String> {
         let words = "-m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps ./python";
         run(self.python(words).env("PARTYWALL_PROFILE", "dev"))
+    }
+
+    /// Builds the wheel for other machines into `folder`.
+    pub(crate) fn wheel(&self, profile: &str, folder: &Path) -> Result<(), String> {
+        let words = "-m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps ./python -w";
+        // Named after the oldest C library that it works with, which maturin finds out.
+        let mut command = self.python(words);
+        command.arg(folder).env("PARTYWALL_PROFILE", profile).env("MATURIN_PEP517_ARGS", "--compatibility pypi");
+        run(&mut command)
     }
 
     /// Checks types, those of the stubs that the build has made included.

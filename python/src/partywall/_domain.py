@@ -41,9 +41,11 @@ class Domain:
     Any thread may use it. A forked child must connect anew. Builds and segments stay usable when it is closed.
     """
 
-    def __init__(self, native: _native.Domain) -> None:
+    def __init__(self, native: _native.Domain, is_own: bool = True) -> None:
         self._native = native
         self._pid = os.getpid()
+        # Whether somebody has asked for it and so is to close it.
+        self._is_own = is_own
         _open.add(self)
 
     @property
@@ -236,7 +238,7 @@ class Domain:
         self.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_native") and not self.closed and os.getpid() == self._pid:
+        if hasattr(self, "_native") and self._is_own and not self.closed and os.getpid() == self._pid:
             warnings.warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=2)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -326,16 +328,12 @@ def connect(
 
 
 def reopen(socket: str, name: str, version: int) -> Segment:
-    """Opens what was sent as a pickle: through a connection of this process to that broker, or a new one."""
+    """Opens what was sent as a pickle: through a connection of this process to that broker, or one that goes with it."""
     for domain in _connections():
         if domain.socket == socket:
             return domain.open(name, version=version)
-    domain = connect(socket=socket, start=False)
-    try:
-        return domain.open(name, version=version)
-    except BaseException:
-        domain.close()
-        raise
+    native = _native.Domain.connect(None, socket, start=False, program=None)
+    return Domain(native, is_own=False).open(name, version=version)
 
 
 def planned(tensors: Mapping[str, tuple[Shape, Any]]) -> list[tuple[str, str, list[int]]]:

@@ -1,7 +1,10 @@
 """Errors: their classes, and their entries in docs/troubleshooting.md."""
 
+import os
 import pickle
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -57,3 +60,18 @@ def test_every_error_of_the_package_is_quoted_by_its_entry(domain):
         _, entry = PAGE.read_text().split(f"\n### {raised.value.anchor}\n")
         quoted = re.search("^    (.*)$", entry, re.MULTILINE)[1]
         assert re.match(re.escape(quoted).replace("…", ".*"), str(raised.value)), raised.value
+
+
+def test_another_user_is_refused_with_a_sentence(domain):
+    if os.geteuid() != 0:
+        pytest.skip("only root becomes another user")
+    code = (
+        "import os, sys, partywall as pw\n"
+        "os.setuid(65534)\n"
+        "try:\n"
+        "    pw.connect(socket=sys.argv[1], start=False)\n"
+        "except PermissionError as error:\n"
+        "    print(error)\n"
+    )
+    refused = subprocess.run([sys.executable, "-c", code, domain.socket], capture_output=True, text=True, check=False)
+    assert refused.stdout.startswith(f"the broker at {domain.socket} runs as user 0, this process as user 65534")

@@ -228,6 +228,21 @@ def test_a_pickle_is_domain_name_and_version_and_can_be_sent_again_and_again(dom
             it.close()
 
 
+def test_a_pickle_needs_no_connection_of_the_receiver(domain, child):
+    with domain.put("x", np.arange(5)) as put:
+        receiver = child(
+            """
+            import pickle, warnings
+            warnings.simplefilter("error")
+            with pickle.loads(bytes.fromhex(told())) as x:
+                say(np.from_dlpack(x).sum())
+            """
+        )
+        receiver.tell(pickle.dumps(put).hex())
+        assert receiver.says() == "10"
+        assert receiver.end() == 0
+
+
 def total(segment: pw.Segment) -> tuple[float, pw.Segment]:
     """What a process of a pool does: it sends on what it was sent."""
     return float(np.from_dlpack(segment).sum()), segment

@@ -70,21 +70,30 @@ fn is_absent(error: &Error) -> bool {
 pub(super) fn open(location: &Location) -> Result<OwnedFd> {
     let path = &location.socket;
     let unreachable = |why: String| Error::BrokerUnreachable { socket: path.clone(), why };
+    let ours = rustix::process::geteuid().as_raw();
     let call = socket::connect_within(path, PATIENCE).map_err(|errno| match errno {
         Errno::AGAIN => unreachable("it does not accept connections; is it stopped?".into()),
         Errno::MFILE | Errno::NFILE => Error::system("connecting to the broker", errno),
         Errno::NOENT => unreachable("there is no socket".into()),
+        Errno::ACCESS => match barred_by(path) {
+            Some(owner) if owner != ours => Error::WrongUser { socket: path.clone(), broker: owner, ours },
+            _ => unreachable(errno.to_string()),
+        },
         Errno::CONNREFUSED => unreachable("connection refused, nobody listens".into()),
         Errno::NAMETOOLONG | Errno::INVAL => {
             Error::BadName { name: path.display().to_string(), why: "a socket's path has at most 107 bytes".into() }
         }
         errno => unreachable(errno.to_string()),
     })?;
-    let (broker, ours) = (socket::peer(&call), rustix::process::geteuid().as_raw());
-    match broker.map_err(|e| Error::system("asking who the broker is", e))?.uid {
+    match socket::peer(&call).map_err(|e| Error::system("asking who the broker is", e))?.uid {
         broker if broker != ours => Err(Error::WrongUser { socket: path.clone(), broker, ours }),
         _ => Ok(call),
     }
+}
+
+/// Whose directory it is that we may not look into on the way to `path`: the nearest one that shows itself.
+fn barred_by(path: &Path) -> Option<u32> {
+    path.ancestors().skip(1).find_map(|directory| Some(rustix::fs::stat(directory).ok()?.st_uid))
 }
 
 /// The first message each way.

@@ -1,0 +1,244 @@
+"""Order, lifetimes and deaths on a real GPU."""
+
+import gc
+import os
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+
+import partywall as pw
+
+from ..conftest import WATCHDOG
+
+torch = pytest.importorskip("torch")
+if not torch.cuda.is_available() or "PARTYWALL_LIBCUDA" in os.environ:
+    pytest.skip("no GPU", allow_module_level=True)
+
+LONG = 2_000_000_000
+"""Clock cycles of a kernel that is still running when whatever follows it is enqueued: about a second."""
+MIB = 1 << 20
+
+READER = """
+import torch
+with pw.connect(socket=sys.argv[1], start=False) as d, d.open("x", timeout=60) as x:
+    t = torch.from_dlpack(x)
+    say(int(t.sum()), t.device)
+    told()
+"""
+
+
+def free() -> int:
+    """Free bytes of the GPU, once everything that was dropped is gone."""
+    # The first use of a kernel loads it, which takes memory for good.
+    torch.zeros(MIB, dtype=torch.uint8, device="cuda").copy_(torch.full((MIB,), 7, dtype=torch.uint8, device="cuda"))
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    assert pw._native.flush(60)
+    return torch.cuda.mem_get_info()[0]
+
+
+def assert_all_comes_back(before: int) -> None:
+    """The driver takes a moment for what a process that ended had."""
+    watchdog = time.monotonic() + WATCHDOG
+    while (now := free()) < before:
+        assert time.monotonic() < watchdog, f"{before - now} bytes are missing"
+
+
+def test_a_commit_waits_for_a_slow_kernel_on_any_stream(domain, child):
+    side = torch.cuda.Stream()
+    with domain.create("x", 1000, torch.int64) as build:
+        view = torch.from_dlpack(build)
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(LONG)
+            view.fill_(7)
+        with build.commit() as committed:
+            assert side.query()
+            reader = child(READER, domain.socket)
+            assert reader.says() == "7000 cuda:0"
+            assert int(torch.from_dlpack(committed).sum()) == 7000
+
+
+def test_a_put_comes_after_what_the_current_stream_has(domain):
+    side = torch.cuda.Stream()
+    source = torch.zeros(1000, dtype=torch.int64, device="cuda")
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(LONG)
+        source.fill_(7)
+        with domain.put("x", source) as put:
+            assert set(put.tobytes()) == {0, 7}
+    torch.cuda._sleep(LONG)
+    source.fill_(8)
+    with domain.put("x", source, stream=torch.cuda.current_stream()) as put:
+        assert set(put.tobytes()) == {0, 8}
+
+
+def test_a_view_is_dropped_under_a_running_kernel(domain):
+    before = free()
+    out = torch.zeros(64 * MIB, dtype=torch.uint8, device="cuda")
+    segment = domain.put("x", torch.full((64 * MIB,), 7, dtype=torch.uint8, device="cuda"))
+    view = torch.from_dlpack(segment)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(LONG)
+    out.copy_(view)
+    running = torch.cuda.Event()
+    running.record()
+    assert not running.query(), "the kernel has to run longer"
+    # First the object, which leaves the memory to the view; then the view, whose deleter has no stream.
+    segment.close()
+    del view, segment
+    torch.cuda.synchronize()
+    assert int(out.min()) == int(out.max()) == 7
+    del out
+    assert_all_comes_back(before)
+
+
+def test_a_segment_is_closed_under_a_running_kernel(domain):
+    out = torch.zeros(MIB, dtype=torch.uint8, device="cuda")
+    segment = domain.put("x", torch.full((MIB,), 7, dtype=torch.uint8, device="cuda"))
+    view = torch.from_dlpack(segment)
+    torch.cuda._sleep(LONG)
+    out.copy_(view)
+    del view
+    segment.close()
+    torch.cuda.synchronize()
+    assert int(out.min()) == 7
+
+
+def test_nothing_is_stranded(domain, child):
+    code = """
+    import torch
+    with pw.connect(socket=sys.argv[1], start=False) as d:
+        for i in range(5):
+            for _ in range(3):
+                with d.open(f"read{i}") as x:
+                    say(int(torch.from_dlpack(x)[0]))
+    """
+    with domain.put("warm", torch.ones(1, device="cuda")):
+        pass
+    before = free()
+    data = torch.full((256 * MIB,), 7, dtype=torch.uint8, device="cuda")
+    read = [domain.put(f"read{i}", data) for i in range(5)]
+    reader = child(code, domain.socket)
+    assert [reader.says() for _ in range(15)] == ["7"] * 15
+    assert reader.end() == 0
+    dropped = [domain.put(f"dropped{i}", data) for i in range(5)]
+    sent = [segment.__reduce__() for segment in dropped]
+    for segment in read + dropped:
+        segment.close()
+    del data, read, dropped, sent
+    assert_all_comes_back(before)
+
+
+def test_a_killed_writer_leaves_what_it_kept(socket, child):
+    code = """
+    import torch
+    with pw.connect(socket=sys.argv[1]) as d:
+        kept = d.put("x", torch.ones(1000, dtype=torch.int64, device="cuda"), kept=True)
+        build = d.create("unfinished", 1000, "int64")
+        torch.cuda._sleep(20_000_000_000)
+        say("ready")
+        told()
+    """
+    writer = child(code, socket)
+    assert writer.says() == "ready"
+    writer.kill()
+    with pw.connect(socket=socket) as domain, domain.open("x") as x:
+        assert int(torch.from_dlpack(x).sum()) == 1000
+        assert [name.name for name in domain.ls()] == ["x"]
+        domain.rm("x")
+
+
+def test_a_killed_reader_gives_the_memory_back(domain, child):
+    before = free()
+    put = domain.put("x", torch.ones(64 * MIB, dtype=torch.int64, device="cuda"))
+    reader = child(READER, domain.socket)
+    assert reader.says() == f"{64 * MIB} cuda:0"
+    domain.rm("x")
+    put.close()
+    del put
+    reader.kill()
+    assert_all_comes_back(before)
+
+
+@pytest.mark.parametrize("visible", ["uuid", "last"])
+def test_processes_may_see_other_devices(domain, child, monkeypatch, visible):
+    put = domain.put("x", torch.ones(1000, dtype=torch.int64, device="cuda"))
+    last = torch.cuda.device_count() - 1
+    # The owner's GPU alone, and only another one: the driver maps memory of a GPU that the reader does not see.
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", put.place if visible == "uuid" else str(last))
+    with put:
+        if visible == "last" and last > 0:
+            refused = child(READER, domain.socket)
+            assert refused.end() == 1
+            reader = child(READER.replace('timeout=60', 'timeout=60, allow_peer=True'), domain.socket)
+        else:
+            reader = child(READER, domain.socket)
+        assert reader.says() == "1000 cuda:0"
+
+
+def test_a_reader_in_a_pid_namespace_of_its_own(domain):
+    probe = ["unshare", "--pid", "--fork", "--mount-proc", "true"]
+    if shutil.which("unshare") is None or subprocess.run(probe, capture_output=True, check=False).returncode != 0:
+        pytest.skip("this machine does not let us make PID namespaces")
+    code = (
+        "import sys, torch, partywall as pw\n"
+        "with pw.connect(socket=sys.argv[1], start=False) as d, d.open('x') as x:\n"
+        "    print(int(torch.from_dlpack(x).sum()))\n"
+    )
+    with domain.put("x", torch.ones(1000, dtype=torch.int64, device="cuda")):
+        command = [*probe[:-1], sys.executable, "-c", code, domain.socket]
+        read = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert read.stdout.strip() == "1000", read.stderr
+
+
+def test_torch_memory_is_published_in_place(domain, child):
+    tensor = torch.ones(1000, dtype=torch.int64, device="cuda")
+    code = READER.replace("told()", "told(); say(int(t.sum())); told()")
+    published = domain.publish("x", tensor)
+    assert (published.kind, published.tensor.data_ptr) == ("legacy", tensor.data_ptr())
+    reader = child(code, domain.socket)
+    assert reader.says() == "1000 cuda:0"
+    tensor.fill_(2)
+    torch.cuda.synchronize()
+    reader.tell()
+    assert reader.says() == "2000"
+    address = tensor.data_ptr()
+    del tensor
+    # The segment holds it: torch gives its memory to nobody else.
+    assert torch.zeros(1000, dtype=torch.int64, device="cuda").data_ptr() != address
+    published.close()
+    with pytest.raises(pw.NameNotFound):
+        domain.open("x")
+
+
+def test_a_view_of_a_tensor_is_published_where_it_lies(domain, child):
+    whole = torch.arange(100, device="cuda").reshape(10, 10)
+    with domain.publish("x", {"row": whole[3], "column": whole[:, 4]}) as published:
+        assert torch.equal(torch.from_dlpack(published["row"]), whole[3])
+        assert torch.equal(torch.from_dlpack(published["column"]), whole[:, 4])
+
+
+def test_expandable_segments_are_refused_with_the_ways_out(domain, child, monkeypatch):
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    publisher = child(
+        """
+        import torch
+        tensor = torch.ones(1000, dtype=torch.int64, device="cuda")
+        with pw.connect(socket=sys.argv[1], start=False) as d:
+            try:
+                d.publish("x", tensor)
+            except pw.NotShareable as error:
+                say(error)
+            with d.put("x", tensor) as put:
+                say(int(torch.from_dlpack(put).sum()))
+        """,
+        domain.socket,
+    )
+    said = publisher.says()
+    assert "expandable_segments:False" in said and "copy" in said
+    assert publisher.says() == "1000"
