@@ -3,8 +3,7 @@
 use std::fmt;
 
 use super::{
-    ALIGNMENT, ENTRY, HEADER, LAYOUT_HASH, MAGIC, MAX_METADATA, MAX_RANK, MAX_TENSOR_NAME, MAX_TENSORS, PAIR,
-    TableError,
+    ENTRY, HEADER, LAYOUT_HASH, MAGIC, MAX_METADATA, MAX_RANK, MAX_TENSOR_NAME, MAX_TENSORS, PAIR, TableError,
     builder::{extent, is_contiguous},
 };
 use crate::dtype::DType;
@@ -128,7 +127,8 @@ impl<B: AsRef<[u8]>> Table<B> {
             Some(used) => tensor.offset.checked_add(tensor.bytes).is_some_and(|end| end <= *used),
             None => false,
         };
-        if !inside || !tensor.offset.is_multiple_of(ALIGNMENT) {
+        // What was built here begins at a multiple of 256; what others allocated begins at any of its elements.
+        if !inside || !tensor.offset.is_multiple_of(dtype.item_bytes().unwrap_or(1)) {
             return Err(TableError::Damaged("a tensor lies outside its chunk or is not aligned"));
         }
         if tensor.position as usize >= self.tensors {
