@@ -58,6 +58,8 @@ pub(crate) static OPERATIONS: &[Operation] = &[
     on_gpu("pin", "a host version is registered, and copied to and from a GPU", pin),
     on_gpu("publish", "memory of cuMemAlloc by handle, opened where it was made", publish),
     on_gpu("publish a copy", "memory of cuMemAlloc, copied into a version", publish_a_copy),
+    on_gpu("memory operations", "a stream writes words and waits for them", memory_operations),
+    on_gpu("make an event", "an event for other processes: made, exported, recorded, waited for", make_an_event),
     on_gpu("open by handle", "open another process's memory of cuMemAlloc", open_by_handle),
 ];
 
@@ -260,6 +262,37 @@ fn open_by_handle(setting: &Setting) -> Outcome {
     let second = setting.domain.open(held::BY_HANDLE, Duration::ZERO)?;
     drop(first);
     expect(&second, &noise(HELD_BYTES))
+}
+
+fn memory_operations(setting: &Setting) -> Outcome {
+    let gpu = setting.domain.gpu(FIRST_GPU)?;
+    let stream = gpu.stream();
+    let words = DeviceBuffer::new(gpu.context(), 16).map_err(|error| of(setting, error))?;
+    let enqueue = || {
+        let (short, long) = (words.as_slice().slice(0, 4)?, words.as_slice().slice(8, 8)?);
+        stream.enqueue_write_u32(short, 7)?;
+        stream.enqueue_wait_u32(short, 7)?;
+        stream.enqueue_write_u64(long, 8)?;
+        stream.enqueue_wait_u64(long, 8)
+    };
+    let enqueued = enqueue().map_err(|error| of(setting, fits(error)));
+    // Whatever came of it: the words must not go while the stream works.
+    let done = stream.synchronize().map_err(|error| of(setting, error));
+    enqueued.and(done)
+}
+
+fn make_an_event(setting: &Setting) -> Outcome {
+    let gpu = setting.domain.gpu(FIRST_GPU)?;
+    let use_event = || {
+        let event = cuda::IpcEvent::new(gpu.context())?;
+        event.export()?;
+        event.record(gpu.stream())?;
+        event.enqueue_wait(gpu.stream())?;
+        gpu.stream().synchronize()?;
+        event.is_done()
+    };
+    assert!(use_event().map_err(|error| of(setting, error))?, "the stream has passed it");
+    Ok(())
 }
 
 fn mutable(setting: &Setting) -> Result<Segment, Error> {
