@@ -43,8 +43,9 @@ pub(crate) use event::{Call, Event};
 pub(crate) use types::{Bounds, FdId, MemberId, RequestId};
 
 use effect::{Handle, MemberState};
+use reclaim::Parting;
 use state::{Claim, Entry, Lease, Member, Totals, Version};
-use tombstones::{Ending, Tombstones};
+use tombstones::Tombstones;
 use types::{ClaimId, LeaseId, Millis, Name, Place};
 
 /// All state of a broker that is not tied to its process.
@@ -122,7 +123,7 @@ impl Registry {
                 self.drop_claims(member, &mut out);
                 self.set_state(member, MemberState::HeldByChild);
             }
-            Event::Died { member } => self.reclaim(member, Ending::OwnerDied, &mut out),
+            Event::Died { member } => self.reclaim(member, Parting::Died, &mut out),
             Event::Request { member, request, call } => self.request(member, request, call, &mut out),
         }
         self.sweep(&mut out);
@@ -198,7 +199,7 @@ impl Registry {
             Call::Status => Ok(self.status(member).into()),
             Call::Stop { force } => self.stop(member, force, out),
             Call::Leave => {
-                self.reclaim(member, Ending::Withdrawn, out);
+                self.reclaim(member, Parting::Left, out);
                 out.push(Effect::Disconnect(member));
                 Ok(Verdict::Done.into())
             }
