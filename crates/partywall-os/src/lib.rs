@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`memfd`] | anonymous files with seals: creation, sealing, checking |
 //! | [`map`] | mappings of them: private while building, sealed for readers, shared for `mutable` memory |
+//! | [`futex`] | sleeping on a word of shared memory, and waking who sleeps there |
 //! | [`socket`] | Unix stream sockets that carry file descriptors and tell who is at the other end |
 //! | [`process`] | pidfds, daemons, resource limits |
 //! | [`per_process`] | global state that a forked child begins anew |
@@ -15,6 +16,7 @@
 
 pub mod dir;
 pub mod fd;
+pub mod futex;
 pub mod map;
 pub mod memfd;
 pub mod per_process;

@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | [`Draft`](crate::memfd::Draft) | its owner alone: the file has been given to nobody yet | `&mut [u8]` |
 //! | [`SealedMap`] | nobody, the kernel refuses | `&[u8]` |
-//! | [`SharedMap`] | any process, at any time | [`SharedSlice`], by volatile accesses |
+//! | [`SharedMap`] | any process, at any time | [`SharedSlice`], by volatile accesses; [`Atomics`], by atomic ones |
 #![allow(unsafe_code)]
 
 use std::{
@@ -15,7 +15,7 @@ use std::{
     ptr::{self, NonNull},
     sync::{
         Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering},
     },
 };
 
@@ -322,7 +322,37 @@ impl SharedMap {
         let start = unsafe { self.region.start.add(offset) };
         Some(SharedSlice { start: start.cast(), count, writable: self.writable, map: PhantomData })
     }
+
+    /// `count` values of type `T` from byte `offset` on, to be used by several processes at once, or `None` if they do
+    /// not fit, are not aligned, or the map is for reading.
+    pub fn atomics<T: Atomics>(&self, offset: usize, count: usize) -> Option<&[T]> {
+        let bytes = count.checked_mul(size_of::<T>())?;
+        if !self.writable || offset.checked_add(bytes)? > self.len() || !offset.is_multiple_of(align_of::<T>()) {
+            return None;
+        }
+        if bytes == 0 {
+            return Some(&[]); // An empty map has no address.
+        }
+        // A region begins at a page. Nothing that has been defined with a larger alignment would be found there.
+        const { assert!(align_of::<T>() <= 4096) };
+        // SAFETY: in range and aligned, by the checks above; mapped for writing while `self` lives. Any bytes are a `T`
+        // and it consists of atomics alone, by its contract, so that it may change at any time.
+        Some(unsafe { std::slice::from_raw_parts(self.region.start.add(offset).cast().as_ptr(), count) })
+    }
 }
+
+/// What consists of integer atomics alone, and so may be borrowed while any process writes to it.
+///
+/// # Safety
+/// No other fields, no padding, a `repr` that fixes the layout; nothing in it is dropped.
+pub unsafe trait Atomics: Sync {}
+
+// SAFETY: it is one.
+unsafe impl Atomics for AtomicU32 {}
+// SAFETY: it is one.
+unsafe impl Atomics for AtomicU64 {}
+// SAFETY: an array has no padding.
+unsafe impl<T: Atomics, const N: usize> Atomics for [T; N] {}
 
 /// Files that are mapped behind the others and do not show yet. Dropping it takes them away again.
 #[derive(Debug)]
@@ -509,6 +539,20 @@ mod tests {
     fn a_read_only_mapping_is_not_written() {
         let fd = memfd::Draft::create("partywall:test", 64).unwrap().share().unwrap();
         SharedMap::readable(&fd).unwrap().slice::<u8>(0, 1).unwrap().set(0, 1);
+    }
+
+    #[test]
+    fn atomics_are_borrowed_within_what_is_mapped_for_writing() {
+        let fd = memfd::Draft::create("partywall:test", 4096).unwrap().share().unwrap();
+        let map = SharedMap::writable(&fd).unwrap();
+        let words = map.atomics::<[AtomicU64; 8]>(64, 63).unwrap();
+        words[62][7].store(9, Ordering::Relaxed);
+        assert_eq!(map.slice::<u64>(4088, 1).unwrap().get(0), 9);
+        assert!(map.atomics::<AtomicU64>(4, 1).is_none(), "not aligned");
+        assert!(map.atomics::<[AtomicU64; 8]>(64, 64).is_none(), "past the end");
+        assert!(map.atomics::<[AtomicU64; 8]>(64, usize::MAX / 8).is_none());
+        assert_eq!(map.atomics::<AtomicU64>(4096, 0).unwrap().len(), 0);
+        assert!(SharedMap::readable(&fd).unwrap().atomics::<AtomicU32>(0, 1).is_none(), "not writable");
     }
 
     #[test]

@@ -1,0 +1,422 @@
+//! One incarnation of a timeline, in one cache line.
+//!
+//! | offset | field | written by |
+//! |---|---|---|
+//! | 0 | `value: u64` | the writer's host, or one stream of it; whoever completes an end, once; the broker, again |
+//! | 8 | `announced: u64` the highest value promised | the writer's host |
+//! | 16 | `wakes: u32` counts what a sleeper may look for; slept on | the writer's host, whoever ends |
+//! | 20 | `sleepers: u32` a hint: 1 if somebody may sleep | sleepers set it, wakers clear it |
+//! | 24 | `ending: u32` why no further value comes, 0 while one may | once, from 0: the writer (`Closed`), the broker, `BrokerGone` anybody |
+//! | 28 | `incarnation: u32` | the broker, before it hands the cell out |
+//! | 32 | `closing: u64` the last value that will come, + 1; 0 if that is not said | the writer's host |
+//! | 40 | `tainted: u64` the first value that rests on a failed input, + 1; 0 if none does | the writer's host |
+//! | 48 | `last: u64` the last value that counts, + 1; 0 before the end is complete | once, from 0, by whoever completes the end |
+//! | 56 | eight zero bytes | |
+//!
+//! Rules:
+//! 1. `value` only grows. The writer's host changes it by compare-and-swap, so that it never overwrites poison. A GPU's
+//!    store may.
+//! 2. It ends in three steps, each one compare-and-swap: `ending` from 0, `value` to poison, `last` from 0. Whoever meets
+//!    an end that is not complete completes it ([`Cell::settle`]). What counts is what `value` was when it was poisoned.
+//! 3. Once `ending` is set, `last` alone says what has been reached. A store of the GPU that comes later, from a writer
+//!    that was not dead, and replaces the poison, changes nothing for hosts; the broker repairs the poison for streams
+//!    ([`Cell::guard`]) as long as such a store is possible.
+//! 4. `value` is loaded before `ending`. The other way about, a late store as in rule 3 could count: `ending` was still
+//!    0, then everything happened, then the late value was loaded.
+//! 5. Who changes something that a sleeper may look for does so first, then clears `sleepers`, then adds to `wakes`, then
+//!    looks at `sleepers` again; it wakes if either look found 1. Who sleeps loads `wakes`, looks whether it has to
+//!    sleep, sets `sleepers`, and sleeps if `wakes` is still the same. (Were `sleepers` cleared after `wakes` is added
+//!    to, it might be the mark of a sleeper who has seen the new `wakes`, and the next waker would not wake him.)
+//! 6. Nobody sleeps on `value`: a stream wakes nobody, and growing by 2³² would leave the half that a futex has unchanged.
+//!
+//! If the writer is killed or stopped between any two steps:
+//! * between `value` and `announced` of a host's signal: both are read as the larger of them;
+//! * between the stream's order to signal and `announced`: the value comes unannounced, or not at all;
+//! * before adding to `wakes`, or before waking: who sleeps looks again after [`SLICE`];
+//! * between any two steps of an end: the next who looks completes it.
+
+use std::time::Duration;
+
+use super::value::{MAX_VALUE, Reading, poison, read};
+use crate::sync::{AtomicU32, AtomicU64, FutexWord, Ordering, fence};
+
+/// The longest that anybody sleeps without looking again.
+pub const SLICE: Duration = Duration::from_millis(100);
+
+/// See the head of this file.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub struct Cell {
+    value: AtomicU64,
+    announced: AtomicU64,
+    wakes: FutexWord,
+    sleepers: AtomicU32,
+    ending: AtomicU32,
+    incarnation: AtomicU32,
+    closing: AtomicU64,
+    tainted: AtomicU64,
+    last: AtomicU64,
+    _zero: AtomicU64,
+}
+
+#[cfg(all(test, loom))]
+impl Cell {
+    /// One at 0, for a model.
+    pub(super) fn new() -> Self {
+        let zero = || AtomicU64::new(0);
+        Self {
+            value: zero(),
+            announced: zero(),
+            wakes: FutexWord::new(0),
+            sleepers: AtomicU32::new(0),
+            ending: AtomicU32::new(0),
+            incarnation: AtomicU32::new(0),
+            closing: zero(),
+            tainted: zero(),
+            last: zero(),
+            _zero: zero(),
+        }
+    }
+
+    /// As a stream stores: whatever is there.
+    pub(super) fn store_as_a_stream(&self, v: u64) {
+        // Not a plain store, because on the processors that run this nobody sees it without what it came after.
+        self.value.swap(v, Ordering::AcqRel);
+    }
+}
+
+#[cfg(not(loom))]
+mod layout {
+    #![allow(unsafe_code)]
+
+    use super::Cell;
+
+    const _: () = assert!(size_of::<Cell>() == super::super::CELL_BYTES && std::mem::offset_of!(Cell, last) == 48);
+
+    // SAFETY: `repr(C)`, its fields are atomics (or one in a transparent struct), and lie without gaps.
+    unsafe impl partywall_os::map::Atomics for Cell {}
+}
+
+/// Why no further value comes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum Ending {
+    /// The writer's process is proved dead.
+    OwnerDied = 1,
+    /// The writer's GPU context is broken.
+    OwnerFaulted = 2,
+    /// The writer closed the timeline.
+    Closed = 3,
+    /// Somebody ended all waits.
+    Abandoned = 4,
+    /// The broker is gone, who would have ended the waits when the writer died.
+    BrokerGone = 5,
+    /// The writer was evicted.
+    Evicted = 6,
+}
+
+impl Ending {
+    fn of(code: u32) -> Option<Self> {
+        Some(match code {
+            0 => return None,
+            1 => Self::OwnerDied,
+            3 => Self::Closed,
+            4 => Self::Abandoned,
+            5 => Self::BrokerGone,
+            6 => Self::Evicted,
+            // 2, and whatever else somebody has written who should not.
+            _ => Self::OwnerFaulted,
+        })
+    }
+}
+
+/// How far a timeline is on the way to a value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Progress {
+    /// The value has not been promised.
+    Pending,
+    /// It has been promised, and comes unless the writer dies.
+    Announced,
+    /// It has been signalled. Final.
+    Reached,
+    /// It will never be. Final.
+    Ended(Ending),
+}
+
+/// Why a value cannot be the next one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refused {
+    /// It is 0, or larger than [`MAX_VALUE`].
+    OutOfRange,
+    /// This value, which is not smaller, has been signalled or promised.
+    NotLarger(u64),
+    /// A stream still owes this value, and would overwrite what the host signals.
+    Owed(u64),
+    /// The writer has said that no further value comes.
+    Closing,
+    /// It has ended.
+    Ended(Ending),
+}
+
+/// What [`Cell::end`] has found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ended {
+    /// Why it ended; another reason than the one given, if somebody else came first.
+    pub ending: Ending,
+    /// The last value that counts: where the next incarnation starts.
+    pub last: u64,
+}
+
+/// A moment of a cell, before which nothing is waited for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Wakes(u32);
+
+/// For the broker.
+impl Cell {
+    /// Makes it a new incarnation, at the value `from`.
+    ///
+    /// Nobody else may have the cell: not its members before, not their streams.
+    pub fn start(&self, from: u64, incarnation: u32) {
+        let from = from.min(MAX_VALUE);
+        // `wakes` goes on, whatever it was. What orders these stores is the message that hands the cell out.
+        self.value.store(from, Ordering::Relaxed);
+        self.announced.store(from, Ordering::Relaxed);
+        for word in [&self.closing, &self.tainted, &self.last] {
+            word.store(0, Ordering::Relaxed);
+        }
+        self.sleepers.store(0, Ordering::Relaxed);
+        self.incarnation.store(incarnation, Ordering::Relaxed);
+        self.ending.store(0, Ordering::Release);
+    }
+
+    /// Ends it, unless it has ended, and wakes all who wait; streams go on.
+    pub fn end(&self, ending: Ending) -> Ended {
+        // Pairs with the load in `ending`: who sees the end sees what the one who ended it had done before.
+        let first = self.ending.compare_exchange(0, ending as u32, Ordering::AcqRel, Ordering::Acquire);
+        let last = self.settle();
+        self.tell();
+        let ending = first.err().and_then(Ending::of).unwrap_or(ending);
+        Ended { ending, last }
+    }
+
+    /// Poisons it again if a late store has replaced the poison of one that has ended; returns whether one had. To be
+    /// called now and then while the writer of a cell that was ended may still write.
+    pub fn guard(&self) -> bool {
+        if self.ending().is_none() {
+            return false;
+        }
+        let poison = poison(self.settle());
+        // Hosts do not look at it any more.
+        self.value.swap(poison, Ordering::AcqRel) != poison
+    }
+}
+
+/// For the writer's host.
+impl Cell {
+    /// Signals `v`.
+    ///
+    /// # Errors
+    /// As [`Refused`] says. Nothing has changed then.
+    pub fn signal(&self, v: u64) -> Result<(), Refused> {
+        loop {
+            // Acquire, so that who sees our value sees what the former was signalled for as well.
+            let word = self.value.load(Ordering::Acquire);
+            self.check_next(v)?;
+            let announced = self.announced.load(Ordering::Relaxed);
+            match read(word) {
+                Reading::Live(value) if value < announced => return Err(Refused::Owed(announced)),
+                Reading::Live(_) => {}
+                Reading::Poisoned(_) | Reading::Invalid => return Err(Refused::Ended(self.verdict())),
+            }
+            // Pairs with the loads in `progress` and `value`.
+            if self.value.compare_exchange(word, v, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+                self.announced.store(v, Ordering::Release);
+                self.tell();
+                return Ok(());
+            }
+            // It was ended meanwhile, or a stream's store came.
+        }
+    }
+
+    /// Whether `v` may be the next value: to be asked before a stream is told to store it.
+    ///
+    /// # Errors
+    /// As [`Refused`] says, but not [`Refused::Owed`]: a stream may promise further values.
+    pub fn check_next(&self, v: u64) -> Result<(), Refused> {
+        if v == 0 || v > MAX_VALUE {
+            return Err(Refused::OutOfRange);
+        }
+        if let Some(ending) = self.ending() {
+            return Err(Refused::Ended(ending));
+        }
+        if self.closing().is_some() {
+            return Err(Refused::Closing);
+        }
+        match self.announced() {
+            largest if v <= largest => Err(Refused::NotLarger(largest)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Promises `v`, once a stream has really been told to store it, and wakes who waits for the promise.
+    pub fn announce(&self, v: u64) {
+        // Pairs with the load in `progress`: who sees the promise sees what the host did before it.
+        self.announced.store(v, Ordering::Release);
+        self.tell();
+    }
+
+    /// Says that nothing comes after what has been promised; returns the last value that will. Who waits for more gets
+    /// [`Ending::Closed`] at once. When that value is there, [`Cell::end`] has to follow.
+    pub fn begin_close(&self) -> u64 {
+        let last = self.announced();
+        // Pairs with the load in `closing`.
+        self.closing.store(last + 1, Ordering::Release);
+        self.tell();
+        last
+    }
+
+    /// Says that the values from `v` on rest on an input that has failed.
+    pub fn taint(&self, v: u64) {
+        let word = v.min(MAX_VALUE) + 1;
+        let smaller = |tainted| (tainted == 0 || word < tainted).then_some(word);
+        // Pairs with the load in `tainted`.
+        if self.tainted.fetch_update(Ordering::AcqRel, Ordering::Acquire, smaller).is_ok() {
+            self.tell();
+        }
+    }
+}
+
+/// For all.
+impl Cell {
+    /// The last value really signalled.
+    pub fn value(&self) -> u64 {
+        let word = self.value.load(Ordering::Acquire);
+        match self.ending() {
+            Some(_) => self.settle(),
+            None => live(word),
+        }
+    }
+
+    /// The highest value promised; not smaller than what is signalled.
+    pub fn announced(&self) -> u64 {
+        self.announced.load(Ordering::Acquire).min(MAX_VALUE).max(self.value())
+    }
+
+    /// Why no further value comes, or `None` while one may.
+    pub fn ending(&self) -> Option<Ending> {
+        Ending::of(self.ending.load(Ordering::Acquire))
+    }
+
+    /// The last value that will come, if the writer is closing.
+    pub fn closing(&self) -> Option<u64> {
+        stored(self.closing.load(Ordering::Acquire))
+    }
+
+    /// The first value that rests on a failed input.
+    pub fn tainted(&self) -> Option<u64> {
+        stored(self.tainted.load(Ordering::Acquire))
+    }
+
+    /// Which incarnation of its timeline it is.
+    pub fn incarnation(&self) -> u32 {
+        self.incarnation.load(Ordering::Relaxed)
+    }
+
+    /// How far it is on the way to `v`.
+    pub fn progress(&self, v: u64) -> Progress {
+        // Before `ending`: rule 4.
+        let word = self.value.load(Ordering::Acquire);
+        if let Some(ending) = self.ending() {
+            return if v <= self.settle() { Progress::Reached } else { Progress::Ended(ending) };
+        }
+        match read(word) {
+            Reading::Live(value) if v <= value => Progress::Reached,
+            // Poison without an end: the writer's own store, which nobody asked it for.
+            Reading::Poisoned(_) | Reading::Invalid => Progress::Ended(Ending::OwnerFaulted),
+            Reading::Live(_) if self.closing().is_some_and(|last| v > last) => Progress::Ended(Ending::Closed),
+            Reading::Live(_) if v <= self.announced.load(Ordering::Acquire) => Progress::Announced,
+            Reading::Live(_) => Progress::Pending,
+        }
+    }
+
+    /// Now: taken before looking whether there is something to wait for.
+    pub fn wakes(&self) -> Wakes {
+        // Pairs with `tell`: who sees the count sees what was counted.
+        Wakes(self.wakes.load(Ordering::Acquire))
+    }
+
+    /// Sleeps until something has been promised, signalled by a host, closed, tainted or ended since `seen`; not longer
+    /// than `limit` and [`SLICE`]. May return early: look again.
+    ///
+    /// A stream's store ends no sleep.
+    pub fn sleep(&self, seen: Wakes, limit: Duration) {
+        self.sleepers.store(1, Ordering::Relaxed);
+        // Pairs with the one in `tell`: either the waker finds the mark, or the kernel finds `wakes` changed.
+        fence(Ordering::SeqCst);
+        self.wakes.sleep(seen.0, limit.min(SLICE));
+    }
+
+    /// Wakes all sleepers to look again: rule 5.
+    pub fn tell(&self) {
+        let marked = || self.sleepers.load(Ordering::Relaxed) != 0;
+        let cleared = marked() && self.sleepers.swap(0, Ordering::Relaxed) != 0;
+        // Pairs with `wakes`.
+        self.wakes.fetch_add(1, Ordering::Release);
+        // Pairs with the one in `sleep`.
+        fence(Ordering::SeqCst);
+        if cleared || marked() {
+            self.wakes.wake_all();
+        }
+    }
+}
+
+impl Cell {
+    /// Completes an end that somebody has begun, and returns the last value that counts. To be called once `ending` is
+    /// not 0.
+    fn settle(&self) -> u64 {
+        let mut attempts = 0;
+        loop {
+            if let Some(last) = stored(self.last.load(Ordering::Acquire)) {
+                return last;
+            }
+            let word = self.value.load(Ordering::Acquire);
+            let last = match read(word) {
+                Reading::Poisoned(last) => last,
+                Reading::Live(_) | Reading::Invalid => {
+                    let last = live(word);
+                    let poisoned = self.value.compare_exchange(word, poison(last), Ordering::AcqRel, Ordering::Relaxed);
+                    attempts += 1;
+                    if poisoned.is_err() && attempts < MOST_ATTEMPTS {
+                        continue;
+                    }
+                    last
+                }
+            };
+            // Pairs with the load above. Somebody else may have found an earlier value than a late store left here:
+            // what is stored first counts for all.
+            let first = self.last.compare_exchange(0, last + 1, Ordering::AcqRel, Ordering::Acquire);
+            return first.err().and_then(stored).unwrap_or(last);
+        }
+    }
+
+    fn verdict(&self) -> Ending {
+        self.ending().unwrap_or(Ending::OwnerFaulted)
+    }
+}
+
+/// Values that a writer signals between two looks at them, at most. A writer that is faster than this for so long is no
+/// writer of ours; the broker, who calls this, goes on, and `guard` stores the poison.
+const MOST_ATTEMPTS: u32 = 1000;
+
+/// The value of a word without poison; of one that nobody may have written, none.
+fn live(word: u64) -> u64 {
+    match read(word) {
+        Reading::Live(value) => value,
+        Reading::Poisoned(_) | Reading::Invalid => 0,
+    }
+}
+
+/// A value that is stored with 1 added to it.
+fn stored(word: u64) -> Option<u64> {
+    word.checked_sub(1).map(|value| value.min(MAX_VALUE))
+}

@@ -1,0 +1,186 @@
+//! Cells under the model checker.
+#![allow(clippy::unwrap_used, reason = "a model fails by panicking, as tests do")]
+
+use loom::{
+    model::Builder,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    thread,
+};
+
+use super::*;
+
+fn check(model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(model);
+}
+
+/// Sleeps until `look` finds something.
+fn wait<T>(cell: &Cell, look: impl Fn(&Cell) -> Option<T>) -> T {
+    loop {
+        let seen = cell.wakes();
+        if let Some(found) = look(cell) {
+            return found;
+        }
+        cell.sleep(seen, SLICE);
+    }
+}
+
+/// Sleeps until it is decided whether `v` is reached.
+fn decided(cell: &Cell, v: u64) -> Progress {
+    wait(cell, |cell| match cell.progress(v) {
+        Progress::Pending | Progress::Announced => None,
+        decided => Some(decided),
+    })
+}
+
+fn promised(cell: &Cell, v: u64) -> Progress {
+    wait(cell, |cell| Some(cell.progress(v)).filter(|progress| *progress != Progress::Pending))
+}
+
+#[test]
+fn who_is_woken_sees_what_came_before_the_signal() {
+    check(|| {
+        let shared = Arc::new((Cell::new(), AtomicU32::new(0)));
+        let waiter = {
+            let shared = shared.clone();
+            thread::spawn(move || {
+                assert_eq!(decided(&shared.0, 1), Progress::Reached);
+                assert_eq!(shared.1.load(Ordering::Relaxed), 7);
+            })
+        };
+        shared.1.store(7, Ordering::Relaxed);
+        shared.0.signal(1).unwrap();
+        waiter.join().unwrap();
+    });
+}
+
+#[test]
+fn no_promise_is_slept_through() {
+    check(|| {
+        let cell = Arc::new(Cell::new());
+        let waiters = [1, 2].map(|v| {
+            let cell = cell.clone();
+            thread::spawn(move || assert_eq!(promised(&cell, v), Progress::Announced))
+        });
+        cell.announce(1);
+        cell.announce(2);
+        for waiter in waiters {
+            waiter.join().unwrap();
+        }
+    });
+}
+
+#[test]
+fn no_change_is_slept_through_that_another_waker_makes() {
+    check(|| {
+        let cell = Arc::new(Cell::new());
+        let waiter = {
+            let cell = cell.clone();
+            thread::spawn(move || {
+                promised(&cell, 1);
+                assert_eq!(wait(&cell, |cell| cell.ending()), Ending::Evicted);
+            })
+        };
+        let ender = {
+            let cell = cell.clone();
+            thread::spawn(move || cell.end(Ending::Evicted))
+        };
+        cell.announce(1);
+        ender.join().unwrap();
+        waiter.join().unwrap();
+    });
+}
+
+#[test]
+fn all_agree_on_what_was_reached_before_the_end() {
+    check(|| {
+        let cell = Arc::new(Cell::new());
+        let waiter = {
+            let cell = cell.clone();
+            thread::spawn(move || decided(&cell, 1))
+        };
+        let ender = {
+            let cell = cell.clone();
+            thread::spawn(move || cell.end(Ending::OwnerDied))
+        };
+        let signalled = cell.signal(1);
+        let ended = ender.join().unwrap();
+        let progress = waiter.join().unwrap();
+        assert_eq!(ended, Ended { ending: Ending::OwnerDied, last: u64::from(signalled.is_ok()) });
+        match signalled {
+            Ok(()) => assert_eq!(progress, Progress::Reached),
+            Err(refused) => {
+                assert_eq!(refused, Refused::Ended(Ending::OwnerDied));
+                assert_eq!(progress, Progress::Ended(Ending::OwnerDied));
+            }
+        }
+    });
+}
+
+#[test]
+fn it_ends_once_for_one_reason() {
+    check(|| {
+        let cell = Arc::new(Cell::new());
+        let enders = [Ending::OwnerDied, Ending::BrokerGone].map(|ending| {
+            let cell = cell.clone();
+            thread::spawn(move || cell.end(ending))
+        });
+        let signalled = cell.signal(1).is_ok();
+        let [a, b] = enders.map(|ender| ender.join().unwrap());
+        assert_eq!(a, b);
+        assert_eq!((a.last, cell.value(), cell.ending()), (u64::from(signalled), a.last, Some(a.ending)));
+        assert!(!cell.guard());
+    });
+}
+
+#[test]
+fn a_late_store_of_a_stream_changes_no_verdict() {
+    check(|| {
+        let cell = Arc::new(Cell::new());
+        cell.announce(1);
+        let ender = {
+            let cell = cell.clone();
+            thread::spawn(move || cell.end(Ending::Abandoned).last)
+        };
+        let stream = {
+            let cell = cell.clone();
+            thread::spawn(move || cell.store_as_a_stream(1))
+        };
+        let seen = cell.progress(1);
+        let last = ender.join().unwrap();
+        stream.join().unwrap();
+        match seen {
+            Progress::Reached => assert_eq!(last, 1),
+            Progress::Ended(_) => assert_eq!(last, 0),
+            _ => {}
+        }
+        let after = if last == 1 { Progress::Reached } else { Progress::Ended(Ending::Abandoned) };
+        assert_eq!((cell.progress(1), cell.value()), (after, last));
+        // Only if it came after the poison is there something to repair.
+        assert!(!cell.guard() || last == 0);
+        assert!(!cell.guard());
+    });
+}
+
+#[test]
+fn closing_is_not_slept_through() {
+    check(|| {
+        let cell = Arc::new(Cell::new());
+        let waiter = {
+            let cell = cell.clone();
+            thread::spawn(move || {
+                assert_eq!(decided(&cell, 2), Progress::Ended(Ending::Closed));
+                decided(&cell, 1)
+            })
+        };
+        cell.announce(1);
+        assert_eq!(cell.begin_close(), 1);
+        cell.store_as_a_stream(1);
+        assert_eq!(cell.end(Ending::Closed).last, 1);
+        assert_eq!(waiter.join().unwrap(), Progress::Reached);
+    });
+}

@@ -1,0 +1,159 @@
+#![allow(clippy::unwrap_used, reason = "what is said of tests holds for their helpers")]
+
+use std::{
+    sync::atomic::{AtomicU32, AtomicU64, Ordering},
+    time::Duration,
+};
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn slab() -> Slab {
+    Slab::map(Slab::create().unwrap()).unwrap()
+}
+
+fn word(slab: &Slab, offset: usize) -> &AtomicU64 {
+    &slab.memory().atomics(offset, 1).unwrap()[0]
+}
+
+#[test]
+fn values_only_grow_and_end() {
+    let slab = slab();
+    let cell = slab.cell(CELLS - 1).unwrap();
+    assert!(slab.cell(CELLS).is_none());
+    cell.start(7, 3);
+    assert_eq!((cell.value(), cell.announced(), cell.incarnation()), (7, 7, 3));
+    assert_eq!(cell.signal(7), Err(Refused::NotLarger(7)));
+    assert_eq!(cell.signal(0), Err(Refused::OutOfRange));
+    assert_eq!(cell.signal(MAX_VALUE + 1), Err(Refused::OutOfRange));
+    cell.signal(9).unwrap();
+    assert_eq!((cell.value(), cell.announced()), (9, 9));
+    assert_eq!(cell.progress(9), Progress::Reached);
+    assert_eq!(cell.progress(10), Progress::Pending);
+    assert!(!cell.guard());
+    assert_eq!(cell.end(Ending::OwnerDied), Ended { ending: Ending::OwnerDied, last: 9 });
+    assert_eq!(cell.end(Ending::Abandoned), Ended { ending: Ending::OwnerDied, last: 9 });
+    assert_eq!(cell.progress(9), Progress::Reached);
+    assert_eq!(cell.progress(10), Progress::Ended(Ending::OwnerDied));
+    assert_eq!(cell.signal(10), Err(Refused::Ended(Ending::OwnerDied)));
+    let next = slab.cell(0).unwrap();
+    next.start(cell.value(), cell.incarnation() + 1);
+    next.signal(MAX_VALUE).unwrap();
+    assert_eq!(next.check_next(MAX_VALUE), Err(Refused::NotLarger(MAX_VALUE)));
+    assert_eq!(next.end(Ending::Evicted).last, MAX_VALUE);
+}
+
+#[test]
+fn a_stream_owes_what_it_was_told_to_store() {
+    let slab = slab();
+    let (cell, value) = (slab.cell(1).unwrap(), word(&slab, CELL_BYTES));
+    cell.check_next(5).unwrap();
+    cell.announce(5);
+    assert_eq!((cell.value(), cell.announced(), cell.progress(5)), (0, 5, Progress::Announced));
+    assert_eq!(cell.check_next(5), Err(Refused::NotLarger(5)));
+    cell.check_next(6).unwrap();
+    assert_eq!(cell.signal(6), Err(Refused::Owed(5)));
+    value.store(5, Ordering::Relaxed);
+    cell.signal(6).unwrap();
+    cell.announce(8);
+    assert_eq!(cell.begin_close(), 8);
+    assert_eq!(cell.check_next(9), Err(Refused::Closing));
+    assert_eq!(cell.progress(9), Progress::Ended(Ending::Closed));
+    assert_eq!(cell.progress(8), Progress::Announced);
+    value.store(8, Ordering::Relaxed);
+    assert_eq!(cell.end(Ending::Closed).last, 8);
+}
+
+#[test]
+fn a_late_store_counts_for_nobody() {
+    let slab = slab();
+    let (cell, value) = (slab.cell(0).unwrap(), word(&slab, 0));
+    cell.signal(3).unwrap();
+    cell.announce(4);
+    assert_eq!(cell.end(Ending::Evicted).last, 3);
+    let poison = value.load(Ordering::Relaxed);
+    value.store(4, Ordering::Relaxed);
+    assert_eq!((cell.value(), cell.progress(4)), (3, Progress::Ended(Ending::Evicted)));
+    assert!(cell.guard());
+    assert!(!cell.guard());
+    assert_eq!(value.load(Ordering::Relaxed), poison);
+}
+
+#[test]
+fn who_looks_completes_an_end_that_was_only_begun() {
+    let slab = slab();
+    let cell = slab.cell(0).unwrap();
+    cell.signal(3).unwrap();
+    let ending = &slab.memory().atomics::<AtomicU32>(24, 1).unwrap()[0];
+    ending.store(Ending::BrokerGone as u32, Ordering::Relaxed);
+    assert_eq!(cell.progress(4), Progress::Ended(Ending::BrokerGone));
+    assert_eq!(value::read(word(&slab, 0).load(Ordering::Relaxed)), value::Reading::Poisoned(3));
+    assert_eq!(word(&slab, 48).load(Ordering::Relaxed), 4);
+    // The same, one step later.
+    cell.start(3, 0);
+    ending.store(Ending::BrokerGone as u32, Ordering::Relaxed);
+    word(&slab, 0).store(value::poison(3), Ordering::Relaxed);
+    assert_eq!((cell.value(), cell.progress(3)), (3, Progress::Reached));
+}
+
+#[test]
+fn the_first_taint_stays() {
+    let slab = slab();
+    let cell = slab.cell(0).unwrap();
+    assert_eq!(cell.tainted(), None);
+    for v in [9, 5, 7] {
+        cell.taint(v);
+    }
+    assert_eq!(cell.tainted(), Some(5));
+}
+
+#[test]
+fn a_sleeper_of_another_mapping_is_woken() {
+    let fd = Slab::create().unwrap();
+    let (ours, theirs) = (Slab::map(&fd).unwrap(), Slab::map(&fd).unwrap());
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let cell = theirs.cell(5).unwrap();
+            loop {
+                let seen = cell.wakes();
+                if cell.progress(2000) == Progress::Reached {
+                    return;
+                }
+                cell.sleep(seen, Duration::MAX);
+            }
+        });
+        for v in 1..=2000 {
+            ours.cell(5).unwrap().signal(v).unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_file_of_another_length_is_no_slab() {
+    let draft = |bytes| memfd::Draft::create("partywall:test", bytes).unwrap().share().unwrap();
+    assert_eq!(Slab::map(draft(4096)).unwrap_err().kind(), io::ErrorKind::InvalidData);
+    assert!(Slab::map(draft(0)).is_err());
+    assert!(Slab::map(std::fs::File::open("/dev/null").unwrap()).is_err());
+}
+
+proptest! {
+    /// What a broken or hostile member may leave: everything ends, nothing panics, and the end is one.
+    #[test]
+    fn whatever_the_bytes_are_it_can_be_read_and_ended(words in prop::array::uniform8(any::<u64>()), v in 0..=u64::MAX) {
+        let slab = slab();
+        let cell = slab.cell(0).unwrap();
+        for (index, bits) in words.into_iter().enumerate() {
+            word(&slab, index * 8).store(bits, Ordering::Relaxed);
+        }
+        cell.progress(v);
+        let _ = (cell.signal(v), cell.check_next(v), cell.closing(), cell.tainted(), cell.guard());
+        let ended = cell.end(Ending::OwnerFaulted);
+        prop_assert!(ended.last <= MAX_VALUE);
+        prop_assert_eq!((cell.value(), cell.ending()), (ended.last, Some(ended.ending)));
+        cell.guard();
+        prop_assert!(!cell.guard());
+        cell.start(ended.last, 1);
+        prop_assert_eq!((cell.value(), cell.announced(), cell.ending()), (ended.last, ended.last, None));
+    }
+}

@@ -1,0 +1,77 @@
+//! What the 64 bits of a value say: the only place that knows the numbers.
+//!
+//! | number | means |
+//! |---|---|
+//! | 0 … 2⁶¹ | that value has been signalled, and each below it |
+//! | 2⁶² + 1 + n, with n in 0 … 2⁶¹ | poison: n was the last one, and none will follow |
+//! | any other | nothing that anybody may write |
+//!
+//! A stream waits for `(int64_t)(word - v) >= 0`. The smallest poison is above the largest value and their distance is
+//! less than 2⁶³, so that poison ends every such wait, for whatever value.
+
+/// The largest value of a timeline.
+pub const MAX_VALUE: u64 = 1 << 61;
+
+/// What a value word says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Reading {
+    /// The timeline has this value.
+    Live(u64),
+    /// It has ended at this value.
+    Poisoned(u64),
+    /// No signal and no end has written this.
+    Invalid,
+}
+
+/// Reads a value word.
+pub(super) fn read(word: u64) -> Reading {
+    match word.checked_sub(POISON) {
+        None if word <= MAX_VALUE => Reading::Live(word),
+        Some(last) if last <= MAX_VALUE => Reading::Poisoned(last),
+        _ => Reading::Invalid,
+    }
+}
+
+/// What is stored in the place of `last`, which is no larger than [`MAX_VALUE`].
+pub(super) fn poison(last: u64) -> u64 {
+    debug_assert!(last <= MAX_VALUE);
+    POISON + last
+}
+
+/// Larger than each value by more than any of them; odd, as all-ones would be an error code of some GPU code, and so
+/// that the low half differs from that of the value.
+const POISON: u64 = (1 << 62) + 1;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// As a stream compares (`CU_STREAM_WAIT_VALUE_GEQ`).
+    fn a_stream_passes(word: u64, v: u64) -> bool {
+        word.wrapping_sub(v) as i64 >= 0
+    }
+
+    #[test]
+    fn the_borders() {
+        assert_eq!(read(0), Reading::Live(0));
+        assert_eq!(read(MAX_VALUE), Reading::Live(MAX_VALUE));
+        assert_eq!(read(MAX_VALUE + 1), Reading::Invalid);
+        assert_eq!(read(1 << 62), Reading::Invalid);
+        assert_eq!(read(poison(0)), Reading::Poisoned(0));
+        assert_eq!(read(poison(MAX_VALUE)), Reading::Poisoned(MAX_VALUE));
+        assert_eq!(read(poison(MAX_VALUE) + 1), Reading::Invalid);
+        assert_eq!(read(u64::MAX), Reading::Invalid);
+        assert!(a_stream_passes(poison(0), MAX_VALUE) && a_stream_passes(poison(MAX_VALUE), 0));
+    }
+
+    proptest! {
+        #[test]
+        fn poison_ends_every_wait_and_remembers(last in 0..=MAX_VALUE, v in 0..=MAX_VALUE) {
+            prop_assert_eq!(read(poison(last)), Reading::Poisoned(last));
+            prop_assert!(a_stream_passes(poison(last), v));
+            prop_assert_ne!(poison(last) as u32, last as u32);
+            prop_assert_eq!(a_stream_passes(last, v), last >= v);
+        }
+    }
+}
