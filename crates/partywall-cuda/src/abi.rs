@@ -4,7 +4,7 @@
 //! driver's functions may be called from any thread, not because of an assertion about pointers. The tests
 //! hold sizes, offsets and numbers against bindings that were generated from the vendor's header.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 
 /// `CUdevice`: the ordinal of a device in this process.
 pub(crate) type RawDevice = c_int;
@@ -14,6 +14,8 @@ pub(crate) type DevicePtr = u64;
 pub(crate) type AllocationHandle = u64;
 /// `CUcontext`, `CUstream`, `CUevent`, `CUmodule`, `CUfunction`: pointers that only the driver follows.
 pub(crate) type Handle = usize;
+/// `CUhostFn`.
+pub(crate) type HostFunction = unsafe extern "C" fn(*mut c_void);
 
 /// `CUuuid`.
 pub(crate) type RawUuid = [u8; 16];

@@ -35,6 +35,8 @@ struct Inner {
 #[must_use = "the context is current only while the guard lives"]
 pub struct ContextGuard<'a> {
     context: &'a Context,
+    /// Whether the context was made current for this, and not by somebody before.
+    pushed: bool,
     /// The thread's stream-capture mode to go back to, where it was changed.
     capture_mode: Option<u32>,
     _not_send: PhantomData<*mut ()>,
@@ -61,9 +63,17 @@ impl Context {
     /// The context is gone (`CUDA_ERROR_CONTEXT_IS_DESTROYED` after somebody reset the device), or CUDA is shutting
     /// down.
     pub fn guard(&self) -> Result<ContextGuard<'_>, CudaError> {
-        // SAFETY: the handle is retained for as long as `self` lives.
-        unsafe { self.driver().ctx_push_current(self.inner.raw) }?;
-        Ok(ContextGuard { context: self, capture_mode: None, _not_send: PhantomData })
+        let mut current = 0;
+        // Asked first: a thread of the caller's mostly has it current already, and asking is one cheap call in the place
+        // of two.
+        // SAFETY: the pointer is to a live handle.
+        unsafe { self.driver().ctx_get_current(&mut current) }?;
+        let pushed = current != self.inner.raw;
+        if pushed {
+            // SAFETY: the handle is retained for as long as `self` lives.
+            unsafe { self.driver().ctx_push_current(self.inner.raw) }?;
+        }
+        Ok(ContextGuard { context: self, pushed, capture_mode: None, _not_send: PhantomData })
     }
 
     /// Like [`Context::guard`], and the thread is in relaxed stream-capture mode meanwhile: allocating, importing and
@@ -208,9 +218,11 @@ impl Drop for ContextGuard<'_> {
             // SAFETY: the pointer is to a live mode.
             self.context.record_drop(unsafe { driver.thread_exchange_stream_capture_mode(&mut mode) });
         }
-        let mut popped = 0;
-        // SAFETY: the pointer is to a live handle. What is on top is what this guard pushed: it cannot have left its
-        // thread, and guards end in reverse order.
-        self.context.record_drop(unsafe { driver.ctx_pop_current(&mut popped) });
+        if self.pushed {
+            let mut popped = 0;
+            // SAFETY: the pointer is to a live handle. What is on top is what this guard pushed: it cannot have left its
+            // thread, and guards end in reverse order.
+            self.context.record_drop(unsafe { driver.ctx_pop_current(&mut popped) });
+        }
     }
 }

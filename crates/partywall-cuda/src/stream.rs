@@ -4,9 +4,10 @@
 //! the stream.
 #![allow(unsafe_code)] // driver calls
 
+use std::ffi::c_void;
 use std::fmt;
 
-use crate::abi::{Handle, STREAM_CAPTURE_STATUS_NONE, STREAM_NON_BLOCKING};
+use crate::abi::{Handle, HostFunction, STREAM_CAPTURE_STATUS_NONE, STREAM_NON_BLOCKING};
 use crate::{AccessError, Context, CuResult, CudaError, DeviceSlice};
 
 /// The driver's handle of a stream (`CUstream`, `cudaStream_t`) as a number: what frameworks hand over.
@@ -33,6 +34,10 @@ impl fmt::Debug for RawStream {
         write!(f, "RawStream({:#x})", self.0)
     }
 }
+
+/// The identity of a stream ([`StreamRef::id`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct StreamId(u64);
 
 /// A stream of our own, which does not wait for the default stream nor it for this one (`CU_STREAM_NON_BLOCKING`).
 ///
@@ -153,6 +158,38 @@ impl<'a> StreamRef<'a> {
         // SAFETY: the stream is live; the pointer is to a live status.
         unsafe { self.context.driver().stream_is_capturing(self.handle(), &mut status) }?;
         Ok(status != STREAM_CAPTURE_STATUS_NONE)
+    }
+
+    /// Which stream it is. Unlike the handle, which the driver gives out again, no other stream of the process ever has
+    /// the same identity; and the default stream of a thread is told from that of another.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_NOT_FOUND` from a driver older than CUDA 12.
+    pub fn id(&self) -> Result<StreamId, CudaError> {
+        let _guard = self.context.guard()?;
+        let mut id = 0;
+        // SAFETY: the stream is live; the pointer is to a live number.
+        unsafe { self.context.driver().stream_get_id(self.handle(), &mut id) }?;
+        Ok(StreamId(id))
+    }
+
+    /// Has the driver call `function` once, on a thread of its own, when everything that is on the stream now is done;
+    /// what is enqueued later waits until it has returned. Every stream of the context may have to wait for it, so it is
+    /// short, and waits for nothing.
+    ///
+    /// It must not call CUDA, nor drop what does: such calls are refused (`CUDA_ERROR_NOT_PERMITTED`). A panic in it ends
+    /// the process. If the context is lost before, it is never called, and what it owns is never dropped.
+    ///
+    /// # Errors
+    /// The stream is captured (a graph might call it more than once), or the driver refuses; nothing is then enqueued.
+    pub fn enqueue_host_function(&self, function: impl FnOnce() + Send + 'static) -> Result<(), AccessError> {
+        self.require_not_capturing()?;
+        let _guard = self.context.guard()?;
+        launch(function, |call, data| {
+            // SAFETY: the stream is live; function and data belong together, and are valid until the one call.
+            unsafe { self.context.driver().launch_host_func(self.handle(), call, data) }
+        })?;
+        Ok(())
     }
 
     /// Copies host bytes to the device, in stream order, and waits for it.
@@ -305,6 +342,23 @@ impl<'a> StreamRef<'a> {
     pub(crate) fn require_not_capturing(&self) -> Result<(), AccessError> {
         if self.is_capturing()? { Err(AccessError::Capturing) } else { Ok(()) }
     }
+}
+
+/// Gives a function to the driver in the form that it takes. If `enqueue` fails, the function is dropped.
+fn launch<F: FnOnce() + Send + 'static>(
+    function: F,
+    enqueue: impl FnOnce(HostFunction, *mut c_void) -> Result<(), CudaError>,
+) -> Result<(), CudaError> {
+    unsafe extern "C" fn call<F: FnOnce()>(data: *mut c_void) {
+        // SAFETY: what `launch` gave to the driver with this function, which the driver calls once.
+        let function = unsafe { Box::from_raw(data.cast::<F>()) };
+        function();
+    }
+    let data = Box::into_raw(Box::new(function));
+    enqueue(call::<F>, data.cast()).inspect_err(|_| {
+        // SAFETY: made above; the driver has refused it and will not call.
+        drop(unsafe { Box::from_raw(data) });
+    })
 }
 
 fn same_length(source_len: u64, destination_len: u64) -> Result<(), AccessError> {

@@ -14,7 +14,7 @@ use std::sync::OnceLock;
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
 use crate::abi::{
-    AllocationHandle, DevicePtr, Handle, IpcHandle, MemAccessDesc, MemAllocationProp, RawDevice, RawUuid,
+    AllocationHandle, DevicePtr, Handle, HostFunction, IpcHandle, MemAccessDesc, MemAllocationProp, RawDevice, RawUuid,
 };
 use crate::{CuResult, CudaError};
 
@@ -424,6 +424,7 @@ entry_points! {
         required stream_is_capturing = "cuStreamIsCapturing" as "cuStreamIsCapturing" (
             stream: Handle, status: *mut u32,
         );
+        optional stream_get_id = "cuStreamGetId" as "cuStreamGetId" (stream: Handle, id: *mut u64);
         optional stream_wait_event = "cuStreamWaitEvent" as "cuStreamWaitEvent" (
             stream: Handle, event: Handle, flags: u32,
         );
@@ -470,6 +471,9 @@ entry_points! {
             block_x: u32, block_y: u32, block_z: u32,
             shared_bytes: u32, stream: Handle,
             parameters: *mut *mut c_void, extra: *mut *mut c_void,
+        );
+        optional launch_host_func = "cuLaunchHostFunc" as "cuLaunchHostFunc" (
+            stream: Handle, function: HostFunction, data: *mut c_void,
         );
     }
 }

@@ -214,6 +214,7 @@ entry_points! {
 
     stream_create = "cuStreamCreate" (stream: &mut Handle, flags: u32);
     stream_destroy = "cuStreamDestroy_v2" (stream: Handle);
+    stream_get_id = "cuStreamGetId" (stream: Handle, id: &mut u64);
     stream_query = "cuStreamQuery" (stream: Handle);
     stream_synchronize = "cuStreamSynchronize" (stream: Handle);
     stream_wait_event = "cuStreamWaitEvent" (stream: Handle, event: Handle, flags: u32);

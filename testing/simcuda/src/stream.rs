@@ -7,6 +7,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::abi::{Code, Handle};
@@ -17,6 +18,8 @@ use crate::queue::{Queue, Runner, Ticket, Work};
 use crate::{event, ledger, state};
 
 pub(crate) struct Stream {
+    /// No other stream of the process has it.
+    id: u64,
     queue: Arc<Queue>,
     kind: Kind,
     priority: c_int,
@@ -95,7 +98,9 @@ impl Stream {
 
 impl Streams {
     fn start(&mut self, context: &Arc<Ctx>, kind: Kind, priority: c_int) -> Arc<Stream> {
-        let stream = Arc::new(Stream { queue: Queue::start(context), kind, priority, capture: Mutex::default() });
+        static LAST: AtomicU64 = AtomicU64::new(0);
+        let id = LAST.fetch_add(1, Ordering::Relaxed) + 1;
+        let stream = Arc::new(Stream { id, queue: Queue::start(context), kind, priority, capture: Mutex::default() });
         self.live.push(stream.clone());
         stream
     }
@@ -218,6 +223,7 @@ entry_points! {
         store(flags, if find(stream)?.kind == Kind::NonBlocking { NON_BLOCKING } else { 0 })
     }
     fn cuStreamGetPriority(stream: Handle, priority: *mut c_int) { store(priority, find(stream)?.priority) }
+    fn cuStreamGetId(stream: Handle, id: *mut u64) { store(id, find(stream)?.id) }
     fn cuStreamGetCtx(stream: Handle, context: *mut Handle) { store(context, find(stream)?.context().handle) }
     fn cuCtxGetStreamPriorityRange(least: *mut c_int, greatest: *mut c_int) {
         context::current()?;

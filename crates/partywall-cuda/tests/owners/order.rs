@@ -1,14 +1,15 @@
 //! Streams, kernels, and what they wait for.
 
+use std::sync::mpsc::{RecvError, channel};
 use std::time::Duration;
 
 use partywall_cuda::memop::{self, ProbeError};
 use partywall_cuda::{
-    Access, AccessError, DeviceBuffer, Kernels, Mapping, PhysicalMemory, RawStream, Stream, StreamRef,
+    Access, AccessError, CuResult, DeviceBuffer, Kernels, Mapping, PhysicalMemory, RawStream, Stream, StreamRef,
 };
 use partywall_harness::WATCHDOG;
 
-use crate::{GRANULARITY, call_of, on_the_simulated_gpu, while_capturing};
+use crate::{GRANULARITY, call_of, is_failed, on_the_simulated_gpu, while_capturing};
 
 #[test]
 fn kernels_run_behind_a_wait_and_check_what_they_are_given_on_the_simulated_gpu() {
@@ -110,5 +111,48 @@ fn what_a_stream_still_waits_for_is_never_freed_on_the_simulated_gpu() {
             ProbeError::Refused(_) if step.ends_with("=719") => {}
             error => panic!("{step}: {error}"),
         }
+    });
+}
+
+#[test]
+fn a_host_function_runs_once_in_order_or_is_dropped_on_the_simulated_gpu() {
+    on_the_simulated_gpu(&["", "cuLaunchHostFunc:1=801"], &[], |context, step| {
+        let (stream, word) = (Stream::new(context).unwrap(), DeviceBuffer::new(context, 8).unwrap());
+        let stream = stream.as_ref();
+        stream.enqueue_set(word.as_slice(), 0).unwrap();
+        stream.synchronize().unwrap();
+        let (sender, receiver) = channel();
+        stream.enqueue_wait_u64(word.as_slice(), 1).unwrap();
+        let enqueued = stream.enqueue_host_function(move || sender.send(7).unwrap());
+        if !step.is_empty() {
+            let Err(AccessError::Driver(error)) = enqueued else { panic!("{enqueued:?}") };
+            assert!(is_failed(&error, call_of(step), CuResult::NOT_SUPPORTED), "{error}");
+            assert_eq!(receiver.recv(), Err(RecvError), "it was dropped, and did not run");
+        }
+        assert_eq!(receiver.try_recv().ok(), None, "what is before it is not done");
+        Stream::new(context).unwrap().as_ref().enqueue_write_u64(word.as_slice(), 1).unwrap();
+        stream.synchronize().unwrap();
+        assert_eq!(receiver.try_iter().collect::<Vec<_>>(), if step.is_empty() { vec![7] } else { vec![] });
+        let captured = Stream::new(context).unwrap();
+        assert!(while_capturing(context, &captured, || {
+            let refused = captured.as_ref().enqueue_host_function(|| panic!("it was captured"));
+            assert_eq!(refused, Err(AccessError::Capturing));
+        }));
+    });
+}
+
+#[test]
+fn streams_are_told_apart_on_the_simulated_gpu() {
+    on_the_simulated_gpu(&[""], &[], |context, _| {
+        let (one, other) = (Stream::new(context).unwrap(), Stream::new(context).unwrap());
+        let id = |stream: &Stream| stream.as_ref().id().unwrap();
+        assert_eq!(id(&one), id(&one));
+        assert_ne!(id(&one), id(&other));
+        assert_eq!(std::thread::scope(|scope| scope.spawn(|| id(&one)).join().unwrap()), id(&one));
+        let default = || {
+            // SAFETY: a default stream.
+            unsafe { StreamRef::borrow(context, RawStream::PER_THREAD_DEFAULT) }.id().unwrap()
+        };
+        assert_ne!(std::thread::scope(|scope| scope.spawn(default).join().unwrap()), default());
     });
 }

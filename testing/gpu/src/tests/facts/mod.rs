@@ -11,6 +11,7 @@
 //!
 //! Not here, because they are times and no answers: time slices, latencies and bandwidths. The benchmarks measure them.
 
+mod behind;
 mod deaths;
 mod gpus;
 mod host;
@@ -126,6 +127,7 @@ facts! {
         Documented ONE memory_operations_refuse_what_they_cannot_address
         Documented ONE a_written_value_comes_after_the_work_before_it
         Measured ONE a_plain_store_of_another_process_releases_a_stream
+        Documented ONE streams_have_identities
         Documented ONE host_functions_run_in_order_and_may_not_call_the_driver
         Documented ONE a_fault_ends_the_context_and_skips_host_functions
         Documented ONE relaxed_calls_leave_a_capture_alone
@@ -136,6 +138,11 @@ facts! {
         Found ONE a_function_first_asked_for_behind_a_wait_runs_after_it
         Found ONE a_function_got_before_a_wait_runs_at_once
         Found ONE a_launch_behind_a_wait_blocks_if_it_needs_more_local_memory
+    }
+    behind {
+        Found ONE allocating_and_registering_behind_a_wait_do_not_block
+        Found ONE freeing_behind_a_wait_blocks
+        Found ONE a_call_that_is_held_up_keeps_no_other_thread
     }
     order {
         Measured ONE a_stream_write_orders_two_processes
@@ -193,6 +200,7 @@ roles! {
     host { writer_into_host_memory }
     streams { waiter_for_a_store }
     launches { launcher_behind_a_wait }
+    behind { caller_behind_a_wait }
     order { producer recorder }
     deaths { waiter_for_an_event endless_writer writer_behind_a_wait }
     neighbours { neighbour victim turn_taker }

@@ -7,7 +7,7 @@ use partywall::cuda::CuResult;
 
 use super::legacy::Legacy;
 use super::{BYTES, INVALID, MIB, OK, look_twice, wait_for};
-use crate::raw::{CAPTURE_GLOBAL, CAPTURE_RELAXED, GEQ, NO_TIMING, READ_WRITE, Words};
+use crate::raw::{CAPTURE_GLOBAL, CAPTURE_RELAXED, Cuda, GEQ, NO_TIMING, NON_BLOCKING, READ_WRITE, Words};
 use crate::tests::stage::{Check, Line, Peer, pattern};
 use crate::tests::world::{PATIENCE, ensure};
 
@@ -207,6 +207,42 @@ pub(super) fn host_functions_run_in_order_and_may_not_call_the_driver(check: &Ch
     check.cuda.stream_synchronize(stream).ok()?;
     let code = CuResult(CODE_INSIDE.load(Ordering::SeqCst) as u32);
     check.same("a driver call inside", code, CuResult::NOT_PERMITTED);
+    Ok(())
+}
+
+pub(super) fn streams_have_identities(check: &Check) -> Result<(), String> {
+    check.start()?;
+    let (one, other, mut context) = (check.stream()?, check.stream()?, 0);
+    check.cuda.ctx_get_current(&mut context).ok()?;
+    let id = |cuda: &Cuda, stream| {
+        let mut id = 0;
+        cuda.stream_get_id(stream, &mut id).ok().map(|()| id)
+    };
+    let own = |stream| id(&check.cuda, stream);
+    check.same("a stream is itself", own(one)? == own(one)?, true);
+    check.same("a stream is another one", own(one)? == own(other)?, false);
+    check.same("the null stream is the legacy one", own(0)? == own(1)?, true);
+    let of_another_thread = std::thread::scope(|scope| {
+        let asked = scope.spawn(|| -> Result<_, String> {
+            let cuda = Cuda::load()?;
+            cuda.ctx_set_current(context).ok()?;
+            Ok((id(&cuda, one)?, id(&cuda, 2)?))
+        });
+        asked.join().map_err(|_| "the thread panicked".to_owned())?
+    })?;
+    check.same("a stream is itself on another thread", of_another_thread.0 == own(one)?, true);
+    check.same("a thread's default stream is that of another", of_another_thread.1 == own(2)?, false);
+    // The driver gives out the handle of a destroyed stream again.
+    let mut ids = Vec::new();
+    for _ in 0..4 {
+        let mut stream = 0;
+        check.cuda.stream_create(&mut stream, NON_BLOCKING).ok()?;
+        ids.push(own(stream)?);
+        check.cuda.stream_destroy(stream).ok()?;
+    }
+    ids.sort_unstable();
+    ids.dedup();
+    check.same("streams one after the other", ids.len(), 4);
     Ok(())
 }
 

@@ -1,0 +1,103 @@
+//! Calls behind a wait: which of them end only when it does, and whom they keep.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use super::neighbours::ourselves;
+use super::{BYTES, MIB, OK, wait_for};
+use crate::raw::{Cuda, GEQ, READ_WRITE, Words};
+use crate::tests::stage::{Check, Line, Peer};
+use crate::tests::world::PATIENCE;
+
+/// Makes a call while a stream of the context waits, and says whether it came back before the wait was released.
+pub(super) fn caller_behind_a_wait(check: &Check, line: &Line) -> Result<(), String> {
+    let message = line.hear()?.ok_or("nobody gave anything")?;
+    let call = message.text();
+    let words = Words::map(message.descriptor()?, true)?;
+    check.start()?;
+    let (waiting, word) = (check.stream()?, check.register(&words)?);
+    let (more, mut allocated) = (Words::map(Words::file(MIB)?, true)?, 0);
+    check.cuda.mem_alloc(&mut allocated, BYTES).ok()?;
+    check.cuda.stream_wait_value64(waiting, word, 1, GEQ).ok()?;
+    line.tell("waiting")?;
+    match call.as_str() {
+        "cuMemAlloc" => check.alloc(64 * MIB).map(drop)?,
+        "cuMemCreate and cuMemMap" => check.map(check.create(BYTES)?, BYTES, READ_WRITE).map(drop)?,
+        "cuMemHostAlloc" => {
+            let mut address = 0;
+            check.cuda.mem_host_alloc(&mut address, MIB, 0).ok()?;
+            check.undo(move |cuda| cuda.mem_free_host(address));
+        }
+        "cuMemHostRegister" => check.register(&more).map(drop)?,
+        "cuStreamCreate" => check.stream().map(drop)?,
+        "cuMemFree" => {
+            check.cuda.mem_free(allocated).ok()?;
+            allocated = 0;
+        }
+        other => return Err(format!("nobody knows how to call {other}")),
+    }
+    line.tell(if words.load(0) == 0 { "before" } else { "after" })?;
+    line.hear()?;
+    check.cuda.stream_synchronize(waiting).ok()?;
+    if allocated == 0 { Ok(()) } else { check.cuda.mem_free(allocated).ok() }
+}
+
+/// Whether each call ends `before` or `after` the release of the wait; of the pause, see the launches behind a wait.
+fn calls_behind_a_wait(check: &Check, calls: &[&str], expected: &str) -> Result<(), String> {
+    for call in calls {
+        let file = Words::file(4096)?;
+        let words = Words::map(&file, true)?;
+        let mut caller = Peer::start_with("caller_behind_a_wait", ourselves())?;
+        caller.give(call, &file)?;
+        caller.expect("waiting")?;
+        let pause = if expected == "before" { PATIENCE / 4 } else { Duration::from_secs(1) };
+        if !caller.speaks_within(pause)? {
+            words.store(0, 1);
+        }
+        check.same(call, caller.hear()?.text(), expected.to_owned());
+        words.store(0, 1);
+        caller.finish()?;
+    }
+    Ok(())
+}
+
+pub(super) fn allocating_and_registering_behind_a_wait_do_not_block(check: &Check) -> Result<(), String> {
+    let calls = ["cuMemAlloc", "cuMemCreate and cuMemMap", "cuMemHostAlloc", "cuMemHostRegister", "cuStreamCreate"];
+    calls_behind_a_wait(check, &calls, "before")
+}
+
+pub(super) fn freeing_behind_a_wait_blocks(check: &Check) -> Result<(), String> {
+    calls_behind_a_wait(check, &["cuMemFree"], "after")
+}
+
+/// While one thread is held up in the driver, another one asks about a stream, and has one write what ends the wait.
+pub(super) fn a_call_that_is_held_up_keeps_no_other_thread(check: &Check) -> Result<(), String> {
+    check.start()?;
+    let (waiting, other, (words, word)) = (check.stream()?, check.stream()?, check.words()?);
+    let (mut context, mut allocated) = (0, 0);
+    check.cuda.ctx_get_current(&mut context).ok()?;
+    check.cuda.mem_alloc(&mut allocated, BYTES).ok()?;
+    check.cuda.stream_wait_value64(waiting, word, 1, GEQ).ok()?;
+    let on_its_way = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let freeing = scope.spawn(|| {
+            let cuda = Cuda::load()?;
+            cuda.ctx_set_current(context).ok()?;
+            on_its_way.store(true, Ordering::SeqCst);
+            cuda.mem_free(allocated).ok()
+        });
+        while !on_its_way.load(Ordering::SeqCst) {
+            thread::yield_now();
+        }
+        // No measurement: who is held up stays so for as long as it is left alone.
+        thread::sleep(Duration::from_millis(200));
+        check.answers("a query of another stream", check.cuda.stream_query(other), OK);
+        check.same("whether the freeing is over", freeing.is_finished(), false);
+        check.cuda.stream_write_value64(other, word, 1, 0).ok()?;
+        check.answers("the stream goes on", wait_for(check, waiting)?, OK);
+        // Should it not: so that this ends.
+        words.store(0, 1);
+        freeing.join().map_err(|_| "the thread panicked")?
+    })
+}
