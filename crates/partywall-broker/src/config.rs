@@ -53,7 +53,7 @@ pub struct Limits {
     pub names: u64,
     /// File descriptors held for versions; by default what the process's limit of open files leaves beside the clients.
     pub fds: Option<u64>,
-    /// Members; by default 4,096, or an eighth of the process's limit of open files where that is less.
+    /// Members, at most 65,536; by default 4,096, or an eighth of the process's limit of open files where that is less.
     pub clients: Option<u64>,
     /// Bytes of a message's body, between [`MIN_MESSAGE`] and `u32::MAX`. [`MAX_MESSAGE`] by default.
     pub message: usize,
@@ -80,7 +80,7 @@ impl Default for Limits {
 impl Limits {
     /// Fills in what depends on how many files the process may have open.
     pub(crate) fn resolve(&self, open_files: u64) -> Resolved {
-        let clients = self.clients.unwrap_or_else(|| (open_files / 8).clamp(1, 4096));
+        let clients = self.clients.unwrap_or_else(|| (open_files / 8).clamp(1, 4096)).min(MAX_MEMBERS);
         let rest = open_files.saturating_sub(clients.saturating_mul(FDS_PER_CLIENT)).saturating_sub(FDS_OF_OURS);
         Resolved {
             bytes: self.bytes,
@@ -106,6 +106,9 @@ pub(crate) struct Resolved {
     pub(crate) leases: u64,
 }
 
+/// Each has a row of 16 bits.
+const MAX_MEMBERS: u64 = 1 << 16;
+
 /// The call socket, the events socket, the pidfd.
 const FDS_PER_CLIENT: u64 = 3;
 
@@ -124,6 +127,8 @@ mod tests {
         assert_eq!((many.clients, many.fds), (4096, (1 << 30) - 3 * 4096 - 64));
         let none = Limits::default().resolve(10);
         assert_eq!((none.clients, none.fds), (1, 0));
+        let rows = Limits { clients: Some(1 << 20), ..Limits::default() }.resolve(1 << 30);
+        assert_eq!(rows.clients, 1 << 16);
         let given = Limits { fds: Some(7), clients: Some(5), message: 1, ..Limits::default() }.resolve(1024);
         assert_eq!((given.clients, given.fds, given.message), (5, 7, MIN_MESSAGE));
     }

@@ -3,6 +3,7 @@
 //! | module | contains |
 //! |---|---|
 //! | [`dtype`] | element types and their names |
+//! | [`members`] | a row for each member: its heartbeat |
 //! | [`table`] | the tensor table of a version: name → dtype, shape, strides, place |
 //! | [`timeline`] | the words that say how far a writer is: a value that only grows, sleeping until it does, its end |
 //!
@@ -14,6 +15,7 @@
 //! never panics, allocates in proportion to what is there, and ends.
 
 pub mod dtype;
+pub mod members;
 mod sync;
 pub mod table;
 pub mod timeline;

@@ -54,7 +54,7 @@ pub struct Resume {
     pub token: Token,
 }
 
-/// The broker's first message. The member's events socket travels with a welcome.
+/// The broker's first message. With a welcome travel the member's events socket and the memory of the members' rows.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BrokerHello {
     /// Welcome, or why not.
@@ -68,6 +68,9 @@ pub struct Welcome {
     pub instance: u64,
     /// The member's number in this broker; never used twice.
     pub member: u64,
+    /// The member's row in the memory that all members share, and its mark in semaphores. No other member's as long as
+    /// anything of this one is left.
+    pub row: u16,
     /// What to show when resuming.
     pub token: Token,
     /// Whether the member goes on as who it was.

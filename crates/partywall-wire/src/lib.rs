@@ -8,6 +8,7 @@
 //! | [`frame`] | a length and a number of file descriptors in front of each message |
 //! | [`handshake`] | the first message each way, whose head never changes, so that foreign versions can name each other |
 //! | [`message`] | requests, answers, events |
+//! | [`object`] | what those say of timelines and semaphores |
 //! | [`refusal`] | every reason for which a broker says no |
 //! | [`limits`] | numbers that both sides hold each other to |
 //!
@@ -20,6 +21,7 @@ pub mod frame;
 pub mod handshake;
 pub mod limits;
 pub mod message;
+pub mod object;
 pub mod refusal;
 
 pub use frame::{Frame, FrameReader, WireError};
@@ -28,4 +30,5 @@ pub use message::{
     Access, Answer, Call, ChunkBytes, Commit, Event, Grow, Grown, HolderInfo, Kind, LegacyHandle, MemberInfo,
     MemberState, NameInfo, Open, Opened, Place, Reply, Request, SegmentInfo, StatusInfo, Table, Token, VersionInfo,
 };
+pub use object::{ObjectDetail, ObjectInfo, ObjectKind, OpenedTimeline, SemaphoreInfo, TimelineEnding, TimelineInfo};
 pub use refusal::{Ending, FdFault, Limit, NoGrowth, Refusal};

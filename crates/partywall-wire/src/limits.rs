@@ -1,7 +1,7 @@
 //! Numbers that both sides of a connection hold each other to.
 
 /// The version of everything in this crate. Two processes with different numbers refuse each other in the handshake.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
 
 /// File descriptors in one message: what Linux passes in one `SCM_RIGHTS` (`SCM_MAX_FD`, unix(7)).
 pub const MAX_FDS: usize = 253;
@@ -11,6 +11,12 @@ pub const MAX_CHUNKS: usize = 128;
 
 /// Growths of one version. Who opened it early keeps a table for each: growing is for large steps.
 pub const MAX_GROWTHS: u64 = 1024;
+
+/// Permits of one semaphore.
+pub const MAX_PERMITS: u32 = 65_536;
+
+/// Slabs of one broker, each with 1,024 cells. Below [`MAX_FDS`], so that one message brings all of them.
+pub const MAX_SLABS: u32 = 128;
 
 /// Bytes of one message's body, unless the broker was started with another limit.
 pub const MAX_MESSAGE: usize = 256 * 1024;

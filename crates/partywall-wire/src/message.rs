@@ -2,7 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::refusal::Refusal;
+use crate::{
+    object::{ObjectDetail, ObjectInfo, ObjectKind, OpenedTimeline},
+    refusal::Refusal,
+};
 
 /// A random proof of identity. Its `Debug` shows nothing of it.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -72,7 +75,8 @@ pub enum Call {
         /// The request's number.
         ticket: u64,
     },
-    /// Drops a lease. The committer's lease of an `owned` version takes the name with it. Answer: [`Answer::Done`].
+    /// Drops a lease. The committer's lease of an `owned` version takes the name with it, the writer's of a timeline ends
+    /// its incarnation as closed. Answer: [`Answer::Done`].
     Release {
         /// The lease.
         lease: u64,
@@ -125,6 +129,50 @@ pub enum Call {
     Members {
         /// Where to go on.
         after: Option<u64>,
+    },
+    /// Opens a timeline, which is made if there is none of this name. The name goes with its last lease.
+    /// Answer: [`Answer::Timeline`].
+    OpenTimeline {
+        /// The name.
+        name: String,
+        /// Whether to become its writer. Refused while another lease is.
+        writer: bool,
+        /// How many slabs the member has mapped.
+        slabs: u32,
+    },
+    /// The present incarnation of a timeline, which is another one after its writer's death once a new writer is there.
+    /// Answer: [`Answer::Timeline`].
+    FollowTimeline {
+        /// The lease.
+        lease: u64,
+        /// How many slabs the member has mapped.
+        slabs: u32,
+    },
+    /// Ends all waits for what a timeline has not reached. Answer: [`Answer::Done`].
+    AbandonTimeline {
+        /// The name.
+        name: String,
+    },
+    /// Opens a semaphore, which is made if there is none of this name. The name goes with its last lease.
+    /// Answer: [`Answer::Semaphore`].
+    OpenSemaphore {
+        /// The name.
+        name: String,
+        /// Permits, at most [`crate::limits::MAX_PERMITS`]. Refused if there are more or fewer.
+        maximum: u32,
+    },
+    /// Timelines in order of their names, then semaphores, from the first one after `after`. Answer:
+    /// [`Answer::Objects`].
+    Objects {
+        /// Where to go on.
+        after: Option<(ObjectKind, String)>,
+    },
+    /// Everything about one timeline or semaphore. Answer: [`Answer::Object`].
+    InspectObject {
+        /// Which.
+        kind: ObjectKind,
+        /// The name.
+        name: String,
     },
     /// The broker itself. Answer: [`Answer::Status`].
     Status,
@@ -343,6 +391,24 @@ pub enum Answer {
         /// Whether there are more after the last.
         more: bool,
     },
+    /// An opened timeline.
+    Timeline(OpenedTimeline),
+    /// An opened semaphore. Its memory is the message's only file descriptor.
+    Semaphore {
+        /// Keeps the name.
+        lease: u64,
+        /// Its permits.
+        maximum: u32,
+    },
+    /// Some timelines and semaphores, in order.
+    Objects {
+        /// The objects.
+        objects: Vec<ObjectInfo>,
+        /// Whether there are more after the last.
+        more: bool,
+    },
+    /// Everything about a timeline or semaphore.
+    Object(Box<ObjectDetail>),
     /// The broker itself.
     Status(Box<StatusInfo>),
 }
@@ -477,9 +543,13 @@ pub struct StatusInfo {
     pub names: u64,
     /// Versions, with those that are only held by leases.
     pub versions: u64,
+    /// Timelines.
+    pub timelines: u64,
+    /// Semaphores.
+    pub semaphores: u64,
     /// Leases.
     pub leases: u64,
-    /// File descriptors held for versions.
+    /// File descriptors held for versions and for control memory.
     pub fds: u64,
     /// Bytes held in each place.
     pub bytes: Vec<(Place, u64)>,

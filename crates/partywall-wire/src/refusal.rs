@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::object::ObjectKind;
+
 /// Why a request was refused. The broker's state is as it was before the request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
@@ -58,6 +60,31 @@ pub enum Refusal {
         version: u64,
         /// Why.
         why: NoGrowth,
+    },
+    /// No timeline or semaphore has this name. `near` are existing names that look like it.
+    ObjectNotFound {
+        /// What was asked for.
+        kind: ObjectKind,
+        /// The name asked for.
+        name: String,
+        /// A few existing names of the kind close to it.
+        near: Vec<String>,
+    },
+    /// The timeline has a writer.
+    WriterExists {
+        /// The timeline.
+        name: String,
+        /// The writer.
+        pid: u32,
+    },
+    /// The semaphore exists with another number of permits.
+    WrongMaximum {
+        /// The semaphore.
+        name: String,
+        /// Permits that it has.
+        maximum: u32,
+        /// Permits that were asked for.
+        asked: u32,
     },
     /// The name breaks the rules of [`crate::limits::check_name`].
     BadName {
@@ -116,7 +143,7 @@ pub enum Refusal {
     CannotResume,
     /// `stop` without `force` while something is held.
     InUse {
-        /// How many names exist.
+        /// How many names exist, those of timelines and semaphores among them.
         names: u64,
         /// How many other members.
         members: u64,
@@ -188,7 +215,7 @@ pub enum Limit {
     Bytes,
     /// Names.
     Names,
-    /// File descriptors held for versions.
+    /// File descriptors held for versions and for control memory.
     Fds,
     /// Members.
     Clients,
@@ -202,4 +229,8 @@ pub enum Limit {
     Chunks,
     /// Growths of one version.
     Growths,
+    /// Timelines, with cells of earlier incarnations that somebody still has.
+    Timelines,
+    /// Semaphores.
+    Semaphores,
 }

@@ -4,7 +4,10 @@ use std::os::fd::OwnedFd;
 
 use partywall_os::map::SealedMap;
 use partywall_shm::Table;
-pub use partywall_wire::{HolderInfo, Kind, MemberInfo, MemberState, NameInfo, StatusInfo, VersionInfo};
+pub use partywall_wire::{
+    HolderInfo, Kind, MemberInfo, MemberState, NameInfo, ObjectDetail, ObjectInfo, ObjectKind, SemaphoreInfo,
+    StatusInfo, TimelineInfo, VersionInfo,
+};
 
 use crate::error::{Error, Result};
 

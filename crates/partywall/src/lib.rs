@@ -66,7 +66,7 @@ pub use partywall_cuda as cuda;
 pub use partywall_cuda::DeviceUuid;
 pub use partywall_os::map::SharedSlice;
 pub use partywall_shm::{DType, TableBuilder};
-pub use partywall_wire::{FdFault, Limit, NoGrowth};
+pub use partywall_wire::{FdFault, Limit, NoGrowth, TimelineEnding};
 
 pub use self::{
     domain::{DEFAULT_DOMAIN, Domain, DomainOptions, Location, VERSION, broker_pid},

@@ -4,7 +4,7 @@
 use std::{path::PathBuf, time::Duration};
 
 use partywall::{DType, Domain, Error, Place, cuda::PointerKind, files::FileError};
-use partywall_wire::{FdFault, Limit};
+use partywall_wire::{FdFault, Limit, ObjectKind, TimelineEnding};
 
 const DOCUMENT: &str = include_str!("../../../docs/troubleshooting.md");
 
@@ -31,6 +31,10 @@ fn not_shareable(kind: PointerKind) -> Error {
     Error::NotShareable { tensor: "x".into(), address: 0x1000, kind }
 }
 
+fn ended(ending: TimelineEnding) -> Error {
+    Error::TimelineEnded { name: "x".into(), ending, wanted: 5, last: 3 }
+}
+
 fn every_error() -> Vec<Error> {
     let (name, socket) = ("x".to_owned(), PathBuf::from("/run/pw.sock"));
     let io = || std::io::Error::from_raw_os_error(2);
@@ -43,6 +47,19 @@ fn every_error() -> Vec<Error> {
         Error::NameExists { name: name.clone(), version: 1 },
         Error::ReadOnly { name: name.clone(), version: 1 },
         Error::CannotGrow { name: name.clone(), version: 1, why: partywall::NoGrowth::Fixed },
+        Error::ObjectNotFound { kind: ObjectKind::Timeline, name: name.clone(), socket: socket.clone(), near: vec![] },
+        ended(TimelineEnding::OwnerDied),
+        ended(TimelineEnding::OwnerFaulted),
+        ended(TimelineEnding::Closed),
+        ended(TimelineEnding::Abandoned),
+        ended(TimelineEnding::BrokerGone),
+        ended(TimelineEnding::Evicted),
+        Error::WriterExists { name: name.clone(), pid: 7 },
+        Error::BadValue { name: name.clone(), value: 3, last: 5 },
+        Error::Tainted { name: name.clone(), from: 5 },
+        Error::LaunchBlocking { name: name.clone() },
+        Error::WrongMaximum { name: name.clone(), maximum: 3, asked: 5 },
+        Error::NotHeld { name: name.clone() },
         Error::BadName { name: name.clone(), why: "it is empty".into() },
         Error::Table { name: name.clone(), source: partywall_shm::TableError::Duplicate("a".into()) },
         Error::WrongDType { tensor: name.clone(), has: DType::F32, wanted: "uint8" },

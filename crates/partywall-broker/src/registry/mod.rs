@@ -44,15 +44,17 @@ pub(crate) use types::{Bounds, FdId, MemberId, RequestId};
 
 use effect::{Handle, MemberState};
 use reclaim::Parting;
-use state::{Claim, Entry, Lease, Member, Totals, Version};
+use segments::limit;
+use state::{Claim, Entry, Lease, Member, Rows, Totals, Version};
 use tombstones::Tombstones;
-use types::{ClaimId, LeaseId, Millis, Name, Place};
+use types::{Bound, ClaimId, LeaseId, Millis, Name, Place};
 
 /// All state of a broker that is not tied to its process.
 #[derive(Debug)]
 pub(crate) struct Registry {
     bounds: Bounds,
     members: BTreeMap<MemberId, Member>,
+    rows: Rows,
     /// Entries with a version, a claim or a waiting request; others are forgotten ([`Registry::sweep`]).
     entries: BTreeMap<Name, Entry>,
     leases: BTreeMap<LeaseId, Lease>,
@@ -88,6 +90,7 @@ impl Registry {
         Self {
             bounds,
             members: BTreeMap::new(),
+            rows: Rows::default(),
             entries: BTreeMap::new(),
             leases: BTreeMap::new(),
             claims: BTreeMap::new(),
@@ -108,8 +111,11 @@ impl Registry {
         let mut out = Vec::new();
         match event {
             Event::Joined { member, identity } => {
-                self.simulated = identity.simulated;
-                self.members.insert(member, Member::new(identity, at));
+                // The rim has asked whether there is room.
+                if let Some(row) = self.rows.take() {
+                    self.simulated = identity.simulated;
+                    self.members.insert(member, Member::new(identity, row, at));
+                }
             }
             Event::Suspected { member } => {
                 self.drop_waits(member);
@@ -128,6 +134,16 @@ impl Registry {
         }
         self.sweep(&mut out);
         out
+    }
+
+    /// Refuses another member if there are as many as there may be, those among them of which anything is left.
+    pub(crate) fn check_members(&self) -> Result<(), Refused> {
+        limit(Bound::Members, self.bounds.members, self.members.len() as u64 + 1)
+    }
+
+    /// A member's row in the members' memory.
+    pub(crate) fn row(&self, member: MemberId) -> Option<u16> {
+        self.members.get(&member).map(|member| member.row)
     }
 
     /// Whether a process may join. Members on the simulated driver and on the real one have nothing in common, so a

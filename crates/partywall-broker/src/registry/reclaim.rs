@@ -42,7 +42,9 @@ impl Registry {
     pub(super) fn reclaim(&mut self, member: MemberId, parting: Parting, out: &mut Vec<Effect>) {
         self.run(&TELL, member, parting, out);
         self.run(&GIVE_BACK, member, parting, out);
-        self.members.remove(&member);
+        if let Some(record) = self.members.remove(&member) {
+            self.rows.give_back(record.row);
+        }
     }
 
     fn run(&mut self, hooks: &[(&str, Hook)], member: MemberId, parting: Parting, out: &mut Vec<Effect>) {

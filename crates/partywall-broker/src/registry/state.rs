@@ -15,6 +15,8 @@ use super::{
 #[derive(Debug)]
 pub(super) struct Member {
     pub(super) identity: Identity,
+    /// Its row in the members' memory, and its mark in semaphores.
+    pub(super) row: u16,
     pub(super) since: Millis,
     pub(super) state: MemberState,
     /// The highest request number seen: this one or a lower one is a repetition.
@@ -27,9 +29,10 @@ pub(super) struct Member {
 }
 
 impl Member {
-    pub(super) fn new(identity: Identity, since: Millis) -> Self {
+    pub(super) fn new(identity: Identity, row: u16, since: Millis) -> Self {
         Self {
             identity,
+            row,
             since,
             state: MemberState::Alive,
             last_request: RequestId(0),
@@ -38,6 +41,29 @@ impl Member {
             waits: BTreeMap::new(),
             bytes: 0,
         }
+    }
+}
+
+/// The members' rows. One is free again only when nothing of its member is left.
+#[derive(Debug, Default)]
+pub(super) struct Rows {
+    free: BTreeSet<u16>,
+    /// How many have ever been taken.
+    taken: u32,
+}
+
+impl Rows {
+    /// One that is nobody's.
+    pub(super) fn take(&mut self) -> Option<u16> {
+        self.free.pop_first().or_else(|| {
+            let fresh = u16::try_from(self.taken).ok()?;
+            self.taken += 1;
+            Some(fresh)
+        })
+    }
+
+    pub(super) fn give_back(&mut self, row: u16) {
+        self.free.insert(row);
     }
 }
 

@@ -187,6 +187,8 @@ impl Memory {
 /// What the registry refuses to exceed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Bounds {
+    /// Members, at most as many as there are rows.
+    pub(crate) members: u64,
     /// Bytes of all versions together.
     pub(crate) bytes: u64,
     /// Names.
@@ -206,6 +208,7 @@ pub(crate) struct Bounds {
 /// Which bound is reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Bound {
+    Members,
     Bytes,
     Names,
     Fds,

@@ -20,6 +20,7 @@ use crate::{
         membership::{Identified, identify, presentable},
         server::{RETRY, Server, Source, random, spare},
         timers::Timer,
+        translate,
     },
 };
 
@@ -145,10 +146,7 @@ impl Server {
     }
 
     fn join(&mut self, id: ConnectionId, client: Identified, hello: &ClientHello) -> Result<(), Refusal> {
-        let needed = self.members.len() as u64 + 1;
-        if needed > self.limits.clients {
-            return Err(Refusal::Limit { limit: Limit::Clients, allowed: self.limits.clients, needed });
-        }
+        self.registry.check_members().map_err(translate::refusal)?;
         if !self.registry.admits(hello.simulated) {
             return Err(Refusal::OtherDriver { simulated: self.registry.is_simulated() });
         }
@@ -170,6 +168,9 @@ impl Server {
         tracing::info!(%member, pid, command, simulated = hello.simulated, "joined");
         let identity = Identity { pid, uid, command: command.into(), simulated: hello.simulated };
         self.apply(Event::Joined { member, identity });
+        if let Some(row) = self.registry.row(member) {
+            self.control.begin_row(row);
+        }
         self.welcome(id, member, ours, theirs, false);
         Ok(())
     }
@@ -195,20 +196,23 @@ impl Server {
     }
 
     fn welcome(&mut self, id: ConnectionId, member: MemberId, ours: OwnedFd, theirs: OwnedFd, resumed: bool) {
-        let Some(token) = self.members.token(member) else { return };
+        let (Some(token), Some(row)) = (self.members.token(member), self.registry.row(member)) else { return };
         let Some(connection) = self.connections.get_mut(&id) else { return };
         connection.admit(member, ours, self.limits.message);
         self.strangers -= 1;
         let welcome = Welcome {
             instance: self.about.instance,
             member: member.0,
+            row,
             token,
             resumed,
             max_message: self.limits.message as u32,
         };
         let hello = BrokerHello { outcome: Ok(welcome) };
-        let sent = match handshake::encode(&Speaker::new(&self.about.version), &hello, 1) {
-            Ok(bytes) => connection.send(Channel::Call, bytes, vec![self.reclaimer.keep(theirs).into()]),
+        let sent = match handshake::encode(&Speaker::new(&self.about.version), &hello, 2) {
+            Ok(bytes) => {
+                connection.send(Channel::Call, bytes, vec![self.reclaimer.keep(theirs).into(), self.control.rows_fd()])
+            }
             Err(error) => return self.hang_up(id, &error.to_string()),
         };
         if let Err(broken) = self.after_sending(id, Channel::Call, sent) {

@@ -58,8 +58,8 @@ impl Server {
                 && connection.flush(Channel::Call).is_ok_and(|sent| sent != Sent::NoRoom)
             {}
         }
-        let Self { reclaimer, connections, store, place, .. } = self;
-        drop((connections, store, place));
+        let Self { reclaimer, connections, store, control, place, .. } = self;
+        drop((connections, store, control, place));
         reclaimer.finish(PATIENCE);
         tracing::info!("ended");
     }

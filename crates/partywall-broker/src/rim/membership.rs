@@ -150,10 +150,6 @@ impl Membership {
         self.seats.get(&member)?.pidfd.as_ref().map(std::os::fd::AsFd::as_fd)
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.seats.len()
-    }
-
     /// What is proved of a member by now.
     pub(super) fn proof(&self, member: MemberId, settle: Duration) -> Proof {
         let Some(seat) = self.seats.get(&member) else { return Proof::None };

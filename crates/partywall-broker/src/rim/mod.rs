@@ -9,6 +9,7 @@
 //! | `ending` | how the broker ends: idle, or asked to |
 //! | `connection` | bytes and file descriptors of one client, in and out, within bounds |
 //! | `membership` | who a client is, and the proof that it is dead |
+//! | `control` | memory that the broker shares with all members |
 //! | `fds` | donated file descriptors: what they are, who keeps them |
 //! | `translate` | between the wire's types and the registry's |
 //! | `reclaimer` | closes file descriptors off the loop |
@@ -17,6 +18,7 @@
 
 mod admission;
 mod connection;
+mod control;
 mod ending;
 mod fds;
 mod ids;

@@ -25,6 +25,7 @@ use crate::{
     registry::{Bounds, Event, MemberId, Registry},
     rim::{
         connection::{Broken, Channel, Connection, ConnectionId, Phase, Read, Sent},
+        control::Control,
         fds::FdStore,
         ids::IdMap,
         membership::Membership,
@@ -44,6 +45,7 @@ pub(crate) struct Server {
     stopper: OwnedFd,
     pub(super) registry: Registry,
     pub(super) store: FdStore,
+    pub(super) control: Control,
     pub(super) members: Membership,
     pub(super) connections: IdMap<ConnectionId, Connection>,
     /// Connections whose messages did not all get their turn.
@@ -80,6 +82,7 @@ impl Server {
         random(&mut instance).map_err(failed("draw random numbers"))?;
         let reclaimer = Reclaimer::start()
             .map_err(|errno| StartError::Errno { what: "start the reclaimer thread".into(), errno })?;
+        let control = Control::create(limits.clients, &reclaimer).map_err(failed("make the members' rows"))?;
         let place = Place::take(&config.socket, config.starter_holds_lock)?;
         let watched = epoll::add(&epoll, &place.listener, Source::Listener.data(), EventFlags::IN)
             .and_then(|()| epoll::add(&epoll, &stop, Source::Stop.data(), EventFlags::IN));
@@ -113,6 +116,7 @@ impl Server {
             _stop: stop,
             stopper,
             registry: Registry::new(Bounds {
+                members: limits.clients,
                 bytes: limits.bytes,
                 names: limits.names,
                 fds: limits.fds,
@@ -122,6 +126,7 @@ impl Server {
                 growths: MAX_GROWTHS,
             }),
             store: FdStore::default(),
+            control,
             members: Membership::default(),
             connections: IdMap::default(),
             unfinished: BTreeSet::new(),

@@ -218,6 +218,8 @@ fn status(counts: &Counts, about: &About) -> wire::StatusInfo {
         members: counts.members,
         names: counts.names,
         versions: counts.versions,
+        timelines: 0,
+        semaphores: 0,
         leases: counts.leases,
         fds: counts.fds,
         bytes: counts.bytes.iter().map(|(at, bytes)| (place(*at), *bytes)).collect(),
@@ -300,7 +302,7 @@ fn place(place: Place) -> wire::Place {
     }
 }
 
-fn refusal(refused: Refused) -> Refusal {
+pub(super) fn refusal(refused: Refused) -> Refusal {
     match refused {
         Refused::NotFound { name, near } => {
             Refusal::NotFound { name: name.to_string(), near: near.iter().map(Name::to_string).collect() }
@@ -344,6 +346,7 @@ fn refusal(refused: Refused) -> Refusal {
 
 fn limit(bound: Bound) -> wire::Limit {
     match bound {
+        Bound::Members => wire::Limit::Clients,
         Bound::Bytes => wire::Limit::Bytes,
         Bound::Names => wire::Limit::Names,
         Bound::Fds => wire::Limit::Fds,
@@ -383,8 +386,16 @@ mod tests {
     #[test]
     fn every_answer_fits_the_smallest_message() {
         let many = 1 << 30;
-        let bounds =
-            Bounds { bytes: u64::MAX, names: many, fds: many, waits: many, leases: many, chunks: many, growths: many };
+        let bounds = Bounds {
+            members: many,
+            bytes: u64::MAX,
+            names: many,
+            fds: many,
+            waits: many,
+            leases: many,
+            chunks: many,
+            growths: many,
+        };
         let mut registry = Registry::new(bounds);
         let mut last = 0;
         let mut ask = |registry: &mut Registry, member: u64, call: Call| {

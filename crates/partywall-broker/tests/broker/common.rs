@@ -10,6 +10,7 @@ use std::{
 
 use partywall_broker::{Broker, Config, Exit, StopHandle};
 use partywall_os::{memfd, process, socket};
+use partywall_shm::members::Members;
 use partywall_wire::{
     Access, Answer, BrokerHello, Call, ClientHello, Commit, Event, FrameReader, Kind, MemberInfo, MemberState, Open,
     Opened, Place, Refusal, Reply, Request, Resume, Table, Welcome, WireError, frame,
@@ -150,12 +151,12 @@ pub(crate) fn shake_hands_as(
     let bytes = handshake::encode(&Speaker::new("0.0.0-test"), &hello, 1).unwrap();
     // A broker that has no room says so at once, and may have hung up by now.
     let _ = socket::send(&call.socket, &bytes, &[process::own_pidfd().unwrap().as_fd()]);
-    let (body, mut fds) = call.receive().expect("an answer");
+    let (body, fds) = call.receive().expect("an answer");
     let hello: BrokerHello = handshake::decode(&body).unwrap().decode().unwrap();
     let welcome = hello.outcome?;
-    let events = Framed::new(fds.pop().expect("the events socket"));
-    assert!(fds.is_empty());
-    Ok((call, events, welcome))
+    let [events, rows]: [OwnedFd; 2] = fds.try_into().expect("the events socket and the members' rows");
+    assert!(Members::map(rows).unwrap().heartbeat(welcome.row).is_some_and(|beat| beat > 0));
+    Ok((call, Framed::new(events), welcome))
 }
 
 impl Client {

@@ -38,6 +38,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub(super) struct Greeted {
     pub(super) call: OwnedFd,
     pub(super) events: OwnedFd,
+    /// The rows of all members.
+    pub(super) members: OwnedFd,
     pub(super) welcome: Welcome,
 }
 
@@ -137,9 +139,10 @@ pub(super) fn greet(call: OwnedFd, path: &Path, resume: Option<Resume>) -> Resul
         Err(Refusal::CannotResume) => return Err(Error::Refused("it does not know this member".into())),
         Err(refusal) => return Err(Error::refused(refusal, path)),
     };
-    let events =
-        fds.into_iter().next().ok_or_else(|| Error::NoFileDescriptor("the events socket of a connection".into()))?;
-    Ok(Greeted { call, events, welcome })
+    let mut fds = fds.into_iter();
+    let mut next = |what: &str| fds.next().ok_or_else(|| Error::NoFileDescriptor(what.into()));
+    let (events, members) = (next("the events socket of a connection")?, next("the memory of the members' rows")?);
+    Ok(Greeted { call, events, members, welcome })
 }
 
 fn protocol(error: WireError) -> Error {

@@ -55,6 +55,8 @@ pub(super) enum Verdict {
 pub(crate) struct Link {
     pub(super) location: Location,
     pub(super) resume: Resume,
+    /// Our row in the memory of all members, and our mark in semaphores.
+    row: u16,
     owner: u32,
     /// The owner's [`fork_generation`].
     generation: u64,
@@ -120,12 +122,14 @@ struct Waits {
 }
 
 impl Link {
-    pub(super) fn new(location: Location, greeted: Greeted) -> (Self, OwnedFd) {
-        let Greeted { call, events, welcome } = greeted;
+    /// A connection, and what its service thread needs of it: the events socket and the memory of the members' rows.
+    pub(super) fn new(location: Location, greeted: Greeted) -> (Self, OwnedFd, OwnedFd) {
+        let Greeted { call, events, members, welcome } = greeted;
         let resume = Resume { instance: welcome.instance, member: welcome.member, token: welcome.token };
         let link = Self {
             location,
             resume,
+            row: welcome.row,
             owner: std::process::id(),
             generation: fork_generation(),
             max_message: welcome.max_message as usize,
@@ -136,13 +140,18 @@ impl Link {
             changed: Condvar::new(),
             leaving: AtomicBool::new(false),
         };
-        (link, events)
+        (link, events, members)
     }
 
     /// That this is the process that connected, and not a forked child of it, where a lock may be held by nobody who is
     /// still there.
     pub(crate) fn require_ours(&self) -> Result<()> {
         if self.generation == fork_generation() { Ok(()) } else { Err(Error::Forked { parent: self.owner }) }
+    }
+
+    /// Our row in the memory of all members, and our mark in semaphores.
+    pub(crate) fn row(&self) -> u16 {
+        self.row
     }
 
     pub(crate) fn socket_path(&self) -> &Path {
@@ -539,6 +548,8 @@ pub(super) fn giving_back(answer: &Answer) -> Option<Call> {
         Answer::Opened(opened) => Some(Call::Release { lease: opened.lease }),
         Answer::Committed { lease, .. } => Some(Call::Release { lease: *lease }),
         Answer::Build { claim } => Some(Call::AbandonBuild { claim: *claim }),
+        Answer::Timeline(opened) => Some(Call::Release { lease: opened.lease }),
+        Answer::Semaphore { lease, .. } => Some(Call::Release { lease: *lease }),
         _ => None,
     }
 }

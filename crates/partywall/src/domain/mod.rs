@@ -5,6 +5,7 @@ mod connect;
 mod inbox;
 mod link;
 mod locate;
+mod objects;
 mod service;
 
 use std::{
@@ -116,9 +117,9 @@ impl DomainOptions {
     pub fn connect(&self) -> Result<Domain> {
         let location = self.location()?;
         let greeted = connect::connect(&location, self.start, self.program.as_deref())?;
-        let (link, events) = Link::new(location, greeted);
+        let (link, events, members) = Link::new(location, greeted);
         let link = Arc::new(link);
-        let service = Service::start(link.clone(), events).inspect_err(|_| {
+        let service = Service::start(link.clone(), events, &members).inspect_err(|_| {
             // Else the broker would keep a member that has no connection until this process ends.
             let _ = link.leave();
         })?;

@@ -1,4 +1,5 @@
-//! The one background thread of a connection: it reads events, and renews the connection when it is lost.
+//! The one background thread of a connection: it reads events, renews the connection when it is lost, and tells others
+//! that this process is well.
 //!
 //! It waits for a caller's answer only to give something back or to renew the connection, never for longer than the
 //! caller may wait itself, and touches no memory of the user's.
@@ -11,6 +12,7 @@ use std::{
 };
 
 use partywall_os::socket;
+use partywall_shm::members::{self, Members};
 use partywall_wire::Event;
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -24,6 +26,9 @@ use crate::error::{Error, Result};
 /// For how long a lost connection is renewed before the broker counts as gone.
 const RENEWAL: Duration = Duration::from_secs(10);
 
+/// How often to tell that we are well.
+const HEARTBEAT: Duration = Duration::from_millis(250);
+
 /// A running service thread.
 #[derive(Debug)]
 pub(super) struct Service {
@@ -33,7 +38,8 @@ pub(super) struct Service {
 
 impl Service {
     /// Starts the thread.
-    pub(super) fn start(link: Arc<Link>, events: OwnedFd) -> Result<Self> {
+    pub(super) fn start(link: Arc<Link>, events: OwnedFd, members: &OwnedFd) -> Result<Self> {
+        let members = Members::map(members).map_err(|e| Error::system("mapping the members' rows", e))?;
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|e| Error::system("making the service thread's eventfd", e))?;
         let stop = Arc::new(stop);
@@ -41,7 +47,7 @@ impl Service {
             .name("partywall".into())
             .spawn({
                 let stop = stop.clone();
-                move || Reader { link, stop, events, inbox: Inbox::new() }.run()
+                move || Reader { link, stop, events, inbox: Inbox::new(), members, next_beat: Instant::now() }.run()
             })
             .map_err(|source| Error::System { what: "starting the service thread".into(), source })?;
         Ok(Self { thread: Some(thread), stop })
@@ -67,6 +73,8 @@ struct Reader {
     stop: Arc<OwnedFd>,
     events: OwnedFd,
     inbox: Inbox,
+    members: Members,
+    next_beat: Instant,
 }
 
 /// What to do after a step.
@@ -97,9 +105,14 @@ impl Reader {
     }
 
     fn step(&mut self) -> Next {
-        match socket::wait_any([self.stop.as_fd(), self.events.as_fd()], None) {
+        if self.next_beat <= Instant::now() {
+            self.members.beat(self.link.row(), members::now());
+            self.next_beat = Instant::now() + HEARTBEAT;
+        }
+        match socket::wait_any([self.stop.as_fd(), self.events.as_fd()], Some(self.next_beat)) {
             Ok(Some([true, _])) => return Next::Stop,
-            Ok(_) => {}
+            Ok(None) => return Next::GoOn,
+            Ok(Some(_)) => {}
             Err(error) => {
                 tracing::error!(%error, "the service thread cannot wait");
                 return Next::Renew;

@@ -4,7 +4,7 @@ use std::fmt;
 
 use partywall_cuda::{CuResult, CudaError, PointerKind};
 use partywall_shm::TableError;
-use partywall_wire::{FdFault, Limit, NoGrowth};
+use partywall_wire::{FdFault, Limit, NoGrowth, TimelineEnding};
 
 use super::Error;
 use crate::{files::FileError, place::Place};
@@ -35,7 +35,10 @@ impl Error {
             | Self::VersionNotFound { .. }
             | Self::OwnerDied { .. }
             | Self::Withdrawn { .. }
+            | Self::ObjectNotFound { .. }
             | Self::NoSuchTensor { .. } => ErrorKind::NotFound,
+            Self::TimelineEnded { .. } | Self::Tainted { .. } => ErrorKind::CheckFailed,
+            Self::BadValue { .. } | Self::WrongMaximum { .. } => ErrorKind::Usage,
             Self::BadName { .. } | Self::BadRange { .. } | Self::WrongDType { .. } => ErrorKind::Usage,
             Self::BrokerNotFound { .. }
             | Self::BrokerNotStarted { .. }
@@ -68,6 +71,18 @@ impl Error {
             Self::CannotGrow { why: NoGrowth::Behind, .. } => "refresh() the segment, then grow it".into(),
             Self::CannotGrow { why: NoGrowth::Reserved { .. }, .. } => "create it with a larger reserve(), or commit a new version".into(),
             Self::CannotGrow { .. } => "create it as mutable and let its committer grow it, or commit a new version".into(),
+            Self::ObjectNotFound { near, .. } if !near.is_empty() => format!("did you mean {:?}? `partywall ls` lists all names", near[0]),
+            Self::ObjectNotFound { .. } => "`partywall ls` lists all names; check --domain and PARTYWALL_SOCKET if it should be there".into(),
+            Self::TimelineEnded { ending: TimelineEnding::OwnerDied | TimelineEnding::OwnerFaulted | TimelineEnding::Evicted, .. } => "start its writer again, then follow() the timeline: the next writer goes on from the last value; treat work enqueued behind this wait as garbage".into(),
+            Self::TimelineEnded { ending: TimelineEnding::Closed, .. } => "wait for values that its writer signals, or follow() the timeline when it has another writer".into(),
+            Self::TimelineEnded { ending: TimelineEnding::Abandoned, .. } => "its writer opens it again to go on from the last value; waiters then follow()".into(),
+            Self::TimelineEnded { .. } => "connect again; timelines are made anew by whoever opens them".into(),
+            Self::WriterExists { .. } => "one writer at a time: use another name, close that writer, or end its waits with `partywall abandon NAME`".into(),
+            Self::BadValue { .. } => "signal values that grow, up to 2^61".into(),
+            Self::Tainted { .. } => "do the work again from its inputs; a new writer of the timeline starts without the mark".into(),
+            Self::LaunchBlocking { .. } => "unset CUDA_LAUNCH_BLOCKING, or wait on the host".into(),
+            Self::WrongMaximum { .. } => "open it with the number that it has, or use another name; it goes with the last process that has it open".into(),
+            Self::NotHeld { .. } => "give each permit back once, by the process that acquired it".into(),
             Self::BadName { .. } => "use letters, digits and `._-/`".into(),
             Self::Table { source: TableError::ForeignLayout { .. }, .. } => "run the same Partywall release on both sides".into(),
             Self::Table { .. } => "correct the tensors' names, shapes and dtypes".into(),
@@ -115,6 +130,21 @@ impl Error {
             Self::NameExists { .. } => "name-exists",
             Self::ReadOnly { .. } => "read-only",
             Self::CannotGrow { .. } => "cannot-grow",
+            Self::ObjectNotFound { .. } => "object-not-found",
+            Self::TimelineEnded { ending, .. } => match ending {
+                TimelineEnding::OwnerFaulted => "writer-faulted",
+                TimelineEnding::Closed => "timeline-closed",
+                TimelineEnding::Abandoned => "timeline-abandoned",
+                TimelineEnding::BrokerGone => "timeline-lost",
+                TimelineEnding::Evicted => "writer-evicted",
+                _ => "writer-died",
+            },
+            Self::WriterExists { .. } => "writer-exists",
+            Self::BadValue { .. } => "bad-value",
+            Self::Tainted { .. } => "tainted",
+            Self::LaunchBlocking { .. } => "launch-blocking",
+            Self::WrongMaximum { .. } => "wrong-maximum",
+            Self::NotHeld { .. } => "not-held",
             Self::BadName { .. } => "bad-name",
             Self::Table { .. } => "bad-table",
             Self::WrongDType { .. } => "wrong-dtype",

@@ -9,10 +9,11 @@ use std::{path::PathBuf, time::Duration};
 use partywall_cuda::{CudaError, PointerKind};
 use partywall_os::Errno;
 use partywall_shm::{DType, TableError};
-use partywall_wire::{FdFault, Limit, NoGrowth};
+use partywall_wire::{FdFault, Limit, NoGrowth, ObjectKind, TimelineEnding};
 
 use self::text::{
-    driver_name, fd_fault, free_text, held_text, limit_name, near_names, no_growth, pointer_kind, seconds,
+    bad_value, driver_name, fd_fault, free_text, held_text, limit_name, near_names, no_growth, object_kind,
+    pointer_kind, seconds, timeline_ending,
 };
 pub use self::{
     advice::{ErrorKind, cuda_anchor},
@@ -105,6 +106,80 @@ pub enum Error {
         version: u64,
         /// Why.
         why: NoGrowth,
+    },
+    /// No timeline or semaphore has this name.
+    #[error("no {} is named {name:?} in the domain at {}{}", object_kind(*kind), socket.display(), near_names(near))]
+    ObjectNotFound {
+        /// What was asked for.
+        kind: ObjectKind,
+        /// The name asked for.
+        name: String,
+        /// The broker that was asked.
+        socket: PathBuf,
+        /// Existing names that look like it.
+        near: Vec<String>,
+    },
+    /// The timeline ended before it reached the value. What was signalled until then is valid.
+    #[error("timeline {name:?} ended at {last}, before {wanted}: {}", timeline_ending(*ending))]
+    TimelineEnded {
+        /// The timeline.
+        name: String,
+        /// How it ended.
+        ending: TimelineEnding,
+        /// The value that was waited for, or was to be signalled.
+        wanted: u64,
+        /// The last value that was signalled.
+        last: u64,
+    },
+    /// Another lease signals this timeline: of this process, or of a living one.
+    #[error("timeline {name:?} has a writer, pid {pid}")]
+    WriterExists {
+        /// The timeline.
+        name: String,
+        /// The writer.
+        pid: u32,
+    },
+    /// The value cannot be signalled, or never be reached.
+    #[error("{value} is no next value of timeline {name:?}: {}", bad_value(*value, *last))]
+    BadValue {
+        /// The timeline.
+        name: String,
+        /// The value.
+        value: u64,
+        /// The highest value that was signalled or promised.
+        last: u64,
+    },
+    /// The value was promised on the strength of another timeline, and that one has ended before it got there: what is
+    /// behind it may be garbage.
+    #[error("timeline {name:?} is not to be believed from {from} on: a timeline that it rests on has ended")]
+    Tainted {
+        /// The timeline.
+        name: String,
+        /// The first value that rests on the failed input.
+        from: u64,
+    },
+    /// `CUDA_LAUNCH_BLOCKING` makes a process wait for each kernel: a stream that waits for another process would stop
+    /// it for as long.
+    #[error("this process runs with CUDA_LAUNCH_BLOCKING: waiting on a stream for timeline {name:?} would stop it")]
+    LaunchBlocking {
+        /// The timeline.
+        name: String,
+    },
+    /// The semaphore has another number of permits.
+    #[error("semaphore {name:?} has {maximum} permits, not {asked}")]
+    WrongMaximum {
+        /// The semaphore.
+        name: String,
+        /// Permits that it has.
+        maximum: u32,
+        /// Permits that it was opened with.
+        asked: u32,
+    },
+    /// A permit was given back that is not held any more, or never was.
+    #[error("this permit of semaphore {name:?} is not held")]
+    NotHeld {
+        /// The semaphore.
+        name: String,
     },
     /// The name breaks the rules for names.
     #[error("{name:?} is no segment name: {why}")]

@@ -24,6 +24,11 @@ impl Error {
             Refusal::NameExists { name, version } => Self::NameExists { name, version },
             Refusal::ReadOnly { name, version } => Self::ReadOnly { name, version },
             Refusal::CannotGrow { name, version, why } => Self::CannotGrow { name, version, why },
+            Refusal::ObjectNotFound { kind, name, near } => {
+                Self::ObjectNotFound { kind, name, socket: socket.to_owned(), near }
+            }
+            Refusal::WriterExists { name, pid } => Self::WriterExists { name, pid },
+            Refusal::WrongMaximum { name, maximum, asked } => Self::WrongMaximum { name, maximum, asked },
             Refusal::BadName { name, why } => Self::BadName { name, why },
             Refusal::BadFd { index, fault } => Self::BadFd { index, fault },
             Refusal::Limit { limit, allowed, needed } => Self::LimitReached { limit, allowed, needed },

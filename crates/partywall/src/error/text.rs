@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use partywall_cuda::PointerKind;
-use partywall_wire::{FdFault, Limit, NoGrowth};
+use partywall_wire::{FdFault, Limit, NoGrowth, ObjectKind, TimelineEnding};
 
 use super::Held;
 
@@ -36,12 +36,38 @@ pub(super) fn limit_name(limit: Limit) -> &'static str {
         Limit::Leases => "leases of one member",
         Limit::Chunks => "chunks of one version",
         Limit::Growths => "growths of one version",
+        Limit::Timelines => "timelines",
+        Limit::Semaphores => "semaphores",
         _ => "something newer than this library",
     }
 }
 
 pub(super) fn driver_name(simulated: bool) -> &'static str {
     if simulated { "simulated" } else { "real" }
+}
+
+pub(super) fn object_kind(kind: ObjectKind) -> &'static str {
+    match kind {
+        ObjectKind::Timeline => "timeline",
+        ObjectKind::Semaphore => "semaphore",
+        _ => "object of a kind newer than this library",
+    }
+}
+
+pub(super) fn timeline_ending(ending: TimelineEnding) -> &'static str {
+    match ending {
+        TimelineEnding::OwnerDied => "its writer died",
+        TimelineEnding::OwnerFaulted => "its writer lost its CUDA context",
+        TimelineEnding::Closed => "its writer closed it",
+        TimelineEnding::Abandoned => "it was abandoned",
+        TimelineEnding::BrokerGone => "the broker is gone",
+        TimelineEnding::Evicted => "its writer was evicted",
+        _ => "for a reason newer than this library",
+    }
+}
+
+pub(super) fn bad_value(value: u64, last: u64) -> String {
+    if value <= last { format!("it stands at {last}") } else { "values end at 2^61".into() }
 }
 
 pub(super) fn no_growth(why: NoGrowth) -> String {

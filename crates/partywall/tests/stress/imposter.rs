@@ -12,6 +12,7 @@ use std::{
 
 use partywall::{Domain, Error, Place as At};
 use partywall_os::{memfd, socket};
+use partywall_shm::members::Members;
 use partywall_wire::{
     Answer, BrokerHello, Event, Kind, MemberInfo, MemberState, NameInfo, Opened, Place as WirePlace, Reply, Request,
     Table, Token, Welcome, frame,
@@ -35,6 +36,8 @@ enum Lie {
     NoEvents,
     FiveFds,
     EventsOf(&'static str),
+    NoRows,
+    RowsOf(&'static str),
     HelloFdsThatNeverCome,
     WrongId,
     GarbageReply,
@@ -56,7 +59,7 @@ enum Lie {
     EventsGarbage,
 }
 
-const LIES: [Lie; 30] = [
+const LIES: [Lie; 34] = [
     Lie::HangsUp,
     Lie::HangsUpAfterHello,
     Lie::Garbage,
@@ -68,6 +71,10 @@ const LIES: [Lie; 30] = [
     Lie::EventsOf("pipe"),
     Lie::EventsOf("memfd"),
     Lie::EventsOf("closed"),
+    Lie::NoRows,
+    Lie::RowsOf("memfd"),
+    Lie::RowsOf("none"),
+    Lie::RowsOf("zero"),
     Lie::HelloFdsThatNeverCome,
     Lie::WrongId,
     Lie::GarbageReply,
@@ -108,11 +115,13 @@ fn serve(call: OwnedFd, lie: Lie, done: &AtomicBool) -> Option<()> {
     }
     let (events, theirs) = socket::pair().unwrap();
     let events = Framed::new(events);
-    let welcome = Welcome { instance: 1, member: 1, token: Token([0; 16]), resumed: true, max_message: 1 << 18 };
+    let (token, max_message) = (Token([0; 16]), 1 << 18);
+    let welcome = Welcome { instance: 1, member: 1, row: 9, token, resumed: true, max_message };
     let fds = match lie {
         Lie::NoEvents => 0,
+        Lie::NoRows => 1,
         Lie::FiveFds | Lie::HelloFdsThatNeverCome => 5,
-        _ => 1,
+        _ => 2,
     };
     let hello = handshake::encode(&Speaker::new("lie"), &BrokerHello { outcome: Ok(welcome) }, fds).unwrap();
     let theirs = match lie {
@@ -123,6 +132,13 @@ fn serve(call: OwnedFd, lie: Lie, done: &AtomicBool) -> Option<()> {
         Lie::EventsOf(_) => socket::pair().unwrap().1,
         _ => theirs,
     };
+    let rows = match lie {
+        Lie::RowsOf("memfd") => memory(),
+        // Fewer than our number; what is not there is not written.
+        Lie::RowsOf("none") => Members::create(0).unwrap(),
+        Lie::RowsOf(_) => std::fs::File::open("/dev/zero").unwrap().into(),
+        _ => Members::create(16).unwrap(),
+    };
     match lie {
         Lie::NoEvents => call.send(&hello, &[]),
         Lie::HelloFdsThatNeverCome => {
@@ -131,7 +147,8 @@ fn serve(call: OwnedFd, lie: Lie, done: &AtomicBool) -> Option<()> {
             return None;
         }
         Lie::FiveFds => call.send(&hello, &[&theirs; 5]),
-        _ => call.send(&hello, &[&theirs]),
+        Lie::NoRows => call.send(&hello, &[&theirs]),
+        _ => call.send(&hello, &[&theirs, &rows]),
     };
     drop(theirs);
     let noise = |ticket: u64, fds: usize| {

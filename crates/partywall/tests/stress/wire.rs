@@ -92,9 +92,9 @@ pub(crate) fn shake_hands(path: &Path, resume: Option<Resume>) -> Result<Client,
 
 /// The answer to a first message.
 pub(crate) fn greeted(call: &mut Framed) -> Result<(Welcome, Framed), Refusal> {
-    let (body, mut fds) = call.receive().expect("an answer");
+    let (body, fds) = call.receive().expect("an answer");
     let hello: BrokerHello = handshake::decode(&body).unwrap().decode().unwrap();
-    hello.outcome.map(|welcome| (welcome, Framed::new(fds.pop().expect("the events socket"))))
+    hello.outcome.map(|welcome| (welcome, Framed::new(fds.into_iter().next().expect("the events socket"))))
 }
 
 impl Client {

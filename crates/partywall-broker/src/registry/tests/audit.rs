@@ -78,6 +78,8 @@ pub(super) fn audit(registry: &Registry, open_fds: &BTreeSet<FdId>, pending: &BT
     assert_eq!(waiting, *pending, "requests that wait, and those that were told so");
     assert_eq!(registry.claims.keys().copied().collect::<BTreeSet<_>>(), claims, "one claim a name");
 
+    let rows: BTreeSet<_> = registry.members.values().map(|member| member.row).collect();
+    assert_eq!(rows.len(), registry.members.len(), "one row a member");
     let (mut leases, mut claimed, mut waits) = (0, 0, 0);
     for (id, member) in &registry.members {
         leases += member.leases.len();

@@ -127,13 +127,13 @@ struct Run {
 
 impl Run {
     fn new() -> Self {
-        let bounds = Bounds { bytes: 60, names: 2, fds: 12, waits: 3, leases: 6, chunks: 5, growths: 3 };
+        let bounds = Bounds { members: 5, bytes: 60, names: 2, fds: 12, waits: 3, leases: 6, chunks: 5, growths: 3 };
         Self { watched: Watched::new(bounds), model: Model::new(bounds), last_member: 0, last_asked: Vec::new() }
     }
 
     fn step(&mut self, step: &Step) {
         match step {
-            Step::Join(simulated) if self.model.people.len() < 5 => {
+            Step::Join(simulated) if self.watched.registry.check_members().is_ok() => {
                 let admitted = self.model.admits(*simulated);
                 assert_eq!(self.watched.registry.admits(*simulated), admitted);
                 if !admitted {

@@ -1,0 +1,122 @@
+//! Timelines and semaphores, as they are encoded.
+
+use serde::{Deserialize, Serialize};
+
+use crate::message::HolderInfo;
+
+/// The kinds of objects that live in control memory. Each has names of its own: a segment, a timeline and a semaphore
+/// may have the same one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum ObjectKind {
+    /// A 64-bit word that only grows.
+    Timeline,
+    /// A number of permits.
+    Semaphore,
+}
+
+/// An opened timeline. File descriptors: the slabs that the asker has not mapped yet, up to and with `slab`, in the
+/// order of their numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OpenedTimeline {
+    /// Keeps the name. Released only when no stream of the member's waits for the timeline any more: the cell is used
+    /// again once nobody has a lease that led to it.
+    pub lease: u64,
+    /// The slab of its present incarnation.
+    pub slab: u32,
+    /// The cell in that slab.
+    pub cell: u32,
+    /// The number of that incarnation: 1 for the first writer's, which those share who opened the name before.
+    pub incarnation: u32,
+    /// Whether this lease is the one that signals.
+    pub writer: bool,
+}
+
+/// How a timeline's incarnation ended before it reached what was waited for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum TimelineEnding {
+    /// The writer's process is proved dead.
+    OwnerDied,
+    /// The writer's CUDA context broke.
+    OwnerFaulted,
+    /// The writer closed it.
+    Closed,
+    /// Its writer or an operator abandoned it.
+    Abandoned,
+    /// The broker is gone, and with it whoever would have noticed the writer's death.
+    BrokerGone,
+    /// The writer was evicted from the domain.
+    Evicted,
+}
+
+/// A timeline or a semaphore in a listing.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum ObjectInfo {
+    /// A timeline.
+    Timeline(TimelineInfo),
+    /// A semaphore.
+    Semaphore(SemaphoreInfo),
+}
+
+impl ObjectInfo {
+    /// Its kind.
+    pub fn kind(&self) -> ObjectKind {
+        match self {
+            Self::Timeline(_) => ObjectKind::Timeline,
+            Self::Semaphore(_) => ObjectKind::Semaphore,
+        }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Timeline(timeline) => &timeline.name,
+            Self::Semaphore(semaphore) => &semaphore.name,
+        }
+    }
+}
+
+/// A timeline in a listing. The numbers are read from control memory when asked for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TimelineInfo {
+    /// The name.
+    pub name: String,
+    /// The number of its present incarnation.
+    pub incarnation: u32,
+    /// The pid of the writer, if it has one.
+    pub writer: Option<u32>,
+    /// The last value that was signalled.
+    pub value: u64,
+    /// The highest value that was promised.
+    pub announced: u64,
+    /// How its present incarnation ended, if it has.
+    pub ending: Option<TimelineEnding>,
+    /// Leases on it.
+    pub leases: u32,
+}
+
+/// A semaphore in a listing. The numbers are read from control memory when asked for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SemaphoreInfo {
+    /// The name.
+    pub name: String,
+    /// Permits that there are.
+    pub maximum: u32,
+    /// Permits that are taken.
+    pub held: u32,
+    /// Acquirers that wait.
+    pub waiting: u32,
+    /// Leases on it.
+    pub leases: u32,
+}
+
+/// Everything about one timeline or semaphore.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ObjectDetail {
+    /// As in a listing.
+    pub info: ObjectInfo,
+    /// Who has it open.
+    pub holders: Vec<HolderInfo>,
+}
