@@ -43,6 +43,7 @@
 //! | [`Domain`] | a connection to a broker, and everything that is shared through it |
 //! | [`Segment`], [`Builder`], [`Build`], [`Tensor`] | names with versions: building, committing, opening |
 //! | [`Growth`], [`Pinned`] | segments that become longer; host segments that a GPU reaches |
+//! | [`IpcEvent`] | CUDA's interprocess events, for code that uses them already |
 //! | [`gpu`] | GPUs as this process sees them, and memory on them |
 //! | [`doctor`] | finding out what works on this machine |
 //! | [`files`] | model files into segments and back |
@@ -50,6 +51,7 @@
 //! | [`Error`] | everything that can go wrong, with advice |
 #![forbid(unsafe_code)]
 
+mod backoff;
 pub mod doctor;
 mod domain;
 mod error;
@@ -57,6 +59,7 @@ pub mod files;
 mod get;
 pub mod gpu;
 pub mod info;
+mod ipc_event;
 mod kind;
 mod place;
 mod put;
@@ -73,6 +76,7 @@ pub use self::{
     error::{Error, ErrorKind, Held, Result, bytes, cuda_anchor},
     get::Address,
     gpu::{DeviceRange, Gpu},
+    ipc_event::{IpcEvent, IpcEventHandle},
     kind::kind_name,
     place::{DeviceChoice, Place, UnknownDevice},
     put::{Put, check_name},

@@ -135,6 +135,7 @@ fn each_entry_belongs_to_an_error() {
         "wrong-clean-up",
         "stream-waits-refused",
         "legacy-refused",
+        "event-not-shared",
         "compute-mode",
         "locked-memory",
         "closed",

@@ -97,6 +97,7 @@ impl Error {
             Self::RemoteDevice { .. } => "open it with allow_peer if the link's cost is acceptable, or read on the owner's GPU".into(),
             Self::Cuda { source, .. } if source.is_sticky() => "the CUDA context of this process is broken: restart this process".into(),
             Self::Cuda { source, .. } if cuda_anchor(source) == "cannot-page-lock" => "raise the limit of locked memory (`ulimit -l`), or pin less".into(),
+            Self::Cuda { source, .. } if cuda_anchor(source) == "event-not-shared" => "both processes need one /dev/shm and one user, and the maker keeps the event; a timeline needs none of this".into(),
             Self::Cuda { .. } => "`partywall doctor` checks the driver".into(),
             Self::Timeout { .. } => "wait longer, or look with `partywall ls` and `partywall status` who should have done it".into(),
             Self::BrokerNotFound { .. } => "set PARTYWALL_BIN to the partywall binary, or put it on PATH (cargo install --locked --path crates/partywall-cli)".into(),
@@ -209,6 +210,7 @@ pub fn cuda_anchor(error: &CudaError) -> &'static str {
     match (error.call, error.code) {
         _ if error.is_sticky() => "broken-context",
         ("cuMemHostRegister", CuResult::OUT_OF_MEMORY | CuResult::OPERATING_SYSTEM) => "cannot-page-lock",
+        ("cuIpcOpenEventHandle" | "cuIpcGetEventHandle", _) => "event-not-shared",
         (_, CuResult::NOT_SUPPORTED) => "not-supported",
         ("cuMemCreate", CuResult::INVALID_VALUE) => "size-not-aligned",
         ("cuMemFree", CuResult::INVALID_VALUE) => "wrong-clean-up",

@@ -1,0 +1,41 @@
+//! How long to wait between two looks at something that wakes nobody: what a GPU writes.
+
+use std::time::Duration;
+
+/// Pauses that grow from [`SHORTEST`] to [`LONGEST`]: what comes soon is seen soon, and what takes long costs little.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Backoff {
+    next: Duration,
+}
+
+impl Backoff {
+    pub(crate) const fn new() -> Self {
+        Self { next: SHORTEST }
+    }
+
+    /// The next pause.
+    pub(crate) fn next(&mut self) -> Duration {
+        let pause = self.next;
+        self.next = (pause + pause / 2).min(LONGEST);
+        pause
+    }
+}
+
+/// A few times what it takes to look.
+const SHORTEST: Duration = Duration::from_micros(20);
+
+/// A thousand looks a second are less than a hundredth of a processor.
+const LONGEST: Duration = Duration::from_millis(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_grow_to_a_limit() {
+        let mut backoff = Backoff::new();
+        let pauses: Vec<_> = std::iter::repeat_with(|| backoff.next()).take(20).collect();
+        assert_eq!((pauses[0], pauses[1], pauses[19]), (SHORTEST, SHORTEST * 3 / 2, LONGEST));
+        assert!(pauses.is_sorted());
+    }
+}
