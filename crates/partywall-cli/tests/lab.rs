@@ -116,9 +116,42 @@ fn a_hand_over_is_shown_call_by_call_on_the_simulated_gpu() {
 }
 
 #[test]
+fn what_kernels_see_of_each_others_stores_on_the_simulated_gpu() {
+    let sandbox = Sandbox::new();
+    let ledger = sandbox.path().join("ledger");
+    std::fs::create_dir(&ledger).unwrap();
+    let mut command = lab(&sandbox, &["coherency", "--json"]);
+    let report = Report::of(&Running::spawn(command.env("SIMCUDA_LEDGER", &ledger)).wait().expect(0));
+    assert_nothing_left(&ledger, 2);
+    assert_eq!(report.steps_with("different"), [""; 0]);
+    assert_eq!(report.steps_with("not-tried"), ["mps"]);
+    assert_eq!(report.with("not-tried"), [""; 0]);
+    // Whether a plain load sees the store within its limit is a matter of time here.
+    for (belief, verdict) in [
+        ("loop", "did-not-hold"),
+        ("kernel-end", "did-not-hold"),
+        ("side-by-side", "open"),
+        ("in-order", "open"),
+        ("volatile", "open"),
+        ("writer-fence", "open"),
+        ("block", "open"),
+        ("scoped", "held"),
+    ] {
+        assert_eq!(report.beliefs[belief]["verdict"], verdict, "{belief}");
+    }
+    for id in ["stores", "stores-host"] {
+        let stores = report.step(id)["values"].as_object().unwrap();
+        assert_eq!(stores.values().filter(|text| text.as_str().unwrap().starts_with("seen after")).count(), 8);
+    }
+    assert_eq!(report.step("turns")["values"]["turns"], "20 of 20");
+    assert!(report.step("order")["values"]["both volatile"].as_str().unwrap().contains("none with old data"));
+}
+
+#[test]
 fn a_lab_is_readable_at_100_columns_on_the_simulated_gpu() {
     let sandbox = Sandbox::new();
-    for (name, title) in [("errors", "each way in which"), ("vmm", "by file descriptor")] {
+    let labs = [("errors", "each way in which"), ("vmm", "by file descriptor"), ("coherency", "in which order")];
+    for (name, title) in labs {
         let text = Running::spawn(&mut lab(&sandbox, &[name])).wait().expect(0).text().to_owned();
         assert!(text.lines().next().unwrap().contains(title), "{text}");
         assert!(text.contains("The driver is SIMULATED"), "{text}");
@@ -171,7 +204,9 @@ fn an_intruder_that_dies_of_its_deeds_is_a_result_on_the_simulated_gpu() {
 #[test]
 fn the_roles_meet_in_two_terminals_on_the_simulated_gpu() {
     let sandbox = Sandbox::new();
-    for (name, first, second) in [("errors", "exporter", "opener"), ("vmm", "export", "import")] {
+    for (name, first, second) in
+        [("errors", "exporter", "opener"), ("vmm", "export", "import"), ("coherency", "writer", "reader")]
+    {
         let missing = Running::spawn(&mut lab(&sandbox, &[name, second])).wait().expect(3);
         assert!(missing.stderr.contains(&format!("partywall lab {name} {first}")), "{}", missing.stderr);
 

@@ -234,7 +234,9 @@ mod tests {
     fn kernels_are_found_in_the_text() {
         let names = entries(&without_comments(include_str!("../../../kernels/partywall.ptx"))).unwrap();
         assert_eq!(names, ["pw_fill", "pw_verify", "pw_double", "pw_read"]);
-        assert!(names.iter().all(|name| kernel::find(name).is_some()), "each is emulated");
+        let polling = entries(&without_comments(include_str!("../../../kernels/coherency.ptx"))).unwrap();
+        assert_eq!(polling.len(), 6);
+        assert!(names.iter().chain(&polling).all(|name| kernel::find(name).is_some()), "each is emulated");
     }
 
     #[test]

@@ -2,11 +2,23 @@
 
 use std::{path::Path, process::Command};
 
-use super::world::{World, ensure, tell};
+use super::{
+    facts::Mps,
+    world::{World, ensure, say, tell},
+};
 
 fn partywall(world: &World, arguments: &[&str]) -> Result<String, String> {
+    partywall_with(world, arguments, &[])
+}
+
+fn partywall_with(world: &World, arguments: &[&str], environment: &[(&str, &Path)]) -> Result<String, String> {
     let binary = std::env::var_os("PARTYWALL_BIN").ok_or("PARTYWALL_BIN names the binary to test")?;
-    let output = Command::new(binary).args(arguments).env("PARTYWALL_SOCKET", world.socket()).output().map_err(tell)?;
+    let output = Command::new(binary)
+        .args(arguments)
+        .envs(environment.iter().copied())
+        .env("PARTYWALL_SOCKET", world.socket())
+        .output()
+        .map_err(tell)?;
     let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     ensure(output.status.success(), || {
         format!("partywall {} failed ({}):\n{text}", arguments.join(" "), output.status)
@@ -19,6 +31,32 @@ pub(crate) fn the_demo_passes() -> Result<(), String> {
     let world = World::new()?;
     let text = partywall(&world, &["demo", "--device", "cuda"])?;
     ensure(text.contains("262,144"), || text)
+}
+
+/// Runs a lab to its end, and keeps what it tells.
+fn lab(name: &str, environment: &[(&str, &Path)]) -> Result<(), String> {
+    let world = World::new()?;
+    let text = partywall_with(&world, &["lab", name], environment)?;
+    say(&text);
+    ensure(text.contains("Common beliefs, and whether they held on this machine"), || "it has no end".to_owned())
+}
+
+pub(crate) fn lab_errors() -> Result<(), String> {
+    lab("errors", &[])
+}
+
+pub(crate) fn lab_vmm() -> Result<(), String> {
+    lab("vmm", &[])
+}
+
+pub(crate) fn lab_coherency() -> Result<(), String> {
+    lab("coherency", &[])
+}
+
+/// The same under MPS, and once more without it.
+pub(crate) fn lab_coherency_under_mps() -> Result<(), String> {
+    let mps = Mps::start()?;
+    lab("coherency", &[mps.environment()])
 }
 
 /// The doctor finds everything in order.

@@ -65,6 +65,10 @@ static TESTS: &[Test] = &[
     test("segment_ordinals_may_differ", 2, segments::ordinals_may_differ),
     test("command_demo_passes", 1, commands::the_demo_passes),
     test("command_doctor_is_content", 1, commands::the_doctor_is_content),
+    test("command_lab_errors", 1, commands::lab_errors),
+    test("command_lab_vmm", 1, commands::lab_vmm),
+    test("command_lab_coherency", 1, commands::lab_coherency),
+    real("command_lab_coherency_under_mps", Needs::Mps, commands::lab_coherency_under_mps),
     test("command_weights_outlive_their_process", 1, commands::weights_outlive_the_process_that_put_them),
 ];
 

@@ -4,11 +4,10 @@ use partywall::{DeviceChoice, ErrorKind, OpenOptions, Place, Segment};
 use serde_json::json;
 
 use super::{
-    narrator::grouped,
     pattern::{self, ELEMENTS},
     session::{RUN, Session, run_of, timed},
 };
-use crate::failure::Failure;
+use crate::{failure::Failure, text::grouped};
 
 /// Plays the role.
 pub(super) fn run(session: &Session, device: DeviceChoice) -> Result<(), Failure> {

@@ -40,7 +40,7 @@ use rustix::process::Signal;
 use serde_json::json;
 
 use self::{narrator::Narrator, session::Session, supervisor::Supervisor};
-use crate::{Context, failure::Failure};
+use crate::{Context, failure::Failure, text::grouped};
 
 /// Its arguments.
 #[derive(Debug, Args)]
@@ -136,7 +136,7 @@ fn both(context: &Context, options: &Options) -> Result<(), Failure> {
     let text = format!(
         "demo passed: {} integers in {memory}, shared without a copy, read by one process and changed by the other in \
          {:.2} s",
-        narrator::grouped(pattern::ELEMENTS),
+        grouped(pattern::ELEMENTS),
         took.as_secs_f64()
     );
     let fields = json!({ "device": device.to_string(), "elements": pattern::ELEMENTS });

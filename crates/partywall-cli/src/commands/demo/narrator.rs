@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
-use crate::output::Output;
+use crate::{output::Output, text::micros};
 
 /// Tells the steps of one role.
 #[derive(Debug, Clone, Copy)]
@@ -46,37 +46,5 @@ impl Narrator {
             object.extend(fields);
         }
         self.output.value(&Value::Object(object));
-    }
-}
-
-/// `1,234 µs`.
-pub(super) fn micros(duration: Duration) -> String {
-    format!("{} µs", grouped(duration.as_micros() as u64))
-}
-
-/// A number with its thousands set apart.
-pub(super) fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
-    for (position, digit) in digits.chars().enumerate() {
-        if position > 0 && (digits.len() - position).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn thousands_are_set_apart() {
-        for (number, text) in [(0, "0"), (999, "999"), (1000, "1,000"), (262_144, "262,144"), (1_048_576, "1,048,576")]
-        {
-            assert_eq!(grouped(number), text);
-        }
-        assert_eq!(micros(Duration::from_millis(12)), "12,000 µs");
     }
 }

@@ -8,11 +8,10 @@ use serde_json::json;
 
 use super::{
     CrashPoint,
-    narrator::grouped,
     pattern::{self, BYTES, DTYPE, ELEMENTS, FORMULA, TENSOR},
     session::{RUN, Session, address, facts_of, fds_text, host_address, timed},
 };
-use crate::failure::Failure;
+use crate::{failure::Failure, text::grouped};
 
 /// Plays the role.
 pub(super) fn run(session: &Session, corrupt: Option<u64>, crash_at: Option<CrashPoint>) -> Result<(), Failure> {

@@ -11,12 +11,8 @@ use partywall::{
 };
 use serde_json::{Value, json};
 
-use super::{
-    Options,
-    narrator::{Narrator, grouped},
-    pattern,
-};
-use crate::{Context, failure::Failure};
+use super::{Options, narrator::Narrator, pattern};
+use crate::{Context, failure::Failure, text::grouped};
 
 /// The key under which the metadata of each segment names its run.
 pub(super) const RUN: &str = "run";

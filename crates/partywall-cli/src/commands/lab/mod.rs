@@ -7,9 +7,10 @@
 //!
 //! With `--json` each line is an object: first what it runs on (`lab`, `device`, `simulated`, …), then one a step
 //! (`role`, `step`, `values`, `why`, `verdict`: `as-expected`, `different` or `not-tried`, `finding`), and at last
-//! `beliefs`, each with its `verdict`: `held`, `did-not-hold` or `not-tried`. A failure is a line with `error`, as for
+//! `beliefs`, each with its `verdict`: `held`, `did-not-hold`, `open` or `not-tried`. A failure is a line with `error`, as for
 //! every command. A belief that did not hold is a result, and the exit code 0.
 
+mod coherency;
 mod device;
 mod errors;
 mod peer;
@@ -36,6 +37,8 @@ enum Lab {
     Errors(errors::Arguments),
     /// A hand-over of memory by file descriptor, call by call
     Vmm(vmm::Arguments),
+    /// What a kernel sees of another process's stores, when, and in which order
+    Coherency(coherency::Arguments),
 }
 
 /// What every lab takes.
@@ -62,6 +65,7 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     match &arguments.lab {
         Some(Lab::Errors(arguments)) => errors::run(context, arguments),
         Some(Lab::Vmm(arguments)) => vmm::run(context, arguments),
+        Some(Lab::Coherency(arguments)) => coherency::run(context, arguments),
         None => {
             list(context);
             Ok(())
@@ -70,7 +74,11 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
 }
 
 fn list(context: &Context) {
-    let labs = [("errors", errors::TITLE, errors::ROLES), ("vmm", vmm::TITLE, vmm::ROLES)];
+    let labs = [
+        ("errors", errors::TITLE, errors::ROLES),
+        ("vmm", vmm::TITLE, vmm::ROLES),
+        ("coherency", coherency::TITLE, coherency::ROLES),
+    ];
     let output = context.output();
     let rows = labs
         .map(|(name, title, [first, second])| vec![name.to_owned(), title.to_owned(), format!("{first}, {second}")]);

@@ -70,10 +70,21 @@ impl Peer {
 
     /// Starts this program as a child that plays `role` and talks through its standard input.
     pub(super) fn spawn(lab: &str, role: &'static str, device: &str) -> Result<Self, Failure> {
+        Self::spawn_with(lab, role, device, &[])
+    }
+
+    /// The same with something added to the environment.
+    pub(super) fn spawn_with(
+        lab: &str,
+        role: &'static str,
+        device: &str,
+        environment: &[(&str, &str)],
+    ) -> Result<Self, Failure> {
         let system = |source| Error::System { what: format!("starting the {role} as a child process"), source };
         let (ours, theirs) = socket::pair().map_err(|errno| system(errno.into()))?;
         let mut command = Command::new(std::env::current_exe().map_err(system)?);
         command.args(["lab", lab, role, "--device", device, "--on-standard-input"]);
+        command.envs(environment.iter().copied());
         command.stdin(Stdio::from(theirs)).stdout(Stdio::null());
         let child = command.spawn().map_err(system)?;
         // `command` has the other end, too, and would hide the child's death.

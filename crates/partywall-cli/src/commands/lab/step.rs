@@ -16,7 +16,7 @@ pub(super) struct Step {
     pub(super) verdict: Verdict,
     /// The verdict in words.
     pub(super) finding: String,
-    /// What the step says of a belief, by its id; nothing if it could not be tried.
+    /// What the step says of a belief, by its id; nothing if it could not be tried, or if what was tried decides nothing.
     pub(super) beliefs: Vec<(String, Option<bool>)>,
     /// The code of the driver's refusal that the step is about.
     pub(super) refusal: Option<u32>,
@@ -46,10 +46,20 @@ pub(super) struct Belief {
 #[derive(Debug)]
 pub(super) struct Conclusion {
     pub(super) belief: Belief,
-    /// Nothing if no step could try it.
-    pub(super) held: Option<bool>,
+    pub(super) outcome: Outcome,
     /// The steps that speak of it; for a belief that could not be tried, why.
     pub(super) evidence: String,
+}
+
+/// What steps say of a belief together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Outcome {
+    Held,
+    DidNotHold,
+    /// It was tried, and nothing came of it: that something was not seen does not prove that it cannot be.
+    Open,
+    NotTried,
 }
 
 impl Step {
@@ -83,6 +93,12 @@ impl Step {
     /// Says something about a belief.
     pub(super) fn says(mut self, belief: Belief, holds: bool) -> Self {
         self.beliefs.push((belief.id.into(), Some(holds)));
+        self
+    }
+
+    /// Says that what was tried decides nothing about a belief.
+    pub(super) fn leaves_open(mut self, belief: Belief) -> Self {
+        self.beliefs.push((belief.id.into(), None));
         self
     }
 
@@ -130,25 +146,27 @@ impl Conclusion {
             ids.collect::<Vec<_>>().join(", ")
         };
         let (against, by) = (with(Some(false)), with(Some(true)));
-        let (held, evidence) = if !against.is_empty() {
-            (Some(false), against)
+        let (outcome, evidence) = if !against.is_empty() {
+            (Outcome::DidNotHold, against)
         } else if !by.is_empty() {
-            (Some(true), by)
+            (Outcome::Held, by)
         } else {
-            let untried = steps.iter().find(|step| about(step) == Some(None));
-            (None, untried.map_or_else(|| "its step was not reached".into(), |step| step.finding.clone()))
+            let undecided = |tried: bool| {
+                steps.iter().find(|step| about(step) == Some(None) && (step.verdict != Verdict::NotTried) == tried)
+            };
+            match (undecided(true), undecided(false)) {
+                (Some(_), _) => (Outcome::Open, with(None)),
+                (None, Some(untried)) => (Outcome::NotTried, untried.finding.clone()),
+                (None, None) => (Outcome::NotTried, "its step was not reached".into()),
+            }
         };
-        Self { belief, held, evidence }
+        Self { belief, outcome, evidence }
     }
 
     /// As programs get it.
     pub(super) fn to_json(&self) -> Value {
-        let verdict = match self.held {
-            Some(true) => "held",
-            Some(false) => "did-not-hold",
-            None => "not-tried",
-        };
-        json!({ "belief": self.belief.id, "text": self.belief.text, "verdict": verdict, "evidence": self.evidence })
+        let Self { belief, outcome, evidence } = self;
+        json!({ "belief": belief.id, "text": belief.text, "verdict": outcome, "evidence": evidence })
     }
 }
 
@@ -167,18 +185,21 @@ mod tests {
     fn one_step_against_a_belief_outweighs_all_for_it() {
         let step = |id, holds| Step::new(id, "", "").says(BELIEF, holds);
         let conclusion = Conclusion::of(BELIEF, &[step("one", true), step("two", false), step("three", true)]);
-        assert_eq!((conclusion.held, conclusion.evidence.as_str()), (Some(false), "two"));
+        assert_eq!((conclusion.outcome, conclusion.evidence.as_str()), (Outcome::DidNotHold, "two"));
         let conclusion = Conclusion::of(BELIEF, &[step("one", true), Step::new("x", "", ""), step("three", true)]);
-        assert_eq!((conclusion.held, conclusion.evidence.as_str()), (Some(true), "one, three"));
+        assert_eq!((conclusion.outcome, conclusion.evidence.as_str()), (Outcome::Held, "one, three"));
     }
 
     #[test]
     fn a_belief_without_a_trial_says_why() {
         let untried = Step::new("one", "", "").untried(Some(BELIEF), "no such memory here");
         let conclusion = Conclusion::of(BELIEF, std::slice::from_ref(&untried));
-        assert_eq!((conclusion.held, conclusion.evidence.as_str()), (None, "no such memory here"));
-        let conclusion = Conclusion::of(BELIEF, &[untried, Step::new("two", "", "").says(BELIEF, true)]);
-        assert_eq!(conclusion.held, Some(true));
+        assert_eq!((conclusion.outcome, conclusion.evidence.as_str()), (Outcome::NotTried, "no such memory here"));
+        let open = Step::new("open", "", "").leaves_open(BELIEF).judge(true, "nothing was seen", "");
+        let conclusion = Conclusion::of(BELIEF, &[untried.clone(), open.clone()]);
+        assert_eq!((conclusion.outcome, conclusion.evidence.as_str()), (Outcome::Open, "open"));
+        let conclusion = Conclusion::of(BELIEF, &[untried, open, Step::new("two", "", "").says(BELIEF, true)]);
+        assert_eq!((conclusion.outcome, conclusion.evidence.as_str()), (Outcome::Held, "two"));
         assert_eq!(Conclusion::of(BELIEF, &[]).evidence, "its step was not reached");
     }
 

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::{
     device::Gpu,
-    step::{Belief, Conclusion, Step, Verdict},
+    step::{Belief, Conclusion, Outcome, Step, Verdict},
 };
 use crate::output::Output;
 
@@ -70,6 +70,11 @@ impl Teller {
         self.output.line("");
     }
 
+    /// Whether nobody else tells the steps of the other role.
+    pub(super) fn tells_all(&self) -> bool {
+        self.tells_all
+    }
+
     /// The steps so far.
     pub(super) fn steps(&self) -> &[Step] {
         &self.steps
@@ -80,11 +85,12 @@ impl Teller {
         let conclusions: Vec<_> = beliefs.iter().map(|belief| Conclusion::of(*belief, &self.steps)).collect();
         let different = self.steps.iter().filter(|step| step.verdict == Verdict::Different).count();
         self.output.line(self.bold("Common beliefs, and whether they held on this machine"));
-        for Conclusion { belief, held, evidence } in &conclusions {
-            let (verdict, colour) = match held {
-                Some(true) => ("held", GREEN),
-                Some(false) => ("did not hold", YELLOW),
-                None => ("not tried", DIM),
+        for Conclusion { belief, outcome, evidence } in &conclusions {
+            let (verdict, colour) = match outcome {
+                Outcome::Held => ("held", GREEN),
+                Outcome::DidNotHold => ("did not hold", YELLOW),
+                Outcome::Open => ("open", DIM),
+                Outcome::NotTried => ("not tried", DIM),
             };
             let mut head = format!("{verdict:<12}");
             for line in wrapped(&format!("{} ({evidence})", belief.text), WIDTH - VERDICT_WIDTH) {
@@ -92,14 +98,15 @@ impl Teller {
                 head = " ".repeat(12);
             }
         }
-        let count = |held| conclusions.iter().filter(|conclusion| conclusion.held == held).count();
+        let count = |outcome| conclusions.iter().filter(|conclusion| conclusion.outcome == outcome).count();
         self.output.line(format!(
-            "\n{} steps, {different} of them not as expected. Of {} beliefs {} held, {} did not, {} could not be tried here.",
+            "\n{} steps, {different} of them not as expected. {} beliefs: {} held, {} did not, {} open, {} not tried.",
             self.steps.len(),
             beliefs.len(),
-            count(Some(true)),
-            count(Some(false)),
-            count(None)
+            count(Outcome::Held),
+            count(Outcome::DidNotHold),
+            count(Outcome::Open),
+            count(Outcome::NotTried)
         ));
         let conclusions: Vec<Value> = conclusions.iter().map(Conclusion::to_json).collect();
         self.output.value(&json!({

@@ -27,6 +27,8 @@ mod streams;
 
 use std::time::{Duration, Instant};
 
+pub(crate) use mps::Mps;
+
 use partywall::cuda::CuResult;
 
 use super::stage::{Check, Line};

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use partywall::cuda::CuResult;
@@ -16,15 +16,15 @@ use crate::tests::needs::MPS_CONTROL;
 use crate::tests::stage::{Check, Line, Peer};
 use crate::tests::world::{ensure, say, tell};
 
-/// An MPS control daemon of a fact's own. Dropping it ends the daemon with its servers; their clients must have ended.
-struct Mps {
+/// An MPS control daemon of a test's own. Dropping it ends the daemon with its servers; their clients must have ended.
+pub(crate) struct Mps {
     /// Taken when it is dropped.
     keeper: Option<Peer>,
     directory: PathBuf,
 }
 
 impl Mps {
-    fn start() -> Result<Self, String> {
+    pub(crate) fn start() -> Result<Self, String> {
         let directory = std::env::temp_dir().join(format!("partywall-mps-{}", std::process::id()));
         let mut mps = Self { keeper: None, directory };
         let mut command = mps.client();
@@ -38,10 +38,16 @@ impl Mps {
         Ok(mps)
     }
 
+    /// The variable that makes a process a client, and its value.
+    pub(crate) fn environment(&self) -> (&'static str, &Path) {
+        (MPS_PIPES, &self.directory)
+    }
+
     /// Starts this program as a client.
     fn client(&self) -> Command {
         let mut command = ourselves();
-        command.env(MPS_PIPES, &self.directory);
+        let (variable, directory) = self.environment();
+        command.env(variable, directory);
         command
     }
 }

@@ -5,7 +5,11 @@
 //! their own.
 #![allow(unsafe_code)] // driver calls
 
+mod coherency;
+
 use std::fmt;
+
+pub use coherency::{Coherency, Handover, Load, Polled, Polling, Read, Scope, Store, Stored, Turns, WORDS_BYTES};
 
 use crate::abi::{DevicePtr, EVENT_DISABLE_TIMING, EVENT_INTERPROCESS, IpcHandle, MEM_ATTACH_GLOBAL};
 use crate::mapping::AddressRange;

@@ -1,6 +1,9 @@
-//! Partywall's kernels (`kernels/partywall.cu`) and one of the driver facts, emulated by their names.
+//! Partywall's kernels and one of the driver facts, emulated by their names: `kernels/partywall.cu` here, the polling
+//! ones of `kernels/coherency.cu` in [`coherency`].
 //!
-//! Partywall's stride over the grid, so that their results do not depend on its shape.
+//! Their results do not depend on the grid's shape: they stride over it, or are told how much there is to do.
+
+mod coherency;
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -20,7 +23,7 @@ pub(crate) struct Kernel {
 
 /// The emulation of the kernel with this name, if there is one.
 pub(crate) fn find(name: &str) -> Option<&'static Kernel> {
-    KERNELS.iter().find(|kernel| kernel.name == name)
+    KERNELS.iter().chain(&coherency::KERNELS).find(|kernel| kernel.name == name)
 }
 
 static KERNELS: [Kernel; 5] = [

@@ -1,0 +1,548 @@
+//! Words that kernels of two processes poll and change, in each way that CUDA has for a load and a store.
+//!
+//! Their source is `kernels/coherency.cu`. They spin, which nothing else of this crate does; each ends at a limit.
+
+use std::ffi::{CStr, c_void};
+use std::fmt;
+use std::time::Duration;
+
+use crate::{AccessError, Context, CudaError, DeviceBuffer, DeviceSlice, Function, LaunchConfig, Module, StreamRef};
+
+/// Bytes of the memory in which two processes make an experiment. All are 0 before it.
+pub const WORDS_BYTES: u64 = PAIRS_DATA + 2 * PAIRS * LINE;
+
+/// For whom an operation is meant to be in order: the threads of a block, of a GPU, of the system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// `cta`
+    Block,
+    /// `gpu`
+    Gpu,
+    /// `sys`
+    System,
+}
+
+/// How a word is loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Load {
+    /// `*p` in a loop, as the compiler translates it: once.
+    Compiled,
+    /// `ld.weak`: what `*p` becomes where the compiler does load.
+    Weak,
+    /// `ld.volatile`
+    Volatile,
+    /// `ld.relaxed`
+    Relaxed(Scope),
+    /// `ld.acquire`
+    Acquire(Scope),
+}
+
+/// How a word is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Store {
+    /// `st.weak`
+    Weak,
+    /// `st.volatile`
+    Volatile,
+    /// `st.relaxed`
+    Relaxed(Scope),
+    /// `st.release`
+    Release(Scope),
+}
+
+/// How data and then a flag are stored, and the flag and then the data loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Handover {
+    /// All of it plain.
+    Weak,
+    /// The flag volatile, the data plain.
+    VolatileFlag,
+    /// Both volatile.
+    Volatile,
+    /// Both relaxed, for the GPU.
+    Relaxed,
+    /// As `Fence(Gpu)`, without the reader's fence.
+    WriterFence,
+    /// The flag volatile, the data plain, and a fence between them on both sides.
+    Fence(Scope),
+    /// The flag released and acquired, the data plain.
+    ReleaseAcquire(Scope),
+}
+
+/// What a poll saw. Times are of the GPU's clock, in nanoseconds, the same in all processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Polled {
+    /// How often it looked.
+    pub looks: u64,
+    /// When the value was seen, if it was.
+    pub seen: Option<u64>,
+    /// For how long it looked in vain.
+    pub vain: Duration,
+}
+
+/// A store and the answer to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stored {
+    /// When it was made.
+    pub at: u64,
+    /// When its kernel, which still ran, saw the poll's answer; if it did.
+    pub answered: Option<u64>,
+}
+
+/// What two kernels that take turns came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Turns {
+    /// How many were taken.
+    pub taken: u64,
+    /// From the end of the first one to the end of the last one.
+    pub time: Duration,
+}
+
+/// What reading flags and data came to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Read {
+    /// How often a flag and its data were read.
+    pub looks: u64,
+    /// How often a flag had another value than the time before.
+    pub changes: u64,
+    /// How often the data was older than the flag.
+    pub old: u64,
+    /// By how many steps, at most.
+    pub worst: u64,
+}
+
+/// The kernels, in one context, for one experiment at a time.
+pub struct Coherency {
+    poll: Function,
+    poll_compiled: Function,
+    store: Function,
+    turns: Function,
+    write_pairs: Function,
+    read_pairs: Function,
+    result: DeviceBuffer,
+}
+
+/// A poll that runs.
+#[derive(Debug)]
+pub struct Polling<'a> {
+    kernels: &'a mut Coherency,
+    stream: StreamRef<'a>,
+}
+
+impl Coherency {
+    /// Loads the kernels.
+    ///
+    /// # Errors
+    /// As for [`Kernels::load`](crate::Kernels::load).
+    pub fn load(context: &Context) -> Result<Self, CudaError> {
+        let module = Module::from_ptx(context, PTX)?;
+        Ok(Self {
+            poll: module.function(c"pw_poll")?,
+            poll_compiled: module.function(c"pw_poll_compiled")?,
+            store: module.function(c"pw_store")?,
+            turns: module.function(c"pw_turns")?,
+            write_pairs: module.function(c"pw_write_pairs")?,
+            read_pairs: module.function(c"pw_read_pairs")?,
+            result: DeviceBuffer::new(context, RESULT_BYTES as u64)?,
+        })
+    }
+
+    /// Launches a kernel that polls the word in `words` until it is `value`, or for `limit`. It writes `value` to the
+    /// word `started` first. [`Load::Compiled`] cannot look at a clock: it makes a number of rounds.
+    ///
+    /// # Errors
+    /// `words` is shorter than [`WORDS_BYTES`], `started` is no word, or one of them is read-only; the driver refuses.
+    pub fn poll<'a>(
+        &'a mut self,
+        stream: StreamRef<'a>,
+        words: DeviceSlice<'a>,
+        started: DeviceSlice<'a>,
+        load: Load,
+        value: u64,
+        limit: Duration,
+    ) -> Result<Polling<'a>, AccessError> {
+        started.require_writable()?;
+        started.elements(8)?;
+        let (mut word, mut answer) = (place(words, WORD)?, place(words, ANSWER)?);
+        let (mut value, mut started) = (value, started.slice(0, 8)?.device_ptr());
+        let mut result = self.clear(stream)?;
+        if let Some(mut how) = load.code() {
+            let mut limit = nanoseconds(limit);
+            // SAFETY: the parameters are those of `pw_poll`; it writes to `started`, the answer's word and the result,
+            // which were checked.
+            unsafe {
+                launch(
+                    &self.poll,
+                    stream,
+                    ONE_THREAD,
+                    [
+                        pointer(&mut word),
+                        pointer(&mut value),
+                        pointer(&mut started),
+                        pointer(&mut answer),
+                        pointer(&mut how),
+                        pointer(&mut limit),
+                        pointer(&mut result),
+                    ],
+                )
+            }?;
+        } else {
+            let mut rounds = COMPILED_ROUNDS;
+            // SAFETY: as above, for `pw_poll_compiled`.
+            unsafe {
+                launch(
+                    &self.poll_compiled,
+                    stream,
+                    ONE_THREAD,
+                    [
+                        pointer(&mut word),
+                        pointer(&mut value),
+                        pointer(&mut started),
+                        pointer(&mut answer),
+                        pointer(&mut rounds),
+                        pointer(&mut result),
+                    ],
+                )
+            }?;
+        }
+        Ok(Polling { kernels: self, stream })
+    }
+
+    /// Lets a kernel store `value` to the word in `words`, and run on until a poll has answered, or for `limit`. Waits.
+    ///
+    /// # Errors
+    /// As [`poll`](Self::poll), and what the stream's work failed with.
+    pub fn store(
+        &mut self,
+        stream: StreamRef<'_>,
+        words: DeviceSlice<'_>,
+        store: Store,
+        value: u64,
+        limit: Duration,
+    ) -> Result<Stored, AccessError> {
+        let (mut word, mut answer) = (place(words, WORD)?, place(words, ANSWER)?);
+        let (mut value, mut how, mut limit) = (value, store.code(), nanoseconds(limit));
+        let mut result = self.clear(stream)?;
+        // SAFETY: the parameters are those of `pw_store`; it writes to the word and the result, which were checked.
+        unsafe {
+            launch(
+                &self.store,
+                stream,
+                ONE_THREAD,
+                [
+                    pointer(&mut word),
+                    pointer(&mut value),
+                    pointer(&mut answer),
+                    pointer(&mut how),
+                    pointer(&mut limit),
+                    pointer(&mut result),
+                ],
+            )
+        }?;
+        let [_, at, answered, ..] = self.outcome(stream)?;
+        Ok(Stored { at, answered: (answered != 0).then_some(answered) })
+    }
+
+    /// Lets a kernel take turns with one of the other process: one of the two follows. Waits; for `limit` at most.
+    ///
+    /// # Errors
+    /// As [`store`](Self::store).
+    pub fn take_turns(
+        &mut self,
+        stream: StreamRef<'_>,
+        words: DeviceSlice<'_>,
+        follows: bool,
+        turns: u64,
+        limit: Duration,
+    ) -> Result<Turns, AccessError> {
+        let (leader, follower) = (place(words, LEADER)?, place(words, FOLLOWER)?);
+        let (mut mine, mut theirs) = if follows { (follower, leader) } else { (leader, follower) };
+        let (mut last, mut follows, mut limit) = (turns, u32::from(follows), nanoseconds(limit));
+        let mut result = self.clear(stream)?;
+        // SAFETY: the parameters are those of `pw_turns`; it writes to one of the words and the result.
+        unsafe {
+            launch(
+                &self.turns,
+                stream,
+                ONE_THREAD,
+                [
+                    pointer(&mut mine),
+                    pointer(&mut theirs),
+                    pointer(&mut last),
+                    pointer(&mut follows),
+                    pointer(&mut limit),
+                    pointer(&mut result),
+                ],
+            )
+        }?;
+        let [taken, first, end, ..] = self.outcome(stream)?;
+        Ok(Turns { taken, time: Duration::from_nanos(end.saturating_sub(first)) })
+    }
+
+    /// Lets each thread of a kernel write data and then its flag, again and again for `limit`. Waits.
+    ///
+    /// # Errors
+    /// As [`store`](Self::store).
+    pub fn write_pairs(
+        &mut self,
+        stream: StreamRef<'_>,
+        words: DeviceSlice<'_>,
+        handover: Handover,
+        limit: Duration,
+    ) -> Result<(), AccessError> {
+        let mut pairs = Pairs::new(words, handover, limit)?;
+        // SAFETY: the parameters are those of `pw_write_pairs`, which stays below the number of pairs, inside the words.
+        unsafe { launch(&self.write_pairs, stream, A_THREAD_A_PAIR, pairs.parameters()) }?;
+        Ok(stream.synchronize()?)
+    }
+
+    /// Lets each thread of a kernel read a flag and then its data, again and again for `limit`. Waits.
+    ///
+    /// # Errors
+    /// As [`store`](Self::store).
+    pub fn read_pairs(
+        &mut self,
+        stream: StreamRef<'_>,
+        words: DeviceSlice<'_>,
+        handover: Handover,
+        limit: Duration,
+    ) -> Result<Read, AccessError> {
+        let mut result = self.clear(stream)?;
+        let mut pairs = Pairs::new(words, handover, limit)?;
+        let [data, flags, stride, count, how, limit] = pairs.parameters();
+        let parameters = [data, flags, stride, count, how, limit, pointer(&mut result)];
+        // SAFETY: as above, for `pw_read_pairs`, which writes its result besides.
+        unsafe { launch(&self.read_pairs, stream, A_THREAD_A_PAIR, parameters) }?;
+        let [looks, changes, old, worst, ..] = self.outcome(stream)?;
+        Ok(Read { looks, changes, old, worst })
+    }
+
+    /// Sets the result to zeros; its address.
+    fn clear(&self, stream: StreamRef<'_>) -> Result<u64, AccessError> {
+        stream.enqueue_set(self.result.as_slice(), 0)?;
+        Ok(self.result.as_slice().device_ptr())
+    }
+
+    fn outcome(&self, stream: StreamRef<'_>) -> Result<[u64; RESULTS], AccessError> {
+        let mut bytes = [0; RESULT_BYTES];
+        stream.copy_to_host(&mut bytes, self.result.as_slice())?;
+        let (words, _) = bytes.as_chunks::<8>();
+        Ok(std::array::from_fn(|index| u64::from_ne_bytes(words[index])))
+    }
+}
+
+impl fmt::Debug for Coherency {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Coherency").field("context", self.poll.module().context()).finish_non_exhaustive()
+    }
+}
+
+impl Polling<'_> {
+    /// Waits for its end.
+    ///
+    /// # Errors
+    /// What the stream's work failed with.
+    pub fn finish(self) -> Result<Polled, AccessError> {
+        let [looks, began, seen, end, ..] = self.kernels.outcome(self.stream)?;
+        Ok(Polled {
+            looks,
+            seen: (seen != 0).then_some(seen),
+            vain: Duration::from_nanos(if seen == 0 { end.saturating_sub(began) } else { 0 }),
+        })
+    }
+}
+
+impl Load {
+    /// As `pw_poll` counts them; nothing for the one that has a kernel of its own.
+    fn code(self) -> Option<u32> {
+        Some(match self {
+            Self::Compiled => return None,
+            Self::Weak => 0,
+            Self::Volatile => 1,
+            Self::Relaxed(scope) => 2 + scope.code(),
+            Self::Acquire(scope) => 5 + scope.code(),
+        })
+    }
+}
+
+impl Store {
+    /// As `pw_store` counts them.
+    fn code(self) -> u32 {
+        match self {
+            Self::Weak => 0,
+            Self::Volatile => 1,
+            Self::Relaxed(scope) => 2 + scope.code(),
+            Self::Release(scope) => 5 + scope.code(),
+        }
+    }
+}
+
+impl Handover {
+    /// As `pw_write_pairs` and `pw_read_pairs` count them.
+    fn code(self) -> u32 {
+        match self {
+            Self::Weak => 0,
+            Self::VolatileFlag => 1,
+            Self::Volatile => 2,
+            Self::Relaxed => 3,
+            Self::WriterFence => 4,
+            Self::Fence(scope) => 5 + scope.code(),
+            Self::ReleaseAcquire(scope) => 8 + scope.code(),
+        }
+    }
+}
+
+impl Scope {
+    fn code(self) -> u32 {
+        match self {
+            Self::Block => 0,
+            Self::Gpu => 1,
+            Self::System => 2,
+        }
+    }
+}
+
+/// The parameters that both kernels of pairs have.
+struct Pairs {
+    data: u64,
+    flags: u64,
+    stride: u64,
+    count: u64,
+    how: u32,
+    limit: u64,
+}
+
+impl Pairs {
+    fn new(words: DeviceSlice<'_>, handover: Handover, limit: Duration) -> Result<Self, AccessError> {
+        Ok(Self {
+            data: place(words, PAIRS_DATA)?,
+            flags: place(words, PAIRS_DATA + PAIRS * LINE)?,
+            stride: LINE / 8,
+            count: PAIRS,
+            how: handover.code(),
+            limit: nanoseconds(limit),
+        })
+    }
+
+    fn parameters(&mut self) -> [*mut c_void; 6] {
+        let Self { data, flags, stride, count, how, limit } = self;
+        [pointer(data), pointer(flags), pointer(stride), pointer(count), pointer(how), pointer(limit)]
+    }
+}
+
+/// The address of a place in the words, which are as long as they ought to be.
+fn place(words: DeviceSlice<'_>, offset: u64) -> Result<u64, AccessError> {
+    words.require_writable()?;
+    let words = words.slice(0, WORDS_BYTES)?;
+    words.elements(8)?;
+    Ok(words.device_ptr() + offset)
+}
+
+fn nanoseconds(limit: Duration) -> u64 {
+    u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn pointer<T>(value: &mut T) -> *mut c_void {
+    std::ptr::from_mut(value).cast()
+}
+
+/// # Safety
+/// As for [`Function::launch`].
+unsafe fn launch<const N: usize>(
+    kernel: &Function,
+    stream: StreamRef<'_>,
+    [blocks, threads]: [u32; 2],
+    mut parameters: [*mut c_void; N],
+) -> Result<(), AccessError> {
+    let config = LaunchConfig { grid: [blocks, 1, 1], block: [threads, 1, 1], shared_bytes: 0 };
+    // SAFETY: the caller's promise.
+    unsafe { kernel.launch(stream, config, &mut parameters) }?;
+    Ok(())
+}
+
+/// The checked-in PTX, closed by the NUL that the driver looks for.
+const PTX: &CStr =
+    match CStr::from_bytes_with_nul(concat!(include_str!("../../../../kernels/coherency.ptx"), "\0").as_bytes()) {
+        Ok(ptx) => ptx,
+        Err(_) => panic!("the PTX contains a NUL byte"),
+    };
+
+/// Bytes between two words: each has a line of every cache for itself.
+const LINE: u64 = 128;
+const WORD: u64 = 0;
+const ANSWER: u64 = LINE;
+const LEADER: u64 = 2 * LINE;
+const FOLLOWER: u64 = 3 * LINE;
+/// The words of data, each on a line; behind them the flags.
+const PAIRS_DATA: u64 = 4 * LINE;
+const PAIRS: u64 = 128;
+
+const ONE_THREAD: [u32; 2] = [1, 1];
+/// Blocks and threads: several of both.
+const A_THREAD_A_PAIR: [u32; 2] = [4, 32];
+
+/// Some ten milliseconds of multiplying.
+const COMPILED_ROUNDS: u64 = 1 << 22;
+
+/// Words of the result; no kernel writes more.
+const RESULTS: usize = 8;
+const RESULT_BYTES: usize = RESULTS * 8;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SOURCE: &str = include_str!("../../../../kernels/coherency.cu");
+    const SCOPES: [(Scope, &str); 3] = [(Scope::Block, "Block"), (Scope::Gpu, "Gpu"), (Scope::System, "System")];
+
+    #[track_caller]
+    fn assert_case(code: u32, line: &str) {
+        let line = format!("        case {code}: {line}");
+        assert!(SOURCE.lines().any(|other| other.starts_with(&line)), "{line}");
+    }
+
+    #[test]
+    fn the_codes_are_those_of_the_kernels() {
+        let poll = |load: Load, name: &str| assert_case(load.code().unwrap(), &format!("return pw_poll_by<{name}>("));
+        let store = |store: Store, name: &str| assert_case(store.code(), &format!("{name}::store("));
+        let pairs = |handover: Handover, writer: &str, reader: &str| {
+            assert_case(handover.code(), &format!("return pw_write_by<{writer}>("));
+            assert_case(handover.code(), &format!("return pw_read_by<{reader}>("));
+        };
+        poll(Load::Weak, "LoadWeak");
+        poll(Load::Volatile, "LoadVolatile");
+        store(Store::Weak, "StoreWeak");
+        store(Store::Volatile, "StoreVolatile");
+        pairs(Handover::Weak, "StoreWeak, NoFence, StoreWeak", "LoadWeak, NoFence, LoadWeak");
+        pairs(Handover::VolatileFlag, "StoreWeak, NoFence, StoreVolatile", "LoadVolatile, NoFence, LoadWeak");
+        pairs(Handover::Volatile, "StoreVolatile, NoFence, StoreVolatile", "LoadVolatile, NoFence, LoadVolatile");
+        pairs(
+            Handover::Relaxed,
+            "StoreRelaxedGpu, NoFence, StoreRelaxedGpu",
+            "LoadRelaxedGpu, NoFence, LoadRelaxedGpu",
+        );
+        pairs(Handover::WriterFence, "StoreWeak, FenceGpu, StoreVolatile", "LoadVolatile, NoFence, LoadWeak");
+        for (scope, name) in SCOPES {
+            poll(Load::Relaxed(scope), &format!("LoadRelaxed{name}"));
+            poll(Load::Acquire(scope), &format!("LoadAcquire{name}"));
+            store(Store::Relaxed(scope), &format!("StoreRelaxed{name}"));
+            store(Store::Release(scope), &format!("StoreRelease{name}"));
+            let (writer, reader) =
+                (format!("StoreWeak, Fence{name}, StoreVolatile"), format!("LoadVolatile, Fence{name}, LoadWeak"));
+            pairs(Handover::Fence(scope), &writer, &reader);
+            let (writer, reader) =
+                (format!("StoreWeak, NoFence, StoreRelease{name}"), format!("LoadAcquire{name}, NoFence, LoadWeak"));
+            pairs(Handover::ReleaseAcquire(scope), &writer, &reader);
+        }
+    }
+
+    #[test]
+    fn the_compiler_loads_once_what_it_may_load_once() {
+        let ptx = PTX.to_str().unwrap();
+        let (_, rest) = ptx.split_once(".entry pw_poll_compiled(").unwrap();
+        let (body, _) = rest.split_once("\n}\n").unwrap();
+        let (_, last_loop) = body.rsplit_once("BB1_3:").unwrap();
+        assert_eq!(body.matches("ld.global.u64").count(), 1);
+        assert!(!last_loop.contains("ld.global"), "{last_loop}");
+    }
+}
