@@ -394,7 +394,7 @@ impl Link {
     }
 
     /// Gives back what a verdict granted to somebody who no longer waits. Not by an ordinary call: that would wait for
-    /// the connection to be renewed, which the caller, the service thread, has to do.
+    /// the connection to be renewed, which comes after the caller among the errands.
     pub(super) fn give_back(&self, call: Call) {
         match self.turn() {
             Ok(mut turn) => {

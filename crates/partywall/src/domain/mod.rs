@@ -1,7 +1,9 @@
 //! A connection to a domain: one broker and everything that is shared through it.
 
 mod busy_wait;
+mod chores;
 mod connect;
+mod errands;
 mod inbox;
 mod link;
 mod locate;

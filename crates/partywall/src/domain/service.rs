@@ -1,23 +1,28 @@
-//! The one background thread of a connection: it reads events, renews the connection when it is lost, and tells others
-//! that this process is well.
+//! The one background thread of a connection: it reads events, and does by the clock what has to be looked at again and
+//! again ([chores](super::chores)), such as telling others that this process is well.
 //!
-//! It waits for a caller's answer only to give something back or to renew the connection, never for longer than the
-//! caller may wait itself, and touches no memory of the user's.
+//! It never waits: not for the broker, whose answers are [errands](super::errands), not for the driver, and not for a
+//! stream of anybody's. So whoever waits for it, a stream of this process among them, waits for nobody else. It touches
+//! no memory of the user's.
 
 use std::{
     os::fd::{AsFd, OwnedFd},
-    sync::Arc,
-    thread::JoinHandle,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
-use partywall_os::socket;
+use partywall_os::{Errno, socket};
 use partywall_shm::members::{self, Members};
 use partywall_wire::Event;
-use rustix::event::{EventfdFlags, eventfd};
 
 use super::{
+    chores::{Chores, Look, Schedule},
     connect::{self, Greeted},
+    errands::Errands,
     inbox::Inbox,
     link::{Link, Verdict, giving_back},
 };
@@ -33,113 +38,135 @@ const HEARTBEAT: Duration = Duration::from_millis(250);
 #[derive(Debug)]
 pub(super) struct Service {
     thread: Option<JoinHandle<()>>,
-    stop: Arc<OwnedFd>,
+    shared: Arc<Shared>,
+}
+
+/// What the service thread shares with others.
+#[derive(Debug)]
+struct Shared {
+    link: Arc<Link>,
+    chores: Arc<Chores>,
+    errands: Arc<Errands>,
+    stop: AtomicBool,
+    /// What came of renewing a lost connection, for the service thread.
+    renewed: Mutex<Option<OwnedFd>>,
 }
 
 impl Service {
     /// Starts the thread.
     pub(super) fn start(link: Arc<Link>, events: OwnedFd, members: &OwnedFd) -> Result<Self> {
         let members = Members::map(members).map_err(|e| Error::system("mapping the members' rows", e))?;
-        let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|e| Error::system("making the service thread's eventfd", e))?;
-        let stop = Arc::new(stop);
-        let thread = std::thread::Builder::new()
+        let shared = Arc::new(Shared {
+            link,
+            chores: Arc::new(Chores::new()?),
+            errands: Arc::default(),
+            stop: AtomicBool::new(false),
+            renewed: Mutex::default(),
+        });
+        let row = shared.link.row();
+        shared.chores.add(Duration::ZERO, move |look| {
+            members.beat(row, members::now());
+            (look == Look::InTurn).then_some(HEARTBEAT)
+        });
+        let reader = Reader { shared: shared.clone(), events: Some(events), inbox: Inbox::new() };
+        let thread = thread::Builder::new()
             .name("partywall".into())
-            .spawn({
-                let stop = stop.clone();
-                move || Reader { link, stop, events, inbox: Inbox::new(), members, next_beat: Instant::now() }.run()
-            })
+            .spawn(move || reader.run())
             .map_err(|source| Error::System { what: "starting the service thread".into(), source })?;
-        Ok(Self { thread: Some(thread), stop })
+        Ok(Self { thread: Some(thread), shared })
     }
 
-    /// Ends the thread and waits for it; it ends within one step.
+    /// Ends the thread and waits for it; it ends within one step. What is left to do is done for the last time.
     pub(super) fn stop(&mut self) {
-        let _ = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
+        self.shared.stop.store(true, Ordering::Release);
+        self.shared.chores.ring();
         if let Some(thread) = self.thread.take() {
             // A panic there has been reported by the thread itself.
             let _ = thread.join();
         }
+        self.shared.errands.finish();
     }
 
     /// Lets the thread be forgotten in a forked child, where it does not exist.
     pub(super) fn forget(&mut self) {
         std::mem::forget(self.thread.take());
+        self.shared.errands.forget();
     }
 }
 
 struct Reader {
-    link: Arc<Link>,
-    stop: Arc<OwnedFd>,
-    events: OwnedFd,
+    shared: Arc<Shared>,
+    /// Absent while the connection is lost, and once it is gone.
+    events: Option<OwnedFd>,
     inbox: Inbox,
-    members: Members,
-    next_beat: Instant,
-}
-
-/// What to do after a step.
-enum Next {
-    GoOn,
-    Renew,
-    Stop,
 }
 
 impl Reader {
     fn run(mut self) {
-        loop {
-            match self.step() {
-                Next::GoOn => {}
-                Next::Stop => return,
-                // Whoever still waits here waits for nothing.
-                Next::Renew if self.link.is_leaving() => return self.link.set_gone(),
-                Next::Renew => {
-                    self.link.lost();
-                    let Some(Greeted { call, events, .. }) = self.renew() else { return self.link.set_gone() };
-                    (self.events, self.inbox) = (events, Inbox::new());
-                    if self.link.renewed(call) {
-                        tracing::info!(socket = %self.link.socket_path().display(), "connection renewed");
-                    }
+        let shared = self.shared.clone();
+        let mut schedule = Schedule::default();
+        while !shared.stop.load(Ordering::Acquire) {
+            if let Some(events) = shared.take_renewed() {
+                (self.events, self.inbox) = (Some(events), Inbox::new());
+            }
+            let next = schedule.run(&shared.chores);
+            let events = match self.sleep(next) {
+                Ok(events) => events,
+                Err(error) => {
+                    tracing::error!(%error, "the service thread cannot wait");
+                    // Not as fast as it can, at least.
+                    thread::sleep(Duration::from_millis(10));
+                    false
                 }
+            };
+            if events && !self.read() {
+                self.events = None;
+                shared.lost();
             }
         }
+        schedule.end(&shared.chores);
     }
 
-    fn step(&mut self) -> Next {
-        if self.next_beat <= Instant::now() {
-            self.members.beat(self.link.row(), members::now());
-            self.next_beat = Instant::now() + HEARTBEAT;
+    /// Sleeps until `until` or the bell; whether there are events to read.
+    fn sleep(&self, until: Option<Instant>) -> Result<bool, Errno> {
+        let bell = self.shared.chores.bell();
+        let [rung, events] = match &self.events {
+            Some(events) => socket::wait_any([bell, events.as_fd()], until)?.unwrap_or_default(),
+            None => [socket::wait_any([bell], until)?.is_some(), false],
+        };
+        if rung {
+            self.shared.chores.heard();
         }
-        match socket::wait_any([self.stop.as_fd(), self.events.as_fd()], Some(self.next_beat)) {
-            Ok(Some([true, _])) => return Next::Stop,
-            Ok(None) => return Next::GoOn,
-            Ok(Some(_)) => {}
-            Err(error) => {
-                tracing::error!(%error, "the service thread cannot wait");
-                return Next::Renew;
-            }
-        }
-        if !matches!(self.inbox.read(&self.events), Ok(true)) {
-            return Next::Renew;
+        Ok(events)
+    }
+
+    /// Takes in events that are there; `false` if no further ones will come.
+    fn read(&mut self) -> bool {
+        let Some(events) = &self.events else { return true };
+        if !matches!(self.inbox.read(events), Ok(true)) {
+            return false;
         }
         loop {
             match self.inbox.next() {
-                Ok(Some(_)) if self.link.is_leaving() => return Next::GoOn,
+                Ok(Some(_)) if self.shared.link.is_leaving() => return true,
                 Ok(Some((frame, fds))) => match frame.decode() {
-                    Ok(event) => self.handle(event, fds),
+                    Ok(event) => self.shared.handle(event, fds),
                     Err(error) => {
                         tracing::error!(%error, "an event was not understood");
-                        return Next::Renew;
+                        return false;
                     }
                 },
-                Ok(None) => return Next::GoOn,
+                Ok(None) => return true,
                 Err(error) => {
                     tracing::error!(error, "the events connection carries nonsense");
-                    return Next::Renew;
+                    return false;
                 }
             }
         }
     }
+}
 
+impl Shared {
     fn handle(&self, event: Event, fds: Vec<OwnedFd>) {
         let Event::Verdict { ticket, outcome } = event else {
             return;
@@ -148,8 +175,32 @@ impl Reader {
         if let Some(Verdict::Ended(Ok(answer), _)) = self.link.deliver(ticket, Verdict::Ended(outcome, fds))
             && let Some(call) = giving_back(&answer)
         {
-            self.link.give_back(call);
+            let link = self.link.clone();
+            self.errands.run(move || link.give_back(call));
         }
+    }
+
+    /// The connection is lost: it is renewed, unless that is how it was meant.
+    fn lost(self: &Arc<Self>) {
+        let shared = self.clone();
+        self.errands.run(move || {
+            let Self { link, .. } = &*shared;
+            // Whoever still waits when we leave waits for nothing.
+            if link.is_leaving() {
+                return link.set_gone();
+            }
+            link.lost();
+            let Some(Greeted { call, events, .. }) = shared.renew() else { return link.set_gone() };
+            if link.renewed(call) {
+                tracing::info!(socket = %link.socket_path().display(), "connection renewed");
+            }
+            *shared.renewed.lock().unwrap_or_else(PoisonError::into_inner) = Some(events);
+            shared.chores.ring();
+        });
+    }
+
+    fn take_renewed(&self) -> Option<OwnedFd> {
+        self.renewed.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// Connects as the member that we are. `None` if the broker is gone, or is another one.
@@ -169,10 +220,10 @@ impl Reader {
                 Err(_) => {}
             }
             // The broker itself is alive or about to be: try again, but stop at once when asked to.
-            let pause = Instant::now() + Duration::from_millis(20);
-            if Instant::now() >= deadline || matches!(socket::wait_any([self.stop.as_fd()], Some(pause)), Ok(Some(_))) {
+            if Instant::now() >= deadline || self.stop.load(Ordering::Acquire) {
                 return None;
             }
+            thread::sleep(Duration::from_millis(20));
         }
     }
 }
