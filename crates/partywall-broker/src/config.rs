@@ -19,6 +19,9 @@ pub struct Config {
     pub idle_exit: Option<Duration>,
     /// How long after a process has exited and hung up it counts as dead: the driver may still be writing for it.
     pub settle: Duration,
+    /// How long what a dead member held stays in quarantine where its death is no proof that its work is over; until
+    /// somebody says so, if absent.
+    pub unproven_after: Option<Duration>,
     /// How long a connection may take to say who it is.
     pub handshake_timeout: Duration,
     /// The log file, named by `status`. The broker itself only uses `tracing`.
@@ -37,6 +40,7 @@ impl Config {
             limits: Limits::default(),
             idle_exit: Some(Duration::from_secs(60)),
             settle: Duration::from_millis(100),
+            unproven_after: None,
             handshake_timeout: Duration::from_secs(2),
             log_path: None,
             starter_holds_lock: false,

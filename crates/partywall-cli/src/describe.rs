@@ -196,7 +196,7 @@ mod tests {
     use super::*;
 
     fn holder(pid: u32, command: &str) -> HolderInfo {
-        HolderInfo { pid, command: command.into(), leases: 1 }
+        HolderInfo { pid, command: command.into(), leases: 1, unproven: false }
     }
 
     #[test]

@@ -9,6 +9,7 @@
 //! | [`handshake`] | the first message each way, whose head never changes, so that foreign versions can name each other |
 //! | [`message`] | requests, answers, events |
 //! | [`object`] | what those say of timelines and semaphores |
+//! | [`member`] | what those say of members |
 //! | [`refusal`] | every reason for which a broker says no |
 //! | [`limits`] | numbers that both sides hold each other to |
 //!
@@ -20,15 +21,17 @@
 pub mod frame;
 pub mod handshake;
 pub mod limits;
+pub mod member;
 pub mod message;
 pub mod object;
 pub mod refusal;
 
 pub use frame::{Frame, FrameReader, WireError};
 pub use handshake::{BrokerHello, ClientHello, Resume, Welcome};
+pub use member::{Doubt, Evicted, Freed, Kill, MemberInfo, MemberState, Whom};
 pub use message::{
-    Access, Answer, Call, ChunkBytes, Commit, Event, Grow, Grown, HolderInfo, Kind, LegacyHandle, MemberInfo,
-    MemberState, NameInfo, Open, Opened, Place, Reply, Request, SegmentInfo, StatusInfo, Table, Token, VersionInfo,
+    Access, Answer, Call, ChunkBytes, Commit, Event, Grow, Grown, HolderInfo, Kind, LegacyHandle, NameInfo, Open,
+    Opened, Place, Reply, Request, SegmentInfo, StatusInfo, Table, Token, VersionInfo,
 };
 pub use object::{ObjectDetail, ObjectInfo, ObjectKind, OpenedTimeline, SemaphoreInfo, TimelineEnding, TimelineInfo};
 pub use refusal::{Ending, FdFault, Limit, NoGrowth, Refusal};

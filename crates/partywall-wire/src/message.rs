@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    member::{Evicted, Freed, MemberInfo, Whom},
     object::{ObjectDetail, ObjectInfo, ObjectKind, OpenedTimeline},
     refusal::Refusal,
 };
@@ -173,6 +174,31 @@ pub enum Call {
         kind: ObjectKind,
         /// The name.
         name: String,
+    },
+    /// The member has opened a GPU. Answer: [`Answer::Done`].
+    UsesGpu {
+        /// Whether as a client of MPS: its end is then no proof of the end of its work.
+        mps: bool,
+    },
+    /// The member's CUDA context is broken. What it holds stays until its process ends, whatever it releases.
+    /// Answer: [`Answer::Done`].
+    ContextLost {
+        /// The GPU of the context, where that is known.
+        gpu: Option<[u8; 16]>,
+    },
+    /// Takes from members what they wait for, build, own and signal, and refuses them everything from now on. What they
+    /// hold stays in quarantine until their deaths are proved. Answer: [`Answer::Evicted`].
+    Evict {
+        /// Which members.
+        whom: Whom,
+        /// Whether to send their processes SIGKILL.
+        kill: bool,
+    },
+    /// Gives back what dead members held, although there is no proof that their work on it is over.
+    /// Answer: [`Answer::Freed`].
+    FreeUnproven {
+        /// Of the members with this pid only.
+        pid: Option<u32>,
     },
     /// The broker itself. Answer: [`Answer::Status`].
     Status,
@@ -409,6 +435,15 @@ pub enum Answer {
     },
     /// Everything about a timeline or semaphore.
     Object(Box<ObjectDetail>),
+    /// Who was evicted, the first hundred.
+    Evicted(Vec<Evicted>),
+    /// Who no longer holds anything.
+    Freed {
+        /// These, at most a hundred.
+        members: Vec<Freed>,
+        /// Whether there are more, for the next time of asking.
+        more: bool,
+    },
     /// The broker itself.
     Status(Box<StatusInfo>),
 }
@@ -479,47 +514,14 @@ pub struct SegmentInfo {
 /// A member that holds leases.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HolderInfo {
-    /// Its pid as the broker sees it, or as it says itself if it is in another PID namespace.
+    /// Its pid, as in [`MemberInfo`].
     pub pid: u32,
     /// Its command line.
     pub command: String,
     /// How many leases.
     pub leases: u32,
-}
-
-/// Whether a member is known to live.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[non_exhaustive]
-pub enum MemberState {
-    /// Connected.
-    Alive,
-    /// Its connection ended without proof of its death; it may come back and gets nothing new meanwhile.
-    Suspect,
-    /// It has exited, but a child that it forked still holds its connection, and so perhaps its memory.
-    HeldByChild,
-}
-
-/// A member in a listing.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MemberInfo {
-    /// Its number.
-    pub member: u64,
-    /// Its pid, as in [`HolderInfo`].
-    pub pid: u32,
-    /// Its user.
-    pub uid: u32,
-    /// Its command line.
-    pub command: String,
-    /// Its state.
-    pub state: MemberState,
-    /// Leases it holds.
-    pub leases: u32,
-    /// Bytes of the versions that it holds leases on, each counted once.
-    pub bytes: u64,
-    /// When it joined, in milliseconds since 1970.
-    pub since: u64,
-    /// Whether it runs on the simulated CUDA driver.
-    pub simulated: bool,
+    /// Whether it is dead, and its leases are in quarantine.
+    pub unproven: bool,
 }
 
 /// The broker itself.
@@ -550,6 +552,11 @@ pub struct StatusInfo {
     /// Leases.
     pub leases: u64,
     /// File descriptors held for versions and for control memory.
+    /// Members that are dead without proof that their work is over.
+    pub unproven: u64,
+    /// Bytes of the versions that these hold leases on, each counted once.
+    pub unproven_bytes: u64,
+    /// File descriptors held for versions.
     pub fds: u64,
     /// Bytes held in each place.
     pub bytes: Vec<(Place, u64)>,

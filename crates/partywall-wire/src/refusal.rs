@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::member::{MemberState, Whom};
 use crate::object::ObjectKind;
 
 /// Why a request was refused. The broker's state is as it was before the request.
@@ -119,6 +120,34 @@ pub enum Refusal {
         /// `lease`, `claim` or `ticket`.
         what: String,
     },
+    /// No member has this pid or number. `near` are pids of members that look like it.
+    NoSuchMember {
+        /// Which was meant.
+        whom: Whom,
+        /// A few pids of members.
+        near: Vec<u32>,
+    },
+    /// The asker is among those whom it wants to be evicted.
+    NotYourself,
+    /// The member is dead, and what it held is in quarantine: it can only be freed.
+    IsUnproven {
+        /// Its pid.
+        pid: u32,
+    },
+    /// Nothing of the member is in quarantine: its process is not known to be gone.
+    NotUnproven {
+        /// Its pid.
+        pid: u32,
+        /// What is known of it.
+        state: MemberState,
+    },
+    /// The asking member was evicted.
+    Evicted {
+        /// The pid of whoever wanted that.
+        by: u32,
+        /// When, in milliseconds since 1970.
+        at: u64,
+    },
     /// The peer runs as another user.
     WrongUser {
         /// The broker's user id.
@@ -126,7 +155,7 @@ pub enum Refusal {
         /// The peer's.
         peer: u32,
     },
-    /// The handshake carried no pidfd of the process that connected.
+    /// The handshake carried something else than a pidfd of the process that connected.
     NoPidfd {
         /// What was found instead.
         why: String,

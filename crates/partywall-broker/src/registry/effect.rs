@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use super::tombstones::Tombstone;
-use super::types::{Bound, ClaimId, FdId, Kind, LeaseId, MemberId, Memory, Millis, Name, Place, RequestId};
+use super::types::{
+    Bound, ClaimId, CloseId, FdId, Kind, LeaseId, MemberId, Memory, Millis, Name, Place, RequestId, Whom,
+};
 
 /// Something that the rim has to do, in this order.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -14,8 +16,14 @@ pub(crate) enum Effect {
     Notify { member: MemberId, ticket: RequestId, outcome: Outcome, fds: Vec<FdId> },
     /// Close these for good: nothing in the registry refers to them any more.
     Close(Vec<FdId>),
+    /// Say when everything is closed that was to be closed until now.
+    Confirm(CloseId),
     /// End the member's connection: it has left.
     Disconnect(MemberId),
+    /// End the member's connection, and go on watching its process: what it holds waits for its end.
+    HangUp(MemberId),
+    /// The member is dead, and what it held is in quarantine until somebody or the clock says otherwise.
+    Quarantined(MemberId),
     /// End the broker.
     Stop,
 }
@@ -57,6 +65,14 @@ pub(crate) enum Verdict {
         members: Vec<MemberRow>,
         more: bool,
     },
+    Evicted {
+        members: Vec<Parted>,
+        kill: bool,
+    },
+    Freed {
+        members: Vec<Parted>,
+        more: bool,
+    },
     Status(Box<Counts>),
 }
 
@@ -83,6 +99,11 @@ pub(crate) enum Refused {
     Limit { bound: Bound, allowed: u64, needed: u64 },
     Stale(Handle),
     InUse { names: u64, members: u64 },
+    NoSuchMember { whom: Whom, near: Vec<u32> },
+    NotYourself,
+    IsUnproven { pid: u32 },
+    NotUnproven { pid: u32, state: MemberState },
+    Evicted { by: u32, at: Millis },
 }
 
 /// Why a version does not grow.
@@ -109,6 +130,18 @@ pub(crate) struct Holder {
     pub(crate) pid: u32,
     pub(crate) command: Arc<str>,
     pub(crate) leases: u32,
+    /// It is dead, and these are in quarantine.
+    pub(crate) unproven: bool,
+}
+
+/// A member that got nothing any more, or holds nothing any more, by somebody's will.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Parted {
+    pub(crate) member: MemberId,
+    pub(crate) pid: u32,
+    pub(crate) command: Arc<str>,
+    pub(crate) leases: u32,
+    pub(crate) bytes: u64,
 }
 
 /// A name in a listing.
@@ -157,21 +190,32 @@ pub(crate) struct MemberRow {
     pub(crate) uid: u32,
     pub(crate) command: Arc<str>,
     pub(crate) state: MemberState,
+    pub(crate) doubt: Option<Doubt>,
     pub(crate) leases: u32,
     pub(crate) bytes: u64,
     pub(crate) since: Millis,
     pub(crate) simulated: bool,
 }
 
-/// What is known of a member's life.
+/// What is told of a member's life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MemberState {
-    /// Connected.
     Alive,
-    /// Hung up without proof of its death: keeps what it has, waits for nothing.
+    LostContext,
     Suspect,
-    /// Has exited, while a child holds its connection.
+    Evicted,
     HeldByChild,
+    Unproven,
+    Dead,
+}
+
+/// Why a member's end is no proof that its work is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Doubt {
+    /// The server of MPS may go on with it.
+    Mps,
+    /// Nobody can say when its process ends.
+    NoPidfd,
 }
 
 /// How much there is of everything.
@@ -184,6 +228,10 @@ pub(crate) struct Counts {
     pub(crate) names: u64,
     pub(crate) versions: u64,
     pub(crate) leases: u64,
+    /// Members that are dead without proof.
+    pub(crate) unproven: u64,
+    /// Bytes of the versions that they hold leases on, each counted once.
+    pub(crate) unproven_bytes: u64,
     pub(crate) fds: u64,
     pub(crate) bytes: Vec<(Place, u64)>,
     pub(crate) largest: Vec<(Name, Place, u64)>,

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use super::types::{Access, Chunk, ClaimId, FdId, Kind, LeaseId, MemberId, Memory, Name, RequestId, Table, fds};
+use super::types::{
+    Access, Chunk, ClaimId, CloseId, FdId, Kind, LeaseId, MemberId, Memory, Name, RequestId, Table, Whom, fds,
+};
 
 /// Something that happened at the rim.
 #[derive(Debug, Clone)]
@@ -15,8 +17,12 @@ pub(crate) enum Event {
     Resumed { member: MemberId },
     /// A member has exited, but a child that it forked holds its connection.
     HeldByChild { member: MemberId },
-    /// A member is proved dead.
+    /// A member is proved dead. One without a pidfd never is: its connection has ended for good.
     Died { member: MemberId },
+    /// A dead member's holdings have been in quarantine for as long as the operator wanted.
+    Expired { member: MemberId },
+    /// What was given up before this was asked is closed.
+    Closed { id: CloseId },
     /// A member asks for something.
     Request { member: MemberId, request: RequestId, call: Call },
 }
@@ -28,6 +34,8 @@ pub(crate) struct Identity {
     pub(crate) uid: u32,
     pub(crate) command: Arc<str>,
     pub(crate) simulated: bool,
+    /// Whether the end of its process can be seen.
+    pub(crate) has_pidfd: bool,
 }
 
 /// What a member asks for.
@@ -48,6 +56,10 @@ pub(crate) enum Call {
     Inspect { name: Name, version: Option<u64> },
     List { after: Option<Name> },
     Members { after: Option<MemberId> },
+    UsesGpu { mps: bool },
+    ContextLost,
+    Evict { whom: Whom, kill: bool },
+    FreeUnproven { pid: Option<u32> },
     Status,
     Stop { force: bool },
     Leave,

@@ -16,6 +16,7 @@
 //! | `claims` | who builds a name that is not there |
 //! | `waits` | requests that have to wait, and their verdicts |
 //! | `reclaim` | what happens to the things of a member that is gone |
+//! | `members` | who is to go: evicted, without its CUDA context, or dead without proof |
 //! | `report` | listings |
 //! | [`tombstones`] | how names of legacy memory ended |
 //! | `near` | names that look like one that was not found |
@@ -27,6 +28,7 @@ pub(crate) mod types;
 
 mod claims;
 mod growth;
+mod members;
 mod near;
 mod reclaim;
 mod report;
@@ -40,12 +42,11 @@ use std::collections::BTreeMap;
 
 pub(crate) use effect::{Effect, Outcome, Refused, Verdict};
 pub(crate) use event::{Call, Event};
-pub(crate) use types::{Bounds, FdId, MemberId, RequestId};
+pub(crate) use types::{Bounds, CloseId, FdId, MemberId, RequestId};
 
-use effect::{Handle, MemberState};
-use reclaim::Parting;
+use effect::Handle;
 use segments::limit;
-use state::{Claim, Entry, Lease, Member, Rows, Totals, Version};
+use state::{Claim, Entry, GivenUp, Lease, Life, Member, Rows, Totals, Version};
 use tombstones::Tombstones;
 use types::{Bound, ClaimId, LeaseId, Millis, Name, Place};
 
@@ -63,6 +64,10 @@ pub(crate) struct Registry {
     totals: Totals,
     /// Versions that may have lost their last reason to exist. Empty between events.
     loose: Vec<(Name, u64)>,
+    /// What the event that is being applied gave up. Empty between events.
+    given_up: GivenUp,
+    /// What was given up and is not closed yet.
+    closing: BTreeMap<CloseId, GivenUp>,
     /// Of names without a latest version.
     tombstones: Tombstones,
     /// When the event that is being applied happened.
@@ -72,6 +77,7 @@ pub(crate) struct Registry {
     last_lease: u64,
     last_claim: u64,
     last_wait: u64,
+    last_close: u64,
 }
 
 /// A granted request and the file descriptors that go with the answer.
@@ -96,12 +102,15 @@ impl Registry {
             claims: BTreeMap::new(),
             totals: Totals::default(),
             loose: Vec::new(),
+            given_up: GivenUp::default(),
+            closing: BTreeMap::new(),
             tombstones: Tombstones::default(),
             now: 0,
             simulated: false,
             last_lease: 0,
             last_claim: 0,
             last_wait: 0,
+            last_close: 0,
         }
     }
 
@@ -119,20 +128,23 @@ impl Registry {
             }
             Event::Suspected { member } => {
                 self.drop_waits(member);
-                self.set_state(member, MemberState::Suspect);
+                self.set_life(member, Life::Suspect);
             }
-            Event::Resumed { member } => self.set_state(member, MemberState::Alive),
+            Event::Resumed { member } => self.set_life(member, Life::Alive),
             Event::HeldByChild { member } => {
                 // The process that was to read verdicts and to build is gone. Only what may still be mapped by the
                 // child is kept for it: the leases, and the names that go with them.
                 self.drop_waits(member);
                 self.drop_claims(member, &mut out);
-                self.set_state(member, MemberState::HeldByChild);
+                self.set_life(member, Life::HeldByChild);
             }
-            Event::Died { member } => self.reclaim(member, Parting::Died, &mut out),
+            Event::Died { member } => self.bury(member, &mut out),
+            Event::Expired { member } => self.expire(member, &mut out),
+            Event::Closed { id } => self.closed(id),
             Event::Request { member, request, call } => self.request(member, request, call, &mut out),
         }
         self.sweep(&mut out);
+        self.ask_for_closing(&mut out);
         out
     }
 
@@ -171,13 +183,17 @@ impl Registry {
 
         // What follows from the call comes after its reply: the caller is the one who waits for an answer.
         let mut rest = Vec::new();
-        let granted = match repeated.then(|| self.outcome_of_repeated(member, request, &call)).flatten() {
-            Some(granted) => {
+        let settled = match self.check_evicted(member, &call) {
+            Ok(()) => repeated.then(|| self.outcome_of_repeated(member, request, &call)).flatten().map(Ok),
+            Err(refused) => Some(Err(refused)),
+        };
+        let granted = match settled {
+            Some(settled) => {
                 let fds = call.fds();
                 if !fds.is_empty() {
                     rest.push(Effect::Close(fds));
                 }
-                Ok(granted)
+                settled
             }
             None => self.call(member, request, call, &mut rest),
         };
@@ -214,9 +230,12 @@ impl Registry {
             Call::Members { after } => Ok(self.list_members(after).into()),
             Call::Status => Ok(self.status(member).into()),
             Call::Stop { force } => self.stop(member, force, out),
+            Call::UsesGpu { mps } => Ok(self.uses_gpu(member, mps).into()),
+            Call::ContextLost => Ok(self.context_lost(member).into()),
+            Call::Evict { whom, kill } => self.evict(member, whom, kill, out),
+            Call::FreeUnproven { pid } => self.free_unproven(pid, out),
             Call::Leave => {
-                self.reclaim(member, Parting::Left, out);
-                out.push(Effect::Disconnect(member));
+                self.leave(member, out);
                 Ok(Verdict::Done.into())
             }
         }
@@ -263,9 +282,9 @@ impl Registry {
         (self.members.len() - usize::from(self.members.contains_key(&member))) as u64
     }
 
-    fn set_state(&mut self, member: MemberId, state: MemberState) {
+    fn set_life(&mut self, member: MemberId, life: Life) {
         if let Some(record) = self.members.get_mut(&member) {
-            record.state = state;
+            record.life = life;
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Names that look like one that was not found.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     ops::Bound::{Excluded, Unbounded},
 };
 
@@ -19,6 +19,14 @@ pub(super) fn near(entries: &BTreeMap<Name, Entry>, wanted: &Name) -> Vec<Name> 
         candidates.filter_map(|name| rank(name.as_str(), wanted.as_str()).map(|rank| (rank, name))).collect();
     ranked.sort();
     ranked.into_iter().take(NEAR).map(|(_, name)| name.clone()).collect()
+}
+
+/// At most [`NEAR`] of `numbers` that a person may have meant by `wanted`, the likeliest first.
+pub(super) fn near_numbers(numbers: impl Iterator<Item = u32>, wanted: u32) -> Vec<u32> {
+    let wanted = wanted.to_string();
+    let alike = |n: u32| distance(n.to_string().as_bytes(), wanted.as_bytes()).map(|distance| (distance, n));
+    let ranked: BTreeSet<_> = numbers.filter_map(alike).collect();
+    ranked.into_iter().take(NEAR).map(|(_, n)| n).collect()
 }
 
 /// How unlike the two are, or `None` if nobody would confuse them.

@@ -4,7 +4,13 @@
 //! the first part others learn of it, and nobody waits for the member any more. In the second what it held is given to
 //! others: only when nothing of it can be written or read any more.
 
-use super::{Registry, effect::Effect, tombstones::Ending, types::MemberId};
+use super::{
+    Registry,
+    effect::{Effect, Refused},
+    state::{Dead, Eviction, GivenUp, GivenUpVersion, Life, Member},
+    tombstones::Ending,
+    types::{CloseId, MemberId},
+};
 
 /// How a member goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -13,6 +19,11 @@ pub(super) enum Parting {
     Left,
     /// It is proved dead.
     Died,
+    /// It was evicted by this member. It may live on.
+    Evicted {
+        /// Who wanted it.
+        by: MemberId,
+    },
 }
 
 /// Takes one kind of object away from a member that is gone.
@@ -25,7 +36,7 @@ type Hook = fn(&mut Registry, MemberId, Parting, &mut Vec<Effect>);
 /// claims before they see its names go, as they would if it had abandoned them; and what others wait for in control
 /// memory ends when all names are as they will be, so that who is woken finds them so.
 const TELL: [(&str, Hook); 3] = [
-    ("waits", |registry, member, _, _| registry.drop_waits(member)),
+    ("waits", Registry::end_waits),
     ("claims", |registry, member, _, out| registry.drop_claims(member, out)),
     ("owned names", Registry::drop_owned_names),
 ];
@@ -38,12 +49,72 @@ const GIVE_BACK: [(&str, Hook); 2] = [
 ];
 
 impl Registry {
-    /// Runs all hooks and forgets the member.
-    pub(super) fn reclaim(&mut self, member: MemberId, parting: Parting, out: &mut Vec<Effect>) {
+    /// The member has said good-bye. That is its word that its work on the memory is over; of one that was evicted, or
+    /// whose context is broken, only the end of the process says so.
+    pub(super) fn leave(&mut self, member: MemberId, out: &mut Vec<Effect>) {
+        let Some(record) = self.members.get(&member) else { return };
+        let is_believed = record.eviction.is_none() && !record.lost_context;
+        self.tell(member, Parting::Left, out);
+        if is_believed {
+            self.give_back(member, Parting::Left, out);
+            out.push(Effect::Disconnect(member));
+        } else {
+            out.push(Effect::HangUp(member));
+        }
+    }
+
+    /// The member is dead, as far as a process can be.
+    pub(super) fn bury(&mut self, member: MemberId, out: &mut Vec<Effect>) {
+        self.tell(member, Parting::Died, out);
+        let Some(record) = self.members.get_mut(&member) else { return };
+        match record.doubt() {
+            Some(doubt) if !record.leases.is_empty() => {
+                let (pid, leases, bytes) = (record.identity.pid, record.leases.len(), record.bytes);
+                tracing::warn!(%member, pid, ?doubt, leases, bytes, "is dead, and what it held is in quarantine");
+                record.life = Life::Unproven;
+                out.push(Effect::Quarantined(member));
+            }
+            _ => self.give_back(member, Parting::Died, out),
+        }
+    }
+
+    /// Lets others know that a member is to be reckoned with no more.
+    pub(super) fn tell(&mut self, member: MemberId, parting: Parting, out: &mut Vec<Effect>) {
         self.run(&TELL, member, parting, out);
+    }
+
+    /// Gives what a member held to others, and forgets it as soon as that is closed.
+    pub(super) fn give_back(&mut self, member: MemberId, parting: Parting, out: &mut Vec<Effect>) {
+        let before = self.given_up.versions.len();
         self.run(&GIVE_BACK, member, parting, out);
-        if let Some(record) = self.members.remove(&member) {
-            self.rows.give_back(record.row);
+        let Some(Member { identity, since, row, .. }) = self.members.remove(&member) else { return };
+        self.rows.give_back(row);
+        let with_it = &self.given_up.versions[before..];
+        if parting == Parting::Died && !with_it.is_empty() {
+            let bytes = with_it.iter().fold(0, |sum: u64, version| sum.saturating_add(version.bytes));
+            self.given_up.dead.insert(member, Dead { identity, since, bytes });
+        }
+    }
+
+    /// Asks to be told when what this event gave up is closed.
+    pub(super) fn ask_for_closing(&mut self, out: &mut Vec<Effect>) {
+        let given_up = std::mem::take(&mut self.given_up);
+        if !given_up.versions.is_empty() {
+            self.last_close += 1;
+            let id = CloseId(self.last_close);
+            self.closing.insert(id, given_up);
+            out.push(Effect::Confirm(id));
+        }
+    }
+
+    /// What was given up is closed: the driver and the kernel have taken it back.
+    pub(super) fn closed(&mut self, id: CloseId) {
+        let Some(GivenUp { versions, dead }) = self.closing.remove(&id) else { return };
+        for GivenUpVersion { name, version, bytes } in versions {
+            tracing::debug!(%name, version, bytes, "its memory is free");
+        }
+        for (member, Dead { bytes, .. }) in dead {
+            tracing::info!(%member, bytes, "what it held is free");
         }
     }
 
@@ -55,14 +126,28 @@ impl Registry {
     }
 
     fn drop_owned_names(&mut self, member: MemberId, parting: Parting, out: &mut Vec<Effect>) {
-        let ending = match parting {
-            Parting::Left => Ending::Withdrawn,
-            Parting::Died => Ending::OwnerDied,
+        let (ending, by) = match parting {
+            Parting::Left => (Ending::Withdrawn, member),
+            Parting::Died => (Ending::OwnerDied, member),
+            Parting::Evicted { by } => (Ending::Withdrawn, by),
         };
         let Some(record) = self.members.get(&member) else { return };
         for lease in record.leases.iter().copied().collect::<Vec<_>>() {
-            self.withdraw_if_owned_by(lease, ending, out);
+            self.withdraw_if_owned_by(lease, ending, by, out);
         }
+    }
+
+    /// Nobody reads what a member that is gone waited for; one that lives on is told that it waits in vain.
+    fn end_waits(&mut self, member: MemberId, parting: Parting, out: &mut Vec<Effect>) {
+        if matches!(parting, Parting::Evicted { .. })
+            && let Some(record) = self.members.get(&member)
+            && let Some(Eviction { by, at }) = record.eviction
+        {
+            for ticket in record.waits.keys().copied().collect::<Vec<_>>() {
+                self.conclude(member, ticket, Err(Refused::Evicted { by, at }), out);
+            }
+        }
+        self.drop_waits(member);
     }
 
     fn drop_leases(&mut self, member: MemberId, out: &mut Vec<Effect>) {

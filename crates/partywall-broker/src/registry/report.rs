@@ -8,8 +8,8 @@ use std::{
 
 use super::{
     Granted, Registry,
-    effect::{Counts, Holder, Info, MemberRow, NameRow, Refused, Verdict, VersionRow},
-    state::{Entry, Version},
+    effect::{Counts, Holder, Info, MemberRow, MemberState, NameRow, Refused, Verdict, VersionRow},
+    state::{Dead, Entry, Life, Member, Version},
     types::{MemberId, Name, Place},
 };
 
@@ -66,27 +66,19 @@ impl Registry {
 
     /// A page of members.
     pub(super) fn list_members(&self, after: Option<MemberId>) -> Verdict {
-        let from = after.map_or(Unbounded, Excluded);
-        let mut all = self.members.range((from, Unbounded));
+        let from = (after.map_or(Unbounded, Excluded), Unbounded);
+        let living = self.members.range(from).map(|(id, member)| (*id, member_row(*id, member)));
+        let dead = self.closing.values().flat_map(|given_up| given_up.dead.range(from));
+        let dead: BTreeMap<_, _> = dead.map(|(id, dead)| (*id, dead_row(*id, dead))).collect();
+        let mut all = in_order(living, dead.into_iter()).peekable();
         let (mut members, mut bytes) = (Vec::new(), 0);
-        for (id, member) in all.by_ref() {
-            bytes += member.identity.command.len() + ROW_BYTES;
-            members.push(MemberRow {
-                member: *id,
-                pid: member.identity.pid,
-                uid: member.identity.uid,
-                command: Arc::clone(&member.identity.command),
-                state: member.state,
-                leases: count(member.leases.len() as u64),
-                bytes: member.bytes,
-                since: member.since,
-                simulated: member.identity.simulated,
-            });
-            if bytes > PAGE_BYTES {
-                break;
-            }
+        while bytes <= PAGE_BYTES
+            && let Some((_, row)) = all.next()
+        {
+            bytes += row.command.len() + ROW_BYTES;
+            members.push(row);
         }
-        Verdict::Members { members, more: all.next().is_some() }
+        Verdict::Members { members, more: all.peek().is_some() }
     }
 
     /// The sums, as `asker` wants to know them: without itself.
@@ -109,16 +101,31 @@ impl Registry {
             largest.truncate(LARGEST);
         }
         largest.sort_by(|a, b| (b.2, a.0).cmp(&(a.2, b.0)));
+        let (unproven, unproven_bytes) = self.unproven();
         Verdict::Status(Box::new(Counts {
             simulated: self.simulated,
             members: self.others(asker),
             names: self.totals.names,
             versions: self.totals.versions,
             leases: self.leases.len() as u64,
+            unproven,
+            unproven_bytes,
             fds: self.totals.fds,
             bytes,
             largest: largest.into_iter().map(|(name, place, bytes)| (name.clone(), place, bytes)).collect(),
         }))
+    }
+
+    /// How many members are dead without proof, and bytes of the versions that they hold leases on.
+    fn unproven(&self) -> (u64, u64) {
+        let unproven = |id: &MemberId| self.members.get(id).is_some_and(|member| member.life == Life::Unproven);
+        let members = self.members.keys().filter(|id| unproven(id)).count() as u64;
+        if members == 0 {
+            return (0, 0);
+        }
+        let versions = self.entries.values().flat_map(|entry| entry.versions.values());
+        let held = versions.filter(|version| version.holders.keys().any(unproven));
+        (members, held.fold(0, |sum: u64, version| sum.saturating_add(version.memory.bytes())))
     }
 
     /// Bytes that leases hold, and whose these are: of one version of a name, or of all.
@@ -134,11 +141,61 @@ impl Registry {
             }
         }
         let known = leases.into_iter().filter_map(|(id, leases)| {
-            let identity = &self.members.get(&id)?.identity;
-            Some(Holder { pid: identity.pid, command: Arc::clone(&identity.command), leases: count(leases) })
+            let member = self.members.get(&id)?;
+            Some(Holder {
+                pid: member.identity.pid,
+                command: Arc::clone(&member.identity.command),
+                leases: count(leases),
+                unproven: member.life == Life::Unproven,
+            })
         });
         (bytes, known.take(HOLDERS).collect())
     }
+}
+
+fn member_row(id: MemberId, member: &Member) -> MemberRow {
+    let identity = &member.identity;
+    MemberRow {
+        member: id,
+        pid: identity.pid,
+        uid: identity.uid,
+        command: Arc::clone(&identity.command),
+        state: member.state(),
+        doubt: member.doubt(),
+        leases: count(member.leases.len() as u64),
+        bytes: member.bytes,
+        since: member.since,
+        simulated: identity.simulated,
+    }
+}
+
+fn dead_row(id: MemberId, dead: &Dead) -> MemberRow {
+    let Dead { identity, since, bytes } = dead;
+    MemberRow {
+        member: id,
+        pid: identity.pid,
+        uid: identity.uid,
+        command: Arc::clone(&identity.command),
+        state: MemberState::Dead,
+        doubt: None,
+        leases: 0,
+        bytes: *bytes,
+        since: *since,
+        simulated: identity.simulated,
+    }
+}
+
+/// Two ordered sequences as one.
+fn in_order<K: Ord, V>(
+    a: impl Iterator<Item = (K, V)>,
+    b: impl Iterator<Item = (K, V)>,
+) -> impl Iterator<Item = (K, V)> {
+    let (mut a, mut b) = (a.peekable(), b.peekable());
+    std::iter::from_fn(move || match (a.peek(), b.peek()) {
+        (Some(x), Some(y)) if y.0 < x.0 => b.next(),
+        (Some(_), _) => a.next(),
+        (None, _) => b.next(),
+    })
 }
 
 fn name_row(name: &Name, entry: &Entry) -> NameRow {
@@ -168,7 +225,7 @@ fn row(number: u64, version: &Version) -> VersionRow {
     }
 }
 
-fn count(n: u64) -> u32 {
+pub(super) fn count(n: u64) -> u32 {
     u32::try_from(n).unwrap_or(u32::MAX)
 }
 

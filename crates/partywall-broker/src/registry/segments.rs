@@ -7,7 +7,7 @@ use super::{
     effect::{Effect, Opened, Refused, Verdict},
     event::{Commit, Open},
     near::near,
-    state::{Lease, Version, Want},
+    state::{GivenUpVersion, Lease, Version, Want},
     tombstones::{Ending, Tombstone},
     types::{Access, Bound, LeaseId, MemberId, Name, RequestId},
 };
@@ -141,8 +141,11 @@ impl Registry {
         out: &mut Vec<Effect>,
     ) -> Result<Granted, Refused> {
         self.leases.get(&lease).filter(|l| l.member == member).ok_or(STALE_LEASE)?;
-        self.withdraw_if_owned_by(lease, Ending::Withdrawn, out);
-        self.drop_lease(lease, out);
+        self.withdraw_if_owned_by(lease, Ending::Withdrawn, member, out);
+        // Without its context a process cannot know what of its work is still being done: its end will tell.
+        if self.members.get(&member).is_none_or(|record| !record.lost_context) {
+            self.drop_lease(lease, out);
+        }
         Ok(Verdict::Done.into())
     }
 
@@ -174,9 +177,9 @@ impl Registry {
 
     /// Withdraws what stands or falls with `lease`: the name whose latest version its committer owns with it, or an
     /// older version of legacy memory, whose publisher may free it from now on.
-    pub(super) fn withdraw_if_owned_by(&mut self, lease: LeaseId, ending: Ending, out: &mut Vec<Effect>) {
+    pub(super) fn withdraw_if_owned_by(&mut self, lease: LeaseId, ending: Ending, by: MemberId, out: &mut Vec<Effect>) {
         let Some(held) = self.leases.get(&lease) else { return };
-        let (name, number, by) = (held.name.clone(), held.version, held.member);
+        let (name, number) = (held.name.clone(), held.version);
         let Some(entry) = self.entries.get_mut(&name) else { return };
         let is_latest = entry.latest == Some(number);
         let owned = |version: &&mut Version| version.owner == Some(lease) && !version.memory.kept;
@@ -249,6 +252,8 @@ impl Registry {
                 && let Some(version) = entry.versions.remove(&number)
             {
                 self.totals.subtract(&version.memory);
+                let bytes = version.memory.held_bytes();
+                self.given_up.versions.push(GivenUpVersion { name: name.clone(), version: number, bytes });
                 let fds = version.memory.fds();
                 if !fds.is_empty() {
                     out.push(Effect::Close(fds));

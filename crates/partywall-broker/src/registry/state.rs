@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{
-    effect::MemberState,
+    effect::{Doubt, MemberState},
     event::Identity,
     types::{Access, ClaimId, Kind, LeaseId, MemberId, Memory, Millis, Name, Place, RequestId, WaitId},
 };
@@ -18,7 +18,11 @@ pub(super) struct Member {
     /// Its row in the members' memory, and its mark in semaphores.
     pub(super) row: u16,
     pub(super) since: Millis,
-    pub(super) state: MemberState,
+    pub(super) life: Life,
+    /// It is a client of MPS.
+    pub(super) mps: bool,
+    pub(super) lost_context: bool,
+    pub(super) eviction: Option<Eviction>,
     /// The highest request number seen: this one or a lower one is a repetition.
     pub(super) last_request: RequestId,
     pub(super) leases: BTreeSet<LeaseId>,
@@ -34,7 +38,10 @@ impl Member {
             identity,
             row,
             since,
-            state: MemberState::Alive,
+            life: Life::Alive,
+            mps: false,
+            lost_context: false,
+            eviction: None,
             last_request: RequestId(0),
             leases: BTreeSet::new(),
             claims: BTreeSet::new(),
@@ -42,6 +49,71 @@ impl Member {
             bytes: 0,
         }
     }
+
+    /// Why its end will not prove, or has not proved, that its work is over.
+    pub(super) fn doubt(&self) -> Option<Doubt> {
+        match self.identity.has_pidfd {
+            false => Some(Doubt::NoPidfd),
+            true => self.mps.then_some(Doubt::Mps),
+        }
+    }
+
+    /// What people are told of it.
+    pub(super) fn state(&self) -> MemberState {
+        match self.life {
+            Life::Unproven => MemberState::Unproven,
+            Life::HeldByChild => MemberState::HeldByChild,
+            _ if self.eviction.is_some() => MemberState::Evicted,
+            Life::Suspect => MemberState::Suspect,
+            Life::Alive if self.lost_context => MemberState::LostContext,
+            Life::Alive => MemberState::Alive,
+        }
+    }
+}
+
+/// How far a member's life has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Life {
+    /// Connected.
+    Alive,
+    /// Hung up without proof of its death: keeps what it has, waits for nothing.
+    Suspect,
+    /// Has exited, while a child holds its connection.
+    HeldByChild,
+    /// Gone, while its work may go on: what it held is in quarantine.
+    Unproven,
+}
+
+/// That a member is to get nothing any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Eviction {
+    /// The pid of whoever wanted it.
+    pub(super) by: u32,
+    pub(super) at: Millis,
+}
+
+/// What one event gave up, until the rim says that it is closed.
+#[derive(Debug, Default)]
+pub(super) struct GivenUp {
+    pub(super) versions: Vec<GivenUpVersion>,
+    /// Members whose end was the reason, as far as anything was given up with them.
+    pub(super) dead: BTreeMap<MemberId, Dead>,
+}
+
+/// A version whose memory is being closed.
+#[derive(Debug)]
+pub(super) struct GivenUpVersion {
+    pub(super) name: Name,
+    pub(super) version: u64,
+    pub(super) bytes: u64,
+}
+
+/// A dead member whose memory is being closed.
+#[derive(Debug)]
+pub(super) struct Dead {
+    pub(super) identity: Identity,
+    pub(super) since: Millis,
+    pub(super) bytes: u64,
 }
 
 /// The members' rows. One is free again only when nothing of its member is left.

@@ -25,10 +25,21 @@ ids! {
     LeaseId,
     /// The right to build a name's version.
     ClaimId,
+    /// Something that was given up and is being closed.
+    CloseId,
     /// A file descriptor that the rim keeps. The registry never sees the descriptor itself.
     FdId,
     /// A waiting request; the order of these is the order of waiting.
     WaitId,
+}
+
+/// Which member is meant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Whom {
+    /// All with this pid.
+    Pid(u32),
+    /// The one with this number.
+    Member(MemberId),
 }
 
 /// Milliseconds since 1970, as the rim read them.

@@ -154,7 +154,7 @@ impl Server {
         random(&mut token.0).map_err(|_| Refusal::ShuttingDown)?;
         let (ours, theirs) = self.events_pair(id)?;
         let command = presentable(hello);
-        let (pid, uid) = (client.pid, client.uid);
+        let (pid, uid, has_pidfd) = (client.pid, client.uid, client.pidfd.is_some());
         let member = self.members.join(client, token, id);
         let watched = match self.members.pidfd(member) {
             Some(pidfd) => epoll::add(&self.epoll, pidfd, Source::Exit(member).data(), EventFlags::IN),
@@ -165,8 +165,8 @@ impl Server {
             self.members.remove(member);
             return Err(no_fds());
         }
-        tracing::info!(%member, pid, command, simulated = hello.simulated, "joined");
-        let identity = Identity { pid, uid, command: command.into(), simulated: hello.simulated };
+        tracing::info!(%member, pid, command, simulated = hello.simulated, has_pidfd, "joined");
+        let identity = Identity { pid, uid, command: command.into(), simulated: hello.simulated, has_pidfd };
         self.apply(Event::Joined { member, identity });
         if let Some(row) = self.registry.row(member) {
             self.control.begin_row(row);

@@ -4,6 +4,9 @@
 //! the other end of any of its connections (a forked child holds them as it holds the GPU's files), and both were so
 //! for the settle time. Each alone proves nothing: a live process may hang up, and the driver may still write for a
 //! process that has just exited.
+//!
+//! In a sandbox that knows no pidfds the first of these cannot be known. Such a member is gone when nobody has held a
+//! connection of it for the settle time; the registry knows that this proves nothing, and frees nothing for it.
 
 use std::{
     collections::BTreeSet,
@@ -40,6 +43,8 @@ pub(super) struct Seat {
     held: BTreeSet<ConnectionId>,
     /// Until it has exited.
     pidfd: Option<OwnedFd>,
+    /// Whether there ever was one.
+    provable: bool,
     exited: Option<Instant>,
     hung_up: Option<Instant>,
     /// Whether the registry was told that a child holds its connection.
@@ -53,7 +58,7 @@ pub(super) enum Proof {
     None,
     /// It has exited, and a child holds a connection of it.
     HeldByChild,
-    /// It is dead.
+    /// It is dead; of one without a pidfd: its connections have ended for good.
     Dead,
 }
 
@@ -66,7 +71,8 @@ impl Membership {
             pid: client.pid,
             current: Some(connection),
             held: BTreeSet::from([connection]),
-            pidfd: Some(client.pidfd),
+            provable: client.pidfd.is_some(),
+            pidfd: client.pidfd,
             exited: None,
             hung_up: None,
             held_by_child: false,
@@ -157,6 +163,7 @@ impl Membership {
         match (seat.exited, seat.hung_up) {
             (Some(exited), Some(hung_up)) if settled(exited) && settled(hung_up) => Proof::Dead,
             (Some(exited), None) if settled(exited) => Proof::HeldByChild,
+            (None, Some(hung_up)) if !seat.provable && settled(hung_up) => Proof::Dead,
             _ => Proof::None,
         }
     }
@@ -165,6 +172,11 @@ impl Membership {
     pub(super) fn has_exited(&self, member: MemberId) -> bool {
         self.seats.get(&member).is_some_and(|seat| seat.exited.is_some())
     }
+
+    /// Whether the end of its last connection is all that will be known of a member's end, or all that was missing.
+    pub(super) fn ends_with_its_connections(&self, member: MemberId) -> bool {
+        self.seats.get(&member).is_some_and(|seat| seat.exited.is_some() || !seat.provable)
+    }
 }
 
 /// A client that has proved which process it is.
@@ -172,29 +184,29 @@ impl Membership {
 pub(super) struct Identified {
     pub(super) pid: u32,
     pub(super) uid: u32,
-    pub(super) pidfd: OwnedFd,
+    /// Absent where neither it nor we can have one.
+    pub(super) pidfd: Option<OwnedFd>,
 }
 
-/// Finds out which process is at the other end of `call`, given the pidfd that it sent.
+/// Finds out which process is at the other end of `call`, given the pidfd that it sent, if it could have one.
 pub(super) fn identify(call: BorrowedFd<'_>, speaker: &Speaker, sent: Option<OwnedFd>) -> Result<Identified, Refusal> {
     let no_pidfd = |why: String| Refusal::NoPidfd { why };
     let peer =
         socket::peer(call).map_err(|errno| no_pidfd(format!("the kernel does not say who connected: {errno}")))?;
-    let sent = sent.ok_or_else(|| no_pidfd("no file descriptor came with the handshake".into()))?;
-    match (process::pidfd_info(&sent), peer.pid) {
-        (None, _) => return Err(no_pidfd("the file descriptor that came is no pidfd".into())),
-        (Some(PidfdInfo::Gone), _) => {
+    match sent.as_ref().map(|sent| (process::pidfd_info(sent), peer.pid)) {
+        Some((None, _)) => return Err(no_pidfd("the file descriptor that came is no pidfd".into())),
+        Some((Some(PidfdInfo::Gone), _)) => {
             return Err(no_pidfd("the pidfd that came is of a process that has ended".into()));
         }
-        (Some(PidfdInfo::Process(sent)), Some(connected)) if sent != connected => {
+        Some((Some(PidfdInfo::Process(sent)), Some(connected))) if sent != connected => {
             return Err(no_pidfd(format!(
                 "the pidfd that came is of process {sent}, but process {connected} connected"
             )));
         }
         // A process of another PID namespace is not visible from here: its word, and the kernel's below, must do.
-        (Some(PidfdInfo::Process(_) | PidfdInfo::Elsewhere), _) => {}
+        Some((Some(PidfdInfo::Process(_) | PidfdInfo::Elsewhere), _)) | None => {}
     }
-    let pidfd = process::peer_pidfd(call).unwrap_or(sent);
+    let pidfd = process::peer_pidfd(call).or(sent);
     Ok(Identified { pid: peer.pid.unwrap_or(speaker.pid), uid: peer.uid, pidfd })
 }
 
@@ -214,7 +226,7 @@ mod tests {
     use super::*;
 
     fn client() -> Identified {
-        Identified { pid: std::process::id(), uid: 0, pidfd: process::own_pidfd().unwrap() }
+        Identified { pid: std::process::id(), uid: 0, pidfd: Some(process::own_pidfd().unwrap()) }
     }
 
     fn member() -> (Membership, MemberId, ConnectionId) {
@@ -236,6 +248,19 @@ mod tests {
         members.closed(member, connection);
         assert_eq!(members.proof(member, Duration::ZERO), Proof::Dead);
         assert_eq!(members.proof(member, Duration::from_secs(3600)), Proof::None);
+    }
+
+    #[test]
+    fn without_a_pidfd_the_end_of_its_connections_is_all_there_is() {
+        let (mut members, connection) = (Membership::default(), ConnectionId(1));
+        let member = members.join(Identified { pidfd: None, ..client() }, Token([7; 16]), connection);
+        assert_eq!(members.proof(member, Duration::ZERO), Proof::None);
+        members.closed(member, connection);
+        assert_eq!(members.proof(member, Duration::from_secs(3600)), Proof::None);
+        assert!(members.ends_with_its_connections(member));
+        assert_eq!(members.proof(member, Duration::ZERO), Proof::Dead);
+        assert_eq!(members.resume(member, ConnectionId(2)), Some(connection));
+        assert_eq!(members.proof(member, Duration::ZERO), Proof::None, "it has come back");
     }
 
     #[test]

@@ -26,7 +26,7 @@ impl Server {
                 tracing::info!(%member, "hung up");
                 self.apply(Event::Suspected { member });
             }
-            if self.members.has_exited(member) {
+            if self.members.ends_with_its_connections(member) {
                 self.timers.set(Instant::now() + self.settle, Timer::Settle(member));
             }
         }

@@ -6,41 +6,98 @@
 use std::{
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    sync::mpsc::{Receiver, Sender, channel},
+    sync::{
+        Arc, Mutex, PoisonError,
+        mpsc::{Receiver, Sender, channel},
+    },
     thread,
     time::Duration,
 };
 
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::registry::CloseId;
+
 /// The thread, seen from the loop.
 #[derive(Debug)]
 pub(super) struct Reclaimer {
-    doomed: Sender<OwnedFd>,
+    jobs: Sender<Job>,
+    reports: Arc<Reports>,
     done: Receiver<()>,
+}
+
+#[derive(Debug)]
+enum Job {
+    Close(OwnedFd),
+    /// Say that everything before is closed.
+    Report(CloseId),
+}
+
+/// What the thread has to say.
+#[derive(Debug)]
+struct Reports {
+    closed: Mutex<Vec<CloseId>>,
+    /// Readable while there is something.
+    bell: OwnedFd,
 }
 
 impl Reclaimer {
     pub(super) fn start() -> io::Result<Self> {
-        let (doomed, inbox) = channel::<OwnedFd>();
+        let (jobs, inbox) = channel::<Job>();
         let (report, done) = channel();
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let reports = Arc::new(Reports { closed: Mutex::default(), bell });
+        let ours = Arc::clone(&reports);
         thread::Builder::new().name("reclaimer".into()).spawn(move || {
-            inbox.into_iter().for_each(drop);
+            for job in inbox {
+                match job {
+                    Job::Close(fd) => drop(fd),
+                    Job::Report(id) => ours.put(id),
+                }
+            }
             // Nobody listens if the broker had no patience.
             let _ = report.send(());
         })?;
-        Ok(Self { doomed, done })
+        Ok(Self { jobs, reports, done })
     }
 
     /// Takes `fd` into keeping: it is closed by the thread, whoever drops the result, and wherever.
     pub(super) fn keep(&self, fd: OwnedFd) -> Donated {
-        Donated { fd: Some(fd), doomed: self.doomed.clone() }
+        Donated { fd: Some(fd), jobs: self.jobs.clone() }
+    }
+
+    /// Reports `id` once all that was dropped before this call is closed.
+    pub(super) fn report(&self, id: CloseId) {
+        // Without the thread, at the very end, nobody waits for it.
+        let _ = self.jobs.send(Job::Report(id));
+    }
+
+    /// Readable when there is a report.
+    pub(super) fn reports(&self) -> BorrowedFd<'_> {
+        self.reports.bell.as_fd()
+    }
+
+    /// The reports that have come since the last time.
+    pub(super) fn closed(&self) -> Vec<CloseId> {
+        // First the bell: who rings it after this has put something that may not be taken below.
+        let _ = rustix::io::read(&self.reports.bell, &mut [0; 8]);
+        std::mem::take(&mut *self.reports.closed.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Waits until everything is closed, but not for ever: the kernel does the rest when the process exits.
     pub(super) fn finish(self, patience: Duration) {
-        drop(self.doomed);
+        drop(self.jobs);
         if self.done.recv_timeout(patience).is_err() {
             tracing::warn!("closing file descriptors takes long; leaving that to the kernel");
         }
+    }
+}
+
+impl Reports {
+    fn put(&self, id: CloseId) {
+        self.closed.lock().unwrap_or_else(PoisonError::into_inner).push(id);
+        // It cannot be full: it is read as often as the loop turns.
+        let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
     }
 }
 
@@ -49,7 +106,7 @@ impl Reclaimer {
 pub(super) struct Donated {
     /// Present until the value is dropped.
     fd: Option<OwnedFd>,
-    doomed: Sender<OwnedFd>,
+    jobs: Sender<Job>,
 }
 
 impl Donated {
@@ -62,7 +119,7 @@ impl Drop for Donated {
     fn drop(&mut self) {
         if let Some(fd) = self.fd.take() {
             // Without the thread, at the very end, it is closed here.
-            let _ = self.doomed.send(fd);
+            let _ = self.jobs.send(Job::Close(fd));
         }
     }
 }
@@ -72,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whoever_drops_it_last_it_is_closed() {
+    fn whoever_drops_it_last_it_is_closed_and_then_reported() {
         let reclaimer = Reclaimer::start().unwrap();
         let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
         let shared = std::sync::Arc::new(reclaimer.keep(write));
@@ -80,8 +137,12 @@ mod tests {
         drop(shared);
         assert!(in_flight.fd().is_some());
         drop(in_flight);
-        // Ends when the other end is closed.
+        reclaimer.report(CloseId(7));
+        partywall_os::socket::wait(reclaimer.reports(), partywall_os::socket::Ready::Read, None).unwrap();
+        assert_eq!(reclaimer.closed(), [CloseId(7)]);
+        // The other end is closed, or this would block.
         assert_eq!(rustix::io::read(&read, &mut [0; 1]), Ok(0));
+        assert_eq!(reclaimer.closed(), []);
         reclaimer.finish(Duration::from_secs(60));
     }
 }

@@ -1,16 +1,19 @@
 //! A member's requests in, the registry's effects out.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, time::Instant};
 
-use partywall_wire::{Reply, Request, frame, limits::MAX_MESSAGE};
+use partywall_os::{Errno, process};
+use partywall_wire::{self as wire, Answer, Kill, Reply, Request, frame, limits::MAX_MESSAGE};
+use rustix::process::Signal;
 
 use crate::{
     Exit,
-    registry::{Effect, Event, FdId, MemberId, RequestId},
+    registry::{Effect, Event, FdId, MemberId, RequestId, Verdict},
     rim::{
         connection::{Broken, Channel, ConnectionId, Message},
         fds::missing,
         server::Server,
+        timers::Timer,
         translate,
     },
 };
@@ -54,7 +57,11 @@ impl Server {
                         // Whoever is told that this broker ends may start the next one at once.
                         self.place.file.remove();
                     }
-                    let outcome = translate::outcome(outcome, &self.about);
+                    let kill = matches!(outcome, Ok(Verdict::Evicted { kill: true, .. }));
+                    let mut outcome = translate::outcome(outcome, &self.about);
+                    if let (true, Ok(Answer::Evicted(evicted))) = (kill, &mut outcome) {
+                        self.kill(evicted);
+                    }
                     let sent = self.send(member, Channel::Call, &Reply { id: request.0, outcome }, &fds);
                     effects.extend(self.hang_up_if_broken(member, sent));
                 }
@@ -65,15 +72,41 @@ impl Server {
                     effects.extend(self.hang_up_if_broken(member, sent));
                 }
                 Effect::Close(fds) => self.store.close(&fds),
+                Effect::Confirm(id) => self.reclaimer.report(id),
                 Effect::Disconnect(member) => {
                     tracing::info!(%member, "left");
                     self.forget(member);
+                }
+                Effect::HangUp(member) => {
+                    if let Some(id) = self.members.current(member) {
+                        effects.extend(self.hang_up_quietly(id, "it has said good-bye, and its end is awaited"));
+                    }
+                }
+                Effect::Quarantined(member) => {
+                    if let Some(patience) = self.unproven_after {
+                        self.timers.set(Instant::now() + patience, Timer::Quarantine(member));
+                    }
                 }
                 Effect::Stop => {
                     tracing::info!("asked to stop by a member");
                     self.exit = Some(Exit::Stopped);
                 }
             }
+        }
+    }
+
+    /// Sends SIGKILL to the processes of evicted members. By pidfd only: a pid may be somebody else's by now.
+    fn kill(&self, evicted: &mut [wire::Evicted]) {
+        for evicted in evicted {
+            let member = MemberId(evicted.member);
+            evicted.kill = match self.members.pidfd(member).map(|pidfd| process::kill(pidfd, Signal::KILL)) {
+                Some(Ok(())) => Kill::Sent,
+                Some(Err(Errno::SRCH)) => Kill::Exited,
+                Some(Err(errno)) => Kill::Refused(errno.raw_os_error()),
+                None if self.members.has_exited(member) => Kill::Exited,
+                None => Kill::NoPidfd,
+            };
+            tracing::warn!(%member, pid = evicted.pid, outcome = ?evicted.kill, "killing an evicted member");
         }
     }
 

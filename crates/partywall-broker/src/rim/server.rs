@@ -62,6 +62,7 @@ pub(crate) struct Server {
     pub(super) limits: Resolved,
     pub(super) about: About,
     pub(super) settle: Duration,
+    pub(super) unproven_after: Option<Duration>,
     pub(super) handshake_timeout: Duration,
     pub(super) idle_exit: Option<Duration>,
     pub(super) idle_since: Option<Instant>,
@@ -85,7 +86,8 @@ impl Server {
         let control = Control::create(limits.clients, &reclaimer).map_err(failed("make the members' rows"))?;
         let place = Place::take(&config.socket, config.starter_holds_lock)?;
         let watched = epoll::add(&epoll, &place.listener, Source::Listener.data(), EventFlags::IN)
-            .and_then(|()| epoll::add(&epoll, &stop, Source::Stop.data(), EventFlags::IN));
+            .and_then(|()| epoll::add(&epoll, &stop, Source::Stop.data(), EventFlags::IN))
+            .and_then(|()| epoll::add(&epoll, reclaimer.reports(), Source::Closed.data(), EventFlags::IN));
         if let Err(errno) = watched {
             place.file.remove();
             return Err(failed("watch the listening socket")(errno));
@@ -139,6 +141,7 @@ impl Server {
             limits,
             about,
             settle: config.settle,
+            unproven_after: config.unproven_after,
             handshake_timeout: config.handshake_timeout,
             idle_exit: config.idle_exit,
             idle_since: None,
@@ -195,6 +198,11 @@ impl Server {
                 self.exit = Some(Exit::Signalled);
             }
             Source::Exit(member) => self.on_exit(member),
+            Source::Closed => {
+                for id in self.reclaimer.closed() {
+                    self.apply(Event::Closed { id });
+                }
+            }
             Source::Socket(Channel::Call, id) => {
                 if flags.contains(EventFlags::IN) {
                     self.on_readable(id, Thoroughness::Usual);
@@ -225,7 +233,7 @@ impl Server {
         self.timers.discard(|timer| match timer {
             Timer::Handshake(id) => connections.get(&id).is_none_or(|c| c.phase() != Phase::Handshake),
             Timer::Idle => !idle,
-            Timer::Settle(_) | Timer::Flush(_) | Timer::Accept => false,
+            Timer::Settle(_) | Timer::Quarantine(_) | Timer::Flush(_) | Timer::Accept => false,
         });
     }
 
@@ -238,6 +246,7 @@ impl Server {
                 }
             }
             Timer::Settle(member) => self.weigh(member),
+            Timer::Quarantine(member) => self.apply(Event::Expired { member }),
             Timer::Flush(id) => {
                 self.flush(id, Channel::Call);
                 self.flush(id, Channel::Events);
@@ -364,6 +373,8 @@ pub(super) enum Thoroughness {
 pub(super) enum Source {
     Listener,
     Stop,
+    /// What was to be closed is.
+    Closed,
     Socket(Channel, ConnectionId),
     Exit(MemberId),
 }
@@ -376,7 +387,8 @@ impl Source {
             1 => Self::Socket(Channel::Events, ConnectionId(id)),
             2 => Self::Exit(MemberId(id)),
             _ if id == 0 => Self::Listener,
-            _ => Self::Stop,
+            _ if id == 1 => Self::Stop,
+            _ => Self::Closed,
         }
     }
 
@@ -387,6 +399,7 @@ impl Source {
             Self::Exit(member) => member.0 << 2 | 2,
             Self::Listener => 3,
             Self::Stop => 1 << 2 | 3,
+            Self::Closed => 2 << 2 | 3,
         })
     }
 }

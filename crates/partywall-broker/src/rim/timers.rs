@@ -15,6 +15,8 @@ pub(super) enum Timer {
     Handshake(ConnectionId),
     /// What a member's process and connections did some time ago counts now.
     Settle(MemberId),
+    /// A dead member's holdings have been in quarantine for as long as the operator wanted.
+    Quarantine(MemberId),
     /// A message that the kernel had no room for may be tried again.
     Flush(ConnectionId),
     /// File descriptors may be free again for new connections.

@@ -4,10 +4,12 @@ use std::sync::Arc;
 
 use partywall_wire::{self as wire, Answer, LegacyHandle, Refusal, limits::check_name};
 
+mod member;
+
 use crate::{
     registry::{
         Call, MemberId, Outcome, Refused, RequestId, Verdict,
-        effect::{Counts, Handle, Holder, Info, MemberRow, MemberState, NameRow, NoGrowth, Opened, VersionRow},
+        effect::{Counts, Handle, Holder, Info, NameRow, NoGrowth, Opened, VersionRow},
         event,
         tombstones::{Ending, Tombstone},
         types::{self, Access, Bound, ClaimId, Kind, LeaseId, Memory, Name, Place, Table},
@@ -64,6 +66,10 @@ pub(super) fn call(call: wire::Call, fds: Vec<Donated>, store: &mut FdStore, sim
         // Where to go on may be any text: it need not be a name.
         wire::Call::List { after } => Call::List { after: after.map(Name::new) },
         wire::Call::Members { after } => Call::Members { after: after.map(MemberId) },
+        wire::Call::UsesGpu { mps } => Call::UsesGpu { mps },
+        wire::Call::ContextLost { .. } => Call::ContextLost,
+        wire::Call::Evict { whom, kill } => Call::Evict { whom: member::whom(whom), kill },
+        wire::Call::FreeUnproven { pid } => Call::FreeUnproven { pid },
         wire::Call::Status => Call::Status,
         wire::Call::Stop { force } => Call::Stop { force },
         wire::Call::Bye => Call::Leave,
@@ -170,7 +176,11 @@ fn answer(verdict: Verdict, about: &About) -> Answer {
         Verdict::Info(info) => Answer::Info(Box::new(self::info(&info))),
         Verdict::Names { names, more } => Answer::Names { names: names.iter().map(name_row).collect(), more },
         Verdict::Members { members, more } => {
-            Answer::Members { members: members.iter().map(member_row).collect(), more }
+            Answer::Members { members: members.iter().map(member::row).collect(), more }
+        }
+        Verdict::Evicted { members, .. } => Answer::Evicted(members.iter().map(member::evicted).collect()),
+        Verdict::Freed { members, more } => {
+            Answer::Freed { members: members.iter().map(member::freed).collect(), more }
         }
         Verdict::Status(counts) => Answer::Status(Box::new(status(&counts, about))),
     }
@@ -221,6 +231,8 @@ fn status(counts: &Counts, about: &About) -> wire::StatusInfo {
         timelines: 0,
         semaphores: 0,
         leases: counts.leases,
+        unproven: counts.unproven,
+        unproven_bytes: counts.unproven_bytes,
         fds: counts.fds,
         bytes: counts.bytes.iter().map(|(at, bytes)| (place(*at), *bytes)).collect(),
         largest: counts.largest.iter().map(|(name, at, bytes)| (name.to_string(), place(*at), *bytes)).collect(),
@@ -254,26 +266,13 @@ fn version_row(row: &VersionRow) -> wire::VersionInfo {
     }
 }
 
-fn member_row(row: &MemberRow) -> wire::MemberInfo {
-    wire::MemberInfo {
-        member: row.member.0,
-        pid: row.pid,
-        uid: row.uid,
-        command: row.command.to_string(),
-        state: match row.state {
-            MemberState::Alive => wire::MemberState::Alive,
-            MemberState::Suspect => wire::MemberState::Suspect,
-            MemberState::HeldByChild => wire::MemberState::HeldByChild,
-        },
-        leases: row.leases,
-        bytes: row.bytes,
-        since: row.since,
-        simulated: row.simulated,
-    }
-}
-
 fn holder(holder: &Holder) -> wire::HolderInfo {
-    wire::HolderInfo { pid: holder.pid, command: holder.command.to_string(), leases: holder.leases }
+    wire::HolderInfo {
+        pid: holder.pid,
+        command: holder.command.to_string(),
+        leases: holder.leases,
+        unproven: holder.unproven,
+    }
 }
 
 fn chunks(memory: &Memory) -> wire::ChunkBytes {
@@ -341,6 +340,11 @@ pub(super) fn refusal(refused: Refused) -> Refusal {
             .into(),
         },
         Refused::InUse { names, members } => Refusal::InUse { names, members },
+        Refused::NoSuchMember { whom, near } => Refusal::NoSuchMember { whom: member::whom_of(whom), near },
+        Refused::NotYourself => Refusal::NotYourself,
+        Refused::IsUnproven { pid } => Refusal::IsUnproven { pid },
+        Refused::NotUnproven { pid, state } => Refusal::NotUnproven { pid, state: member::state(state) },
+        Refused::Evicted { by, at } => Refusal::Evicted { by, at },
     }
 }
 
@@ -412,8 +416,13 @@ mod tests {
         let name = |i: u64| Name::new(format!("{}{i:04}", "n".repeat(MAX_NAME - 4)));
         let open = |i: u64| Call::Open(Open { name: name(i), version: None, access: Access::Read, wait: false });
         for member in 1..=300 {
-            let identity =
-                Identity { pid: u32::MAX, uid: u32::MAX, command: "c".repeat(MAX_COMMAND).into(), simulated: true };
+            let identity = Identity {
+                pid: u32::MAX,
+                uid: u32::MAX,
+                command: "c".repeat(MAX_COMMAND).into(),
+                simulated: true,
+                has_pidfd: true,
+            };
             registry.apply(Event::Joined { member: MemberId(member), identity }, u64::MAX);
         }
         for i in (0..300_u64).chain([0; 100]) {

@@ -4,7 +4,7 @@ use std::{os::fd::OwnedFd, time::Duration};
 
 use partywall_os::{process, socket};
 use partywall_wire::{
-    BrokerHello, Call, ClientHello, Limit, Refusal,
+    BrokerHello, Call, ClientHello, Doubt, Limit, Refusal,
     handshake::{self, Speaker},
 };
 
@@ -118,13 +118,24 @@ fn only_the_own_pidfd_will_do() {
     let is_no_pidfd = |refusal| matches!(refusal, Refusal::NoPidfd { .. });
     let (pipe, _write) = rustix::pipe::pipe().unwrap();
     assert!(is_no_pidfd(refusal_of(&broker, &[&pipe])));
-    assert!(is_no_pidfd(refusal_of(&broker, &[])));
     let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
     let (foreign, guard) = (process::pidfd(child.id()).unwrap(), Orphan::of(&child.id().to_string()));
     assert!(is_no_pidfd(refusal_of(&broker, &[&foreign])));
     guard.kill();
     child.wait().unwrap();
     assert!(is_no_pidfd(refusal_of(&broker, &[&foreign])), "and not one of the dead");
+}
+
+#[test]
+fn who_can_have_no_pidfd_is_let_in_and_told_apart() {
+    let broker = TestBroker::start();
+    let mut connection = connect(&broker);
+    // Newer kernels tell the broker by themselves.
+    let kernel_tells = process::peer_pidfd(&connection.socket).is_some();
+    connection.send(&hello_of(&Speaker::new("0.0.0-test"), 0), &[]);
+    let member = answer(&mut connection).1.unwrap().member;
+    let row = broker.client().members().into_iter().find(|row| row.member == member).unwrap();
+    assert_eq!(row.doubt, (!kernel_tells).then_some(Doubt::NoPidfd));
 }
 
 #[test]

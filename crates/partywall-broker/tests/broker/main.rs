@@ -6,6 +6,7 @@ mod common;
 mod deaths;
 mod handshakes;
 mod legacy;
+mod parting;
 mod places;
 mod roles;
 mod serving;

@@ -121,7 +121,10 @@ fn role() {
     let Ok(role) = std::env::var(ROLE) else { return };
     let socket = std::path::PathBuf::from(std::env::var(SOCKET).unwrap());
     match role.as_str() {
-        "holder" => holder(&socket),
+        "holder" => holder(&socket, false),
+        "holder under MPS" => holder(&socket, true),
+        "idler under MPS" => idler(&socket),
+        "faulty" => faulty(&socket),
         "parent" => parent(&socket),
         "leaver" => leaver(&socket),
         "publisher" => publisher(&socket),
@@ -145,14 +148,39 @@ fn wait_for_nudge() {
 }
 
 /// Holds a bit of everything.
-fn holder(socket: &Path) {
+fn holder(socket: &Path, mps: bool) {
     let mut client = Client::join(socket);
+    client.ask(Call::UsesGpu { mps }).unwrap();
     client.commit("owned", b"owned", false);
     client.commit("kept", b"kept", true);
     client.open("theirs").0.unwrap();
     client.ask(Call::OpenOrBuild { name: "building".into() }).unwrap();
     client.ask(open("never", true)).unwrap();
     say(client.welcome.member);
+    wait_for_nudge();
+}
+
+/// Has opened a GPU and holds nothing.
+fn idler(socket: &Path) {
+    let mut client = Client::join(socket);
+    client.ask(Call::UsesGpu { mps: true }).unwrap();
+    say(client.welcome.member);
+    wait_for_nudge();
+}
+
+/// Loses its context, and then gives back what it holds.
+fn faulty(socket: &Path) {
+    let mut client = Client::join(socket);
+    let (_, lease) = client.commit("owned", b"owned", false);
+    say(client.welcome.member);
+    wait_for_nudge();
+    client.ask(Call::ContextLost { gpu: None }).unwrap();
+    client.ask(Call::Release { lease }).unwrap();
+    say("released");
+    wait_for_nudge();
+    client.ask(Call::Bye).unwrap();
+    drop(client);
+    say("left");
     wait_for_nudge();
 }
 

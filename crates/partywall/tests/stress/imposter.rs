@@ -258,6 +258,7 @@ fn endless(request: &Request, id: u64) -> Vec<u8> {
                 uid: 1,
                 command: "same".into(),
                 state: MemberState::Alive,
+                doubt: None,
                 leases: 0,
                 bytes: 0,
                 since: 0,

@@ -3,14 +3,21 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::registry::{
-    FdId, MemberId, Registry, RequestId,
-    effect::MemberState,
-    state::{Totals, Want},
+    CloseId, FdId, MemberId, Registry, RequestId,
+    state::{Life, Totals, Want},
+    types::LeaseId,
 };
 
 /// Panics if `registry` contradicts itself, or what its effects have told the rim so far.
-pub(super) fn audit(registry: &Registry, open_fds: &BTreeSet<FdId>, pending: &BTreeSet<(MemberId, RequestId)>) {
+pub(super) fn audit(
+    registry: &Registry,
+    open_fds: &BTreeSet<FdId>,
+    pending: &BTreeSet<(MemberId, RequestId)>,
+    unclosed: &BTreeSet<CloseId>,
+) {
     assert!(registry.loose.is_empty());
+    assert!(registry.given_up.versions.is_empty() && registry.given_up.dead.is_empty());
+    assert_eq!(registry.closing.keys().copied().collect::<BTreeSet<_>>(), *unclosed);
     let mut totals = Totals::default();
     let mut fds = BTreeSet::new();
     let mut waiting = BTreeSet::new();
@@ -87,7 +94,26 @@ pub(super) fn audit(registry: &Registry, open_fds: &BTreeSet<FdId>, pending: &BT
         waits += member.waits.len();
         assert!(member.leases.iter().all(|lease| registry.leases[lease].member == *id));
         assert!(member.claims.iter().all(|claim| registry.claims[claim].member == *id));
-        assert!(member.state != MemberState::Suspect || member.waits.is_empty(), "a suspect waits for nothing");
+        assert!(
+            !matches!(member.life, Life::Suspect | Life::Unproven) || member.waits.is_empty(),
+            "who is not there waits for nothing"
+        );
+        assert!(member.eviction.is_none() || member.waits.is_empty() && member.claims.is_empty());
+        if member.life == Life::Unproven {
+            assert!(member.doubt().is_some() && !member.leases.is_empty() && member.claims.is_empty());
+        }
+        let owns = |lease: &LeaseId| {
+            let held = &registry.leases[lease];
+            let version = &registry.entries[&held.name].versions[&held.version];
+            version.owner == Some(*lease) && !version.memory.kept && !version.withdrawn
+        };
+        let is_latest = |lease: &LeaseId| {
+            let held = &registry.leases[lease];
+            registry.entries[&held.name].latest == Some(held.version)
+        };
+        if member.eviction.is_some() || member.life == Life::Unproven {
+            assert!(!member.leases.iter().any(|lease| owns(lease) && is_latest(lease)), "it owns nothing any more");
+        }
         let held: BTreeMap<_, _> = member
             .leases
             .iter()

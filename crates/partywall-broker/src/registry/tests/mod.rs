@@ -8,7 +8,7 @@ mod rules;
 use std::{collections::BTreeSet, sync::Arc};
 
 use super::{
-    Bounds, Call, Effect, Event, FdId, MemberId, Outcome, Registry, RequestId, Verdict,
+    Bounds, Call, CloseId, Effect, Event, FdId, MemberId, Outcome, Registry, RequestId, Verdict,
     effect::Opened,
     event::{Commit, Growth, Identity, Open},
     types::{Access, Chunk, ClaimId, Handle, Kind, LeaseId, Memory, Name, Place, Table},
@@ -37,6 +37,7 @@ struct Watched {
     registry: Registry,
     open_fds: BTreeSet<FdId>,
     pending: BTreeSet<(MemberId, RequestId)>,
+    unclosed: BTreeSet<CloseId>,
     last_fd: u64,
     last_request: u64,
     now: u64,
@@ -48,6 +49,7 @@ impl Watched {
             registry: Registry::new(bounds),
             open_fds: BTreeSet::new(),
             pending: BTreeSet::new(),
+            unclosed: BTreeSet::new(),
             last_fd: 0,
             last_request: 0,
             now: 0,
@@ -63,9 +65,7 @@ impl Watched {
     }
 
     fn join(&mut self, member: MemberId) {
-        let pid = 100 + member.0 as u32;
-        let identity = Identity { pid, uid: 0, command: format!("member {member}").into(), simulated: false };
-        assert_eq!(self.apply(Event::Joined { member, identity }), []);
+        assert_eq!(self.apply(Event::Joined { member, identity: identity(member, false, true) }), []);
     }
 
     fn apply(&mut self, event: Event) -> Vec<Effect> {
@@ -73,6 +73,7 @@ impl Watched {
             Event::Suspected { member } | Event::HeldByChild { member } | Event::Died { member } => {
                 self.pending.retain(|(waiting, _)| waiting != member);
             }
+            Event::Closed { id } => assert!(self.unclosed.remove(id), "closed, and nobody asked"),
             Event::Request { member, call: Call::Leave, .. } => self.pending.retain(|(waiting, _)| waiting != member),
             _ => {}
         }
@@ -93,6 +94,7 @@ impl Watched {
                     assert_ne!(outcome, &Ok(Verdict::Pending));
                     assert!(self.pending.remove(&(*member, *ticket)), "a verdict for nobody");
                 }
+                Effect::Confirm(id) => assert!(self.unclosed.insert(*id), "asked for twice"),
                 Effect::Close(fds) => {
                     for fd in fds {
                         assert!(self.open_fds.remove(fd), "{fd} is closed twice, or was never ours");
@@ -101,7 +103,7 @@ impl Watched {
                 _ => {}
             }
         }
-        audit::audit(&self.registry, &self.open_fds, &self.pending);
+        audit::audit(&self.registry, &self.open_fds, &self.pending, &self.unclosed);
         effects
     }
 
@@ -195,6 +197,11 @@ impl Watched {
             other => panic!("{other:?}"),
         }
     }
+}
+
+fn identity(member: MemberId, simulated: bool, has_pidfd: bool) -> Identity {
+    let pid = 100 + member.0 as u32;
+    Identity { pid, uid: 0, command: format!("member {member}").into(), simulated, has_pidfd }
 }
 
 /// Who was told what, in order.

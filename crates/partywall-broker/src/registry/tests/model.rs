@@ -4,9 +4,12 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use super::*;
 use crate::registry::{
-    effect::{Counts, Handle, Holder, MemberRow, MemberState, NameRow, NoGrowth, Opened, Refused, VersionRow},
+    effect::{
+        Counts, Doubt, Handle, Holder, MemberRow, MemberState, NameRow, NoGrowth, Opened, Parted, Refused, VersionRow,
+    },
+    state::Life,
     tombstones::{Ending, Tombstone},
-    types::Bound,
+    types::{Bound, Whom},
 };
 
 /// What came of one event: the reply to a request, the verdicts of others, what was closed. Near names are left out.
@@ -15,16 +18,61 @@ pub(super) struct Said {
     pub(super) reply: Option<Outcome>,
     pub(super) notices: Vec<(MemberId, RequestId, Outcome)>,
     pub(super) closed: Vec<FdId>,
+    /// The question when what was given up is closed.
+    pub(super) confirm: Option<CloseId>,
+    pub(super) quarantined: Vec<MemberId>,
+    pub(super) disconnect: bool,
+    pub(super) hang_up: bool,
     pub(super) stop: bool,
 }
 
 #[derive(Debug)]
 pub(super) struct Person {
     pub(super) id: MemberId,
-    pub(super) state: MemberState,
+    pub(super) life: Life,
+    has_pidfd: bool,
+    mps: bool,
+    lost_context: bool,
+    pub(super) evicted: Option<(u32, u64)>,
     simulated: bool,
     since: u64,
     last_request: u64,
+}
+
+impl Person {
+    fn pid(&self) -> u32 {
+        100 + self.id.0 as u32
+    }
+
+    fn state(&self) -> MemberState {
+        match (self.life, self.evicted, self.lost_context) {
+            (Life::Unproven, ..) => MemberState::Unproven,
+            (Life::HeldByChild, ..) => MemberState::HeldByChild,
+            (_, Some(_), _) => MemberState::Evicted,
+            (Life::Suspect, ..) => MemberState::Suspect,
+            (Life::Alive, None, true) => MemberState::LostContext,
+            (Life::Alive, None, false) => MemberState::Alive,
+        }
+    }
+
+    fn doubt(&self) -> Option<Doubt> {
+        match (self.has_pidfd, self.mps) {
+            (false, _) => Some(Doubt::NoPidfd),
+            (true, true) => Some(Doubt::Mps),
+            (true, false) => None,
+        }
+    }
+}
+
+/// A dead member whose memory is being closed.
+#[derive(Debug)]
+struct Corpse {
+    id: MemberId,
+    since: u64,
+    simulated: bool,
+    bytes: u64,
+    /// The closing that it waits for.
+    until: CloseId,
 }
 
 #[derive(Debug)]
@@ -85,6 +133,10 @@ pub(super) struct Model {
     /// Whether the member that joined last is.
     simulated: bool,
     pub(super) people: Vec<Person>,
+    corpses: Vec<Corpse>,
+    /// Bytes of each version that this event has given up so far.
+    given_up: Vec<u64>,
+    closings: u64,
     editions: Vec<Edition>,
     /// The ends of names of legacy memory that are not there.
     ends: Vec<(Name, Tombstone)>,
@@ -104,6 +156,9 @@ impl Model {
             bounds,
             simulated: false,
             people: Vec::new(),
+            corpses: Vec::new(),
+            given_up: Vec::new(),
+            closings: 0,
             editions: Vec::new(),
             ends: Vec::new(),
             now: 0,
@@ -127,34 +182,67 @@ impl Model {
         let mut said = Said::default();
         match event {
             Event::Joined { member, identity } => {
-                let (state, simulated) = (MemberState::Alive, identity.simulated);
-                self.people.push(Person { id: *member, state, simulated, since: at, last_request: 0 });
-                self.simulated = simulated;
+                self.simulated = identity.simulated;
+                self.people.push(Person {
+                    id: *member,
+                    life: Life::Alive,
+                    has_pidfd: identity.has_pidfd,
+                    mps: false,
+                    lost_context: false,
+                    evicted: None,
+                    simulated: identity.simulated,
+                    since: at,
+                    last_request: 0,
+                });
             }
             Event::Suspected { member } => {
                 self.queue.retain(|q| q.member != *member);
-                self.person(*member).state = MemberState::Suspect;
+                self.person(*member).life = Life::Suspect;
             }
-            Event::Resumed { member } => self.person(*member).state = MemberState::Alive,
+            Event::Resumed { member } => self.person(*member).life = Life::Alive,
             Event::HeldByChild { member } => {
                 self.queue.retain(|q| q.member != *member);
                 self.give_up_claims(*member, &mut said);
-                self.person(*member).state = MemberState::HeldByChild;
+                self.person(*member).life = Life::HeldByChild;
             }
-            Event::Died { member } => self.bury(*member, Ending::OwnerDied, &mut said),
+            Event::Died { member } => {
+                self.tell_of(*member, Ending::OwnerDied, *member, &mut said);
+                if self.person(*member).doubt().is_some() && self.leases_of(*member) > 0 {
+                    self.person(*member).life = Life::Unproven;
+                    said.quarantined.push(*member);
+                } else {
+                    self.give_back(*member, true, &mut said);
+                }
+            }
+            Event::Expired { member } => {
+                if self.people.iter().any(|p| p.id == *member && p.life == Life::Unproven) {
+                    self.give_back(*member, true, &mut said);
+                }
+            }
+            Event::Closed { id } => self.corpses.retain(|corpse| corpse.until != *id),
             Event::Request { member, request, call } => {
                 let person = self.person(*member);
                 let repeated = request.0 <= person.last_request;
                 person.last_request = person.last_request.max(request.0);
-                let known = if repeated { self.known(*member, *request, call) } else { None };
-                if known.is_some() {
+                let spared = matches!(call, Call::Leave | Call::UsesGpu { .. } | Call::ContextLost);
+                let refused = person.evicted.filter(|_| !spared).map(|(by, at)| Err(Refused::Evicted { by, at }));
+                let known = if repeated { self.known(*member, *request, call).map(Ok) } else { None };
+                let settled = refused.or(known);
+                if settled.is_some() {
                     said.closed.extend(call.fds());
                 }
-                let outcome = known.map_or_else(|| self.call(*member, *request, call, &mut said), Ok);
+                let outcome = settled.unwrap_or_else(|| self.call(*member, *request, call, &mut said));
                 said.reply = Some(outcome);
             }
         }
         self.collect_garbage(&mut said);
+        if !std::mem::take(&mut self.given_up).is_empty() {
+            self.closings += 1;
+            said.confirm = Some(CloseId(self.closings));
+        }
+        for corpse in self.corpses.iter_mut().filter(|corpse| corpse.until == CloseId(0)) {
+            corpse.until = CloseId(self.closings);
+        }
         said.closed.sort();
         // Their order among each other is no promise; what each says is.
         said.notices.sort_by_key(|(member, ticket, _)| (*member, *ticket));
@@ -200,7 +288,11 @@ impl Model {
                 if !self.holds.iter().any(|h| h.id == *lease && h.member == member) {
                     return Err(Refused::Stale(Handle::Lease));
                 }
-                self.let_go(*lease, Ending::Withdrawn, said);
+                if self.person(member).lost_context {
+                    self.disown(*lease, Ending::Withdrawn, member, said);
+                } else {
+                    self.let_go(*lease, Ending::Withdrawn, member, said);
+                }
                 Ok(Verdict::Done)
             }
             Call::AwaitWithdrawal { lease } => {
@@ -256,7 +348,8 @@ impl Model {
                 let holders = self.people.iter().filter_map(|p| {
                     let leases = held.iter().filter(|h| h.member == p.id).count() as u32;
                     let command = format!("member {}", p.id).into();
-                    (leases > 0).then_some(Holder { pid: 100 + p.id.0 as u32, command, leases })
+                    let unproven = p.life == Life::Unproven;
+                    (leases > 0).then_some(Holder { pid: p.pid(), command, leases, unproven })
                 });
                 Ok(Verdict::Removed { version, bytes_kept, holders: holders.collect() })
             }
@@ -275,23 +368,31 @@ impl Model {
             Call::Members { after: None } => {
                 let rows = self.people.iter().map(|p| MemberRow {
                     member: p.id,
-                    pid: 100 + p.id.0 as u32,
+                    pid: p.pid(),
                     uid: 0,
                     command: format!("member {}", p.id).into(),
-                    state: p.state,
-                    leases: self.holds.iter().filter(|h| h.member == p.id).count() as u32,
-                    bytes: self
-                        .editions
-                        .iter()
-                        .filter(|e| {
-                            self.holds.iter().any(|h| h.member == p.id && h.name == e.name && h.number == e.number)
-                        })
-                        .map(|e| e.memory.bytes())
-                        .sum(),
+                    state: p.state(),
+                    doubt: p.doubt(),
+                    leases: self.leases_of(p.id) as u32,
+                    bytes: self.bytes_of(|holder| holder == p.id),
                     since: p.since,
                     simulated: p.simulated,
                 });
-                Ok(Verdict::Members { members: rows.collect(), more: false })
+                let dead = self.corpses.iter().map(|corpse| MemberRow {
+                    member: corpse.id,
+                    pid: 100 + corpse.id.0 as u32,
+                    uid: 0,
+                    command: format!("member {}", corpse.id).into(),
+                    state: MemberState::Dead,
+                    doubt: None,
+                    leases: 0,
+                    bytes: corpse.bytes,
+                    since: corpse.since,
+                    simulated: corpse.simulated,
+                });
+                let mut members: Vec<_> = rows.chain(dead).collect();
+                members.sort_by_key(|row| row.member);
+                Ok(Verdict::Members { members, more: false })
             }
             Call::Status => {
                 let at = |place| {
@@ -318,6 +419,8 @@ impl Model {
                     names: self.names(),
                     versions: self.editions.len() as u64,
                     leases: self.holds.len() as u64,
+                    unproven: self.people.iter().filter(|p| p.life == Life::Unproven).count() as u64,
+                    unproven_bytes: self.bytes_of(|holder| self.is_unproven(holder)),
                     fds: self.fds(),
                     bytes,
                     largest,
@@ -332,8 +435,63 @@ impl Model {
                 Ok(Verdict::Done)
             }
             Call::Leave => {
-                self.bury(member, Ending::Withdrawn, said);
+                let person = self.person(member);
+                let is_believed = person.evicted.is_none() && !person.lost_context;
+                self.tell_of(member, Ending::Withdrawn, member, said);
+                if is_believed {
+                    self.give_back(member, false, said);
+                }
+                (said.disconnect, said.hang_up) = (is_believed, !is_believed);
                 Ok(Verdict::Done)
+            }
+            Call::UsesGpu { mps } => {
+                self.person(member).mps |= mps;
+                Ok(Verdict::Done)
+            }
+            Call::ContextLost => {
+                self.person(member).lost_context = true;
+                Ok(Verdict::Done)
+            }
+            Call::Evict { whom, kill } => {
+                let meant: Vec<_> = self.people.iter().filter(|p| is_meant(p, *whom)).map(|p| p.id).collect();
+                if meant.is_empty() {
+                    return Err(Refused::NoSuchMember { whom: *whom, near: Vec::new() });
+                }
+                if meant.contains(&member) {
+                    return Err(Refused::NotYourself);
+                }
+                if meant.iter().all(|id| self.is_unproven(*id)) {
+                    return Err(Refused::IsUnproven { pid: 100 + meant[0].0 as u32 });
+                }
+                let (by, at) = (100 + member.0 as u32, self.now);
+                let mut members = Vec::new();
+                for id in meant.into_iter().filter(|id| !self.is_unproven(*id)).collect::<Vec<_>>() {
+                    if self.person(id).evicted.replace((by, at)).is_none() {
+                        for waiting in self.queue.clone().iter().filter(|q| q.member == id) {
+                            self.tell(waiting, Err(Refused::Evicted { by, at }), said);
+                        }
+                        self.tell_of(id, Ending::Withdrawn, member, said);
+                    }
+                    members.push(self.parted(id));
+                }
+                Ok(Verdict::Evicted { members, kill: *kill })
+            }
+            Call::FreeUnproven { pid } => {
+                let meant: Vec<_> =
+                    self.people.iter().filter(|p| pid.is_none_or(|pid| is_meant(p, Whom::Pid(pid)))).collect();
+                let unproven: Vec<_> = meant.iter().filter(|p| p.life == Life::Unproven).map(|p| p.id).collect();
+                match (pid, meant.first()) {
+                    (Some(pid), None) => {
+                        return Err(Refused::NoSuchMember { whom: Whom::Pid(*pid), near: Vec::new() });
+                    }
+                    (Some(pid), Some(person)) if unproven.is_empty() => {
+                        return Err(Refused::NotUnproven { pid: *pid, state: person.state() });
+                    }
+                    _ => {}
+                }
+                let members = unproven.iter().map(|id| self.parted(*id)).collect();
+                unproven.into_iter().for_each(|id| self.give_back(id, true, said));
+                Ok(Verdict::Freed { members, more: false })
             }
             Call::Ping => Ok(Verdict::Done),
             other => panic!("not in the model: {other:?}"),
@@ -502,17 +660,21 @@ impl Model {
         Ok(Verdict::Pending)
     }
 
-    fn let_go(&mut self, lease: LeaseId, ending: Ending, said: &mut Said) {
-        let hold = self.holds.iter().find(|h| h.id == lease).unwrap();
-        let (name, owner) = (hold.name.clone(), hold.member);
+    /// Withdraws what goes with this lease.
+    fn disown(&mut self, lease: LeaseId, ending: Ending, by: MemberId, said: &mut Said) {
         if let Some(edition) = self.editions.iter_mut().find(|e| e.owner == Some(lease) && !e.memory.kept) {
             if edition.latest {
-                self.withdraw(&name, ending, owner, said);
+                let name = edition.name.clone();
+                self.withdraw(&name, ending, by, said);
             } else if edition.memory.kind == Kind::Legacy {
                 edition.withdrawn = true;
                 self.tell_withdrawn(said);
             }
         }
+    }
+
+    fn let_go(&mut self, lease: LeaseId, ending: Ending, by: MemberId, said: &mut Said) {
+        self.disown(lease, ending, by, said);
         for waiting in self.queue.clone() {
             if matches!(waiting.for_what, For::Withdrawal(l) | For::Growth(l) if l == lease) {
                 self.tell(&waiting, Err(Refused::Stale(Handle::Lease)), said);
@@ -560,12 +722,47 @@ impl Model {
         self.end_of(name, version).unwrap_or(not_found)
     }
 
-    fn bury(&mut self, member: MemberId, ending: Ending, said: &mut Said) {
+    fn tell_of(&mut self, member: MemberId, ending: Ending, by: MemberId, said: &mut Said) {
         self.queue.retain(|q| q.member != member);
         self.give_up_claims(member, said);
-        let holds: Vec<_> = self.holds.iter().filter(|h| h.member == member).map(|h| h.id).collect();
-        holds.into_iter().for_each(|lease| self.let_go(lease, ending, said));
-        self.people.retain(|p| p.id != member);
+        self.holds_of(member).into_iter().for_each(|lease| self.disown(lease, ending, by, said));
+    }
+
+    fn give_back(&mut self, member: MemberId, is_dead: bool, said: &mut Said) {
+        self.holds_of(member).into_iter().for_each(|lease| self.let_go(lease, Ending::OwnerDied, member, said));
+        let before = self.given_up.len();
+        self.collect_garbage(said);
+        let place = self.people.iter().position(|p| p.id == member).unwrap();
+        let Person { id, since, simulated, .. } = self.people.remove(place);
+        if is_dead && self.given_up.len() > before {
+            let bytes = self.given_up[before..].iter().sum();
+            self.corpses.push(Corpse { id, since, simulated, bytes, until: CloseId(0) });
+        }
+    }
+
+    fn holds_of(&self, member: MemberId) -> Vec<LeaseId> {
+        self.holds.iter().filter(|h| h.member == member).map(|h| h.id).collect()
+    }
+
+    fn is_unproven(&self, member: MemberId) -> bool {
+        self.people.iter().any(|p| p.id == member && p.life == Life::Unproven)
+    }
+
+    /// Bytes of what those hold who are meant, each version counted once.
+    fn bytes_of(&self, is_meant: impl Fn(MemberId) -> bool) -> u64 {
+        let held =
+            |e: &&Edition| self.holds.iter().any(|h| is_meant(h.member) && h.name == e.name && h.number == e.number);
+        self.editions.iter().filter(held).map(|e| e.memory.bytes()).sum()
+    }
+
+    fn parted(&self, member: MemberId) -> Parted {
+        Parted {
+            member,
+            pid: 100 + member.0 as u32,
+            command: format!("member {member}").into(),
+            leases: self.leases_of(member) as u32,
+            bytes: self.bytes_of(|holder| holder == member),
+        }
     }
 
     fn give_up_claims(&mut self, member: MemberId, said: &mut Said) {
@@ -603,10 +800,11 @@ impl Model {
     }
 
     fn collect_garbage(&mut self, said: &mut Said) {
-        let holds = &self.holds;
+        let (holds, given_up) = (&self.holds, &mut self.given_up);
         self.editions.retain(|e| {
             let needed = e.latest || holds.iter().any(|h| h.name == e.name && h.number == e.number);
             if !needed {
+                given_up.push(e.memory.held_bytes());
                 said.closed.extend(e.memory.fds());
             }
             needed
@@ -654,6 +852,13 @@ impl Model {
 
     fn leases_of(&self, member: MemberId) -> u64 {
         self.holds.iter().filter(|h| h.member == member).count() as u64
+    }
+}
+
+fn is_meant(person: &Person, whom: Whom) -> bool {
+    match whom {
+        Whom::Pid(pid) => person.pid() == pid,
+        Whom::Member(id) => person.id == id,
     }
 }
 

@@ -6,17 +6,20 @@ use super::{
     model::{Model, Said},
     *,
 };
-use crate::registry::effect::{MemberState, Refused};
+use crate::registry::{effect::Refused, state::Life, types::Whom};
 
 /// An event in terms of positions: what they refer to depends on what has happened before.
 #[derive(Debug, Clone)]
 enum Step {
-    /// On the simulated driver, or on the real one.
-    Join(bool),
+    /// On the simulated driver or on the real one, with a pidfd or without.
+    Join(bool, bool),
     Suspect(usize),
     Resume(usize),
     HeldByChild(usize),
     Die(usize),
+    Expire(usize),
+    /// What was given up first is closed.
+    Closed,
     Ask(usize, Ask),
     /// The connection is lost with the last answer, and the member comes back and asks again.
     AskAgain(usize),
@@ -57,6 +60,11 @@ enum Ask {
     Remove(usize),
     List,
     Members,
+    UsesGpu(bool),
+    ContextLost,
+    /// By pid, or by number.
+    Evict(usize, bool),
+    FreeUnproven(Option<usize>),
     Status,
     Stop(bool),
     Leave,
@@ -65,11 +73,13 @@ enum Ask {
 fn step() -> impl Strategy<Value = Step> {
     let who = 0..8_usize;
     prop_oneof![
-        3 => prop::bool::weighted(0.2).prop_map(Step::Join),
+        3 => (prop::bool::weighted(0.2), prop::bool::weighted(0.8)).prop_map(|(simulated, pidfd)| Step::Join(simulated, pidfd)),
         2 => who.clone().prop_map(Step::Suspect),
         2 => who.clone().prop_map(Step::Resume),
         1 => who.clone().prop_map(Step::HeldByChild),
         2 => who.clone().prop_map(Step::Die),
+        1 => who.clone().prop_map(Step::Expire),
+        3 => Just(Step::Closed),
         3 => who.clone().prop_map(Step::AskAgain),
         40 => (who, ask()).prop_map(|(who, ask)| Step::Ask(who, ask)),
     ]
@@ -112,6 +122,10 @@ fn ask() -> impl Strategy<Value = Ask> {
         2 => name.prop_map(Ask::Remove),
         1 => Just(Ask::List),
         1 => Just(Ask::Members),
+        2 => any::<bool>().prop_map(Ask::UsesGpu),
+        1 => Just(Ask::ContextLost),
+        1 => (0..8_usize, any::<bool>()).prop_map(|(who, by_pid)| Ask::Evict(who, by_pid)),
+        1 => prop::option::of(0..8_usize).prop_map(Ask::FreeUnproven),
         1 => Just(Ask::Status),
         1 => any::<bool>().prop_map(Ask::Stop),
         1 => Just(Ask::Leave),
@@ -133,7 +147,7 @@ impl Run {
 
     fn step(&mut self, step: &Step) {
         match step {
-            Step::Join(simulated) if self.watched.registry.check_members().is_ok() => {
+            Step::Join(simulated, has_pidfd) if self.watched.registry.check_members().is_ok() => {
                 let admitted = self.model.admits(*simulated);
                 assert_eq!(self.watched.registry.admits(*simulated), admitted);
                 if !admitted {
@@ -141,30 +155,39 @@ impl Run {
                 }
                 self.last_member += 1;
                 let member = MemberId(self.last_member);
-                let pid = 100 + member.0 as u32;
-                let identity =
-                    Identity { pid, uid: 0, command: format!("member {member}").into(), simulated: *simulated };
-                self.both(Event::Joined { member, identity });
+                self.both(Event::Joined { member, identity: identity(member, *simulated, *has_pidfd) });
             }
-            Step::Join(_) => {}
-            Step::Suspect(who) => self.if_in(*who, MemberState::Alive, |member| Event::Suspected { member }),
-            Step::Resume(who) => self.if_in(*who, MemberState::Suspect, |member| Event::Resumed { member }),
-            Step::HeldByChild(who) => self.if_in(*who, MemberState::Alive, |member| Event::HeldByChild { member }),
+            Step::Join(..) => {}
+            Step::Suspect(who) => self.if_in(*who, Life::Alive, |member| Event::Suspected { member }),
+            Step::Resume(who) => self.if_in(*who, Life::Suspect, |member| Event::Resumed { member }),
+            Step::HeldByChild(who) => self.if_in(*who, Life::Alive, |member| Event::HeldByChild { member }),
             Step::Die(who) => {
-                if let Some((member, _)) = self.person(*who) {
+                if let Some((member, life)) = self.person(*who)
+                    && life != Life::Unproven
+                {
                     self.both(Event::Died { member });
                 }
             }
+            Step::Expire(who) => {
+                if let Some((member, _)) = self.person(*who) {
+                    self.both(Event::Expired { member });
+                }
+            }
+            Step::Closed => {
+                if let Some(id) = self.watched.unclosed.first() {
+                    self.both(Event::Closed { id: *id });
+                }
+            }
             Step::Ask(who, ask) => {
-                if let Some((member, state)) = self.person(*who)
-                    && state != MemberState::Suspect
+                if let Some((member, life)) = self.person(*who)
+                    && !matches!(life, Life::Suspect | Life::Unproven)
                 {
                     self.watched.last_request += 1;
                     self.ask(member, RequestId(self.watched.last_request), ask.clone());
                 }
             }
             Step::AskAgain(who) => {
-                if let Some((member, MemberState::Alive)) = self.person(*who)
+                if let Some((member, Life::Alive)) = self.person(*who)
                     && let Some((_, request, ask)) = self.last_asked.iter().rfind(|(m, ..)| *m == member).cloned()
                 {
                     self.both(Event::Suspected { member });
@@ -202,7 +225,16 @@ impl Run {
                 }
                 Effect::Close(fds) => said.closed.extend(fds),
                 Effect::Stop => said.stop = true,
-                Effect::Disconnect(_) => {}
+                Effect::Confirm(id) => assert_eq!(said.confirm.replace(id), None),
+                Effect::Quarantined(member) => said.quarantined.push(member),
+                Effect::Disconnect(member) => {
+                    assert_eq!(request.map(|(asker, _)| asker), Some(member));
+                    said.disconnect = true;
+                }
+                Effect::HangUp(member) => {
+                    assert_eq!(request.map(|(asker, _)| asker), Some(member));
+                    said.hang_up = true;
+                }
             }
         }
         said.closed.sort();
@@ -259,23 +291,35 @@ impl Run {
             Ask::Remove(of) => Call::Remove { name: name(*of) },
             Ask::List => Call::List { after: None },
             Ask::Members => Call::Members { after: None },
+            Ask::UsesGpu(mps) => Call::UsesGpu { mps: *mps },
+            Ask::ContextLost => Call::ContextLost,
+            Ask::Evict(who, by_pid) => {
+                // One that is there, or one that never was.
+                let member = self.person(*who).filter(|_| *who < 6).map_or(MemberId(999), |(member, _)| member);
+                let whom = if *by_pid { Whom::Pid(100 + member.0 as u32) } else { Whom::Member(member) };
+                Call::Evict { whom, kill: false }
+            }
+            Ask::FreeUnproven(who) => {
+                let pid = |who: usize| self.person(who).map_or(999, |(member, _)| 100 + member.0 as u32);
+                Call::FreeUnproven { pid: who.map(pid) }
+            }
             Ask::Status => Call::Status,
             Ask::Stop(force) => Call::Stop { force: *force },
             Ask::Leave => Call::Leave,
         }
     }
 
-    fn if_in(&mut self, who: usize, wanted: MemberState, event: impl FnOnce(MemberId) -> Event) {
-        if let Some((member, state)) = self.person(who)
-            && state == wanted
+    fn if_in(&mut self, who: usize, wanted: Life, event: impl FnOnce(MemberId) -> Event) {
+        if let Some((member, life)) = self.person(who)
+            && life == wanted
         {
             self.both(event(member));
         }
     }
 
-    fn person(&self, who: usize) -> Option<(MemberId, MemberState)> {
+    fn person(&self, who: usize) -> Option<(MemberId, Life)> {
         let people = &self.model.people;
-        people.get(who % people.len().max(1)).map(|p| (p.id, p.state))
+        people.get(who % people.len().max(1)).map(|p| (p.id, p.life))
     }
 }
 
@@ -292,6 +336,7 @@ fn check_fds(outcome: &Outcome, fds: &[FdId]) {
 fn without_near(outcome: Outcome) -> Outcome {
     match outcome {
         Err(Refused::NotFound { name, .. }) => Err(Refused::NotFound { name, near: Vec::new() }),
+        Err(Refused::NoSuchMember { whom, .. }) => Err(Refused::NoSuchMember { whom, near: Vec::new() }),
         other => other,
     }
 }
@@ -306,8 +351,11 @@ proptest! {
             run.step(step);
         }
         // In the end everybody dies, and what nobody asked to keep is gone.
-        while let Some((member, _)) = run.person(0) {
-            run.both(Event::Died { member });
+        while let Some((member, life)) = run.person(0) {
+            run.both(if life == Life::Unproven { Event::Expired { member } } else { Event::Died { member } });
+        }
+        while let Some(id) = run.watched.unclosed.first().copied() {
+            run.both(Event::Closed { id });
         }
         prop_assert!(run.watched.registry.leases.is_empty() && run.watched.registry.claims.is_empty());
     }

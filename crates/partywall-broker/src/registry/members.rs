@@ -1,0 +1,141 @@
+//! Members who are to go: evicted ones, those whose CUDA context is broken, and the dead whose work may go on.
+
+use std::sync::Arc;
+
+use super::{
+    Call, Granted, Registry,
+    effect::{Effect, Parted, Refused, Verdict},
+    near::near_numbers,
+    reclaim::Parting,
+    report::count,
+    state::{Eviction, Life},
+    types::{MemberId, Whom},
+};
+
+impl Registry {
+    /// The member has opened a GPU.
+    pub(super) fn uses_gpu(&mut self, member: MemberId, mps: bool) -> Verdict {
+        if let Some(record) = self.members.get_mut(&member) {
+            record.mps |= mps;
+        }
+        Verdict::Done
+    }
+
+    /// The member can do nothing on a GPU any more, and cannot know either what of its work was still done.
+    pub(super) fn context_lost(&mut self, member: MemberId) -> Verdict {
+        if let Some(record) = self.members.get_mut(&member) {
+            record.lost_context = true;
+        }
+        Verdict::Done
+    }
+
+    /// Takes from members what others wait for or could want, and keeps what they hold: only the end of a process ends
+    /// its use of memory.
+    pub(super) fn evict(
+        &mut self,
+        member: MemberId,
+        whom: Whom,
+        kill: bool,
+        out: &mut Vec<Effect>,
+    ) -> Result<Granted, Refused> {
+        let meant = self.meant(whom);
+        if meant.is_empty() {
+            let near = if let Whom::Pid(pid) = whom { self.near_pids(pid, |_| true) } else { Vec::new() };
+            return Err(Refused::NoSuchMember { whom, near });
+        }
+        if meant.contains(&member) {
+            return Err(Refused::NotYourself);
+        }
+        let is_there = |id: &MemberId| self.members.get(id).is_some_and(|other| other.life != Life::Unproven);
+        let here: Vec<_> = meant.iter().copied().filter(is_there).collect();
+        if here.is_empty() {
+            return Err(Refused::IsUnproven { pid: self.pid_of(meant[0]) });
+        }
+        let by = self.pid_of(member);
+        let mut evicted = Vec::new();
+        for id in here {
+            let eviction = Eviction { by, at: self.now };
+            let Some(record) = self.members.get_mut(&id) else { continue };
+            if record.eviction.replace(eviction).is_none() {
+                self.tell(id, Parting::Evicted { by: member }, out);
+            }
+            if evicted.len() < ROWS {
+                evicted.extend(self.parted(id));
+            }
+        }
+        Ok(Verdict::Evicted { members: evicted, kill }.into())
+    }
+
+    /// Gives back what dead members held, on the asker's word that their work is over: as many as one answer names.
+    pub(super) fn free_unproven(&mut self, pid: Option<u32>, out: &mut Vec<Effect>) -> Result<Granted, Refused> {
+        let is_unproven = |id: &MemberId| self.members.get(id).is_some_and(|record| record.life == Life::Unproven);
+        let meant = match pid {
+            Some(pid) => self.meant(Whom::Pid(pid)),
+            None => self.members.keys().copied().collect(),
+        };
+        let mut freed: Vec<_> = meant.iter().copied().filter(is_unproven).collect();
+        if let (Some(pid), true) = (pid, freed.is_empty()) {
+            return Err(match meant.first().and_then(|id| self.members.get(id)) {
+                Some(record) => Refused::NotUnproven { pid, state: record.state() },
+                None => Refused::NoSuchMember { whom: Whom::Pid(pid), near: self.near_pids(pid, is_unproven) },
+            });
+        }
+        let more = freed.len() > ROWS;
+        freed.truncate(ROWS);
+        let rows = freed.iter().filter_map(|id| self.parted(*id)).collect();
+        for id in freed {
+            self.give_back(id, Parting::Died, out);
+        }
+        Ok(Verdict::Freed { members: rows, more }.into())
+    }
+
+    /// The operator did not want to wait longer for somebody who knows.
+    pub(super) fn expire(&mut self, member: MemberId, out: &mut Vec<Effect>) {
+        if self.members.get(&member).is_some_and(|record| record.life == Life::Unproven) {
+            self.give_back(member, Parting::Died, out);
+        }
+    }
+
+    /// Refuses what an evicted member asks for. What makes others safer is still taken.
+    pub(super) fn check_evicted(&self, member: MemberId, call: &Call) -> Result<(), Refused> {
+        match self.members.get(&member).and_then(|record| record.eviction) {
+            Some(Eviction { by, at }) if !matches!(call, Call::Leave | Call::UsesGpu { .. } | Call::ContextLost) => {
+                Err(Refused::Evicted { by, at })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn meant(&self, whom: Whom) -> Vec<MemberId> {
+        match whom {
+            Whom::Member(id) => self.members.contains_key(&id).then_some(id).into_iter().collect(),
+            Whom::Pid(pid) => {
+                let of_pid = self.members.iter().filter(|(_, record)| record.identity.pid == pid);
+                of_pid.map(|(id, _)| *id).collect()
+            }
+        }
+    }
+
+    fn near_pids(&self, wanted: u32, among: impl Fn(&MemberId) -> bool) -> Vec<u32> {
+        let others = self.members.iter().filter(|(id, _)| among(id)).map(|(_, record)| record.identity.pid);
+        near_numbers(others, wanted)
+    }
+
+    fn parted(&self, id: MemberId) -> Option<Parted> {
+        let record = self.members.get(&id)?;
+        Some(Parted {
+            member: id,
+            pid: record.identity.pid,
+            command: Arc::clone(&record.identity.command),
+            leases: count(record.leases.len() as u64),
+            bytes: record.bytes,
+        })
+    }
+
+    fn pid_of(&self, member: MemberId) -> u32 {
+        self.members.get(&member).map_or(0, |record| record.identity.pid)
+    }
+}
+
+/// Members in one answer: their command lines have up to 256 bytes.
+const ROWS: usize = 100;

@@ -1,0 +1,230 @@
+//! Members that are to go: evicted ones, those without a context, and the dead whose work may go on.
+
+use std::time::Duration;
+
+use partywall_wire::{Answer, Call, Doubt, Evicted, Freed, Kill, MemberInfo, MemberState, Refusal, Whom};
+
+use crate::{
+    common::{Client, TestBroker, eventually, open, opened},
+    roles::Role,
+};
+
+fn evict(client: &mut Client, whom: Whom, kill: bool) -> Result<Vec<Evicted>, Refusal> {
+    match client.ask(Call::Evict { whom, kill })? {
+        Answer::Evicted(evicted) => Ok(evicted),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn free(client: &mut Client, pid: Option<u32>) -> Result<Vec<Freed>, Refusal> {
+    match client.ask(Call::FreeUnproven { pid })? {
+        Answer::Freed { members, more: false } => Ok(members),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn row(client: &mut Client, member: u64) -> Option<MemberInfo> {
+    client.members().into_iter().find(|row| row.member == member)
+}
+
+/// A process that holds a bit of everything, having said that it is a client of MPS.
+fn under_mps(broker: &TestBroker, watcher: &mut Client) -> (Role, u64) {
+    watcher.commit("theirs", b"ours", true);
+    let mut holder = Role::start("holder under MPS", &broker.socket);
+    let member = holder.says().parse().unwrap();
+    (holder, member)
+}
+
+#[test]
+fn an_evicted_member_gets_nothing_and_keeps_its_memory_until_it_dies() {
+    let broker = TestBroker::start();
+    let mut watcher = broker.client();
+    watcher.commit("theirs", b"ours", true);
+    let mut holder = Role::start("holder", &broker.socket);
+    let member: u64 = holder.says().parse().unwrap();
+    let lease = opened(watcher.open("owned").0).lease;
+    assert_eq!(watcher.ask(Call::AwaitWithdrawal { lease }), Ok(Answer::Pending));
+    let withdrawal = watcher.last;
+    assert_eq!(watcher.ask(Call::OpenOrBuild { name: "building".into() }), Ok(Answer::Pending));
+
+    let evicted = evict(&mut watcher, Whom::Pid(holder.pid()), false).unwrap();
+    assert!(matches!(&evicted[..], [one] if one.member == member && one.leases == 3 && one.kill == Kill::NotAsked));
+    let told = [watcher.verdict(), watcher.verdict()].map(|(ticket, outcome, _)| (ticket, outcome.unwrap()));
+    assert!(told.contains(&(withdrawal, Answer::Withdrawn)));
+    assert!(told.iter().any(|(_, answer)| matches!(answer, Answer::Build { .. })), "its claim goes to who waits");
+    assert!(matches!(watcher.open("owned").0, Err(Refusal::NotFound { .. })));
+    let held = row(&mut watcher, member).unwrap();
+    assert_eq!((held.state, held.leases), (MemberState::Evicted, 3));
+    assert_eq!(evict(&mut watcher, Whom::Member(member), false).unwrap().len(), 1, "once more is no harm");
+
+    holder.kill();
+    eventually("its death is proved", || watcher.state_of(member).is_none());
+    assert_eq!(watcher.status().leases, 2, "`theirs`, and what it owned, in the hand of the watcher");
+}
+
+#[test]
+fn who_was_evicted_is_told_so_whatever_it_asks() {
+    let broker = TestBroker::start();
+    let (mut watcher, mut victim) = (broker.client(), broker.client());
+    let number = victim.welcome.member;
+    let (_, lease) = victim.commit("mine", b"x", true);
+    assert_eq!(victim.ask(open("never", true)), Ok(Answer::Pending));
+    let ticket = victim.last;
+    evict(&mut watcher, Whom::Member(number), false).unwrap();
+    let pid = std::process::id();
+    let is_evicted =
+        |outcome: &Result<Answer, Refusal>| matches!(outcome, Err(Refusal::Evicted { by, .. }) if *by == pid);
+    let (told, outcome, _) = victim.verdict();
+    assert!(told == ticket && is_evicted(&outcome), "{outcome:?}");
+    for call in [Call::Ping, open("mine", false), Call::Release { lease }, Call::Status, Call::Stop { force: true }] {
+        assert!(is_evicted(&victim.ask(call.clone())), "{call:?}");
+    }
+    let chunk = partywall_os::memfd::frozen("partywall:test", b"x").unwrap();
+    let commit = Call::Commit(crate::common::host_commit("more", &[1]));
+    assert!(is_evicted(&victim.ask_with(commit, &[&chunk]).0));
+    assert_eq!(victim.ask(Call::UsesGpu { mps: true }), Ok(Answer::Done), "what makes others safer is taken");
+
+    // Its good-bye is no proof: the process lives, and it was not its own will.
+    assert_eq!(victim.ask(Call::Bye), Ok(Answer::Done));
+    assert!(victim.call.receive().is_none());
+    assert_eq!(row(&mut watcher, number).map(|row| (row.state, row.leases)), Some((MemberState::Evicted, 1)));
+    assert!(watcher.open("mine").0.is_ok(), "a kept name stays");
+}
+
+#[test]
+fn evicting_somebody_else_than_meant_is_refused() {
+    let broker = TestBroker::start();
+    let mut watcher = broker.client();
+    let own = std::process::id();
+    assert_eq!(evict(&mut watcher, Whom::Pid(own), true), Err(Refusal::NotYourself));
+    let number = watcher.welcome.member;
+    assert_eq!(evict(&mut watcher, Whom::Member(number), true), Err(Refusal::NotYourself));
+    // One digit is wrong.
+    let digits = own.to_string();
+    let typed = digits.replacen(digits.as_bytes()[0] as char, if digits.starts_with('9') { "8" } else { "9" }, 1);
+    let typed: u32 = typed.parse().unwrap();
+    let near = if digits.len() > 2 { vec![own] } else { Vec::new() };
+    assert_eq!(
+        evict(&mut watcher, Whom::Pid(typed), true),
+        Err(Refusal::NoSuchMember { whom: Whom::Pid(typed), near })
+    );
+    let nobody = Whom::Member(99);
+    assert_eq!(evict(&mut watcher, nobody, false), Err(Refusal::NoSuchMember { whom: nobody, near: Vec::new() }));
+}
+
+#[test]
+fn evicting_can_kill() {
+    let broker = TestBroker::start();
+    let mut watcher = broker.client();
+    watcher.commit("theirs", b"ours", true);
+    let mut holder = Role::start("holder", &broker.socket);
+    let member: u64 = holder.says().parse().unwrap();
+    let evicted = evict(&mut watcher, Whom::Pid(holder.pid()), true).unwrap();
+    assert_eq!(evicted.iter().map(|one| (one.member, one.kill)).collect::<Vec<_>>(), [(member, Kill::Sent)]);
+    eventually("its death is proved", || watcher.state_of(member).is_none());
+    assert_eq!(watcher.status().leases, 1);
+    holder.kill();
+}
+
+#[test]
+fn a_process_that_has_exited_is_not_killed_for_its_child() {
+    let broker = TestBroker::start();
+    let mut watcher = broker.client();
+    let mut parent = Role::start("parent", &broker.socket);
+    let member: u64 = parent.says().parse().unwrap();
+    let child = crate::roles::Orphan::of(&parent.says());
+    parent.kill();
+    eventually("the child is noticed", || watcher.state_of(member) == Some(MemberState::HeldByChild));
+    let evicted = evict(&mut watcher, Whom::Pid(parent.pid()), true).unwrap();
+    assert_eq!(evicted[0].kill, Kill::Exited);
+    assert_eq!(watcher.state_of(member), Some(MemberState::HeldByChild));
+    child.kill();
+    eventually("both are gone", || watcher.state_of(member).is_none());
+}
+
+#[test]
+fn under_mps_a_death_proves_nothing_and_what_was_held_stays_in_quarantine() {
+    let broker = TestBroker::start();
+    let mut watcher = broker.client();
+    let (mut holder, member) = under_mps(&broker, &mut watcher);
+    assert_eq!(
+        row(&mut watcher, member).map(|row| (row.state, row.doubt)),
+        Some((MemberState::Alive, Some(Doubt::Mps)))
+    );
+    let lease = opened(watcher.open("owned").0).lease;
+    assert_eq!(watcher.ask(Call::AwaitWithdrawal { lease }), Ok(Answer::Pending));
+    let pid = holder.pid();
+    assert_eq!(free(&mut watcher, Some(pid)), Err(Refusal::NotUnproven { pid, state: MemberState::Alive }));
+
+    holder.kill();
+    let (_, told, _) = watcher.verdict();
+    assert_eq!(told, Ok(Answer::Withdrawn), "others learn of the death all the same");
+    assert_eq!(watcher.ask(Call::Release { lease }), Ok(Answer::Done));
+    let dead = row(&mut watcher, member).unwrap();
+    assert_eq!((dead.state, dead.leases, dead.bytes), (MemberState::Unproven, 3, 13));
+    let status = watcher.status();
+    assert_eq!((status.unproven, status.unproven_bytes, status.versions, status.leases), (1, 13, 3, 4));
+    assert_eq!(evict(&mut watcher, Whom::Pid(pid), true), Err(Refusal::IsUnproven { pid }));
+    let nobody = u32::MAX;
+    assert_eq!(
+        free(&mut watcher, Some(nobody)),
+        Err(Refusal::NoSuchMember { whom: Whom::Pid(nobody), near: Vec::new() })
+    );
+
+    let freed = free(&mut watcher, Some(pid)).unwrap();
+    assert!(matches!(&freed[..], [one] if one.member == member && (one.leases, one.bytes) == (3, 13)));
+    eventually("its memory is closed", || watcher.state_of(member).is_none());
+    let status = watcher.status();
+    assert_eq!((status.unproven, status.unproven_bytes, status.versions, status.leases), (0, 0, 2, 1));
+    assert_eq!(free(&mut watcher, None), Ok(Vec::new()));
+}
+
+#[test]
+fn a_quarantine_ends_when_the_operator_said() {
+    let broker = TestBroker::with(|config| config.unproven_after = Some(Duration::from_millis(100)));
+    let mut watcher = broker.client();
+    let (mut holder, member) = under_mps(&broker, &mut watcher);
+    holder.kill();
+    eventually("it has expired", || watcher.state_of(member).is_none());
+    assert_eq!(watcher.status().leases, 1);
+}
+
+#[test]
+fn a_good_bye_is_believed_under_mps_too() {
+    let broker = TestBroker::start();
+    let mut watcher = broker.client();
+    let mut member = broker.client();
+    member.ask(Call::UsesGpu { mps: true }).unwrap();
+    member.commit("mine", b"x", false);
+    assert_eq!(member.ask(Call::Bye), Ok(Answer::Done));
+    let status = watcher.status();
+    assert_eq!((status.members, status.versions, status.unproven), (0, 0, 0));
+}
+
+#[test]
+fn who_held_nothing_leaves_nothing_in_doubt() {
+    let broker = TestBroker::start();
+    let mut watcher = broker.client();
+    let mut idler = Role::start("idler under MPS", &broker.socket);
+    let member: u64 = idler.says().parse().unwrap();
+    idler.kill();
+    eventually("it is forgotten", || watcher.state_of(member).is_none());
+}
+
+#[test]
+fn without_its_context_a_process_holds_what_it_held_until_it_ends() {
+    let broker = TestBroker::start();
+    let mut watcher = broker.client();
+    let mut faulty = Role::start("faulty", &broker.socket);
+    let member: u64 = faulty.says().parse().unwrap();
+    assert!(watcher.open("owned").0.is_ok());
+    faulty.nudge();
+    faulty.says();
+    assert_eq!(row(&mut watcher, member).map(|row| (row.state, row.leases)), Some((MemberState::LostContext, 1)));
+    assert!(matches!(watcher.open("owned").0, Err(Refusal::NotFound { .. })), "what it released is withdrawn");
+    faulty.nudge();
+    faulty.says();
+    assert_eq!(row(&mut watcher, member).map(|row| row.leases), Some(1), "its good-bye is no proof");
+    faulty.kill();
+    eventually("its death is proved", || watcher.state_of(member).is_none());
+}

@@ -1,0 +1,115 @@
+//! Members, as they are encoded: what is known of their lives, and what is done with those who are to go.
+
+use serde::{Deserialize, Serialize};
+
+/// What is known of a member's life. Where more than one of these is true, the one that stands further below is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum MemberState {
+    /// Connected.
+    Alive,
+    /// Its CUDA context is broken: it can do nothing on a GPU any more, and keeps what it holds until its process ends.
+    LostContext,
+    /// Its connection ended without proof of its death; it may come back and gets nothing new meanwhile.
+    Suspect,
+    /// It was evicted: it gets nothing any more, and keeps what it holds until its process ends.
+    Evicted,
+    /// It has exited, but a child that it forked still holds its connection, and so perhaps its memory.
+    HeldByChild,
+    /// It is gone, without proof that its work on the memory is over: see [`Doubt`]. What it held is in quarantine.
+    Unproven,
+    /// It is proved dead, and its memory is being given back.
+    Dead,
+}
+
+/// Why the end of a member will not prove, or has not proved, that its work on the memory is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Doubt {
+    /// It is a client of MPS: the server may go on with its work on the GPU when its process has ended.
+    Mps,
+    /// There is no pidfd of it, so that nobody can say when its process ends: only that its connection has.
+    NoPidfd,
+}
+
+/// A member in a listing.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemberInfo {
+    /// Its number.
+    pub member: u64,
+    /// Its pid as the broker sees it, or as it says itself if it is in another PID namespace.
+    pub pid: u32,
+    /// Its user.
+    pub uid: u32,
+    /// Its command line.
+    pub command: String,
+    /// Its state.
+    pub state: MemberState,
+    /// Why its death will not be proof, if so.
+    pub doubt: Option<Doubt>,
+    /// Leases it holds.
+    pub leases: u32,
+    /// Bytes of the versions that it holds leases on, each counted once; of a dead one, bytes that are being given back.
+    pub bytes: u64,
+    /// When it joined, in milliseconds since 1970.
+    pub since: u64,
+    /// Whether it runs on the simulated CUDA driver.
+    pub simulated: bool,
+}
+
+/// Which member is meant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Whom {
+    /// All members with this pid: a process has one for each of its connections.
+    Pid(u32),
+    /// The one with this number.
+    Member(u64),
+}
+
+/// A member that was evicted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Evicted {
+    /// Its number.
+    pub member: u64,
+    /// Its pid, as in [`MemberInfo`].
+    pub pid: u32,
+    /// Its command line.
+    pub command: String,
+    /// Leases that stay in quarantine until its death is proved.
+    pub leases: u32,
+    /// Bytes of what these are on.
+    pub bytes: u64,
+    /// What came of the signal.
+    pub kill: Kill,
+}
+
+/// What came of killing a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Kill {
+    /// It was not wanted.
+    NotAsked,
+    /// SIGKILL was sent.
+    Sent,
+    /// It has exited already.
+    Exited,
+    /// There is no pidfd of it, and a pid alone may be another process by now.
+    NoPidfd,
+    /// The kernel refused, with this errno.
+    Refused(i32),
+}
+
+/// A dead member whose holdings were given back without a proof that its work on them is over.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Freed {
+    /// Its number.
+    pub member: u64,
+    /// Its pid, as in [`MemberInfo`].
+    pub pid: u32,
+    /// Its command line.
+    pub command: String,
+    /// Leases that it held.
+    pub leases: u32,
+    /// Bytes of what these were on. Others may hold them too.
+    pub bytes: u64,
+}
