@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a harness fails by panicking, as tests do")]
 
+pub mod mps;
 mod place;
 mod process;
 mod sandbox;

@@ -4,6 +4,8 @@ use std::fmt;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
+use partywall_harness::mps;
+
 use super::world::tell;
 use crate::gpu::{Found, GpuFacts};
 use crate::runner::PROBE;
@@ -32,10 +34,7 @@ impl Needs {
             }
             Self::RealGpu(why) if found.simulated => Some(format!("needs {self}: {why}")),
             Self::Mps if found.simulated => Some(format!("needs {self}: a simulated one has no MPS")),
-            Self::Mps => {
-                let missing = MPS_PROGRAMS.into_iter().find(|program| !is_in_path(program))?;
-                Some(format!("needs {self}: there is no {missing}"))
-            }
+            Self::Mps => mps::missing().map(|program| format!("needs {self}: there is no {program}")),
             Self::Namespaces if own_namespaces().is_none() => {
                 Some(format!("needs {self}, this machine does not let us"))
             }
@@ -59,15 +58,6 @@ impl fmt::Display for Needs {
 }
 
 pub(crate) const FREE_MEMORY: Needs = Needs::RealGpu("each process on a simulated one has its own free memory");
-
-/// The front of MPS, which starts the servers.
-pub(crate) const MPS_CONTROL: &str = "nvidia-cuda-mps-control";
-const MPS_PROGRAMS: [&str; 2] = [MPS_CONTROL, "nvidia-cuda-mps-server"];
-
-fn is_in_path(program: &str) -> bool {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path).any(|directory| directory.join(program).is_file())
-}
 
 /// Runs what is added to it in PID, IPC and mount namespaces of its own: as the root that we are, else as that of a user
 /// namespace.

@@ -1,20 +1,18 @@
 //! The clients of one MPS server, which share its context on the GPU and its fate.
 
-use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use partywall::cuda::CuResult;
-use rustix::process::{WaitOptions, getpid, set_child_subreaper, wait};
+use partywall_harness::mps;
 
 use super::legacy::{Legacy, open};
 use super::memory::read;
-use super::neighbours::{self, At, MPS_PIPES, Victim, ourselves};
+use super::neighbours::{self, At, Victim, ourselves};
 use super::{BYTES, LIMIT, OK};
-use crate::tests::needs::MPS_CONTROL;
 use crate::tests::stage::{Check, Line, Peer};
-use crate::tests::world::{ensure, say, tell};
+use crate::tests::world::say;
 
 /// An MPS control daemon of a test's own. Dropping it ends the daemon with its servers; their clients must have ended.
 pub(crate) struct Mps {
@@ -29,7 +27,7 @@ impl Mps {
         let mut mps = Self { keeper: None, directory };
         let mut command = mps.client();
         // In a group of its own, so that it outlives a fact that is killed, and ends the daemon then.
-        command.env(LOGS, mps.directory.join("log")).process_group(0);
+        command.env(mps::LOGS, mps.directory.join("log")).process_group(0);
         mps.keeper.insert(Peer::start_with("keeper", command)?).expect("started")?;
         // The first client brings a server up, and says that it is one.
         let mut first = neighbours::start(mps.client())?;
@@ -40,7 +38,7 @@ impl Mps {
 
     /// The variable that makes a process a client, and its value.
     pub(crate) fn environment(&self) -> (&'static str, &Path) {
-        (MPS_PIPES, &self.directory)
+        (mps::PIPES, &self.directory)
     }
 
     /// Starts this program as a client.
@@ -63,35 +61,10 @@ impl Drop for Mps {
 /// Runs the daemon until the other end of the line is closed, waits until it and its servers are gone, and tells what
 /// they wrote.
 pub(super) fn keeper(_: &Check, line: &Line) -> Result<(), String> {
-    // They leave those who started them, and become children of this process then.
-    set_child_subreaper(Some(getpid())).map_err(tell)?;
     let directory = |variable| std::env::var_os(variable).map(PathBuf::from).ok_or(format!("there is no {variable}"));
-    let (pipes, logs) = (directory(MPS_PIPES)?, directory(LOGS)?);
-    std::fs::create_dir_all(&logs).map_err(tell)?;
-    let kept = keep(line);
-    for log in ["control.log", "server.log"] {
-        say(&std::fs::read_to_string(logs.join(log)).unwrap_or_default());
-    }
-    std::fs::remove_dir_all(pipes).map_err(tell)?;
-    kept
-}
-
-fn keep(line: &Line) -> Result<(), String> {
-    control(&["-d"], "")?;
-    let told = line.tell("started").and_then(|()| line.speaks_within(LIMIT));
-    // Clients that are there in spite of all get this many seconds.
-    control(&[], "quit -t 10\n")?;
-    while wait(WaitOptions::empty()).is_ok() {}
-    told.map(drop)
-}
-
-fn control(arguments: &[&str], input: &str) -> Result<(), String> {
-    let mut command = Command::new(MPS_CONTROL);
-    command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
-    let mut child = command.spawn().map_err(tell)?;
-    let written = child.stdin.take().ok_or("no input")?.write_all(input.as_bytes());
-    let status = child.wait().map_err(tell)?;
-    ensure(status.success() && written.is_ok(), || format!("{MPS_CONTROL} {arguments:?} {input:?}: {status}"))
+    let until = || line.tell("started").and_then(|()| line.speaks_within(LIMIT)).map(drop);
+    say(&mps::keep(&directory(mps::PIPES)?, &directory(mps::LOGS)?, until)?);
+    Ok(())
 }
 
 /// Kills a client in an endless kernel; what two others get.
@@ -150,5 +123,3 @@ pub(super) fn under_mps_memory_is_shared_with_other_processes(_: &Check) -> Resu
     read(mps.client(), "0", other.hear()?.descriptor()?)?;
     other.finish()
 }
-
-const LOGS: &str = "CUDA_MPS_LOG_DIRECTORY";

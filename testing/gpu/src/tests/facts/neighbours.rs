@@ -6,6 +6,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use partywall::cuda::CuResult;
+use partywall_harness::mps;
 
 use super::{BYTES, OK, outlived, wait_for};
 use crate::raw::{GEQ, Handle, INTERPROCESS, IpcHandle, NO_TIMING, READ_WRITE, Words};
@@ -108,7 +109,7 @@ pub(super) fn last_answer(neighbour: &mut Peer) -> Result<CuResult, String> {
 pub(super) fn neighbour(check: &Check, line: &Line) -> Result<(), String> {
     check.start()?;
     let is_client = check.attribute(MPS_ENABLED)? != 0;
-    check.same("a client of an MPS server", is_client, std::env::var_os(MPS_PIPES).is_some());
+    check.same("a client of an MPS server", is_client, std::env::var_os(mps::PIPES).is_some());
     let (stream, address) = (check.stream()?, check.alloc(BYTES)?);
     let fill = check.function(check.module(PTX)?, c"pw_fill")?;
     let work = || {
@@ -235,7 +236,5 @@ fn polling_kernel(check: &Check) -> Result<Handle, String> {
     check.function(check.module(POLLING)?, c"take_turns")
 }
 
-/// Where a client finds its server.
-pub(super) const MPS_PIPES: &str = "CUDA_MPS_PIPE_DIRECTORY";
 /// `CU_DEVICE_ATTRIBUTE_MPS_ENABLED`
 const MPS_ENABLED: u32 = 133;

@@ -1,0 +1,65 @@
+//! An MPS control daemon for a while, in directories of its own.
+
+use std::{
+    fs,
+    io::Write,
+    path::Path,
+    process::{Command, Stdio},
+};
+
+use rustix::process::{WaitOptions, getpid, set_child_subreaper, wait};
+
+/// The variable that says where the clients of a daemon find it.
+pub const PIPES: &str = "CUDA_MPS_PIPE_DIRECTORY";
+
+/// The variable that says where a daemon and its servers write.
+pub const LOGS: &str = "CUDA_MPS_LOG_DIRECTORY";
+
+/// The front of MPS, which starts the servers.
+const CONTROL: &str = "nvidia-cuda-mps-control";
+const PROGRAMS: [&str; 2] = [CONTROL, "nvidia-cuda-mps-server"];
+
+/// Which program of MPS this machine lacks, if it lacks one.
+pub fn missing() -> Option<&'static str> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    PROGRAMS.into_iter().find(|program| !std::env::split_paths(&path).any(|folder| folder.join(program).is_file()))
+}
+
+/// Runs a daemon for as long as `until`, and returns what it wrote when it and its servers are gone. To be called in a
+/// process of its own that has no other children, because it waits for all.
+///
+/// # Errors
+/// The daemon does not start, `until` fails, or the directories cannot be made or removed.
+pub fn keep(pipes: &Path, logs: &Path, until: impl FnOnce() -> Result<(), String>) -> Result<String, String> {
+    let failed = |error: std::io::Error| format!("the directories of an MPS daemon: {error}");
+    // They leave those who started them, and become children of this process then.
+    set_child_subreaper(Some(getpid())).map_err(|errno| errno.to_string())?;
+    fs::create_dir_all(pipes).map_err(failed)?;
+    fs::create_dir_all(logs).map_err(failed)?;
+    let kept = control(pipes, logs, &["-d"], "").and_then(|()| {
+        let told = until();
+        // Clients that are there in spite of all get this many seconds.
+        control(pipes, logs, &[], "quit -t 10\n")?;
+        while wait(WaitOptions::empty()).is_ok() {}
+        told
+    });
+    let written = ["control.log", "server.log"].map(|log| fs::read_to_string(logs.join(log)).unwrap_or_default());
+    fs::remove_dir_all(logs).and_then(|()| fs::remove_dir_all(pipes)).map_err(failed)?;
+    kept.map(|()| written.concat()).map_err(|error| format!("{error}\n{}", written.concat()))
+}
+
+fn control(pipes: &Path, logs: &Path, arguments: &[&str], input: &str) -> Result<(), String> {
+    let mut command = Command::new(CONTROL);
+    command.args(arguments).env(PIPES, pipes).env(LOGS, logs);
+    command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+    let told = command.spawn().and_then(|mut child| {
+        let written = child.stdin.take().map_or(Ok(()), |mut pipe| pipe.write_all(input.as_bytes()));
+        let status = child.wait()?;
+        written.map(|()| status)
+    });
+    match told {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(format!("{CONTROL} {arguments:?} {input:?}: {status}")),
+        Err(error) => Err(format!("{CONTROL} {arguments:?} {input:?}: {error}")),
+    }
+}
