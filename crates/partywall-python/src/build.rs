@@ -1,6 +1,9 @@
 //! A version that is being written, and the right to write one that others wait for.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use partywall::{Builder, DType};
 use pyo3::prelude::*;
@@ -21,6 +24,8 @@ pub(crate) type Planned = (String, String, Vec<u64>);
 pub(crate) struct Build {
     owner: Mutex<Option<Arc<Owner>>>,
     tensors: Vec<(String, DType, Vec<u64>)>,
+    /// Where they are among those.
+    places: HashMap<String, usize>,
     #[pyo3(get)]
     name: String,
     #[pyo3(get)]
@@ -51,19 +56,35 @@ impl Build {
                 builder = builder.metadata(key, value);
             }
             let build = builder.allocate()?;
-            let context = tensors.iter().find_map(|(name, ..)| build.device(name).ok());
-            let context = context.map(|range| range.gpu().context().clone());
+            let context = build.gpu().map(|gpu| gpu.context().clone());
             let nbytes = build.bytes();
             partywall::Result::Ok((nbytes, Owner::new(State::Building(Box::new(build)), context)))
         };
         let (nbytes, owner) = py.detach(allocate).or_raise(py)?;
         let (name, place) = (name.to_owned(), place.to_string());
-        Ok(Self { owner: Mutex::new(Some(owner)), tensors, name, place, nbytes })
+        let places = tensors.iter().enumerate().map(|(at, (name, ..))| (name.clone(), at)).collect();
+        Ok(Self { owner: Mutex::new(Some(owner)), tensors, places, name, place, nbytes })
     }
 
     fn owner(&self, py: Python<'_>) -> PyResult<Arc<Owner>> {
         let owner = self.owner.lock().unwrap_or_else(PoisonError::into_inner).clone();
         owner.ok_or_else(|| closed(py, "build"))
+    }
+
+    /// Looks at what is being built.
+    fn look<T: Send>(
+        &self,
+        py: Python<'_>,
+        look: impl FnOnce(&Arc<Owner>, &mut partywall::Build) -> partywall::Result<T> + Send,
+    ) -> PyResult<T> {
+        let owner = self.owner(py)?;
+        let looked = py.detach(|| {
+            owner.with_state(|state| match state {
+                State::Building(build) => look(&owner, build).map(Some),
+                State::Committed(_) | State::Closed => Ok(None),
+            })
+        });
+        looked.or_raise(py)?.ok_or_else(|| closed(py, "build"))
     }
 }
 
@@ -74,19 +95,20 @@ impl Build {
         self.tensors.iter().map(|(name, ..)| name.clone()).collect()
     }
 
+    /// All its tensors, in that order, to be written.
+    fn tensors(&self, py: Python<'_>) -> PyResult<Vec<Tensor>> {
+        self.look(py, |owner, build| {
+            let all = self.tensors.iter();
+            all.map(|(name, dtype, shape)| Tensor::of_build(owner, build, name, *dtype, shape)).collect()
+        })
+    }
+
     /// The tensor of this name, to be written.
     fn tensor(&self, py: Python<'_>, name: &str) -> PyResult<Tensor> {
-        let owner = self.owner(py)?;
-        let found = self.tensors.iter().find(|(known, ..)| known == name);
-        let look = |state: &mut State| match state {
-            // Without such a tensor the build says so itself.
-            State::Building(build) => {
-                let (dtype, shape) = found.map_or((DType::U8, &[][..]), |(_, dtype, shape)| (*dtype, &shape[..]));
-                Tensor::of_build(&owner, build, name, dtype, shape).map(Some)
-            }
-            State::Committed(_) | State::Closed => Ok(None),
-        };
-        py.detach(|| owner.with_state(look)).or_raise(py)?.ok_or_else(|| closed(py, "build"))
+        // Without such a tensor the build says so itself.
+        let found = self.places.get(name).map(|at| &self.tensors[*at]);
+        let (dtype, shape) = found.map_or((DType::U8, &[][..]), |(_, dtype, shape)| (*dtype, &shape[..]));
+        self.look(py, |owner, build| Tensor::of_build(owner, build, name, dtype, shape))
     }
 
     /// Makes it the next version of its name. Waits for all that this process does on its GPU.

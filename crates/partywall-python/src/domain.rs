@@ -1,6 +1,7 @@
 //! A connection to a domain.
 
 use std::{
+    ffi::OsString,
     path::PathBuf,
     sync::{
         Mutex, PoisonError,
@@ -27,7 +28,7 @@ use crate::{
 pub(crate) struct Domain {
     inner: Mutex<Option<partywall::Domain>>,
     #[pyo3(get)]
-    socket: PathBuf,
+    socket: OsString,
 }
 
 /// A segment that is there, or the right to build it.
@@ -62,7 +63,7 @@ impl Domain {
         let options = options(domain, socket).start(start);
         let options = program.into_iter().fold(options, partywall::DomainOptions::program);
         let inner = py.detach(|| options.connect()).or_raise(py)?;
-        let socket = inner.socket().to_owned();
+        let socket = inner.socket().as_os_str().to_owned();
         Ok(Self { inner: Mutex::new(Some(inner)), socket })
     }
 
@@ -94,8 +95,9 @@ impl Domain {
         })
     }
 
-    /// Opens a version of a name.
-    #[pyo3(signature = (name, version, timeout, *, write, device, allow_peer))]
+    /// Opens a version of a name. All arguments by position: looking them up by name takes longer than the rest of the way
+    /// into Rust.
+    #[pyo3(signature = (name, version, timeout, write, device, allow_peer))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
     fn open(
         &self,

@@ -51,8 +51,7 @@ impl Owner {
 
     /// Of a segment.
     pub(crate) fn of(segment: Segment) -> Arc<Self> {
-        let context = segment.tensors().iter().find_map(|tensor| tensor.device().ok());
-        let context = context.map(|range| range.gpu().context().clone());
+        let context = segment.gpu().map(|gpu| gpu.context().clone());
         Self::new(State::Committed(segment), context)
     }
 

@@ -5,6 +5,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
+use partywall::Place;
 use pyo3::prelude::*;
 
 use crate::{
@@ -21,8 +22,7 @@ pub(crate) struct Segment {
     name: String,
     #[pyo3(get)]
     version: u64,
-    #[pyo3(get)]
-    place: String,
+    place: Place,
     #[pyo3(get)]
     kind: &'static str,
     #[pyo3(get)]
@@ -50,13 +50,14 @@ impl Segment {
             owner: Mutex::new(None),
             name: segment.name().to_owned(),
             version: segment.version(),
-            place: segment.place().to_string(),
+            place: segment.place(),
             kind: segment.kind(),
             nbytes: segment.bytes(),
             mutable: segment.is_mutable(),
             kept: segment.is_kept(),
         }
     }
+
     fn owner(&self, py: Python<'_>) -> PyResult<Arc<Owner>> {
         let owner = self.owner.lock().unwrap_or_else(PoisonError::into_inner).clone();
         owner.ok_or_else(|| closed(py, "segment"))
@@ -65,6 +66,12 @@ impl Segment {
 
 #[pymethods]
 impl Segment {
+    /// `host`, or the UUID of the GPU that has it.
+    #[getter]
+    fn place(&self) -> String {
+        self.place.to_string()
+    }
+
     /// Its metadata.
     #[getter]
     fn metadata(&self, py: Python<'_>) -> PyResult<BTreeMap<String, String>> {

@@ -44,12 +44,12 @@ pub(crate) struct Tensor {
 impl Tensor {
     /// Of a segment; `owner` is its owner, whose lock the caller holds.
     pub(crate) fn of_segment(owner: &Arc<Owner>, tensor: &partywall::Tensor<'_>) -> partywall::Result<Self> {
-        let (address, device) = match (tensor.as_ptr(), tensor.bytes()) {
-            (Ok(pointer), _) => (pointer as usize, HOST),
-            (Err(_), 0) => (0, owner.device()),
-            (Err(_), _) => tensor.device().map(|range| (range.device_ptr() as usize, owner.device()))?,
+        let (name, dtype, bytes, device) = (tensor.name().to_owned(), tensor.dtype(), tensor.bytes(), owner.device());
+        let address = match (bytes, device == HOST) {
+            (0, _) => 0,
+            (_, true) => tensor.as_ptr()? as usize,
+            (_, false) => tensor.device()?.device_ptr() as usize,
         };
-        let (name, dtype, bytes) = (tensor.name().to_owned(), tensor.dtype(), tensor.bytes());
         let (shape, strides) = (signed(&tensor.shape()), signed(&tensor.strides()));
         Ok(Self { owner: owner.clone(), name, dtype, shape, strides, address, bytes, device })
     }

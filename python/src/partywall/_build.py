@@ -5,14 +5,14 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from partywall import _arrays, _native
-from partywall._exchange import Single
+from partywall._exchange import Tensors
 from partywall._segment import Segment
 
 if TYPE_CHECKING:
     from partywall._domain import Domain
 
 
-class Build(Single, Mapping[str, _native.Tensor]):
+class Build(Tensors):
     """Memory that is being written and that nobody else sees: its tensors by their names, writable where they lie.
 
     Until `commit` others do not know of it; closing it frees it.
@@ -46,11 +46,8 @@ class Build(Single, Mapping[str, _native.Tensor]):
     def __len__(self) -> int:
         return len(self._native.names())
 
-    __eq__ = object.__eq__
-    __hash__ = object.__hash__
-
     def _tensors(self) -> list[_native.Tensor]:
-        return [self[name] for name in self]
+        return self._native.tensors()
 
     def write(self, tensor: Any, stream: Any = None) -> None:
         """As `Tensor.write` of its only tensor."""
@@ -81,7 +78,7 @@ class Build(Single, Mapping[str, _native.Tensor]):
         self.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_native") and not self.closed:
+        if hasattr(self, "_native") and not self._native.closed:
             warnings.warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=2)
 
     def __reduce__(self) -> tuple[Any, ...]:

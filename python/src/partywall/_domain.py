@@ -51,7 +51,7 @@ class Domain:
     @property
     def socket(self) -> str:
         """The broker's socket."""
-        return str(self._native.socket)
+        return self._native.socket
 
     def create(
         self,
@@ -125,7 +125,7 @@ class Domain:
         `write` a mutable version is opened for writing. `device` is the GPU that is to use the memory, by default the one
         that has it; with `allow_peer` these may be two.
         """
-        native = self._native.open(name, version, timeout, write=write, device=device, allow_peer=allow_peer)
+        native = self._native.open(name, version, timeout, write, device, allow_peer)
         return Segment(self, native)
 
     def open_or_build(

@@ -1,15 +1,28 @@
 """What builds and segments have in common: of one tensor, they are as good as it."""
 
+from collections.abc import ItemsView, Iterator, Mapping, ValuesView
 from typing import Any
 
 from partywall import _native
 
 
-class Single:
-    """Passes on what is asked of its only tensor."""
+class Tensors(Mapping[str, _native.Tensor]):
+    """Tensors by their names, in the order in which they were added. Of a single one, it is as good as that."""
 
     def _tensors(self) -> list[_native.Tensor]:
         raise NotImplementedError
+
+    def items(self) -> ItemsView[str, _native.Tensor]:
+        """Names and tensors."""
+        return _Items(self)
+
+    def values(self) -> ValuesView[_native.Tensor]:
+        """The tensors."""
+        return _Values(self)
+
+    # As objects that are open or closed, not as dictionaries.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
 
     @property
     def tensor(self) -> _native.Tensor:
@@ -51,3 +64,21 @@ class Single:
         if len(tensors) == 1:
             what = f"{tensors[0].dtype}{list(tensors[0].shape)}"
         return f"{what}, {native.nbytes} bytes on {native.place}"
+
+
+class _Items(ItemsView[str, _native.Tensor]):
+    """Asked for all at once: one by one is slow in a model of thousands."""
+
+    _mapping: Tensors
+
+    def __iter__(self) -> Iterator[tuple[str, _native.Tensor]]:
+        return ((tensor.name, tensor) for tensor in self._mapping._tensors())
+
+
+class _Values(ValuesView[_native.Tensor]):
+    """Likewise."""
+
+    _mapping: Tensors
+
+    def __iter__(self) -> Iterator[_native.Tensor]:
+        return iter(self._mapping._tensors())

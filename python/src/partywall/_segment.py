@@ -1,17 +1,17 @@
 """An open version of a name."""
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from partywall import _native
-from partywall._exchange import Single
+from partywall._exchange import Tensors
 
 if TYPE_CHECKING:
     from partywall._domain import Domain
 
 
-class Segment(Single, Mapping[str, _native.Tensor]):
+class Segment(Tensors):
     """An open version of a name: its tensors by their names, where they lie, and a lease on it.
 
     A segment of one tensor can be given to `from_dlpack`, `memoryview` and the like itself. The committer of a name that
@@ -71,10 +71,6 @@ class Segment(Single, Mapping[str, _native.Tensor]):
     def __len__(self) -> int:
         return len(self._native.names())
 
-    # As objects that are open or closed, not as dictionaries.
-    __eq__ = object.__eq__
-    __hash__ = object.__hash__
-
     def _tensors(self) -> list[_native.Tensor]:
         return self._native.tensors()
 
@@ -97,7 +93,7 @@ class Segment(Single, Mapping[str, _native.Tensor]):
         self.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_native") and not self.closed:
+        if hasattr(self, "_native") and not self._native.closed:
             warnings.warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=2)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -52,6 +52,18 @@ def test_a_segment_is_a_mapping(domain):
         assert put != model and put == put
 
 
+def test_a_build_is_a_mapping(domain):
+    planned = {"b": ((2, 3), "float32"), "a": (0, "uint8")}
+    with domain.create_many("model", planned, "host") as build:
+        assert list(build) == list(planned) == [tensor.name for tensor in build.values()]
+        assert {name: (tensor.shape, tensor.dtype) for name, tensor in build.items()} == {**planned, "a": ((0,), "uint8")}
+        with pytest.raises(KeyError, match="nothing"):
+            build["nothing"]
+        build.commit().close()
+        with pytest.raises(pw.Closed):
+            list(build.items())
+
+
 def test_versions_follow_each_other_and_stay_for_who_has_them(domain):
     with domain.put("x", np.zeros(2)), domain.open("x") as first, domain.put("x", np.ones(2)), domain.open("x") as second:
         assert (first.version, second.version) == (1, 2)

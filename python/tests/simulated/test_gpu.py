@@ -47,6 +47,13 @@ def test_a_tensor_on_the_gpu_is_copied_there_and_to_the_host(domain):
         assert y.tobytes() == values.tobytes()
 
 
+def test_a_tensor_without_bytes_is_on_its_gpu_too(domain):
+    with domain.create("x", (0, 3), "float32") as build:
+        assert build.tensor.__dlpack_device__() == (2, 0)
+        with build.commit() as committed, domain.open("x") as opened:
+            assert committed.tensor.device == opened.tensor.device == "cuda:0"
+
+
 class Protocol:
     """A stream of whatever library."""
 

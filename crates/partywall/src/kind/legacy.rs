@@ -161,6 +161,10 @@ impl Memory for LegacyChunks {
         self.range(chunk, offset, bytes)
     }
 
+    fn gpu(&self) -> Option<&Gpu> {
+        Some(&self.gpu)
+    }
+
     fn read(&self, chunk: usize, offset: u64, out: &mut [u8]) -> Result<()> {
         self.range(chunk, offset, out.len() as u64)?.copy_to_host(self.gpu.stream(), out)
     }

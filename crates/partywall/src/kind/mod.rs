@@ -85,6 +85,11 @@ pub(crate) trait Draft: Send + Sync {
     /// Part of a chunk on its GPU, if it is there.
     fn device(&self, chunk: usize, offset: u64, bytes: u64) -> Result<DeviceRange<'_>>;
 
+    /// The GPU that has it, if one has.
+    fn gpu(&self) -> Option<&Gpu> {
+        None
+    }
+
     /// Something that copies host bytes into the chunks, also from several threads at once.
     fn uploads(&mut self) -> Box<dyn Uploads + '_>;
 
@@ -138,6 +143,11 @@ pub(crate) trait Memory: Send + Sync {
 
     /// Part of a chunk on its GPU.
     fn device(&self, chunk: usize, offset: u64, bytes: u64) -> Result<DeviceRange<'_>>;
+
+    /// The GPU that this process uses it on, if it is for one.
+    fn gpu(&self) -> Option<&Gpu> {
+        None
+    }
 
     /// Copies out; returns when the bytes are there.
     fn read(&self, chunk: usize, offset: u64, out: &mut [u8]) -> Result<()>;

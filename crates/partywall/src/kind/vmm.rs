@@ -226,6 +226,10 @@ impl Draft for VmmChunks {
         self.range(chunk, offset, bytes)
     }
 
+    fn gpu(&self) -> Option<&Gpu> {
+        Some(&self.gpu)
+    }
+
     fn uploads(&mut self) -> Box<dyn Uploads + '_> {
         Box::new(VmmUploads(self))
     }
@@ -300,6 +304,10 @@ impl Memory for VmmChunks {
 
     fn device(&self, chunk: usize, offset: u64, bytes: u64) -> Result<DeviceRange<'_>> {
         self.range(chunk, offset, bytes)
+    }
+
+    fn gpu(&self) -> Option<&Gpu> {
+        Some(&self.gpu)
     }
 
     fn read(&self, chunk: usize, offset: u64, out: &mut [u8]) -> Result<()> {

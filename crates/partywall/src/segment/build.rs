@@ -18,7 +18,7 @@ use crate::{
     domain::{Domain, check_name, unexpected},
     error::{Error, Held, Result},
     files::{self, Piece, SinkError},
-    gpu::DeviceRange,
+    gpu::{DeviceRange, Gpu},
     info::TableBytes,
     kind::{self, Copy, Draft, Kind, Upload, Uploads},
     place::Place,
@@ -278,6 +278,11 @@ impl Build {
             return Err(Error::BadRange { tensor: tensor.to_owned(), why });
         }
         self.draft.device(entry.chunk(), entry.offset(), entry.bytes()).map_err(|e| named(e, &self.name))
+    }
+
+    /// The GPU that has the memory; `None` for host memory.
+    pub fn gpu(&self) -> Option<&Gpu> {
+        self.draft.gpu()
     }
 
     /// Copies `bytes` into a tensor, wherever it is. Host-synchronous.

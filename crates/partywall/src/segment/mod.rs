@@ -29,6 +29,7 @@ pub use self::{
 use crate::{
     domain::{Domain, unexpected},
     error::{Error, Result},
+    gpu::Gpu,
     info::{Promises, TableBytes},
     kind::{Kind, Memory},
     place::Place,
@@ -84,6 +85,11 @@ impl Segment {
     /// Where its memory is.
     pub fn place(&self) -> Place {
         self.facts.place
+    }
+
+    /// The GPU that this process uses it on; `None` for host memory.
+    pub fn gpu(&self) -> Option<&Gpu> {
+        self.memory().gpu()
     }
 
     /// What kind of memory it is: `host`, `vmm` or `legacy`.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use partywall::{DType, Error, Place};
+use partywall::{DType, Error, Place, gpu::Gpu};
 use partywall_harness::place;
 
 use super::world::{World, commit, value};
@@ -81,7 +81,11 @@ fn impossible_builds_are_refused_before_anything_is_allocated() {
 fn a_segment_may_be_empty() {
     let world = World::new();
     let domain = world.connect();
-    let segment = domain.create("empty", place()).allocate().unwrap().commit().unwrap();
+    let build = domain.create("empty", place()).allocate().unwrap();
+    let lives_at = |gpu: Option<&Gpu>| gpu.map_or(Place::Host, |gpu| Place::Gpu(gpu.uuid()));
+    assert_eq!(lives_at(build.gpu()), place());
+    let segment = build.commit().unwrap();
+    assert_eq!(lives_at(segment.gpu()), place());
     assert!(segment.is_empty());
     assert_eq!(domain.open("empty", Duration::ZERO).unwrap().bytes(), 0);
 }
