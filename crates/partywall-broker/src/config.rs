@@ -51,11 +51,11 @@ impl Config {
 /// What members may use up. Each limit is refused by its own error and never ends the broker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes of all versions together. 16 TiB by default.
+    /// Bytes of all versions and control memory together. 16 TiB by default.
     pub bytes: u64,
     /// Names. 65,536 by default.
     pub names: u64,
-    /// File descriptors held for versions; by default what the process's limit of open files leaves beside the clients.
+    /// File descriptors held for versions and control memory; by default what the process's limit of open files leaves beside the clients.
     pub fds: Option<u64>,
     /// Members, at most 65,536; by default 4,096, or an eighth of the process's limit of open files where that is less.
     pub clients: Option<u64>,
@@ -65,6 +65,10 @@ pub struct Limits {
     pub waits: u64,
     /// Leases of one member. 65,536 by default.
     pub leases: u64,
+    /// Timelines. 65,536 by default; cells for twice as many are made at most.
+    pub timelines: u64,
+    /// Semaphores. 4,096 by default.
+    pub semaphores: u64,
 }
 
 impl Default for Limits {
@@ -77,6 +81,8 @@ impl Default for Limits {
             message: MAX_MESSAGE,
             waits: 1024,
             leases: 1 << 16,
+            timelines: 1 << 16,
+            semaphores: 4096,
         }
     }
 }
@@ -94,6 +100,8 @@ impl Limits {
             message: self.message.clamp(MIN_MESSAGE, u32::MAX as usize),
             waits: self.waits,
             leases: self.leases,
+            timelines: self.timelines,
+            semaphores: self.semaphores,
         }
     }
 }
@@ -108,6 +116,8 @@ pub(crate) struct Resolved {
     pub(crate) message: usize,
     pub(crate) waits: u64,
     pub(crate) leases: u64,
+    pub(crate) timelines: u64,
+    pub(crate) semaphores: u64,
 }
 
 /// Each has a row of 16 bits.

@@ -115,6 +115,13 @@ pub enum Refusal {
         /// What the request would have brought it to.
         needed: u64,
     },
+    /// The kernel refused the broker something that the request needs.
+    System {
+        /// What.
+        what: String,
+        /// Why.
+        errno: i32,
+    },
     /// The lease, claim or ticket is not this member's, or no longer exists.
     Stale {
         /// `lease`, `claim` or `ticket`.

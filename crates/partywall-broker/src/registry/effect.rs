@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use super::tombstones::Tombstone;
 use super::types::{
-    Bound, ClaimId, CloseId, FdId, Kind, LeaseId, MemberId, Memory, Millis, Name, Place, RequestId, Whom,
+    Bound, CellAt, ClaimId, CloseId, FdId, Kind, LeaseId, MemberId, Memory, Millis, Name, ObjectKind, Place, RequestId,
+    Whom,
 };
 
 /// Something that the rim has to do, in this order.
@@ -18,6 +19,13 @@ pub(crate) enum Effect {
     Close(Vec<FdId>),
     /// Say when everything is closed that was to be closed until now.
     Confirm(CloseId),
+    /// Make a cell the beginning of an incarnation, at the value that `from` stands at.
+    StartCell { at: CellAt, from: Option<CellAt>, incarnation: u32 },
+    /// End an incarnation: whoever waits for what it has not reached is woken. If all that was promised is there, say so
+    /// ([`Event::CellSettled`](super::Event::CellSettled)); else look after the cell ([`Registry::guarded`](super::Registry::guarded)).
+    EndCell { at: CellAt, ending: CellEnding },
+    /// Give back all permits that a member has, and let those who wait have them.
+    ReturnPermits { semaphore: FdId, row: u16 },
     /// End the member's connection: it has left.
     Disconnect(MemberId),
     /// End the member's connection, and go on watching its process: what it holds waits for its end.
@@ -26,6 +34,21 @@ pub(crate) enum Effect {
     Quarantined(MemberId),
     /// End the broker.
     Stop,
+}
+
+/// Why a timeline's incarnation ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum CellEnding {
+    /// Its writer is proved dead.
+    OwnerDied,
+    /// Its writer has lost its CUDA context.
+    OwnerFaulted,
+    /// Its writer has given it up, or left.
+    Closed,
+    /// Somebody ended all waits, or the last who had it open is gone.
+    Abandoned,
+    /// Its writer was evicted.
+    Evicted,
 }
 
 /// What came of a request.
@@ -73,6 +96,16 @@ pub(crate) enum Verdict {
         members: Vec<Parted>,
         more: bool,
     },
+    Timeline(OpenedTimeline),
+    Semaphore {
+        lease: LeaseId,
+        maximum: u32,
+    },
+    Objects {
+        objects: Vec<ObjectRow>,
+        more: bool,
+    },
+    Object(Box<(ObjectRow, Vec<Holder>)>),
     Status(Box<Counts>),
 }
 
@@ -84,6 +117,16 @@ pub(crate) struct Opened {
     pub(crate) version: u64,
     pub(crate) growths: u64,
     pub(crate) memory: Arc<Memory>,
+}
+
+/// A timeline as a lease sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct OpenedTimeline {
+    pub(crate) lease: LeaseId,
+    pub(crate) slab: u32,
+    pub(crate) cell: u32,
+    pub(crate) incarnation: u32,
+    pub(crate) writer: bool,
 }
 
 /// Why a request was refused. Nothing has changed then.
@@ -104,6 +147,9 @@ pub(crate) enum Refused {
     IsUnproven { pid: u32 },
     NotUnproven { pid: u32, state: MemberState },
     Evicted { by: u32, at: Millis },
+    ObjectNotFound { kind: ObjectKind, name: Name, near: Vec<Name> },
+    WriterExists { name: Name, pid: u32 },
+    WrongMaximum { name: Name, maximum: u32, asked: u32 },
 }
 
 /// Why a version does not grow.
@@ -197,6 +243,41 @@ pub(crate) struct MemberRow {
     pub(crate) simulated: bool,
 }
 
+/// A timeline or semaphore in a listing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum ObjectRow {
+    Timeline(TimelineRow),
+    Semaphore(SemaphoreRow),
+}
+
+impl ObjectRow {
+    pub(crate) fn name(&self) -> &Name {
+        match self {
+            Self::Timeline(timeline) => &timeline.name,
+            Self::Semaphore(semaphore) => &semaphore.name,
+        }
+    }
+}
+
+/// A timeline in a listing. What it stands at is in its cell.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct TimelineRow {
+    pub(crate) name: Name,
+    pub(crate) at: Option<CellAt>,
+    pub(crate) incarnation: u32,
+    pub(crate) writer: Option<u32>,
+    pub(crate) leases: u32,
+}
+
+/// A semaphore in a listing. Who has its permits is in its memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct SemaphoreRow {
+    pub(crate) name: Name,
+    pub(crate) memory: FdId,
+    pub(crate) maximum: u32,
+    pub(crate) leases: u32,
+}
+
 /// What is told of a member's life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MemberState {
@@ -227,6 +308,8 @@ pub(crate) struct Counts {
     pub(crate) members: u64,
     pub(crate) names: u64,
     pub(crate) versions: u64,
+    pub(crate) timelines: u64,
+    pub(crate) semaphores: u64,
     pub(crate) leases: u64,
     /// Members that are dead without proof.
     pub(crate) unproven: u64,

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use super::types::{
-    Access, Chunk, ClaimId, CloseId, FdId, Kind, LeaseId, MemberId, Memory, Name, RequestId, Table, Whom, fds,
+    Access, CellAt, Chunk, ClaimId, CloseId, FdId, Kind, LeaseId, Made, MemberId, Memory, Name, ObjectKind, RequestId,
+    Table, Whom, fds,
 };
 
 /// Something that happened at the rim.
@@ -23,6 +24,8 @@ pub(crate) enum Event {
     Expired { member: MemberId },
     /// What was given up before this was asked is closed.
     Closed { id: CloseId },
+    /// All that was promised in a cell that has ended is there: nothing more will be stored in it.
+    CellSettled { at: CellAt },
     /// A member asks for something.
     Request { member: MemberId, request: RequestId, call: Call },
 }
@@ -60,6 +63,12 @@ pub(crate) enum Call {
     ContextLost,
     Evict { whom: Whom, kill: bool },
     FreeUnproven { pid: Option<u32> },
+    OpenTimeline(OpenTimeline),
+    FollowTimeline { lease: LeaseId, slabs: u32 },
+    AbandonTimeline { name: Name },
+    OpenSemaphore(OpenSemaphore),
+    Objects { after: Option<(ObjectKind, Name)> },
+    InspectObject { kind: ObjectKind, name: Name },
     Status,
     Stop { force: bool },
     Leave,
@@ -71,6 +80,8 @@ impl Call {
         match self {
             Self::Commit(commit) => commit.memory.fds(),
             Self::Grow(growth) => growth.fds(),
+            Self::OpenTimeline(open) => open.slab.iter().map(|made| made.fd).collect(),
+            Self::OpenSemaphore(open) => open.memory.iter().map(|made| made.fd).collect(),
             _ => Vec::new(),
         }
     }
@@ -110,4 +121,24 @@ pub(crate) struct Open {
     pub(crate) version: Option<u64>,
     pub(crate) access: Access,
     pub(crate) wait: bool,
+}
+
+/// Which timeline to open.
+#[derive(Debug, Clone)]
+pub(crate) struct OpenTimeline {
+    pub(crate) name: Name,
+    pub(crate) writer: bool,
+    /// How many slabs the member has mapped.
+    pub(crate) slabs: u32,
+    /// A slab for it, where [`Registry::lacks`](super::Registry::lacks) has said that one is needed.
+    pub(crate) slab: Option<Made>,
+}
+
+/// Which semaphore to open.
+#[derive(Debug, Clone)]
+pub(crate) struct OpenSemaphore {
+    pub(crate) name: Name,
+    pub(crate) maximum: u32,
+    /// Memory for it, where [`Registry::lacks`](super::Registry::lacks) has said that it is needed.
+    pub(crate) memory: Option<Made>,
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{
     Call, Granted, Registry,
-    effect::{Effect, Parted, Refused, Verdict},
+    effect::{CellEnding, Effect, Parted, Refused, Verdict},
     near::near_numbers,
     reclaim::Parting,
     report::count,
@@ -22,10 +22,11 @@ impl Registry {
     }
 
     /// The member can do nothing on a GPU any more, and cannot know either what of its work was still done.
-    pub(super) fn context_lost(&mut self, member: MemberId) -> Verdict {
+    pub(super) fn context_lost(&mut self, member: MemberId, out: &mut Vec<Effect>) -> Verdict {
         if let Some(record) = self.members.get_mut(&member) {
             record.lost_context = true;
         }
+        self.end_timelines_of(member, CellEnding::OwnerFaulted, out);
         Verdict::Done
     }
 
@@ -127,7 +128,7 @@ impl Registry {
             member: id,
             pid: record.identity.pid,
             command: Arc::clone(&record.identity.command),
-            leases: count(record.leases.len() as u64),
+            leases: count(record.all_leases()),
             bytes: record.bytes,
         })
     }

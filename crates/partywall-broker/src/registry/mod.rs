@@ -15,6 +15,9 @@
 //! | `growth` | versions that become longer, and those who wait for that |
 //! | `claims` | who builds a name that is not there |
 //! | `waits` | requests that have to wait, and their verdicts |
+//! | `timelines`, `semaphores` | names in control memory: who writes, who has them open |
+//! | `cells` | cells of control memory: who may look at them and write to them |
+//! | `objects` | what timelines and semaphores have in common |
 //! | `reclaim` | what happens to the things of a member that is gone |
 //! | `members` | who is to go: evicted, without its CUDA context, or dead without proof |
 //! | `report` | listings |
@@ -26,27 +29,36 @@ pub(crate) mod event;
 pub(crate) mod tombstones;
 pub(crate) mod types;
 
+mod cells;
 mod claims;
 mod growth;
 mod members;
 mod near;
+mod objects;
 mod reclaim;
 mod report;
 mod segments;
+mod semaphores;
 mod state;
 #[cfg(test)]
 mod tests;
+mod timelines;
 mod waits;
 
 use std::collections::BTreeMap;
 
 pub(crate) use effect::{Effect, Outcome, Refused, Verdict};
 pub(crate) use event::{Call, Event};
+pub(crate) use objects::Lack;
 pub(crate) use types::{Bounds, CloseId, FdId, MemberId, RequestId};
 
+use cells::Cells;
 use effect::Handle;
+use objects::Hold;
 use segments::limit;
+use semaphores::Semaphore;
 use state::{Claim, Entry, GivenUp, Lease, Life, Member, Rows, Totals, Version};
+use timelines::Timeline;
 use tombstones::Tombstones;
 use types::{Bound, ClaimId, LeaseId, Millis, Name, Place};
 
@@ -60,6 +72,11 @@ pub(crate) struct Registry {
     entries: BTreeMap<Name, Entry>,
     leases: BTreeMap<LeaseId, Lease>,
     claims: BTreeMap<ClaimId, Claim>,
+    timelines: BTreeMap<Name, Timeline>,
+    semaphores: BTreeMap<Name, Semaphore>,
+    /// Leases on these two.
+    holds: BTreeMap<LeaseId, Hold>,
+    cells: Cells,
     /// Always what a recount would give.
     totals: Totals,
     /// Versions that may have lost their last reason to exist. Empty between events.
@@ -100,6 +117,10 @@ impl Registry {
             entries: BTreeMap::new(),
             leases: BTreeMap::new(),
             claims: BTreeMap::new(),
+            timelines: BTreeMap::new(),
+            semaphores: BTreeMap::new(),
+            holds: BTreeMap::new(),
+            cells: Cells::default(),
             totals: Totals::default(),
             loose: Vec::new(),
             given_up: GivenUp::default(),
@@ -141,6 +162,7 @@ impl Registry {
             Event::Died { member } => self.bury(member, &mut out),
             Event::Expired { member } => self.expire(member, &mut out),
             Event::Closed { id } => self.closed(id),
+            Event::CellSettled { at } => self.settle_cell(at),
             Event::Request { member, request, call } => self.request(member, request, call, &mut out),
         }
         self.sweep(&mut out);
@@ -173,7 +195,7 @@ impl Registry {
 
     /// Whether there is neither a member nor anything that would be missed.
     pub(crate) fn is_idle(&self) -> bool {
-        self.members.is_empty() && self.entries.is_empty()
+        self.members.is_empty() && self.entries.is_empty() && self.timelines.is_empty() && self.semaphores.is_empty()
     }
 
     fn request(&mut self, member: MemberId, request: RequestId, call: Call, out: &mut Vec<Effect>) {
@@ -181,8 +203,9 @@ impl Registry {
         let repeated = request <= record.last_request;
         record.last_request = record.last_request.max(request);
 
-        // What follows from the call comes after its reply: the caller is the one who waits for an answer.
-        let mut rest = Vec::new();
+        // What follows from the call comes after its reply: the caller is the one who waits for an answer. Only memory
+        // that the reply gives away has to be as it says before.
+        let (mut before, mut rest) = (Vec::new(), Vec::new());
         let settled = match self.check_evicted(member, &call) {
             Ok(()) => repeated.then(|| self.outcome_of_repeated(member, request, &call)).flatten().map(Ok),
             Err(refused) => Some(Err(refused)),
@@ -195,12 +218,13 @@ impl Registry {
                 }
                 settled
             }
-            None => self.call(member, request, call, &mut rest),
+            None => self.call(member, request, call, &mut before, &mut rest),
         };
         let (outcome, fds) = match granted {
             Ok(Granted(verdict, fds)) => (Ok(verdict), fds),
             Err(refused) => (Err(refused), Vec::new()),
         };
+        out.append(&mut before);
         out.push(Effect::Reply { member, request, outcome, fds });
         out.append(&mut rest);
     }
@@ -210,6 +234,7 @@ impl Registry {
         member: MemberId,
         request: RequestId,
         call: Call,
+        before: &mut Vec<Effect>,
         out: &mut Vec<Effect>,
     ) -> Result<Granted, Refused> {
         match call {
@@ -228,10 +253,16 @@ impl Registry {
             Call::Inspect { name, version } => self.inspect(&name, version),
             Call::List { after } => Ok(self.list(after.as_ref()).into()),
             Call::Members { after } => Ok(self.list_members(after).into()),
+            Call::OpenTimeline(open) => self.open_timeline(member, request, open, before, out),
+            Call::FollowTimeline { lease, slabs } => self.follow_timeline(member, lease, slabs),
+            Call::AbandonTimeline { name } => self.abandon_timeline(member, request, &name, out),
+            Call::OpenSemaphore(open) => self.open_semaphore(member, request, open, out),
+            Call::Objects { after } => Ok(self.list_objects(after).into()),
+            Call::InspectObject { kind, name } => self.inspect_object(kind, &name),
             Call::Status => Ok(self.status(member).into()),
             Call::Stop { force } => self.stop(member, force, out),
             Call::UsesGpu { mps } => Ok(self.uses_gpu(member, mps).into()),
-            Call::ContextLost => Ok(self.context_lost(member).into()),
+            Call::ContextLost => Ok(self.context_lost(member, out).into()),
             Call::Evict { whom, kill } => self.evict(member, whom, kill, out),
             Call::FreeUnproven { pid } => self.free_unproven(pid, out),
             Call::Leave => {
@@ -264,12 +295,18 @@ impl Registry {
                 let version = self.version(&lease.name, lease.version)?;
                 (version.owner == Some(growth.lease) && version.grown_by == Some(request)).then(|| Verdict::Done.into())
             }
+            Call::OpenTimeline(open) => self.opened_timeline(self.held_since(member, request)?, open.slabs),
+            Call::OpenSemaphore(_) => self.opened_semaphore(self.held_since(member, request)?),
+            Call::AbandonTimeline { .. } => {
+                (self.members.get(&member)?.abandoned == Some(request)).then(|| Verdict::Done.into())
+            }
             _ => None,
         }
     }
 
     fn stop(&mut self, member: MemberId, force: bool, out: &mut Vec<Effect>) -> Result<Granted, Refused> {
-        let (names, members) = (self.totals.names, self.others(member));
+        let names = self.totals.names + (self.timelines.len() + self.semaphores.len()) as u64;
+        let members = self.others(member);
         if !force && (names > 0 || members > 0) {
             return Err(Refused::InUse { names, members });
         }

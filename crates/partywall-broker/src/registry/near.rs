@@ -5,16 +5,16 @@ use std::{
     ops::Bound::{Excluded, Unbounded},
 };
 
-use super::{state::Entry, types::Name};
+use super::types::Name;
 
-/// At most [`NEAR`] existing names that a person may have meant by `wanted`, the likeliest first.
+/// At most [`NEAR`] names that a person may have meant by `wanted`, the likeliest first; of those that `exists` lets pass.
 ///
 /// Looks only at the neighbours in alphabetical order, so that a miss costs the same among ten names and ten thousand.
 /// A typing error in the first letters of a name is therefore found among few names only.
-pub(super) fn near(entries: &BTreeMap<Name, Entry>, wanted: &Name) -> Vec<Name> {
+pub(super) fn near<T>(entries: &BTreeMap<Name, T>, wanted: &Name, exists: impl Fn(&T) -> bool) -> Vec<Name> {
     let after = entries.range((Excluded(wanted), Unbounded)).take(NEIGHBOURS);
     let before = entries.range(..wanted).rev().take(NEIGHBOURS);
-    let candidates = after.chain(before).filter(|(_, entry)| entry.latest.is_some()).map(|(name, _)| name);
+    let candidates = after.chain(before).filter(|(_, entry)| exists(entry)).map(|(name, _)| name);
     let mut ranked: Vec<_> =
         candidates.filter_map(|name| rank(name.as_str(), wanted.as_str()).map(|rank| (rank, name))).collect();
     ranked.sort();

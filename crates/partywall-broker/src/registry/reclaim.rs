@@ -6,7 +6,7 @@
 
 use super::{
     Registry,
-    effect::{Effect, Refused},
+    effect::{CellEnding, Effect, Refused},
     state::{Dead, Eviction, GivenUp, GivenUpVersion, Life, Member},
     tombstones::Ending,
     types::{CloseId, MemberId},
@@ -35,15 +35,18 @@ type Hook = fn(&mut Registry, MemberId, Parting, &mut Vec<Effect>);
 /// The order matters: the dead must not be granted anything by what follows, so its waits go first; others get its
 /// claims before they see its names go, as they would if it had abandoned them; and what others wait for in control
 /// memory ends when all names are as they will be, so that who is woken finds them so.
-const TELL: [(&str, Hook); 3] = [
+const TELL: [(&str, Hook); 4] = [
     ("waits", Registry::end_waits),
     ("claims", |registry, member, _, out| registry.drop_claims(member, out)),
     ("owned names", Registry::drop_owned_names),
+    ("timelines", Registry::rescue_timelines),
 ];
 
 /// The second part. Names went before leases, because an owned name is found by its owner's lease; memory goes last, when
 /// nothing refers to it.
-const GIVE_BACK: [(&str, Hook); 2] = [
+const GIVE_BACK: [(&str, Hook); 4] = [
+    ("cells", |registry, member, parting, _| registry.settle_cells_of(member, parting == Parting::Died)),
+    ("timelines and semaphores", |registry, member, _, out| registry.drop_holds(member, out)),
     ("leases", |registry, member, _, out| registry.drop_leases(member, out)),
     ("memory", |registry, _, _, out| registry.sweep(out)),
 ];
@@ -68,8 +71,8 @@ impl Registry {
         self.tell(member, Parting::Died, out);
         let Some(record) = self.members.get_mut(&member) else { return };
         match record.doubt() {
-            Some(doubt) if !record.leases.is_empty() => {
-                let (pid, leases, bytes) = (record.identity.pid, record.leases.len(), record.bytes);
+            Some(doubt) if record.all_leases() > 0 || !record.cells.is_empty() => {
+                let (pid, leases, bytes) = (record.identity.pid, record.all_leases(), record.bytes);
                 tracing::warn!(%member, pid, ?doubt, leases, bytes, "is dead, and what it held is in quarantine");
                 record.life = Life::Unproven;
                 out.push(Effect::Quarantined(member));
@@ -148,6 +151,15 @@ impl Registry {
             }
         }
         self.drop_waits(member);
+    }
+
+    fn rescue_timelines(&mut self, member: MemberId, parting: Parting, out: &mut Vec<Effect>) {
+        let ending = match parting {
+            Parting::Left => CellEnding::Closed,
+            Parting::Died => CellEnding::OwnerDied,
+            Parting::Evicted { .. } => CellEnding::Evicted,
+        };
+        self.end_timelines_of(member, ending, out);
     }
 
     fn drop_leases(&mut self, member: MemberId, out: &mut Vec<Effect>) {

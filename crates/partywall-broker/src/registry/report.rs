@@ -53,11 +53,10 @@ impl Registry {
         let from = after.map_or(Unbounded, Excluded);
         let mut existing =
             self.entries.range::<Name, _>((from, Unbounded)).filter(|(_, entry)| !entry.versions.is_empty());
-        let (mut names, mut bytes) = (Vec::new(), 0);
+        let (mut names, mut page) = (Vec::new(), Page::default());
         for (name, entry) in existing.by_ref() {
-            bytes += name.as_str().len() + ROW_BYTES;
             names.push(name_row(name, entry));
-            if bytes > PAGE_BYTES {
+            if page.is_full_with(name.as_str().len()) {
                 break;
             }
         }
@@ -71,12 +70,13 @@ impl Registry {
         let dead = self.closing.values().flat_map(|given_up| given_up.dead.range(from));
         let dead: BTreeMap<_, _> = dead.map(|(id, dead)| (*id, dead_row(*id, dead))).collect();
         let mut all = in_order(living, dead.into_iter()).peekable();
-        let (mut members, mut bytes) = (Vec::new(), 0);
-        while bytes <= PAGE_BYTES
-            && let Some((_, row)) = all.next()
-        {
-            bytes += row.command.len() + ROW_BYTES;
+        let (mut members, mut page) = (Vec::new(), Page::default());
+        for (_, row) in all.by_ref() {
+            let full = page.is_full_with(row.command.len());
             members.push(row);
+            if full {
+                break;
+            }
         }
         Verdict::Members { members, more: all.peek().is_some() }
     }
@@ -107,7 +107,9 @@ impl Registry {
             members: self.others(asker),
             names: self.totals.names,
             versions: self.totals.versions,
-            leases: self.leases.len() as u64,
+            timelines: self.timelines.len() as u64,
+            semaphores: self.semaphores.len() as u64,
+            leases: (self.leases.len() + self.holds.len()) as u64,
             unproven,
             unproven_bytes,
             fds: self.totals.fds,
@@ -140,16 +142,35 @@ impl Registry {
                 }
             }
         }
-        let known = leases.into_iter().filter_map(|(id, leases)| {
-            let member = self.members.get(&id)?;
+        (bytes, self.holders_of(&leases))
+    }
+
+    /// Who holds something, given the leases of each member.
+    pub(super) fn holders_of(&self, leases: &BTreeMap<MemberId, u64>) -> Vec<Holder> {
+        let known = leases.iter().filter_map(|(id, leases)| {
+            let member = self.members.get(id)?;
             Some(Holder {
                 pid: member.identity.pid,
                 command: Arc::clone(&member.identity.command),
-                leases: count(leases),
+                leases: count(*leases),
                 unproven: member.life == Life::Unproven,
             })
         });
-        (bytes, known.take(HOLDERS).collect())
+        known.take(HOLDERS).collect()
+    }
+}
+
+/// How far an answer with many rows has been filled.
+#[derive(Debug, Default)]
+pub(super) struct Page {
+    bytes: usize,
+}
+
+impl Page {
+    /// Counts a row with so many bytes of text; whether it has to be the last one.
+    pub(super) fn is_full_with(&mut self, text: usize) -> bool {
+        self.bytes += text + ROW_BYTES;
+        self.bytes > PAGE_BYTES
     }
 }
 
@@ -162,7 +183,7 @@ fn member_row(id: MemberId, member: &Member) -> MemberRow {
         command: Arc::clone(&identity.command),
         state: member.state(),
         doubt: member.doubt(),
-        leases: count(member.leases.len() as u64),
+        leases: count(member.all_leases()),
         bytes: member.bytes,
         since: member.since,
         simulated: identity.simulated,

@@ -7,7 +7,7 @@ use super::{
     effect::{Effect, Opened, Refused, Verdict},
     event::{Commit, Open},
     near::near,
-    state::{GivenUpVersion, Lease, Version, Want},
+    state::{GivenUpVersion, Lease, Member, Version, Want},
     tombstones::{Ending, Tombstone},
     types::{Access, Bound, LeaseId, MemberId, Name, RequestId},
 };
@@ -140,6 +140,9 @@ impl Registry {
         lease: LeaseId,
         out: &mut Vec<Effect>,
     ) -> Result<Granted, Refused> {
+        if self.holds.contains_key(&lease) {
+            return self.release_hold(member, lease, out);
+        }
         self.leases.get(&lease).filter(|l| l.member == member).ok_or(STALE_LEASE)?;
         self.withdraw_if_owned_by(lease, Ending::Withdrawn, member, out);
         // Without its context a process cannot know what of its work is still being done: its end will tell.
@@ -275,7 +278,7 @@ impl Registry {
 
     pub(super) fn not_found(&self, name: Name, version: Option<u64>) -> Refused {
         self.tombstones.refusal(&name, version).unwrap_or_else(|| {
-            let near = near(&self.entries, &name);
+            let near = near(&self.entries, &name, |entry| entry.latest.is_some());
             Refused::NotFound { name, near }
         })
     }
@@ -288,8 +291,8 @@ impl Registry {
         self.entries.get_mut(name)?.versions.get_mut(&number)
     }
 
-    fn check_leases(&self, member: MemberId) -> Result<(), Refused> {
-        let held = self.members.get(&member).map_or(0, |m| m.leases.len() as u64);
+    pub(super) fn check_leases(&self, member: MemberId) -> Result<(), Refused> {
+        let held = self.members.get(&member).map_or(0, Member::all_leases);
         limit(Bound::Leases, self.bounds.leases, held + 1)
     }
 }

@@ -8,7 +8,7 @@ use std::{
 use super::{
     effect::{Doubt, MemberState},
     event::Identity,
-    types::{Access, ClaimId, Kind, LeaseId, MemberId, Memory, Millis, Name, Place, RequestId, WaitId},
+    types::{Access, CellId, ClaimId, Kind, LeaseId, Made, MemberId, Memory, Millis, Name, Place, RequestId, WaitId},
 };
 
 /// A process that has shaken hands.
@@ -25,7 +25,14 @@ pub(super) struct Member {
     pub(super) eviction: Option<Eviction>,
     /// The highest request number seen: this one or a lower one is a repetition.
     pub(super) last_request: RequestId,
+    /// On versions.
     pub(super) leases: BTreeSet<LeaseId>,
+    /// On timelines and semaphores.
+    pub(super) holds: BTreeSet<LeaseId>,
+    /// Cells that it and its streams may store in.
+    pub(super) cells: BTreeSet<CellId>,
+    /// The last request that abandoned a timeline.
+    pub(super) abandoned: Option<RequestId>,
     pub(super) claims: BTreeSet<ClaimId>,
     pub(super) waits: BTreeMap<RequestId, (WaitId, Name)>,
     /// Bytes of the versions it holds leases on, each counted once.
@@ -44,6 +51,9 @@ impl Member {
             eviction: None,
             last_request: RequestId(0),
             leases: BTreeSet::new(),
+            holds: BTreeSet::new(),
+            cells: BTreeSet::new(),
+            abandoned: None,
             claims: BTreeSet::new(),
             waits: BTreeMap::new(),
             bytes: 0,
@@ -56,6 +66,11 @@ impl Member {
             false => Some(Doubt::NoPidfd),
             true => self.mps.then_some(Doubt::Mps),
         }
+    }
+
+    /// Leases on anything.
+    pub(super) fn all_leases(&self) -> u64 {
+        (self.leases.len() + self.holds.len()) as u64
     }
 
     /// What people are told of it.
@@ -233,7 +248,7 @@ pub(super) enum Want {
     Growth(LeaseId),
 }
 
-/// Sums over all entries, kept up to date because limits are checked against them.
+/// Sums over all entries and control memory, kept up to date because limits are checked against them.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Totals {
     /// Entries with a latest version.
@@ -256,6 +271,19 @@ impl Totals {
         for (place, bytes) in charges(memory).into_iter().filter(|(_, bytes)| *bytes > 0) {
             *self.places.entry(place).or_default() += bytes;
         }
+    }
+
+    pub(super) fn add_control(&mut self, memory: Made) {
+        self.fds += 1;
+        *self.places.entry(Place::Host).or_default() += memory.bytes;
+    }
+
+    pub(super) fn subtract_control(&mut self, memory: Made) {
+        self.fds -= 1;
+        if let Some(held) = self.places.get_mut(&Place::Host) {
+            *held -= memory.bytes;
+        }
+        self.places.retain(|_, bytes| *bytes > 0);
     }
 
     pub(super) fn subtract(&mut self, memory: &Memory) {

@@ -31,6 +31,8 @@ ids! {
     FdId,
     /// A waiting request; the order of these is the order of waiting.
     WaitId,
+    /// A cell of a slab, counted through all slabs.
+    CellId,
 }
 
 /// Which member is meant.
@@ -195,6 +197,27 @@ impl Memory {
     }
 }
 
+/// Control memory that the rim has made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Made {
+    pub(crate) fd: FdId,
+    pub(crate) bytes: u64,
+}
+
+/// Where the rim finds a cell.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct CellAt {
+    pub(crate) slab: FdId,
+    pub(crate) index: u32,
+}
+
+/// What lives in control memory, in the order of listings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum ObjectKind {
+    Timeline,
+    Semaphore,
+}
+
 /// What the registry refuses to exceed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Bounds {
@@ -204,7 +227,7 @@ pub(crate) struct Bounds {
     pub(crate) bytes: u64,
     /// Names.
     pub(crate) names: u64,
-    /// File descriptors of all versions together.
+    /// File descriptors of all versions and of control memory together.
     pub(crate) fds: u64,
     /// Waiting requests of one member.
     pub(crate) waits: u64,
@@ -214,6 +237,16 @@ pub(crate) struct Bounds {
     pub(crate) chunks: u64,
     /// Growths of one version.
     pub(crate) growths: u64,
+    /// Timelines.
+    pub(crate) timelines: u64,
+    /// Slabs.
+    pub(crate) slabs: u64,
+    /// Cells of one slab.
+    pub(crate) cells: u64,
+    /// Cells that rest before the first of them is used again, unless no other is left.
+    pub(crate) rest: u64,
+    /// Semaphores.
+    pub(crate) semaphores: u64,
 }
 
 /// Which bound is reached.
@@ -227,4 +260,6 @@ pub(crate) enum Bound {
     Leases,
     Chunks,
     Growths,
+    Timelines,
+    Semaphores,
 }

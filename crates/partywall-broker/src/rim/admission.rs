@@ -241,7 +241,7 @@ impl Server {
 }
 
 /// This process cannot open another file.
-fn no_fds() -> Refusal {
+pub(super) fn no_fds() -> Refusal {
     let open_files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
     Refusal::Limit { limit: Limit::Fds, allowed: open_files, needed: open_files.saturating_add(1) }
 }

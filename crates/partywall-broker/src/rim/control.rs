@@ -1,23 +1,50 @@
 //! Memory that the broker shares with all members, and what it does there.
+//!
+//! Every member can write every byte of it. What is done here ends whatever the bytes are, and nothing that is read is
+//! believed: it is shown to people, or handed on as a number.
 
-use std::sync::Arc;
+use std::{io, sync::Arc};
 
 use partywall_os::Errno;
-use partywall_shm::members::{self, Members};
+use partywall_shm::{
+    members::{self, Members},
+    timeline::{Cell, Ending, SLAB_BYTES, Slab},
+};
 
-use crate::rim::reclaimer::{Donated, Reclaimer};
+use crate::{
+    registry::{
+        FdId, Lack,
+        effect::CellEnding,
+        types::{CellAt, Made},
+    },
+    rim::{
+        fds::FdStore,
+        ids::IdMap,
+        reclaimer::{Donated, Reclaimer},
+    },
+};
 
 /// Everything that is mapped.
 #[derive(Debug)]
 pub(super) struct Control {
     rows: Members,
     rows_fd: Arc<Donated>,
+    slabs: IdMap<FdId, Slab>,
+}
+
+/// What a timeline stands at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Standing {
+    pub(super) value: u64,
+    pub(super) announced: u64,
+    pub(super) ending: Option<Ending>,
 }
 
 impl Control {
     pub(super) fn create(clients: u64, reclaimer: &Reclaimer) -> Result<Self, Errno> {
         let fd = Members::create(usize::try_from(clients).map_err(|_| Errno::OVERFLOW)?)?;
-        Ok(Self { rows: Members::map(&fd)?, rows_fd: Arc::new(reclaimer.keep(fd)) })
+        let rows = Members::map(&fd)?;
+        Ok(Self { rows, rows_fd: Arc::new(reclaimer.keep(fd)), slabs: IdMap::default() })
     }
 
     /// Gives a row out. Its new member is well until it has had time to say so itself.
@@ -28,5 +55,71 @@ impl Control {
     /// The memory of the members' rows.
     pub(super) fn rows_fd(&self) -> Arc<Donated> {
         Arc::clone(&self.rows_fd)
+    }
+
+    /// Makes and maps what a request needs.
+    pub(super) fn make(&mut self, lack: Lack, store: &mut FdStore, reclaimer: &Reclaimer) -> io::Result<Made> {
+        match lack {
+            Lack::Slab => {
+                let fd = Slab::create()?;
+                let slab = Slab::map(&fd)?;
+                let fd = store.keep(reclaimer.keep(fd));
+                self.slabs.insert(fd, slab);
+                Ok(Made { fd, bytes: SLAB_BYTES as u64 })
+            }
+            Lack::Semaphore(_) => Err(Errno::NOSYS.into()),
+        }
+    }
+
+    /// Unmaps what is closed.
+    pub(super) fn forget(&mut self, fds: &[FdId]) {
+        for fd in fds {
+            self.slabs.remove(fd);
+        }
+    }
+
+    /// Makes a cell the beginning of an incarnation.
+    pub(super) fn start(&self, at: CellAt, from: Option<CellAt>, incarnation: u32) {
+        let from = from.and_then(|from| self.cell(from)).map_or(0, Cell::value);
+        if let Some(cell) = self.cell(at) {
+            cell.start(from, incarnation);
+        }
+    }
+
+    /// Ends an incarnation and wakes who waits for it. Whether all that was promised is there, so that nothing more is
+    /// stored.
+    pub(super) fn end(&self, at: CellAt, ending: Ending) -> bool {
+        let Some(cell) = self.cell(at) else { return true };
+        let ended = cell.end(ending);
+        ended.last >= cell.announced()
+    }
+
+    /// Undoes what has been stored in a cell after its end.
+    pub(super) fn guard(&self, at: CellAt) {
+        if self.cell(at).is_some_and(Cell::guard) {
+            tracing::debug!(slab = %at.slab, cell = at.index, "undid a store to a timeline that has ended");
+        }
+    }
+
+    /// What a cell says.
+    pub(super) fn standing(&self, at: CellAt) -> Option<Standing> {
+        let cell = self.cell(at)?;
+        Some(Standing { value: cell.value(), announced: cell.announced(), ending: cell.ending() })
+    }
+
+    fn cell(&self, at: CellAt) -> Option<&Cell> {
+        self.slabs.get(&at.slab)?.cell(at.index)
+    }
+}
+
+impl From<CellEnding> for Ending {
+    fn from(ending: CellEnding) -> Self {
+        match ending {
+            CellEnding::OwnerDied => Self::OwnerDied,
+            CellEnding::OwnerFaulted => Self::OwnerFaulted,
+            CellEnding::Closed => Self::Closed,
+            CellEnding::Abandoned => Self::Abandoned,
+            CellEnding::Evicted => Self::Evicted,
+        }
     }
 }

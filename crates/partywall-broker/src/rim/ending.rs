@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use partywall_os::socket::{self, Ready};
+use partywall_shm::timeline::Ending;
 use partywall_wire::Refusal;
 
 use crate::{
@@ -50,6 +51,9 @@ impl Server {
     /// Leaves nothing behind.
     pub(super) fn finish(mut self) {
         self.place.file.remove();
+        for cell in self.registry.live_cells() {
+            self.control.end(cell, Ending::BrokerGone);
+        }
         self.turn_away_the_rest();
         let deadline = Instant::now() + PATIENCE;
         for connection in self.connections.values_mut() {

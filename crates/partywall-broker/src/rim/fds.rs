@@ -29,7 +29,7 @@ pub(super) struct FdStore {
 }
 
 impl FdStore {
-    fn keep(&mut self, fd: Donated) -> FdId {
+    pub(super) fn keep(&mut self, fd: Donated) -> FdId {
         self.last += 1;
         let id = FdId(self.last);
         self.held.insert(id, Arc::new(fd));

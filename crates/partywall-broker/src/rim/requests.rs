@@ -1,18 +1,22 @@
 //! A member's requests in, the registry's effects out.
 
-use std::{collections::VecDeque, time::Instant};
+use std::{
+    collections::VecDeque,
+    time::{Duration, Instant},
+};
 
 use partywall_os::{Errno, process};
-use partywall_wire::{self as wire, Answer, Kill, Reply, Request, frame, limits::MAX_MESSAGE};
+use partywall_wire::{self as wire, Answer, Kill, Refusal, Reply, Request, frame, limits::MAX_MESSAGE};
 use rustix::process::Signal;
 
 use crate::{
     Exit,
-    registry::{Effect, Event, FdId, MemberId, RequestId, Verdict},
+    registry::{Call, Effect, Event, FdId, MemberId, RequestId, Verdict},
     rim::{
+        admission::no_fds,
         connection::{Broken, Channel, ConnectionId, Message},
         fds::missing,
-        server::Server,
+        server::{Server, now},
         timers::Timer,
         translate,
     },
@@ -36,6 +40,7 @@ impl Server {
         } else {
             translate::call(request.call, fds, &mut self.store, self.registry.is_simulated())
         };
+        let call = call.and_then(|call| self.provide(member, call));
         match call {
             Ok(call) => self.apply(Event::Request { member, request: RequestId(request.id), call }),
             Err(refusal) => {
@@ -44,6 +49,37 @@ impl Server {
                     self.hang_up(id, &broken.to_string());
                 }
             }
+        }
+    }
+
+    /// Makes the memory that a request needs.
+    fn provide(&mut self, member: MemberId, mut call: Call) -> Result<Call, Refusal> {
+        let Some(lack) = self.registry.lacks(member, &call) else { return Ok(call) };
+        let made = self.control.make(lack, &mut self.store, &self.reclaimer).map_err(|error| {
+            tracing::warn!(%error, ?lack, "control memory could not be made");
+            match error.raw_os_error().map(Errno::from_raw_os_error) {
+                Some(Errno::MFILE | Errno::NFILE) => no_fds(),
+                errno => Refusal::System {
+                    what: "making memory for a timeline or semaphore".into(),
+                    errno: errno.unwrap_or(Errno::INVAL).raw_os_error(),
+                },
+            }
+        })?;
+        match &mut call {
+            Call::OpenTimeline(open) => open.slab = Some(made),
+            Call::OpenSemaphore(open) => open.memory = Some(made),
+            _ => self.store.close(&[made.fd]),
+        }
+        Ok(call)
+    }
+
+    /// Looks after cells that have ended and may still be written.
+    pub(super) fn guard_cells(&mut self) {
+        let guarded = self.registry.guarded();
+        guarded.iter().for_each(|cell| self.control.guard(*cell));
+        self.guarding = !guarded.is_empty();
+        if self.guarding {
+            self.timers.set(Instant::now() + GUARD, Timer::Guard);
         }
     }
 
@@ -58,7 +94,7 @@ impl Server {
                         self.place.file.remove();
                     }
                     let kill = matches!(outcome, Ok(Verdict::Evicted { kill: true, .. }));
-                    let mut outcome = translate::outcome(outcome, &self.about);
+                    let mut outcome = translate::outcome(outcome, &self.about, &self.control);
                     if let (true, Ok(Answer::Evicted(evicted))) = (kill, &mut outcome) {
                         self.kill(evicted);
                     }
@@ -66,12 +102,24 @@ impl Server {
                     effects.extend(self.hang_up_if_broken(member, sent));
                 }
                 Effect::Notify { member, ticket, outcome, fds } => {
-                    let outcome = translate::outcome(outcome, &self.about);
+                    let outcome = translate::outcome(outcome, &self.about, &self.control);
                     let verdict = partywall_wire::Event::Verdict { ticket: ticket.0, outcome };
                     let sent = self.send(member, Channel::Events, &verdict, &fds);
                     effects.extend(self.hang_up_if_broken(member, sent));
                 }
-                Effect::Close(fds) => self.store.close(&fds),
+                Effect::Close(fds) => {
+                    self.control.forget(&fds);
+                    self.store.close(&fds);
+                }
+                Effect::StartCell { at, from, incarnation } => self.control.start(at, from, incarnation),
+                Effect::EndCell { at, ending } => {
+                    if self.control.end(at, ending.into()) {
+                        effects.extend(self.registry.apply(Event::CellSettled { at }, now()));
+                    } else if !self.guarding {
+                        self.guard_cells();
+                    }
+                }
+                Effect::ReturnPermits { .. } => {}
                 Effect::Confirm(id) => self.reclaimer.report(id),
                 Effect::Disconnect(member) => {
                     tracing::info!(%member, "left");
@@ -132,3 +180,6 @@ impl Server {
         self.after_sending(id, channel, sent)
     }
 }
+
+/// How often cells are looked after: a stream that waits for a value that never comes waits no longer for it to be undone.
+const GUARD: Duration = Duration::from_millis(100);

@@ -9,9 +9,10 @@ use std::{
 };
 
 use partywall_os::{Errno, process::raise_fd_limit, socket};
+use partywall_shm::timeline::CELLS;
 use partywall_wire::{
     Limit,
-    limits::{MAX_CHUNKS, MAX_GROWTHS},
+    limits::{MAX_CHUNKS, MAX_GROWTHS, MAX_SLABS},
 };
 use rustix::{
     event::epoll::{self, CreateFlags, EventData, EventFlags},
@@ -59,6 +60,8 @@ pub(crate) struct Server {
     pub(super) spare: Option<OwnedFd>,
     /// Whether the kernel tells us of new connections.
     pub(super) accepting: bool,
+    /// Whether a timer is set for cells that have to be guarded.
+    pub(super) guarding: bool,
     pub(super) limits: Resolved,
     pub(super) about: About,
     pub(super) settle: Duration,
@@ -106,6 +109,8 @@ impl Server {
                 (Limit::Message, limits.message as u64),
                 (Limit::Waits, limits.waits),
                 (Limit::Leases, limits.leases),
+                (Limit::Timelines, limits.timelines),
+                (Limit::Semaphores, limits.semaphores),
             ],
         };
         tracing::info!(
@@ -126,6 +131,11 @@ impl Server {
                 leases: limits.leases,
                 chunks: MAX_CHUNKS as u64,
                 growths: MAX_GROWTHS,
+                timelines: limits.timelines,
+                slabs: u64::from(MAX_SLABS),
+                cells: u64::from(CELLS),
+                rest: REST,
+                semaphores: limits.semaphores,
             }),
             store: FdStore::default(),
             control,
@@ -138,6 +148,7 @@ impl Server {
             reclaimer,
             spare: Some(spare),
             accepting: true,
+            guarding: false,
             limits,
             about,
             settle: config.settle,
@@ -233,7 +244,7 @@ impl Server {
         self.timers.discard(|timer| match timer {
             Timer::Handshake(id) => connections.get(&id).is_none_or(|c| c.phase() != Phase::Handshake),
             Timer::Idle => !idle,
-            Timer::Settle(_) | Timer::Quarantine(_) | Timer::Flush(_) | Timer::Accept => false,
+            Timer::Settle(_) | Timer::Quarantine(_) | Timer::Flush(_) | Timer::Accept | Timer::Guard => false,
         });
     }
 
@@ -252,6 +263,7 @@ impl Server {
                 self.flush(id, Channel::Events);
             }
             Timer::Accept => self.resume_accepting(),
+            Timer::Guard => self.guard_cells(),
             Timer::Idle => self.leave_if_idle(),
         }
     }
@@ -435,6 +447,10 @@ const TURN: Duration = Duration::from_millis(1);
 
 /// Events taken from the kernel at once.
 const EVENTS: usize = 256;
+
+/// Cells of timelines that rest before the first of them is used again. Whoever forgets to wait for its streams before it
+/// gives a lease back harms nobody, most of the time.
+const REST: u64 = 512;
 
 /// How long to wait where the kernel does not tell when it has room again.
 pub(super) const RETRY: Duration = Duration::from_millis(100);

@@ -21,6 +21,8 @@ pub(super) enum Timer {
     Flush(ConnectionId),
     /// File descriptors may be free again for new connections.
     Accept,
+    /// Somebody may have stored in a cell that has ended.
+    Guard,
     /// Nobody may have been here for long enough.
     Idle,
 }

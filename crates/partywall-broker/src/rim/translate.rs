@@ -2,19 +2,24 @@
 
 use std::sync::Arc;
 
-use partywall_wire::{self as wire, Answer, LegacyHandle, Refusal, limits::check_name};
+use partywall_shm::timeline;
+use partywall_wire::{
+    self as wire, Answer, LegacyHandle, Refusal,
+    limits::{MAX_PERMITS, check_name},
+};
 
 mod member;
 
 use crate::{
     registry::{
         Call, MemberId, Outcome, Refused, RequestId, Verdict,
-        effect::{Counts, Handle, Holder, Info, NameRow, NoGrowth, Opened, VersionRow},
+        effect::{Counts, Handle, Holder, Info, NameRow, NoGrowth, ObjectRow, Opened, OpenedTimeline, VersionRow},
         event,
         tombstones::{Ending, Tombstone},
-        types::{self, Access, Bound, ClaimId, Kind, LeaseId, Memory, Name, Place, Table},
+        types::{self, Access, Bound, ClaimId, Kind, LeaseId, Memory, Name, ObjectKind, Place, Table},
     },
     rim::{
+        control::Control,
         fds::{Expected, FdStore},
         reclaimer::Donated,
     },
@@ -70,6 +75,24 @@ pub(super) fn call(call: wire::Call, fds: Vec<Donated>, store: &mut FdStore, sim
         wire::Call::ContextLost { .. } => Call::ContextLost,
         wire::Call::Evict { whom, kill } => Call::Evict { whom: member::whom(whom), kill },
         wire::Call::FreeUnproven { pid } => Call::FreeUnproven { pid },
+        wire::Call::OpenTimeline { name, writer, slabs } => {
+            Call::OpenTimeline(event::OpenTimeline { name: self::name(name)?, writer, slabs, slab: None })
+        }
+        wire::Call::FollowTimeline { lease, slabs } => Call::FollowTimeline { lease: LeaseId(lease), slabs },
+        wire::Call::AbandonTimeline { name } => Call::AbandonTimeline { name: self::name(name)? },
+        wire::Call::OpenSemaphore { maximum: 0, .. } => return Err(invalid("a semaphore has at least one permit")),
+        wire::Call::OpenSemaphore { maximum, .. } if maximum > MAX_PERMITS => {
+            return Err(invalid(format!("a semaphore has at most {MAX_PERMITS} permits, not {maximum}")));
+        }
+        wire::Call::OpenSemaphore { name, maximum } => {
+            Call::OpenSemaphore(event::OpenSemaphore { name: self::name(name)?, maximum, memory: None })
+        }
+        wire::Call::Objects { after } => {
+            Call::Objects { after: after.map(|(kind, name)| Ok((object_kind(kind)?, Name::new(name)))).transpose()? }
+        }
+        wire::Call::InspectObject { kind, name } => {
+            Call::InspectObject { kind: object_kind(kind)?, name: self::name(name)? }
+        }
         wire::Call::Status => Call::Status,
         wire::Call::Stop { force } => Call::Stop { force },
         wire::Call::Bye => Call::Leave,
@@ -144,6 +167,14 @@ fn name(name: String) -> Result<Name, Refusal> {
     }
 }
 
+fn object_kind(kind: wire::ObjectKind) -> Result<ObjectKind, Refusal> {
+    match kind {
+        wire::ObjectKind::Timeline => Ok(ObjectKind::Timeline),
+        wire::ObjectKind::Semaphore => Ok(ObjectKind::Semaphore),
+        _ => Err(invalid("this broker does not know the kind of object")),
+    }
+}
+
 fn version(version: Option<u64>) -> Result<Option<u64>, Refusal> {
     if version == Some(0) { Err(invalid("versions count from 1")) } else { Ok(version) }
 }
@@ -153,11 +184,13 @@ pub(super) fn invalid(why: impl Into<String>) -> Refusal {
 }
 
 /// The wire's form of what came of a request.
-pub(super) fn outcome(outcome: Outcome, about: &About) -> Result<Answer, Refusal> {
-    outcome.map(|verdict| answer(verdict, about)).map_err(refusal)
+///
+/// What timelines and semaphores stand at is read from `control`.
+pub(super) fn outcome(outcome: Outcome, about: &About, control: &Control) -> Result<Answer, Refusal> {
+    outcome.map(|verdict| answer(verdict, about, control)).map_err(refusal)
 }
 
-fn answer(verdict: Verdict, about: &About) -> Answer {
+fn answer(verdict: Verdict, about: &About, control: &Control) -> Answer {
     match verdict {
         Verdict::Done => Answer::Done,
         Verdict::Pending => Answer::Pending,
@@ -181,6 +214,18 @@ fn answer(verdict: Verdict, about: &About) -> Answer {
         Verdict::Evicted { members, .. } => Answer::Evicted(members.iter().map(member::evicted).collect()),
         Verdict::Freed { members, more } => {
             Answer::Freed { members: members.iter().map(member::freed).collect(), more }
+        }
+        Verdict::Timeline(OpenedTimeline { lease, slab, cell, incarnation, writer }) => {
+            Answer::Timeline(wire::OpenedTimeline { lease: lease.0, slab, cell, incarnation, writer })
+        }
+        Verdict::Semaphore { lease, maximum } => Answer::Semaphore { lease: lease.0, maximum },
+        Verdict::Objects { objects, more } => {
+            Answer::Objects { objects: objects.iter().map(|row| object_row(row, control)).collect(), more }
+        }
+        Verdict::Object(detail) => {
+            let (row, holders) = &*detail;
+            let (info, holders) = (object_row(row, control), holders.iter().map(holder).collect());
+            Answer::Object(Box::new(wire::ObjectDetail { info, holders }))
         }
         Verdict::Status(counts) => Answer::Status(Box::new(status(&counts, about))),
     }
@@ -228,8 +273,8 @@ fn status(counts: &Counts, about: &About) -> wire::StatusInfo {
         members: counts.members,
         names: counts.names,
         versions: counts.versions,
-        timelines: 0,
-        semaphores: 0,
+        timelines: counts.timelines,
+        semaphores: counts.semaphores,
         leases: counts.leases,
         unproven: counts.unproven,
         unproven_bytes: counts.unproven_bytes,
@@ -263,6 +308,41 @@ fn version_row(row: &VersionRow) -> wire::VersionInfo {
         committer: row.committer,
         leases: row.leases,
         committed_at: row.committed_at,
+    }
+}
+
+fn object_row(row: &ObjectRow, control: &Control) -> wire::ObjectInfo {
+    match row {
+        ObjectRow::Timeline(row) => {
+            let standing = row.at.and_then(|at| control.standing(at));
+            wire::ObjectInfo::Timeline(wire::TimelineInfo {
+                name: row.name.to_string(),
+                incarnation: row.incarnation,
+                writer: row.writer,
+                value: standing.map_or(0, |standing| standing.value),
+                announced: standing.map_or(0, |standing| standing.announced),
+                ending: standing.and_then(|standing| standing.ending).map(timeline_ending),
+                leases: row.leases,
+            })
+        }
+        ObjectRow::Semaphore(row) => wire::ObjectInfo::Semaphore(wire::SemaphoreInfo {
+            name: row.name.to_string(),
+            maximum: row.maximum,
+            held: 0,
+            waiting: 0,
+            leases: row.leases,
+        }),
+    }
+}
+
+fn timeline_ending(ending: timeline::Ending) -> wire::TimelineEnding {
+    match ending {
+        timeline::Ending::OwnerDied => wire::TimelineEnding::OwnerDied,
+        timeline::Ending::OwnerFaulted => wire::TimelineEnding::OwnerFaulted,
+        timeline::Ending::Closed => wire::TimelineEnding::Closed,
+        timeline::Ending::Abandoned => wire::TimelineEnding::Abandoned,
+        timeline::Ending::BrokerGone => wire::TimelineEnding::BrokerGone,
+        timeline::Ending::Evicted => wire::TimelineEnding::Evicted,
     }
 }
 
@@ -339,6 +419,18 @@ pub(super) fn refusal(refused: Refused) -> Refusal {
             }
             .into(),
         },
+        Refused::ObjectNotFound { kind, name, near } => Refusal::ObjectNotFound {
+            kind: match kind {
+                ObjectKind::Timeline => wire::ObjectKind::Timeline,
+                ObjectKind::Semaphore => wire::ObjectKind::Semaphore,
+            },
+            name: name.to_string(),
+            near: near.iter().map(Name::to_string).collect(),
+        },
+        Refused::WriterExists { name, pid } => Refusal::WriterExists { name: name.to_string(), pid },
+        Refused::WrongMaximum { name, maximum, asked } => {
+            Refusal::WrongMaximum { name: name.to_string(), maximum, asked }
+        }
         Refused::InUse { names, members } => Refusal::InUse { names, members },
         Refused::NoSuchMember { whom, near } => Refusal::NoSuchMember { whom: member::whom_of(whom), near },
         Refused::NotYourself => Refusal::NotYourself,
@@ -358,6 +450,8 @@ fn limit(bound: Bound) -> wire::Limit {
         Bound::Leases => wire::Limit::Leases,
         Bound::Chunks => wire::Limit::Chunks,
         Bound::Growths => wire::Limit::Growths,
+        Bound::Timelines => wire::Limit::Timelines,
+        Bound::Semaphores => wire::Limit::Semaphores,
     }
 }
 
@@ -374,6 +468,7 @@ mod tests {
         event::{Commit, Identity, Open},
         types::Chunk,
     };
+    use crate::rim::reclaimer::Reclaimer;
 
     fn about() -> About {
         About {
@@ -399,17 +494,25 @@ mod tests {
             leases: many,
             chunks: many,
             growths: many,
+            timelines: many,
+            slabs: many,
+            cells: many,
+            rest: many,
+            semaphores: many,
         };
         let mut registry = Registry::new(bounds);
+        let control = Control::create(1, &Reclaimer::start().unwrap()).unwrap();
         let mut last = 0;
         let mut ask = |registry: &mut Registry, member: u64, call: Call| {
             last += 1;
             let request = RequestId(last);
             let effects = registry.apply(Event::Request { member: MemberId(member), request, call }, u64::MAX);
-            let Some(crate::registry::Effect::Reply { outcome, fds, .. }) = effects.into_iter().next() else {
-                panic!("the reply comes first")
-            };
-            let reply = Reply { id: u64::MAX, outcome: self::outcome(outcome, &about()) };
+            let reply = effects.into_iter().find_map(|effect| match effect {
+                crate::registry::Effect::Reply { outcome, fds, .. } => Some((outcome, fds)),
+                _ => None,
+            });
+            let (outcome, fds) = reply.unwrap();
+            let reply = Reply { id: u64::MAX, outcome: self::outcome(outcome, &about(), &control) };
             frame::encode(&reply, fds.len(), MIN_MESSAGE).unwrap();
             reply.outcome
         };
@@ -445,7 +548,24 @@ mod tests {
         for member in 2..=300 {
             ask(&mut registry, member, open(0)).unwrap();
         }
+        for (i, name) in (0..300).map(|i| (i, name(i))) {
+            let member = if i == 0 { 1..=300 } else { 1..=1 };
+            let made = |i| Some(types::Made { fd: crate::registry::FdId(i), bytes: 0 });
+            for member in member {
+                let writer = member == 1;
+                let slab = made(i).filter(|_| i == 0 && writer);
+                let open = event::OpenTimeline { name: name.clone(), writer, slabs: 0, slab };
+                ask(&mut registry, member, Call::OpenTimeline(open)).unwrap();
+                let memory = made(i + 1).filter(|_| writer);
+                let open = event::OpenSemaphore { name: name.clone(), maximum: u32::MAX, memory };
+                ask(&mut registry, member, Call::OpenSemaphore(open)).unwrap();
+            }
+        }
         for call in [
+            Call::Objects { after: None },
+            Call::Objects { after: Some((ObjectKind::Timeline, name(299))) },
+            Call::InspectObject { kind: ObjectKind::Timeline, name: name(0) },
+            Call::InspectObject { kind: ObjectKind::Semaphore, name: name(0) },
             Call::Inspect { name: name(0), version: None },
             Call::List { after: None },
             Call::Members { after: None },

@@ -1,8 +1,8 @@
 //! `partywall status`. With `--json`: `pid`, `version`, `instance` (in hexadecimal), `domain`, `socket`, `log` (a path or
 //! null), `simulated` (whether its members run on the simulated CUDA driver), `started_at_ms` (since 1970),
-//! `uptime_seconds`, `names`, `versions`, `leases`, `fds` (numbers), `members` (a list of [`describe::member`], without
+//! `uptime_seconds`, `names`, `versions`, `timelines`, `semaphores`, `leases`, `fds` (numbers), `members` (a list of [`describe::member`], without
 //! this process), `bytes` (a list of `place`, `bytes`), `largest` (a list of `name`, `place`, `bytes`), `limits` (an
-//! object: `bytes`, `names`, `fds`, `clients`, `message`, `waits`, `leases`).
+//! object: `bytes`, `names`, `fds`, `clients`, `message`, `waits`, `leases`, `timelines`, `semaphores`).
 
 use clap::Args;
 use partywall::{
@@ -62,6 +62,8 @@ fn value(status: &StatusInfo, members: &[MemberInfo], location: &partywall::Loca
         "uptime_seconds": text::since(status.started_at).as_secs(),
         "names": status.names,
         "versions": status.versions,
+        "timelines": status.timelines,
+        "semaphores": status.semaphores,
         "leases": status.leases,
         "fds": status.fds,
         "members": members.iter().map(describe::member).collect::<Vec<_>>(),
@@ -95,6 +97,8 @@ fn held(output: Output, status: &StatusInfo) {
     let held = [
         count(status.names, "name"),
         count(status.versions, "version"),
+        count(status.timelines, "timeline"),
+        count(status.semaphores, "semaphore"),
         count(status.leases, "lease"),
         count(status.fds, "file descriptor"),
     ];
@@ -141,6 +145,8 @@ fn key(limit: Limit) -> &'static str {
         Limit::Message => "message",
         Limit::Waits => "waits",
         Limit::Leases => "leases",
+        Limit::Timelines => "timelines",
+        Limit::Semaphores => "semaphores",
         _ => "unknown",
     }
 }

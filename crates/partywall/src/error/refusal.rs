@@ -34,6 +34,9 @@ impl Error {
             Refusal::Limit { limit, allowed, needed } => Self::LimitReached { limit, allowed, needed },
             Refusal::WrongUser { broker, peer } => Self::WrongUser { socket: socket.to_owned(), broker, ours: peer },
             Refusal::OtherDriver { simulated } => Self::OtherDriver { socket: socket.to_owned(), simulated },
+            Refusal::System { what, errno } => {
+                Self::System { what: format!("the broker, {what}"), source: std::io::Error::from_raw_os_error(errno) }
+            }
             Refusal::InUse { names, members } => Self::InUse { names, members },
             Refusal::ShuttingDown | Refusal::CannotResume => Self::BrokerGone { socket: socket.to_owned() },
             other => Self::Refused(format!("{other:?}")),

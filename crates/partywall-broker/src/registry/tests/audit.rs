@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::SLAB_BYTES;
 use crate::registry::{
     CloseId, FdId, MemberId, Registry, RequestId,
     state::{Life, Totals, Want},
-    types::LeaseId,
+    types::{LeaseId, Made},
 };
 
 /// Panics if `registry` contradicts itself, or what its effects have told the rim so far.
@@ -80,8 +81,16 @@ pub(super) fn audit(
             }
         }
     }
+    for slab in &registry.cells.slabs {
+        totals.add_control(Made { fd: *slab, bytes: SLAB_BYTES });
+        assert!(fds.insert(*slab), "{slab} is in two places");
+    }
+    for semaphore in registry.semaphores.values() {
+        totals.add_control(semaphore.memory);
+        assert!(fds.insert(semaphore.memory.fd), "{} is in two places", semaphore.memory.fd);
+    }
     assert_eq!(registry.totals, totals);
-    assert_eq!(fds, *open_fds, "file descriptors in versions, and those that the rim holds");
+    assert_eq!(fds, *open_fds, "file descriptors in versions and control memory, and those that the rim holds");
     assert_eq!(waiting, *pending, "requests that wait, and those that were told so");
     assert_eq!(registry.claims.keys().copied().collect::<BTreeSet<_>>(), claims, "one claim a name");
 
@@ -100,7 +109,7 @@ pub(super) fn audit(
         );
         assert!(member.eviction.is_none() || member.waits.is_empty() && member.claims.is_empty());
         if member.life == Life::Unproven {
-            assert!(member.doubt().is_some() && !member.leases.is_empty() && member.claims.is_empty());
+            assert!(member.doubt().is_some() && member.claims.is_empty());
         }
         let owns = |lease: &LeaseId| {
             let held = &registry.leases[lease];

@@ -1,17 +1,22 @@
 //! Rule by rule, and all together at random against a model.
 
 mod audit;
+mod control;
 mod model;
+mod model_objects;
+mod objects;
 mod random;
 mod rules;
 
 use std::{collections::BTreeSet, sync::Arc};
 
 use super::{
-    Bounds, Call, CloseId, Effect, Event, FdId, MemberId, Outcome, Registry, RequestId, Verdict,
-    effect::Opened,
-    event::{Commit, Growth, Identity, Open},
-    types::{Access, Chunk, ClaimId, Handle, Kind, LeaseId, Memory, Name, Place, Table},
+    Bounds, Call, CloseId, Effect, Event, FdId, Lack, MemberId, Outcome, Registry, RequestId, Verdict,
+    effect::{CellEnding, Opened, OpenedTimeline},
+    event::{Commit, Growth, Identity, Open, OpenSemaphore, OpenTimeline},
+    types::{
+        Access, Bound, CellAt, Chunk, ClaimId, Handle, Kind, LeaseId, Made, Memory, Name, ObjectKind, Place, Table,
+    },
 };
 
 const UNBOUNDED: Bounds = Bounds {
@@ -23,7 +28,15 @@ const UNBOUNDED: Bounds = Bounds {
     leases: 1 << 20,
     chunks: 1 << 20,
     growths: 1 << 20,
+    timelines: 1 << 20,
+    slabs: 1 << 20,
+    cells: 4,
+    rest: 2,
+    semaphores: 1 << 20,
 };
+
+/// Bytes of a slab.
+const SLAB_BYTES: u64 = 5;
 
 /// Bytes that mutable memory may grow to.
 const RESERVED: u64 = 25;
@@ -36,6 +49,8 @@ const GPU: Place = Place::Gpu([7; 16]);
 struct Watched {
     registry: Registry,
     open_fds: BTreeSet<FdId>,
+    /// Cells that have been started and not ended.
+    live_cells: BTreeSet<CellAt>,
     pending: BTreeSet<(MemberId, RequestId)>,
     unclosed: BTreeSet<CloseId>,
     last_fd: u64,
@@ -48,6 +63,7 @@ impl Watched {
         Self {
             registry: Registry::new(bounds),
             open_fds: BTreeSet::new(),
+            live_cells: BTreeSet::new(),
             pending: BTreeSet::new(),
             unclosed: BTreeSet::new(),
             last_fd: 0,
@@ -95,6 +111,8 @@ impl Watched {
                     assert!(self.pending.remove(&(*member, *ticket)), "a verdict for nobody");
                 }
                 Effect::Confirm(id) => assert!(self.unclosed.insert(*id), "asked for twice"),
+                Effect::StartCell { at, .. } => assert!(self.live_cells.insert(*at), "{at:?} is in use"),
+                Effect::EndCell { at, .. } => assert!(self.live_cells.remove(at), "{at:?} has ended"),
                 Effect::Close(fds) => {
                     for fd in fds {
                         assert!(self.open_fds.remove(fd), "{fd} is closed twice, or was never ours");
@@ -104,6 +122,7 @@ impl Watched {
             }
         }
         audit::audit(&self.registry, &self.open_fds, &self.pending, &self.unclosed);
+        control::audit(&self.registry, &self.live_cells);
         effects
     }
 
@@ -156,13 +175,32 @@ impl Watched {
     }
 
     fn ask_as(&mut self, member: MemberId, request: RequestId, call: Call) -> (Outcome, Vec<Effect>) {
+        let call = self.provide(member, call);
         let mut effects = self.apply(Event::Request { member, request, call });
-        match effects.remove(0) {
+        let first = effects.iter().position(|effect| !matches!(effect, Effect::StartCell { .. })).unwrap_or(0);
+        match effects.remove(first) {
             Effect::Reply { member: to, request: of, outcome, .. } if to == member && of == request => {
                 (outcome, effects)
             }
-            effect => panic!("the reply comes first, not {effect:?}"),
+            effect => panic!("the reply comes first, but for what it gives away, not {effect:?}"),
         }
+    }
+
+    /// Makes the memory that a request needs, as the rim does.
+    fn provide(&mut self, member: MemberId, mut call: Call) -> Call {
+        if let Some(lack) = self.registry.lacks(member, &call) {
+            self.last_fd += 1;
+            let fd = FdId(self.last_fd);
+            self.open_fds.insert(fd);
+            match (lack, &mut call) {
+                (Lack::Slab, Call::OpenTimeline(open)) => open.slab = Some(Made { fd, bytes: SLAB_BYTES }),
+                (Lack::Semaphore(permits), Call::OpenSemaphore(open)) => {
+                    open.memory = Some(Made { fd, bytes: u64::from(permits) });
+                }
+                (lack, call) => panic!("{lack:?} is no memory for {call:?}"),
+            }
+        }
+        call
     }
 
     fn commit(&mut self, member: MemberId, name: &str, kept: bool) -> (u64, LeaseId) {
@@ -189,6 +227,37 @@ impl Watched {
         let (_, outcome, effects) = self.ask(member, Call::Release { lease });
         assert_eq!(outcome, Ok(Verdict::Done));
         effects
+    }
+
+    fn open_timeline(&mut self, member: MemberId, name: &str, writer: bool) -> Outcome {
+        let open = OpenTimeline { name: Name::new(name), writer, slabs: 0, slab: None };
+        self.ask(member, Call::OpenTimeline(open)).1
+    }
+
+    fn timeline(&mut self, member: MemberId, name: &str, writer: bool) -> OpenedTimeline {
+        match self.open_timeline(member, name, writer) {
+            Ok(Verdict::Timeline(opened)) => opened,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn follow(&mut self, member: MemberId, lease: LeaseId) -> OpenedTimeline {
+        match self.ask(member, Call::FollowTimeline { lease, slabs: 0 }).1 {
+            Ok(Verdict::Timeline(opened)) => opened,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn open_semaphore(&mut self, member: MemberId, name: &str, maximum: u32) -> Outcome {
+        let open = OpenSemaphore { name: Name::new(name), maximum, memory: None };
+        self.ask(member, Call::OpenSemaphore(open)).1
+    }
+
+    fn semaphore(&mut self, member: MemberId, name: &str, maximum: u32) -> LeaseId {
+        match self.open_semaphore(member, name, maximum) {
+            Ok(Verdict::Semaphore { lease, .. }) => lease,
+            other => panic!("{other:?}"),
+        }
     }
 
     fn claim(&mut self, member: MemberId, name: &str) -> ClaimId {

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use super::*;
+use super::{model_objects::Objects, *};
 use crate::registry::{
     effect::{
         Counts, Doubt, Handle, Holder, MemberRow, MemberState, NameRow, NoGrowth, Opened, Parted, Refused, VersionRow,
@@ -23,6 +23,8 @@ pub(super) struct Said {
     pub(super) quarantined: Vec<MemberId>,
     pub(super) disconnect: bool,
     pub(super) hang_up: bool,
+    /// What was done in control memory, in order.
+    pub(super) control: Vec<Effect>,
     pub(super) stop: bool,
 }
 
@@ -34,6 +36,7 @@ pub(super) struct Person {
     mps: bool,
     lost_context: bool,
     pub(super) evicted: Option<(u32, u64)>,
+    pub(super) row: u16,
     simulated: bool,
     since: u64,
     last_request: u64,
@@ -129,7 +132,7 @@ enum For {
 
 #[derive(Debug)]
 pub(super) struct Model {
-    bounds: Bounds,
+    pub(super) bounds: Bounds,
     /// Whether the member that joined last is.
     simulated: bool,
     pub(super) people: Vec<Person>,
@@ -146,7 +149,8 @@ pub(super) struct Model {
     pub(super) holds: Vec<Hold>,
     pub(super) rights: Vec<Right>,
     pub(super) queue: Vec<Queued>,
-    leases: u64,
+    pub(super) objects: Objects,
+    pub(super) leases: u64,
     claims: u64,
 }
 
@@ -166,6 +170,7 @@ impl Model {
             holds: Vec::new(),
             rights: Vec::new(),
             queue: Vec::new(),
+            objects: Objects::default(),
             leases: 0,
             claims: 0,
         }
@@ -183,8 +188,10 @@ impl Model {
         match event {
             Event::Joined { member, identity } => {
                 self.simulated = identity.simulated;
+                let row = (0..).find(|row| self.people.iter().all(|p| p.row != *row)).unwrap();
                 self.people.push(Person {
                     id: *member,
+                    row,
                     life: Life::Alive,
                     has_pidfd: identity.has_pidfd,
                     mps: false,
@@ -207,7 +214,7 @@ impl Model {
             }
             Event::Died { member } => {
                 self.tell_of(*member, Ending::OwnerDied, *member, &mut said);
-                if self.person(*member).doubt().is_some() && self.leases_of(*member) > 0 {
+                if self.person(*member).doubt().is_some() && (self.leases_of(*member) > 0 || self.writes(*member)) {
                     self.person(*member).life = Life::Unproven;
                     said.quarantined.push(*member);
                 } else {
@@ -220,6 +227,7 @@ impl Model {
                 }
             }
             Event::Closed { id } => self.corpses.retain(|corpse| corpse.until != *id),
+            Event::CellSettled { at } => self.settle(*at),
             Event::Request { member, request, call } => {
                 let person = self.person(*member);
                 let repeated = request.0 <= person.last_request;
@@ -282,6 +290,17 @@ impl Model {
                     return Err(Refused::Stale(Handle::Ticket));
                 };
                 self.queue.remove(i);
+                Ok(Verdict::Done)
+            }
+            Call::Release { lease } if self.objects.grips.iter().any(|g| g.id == *lease) => {
+                if !self.objects.grips.iter().any(|g| g.id == *lease && g.member == member) {
+                    return Err(Refused::Stale(Handle::Lease));
+                }
+                if self.person(member).lost_context {
+                    self.end_line_of(*lease, CellEnding::Closed, said);
+                } else {
+                    self.loosen(*lease, said);
+                }
                 Ok(Verdict::Done)
             }
             Call::Release { lease } => {
@@ -399,7 +418,8 @@ impl Model {
                     let chunks =
                         self.editions.iter().filter(|e| e.memory.place == place).map(|e| e.memory.held_bytes());
                     let tables = self.editions.iter().filter(|_| place == Place::Host).map(|e| e.memory.table_bytes());
-                    (place, chunks.chain(tables).sum::<u64>())
+                    let control = if place == Place::Host { self.control_memory().1 } else { 0 };
+                    (place, chunks.chain(tables).sum::<u64>() + control)
                 };
                 let mut bytes: Vec<_> = [Place::Host, GPU].map(at).into_iter().filter(|(_, n)| *n > 0).collect();
                 bytes.sort_by_key(|(_, n)| std::cmp::Reverse(*n));
@@ -418,7 +438,9 @@ impl Model {
                     members: self.people.iter().filter(|p| p.id != member).count() as u64,
                     names: self.names(),
                     versions: self.editions.len() as u64,
-                    leases: self.holds.len() as u64,
+                    timelines: self.object_counts().0,
+                    semaphores: self.object_counts().1,
+                    leases: (self.holds.len() + self.objects.grips.len()) as u64,
                     unproven: self.people.iter().filter(|p| p.life == Life::Unproven).count() as u64,
                     unproven_bytes: self.bytes_of(|holder| self.is_unproven(holder)),
                     fds: self.fds(),
@@ -427,7 +449,8 @@ impl Model {
                 })))
             }
             Call::Stop { force } => {
-                let (names, members) = (self.names(), self.people.len() as u64 - 1);
+                let (timelines, semaphores) = self.object_counts();
+                let (names, members) = (self.names() + timelines + semaphores, self.people.len() as u64 - 1);
                 if !force && names + members > 0 {
                     return Err(Refused::InUse { names, members });
                 }
@@ -450,6 +473,7 @@ impl Model {
             }
             Call::ContextLost => {
                 self.person(member).lost_context = true;
+                self.end_lines_of(member, CellEnding::OwnerFaulted, said);
                 Ok(Verdict::Done)
             }
             Call::Evict { whom, kill } => {
@@ -493,6 +517,12 @@ impl Model {
                 unproven.into_iter().for_each(|id| self.give_back(id, true, said));
                 Ok(Verdict::Freed { members, more: false })
             }
+            Call::OpenTimeline(open) => self.open_line(member, request, open, said),
+            Call::FollowTimeline { lease, .. } => self.follow(member, *lease),
+            Call::AbandonTimeline { name } => self.abandon_line(member, request, name, said),
+            Call::OpenSemaphore(open) => self.open_gate(member, request, open, said),
+            Call::Objects { after: None } => Ok(Verdict::Objects { objects: self.objects_listed(), more: false }),
+            Call::InspectObject { kind, name } => self.inspect_object(*kind, name),
             Call::Ping => Ok(Verdict::Done),
             other => panic!("not in the model: {other:?}"),
         }
@@ -646,6 +676,9 @@ impl Model {
                 let edition = self.held(member, growth.lease).ok()?;
                 (edition.grown_by == Some(request)).then_some(Verdict::Done)
             }
+            Call::OpenTimeline(_) => self.known_object(member, request, ObjectKind::Timeline),
+            Call::OpenSemaphore(_) => self.known_object(member, request, ObjectKind::Semaphore),
+            Call::AbandonTimeline { .. } => self.has_abandoned(member, request).then_some(Verdict::Done),
             _ => None,
         }
     }
@@ -726,9 +759,16 @@ impl Model {
         self.queue.retain(|q| q.member != member);
         self.give_up_claims(member, said);
         self.holds_of(member).into_iter().for_each(|lease| self.disown(lease, ending, by, said));
+        let ending = match ending {
+            Ending::OwnerDied => CellEnding::OwnerDied,
+            Ending::Withdrawn if by == member => CellEnding::Closed,
+            Ending::Withdrawn => CellEnding::Evicted,
+        };
+        self.end_lines_of(member, ending, said);
     }
 
     fn give_back(&mut self, member: MemberId, is_dead: bool, said: &mut Said) {
+        self.give_objects_back(member, is_dead, said);
         self.holds_of(member).into_iter().for_each(|lease| self.let_go(lease, Ending::OwnerDied, member, said));
         let before = self.given_up.len();
         self.collect_garbage(said);
@@ -830,7 +870,7 @@ impl Model {
         }
     }
 
-    fn person(&mut self, member: MemberId) -> &mut Person {
+    pub(super) fn person(&mut self, member: MemberId) -> &mut Person {
         self.people.iter_mut().find(|p| p.id == member).unwrap()
     }
 
@@ -842,16 +882,19 @@ impl Model {
         self.editions.iter().filter(|e| e.latest).count() as u64
     }
 
-    fn bytes(&self) -> u64 {
-        self.editions.iter().map(|e| e.memory.held_bytes() + e.memory.table_bytes()).sum()
+    pub(super) fn bytes(&self) -> u64 {
+        let held = self.editions.iter().map(|e| e.memory.held_bytes() + e.memory.table_bytes());
+        held.sum::<u64>() + self.control_memory().1
     }
 
-    fn fds(&self) -> u64 {
-        self.editions.iter().map(|e| e.memory.fds().len() as u64).sum()
+    pub(super) fn fds(&self) -> u64 {
+        let held = self.editions.iter().map(|e| e.memory.fds().len() as u64);
+        held.sum::<u64>() + self.control_memory().0
     }
 
-    fn leases_of(&self, member: MemberId) -> u64 {
-        self.holds.iter().filter(|h| h.member == member).count() as u64
+    pub(super) fn leases_of(&self, member: MemberId) -> u64 {
+        let grips = self.objects.grips.iter().filter(|g| g.member == member).count();
+        (self.holds.iter().filter(|h| h.member == member).count() + grips) as u64
     }
 }
 
@@ -862,6 +905,6 @@ fn is_meant(person: &Person, whom: Whom) -> bool {
     }
 }
 
-fn over(bound: Bound, allowed: u64, needed: u64) -> Result<(), Refused> {
+pub(super) fn over(bound: Bound, allowed: u64, needed: u64) -> Result<(), Refused> {
     if needed > allowed { Err(Refused::Limit { bound, allowed, needed }) } else { Ok(()) }
 }

@@ -23,6 +23,8 @@ enum Step {
     Ask(usize, Ask),
     /// The connection is lost with the last answer, and the member comes back and asks again.
     AskAgain(usize),
+    /// All that was promised in a cell that has ended is there.
+    Settle(usize),
 }
 
 #[derive(Debug, Clone)]
@@ -58,6 +60,12 @@ enum Ask {
     Refresh(usize, u64, u64),
     AwaitGrowth(usize, u64),
     Remove(usize),
+    OpenTimeline(usize, bool),
+    Follow(usize),
+    AbandonTimeline(usize),
+    OpenSemaphore(usize, u32),
+    Objects,
+    InspectObject(ObjectKind, usize),
     List,
     Members,
     UsesGpu(bool),
@@ -81,6 +89,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => who.clone().prop_map(Step::Expire),
         3 => Just(Step::Closed),
         3 => who.clone().prop_map(Step::AskAgain),
+        3 => who.clone().prop_map(Step::Settle),
         40 => (who, ask()).prop_map(|(who, ask)| Step::Ask(who, ask)),
     ]
 }
@@ -119,7 +128,14 @@ fn ask() -> impl Strategy<Value = Ask> {
         8 => growth.prop_map(|(lease, kind, behind, chunks, table)| Ask::Grow { lease, kind, behind, chunks, table }),
         4 => (pick.clone(), 0..3_u64, 0..4_u64).prop_map(|(lease, growths, chunks)| Ask::Refresh(lease, growths, chunks)),
         4 => (pick, 0..3_u64).prop_map(|(lease, growths)| Ask::AwaitGrowth(lease, growths)),
-        2 => name.prop_map(Ask::Remove),
+        2 => name.clone().prop_map(Ask::Remove),
+        12 => (name.clone(), any::<bool>()).prop_map(|(name, writer)| Ask::OpenTimeline(name, writer)),
+        4 => (0..8_usize).prop_map(Ask::Follow),
+        3 => name.clone().prop_map(Ask::AbandonTimeline),
+        6 => (name.clone(), 1..3_u32).prop_map(|(name, maximum)| Ask::OpenSemaphore(name, maximum)),
+        1 => Just(Ask::Objects),
+        1 => (prop_oneof![Just(ObjectKind::Timeline), Just(ObjectKind::Semaphore)], name)
+            .prop_map(|(kind, name)| Ask::InspectObject(kind, name)),
         1 => Just(Ask::List),
         1 => Just(Ask::Members),
         2 => any::<bool>().prop_map(Ask::UsesGpu),
@@ -141,7 +157,21 @@ struct Run {
 
 impl Run {
     fn new() -> Self {
-        let bounds = Bounds { members: 5, bytes: 60, names: 2, fds: 12, waits: 3, leases: 6, chunks: 5, growths: 3 };
+        let bounds = Bounds {
+            members: 5,
+            bytes: 60,
+            names: 2,
+            fds: 12,
+            waits: 3,
+            leases: 6,
+            chunks: 5,
+            growths: 3,
+            timelines: 2,
+            slabs: 3,
+            cells: 2,
+            rest: 1,
+            semaphores: 2,
+        };
         Self { watched: Watched::new(bounds), model: Model::new(bounds), last_member: 0, last_asked: Vec::new() }
     }
 
@@ -195,32 +225,44 @@ impl Run {
                     self.ask(member, request, ask);
                 }
             }
+            Step::Settle(pick) => {
+                let restless = self.model.restless();
+                if let Some(at) = restless.get(pick % restless.len().max(1)) {
+                    self.both(Event::CellSettled { at: *at });
+                }
+            }
         }
     }
 
     fn ask(&mut self, member: MemberId, request: RequestId, ask: Ask) {
         let call = self.call(member, &ask);
+        let call = self.watched.provide(member, call);
         self.last_asked.retain(|(m, ..)| *m != member);
         self.last_asked.push((member, request, ask));
         self.both(Event::Request { member, request, call });
     }
 
     fn both(&mut self, event: Event) {
-        let expected = self.model.apply(&event, self.watched.now);
         let request = match &event {
             Event::Request { member, request, .. } => Some((*member, *request)),
             _ => None,
         };
+        let effects = self.watched.apply(event.clone());
+        self.model.objects.chosen = effects.iter().find_map(|effect| match effect {
+            Effect::StartCell { at, .. } => Some(*at),
+            _ => None,
+        });
+        let expected = self.model.apply(&event, self.watched.now);
         let mut said = Said::default();
-        for effect in self.watched.apply(event) {
+        for effect in effects {
             match effect {
                 Effect::Reply { member, request: of, outcome, fds } => {
                     assert_eq!((Some((member, of)), &said.reply), (request, &None));
-                    check_fds(&outcome, &fds);
+                    check_fds(&outcome, &fds, &self.model);
                     said.reply = Some(without_near(outcome));
                 }
                 Effect::Notify { member, ticket, outcome, fds } => {
-                    check_fds(&outcome, &fds);
+                    check_fds(&outcome, &fds, &self.model);
                     said.notices.push((member, ticket, outcome));
                 }
                 Effect::Close(fds) => said.closed.extend(fds),
@@ -235,6 +277,9 @@ impl Run {
                     assert_eq!(request.map(|(asker, _)| asker), Some(member));
                     said.hang_up = true;
                 }
+                Effect::StartCell { .. } | Effect::EndCell { .. } | Effect::ReturnPermits { .. } => {
+                    said.control.push(effect);
+                }
             }
         }
         said.closed.sort();
@@ -246,7 +291,8 @@ impl Run {
         let name = |i: usize| Name::new(["a", "b", "a/b"][i]);
         // Mostly something of the member's own, sometimes another's, sometimes nothing.
         let lease = |model: &Model, i: usize| {
-            let own: Vec<_> = model.holds.iter().filter(|h| h.member == member || i == 7).map(|h| h.id).collect();
+            let mut own: Vec<_> = model.holds.iter().filter(|h| h.member == member || i == 7).map(|h| h.id).collect();
+            own.extend(model.objects.grips.iter().filter(|g| g.member == member || i == 7).map(|g| g.id));
             own.get(i % own.len().max(1)).copied().unwrap_or(LeaseId(999))
         };
         let claim = |model: &Model, i: usize| {
@@ -289,6 +335,21 @@ impl Run {
             }
             Ask::AwaitGrowth(of, growths) => Call::AwaitGrowth { lease: lease(&self.model, *of), growths: *growths },
             Ask::Remove(of) => Call::Remove { name: name(*of) },
+            Ask::OpenTimeline(of, writer) => {
+                Call::OpenTimeline(OpenTimeline { name: name(*of), writer: *writer, slabs: 0, slab: None })
+            }
+            Ask::Follow(of) => {
+                let grips: Vec<_> =
+                    self.model.objects.grips.iter().filter(|g| g.member == member || *of == 7).collect();
+                let lease = grips.get(of % grips.len().max(1)).map_or(LeaseId(999), |grip| grip.id);
+                Call::FollowTimeline { lease, slabs: 0 }
+            }
+            Ask::AbandonTimeline(of) => Call::AbandonTimeline { name: name(*of) },
+            Ask::OpenSemaphore(of, maximum) => {
+                Call::OpenSemaphore(OpenSemaphore { name: name(*of), maximum: *maximum, memory: None })
+            }
+            Ask::Objects => Call::Objects { after: None },
+            Ask::InspectObject(kind, of) => Call::InspectObject { kind: *kind, name: name(*of) },
             Ask::List => Call::List { after: None },
             Ask::Members => Call::Members { after: None },
             Ask::UsesGpu(mps) => Call::UsesGpu { mps: *mps },
@@ -323,10 +384,12 @@ impl Run {
     }
 }
 
-/// An opened version comes with all of its file descriptors, a grown one with those that are new, everything else with
-/// none.
-fn check_fds(outcome: &Outcome, fds: &[FdId]) {
+/// An opened version comes with all of its file descriptors, a grown one with those that are new, a timeline with the slabs
+/// up to its own, a semaphore with its memory, everything else with none.
+fn check_fds(outcome: &Outcome, fds: &[FdId], model: &Model) {
     match outcome {
+        Ok(Verdict::Timeline(opened)) => assert_eq!(fds, &model.objects.slabs[..=opened.slab as usize]),
+        Ok(Verdict::Semaphore { .. }) => assert_eq!(fds.len(), 1),
         Ok(Verdict::Opened(opened)) => assert_eq!(fds, opened.memory.fds()),
         Ok(Verdict::Grown { chunks, memory, .. }) => assert_eq!(fds, memory.fds_from(*chunks)),
         _ => assert_eq!(fds, []),
@@ -337,6 +400,9 @@ fn without_near(outcome: Outcome) -> Outcome {
     match outcome {
         Err(Refused::NotFound { name, .. }) => Err(Refused::NotFound { name, near: Vec::new() }),
         Err(Refused::NoSuchMember { whom, .. }) => Err(Refused::NoSuchMember { whom, near: Vec::new() }),
+        Err(Refused::ObjectNotFound { kind, name, .. }) => {
+            Err(Refused::ObjectNotFound { kind, name, near: Vec::new() })
+        }
         other => other,
     }
 }
@@ -357,6 +423,7 @@ proptest! {
         while let Some(id) = run.watched.unclosed.first().copied() {
             run.both(Event::Closed { id });
         }
-        prop_assert!(run.watched.registry.leases.is_empty() && run.watched.registry.claims.is_empty());
+        let registry = &run.watched.registry;
+        prop_assert!(registry.leases.is_empty() && registry.claims.is_empty() && registry.holds.is_empty());
     }
 }

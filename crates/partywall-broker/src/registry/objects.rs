@@ -1,0 +1,188 @@
+//! What timelines and semaphores have in common: leases on them, memory that the rim makes for them, listings.
+
+use std::{
+    collections::BTreeMap,
+    ops::Bound::{Excluded, Unbounded},
+};
+
+use super::{
+    Granted, Registry, STALE_LEASE,
+    cells::Source,
+    effect::{CellEnding, Effect, ObjectRow, Refused, SemaphoreRow, TimelineRow, Verdict},
+    event::Call,
+    near::near,
+    report::{Page, count},
+    semaphores::Semaphore,
+    timelines::Timeline,
+    types::{CellId, LeaseId, MemberId, Name, ObjectKind, RequestId},
+};
+
+/// A member's hold on a timeline or semaphore.
+#[derive(Debug)]
+pub(super) struct Hold {
+    pub(super) member: MemberId,
+    /// The request that it was given for.
+    pub(super) origin: RequestId,
+    pub(super) what: What,
+}
+
+/// What is held.
+#[derive(Debug)]
+pub(super) enum What {
+    /// A timeline, with the cells that this lease has led to, the last one being what it sees.
+    Timeline { name: Name, cells: Vec<CellId> },
+    /// A semaphore.
+    Semaphore { name: Name },
+}
+
+/// Memory that a request takes and the rim has to make first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lack {
+    /// A slab for timelines.
+    Slab,
+    /// A semaphore's, for so many permits.
+    Semaphore(u32),
+}
+
+impl Registry {
+    /// Which memory a request takes that it does not bring along.
+    pub(crate) fn lacks(&self, member: MemberId, call: &Call) -> Option<Lack> {
+        self.check_evicted(member, call).ok()?;
+        match call {
+            Call::OpenTimeline(open) => {
+                let source = self.check_open_timeline(member, &open.name, open.writer, None);
+                (source == Ok(Some(Source::Slab))).then_some(Lack::Slab)
+            }
+            Call::OpenSemaphore(open) => {
+                let is_new = self.check_open_semaphore(member, &open.name, open.maximum, None);
+                (is_new == Ok(true)).then_some(Lack::Semaphore(open.maximum))
+            }
+            _ => None,
+        }
+    }
+
+    /// Gives a member a lease.
+    pub(super) fn hold(&mut self, member: MemberId, origin: RequestId, what: What) -> LeaseId {
+        self.last_lease += 1;
+        let id = LeaseId(self.last_lease);
+        if let Some(record) = self.members.get_mut(&member) {
+            record.holds.insert(id);
+        }
+        self.holds.insert(id, Hold { member, origin, what });
+        id
+    }
+
+    /// Gives a lease back.
+    pub(super) fn release_hold(
+        &mut self,
+        member: MemberId,
+        lease: LeaseId,
+        out: &mut Vec<Effect>,
+    ) -> Result<Granted, Refused> {
+        self.holds.get(&lease).filter(|hold| hold.member == member).ok_or(STALE_LEASE)?;
+        if self.members.get(&member).is_some_and(|record| record.lost_context) {
+            // As with a lease on memory: its end will tell what of its work was still done.
+            self.end_timeline_of(lease, CellEnding::Closed, out);
+        } else {
+            self.drop_hold(lease, out);
+        }
+        Ok(Verdict::Done.into())
+    }
+
+    /// Takes all leases on timelines and semaphores from a member.
+    pub(super) fn drop_holds(&mut self, member: MemberId, out: &mut Vec<Effect>) {
+        let Some(record) = self.members.get(&member) else { return };
+        for lease in record.holds.iter().copied().collect::<Vec<_>>() {
+            self.drop_hold(lease, out);
+        }
+    }
+
+    fn drop_hold(&mut self, lease: LeaseId, out: &mut Vec<Effect>) {
+        let Some(Hold { member, what, .. }) = self.holds.remove(&lease) else { return };
+        match what {
+            What::Timeline { name, cells } => self.drop_timeline_lease(member, lease, &name, cells, out),
+            What::Semaphore { name } => self.drop_semaphore_lease(member, &name, out),
+        }
+        if let Some(record) = self.members.get_mut(&member) {
+            record.holds.remove(&lease);
+        }
+    }
+
+    /// What a member's request was given, if it was given a lease.
+    pub(super) fn held_since(&self, member: MemberId, request: RequestId) -> Option<LeaseId> {
+        let made = |lease: &&LeaseId| self.holds.get(lease).is_some_and(|hold| hold.origin == request);
+        self.members.get(&member)?.holds.iter().find(made).copied()
+    }
+
+    /// The process that has a lease.
+    pub(super) fn holder_pid(&self, lease: LeaseId) -> Option<u32> {
+        Some(self.members.get(&self.holds.get(&lease)?.member)?.identity.pid)
+    }
+
+    /// A page of timelines, then of semaphores.
+    pub(super) fn list_objects(&self, after: Option<(ObjectKind, Name)>) -> Verdict {
+        let (mut objects, mut page) = (Vec::new(), Page::default());
+        let (timelines, semaphores) = match &after {
+            None => (Some(Unbounded), Unbounded),
+            Some((ObjectKind::Timeline, name)) => (Some(Excluded(name)), Unbounded),
+            Some((ObjectKind::Semaphore, name)) => (None, Excluded(name)),
+        };
+        let timelines = timelines.into_iter().flat_map(|from| self.timelines.range::<Name, _>((from, Unbounded)));
+        let semaphores = self.semaphores.range::<Name, _>((semaphores, Unbounded));
+        let timelines = timelines.map(|(name, timeline)| self.timeline_row(name, timeline));
+        let mut rows = timelines.chain(semaphores.map(|(name, semaphore)| semaphore_row(name, semaphore)));
+        while let Some(row) = rows.next() {
+            let full = page.is_full_with(row.name().as_str().len());
+            objects.push(row);
+            if full {
+                return Verdict::Objects { objects, more: rows.next().is_some() };
+            }
+        }
+        Verdict::Objects { objects, more: false }
+    }
+
+    /// Everything about one of them.
+    pub(super) fn inspect_object(&self, kind: ObjectKind, name: &Name) -> Result<Granted, Refused> {
+        let found = match kind {
+            ObjectKind::Timeline => {
+                let timeline = self.timelines.get(name);
+                timeline.map(|timeline| (self.timeline_row(name, timeline), &timeline.holders))
+            }
+            ObjectKind::Semaphore => {
+                let semaphore = self.semaphores.get(name);
+                semaphore.map(|semaphore| (semaphore_row(name, semaphore), &semaphore.holders))
+            }
+        };
+        let Some((row, holders)) = found else {
+            let near = match kind {
+                ObjectKind::Timeline => near(&self.timelines, name, |_| true),
+                ObjectKind::Semaphore => near(&self.semaphores, name, |_| true),
+            };
+            return Err(Refused::ObjectNotFound { kind, name: name.clone(), near });
+        };
+        Ok(Verdict::Object(Box::new((row, self.holders_of(holders)))).into())
+    }
+
+    fn timeline_row(&self, name: &Name, timeline: &Timeline) -> ObjectRow {
+        ObjectRow::Timeline(TimelineRow {
+            name: name.clone(),
+            at: self.at(timeline.present),
+            incarnation: self.cells.used.get(&timeline.present).map_or(0, |cell| cell.incarnation),
+            writer: timeline.writer.and_then(|lease| self.holder_pid(lease)),
+            leases: leases(&timeline.holders),
+        })
+    }
+}
+
+fn semaphore_row(name: &Name, semaphore: &Semaphore) -> ObjectRow {
+    ObjectRow::Semaphore(SemaphoreRow {
+        name: name.clone(),
+        memory: semaphore.memory.fd,
+        maximum: semaphore.maximum,
+        leases: leases(&semaphore.holders),
+    })
+}
+
+fn leases(holders: &BTreeMap<MemberId, u64>) -> u32 {
+    count(holders.values().sum())
+}

@@ -1,0 +1,97 @@
+//! Semaphores: names with a number of permits, which live in control memory alone. The registry knows who has one open,
+//! and so whose permits go back.
+
+use std::collections::BTreeMap;
+
+use super::{
+    Granted, Registry, STALE_LEASE,
+    effect::{Effect, Refused, Verdict},
+    event::OpenSemaphore,
+    objects::What,
+    segments::limit,
+    types::{Bound, LeaseId, Made, MemberId, Name, RequestId},
+};
+
+/// A name that somebody has open.
+#[derive(Debug)]
+pub(super) struct Semaphore {
+    pub(super) memory: Made,
+    pub(super) maximum: u32,
+    /// Leases by member.
+    pub(super) holders: BTreeMap<MemberId, u64>,
+}
+
+impl Registry {
+    /// Opens a semaphore, which is made if there is none.
+    pub(super) fn open_semaphore(
+        &mut self,
+        member: MemberId,
+        request: RequestId,
+        open: OpenSemaphore,
+        out: &mut Vec<Effect>,
+    ) -> Result<Granted, Refused> {
+        let OpenSemaphore { name, maximum, memory } = open;
+        let is_new = self.check_open_semaphore(member, &name, maximum, memory);
+        if let Some(unused) = memory.filter(|_| is_new != Ok(true)) {
+            out.push(Effect::Close(vec![unused.fd]));
+        }
+        if is_new? {
+            let memory = memory.ok_or(Refused::Invalid("no memory was made for the semaphore"))?;
+            self.totals.add_control(memory);
+            self.semaphores.insert(name.clone(), Semaphore { memory, maximum, holders: BTreeMap::new() });
+        }
+        if let Some(semaphore) = self.semaphores.get_mut(&name) {
+            *semaphore.holders.entry(member).or_default() += 1;
+        }
+        let lease = self.hold(member, request, What::Semaphore { name });
+        self.opened_semaphore(lease).ok_or(STALE_LEASE)
+    }
+
+    /// Whether opening this semaphore makes it, in `memory` if that is made already.
+    pub(super) fn check_open_semaphore(
+        &self,
+        member: MemberId,
+        name: &Name,
+        maximum: u32,
+        memory: Option<Made>,
+    ) -> Result<bool, Refused> {
+        self.check_leases(member)?;
+        if let Some(semaphore) = self.semaphores.get(name) {
+            if semaphore.maximum != maximum {
+                let has = semaphore.maximum;
+                return Err(Refused::WrongMaximum { name: name.clone(), maximum: has, asked: maximum });
+            }
+            return Ok(false);
+        }
+        limit(Bound::Semaphores, self.bounds.semaphores, self.semaphores.len() as u64 + 1)?;
+        limit(Bound::Fds, self.bounds.fds, self.totals.fds + 1)?;
+        let bytes = memory.map_or(0, |memory| memory.bytes);
+        limit(Bound::Bytes, self.bounds.bytes, self.totals.bytes().saturating_add(bytes))?;
+        Ok(true)
+    }
+
+    /// A lease on a semaphore is gone. With a member's last one go its permits.
+    pub(super) fn drop_semaphore_lease(&mut self, member: MemberId, name: &Name, out: &mut Vec<Effect>) {
+        let Some(semaphore) = self.semaphores.get_mut(name) else { return };
+        let Some(held) = semaphore.holders.get_mut(&member) else { return };
+        *held -= 1;
+        if *held > 0 {
+            return;
+        }
+        semaphore.holders.remove(&member);
+        if !semaphore.holders.is_empty() {
+            let row = self.members.get(&member).map(|member| member.row);
+            out.extend(row.map(|row| Effect::ReturnPermits { semaphore: semaphore.memory.fd, row }));
+        } else if let Some(Semaphore { memory, .. }) = self.semaphores.remove(name) {
+            self.totals.subtract_control(memory);
+            out.push(Effect::Close(vec![memory.fd]));
+        }
+    }
+
+    /// What a lease on a semaphore gives.
+    pub(super) fn opened_semaphore(&self, lease: LeaseId) -> Option<Granted> {
+        let What::Semaphore { name } = &self.holds.get(&lease)?.what else { return None };
+        let semaphore = self.semaphores.get(name)?;
+        Some(Granted(Verdict::Semaphore { lease, maximum: semaphore.maximum }, vec![semaphore.memory.fd]))
+    }
+}

@@ -1,0 +1,78 @@
+//! What must hold of timelines, semaphores and their memory between any two events, recomputed from nothing.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::registry::{
+    MemberId, Registry,
+    cells::Writing,
+    objects::What,
+    types::{CellAt, CellId, Name},
+};
+
+/// Panics if `registry` contradicts itself, or what its effects have told the rim so far.
+pub(super) fn audit(registry: &Registry, live_cells: &BTreeSet<CellAt>) {
+    let mut uses = BTreeMap::<CellId, u64>::new();
+    let mut timelines = BTreeMap::<&Name, BTreeMap<MemberId, u64>>::new();
+    let mut semaphores = BTreeMap::<&Name, BTreeMap<MemberId, u64>>::new();
+    for (id, hold) in &registry.holds {
+        assert!(registry.members[&hold.member].holds.contains(id), "lease {id} is held by nobody");
+        assert!(!registry.leases.contains_key(id), "lease {id} is on two things");
+        let holders = match &hold.what {
+            What::Timeline { name, cells } => {
+                assert!(!cells.is_empty() && cells.iter().collect::<BTreeSet<_>>().len() == cells.len());
+                cells.iter().for_each(|cell| *uses.entry(*cell).or_default() += 1);
+                timelines.entry(name).or_default()
+            }
+            What::Semaphore { name } => semaphores.entry(name).or_default(),
+        };
+        *holders.entry(hold.member).or_default() += 1;
+    }
+    let held: usize = registry.members.values().map(|member| member.holds.len()).sum();
+    assert_eq!(held, registry.holds.len());
+
+    assert!(timelines.keys().copied().eq(registry.timelines.keys()), "a timeline is there as long as a lease is");
+    for (name, timeline) in &registry.timelines {
+        assert_eq!(timeline.holders, timelines[name]);
+        *uses.entry(timeline.present).or_default() += 1;
+        let present = &registry.cells.used[&timeline.present];
+        assert_eq!(timeline.ended, present.ended);
+        if let Some(writer) = timeline.writer {
+            assert!(!timeline.ended);
+            let hold = &registry.holds[&writer];
+            assert_eq!(present.writing, Writing::By(hold.member));
+            assert!(matches!(&hold.what, What::Timeline { cells, .. } if cells.contains(&timeline.present)));
+        } else {
+            assert!(timeline.ended || present.writing == Writing::Over, "{name} is written by nobody");
+        }
+    }
+    assert!(semaphores.keys().copied().eq(registry.semaphores.keys()), "a semaphore is there as long as a lease is");
+    for (name, semaphore) in &registry.semaphores {
+        assert_eq!(semaphore.holders, semaphores[name]);
+    }
+
+    let cells = &registry.cells;
+    assert!(cells.taken <= cells.slabs.len() as u64 * registry.bounds.cells);
+    let resting: BTreeSet<_> = cells.resting.iter().copied().collect();
+    assert_eq!(resting.len(), cells.resting.len(), "a cell rests twice");
+    for number in 0..cells.taken {
+        let id = CellId(number);
+        assert_ne!(cells.used.contains_key(&id), resting.contains(&id), "cell {id} is used or rests");
+    }
+    assert_eq!(cells.used.len() + resting.len(), cells.taken as usize);
+    for (id, cell) in &cells.used {
+        assert_eq!(cell.uses, uses.get(id).copied().unwrap_or(0), "uses of cell {id}");
+        assert!(cell.uses > 0 || cell.writing != Writing::Over, "cell {id} ought to rest");
+        assert_eq!(cells.restless.contains(id), cell.ended && cell.writing != Writing::Over);
+        let written_by = registry.members.iter().filter(|(_, member)| member.cells.contains(id));
+        let written_by: Vec<_> = written_by.map(|(member, _)| Writing::By(*member)).collect();
+        match cell.writing {
+            Writing::By(_) => assert_eq!(written_by, [cell.writing]),
+            Writing::Over | Writing::Untold => assert_eq!(written_by, []),
+        }
+        assert!(cell.ended || cell.writing != Writing::Untold);
+    }
+    assert!(uses.keys().all(|id| cells.used.contains_key(id)));
+    assert!(registry.members.values().flat_map(|member| &member.cells).all(|id| cells.used.contains_key(id)));
+    let not_ended = cells.used.iter().filter(|(_, cell)| !cell.ended).filter_map(|(id, _)| registry.at(*id));
+    assert_eq!(not_ended.collect::<BTreeSet<_>>(), *live_cells, "cells that have not ended, here and at the rim");
+}

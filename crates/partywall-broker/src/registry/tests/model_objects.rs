@@ -1,0 +1,398 @@
+//! Timelines and semaphores of the model. Which cell is used next is the registry's choice; that it may be is checked.
+
+use super::{
+    model::{Model, Said, over},
+    *,
+};
+use crate::registry::{
+    effect::{Handle, Holder, ObjectRow, Refused, SemaphoreRow, TimelineRow},
+    state::Life,
+};
+
+/// What the model knows of control memory.
+#[derive(Debug, Default)]
+pub(super) struct Objects {
+    /// The cell that the registry has taken for the event that is being applied.
+    pub(super) chosen: Option<CellAt>,
+    pub(super) grips: Vec<Grip>,
+    pub(super) slabs: Vec<FdId>,
+    lines: Vec<Line>,
+    gates: Vec<Gate>,
+    /// By their numbers.
+    cells: Vec<Spot>,
+    abandoned: Vec<(MemberId, RequestId)>,
+}
+
+/// A lease.
+#[derive(Debug)]
+pub(super) struct Grip {
+    pub(super) id: LeaseId,
+    pub(super) member: MemberId,
+    origin: RequestId,
+    kind: ObjectKind,
+    name: Name,
+    /// The cells that it has led to.
+    cells: Vec<u64>,
+}
+
+/// A timeline.
+#[derive(Debug)]
+struct Line {
+    name: Name,
+    present: u64,
+    writer: Option<LeaseId>,
+}
+
+/// A semaphore.
+#[derive(Debug)]
+struct Gate {
+    name: Name,
+    memory: Made,
+    maximum: u32,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Spot {
+    incarnation: u32,
+    ended: bool,
+    writer: Option<MemberId>,
+    /// Its writer has left, and nobody knows until when it writes.
+    untold: bool,
+}
+
+impl Model {
+    pub(super) fn open_line(
+        &mut self,
+        member: MemberId,
+        request: RequestId,
+        open: &OpenTimeline,
+        said: &mut Said,
+    ) -> Outcome {
+        let mut unused = open.slab;
+        let begun = self.begin_line(member, open, &mut unused, said);
+        said.closed.extend(unused.map(|made| made.fd));
+        begun?;
+        let lease = self.grip(member, request, ObjectKind::Timeline, &open.name);
+        let line = self.objects.lines.iter_mut().find(|line| line.name == open.name).unwrap();
+        if open.writer {
+            line.writer = Some(lease);
+            self.objects.cells[line.present as usize].writer = Some(member);
+        }
+        let present = line.present;
+        self.objects.grips.last_mut().unwrap().cells.push(present);
+        Ok(self.line_of(lease).unwrap())
+    }
+
+    /// Has the timeline stand at a cell that the new lease may use.
+    fn begin_line(
+        &mut self,
+        member: MemberId,
+        open: &OpenTimeline,
+        slab: &mut Option<Made>,
+        said: &mut Said,
+    ) -> Result<(), Refused> {
+        over(Bound::Leases, self.bounds.leases, self.leases_of(member) + 1)?;
+        let line = self.objects.lines.iter().find(|line| line.name == open.name);
+        let former = match line {
+            None => {
+                over(Bound::Timelines, self.bounds.timelines, self.objects.lines.len() as u64 + 1)?;
+                None
+            }
+            Some(Line { writer: Some(writer), .. }) if open.writer => {
+                let grip = self.objects.grips.iter().find(|grip| grip.id == *writer).unwrap();
+                return Err(Refused::WriterExists { name: open.name.clone(), pid: 100 + grip.member.0 as u32 });
+            }
+            Some(line) if open.writer && self.objects.cells[line.present as usize].ended => Some(line.present),
+            Some(_) => return Ok(()),
+        };
+        let idle = (0..self.objects.cells.len() as u64).filter(|number| self.is_idle(*number)).count() as u64;
+        let is_fresh =
+            |objects: &Objects| (objects.cells.len() as u64) < objects.slabs.len() as u64 * self.bounds.cells;
+        if idle <= self.bounds.rest && !is_fresh(&self.objects) {
+            match self.room_for_slab(slab.map_or(0, |slab| slab.bytes)) {
+                Ok(()) => self.objects.slabs.push(slab.take().unwrap().fd),
+                Err(refused) if idle == 0 => return Err(refused),
+                Err(_) => {}
+            }
+        }
+        let at = self.objects.chosen.unwrap();
+        let slab = self.objects.slabs.iter().position(|slab| *slab == at.slab).unwrap() as u64;
+        let number = slab * self.bounds.cells + u64::from(at.index);
+        let incarnation = former.map_or(0, |former| self.objects.cells[former as usize].incarnation) + 1;
+        let spot = Spot { incarnation, ended: false, writer: None, untold: false };
+        if idle > self.bounds.rest || !is_fresh(&self.objects) {
+            assert!(self.is_idle(number), "cell {number} is in use");
+            self.objects.cells[number as usize] = spot;
+        } else {
+            assert_eq!(number, self.objects.cells.len() as u64, "another one is fresh");
+            self.objects.cells.push(spot);
+        }
+        let from = former.map(|former| self.at(former));
+        said.control.push(Effect::StartCell { at, from, incarnation });
+        match self.objects.lines.iter_mut().find(|line| line.name == open.name) {
+            Some(line) => line.present = number,
+            None => self.objects.lines.push(Line { name: open.name.clone(), present: number, writer: None }),
+        }
+        Ok(())
+    }
+
+    fn room_for_slab(&self, bytes: u64) -> Result<(), Refused> {
+        let allowed = self.bounds.slabs * self.bounds.cells;
+        over(Bound::Timelines, allowed, (self.objects.slabs.len() as u64 + 1) * self.bounds.cells)
+            .map_err(|_| Refused::Limit { bound: Bound::Timelines, allowed, needed: allowed + 1 })?;
+        over(Bound::Fds, self.bounds.fds, self.fds() + 1)?;
+        over(Bound::Bytes, self.bounds.bytes, self.bytes() + bytes)
+    }
+
+    /// Whether nobody looks at a cell and nobody writes to it.
+    fn is_idle(&self, number: u64) -> bool {
+        let spot = self.objects.cells[number as usize];
+        let seen = self.objects.grips.iter().any(|grip| grip.cells.contains(&number));
+        let stood_at = self.objects.lines.iter().any(|line| line.present == number);
+        !seen && !stood_at && spot.writer.is_none() && !spot.untold
+    }
+
+    pub(super) fn follow(&mut self, member: MemberId, lease: LeaseId) -> Outcome {
+        let stale = Refused::Stale(Handle::Lease);
+        let grip = self.objects.grips.iter_mut().find(|grip| grip.id == lease && grip.member == member);
+        let grip = grip.filter(|grip| grip.kind == ObjectKind::Timeline).ok_or(stale)?;
+        let present = self.objects.lines.iter().find(|line| line.name == grip.name).unwrap().present;
+        if !grip.cells.contains(&present) {
+            grip.cells.push(present);
+        }
+        Ok(self.line_of(lease).unwrap())
+    }
+
+    pub(super) fn line_of(&self, lease: LeaseId) -> Option<Verdict> {
+        let grip = self.objects.grips.iter().find(|grip| grip.id == lease)?;
+        let number = *grip.cells.last()?;
+        let writer = self.objects.lines.iter().any(|line| line.writer == Some(lease));
+        Some(Verdict::Timeline(OpenedTimeline {
+            lease,
+            slab: (number / self.bounds.cells) as u32,
+            cell: (number % self.bounds.cells) as u32,
+            incarnation: self.objects.cells[number as usize].incarnation,
+            writer,
+        }))
+    }
+
+    pub(super) fn abandon_line(
+        &mut self,
+        member: MemberId,
+        request: RequestId,
+        name: &Name,
+        said: &mut Said,
+    ) -> Outcome {
+        if !self.objects.lines.iter().any(|line| line.name == *name) {
+            let kind = ObjectKind::Timeline;
+            return Err(Refused::ObjectNotFound { kind, name: name.clone(), near: Vec::new() });
+        }
+        self.end_line(name, CellEnding::Abandoned, said);
+        self.objects.abandoned.retain(|(who, _)| *who != member);
+        self.objects.abandoned.push((member, request));
+        Ok(Verdict::Done)
+    }
+
+    fn end_line(&mut self, name: &Name, ending: CellEnding, said: &mut Said) {
+        let line = self.objects.lines.iter_mut().find(|line| line.name == *name).unwrap();
+        line.writer = None;
+        let present = line.present;
+        if !std::mem::replace(&mut self.objects.cells[present as usize].ended, true) {
+            said.control.push(Effect::EndCell { at: self.at(present), ending });
+        }
+    }
+
+    pub(super) fn settle(&mut self, at: CellAt) {
+        let slab = self.objects.slabs.iter().position(|slab| *slab == at.slab).unwrap() as u64;
+        let spot = &mut self.objects.cells[(slab * self.bounds.cells + u64::from(at.index)) as usize];
+        if spot.ended {
+            (spot.writer, spot.untold) = (None, false);
+        }
+    }
+
+    /// Ended cells that may still be written.
+    pub(super) fn restless(&self) -> Vec<CellAt> {
+        let restless = |spot: &Spot| spot.ended && (spot.writer.is_some() || spot.untold);
+        let numbers = (0..).zip(&self.objects.cells).filter(|(_, spot)| restless(spot)).map(|(number, _)| number);
+        numbers.map(|number| self.at(number)).collect()
+    }
+
+    pub(super) fn open_gate(
+        &mut self,
+        member: MemberId,
+        request: RequestId,
+        open: &OpenSemaphore,
+        said: &mut Said,
+    ) -> Outcome {
+        let mut unused = open.memory;
+        let made = self.make_gate(member, open, &mut unused);
+        said.closed.extend(unused.map(|made| made.fd));
+        made?;
+        let lease = self.grip(member, request, ObjectKind::Semaphore, &open.name);
+        Ok(Verdict::Semaphore { lease, maximum: open.maximum })
+    }
+
+    fn make_gate(&mut self, member: MemberId, open: &OpenSemaphore, made: &mut Option<Made>) -> Result<(), Refused> {
+        over(Bound::Leases, self.bounds.leases, self.leases_of(member) + 1)?;
+        let OpenSemaphore { name, maximum, .. } = open;
+        match self.objects.gates.iter().find(|gate| gate.name == *name) {
+            Some(gate) if gate.maximum == *maximum => return Ok(()),
+            Some(gate) => {
+                let (maximum, asked) = (gate.maximum, *maximum);
+                return Err(Refused::WrongMaximum { name: name.clone(), maximum, asked });
+            }
+            None => {}
+        }
+        over(Bound::Semaphores, self.bounds.semaphores, self.objects.gates.len() as u64 + 1)?;
+        over(Bound::Fds, self.bounds.fds, self.fds() + 1)?;
+        over(Bound::Bytes, self.bounds.bytes, self.bytes() + made.map_or(0, |made| made.bytes))?;
+        self.objects.gates.push(Gate { name: name.clone(), memory: made.take().unwrap(), maximum: *maximum });
+        Ok(())
+    }
+
+    pub(super) fn known_object(&self, member: MemberId, request: RequestId, kind: ObjectKind) -> Option<Verdict> {
+        let since = |grip: &&Grip| grip.member == member && grip.origin == request && grip.kind == kind;
+        let grip = self.objects.grips.iter().find(since)?;
+        match kind {
+            ObjectKind::Timeline => self.line_of(grip.id),
+            ObjectKind::Semaphore => {
+                let gate = self.objects.gates.iter().find(|gate| gate.name == grip.name)?;
+                Some(Verdict::Semaphore { lease: grip.id, maximum: gate.maximum })
+            }
+        }
+    }
+
+    pub(super) fn has_abandoned(&self, member: MemberId, request: RequestId) -> bool {
+        self.objects.abandoned.contains(&(member, request))
+    }
+
+    fn grip(&mut self, member: MemberId, origin: RequestId, kind: ObjectKind, name: &Name) -> LeaseId {
+        self.leases += 1;
+        let id = LeaseId(self.leases);
+        self.objects.grips.push(Grip { id, member, origin, kind, name: name.clone(), cells: Vec::new() });
+        id
+    }
+
+    /// Gives a lease back.
+    pub(super) fn loosen(&mut self, lease: LeaseId, said: &mut Said) {
+        let index = self.objects.grips.iter().position(|grip| grip.id == lease).unwrap();
+        let (kind, name) = (self.objects.grips[index].kind, self.objects.grips[index].name.clone());
+        self.end_line_of(lease, CellEnding::Closed, said);
+        let Grip { member, .. } = self.objects.grips.remove(index);
+        let on_it = |grip: &&Grip| grip.kind == kind && grip.name == name;
+        let anybody = self.objects.grips.iter().any(|grip| on_it(&grip));
+        match kind {
+            ObjectKind::Timeline if !anybody => {
+                self.end_line(&name, CellEnding::Abandoned, said);
+                self.objects.lines.retain(|line| line.name != name);
+            }
+            ObjectKind::Timeline => {}
+            ObjectKind::Semaphore => {
+                let gate = self.objects.gates.iter().find(|gate| gate.name == name).unwrap();
+                let semaphore = gate.memory.fd;
+                if !anybody {
+                    said.closed.push(semaphore);
+                    self.objects.gates.retain(|gate| gate.name != name);
+                } else if !self.objects.grips.iter().filter(on_it).any(|grip| grip.member == member) {
+                    said.control.push(Effect::ReturnPermits { semaphore, row: self.person(member).row });
+                }
+            }
+        }
+    }
+
+    /// Ends what a member signals.
+    pub(super) fn end_lines_of(&mut self, member: MemberId, ending: CellEnding, said: &mut Said) {
+        for lease in self.grips_of(member) {
+            self.end_line_of(lease, ending, said);
+        }
+    }
+
+    /// Ends what a lease signals.
+    pub(super) fn end_line_of(&mut self, lease: LeaseId, ending: CellEnding, said: &mut Said) {
+        let written = self.objects.lines.iter().find(|line| line.writer == Some(lease));
+        if let Some(name) = written.map(|line| line.name.clone()) {
+            self.end_line(&name, ending, said);
+        }
+    }
+
+    /// A member is gone.
+    pub(super) fn give_objects_back(&mut self, member: MemberId, is_dead: bool, said: &mut Said) {
+        for spot in self.objects.cells.iter_mut().filter(|spot| spot.writer == Some(member)) {
+            (spot.writer, spot.untold) = (None, !is_dead);
+        }
+        self.grips_of(member).into_iter().for_each(|lease| self.loosen(lease, said));
+        self.objects.abandoned.retain(|(who, _)| *who != member);
+    }
+
+    /// Whether a member may still store in some cell.
+    pub(super) fn writes(&self, member: MemberId) -> bool {
+        self.objects.cells.iter().any(|spot| spot.writer == Some(member))
+    }
+
+    fn grips_of(&self, member: MemberId) -> Vec<LeaseId> {
+        self.objects.grips.iter().filter(|grip| grip.member == member).map(|grip| grip.id).collect()
+    }
+
+    pub(super) fn objects_listed(&self) -> Vec<ObjectRow> {
+        let mut timelines: Vec<_> = self.objects.lines.iter().collect();
+        timelines.sort_by_key(|line| line.name.clone());
+        let mut semaphores: Vec<_> = self.objects.gates.iter().collect();
+        semaphores.sort_by_key(|gate| gate.name.clone());
+        let timelines = timelines.into_iter().map(|line| {
+            let writer = self.objects.grips.iter().find(|grip| line.writer == Some(grip.id));
+            ObjectRow::Timeline(TimelineRow {
+                name: line.name.clone(),
+                at: Some(self.at(line.present)),
+                incarnation: self.objects.cells[line.present as usize].incarnation,
+                writer: writer.map(|grip| 100 + grip.member.0 as u32),
+                leases: self.grips_on(ObjectKind::Timeline, &line.name).count() as u32,
+            })
+        });
+        let semaphores = semaphores.into_iter().map(|gate| {
+            ObjectRow::Semaphore(SemaphoreRow {
+                name: gate.name.clone(),
+                memory: gate.memory.fd,
+                maximum: gate.maximum,
+                leases: self.grips_on(ObjectKind::Semaphore, &gate.name).count() as u32,
+            })
+        });
+        timelines.chain(semaphores).collect()
+    }
+
+    pub(super) fn inspect_object(&self, kind: ObjectKind, name: &Name) -> Outcome {
+        let is_it = |row: &&ObjectRow| {
+            let of_kind = matches!(row, ObjectRow::Timeline(_)) == (kind == ObjectKind::Timeline);
+            of_kind && row.name() == name
+        };
+        let rows = self.objects_listed();
+        let missing = Refused::ObjectNotFound { kind, name: name.clone(), near: Vec::new() };
+        let row = rows.iter().find(is_it).ok_or(missing)?.clone();
+        let holders = self.people.iter().filter_map(|person| {
+            let leases = self.grips_on(kind, name).filter(|grip| grip.member == person.id).count() as u32;
+            let command = format!("member {}", person.id).into();
+            let (pid, unproven) = (100 + person.id.0 as u32, person.life == Life::Unproven);
+            (leases > 0).then_some(Holder { pid, command, leases, unproven })
+        });
+        Ok(Verdict::Object(Box::new((row, holders.collect()))))
+    }
+
+    fn grips_on(&self, kind: ObjectKind, name: &Name) -> impl Iterator<Item = &Grip> {
+        self.objects.grips.iter().filter(move |grip| grip.kind == kind && grip.name == *name)
+    }
+
+    /// Slabs and semaphores: how many, and their bytes.
+    pub(super) fn control_memory(&self) -> (u64, u64) {
+        let (slabs, gates) = (self.objects.slabs.len() as u64, &self.objects.gates);
+        (slabs + gates.len() as u64, slabs * SLAB_BYTES + gates.iter().map(|gate| gate.memory.bytes).sum::<u64>())
+    }
+
+    /// Timelines and semaphores.
+    pub(super) fn object_counts(&self) -> (u64, u64) {
+        (self.objects.lines.len() as u64, self.objects.gates.len() as u64)
+    }
+
+    fn at(&self, number: u64) -> CellAt {
+        let slab = self.objects.slabs[(number / self.bounds.cells) as usize];
+        CellAt { slab, index: (number % self.bounds.cells) as u32 }
+    }
+}

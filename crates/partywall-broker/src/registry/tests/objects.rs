@@ -1,0 +1,438 @@
+//! The rules of timelines, semaphores and cells, one by one.
+
+use super::*;
+use crate::registry::{
+    effect::{Handle, Holder, ObjectRow, Refused},
+    types::Whom,
+};
+
+const STALE: Outcome = Err(Refused::Stale(Handle::Lease));
+
+/// What became of cells, in order.
+fn ends(effects: &[Effect]) -> Vec<(CellAt, CellEnding)> {
+    let end = |effect: &Effect| match effect {
+        Effect::EndCell { at, ending } => Some((*at, *ending)),
+        _ => None,
+    };
+    effects.iter().filter_map(end).collect()
+}
+
+fn starts(effects: &[Effect]) -> Vec<(CellAt, Option<CellAt>, u32)> {
+    let start = |effect: &Effect| match effect {
+        Effect::StartCell { at, from, incarnation } => Some((*at, *from, *incarnation)),
+        _ => None,
+    };
+    effects.iter().filter_map(start).collect()
+}
+
+fn returned(effects: &[Effect]) -> Vec<(FdId, u16)> {
+    let permits = |effect: &Effect| match effect {
+        Effect::ReturnPermits { semaphore, row } => Some((*semaphore, *row)),
+        _ => None,
+    };
+    effects.iter().filter_map(permits).collect()
+}
+
+fn abandon(name: &str) -> Call {
+    Call::AbandonTimeline { name: Name::new(name) }
+}
+
+fn place(opened: &OpenedTimeline) -> (u32, u32) {
+    (opened.slab, opened.cell)
+}
+
+#[test]
+fn who_waits_first_and_who_writes_first_share_a_cell() {
+    let (mut w, [a, b, c]) = Watched::with_members();
+    let waiter = w.timeline(a, "x", false);
+    let writer = w.timeline(b, "x", true);
+    let late = w.timeline(c, "x", false);
+    assert_eq!((place(&waiter), waiter.incarnation, waiter.writer), (place(&writer), 1, false));
+    assert_eq!((place(&late), late.incarnation, writer.writer, late.writer), (place(&writer), 1, true, false));
+    let exists = Err(Refused::WriterExists { name: Name::new("x"), pid: 102 });
+    assert_eq!(w.open_timeline(a, "x", true), exists);
+    assert_eq!(w.open_timeline(b, "x", true), exists, "also for the same process");
+    assert_eq!(w.commit(a, "x", true).0, 1, "segments have names of their own");
+}
+
+#[test]
+fn a_cell_is_as_it_says_before_anybody_hears_of_it() {
+    let (mut w, [a]) = Watched::with_members();
+    let open = OpenTimeline { name: Name::new("x"), writer: true, slabs: 0, slab: None };
+    let call = w.provide(a, Call::OpenTimeline(open));
+    let effects = w.apply(Event::Request { member: a, request: RequestId(1), call });
+    assert!(matches!(&effects[..], [Effect::StartCell { from: None, incarnation: 1, .. }, Effect::Reply { .. }]));
+}
+
+#[test]
+fn waits_end_when_the_writer_is_proved_dead_and_the_next_writer_goes_on() {
+    let (mut w, [a, b, c]) = Watched::with_members();
+    let reader = w.timeline(a, "x", false);
+    w.timeline(b, "x", true);
+    assert_eq!(ends(&w.apply(Event::Suspected { member: b })), [], "that proves nothing");
+    assert_eq!(ends(&w.apply(Event::HeldByChild { member: b })), []);
+    let [(first, CellEnding::OwnerDied)] = ends(&w.apply(Event::Died { member: b }))[..] else { panic!("one end") };
+    assert_eq!(w.follow(a, reader.lease).incarnation, 1, "there is no next one yet");
+
+    let (_, outcome, effects) =
+        w.ask(c, Call::OpenTimeline(OpenTimeline { name: Name::new("x"), writer: true, slabs: 0, slab: None }));
+    let Ok(Verdict::Timeline(second)) = outcome else { panic!("{outcome:?}") };
+    let [(at, Some(from), 2)] = starts(&effects)[..] else { panic!("{effects:?}") };
+    assert!(from == first && at != first);
+    let followed = w.follow(a, reader.lease);
+    assert_eq!((place(&followed), followed.incarnation, followed.writer), (place(&second), 2, false));
+    assert_eq!(
+        ends(&w.apply(Event::Died { member: c })),
+        [(at, CellEnding::OwnerDied)],
+        "a second death is as the first"
+    );
+}
+
+#[test]
+fn a_writer_that_lets_go_or_leaves_has_closed() {
+    let (mut w, [a, b, c]) = Watched::with_members();
+    w.timeline(a, "x", false);
+    let opened = w.timeline(b, "x", true);
+    let effects = w.release(b, opened.lease);
+    assert!(matches!(ends(&effects)[..], [(_, CellEnding::Closed)]));
+    assert_eq!(w.ask(b, Call::Release { lease: opened.lease }).1, STALE);
+    let again = w.timeline(c, "x", true);
+    assert_eq!(again.incarnation, 2);
+    let effects = w.ask(c, Call::Leave).2;
+    assert!(matches!(ends(&effects)[..], [(_, CellEnding::Closed)]));
+}
+
+#[test]
+fn a_timeline_goes_with_its_last_lease() {
+    let (mut w, [a, b]) = Watched::with_members();
+    let one = w.timeline(a, "x", false);
+    let two = w.timeline(b, "x", false);
+    assert_eq!(ends(&w.release(a, one.lease)), []);
+    let effects = w.release(b, two.lease);
+    assert!(matches!(ends(&effects)[..], [(_, CellEnding::Abandoned)]), "a forgotten wait of a stream ends");
+    assert!(w.registry.timelines.is_empty());
+    assert_eq!(w.timeline(a, "x", true).incarnation, 1);
+}
+
+#[test]
+fn abandoning_ends_the_waits_and_the_writers_turn() {
+    let (mut w, [a, b, c]) = Watched::with_members();
+    let missing = Refused::ObjectNotFound { kind: ObjectKind::Timeline, name: Name::new("y"), near: vec![] };
+    assert_eq!(w.ask(a, abandon("y")).1, Err(missing));
+    w.timeline(a, "wanted", false);
+    let near = Refused::ObjectNotFound {
+        kind: ObjectKind::Timeline,
+        name: Name::new("wantde"),
+        near: vec![Name::new("wanted")],
+    };
+    assert_eq!(w.ask(a, abandon("wantde")).1, Err(near));
+
+    let old = w.timeline(b, "x", true);
+    let (_, outcome, effects) = w.ask(c, abandon("x"));
+    assert_eq!(outcome, Ok(Verdict::Done));
+    assert!(matches!(ends(&effects)[..], [(_, CellEnding::Abandoned)]));
+    assert_eq!(ends(&w.ask(c, abandon("x")).2), [], "it has ended");
+    assert!(!w.follow(b, old.lease).writer);
+
+    let new = w.timeline(c, "x", true);
+    assert_eq!((new.incarnation, place(&new) == place(&old)), (2, false));
+    assert_eq!(ends(&w.release(b, old.lease)), [], "the former writer is a reader");
+    assert!(w.follow(c, new.lease).writer);
+}
+
+#[test]
+fn a_repeated_request_gives_the_same_lease_and_abandons_once() {
+    let (mut w, [a, b]) = Watched::with_members();
+    let open = || Call::OpenTimeline(OpenTimeline { name: Name::new("x"), writer: true, slabs: 0, slab: None });
+    let (request, first, _) = w.ask(a, open());
+    assert_eq!(w.ask_as(a, request, open()).0, first);
+    let open = || Call::OpenSemaphore(OpenSemaphore { name: Name::new("s"), maximum: 3, memory: None });
+    let (request, first, _) = w.ask(a, open());
+    assert_eq!(w.ask_as(a, request, open()).0, first);
+    assert_eq!(w.registry.holds.len(), 2);
+
+    let (request, _, effects) = w.ask(b, abandon("x"));
+    assert_eq!(ends(&effects).len(), 1);
+    w.timeline(a, "x", true);
+    let (outcome, effects) = w.ask_as(b, request, abandon("x"));
+    assert_eq!((outcome, ends(&effects)), (Ok(Verdict::Done), vec![]), "the new writer is not meant");
+}
+
+#[test]
+fn a_cell_is_used_again_only_when_nobody_can_see_or_write_it() {
+    let bounds = Bounds { slabs: 1, rest: 0, ..UNBOUNDED };
+    let mut w = Watched::new(bounds);
+    let [a, b, c] = std::array::from_fn(|i| MemberId(i as u64 + 1));
+    [a, b, c].into_iter().for_each(|member| w.join(member));
+    let full = Err(Refused::Limit { bound: Bound::Timelines, allowed: 4, needed: 5 });
+
+    // Three cells of four: a reader that does not follow keeps the cells that it had.
+    let reader = w.timeline(a, "x", false);
+    w.timeline(b, "x", true);
+    w.apply(Event::Died { member: b });
+    w.timeline(c, "x", true);
+    let [(second, _)] = ends(&w.ask(a, abandon("x")).2)[..] else { panic!("one end") };
+    let third = w.timeline(a, "x", true);
+    assert_eq!((reader.cell, third.cell), (0, 2));
+    w.timeline(a, "y", false);
+    assert_eq!(w.open_timeline(a, "z", false), full);
+
+    // Nobody looks at the first one any more.
+    w.release(a, reader.lease);
+    assert_eq!(w.timeline(a, "z", false).cell, 0);
+    // c has a lease on the second, and its streams may still store in it.
+    assert_eq!(w.open_timeline(a, "more", false), full);
+    assert_eq!(w.registry.guarded(), [second]);
+    w.apply(Event::CellSettled { at: second });
+    assert_eq!((w.open_timeline(a, "more", false), w.registry.guarded()), (full, vec![]));
+    let lease = *w.registry.members[&c].holds.first().unwrap();
+    w.release(c, lease);
+    assert_eq!(w.timeline(a, "more", false).cell, 1);
+}
+
+#[test]
+fn a_cell_that_its_writer_may_still_write_waits_for_the_proof_of_its_death() {
+    let (mut w, [a, b]) = Watched::with_members();
+    w.timeline(a, "x", false);
+    let lease = w.timeline(b, "x", true).lease;
+    let [(cell, _)] = ends(&w.release(b, lease))[..] else { panic!("one end") };
+    assert_eq!(w.registry.guarded(), [cell]);
+    w.apply(Event::Suspected { member: b });
+    w.apply(Event::Resumed { member: b });
+    assert_eq!(w.registry.guarded(), [cell]);
+    w.apply(Event::Died { member: b });
+    assert_eq!(w.registry.guarded(), []);
+}
+
+#[test]
+fn a_cell_of_one_that_has_left_before_its_streams_were_done_is_never_used_again() {
+    let mut w = Watched::new(Bounds { slabs: 1, cells: 2, rest: 0, ..UNBOUNDED });
+    let [a, b] = [MemberId(1), MemberId(2)];
+    w.join(a);
+    w.join(b);
+    let reader = w.timeline(a, "x", false);
+    w.timeline(b, "x", true);
+    let [(cell, _)] = ends(&w.ask(b, Call::Leave).2)[..] else { panic!("one end") };
+    assert_eq!(w.registry.guarded(), [cell]);
+    w.release(a, reader.lease);
+    assert_eq!(w.registry.guarded(), [], "nobody looks");
+    assert_eq!(w.timeline(a, "y", false).cell, 1);
+    assert!(matches!(w.open_timeline(a, "z", false), Err(Refused::Limit { bound: Bound::Timelines, .. })));
+    // Only the rim knows better.
+    w.apply(Event::CellSettled { at: cell });
+    assert_eq!(w.timeline(a, "z", false).cell, 0);
+}
+
+#[test]
+fn waits_end_when_the_writer_is_evicted_or_loses_its_context() {
+    let (mut w, [a, b, c]) = Watched::with_members();
+    w.timeline(a, "x", false);
+    let lease = w.timeline(b, "x", true).lease;
+    let evict = Call::Evict { whom: Whom::Member(b), kill: false };
+    let [(evicted, CellEnding::Evicted)] = ends(&w.ask(a, evict).2)[..] else { panic!("one end") };
+    assert!(matches!(w.ask(b, Call::Release { lease }).1, Err(Refused::Evicted { .. })));
+    assert_eq!(
+        w.registry.lacks(b, &Call::OpenSemaphore(OpenSemaphore { name: Name::new("s"), maximum: 1, memory: None })),
+        None
+    );
+    let lease = w.timeline(c, "x", true).lease;
+    let [(faulted, CellEnding::OwnerFaulted)] = ends(&w.ask(c, Call::ContextLost).2)[..] else { panic!("one end") };
+    assert_eq!(w.registry.guarded(), [evicted, faulted], "both live on");
+
+    // It cannot know whether its streams still wait; its end will tell.
+    assert_eq!(w.ask(c, Call::Release { lease }).1, Ok(Verdict::Done));
+    assert!(w.registry.holds.contains_key(&lease));
+    w.apply(Event::Died { member: b });
+    w.apply(Event::Died { member: c });
+    assert_eq!((w.registry.guarded(), w.registry.holds.len()), (vec![], 1));
+}
+
+#[test]
+fn cells_and_permits_of_a_death_without_proof_are_in_quarantine() {
+    let (mut w, [a, b]) = Watched::with_members();
+    w.timeline(a, "x", false);
+    w.semaphore(a, "s", 2);
+    w.ask(b, Call::UsesGpu { mps: true }).1.unwrap();
+    w.timeline(b, "x", true);
+    w.semaphore(b, "s", 2);
+    let row = w.registry.row(b).unwrap();
+    let effects = w.apply(Event::Died { member: b });
+    let [(cell, CellEnding::OwnerDied)] = ends(&effects)[..] else { panic!("waits end at once") };
+    assert!(effects.contains(&Effect::Quarantined(b)) && returned(&effects).is_empty());
+    assert_eq!(w.registry.guarded(), [cell], "its kernels may run on");
+    w.join(MemberId(3));
+    assert_ne!(w.registry.row(MemberId(3)), Some(row), "the row is a dead one's");
+
+    let effects = w.apply(Event::Expired { member: b });
+    assert_eq!((returned(&effects).len(), w.registry.guarded()), (1, vec![]));
+    w.join(MemberId(4));
+    assert_eq!(w.registry.row(MemberId(4)), Some(row));
+}
+
+#[test]
+fn cells_rest_before_they_are_used_again() {
+    let mut w = Watched::new(Bounds { slabs: 2, cells: 3, rest: 2, ..UNBOUNDED });
+    let a = MemberId(1);
+    w.join(a);
+    let cells: Vec<_> = (0..9)
+        .map(|_| {
+            let opened = w.timeline(a, "x", false);
+            w.release(a, opened.lease);
+            opened.slab * 3 + opened.cell
+        })
+        .collect();
+    assert_eq!(cells, [0, 1, 2, 0, 1, 2, 0, 1, 2], "the third is the first that rests long enough");
+    let mut held = || w.timeline(a, &format!("{}", w.last_request), false);
+    let held: Vec<_> = (0..6).map(|_| held()).map(|opened| opened.slab * 3 + opened.cell).collect();
+    assert_eq!(held, [0, 3, 4, 5, 1, 2], "no other is left in the end");
+}
+
+#[test]
+fn slabs_come_with_the_answer_as_far_as_the_member_lacks_them() {
+    let (mut w, [a, b]) = Watched::with_members();
+    let opened: Vec<_> = (0..9).map(|i| w.timeline(a, &format!("{i}"), false)).collect();
+    assert_eq!(opened.iter().map(|o| o.slab).collect::<Vec<_>>(), [0, 0, 0, 0, 1, 1, 1, 1, 2]);
+    let mut fds = |name: &str, slabs| {
+        let open = OpenTimeline { name: Name::new(name), writer: false, slabs, slab: None };
+        w.last_request += 1;
+        let request = RequestId(w.last_request);
+        let effects = w.apply(Event::Request { member: b, request, call: Call::OpenTimeline(open) });
+        match &effects[..] {
+            [Effect::Reply { outcome: Ok(_), fds, .. }] => fds.len(),
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(
+        [fds("8", 0), fds("8", 1), fds("8", 3), fds("8", u32::MAX), fds("0", 0), fds("0", 1)],
+        [3, 2, 0, 0, 1, 0]
+    );
+}
+
+#[test]
+fn permits_go_back_with_the_last_lease_of_a_member() {
+    let (mut w, [a, b]) = Watched::with_members();
+    let ours = w.semaphore(a, "s", 3);
+    let more = w.semaphore(a, "s", 3);
+    let wrong = Refused::WrongMaximum { name: Name::new("s"), maximum: 3, asked: 4 };
+    assert_eq!(w.open_semaphore(b, "s", 4), Err(wrong));
+    w.semaphore(b, "s", 3);
+    let memory = w.registry.semaphores[&Name::new("s")].memory.fd;
+    assert_eq!(returned(&w.release(a, ours)), []);
+    assert_eq!(returned(&w.release(a, more)), [(memory, w.registry.row(a).unwrap())]);
+    let row = w.registry.row(b).unwrap();
+    w.semaphore(a, "s", 3);
+    w.apply(Event::Suspected { member: b });
+    assert_eq!(returned(&w.apply(Event::Died { member: b })), [(memory, row)]);
+}
+
+#[test]
+fn a_semaphores_memory_goes_with_its_last_lease() {
+    let (mut w, [a]) = Watched::with_members();
+    let lease = w.semaphore(a, "s", 3);
+    let memory = w.registry.semaphores[&Name::new("s")].memory.fd;
+    let effects = w.release(a, lease);
+    assert_eq!((closed(&effects), returned(&effects)), (vec![memory], vec![]));
+    w.semaphore(a, "s", 4);
+}
+
+#[test]
+fn timelines_and_semaphores_are_bounded() {
+    let mut w = Watched::new(Bounds { timelines: 1, semaphores: 1, fds: 2, leases: 3, bytes: 8, ..UNBOUNDED });
+    let a = MemberId(1);
+    w.join(a);
+    let over = |bound, allowed, needed| Err(Refused::Limit { bound, allowed, needed });
+    assert_eq!(w.open_semaphore(a, "s", 9), over(Bound::Bytes, 8, 9));
+    w.semaphore(a, "s", 4);
+    assert_eq!(w.open_semaphore(a, "t", 4), over(Bound::Semaphores, 1, 2));
+    assert_eq!(w.open_timeline(a, "x", false), over(Bound::Bytes, 8, 4 + SLAB_BYTES));
+    w.apply(Event::Died { member: a });
+    w.join(a);
+    w.timeline(a, "x", false);
+    assert_eq!(w.open_timeline(a, "y", false), over(Bound::Timelines, 1, 2));
+    w.semaphore(a, "s", 1);
+    w.timeline(a, "x", false);
+    assert_eq!(w.open_timeline(a, "x", false), over(Bound::Leases, 3, 4));
+
+    let mut w = Watched::new(Bounds { fds: 1, ..UNBOUNDED });
+    w.join(a);
+    w.timeline(a, "x", false);
+    assert_eq!(w.open_semaphore(a, "s", 1), over(Bound::Fds, 1, 2));
+    for i in 0..3 {
+        w.timeline(a, &format!("{i}"), false);
+    }
+    assert_eq!(w.open_timeline(a, "y", false), over(Bound::Fds, 1, 2));
+}
+
+#[test]
+fn they_are_in_use_and_counted() {
+    let (mut w, [a, b]) = Watched::with_members();
+    w.timeline(b, "x", true);
+    w.semaphore(b, "s", 1);
+    assert_eq!(w.ask(a, Call::Stop { force: false }).1, Err(Refused::InUse { names: 2, members: 1 }));
+    let Ok(Verdict::Status(counts)) = w.ask(a, Call::Status).1 else { panic!("a status") };
+    assert_eq!((counts.timelines, counts.semaphores, counts.leases, counts.fds), (1, 1, 2, 2));
+    let Ok(Verdict::Members { members, .. }) = w.ask(a, Call::Members { after: None }).1 else { panic!("members") };
+    assert_eq!(members.iter().map(|row| row.leases).collect::<Vec<_>>(), [0, 2]);
+    w.apply(Event::Died { member: b });
+    assert_eq!(w.ask(a, Call::Stop { force: false }).2, [Effect::Stop]);
+}
+
+#[test]
+fn listings_go_from_timelines_to_semaphores() {
+    let (mut w, [a, b]) = Watched::with_members();
+    w.timeline(a, "t2", true);
+    w.timeline(b, "t1", false);
+    w.timeline(b, "t2", false);
+    w.semaphore(a, "s", 2);
+    let list = |w: &mut Watched, after: Option<(ObjectKind, &str)>| {
+        let after = after.map(|(kind, name)| (kind, Name::new(name)));
+        match w.ask(a, Call::Objects { after }).1 {
+            Ok(Verdict::Objects { objects, more: false }) => objects,
+            other => panic!("{other:?}"),
+        }
+    };
+    let names = |objects: Vec<ObjectRow>| objects.iter().map(|row| row.name().to_string()).collect::<Vec<_>>();
+    assert_eq!(names(list(&mut w, None)), ["t1", "t2", "s"]);
+    assert_eq!(names(list(&mut w, Some((ObjectKind::Timeline, "t1")))), ["t2", "s"]);
+    assert_eq!(names(list(&mut w, Some((ObjectKind::Timeline, "t2")))), ["s"]);
+    assert!(list(&mut w, Some((ObjectKind::Semaphore, "s"))).is_empty());
+
+    let inspect = |w: &mut Watched, kind, name| w.ask(b, Call::InspectObject { kind, name: Name::new(name) }).1;
+    let Ok(Verdict::Object(detail)) = inspect(&mut w, ObjectKind::Timeline, "t2") else { panic!("it is there") };
+    let (ObjectRow::Timeline(row), holders) = *detail else { panic!("a timeline") };
+    assert_eq!((row.writer, row.leases, row.incarnation), (Some(101), 2, 1));
+    let holder = |pid, name: &str| Holder { pid, command: name.into(), leases: 1, unproven: false };
+    assert_eq!(holders, [holder(101, "member 1"), holder(102, "member 2")]);
+    let missing = inspect(&mut w, ObjectKind::Semaphore, "t2");
+    assert!(matches!(missing, Err(Refused::ObjectNotFound { kind: ObjectKind::Semaphore, .. })));
+}
+
+#[test]
+fn pages_of_objects_fit_a_message_and_miss_none() {
+    let (mut w, [a]) = Watched::with_members();
+    // Straight into the registry: an audit after each of these would be quadratic.
+    for i in 0..600 {
+        let name = Name::new(format!("{i:04}{}", "x".repeat(251)));
+        let call = match i % 2 {
+            0 => Call::OpenTimeline(OpenTimeline { name, writer: false, slabs: 0, slab: None }),
+            _ => Call::OpenSemaphore(OpenSemaphore { name, maximum: 1, memory: None }),
+        };
+        let call = w.provide(a, call);
+        w.registry.apply(Event::Request { member: a, request: RequestId(i + 1), call }, 0);
+    }
+    let (mut after, mut seen) = (None, Vec::new());
+    loop {
+        let Verdict::Objects { objects, more } = w.registry.list_objects(after.clone()) else { panic!("objects") };
+        assert!(objects.len() < 150 && !objects.is_empty());
+        after = objects.last().map(|row| match row {
+            ObjectRow::Timeline(row) => (ObjectKind::Timeline, row.name.clone()),
+            ObjectRow::Semaphore(row) => (ObjectKind::Semaphore, row.name.clone()),
+        });
+        seen.extend(after.clone().into_iter().map(|(kind, _)| kind));
+        seen.resize(seen.len() + objects.len() - 1, ObjectKind::Timeline);
+        if !more {
+            break;
+        }
+    }
+    assert_eq!(seen.len(), 600);
+}

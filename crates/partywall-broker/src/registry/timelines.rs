@@ -1,0 +1,200 @@
+//! Timelines: names with one writer at a time, and what they stand at.
+//!
+//! A timeline stands at one cell, its present incarnation. That one ends with its writer, or by being abandoned; the next
+//! writer gets a fresh cell, and whoever had the former follows when it likes. A name is there as long as somebody has a
+//! lease on it.
+
+use std::collections::BTreeMap;
+
+use super::{
+    Granted, Registry, STALE_LEASE,
+    cells::Source,
+    effect::{CellEnding, Effect, OpenedTimeline, Refused, Verdict},
+    event::OpenTimeline,
+    near::near,
+    objects::What,
+    segments::limit,
+    types::{Bound, CellId, LeaseId, Made, MemberId, Name, ObjectKind, RequestId},
+};
+
+/// A name that somebody waits for or writes.
+#[derive(Debug)]
+pub(super) struct Timeline {
+    /// Its cell.
+    pub(super) present: CellId,
+    /// Whether that has ended. Then it has no writer.
+    pub(super) ended: bool,
+    /// The lease that signals.
+    pub(super) writer: Option<LeaseId>,
+    /// Leases by member.
+    pub(super) holders: BTreeMap<MemberId, u64>,
+}
+
+impl Registry {
+    /// Opens a timeline, which is made if there is none.
+    pub(super) fn open_timeline(
+        &mut self,
+        member: MemberId,
+        request: RequestId,
+        open: OpenTimeline,
+        before: &mut Vec<Effect>,
+        out: &mut Vec<Effect>,
+    ) -> Result<Granted, Refused> {
+        let OpenTimeline { name, writer, slabs, slab } = open;
+        let source = self.check_open_timeline(member, &name, writer, slab);
+        if let Some(unused) = slab.filter(|_| source != Ok(Some(Source::Slab))) {
+            out.push(Effect::Close(vec![unused.fd]));
+        }
+        if let Some(source) = source? {
+            let former = self.timelines.get(&name).map(|timeline| timeline.present);
+            let incarnation = former.and_then(|cell| self.cells.used.get(&cell)).map_or(0, |cell| cell.incarnation);
+            let started = self.start_cell(source, slab, former, incarnation.wrapping_add(1), before);
+            let present = started.ok_or(Refused::Invalid("no cell was made for the timeline"))?;
+            match self.timelines.get_mut(&name) {
+                Some(timeline) => (timeline.present, timeline.ended) = (present, false),
+                None => {
+                    let timeline = Timeline { present, ended: false, writer: None, holders: BTreeMap::new() };
+                    self.timelines.insert(name.clone(), timeline);
+                }
+            }
+            if let Some(former) = former {
+                self.cells.drop_use(former);
+            }
+        }
+        let Some(timeline) = self.timelines.get_mut(&name) else { return Err(STALE_LEASE) };
+        let present = timeline.present;
+        *timeline.holders.entry(member).or_default() += 1;
+        self.cells.add_use(present);
+        let lease = self.hold(member, request, What::Timeline { name: name.clone(), cells: vec![present] });
+        if writer {
+            self.begin_writing(present, member);
+            if let Some(timeline) = self.timelines.get_mut(&name) {
+                timeline.writer = Some(lease);
+            }
+        }
+        self.opened_timeline(lease, slabs).ok_or(STALE_LEASE)
+    }
+
+    /// Where the cell comes from that opening this timeline takes, if it takes one.
+    pub(super) fn check_open_timeline(
+        &self,
+        member: MemberId,
+        name: &Name,
+        writer: bool,
+        slab: Option<Made>,
+    ) -> Result<Option<Source>, Refused> {
+        self.check_leases(member)?;
+        let begins = match self.timelines.get(name) {
+            None => {
+                limit(Bound::Timelines, self.bounds.timelines, self.timelines.len() as u64 + 1)?;
+                true
+            }
+            Some(timeline) => {
+                if writer && let Some(writer) = timeline.writer {
+                    let pid = self.holder_pid(writer).unwrap_or(0);
+                    return Err(Refused::WriterExists { name: name.clone(), pid });
+                }
+                writer && timeline.ended
+            }
+        };
+        if begins { self.cell_source(slab).map(Some) } else { Ok(None) }
+    }
+
+    /// What a timeline stands at now, for one who may have seen it end.
+    pub(super) fn follow_timeline(&mut self, member: MemberId, lease: LeaseId, slabs: u32) -> Result<Granted, Refused> {
+        let hold = self.holds.get_mut(&lease).filter(|hold| hold.member == member).ok_or(STALE_LEASE)?;
+        let What::Timeline { name, cells } = &mut hold.what else { return Err(STALE_LEASE) };
+        let present = self.timelines.get(name).ok_or(STALE_LEASE)?.present;
+        // The former cells stay the lease's: work that it has enqueued may wait for them still.
+        if cells.last() != Some(&present) {
+            cells.push(present);
+            self.cells.add_use(present);
+        }
+        self.opened_timeline(lease, slabs).ok_or(STALE_LEASE)
+    }
+
+    /// Ends all waits for what a timeline has not reached.
+    pub(super) fn abandon_timeline(
+        &mut self,
+        member: MemberId,
+        request: RequestId,
+        name: &Name,
+        out: &mut Vec<Effect>,
+    ) -> Result<Granted, Refused> {
+        if !self.timelines.contains_key(name) {
+            let near = near(&self.timelines, name, |_| true);
+            return Err(Refused::ObjectNotFound { kind: ObjectKind::Timeline, name: name.clone(), near });
+        }
+        self.end_timeline(name, CellEnding::Abandoned, out);
+        if let Some(record) = self.members.get_mut(&member) {
+            record.abandoned = Some(request);
+        }
+        Ok(Verdict::Done.into())
+    }
+
+    /// Ends the incarnations that a member writes.
+    pub(super) fn end_timelines_of(&mut self, member: MemberId, ending: CellEnding, out: &mut Vec<Effect>) {
+        let Some(record) = self.members.get(&member) else { return };
+        for lease in record.holds.iter().copied().collect::<Vec<_>>() {
+            self.end_timeline_of(lease, ending, out);
+        }
+    }
+
+    /// Ends the incarnation that a lease signals, if it signals one.
+    pub(super) fn end_timeline_of(&mut self, lease: LeaseId, ending: CellEnding, out: &mut Vec<Effect>) {
+        let Some(What::Timeline { name, .. }) = self.holds.get(&lease).map(|hold| &hold.what) else { return };
+        if self.timelines.get(name).is_some_and(|timeline| timeline.writer == Some(lease)) {
+            let name = name.clone();
+            self.end_timeline(&name, ending, out);
+        }
+    }
+
+    /// A lease on a timeline is gone.
+    pub(super) fn drop_timeline_lease(
+        &mut self,
+        member: MemberId,
+        lease: LeaseId,
+        name: &Name,
+        cells: Vec<CellId>,
+        out: &mut Vec<Effect>,
+    ) {
+        if self.timelines.get(name).is_some_and(|timeline| timeline.writer == Some(lease)) {
+            self.end_timeline(name, CellEnding::Closed, out);
+        }
+        cells.into_iter().for_each(|cell| self.cells.drop_use(cell));
+        let Some(timeline) = self.timelines.get_mut(name) else { return };
+        if let Some(held) = timeline.holders.get_mut(&member) {
+            *held -= 1;
+            if *held == 0 {
+                timeline.holders.remove(&member);
+            }
+        }
+        if timeline.holders.is_empty() {
+            // Nobody could end it any more. A stream may wait although its process has given its lease back.
+            self.end_timeline(name, CellEnding::Abandoned, out);
+            if let Some(timeline) = self.timelines.remove(name) {
+                self.cells.drop_use(timeline.present);
+            }
+        }
+    }
+
+    fn end_timeline(&mut self, name: &Name, ending: CellEnding, out: &mut Vec<Effect>) {
+        let Some(timeline) = self.timelines.get_mut(name).filter(|timeline| !timeline.ended) else { return };
+        timeline.ended = true;
+        timeline.writer = None;
+        let present = timeline.present;
+        self.end_cell(present, ending, out);
+    }
+
+    /// What a lease on a timeline gives, and the slabs that a member who has mapped `slabs` lacks.
+    pub(super) fn opened_timeline(&self, lease: LeaseId, slabs: u32) -> Option<Granted> {
+        let What::Timeline { name, cells } = &self.holds.get(&lease)?.what else { return None };
+        let id = *cells.last()?;
+        let incarnation = self.cells.used.get(&id)?.incarnation;
+        let writer = self.timelines.get(name)?.writer == Some(lease);
+        let (slab, cell) = self.place_in_slab(id);
+        let lacking = self.cells.slabs.get(slabs as usize..=slab as usize).unwrap_or_default();
+        let opened = OpenedTimeline { lease, slab, cell, incarnation, writer };
+        Some(Granted(Verdict::Timeline(opened), lacking.to_vec()))
+    }
+}
