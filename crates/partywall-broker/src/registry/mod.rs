@@ -203,8 +203,8 @@ impl Registry {
         let repeated = request <= record.last_request;
         record.last_request = record.last_request.max(request);
 
-        // What follows from the call comes after its reply: the caller is the one who waits for an answer. Only memory
-        // that the reply gives away has to be as it says before.
+        // What follows from the call comes after its reply: the caller is the one who waits for an answer. Only control
+        // memory has to be as the reply says before.
         let (mut before, mut rest) = (Vec::new(), Vec::new());
         let settled = match self.check_evicted(member, &call) {
             Ok(()) => repeated.then(|| self.outcome_of_repeated(member, request, &call)).flatten().map(Ok),
@@ -255,7 +255,7 @@ impl Registry {
             Call::Members { after } => Ok(self.list_members(after).into()),
             Call::OpenTimeline(open) => self.open_timeline(member, request, open, before, out),
             Call::FollowTimeline { lease, slabs } => self.follow_timeline(member, lease, slabs),
-            Call::AbandonTimeline { name } => self.abandon_timeline(member, request, &name, out),
+            Call::AbandonTimeline { name } => self.abandon_timeline(member, request, &name, before),
             Call::OpenSemaphore(open) => self.open_semaphore(member, request, open, out),
             Call::Objects { after } => Ok(self.list_objects(after).into()),
             Call::InspectObject { kind, name } => self.inspect_object(kind, &name),

@@ -119,13 +119,13 @@ impl Registry {
         member: MemberId,
         request: RequestId,
         name: &Name,
-        out: &mut Vec<Effect>,
+        before: &mut Vec<Effect>,
     ) -> Result<Granted, Refused> {
         if !self.timelines.contains_key(name) {
             let near = near(&self.timelines, name, |_| true);
             return Err(Refused::ObjectNotFound { kind: ObjectKind::Timeline, name: name.clone(), near });
         }
-        self.end_timeline(name, CellEnding::Abandoned, out);
+        self.end_timeline(name, CellEnding::Abandoned, before);
         if let Some(record) = self.members.get_mut(&member) {
             record.abandoned = Some(request);
         }

@@ -86,8 +86,7 @@ impl Control {
         }
     }
 
-    /// Ends an incarnation and wakes who waits for it. Whether all that was promised is there, so that nothing more is
-    /// stored.
+    /// Ends an incarnation and wakes who waits for it. Whether all that was promised is there.
     pub(super) fn end(&self, at: CellAt, ending: Ending) -> bool {
         let Some(cell) = self.cell(at) else { return true };
         let ended = cell.end(ending);

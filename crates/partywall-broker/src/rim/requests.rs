@@ -11,7 +11,7 @@ use rustix::process::Signal;
 
 use crate::{
     Exit,
-    registry::{Call, Effect, Event, FdId, MemberId, RequestId, Verdict},
+    registry::{Call, Effect, Event, FdId, MemberId, RequestId, Verdict, effect::CellEnding},
     rim::{
         admission::no_fds,
         connection::{Broken, Channel, ConnectionId, Message},
@@ -113,7 +113,8 @@ impl Server {
                 }
                 Effect::StartCell { at, from, incarnation } => self.control.start(at, from, incarnation),
                 Effect::EndCell { at, ending } => {
-                    if self.control.end(at, ending.into()) {
+                    let complete = self.control.end(at, ending.into());
+                    if complete && ending == CellEnding::Closed {
                         effects.extend(self.registry.apply(Event::CellSettled { at }, now()));
                     } else if !self.guarding {
                         self.guard_cells();

@@ -11,3 +11,4 @@ mod places;
 mod roles;
 mod serving;
 mod simulation;
+mod timelines;

@@ -13,7 +13,10 @@ use partywall_os::process;
 use partywall_wire::Call;
 use rustix::process::{Resource, Rlimit, Signal};
 
-use crate::common::{Client, open};
+use crate::{
+    common::{Client, open},
+    timelines::User,
+};
 
 const ROLE: &str = "PARTYWALL_TEST_ROLE";
 const SOCKET: &str = "PARTYWALL_TEST_SOCKET";
@@ -128,6 +131,10 @@ fn role() {
         "parent" => parent(&socket),
         "leaver" => leaver(&socket),
         "publisher" => publisher(&socket),
+        "writer" => writer(&socket),
+        "signaller" => signaller(&socket),
+        "waiter" => waiter(&socket),
+        "forked writer" => forked_writer(&socket),
         "broker" => broker(&socket),
         other => panic!("{other}"),
     }
@@ -213,6 +220,47 @@ fn publisher(socket: &Path) {
     let mut client = Client::join(socket);
     client.ask(Call::Commit(crate::legacy::commit("theirs"))).unwrap();
     say("published");
+    wait_for_nudge();
+}
+
+/// Signals the next value at each nudge.
+fn writer(socket: &Path) {
+    let mut user = User::join(socket);
+    let opened = user.open("t", true).unwrap();
+    say(opened.cell().value());
+    loop {
+        wait_for_nudge();
+        opened.cell().signal(opened.cell().value() + 1).unwrap();
+    }
+}
+
+/// Signals as fast as it can.
+fn signaller(socket: &Path) {
+    let mut user = User::join(socket);
+    let opened = user.open("t", true).unwrap();
+    say(opened.cell().value());
+    loop {
+        opened.cell().signal(opened.cell().value() + 1).unwrap();
+    }
+}
+
+/// Waits for what does not come.
+fn waiter(socket: &Path) {
+    let mut user = User::join(socket);
+    let opened = user.open("t", false).unwrap();
+    say("waiting");
+    panic!("{:?}", opened.wait(u64::MAX >> 4));
+}
+
+/// Signals once, and has a child that holds its connection.
+fn forked_writer(socket: &Path) {
+    let mut user = User::join(socket);
+    user.open("t", true).unwrap().cell().signal(1).unwrap();
+    rustix::io::fcntl_setfd(&user.client.call.socket, rustix::io::FdFlags::empty()).unwrap();
+    #[expect(clippy::zombie_processes, reason = "it is to outlive this process")]
+    let child = Command::new("sleep").arg("1000").stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+    say(user.client.welcome.member);
+    say(child.id());
     wait_for_nudge();
 }
 

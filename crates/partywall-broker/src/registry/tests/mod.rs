@@ -177,12 +177,13 @@ impl Watched {
     fn ask_as(&mut self, member: MemberId, request: RequestId, call: Call) -> (Outcome, Vec<Effect>) {
         let call = self.provide(member, call);
         let mut effects = self.apply(Event::Request { member, request, call });
-        let first = effects.iter().position(|effect| !matches!(effect, Effect::StartCell { .. })).unwrap_or(0);
+        let in_control = |effect: &Effect| matches!(effect, Effect::StartCell { .. } | Effect::EndCell { .. });
+        let first = effects.iter().position(|effect| !in_control(effect)).unwrap_or(0);
         match effects.remove(first) {
             Effect::Reply { member: to, request: of, outcome, .. } if to == member && of == request => {
                 (outcome, effects)
             }
-            effect => panic!("the reply comes first, but for what it gives away, not {effect:?}"),
+            effect => panic!("the reply comes first, but for control memory, not {effect:?}"),
         }
     }
 

@@ -1,0 +1,423 @@
+//! Timelines: what those who wait are told when the writer dies, leaves, is abandoned, or lies.
+
+use std::time::Duration;
+
+use partywall_os::map::SharedMap;
+use partywall_shm::timeline::{CELL_BYTES, CELLS, Cell, Ending, MAX_VALUE, Progress, SLAB_BYTES, Slab};
+use partywall_wire::{
+    Answer, Call, Limit, MemberState, ObjectDetail, ObjectInfo, ObjectKind, OpenedTimeline, Refusal, Request,
+    TimelineEnding, TimelineInfo, Whom, frame, limits::MAX_MESSAGE,
+};
+
+use crate::{
+    common::{Client, TestBroker, eventually, shake_hands},
+    roles::{Orphan, Role},
+};
+
+/// A member that maps what it is given.
+pub(crate) struct User {
+    pub(crate) client: Client,
+    slabs: Vec<Slab>,
+}
+
+/// An opened timeline.
+pub(crate) struct Opened {
+    pub(crate) answer: OpenedTimeline,
+    slab: Slab,
+}
+
+impl User {
+    pub(crate) fn join(socket: &std::path::Path) -> Self {
+        Self { client: Client::join(socket), slabs: Vec::new() }
+    }
+
+    pub(crate) fn open(&mut self, name: &str, writer: bool) -> Result<Opened, Refusal> {
+        self.ask(Call::OpenTimeline { name: name.into(), writer, slabs: self.slabs.len() as u32 })
+    }
+
+    fn follow(&mut self, opened: &Opened) -> Opened {
+        let slabs = self.slabs.len() as u32;
+        self.ask(Call::FollowTimeline { lease: opened.answer.lease, slabs }).unwrap()
+    }
+
+    fn ask(&mut self, call: Call) -> Result<Opened, Refusal> {
+        let (outcome, fds) = self.client.ask_with(call, &[]);
+        let answer = match outcome? {
+            Answer::Timeline(opened) => opened,
+            other => panic!("{other:?}"),
+        };
+        self.slabs.extend(fds.iter().map(|fd| Slab::map(fd).unwrap()));
+        Ok(Opened { answer, slab: self.slabs[answer.slab as usize].clone() })
+    }
+
+    fn release(&mut self, opened: &Opened) {
+        assert_eq!(self.client.ask(Call::Release { lease: opened.answer.lease }), Ok(Answer::Done));
+    }
+
+    fn abandon(&mut self, name: &str) -> Result<Answer, Refusal> {
+        self.client.ask(Call::AbandonTimeline { name: name.into() })
+    }
+
+    fn inspect(&mut self, name: &str) -> (TimelineInfo, Vec<u32>) {
+        match self.client.ask(Call::InspectObject { kind: ObjectKind::Timeline, name: name.into() }) {
+            Ok(Answer::Object(detail)) => match *detail {
+                ObjectDetail { info: ObjectInfo::Timeline(info), holders } => {
+                    (info, holders.iter().map(|holder| holder.pid).collect())
+                }
+                other => panic!("{other:?}"),
+            },
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+impl Opened {
+    pub(crate) fn cell(&self) -> &Cell {
+        self.slab.cell(self.answer.cell).unwrap()
+    }
+
+    /// Sleeps until `v` is there or never will be.
+    pub(crate) fn wait(&self, v: u64) -> Progress {
+        loop {
+            let seen = self.cell().wakes();
+            match self.cell().progress(v) {
+                Progress::Pending | Progress::Announced => self.cell().sleep(seen, Duration::from_millis(100)),
+                progress => return progress,
+            }
+        }
+    }
+
+    fn ending(&self) -> Option<Ending> {
+        self.cell().ending()
+    }
+
+    /// The word of its value, for storing as a stream does.
+    fn store(&self, value: u64) {
+        word(self.slab.memory(), self.answer.cell, 0, value);
+    }
+
+    fn load(&self) -> u64 {
+        let offset = self.answer.cell as usize * CELL_BYTES;
+        self.slab.memory().slice::<u64>(offset, 1).unwrap().get(0)
+    }
+}
+
+fn word(slab: &SharedMap, cell: u32, place: usize, value: u64) {
+    slab.slice::<u64>(cell as usize * CELL_BYTES, 8).unwrap().set(place, value);
+}
+
+/// What is stored at the end of a timeline that has reached `last`.
+fn poison(last: u64) -> u64 {
+    last + (1 << 62) + 1
+}
+
+#[test]
+fn who_waits_for_a_killed_writer_is_told_and_the_next_writer_goes_on() {
+    let broker = TestBroker::start();
+    let mut reader = User::join(&broker.socket);
+    let first = reader.open("t", false).unwrap();
+    for incarnation in 1..4_u32 {
+        let start = u64::from(incarnation - 1) * 3;
+        let mut writer = Role::start("writer", &broker.socket);
+        assert_eq!(writer.says(), format!("{start}"), "where the one before it ended");
+        let opened = reader.follow(&first);
+        assert_eq!((opened.answer.incarnation, opened.answer.writer), (incarnation, false));
+        for v in 1..=3 {
+            writer.nudge();
+            assert_eq!(opened.wait(start + v), Progress::Reached);
+        }
+        let sleeper = std::thread::spawn({
+            let slab = opened.slab.clone();
+            let opened = Opened { answer: opened.answer, slab };
+            move || opened.wait(start + 4)
+        });
+        writer.kill();
+        assert_eq!(sleeper.join().unwrap(), Progress::Ended(Ending::OwnerDied));
+        assert_eq!((opened.wait(start + 3), opened.cell().value()), (Progress::Reached, start + 3));
+        assert_eq!(opened.load(), poison(start + 3), "streams go on");
+    }
+    let followed = reader.follow(&first);
+    assert_eq!(followed.answer.incarnation, 3, "there is no further writer");
+    let (info, holders) = reader.inspect("t");
+    assert_eq!((info.value, info.writer, info.ending), (9, None, Some(TimelineEnding::OwnerDied)));
+    assert_eq!((info.leases, holders), (1, vec![std::process::id()]));
+}
+
+#[test]
+fn a_writer_killed_anywhere_leaves_a_timeline_that_goes_on() {
+    let broker = TestBroker::start();
+    let mut reader = User::join(&broker.socket);
+    let opened = reader.open("t", false).unwrap();
+    let mut highest = 0;
+    for round in 0..20_u64 {
+        let mut writer = Role::start("signaller", &broker.socket);
+        let start: u64 = writer.says().parse().unwrap();
+        assert!(start >= highest, "{highest} had been signalled before, the next writer starts at {start}");
+        let present = reader.follow(&opened);
+        std::thread::sleep(Duration::from_micros(round * 37 % 500));
+        highest = present.cell().value();
+        writer.kill();
+        assert_eq!(present.wait(MAX_VALUE), Progress::Ended(Ending::OwnerDied));
+        assert!(present.cell().value() >= highest);
+        highest = present.cell().value();
+        assert_eq!(present.load(), poison(highest));
+    }
+}
+
+#[test]
+fn a_killed_waiter_costs_the_writer_nothing() {
+    let broker = TestBroker::start();
+    let mut writer = User::join(&broker.socket);
+    let opened = writer.open("t", true).unwrap();
+    let mut waiter = Role::start("waiter", &broker.socket);
+    waiter.says();
+    assert_eq!(writer.inspect("t").0.leases, 2);
+    waiter.kill();
+    opened.cell().signal(1).unwrap();
+    eventually("its lease is taken back", || writer.inspect("t").0.leases == 1);
+    opened.cell().signal(2).unwrap();
+    assert_eq!((opened.cell().value(), opened.ending()), (2, None));
+}
+
+#[test]
+fn who_closes_or_leaves_ends_the_waits_at_once() {
+    let broker = TestBroker::start();
+    let mut reader = User::join(&broker.socket);
+    let opened = reader.open("t", false).unwrap();
+    let mut writer = User::join(&broker.socket);
+    let mine = writer.open("t", true).unwrap();
+    mine.cell().signal(7).unwrap();
+    let sleeper = std::thread::spawn({
+        let opened = Opened { answer: opened.answer, slab: opened.slab.clone() };
+        move || opened.wait(8)
+    });
+    writer.release(&mine);
+    assert_eq!(sleeper.join().unwrap(), Progress::Ended(Ending::Closed));
+    assert_eq!((opened.wait(7), mine.cell().signal(8).is_err()), (Progress::Reached, true));
+
+    let again = writer.open("t", true).unwrap();
+    assert_eq!((again.cell().value(), again.answer.incarnation), (7, 2));
+    assert_eq!(writer.client.ask(Call::Bye), Ok(Answer::Done));
+    assert_eq!(again.wait(8), Progress::Ended(Ending::Closed));
+    assert_eq!(reader.inspect("t").1, [std::process::id()]);
+}
+
+#[test]
+fn there_is_one_writer() {
+    let broker = TestBroker::start();
+    let mut one = User::join(&broker.socket);
+    let mut two = User::join(&broker.socket);
+    one.open("t", true).unwrap();
+    let pid = std::process::id();
+    assert_eq!(two.open("t", true).err(), Some(Refusal::WriterExists { name: "t".into(), pid }));
+    assert!(!two.open("t", false).unwrap().answer.writer);
+    assert!(two.open("u", true).unwrap().answer.writer);
+}
+
+#[test]
+fn a_child_that_holds_the_writers_connection_may_go_on_writing() {
+    let broker = TestBroker::start();
+    let mut reader = User::join(&broker.socket);
+    let opened = reader.open("t", false).unwrap();
+    let mut parent = Role::start("forked writer", &broker.socket);
+    let member: u64 = parent.says().parse().unwrap();
+    let child = Orphan::of(&parent.says());
+    parent.kill();
+    let held = Some(MemberState::HeldByChild);
+    eventually("the child is noticed", || reader.client.state_of(member) == held);
+    assert_eq!(opened.ending(), None, "nothing is proved");
+    // An operator need not wait for that.
+    assert_eq!(reader.abandon("t"), Ok(Answer::Done));
+    assert_eq!(opened.wait(9), Progress::Ended(Ending::Abandoned));
+
+    let next = reader.open("t", true).unwrap();
+    assert_eq!((next.cell().value(), next.answer.incarnation), (1, 2));
+    opened.store(5);
+    eventually("what it stores is undone", || opened.load() == poison(1));
+    child.kill();
+    eventually("both are gone", || reader.client.state_of(member).is_none());
+    assert_eq!((opened.ending(), next.ending()), (Some(Ending::Abandoned), None));
+}
+
+#[test]
+fn a_writer_that_is_held_by_a_child_is_dead_when_that_is() {
+    let broker = TestBroker::start();
+    let mut reader = User::join(&broker.socket);
+    let opened = reader.open("t", false).unwrap();
+    let mut parent = Role::start("forked writer", &broker.socket);
+    parent.says();
+    let child = Orphan::of(&parent.says());
+    parent.kill();
+    child.kill();
+    assert_eq!(opened.wait(9), Progress::Ended(Ending::OwnerDied));
+}
+
+#[test]
+fn what_a_stream_stores_after_the_end_is_undone_until_it_has_stored_all() {
+    let broker = TestBroker::start();
+    let mut writer = User::join(&broker.socket);
+    let opened = writer.open("t", true).unwrap();
+    opened.cell().signal(2).unwrap();
+    opened.cell().announce(4);
+    let mut operator = User::join(&broker.socket);
+    assert_eq!(operator.abandon("t"), Ok(Answer::Done));
+    assert_eq!(opened.load(), poison(2));
+    for v in 3..=4 {
+        opened.store(v);
+        eventually("the store is undone", || opened.load() == poison(2));
+    }
+    assert_eq!((opened.cell().value(), opened.wait(3)), (2, Progress::Ended(Ending::Abandoned)));
+}
+
+#[test]
+fn an_evicted_writer_and_one_without_its_context_end_their_waits() {
+    let broker = TestBroker::start();
+    let mut reader = User::join(&broker.socket);
+    let opened = reader.open("t", false).unwrap();
+    let mut writer = User::join(&broker.socket);
+    let mine = writer.open("t", true).unwrap();
+    assert_eq!(writer.client.ask(Call::ContextLost { gpu: None }), Ok(Answer::Done));
+    assert_eq!(opened.wait(1), Progress::Ended(Ending::OwnerFaulted));
+    assert_eq!(mine.ending(), Some(Ending::OwnerFaulted));
+
+    let mut other = User::join(&broker.socket);
+    let next = other.open("t", true).unwrap();
+    let whom = Whom::Member(other.client.welcome.member);
+    reader.client.ask(Call::Evict { whom, kill: false }).unwrap();
+    assert_eq!(next.wait(1), Progress::Ended(Ending::Evicted));
+}
+
+#[test]
+fn whatever_stands_in_control_memory_the_broker_goes_on() {
+    let broker = TestBroker::start();
+    let mut user = User::join(&broker.socket);
+    let slab = user.open("first", true).unwrap().slab;
+    let garbage =
+        [0, 1, MAX_VALUE, MAX_VALUE + 1, 1 << 62, poison(7), poison(MAX_VALUE), 1 << 63, u64::MAX - 1, u64::MAX];
+    let mut seed = 1_u64;
+    let mut scribble = |slab: &SharedMap| {
+        for at in 0..SLAB_BYTES / 8 {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let value = garbage.get((seed >> 33) as usize % 14).copied().unwrap_or(seed);
+            slab.slice::<u64>(0, SLAB_BYTES / 8).unwrap().set(at, value);
+        }
+    };
+    for round in 0..50 {
+        let name = format!("t{}", round % 7);
+        let mut other = User::join(&broker.socket);
+        let opened = other.open(&name, true).unwrap();
+        scribble(slab.memory());
+        let _ = user.open(&name, false).unwrap();
+        user.client.ask(Call::Objects { after: None }).unwrap();
+        user.inspect(&name);
+        match round % 3 {
+            0 => drop(user.abandon(&name)),
+            1 => other.release(&opened),
+            _ => {}
+        }
+        scribble(slab.memory());
+        other.client.ask(Call::Bye).unwrap();
+        scribble(slab.memory());
+        let next = user.open(&name, true).unwrap();
+        assert!(next.cell().value() <= MAX_VALUE);
+        user.release(&next);
+    }
+    assert_eq!(user.client.ask(Call::Ping), Ok(Answer::Done));
+}
+
+#[test]
+fn names_are_refused_when_no_cell_is_left() {
+    let broker = TestBroker::with(|config| config.limits.fds = Some(1));
+    let mut user = User::join(&broker.socket);
+    let opened: Vec<_> = (0..CELLS).map(|i| user.open(&format!("{i}"), false).unwrap()).collect();
+    let full = Refusal::Limit { limit: Limit::Fds, allowed: 1, needed: 2 };
+    assert_eq!(user.open("more", false).err(), Some(full));
+    assert!(user.open("0", true).is_ok(), "it has its cell");
+    user.release(&opened[5]);
+    let more = user.open("more", true).unwrap();
+    assert_eq!((more.answer.cell, more.cell().value(), more.ending()), (opened[5].answer.cell, 0, None));
+    assert_eq!(user.client.status().fds, 1);
+    assert_eq!(user.client.status().timelines, u64::from(CELLS));
+}
+
+#[test]
+fn a_broker_without_file_descriptors_says_so() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("pw/test.sock");
+    let mut broker = Role::broker(&socket, 64);
+    broker.says();
+    let mut user = User::join(&socket);
+    let mut chunks = 0;
+    let failed = loop {
+        let chunk = partywall_os::memfd::frozen("partywall:test", b"x").unwrap();
+        let commit = crate::common::host_commit(&format!("{chunks}"), &[1]);
+        match user.client.ask_with(Call::Commit(commit), &[&chunk]).0 {
+            Ok(_) => chunks += 1,
+            Err(refusal) => break refusal,
+        }
+    };
+    assert!(chunks > 5 && matches!(failed, Refusal::BadFd { .. }), "{failed:?}");
+    assert!(matches!(user.open("t", true).err(), Some(Refusal::Limit { limit: Limit::Fds, .. })));
+    assert!(matches!(user.client.ask(Call::Remove { name: "0".into() }), Ok(Answer::Removed { .. })));
+    for lease in 1..=3 {
+        user.client.ask(Call::Release { lease }).unwrap();
+    }
+    eventually("there is room again", || user.open("t", true).is_ok());
+}
+
+#[test]
+fn a_broker_that_is_stopped_ends_all_waits() {
+    let mut broker = TestBroker::start();
+    let mut reader = User::join(&broker.socket);
+    let opened = reader.open("t", false).unwrap();
+    let mut writer = User::join(&broker.socket);
+    let mine = writer.open("t", true).unwrap();
+    mine.cell().signal(1).unwrap();
+    let stop = reader.client.ask(Call::Stop { force: false });
+    assert_eq!(stop, Err(Refusal::InUse { names: 1, members: 1 }));
+    broker.stop();
+    broker.exit();
+    assert_eq!((opened.wait(1), opened.wait(2)), (Progress::Reached, Progress::Ended(Ending::BrokerGone)));
+}
+
+#[test]
+fn a_dead_writers_timeline_does_not_keep_an_idle_broker() {
+    let mut broker = TestBroker::with(|config| config.idle_exit = Some(Duration::from_millis(50)));
+    let mut writer = Role::start("writer", &broker.socket);
+    writer.says();
+    writer.kill();
+    assert_eq!(broker.exit(), partywall_broker::Exit::Idle);
+}
+
+#[test]
+fn an_open_whose_answer_was_lost_gives_the_same_lease() {
+    let broker = TestBroker::start();
+    let mut user = User::join(&broker.socket);
+    let opened = user.open("t", true).unwrap();
+    let id = user.client.last;
+    let identity = user.client.identity();
+    drop(user);
+    let (call, events, welcome) = shake_hands(&broker.socket, Some(identity)).unwrap();
+    let mut client = Client { call, events, welcome, last: id };
+    let request = Request { id, call: Call::OpenTimeline { name: "t".into(), writer: true, slabs: 0 } };
+    client.call.send(&frame::encode(&request, 0, MAX_MESSAGE).unwrap(), &[]);
+    let (reply, fds) = client.reply();
+    assert_eq!((reply.outcome, fds.len()), (Ok(Answer::Timeline(opened.answer)), 1));
+    assert_eq!(opened.ending(), None);
+}
+
+#[test]
+fn what_cannot_be_is_refused() {
+    let broker = TestBroker::start();
+    let mut user = User::join(&broker.socket);
+    assert!(matches!(user.open("a b", false).err(), Some(Refusal::BadName { .. })));
+    assert!(matches!(user.abandon("x"), Err(Refusal::ObjectNotFound { kind: ObjectKind::Timeline, .. })));
+    let (_, lease) = user.client.commit("segment", b"x", true);
+    let stale = Some(Refusal::Stale { what: "lease".into() });
+    assert_eq!(user.ask(Call::FollowTimeline { lease, slabs: 0 }).err(), stale, "it is on a segment");
+    let mut other = User::join(&broker.socket);
+    let lease = other.open("t", false).unwrap().answer.lease;
+    assert_eq!(user.ask(Call::FollowTimeline { lease, slabs: 0 }).err(), stale, "it is another's");
+    assert_eq!(user.client.ask(Call::AwaitWithdrawal { lease }).err(), stale);
+    assert_eq!(user.client.ask(Call::Release { lease }).err(), stale);
+}
