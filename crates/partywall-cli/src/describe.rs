@@ -2,7 +2,7 @@
 
 use partywall::{
     Place, bytes,
-    info::{Enforcement, HolderInfo, Kind, MemberInfo, MemberState, NameInfo, Promises, VersionInfo},
+    info::{Doubt, Enforcement, HolderInfo, Kind, MemberInfo, MemberState, NameInfo, Promises, VersionInfo},
     kind_name,
 };
 use serde_json::{Value, json};
@@ -69,26 +69,37 @@ pub(crate) fn name(name: &NameInfo) -> Value {
     })
 }
 
-/// A holder: `pid`, `command`, `leases`.
+/// A holder: `pid`, `command`, `leases`, `unproven` (whether it is dead, and these are in quarantine).
 pub(crate) fn holder(holder: &HolderInfo) -> Value {
-    json!({ "pid": holder.pid, "command": holder.command, "leases": holder.leases })
+    json!({ "pid": holder.pid, "command": holder.command, "leases": holder.leases, "unproven": holder.unproven })
 }
 
-/// A member: `member`, `pid`, `uid`, `command`, `state` (`alive`, `suspect`, `held_by_child`), `leases`, `bytes`,
-/// `since_ms` (since 1970), `simulated` (whether it runs on the simulated CUDA driver).
+/// A member: `member`, `pid`, `uid`, `command`, `state` (`alive`, `lost_context`, `suspect`, `evicted`, `held_by_child`,
+/// `unproven`, `dead`), `doubt` (why its death is no proof that its work is over: `mps`, `no_pidfd` or null), `leases`,
+/// `bytes`, `since_ms` (since 1970), `simulated` (whether it runs on the simulated CUDA driver).
 pub(crate) fn member(member: &MemberInfo) -> Value {
     let state = match member.state {
         MemberState::Alive => "alive",
+        MemberState::LostContext => "lost_context",
         MemberState::Suspect => "suspect",
+        MemberState::Evicted => "evicted",
         MemberState::HeldByChild => "held_by_child",
+        MemberState::Unproven => "unproven",
+        MemberState::Dead => "dead",
         _ => "unknown",
     };
+    let doubt = member.doubt.map(|doubt| match doubt {
+        Doubt::Mps => "mps",
+        Doubt::NoPidfd => "no_pidfd",
+        _ => "unknown",
+    });
     json!({
         "member": member.member,
         "pid": member.pid,
         "uid": member.uid,
         "command": member.command,
         "state": state,
+        "doubt": doubt,
         "leases": member.leases,
         "bytes": member.bytes,
         "since_ms": member.since,
@@ -106,14 +117,36 @@ pub(crate) fn lifetime(version: &VersionInfo) -> &'static str {
     if version.kept { "kept" } else { "owned" }
 }
 
-/// A member's state, as a person needs it.
+/// A member's state in a word or two.
 pub(crate) fn state(state: MemberState) -> &'static str {
     match state {
         MemberState::Alive => "alive",
-        MemberState::Suspect => "suspect: its connection has ended, its process has not",
-        MemberState::HeldByChild => "has exited, but is held by a forked child",
-        _ => "in a state newer than this program",
+        MemberState::LostContext => "lost context",
+        MemberState::Suspect => "suspect",
+        MemberState::Evicted => "evicted",
+        MemberState::HeldByChild => "held by child",
+        MemberState::Unproven => "unproven",
+        MemberState::Dead => "dead",
+        _ => "unknown",
     }
+}
+
+/// What a state means, unless it is the usual one.
+pub(crate) fn meaning(state: MemberState) -> Option<&'static str> {
+    Some(match state {
+        MemberState::Alive => return None,
+        MemberState::LostContext => "its CUDA context is broken; what it holds comes back when its process ends",
+        MemberState::Suspect => "its connection has ended, its process has not; it may come back",
+        MemberState::Evicted => "it gets nothing any more; what it holds comes back when its process ends",
+        MemberState::HeldByChild => {
+            "it has exited, but a child that it forked holds its connection and perhaps its memory"
+        }
+        MemberState::Unproven => {
+            "it is dead, but its work may go on, so what it held is kept back; `partywall rm --unproven PID` frees it"
+        }
+        MemberState::Dead => "it is dead, and its memory is being given back",
+        _ => "newer than this program",
+    })
 }
 
 /// `14 GiB stay until pid 123 (python train.py) drops it`; `None` if nothing stays.
@@ -121,22 +154,40 @@ pub(crate) fn what_stays(left: u64, holders: &[HolderInfo]) -> Option<String> {
     if left == 0 && holders.is_empty() {
         return None;
     }
+    let stay = format!("{} {}", bytes(left), if left == 1 { "stays" } else { "stay" });
+    let (dead, living): (Vec<_>, Vec<_>) = holders.iter().partition(|holder| holder.unproven);
+    Some(match (&living[..], &dead[..]) {
+        ([], []) => format!("{stay} for a moment, until the dead are reclaimed"),
+        ([], dead) => format!("{stay} in quarantine: {}", without_proof(dead)),
+        (living, []) => format!("{stay} until {}", drops_it(living)),
+        (living, dead) => format!("{stay} until {}; {}", drops_it(living), without_proof(dead)),
+    })
+}
+
+fn drops_it(holders: &[&HolderInfo]) -> String {
+    format!("{} {}", people(holders), if holders.len() == 1 { "drops it" } else { "drop it" })
+}
+
+fn without_proof(holders: &[&HolderInfo]) -> String {
+    let (are, rest) = if let [one] = holders { ("is", format!(" {}", one.pid)) } else { ("are", String::new()) };
+    format!("{} {are} dead without proof (`partywall rm --unproven{rest}`)", people(holders))
+}
+
+/// `pid 123 (python train.py), pid 5 (x) and 2 more`.
+fn people(holders: &[&HolderInfo]) -> String {
     let mut who: Vec<_> = holders.iter().take(NAMED).map(|h| process(h.pid, &h.command, SHORT)).collect();
     if holders.len() > NAMED {
         who.push(format!("{} more", holders.len() - NAMED));
     }
-    let verb = if holders.len() == 1 { "drops it" } else { "drop it" };
-    let who = match who.split_last() {
-        None => return Some(format!("{} stay for a moment, until the dead are reclaimed", bytes(left))),
+    match who.split_last() {
+        None => String::new(),
         Some((last, [])) => last.clone(),
         Some((last, first)) => format!("{} and {last}", first.join(", ")),
-    };
-    let stay = if left == 1 { "stays" } else { "stay" };
-    Some(format!("{} {stay} until {who} {verb}", bytes(left)))
+    }
 }
 
 /// `pid 123 (python train.py)`.
-fn process(pid: u32, command: &str, width: usize) -> String {
+pub(crate) fn process(pid: u32, command: &str, width: usize) -> String {
     // The path of the program takes room that its arguments need.
     let program = command.split(' ').next().unwrap_or_default();
     let command = &command[program.rfind('/').map_or(0, |slash| slash + 1)..];
@@ -186,7 +237,7 @@ pub(crate) fn shorten(text: &str, width: usize) -> String {
 const NAMED: usize = 3;
 
 /// Characters of a command line in a sentence.
-const SHORT: usize = 48;
+pub(crate) const SHORT: usize = 48;
 
 /// Characters of a command line on a line of its own.
 const LONG: usize = 160;
@@ -208,6 +259,14 @@ mod tests {
         let text = what_stays(1 << 20, &five).unwrap();
         assert_eq!(text, "1 MiB stay until pid 1, pid 2, pid 3 and 2 more drop it");
         assert!(what_stays(1 << 20, &five[..2]).unwrap().contains("pid 1 and pid 2 drop it"));
+        let dead = HolderInfo { unproven: true, ..holder(7, "") };
+        let text = what_stays(1 << 20, std::slice::from_ref(&dead)).unwrap();
+        assert_eq!(text, "1 MiB stay in quarantine: pid 7 is dead without proof (`partywall rm --unproven 7`)");
+        let text = what_stays(1 << 20, &[dead.clone(), holder(1, ""), dead]).unwrap();
+        assert_eq!(
+            text,
+            "1 MiB stay until pid 1 drops it; pid 7 and pid 7 are dead without proof (`partywall rm --unproven`)"
+        );
     }
 
     #[test]

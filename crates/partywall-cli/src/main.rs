@@ -92,8 +92,12 @@ enum Command {
     Ls(commands::ls::Arguments),
     /// Show everything about a name
     Show(commands::show::Arguments),
-    /// Remove names
+    /// Remove names; or give back what the dead held, where nobody knows that their work is over
     Rm(commands::rm::Arguments),
+    /// List the processes that share memory, how they are and what they hold
+    Ps(commands::ps::Arguments),
+    /// Take a process's names and grants away, and kill it on request
+    Evict(commands::evict::Arguments),
     /// Find out by trying what works on this machine, and how to fix what does not
     Doctor(commands::doctor::Arguments),
     /// Try out how the driver shares memory, and how it fails, step by step
@@ -115,6 +119,8 @@ fn main() -> ExitCode {
         Command::Ls(arguments) => commands::ls::run(&context, &arguments),
         Command::Show(arguments) => commands::show::run(&context, &arguments),
         Command::Rm(arguments) => commands::rm::run(&context, &arguments),
+        Command::Ps(arguments) => commands::ps::run(&context, &arguments),
+        Command::Evict(arguments) => commands::evict::run(&context, &arguments),
         Command::Doctor(arguments) => commands::doctor::run(&context, &arguments),
         Command::Lab(arguments) => commands::lab::run(&context, &arguments),
     };

@@ -32,7 +32,7 @@ impl Speaker {
     }
 }
 
-/// What a process says first. Its pidfd travels with it.
+/// What a process says first. Its pidfd travels with it, if it can have one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClientHello {
     /// Its command line, shortened, for `show` and `ps`.

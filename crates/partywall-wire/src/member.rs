@@ -66,6 +66,12 @@ pub enum Whom {
     Member(u64),
 }
 
+impl From<u32> for Whom {
+    fn from(pid: u32) -> Self {
+        Self::Pid(pid)
+    }
+}
+
 /// A member that was evicted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Evicted {

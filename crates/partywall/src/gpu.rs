@@ -9,8 +9,12 @@ use partywall_cuda::{
     Access, AccessError, Context, CudaError, Device, DeviceSlice, DeviceUuid, Driver, Kernels, Stream, StreamRef,
 };
 
+use partywall_wire::Call;
+
 use crate::{
+    domain::Link,
     error::{Error, Result},
+    mps,
     place::{DeviceChoice, Place},
 };
 
@@ -22,6 +26,8 @@ pub struct Gpu {
     context: Context,
     stream: Stream,
     kernels: OnceLock<Kernels>,
+    /// Whether an MPS server does its work for this process.
+    mps: bool,
 }
 
 impl Gpu {
@@ -34,7 +40,8 @@ impl Gpu {
         let cuda = |what: &str| cuda_error(format!("{what} on GPU {uuid}"));
         let context = Context::retain(device).map_err(cuda("making a context"))?;
         let stream = Stream::new(&context).map_err(cuda("making a stream"))?;
-        Ok(Self { uuid, context, stream, kernels: OnceLock::new() })
+        // Asked last: the driver becomes a client with its first context.
+        Ok(Self { uuid, context, stream, kernels: OnceLock::new(), mps: mps::serves(&device) })
     }
 
     /// Its UUID.
@@ -82,20 +89,40 @@ impl fmt::Debug for Gpu {
 }
 
 /// The GPUs that a connection has opened.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Gpus {
-    open: Mutex<Vec<Arc<Gpu>>>,
+    link: Arc<Link>,
+    open: Mutex<Open>,
+}
+
+#[derive(Debug, Default)]
+struct Open {
+    gpus: Vec<Arc<Gpu>>,
+    /// Whether the broker knows that there are any.
+    told: bool,
 }
 
 impl Gpus {
+    pub(crate) fn new(link: Arc<Link>) -> Self {
+        Self { link, open: Mutex::default() }
+    }
+
     /// The GPU with this UUID, opened on first use.
     pub(crate) fn get(&self, uuid: DeviceUuid) -> Result<Arc<Gpu>> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(gpu) = open.iter().find(|gpu| gpu.uuid == uuid) {
+        if let Some(gpu) = open.gpus.iter().find(|gpu| gpu.uuid == uuid) {
             return Ok(gpu.clone());
         }
         let gpu = Arc::new(Gpu::open(uuid)?);
-        open.push(gpu.clone());
+        // Before anything of others is reached on it: from then on our death may prove nothing.
+        if !open.told {
+            match self.link.call(Call::UsesGpu { mps: gpu.mps }) {
+                // Without a broker nobody waits for a proof.
+                Ok(_) | Err(Error::BrokerGone { .. }) => open.told = true,
+                Err(error) => return Err(error),
+            }
+        }
+        open.gpus.push(gpu.clone());
         Ok(gpu)
     }
 }

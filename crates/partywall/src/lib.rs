@@ -61,6 +61,7 @@ pub mod gpu;
 pub mod info;
 mod ipc_event;
 mod kind;
+mod mps;
 mod place;
 mod put;
 mod segment;

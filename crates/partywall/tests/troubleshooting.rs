@@ -4,7 +4,7 @@
 use std::{path::PathBuf, time::Duration};
 
 use partywall::{DType, Domain, Error, Place, cuda::PointerKind, files::FileError};
-use partywall_wire::{FdFault, Limit, ObjectKind, TimelineEnding};
+use partywall_wire::{FdFault, Limit, MemberState, ObjectKind, TimelineEnding, Whom};
 
 const DOCUMENT: &str = include_str!("../../../docs/troubleshooting.md");
 
@@ -103,6 +103,11 @@ fn every_error() -> Vec<Error> {
         Error::OtherDriver { socket: "/run/pw.sock".into(), simulated: true },
         Error::LimitReached { limit: Limit::Names, allowed: 1, needed: 2 },
         Error::BadFd { index: 0, fault: FdFault::Missing },
+        Error::NoSuchMember { whom: Whom::Pid(7), near: vec![70] },
+        Error::NotYourself,
+        Error::Unproven { pid: 7 },
+        Error::NotUnproven { pid: 7, state: MemberState::Alive },
+        Error::Evicted { by: 7, ago: Duration::from_secs(1) },
         Error::InUse { names: 1, members: 2 },
         Error::Forked { parent: 7 },
         Error::Protocol("nonsense".into()),

@@ -131,6 +131,7 @@ fn attribute(device: &Device, attribute: u32) -> Result<c_int, Code> {
         115 | 119 => 1,                         // memory pools, their handle types: POSIX file descriptors
         122 | 123 => 1,                         // stream memory operations: 64 bits, NOR
         125 => 1,                               // events between processes
+        133 => c_int::from(variable("SIMCUDA_MPS").is_some_and(|set| set == "1")),
         _ if attribute > 0 && attribute <= LAST_ATTRIBUTE => 0,
         _ => return Err(Code::INVALID_VALUE),
     })

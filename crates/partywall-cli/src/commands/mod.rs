@@ -2,9 +2,11 @@
 
 pub(crate) mod demo;
 pub(crate) mod doctor;
+pub(crate) mod evict;
 pub(crate) mod get;
 pub(crate) mod lab;
 pub(crate) mod ls;
+pub(crate) mod ps;
 pub(crate) mod put;
 pub(crate) mod rm;
 pub(crate) mod serve;

@@ -1,25 +1,34 @@
-//! `partywall rm`. With `--json`: `removed`, a list of `name`, `version`, `bytes_kept`, `holders` ([`describe::holder`]), and
+//! `partywall rm NAME…`. With `--json`: `removed`, a list of `name`, `version`, `bytes_kept`, `holders` ([`describe::holder`]), and
 //! `failed`, a list of `name`, `error` (`code`, `kind`, `message`, `advice`).
 //!
 //! Every name is tried. The exit code is that of the first failure.
+//!
+//! `partywall rm --unproven [PID]`. With `--json`: `freed`, a list of `member`, `pid`, `command`, `leases`, `bytes`.
 
 use clap::Args;
-use partywall::ErrorKind;
+use partywall::{Domain, ErrorKind, bytes, info::Freed};
 use serde_json::json;
 
-use crate::{Context, describe, failure::Failure};
+use crate::{Context, describe, failure::Failure, text};
 
 /// Its arguments.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     /// The names
-    #[arg(required = true, value_name = "NAME")]
+    #[arg(required_unless_present = "unproven", value_name = "NAME")]
     names: Vec<String>,
+    /// Give back what dead processes held although nobody knows that their work on it is over (`partywall ps`): of all, or
+    /// of one. Only when nothing of them runs on a GPU any more
+    #[arg(long, value_name = "PID", num_args = 0..=1, conflicts_with = "names")]
+    unproven: Option<Option<u32>>,
 }
 
 /// Runs it.
 pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
     let domain = context.options().start(false).connect()?;
+    if let Some(pid) = arguments.unproven {
+        return free(context, &domain, pid);
+    }
     let output = context.output();
     let (mut removed, mut failed, mut first) = (Vec::new(), Vec::new(), None::<ErrorKind>);
     for name in &arguments.names {
@@ -49,4 +58,21 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     }
     output.value(&json!({ "removed": removed, "failed": failed }));
     first.map_or(Ok(()), |kind| Err(Failure::silent(kind)))
+}
+
+fn free(context: &Context, domain: &Domain, pid: Option<u32>) -> Result<(), Failure> {
+    let freed = domain.free_unproven(pid)?;
+    let output = context.output();
+    for Freed { pid, command, leases, bytes: held, .. } in &freed {
+        let who = describe::process(*pid, command, describe::SHORT);
+        output.line(format!("freed what {who} held: {} on {}", text::count((*leases).into(), "lease"), bytes(*held)));
+    }
+    if freed.is_empty() && !output.is_json() {
+        output.remark("nothing is in quarantine");
+    }
+    let values = freed.iter().map(|Freed { member, pid, command, leases, bytes }| {
+        json!({ "member": member, "pid": pid, "command": command, "leases": leases, "bytes": bytes })
+    });
+    output.value(&json!({ "freed": values.collect::<Vec<_>>() }));
+    Ok(())
 }

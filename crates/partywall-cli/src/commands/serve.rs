@@ -44,6 +44,10 @@ pub(crate) struct Arguments {
     /// Milliseconds after a process's exit and hang-up until it counts as dead
     #[arg(long, value_name = "N", default_value_t = 100)]
     settle_ms: u64,
+    /// Seconds after which what a dead process held is given back although nobody knows that its work on it is over, as
+    /// under MPS [default: never, only by `partywall rm --unproven`]
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
+    unproven_after: Option<Duration>,
     /// Milliseconds a connection may take to say who it is
     #[arg(long, value_name = "N", default_value_t = 2000)]
     handshake_timeout_ms: u64,
@@ -183,6 +187,7 @@ fn config(arguments: &Arguments, location: &Location, log: Option<PathBuf>) -> C
             None => None,
         },
         settle: Duration::from_millis(arguments.settle_ms),
+        unproven_after: arguments.unproven_after,
         handshake_timeout: Duration::from_millis(arguments.handshake_timeout_ms),
         log_path: log,
         starter_holds_lock: arguments.starter_holds_lock,

@@ -143,7 +143,8 @@ fn people(output: Output, info: &SegmentInfo) {
     }
     output.line("\nholders");
     let row = |holder: &partywall::info::HolderInfo| {
-        vec![format!("  {}", holder.pid), holder.leases.to_string(), describe::shorten(&holder.command, 80)]
+        let unproven = if holder.unproven { " (unproven)" } else { "" };
+        vec![format!("  {}{unproven}", holder.pid), holder.leases.to_string(), describe::shorten(&holder.command, 80)]
     };
     output.table(&["  PID", ">LEASES", "COMMAND"], &info.holders.iter().map(row).collect::<Vec<_>>());
 }

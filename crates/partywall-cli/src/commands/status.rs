@@ -1,8 +1,9 @@
 //! `partywall status`. With `--json`: `pid`, `version`, `instance` (in hexadecimal), `domain`, `socket`, `log` (a path or
 //! null), `simulated` (whether its members run on the simulated CUDA driver), `started_at_ms` (since 1970),
-//! `uptime_seconds`, `names`, `versions`, `timelines`, `semaphores`, `leases`, `fds` (numbers), `members` (a list of [`describe::member`], without
-//! this process), `bytes` (a list of `place`, `bytes`), `largest` (a list of `name`, `place`, `bytes`), `limits` (an
-//! object: `bytes`, `names`, `fds`, `clients`, `message`, `waits`, `leases`, `timelines`, `semaphores`).
+//! `uptime_seconds`, `names`, `versions`, `timelines`, `semaphores`, `leases`, `fds` (numbers), `unproven` (what is in
+//! quarantine: `members`, `bytes`), `members` (a list of [`describe::member`], without this process), `bytes` (a list of
+//! `place`, `bytes`), `largest` (a list of `name`, `place`, `bytes`), `limits` (an object: `bytes`, `names`, `fds`,
+//! `clients`, `message`, `waits`, `leases`, `timelines`, `semaphores`).
 
 use clap::Args;
 use partywall::{
@@ -65,6 +66,7 @@ fn value(status: &StatusInfo, members: &[MemberInfo], location: &partywall::Loca
         "timelines": status.timelines,
         "semaphores": status.semaphores,
         "leases": status.leases,
+        "unproven": { "members": status.unproven, "bytes": status.unproven_bytes },
         "fds": status.fds,
         "members": members.iter().map(describe::member).collect::<Vec<_>>(),
         "bytes": bytes.collect::<Vec<_>>(),
@@ -103,6 +105,10 @@ fn held(output: Output, status: &StatusInfo) {
         count(status.fds, "file descriptor"),
     ];
     output.line(format!("holds    {}", held.join(", ")));
+    if status.unproven > 0 {
+        let (dead, held) = (count(status.unproven, "dead member"), bytes(status.unproven_bytes));
+        output.line(format!("unproven {held} of {dead}: nobody knows that their work is over (`partywall ps`)"));
+    }
     if status.bytes.is_empty() {
         output.line("bytes    none");
     }

@@ -100,11 +100,18 @@ fn barred_by(path: &Path) -> Option<u32> {
 
 /// The first message each way.
 pub(super) fn greet(call: OwnedFd, path: &Path, resume: Option<Resume>) -> Result<Greeted> {
-    let pidfd = process::own_pidfd().map_err(|e| Error::system("opening a pidfd of this process", e))?;
+    let pidfd = match process::own_pidfd() {
+        Ok(pidfd) => Some(pidfd),
+        // A sandbox that knows no pidfds, or lets nobody have one. The broker may get one from its kernel; otherwise it
+        // knows that our death cannot be proved.
+        Err(Errno::NOSYS | Errno::PERM | Errno::ACCESS) => None,
+        Err(errno) => return Err(Error::system("opening a pidfd of this process", errno)),
+    };
+    let pidfds: Vec<_> = pidfd.iter().map(AsFd::as_fd).collect();
     let hello = ClientHello { command: command_line(), simulated: is_simulated(), resume };
-    let hello = handshake::encode(&Speaker::new(VERSION), &hello, 1).map_err(protocol)?;
+    let hello = handshake::encode(&Speaker::new(VERSION), &hello, pidfds.len()).map_err(protocol)?;
     let gone = |_| Error::BrokerGone { socket: path.to_owned() };
-    socket::send(&call, &hello, &[pidfd.as_fd()]).map_err(gone)?;
+    socket::send(&call, &hello, &pidfds).map_err(gone)?;
 
     let deadline = Instant::now() + PATIENCE;
     let mut inbox = Inbox::new();

@@ -7,6 +7,7 @@ mod errands;
 mod inbox;
 mod link;
 mod locate;
+mod members;
 mod objects;
 mod service;
 
@@ -29,7 +30,7 @@ pub use self::{
 use crate::{
     error::{Error, Result},
     gpu::{Gpu, Gpus},
-    info::{self, MemberInfo, NameInfo, Removed, SegmentInfo, StatusInfo},
+    info::{self, NameInfo, Removed, SegmentInfo, StatusInfo},
     place::Place,
     segment::{Builder, Claim, OpenOptions, OpenOrBuild, Publication, Segment},
 };
@@ -125,7 +126,8 @@ impl DomainOptions {
             // Else the broker would keep a member that has no connection until this process ends.
             let _ = link.leave();
         })?;
-        Ok(Domain { connection: Arc::new(Connection { link, service, gpus: Gpus::default() }) })
+        let gpus = Gpus::new(link.clone());
+        Ok(Domain { connection: Arc::new(Connection { link, service, gpus }) })
     }
 }
 
@@ -235,35 +237,6 @@ impl Domain {
                 other => return Err(unexpected(&other)),
             }
         }
-    }
-
-    /// All members, this process among them, in the order in which they joined.
-    ///
-    /// # Errors
-    /// Those of every call.
-    pub fn members(&self) -> Result<Vec<MemberInfo>> {
-        let mut all: Vec<MemberInfo> = Vec::new();
-        loop {
-            let after = all.last().map(|last| last.member);
-            match self.link().call(Call::Members { after })? {
-                Answer::Members { members, more } => {
-                    if members.iter().any(|row| after.is_some_and(|after| row.member <= after)) {
-                        return Err(Error::Protocol("its list of members does not go on".into()));
-                    }
-                    let more = more && !members.is_empty();
-                    all.extend(members);
-                    if !more {
-                        return Ok(all);
-                    }
-                }
-                other => return Err(unexpected(&other)),
-            }
-        }
-    }
-
-    /// The number of this process among the domain's members.
-    pub fn member(&self) -> u64 {
-        self.link().resume.member
     }
 
     /// The broker: what it holds, its limits, its log.

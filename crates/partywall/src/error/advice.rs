@@ -36,10 +36,13 @@ impl Error {
             | Self::OwnerDied { .. }
             | Self::Withdrawn { .. }
             | Self::ObjectNotFound { .. }
-            | Self::NoSuchTensor { .. } => ErrorKind::NotFound,
+            | Self::NoSuchTensor { .. }
+            | Self::NoSuchMember { .. } => ErrorKind::NotFound,
             Self::TimelineEnded { .. } | Self::Tainted { .. } => ErrorKind::CheckFailed,
             Self::BadValue { .. } | Self::WrongMaximum { .. } => ErrorKind::Usage,
-            Self::BadName { .. } | Self::BadRange { .. } | Self::WrongDType { .. } => ErrorKind::Usage,
+            Self::NotYourself | Self::BadName { .. } | Self::BadRange { .. } | Self::WrongDType { .. } => {
+                ErrorKind::Usage
+            }
             Self::BrokerNotFound { .. }
             | Self::BrokerNotStarted { .. }
             | Self::BrokerUnreachable { .. }
@@ -110,9 +113,16 @@ impl Error {
             Self::OtherDriver { simulated: true, .. } => "choose another --domain, or set PARTYWALL_LIBCUDA as its members have".into(),
             Self::OtherDriver { .. } => "choose another --domain, or unset PARTYWALL_LIBCUDA".into(),
             Self::LimitReached { limit: Limit::Chunks | Limit::Growths, .. } => "grow in fewer, larger steps (spare()), or commit a new version".into(),
+            Self::LimitReached { limit: Limit::Clients, .. } => "`partywall ps` lists them; `partywall rm --unproven` forgets those that are dead without proof; or start the broker with a higher --max-clients".into(),
             Self::LimitReached { .. } => "remove something, or start the broker with a higher limit (`partywall serve --help`)".into(),
             Self::BadFd { fault: FdFault::Missing, .. } => "the broker has no free file descriptor: remove names, or raise its limit".into(),
             Self::BadFd { .. } | Self::Protocol(_) | Self::Refused(_) => "this is a bug of Partywall, or a foreign program at its socket: please report it with the broker's log (`partywall status`)".into(),
+            Self::NoSuchMember { near, .. } if !near.is_empty() => format!("did you mean {}? `partywall ps` lists all members", near[0]),
+            Self::NoSuchMember { .. } => "`partywall ps` lists all members; check --domain and PARTYWALL_SOCKET if it should be there".into(),
+            Self::NotYourself => "drop the Domain to leave, or name another process".into(),
+            Self::Unproven { pid } => format!("`partywall rm --unproven {pid}` gives it back, once nothing of it runs on a GPU any more"),
+            Self::NotUnproven { pid, .. } => format!("`partywall evict {pid} --kill` ends it; what it holds comes back when it is dead"),
+            Self::Evicted { .. } => "restart this process, or connect anew: a new connection is a new member".into(),
             Self::InUse { .. } => "`partywall ls` and `partywall status` show them; `partywall stop --force` drops all".into(),
             Self::Forked { .. } => "connect in the child, or start it with exec (Python: the spawn start method)".into(),
             Self::System { .. } => "see what the kernel says".into(),
@@ -178,6 +188,11 @@ impl Error {
             Self::OtherDriver { .. } => "simulated-driver",
             Self::LimitReached { .. } => "limit-reached",
             Self::BadFd { .. } => "bad-fd",
+            Self::NoSuchMember { .. } => "no-such-member",
+            Self::NotYourself => "not-yourself",
+            Self::Unproven { .. } => "unproven",
+            Self::NotUnproven { .. } => "not-unproven",
+            Self::Evicted { .. } => "evicted",
             Self::InUse { .. } => "in-use",
             Self::Forked { .. } => "forked",
             Self::Protocol(_) => "broken-protocol",

@@ -9,11 +9,11 @@ use std::{path::PathBuf, time::Duration};
 use partywall_cuda::{CudaError, PointerKind};
 use partywall_os::Errno;
 use partywall_shm::{DType, TableError};
-use partywall_wire::{FdFault, Limit, NoGrowth, ObjectKind, TimelineEnding};
+use partywall_wire::{FdFault, Limit, MemberState, NoGrowth, ObjectKind, TimelineEnding, Whom};
 
 use self::text::{
-    bad_value, driver_name, fd_fault, free_text, held_text, limit_name, near_names, no_growth, object_kind,
-    pointer_kind, seconds, timeline_ending,
+    bad_value, driver_name, fd_fault, free_text, held_text, limit_name, member_state, near_names, near_pids, no_growth,
+    object_kind, pointer_kind, seconds, timeline_ending, which_member,
 };
 pub use self::{
     advice::{ErrorKind, cuda_anchor},
@@ -387,6 +387,40 @@ pub enum Error {
         index: u32,
         /// What is wrong.
         fault: FdFault,
+    },
+    /// No member is meant by this pid or number. The caller's mistake, or too late: it is gone.
+    #[error("no member has {}{}", which_member(*whom), near_pids(near))]
+    NoSuchMember {
+        /// Which was meant.
+        whom: Whom,
+        /// Pids of members that look like it.
+        near: Vec<u32>,
+    },
+    /// A process is among those that it wants to be evicted.
+    #[error("a process does not evict itself")]
+    NotYourself,
+    /// The member is dead, and what it held is in quarantine, because nobody knows whether its work on a GPU is over.
+    #[error("pid {pid} is dead already, and what it held is in quarantine")]
+    Unproven {
+        /// The member's pid.
+        pid: u32,
+    },
+    /// Nothing of the member is in quarantine, because it is not known to be dead.
+    #[error("nothing of pid {pid} is in quarantine: it {}", member_state(*state))]
+    NotUnproven {
+        /// The member's pid.
+        pid: u32,
+        /// What is known of it.
+        state: MemberState,
+    },
+    /// This process was evicted from the domain: names that it owned are withdrawn, and it gets nothing any more. What it
+    /// has mapped stays mapped.
+    #[error("this process was evicted by pid {by} {} ago", seconds(*ago))]
+    Evicted {
+        /// Who wanted it.
+        by: u32,
+        /// How long ago.
+        ago: Duration,
     },
     /// `stop` without force while something is held.
     #[error("the broker still has {names} names and {members} members")]

@@ -15,7 +15,7 @@ impl Error {
             Refusal::NotFound { name, near } => Self::NotFound { name, socket: socket.to_owned(), near },
             Refusal::VersionNotFound { name, version, latest } => Self::VersionNotFound { name, version, latest },
             Refusal::Ended { name, ending, pid, at, .. } => {
-                let ago = SystemTime::now().duration_since(UNIX_EPOCH + Duration::from_millis(at)).unwrap_or_default();
+                let ago = ago(at);
                 match ending {
                     Ending::OwnerDied => Self::OwnerDied { name, pid, ago },
                     Ending::Withdrawn => Self::Withdrawn { name, pid, ago },
@@ -37,9 +37,19 @@ impl Error {
             Refusal::System { what, errno } => {
                 Self::System { what: format!("the broker, {what}"), source: std::io::Error::from_raw_os_error(errno) }
             }
+            Refusal::NoSuchMember { whom, near } => Self::NoSuchMember { whom, near },
+            Refusal::NotYourself => Self::NotYourself,
+            Refusal::IsUnproven { pid } => Self::Unproven { pid },
+            Refusal::NotUnproven { pid, state } => Self::NotUnproven { pid, state },
+            Refusal::Evicted { by, at } => Self::Evicted { by, ago: ago(at) },
             Refusal::InUse { names, members } => Self::InUse { names, members },
             Refusal::ShuttingDown | Refusal::CannotResume => Self::BrokerGone { socket: socket.to_owned() },
             other => Self::Refused(format!("{other:?}")),
         }
     }
+}
+
+/// How long ago a moment was, given in milliseconds since 1970.
+fn ago(at: u64) -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH + Duration::from_millis(at)).unwrap_or_default()
 }

@@ -3,12 +3,36 @@
 use std::time::Duration;
 
 use partywall_cuda::PointerKind;
-use partywall_wire::{FdFault, Limit, NoGrowth, ObjectKind, TimelineEnding};
+use partywall_wire::{FdFault, Limit, MemberState, NoGrowth, ObjectKind, TimelineEnding, Whom};
 
 use super::Held;
 
 pub(super) fn near_names(near: &[String]) -> String {
     if near.is_empty() { String::new() } else { format!("; there is {}", near.join(", ")) }
+}
+
+pub(super) fn near_pids(near: &[u32]) -> String {
+    let near: Vec<_> = near.iter().map(u32::to_string).collect();
+    if near.is_empty() { String::new() } else { format!("; there is pid {}", near.join(", ")) }
+}
+
+pub(super) fn which_member(whom: Whom) -> String {
+    match whom {
+        Whom::Pid(pid) => format!("pid {pid}"),
+        Whom::Member(member) => format!("the number {member}"),
+    }
+}
+
+pub(super) fn member_state(state: MemberState) -> &'static str {
+    match state {
+        MemberState::Alive => "is alive",
+        MemberState::LostContext => "has lost its CUDA context, and lives",
+        MemberState::Suspect => "has hung up, and may come back",
+        MemberState::Evicted => "was evicted, and lives",
+        MemberState::HeldByChild => "has exited, and a child that it forked lives",
+        MemberState::Dead => "is proved dead, and its memory is being given back",
+        _ => "is not known to be dead",
+    }
 }
 
 pub(super) fn free_text(free: Option<u64>, total: Option<u64>) -> String {

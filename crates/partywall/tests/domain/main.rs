@@ -6,6 +6,7 @@ mod build;
 mod deaths;
 mod growth;
 mod open;
+mod pidfds;
 mod segments;
 mod world;
 
@@ -36,6 +37,7 @@ fn role() {
     if let Ok(role) = std::env::var(world::ROLE) {
         match role.as_str() {
             "grower" | "follower" => growth::play(&role),
+            "sandboxed" => pidfds::play(),
             _ => deaths::play(&role),
         }
     }

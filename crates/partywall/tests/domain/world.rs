@@ -1,7 +1,7 @@
 //! A broker of a test's own, and other processes that play a role in the test.
 
 use std::{
-    io::{BufRead, BufReader},
+    io::{BufRead, BufReader, Write},
     path::PathBuf,
     process::{Child, ChildStdout, Command, Stdio},
     thread::JoinHandle,
@@ -12,7 +12,7 @@ use partywall::{DType, Domain, Segment};
 use partywall_broker::{Broker, Config, StopHandle};
 use partywall_harness::place;
 
-use super::PATIENCE;
+use super::{PATIENCE, pidfds};
 
 /// The environment variable that makes the test program play a role.
 pub(crate) const ROLE: &str = "PARTYWALL_TEST_ROLE";
@@ -30,6 +30,15 @@ impl World {
     }
 
     pub(crate) fn with(change: impl FnOnce(&mut Config)) -> Self {
+        Self::start_broker(change, || ())
+    }
+
+    /// With a broker that gets no pidfds from its kernel.
+    pub(crate) fn without_pidfds() -> Self {
+        Self::start_broker(|_| (), pidfds::forbid)
+    }
+
+    fn start_broker(change: impl FnOnce(&mut Config), prepare: fn()) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let mut config = Config::new(directory.path().join("sockets/test.sock"), "test", partywall::VERSION);
         config.idle_exit = None;
@@ -37,6 +46,7 @@ impl World {
         let broker = Broker::bind(config).unwrap();
         let stop = broker.stop_handle().unwrap();
         let broker = std::thread::spawn(move || {
+            prepare();
             broker.run().unwrap();
         });
         Self { directory, stop, broker: Some(broker) }
@@ -121,6 +131,11 @@ impl Actor {
 
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()
+    }
+
+    /// Lets it do its next step.
+    pub(crate) fn nudge(&mut self) {
+        self.child.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
     }
 
     pub(crate) fn kill(&mut self) {

@@ -1,9 +1,8 @@
 //! Which GPUs there are, what kind, who may use them, and how they reach each other.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use partywall_cuda::{ComputeMode, CuResult, CudaError, Device, DeviceAttribute, Driver};
-use partywall_os::{Errno, socket};
 
 use super::{Trouble, chosen};
 use crate::{
@@ -12,6 +11,7 @@ use crate::{
         finding::{Finding, Outcome},
     },
     error::bytes,
+    mps,
 };
 
 /// The oldest supported compute capability.
@@ -60,7 +60,7 @@ impl Facts {
             capability: device.compute_capability()?,
             memory: device.total_memory()?,
             mode: device.compute_mode()?,
-            mps: is_client(device),
+            mps: mps::is_client(device) == Some(true),
             integrated: device.attribute(DeviceAttribute::INTEGRATED)? != 0,
         })
     }
@@ -152,22 +152,14 @@ fn judge(facts: &[(u32, Result<Facts, CudaError>)]) -> Finding {
 
 /// Whether GPUs are shared by time slices or by MPS.
 pub(in crate::doctor) fn mps(scope: Scope) -> Finding {
-    let pipes = std::env::var_os("CUDA_MPS_PIPE_DIRECTORY").filter(|it| !it.is_empty());
-    let pipes = pipes.map_or_else(|| PathBuf::from("/tmp/nvidia-mps"), PathBuf::from);
+    let pipes = mps::pipes();
     match chosen(scope) {
-        Ok(devices) => sharing(listens(&pipes), devices.iter().any(is_client), &pipes),
+        Ok(devices) => {
+            let is_client = devices.iter().any(|device| mps::is_client(device) == Some(true));
+            sharing(mps::listens(&pipes), is_client, &pipes)
+        }
         Err(trouble) => silent(&trouble),
     }
-}
-
-/// Whether an MPS daemon listens there. A socket of another type than ours answers so only if somebody has it open.
-fn listens(pipes: &Path) -> bool {
-    matches!(socket::connect(&pipes.join("control")), Ok(_) | Err(Errno::PROTOTYPE))
-}
-
-/// Whether the driver of this process has become a client. A driver that does not know the question has no answer.
-fn is_client(device: &Device) -> bool {
-    device.attribute(DeviceAttribute::MPS_ENABLED).is_ok_and(|value| value != 0)
 }
 
 fn sharing(listens: bool, client: bool, pipes: &Path) -> Finding {
@@ -290,17 +282,6 @@ mod tests {
         let found = sharing(true, false, pipes);
         assert_eq!(found.outcome(), Outcome::Warning);
         assert!(found.remedy().contains("CUDA_MPS_PIPE_DIRECTORY"));
-    }
-
-    #[test]
-    fn an_mps_daemon_is_somebody_who_listens() {
-        let directory = tempfile::tempdir().unwrap();
-        let control = directory.path().join("control");
-        assert!(!listens(directory.path()));
-        let socket = std::os::unix::net::UnixListener::bind(&control).unwrap();
-        assert!(listens(directory.path()));
-        drop(socket);
-        assert!(!listens(directory.path()), "only the file is left");
     }
 
     #[test]

@@ -1,0 +1,78 @@
+//! `partywall ps`. With `--json`: `socket`, and `members`, a list of [`describe::member`], without this process.
+
+use clap::Args;
+use partywall::{
+    bytes,
+    info::{Doubt, MemberInfo, MemberState},
+};
+use serde_json::json;
+
+use crate::{Context, describe, failure::Failure, text};
+
+/// Its arguments.
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {}
+
+/// Runs it.
+pub(crate) fn run(context: &Context, _: &Arguments) -> Result<(), Failure> {
+    let domain = context.options().start(false).connect()?;
+    let mut members = domain.members()?;
+    members.retain(|member| member.member != domain.member());
+    let output = context.output();
+    output.value(&json!({
+        "socket": domain.socket(),
+        "members": members.iter().map(describe::member).collect::<Vec<_>>(),
+    }));
+    if output.is_json() {
+        return Ok(());
+    }
+    if members.is_empty() {
+        output.remark(format!("nobody is in the domain at {}", domain.socket().display()));
+        return Ok(());
+    }
+    let headings = [">PID", ">UID", ">MEMBER", "STATE", ">HOLDS", ">LEASES", "SINCE", "COMMAND"];
+    output.table(&headings, &members.iter().map(row).collect::<Vec<_>>());
+    for remark in remarks(&members) {
+        output.line(remark);
+    }
+    Ok(())
+}
+
+fn row(member: &MemberInfo) -> Vec<String> {
+    vec![
+        member.pid.to_string(),
+        member.uid.to_string(),
+        member.member.to_string(),
+        describe::state(member.state).into(),
+        bytes(member.bytes),
+        member.leases.to_string(),
+        text::duration(text::since(member.since)),
+        describe::shorten(&member.command, 60),
+    ]
+}
+
+/// What the states in the table mean that are not as usual.
+fn remarks(members: &[MemberInfo]) -> Vec<String> {
+    let mut states: Vec<_> = members.iter().map(|member| member.state).collect();
+    states.sort();
+    states.dedup();
+    let meanings = states.iter().filter_map(|state| Some((*state, describe::meaning(*state)?)));
+    let mut remarks: Vec<_> =
+        meanings.map(|(state, meaning)| format!("{}: {meaning}", describe::state(state))).collect();
+    let in_doubt = |doubt| members.iter().any(|m| m.doubt == Some(doubt) && m.state != MemberState::Unproven);
+    if in_doubt(Doubt::Mps) {
+        remarks.push(
+            "under MPS a death proves nothing: what clients held goes to quarantine, unless they left by themselves"
+                .into(),
+        );
+    }
+    if in_doubt(Doubt::NoPidfd) {
+        remarks.push(
+            "of some there is no pidfd: what they held goes to quarantine, unless they left by themselves".into(),
+        );
+    }
+    if let Some(first) = remarks.first_mut() {
+        first.insert(0, '\n');
+    }
+    remarks
+}
