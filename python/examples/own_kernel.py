@@ -31,10 +31,12 @@ def read(domain: pw.Domain, write_to_it: bool) -> None:
         out = shared if write_to_it else cupy.empty_like(shared)
         kernel(((COUNT + 255) // 256,), (256,), (shared, out, cupy.int64(COUNT)))
         try:
-            print(f"the sum of the squares of {COUNT} elements is {float(out.sum(dtype='float64')):.0f}")
+            cupy.cuda.get_current_stream().synchronize()
         except cupy.cuda.runtime.CUDARuntimeError as error:
             # Whatever this process still does with CUDA fails now.
             print(f"the GPU refused the write: {error}")
+        else:
+            print(f"the sum of the squares of {COUNT} elements is {float(out.sum(dtype='float64')):.0f}")
 
 
 def main() -> None:

@@ -1,5 +1,6 @@
 """Brokers and processes for tests."""
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -35,9 +36,11 @@ def domain(socket: str) -> Iterator[pw.Domain]:
 class Child:
     """Another process, which runs Python code: it says lines, and is told some."""
 
-    def __init__(self, code: str, *arguments: str) -> None:
+    def __init__(self, code: str, *arguments: str, **environment: str) -> None:
         command = [sys.executable, "-X", "faulthandler", "-c", PRELUDE + textwrap.dedent(code), *arguments]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment}
+        )
         self._watchdog = threading.Timer(WATCHDOG, self.process.kill)
         self._watchdog.start()
 
@@ -80,8 +83,8 @@ def child() -> Iterator[Callable[..., Child]]:
     """Starts other processes, which end with the test."""
     children: list[Child] = []
 
-    def start(code: str, *arguments: str) -> Child:
-        children.append(Child(code, *arguments))
+    def start(code: str, *arguments: str, **environment: str) -> Child:
+        children.append(Child(code, *arguments, **environment))
         return children[-1]
 
     yield start

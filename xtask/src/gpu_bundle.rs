@@ -18,8 +18,10 @@ const PROGRAMS: [(&str, &str); 3] = [
     ("partywall-bench", "partywall-bench"),
 ];
 /// Of the Python package, from `python/`: folders, and what is in them.
-const PYTHON: [(&str, &[&str]); 3] = [
+const PYTHON: [(&str, &[&str]); 4] = [
     ("tests", &["__init__.py", "conftest.py"]),
+    // Of torch and jax on the CPU, which are there.
+    ("tests/host", &["__init__.py", "test_frameworks.py"]),
     ("tests/gpu", &["__init__.py", "test_examples.py", "test_frameworks.py", "test_sharing.py"]),
     ("examples", &["own_kernel.py", "two_frameworks.py", "weights_survive.py"]),
 ];

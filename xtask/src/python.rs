@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::tools::{Workspace, run, run_within};
 
 /// How long the packages that tests need may take to arrive before they count as out of reach.
-const FETCH_LIMIT: Duration = Duration::from_secs(300);
+const FETCH_LIMIT: Duration = Duration::from_secs(600);
 
 /// Whether there is a Python that the package supports, with what makes virtual environments.
 pub(crate) fn is_here() -> bool {

@@ -9,8 +9,8 @@ use partywall::{Builder, DType};
 use pyo3::prelude::*;
 
 use crate::{
-    errors::{Raise, closed, parse},
-    owner::{Owner, State},
+    errors::{Raise, closed, parse, parse_dtype},
+    owner::Owner,
     reaper,
     segment::Segment,
     tensor::Tensor,
@@ -44,9 +44,7 @@ impl Build {
         metadata: Vec<(String, String)>,
         builder: impl FnOnce(partywall::Place) -> Builder + Send,
     ) -> PyResult<Self> {
-        let place = place(py, device)?;
-        let typed = |(name, dtype, shape): Planned| Ok((name, parse(&dtype)?, shape));
-        let tensors = tensors.into_iter().map(typed).collect::<PyResult<Vec<_>>>()?;
+        let (place, tensors) = (place(py, device)?, typed(tensors)?);
         let allocate = || {
             let mut builder = builder(place);
             for (name, dtype, shape) in &tensors {
@@ -58,7 +56,7 @@ impl Build {
             let build = builder.allocate()?;
             let context = build.gpu().map(|gpu| gpu.context().clone());
             let nbytes = build.bytes();
-            partywall::Result::Ok((nbytes, Owner::new(State::Building(Box::new(build)), context)))
+            partywall::Result::Ok((nbytes, Owner::of_build(build, context)))
         };
         let (nbytes, owner) = py.detach(allocate).or_raise(py)?;
         let (name, place) = (name.to_owned(), place.to_string());
@@ -78,13 +76,7 @@ impl Build {
         look: impl FnOnce(&Arc<Owner>, &mut partywall::Build) -> partywall::Result<T> + Send,
     ) -> PyResult<T> {
         let owner = self.owner(py)?;
-        let looked = py.detach(|| {
-            owner.with_state(|state| match state {
-                State::Building(build) => look(&owner, build).map(Some),
-                State::Committed(_) | State::Closed => Ok(None),
-            })
-        });
-        looked.or_raise(py)?.ok_or_else(|| closed(py, "build"))
+        py.detach(|| owner.with_build(|build| look(&owner, build))).ok_or_else(|| closed(py, "build"))?.or_raise(py)
     }
 }
 
@@ -114,12 +106,14 @@ impl Build {
     /// Makes it the next version of its name. Waits for all that this process does on its GPU.
     fn commit(&self, py: Python<'_>) -> PyResult<Segment> {
         let owner = self.owner(py)?;
+        // The commit waits for that, too; here a signal ends the wait, and the build is as it was.
+        owner.drain(py)?;
         match py.detach(|| owner.commit()) {
             Some(committed) => committed.or_raise(py)?,
             None => return Err(closed(py, "build")),
         }
         self.owner.lock().unwrap_or_else(PoisonError::into_inner).take();
-        Segment::of(owner).or_raise(py)
+        Segment::of(owner).ok_or_else(|| closed(py, "build"))
     }
 
     /// Whether it was closed or committed.
@@ -131,8 +125,18 @@ impl Build {
     /// Frees the memory, once no tensor of it is used any more. Calling it again does nothing.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let owner = self.owner.lock().unwrap_or_else(PoisonError::into_inner).take();
-        py.detach(|| owner.map_or(Ok(()), Owner::close)).or_raise(py)
+        owner.map_or(Ok(()), |owner| owner.close(py))
     }
+
+    /// As `close`, and leaves all waiting to the reaper.
+    fn let_go(&self) {
+        drop(self.owner.lock().unwrap_or_else(PoisonError::into_inner).take());
+    }
+}
+
+/// Tensors as the library takes them.
+pub(crate) fn typed(tensors: Vec<Planned>) -> PyResult<Vec<(String, DType, Vec<u64>)>> {
+    tensors.into_iter().map(|(name, dtype, shape)| Ok((name, parse_dtype(&dtype)?, shape))).collect()
 }
 
 /// The place that Python names.

@@ -226,15 +226,17 @@ impl<M: Exchanged> Drop for Taken<M> {
 }
 
 /// The shape and the strides, in elements, of another library's tensor; `None` if it makes no sense.
-pub(crate) fn extents(tensor: &Tensor) -> Option<(Vec<u64>, Vec<u64>)> {
+pub(crate) fn extents(tensor: &Tensor) -> Option<(Vec<u64>, Vec<i64>)> {
     let ndim = usize::try_from(tensor.ndim).ok().filter(|ndim| *ndim == 0 || !tensor.shape.is_null())?;
     let numbers = |pointer: *mut i64| {
         // SAFETY: DLPack's rule: `shape`, and `strides` unless null, have `ndim` numbers.
-        let numbers = if ndim == 0 { &[] } else { unsafe { std::slice::from_raw_parts(pointer, ndim) } };
-        numbers.iter().map(|n| u64::try_from(*n).ok()).collect::<Option<Vec<u64>>>()
+        if ndim == 0 { &[] } else { unsafe { std::slice::from_raw_parts(pointer, ndim) } }
     };
-    let shape = numbers(tensor.shape)?;
-    let strides = if tensor.strides.is_null() { contiguous(&shape) } else { numbers(tensor.strides)? };
+    let shape: Vec<u64> = numbers(tensor.shape).iter().map(|n| u64::try_from(*n).ok()).collect::<Option<_>>()?;
+    let strides = match tensor.strides.is_null() {
+        true => contiguous(&shape).into_iter().map(|stride| stride as i64).collect(),
+        false => numbers(tensor.strides).to_vec(),
+    };
     Some((shape, strides))
 }
 

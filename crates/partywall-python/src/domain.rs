@@ -19,7 +19,7 @@ use crate::{
     errors::{Raise, closed},
     reaper,
     segment::Segment,
-    source::{Source, publish},
+    source::{Source, drain_all, publish},
     wait,
 };
 
@@ -151,7 +151,9 @@ impl Domain {
         for (key, value) in &metadata {
             publication = publication.metadata(key, value);
         }
-        let tensors = tensors.iter().map(|(name, source)| (name.clone(), source.get().clone())).collect();
+        let tensors: Vec<_> = tensors.iter().map(|(name, source)| (name.clone(), source.get().clone())).collect();
+        // The commit waits for that, too; here a signal ends the wait.
+        drain_all(py, &tensors)?;
         let segment = py.detach(|| publish(publication, tensors)?.commit());
         segment.or_raise(py).map(Segment::new)
     }

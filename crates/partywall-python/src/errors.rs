@@ -2,7 +2,7 @@
 
 use std::{fmt::Display, str::FromStr};
 
-use partywall::{Error, ErrorKind};
+use partywall::{DType, Error, ErrorKind, Place, cuda::CuResult};
 use pyo3::{exceptions::PyValueError, prelude::*, types::PyType};
 
 /// Makes Python exceptions of the library's errors.
@@ -21,6 +21,7 @@ impl<T> Raise<T> for partywall::Result<T> {
 pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
     let cuda_error = match error {
         Error::Cuda { source, .. } => Some(source.code.0),
+        Error::OutOfMemory { place: Place::Gpu(_), .. } => Some(CuResult::OUT_OF_MEMORY.0),
         _ => None,
     };
     raise(py, class(error), &error.to_string(), &error.advice(), error.anchor(), cuda_error)
@@ -35,6 +36,13 @@ pub(crate) fn closed(py: Python<'_>, what: &str) -> PyErr {
 /// The exception of a tensor that cannot be taken in the way that was asked for.
 pub(crate) fn no_such_view(py: Python<'_>, tensor: &str, why: &str, advice: &str) -> PyErr {
     raise(py, "NoSuchView", &format!("{tensor:?} cannot be taken so: {why}"), advice, "no-such-view", None)
+}
+
+/// The exception of a version that is longer than there is room for here.
+pub(crate) fn cannot_grow_here(py: Python<'_>, name: &str, version: u64, bytes: u64, reserved: u64) -> PyErr {
+    let (bytes, reserved) = (partywall::bytes(bytes), partywall::bytes(reserved));
+    let message = format!("{name:?} version {version} cannot grow here: it has {bytes}, and {reserved} are reserved");
+    raise(py, "CannotGrow", &message, "open it again", "cannot-grow", None)
 }
 
 /// The exception of something that cannot be put or published.
@@ -83,6 +91,16 @@ fn class(error: &Error) -> &'static str {
         Error::File(_) => "BadFile",
         _ => "Error",
     }
+}
+
+/// A dtype under the name that it has in NumPy and torch. Short names are none: `i8` has 8 bits to some, and to NumPy 64.
+pub(crate) fn parse_dtype(name: &str) -> PyResult<DType> {
+    let dtype: DType = parse(name)?;
+    if dtype.name() != name {
+        let why = format!("{name:?} is no dtype's full name: say {dtype}, of {} bits, if that is meant", dtype.bits());
+        return Err(PyValueError::new_err(why));
+    }
+    Ok(dtype)
 }
 
 /// A value that Python gives as text; a `ValueError` says what it may be.

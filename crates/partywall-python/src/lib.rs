@@ -25,11 +25,12 @@ mod source;
 mod tensor;
 mod wait;
 
-use pyo3::prelude::*;
-
 /// The compiled half of the package.
-#[pymodule(name = "_native")]
+#[allow(unsafe_code, reason = "asking Python which interpreter this is")]
+#[pyo3::pymodule(name = "_native")]
 mod native {
+    use pyo3::{exceptions::PyImportError, ffi, prelude::*};
+
     #[pymodule_export]
     use crate::build::{Build, Claim};
     #[pymodule_export]
@@ -39,7 +40,7 @@ mod native {
     #[pymodule_export]
     use crate::reaper::flush;
     #[pymodule_export]
-    use crate::segment::Segment;
+    use crate::segment::{Pinned, Segment};
     #[pymodule_export]
     use crate::source::Source;
     #[pymodule_export]
@@ -47,4 +48,16 @@ mod native {
 
     #[pymodule_export]
     const VERSION: &str = partywall::VERSION;
+
+    /// The module's statics are one interpreter's. Interpreters with a GIL of their own are refused by Python itself.
+    #[pymodule_init]
+    fn refuse_subinterpreters() -> PyResult<()> {
+        // SAFETY: this thread has the GIL, and so an interpreter, which is alive.
+        match unsafe { ffi::PyInterpreterState_GetID(ffi::PyInterpreterState_Get()) } {
+            0 => Ok(()),
+            _ => Err(PyImportError::new_err(
+                "partywall works in the main interpreter only: start a process in place of a subinterpreter",
+            )),
+        }
+    }
 }

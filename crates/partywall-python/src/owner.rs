@@ -1,5 +1,4 @@
 //! What tensors keep: a build or a segment, until nothing uses it any more.
-
 use std::{
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -12,11 +11,14 @@ use partywall::{
     Build, Error, Segment,
     cuda::{Context, CuResult},
 };
+use pyo3::prelude::*;
 
 use crate::{
     dlpack::{CUDA, Device},
+    errors::Raise,
     reaper,
     tensor::HOST,
+    wait,
 };
 
 /// How long to wait before a context is asked again that cannot be waited for while a graph is captured in it.
@@ -24,7 +26,7 @@ const CAPTURE: Duration = Duration::from_millis(10);
 
 /// A build or a segment, and what it becomes. Shared by the Python object and by every tensor and capsule of it.
 ///
-/// Its lock is waited for without the GIL, because it is held during copies and commits.
+/// Its lock is waited for without the GIL, because it is held during commits and while a build is copied.
 pub(crate) struct Owner {
     state: Mutex<State>,
     writable: AtomicBool,
@@ -32,40 +34,59 @@ pub(crate) struct Owner {
     context: Option<Context>,
 }
 
-pub(crate) enum State {
+/// What an owner has.
+pub(crate) enum Memory<'a> {
+    Build(&'a mut Build),
+    Segment(&'a Segment),
+}
+
+enum State {
     /// Addresses that were given out stay valid when it becomes a segment, and when it fails to.
     Building(Box<Build>),
-    Committed(Segment),
+    /// Used by several threads at once, and by ones that wait. Whoever has a clone has the owner, too: the owner's last
+    /// user finds the last clone here.
+    Committed(Arc<Segment>),
     Closed,
 }
 
 impl Owner {
-    pub(crate) fn new(state: State, context: Option<Context>) -> Arc<Self> {
-        let writable = match &state {
-            State::Building(_) => true,
-            State::Committed(segment) => segment.is_writable(),
-            State::Closed => false,
-        };
-        Arc::new(Self { state: Mutex::new(state), writable: writable.into(), context })
+    /// Of a build, on a GPU if it has a context.
+    pub(crate) fn of_build(build: Build, context: Option<Context>) -> Arc<Self> {
+        Arc::new(Self { state: Mutex::new(State::Building(Box::new(build))), writable: true.into(), context })
     }
 
     /// Of a segment.
-    pub(crate) fn of(segment: Segment) -> Arc<Self> {
+    pub(crate) fn of_segment(segment: Segment) -> Arc<Self> {
         let context = segment.gpu().map(|gpu| gpu.context().clone());
-        Self::new(State::Committed(segment), context)
+        let writable = segment.is_writable().into();
+        Arc::new(Self { state: Mutex::new(State::Committed(Arc::new(segment))), writable, context })
     }
 
-    /// Looks at a segment.
-    pub(crate) fn with_segment<T>(&self, look: impl FnOnce(&Segment) -> partywall::Result<T>) -> partywall::Result<T> {
+    /// The segment, if it is one.
+    pub(crate) fn segment(&self) -> Option<Arc<Segment>> {
         match &*self.lock() {
-            State::Committed(segment) => look(segment),
-            State::Building(_) | State::Closed => Err(Error::Refused("it is not committed".into())),
+            State::Committed(segment) => Some(segment.clone()),
+            State::Building(_) | State::Closed => None,
         }
     }
 
-    /// As [`Owner::with_segment`], for what may still be a build.
-    pub(crate) fn with_state<T>(&self, look: impl FnOnce(&mut State) -> T) -> T {
-        look(&mut self.lock())
+    /// Looks at the build, if it is one.
+    pub(crate) fn with_build<T>(&self, look: impl FnOnce(&mut Build) -> T) -> Option<T> {
+        match &mut *self.lock() {
+            State::Building(build) => Some(look(build)),
+            State::Committed(_) | State::Closed => None,
+        }
+    }
+
+    /// Looks at whichever it is.
+    pub(crate) fn with<T>(&self, look: impl FnOnce(Memory<'_>) -> partywall::Result<T>) -> partywall::Result<T> {
+        let committed = match &mut *self.lock() {
+            State::Building(build) => return look(Memory::Build(build)),
+            State::Committed(segment) => segment.clone(),
+            // Cannot be met: who asks keeps it from being closed.
+            State::Closed => return Err(Error::Refused("its memory was closed".into())),
+        };
+        look(Memory::Segment(&committed))
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -97,7 +118,7 @@ impl Owner {
         match build.commit_or_keep() {
             Ok(segment) => {
                 self.writable.store(segment.is_writable(), Ordering::Release);
-                *state = State::Committed(segment);
+                *state = State::Committed(Arc::new(segment));
                 Some(Ok(()))
             }
             Err(failed) => {
@@ -108,20 +129,35 @@ impl Owner {
     }
 
     /// Lets go of it at once, if nobody else keeps it; else the last one will. Waits for the work of this process in the
-    /// memory, and for the broker.
-    pub(crate) fn close(self: Arc<Self>) -> partywall::Result<()> {
+    /// memory, which a signal ends and leaves to the reaper, and for the broker.
+    pub(crate) fn close(self: Arc<Self>, py: Python<'_>) -> PyResult<()> {
         let Some(mut owner) = Arc::into_inner(self) else { return Ok(()) };
-        if !owner.context.as_ref().is_none_or(is_drained) {
+        if !owner.drain(py)? {
             return Ok(());
         }
-        match std::mem::replace(owner.state.get_mut().unwrap_or_else(PoisonError::into_inner), State::Closed) {
-            // In a forked child the lease is the parent's, and without the broker it is nobody's.
-            State::Committed(segment) => match segment.release() {
+        let released = py.detach(move || {
+            let segment =
+                match std::mem::replace(owner.state.get_mut().unwrap_or_else(PoisonError::into_inner), State::Closed) {
+                    State::Committed(segment) => Arc::into_inner(segment),
+                    State::Building(_) | State::Closed => None,
+                };
+            match segment.map_or(Ok(()), Segment::release) {
+                // In a forked child the lease is the parent's, and without the broker it is nobody's.
                 Err(Error::Forked { .. } | Error::BrokerGone { .. }) => Ok(()),
                 released => released,
-            },
-            State::Building(_) | State::Closed => Ok(()),
-        }
+            }
+        });
+        released.or_raise(py)
+    }
+
+    /// Waits for all work of this process on the GPU that has the memory, until a signal comes. False if that cannot be done now.
+    pub(crate) fn drain(&self, py: Python<'_>) -> PyResult<bool> {
+        self.context.as_ref().map_or(Ok(true), |context| drain(py, context))
+    }
+
+    /// Of memory on a GPU.
+    pub(crate) fn context(&self) -> Option<&Context> {
+        self.context.as_ref()
     }
 }
 
@@ -140,6 +176,12 @@ impl Drop for Owner {
             drop(state);
         });
     }
+}
+
+/// As [`is_drained`], until a signal ends the wait: the driver's cannot be ended, and goes on in a thread of its own.
+pub(crate) fn drain(py: Python<'_>, context: &Context) -> PyResult<bool> {
+    let context = context.clone();
+    wait::aside(py, move || is_drained(&context))
 }
 
 /// Waits for all work of this process on the GPU. False if that cannot be done now, because a graph is being captured.

@@ -1,7 +1,10 @@
 //! A thread that lets go of things when nobody can wait for that: a deleter of DLPack has no stream, may be called with
 //! or without the GIL, and must not keep the garbage collector waiting for a GPU or a broker.
 
-use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::{
+    cell::Cell,
+    sync::mpsc::{self, RecvTimeoutError, Sender},
+};
 
 use partywall_os::per_process::PerProcess;
 use pyo3::prelude::*;
@@ -13,14 +16,24 @@ type Job = Box<dyn FnOnce() + Send>;
 /// A forked child begins with none: the thread is not there, and nothing of the parent's is to be released there.
 static REAPER: PerProcess<Option<Sender<Job>>> = PerProcess::new();
 
-/// Has the thread do `job`.
+thread_local! {
+    static IS_REAPER: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Has the thread do `job`. What follows from a job is part of it.
 pub(crate) fn later(job: impl FnOnce() + Send + 'static) {
+    if IS_REAPER.get() {
+        return job();
+    }
     let mut reaper = REAPER.lock();
     let sender = reaper.get_or_insert_with(|| {
         let (sender, jobs) = mpsc::channel::<Job>();
         let thread = std::thread::Builder::new().name("partywall-reaper".into());
         // Without a thread the jobs are dropped, and with them what they hold.
-        let _ = thread.spawn(move || jobs.into_iter().for_each(|job| job()));
+        let _ = thread.spawn(move || {
+            IS_REAPER.set(true);
+            jobs.into_iter().for_each(|job| job());
+        });
         sender
     });
     if let Err(unsent) = sender.send(Box::new(job)) {

@@ -1,17 +1,21 @@
-//! An open version of a name.
+//! An open version of a name, and its memory pinned.
 
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, PoisonError},
+    time::Duration,
 };
 
-use partywall::Place;
-use pyo3::prelude::*;
+use partywall::{Place, Refreshed};
+use pyo3::{exceptions::PyValueError, prelude::*};
 
 use crate::{
-    errors::{Raise, closed},
-    owner::Owner,
+    build::{Planned, place, typed},
+    errors::{Raise, cannot_grow_here, closed},
+    owner::{Owner, drain},
+    reaper,
     tensor::Tensor,
+    wait,
 };
 
 /// An open version of a name, and a lease on it.
@@ -26,8 +30,6 @@ pub(crate) struct Segment {
     #[pyo3(get)]
     kind: &'static str,
     #[pyo3(get)]
-    nbytes: u64,
-    #[pyo3(get)]
     mutable: bool,
     #[pyo3(get)]
     kept: bool,
@@ -36,13 +38,13 @@ pub(crate) struct Segment {
 impl Segment {
     pub(crate) fn new(segment: partywall::Segment) -> Self {
         let unowned = Self::unowned(&segment);
-        Self { owner: Mutex::new(Some(Owner::of(segment))), ..unowned }
+        Self { owner: Mutex::new(Some(Owner::of_segment(segment))), ..unowned }
     }
 
-    /// Of a build that has been committed.
-    pub(crate) fn of(owner: Arc<Owner>) -> partywall::Result<Self> {
-        let unowned = owner.with_segment(|segment| Ok(Self::unowned(segment)))?;
-        Ok(Self { owner: Mutex::new(Some(owner)), ..unowned })
+    /// Of a build that has been committed; `None` of any other.
+    pub(crate) fn of(owner: Arc<Owner>) -> Option<Self> {
+        let unowned = Self::unowned(&*owner.segment()?);
+        Some(Self { owner: Mutex::new(Some(owner)), ..unowned })
     }
 
     fn unowned(segment: &partywall::Segment) -> Self {
@@ -52,15 +54,51 @@ impl Segment {
             version: segment.version(),
             place: segment.place(),
             kind: segment.kind(),
-            nbytes: segment.bytes(),
             mutable: segment.is_mutable(),
             kept: segment.is_kept(),
         }
     }
 
-    fn owner(&self, py: Python<'_>) -> PyResult<Arc<Owner>> {
-        let owner = self.owner.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        owner.ok_or_else(|| closed(py, "segment"))
+    /// What keeps it, unless it is closed.
+    fn open(&self) -> Option<Arc<Owner>> {
+        self.owner.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Looks at the segment. It stays open meanwhile.
+    fn look<T: Send>(
+        &self,
+        py: Python<'_>,
+        look: impl FnOnce(&Arc<Owner>, &Arc<partywall::Segment>) -> partywall::Result<T> + Send,
+    ) -> PyResult<T> {
+        let owner = self.open().ok_or_else(|| closed(py, "segment"))?;
+        let looked = py.detach(|| owner.segment().map(|segment| look(&owner, &segment)));
+        looked.ok_or_else(|| closed(py, "segment"))?.or_raise(py)
+    }
+
+    /// Waits for something of the segment. That it is closed meanwhile ends the wait.
+    fn wait<T: Send>(
+        &self,
+        py: Python<'_>,
+        timeout: Option<f64>,
+        attempt: impl Fn(&partywall::Segment, Duration) -> partywall::Result<T> + Sync,
+    ) -> PyResult<T> {
+        let waited = wait::in_slices(py, wait::timeout(timeout)?, |slice| {
+            // Asked anew each time, so that nothing keeps it open for longer than a slice.
+            let owner = self.open();
+            let segment = owner.as_ref().and_then(|owner| owner.segment());
+            segment.map(|segment| attempt(&segment, slice)).transpose()
+        });
+        waited?.ok_or_else(|| closed(py, "segment"))
+    }
+
+    fn refreshed(&self, py: Python<'_>, refreshed: Refreshed) -> PyResult<bool> {
+        match refreshed {
+            Refreshed::Unchanged => Ok(false),
+            Refreshed::Grown => Ok(true),
+            Refreshed::DoesNotFit { bytes, reserved } => {
+                Err(cannot_grow_here(py, &self.name, self.version, bytes, reserved))
+            }
+        }
     }
 }
 
@@ -72,35 +110,87 @@ impl Segment {
         self.place.to_string()
     }
 
+    /// Bytes that are mapped, with what alignment adds.
+    #[getter]
+    fn nbytes(&self, py: Python<'_>) -> PyResult<u64> {
+        self.look(py, |_, segment| Ok(segment.bytes()))
+    }
+
+    /// Bytes that it can have in this process without moving; 0 if it cannot grow.
+    #[getter]
+    fn reserved(&self, py: Python<'_>) -> PyResult<u64> {
+        self.look(py, |_, segment| Ok(segment.reserved()))
+    }
+
     /// Its metadata.
     #[getter]
     fn metadata(&self, py: Python<'_>) -> PyResult<BTreeMap<String, String>> {
-        let owner = self.owner(py)?;
         let pairs = |(key, value): (&str, &str)| (key.to_owned(), value.to_owned());
-        py.detach(|| owner.with_segment(|segment| Ok(segment.metadata().map(pairs).collect()))).or_raise(py)
+        self.look(py, |_, segment| Ok(segment.metadata().map(pairs).collect()))
     }
 
     /// The names of its tensors, in the order in which they were added.
     fn names(&self, py: Python<'_>) -> PyResult<Vec<String>> {
-        let names = |segment: &partywall::Segment| segment.tensors().iter().map(|it| it.name().to_owned()).collect();
-        let owner = self.owner(py)?;
-        py.detach(|| owner.with_segment(|segment| Ok(names(segment)))).or_raise(py)
+        self.look(py, |_, segment| Ok(segment.tensors().iter().map(|tensor| tensor.name().to_owned()).collect()))
     }
 
     /// All its tensors, in that order.
     fn tensors(&self, py: Python<'_>) -> PyResult<Vec<Tensor>> {
-        let owner = self.owner(py)?;
-        let all = |segment: &partywall::Segment| {
-            segment.tensors().iter().map(|tensor| Tensor::of_segment(&owner, tensor)).collect()
-        };
-        py.detach(|| owner.with_segment(all)).or_raise(py)
+        self.look(py, |owner, segment| {
+            segment.tensors().iter().map(|tensor| Tensor::of_segment(owner, tensor)).collect()
+        })
     }
 
     /// The tensor of this name.
     fn tensor(&self, py: Python<'_>, name: &str) -> PyResult<Tensor> {
-        let owner = self.owner(py)?;
-        let find = |segment: &partywall::Segment| Tensor::of_segment(&owner, &segment.tensor(name)?);
-        py.detach(|| owner.with_segment(find)).or_raise(py)
+        self.look(py, |owner, segment| Tensor::of_segment(owner, &segment.tensor(name)?))
+    }
+
+    /// Makes a version that this process has committed longer: the last tensor to `length` along its first dimension, and
+    /// by `tensors`; with `spare` bytes behind them for growths to come.
+    fn grow(&self, py: Python<'_>, length: Option<u64>, tensors: Vec<Planned>, spare: u64) -> PyResult<()> {
+        let tensors = typed(tensors)?;
+        self.look(py, |_, segment| {
+            let mut growth = segment.grow().spare(spare);
+            if let Some(length) = length {
+                // Of a segment without tensors the growth itself says that there is none to be longer.
+                let last = segment.tensors().last().map(|tensor| tensor.name().to_owned()).unwrap_or_default();
+                growth = growth.extend(&last, length);
+            }
+            for (name, dtype, shape) in &tensors {
+                growth = growth.tensor(name, *dtype, shape);
+            }
+            growth.commit()
+        })
+    }
+
+    /// Maps what it has grown by: whether that was anything.
+    fn refresh(&self, py: Python<'_>) -> PyResult<bool> {
+        let refreshed = self.look(py, |_, segment| segment.refresh())?;
+        self.refreshed(py, refreshed)
+    }
+
+    /// Waits until it is longer than this process knows it, and maps that.
+    fn wait_growth(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        let refreshed = self.wait(py, timeout, |segment, slice| segment.wait_growth(slice))?;
+        self.refreshed(py, refreshed).map(drop)
+    }
+
+    /// Waits until its name is removed or goes with its owner.
+    fn wait_withdrawn(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        self.wait(py, timeout, |segment, slice| segment.wait_withdrawn(slice))
+    }
+
+    /// Registers host memory with CUDA, for a GPU's asynchronous copies.
+    fn pin(&self, py: Python<'_>, device: &str) -> PyResult<Pinned> {
+        let Place::Gpu(uuid) = place(py, device)? else {
+            return Err(PyValueError::new_err("memory is pinned for a GPU: device is cuda, cuda:N or a GPU's UUID"));
+        };
+        self.look(py, |owner, segment| {
+            let pinned = partywall::Pinned::new(segment.clone(), segment.domain().gpu(uuid)?)?;
+            let nbytes = pinned.bytes();
+            Ok(Pinned { held: Mutex::new(Some(Held { pinned, _owner: owner.clone() })), nbytes })
+        })
     }
 
     /// Whether `close` was called.
@@ -112,6 +202,75 @@ impl Segment {
     /// Gives the lease back, once no tensor of it is used any more. Calling it again does nothing.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let owner = self.owner.lock().unwrap_or_else(PoisonError::into_inner).take();
-        py.detach(|| owner.map_or(Ok(()), Owner::close)).or_raise(py)
+        owner.map_or(Ok(()), |owner| owner.close(py))
+    }
+
+    /// As `close`, and leaves all waiting to the reaper.
+    fn let_go(&self) {
+        drop(self.owner.lock().unwrap_or_else(PoisonError::into_inner).take());
+    }
+}
+
+/// A segment in host memory that is registered with CUDA.
+#[pyclass(frozen, module = "partywall._native")]
+pub(crate) struct Pinned {
+    held: Mutex<Option<Held>>,
+    #[pyo3(get)]
+    nbytes: u64,
+}
+
+/// The pin goes first: it needs the memory to be mapped, which the owner keeps.
+struct Held {
+    pinned: partywall::Pinned<Arc<partywall::Segment>>,
+    _owner: Arc<Owner>,
+}
+
+#[pymethods]
+impl Pinned {
+    /// Whether `close` was called.
+    #[getter]
+    fn closed(&self) -> bool {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner).is_none()
+    }
+
+    /// Unregisters the memory, after all that this process does on the GPU. Calling it again does nothing.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let held = self.held.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(held) = held else { return Ok(()) };
+        // If a signal ends this wait, the rest is up to the reaper.
+        let held = LetGo(Some(held));
+        let Some(Held { pinned, .. }) = &held.0 else { return Ok(()) };
+        if drain(py, pinned.gpu().context())? {
+            py.detach(|| drop(held.now()));
+        }
+        Ok(())
+    }
+
+    /// As `close`, and leaves all waiting to the reaper.
+    fn let_go(&self) {
+        drop(LetGo(self.held.lock().unwrap_or_else(PoisonError::into_inner).take()));
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        self.let_go();
+    }
+}
+
+/// Has the reaper let go of a pin, unless somebody does so now.
+struct LetGo(Option<Held>);
+
+impl LetGo {
+    fn now(mut self) -> Option<Held> {
+        self.0.take()
+    }
+}
+
+impl Drop for LetGo {
+    fn drop(&mut self) {
+        if let Some(held) = self.0.take() {
+            reaper::later(move || drop(held));
+        }
     }
 }

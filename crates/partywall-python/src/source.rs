@@ -16,7 +16,9 @@ use pyo3::{
 
 use crate::{
     dlpack::{self, CPU, CUDA, CUDA_HOST, Device, Exchanged, Managed, ManagedVersioned, Taken, contiguous},
-    errors::bad_source,
+    errors::{Raise, bad_source},
+    owner::drain,
+    wait,
 };
 
 /// Another library's tensor, held.
@@ -25,10 +27,12 @@ use crate::{
 pub(crate) struct Source {
     dtype: DType,
     shape: Vec<u64>,
-    /// In elements.
-    strides: Vec<u64>,
+    /// In elements; negative ones run backwards from the address.
+    strides: Vec<i64>,
     address: u64,
     device: Device,
+    /// On a GPU: the stream that its library has it ready for.
+    stream: RawStream,
     keep: Arc<Keep>,
 }
 
@@ -66,7 +70,8 @@ impl Source {
         match Self::of_dlpack(py, object, stream) {
             // NumPy, of arrays that it may not give away for writing and of types that DLPack has not got.
             Err(error) if error.is_instance_of::<PyBufferError>(py) => Self::of_buffer(py, object).map_err(|_| {
-                bad_source(py, &format!("its library does not give it away: {}", error.value(py)), NOT_GIVEN)
+                let why = error.value(py).to_string();
+                bad_source(py, &format!("its library does not give it away: {}", why.trim_end_matches('.')), NOT_GIVEN)
             }),
             source => source,
         }
@@ -93,9 +98,9 @@ impl Source {
     /// Whether its elements follow each other without gaps.
     #[getter]
     fn contiguous(&self) -> bool {
-        let gaps = self.shape.iter().zip(&self.strides).zip(contiguous(&self.shape));
+        let mut dimensions = self.shape.iter().zip(&self.strides).zip(contiguous(&self.shape));
         self.elements() == 0
-            || gaps.filter(|((length, stride), without)| **length > 1 && *stride != without).count() == 0
+            || dimensions.all(|((length, stride), without)| *length <= 1 || u64::try_from(*stride) == Ok(without))
     }
 }
 
@@ -103,9 +108,9 @@ impl Source {
     fn of_dlpack(py: Python<'_>, object: &Bound<'_, PyAny>, stream: Option<u64>) -> PyResult<Self> {
         let (device_type, _): (i32, i32) = object.call_method0("__dlpack_device__")?.extract()?;
         let arguments = PyDict::new(py);
+        let stream = stream.filter(|stream| *stream != 0).map_or(RawStream::LEGACY_DEFAULT, RawStream);
         if device_type == CUDA {
-            // Null is what DLPack calls ambiguous: it is the legacy default stream.
-            arguments.set_item("stream", stream.map_or(1, |stream| stream.max(1)))?;
+            arguments.set_item("stream", stream.0)?;
         }
         let legacy = arguments.copy()?;
         arguments.set_item("max_version", (1, 1))?;
@@ -124,17 +129,22 @@ impl Source {
                     "use a release of both that agree",
                 ));
             }
-            return Self::of_tensor(py, taken, Keep::Versioned);
+            return Self::of_tensor(py, taken, stream, Keep::Versioned);
         }
         match Taken::<Managed>::take(&capsule) {
-            Some(taken) => Self::of_tensor(py, taken, Keep::Capsule),
+            Some(taken) => Self::of_tensor(py, taken, stream, Keep::Capsule),
             None => {
                 Err(bad_source(py, "its __dlpack__ gave no DLPack capsule", "report it to the library that made it"))
             }
         }
     }
 
-    fn of_tensor<M: Exchanged>(py: Python<'_>, taken: Taken<M>, keep: impl FnOnce(Taken<M>) -> Keep) -> PyResult<Self> {
+    fn of_tensor<M: Exchanged>(
+        py: Python<'_>,
+        taken: Taken<M>,
+        stream: RawStream,
+        keep: impl FnOnce(Taken<M>) -> Keep,
+    ) -> PyResult<Self> {
         let tensor = taken.get().tensor();
         if ![CPU, CUDA, CUDA_HOST].contains(&tensor.device.device_type) {
             let message = format!("its memory is of DLPack's device type {}", tensor.device.device_type);
@@ -144,9 +154,9 @@ impl Source {
         let dtype =
             dtype.ok_or_else(|| bad_source(py, "its elements are of a type that is not known here", UNKNOWN_TYPE))?;
         let (shape, strides) = dlpack::extents(tensor)
-            .ok_or_else(|| bad_source(py, "its strides run backwards", "make it contiguous first"))?;
+            .ok_or_else(|| bad_source(py, "its shape makes no sense", "report it to the library that made it"))?;
         let (address, device) = ((tensor.data as u64).wrapping_add(tensor.byte_offset), tensor.device);
-        Ok(Self { dtype, shape, strides, address, device, keep: Arc::new(keep(taken)) })
+        Ok(Self { dtype, shape, strides, address, device, stream, keep: Arc::new(keep(taken)) })
     }
 
     fn of_buffer(py: Python<'_>, object: &Bound<'_, PyAny>) -> PyResult<Self> {
@@ -158,12 +168,14 @@ impl Source {
         let dtype =
             dtype.ok_or_else(|| bad_source(py, "its elements are of a type that is not known here", UNKNOWN_TYPE))?;
         let item = buffer.item_size() as isize;
-        let stride = |bytes: &isize| (*bytes >= 0 && bytes % item == 0).then_some((bytes / item) as u64);
-        let strides: Option<Vec<u64>> = buffer.strides().iter().map(stride).collect();
-        let strides = strides.ok_or_else(|| bad_source(py, "its strides run backwards", "make it contiguous first"))?;
+        let stride = |bytes: &isize| (bytes % item == 0).then_some((bytes / item) as i64);
+        let strides: Option<Vec<i64>> = buffer.strides().iter().map(stride).collect();
+        let strides =
+            strides.ok_or_else(|| bad_source(py, "its elements are not at whole steps", "make it contiguous first"))?;
         let (shape, address) = (buffer.shape().iter().map(|n| *n as u64).collect(), buffer.buf_ptr() as u64);
         let device = Device { device_type: CPU, device_id: 0 };
-        Ok(Self { dtype, shape, strides, address, device, keep: Arc::new(Keep::Buffer(Held(Some(buffer)))) })
+        let (stream, keep) = (RawStream::LEGACY_DEFAULT, Arc::new(Keep::Buffer(Held(Some(buffer)))));
+        Ok(Self { dtype, shape, strides, address, device, stream, keep })
     }
 
     pub(crate) fn is_on_host(&self) -> bool {
@@ -213,9 +225,11 @@ impl Source {
         let mut out = Vec::with_capacity(bytes);
         let mut index = vec![0_u64; self.shape.len()];
         loop {
-            let offset: u64 = index.iter().zip(&self.strides).map(|(at, stride)| at * stride).sum();
+            let offset: i64 = index.iter().zip(&self.strides).map(|(at, stride)| *at as i64 * stride).sum();
             // SAFETY: an element of the tensor, by the same promise.
-            out.extend_from_slice(unsafe { std::slice::from_raw_parts(start.add(offset as usize * item), item) });
+            out.extend_from_slice(unsafe {
+                std::slice::from_raw_parts(start.offset(offset as isize * item as isize), item)
+            });
             // The next index, last dimension fastest.
             let Some(axis) = (0..index.len()).rev().find(|axis| index[*axis] + 1 < self.shape[*axis]) else {
                 return Cow::Owned(out);
@@ -225,13 +239,24 @@ impl Source {
         }
     }
 
-    /// A copy of a contiguous tensor on a GPU, made after what is on `stream`.
-    pub(crate) fn device_bytes(&self, stream: Option<u64>) -> partywall::Result<Vec<u8>> {
+    /// The stream that its library has it ready for.
+    pub(crate) fn stream(&self) -> RawStream {
+        self.stream
+    }
+
+    /// Waits for what is on that stream.
+    pub(crate) fn drain(&self, py: Python<'_>) -> PyResult<()> {
+        let context = py.detach(|| self.context()).or_raise(py)?;
+        // SAFETY: as in `device_bytes`.
+        wait::for_stream(py, unsafe { StreamRef::borrow(&context, self.stream) })
+    }
+
+    /// A copy of a contiguous tensor on a GPU, made after what is on its stream.
+    pub(crate) fn device_bytes(&self) -> partywall::Result<Vec<u8>> {
         let context = self.context()?;
         let mut out = vec![0; self.bytes() as usize];
-        let raw = stream.map_or(RawStream::LEGACY_DEFAULT, RawStream);
         // SAFETY: the caller's promise: a stream of that context, which lives for as long as this call.
-        let stream = unsafe { StreamRef::borrow(&context, raw) };
+        let stream = unsafe { StreamRef::borrow(&context, self.stream) };
         stream.copy_to_host(&mut out, self.slice()).map_err(copy_error)?;
         Ok(out)
     }
@@ -270,6 +295,22 @@ fn copy_error(error: AccessError) -> Error {
     }
 }
 
+/// Waits for what this process does on the GPUs of tensors that are to be published.
+pub(crate) fn drain_all(py: Python<'_>, sources: &[(String, Source)]) -> PyResult<()> {
+    let mut ordinals: Vec<_> =
+        sources.iter().filter(|(_, source)| !source.is_on_host()).map(|(_, source)| source.device.device_id).collect();
+    ordinals.sort_unstable();
+    ordinals.dedup();
+    for ordinal in ordinals {
+        let source = sources.iter().find(|(_, source)| !source.is_on_host() && source.device.device_id == ordinal);
+        if let Some((_, source)) = source {
+            let context = py.detach(|| source.context()).or_raise(py)?;
+            drain(py, &context)?;
+        }
+    }
+    Ok(())
+}
+
 /// Adds tensors to a publication, which then keeps them.
 pub(crate) fn publish(mut publication: Publication, tensors: Vec<(String, Source)>) -> partywall::Result<Publication> {
     for (name, source) in tensors {
@@ -279,11 +320,13 @@ pub(crate) fn publish(mut publication: Publication, tensors: Vec<(String, Source
             let kind = cuda::PointerKind::Unknown;
             return Err(Error::NotShareable { tensor: name, address: source.address, kind });
         }
-        let context = source.context()?;
+        let strides: Option<Vec<u64>> = source.strides.iter().map(|stride| u64::try_from(*stride).ok()).collect();
+        let backwards = || Error::BadRange { tensor: name.clone(), why: "its strides run backwards".into() };
+        let (strides, context) = (strides.ok_or_else(backwards)?, source.context()?);
         let keep: Arc<Keep> = source.keep.clone();
         // SAFETY: `keep` holds the other library's tensor, whose memory stays until it is deleted, by DLPack's rules.
         let memory = unsafe { ForeignMemory::new(&context, source.address, keep) }.map_err(cuda)?;
-        publication = publication.tensor_strided(&name, source.dtype, &source.shape, &source.strides, &memory);
+        publication = publication.tensor_strided(&name, source.dtype, &source.shape, &strides, &memory);
     }
     Ok(publication)
 }
@@ -310,8 +353,8 @@ fn buffer_type(format: &[u8], item: usize) -> Option<DType> {
     })
 }
 
-const NOT_GIVEN: &str =
-    "give it as a type that DLPack has (numpy: .view(\"uint16\")), on the current device, and without lazy operations";
+const NOT_GIVEN: &str = "give it as plain numbers in this machine's byte order, as a type that DLPack has (numpy: .astype(…), or \
+                         .view(\"uint16\") for types of NumPy's extensions), on the current device, and without lazy operations";
 
-const UNKNOWN_TYPE: &str =
-    "give it as a type of the same size (numpy: .view(\"uint16\")), and create the tensor with the type it has";
+const UNKNOWN_TYPE: &str = "give it as plain numbers in this machine's byte order, or as a type of the same size (numpy: \
+                            .astype(…), .view(\"uint16\")), and create the tensor with the type it has";

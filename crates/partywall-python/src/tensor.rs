@@ -8,24 +8,25 @@ use std::{
 };
 
 use partywall::{
-    Build, DType, DeviceRange, Error,
+    Build, DType, DeviceRange,
     cuda::{RawStream, StreamRef},
 };
 use pyo3::{
     IntoPyObjectExt,
-    exceptions::{PyAttributeError, PyBufferError, PyValueError},
+    exceptions::{PyAttributeError, PyBufferError, PyTypeError, PyValueError},
     ffi,
     inspect::{PyStaticConstant, PyStaticExpr},
     prelude::*,
     type_hint_identifier, type_hint_subscript,
-    types::{PyBytes, PyCapsule, PyTuple},
+    types::{PyBytes, PyCapsule, PyMemoryView, PyTuple},
 };
 
 use crate::{
     dlpack::{self, Device, Export, Managed, ManagedVersioned, contiguous, data_type},
-    errors::{Raise, no_such_view, parse},
-    owner::{Owner, State},
+    errors::{Raise, no_such_view, parse_dtype},
+    owner::{Memory, Owner},
     source::{self, Source},
+    wait,
 };
 
 /// A tensor where it lies. It keeps its build or segment, and so does everything that is made of it.
@@ -42,7 +43,7 @@ pub(crate) struct Tensor {
 }
 
 impl Tensor {
-    /// Of a segment; `owner` is its owner, whose lock the caller holds.
+    /// Of a segment; `owner` is its owner.
     pub(crate) fn of_segment(owner: &Arc<Owner>, tensor: &partywall::Tensor<'_>) -> partywall::Result<Self> {
         let (name, dtype, bytes, device) = (tensor.name().to_owned(), tensor.dtype(), tensor.bytes(), owner.device());
         let address = match (bytes, device == HOST) {
@@ -54,7 +55,7 @@ impl Tensor {
         Ok(Self { owner: owner.clone(), name, dtype, shape, strides, address, bytes, device })
     }
 
-    /// Of a build, likewise.
+    /// Of a build, whose owner has the lock meanwhile.
     pub(crate) fn of_build(
         owner: &Arc<Owner>,
         build: &mut Build,
@@ -92,30 +93,44 @@ impl Tensor {
         })
     }
 
-    /// A stream of the tensor's GPU, as Python names it.
-    fn stream(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<Option<u64>> {
-        if self.is_on_host() && stream.is_none() {
-            return Ok(None);
-        }
-        py.import("partywall._streams")?.call_method1("handle", (stream, self.device.device_id))?.extract()
+    fn is_read_only(&self) -> PyErr {
+        PyBufferError::new_err(format!("{:?} is read-only", self.name))
+    }
+
+    /// A stream of the tensor's GPU, as Python names it, once what is on it is done.
+    fn stream(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<RawStream> {
+        let Some(context) = self.owner.context() else { return Ok(RawStream::LEGACY_DEFAULT) };
+        let module = py.import("partywall._streams")?;
+        let handle: Option<u64> = module.call_method1("handle", (stream, self.device.device_id))?.extract()?;
+        let stream = handle.map_or(RawStream::LEGACY_DEFAULT, RawStream);
+        // SAFETY: the caller's promise, as in `on_device`.
+        wait::for_stream(py, unsafe { StreamRef::borrow(context, stream) })?;
+        Ok(stream)
     }
 
     /// Has `work` look at the memory on its GPU, on `stream`, while nothing unmaps it.
     fn on_device<T>(
         &self,
-        stream: Option<u64>,
+        stream: RawStream,
         work: impl FnOnce(DeviceRange<'_>, StreamRef<'_>) -> partywall::Result<T>,
     ) -> partywall::Result<T> {
-        let run = |range: DeviceRange<'_>| {
-            let raw = stream.map_or(RawStream::LEGACY_DEFAULT, RawStream);
+        self.owner.with(|memory| {
+            let range = match &memory {
+                Memory::Build(build) => build.device(&self.name)?,
+                // It may have grown, and have more than this.
+                Memory::Segment(segment) => segment.tensor(&self.name)?.device()?.slice(0, self.bytes)?,
+            };
             // SAFETY: the caller's promise: a stream of the primary context of the tensor's GPU that lives for as long as
             // this call, as DLPack's consumers are promised too.
-            work(range, unsafe { StreamRef::borrow(range.gpu().context(), raw) })
-        };
-        self.owner.with_state(|state| match state {
-            State::Building(build) => run(build.device(&self.name)?),
-            State::Committed(segment) => run(segment.tensor(&self.name)?.device()?),
-            State::Closed => Err(gone()),
+            work(range, unsafe { StreamRef::borrow(range.gpu().context(), stream) })
+        })
+    }
+
+    /// Copies bytes of main memory into it.
+    fn write_bytes(&self, bytes: &[u8]) -> partywall::Result<()> {
+        self.owner.with(|memory| match memory {
+            Memory::Build(build) => build.write(&self.name, bytes),
+            Memory::Segment(segment) => segment.tensor(&self.name)?.write_at(0, bytes),
         })
     }
 }
@@ -184,8 +199,9 @@ impl Tensor {
     }
 
     /// The same memory as elements of another type of the same size. Elements of less than a byte become bytes in a row.
-    fn view(&self, dtype: &str) -> PyResult<Self> {
-        let dtype: DType = parse(dtype)?;
+    fn view(&self, py: Python<'_>, dtype: Bound<'_, PyAny>) -> PyResult<Self> {
+        let name: String = py.import("partywall._arrays")?.call_method1("dtype_name", (dtype,))?.extract()?;
+        let dtype = parse_dtype(&name)?;
         let (shape, strides) = match (dtype.item_bytes(), self.dtype.item_bytes()) {
             (Some(1), None) if self.is_contiguous() => (vec![self.bytes as i64], vec![1]),
             (to, from) if to.is_some() && to == from => (self.shape.clone(), self.strides.clone()),
@@ -207,13 +223,12 @@ impl Tensor {
         PyBytes::new_with(py, self.bytes as usize, |out| {
             let copied = py.detach(|| match self.is_on_host() {
                 _ if out.is_empty() => Ok(()),
-                true => self.owner.with_state(|state| match state {
-                    State::Building(build) => {
+                true => self.owner.with(|memory| match memory {
+                    Memory::Build(build) => {
                         out.copy_from_slice(build.as_mut_bytes(&self.name)?);
                         Ok(())
                     }
-                    State::Committed(segment) => segment.tensor(&self.name)?.read_at(0, out),
-                    State::Closed => Err(gone()),
+                    Memory::Segment(segment) => segment.tensor(&self.name)?.read_at(0, out),
                 }),
                 false => self.on_device(stream, |range, stream| range.copy_to_host(stream, out)),
             });
@@ -238,32 +253,36 @@ impl Tensor {
             }
         };
         let source = source.get();
-        let stream = match source.is_on_host() {
-            true => None,
-            false => self.stream(py, stream.as_ref())?,
-        };
         source.check_copy_to(py, &self.name, self.dtype, &self.shape, self.is_contiguous())?;
-        let copied = py.detach(|| match (source.is_on_host(), self.is_on_host()) {
-            _ if self.bytes == 0 => Ok(()),
-            (true, _) => {
-                let bytes = source.host_bytes();
-                self.owner.with_state(|state| match state {
-                    State::Building(build) => build.write(&self.name, &bytes),
-                    State::Committed(segment) => segment.tensor(&self.name)?.write_at(0, &bytes),
-                    State::Closed => Err(gone()),
-                })
-            }
-            (false, false) => self.on_device(stream, |range, stream| source::copy_on_device(source, range, stream)),
-            (false, true) => {
-                let bytes = source.device_bytes(stream)?;
-                self.owner.with_state(|state| match state {
-                    State::Building(build) => build.write(&self.name, &bytes),
-                    State::Committed(segment) => segment.tensor(&self.name)?.write_at(0, &bytes),
-                    State::Closed => Err(gone()),
-                })
-            }
-        });
+        if self.bytes == 0 {
+            return Ok(());
+        }
+        let copied = if source.is_on_host() {
+            self.stream(py, stream.as_ref())?;
+            py.detach(|| self.write_bytes(&source.host_bytes()))
+        } else {
+            // The source was given for its stream.
+            source.drain(py)?;
+            py.detach(|| match self.is_on_host() {
+                true => self.write_bytes(&source.device_bytes()?),
+                false => self.on_device(source.stream(), |range, stream| source::copy_on_device(source, range, stream)),
+            })
+        };
         copied.or_raise(py)
+    }
+
+    /// What NumPy asks where there is no buffer, to hear why; else the array.
+    #[pyo3(signature = (dtype = None, copy = None))]
+    fn __array__<'py>(
+        slf: Bound<'py, Self>,
+        dtype: Option<Bound<'py, PyAny>>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        slf.py().import("partywall._exchange")?.call_method1("array", (slf, dtype, copy))
+    }
+
+    fn __reduce__(&self) -> PyResult<String> {
+        Err(PyTypeError::new_err("a tensor is not sent to another process: send its segment"))
     }
 
     /// The device as DLPack writes it.
@@ -343,6 +362,14 @@ impl Tensor {
         ]))
     }
 
+    /// What `memoryview` makes of it; type checkers look for it.
+    fn __buffer__(slf: Bound<'_, Self>, flags: c_int) -> PyResult<Bound<'_, PyMemoryView>> {
+        if flags & ffi::PyBUF_WRITABLE != 0 && slf.get().readonly() {
+            return Err(slf.get().is_read_only());
+        }
+        PyMemoryView::from(&slf)
+    }
+
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let this = slf.get();
         if !this.is_on_host() {
@@ -357,7 +384,7 @@ impl Tensor {
             return Err(PyBufferError::new_err(why));
         };
         if flags & ffi::PyBUF_WRITABLE != 0 && this.readonly() {
-            return Err(PyBufferError::new_err(format!("{:?} is read-only", this.name)));
+            return Err(this.is_read_only());
         }
         let wants = |flag| flags & flag == flag;
         if !wants(ffi::PyBUF_STRIDES) && !this.is_contiguous() {
@@ -466,9 +493,4 @@ fn array_type(dtype: DType) -> Option<(char, &'static str)> {
 fn signed(numbers: &[u64]) -> Vec<i64> {
     // A table's numbers are below 2⁶³.
     numbers.iter().map(|n| *n as i64).collect()
-}
-
-/// Cannot be met: a tensor keeps its owner from being closed.
-fn gone() -> Error {
-    Error::Refused("its memory was closed".into())
 }

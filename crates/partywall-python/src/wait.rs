@@ -1,17 +1,22 @@
 //! Waits that release the GIL and obey Ctrl-C.
 
 use std::{
-    sync::mpsc::{Receiver, RecvTimeoutError},
+    sync::mpsc::{self, Receiver, RecvTimeoutError},
     time::{Duration, Instant},
 };
 
-use partywall::Error;
-use pyo3::{exceptions::PyValueError, prelude::*};
+use partywall::{Error, cuda::StreamRef};
+use pyo3::{
+    exceptions::{PyRuntimeError, PyValueError},
+    prelude::*,
+};
 
 use crate::errors::Raise;
 
 /// How long a signal may have to wait.
 const SLICE: Duration = Duration::from_millis(100);
+/// Pauses between questions to a GPU: the first one, and the longest.
+const PAUSES: (Duration, Duration) = (Duration::from_micros(10), Duration::from_millis(1));
 
 /// A time-out as Python gives it: seconds, or `None` for ever.
 pub(crate) fn timeout(seconds: Option<f64>) -> PyResult<Duration> {
@@ -63,6 +68,41 @@ pub(crate) fn receive<T: Send>(
             Err(RecvTimeoutError::Timeout) if left > slice => {}
             Err(RecvTimeoutError::Timeout) if deadline.is_none() => {}
             received => return Ok(received),
+        }
+        py.check_signals()?;
+    }
+}
+
+/// Has a thread do what no signal can end. A signal ends the wait for it, and the thread goes on.
+pub(crate) fn aside<T: Send + 'static>(py: Python<'_>, work: impl FnOnce() -> T + Send + 'static) -> PyResult<T> {
+    let (done, mut outcome) = mpsc::channel();
+    // Nobody listens any more once a signal has come.
+    let thread = std::thread::Builder::new().name("partywall-wait".into()).spawn(move || _ = done.send(work()));
+    thread?;
+    let received = receive(py, &mut outcome, Duration::MAX)?;
+    received.map_err(|_| PyRuntimeError::new_err("the thread that waited for the GPU has panicked"))
+}
+
+/// Waits until everything on a stream is done, or a signal comes. What is wrong with the stream, or that it is being
+/// captured, is for whoever uses it next to say.
+pub(crate) fn for_stream(py: Python<'_>, stream: StreamRef<'_>) -> PyResult<()> {
+    let (mut pause, longest) = PAUSES;
+    loop {
+        let is_over = py.detach(|| {
+            let slice = Instant::now();
+            loop {
+                if !matches!(stream.is_done(), Ok(false)) {
+                    return true;
+                }
+                if slice.elapsed() >= SLICE {
+                    return false;
+                }
+                std::thread::sleep(pause);
+                pause = (pause * 2).min(longest);
+            }
+        });
+        if is_over {
+            return Ok(());
         }
         py.check_signals()?;
     }

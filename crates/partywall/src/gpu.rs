@@ -150,6 +150,15 @@ impl<'a> DeviceRange<'a> {
         self.slice.access() == Access::ReadWrite
     }
 
+    /// Part of it.
+    ///
+    /// # Errors
+    /// [`Error::BadRange`] if it has not got so much.
+    pub fn slice(&self, offset: u64, bytes: u64) -> Result<Self> {
+        let slice = self.slice.slice(offset, bytes).map_err(access_error("part of a tensor"))?;
+        Ok(Self { gpu: self.gpu, slice })
+    }
+
     /// The range as streams and kernels take it.
     pub fn as_slice(&self) -> DeviceSlice<'a> {
         self.slice

@@ -51,7 +51,7 @@ from partywall._errors import (
     WrongKind,
 )
 from partywall._native import Tensor
-from partywall._segment import Segment
+from partywall._segment import Pinned, Segment
 
 __version__ = _native.VERSION
 
@@ -83,6 +83,7 @@ __all__ = [
     "NotShareable",
     "OutOfMemory",
     "OwnerDied",
+    "Pinned",
     "ReadOnly",
     "RemoteDevice",
     "Segment",

@@ -1,12 +1,14 @@
 """Arrays of other libraries on their way in, and how dtypes and shapes are written."""
 
-from collections.abc import Mapping, Sequence
+import operator
+import sys
+from collections.abc import Iterable, Mapping
 from typing import Any, SupportsIndex, TypeAlias
 
 from partywall import _streams
 from partywall._native import Source
 
-Shape: TypeAlias = SupportsIndex | Sequence[SupportsIndex]
+Shape: TypeAlias = SupportsIndex | Iterable[SupportsIndex]
 
 SINGLE = "data"
 """The name of the only tensor of a segment that was made without names, as `partywall put` has it."""
@@ -14,26 +16,68 @@ SINGLE = "data"
 _CUDA = 2
 """A CUDA device, for DLPack."""
 
+_PYTHON: dict[type, str] = {bool: "bool", int: "int64", float: "float64", complex: "complex128"}
+
 
 def dtype_name(dtype: Any) -> str:
-    """What Partywall calls a dtype: of a name, or of numpy's, torch's or jax's object; Python's `float` is 64 bits."""
+    """What Partywall calls a dtype: of its name, or of numpy's, torch's or jax's object; Python's `float` is 64 bits."""
     if isinstance(dtype, str):
         return dtype
-    if dtype in (bool, int, float, complex):
-        return {bool: "bool", int: "int64", float: "float64", complex: "complex128"}[dtype]
+    if isinstance(dtype, type):
+        if dtype in _PYTHON:
+            return _PYTHON[dtype]
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and issubclass(dtype, numpy.generic):
+            # Some of NumPy's classes are named after C's types.
+            dtype = numpy.dtype(dtype)
+    if not getattr(dtype, "isnative", True):
+        raise ValueError(f"{dtype!r} is not in this machine's byte order: say {dtype.newbyteorder('=')!r}")
     name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype)
     return str(name).removeprefix("torch.")
 
 
+def device_name(device: Any) -> str:
+    """A device as Partywall names it: of a string, or of torch's object."""
+    return str(device)
+
+
 def dimensions(shape: Shape) -> list[int]:
     """A shape as numbers; one number is a shape of one dimension."""
-    lengths = shape if isinstance(shape, Sequence) else (shape,)
-    return [length.__index__() for length in lengths]
+    try:
+        lengths = [operator.index(shape)]  # type: ignore[arg-type]
+    except TypeError:
+        lengths = [operator.index(length) for length in shape]  # type: ignore[union-attr]
+    for length in lengths:
+        if not 0 <= length < 1 << 63:
+            raise ValueError(f"the shape {shape!r} makes no sense: a dimension has 0 to 2⁶³ - 1 elements, not {length}")
+    return lengths
+
+
+def count(number: SupportsIndex) -> int:
+    """A number of bytes or elements."""
+    number = operator.index(number)
+    if not 0 <= number < 1 << 63:
+        raise ValueError(f"a number of bytes or elements is 0 to 2⁶³ - 1, not {number}")
+    return number
+
+
+def optional_count(number: SupportsIndex | None) -> int | None:
+    """The same, if it is given."""
+    return None if number is None else count(number)
+
+
+def planned(tensors: Mapping[str, tuple[Shape, Any]]) -> list[tuple[str, str, list[int]]]:
+    """Tensors that are to be made, as the compiled half takes them."""
+    return [(name, dtype_name(dtype), dimensions(shape)) for name, (shape, dtype) in named(tensors).items()]
 
 
 def named(tensors: Any) -> dict[str, Any]:
     """The tensors of a mapping, or one tensor under the name of the only one."""
-    return dict(tensors) if isinstance(tensors, Mapping) else {SINGLE: tensors}
+    named = dict(tensors) if isinstance(tensors, Mapping) else {SINGLE: tensors}
+    for name in named:
+        if not isinstance(name, str):
+            raise TypeError(f"a tensor's name is a string, not {name!r}")
+    return named
 
 
 def source(tensor: Any, stream: Any) -> Source:
@@ -41,16 +85,33 @@ def source(tensor: Any, stream: Any) -> Source:
     if getattr(tensor, "requires_grad", False):
         # torch does not export what records gradients.
         tensor = tensor.detach()
+    if not hasattr(tensor, "__dlpack__"):
+        tensor = _plain(tensor)
     device = tensor.__dlpack_device__() if hasattr(tensor, "__dlpack_device__") else (0, 0)
     handle = _streams.handle(stream, device[1]) if device[0] == _CUDA else None
     return Source(tensor, handle)
 
 
+def _plain(thing: Any) -> Any:
+    """What comes by neither DLPack nor a whole buffer: NumPy's scalars, images, arrays of ctypes."""
+    if hasattr(thing, "__array_interface__"):
+        import numpy
+
+        return numpy.asarray(thing)
+    try:
+        return memoryview(thing)
+    except TypeError:
+        return thing
+
+
 def dense(tensor: Any, stream: Any) -> Source:
-    """A tensor to be copied: as `source`, and without gaps where torch can make it so."""
+    """A tensor to be copied: as `source`, and without gaps where its library makes it so, on its own stream."""
     taken = source(tensor, stream)
-    if not taken.contiguous and hasattr(tensor, "contiguous"):
-        taken = source(tensor.contiguous(), stream)
+    if not taken.contiguous:
+        for make in ("contiguous", "copy"):
+            # torch, then numpy, cupy and jax.
+            if callable(method := getattr(tensor, make, None)):
+                return source(method(), stream)
     return taken
 
 

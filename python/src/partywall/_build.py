@@ -1,12 +1,12 @@
 """A version that is being written."""
 
-import warnings
+import os
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from partywall import _arrays, _native
+from partywall import _native
 from partywall._exchange import Tensors
-from partywall._segment import Segment
+from partywall._segment import Segment, left_open
 
 if TYPE_CHECKING:
     from partywall._domain import Domain
@@ -21,6 +21,7 @@ class Build(Tensors):
     def __init__(self, domain: "Domain", native: _native.Build) -> None:
         self._domain = domain
         self._native = native
+        self._pid = os.getpid()
 
     @property
     def name(self) -> str:
@@ -74,12 +75,12 @@ class Build(Tensors):
     def __enter__(self) -> "Build":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # Who has just ended one wait is not to be kept by the next.
+        self._native.let_go() if kind is KeyboardInterrupt else self.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_native") and not self._native.closed:
-            warnings.warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=2)
+        left_open(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("a build is known to this process alone: commit it, and send the segment")

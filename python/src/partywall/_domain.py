@@ -1,7 +1,6 @@
 """A connection to a domain."""
 
 import os
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,7 @@ from partywall import _arrays, _native
 from partywall._arrays import Shape
 from partywall._build import Build, fill
 from partywall._program import PROGRAM
-from partywall._segment import Segment
+from partywall._segment import Segment, left_open
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ class Domain:
         name: str,
         shape: Shape,
         dtype: Any,
-        device: str = "cuda",
+        device: Any = "cuda",
         *,
         metadata: Mapping[str, str] | None = None,
         mutable: bool = False,
@@ -88,7 +87,7 @@ class Domain:
         self,
         name: str,
         tensors: Mapping[str, tuple[Shape, Any]],
-        device: str = "cuda",
+        device: Any = "cuda",
         *,
         metadata: Mapping[str, str] | None = None,
         mutable: bool = False,
@@ -99,11 +98,11 @@ class Domain:
         """As `create`, of many tensors: the shape and dtype of each, by its name."""
         native = self._native.create(
             name,
-            device,
-            planned(tensors),
+            _arrays.device_name(device),
+            _arrays.planned(tensors),
             pairs(metadata),
             mutable=mutable,
-            reserve=reserve,
+            reserve=_arrays.optional_count(reserve),
             kept=kept,
             if_absent=if_absent,
         )
@@ -116,7 +115,7 @@ class Domain:
         *,
         version: int | None = None,
         write: bool = False,
-        device: str | None = None,
+        device: Any = None,
         allow_peer: bool = False,
     ) -> Segment:
         """Opens the latest version of `name`, or `version`; `NAME@V` means the same.
@@ -125,7 +124,10 @@ class Domain:
         `write` a mutable version is opened for writing. `device` is the GPU that is to use the memory, by default the one
         that has it; with `allow_peer` these may be two.
         """
-        native = self._native.open(name, version, timeout, write, device, allow_peer)
+        if version is not None and version < 1:
+            raise ValueError(f"versions count from 1; {version} is none")
+        place = None if device is None else _arrays.device_name(device)
+        native = self._native.open(name, version, timeout, write, place, allow_peer)
         return Segment(self, native)
 
     def open_or_build(
@@ -153,10 +155,11 @@ class Domain:
         self,
         name: str,
         tensors: Any,
-        device: str | None = None,
+        device: Any = None,
         *,
         metadata: Mapping[str, str] | None = None,
         mutable: bool = False,
+        reserve: int | None = None,
         kept: bool = False,
         if_absent: bool = False,
         stream: Any = None,
@@ -169,11 +172,11 @@ class Domain:
         taken = {key: _arrays.dense(tensor, stream) for key, tensor in _arrays.named(tensors).items()}
         native = self._native.create(
             name,
-            device or _arrays.common_device(taken),
+            _arrays.common_device(taken) if device is None else _arrays.device_name(device),
             _arrays.plan(taken),
             pairs(metadata),
             mutable=mutable,
-            reserve=None,
+            reserve=_arrays.optional_count(reserve),
             kept=kept,
             if_absent=if_absent,
         )
@@ -181,9 +184,9 @@ class Domain:
 
     def put_file(
         self,
-        path: "str | os.PathLike[str]",
+        path: "str | bytes | os.PathLike[Any]",
         name: str,
-        device: str = "auto",
+        device: Any = "auto",
         *,
         mutable: bool = False,
         kept: bool = False,
@@ -191,7 +194,7 @@ class Domain:
     ) -> Segment:
         """Puts a safetensors or NumPy file, a folder of shards, or any file as bytes, as `partywall put` does."""
         native = self._native.put_file(
-            os.fspath(path), name, device, mutable=mutable, kept=kept, if_absent=if_absent
+            os.fsdecode(path), name, _arrays.device_name(device), mutable=mutable, kept=kept, if_absent=if_absent
         )
         return Segment(self, native)
 
@@ -238,8 +241,8 @@ class Domain:
         self.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_native") and self._is_own and not self.closed and os.getpid() == self._pid:
-            warnings.warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=2)
+        if getattr(self, "_is_own", False):
+            left_open(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("a connection is this process's own: send the segment, or connect anew")
@@ -265,7 +268,7 @@ class Claim:
         self,
         shape: Shape,
         dtype: Any,
-        device: str = "cuda",
+        device: Any = "cuda",
         *,
         metadata: Mapping[str, str] | None = None,
         mutable: bool = False,
@@ -281,7 +284,7 @@ class Claim:
     def create_many(
         self,
         tensors: Mapping[str, tuple[Shape, Any]],
-        device: str = "cuda",
+        device: Any = "cuda",
         *,
         metadata: Mapping[str, str] | None = None,
         mutable: bool = False,
@@ -290,25 +293,35 @@ class Claim:
     ) -> Build:
         """As `Domain.create_many`."""
         native = self._native.create(
-            device, planned(tensors), pairs(metadata), mutable=mutable, reserve=reserve, kept=kept
+            _arrays.device_name(device),
+            _arrays.planned(tensors),
+            pairs(metadata),
+            mutable=mutable,
+            reserve=_arrays.optional_count(reserve),
+            kept=kept,
         )
         return Build(self._domain, native)
 
     def put(
         self,
         tensors: Any,
-        device: str | None = None,
+        device: Any = None,
         *,
         metadata: Mapping[str, str] | None = None,
         mutable: bool = False,
+        reserve: int | None = None,
         kept: bool = False,
         stream: Any = None,
     ) -> Segment:
         """As `Domain.put`."""
         taken = {key: _arrays.dense(tensor, stream) for key, tensor in _arrays.named(tensors).items()}
-        place = device or _arrays.common_device(taken)
         native = self._native.create(
-            place, _arrays.plan(taken), pairs(metadata), mutable=mutable, reserve=None, kept=kept
+            _arrays.common_device(taken) if device is None else _arrays.device_name(device),
+            _arrays.plan(taken),
+            pairs(metadata),
+            mutable=mutable,
+            reserve=_arrays.optional_count(reserve),
+            kept=kept,
         )
         return fill(self._domain, native, taken, stream)
 
@@ -336,16 +349,13 @@ def reopen(socket: str, name: str, version: int) -> Segment:
     return Domain(native, is_own=False).open(name, version=version)
 
 
-def planned(tensors: Mapping[str, tuple[Shape, Any]]) -> list[tuple[str, str, list[int]]]:
-    """Tensors as the compiled half takes them."""
-    return [
-        (name, _arrays.dtype_name(dtype), _arrays.dimensions(shape)) for name, (shape, dtype) in tensors.items()
-    ]
-
-
 def pairs(metadata: Mapping[str, str] | None) -> list[tuple[str, str]]:
     """Metadata as the compiled half takes it."""
-    return list((metadata or {}).items())
+    pairs = list(dict(metadata or {}).items())
+    for pair in pairs:
+        if not all(isinstance(text, str) for text in pair):
+            raise TypeError(f"metadata are strings, by strings: {pair[0]!r} is {pair[1]!r}")
+    return pairs
 
 
 def _connections() -> Iterable[Domain]:

@@ -6,6 +6,13 @@ from typing import Any
 from partywall import _native
 
 
+def array(tensor: _native.Tensor, dtype: Any = None, copy: bool | None = None) -> Any:
+    """What `numpy.asarray` makes of a tensor: an array of the same memory. A `BufferError` if NumPy cannot have it."""
+    import numpy
+
+    return numpy.array(memoryview(tensor), dtype=dtype, copy=copy)
+
+
 class Tensors(Mapping[str, _native.Tensor]):
     """Tensors by their names, in the order in which they were added. Of a single one, it is as good as that."""
 
@@ -19,6 +26,9 @@ class Tensors(Mapping[str, _native.Tensor]):
     def values(self) -> ValuesView[_native.Tensor]:
         """The tensors."""
         return _Values(self)
+
+    def __contains__(self, tensor: object) -> bool:
+        return isinstance(tensor, str) and super().__contains__(tensor)
 
     # As objects that are open or closed, not as dictionaries.
     __eq__ = object.__eq__
@@ -51,6 +61,9 @@ class Tensors(Mapping[str, _native.Tensor]):
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return self.tensor.__dlpack_device__()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return array(self.tensor, dtype, copy)
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:

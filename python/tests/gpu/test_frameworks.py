@@ -1,5 +1,6 @@
 """Memory on a real GPU as torch, cupy, jax and numba take it: every dtype, both ways, at the same address."""
 
+import importlib
 import os
 
 import numpy as np
@@ -79,14 +80,35 @@ def test_jax_both_ways(domain, dtype):
             del taken
 
 
-def test_numba_reads_and_writes_in_place(domain):
+def test_numba_copies_to_and_from_it_in_place(domain):
     cuda = pytest.importorskip("numba.cuda")
     with domain.create("x", 1000, "float32") as build:
         array = cuda.as_cuda_array(build.tensor)
-        array[:] = np.float32(3)
         assert array.device_ctypes_pointer.value == build.tensor.data_ptr
-        with build.commit() as committed:
+        array.copy_to_device(np.full(1000, 3, "float32"))
+        with build.commit() as committed, domain.open("x") as opened:
             assert np.frombuffer(committed.tobytes(), "float32").sum() == 3000
+            assert cuda.as_cuda_array(opened.tensor).copy_to_host().sum() == 3000
+
+
+def test_a_kernel_of_numbas_writes_in_place(domain):
+    cuda = pytest.importorskip("numba.cuda")
+    try:
+        # What its compiler loads first of all.
+        importlib.import_module("numba.cuda.np.arrayobj")
+    except AttributeError as error:
+        pytest.skip(f"this numba-cuda compiles nothing with NumPy {np.__version__}: {error}")
+
+    @cuda.jit
+    def fill(out):
+        at = cuda.grid(1)
+        if at < out.size:
+            out[at] = at
+
+    with domain.create("x", 1000, "float32") as build:
+        fill[4, 256](cuda.as_cuda_array(build.tensor))
+        with build.commit() as committed:
+            assert np.frombuffer(committed.tobytes(), "float32").sum() == 499500
 
 
 def test_numpy_and_buffers_say_that_it_is_on_a_gpu(domain):

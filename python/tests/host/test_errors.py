@@ -51,7 +51,7 @@ def test_every_error_of_the_package_is_quoted_by_its_entry(domain):
         lambda: segment.__dlpack__(copy=True),
         lambda: segment.__dlpack__(dl_device=(2, 0)),
         lambda: domain.put("y", 3),
-        lambda: domain.put("y", np.arange(4)[::-1]),
+        lambda: domain.put("y", np.array([None])),
         lambda: (segment.close(), segment["data"]),
     ]
     for fail in failing:

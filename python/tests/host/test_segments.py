@@ -203,8 +203,8 @@ def test_a_build_is_committed_once_by_whichever_thread(domain):
 def test_a_forked_child_is_told_to_connect_anew(domain):
     segment = domain.put("x", np.arange(3))
     with warnings.catch_warnings():
-        # Python warns of forks beside threads, which is what this is about.
-        warnings.simplefilter("ignore", DeprecationWarning)
+        # Python and jax warn of forks beside threads, which is what this is about.
+        warnings.simplefilter("ignore")
         pid = os.fork()
     if pid == 0:
         outcome = 1

@@ -1,6 +1,8 @@
 """Memory on a GPU, on the simulated driver: `PARTYWALL_LIBCUDA` names it."""
 
+import gc
 import os
+import warnings
 
 import numpy as np
 import pytest
@@ -104,8 +106,9 @@ def test_a_gpu_that_is_not_there_is_no_device(domain):
 
 
 def test_there_is_only_so_much_memory(domain):
-    with pytest.raises(MemoryError, match="has no"):
+    with pytest.raises(MemoryError, match="has no") as raised:
         domain.create("x", 1 << 40, "uint8")
+    assert (raised.value.cuda_error, raised.value.anchor) == (2, "out-of-memory")
 
 
 def test_nothing_is_left_on_the_gpu(socket, child, tmp_path, monkeypatch):
@@ -167,3 +170,105 @@ def test_a_refusal_of_the_driver_has_its_code(domain, child):
     )
     assert failing.says() == "CudaError 719 broken-context"
     assert failing.end() == 0
+
+
+def test_a_segment_on_the_gpu_grows_where_it_lies(domain):
+    with domain.create("x", 1000, "int32", mutable=True, reserve=64 << 20) as build:
+        build.write(np.arange(1000, dtype="int32"))
+        with build.commit() as log, domain.open("x") as reader:
+            old = log.tensor
+            log.grow(8 << 20)
+            assert log.tensor.data_ptr == old.data_ptr and log.nbytes >= 32 << 20
+            assert reader.refresh() and reader.shape == (8 << 20,)
+            # Of the tensor as it was.
+            assert len(old.tobytes()) == 4000
+            old.write(np.full(1000, 3, "int32"))
+            with domain.put("y", np.full(1000, 4, "int32"), device="cuda") as source:
+                old.write(source)
+            assert np.frombuffer(reader.tobytes(), "int32").sum() == 4000
+
+
+@pytest.mark.parametrize("mutable", [True, False])
+def test_host_memory_is_pinned_for_as_long_as_somebody_wants(domain, mutable):
+    with domain.put("x", np.arange(1000), device="host", mutable=mutable) as put:
+        first, second = put.pin(), put.pin("cuda:0")
+        assert first.nbytes == second.nbytes == put.nbytes
+        assert repr(first) == f"<partywall.Pinned x@1: {put.nbytes} bytes>"
+        first.close()
+        first.close()
+        assert first.closed and not second.closed and repr(first) == "<partywall.Pinned x@1: closed>"
+        with pytest.raises(ValueError, match="pinned for a GPU"):
+            put.pin("host")
+    # The pin keeps the memory, and the memory the name.
+    assert [name.name for name in domain.ls()] == ["x"]
+    second.close()
+    assert pw._native.flush(60) and domain.ls() == []
+    with domain.put("y", np.arange(1000), device="cuda") as put:
+        with pytest.raises(TypeError, match="host memory|needs host"):
+            put.pin()
+
+
+def test_a_pin_that_is_left_open_warns(domain):
+    with domain.put("x", np.arange(1000), device="host") as put:
+        with pytest.warns(ResourceWarning, match="unclosed <partywall.Pinned x@1"):
+            put.pin()
+            gc.collect()
+    assert pw._native.flush(60) and domain.ls() == []
+
+
+def test_a_forked_child_lets_go_of_its_parents_memory(domain):
+    put = domain.put("x", np.arange(1000), device="cuda")
+    build = domain.create("y", 1000, "int64")
+    view, capsule = put.tensor, put.__dlpack__(stream=-1)
+    with warnings.catch_warnings():
+        # Python warns of forks beside threads, which is what this is about.
+        warnings.simplefilter("ignore")
+        pid = os.fork()
+    if pid == 0:
+        outcome = 1
+        try:
+            # Nothing warns: it is the parent's to close.
+            warnings.simplefilter("error")
+            put.close()
+            del view, capsule
+            build.close()
+            del put, build
+            gc.collect()
+            outcome = 0 if pw._native.flush(60) else 2
+        finally:
+            os._exit(outcome)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert view.tobytes() == np.arange(1000).tobytes()
+    with build.commit() as committed:
+        assert committed.tobytes() == bytes(8000)
+    put.close()
+
+
+def test_memory_of_another_gpu_needs_permission(domain, child):
+    code = """
+        with pw.connect(socket=sys.argv[1]) as d:
+            try:
+                d.open("x")
+            except pw.RemoteDevice as error:
+                say(isinstance(error, RuntimeError), error.anchor)
+            with d.open("x", allow_peer=True) as x:
+                say(x.place, np.frombuffer(x.tobytes(), "int64").sum())
+    """
+    writer = child(
+        """
+        with pw.connect(socket=sys.argv[1]) as d, d.put("x", np.arange(1000), "cuda:1") as x:
+            say(x.place)
+            told()
+        """,
+        domain.socket,
+        SIMCUDA_DEVICES="2",
+    )
+    place = writer.says()
+    reader = child(code, domain.socket, SIMCUDA_DEVICES="2", CUDA_VISIBLE_DEVICES="0")
+    assert reader.says() == "True remote-device"
+    assert reader.says() == f"{place} 499500"
+    assert reader.end() == 0
+    # It may number them as it likes.
+    other = child('x = pw.connect(socket=sys.argv[1]).open("x"); say(x.place, x.tensor.device)', domain.socket,
+                  SIMCUDA_DEVICES="2", CUDA_VISIBLE_DEVICES="1,0")
+    assert other.says() == f"{place} cuda:0"

@@ -40,8 +40,13 @@ impl Stage {
 
     /// The present one.
     pub(super) fn last(&self) -> &Self {
+        self.at(u64::MAX)
+    }
+
+    /// What it consisted of after so many growths, or now if these have not all been met here.
+    pub(super) fn at(&self, growths: u64) -> &Self {
         let mut stage = self;
-        while let Some(next) = stage.next.get() {
+        while let Some(next) = stage.next.get().filter(|next| next.growths <= growths) {
             stage = next;
         }
         stage

@@ -92,6 +92,11 @@ impl Segment {
         self.memory().gpu()
     }
 
+    /// The connection that it was made through.
+    pub fn domain(&self) -> &Domain {
+        &self.domain
+    }
+
     /// What kind of memory it is: `host`, `vmm` or `legacy`.
     pub fn kind(&self) -> &'static str {
         self.kind.name()

@@ -1,11 +1,11 @@
 //! Host segments that a GPU reaches: page-locked and registered with CUDA in the processes that ask for it.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, ops::Deref, sync::Arc};
 
 use partywall_cuda::{AccessError, DeviceSlice, HostRegistration, StreamRef};
 use partywall_shm::Tensor as Entry;
 
-use super::{Segment, growth::Stage, no_such_tensor};
+use super::{Segment, no_such_tensor};
 use crate::{
     error::{Error, Result},
     gpu::{DeviceRange, Gpu, access_error},
@@ -18,12 +18,15 @@ use crate::{
 ///
 /// Covers what the segment had mapped when it was first pinned. Dropping the last pin of a segment unregisters it, which
 /// may wait for running work: drain the streams that use it first.
-pub struct Pinned<'a> {
-    segment: &'a Segment,
-    stage: &'a Stage,
+///
+/// `S` is how it has its segment: `&Segment`, or an `Arc<Segment>` to keep it.
+pub struct Pinned<S: Deref<Target = Segment>> {
+    segment: S,
+    /// How often the segment had grown when it was pinned.
+    growths: u64,
     /// One a chunk, shared with the other pins of the segment.
     registrations: Vec<Arc<HostRegistration>>,
-    gpu: &'a Gpu,
+    gpu: Arc<Gpu>,
 }
 
 impl Segment {
@@ -50,17 +53,30 @@ impl Segment {
     /// ```
     ///
     /// # Errors
-    /// [`Error::WrongKind`] for memory on a GPU; [`Error::Cuda`] if the pages cannot be locked, or if the memory is
-    /// mapped read-only and the GPU cannot have that.
-    pub fn pin<'a>(&'a self, gpu: &'a Gpu) -> Result<Pinned<'a>> {
-        self.domain.link().require_ours()?;
-        let stage = self.stage();
-        let registrations = self.memory().pin(gpu).map_err(|e| self.named(e))?;
-        Ok(Pinned { segment: self, stage, registrations, gpu })
+    /// As [`Pinned::new`].
+    pub fn pin(&self, gpu: &Arc<Gpu>) -> Result<Pinned<&Self>> {
+        Pinned::new(self, gpu.clone())
     }
 }
 
-impl Pinned<'_> {
+impl<S: Deref<Target = Segment>> Pinned<S> {
+    /// As [`Segment::pin`], of a segment that is held in whatever way.
+    ///
+    /// # Errors
+    /// [`Error::WrongKind`] for memory on a GPU; [`Error::Cuda`] if the pages cannot be locked, or if the memory is
+    /// mapped read-only and the GPU cannot have that.
+    pub fn new(segment: S, gpu: Arc<Gpu>) -> Result<Self> {
+        segment.domain.link().require_ours()?;
+        let growths = segment.stage().growths;
+        let registrations = segment.memory().pin(&gpu).map_err(|e| segment.named(e))?;
+        Ok(Self { segment, growths, registrations, gpu })
+    }
+
+    /// The GPU that it is pinned for.
+    pub fn gpu(&self) -> &Arc<Gpu> {
+        &self.gpu
+    }
+
     /// Bytes that are registered.
     pub fn bytes(&self) -> u64 {
         self.registrations.iter().map(|registration| registration.len()).sum()
@@ -78,7 +94,7 @@ impl Pinned<'_> {
             return Err(Error::BadRange { tensor: tensor.to_owned(), why });
         }
         let slice = self.registrations[entry.chunk()].slice(entry.offset(), entry.bytes());
-        Ok(DeviceRange { gpu: self.gpu, slice: slice.map_err(access_error("a tensor's range"))? })
+        Ok(DeviceRange { gpu: &self.gpu, slice: slice.map_err(access_error("a tensor's range"))? })
     }
 
     /// Enqueues a copy of a tensor to device memory of as many bytes. Neither may be changed, and the pin not dropped,
@@ -119,12 +135,12 @@ impl Pinned<'_> {
     }
 
     fn find(&self, tensor: &str) -> Result<Entry<'_>> {
-        let table = &self.stage.table;
+        let table = &self.segment.first.at(self.growths).table;
         table.find(tensor).ok_or_else(|| no_such_tensor(&self.segment.facts.name, tensor, table))
     }
 }
 
-impl Drop for Pinned<'_> {
+impl<S: Deref<Target = Segment>> Drop for Pinned<S> {
     fn drop(&mut self) {
         // Of a forked child's own there is nothing to keep apart from other pins.
         if self.segment.domain.link().require_ours().is_ok() {
@@ -133,7 +149,7 @@ impl Drop for Pinned<'_> {
     }
 }
 
-impl fmt::Debug for Pinned<'_> {
+impl<S: Deref<Target = Segment>> fmt::Debug for Pinned<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Pinned({}: {} bytes for {:?})", self.segment.facts.name, self.bytes(), self.gpu)
     }

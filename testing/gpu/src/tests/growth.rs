@@ -91,7 +91,8 @@ pub(crate) fn pinned_segments_are_copied_asynchronously() -> Result<(), String> 
 
     let pinned = mutable.pin(&gpu).map_err(tell)?;
     let again = mutable.pin(&gpu).map_err(tell)?;
-    let address = |pinned: &partywall::Pinned<'_>| pinned.device("x").map(|range| range.device_ptr()).map_err(tell);
+    let address =
+        |pinned: &partywall::Pinned<&Segment>| pinned.device("x").map(|range| range.device_ptr()).map_err(tell);
     ensure(address(&pinned)? == address(&again)?, || "the second pin is not the first one's".into())?;
     drop(again);
     // By a kernel in place, then over the GPU back to where another mapping sees it.

@@ -1,0 +1,217 @@
+"""Who lets go of memory, when, and on which thread."""
+
+import ctypes
+import gc
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import partywall as pw
+
+from ..conftest import PRELUDE, WATCHDOG
+
+ROUNDS = 100
+
+
+def together(*works: Callable[[], object]) -> None:
+    """Does them at the same time; what one of them raises, this raises."""
+    start, failed = threading.Barrier(len(works)), []
+
+    def work(does: Callable[[], object]) -> None:
+        start.wait()
+        try:
+            does()
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work, args=(does,)) for does in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failed:
+        raise failed[0]
+
+
+def use(thing: pw.Segment | pw.Build) -> None:
+    """Whatever can be done to it, until somebody has closed it."""
+    try:
+        for _ in range(5):
+            assert repr(thing)
+            assert len(list(thing.items())) == 1
+            assert thing.tobytes()[-8:] == np.int64(999).tobytes()
+            assert np.from_dlpack(thing)[999] == np.asarray(memoryview(thing["data"]))[999] == 999
+    except pw.Closed:
+        pass
+
+
+def everything_is_back(domain: pw.Domain) -> bool:
+    return pw._native.flush(WATCHDOG) and domain.ls() == []
+
+
+def test_two_threads_close_a_segment_that_others_read(domain):
+    for _ in range(ROUNDS):
+        segment = domain.put("x", np.arange(1000))
+        together(segment.close, segment.close, lambda: use(segment), lambda: use(segment))
+    assert everything_is_back(domain)
+
+
+def test_a_build_is_closed_committed_written_and_read_at_once(domain):
+    def commit() -> None:
+        try:
+            build.commit().close()
+        except pw.Closed:
+            pass
+
+    def write() -> None:
+        try:
+            build.write(np.arange(1000))
+        except (pw.Closed, pw.ReadOnly):
+            pass
+
+    for _ in range(ROUNDS):
+        build = domain.create("x", 1000, "int64", device="host")
+        build.write(np.arange(1000))
+        together(build.close, commit, write, lambda: use(build))
+        build.close()
+    assert everything_is_back(domain)
+
+
+def test_a_connection_is_closed_while_others_ask(socket):
+    def ask() -> None:
+        try:
+            for _ in range(20):
+                assert connection.ls() == []
+                assert repr(connection)
+        except pw.Closed:
+            pass
+
+    for _ in range(ROUNDS // 4):
+        connection = pw.connect(socket=socket)
+        together(connection.close, connection.close, ask, ask)
+
+
+def capsule_pointer(capsule: object, name: bytes) -> int:
+    take = ctypes.pythonapi.PyCapsule_GetPointer
+    take.argtypes, take.restype = [ctypes.py_object, ctypes.c_char_p], ctypes.c_void_p
+    return take(capsule, name)
+
+
+# Where the deleter is in a managed tensor, and in a versioned one.
+@pytest.mark.parametrize(("name", "version", "deleter"), [(b"dltensor", None, 56), (b"dltensor_versioned", (1, 0), 16)])
+def test_a_deleter_is_called_by_whatever_thread_with_or_without_the_gil(domain, name, version, deleter):
+    def without_the_gil() -> None:
+        delete(pointer)
+
+    def with_the_gil() -> None:
+        ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(address)(pointer)
+
+    rename = ctypes.pythonapi.PyCapsule_SetName
+    rename.argtypes = [ctypes.py_object, ctypes.c_char_p]
+    used = ctypes.c_char_p(b"used_" + name)
+    for call in (without_the_gil, with_the_gil):
+        put = domain.put("x", np.arange(10))
+        capsule = put.__dlpack__(max_version=version)
+        pointer = capsule_pointer(capsule, name)
+        rename(capsule, used)
+        del capsule
+        put.close()
+        assert [it.name for it in domain.ls()] == ["x"]
+        address = ctypes.c_void_p.from_address(pointer + deleter).value
+        delete = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
+        thread = threading.Thread(target=call)
+        thread.start()
+        thread.join()
+        assert everything_is_back(domain)
+
+
+def test_capsules_that_nobody_takes_go_with_their_python_object(domain):
+    put = domain.put("x", np.arange(10))
+    capsules = [put.__dlpack__(max_version=version) for version in (None, (1, 0)) for _ in range(100)]
+    put.close()
+    assert [it.name for it in domain.ls()] == ["x"]
+    del capsules
+    assert everything_is_back(domain)
+
+
+def test_a_capsule_is_taken_by_one_consumer(domain):
+    with domain.put("x", np.arange(10)) as put:
+
+        class Again:
+            def __init__(self) -> None:
+                self.capsule = put.__dlpack__(max_version=(1, 0))
+
+            def __dlpack__(self, **_: object) -> object:
+                return self.capsule
+
+            def __dlpack_device__(self) -> tuple[int, int]:
+                return 1, 0
+
+        again = Again()
+        first = np.from_dlpack(again)
+        with pytest.raises(Exception, match="(?i)capsule"):
+            np.from_dlpack(again)
+        assert list(first) == list(range(10))
+        del first
+    assert everything_is_back(domain)
+
+
+def test_cycles_with_tensors_are_collected(domain):
+    for _ in range(20):
+        segment = domain.put("x", np.arange(1000))
+        cycle: list[object] = [segment, segment.tensor, np.from_dlpack(segment), memoryview(segment.tensor)]
+        cycle.append(cycle)
+        segment.cycle = cycle
+    del segment, cycle
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
+    assert everything_is_back(domain)
+
+
+LEAVES = {
+    "views": "x = d.put('x', np.arange(9)); a, m = np.from_dlpack(x), memoryview(x.tensor)",
+    "a build": "b = d.create('x', 9, 'int64', device='host'); v = np.from_dlpack(b)",
+    "for ever": "import builtins; x = d.put('x', np.arange(9)); builtins.kept = [x, np.from_dlpack(x), d]",
+    "a cycle": "x = d.put('x', np.arange(9)); x.me = [x, np.from_dlpack(x)]; x.me.append(x.me)",
+    "a wait": "threading.Thread(target=d.open, args=('never', None), daemon=True).start()",
+    "a builder": "threading.Thread(target=d.open_or_build, args=('x', lambda c: lock.acquire()), daemon=True).start()",
+    "a capsule": "c = d.put('x', np.arange(9)).__dlpack__()",
+}
+
+
+@pytest.mark.parametrize("left", LEAVES)
+def test_an_interpreter_ends_well_whatever_is_left_open(socket, left):
+    code = f"{PRELUDE}\nimport threading; lock = threading.Lock(); lock.acquire()\nd = pw.connect(socket=sys.argv[1])\n"
+    # As if the code ran for a while: threads are in the middle of what they do.
+    code += f"{LEAVES[left]}\nimport time; time.sleep(0.2)"
+    command = [sys.executable, "-X", "dev", "-X", "faulthandler", "-c", code, socket]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=WATCHDOG, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert "Traceback" not in ran.stderr and "ignored" not in ran.stderr, ran.stderr
+    with pw.connect(socket=socket) as domain:
+        while domain.ls():
+            pass
+
+
+def test_a_subinterpreter_is_refused():
+    code = """
+        try:
+            import _interpreters as interpreters
+        except ImportError:
+            import _xxsubinterpreters as interpreters
+        other = interpreters.create()
+        script = "import sys; sys.path[:0] = %r\\ntry:\\n import partywall\\nexcept ImportError as e:\\n print(e)" % sys.path
+        (interpreters.exec if hasattr(interpreters, "exec") else interpreters.run_string)(other, script)
+    """
+    import textwrap
+
+    command = [sys.executable, "-c", PRELUDE + textwrap.dedent(code)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=WATCHDOG, check=False)
+    assert "main interpreter only" in ran.stdout or "does not support loading in subinterpreters" in ran.stdout, ran
+    assert ran.returncode == 0, ran.stderr

@@ -1,0 +1,105 @@
+"""The simulated driver itself, as another library of the process uses it: memory, streams, and tensors of them."""
+
+import ctypes
+import os
+from typing import Any
+
+DRIVER = ctypes.CDLL(os.environ["PARTYWALL_LIBCUDA"]) if "simcuda" in os.environ.get("PARTYWALL_LIBCUDA", "") else None
+
+
+def call(name: str, *arguments: Any) -> None:
+    """Calls an entry point."""
+    assert DRIVER is not None
+    code = getattr(DRIVER, name)(*arguments)
+    assert code == 0, f"{name}: {code}"
+
+
+def use(device: int = 0) -> None:
+    """Makes a device's primary context this thread's."""
+    context = ctypes.c_void_p()
+    call("cuInit", 0)
+    call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+    call("cuCtxSetCurrent", context)
+
+
+def allocate(size: int) -> int:
+    """Memory of the device."""
+    address = ctypes.c_uint64()
+    call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size))
+    return address.value
+
+
+def fill(address: int, byte: int, size: int, stream: int) -> None:
+    """Enqueues a fill."""
+    call("cuMemsetD8Async", ctypes.c_uint64(address), ctypes.c_ubyte(byte), ctypes.c_size_t(size), ctypes.c_void_p(stream))
+
+
+class Gate:
+    """A stream that does nothing before it is opened."""
+
+    def __init__(self) -> None:
+        stream, word = ctypes.c_void_p(), ctypes.c_void_p()
+        call("cuMemHostAlloc", ctypes.byref(word), ctypes.c_size_t(8), 0)
+        # Not blocking: it takes no notice of the default stream.
+        call("cuStreamCreate", ctypes.byref(stream), 1)
+        assert stream.value is not None and word.value is not None
+        self.stream, self._word = stream.value, ctypes.c_uint64.from_address(word.value)
+        self._word.value = 0
+        call("cuStreamWaitValue64_v2", stream, word, ctypes.c_uint64(1), 0)
+
+    def open(self) -> None:
+        """Lets it go on."""
+        self._word.value = 1
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+_Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+class _Managed(ctypes.Structure):
+    _fields_ = (("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", _Deleter))
+
+
+class DeviceBytes:
+    """A tensor of bytes on the device, which knows who lets go of it."""
+
+    def __init__(self, address: int, shape: list[int], strides: list[int] | None = None, device: int = 0) -> None:
+        self.released = 0
+        self.streams: list[int] = []
+        self._device = device
+        numbers = ctypes.c_int64 * len(shape)
+        self._shape, self._strides = numbers(*shape), None if strides is None else numbers(*strides)
+        cast = ctypes.POINTER(ctypes.c_int64)
+        tensor = _Tensor(
+            address, 2, device, len(shape), 1, 8, 1, ctypes.cast(self._shape, cast), ctypes.cast(self._strides, cast), 0
+        )
+        self._managed = _Managed(tensor, None, _Deleter(self._release))
+
+    def _release(self, _: int) -> None:
+        self.released += 1
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, self._device
+
+    def __dlpack__(self, *, stream: int, **_: object) -> object:
+        self.streams.append(stream)
+        new = ctypes.pythonapi.PyCapsule_New
+        new.argtypes, new.restype = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p], ctypes.py_object
+        return new(ctypes.addressof(self._managed), _NAME, None)
+
+
+_NAME = b"dltensor"

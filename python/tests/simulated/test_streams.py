@@ -1,0 +1,161 @@
+"""What waits for a GPU's streams, and what ends such a wait."""
+
+import os
+import threading
+
+import pytest
+
+import partywall as pw
+
+from ..conftest import WATCHDOG
+from . import driver
+
+pytestmark = pytest.mark.skipif(driver.DRIVER is None, reason="not simulated")
+
+SIZE = 1 << 16
+
+
+def in_a_thread(work):
+    """Has a thread do something that is to wait for a gate."""
+    done = []
+    thread = threading.Thread(target=lambda: done.append(work()))
+    thread.start()
+    return thread, done
+
+
+@pytest.mark.parametrize("device", ["cuda", "host"])
+def test_a_copy_comes_after_what_the_sources_stream_has(domain, device):
+    driver.use()
+    source, gate = driver.allocate(SIZE), driver.Gate()
+    driver.fill(source, 7, SIZE, gate.stream)
+    tensor = driver.DeviceBytes(source, [SIZE])
+
+    def put() -> bytes:
+        with domain.put("x", tensor, device, stream=gate.stream) as put:
+            return put.tobytes(stream=gate.stream)
+
+    thread, done = in_a_thread(put)
+    gate.open()
+    thread.join(WATCHDOG)
+    assert done == [bytes([7]) * SIZE]
+    assert tensor.streams == [gate.stream] and tensor.released == 1
+
+
+def test_a_write_and_a_read_come_after_what_the_stream_has(domain):
+    driver.use()
+    gate = driver.Gate()
+    with domain.create("x", SIZE, "uint8") as build:
+        driver.fill(build.tensor.data_ptr, 7, SIZE, gate.stream)
+        thread, done = in_a_thread(lambda: (build.tobytes(gate.stream), build.write(bytes(SIZE), gate.stream)))
+        gate.open()
+        thread.join(WATCHDOG)
+        assert done == [(bytes([7]) * SIZE, None)]
+        assert build.tobytes() == bytes(SIZE)
+
+
+@pytest.mark.parametrize("ends", ["commit", "publish"])
+def test_what_has_a_name_is_finished(domain, ends):
+    driver.use()
+    gate = driver.Gate()
+    if ends == "commit":
+        build = domain.create("x", SIZE, "uint8")
+        driver.fill(build.tensor.data_ptr, 7, SIZE, gate.stream)
+        thread, done = in_a_thread(build.commit)
+    else:
+        source = driver.allocate(SIZE)
+        driver.fill(source, 7, SIZE, gate.stream)
+        tensor = driver.DeviceBytes(source, [SIZE])
+        thread, done = in_a_thread(lambda: domain.publish("x", tensor))
+    gate.open()
+    thread.join(WATCHDOG)
+    [segment] = done
+    with segment, domain.open("x") as opened:
+        assert opened.tobytes() == bytes([7]) * SIZE
+
+
+def test_published_memory_is_held_until_the_name_is_withdrawn(domain):
+    driver.use()
+    tensor = driver.DeviceBytes(driver.allocate(SIZE), [SIZE])
+    published = domain.publish("x", {"whole": tensor, "again": tensor})
+    assert (published.kind, published["whole"].data_ptr) == ("legacy", published["again"].data_ptr)
+    view = published["whole"]
+    published.close()
+    # Somebody still looks at it.
+    assert tensor.released == 0 and [name.name for name in domain.ls()] == ["x"]
+    del view
+    assert pw._native.flush(WATCHDOG)
+    assert tensor.released == 2 and domain.ls() == []
+
+
+def test_published_strides_are_those_of_the_tensor(domain):
+    driver.use()
+    address = driver.allocate(SIZE)
+    driver.fill(address, 3, SIZE, 0)
+    with domain.publish("x", driver.DeviceBytes(address, [4, 5], [100, 2])) as published:
+        assert published.tensor.strides == (100, 2)
+        assert published.__cuda_array_interface__["strides"] == (100, 2)
+    with pytest.raises(ValueError, match="backwards"):
+        domain.publish("x", driver.DeviceBytes(address + 100, [4], [-1]))
+    with pytest.raises(ValueError, match="lies outside|beyond|outside"):
+        domain.publish("x", driver.DeviceBytes(address, [SIZE * 64]))
+
+
+WAITS = {
+    "commit": "build.commit()",
+    "close a build": "build.close()",
+    "close a segment": "segment.close()",
+    "publish": "d.publish('published', driver.DeviceBytes(driver.allocate(64), [64]))",
+    "put": "d.put('y', driver.DeviceBytes(driver.allocate(64), [64]), stream=gate.stream)",
+    "put into host memory": "d.put('y', driver.DeviceBytes(driver.allocate(64), [64]), 'host', stream=gate.stream)",
+    "read": "segment.tobytes(gate.stream)",
+    "write": "build.write(bytes(9), gate.stream)",
+    "unpin": "pin.close()",
+}
+
+
+@pytest.mark.parametrize("wait", WAITS)
+def test_ctrl_c_ends_a_wait_for_the_gpu(socket, child, wait):
+    waiter = child(
+        f"""
+        import os, signal, threading
+        sys.path.insert(0, {os.path.dirname(driver.__file__)!r})
+        import driver
+        with pw.connect(socket=sys.argv[1]) as d:
+            build, segment = d.create("x", 9, "uint8"), d.put("z", b"123456789", "cuda")
+            host = d.put("host", b"123")
+            pin = host.pin()
+            driver.use()
+            gate = driver.Gate()
+            # Signals as a terminal sends them, until one finds the wait.
+            over = threading.Event()
+            def interrupt():
+                while not over.wait(0.05):
+                    os.kill(os.getpid(), signal.SIGINT)
+            thread = threading.Thread(target=interrupt)
+            def handle(_, frame):
+                if {wait.split()[0]!r} in ("unpin",) or frame.f_code.co_filename.find("partywall/_") > 0:
+                    over.set()
+                    raise KeyboardInterrupt
+            signal.signal(signal.SIGINT, handle)
+            thread.start()
+            try:
+                {WAITS[wait]}
+                say("not interrupted")
+            except KeyboardInterrupt:
+                over.set()
+                say("interrupted")
+            thread.join()
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            gate.open()
+            # What was interrupted can be done again, and nothing is left of it.
+            build.close() if build.closed else build.commit().close()
+            segment.close()
+            pin.close()
+            host.close()
+            say(pw._native.flush(60), d.ls())
+        """,
+        socket,
+    )
+    assert waiter.says() == "interrupted"
+    assert waiter.says() == "True []"
+    assert waiter.end() == 0
