@@ -350,7 +350,8 @@ impl Cell {
     ///
     /// A stream's store ends no sleep.
     pub fn sleep(&self, seen: Wakes, limit: Duration) {
-        self.sleepers.store(1, Ordering::Relaxed);
+        // Not a store: loom forgets some of what it knows of the order of stores, and finds a mark missing that is there.
+        self.sleepers.swap(1, Ordering::Relaxed);
         // Pairs with the one in `tell`: either the waker finds the mark, or the kernel finds `wakes` changed.
         fence(Ordering::SeqCst);
         self.wakes.sleep(seen.0, limit.min(SLICE));
