@@ -78,7 +78,7 @@ impl fmt::Display for Outcome {
 }
 
 /// The quickest to fail come first.
-const STEPS: [Step; 16] = [
+const STEPS: [Step; 17] = [
     Step {
         name: "format",
         quick: true,
@@ -96,6 +96,7 @@ const STEPS: [Step; 16] = [
     Step { name: "licences, bans, sources", quick: false, run: |workspace| licences(workspace).into() },
     Step { name: "advisories", quick: false, run: advisories },
     Step { name: "tests", quick: true, run: |workspace| tests(workspace).into() },
+    Step { name: "loom", quick: false, run: |workspace| loom(workspace).into() },
     Step { name: "tests in namespaces", quick: false, run: tests_in_namespaces },
     Step { name: "tests with Python", quick: false, run: tests_with_python },
     Step { name: "tests without a GPU", quick: false, run: tests_without_gpu },
@@ -156,6 +157,18 @@ fn tests(workspace: &Workspace) -> Result<(), String> {
         workspace,
         (expression, &["--skip", "needs_namespaces", "--skip", "needs_python", "--skip", "needs_no_gpu"]),
     )
+}
+
+/// The protocols of shared memory under a model checker, which stands in for the atomics there; in a target directory
+/// of its own, because everything is compiled with another flag. The models have `models` in their names.
+fn loom(workspace: &Workspace) -> Result<(), String> {
+    let which = ["-p", "partywall-shm", "--lib", "--target-dir"];
+    let mut command = if tools::has_nextest(workspace) {
+        workspace.cargo(["nextest", "run", "--no-fail-fast", "--cargo-profile", "loom"].into_iter().chain(which))
+    } else {
+        workspace.cargo(["test", "--no-fail-fast", "--profile", "loom"].into_iter().chain(which))
+    };
+    run(command.arg(workspace.target.join("loom")).arg("models::").env("RUSTFLAGS", "--cfg loom"))
 }
 
 fn tests_in_namespaces(workspace: &Workspace) -> Outcome {

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`dtype`] | element types and their names |
 //! | [`members`] | a row for each member: its heartbeat |
+//! | [`semaphore`] | permits, who holds them, and who waits for one |
 //! | [`table`] | the tensor table of a version: name → dtype, shape, strides, place |
 //! | [`timeline`] | the words that say how far a writer is: a value that only grows, sleeping until it does, its end |
 //!
@@ -14,11 +15,28 @@
 //! Whatever is read here was written by another process and is believed only as far as it has been checked: reading
 //! never panics, allocates in proportion to what is there, and ends.
 
+pub mod crash;
 pub mod dtype;
 pub mod members;
+pub mod semaphore;
 mod sync;
 pub mod table;
 pub mod timeline;
 
 pub use dtype::DType;
 pub use table::{Layout, Table, TableBuilder, TableError, Tensor};
+
+/// The longest that anybody sleeps without looking again: he who had to wake him may have been killed, or stopped for ever,
+/// between the change and the wake.
+pub const SLICE: std::time::Duration = std::time::Duration::from_millis(100);
+
+/// FNV-1a of the description of a layout.
+const fn layout_hash(text: &[u8]) -> u64 {
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+    let mut i = 0;
+    while i < text.len() {
+        hash = (hash ^ text[i] as u64).wrapping_mul(0x0000_0100_0000_01b3);
+        i += 1;
+    }
+    hash
+}

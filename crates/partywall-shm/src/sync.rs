@@ -12,38 +12,73 @@ pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 #[cfg(not(loom))]
 pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-/// An [`AtomicU32`] to sleep on.
+/// An atomic integer to sleep on: an [`AtomicU32`], or the low half of an [`AtomicU64`].
 #[derive(Debug)]
 #[cfg_attr(not(loom), repr(transparent))]
-pub(crate) struct FutexWord {
-    word: AtomicU32,
+pub(crate) struct FutexWord<A> {
+    word: A,
     #[cfg(loom)]
     bed: Bed,
 }
 
-impl FutexWord {
+#[cfg(not(loom))]
+impl FutexWord<AtomicU32> {
     /// Sleeps while the word is `seen`, until it is woken, or at most for `limit`. May return early.
     pub(crate) fn sleep(&self, seen: u32, limit: Duration) {
-        #[cfg(not(loom))]
         partywall_os::futex::wait(&self.word, seen, limit);
-        #[cfg(loom)]
-        self.bed.sleep(limit, || self.word.load(Ordering::Relaxed) == seen);
     }
 
     /// Wakes all who sleep here.
     pub(crate) fn wake_all(&self) {
-        #[cfg(not(loom))]
         partywall_os::futex::wake_all(&self.word);
-        #[cfg(loom)]
-        self.bed.wake_all();
     }
 }
 
-impl Deref for FutexWord {
-    type Target = AtomicU32;
+#[cfg(not(loom))]
+impl FutexWord<AtomicU64> {
+    /// As the other, while the low half is `seen`; returns `false` if the time ran out.
+    pub(crate) fn sleep(&self, seen: u32, limit: Duration) -> bool {
+        partywall_os::futex::wait(partywall_os::futex::low_half(&self.word), seen, limit)
+    }
 
-    fn deref(&self) -> &AtomicU32 {
+    /// Wakes all who sleep here.
+    pub(crate) fn wake_all(&self) {
+        partywall_os::futex::wake_all(partywall_os::futex::low_half(&self.word));
+    }
+}
+
+impl<A> Deref for FutexWord<A> {
+    type Target = A;
+
+    fn deref(&self) -> &A {
         &self.word
+    }
+}
+
+#[cfg(loom)]
+impl FutexWord<AtomicU32> {
+    pub(crate) fn sleep(&self, seen: u32, _limit: Duration) {
+        self.bed.sleep(|| self.word.load(Ordering::Relaxed) == seen);
+    }
+}
+
+#[cfg(loom)]
+impl FutexWord<AtomicU64> {
+    pub(crate) fn sleep(&self, seen: u32, _limit: Duration) -> bool {
+        self.bed.sleep(|| self.word.load(Ordering::Relaxed) as u32 == seen);
+        true
+    }
+}
+
+#[cfg(loom)]
+impl<A> FutexWord<A> {
+    pub(crate) fn wake_all(&self) {
+        self.bed.wake_all();
+    }
+
+    #[cfg(test)]
+    pub(crate) fn new(word: A) -> Self {
+        Self { word, bed: Bed::new() }
     }
 }
 
@@ -62,7 +97,7 @@ impl Bed {
         Self { lock: loom::sync::Mutex::new(()), wake: loom::sync::Condvar::new() }
     }
 
-    fn sleep(&self, _limit: Duration, unchanged: impl Fn() -> bool) {
+    fn sleep(&self, unchanged: impl Fn() -> bool) {
         let lock = self.lock.lock().expect("no thread of a model goes on after a panic");
         if unchanged() {
             drop(self.wake.wait(lock).expect("as above"));
@@ -72,12 +107,5 @@ impl Bed {
     fn wake_all(&self) {
         let _lock = self.lock.lock().expect("as above");
         self.wake.notify_all();
-    }
-}
-
-#[cfg(all(test, loom))]
-impl FutexWord {
-    pub(crate) fn new(value: u32) -> Self {
-        Self { word: AtomicU32::new(value), bed: Bed::new() }
     }
 }

@@ -47,19 +47,12 @@ pub(crate) const HEADER: usize = 64;
 pub(crate) const ENTRY: usize = 56;
 pub(crate) const PAIR: usize = 16;
 
-/// FNV-1a of a description of the layout: change the text whenever the bytes change.
-pub(crate) const LAYOUT_HASH: u64 = {
-    let text = b"header 64: magic8 hash8 tensors4 chunks4 dims8 texts8 pairs4 0:4 bytes8 0:8; \
-        entry 56: name4 len4 dtype1 rank1 0:2 chunk4 dim8 offset8 bytes8 position4 0:4 0:8; \
-        chunks8 dims8 pairs16 texts; dtypes 1-23; alignment 256";
-    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
-    let mut i = 0;
-    while i < text.len() {
-        hash = (hash ^ text[i] as u64).wrapping_mul(0x0000_0100_0000_01b3);
-        i += 1;
-    }
-    hash
-};
+/// Change the text whenever the bytes change.
+pub(crate) const LAYOUT_HASH: u64 = crate::layout_hash(
+    b"header 64: magic8 hash8 tensors4 chunks4 dims8 texts8 pairs4 0:4 bytes8 0:8; \
+    entry 56: name4 len4 dtype1 rank1 0:2 chunk4 dim8 offset8 bytes8 position4 0:4 0:8; \
+    chunks8 dims8 pairs16 texts; dtypes 1-23; alignment 256",
+);
 
 /// Why a table cannot be built or is not believed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

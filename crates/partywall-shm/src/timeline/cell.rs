@@ -38,10 +38,11 @@
 use std::time::Duration;
 
 use super::value::{MAX_VALUE, Reading, poison, read};
-use crate::sync::{AtomicU32, AtomicU64, FutexWord, Ordering, fence};
-
-/// The longest that anybody sleeps without looking again.
-pub const SLICE: Duration = Duration::from_millis(100);
+use crate::{
+    SLICE,
+    crash::point,
+    sync::{AtomicU32, AtomicU64, FutexWord, Ordering, fence},
+};
 
 /// See the head of this file.
 #[derive(Debug)]
@@ -49,7 +50,7 @@ pub const SLICE: Duration = Duration::from_millis(100);
 pub struct Cell {
     value: AtomicU64,
     announced: AtomicU64,
-    wakes: FutexWord,
+    wakes: FutexWord<AtomicU32>,
     sleepers: AtomicU32,
     ending: AtomicU32,
     incarnation: AtomicU32,
@@ -67,7 +68,7 @@ impl Cell {
         Self {
             value: zero(),
             announced: zero(),
-            wakes: FutexWord::new(0),
+            wakes: FutexWord::new(AtomicU32::new(0)),
             sleepers: AtomicU32::new(0),
             ending: AtomicU32::new(0),
             incarnation: AtomicU32::new(0),
@@ -193,7 +194,9 @@ impl Cell {
     pub fn end(&self, ending: Ending) -> Ended {
         // Pairs with the load in `ending`: who sees the end sees what the one who ended it had done before.
         let first = self.ending.compare_exchange(0, ending as u32, Ordering::AcqRel, Ordering::Acquire);
+        point("timeline: ending stored, value not poisoned");
         let last = self.settle();
+        point("timeline: ended, nobody told");
         self.tell();
         let ending = first.err().and_then(Ending::of).unwrap_or(ending);
         Ended { ending, last }
@@ -230,7 +233,9 @@ impl Cell {
             }
             // Pairs with the loads in `progress` and `value`.
             if self.value.compare_exchange(word, v, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+                point("timeline: value stored, not announced");
                 self.announced.store(v, Ordering::Release);
+                point("timeline: signalled, nobody told");
                 self.tell();
                 return Ok(());
             }
@@ -262,6 +267,7 @@ impl Cell {
     pub fn announce(&self, v: u64) {
         // Pairs with the load in `progress`: who sees the promise sees what the host did before it.
         self.announced.store(v, Ordering::Release);
+        point("timeline: announced, nobody told");
         self.tell();
     }
 
@@ -271,6 +277,7 @@ impl Cell {
         let last = self.announced();
         // Pairs with the load in `closing`.
         self.closing.store(last + 1, Ordering::Release);
+        point("timeline: closing stored, nobody told");
         self.tell();
         last
     }
@@ -352,6 +359,7 @@ impl Cell {
     pub fn sleep(&self, seen: Wakes, limit: Duration) {
         // Not a store: loom forgets some of what it knows of the order of stores, and finds a mark missing that is there.
         self.sleepers.swap(1, Ordering::Relaxed);
+        point("timeline: marked as a sleeper, not asleep");
         // Pairs with the one in `tell`: either the waker finds the mark, or the kernel finds `wakes` changed.
         fence(Ordering::SeqCst);
         self.wakes.sleep(seen.0, limit.min(SLICE));
@@ -361,11 +369,13 @@ impl Cell {
     pub fn tell(&self) {
         let marked = || self.sleepers.load(Ordering::Relaxed) != 0;
         let cleared = marked() && self.sleepers.swap(0, Ordering::Relaxed) != 0;
+        point("timeline: sleepers cleared, change not counted");
         // Pairs with `wakes`.
         self.wakes.fetch_add(1, Ordering::Release);
         // Pairs with the one in `sleep`.
         fence(Ordering::SeqCst);
         if cleared || marked() {
+            point("timeline: change counted, sleepers not woken");
             self.wakes.wake_all();
         }
     }
@@ -393,6 +403,7 @@ impl Cell {
                     last
                 }
             };
+            point("timeline: value poisoned, last not stored");
             // Pairs with the load above. Somebody else may have found an earlier value than a late store left here:
             // what is stored first counts for all.
             let first = self.last.compare_exchange(0, last + 1, Ordering::AcqRel, Ordering::Acquire);

@@ -19,7 +19,7 @@ use std::{
 
 use partywall_os::{map::SharedMap, memfd};
 
-pub use cell::{Cell, Ended, Ending, Progress, Refused, SLICE, Wakes};
+pub use cell::{Cell, Ended, Ending, Progress, Refused, Wakes};
 pub use value::MAX_VALUE;
 
 /// Cells of a slab.

@@ -11,10 +11,11 @@ use loom::{
 };
 
 use super::*;
+use crate::SLICE;
 
-fn check(model: impl Fn() + Sync + Send + 'static) {
+fn check(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     let mut builder = Builder::new();
-    builder.preemption_bound = Some(3);
+    builder.preemption_bound = Some(preemptions);
     builder.check(model);
 }
 
@@ -43,7 +44,7 @@ fn promised(cell: &Cell, v: u64) -> Progress {
 
 #[test]
 fn who_is_woken_sees_what_came_before_the_signal() {
-    check(|| {
+    check(2, || {
         let shared = Arc::new((Cell::new(), AtomicU32::new(0)));
         let waiter = {
             let shared = shared.clone();
@@ -60,7 +61,7 @@ fn who_is_woken_sees_what_came_before_the_signal() {
 
 #[test]
 fn no_promise_is_slept_through() {
-    check(|| {
+    check(2, || {
         let cell = Arc::new(Cell::new());
         let waiters = [1, 2].map(|v| {
             let cell = cell.clone();
@@ -76,7 +77,7 @@ fn no_promise_is_slept_through() {
 
 #[test]
 fn no_change_is_slept_through_that_another_waker_makes() {
-    check(|| {
+    check(2, || {
         let cell = Arc::new(Cell::new());
         let waiter = {
             let cell = cell.clone();
@@ -97,7 +98,7 @@ fn no_change_is_slept_through_that_another_waker_makes() {
 
 #[test]
 fn all_agree_on_what_was_reached_before_the_end() {
-    check(|| {
+    check(2, || {
         let cell = Arc::new(Cell::new());
         let waiter = {
             let cell = cell.clone();
@@ -123,7 +124,7 @@ fn all_agree_on_what_was_reached_before_the_end() {
 
 #[test]
 fn it_ends_once_for_one_reason() {
-    check(|| {
+    check(2, || {
         let cell = Arc::new(Cell::new());
         let enders = [Ending::OwnerDied, Ending::BrokerGone].map(|ending| {
             let cell = cell.clone();
@@ -139,7 +140,7 @@ fn it_ends_once_for_one_reason() {
 
 #[test]
 fn a_late_store_of_a_stream_changes_no_verdict() {
-    check(|| {
+    check(2, || {
         let cell = Arc::new(Cell::new());
         cell.announce(1);
         let ender = {
@@ -168,7 +169,7 @@ fn a_late_store_of_a_stream_changes_no_verdict() {
 
 #[test]
 fn closing_is_not_slept_through() {
-    check(|| {
+    check(2, || {
         let cell = Arc::new(Cell::new());
         let waiter = {
             let cell = cell.clone();

@@ -1,0 +1,45 @@
+//! Points at which a process may be killed or stopped by a test: between any two steps of a change of shared memory.
+//!
+//! Without the feature `crash-points` nothing of this is there. With it, nothing happens before [`arm`] is called.
+
+#[cfg(feature = "crash-points")]
+pub use armed::{arm, disarm};
+
+/// Passes the point `name`.
+#[cfg(not(feature = "crash-points"))]
+#[inline(always)]
+pub(crate) fn point(_name: &'static str) {}
+
+#[cfg(feature = "crash-points")]
+pub(crate) use armed::point;
+
+#[cfg(feature = "crash-points")]
+mod armed {
+    use std::cell::Cell;
+
+    /// What is done at a point, which is told its name.
+    pub type Action = fn(name: &'static str);
+
+    thread_local! {
+        static ARMED: Cell<Option<(u64, Action)>> = const { Cell::new(None) };
+    }
+
+    /// Has this thread pass `before` points and call `action` at the next one, once.
+    pub fn arm(before: u64, action: Action) {
+        ARMED.set(Some((before, action)));
+    }
+
+    /// Takes that back; returns how many points were still to be passed, or `None` if the action was called.
+    pub fn disarm() -> Option<u64> {
+        ARMED.take().map(|(before, _)| before)
+    }
+
+    /// Passes the point `name`.
+    pub(crate) fn point(name: &'static str) {
+        match ARMED.take() {
+            None => {}
+            Some((0, action)) => action(name),
+            Some((before, action)) => ARMED.set(Some((before - 1, action))),
+        }
+    }
+}

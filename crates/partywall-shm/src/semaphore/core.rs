@@ -1,0 +1,429 @@
+//! How permits are taken, waited for, handed on and given back.
+//!
+//! What holds: the slot words say whose each permit is, and so there are never more than there are slots. The entries say
+//! who waits, and their positions in which order. `head`, `tail` and `look` are hints: a wrong one costs time.
+//!
+//! 1. Who finds nobody waiting takes a free permit. Who does not begins to wait: he takes the entry at `tail`, advances
+//!    `tail`, and serves. So does everybody who has freed a permit.
+//! 2. To serve is to look, behind a fence, for the first who waits and for a free permit, to set the permit aside for him
+//!    (*handed*), to tell him (*granted*), and to begin again, until there is no such pair. He makes it his (*held*) and
+//!    leaves the entry.
+//! 3. Anybody may serve, and who meets a permit that is handed completes that: tells him who waits, or takes the permit
+//!    if he waits no more.
+//! 4. A waiter who sleeps looks again after [`SLICE`], at all entries, whatever the hints say.
+//!
+//! If a process is killed or stopped between any two steps:
+//! * its permit was freed, nobody was served: a waiter does within [`SLICE`], or who comes next;
+//! * a permit was handed, its waiter not told: rule 3;
+//! * the waiter was told, and not woken: he wakes within [`SLICE`];
+//! * it had begun to wait, and `tail` was not advanced: the next who comes advances it;
+//! * its permit was held, its entry not left: that entry is passed over, for ever if it is stopped for ever;
+//! * what it held, was handed or waited for is the broker's to take back once it is proved dead ([`Core::recover`]), and
+//!   stays with it until then.
+//!
+//! Overtaking: whoever found nobody waiting just before somebody began to may still take the next free permit, and does
+//! it once; who comes later looks and waits. So as many overtake a waiter as were acquiring at that moment.
+
+use std::{fmt, time::Duration};
+
+use super::word::{Entry, EntryWord, Permit, Place, Position, Row, Slot, SlotWord};
+use crate::{
+    SLICE,
+    crash::point,
+    sync::{AtomicU32, AtomicU64, Ordering, fence},
+};
+
+/// The first bytes of a semaphore.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub(super) struct Header {
+    pub(super) magic: AtomicU64,
+    pub(super) layout: AtomicU64,
+    pub(super) maximum: AtomicU32,
+    pub(super) ring: AtomicU32,
+    pub(super) zero: [AtomicU64; 5],
+    /// Added to for each permit that is taken.
+    pub(super) tickets: AtomicU64,
+    /// Where a free permit may be.
+    pub(super) look: AtomicU32,
+    pub(super) zero_32: AtomicU32,
+    pub(super) zero_64: [AtomicU64; 6],
+    /// The position of the first who may wait.
+    pub(super) head: Line,
+    /// The position of the next who will.
+    pub(super) tail: Line,
+}
+
+/// A word with a cache line of its own.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub(super) struct Line(pub(super) AtomicU64, pub(super) [AtomicU64; 7]);
+
+/// A permit that is held. Lost, until its holder dies, if it is not given to [`Semaphore::release`](super::Semaphore).
+#[derive(Debug, PartialEq, Eq)]
+#[must_use]
+pub struct Held {
+    slot: u32,
+    word: SlotWord,
+}
+
+/// What became of an attempt to get a permit.
+#[derive(Debug)]
+pub enum Attempt<'a> {
+    /// There was one.
+    Held(Held),
+    /// It is waited for.
+    Waiting(Waiter<'a>),
+    /// There is none, and nobody else can begin to wait: as many as there is room for do. To be tried again.
+    Crowded,
+}
+
+/// The words of a semaphore, wherever they are.
+#[derive(Clone, Copy)]
+pub(super) struct Core<'a> {
+    pub(super) header: &'a Header,
+    pub(super) slots: &'a [Slot],
+    pub(super) ring: &'a [Entry],
+}
+
+impl fmt::Debug for Core<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Core").field("maximum", &self.slots.len()).finish_non_exhaustive()
+    }
+}
+
+impl<'a> Core<'a> {
+    /// Takes a permit if one is free and nobody waits.
+    pub(super) fn try_acquire(self, row: Row) -> Option<Held> {
+        match self.first_waiting() {
+            Some(_) => None,
+            None => self.take_for(row),
+        }
+    }
+
+    /// Takes a permit, or begins to wait for one.
+    pub(super) fn acquire(self, row: Row) -> Attempt<'a> {
+        if let Some(held) = self.try_acquire(row) {
+            return Attempt::Held(held);
+        }
+        let Some((position, waiting)) = self.begin_to_wait(row) else { return Attempt::Crowded };
+        self.serve();
+        Attempt::Waiting(Waiter { core: self, row, position, waiting, over: false })
+    }
+
+    /// Gives a permit back. `false` if it is not held any more: the broker took it back.
+    pub(super) fn release(self, held: &Held) -> bool {
+        if !self.slots.get(held.slot as usize).is_some_and(|slot| slot.free(held.word)) {
+            return false;
+        }
+        self.set_look(held.slot);
+        point("semaphore: permit freed, nobody served");
+        self.serve();
+        true
+    }
+
+    /// Hands free permits to those who wait, in their order, as the hints have it.
+    pub(super) fn serve(self) {
+        self.serve_as(Self::first_waiting);
+    }
+
+    /// The same, and believes no hint.
+    pub(super) fn serve_all(self) {
+        self.serve_as(Self::oldest_waiting);
+    }
+
+    /// Gives everything of the rows that are `dead` to others, and what is in no state that anybody may make. Returns how
+    /// many permits that were.
+    pub(super) fn recover(self, dead: impl Fn(Row) -> bool) -> u32 {
+        // The entries first, so that nothing more is handed to those rows.
+        for entry in self.ring {
+            for _ in 0..MOST_ATTEMPTS {
+                let seen = entry.load();
+                let lost = match seen.place(seen.lap()) {
+                    Place::Waiting(row) | Place::Granted(row, _) => dead(row),
+                    Place::Invalid => true,
+                    Place::Occupied | Place::Open | Place::Done => false,
+                };
+                if !lost || entry.finish(seen) {
+                    break;
+                }
+            }
+        }
+        point("semaphore: entries of the dead left, permits not freed");
+        let mut permits = 0;
+        for slot in self.slots {
+            for _ in 0..MOST_ATTEMPTS {
+                let seen = slot.load();
+                let lost = match seen.permit() {
+                    Permit::Held(row) | Permit::Handed(row, _) => dead(row),
+                    Permit::Invalid => true,
+                    Permit::Free => false,
+                };
+                if !lost {
+                    break;
+                }
+                if slot.free(seen) {
+                    permits += 1;
+                    break;
+                }
+            }
+        }
+        point("semaphore: permits of the dead freed, nobody served");
+        self.serve_all();
+        permits
+    }
+
+    /// A position, and the entry there.
+    fn at(self, count: u64) -> (Position, &'a Entry) {
+        let position = Position::of(count, self.ring.len());
+        (position, &self.ring[position.index])
+    }
+
+    /// Where a free permit may be.
+    fn look(self) -> usize {
+        // A model need not try that hint, too: it is right wherever the search begins.
+        let look = if cfg!(loom) { 0 } else { self.header.look.load(Ordering::Relaxed) };
+        look as usize % self.slots.len()
+    }
+
+    fn set_look(self, slot: u32) {
+        if !cfg!(loom) {
+            self.header.look.store(slot, Ordering::Relaxed);
+        }
+    }
+
+    fn ticket(self) -> u64 {
+        self.header.tickets.fetch_add(1, Ordering::Relaxed)
+    }
+
+    fn take_for(self, row: Row) -> Option<Held> {
+        let word = SlotWord::held(row, self.ticket());
+        self.take(word).map(|slot| Held { slot, word })
+    }
+
+    /// Makes a permit that nobody has the one of `taken`.
+    fn take(self, taken: SlotWord) -> Option<u32> {
+        let (start, count) = (self.look(), self.slots.len());
+        for index in (0..count).map(|offset| (start + offset) % count) {
+            let slot = &self.slots[index];
+            for _ in 0..MOST_ATTEMPTS {
+                let seen = slot.load();
+                let usable = match seen.permit() {
+                    Permit::Free => true,
+                    Permit::Held(_) | Permit::Invalid => false,
+                    Permit::Handed(row, tag) => {
+                        match self.complete(index, row, Position::of_tag(tag, self.ring.len())) {
+                            Some(nobodys) => nobodys,
+                            None => continue,
+                        }
+                    }
+                };
+                if !usable {
+                    break;
+                }
+                if slot.take(seen, taken) {
+                    self.set_look((index + 1) as u32);
+                    return Some(index as u32);
+                }
+                // Somebody else did, or gave it back: nobody else may be left to hand it to who waits, so look again.
+            }
+        }
+        None
+    }
+
+    /// Tells the waiter at `position` that the permit `slot` was handed to him, if nobody has. Returns whether the permit
+    /// is nobody's because he waits no more, or `None` if that changed meanwhile.
+    fn complete(self, slot: usize, row: Row, position: Position) -> Option<bool> {
+        let entry = &self.ring[position.index];
+        let seen = entry.load();
+        match seen.place(position.lap) {
+            Place::Waiting(waiter) if waiter == row => entry.grant(seen, slot as u16).then_some(false),
+            Place::Granted(waiter, granted) => Some((waiter, usize::from(granted)) != (row, slot)),
+            _ => Some(true),
+        }
+    }
+
+    /// Takes the next entry. `None` if all are taken.
+    fn begin_to_wait(self, row: Row) -> Option<(Position, EntryWord)> {
+        let mut tail = self.header.tail.0.load(Ordering::Acquire);
+        for _ in 0..2 * self.ring.len() + MOST_ATTEMPTS {
+            let (position, entry) = self.at(tail);
+            let (seen, waiting) = (entry.load(), EntryWord::waiting(row, position.lap));
+            let place = seen.place(position.lap);
+            // One who was granted a permit and is stopped before he leaves the entry is passed over; not those who wait.
+            if place == Place::Occupied && self.is_crowded(tail) {
+                return None;
+            }
+            let begun = place == Place::Open && entry.wait(seen, waiting);
+            if begun {
+                point("semaphore: entry waiting, tail not advanced");
+            }
+            // Whoever was at this position, it is taken.
+            let tail_now = self.advance(&self.header.tail, tail);
+            if begun {
+                return Some((position, waiting));
+            }
+            tail = tail_now;
+        }
+        None
+    }
+
+    /// Whether the ring is as long as the distance between who waits first and `tail`.
+    fn is_crowded(self, tail: u64) -> bool {
+        self.first_waiting();
+        tail.wrapping_sub(self.header.head.0.load(Ordering::Acquire)) >= self.ring.len() as u64
+    }
+
+    /// Advances a hint past `count`, unless somebody has; returns what it is.
+    fn advance(self, hint: &Line, count: u64) -> u64 {
+        let next = count.wrapping_add(1);
+        hint.0.compare_exchange(count, next, Ordering::AcqRel, Ordering::Acquire).map_or_else(|now| now, |_| next)
+    }
+
+    /// The first who waits, by the hints, which are advanced on the way.
+    fn first_waiting(self) -> Option<(Position, EntryWord)> {
+        let tail = self.header.tail.0.load(Ordering::Acquire);
+        let mut head = self.header.head.0.load(Ordering::Acquire);
+        for _ in 0..self.ring.len() {
+            if tail.wrapping_sub(head) as i64 <= 0 {
+                return None;
+            }
+            let (position, entry) = self.at(head);
+            let seen = entry.load();
+            match seen.place(position.lap) {
+                Place::Waiting(_) => return Some((position, seen)),
+                Place::Open => return None,
+                Place::Occupied | Place::Granted(..) | Place::Done | Place::Invalid => {
+                    head = self.advance(&self.header.head, head);
+                }
+            }
+        }
+        None
+    }
+
+    /// Who has waited longest, by the entries alone.
+    fn oldest_waiting(self) -> Option<(Position, EntryWord)> {
+        let mut oldest: Option<(Position, EntryWord)> = None;
+        for (index, entry) in self.ring.iter().enumerate() {
+            let seen = entry.load();
+            let waits = matches!(seen.place(seen.lap()), Place::Waiting(_));
+            // Of one lap, the first in the ring came first.
+            if waits && oldest.is_none_or(|(_, oldest)| seen.is_before(oldest)) {
+                oldest = Some((Position { index, lap: seen.lap() }, seen));
+            }
+        }
+        oldest
+    }
+
+    fn serve_as(self, first: impl Fn(Self) -> Option<(Position, EntryWord)>) {
+        // No more than may wait; more only if somebody plays with the words.
+        for _ in 0..2 * self.ring.len() {
+            // Pairs with itself. Before it somebody has freed a permit, or begun to wait, and behind it he looks for who waits,
+            // or for a permit. If two do so at once, one of them sees what the other did.
+            fence(Ordering::SeqCst);
+            let Some((position, waiting)) = first(self) else { return };
+            let Place::Waiting(row) = waiting.place(position.lap) else { return };
+            let handed = SlotWord::handed(row, position.tag(self.ring.len()));
+            let Some(slot) = self.take(handed) else { return };
+            point("semaphore: permit handed, waiter not told");
+            if !self.ring[position.index].grant(waiting, slot as u16) {
+                // He waits no more, or somebody else told him, of this one or of another.
+                if self.complete(slot as usize, row, position) == Some(true) {
+                    self.slots[slot as usize].free(handed);
+                }
+            }
+        }
+    }
+}
+
+/// One who waits for a permit. When it is dropped it waits no more, and a permit that it was given goes on to the next.
+#[derive(Debug)]
+pub struct Waiter<'a> {
+    core: Core<'a>,
+    row: Row,
+    position: Position,
+    waiting: EntryWord,
+    over: bool,
+}
+
+/// How far a waiter is.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Polled {
+    /// Its turn has not come.
+    Waiting,
+    /// It has a permit.
+    Held(Held),
+    /// It waits no more: the broker took it for dead, or somebody wrote where he must not.
+    Lost,
+}
+
+impl Waiter<'_> {
+    /// Looks whether it has a permit. After another answer than [`Polled::Waiting`] it waits no more.
+    pub fn poll(&mut self) -> Polled {
+        if self.over {
+            return Polled::Lost;
+        }
+        let entry = &self.core.ring[self.position.index];
+        let seen = entry.load();
+        if seen == self.waiting {
+            return Polled::Waiting;
+        }
+        self.over = true;
+        let Place::Granted(_, slot) = seen.place(self.position.lap) else { return Polled::Lost };
+        let handed = SlotWord::handed(self.row, self.position.tag(self.core.ring.len()));
+        let word = SlotWord::held(self.row, self.core.ticket());
+        let kept = self.core.slots.get(usize::from(slot)).is_some_and(|slot| slot.keep(handed, word));
+        point("semaphore: permit held, entry not left");
+        entry.finish(seen);
+        if kept { Polled::Held(Held { slot: slot.into(), word }) } else { Polled::Lost }
+    }
+
+    /// Sleeps until its turn may have come; not longer than `limit` and [`SLICE`].
+    pub fn sleep(&self, limit: Duration) {
+        let woken = self.core.ring[self.position.index].sleep(self.waiting, limit.min(SLICE));
+        if !woken {
+            // Whoever had to serve us may have been killed or stopped.
+            self.core.serve_all();
+        }
+    }
+
+    /// Waits no more, unless its turn has come after all.
+    pub fn cancel(mut self) -> Option<Held> {
+        self.stop()
+    }
+
+    fn stop(&mut self) -> Option<Held> {
+        if !self.over && self.core.ring[self.position.index].finish(self.waiting) {
+            self.over = true;
+        }
+        match self.poll() {
+            Polled::Held(held) => Some(held),
+            Polled::Waiting | Polled::Lost => None,
+        }
+    }
+}
+
+impl Drop for Waiter<'_> {
+    fn drop(&mut self) {
+        if let Some(held) = self.stop() {
+            self.core.release(&held);
+        }
+    }
+}
+
+/// How often a word is tried that others change. Each failure is another's success, so that who reaches this meets one
+/// who does nothing else; he goes on without.
+const MOST_ATTEMPTS: usize = 64;
+
+#[cfg(not(loom))]
+mod layout {
+    #![allow(unsafe_code)]
+
+    use super::Header;
+
+    const _: () = assert!(size_of::<Header>() == 256);
+
+    // SAFETY: `repr(C)`, its fields are atomics and arrays and structs of them, and lie without gaps: their sizes add
+    // up to that of the whole.
+    unsafe impl partywall_os::map::Atomics for Header {}
+}

@@ -1,0 +1,258 @@
+//! Semaphores under the model checker.
+#![allow(clippy::unwrap_used, reason = "a model fails by panicking, as tests do")]
+
+use loom::{
+    model::Builder,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, AtomicU64, Ordering},
+    },
+    thread,
+};
+
+use super::{
+    core::{Core, Header, Line},
+    word::{Entry, Position, Slot, SlotWord},
+    *,
+};
+
+fn check(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.check(model);
+}
+
+struct World {
+    header: Header,
+    slots: Vec<Slot>,
+    ring: Vec<Entry>,
+    /// Threads that have a permit.
+    inside: AtomicU32,
+    /// What a permit protects: no access is ordered but by it.
+    data: AtomicU32,
+}
+
+impl World {
+    fn new(permits: usize, waiters: usize) -> Arc<Self> {
+        let zero = || AtomicU64::new(0);
+        let line = || Line(zero(), std::array::from_fn(|_| zero()));
+        let header = Header {
+            magic: zero(),
+            layout: zero(),
+            maximum: AtomicU32::new(0),
+            ring: AtomicU32::new(0),
+            zero: std::array::from_fn(|_| zero()),
+            tickets: zero(),
+            look: AtomicU32::new(0),
+            zero_32: AtomicU32::new(0),
+            zero_64: std::array::from_fn(|_| zero()),
+            head: line(),
+            tail: line(),
+        };
+        Arc::new(Self {
+            header,
+            slots: (0..permits).map(|_| Slot::new()).collect(),
+            ring: (0..waiters).map(|_| Entry::new()).collect(),
+            inside: AtomicU32::new(0),
+            data: AtomicU32::new(0),
+        })
+    }
+
+    fn core(&self) -> Core<'_> {
+        Core { header: &self.header, slots: &self.slots, ring: &self.ring }
+    }
+
+    /// Sleeps until it has a permit.
+    fn acquire(&self, row: u16) -> Option<Held> {
+        match self.core().acquire(row) {
+            Attempt::Held(held) => Some(held),
+            Attempt::Waiting(mut waiter) => loop {
+                match waiter.poll() {
+                    Polled::Held(held) => break Some(held),
+                    Polled::Waiting => waiter.sleep(crate::SLICE),
+                    Polled::Lost => break None,
+                }
+            },
+            Attempt::Crowded => panic!("there is room for all"),
+        }
+    }
+
+    /// Does what only who has the one permit may do, and gives it back.
+    fn use_alone(&self, held: &Held) {
+        let seen = self.data.load(Ordering::Relaxed);
+        self.data.store(seen + 1, Ordering::Relaxed);
+        assert!(self.core().release(held));
+    }
+
+    fn acquire_and_use(&self, row: u16) {
+        let held = self.acquire(row).unwrap();
+        self.use_alone(&held);
+    }
+
+    fn idle(&self) {
+        let audit = self.core().audit();
+        assert_eq!(audit, Audit { free: self.slots.len() as u32, ..Audit::default() });
+    }
+}
+
+/// Runs `others` in threads, and `ours` here.
+fn together(world: &Arc<World>, others: impl IntoIterator<Item = fn(&World)>, ours: impl FnOnce(&World)) {
+    let others: Vec<_> = others
+        .into_iter()
+        .map(|other| {
+            let world = world.clone();
+            thread::spawn(move || other(&world))
+        })
+        .collect();
+    ours(world);
+    for other in others {
+        other.join().unwrap();
+    }
+}
+
+#[test]
+fn one_permit_is_one_at_a_time_and_is_passed_on() {
+    check(3, || {
+        let world = World::new(1, 2);
+        together(&world, [(|world| world.acquire_and_use(1)) as fn(&World)], |world| world.acquire_and_use(2));
+        assert_eq!(world.data.load(Ordering::Relaxed), 2);
+        world.idle();
+    });
+}
+
+#[test]
+fn two_who_wait_are_both_served() {
+    check(2, || {
+        let world = World::new(2, 2);
+        let held = [(); 2].map(|()| world.acquire(1).unwrap());
+        fn get(world: &World) {
+            std::mem::forget(world.acquire(2).unwrap());
+        }
+        together(&world, [get as fn(&World), get], |world| {
+            for held in held {
+                assert!(world.core().release(&held));
+            }
+        });
+        assert_eq!(world.core().audit(), Audit { held: 2, ..Audit::default() });
+    });
+}
+
+#[test]
+fn two_permits_are_two_at_a_time() {
+    check(2, || {
+        let world = World::new(2, 2);
+        fn visit(world: &World) {
+            let held = world.acquire(1).unwrap();
+            assert!(world.inside.fetch_add(1, Ordering::Relaxed) < 2);
+            world.inside.fetch_sub(1, Ordering::Relaxed);
+            assert!(world.core().release(&held));
+        }
+        together(&world, [visit as fn(&World), visit], visit);
+        world.idle();
+    });
+}
+
+#[test]
+fn a_permit_that_comes_as_its_waiter_gives_up_is_not_lost() {
+    check(2, || {
+        let world = World::new(1, 2);
+        let held = world.acquire(1).unwrap();
+        fn give_up(world: &World) {
+            if let Some(held) = match world.core().acquire(2) {
+                Attempt::Held(held) => Some(held),
+                Attempt::Waiting(waiter) => waiter.cancel(),
+                Attempt::Crowded => None,
+            } {
+                world.use_alone(&held);
+            }
+        }
+        together(&world, [give_up as fn(&World), |world| world.acquire_and_use(3)], |world| world.use_alone(&held));
+        world.idle();
+    });
+}
+
+#[test]
+fn what_the_dead_held_goes_to_who_waits() {
+    check(3, || {
+        let world = World::new(1, 2);
+        let dead = world.acquire(1).unwrap();
+        together(&world, [(|world| world.acquire_and_use(2)) as fn(&World)], |world| {
+            assert_eq!(world.core().recover(|row| row == 1), 1);
+        });
+        assert!(!world.core().release(&dead), "it is not his any more");
+        world.idle();
+    });
+}
+
+/// The dead waited: what he was handed, and his place, are passed on, whatever others were about to do with them.
+#[test]
+fn a_dead_waiter_keeps_nobody_waiting() {
+    check(2, || {
+        let world = World::new(1, 2);
+        let held = world.acquire(2).unwrap();
+        let Attempt::Waiting(dead) = world.core().acquire(1) else { panic!("there was one permit") };
+        std::mem::forget(dead);
+        let others: [fn(&World); 2] = [
+            |world| world.acquire_and_use(3),
+            |world| {
+                world.core().recover(|row| row == 1);
+            },
+        ];
+        together(&world, others, |world| world.use_alone(&held));
+        world.idle();
+    });
+}
+
+/// Who serves was killed after he had handed the permit: whoever serves next tells its waiter, or hands it to another.
+#[test]
+fn a_permit_that_was_handed_and_not_granted_is_not_lost() {
+    check(2, || {
+        let world = World::new(1, 2);
+        let held = world.acquire(1).unwrap();
+        let Attempt::Waiting(mut waiter) = world.core().acquire(2) else { panic!("there was one permit") };
+        // Row 1 releases and dies in the middle of serving.
+        let killed = |held: Held| {
+            assert!(world.slots[0].free(world.slots[0].load()));
+            let first = Position::of(0, 2);
+            assert!(world.slots[0].take(world.slots[0].load(), SlotWord::handed(2, first.tag(2))));
+            std::mem::forget(held);
+        };
+        killed(held);
+        together(
+            &world,
+            [(|world| world.acquire_and_use(3)) as fn(&World), |world| world.core().serve_all()],
+            |world| {
+                loop {
+                    match waiter.poll() {
+                        Polled::Held(held) => break world.use_alone(&held),
+                        Polled::Waiting => waiter.sleep(crate::SLICE),
+                        Polled::Lost => panic!("it waits"),
+                    }
+                }
+            },
+        );
+        assert_eq!(world.data.load(Ordering::Relaxed), 2);
+        world.idle();
+    });
+}
+
+/// The ring has two entries, and three wait one after the other: laps.
+#[test]
+fn entries_are_used_again() {
+    check(2, || {
+        let world = World::new(1, 2);
+        together(
+            &world,
+            [(|world| {
+                world.acquire_and_use(1);
+                world.acquire_and_use(1);
+            }) as fn(&World)],
+            |world| {
+                world.acquire_and_use(2);
+                world.acquire_and_use(2);
+            },
+        );
+        assert_eq!(world.data.load(Ordering::Relaxed), 4);
+        world.idle();
+    });
+}

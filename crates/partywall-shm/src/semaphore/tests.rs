@@ -1,0 +1,491 @@
+#![allow(clippy::unwrap_used, reason = "what is said of tests holds for their helpers")]
+
+use std::{
+    collections::VecDeque,
+    os::fd::OwnedFd,
+    sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
+    time::Duration,
+};
+
+use partywall_os::{map::SharedMap, memfd::Draft};
+use proptest::{collection::vec, prelude::*};
+
+use super::*;
+
+fn semaphore(maximum: u32) -> Semaphore {
+    Semaphore::map(Semaphore::create(maximum).unwrap()).unwrap()
+}
+
+fn idle(maximum: u32) -> Audit {
+    Audit { free: maximum, ..Audit::default() }
+}
+
+/// Sleeps until it has a permit.
+fn acquire(semaphore: &Semaphore, row: u16) -> Held {
+    loop {
+        match semaphore.acquire(row) {
+            Attempt::Held(held) => return held,
+            Attempt::Waiting(mut waiter) => loop {
+                match waiter.poll() {
+                    Polled::Held(held) => return held,
+                    Polled::Waiting => waiter.sleep(Duration::MAX),
+                    Polled::Lost => panic!("nobody took it away"),
+                }
+            },
+            Attempt::Crowded => std::thread::sleep(Duration::from_millis(1)),
+        }
+    }
+}
+
+fn waiter(semaphore: &Semaphore, row: u16) -> Waiter<'_> {
+    match semaphore.acquire(row) {
+        Attempt::Waiting(waiter) => waiter,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn permits_are_taken_and_given_back_once() {
+    let semaphore = semaphore(3);
+    let held: Vec<_> = (0..3).map(|row| semaphore.try_acquire(row % 2).unwrap()).collect();
+    assert_eq!(semaphore.try_acquire(2), None);
+    assert_eq!(semaphore.holders(), [(0, 2), (1, 1)]);
+    assert_eq!(semaphore.audit(), Audit { held: 3, ..Audit::default() });
+    for held in held {
+        assert!(semaphore.release(&held));
+        assert!(!semaphore.release(&held), "given back before");
+    }
+    assert_eq!(semaphore.audit(), idle(3));
+    assert!(semaphore.audit().is_idle());
+}
+
+#[test]
+fn those_who_wait_are_served_in_their_order() {
+    let semaphore = semaphore(1);
+    let mut held = semaphore.try_acquire(0).unwrap();
+    let mut waiters: VecDeque<_> = (1..=5).map(|row| waiter(&semaphore, row)).collect();
+    assert_eq!(semaphore.audit().waiting, 5);
+    // The third gives up, and nobody who comes later passes the others.
+    assert_eq!(waiters.remove(2).unwrap().cancel(), None);
+    for row in [1, 2, 4, 5] {
+        assert!(semaphore.release(&held));
+        assert_eq!(semaphore.try_acquire(9), None, "it is for somebody");
+        let mut first = waiters.pop_front().unwrap();
+        assert!(waiters.iter_mut().all(|waiter| waiter.poll() == Polled::Waiting));
+        let Polled::Held(permit) = first.poll() else { panic!("row {row} is first") };
+        assert_eq!(first.poll(), Polled::Lost, "it waits no more");
+        assert_eq!(semaphore.holders(), [(row, 1)]);
+        held = permit;
+    }
+    assert!(semaphore.release(&held));
+    assert_eq!(semaphore.audit(), idle(1));
+}
+
+#[test]
+fn a_permit_that_comes_as_its_waiter_gives_up_is_his_or_the_nexts() {
+    let semaphore = semaphore(1);
+    let held = semaphore.try_acquire(0).unwrap();
+    let (first, second, mut third) = (waiter(&semaphore, 1), waiter(&semaphore, 2), waiter(&semaphore, 3));
+    assert!(semaphore.release(&held));
+    let held = first.cancel().expect("it had been granted");
+    assert!(semaphore.release(&held));
+    drop(second);
+    assert!(matches!(third.poll(), Polled::Held(_)));
+}
+
+#[test]
+fn the_dead_hold_nothing_and_wait_for_nothing() {
+    let semaphore = semaphore(2);
+    let [dead, alive] = [7, 8].map(|row| semaphore.try_acquire(row).unwrap());
+    let (mut dead_waiter, mut granted, mut next) =
+        (waiter(&semaphore, 7), waiter(&semaphore, 7), waiter(&semaphore, 9));
+    assert!(semaphore.release(&alive));
+    assert_eq!(semaphore.audit(), Audit { held: 1, handed: 1, granted: 1, waiting: 2, ..Audit::default() });
+    assert_eq!(semaphore.recover(|row| row == 7), 2);
+    assert_eq!((dead_waiter.poll(), granted.poll()), (Polled::Lost, Polled::Lost));
+    assert!(!semaphore.release(&dead));
+    assert!(matches!(next.poll(), Polled::Held(_)));
+    assert_eq!(semaphore.recover(|row| row == 7), 0);
+    assert_eq!(semaphore.audit(), Audit { held: 1, free: 1, ..Audit::default() });
+}
+
+#[test]
+fn more_wait_than_there_is_room_for() {
+    let semaphore = semaphore(1);
+    let held = semaphore.try_acquire(0).unwrap();
+    let mut waiters: VecDeque<_> = (0..MAX_WAITERS).map(|_| waiter(&semaphore, 1)).collect();
+    assert!(matches!(semaphore.acquire(1), Attempt::Crowded));
+    // One who was granted a permit, and is stopped for ever before he takes it, keeps his entry. Others go on.
+    let stopped = waiters.pop_front().unwrap();
+    assert!(semaphore.release(&held));
+    for _ in 1..MAX_WAITERS {
+        assert_eq!(waiters.pop_front().unwrap().cancel(), None);
+    }
+    for _ in 0..3 * MAX_WAITERS {
+        assert_eq!(waiter(&semaphore, 2).cancel(), None);
+    }
+    let held = stopped.cancel().unwrap();
+    assert!(semaphore.release(&held));
+    assert_eq!(semaphore.audit(), idle(1));
+}
+
+#[test]
+fn wrong_hints_cost_time_and_no_permit() {
+    let fd = Semaphore::create(2).unwrap();
+    let (semaphore, map) = (Semaphore::map(&fd).unwrap(), SharedMap::writable(&fd).unwrap());
+    let [look, head, tail] = [72, 128, 192].map(|offset| &map.atomics::<AtomicU64>(offset, 1).unwrap()[0]);
+    for garbage in [0, 1, 5, 1 << 20, 1 << 45, u64::MAX / 2, u64::MAX - 1, u64::MAX] {
+        let held = [(); 2].map(|()| semaphore.try_acquire(0).unwrap());
+        let mut waiter = waiter(&semaphore, 1);
+        let before = (head.load(Ordering::Relaxed), tail.load(Ordering::Relaxed));
+        for word in [look, head, tail] {
+            word.store(garbage, Ordering::Relaxed);
+        }
+        for held in held {
+            assert!(semaphore.release(&held));
+        }
+        // As he does who has slept in vain.
+        waiter.sleep(Duration::from_millis(1));
+        let Polled::Held(held) = waiter.poll() else { panic!("hints {garbage}: {:?}", semaphore.audit()) };
+        assert!(semaphore.release(&held));
+        assert_eq!(semaphore.audit(), idle(2));
+        head.store(before.0, Ordering::Relaxed);
+        tail.store(before.1, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn positions_come_again_without_confusion() {
+    let fd = Semaphore::create(1).unwrap();
+    let (semaphore, map) = (Semaphore::map(&fd).unwrap(), SharedMap::writable(&fd).unwrap());
+    // As after 2⁴⁰ - 3 waits.
+    let count = (1 << 40) - 3_u64;
+    for offset in [128, 192] {
+        map.atomics::<AtomicU64>(offset, 1).unwrap()[0].store(count, Ordering::Relaxed);
+    }
+    let ring = map.atomics::<[AtomicU64; 8]>(320, MAX_WAITERS as usize).unwrap();
+    for (index, entry) in ring.iter().enumerate() {
+        let lap = if index < 1021 { 0 } else { (1 << 30) - 1 };
+        entry[0].store(lap << 34, Ordering::Relaxed);
+    }
+    for _ in 0..3 * MAX_WAITERS {
+        let held = semaphore.try_acquire(0).unwrap();
+        let (mut first, mut second) = (waiter(&semaphore, 1), waiter(&semaphore, 2));
+        semaphore.release(&held);
+        let Polled::Held(held) = first.poll() else { panic!("it is first") };
+        semaphore.release(&held);
+        let Polled::Held(held) = second.poll() else { panic!("it is second") };
+        semaphore.release(&held);
+    }
+    assert_eq!(semaphore.audit(), idle(1));
+}
+
+#[test]
+fn threads_of_all_sorts_lose_no_permit() {
+    const PERMITS: u32 = 3;
+    let fd = Semaphore::create(PERMITS).unwrap();
+    let inside = AtomicU32::new(0);
+    std::thread::scope(|scope| {
+        for thread in 0..8_u16 {
+            let (semaphore, inside) = (Semaphore::map(&fd).unwrap(), &inside);
+            scope.spawn(move || {
+                for turn in 0..5_000_u32 {
+                    let held = match (turn + u32::from(thread)) % 4 {
+                        0 => semaphore.try_acquire(thread),
+                        1 => match semaphore.acquire(thread) {
+                            Attempt::Held(held) => Some(held),
+                            Attempt::Waiting(waiter) => waiter.cancel(),
+                            Attempt::Crowded => None,
+                        },
+                        _ => Some(acquire(&semaphore, thread)),
+                    };
+                    let Some(held) = held else { continue };
+                    assert!(inside.fetch_add(1, Ordering::Relaxed) < PERMITS);
+                    inside.fetch_sub(1, Ordering::Relaxed);
+                    assert!(semaphore.release(&held));
+                }
+            });
+        }
+    });
+    assert_eq!(Semaphore::map(&fd).unwrap().audit(), idle(PERMITS));
+}
+
+/// Whoever passes a waiter had begun to acquire before the waiter was in the queue: never one who came later.
+#[test]
+fn no_more_overtake_a_waiter_than_were_acquiring_when_he_came() {
+    const THREADS: u64 = 8;
+    let fd = Semaphore::create(1).unwrap();
+    // In the order in which they happened, as far as one who waits can tell.
+    let (begun, done) = (AtomicU64::new(0), AtomicBool::new(false));
+    let passed = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for _ in 1..THREADS {
+            let semaphore = Semaphore::map(&fd).unwrap();
+            let (begun, passed, done) = (&begun, &passed, &done);
+            scope.spawn(move || {
+                while !done.load(Ordering::Relaxed) {
+                    let mine = begun.fetch_add(1, Ordering::SeqCst);
+                    let held = acquire(&semaphore, 1);
+                    // Whoever holds it says which attempt he is.
+                    passed.store(mine, Ordering::SeqCst);
+                    assert!(semaphore.release(&held));
+                }
+            });
+        }
+        let semaphore = Semaphore::map(&fd).unwrap();
+        let _end = End(&done);
+        for _ in 0..2_000 {
+            let mut waiter = match semaphore.acquire(2) {
+                Attempt::Waiting(waiter) => waiter,
+                Attempt::Held(held) => {
+                    assert!(semaphore.release(&held));
+                    continue;
+                }
+                Attempt::Crowded => panic!("there is room"),
+            };
+            // Attempts from here on are later than the queue's knowledge of us.
+            let first_later = begun.load(Ordering::SeqCst);
+            let mut overtaken = std::collections::BTreeSet::new();
+            loop {
+                let last = passed.load(Ordering::SeqCst);
+                match waiter.poll() {
+                    Polled::Held(held) => {
+                        assert!(semaphore.release(&held));
+                        break;
+                    }
+                    Polled::Waiting => {
+                        assert!(last < first_later, "attempt {last} passed one who waited at {first_later}");
+                        overtaken.insert(last);
+                        std::thread::yield_now();
+                    }
+                    Polled::Lost => panic!("nobody took it away"),
+                }
+            }
+            // One each, and what was in use when he came.
+            assert!(overtaken.len() as u64 <= THREADS, "{overtaken:?}");
+        }
+    });
+    assert_eq!(Semaphore::map(&fd).unwrap().audit(), idle(1));
+}
+
+/// Ends the other threads, also where ours fails.
+struct End<'a>(&'a AtomicBool);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn what_is_no_semaphore_is_refused() {
+    assert_eq!(Semaphore::create(0).unwrap_err().kind(), std::io::ErrorKind::InvalidInput);
+    assert!(Semaphore::create(MAX_PERMITS + 1).is_err());
+    let shared = |bytes| Draft::create("partywall:test", bytes).unwrap().share().unwrap();
+    for bytes in [0, 100, 4096, mapped::bytes(1) as u64] {
+        assert_eq!(Semaphore::map(shared(bytes)).unwrap_err().kind(), std::io::ErrorKind::InvalidData);
+    }
+    let fd: OwnedFd = Semaphore::create(MAX_PERMITS).unwrap();
+    let map = SharedMap::writable(&fd).unwrap();
+    assert_eq!(Semaphore::map(&fd).unwrap().maximum(), MAX_PERMITS);
+    for (offset, wrong) in [(0, 0), (8, 1), (16, 0), (16, MAX_PERMITS - 9), (16, u32::MAX), (20, 4)] {
+        let word = &map.atomics::<AtomicU32>(offset, 1).unwrap()[0];
+        let right = word.swap(wrong, Ordering::Relaxed);
+        assert_eq!(Semaphore::map(&fd).unwrap_err().kind(), std::io::ErrorKind::InvalidData);
+        word.store(right, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn the_last_of_many_permits_is_found() {
+    let semaphore = semaphore(MAX_PERMITS);
+    let held: Vec<_> = (0..MAX_PERMITS).map(|i| semaphore.try_acquire(i as u16).unwrap()).collect();
+    let mut waiter = waiter(&semaphore, 0);
+    assert!(semaphore.release(&held[MAX_PERMITS as usize - 1]));
+    let Polled::Held(last) = waiter.poll() else { panic!("it was given back") };
+    assert_eq!((semaphore.holders().len(), semaphore.holders()[0]), (MAX_PERMITS as usize - 1, (0, 2)));
+    assert!(semaphore.release(&last));
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Try(u16),
+    Acquire(u16),
+    Poll(usize),
+    Cancel(usize),
+    Release(usize),
+    Die(u16),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let row = 0..4_u16;
+    prop_oneof![
+        1 => row.clone().prop_map(Step::Try),
+        3 => row.clone().prop_map(Step::Acquire),
+        2 => any::<usize>().prop_map(Step::Poll),
+        1 => any::<usize>().prop_map(Step::Cancel),
+        3 => any::<usize>().prop_map(Step::Release),
+        1 => row.prop_map(Step::Die),
+    ]
+}
+
+/// What a semaphore is, told simply.
+#[derive(Default)]
+struct Model {
+    /// By whom each permit that is not free is held, or for whom it is meant.
+    taken: Vec<u64>,
+    queue: VecDeque<u64>,
+    maximum: usize,
+}
+
+impl Model {
+    fn serve(&mut self) {
+        while self.taken.len() < self.maximum
+            && let Some(first) = self.queue.pop_front()
+        {
+            self.taken.push(first);
+        }
+    }
+
+    fn forget(&mut self, who: u64) {
+        self.taken.retain(|other| *other != who);
+        self.queue.retain(|other| *other != who);
+        self.serve();
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// One thread acts for all: each step has one right outcome.
+    #[test]
+    fn it_is_what_the_model_is(maximum in 1..4_u32, steps in vec(step(), 1..200)) {
+        let semaphore = semaphore(maximum);
+        let mut model = Model { maximum: maximum as usize, ..Model::default() };
+        // Each acquisition has a number; here are those that hold and those that wait.
+        let mut holders: Vec<(u64, u16, Held)> = Vec::new();
+        let mut waiters: Vec<(u64, u16, Waiter<'_>)> = Vec::new();
+        for (number, step) in steps.into_iter().enumerate() {
+            let number = number as u64;
+            match step {
+                Step::Try(row) => {
+                    let expected = model.taken.len() < model.maximum && model.queue.is_empty();
+                    let held = semaphore.try_acquire(row);
+                    prop_assert_eq!(held.is_some(), expected);
+                    if let Some(held) = held {
+                        model.taken.push(number);
+                        holders.push((number, row, held));
+                    }
+                }
+                Step::Acquire(row) => {
+                    model.queue.push_back(number);
+                    model.serve();
+                    match semaphore.acquire(row) {
+                        Attempt::Held(held) => {
+                            prop_assert!(model.taken.contains(&number));
+                            holders.push((number, row, held));
+                        }
+                        Attempt::Waiting(waiter) => {
+                            prop_assert!(model.queue.contains(&number));
+                            waiters.push((number, row, waiter));
+                        }
+                        Attempt::Crowded => prop_assert!(false, "there is room"),
+                    }
+                }
+                Step::Poll(any) if !waiters.is_empty() => {
+                    let index = any % waiters.len();
+                    let (number, row, waiter) = &mut waiters[index];
+                    match waiter.poll() {
+                        Polled::Waiting => prop_assert!(model.queue.contains(number)),
+                        Polled::Held(held) => {
+                            prop_assert!(model.taken.contains(number));
+                            holders.push((*number, *row, held));
+                            waiters.remove(index);
+                        }
+                        Polled::Lost => prop_assert!(false, "it lives"),
+                    }
+                }
+                Step::Cancel(any) if !waiters.is_empty() => {
+                    let (number, row, waiter) = waiters.remove(any % waiters.len());
+                    let held = waiter.cancel();
+                    prop_assert_eq!(held.is_some(), model.taken.contains(&number));
+                    match held {
+                        Some(held) => holders.push((number, row, held)),
+                        None => model.forget(number),
+                    }
+                }
+                Step::Release(any) if !holders.is_empty() => {
+                    let (number, _, held) = holders.remove(any % holders.len());
+                    prop_assert!(semaphore.release(&held));
+                    model.forget(number);
+                }
+                Step::Die(dead) => {
+                    let lost = |row: &u16| *row == dead;
+                    let gone: Vec<_> = holders.iter().map(|(number, row, _)| (*number, *row))
+                        .chain(waiters.iter().map(|(number, row, _)| (*number, *row)))
+                        .filter_map(|(number, row)| lost(&row).then_some(number)).collect();
+                    let had = gone.iter().filter(|number| model.taken.contains(number)).count();
+                    prop_assert_eq!(semaphore.recover(|row| lost(&row)) as usize, had);
+                    // All at once: nothing goes from one who is dead to another who is.
+                    model.queue.retain(|number| !gone.contains(number));
+                    model.taken.retain(|number| !gone.contains(number));
+                    model.serve();
+                    holders.retain(|(_, row, _)| !lost(row));
+                    for (_, _, mut waiter) in waiters.extract_if(.., |(_, row, _)| lost(row)) {
+                        prop_assert_eq!(waiter.poll(), Polled::Lost);
+                    }
+                }
+                Step::Poll(_) | Step::Cancel(_) | Step::Release(_) => {}
+            }
+            let audit = semaphore.audit();
+            prop_assert_eq!(audit.held + audit.handed, model.taken.len() as u32);
+            prop_assert_eq!(audit.free, maximum - model.taken.len() as u32);
+            prop_assert_eq!(audit.waiting, model.queue.len() as u32);
+            prop_assert_eq!((audit.stale, audit.invalid, audit.granted), (0, 0, audit.handed));
+        }
+        drop(waiters);
+        for (_, _, held) in holders {
+            prop_assert!(semaphore.release(&held));
+        }
+        prop_assert_eq!(semaphore.audit(), idle(maximum));
+    }
+
+    /// What a broken or hostile member may leave: everything ends, nothing panics, and the broker gets it all back.
+    #[test]
+    fn whatever_the_bytes_are_all_of_it_can_be_taken_back(
+        words in vec((any::<prop::sample::Index>(), any::<u64>(), 0..4_u64), 1..400),
+        maximum in 1..20_u32,
+    ) {
+        let fd = Semaphore::create(maximum).unwrap();
+        let (semaphore, map) = (Semaphore::map(&fd).unwrap(), SharedMap::writable(&fd).unwrap());
+        // Behind what is only looked at when it is mapped.
+        let all = map.atomics::<AtomicU64>(64, mapped::bytes(maximum) / 8 - 8).unwrap();
+        for (index, word, sort) in words {
+            // Words that look like what they are not, more than noise.
+            let word = match sort {
+                0 => word,
+                1 => word & 0xff,
+                2 => (word & 0x3ff) << 18 | (word >> 32 & 3),
+                _ => (word & 3) << 34 | (word & 0xf_0000) | (word >> 60 & 3),
+            };
+            all[index.index(all.len())].store(word, Ordering::Relaxed);
+        }
+        semaphore.audit();
+        semaphore.holders();
+        let held = semaphore.try_acquire(1);
+        let mut attempt = semaphore.acquire(2);
+        if let Attempt::Waiting(waiter) = &mut attempt {
+            waiter.sleep(Duration::ZERO);
+            waiter.poll();
+        }
+        if let Some(held) = held {
+            semaphore.release(&held);
+        }
+        drop(attempt);
+        semaphore.recover(|row| row % 2 == 0);
+        semaphore.recover(|_| true);
+        prop_assert_eq!(semaphore.audit(), idle(maximum));
+        let held = semaphore.try_acquire(3).expect("all are free, and nobody waits");
+        prop_assert!(semaphore.release(&held));
+    }
+}

@@ -1,0 +1,267 @@
+//! The two words of a semaphore, a permit's slot and a waiter's entry: their bits, and each change that is made to them.
+//!
+//! | slot | bits | |
+//! |---|---|---|
+//! | state | 0–1 | 0 free, 1 held, 2 handed |
+//! | row | 2–17 | the member that holds it, or that it was handed to |
+//! | tag | 18–63 | held: the ticket, another for each acquisition; handed: the waiter's [`Position`] |
+//!
+//! | entry | bits | |
+//! |---|---|---|
+//! | state | 0–1 | 0 empty, 1 waiting, 2 granted |
+//! | slot | 2–17 | granted: which |
+//! | row | 18–33 | waiting, granted: the member that waits |
+//! | lap | 34–63 | which of the positions that share the entry, modulo 2³⁰; empty: the first that may be taken |
+//!
+//! The `p`-th wait is at the entry `p` modulo the ring's length, in the lap `p` divided by it. Laps come again after 2³⁰
+//! times the ring's length of waits, longer than anybody is stopped between two steps. The state is in the low half of
+//! the entry, which its waiter sleeps on.
+//!
+//! Each change is one compare-and-swap from what was seen:
+//!
+//! | change | by | |
+//! |---|---|---|
+//! | [`Slot::take`] | an acquirer; anybody, for a waiter | free, or handed to nobody → held; → handed |
+//! | [`Slot::keep`] | the waiter | handed → held |
+//! | [`Slot::free`] | the holder; who handed in vain; the broker for the dead | held, handed → free |
+//! | [`Entry::wait`] | an acquirer | empty → waiting |
+//! | [`Entry::grant`] | anybody who meets the slot handed | waiting → granted |
+//! | [`Entry::finish`] | the waiter; the broker for the dead | waiting, granted → empty, in the next lap |
+
+use crate::sync::{AtomicU64, FutexWord, Ordering};
+
+/// Members that can be told apart.
+pub(super) type Row = u16;
+
+/// Where somebody waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Position {
+    /// Of the entry.
+    pub(super) index: usize,
+    pub(super) lap: u64,
+}
+
+/// A position as a number, for a ring of a certain length.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Tag(u64);
+
+impl Position {
+    /// The position of the `count`-th wait in a ring of `len` entries, which is a power of two.
+    pub(super) fn of(count: u64, len: usize) -> Self {
+        Self { index: (count % len as u64) as usize, lap: (count / len as u64) & LAPS }
+    }
+
+    pub(super) fn of_tag(Tag(tag): Tag, len: usize) -> Self {
+        Self::of(tag, len)
+    }
+
+    pub(super) fn tag(self, len: usize) -> Tag {
+        Tag(self.lap * len as u64 + self.index as u64)
+    }
+}
+
+/// Whether a permit is free, and whose it is.
+#[derive(Debug)]
+#[cfg_attr(not(loom), repr(transparent))]
+pub(super) struct Slot(AtomicU64);
+
+/// What a slot word says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Permit {
+    Free,
+    Held(Row),
+    /// To the waiter at a position.
+    Handed(Row, Tag),
+    /// Bits that nobody may write.
+    Invalid,
+}
+
+/// A slot word as it was seen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct SlotWord(u64);
+
+impl SlotWord {
+    pub(super) fn permit(self) -> Permit {
+        let row = (self.0 >> 2) as Row;
+        match self.0 & STATE {
+            _ if self == FREE => Permit::Free,
+            1 => Permit::Held(row),
+            2 => Permit::Handed(row, Tag(self.0 >> TAG)),
+            _ => Permit::Invalid,
+        }
+    }
+
+    pub(super) fn held(row: Row, ticket: u64) -> Self {
+        Self(1 | u64::from(row) << 2 | ticket << TAG)
+    }
+
+    pub(super) fn handed(row: Row, Tag(tag): Tag) -> Self {
+        Self(2 | u64::from(row) << 2 | tag << TAG)
+    }
+}
+
+impl Slot {
+    pub(super) fn load(&self) -> SlotWord {
+        // Pairs with the changes below: who sees a change sees what was done before it.
+        SlotWord(self.0.load(Ordering::Acquire))
+    }
+
+    /// Makes a permit that was seen free, or handed to one who waits no more, the one of `taken`: held, or handed.
+    pub(super) fn take(&self, seen: SlotWord, taken: SlotWord) -> bool {
+        self.change(seen, taken)
+    }
+
+    /// Makes the permit that was set aside for us ours.
+    pub(super) fn keep(&self, handed: SlotWord, held: SlotWord) -> bool {
+        self.change(handed, held)
+    }
+
+    /// Gives a permit back. `false` if it is no longer as it was seen: somebody else has, and who had it has it no more.
+    pub(super) fn free(&self, seen: SlotWord) -> bool {
+        self.change(seen, FREE)
+    }
+
+    /// Release: what the holder did is seen by the next. Acquire: we see what the former one did.
+    fn change(&self, from: SlotWord, to: SlotWord) -> bool {
+        self.0.compare_exchange(from.0, to.0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+}
+
+/// A waiter's place in the ring, in a cache line of its own.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub(super) struct Entry {
+    word: FutexWord<AtomicU64>,
+    _zero: [AtomicU64; 7],
+}
+
+/// What an entry's word says of a position.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Place {
+    /// It belongs to a position a lap or more earlier, which is not finished.
+    Occupied,
+    /// Nobody has had it yet.
+    Open,
+    Waiting(Row),
+    Granted(Row, u16),
+    /// It is finished.
+    Done,
+    /// Bits that nobody may write.
+    Invalid,
+}
+
+/// An entry's word as it was seen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct EntryWord(u64);
+
+impl EntryWord {
+    /// What it says of a position in `lap`.
+    pub(super) fn place(self, lap: u64) -> Place {
+        let row = (self.0 >> 18) as Row;
+        match (self.lap().wrapping_sub(lap) & LAPS, self.0 & STATE) {
+            (0, 0) => Place::Open,
+            (0, 1) => Place::Waiting(row),
+            (0, 2) => Place::Granted(row, (self.0 >> 2) as u16),
+            (0, _) => Place::Invalid,
+            (1..=HALF, _) => Place::Done,
+            _ => Place::Occupied,
+        }
+    }
+
+    /// The lap that it belongs to.
+    pub(super) fn lap(self) -> u64 {
+        self.0 >> LAP
+    }
+
+    /// Whether its lap comes before that of `other`.
+    pub(super) fn is_before(self, other: Self) -> bool {
+        matches!(other.lap().wrapping_sub(self.lap()) & LAPS, 1..=HALF)
+    }
+
+    pub(super) fn waiting(row: Row, lap: u64) -> Self {
+        Self(1 | u64::from(row) << 18 | lap << LAP)
+    }
+
+    fn granted(self, slot: u16) -> Self {
+        Self(self.0 & !STATE & !(0xffff << 2) | 2 | u64::from(slot) << 2)
+    }
+
+    fn finished(self) -> Self {
+        Self((self.lap() + 1) << LAP)
+    }
+}
+
+impl Entry {
+    #[cfg(all(test, loom))]
+    pub(super) fn new() -> Self {
+        let zero = || AtomicU64::new(0);
+        Self { word: FutexWord::new(zero()), _zero: std::array::from_fn(|_| zero()) }
+    }
+
+    pub(super) fn load(&self) -> EntryWord {
+        // Pairs with the changes below.
+        EntryWord(self.word.load(Ordering::Acquire))
+    }
+
+    /// Begins to wait at a position that was seen open.
+    pub(super) fn wait(&self, open: EntryWord, waiting: EntryWord) -> bool {
+        self.change(open, waiting)
+    }
+
+    /// Tells the waiter of `waiting` that a slot has been handed to it, and wakes it.
+    pub(super) fn grant(&self, waiting: EntryWord, slot: u16) -> bool {
+        let granted = self.change(waiting, waiting.granted(slot));
+        if granted {
+            crate::crash::point("semaphore: entry granted, waiter not woken");
+            self.word.wake_all();
+        }
+        granted
+    }
+
+    /// Leaves the entry to the next lap. `false` if it is no longer as it was seen.
+    pub(super) fn finish(&self, seen: EntryWord) -> bool {
+        self.change(seen, seen.finished())
+    }
+
+    /// Sleeps while it is as it was seen; `false` if the time ran out.
+    pub(super) fn sleep(&self, seen: EntryWord, limit: std::time::Duration) -> bool {
+        self.word.sleep(seen.0 as u32, limit)
+    }
+
+    fn change(&self, from: EntryWord, to: EntryWord) -> bool {
+        self.word.compare_exchange(from.0, to.0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+}
+
+#[cfg(all(test, loom))]
+impl Slot {
+    pub(super) fn new() -> Self {
+        Self(AtomicU64::new(0))
+    }
+}
+
+#[cfg(not(loom))]
+mod layout {
+    #![allow(unsafe_code)]
+
+    use super::{Entry, Slot};
+
+    const _: () = assert!(size_of::<Entry>() == 64 && size_of::<Slot>() == 8);
+
+    // SAFETY: transparent, over an atomic.
+    unsafe impl partywall_os::map::Atomics for Slot {}
+    // SAFETY: `repr(C)`, its fields are atomics (one in a transparent struct), and eight of them fill it.
+    unsafe impl partywall_os::map::Atomics for Entry {}
+}
+
+const FREE: SlotWord = SlotWord(0);
+/// The bits of the state, in both words.
+const STATE: u64 = 3;
+/// Where the tag of a slot begins.
+const TAG: u32 = 18;
+/// Where the lap of an entry begins.
+const LAP: u32 = 34;
+/// A lap is modulo this plus 1.
+const LAPS: u64 = u64::MAX >> LAP;
+/// Half of the laps.
+const HALF: u64 = LAPS / 2;
