@@ -1,8 +1,11 @@
 //! What the domain tells, as JSON and as text. The JSON keys are a contract: see the heads of the commands.
 
 use partywall::{
-    Place, bytes,
-    info::{Doubt, Enforcement, HolderInfo, Kind, MemberInfo, MemberState, NameInfo, Promises, VersionInfo},
+    Place, TimelineEnding, bytes,
+    info::{
+        Doubt, Enforcement, HolderInfo, Kind, MemberInfo, MemberState, NameInfo, ObjectInfo, Promises, SemaphoreInfo,
+        TimelineInfo, VersionInfo,
+    },
     kind_name,
 };
 use serde_json::{Value, json};
@@ -67,6 +70,72 @@ pub(crate) fn name(name: &NameInfo) -> Value {
         "older_versions": name.older,
         "older_bytes": name.older_bytes,
     })
+}
+
+/// A timeline: `name`, `incarnation` (which writer's turn it is, from 1), `value` (the last that was signalled), `announced`
+/// (the highest that was promised), `writer` (a pid or null), `ending` (null, `owner_died`, `owner_faulted`, `closed`,
+/// `abandoned`, `broker_gone` or `evicted`), `leases`.
+pub(crate) fn timeline(timeline: &TimelineInfo) -> Value {
+    json!({
+        "name": timeline.name,
+        "incarnation": timeline.incarnation,
+        "value": timeline.value,
+        "announced": timeline.announced,
+        "writer": timeline.writer,
+        "ending": timeline.ending.map(|ending| ending_words(ending).0),
+        "leases": timeline.leases,
+    })
+}
+
+/// Who signals a timeline, or why nobody does.
+pub(crate) fn writer(timeline: &TimelineInfo) -> String {
+    match (timeline.ending, timeline.writer) {
+        (Some(ending), _) => format!("none: {}", ending_words(ending).1),
+        (None, Some(pid)) => format!("pid {pid}"),
+        (None, None) => "none yet".into(),
+    }
+}
+
+/// A timeline in one line: `grads, writer: pid 123`.
+pub(crate) fn timeline_line(timeline: &TimelineInfo) -> String {
+    format!("{}, writer: {}", timeline.name, writer(timeline))
+}
+
+/// For programs, and for people.
+fn ending_words(ending: TimelineEnding) -> (&'static str, &'static str) {
+    match ending {
+        TimelineEnding::OwnerDied => ("owner_died", "it died"),
+        TimelineEnding::OwnerFaulted => ("owner_faulted", "it lost its CUDA context"),
+        TimelineEnding::Closed => ("closed", "it has closed"),
+        TimelineEnding::Abandoned => ("abandoned", "abandoned"),
+        TimelineEnding::BrokerGone => ("broker_gone", "a broker was gone"),
+        TimelineEnding::Evicted => ("evicted", "it was evicted"),
+        _ => ("unknown", "for a reason newer than this program"),
+    }
+}
+
+/// A semaphore: `name`, `maximum` (permits), `held` (of them), `waiting` (acquirers), `leases`.
+pub(crate) fn semaphore(semaphore: &SemaphoreInfo) -> Value {
+    json!({
+        "name": semaphore.name,
+        "maximum": semaphore.maximum,
+        "held": semaphore.held,
+        "waiting": semaphore.waiting,
+        "leases": semaphore.leases,
+    })
+}
+
+/// Timelines and semaphores, each by itself.
+pub(crate) fn apart(objects: Vec<ObjectInfo>) -> (Vec<TimelineInfo>, Vec<SemaphoreInfo>) {
+    let (mut timelines, mut semaphores) = (Vec::new(), Vec::new());
+    for object in objects {
+        match object {
+            ObjectInfo::Timeline(timeline) => timelines.push(timeline),
+            ObjectInfo::Semaphore(semaphore) => semaphores.push(semaphore),
+            _ => {}
+        }
+    }
+    (timelines, semaphores)
 }
 
 /// A holder: `pid`, `command`, `leases`, `unproven` (whether it is dead, and these are in quarantine).

@@ -98,6 +98,8 @@ enum Command {
     Ps(commands::ps::Arguments),
     /// Take a process's names and grants away, and kill it on request
     Evict(commands::evict::Arguments),
+    /// End all waits for a timeline whose writer hangs
+    Abandon(commands::abandon::Arguments),
     /// Find out by trying what works on this machine, and how to fix what does not
     Doctor(commands::doctor::Arguments),
     /// Try out how the driver shares memory, and how it fails, step by step
@@ -121,6 +123,7 @@ fn main() -> ExitCode {
         Command::Rm(arguments) => commands::rm::run(&context, &arguments),
         Command::Ps(arguments) => commands::ps::run(&context, &arguments),
         Command::Evict(arguments) => commands::evict::run(&context, &arguments),
+        Command::Abandon(arguments) => commands::abandon::run(&context, &arguments),
         Command::Doctor(arguments) => commands::doctor::run(&context, &arguments),
         Command::Lab(arguments) => commands::lab::run(&context, &arguments),
     };

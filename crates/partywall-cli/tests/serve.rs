@@ -164,7 +164,7 @@ fn the_log_level_is_chosen_by_the_environment() {
 fn without_a_broker_readers_start_none_and_say_where_they_asked() {
     let sandbox = Sandbox::new();
     let socket = sandbox.socket().to_str().unwrap().to_owned();
-    for arguments in [&["status"][..], &["ls"], &["show", "x"], &["rm", "x"], &["get", "x", "out"]] {
+    for arguments in [&["status"][..], &["ls"], &["show", "x"], &["rm", "x"], &["abandon", "x"], &["get", "x", "out"]] {
         let refused = sandbox.run(arguments).expect(4);
         assert!(refused.stderr.contains(&socket) && refused.stderr.contains("partywall serve"), "{refused:?}");
         assert_eq!(refused.text(), "");
@@ -342,10 +342,13 @@ fn needs_python_a_member_that_is_only_held_by_a_forked_child_is_shown_so() {
 fn limits_are_set_and_each_is_refused_by_name() {
     let sandbox = Sandbox::new();
     let flags = ["--max-bytes", "1MiB", "--max-names", "2", "--max-fds", "3", "--max-clients", "2"];
-    let mut serve = sandbox.spawn([&["serve"][..], &flags].concat());
+    let flags = [&flags[..], &["--max-timelines", "5", "--max-semaphores", "6"]].concat();
+    let mut serve = sandbox.spawn([&["serve"], &flags[..]].concat());
     serve.line();
     let limits = sandbox.json(["status"])["limits"].clone();
-    for (key, value) in [("bytes", 1 << 20), ("names", 2), ("fds", 3), ("clients", 2)] {
+    for (key, value) in
+        [("bytes", 1 << 20), ("names", 2), ("fds", 3), ("clients", 2), ("timelines", 5), ("semaphores", 6)]
+    {
         assert_eq!(limits[key], value, "{key}");
     }
     sandbox.file("small", [0; 10]);

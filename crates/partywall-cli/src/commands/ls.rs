@@ -1,8 +1,13 @@
 //! `partywall ls`. With `--json`: `socket`, and `names`, a list of `name`, `latest` (a version, or null), `older_versions`,
-//! `older_bytes`; a version has the keys of [`describe::version`].
+//! `older_bytes`; a version has the keys of [`describe::version`]. Also `timelines` ([`describe::timeline`]) and `semaphores`
+//! ([`describe::semaphore`]), which have names of their own.
 
 use clap::Args;
-use partywall::{bytes, info::NameInfo, kind_name};
+use partywall::{
+    bytes,
+    info::{NameInfo, SemaphoreInfo, TimelineInfo},
+    kind_name,
+};
 use serde_json::json;
 
 use crate::{Context, describe, failure::Failure, text};
@@ -18,22 +23,53 @@ pub(crate) struct Arguments {
 pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
     let domain = context.options().start(false).connect()?;
     let mut names = domain.names()?;
+    let mut objects = domain.objects()?;
     if let Some(pattern) = &arguments.pattern {
         names.retain(|name| text::matches(pattern, &name.name));
+        objects.retain(|object| text::matches(pattern, object.name()));
     }
+    let (timelines, semaphores) = describe::apart(objects);
     let output = context.output();
     output.value(&json!({
         "socket": domain.socket(),
         "names": names.iter().map(describe::name).collect::<Vec<_>>(),
+        "timelines": timelines.iter().map(describe::timeline).collect::<Vec<_>>(),
+        "semaphores": semaphores.iter().map(describe::semaphore).collect::<Vec<_>>(),
     }));
-    if names.is_empty() && !output.is_json() {
+    let nothing = names.is_empty() && timelines.is_empty() && semaphores.is_empty();
+    if nothing && !output.is_json() {
         let which = if arguments.pattern.is_some() { "no name is like that" } else { "there are no names" };
         output.remark(format!("{which} in the domain at {}", domain.socket().display()));
         return Ok(());
     }
     let headings = ["NAME", ">VERSION", "KIND", "PLACE", ">SIZE", ">TENSORS", "LIFETIME", ">LEASES", ">OLDER", "AGE"];
-    output.table(&headings, &names.iter().map(row).collect::<Vec<_>>());
+    let tables: [(&[&str], Vec<_>); 3] = [
+        (&headings, names.iter().map(row).collect()),
+        (&["TIMELINE", ">VALUE", ">PROMISED", ">LEASES", "WRITER"], timelines.iter().map(timeline).collect()),
+        (&["SEMAPHORE", ">PERMITS", ">HELD", ">WAITING", ">LEASES"], semaphores.iter().map(semaphore).collect()),
+    ];
+    for (i, (headings, rows)) in tables.iter().filter(|(_, rows)| !rows.is_empty()).enumerate() {
+        if i > 0 {
+            output.line("");
+        }
+        output.table(headings, rows);
+    }
     Ok(())
+}
+
+fn timeline(timeline: &TimelineInfo) -> Vec<String> {
+    vec![
+        timeline.name.clone(),
+        timeline.value.to_string(),
+        timeline.announced.to_string(),
+        timeline.leases.to_string(),
+        describe::writer(timeline),
+    ]
+}
+
+fn semaphore(semaphore: &SemaphoreInfo) -> Vec<String> {
+    let SemaphoreInfo { name, maximum, held, waiting, leases } = semaphore;
+    vec![name.clone(), maximum.to_string(), held.to_string(), waiting.to_string(), leases.to_string()]
 }
 
 fn row(name: &NameInfo) -> Vec<String> {

@@ -1,5 +1,6 @@
 //! One file a command: its arguments, and `run`.
 
+pub(crate) mod abandon;
 pub(crate) mod demo;
 pub(crate) mod doctor;
 pub(crate) mod evict;

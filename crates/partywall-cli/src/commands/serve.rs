@@ -51,18 +51,24 @@ pub(crate) struct Arguments {
     /// Milliseconds a connection may take to say who it is
     #[arg(long, value_name = "N", default_value_t = 2000)]
     handshake_timeout_ms: u64,
-    /// Most bytes of all versions together: 4096, 64KiB, 512MiB, 1.5GiB, 2TiB [default: 16TiB]
+    /// Most bytes of all versions and semaphores together: 4096, 64KiB, 512MiB, 1.5GiB, 2TiB [default: 16TiB]
     #[arg(long, value_name = "BYTES", value_parser = parse_size)]
     max_bytes: Option<u64>,
     /// Most names [default: 65536]
     #[arg(long, value_name = "N")]
     max_names: Option<u64>,
-    /// Most file descriptors held for versions [default: what `ulimit -Hn` leaves]
+    /// Most file descriptors held for versions, timelines and semaphores [default: what `ulimit -Hn` leaves]
     #[arg(long, value_name = "N")]
     max_fds: Option<u64>,
     /// Most members [default: 4096, or an eighth of `ulimit -Hn`]
     #[arg(long, value_name = "N")]
     max_clients: Option<u64>,
+    /// Most timelines [default: 65536]
+    #[arg(long, value_name = "N")]
+    max_timelines: Option<u64>,
+    /// Most semaphores [default: 4096]
+    #[arg(long, value_name = "N")]
+    max_semaphores: Option<u64>,
     /// Most bytes of one message [default: 256KiB; at least 64KiB]
     #[arg(long, value_name = "BYTES", value_parser = parse_size)]
     max_message: Option<u64>,
@@ -177,6 +183,8 @@ fn config(arguments: &Arguments, location: &Location, log: Option<PathBuf>) -> C
             names: arguments.max_names.unwrap_or(defaults.names),
             fds: arguments.max_fds,
             clients: arguments.max_clients,
+            timelines: arguments.max_timelines.unwrap_or(defaults.timelines),
+            semaphores: arguments.max_semaphores.unwrap_or(defaults.semaphores),
             message: arguments.max_message.map_or(defaults.message, |n| usize::try_from(n).unwrap_or(usize::MAX)),
             ..defaults
         },

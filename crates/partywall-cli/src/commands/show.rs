@@ -1,12 +1,13 @@
-//! `partywall show`. With `--json`: `name`, `socket`, `latest` (whether it is), the keys of [`describe::version`] for the
+//! `partywall show`. With `--json`: `name`, `socket`, `timeline` and `semaphore` of that name ([`describe::timeline`],
+//! [`describe::semaphore`], each with `holders`; or null), and of a segment `latest` (whether it is), the keys of [`describe::version`] for the
 //! version that is shown, `promises` ([`describe::promises_value`]), `bytes_requested`, `chunks` (bytes each), `holders` ([`describe::holder`]), `versions` (all of
 //! them), `builder` (a pid or null), `metadata` (an object), `tensors`: all, in the order in which they were given, each
 //! with `name`, `dtype`, `shape`, `strides` (in elements), `bytes`, `chunk`, `offset`.
 
 use clap::Args;
 use partywall::{
-    bytes,
-    info::{SegmentInfo, VersionInfo},
+    Error, bytes,
+    info::{HolderInfo, ObjectDetail, ObjectInfo, ObjectKind, SegmentInfo, VersionInfo},
     kind_name,
 };
 use serde_json::{Map, Value, json};
@@ -16,7 +17,7 @@ use crate::{Context, describe, failure::Failure, output::Output, text};
 /// Its arguments.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// The name; `NAME@V` for another version than the latest
+    /// The name of a segment, timeline or semaphore; `NAME@V` for another version of a segment than the latest
     #[arg(value_name = "NAME[@V]")]
     name: String,
     /// All tensors, not only the first 20
@@ -30,20 +31,84 @@ const SOME: usize = 20;
 /// Runs it.
 pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
     let domain = context.options().start(false).connect()?;
-    let info = domain.inspect(&arguments.name)?;
+    let mut objects = [None, None];
+    let mut missing = Vec::new();
+    // A version has neither.
+    if !arguments.name.contains('@') {
+        for (place, kind) in objects.iter_mut().zip([ObjectKind::Timeline, ObjectKind::Semaphore]) {
+            match domain.inspect_object(kind, &arguments.name) {
+                Ok(detail) => *place = Some(detail),
+                Err(error @ Error::ObjectNotFound { .. }) => missing.push(error),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+    let info = match domain.inspect(&arguments.name) {
+        Ok(info) => Some(info),
+        Err(Error::NotFound { .. }) if objects.iter().any(Option::is_some) => None,
+        // Whoever mistypes the name of a timeline wants to hear of that.
+        Err(error) => {
+            let suggests = |error: &Error| matches!(error, Error::ObjectNotFound { near, .. } if !near.is_empty());
+            let is_lost = matches!(&error, Error::NotFound { near, .. } if near.is_empty());
+            let better = missing.into_iter().find(|error| is_lost && suggests(error));
+            return Err(better.unwrap_or(error).into());
+        }
+    };
     let output = context.output();
     if output.is_json() {
-        let mut value = value(&info);
+        let mut value = info.as_ref().map_or_else(|| json!({ "name": arguments.name }), value);
         value["socket"] = json!(domain.socket());
+        for (key, object) in ["timeline", "semaphore"].into_iter().zip(&objects) {
+            value[key] = object.as_ref().map_or(Value::Null, object_value);
+        }
         output.value(&value);
         return Ok(());
     }
-    facts(output, &info);
-    people(output, &info);
-    versions(output, &info);
-    metadata(output, &info);
-    tensors(output, &info, if arguments.all { usize::MAX } else { SOME });
+    let mut first = info.is_none();
+    if let Some(info) = &info {
+        facts(output, info);
+        people(output, &info.holders);
+        versions(output, info);
+        metadata(output, info);
+        tensors(output, info, if arguments.all { usize::MAX } else { SOME });
+    }
+    for object in objects.iter().flatten() {
+        if !std::mem::take(&mut first) {
+            output.line("");
+        }
+        object_facts(output, object);
+    }
     Ok(())
+}
+
+fn object_value(object: &ObjectDetail) -> Value {
+    let mut value = match &object.info {
+        ObjectInfo::Timeline(timeline) => describe::timeline(timeline),
+        ObjectInfo::Semaphore(semaphore) => describe::semaphore(semaphore),
+        _ => json!({}),
+    };
+    value["holders"] = object.holders.iter().map(describe::holder).collect();
+    value
+}
+
+fn object_facts(output: Output, object: &ObjectDetail) {
+    match &object.info {
+        ObjectInfo::Timeline(timeline) => {
+            fact(output, "timeline", &timeline.name);
+            fact(output, "value", format!("{}; {} is promised", timeline.value, timeline.announced));
+            fact(output, "writer", describe::writer(timeline));
+            fact(output, "turn", format!("writer {} of this name", timeline.incarnation));
+            fact(output, "leases", timeline.leases.to_string());
+        }
+        ObjectInfo::Semaphore(semaphore) => {
+            fact(output, "semaphore", &semaphore.name);
+            fact(output, "permits", format!("{} of {} are held", semaphore.held, semaphore.maximum));
+            fact(output, "waiting", text::count(semaphore.waiting.into(), "acquirer"));
+            fact(output, "leases", semaphore.leases.to_string());
+        }
+        _ => {}
+    }
+    people(output, &object.holders);
 }
 
 fn value(info: &SegmentInfo) -> Value {
@@ -137,16 +202,16 @@ fn chunks(chunks: &[u64]) -> String {
     if runs.is_empty() { "none".into() } else { runs.join(", ") }
 }
 
-fn people(output: Output, info: &SegmentInfo) {
-    if info.holders.is_empty() {
+fn people(output: Output, holders: &[HolderInfo]) {
+    if holders.is_empty() {
         return fact(output, "holders", "nobody");
     }
     output.line("\nholders");
-    let row = |holder: &partywall::info::HolderInfo| {
+    let row = |holder: &HolderInfo| {
         let unproven = if holder.unproven { " (unproven)" } else { "" };
         vec![format!("  {}{unproven}", holder.pid), holder.leases.to_string(), describe::shorten(&holder.command, 80)]
     };
-    output.table(&["  PID", ">LEASES", "COMMAND"], &info.holders.iter().map(row).collect::<Vec<_>>());
+    output.table(&["  PID", ">LEASES", "COMMAND"], &holders.iter().map(row).collect::<Vec<_>>());
 }
 
 fn versions(output: Output, info: &SegmentInfo) {

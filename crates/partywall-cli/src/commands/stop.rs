@@ -1,8 +1,9 @@
 //! `partywall stop`: afterwards no process, socket or file of the broker is left but its log.
 //!
 //! With `--json`: `socket`, `stopped` (whether a broker ran), `pid` (or null), `how`: `asked`, `terminated` (SIGTERM),
-//! `killed` (SIGKILL), or `nothing`; `stale_socket_removed`. If it refuses, `names` and `members` beside `error`, as `ls` and
-//! `status` have them. No broker at all is no failure: there is nothing to stop, and a script may say so twice.
+//! `killed` (SIGKILL), or `nothing`; `stale_socket_removed`. If it refuses, `names`, `timelines`, `semaphores` and
+//! `members` beside `error`, as `ls` and `status` have them. No broker at all is no failure: there is nothing to stop,
+//! and a script may say so twice.
 
 use std::{
     os::fd::OwnedFd,
@@ -121,27 +122,32 @@ fn wait(pidfd: Option<&OwnedFd>, location: &Location, patience: Duration) -> boo
 
 /// The refusal, with everything that is in the way.
 fn in_use(location: &Location, domain: &Domain, pid: Option<u32>) -> Failure {
-    let (mut names, mut members) = (domain.names().unwrap_or_default(), domain.members().unwrap_or_default());
+    let (names, mut members) = (domain.names().unwrap_or_default(), domain.members().unwrap_or_default());
+    let (timelines, semaphores) = describe::apart(domain.objects().unwrap_or_default());
     members.retain(|member| member.member != domain.member());
     let mut message = format!(
         "the broker{} at {} still has {} and {}",
         pid.map_or_else(String::new, |pid| format!(" with pid {pid}")),
         location.socket.display(),
-        count(names.len() as u64, "name"),
+        count((names.len() + timelines.len() + semaphores.len()) as u64, "name"),
         count(members.len() as u64, "member"),
     );
     let details = json!({
         "names": names.iter().map(describe::name).collect::<Vec<_>>(),
+        "timelines": timelines.iter().map(describe::timeline).collect::<Vec<_>>(),
+        "semaphores": semaphores.iter().map(describe::semaphore).collect::<Vec<_>>(),
         "members": members.iter().map(describe::member).collect::<Vec<_>>(),
     });
-    let more = |n: usize| if n > LISTED { format!("\n  … and {} more", n - LISTED) } else { String::new() };
-    let rest = (more(names.len()), more(members.len()));
-    names.truncate(LISTED);
-    members.truncate(LISTED);
-    message.extend(names.iter().map(|name| format!("\n  name    {}", describe::name_line(name))));
-    message.push_str(&rest.0);
-    message.extend(members.iter().map(|member| format!("\n  member  {}", describe::member_line(member))));
-    message.push_str(&rest.1);
+    let mut list = |what: &str, lines: Vec<String>| {
+        message.extend(lines.iter().take(LISTED).map(|line| format!("\n  {what:<9} {line}")));
+        if lines.len() > LISTED {
+            message.push_str(&format!("\n  … and {} more", lines.len() - LISTED));
+        }
+    };
+    list("name", names.iter().map(describe::name_line).collect());
+    list("timeline", timelines.iter().map(describe::timeline_line).collect());
+    list("semaphore", semaphores.iter().map(|semaphore| semaphore.name.clone()).collect());
+    list("member", members.iter().map(describe::member_line).collect());
     let advice =
         "`partywall rm NAME` removes a name; `partywall stop --force` drops all (memory that is mapped stays mapped)";
     Failure::new(ErrorKind::Refused, message, advice).with_details(details)
