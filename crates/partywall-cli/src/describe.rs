@@ -3,8 +3,8 @@
 use partywall::{
     Place, TimelineEnding, bytes,
     info::{
-        Doubt, Enforcement, HolderInfo, Kind, MemberInfo, MemberState, NameInfo, ObjectInfo, Promises, SemaphoreInfo,
-        TimelineInfo, VersionInfo,
+        Doubt, Enforcement, HolderInfo, Kind, MemberInfo, MemberState, NameInfo, ObjectHolder, ObjectInfo, Promises,
+        SemaphoreInfo, TimelineInfo, VersionInfo,
     },
     kind_name,
 };
@@ -136,6 +136,13 @@ pub(crate) fn apart(objects: Vec<ObjectInfo>) -> (Vec<TimelineInfo>, Vec<Semapho
         }
     }
     (timelines, semaphores)
+}
+
+/// Who has a timeline or semaphore open: as [`holder`], and `permits` (of a semaphore).
+pub(crate) fn object_holder(held: &ObjectHolder) -> Value {
+    let mut value = holder(&held.holder);
+    value["permits"] = json!(held.permits);
+    value
 }
 
 /// A holder: `pid`, `command`, `leases`, `unproven` (whether it is dead, and these are in quarantine).

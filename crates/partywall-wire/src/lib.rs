@@ -33,5 +33,7 @@ pub use message::{
     Access, Answer, Call, ChunkBytes, Commit, Event, Grow, Grown, HolderInfo, Kind, LegacyHandle, NameInfo, Open,
     Opened, Place, Reply, Request, SegmentInfo, StatusInfo, Table, Token, VersionInfo,
 };
-pub use object::{ObjectDetail, ObjectInfo, ObjectKind, OpenedTimeline, SemaphoreInfo, TimelineEnding, TimelineInfo};
+pub use object::{
+    ObjectDetail, ObjectHolder, ObjectInfo, ObjectKind, OpenedTimeline, SemaphoreInfo, TimelineEnding, TimelineInfo,
+};
 pub use refusal::{Ending, FdFault, Limit, NoGrowth, Refusal};

@@ -118,5 +118,14 @@ pub struct ObjectDetail {
     /// As in a listing.
     pub info: ObjectInfo,
     /// Who has it open.
-    pub holders: Vec<HolderInfo>,
+    pub holders: Vec<ObjectHolder>,
+}
+
+/// A member that has a timeline or semaphore open.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ObjectHolder {
+    /// Who.
+    pub holder: HolderInfo,
+    /// Permits that it has, of a semaphore.
+    pub permits: u32,
 }

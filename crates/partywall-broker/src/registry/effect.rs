@@ -106,7 +106,7 @@ pub(crate) enum Verdict {
         objects: Vec<ObjectRow>,
         more: bool,
     },
-    Object(Box<(ObjectRow, Vec<Holder>)>),
+    Object(Box<(ObjectRow, Vec<ObjectHolder>)>),
     Status(Box<Counts>),
 }
 
@@ -189,6 +189,13 @@ pub(crate) struct Parted {
     pub(crate) command: Arc<str>,
     pub(crate) leases: u32,
     pub(crate) bytes: u64,
+}
+
+/// A member that has a timeline or semaphore open. The permits that it has are marked with its row.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ObjectHolder {
+    pub(crate) holder: Holder,
+    pub(crate) row: u16,
 }
 
 /// A name in a listing.

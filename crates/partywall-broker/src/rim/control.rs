@@ -3,12 +3,13 @@
 //! Every member can write every byte of it. What is done here ends whatever the bytes are, and nothing that is read is
 //! believed: it is shown to people, or handed on as a number.
 
-use std::{io, sync::Arc};
+use std::{collections::BTreeMap, io, sync::Arc};
 
-use partywall_os::Errno;
+use partywall_os::{Errno, memfd};
 use partywall_shm::{
     members::{self, Members},
-    timeline::{Cell, Ending, SLAB_BYTES, Slab},
+    semaphore::{Audit, Semaphore},
+    timeline::{Cell, Ending, Slab},
 };
 
 use crate::{
@@ -30,6 +31,7 @@ pub(super) struct Control {
     rows: Members,
     rows_fd: Arc<Donated>,
     slabs: IdMap<FdId, Slab>,
+    semaphores: IdMap<FdId, Semaphore>,
 }
 
 /// What a timeline stands at.
@@ -44,7 +46,7 @@ impl Control {
     pub(super) fn create(clients: u64, reclaimer: &Reclaimer) -> Result<Self, Errno> {
         let fd = Members::create(usize::try_from(clients).map_err(|_| Errno::OVERFLOW)?)?;
         let rows = Members::map(&fd)?;
-        Ok(Self { rows, rows_fd: Arc::new(reclaimer.keep(fd)), slabs: IdMap::default() })
+        Ok(Self { rows, rows_fd: Arc::new(reclaimer.keep(fd)), slabs: IdMap::default(), semaphores: IdMap::default() })
     }
 
     /// Gives a row out. Its new member is well until it has had time to say so itself.
@@ -59,22 +61,26 @@ impl Control {
 
     /// Makes and maps what a request needs.
     pub(super) fn make(&mut self, lack: Lack, store: &mut FdStore, reclaimer: &Reclaimer) -> io::Result<Made> {
-        match lack {
-            Lack::Slab => {
-                let fd = Slab::create()?;
-                let slab = Slab::map(&fd)?;
-                let fd = store.keep(reclaimer.keep(fd));
-                self.slabs.insert(fd, slab);
-                Ok(Made { fd, bytes: SLAB_BYTES as u64 })
-            }
-            Lack::Semaphore(_) => Err(Errno::NOSYS.into()),
-        }
+        let fd = match lack {
+            Lack::Slab => Slab::create()?,
+            Lack::Semaphore(maximum) => Semaphore::create(maximum)?,
+        };
+        let bytes = memfd::len(&fd)?;
+        let (slab, semaphore) = match lack {
+            Lack::Slab => (Some(Slab::map(&fd)?), None),
+            Lack::Semaphore(_) => (None, Some(Semaphore::map(&fd)?)),
+        };
+        let fd = store.keep(reclaimer.keep(fd));
+        self.slabs.extend(slab.map(|slab| (fd, slab)));
+        self.semaphores.extend(semaphore.map(|semaphore| (fd, semaphore)));
+        Ok(Made { fd, bytes })
     }
 
     /// Unmaps what is closed.
     pub(super) fn forget(&mut self, fds: &[FdId]) {
         for fd in fds {
             self.slabs.remove(fd);
+            self.semaphores.remove(fd);
         }
     }
 
@@ -104,6 +110,25 @@ impl Control {
     pub(super) fn standing(&self, at: CellAt) -> Option<Standing> {
         let cell = self.cell(at)?;
         Some(Standing { value: cell.value(), announced: cell.announced(), ending: cell.ending() })
+    }
+
+    /// Gives all permits of a row to others.
+    pub(super) fn return_permits(&self, semaphore: FdId, row: u16) {
+        let Some(mapped) = self.semaphores.get(&semaphore) else { return };
+        let permits = mapped.recover(|other| other == row);
+        if permits > 0 {
+            tracing::info!(%semaphore, row, permits, "gave permits back");
+        }
+    }
+
+    /// How many permits of a semaphore are where.
+    pub(super) fn permits(&self, semaphore: FdId) -> Audit {
+        self.semaphores.get(&semaphore).map(Semaphore::audit).unwrap_or_default()
+    }
+
+    /// How many permits of a semaphore each row has, without those that have none.
+    pub(super) fn permits_by_row(&self, semaphore: FdId) -> BTreeMap<u16, u32> {
+        self.semaphores.get(&semaphore).map(Semaphore::holders).unwrap_or_default().into_iter().collect()
     }
 
     fn cell(&self, at: CellAt) -> Option<&Cell> {

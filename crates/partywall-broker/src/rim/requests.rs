@@ -120,7 +120,7 @@ impl Server {
                         self.guard_cells();
                     }
                 }
-                Effect::ReturnPermits { .. } => {}
+                Effect::ReturnPermits { semaphore, row } => self.control.return_permits(semaphore, row),
                 Effect::Confirm(id) => self.reclaimer.report(id),
                 Effect::Disconnect(member) => {
                     tracing::info!(%member, "left");

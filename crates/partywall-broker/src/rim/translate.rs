@@ -1,6 +1,6 @@
 //! Between the wire's types and the registry's.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use partywall_shm::timeline;
 use partywall_wire::{
@@ -224,7 +224,15 @@ fn answer(verdict: Verdict, about: &About, control: &Control) -> Answer {
         }
         Verdict::Object(detail) => {
             let (row, holders) = &*detail;
-            let (info, holders) = (object_row(row, control), holders.iter().map(holder).collect());
+            let permits = match row {
+                ObjectRow::Semaphore(row) => control.permits_by_row(row.memory),
+                ObjectRow::Timeline(_) => BTreeMap::new(),
+            };
+            let holders = holders.iter().map(|held| wire::ObjectHolder {
+                holder: holder(&held.holder),
+                permits: permits.get(&held.row).copied().unwrap_or(0),
+            });
+            let (info, holders) = (object_row(row, control), holders.collect());
             Answer::Object(Box::new(wire::ObjectDetail { info, holders }))
         }
         Verdict::Status(counts) => Answer::Status(Box::new(status(&counts, about))),
@@ -325,13 +333,17 @@ fn object_row(row: &ObjectRow, control: &Control) -> wire::ObjectInfo {
                 leases: row.leases,
             })
         }
-        ObjectRow::Semaphore(row) => wire::ObjectInfo::Semaphore(wire::SemaphoreInfo {
-            name: row.name.to_string(),
-            maximum: row.maximum,
-            held: 0,
-            waiting: 0,
-            leases: row.leases,
-        }),
+        ObjectRow::Semaphore(row) => {
+            let permits = control.permits(row.memory);
+            wire::ObjectInfo::Semaphore(wire::SemaphoreInfo {
+                name: row.name.to_string(),
+                maximum: row.maximum,
+                // Those on their way to a waiter are nobody else's.
+                held: permits.held + permits.handed,
+                waiting: permits.waiting,
+                leases: row.leases,
+            })
+        }
     }
 }
 

@@ -9,6 +9,7 @@ mod legacy;
 mod parting;
 mod places;
 mod roles;
+mod semaphores;
 mod serving;
 mod simulation;
 mod timelines;

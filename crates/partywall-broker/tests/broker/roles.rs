@@ -10,11 +10,12 @@ use std::{
 
 use partywall_broker::{Broker, Config};
 use partywall_os::process;
-use partywall_wire::Call;
+use partywall_wire::{Answer, Call, ObjectInfo, ObjectKind};
 use rustix::process::{Resource, Rlimit, Signal};
 
 use crate::{
     common::{Client, open},
+    semaphores,
     timelines::User,
 };
 
@@ -135,6 +136,10 @@ fn role() {
         "signaller" => signaller(&socket),
         "waiter" => waiter(&socket),
         "forked writer" => forked_writer(&socket),
+        "permit holder" => permit_holder(&socket),
+        "forked permit holder" => forked_permit_holder(&socket),
+        "acquirer" => acquirer(&socket),
+        "acquirer once" => acquirer_once(&socket),
         "broker" => broker(&socket),
         other => panic!("{other}"),
     }
@@ -196,11 +201,9 @@ fn parent(socket: &Path) {
     let mut client = Client::join(socket);
     client.commit("owned", b"owned", false);
     client.ask(Call::OpenOrBuild { name: "building".into() }).unwrap();
-    rustix::io::fcntl_setfd(&client.call.socket, rustix::io::FdFlags::empty()).unwrap();
-    #[expect(clippy::zombie_processes, reason = "it is to outlive this process")]
-    let child = Command::new("sleep").arg("1000").stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+    let child = child_that_holds(&client);
     say(client.welcome.member);
-    say(child.id());
+    say(child);
     wait_for_nudge();
 }
 
@@ -256,12 +259,62 @@ fn waiter(socket: &Path) {
 fn forked_writer(socket: &Path) {
     let mut user = User::join(socket);
     user.open("t", true).unwrap().cell().signal(1).unwrap();
-    rustix::io::fcntl_setfd(&user.client.call.socket, rustix::io::FdFlags::empty()).unwrap();
+    let child = child_that_holds(&user.client);
+    say(user.client.welcome.member);
+    say(child);
+    wait_for_nudge();
+}
+
+/// Takes all permits of a semaphore.
+fn permit_holder(socket: &Path) {
+    let user = semaphores::User::open(socket, "s", 3);
+    (0..3).for_each(|_| drop(user.acquire()));
+    say("held");
+    wait_for_nudge();
+}
+
+/// Takes a permit, and has a child that holds its connection.
+fn forked_permit_holder(socket: &Path) {
+    let user = semaphores::User::open(socket, "s", 3);
+    let _held = user.acquire();
+    let child = child_that_holds(&user.client);
+    say(user.client.welcome.member);
+    say(child);
+    wait_for_nudge();
+}
+
+/// Takes and gives back permits as fast as it can.
+fn acquirer(socket: &Path) {
+    let user = semaphores::User::open(socket, "s", 4);
+    say("ready");
+    loop {
+        let held = [user.acquire(), user.acquire()];
+        assert!(held.iter().all(|held| user.semaphore.release(held)));
+    }
+}
+
+/// Takes one permit of a semaphore that it finds.
+fn acquirer_once(socket: &Path) {
+    let mut client = Client::join(socket);
+    let maximum = match client.ask(Call::InspectObject { kind: ObjectKind::Semaphore, name: "s".into() }) {
+        Ok(Answer::Object(detail)) => match detail.info {
+            ObjectInfo::Semaphore(info) => info.maximum,
+            other => panic!("{other:?}"),
+        },
+        other => panic!("{other:?}"),
+    };
+    let user = semaphores::User::open(socket, "s", maximum);
+    let _held = user.acquire();
+    say("held");
+    wait_for_nudge();
+}
+
+/// A process that outlives this one and has its connection open.
+fn child_that_holds(client: &Client) -> u32 {
+    rustix::io::fcntl_setfd(&client.call.socket, rustix::io::FdFlags::empty()).unwrap();
     #[expect(clippy::zombie_processes, reason = "it is to outlive this process")]
     let child = Command::new("sleep").arg("1000").stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
-    say(user.client.welcome.member);
-    say(child.id());
-    wait_for_nudge();
+    child.id()
 }
 
 fn broker(socket: &Path) {

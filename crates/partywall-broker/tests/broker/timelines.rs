@@ -62,7 +62,7 @@ impl User {
         match self.client.ask(Call::InspectObject { kind: ObjectKind::Timeline, name: name.into() }) {
             Ok(Answer::Object(detail)) => match *detail {
                 ObjectDetail { info: ObjectInfo::Timeline(info), holders } => {
-                    (info, holders.iter().map(|holder| holder.pid).collect())
+                    (info, holders.iter().map(|held| held.holder.pid).collect())
                 }
                 other => panic!("{other:?}"),
             },

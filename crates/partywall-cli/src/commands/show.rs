@@ -7,7 +7,7 @@
 use clap::Args;
 use partywall::{
     Error, bytes,
-    info::{HolderInfo, ObjectDetail, ObjectInfo, ObjectKind, SegmentInfo, VersionInfo},
+    info::{HolderInfo, ObjectDetail, ObjectHolder, ObjectInfo, ObjectKind, SegmentInfo, VersionInfo},
     kind_name,
 };
 use serde_json::{Map, Value, json};
@@ -87,7 +87,7 @@ fn object_value(object: &ObjectDetail) -> Value {
         ObjectInfo::Semaphore(semaphore) => describe::semaphore(semaphore),
         _ => json!({}),
     };
-    value["holders"] = object.holders.iter().map(describe::holder).collect();
+    value["holders"] = object.holders.iter().map(describe::object_holder).collect();
     value
 }
 
@@ -108,8 +108,24 @@ fn object_facts(output: Output, object: &ObjectDetail) {
         }
         _ => {}
     }
-    people(output, &object.holders);
+    output.line("\nholders");
+    let has_permits = matches!(object.info, ObjectInfo::Semaphore(_));
+    let row = |held: &ObjectHolder| {
+        let mut row = person(&held.holder);
+        row.splice(2..2, has_permits.then(|| held.permits.to_string()));
+        row
+    };
+    let headings = if has_permits { &["  PID", ">LEASES", ">PERMITS", "COMMAND"][..] } else { &HOLDER };
+    output.table(headings, &object.holders.iter().map(row).collect::<Vec<_>>());
 }
+
+/// A row of [`HOLDER`].
+fn person(holder: &HolderInfo) -> Vec<String> {
+    let unproven = if holder.unproven { " (unproven)" } else { "" };
+    vec![format!("  {}{unproven}", holder.pid), holder.leases.to_string(), describe::shorten(&holder.command, 80)]
+}
+
+const HOLDER: [&str; 3] = ["  PID", ">LEASES", "COMMAND"];
 
 fn value(info: &SegmentInfo) -> Value {
     let mut value = json!({ "name": info.name, "latest": info.is_latest });
@@ -207,11 +223,7 @@ fn people(output: Output, holders: &[HolderInfo]) {
         return fact(output, "holders", "nobody");
     }
     output.line("\nholders");
-    let row = |holder: &HolderInfo| {
-        let unproven = if holder.unproven { " (unproven)" } else { "" };
-        vec![format!("  {}{unproven}", holder.pid), holder.leases.to_string(), describe::shorten(&holder.command, 80)]
-    };
-    output.table(&["  PID", ">LEASES", "COMMAND"], &holders.iter().map(row).collect::<Vec<_>>());
+    output.table(&HOLDER, &holders.iter().map(person).collect::<Vec<_>>());
 }
 
 fn versions(output: Output, info: &SegmentInfo) {

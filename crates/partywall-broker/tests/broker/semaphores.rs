@@ -1,0 +1,219 @@
+//! Semaphores: whose permits go back, when, and to whom.
+
+use std::{os::fd::OwnedFd, time::Duration};
+
+use partywall_os::map::SharedMap;
+use partywall_shm::semaphore::{Attempt, Held, Polled, Semaphore};
+use partywall_wire::{Answer, Call, Limit, MemberState, ObjectDetail, ObjectInfo, ObjectKind, Refusal, SemaphoreInfo};
+
+use crate::{
+    common::{Client, TestBroker, eventually},
+    roles::{Orphan, Role},
+};
+
+/// A member with a semaphore open.
+pub(crate) struct User {
+    pub(crate) client: Client,
+    pub(crate) lease: u64,
+    pub(crate) semaphore: Semaphore,
+    memory: OwnedFd,
+}
+
+impl User {
+    pub(crate) fn open(socket: &std::path::Path, name: &str, maximum: u32) -> Self {
+        let mut client = Client::join(socket);
+        let (lease, memory) = open(&mut client, name, maximum).unwrap();
+        Self { client, lease, semaphore: Semaphore::map(&memory).unwrap(), memory }
+    }
+
+    pub(crate) fn row(&self) -> u16 {
+        self.client.welcome.row
+    }
+
+    /// Takes a permit, however long that takes.
+    pub(crate) fn acquire(&self) -> Held {
+        loop {
+            match self.semaphore.acquire(self.row()) {
+                Attempt::Held(held) => return held,
+                Attempt::Waiting(mut waiter) => loop {
+                    match waiter.poll() {
+                        Polled::Waiting => waiter.sleep(Duration::from_millis(100)),
+                        Polled::Held(held) => return held,
+                        Polled::Lost => break,
+                    }
+                },
+                Attempt::Crowded => std::thread::sleep(Duration::from_millis(1)),
+            }
+        }
+    }
+
+    fn inspect(&mut self, name: &str) -> (SemaphoreInfo, Vec<(u32, u32)>) {
+        match self.client.ask(Call::InspectObject { kind: ObjectKind::Semaphore, name: name.into() }) {
+            Ok(Answer::Object(detail)) => match *detail {
+                ObjectDetail { info: ObjectInfo::Semaphore(info), holders } => {
+                    (info, holders.iter().map(|held| (held.holder.pid, held.permits)).collect())
+                }
+                other => panic!("{other:?}"),
+            },
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn open(client: &mut Client, name: &str, maximum: u32) -> Result<(u64, OwnedFd), Refusal> {
+    let (outcome, mut fds) = client.ask_with(Call::OpenSemaphore { name: name.into(), maximum }, &[]);
+    match outcome? {
+        Answer::Semaphore { lease, maximum: has } => {
+            assert_eq!((has, fds.len()), (maximum, 1));
+            Ok((lease, fds.remove(0)))
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn permits_of_a_killed_process_go_to_who_waits() {
+    let broker = TestBroker::start();
+    let mut watcher = User::open(&broker.socket, "s", 3);
+    let mut holder = Role::start("permit holder", &broker.socket);
+    let pid = holder.pid();
+    holder.says();
+    let (info, holders) = watcher.inspect("s");
+    assert_eq!((info.held, info.maximum, info.leases), (3, 3, 2));
+    assert_eq!(holders, [(std::process::id(), 0), (pid, 3)]);
+    let mut waiting = Role::start("acquirer once", &broker.socket);
+    eventually("it waits", || watcher.inspect("s").0.waiting == 1);
+    holder.kill();
+    assert_eq!(waiting.says(), "held");
+    let (info, holders) = watcher.inspect("s");
+    assert_eq!((info.held, info.waiting), (1, 0));
+    assert_eq!(holders, [(std::process::id(), 0), (waiting.pid(), 1)]);
+    waiting.kill();
+    eventually("all are free", || watcher.semaphore.audit().is_idle());
+}
+
+#[test]
+fn a_killed_waiter_is_passed_over() {
+    let broker = TestBroker::start();
+    let mut watcher = User::open(&broker.socket, "s", 1);
+    let held = watcher.acquire();
+    let mut first = Role::start("acquirer once", &broker.socket);
+    eventually("the first waits", || watcher.inspect("s").0.waiting == 1);
+    let mut second = Role::start("acquirer once", &broker.socket);
+    eventually("the second waits", || watcher.inspect("s").0.waiting == 2);
+    first.kill();
+    eventually("the first is gone", || watcher.inspect("s").0.waiting == 1);
+    assert!(watcher.semaphore.release(&held));
+    assert_eq!(second.says(), "held");
+}
+
+#[test]
+fn no_permit_is_lost_however_often_who_has_it_is_killed() {
+    let broker = TestBroker::start();
+    let mut watcher = User::open(&broker.socket, "s", 4);
+    for round in 0..10_u64 {
+        let mut acquirers: Vec<_> = (0..3).map(|_| Role::start("acquirer", &broker.socket)).collect();
+        acquirers.iter_mut().for_each(|acquirer| assert_eq!(acquirer.says(), "ready"));
+        std::thread::sleep(Duration::from_micros(round * 311 % 3000));
+        acquirers.iter_mut().for_each(Role::kill);
+        eventually("they are gone", || watcher.inspect("s").0.leases == 1);
+        assert!(watcher.semaphore.audit().is_idle(), "{:?}", watcher.semaphore.audit());
+    }
+}
+
+#[test]
+fn permits_stay_while_a_child_holds_their_process() {
+    let broker = TestBroker::start();
+    let mut watcher = User::open(&broker.socket, "s", 3);
+    let mut parent = Role::start("forked permit holder", &broker.socket);
+    let member: u64 = parent.says().parse().unwrap();
+    let child = Orphan::of(&parent.says());
+    parent.kill();
+    let held = Some(MemberState::HeldByChild);
+    eventually("the child is noticed", || watcher.client.state_of(member) == held);
+    assert_eq!(watcher.semaphore.audit().held, 1, "its kernels may run on");
+    child.kill();
+    eventually("it is given back", || watcher.semaphore.audit().is_idle());
+}
+
+#[test]
+fn permits_go_back_with_a_members_last_lease() {
+    let broker = TestBroker::start();
+    let watcher = User::open(&broker.socket, "s", 3);
+    let mut user = User::open(&broker.socket, "s", 3);
+    let (second, _) = open(&mut user.client, "s", 3).unwrap();
+    let held = user.acquire();
+    let release = |user: &mut User, lease| user.client.ask(Call::Release { lease });
+    assert_eq!(release(&mut user, second), Ok(Answer::Done));
+    assert_eq!(watcher.semaphore.audit().held, 1);
+    let lease = user.lease;
+    assert_eq!(release(&mut user, lease), Ok(Answer::Done));
+    user.client.ask(Call::Ping).unwrap();
+    assert!(watcher.semaphore.audit().is_idle());
+    assert!(!user.semaphore.release(&held), "it is nobody's");
+
+    let mut leaver = User::open(&broker.socket, "s", 3);
+    let _held = leaver.acquire();
+    assert_eq!(leaver.client.ask(Call::Bye), Ok(Answer::Done));
+    eventually("it has left", || watcher.semaphore.audit().is_idle());
+}
+
+#[test]
+fn whoever_opens_it_first_says_how_many_permits_there_are() {
+    let broker = TestBroker::start();
+    let mut one = User::open(&broker.socket, "s", 3);
+    let mut two = broker.client();
+    let wrong = Refusal::WrongMaximum { name: "s".into(), maximum: 3, asked: 4 };
+    assert_eq!(open(&mut two, "s", 4).err(), Some(wrong));
+    let (_, memory) = open(&mut two, "s", 3).unwrap();
+    assert_eq!(Semaphore::map(memory).unwrap().maximum(), 3);
+    for bad in [0, partywall_wire::limits::MAX_PERMITS + 1, u32::MAX] {
+        assert!(matches!(open(&mut two, "t", bad), Err(Refusal::Invalid { .. })), "{bad}");
+    }
+    assert!(open(&mut two, "t", partywall_wire::limits::MAX_PERMITS).is_ok());
+    assert_eq!(one.client.status().semaphores, 2);
+    two.ask(Call::Bye).unwrap();
+    let lease = one.lease;
+    one.client.ask(Call::Release { lease }).unwrap();
+    assert_eq!((one.client.status().semaphores, one.client.status().fds), (0, 0));
+    assert!(open(&mut one.client, "s", 5).is_ok(), "it went with its last lease");
+}
+
+#[test]
+fn semaphores_are_bounded() {
+    let broker = TestBroker::with(|config| config.limits.semaphores = 2);
+    let mut client = broker.client();
+    open(&mut client, "a", 1).unwrap();
+    open(&mut client, "b", 1).unwrap();
+    let full = Refusal::Limit { limit: Limit::Semaphores, allowed: 2, needed: 3 };
+    assert_eq!(open(&mut client, "c", 1).err(), Some(full));
+    open(&mut client, "a", 1).unwrap();
+
+    let broker = TestBroker::with(|config| config.limits.bytes = 100);
+    let mut client = broker.client();
+    assert!(matches!(open(&mut client, "a", 1), Err(Refusal::Limit { limit: Limit::Bytes, .. })));
+    assert_eq!(client.status().fds, 0);
+}
+
+#[test]
+fn whatever_stands_in_its_memory_the_broker_goes_on() {
+    let broker = TestBroker::start();
+    let mut watcher = User::open(&broker.socket, "s", 40);
+    let memory = SharedMap::writable(&watcher.memory).unwrap();
+    let words = memory.slice::<u64>(0, memory.len() / 8).unwrap();
+    let mut seed = 7_u64;
+    for round in 0..30 {
+        let mut other = broker.client();
+        let (lease, _) = open(&mut other, "s", 40).unwrap();
+        for at in 0..words.len() {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            // All of it at random, or near what it was.
+            words.set(at, if round % 2 == 0 { seed } else { words.get(at) ^ 1 << (seed >> 58) });
+        }
+        watcher.inspect("s");
+        watcher.client.ask(Call::Objects { after: None }).unwrap();
+        other.ask(Call::Release { lease }).unwrap();
+        other.ask(Call::Ping).unwrap();
+    }
+    assert_eq!(watcher.client.ask(Call::Ping), Ok(Answer::Done));
+}
