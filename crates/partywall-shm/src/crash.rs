@@ -3,7 +3,7 @@
 //! Without the feature `crash-points` nothing of this is there. With it, nothing happens before [`arm`] is called.
 
 #[cfg(feature = "crash-points")]
-pub use armed::{arm, disarm};
+pub use armed::{Action, arm, disarm};
 
 /// Passes the point `name`.
 #[cfg(not(feature = "crash-points"))]

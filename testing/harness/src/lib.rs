@@ -8,6 +8,8 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a harness fails by panicking, as tests do")]
 
+#[cfg(feature = "crash-points")]
+pub mod crash;
 pub mod mps;
 mod place;
 mod process;

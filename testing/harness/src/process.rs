@@ -139,6 +139,13 @@ impl Running {
         socket::wait(&self.pidfd, Ready::Read, Some(Instant::now())).unwrap()
     }
 
+    /// Whether all its threads are stopped by a signal.
+    pub fn is_stopped(&self) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid())).unwrap_or_default();
+        // The state follows the name, which stands in parentheses and may contain some (proc_pid_stat(5)).
+        stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('T'))
+    }
+
     /// Waits for its end.
     ///
     /// # Panics

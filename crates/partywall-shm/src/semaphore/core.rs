@@ -198,7 +198,9 @@ impl<'a> Core<'a> {
 
     fn take_for(self, row: Row) -> Option<Held> {
         let word = SlotWord::held(row, self.ticket());
-        self.take(word).map(|slot| Held { slot, word })
+        let slot = self.take(word)?;
+        point("semaphore: permit held, holder not told");
+        Some(Held { slot, word })
     }
 
     /// Makes a permit that nobody has the one of `taken`.
@@ -394,6 +396,7 @@ impl Waiter<'_> {
 
     fn stop(&mut self) -> Option<Held> {
         if !self.over && self.core.ring[self.position.index].finish(self.waiting) {
+            point("semaphore: waits no more, nobody told");
             self.over = true;
         }
         match self.poll() {

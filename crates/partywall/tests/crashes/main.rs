@@ -1,0 +1,35 @@
+//! Processes that are killed, or stopped, between any two steps of what they do to memory that others share with them.
+//! Whatever they leave, nothing is lost, and the others go on.
+#![allow(clippy::unwrap_used, reason = "what is said of tests holds for their helpers")]
+
+mod semaphore;
+mod timeline;
+
+use std::{
+    fs::{File, OpenOptions},
+    os::fd::{AsRawFd, OwnedFd},
+    process::Command,
+};
+
+/// This program again, which plays `role` with the memory `fd`.
+fn role(role: &str, fd: &OwnedFd) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "play", "--nocapture"]);
+    command.env(ROLE, role).env(MEMORY, format!("/proc/{}/fd/{}", std::process::id(), fd.as_raw_fd()));
+    command
+}
+
+/// Not a test: what the other processes are.
+#[test]
+fn play() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    let memory: File = OpenOptions::new().read(true).write(true).open(std::env::var(MEMORY).unwrap()).unwrap();
+    match role.split_once(' ').unwrap() {
+        ("semaphore", role) => semaphore::play(role, memory),
+        ("timeline", role) => timeline::play(role, memory),
+        _ => panic!("{role}"),
+    }
+}
+
+const ROLE: &str = "PARTYWALL_TEST_ROLE";
+const MEMORY: &str = "PARTYWALL_TEST_MEMORY";

@@ -1,0 +1,236 @@
+//! Semaphores: whoever crashes holds what he held, is in nobody's way, and loses it once he is known to be dead.
+
+use std::{
+    fs::File,
+    os::fd::OwnedFd,
+    sync::mpsc::{Receiver, channel},
+    thread::JoinHandle,
+    time::Duration,
+};
+
+use partywall_harness::{
+    WATCHDOG,
+    crash::{self, Crashed, at_each_point},
+    eventually,
+};
+use partywall_shm::semaphore::{Attempt, Audit, Held, Polled, Semaphore};
+
+/// The row of the process that crashes.
+const CRASHING: u16 = 1;
+/// That of one that was dead before.
+const DEAD: u16 = 7;
+
+pub(crate) fn play(role: &str, memory: File) {
+    let semaphore = Semaphore::map(memory).unwrap();
+    let try_acquire = || semaphore.try_acquire(CRASHING).unwrap();
+    match role {
+        "takes a permit and gives it back" => {
+            crash::arm();
+            let held = try_acquire();
+            semaphore.release(&held);
+        }
+        // The test holds the permit, and gives it back as soon as somebody waits.
+        "waits" => {
+            crash::arm();
+            let held = acquire(&semaphore, CRASHING);
+            semaphore.release(&held);
+        }
+        "gives up waiting" => {
+            crash::arm();
+            let Attempt::Waiting(waiter) = semaphore.acquire(CRASHING) else { panic!("the test holds it") };
+            assert_eq!(waiter.cancel(), None);
+        }
+        "gives a permit to those who wait" => {
+            let held = try_acquire();
+            eventually("others wait", || semaphore.audit().waiting == 2);
+            crash::arm();
+            semaphore.release(&held);
+        }
+        "is the broker" => {
+            eventually("another waits", || semaphore.audit().waiting == 2);
+            crash::arm();
+            semaphore.recover(|row| row == DEAD);
+        }
+        _ => panic!("{role}"),
+    }
+    crash::disarm();
+}
+
+/// Sleeps until it has a permit.
+fn acquire(semaphore: &Semaphore, row: u16) -> Held {
+    let mut waiter = match semaphore.acquire(row) {
+        Attempt::Held(held) => return held,
+        Attempt::Waiting(waiter) => waiter,
+        Attempt::Crowded => panic!("there is room"),
+    };
+    loop {
+        match waiter.poll() {
+            Polled::Held(held) => return held,
+            Polled::Waiting => waiter.sleep(Duration::MAX),
+            Polled::Lost => panic!("it lives"),
+        }
+    }
+}
+
+/// Threads of the test that each wait for a permit, and give it back when they have it.
+struct Others(Receiver<()>, Vec<JoinHandle<()>>);
+
+impl Others {
+    fn wait(memory: &OwnedFd, count: u16) -> Self {
+        let (sender, receiver) = channel();
+        let threads = (0..count).map(|number| {
+            let (semaphore, sender) = (Semaphore::map(memory).unwrap(), sender.clone());
+            std::thread::spawn(move || {
+                let held = acquire(&semaphore, 20 + number);
+                assert!(semaphore.release(&held));
+                sender.send(()).unwrap();
+            })
+        });
+        Self(receiver, threads.collect())
+    }
+
+    fn finish(self) {
+        for _ in &self.1 {
+            self.0.recv_timeout(WATCHDOG).expect("watchdog: somebody waits in vain");
+        }
+        for thread in self.1 {
+            thread.join().unwrap();
+        }
+    }
+}
+
+/// What follows a crash, wherever it was.
+fn others_go_on(memory: &OwnedFd, semaphore: &Semaphore, crashed: Crashed, others: Others) {
+    let what = format!("{:?} at {:?}", crashed.fate, crashed.point);
+    let others = if semaphore.holders().iter().any(|(row, _)| *row == CRASHING) {
+        // Nobody else gets it before he is known to be dead.
+        let now = semaphore.audit();
+        assert_eq!((now.free, now.stale, now.invalid), (0, 0, 0), "{what}: {now:?}");
+        Some(others)
+    } else {
+        // Not even a stopped one is in anybody's way.
+        others.finish();
+        Others::wait(memory, 3).finish();
+        None
+    };
+    // One that was only paused goes on as if nothing had been.
+    if crashed.is_dead_in_the_end() {
+        semaphore.recover(|row| row == CRASHING);
+    }
+    if let Some(others) = others {
+        others.finish();
+    }
+    let end = semaphore.audit();
+    assert_eq!(end, Audit { free: semaphore.maximum(), ..Audit::default() }, "{what}");
+}
+
+fn start(what: &str, maximum: u32) -> (std::process::Command, OwnedFd, Semaphore) {
+    let memory = Semaphore::create(maximum).unwrap();
+    let semaphore = Semaphore::map(&memory).unwrap();
+    (super::role(&format!("semaphore {what}"), &memory), memory, semaphore)
+}
+
+#[test]
+fn one_permit_taken_and_given_back() {
+    let points = at_each_point(
+        || {
+            let (command, memory, semaphore) = start("takes a permit and gives it back", 1);
+            (command, (memory, semaphore))
+        },
+        |crashed, (memory, semaphore)| {
+            let others = Others::wait(&memory, 2);
+            others_go_on(&memory, &semaphore, crashed, others);
+        },
+    );
+    assert!(points.len() >= 2, "{points:?}");
+}
+
+#[test]
+fn waiting_for_a_permit_that_comes() {
+    let points = at_each_point(
+        || {
+            let (command, memory, semaphore) = start("waits", 1);
+            // It comes once he waits; or once he is no more.
+            let held = semaphore.try_acquire(20).unwrap();
+            let giver = Semaphore::map(&memory).unwrap();
+            let giving = std::thread::spawn(move || {
+                eventually("somebody waits", || giver.audit().waiting == 1);
+                assert!(giver.release(&held));
+            });
+            (command, (memory, semaphore, giving))
+        },
+        |crashed, (memory, semaphore, giving)| {
+            giving.join().unwrap();
+            let others = Others::wait(&memory, 2);
+            others_go_on(&memory, &semaphore, crashed, others);
+        },
+    );
+    assert!(points.contains("semaphore: permit held, entry not left"), "{points:?}");
+    assert!(points.contains("semaphore: entry waiting, tail not advanced"), "{points:?}");
+}
+
+#[test]
+fn giving_up() {
+    let points = at_each_point(
+        || {
+            let (command, memory, semaphore) = start("gives up waiting", 1);
+            let held = semaphore.try_acquire(20).unwrap();
+            (command, (memory, semaphore, held))
+        },
+        |crashed, (memory, semaphore, held)| {
+            let others = Others::wait(&memory, 2);
+            assert!(semaphore.release(&held));
+            others_go_on(&memory, &semaphore, crashed, others);
+        },
+    );
+    assert!(points.contains("semaphore: waits no more, nobody told"), "{points:?}");
+}
+
+#[test]
+fn giving_a_permit_to_those_who_wait() {
+    let points = at_each_point(
+        || {
+            let (command, memory, semaphore) = start("gives a permit to those who wait", 1);
+            // They begin once he has it.
+            let theirs = Semaphore::map(&memory).unwrap();
+            let own = memory.try_clone().unwrap();
+            let others = std::thread::spawn(move || {
+                eventually("the permit is taken", || theirs.audit().held == 1);
+                Others::wait(&own, 2)
+            });
+            (command, (memory, semaphore, others))
+        },
+        |crashed, (memory, semaphore, others)| {
+            others_go_on(&memory, &semaphore, crashed, others.join().unwrap());
+        },
+    );
+    for point in ["permit freed, nobody served", "permit handed, waiter not told", "entry granted, waiter not woken"] {
+        assert!(points.contains(&format!("semaphore: {point}")), "{points:?}");
+    }
+}
+
+/// The broker dies while it takes back what a dead member had. It, or the one after it, begins again.
+#[test]
+fn taking_back_what_the_dead_had() {
+    let points = at_each_point(
+        || {
+            let (command, memory, semaphore) = start("is the broker", 2);
+            // Two permits are held, one of them by the dead, who also waits for another, before somebody who lives.
+            let dead = semaphore.try_acquire(DEAD).unwrap();
+            let held = semaphore.try_acquire(20).unwrap();
+            let Attempt::Waiting(waiter) = semaphore.acquire(DEAD) else { panic!("both are held") };
+            std::mem::forget(waiter);
+            let others = Others::wait(&memory, 1);
+            (command, (memory, semaphore, dead, held, others))
+        },
+        |crashed, (_memory, semaphore, dead, held, others)| {
+            crashed.is_dead_in_the_end();
+            semaphore.recover(|row| row == DEAD);
+            others.finish();
+            assert!(!semaphore.release(&dead), "it was taken back");
+            assert!(semaphore.release(&held));
+            assert_eq!(semaphore.audit(), Audit { free: 2, ..Audit::default() });
+        },
+    );
+    assert!(points.len() >= 4, "{points:?}");
+}

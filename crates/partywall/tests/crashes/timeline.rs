@@ -1,0 +1,129 @@
+//! Timelines: whoever crashes keeps nobody waiting for longer than it takes to prove his death, and all agree on what he
+//! had signalled.
+
+use std::{
+    collections::BTreeSet,
+    fs::File,
+    os::fd::OwnedFd,
+    sync::mpsc::{Receiver, channel},
+    time::Duration,
+};
+
+use partywall_harness::{
+    WATCHDOG,
+    crash::{self, Crashed, at_each_point},
+};
+use partywall_shm::timeline::{Cell, Ending, Progress, Slab};
+
+pub(crate) fn play(role: &str, memory: File) {
+    let slab = Slab::map(memory).unwrap();
+    let cell = slab.cell(0).unwrap();
+    cell.start(0, 1);
+    // Somebody sleeps, or is about to: else nobody would be woken.
+    cell.sleep(cell.wakes(), Duration::from_nanos(1));
+    crash::arm();
+    match role {
+        "signals" => cell.signal(1).unwrap(),
+        "promises" => cell.announce(1),
+        "closes" => {
+            cell.signal(1).unwrap();
+            assert_eq!(cell.begin_close(), 1);
+            cell.end(Ending::Closed);
+        }
+        "ends" => drop(cell.end(Ending::OwnerDied)),
+        "waits" => cell.sleep(cell.wakes(), Duration::from_millis(1)),
+        _ => panic!("{role}"),
+    }
+    crash::disarm();
+}
+
+/// Waits for `v` in a thread, as a host does.
+fn wait(memory: &OwnedFd, v: u64) -> Receiver<Progress> {
+    let (slab, (sender, receiver)) = (Slab::map(memory).unwrap(), channel());
+    std::thread::spawn(move || {
+        let cell = slab.cell(0).unwrap();
+        loop {
+            let seen = cell.wakes();
+            match cell.progress(v) {
+                Progress::Pending | Progress::Announced => cell.sleep(seen, Duration::MAX),
+                decided => return sender.send(decided),
+            }
+        }
+    });
+    receiver
+}
+
+/// Has a writer crash at each point of what it does. Returns the points.
+fn each_point_of(what: &str, test: impl Fn(&Cell, &OwnedFd, &Crashed)) -> BTreeSet<String> {
+    at_each_point(
+        || {
+            let memory = Slab::create().unwrap();
+            (super::role(&format!("timeline {what}"), &memory), memory)
+        },
+        |crashed, memory| {
+            let slab = Slab::map(&memory).unwrap();
+            let cell = slab.cell(0).unwrap();
+            let waiter = wait(&memory, 2);
+            test(cell, &memory, &crashed);
+            let what = format!("{:?} at {:?}", crashed.fate, crashed.point);
+            crashed.is_dead_in_the_end();
+            // The broker has the proof. However far the other was with it, there is one end.
+            let ended = cell.end(Ending::OwnerDied);
+            assert_eq!((cell.ending(), cell.value()), (Some(ended.ending), ended.last), "{what}");
+            let decided = waiter.recv_timeout(WATCHDOG).expect("watchdog: a waiter sleeps for ever");
+            assert!(matches!(decided, Progress::Ended(_)), "{what}: {decided:?}");
+            assert_eq!(cell.progress(1) == Progress::Reached, ended.last == 1, "{what}");
+            assert!(!cell.guard(), "{what}: the value is poisoned");
+            cell.start(ended.last, 2);
+            cell.signal(2).unwrap();
+        },
+    )
+}
+
+fn recv(waiter: &Receiver<Progress>) -> Progress {
+    waiter.recv_timeout(WATCHDOG).expect("watchdog: a waiter sleeps for ever")
+}
+
+#[test]
+fn signalling() {
+    let points = each_point_of("signals", |_, memory, crashed| {
+        // At each of these points the value is there: nobody waits for the writer's death to get it.
+        assert_eq!(recv(&wait(memory, 1)), Progress::Reached, "{crashed:?}");
+    });
+    assert!(points.contains("timeline: change counted, sleepers not woken"), "{points:?}");
+    assert!(points.len() >= 4, "{points:?}");
+}
+
+#[test]
+fn promising() {
+    each_point_of("promises", |cell, _, crashed| {
+        assert_eq!((cell.progress(1), cell.value()), (Progress::Announced, 0), "{crashed:?}");
+    });
+}
+
+#[test]
+fn closing() {
+    let points = each_point_of("closes", |_, memory, crashed| {
+        assert_eq!(recv(&wait(memory, 1)), Progress::Reached, "{crashed:?}");
+    });
+    for point in ["closing stored, nobody told", "ending stored, value not poisoned", "value poisoned, last not stored"]
+    {
+        assert!(points.contains(&format!("timeline: {point}")), "{points:?}");
+    }
+}
+
+/// The broker dies while it ends a timeline; who looks meanwhile completes that.
+#[test]
+fn ending() {
+    each_point_of("ends", |_, memory, crashed| {
+        assert_eq!(recv(&wait(memory, 1)), Progress::Ended(Ending::OwnerDied), "{crashed:?}");
+    });
+}
+
+#[test]
+fn sleeping() {
+    each_point_of("waits", |cell, memory, _| {
+        cell.signal(1).unwrap();
+        assert_eq!(recv(&wait(memory, 1)), Progress::Reached);
+    });
+}
