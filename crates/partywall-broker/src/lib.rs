@@ -1,14 +1,16 @@
 //! The Partywall broker: a daemon that keeps names, versions, leases and memory alive for the processes that share
 //! them, and takes back what the dead held.
 //!
-//! It holds file descriptors and knows what they are for. It never maps, reads or writes the memory behind them, and
-//! there is no CUDA in it: no fault of a GPU can reach it, and it runs the same on a machine without one. The data
-//! path does not pass through it. It serves one user, over a Unix socket in a directory that only this user enters.
+//! It holds file descriptors and knows what they are for. It never maps, reads or writes the memory that members give it,
+//! and there is no CUDA in it: no fault of a GPU can reach it, and it runs the same on a machine without one. What it
+//! maps is of its own making, and small: the words of timelines and semaphores, in which it ends the waits for the dead
+//! and gives their permits back. The data path does not pass through it. It serves one user, over a Unix socket in a
+//! directory that only this user enters.
 //!
 //! | module | contains | rule |
 //! |---|---|---|
-//! | `registry` | names, versions, leases, claims, waiting requests, members | pure: events in, effects out |
-//! | `rim` | sockets, file descriptors, clocks, proofs of death | no decision that the registry could take |
+//! | `registry` | names, versions, leases, claims, waiting requests, timelines, semaphores, members | pure: events in, effects out |
+//! | `rim` | sockets, file descriptors, control memory, clocks, proofs of death | no decision that the registry could take |
 //! | `bind` | the place where members look for the broker | replaces only what is provably dead |
 //! | [`log`] | a log file that cannot grow beyond its size | knows nothing of the rest |
 //!

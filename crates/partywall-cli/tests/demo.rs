@@ -190,5 +190,5 @@ fn nonsense_is_a_usage_error() {
         sandbox.run(arguments).expect(2);
     }
     let name = sandbox.run(["demo", "--device", "host", "--name", "a//b"]).expect(2);
-    assert!(name.stderr.contains("is no segment name"), "{}", name.stderr);
+    assert!(name.stderr.contains("is not a name"), "{}", name.stderr);
 }

@@ -37,7 +37,7 @@ pub const MAX_TABLE: u64 = 1 << 30;
 /// Bytes of the command line that a member reports for `show` and `ps`.
 pub const MAX_COMMAND: usize = 256;
 
-/// Why a segment name is refused, or `Ok`: letters, digits and `._-/`, at most [`MAX_NAME`] bytes, no empty part and
+/// Why a name is refused, or `Ok`: letters, digits and `._-/`, at most [`MAX_NAME`] bytes, no empty part and
 /// no part `.` or `..`.
 ///
 /// # Errors

@@ -182,7 +182,7 @@ pub enum Error {
         name: String,
     },
     /// The name breaks the rules for names.
-    #[error("{name:?} is no segment name: {why}")]
+    #[error("{name:?} is not a name: {why}")]
     BadName {
         /// The name.
         name: String,
