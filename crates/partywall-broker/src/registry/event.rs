@@ -26,6 +26,8 @@ pub(crate) enum Event {
     Closed { id: CloseId },
     /// All that was promised in a cell that has ended is there: nothing more will be stored in it.
     CellSettled { at: CellAt },
+    /// A timeline's cell says that it has ended: members end it themselves if they hear nothing of us for too long.
+    TimelineEnded { name: Name },
     /// A member asks for something.
     Request { member: MemberId, request: RequestId, call: Call },
 }

@@ -53,7 +53,7 @@ pub(crate) use objects::Lack;
 pub(crate) use types::{Bounds, CloseId, FdId, MemberId, RequestId};
 
 use cells::Cells;
-use effect::Handle;
+use effect::{CellEnding, Handle};
 use objects::Hold;
 use segments::limit;
 use semaphores::Semaphore;
@@ -163,6 +163,7 @@ impl Registry {
             Event::Expired { member } => self.expire(member, &mut out),
             Event::Closed { id } => self.closed(id),
             Event::CellSettled { at } => self.settle_cell(at),
+            Event::TimelineEnded { name } => self.end_timeline(&name, CellEnding::Abandoned, &mut out),
             Event::Request { member, request, call } => self.request(member, request, call, &mut out),
         }
         self.sweep(&mut out);

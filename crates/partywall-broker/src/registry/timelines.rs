@@ -14,7 +14,7 @@ use super::{
     near::near,
     objects::What,
     segments::limit,
-    types::{Bound, CellId, LeaseId, Made, MemberId, Name, ObjectKind, RequestId},
+    types::{Bound, CellAt, CellId, LeaseId, Made, MemberId, Name, ObjectKind, RequestId},
 };
 
 /// A name that somebody waits for or writes.
@@ -178,7 +178,12 @@ impl Registry {
         }
     }
 
-    fn end_timeline(&mut self, name: &Name, ending: CellEnding, out: &mut Vec<Effect>) {
+    /// The cell that a timeline stands at, if it has not ended.
+    pub(crate) fn live_cell(&self, name: &Name) -> Option<CellAt> {
+        self.at(self.timelines.get(name).filter(|timeline| !timeline.ended)?.present)
+    }
+
+    pub(super) fn end_timeline(&mut self, name: &Name, ending: CellEnding, out: &mut Vec<Effect>) {
         let Some(timeline) = self.timelines.get_mut(name).filter(|timeline| !timeline.ended) else { return };
         timeline.ended = true;
         timeline.writer = None;

@@ -106,6 +106,11 @@ impl Control {
         }
     }
 
+    /// Whether somebody has ended an incarnation.
+    pub(super) fn has_ended(&self, at: CellAt) -> bool {
+        self.cell(at).is_some_and(|cell| cell.ending().is_some())
+    }
+
     /// What a cell says.
     pub(super) fn standing(&self, at: CellAt) -> Option<Standing> {
         let cell = self.cell(at)?;

@@ -54,6 +54,13 @@ impl Server {
 
     /// Makes the memory that a request needs.
     fn provide(&mut self, member: MemberId, mut call: Call) -> Result<Call, Refusal> {
+        // A new writer could do nothing with a cell that has ended.
+        if let Call::OpenTimeline(open) = &call
+            && open.writer
+            && self.registry.live_cell(&open.name).is_some_and(|at| self.control.has_ended(at))
+        {
+            self.apply(Event::TimelineEnded { name: open.name.clone() });
+        }
         let Some(lack) = self.registry.lacks(member, &call) else { return Ok(call) };
         let made = self.control.make(lack, &mut self.store, &self.reclaimer).map_err(|error| {
             tracing::warn!(%error, ?lack, "control memory could not be made");

@@ -381,6 +381,24 @@ fn a_broker_that_is_stopped_ends_all_waits() {
 }
 
 #[test]
+fn a_timeline_that_its_members_have_ended_themselves_has_a_next_writer() {
+    let broker = TestBroker::start();
+    let mut user = User::join(&broker.socket);
+    let waiter = user.open("t", false).unwrap();
+    // As they do when a broker says nothing for too long, and then this one wakes up.
+    waiter.cell().end(Ending::BrokerGone);
+    let mut writer = User::join(&broker.socket);
+    let first = writer.open("t", true).unwrap();
+    assert_eq!((first.answer.incarnation, first.ending()), (2, None));
+    first.cell().signal(3).unwrap();
+    first.cell().end(Ending::BrokerGone);
+    let second = writer.open("t", true).unwrap();
+    assert_eq!((second.cell().value(), second.answer.incarnation), (3, 3));
+    assert_eq!(writer.client.ask(Call::Release { lease: first.answer.lease }), Ok(Answer::Done));
+    assert_eq!((second.ending(), waiter.wait(1)), (None, Progress::Ended(Ending::BrokerGone)));
+}
+
+#[test]
 fn a_dead_writers_timeline_does_not_keep_an_idle_broker() {
     let mut broker = TestBroker::with(|config| config.idle_exit = Some(Duration::from_millis(50)));
     let mut writer = Role::start("writer", &broker.socket);

@@ -228,6 +228,7 @@ impl Model {
             }
             Event::Closed { id } => self.corpses.retain(|corpse| corpse.until != *id),
             Event::CellSettled { at } => self.settle(*at),
+            Event::TimelineEnded { name } => self.end_line(name, CellEnding::Abandoned, &mut said),
             Event::Request { member, request, call } => {
                 let person = self.person(*member);
                 let repeated = request.0 <= person.last_request;

@@ -193,8 +193,8 @@ impl Model {
         Ok(Verdict::Done)
     }
 
-    fn end_line(&mut self, name: &Name, ending: CellEnding, said: &mut Said) {
-        let line = self.objects.lines.iter_mut().find(|line| line.name == *name).unwrap();
+    pub(super) fn end_line(&mut self, name: &Name, ending: CellEnding, said: &mut Said) {
+        let Some(line) = self.objects.lines.iter_mut().find(|line| line.name == *name) else { return };
         line.writer = None;
         let present = line.present;
         if !std::mem::replace(&mut self.objects.cells[present as usize].ended, true) {

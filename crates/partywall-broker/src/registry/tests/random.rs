@@ -25,6 +25,8 @@ enum Step {
     AskAgain(usize),
     /// All that was promised in a cell that has ended is there.
     Settle(usize),
+    /// A member has ended a timeline by itself.
+    EndLine(usize),
 }
 
 #[derive(Debug, Clone)]
@@ -90,6 +92,7 @@ fn step() -> impl Strategy<Value = Step> {
         3 => Just(Step::Closed),
         3 => who.clone().prop_map(Step::AskAgain),
         3 => who.clone().prop_map(Step::Settle),
+        1 => (0..3_usize).prop_map(Step::EndLine),
         40 => (who, ask()).prop_map(|(who, ask)| Step::Ask(who, ask)),
     ]
 }
@@ -225,6 +228,7 @@ impl Run {
                     self.ask(member, request, ask);
                 }
             }
+            Step::EndLine(of) => self.both(Event::TimelineEnded { name: Name::new(["a", "b", "a/b"][*of]) }),
             Step::Settle(pick) => {
                 let restless = self.model.restless();
                 if let Some(at) = restless.get(pick % restless.len().max(1)) {
