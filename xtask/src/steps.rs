@@ -218,7 +218,7 @@ fn run_tests(workspace: &Workspace, (expression, words): (&str, &[&str])) -> Res
 fn tests_on_simulated_gpu(workspace: &Workspace) -> Result<(), String> {
     build_what_tests_run(workspace)?;
     let left_out = ["host_memory", "needs_", "peers::", "imposter::"];
-    let which = "-p partywall -p partywall-cli --test domain --test stress --test put_get --test names --test members";
+    let which = "-p partywall -p partywall-cli --test domain --test stress --test put_get --test names --test members --test watch";
     let mut command = if tools::has_nextest(workspace) {
         let expression = left_out.map(|part| format!("not test({part})")).join(" & ");
         workspace.cargo(["nextest", "run", "--no-fail-fast", "-E", &expression].into_iter().chain(which.split(' ')))

@@ -96,6 +96,8 @@ enum Command {
     Rm(commands::rm::Arguments),
     /// List the processes that share memory, how they are and what they hold
     Ps(commands::ps::Arguments),
+    /// Tell what happens to names, as it happens
+    Watch(commands::watch::Arguments),
     /// Take a process's names and grants away, and kill it on request
     Evict(commands::evict::Arguments),
     /// End all waits for a timeline whose writer hangs
@@ -122,6 +124,7 @@ fn main() -> ExitCode {
         Command::Show(arguments) => commands::show::run(&context, &arguments),
         Command::Rm(arguments) => commands::rm::run(&context, &arguments),
         Command::Ps(arguments) => commands::ps::run(&context, &arguments),
+        Command::Watch(arguments) => commands::watch::run(&context, &arguments),
         Command::Evict(arguments) => commands::evict::run(&context, &arguments),
         Command::Abandon(arguments) => commands::abandon::run(&context, &arguments),
         Command::Doctor(arguments) => commands::doctor::run(&context, &arguments),

@@ -92,31 +92,6 @@ pub(crate) fn parse_seconds(text: &str) -> Result<Duration, String> {
     Duration::try_from_secs_f64(seconds).map_err(|e| format!("{text:?} is no number of seconds: {e}"))
 }
 
-/// Whether `text` is like `pattern`, in which `*` stands for any characters and `?` for one.
-pub(crate) fn matches(pattern: &str, text: &str) -> bool {
-    let (pattern, text): (Vec<char>, Vec<char>) = (pattern.chars().collect(), text.chars().collect());
-    let (mut p, mut t) = (0, 0);
-    // Where to go on if it does not match: the last star, and the first character that it does not stand for yet.
-    let mut retry: Option<(usize, usize)> = None;
-    while t < text.len() {
-        match pattern.get(p) {
-            Some('*') => {
-                retry = Some((p, t + 1));
-                p += 1;
-            }
-            Some(c) if *c == '?' || *c == text[t] => (p, t) = (p + 1, t + 1),
-            _ => match retry {
-                Some((star, next)) => {
-                    retry = Some((star, next + 1));
-                    (p, t) = (star + 1, next);
-                }
-                None => return false,
-            },
-        }
-    }
-    pattern[p..].iter().all(|c| *c == '*')
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -146,19 +121,6 @@ mod tests {
             assert_eq!(grouped(number), text);
         }
         assert_eq!(micros(Duration::from_millis(12)), "12,000 µs");
-    }
-
-    #[test]
-    fn patterns_match_like_a_shell() {
-        for (pattern, text) in
-            [("*", ""), ("*", "a/b"), ("a*", "abc"), ("*c", "abc"), ("a?c", "abc"), ("*b*d", "abcbd"), ("a**b", "ab")]
-        {
-            assert!(matches(pattern, text), "{pattern} {text}");
-        }
-        for (pattern, text) in [("", "a"), ("a", ""), ("?", ""), ("a*", "ba"), ("*b*d", "abc"), ("a?c", "ac")] {
-            assert!(!matches(pattern, text), "{pattern} {text}");
-        }
-        assert!(!matches(&"*a".repeat(50), &"a".repeat(49)));
     }
 
     #[test]

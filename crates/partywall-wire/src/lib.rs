@@ -10,7 +10,9 @@
 //! | [`message`] | requests, answers, events |
 //! | [`object`] | what those say of timelines and semaphores |
 //! | [`member`] | what those say of members |
+//! | [`watch`] | what those say of what happens to names |
 //! | [`refusal`] | every reason for which a broker says no |
+//! | [`pattern`] | what names may be like |
 //! | [`limits`] | numbers that both sides hold each other to |
 //!
 //! A connection is a Unix stream socket. After the handshake the member's *call* socket carries one request and its
@@ -24,7 +26,9 @@ pub mod limits;
 pub mod member;
 pub mod message;
 pub mod object;
+pub mod pattern;
 pub mod refusal;
+pub mod watch;
 
 pub use frame::{Frame, FrameReader, WireError};
 pub use handshake::{BrokerHello, ClientHello, Resume, Welcome};
@@ -36,4 +40,6 @@ pub use message::{
 pub use object::{
     ObjectDetail, ObjectHolder, ObjectInfo, ObjectKind, OpenedTimeline, SemaphoreInfo, TimelineEnding, TimelineInfo,
 };
+pub use pattern::Pattern;
 pub use refusal::{Ending, FdFault, Limit, NoGrowth, Refusal};
+pub use watch::{Change, Gap, Happened, NameEvent, Named, Point};

@@ -6,6 +6,7 @@ use crate::{
     member::{Evicted, Freed, MemberInfo, Whom},
     object::{ObjectDetail, ObjectInfo, ObjectKind, OpenedTimeline},
     refusal::Refusal,
+    watch::{Happened, Point},
 };
 
 /// A random proof of identity. Its `Debug` shows nothing of it.
@@ -174,6 +175,14 @@ pub enum Call {
         kind: ObjectKind,
         /// The name.
         name: String,
+    },
+    /// What has happened to names that are like a pattern since a point, or else what happens next; without a point only
+    /// where it stands now. Answer: [`Answer::Happened`], or [`Answer::Pending`] if nothing has.
+    Watch {
+        /// The pattern, by the rules of [`crate::Pattern`].
+        pattern: String,
+        /// The point: [`Happened::next`] of the last answer.
+        after: Option<Point>,
     },
     /// The member has opened a GPU. Answer: [`Answer::Done`].
     UsesGpu {
@@ -435,6 +444,8 @@ pub enum Answer {
     },
     /// Everything about a timeline or semaphore.
     Object(Box<ObjectDetail>),
+    /// What has happened.
+    Happened(Happened),
     /// Who was evicted, the first hundred.
     Evicted(Vec<Evicted>),
     /// Who no longer holds anything.

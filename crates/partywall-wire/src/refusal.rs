@@ -94,6 +94,13 @@ pub enum Refusal {
         /// The rule.
         why: String,
     },
+    /// No name would be like the pattern.
+    BadPattern {
+        /// The pattern as given.
+        pattern: String,
+        /// The rule that it breaks.
+        why: String,
+    },
     /// A file descriptor is not what the message says.
     BadFd {
         /// Its place among the message's file descriptors, from 0.

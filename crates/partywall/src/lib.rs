@@ -48,6 +48,7 @@
 //! | [`doctor`] | finding out what works on this machine |
 //! | [`files`] | model files into segments and back |
 //! | [`info`] | what a domain tells about itself |
+//! | [`Watch`] | what happens to names, as it happens |
 //! | [`Error`] | everything that can go wrong, with advice |
 #![forbid(unsafe_code)]
 
@@ -70,10 +71,10 @@ pub use partywall_cuda as cuda;
 pub use partywall_cuda::DeviceUuid;
 pub use partywall_os::map::SharedSlice;
 pub use partywall_shm::{DType, TableBuilder};
-pub use partywall_wire::{FdFault, Limit, NoGrowth, TimelineEnding};
+pub use partywall_wire::{FdFault, Limit, NoGrowth, Pattern, TimelineEnding};
 
 pub use self::{
-    domain::{DEFAULT_DOMAIN, Domain, DomainOptions, Location, VERSION, broker_pid},
+    domain::{DEFAULT_DOMAIN, Domain, DomainOptions, Location, VERSION, Watch, WatchEvent, broker_pid},
     error::{Error, ErrorKind, Held, Result, bytes, cuda_anchor},
     get::Address,
     gpu::{DeviceRange, Gpu},

@@ -61,6 +61,7 @@ fn every_error() -> Vec<Error> {
         Error::WrongMaximum { name: name.clone(), maximum: 3, asked: 5 },
         Error::NotHeld { name: name.clone() },
         Error::BadName { name: name.clone(), why: "it is empty".into() },
+        Error::BadPattern { pattern: "[a]".into(), why: "it has brackets".into() },
         Error::Table { name: name.clone(), source: partywall_shm::TableError::Duplicate("a".into()) },
         Error::WrongDType { tensor: name.clone(), has: DType::F32, wanted: "uint8" },
         Error::WrongKind { name: name.clone(), has: "host", wanted: "GPU", operation: "a device pointer" },

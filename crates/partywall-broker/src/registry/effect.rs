@@ -89,6 +89,7 @@ pub(crate) enum Verdict {
         members: Vec<MemberRow>,
         more: bool,
     },
+    Happened(Happened),
     Evicted {
         members: Vec<Parted>,
         kill: bool,
@@ -108,6 +109,60 @@ pub(crate) enum Verdict {
     },
     Object(Box<(ObjectRow, Vec<ObjectHolder>)>),
     Status(Box<Counts>),
+}
+
+/// What has happened since a point.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Happened {
+    pub(crate) gap: Option<Gap>,
+    pub(crate) events: Vec<Happening>,
+    /// The number of the last event that was looked at.
+    pub(crate) next: u64,
+}
+
+/// What cannot be told any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Gap {
+    /// So many events.
+    Behind { events: u64 },
+    /// The point was of another broker.
+    OtherBroker,
+}
+
+/// Something that happened to a name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Happening {
+    pub(crate) sequence: u64,
+    pub(crate) at: Millis,
+    pub(crate) named: Named,
+    pub(crate) name: Name,
+    pub(crate) change: Change,
+}
+
+impl Happening {
+    /// Bytes that it takes, for the bound on them.
+    pub(crate) fn cost(&self) -> u64 {
+        (size_of::<Self>() + self.name.as_str().len()) as u64
+    }
+}
+
+/// What has a name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Named {
+    Segment,
+    Timeline,
+    Semaphore,
+}
+
+/// What happened to a name. The pids are of those who did it, or who died.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Change {
+    Created { pid: u32 },
+    Committed { version: u64, bytes: u64, pid: u32 },
+    Withdrawn { pid: u32 },
+    OwnerDied { pid: u32 },
+    OwnerFaulted { pid: u32 },
+    Reclaimed { version: u64, bytes: u64 },
 }
 
 /// A version with the lease that was given on it.

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use partywall_wire::Pattern;
+
 use super::types::{
     Access, CellAt, Chunk, ClaimId, CloseId, FdId, Kind, LeaseId, Made, MemberId, Memory, Name, ObjectKind, RequestId,
     Table, Whom, fds,
@@ -63,6 +65,7 @@ pub(crate) enum Call {
     Members { after: Option<MemberId> },
     UsesGpu { mps: bool },
     ContextLost,
+    Watch(Watch),
     Evict { whom: Whom, kill: bool },
     FreeUnproven { pid: Option<u32> },
     OpenTimeline(OpenTimeline),
@@ -123,6 +126,24 @@ pub(crate) struct Open {
     pub(crate) version: Option<u64>,
     pub(crate) access: Access,
     pub(crate) wait: bool,
+}
+
+/// Names to be told of.
+#[derive(Debug, Clone)]
+pub(crate) struct Watch {
+    pub(crate) pattern: Pattern,
+    pub(crate) after: After,
+}
+
+/// A point in what has happened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum After {
+    /// Where it stands now.
+    Now,
+    /// Behind the event with this number.
+    Event(u64),
+    /// In another broker.
+    Elsewhere,
 }
 
 /// Which timeline to open.

@@ -133,7 +133,7 @@ impl Registry {
         })
     }
 
-    fn pid_of(&self, member: MemberId) -> u32 {
+    pub(super) fn pid_of(&self, member: MemberId) -> u32 {
         self.members.get(&member).map_or(0, |record| record.identity.pid)
     }
 }

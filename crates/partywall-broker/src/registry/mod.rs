@@ -21,6 +21,7 @@
 //! | `reclaim` | what happens to the things of a member that is gone |
 //! | `members` | who is to go: evicted, without its CUDA context, or dead without proof |
 //! | `report` | listings |
+//! | `watch` | what happens to names, and those who wait for it |
 //! | [`tombstones`] | how names of legacy memory ended |
 //! | `near` | names that look like one that was not found |
 
@@ -44,6 +45,7 @@ mod state;
 mod tests;
 mod timelines;
 mod waits;
+mod watch;
 
 use std::collections::BTreeMap;
 
@@ -60,7 +62,8 @@ use semaphores::Semaphore;
 use state::{Claim, Entry, GivenUp, Lease, Life, Member, Rows, Totals, Version};
 use timelines::Timeline;
 use tombstones::Tombstones;
-use types::{Bound, ClaimId, LeaseId, Millis, Name, Place};
+use types::{Bound, ClaimId, LeaseId, Millis, Name, Place, WaitId};
+use watch::{Log, Watcher};
 
 /// All state of a broker that is not tied to its process.
 #[derive(Debug)]
@@ -85,6 +88,9 @@ pub(crate) struct Registry {
     given_up: GivenUp,
     /// What was given up and is not closed yet.
     closing: BTreeMap<CloseId, GivenUp>,
+    /// What has happened to names.
+    log: Log,
+    watchers: BTreeMap<WaitId, Watcher>,
     /// Of names without a latest version.
     tombstones: Tombstones,
     /// When the event that is being applied happened.
@@ -125,6 +131,8 @@ impl Registry {
             loose: Vec::new(),
             given_up: GivenUp::default(),
             closing: BTreeMap::new(),
+            log: Log::default(),
+            watchers: BTreeMap::new(),
             tombstones: Tombstones::default(),
             now: 0,
             simulated: false,
@@ -168,6 +176,7 @@ impl Registry {
         }
         self.sweep(&mut out);
         self.ask_for_closing(&mut out);
+        self.tell_watchers(&mut out);
         out
     }
 
@@ -264,6 +273,7 @@ impl Registry {
             Call::Stop { force } => self.stop(member, force, out),
             Call::UsesGpu { mps } => Ok(self.uses_gpu(member, mps).into()),
             Call::ContextLost => Ok(self.context_lost(member, out).into()),
+            Call::Watch(watch) => self.watch(member, request, watch),
             Call::Evict { whom, kill } => self.evict(member, whom, kill, out),
             Call::FreeUnproven { pid } => self.free_unproven(pid, out),
             Call::Leave => {

@@ -6,7 +6,7 @@
 
 use super::{
     Registry,
-    effect::{CellEnding, Effect, Refused},
+    effect::{CellEnding, Change, Effect, Named, Refused},
     state::{Dead, Eviction, GivenUp, GivenUpVersion, Life, Member},
     tombstones::Ending,
     types::{CloseId, MemberId},
@@ -112,9 +112,10 @@ impl Registry {
 
     /// What was given up is closed: the driver and the kernel have taken it back.
     pub(super) fn closed(&mut self, id: CloseId) {
-        let Some(GivenUp { versions, dead }) = self.closing.remove(&id) else { return };
+        let Some(GivenUp { mut versions, dead }) = self.closing.remove(&id) else { return };
+        versions.sort_by(|a, b| (&a.name, a.version).cmp(&(&b.name, b.version)));
         for GivenUpVersion { name, version, bytes } in versions {
-            tracing::debug!(%name, version, bytes, "its memory is free");
+            self.log(Named::Segment, &name, Change::Reclaimed { version, bytes });
         }
         for (member, Dead { bytes, .. }) in dead {
             tracing::info!(%member, bytes, "what it held is free");

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use super::{
     Granted, Registry, STALE_CLAIM, STALE_LEASE,
-    effect::{Effect, Opened, Refused, Verdict},
+    effect::{Change, Effect, Named, Opened, Refused, Verdict},
     event::{Commit, Open},
     near::near,
     state::{GivenUpVersion, Lease, Member, Version, Want},
@@ -29,14 +29,16 @@ impl Registry {
         let Commit { name, memory, claim, .. } = commit;
         self.tombstones.remove(&name);
         self.totals.add(&memory);
-        let committer = self.members.get(&member).map_or(0, |m| m.identity.pid);
+        let committer = self.pid_of(member);
         let entry = self.entries.entry(name.clone()).or_default();
         entry.last += 1;
         let number = entry.last;
-        match entry.latest.replace(number) {
+        let before = entry.latest.replace(number);
+        match before {
             Some(before) => self.loose.push((name.clone(), before)),
             None => self.totals.names += 1,
         }
+        let bytes = memory.bytes();
         let version = Version {
             memory,
             committer,
@@ -49,6 +51,10 @@ impl Registry {
             withdrawn: false,
         };
         entry.versions.insert(number, version);
+        if before.is_none() {
+            self.log(Named::Segment, &name, Change::Created { pid: committer });
+        }
+        self.log(Named::Segment, &name, Change::Committed { version: number, bytes, pid: committer });
         let lease = self.lease(member, &name, number, request);
         if let Some(version) = self.version_mut(&name, number) {
             version.owner = Some(lease);
@@ -164,17 +170,22 @@ impl Registry {
 
     /// Takes a name away: it has no latest version until the next commit, and nothing of it can be opened any more.
     fn withdraw(&mut self, name: &Name, ending: Ending, by: MemberId, out: &mut Vec<Effect>) {
+        let pid = self.pid_of(by);
         let Some(entry) = self.entries.get_mut(name) else { return };
         let Some(number) = entry.latest.take() else { return };
         self.totals.names -= 1;
         if entry.versions.get(&number).is_some_and(Version::is_legacy) {
-            let pid = self.members.get(&by).map_or(0, |member| member.identity.pid);
             self.tombstones.put(name, Tombstone { ending, version: number, pid, at: self.now });
         }
         for (number, version) in &mut entry.versions {
             version.withdrawn = true;
             self.loose.push((name.clone(), *number));
         }
+        let change = match ending {
+            Ending::Withdrawn => Change::Withdrawn { pid },
+            Ending::OwnerDied => Change::OwnerDied { pid },
+        };
+        self.log(Named::Segment, name, change);
         self.tell_withdrawn(name, out);
     }
 

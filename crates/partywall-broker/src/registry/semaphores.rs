@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use super::{
     Granted, Registry, STALE_LEASE,
-    effect::{Effect, Refused, Verdict},
+    effect::{Change, Effect, Named, Refused, Verdict},
     event::OpenSemaphore,
     objects::What,
     segments::limit,
@@ -39,6 +39,8 @@ impl Registry {
             let memory = memory.ok_or(Refused::Invalid("no memory was made for the semaphore"))?;
             self.totals.add_control(memory);
             self.semaphores.insert(name.clone(), Semaphore { memory, maximum, holders: BTreeMap::new() });
+            let pid = self.pid_of(member);
+            self.log(Named::Semaphore, &name, Change::Created { pid });
         }
         if let Some(semaphore) = self.semaphores.get_mut(&name) {
             *semaphore.holders.entry(member).or_default() += 1;
@@ -85,6 +87,8 @@ impl Registry {
         } else if let Some(Semaphore { memory, .. }) = self.semaphores.remove(name) {
             self.totals.subtract_control(memory);
             out.push(Effect::Close(vec![memory.fd]));
+            let pid = self.pid_of(member);
+            self.log(Named::Semaphore, name, Change::Withdrawn { pid });
         }
     }
 

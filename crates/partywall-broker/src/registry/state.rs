@@ -34,7 +34,7 @@ pub(super) struct Member {
     /// The last request that abandoned a timeline.
     pub(super) abandoned: Option<RequestId>,
     pub(super) claims: BTreeSet<ClaimId>,
-    pub(super) waits: BTreeMap<RequestId, (WaitId, Name)>,
+    pub(super) waits: BTreeMap<RequestId, (WaitId, Waiting)>,
     /// Bytes of the versions it holds leases on, each counted once.
     pub(super) bytes: u64,
 }
@@ -225,6 +225,15 @@ pub(super) struct Claim {
     pub(super) name: Name,
     /// The request that it was given for.
     pub(super) origin: RequestId,
+}
+
+/// Where a request waits.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Waiting {
+    /// In the entry of this name.
+    For(Name),
+    /// Among the watchers.
+    Watching,
 }
 
 /// A waiting request.

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use super::{
     Granted, Registry, STALE_LEASE,
     cells::Source,
-    effect::{CellEnding, Effect, OpenedTimeline, Refused, Verdict},
+    effect::{CellEnding, Change, Effect, Named, OpenedTimeline, Refused, Verdict},
     event::OpenTimeline,
     near::near,
     objects::What,
@@ -55,6 +55,8 @@ impl Registry {
                 None => {
                     let timeline = Timeline { present, ended: false, writer: None, holders: BTreeMap::new() };
                     self.timelines.insert(name.clone(), timeline);
+                    let pid = self.pid_of(member);
+                    self.log(Named::Timeline, &name, Change::Created { pid });
                 }
             }
             if let Some(former) = former {
@@ -174,6 +176,8 @@ impl Registry {
             self.end_timeline(name, CellEnding::Abandoned, out);
             if let Some(timeline) = self.timelines.remove(name) {
                 self.cells.drop_use(timeline.present);
+                let pid = self.pid_of(member);
+                self.log(Named::Timeline, name, Change::Withdrawn { pid });
             }
         }
     }
@@ -186,9 +190,14 @@ impl Registry {
     pub(super) fn end_timeline(&mut self, name: &Name, ending: CellEnding, out: &mut Vec<Effect>) {
         let Some(timeline) = self.timelines.get_mut(name).filter(|timeline| !timeline.ended) else { return };
         timeline.ended = true;
-        timeline.writer = None;
-        let present = timeline.present;
+        let (writer, present) = (timeline.writer.take(), timeline.present);
         self.end_cell(present, ending, out);
+        let pid = writer.and_then(|lease| self.holder_pid(lease)).unwrap_or(0);
+        match ending {
+            CellEnding::OwnerDied => self.log(Named::Timeline, name, Change::OwnerDied { pid }),
+            CellEnding::OwnerFaulted => self.log(Named::Timeline, name, Change::OwnerFaulted { pid }),
+            CellEnding::Closed | CellEnding::Abandoned | CellEnding::Evicted => {}
+        }
     }
 
     /// What a lease on a timeline gives, and the slabs that a member who has mapped `slabs` lacks.

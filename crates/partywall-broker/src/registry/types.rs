@@ -231,6 +231,8 @@ pub(crate) struct Bounds {
     pub(crate) fds: u64,
     /// Waiting requests of one member.
     pub(crate) waits: u64,
+    /// Bytes of events that are kept for watchers.
+    pub(crate) log: u64,
     /// Leases of one member.
     pub(crate) leases: u64,
     /// Chunks of one version.

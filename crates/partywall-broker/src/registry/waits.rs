@@ -1,13 +1,13 @@
 //! Requests that have to wait, and what ends the waiting.
 //!
-//! A request waits in its name's entry, in the order of arrival, and is answered exactly once: whoever answers it
-//! takes it out first ([`Registry::conclude`]). A member that lost its connection waits for nothing: it asks again.
+//! A request waits in its name's entry, in the order of arrival, or among the watchers, and is answered exactly once:
+//! whoever answers it takes it out first ([`Registry::conclude`]). A member that lost its connection waits for nothing: it asks again.
 
 use super::{
     Granted, Registry, STALE_LEASE, STALE_TICKET,
     effect::{Effect, Refused, Verdict},
     segments::limit,
-    state::{Wait, Want},
+    state::{Wait, Waiting, Want},
     types::{Access, Bound, LeaseId, MemberId, Name, RequestId, WaitId},
 };
 
@@ -20,6 +20,13 @@ impl Registry {
         name: &Name,
         want: Want,
     ) -> Result<Granted, Refused> {
+        let id = self.enlist(member, ticket, Waiting::For(name.clone()))?;
+        self.entries.entry(name.clone()).or_default().waits.insert(id, Wait { member, ticket, want });
+        Ok(Verdict::Pending.into())
+    }
+
+    /// Takes a request down as one of those that its member waits for.
+    pub(super) fn enlist(&mut self, member: MemberId, ticket: RequestId, what: Waiting) -> Result<WaitId, Refused> {
         let Some(record) = self.members.get_mut(&member) else { return Err(STALE_TICKET) };
         if record.waits.contains_key(&ticket) {
             return Err(Refused::Invalid("a request with this number is already waiting"));
@@ -27,9 +34,8 @@ impl Registry {
         limit(Bound::Waits, self.bounds.waits, record.waits.len() as u64 + 1)?;
         self.last_wait += 1;
         let id = WaitId(self.last_wait);
-        record.waits.insert(ticket, (id, name.clone()));
-        self.entries.entry(name.clone()).or_default().waits.insert(id, Wait { member, ticket, want });
-        Ok(Verdict::Pending.into())
+        record.waits.insert(ticket, (id, what));
+        Ok(id)
     }
 
     /// Takes a waiting request back.
@@ -123,8 +129,12 @@ impl Registry {
         }
     }
 
-    fn end_wait(&mut self, member: MemberId, ticket: RequestId) -> Option<Wait> {
-        let (id, name) = self.members.get_mut(&member)?.waits.remove(&ticket)?;
+    fn end_wait(&mut self, member: MemberId, ticket: RequestId) -> Option<()> {
+        let (id, what) = self.members.get_mut(&member)?.waits.remove(&ticket)?;
+        let name = match what {
+            Waiting::For(name) => name,
+            Waiting::Watching => return self.watchers.remove(&id).map(drop),
+        };
         let wait = self.entries.get_mut(&name)?.waits.remove(&id)?;
         if let Want::Withdrawal(lease) | Want::Growth(lease) = wait.want
             && let Some(lease) = self.leases.get_mut(&lease)
@@ -132,6 +142,6 @@ impl Registry {
             lease.awaited_by.retain(|awaiting| *awaiting != ticket);
         }
         self.loosen(name);
-        Some(wait)
+        Some(())
     }
 }

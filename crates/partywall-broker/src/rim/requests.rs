@@ -38,7 +38,7 @@ impl Server {
             tracing::warn!(%member, arrived, sent = frame.fds, "no free file descriptor for what came");
             Err(missing(arrived))
         } else {
-            translate::call(request.call, fds, &mut self.store, self.registry.is_simulated())
+            translate::call(request.call, fds, &mut self.store, self.registry.is_simulated(), self.about.instance)
         };
         let call = call.and_then(|call| self.provide(member, call));
         match call {

@@ -128,6 +128,7 @@ impl Server {
                 names: limits.names,
                 fds: limits.fds,
                 waits: limits.waits,
+                log: WATCH_LOG,
                 leases: limits.leases,
                 chunks: MAX_CHUNKS as u64,
                 growths: MAX_GROWTHS,
@@ -415,6 +416,9 @@ impl Source {
         })
     }
 }
+
+/// Bytes of events that are kept for those who watch: some thousand.
+const WATCH_LOG: u64 = 1 << 20;
 
 /// A file descriptor without a use.
 pub(super) fn spare() -> Result<OwnedFd, Errno> {

@@ -9,6 +9,7 @@ use partywall_wire::{
 };
 
 mod member;
+mod watch;
 
 use crate::{
     registry::{
@@ -39,8 +40,15 @@ pub(super) struct About {
 /// A request as the registry takes it. The file descriptors of a commit or growth are checked, and given to `store` only
 /// if the request is well-formed.
 ///
-/// Only members on the simulated driver may donate what that makes, which is no memory of a GPU.
-pub(super) fn call(call: wire::Call, fds: Vec<Donated>, store: &mut FdStore, simulated: bool) -> Result<Call, Refusal> {
+/// Only members on the simulated driver may donate what that makes, which is no memory of a GPU. `instance` is this
+/// broker's.
+pub(super) fn call(
+    call: wire::Call,
+    fds: Vec<Donated>,
+    store: &mut FdStore,
+    simulated: bool,
+    instance: u64,
+) -> Result<Call, Refusal> {
     if !fds.is_empty() && !matches!(call, wire::Call::Commit(_) | wire::Call::Grow(_)) {
         return Err(invalid("this request carries no file descriptors"));
     }
@@ -71,6 +79,7 @@ pub(super) fn call(call: wire::Call, fds: Vec<Donated>, store: &mut FdStore, sim
         // Where to go on may be any text: it need not be a name.
         wire::Call::List { after } => Call::List { after: after.map(Name::new) },
         wire::Call::Members { after } => Call::Members { after: after.map(MemberId) },
+        wire::Call::Watch { pattern, after } => Call::Watch(watch::watch(pattern, after, instance)?),
         wire::Call::UsesGpu { mps } => Call::UsesGpu { mps },
         wire::Call::ContextLost { .. } => Call::ContextLost,
         wire::Call::Evict { whom, kill } => Call::Evict { whom: member::whom(whom), kill },
@@ -211,6 +220,7 @@ fn answer(verdict: Verdict, about: &About, control: &Control) -> Answer {
         Verdict::Members { members, more } => {
             Answer::Members { members: members.iter().map(member::row).collect(), more }
         }
+        Verdict::Happened(happened) => Answer::Happened(watch::happened(&happened, about.instance)),
         Verdict::Evicted { members, .. } => Answer::Evicted(members.iter().map(member::evicted).collect()),
         Verdict::Freed { members, more } => {
             Answer::Freed { members: members.iter().map(member::freed).collect(), more }
@@ -511,6 +521,7 @@ mod tests {
             cells: many,
             rest: many,
             semaphores: many,
+            log: u64::MAX,
         };
         let mut registry = Registry::new(bounds);
         let control = Control::create(1, &Reclaimer::start().unwrap()).unwrap();
@@ -532,11 +543,11 @@ mod tests {
         let open = |i: u64| Call::Open(Open { name: name(i), version: None, access: Access::Read, wait: false });
         for member in 1..=300 {
             let identity = Identity {
-                pid: u32::MAX,
+                pid: if member == 1 { 1 } else { u32::MAX },
                 uid: u32::MAX,
                 command: "c".repeat(MAX_COMMAND).into(),
                 simulated: true,
-                has_pidfd: true,
+                has_pidfd: member != 2,
             };
             registry.apply(Event::Joined { member: MemberId(member), identity }, u64::MAX);
         }
@@ -582,10 +593,19 @@ mod tests {
             Call::List { after: None },
             Call::Members { after: None },
             Call::Status,
+            Call::Watch(event::Watch { pattern: wire::Pattern::new("*").unwrap(), after: event::After::Event(0) }),
             Call::Remove { name: name(0) },
+            Call::Evict { whom: types::Whom::Pid(u32::MAX), kill: false },
         ] {
             ask(&mut registry, 1, call).unwrap();
         }
         assert!(matches!(ask(&mut registry, 1, open(9999)), Err(Refusal::NotFound { near, .. }) if !near.is_empty()));
+        for member in 2..=300 {
+            ask(&mut registry, member, Call::UsesGpu { mps: true }).unwrap();
+            registry.apply(Event::Died { member: MemberId(member) }, u64::MAX);
+        }
+        for call in [Call::Members { after: None }, Call::FreeUnproven { pid: None }] {
+            ask(&mut registry, 1, call).unwrap();
+        }
     }
 }

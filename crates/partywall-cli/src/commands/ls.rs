@@ -4,7 +4,7 @@
 
 use clap::Args;
 use partywall::{
-    bytes,
+    Pattern, bytes,
     info::{NameInfo, SemaphoreInfo, TimelineInfo},
     kind_name,
 };
@@ -16,7 +16,8 @@ use crate::{Context, describe, failure::Failure, text};
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     /// Only names like this; `*` stands for any characters, also `/`, and `?` for one
-    pattern: Option<String>,
+    #[arg(value_parser = Pattern::new)]
+    pattern: Option<Pattern>,
 }
 
 /// Runs it.
@@ -25,8 +26,8 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     let mut names = domain.names()?;
     let mut objects = domain.objects()?;
     if let Some(pattern) = &arguments.pattern {
-        names.retain(|name| text::matches(pattern, &name.name));
-        objects.retain(|object| text::matches(pattern, object.name()));
+        names.retain(|name| pattern.matches(&name.name));
+        objects.retain(|object| pattern.matches(object.name()));
     }
     let (timelines, semaphores) = describe::apart(objects);
     let output = context.output();

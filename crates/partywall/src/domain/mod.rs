@@ -10,6 +10,7 @@ mod locate;
 mod members;
 mod objects;
 mod service;
+mod watch;
 
 use std::{
     path::{Path, PathBuf},
@@ -26,6 +27,7 @@ use self::service::Service;
 pub use self::{
     connect::VERSION,
     locate::{DEFAULT_DOMAIN, Location},
+    watch::{Watch, WatchEvent},
 };
 use crate::{
     error::{Error, Result},

@@ -40,9 +40,11 @@ impl Error {
             | Self::NoSuchMember { .. } => ErrorKind::NotFound,
             Self::TimelineEnded { .. } | Self::Tainted { .. } => ErrorKind::CheckFailed,
             Self::BadValue { .. } | Self::WrongMaximum { .. } => ErrorKind::Usage,
-            Self::NotYourself | Self::BadName { .. } | Self::BadRange { .. } | Self::WrongDType { .. } => {
-                ErrorKind::Usage
-            }
+            Self::NotYourself
+            | Self::BadName { .. }
+            | Self::BadPattern { .. }
+            | Self::BadRange { .. }
+            | Self::WrongDType { .. } => ErrorKind::Usage,
             Self::BrokerNotFound { .. }
             | Self::BrokerNotStarted { .. }
             | Self::BrokerUnreachable { .. }
@@ -87,6 +89,7 @@ impl Error {
             Self::WrongMaximum { .. } => "open it with the number that it has, or use another name; it goes with the last process that has it open".into(),
             Self::NotHeld { .. } => "give each permit back once, by the process that acquired it".into(),
             Self::BadName { .. } => "use letters, digits and `._-/`".into(),
+            Self::BadPattern { .. } => "`*` stands for any characters and `?` for one, the rest is as in a name".into(),
             Self::Table { source: TableError::ForeignLayout { .. }, .. } => "run the same Partywall release on both sides".into(),
             Self::Table { .. } => "correct the tensors' names, shapes and dtypes".into(),
             Self::WrongDType { has, .. } => format!("ask for {has}, or for the bytes"),
@@ -157,6 +160,7 @@ impl Error {
             Self::WrongMaximum { .. } => "wrong-maximum",
             Self::NotHeld { .. } => "not-held",
             Self::BadName { .. } => "bad-name",
+            Self::BadPattern { .. } => "bad-pattern",
             Self::Table { .. } => "bad-table",
             Self::WrongDType { .. } => "wrong-dtype",
             Self::WrongKind { .. } => "wrong-kind",

@@ -189,6 +189,14 @@ pub enum Error {
         /// The rule.
         why: String,
     },
+    /// No name would be like the pattern.
+    #[error("{pattern:?} is no pattern: {why}")]
+    BadPattern {
+        /// The pattern.
+        pattern: String,
+        /// The rule that it breaks.
+        why: String,
+    },
     /// The tensors cannot be laid out, or another process's table is not to be believed.
     #[error("{name:?}: {source}")]
     Table {

@@ -30,6 +30,7 @@ impl Error {
             Refusal::WriterExists { name, pid } => Self::WriterExists { name, pid },
             Refusal::WrongMaximum { name, maximum, asked } => Self::WrongMaximum { name, maximum, asked },
             Refusal::BadName { name, why } => Self::BadName { name, why },
+            Refusal::BadPattern { pattern, why } => Self::BadPattern { pattern, why },
             Refusal::BadFd { index, fault } => Self::BadFd { index, fault },
             Refusal::Limit { limit, allowed, needed } => Self::LimitReached { limit, allowed, needed },
             Refusal::WrongUser { broker, peer } => Self::WrongUser { socket: socket.to_owned(), broker, ours: peer },

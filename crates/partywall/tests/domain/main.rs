@@ -8,6 +8,7 @@ mod growth;
 mod open;
 mod pidfds;
 mod segments;
+mod watch;
 mod world;
 
 use std::time::Duration;
@@ -38,6 +39,7 @@ fn role() {
         match role.as_str() {
             "grower" | "follower" => growth::play(&role),
             "sandboxed" => pidfds::play(),
+            "watcher" => watch::play(),
             _ => deaths::play(&role),
         }
     }

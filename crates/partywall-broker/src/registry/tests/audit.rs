@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::SLAB_BYTES;
 use crate::registry::{
     CloseId, FdId, MemberId, Registry, RequestId,
-    state::{Life, Totals, Want},
+    state::{Life, Totals, Waiting, Want},
     types::{LeaseId, Made},
 };
 
@@ -60,7 +60,7 @@ pub(super) fn audit(
         }
         for (id, wait) in &entry.waits {
             assert!(waiting.insert((wait.member, wait.ticket)));
-            assert_eq!(registry.members[&wait.member].waits[&wait.ticket], (*id, name.clone()));
+            assert_eq!(registry.members[&wait.member].waits[&wait.ticket], (*id, Waiting::For(name.clone())));
             match wait.want {
                 Want::Open { version: None, .. } => assert_eq!(entry.latest, None),
                 Want::Open { version: Some(version), .. } => assert!(version > entry.last),
@@ -88,6 +88,10 @@ pub(super) fn audit(
     for semaphore in registry.semaphores.values() {
         totals.add_control(semaphore.memory);
         assert!(fds.insert(semaphore.memory.fd), "{} is in two places", semaphore.memory.fd);
+    }
+    for (id, watcher) in &registry.watchers {
+        assert!(waiting.insert((watcher.member, watcher.ticket)));
+        assert_eq!(registry.members[&watcher.member].waits[&watcher.ticket], (*id, Waiting::Watching));
     }
     assert_eq!(registry.totals, totals);
     assert_eq!(fds, *open_fds, "file descriptors in versions and control memory, and those that the rim holds");

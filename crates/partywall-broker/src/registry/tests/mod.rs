@@ -4,11 +4,15 @@ mod audit;
 mod control;
 mod model;
 mod model_objects;
+mod model_watch;
 mod objects;
 mod random;
 mod rules;
+mod watching;
 
 use std::{collections::BTreeSet, sync::Arc};
+
+use partywall_wire::Pattern;
 
 use super::{
     Bounds, Call, CloseId, Effect, Event, FdId, Lack, MemberId, Outcome, Registry, RequestId, Verdict,
@@ -33,6 +37,7 @@ const UNBOUNDED: Bounds = Bounds {
     cells: 4,
     rest: 2,
     semaphores: 1 << 20,
+    log: 1 << 20,
 };
 
 /// Bytes of a slab.
@@ -70,6 +75,15 @@ impl Watched {
             last_request: 0,
             now: 0,
         }
+    }
+
+    /// Says that everything is closed that was given up.
+    fn close_all(&mut self) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        while let Some(id) = self.unclosed.first().copied() {
+            effects.extend(self.apply(Event::Closed { id }));
+        }
+        effects
     }
 
     /// `count` members, numbered from 1, with pids from 101.

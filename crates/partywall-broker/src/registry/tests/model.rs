@@ -5,7 +5,8 @@ use std::{collections::BTreeMap, sync::Arc};
 use super::{model_objects::Objects, *};
 use crate::registry::{
     effect::{
-        Counts, Doubt, Handle, Holder, MemberRow, MemberState, NameRow, NoGrowth, Opened, Parted, Refused, VersionRow,
+        Change, Counts, Doubt, Handle, Happening, Holder, MemberRow, MemberState, NameRow, Named, NoGrowth, Opened,
+        Parted, Refused, VersionRow,
     },
     state::Life,
     tombstones::{Ending, Tombstone},
@@ -67,6 +68,9 @@ impl Person {
     }
 }
 
+/// Versions whose memory is being closed, and its bytes.
+type GivenUp = Vec<(Name, u64, u64)>;
+
 /// A dead member whose memory is being closed.
 #[derive(Debug)]
 struct Corpse {
@@ -119,15 +123,17 @@ pub(super) struct Right {
 pub(super) struct Queued {
     pub(super) member: MemberId,
     pub(super) ticket: RequestId,
-    for_what: For,
+    pub(super) for_what: For,
 }
 
 #[derive(Debug, Clone)]
-enum For {
+pub(super) enum For {
     Open(Open),
     Build(Name),
     Withdrawal(LeaseId),
     Growth(LeaseId),
+    /// Something that is like this, and the point that was asked of.
+    Watch(Pattern, u64),
 }
 
 #[derive(Debug)]
@@ -137,13 +143,19 @@ pub(super) struct Model {
     simulated: bool,
     pub(super) people: Vec<Person>,
     corpses: Vec<Corpse>,
-    /// Bytes of each version that this event has given up so far.
-    given_up: Vec<u64>,
+    /// Each version that this event has given up so far, and its bytes.
+    given_up: GivenUp,
     closings: u64,
+    /// What was given up and is not closed yet.
+    unclosed: Vec<(CloseId, GivenUp)>,
+    /// Everything that ever happened to a name.
+    pub(super) history: Vec<Happening>,
+    /// How much of it those know who watch.
+    pub(super) told: u64,
     editions: Vec<Edition>,
     /// The ends of names of legacy memory that are not there.
     ends: Vec<(Name, Tombstone)>,
-    now: u64,
+    pub(super) now: u64,
     /// The highest number given to each name that has an edition.
     numbers: BTreeMap<Name, u64>,
     pub(super) holds: Vec<Hold>,
@@ -163,6 +175,9 @@ impl Model {
             corpses: Vec::new(),
             given_up: Vec::new(),
             closings: 0,
+            unclosed: Vec::new(),
+            history: Vec::new(),
+            told: 0,
             editions: Vec::new(),
             ends: Vec::new(),
             now: 0,
@@ -226,7 +241,15 @@ impl Model {
                     self.give_back(*member, true, &mut said);
                 }
             }
-            Event::Closed { id } => self.corpses.retain(|corpse| corpse.until != *id),
+            Event::Closed { id } => {
+                self.corpses.retain(|corpse| corpse.until != *id);
+                let place = self.unclosed.iter().position(|(unclosed, _)| unclosed == id).unwrap();
+                let mut closed = self.unclosed.remove(place).1;
+                closed.sort();
+                for (name, version, bytes) in closed {
+                    self.note(Named::Segment, &name, Change::Reclaimed { version, bytes });
+                }
+            }
             Event::CellSettled { at } => self.settle(*at),
             Event::TimelineEnded { name } => self.end_line(name, CellEnding::Abandoned, &mut said),
             Event::Request { member, request, call } => {
@@ -245,13 +268,16 @@ impl Model {
             }
         }
         self.collect_garbage(&mut said);
-        if !std::mem::take(&mut self.given_up).is_empty() {
+        let given_up = std::mem::take(&mut self.given_up);
+        if !given_up.is_empty() {
             self.closings += 1;
             said.confirm = Some(CloseId(self.closings));
+            self.unclosed.push((CloseId(self.closings), given_up));
         }
         for corpse in self.corpses.iter_mut().filter(|corpse| corpse.until == CloseId(0)) {
             corpse.until = CloseId(self.closings);
         }
+        self.tell_watchers(&mut said);
         said.closed.sort();
         // Their order among each other is no promise; what each says is.
         said.notices.sort_by_key(|(member, ticket, _)| (*member, *ticket));
@@ -468,6 +494,7 @@ impl Model {
                 (said.disconnect, said.hang_up) = (is_believed, !is_believed);
                 Ok(Verdict::Done)
             }
+            Call::Watch(watch) => self.watch(member, request, watch),
             Call::UsesGpu { mps } => {
                 self.person(member).mps |= mps;
                 Ok(Verdict::Done)
@@ -549,6 +576,11 @@ impl Model {
         let number = self.numbers.entry(name.clone()).or_default();
         *number += 1;
         let number = *number;
+        let pid = 100 + member.0 as u32;
+        if self.latest(name).is_none() {
+            self.note(Named::Segment, name, Change::Created { pid });
+        }
+        self.note(Named::Segment, name, Change::Committed { version: number, bytes: memory.bytes(), pid });
         self.editions.iter_mut().filter(|e| e.name == *name).for_each(|e| e.latest = false);
         let lease = self.hold(member, name, number, request);
         self.editions.push(Edition {
@@ -684,7 +716,7 @@ impl Model {
         }
     }
 
-    fn enqueue(&mut self, member: MemberId, ticket: RequestId, for_what: For) -> Outcome {
+    pub(super) fn enqueue(&mut self, member: MemberId, ticket: RequestId, for_what: For) -> Outcome {
         if self.queue.iter().any(|q| q.member == member && q.ticket == ticket) {
             return Err(Refused::Invalid("a request with this number is already waiting"));
         }
@@ -731,6 +763,12 @@ impl Model {
         for edition in self.editions.iter_mut().filter(|e| e.name == *name) {
             (edition.latest, edition.withdrawn) = (false, true);
         }
+        let pid = 100 + by.0 as u32;
+        let change = match ending {
+            Ending::OwnerDied => Change::OwnerDied { pid },
+            Ending::Withdrawn => Change::Withdrawn { pid },
+        };
+        self.note(Named::Segment, name, change);
         self.tell_withdrawn(said);
     }
 
@@ -776,7 +814,7 @@ impl Model {
         let place = self.people.iter().position(|p| p.id == member).unwrap();
         let Person { id, since, simulated, .. } = self.people.remove(place);
         if is_dead && self.given_up.len() > before {
-            let bytes = self.given_up[before..].iter().sum();
+            let bytes = self.given_up[before..].iter().map(|(.., bytes)| bytes).sum();
             self.corpses.push(Corpse { id, since, simulated, bytes, until: CloseId(0) });
         }
     }
@@ -821,7 +859,7 @@ impl Model {
         }
     }
 
-    fn tell(&mut self, waiting: &Queued, outcome: Outcome, said: &mut Said) {
+    pub(super) fn tell(&mut self, waiting: &Queued, outcome: Outcome, said: &mut Said) {
         self.queue.retain(|q| (q.member, q.ticket) != (waiting.member, waiting.ticket));
         said.notices.push((waiting.member, waiting.ticket, outcome));
     }
@@ -845,7 +883,7 @@ impl Model {
         self.editions.retain(|e| {
             let needed = e.latest || holds.iter().any(|h| h.name == e.name && h.number == e.number);
             if !needed {
-                given_up.push(e.memory.held_bytes());
+                given_up.push((e.name.clone(), e.number, e.memory.held_bytes()));
                 said.closed.extend(e.memory.fds());
             }
             needed

@@ -5,7 +5,7 @@ use super::{
     *,
 };
 use crate::registry::{
-    effect::{Handle, Holder, ObjectHolder, ObjectRow, Refused, SemaphoreRow, TimelineRow},
+    effect::{Change, Handle, Holder, Named, ObjectHolder, ObjectRow, Refused, SemaphoreRow, TimelineRow},
     state::Life,
 };
 
@@ -131,7 +131,10 @@ impl Model {
         said.control.push(Effect::StartCell { at, from, incarnation });
         match self.objects.lines.iter_mut().find(|line| line.name == open.name) {
             Some(line) => line.present = number,
-            None => self.objects.lines.push(Line { name: open.name.clone(), present: number, writer: None }),
+            None => {
+                self.objects.lines.push(Line { name: open.name.clone(), present: number, writer: None });
+                self.note(Named::Timeline, &open.name, Change::Created { pid: 100 + member.0 as u32 });
+            }
         }
         Ok(())
     }
@@ -195,10 +198,16 @@ impl Model {
 
     pub(super) fn end_line(&mut self, name: &Name, ending: CellEnding, said: &mut Said) {
         let Some(line) = self.objects.lines.iter_mut().find(|line| line.name == *name) else { return };
-        line.writer = None;
+        let writer = line.writer.take();
         let present = line.present;
         if !std::mem::replace(&mut self.objects.cells[present as usize].ended, true) {
             said.control.push(Effect::EndCell { at: self.at(present), ending });
+            let pid = writer.map_or(0, |lease| self.gripper(lease));
+            match ending {
+                CellEnding::OwnerDied => self.note(Named::Timeline, name, Change::OwnerDied { pid }),
+                CellEnding::OwnerFaulted => self.note(Named::Timeline, name, Change::OwnerFaulted { pid }),
+                _ => {}
+            }
         }
     }
 
@@ -247,6 +256,7 @@ impl Model {
         over(Bound::Fds, self.bounds.fds, self.fds() + 1)?;
         over(Bound::Bytes, self.bounds.bytes, self.bytes() + made.map_or(0, |made| made.bytes))?;
         self.objects.gates.push(Gate { name: name.clone(), memory: made.take().unwrap(), maximum: *maximum });
+        self.note(Named::Semaphore, name, Change::Created { pid: 100 + member.0 as u32 });
         Ok(())
     }
 
@@ -285,6 +295,7 @@ impl Model {
             ObjectKind::Timeline if !anybody => {
                 self.end_line(&name, CellEnding::Abandoned, said);
                 self.objects.lines.retain(|line| line.name != name);
+                self.note(Named::Timeline, &name, Change::Withdrawn { pid: 100 + member.0 as u32 });
             }
             ObjectKind::Timeline => {}
             ObjectKind::Semaphore => {
@@ -293,6 +304,7 @@ impl Model {
                 if !anybody {
                     said.closed.push(semaphore);
                     self.objects.gates.retain(|gate| gate.name != name);
+                    self.note(Named::Semaphore, &name, Change::Withdrawn { pid: 100 + member.0 as u32 });
                 } else if !self.objects.grips.iter().filter(on_it).any(|grip| grip.member == member) {
                     said.control.push(Effect::ReturnPermits { semaphore, row: self.person(member).row });
                 }
@@ -327,6 +339,10 @@ impl Model {
     /// Whether a member may still store in some cell.
     pub(super) fn writes(&self, member: MemberId) -> bool {
         self.objects.cells.iter().any(|spot| spot.writer == Some(member))
+    }
+
+    fn gripper(&self, lease: LeaseId) -> u32 {
+        100 + self.objects.grips.iter().find(|grip| grip.id == lease).unwrap().member.0 as u32
     }
 
     fn grips_of(&self, member: MemberId) -> Vec<LeaseId> {

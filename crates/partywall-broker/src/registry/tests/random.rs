@@ -6,7 +6,12 @@ use super::{
     model::{Model, Said},
     *,
 };
-use crate::registry::{effect::Refused, state::Life, types::Whom};
+use crate::registry::{
+    effect::Refused,
+    event::{After, Watch},
+    state::Life,
+    types::Whom,
+};
 
 /// An event in terms of positions: what they refer to depends on what has happened before.
 #[derive(Debug, Clone)]
@@ -70,6 +75,8 @@ enum Ask {
     InspectObject(ObjectKind, usize),
     List,
     Members,
+    /// By now, by another broker's point, or from some events before the last one; or from one that has not been.
+    Watch(usize, Option<Option<u64>>),
     UsesGpu(bool),
     ContextLost,
     /// By pid, or by number.
@@ -141,6 +148,8 @@ fn ask() -> impl Strategy<Value = Ask> {
             .prop_map(|(kind, name)| Ask::InspectObject(kind, name)),
         1 => Just(Ask::List),
         1 => Just(Ask::Members),
+        8 => (0..4_usize, prop::option::weighted(0.9, prop::option::weighted(0.95, 0..12_u64)))
+            .prop_map(|(pattern, back)| Ask::Watch(pattern, back)),
         2 => any::<bool>().prop_map(Ask::UsesGpu),
         1 => Just(Ask::ContextLost),
         1 => (0..8_usize, any::<bool>()).prop_map(|(who, by_pid)| Ask::Evict(who, by_pid)),
@@ -174,6 +183,7 @@ impl Run {
             cells: 2,
             rest: 1,
             semaphores: 2,
+            log: 500,
         };
         Self { watched: Watched::new(bounds), model: Model::new(bounds), last_member: 0, last_asked: Vec::new() }
     }
@@ -356,6 +366,17 @@ impl Run {
             Ask::InspectObject(kind, of) => Call::InspectObject { kind: *kind, name: name(*of) },
             Ask::List => Call::List { after: None },
             Ask::Members => Call::Members { after: None },
+            Ask::Watch(pattern, back) => {
+                let last = self.model.history.len() as u64;
+                let after = match back {
+                    None => After::Now,
+                    Some(None) => After::Elsewhere,
+                    Some(Some(11)) => After::Event(last + 1),
+                    // Mostly there is nothing new.
+                    Some(Some(back)) => After::Event(last.saturating_sub(back.saturating_sub(6) * 3)),
+                };
+                Call::Watch(Watch { pattern: Pattern::new(["*", "a", "a/*", "?"][*pattern]).unwrap(), after })
+            }
             Ask::UsesGpu(mps) => Call::UsesGpu { mps: *mps },
             Ask::ContextLost => Call::ContextLost,
             Ask::Evict(who, by_pid) => {

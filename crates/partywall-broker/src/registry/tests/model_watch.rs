@@ -1,0 +1,63 @@
+//! Watching in the model: everything that ever happened, in one list.
+
+use super::{
+    model::{For, Model, Said},
+    *,
+};
+use crate::registry::{
+    effect::{Change, Gap, Happened, Happening, Named},
+    event::{After, Watch},
+};
+
+impl Model {
+    pub(super) fn note(&mut self, named: Named, name: &Name, change: Change) {
+        let sequence = self.history.len() as u64 + 1;
+        self.history.push(Happening { sequence, at: self.now, named, name: name.clone(), change });
+    }
+
+    pub(super) fn watch(&mut self, member: MemberId, ticket: RequestId, watch: &Watch) -> Outcome {
+        let (begin, last) = (self.begin(), self.history.len() as u64);
+        let Watch { pattern, after } = watch;
+        let (gap, after) = match *after {
+            After::Now => return Ok(Verdict::Happened(Happened { gap: None, events: Vec::new(), next: last })),
+            After::Event(after) if after > last => (Some(Gap::OtherBroker), begin),
+            After::Elsewhere => (Some(Gap::OtherBroker), begin),
+            After::Event(after) if after < begin => (Some(Gap::Behind { events: begin - after }), begin),
+            After::Event(after) => (None, after),
+        };
+        let events = self.since(after, pattern);
+        if gap.is_some() || !events.is_empty() {
+            return Ok(Verdict::Happened(Happened { gap, events, next: last }));
+        }
+        self.enqueue(member, ticket, For::Watch(pattern.clone(), after))
+    }
+
+    /// Tells those who watch what this event has brought.
+    pub(super) fn tell_watchers(&mut self, said: &mut Said) {
+        let (told, last) = (std::mem::replace(&mut self.told, self.history.len() as u64), self.history.len() as u64);
+        let begin = self.begin();
+        for waiting in self.queue.clone() {
+            let For::Watch(pattern, asked) = &waiting.for_what else { continue };
+            let gap = (told < begin).then(|| Gap::Behind { events: begin - told });
+            let events = self.since(told.max(begin), pattern);
+            if told < last && (gap.is_some() || !events.is_empty() || *asked < begin) {
+                self.tell(&waiting, Ok(Verdict::Happened(Happened { gap, events, next: last })), said);
+            }
+        }
+    }
+
+    fn since(&self, after: u64, pattern: &Pattern) -> Vec<Happening> {
+        let since = self.history.iter().filter(|event| event.sequence > after);
+        since.filter(|event| pattern.matches(event.name.as_str())).cloned().collect()
+    }
+
+    /// How many events have been forgotten.
+    fn begin(&self) -> u64 {
+        let mut bytes = 0;
+        let kept = self.history.iter().rev().take_while(|event| {
+            bytes += event.cost();
+            bytes <= self.bounds.log
+        });
+        self.history.len() as u64 - kept.count() as u64
+    }
+}

@@ -1,0 +1,209 @@
+//! Watching, rule by rule.
+
+use super::*;
+use crate::registry::{
+    effect::{Change, Gap, Happened, Happening, Named, Refused},
+    event::{After, Watch},
+};
+
+fn watch(pattern: &str, after: After) -> Call {
+    Call::Watch(Watch { pattern: Pattern::new(pattern).unwrap(), after })
+}
+
+impl Watched {
+    fn happened(&mut self, member: MemberId, pattern: &str, after: After) -> Happened {
+        match self.ask(member, watch(pattern, after)).1 {
+            Ok(Verdict::Happened(happened)) => happened,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// What has happened to names that are like a pattern.
+    fn all(&mut self, member: MemberId, pattern: &str) -> Vec<(String, Change)> {
+        short(&self.happened(member, pattern, After::Event(0)).events)
+    }
+}
+
+fn short(events: &[Happening]) -> Vec<(String, Change)> {
+    events.iter().map(|event| (event.name.to_string(), event.change)).collect()
+}
+
+/// The events of the only verdict among the effects.
+fn told(effects: &[Effect]) -> Happened {
+    match &notices(effects)[..] {
+        [(.., Ok(Verdict::Happened(happened)))] => happened.clone(),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_name_appears_and_goes_and_each_version_comes_and_is_reclaimed() {
+    let (mut w, [a, b]) = Watched::with_members();
+    let (_, first) = w.commit(a, "x", false);
+    w.commit(b, "x", true);
+    w.release(a, first);
+    let _ = w.ask(a, Call::Remove { name: Name::new("x") });
+    w.apply(Event::Died { member: b });
+    let name = || "x".to_owned();
+    let (by_a, by_b) = (101, 102);
+    let expected = [
+        (name(), Change::Created { pid: by_a }),
+        (name(), Change::Committed { version: 1, bytes: 10, pid: by_a }),
+        (name(), Change::Committed { version: 2, bytes: 10, pid: by_b }),
+        (name(), Change::Withdrawn { pid: by_a }),
+    ];
+    assert_eq!(w.all(a, "*"), expected, "memory is free when it is closed");
+    w.close_all();
+    let reclaimed = [1, 2].map(|version| (name(), Change::Reclaimed { version, bytes: 10 }));
+    assert_eq!(w.all(a, "x"), [&expected[..], &reclaimed].concat());
+}
+
+#[test]
+fn a_death_is_told_before_its_memory_is_free() {
+    let (mut w, [a, b]) = Watched::with_members();
+    w.commit(a, "theirs", false);
+    let held = w.opened(b, "theirs");
+    let Happened { next, .. } = w.happened(b, "*", After::Now);
+    let (ticket, outcome, _) = w.ask(b, watch("th*", After::Event(next)));
+    assert_eq!(outcome, Ok(Verdict::Pending));
+    let effects = w.apply(Event::Died { member: a });
+    assert_eq!(short(&told(&effects).events), [("theirs".into(), Change::OwnerDied { pid: 101 })]);
+    assert_eq!(notices(&effects)[0].1, ticket);
+    let next = told(&effects).next;
+    assert_eq!(w.ask(b, watch("*", After::Event(next))).1, Ok(Verdict::Pending));
+    w.release(b, held.lease);
+    let effects = w.close_all();
+    assert_eq!(short(&told(&effects).events), [("theirs".into(), Change::Reclaimed { version: 1, bytes: 10 })]);
+}
+
+#[test]
+fn only_what_is_like_the_pattern_is_told() {
+    let (mut w, [a, b]) = Watched::with_members();
+    assert_eq!(w.ask(b, watch("llm/*", After::Event(0))).1, Ok(Verdict::Pending));
+    let commit = w.commit_call("other", false, true);
+    let (.., effects) = w.ask(a, Call::Commit(commit));
+    assert_eq!(notices(&effects), []);
+    let commit = w.commit_call("llm/a", false, true);
+    let (.., effects) = w.ask(a, Call::Commit(commit));
+    let Happened { gap: None, events, next: 4 } = told(&effects) else { panic!("{effects:?}") };
+    assert_eq!(events.iter().map(|event| event.sequence).collect::<Vec<_>>(), [3, 4]);
+}
+
+#[test]
+fn timelines_and_semaphores_have_their_own_events() {
+    let (mut w, [a, b]) = Watched::with_members();
+    let open = |writer| OpenTimeline { name: Name::new("t"), writer, slabs: 0, slab: None };
+    let _ = w.ask(a, Call::OpenTimeline(open(true)));
+    let _ = w.ask(b, Call::OpenTimeline(open(false)));
+    let semaphore = OpenSemaphore { name: Name::new("s"), maximum: 1, memory: None };
+    let _ = w.ask(b, Call::OpenSemaphore(semaphore));
+    w.apply(Event::Died { member: a });
+    let _ = w.ask(b, Call::OpenTimeline(open(true)));
+    let _ = w.ask(b, Call::ContextLost);
+    let events = w.happened(b, "*", After::Event(0)).events;
+    let told: Vec<_> = events.iter().map(|event| (event.named, event.change)).collect();
+    assert_eq!(
+        told,
+        [
+            (Named::Timeline, Change::Created { pid: 101 }),
+            (Named::Semaphore, Change::Created { pid: 102 }),
+            (Named::Timeline, Change::OwnerDied { pid: 101 }),
+            (Named::Timeline, Change::OwnerFaulted { pid: 102 }),
+        ]
+    );
+    w.join(MemberId(3));
+    w.apply(Event::Died { member: b });
+    let after = events.len() as u64;
+    let told: Vec<_> =
+        w.happened(MemberId(3), "*", After::Event(after)).events.iter().map(|e| (e.named, e.change)).collect();
+    let gone = Change::Withdrawn { pid: 102 };
+    assert_eq!(told, [(Named::Semaphore, gone), (Named::Timeline, gone)], "as its leases go");
+}
+
+#[test]
+fn who_comes_too_late_is_told_how_much_is_missing() {
+    let bounds = Bounds { log: 1000, ..UNBOUNDED };
+    let mut w = Watched::new(bounds);
+    let [a, b] = [1, 2].map(MemberId);
+    w.join(a);
+    w.join(b);
+    for _ in 0..100 {
+        w.commit(a, "x", true);
+    }
+    let Happened { gap: Some(Gap::Behind { events: missed }), events, next } = w.happened(b, "*", After::Event(7))
+    else {
+        panic!("it is not all there any more")
+    };
+    assert!((5..20).contains(&events.len()), "{events:?}");
+    assert_eq!(events[0].sequence, 7 + missed + 1);
+    assert_eq!((events.last().unwrap().sequence, next), (101, 101));
+    assert_eq!(w.happened(b, "*", After::Event(7 + missed)).gap, None);
+    // A point that is not of this broker.
+    for after in [After::Elsewhere, After::Event(102)] {
+        let there = w.happened(b, "y", after);
+        assert_eq!(there, Happened { gap: Some(Gap::OtherBroker), events: Vec::new(), next: 101 });
+    }
+}
+
+#[test]
+fn who_waits_misses_nothing_however_fast_the_log_runs_on() {
+    let mut w = Watched::new(Bounds { log: 1000, ..UNBOUNDED });
+    let [a, b] = [1, 2].map(MemberId);
+    w.join(a);
+    w.join(b);
+    let mut next = 0;
+    // Long before the log has been filled a second time, it gets a later point to go on from.
+    let mut renewed = 0;
+    assert_eq!(w.ask(b, watch("quiet", After::Event(next))).1, Ok(Verdict::Pending));
+    for _ in 0..100 {
+        let commit = w.commit_call("busy", false, true);
+        let (.., effects) = w.ask(a, Call::Commit(commit));
+        if !notices(&effects).is_empty() {
+            let Happened { gap: None, events, next: later } = told(&effects) else { panic!("{effects:?}") };
+            assert!(events.is_empty() && later > next);
+            (next, renewed) = (later, renewed + 1);
+            assert_eq!(w.ask(b, watch("quiet", After::Event(next))).1, Ok(Verdict::Pending));
+        }
+    }
+    assert!((2..50).contains(&renewed), "{renewed}");
+    let commit = w.commit_call("quiet", false, true);
+    let (.., effects) = w.ask(a, Call::Commit(commit));
+    assert_eq!(told(&effects).gap, None);
+    assert_eq!(told(&effects).events.len(), 2);
+}
+
+#[test]
+fn one_event_may_be_more_than_the_log_holds() {
+    let mut w = Watched::new(Bounds { log: 500, ..UNBOUNDED });
+    let [a, b] = [1, 2].map(MemberId);
+    w.join(a);
+    w.join(b);
+    for i in 0..50 {
+        w.commit(a, &format!("name{i}"), false);
+    }
+    let Happened { next, .. } = w.happened(b, "*", After::Now);
+    assert_eq!(w.ask(b, watch("*", After::Event(next))).1, Ok(Verdict::Pending));
+    let effects = w.apply(Event::Died { member: a });
+    let Happened { gap: Some(Gap::Behind { events: missed }), events, next: last } = told(&effects) else {
+        panic!("{effects:?}")
+    };
+    assert_eq!(missed + events.len() as u64, 50);
+    assert_eq!((events[0].sequence, last), (next + missed + 1, next + 50));
+}
+
+#[test]
+fn a_watcher_is_a_waiting_request_like_others() {
+    let mut w = Watched::new(Bounds { waits: 1, ..UNBOUNDED });
+    let a = MemberId(1);
+    w.join(a);
+    let (ticket, outcome, _) = w.ask(a, watch("*", After::Event(0)));
+    assert_eq!(outcome, Ok(Verdict::Pending));
+    let refused = w.ask(a, watch("*", After::Event(0))).1;
+    assert_eq!(refused, Err(Refused::Limit { bound: Bound::Waits, allowed: 1, needed: 2 }));
+    assert_eq!(w.ask(a, Call::Cancel { ticket }).1, Ok(Verdict::Done));
+    assert_eq!(w.ask(a, watch("*", After::Event(0))).1, Ok(Verdict::Pending));
+    w.apply(Event::Suspected { member: a });
+    w.apply(Event::Resumed { member: a });
+    w.commit(a, "x", true);
+    assert_eq!(w.happened(a, "*", After::Event(0)).events.len(), 2, "it asks again, and has missed nothing");
+}

@@ -1,0 +1,130 @@
+//! What happens to names, for those who watch.
+//!
+//! Events are kept in one log, which is bounded by bytes, so that a watcher costs what it waits with and nothing else:
+//! who asks late is told how much it has missed. Watchers ask, get what has happened since their point, and wait if
+//! that is nothing. While they wait they miss nothing, however fast the log runs on.
+
+use std::collections::VecDeque;
+
+use partywall_wire::Pattern;
+
+use super::{
+    Granted, Registry,
+    effect::{Change, Effect, Gap, Happened, Happening, Named, Refused, Verdict},
+    event::{After, Watch},
+    report::Page,
+    state::Waiting,
+    types::{MemberId, Name, RequestId},
+};
+
+/// The last of what has happened.
+#[derive(Debug, Default)]
+pub(super) struct Log {
+    kept: VecDeque<Happening>,
+    bytes: u64,
+    /// The number of the last event. They count from 1 without a hole.
+    pub(super) last: u64,
+    /// Up to where all who wait have been told.
+    told: u64,
+}
+
+/// A request that waits for something to happen.
+#[derive(Debug)]
+pub(super) struct Watcher {
+    pub(super) member: MemberId,
+    pub(super) ticket: RequestId,
+    pattern: Pattern,
+    /// The point of which it asked. It knows no later one, should it have to ask again.
+    asked: u64,
+}
+
+impl Log {
+    /// The number before the first event that is kept.
+    fn begin(&self) -> u64 {
+        self.last - self.kept.len() as u64
+    }
+
+    fn put(&mut self, happening: Happening, bound: u64) {
+        self.bytes += happening.cost();
+        self.kept.push_back(happening);
+        while self.bytes > bound
+            && let Some(oldest) = self.kept.pop_front()
+        {
+            self.bytes -= oldest.cost();
+        }
+    }
+
+    /// As many events behind a point as one answer takes, and the point behind what was looked at.
+    fn page(&self, after: u64, pattern: &Pattern) -> (Vec<Happening>, u64) {
+        let (mut events, mut page) = (Vec::new(), Page::default());
+        let from = usize::try_from(after.saturating_sub(self.begin())).unwrap_or(usize::MAX);
+        for event in self.kept.range(from.min(self.kept.len())..) {
+            if !pattern.matches(event.name.as_str()) {
+                continue;
+            }
+            events.push(event.clone());
+            if page.is_full_with(event.name.as_str().len()) {
+                return (events, event.sequence);
+            }
+        }
+        (events, self.last)
+    }
+}
+
+impl Registry {
+    /// Writes down what has happened. Whoever waits for it is told when the event that is being applied is over.
+    pub(super) fn log(&mut self, named: Named, name: &Name, change: Change) {
+        self.log.last += 1;
+        let happening = Happening { sequence: self.log.last, at: self.now, named, name: name.clone(), change };
+        self.log.put(happening, self.bounds.log);
+    }
+
+    /// What has happened since a point, or else what will happen next.
+    pub(super) fn watch(
+        &mut self,
+        member: MemberId,
+        ticket: RequestId,
+        Watch { pattern, after }: Watch,
+    ) -> Result<Granted, Refused> {
+        let begin = self.log.begin();
+        let (after, gap) = match after {
+            After::Now => {
+                let now = Happened { gap: None, events: Vec::new(), next: self.log.last };
+                return Ok(Verdict::Happened(now).into());
+            }
+            After::Event(after) if after >= begin && after <= self.log.last => (after, None),
+            After::Event(after) if after < begin => (begin, Some(Gap::Behind { events: begin - after })),
+            After::Event(_) | After::Elsewhere => (begin, Some(Gap::OtherBroker)),
+        };
+        let (events, next) = self.log.page(after, &pattern);
+        if gap.is_some() || !events.is_empty() {
+            return Ok(Verdict::Happened(Happened { gap, events, next }).into());
+        }
+        let id = self.enlist(member, ticket, Waiting::Watching)?;
+        self.watchers.insert(id, Watcher { member, ticket, pattern, asked: after });
+        Ok(Verdict::Pending.into())
+    }
+
+    /// Tells those who wait what has happened in this event.
+    pub(super) fn tell_watchers(&mut self, out: &mut Vec<Effect>) {
+        let (told, last) = (std::mem::replace(&mut self.log.told, self.log.last), self.log.last);
+        if told == last {
+            return;
+        }
+        // One event may be more than the log holds: a death with very many names.
+        let begin = self.log.begin();
+        let gap = (told < begin).then(|| Gap::Behind { events: begin - told });
+        let mut happened = Vec::new();
+        for watcher in self.watchers.values() {
+            // All that this one waits for is behind what was told last.
+            let (events, next) = self.log.page(told, &watcher.pattern);
+            // When the log leaves the point behind that it would ask of if it had to ask again, it gets a later one.
+            if gap.is_some() || !events.is_empty() || watcher.asked < begin {
+                happened.push((watcher.member, watcher.ticket, Happened { gap, events, next }));
+            }
+        }
+        for (member, ticket, happened) in happened {
+            self.conclude(member, ticket, Ok(Verdict::Happened(happened).into()), out);
+        }
+    }
+}

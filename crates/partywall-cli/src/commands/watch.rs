@@ -1,0 +1,158 @@
+//! `partywall watch`: one line an event, until Ctrl-C, until nobody reads, or until the broker goes.
+//!
+//! With `--json` each line is an object. The first one is `event` (`watching`), `pattern`, `socket`, `point`. Those that
+//! follow have `event` (`created`, `committed`, `withdrawn`, `owner_died`, `owner_faulted`, `reclaimed`), `named`
+//! (`segment`, `timeline`, `semaphore`), `name`, `version` and `bytes` where there is a version, `pid` where somebody did
+//! it, `at_ms` (since 1970), `point`; or `event` (`missed`), `events` (a number, or null if nobody knows), `point`. When the
+//! broker goes, `error` and `point`.
+
+use std::{
+    io::{Write, stdout},
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
+
+use clap::Args;
+use partywall::{
+    ErrorKind, Pattern, Watch, WatchEvent, bytes,
+    info::{Change, NameEvent, Named, Point},
+};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde_json::{Value, json};
+
+use crate::{Context, failure::Failure, output::Output, signals, text};
+
+/// Its arguments.
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    /// Only names like this; `*` stands for any characters, also `/`, and `?` for one
+    #[arg(value_parser = Pattern::new, default_value = "*", hide_default_value = true)]
+    pattern: Pattern,
+    /// Go on from here: a `point` that an earlier watch has printed
+    #[arg(long, value_name = "POINT")]
+    after: Option<Point>,
+}
+
+/// Runs it.
+pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
+    let stop = signals::cancel_flag().map_err(|error| {
+        Failure::new(ErrorKind::Refused, format!("handling signals: {error}"), "see what the kernel says")
+    })?;
+    let domain = context.options().start(false).connect()?;
+    let pattern = arguments.pattern.as_str();
+    let mut watch = match arguments.after {
+        None => domain.watch(pattern)?,
+        Some(point) => domain.watch_after(pattern, point)?,
+    };
+    let output = context.output();
+    if output.is_json() {
+        output.value(&json!({
+            "event": "watching",
+            "pattern": pattern,
+            "socket": domain.socket(),
+            "point": watch.point().to_string(),
+        }));
+    } else {
+        let which = if pattern == "*" { "all names".to_owned() } else { format!("names like {pattern}") };
+        output.remark(format!("watching {which} in the domain at {}; Ctrl-C ends it", domain.socket().display()));
+    }
+    tell(output, &mut watch, &stop)?;
+    if !output.is_json() {
+        output.remark(format!("`--after {}` goes on from here", watch.point()));
+    }
+    Ok(())
+}
+
+fn tell(output: Output, watch: &mut Watch, stop: &AtomicBool) -> Result<(), Failure> {
+    while !stop.load(Ordering::Relaxed) && is_read() {
+        // A signal ends no wait, and neither does a reader that goes: both are looked for now and then.
+        match watch.next(Duration::from_millis(250)) {
+            Ok(None) => {}
+            Ok(Some(event)) => {
+                output.line(line(&event));
+                output.value(&value(&event, watch.point()));
+            }
+            Err(error) => {
+                let point = watch.point().to_string();
+                let failure = Failure::from(error);
+                let advice = format!("{}; the last point was {point}", failure.advice());
+                return Err(failure.with_advice(advice).with_details(json!({ "point": point })));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether anybody may still read what is printed. A pipe says when its other end is closed.
+fn is_read() -> bool {
+    let stdout = stdout();
+    // What was printed until now is to be seen now.
+    let _ = stdout.lock().flush();
+    let mut fds = [PollFd::new(&stdout, PollFlags::empty())];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut fds, Some(&now)).is_err() || !fds[0].revents().contains(PollFlags::ERR)
+}
+
+fn line(event: &WatchEvent) -> String {
+    let WatchEvent::Name(NameEvent { at, named, name, change, .. }) = event else {
+        return match event {
+            WatchEvent::Missed { events: Some(events) } => {
+                format!("missed {}: look at all names again", text::count(*events, "event"))
+            }
+            _ => "missed what was before this broker: look at all names again".into(),
+        };
+    };
+    let what = match named {
+        Named::Segment => name.clone(),
+        Named::Timeline => format!("timeline {name}"),
+        Named::Semaphore => format!("semaphore {name}"),
+        _ => format!("something newer than this program, {name}"),
+    };
+    let change = match change {
+        Change::Created { pid } => format!("created        {what} by pid {pid}"),
+        Change::Committed { version, bytes: size, pid } => {
+            format!("committed      {what}@{version}, {}, by pid {pid}", bytes(*size))
+        }
+        Change::Withdrawn { pid } => format!("withdrawn      {what} by pid {pid}"),
+        Change::OwnerDied { pid } => format!("owner died     {what}: pid {pid}"),
+        Change::OwnerFaulted { pid } => format!("owner faulted  {what}: pid {pid} has lost its CUDA context"),
+        Change::Reclaimed { version, bytes: size } => format!("reclaimed      {what}@{version}, {}", bytes(*size)),
+        _ => format!("changed        {what}"),
+    };
+    format!("{}  {change}", text::moment(*at))
+}
+
+fn value(event: &WatchEvent, point: Point) -> Value {
+    let mut value = match event {
+        WatchEvent::Name(NameEvent { at, named, name, change, .. }) => {
+            let named = match named {
+                Named::Segment => "segment",
+                Named::Timeline => "timeline",
+                Named::Semaphore => "semaphore",
+                _ => "unknown",
+            };
+            let mut value = json!({ "event": "changed", "named": named, "name": name, "at_ms": at });
+            let facts = match change {
+                Change::Created { pid } => json!({ "event": "created", "pid": pid }),
+                Change::Committed { version, bytes, pid } => {
+                    json!({ "event": "committed", "version": version, "bytes": bytes, "pid": pid })
+                }
+                Change::Withdrawn { pid } => json!({ "event": "withdrawn", "pid": pid }),
+                Change::OwnerDied { pid } => json!({ "event": "owner_died", "pid": pid }),
+                Change::OwnerFaulted { pid } => json!({ "event": "owner_faulted", "pid": pid }),
+                Change::Reclaimed { version, bytes } => {
+                    json!({ "event": "reclaimed", "version": version, "bytes": bytes })
+                }
+                _ => json!({}),
+            };
+            if let (Some(value), Value::Object(facts)) = (value.as_object_mut(), facts) {
+                value.extend(facts);
+            }
+            value
+        }
+        WatchEvent::Missed { events } => json!({ "event": "missed", "events": events }),
+        _ => json!({ "event": "unknown" }),
+    };
+    value["point"] = json!(point.to_string());
+    value
+}

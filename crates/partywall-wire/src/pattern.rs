@@ -1,0 +1,104 @@
+//! Patterns of names.
+
+use std::{fmt, sync::Arc};
+
+use crate::limits::MAX_NAME;
+
+/// What a name may be like: `*` stands for any characters, also `/` and none, and `?` for one.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Pattern(Arc<str>);
+
+impl Pattern {
+    /// Takes a pattern of what a name consists of, `*` and `?`.
+    ///
+    /// # Errors
+    /// A sentence that names the rule that is broken: no name would be like it.
+    pub fn new(text: &str) -> Result<Self, String> {
+        if text.is_empty() {
+            return Err("a pattern needs at least one character; `*` is like every name".into());
+        }
+        if text.len() > MAX_NAME {
+            return Err(format!("a pattern has at most {MAX_NAME} bytes, this one has {}", text.len()));
+        }
+        match text.chars().find(|c| !(c.is_ascii_alphanumeric() || "._-/*?".contains(*c))) {
+            Some(bad) => Err(format!("a pattern consists of letters, digits, `._-/`, `*` and `?`, not {bad:?}")),
+            None => Ok(Self(text.into())),
+        }
+    }
+
+    /// The pattern as it was given.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Whether `name` is like it. Takes at most as many steps as the two lengths multiplied.
+    pub fn matches(&self, name: &str) -> bool {
+        let (pattern, name) = (self.0.as_bytes(), name.as_bytes());
+        let (mut p, mut n) = (0, 0);
+        // Where to go on if it does not match: the last star, and the first character that it does not stand for yet.
+        let mut retry: Option<(usize, usize)> = None;
+        while n < name.len() {
+            match pattern.get(p) {
+                Some(b'*') => {
+                    retry = Some((p, n + 1));
+                    p += 1;
+                }
+                Some(c) if *c == b'?' || *c == name[n] => (p, n) = (p + 1, n + 1),
+                _ => match retry {
+                    Some((star, next)) => {
+                        retry = Some((star, next + 1));
+                        (p, n) = (star + 1, next);
+                    }
+                    None => return false,
+                },
+            }
+        }
+        pattern[p..].iter().all(|c| *c == b'*')
+    }
+}
+
+impl fmt::Debug for Pattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn matches(pattern: &str, name: &str) -> bool {
+        Pattern::new(pattern).unwrap_or_else(|why| panic!("{why}")).matches(name)
+    }
+
+    #[test]
+    fn patterns_match_like_a_shell() {
+        for (pattern, name) in [
+            ("*", "a"),
+            ("*", "a/b"),
+            ("**", "a/b"),
+            ("a*", "abc"),
+            ("*c", "abc"),
+            ("a?c", "abc"),
+            ("*b*d", "abcbd"),
+            ("a**b", "ab"),
+            ("llm/*", "llm/a/b"),
+        ] {
+            assert!(matches(pattern, name), "{pattern} {name}");
+        }
+        for (pattern, name) in
+            [("b", "a"), ("?", "ab"), ("a*", "ba"), ("*b*d", "abc"), ("a?c", "ac"), ("llm/*", "llm"), ("ab", "a")]
+        {
+            assert!(!matches(pattern, name), "{pattern} {name}");
+        }
+        assert!(!matches(&"*a".repeat(50), &"a".repeat(49)));
+    }
+
+    #[test]
+    fn patterns_that_are_like_nothing_are_refused() {
+        for (pattern, word) in [("", "at least one"), ("a b", "' '"), ("[ab]", "'['"), ("ä", "'ä'")] {
+            assert!(Pattern::new(pattern).is_err_and(|why| why.contains(word)), "{pattern}");
+        }
+        assert!(Pattern::new(&"x".repeat(MAX_NAME + 1)).is_err_and(|why| why.contains("255")));
+    }
+}

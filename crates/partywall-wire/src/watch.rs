@@ -1,0 +1,142 @@
+//! What happens to names, as it is encoded.
+
+use std::{fmt, str::FromStr};
+
+use serde::{Deserialize, Serialize};
+
+/// A point in what has happened in a broker: behind the event with this number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Point {
+    /// The broker, as in its welcome.
+    pub instance: u64,
+    /// How many events there were until then.
+    pub sequence: u64,
+}
+
+impl fmt::Display for Point {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}-{}", self.instance, self.sequence)
+    }
+}
+
+impl FromStr for Point {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parse = |(instance, sequence): (&str, &str)| {
+            let instance = u64::from_str_radix(instance, 16).ok()?;
+            Some(Self { instance, sequence: sequence.parse().ok()? })
+        };
+        let point = text.split_once('-').and_then(parse);
+        point.ok_or_else(|| format!("{text:?} is no point to go on from: it looks like 0123456789abcdef-42"))
+    }
+}
+
+/// What has a name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Named {
+    /// A segment.
+    Segment,
+    /// A timeline.
+    Timeline,
+    /// A semaphore.
+    Semaphore,
+}
+
+/// What happened to a name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Change {
+    /// It is there, and was not before.
+    Created {
+        /// Who made it.
+        pid: u32,
+    },
+    /// The segment has a next version.
+    Committed {
+        /// The version.
+        version: u64,
+        /// Bytes of it, as allocated.
+        bytes: u64,
+        /// Who made it.
+        pid: u32,
+    },
+    /// It is there no longer: it was removed, or its owner has dropped it, or it went with its last user.
+    Withdrawn {
+        /// Who did that.
+        pid: u32,
+    },
+    /// Its owner is dead. An owned segment is there no longer; a timeline is, and has no writer.
+    OwnerDied {
+        /// The owner.
+        pid: u32,
+    },
+    /// The writer of the timeline has lost its CUDA context.
+    OwnerFaulted {
+        /// The writer.
+        pid: u32,
+    },
+    /// The memory of a version is free: nobody holds it any more, and it is closed.
+    Reclaimed {
+        /// The version.
+        version: u64,
+        /// Bytes that the broker held for it.
+        bytes: u64,
+    },
+}
+
+/// Something that happened to a name.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NameEvent {
+    /// Its number in this broker: events count from 1.
+    pub sequence: u64,
+    /// When, in milliseconds since 1970.
+    pub at: u64,
+    /// What has the name.
+    pub named: Named,
+    /// The name.
+    pub name: String,
+    /// What happened.
+    pub change: Change,
+}
+
+/// Why some of what happened cannot be told any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Gap {
+    /// The asker asked too late for these: a broker keeps the last mebibyte.
+    Behind {
+        /// How many events, whatever their names.
+        events: u64,
+    },
+    /// The point is of another broker.
+    OtherBroker,
+}
+
+/// What has happened since a point.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Happened {
+    /// What is missing before the events.
+    pub gap: Option<Gap>,
+    /// Some events, in their order.
+    pub events: Vec<NameEvent>,
+    /// Where to go on.
+    pub next: Point,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn points_are_text() {
+        for point in [Point { instance: 0, sequence: 0 }, Point { instance: u64::MAX, sequence: u64::MAX }] {
+            assert_eq!(point.to_string().parse(), Ok(point));
+        }
+        assert_eq!(Point { instance: 0xab, sequence: 7 }.to_string(), "00000000000000ab-7");
+        for bad in ["", "7", "-", "x-7", "ab-", "ab-x", "ab-7-", "1ffffffffffffffff-1", "ab--1"] {
+            assert!(bad.parse::<Point>().is_err_and(|why| why.contains("no point")), "{bad}");
+        }
+    }
+}
