@@ -2,11 +2,13 @@
 # Runs the GPU tests of Partywall, and with --bench its benchmarks first. Needs Linux and an NVIDIA
 # driver, nothing else. Everything after --bench goes to the tests, such as a part of a test's name.
 # Where Python 3.11 or later is, with pytest and torch, the Python package is tested too, with
-# whichever of cupy, jax and numba are there.
+# whichever of cupy, jax and numba are there. With --peers nothing is tested: the Python package is
+# measured beside Rust, safetensors and torch.multiprocessing, within five minutes.
 #
 #   OUT=reports ./run.sh [--bench] [NAME]
+#   OUT=reports ./run.sh --peers
 #
-# Reports go to $OUT, else to the current folder. The last line is
+# Reports go to $OUT, else to the current folder. After tests the last line is
 # `N passed, N failed, N skipped`; the exit status is 0 unless something failed.
 set -u
 
@@ -19,6 +21,37 @@ mkdir -p -- "$out" || exit 1
 export PARTYWALL_BIN="$here/partywall"
 export PARTYWALL_COMMIT="@COMMIT@"
 unset PARTYWALL_SOCKET PARTYWALL_DOMAIN
+
+# Unpacks the Python package into a folder.
+unpack() {
+    python3 -m pip install --quiet --disable-pip-version-check --no-index --no-deps --no-compile \
+        --target "$1" "$here"/partywall-*.whl
+}
+
+# Benchmarks with programs of others. Each of them has its own limits; the one here is for what breaks these.
+peers() {
+    site=$(mktemp -d) || return 1
+    # A model of 14 GiB is to stay in memory, and not to be written to a disk meanwhile.
+    folder=${TMPDIR:-/tmp}
+    room=$(df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 { print $4 }')
+    [ "${room:-0}" -gt $((16 << 20)) ] && folder=/dev/shm
+    scratch=$(mktemp -d -p "$folder" partywall-peers.XXXXXX) || return 1
+    unpack "$site" &&
+        TMPDIR="$scratch" PYTHONPATH="$site${PYTHONPATH:+:$PYTHONPATH}" timeout -k 10 290 \
+            "$here/partywall-bench" --gpu --peers --report "$out/gpu-peers.json" --md "$out/gpu-peers.md" peer_
+    measured=$?
+    [ $measured -eq 124 ] && echo "not all was measured within 290 s" >&2
+    # Brokers of a benchmark that was ended.
+    for socket in "$scratch"/*/*.sock; do
+        [ -S "$socket" ] && "$here/partywall" --socket "$socket" stop --force
+    done
+    rm -rf -- "$scratch" "$site"
+    return $measured
+}
+if [ "${1:-}" = --peers ]; then
+    peers
+    exit $?
+fi
 
 status=0
 if [ "${1:-}" = --bench ]; then
@@ -34,8 +67,7 @@ python_tests() {
         return 0
     }
     site=$(mktemp -d) || return 1
-    python3 -m pip install --quiet --disable-pip-version-check --no-index --no-deps --no-compile \
-        --target "$site" "$here"/partywall-*.whl &&
+    unpack "$site" &&
         PYTHONPATH="$site" PYTHONDONTWRITEBYTECODE=1 python3 -m pytest -p no:cacheprovider -ra \
             --junitxml "$out/python-tests.xml" ${1:+-k "$1"} "$here/tests"
     tests=$?

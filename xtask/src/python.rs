@@ -51,7 +51,8 @@ impl<'a> Environment<'a> {
     /// Checks types, those of the stubs that the build has made included.
     pub(crate) fn check_types(&self) -> Result<(), String> {
         run(&mut self.python("-m mypy --config-file python/pyproject.toml --cache-dir /dev/null -p partywall"))?;
-        run(&mut self.python("-m mypy --config-file python/pyproject.toml --cache-dir /dev/null python/examples"))
+        run(&mut self.python("-m mypy --config-file python/pyproject.toml --cache-dir /dev/null python/examples"))?;
+        run(&mut self.python("-m mypy --config-file python/pyproject.toml --cache-dir /dev/null benches/peers"))
     }
 
     /// Runs tests.

@@ -13,6 +13,7 @@
 //! | [`placement`] | on which processors the two sides of a round trip run |
 //! | [`handout`] | file descriptors from the broker without the library, for the floor on a GPU |
 //! | [`model_file`] | a safetensors file in the page cache |
+//! | [`python`] | programs of `benches/peers`, in Python |
 //! | [`markdown`] | the report as a page for `docs/measurements/` |
 
 mod bench;
@@ -22,6 +23,7 @@ mod markdown;
 mod model_file;
 mod ping_pong;
 mod placement;
+mod python;
 mod role;
 mod subjects;
 
@@ -49,6 +51,10 @@ struct Arguments {
     /// Measure the subjects that need a GPU as well; without one they are skipped
     #[arg(long)]
     gpu: bool,
+    /// Measure the subjects that need Python with the `partywall` package, torch and safetensors as well; it is `python3`,
+    /// or what PARTYWALL_PYTHON names
+    #[arg(long)]
+    peers: bool,
     /// A tenth of the samples, and smaller files
     #[arg(long)]
     quick: bool,
@@ -97,7 +103,8 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     if arguments.list {
         for subject in &chosen {
             let needs = if subject.needs_gpu { " (--gpu)" } else { "" };
-            writeln!(out, "{:<14} {}{needs}", subject.name, subject.about)?;
+            let peers = if subject.needs_peers { " (--peers)" } else { "" };
+            writeln!(out, "{:<14} {}{needs}{peers}", subject.name, subject.about)?;
         }
         return Ok(ExitCode::SUCCESS);
     }
@@ -112,6 +119,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let mut failed = Vec::new();
     for subject in chosen {
         match &no_gpu {
+            _ if subject.needs_peers && !arguments.peers => {}
             Some(why) if subject.needs_gpu => {
                 if arguments.gpu {
                     eprintln!("{}: skipped: {why}", subject.name);
@@ -129,6 +137,10 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
                         failure.lines().next().unwrap_or_default()
                     ));
                     failed.push(subject.name);
+                }
+                // A later subject may end all of this.
+                if let Some(path) = &arguments.report {
+                    bench.report.write_json(path)?;
                 }
             }
         }

@@ -1,18 +1,17 @@
 //! A safetensors file in the page cache.
 
 use std::{
+    env,
     fs::{self, File},
     io::{BufWriter, Read, Write},
     path::{Path, PathBuf},
 };
 
 use partywall_measure::Failure;
+use rustix::fs::statvfs;
 use tempfile::TempDir;
 
 use crate::bench::Bench;
-
-/// Bytes of a tensor: a square matrix of 2,048 x 2,048 in bfloat16.
-const TENSOR: u64 = 8 << 20;
 
 /// A file that goes with this.
 #[derive(Debug)]
@@ -20,6 +19,7 @@ pub(crate) struct ModelFile {
     path: PathBuf,
     /// Bytes of its tensors.
     bytes: u64,
+    tensors: usize,
     _directory: TempDir,
 }
 
@@ -27,7 +27,7 @@ impl ModelFile {
     /// 2 GiB, or 512 MiB for a quick run or where the machine cannot keep the file and two copies of it in memory.
     pub(crate) fn make(bench: &mut Bench) -> Result<Self, Failure> {
         let (large, small) = (2 << 30, 512 << 20);
-        let bytes = match available_memory() {
+        let bytes = match meminfo(AVAILABLE) {
             _ if bench.quick => small,
             Some(available) if available < 4 * large => {
                 bench.report.note("the file is 512 MiB because there is not memory enough for three times 2 GiB");
@@ -35,10 +35,43 @@ impl ModelFile {
             }
             _ => large,
         };
+        let matrix = Shape { rows: 2048, columns: 2048 };
+        Self::write(&vec![matrix; (bytes / matrix.bytes()) as usize])
+    }
+
+    /// A model of 500 tensors in 14 GiB, about as one of seven billion parameters has them. A sixteenth of that for a
+    /// quick run, or where the machine has no room.
+    pub(crate) fn large(bench: &mut Bench, free_on_gpu: u64) -> Result<Self, Failure> {
+        let model = |part: u64| {
+            let matrix = |rows: u64, count| vec![Shape { rows: rows / part, columns: 4096 }; count];
+            [matrix(4096, 436), matrix(768, 64)].concat()
+        };
+        let large = model(1);
+        let bytes: u64 = large.iter().map(Shape::bytes).sum();
+        let free = statvfs(env::temp_dir()).map(|fs| fs.f_bavail * fs.f_frsize)?;
+        let lacks = [
+            ("in the folder for temporary files", free, 1),
+            ("in memory", meminfo(AVAILABLE).unwrap_or(u64::MAX), 2),
+            ("on the GPU", free_on_gpu, 4),
+        ];
+        let lack = lacks.into_iter().find(|(_, free, times)| *free < times * bytes + (1 << 30));
+        match lack {
+            _ if bench.quick => Self::write(&model(16)),
+            Some((place, free, times)) => {
+                let why = format!("{free} bytes are free {place}, which is not {times} times 14 GiB");
+                bench.report.note(format!("the model is a sixteenth: {why}"));
+                Self::write(&model(16))
+            }
+            None => Self::write(&large),
+        }
+    }
+
+    fn write(tensors: &[Shape]) -> Result<Self, Failure> {
         let directory = tempfile::Builder::new().prefix("partywall-bench").tempdir()?;
         let path = directory.path().join("model.safetensors");
-        write(&path, bytes).map_err(|e| format!("writing {bytes} bytes to {}: {e}", path.display()))?;
-        let file = Self { path, bytes, _directory: directory };
+        let bytes = tensors.iter().map(Shape::bytes).sum();
+        write(&path, tensors).map_err(|e| format!("writing {bytes} bytes to {}: {e}", path.display()))?;
+        let file = Self { path, bytes, tensors: tensors.len(), _directory: directory };
         file.read()?;
         Ok(file)
     }
@@ -58,26 +91,48 @@ impl ModelFile {
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
+
+    pub(crate) fn tensors(&self) -> usize {
+        self.tensors
+    }
 }
 
-fn write(path: &Path, bytes: u64) -> std::io::Result<()> {
-    let tensors: Vec<_> = (0..bytes / TENSOR)
-        .map(|i| {
-            let (start, end) = (i * TENSOR, (i + 1) * TENSOR);
-            format!(r#""layers.{i}.weight":{{"dtype":"BF16","shape":[2048,2048],"data_offsets":[{start},{end}]}}"#)
-        })
-        .collect();
-    let mut header = format!("{{{}}}", tensors.join(","));
+/// Of a matrix in bfloat16.
+#[derive(Debug, Clone, Copy)]
+struct Shape {
+    rows: u64,
+    columns: u64,
+}
+
+impl Shape {
+    fn bytes(&self) -> u64 {
+        self.rows * self.columns * 2
+    }
+}
+
+/// Tensor 3 is `layers.3.weight`. Each of its pages of 4,096 bytes begins with the page's number in the tensor and the
+/// tensor's in the file, so that they are not all alike, in case anything below us looks for equal pages.
+fn write(path: &Path, tensors: &[Shape]) -> std::io::Result<()> {
+    let mut start = 0;
+    let entry = |(i, shape): (usize, &Shape)| {
+        let (end, Shape { rows, columns }) = (start + shape.bytes(), shape);
+        let entry = format!(
+            r#""layers.{i}.weight":{{"dtype":"BF16","shape":[{rows},{columns}],"data_offsets":[{start},{end}]}}"#
+        );
+        start = end;
+        entry
+    };
+    let entries: Vec<_> = tensors.iter().enumerate().map(entry).collect();
+    let mut header = format!("{{{}}}", entries.join(","));
     // Padded with blanks, as the format's own writers do, so that the tensors are aligned.
     header.extend(std::iter::repeat_n(' ', header.len().next_multiple_of(8) - header.len()));
     let mut file = BufWriter::new(File::create(path)?);
     file.write_all(&(header.len() as u64).to_le_bytes())?;
     file.write_all(header.as_bytes())?;
-    let mut tensor = vec![0_u8; TENSOR as usize];
-    for i in 0..bytes / TENSOR {
-        // Not all alike, in case anything below us looks for equal pages.
-        for (word, page) in tensor.chunks_mut(4096).enumerate() {
-            page[..8].copy_from_slice(&(i << 32 | word as u64).to_le_bytes());
+    for (i, shape) in tensors.iter().enumerate() {
+        let mut tensor = vec![0_u8; shape.bytes() as usize];
+        for (page, bytes) in tensor.chunks_mut(4096).enumerate() {
+            bytes[..8].copy_from_slice(&((i as u64) << 32 | page as u64).to_le_bytes());
         }
         file.write_all(&tensor)?;
     }
@@ -86,10 +141,8 @@ fn write(path: &Path, bytes: u64) -> std::io::Result<()> {
     file.sync_all()
 }
 
-/// `MemAvailable` of `/proc/meminfo`, in bytes.
-fn available_memory() -> Option<u64> {
-    meminfo("MemAvailable:")
-}
+/// What can be used without taking it from anybody, in `/proc/meminfo`.
+const AVAILABLE: &str = "MemAvailable:";
 
 /// A line of `/proc/meminfo`, in bytes.
 pub(crate) fn meminfo(key: &str) -> Option<u64> {

@@ -5,6 +5,9 @@ mod gpu_open;
 mod gpu_put;
 mod host_open;
 mod many;
+mod peer_model;
+mod peer_open;
+mod peer_stranded;
 mod put;
 mod round_trip;
 mod table_open;
@@ -19,7 +22,9 @@ pub(crate) struct Subject {
     pub(crate) name: &'static str,
     pub(crate) about: &'static str,
     pub(crate) needs_gpu: bool,
-    pub(crate) run: fn(&mut Bench, &Broker) -> Result<(), Failure>,
+    /// Programs of `benches/peers`.
+    pub(crate) needs_peers: bool,
+    pub(crate) run: Run,
 }
 
 /// All of them, in the order in which they are measured.
@@ -32,12 +37,22 @@ pub(crate) const SUBJECTS: &[Subject] = &[
     gpu("gpu_open", "opening GPU memory by name", gpu_open::run),
     gpu("gpu_bandwidth", "a kernel reading through an imported mapping", gpu_bandwidth::run),
     gpu("gpu_put", "a cached safetensors file into GPU memory", gpu_put::run),
+    peers("peer_host_open", "opening host memory from Python and from Rust", false, peer_open::host),
+    peers("peer_gpu_open", "opening GPU memory from Python and from Rust", true, peer_open::gpu),
+    peers("peer_model", "a model of 14 GiB as torch tensors, by name and from a file", true, peer_model::run),
+    peers("peer_stranded", "memory that exports leave behind, with torch.multiprocessing", true, peer_stranded::run),
 ];
 
-const fn host(name: &'static str, about: &'static str, run: fn(&mut Bench, &Broker) -> Result<(), Failure>) -> Subject {
-    Subject { name, about, needs_gpu: false, run }
+type Run = fn(&mut Bench, &Broker) -> Result<(), Failure>;
+
+const fn host(name: &'static str, about: &'static str, run: Run) -> Subject {
+    Subject { name, about, needs_gpu: false, needs_peers: false, run }
 }
 
-const fn gpu(name: &'static str, about: &'static str, run: fn(&mut Bench, &Broker) -> Result<(), Failure>) -> Subject {
-    Subject { name, about, needs_gpu: true, run }
+const fn gpu(name: &'static str, about: &'static str, run: Run) -> Subject {
+    Subject { name, about, needs_gpu: true, needs_peers: false, run }
+}
+
+const fn peers(name: &'static str, about: &'static str, needs_gpu: bool, run: Run) -> Subject {
+    Subject { name, about, needs_gpu, needs_peers: true, run }
 }

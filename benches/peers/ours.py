@@ -1,0 +1,155 @@
+"""Partywall's own package, as its users call it.
+
+    ours.py open SOCKET NAME            microseconds to open a segment
+    ours.py open-close SOCKET NAME      microseconds to open and close it
+    ours.py tensor SOCKET NAME          microseconds to open it, make a torch tensor of it, drop that, and close it
+    ours.py model SOCKET NAME [--touch] milliseconds until all tensors of a segment are torch tensors
+    ours.py put SOCKET FILE [--touch]   milliseconds until a file is a segment and its tensors are torch tensors
+    ours.py rebuilt SOCKET              bytes stranded by exports that another process reads several times
+    ours.py dropped SOCKET              bytes stranded by exports that nobody reads
+"""
+
+import multiprocessing
+import pickle
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import partywall as pw
+import peer
+
+
+def main() -> None:
+    what, socket, *arguments = sys.argv[1:]
+    with pw.connect(socket=socket, start=False) as domain:
+        if what in ("rebuilt", "dropped"):
+            stranded(domain, what)
+        else:
+            prepare: dict[str, Callable[..., Callable[[], float]]]
+            prepare = {"open": only_open, "open-close": open_close, "tensor": as_tensor, "model": as_model, "put": put}
+            peer.serve(prepare[what](domain, *arguments))
+
+
+def only_open(domain: pw.Domain, name: str) -> Callable[[], float]:
+    def sample() -> float:
+        start = time.perf_counter()
+        segment = domain.open(name)
+        elapsed = time.perf_counter() - start
+        segment.close()
+        return elapsed * 1e6
+
+    return sample
+
+
+def open_close(domain: pw.Domain, name: str) -> Callable[[], float]:
+    def sample() -> float:
+        start = time.perf_counter()
+        segment = domain.open(name)
+        segment.close()
+        return (time.perf_counter() - start) * 1e6
+
+    return sample
+
+
+def as_tensor(domain: pw.Domain, name: str) -> Callable[[], float]:
+    torch = with_context()
+
+    def sample() -> float:
+        start = time.perf_counter()
+        segment = domain.open(name)
+        tensor = torch.from_dlpack(segment)
+        del tensor
+        segment.close()
+        return (time.perf_counter() - start) * 1e6
+
+    return sample
+
+
+def as_model(domain: pw.Domain, name: str, *touch: str) -> Callable[[], float]:
+    torch = with_context()
+
+    def load() -> tuple[pw.Segment, dict[str, Any]]:
+        segment = domain.open(name)
+        model = {name: torch.from_dlpack(tensor) for name, tensor in segment.items()}
+        if touch:
+            peer.touch(model)
+        return segment, model
+
+    return loading(load)
+
+
+def put(domain: pw.Domain, path: str, *touch: str) -> Callable[[], float]:
+    torch = with_context()
+
+    def load() -> tuple[pw.Segment, dict[str, Any]]:
+        segment = domain.put_file(path, "put", device="cuda")
+        model = {name: torch.from_dlpack(tensor) for name, tensor in segment.items()}
+        if touch:
+            peer.touch(model)
+        return segment, model
+
+    return loading(load)
+
+
+def loading(load: Callable[[], tuple[pw.Segment, dict[str, Any]]]) -> Callable[[], float]:
+    def sample() -> float:
+        elapsed, (segment, model) = peer.milliseconds(load)
+        peer.check(model)
+        model.clear()
+        segment.close()
+        return elapsed
+
+    return sample
+
+
+def stranded(domain: pw.Domain, what: str) -> None:
+    torch = with_context()
+    spawn = multiprocessing.get_context("spawn")
+    ours, theirs = spawn.Pipe()
+    reader = spawn.Process(target=read_all, args=(theirs, domain.socket), daemon=True)
+    reader.start()
+    theirs.close()
+    ours.recv()
+
+    def export(reads: int) -> None:
+        with domain.create("exported", peer.EXPORTED, torch.uint8) as build:
+            torch.from_dlpack(build).fill_(1)
+            segment = build.commit()
+        payload = pickle.dumps(segment)
+        for _ in range(reads):
+            ours.send_bytes(payload)
+            assert ours.recv() == peer.EXPORTED
+        segment.close()
+
+    # What is used for the first time may take memory for good.
+    export(1)
+    reads = {"rebuilt": peer.READS, "dropped": 0}[what]
+    peer.serve(lambda: peer.stranded(lambda: export(reads), lambda: None))
+
+
+def read_all(exports: Any, socket: str) -> None:
+    """The other process."""
+    torch = with_context()
+    # What is unpickled is opened through this.
+    with pw.connect(socket=socket, start=False):
+        exports.send("ready")
+        while True:
+            try:
+                payload = exports.recv_bytes()
+            except EOFError:
+                return
+            with pickle.loads(payload) as segment:
+                exports.send(peer.read(torch.from_dlpack(segment)))
+
+
+def with_context() -> Any:
+    """torch, with a context on the GPU and what it loads for the first kernels."""
+    import torch
+
+    peer.read(torch.ones(1, dtype=torch.uint8, device="cuda"))
+    return torch
+
+
+if __name__ == "__main__":
+    main()

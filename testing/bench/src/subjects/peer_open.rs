@@ -1,0 +1,106 @@
+//! Opening one tensor from Python, against the same calls from Rust: two members of one broker, in turns.
+
+use std::time::Duration;
+
+use partywall::{DType, Domain, Place};
+use partywall_measure::{Case, Comparison, Failure, Sampler, Unit};
+
+use super::gpu_open;
+use crate::{
+    bench::{Bench, clocked, microseconds, size},
+    broker::Broker,
+    placement::Placement,
+    python::{OURS, Program, Programs},
+};
+
+const NAME: &str = "segment";
+const TENSOR: &str = "tensor.0";
+
+/// What Python may add.
+const GOAL: &str = "<= floor + 10 us";
+
+/// What is done.
+#[derive(Clone, Copy, PartialEq)]
+enum Work {
+    Open,
+    OpenClose,
+    /// With the tensor taken in between: by torch, in Python.
+    Take,
+}
+
+pub(super) fn host(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
+    let bytes = 1 << 20;
+    let builder = broker.connect()?.create(NAME, Place::Host).tensor(TENSOR, DType::U8, &[bytes]);
+    let _held = builder.allocate()?.commit()?;
+    let programs = Programs::unpack()?;
+    for work in [Work::Open, Work::OpenClose] {
+        let mut python = start(&programs, broker, work)?;
+        for placement in [Placement::OneProcessor, Placement::Free] {
+            let _placed = placement.apply(&[broker.pid(), python.pid()])?;
+            let case = placement.of(case(work, "host", bytes));
+            compare(bench, broker, &mut python, work, &case)?;
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn gpu(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
+    let bytes = 2 << 20;
+    gpu_open::commit(broker, NAME, gpu_open::first()?, 1, bytes)?;
+    let programs = Programs::unpack()?;
+    for work in [Work::Open, Work::OpenClose, Work::Take] {
+        let mut python = start(&programs, broker, work)?;
+        compare(bench, broker, &mut python, work, &case(work, "GPU", bytes))?;
+    }
+    Ok(())
+}
+
+fn start(programs: &Programs, broker: &Broker, work: Work) -> Result<Program, Failure> {
+    let what = match work {
+        Work::Open => "open",
+        Work::OpenClose => "open-close",
+        Work::Take => "tensor",
+    };
+    programs.start(OURS, &[&what, &broker.socket(), &NAME])
+}
+
+fn case(work: Work, memory: &str, bytes: u64) -> Case {
+    let what = match work {
+        Work::Open => "open",
+        Work::OpenClose => "open and close",
+        Work::Take => "open, take the tensor, and close",
+    };
+    Case::new(what, Unit::Microseconds).parameter("memory", memory).parameter("size", size(bytes))
+}
+
+fn compare(bench: &mut Bench, broker: &Broker, python: &mut Program, work: Work, case: &Case) -> Result<(), Failure> {
+    let domain = broker.connect()?;
+    let rust: Sampler<'_> = Box::new(|| Ok(microseconds(from_rust(&domain, work)?)));
+    let plan = bench.plan(5_000);
+    let from = |language| case.clone().parameter("from", language);
+    let comparison = Comparison::new(from("Python"), python.sampler(plan.block)).floor(from("Rust"), rust);
+    let comparison = match work {
+        Work::Open | Work::OpenClose => comparison.goal(GOAL.parse()?),
+        // What torch takes to make a tensor is not ours to promise.
+        Work::Take => comparison,
+    };
+    bench.run(comparison, plan)
+}
+
+/// The same as the program does.
+fn from_rust(domain: &Domain, work: Work) -> Result<Duration, Failure> {
+    let open = || domain.opener(NAME).open();
+    if work == Work::Open {
+        let (elapsed, segment) = clocked(open)?;
+        segment.release()?;
+        return Ok(elapsed);
+    }
+    let all = || {
+        let segment = open()?;
+        if work == Work::Take {
+            std::hint::black_box(segment.tensor(TENSOR)?.device()?.device_ptr());
+        }
+        segment.release()
+    };
+    Ok(clocked(all)?.0)
+}
