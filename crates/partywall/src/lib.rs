@@ -43,6 +43,7 @@
 //! | [`Domain`] | a connection to a broker, and everything that is shared through it |
 //! | [`Segment`], [`Builder`], [`Build`], [`Tensor`] | names with versions: building, committing, opening |
 //! | [`Growth`], [`Pinned`] | segments that become longer; host segments that a GPU reaches |
+//! | [`Semaphore`], [`Permit`] | at most so many processes at a time |
 //! | [`IpcEvent`] | CUDA's interprocess events, for code that uses them already |
 //! | [`gpu`] | GPUs as this process sees them, and memory on them |
 //! | [`doctor`] | finding out what works on this machine |
@@ -66,6 +67,7 @@ mod mps;
 mod place;
 mod put;
 mod segment;
+mod semaphore;
 
 pub use partywall_cuda as cuda;
 pub use partywall_cuda::DeviceUuid;
@@ -86,4 +88,5 @@ pub use self::{
         Build, Builder, Claim, Element, Growth, OpenOptions, OpenOrBuild, Pinned, Publication, Refreshed, Segment,
         Tensor, Uncommitted, UploadLane, Uploader,
     },
+    semaphore::{MAX_PERMITS, Permit, Semaphore},
 };

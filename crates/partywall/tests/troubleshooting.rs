@@ -59,6 +59,7 @@ fn every_error() -> Vec<Error> {
         Error::Tainted { name: name.clone(), from: 5 },
         Error::LaunchBlocking { name: name.clone() },
         Error::WrongMaximum { name: name.clone(), maximum: 3, asked: 5 },
+        Error::BadMaximum { name: name.clone(), asked: 0 },
         Error::NotHeld { name: name.clone() },
         Error::BadName { name: name.clone(), why: "it is empty".into() },
         Error::BadPattern { pattern: "[a]".into(), why: "it has brackets".into() },

@@ -149,6 +149,11 @@ impl Link {
         if self.generation == fork_generation() { Ok(()) } else { Err(Error::Forked { parent: self.owner }) }
     }
 
+    /// That the broker is not gone for good, as far as is known.
+    pub(crate) fn require_broker(&self) -> Result<()> {
+        if lock(&self.waits).gone { Err(self.gone()) } else { Ok(()) }
+    }
+
     /// Our row in the memory of all members, and our mark in semaphores.
     pub(crate) fn row(&self) -> u16 {
         self.row

@@ -73,7 +73,6 @@ impl Domain {
     }
 
     /// Opens a semaphore: its lease and its memory.
-    #[expect(dead_code, reason = "semaphores are built on it")]
     pub(crate) fn open_semaphore(&self, name: &str, maximum: u32) -> Result<(u64, OwnedFd)> {
         check_name(name)?;
         let (answer, fds) = self.link().call_with(Call::OpenSemaphore { name: name.to_owned(), maximum }, &[])?;

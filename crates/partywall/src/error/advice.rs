@@ -39,7 +39,7 @@ impl Error {
             | Self::NoSuchTensor { .. }
             | Self::NoSuchMember { .. } => ErrorKind::NotFound,
             Self::TimelineEnded { .. } | Self::Tainted { .. } => ErrorKind::CheckFailed,
-            Self::BadValue { .. } | Self::WrongMaximum { .. } => ErrorKind::Usage,
+            Self::BadValue { .. } | Self::WrongMaximum { .. } | Self::BadMaximum { .. } => ErrorKind::Usage,
             Self::NotYourself
             | Self::BadName { .. }
             | Self::BadPattern { .. }
@@ -87,6 +87,7 @@ impl Error {
             Self::Tainted { .. } => "do the work again from its inputs; a new writer of the timeline starts without the mark".into(),
             Self::LaunchBlocking { .. } => "unset CUDA_LAUNCH_BLOCKING, or wait on the host".into(),
             Self::WrongMaximum { .. } => "open it with the number that it has, or use another name; it goes with the last process that has it open".into(),
+            Self::BadMaximum { .. } => "open it with a number in that range".into(),
             Self::NotHeld { .. } => "give each permit back once, by the process that acquired it".into(),
             Self::BadName { .. } => "use letters, digits and `._-/`".into(),
             Self::BadPattern { .. } => "`*` stands for any characters and `?` for one, the rest is as in a name".into(),
@@ -158,6 +159,7 @@ impl Error {
             Self::Tainted { .. } => "tainted",
             Self::LaunchBlocking { .. } => "launch-blocking",
             Self::WrongMaximum { .. } => "wrong-maximum",
+            Self::BadMaximum { .. } => "bad-maximum",
             Self::NotHeld { .. } => "not-held",
             Self::BadName { .. } => "bad-name",
             Self::BadPattern { .. } => "bad-pattern",

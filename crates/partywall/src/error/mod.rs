@@ -175,6 +175,14 @@ pub enum Error {
         /// Permits that it was opened with.
         asked: u32,
     },
+    /// No semaphore has so many permits, or none.
+    #[error("semaphore {name:?} cannot have {asked} permits: it has 1 to {}", crate::MAX_PERMITS)]
+    BadMaximum {
+        /// The semaphore.
+        name: String,
+        /// Permits that were asked for.
+        asked: u32,
+    },
     /// A permit was given back that is not held any more, or never was.
     #[error("this permit of semaphore {name:?} is not held")]
     NotHeld {

@@ -8,6 +8,7 @@ mod growth;
 mod open;
 mod pidfds;
 mod segments;
+mod semaphores;
 mod watch;
 mod world;
 
@@ -28,6 +29,8 @@ fn owners_go_to_any_thread() {
         anywhere::<SharedSlice<'_, u32>>();
         anywhere::<Claim>();
         anywhere::<partywall::Build>();
+        anywhere::<partywall::Semaphore>();
+        anywhere::<partywall::Permit>();
         anywhere::<partywall::Error>();
     };
 }
@@ -38,6 +41,7 @@ fn role() {
     if let Ok(role) = std::env::var(world::ROLE) {
         match role.as_str() {
             "grower" | "follower" => growth::play(&role),
+            "permit holder" | "permit waiter" | "permit loser" => semaphores::play(&role),
             "sandboxed" => pidfds::play(),
             "watcher" => watch::play(),
             _ => deaths::play(&role),

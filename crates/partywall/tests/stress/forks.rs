@@ -108,6 +108,22 @@ pub(crate) fn play(words: &[&str]) {
                 assert!(good);
             });
         }
+        "permit" => {
+            let semaphore = domain.semaphore("seats", 2).unwrap();
+            let permits = [(); 2].map(|()| semaphore.acquire(Duration::ZERO).unwrap());
+            // SAFETY: as above.
+            let [released, dropped] = unsafe { std::ptr::read(&permits) };
+            let good = in_child(|| {
+                let refused = |result| matches!(result, Err(Error::Forked { .. }));
+                drop(dropped);
+                refused(semaphore.acquire(Duration::from_secs(9)).map(drop))
+                    && refused(semaphore.try_acquire().map(drop))
+                    && refused(released.release())
+            });
+            assert!(good && semaphore.available() == 0, "a child gave its parent's permits back");
+            drop(permits);
+            assert_eq!(semaphore.available(), 2);
+        }
         "building" => {
             let builder = domain.create("draft", At::Host).tensor("x", DType::U8, &[64 << 20]);
             let mut build = builder.allocate().unwrap();
@@ -169,6 +185,11 @@ fn forking_in_the_middle_of_calls_hangs_nobody() {
 #[test]
 fn forking_while_a_segment_changes_its_length_hangs_nobody() {
     Place::new().start("fork growing").expect("good");
+}
+
+#[test]
+fn a_forked_child_gives_no_permit_of_its_parent_back() {
+    Place::new().start("fork permit").expect("good");
 }
 
 #[test]

@@ -11,6 +11,7 @@ mod kills;
 mod peers;
 mod place;
 mod scarcity;
+mod semaphores;
 mod stops;
 mod threads;
 mod wire;
@@ -73,6 +74,7 @@ fn role() {
         "starter" => broker_loss::starter(&words[1..]),
         "fork" => forks::play(&words[1..]),
         "victim" => imposter::victim(),
+        "semaphore" => semaphores::play(&words[1..]),
         "poor" => scarcity::play(&words[1..]),
         other => panic!("no role is called {other:?}"),
     }

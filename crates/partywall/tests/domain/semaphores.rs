@@ -1,0 +1,175 @@
+//! Semaphores: permits that go round between processes, and come back when one of them dies.
+
+use std::{collections::VecDeque, io::Read, sync::mpsc::channel, time::Duration};
+
+use partywall::{Domain, Error, MAX_PERMITS, Permit, Semaphore};
+use partywall_wire::ObjectKind;
+
+use super::{
+    PATIENCE,
+    world::{World, eventually},
+};
+
+/// The roles of a process that holds a permit, or waits for one, when it is killed.
+pub(crate) fn play(role: &str) {
+    let domain = Domain::options().start(false).connect().unwrap();
+    let semaphore = domain.semaphore("seats", 1).unwrap();
+    match role {
+        "permit holder" => {
+            let _permit = semaphore.acquire(Duration::ZERO).unwrap();
+            linger();
+        }
+        "permit waiter" => {
+            std::thread::scope(|scope| {
+                scope.spawn(|| semaphore.acquire(PATIENCE));
+                linger();
+            });
+        }
+        // Says good-bye with a permit that it has forgotten.
+        "permit loser" => {
+            std::mem::forget(semaphore.acquire(Duration::ZERO).unwrap());
+            linger();
+        }
+        _ => panic!("{role}"),
+    }
+}
+
+/// Waits for the test's nudge, or to be killed.
+#[allow(clippy::print_stdout)] // it is how a role talks to the test
+fn linger() {
+    println!("ready");
+    let _ = std::io::stdin().read(&mut [0]);
+}
+
+#[test]
+fn at_most_so_many_have_one() {
+    let world = World::new();
+    let (one, other) = (world.connect(), world.connect());
+    let (ours, theirs) = (one.semaphore("seats", 3).unwrap(), other.semaphore("seats", 3).unwrap());
+    assert_eq!((ours.name(), ours.maximum(), ours.available(), ours.waiting()), ("seats", 3, 3, 0));
+    let mut permits = vec![ours.acquire(Duration::ZERO).unwrap(), theirs.try_acquire().unwrap().unwrap()];
+    permits.push(ours.acquire(PATIENCE).unwrap());
+    assert_eq!((ours.available(), theirs.available()), (0, 0));
+    assert!(ours.try_acquire().unwrap().is_none());
+    assert!(matches!(theirs.acquire(Duration::ZERO), Err(Error::Timeout { .. })));
+    assert!(matches!(theirs.acquire(Duration::from_millis(20)), Err(Error::Timeout { .. })));
+    assert_eq!(ours.waiting(), 0, "who gives up waits no more");
+    permits.pop().unwrap().release().unwrap();
+    let again = theirs.acquire(Duration::ZERO).unwrap();
+    drop((again, permits));
+    assert_eq!(ours.available(), 3);
+}
+
+#[test]
+fn those_who_wait_are_served_in_their_order() {
+    let world = World::new();
+    let domain = world.connect();
+    let semaphore = domain.semaphore("seats", 1).unwrap();
+    let permit = semaphore.acquire(PATIENCE).unwrap();
+    let (sender, order) = channel();
+    std::thread::scope(|scope| {
+        for number in 0..5 {
+            let (semaphore, sender) = (world.connect().semaphore("seats", 1).unwrap(), sender.clone());
+            scope.spawn(move || {
+                let permit = semaphore.acquire(PATIENCE).unwrap();
+                sender.send(number).unwrap();
+                drop(permit);
+            });
+            eventually("he waits", || domain.semaphore("seats", 1).unwrap().waiting() == number + 1);
+        }
+        drop(permit);
+    });
+    assert!(order.try_iter().eq(0..5));
+}
+
+#[test]
+fn who_opens_it_says_the_same_number() {
+    let world = World::new();
+    let domain = world.connect();
+    let semaphore = domain.semaphore("seats", 3).unwrap();
+    let error = world.connect().semaphore("seats", 4).unwrap_err();
+    assert!(matches!(error, Error::WrongMaximum { maximum: 3, asked: 4, .. }), "{error}");
+    assert!(matches!(domain.semaphore("none", 0), Err(Error::BadMaximum { asked: 0, .. })));
+    assert!(matches!(domain.semaphore("many", MAX_PERMITS + 1), Err(Error::BadMaximum { .. })));
+    assert!(matches!(domain.semaphore("", 1), Err(Error::BadName { .. })));
+    // It goes with the last handle.
+    drop(semaphore);
+    assert_eq!(domain.semaphore("seats", MAX_PERMITS).unwrap().available(), MAX_PERMITS);
+    // And has nothing to do with what else is named so.
+    assert!(matches!(domain.open("seats", Duration::ZERO), Err(Error::NotFound { .. })));
+}
+
+#[test]
+fn a_permit_keeps_its_semaphore() {
+    let world = World::new();
+    let (domain, other) = (world.connect(), world.connect());
+    let permit: Permit = domain.semaphore("seats", 1).unwrap().acquire(Duration::ZERO).unwrap();
+    assert_eq!(permit.semaphore(), "seats");
+    drop(domain);
+    assert!(other.semaphore("seats", 1).unwrap().try_acquire().unwrap().is_none());
+    // On whatever thread.
+    std::thread::spawn(move || drop(permit)).join().unwrap();
+    assert!(matches!(other.inspect_object(ObjectKind::Semaphore, "seats"), Err(Error::ObjectNotFound { .. })));
+}
+
+#[test]
+fn permits_of_the_dead_come_back() {
+    let world = World::new();
+    let domain = world.connect();
+    let semaphore = domain.semaphore("seats", 1).unwrap();
+    for _ in 0..3 {
+        let mut holder = world.play("permit holder");
+        eventually("it has it", || semaphore.available() == 0);
+        holder.kill();
+        semaphore.acquire(PATIENCE).unwrap().release().unwrap();
+    }
+}
+
+#[test]
+fn the_dead_wait_for_nothing() {
+    let world = World::new();
+    let semaphore = world.connect().semaphore("seats", 1).unwrap();
+    let permit = semaphore.acquire(PATIENCE).unwrap();
+    let mut waiter = world.play("permit waiter");
+    eventually("it waits", || semaphore.waiting() == 1);
+    std::thread::scope(|scope| {
+        let next = scope.spawn(|| world.connect().semaphore("seats", 1).unwrap().acquire(PATIENCE).map(drop));
+        eventually("two wait", || semaphore.waiting() == 2);
+        waiter.kill();
+        // It is the dead one's turn, until that is known.
+        drop(permit);
+        next.join().unwrap().unwrap();
+    });
+    eventually("all is given back", || semaphore.available() == 1);
+    assert_eq!(semaphore.waiting(), 0);
+}
+
+#[test]
+fn a_good_bye_gives_all_permits_back() {
+    let world = World::new();
+    let semaphore = world.connect().semaphore("seats", 1).unwrap();
+    let mut loser = world.play("permit loser");
+    eventually("it has it", || semaphore.available() == 0);
+    loser.nudge();
+    semaphore.acquire(PATIENCE).unwrap().release().unwrap();
+}
+
+#[test]
+fn without_a_broker_nobody_waits_and_what_is_free_goes_round() {
+    let mut world = World::new();
+    let domain = world.connect();
+    let semaphore: Semaphore = domain.semaphore("seats", 2).unwrap();
+    let mut permits: VecDeque<_> = (0..2).map(|_| semaphore.acquire(Duration::ZERO).unwrap()).collect();
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| semaphore.acquire(PATIENCE).map(drop));
+        eventually("he waits", || semaphore.waiting() == 1);
+        world.end_broker();
+        assert!(matches!(waiter.join().unwrap(), Err(Error::BrokerGone { .. })));
+    });
+    for _ in 0..10 {
+        permits.pop_front().unwrap().release().unwrap();
+        permits.push_back(semaphore.acquire(Duration::ZERO).unwrap());
+    }
+    assert!(matches!(semaphore.acquire(PATIENCE), Err(Error::BrokerGone { .. })));
+    assert_eq!(semaphore.waiting(), 0);
+}
