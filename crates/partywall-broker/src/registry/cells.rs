@@ -1,8 +1,8 @@
 //! Cells: one incarnation of a timeline each, in slabs that all members map.
 //!
 //! A cell is given to another timeline only when nobody can look at it any more and nothing can be stored in it any
-//! more: no lease has led to it, no timeline stands at it, and whoever wrote it is proved dead or has been seen to have
-//! stored all that it had promised. Even then it rests for a while.
+//! more: no lease has led to it, no timeline stands at it, and whoever wrote it is proved dead, or has given its lease
+//! back and been seen to have stored all that it had promised. Even then it rests for a while.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -10,7 +10,7 @@ use super::{
     Registry,
     effect::{CellEnding, Effect, Refused},
     segments::limit,
-    types::{Bound, Bounds, CellAt, CellId, FdId, Made, MemberId},
+    types::{Bound, Bounds, CellAt, CellId, FdId, LeaseId, Made, MemberId},
 };
 
 /// All cells.
@@ -35,6 +35,16 @@ pub(super) struct Cell {
     pub(super) uses: u64,
     pub(super) ended: bool,
     pub(super) writing: Writing,
+    /// The lease that writes, or has written. Once it is given back, nothing new is promised.
+    pub(super) writer: Option<LeaseId>,
+}
+
+/// A cell that the rim looks after.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Guarded {
+    pub(crate) at: CellAt,
+    /// No lease writes it any more.
+    pub(crate) given_back: bool,
 }
 
 /// Who may store in a cell.
@@ -44,8 +54,8 @@ pub(super) enum Writing {
     Over,
     /// This member and its streams.
     By(MemberId),
-    /// A process that has left the domain before its streams were done. Nobody will tell us of its death, so that the
-    /// cell is never used again.
+    /// A process that has left the domain before its streams were done. Nobody will tell us of its death: only that all
+    /// that was promised has been stored makes the cell another's.
     Untold,
 }
 
@@ -153,13 +163,16 @@ impl Registry {
         let id = self.cells.take(source)?;
         let at = self.at(id)?;
         before.push(Effect::StartCell { at, from: from.and_then(|from| self.at(from)), incarnation });
-        self.cells.used.insert(id, Cell { incarnation, uses: 1, ended: false, writing: Writing::Over });
+        self.cells.used.insert(id, Cell { incarnation, uses: 1, ended: false, writing: Writing::Over, writer: None });
         Some(id)
     }
 
-    /// From now on this member stores in a cell.
-    pub(super) fn begin_writing(&mut self, cell: CellId, member: MemberId) {
+    /// From now on this lease of a member's stores in a cell.
+    pub(super) fn begin_writing(&mut self, cell: CellId, member: MemberId, lease: LeaseId) {
         self.cells.set_writing(cell, Writing::By(member));
+        if let Some(record) = self.cells.used.get_mut(&cell) {
+            record.writer = Some(lease);
+        }
         if let Some(record) = self.members.get_mut(&member) {
             record.cells.insert(cell);
         }
@@ -176,7 +189,16 @@ impl Registry {
         out.push(Effect::EndCell { at, ending });
     }
 
-    /// All that was promised in a cell that has ended was stored before it did: nothing more comes.
+    /// A lease is given back. What it has promised in a cell may be on its way still, but nothing new will be.
+    pub(super) fn end_writing(&mut self, id: CellId, lease: LeaseId, out: &mut Vec<Effect>) {
+        let at = self.at(id);
+        let Some(cell) = self.cells.used.get_mut(&id) else { return };
+        if cell.writer.take_if(|writer| *writer == lease).is_some() && cell.writing != Writing::Over {
+            out.extend(at.map(Effect::SettleCell));
+        }
+    }
+
+    /// All that was promised in a cell that has ended has been stored: nothing more comes.
     pub(super) fn settle_cell(&mut self, at: CellAt) {
         let Some(id) = self.number(at) else { return };
         if !self.cells.restless.contains(&id) {
@@ -198,10 +220,15 @@ impl Registry {
         }
     }
 
-    /// Cells that have ended, may still be written, and may be waited for.
-    pub(crate) fn guarded(&self) -> Vec<CellAt> {
-        let looked_at = |id: &&CellId| self.cells.used.get(id).is_some_and(|cell| cell.uses > 0);
-        self.cells.restless.iter().filter(looked_at).filter_map(|id| self.at(*id)).collect()
+    /// Cells that have ended, may still be written, and may be waited for. Of those that no lease writes any more it is
+    /// wanted to know when all that was promised in them has been stored.
+    pub(crate) fn guarded(&self) -> Vec<Guarded> {
+        let guarded = self.cells.restless.iter().filter_map(|id| {
+            let cell = self.cells.used.get(id)?;
+            let given_back = cell.writer.is_none();
+            (cell.uses > 0 || given_back).then_some(Guarded { at: self.at(*id)?, given_back })
+        });
+        guarded.collect()
     }
 
     /// Cells that have not ended.

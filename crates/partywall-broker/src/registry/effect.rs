@@ -21,10 +21,12 @@ pub(crate) enum Effect {
     Confirm(CloseId),
     /// Make a cell the beginning of an incarnation, at the value that `from` stands at.
     StartCell { at: CellAt, from: Option<CellAt>, incarnation: u32 },
-    /// End an incarnation: whoever waits for what it has not reached is woken. If it was closed when all that was promised
-    /// was there, say so ([`Event::CellSettled`](super::Event::CellSettled)); else look after the cell
+    /// End an incarnation: whoever waits for what it has not reached is woken. Look after the cell from now on
     /// ([`Registry::guarded`](super::Registry::guarded)): its writer may just be having a stream store in it.
     EndCell { at: CellAt, ending: CellEnding },
+    /// Nothing new is promised in a cell that has ended. Say when all that was promised has been stored
+    /// ([`Event::CellSettled`](super::Event::CellSettled)).
+    SettleCell(CellAt),
     /// Give back all permits that a member has, and let those who wait have them.
     ReturnPermits { semaphore: FdId, row: u16 },
     /// End the member's connection: it has left.

@@ -49,6 +49,7 @@ mod watch;
 
 use std::collections::BTreeMap;
 
+pub(crate) use cells::Guarded;
 pub(crate) use effect::{Effect, Outcome, Refused, Verdict};
 pub(crate) use event::{Call, Event};
 pub(crate) use objects::Lack;

@@ -69,7 +69,7 @@ impl Registry {
         self.cells.add_use(present);
         let lease = self.hold(member, request, What::Timeline { name: name.clone(), cells: vec![present] });
         if writer {
-            self.begin_writing(present, member);
+            self.begin_writing(present, member, lease);
             if let Some(timeline) = self.timelines.get_mut(&name) {
                 timeline.writer = Some(lease);
             }
@@ -163,7 +163,10 @@ impl Registry {
         if self.timelines.get(name).is_some_and(|timeline| timeline.writer == Some(lease)) {
             self.end_timeline(name, CellEnding::Closed, out);
         }
-        cells.into_iter().for_each(|cell| self.cells.drop_use(cell));
+        for cell in cells {
+            self.end_writing(cell, lease, out);
+            self.cells.drop_use(cell);
+        }
         let Some(timeline) = self.timelines.get_mut(name) else { return };
         if let Some(held) = timeline.holders.get_mut(&member) {
             *held -= 1;

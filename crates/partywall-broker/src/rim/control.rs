@@ -32,6 +32,8 @@ pub(super) struct Control {
     rows_fd: Arc<Donated>,
     slabs: IdMap<FdId, Slab>,
     semaphores: IdMap<FdId, Semaphore>,
+    /// The highest value that was stored in a cell after its end, and undone.
+    undone: BTreeMap<CellAt, u64>,
 }
 
 /// What a timeline stands at.
@@ -46,7 +48,13 @@ impl Control {
     pub(super) fn create(clients: u64, reclaimer: &Reclaimer) -> Result<Self, Errno> {
         let fd = Members::create(usize::try_from(clients).map_err(|_| Errno::OVERFLOW)?)?;
         let rows = Members::map(&fd)?;
-        Ok(Self { rows, rows_fd: Arc::new(reclaimer.keep(fd)), slabs: IdMap::default(), semaphores: IdMap::default() })
+        Ok(Self {
+            rows,
+            rows_fd: Arc::new(reclaimer.keep(fd)),
+            slabs: IdMap::default(),
+            semaphores: IdMap::default(),
+            undone: BTreeMap::new(),
+        })
     }
 
     /// Gives a row out. Its new member is well until it has had time to say so itself.
@@ -85,25 +93,34 @@ impl Control {
     }
 
     /// Makes a cell the beginning of an incarnation.
-    pub(super) fn start(&self, at: CellAt, from: Option<CellAt>, incarnation: u32) {
+    pub(super) fn start(&mut self, at: CellAt, from: Option<CellAt>, incarnation: u32) {
+        self.undone.remove(&at);
         let from = from.and_then(|from| self.cell(from)).map_or(0, Cell::value);
         if let Some(cell) = self.cell(at) {
             cell.start(from, incarnation);
         }
     }
 
-    /// Ends an incarnation and wakes who waits for it. Whether all that was promised is there.
-    pub(super) fn end(&self, at: CellAt, ending: Ending) -> bool {
-        let Some(cell) = self.cell(at) else { return true };
-        let ended = cell.end(ending);
-        ended.last >= cell.announced()
+    /// Ends an incarnation and wakes who waits for it.
+    pub(super) fn end(&self, at: CellAt, ending: Ending) {
+        if let Some(cell) = self.cell(at) {
+            cell.end(ending);
+        }
     }
 
     /// Undoes what has been stored in a cell after its end.
-    pub(super) fn guard(&self, at: CellAt) {
-        if self.cell(at).is_some_and(Cell::guard) {
-            tracing::debug!(slab = %at.slab, cell = at.index, "undid a store to a timeline that has ended");
+    pub(super) fn guard(&mut self, at: CellAt) {
+        if let Some(value) = self.cell(at).and_then(Cell::guard) {
+            tracing::debug!(slab = %at.slab, cell = at.index, value, "undid a store to a timeline that has ended");
+            let highest = self.undone.entry(at).or_default();
+            *highest = value.max(*highest);
         }
+    }
+
+    /// Whether all that was promised in a cell has been stored, before its end or after it.
+    pub(super) fn is_complete(&self, at: CellAt) -> bool {
+        let undone = self.undone.get(&at).copied().unwrap_or(0);
+        self.cell(at).is_none_or(|cell| cell.value().max(undone) >= cell.announced())
     }
 
     /// Whether somebody has ended an incarnation.

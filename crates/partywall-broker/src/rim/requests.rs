@@ -11,7 +11,7 @@ use rustix::process::Signal;
 
 use crate::{
     Exit,
-    registry::{Call, Effect, Event, FdId, MemberId, RequestId, Verdict, effect::CellEnding},
+    registry::{Call, Effect, Event, FdId, Guarded, MemberId, RequestId, Verdict},
     rim::{
         admission::no_fds,
         connection::{Broken, Channel, ConnectionId, Message},
@@ -81,13 +81,19 @@ impl Server {
     }
 
     /// Looks after cells that have ended and may still be written.
-    pub(super) fn guard_cells(&mut self) {
-        let guarded = self.registry.guarded();
-        guarded.iter().for_each(|cell| self.control.guard(*cell));
-        self.guarding = !guarded.is_empty();
+    pub(super) fn guard_cells(&mut self) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        for Guarded { at, given_back } in self.registry.guarded() {
+            self.control.guard(at);
+            if given_back && self.control.is_complete(at) {
+                effects.extend(self.registry.apply(Event::CellSettled { at }, now()));
+            }
+        }
+        self.guarding = !self.registry.guarded().is_empty();
         if self.guarding {
             self.timers.set(Instant::now() + GUARD, Timer::Guard);
         }
+        effects
     }
 
     /// Does what the registry says, and what follows from that.
@@ -120,13 +126,16 @@ impl Server {
                 }
                 Effect::StartCell { at, from, incarnation } => self.control.start(at, from, incarnation),
                 Effect::EndCell { at, ending } => {
-                    let complete = self.control.end(at, ending.into());
-                    if complete && ending == CellEnding::Closed {
-                        effects.extend(self.registry.apply(Event::CellSettled { at }, now()));
-                    } else if !self.guarding {
-                        self.guard_cells();
+                    self.control.end(at, ending.into());
+                    if !self.guarding {
+                        effects.extend(self.guard_cells());
                     }
                 }
+                Effect::SettleCell(at) if self.control.is_complete(at) => {
+                    effects.extend(self.registry.apply(Event::CellSettled { at }, now()));
+                }
+                // The next look at it will tell.
+                Effect::SettleCell(_) => {}
                 Effect::ReturnPermits { semaphore, row } => self.control.return_permits(semaphore, row),
                 Effect::Confirm(id) => self.reclaimer.report(id),
                 Effect::Disconnect(member) => {

@@ -264,7 +264,10 @@ impl Server {
                 self.flush(id, Channel::Events);
             }
             Timer::Accept => self.resume_accepting(),
-            Timer::Guard => self.guard_cells(),
+            Timer::Guard => {
+                let effects = self.guard_cells();
+                self.carry_out(effects);
+            }
             Timer::Idle => self.leave_if_idle(),
         }
     }

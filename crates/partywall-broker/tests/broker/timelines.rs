@@ -270,6 +270,26 @@ fn what_a_stream_stores_after_the_end_is_undone_until_it_has_stored_all() {
 }
 
 #[test]
+fn a_cell_is_another_timelines_when_its_streams_have_stored_all_that_was_promised() {
+    // One slab, so that cells are used again at once.
+    let broker = TestBroker::with(|config| config.limits.fds = Some(1));
+    let mut user = User::join(&broker.socket);
+    let mut reader = User::join(&broker.socket);
+    let others: Vec<_> = (0..CELLS - 1).map(|i| user.open(&format!("{i}"), false).unwrap()).collect();
+    let owing = user.open("t", true).unwrap();
+    owing.cell().announce(2);
+    assert_eq!(reader.abandon("t"), Ok(Answer::Done));
+    user.release(&owing);
+    assert!(matches!(user.open("more", false).err(), Some(Refusal::Limit { limit: Limit::Fds, .. })));
+    owing.store(1);
+    eventually("it is undone", || owing.load() == poison(0));
+    assert!(user.open("more", false).is_err());
+    owing.store(2);
+    eventually("it is another's", || user.open("more", false).is_ok());
+    assert_eq!((owing.load(), owing.ending(), others.len()), (0, None, CELLS as usize - 1));
+}
+
+#[test]
 fn an_evicted_writer_and_one_without_its_context_end_their_waits() {
     let broker = TestBroker::start();
     let mut reader = User::join(&broker.socket);

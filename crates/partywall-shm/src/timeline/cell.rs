@@ -202,15 +202,14 @@ impl Cell {
         Ended { ending, last }
     }
 
-    /// Poisons it again if a late store has replaced the poison of one that has ended; returns whether one had. To be
+    /// Poisons it again if a late store has replaced the poison of one that has ended; returns what was stored. To be
     /// called now and then while the writer of a cell that was ended may still write.
-    pub fn guard(&self) -> bool {
-        if self.ending().is_none() {
-            return false;
-        }
+    pub fn guard(&self) -> Option<u64> {
+        self.ending()?;
         let poison = poison(self.settle());
         // Hosts do not look at it any more.
-        self.value.swap(poison, Ordering::AcqRel) != poison
+        let found = self.value.swap(poison, Ordering::AcqRel);
+        (found != poison).then(|| live(found))
     }
 }
 

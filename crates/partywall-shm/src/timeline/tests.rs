@@ -31,7 +31,7 @@ fn values_only_grow_and_end() {
     assert_eq!((cell.value(), cell.announced()), (9, 9));
     assert_eq!(cell.progress(9), Progress::Reached);
     assert_eq!(cell.progress(10), Progress::Pending);
-    assert!(!cell.guard());
+    assert_eq!(cell.guard(), None);
     assert_eq!(cell.end(Ending::OwnerDied), Ended { ending: Ending::OwnerDied, last: 9 });
     assert_eq!(cell.end(Ending::Abandoned), Ended { ending: Ending::OwnerDied, last: 9 });
     assert_eq!(cell.progress(9), Progress::Reached);
@@ -75,8 +75,8 @@ fn a_late_store_counts_for_nobody() {
     let poison = value.load(Ordering::Relaxed);
     value.store(4, Ordering::Relaxed);
     assert_eq!((cell.value(), cell.progress(4)), (3, Progress::Ended(Ending::Evicted)));
-    assert!(cell.guard());
-    assert!(!cell.guard());
+    assert!(cell.guard().is_some());
+    assert_eq!(cell.guard(), None);
     assert_eq!(value.load(Ordering::Relaxed), poison);
 }
 
@@ -152,7 +152,7 @@ proptest! {
         prop_assert!(ended.last <= MAX_VALUE);
         prop_assert_eq!((cell.value(), cell.ending()), (ended.last, Some(ended.ending)));
         cell.guard();
-        prop_assert!(!cell.guard());
+        prop_assert_eq!(cell.guard(), None);
         cell.start(ended.last, 1);
         prop_assert_eq!((cell.value(), cell.announced(), cell.ending()), (ended.last, ended.last, None));
     }

@@ -70,6 +70,9 @@ pub(super) fn audit(registry: &Registry, live_cells: &BTreeSet<CellAt>) {
             Writing::Over | Writing::Untold => assert_eq!(written_by, []),
         }
         assert!(cell.ended || cell.writing != Writing::Untold);
+        if let Some(lease) = cell.writer {
+            assert!(matches!(&registry.holds[&lease].what, What::Timeline { cells, .. } if cells.contains(id)));
+        }
     }
     assert!(uses.keys().all(|id| cells.used.contains_key(id)));
     assert!(registry.members.values().flat_map(|member| &member.cells).all(|id| cells.used.contains_key(id)));

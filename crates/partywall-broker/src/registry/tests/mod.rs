@@ -15,7 +15,7 @@ use std::{collections::BTreeSet, sync::Arc};
 use partywall_wire::Pattern;
 
 use super::{
-    Bounds, Call, CloseId, Effect, Event, FdId, Lack, MemberId, Outcome, Registry, RequestId, Verdict,
+    Bounds, Call, CloseId, Effect, Event, FdId, Guarded, Lack, MemberId, Outcome, Registry, RequestId, Verdict,
     effect::{CellEnding, Opened, OpenedTimeline},
     event::{Commit, Growth, Identity, Open, OpenSemaphore, OpenTimeline},
     types::{

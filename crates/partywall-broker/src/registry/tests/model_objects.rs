@@ -58,6 +58,8 @@ struct Spot {
     writer: Option<MemberId>,
     /// Its writer has left, and nobody knows until when it writes.
     untold: bool,
+    /// The lease that signals or has signalled, until it is given back.
+    by: Option<LeaseId>,
 }
 
 impl Model {
@@ -76,7 +78,8 @@ impl Model {
         let line = self.objects.lines.iter_mut().find(|line| line.name == open.name).unwrap();
         if open.writer {
             line.writer = Some(lease);
-            self.objects.cells[line.present as usize].writer = Some(member);
+            let spot = &mut self.objects.cells[line.present as usize];
+            (spot.writer, spot.by) = (Some(member), Some(lease));
         }
         let present = line.present;
         self.objects.grips.last_mut().unwrap().cells.push(present);
@@ -119,7 +122,7 @@ impl Model {
         let slab = self.objects.slabs.iter().position(|slab| *slab == at.slab).unwrap() as u64;
         let number = slab * self.bounds.cells + u64::from(at.index);
         let incarnation = former.map_or(0, |former| self.objects.cells[former as usize].incarnation) + 1;
-        let spot = Spot { incarnation, ended: false, writer: None, untold: false };
+        let spot = Spot { incarnation, ended: false, writer: None, untold: false, by: None };
         if idle > self.bounds.rest || !is_fresh(&self.objects) {
             assert!(self.is_idle(number), "cell {number} is in use");
             self.objects.cells[number as usize] = spot;
@@ -288,7 +291,16 @@ impl Model {
         let index = self.objects.grips.iter().position(|grip| grip.id == lease).unwrap();
         let (kind, name) = (self.objects.grips[index].kind, self.objects.grips[index].name.clone());
         self.end_line_of(lease, CellEnding::Closed, said);
-        let Grip { member, .. } = self.objects.grips.remove(index);
+        let Grip { member, cells, .. } = self.objects.grips.remove(index);
+        for number in cells {
+            let spot = &mut self.objects.cells[number as usize];
+            if spot.by == Some(lease) {
+                spot.by = None;
+                if spot.writer.is_some() || spot.untold {
+                    said.control.push(Effect::SettleCell(self.at(number)));
+                }
+            }
+        }
         let on_it = |grip: &&Grip| grip.kind == kind && grip.name == name;
         let anybody = self.objects.grips.iter().any(|grip| on_it(&grip));
         match kind {

@@ -33,6 +33,11 @@ fn returned(effects: &[Effect]) -> Vec<(FdId, u16)> {
     effects.iter().filter_map(permits).collect()
 }
 
+/// Cells that are guarded.
+fn guarded(w: &Watched) -> Vec<CellAt> {
+    w.registry.guarded().iter().map(|guarded| guarded.at).collect()
+}
+
 fn abandon(name: &str) -> Call {
     Call::AbandonTimeline { name: Name::new(name) }
 }
@@ -182,12 +187,28 @@ fn a_cell_is_used_again_only_when_nobody_can_see_or_write_it() {
     assert_eq!(w.timeline(a, "z", false).cell, 0);
     // c has a lease on the second, and its streams may still store in it.
     assert_eq!(w.open_timeline(a, "more", false), full);
-    assert_eq!(w.registry.guarded(), [second]);
+    assert_eq!(guarded(&w), [second]);
     w.apply(Event::CellSettled { at: second });
-    assert_eq!((w.open_timeline(a, "more", false), w.registry.guarded()), (full, vec![]));
+    assert_eq!((w.open_timeline(a, "more", false), guarded(&w)), (full, vec![]));
     let lease = *w.registry.members[&c].holds.first().unwrap();
     w.release(c, lease);
     assert_eq!(w.timeline(a, "more", false).cell, 1);
+}
+
+#[test]
+fn who_gives_a_writers_lease_back_promises_nothing_new() {
+    let (mut w, [a, b]) = Watched::with_members();
+    let settled = |effects: &[Effect]| effects.iter().any(|effect| matches!(effect, Effect::SettleCell(_)));
+    w.timeline(a, "x", false);
+    let reader = w.timeline(b, "x", false).lease;
+    let writer = w.timeline(b, "x", true).lease;
+    let [(cell, _)] = ends(&w.ask(a, abandon("x")).2)[..] else { panic!("one end") };
+    assert!(!settled(&w.release(b, reader)));
+    assert_eq!(w.registry.guarded(), [Guarded { at: cell, given_back: false }]);
+    assert!(settled(&w.release(b, writer)), "also of one that had been abandoned");
+    assert_eq!(w.registry.guarded(), [Guarded { at: cell, given_back: true }]);
+    w.apply(Event::CellSettled { at: cell });
+    assert_eq!(w.registry.guarded(), []);
 }
 
 #[test]
@@ -196,16 +217,16 @@ fn a_cell_that_its_writer_may_still_write_waits_for_the_proof_of_its_death() {
     w.timeline(a, "x", false);
     let lease = w.timeline(b, "x", true).lease;
     let [(cell, _)] = ends(&w.release(b, lease))[..] else { panic!("one end") };
-    assert_eq!(w.registry.guarded(), [cell]);
+    assert_eq!(guarded(&w), [cell]);
     w.apply(Event::Suspected { member: b });
     w.apply(Event::Resumed { member: b });
-    assert_eq!(w.registry.guarded(), [cell]);
+    assert_eq!(guarded(&w), [cell]);
     w.apply(Event::Died { member: b });
-    assert_eq!(w.registry.guarded(), []);
+    assert_eq!(guarded(&w), []);
 }
 
 #[test]
-fn a_cell_of_one_that_has_left_before_its_streams_were_done_is_never_used_again() {
+fn a_cell_of_one_that_has_left_before_its_streams_were_done_is_used_again_when_they_are() {
     let mut w = Watched::new(Bounds { slabs: 1, cells: 2, rest: 0, ..UNBOUNDED });
     let [a, b] = [MemberId(1), MemberId(2)];
     w.join(a);
@@ -213,12 +234,10 @@ fn a_cell_of_one_that_has_left_before_its_streams_were_done_is_never_used_again(
     let reader = w.timeline(a, "x", false);
     w.timeline(b, "x", true);
     let [(cell, _)] = ends(&w.ask(b, Call::Leave).2)[..] else { panic!("one end") };
-    assert_eq!(w.registry.guarded(), [cell]);
+    assert_eq!(guarded(&w), [cell]);
     w.release(a, reader.lease);
-    assert_eq!(w.registry.guarded(), [], "nobody looks");
     assert_eq!(w.timeline(a, "y", false).cell, 1);
     assert!(matches!(w.open_timeline(a, "z", false), Err(Refused::Limit { bound: Bound::Timelines, .. })));
-    // Only the rim knows better.
     w.apply(Event::CellSettled { at: cell });
     assert_eq!(w.timeline(a, "z", false).cell, 0);
 }
@@ -237,14 +256,14 @@ fn waits_end_when_the_writer_is_evicted_or_loses_its_context() {
     );
     let lease = w.timeline(c, "x", true).lease;
     let [(faulted, CellEnding::OwnerFaulted)] = ends(&w.ask(c, Call::ContextLost).2)[..] else { panic!("one end") };
-    assert_eq!(w.registry.guarded(), [evicted, faulted], "both live on");
+    assert_eq!(guarded(&w), [evicted, faulted], "both live on");
 
     // It cannot know whether its streams still wait; its end will tell.
     assert_eq!(w.ask(c, Call::Release { lease }).1, Ok(Verdict::Done));
     assert!(w.registry.holds.contains_key(&lease));
     w.apply(Event::Died { member: b });
     w.apply(Event::Died { member: c });
-    assert_eq!((w.registry.guarded(), w.registry.holds.len()), (vec![], 1));
+    assert_eq!((guarded(&w), w.registry.holds.len()), (vec![], 1));
 }
 
 #[test]
@@ -259,12 +278,12 @@ fn cells_and_permits_of_a_death_without_proof_are_in_quarantine() {
     let effects = w.apply(Event::Died { member: b });
     let [(cell, CellEnding::OwnerDied)] = ends(&effects)[..] else { panic!("waits end at once") };
     assert!(effects.contains(&Effect::Quarantined(b)) && returned(&effects).is_empty());
-    assert_eq!(w.registry.guarded(), [cell], "its kernels may run on");
+    assert_eq!(guarded(&w), [cell], "its kernels may run on");
     w.join(MemberId(3));
     assert_ne!(w.registry.row(MemberId(3)), Some(row), "the row is a dead one's");
 
     let effects = w.apply(Event::Expired { member: b });
-    assert_eq!((returned(&effects).len(), w.registry.guarded()), (1, vec![]));
+    assert_eq!((returned(&effects).len(), guarded(&w)), (1, vec![]));
     w.join(MemberId(4));
     assert_eq!(w.registry.row(MemberId(4)), Some(row));
 }

@@ -291,7 +291,10 @@ impl Run {
                     assert_eq!(request.map(|(asker, _)| asker), Some(member));
                     said.hang_up = true;
                 }
-                Effect::StartCell { .. } | Effect::EndCell { .. } | Effect::ReturnPermits { .. } => {
+                Effect::StartCell { .. }
+                | Effect::EndCell { .. }
+                | Effect::SettleCell(_)
+                | Effect::ReturnPermits { .. } => {
                     said.control.push(effect);
                 }
             }
