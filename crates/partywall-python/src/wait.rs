@@ -1,11 +1,12 @@
 //! Waits that release the GIL and obey Ctrl-C.
 
 use std::{
-    sync::mpsc::{self, Receiver, RecvTimeoutError},
+    sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, TryRecvError},
     time::{Duration, Instant},
 };
 
 use partywall::{Error, cuda::StreamRef};
+use partywall_os::per_process::PerProcess;
 use pyo3::{
     exceptions::{PyRuntimeError, PyValueError},
     prelude::*,
@@ -15,6 +16,8 @@ use crate::errors::Raise;
 
 /// How long a signal may have to wait.
 const SLICE: Duration = Duration::from_millis(100);
+/// For how long to look for what a thread has to say before sleeping.
+const LOOK: Duration = Duration::from_micros(20);
 /// Pauses between questions to a GPU: the first one, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_micros(10), Duration::from_millis(1));
 
@@ -76,11 +79,56 @@ pub(crate) fn receive<T: Send>(
 /// Has a thread do what no signal can end. A signal ends the wait for it, and the thread goes on.
 pub(crate) fn aside<T: Send + 'static>(py: Python<'_>, work: impl FnOnce() -> T + Send + 'static) -> PyResult<T> {
     let (done, mut outcome) = mpsc::channel();
-    // Nobody listens any more once a signal has come.
-    let thread = std::thread::Builder::new().name("partywall-wait".into()).spawn(move || _ = done.send(work()));
-    thread?;
+    let job = move |is_free: &dyn Fn()| {
+        let result = work();
+        // Before anybody knows of the result, so that who then asks for a thread finds this one.
+        is_free();
+        // Nobody listens any more once a signal has come.
+        _ = done.send(result);
+    };
+    py.detach(|| hand_over(Box::new(job)))?;
+    // Mostly there is nothing to wait for: sleeping and being woken would take several times as long.
+    let looked_at = &mut outcome;
+    let soon = py.detach(move || {
+        let end = Instant::now() + LOOK;
+        loop {
+            match looked_at.try_recv() {
+                Err(TryRecvError::Empty) if Instant::now() < end => std::thread::yield_now(),
+                looked => return looked.ok(),
+            }
+        }
+    });
+    if let Some(result) = soon {
+        return Ok(result);
+    }
     let received = receive(py, &mut outcome, Duration::MAX)?;
     received.map_err(|_| PyRuntimeError::new_err("the thread that waited for the GPU has panicked"))
+}
+
+/// What a thread is to do; it calls what it is given when it could do the next.
+type Job = Box<dyn FnOnce(&dyn Fn()) + Send>;
+
+/// Threads that have nothing to do. Starting one takes longer than most waits.
+static FREE: PerProcess<Vec<Sender<Job>>> = PerProcess::new();
+
+/// Has a thread do it that is free, or a new one.
+fn hand_over(job: Job) -> std::io::Result<()> {
+    let free = FREE.lock().pop();
+    // One that has panicked takes nothing.
+    let job = match free {
+        Some(thread) => match thread.send(job) {
+            Ok(()) => return Ok(()),
+            Err(unsent) => unsent.0,
+        },
+        None => job,
+    };
+    let (thread, jobs) = mpsc::channel::<Job>();
+    let itself = thread.clone();
+    let work = move || jobs.into_iter().for_each(|job| job(&|| FREE.lock().push(itself.clone())));
+    std::thread::Builder::new().name("partywall-wait".into()).spawn(work)?;
+    // It listens for as long as it has itself.
+    _ = thread.send(job);
+    Ok(())
 }
 
 /// Waits until everything on a stream is done, or a signal comes. What is wrong with the stream, or that it is being

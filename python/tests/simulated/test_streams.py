@@ -2,6 +2,7 @@
 
 import os
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -159,3 +160,16 @@ def test_ctrl_c_ends_a_wait_for_the_gpu(socket, child, wait):
     assert waiter.says() == "interrupted"
     assert waiter.says() == "True []"
     assert waiter.end() == 0
+
+
+def test_waits_for_the_gpu_make_no_thread_each(domain):
+    def threads():
+        names = [task.joinpath("comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+        return names.count("partywall-wait")
+
+    with domain.put("x", b"123", "cuda"):
+        domain.open("x").close()
+        before = threads()
+        for _ in range(20):
+            domain.open("x").close()
+    assert threads() == before > 0
