@@ -15,9 +15,7 @@ fn semaphores_are_listed_and_shown() {
     let pid = std::process::id();
 
     let list = sandbox.json(["ls"]);
-    let row = |name: &str, maximum: u32, held: u32| {
-        json!({ "name": name, "maximum": maximum, "held": held, "waiting": 0, "leases": 1 })
-    };
+    let row = |name: &str, maximum: u32, held: u32| json!({ "name": name, "maximum": maximum, "held": held, "waiting": 0, "leases": 1 });
     assert_eq!(list["semaphores"], json!([row("gate", 3, 2), row("other/gate", 1, 0)]));
     assert_eq!((&list["names"], &list["timelines"]), (&json!([]), &json!([])));
     assert_eq!(sandbox.json(["ls", "other/*"])["semaphores"], json!([row("other/gate", 1, 0)]));
@@ -27,7 +25,10 @@ fn semaphores_are_listed_and_shown() {
     assert_eq!(lines[1..], [["gate", "3", "2", "0", "1"], ["other/gate", "1", "0", "0", "1"]]);
 
     let show = sandbox.json(["show", "gate"]);
-    assert_eq!((&show["name"], &show["timeline"], &show["semaphore"]["held"]), (&json!("gate"), &Value::Null, &json!(2)));
+    assert_eq!(
+        (&show["name"], &show["timeline"], &show["semaphore"]["held"]),
+        (&json!("gate"), &Value::Null, &json!(2))
+    );
     let holder = &show["semaphore"]["holders"][0];
     assert_eq!((&holder["pid"], &holder["leases"], &holder["permits"]), (&json!(pid), &json!(1), &json!(2)));
     let text = sandbox.run(["show", "gate"]).expect(0).text();

@@ -1,23 +1,23 @@
 //! Between the wire's types and the registry's.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::sync::Arc;
 
-use partywall_shm::timeline;
 use partywall_wire::{
     self as wire, Answer, LegacyHandle, Refusal,
     limits::{MAX_PERMITS, check_name},
 };
 
 mod member;
+mod object;
 mod watch;
 
 use crate::{
     registry::{
         Call, MemberId, Outcome, Refused, RequestId, Verdict,
-        effect::{Counts, Handle, Holder, Info, NameRow, NoGrowth, ObjectRow, Opened, OpenedTimeline, VersionRow},
+        effect::{Counts, Handle, Holder, Info, NameRow, NoGrowth, Opened, VersionRow},
         event,
         tombstones::{Ending, Tombstone},
-        types::{self, Access, Bound, ClaimId, Kind, LeaseId, Memory, Name, ObjectKind, Place, Table},
+        types::{self, Access, Bound, ClaimId, Kind, LeaseId, Memory, Name, Place, Table},
     },
     rim::{
         control::Control,
@@ -97,10 +97,10 @@ pub(super) fn call(
             Call::OpenSemaphore(event::OpenSemaphore { name: self::name(name)?, maximum, memory: None })
         }
         wire::Call::Objects { after } => {
-            Call::Objects { after: after.map(|(kind, name)| Ok((object_kind(kind)?, Name::new(name)))).transpose()? }
+            Call::Objects { after: after.map(|(kind, name)| Ok((object::kind(kind)?, Name::new(name)))).transpose()? }
         }
         wire::Call::InspectObject { kind, name } => {
-            Call::InspectObject { kind: object_kind(kind)?, name: self::name(name)? }
+            Call::InspectObject { kind: object::kind(kind)?, name: self::name(name)? }
         }
         wire::Call::Status => Call::Status,
         wire::Call::Stop { force } => Call::Stop { force },
@@ -176,14 +176,6 @@ fn name(name: String) -> Result<Name, Refusal> {
     }
 }
 
-fn object_kind(kind: wire::ObjectKind) -> Result<ObjectKind, Refusal> {
-    match kind {
-        wire::ObjectKind::Timeline => Ok(ObjectKind::Timeline),
-        wire::ObjectKind::Semaphore => Ok(ObjectKind::Semaphore),
-        _ => Err(invalid("this broker does not know the kind of object")),
-    }
-}
-
 fn version(version: Option<u64>) -> Result<Option<u64>, Refusal> {
     if version == Some(0) { Err(invalid("versions count from 1")) } else { Ok(version) }
 }
@@ -225,25 +217,14 @@ fn answer(verdict: Verdict, about: &About, control: &Control) -> Answer {
         Verdict::Freed { members, more } => {
             Answer::Freed { members: members.iter().map(member::freed).collect(), more }
         }
-        Verdict::Timeline(OpenedTimeline { lease, slab, cell, incarnation, writer }) => {
-            Answer::Timeline(wire::OpenedTimeline { lease: lease.0, slab, cell, incarnation, writer })
-        }
+        Verdict::Timeline(opened) => Answer::Timeline(object::opened(opened)),
         Verdict::Semaphore { lease, maximum } => Answer::Semaphore { lease: lease.0, maximum },
         Verdict::Objects { objects, more } => {
-            Answer::Objects { objects: objects.iter().map(|row| object_row(row, control)).collect(), more }
+            Answer::Objects { objects: objects.iter().map(|row| object::row(row, control)).collect(), more }
         }
         Verdict::Object(detail) => {
             let (row, holders) = &*detail;
-            let permits = match row {
-                ObjectRow::Semaphore(row) => control.permits_by_row(row.memory),
-                ObjectRow::Timeline(_) => BTreeMap::new(),
-            };
-            let holders = holders.iter().map(|held| wire::ObjectHolder {
-                holder: holder(&held.holder),
-                permits: permits.get(&held.row).copied().unwrap_or(0),
-            });
-            let (info, holders) = (object_row(row, control), holders.collect());
-            Answer::Object(Box::new(wire::ObjectDetail { info, holders }))
+            Answer::Object(Box::new(object::detail(row, holders, control)))
         }
         Verdict::Status(counts) => Answer::Status(Box::new(status(&counts, about))),
     }
@@ -329,45 +310,6 @@ fn version_row(row: &VersionRow) -> wire::VersionInfo {
     }
 }
 
-fn object_row(row: &ObjectRow, control: &Control) -> wire::ObjectInfo {
-    match row {
-        ObjectRow::Timeline(row) => {
-            let standing = row.at.and_then(|at| control.standing(at));
-            wire::ObjectInfo::Timeline(wire::TimelineInfo {
-                name: row.name.to_string(),
-                incarnation: row.incarnation,
-                writer: row.writer,
-                value: standing.map_or(0, |standing| standing.value),
-                announced: standing.map_or(0, |standing| standing.announced),
-                ending: standing.and_then(|standing| standing.ending).map(timeline_ending),
-                leases: row.leases,
-            })
-        }
-        ObjectRow::Semaphore(row) => {
-            let permits = control.permits(row.memory);
-            wire::ObjectInfo::Semaphore(wire::SemaphoreInfo {
-                name: row.name.to_string(),
-                maximum: row.maximum,
-                // Those on their way to a waiter are nobody else's.
-                held: permits.held + permits.handed,
-                waiting: permits.waiting,
-                leases: row.leases,
-            })
-        }
-    }
-}
-
-fn timeline_ending(ending: timeline::Ending) -> wire::TimelineEnding {
-    match ending {
-        timeline::Ending::OwnerDied => wire::TimelineEnding::OwnerDied,
-        timeline::Ending::OwnerFaulted => wire::TimelineEnding::OwnerFaulted,
-        timeline::Ending::Closed => wire::TimelineEnding::Closed,
-        timeline::Ending::Abandoned => wire::TimelineEnding::Abandoned,
-        timeline::Ending::BrokerGone => wire::TimelineEnding::BrokerGone,
-        timeline::Ending::Evicted => wire::TimelineEnding::Evicted,
-    }
-}
-
 fn holder(holder: &Holder) -> wire::HolderInfo {
     wire::HolderInfo {
         pid: holder.pid,
@@ -442,10 +384,7 @@ pub(super) fn refusal(refused: Refused) -> Refusal {
             .into(),
         },
         Refused::ObjectNotFound { kind, name, near } => Refusal::ObjectNotFound {
-            kind: match kind {
-                ObjectKind::Timeline => wire::ObjectKind::Timeline,
-                ObjectKind::Semaphore => wire::ObjectKind::Semaphore,
-            },
+            kind: object::kind_of(kind),
             name: name.to_string(),
             near: near.iter().map(Name::to_string).collect(),
         },
@@ -488,7 +427,7 @@ mod tests {
     use crate::registry::{
         Bounds, Event, Registry,
         event::{Commit, Identity, Open},
-        types::Chunk,
+        types::{Chunk, ObjectKind},
     };
     use crate::rim::reclaimer::Reclaimer;
 

@@ -1,0 +1,88 @@
+//! What is said of timelines and semaphores. The numbers in it are read from control memory.
+
+use std::collections::BTreeMap;
+
+use partywall_shm::timeline::Ending;
+use partywall_wire::{self as wire, Refusal};
+
+use crate::{
+    registry::{
+        effect::{ObjectHolder, ObjectRow, OpenedTimeline},
+        types::ObjectKind,
+    },
+    rim::{
+        control::Control,
+        translate::{holder, invalid},
+    },
+};
+
+pub(super) fn opened(opened: OpenedTimeline) -> wire::OpenedTimeline {
+    let OpenedTimeline { lease, slab, cell, incarnation, writer } = opened;
+    wire::OpenedTimeline { lease: lease.0, slab, cell, incarnation, writer }
+}
+
+pub(super) fn row(row: &ObjectRow, control: &Control) -> wire::ObjectInfo {
+    match row {
+        ObjectRow::Timeline(row) => {
+            let standing = row.at.and_then(|at| control.standing(at));
+            wire::ObjectInfo::Timeline(wire::TimelineInfo {
+                name: row.name.to_string(),
+                incarnation: row.incarnation,
+                writer: row.writer,
+                value: standing.map_or(0, |standing| standing.value),
+                announced: standing.map_or(0, |standing| standing.announced),
+                ending: standing.and_then(|standing| standing.ending).map(ending),
+                leases: row.leases,
+            })
+        }
+        ObjectRow::Semaphore(row) => {
+            let permits = control.permits(row.memory);
+            wire::ObjectInfo::Semaphore(wire::SemaphoreInfo {
+                name: row.name.to_string(),
+                maximum: row.maximum,
+                // Those on their way to a waiter are nobody else's.
+                held: permits.held + permits.handed,
+                waiting: permits.waiting,
+                leases: row.leases,
+            })
+        }
+    }
+}
+
+pub(super) fn detail(row: &ObjectRow, holders: &[ObjectHolder], control: &Control) -> wire::ObjectDetail {
+    let permits = match row {
+        ObjectRow::Semaphore(row) => control.permits_by_row(row.memory),
+        ObjectRow::Timeline(_) => BTreeMap::new(),
+    };
+    let holders = holders.iter().map(|held| wire::ObjectHolder {
+        holder: holder(&held.holder),
+        permits: permits.get(&held.row).copied().unwrap_or(0),
+    });
+    wire::ObjectDetail { info: self::row(row, control), holders: holders.collect() }
+}
+
+pub(super) fn kind(kind: wire::ObjectKind) -> Result<ObjectKind, Refusal> {
+    match kind {
+        wire::ObjectKind::Timeline => Ok(ObjectKind::Timeline),
+        wire::ObjectKind::Semaphore => Ok(ObjectKind::Semaphore),
+        _ => Err(invalid("this broker does not know the kind of object")),
+    }
+}
+
+pub(super) fn kind_of(kind: ObjectKind) -> wire::ObjectKind {
+    match kind {
+        ObjectKind::Timeline => wire::ObjectKind::Timeline,
+        ObjectKind::Semaphore => wire::ObjectKind::Semaphore,
+    }
+}
+
+fn ending(ending: Ending) -> wire::TimelineEnding {
+    match ending {
+        Ending::OwnerDied => wire::TimelineEnding::OwnerDied,
+        Ending::OwnerFaulted => wire::TimelineEnding::OwnerFaulted,
+        Ending::Closed => wire::TimelineEnding::Closed,
+        Ending::Abandoned => wire::TimelineEnding::Abandoned,
+        Ending::BrokerGone => wire::TimelineEnding::BrokerGone,
+        Ending::Evicted => wire::TimelineEnding::Evicted,
+    }
+}
