@@ -150,12 +150,15 @@ pub(crate) fn holder(holder: &HolderInfo) -> Value {
     json!({ "pid": holder.pid, "command": holder.command, "leases": holder.leases, "unproven": holder.unproven })
 }
 
-/// A member: `member`, `pid`, `uid`, `command`, `state` (`alive`, `lost_context`, `suspect`, `evicted`, `held_by_child`,
-/// `unproven`, `dead`), `doubt` (why its death is no proof that its work is over: `mps`, `no_pidfd` or null), `leases`,
-/// `bytes`, `since_ms` (since 1970), `simulated` (whether it runs on the simulated CUDA driver).
+/// A member: `member`, `pid`, `uid`, `command`, `state` (`alive`, `hung`, `lost_context`, `suspect`, `evicted`,
+/// `held_by_child`, `unproven`, `dead`), `doubt` (why its death is no proof that its work is over: `mps`, `no_pidfd` or
+/// null), `quiet_ms` (since its last heartbeat; null where none is expected), `leases`, `timelines` (that it writes),
+/// `permits` (of semaphores; null if they are too many to be counted), `bytes`, `since_ms` (since 1970), `simulated` (whether
+/// it runs on the simulated CUDA driver).
 pub(crate) fn member(member: &MemberInfo) -> Value {
     let state = match member.state {
         MemberState::Alive => "alive",
+        MemberState::Hung => "hung",
         MemberState::LostContext => "lost_context",
         MemberState::Suspect => "suspect",
         MemberState::Evicted => "evicted",
@@ -176,7 +179,10 @@ pub(crate) fn member(member: &MemberInfo) -> Value {
         "command": member.command,
         "state": state,
         "doubt": doubt,
+        "quiet_ms": member.quiet,
         "leases": member.leases,
+        "timelines": member.timelines,
+        "permits": member.permits,
         "bytes": member.bytes,
         "since_ms": member.since,
         "simulated": member.simulated,
@@ -197,6 +203,7 @@ pub(crate) fn lifetime(version: &VersionInfo) -> &'static str {
 pub(crate) fn state(state: MemberState) -> &'static str {
     match state {
         MemberState::Alive => "alive",
+        MemberState::Hung => "hung",
         MemberState::LostContext => "lost context",
         MemberState::Suspect => "suspect",
         MemberState::Evicted => "evicted",
@@ -211,6 +218,7 @@ pub(crate) fn state(state: MemberState) -> &'static str {
 pub(crate) fn meaning(state: MemberState) -> Option<&'static str> {
     Some(match state {
         MemberState::Alive => return None,
+        MemberState::Hung => "it has not given a sign of life for two seconds; it is stopped, or has no processor",
         MemberState::LostContext => "its CUDA context is broken; what it holds comes back when its process ends",
         MemberState::Suspect => "its connection has ended, its process has not; it may come back",
         MemberState::Evicted => "it gets nothing any more; what it holds comes back when its process ends",

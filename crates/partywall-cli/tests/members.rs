@@ -43,6 +43,7 @@ fn ps_lists_who_is_there_and_what_they_hold() {
     assert_eq!(members(&sandbox), [Value::Null; 0]);
 
     let holder = holder(&sandbox, "held");
+    eventually("it is well", || state(&sandbox, holder.pid()).as_deref() == Some("alive"));
     let list = sandbox.json(["ps"]);
     assert_eq!(list["socket"], sandbox.socket().to_str().unwrap());
     let member = &list["members"][0];
@@ -52,10 +53,13 @@ fn ps_lists_who_is_there_and_what_they_hold() {
         ("state", json!("alive")),
         ("doubt", Value::Null),
         ("leases", json!(1)),
+        ("timelines", json!(0)),
+        ("permits", json!(0)),
         ("simulated", json!(device() != "host")),
     ] {
         assert_eq!(member[key], value, "{key}");
     }
+    assert!(member["quiet_ms"].is_u64(), "it gives signs of life: {member}");
     assert!(member["bytes"].as_u64().unwrap() >= 1 << 20 && member["since_ms"].as_u64().unwrap() > 1 << 40);
     assert!(member["command"].as_str().unwrap().contains("put f held"), "{member}");
 
@@ -68,6 +72,22 @@ fn ps_lists_who_is_there_and_what_they_hold() {
     assert!(lines[1][column("STATE")..].starts_with("alive"), "{text}");
     assert!(lines[1][..column("HOLDS") + 5].ends_with("MiB"), "{text}");
     assert!(lines[1][column("COMMAND")..].contains("put f held"), "{text}");
+}
+
+#[test]
+fn a_stopped_process_is_hung_and_nothing_follows_from_that() {
+    let sandbox = Sandbox::new();
+    let holder = holder(&sandbox, "held");
+    let pid = holder.pid();
+    holder.signal(Signal::STOP);
+    eventually("it is hung", || state(&sandbox, pid).as_deref() == Some("hung"));
+    let row = member(&sandbox, pid).unwrap();
+    assert!(row["quiet_ms"].as_u64().unwrap() > 2000 && row["leases"] == 1, "{row}");
+    let text = sandbox.run(["ps"]).expect(0).text();
+    assert!(text.contains("\nhung: it has not given a sign of life"), "{text}");
+    sandbox.run(["get", "held", "out"]).expect(0);
+    holder.signal(Signal::CONT);
+    eventually("it is well again", || state(&sandbox, pid).as_deref() == Some("alive"));
 }
 
 #[test]
@@ -161,7 +181,7 @@ fn evicting_nobody_says_who_is_there() {
     for wrong in [&["evict"][..], &["evict", "x"], &["evict", "1", "--member", "1"], &["evict", "-1"]] {
         sandbox.run(wrong).expect(2);
     }
-    assert_eq!(state(&sandbox, holder.pid()).as_deref(), Some("alive"));
+    eventually("it is well", || state(&sandbox, holder.pid()).as_deref() == Some("alive"));
 }
 
 #[test]

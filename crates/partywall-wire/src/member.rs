@@ -8,6 +8,9 @@ use serde::{Deserialize, Serialize};
 pub enum MemberState {
     /// Connected.
     Alive,
+    /// Connected, and its heartbeat is late: it is stopped, or its machine is too busy to let it run. Nothing follows from
+    /// that.
+    Hung,
     /// Its CUDA context is broken: it can do nothing on a GPU any more, and keeps what it holds until its process ends.
     LostContext,
     /// Its connection ended without proof of its death; it may come back and gets nothing new meanwhile.
@@ -47,8 +50,14 @@ pub struct MemberInfo {
     pub state: MemberState,
     /// Why its death will not be proof, if so.
     pub doubt: Option<Doubt>,
+    /// Milliseconds since its last heartbeat, where it has one.
+    pub quiet: Option<u64>,
     /// Leases it holds.
     pub leases: u32,
+    /// Timelines that it writes.
+    pub timelines: u32,
+    /// Permits of semaphores that it has. Absent if there are too many to be counted.
+    pub permits: Option<u32>,
     /// Bytes of the versions that it holds leases on, each counted once; of a dead one, bytes that are being given back.
     pub bytes: u64,
     /// When it joined, in milliseconds since 1970.

@@ -302,7 +302,13 @@ pub(crate) struct MemberRow {
     pub(crate) command: Arc<str>,
     pub(crate) state: MemberState,
     pub(crate) doubt: Option<Doubt>,
+    /// Where its heartbeat is, and whose permits are its own.
+    pub(crate) row: Option<u16>,
     pub(crate) leases: u32,
+    /// Timelines that it writes.
+    pub(crate) timelines: u32,
+    /// Semaphores that it has open.
+    pub(crate) semaphores: Vec<FdId>,
     pub(crate) bytes: u64,
     pub(crate) since: Millis,
     pub(crate) simulated: bool,

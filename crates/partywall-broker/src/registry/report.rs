@@ -1,7 +1,7 @@
 //! Listings. Every answer stays below the smallest message limit, whatever exists.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     ops::Bound::{Excluded, Unbounded},
     sync::Arc,
 };
@@ -9,6 +9,7 @@ use std::{
 use super::{
     Granted, Registry,
     effect::{Counts, Holder, Info, MemberRow, MemberState, NameRow, Refused, Verdict, VersionRow},
+    objects::What,
     state::{Dead, Entry, Life, Member, Version},
     types::{MemberId, Name, Place},
 };
@@ -66,7 +67,7 @@ impl Registry {
     /// A page of members.
     pub(super) fn list_members(&self, after: Option<MemberId>) -> Verdict {
         let from = (after.map_or(Unbounded, Excluded), Unbounded);
-        let living = self.members.range(from).map(|(id, member)| (*id, member_row(*id, member)));
+        let living = self.members.range(from).map(|(id, member)| (*id, self.member_row(*id, member)));
         let dead = self.closing.values().flat_map(|given_up| given_up.dead.range(from));
         let dead: BTreeMap<_, _> = dead.map(|(id, dead)| (*id, dead_row(*id, dead))).collect();
         let mut all = in_order(living, dead.into_iter()).peekable();
@@ -79,6 +80,34 @@ impl Registry {
             }
         }
         Verdict::Members { members, more: all.peek().is_some() }
+    }
+
+    fn member_row(&self, id: MemberId, member: &Member) -> MemberRow {
+        let identity = &member.identity;
+        let held = || member.holds.iter().filter_map(|lease| Some((*lease, &self.holds.get(lease)?.what)));
+        let written = held().filter(|(lease, what)| match what {
+            What::Timeline { name, .. } => self.timelines.get(name).is_some_and(|line| line.writer == Some(*lease)),
+            What::Semaphore { .. } => false,
+        });
+        let semaphores = held().filter_map(|(_, what)| match what {
+            What::Semaphore { name } => Some(self.semaphores.get(name)?.memory.fd),
+            What::Timeline { .. } => None,
+        });
+        MemberRow {
+            member: id,
+            pid: identity.pid,
+            uid: identity.uid,
+            command: Arc::clone(&identity.command),
+            state: member.state(),
+            doubt: member.doubt(),
+            row: Some(member.row),
+            leases: count(member.all_leases()),
+            timelines: count(written.count() as u64),
+            semaphores: semaphores.collect::<BTreeSet<_>>().into_iter().collect(),
+            bytes: member.bytes,
+            since: member.since,
+            simulated: identity.simulated,
+        }
     }
 
     /// The sums, as `asker` wants to know them: without itself.
@@ -174,22 +203,6 @@ impl Page {
     }
 }
 
-fn member_row(id: MemberId, member: &Member) -> MemberRow {
-    let identity = &member.identity;
-    MemberRow {
-        member: id,
-        pid: identity.pid,
-        uid: identity.uid,
-        command: Arc::clone(&identity.command),
-        state: member.state(),
-        doubt: member.doubt(),
-        leases: count(member.all_leases()),
-        bytes: member.bytes,
-        since: member.since,
-        simulated: identity.simulated,
-    }
-}
-
 fn dead_row(id: MemberId, dead: &Dead) -> MemberRow {
     let Dead { identity, since, bytes } = dead;
     MemberRow {
@@ -199,7 +212,10 @@ fn dead_row(id: MemberId, dead: &Dead) -> MemberRow {
         command: Arc::clone(&identity.command),
         state: MemberState::Dead,
         doubt: None,
+        row: None,
         leases: 0,
+        timelines: 0,
+        semaphores: Vec::new(),
         bytes: *bytes,
         since: *since,
         simulated: identity.simulated,

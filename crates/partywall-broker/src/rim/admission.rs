@@ -183,6 +183,9 @@ impl Server {
         self.members.resume(member, id);
         tracing::info!(%member, "resumed");
         self.apply(Event::Resumed { member });
+        if let Some(row) = self.registry.row(member) {
+            self.control.begin_row(row);
+        }
         self.welcome(id, member, ours, theirs, true);
         Ok(())
     }

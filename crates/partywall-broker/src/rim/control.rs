@@ -57,9 +57,14 @@ impl Control {
         })
     }
 
-    /// Gives a row out. Its new member is well until it has had time to say so itself.
+    /// The member of a row begins, or begins again: it is well until it has had time to say so itself.
     pub(super) fn begin_row(&self, row: u16) {
         self.rows.beat(row, members::now());
+    }
+
+    /// When the member of a row was well for the last time, in milliseconds of `CLOCK_MONOTONIC`.
+    pub(super) fn heartbeat(&self, row: u16) -> Option<u64> {
+        self.rows.heartbeat(row)
     }
 
     /// The memory of the members' rows.
@@ -146,6 +151,11 @@ impl Control {
     /// How many permits of a semaphore are where.
     pub(super) fn permits(&self, semaphore: FdId) -> Audit {
         self.semaphores.get(&semaphore).map(Semaphore::audit).unwrap_or_default()
+    }
+
+    /// How many permits a semaphore may have, and so how much it takes to count them.
+    pub(super) fn slots(&self, semaphore: FdId) -> u32 {
+        self.semaphores.get(&semaphore).map_or(0, Semaphore::maximum)
     }
 
     /// How many permits of a semaphore each row has, without those that have none.

@@ -209,9 +209,7 @@ fn answer(verdict: Verdict, about: &About, control: &Control) -> Answer {
         }
         Verdict::Info(info) => Answer::Info(Box::new(self::info(&info))),
         Verdict::Names { names, more } => Answer::Names { names: names.iter().map(name_row).collect(), more },
-        Verdict::Members { members, more } => {
-            Answer::Members { members: members.iter().map(member::row).collect(), more }
-        }
+        Verdict::Members { members, more } => Answer::Members { members: member::rows(&members, control), more },
         Verdict::Happened(happened) => Answer::Happened(watch::happened(&happened, about.instance)),
         Verdict::Evicted { members, .. } => Answer::Evicted(members.iter().map(member::evicted).collect()),
         Verdict::Freed { members, more } => {

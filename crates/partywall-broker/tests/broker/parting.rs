@@ -7,6 +7,7 @@ use partywall_wire::{Answer, Call, Doubt, Evicted, Freed, Kill, MemberInfo, Memb
 use crate::{
     common::{Client, TestBroker, eventually, open, opened},
     roles::Role,
+    semaphores::User,
 };
 
 fn evict(client: &mut Client, whom: Whom, kill: bool) -> Result<Vec<Evicted>, Refusal> {
@@ -113,6 +114,41 @@ fn evicting_somebody_else_than_meant_is_refused() {
 }
 
 #[test]
+fn members_are_listed_with_their_timelines_permits_and_heartbeats() {
+    let broker = TestBroker::start();
+    let mut watcher = broker.client();
+    let user = User::open(&broker.socket, "permits", 5);
+    let (_first, _second) = (user.acquire(), user.acquire());
+    let mut other = User::open(&broker.socket, "permits", 5);
+    let _third = other.acquire();
+    for (name, writer) in [("a", true), ("b", true), ("c", false)] {
+        other.client.ask(Call::OpenTimeline { name: name.into(), writer, slabs: 0 }).unwrap();
+    }
+    let listed = watcher.members();
+    let facts = |row: &MemberInfo| (row.leases, row.timelines, row.permits);
+    assert_eq!(listed.iter().map(facts).collect::<Vec<_>>(), [(0, 0, Some(0)), (1, 0, Some(2)), (4, 2, Some(1))]);
+    assert!(listed.iter().all(|row| row.quiet.is_some()));
+    // Nobody beats for these.
+    eventually("they seem hung", || watcher.members().iter().all(|row| row.state == MemberState::Hung));
+    assert!(watcher.members().iter().all(|row| row.quiet.is_some_and(|quiet| quiet > 2000)));
+    let number = other.client.welcome.member;
+    evict(&mut watcher, Whom::Member(number), false).unwrap();
+    assert_eq!(watcher.state_of(number), Some(MemberState::Evicted), "that it is late is the least of it");
+}
+
+#[test]
+fn a_listing_counts_permits_only_up_to_a_bound() {
+    let broker = TestBroker::start();
+    let mut watcher = broker.client();
+    let mut user = broker.client();
+    for i in 0..20 {
+        user.ask(Call::OpenSemaphore { name: format!("{i}"), maximum: 65_536 }).unwrap();
+    }
+    let number = user.welcome.member;
+    assert_eq!(row(&mut watcher, number).unwrap().permits, None);
+}
+
+#[test]
 fn evicting_can_kill() {
     let broker = TestBroker::start();
     let mut watcher = broker.client();
@@ -147,14 +183,11 @@ fn under_mps_a_death_proves_nothing_and_what_was_held_stays_in_quarantine() {
     let broker = TestBroker::start();
     let mut watcher = broker.client();
     let (mut holder, member) = under_mps(&broker, &mut watcher);
-    assert_eq!(
-        row(&mut watcher, member).map(|row| (row.state, row.doubt)),
-        Some((MemberState::Alive, Some(Doubt::Mps)))
-    );
+    assert_eq!(row(&mut watcher, member).map(|row| row.doubt), Some(Some(Doubt::Mps)));
     let lease = opened(watcher.open("owned").0).lease;
     assert_eq!(watcher.ask(Call::AwaitWithdrawal { lease }), Ok(Answer::Pending));
     let pid = holder.pid();
-    assert_eq!(free(&mut watcher, Some(pid)), Err(Refusal::NotUnproven { pid, state: MemberState::Alive }));
+    assert!(matches!(free(&mut watcher, Some(pid)), Err(Refusal::NotUnproven { pid: of, .. }) if of == pid));
 
     holder.kill();
     let (_, told, _) = watcher.verdict();

@@ -30,7 +30,19 @@ pub(crate) fn run(context: &Context, _: &Arguments) -> Result<(), Failure> {
         output.remark(format!("nobody is in the domain at {}", domain.socket().display()));
         return Ok(());
     }
-    let headings = [">PID", ">UID", ">MEMBER", "STATE", ">HOLDS", ">LEASES", "SINCE", "COMMAND"];
+    let headings = [
+        ">PID",
+        ">UID",
+        ">MEMBER",
+        "STATE",
+        ">HOLDS",
+        ">LEASES",
+        ">TIMELINES",
+        ">PERMITS",
+        ">HEARTBEAT",
+        ">SINCE",
+        "COMMAND",
+    ];
     output.table(&headings, &members.iter().map(row).collect::<Vec<_>>());
     for remark in remarks(&members) {
         output.line(remark);
@@ -46,6 +58,9 @@ fn row(member: &MemberInfo) -> Vec<String> {
         describe::state(member.state).into(),
         bytes(member.bytes),
         member.leases.to_string(),
+        member.timelines.to_string(),
+        member.permits.map_or_else(|| "many".into(), |permits| permits.to_string()),
+        member.quiet.map_or_else(String::new, |quiet| format!("{:.1} s", quiet as f64 / 1000.0)),
         text::duration(text::since(member.since)),
         describe::shorten(&member.command, 60),
     ]

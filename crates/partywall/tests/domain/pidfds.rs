@@ -58,7 +58,8 @@ fn states(domain: &Domain, actor: &Actor) -> Option<(MemberState, Option<Doubt>,
 fn without_a_pidfd_a_death_is_unproven() {
     let (world, domain) = world();
     let mut actor = world.play("sandboxed");
-    assert_eq!(states(&domain, &actor), Some((MemberState::Alive, Some(Doubt::NoPidfd), 2)));
+    let alive = Some((MemberState::Alive, Some(Doubt::NoPidfd), 2));
+    eventually("it is well", || states(&domain, &actor) == alive);
     let reader = domain.open("owned", PATIENCE).unwrap();
     let pid = actor.pid();
     assert!(matches!(domain.free_unproven(Some(pid)), Err(Error::NotUnproven { .. })));

@@ -6,6 +6,7 @@ mod model;
 mod model_objects;
 mod model_watch;
 mod objects;
+mod parting;
 mod random;
 mod rules;
 mod watching;

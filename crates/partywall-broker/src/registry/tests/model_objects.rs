@@ -353,6 +353,22 @@ impl Model {
         self.objects.cells.iter().any(|spot| spot.writer == Some(member))
     }
 
+    pub(super) fn lines_written_by(&self, member: MemberId) -> u32 {
+        let writers = self.objects.lines.iter().filter_map(|line| line.writer);
+        writers.filter(|lease| self.objects.grips.iter().any(|grip| grip.id == *lease && grip.member == member)).count()
+            as u32
+    }
+
+    pub(super) fn gates_open_to(&self, member: MemberId) -> Vec<FdId> {
+        let open = |gate: &&Gate| {
+            let mut grips = self.grips_on(ObjectKind::Semaphore, &gate.name);
+            grips.any(|grip| grip.member == member)
+        };
+        let mut gates: Vec<_> = self.objects.gates.iter().filter(open).map(|gate| gate.memory.fd).collect();
+        gates.sort();
+        gates
+    }
+
     fn gripper(&self, lease: LeaseId) -> u32 {
         100 + self.objects.grips.iter().find(|grip| grip.id == lease).unwrap().member.0 as u32
     }

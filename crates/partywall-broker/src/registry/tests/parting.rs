@@ -1,0 +1,102 @@
+//! In which order what a member had comes to others.
+
+use super::*;
+use crate::registry::types::Whom;
+
+/// What others notice of a member that goes, in the order in which the rim does it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Step {
+    /// A request is answered that waited for its build, or for the end of its name.
+    WaitersTold,
+    TimelinesRescued,
+    PermitsReturned,
+    MemoryFreed,
+    Asked,
+    Quarantined,
+}
+
+fn steps(effects: &[Effect]) -> Vec<Step> {
+    let step = |effect: &Effect| match effect {
+        Effect::Notify { .. } => Some(Step::WaitersTold),
+        Effect::EndCell { .. } => Some(Step::TimelinesRescued),
+        Effect::ReturnPermits { .. } => Some(Step::PermitsReturned),
+        Effect::Close(_) => Some(Step::MemoryFreed),
+        Effect::Confirm(_) => Some(Step::Asked),
+        Effect::Quarantined(_) => Some(Step::Quarantined),
+        _ => None,
+    };
+    effects.iter().filter_map(step).collect()
+}
+
+/// A member with something of everything, and another that waits for it.
+fn busy(has_pidfd: bool) -> (Watched, MemberId, MemberId) {
+    let (mut w, [_, survivor]) = Watched::with_members();
+    let victim = MemberId(9);
+    w.apply(Event::Joined { member: victim, identity: identity(victim, false, has_pidfd) });
+    w.commit(victim, "owned", false);
+    w.commit(victim, "kept", true);
+    w.claim(victim, "building");
+    let held = w.opened(survivor, "owned");
+    for name in ["b", "a"] {
+        let open = |writer| OpenTimeline { name: Name::new(name), writer, slabs: 0, slab: None };
+        let _ = w.ask(survivor, Call::OpenTimeline(open(false)));
+        let _ = w.ask(victim, Call::OpenTimeline(open(true)));
+        let semaphore = || OpenSemaphore { name: Name::new(name), maximum: 2, memory: None };
+        let _ = w.ask(survivor, Call::OpenSemaphore(semaphore()));
+        let _ = w.ask(victim, Call::OpenSemaphore(semaphore()));
+    }
+    w.commit(victim, "private", false);
+    let _ = w.ask(survivor, Call::AwaitWithdrawal { lease: held.lease });
+    let _ = w.ask(survivor, Call::OpenOrBuild { name: Name::new("building") });
+    (w, victim, survivor)
+}
+
+const TOLD: [Step; 4] = [Step::WaitersTold, Step::WaitersTold, Step::TimelinesRescued, Step::TimelinesRescued];
+const GIVEN_BACK: [Step; 4] = [Step::PermitsReturned, Step::PermitsReturned, Step::MemoryFreed, Step::Asked];
+
+#[test]
+fn waiters_are_told_timelines_rescued_holdings_returned_and_then_memory_is_freed() {
+    let (mut w, victim, _) = busy(true);
+    let effects = w.apply(Event::Died { member: victim });
+    assert_eq!(steps(&effects), [TOLD, GIVEN_BACK].concat());
+}
+
+#[test]
+fn a_good_bye_does_it_in_the_same_order() {
+    let (mut w, victim, _) = busy(true);
+    let (.., effects) = w.ask(victim, Call::Leave);
+    assert_eq!(steps(&effects), [TOLD, GIVEN_BACK].concat());
+}
+
+#[test]
+fn without_a_proof_others_are_told_and_the_rest_comes_with_the_operators_word() {
+    let (mut w, victim, survivor) = busy(false);
+    let effects = w.apply(Event::Died { member: victim });
+    assert_eq!(steps(&effects), [&TOLD[..], &[Step::Quarantined]].concat());
+    let (.., effects) = w.ask(survivor, Call::FreeUnproven { pid: None });
+    assert_eq!(steps(&effects), GIVEN_BACK);
+
+    let (mut w, victim, _) = busy(false);
+    w.apply(Event::Died { member: victim });
+    let effects = w.apply(Event::Expired { member: victim });
+    assert_eq!(steps(&effects), GIVEN_BACK);
+    assert_eq!(w.apply(Event::Expired { member: victim }), [], "once");
+}
+
+#[test]
+fn an_eviction_tells_at_once_and_gives_back_with_the_death() {
+    let (mut w, victim, survivor) = busy(true);
+    let (.., effects) = w.ask(survivor, Call::Evict { whom: Whom::Member(victim), kill: false });
+    assert_eq!(steps(&effects), TOLD);
+    let effects = w.apply(Event::Died { member: victim });
+    assert_eq!(steps(&effects), GIVEN_BACK);
+}
+
+#[test]
+fn a_lost_context_ends_timelines_at_once_and_the_rest_comes_with_the_death() {
+    let (mut w, victim, _) = busy(true);
+    let (.., effects) = w.ask(victim, Call::ContextLost);
+    assert_eq!(steps(&effects), TOLD[2..]);
+    let effects = w.apply(Event::Died { member: victim });
+    assert_eq!(steps(&effects), [&TOLD[..2], &GIVEN_BACK].concat());
+}
