@@ -3,15 +3,12 @@
 //! Without the feature `crash-points` nothing of this is there. With it, nothing happens before [`arm`] is called.
 
 #[cfg(feature = "crash-points")]
-pub use armed::{Action, arm, disarm};
+pub use armed::{Action, arm, disarm, point};
 
 /// Passes the point `name`.
 #[cfg(not(feature = "crash-points"))]
 #[inline(always)]
-pub(crate) fn point(_name: &'static str) {}
-
-#[cfg(feature = "crash-points")]
-pub(crate) use armed::point;
+pub fn point(_name: &'static str) {}
 
 #[cfg(feature = "crash-points")]
 mod armed {
@@ -35,7 +32,7 @@ mod armed {
     }
 
     /// Passes the point `name`.
-    pub(crate) fn point(name: &'static str) {
+    pub fn point(name: &'static str) {
         match ARMED.take() {
             None => {}
             Some((0, action)) => action(name),

@@ -205,9 +205,9 @@ impl<'a> Core<'a> {
 
     /// Makes a permit that nobody has the one of `taken`.
     fn take(self, taken: SlotWord) -> Option<u32> {
-        let (start, count) = (self.look(), self.slots.len());
-        for index in (0..count).map(|offset| (start + offset) % count) {
-            let slot = &self.slots[index];
+        let start = self.look();
+        let slots = || self.slots.iter().enumerate();
+        for (index, slot) in slots().skip(start).chain(slots().take(start)) {
             for _ in 0..MOST_ATTEMPTS {
                 let seen = slot.load();
                 let usable = match seen.permit() {

@@ -148,8 +148,8 @@ impl Semaphore {
             match waiter.poll() {
                 Polled::Held(held) => return Ok(Some(held)),
                 Polled::Waiting => {}
-                // The broker took this process for dead, which it is not; it is asked below whether it is there.
-                Polled::Lost => return self.open.domain.link().require_broker().map(|()| None),
+                // The broker took it back, as if this process were dead: it knows why.
+                Polled::Lost => return self.open.domain.link().call(Call::Ping).map(|_| None),
             }
             let left = timeout.saturating_sub(start.elapsed());
             if left.is_zero() {
