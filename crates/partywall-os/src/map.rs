@@ -11,7 +11,7 @@ use std::{
     ffi::c_void,
     marker::PhantomData,
     mem::ManuallyDrop,
-    os::fd::AsFd,
+    os::fd::{AsFd, BorrowedFd},
     ptr::{self, NonNull},
     sync::{
         Mutex, MutexGuard, PoisonError,
@@ -126,13 +126,15 @@ impl PrivateMap {
 
 impl PrivateMap {
     /// Has `seal` freeze the file, and leaves the bytes where they are, for reading: whoever knows the addresses, in
-    /// whatever thread, finds the bytes there at any time, and from now on faults if it writes.
+    /// whatever thread, finds the bytes there at any time, and from now on faults if it writes. `readable` is the same file,
+    /// opened for reading.
     ///
     /// # Errors
     /// `EFAULT` in a forked child; as mmap(2); what `seal` says. The map is then as it was.
     pub(crate) fn freeze(
         self,
         fd: impl AsFd,
+        readable: impl AsFd,
         seal: impl FnOnce() -> io::Result<()>,
     ) -> Result<SealedMap, (Option<Self>, Errno)> {
         if !self.is_here() {
@@ -144,18 +146,17 @@ impl PrivateMap {
                 Err(errno) => Err((Some(self), errno)),
             };
         }
-        let fd = fd.as_fd();
         // SAFETY: the range is ours, whole, and the file's bytes are what lies there before and after; `self` is taken,
         // so that no borrow of the bytes lives.
-        let replace = |prot, flags| unsafe {
-            mm::mmap(self.region.as_ptr(), self.region.len, prot, flags | MapFlags::FIXED, fd, 0)
+        let replace = |prot, fd: BorrowedFd<'_>| unsafe {
+            mm::mmap(self.region.as_ptr(), self.region.len, prot, MapFlags::SHARED | MapFlags::FIXED, fd, 0)
         };
         // One that cannot write to the file, and so does not keep the kernel from sealing it.
-        if let Err(errno) = replace(ProtFlags::READ, MapFlags::PRIVATE) {
+        if let Err(errno) = replace(ProtFlags::READ, readable.as_fd()) {
             return Err((Some(self), errno));
         }
         if let Err(errno) = seal() {
-            let restored = replace(ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED).and_then(|at| {
+            let restored = replace(ProtFlags::READ | ProtFlags::WRITE, fd.as_fd()).and_then(|at| {
                 // SAFETY: as in `new`.
                 unsafe { mm::madvise(at, self.region.len, Advice::LinuxDontFork) }
             });
@@ -166,8 +167,6 @@ impl PrivateMap {
             }
             return Err((Some(self), errno));
         }
-        // As other readers have it, which a device driver can register. The bytes are the same either way.
-        let _ = replace(ProtFlags::READ, MapFlags::SHARED);
         let map = SealedMap(Region { start: self.region.start, len: self.region.len });
         std::mem::forget(self);
         Ok(map)
@@ -226,7 +225,7 @@ impl SharedMap {
     /// Maps all of `fd` for reading and writing.
     ///
     /// # Errors
-    /// `EPERM` unless the file is sealed against shrinking and growing, or if it is frozen; else as mmap(2).
+    /// As [`SharedMap::extend`].
     pub fn writable(fd: impl AsFd) -> io::Result<Self> {
         Self::new([fd], 0, true)
     }
@@ -234,7 +233,7 @@ impl SharedMap {
     /// Maps all of `fd` for reading.
     ///
     /// # Errors
-    /// `EPERM` unless the file is sealed against shrinking and growing; else as mmap(2).
+    /// As [`SharedMap::extend`].
     pub fn readable(fd: impl AsFd) -> io::Result<Self> {
         Self::new([fd], 0, false)
     }
@@ -270,8 +269,8 @@ impl SharedMap {
     ///
     /// # Errors
     /// `ENOMEM` if they do not fit into what is reserved; `EINVAL` if what is there ends, or one of them but the last
-    /// ends, within a page; `EPERM` unless each is sealed against shrinking and growing, and not frozen if the map is
-    /// for writing; else as mmap(2). The map is then as it was.
+    /// ends, within a page; `EPERM` unless each is sealed against shrinking and growing; `EACCES` or `EPERM` if one is
+    /// frozen and the map is for writing; else as mmap(2). The map is then as it was.
     pub fn extend<F: AsFd>(&self, files: impl AsRef<[F]>) -> io::Result<Extension<'_>> {
         // A panic under this lock leaves pages behind `len` mapped, which the next extension replaces.
         let turn = self.extending.lock().unwrap_or_else(PoisonError::into_inner);
@@ -517,7 +516,7 @@ mod tests {
         drop(map.extend([&other]).unwrap());
         assert_eq!(map.len(), page);
         // The second of two is refused: the first is taken away with it.
-        assert_eq!(map.extend([&other, &frozen]).unwrap_err(), Errno::PERM);
+        assert_eq!(map.extend([&other, &frozen]).unwrap_err(), Errno::ACCESS);
         assert_eq!(map.extend([shared(4 * page as u64)]).unwrap_err(), Errno::NOMEM);
         assert_eq!(map.len(), page);
         map.extend([&other]).unwrap().publish();

@@ -5,10 +5,10 @@
 //! write and every writable mapping, whoever asks.
 #![allow(unsafe_code)]
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::{
-    fs::{self, MemfdFlags, SealFlags},
+    fs::{self, MemfdFlags, Mode, OFlags, SealFlags},
     io,
 };
 
@@ -86,10 +86,11 @@ impl Draft {
         DraftWriter(self)
     }
 
-    /// Forbids every further write, by anybody, for ever.
+    /// Forbids every further write, by anybody, for ever. The descriptor that is returned is for reading only.
     ///
     /// # Errors
-    /// `EBUSY` while somebody has the file mapped writable or reads into it without a copy.
+    /// `EBUSY` while somebody has the file mapped writable or reads into it without a copy; `ENOENT` without /proc, through
+    /// which it is opened for reading.
     pub fn freeze(mut self) -> io::Result<OwnedFd> {
         // Else it would have to stay where it is.
         self.map = None;
@@ -106,13 +107,14 @@ impl Draft {
         if self.frozen.is_some() {
             return Ok(());
         }
+        let readable = open_for_reading(&self.fd)?;
         let seal = || fs::fcntl_add_seals(&self.fd, SealFlags::WRITE | SealFlags::SEAL);
-        match self.map.take().map(|map| map.freeze(&self.fd, seal)) {
+        match self.map.take().map(|map| map.freeze(&self.fd, &readable, seal)) {
             None => {
                 if !Seals::of(&self.fd)?.frozen() {
                     seal()?;
                 }
-                self.frozen = Some(SealedMap::new(&self.fd)?);
+                self.frozen = Some(SealedMap::new(&readable)?);
             }
             Some(Ok(map)) => self.frozen = Some(map),
             Some(Err((map, errno))) => {
@@ -120,6 +122,7 @@ impl Draft {
                 return Err(errno);
             }
         }
+        self.fd = readable;
         Ok(())
     }
 
@@ -159,6 +162,15 @@ impl AsFd for Draft {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
+}
+
+/// Another descriptor of the same file, which cannot write.
+///
+/// Up to Linux 6.6 the kernel takes each shared mapping for a writer, also a mapping for reading, if its descriptor could
+/// write: it keeps the file from being frozen, and is refused once the file is frozen (`mapping_map_writable` in mmap).
+fn open_for_reading(fd: &OwnedFd) -> io::Result<OwnedFd> {
+    let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+    io::retry_on_intr(|| fs::open(&path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()))
 }
 
 /// Keeps the bytes of a [`Draft`] where they were written, for whoever knows the addresses.
@@ -252,8 +264,12 @@ mod tests {
         draft.writer().write_all_at(&[43], 8).unwrap();
         assert_eq!(&draft.bytes().unwrap()[7..9], [42, 43]);
         let fd = draft.freeze().unwrap();
-        assert_eq!(io::pwrite(&fd, b"x", 0), Err(io::Errno::PERM));
-        assert!(SharedMap::writable(&fd).is_err());
+        assert_eq!(fs::fcntl_getfl(&fd).unwrap() & OFlags::ACCMODE, OFlags::RDONLY);
+        // Whoever opens it again for writing has nothing of it.
+        let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+        let writable = fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).unwrap();
+        assert_eq!(io::pwrite(&writable, b"x", 0), Err(io::Errno::PERM));
+        assert_eq!(SharedMap::writable(&writable).err(), Some(io::Errno::PERM));
         assert_eq!(&SealedMap::new(&fd).unwrap().bytes()[7..9], [42, 43]);
     }
 
@@ -266,7 +282,7 @@ mod tests {
         draft.freeze_in_place().unwrap();
         draft.freeze_in_place().unwrap();
         assert_eq!(draft.bytes_mut().err(), Some(io::Errno::PERM));
-        assert_eq!(io::pwrite(&draft, b"x", 0), Err(io::Errno::PERM));
+        assert_eq!(io::pwrite(&draft, b"x", 0), Err(io::Errno::BADF));
         let map = draft.into_frozen().unwrap();
         assert_eq!((map.bytes().as_ptr(), map.bytes()[4999]), (address, 42));
     }

@@ -1,7 +1,12 @@
 //! Probes of what every machine needs.
 
 use std::{
-    os::fd::{AsFd, OwnedFd},
+    fs::OpenOptions,
+    io::ErrorKind,
+    os::{
+        fd::{AsFd, AsRawFd, OwnedFd},
+        unix::fs::FileExt,
+    },
     path::Path,
     process::{Command, Stdio},
     time::{Duration, Instant},
@@ -136,9 +141,13 @@ pub(super) fn take(parcel: &Parcel, memory: Option<OwnedFd>) -> Result<String, S
         return Err(format!("{} bytes came instead of {}", map.bytes().len(), parcel.bytes));
     }
     exchange::check(map.bytes())?;
-    match rustix::io::pwrite(&memory, &[0], 0) {
-        Err(Errno::PERM) => Ok("every word right, and writing is refused".into()),
-        Err(errno) => Ok(format!("every word right, and writing fails ({errno})")),
+    // What came is for reading only; whoever opens it again must not be able to write either.
+    let again = OpenOptions::new().write(true).open(format!("/proc/self/fd/{}", memory.as_raw_fd()));
+    match again.and_then(|file| file.write_at(&[0], 0)) {
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+            Ok("every word right, and writing is refused".into())
+        }
+        Err(error) => Ok(format!("every word right, and writing fails ({error})")),
         Ok(_) => Err("the seal against writing does not hold".into()),
     }
 }

@@ -137,6 +137,7 @@ impl Draft for HostDraft {
                 Errno::BUSY => Error::Refused(
                     "the memory cannot be frozen while somebody else has it mapped for writing (through /proc?)".into(),
                 ),
+                Errno::NOENT => Error::system("opening the memory for reading through /proc (is it mounted?)", errno),
                 errno => Error::system("sealing the memory", errno),
             })?;
         }
