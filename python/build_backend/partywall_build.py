@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,9 @@ PROGRAM = ROOT / "python/src/partywall/_bin/partywall"
 
 
 def build_wheel(wheel_directory: str, config_settings: Any = None, metadata_directory: str | None = None) -> str:
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        # What maturin would make in place of the stable ABI's wheel takes the GIL back, and nobody has tested it.
+        raise RuntimeError("free-threaded builds of Python are not supported: use the ordinary build of this version")
     profile = os.environ.get("PARTYWALL_PROFILE", "release")
     command = ["cargo", "build", "--locked", "--profile", profile, "-p", "partywall-cli", "--message-format=json"]
     built = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True)

@@ -19,7 +19,7 @@ use crate::{
     errors::{Raise, closed},
     reaper,
     segment::Segment,
-    source::{Source, drain_all, publish},
+    source::{self, Source},
     wait,
 };
 
@@ -62,7 +62,8 @@ impl Domain {
     ) -> PyResult<Self> {
         let options = options(domain, socket).start(start);
         let options = program.into_iter().fold(options, partywall::DomainOptions::program);
-        let inner = py.detach(|| options.connect()).or_raise(py)?;
+        // A broker takes its time to start, if it does.
+        let inner = wait::aside(py, move || options.connect())?.or_raise(py)?;
         let socket = inner.socket().as_os_str().to_owned();
         Ok(Self { inner: Mutex::new(Some(inner)), socket })
     }
@@ -153,8 +154,8 @@ impl Domain {
         }
         let tensors: Vec<_> = tensors.iter().map(|(name, source)| (name.clone(), source.get().clone())).collect();
         // The commit waits for that, too; here a signal ends the wait.
-        drain_all(py, &tensors)?;
-        let segment = py.detach(|| publish(publication, tensors)?.commit());
+        source::prepare(py, &tensors)?;
+        let segment = py.detach(|| source::publish(publication, tensors)?.commit());
         segment.or_raise(py).map(Segment::new)
     }
 

@@ -295,8 +295,11 @@ fn copy_error(error: AccessError) -> Error {
     }
 }
 
-/// Waits for what this process does on the GPUs of tensors that are to be published.
-pub(crate) fn drain_all(py: Python<'_>, sources: &[(String, Source)]) -> PyResult<()> {
+/// Checks tensors that are to be published, and waits for what this process does on their GPUs.
+pub(crate) fn prepare(py: Python<'_>, sources: &[(String, Source)]) -> PyResult<()> {
+    if sources.iter().any(|(_, source)| source.strides.iter().any(|stride| *stride < 0)) {
+        return Err(bad_source(py, "its strides run backwards", "make it contiguous first, or put() a copy"));
+    }
     let mut ordinals: Vec<_> =
         sources.iter().filter(|(_, source)| !source.is_on_host()).map(|(_, source)| source.device.device_id).collect();
     ordinals.sort_unstable();
@@ -320,9 +323,8 @@ pub(crate) fn publish(mut publication: Publication, tensors: Vec<(String, Source
             let kind = cuda::PointerKind::Unknown;
             return Err(Error::NotShareable { tensor: name, address: source.address, kind });
         }
-        let strides: Option<Vec<u64>> = source.strides.iter().map(|stride| u64::try_from(*stride).ok()).collect();
-        let backwards = || Error::BadRange { tensor: name.clone(), why: "its strides run backwards".into() };
-        let (strides, context) = (strides.ok_or_else(backwards)?, source.context()?);
+        let (strides, context) =
+            (source.strides.iter().map(|n| n.unsigned_abs()).collect::<Vec<_>>(), source.context()?);
         let keep: Arc<Keep> = source.keep.clone();
         // SAFETY: `keep` holds the other library's tensor, whose memory stays until it is deleted, by DLPack's rules.
         let memory = unsafe { ForeignMemory::new(&context, source.address, keep) }.map_err(cuda)?;

@@ -102,7 +102,7 @@ pub(crate) fn aside<T: Send + 'static>(py: Python<'_>, work: impl FnOnce() -> T 
         return Ok(result);
     }
     let received = receive(py, &mut outcome, Duration::MAX)?;
-    received.map_err(|_| PyRuntimeError::new_err("the thread that waited for the GPU has panicked"))
+    received.map_err(|_| PyRuntimeError::new_err("the thread that did the waiting has panicked"))
 }
 
 /// What a thread is to do; it calls what it is given when it could do the next.

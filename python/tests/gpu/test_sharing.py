@@ -3,6 +3,7 @@
 import gc
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -75,6 +76,94 @@ def test_a_put_comes_after_what_the_current_stream_has(domain):
     source.fill_(8)
     with domain.put("x", source, stream=torch.cuda.current_stream()) as put:
         assert set(put.tobytes()) == {0, 8}
+
+
+def test_a_copy_to_the_host_comes_after_a_stream_that_waits_for_no_other(domain):
+    side = torch.cuda.Stream()
+    source = torch.zeros(1000, dtype=torch.int64, device="cuda")
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(LONG)
+        source.fill_(7)
+        with domain.put("x", source, device="host") as put:
+            assert set(put.tobytes()) == {0, 7}
+
+
+def test_a_put_comes_after_what_cupys_current_stream_has(domain):
+    cupy = pytest.importorskip("cupy")
+    wait = cupy.RawKernel(
+        "extern \"C\" __global__ void wait(long long n) { long long from = clock64(); while (clock64() - from < n); }",
+        "wait",
+    )
+    source = cupy.zeros((1000, 2), "int64")
+    wait((1,), (1,), (1,))
+    cupy.cuda.Device().synchronize()
+    with cupy.cuda.Stream(non_blocking=True):
+        for device in ("cuda", "host"):
+            wait((1,), (1,), (LONG,))
+            source += 7
+            # With gaps too, which cupy itself takes out first.
+            with domain.put("x", {"whole": source, "column": source[:, 1]}, device) as put:
+                assert len(set(put["whole"].tobytes())) == len(set(put["column"].tobytes())) == 2
+                assert put["whole"].tobytes() == 2 * put["column"].tobytes() == source.tobytes()
+
+
+def test_a_write_and_a_read_come_after_the_current_stream(domain):
+    side = torch.cuda.Stream()
+    with domain.create("x", 1000, torch.int64) as build, torch.cuda.stream(side):
+        view = torch.from_dlpack(build)
+        torch.cuda._sleep(LONG)
+        view.fill_(7)
+        assert set(build.tobytes()) == {0, 7}
+        torch.cuda._sleep(LONG)
+        view.fill_(8)
+        build.write(torch.full((1000,), 9, dtype=torch.int64))
+        assert set(build.tobytes()) == {0, 9}
+
+
+def test_a_segment_grows_under_a_running_kernel(domain, child):
+    rows = 1 << 20
+    with domain.create("log", (1, rows), torch.int64, mutable=True, reserve=1 << 30) as build:
+        torch.from_dlpack(build).fill_(1)
+        log = build.commit()
+    with log, domain.open("log", write=True) as other:
+        before = torch.from_dlpack(log)
+        torch.cuda._sleep(LONG)
+        before.fill_(2)
+        log.grow(10)
+        after = torch.from_dlpack(log)
+        assert after.shape == (10, rows) and after.data_ptr() == before.data_ptr()
+        after[1:].fill_(3)
+        torch.cuda.synchronize()
+        assert other.refresh() and int(torch.from_dlpack(other).sum()) == rows * (2 + 9 * 3)
+        reader = child(READER.replace('"x"', '"log"'), domain.socket)
+        assert reader.says() == f"{rows * 29} cuda:0"
+
+
+@pytest.mark.parametrize("mutable", [True, False])
+def test_pinned_memory_is_copied_asynchronously(domain, mutable):
+    with domain.put("x", torch.full((1 << 22,), 7), mutable=mutable) as put:
+        view = torch.from_dlpack(put)
+        assert not view.is_pinned()
+        try:
+            pin = put.pin()
+        except pw.CudaError as error:
+            # Not every GPU registers memory that it must not write.
+            assert not mutable and "read-only" in str(error), error
+            return
+        with pin:
+            assert view.is_pinned()
+            out = torch.zeros(1 << 22, dtype=torch.int64, device="cuda")
+            torch.cuda.synchronize()
+            torch.cuda._sleep(LONG)
+            out.copy_(view, non_blocking=True)
+            running = torch.cuda.Event()
+            running.record()
+            assert not running.query(), "the copy waited for the stream"
+            # Dropping what it reads waits for it.
+            del view
+        put.close()
+        assert int(out.min()) == int(out.max()) == 7
 
 
 def test_a_view_is_dropped_under_a_running_kernel(domain):
@@ -194,6 +283,85 @@ def test_a_reader_in_a_pid_namespace_of_its_own(domain):
         command = [*probe[:-1], sys.executable, "-c", code, domain.socket]
         read = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         assert read.stdout.strip() == "1000", read.stderr
+
+
+def test_another_user_is_refused_with_a_sentence(domain):
+    if os.geteuid() != 0:
+        pytest.skip("only root becomes another user")
+    code = (
+        "import os, sys, partywall as pw\n"
+        "os.setuid(65534)\n"
+        "try:\n"
+        "    pw.connect(socket=sys.argv[1], start=False)\n"
+        "except PermissionError as error:\n"
+        "    print(error)\n"
+    )
+    with domain.put("x", torch.ones(3, device="cuda")):
+        command = [sys.executable, "-c", code, domain.socket]
+        refused = subprocess.run(command, capture_output=True, text=True, timeout=WATCHDOG, check=False)
+        assert refused.stdout.startswith(f"the broker at {domain.socket} runs as user 0"), refused
+
+
+def test_who_writes_what_is_frozen_loses_its_context_and_nobody_else_does(domain, child):
+    with domain.put("x", torch.full((1000,), 7, dtype=torch.int64, device="cuda")) as put:
+        writer = child(
+            """
+            import torch
+            with pw.connect(socket=sys.argv[1], start=False) as d, d.open("x") as x:
+                try:
+                    torch.from_dlpack(x).fill_(8)
+                    torch.cuda.synchronize()
+                except RuntimeError:
+                    say("refused")
+                try:
+                    d.create("y", 1000, "int64").commit()
+                except pw.CudaError as error:
+                    say(error.cuda_error, error.anchor)
+                    say(error)
+            import os
+            os._exit(0)
+            """,
+            domain.socket,
+        )
+        assert writer.says() == "refused"
+        assert writer.says() == "700 broken-context"
+        assert "restart this process" in writer.says()
+        assert set(put.tobytes()) == {0, 7}
+
+
+def test_ctrl_c_ends_a_wait_for_the_gpu(domain, child):
+    waiter = child(
+        """
+        import signal, torch
+        with pw.connect(socket=sys.argv[1], start=False) as d, d.create("x", 1000, torch.int64) as build:
+            view = torch.from_dlpack(build)
+            torch.cuda._sleep(1)
+            torch.cuda.synchronize()
+            torch.cuda._sleep(20_000_000_000)
+            view.fill_(7)
+            def handle(_, frame):
+                if frame.f_code.co_filename.endswith("partywall/_build.py"):
+                    raise KeyboardInterrupt
+                say("early")
+            signal.signal(signal.SIGINT, handle)
+            say("waiting")
+            try:
+                build.commit()
+            except KeyboardInterrupt:
+                say("interrupted", torch.cuda.current_stream().query())
+            with build.commit() as committed:
+                say(int(view.sum()))
+        """,
+        domain.socket,
+    )
+    assert waiter.says() == "waiting"
+    said = "early"
+    while said == "early":
+        waiter.process.send_signal(signal.SIGINT)
+        said = waiter.says()
+    assert said == "interrupted False"
+    assert waiter.says() == "7000"
+    assert waiter.end() == 0
 
 
 def test_torch_memory_is_published_in_place(domain, child):

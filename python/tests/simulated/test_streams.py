@@ -95,7 +95,7 @@ def test_published_strides_are_those_of_the_tensor(domain):
     with domain.publish("x", driver.DeviceBytes(address, [4, 5], [100, 2])) as published:
         assert published.tensor.strides == (100, 2)
         assert published.__cuda_array_interface__["strides"] == (100, 2)
-    with pytest.raises(ValueError, match="backwards"):
+    with pytest.raises(pw.BadSource, match="backwards"):
         domain.publish("x", driver.DeviceBytes(address + 100, [4], [-1]))
     with pytest.raises(ValueError, match="lies outside|beyond|outside"):
         domain.publish("x", driver.DeviceBytes(address, [SIZE * 64]))

@@ -72,7 +72,7 @@ impl Error {
             Self::Withdrawn { .. } => "wait with a time-out if it is to be published again".into(),
             Self::NoSuchTensor { segment, .. } => format!("`partywall show {segment}` lists its tensors"),
             Self::NameExists { name, .. } => format!("`partywall rm {name}` removes it; without if-absent a new version is made"),
-            Self::ReadOnly { .. } => "commit a new version, or create the segment as mutable".into(),
+            Self::ReadOnly { .. } => "commit a new version, or create the segment as mutable and open it for writing".into(),
             Self::CannotGrow { why: NoGrowth::Behind, .. } => "refresh() the segment, then grow it".into(),
             Self::CannotGrow { why: NoGrowth::Reserved { .. }, .. } => "create it with a larger reserve(), or commit a new version".into(),
             Self::CannotGrow { .. } => "create it as mutable and let its committer grow it, or commit a new version".into(),
@@ -94,13 +94,13 @@ impl Error {
             Self::Table { source: TableError::ForeignLayout { .. }, .. } => "run the same Partywall release on both sides".into(),
             Self::Table { .. } => "correct the tensors' names, shapes and dtypes".into(),
             Self::WrongDType { has, .. } => format!("ask for {has}, or for the bytes"),
-            Self::WrongKind { wanted, .. } => format!("create it as {wanted} memory, or copy it with read()"),
-            Self::BadRange { .. } => "use a range inside the tensor, or read() for a copy".into(),
+            Self::WrongKind { wanted, .. } => format!("create it as {wanted} memory, or copy it with read(), in Python tobytes()"),
+            Self::BadRange { .. } => "use a range inside the tensor, or read(), in Python tobytes(), for a copy".into(),
             Self::NotShareable { kind, .. } => not_shareable(*kind).into(),
-            Self::CannotKeep { .. } => "publish a copy (commit_copy()), which the broker keeps; or leave out kept()".into(),
+            Self::CannotKeep { .. } => "publish a copy (commit_copy(), in Python put()), which the broker keeps; or leave out kept()".into(),
             Self::OutOfMemory { .. } => "free memory there: `partywall status` shows what Partywall holds, `partywall rm NAME` drops it".into(),
             Self::NoFileDescriptor(_) => "raise the limit with `ulimit -n`".into(),
-            Self::NoDevice { .. } => "`partywall doctor` says what is missing; host memory works without a GPU (--device host)".into(),
+            Self::NoDevice { .. } => "`partywall doctor` says what is missing; host memory works without one (device `host`)".into(),
             Self::RemoteDevice { .. } => "open it with allow_peer if the link's cost is acceptable, or read on the owner's GPU".into(),
             Self::Cuda { source, .. } if source.is_sticky() => "the CUDA context of this process is broken: restart this process".into(),
             Self::Cuda { source, .. } if cuda_anchor(source) == "cannot-page-lock" => "raise the limit of locked memory (`ulimit -l`), or pin less".into(),
@@ -257,15 +257,21 @@ fn file_kind(error: &FileError) -> ErrorKind {
 
 fn not_shareable(kind: PointerKind) -> &'static str {
     match kind {
-        PointerKind::Device => "publish a copy (commit_copy()); `partywall doctor` says what this driver lacks",
-        PointerKind::Imported => "publish it in the process that allocated it, or publish a copy (commit_copy())",
-        PointerKind::Pool => {
-            "publish a copy (commit_copy()), or allocate it with cuMemAlloc; torch does with PYTORCH_CUDA_ALLOC_CONF=backend:native"
+        PointerKind::Device => {
+            "publish a copy (commit_copy(), in Python put()); `partywall doctor` says what this driver lacks"
         }
-        PointerKind::Vmm => "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False, or publish a copy (commit_copy())",
-        PointerKind::Managed => "publish a copy (commit_copy()), or allocate it with cuMemAlloc",
+        PointerKind::Imported => {
+            "publish it in the process that allocated it, or publish a copy (commit_copy(), in Python put())"
+        }
+        PointerKind::Pool => {
+            "publish a copy (commit_copy(), in Python put()), or allocate it with cuMemAlloc; torch does with PYTORCH_CUDA_ALLOC_CONF=backend:native"
+        }
+        PointerKind::Vmm => {
+            "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False, or publish a copy (commit_copy(), in Python put())"
+        }
+        PointerKind::Managed => "publish a copy (commit_copy(), in Python put()), or allocate it with cuMemAlloc",
         PointerKind::Pinned | PointerKind::Registered => {
-            "build a segment in host memory (create() at Place::Host), or copy it to the GPU first"
+            "build a segment in host memory (create() at Place::Host, device `host`), or copy it to the GPU first"
         }
         _ => "check the address: the memory must be on a GPU and not yet freed",
     }
