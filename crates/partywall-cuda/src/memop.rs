@@ -34,7 +34,9 @@ use std::time::{Duration, Instant};
 use partywall_os::map::SharedMap;
 
 use crate::abi::{STREAM_WAIT_VALUE_GEQ, STREAM_WRITE_VALUE_DEFAULT};
-use crate::{AccessError, Context, CudaError, DeviceBuffer, DeviceSlice, HostRegistration, Stream, StreamRef};
+use crate::{
+    AccessError, Context, CuResult, CudaError, DeviceBuffer, DeviceSlice, HostRegistration, Stream, StreamRef,
+};
 
 impl StreamRef<'_> {
     /// Enqueues writing `value` to the first 4 bytes of `word`, which are aligned to 4, after everything that is on the
@@ -120,6 +122,17 @@ pub enum ProbeError {
     },
 }
 
+impl ProbeError {
+    /// The same as the failure of a call: what a machine refuses whose memory operations do not work.
+    #[must_use]
+    pub fn into_refusal(self) -> CudaError {
+        match self {
+            Self::Refused(AccessError::Driver(error)) => error,
+            other => CudaError::new("cuStreamWaitValue64", CuResult::NOT_SUPPORTED).with_context(other.to_string()),
+        }
+    }
+}
+
 impl From<CudaError> for ProbeError {
     fn from(error: CudaError) -> Self {
         Self::Refused(error.into())
@@ -151,20 +164,30 @@ pub fn probe_device_word(context: &Context, limit: Duration) -> Result<(), Probe
 /// [`ProbeError`], with [`ProbeError::Refused`] also for a mapping that cannot be registered, is read-only, or has no 8
 /// bytes.
 pub fn probe_host_word(context: &Context, map: &Arc<SharedMap>, limit: Duration) -> Result<(), ProbeError> {
-    let registration = HostRegistration::shared(context, Arc::clone(map))?;
+    probe_registered_word(HostRegistration::shared(context, Arc::clone(map))?, limit).map(drop)
+}
+
+/// The same for memory that is registered already and stays so: nothing is given back that would wait for whatever the
+/// process runs.
+///
+/// # Errors
+/// As [`probe_host_word`]. The registration is then gone; or, if a stream waits for ever, never given back.
+pub fn probe_registered_word(registration: HostRegistration, limit: Duration) -> Result<HostRegistration, ProbeError> {
     let word = registration.as_slice();
     word.require_writable()?;
-    let host = map.slice::<u64>(0, 1).ok_or(AccessError::OutOfRange {
+    let host = registration.shared_words().and_then(|map| map.slice::<u64>(0, 1)).ok_or(AccessError::OutOfRange {
         offset: 0,
         len: WORD_BYTES,
         available: registration.len(),
     })?;
-    let probe = Probe { writer: Stream::new(context)?, waiter: Stream::new(context)?, limit };
+    let (writer, waiter) = (Stream::new(registration.context())?, Stream::new(registration.context())?);
+    let probe = Probe { writer, waiter, limit };
     let result = probe.run(word, Some(&|value| host.set(0, value)));
     if probe.may_still_wait() {
         std::mem::forget((probe, registration));
+        return Err(result.err().unwrap_or(ProbeError::StillWaits { bits: 64, writer: A_STREAM, limit }));
     }
-    result
+    result.map(|()| registration)
 }
 
 /// Two streams, one of which waits for the other.

@@ -170,6 +170,14 @@ impl HostRegistration {
         self.map.access()
     }
 
+    /// The mapping, if processes may write it.
+    pub(crate) fn shared_words(&self) -> Option<&SharedMap> {
+        match &self.map {
+            Map::Shared(map) => Some(map),
+            Map::Frozen(_) => None,
+        }
+    }
+
     /// The context that it was registered in.
     #[must_use]
     pub fn context(&self) -> &Context {

@@ -20,7 +20,7 @@ impl<T> Raise<T> for partywall::Result<T> {
 /// The exception that stands for an error.
 pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
     let cuda_error = match error {
-        Error::Cuda { source, .. } => Some(source.code.0),
+        Error::Cuda { source, .. } | Error::ContextLost { source, .. } => Some(source.code.0),
         Error::OutOfMemory { place: Place::Gpu(_), .. } => Some(CuResult::OUT_OF_MEMORY.0),
         _ => None,
     };
@@ -78,7 +78,7 @@ fn class(error: &Error) -> &'static str {
         Error::LimitReached { .. } | Error::NoFileDescriptor(_) => "LimitReached",
         Error::NoDevice { .. } => "NoDevice",
         Error::RemoteDevice { .. } => "RemoteDevice",
-        Error::Cuda { .. } => "CudaError",
+        Error::Cuda { .. } | Error::ContextLost { .. } => "CudaError",
         Error::Timeout { .. } => "TimeoutError",
         Error::BrokerGone { .. } => "BrokerGone",
         Error::BrokerNotFound { .. } | Error::BrokerNotStarted { .. } | Error::BrokerUnreachable { .. } => {

@@ -12,7 +12,7 @@ use partywall_cuda::{
 use partywall_wire::Call;
 
 use crate::{
-    domain::Link,
+    domain::{Health, Link},
     error::{Error, Result},
     mps,
     place::{DeviceChoice, Place},
@@ -68,7 +68,8 @@ impl Gpu {
         StreamRef::from_cudarc(&self.context, stream).map_err(access_error("taking cudarc's stream"))
     }
 
-    /// Partywall's kernels, loaded and warmed up on first use.
+    /// Partywall's kernels, loaded and warmed up on first use: before the first wait on a stream of this GPU, or that holds
+    /// the caller up until it ends.
     ///
     /// # Errors
     /// [`Error::Cuda`].
@@ -92,6 +93,7 @@ impl fmt::Debug for Gpu {
 #[derive(Debug)]
 pub(crate) struct Gpus {
     link: Arc<Link>,
+    pub(crate) health: Health,
     open: Mutex<Open>,
 }
 
@@ -103,8 +105,8 @@ struct Open {
 }
 
 impl Gpus {
-    pub(crate) fn new(link: Arc<Link>) -> Self {
-        Self { link, open: Mutex::default() }
+    pub(crate) fn new(link: Arc<Link>, health: Health) -> Self {
+        Self { link, health, open: Mutex::default() }
     }
 
     /// The GPU with this UUID, opened on first use.
@@ -122,6 +124,7 @@ impl Gpus {
                 Err(error) => return Err(error),
             }
         }
+        self.health.watch(&gpu)?;
         open.gpus.push(gpu.clone());
         Ok(gpu)
     }
@@ -272,12 +275,18 @@ fn no_device(wanted: &str, why: String) -> Error {
 
 pub(crate) fn cuda_error(what: impl Into<String>) -> impl Fn(CudaError) -> Error {
     let what = what.into();
-    move |source| Error::Cuda { what: what.clone(), source }
+    move |source| failed_call(&what, source)
+}
+
+/// A failed call of the driver, which may be the end of its context.
+pub(crate) fn failed_call(what: &str, source: CudaError) -> Error {
+    let what = what.to_owned();
+    if source.is_sticky() { Error::ContextLost { what, source } } else { Error::Cuda { what, source } }
 }
 
 pub(crate) fn access_error(what: &'static str) -> impl Fn(AccessError) -> Error {
     move |error| match error {
-        AccessError::Driver(source) => Error::Cuda { what: what.to_owned(), source },
+        AccessError::Driver(source) => failed_call(what, source),
         other => Error::BadRange { tensor: what.to_owned(), why: other.to_string() },
     }
 }

@@ -12,7 +12,7 @@ pub use cuda::IpcEventHandle;
 use crate::{
     backoff::Backoff,
     error::{Error, Result},
-    gpu::Gpu,
+    gpu::{Gpu, failed_call},
 };
 
 /// An event of CUDA's that several processes share: one records it on a stream, the stream of another waits for it.
@@ -113,5 +113,5 @@ impl IpcEvent {
 }
 
 fn failed(what: &str, gpu: DeviceUuid, source: CudaError) -> Error {
-    Error::Cuda { what: format!("{what} on GPU {gpu}"), source }
+    failed_call(&format!("{what} on GPU {gpu}"), source)
 }

@@ -43,6 +43,7 @@
 //! | [`Domain`] | a connection to a broker, and everything that is shared through it |
 //! | [`Segment`], [`Builder`], [`Build`], [`Tensor`] | names with versions: building, committing, opening |
 //! | [`Growth`], [`Pinned`] | segments that become longer; host segments that a GPU reaches |
+//! | [`Timeline`], [`TimelineWriter`] | order between processes: values that hosts and streams wait for |
 //! | [`Semaphore`], [`Permit`] | at most so many processes at a time |
 //! | [`IpcEvent`] | CUDA's interprocess events, for code that uses them already |
 //! | [`gpu`] | GPUs as this process sees them, and memory on them |
@@ -68,6 +69,7 @@ mod place;
 mod put;
 mod segment;
 mod semaphore;
+mod timeline;
 
 pub use partywall_cuda as cuda;
 pub use partywall_cuda::DeviceUuid;
@@ -89,4 +91,5 @@ pub use self::{
         Tensor, Uncommitted, UploadLane, Uploader,
     },
     semaphore::{MAX_PERMITS, Permit, Semaphore},
+    timeline::{LimitedWait, MAX_VALUE, Timeline, TimelineEvent, TimelineWriter},
 };

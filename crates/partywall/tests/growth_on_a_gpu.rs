@@ -90,6 +90,7 @@ impl World {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "role", "--nocapture"]).env(ROLE, role).env("SIMCUDA_CALLS", &calls);
         command.env("PARTYWALL_LIBCUDA", simulated_driver()).env("SIMCUDA_FAULTS", faults);
+        command.env("SIMCUDA_APART", "partywall-gpu");
         let socket: &Path = &self.directory.path().join("sockets/test.sock");
         let output = Running::spawn(command.env("PARTYWALL_SOCKET", socket)).wait();
         let text = output.text();

@@ -87,6 +87,7 @@ fn every_error() -> Vec<Error> {
         Error::NoFileDescriptor("a socket".into()),
         Error::NoDevice { wanted: "cuda:0".into(), why: "no driver".into() },
         Error::RemoteDevice { name: name.clone(), owner: "a".into(), reader: "b".into(), link: "NVLink".into() },
+        Error::Captured { what: "waiting for timeline \"x\"".into() },
         Error::Timeout { what: "a commit".into(), after: Duration::from_secs(1) },
         Error::BrokerNotFound { tried: vec!["/bin/partywall".into()] },
         Error::BrokerNotStarted { why: "no".into() },

@@ -22,6 +22,10 @@ pub(crate) const HOLDINGS: &str = "holdings";
 /// The environment variable of the simulated driver's log of calls.
 pub(crate) const CALLS: &str = "SIMCUDA_CALLS";
 
+/// The name of threads whose calls the simulated driver does not count: the one of Partywall's that asks by the clock
+/// whether contexts are well, and one that makes as many calls as it takes.
+pub(crate) const APART: &str = "partywall-gpu";
+
 /// What an actor tells, a line each.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Line {
@@ -88,7 +92,7 @@ fn kept(domain: &Domain) -> Vec<String> {
 
 fn bystander(socket: &Path, directory: PathBuf) -> Result<(), String> {
     let setting = setting("bystander", socket, directory, Before::Kernels)?;
-    let segments = operations::hold(&setting.domain).map_err(|error| tell(&error).text)?;
+    let (segments, _timeline) = operations::hold(&setting.domain).map_err(|error| tell(&error).text)?;
     let holdings = || holdings(&setting.domain).map_err(|error| tell(&error).text);
     say(&holdings()?);
     for line in std::io::stdin().lock().lines() {
@@ -116,6 +120,15 @@ fn setting(name: &str, socket: &Path, directory: PathBuf, before: Before) -> Res
         Before::Nothing => Ok(()),
         Before::Gpu => domain.gpu(operations::FIRST_GPU).map(drop),
         Before::Kernels => domain.gpu(operations::FIRST_GPU)?.kernels().map(drop),
+        Before::Words => {
+            let gpu = domain.gpu(operations::FIRST_GPU)?;
+            let timeline = domain.timeline(operations::held::TIMELINE)?;
+            std::thread::scope(|scope| {
+                let apart = std::thread::Builder::new().name(APART.to_owned());
+                let prepare = apart.spawn_scoped(scope, || timeline.device_ptr(&gpu).map(drop));
+                prepare.expect("a thread can be had").join().expect("it does not panic")
+            })
+        }
     };
     prepare().map_err(|error| tell(&error).text)?;
     let name = format!("{}/{}", name.replace(' ', "-"), std::process::id());

@@ -181,6 +181,7 @@ impl World {
         let mut command = actor(&self.sandbox, &[actors::ACTOR, operation.name], &directory);
         command.env(actors::CALLS, &calls).env("SIMCUDA_LEDGER", &ledger);
         command.env("SIMCUDA_FAULTS", faults.unwrap_or_default());
+        command.env("SIMCUDA_APART", actors::APART);
         let running = Running::spawn(&mut command);
         let pid = running.pid();
         let output = running.wait();

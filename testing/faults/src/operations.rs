@@ -3,8 +3,10 @@
 use std::sync::{Arc, atomic::AtomicBool};
 use std::time::Duration;
 
-use partywall::cuda::{self, DeviceBuffer, DeviceUuid, ForeignMemory};
-use partywall::{DType, Domain, Error, Gpu, IpcEvent, OpenOrBuild, Place, Refreshed, Segment};
+use partywall::cuda::{self, DeviceBuffer, DeviceUuid, ForeignMemory, Stream};
+use partywall_harness::WATCHDOG;
+
+use partywall::{DType, Domain, Error, Gpu, IpcEvent, OpenOrBuild, Place, Refreshed, Segment, Timeline};
 
 /// Where an operation runs.
 pub(crate) struct Setting {
@@ -37,6 +39,9 @@ pub(crate) enum Before {
     Gpu,
     /// Loaded Partywall's kernels on it, too.
     Kernels,
+    /// Told it where the words of timelines are. That tries out whether streams wait for words, and looks for the end of
+    /// these waits as often as it takes, so that no two runs make the same calls.
+    Words,
 }
 
 /// All of them.
@@ -60,11 +65,17 @@ pub(crate) static OPERATIONS: &[Operation] = &[
     on_gpu("publish a copy", "memory of cuMemAlloc, copied into a version", publish_a_copy),
     on_gpu("memory operations", "a stream writes words and waits for them", memory_operations),
     on_gpu("make an event", "an event for other processes: made, exported, recorded, waited for", make_an_event),
+    on_words("signal and wait", "streams wait for a timeline and signal it, hosts too", signal_and_wait),
+    on_words("a limited wait", "a stream waits for a timeline until the time is over", a_limited_wait),
     on_gpu("open by handle", "open another process's memory of cuMemAlloc", open_by_handle),
 ];
 
 const fn on_gpu(name: &'static str, what: &'static str, run: fn(&Setting) -> Outcome) -> Operation {
     Operation { name, what, before: Before::Gpu, run }
+}
+
+const fn on_words(name: &'static str, what: &'static str, run: fn(&Setting) -> Outcome) -> Operation {
+    Operation { name, what, before: Before::Words, run }
 }
 
 /// Those whose names contain `filter`.
@@ -87,6 +98,8 @@ pub(crate) mod held {
     pub(crate) const FROZEN: &str = "held/frozen";
     pub(crate) const MUTABLE: &str = "held/mutable";
     pub(crate) const BY_HANDLE: &str = "held/by-handle";
+    /// A timeline. The memory of all of them stays with the broker once it has been made.
+    pub(crate) const TIMELINE: &str = "held/timeline";
 }
 
 /// The simulated GPUs.
@@ -103,7 +116,7 @@ const fn simulated(ordinal: u8) -> DeviceUuid {
 pub(crate) const HELD_BYTES: usize = 200 << 10;
 
 /// What the bystander holds.
-pub(crate) fn hold(domain: &Domain) -> Result<Vec<Segment>, Error> {
+pub(crate) fn hold(domain: &Domain) -> Result<(Vec<Segment>, Timeline), Error> {
     let one = |name: &str, mutable: bool| {
         let shape = [HELD_BYTES as u64];
         let mut build = domain.create(name, GPU).tensor("data", DType::U8, &shape).mutable(mutable).allocate()?;
@@ -112,7 +125,8 @@ pub(crate) fn hold(domain: &Domain) -> Result<Vec<Segment>, Error> {
     };
     let memory = foreign(&*domain.gpu(FIRST_GPU)?, held::BY_HANDLE)?;
     let by_handle = domain.publish(held::BY_HANDLE).tensor("data", DType::U8, &[HELD_BYTES as u64], &memory);
-    Ok(vec![one(held::FROZEN, false)?, one(held::MUTABLE, true)?, by_handle.commit()?])
+    let segments = vec![one(held::FROZEN, false)?, one(held::MUTABLE, true)?, by_handle.commit()?];
+    Ok((segments, domain.timeline(held::TIMELINE)?))
 }
 
 /// What the bystander holds is as it was.
@@ -290,6 +304,42 @@ fn make_an_event(setting: &Setting) -> Outcome {
     // Waited for first, so that the event is asked once: each run makes the same calls.
     gpu.stream().synchronize().map_err(|error| of(setting, error))?;
     event.synchronize(Duration::ZERO)
+}
+
+fn signal_and_wait(setting: &Setting) -> Outcome {
+    let gpu = setting.domain.gpu(FIRST_GPU)?;
+    let waiting = Stream::new(gpu.context()).map_err(|error| of(setting, error))?;
+    let writer = setting.domain.timeline_writer(&setting.name)?;
+    let timeline = setting.domain.timeline(&setting.name)?;
+    let passed = setting.domain.timeline_writer(&format!("{}/passed", setting.name))?;
+    // Run again after a failure, it finds the names still there: nobody knows whether the stream has passed its waits.
+    let (last, known) = (writer.value(), passed.value());
+    let enqueue = || {
+        timeline.wait_on(waiting.as_ref(), last + 1)?;
+        writer.signal_on(gpu.stream(), last + 1)?;
+        timeline.wait(last + 1, WATCHDOG)?;
+        timeline.wait_on(waiting.as_ref(), last + 2)?;
+        writer.signal_on_and_wake(gpu.stream(), last + 2)?;
+        passed.signal_on(waiting.as_ref(), known + 1)?;
+        passed.wait(known + 1, WATCHDOG)
+    };
+    let enqueued = enqueue();
+    // Whatever came of it: who waits for more than was signalled goes on.
+    drop(writer);
+    let done = [gpu.stream(), waiting.as_ref()].map(|stream| stream.synchronize().map_err(|error| of(setting, error)));
+    done.into_iter().fold(enqueued, Result::and)
+}
+
+fn a_limited_wait(setting: &Setting) -> Outcome {
+    let gpu = setting.domain.gpu(FIRST_GPU)?;
+    let timeline = setting.domain.timeline(&setting.name)?;
+    let wait = timeline.wait_on_for(gpu.stream(), 1, Duration::ZERO)?;
+    gpu.stream().synchronize().map_err(|error| of(setting, error))?;
+    while !wait.is_over() {
+        std::thread::yield_now();
+    }
+    assert!(matches!(wait.outcome(), Some(Err(Error::Timeout { .. }))));
+    Ok(())
 }
 
 fn mutable(setting: &Setting) -> Result<Segment, Error> {

@@ -18,6 +18,7 @@
 //! | `SIMCUDA_SEED` | repeats the pauses (0) |
 //! | `SIMCUDA_CALLS` | a file that takes a line for each call: `PID INDEX FUNCTION CODE` |
 //! | `SIMCUDA_FAULTS` | calls that fail or kill: `cuMemMap:3=2,*:17=kill` |
+//! | `SIMCUDA_APART` | the name of threads whose calls are neither counted nor logged, and do not fail |
 //! | `SIMCUDA_LEDGER` | a directory for `PID.json`, what a process leaves behind when it ends |
 //!
 //! | module | what it holds |

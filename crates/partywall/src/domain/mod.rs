@@ -4,13 +4,16 @@ mod busy_wait;
 mod chores;
 mod connect;
 mod errands;
+mod health;
 mod inbox;
 mod link;
 mod locate;
 mod members;
 mod objects;
 mod service;
+mod streams;
 mod watch;
+mod words;
 
 use std::{
     path::{Path, PathBuf},
@@ -22,8 +25,15 @@ use partywall_cuda::DeviceUuid;
 use partywall_os::socket;
 use partywall_wire::{Access, Answer, Call, limits};
 
-pub(crate) use self::link::Link;
 use self::service::Service;
+pub(crate) use self::{
+    chores::{Chores, Look},
+    errands::Errands,
+    health::Health,
+    link::Link,
+    streams::{Keep, Streams},
+    words::{MappedSlab, PrivateWord, Word, Words},
+};
 pub use self::{
     connect::VERSION,
     locate::{DEFAULT_DOMAIN, Location},
@@ -58,14 +68,11 @@ impl Drop for Connection {
     fn drop(&mut self) {
         if self.link.require_ours().is_err() {
             self.service.forget();
+            self.gpus.health.forget();
             return;
         }
-        // Said so that the broker needs no proof of our death; if it cannot be said, the proof does. And said before
-        // the service thread closes its socket, which would look like a death.
-        if let Err(error) = self.link.leave() {
-            tracing::debug!(%error, "could not say good-bye");
-        }
-        self.service.stop();
+        self.gpus.health.stop();
+        self.service.end();
     }
 }
 
@@ -128,7 +135,16 @@ impl DomainOptions {
             // Else the broker would keep a member that has no connection until this process ends.
             let _ = link.leave();
         })?;
-        let gpus = Gpus::new(link.clone());
+        let (teller, errands) = (link.clone(), service.shared().errands.clone());
+        let health = Health::new(move |lost| {
+            let (teller, gpu) = (teller.clone(), lost.gpu.0);
+            errands.run(move || {
+                if let Err(error) = teller.call(Call::ContextLost { gpu: Some(gpu) }) {
+                    tracing::warn!(%error, "the broker is not told that a CUDA context is lost");
+                }
+            });
+        });
+        let gpus = Gpus::new(link.clone(), health);
         Ok(Domain { connection: Arc::new(Connection { link, service, gpus }) })
     }
 }
@@ -281,6 +297,31 @@ impl Domain {
     pub(crate) fn gpus(&self) -> Result<&Gpus> {
         self.link().require_ours()?;
         Ok(&self.connection.gpus)
+    }
+
+    pub(crate) fn health(&self) -> &Health {
+        &self.connection.gpus.health
+    }
+
+    /// Keeps a lease on a timeline.
+    pub(crate) fn keep(&self, lease: u64) -> Keep {
+        Keep::new(lease, self.connection.link.clone(), self.errands().clone())
+    }
+
+    pub(crate) fn chores(&self) -> &Chores {
+        &self.connection.service.shared().chores
+    }
+
+    pub(crate) fn errands(&self) -> &Arc<Errands> {
+        &self.connection.service.shared().errands
+    }
+
+    pub(crate) fn words(&self) -> &Words {
+        &self.connection.service.shared().words
+    }
+
+    pub(crate) fn streams(&self) -> &Streams {
+        &self.connection.service.shared().streams
     }
 
     /// A GPU, opened once a connection.

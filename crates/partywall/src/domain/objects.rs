@@ -60,14 +60,12 @@ impl Domain {
     }
 
     /// Opens a timeline; `slabs` are mapped already, those that follow up to the timeline's come with the answer.
-    #[expect(dead_code, reason = "timelines are built on it")]
     pub(crate) fn open_timeline(&self, name: &str, writer: bool, slabs: u32) -> Result<(OpenedTimeline, Vec<OwnedFd>)> {
         check_name(name)?;
         timeline(self.link().call_with(Call::OpenTimeline { name: name.to_owned(), writer, slabs }, &[])?)
     }
 
     /// The present incarnation of the timeline behind a lease; slabs as with [`Domain::open_timeline`].
-    #[expect(dead_code, reason = "timelines are built on it")]
     pub(crate) fn follow_timeline(&self, lease: u64, slabs: u32) -> Result<(OpenedTimeline, Vec<OwnedFd>)> {
         timeline(self.link().call_with(Call::FollowTimeline { lease, slabs }, &[])?)
     }

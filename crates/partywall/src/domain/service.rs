@@ -10,13 +10,17 @@ use std::{
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
+        mpsc,
     },
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
 use partywall_os::{Errno, socket};
-use partywall_shm::members::{self, Members};
+use partywall_shm::{
+    members::{self, Members},
+    timeline::Ending,
+};
 use partywall_wire::Event;
 
 use super::{
@@ -25,14 +29,22 @@ use super::{
     errands::Errands,
     inbox::Inbox,
     link::{Link, Verdict, giving_back},
+    streams::Streams,
+    words::{CellPlace, Words},
 };
 use crate::error::{Error, Result};
 
 /// For how long a lost connection is renewed before the broker counts as gone.
 const RENEWAL: Duration = Duration::from_secs(10);
 
-/// How often to tell that we are well.
-const HEARTBEAT: Duration = Duration::from_millis(250);
+/// How often to tell that we are well, and to look at what is in no hurry.
+const TICK: Duration = Duration::from_millis(250);
+
+/// How often to look after cells that have ended without a broker.
+const GUARD: Duration = Duration::from_millis(100);
+
+/// How long the end of a connection waits for what its own streams owe, and then for the driver.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A running service thread.
 #[derive(Debug)]
@@ -43,12 +55,14 @@ pub(super) struct Service {
 
 /// What the service thread shares with others.
 #[derive(Debug)]
-struct Shared {
-    link: Arc<Link>,
-    chores: Arc<Chores>,
-    errands: Arc<Errands>,
+pub(super) struct Shared {
+    pub(super) link: Arc<Link>,
+    pub(super) chores: Arc<Chores>,
+    pub(super) errands: Arc<Errands>,
+    pub(super) words: Words,
+    pub(super) streams: Streams,
     stop: AtomicBool,
-    /// What came of renewing a lost connection, for the service thread.
+    /// The events of a connection that was renewed, for the service thread.
     renewed: Mutex<Option<OwnedFd>>,
 }
 
@@ -60,13 +74,16 @@ impl Service {
             link,
             chores: Arc::new(Chores::new()?),
             errands: Arc::default(),
+            words: Words::default(),
+            streams: Streams::default(),
             stop: AtomicBool::new(false),
             renewed: Mutex::default(),
         });
-        let row = shared.link.row();
+        let (row, ticking) = (shared.link.row(), Arc::downgrade(&shared));
         shared.chores.add(Duration::ZERO, move |look| {
             members.beat(row, members::now());
-            (look == Look::InTurn).then_some(HEARTBEAT)
+            ticking.upgrade()?.streams.forget_passed();
+            (look == Look::InTurn).then_some(TICK)
         });
         let reader = Reader { shared: shared.clone(), events: Some(events), inbox: Inbox::new() };
         let thread = thread::Builder::new()
@@ -76,8 +93,51 @@ impl Service {
         Ok(Self { thread: Some(thread), shared })
     }
 
+    /// What the thread shares with others.
+    pub(super) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// Says good-bye, and ends the thread. Nobody uses the connection any more, but streams may.
+    ///
+    /// As long as one of them may have to wait for another process, both live on: somebody has to release it if that one
+    /// dies. Then, and when the driver takes its time, this returns before they have ended.
+    pub(super) fn end(&mut self) {
+        let shared = self.shared.clone();
+        shared.words.await_closing(PATIENCE);
+        if !shared.words.are_registered() {
+            shared.part();
+            return self.stop();
+        }
+        if shared.streams.may_wait() {
+            shared.chores.add(TICK, {
+                let shared = shared.clone();
+                move |look| {
+                    if look == Look::InTurn && shared.streams.may_wait() {
+                        return Some(TICK);
+                    }
+                    let parting = shared.clone();
+                    shared.errands.run(move || parting.part());
+                    None
+                }
+            });
+            return;
+        }
+        let (parted, wait) = mpsc::channel();
+        shared.errands.run({
+            let shared = shared.clone();
+            move || {
+                shared.part();
+                let _ = parted.send(());
+            }
+        });
+        if wait.recv_timeout(PATIENCE).is_ok() {
+            self.stop();
+        }
+    }
+
     /// Ends the thread and waits for it; it ends within one step. What is left to do is done for the last time.
-    pub(super) fn stop(&mut self) {
+    fn stop(&mut self) {
         self.shared.stop.store(true, Ordering::Release);
         self.shared.chores.ring();
         if let Some(thread) = self.thread.take() {
@@ -190,13 +250,50 @@ impl Shared {
                 return link.set_gone();
             }
             link.lost();
-            let Some(Greeted { call, events, .. }) = shared.renew() else { return link.set_gone() };
+            let Some(Greeted { call, events, .. }) = shared.renew() else {
+                link.set_gone();
+                return shared.broker_gone();
+            };
             if link.renewed(call) {
                 tracing::info!(socket = %link.socket_path().display(), "connection renewed");
             }
             *shared.renewed.lock().unwrap_or_else(PoisonError::into_inner) = Some(events);
             shared.chores.ring();
         });
+    }
+
+    /// Ends all waits: nobody else would, if a writer died.
+    fn broker_gone(self: &Arc<Self>) {
+        self.words.set_gone();
+        self.each_place(|place| {
+            place.cell().end(Ending::BrokerGone);
+        });
+        let guarding = Arc::downgrade(self);
+        self.chores.add(GUARD, move |look| {
+            // A living writer may have had a stream store something since.
+            guarding.upgrade()?.each_place(|place| {
+                place.cell().guard();
+            });
+            (look == Look::InTurn).then_some(GUARD)
+        });
+    }
+
+    /// Every cell that somebody of this process, or a stream of it, may wait for.
+    fn each_place(&self, act: impl Fn(&CellPlace)) {
+        self.words.places().iter().chain(&self.streams.places()).for_each(act);
+    }
+
+    /// Gives back what the driver has been given, says good-bye, and has the service thread end.
+    fn part(&self) {
+        // It waits for what the process runs. When the lease of a word goes, no stream must be about to wait for it.
+        self.words.unregister();
+        // Said so that the broker needs no proof of our death; if it cannot be said, the proof does. And said before the
+        // service thread closes its socket, which would look like a death.
+        if let Err(error) = self.link.leave() {
+            tracing::debug!(%error, "could not say good-bye");
+        }
+        self.stop.store(true, Ordering::Release);
+        self.chores.ring();
     }
 
     fn take_renewed(&self) -> Option<OwnedFd> {

@@ -54,7 +54,10 @@ impl Error {
             | Self::WrongUser { .. }
             | Self::Protocol(_)
             | Self::Forked { .. } => ErrorKind::Unreachable,
-            Self::NoDevice { .. } | Self::RemoteDevice { .. } | Self::Cuda { .. } => ErrorKind::Device,
+            Self::NoDevice { .. } | Self::RemoteDevice { .. } | Self::Cuda { .. } | Self::ContextLost { .. } => {
+                ErrorKind::Device
+            }
+            Self::Captured { .. } => ErrorKind::Usage,
             Self::OutOfMemory { place: Place::Gpu(_), .. } => ErrorKind::Device,
             Self::Timeout { .. } => ErrorKind::CheckFailed,
             Self::File(e) => file_kind(e),
@@ -102,7 +105,9 @@ impl Error {
             Self::NoFileDescriptor(_) => "raise the limit with `ulimit -n`".into(),
             Self::NoDevice { .. } => "`partywall doctor` says what is missing; host memory works without one (device `host`)".into(),
             Self::RemoteDevice { .. } => "open it with allow_peer if the link's cost is acceptable, or read on the owner's GPU".into(),
+            Self::ContextLost { .. } => "restart this process; nothing else brings its CUDA context back".into(),
             Self::Cuda { source, .. } if source.is_sticky() => "the CUDA context of this process is broken: restart this process".into(),
+            Self::Captured { .. } => "wait for timelines and signal them outside of the graph, before and after its launch".into(),
             Self::Cuda { source, .. } if cuda_anchor(source) == "cannot-page-lock" => "raise the limit of locked memory (`ulimit -l`), or pin less".into(),
             Self::Cuda { source, .. } if cuda_anchor(source) == "event-not-shared" => "both processes need one /dev/shm and one user, and the maker keeps the event; a timeline needs none of this".into(),
             Self::Cuda { .. } => "`partywall doctor` checks the driver".into(),
@@ -183,6 +188,8 @@ impl Error {
             Self::NoDevice { .. } => "no-device",
             Self::RemoteDevice { .. } => "remote-device",
             Self::Cuda { source, .. } => cuda_anchor(source),
+            Self::ContextLost { .. } => "broken-context",
+            Self::Captured { .. } => "captured",
             Self::Timeout { .. } => "timeout",
             Self::BrokerNotFound { .. } => "broker-not-found",
             Self::BrokerNotStarted { .. } => "broker-not-started",
@@ -232,6 +239,10 @@ pub fn cuda_anchor(error: &CudaError) -> &'static str {
         _ if error.is_sticky() => "broken-context",
         ("cuMemHostRegister", CuResult::OUT_OF_MEMORY | CuResult::OPERATING_SYSTEM) => "cannot-page-lock",
         ("cuIpcOpenEventHandle" | "cuIpcGetEventHandle", _) => "event-not-shared",
+        (
+            "cuStreamWaitValue32" | "cuStreamWaitValue64" | "cuStreamWriteValue32" | "cuStreamWriteValue64",
+            CuResult::NOT_SUPPORTED | CuResult::NOT_FOUND,
+        ) => "stream-waits-refused",
         (_, CuResult::NOT_SUPPORTED) => "not-supported",
         ("cuMemCreate", CuResult::INVALID_VALUE) => "size-not-aligned",
         ("cuMemFree", CuResult::INVALID_VALUE) => "wrong-clean-up",

@@ -307,6 +307,21 @@ pub enum Error {
         /// The call and its code.
         source: CudaError,
     },
+    /// A kernel of this process, or under MPS one of a neighbour's, has ended the CUDA context: this process can do
+    /// nothing on a GPU any more. Others are told: its timelines end as [`TimelineEnding::OwnerFaulted`].
+    #[error("{what}: the CUDA context of this process is lost ({source})")]
+    ContextLost {
+        /// What was being done, or which GPU it was found on.
+        what: String,
+        /// The call that found it, and its code.
+        source: CudaError,
+    },
+    /// A stream is being captured into a CUDA graph, whose launches would wait and signal again and again.
+    #[error("{what}: the stream is being captured into a CUDA graph, which this cannot be part of")]
+    Captured {
+        /// What was to be enqueued.
+        what: String,
+    },
     /// It did not happen in time.
     #[error("{what} did not happen within {}", seconds(*after))]
     Timeout {

@@ -1,6 +1,8 @@
 //! Order between real processes over a real broker: on hosts, and on the simulated driver.
 #![allow(clippy::unwrap_used)] // tests, their helpers included
 
+mod gpus;
+mod hosts;
 mod ipc_events;
 mod world;
 
@@ -8,9 +10,11 @@ mod world;
 #[test]
 fn role() {
     if let Ok(role) = std::env::var(world::ROLE) {
-        match role.split_once(' ').map_or(role.as_str(), |(module, _)| module) {
-            "event" => ipc_events::play(),
-            other => panic!("no role is called {other:?}"),
+        match role.split_once(' ').unwrap_or((&role, "")) {
+            ("event", _) => ipc_events::play(),
+            ("gpu", _) => gpus::play(),
+            ("host", name) => hosts::play(name),
+            (other, _) => panic!("no role is called {other:?}"),
         }
     }
 }

@@ -12,7 +12,7 @@ use partywall::{Domain, Gpu, cuda::Driver};
 use partywall_broker::{Broker, Config, StopHandle};
 use partywall_harness::{Running, simulated_driver};
 
-pub(crate) use partywall_harness::WATCHDOG as PATIENCE;
+pub(crate) use partywall_harness::{WATCHDOG as PATIENCE, eventually};
 
 pub(crate) const ROLE: &str = "PARTYWALL_TEST_ROLE";
 
@@ -51,6 +51,13 @@ impl World {
         Self { directory, stop, broker: Some(broker) }
     }
 
+    pub(crate) fn end_broker(&mut self) {
+        self.stop.stop();
+        if let Some(broker) = self.broker.take() {
+            broker.join().unwrap();
+        }
+    }
+
     fn socket(&self) -> PathBuf {
         self.directory.path().join("sockets/test.sock")
     }
@@ -79,10 +86,7 @@ impl World {
 
 impl Drop for World {
     fn drop(&mut self) {
-        self.stop.stop();
-        if let Some(broker) = self.broker.take() {
-            broker.join().unwrap();
-        }
+        self.end_broker();
     }
 }
 
@@ -140,4 +144,20 @@ pub(crate) fn say(text: &str) {
 /// The first GPU of this process.
 pub(crate) fn gpu(domain: &Domain) -> Arc<Gpu> {
     domain.gpu(partywall::gpu::devices().unwrap()[0].uuid().unwrap()).unwrap()
+}
+
+/// Whether `body` is true in a forked child, which ends then.
+#[allow(unsafe_code)]
+pub(crate) fn in_a_child(body: impl FnOnce() -> bool) -> bool {
+    // SAFETY: the locks that the child needs are its own; it ends without unwinding into the parent's code.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let good = body();
+        // SAFETY: ends the child.
+        unsafe { libc::_exit(i32::from(!good)) };
+    }
+    let mut status = 0;
+    // SAFETY: the status is a live number.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
 }

@@ -1,0 +1,164 @@
+//! Whether the CUDA contexts of this process are well.
+//!
+//! A fault in a kernel ends the context, and with it whatever the process owes others. Who makes no calls learns nothing
+//! of it, so a stream of our own is asked now and then. By a thread of its own, since the driver may hold up whoever
+//! calls it, for as long as another thread waits in it; and those whom the service thread feeds wait for no driver.
+
+use std::{
+    fmt,
+    sync::{
+        Arc, Mutex, OnceLock, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use partywall_cuda::{CudaError, DeviceUuid, Stream};
+
+use crate::{
+    error::{Error, Result},
+    gpu::{Gpu, cuda_error},
+};
+
+/// The thread's name, which the simulated driver is told not to count among those whose calls it fails.
+const THREAD: &str = "partywall-gpu";
+
+/// How often to ask.
+const ASK: Duration = Duration::from_millis(250);
+
+/// How long to wait for the thread to end. Held up by the driver, it ends by itself later.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Asks about each GPU that a connection has opened.
+pub(crate) struct Health {
+    shared: Arc<Shared>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+struct Shared {
+    watched: Mutex<Vec<Arc<Watched>>>,
+    lost: Arc<OnceLock<Lost>>,
+    /// Called once, with what was lost.
+    told: Box<dyn Fn(&Lost) + Send + Sync>,
+    stop: AtomicBool,
+}
+
+/// A context that is lost, for good.
+#[derive(Debug, Clone)]
+pub(crate) struct Lost {
+    /// Its GPU.
+    pub(crate) gpu: DeviceUuid,
+    /// What a call answered.
+    pub(crate) error: CudaError,
+}
+
+struct Watched {
+    gpu: Arc<Gpu>,
+    /// Nobody else's, so that nobody captures it.
+    stream: Stream,
+}
+
+impl Health {
+    /// `told` is called once, on any thread, as soon as a context is found to be lost.
+    pub(crate) fn new(told: impl Fn(&Lost) + Send + Sync + 'static) -> Self {
+        let (watched, lost) = Default::default();
+        let shared = Shared { watched, lost, told: Box::new(told), stop: AtomicBool::new(false) };
+        Self { shared: Arc::new(shared), thread: Mutex::default() }
+    }
+
+    /// Asks about this GPU from now on.
+    pub(crate) fn watch(&self, gpu: &Arc<Gpu>) -> Result<()> {
+        let stream =
+            Stream::new(gpu.context()).map_err(cuda_error(format!("making a stream on GPU {}", gpu.uuid())))?;
+        let watched = Arc::new(Watched { gpu: gpu.clone(), stream });
+        self.shared.watched.lock().unwrap_or_else(PoisonError::into_inner).push(watched);
+        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        if thread.is_none() {
+            let shared = self.shared.clone();
+            let started = thread::Builder::new().name(THREAD.into()).spawn(move || shared.run());
+            let started = started.map_err(|source| Error::System { what: "starting a thread".into(), source })?;
+            *thread = Some(started);
+        }
+        Ok(())
+    }
+
+    /// That no context of this process is lost.
+    ///
+    /// # Errors
+    /// [`Error::ContextLost`].
+    pub(crate) fn check(&self) -> Result<()> {
+        match self.shared.lost.get() {
+            None => Ok(()),
+            Some(Lost { gpu, error }) => Err(Error::ContextLost { what: format!("GPU {gpu}"), source: error.clone() }),
+        }
+    }
+
+    /// What is lost, for those who must not keep anything of the driver's.
+    pub(crate) fn lost(&self) -> Arc<OnceLock<Lost>> {
+        self.shared.lost.clone()
+    }
+
+    /// Takes in what a call of the driver failed with: it may be the end of its context.
+    pub(crate) fn note(&self, gpu: DeviceUuid, error: &CudaError) {
+        self.shared.note(gpu, error);
+    }
+
+    /// Ends the thread.
+    pub(crate) fn stop(&self) {
+        self.shared.stop.store(true, Ordering::Release);
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(thread) = thread else { return };
+        thread.thread().unpark();
+        let deadline = Instant::now() + PATIENCE;
+        while !thread.is_finished() && Instant::now() < deadline {
+            thread::sleep(Duration::from_micros(100));
+        }
+        if thread.is_finished() {
+            // A panic there has been reported by the thread itself.
+            let _ = thread.join();
+        }
+    }
+
+    /// Lets the thread be forgotten in a forked child, where it does not exist.
+    pub(crate) fn forget(&self) {
+        // In a child the lock may be held by nobody who is still there.
+        if let Ok(mut thread) = self.thread.try_lock() {
+            std::mem::forget(thread.take());
+        }
+    }
+}
+
+impl Shared {
+    fn run(&self) {
+        loop {
+            thread::park_timeout(ASK);
+            if self.stop.load(Ordering::Acquire) {
+                return;
+            }
+            let watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            for Watched { gpu, stream } in watched.iter().map(|watched| &**watched) {
+                // Relaxed, so that a capture of another thread's is not spoilt.
+                let asked = gpu.context().guard_relaxed().and_then(|_guard| stream.as_ref().is_done());
+                if let Err(error) = asked {
+                    self.note(gpu.uuid(), &error);
+                }
+            }
+        }
+    }
+
+    fn note(&self, gpu: DeviceUuid, error: &CudaError) {
+        if error.is_sticky() && self.lost.set(Lost { gpu, error: error.clone() }).is_ok() {
+            tracing::error!(%gpu, %error, "a CUDA context of this process is lost");
+            if let Some(lost) = self.lost.get() {
+                (self.told)(lost);
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Health {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Health").field("lost", &self.shared.lost.get()).finish_non_exhaustive()
+    }
+}

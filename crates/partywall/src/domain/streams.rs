@@ -1,0 +1,219 @@
+//! What streams were told to wait for, and until when that has to be remembered.
+//!
+//! A cell becomes another timeline's when nobody has a lease on it any more. A stream that has not come to its wait by
+//! then would wait for that other timeline, perhaps for ever. So a lease is kept until every stream has passed the waits
+//! that were enqueued under it, whenever its handle is dropped.
+//!
+//! Whether a stream has passed a wait shows in what it does afterwards: the next value that it signals, once that is
+//! there. A stream that waits for many timelines one after the other and signals nothing writes a private word now and
+//! then; one that waits for few is not burdened with that. What remains is a few leases for each stream that was used
+//! and does nothing more: they are kept as long as the connection.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock},
+};
+
+use partywall_cuda::StreamId;
+use partywall_shm::timeline::Progress;
+use partywall_wire::{Answer, Call};
+
+use super::{
+    errands::Errands,
+    link::Link,
+    words::{CellPlace, PrivateWord},
+};
+use crate::error::Result;
+
+/// The waits of all streams of a connection.
+#[derive(Debug, Default)]
+pub(crate) struct Streams {
+    all: RwLock<Vec<Arc<Track>>>,
+    /// Kept to the end, because a kernel may look at the cell whenever it likes.
+    for_good: Mutex<Vec<Arc<Keep>>>,
+}
+
+/// A lease. It goes back with the last of those who keep it.
+#[derive(Debug)]
+pub(crate) struct Keep {
+    /// `None` once it is given back.
+    lease: Option<u64>,
+    link: Arc<Link>,
+    errands: Arc<Errands>,
+}
+
+/// One stream. Its identity is never another's.
+#[derive(Debug)]
+pub(crate) struct Track {
+    stream: StreamId,
+    waits: Mutex<Waits>,
+}
+
+/// The waits of one stream. Who enqueues one has this locked meanwhile, so that they stand here in the order in which
+/// the stream comes to them.
+#[derive(Debug, Default)]
+pub(crate) struct Waits {
+    noted: VecDeque<Wait>,
+    /// The private word that the stream writes next.
+    mark: Option<PrivateWord>,
+}
+
+#[derive(Debug)]
+struct Wait {
+    keep: Arc<Keep>,
+    place: CellPlace,
+    value: u64,
+    /// What the stream writes after it: the wait is passed when it is there.
+    mark: Option<(CellPlace, u64)>,
+}
+
+impl Streams {
+    /// The stream with this identity.
+    pub(crate) fn track(&self, stream: StreamId) -> Arc<Track> {
+        let known = |all: &Vec<Arc<Track>>| all.iter().find(|track| track.stream == stream).cloned();
+        if let Some(track) = known(&self.all.read().unwrap_or_else(PoisonError::into_inner)) {
+            return track;
+        }
+        let mut all = self.all.write().unwrap_or_else(PoisonError::into_inner);
+        known(&all).unwrap_or_else(|| {
+            let track = Arc::new(Track { stream, waits: Mutex::default() });
+            all.push(track.clone());
+            track
+        })
+    }
+
+    /// Keeps a lease as long as the connection.
+    pub(crate) fn keep_for_good(&self, keep: &Arc<Keep>) {
+        let mut kept = self.for_good.lock().unwrap_or_else(PoisonError::into_inner);
+        if !kept.iter().any(|known| Arc::ptr_eq(known, keep)) {
+            kept.push(keep.clone());
+        }
+    }
+
+    /// Lets go of what has been passed. Does not wait: of a stream that is in use it does when that is used again.
+    pub(crate) fn forget_passed(&self) {
+        for track in self.tracks() {
+            if let Ok(mut waits) = track.waits.try_lock() {
+                waits.forget_passed();
+            }
+        }
+    }
+
+    /// Cells that streams may wait for.
+    pub(crate) fn places(&self) -> Vec<CellPlace> {
+        let places = |track: Arc<Track>| track.lock().noted.iter().map(|wait| wait.place.clone()).collect::<Vec<_>>();
+        self.tracks().into_iter().flat_map(places).collect()
+    }
+
+    /// Whether a stream may have to wait for as long as another process likes.
+    pub(crate) fn may_wait(&self) -> bool {
+        let undecided = |wait: &Wait| wait.place.is_undecided(wait.value);
+        self.tracks().iter().any(|track| track.lock().noted.iter().any(undecided))
+    }
+
+    fn tracks(&self) -> Vec<Arc<Track>> {
+        self.all.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Track {
+    /// Its waits, for as long as something is enqueued.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Waits> {
+        // Nothing is left half-done behind it.
+        self.waits.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Waits {
+    /// Notes a wait that is enqueued next.
+    pub(crate) fn wait(&mut self, keep: &Arc<Keep>, place: &CellPlace, value: u64) {
+        let place = place.clone();
+        if let Some(wait) = self.unmarked().find(|wait| Arc::ptr_eq(&wait.keep, keep)) {
+            // Who has passed the later one has passed the earlier one.
+            (wait.place, wait.value) = (place, value);
+            return;
+        }
+        self.noted.push_back(Wait { keep: keep.clone(), place, value, mark: None });
+    }
+
+    /// Whether the stream should write a mark before it waits again.
+    pub(crate) fn need_a_mark(&mut self) -> bool {
+        self.unmarked().nth(MOST_UNMARKED).is_some()
+    }
+
+    /// The private word that the stream is to write, if it has one.
+    pub(crate) fn take_mark(&mut self) -> Option<PrivateWord> {
+        self.mark.take()
+    }
+
+    /// The private word for the next mark.
+    pub(crate) fn keep_mark(&mut self, mark: PrivateWord) {
+        self.mark = Some(mark);
+    }
+
+    /// Notes that the stream has been told to store `value` at `place`, behind everything that is noted.
+    pub(crate) fn mark(&mut self, place: &CellPlace, value: u64) {
+        for wait in self.unmarked() {
+            wait.mark = Some((place.clone(), value));
+        }
+        self.forget_passed();
+    }
+
+    fn unmarked(&mut self) -> impl Iterator<Item = &mut Wait> {
+        self.noted.iter_mut().rev().take_while(|wait| wait.mark.is_none())
+    }
+
+    fn forget_passed(&mut self) {
+        while let Some(Wait { mark: Some((place, value)), .. }) = self.noted.front()
+            && place.cell().progress(*value) == Progress::Reached
+        {
+            self.noted.pop_front();
+        }
+    }
+}
+
+impl Keep {
+    pub(crate) fn new(lease: u64, link: Arc<Link>, errands: Arc<Errands>) -> Self {
+        Self { lease: Some(lease), link, errands }
+    }
+
+    /// The lease, while anybody has this.
+    pub(crate) fn lease(&self) -> u64 {
+        self.lease.unwrap_or_default()
+    }
+
+    /// Gives the lease back at once, if nobody else keeps it. Waits for the broker.
+    pub(crate) fn release(self: Arc<Self>) {
+        if let Some(mut keep) = Arc::into_inner(self) {
+            keep.give_back(|link, call| told(link.call(call)));
+        }
+    }
+
+    fn give_back(&mut self, how: impl FnOnce(&Arc<Link>, Call)) {
+        let Some(lease) = self.lease.take() else { return };
+        // In a forked child it is not the child's; and a good-bye gives everything back.
+        if self.link.require_ours().is_ok() && !self.link.is_leaving() {
+            how(&self.link, Call::Release { lease });
+        }
+    }
+}
+
+impl Drop for Keep {
+    fn drop(&mut self) {
+        // On any thread, those among them that must not wait.
+        let errands = self.errands.clone();
+        self.give_back(|link, call| {
+            let link = link.clone();
+            errands.run(move || told(link.call(call)));
+        });
+    }
+}
+
+fn told(released: Result<Answer>) {
+    if let Err(error) = released {
+        tracing::debug!(%error, "a lease on a timeline goes back with the connection");
+    }
+}
+
+/// Timelines that a stream waits for, one after the other, before it writes a mark.
+const MOST_UNMARKED: usize = 8;

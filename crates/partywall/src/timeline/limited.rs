@@ -1,0 +1,92 @@
+//! Waits of a stream that end after a time of their own.
+
+use std::{
+    sync::{Arc, OnceLock},
+    time::{Duration, Instant},
+};
+
+use partywall_cuda::StreamRef;
+use partywall_shm::timeline::Progress;
+
+use super::{
+    Hold, Timeline,
+    streams::{self, Work},
+};
+use crate::{backoff::Backoff, domain::Look, error::Result};
+
+/// A wait of a stream with a time limit ([`Timeline::wait_on_for`]). Dropping it changes nothing for the stream.
+#[derive(Debug)]
+pub struct LimitedWait {
+    hold: Hold,
+    v: u64,
+    limit: Duration,
+    end: Arc<OnceLock<End>>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// The timeline has reached the value, or ended.
+    Decided,
+    /// The time was over.
+    Over,
+}
+
+impl LimitedWait {
+    /// Whether the stream has been told to go on.
+    pub fn is_over(&self) -> bool {
+        self.end.get().is_some()
+    }
+
+    /// How it ended; `None` as long as it has not.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`](crate::Error::Timeout): the stream went on because the time was over; as [`Timeline::check`]
+    /// otherwise.
+    pub fn outcome(&self) -> Option<Result<()>> {
+        let Hold { at, word, .. } = &self.hold;
+        self.end.get().map(|end| match end {
+            End::Decided => at.check(word, self.v),
+            End::Over => Err(at.too_late(self.v, Progress::Reached, self.limit)),
+        })
+    }
+}
+
+pub(super) fn wait(timeline: &Timeline, stream: StreamRef<'_>, v: u64, limit: Duration) -> Result<LimitedWait> {
+    let Timeline { at, domain, .. } = timeline;
+    let end = Arc::new(OnceLock::new());
+    let hold = timeline.hold();
+    let Some(word) = streams::begin(timeline, v)? else {
+        let _ = end.set(End::Decided);
+        return Ok(LimitedWait { hold, v, limit, end });
+    };
+    let work = Work { domain, stream, what: &|| format!("waiting on a stream for timeline {:?}", at.name) };
+    let private = work.run(|| {
+        let (private, slab) = work.take_private()?;
+        if let Err(error) = stream.enqueue_wait_u64(slab.word(&private.place)?, private.target) {
+            // Should it wait all the same, it does not wait long.
+            private.store();
+            return Err(error.into());
+        }
+        Ok(private)
+    })?;
+    word.note_wait(v);
+    let (keep, place, told) = (timeline.keep().clone(), word.place.clone(), end.clone());
+    // A time-out too large for the clock is none.
+    let (deadline, mut backoff) = (Instant::now().checked_add(limit), Backoff::new());
+    let mut private = Some(private);
+    domain.chores().add(backoff.next(), move |look| {
+        let _kept = &keep;
+        let over = look == Look::Last || deadline.is_some_and(|deadline| deadline <= Instant::now());
+        let pending = place.is_undecided(v);
+        if pending && !over {
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            return Some(left.map_or(backoff.next(), |left| left.min(backoff.next())));
+        }
+        let _ = told.set(if pending { End::Over } else { End::Decided });
+        if let Some(private) = private.take() {
+            private.store();
+        }
+        None
+    });
+    Ok(LimitedWait { hold, v, limit, end })
+}

@@ -1,0 +1,313 @@
+//! Timelines: how the work of several processes is ordered.
+
+mod behind;
+mod event;
+mod inputs;
+mod limited;
+mod streams;
+mod waiting;
+mod writer;
+
+use std::{
+    sync::{Arc, PoisonError, RwLock},
+    time::Duration,
+};
+
+use partywall_cuda::StreamRef;
+pub use partywall_shm::timeline::MAX_VALUE;
+use partywall_shm::timeline::{Ending, Progress};
+use partywall_wire::TimelineEnding;
+
+use self::waiting::Attention;
+pub use self::{event::TimelineEvent, limited::LimitedWait, writer::TimelineWriter};
+use crate::{
+    domain::{Domain, Keep, Word},
+    error::{Error, Result},
+    gpu::Gpu,
+};
+
+/// A named 64-bit value that only grows, from 0 to [`MAX_VALUE`]: one process writes it, any number of them wait for it,
+/// on hosts and on streams.
+///
+/// A value is a promise about work: the timeline stands at `v` when what `v` stands for is done. Who waits for `v` may then
+/// use that. The memory-ordering argument of each hand-off, CPU and GPU, is in `docs/ordering.md`.
+///
+/// # Every wait ends
+///
+/// By the value, or with the writer: when its process is proved dead, its CUDA context is lost, it is evicted, or closes
+/// the timeline before the value; by [`abandon`](Self::abandon); or when the broker is gone. A host's wait then returns
+/// [`Error::TimelineEnded`], and **a stream simply goes on**, for nobody can tell a stream. So what is enqueued behind a
+/// wait may run on garbage, and [`check`](Self::check) says afterwards whether it did. A wait on a stream cannot be taken
+/// back by one waiter alone; [`wait_on_for`](Self::wait_on_for) has a time limit, at a price.
+///
+/// A timeline goes on under a new writer, from the last value that was really signalled. Handles stay with the old one
+/// until they [`follow`](Self::follow).
+///
+/// # Behind a wait
+///
+/// Some calls of CUDA wait for a whole device, and so for whatever a stream of it waits for: loading a module, a kernel's
+/// first launch, freeing memory, copies of pageable memory. Load and warm up kernels, Partywall's own
+/// ([`Gpu::kernels`]) among them, and allocate, before a stream waits. Timelines themselves launch no kernels, and what
+/// they need of the driver they get with the first call of a connection that takes a stream. A thread that is held up
+/// all the same holds up no signal of another: nothing that ends a wait needs the driver.
+///
+/// May be used from any thread. Processes share a timeline by its name, threads share a handle by reference.
+#[derive(Debug)]
+pub struct Timeline {
+    at: Arc<At>,
+    attention: Attention,
+    /// `None` once this is dropped.
+    keep: Option<Arc<Keep>>,
+    /// After the lease, since the connection may end with it.
+    domain: Domain,
+}
+
+/// What somebody needs who looks at a word later than the handle may live.
+#[derive(Debug)]
+struct Hold {
+    at: Arc<At>,
+    word: Arc<Word>,
+    /// `None` once this is dropped.
+    keep: Option<Arc<Keep>>,
+    /// As in [`Timeline`].
+    _domain: Domain,
+}
+
+/// Where a handle is. Whoever has this keeps memory mapped, and nothing else.
+#[derive(Debug)]
+pub(crate) struct At {
+    name: String,
+    word: RwLock<Arc<Word>>,
+}
+
+impl Domain {
+    /// Opens a timeline to wait for it. If there is none of this name it is made, at 0: who waits may come before who
+    /// writes. The name goes with the last handle on it.
+    ///
+    /// # Errors
+    /// [`Error::BadName`], [`Error::LimitReached`]; those of every call.
+    pub fn timeline(&self, name: &str) -> Result<Timeline> {
+        Timeline::open(self, name, false)
+    }
+
+    /// Opens a timeline to signal it, from the value on at which it stands.
+    ///
+    /// # Errors
+    /// [`Error::WriterExists`] while it has another writer, in whatever process; as [`timeline`](Self::timeline).
+    pub fn timeline_writer(&self, name: &str) -> Result<TimelineWriter> {
+        Timeline::open(self, name, true).map(TimelineWriter::new)
+    }
+}
+
+impl Timeline {
+    fn open(domain: &Domain, name: &str, writer: bool) -> Result<Self> {
+        let known = domain.words().mapped();
+        let (opened, fds) = domain.open_timeline(name, writer, known)?;
+        // Goes back if what follows fails.
+        let keep = Arc::new(domain.keep(opened.lease));
+        let word = RwLock::new(domain.words().take_in(&opened, known, fds)?);
+        let at = Arc::new(At { name: name.to_owned(), word });
+        Ok(Self { at, attention: Attention::new(), keep: Some(keep), domain: domain.clone() })
+    }
+
+    /// Waits until the timeline has reached `v`: until the work is done that `v` stands for.
+    ///
+    /// # Errors
+    /// [`Error::TimelineEnded`] as soon as it is known that it will not; [`Error::Timeout`]; [`Error::BadValue`] for one
+    /// that no timeline reaches; [`Error::Forked`].
+    pub fn wait(&self, v: u64, timeout: Duration) -> Result<()> {
+        self.wait_for(v, Progress::Reached, timeout)
+    }
+
+    /// Waits until `v` is promised: until the work that it stands for is enqueued. To be followed by
+    /// [`wait_on`](Self::wait_on) or [`wait`](Self::wait), which then have not long to wait.
+    ///
+    /// # Errors
+    /// As [`wait`](Self::wait).
+    pub fn wait_announced(&self, v: u64, timeout: Duration) -> Result<()> {
+        self.wait_for(v, Progress::Announced, timeout)
+    }
+
+    /// Has what is enqueued on `stream` from now on wait until the timeline has reached `v`. Returns at once, and enqueues
+    /// nothing if it has. The value need not be promised yet, and there need not be a writer.
+    ///
+    /// # Errors
+    /// Nothing is enqueued if the timeline has ended before `v`: [`Error::TimelineEnded`]. If it ends later the stream goes
+    /// on, and [`check`](Self::check) says so. [`Error::LaunchBlocking`], [`Error::Captured`], [`Error::ContextLost`],
+    /// [`Error::Cuda`]; [`Error::BadValue`], [`Error::Forked`].
+    pub fn wait_on(&self, stream: StreamRef<'_>, v: u64) -> Result<()> {
+        streams::wait(self, stream, v)
+    }
+
+    /// As [`wait_on`](Self::wait_on), but the stream goes on after `limit` at the latest.
+    ///
+    /// It waits for a word of this process alone, which the connection's service thread writes when the timeline has come
+    /// to `v`, or when the time is over: that is up to 1 ms later than a plain wait, and costs a thread that looks again
+    /// and again. What is returned says how it ended; dropping that changes nothing.
+    ///
+    /// # Errors
+    /// As [`wait_on`](Self::wait_on).
+    pub fn wait_on_for(&self, stream: StreamRef<'_>, v: u64, limit: Duration) -> Result<LimitedWait> {
+        limited::wait(self, stream, v, limit)
+    }
+
+    /// A file descriptor for event loops: readable once the timeline has reached `v`, or is known not to.
+    ///
+    /// # Errors
+    /// [`Error::NoFileDescriptor`], [`Error::BadValue`], [`Error::Forked`].
+    pub fn event(&self, v: u64) -> Result<TimelineEvent> {
+        event::watch(self, v)
+    }
+
+    /// The last value that was really signalled.
+    pub fn value(&self) -> u64 {
+        self.at.word().cell().value()
+    }
+
+    /// The highest value that was promised: not less than [`value`](Self::value).
+    pub fn announced(&self) -> u64 {
+        self.at.word().cell().announced()
+    }
+
+    /// Why no further value will come, if so.
+    pub fn ending(&self) -> Option<TimelineEnding> {
+        self.at.word().cell().ending().map(ending)
+    }
+
+    /// Whether what was waited for through this handle is valid, as far as is known: to be asked when the work behind a
+    /// wait on a stream is done, before its results are used.
+    ///
+    /// # Errors
+    /// [`Error::TimelineEnded`] if the timeline ended before a value that a stream or this process waited for;
+    /// [`Error::Tainted`] if such a value was signalled by work that rested on another timeline, which has failed.
+    pub fn check(&self) -> Result<()> {
+        let word = self.at.word();
+        self.at.check(&word, word.waited())
+    }
+
+    /// Goes over to the next writer's incarnation, if there is one; `false` if there is not. Waits from then on are for
+    /// what that one signals, and so is [`check`](Self::check).
+    ///
+    /// # Errors
+    /// Those of every call.
+    pub fn follow(&self) -> Result<bool> {
+        let known = self.domain.words().mapped();
+        let (opened, fds) = self.domain.follow_timeline(self.keep().lease(), known)?;
+        let mut word = self.at.word.write().unwrap_or_else(PoisonError::into_inner);
+        if opened.incarnation == word.incarnation {
+            return Ok(false);
+        }
+        *word = self.domain.words().take_in(&opened, known, fds)?;
+        Ok(true)
+    }
+
+    /// Ends all waits for what the timeline has not reached, for everybody. Its writer has to open it anew to signal it.
+    ///
+    /// # Errors
+    /// Those of every call.
+    pub fn abandon(&self) -> Result<()> {
+        self.domain.abandon_timeline(&self.at.name)
+    }
+
+    /// Where kernels on `gpu` find the value: an address of 8 bytes, valid as long as this handle. It is the word of the
+    /// incarnation that the handle is at now.
+    ///
+    /// A kernel reads it with `ld.acquire.sys.u64` (`cuda::atomic_ref<uint64_t, cuda::thread_scope_system>`), or through a
+    /// `volatile` pointer followed by `__threadfence_system()`, and compares as streams do: `(int64_t)(word - v) >= 0`. A
+    /// word larger than [`MAX_VALUE`] says that the timeline has ended, at `word - (1 << 62) - 1`: **a kernel that polls
+    /// has to end then**, and after a time of its own choice.
+    ///
+    /// A kernel of the writer's stores with `st.release.sys.u64`, or with `__threadfence_system()` before a `volatile`
+    /// store: only values that its host has promised ([`TimelineWriter::promise_on`]), and none once the word is larger
+    /// than [`MAX_VALUE`].
+    ///
+    /// Unless MPS is on, a kernel that polls keeps everybody else from the GPU for its slices of time; a stream that waits
+    /// does not.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`], [`Error::ContextLost`], [`Error::Forked`].
+    pub fn device_ptr(&self, gpu: &Gpu) -> Result<u64> {
+        streams::device_ptr(self, gpu)
+    }
+
+    /// The name.
+    pub fn name(&self) -> &str {
+        &self.at.name
+    }
+
+    /// The domain.
+    pub fn domain(&self) -> &Domain {
+        &self.domain
+    }
+
+    fn hold(&self) -> Hold {
+        let (at, keep) = (self.at.clone(), Some(self.keep().clone()));
+        Hold { word: at.word(), at, keep, _domain: self.domain.clone() }
+    }
+
+    fn keep(&self) -> &Arc<Keep> {
+        // Only `drop` takes it.
+        self.keep.as_ref().expect("a handle has its lease until it is dropped")
+    }
+}
+
+impl Drop for Timeline {
+    fn drop(&mut self) {
+        // In a forked child a lock may be held by nobody who is still there.
+        if self.domain.link().require_ours().is_ok() {
+            self.domain.streams().forget_passed();
+        }
+        if let Some(keep) = self.keep.take() {
+            keep.release();
+        }
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        if let Some(keep) = self.keep.take() {
+            keep.release();
+        }
+    }
+}
+
+impl At {
+    /// The incarnation.
+    pub(crate) fn word(&self) -> Arc<Word> {
+        self.word.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Whether all up to `v` is valid or may still become so.
+    fn check(&self, word: &Word, v: u64) -> Result<()> {
+        let cell = word.cell();
+        if let Progress::Ended(ending) = cell.progress(v) {
+            return Err(self.ended(word, ending, v));
+        }
+        match cell.tainted() {
+            Some(from) if from <= v => Err(Error::Tainted { name: self.name.clone(), from }),
+            _ => Ok(()),
+        }
+    }
+
+    fn ended(&self, word: &Word, how: Ending, wanted: u64) -> Error {
+        Error::TimelineEnded { name: self.name.clone(), ending: ending(how), wanted, last: word.cell().value() }
+    }
+
+    fn check_value(&self, v: u64) -> Result<()> {
+        if v <= MAX_VALUE {
+            return Ok(());
+        }
+        Err(Error::BadValue { name: self.name.clone(), value: v, last: self.word().cell().announced() })
+    }
+}
+
+fn ending(ending: Ending) -> TimelineEnding {
+    match ending {
+        Ending::OwnerDied => TimelineEnding::OwnerDied,
+        Ending::OwnerFaulted => TimelineEnding::OwnerFaulted,
+        Ending::Closed => TimelineEnding::Closed,
+        Ending::Abandoned => TimelineEnding::Abandoned,
+        Ending::BrokerGone => TimelineEnding::BrokerGone,
+        Ending::Evicted => TimelineEnding::Evicted,
+    }
+}

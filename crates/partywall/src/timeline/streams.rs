@@ -1,0 +1,174 @@
+//! What is enqueued on streams: waits, and where kernels look.
+
+use std::sync::Arc;
+
+use partywall_cuda::{AccessError, Context, CudaError, StreamRef};
+use partywall_shm::timeline::{MAX_VALUE, Progress};
+
+use super::Timeline;
+use crate::{
+    domain::{Domain, MappedSlab, PrivateWord, Word},
+    error::{Error, Result},
+    gpu::{Gpu, failed_call},
+};
+
+/// See [`Timeline::wait_on`].
+pub(super) fn wait(timeline: &Timeline, stream: StreamRef<'_>, v: u64) -> Result<()> {
+    let Timeline { at, domain, .. } = timeline;
+    let Some(word) = begin(timeline, v)? else { return Ok(()) };
+    let work = Work { domain, stream, what: &|| format!("waiting on a stream for timeline {:?}", at.name) };
+    work.run(|| {
+        let slab = work.ready(word.slab)?;
+        let track = domain.streams().track(stream.id()?);
+        let mut waits = track.lock();
+        if waits.need_a_mark() {
+            let mark = match waits.take_mark() {
+                Some(mark) => mark,
+                None => domain.words().take_private()?,
+            };
+            stream.enqueue_write_u64(work.private(&mark)?.word(&mark.place)?, mark.target)?;
+            waits.mark(&mark.place, mark.target);
+            waits.keep_mark(mark.next());
+        }
+        // Noted first: what is noted and not enqueued costs no more than a lease that is kept too long.
+        waits.wait(timeline.keep(), &word.place, v);
+        stream.enqueue_wait_u64(slab.word(&word.place)?, v)?;
+        word.note_wait(v);
+        Ok(())
+    })
+}
+
+/// The word that a stream has to wait for, or nothing if `v` is there already.
+pub(super) fn begin(timeline: &Timeline, v: u64) -> Result<Option<Arc<Word>>> {
+    let Timeline { at, domain, .. } = timeline;
+    domain.link().require_ours()?;
+    at.check_value(v)?;
+    let word = at.word();
+    match word.cell().progress(v) {
+        // Acquired: what is enqueued from now on comes after what the value stands for.
+        Progress::Reached => {
+            word.note_wait(v);
+            Ok(None)
+        }
+        Progress::Ended(ending) => Err(at.ended(&word, ending, v)),
+        Progress::Pending | Progress::Announced if domain.words().launches_block() => {
+            Err(Error::LaunchBlocking { name: at.name.clone() })
+        }
+        Progress::Pending | Progress::Announced => Ok(Some(word)),
+    }
+}
+
+/// See [`Timeline::device_ptr`].
+pub(super) fn device_ptr(timeline: &Timeline, gpu: &Gpu) -> Result<u64> {
+    let domain = &timeline.domain;
+    domain.link().require_ours()?;
+    domain.health().check()?;
+    let word = timeline.at.word();
+    let slab = match domain.words().slab(word.slab) {
+        Some(slab) => slab,
+        None => prepare(domain, gpu.context(), word.slab)?,
+    };
+    // A kernel may look whenever it likes, for whatever value.
+    domain.streams().keep_for_good(timeline.keep());
+    word.note_wait(MAX_VALUE);
+    Ok(slab.word(&word.place)?.device_ptr())
+}
+
+/// Something that is enqueued on a stream.
+pub(super) struct Work<'a> {
+    pub(super) domain: &'a Domain,
+    pub(super) stream: StreamRef<'a>,
+    /// For errors: "signalling timeline x on a stream".
+    pub(super) what: &'a dyn Fn() -> String,
+}
+
+/// Why something could not be enqueued.
+pub(super) enum Refusal {
+    /// The driver, or the stream, refuses.
+    Access(AccessError),
+    Error(Error),
+}
+
+impl Work<'_> {
+    /// Enqueues it, with the stream's context current.
+    pub(super) fn run<T>(&self, enqueue: impl FnOnce() -> Result<T, Refusal>) -> Result<T> {
+        self.domain.health().check()?;
+        let run = || {
+            // Once for all calls.
+            let _guard = self.stream.context().guard()?;
+            if self.stream.is_capturing()? {
+                return Err(AccessError::Capturing.into());
+            }
+            enqueue()
+        };
+        run().map_err(|refusal| match refusal {
+            Refusal::Error(error) => error,
+            Refusal::Access(AccessError::Driver(source)) => {
+                self.note(&source);
+                failed_call(&(self.what)(), source)
+            }
+            Refusal::Access(AccessError::Capturing) => Error::Captured { what: (self.what)() },
+            Refusal::Access(other) => Error::BadRange { tensor: (self.what)(), why: other.to_string() },
+        })
+    }
+
+    /// The slab with this number, once its words can be used on the stream.
+    pub(super) fn ready(&self, slab: u32) -> Result<Arc<MappedSlab>> {
+        match self.domain.words().slab(slab) {
+            Some(slab) => Ok(slab),
+            None => prepare(self.domain, self.stream.context(), slab),
+        }
+    }
+
+    /// A private word, once it can be used on the stream, and its slab.
+    pub(super) fn take_private(&self) -> Result<(PrivateWord, Arc<MappedSlab>)> {
+        let words = self.domain.words();
+        if !words.are_registered() {
+            words.prepare(self.stream.context())?;
+        }
+        let word = words.take_private()?;
+        let slab = self.private(&word)?;
+        Ok((word, slab))
+    }
+
+    fn private(&self, word: &PrivateWord) -> Result<Arc<MappedSlab>> {
+        self.domain.words().private_slab(word).ok_or_else(unknown_word)
+    }
+
+    /// A call of the driver has failed; that may be the end of the context.
+    fn note(&self, error: &CudaError) {
+        if error.is_sticky()
+            && let Ok(gpu) = self.stream.context().device().uuid()
+        {
+            self.domain.health().note(gpu, error);
+        }
+    }
+}
+
+impl From<AccessError> for Refusal {
+    fn from(error: AccessError) -> Self {
+        Self::Access(error)
+    }
+}
+
+impl From<CudaError> for Refusal {
+    fn from(error: CudaError) -> Self {
+        Self::Access(error.into())
+    }
+}
+
+impl From<Error> for Refusal {
+    fn from(error: Error) -> Self {
+        Self::Error(error)
+    }
+}
+
+/// Makes everything ready that the driver might not let us make behind a wait.
+fn prepare(domain: &Domain, context: &Context, slab: u32) -> Result<Arc<MappedSlab>> {
+    domain.words().prepare(context)?;
+    domain.words().slab(slab).ok_or_else(unknown_word)
+}
+
+fn unknown_word() -> Error {
+    Error::Protocol("it gave a timeline that is nowhere".into())
+}

@@ -1,0 +1,361 @@
+//! Timelines among hosts.
+
+use std::{
+    os::fd::AsFd,
+    thread,
+    time::{Duration, Instant},
+};
+
+use partywall::{Domain, Error, MAX_VALUE, Timeline, TimelineEnding};
+use partywall_os::socket::{self, Ready};
+
+use super::world::{PATIENCE, World, eventually, next_order, say};
+
+/// A process that writes or waits as it is told.
+pub(crate) fn play(name: &str) {
+    let domain = Domain::options().start(false).connect().unwrap();
+    let (mut writer, waiter) = (None, domain.timeline(name).unwrap());
+    say("ready");
+    while let Some(order) = next_order() {
+        let (order, v) = order.split_once(' ').unwrap_or((&order, "0"));
+        let v: u64 = v.parse().unwrap();
+        match order {
+            "write" => {
+                writer = Some(domain.timeline_writer(name).unwrap());
+                say("done");
+            }
+            "signal" => {
+                writer.as_ref().unwrap().signal(v).unwrap();
+                say("done");
+            }
+            "close" => {
+                drop(writer.take());
+                say("done");
+            }
+            "wait" => say(&match waiter.wait(v, PATIENCE) {
+                Ok(()) => "done".to_owned(),
+                Err(error) => format!("done {}", error.anchor()),
+            }),
+            other => panic!("nobody knows how to {other}"),
+        }
+    }
+}
+
+pub(crate) fn ended(result: Result<(), Error>) -> (TimelineEnding, u64, u64) {
+    match result {
+        Err(Error::TimelineEnded { ending, wanted, last, .. }) => (ending, wanted, last),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Whether waiting for `v` is in vain at the moment.
+pub(crate) fn is_pending(timeline: &Timeline, v: u64) -> bool {
+    match timeline.wait(v, Duration::ZERO) {
+        Ok(()) => false,
+        Err(Error::Timeout { .. }) => true,
+        Err(other) => panic!("{other}"),
+    }
+}
+
+#[test]
+fn a_value_is_waited_for_by_another_process() {
+    let world = World::new();
+    let domain = world.connect();
+    let mut waiter = world.play("host steps");
+    // It waits before there is a writer, and longer than a look.
+    waiter.order("wait 1");
+    thread::sleep(Duration::from_millis(20));
+    let writer = domain.timeline_writer("steps").unwrap();
+    assert_eq!((writer.value(), writer.announced(), writer.ending()), (0, 0, None));
+    writer.signal(1).unwrap();
+    assert_eq!(waiter.expect("done"), "");
+    // A jump by 2^32, which leaves half of the word as it was.
+    waiter.order(&format!("wait {}", (1_u64 << 32) + 1));
+    thread::sleep(Duration::from_millis(20));
+    writer.signal((1 << 32) + 1).unwrap();
+    assert_eq!(waiter.expect("done"), "");
+    assert_eq!(waiter.have("wait 7"), "", "what is below has been reached, too");
+
+    waiter.have("close");
+    waiter.order(&format!("wait {MAX_VALUE}"));
+    thread::sleep(Duration::from_millis(20));
+    drop(writer);
+    assert_eq!(waiter.expect("done"), "timeline-closed");
+}
+
+#[test]
+fn a_process_signals_what_this_one_waits_for() {
+    let world = World::new();
+    let domain = world.connect();
+    let timeline = domain.timeline("steps").unwrap();
+    let mut writer = world.play("host steps");
+    writer.have("write");
+    thread::scope(|scope| {
+        // Many at a time, each until its own value.
+        let waiters: Vec<_> = (1..=8)
+            .map(|v| {
+                scope.spawn({
+                    let timeline = &timeline;
+                    move || timeline.wait(v, PATIENCE)
+                })
+            })
+            .collect();
+        for v in 1..=8 {
+            assert!(is_pending(&timeline, v));
+            writer.have(&format!("signal {v}"));
+        }
+        for waiter in waiters {
+            waiter.join().unwrap().unwrap();
+        }
+    });
+    assert_eq!(timeline.value(), 8);
+    timeline.check().unwrap();
+}
+
+#[test]
+fn values_only_grow_and_end_at_their_limit() {
+    let world = World::new();
+    let domain = world.connect();
+    let (timeline, writer) = (domain.timeline("x").unwrap(), domain.timeline_writer("x").unwrap());
+    let refused = |result: Result<(), Error>, last| match result {
+        Err(Error::BadValue { name, last: found, .. }) => assert_eq!((name.as_str(), found), ("x", last)),
+        other => panic!("{other:?}"),
+    };
+    refused(writer.signal(0), 0);
+    writer.signal(5).unwrap();
+    refused(writer.signal(5), 5);
+    refused(writer.signal(4), 5);
+    refused(writer.signal(MAX_VALUE + 1), 5);
+    refused(writer.signal(u64::MAX), 5);
+    refused(timeline.wait(MAX_VALUE + 1, PATIENCE), 5);
+    refused(timeline.wait(u64::MAX, PATIENCE), 5);
+    refused(timeline.event(u64::MAX).map(drop), 5);
+    assert!(is_pending(&timeline, MAX_VALUE));
+    writer.signal(MAX_VALUE - 1).unwrap();
+    assert!(is_pending(&timeline, MAX_VALUE));
+    writer.signal(MAX_VALUE).unwrap();
+    timeline.wait(MAX_VALUE, PATIENCE).unwrap();
+    refused(writer.signal(MAX_VALUE), MAX_VALUE);
+    drop(writer);
+    timeline.wait(MAX_VALUE, Duration::ZERO).unwrap();
+    assert_eq!((timeline.value(), timeline.ending()), (MAX_VALUE, Some(TimelineEnding::Closed)));
+}
+
+#[test]
+fn there_is_one_writer_at_a_time() {
+    let world = World::new();
+    let domain = world.connect();
+    let (timeline, writer) = (domain.timeline("x").unwrap(), domain.timeline_writer("x").unwrap());
+    let second = world.connect();
+    for other in [&domain, &second] {
+        match other.timeline_writer("x") {
+            Err(Error::WriterExists { name, pid }) => assert_eq!((name.as_str(), pid), ("x", std::process::id())),
+            refused => panic!("{refused:?}"),
+        }
+    }
+    writer.signal(3).unwrap();
+    drop(writer);
+    assert_eq!(ended(timeline.wait(4, PATIENCE)), (TimelineEnding::Closed, 4, 3));
+    assert!(!timeline.follow().unwrap(), "there is no other writer yet");
+    let writer = second.timeline_writer("x").unwrap();
+    assert_eq!(writer.value(), 3, "it goes on where the former one was");
+    assert_eq!(ended(timeline.wait(4, PATIENCE)), (TimelineEnding::Closed, 4, 3));
+    assert!(timeline.follow().unwrap());
+    assert!(!timeline.follow().unwrap());
+    assert!(is_pending(&timeline, 4));
+    writer.signal(4).unwrap();
+    timeline.wait(4, PATIENCE).unwrap();
+    // The name goes with its last handle.
+    drop((timeline, writer));
+    assert_eq!(domain.timeline("x").unwrap().value(), 0);
+}
+
+#[test]
+fn an_early_close_is_heard_at_once() {
+    let world = World::new();
+    let domain = world.connect();
+    let (timeline, writer) = (domain.timeline("x").unwrap(), domain.timeline_writer("x").unwrap());
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| timeline.wait(2, PATIENCE));
+        let announced = scope.spawn(|| timeline.wait_announced(2, PATIENCE));
+        thread::sleep(Duration::from_millis(20));
+        writer.signal(1).unwrap();
+        writer.close();
+        assert_eq!(ended(waiter.join().unwrap()), (TimelineEnding::Closed, 2, 1));
+        assert_eq!(ended(announced.join().unwrap()), (TimelineEnding::Closed, 2, 1));
+    });
+    timeline.wait(1, PATIENCE).unwrap();
+    timeline.check().unwrap();
+}
+
+#[test]
+fn to_abandon_a_timeline_ends_all_waits_and_its_writer() {
+    let world = World::new();
+    let domain = world.connect();
+    let (timeline, writer) = (domain.timeline("x").unwrap(), domain.timeline_writer("x").unwrap());
+    writer.signal(1).unwrap();
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| timeline.wait(2, PATIENCE));
+        thread::sleep(Duration::from_millis(20));
+        timeline.abandon().unwrap();
+        assert_eq!(ended(waiter.join().unwrap()), (TimelineEnding::Abandoned, 2, 1));
+    });
+    assert_eq!(ended(writer.signal(2)), (TimelineEnding::Abandoned, 2, 1));
+    drop(writer);
+    let writer = domain.timeline_writer("x").unwrap();
+    writer.signal(2).unwrap();
+    assert!(timeline.follow().unwrap());
+    timeline.wait(2, PATIENCE).unwrap();
+}
+
+#[test]
+fn a_wait_ends_when_its_time_is_over() {
+    let world = World::new();
+    let timeline = world.connect().timeline("x").unwrap();
+    for limit in [Duration::ZERO, Duration::from_micros(1), Duration::from_millis(150)] {
+        let start = Instant::now();
+        match timeline.wait(1, limit) {
+            Err(Error::Timeout { what, after }) => {
+                assert_eq!((what.as_str(), after), ("value 1 of timeline \"x\"", limit))
+            }
+            other => panic!("{other:?}"),
+        }
+        assert!(start.elapsed() >= limit);
+        assert!(matches!(timeline.wait_announced(1, limit), Err(Error::Timeout { .. })));
+    }
+}
+
+#[test]
+fn event_loops_see_what_comes_and_what_will_not() {
+    let world = World::new();
+    let domain = world.connect();
+    let (timeline, writer) = (domain.timeline("x").unwrap(), domain.timeline_writer("x").unwrap());
+    let readable = |event: &dyn AsFd, until| socket::wait(event, Ready::Read, Some(until)).unwrap();
+    let soon = || Instant::now() + PATIENCE;
+    let (first, second) = (timeline.event(1).unwrap(), timeline.event(2).unwrap());
+    assert!(!readable(&first, Instant::now()) && first.outcome().is_none());
+    writer.signal(1).unwrap();
+    assert!(readable(&first, soon()));
+    assert!(readable(&first, soon()), "it stays so");
+    first.outcome().unwrap().unwrap();
+    assert!(second.outcome().is_none());
+    let at_once = timeline.event(1).unwrap();
+    assert!(readable(&at_once, Instant::now()));
+    // Events outlive their handle.
+    drop(timeline);
+    drop(writer);
+    assert!(readable(&second, soon()));
+    assert_eq!(ended(second.outcome().unwrap()), (TimelineEnding::Closed, 2, 1));
+    assert!(!domain.objects().unwrap().is_empty(), "events keep the name");
+    drop((first, second, at_once));
+    eventually("the end of the name", || domain.objects().unwrap().is_empty());
+}
+
+#[test]
+fn a_killed_writer_is_told_of_and_its_successor_goes_on() {
+    let world = World::new();
+    let domain = world.connect();
+    let timeline = domain.timeline("x").unwrap();
+    let mut last = 0;
+    // A second death works as the first.
+    for round in 1..=3 {
+        let mut writer = world.play("host x");
+        writer.have("write");
+        timeline.follow().unwrap();
+        assert_eq!(timeline.value(), last);
+        writer.have(&format!("signal {}", 10 * round));
+        last = 10 * round;
+        thread::scope(|scope| {
+            let waiter = scope.spawn(|| timeline.wait(last + 1, PATIENCE));
+            thread::sleep(Duration::from_millis(20));
+            writer.kill();
+            assert_eq!(ended(waiter.join().unwrap()), (TimelineEnding::OwnerDied, last + 1, last));
+        });
+        timeline.wait(last, Duration::ZERO).unwrap();
+        timeline.check().unwrap();
+    }
+}
+
+#[test]
+fn without_a_broker_waits_end_and_so_do_signals() {
+    let mut world = World::new();
+    let domain = world.connect();
+    let (timeline, writer) = (domain.timeline("x").unwrap(), domain.timeline_writer("x").unwrap());
+    writer.signal(1).unwrap();
+    let event = timeline.event(2).unwrap();
+    let mut other = world.play("host x");
+    other.order("wait 2");
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| timeline.wait(2, PATIENCE));
+        thread::sleep(Duration::from_millis(20));
+        world.end_broker();
+        assert_eq!(ended(waiter.join().unwrap()), (TimelineEnding::BrokerGone, 2, 1));
+    });
+    assert_eq!(other.expect("done"), "timeline-lost");
+    assert!(socket::wait(&event, Ready::Read, Some(Instant::now() + PATIENCE)).unwrap());
+    assert_eq!(ended(writer.signal(2)), (TimelineEnding::BrokerGone, 2, 1));
+    timeline.wait(1, PATIENCE).unwrap();
+}
+
+#[test]
+fn two_domains_of_one_process_know_nothing_of_each_other() {
+    let (one, other) = (World::new(), World::new());
+    let (one, other) = (one.connect(), other.connect());
+    let (ours, theirs) = (one.timeline_writer("x").unwrap(), other.timeline_writer("x").unwrap());
+    let (waits, waits_too) = (one.timeline("x").unwrap(), other.timeline("x").unwrap());
+    ours.signal(1).unwrap();
+    waits.wait(1, PATIENCE).unwrap();
+    assert!(is_pending(&waits_too, 1));
+    theirs.signal(2).unwrap();
+    waits_too.wait(2, PATIENCE).unwrap();
+    assert_eq!((waits.value(), waits_too.value()), (1, 2));
+}
+
+#[test]
+fn a_forked_child_has_no_timelines() {
+    let world = World::new();
+    let domain = world.connect();
+    let (timeline, writer) = (domain.timeline("x").unwrap(), domain.timeline_writer("x").unwrap());
+    let (event, mut writer) = (timeline.event(5).unwrap(), Some(writer));
+    let forked = |result: Result<(), Error>| matches!(result, Err(Error::Forked { .. }));
+    let outcome = super::world::in_a_child(|| {
+        let writer = writer.take().unwrap();
+        let calls = [
+            forked(writer.signal(1)),
+            forked(timeline.wait(1, Duration::ZERO)),
+            forked(timeline.wait_announced(1, PATIENCE)),
+            forked(timeline.event(1).map(drop)),
+            forked(timeline.follow().map(drop)),
+            forked(timeline.abandon()),
+            forked(domain.timeline("y").map(drop)),
+        ];
+        // Dropping there gives nothing back, and closes nothing.
+        drop(writer);
+        calls.iter().all(|refused| *refused)
+    });
+    assert!(outcome);
+    writer.as_ref().unwrap().signal(5).unwrap();
+    event.outcome().unwrap().unwrap();
+    timeline.wait(5, PATIENCE).unwrap();
+}
+
+#[test]
+fn two_hundred_thousand_values_go_to_and_fro() {
+    let world = World::new();
+    let (here, there) = (world.connect(), world.connect());
+    let (ping, pong) = (here.timeline_writer("ping").unwrap(), there.timeline_writer("pong").unwrap());
+    let (hears_ping, hears_pong) = (there.timeline("ping").unwrap(), here.timeline("pong").unwrap());
+    let rounds = 100_000;
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for v in 1..=rounds {
+                hears_ping.wait(v, PATIENCE).unwrap();
+                pong.signal(v).unwrap();
+            }
+        });
+        for v in 1..=rounds {
+            ping.signal(v).unwrap();
+            hears_pong.wait(v, PATIENCE).unwrap();
+        }
+    });
+}
