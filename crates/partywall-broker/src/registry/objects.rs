@@ -193,5 +193,5 @@ fn leases(holders: &BTreeMap<MemberId, u64>) -> u32 {
     count(holders.values().sum())
 }
 
-/// So many permits fill a page of a listing as a byte does: counting a page full of them takes less than two milliseconds.
-const PERMITS_AS_A_BYTE: usize = 32;
+/// So many permits fill a page of a listing as a byte does: counting a page full of them takes about two milliseconds.
+const PERMITS_AS_A_BYTE: usize = 16;
