@@ -272,10 +272,14 @@ fn people(holders: &[&HolderInfo]) -> String {
 
 /// `pid 123 (python train.py)`.
 pub(crate) fn process(pid: u32, command: &str, width: usize) -> String {
-    // The path of the program takes room that its arguments need.
+    let command = self::command(command, width);
+    if command.is_empty() { format!("pid {pid}") } else { format!("pid {pid} ({command})") }
+}
+
+/// A command line in at most `width` characters. The path of the program would take room that its arguments need.
+pub(crate) fn command(command: &str, width: usize) -> String {
     let program = command.split(' ').next().unwrap_or_default();
-    let command = &command[program.rfind('/').map_or(0, |slash| slash + 1)..];
-    if command.is_empty() { format!("pid {pid}") } else { format!("pid {pid} ({})", shorten(command, width)) }
+    shorten(&command[program.rfind('/').map_or(0, |slash| slash + 1)..], width)
 }
 
 /// A name, its latest version and size in one line: `llm@3, 14 GiB, kept`.
@@ -357,5 +361,6 @@ mod tests {
     fn long_commands_are_shortened() {
         assert_eq!(shorten("a\nb", 5), "a b");
         assert_eq!(shorten("äöüß", 2), "äö…");
+        assert_eq!(command("/usr/bin/python /srv/train.py", 12), "python /srv/…");
     }
 }

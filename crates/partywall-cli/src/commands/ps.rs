@@ -62,7 +62,7 @@ fn row(member: &MemberInfo) -> Vec<String> {
         member.permits.map_or_else(|| "many".into(), |permits| permits.to_string()),
         member.quiet.map_or_else(String::new, |quiet| format!("{:.1} s", quiet as f64 / 1000.0)),
         text::duration(text::since(member.since)),
-        describe::shorten(&member.command, 60),
+        describe::command(&member.command, 60),
     ]
 }
 

@@ -135,7 +135,7 @@ fn people(output: Output, members: &[MemberInfo]) {
             bytes(member.bytes),
             text::duration(text::since(member.since)),
             describe::state(member.state).to_owned(),
-            describe::shorten(&member.command, 60),
+            describe::command(&member.command, 60),
         ]
     };
     let headings = ["  PID", ">LEASES", ">HOLDS", ">SINCE", "STATE", "COMMAND"];

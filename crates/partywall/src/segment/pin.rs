@@ -63,10 +63,11 @@ impl<S: Deref<Target = Segment>> Pinned<S> {
     /// As [`Segment::pin`], of a segment that is held in whatever way.
     ///
     /// # Errors
-    /// [`Error::WrongKind`] for memory on a GPU; [`Error::Cuda`] if the pages cannot be locked, or if the memory is
-    /// mapped read-only and the GPU cannot have that.
+    /// [`Error::WrongKind`] for memory on a GPU; as [`Domain::gpu`](crate::Domain::gpu); [`Error::Cuda`] if the pages
+    /// cannot be locked, or if the memory is mapped read-only and the GPU cannot have that.
     pub fn new(segment: S, gpu: Arc<Gpu>) -> Result<Self> {
-        segment.domain.link().require_ours()?;
+        // Whichever way this GPU was opened: the broker has to know that there is one.
+        segment.domain.gpu(gpu.uuid())?;
         let growths = segment.stage().growths;
         let registrations = segment.memory().pin(&gpu).map_err(|e| segment.named(e))?;
         Ok(Self { segment, growths, registrations, gpu })
