@@ -87,6 +87,7 @@ pub(crate) fn matching(filter: &str) -> impl Iterator<Item = &'static Operation>
 /// ([`cuda::Context::take_drop_error`]), and why that is right.
 pub(crate) static MAY_GO_UNNOTICED: &[(&str, &str)] = &[
     ("cuMemGetInfo", "only adds to the text of an error"),
+    ("cuDeviceGetAttribute", "whether MPS serves this process shows in its daemon's socket, too"),
     ("cuThreadExchangeStreamCaptureMode", "only keeps a capture of the caller's from being spoiled"),
     ("cuDevicePrimaryCtxRelease", "the context that would keep the failure is what ends"),
 ];
