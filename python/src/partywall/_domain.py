@@ -1,14 +1,15 @@
 """A connection to a domain."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+import weakref
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakSet
 
 from partywall import _arrays, _native
 from partywall._arrays import Shape
 from partywall._build import Build, fill
+from partywall._errors import Closed
 from partywall._program import PROGRAM
 from partywall._segment import Segment, left_open
 
@@ -45,7 +46,8 @@ class Domain:
         self._pid = os.getpid()
         # Whether somebody has asked for it and so is to close it.
         self._is_own = is_own
-        _open.add(self)
+        key = id(self)
+        _open[key] = weakref.ref(self, lambda _: _open.pop(key, None))
 
     @property
     def socket(self) -> str:
@@ -342,9 +344,13 @@ def connect(
 
 def reopen(socket: str, name: str, version: int) -> Segment:
     """Opens what was sent as a pickle: through a connection of this process to that broker, or one that goes with it."""
-    for domain in _connections():
+    for domain in connections():
         if domain.socket == socket:
-            return domain.open(name, version=version)
+            try:
+                return domain.open(name, version=version)
+            except Closed:
+                # By another thread, just now.
+                continue
     native = _native.Domain.connect(None, socket, start=False, program=None)
     return Domain(native, is_own=False).open(name, version=version)
 
@@ -358,9 +364,11 @@ def pairs(metadata: Mapping[str, str] | None) -> list[tuple[str, str]]:
     return pairs
 
 
-def _connections() -> Iterable[Domain]:
+def connections() -> list[Domain]:
     """This process's own that are open."""
-    return [domain for domain in list(_open) if domain._pid == os.getpid() and not domain.closed]
+    # In one step, as is what changes it: threads connect meanwhile, and a lock might be held in a forked child for ever.
+    known = [reference() for reference in list(_open.values())]
+    return [domain for domain in known if domain is not None and domain._pid == os.getpid() and not domain.closed]
 
 
-_open: "WeakSet[Domain]" = WeakSet()
+_open: "dict[int, weakref.ref[Domain]]" = {}

@@ -7,8 +7,8 @@ from typing import Any
 def handle(stream: Any, device: int) -> int | None:
     """The handle of a stream: of an integer, of whatever has `__cuda_stream__`, of a stream of torch, cupy or numba.
 
-    Of `None` it is torch's current stream on GPU `device`, else cupy's, if one of them is loaded and has used a GPU;
-    else `None`, which is the legacy default stream.
+    Of `None` it is torch's current stream on GPU `device` if torch has used a GPU, else cupy's if that is loaded; else
+    `None`, which is the legacy default stream.
     """
     if stream is None:
         return _current(device)
@@ -25,10 +25,10 @@ def handle(stream: Any, device: int) -> int | None:
 
 
 def _current(device: int) -> int | None:
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        return int(torch.cuda.current_stream(device).cuda_stream)
-    cupy = sys.modules.get("cupy")
-    if cupy is not None:
-        return int(cupy.cuda.get_current_stream(device).ptr)
-    return None
+    # One that another thread is just importing has nothing on a stream yet.
+    torch = getattr(sys.modules.get("torch"), "cuda", None)
+    if torch is not None and getattr(torch, "is_initialized", bool)():
+        return int(torch.current_stream(device).cuda_stream)
+    cupy = getattr(sys.modules.get("cupy"), "cuda", None)
+    current = getattr(cupy, "get_current_stream", None)
+    return None if current is None else int(current(device).ptr)

@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import pickle
 import subprocess
 import sys
 import threading
@@ -94,6 +95,22 @@ def test_a_connection_is_closed_while_others_ask(socket):
     for _ in range(ROUNDS // 4):
         connection = pw.connect(socket=socket)
         together(connection.close, connection.close, ask, ask)
+
+
+def test_pickles_are_opened_while_connections_come_and_go(domain):
+    def come_and_go() -> None:
+        for _ in range(20):
+            pw.connect(socket=domain.socket).close()
+
+    def reopen() -> None:
+        for _ in range(20):
+            with pickle.loads(sent) as opened:
+                assert opened.tobytes() == b"abc"
+
+    with domain.put("x", b"abc") as put:
+        sent = pickle.dumps(put)
+        together(come_and_go, come_and_go, reopen, reopen)
+    assert everything_is_back(domain)
 
 
 def capsule_pointer(capsule: object, name: bytes) -> int:
