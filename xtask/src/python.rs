@@ -48,11 +48,12 @@ impl<'a> Environment<'a> {
         run(&mut command)
     }
 
-    /// Checks types, those of the stubs that the build has made included.
+    /// Checks types, those of the stubs that the build has made included, and these against what was built.
     pub(crate) fn check_types(&self) -> Result<(), String> {
-        run(&mut self.python("-m mypy --config-file python/pyproject.toml --cache-dir /dev/null -p partywall"))?;
-        run(&mut self.python("-m mypy --config-file python/pyproject.toml --cache-dir /dev/null python/examples"))?;
-        run(&mut self.python("-m mypy --config-file python/pyproject.toml --cache-dir /dev/null benches/peers"))
+        run(&mut self.python("-m mypy --config-file python/pyproject.toml -p partywall"))?;
+        run(&mut self.python("-m mypy.stubtest --mypy-config-file python/pyproject.toml partywall._native"))?;
+        run(&mut self.python("-m mypy --config-file python/pyproject.toml python/examples"))?;
+        run(&mut self.python("-m mypy --config-file python/pyproject.toml benches/peers"))
     }
 
     /// Runs tests.

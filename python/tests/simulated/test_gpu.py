@@ -122,7 +122,18 @@ def test_nothing_is_left_on_the_gpu(socket, child, tmp_path, monkeypatch):
             build = d.create("left", 1 << 20, "uint8")
             view = build.tensor
             build.close()
-            del capsules, view, x, y, z, build
+            with d.create("log", 1000, "uint8", mutable=True, reserve=1 << 26).commit() as log, d.open("log") as reader:
+                log.grow(1 << 25)
+                reader.refresh()
+            host = d.put("host", np.zeros(1 << 20))
+            pin = host.pin()
+            host.close()
+            try:
+                with host.pin():
+                    pass
+            except pw.Closed:
+                pass
+            del capsules, view, x, y, z, build, log, reader, pin, host
         gc.collect()
         say(pw._native.flush(60))
         """,
