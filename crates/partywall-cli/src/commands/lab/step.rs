@@ -141,9 +141,11 @@ impl Conclusion {
     /// What the steps say of a belief. One that did not hold in one step did not hold.
     pub(super) fn of(belief: Belief, steps: &[Step]) -> Self {
         let about = |step: &'_ Step| step.beliefs.iter().find(|(id, _)| id == belief.id).map(|(_, holds)| *holds);
-        let with = |wanted| {
-            let ids = steps.iter().filter(|step| about(step) == Some(wanted)).map(|step| step.id.as_str());
-            ids.collect::<Vec<_>>().join(", ")
+        let tried = |step: &Step| step.verdict != Verdict::NotTried;
+        let with = |wanted: Option<bool>| {
+            // A step that was not tried leaves nothing open.
+            let speaks = |step: &&Step| about(step) == Some(wanted) && (wanted.is_some() || tried(step));
+            steps.iter().filter(speaks).map(|step| step.id.as_str()).collect::<Vec<_>>().join(", ")
         };
         let (against, by) = (with(Some(false)), with(Some(true)));
         let (outcome, evidence) = if !against.is_empty() {
@@ -151,13 +153,11 @@ impl Conclusion {
         } else if !by.is_empty() {
             (Outcome::Held, by)
         } else {
-            let undecided = |tried: bool| {
-                steps.iter().find(|step| about(step) == Some(None) && (step.verdict != Verdict::NotTried) == tried)
-            };
-            match (undecided(true), undecided(false)) {
-                (Some(_), _) => (Outcome::Open, with(None)),
-                (None, Some(untried)) => (Outcome::NotTried, untried.finding.clone()),
-                (None, None) => (Outcome::NotTried, "its step was not reached".into()),
+            let open = with(None);
+            match steps.iter().find(|step| about(step) == Some(None)) {
+                Some(_) if !open.is_empty() => (Outcome::Open, open),
+                Some(untried) => (Outcome::NotTried, untried.finding.clone()),
+                None => (Outcome::NotTried, "its step was not reached".into()),
             }
         };
         Self { belief, outcome, evidence }
