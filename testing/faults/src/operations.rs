@@ -1,12 +1,14 @@
 //! The public operations that touch the driver. A new one is a function and a line in [`OPERATIONS`].
 
 use std::sync::{Arc, atomic::AtomicBool};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use partywall::cuda::{self, DeviceBuffer, DeviceUuid, ForeignMemory, Stream};
 use partywall_harness::WATCHDOG;
 
-use partywall::{DType, Domain, Error, Gpu, IpcEvent, OpenOrBuild, Place, Refreshed, Segment, Timeline};
+use partywall::{
+    DType, Domain, Error, Gpu, IpcEvent, OpenOrBuild, Place, Refreshed, Segment, Timeline, TimelineWriter,
+};
 
 /// Where an operation runs.
 pub(crate) struct Setting {
@@ -310,9 +312,9 @@ fn make_an_event(setting: &Setting) -> Outcome {
 fn signal_and_wait(setting: &Setting) -> Outcome {
     let gpu = setting.domain.gpu(FIRST_GPU)?;
     let waiting = Stream::new(gpu.context()).map_err(|error| of(setting, error))?;
-    let writer = setting.domain.timeline_writer(&setting.name)?;
+    let writer = next_writer(setting, &setting.name)?;
     let timeline = setting.domain.timeline(&setting.name)?;
-    let passed = setting.domain.timeline_writer(&format!("{}/passed", setting.name))?;
+    let passed = next_writer(setting, &format!("{}/passed", setting.name))?;
     // Run again after a failure, it finds the names still there: nobody knows whether the stream has passed its waits.
     let (last, known) = (writer.value(), passed.value());
     let enqueue = || {
@@ -329,6 +331,17 @@ fn signal_and_wait(setting: &Setting) -> Outcome {
     drop(writer);
     let done = [gpu.stream(), waiting.as_ref()].map(|stream| stream.synchronize().map_err(|error| of(setting, error)));
     done.into_iter().fold(enqueued, Result::and)
+}
+
+/// The writer of a timeline. The one before it is gone when a thread has seen that its streams stored what it promised.
+fn next_writer(setting: &Setting, name: &str) -> Result<TimelineWriter, Error> {
+    let deadline = Instant::now() + WATCHDOG;
+    loop {
+        match setting.domain.timeline_writer(name) {
+            Err(Error::WriterExists { .. }) if Instant::now() < deadline => std::thread::yield_now(),
+            opened => return opened,
+        }
+    }
 }
 
 fn a_limited_wait(setting: &Setting) -> Outcome {
