@@ -21,7 +21,7 @@ pub(super) fn run(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
         let case = |by: &str| Case::new(what, Unit::Bytes).parameter("by", by);
         let mut ours = programs.start(OURS, &[&shape, &broker.socket()])?;
         let mut torch = programs.start_rival(bench, TORCH_MULTIPROCESSING, &[&shape]);
-        let plan = bench.plan(30).warm_up(0).block(1);
+        let plan = bench.plan(3).warm_up(0).block(1);
         let comparison = Comparison::new(case("Partywall"), ours.sampler(1)).goal("<= 0 B".parse()?);
         let rival = torch.as_mut().map(|torch| (case("torch.multiprocessing"), torch.sampler(1)));
         let comparison = rival.into_iter().fold(comparison, |comparison, (case, it)| comparison.rival(case, it));
