@@ -54,6 +54,7 @@
 //! | [`Error`] | everything that can go wrong, with advice |
 #![forbid(unsafe_code)]
 
+mod attention;
 mod backoff;
 pub mod doctor;
 mod domain;
@@ -90,6 +91,6 @@ pub use self::{
         Build, Builder, Claim, Element, Growth, OpenOptions, OpenOrBuild, Pinned, Publication, Refreshed, Segment,
         Tensor, Uncommitted, UploadLane, Uploader,
     },
-    semaphore::{MAX_PERMITS, Permit, Semaphore},
+    semaphore::{MAX_PERMITS, Permit, Semaphore, Unreleased},
     timeline::{LimitedWait, MAX_VALUE, Timeline, TimelineEvent, TimelineWriter},
 };

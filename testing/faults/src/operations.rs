@@ -69,6 +69,7 @@ pub(crate) static OPERATIONS: &[Operation] = &[
     on_gpu("make an event", "an event for other processes: made, exported, recorded, waited for", make_an_event),
     on_words("signal and wait", "streams wait for a timeline and signal it, hosts too", signal_and_wait),
     on_words("a limited wait", "a stream waits for a timeline until the time is over", a_limited_wait),
+    on_words("a permit behind a stream", "a stream gives a permit of a semaphore back", a_permit_behind_a_stream),
     on_gpu("open by handle", "open another process's memory of cuMemAlloc", open_by_handle),
 ];
 
@@ -354,6 +355,17 @@ fn a_limited_wait(setting: &Setting) -> Outcome {
     }
     assert!(matches!(wait.outcome(), Some(Err(Error::Timeout { .. }))));
     Ok(())
+}
+
+fn a_permit_behind_a_stream(setting: &Setting) -> Outcome {
+    let gpu = setting.domain.gpu(FIRST_GPU)?;
+    let semaphore = setting.domain.semaphore(&setting.name, 1)?;
+    let permit = semaphore.acquire(WATCHDOG)?;
+    // One that is refused is given back at once: there is no work.
+    let released = permit.release_on(gpu.stream()).map_err(|unreleased| unreleased.error);
+    gpu.stream().synchronize().map_err(|error| of(setting, error))?;
+    released?;
+    semaphore.acquire(WATCHDOG)?.release()
 }
 
 fn mutable(setting: &Setting) -> Result<Segment, Error> {

@@ -4,7 +4,10 @@
 //! (`partywall_shm::crash`), the second at the second, until one passes them all; then the same with the next fate. The
 //! role calls [`arm`] right before what is looked at, and [`disarm`] behind it.
 
-use std::process::Command;
+use std::{
+    io::{Read, Write},
+    process::{ChildStdin, Command},
+};
 
 use partywall_os::process;
 use partywall_shm::crash;
@@ -27,6 +30,8 @@ pub enum Fate {
 #[derive(Debug)]
 pub struct Crashed {
     process: Running,
+    /// Keeps it at the point.
+    gate: ChildStdin,
     /// The point.
     pub point: String,
     /// What became of it.
@@ -39,6 +44,7 @@ impl Crashed {
     pub fn is_dead_in_the_end(mut self) -> bool {
         if self.fate == Fate::Paused {
             self.process.signal(Signal::CONT);
+            self.gate.write_all(b"\n").unwrap();
             expect(&mut self.process, &[THROUGH]);
             self.process.wait().expect(0);
             return false;
@@ -73,7 +79,8 @@ pub fn at_each_point<T>(
                 Fate::Stopped | Fate::Paused => crate::eventually("it is stopped", || process.is_stopped()),
             }
             points.insert(point.clone());
-            test(Crashed { process, point, fate }, world);
+            let gate = process.stdin();
+            test(Crashed { process, gate, point, fate }, world);
         }
     }
     assert!(!points.is_empty(), "it passed no crash point");
@@ -105,6 +112,8 @@ fn be_killed(point: &'static str) {
 fn be_stopped(point: &'static str) {
     say(AT, point);
     be(Signal::STOP);
+    // The signal may have gone to another thread, and this one would go on until that one stops all.
+    let _ = std::io::stdin().read(&mut [0]);
 }
 
 fn be(signal: Signal) {

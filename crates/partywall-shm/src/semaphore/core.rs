@@ -11,18 +11,21 @@
 //! 3. Anybody may serve, and who meets a permit that is handed completes that: tells him who waits, or takes the permit
 //!    if he waits no more.
 //! 4. A waiter who sleeps looks again after [`SLICE`], at all entries, whatever the hints say.
+//! 5. A permit that was granted is not held before its waiter has taken it. Who does not for [`OVERDUE`](super::OVERDUE),
+//!    because he is stopped, loses it to the next ([`Core::revoke`]); if he goes on he begins to wait anew.
 //!
 //! If a process is killed or stopped between any two steps:
 //! * its permit was freed, nobody was served: a waiter does within [`SLICE`], or who comes next;
 //! * a permit was handed, its waiter not told: rule 3;
 //! * the waiter was told, and not woken: he wakes within [`SLICE`];
+//! * the waiter was told, and is stopped: rule 5;
 //! * it had begun to wait, and `tail` was not advanced: the next who comes advances it;
 //! * its permit was held, its entry not left: that entry is passed over, for ever if it is stopped for ever;
-//! * what it held, was handed or waited for is the broker's to take back once it is proved dead ([`Core::recover`]), and
-//!   stays with it until then.
+//! * what it held is the broker's to take back once it is proved dead ([`Core::recover`]), and stays with it until then.
 //!
 //! Overtaking: whoever found nobody waiting just before somebody began to may still take the next free permit, and does
-//! it once; who comes later looks and waits. So as many overtake a waiter as were acquiring at that moment.
+//! it once; who comes later looks and waits. So as many overtake a waiter as were acquiring at that moment, unless he
+//! loses his turn by rule 5.
 
 use std::{fmt, time::Duration};
 
@@ -171,6 +174,30 @@ impl<'a> Core<'a> {
         point("semaphore: permits of the dead freed, nobody served");
         self.serve_all();
         permits
+    }
+
+    /// A permit that was granted and that its waiter has not taken yet.
+    pub(super) fn first_granted(self) -> Option<(usize, SlotWord)> {
+        self.slots.iter().enumerate().find_map(|(index, slot)| {
+            let seen = slot.load();
+            let Permit::Handed(row, tag) = seen.permit() else { return None };
+            let position = Position::of_tag(tag, self.ring.len());
+            let place = self.ring[position.index].load().place(position.lap);
+            (place == Place::Granted(row, index as u16)).then_some((index, seen))
+        })
+    }
+
+    /// Whether a permit is as it was seen.
+    pub(super) fn is(self, (index, seen): (usize, SlotWord)) -> bool {
+        self.slots[index].load() == seen
+    }
+
+    /// Gives a permit that was granted, and not taken, to the next.
+    pub(super) fn revoke(self, (index, seen): (usize, SlotWord)) {
+        if self.slots[index].free(seen) {
+            point("semaphore: permit revoked, nobody served");
+            self.serve_all();
+        }
     }
 
     /// A position, and the entry there.
@@ -355,7 +382,8 @@ pub enum Polled {
     Waiting,
     /// It has a permit.
     Held(Held),
-    /// It waits no more: the broker took it for dead, or somebody wrote where he must not.
+    /// It has lost its turn, because it did not look for too long, or because the broker took it for dead. To be tried
+    /// again.
     Lost,
 }
 
@@ -365,19 +393,25 @@ impl Waiter<'_> {
         if self.over {
             return Polled::Lost;
         }
-        let entry = &self.core.ring[self.position.index];
-        let seen = entry.load();
-        if seen == self.waiting {
+        if self.is_waiting() {
             return Polled::Waiting;
         }
         self.over = true;
+        let entry = &self.core.ring[self.position.index];
+        let seen = entry.load();
         let Place::Granted(_, slot) = seen.place(self.position.lap) else { return Polled::Lost };
         let handed = SlotWord::handed(self.row, self.position.tag(self.core.ring.len()));
         let word = SlotWord::held(self.row, self.core.ticket());
+        point("semaphore: turn has come, permit not taken");
         let kept = self.core.slots.get(usize::from(slot)).is_some_and(|slot| slot.keep(handed, word));
         point("semaphore: permit held, entry not left");
         entry.finish(seen);
         if kept { Polled::Held(Held { slot: slot.into(), word }) } else { Polled::Lost }
+    }
+
+    /// Whether its turn has not come. Cheaper than [`Waiter::poll`], which has to follow when it has.
+    pub fn is_waiting(&self) -> bool {
+        !self.over && self.core.ring[self.position.index].load() == self.waiting
     }
 
     /// Sleeps until its turn may have come; not longer than `limit` and [`SLICE`].

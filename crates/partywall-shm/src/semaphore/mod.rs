@@ -21,6 +21,8 @@ mod models;
 mod tests;
 mod word;
 
+use std::time::Duration;
+
 pub use self::core::{Attempt, Held, Polled, Waiter};
 pub use audit::Audit;
 #[cfg(not(loom))]
@@ -28,6 +30,10 @@ pub use mapped::Semaphore;
 
 /// The most permits that a semaphore can have.
 pub const MAX_PERMITS: u32 = 1 << 16;
+
+/// For how long a waiter may leave a permit that he was given before it is given to the next: far longer than a process
+/// that runs takes.
+pub const OVERDUE: Duration = Duration::from_secs(1);
 
 /// Threads that can wait at once.
 pub const MAX_WAITERS: u32 = 1024;
@@ -37,15 +43,16 @@ mod mapped {
     use std::{
         io,
         os::fd::{AsFd, OwnedFd},
-        sync::atomic::Ordering,
+        sync::{Mutex, PoisonError, atomic::Ordering},
+        time::Instant,
     };
 
     use partywall_os::{map::SharedMap, memfd};
 
     use super::{
-        Attempt, Audit, Held, MAX_PERMITS, MAX_WAITERS,
+        Attempt, Audit, Held, MAX_PERMITS, MAX_WAITERS, OVERDUE,
         core::{Core, Header},
-        word::{Entry, Slot},
+        word::{Entry, Slot, SlotWord},
     };
 
     /// A mapped semaphore.
@@ -54,6 +61,8 @@ mod mapped {
         memory: SharedMap,
         /// As it was when it was mapped; others may write to the word.
         maximum: u32,
+        /// A permit that somebody was given and had not taken, and when that was first seen.
+        granted: Mutex<Option<(Instant, (usize, SlotWord))>>,
     }
 
     /// For the broker.
@@ -116,7 +125,7 @@ mod mapped {
                 let len = memory.len();
                 return refuse(format!("a semaphore of {maximum} permits, {ring} waiters and {len} bytes cannot be"));
             }
-            Ok(Self { memory, maximum })
+            Ok(Self { memory, maximum, granted: Mutex::default() })
         }
 
         /// How many permits there are.
@@ -139,7 +148,24 @@ mod mapped {
             self.core().release(held)
         }
 
-        fn core(&self) -> Core<'_> {
+        /// Gives a permit to the next that somebody was given and has not taken for [`OVERDUE`]. To be called now and then
+        /// by those who find none.
+        pub fn look_after_granted(&self) {
+            let core = self.core();
+            // Nothing is left half-done behind it.
+            let mut granted = self.granted.lock().unwrap_or_else(PoisonError::into_inner);
+            match *granted {
+                Some((since, seen)) if core.is(seen) => {
+                    if since.elapsed() >= OVERDUE {
+                        core.revoke(seen);
+                        *granted = None;
+                    }
+                }
+                _ => *granted = core.first_granted().map(|seen| (Instant::now(), seen)),
+            }
+        }
+
+        pub(super) fn core(&self) -> Core<'_> {
             let slots = self.memory.atomics::<Slot>(size_of::<Header>(), self.maximum as usize);
             let ring = self.memory.atomics::<Entry>(ring_offset(self.maximum), MAX_WAITERS as usize);
             let header = self.memory.atomics::<Header>(0, 1).and_then(<[_]>::first);

@@ -70,7 +70,7 @@ impl World {
                 match waiter.poll() {
                     Polled::Held(held) => break Some(held),
                     Polled::Waiting => waiter.sleep(crate::SLICE),
-                    Polled::Lost => break None,
+                    Polled::Lost => break self.acquire(row),
                 }
             },
             Attempt::Crowded => panic!("there is room for all"),
@@ -231,6 +231,32 @@ fn a_permit_that_was_handed_and_not_granted_is_not_lost() {
                 }
             },
         );
+        assert_eq!(world.data.load(Ordering::Relaxed), 2);
+        world.idle();
+    });
+}
+
+/// Somebody takes the permit of one who was granted it for one who is stopped, just as he goes on.
+#[test]
+fn a_permit_that_is_revoked_as_it_is_taken_is_his_or_the_nexts() {
+    check(2, || {
+        let world = World::new(1, 2);
+        let held = world.acquire(1).unwrap();
+        let Attempt::Waiting(mut waiter) = world.core().acquire(2) else { panic!("there was one permit") };
+        assert!(world.core().release(&held));
+        let others: [fn(&World); 2] = [
+            |world| world.acquire_and_use(3),
+            |world| {
+                if let Some(granted) = world.core().first_granted() {
+                    world.core().revoke(granted);
+                }
+            },
+        ];
+        together(&world, others, |world| match waiter.poll() {
+            Polled::Held(held) => world.use_alone(&held),
+            Polled::Lost => world.acquire_and_use(2),
+            Polled::Waiting => panic!("it was granted"),
+        });
         assert_eq!(world.data.load(Ordering::Relaxed), 2);
         world.idle();
     });

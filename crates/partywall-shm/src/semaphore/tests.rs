@@ -4,7 +4,7 @@ use std::{
     collections::VecDeque,
     os::fd::OwnedFd,
     sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use partywall_os::{map::SharedMap, memfd::Draft};
@@ -28,8 +28,11 @@ fn acquire(semaphore: &Semaphore, row: u16) -> Held {
             Attempt::Waiting(mut waiter) => loop {
                 match waiter.poll() {
                     Polled::Held(held) => return held,
-                    Polled::Waiting => waiter.sleep(Duration::MAX),
-                    Polled::Lost => panic!("nobody took it away"),
+                    Polled::Waiting => {
+                        waiter.sleep(Duration::MAX);
+                        semaphore.look_after_granted();
+                    }
+                    Polled::Lost => break,
                 }
             },
             Attempt::Crowded => std::thread::sleep(Duration::from_millis(1)),
@@ -107,6 +110,28 @@ fn the_dead_hold_nothing_and_wait_for_nothing() {
     assert!(matches!(next.poll(), Polled::Held(_)));
     assert_eq!(semaphore.recover(|row| row == 7), 0);
     assert_eq!(semaphore.audit(), Audit { held: 1, free: 1, ..Audit::default() });
+}
+
+#[test]
+fn a_permit_that_nobody_takes_goes_to_the_next() {
+    let semaphore = semaphore(1);
+    let held = semaphore.try_acquire(0).unwrap();
+    let (mut stopped, mut next) = (waiter(&semaphore, 1), waiter(&semaphore, 2));
+    assert!(semaphore.release(&held));
+    let start = Instant::now();
+    let held = loop {
+        semaphore.look_after_granted();
+        match next.poll() {
+            Polled::Held(held) => break held,
+            Polled::Waiting => next.sleep(Duration::from_millis(10)),
+            Polled::Lost => panic!("it looks"),
+        }
+    };
+    assert!(start.elapsed() >= OVERDUE, "it is not overdue any earlier");
+    assert_eq!(stopped.poll(), Polled::Lost);
+    assert_eq!(semaphore.holders(), [(2, 1)]);
+    assert!(semaphore.release(&held));
+    assert_eq!(semaphore.audit(), idle(1));
 }
 
 #[test]
@@ -482,6 +507,10 @@ proptest! {
             semaphore.release(&held);
         }
         drop(attempt);
+        semaphore.look_after_granted();
+        if let Some(granted) = semaphore.core().first_granted() {
+            semaphore.core().revoke(granted);
+        }
         semaphore.recover(|row| row % 2 == 0);
         semaphore.recover(|_| true);
         prop_assert_eq!(semaphore.audit(), idle(maximum));

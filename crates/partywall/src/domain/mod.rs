@@ -303,7 +303,7 @@ impl Domain {
         &self.connection.gpus.health
     }
 
-    /// Keeps a lease on a timeline.
+    /// Keeps a lease on a timeline or a semaphore.
     pub(crate) fn keep(&self, lease: u64) -> Keep {
         Keep::new(lease, self.connection.link.clone(), self.errands().clone())
     }

@@ -211,7 +211,7 @@ impl Drop for Keep {
 
 fn told(released: Result<Answer>) {
     if let Err(error) = released {
-        tracing::debug!(%error, "a lease on a timeline goes back with the connection");
+        tracing::debug!(%error, "a lease goes back with the connection");
     }
 }
 

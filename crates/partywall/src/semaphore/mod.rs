@@ -10,9 +10,10 @@ use std::{
 use partywall_shm::semaphore::{self as shm, Attempt, Held, Polled, Waiter};
 use partywall_wire::Call;
 
-pub use self::permit::Permit;
+pub use self::permit::{Permit, Unreleased};
 use crate::{
-    domain::Domain,
+    attention::Attention,
+    domain::{Domain, Keep},
     error::{Error, Result},
 };
 
@@ -34,7 +35,8 @@ pub const MAX_PERMITS: u32 = shm::MAX_PERMITS;
 /// # Deaths
 ///
 /// The permits of a process that is killed are free for others within a second of its death's proof, and what it waited
-/// for goes to the next. One that is stopped keeps what it holds, and is in nobody's way. When the broker is gone, permits
+/// for goes to the next. One that is stopped keeps what it holds; what it waits for goes to the next 1 s after its turn
+/// has come, and it begins to wait anew when it goes on. When the broker is gone, permits
 /// are acquired and given back as before, but waits end with [`Error::BrokerGone`]: nobody would bring back the permits of
 /// the dead.
 ///
@@ -42,14 +44,16 @@ pub const MAX_PERMITS: u32 = shm::MAX_PERMITS;
 #[derive(Debug)]
 pub struct Semaphore {
     open: Arc<Open>,
+    attention: Attention,
 }
 
 /// An open semaphore. Permits have it, too: a lease that goes back takes the permits along.
 #[derive(Debug)]
 struct Open {
     name: String,
-    memory: shm::Semaphore,
-    lease: u64,
+    memory: Arc<shm::Semaphore>,
+    /// `None` once this is dropped.
+    keep: Option<Arc<Keep>>,
     domain: Domain,
 }
 
@@ -64,13 +68,12 @@ impl Domain {
             return Err(Error::BadMaximum { name: name.to_owned(), asked: maximum });
         }
         let (lease, fd) = self.open_semaphore(name, maximum)?;
-        let mapped = shm::Semaphore::map(fd).inspect_err(|_| {
-            // Should it not go back, the connection's end takes it.
-            let _ = self.link().call(Call::Release { lease });
-        });
+        // Goes back if what follows fails.
+        let keep = Some(Arc::new(self.keep(lease)));
+        let mapped = shm::Semaphore::map(fd);
         let memory = mapped.map_err(|source| Error::System { what: format!("mapping semaphore {name:?}"), source })?;
-        let open = Open { name: name.to_owned(), memory, lease, domain: self.clone() };
-        Ok(Semaphore { open: Arc::new(open) })
+        let open = Open { name: name.to_owned(), memory: Arc::new(memory), keep, domain: self.clone() };
+        Ok(Semaphore { open: Arc::new(open), attention: Attention::new() })
     }
 }
 
@@ -102,6 +105,7 @@ impl Semaphore {
                 }
             }
             if start.elapsed() >= timeout {
+                memory.look_after_granted();
                 return Err(late());
             }
         }
@@ -114,7 +118,11 @@ impl Semaphore {
     pub fn try_acquire(&self) -> Result<Option<Permit>> {
         let link = self.open.domain.link();
         link.require_ours()?;
-        Ok(self.open.memory.try_acquire(link.row()).map(|held| self.permit(held)))
+        let held = self.open.memory.try_acquire(link.row());
+        if held.is_none() {
+            self.open.memory.look_after_granted();
+        }
+        Ok(held.map(|held| self.permit(held)))
     }
 
     /// How many permits are free at the moment.
@@ -144,11 +152,12 @@ impl Semaphore {
 
     /// Waits for a turn until `timeout` after `start`. Nothing if the time is over, or the turn was lost.
     fn wait(&self, mut waiter: Waiter<'_>, start: Instant, timeout: Duration) -> Result<Option<Held>> {
+        self.attention.look(start, timeout, || !waiter.is_waiting());
         loop {
             match waiter.poll() {
                 Polled::Held(held) => return Ok(Some(held)),
                 Polled::Waiting => {}
-                // The broker took it back, as if this process were dead: it knows why.
+                // This process was stopped for a while, or the broker took the permit back: then it knows why.
                 Polled::Lost => return self.open.domain.link().call(Call::Ping).map(|_| None),
             }
             let left = timeout.saturating_sub(start.elapsed());
@@ -159,6 +168,7 @@ impl Semaphore {
                 return waiter.cancel().map(Some).ok_or(gone);
             }
             waiter.sleep(left);
+            self.open.memory.look_after_granted();
         }
     }
 
@@ -169,13 +179,8 @@ impl Semaphore {
 
 impl Drop for Open {
     fn drop(&mut self) {
-        let link = self.domain.link();
-        // In a forked child it is not the child's.
-        if link.require_ours().is_err() {
-            return;
-        }
-        if let Err(error) = link.call(Call::Release { lease: self.lease }) {
-            tracing::debug!(name = self.name, %error, "a semaphore's lease did not go back");
+        if let Some(keep) = self.keep.take() {
+            keep.release();
         }
     }
 }

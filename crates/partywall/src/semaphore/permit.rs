@@ -2,10 +2,14 @@
 
 use std::sync::Arc;
 
+use partywall_cuda::StreamRef;
 use partywall_shm::semaphore::Held;
 
 use super::Open;
-use crate::error::{Error, Result};
+use crate::{
+    error::{Error, Result},
+    timeline::Behind,
+};
 
 /// A permit of a [`Semaphore`](super::Semaphore). Dropping it gives it back. In a forked child it is the parent's, and
 /// dropping it there does nothing.
@@ -13,8 +17,17 @@ use crate::error::{Error, Result};
 #[must_use = "a permit is given back when it is dropped"]
 pub struct Permit {
     open: Arc<Open>,
-    /// `None` once it is given back.
+    /// `None` once it is given back, or belongs to a stream.
     held: Option<Held>,
+}
+
+/// A permit that could not be given to a stream.
+#[derive(Debug)]
+pub struct Unreleased {
+    /// Why.
+    pub error: Error,
+    /// The permit. Dropping it gives it back, whatever is still running.
+    pub permit: Box<Permit>,
 }
 
 impl Permit {
@@ -29,6 +42,39 @@ impl Permit {
     /// [`Error::Forked`].
     pub fn release(mut self) -> Result<()> {
         self.give_back()
+    }
+
+    /// Gives it back when everything that is on `stream` now is done. Returns at once.
+    ///
+    /// The stream writes a word behind its work, for which the connection's service thread looks, with pauses of up to
+    /// 1 ms. If the process is killed before, the permit comes back when its death is proved. If its CUDA context is lost,
+    /// nobody knows whether the work is over, and the permit comes back with the process's end.
+    ///
+    /// # Errors
+    /// The permit comes back with the error, still held: [`Error::Captured`], [`Error::ContextLost`], [`Error::Cuda`];
+    /// [`Error::Forked`].
+    pub fn release_on(mut self, stream: StreamRef<'_>) -> Result<(), Unreleased> {
+        let Some(held) = self.held.take() else { return Ok(()) };
+        let Open { name, memory, keep, domain } = &*self.open;
+        let (memory, keep) = (memory.clone(), keep.clone());
+        // Neither is lost with what is refused.
+        let held = Arc::new(held);
+        let given = held.clone();
+        let released = domain.behind(
+            stream,
+            || format!("giving a permit of semaphore {name:?} to a stream"),
+            move |behind| {
+                // With its lease: without one the broker would give it to others at once.
+                let _kept = keep;
+                if behind == Behind::Done {
+                    memory.release(&given);
+                }
+            },
+        );
+        released.map_err(|error| {
+            self.held = Arc::into_inner(held);
+            Unreleased { error, permit: Box::new(self) }
+        })
     }
 
     /// The semaphore's name.

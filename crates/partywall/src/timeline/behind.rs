@@ -25,7 +25,6 @@ impl Domain {
     ///
     /// `then` must not wait, as any [chore](crate::domain::Chores). `what` is for errors, after which it is not done:
     /// "giving back a permit behind a stream's work".
-    #[expect(dead_code, reason = "semaphores are built on it")]
     pub(crate) fn behind(
         &self,
         stream: StreamRef<'_>,

@@ -18,9 +18,10 @@ pub use partywall_shm::timeline::MAX_VALUE;
 use partywall_shm::timeline::{Ending, Progress};
 use partywall_wire::TimelineEnding;
 
-use self::waiting::Attention;
+pub(crate) use self::behind::Behind;
 pub use self::{event::TimelineEvent, limited::LimitedWait, writer::TimelineWriter};
 use crate::{
+    attention::Attention,
     domain::{Domain, Keep, Word},
     error::{Error, Result},
     gpu::Gpu,

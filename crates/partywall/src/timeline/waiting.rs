@@ -1,9 +1,6 @@
 //! Waiting on the host.
 
-use std::{
-    sync::atomic::{AtomicU32, Ordering},
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use partywall_shm::timeline::Progress;
 
@@ -12,49 +9,6 @@ use crate::{
     backoff::Backoff,
     error::{Error, Result},
 };
-
-/// Whether it pays to look again and again for a while before sleeping, which spares being woken: it does if the signal
-/// is a few microseconds away. As with answers of the broker, it stops when it was in vain, and is tried again now and
-/// then.
-#[derive(Debug)]
-pub(super) struct Attention {
-    credit: AtomicU32,
-    waits: AtomicU32,
-}
-
-impl Attention {
-    pub(super) fn new() -> Self {
-        Self { credit: AtomicU32::new(MOST_CREDIT), waits: AtomicU32::new(0) }
-    }
-
-    /// Looks until `done`; whether it was in time.
-    fn look(&self, until: Instant, mut done: impl FnMut() -> bool) -> bool {
-        // Hints: what several threads lose of each other's counts does not matter.
-        let waits = self.waits.load(Ordering::Relaxed).wrapping_add(1);
-        self.waits.store(waits, Ordering::Relaxed);
-        let credit = self.credit.load(Ordering::Relaxed);
-        if credit == 0 && !waits.is_multiple_of(RETRY) {
-            return false;
-        }
-        let paid = loop {
-            // The clock costs more than a look.
-            if (0..LOOKS).any(|_| {
-                done() || {
-                    std::hint::spin_loop();
-                    false
-                }
-            }) {
-                break true;
-            }
-            if Instant::now() >= until {
-                break false;
-            }
-        };
-        let credit = if paid { (credit + 1).min(MOST_CREDIT) } else { credit.saturating_sub(1) };
-        self.credit.store(credit, Ordering::Relaxed);
-        paid
-    }
-}
 
 impl Timeline {
     /// Waits until the timeline has come as far as `goal` on the way to `v`: reached it, or only announced it.
@@ -86,7 +40,7 @@ impl Timeline {
             progress = cell.progress(v);
             is_over(progress)
         };
-        if self.attention.look(start + LOOK.min(timeout), look) {
+        if self.attention.look(start, timeout, look) {
             return verdict(progress);
         }
         let mut backoff = Backoff::new();
@@ -114,15 +68,3 @@ impl super::At {
         Error::Timeout { what: format!("{what} {v} of timeline {:?}", self.name), after }
     }
 }
-
-/// For how long to look before sleeping: a few times what it takes to be woken (3.4 µs, measured).
-const LOOK: Duration = Duration::from_micros(20);
-
-/// Looks between two looks at the clock.
-const LOOKS: u32 = 16;
-
-/// Waits in a row for which looking has to be in vain before it stops.
-const MOST_CREDIT: u32 = 4;
-
-/// Having stopped, one wait in so many looks again.
-const RETRY: u32 = 64;

@@ -63,22 +63,22 @@ pub(crate) fn play() {
 }
 
 /// A word of device memory that streams of one process wait for and write: what holds a stream up as long as one likes.
-struct Gate {
+pub(crate) struct Gate {
     word: DeviceBuffer,
 }
 
 impl Gate {
-    fn new(gpu: &Gpu) -> Self {
+    pub(crate) fn new(gpu: &Gpu) -> Self {
         let word = DeviceBuffer::new(gpu.context(), 8).unwrap();
         gpu.stream().copy_from_host(word.as_slice(), &[0; 8]).unwrap();
         Self { word }
     }
 
-    fn stop(&self, stream: &Stream) {
+    pub(crate) fn stop(&self, stream: &Stream) {
         stream.as_ref().enqueue_wait_u64(self.word.as_slice(), 1).unwrap();
     }
 
-    fn go(&self, stream: &Stream) {
+    pub(crate) fn go(&self, stream: &Stream) {
         stream.as_ref().enqueue_write_u64(self.word.as_slice(), 1).unwrap();
         stream.synchronize().unwrap();
     }

@@ -4,6 +4,7 @@
 mod gpus;
 mod hosts;
 mod ipc_events;
+mod permits;
 mod world;
 
 /// Not a test: the body of other processes that tests start, see [`world::World::play`].
@@ -13,6 +14,7 @@ fn role() {
         match role.split_once(' ').unwrap_or((&role, "")) {
             ("event", _) => ipc_events::play(),
             ("gpu", _) => gpus::play(),
+            ("permit", _) => permits::play(),
             ("host", name) => hosts::play(name),
             (other, _) => panic!("no role is called {other:?}"),
         }
