@@ -22,7 +22,12 @@ use partywall_os::{
 };
 use partywall_wire::{Answer, Call, Refusal, Reply, Request, Resume, WireError, frame};
 
-use super::{busy_wait::BusyWait, connect::Greeted, inbox::Inbox, locate::Location};
+use super::{
+    busy_wait::BusyWait,
+    connect::{self, Greeted},
+    inbox::Inbox,
+    locate::Location,
+};
 use crate::error::{Error, Result};
 
 /// How long a broker may take to answer a call. It answers within microseconds, unless it is stopped.
@@ -57,6 +62,8 @@ pub(crate) struct Link {
     pub(super) resume: Resume,
     /// Our row in the memory of all members, and our mark in semaphores.
     row: u16,
+    /// The broker's pid, as far as it can be told.
+    broker: Option<u32>,
     owner: u32,
     /// The owner's [`fork_generation`].
     generation: u64,
@@ -126,10 +133,12 @@ impl Link {
     pub(super) fn new(location: Location, greeted: Greeted) -> (Self, OwnedFd, OwnedFd) {
         let Greeted { call, events, members, welcome } = greeted;
         let resume = Resume { instance: welcome.instance, member: welcome.member, token: welcome.token };
+        let broker = socket::peer(&call).ok().and_then(|peer| peer.pid);
         let link = Self {
             location,
             resume,
             row: welcome.row,
+            broker,
             owner: std::process::id(),
             generation: fork_generation(),
             max_message: welcome.max_message as usize,
@@ -157,6 +166,13 @@ impl Link {
     /// Our row in the memory of all members, and our mark in semaphores.
     pub(crate) fn row(&self) -> u16 {
         self.row
+    }
+
+    /// Whether the one who listens now is the broker that we had. Where that cannot be told it is not.
+    pub(super) fn is_our_broker(&self) -> bool {
+        let listening = connect::open(&self.location)
+            .and_then(|call| socket::peer(&call).map_err(|errno| Error::system("asking who the broker is", errno)));
+        self.broker.is_some() && listening.is_ok_and(|peer| peer.pid == self.broker)
     }
 
     pub(crate) fn socket_path(&self) -> &Path {

@@ -72,7 +72,7 @@ impl Drop for Connection {
             return;
         }
         self.gpus.health.stop();
-        self.service.end();
+        self.service.end(self.gpus.health.check().is_err());
     }
 }
 

@@ -102,14 +102,15 @@ impl Service {
     ///
     /// As long as one of them may have to wait for another process, both live on: somebody has to release it if that one
     /// dies. Then, and when the driver takes its time, this returns before they have ended.
-    pub(super) fn end(&mut self) {
+    /// Without a context (`lost`) no stream waits for anything any more.
+    pub(super) fn end(&mut self, lost: bool) {
         let shared = self.shared.clone();
         shared.words.await_closing(PATIENCE);
         if !shared.words.are_registered() {
             shared.part();
             return self.stop();
         }
-        if shared.streams.may_wait() {
+        if !lost && shared.streams.may_wait() {
             shared.chores.add(TICK, {
                 let shared = shared.clone();
                 move |look| {
@@ -250,9 +251,12 @@ impl Shared {
                 return link.set_gone();
             }
             link.lost();
-            let Some(Greeted { call, events, .. }) = shared.renew() else {
-                link.set_gone();
-                return shared.broker_gone();
+            let Greeted { call, events, .. } = match shared.renew() {
+                Ok(greeted) => greeted,
+                Err(NoBroker { gone }) => {
+                    link.set_gone();
+                    return shared.end_waits(gone);
+                }
             };
             if link.renewed(call) {
                 tracing::info!(socket = %link.socket_path().display(), "connection renewed");
@@ -262,9 +266,13 @@ impl Shared {
         });
     }
 
-    /// Ends all waits: nobody else would, if a writer died.
-    fn broker_gone(self: &Arc<Self>) {
+    /// Ends our hosts' waits; and if the broker is `gone`, those of everybody and every stream for the timelines that we
+    /// have open, because nobody else would end them when a writer died.
+    fn end_waits(self: &Arc<Self>, gone: bool) {
         self.words.set_gone();
+        if !gone {
+            return;
+        }
         self.each_place(|place| {
             place.cell().end(Ending::BrokerGone);
         });
@@ -300,27 +308,34 @@ impl Shared {
         self.renewed.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Connects as the member that we are. `None` if the broker is gone, or is another one.
-    fn renew(&self) -> Option<Greeted> {
+    /// Connects as the member that we are.
+    fn renew(&self) -> Result<Greeted, NoBroker> {
         let deadline = Instant::now() + RENEWAL;
+        let gone = NoBroker { gone: true };
         loop {
             let greeted = connect::open(&self.link.location)
                 .and_then(|call| connect::greet(call, self.link.socket_path(), Some(self.link.resume.clone())));
             match greeted {
                 Ok(greeted) if greeted.welcome.instance == self.link.resume.instance && greeted.welcome.resumed => {
-                    return Some(greeted);
+                    return Ok(greeted);
                 }
-                // Another broker, or one that has given us up; or nobody listens any more.
-                Ok(_) | Err(Error::BrokerUnreachable { .. } | Error::VersionMismatch { .. } | Error::Refused(_)) => {
-                    return None;
-                }
+                // Another broker; or nobody listens any more.
+                Ok(_) | Err(Error::BrokerUnreachable { .. } | Error::VersionMismatch { .. }) => return Err(gone),
+                // Another one, too, or ours has given us up. In that case others' waits are in good hands.
+                Err(Error::Refused(_)) => return Err(NoBroker { gone: !self.link.is_our_broker() }),
                 Err(_) => {}
             }
             // The broker itself is alive or about to be: try again, but stop at once when asked to.
             if Instant::now() >= deadline || self.stop.load(Ordering::Acquire) {
-                return None;
+                return Err(gone);
             }
             thread::sleep(Duration::from_millis(20));
         }
     }
+}
+
+/// A connection cannot be renewed.
+struct NoBroker {
+    /// Whether because the broker is gone.
+    gone: bool,
 }

@@ -8,7 +8,7 @@ use std::{
     os::fd::OwnedFd,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, Weak,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -31,11 +31,11 @@ pub(crate) struct Words {
     registering: Mutex<()>,
     /// Words that somebody has, for ending their waits when the broker is gone.
     open: Mutex<Vec<Weak<Word>>>,
-    /// Words that are being closed, with what streams of ours still owe them.
-    closing: Mutex<Vec<(CellPlace, u64)>>,
+    /// How many timelines are being closed that streams of ours still owe something.
+    closing: Arc<AtomicUsize>,
     private: Private,
-    /// The broker is gone.
-    gone: AtomicBool,
+    /// There is no broker for us any more.
+    gone: Arc<AtomicBool>,
     launches_block: OnceLock<bool>,
 }
 
@@ -70,7 +70,15 @@ pub(crate) struct Word {
     pub(crate) incarnation: u32,
     /// The highest value that was waited for in any way.
     waited: AtomicU64,
+    /// Kernels were told where it is, which wait for whatever they like.
+    polled: AtomicBool,
+    /// There is no broker for us any more, who would end the word if its writer died.
+    gone: Arc<AtomicBool>,
 }
+
+/// Counts as a timeline that is being closed.
+#[derive(Debug)]
+pub(crate) struct Closing(Arc<AtomicUsize>);
 
 /// Words that no other process has: for waits with a time limit, and for learning that a stream has come to a point.
 ///
@@ -126,15 +134,11 @@ impl Words {
         let place = slab.place(opened.cell);
         let place = place.ok_or_else(|| Error::Protocol(format!("it gave cell {} of a slab", opened.cell)))?;
         let OpenedTimeline { slab, incarnation, .. } = *opened;
-        let word = Arc::new(Word { place, slab, incarnation, waited: AtomicU64::new(0) });
+        let (waited, polled, gone) = (AtomicU64::new(0), AtomicBool::new(false), self.gone.clone());
+        let word = Arc::new(Word { place, slab, incarnation, waited, polled, gone });
         let mut open = lock(&self.open);
         open.retain(|word| word.strong_count() > 0);
         open.push(Arc::downgrade(&word));
-        drop(open);
-        // Whoever found the broker gone before the word was in the list has not ended it.
-        if self.gone.load(Ordering::SeqCst) {
-            word.cell().end(Ending::BrokerGone);
-        }
         Ok(word)
     }
 
@@ -213,23 +217,22 @@ impl Words {
         lock(&self.private.slabs).get(word.slab).cloned()
     }
 
-    /// Notes that a word is being closed once `owed` is there.
-    pub(crate) fn close(&self, place: CellPlace, owed: u64) {
-        let mut closing = lock(&self.closing);
-        closing.retain(|(place, owed)| place.is_undecided(*owed));
-        closing.push((place, owed));
+    /// Notes that a timeline is being closed, until what is returned is dropped.
+    pub(crate) fn begin_closing(&self) -> Closing {
+        self.closing.fetch_add(1, Ordering::AcqRel);
+        Closing(self.closing.clone())
     }
 
-    /// Waits until what is being closed is there, but not longer than `limit`.
+    /// Waits until no timeline is being closed, but not longer than `limit`.
     pub(crate) fn await_closing(&self, limit: Duration) {
         let (start, mut backoff) = (Instant::now(), Backoff::new());
-        while start.elapsed() < limit {
-            if !lock(&self.closing).iter().any(|(place, owed)| place.is_undecided(*owed)) {
+        while self.closing.load(Ordering::Acquire) > 0 {
+            if start.elapsed() > limit {
+                tracing::warn!("a timeline is closed before what its streams owe is there");
                 return;
             }
             std::thread::sleep(backoff.next());
         }
-        tracing::warn!("a timeline is closed before what its streams owe is there");
     }
 
     /// Whether a GPU has ever been told of a word.
@@ -245,9 +248,9 @@ impl Words {
         drop((slabs, private));
     }
 
-    /// The broker is gone: a word that is taken in from now on has ended.
+    /// There is no broker for us any more: our hosts' waits end.
     pub(crate) fn set_gone(&self) {
-        self.gone.store(true, Ordering::SeqCst);
+        self.gone.store(true, Ordering::Release);
     }
 
     /// The cells of all words that somebody has.
@@ -331,7 +334,23 @@ impl Word {
         self.place.cell()
     }
 
-    /// Notes that somebody waits for `v`.
+    /// How far it is on the way to `v`.
+    pub(crate) fn progress(&self, v: u64) -> Progress {
+        match self.cell().progress(v) {
+            Progress::Pending | Progress::Announced if self.gone.load(Ordering::Acquire) => {
+                Progress::Ended(Ending::BrokerGone)
+            }
+            progress => progress,
+        }
+    }
+
+    /// Why no further value will come, as far as we shall know.
+    pub(crate) fn ending(&self) -> Option<Ending> {
+        let gone = || self.gone.load(Ordering::Acquire).then_some(Ending::BrokerGone);
+        self.cell().ending().or_else(gone)
+    }
+
+    /// Notes that `v` was waited for.
     pub(crate) fn note_wait(&self, v: u64) {
         self.waited.fetch_max(v, Ordering::AcqRel);
     }
@@ -339,6 +358,22 @@ impl Word {
     /// The highest value that was waited for.
     pub(crate) fn waited(&self) -> u64 {
         self.waited.load(Ordering::Acquire)
+    }
+
+    /// Notes that kernels are told where it is.
+    pub(crate) fn note_polled(&self) {
+        self.polled.store(true, Ordering::Release);
+    }
+
+    /// Whether kernels were told where it is.
+    pub(crate) fn is_polled(&self) -> bool {
+        self.polled.load(Ordering::Acquire)
+    }
+}
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
     }
 }
 

@@ -8,9 +8,8 @@ use std::{
 use partywall_shm::timeline::Progress;
 use rustix::event::{EventfdFlags, eventfd};
 
-use super::{Hold, Timeline};
+use super::{Hold, Timeline, waiting::Lookout};
 use crate::{
-    backoff::Backoff,
     domain::Look,
     error::{Error, Result},
 };
@@ -33,7 +32,7 @@ impl TimelineEvent {
     /// As [`Timeline::wait`].
     pub fn outcome(&self) -> Option<Result<()>> {
         let Hold { at, word, .. } = &self.hold;
-        match word.cell().progress(self.v) {
+        match word.progress(self.v) {
             Progress::Pending | Progress::Announced => None,
             Progress::Reached => Some(Ok(())),
             Progress::Ended(ending) => Some(Err(at.ended(word, ending, self.v))),
@@ -55,19 +54,20 @@ pub(super) fn watch(timeline: &Timeline, v: u64) -> Result<TimelineEvent> {
     let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
         .map_err(|errno| Error::system(format!("an event of timeline {:?}", at.name), errno))?;
     let fd = Arc::new(fd);
-    if !hold.word.place.is_undecided(v) {
+    let (mut lookout, watched) = (Lookout::new(&hold.word, v), Arc::downgrade(&fd));
+    let Some(pause) = lookout.look() else {
         ring(&fd);
         return Ok(TimelineEvent { hold, v, fd });
-    }
-    let (place, watched, mut backoff) = (hold.word.place.clone(), Arc::downgrade(&fd), Backoff::new());
+    };
     // As long as the event is there, so is its lease, and the cell is the timeline's.
-    domain.chores().add(backoff.next(), move |look| {
+    domain.chores().add(pause, move |look| {
         let fd = watched.upgrade()?;
-        if look == Look::InTurn && place.is_undecided(v) {
-            return Some(backoff.next());
+        let pause = lookout.look();
+        if pause.is_none() || look == Look::Last {
+            ring(&fd);
+            return None;
         }
-        ring(&fd);
-        None
+        pause
     });
     Ok(TimelineEvent { hold, v, fd })
 }

@@ -2,12 +2,14 @@
 
 use std::{collections::VecDeque, sync::Arc};
 
-use super::At;
-use crate::domain::Word;
+use super::{At, Timeline};
+use crate::domain::{Keep, Word};
 
 /// A timeline that the values of another one are made from.
 #[derive(Debug)]
 pub(super) struct Input {
+    /// So that the word stays the input's.
+    _keep: Arc<Keep>,
     at: Arc<At>,
     /// The incarnation that values rest on.
     word: Arc<Word>,
@@ -28,8 +30,9 @@ pub(super) enum Fate {
 }
 
 impl Input {
-    pub(super) fn new(at: &Arc<At>) -> Self {
-        Self { at: at.clone(), word: at.word(), history: VecDeque::new() }
+    pub(super) fn new(input: &Timeline) -> Self {
+        let (keep, at) = (input.keep().clone(), input.at.clone());
+        Self { _keep: keep, word: at.word(), at, history: VecDeque::new() }
     }
 
     /// A value of the writer's was signalled.
@@ -56,7 +59,7 @@ impl Input {
 
     fn fate(&self) -> Fate {
         let cell = self.word.cell();
-        let ended = cell.ending().map(|_| cell.value() + 1);
+        let ended = self.word.ending().map(|_| cell.value() + 1);
         let Some(failed) = ended.into_iter().chain(cell.tainted()).min() else { return Fate::Sound };
         match self.history.iter().find(|(_, waited)| *waited >= failed) {
             Some((first, _)) => Fate::Failed(*first),

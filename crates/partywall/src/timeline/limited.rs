@@ -11,8 +11,9 @@ use partywall_shm::timeline::Progress;
 use super::{
     Hold, Timeline,
     streams::{self, Work},
+    waiting::Lookout,
 };
-use crate::{backoff::Backoff, domain::Look, error::Result};
+use crate::{domain::Look, error::Result};
 
 /// A wait of a stream with a time limit ([`Timeline::wait_on_for`]). Dropping it changes nothing for the stream.
 #[derive(Debug)]
@@ -70,19 +71,20 @@ pub(super) fn wait(timeline: &Timeline, stream: StreamRef<'_>, v: u64, limit: Du
         Ok(private)
     })?;
     word.note_wait(v);
-    let (keep, place, told) = (timeline.keep().clone(), word.place.clone(), end.clone());
+    let (keep, told, mut lookout) = (timeline.keep().clone(), end.clone(), Lookout::new(&word, v));
     // A time-out too large for the clock is none.
-    let (deadline, mut backoff) = (Instant::now().checked_add(limit), Backoff::new());
-    let mut private = Some(private);
-    domain.chores().add(backoff.next(), move |look| {
+    let (deadline, mut private) = (Instant::now().checked_add(limit), Some(private));
+    domain.chores().add(Duration::ZERO, move |look| {
         let _kept = &keep;
-        let over = look == Look::Last || deadline.is_some_and(|deadline| deadline <= Instant::now());
-        let pending = place.is_undecided(v);
-        if pending && !over {
-            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-            return Some(left.map_or(backoff.next(), |left| left.min(backoff.next())));
+        let left = deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()));
+        let pause = lookout.look();
+        if let Some(pause) = pause
+            && look == Look::InTurn
+            && !left.is_zero()
+        {
+            return Some(pause.min(left));
         }
-        let _ = told.set(if pending { End::Over } else { End::Decided });
+        let _ = told.set(if pause.is_some() { End::Over } else { End::Decided });
         if let Some(private) = private.take() {
             private.store();
         }

@@ -172,7 +172,7 @@ impl Timeline {
 
     /// Why no further value will come, if so.
     pub fn ending(&self) -> Option<TimelineEnding> {
-        self.at.word().cell().ending().map(ending)
+        self.at.word().ending().map(ending)
     }
 
     /// Whether what was waited for through this handle is valid, as far as is known: to be asked when the work behind a
@@ -180,10 +180,12 @@ impl Timeline {
     ///
     /// # Errors
     /// [`Error::TimelineEnded`] if the timeline ended before a value that a stream or this process waited for;
-    /// [`Error::Tainted`] if such a value was signalled by work that rested on another timeline, which has failed.
+    /// [`Error::Tainted`] if such a value was signalled by work that rested on another timeline, which has failed. Once
+    /// kernels were told [where the value is](Self::device_ptr), for any value.
     pub fn check(&self) -> Result<()> {
         let word = self.at.word();
-        self.at.check(&word, word.waited())
+        // Nobody knows what kernels have waited for.
+        self.at.check(&word, if word.is_polled() { MAX_VALUE } else { word.waited() })
     }
 
     /// Goes over to the next writer's incarnation, if there is one; `false` if there is not. Waits from then on are for
@@ -280,11 +282,10 @@ impl At {
 
     /// Whether all up to `v` is valid or may still become so.
     fn check(&self, word: &Word, v: u64) -> Result<()> {
-        let cell = word.cell();
-        if let Progress::Ended(ending) = cell.progress(v) {
+        if let Progress::Ended(ending) = word.progress(v) {
             return Err(self.ended(word, ending, v));
         }
-        match cell.tainted() {
+        match word.cell().tainted() {
             Some(from) if from <= v => Err(Error::Tainted { name: self.name.clone(), from }),
             _ => Ok(()),
         }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use partywall_cuda::{AccessError, Context, CudaError, StreamRef};
-use partywall_shm::timeline::{MAX_VALUE, Progress};
+use partywall_shm::timeline::Progress;
 
 use super::Timeline;
 use crate::{
@@ -44,7 +44,7 @@ pub(super) fn begin(timeline: &Timeline, v: u64) -> Result<Option<Arc<Word>>> {
     domain.link().require_ours()?;
     at.check_value(v)?;
     let word = at.word();
-    match word.cell().progress(v) {
+    match word.progress(v) {
         // Acquired: what is enqueued from now on comes after what the value stands for.
         Progress::Reached => {
             word.note_wait(v);
@@ -70,7 +70,7 @@ pub(super) fn device_ptr(timeline: &Timeline, gpu: &Gpu) -> Result<u64> {
     };
     // A kernel may look whenever it likes, for whatever value.
     domain.streams().keep_for_good(timeline.keep());
-    word.note_wait(MAX_VALUE);
+    word.note_polled();
     Ok(slab.word(&word.place)?.device_ptr())
 }
 

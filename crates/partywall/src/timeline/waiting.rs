@@ -1,12 +1,16 @@
 //! Waiting on the host.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use partywall_shm::timeline::Progress;
 
 use super::Timeline;
 use crate::{
     backoff::Backoff,
+    domain::Word,
     error::{Error, Result},
 };
 
@@ -31,13 +35,13 @@ impl Timeline {
             // Whoever relies on a promise waits for the value, too.
             Progress::Announced | Progress::Pending => Ok(()),
         };
-        let mut progress = cell.progress(v);
+        let mut progress = word.progress(v);
         if is_over(progress) {
             return verdict(progress);
         }
         let start = Instant::now();
         let look = || {
-            progress = cell.progress(v);
+            progress = word.progress(v);
             is_over(progress)
         };
         if self.attention.look(start, timeout, look) {
@@ -47,7 +51,7 @@ impl Timeline {
         loop {
             // Before looking: what happens from now on ends the sleep.
             let seen = cell.wakes();
-            let progress = cell.progress(v);
+            let progress = word.progress(v);
             if is_over(progress) {
                 return verdict(progress);
             }
@@ -59,6 +63,32 @@ impl Timeline {
             let pause = if progress == Progress::Announced { backoff.next() } else { left };
             cell.sleep(seen, pause.min(left));
         }
+    }
+}
+
+/// Looks for a value again and again, for those who cannot sleep until it is there.
+#[derive(Debug)]
+pub(super) struct Lookout {
+    word: Arc<Word>,
+    v: u64,
+    announced: bool,
+    backoff: Backoff,
+}
+
+impl Lookout {
+    pub(super) fn new(word: &Arc<Word>, v: u64) -> Self {
+        Self { word: word.clone(), v, announced: false, backoff: Backoff::new() }
+    }
+
+    /// How long to wait before looking again; `None` once it is known whether the value comes.
+    pub(super) fn look(&mut self) -> Option<Duration> {
+        match self.word.progress(self.v) {
+            Progress::Reached | Progress::Ended(_) => return None,
+            // It has come closer.
+            Progress::Announced if !self.announced => (self.announced, self.backoff) = (true, Backoff::new()),
+            Progress::Announced | Progress::Pending => {}
+        }
+        Some(self.backoff.next())
     }
 }
 

@@ -13,10 +13,10 @@ use super::{
     At, Timeline,
     inputs::{Fate, Input},
     streams::Work,
+    waiting::Lookout,
 };
 use crate::{
-    backoff::Backoff,
-    domain::{Look, Word},
+    domain::{Keep, Look, Word},
     error::{Error, Result},
 };
 
@@ -30,14 +30,16 @@ use crate::{
 /// what was promised is there. May be used from any thread; its signals come one after the other.
 #[derive(Debug)]
 pub struct TimelineWriter {
-    /// Dropped after the writer is closed.
-    timeline: Timeline,
     writer: Arc<Writer>,
+    /// Last, so that its lease goes back at once if nobody else keeps it.
+    timeline: Timeline,
 }
 
 /// What chores share with a writer: no connection, and nothing of the driver's.
 #[derive(Debug)]
 struct Writer {
+    /// So that the word stays ours.
+    _keep: Arc<Keep>,
     at: Arc<At>,
     word: Arc<Word>,
     state: Mutex<State>,
@@ -52,8 +54,9 @@ struct State {
 
 impl TimelineWriter {
     pub(super) fn new(timeline: Timeline) -> Self {
-        let (at, word) = (timeline.at.clone(), timeline.at.word());
-        Self { timeline, writer: Arc::new(Writer { at, word, state: Mutex::default() }) }
+        let (keep, at, word) = (timeline.keep().clone(), timeline.at.clone(), timeline.at.word());
+        let writer = Arc::new(Writer { _keep: keep, at, word, state: Mutex::default() });
+        Self { writer, timeline }
     }
 
     /// Signals `v` from the host: everything that this thread did before is visible to whoever has waited for it.
@@ -68,7 +71,7 @@ impl TimelineWriter {
     pub fn signal(&self, v: u64) -> Result<()> {
         self.timeline.domain.link().require_ours()?;
         let mut state = self.writer.lock();
-        self.writer.check_inputs(&mut state)?;
+        self.writer.check(&mut state, v)?;
         loop {
             match self.cell().signal(v) {
                 Ok(()) => break,
@@ -127,7 +130,7 @@ impl TimelineWriter {
     pub fn rests_on(&self, input: &Timeline) {
         let mut state = self.writer.lock();
         let first = state.inputs.is_empty();
-        state.inputs.push(Input::new(&input.at));
+        state.inputs.push(Input::new(input));
         drop(state);
         if first {
             let writer = Arc::downgrade(&self.writer);
@@ -151,7 +154,7 @@ impl TimelineWriter {
         let Word { place, slab, .. } = &*self.writer.word;
         domain.link().require_ours()?;
         let mut state = self.writer.lock();
-        self.writer.check_inputs(&mut state)?;
+        self.writer.check(&mut state, v)?;
         self.cell().check_next(v).map_err(|refused| self.refused(refused, v))?;
         let work = Work { domain, stream, what: &|| self.signalling() };
         let id = work.run(|| {
@@ -174,13 +177,13 @@ impl TimelineWriter {
 
     /// Waits until a stream has stored what it owes.
     fn drain(&self, owed: u64) -> Result<()> {
-        let (start, mut backoff) = (Instant::now(), Backoff::new());
-        while self.writer.word.place.is_undecided(owed) {
+        let (start, mut lookout) = (Instant::now(), Lookout::new(&self.writer.word, owed));
+        while let Some(pause) = lookout.look() {
             if start.elapsed() > DRAIN {
                 return Err(self.writer.at.too_late(owed, Progress::Reached, DRAIN));
             }
             self.timeline.domain.health().check()?;
-            std::thread::sleep(backoff.next());
+            std::thread::sleep(pause);
         }
         Ok(())
     }
@@ -224,20 +227,17 @@ impl Drop for TimelineWriter {
             return;
         }
         let writer = self.writer.clone();
-        let place = writer.word.place.clone();
         // Who waits for more hears of it at once.
-        let owed = place.cell().begin_close();
-        if !place.is_undecided(owed) {
-            writer.end();
-            return;
-        }
-        domain.words().close(place.clone(), owed);
-        // The lease is kept: without it the broker would end what the stream still owes.
-        let (keep, mut backoff) = (self.timeline.keep().clone(), Backoff::new());
-        domain.chores().add(Duration::ZERO, move |look| {
-            let _kept = &keep;
-            if look == Look::InTurn && place.is_undecided(owed) {
-                return Some(backoff.next());
+        let owed = writer.word.cell().begin_close();
+        let mut lookout = Lookout::new(&writer.word, owed);
+        let Some(pause) = lookout.look() else { return writer.end() };
+        // Kept until then is the lease, too: without it the broker would end what a stream still owes.
+        let closing = domain.words().begin_closing();
+        domain.chores().add(pause, move |look| {
+            let _counted = &closing;
+            let pause = lookout.look();
+            if pause.is_some() && look == Look::InTurn {
+                return pause;
             }
             writer.end();
             None
@@ -259,9 +259,12 @@ impl Writer {
         }
     }
 
-    /// That the next value would rest on nothing that has failed.
-    fn check_inputs(&self, state: &mut State) -> Result<()> {
+    /// That there is a broker, and that the next value, `v`, would rest on nothing that has failed.
+    fn check(&self, state: &mut State, v: u64) -> Result<()> {
         let suspect = self.taint(state);
+        if self.word.ending() == Some(Ending::BrokerGone) {
+            return Err(self.at.ended(&self.word, Ending::BrokerGone, v));
+        }
         let name = || self.at.name.clone();
         match self.word.cell().tainted() {
             Some(from) => Err(Error::Tainted { name: name(), from }),

@@ -420,6 +420,31 @@ fn a_writer_that_closes_keeps_what_its_streams_promised_on_the_simulated_gpu() {
 }
 
 #[test]
+fn the_end_of_a_connection_waits_for_what_its_streams_promised_on_the_simulated_gpu() {
+    simulated(|world| {
+        let stage = Stage::new(world);
+        let timeline = stage.domain.timeline("x").unwrap();
+        let domain = world.connect();
+        let gpu = gpu(&domain);
+        let [signalling, opener] = [(), ()].map(|()| Stream::new(gpu.context()).unwrap());
+        let gate = Gate::new(&gpu);
+        gate.stop(&signalling);
+        let writer = domain.timeline_writer("x").unwrap();
+        writer.signal_on(signalling.as_ref(), 1).unwrap();
+        thread::scope(|scope| {
+            let ending = scope.spawn(move || drop((writer, domain)));
+            thread::sleep(Duration::from_millis(50));
+            assert!(!ending.is_finished());
+            assert_eq!(ended(timeline.wait(2, PATIENCE)), (TimelineEnding::Closed, 2, 0));
+            gate.go(&opener);
+            ending.join().unwrap();
+        });
+        timeline.wait(1, PATIENCE).unwrap();
+        assert_eq!(stage.domain.members().unwrap().len(), 1);
+    });
+}
+
+#[test]
 fn a_lost_context_is_found_and_told_on_the_simulated_gpu() {
     simulated(|world| {
         let stage = Stage::new(world);
@@ -493,6 +518,31 @@ fn what_rests_on_a_dead_stage_is_marked_down_the_chain_on_the_simulated_gpu() {
         first.have("signal 2");
         output.wait(40, PATIENCE).unwrap();
         output.check().unwrap();
+    });
+}
+
+#[test]
+fn an_input_counts_though_its_handle_is_gone_on_the_simulated_gpu() {
+    simulated(|world| {
+        let stage = Stage::new(world);
+        let (domain, stream) = (&stage.domain, stage.stream.as_ref());
+        let (input, writer) = (domain.timeline("out").unwrap(), domain.timeline_writer("own").unwrap());
+        let mut first = world.play("gpu");
+        for order in ["write", "stop", "signal 1"] {
+            first.have(order);
+        }
+        writer.rests_on(&input);
+        writer.signal(1).unwrap();
+        input.wait_on(stream, 1).unwrap();
+        writer.signal_on(stream, 2).unwrap();
+        drop(input);
+        first.kill();
+        let own = domain.timeline("own").unwrap();
+        own.wait(2, PATIENCE).unwrap();
+        eventually("the mark", || matches!(own.check(), Err(Error::Tainted { from: 2, .. })));
+        // Closing does not hide it.
+        drop(writer);
+        assert!(matches!(own.check(), Err(Error::Tainted { from: 2, .. })));
     });
 }
 
