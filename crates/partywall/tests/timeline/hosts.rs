@@ -6,10 +6,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use partywall::{Domain, Error, MAX_VALUE, Timeline, TimelineEnding};
+use partywall::{Domain, Error, MAX_VALUE, TimelineEnding};
 use partywall_os::socket::{self, Ready};
 
-use super::world::{PATIENCE, World, eventually, next_order, say};
+use super::{
+    scenes::{ended, is_pending},
+    world::{PATIENCE, World, eventually, next_order, say},
+};
 
 /// A process that writes or waits as it is told.
 pub(crate) fn play(name: &str) {
@@ -38,22 +41,6 @@ pub(crate) fn play(name: &str) {
             }),
             other => panic!("nobody knows how to {other}"),
         }
-    }
-}
-
-pub(crate) fn ended(result: Result<(), Error>) -> (TimelineEnding, u64, u64) {
-    match result {
-        Err(Error::TimelineEnded { ending, wanted, last, .. }) => (ending, wanted, last),
-        other => panic!("{other:?}"),
-    }
-}
-
-/// Whether waiting for `v` is in vain at the moment.
-pub(crate) fn is_pending(timeline: &Timeline, v: u64) -> bool {
-    match timeline.wait(v, Duration::ZERO) {
-        Ok(()) => false,
-        Err(Error::Timeout { .. }) => true,
-        Err(other) => panic!("{other}"),
     }
 }
 

@@ -42,7 +42,7 @@ fn handle(text: &str) -> IpcEventHandle {
 
 #[test]
 fn an_event_orders_the_streams_of_two_processes_on_the_simulated_gpu() {
-    simulated(|world| {
+    simulated("ipc_events::an_event_orders_the_streams_of_two_processes_on_the_simulated_gpu", |world| {
         let domain = world.connect();
         let gpu = gpu(&domain);
         let mut recorder = world.play("event");
@@ -67,7 +67,7 @@ fn an_event_orders_the_streams_of_two_processes_on_the_simulated_gpu() {
 
 #[test]
 fn what_cannot_be_shared_is_refused_with_a_hint_on_the_simulated_gpu() {
-    simulated(|world| {
+    simulated("ipc_events::what_cannot_be_shared_is_refused_with_a_hint_on_the_simulated_gpu", |world| {
         let domain = world.connect();
         let gpu = gpu(&domain);
         let mut recorder = world.play("event");
@@ -90,7 +90,7 @@ fn what_cannot_be_shared_is_refused_with_a_hint_on_the_simulated_gpu() {
 
 #[test]
 fn the_event_of_a_killed_recorder_is_never_reached_on_the_simulated_gpu() {
-    simulated(|world| {
+    simulated("ipc_events::the_event_of_a_killed_recorder_is_never_reached_on_the_simulated_gpu", |world| {
         let domain = world.connect();
         let gpu = gpu(&domain);
         let mut recorder = world.play("event");

@@ -4,7 +4,10 @@
 mod gpus;
 mod hosts;
 mod ipc_events;
+#[path = "../../../../testing/gpu/src/tests/timelines/permits.rs"]
 mod permits;
+#[path = "../../../../testing/gpu/src/tests/timelines/scenes.rs"]
+mod scenes;
 mod world;
 
 /// Not a test: the body of other processes that tests start, see [`world::World::play`].
@@ -13,7 +16,7 @@ fn role() {
     if let Ok(role) = std::env::var(world::ROLE) {
         match role.split_once(' ').unwrap_or((&role, "")) {
             ("event", _) => ipc_events::play(),
-            ("gpu", _) => gpus::play(),
+            ("gpu", how) => scenes::play(how != "unprepared"),
             ("permit", _) => permits::play(),
             ("host", name) => hosts::play(name),
             (other, _) => panic!("no role is called {other:?}"),

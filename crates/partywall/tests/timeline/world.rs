@@ -16,15 +16,14 @@ pub(crate) use partywall_harness::{WATCHDOG as PATIENCE, eventually};
 
 pub(crate) const ROLE: &str = "PARTYWALL_TEST_ROLE";
 
-/// Runs a test's body in a process on the simulated driver: this program again, which chooses its driver once.
-pub(crate) fn simulated<F: FnOnce(&World)>(body: F) {
+/// Runs the body of the test with this name in a process on the simulated driver: this program again, which chooses its
+/// driver once.
+pub(crate) fn simulated(test: &str, body: impl FnOnce(&World)) {
     if std::env::var_os(Driver::LIBRARY_VARIABLE).is_some() {
         return body(&World::new());
     }
-    // crate::module::test::{{closure}}
-    let (_, test) = std::any::type_name::<F>().split_once("::").unwrap();
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", test.trim_end_matches("::{{closure}}"), "--nocapture"]);
+    command.args(["--exact", test, "--nocapture"]);
     command.env(Driver::LIBRARY_VARIABLE, simulated_driver()).env("SIMCUDA_DEVICES", "2");
     let output = Running::spawn(&mut command).wait();
     let text = output.text();

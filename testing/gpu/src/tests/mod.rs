@@ -10,6 +10,7 @@ mod needs;
 mod owners;
 pub(crate) mod segments;
 pub(crate) mod stage;
+mod timelines;
 mod troubleshooting;
 pub(crate) mod world;
 
@@ -32,7 +33,7 @@ pub(crate) struct Test {
 
 /// All tests, in the order in which they run: what the others build on comes first.
 pub(crate) fn all() -> impl Iterator<Item = &'static Test> {
-    facts::FACTS.iter().chain(TESTS)
+    facts::FACTS.iter().chain(TESTS).chain(timelines::TESTS)
 }
 
 static TESTS: &[Test] = &[
@@ -78,6 +79,7 @@ pub(crate) fn play(role: &str, arguments: &[String]) -> Result<(), String> {
         [fact_role] if role == facts::ROLE => facts::play(fact_role),
         _ if role == cudarc::ROLE => cudarc::play(),
         _ if role.starts_with("legacy_") => legacy::play(role),
+        _ if role.starts_with(timelines::ROLE) => timelines::play(role),
         _ => segments::play(role, arguments),
     }
 }

@@ -8,7 +8,7 @@ use super::neighbours::ourselves;
 use super::{BYTES, MIB, OK, wait_for};
 use crate::raw::{Cuda, GEQ, READ_WRITE, Words};
 use crate::tests::stage::{Check, Line, Peer};
-use crate::tests::world::PATIENCE;
+use crate::tests::world::{PATIENCE, tell};
 
 /// Makes a call while a stream of the context waits, and says whether it came back before the wait was released.
 pub(super) fn caller_behind_a_wait(check: &Check, line: &Line) -> Result<(), String> {
@@ -69,6 +69,50 @@ pub(super) fn allocating_and_registering_behind_a_wait_do_not_block(check: &Chec
 
 pub(super) fn freeing_behind_a_wait_blocks(check: &Check) -> Result<(), String> {
     calls_behind_a_wait(check, &["cuMemFree"], "after")
+}
+
+/// Has many streams wait for a word, then another one write it, and says whether that happened before the wait was
+/// released from outside.
+pub(super) fn crowd_behind_a_wait(check: &Check, line: &Line) -> Result<(), String> {
+    let message = line.hear()?.ok_or("nobody gave anything")?;
+    let waiting: usize = message.text().parse().map_err(tell)?;
+    let words = Words::map(message.descriptor()?, true)?;
+    check.start()?;
+    let (writer, word) = (check.stream()?, check.register(&words)?);
+    let streams = (0..waiting).map(|_| check.stream()).collect::<Result<Vec<_>, _>>()?;
+    for stream in &streams {
+        check.cuda.stream_wait_value64(*stream, word, 1, GEQ).ok()?;
+    }
+    check.cuda.stream_write_value64(writer, word + 8, 1, 0).ok()?;
+    line.tell("waiting")?;
+    check.cuda.stream_synchronize(writer).ok()?;
+    line.tell(if words.load(0) == 0 { "before" } else { "after" })?;
+    line.hear()?;
+    check.cuda.ctx_synchronize().ok()
+}
+
+/// Streams are spread over as many queues as `CUDA_DEVICE_MAX_CONNECTIONS` says, 8 by default; behind one that waits all
+/// of its queue waits.
+pub(super) fn streams_that_wait_hold_up_those_of_their_queue(check: &Check) -> Result<(), String> {
+    for (queues, waiting, expected) in [("1", 1, "after"), ("8", 4, "before"), ("8", 64, "after"), ("32", 16, "before")]
+    {
+        let file = Words::file(4096)?;
+        let words = Words::map(&file, true)?;
+        let mut command = ourselves();
+        command.env("CUDA_DEVICE_MAX_CONNECTIONS", queues);
+        let mut crowd = Peer::start_with("crowd_behind_a_wait", command)?;
+        crowd.give(waiting.to_string(), &file)?;
+        crowd.expect("waiting")?;
+        let pause = if expected == "before" { PATIENCE / 4 } else { Duration::from_secs(1) };
+        if !crowd.speaks_within(pause)? {
+            words.store(0, 1);
+        }
+        let question = format!("{queues} queues, {waiting} streams that wait: the write of another one");
+        check.same(&question, crowd.hear()?.text(), expected.to_owned());
+        words.store(0, 1);
+        crowd.finish()?;
+    }
+    Ok(())
 }
 
 /// While one thread is held up in the driver, another one asks about a stream, and has one write what ends the wait.

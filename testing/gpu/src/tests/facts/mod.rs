@@ -50,6 +50,7 @@ const TWO: Needs = Needs::Gpu(2);
 const CONTROL_DEVICE: Needs = Needs::RealGpu("the memory of a simulated one is a memfd");
 const NEIGHBOURS: Needs = Needs::RealGpu("processes on a simulated one share nothing that a death could break");
 const POLLING: Needs = Needs::RealGpu("a simulated one runs no kernels that poll");
+const QUEUES: Needs = Needs::RealGpu("on a simulated one each stream has a queue of its own");
 const MPS: Needs = Needs::Mps;
 const NAMESPACES: Needs = Needs::Namespaces;
 const OTHER_USER: Needs = Needs::OtherUser;
@@ -145,6 +146,7 @@ facts! {
         Found ONE allocating_and_registering_behind_a_wait_do_not_block
         Found ONE freeing_behind_a_wait_blocks
         Found ONE a_call_that_is_held_up_keeps_no_other_thread
+        Found QUEUES streams_that_wait_hold_up_those_of_their_queue
     }
     order {
         Measured ONE a_stream_write_orders_two_processes
@@ -202,7 +204,7 @@ roles! {
     host { writer_into_host_memory }
     streams { waiter_for_a_store }
     launches { launcher_behind_a_wait }
-    behind { caller_behind_a_wait }
+    behind { caller_behind_a_wait crowd_behind_a_wait }
     order { producer recorder }
     deaths { waiter_for_an_event endless_writer writer_behind_a_wait }
     neighbours { neighbour victim turn_taker }

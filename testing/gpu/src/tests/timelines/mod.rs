@@ -1,0 +1,75 @@
+//! Timelines, and permits that streams give back, on a GPU.
+#![allow(clippy::unwrap_used, reason = "a test fails by an error or a panic")]
+
+mod kernels;
+mod permits;
+mod scenes;
+mod world;
+
+use super::{Needs, Test, test};
+use world::World;
+
+/// What the roles of these tests begin with.
+pub(crate) const ROLE: &str = "timeline_";
+
+macro_rules! scenes {
+    ($($needs:ident $module:ident::$scene:ident)*) => {
+        /// Each scene as a test.
+        pub(crate) static TESTS: &[Test] = &[$(Test {
+            needs: $needs,
+            ..test(concat!("timeline_", stringify!($scene)), 1, || {
+                $module::$scene(&World::new());
+                Ok(())
+            })
+        },)*];
+    };
+}
+
+const ONE: Needs = Needs::Gpu(1);
+const TWO: Needs = Needs::Gpu(2);
+const KERNELS: Needs = Needs::RealGpu("a simulated one runs no kernels of others");
+
+scenes! {
+    ONE scenes::kernels_of_two_processes_come_one_after_the_other
+    ONE scenes::a_wait_may_come_before_its_writer
+    ONE scenes::kernels_run_while_a_stream_waits_if_they_were_loaded_before
+    ONE scenes::launch_blocking_is_found_before_a_wait_is_enqueued
+    ONE scenes::a_thread_that_is_held_up_in_the_driver_holds_up_no_signal
+    ONE scenes::a_second_stream_waits_for_what_the_first_one_owes
+    TWO scenes::whichever_device_is_current
+    ONE scenes::streams_compare_the_largest_values
+    ONE scenes::a_killed_waiter_harms_nobody
+    ONE scenes::a_killed_writer_with_signals_under_way_ends_every_wait
+    ONE scenes::a_writer_that_closes_keeps_what_its_streams_promised
+    ONE scenes::the_end_of_a_connection_waits_for_what_its_streams_promised
+    ONE scenes::a_lost_context_is_found_and_told
+    ONE scenes::what_rests_on_a_dead_stage_is_marked_down_the_chain
+    ONE scenes::an_input_counts_though_its_handle_is_gone
+    ONE scenes::a_failed_input_that_nothing_rests_on_yet_only_refuses
+    ONE scenes::a_limited_wait_ends_by_the_value_or_by_the_clock
+    ONE scenes::a_sleeping_host_is_woken_by_a_stream
+    ONE scenes::a_kernel_signals_what_its_host_promises
+    ONE scenes::a_lease_is_kept_until_streams_have_passed_their_waits
+    ONE scenes::a_domain_that_is_dropped_lives_on_for_streams_that_wait
+    ONE scenes::two_domains_of_one_process_use_one_gpu
+    ONE scenes::a_forked_child_enqueues_nothing
+    ONE permits::a_permit_goes_back_behind_the_work_of_its_stream
+    ONE permits::a_permit_of_a_stream_comes_back_when_its_process_is_killed
+    ONE permits::a_connection_that_ends_keeps_the_permits_of_streams
+    ONE permits::a_permit_of_a_lost_context_comes_back_with_the_end_of_its_process
+    ONE permits::a_forked_child_gives_no_permit_to_a_stream
+    ONE kernels::a_stream_that_is_captured_is_refused
+    KERNELS kernels::a_writer_killed_in_an_endless_kernel_ends_every_wait
+    KERNELS kernels::kernels_wait_and_signal_by_themselves
+}
+
+/// Plays a role of these tests.
+pub(crate) fn play(role: &str) -> Result<(), String> {
+    match role.strip_prefix(ROLE) {
+        Some("gpu") => scenes::play(true),
+        Some("kernels") => kernels::play(),
+        Some("permit") => permits::play(),
+        _ => return Err(format!("no role is called {role:?}")),
+    }
+    Ok(())
+}

@@ -1,0 +1,137 @@
+//! Permits that streams give back: what is to happen, on whatever driver there is, as in `scenes.rs`.
+#![allow(clippy::unwrap_used)] // tests, their helpers included
+
+use std::{thread, time::Duration};
+
+use partywall::{
+    Domain, Error, Semaphore,
+    cuda::{Access, DeviceSlice, Stream},
+};
+
+use super::{
+    scenes::Gate,
+    world::{PATIENCE, World, eventually, gpu, in_a_child, next_order, say},
+};
+
+/// What another process is told: each word is done in turn.
+pub(crate) fn play() {
+    let domain = Domain::options().start(false).connect().unwrap();
+    let gpu = gpu(&domain);
+    let (stream, other, gate) =
+        (Stream::new(gpu.context()).unwrap(), Stream::new(gpu.context()).unwrap(), Gate::new(&gpu));
+    gpu.kernels().unwrap();
+    let semaphore = domain.semaphore("seats", 1).unwrap();
+    let mut permit = None;
+    say("ready");
+    while let Some(order) = next_order() {
+        match order.as_str() {
+            "acquire" => permit = Some(semaphore.acquire(PATIENCE).unwrap()),
+            "stop" => gate.stop(&stream),
+            "give" => permit.take().unwrap().release_on(stream.as_ref()).unwrap(),
+            "go" => gate.go(&other),
+            "fault" => {
+                // SAFETY: there is no memory: that is what it is about.
+                #[allow(unsafe_code)]
+                let nowhere = unsafe { DeviceSlice::from_raw(1 << 40, 4096, Access::ReadWrite) };
+                gpu.kernels().unwrap().enqueue_fill(other.as_ref(), nowhere).unwrap();
+                eventually("the loss is found", || other.synchronize().is_err());
+            }
+            "refused" => {
+                let refused = permit.take().unwrap().release_on(stream.as_ref()).unwrap_err();
+                say(&format!("done {}", refused.error.anchor()));
+                permit = Some(*refused.permit);
+                continue;
+            }
+            other => panic!("nobody knows how to {other}"),
+        }
+        say("done");
+    }
+}
+
+fn is_taken(semaphore: &Semaphore) -> bool {
+    semaphore.try_acquire().unwrap().is_none()
+}
+
+pub(crate) fn a_permit_goes_back_behind_the_work_of_its_stream(world: &World) {
+    let semaphore = world.connect().semaphore("seats", 1).unwrap();
+    let mut other = world.play("permit");
+    for order in ["acquire", "stop", "give"] {
+        other.have(order);
+    }
+    assert!(is_taken(&semaphore));
+    assert!(matches!(semaphore.acquire(Duration::from_millis(50)), Err(Error::Timeout { .. })));
+    thread::scope(|scope| {
+        let next = scope.spawn(|| semaphore.acquire(PATIENCE).map(drop));
+        other.have("go");
+        next.join().unwrap().unwrap();
+    });
+    // With nothing on the stream it goes back at once; and again and again.
+    for _ in 0..20 {
+        other.have("acquire");
+        other.have("give");
+        semaphore.acquire(PATIENCE).unwrap().release().unwrap();
+    }
+}
+
+pub(crate) fn a_permit_of_a_stream_comes_back_when_its_process_is_killed(world: &World) {
+    let semaphore = world.connect().semaphore("seats", 1).unwrap();
+    let mut other = world.play("permit");
+    for order in ["acquire", "stop", "give"] {
+        other.have(order);
+    }
+    other.kill();
+    semaphore.acquire(PATIENCE).unwrap().release().unwrap();
+}
+
+/// The connection ends, and with it the permits of the process: but not before the stream has come so far.
+pub(crate) fn a_connection_that_ends_keeps_the_permits_of_streams(world: &World) {
+    let outside = world.connect().semaphore("seats", 1).unwrap();
+    let domain = world.connect();
+    let gpu = gpu(&domain);
+    let (stream, other, gate) =
+        (Stream::new(gpu.context()).unwrap(), Stream::new(gpu.context()).unwrap(), Gate::new(&gpu));
+    gate.stop(&stream);
+    let permit = domain.semaphore("seats", 1).unwrap().acquire(PATIENCE).unwrap();
+    permit.release_on(stream.as_ref()).unwrap();
+    let ending = thread::spawn(move || drop(domain));
+    assert!(matches!(outside.acquire(Duration::from_millis(100)), Err(Error::Timeout { .. })));
+    assert!(!ending.is_finished());
+    gate.go(&other);
+    ending.join().unwrap();
+    outside.acquire(PATIENCE).unwrap().release().unwrap();
+}
+
+/// Nobody knows whether the work is over.
+pub(crate) fn a_permit_of_a_lost_context_comes_back_with_the_end_of_its_process(world: &World) {
+    let semaphore = world.connect().semaphore("seats", 1).unwrap();
+    let mut other = world.play("permit");
+    for order in ["acquire", "stop", "give", "fault"] {
+        other.have(order);
+    }
+    assert!(matches!(semaphore.acquire(Duration::from_millis(500)), Err(Error::Timeout { .. })));
+    other.kill();
+    let permit = semaphore.acquire(PATIENCE).unwrap();
+    // What is refused leaves the permit where it is.
+    let mut another = world.play("permit");
+    permit.release().unwrap();
+    another.have("acquire");
+    another.have("fault");
+    assert_eq!(another.have("refused"), "broken-context");
+    assert!(is_taken(&semaphore));
+    another.kill();
+    semaphore.acquire(PATIENCE).unwrap().release().unwrap();
+}
+
+pub(crate) fn a_forked_child_gives_no_permit_to_a_stream(world: &World) {
+    let domain = world.connect();
+    let (gpu, semaphore) = (gpu(&domain), domain.semaphore("seats", 1).unwrap());
+    let stream = Stream::new(gpu.context()).unwrap();
+    let mut permit = Some(semaphore.acquire(PATIENCE).unwrap());
+    assert!(in_a_child(|| {
+        let Err(refused) = permit.take().unwrap().release_on(stream.as_ref()) else { return false };
+        matches!(refused.error, Error::Forked { .. }) && matches!(refused.permit.release(), Err(Error::Forked { .. }))
+    }));
+    assert_eq!(semaphore.available(), 0);
+    permit.unwrap().release_on(stream.as_ref()).unwrap();
+    eventually("it goes back", || semaphore.available() == 1);
+}
