@@ -20,8 +20,20 @@ const PROGRAMS: [(&str, &str); 3] = [
 /// Of the Python package, from `python/`: folders, and what is in them.
 const PYTHON: [(&str, &[&str]); 4] = [
     ("tests", &["__init__.py", "conftest.py"]),
-    // Of torch and jax on the CPU, which are there.
-    ("tests/host", &["__init__.py", "test_frameworks.py"]),
+    // What needs nothing of the repository: there it meets another Python, and torch and jax on the CPU.
+    (
+        "tests/host",
+        &[
+            "__init__.py",
+            "test_exchange.py",
+            "test_frameworks.py",
+            "test_growth.py",
+            "test_inputs.py",
+            "test_lifetimes.py",
+            "test_segments.py",
+            "test_streams.py",
+        ],
+    ),
     ("tests/gpu", &["__init__.py", "test_examples.py", "test_frameworks.py", "test_sharing.py"]),
     ("examples", &["own_kernel.py", "two_frameworks.py", "weights_survive.py"]),
 ];

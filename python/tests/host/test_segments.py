@@ -5,7 +5,10 @@ import gc
 import multiprocessing
 import os
 import pickle
+import shutil
 import signal
+import subprocess
+import sys
 import threading
 import warnings
 from multiprocessing.connection import Connection
@@ -346,6 +349,28 @@ def test_a_name_goes_with_its_killed_owner_and_readers_keep_the_bytes(socket, ch
             pass
         assert list(view) == [0, 1, 2, 3, 4, 5]
         domain.rm("kept")
+
+
+def test_a_reader_in_a_pid_namespace_of_its_own(domain):
+    own = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    if shutil.which("unshare") is None or subprocess.run([*own, "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("this machine does not let us make PID namespaces")
+    code = (
+        "import sys, partywall as pw\n"
+        "with pw.connect(socket=sys.argv[1], start=False) as d, d.open('x') as x, d.put('y', x):\n"
+        "    print(x.tobytes().decode(), flush=True)\n"
+        "    sys.stdin.readline()\n"
+    )
+    with domain.put("x", b"abc"):
+        command = [*own, sys.executable, "-c", code, domain.socket]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as reader:
+            assert reader.stdout is not None and reader.stdin is not None
+            assert reader.stdout.readline() == "abc\n"
+            with domain.open("y") as y:
+                assert y.tobytes() == b"abc"
+            reader.kill()
+        while [name.name for name in domain.ls()] != ["x"]:
+            pass
 
 
 def test_a_killed_reader_gives_its_lease_back(socket, child):
