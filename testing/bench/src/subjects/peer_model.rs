@@ -24,8 +24,8 @@ const TOUCH: &str = "--touch";
 const TOUCHED: usize = 8;
 
 /// How many processes do it for the first time, and how often those do it that take seconds.
-const FRESH: usize = 8;
-const LONG: usize = 6;
+const FRESH: usize = 6;
+const LONG: usize = 5;
 
 /// The name of a program, and its arguments.
 type Call<'a> = (&'a str, &'a [&'a dyn AsRef<OsStr>]);
