@@ -1,11 +1,13 @@
 #!/bin/sh
 # Runs the GPU tests of Partywall, and with --bench its benchmarks first. Needs Linux and an NVIDIA
-# driver, nothing else. Everything after --bench goes to the tests, such as a part of a test's name.
-# Where Python 3.11 or later is, with pytest and torch, the Python package is tested too, with
-# whichever of cupy, jax and numba are there. With --peers nothing is tested: the Python package is
-# measured beside Rust, safetensors and torch.multiprocessing, within five minutes.
+# driver, nothing else. Everything after --bench goes to the tests, such as a part of a test's name;
+# with --only, nothing is tested, and only what has that part in its name is measured. Where Python
+# 3.11 or later is, with pytest and torch, the Python package is tested too, with whichever of cupy,
+# jax and numba are there. With --peers nothing is tested: the Python package is measured beside
+# Rust, safetensors and torch.multiprocessing, within five minutes.
 #
 #   OUT=reports ./run.sh [--bench] [NAME]
+#   OUT=reports ./run.sh --bench --only NAME
 #   OUT=reports ./run.sh --peers
 #
 # Reports go to $OUT, else to the current folder. After tests the last line is
@@ -28,6 +30,24 @@ unpack() {
         --target "$1" "$here"/partywall-*.whl
 }
 
+# Those of a benchmark that was ended.
+stop_brokers() {
+    for socket in "$1"/*/*.sock; do
+        [ -S "$socket" ] && "$here/partywall" --socket "$socket" stop --force
+    done
+}
+
+# Benchmarks with a part in their names. What they wait for has its own limits; the one here is for what breaks these.
+only() {
+    scratch=$(mktemp -d /tmp/partywall-only.XXXXXX) || return 1
+    TMPDIR="$scratch" timeout -k 10 580 "$here/partywall-bench" --gpu --report "$out/gpu-bench.json" "$1"
+    measured=$?
+    [ $measured -eq 124 ] && echo "not all was measured within 580 s" >&2
+    stop_brokers "$scratch"
+    rm -rf -- "$scratch"
+    return $measured
+}
+
 # Benchmarks with programs of others. Each of them has its own limits; the one here is for what breaks these.
 peers() {
     site=$(mktemp -d) || return 1
@@ -41,10 +61,7 @@ peers() {
             "$here/partywall-bench" --gpu --peers --report "$out/gpu-peers.json" --md "$out/gpu-peers.md" peer_
     measured=$?
     [ $measured -eq 124 ] && echo "not all was measured within 290 s" >&2
-    # Brokers of a benchmark that was ended.
-    for socket in "$scratch"/*/*.sock; do
-        [ -S "$socket" ] && "$here/partywall" --socket "$socket" stop --force
-    done
+    stop_brokers "$scratch"
     rm -rf -- "$scratch" "$site"
     return $measured
 }
@@ -56,6 +73,10 @@ fi
 status=0
 if [ "${1:-}" = --bench ]; then
     shift
+    if [ "${1:-}" = --only ]; then
+        only "${2:?"--only needs a part of a name"}"
+        exit $?
+    fi
     "$here/partywall-bench" --gpu --report "$out/gpu-bench.json" || {
         echo "the benchmarks failed, see above" >&2
         status=1

@@ -9,6 +9,10 @@
 //! | [`mod@bench`] | what a subject gets: plans, the report, a stopwatch |
 //! | [`broker`] | a broker for the length of a subject |
 //! | [`role`] | what this program does when it has started itself as another process |
+//! | [`board`] | words that processes share without the library: what floors of ordering are made of |
+//! | [`posix`] | a futex mutex and POSIX semaphores |
+//! | [`mps`] | an MPS server of a subject's own |
+//! | [`process`] | other processes that take orders, and neither outlive nor block the benchmark |
 //! | [`ping_pong`] | the raw round trip under everything that asks the broker |
 //! | [`placement`] | on which processors the two sides of a round trip run |
 //! | [`handout`] | file descriptors from the broker without the library, for the floor on a GPU |
@@ -17,12 +21,16 @@
 //! | [`markdown`] | the report as a page for `docs/measurements/` |
 
 mod bench;
+mod board;
 mod broker;
 mod handout;
 mod markdown;
 mod model_file;
+mod mps;
 mod ping_pong;
 mod placement;
+mod posix;
+mod process;
 mod python;
 mod role;
 mod subjects;
@@ -104,7 +112,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
         for subject in &chosen {
             let needs = if subject.needs_gpu { " (--gpu)" } else { "" };
             let peers = if subject.needs_peers { " (--peers)" } else { "" };
-            writeln!(out, "{:<14} {}{needs}{peers}", subject.name, subject.about)?;
+            writeln!(out, "{:<19} {}{needs}{peers}", subject.name, subject.about)?;
         }
         return Ok(ExitCode::SUCCESS);
     }

@@ -28,27 +28,36 @@ impl Placement {
     /// Places this thread, and all threads of the processes `peers`. `None` if there is only one processor for two.
     pub(crate) fn apply(self, peers: &[u32]) -> Result<Option<Placed>, Failure> {
         let allowed = sched_getaffinity(None)?;
-        let mut processors = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu));
-        let (first, second) = (processors.next(), processors.next());
-        let only = |cpu: usize| {
-            let mut set = CpuSet::new();
-            set.set(cpu);
-            set
-        };
-        let (ours, theirs) = match (self, first, second) {
-            (Self::Free, ..) => (allowed, allowed),
-            (Self::OneProcessor, Some(one), _) => (only(one), only(one)),
-            (Self::TwoProcessors, Some(one), Some(other)) => (only(one), only(other)),
-            _ => return Ok(None),
-        };
+        let Some((ours, theirs)) = self.sides(allowed) else { return Ok(None) };
         for peer in peers {
-            for task in fs::read_dir(format!("/proc/{peer}/task"))? {
-                let thread: i32 = task?.file_name().to_string_lossy().parse()?;
-                sched_setaffinity(Pid::from_raw(thread), &theirs)?;
-            }
+            place(*peer, &theirs)?;
         }
         sched_setaffinity(None, &ours)?;
         Ok(Some(Placed(allowed)))
+    }
+
+    /// Places all threads of two processes, as if `first` were this thread. `false` if there is only one processor for
+    /// two.
+    pub(crate) fn apply_to(self, first: u32, second: u32) -> Result<bool, Failure> {
+        let Some((one, other)) = self.sides(sched_getaffinity(None)?) else { return Ok(false) };
+        place(first, &one)?;
+        place(second, &other)?;
+        Ok(true)
+    }
+
+    /// The processors of either side, of those that are allowed.
+    fn sides(self, allowed: CpuSet) -> Option<(CpuSet, CpuSet)> {
+        let mut processors = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).map(|cpu| {
+            let mut only = CpuSet::new();
+            only.set(cpu);
+            only
+        });
+        match (self, processors.next(), processors.next()) {
+            (Self::Free, ..) => Some((allowed, allowed)),
+            (Self::OneProcessor, Some(one), _) => Some((one, one)),
+            (Self::TwoProcessors, Some(one), Some(other)) => Some((one, other)),
+            _ => None,
+        }
     }
 
     /// `case`, with the placement among its parameters.
@@ -62,6 +71,15 @@ impl Placement {
             },
         )
     }
+}
+
+/// Places all threads that a process has now.
+fn place(process: u32, on: &CpuSet) -> Result<(), Failure> {
+    for task in fs::read_dir(format!("/proc/{process}/task"))? {
+        let thread: i32 = task?.file_name().to_string_lossy().parse()?;
+        sched_setaffinity(Pid::from_raw(thread), on)?;
+    }
+    Ok(())
 }
 
 impl Drop for Placed {

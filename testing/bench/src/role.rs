@@ -16,7 +16,8 @@ use partywall_measure::Failure;
 use crate::{
     bench::{clocked, microseconds},
     broker::connect,
-    ping_pong,
+    mps, ping_pong,
+    subjects::ordering::{deaths, pair, semaphore},
 };
 
 /// Answers a [`ping_pong::PingPong`]: `REQUEST-BYTES REPLY-BYTES`, with the socket as standard input.
@@ -27,6 +28,22 @@ pub(crate) const MEMBERS: &str = "members";
 
 /// Commits a segment on a GPU that outlives it: `SOCKET NAME GPU-UUID TENSORS BYTES-OF-EACH`.
 pub(crate) const GPU_SEGMENT: &str = "gpu-segment";
+
+/// Hands over to another of its kind: `SOCKET first|second [GPU-UUID BYTES-OF-A-LONG-KERNEL]`, with a line as standard
+/// input, as all that follow.
+pub(crate) const PAIR: &str = "pair";
+
+/// Takes permits and gives them back: `SOCKET WORKERS PERMITS`.
+pub(crate) const WORKER: &str = "worker";
+
+/// Holds something of each kind until it is killed: `SOCKET SEGMENT [GPU-UUID]`.
+pub(crate) const HOLDER: &str = "holder";
+
+/// Has a stream that waits for those who are killed: `SOCKET GPU-UUID`.
+pub(crate) const BYSTANDER: &str = "bystander";
+
+/// Keeps an MPS daemon: `DIRECTORY`.
+pub(crate) const MPS: &str = "mps";
 
 const FLAG: &str = "--role";
 
@@ -51,6 +68,19 @@ pub(crate) fn play() -> Option<Result<(), Failure>> {
         (Some(GPU_SEGMENT), [socket, name, gpu, tensors, bytes]) => {
             gpu_segment(socket.as_ref(), name, gpu, tensors, bytes)
         }
+        (Some(PAIR), [socket, side]) => text(side).and_then(|side| pair::play(socket.as_ref(), side, None)),
+        (Some(PAIR), [socket, side, gpu, large]) => {
+            text(side).and_then(|side| pair::play(socket.as_ref(), side, Some((parse(gpu)?, parse(large)?))))
+        }
+        (Some(WORKER), [socket, workers, permits]) => {
+            parse(workers).and_then(|workers| semaphore::work(socket.as_ref(), workers, parse(permits)?))
+        }
+        (Some(HOLDER), [socket, segment]) => text(segment).and_then(|name| deaths::hold(socket.as_ref(), name, None)),
+        (Some(HOLDER), [socket, segment, gpu]) => {
+            text(segment).and_then(|name| deaths::hold(socket.as_ref(), name, Some(parse(gpu)?)))
+        }
+        (Some(BYSTANDER), [socket, gpu]) => parse(gpu).and_then(|gpu| deaths::stand_by(socket.as_ref(), gpu)),
+        (Some(MPS), [directory]) => mps::keep(directory.into()),
         _ => Err(format!("unknown role {}", role.display()).into()),
     })
 }

@@ -5,6 +5,7 @@ mod gpu_open;
 mod gpu_put;
 mod host_open;
 mod many;
+pub(crate) mod ordering;
 mod peer_model;
 mod peer_open;
 mod peer_stranded;
@@ -14,6 +15,7 @@ mod table_open;
 
 use partywall_measure::Failure;
 
+use self::ordering::{deaths, semaphore, streams, wakes};
 use crate::{bench::Bench, broker::Broker};
 
 /// Something that is measured, with a broker of its own.
@@ -34,9 +36,16 @@ pub(crate) const SUBJECTS: &[Subject] = &[
     host("table_open", "opening a segment of 70,000 tensors", table_open::run),
     host("put", "a cached safetensors file into host memory", put::run),
     host("many", "10,000 names; 1,000 members", many::run),
+    host("ordering_wakes", "one host signals, another waits", wakes::run),
+    host("ordering_permits", "semaphores, alone and contended", semaphore::run),
+    host("ordering_count", "ten million operations on permits, none lost", semaphore::count),
+    host("ordering_deaths", "what the dead held, until others have it", deaths::run),
     gpu("gpu_open", "opening GPU memory by name", gpu_open::run),
     gpu("gpu_bandwidth", "a kernel reading through an imported mapping", gpu_bandwidth::run),
     gpu("gpu_put", "a cached safetensors file into GPU memory", gpu_put::run),
+    gpu("ordering_streams", "streams of two processes in order, time-sliced", streams::time_sliced),
+    gpu("ordering_mps", "streams of two processes in order, under MPS", streams::under_mps),
+    gpu("ordering_gpu_deaths", "what the dead held, when their streams and others' wait", deaths::on_gpu),
     peers("peer_host_open", "opening host memory from Python and from Rust", false, peer_open::host),
     peers("peer_gpu_open", "opening GPU memory from Python and from Rust", true, peer_open::gpu),
     peers("peer_model", "a model of 14 GiB as torch tensors, by name and from a file", true, peer_model::run),

@@ -1,0 +1,55 @@
+//! An MPS server of a subject's own.
+
+use std::{os::unix::process::CommandExt, path::PathBuf, process::Command};
+
+use partywall_harness::mps;
+use partywall_measure::Failure;
+use tempfile::TempDir;
+
+use crate::{
+    process::{Line, Process},
+    role,
+};
+
+/// A daemon, which starts a server for its first client. Dropping it ends both; the clients have ended by then.
+#[derive(Debug)]
+pub(crate) struct Mps {
+    _keeper: Process,
+    directory: TempDir,
+}
+
+impl Mps {
+    /// Why there can be none here.
+    pub(crate) fn missing() -> Option<String> {
+        mps::missing().map(|program| format!("there is no {program}"))
+    }
+
+    pub(crate) fn start() -> Result<Self, Failure> {
+        let directory = tempfile::Builder::new().prefix("pw-mps").tempdir()?;
+        let mut command = role::command(role::MPS, [directory.path()])?;
+        // In a group of its own, so that it outlives a benchmark that is interrupted, and ends the daemon then.
+        let mut keeper = Process::start(command.process_group(0))?;
+        keeper.hear()?;
+        Ok(Self { _keeper: keeper, directory })
+    }
+
+    /// Makes what is started a client.
+    pub(crate) fn serve(&self, command: &mut Command) {
+        command.env(mps::PIPES, pipes(self.directory.path().into()));
+    }
+}
+
+/// The role of the process that keeps the daemon until its line ends.
+pub(crate) fn keep(directory: PathBuf) -> Result<(), Failure> {
+    let mut line = Line::of_this_process_that_ends_itself()?;
+    let until = || {
+        line.tell("started").map_err(|error| error.to_string())?;
+        line.hear(None).map(drop).map_err(|error| error.to_string())
+    };
+    mps::keep(&pipes(directory.clone()), &directory.join("log"), until)?;
+    Ok(())
+}
+
+fn pipes(directory: PathBuf) -> PathBuf {
+    directory.join("pipe")
+}

@@ -1,0 +1,193 @@
+//! A process that holds something of each kind is killed: until others have it.
+//!
+//! What it held is counted from two moments: from the kill, and from the moment in which its end shows (its pidfd is
+//! readable). The broker counts a process as dead a settle time after that, which is in these numbers.
+
+use std::{
+    path::Path,
+    thread,
+    time::{Duration, Instant},
+};
+
+use partywall::{DType, DeviceUuid, Domain, Error, Place, TimelineEnding, cuda::Stream};
+use partywall_measure::{Case, Comparison, Failure, Plan, Sampler, Unit};
+use partywall_os::socket::{self, Ready};
+
+use super::super::gpu_open;
+use crate::{
+    bench::{Bench, milliseconds},
+    broker::{Broker, connect},
+    process::{Line, PATIENCE, Process},
+    role,
+};
+
+/// Of processes without a GPU.
+pub(crate) fn run(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
+    let kills = bench.fewer(100);
+    measure(bench, broker, None, kills)
+}
+
+/// Of processes with a stream that waits; and until a stream of another process goes on that waited for theirs.
+pub(crate) fn on_gpu(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
+    let kills = bench.fewer(20);
+    measure(bench, broker, Some(gpu_open::first()?), kills)
+}
+
+fn measure(bench: &mut Bench, broker: &Broker, gpu: Option<DeviceUuid>, kills: usize) -> Result<(), Failure> {
+    let mut scene = Scene::new(broker, gpu)?;
+    let deaths = (0..kills).map(|number| scene.kill(number)).collect::<Result<Vec<_>, Failure>>()?;
+    let victim = if gpu.is_some() { "with a stream that waits" } else { "without a GPU" };
+    let case = |what: &str| Case::new(what, Unit::Milliseconds).parameter("victim", victim);
+    let plan = Plan::new(kills).warm_up(0);
+    let gone = taken(deaths.iter().map(|death| death.gone));
+    bench.run(Comparison::new(case("kill to its end"), gone), plan)?;
+    for (index, what) in HOLDINGS.iter().enumerate().take(if gpu.is_some() { 4 } else { 3 }) {
+        let freed = || deaths.iter().filter_map(move |death| death.freed.get(index).copied());
+        let since_end = || deaths.iter().zip(freed()).map(|(death, freed)| freed.saturating_sub(death.gone));
+        let comparison = Comparison::new(case(&format!("end to {what}")), taken(since_end()))
+            .rival(case(&format!("kill to {what}")), taken(freed()))
+            .goal("<= 1 s".parse()?);
+        bench.run(comparison, plan)?;
+        // A goal is held against the median, a promise against each.
+        let late = since_end().filter(|time| *time > Duration::from_secs(1)).count();
+        if late > 0 {
+            bench.report.note(format!("{late} of {kills} deaths {victim}: more than 1 s to {what}"));
+        }
+    }
+    Ok(())
+}
+
+fn taken<'a>(durations: impl Iterator<Item = Duration> + 'a) -> Sampler<'a> {
+    let mut durations = durations;
+    Box::new(move || durations.next().map(milliseconds).ok_or_else(|| "a death is missing".into()))
+}
+
+/// What others have after a death, in the order of [`Death::freed`].
+const HOLDINGS: [&str; 4] = [
+    "its permit in another's hands",
+    "the end of a wait for its timeline",
+    "the end of its lease",
+    "the end of a stream's wait for its timeline",
+];
+
+/// Counted from the kill.
+struct Death {
+    gone: Duration,
+    freed: Vec<Duration>,
+}
+
+struct Scene<'a> {
+    broker: &'a Broker,
+    domain: Domain,
+    gpu: Option<DeviceUuid>,
+    /// Its stream waits for the timelines of the dead.
+    bystander: Option<Process>,
+}
+
+impl<'a> Scene<'a> {
+    fn new(broker: &'a Broker, gpu: Option<DeviceUuid>) -> Result<Self, Failure> {
+        let start = |gpu: DeviceUuid| {
+            let mut command = role::command(role::BYSTANDER, [broker.socket()])?;
+            Process::start(command.arg(gpu.to_string()))
+        };
+        Ok(Self { broker, domain: broker.connect()?, gpu, bystander: gpu.map(start).transpose()? })
+    }
+
+    fn kill(&mut self, number: usize) -> Result<Death, Failure> {
+        let memory = format!("memory.{number}");
+        let builder = self.domain.create(&memory, Place::Host).kept(true).tensor("data", DType::U8, &[4096]);
+        builder.allocate()?.commit()?.release()?;
+        let mut command = role::command(role::HOLDER, [self.broker.socket()])?;
+        let mut holder = Process::start(command.arg(&memory).args(self.gpu.map(|gpu| gpu.to_string())))?;
+        holder.hear()?;
+        // From now on its lease alone keeps this.
+        self.domain.remove(&memory)?;
+        if let Some(bystander) = &mut self.bystander {
+            bystander.tell("wait")?;
+            bystander.hear()?;
+        }
+        let semaphore = self.domain.semaphore(PERMIT, 1)?;
+        let timeline = self.domain.timeline(WORD)?;
+        let (domain, bystander) = (&self.domain, &mut self.bystander);
+        let killed = Instant::now();
+        thread::scope(|scope| {
+            let permit = scope.spawn(|| {
+                let permit = semaphore.acquire(PATIENCE)?;
+                let freed = killed.elapsed();
+                permit.release()?;
+                Ok::<_, Failure>(freed)
+            });
+            let word = scope.spawn(|| match timeline.wait(timeline.value() + 1, PATIENCE) {
+                Err(Error::TimelineEnded { ending: TimelineEnding::OwnerDied, .. }) => Ok(killed.elapsed()),
+                Err(other) => Err(other.into()),
+                Ok(()) => Err("a value was signalled that nobody signals".into()),
+            });
+            let lease = scope.spawn(|| {
+                while domain.status()?.versions > 0 {
+                    if killed.elapsed() > PATIENCE {
+                        return Err("the lease of a killed process stays".into());
+                    }
+                    thread::sleep(Duration::from_micros(500));
+                }
+                Ok::<_, Failure>(killed.elapsed())
+            });
+            let stream = bystander.as_mut().map(|bystander| {
+                scope.spawn(|| {
+                    bystander.hear()?;
+                    Ok::<_, Failure>(killed.elapsed())
+                })
+            });
+            holder.kill()?;
+            let gone = socket::wait(holder.pidfd(), Ready::Read, Some(killed + PATIENCE))?;
+            let gone = gone.then(|| killed.elapsed()).ok_or("a killed process does not end")?;
+            let threads = [Some(permit), Some(word), Some(lease), stream];
+            let freed = threads.into_iter().flatten().map(|thread| thread.join().map_err(|_| "a thread panicked")?);
+            Ok(Death { gone, freed: freed.collect::<Result<_, Failure>>()? })
+        })
+    }
+}
+
+const PERMIT: &str = "permit";
+const WORD: &str = "word";
+/// A timeline that nobody signals.
+const NEVER: &str = "never";
+
+/// The role of who is killed: takes one of everything, and stays.
+pub(crate) fn hold(socket: &Path, memory: &str, gpu: Option<DeviceUuid>) -> Result<(), Failure> {
+    let mut line = Line::of_this_process()?;
+    let domain = connect(socket)?;
+    let (semaphore, writer) = (domain.semaphore(PERMIT, 1)?, domain.timeline_writer(WORD)?);
+    let (_lease, _permit) = (domain.opener(memory).open()?, semaphore.acquire(PATIENCE)?);
+    let at = writer.value() + 1;
+    writer.signal(at)?;
+    if let Some(gpu) = gpu {
+        let stream = Stream::new(domain.gpu(gpu)?.context())?;
+        domain.timeline(NEVER)?.wait_on(stream.as_ref(), 1)?;
+        // A promise that is never kept.
+        writer.signal_on(stream.as_ref(), at + 1)?;
+    }
+    line.tell("holding")?;
+    line.hear(None)?;
+    Ok(())
+}
+
+/// The role of who has a stream that waits for what the dead do not signal any more.
+pub(crate) fn stand_by(socket: &Path, gpu: DeviceUuid) -> Result<(), Failure> {
+    let mut line = Line::of_this_process()?;
+    let domain = connect(socket)?;
+    let gpu = domain.gpu(gpu)?;
+    let stream = Stream::new(gpu.context())?;
+    while line.hear(None)?.is_some() {
+        let timeline = domain.timeline(WORD)?;
+        timeline.wait_on(stream.as_ref(), timeline.value() + 1)?;
+        line.tell("waiting")?;
+        while !stream.as_ref().is_done()? {
+            thread::sleep(Duration::from_micros(200));
+        }
+        if timeline.check().is_ok() {
+            return Err("a stream went on, and its timeline says that nobody died".into());
+        }
+        line.tell("it goes on")?;
+    }
+    Ok(())
+}

@@ -1,0 +1,9 @@
+//! Who waits for whom: timelines and semaphores, against what the driver, futexes and cache lines do alone.
+//!
+//! What runs on a GPU runs in processes of its own, and so does whatever may have to be killed.
+
+pub(crate) mod deaths;
+pub(crate) mod pair;
+pub(crate) mod semaphore;
+pub(crate) mod streams;
+pub(crate) mod wakes;

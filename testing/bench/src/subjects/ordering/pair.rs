@@ -1,0 +1,186 @@
+//! Two processes that hand over to each other: by timelines, and by the words of a board, in turns.
+//!
+//! Each is the writer of one timeline and waits for the other's. What they do is a *way*: a function that both run at
+//! the same time, so many times, and that gives the samples of the first. They count together, so that a number means
+//! the same step on both sides, whichever way it is.
+
+use std::{
+    cell::{Cell, RefCell},
+    collections::VecDeque,
+    path::Path,
+    process::Command,
+    sync::atomic::Ordering,
+};
+
+use partywall::{DeviceUuid, Domain, Timeline, TimelineWriter};
+use partywall_measure::{Failure, Plan, Sampler, Unit};
+
+use super::{streams, streams::Device, wakes};
+use crate::{
+    bench::Bench,
+    board::{Board, yield_until},
+    broker::{Broker, connect},
+    placement::Placement,
+    process::{Line, PATIENCE, Process},
+    role,
+};
+
+/// A way of handing over, by its name.
+pub(super) type Way = (&'static str, fn(&Side, usize) -> Result<Vec<f64>, Failure>);
+
+/// Words of the board: what each side writes, as a word and as a futex, by side.
+pub(super) const VALUE: [usize; 2] = [1, 2];
+pub(super) const WAKE: [usize; 2] = [3, 4];
+/// A stream of the first side waits here until everything is enqueued.
+pub(super) const GATE: usize = 5;
+/// When the second was woken.
+pub(super) const STAMP: usize = 6;
+const MEETING: [usize; 2] = [7, 8];
+
+/// The two of them. Dropping this ends them.
+pub(super) struct Pair {
+    processes: RefCell<[Process; 2]>,
+    under_mps: bool,
+}
+
+impl Pair {
+    /// Starts them, and waits until both are ready; on a GPU if one is given, with the bytes that a long kernel shall
+    /// read. `prepare` may change how they are started.
+    pub(super) fn start(
+        broker: &Broker,
+        gpu: Option<(DeviceUuid, u64)>,
+        prepare: impl Fn(&mut Command),
+    ) -> Result<Self, Failure> {
+        let (_board, fd) = Board::create()?;
+        let start = |side: &str| {
+            let mut command = role::command(role::PAIR, [broker.socket().as_os_str(), side.as_ref()])?;
+            if let Some((gpu, large)) = gpu {
+                command.args([gpu.to_string(), large.to_string()]);
+            }
+            prepare(&mut command);
+            let process = Process::start(&mut command)?;
+            process.give("board", &fd)?;
+            Ok::<_, Failure>(process)
+        };
+        let mut processes = [start("first")?, start("second")?];
+        let [first, second] = [processes[0].hear()?, processes[1].hear()?];
+        if first != second {
+            return Err("one of two processes is a client of an MPS server, and the other is not".into());
+        }
+        Ok(Self { processes: RefCell::new(processes), under_mps: first == UNDER_MPS })
+    }
+
+    /// Whether they share a context on their GPU.
+    pub(super) fn is_under_mps(&self) -> bool {
+        self.under_mps
+    }
+
+    /// Places them; `false` if there are not processors enough.
+    pub(super) fn place(&self, placement: Placement) -> Result<bool, Failure> {
+        let [first, second] = &*self.processes.borrow();
+        placement.apply_to(first.pid(), second.pid())
+    }
+
+    /// Samples of a way, taken `batch` at a time.
+    pub(super) fn sampler(&self, way: &'static str, unit: Unit, batch: usize) -> Sampler<'_> {
+        let mut taken = VecDeque::new();
+        Box::new(move || {
+            if taken.is_empty() {
+                taken.extend(self.take(way, batch)?);
+            }
+            let nanoseconds: f64 = taken.pop_front().ok_or("the pair took no samples")?;
+            Ok(Unit::Nanoseconds.convert(nanoseconds, unit)?)
+        })
+    }
+
+    /// As many samples as `bench` makes of `samples`, and the batches that they come in.
+    pub(super) fn plan(bench: &Bench, samples: usize) -> (Plan, usize) {
+        let plan = bench.plan(samples);
+        let batch = plan.block;
+        (plan.warm_up(batch), batch)
+    }
+
+    fn take(&self, way: &str, batch: usize) -> Result<Vec<f64>, Failure> {
+        let mut processes = self.processes.borrow_mut();
+        for process in &*processes {
+            process.tell(format_args!("{way} {batch}"))?;
+        }
+        let samples = processes[0].hear()?;
+        processes[1].hear()?;
+        samples.split_whitespace().map(|sample| Ok(sample.parse()?)).collect()
+    }
+}
+
+/// One of the two, in its own process.
+pub(super) struct Side {
+    pub(super) first: bool,
+    pub(super) board: Board,
+    pub(super) ours: TimelineWriter,
+    pub(super) theirs: Timeline,
+    /// The last step of both.
+    pub(super) at: Cell<u64>,
+    device: Option<Device>,
+    meetings: Cell<u64>,
+}
+
+impl Side {
+    fn new(domain: &Domain, first: bool, board: Board, gpu: Option<(DeviceUuid, u64)>) -> Result<Self, Failure> {
+        let (ours, theirs) = if first { ("first", "second") } else { ("second", "first") };
+        let device = gpu.map(|(gpu, large)| Device::new(domain, gpu, large, first, &board)).transpose()?;
+        let (ours, theirs) = (domain.timeline_writer(ours)?, domain.timeline(theirs)?);
+        let side = Self { first, board, ours, theirs, at: Cell::new(1), device, meetings: Cell::new(0) };
+        side.ours.signal(1)?;
+        side.theirs.wait(1, PATIENCE)?;
+        if side.device.is_some() {
+            streams::warm_up(&side)?;
+        }
+        Ok(side)
+    }
+
+    /// Waits until the other one is here as well.
+    pub(super) fn meet(&self) -> Result<(), Failure> {
+        let meeting = self.meetings.get() + 1;
+        self.meetings.set(meeting);
+        let [ours, theirs] = self.sides(MEETING).map(|line| self.board.word(line));
+        ours.store(meeting, Ordering::Release);
+        yield_until(theirs, meeting)
+    }
+
+    /// What is this side's of a pair, then what is the other's.
+    pub(super) fn sides<T: Copy>(&self, [first, second]: [T; 2]) -> [T; 2] {
+        if self.first { [first, second] } else { [second, first] }
+    }
+
+    /// The next step of both.
+    pub(super) fn step(&self) -> u64 {
+        self.at.set(self.at.get() + 1);
+        self.at.get()
+    }
+
+    pub(super) fn device(&self) -> Result<&Device, Failure> {
+        self.device.as_ref().ok_or_else(|| "this pair was started without a GPU".into())
+    }
+}
+
+const UNDER_MPS: &str = "ready, under MPS";
+
+/// The role of one of them: obeys until its line ends.
+pub(crate) fn play(socket: &Path, side: &str, gpu: Option<(DeviceUuid, u64)>) -> Result<(), Failure> {
+    let mut line = Line::of_this_process()?;
+    line.hear(Some(PATIENCE))?;
+    let board = Board::open(&line.fd()?)?;
+    let domain = connect(socket)?;
+    let side = Side::new(&domain, side == "first", board, gpu)?;
+    let under_mps = side.device.as_ref().map(Device::is_under_mps).transpose()?.unwrap_or(false);
+    line.tell(if under_mps { UNDER_MPS } else { "ready" })?;
+    while let Some(order) = line.hear(None)? {
+        let (name, count) = order.split_once(' ').ok_or("no order")?;
+        let ways = wakes::WAYS.iter().chain(streams::WAYS);
+        let (_, run) = ways.into_iter().find(|(known, _)| *known == name).ok_or_else(|| format!("no way {name:?}"))?;
+        side.meet()?;
+        let samples = run(&side, count.parse()?)?;
+        let samples: Vec<_> = samples.iter().map(f64::to_string).collect();
+        line.tell(samples.join(" "))?;
+    }
+    Ok(())
+}

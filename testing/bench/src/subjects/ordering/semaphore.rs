@@ -1,0 +1,257 @@
+//! Permits: taken and given back by one process alone, and by several that want the same.
+
+use std::{
+    cell::{Cell, RefCell},
+    path::Path,
+    sync::atomic::Ordering,
+    time::Instant,
+};
+
+use partywall_measure::{Case, Comparison, Failure, Plan, Sampler, Unit};
+
+use crate::{
+    bench::Bench,
+    board::{Board, now, yield_until},
+    broker::{Broker, connect},
+    posix::{FutexMutex, PosixSemaphore},
+    process::{Line, PATIENCE, Process},
+    role,
+};
+
+pub(crate) fn run(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
+    alone(bench, broker)?;
+    for (workers, permits) in [(2, 1), (4, 1), (4, 2)] {
+        contended(bench, broker, workers, permits)?;
+    }
+    Ok(())
+}
+
+/// As many operations as no permit may be lost in: each takes one, or gives one back. Now and then one who has a permit
+/// lets others run, so that these have to wait for it also where there are few processors.
+pub(crate) fn count(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
+    const WORKERS: usize = 4;
+    const PERMITS: u32 = 2;
+    const PAIRS: usize = 50_000;
+    let crowd = Crowd::start(broker, WORKERS, PERMITS)?;
+    let plan = Plan::new(bench.fewer(100)).warm_up(0).block(1);
+    let operations = 2 * PAIRS * plan.samples;
+    let case = case("take and give back, counted", WORKERS, PERMITS).parameter("operations", operations);
+    bench.run(Comparison::new(case, crowd.sampler(Way::Crowded, PAIRS)), plan)?;
+    crowd.check(broker)?;
+    bench.report.note(format!(
+        "ordering_count: {operations} operations by {WORKERS} processes: no permit was lost, and never were more than \
+         {PERMITS} taken at once; {}",
+        crowd.waited()
+    ));
+    Ok(())
+}
+
+fn alone(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
+    let semaphore = broker.connect()?.semaphore("alone", 1)?;
+    let (board, _fd) = Board::create()?;
+    let (mutex, posix) = (FutexMutex(board.futex(MUTEX)), PosixSemaphore::create(&board, POSIX, 1)?);
+    let ours = pairs(|| {
+        drop(semaphore.acquire(PATIENCE)?);
+        Ok(())
+    });
+    let raw = pairs(|| {
+        mutex.lock();
+        mutex.unlock();
+        Ok(())
+    });
+    let theirs = pairs(|| {
+        posix.wait()?;
+        posix.post()
+    });
+    let case = |what| Case::new(what, Unit::Nanoseconds);
+    let comparison = Comparison::new(case("take a permit and give it back, alone"), ours)
+        .rival(case("futex mutex"), raw)
+        .rival(case("POSIX semaphore"), theirs)
+        .goal("<= 150 ns".parse()?);
+    let plan = bench.plan(2_000);
+    bench.run(comparison, plan)
+}
+
+/// Nanoseconds of one pair of calls, in the mean of a thousand.
+fn pairs<'a>(mut pair: impl FnMut() -> Result<(), Failure> + 'a) -> Sampler<'a> {
+    const PAIRS: u32 = 1_000;
+    Box::new(move || {
+        let start = Instant::now();
+        for _ in 0..PAIRS {
+            pair()?;
+        }
+        Ok(start.elapsed().as_nanos() as f64 / f64::from(PAIRS))
+    })
+}
+
+fn contended(bench: &mut Bench, broker: &Broker, workers: usize, permits: u32) -> Result<(), Failure> {
+    let crowd = Crowd::start(broker, workers, permits)?;
+    let pairs = bench.fewer(100_000);
+    let case = |what| case(what, workers, permits);
+    let mut comparison = Comparison::new(case("take and give back, contended"), crowd.sampler(Way::Semaphore, pairs))
+        .rival(case("POSIX semaphore"), crowd.sampler(Way::Posix, pairs));
+    if permits == 1 {
+        comparison = comparison.rival(case("futex mutex"), crowd.sampler(Way::Mutex, pairs));
+    }
+    bench.run(comparison, Plan::new(10).warm_up(1).block(1))?;
+    crowd.check(broker)?;
+    let waited = crowd.waited();
+    bench.report.note(format!("ordering_permits: {workers} processes and {permits} permits: {waited}"));
+    Ok(())
+}
+
+fn case(what: &str, workers: usize, permits: u32) -> Case {
+    Case::new(what, Unit::PerSecond).parameter("processes", workers).parameter("permits", permits)
+}
+
+/// What the workers take and give back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Semaphore,
+    /// The same, and now and then one who has a permit lets others run.
+    Crowded,
+    Posix,
+    Mutex,
+}
+
+impl Way {
+    const ALL: [(&str, Self); 4] =
+        [("semaphore", Self::Semaphore), ("crowded", Self::Crowded), ("posix", Self::Posix), ("mutex", Self::Mutex)];
+
+    fn name(self) -> &'static str {
+        Self::ALL.into_iter().find(|(_, way)| *way == self).map_or("", |(name, _)| name)
+    }
+}
+
+/// Processes that want the same permits. Dropping it ends them.
+struct Crowd {
+    workers: RefCell<Vec<Process>>,
+    permits: u32,
+    board: Board,
+    /// Permits of ours that were taken, and those of them for which somebody had to wait.
+    taken: Cell<(usize, usize)>,
+}
+
+impl Crowd {
+    fn start(broker: &Broker, workers: usize, permits: u32) -> Result<Self, Failure> {
+        let (board, fd) = Board::create()?;
+        PosixSemaphore::create(&board, POSIX, permits)?;
+        let start = |_| {
+            let mut command = role::command(role::WORKER, [broker.socket()])?;
+            let mut worker = Process::start(command.args([workers.to_string(), permits.to_string()]))?;
+            worker.give("board", &fd)?;
+            worker.hear()?;
+            Ok(worker)
+        };
+        let workers = (0..workers).map(start).collect::<Result<_, Failure>>()?;
+        Ok(Self { workers: RefCell::new(workers), permits, board, taken: Cell::default() })
+    }
+
+    /// Pairs of operations a second, of all together.
+    fn sampler(&self, way: Way, pairs: usize) -> Sampler<'_> {
+        Box::new(move || {
+            let mut workers = self.workers.borrow_mut();
+            let each = pairs / workers.len();
+            self.board.word(ARRIVED).store(0, Ordering::Release);
+            for worker in &*workers {
+                worker.tell(format_args!("{} {each}", way.name()))?;
+            }
+            let (mut from, mut to) = (u64::MAX, 0);
+            for worker in &mut *workers {
+                let answer = worker.hear()?;
+                let numbers = answer.split(' ').map(str::parse).collect::<Result<Vec<u64>, _>>()?;
+                let [start, end, waited] = numbers[..] else { return Err("a worker counts otherwise".into()) };
+                (from, to) = (from.min(start), to.max(end));
+                if matches!(way, Way::Semaphore | Way::Crowded) {
+                    let (all, before) = self.taken.get();
+                    self.taken.set((all + each, before + waited as usize));
+                }
+            }
+            Ok((each * workers.len()) as f64 * 1e9 / to.saturating_sub(from) as f64)
+        })
+    }
+
+    fn waited(&self) -> String {
+        let (all, waited) = self.taken.get();
+        format!("{waited} of {all} permits were waited for")
+    }
+
+    /// Whether all permits are there when nobody has one.
+    fn check(&self, broker: &Broker) -> Result<(), Failure> {
+        let semaphore = broker.connect()?.semaphore(&name(self.permits), self.permits)?;
+        match semaphore.available() {
+            there if there == self.permits => Ok(()),
+            there => Err(format!("{there} of {} permits are there, and nobody has one", self.permits).into()),
+        }
+    }
+}
+
+fn name(permits: u32) -> String {
+    format!("permits.{permits}")
+}
+
+/// Words of the board.
+const MUTEX: usize = 1;
+const POSIX: usize = 2;
+/// How many workers are ready to begin.
+const ARRIVED: usize = 3;
+/// How many have a permit now.
+const INSIDE: usize = 4;
+
+/// The role of one of them: obeys until its line ends.
+pub(crate) fn work(socket: &Path, workers: u64, permits: u32) -> Result<(), Failure> {
+    let mut line = Line::of_this_process()?;
+    line.hear(Some(PATIENCE))?;
+    let board = Board::open(&line.fd()?)?;
+    let semaphore = connect(socket)?.semaphore(&name(permits), permits)?;
+    let (mutex, posix) = (FutexMutex(board.futex(MUTEX)), PosixSemaphore::open(&board, POSIX));
+    line.tell("ready")?;
+    while let Some(order) = line.hear(None)? {
+        let (way, pairs) = order.split_once(' ').ok_or("no order")?;
+        let (_, way) = Way::ALL.into_iter().find(|(name, _)| *name == way).ok_or("no way")?;
+        let pairs: usize = pairs.parse()?;
+        board.word(ARRIVED).fetch_add(1, Ordering::AcqRel);
+        yield_until(board.word(ARRIVED), workers)?;
+        let (start, mut waited) = (now(), 0);
+        for pair in 0..pairs {
+            match way {
+                Way::Semaphore | Way::Crowded => {
+                    let permit = match semaphore.try_acquire()? {
+                        Some(permit) => permit,
+                        None => {
+                            waited += 1;
+                            semaphore.acquire(PATIENCE)?
+                        }
+                    };
+                    be_inside(&board, permits, way == Way::Crowded && pair % 16 == 0)?;
+                    permit.release()?;
+                }
+                Way::Posix => {
+                    posix.wait()?;
+                    be_inside(&board, permits, false)?;
+                    posix.post()?;
+                }
+                Way::Mutex => {
+                    mutex.lock();
+                    be_inside(&board, 1, false)?;
+                    mutex.unlock();
+                }
+            }
+        }
+        line.tell(format_args!("{start} {} {waited}", now()))?;
+    }
+    Ok(())
+}
+
+/// What one does with a permit: see that there are not more who have one than there are.
+fn be_inside(board: &Board, permits: u32, slow: bool) -> Result<(), Failure> {
+    let inside = board.word(INSIDE).fetch_add(1, Ordering::AcqRel) + 1;
+    if slow {
+        std::thread::yield_now();
+    }
+    board.word(INSIDE).fetch_sub(1, Ordering::AcqRel);
+    if inside > permits.into() {
+        return Err(format!("{inside} processes had a permit at once, of {permits} permits").into());
+    }
+    Ok(())
+}

@@ -1,0 +1,413 @@
+//! Hand-offs between streams of two processes: enqueued ahead, message by message, and to a host that waits.
+
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Instant,
+};
+
+use partywall::{
+    DType, DeviceUuid, Domain, Gpu, Place, Segment,
+    cuda::{DeviceAttribute, DeviceBuffer, DeviceSlice, Event, HostRegistration, Stream, StreamRef},
+};
+use partywall_measure::{Case, Comparison, Failure, Unit};
+
+use super::{
+    super::gpu_open,
+    pair::{GATE, Pair, Side, VALUE, WAKE, Way},
+    wakes::wake,
+};
+use crate::{
+    bench::Bench,
+    board::{Board, sleep_until, spin_until, store_and_wake},
+    broker::Broker,
+    mps::Mps,
+    process::PATIENCE,
+};
+
+/// With the two processes taking turns on the GPU, as they do by default.
+pub(crate) fn time_sliced(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
+    let pair = Pair::start(broker, Some((gpu_open::first()?, large(bench))), |_| ())?;
+    if pair.is_under_mps() {
+        return Err("an MPS daemon serves this machine already, so that nothing is time-sliced".into());
+    }
+    measure(bench, &pair, "time-sliced")
+}
+
+/// With both as clients of an MPS server that lives as long as this.
+pub(crate) fn under_mps(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
+    if let Some(why) = Mps::missing() {
+        eprintln!("  skipped: {why}");
+        bench.report.note(format!("ordering_mps: skipped: {why}"));
+        return Ok(());
+    }
+    let mps = Mps::start()?;
+    // Dropped before the server.
+    let pair = Pair::start(broker, Some((gpu_open::first()?, large(bench))), |command| mps.serve(command))?;
+    if !pair.is_under_mps() {
+        return Err("the processes were started as clients of an MPS server, and are none".into());
+    }
+    measure(bench, &pair, "MPS")
+}
+
+fn measure(bench: &mut Bench, pair: &Pair, sharing: &str) -> Result<(), Failure> {
+    let case = |what: &str| Case::new(what, Unit::Microseconds).parameter("gpu", sharing);
+
+    let (plan, batch) = Pair::plan(bench, 200);
+    let sampler = |way| pair.sampler(way, Unit::Microseconds, batch);
+    let comparison = Comparison::new(case("kernel to kernel, enqueued ahead"), sampler("ahead-timeline"))
+        .floor(case("the same by the driver alone"), sampler("ahead-raw"))
+        .goal("<= 1.1x floor".parse()?);
+    bench.run(comparison, plan)?;
+
+    let (plan, batch) = Pair::plan(bench, 2_000);
+    let sampler = |way| pair.sampler(way, Unit::Microseconds, batch);
+    let comparison = Comparison::new(case("kernel to kernel, an announced wake each"), sampler("message-timeline"))
+        .floor(case("the same by the driver and a futex"), sampler("message-raw"))
+        .goal("<= 1.15x floor".parse()?);
+    bench.run(comparison, plan)?;
+
+    let (plan, batch) = Pair::plan(bench, 500);
+    let sampler = |way| pair.sampler(way, Unit::Microseconds, batch);
+    for (kernel, [ours, asked, floor, looking]) in [
+        ("short", ["short-timeline", "short-host-function", "short-futex", "short-line"]),
+        ("long", ["long-timeline", "long-host-function", "long-futex", "long-line"]),
+    ] {
+        let case = |what| case(what).parameter("kernel", kernel);
+        let comparison = Comparison::new(case("kernel to a host that waits for its end"), sampler(ours))
+            .floor(case("host sync, then a futex"), sampler(floor))
+            .rival(case("host sync, then a cache line that the waiter looks at"), sampler(looking))
+            .rival(case("signal and wake by a host function"), sampler(asked));
+        bench.run(comparison, plan)?;
+    }
+    for (what, ours, floor) in [
+        ("host time of signal_on", "signal-on-timeline", "signal-on-raw"),
+        ("host time of wait_on", "wait-on-timeline", "wait-on-raw"),
+    ] {
+        let comparison = Comparison::new(case(what), sampler(ours))
+            .floor(case("host time of the driver's call"), sampler(floor))
+            .goal("<= floor + 1 us".parse()?);
+        bench.run(comparison, plan)?;
+    }
+    Ok(())
+}
+
+/// What the long kernel reads: a quarter of a millisecond on an H200.
+fn large(bench: &Bench) -> u64 {
+    if bench.quick { 16 << 20 } else { 1 << 30 }
+}
+
+/// What the short kernel doubles.
+const SHORT: u64 = 32;
+
+/// Hand-offs each way that are enqueued before the first of them may begin.
+const AHEAD: u64 = 64;
+
+/// Calls in one sample: reading a clock takes as long as a part of one.
+const CALLS: u64 = 32;
+
+/// What a side has on the GPU.
+pub(super) struct Device {
+    gpu: Arc<Gpu>,
+    stream: Stream,
+    /// The board, as streams have it.
+    words: HostRegistration,
+    /// What the short kernel doubles. The same memory for both sides.
+    shared: Segment,
+    /// What the long kernel reads. This side's alone.
+    large: DeviceBuffer,
+    from: Event,
+    to: Event,
+}
+
+impl Device {
+    pub(super) fn new(
+        domain: &Domain,
+        uuid: DeviceUuid,
+        large: u64,
+        first: bool,
+        board: &Board,
+    ) -> Result<Self, Failure> {
+        let gpu = domain.gpu(uuid)?;
+        let context = gpu.context();
+        // As it is in whoever enqueues work: making it current for each call is not what is measured.
+        context.make_current()?;
+        gpu.kernels()?;
+        let shared = if first {
+            let builder = domain.create(SHARED, Place::Gpu(uuid)).mutable(true).tensor(SHARED, DType::U32, &[SHORT]);
+            builder.allocate()?.commit()?
+        } else {
+            domain.opener(SHARED).read_write().timeout(PATIENCE).open()?
+        };
+        Ok(Self {
+            stream: Stream::new(context)?,
+            words: HostRegistration::shared(context, board.map())?,
+            shared,
+            large: DeviceBuffer::new(context, large)?,
+            from: Event::new(context)?,
+            to: Event::new(context)?,
+            gpu,
+        })
+    }
+
+    /// Whether the GPU runs this process beside others, in one context.
+    pub(super) fn is_under_mps(&self) -> Result<bool, Failure> {
+        Ok(self.gpu.context().device().attribute(DeviceAttribute::MPS_ENABLED)? != 0)
+    }
+
+    fn stream(&self) -> StreamRef<'_> {
+        self.stream.as_ref()
+    }
+
+    fn launch(&self, kernel: Kernel) -> Result<(), Failure> {
+        let kernels = self.gpu.kernels()?;
+        match kernel {
+            Kernel::Short => {
+                let data = self.shared.tensor(SHARED)?.device()?;
+                kernels.enqueue_double(self.stream(), data.as_slice())?;
+            }
+            Kernel::Long => kernels.enqueue_read(self.stream(), self.large.as_slice())?,
+        }
+        Ok(())
+    }
+
+    fn word(&self, line: usize) -> Result<DeviceSlice<'_>, Failure> {
+        Ok(self.words.slice(Board::offset(line), 8)?)
+    }
+}
+
+const SHARED: &str = "shared";
+
+#[derive(Clone, Copy)]
+enum Kernel {
+    Short,
+    Long,
+}
+
+/// Who orders streams.
+#[derive(Clone, Copy)]
+enum By {
+    /// Memory operations on words of the board, and futexes.
+    Driver,
+    Timeline,
+}
+
+/// How a host learns that a kernel is done.
+#[derive(Clone, Copy)]
+enum Told {
+    /// The first side waits for its stream and wakes the second.
+    Futex,
+    /// The same, and the second looks all the time.
+    Line,
+    /// The stream signals, and the second finds out.
+    Timeline,
+    /// The stream signals and has a host function wake.
+    HostFunction,
+}
+
+pub(super) const WAYS: &[Way] = &[
+    ("ahead-raw", |side, count| ahead(side, count, By::Driver)),
+    ("ahead-timeline", |side, count| ahead(side, count, By::Timeline)),
+    ("message-raw", |side, count| messages(side, count, By::Driver)),
+    ("message-timeline", |side, count| messages(side, count, By::Timeline)),
+    ("short-futex", |side, count| completed(side, count, Kernel::Short, Told::Futex)),
+    ("short-line", |side, count| completed(side, count, Kernel::Short, Told::Line)),
+    ("short-timeline", |side, count| completed(side, count, Kernel::Short, Told::Timeline)),
+    ("short-host-function", |side, count| completed(side, count, Kernel::Short, Told::HostFunction)),
+    ("long-futex", |side, count| completed(side, count, Kernel::Long, Told::Futex)),
+    ("long-line", |side, count| completed(side, count, Kernel::Long, Told::Line)),
+    ("long-timeline", |side, count| completed(side, count, Kernel::Long, Told::Timeline)),
+    ("long-host-function", |side, count| completed(side, count, Kernel::Long, Told::HostFunction)),
+    ("signal-on-raw", |side, count| signal_calls(side, count, By::Driver)),
+    ("signal-on-timeline", |side, count| signal_calls(side, count, By::Timeline)),
+    ("wait-on-raw", |side, count| wait_calls(side, count, By::Driver)),
+    ("wait-on-timeline", |side, count| wait_calls(side, count, By::Timeline)),
+];
+
+/// Each of what the ways do once, so that the driver and the library have all that they make on first use.
+pub(super) fn warm_up(side: &Side) -> Result<(), Failure> {
+    let device = side.device()?;
+    device.launch(Kernel::Short)?;
+    device.launch(Kernel::Long)?;
+    let at = side.step();
+    signal_on(side, By::Driver, at)?;
+    signal_on(side, By::Timeline, at)?;
+    device.stream.synchronize()?;
+    wait_on(side, By::Driver, at)?;
+    wait_on(side, By::Timeline, at)?;
+    Ok(device.stream.synchronize()?)
+}
+
+/// Nanoseconds of one hand-off by the GPU's own clock: kernels of both sides in turn, all enqueued before the first may
+/// begin.
+fn ahead(side: &Side, count: usize, by: By) -> Result<Vec<f64>, Failure> {
+    let device = side.device()?;
+    let mut samples = Vec::with_capacity(count);
+    for _ in 0..count {
+        let gate = side.step();
+        if side.first {
+            device.stream().enqueue_wait_u64(device.word(GATE)?, gate)?;
+            device.from.record(device.stream())?;
+            for _ in 0..AHEAD {
+                let at = side.step();
+                device.launch(Kernel::Short)?;
+                signal_on(side, by, at)?;
+                wait_on(side, by, at)?;
+            }
+            device.to.record(device.stream())?;
+            side.meet()?;
+            side.board.word(GATE).store(gate, Ordering::Release);
+            device.stream.synchronize()?;
+            samples.push(device.to.elapsed_since(&device.from)?.as_nanos() as f64 / (2 * AHEAD) as f64);
+        } else {
+            for _ in 0..AHEAD {
+                let at = side.step();
+                wait_on(side, by, at)?;
+                device.launch(Kernel::Short)?;
+                signal_on(side, by, at)?;
+            }
+            side.meet()?;
+            device.stream.synchronize()?;
+        }
+    }
+    Ok(samples)
+}
+
+/// Nanoseconds of one hand-off of two: a kernel, a message that it was enqueued, a kernel behind it over there, the same
+/// back, and the host waits for the last of them.
+fn messages(side: &Side, count: usize, by: By) -> Result<Vec<f64>, Failure> {
+    let device = side.device()?;
+    let mut samples = Vec::with_capacity(count);
+    for _ in 0..count {
+        let at = side.step();
+        if side.first {
+            let start = Instant::now();
+            device.launch(Kernel::Short)?;
+            send(side, by, at)?;
+            receive(side, by, at)?;
+            device.launch(Kernel::Short)?;
+            device.stream.synchronize()?;
+            samples.push(start.elapsed().as_nanos() as f64 / 2.0);
+        } else {
+            receive(side, by, at)?;
+            device.launch(Kernel::Short)?;
+            send(side, by, at)?;
+        }
+    }
+    device.stream.synchronize()?;
+    Ok(samples)
+}
+
+/// Nanoseconds from before the first side launches a kernel until the host of the second knows that it is done.
+fn completed(side: &Side, count: usize, kernel: Kernel, told: Told) -> Result<Vec<f64>, Failure> {
+    let device = side.device()?;
+    let (futex, line) = (side.board.futex(WAKE[0]), side.board.word(VALUE[0]));
+    let give = |at| {
+        device.launch(kernel)?;
+        match told {
+            Told::Futex => {
+                device.stream.synchronize()?;
+                store_and_wake(futex, at as u32);
+            }
+            Told::Line => {
+                device.stream.synchronize()?;
+                line.store(at, Ordering::Release);
+            }
+            Told::Timeline => side.ours.signal_on(device.stream(), at)?,
+            Told::HostFunction => side.ours.signal_on_and_wake(device.stream(), at)?,
+        }
+        Ok(())
+    };
+    let take = |at| {
+        match told {
+            Told::Futex => sleep_until(futex, at as u32),
+            Told::Line => spin_until(line, at),
+            Told::Timeline | Told::HostFunction => side.theirs.wait(at, PATIENCE)?,
+        }
+        Ok(())
+    };
+    let samples = wake(side, count, give, take)?;
+    device.stream.synchronize()?;
+    Ok(samples)
+}
+
+/// Nanoseconds of the host for one signal, in the mean of some.
+fn signal_calls(side: &Side, count: usize, by: By) -> Result<Vec<f64>, Failure> {
+    let device = side.device()?;
+    let mut samples = Vec::with_capacity(count);
+    for _ in 0..count {
+        let from = side.at.get();
+        side.at.set(from + CALLS);
+        if side.first {
+            let start = Instant::now();
+            for call in 1..=CALLS {
+                signal_on(side, by, from + call)?;
+            }
+            samples.push(start.elapsed().as_nanos() as f64 / CALLS as f64);
+            device.stream.synchronize()?;
+        }
+    }
+    Ok(samples)
+}
+
+/// Nanoseconds of the host for one wait that is enqueued, in the mean of some.
+fn wait_calls(side: &Side, count: usize, by: By) -> Result<Vec<f64>, Failure> {
+    let device = side.device()?;
+    let mut samples = Vec::with_capacity(count);
+    for _ in 0..count {
+        let from = side.at.get();
+        side.at.set(from + CALLS);
+        if side.first {
+            let start = Instant::now();
+            for call in 1..=CALLS {
+                wait_on(side, by, from + call)?;
+            }
+            samples.push(start.elapsed().as_nanos() as f64 / CALLS as f64);
+            side.meet()?;
+            device.stream.synchronize()?;
+        } else {
+            // The other one has enqueued all of them.
+            side.meet()?;
+            match by {
+                By::Driver => side.board.word(VALUE[1]).store(from + CALLS, Ordering::Release),
+                By::Timeline => side.ours.signal(from + CALLS)?,
+            }
+        }
+    }
+    Ok(samples)
+}
+
+fn signal_on(side: &Side, by: By, at: u64) -> Result<(), Failure> {
+    let device = side.device()?;
+    match by {
+        By::Driver => device.stream().enqueue_write_u64(device.word(side.sides(VALUE)[0])?, at)?,
+        By::Timeline => side.ours.signal_on(device.stream(), at)?,
+    }
+    Ok(())
+}
+
+fn wait_on(side: &Side, by: By, at: u64) -> Result<(), Failure> {
+    let device = side.device()?;
+    match by {
+        By::Driver => device.stream().enqueue_wait_u64(device.word(side.sides(VALUE)[1])?, at)?,
+        By::Timeline => side.theirs.wait_on(device.stream(), at)?,
+    }
+    Ok(())
+}
+
+/// Signals on the stream, and wakes who waits for that to be enqueued.
+fn send(side: &Side, by: By, at: u64) -> Result<(), Failure> {
+    signal_on(side, by, at)?;
+    if let By::Driver = by {
+        store_and_wake(side.board.futex(side.sides(WAKE)[0]), at as u32);
+    }
+    Ok(())
+}
+
+/// Sleeps until the other side has enqueued it, then has the stream wait for it.
+fn receive(side: &Side, by: By, at: u64) -> Result<(), Failure> {
+    match by {
+        By::Driver => sleep_until(side.board.futex(side.sides(WAKE)[1]), at as u32),
+        By::Timeline => side.theirs.wait_announced(at, PATIENCE)?,
+    }
+    wait_on(side, by, at)
+}

@@ -1,0 +1,175 @@
+//! Hand-offs between the hosts of two processes: both looking, both waiting, and one that sleeps.
+
+use std::{
+    sync::atomic::{AtomicU32, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use partywall_measure::{Case, Comparison, Failure, Unit};
+
+use super::pair::{Pair, STAMP, Side, VALUE, WAKE, Way};
+use crate::{
+    bench::Bench,
+    board::{now, sleep_until, sleep_until_within, spin_until, store_and_wake},
+    broker::Broker,
+    placement::Placement,
+    process::PATIENCE,
+};
+
+pub(crate) fn run(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
+    let pair = Pair::start(broker, None, |_| ())?;
+    // With both on one processor the other one only ever looks after the turn of the first has ended.
+    if pair.place(Placement::TwoProcessors)? {
+        let placement = Placement::TwoProcessors;
+        let (plan, batch) = Pair::plan(bench, 2_000);
+        let unit = Unit::Nanoseconds;
+        let comparison =
+            Comparison::new(placement.of(Case::new(LOOKING, unit)), pair.sampler("look-timeline", unit, batch))
+                .floor(placement.of(Case::new("shared cache line", unit)), pair.sampler("look-raw", unit, batch))
+                .rival(placement.of(Case::new("wait instead of looking", unit)), pair.sampler(EXCHANGE, unit, batch))
+                .goal("<= 3x floor".parse()?);
+        bench.run(comparison, plan)?;
+    }
+    for placement in [Placement::OneProcessor, Placement::TwoProcessors, Placement::Free] {
+        if !pair.place(placement)? {
+            continue;
+        }
+        let (plan, batch) = Pair::plan(bench, 2_000);
+        let case = |what: &str| placement.of(Case::new(what, Unit::Microseconds));
+        let sampler = |way| pair.sampler(way, Unit::Microseconds, batch);
+        let comparison =
+            Comparison::new(case("hand-off of the host, signal and wait, both ways in turn"), sampler(EXCHANGE))
+                .floor(case("futex, both ways in turn"), sampler("exchange-raw"))
+                .rival(case("futex with a time limit"), sampler("exchange-limited"))
+                .goal("<= 1.15x floor".parse()?);
+        bench.run(comparison, plan)?;
+        let comparison = Comparison::new(case("signal to wake of a sleeper"), sampler("wake-timeline"))
+            .floor(case("futex to wake of a sleeper"), sampler("wake-raw"))
+            .rival(case("futex to wake of a sleeper with a time limit"), sampler("wake-limited"))
+            .goal("<= 1.15x floor".parse()?);
+        bench.run(comparison, plan)?;
+    }
+    Ok(())
+}
+
+const LOOKING: &str = "hand-off of the host, both looking at the value";
+const EXCHANGE: &str = "exchange-timeline";
+
+/// Hand-offs in one sample: reading a clock takes as long as one of them.
+const EXCHANGES: u64 = 100;
+
+/// Longer than a waiter looks before it sleeps.
+const TO_FALL_ASLEEP: Duration = Duration::from_micros(500);
+
+pub(super) const WAYS: &[Way] = &[
+    ("look-raw", |side, count| {
+        let [ours, theirs] = side.sides(VALUE).map(|line| side.board.word(line));
+        let give = |at| {
+            ours.store(at, Ordering::Release);
+            Ok(())
+        };
+        let take = |at| {
+            spin_until(theirs, at);
+            Ok(())
+        };
+        exchange(side, count, give, take)
+    }),
+    ("look-timeline", |side, count| {
+        let give = |at| Ok(side.ours.signal(at)?);
+        let take = |at| {
+            while side.theirs.value() < at {}
+            Ok(())
+        };
+        exchange(side, count, give, take)
+    }),
+    ("exchange-raw", |side, count| exchange_by_futex(side, count, sleep_until)),
+    ("exchange-limited", |side, count| exchange_by_futex(side, count, sleep_until_within)),
+    ("exchange-timeline", |side, count| {
+        let give = |at| Ok(side.ours.signal(at)?);
+        let take = |at| Ok(side.theirs.wait(at, PATIENCE)?);
+        exchange(side, count, give, take)
+    }),
+    ("wake-raw", |side, count| wake_by_futex(side, count, sleep_until)),
+    ("wake-limited", |side, count| wake_by_futex(side, count, sleep_until_within)),
+    ("wake-timeline", |side, count| {
+        wake(side, count, |at| Ok(side.ours.signal(at)?), |at| Ok(side.theirs.wait(at, PATIENCE)?))
+    }),
+];
+
+fn exchange_by_futex(side: &Side, count: usize, sleep: fn(&AtomicU32, u32)) -> Result<Vec<f64>, Failure> {
+    let [ours, theirs] = side.sides(WAKE).map(|line| side.board.futex(line));
+    let give = |at| {
+        store_and_wake(ours, at as u32);
+        Ok(())
+    };
+    let take = |at| {
+        sleep(theirs, at as u32);
+        Ok(())
+    };
+    exchange(side, count, give, take)
+}
+
+fn wake_by_futex(side: &Side, count: usize, sleep: fn(&AtomicU32, u32)) -> Result<Vec<f64>, Failure> {
+    let word = side.board.futex(WAKE[0]);
+    let give = |at| {
+        store_and_wake(word, at as u32);
+        Ok(())
+    };
+    let take = |at| {
+        sleep(word, at as u32);
+        Ok(())
+    };
+    wake(side, count, give, take)
+}
+
+/// Nanoseconds of one hand-off, in the mean of a hundred that go there and back.
+fn exchange(
+    side: &Side,
+    count: usize,
+    give: impl Fn(u64) -> Result<(), Failure>,
+    take: impl Fn(u64) -> Result<(), Failure>,
+) -> Result<Vec<f64>, Failure> {
+    let mut samples = Vec::with_capacity(count);
+    for _ in 0..count {
+        let start = Instant::now();
+        for _ in 0..EXCHANGES / 2 {
+            let at = side.step();
+            if side.first {
+                give(at)?;
+                take(at)?;
+            } else {
+                take(at)?;
+                give(at)?;
+            }
+        }
+        samples.push(start.elapsed().as_nanos() as f64 / EXCHANGES as f64);
+    }
+    Ok(samples)
+}
+
+/// Nanoseconds from the first's signal until the second, who sleeps, runs again. Its own reading of the clock is in it.
+pub(super) fn wake(
+    side: &Side,
+    count: usize,
+    give: impl Fn(u64) -> Result<(), Failure>,
+    take: impl Fn(u64) -> Result<(), Failure>,
+) -> Result<Vec<f64>, Failure> {
+    let mut samples = Vec::with_capacity(count);
+    for _ in 0..count {
+        let at = side.step();
+        side.meet()?;
+        if side.first {
+            thread::sleep(TO_FALL_ASLEEP);
+            let start = now();
+            give(at)?;
+            side.meet()?;
+            samples.push(side.board.word(STAMP).load(Ordering::Acquire).saturating_sub(start) as f64);
+        } else {
+            take(at)?;
+            side.board.word(STAMP).store(now(), Ordering::Release);
+            side.meet()?;
+        }
+    }
+    Ok(samples)
+}
