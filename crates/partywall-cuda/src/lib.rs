@@ -46,7 +46,7 @@
 //! | `pointer` | [`PointerInfo`]: what kind of memory an address is of |
 //! | `slice` | [`DeviceSlice`], [`AccessError`]: checked ranges, and requests that do not fit |
 //! | `buffer` | [`DeviceBuffer`], [`PinnedBuffer`]: memory of this process alone |
-//! | `stream`, `event` | [`Stream`], [`StreamRef`], [`Event`]: order, copies, host functions, times |
+//! | `stream`, `event` | [`Stream`], [`StreamRef`], [`CurrentStream`], [`Event`]: order, copies, host functions, times |
 //! | [`memop`] | a stream writes a word or waits for one: order between processes; whether that works here |
 //! | `ipc_event` | [`IpcEvent`], [`IpcEventHandle`]: events of several processes, for code that uses them |
 //! | [`experiment`] | calls that sharing code must not make, for labs and for tests of the driver |
@@ -113,7 +113,7 @@ pub use pointer::{PointerInfo, PointerKind};
 pub use register::HostRegistration;
 pub use result::{CuResult, CudaError, MemoryInfo};
 pub use slice::{AccessError, DeviceSlice};
-pub use stream::{RawStream, Stream, StreamId, StreamRef};
+pub use stream::{CurrentStream, RawStream, Stream, StreamId, StreamRef};
 pub use table::{Driver, DriverVersion, LoadError};
 pub use upload::Upload;
 pub use uuid::{DeviceUuid, ParseUuidError};

@@ -35,10 +35,11 @@ use partywall_os::map::SharedMap;
 
 use crate::abi::{STREAM_WAIT_VALUE_GEQ, STREAM_WRITE_VALUE_DEFAULT};
 use crate::{
-    AccessError, Context, CuResult, CudaError, DeviceBuffer, DeviceSlice, HostRegistration, Stream, StreamRef,
+    AccessError, Context, CuResult, CudaError, CurrentStream, DeviceBuffer, DeviceSlice, HostRegistration, Stream,
+    StreamRef,
 };
 
-impl StreamRef<'_> {
+impl CurrentStream<'_> {
     /// Enqueues writing `value` to the first 4 bytes of `word`, which are aligned to 4, after everything that is on the
     /// stream now.
     ///
@@ -48,12 +49,9 @@ impl StreamRef<'_> {
     pub fn enqueue_write_u32(&self, word: DeviceSlice<'_>, value: u32) -> Result<(), AccessError> {
         word.require_writable()?;
         let pointer = first_word(word, 4)?;
-        let _guard = self.context().guard()?;
         // SAFETY: the word is aligned device memory that may be written, by the promise of DeviceSlice; the stream is
-        // live.
-        unsafe {
-            self.context().driver().stream_write_value_32(self.handle(), pointer, value, STREAM_WRITE_VALUE_DEFAULT)
-        }?;
+        // live, and its context current.
+        unsafe { self.driver().stream_write_value_32(self.handle(), pointer, value, STREAM_WRITE_VALUE_DEFAULT) }?;
         Ok(())
     }
 
@@ -65,11 +63,8 @@ impl StreamRef<'_> {
     pub fn enqueue_write_u64(&self, word: DeviceSlice<'_>, value: u64) -> Result<(), AccessError> {
         word.require_writable()?;
         let pointer = first_word(word, 8)?;
-        let _guard = self.context().guard()?;
         // SAFETY: as for `enqueue_write_u32`.
-        unsafe {
-            self.context().driver().stream_write_value_64(self.handle(), pointer, value, STREAM_WRITE_VALUE_DEFAULT)
-        }?;
+        unsafe { self.driver().stream_write_value_64(self.handle(), pointer, value, STREAM_WRITE_VALUE_DEFAULT) }?;
         Ok(())
     }
 
@@ -81,9 +76,9 @@ impl StreamRef<'_> {
     /// lacks the call.
     pub fn enqueue_wait_u32(&self, word: DeviceSlice<'_>, value: u32) -> Result<(), AccessError> {
         let pointer = first_word(word, 4)?;
-        let _guard = self.context().guard()?;
-        // SAFETY: the word is aligned device memory, by the promise of DeviceSlice; the stream is live.
-        unsafe { self.context().driver().stream_wait_value_32(self.handle(), pointer, value, STREAM_WAIT_VALUE_GEQ) }?;
+        // SAFETY: the word is aligned device memory, by the promise of DeviceSlice; the stream is live, and its
+        // context current.
+        unsafe { self.driver().stream_wait_value_32(self.handle(), pointer, value, STREAM_WAIT_VALUE_GEQ) }?;
         Ok(())
     }
 
@@ -93,10 +88,43 @@ impl StreamRef<'_> {
     /// As for [`enqueue_wait_u32`](Self::enqueue_wait_u32).
     pub fn enqueue_wait_u64(&self, word: DeviceSlice<'_>, value: u64) -> Result<(), AccessError> {
         let pointer = first_word(word, 8)?;
-        let _guard = self.context().guard()?;
         // SAFETY: as for `enqueue_wait_u32`.
-        unsafe { self.context().driver().stream_wait_value_64(self.handle(), pointer, value, STREAM_WAIT_VALUE_GEQ) }?;
+        unsafe { self.driver().stream_wait_value_64(self.handle(), pointer, value, STREAM_WAIT_VALUE_GEQ) }?;
         Ok(())
+    }
+}
+
+impl StreamRef<'_> {
+    /// See [`CurrentStream::enqueue_write_u32`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn enqueue_write_u32(&self, word: DeviceSlice<'_>, value: u32) -> Result<(), AccessError> {
+        self.current()?.enqueue_write_u32(word, value)
+    }
+
+    /// See [`CurrentStream::enqueue_write_u64`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn enqueue_write_u64(&self, word: DeviceSlice<'_>, value: u64) -> Result<(), AccessError> {
+        self.current()?.enqueue_write_u64(word, value)
+    }
+
+    /// See [`CurrentStream::enqueue_wait_u32`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn enqueue_wait_u32(&self, word: DeviceSlice<'_>, value: u32) -> Result<(), AccessError> {
+        self.current()?.enqueue_wait_u32(word, value)
+    }
+
+    /// See [`CurrentStream::enqueue_wait_u64`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn enqueue_wait_u64(&self, word: DeviceSlice<'_>, value: u64) -> Result<(), AccessError> {
+        self.current()?.enqueue_wait_u64(word, value)
     }
 }
 

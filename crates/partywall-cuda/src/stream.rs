@@ -8,7 +8,7 @@ use std::ffi::c_void;
 use std::fmt;
 
 use crate::abi::{Handle, HostFunction, STREAM_CAPTURE_STATUS_NONE, STREAM_NON_BLOCKING};
-use crate::{AccessError, Context, CuResult, CudaError, DeviceSlice};
+use crate::{AccessError, Context, ContextGuard, CuResult, CudaError, DeviceSlice, Driver};
 
 /// The driver's handle of a stream (`CUstream`, `cudaStream_t`) as a number: what frameworks hand over.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -101,6 +101,13 @@ pub struct StreamRef<'a> {
     raw: RawStream,
 }
 
+/// A stream whose context is current on this thread for as long as this lives: where several calls follow each other,
+/// the driver is asked only once which context is current. Not `Send`, as the guard in it.
+pub struct CurrentStream<'a> {
+    stream: StreamRef<'a>,
+    _guard: ContextGuard<'a>,
+}
+
 impl<'a> StreamRef<'a> {
     /// A stream of the caller's framework.
     ///
@@ -116,6 +123,14 @@ impl<'a> StreamRef<'a> {
     #[must_use]
     pub const fn legacy_default(context: &'a Context) -> Self {
         Self { context, raw: RawStream::LEGACY_DEFAULT }
+    }
+
+    /// The stream with its context made current, for several calls.
+    ///
+    /// # Errors
+    /// As [`Context::guard`].
+    pub fn current(self) -> Result<CurrentStream<'a>, CudaError> {
+        Ok(CurrentStream { stream: self, _guard: self.context.guard()? })
     }
 
     /// Waits until everything on the stream is done. Blocks for as long as the stream waits for another process.
@@ -147,49 +162,28 @@ impl<'a> StreamRef<'a> {
         }
     }
 
-    /// Whether the stream is being captured into a graph, or its capture was invalidated and is not ended yet.
+    /// See [`CurrentStream::is_capturing`].
     ///
     /// # Errors
-    /// `CUDA_ERROR_STREAM_CAPTURE_IMPLICIT` for the legacy default stream while a stream that it waits for is
-    /// captured.
+    /// As there.
     pub fn is_capturing(&self) -> Result<bool, CudaError> {
-        let _guard = self.context.guard()?;
-        let mut status = STREAM_CAPTURE_STATUS_NONE;
-        // SAFETY: the stream is live; the pointer is to a live status.
-        unsafe { self.context.driver().stream_is_capturing(self.handle(), &mut status) }?;
-        Ok(status != STREAM_CAPTURE_STATUS_NONE)
+        self.current()?.is_capturing()
     }
 
-    /// Which stream it is. Unlike the handle, which the driver gives out again, no other stream of the process ever has
-    /// the same identity; and the default stream of a thread is told from that of another.
+    /// See [`CurrentStream::id`].
     ///
     /// # Errors
-    /// `CUDA_ERROR_NOT_FOUND` from a driver older than CUDA 12.
+    /// As there.
     pub fn id(&self) -> Result<StreamId, CudaError> {
-        let _guard = self.context.guard()?;
-        let mut id = 0;
-        // SAFETY: the stream is live; the pointer is to a live number.
-        unsafe { self.context.driver().stream_get_id(self.handle(), &mut id) }?;
-        Ok(StreamId(id))
+        self.current()?.id()
     }
 
-    /// Has the driver call `function` once, on a thread of its own, when everything that is on the stream now is done;
-    /// what is enqueued later waits until it has returned. Every stream of the context may have to wait for it, so it is
-    /// short, and waits for nothing.
-    ///
-    /// It must not call CUDA, nor drop what does: such calls are refused (`CUDA_ERROR_NOT_PERMITTED`). A panic in it ends
-    /// the process. If the context is lost before, it is never called, and what it owns is never dropped.
+    /// See [`CurrentStream::enqueue_host_function`].
     ///
     /// # Errors
-    /// The stream is captured (a graph might call it more than once), or the driver refuses; nothing is then enqueued.
+    /// As there.
     pub fn enqueue_host_function(&self, function: impl FnOnce() + Send + 'static) -> Result<(), AccessError> {
-        self.require_not_capturing()?;
-        let _guard = self.context.guard()?;
-        launch(function, |call, data| {
-            // SAFETY: the stream is live; function and data belong together, and are valid until the one call.
-            unsafe { self.context.driver().launch_host_func(self.handle(), call, data) }
-        })?;
-        Ok(())
+        self.current()?.enqueue_host_function(function)
     }
 
     /// Copies host bytes to the device, in stream order, and waits for it.
@@ -341,6 +335,66 @@ impl<'a> StreamRef<'a> {
     /// A host-synchronous call on a captured stream would leave its host addresses in the graph.
     pub(crate) fn require_not_capturing(&self) -> Result<(), AccessError> {
         if self.is_capturing()? { Err(AccessError::Capturing) } else { Ok(()) }
+    }
+}
+
+impl CurrentStream<'_> {
+    /// Whether the stream is being captured into a graph, or its capture was invalidated and is not ended yet.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_STREAM_CAPTURE_IMPLICIT` for the legacy default stream while a stream that it waits for is
+    /// captured.
+    pub fn is_capturing(&self) -> Result<bool, CudaError> {
+        let mut status = STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: the stream is live, and its context current; the pointer is to a live status.
+        unsafe { self.driver().stream_is_capturing(self.stream.handle(), &mut status) }?;
+        Ok(status != STREAM_CAPTURE_STATUS_NONE)
+    }
+
+    /// Which stream it is. Unlike the handle, which the driver gives out again, no other stream of the process ever has
+    /// the same identity; and the default stream of a thread is told from that of another.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_NOT_FOUND` from a driver older than CUDA 12.
+    pub fn id(&self) -> Result<StreamId, CudaError> {
+        let mut id = 0;
+        // SAFETY: the stream is live, and its context current; the pointer is to a live number.
+        unsafe { self.driver().stream_get_id(self.stream.handle(), &mut id) }?;
+        Ok(StreamId(id))
+    }
+
+    /// Has the driver call `function` once, on a thread of its own, when everything that is on the stream now is done;
+    /// what is enqueued later waits until it has returned. Every stream of the context may have to wait for it, so it is
+    /// short, and waits for nothing.
+    ///
+    /// It must not call CUDA, nor drop what does: such calls are refused (`CUDA_ERROR_NOT_PERMITTED`). A panic in it ends
+    /// the process. If the context is lost before, it is never called, and what it owns is never dropped.
+    ///
+    /// # Errors
+    /// The stream is captured (a graph might call it more than once), or the driver refuses; nothing is then enqueued.
+    pub fn enqueue_host_function(&self, function: impl FnOnce() + Send + 'static) -> Result<(), AccessError> {
+        if self.is_capturing()? {
+            return Err(AccessError::Capturing);
+        }
+        launch(function, |call, data| {
+            // SAFETY: the stream is live, and its context current; function and data belong together, and are valid until the one call.
+            unsafe { self.driver().launch_host_func(self.stream.handle(), call, data) }
+        })?;
+        Ok(())
+    }
+
+    pub(crate) fn driver(&self) -> &'static Driver {
+        self.stream.context.driver()
+    }
+
+    pub(crate) fn handle(&self) -> Handle {
+        self.stream.handle()
+    }
+}
+
+impl fmt::Debug for CurrentStream<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("CurrentStream").field(&self.stream.raw).finish()
     }
 }
 

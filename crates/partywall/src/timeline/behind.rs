@@ -33,7 +33,7 @@ impl Domain {
     ) -> Result<()> {
         self.link().require_ours()?;
         let work = Work { domain: self, stream, what: &what };
-        let word = work.run(|| {
+        let word = work.run(|stream| {
             let (word, slab) = work.take_private()?;
             // If it is refused, the word may or may not be written, and is not used again.
             stream.enqueue_write_u64(slab.word(&word.place)?, word.target)?;

@@ -61,7 +61,7 @@ pub(super) fn wait(timeline: &Timeline, stream: StreamRef<'_>, v: u64, limit: Du
         return Ok(LimitedWait { hold, v, limit, end });
     };
     let work = Work { domain, stream, what: &|| format!("waiting on a stream for timeline {:?}", at.name) };
-    let private = work.run(|| {
+    let private = work.run(|stream| {
         let (private, slab) = work.take_private()?;
         if let Err(error) = stream.enqueue_wait_u64(slab.word(&private.place)?, private.target) {
             // Should it wait all the same, it does not wait long.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use partywall_cuda::{AccessError, Context, CudaError, StreamRef};
+use partywall_cuda::{AccessError, Context, CudaError, CurrentStream, StreamRef};
 use partywall_shm::timeline::Progress;
 
 use super::Timeline;
@@ -17,7 +17,7 @@ pub(super) fn wait(timeline: &Timeline, stream: StreamRef<'_>, v: u64) -> Result
     let Timeline { at, domain, .. } = timeline;
     let Some(word) = begin(timeline, v)? else { return Ok(()) };
     let work = Work { domain, stream, what: &|| format!("waiting on a stream for timeline {:?}", at.name) };
-    work.run(|| {
+    work.run(|stream| {
         let slab = work.ready(word.slab)?;
         let track = domain.streams().track(stream.id()?);
         let mut waits = track.lock();
@@ -91,15 +91,20 @@ pub(super) enum Refusal {
 
 impl Work<'_> {
     /// Enqueues it, with the stream's context current.
-    pub(super) fn run<T>(&self, enqueue: impl FnOnce() -> Result<T, Refusal>) -> Result<T> {
+    ///
+    /// A wait or a signal costs three driver calls besides its own, none of which can be spared by remembering an answer:
+    /// whether this thread has the stream's context current, which others of the process change as they like (two more,
+    /// to change it and to change it back, if it has not); whether the stream is being captured, since the driver would
+    /// put the operation into the graph without a word; and, by those who call [`CurrentStream::id`], which stream it is,
+    /// since the driver gives the handle of a stream that was destroyed to the next one.
+    pub(super) fn run<T>(&self, enqueue: impl FnOnce(&CurrentStream<'_>) -> Result<T, Refusal>) -> Result<T> {
         self.domain.health().check()?;
         let run = || {
-            // Once for all calls.
-            let _guard = self.stream.context().guard()?;
-            if self.stream.is_capturing()? {
+            let stream = self.stream.current()?;
+            if stream.is_capturing()? {
                 return Err(AccessError::Capturing.into());
             }
-            enqueue()
+            enqueue(&stream)
         };
         run().map_err(|refusal| match refusal {
             Refusal::Error(error) => error,

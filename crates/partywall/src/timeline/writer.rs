@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use partywall_cuda::{AccessError, DeviceSlice, StreamId, StreamRef};
+use partywall_cuda::{AccessError, CurrentStream, DeviceSlice, StreamId, StreamRef};
 use partywall_shm::timeline::{Cell, Ending, Progress, Refused};
 
 use super::{
@@ -92,7 +92,7 @@ impl TimelineWriter {
     /// # Errors
     /// As [`signal`](Self::signal); [`Error::Captured`], [`Error::ContextLost`], [`Error::Cuda`].
     pub fn signal_on(&self, stream: StreamRef<'_>, v: u64) -> Result<()> {
-        self.enqueue(stream, v, |word| stream.enqueue_write_u64(word, v))
+        self.enqueue(stream, v, |stream, word| stream.enqueue_write_u64(word, v))
     }
 
     /// As [`signal_on`](Self::signal_on), and wakes hosts that sleep until `v` as soon as it is there, by a host function
@@ -104,7 +104,7 @@ impl TimelineWriter {
         self.signal_on(stream, v)?;
         let place = self.writer.word.place.clone();
         let work = Work { domain: &self.timeline.domain, stream, what: &|| self.signalling() };
-        work.run(|| Ok(stream.enqueue_host_function(move || place.cell().tell())?))
+        work.run(|stream| Ok(stream.enqueue_host_function(move || place.cell().tell())?))
     }
 
     /// Says that a kernel which is on `stream` already will store `v` ([`Timeline::device_ptr`]), and that nothing else
@@ -113,7 +113,7 @@ impl TimelineWriter {
     /// # Errors
     /// As [`signal_on`](Self::signal_on).
     pub fn promise_on(&self, stream: StreamRef<'_>, v: u64) -> Result<()> {
-        self.enqueue(stream, v, |_| Ok(()))
+        self.enqueue(stream, v, |_, _| Ok(()))
     }
 
     /// Says that values from now on rest on what is waited for through `input`: that they are made of what that timeline
@@ -148,7 +148,7 @@ impl TimelineWriter {
         &self,
         stream: StreamRef<'_>,
         v: u64,
-        store: impl FnOnce(DeviceSlice<'_>) -> Result<(), AccessError>,
+        store: impl FnOnce(&CurrentStream<'_>, DeviceSlice<'_>) -> Result<(), AccessError>,
     ) -> Result<()> {
         let Timeline { domain, .. } = &self.timeline;
         let Word { place, slab, .. } = &*self.writer.word;
@@ -157,7 +157,7 @@ impl TimelineWriter {
         self.writer.check(&mut state, v)?;
         self.cell().check_next(v).map_err(|refused| self.refused(refused, v))?;
         let work = Work { domain, stream, what: &|| self.signalling() };
-        let id = work.run(|| {
+        let id = work.run(|stream| {
             let slab = work.ready(*slab)?;
             let id = stream.id()?;
             if state.stream.is_some_and(|last| last != id) {
@@ -165,7 +165,7 @@ impl TimelineWriter {
             }
             let track = domain.streams().track(id);
             let mut waits = track.lock();
-            store(slab.word(place)?)?;
+            store(stream, slab.word(place)?)?;
             waits.mark(place, v);
             Ok(id)
         })?;

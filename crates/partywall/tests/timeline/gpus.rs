@@ -1,9 +1,11 @@
 //! Timelines among streams, on the simulated driver.
 
+use partywall::{Domain, cuda::Stream};
+
 use super::{
     permits,
     scenes::{self, Stage},
-    world::{World, simulated},
+    world::{World, gpu, next_order, say, simulated},
 };
 
 /// Each scene in a process of its own.
@@ -53,6 +55,7 @@ tests! {
     }
     alone::{
         words_that_the_gpu_cannot_have_are_refused_and_tried_again,
+        a_wait_and_a_signal_make_three_calls_besides_their_own,
     }
 }
 
@@ -77,5 +80,50 @@ mod alone {
             assert_eq!(refused.have("try-wait 1"), "enqueued", "{faults}");
         }
         stage.domain.timeline("in").unwrap().abandon().unwrap();
+    }
+    pub(super) fn a_wait_and_a_signal_make_three_calls_besides_their_own(world: &World) {
+        let log = tempfile::NamedTempFile::new().unwrap();
+        let mut role = world.play_with("calls", |command| {
+            command.env(CALLS, log.path()).env("SIMCUDA_APART", "partywall-gpu");
+        });
+        let asked = "cuCtxGetCurrent cuStreamIsCapturing cuStreamGetId";
+        assert_eq!(role.have("signal"), format!("{asked} cuStreamWriteValue64"));
+        assert_eq!(role.have("wait"), format!("{asked} cuStreamWaitValue64"));
+        assert_eq!(role.have("wait for what is there"), "");
+        // Changed, and changed back.
+        let asked = "cuCtxGetCurrent cuCtxPushCurrent cuStreamIsCapturing cuStreamGetId";
+        role.have("another device");
+        assert_eq!(role.have("signal"), format!("{asked} cuStreamWriteValue64 cuCtxPopCurrent"));
+        assert_eq!(role.have("wait"), format!("{asked} cuStreamWaitValue64 cuCtxPopCurrent"));
+    }
+}
+
+const CALLS: &str = "SIMCUDA_CALLS";
+
+/// The body of a process that says which calls of the driver an order took.
+pub(super) fn tell_calls() {
+    let domain = Domain::options().start(false).connect().unwrap();
+    let gpu = gpu(&domain);
+    let stream = Stream::new(gpu.context()).unwrap();
+    let (writer, timeline) = (domain.timeline_writer("ours").unwrap(), domain.timeline("theirs").unwrap());
+    let second = domain.gpu(partywall::gpu::devices().unwrap()[1].uuid().unwrap()).unwrap();
+    gpu.context().make_current().unwrap();
+    // The first call with a stream prepares all others.
+    let mut v = 1;
+    writer.signal_on(stream.as_ref(), v).unwrap();
+    say("ready");
+    let log = || std::fs::read_to_string(std::env::var_os(CALLS).unwrap()).unwrap();
+    while let Some(order) = next_order() {
+        v += 1;
+        let before = log().len();
+        match order.as_str() {
+            "signal" => writer.signal_on(stream.as_ref(), v).unwrap(),
+            "wait" => timeline.wait_on(stream.as_ref(), v).unwrap(),
+            "wait for what is there" => timeline.wait_on(stream.as_ref(), 0).unwrap(),
+            "another device" => second.context().make_current().unwrap(),
+            other => panic!("nobody knows how to {other}"),
+        }
+        let calls: Vec<_> = log()[before..].lines().map(|line| line.split(' ').nth(2).unwrap().to_owned()).collect();
+        say(&format!("done {}", calls.join(" ")));
     }
 }

@@ -16,6 +16,7 @@ fn role() {
     if let Ok(role) = std::env::var(world::ROLE) {
         match role.split_once(' ').unwrap_or((&role, "")) {
             ("event", _) => ipc_events::play(),
+            ("calls", _) => gpus::tell_calls(),
             ("gpu", how) => scenes::play(how != "unprepared"),
             ("permit", _) => permits::play(),
             ("host", name) => hosts::play(name),
