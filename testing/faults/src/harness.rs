@@ -19,7 +19,7 @@ pub(crate) fn run(filter: &str, file: Option<&Path>) -> Result<bool, String> {
     let operations: Vec<_> = operations::matching(filter).collect();
     let next = AtomicUsize::new(0);
     let tested = Mutex::new(Vec::new());
-    // Most of the time goes into waiting for a death to be proved.
+    // Some of the time goes into waiting for a death to be proved.
     let workers = 2 * std::thread::available_parallelism().map_or(1, usize::from);
     std::thread::scope(|scope| {
         for _ in 0..workers.min(operations.len()) {
@@ -69,7 +69,8 @@ struct End {
 impl World {
     fn new() -> Self {
         let sandbox = Sandbox::simulated(2);
-        let serve = sandbox.run(["serve", "--background"]);
+        // How long a death takes to settle matters to a GPU, which has to stop. Each of thousands of kills waits for it.
+        let serve = sandbox.run(["serve", "--background", "--settle-ms", "5"]);
         assert_eq!(serve.code, Some(0), "{serve:?}");
         let directory = sandbox.path().join("bystander");
         fs::create_dir(&directory).expect("the sandbox can be written");
