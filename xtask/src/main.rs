@@ -24,7 +24,7 @@ const HELP: &str = "\
 usage: cargo xtask COMMAND
 
   test            everything that has to hold before a change lands: format, clippy, rustdoc,
-                  licences, advisories, all tests, the Python package, the release binary,
+                  licences, advisories, all tests, the Python package, an optimised binary,
                   the kernels' PTX
   test --quick    format, clippy and tests only
   python          the Python package's part of `test` alone

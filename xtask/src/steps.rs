@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::tools::{self, Workspace, run, run_within};
@@ -106,9 +107,9 @@ const STEPS: [Step; 17] = [
     Step { name: "Python package", quick: false, run: python_package },
     Step { name: "doc tests", quick: false, run: |workspace| doc_tests(workspace).into() },
     Step {
-        name: "release binary",
+        name: "optimised binary",
         quick: false,
-        run: |workspace| run(&mut workspace.cargo(["build", "--release", "-p", "partywall-cli"])).into(),
+        run: |workspace| run(&mut workspace.cargo(["build", "--profile", "ci", "-p", "partywall-cli"])).into(),
     },
     Step { name: "kernels (PTX)", quick: false, run: |_| kernels() },
 ];
@@ -117,8 +118,8 @@ const STEPS: [Step; 17] = [
 /// cargo may write them at the same time. One after the other both are checked, and the pages of
 /// the library are those that remain.
 fn rustdoc(workspace: &Workspace) -> Result<(), String> {
-    for packages in ["-p partywall-cli", "--workspace --exclude partywall-cli"] {
-        let words = format!("doc {packages} --no-deps --document-private-items");
+    for targets in ["--bins", "--lib"] {
+        let words = format!("doc --workspace {targets} --no-deps --document-private-items");
         run(workspace.cargo(words.split(' ')).env("RUSTDOCFLAGS", "-D warnings"))?;
     }
     Ok(())
@@ -203,7 +204,9 @@ fn run_tests(workspace: &Workspace, (expression, words): (&str, &[&str])) -> Res
     build_what_tests_run(workspace)?;
     let mut command = if tools::has_nextest(workspace) {
         println!("cargo-nextest is here and runs the tests");
-        workspace.cargo(["nextest", "run", "--workspace", "--no-fail-fast", "-E", expression])
+        let mut command = workspace.cargo(["nextest", "run", "--workspace", "--no-fail-fast", "-E", expression]);
+        command.args(nextest_threads());
+        command
     } else {
         println!("cargo-nextest is not installed; cargo test runs the tests");
         let mut command = workspace.cargo(["test", "--workspace", "--all-targets", "--no-fail-fast", "--"]);
@@ -213,15 +216,24 @@ fn run_tests(workspace: &Workspace, (expression, words): (&str, &[&str])) -> Res
     run(in_test_environment(workspace, &mut command))
 }
 
+/// More tests at once than nextest would run: most of them wait, above all for deaths to be proved.
+fn nextest_threads() -> [String; 2] {
+    let processors = thread::available_parallelism().map_or(1, usize::from);
+    ["--test-threads".to_owned(), (2 * processors).to_string()]
+}
+
 /// The integration tests once more, with their segments on a simulated GPU. Left out are those that say something of
 /// host memory alone, and those whose members are made by hand out of bytes.
 fn tests_on_simulated_gpu(workspace: &Workspace) -> Result<(), String> {
     build_what_tests_run(workspace)?;
     let left_out = ["host_memory", "needs_", "peers::", "imposter::"];
-    let which = "-p partywall -p partywall-cli --test domain --test stress --test put_get --test names --test members --test watch";
+    let which = "--workspace --test domain --test stress --test put_get --test names --test members --test watch";
     let mut command = if tools::has_nextest(workspace) {
         let expression = left_out.map(|part| format!("not test({part})")).join(" & ");
-        workspace.cargo(["nextest", "run", "--no-fail-fast", "-E", &expression].into_iter().chain(which.split(' ')))
+        let words = ["nextest", "run", "--no-fail-fast", "-E", &expression];
+        let mut command = workspace.cargo(words.into_iter().chain(which.split(' ')));
+        command.args(nextest_threads());
+        command
     } else {
         let skip = left_out.iter().flat_map(|part| ["--skip", part]);
         workspace.cargo(["test", "--no-fail-fast"].into_iter().chain(which.split(' ')).chain(["--"]).chain(skip))
@@ -238,8 +250,8 @@ fn simulated_gpu_tests(workspace: &Workspace) -> Result<(), String> {
     build_what_tests_run(workspace)?;
     let seed = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
     println!("{SEED}={seed}");
-    let mut command = workspace.cargo(["run", "-p", "partywall-gpu-tests", "--", "--report"]);
-    command.arg(workspace.target.join("simulated-gpu-tests.json"));
+    let mut command = workspace.program("partywall-gpu-tests");
+    command.arg("--report").arg(workspace.target.join("simulated-gpu-tests.json"));
     command.env(LIBCUDA, workspace.simulated_driver()).env(SEED, seed.to_string());
     command.env("SIMCUDA_DEVICES", "2").env("SIMCUDA_DELAY", "300");
     run(in_test_environment(workspace, &mut command))
@@ -248,8 +260,8 @@ fn simulated_gpu_tests(workspace: &Workspace) -> Result<(), String> {
 /// Fails each driver call of each public operation, and kills a process at each.
 fn faults(workspace: &Workspace) -> Result<(), String> {
     build_what_tests_run(workspace)?;
-    let mut command = workspace.cargo(["run", "-p", "partywall-faults", "--", "--report"]);
-    command.arg(workspace.target.join("driver-faults.json"));
+    let mut command = workspace.program("partywall-faults");
+    command.arg("--report").arg(workspace.target.join("driver-faults.json"));
     run(in_test_environment(workspace, &mut command))
 }
 
@@ -288,8 +300,11 @@ fn doc_tests(workspace: &Workspace) -> Result<(), String> {
 /// Tests of every crate start the real program, but cargo tells only its own package's tests where
 /// it is, and builds it only for them. An old one must not be what they find; nor an old simulated
 /// driver, which tests load by its path.
+///
+/// Always the whole workspace, here and where tests are run: which features of a dependency are on depends on what is
+/// built together, and each other choice of packages compiles most of them once more.
 fn build_what_tests_run(workspace: &Workspace) -> Result<(), String> {
-    run(&mut workspace.cargo(["build", "-p", "partywall-cli", "-p", "partywall-simcuda"]))
+    run(&mut workspace.cargo(["build", "--workspace", "--lib", "--bins", "--tests"]))
 }
 
 /// Tests start the program that was just built, and meet no broker of whoever runs them.

@@ -46,12 +46,19 @@ impl Workspace {
         command
     }
 
-    /// Where `cargo build -p partywall-cli` puts the program that multi-process tests start.
+    /// A program that cargo has built, in the root of the workspace. `cargo run` would choose features by itself.
+    pub(crate) fn program(&self, name: &str) -> Command {
+        let mut command = Command::new(self.target.join("debug").join(name));
+        command.current_dir(&self.root);
+        command
+    }
+
+    /// Where cargo puts the program that multi-process tests start.
     pub(crate) fn debug_binary(&self) -> PathBuf {
         self.target.join("debug/partywall")
     }
 
-    /// Where `cargo build -p partywall-simcuda` puts the simulated driver.
+    /// Where cargo puts the simulated driver.
     pub(crate) fn simulated_driver(&self) -> PathBuf {
         self.target.join("debug/libpartywall_simcuda.so")
     }
@@ -102,7 +109,8 @@ pub(crate) fn cargo_deny(workspace: &Workspace) -> Result<PathBuf, String> {
     }
     println!("no cargo-deny of today: building {CARGO_DENY} for this repository, once");
     let mut install = workspace.cargo(["install", "cargo-deny", "--version", CARGO_DENY]);
-    install.args(["--locked", "--quiet", "--root"]).arg(&home);
+    // Unoptimised: it runs for two seconds, and is built for five minutes otherwise.
+    install.args(["--locked", "--quiet", "--debug", "--root"]).arg(&home);
     run(&mut install).map_err(|error| {
         format!(
             "cargo-deny is not on the PATH and could not be built ({error}); install it with: \
