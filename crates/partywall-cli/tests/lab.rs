@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, path::Path, process::Command};
 
-use partywall_harness::{Output, Running, Sandbox, simulated_driver};
+use partywall_harness::{Output, Running, Sandbox, eventually, simulated_driver};
 use serde_json::Value;
 
 /// `partywall lab` on the simulated driver.
@@ -147,10 +147,157 @@ fn what_kernels_see_of_each_others_stores_on_the_simulated_gpu() {
     assert!(report.step("order")["values"]["both volatile"].as_str().unwrap().contains("none with old data"));
 }
 
+/// A lab's report, and that its processes, so many, left nothing on the device.
+#[track_caller]
+fn report_of(name: &str, processes: usize) -> Report {
+    let sandbox = Sandbox::new();
+    let ledger = sandbox.path().join("ledger");
+    std::fs::create_dir(&ledger).unwrap();
+    let mut command = lab(&sandbox, &[name, "--json"]);
+    let report = Report::of(&Running::spawn(command.env("SIMCUDA_LEDGER", &ledger)).wait().expect(0));
+    assert_nothing_left(&ledger, processes);
+    report
+}
+
+#[test]
+fn waits_for_another_process_are_shown_in_time_and_too_early_on_the_simulated_gpu() {
+    let report = report_of("events", 2);
+    assert_eq!(report.steps_with("different"), [""; 0]);
+    assert_eq!(report.steps_with("not-tried"), [""; 0]);
+    assert_eq!(report.with("did-not-hold").len(), 6, "{:?}", report.beliefs);
+    for (step, found) in [
+        ("event", "the new bytes"),
+        ("event-early", "the old bytes"),
+        ("event-again", "the old bytes"),
+        ("timeline", "the new bytes"),
+        ("timeline-early", "the new bytes"),
+    ] {
+        assert_eq!(report.step(step)["values"]["the work behind the wait found"], found, "{step}");
+    }
+}
+
+#[test]
+fn permits_of_killed_processes_come_back_on_the_simulated_gpu() {
+    // The two that are killed come to no end of their own.
+    let report = report_of("semaphore", 3);
+    assert_eq!(report.steps_with("different"), [""; 0]);
+    assert_eq!(report.steps_with("not-tried"), [""; 0]);
+    assert_eq!(report.with("held"), ["in-turn", "never-more"]);
+    assert_eq!(report.with("did-not-hold"), ["host-gives", "lost", "stuck"]);
+    assert_eq!(report.step("order")["values"]["got a permit"], "1, 2, 3, 4");
+    assert_eq!(report.step("whole")["values"]["free permits"], "2, of 2");
+}
+
+#[test]
+fn deaths_of_server_client_and_broker_are_shown_on_the_simulated_gpu() {
+    let sandbox = Sandbox::new();
+    let report = Report::of(&Running::spawn(&mut lab(&sandbox, &["crash", "--json"])).wait().expect(0));
+    assert_eq!(report.steps_with("different"), [""; 0]);
+    assert_eq!(report.steps_with("not-tried"), [""; 0]);
+    assert_eq!(report.with("held"), [""; 0]);
+    assert_eq!(report.with("open"), ["leak", "outlives"]);
+    for (step, told) in [
+        ("server-killed", "OwnerDied after"),
+        ("server-aborted", "OwnerDied after"),
+        ("server-faulted", "OwnerFaulted after"),
+    ] {
+        let values = &report.step(step)["values"];
+        assert!(values["waiter, on the host"].as_str().unwrap().starts_with(told), "{values}");
+        assert_eq!(values["memory open since before"], "readable, every word as written");
+    }
+    for step in ["server-killed", "server-aborted"] {
+        let values = &report.step(step)["values"];
+        assert!(values["who waits for its event"].as_str().unwrap().starts_with("still blocked"), "{values}");
+    }
+    for step in ["server-faulted", "client-faulted"] {
+        assert_eq!(report.step(step)["values"]["its own next call"], "ContextLost");
+    }
+    let values = &report.step("third-stage")["values"];
+    assert_eq!((&values["check, with rests_on"], &values["check, without"]), (&"Tainted".into(), &"no error".into()));
+    let values = &report.step("broker-killed")["values"];
+    assert!(values["waiter, on the host"].as_str().unwrap().starts_with("BrokerGone after"), "{values}");
+    assert_eq!(values["who waits for an event"], "went on");
+    let left: Vec<_> = std::fs::read_dir(sandbox.path().join("run/partywall")).unwrap().collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[test]
+fn under_mps_faults_are_left_out_and_leases_of_the_dead_stay_on_the_simulated_gpu() {
+    let sandbox = Sandbox::new();
+    let mut command = lab(&sandbox, &["crash", "--json"]);
+    let report = Report::of(&Running::spawn(command.env("SIMCUDA_MPS", "1")).wait().expect(0));
+    assert_eq!(report.steps_with("different"), [""; 0]);
+    assert_eq!(report.steps_with("not-tried"), ["server-faulted", "client-faulted"]);
+    for step in ["server-killed", "server-aborted"] {
+        let values = &report.step(step)["values"];
+        assert!(values["who waits for its event"].as_str().unwrap().starts_with("not tried: under MPS"), "{values}");
+    }
+    for step in ["client-killed", "client-aborted"] {
+        let values = &report.step(step)["values"];
+        assert_eq!(
+            (&values["its lease"], &values["its lease, after rm --unproven"]),
+            (&"there".into(), &"gone".into())
+        );
+    }
+}
+
+#[test]
+fn the_number_of_workers_is_chosen_on_the_simulated_gpu() {
+    let sandbox = Sandbox::new();
+    let mut command = lab(&sandbox, &["semaphore", "--json", "--workers", "3"]);
+    let report = Report::of(&Running::spawn(&mut command).wait().expect(0));
+    assert_eq!(report.steps_with("different"), [""; 0]);
+    assert_eq!(report.step("order")["values"]["got a permit"], "1, 2, 3");
+    let few = Running::spawn(&mut lab(&sandbox, &["semaphore", "--workers", "2"])).wait().expect(2);
+    assert!(few.stderr.contains("2 is not in 3..=32"), "{}", few.stderr);
+}
+
+#[test]
+fn a_killed_lab_leaves_no_process_and_no_directory_on_the_simulated_gpu() {
+    let sandbox = Sandbox::new();
+    let mut running = Running::spawn(&mut lab(&sandbox, &["crash"]));
+    while !running.line().contains("server-killed") {}
+    assert!(processes_of(&sandbox) > 2, "a broker, the waiter, and others");
+    running.kill();
+    let left = || std::fs::read_dir(sandbox.path().join("run/partywall")).unwrap().count();
+    eventually("everything that the lab started is gone", || processes_of(&sandbox) == 0 && left() == 0);
+}
+
+/// How many processes there are that were started in the sandbox.
+fn processes_of(sandbox: &Sandbox) -> usize {
+    let place = sandbox.path().to_str().unwrap().as_bytes();
+    let all = std::fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path().join("environ"));
+    let environments = all.filter_map(|file| std::fs::read(file).ok());
+    environments.filter(|bytes| bytes.windows(place.len()).any(|window| window == place)).count()
+}
+
+#[test]
+fn labs_about_waits_say_that_streams_cannot_wait_on_the_simulated_gpu() {
+    let sandbox = Sandbox::new();
+    for (name, untried) in [("events", 4), ("semaphore", 1), ("crash", 1)] {
+        let mut command = lab(&sandbox, &[name, "--json"]);
+        command.env("SIMCUDA_FAULTS", "cuStreamWaitValue32:1=801");
+        let report = Report::of(&Running::spawn(&mut command).wait().expect(0));
+        let steps = report.steps_with("not-tried");
+        assert_eq!(steps.len(), untried, "{steps:?}");
+        for step in steps {
+            let finding = report.step(step)["finding"].as_str().unwrap();
+            assert!(finding.contains("streams cannot wait for words of memory here"), "{finding}");
+        }
+    }
+}
+
 #[test]
 fn a_lab_is_readable_at_100_columns_on_the_simulated_gpu() {
     let sandbox = Sandbox::new();
-    let labs = [("errors", "each way in which"), ("vmm", "by file descriptor"), ("coherency", "in which order")];
+    let labs = [
+        ("errors", "each way in which"),
+        ("vmm", "by file descriptor"),
+        ("coherency", "in which order"),
+        ("events", "by its event"),
+        ("semaphore", "a few permits"),
+        ("crash", "what stays"),
+    ];
     for (name, title) in labs {
         let text = Running::spawn(&mut lab(&sandbox, &[name])).wait().expect(0).text().to_owned();
         assert!(text.lines().next().unwrap().contains(title), "{text}");
@@ -204,9 +351,14 @@ fn an_intruder_that_dies_of_its_deeds_is_a_result_on_the_simulated_gpu() {
 #[test]
 fn the_roles_meet_in_two_terminals_on_the_simulated_gpu() {
     let sandbox = Sandbox::new();
-    for (name, first, second) in
-        [("errors", "exporter", "opener"), ("vmm", "export", "import"), ("coherency", "writer", "reader")]
-    {
+    for (name, first, second) in [
+        ("errors", "exporter", "opener"),
+        ("vmm", "export", "import"),
+        ("coherency", "writer", "reader"),
+        ("events", "recorder", "waiter"),
+        ("semaphore", "worker", "watcher"),
+        ("crash", "waiter", "witness"),
+    ] {
         let missing = Running::spawn(&mut lab(&sandbox, &[name, second])).wait().expect(3);
         assert!(missing.stderr.contains(&format!("partywall lab {name} {first}")), "{}", missing.stderr);
 

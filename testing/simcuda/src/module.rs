@@ -234,9 +234,9 @@ mod tests {
     fn kernels_are_found_in_the_text() {
         let names = entries(&without_comments(include_str!("../../../kernels/partywall.ptx"))).unwrap();
         assert_eq!(names, ["pw_fill", "pw_verify", "pw_double", "pw_read"]);
-        let polling = entries(&without_comments(include_str!("../../../kernels/coherency.ptx"))).unwrap();
-        assert_eq!(polling.len(), 6);
-        assert!(names.iter().chain(&polling).all(|name| kernel::find(name).is_some()), "each is emulated");
+        let labs = entries(&without_comments(include_str!("../../../kernels/lab.ptx"))).unwrap();
+        assert_eq!(labs.len(), 7);
+        assert!(names.iter().chain(&labs).all(|name| kernel::find(name).is_some()), "each is emulated");
     }
 
     #[test]

@@ -15,6 +15,7 @@ use std::{
 use clap::Args;
 use partywall::{ErrorKind, Location};
 use partywall_broker::{Broker, Config, Limits, StartError, log::RotatingLog};
+use rustix::process::{Signal, set_parent_process_death_signal};
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use tracing_subscriber::EnvFilter;
@@ -38,6 +39,10 @@ pub(crate) struct Arguments {
     /// Become the daemon itself, as the command that --background starts
     #[arg(long, hide = true, requires = "background")]
     detach: bool,
+    /// End when the thread does that starts this, keep no log, and remove the socket's directory. Only by
+    /// `partywall lab`
+    #[arg(long, hide = true, conflicts_with = "background")]
+    of_a_lab: bool,
     /// Leave after so many seconds without members and names, or never [default: 60 in the background, else never]
     #[arg(long, value_name = "SECONDS|never", value_parser = parse_idle)]
     idle_exit: Option<Idle>,
@@ -122,14 +127,7 @@ fn serve(
     log: PathBuf,
     when_ready: impl FnOnce(&Ready<'_>),
 ) -> Result<(), Failure> {
-    let log = match start_log(&log, location) {
-        Ok(()) => Some(log),
-        // A broker without a log is better than none: the home directory of many a container cannot be written.
-        Err(error) => {
-            context.output().remark(format!("no log is written: {}: {error}", log.display()));
-            None
-        }
-    };
+    let log = if arguments.of_a_lab { None } else { try_log(context, location, log) };
     let broker = Broker::bind(config(arguments, location, log.clone())).map_err(failure)?;
     let system = |what: &str| {
         let what = what.to_owned();
@@ -141,12 +139,30 @@ fn serve(
         let stop = broker.stop_handle().map_err(system("making a stop handle"))?;
         signal_hook::low_level::pipe::register(signal, stop).map_err(system("handling signals"))?;
     }
+    if arguments.of_a_lab {
+        set_parent_process_death_signal(Some(Signal::TERM))
+            .map_err(|errno| system("asking for a signal")(errno.into()))?;
+    }
     when_ready(&Ready { pid: std::process::id(), location, log: log.as_deref() });
     let exit = broker.run().map_err(|error| {
         Failure::new(ErrorKind::Refused, format!("the broker cannot go on: {error}"), "start it again; names are lost")
     })?;
     tracing::info!(?exit, "the broker has ended");
+    if let (true, Some(directory)) = (arguments.of_a_lab, location.socket.parent()) {
+        // Unless there is something in it, or the lab has been quicker.
+        let _ = std::fs::remove_dir(directory);
+    }
     Ok(())
+}
+
+/// Where the log is, if there is one.
+fn try_log(context: &Context, location: &Location, log: PathBuf) -> Option<PathBuf> {
+    // A broker without a log is better than none: the home directory of many a container cannot be written.
+    if let Err(error) = start_log(&log, location) {
+        context.output().remark(format!("no log is written: {}: {error}", log.display()));
+        return None;
+    }
+    Some(log)
 }
 
 /// What is said when a broker is ready.

@@ -1,12 +1,12 @@
 //! Words that kernels of two processes poll and change, in each way that CUDA has for a load and a store.
 //!
-//! Their source is `kernels/coherency.cu`. They spin, which nothing else of this crate does; each ends at a limit.
+//! Their source is `kernels/lab.cu`. They spin, which nothing else of this crate does; each ends at a limit.
 
-use std::ffi::{CStr, c_void};
+use std::ffi::c_void;
 use std::fmt;
 use std::time::Duration;
 
-use crate::{AccessError, Context, CudaError, DeviceBuffer, DeviceSlice, Function, LaunchConfig, Module, StreamRef};
+use crate::{AccessError, Context, CudaError, DeviceBuffer, DeviceSlice, Function, LaunchConfig, StreamRef};
 
 /// Bytes of the memory in which two processes make an experiment. All are 0 before it.
 pub const WORDS_BYTES: u64 = PAIRS_DATA + 2 * PAIRS * LINE;
@@ -135,7 +135,7 @@ impl Coherency {
     /// # Errors
     /// As for [`Kernels::load`](crate::Kernels::load).
     pub fn load(context: &Context) -> Result<Self, CudaError> {
-        let module = Module::from_ptx(context, PTX)?;
+        let module = super::lab_module(context)?;
         Ok(Self {
             poll: module.function(c"pw_poll")?,
             poll_compiled: module.function(c"pw_poll_compiled")?,
@@ -460,13 +460,6 @@ unsafe fn launch<const N: usize>(
     Ok(())
 }
 
-/// The checked-in PTX, closed by the NUL that the driver looks for.
-const PTX: &CStr =
-    match CStr::from_bytes_with_nul(concat!(include_str!("../../../../kernels/coherency.ptx"), "\0").as_bytes()) {
-        Ok(ptx) => ptx,
-        Err(_) => panic!("the PTX contains a NUL byte"),
-    };
-
 /// Bytes between two words: each has a line of every cache for itself.
 const LINE: u64 = 128;
 const WORD: u64 = 0;
@@ -492,7 +485,7 @@ const RESULT_BYTES: usize = RESULTS * 8;
 mod tests {
     use super::*;
 
-    const SOURCE: &str = include_str!("../../../../kernels/coherency.cu");
+    const SOURCE: &str = include_str!("../../../../kernels/lab.cu");
     const SCOPES: [(Scope, &str); 3] = [(Scope::Block, "Block"), (Scope::Gpu, "Gpu"), (Scope::System, "System")];
 
     #[track_caller]
@@ -538,11 +531,11 @@ mod tests {
 
     #[test]
     fn the_compiler_loads_once_what_it_may_load_once() {
-        let ptx = PTX.to_str().unwrap();
+        let ptx = super::super::LAB_PTX.to_str().unwrap();
         let (_, rest) = ptx.split_once(".entry pw_poll_compiled(").unwrap();
         let (body, _) = rest.split_once("\n}\n").unwrap();
-        let (_, last_loop) = body.rsplit_once("BB1_3:").unwrap();
-        assert_eq!(body.matches("ld.global.u64").count(), 1);
-        assert!(!last_loop.contains("ld.global"), "{last_loop}");
+        let (before, _) = body.split_once("mul.lo.s64").unwrap();
+        let (before, _) = before.rsplit_once("$L__").unwrap();
+        assert_eq!([before, body].map(|text| text.matches("ld.global.u64").count()), [1, 1], "before the loop: {body}");
     }
 }

@@ -7,14 +7,17 @@
 
 mod coherency;
 
+use std::ffi::CStr;
 use std::fmt;
+use std::time::Duration;
 
 pub use coherency::{Coherency, Handover, Load, Polled, Polling, Read, Scope, Store, Stored, Turns, WORDS_BYTES};
 
 use crate::abi::{DevicePtr, EVENT_DISABLE_TIMING, EVENT_INTERPROCESS, IpcHandle, MEM_ATTACH_GLOBAL};
 use crate::mapping::AddressRange;
 use crate::{
-    Access, AccessError, Context, CudaError, DeviceSlice, IpcEventHandle, IpcMapping, PhysicalMemory, StreamRef,
+    Access, AccessError, Context, CudaError, DeviceSlice, Function, IpcEventHandle, IpcMapping, Kernels, LaunchConfig,
+    Module, PhysicalMemory, StreamRef,
 };
 
 /// Device memory of the kinds that have no 64-byte handle and that nothing else in this crate makes. Dropping frees; a
@@ -147,6 +150,58 @@ pub fn event_handle(context: &Context, interprocess: bool, timing: bool) -> Resu
     unsafe { driver.event_destroy(event) }?;
     asked.map(|()| IpcEventHandle(handle.0))
 }
+
+/// A kernel that takes its time, as one that has much to do.
+#[derive(Debug)]
+pub struct Delay {
+    kernel: Function,
+}
+
+impl Delay {
+    /// Loads it. Before any stream waits for another process.
+    ///
+    /// # Errors
+    /// As for [`Kernels::load`].
+    pub fn load(context: &Context) -> Result<Self, CudaError> {
+        Ok(Self { kernel: lab_module(context)?.function(c"pw_delay")? })
+    }
+
+    /// Enqueues it, for so long; for a minute at most.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn enqueue(&self, stream: StreamRef<'_>, time: Duration) -> Result<(), CudaError> {
+        let mut time = time.as_nanos() as u64;
+        let config = LaunchConfig { grid: [1; 3], block: [1; 3], shared_bytes: 0 };
+        // SAFETY: its one parameter is a 64-bit number; it touches no memory.
+        unsafe { self.kernel.launch(stream, config, &mut [(&raw mut time).cast()]) }
+    }
+}
+
+/// Enqueues a kernel that writes where nothing is mapped. It ends CUDA in this process (under MPS in every client of the
+/// server).
+///
+/// # Errors
+/// The driver refuses the launch; the fault itself shows at a later call.
+pub fn fault(kernels: &Kernels, stream: StreamRef<'_>) -> Result<(), AccessError> {
+    // SAFETY: nothing is mapped there, which is the experiment: it concerns the device alone.
+    let nowhere = unsafe { DeviceSlice::from_raw(NOWHERE, 4, Access::ReadWrite) };
+    kernels.enqueue_fill(stream, nowhere)
+}
+
+fn lab_module(context: &Context) -> Result<Module, CudaError> {
+    Module::from_ptx(context, LAB_PTX)
+}
+
+/// The checked-in PTX of the labs, closed by the NUL that the driver looks for.
+const LAB_PTX: &CStr =
+    match CStr::from_bytes_with_nul(concat!(include_str!("../../../../kernels/lab.ptx"), "\0").as_bytes()) {
+        Ok(ptx) => ptx,
+        Err(_) => panic!("the PTX contains a NUL byte"),
+    };
+
+/// In the first pages, where the driver never maps anything.
+const NOWHERE: u64 = 4096;
 
 /// The device maps memory of `cuMemAlloc` in blocks of this size (vendor's documentation of inter-process
 /// communication).

@@ -33,30 +33,60 @@ pub(crate) fn the_demo_passes() -> Result<(), String> {
     ensure(text.contains("262,144"), || text)
 }
 
-/// Runs a lab to its end, and keeps what it tells.
-fn lab(name: &str, environment: &[(&str, &Path)]) -> Result<(), String> {
+/// Runs a lab to its end, and keeps what it tells, which is returned.
+fn lab(name: &str, environment: &[(&str, &Path)]) -> Result<String, String> {
     let world = World::new()?;
     let text = partywall_with(&world, &["lab", name], environment)?;
     say(&text);
-    ensure(text.contains("Common beliefs, and whether they held on this machine"), || "it has no end".to_owned())
+    ensure(text.contains("Common beliefs, and whether they held on this machine"), || "it has no end".to_owned())?;
+    Ok(text)
+}
+
+/// A lab about what is promised: each of its steps comes out as expected.
+fn promised(name: &str, environment: &[(&str, &Path)]) -> Result<(), String> {
+    let text = lab(name, environment)?;
+    ensure(text.contains(" steps, 0 of them not as expected."), || "not all is as expected".to_owned())
 }
 
 pub(crate) fn lab_errors() -> Result<(), String> {
-    lab("errors", &[])
+    lab("errors", &[]).map(drop)
 }
 
 pub(crate) fn lab_vmm() -> Result<(), String> {
-    lab("vmm", &[])
+    lab("vmm", &[]).map(drop)
 }
 
 pub(crate) fn lab_coherency() -> Result<(), String> {
-    lab("coherency", &[])
+    lab("coherency", &[]).map(drop)
 }
 
 /// The same under MPS, and once more without it.
 pub(crate) fn lab_coherency_under_mps() -> Result<(), String> {
     let mps = Mps::start()?;
-    lab("coherency", &[mps.environment()])
+    lab("coherency", &[mps.environment()]).map(drop)
+}
+
+pub(crate) fn lab_events() -> Result<(), String> {
+    promised("events", &[])
+}
+
+pub(crate) fn lab_events_under_mps() -> Result<(), String> {
+    let mps = Mps::start()?;
+    promised("events", &[mps.environment()])
+}
+
+pub(crate) fn lab_semaphore() -> Result<(), String> {
+    promised("semaphore", &[])
+}
+
+/// Those that are killed have nothing to do at that moment, so that MPS goes on.
+pub(crate) fn lab_semaphore_under_mps() -> Result<(), String> {
+    let mps = Mps::start()?;
+    promised("semaphore", &[mps.environment()])
+}
+
+pub(crate) fn lab_crash() -> Result<(), String> {
+    promised("crash", &[])
 }
 
 /// The doctor finds everything in order.

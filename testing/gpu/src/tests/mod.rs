@@ -70,6 +70,11 @@ static TESTS: &[Test] = &[
     test("command_lab_vmm", 1, commands::lab_vmm),
     test("command_lab_coherency", 1, commands::lab_coherency),
     real("command_lab_coherency_under_mps", Needs::Mps, commands::lab_coherency_under_mps),
+    test("command_lab_events", 1, commands::lab_events),
+    real("command_lab_events_under_mps", Needs::Mps, commands::lab_events_under_mps),
+    test("command_lab_semaphore", 1, commands::lab_semaphore),
+    real("command_lab_semaphore_under_mps", Needs::Mps, commands::lab_semaphore_under_mps),
+    test("command_lab_crash", 1, commands::lab_crash),
     test("command_weights_outlive_their_process", 1, commands::weights_outlive_the_process_that_put_them),
 ];
 

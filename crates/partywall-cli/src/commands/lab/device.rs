@@ -1,8 +1,10 @@
 //! The GPU that a lab runs on, and what labs do with its memory.
 
+use std::time::Duration;
+
 use partywall::{
     DeviceChoice, DeviceUuid, Error, Place,
-    cuda::{Access, AccessError, Context, CudaError, DeviceSlice, PointerInfo, PointerKind},
+    cuda::{Access, AccessError, Context, CudaError, DeviceSlice, PointerInfo, PointerKind, memop},
     gpu,
 };
 
@@ -64,6 +66,12 @@ pub(super) fn copy_failed(what: &str) -> impl Fn(AccessError) -> Failure + '_ {
 pub(super) fn set(gpu: &Gpu, slice: DeviceSlice<'_>, value: u8) -> Result<(), Failure> {
     gpu.stream().enqueue_set(slice, value).map_err(copy_failed("filling memory"))?;
     gpu.stream().synchronize().map_err(failed("filling memory"))
+}
+
+/// Why streams of this GPU cannot wait for words of memory, if they cannot.
+pub(super) fn streams_cannot_wait(gpu: &Gpu) -> Option<String> {
+    let obstacle = memop::probe_device_word(gpu.context(), Duration::from_secs(5)).err()?;
+    Some(format!("streams cannot wait for words of memory here: {obstacle}"))
 }
 
 /// The first byte.

@@ -7,13 +7,18 @@
 //!
 //! With `--json` each line is an object: first what it runs on (`lab`, `device`, `simulated`, …), then one a step
 //! (`role`, `step`, `values`, `why`, `verdict`: `as-expected`, `different` or `not-tried`, `finding`), and at last
-//! `beliefs`, each with its `verdict`: `held`, `did-not-hold`, `open` or `not-tried`. A failure is a line with `error`, as for
-//! every command. A belief that did not hold is a result, and the exit code 0.
+//! `beliefs`, each with its `verdict`: `held`, `did-not-hold`, `open` or `not-tried`. A failure is a line with `error`,
+//! as for every command. A belief that did not hold is a result, and the exit code 0.
 
+mod broker;
+mod clock;
 mod coherency;
+mod crash;
 mod device;
 mod errors;
+mod events;
 mod peer;
+mod semaphore;
 mod step;
 mod teller;
 mod vmm;
@@ -39,6 +44,12 @@ enum Lab {
     Vmm(vmm::Arguments),
     /// What a kernel sees of another process's stores, when, and in which order
     Coherency(coherency::Arguments),
+    /// Waiting for another process's kernel, by its event and by a timeline
+    Events(events::Arguments),
+    /// Several processes, a few permits, and what becomes of those of the dead
+    Semaphore(semaphore::Arguments),
+    /// A server, a client and the broker die: who reads on, who wakes, what stays
+    Crash(crash::Arguments),
 }
 
 /// What every lab takes.
@@ -66,6 +77,9 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
         Some(Lab::Errors(arguments)) => errors::run(context, arguments),
         Some(Lab::Vmm(arguments)) => vmm::run(context, arguments),
         Some(Lab::Coherency(arguments)) => coherency::run(context, arguments),
+        Some(Lab::Events(arguments)) => events::run(context, arguments),
+        Some(Lab::Semaphore(arguments)) => semaphore::run(context, arguments),
+        Some(Lab::Crash(arguments)) => crash::run(context, arguments),
         None => {
             list(context);
             Ok(())
@@ -78,6 +92,9 @@ fn list(context: &Context) {
         ("errors", errors::TITLE, errors::ROLES),
         ("vmm", vmm::TITLE, vmm::ROLES),
         ("coherency", coherency::TITLE, coherency::ROLES),
+        ("events", events::TITLE, events::ROLES),
+        ("semaphore", semaphore::TITLE, semaphore::ROLES),
+        ("crash", crash::TITLE, crash::ROLES),
     ];
     let output = context.output();
     let rows = labs

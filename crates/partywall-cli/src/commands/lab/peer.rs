@@ -7,6 +7,8 @@ use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::PathBuf,
     process::{Child, Command, Stdio},
+    sync::Once,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -17,13 +19,17 @@ use partywall_os::{
     process,
     socket::{self, Ready},
 };
+use rustix::process::{Signal, getpid, kill_process, set_parent_process_death_signal};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::{step::Step, teller::Teller};
-use crate::{Context, failure::Failure};
+use crate::{Context, failure::Failure, output::Output};
 
 /// How long the other role may take for one thing. The driver's start is the longest.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How long a lab may take, from when both roles are there.
+const MOST: Duration = Duration::from_secs(600);
 
 /// How long a role waits for somebody to start the other one in another terminal.
 const PATIENCE_FOR_PEOPLE: Duration = Duration::from_secs(600);
@@ -65,6 +71,7 @@ impl Drop for Running {
 
 impl Peer {
     fn new(role: &'static str, socket: OwnedFd) -> Self {
+        limit_this_process();
         Self { role, socket, received: Vec::new(), fds: VecDeque::new(), tells_all: false, child: None }
     }
 
@@ -94,8 +101,12 @@ impl Peer {
 
     /// The process that started this one.
     pub(super) fn on_standard_input(role: &'static str) -> Result<Self, Failure> {
+        let system = |what: &str, source| Error::System { what: what.into(), source };
         let socket = io::stdin().as_fd().try_clone_to_owned();
-        let socket = socket.map_err(|source| Error::System { what: "taking standard input".into(), source })?;
+        let socket = socket.map_err(|source| system("taking standard input", source))?;
+        // What it drops may wait for a process that is killed as well. If the other one is gone already, `socket` says so.
+        set_parent_process_death_signal(Some(Signal::KILL))
+            .map_err(|errno| system("asking for a signal", errno.into()))?;
         Ok(Self { tells_all: true, ..Self::new(role, socket) })
     }
 
@@ -130,6 +141,11 @@ impl Peer {
             )
         })?;
         Ok(Self::new(role, socket))
+    }
+
+    /// Kills the child that plays the role (SIGKILL), and waits until it is gone.
+    pub(super) fn kill(&mut self) {
+        self.child = None;
     }
 
     /// Lets a child come to its own end, in good time.
@@ -225,6 +241,20 @@ impl Peer {
             "see what it printed, then start the lab again",
         )
     }
+}
+
+/// Ends this process after a time that no lab takes, whatever it waits for: a stream that waits for the event of a dead
+/// process never goes on, and dropping memory waits for streams.
+fn limit_this_process() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        thread::spawn(|| {
+            thread::sleep(MOST);
+            let minutes = MOST.as_secs() / 60;
+            Output::new(false).remark(format!("error: the lab has not ended after {minutes} minutes, and is killed"));
+            let _ = kill_process(getpid(), Signal::KILL);
+        });
+    });
 }
 
 /// Waits until a process has ended, which `pid` names; whether it has.

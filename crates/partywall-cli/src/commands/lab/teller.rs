@@ -116,7 +116,7 @@ impl Teller {
 
     fn show(&self, step: &Step) {
         let gutter = " ".repeat(ROLE_WIDTH);
-        self.output.line(format!("{:<ROLE_WIDTH$} │ {:<16} {}", step.role, step.id, self.bold(&step.title)));
+        self.output.line(format!("{:<ROLE_WIDTH$} │ {:<20} {}", step.role, step.id, self.bold(&step.title)));
         let room = WIDTH - ROLE_WIDTH - 5;
         let label_width = step.values.iter().map(|(label, _)| label.chars().count()).max().unwrap_or(0);
         for (label, value) in &step.values {

@@ -9,7 +9,6 @@ use partywall::{
         experiment::{Handover, Load, Read, Scope},
     },
 };
-use serde::{Deserialize, Serialize};
 
 use super::{
     BELIEFS, BLOCK, EVERY_LOAD, HANDOVERS, Hello, IN_ORDER, KERNEL_END, LAB, LOADS, LOOP, Memory, Over, PATIENCE,
@@ -19,13 +18,14 @@ use super::{
 use crate::{
     commands::lab::{
         Options,
+        clock::{short, spread},
         device::{self, Chosen, Gpu, copy_failed, failed},
         peer::Peer,
         step::Step,
         teller::Teller,
     },
     failure::Failure,
-    text::{grouped, micros},
+    text::grouped,
 };
 
 /// Plays the role, and ends the lab.
@@ -151,15 +151,15 @@ struct Reader<'a> {
 }
 
 /// What came of some tries of one load or store.
-#[derive(Debug, Default, Serialize, Deserialize)]
+#[derive(Debug, Default)]
 struct Tries {
     looks: u64,
-    /// From the store to when the poll saw it, for each that did, in nanoseconds.
-    after: Vec<u64>,
+    /// From the store to when the poll saw it, for each that did.
+    after: Vec<Duration>,
     /// From the store to when its kernel saw the answer.
-    answered: Vec<u64>,
+    answered: Vec<Duration>,
     /// For how long each look in vain took.
-    vain: Vec<u64>,
+    vain: Vec<Duration>,
 }
 
 impl Reader<'_> {
@@ -269,7 +269,7 @@ impl Reader<'_> {
              memory operation, or hosts, give the GPU away meanwhile.",
         )
         .value("turns", format!("{} of {TURNS}", turns.taken))
-        .value("from one kernel to the other", nanos(hop));
+        .value("from one kernel to the other", short(hop));
         let side_by_side = hop < A_SLICE;
         let step = match self.mode {
             Mode::Simulated => step.leaves_open(SIDE_BY_SIDE),
@@ -289,8 +289,8 @@ impl Reader<'_> {
     /// Reads flags and data while both are written.
     fn handovers(&mut self, teller: &mut Teller, memory: Memory) -> Result<Step, Failure> {
         let (id, title) = match memory {
-            Memory::Gpu => ("order", "Data, then a flag, in GPU memory: who sees the new flag and old data?"),
-            Memory::Host => ("order-host", "Data, then a flag, in host memory: who sees the new flag and old data?"),
+            Memory::Gpu => ("order", "Data and then a flag, in GPU memory"),
+            Memory::Host => ("order-host", "Data and then a flag, in host memory"),
         };
         let mut step = Step::new(
             &self.mode.id(id),
@@ -361,11 +361,10 @@ impl Reader<'_> {
             }
             let stored: Stored = self.writer.hear(teller)?;
             tries.looks += polled.looks;
-            tries.after.extend(polled.seen.map(|seen| seen.saturating_sub(stored.at)));
-            tries.answered.extend(stored.answered.map(|answered| answered.saturating_sub(stored.at)));
-            if polled.seen.is_none() {
-                tries.vain.push(polled.vain.as_nanos() as u64);
-            }
+            let since = |time: u64| Duration::from_nanos(time.saturating_sub(stored.at));
+            tries.after.extend(polled.seen.map(since));
+            tries.answered.extend(stored.answered.map(since));
+            tries.vain.extend(polled.seen.is_none().then_some(polled.vain));
         }
         Ok(tries)
     }
@@ -402,40 +401,8 @@ fn pairs_text(read: &Read) -> String {
     format!("{} looks, {} new flags, {old}", grouped(read.looks), grouped(read.changes))
 }
 
-/// `2,240 µs (1,970 to 4,410)`: the median of some nanoseconds, the smallest and the largest.
-fn spread(nanoseconds: &[u64]) -> String {
-    let mut sorted = nanoseconds.to_vec();
-    sorted.sort_unstable();
-    match sorted.as_slice() {
-        [] => "never".into(),
-        [one] => nanos(Duration::from_nanos(*one)),
-        [first, .., last] => {
-            let median = nanos(Duration::from_nanos(sorted[sorted.len() / 2]));
-            let [first, last] = [first, last].map(|time| nanos(Duration::from_nanos(*time)));
-            format!("{median} ({} to {last})", first.trim_end_matches(" µs"))
-        }
-    }
-}
-
-/// A short time: with a digit behind the point where that says something.
-fn nanos(time: Duration) -> String {
-    if time < Duration::from_micros(100) { format!("{:.1} µs", time.as_nanos() as f64 / 1000.0) } else { micros(time) }
-}
-
 /// A hand-over between kernels that wait for slices of time takes longer than this, and any other one less.
 const A_SLICE: Duration = Duration::from_micros(500);
 
 /// A directory in which no MPS daemon answers.
 const NO_DAEMON: &str = "/nonexistent/partywall";
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn times_are_told_by_their_median() {
-        assert_eq!(spread(&[]), "never");
-        assert_eq!(spread(&[1_500]), "1.5 µs");
-        assert_eq!(spread(&[4_410_000, 2_240_000, 99_000]), "2,240 µs (99.0 to 4,410 µs)");
-    }
-}

@@ -1,10 +1,8 @@
 //! The exporter: has memory of every kind, asks the driver for handles of it, gives the good ones away, and ends.
 
-use std::time::Duration;
-
 use partywall::cuda::{
     Access, CuResult, CudaError, DeviceBuffer, IpcEvent, IpcMapping, IpcMemoryHandle, Mapping, PhysicalMemory,
-    PinnedBuffer, Stream, experiment, memop,
+    PinnedBuffer, Stream, experiment,
 };
 
 use super::{
@@ -322,7 +320,7 @@ struct Late {
 impl Late {
     fn new(gpu: &Gpu, buffer: DeviceBuffer) -> Result<Self, Failure> {
         let context = gpu.context();
-        let obstacle = memop::probe_device_word(context, Duration::from_secs(5)).err().map(|error| error.to_string());
+        let obstacle = device::streams_cannot_wait(gpu);
         let word = DeviceBuffer::new(context, 4).map_err(failed("allocating"))?;
         device::set(gpu, word.as_slice(), 0)?;
         let stream = || Stream::new(context).map_err(failed("making a stream"));

@@ -114,7 +114,7 @@ impl Opener<'_> {
         );
         exporter.say(Wish::Enqueue, &[])?;
         if let Err(why) = exporter.hear::<Done>(teller)? {
-            return Ok(step.untried(Some(WAITS), format!("streams cannot wait for words of memory here: {why}")));
+            return Ok(step.untried(Some(WAITS), why));
         }
         let mapping = self.open(&self.offer.late, BYTES);
         let read = |mapping: &IpcMapping| {

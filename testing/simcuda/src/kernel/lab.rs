@@ -1,5 +1,5 @@
-//! The kernels of `kernels/coherency.cu`. Every load and store here is a processor's: what it sees is always new, and
-//! in order. Only the loop that a compiler loads once for loads once.
+//! The kernels of `kernels/lab.cu`. Every load and store here is a processor's: what it sees is always new, and in
+//! order. Only the loop that a compiler loads once for loads once.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,7 +12,15 @@ use crate::abi::{Code, DevicePtr};
 use crate::memory::{self, HostRange, Want};
 use crate::queue::Runner;
 
-pub(super) static KERNELS: [Kernel; 6] = [
+pub(super) static KERNELS: [Kernel; 7] = [
+    Kernel {
+        name: "pw_delay",
+        parameters: &[8],
+        run: |_, parameters| {
+            std::thread::sleep(Duration::from_nanos(parameters[0]));
+            Ok(())
+        },
+    },
     Kernel {
         name: "pw_poll",
         parameters: &[8, 8, 8, 8, 4, 8, 8],

@@ -1,8 +1,9 @@
-// The kernels of `partywall lab coherency`: they poll and change words that a kernel of another process polls and
-// changes, in each way that CUDA has for a load and a store. Nothing else launches them.
+// The kernels of `partywall lab`: one that takes its time, and those of `partywall lab coherency`, which poll and change
+// words that a kernel of another process polls and changes, in each way that CUDA has for a load and a store. Nothing
+// else launches them.
 //
-// Compiled as kernels/partywall.cu is, and by its rules but for one: they spin on memory, because that is the
-// experiment. Each loop ends at a time limit, and at a number of rounds in case that the clock stands still.
+// Compiled as kernels/partywall.cu is, and by its rules but for one: they spin, because that is the experiment. Each
+// loop ends at a time limit, and at a number of rounds in case that the clock stands still.
 //
 // Loads and stores are inline PTX: one instruction each, so that what is seen is that instruction and not the compiler's
 // choice. The exception is pw_poll_compiled, whose subject is the compiler's choice.
@@ -19,6 +20,15 @@ static __device__ uint64_t pw_now() {
 
 // A limit by rounds: some seconds if every load goes to memory.
 #define PW_MOST_ROUNDS (1ull << 26)
+
+// Runs for some nanoseconds, like a kernel that has much to do.
+extern "C" __global__ void pw_delay(uint64_t time) {
+    uint64_t began = pw_now();
+#pragma unroll 1
+    for (uint64_t rounds = 0; rounds < PW_MOST_ROUNDS && pw_now() - began < time; rounds++) {
+        asm volatile("nanosleep.u32 1000;");
+    }
+}
 
 // Between two rounds: nothing that was loaded before it is known after it, so that every round loads anew. That is all:
 // no cache is emptied, and no other thread is waited for.

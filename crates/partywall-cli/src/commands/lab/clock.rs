@@ -1,0 +1,78 @@
+//! A clock that all processes of the machine share, and times as steps tell them.
+
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+use serde::{Deserialize, Serialize};
+
+use crate::text::micros;
+
+/// A moment, in nanoseconds since the machine was started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(super) struct Moment(u64);
+
+impl Moment {
+    pub(super) fn now() -> Self {
+        let now = clock_gettime(ClockId::Monotonic);
+        // Neither is negative: the clock began at 0.
+        Self(Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec as u32).as_nanos() as u64)
+    }
+
+    #[cfg(test)]
+    pub(super) fn at(nanoseconds: u64) -> Self {
+        Self(nanoseconds)
+    }
+
+    /// How long after another one it is; nothing if it was before.
+    pub(super) fn since(self, earlier: Self) -> Duration {
+        Duration::from_nanos(self.0.saturating_sub(earlier.0))
+    }
+}
+
+/// `2,240 µs (1,970 to 4,410 µs)`: the median of some times, the shortest and the longest.
+pub(super) fn spread(times: &[Duration]) -> String {
+    let mut sorted = times.to_vec();
+    sorted.sort_unstable();
+    match sorted.as_slice() {
+        [] => "never".into(),
+        [one] => short(*one),
+        [first, .., last] => {
+            let first = short(*first);
+            format!("{} ({} to {})", short(sorted[sorted.len() / 2]), first.trim_end_matches(" µs"), short(*last))
+        }
+    }
+}
+
+/// A short time: with a digit behind the point where that says something.
+pub(super) fn short(time: Duration) -> String {
+    if time < Duration::from_micros(100) { format!("{:.1} µs", time.as_nanos() as f64 / 1000.0) } else { micros(time) }
+}
+
+/// A time that people wait for.
+pub(super) fn millis(time: Duration) -> String {
+    format!("{:.1} ms", time.as_secs_f64() * 1000.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_told_by_their_median() {
+        let text =
+            |nanoseconds: &[u64]| spread(&nanoseconds.iter().copied().map(Duration::from_nanos).collect::<Vec<_>>());
+        assert_eq!(text(&[]), "never");
+        assert_eq!(text(&[1_500]), "1.5 µs");
+        assert_eq!(text(&[4_410_000, 2_240_000, 99_000]), "2,240 µs (99.0 to 4,410 µs)");
+        assert_eq!(millis(Duration::from_micros(1_550)), "1.6 ms");
+    }
+
+    #[test]
+    fn moments_follow_each_other() {
+        let first = Moment::now();
+        let second = Moment::now();
+        assert!(second >= first);
+        assert_eq!(Moment(5).since(Moment(3)), Duration::from_nanos(2));
+        assert_eq!(Moment(3).since(Moment(5)), Duration::ZERO);
+    }
+}
