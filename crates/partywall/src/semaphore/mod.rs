@@ -152,7 +152,7 @@ impl Semaphore {
 
     /// Waits for a turn until `timeout` after `start`. Nothing if the time is over, or the turn was lost.
     fn wait(&self, mut waiter: Waiter<'_>, start: Instant, timeout: Duration) -> Result<Option<Held>> {
-        self.attention.look(start, timeout, || !waiter.is_waiting());
+        let mut now = self.attention.look(start, timeout, || !waiter.is_waiting());
         loop {
             match waiter.poll() {
                 Polled::Held(held) => return Ok(Some(held)),
@@ -160,7 +160,7 @@ impl Semaphore {
                 // This process was stopped for a while, or the broker took the permit back: then it knows why.
                 Polled::Lost => return self.open.domain.link().call(Call::Ping).map(|_| None),
             }
-            let left = timeout.saturating_sub(start.elapsed());
+            let left = timeout.saturating_sub(now.take().unwrap_or_else(Instant::now) - start);
             if left.is_zero() {
                 return Ok(waiter.cancel());
             }

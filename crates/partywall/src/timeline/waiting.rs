@@ -44,7 +44,8 @@ impl Timeline {
             progress = word.progress(v);
             is_over(progress)
         };
-        if self.attention.look(start, timeout, look) {
+        let mut now = self.attention.look(start, timeout, look);
+        if now.is_none() {
             return verdict(progress);
         }
         let mut backoff = Backoff::new();
@@ -55,7 +56,8 @@ impl Timeline {
             if is_over(progress) {
                 return verdict(progress);
             }
-            let left = timeout.saturating_sub(start.elapsed());
+            // The clock is not looked at between being woken and finding out why.
+            let left = timeout.saturating_sub(now.take().unwrap_or_else(Instant::now) - start);
             if left.is_zero() {
                 return Err(self.at.too_late(v, goal, timeout));
             }
