@@ -82,7 +82,7 @@ pub(crate) fn timeline(timeline: &TimelineInfo) -> Value {
         "value": timeline.value,
         "announced": timeline.announced,
         "writer": timeline.writer,
-        "ending": timeline.ending.map(|ending| ending_words(ending).0),
+        "ending": timeline.ending.map(TimelineEnding::name),
         "leases": timeline.leases,
     })
 }
@@ -90,7 +90,7 @@ pub(crate) fn timeline(timeline: &TimelineInfo) -> Value {
 /// Who signals a timeline, or why nobody does.
 pub(crate) fn writer(timeline: &TimelineInfo) -> String {
     match (timeline.ending, timeline.writer) {
-        (Some(ending), _) => format!("none: {}", ending_words(ending).1),
+        (Some(ending), _) => format!("none: {}", why_none(ending)),
         (None, Some(pid)) => format!("pid {pid}"),
         (None, None) => "none yet".into(),
     }
@@ -101,16 +101,15 @@ pub(crate) fn timeline_line(timeline: &TimelineInfo) -> String {
     format!("{}, writer: {}", timeline.name, writer(timeline))
 }
 
-/// For programs, and for people.
-fn ending_words(ending: TimelineEnding) -> (&'static str, &'static str) {
+fn why_none(ending: TimelineEnding) -> &'static str {
     match ending {
-        TimelineEnding::OwnerDied => ("owner_died", "it died"),
-        TimelineEnding::OwnerFaulted => ("owner_faulted", "it lost its CUDA context"),
-        TimelineEnding::Closed => ("closed", "it has closed"),
-        TimelineEnding::Abandoned => ("abandoned", "abandoned"),
-        TimelineEnding::BrokerGone => ("broker_gone", "a broker was gone"),
-        TimelineEnding::Evicted => ("evicted", "it was evicted"),
-        _ => ("unknown", "for a reason newer than this program"),
+        TimelineEnding::OwnerDied => "it died",
+        TimelineEnding::OwnerFaulted => "it lost its CUDA context",
+        TimelineEnding::Closed => "it has closed",
+        TimelineEnding::Abandoned => "abandoned",
+        TimelineEnding::BrokerGone => "a broker was gone",
+        TimelineEnding::Evicted => "it was evicted",
+        _ => "for a reason newer than this program",
     }
 }
 
@@ -156,29 +155,13 @@ pub(crate) fn holder(holder: &HolderInfo) -> Value {
 /// `permits` (of semaphores; null if they are too many to be counted), `bytes`, `since_ms` (since 1970), `simulated` (whether
 /// it runs on the simulated CUDA driver).
 pub(crate) fn member(member: &MemberInfo) -> Value {
-    let state = match member.state {
-        MemberState::Alive => "alive",
-        MemberState::Hung => "hung",
-        MemberState::LostContext => "lost_context",
-        MemberState::Suspect => "suspect",
-        MemberState::Evicted => "evicted",
-        MemberState::HeldByChild => "held_by_child",
-        MemberState::Unproven => "unproven",
-        MemberState::Dead => "dead",
-        _ => "unknown",
-    };
-    let doubt = member.doubt.map(|doubt| match doubt {
-        Doubt::Mps => "mps",
-        Doubt::NoPidfd => "no_pidfd",
-        _ => "unknown",
-    });
     json!({
         "member": member.member,
         "pid": member.pid,
         "uid": member.uid,
         "command": member.command,
-        "state": state,
-        "doubt": doubt,
+        "state": member.state.name(),
+        "doubt": member.doubt.map(Doubt::name),
         "quiet_ms": member.quiet,
         "leases": member.leases,
         "timelines": member.timelines,

@@ -25,6 +25,22 @@ pub enum MemberState {
     Dead,
 }
 
+impl MemberState {
+    /// Its name for programs.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Alive => "alive",
+            Self::Hung => "hung",
+            Self::LostContext => "lost_context",
+            Self::Suspect => "suspect",
+            Self::Evicted => "evicted",
+            Self::HeldByChild => "held_by_child",
+            Self::Unproven => "unproven",
+            Self::Dead => "dead",
+        }
+    }
+}
+
 /// Why the end of a member will not prove, or has not proved, that its work on the memory is over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
@@ -33,6 +49,16 @@ pub enum Doubt {
     Mps,
     /// There is no pidfd of it, so that nobody can say when its process ends: only that its connection has.
     NoPidfd,
+}
+
+impl Doubt {
+    /// Its name for programs.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Mps => "mps",
+            Self::NoPidfd => "no_pidfd",
+        }
+    }
 }
 
 /// A member in a listing.
@@ -112,6 +138,27 @@ pub enum Kill {
     NoPidfd,
     /// The kernel refused, with this errno.
     Refused(i32),
+}
+
+impl Kill {
+    /// Its name for programs.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::NotAsked => "not_asked",
+            Self::Sent => "sent",
+            Self::Exited => "exited",
+            Self::NoPidfd => "no_pidfd",
+            Self::Refused(_) => "refused",
+        }
+    }
+
+    /// The kernel's errno, if it refused.
+    pub fn errno(self) -> Option<i32> {
+        match self {
+            Self::Refused(errno) => Some(errno),
+            _ => None,
+        }
+    }
 }
 
 /// A dead member whose holdings were given back without a proof that its work on them is over.

@@ -50,6 +50,20 @@ pub enum TimelineEnding {
     Evicted,
 }
 
+impl TimelineEnding {
+    /// Its name for programs.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::OwnerDied => "owner_died",
+            Self::OwnerFaulted => "owner_faulted",
+            Self::Closed => "closed",
+            Self::Abandoned => "abandoned",
+            Self::BrokerGone => "broker_gone",
+            Self::Evicted => "evicted",
+        }
+    }
+}
+
 /// A timeline or a semaphore in a listing.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]

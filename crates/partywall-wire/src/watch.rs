@@ -44,6 +44,17 @@ pub enum Named {
     Semaphore,
 }
 
+impl Named {
+    /// Its name for programs.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Segment => "segment",
+            Self::Timeline => "timeline",
+            Self::Semaphore => "semaphore",
+        }
+    }
+}
+
 /// What happened to a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
@@ -84,6 +95,40 @@ pub enum Change {
         /// Bytes that the broker held for it.
         bytes: u64,
     },
+}
+
+impl Change {
+    /// Its name for programs.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Created { .. } => "created",
+            Self::Committed { .. } => "committed",
+            Self::Withdrawn { .. } => "withdrawn",
+            Self::OwnerDied { .. } => "owner_died",
+            Self::OwnerFaulted { .. } => "owner_faulted",
+            Self::Reclaimed { .. } => "reclaimed",
+        }
+    }
+
+    /// The version of a segment that it is about, and bytes of that.
+    pub fn version(self) -> Option<(u64, u64)> {
+        match self {
+            Self::Committed { version, bytes, .. } | Self::Reclaimed { version, bytes } => Some((version, bytes)),
+            _ => None,
+        }
+    }
+
+    /// Who did it, or whose end it was.
+    pub fn pid(self) -> Option<u32> {
+        match self {
+            Self::Created { pid }
+            | Self::Committed { pid, .. }
+            | Self::Withdrawn { pid }
+            | Self::OwnerDied { pid }
+            | Self::OwnerFaulted { pid } => Some(pid),
+            Self::Reclaimed { .. } => None,
+        }
+    }
 }
 
 /// Something that happened to a name.

@@ -70,22 +70,14 @@ fn tell(output: Output, evicted: &Evicted) {
 
 fn value(evicted: &Evicted) -> Value {
     let Evicted { member, pid, command, leases, bytes, kill } = evicted;
-    let (kill, errno) = match kill {
-        Kill::NotAsked => ("not_asked", None),
-        Kill::Sent => ("sent", None),
-        Kill::Exited => ("exited", None),
-        Kill::NoPidfd => ("no_pidfd", None),
-        Kill::Refused(errno) => ("refused", Some(*errno)),
-        _ => ("unknown", None),
-    };
     json!({
         "member": member,
         "pid": pid,
         "command": command,
         "leases": leases,
         "bytes": bytes,
-        "kill": kill,
-        "errno": errno,
+        "kill": kill.name(),
+        "errno": kill.errno(),
     })
 }
 

@@ -125,28 +125,13 @@ fn line(event: &WatchEvent) -> String {
 fn value(event: &WatchEvent, point: Point) -> Value {
     let mut value = match event {
         WatchEvent::Name(NameEvent { at, named, name, change, .. }) => {
-            let named = match named {
-                Named::Segment => "segment",
-                Named::Timeline => "timeline",
-                Named::Semaphore => "semaphore",
-                _ => "unknown",
-            };
-            let mut value = json!({ "event": "changed", "named": named, "name": name, "at_ms": at });
-            let facts = match change {
-                Change::Created { pid } => json!({ "event": "created", "pid": pid }),
-                Change::Committed { version, bytes, pid } => {
-                    json!({ "event": "committed", "version": version, "bytes": bytes, "pid": pid })
-                }
-                Change::Withdrawn { pid } => json!({ "event": "withdrawn", "pid": pid }),
-                Change::OwnerDied { pid } => json!({ "event": "owner_died", "pid": pid }),
-                Change::OwnerFaulted { pid } => json!({ "event": "owner_faulted", "pid": pid }),
-                Change::Reclaimed { version, bytes } => {
-                    json!({ "event": "reclaimed", "version": version, "bytes": bytes })
-                }
-                _ => json!({}),
-            };
-            if let (Some(value), Value::Object(facts)) = (value.as_object_mut(), facts) {
-                value.extend(facts);
+            let (event, named) = (change.name(), named.name());
+            let mut value = json!({ "event": event, "named": named, "name": name, "at_ms": at });
+            if let Some((version, bytes)) = change.version() {
+                (value["version"], value["bytes"]) = (json!(version), json!(bytes));
+            }
+            if let Some(pid) = change.pid() {
+                value["pid"] = json!(pid);
             }
             value
         }
