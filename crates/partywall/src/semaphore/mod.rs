@@ -83,30 +83,44 @@ impl Semaphore {
     /// # Errors
     /// [`Error::Timeout`]; [`Error::BrokerGone`] when it has to wait; [`Error::Forked`].
     pub fn acquire(&self, timeout: Duration) -> Result<Permit> {
-        let Open { name, memory, domain, .. } = &*self.open;
+        self.acquire_unless(timeout, || false)?.ok_or_else(|| self.late(timeout))
+    }
+
+    /// As [`acquire`](Self::acquire), but gives up when `stop` says so: then it is `None`. While it waits `stop` is asked
+    /// every 100 ms at least, and the place among those who wait is kept.
+    ///
+    /// # Errors
+    /// As [`acquire`](Self::acquire).
+    pub fn acquire_unless(&self, timeout: Duration, mut stop: impl FnMut() -> bool) -> Result<Option<Permit>> {
+        let Open { memory, domain, .. } = &*self.open;
         let link = domain.link();
         link.require_ours()?;
         if let Some(held) = memory.try_acquire(link.row()) {
-            return Ok(self.permit(held));
+            return Ok(Some(self.permit(held)));
         }
-        let start = Instant::now();
-        let late = || Error::Timeout { what: format!("a permit of semaphore {name:?}"), after: timeout };
+        let (start, mut stopped) = (Instant::now(), false);
         loop {
             match memory.acquire(link.row()) {
-                Attempt::Held(held) => return Ok(self.permit(held)),
+                Attempt::Held(held) => return Ok(Some(self.permit(held))),
                 Attempt::Waiting(waiter) => {
-                    if let Some(held) = self.wait(waiter, start, timeout)? {
-                        return Ok(self.permit(held));
+                    let is_stopped = || {
+                        stopped = stop();
+                        stopped
+                    };
+                    if let Some(held) = self.wait(waiter, start, timeout, is_stopped)? {
+                        return Ok(Some(self.permit(held)));
                     }
                 }
                 Attempt::Crowded => {
                     link.require_broker()?;
                     std::thread::sleep(CROWDED.min(timeout.saturating_sub(start.elapsed())));
+                    stopped = stop();
                 }
             }
-            if start.elapsed() >= timeout {
+            let is_late = start.elapsed() >= timeout;
+            if is_late || stopped {
                 memory.look_after_granted();
-                return Err(late());
+                return if stopped { Ok(None) } else { Err(self.late(timeout)) };
             }
         }
     }
@@ -150,8 +164,14 @@ impl Semaphore {
         &self.open.domain
     }
 
-    /// Waits for a turn until `timeout` after `start`. Nothing if the time is over, or the turn was lost.
-    fn wait(&self, mut waiter: Waiter<'_>, start: Instant, timeout: Duration) -> Result<Option<Held>> {
+    /// Waits for a turn until `timeout` after `start`. Nothing if the time is over, it is stopped, or the turn was lost.
+    fn wait(
+        &self,
+        mut waiter: Waiter<'_>,
+        start: Instant,
+        timeout: Duration,
+        mut is_stopped: impl FnMut() -> bool,
+    ) -> Result<Option<Held>> {
         let mut now = self.attention.look(start, timeout, || !waiter.is_waiting());
         loop {
             match waiter.poll() {
@@ -161,7 +181,7 @@ impl Semaphore {
                 Polled::Lost => return self.open.domain.link().call(Call::Ping).map(|_| None),
             }
             let left = timeout.saturating_sub(now.take().unwrap_or_else(Instant::now) - start);
-            if left.is_zero() {
+            if left.is_zero() || is_stopped() {
                 return Ok(waiter.cancel());
             }
             if let Err(gone) = self.open.domain.link().require_broker() {
@@ -170,6 +190,10 @@ impl Semaphore {
             waiter.sleep(left);
             self.open.memory.look_after_granted();
         }
+    }
+
+    fn late(&self, after: Duration) -> Error {
+        Error::Timeout { what: format!("a permit of semaphore {:?}", self.open.name), after }
     }
 
     fn permit(&self, held: Held) -> Permit {

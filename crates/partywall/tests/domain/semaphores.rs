@@ -1,6 +1,14 @@
 //! Semaphores: permits that go round between processes, and come back when one of them dies.
 
-use std::{collections::VecDeque, io::Read, sync::mpsc::channel, time::Duration};
+use std::{
+    collections::VecDeque,
+    io::Read,
+    sync::{
+        atomic::{AtomicU32, Ordering},
+        mpsc::channel,
+    },
+    time::Duration,
+};
 
 use partywall::{Domain, Error, MAX_PERMITS, Permit, Semaphore};
 use partywall_wire::ObjectKind;
@@ -80,6 +88,40 @@ fn those_who_wait_are_served_in_their_order() {
         drop(permit);
     });
     assert!(order.try_iter().eq(0..5));
+}
+
+#[test]
+fn who_is_asked_whether_to_stop_keeps_his_place() {
+    let world = World::new();
+    let domain = world.connect();
+    let semaphore = domain.semaphore("seats", 1).unwrap();
+    let permit = semaphore.acquire(PATIENCE).unwrap();
+    let (asked, (sender, order)) = (AtomicU32::new(0), channel());
+    std::thread::scope(|scope| {
+        let (first, second) = (sender.clone(), sender);
+        let (semaphore, asked) = (&semaphore, &asked);
+        let ask = || {
+            asked.fetch_add(1, Ordering::Relaxed);
+            false
+        };
+        scope.spawn(move || {
+            let permit = semaphore.acquire_unless(PATIENCE, ask).unwrap();
+            first.send(1).unwrap();
+            drop(permit);
+        });
+        eventually("the first one waits", || semaphore.waiting() == 1);
+        scope.spawn(move || {
+            let permit = semaphore.acquire(PATIENCE).unwrap();
+            second.send(2).unwrap();
+            drop(permit);
+        });
+        eventually("the second one waits", || semaphore.waiting() == 2);
+        eventually("the first one was asked", || asked.load(Ordering::Relaxed) > 3);
+        assert!(semaphore.acquire_unless(PATIENCE, || true).unwrap().is_none());
+        assert_eq!(semaphore.waiting(), 2, "who is stopped waits no more");
+        drop(permit);
+    });
+    assert!(order.try_iter().eq([1, 2]));
 }
 
 #[test]
