@@ -17,10 +17,14 @@ use pyo3::{exceptions::PyValueError, prelude::*};
 use crate::{
     build::{Build, Claim, Planned, place},
     errors::{Raise, closed},
+    members::{Evicted, Member},
     reaper,
     segment::Segment,
+    semaphore::Semaphore,
     source::{self, Source},
+    timeline::Timeline,
     wait,
+    watch::Watch,
 };
 
 /// A connection to a domain.
@@ -190,6 +194,19 @@ impl Domain {
         segment.or_raise(py).map(Segment::new)
     }
 
+    /// Opens a timeline, to wait for it or to signal it, too.
+    fn timeline(&self, py: Python<'_>, name: &str, writer: bool) -> PyResult<Timeline> {
+        let domain = self.inner(py)?;
+        py.detach(|| Timeline::open(&domain, name, writer)).or_raise(py)
+    }
+
+    /// Opens a semaphore.
+    fn semaphore(&self, py: Python<'_>, name: &str, maximum: u32) -> PyResult<Semaphore> {
+        let domain = self.inner(py)?;
+        let semaphore = py.detach(|| domain.semaphore(name, maximum)).or_raise(py)?;
+        Ok(Semaphore::new(semaphore))
+    }
+
     /// All names that have a latest version, in order.
     fn names(&self, py: Python<'_>) -> PyResult<Vec<Row>> {
         let domain = self.inner(py)?;
@@ -207,6 +224,26 @@ impl Domain {
         let domain = self.inner(py)?;
         let removed = py.detach(|| domain.remove(name)).or_raise(py)?;
         Ok((removed.version, removed.bytes_kept))
+    }
+
+    /// Watches names that are like a pattern, from now or from a point on.
+    #[pyo3(signature = (pattern, after))]
+    fn watch(&self, py: Python<'_>, pattern: &str, after: Option<&str>) -> PyResult<Watch> {
+        Watch::begin(py, &self.inner(py)?, pattern, after)
+    }
+
+    /// All members, in the order in which they joined.
+    fn members(&self, py: Python<'_>) -> PyResult<Vec<Member>> {
+        let domain = self.inner(py)?;
+        let members = py.detach(|| domain.members()).or_raise(py)?;
+        Ok(members.into_iter().map(Member::from).collect())
+    }
+
+    /// Takes everything from all members with a pid but what they hold, and kills their process if that is wanted.
+    fn evict(&self, py: Python<'_>, pid: u32, kill: bool) -> PyResult<Vec<Evicted>> {
+        let domain = self.inner(py)?;
+        let evicted = py.detach(|| domain.evict(pid, kill)).or_raise(py)?;
+        Ok(evicted.into_iter().map(Evicted::from).collect())
     }
 
     /// Ends the broker.

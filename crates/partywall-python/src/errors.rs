@@ -2,7 +2,7 @@
 
 use std::{fmt::Display, str::FromStr};
 
-use partywall::{DType, Error, ErrorKind, Place, cuda::CuResult};
+use partywall::{DType, Error, ErrorKind, Place, TimelineEnding, cuda::CuResult};
 use pyo3::{exceptions::PyValueError, prelude::*, types::PyType};
 
 /// Makes Python exceptions of the library's errors.
@@ -33,6 +33,12 @@ pub(crate) fn closed(py: Python<'_>, what: &str) -> PyErr {
     raise(py, "Closed", &message, "use it before its close(), or inside of its `with`", "closed", None)
 }
 
+/// The exception of signalling through a handle that only waits.
+pub(crate) fn not_writer(py: Python<'_>, name: &str) -> PyErr {
+    let message = format!("timeline {name:?} was opened to be waited for");
+    raise(py, "NotWriter", &message, "open it with writer=True to signal it", "not-writer", None)
+}
+
 /// The exception of a tensor that cannot be taken in the way that was asked for.
 pub(crate) fn no_such_view(py: Python<'_>, tensor: &str, why: &str, advice: &str) -> PyErr {
     raise(py, "NoSuchView", &format!("{tensor:?} cannot be taken so: {why}"), advice, "no-such-view", None)
@@ -61,7 +67,7 @@ fn raise(py: Python<'_>, class: &str, message: &str, advice: &str, anchor: &str,
 /// The name of its class in `partywall._errors`.
 fn class(error: &Error) -> &'static str {
     match error {
-        Error::NotFound { .. } => "NameNotFound",
+        Error::NotFound { .. } | Error::ObjectNotFound { .. } => "NameNotFound",
         Error::VersionNotFound { .. } => "VersionNotFound",
         Error::OwnerDied { .. } => "OwnerDied",
         Error::Withdrawn { .. } => "Withdrawn",
@@ -69,7 +75,28 @@ fn class(error: &Error) -> &'static str {
         Error::NameExists { .. } => "NameExists",
         Error::ReadOnly { .. } => "ReadOnly",
         Error::CannotGrow { .. } => "CannotGrow",
+        Error::TimelineEnded { ending, .. } => match ending {
+            TimelineEnding::OwnerDied => "WriterDied",
+            TimelineEnding::OwnerFaulted => "WriterFaulted",
+            TimelineEnding::Closed => "WriterClosed",
+            TimelineEnding::Abandoned => "Abandoned",
+            TimelineEnding::BrokerGone => "TimelineLost",
+            TimelineEnding::Evicted => "WriterEvicted",
+            _ => "TimelineEnded",
+        },
+        Error::WriterExists { .. } => "WriterExists",
+        Error::BadValue { .. } => "BadValue",
+        Error::Tainted { .. } => "Tainted",
+        Error::LaunchBlocking { .. } => "LaunchBlocking",
+        Error::Captured { .. } => "Captured",
+        Error::WrongMaximum { .. } | Error::BadMaximum { .. } => "WrongMaximum",
+        Error::NotHeld { .. } => "NotHeld",
+        Error::NoSuchMember { .. } => "NoSuchMember",
+        Error::NotYourself => "NotYourself",
+        Error::Unproven { .. } | Error::NotUnproven { .. } => "Unproven",
+        Error::Evicted { .. } => "Evicted",
         Error::BadName { .. } => "BadName",
+        Error::BadPattern { .. } => "BadPattern",
         Error::Table { .. } | Error::BadRange { .. } => "BadTensor",
         Error::WrongDType { .. } | Error::WrongKind { .. } => "WrongKind",
         Error::NotShareable { .. } => "NotShareable",
@@ -78,7 +105,8 @@ fn class(error: &Error) -> &'static str {
         Error::LimitReached { .. } | Error::NoFileDescriptor(_) => "LimitReached",
         Error::NoDevice { .. } => "NoDevice",
         Error::RemoteDevice { .. } => "RemoteDevice",
-        Error::Cuda { .. } | Error::ContextLost { .. } => "CudaError",
+        Error::Cuda { .. } => "CudaError",
+        Error::ContextLost { .. } => "ContextLost",
         Error::Timeout { .. } => "TimeoutError",
         Error::BrokerGone { .. } => "BrokerGone",
         Error::BrokerNotFound { .. } | Error::BrokerNotStarted { .. } | Error::BrokerUnreachable { .. } => {

@@ -3,11 +3,14 @@
 //!
 //! | module | contains |
 //! |---|---|
-//! | `domain`, `build`, `segment` | handles of the library's objects; each Python object is one file here and one there |
+//! | `domain`, `build`, `segment`, `timeline`, `semaphore`, `watch` | handles of the library's objects; each Python object is one file here and one there |
 //! | `tensor` | a tensor of a build or segment, as other libraries take it |
 //! | `owner` | what a tensor keeps: its build or segment, until nothing uses it any more |
 //! | `dlpack` | capsules out, and the C structs of DLPack |
 //! | `source` | capsules and buffers in |
+//! | `members` | rows of listings |
+//! | `stream` | streams of other libraries |
+//! | `handle` | what Python closes, or only lets go of |
 //! | `errors` | the library's errors as Python's |
 //! | `wait` | waits that release the GIL and obey Ctrl-C |
 //! | `reaper` | a thread for releases that nobody should have to wait for |
@@ -18,12 +21,18 @@ mod dlpack;
 mod doctor;
 mod domain;
 mod errors;
+mod handle;
+mod members;
 mod owner;
 mod reaper;
 mod segment;
+mod semaphore;
 mod source;
+mod stream;
 mod tensor;
+mod timeline;
 mod wait;
+mod watch;
 
 /// The compiled half of the package.
 #[allow(unsafe_code, reason = "asking Python which interpreter this is")]
@@ -42,9 +51,15 @@ mod native {
     #[pymodule_export]
     use crate::segment::{Pinned, Segment};
     #[pymodule_export]
+    use crate::semaphore::{Permit, Semaphore};
+    #[pymodule_export]
     use crate::source::Source;
     #[pymodule_export]
     use crate::tensor::Tensor;
+    #[pymodule_export]
+    use crate::timeline::{Event, LimitedWait, Timeline};
+    #[pymodule_export]
+    use crate::watch::Watch;
 
     #[pymodule_export]
     const VERSION: &str = partywall::VERSION;

@@ -147,6 +147,7 @@ fn each_entry_belongs_to_an_error() {
         "compute-mode",
         "locked-memory",
         "closed",
+        "not-writer",
         "no-such-view",
         "bad-source",
     ];

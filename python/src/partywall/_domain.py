@@ -4,14 +4,18 @@ import os
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, SupportsIndex
 
 from partywall import _arrays, _native
 from partywall._arrays import Shape
 from partywall._build import Build, fill
 from partywall._errors import Closed
+from partywall._members import EvictedMember, Member
 from partywall._program import PROGRAM
 from partywall._segment import Segment, left_open
+from partywall._semaphore import Semaphore, permits
+from partywall._timeline import Timeline
+from partywall._watch import Watch
 
 
 @dataclass(frozen=True)
@@ -218,6 +222,36 @@ class Domain:
         taken = [(key, _arrays.source(tensor, None)) for key, tensor in _arrays.named(tensors).items()]
         native = self._native.publish(name, taken, pairs(metadata), mutable=mutable, if_absent=if_absent)
         return Segment(self, native)
+
+    def timeline(self, name: str, writer: bool = False) -> Timeline:
+        """Opens a timeline, to wait for it, or as its one `writer`. Makes it, at 0, if there is none: either may come first.
+
+        A writer goes on from where the one before it has ended; `WriterExists` while there is another.
+        """
+        return Timeline(self, self._native.timeline(name, writer))
+
+    def semaphore(self, name: str, maximum: SupportsIndex) -> Semaphore:
+        """Opens a semaphore of `maximum` permits, 1 to 65,536. Makes it, with all of them free, if there is none."""
+        return Semaphore(self, self._native.semaphore(name, permits(maximum)))
+
+    def watch(self, pattern: str = "*", after: str | None = None) -> Watch:
+        """Watches names that are like `pattern`, in which `*` stands for any characters, also `/`, and `?` for one.
+
+        Begins with what happens from now on, or after the `point` that a watch before has come to.
+        """
+        return Watch(self, self._native.watch(pattern, after))
+
+    def ps(self) -> list[Member]:
+        """All members of the domain, this process among them, in the order in which they joined."""
+        return [Member(**row) for row in self._native.members()]
+
+    def evict(self, pid: int, kill: bool = False) -> list[EvictedMember]:
+        """Takes from all members with this pid what they wait for, build and own, and refuses them everything from now on.
+
+        What they hold comes back when they are dead: nobody can take memory away from a process that has it mapped. With
+        `kill` the broker sends SIGKILL; that it could not is no error, but said in what is returned.
+        """
+        return [EvictedMember(**row) for row in self._native.evict(pid, kill)]
 
     def ls(self) -> list[Name]:
         """All names, in order."""

@@ -40,6 +40,10 @@ class Withdrawn(NameNotFound):
     """Its publisher has withdrawn the name; what was open stays readable."""
 
 
+class NoSuchMember(Error, LookupError):
+    """No member of the domain has this pid or number."""
+
+
 class TensorNotFound(Error, KeyError):
     """The segment has no tensor of this name."""
 
@@ -48,12 +52,52 @@ class NameExists(Error, FileExistsError):
     """The name exists and was to be made only if it did not."""
 
 
+class WriterExists(Error, FileExistsError):
+    """The timeline has a writer, in this process or another."""
+
+
 class OwnerDied(Error, ConnectionError):
-    """The process that published the memory is dead, and the memory is gone with it."""
+    """The process that published the memory, or that signalled the timeline, is dead."""
+
+
+class Evicted(Error, ConnectionError):
+    """This process was evicted from the domain."""
 
 
 class BrokerGone(Error, ConnectionError):
     """The broker that the connection belonged to is gone."""
+
+
+class TimelineEnded(Error, ConnectionError):
+    """The timeline ended before it reached the value. What was signalled until then is valid."""
+
+
+class WriterDied(TimelineEnded, OwnerDied):
+    """The timeline's writer is dead."""
+
+
+class WriterFaulted(TimelineEnded):
+    """The timeline's writer has lost its CUDA context."""
+
+
+class WriterClosed(TimelineEnded):
+    """The timeline's writer has closed it."""
+
+
+class WriterEvicted(TimelineEnded):
+    """The timeline's writer was evicted from the domain."""
+
+
+class Abandoned(TimelineEnded):
+    """The timeline was abandoned, by its writer or by somebody else."""
+
+
+class TimelineLost(TimelineEnded, BrokerGone):
+    """The broker is gone, and with it whoever would have noticed the writer's death."""
+
+
+class Tainted(Error, RuntimeError):
+    """The value rests on a timeline that has failed."""
 
 
 class BrokerUnreachable(Error, ConnectionError):
@@ -72,6 +116,10 @@ class ReadOnly(Error, PermissionError):
     """The version is frozen, or was opened for reading."""
 
 
+class NotWriter(Error, PermissionError):
+    """The timeline was opened to be waited for, not to be signalled."""
+
+
 class TimeoutError(Error, builtins.TimeoutError):
     """It did not happen in time."""
 
@@ -86,6 +134,22 @@ class LimitReached(Error, OSError):
 
 class BadName(Error, ValueError):
     """The name breaks the rules for names."""
+
+
+class BadPattern(Error, ValueError):
+    """No name would be like the pattern."""
+
+
+class BadValue(Error, ValueError):
+    """The value is not larger than those before, or larger than values can be."""
+
+
+class WrongMaximum(Error, ValueError):
+    """The semaphore has another number of permits, or none can have so many."""
+
+
+class NotYourself(Error, ValueError):
+    """A process does not evict itself."""
 
 
 class BadTensor(Error, ValueError):
@@ -126,6 +190,26 @@ class RemoteDevice(Error, RuntimeError):
 
 class CudaError(Error, RuntimeError):
     """The CUDA driver refused a call; `cuda_error` is its code."""
+
+
+class ContextLost(CudaError):
+    """The CUDA context of this process is lost: only a restart brings it back."""
+
+
+class LaunchBlocking(Error, RuntimeError):
+    """With `CUDA_LAUNCH_BLOCKING` set, a stream that waits would stop the process."""
+
+
+class Captured(Error, RuntimeError):
+    """The stream is being captured into a CUDA graph, which this cannot be part of."""
+
+
+class NotHeld(Error, RuntimeError):
+    """The permit was given back before."""
+
+
+class Unproven(Error, RuntimeError):
+    """The member is dead, and what it held is in quarantine; or it is not known to be dead, and nothing is."""
 
 
 class Forked(Error, RuntimeError):

@@ -24,6 +24,33 @@ def handle(stream: Any, device: int) -> int | None:
     raise TypeError(f"{stream!r} is no CUDA stream: give an integer, or something with __cuda_stream__")
 
 
+def place(stream: Any, device: Any) -> tuple[str, int | None]:
+    """A stream's GPU, as Partywall names it, and its handle.
+
+    If nobody says, it is the GPU that torch or cupy uses now, or the first one.
+    """
+    name = f"cuda:{_ordinal(stream)}" if device is None else str(device)
+    if stream is not None:
+        return name, handle(stream, 0)
+    if not name.startswith("cuda"):
+        raise ValueError(f"say which stream of {name} is meant, or name the GPU as cuda:N")
+    return name, _current(int(name.removeprefix("cuda").removeprefix(":") or 0))
+
+
+def _ordinal(stream: Any) -> int:
+    # torch's and cupy's own streams know it.
+    for attribute in ("device_index", "device_id"):
+        ordinal = getattr(stream, attribute, None)
+        if isinstance(ordinal, int) and ordinal >= 0:
+            return ordinal
+    torch = getattr(sys.modules.get("torch"), "cuda", None)
+    if torch is not None and getattr(torch, "is_initialized", bool)():
+        return int(torch.current_device())
+    runtime = getattr(getattr(sys.modules.get("cupy"), "cuda", None), "runtime", None)
+    current = getattr(runtime, "getDevice", None)
+    return 0 if current is None else int(current())
+
+
 def _current(device: int) -> int | None:
     # One that another thread is just importing has nothing on a stream yet.
     torch = getattr(sys.modules.get("torch"), "cuda", None)

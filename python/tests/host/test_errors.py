@@ -46,13 +46,14 @@ def test_every_error_class_goes_through_a_pickle():
 
 
 def test_every_error_of_the_package_is_quoted_by_its_entry(domain):
-    segment = domain.put("x", np.zeros(3))
+    segment, timeline = domain.put("x", np.zeros(3)), domain.timeline("t")
     failing = [
         lambda: segment.__dlpack__(copy=True),
         lambda: segment.__dlpack__(dl_device=(2, 0)),
         lambda: domain.put("y", 3),
         lambda: domain.put("y", np.array([None])),
         lambda: (segment.close(), segment["data"]),
+        lambda: timeline.signal(1),
     ]
     for fail in failing:
         with pytest.raises(pw.Error) as raised:
@@ -60,6 +61,7 @@ def test_every_error_of_the_package_is_quoted_by_its_entry(domain):
         _, entry = PAGE.read_text().split(f"\n### {raised.value.anchor}\n")
         quoted = re.search("^    (.*)$", entry, re.MULTILINE)[1]
         assert re.match(re.escape(quoted).replace("…", ".*"), str(raised.value)), raised.value
+    timeline.close()
 
 
 def test_another_user_is_refused_with_a_sentence(domain):

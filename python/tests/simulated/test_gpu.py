@@ -166,11 +166,12 @@ def test_another_process_reads_it(domain, child):
         assert reader.end() == 0
 
 
-def test_a_refusal_of_the_driver_has_its_code(domain, child):
+@pytest.mark.parametrize(("code", "said"), [(719, "ContextLost 719 broken-context"), (801, "CudaError 801 not-supported")])
+def test_a_refusal_of_the_driver_has_its_code(domain, child, code, said):
     failing = child(
-        """
+        f"""
         import os
-        os.environ["SIMCUDA_FAULTS"] = "cuMemCreate:1=719"
+        os.environ["SIMCUDA_FAULTS"] = "cuMemCreate:1={code}"
         with pw.connect(socket=sys.argv[1]) as d:
             try:
                 d.create("x", 1, "uint8")
@@ -179,7 +180,7 @@ def test_a_refusal_of_the_driver_has_its_code(domain, child):
         """,
         domain.socket,
     )
-    assert failing.says() == "CudaError 719 broken-context"
+    assert failing.says() == said
     assert failing.end() == 0
 
 

@@ -111,6 +111,7 @@ WAITS = {
     "read": "segment.tobytes(gate.stream)",
     "write": "build.write(bytes(9), gate.stream)",
     "unpin": "pin.close()",
+    "signal": "timeline.signal_on(1, gate.stream), timeline.signal(2)",
 }
 
 
@@ -123,7 +124,7 @@ def test_ctrl_c_ends_a_wait_for_the_gpu(socket, child, wait):
         import driver
         with pw.connect(socket=sys.argv[1]) as d:
             build, segment = d.create("x", 9, "uint8"), d.put("z", b"123456789", "cuda")
-            host = d.put("host", b"123")
+            host, timeline = d.put("host", b"123"), d.timeline("t", writer=True)
             pin = host.pin()
             driver.use()
             gate = driver.Gate()
@@ -153,6 +154,7 @@ def test_ctrl_c_ends_a_wait_for_the_gpu(socket, child, wait):
             segment.close()
             pin.close()
             host.close()
+            timeline.close()
             say(pw._native.flush(60), d.ls())
         """,
         socket,

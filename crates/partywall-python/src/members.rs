@@ -1,0 +1,66 @@
+//! Who is in a domain, as Python's `Member` and `Evicted` take it.
+
+use partywall::info::{self, Doubt};
+use pyo3::prelude::*;
+
+/// A member.
+#[derive(IntoPyObject)]
+pub(crate) struct Member {
+    member: u64,
+    pid: u32,
+    uid: u32,
+    command: String,
+    state: &'static str,
+    doubt: Option<&'static str>,
+    quiet: Option<f64>,
+    leases: u32,
+    timelines: u32,
+    permits: Option<u32>,
+    nbytes: u64,
+    since: f64,
+    simulated: bool,
+}
+
+impl From<info::MemberInfo> for Member {
+    fn from(info: info::MemberInfo) -> Self {
+        Self {
+            member: info.member,
+            pid: info.pid,
+            uid: info.uid,
+            command: info.command,
+            state: info.state.name(),
+            doubt: info.doubt.map(Doubt::name),
+            quiet: info.quiet.map(seconds),
+            leases: info.leases,
+            timelines: info.timelines,
+            permits: info.permits,
+            nbytes: info.bytes,
+            since: seconds(info.since),
+            simulated: info.simulated,
+        }
+    }
+}
+
+/// A member that was evicted.
+#[derive(IntoPyObject)]
+pub(crate) struct Evicted {
+    member: u64,
+    pid: u32,
+    command: String,
+    leases: u32,
+    nbytes: u64,
+    kill: &'static str,
+    errno: Option<i32>,
+}
+
+impl From<info::Evicted> for Evicted {
+    fn from(evicted: info::Evicted) -> Self {
+        let info::Evicted { member, pid, command, leases, bytes, kill } = evicted;
+        Self { member, pid, command, leases, nbytes: bytes, kill: kill.name(), errno: kill.errno() }
+    }
+}
+
+/// Milliseconds as Python has times.
+fn seconds(milliseconds: u64) -> f64 {
+    milliseconds as f64 / 1e3
+}

@@ -1,0 +1,158 @@
+//! Semaphores and permits.
+
+use std::sync::Arc;
+
+use partywall::Error;
+use pyo3::prelude::*;
+
+use crate::{
+    errors::{Raise, closed},
+    handle::Handle,
+    stream::Stream,
+    wait,
+};
+
+/// An open semaphore.
+#[pyclass(frozen, module = "partywall._native")]
+pub(crate) struct Semaphore {
+    inner: Handle<Arc<partywall::Semaphore>>,
+    #[pyo3(get)]
+    name: String,
+    #[pyo3(get)]
+    maximum: u32,
+}
+
+impl Semaphore {
+    pub(crate) fn new(semaphore: partywall::Semaphore) -> Self {
+        let (name, maximum) = (semaphore.name().to_owned(), semaphore.maximum());
+        Self { inner: Handle::new(Arc::new(semaphore)), name, maximum }
+    }
+
+    fn inner(&self, py: Python<'_>) -> PyResult<Arc<partywall::Semaphore>> {
+        self.inner.get(py, "semaphore")
+    }
+
+    fn permit(semaphore: Arc<partywall::Semaphore>, permit: partywall::Permit) -> Permit {
+        let name = semaphore.name().to_owned();
+        Permit { held: Handle::new(Held { permit, semaphore }), name }
+    }
+}
+
+#[pymethods]
+impl Semaphore {
+    /// Takes a permit, and waits for one; `None` if `stop` says so, which is asked again and again.
+    #[pyo3(signature = (timeout, stop))]
+    fn acquire(&self, py: Python<'_>, timeout: Option<f64>, stop: Option<Py<PyAny>>) -> PyResult<Option<Permit>> {
+        let (semaphore, timeout) = (self.inner(py)?, wait::timeout(timeout)?);
+        let mut raised = None;
+        // Not in slices: who tries again goes to the end of those who wait.
+        let acquired = py.detach(|| {
+            semaphore.acquire_unless(timeout, || {
+                // At the end of the interpreter there is nobody left to ask.
+                Python::try_attach(|py| {
+                    let asked = py.check_signals().and_then(|()| match &stop {
+                        _ if self.closed() => Err(closed(py, "semaphore")),
+                        Some(stop) => stop.bind(py).call0()?.is_truthy(),
+                        None => Ok(false),
+                    });
+                    asked.unwrap_or_else(|error| {
+                        raised = Some(error);
+                        true
+                    })
+                })
+                .unwrap_or(true)
+            })
+        });
+        // It goes back if it came all the same.
+        let acquired = acquired.or_raise(py)?;
+        raised.map_or(Ok(()), Err)?;
+        Ok(acquired.map(|permit| Self::permit(semaphore, permit)))
+    }
+
+    /// Takes a permit if one is free and nobody waits for it.
+    fn try_acquire(&self, py: Python<'_>) -> PyResult<Option<Permit>> {
+        let semaphore = self.inner(py)?;
+        let acquired = semaphore.try_acquire().or_raise(py)?;
+        Ok(acquired.map(|permit| Self::permit(semaphore, permit)))
+    }
+
+    /// How many permits are free.
+    #[getter]
+    fn available(&self, py: Python<'_>) -> PyResult<u32> {
+        Ok(self.inner(py)?.available())
+    }
+
+    /// How many threads wait, of whatever processes.
+    #[getter]
+    fn waiting(&self, py: Python<'_>) -> PyResult<u32> {
+        Ok(self.inner(py)?.waiting())
+    }
+
+    /// Whether `close` was called.
+    #[getter]
+    fn closed(&self) -> bool {
+        self.inner.is_closed()
+    }
+
+    /// Gives the handle back. Permits stay. Calling it again does nothing.
+    fn close(&self, py: Python<'_>) {
+        self.inner.close(py);
+    }
+}
+
+/// A permit of a semaphore.
+#[pyclass(frozen, module = "partywall._native")]
+pub(crate) struct Permit {
+    /// `None` once it is given back, or a stream's.
+    held: Handle<Held>,
+    #[pyo3(get)]
+    name: String,
+}
+
+struct Held {
+    permit: partywall::Permit,
+    semaphore: Arc<partywall::Semaphore>,
+}
+
+impl Permit {
+    fn take(&self, py: Python<'_>) -> PyResult<Held> {
+        let held = self.held.lock().take();
+        held.ok_or_else(|| Error::NotHeld { name: self.name.clone() }).or_raise(py)
+    }
+}
+
+#[pymethods]
+impl Permit {
+    /// Gives it back.
+    fn release(&self, py: Python<'_>) -> PyResult<()> {
+        let held = self.take(py)?;
+        py.detach(|| held.permit.release()).or_raise(py)
+    }
+
+    /// Gives it back when everything that is on a stream now is done.
+    #[pyo3(signature = (device, stream))]
+    fn release_on(&self, py: Python<'_>, device: &str, stream: Option<u64>) -> PyResult<()> {
+        let Held { permit, semaphore } = self.take(py)?;
+        let keep = |permit, semaphore| *self.held.lock() = Some(Held { permit, semaphore });
+        let stream = match Stream::find(py, semaphore.domain(), device, stream) {
+            Ok(stream) => stream,
+            Err(error) => {
+                keep(permit, semaphore);
+                return Err(error);
+            }
+        };
+        match py.detach(|| permit.release_on(stream.borrow())) {
+            Ok(()) => Ok(()),
+            Err(unreleased) => {
+                keep(*unreleased.permit, semaphore);
+                Err(unreleased.error).or_raise(py)
+            }
+        }
+    }
+
+    /// Whether it was given back, or to a stream.
+    #[getter]
+    fn closed(&self) -> bool {
+        self.held.is_closed()
+    }
+}

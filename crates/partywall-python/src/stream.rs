@@ -1,0 +1,46 @@
+//! Streams of other libraries, as calls that enqueue something take them.
+#![allow(unsafe_code)] // a stream on another library's word
+
+use std::sync::Arc;
+
+use partywall::{
+    DeviceUuid, Domain, Gpu, Place,
+    cuda::{RawStream, StreamRef},
+};
+use pyo3::{exceptions::PyValueError, prelude::*};
+
+use crate::{build::place, errors::Raise};
+
+/// A stream of the primary context of a GPU.
+pub(crate) struct Stream {
+    gpu: Arc<Gpu>,
+    raw: RawStream,
+}
+
+impl Stream {
+    /// The stream with this handle, or the legacy default stream, of the GPU that Python names.
+    pub(crate) fn find(py: Python<'_>, domain: &Domain, device: &str, handle: Option<u64>) -> PyResult<Self> {
+        let raw = handle.filter(|handle| *handle != 0).map_or(RawStream::LEGACY_DEFAULT, RawStream);
+        Ok(Self { gpu: gpu(py, domain, device)?, raw })
+    }
+
+    /// The stream, for one call.
+    pub(crate) fn borrow(&self) -> StreamRef<'_> {
+        // SAFETY: the caller's promise: a stream of the primary context of that GPU, in which every library works that
+        // Python has, and which lives for as long as this call.
+        unsafe { StreamRef::borrow(self.gpu.context(), self.raw) }
+    }
+
+    /// Which stream it is.
+    pub(crate) fn id(&self) -> (DeviceUuid, RawStream) {
+        (self.gpu.uuid(), self.raw)
+    }
+}
+
+/// The GPU that Python names.
+pub(crate) fn gpu(py: Python<'_>, domain: &Domain, device: &str) -> PyResult<Arc<Gpu>> {
+    match place(py, device)? {
+        Place::Gpu(uuid) => py.detach(|| domain.gpu(uuid)).or_raise(py),
+        Place::Host => Err(PyValueError::new_err("a stream is a GPU's: device is cuda, cuda:N or a GPU's UUID")),
+    }
+}

@@ -1,0 +1,305 @@
+//! Timelines, and what tells of their values.
+
+use std::{
+    ops::Deref,
+    os::fd::{AsFd, AsRawFd},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use partywall::{DeviceUuid, Error, TimelineEnding, TimelineEvent, TimelineWriter, cuda::RawStream};
+use pyo3::prelude::*;
+
+use crate::{
+    errors::{Raise, closed, not_writer},
+    handle::Handle,
+    stream::{Stream, gpu},
+    wait,
+};
+
+/// A handle on a timeline: one that waits, or the one that signals, too.
+#[pyclass(frozen, module = "partywall._native")]
+pub(crate) struct Timeline {
+    role: Handle<Role>,
+    /// The stream that has signalled last; none if that was the host.
+    last: Mutex<Option<(DeviceUuid, RawStream)>>,
+    #[pyo3(get)]
+    name: String,
+    #[pyo3(get)]
+    is_writer: bool,
+}
+
+#[derive(Clone)]
+enum Role {
+    Waiter(Arc<partywall::Timeline>),
+    Writer(Arc<TimelineWriter>),
+}
+
+impl Deref for Role {
+    type Target = partywall::Timeline;
+
+    fn deref(&self) -> &partywall::Timeline {
+        match self {
+            Self::Waiter(timeline) => timeline,
+            Self::Writer(writer) => writer,
+        }
+    }
+}
+
+impl Timeline {
+    pub(crate) fn open(domain: &partywall::Domain, name: &str, writer: bool) -> partywall::Result<Self> {
+        let role = match writer {
+            false => Role::Waiter(Arc::new(domain.timeline(name)?)),
+            true => Role::Writer(Arc::new(domain.timeline_writer(name)?)),
+        };
+        Ok(Self { role: Handle::new(role), last: Mutex::new(None), name: name.to_owned(), is_writer: writer })
+    }
+
+    fn role(&self, py: Python<'_>) -> PyResult<Role> {
+        self.role.get(py, "timeline")
+    }
+
+    /// What has signalled last.
+    fn last(&self) -> MutexGuard<'_, Option<(DeviceUuid, RawStream)>> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn writer(&self, py: Python<'_>) -> PyResult<Arc<TimelineWriter>> {
+        match self.role(py)? {
+            Role::Writer(writer) => Ok(writer),
+            Role::Waiter(_) => Err(not_writer(py, &self.name)),
+        }
+    }
+
+    /// Waits for something of the timeline. That it is closed meanwhile ends the wait.
+    fn wait_for(
+        &self,
+        py: Python<'_>,
+        timeout: Option<f64>,
+        attempt: impl Fn(&partywall::Timeline, Duration) -> partywall::Result<()> + Sync,
+    ) -> PyResult<()> {
+        let waited = wait::in_slices(py, wait::timeout(timeout)?, |slice| {
+            // Asked anew each time, so that nothing keeps it open for longer than a slice.
+            let role = self.role.lock().clone();
+            role.map(|role| attempt(&role, slice)).transpose()
+        });
+        waited?.ok_or_else(|| closed(py, "timeline"))
+    }
+
+    /// Waits for what the stream owes that has signalled last, if `next` is another one or the host. The library waits for
+    /// that, too, and obeys no signal.
+    fn take_turns(
+        &self,
+        py: Python<'_>,
+        writer: &TimelineWriter,
+        next: Option<(DeviceUuid, RawStream)>,
+    ) -> PyResult<()> {
+        let (last, owed) = (*self.last(), writer.announced());
+        if last.is_none() || last == next || writer.value() >= owed {
+            return Ok(());
+        }
+        wait::in_slices(py, TURN, |slice| match writer.wait(owed, slice) {
+            // For the signal to say.
+            Err(Error::TimelineEnded { .. }) => Ok(()),
+            waited => waited,
+        })
+    }
+}
+
+#[pymethods]
+impl Timeline {
+    /// The last value that was really signalled.
+    #[getter]
+    fn value(&self, py: Python<'_>) -> PyResult<u64> {
+        Ok(self.role(py)?.value())
+    }
+
+    /// The highest value that was promised.
+    #[getter]
+    fn announced(&self, py: Python<'_>) -> PyResult<u64> {
+        Ok(self.role(py)?.announced())
+    }
+
+    /// Why no further value will come, or `None` while one may.
+    #[getter]
+    fn ending(&self, py: Python<'_>) -> PyResult<Option<&'static str>> {
+        Ok(self.role(py)?.ending().map(TimelineEnding::name))
+    }
+
+    /// Signals a value from the host.
+    fn signal(&self, py: Python<'_>, value: u64) -> PyResult<()> {
+        let writer = self.writer(py)?;
+        self.take_turns(py, &writer, None)?;
+        py.detach(|| writer.signal(value)).or_raise(py)?;
+        *self.last() = None;
+        Ok(())
+    }
+
+    /// Has a stream signal a value behind what is on it, and wake who waits if that is wanted.
+    #[pyo3(signature = (value, device, stream, wake))]
+    fn signal_on(&self, py: Python<'_>, value: u64, device: &str, stream: Option<u64>, wake: bool) -> PyResult<()> {
+        let writer = self.writer(py)?;
+        let stream = Stream::find(py, writer.domain(), device, stream)?;
+        self.take_turns(py, &writer, Some(stream.id()))?;
+        let enqueue = || match wake {
+            true => writer.signal_on_and_wake(stream.borrow(), value),
+            false => writer.signal_on(stream.borrow(), value),
+        };
+        py.detach(enqueue).or_raise(py)?;
+        *self.last() = Some(stream.id());
+        Ok(())
+    }
+
+    /// Says that values from now on rest on what is waited for through another handle.
+    fn rests_on(&self, py: Python<'_>, input: &Self) -> PyResult<()> {
+        let (writer, input) = (self.writer(py)?, input.role(py)?);
+        py.detach(|| writer.rests_on(&input));
+        Ok(())
+    }
+
+    /// Waits until a value is reached.
+    #[pyo3(signature = (value, timeout))]
+    fn wait(&self, py: Python<'_>, value: u64, timeout: Option<f64>) -> PyResult<()> {
+        self.wait_for(py, timeout, |timeline, slice| timeline.wait(value, slice))
+    }
+
+    /// Waits until a value is promised.
+    #[pyo3(signature = (value, timeout))]
+    fn wait_announced(&self, py: Python<'_>, value: u64, timeout: Option<f64>) -> PyResult<()> {
+        self.wait_for(py, timeout, |timeline, slice| timeline.wait_announced(value, slice))
+    }
+
+    /// Has a stream wait for a value.
+    #[pyo3(signature = (value, device, stream))]
+    fn wait_on(&self, py: Python<'_>, value: u64, device: &str, stream: Option<u64>) -> PyResult<()> {
+        let role = self.role(py)?;
+        let stream = Stream::find(py, role.domain(), device, stream)?;
+        py.detach(|| role.wait_on(stream.borrow(), value)).or_raise(py)
+    }
+
+    /// Has a stream wait for a value, for so many seconds at most.
+    #[pyo3(signature = (value, device, stream, limit))]
+    fn wait_on_for(
+        &self,
+        py: Python<'_>,
+        value: u64,
+        device: &str,
+        stream: Option<u64>,
+        limit: f64,
+    ) -> PyResult<LimitedWait> {
+        let (role, limit) = (self.role(py)?, wait::timeout(Some(limit))?);
+        let stream = Stream::find(py, role.domain(), device, stream)?;
+        let wait = py.detach(|| role.wait_on_for(stream.borrow(), value, limit)).or_raise(py)?;
+        Ok(LimitedWait { wait: Handle::new(wait) })
+    }
+
+    /// A file descriptor that is readable once a value is reached, or known not to be.
+    fn event(&self, py: Python<'_>, value: u64) -> PyResult<Event> {
+        let role = self.role(py)?;
+        let event = py.detach(|| role.event(value)).or_raise(py)?;
+        Ok(Event { event: Handle::new(event), name: self.name.clone(), value })
+    }
+
+    /// Raises if what was waited for through this handle is not valid.
+    fn check(&self, py: Python<'_>) -> PyResult<()> {
+        self.role(py)?.check().or_raise(py)
+    }
+
+    /// Goes over to the next writer's values: whether there is one.
+    fn follow(&self, py: Python<'_>) -> PyResult<bool> {
+        let role = self.role(py)?;
+        py.detach(|| role.follow()).or_raise(py)
+    }
+
+    /// Ends all waits for what is not reached.
+    fn abandon(&self, py: Python<'_>) -> PyResult<()> {
+        let role = self.role(py)?;
+        py.detach(|| role.abandon()).or_raise(py)
+    }
+
+    /// Where kernels on a GPU find the value.
+    fn device_ptr(&self, py: Python<'_>, device: &str) -> PyResult<u64> {
+        let role = self.role(py)?;
+        let gpu = gpu(py, role.domain(), device)?;
+        py.detach(|| role.device_ptr(&gpu)).or_raise(py)
+    }
+
+    /// Whether `close` was called.
+    #[getter]
+    fn closed(&self) -> bool {
+        self.role.is_closed()
+    }
+
+    /// Gives the handle back; a writer's closes the timeline. Calling it again does nothing.
+    fn close(&self, py: Python<'_>) {
+        self.role.close(py);
+    }
+}
+
+/// A wait of a stream with a time limit.
+#[pyclass(frozen, module = "partywall._native")]
+pub(crate) struct LimitedWait {
+    wait: Handle<partywall::LimitedWait>,
+}
+
+#[pymethods]
+impl LimitedWait {
+    /// Raises if the stream went on without the value: `TimeoutError`, or as `Timeline.check`. `False` as long as it waits.
+    fn check(&self, py: Python<'_>) -> PyResult<bool> {
+        let outcome = self.wait.lock().as_ref().and_then(partywall::LimitedWait::outcome);
+        match outcome {
+            None => Ok(false),
+            Some(outcome) => outcome.or_raise(py).map(|()| true),
+        }
+    }
+}
+
+/// A file descriptor that tells of a value.
+#[pyclass(frozen, module = "partywall._native")]
+pub(crate) struct Event {
+    event: Handle<TimelineEvent>,
+    name: String,
+    #[pyo3(get)]
+    value: u64,
+}
+
+#[pymethods]
+impl Event {
+    /// To be polled for reading.
+    fn fileno(&self, py: Python<'_>) -> PyResult<i32> {
+        let event = self.event.lock();
+        event.as_ref().map(|event| event.as_fd().as_raw_fd()).ok_or_else(|| closed(py, "event"))
+    }
+
+    /// Raises if the value will not be reached; `False` as long as that is open.
+    fn check(&self, py: Python<'_>) -> PyResult<bool> {
+        let outcome = self.event.lock().as_ref().map(TimelineEvent::outcome);
+        match outcome.ok_or_else(|| closed(py, "event"))? {
+            None => Ok(false),
+            Some(outcome) => outcome.or_raise(py).map(|()| true),
+        }
+    }
+
+    /// As `check`, at the end of a wait that has taken so many seconds: that the value is open still is an error now.
+    fn give_up(&self, py: Python<'_>, after: f64) -> PyResult<()> {
+        if self.check(py)? {
+            return Ok(());
+        }
+        let what = format!("value {} of timeline {:?}", self.value, self.name);
+        Err(Error::Timeout { what, after: wait::timeout(Some(after))? }).or_raise(py)
+    }
+
+    /// Whether `close` was called.
+    #[getter]
+    fn closed(&self) -> bool {
+        self.event.is_closed()
+    }
+
+    /// Closes the descriptor. Calling it again does nothing.
+    fn close(&self, py: Python<'_>) {
+        self.event.close(py);
+    }
+}
+
+/// How long a change between streams waits for what the former owes, as in the library.
+const TURN: Duration = Duration::from_secs(10);

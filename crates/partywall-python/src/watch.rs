@@ -1,0 +1,120 @@
+//! What happens to names.
+
+use partywall::{
+    Error, WatchEvent,
+    info::{NameEvent, Point},
+};
+use pyo3::prelude::*;
+
+use crate::{
+    errors::{Raise, closed, parse},
+    handle::Handle,
+    wait,
+};
+
+/// The events of names that are like a pattern.
+#[pyclass(frozen, module = "partywall._native")]
+pub(crate) struct Watch {
+    watch: Handle<partywall::Watch>,
+    #[pyo3(get)]
+    pattern: String,
+}
+
+/// An event, as Python's `Event` takes it.
+#[derive(IntoPyObject)]
+pub(crate) struct Happening {
+    event: &'static str,
+    named: Option<&'static str>,
+    name: Option<String>,
+    version: Option<u64>,
+    nbytes: Option<u64>,
+    pid: Option<u32>,
+    at: Option<f64>,
+    missed: Option<u64>,
+    point: String,
+}
+
+impl Watch {
+    pub(crate) fn begin(
+        py: Python<'_>,
+        domain: &partywall::Domain,
+        pattern: &str,
+        after: Option<&str>,
+    ) -> PyResult<Self> {
+        let after: Option<Point> = after.map(parse).transpose()?;
+        let begin = || match after {
+            None => domain.watch(pattern),
+            Some(point) => domain.watch_after(pattern, point),
+        };
+        let watch = py.detach(begin).or_raise(py)?;
+        Ok(Self { watch: Handle::new(watch), pattern: pattern.to_owned() })
+    }
+}
+
+#[pymethods]
+impl Watch {
+    /// The next event.
+    #[pyo3(signature = (timeout))]
+    fn next(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Happening> {
+        let next = wait::in_slices(py, wait::timeout(timeout)?, |slice| {
+            let mut watch = self.watch.lock();
+            let Some(watch) = watch.as_mut() else { return Ok(None) };
+            let event = watch.next(slice)?.ok_or_else(|| Error::Timeout {
+                what: format!("an event of a name like {:?}", self.pattern),
+                after: slice,
+            })?;
+            Ok(Some((event, watch.point())))
+        })?;
+        let (event, point) = next.ok_or_else(|| closed(py, "watch"))?;
+        Ok(Happening::new(event, point))
+    }
+
+    /// Where another watch is to go on.
+    #[getter]
+    fn point(&self, py: Python<'_>) -> PyResult<String> {
+        // The lock is another thread's as long as that waits.
+        let point = py.detach(|| self.watch.lock().as_ref().map(partywall::Watch::point));
+        point.map(|point| point.to_string()).ok_or_else(|| closed(py, "watch"))
+    }
+
+    /// Whether `close` was called.
+    #[getter]
+    fn closed(&self, py: Python<'_>) -> bool {
+        py.detach(|| self.watch.is_closed())
+    }
+
+    /// Ends it. Calling it again does nothing.
+    fn close(&self, py: Python<'_>) {
+        self.watch.close(py);
+    }
+}
+
+impl Happening {
+    fn new(event: WatchEvent, point: Point) -> Self {
+        let none = Self {
+            event: "unknown",
+            named: None,
+            name: None,
+            version: None,
+            nbytes: None,
+            pid: None,
+            at: None,
+            missed: None,
+            point: point.to_string(),
+        };
+        match event {
+            WatchEvent::Name(NameEvent { at, named, name, change, .. }) => Self {
+                event: change.name(),
+                named: Some(named.name()),
+                name: Some(name),
+                version: change.version().map(|(version, _)| version),
+                nbytes: change.version().map(|(_, bytes)| bytes),
+                pid: change.pid(),
+                at: Some(at as f64 / 1e3),
+                ..none
+            },
+            WatchEvent::Missed { events } => Self { event: "missed", missed: events, ..none },
+            _ => none,
+        }
+    }
+}

@@ -1,0 +1,179 @@
+"""Semaphores: at most so many at a time."""
+
+import asyncio
+import operator
+import os
+import threading
+from typing import TYPE_CHECKING, Any, SupportsIndex
+
+from partywall import _native, _streams
+from partywall._segment import left_open
+
+if TYPE_CHECKING:
+    from partywall._domain import Domain
+
+
+class Semaphore:
+    """A named number of permits: no more than so many are held at a time, by whatever processes.
+
+        with sem:                               # waits for a permit, and gives it back
+            ...
+
+    Who waits is served in the order in which he came. The permits of a process that dies come back. Threads and tasks may
+    share a handle.
+    """
+
+    def __init__(self, domain: "Domain", native: _native.Semaphore) -> None:
+        self._domain = domain
+        self._native = native
+        self._pid = os.getpid()
+        # Of those who are inside a `with`. One is as good as another.
+        self._inside: list[Permit] = []
+
+    @property
+    def name(self) -> str:
+        """The name."""
+        return self._native.name
+
+    @property
+    def maximum(self) -> int:
+        """How many permits there are."""
+        return self._native.maximum
+
+    @property
+    def available(self) -> int:
+        """How many permits are free at the moment."""
+        return self._native.available
+
+    @property
+    def waiting(self) -> int:
+        """How many threads wait for one at the moment, of whatever processes."""
+        return self._native.waiting
+
+    def acquire(self, timeout: float | None = None) -> "Permit":
+        """Takes a permit, and waits for one up to `timeout` seconds, or for ever."""
+        permit = self._native.acquire(timeout, None)
+        assert permit is not None, "nobody has stopped it"
+        return Permit(permit)
+
+    def try_acquire(self) -> "Permit | None":
+        """Takes a permit if one is free and nobody waits for it."""
+        permit = self._native.try_acquire()
+        return None if permit is None else Permit(permit)
+
+    async def acquire_async(self, timeout: float | None = None) -> "Permit":
+        """As `acquire`, in an event loop. Waits in a thread of its own if it has to."""
+        if free := self.try_acquire():
+            return free
+        loop, given_up = asyncio.get_running_loop(), threading.Event()
+        acquired: asyncio.Future[_native.Permit | None] = loop.create_future()
+
+        def deliver(permit: _native.Permit | None, error: BaseException | None) -> None:
+            if acquired.done():
+                # Given up; a permit that has come all the same goes back by itself.
+                return
+            acquired.set_result(permit) if error is None else acquired.set_exception(error)
+
+        def wait() -> None:
+            permit, error = None, None
+            try:
+                permit = self._native.acquire(timeout, given_up.is_set)
+            except BaseException as raised:
+                error = raised
+            try:
+                loop.call_soon_threadsafe(deliver, permit, error)
+            except RuntimeError:
+                # The loop is closed, and with it whoever waited.
+                pass
+
+        threading.Thread(target=wait, name="partywall-acquire", daemon=True).start()
+        try:
+            permit = await acquired
+        finally:
+            given_up.set()
+        assert permit is not None, "it gives up only after this"
+        return Permit(permit)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is closed."""
+        return self._native.closed
+
+    def close(self) -> None:
+        """Gives the handle back, and ends the waits of this process that are made with it. Permits stay.
+
+        Calling it again does nothing.
+        """
+        self._native.close()
+
+    def __enter__(self) -> "Semaphore":
+        self._inside.append(self.acquire())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._inside.pop().release()
+
+    async def __aenter__(self) -> "Semaphore":
+        self._inside.append(await self.acquire_async())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._inside.pop().release()
+
+    def __del__(self) -> None:
+        left_open(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError("a semaphore is shared by its name: send that")
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else f"{self.available} of {self.maximum} free, {self.waiting} waiting"
+        return f"<partywall.Semaphore {self.name}: {state}>"
+
+
+def permits(number: SupportsIndex) -> int:
+    """A number of permits."""
+    number = operator.index(number)
+    if not 0 <= number < 1 << 32:
+        raise ValueError(f"a semaphore has 1 to 65,536 permits, not {number}")
+    return number
+
+
+class Permit:
+    """A permit of a semaphore, to be given back: by `release`, by `release_on`, or at the end of its `with`."""
+
+    def __init__(self, native: _native.Permit) -> None:
+        self._native = native
+        self._pid = os.getpid()
+
+    @property
+    def held(self) -> bool:
+        """Whether it is to be given back still."""
+        return not self._native.closed
+
+    def release(self) -> None:
+        """Gives it back. `NotHeld` if it was given back before."""
+        self._native.release()
+
+    def release_on(self, stream: Any = None, *, device: Any = None) -> None:
+        """Gives it back when everything that is on a stream now is done. Returns at once.
+
+        `stream` and `device` as for a `Timeline`.
+        """
+        self._native.release_on(*_streams.place(stream, device))
+
+    def __enter__(self) -> "Permit":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.held:
+            self.release()
+
+    def __del__(self) -> None:
+        left_open(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError("a permit is this process's own")
+
+    def __repr__(self) -> str:
+        return f"<partywall.Permit of {self._native.name}: {'held' if self.held else 'given back'}>"
