@@ -11,15 +11,24 @@ from ..conftest import WATCHDOG
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def test_weights_survive_their_server(tmp_path, monkeypatch):
+def ran(tmp_path, monkeypatch, name: str, *arguments: str) -> list[str]:
+    """The lines that an example prints."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    command = [sys.executable, EXAMPLES / "weights_survive.py", "--device", "host", "--mib", "16"]
+    command = [sys.executable, EXAMPLES / name, "--device", "host", *arguments]
     try:
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=WATCHDOG, check=True)
+        example = subprocess.run(command, capture_output=True, text=True, timeout=WATCHDOG, check=True)
     finally:
         subprocess.run([PROGRAM, "stop", "--force"], capture_output=True, timeout=WATCHDOG, check=False)
-    first, second, removed = ran.stdout.splitlines()
+    return example.stdout.splitlines()
+
+
+def test_weights_survive_their_server(tmp_path, monkeypatch):
+    first, second, removed = ran(tmp_path, monkeypatch, "weights_survive.py", "--mib", "16")
     assert first.startswith("first start: ready after") and second.startswith("after SIGKILL: ready after")
     assert first.endswith("64 tensors made") and second.endswith("64 tensors made")
     assert removed.startswith("removed")
+
+
+def test_two_processes_fill_and_use_two_buffers(tmp_path, monkeypatch):
+    assert ran(tmp_path, monkeypatch, "double_buffer.py")[0].endswith("as it should be: True")

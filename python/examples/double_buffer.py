@@ -1,0 +1,82 @@
+"""Two processes and two buffers: while one fills a buffer, the other uses the one before, and neither overtakes the other.
+
+    python double_buffer.py                   # on a GPU with torch: streams wait for each other, and no host does
+    python double_buffer.py --device host     # the same with NumPy: hosts wait
+
+Two timelines say how far each side is: `filled` stands at n when the n-th contents are there, `used` when they may be
+written over.
+"""
+
+import argparse
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+
+import partywall as pw
+
+NAME = "examples/double_buffer"
+COUNT = 1 << 20
+ROUNDS = 100
+
+
+def produce(domain: pw.Domain, device: str) -> None:
+    with (
+        domain.create_many(NAME, {"0": (COUNT, "int64"), "1": (COUNT, "int64")}, device, mutable=True) as build,
+        build.commit() as buffers,
+        domain.timeline(NAME + "/filled", writer=True) as filled,
+        domain.timeline(NAME + "/used") as used,
+    ):
+        arrays = views(buffers)
+        wait, signal = (used.wait, filled.signal) if device == "host" else (used.wait_on, filled.signal_on)
+        consumer = subprocess.Popen([sys.executable, __file__, "consume", "--device", device])
+        for n in range(1, ROUNDS + 1):
+            wait(max(n - 2, 0))
+            arrays[n % 2][:] = n
+            signal(n)
+        # Its end ends the wait, whatever has happened to it.
+        used.wait(ROUNDS)
+        assert consumer.wait() == 0
+
+
+def consume(domain: pw.Domain, device: str) -> None:
+    with (
+        domain.open(NAME, timeout=60, write=True) as buffers,
+        domain.timeline(NAME + "/filled") as filled,
+        domain.timeline(NAME + "/used", writer=True) as used,
+    ):
+        arrays = views(buffers)
+        # What is made of contents that never came is not to be believed.
+        used.rests_on(filled)
+        wait, signal = (filled.wait, used.signal) if device == "host" else (filled.wait_on, used.signal_on)
+        # Before a stream waits, kernels have run once and memory is there: behind a wait that could block.
+        sums = [arrays[0].sum() for _ in range(ROUNDS + 1)]
+        for n in range(1, ROUNDS + 1):
+            wait(n)
+            sums[n] = arrays[n % 2].sum()
+            signal(n)
+        total = sum(int(each) for each in sums[1:])
+        filled.check()
+        print(f"the sum of {ROUNDS} contents is {total}, as it should be: {total == COUNT * sum(range(ROUNDS + 1))}")
+
+
+def views(buffers: pw.Segment) -> list[Any]:
+    if buffers.place == "host":
+        return [np.asarray(buffers[name]) for name in buffers]
+    import torch
+
+    return [torch.from_dlpack(buffers[name]) for name in buffers]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("role", nargs="?", choices=["produce", "consume"], default="produce")
+    parser.add_argument("--device", choices=["cuda", "host"], default="cuda")
+    given = parser.parse_args()
+    with pw.connect() as domain:
+        {"produce": produce, "consume": consume}[given.role](domain, given.device)
+
+
+if __name__ == "__main__":
+    main()
