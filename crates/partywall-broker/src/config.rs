@@ -2,6 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
+use partywall_shm::members::MAX_ROWS;
 use partywall_wire::limits::{MAX_MESSAGE, MIN_MESSAGE};
 
 /// What a broker is started with. [`Config::new`] has good values for everything optional.
@@ -57,7 +58,7 @@ pub struct Limits {
     pub names: u64,
     /// File descriptors held for versions and control memory; by default what the process's limit of open files leaves beside the clients.
     pub fds: Option<u64>,
-    /// Members, at most 65,536; by default 4,096, or an eighth of the process's limit of open files where that is less.
+    /// Members, without those in quarantine, at most 65,536; by default 4,096, or an eighth of the process's limit of open files where that is less.
     pub clients: Option<u64>,
     /// Bytes of a message's body, between [`MIN_MESSAGE`] and `u32::MAX`. [`MAX_MESSAGE`] by default.
     pub message: usize,
@@ -90,7 +91,7 @@ impl Default for Limits {
 impl Limits {
     /// Fills in what depends on how many files the process may have open.
     pub(crate) fn resolve(&self, open_files: u64) -> Resolved {
-        let clients = self.clients.unwrap_or_else(|| (open_files / 8).clamp(1, 4096)).min(MAX_MEMBERS);
+        let clients = self.clients.unwrap_or_else(|| (open_files / 8).clamp(1, 4096)).min(MAX_ROWS as u64);
         let rest = open_files.saturating_sub(clients.saturating_mul(FDS_PER_CLIENT)).saturating_sub(FDS_OF_OURS);
         Resolved {
             bytes: self.bytes,
@@ -119,9 +120,6 @@ pub(crate) struct Resolved {
     pub(crate) timelines: u64,
     pub(crate) semaphores: u64,
 }
-
-/// Each has a row of 16 bits.
-const MAX_MEMBERS: u64 = 1 << 16;
 
 /// The call socket, the events socket, the pidfd.
 const FDS_PER_CLIENT: u64 = 3;

@@ -16,6 +16,9 @@ use partywall_os::{
     memfd::{self, Draft},
 };
 
+/// Rows that there can be: each has a number of 16 bits.
+pub const MAX_ROWS: usize = 1 << 16;
+
 /// Bytes of a row.
 pub const ROW_BYTES: usize = 64;
 

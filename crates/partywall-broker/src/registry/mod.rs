@@ -181,9 +181,12 @@ impl Registry {
         out
     }
 
-    /// Refuses another member if there are as many as there may be, those among them of which anything is left.
+    /// Refuses another member if there are as many as there may be. Those in quarantine do not count: they cannot go by
+    /// themselves, and whoever is to free what they held has to become a member first. Only rows end with them.
     pub(crate) fn check_members(&self) -> Result<(), Refused> {
-        limit(Bound::Members, self.bounds.members, self.members.len() as u64 + 1)
+        let counted = self.members.values().filter(|member| member.life != Life::Unproven).count();
+        limit(Bound::Members, self.bounds.members, counted as u64 + 1)?;
+        limit(Bound::Members, self.bounds.rows, self.members.len() as u64 + 1)
     }
 
     /// A member's row in the members' memory.

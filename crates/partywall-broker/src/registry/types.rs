@@ -47,7 +47,7 @@ pub(crate) enum Whom {
 /// Milliseconds since 1970, as the rim read them.
 pub(crate) type Millis = u64;
 
-/// The name of a segment. Whoever makes one has checked it by the rules of the wire.
+/// The name of a segment, timeline or semaphore. Whoever makes one has checked it by the rules of the wire.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Name(Arc<str>);
 
@@ -221,8 +221,10 @@ pub(crate) enum ObjectKind {
 /// What the registry refuses to exceed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Bounds {
-    /// Members, at most as many as there are rows.
+    /// Members, without those in quarantine.
     pub(crate) members: u64,
+    /// Rows, of members and of those in quarantine.
+    pub(crate) rows: u64,
     /// Bytes of all versions together.
     pub(crate) bytes: u64,
     /// Names.

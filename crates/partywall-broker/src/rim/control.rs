@@ -45,8 +45,9 @@ pub(super) struct Standing {
 }
 
 impl Control {
-    pub(super) fn create(clients: u64, reclaimer: &Reclaimer) -> Result<Self, Errno> {
-        let fd = Members::create(usize::try_from(clients).map_err(|_| Errno::OVERFLOW)?)?;
+    pub(super) fn create(reclaimer: &Reclaimer) -> Result<Self, Errno> {
+        // As many as there can be, of which only those that are in use take memory.
+        let fd = Members::create(members::MAX_ROWS)?;
         let rows = Members::map(&fd)?;
         Ok(Self {
             rows,

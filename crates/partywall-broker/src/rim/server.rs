@@ -9,7 +9,7 @@ use std::{
 };
 
 use partywall_os::{Errno, process::raise_fd_limit, socket};
-use partywall_shm::timeline::CELLS;
+use partywall_shm::{members::MAX_ROWS, timeline::CELLS};
 use partywall_wire::{
     Limit,
     limits::{MAX_CHUNKS, MAX_GROWTHS, MAX_SLABS},
@@ -86,7 +86,7 @@ impl Server {
         random(&mut instance).map_err(failed("draw random numbers"))?;
         let reclaimer = Reclaimer::start()
             .map_err(|errno| StartError::Errno { what: "start the reclaimer thread".into(), errno })?;
-        let control = Control::create(limits.clients, &reclaimer).map_err(failed("make the members' rows"))?;
+        let control = Control::create(&reclaimer).map_err(failed("make the members' rows"))?;
         let place = Place::take(&config.socket, config.starter_holds_lock)?;
         let watched = epoll::add(&epoll, &place.listener, Source::Listener.data(), EventFlags::IN)
             .and_then(|()| epoll::add(&epoll, &stop, Source::Stop.data(), EventFlags::IN))
@@ -124,6 +124,7 @@ impl Server {
             stopper,
             registry: Registry::new(Bounds {
                 members: limits.clients,
+                rows: MAX_ROWS as u64,
                 bytes: limits.bytes,
                 names: limits.names,
                 fds: limits.fds,

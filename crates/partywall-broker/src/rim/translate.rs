@@ -446,6 +446,7 @@ mod tests {
         let many = 1 << 30;
         let bounds = Bounds {
             members: many,
+            rows: many,
             bytes: u64::MAX,
             names: many,
             fds: many,
@@ -461,7 +462,7 @@ mod tests {
             log: u64::MAX,
         };
         let mut registry = Registry::new(bounds);
-        let control = Control::create(1, &Reclaimer::start().unwrap()).unwrap();
+        let control = Control::create(&Reclaimer::start().unwrap()).unwrap();
         let mut last = 0;
         let mut ask = |registry: &mut Registry, member: u64, call: Call| {
             last += 1;

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use partywall_wire::{Answer, Call, Doubt, Evicted, Freed, Kill, MemberInfo, MemberState, Refusal, Whom};
+use partywall_wire::{Answer, Call, Doubt, Evicted, Freed, Kill, Limit, MemberInfo, MemberState, Refusal, Whom};
 
 use crate::{
-    common::{Client, TestBroker, eventually, open, opened},
+    common::{Client, TestBroker, eventually, open, opened, shake_hands},
     roles::Role,
     semaphores::User,
 };
@@ -210,6 +210,21 @@ fn under_mps_a_death_proves_nothing_and_what_was_held_stays_in_quarantine() {
     let status = watcher.status();
     assert_eq!((status.unproven, status.unproven_bytes, status.versions, status.leases), (0, 0, 2, 1));
     assert_eq!(free(&mut watcher, None), Ok(Vec::new()));
+}
+
+#[test]
+fn a_quarantine_keeps_nobody_out() {
+    let broker = TestBroker::with(|config| config.limits.clients = Some(2));
+    let mut watcher = broker.client();
+    for _ in 0..2 {
+        let (mut holder, member) = under_mps(&broker, &mut watcher);
+        holder.kill();
+        eventually("it is unproven", || watcher.state_of(member) == Some(MemberState::Unproven));
+    }
+    let mut operator = broker.client();
+    let refused = Refusal::Limit { limit: Limit::Clients, allowed: 2, needed: 3 };
+    assert_eq!(shake_hands(&broker.socket, None).err(), Some(refused), "the living count");
+    assert_eq!(free(&mut operator, None).unwrap().len(), 2);
 }
 
 #[test]

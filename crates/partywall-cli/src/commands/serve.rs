@@ -65,7 +65,7 @@ pub(crate) struct Arguments {
     /// Most file descriptors held for versions, timelines and semaphores [default: what `ulimit -Hn` leaves]
     #[arg(long, value_name = "N")]
     max_fds: Option<u64>,
-    /// Most members [default: 4096, or an eighth of `ulimit -Hn`]
+    /// Most members, not counting unproven ones [default: 4096, or an eighth of `ulimit -Hn`]
     #[arg(long, value_name = "N")]
     max_clients: Option<u64>,
     /// Most timelines [default: 65536]

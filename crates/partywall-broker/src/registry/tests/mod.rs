@@ -26,6 +26,7 @@ use super::{
 
 const UNBOUNDED: Bounds = Bounds {
     members: 1 << 16,
+    rows: 1 << 16,
     bytes: u64::MAX,
     names: 1 << 20,
     fds: 1 << 20,

@@ -191,6 +191,12 @@ impl Model {
         }
     }
 
+    /// Whether somebody may join.
+    pub(super) fn has_room(&self) -> bool {
+        let there = self.people.iter().filter(|p| p.life != Life::Unproven).count() as u64;
+        there < self.bounds.members && (self.people.len() as u64) < self.bounds.rows
+    }
+
     /// Whether there is nothing of the other sort.
     pub(super) fn admits(&self, simulated: bool) -> bool {
         let anything = !self.people.is_empty() || self.editions.iter().any(|e| e.memory.place != Place::Host);

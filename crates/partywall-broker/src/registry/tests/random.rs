@@ -170,7 +170,8 @@ struct Run {
 impl Run {
     fn new() -> Self {
         let bounds = Bounds {
-            members: 5,
+            members: 4,
+            rows: 6,
             bytes: 60,
             names: 2,
             fds: 12,
@@ -190,17 +191,18 @@ impl Run {
 
     fn step(&mut self, step: &Step) {
         match step {
-            Step::Join(simulated, has_pidfd) if self.watched.registry.check_members().is_ok() => {
+            Step::Join(simulated, has_pidfd) => {
+                let has_room = self.model.has_room();
+                assert_eq!(self.watched.registry.check_members().is_ok(), has_room);
                 let admitted = self.model.admits(*simulated);
                 assert_eq!(self.watched.registry.admits(*simulated), admitted);
-                if !admitted {
+                if !has_room || !admitted {
                     return;
                 }
                 self.last_member += 1;
                 let member = MemberId(self.last_member);
                 self.both(Event::Joined { member, identity: identity(member, *simulated, *has_pidfd) });
             }
-            Step::Join(..) => {}
             Step::Suspect(who) => self.if_in(*who, Life::Alive, |member| Event::Suspected { member }),
             Step::Resume(who) => self.if_in(*who, Life::Suspect, |member| Event::Resumed { member }),
             Step::HeldByChild(who) => self.if_in(*who, Life::Alive, |member| Event::HeldByChild { member }),
