@@ -6,6 +6,7 @@ use std::{thread, time::Duration};
 use partywall::{
     Domain, Error, Semaphore,
     cuda::{Access, DeviceSlice, Stream},
+    info::MemberState,
 };
 
 use super::{
@@ -38,7 +39,7 @@ pub(crate) fn play() {
             }
             "refused" => {
                 let refused = permit.take().unwrap().release_on(stream.as_ref()).unwrap_err();
-                say(&format!("done {}", refused.error.anchor()));
+                say(&format!("done {}: {}", refused.error.anchor(), refused.error.advice()));
                 permit = Some(*refused.permit);
                 continue;
             }
@@ -103,20 +104,26 @@ pub(crate) fn a_connection_that_ends_keeps_the_permits_of_streams(world: &World)
 
 /// Nobody knows whether the work is over.
 pub(crate) fn a_permit_of_a_lost_context_comes_back_with_the_end_of_its_process(world: &World) {
-    let semaphore = world.connect().semaphore("seats", 1).unwrap();
+    let domain = world.connect();
+    let semaphore = domain.semaphore("seats", 1).unwrap();
+    let states = || domain.members().unwrap().iter().map(|member| member.state).collect::<Vec<_>>();
     let mut other = world.play("permit");
     for order in ["acquire", "stop", "give", "fault"] {
         other.have(order);
     }
     assert!(matches!(semaphore.acquire(Duration::from_millis(500)), Err(Error::Timeout { .. })));
+    eventually("the loss is told", || states() == [MemberState::Alive, MemberState::LostContext]);
     other.kill();
     let permit = semaphore.acquire(PATIENCE).unwrap();
+    assert_eq!(states(), [MemberState::Alive]);
     // What is refused leaves the permit where it is.
     let mut another = world.play("permit");
     permit.release().unwrap();
     another.have("acquire");
     another.have("fault");
-    assert_eq!(another.have("refused"), "broken-context");
+    let refused = another.have("refused");
+    assert!(refused.starts_with("broken-context: restart this process"), "{refused}");
+    eventually("the loss is told", || states() == [MemberState::Alive, MemberState::LostContext]);
     assert!(is_taken(&semaphore));
     another.kill();
     semaphore.acquire(PATIENCE).unwrap().release().unwrap();
