@@ -7,7 +7,10 @@ use std::{
     time::Duration,
 };
 
-use partywall::{DeviceUuid, Error, TimelineEnding, TimelineEvent, TimelineWriter, cuda::RawStream};
+use partywall::{
+    DeviceUuid, Error, TimelineEnding, TimelineEvent, TimelineWriter,
+    cuda::{RawStream, StreamRef},
+};
 use pyo3::prelude::*;
 
 use crate::{
@@ -86,6 +89,22 @@ impl Timeline {
         waited?.ok_or_else(|| closed(py, "timeline"))
     }
 
+    /// Has a stream do something, once it is its turn.
+    fn enqueue(
+        &self,
+        py: Python<'_>,
+        device: &str,
+        stream: Option<u64>,
+        enqueue: impl FnOnce(&TimelineWriter, StreamRef<'_>) -> partywall::Result<()> + Send,
+    ) -> PyResult<()> {
+        let writer = self.writer(py)?;
+        let stream = Stream::find(py, writer.domain(), device, stream)?;
+        self.take_turns(py, &writer, Some(stream.id()))?;
+        py.detach(|| enqueue(&writer, stream.borrow())).or_raise(py)?;
+        *self.last() = Some(stream.id());
+        Ok(())
+    }
+
     /// Waits for what the stream owes that has signalled last, if `next` is another one or the host. The library waits for
     /// that, too, and obeys no signal.
     fn take_turns(
@@ -135,19 +154,22 @@ impl Timeline {
         Ok(())
     }
 
-    /// Has a stream signal a value behind what is on it, and wake who waits if that is wanted.
-    #[pyo3(signature = (value, device, stream, wake))]
-    fn signal_on(&self, py: Python<'_>, value: u64, device: &str, stream: Option<u64>, wake: bool) -> PyResult<()> {
-        let writer = self.writer(py)?;
-        let stream = Stream::find(py, writer.domain(), device, stream)?;
-        self.take_turns(py, &writer, Some(stream.id()))?;
-        let enqueue = || match wake {
-            true => writer.signal_on_and_wake(stream.borrow(), value),
-            false => writer.signal_on(stream.borrow(), value),
-        };
-        py.detach(enqueue).or_raise(py)?;
-        *self.last() = Some(stream.id());
-        Ok(())
+    /// Has a stream signal a value behind what is on it.
+    #[pyo3(signature = (value, device, stream))]
+    fn signal_on(&self, py: Python<'_>, value: u64, device: &str, stream: Option<u64>) -> PyResult<()> {
+        self.enqueue(py, device, stream, |writer, stream| writer.signal_on(stream, value))
+    }
+
+    /// As `signal_on`, and has it wake who waits.
+    #[pyo3(signature = (value, device, stream))]
+    fn signal_on_and_wake(&self, py: Python<'_>, value: u64, device: &str, stream: Option<u64>) -> PyResult<()> {
+        self.enqueue(py, device, stream, |writer, stream| writer.signal_on_and_wake(stream, value))
+    }
+
+    /// Says that a kernel which is on a stream already will store a value.
+    #[pyo3(signature = (value, device, stream))]
+    fn promise_on(&self, py: Python<'_>, value: u64, device: &str, stream: Option<u64>) -> PyResult<()> {
+        self.enqueue(py, device, stream, |writer, stream| writer.promise_on(stream, value))
     }
 
     /// Says that values from now on rest on what is waited for through another handle.

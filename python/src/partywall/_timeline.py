@@ -71,14 +71,21 @@ class Timeline:
 
         If another stream owes a value still, waits for that first, for 10 seconds at most.
         """
-        self._native.signal_on(_value(value), *_streams.place(stream, device), wake=False)
+        self._native.signal_on(_value(value), *_streams.place(stream, device))
 
     def signal_on_and_wake(self, value: SupportsIndex, stream: Any = None, *, device: Any = None) -> None:
         """As `signal_on`, and wakes hosts that sleep as soon as the value is there, instead of up to a millisecond later.
 
         That is done by a host function behind the signal, which keeps the stream for tens of microseconds.
         """
-        self._native.signal_on(_value(value), *_streams.place(stream, device), wake=True)
+        self._native.signal_on_and_wake(_value(value), *_streams.place(stream, device))
+
+    def promise_on(self, value: SupportsIndex, stream: Any = None, *, device: Any = None) -> None:
+        """Says that a kernel of yours which is on a stream already will store `value` at `device_ptr`, and nothing before.
+
+        Without it hosts that sleep find the value up to 100 ms late.
+        """
+        self._native.promise_on(_value(value), *_streams.place(stream, device))
 
     def rests_on(self, *timelines: "Timeline") -> None:
         """Says that values from now on are made of what those timelines stand for, as it is waited for through them.
@@ -154,7 +161,7 @@ class Timeline:
         self._native.abandon()
 
     def device_ptr(self, device: Any = "cuda") -> int:
-        """Where kernels on a GPU find the value: an address of 8 bytes. docs/ordering.md says how they read it."""
+        """Where kernels on a GPU find the value, or store it: an address of 8 bytes. docs/ordering.md says how."""
         return self._native.device_ptr(device_name(device))
 
     @property

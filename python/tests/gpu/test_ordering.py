@@ -195,6 +195,29 @@ def test_hosts_and_tasks_hear_of_a_slow_kernel(domain, shared, writer):
         assert done.query()
 
 
+def test_a_kernel_of_cupys_signals_by_itself(domain, writer):
+    cupy = pytest.importorskip("cupy")
+    store = cupy.RawKernel(
+        """
+        extern "C" __global__ void store(unsigned long long* word, unsigned long long value, long long n) {
+            long long from = clock64();
+            while (clock64() - from < n);
+            __threadfence_system();
+            *(volatile unsigned long long*)word = value;
+        }
+        """,
+        "store",
+    )
+    store((1,), (1,), (cupy.zeros(1, "uint64"), cupy.uint64(7), cupy.int64(1)))
+    cupy.cuda.Device().synchronize()
+    with domain.timeline("t") as t, cupy.cuda.Stream(non_blocking=True) as stream:
+        store((1,), (1,), (cupy.uint64(writer.device_ptr()), cupy.uint64(1), cupy.int64(LONG)))
+        writer.promise_on(1, stream)
+        t.wait_announced(1, 0)
+        t.wait(1, WATCHDOG)
+        assert t.value == 1
+
+
 def test_a_killed_writer_lets_the_stream_go_on_and_check_says_so(domain, shared, child):
     dead = child(
         """

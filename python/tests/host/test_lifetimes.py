@@ -97,6 +97,45 @@ def test_a_connection_is_closed_while_others_ask(socket):
         together(connection.close, connection.close, ask, ask)
 
 
+def test_a_timeline_is_closed_while_others_use_it(domain):
+    def use(timeline: pw.Timeline) -> None:
+        try:
+            for value in range(1, 20):
+                assert repr(timeline)
+                if timeline.is_writer:
+                    timeline.signal(value)
+                timeline.wait(value)
+                timeline.event(value).close()
+        except (pw.Closed, pw.TimelineEnded):
+            pass
+
+    for _ in range(ROUNDS // 2):
+        t, writer = domain.timeline("t"), domain.timeline("t", writer=True)
+        together(t.close, writer.close, lambda: use(t), lambda: use(writer), lambda: use(t))
+    assert everything_is_back(domain)
+
+
+def test_a_semaphore_is_closed_while_others_use_it(domain):
+    def use() -> None:
+        try:
+            for _ in range(10):
+                assert repr(s)
+                with s:
+                    s.acquire(10).release()
+                    if permit := s.try_acquire():
+                        permit.release()
+        except pw.Closed:
+            pass
+
+    for _ in range(ROUNDS // 4):
+        # One each for three that are inside, and one to go round.
+        s = domain.semaphore("s", 4)
+        together(s.close, s.close, use, use, use)
+    assert everything_is_back(domain)
+    again = domain.semaphore("s", 1)
+    again.close()
+
+
 def test_pickles_are_opened_while_connections_come_and_go(domain):
     def come_and_go() -> None:
         for _ in range(20):
@@ -198,6 +237,20 @@ LEAVES = {
     "a cycle": "x = d.put('x', np.arange(9)); x.me = [x, np.from_dlpack(x)]; x.me.append(x.me)",
     "a wait": "threading.Thread(target=d.open, args=('never', None), daemon=True).start()",
     "a builder": "threading.Thread(target=d.open_or_build, args=('x', lambda c: lock.acquire()), daemon=True).start()",
+    "a timeline": "t, u = d.timeline('t', writer=True), d.timeline('t'); e = u.event(1)",
+    "a wait for a value": "threading.Thread(target=d.timeline('t').wait, args=(1,), daemon=True).start()",
+    "a permit": "p = d.semaphore('s', 1).acquire()",
+    "a wait for a permit": "s = d.semaphore('s', 1); p = s.acquire(); threading.Thread(target=s.acquire, daemon=True).start()",
+    "a task's wait for a permit": """
+import asyncio
+async def leave():
+    s = d.semaphore('s', 1)
+    p = s.acquire()
+    t = asyncio.create_task(s.acquire_async())
+    await asyncio.sleep(0.1)
+asyncio.run(leave())""",
+    "a watch": "w = d.watch()",
+    "a wait for an event": "threading.Thread(target=d.watch().next, daemon=True).start()",
     "a capsule": "c = d.put('x', np.arange(9)).__dlpack__()",
 }
 

@@ -87,6 +87,18 @@ def test_a_host_hears_of_a_stream(writer, timeline, wake):
     assert writer.value == 3
 
 
+def test_what_a_kernel_stores_is_promised(writer, timeline):
+    gate = driver.Gate()
+    # In place of a kernel.
+    word = ctypes.c_uint64(writer.device_ptr())
+    driver.call("cuStreamWriteValue64_v2", ctypes.c_void_p(gate.stream), word, ctypes.c_uint64(3), 0)
+    writer.promise_on(3, gate.stream)
+    timeline.wait_announced(3, 0)
+    assert timeline.value == 0
+    gate.open()
+    timeline.wait(3, WATCHDOG)
+
+
 def test_a_stream_is_whatever_names_one(writer, timeline):
     gate = open_gate()
     writer.signal_on(1)
