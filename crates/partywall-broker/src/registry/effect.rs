@@ -27,8 +27,12 @@ pub(crate) enum Effect {
     /// Nothing new is promised in a cell that has ended. Say when all that was promised has been stored
     /// ([`Event::CellSettled`](super::Event::CellSettled)).
     SettleCell(CellAt),
-    /// Give back all permits that a member has, and let those who wait have them.
+    /// Give back all permits that a member has, at once, because it may go on taking some, and let those who wait have
+    /// them.
     ReturnPermits { semaphore: FdId, row: u16 },
+    /// Give back all permits of a member that is gone, and say so ([`Event::RowCleared`](super::Event::RowCleared)): until
+    /// then the row is nobody's.
+    ClearRow { row: u16, semaphores: Vec<FdId> },
     /// End the member's connection: it has left.
     Disconnect(MemberId),
     /// End the member's connection, and go on watching its process: what it holds waits for its end.

@@ -28,6 +28,8 @@ pub(crate) enum Event {
     Closed { id: CloseId },
     /// All that was promised in a cell that has ended is there: nothing more will be stored in it.
     CellSettled { at: CellAt },
+    /// The permits of a row whose member is gone are with others.
+    RowCleared { row: u16 },
     /// A timeline's cell says that it has ended: members end it themselves if they hear nothing of us for too long.
     TimelineEnded { name: Name },
     /// A member asks for something.

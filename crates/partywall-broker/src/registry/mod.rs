@@ -172,6 +172,7 @@ impl Registry {
             Event::Expired { member } => self.expire(member, &mut out),
             Event::Closed { id } => self.closed(id),
             Event::CellSettled { at } => self.settle_cell(at),
+            Event::RowCleared { row } => self.rows.give_back(row),
             Event::TimelineEnded { name } => self.end_timeline(&name, CellEnding::Abandoned, &mut out),
             Event::Request { member, request, call } => self.request(member, request, call, &mut out),
         }
@@ -186,7 +187,7 @@ impl Registry {
     pub(crate) fn check_members(&self) -> Result<(), Refused> {
         let counted = self.members.values().filter(|member| member.life != Life::Unproven).count();
         limit(Bound::Members, self.bounds.members, counted as u64 + 1)?;
-        limit(Bound::Members, self.bounds.rows, self.members.len() as u64 + 1)
+        limit(Bound::Members, self.bounds.rows, self.rows.in_use() + 1)
     }
 
     /// A member's row in the members' memory.

@@ -14,7 +14,7 @@ use super::{
     report::{Page, count},
     semaphores::Semaphore,
     timelines::Timeline,
-    types::{CellId, LeaseId, MemberId, Name, ObjectKind, RequestId},
+    types::{CellId, FdId, LeaseId, MemberId, Name, ObjectKind, RequestId},
 };
 
 /// A member's hold on a timeline or semaphore.
@@ -83,28 +83,34 @@ impl Registry {
         if self.members.get(&member).is_some_and(|record| record.lost_context) {
             // As with a lease on memory: its end will tell what of its work was still done.
             self.end_timeline_of(lease, CellEnding::Closed, out);
-        } else {
-            self.drop_hold(lease, out);
+        } else if let (Some(semaphore), Some(row)) = (self.drop_hold(lease, out), self.row(member)) {
+            out.push(Effect::ReturnPermits { semaphore, row });
         }
         Ok(Verdict::Done.into())
     }
 
-    /// Takes all leases on timelines and semaphores from a member.
+    /// Takes all leases on timelines and semaphores from a member that is gone.
     pub(super) fn drop_holds(&mut self, member: MemberId, out: &mut Vec<Effect>) {
         let Some(record) = self.members.get(&member) else { return };
-        for lease in record.holds.iter().copied().collect::<Vec<_>>() {
-            self.drop_hold(lease, out);
+        let (row, leases) = (record.row, record.holds.iter().copied().collect::<Vec<_>>());
+        let semaphores: Vec<_> = leases.into_iter().filter_map(|lease| self.drop_hold(lease, out)).collect();
+        if !semaphores.is_empty() {
+            out.push(Effect::ClearRow { row, semaphores });
         }
     }
 
-    fn drop_hold(&mut self, lease: LeaseId, out: &mut Vec<Effect>) {
-        let Some(Hold { member, what, .. }) = self.holds.remove(&lease) else { return };
-        match what {
-            What::Timeline { name, cells } => self.drop_timeline_lease(member, lease, &name, cells, out),
-            What::Semaphore { name } => self.drop_semaphore_lease(member, &name, out),
-        }
+    /// Returns the memory of the semaphore to which the member's permits are to go back.
+    fn drop_hold(&mut self, lease: LeaseId, out: &mut Vec<Effect>) -> Option<FdId> {
+        let Hold { member, what, .. } = self.holds.remove(&lease)?;
         if let Some(record) = self.members.get_mut(&member) {
             record.holds.remove(&lease);
+        }
+        match what {
+            What::Timeline { name, cells } => {
+                self.drop_timeline_lease(member, lease, &name, cells, out);
+                None
+            }
+            What::Semaphore { name } => self.drop_semaphore_lease(member, &name, out),
         }
     }
 

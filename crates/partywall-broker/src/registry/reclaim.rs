@@ -88,10 +88,13 @@ impl Registry {
 
     /// Gives what a member held to others, and forgets it as soon as that is closed.
     pub(super) fn give_back(&mut self, member: MemberId, parting: Parting, out: &mut Vec<Effect>) {
-        let before = self.given_up.versions.len();
+        let (before, told) = (self.given_up.versions.len(), out.len());
         self.run(&GIVE_BACK, member, parting, out);
         let Some(Member { identity, since, row, .. }) = self.members.remove(&member) else { return };
-        self.rows.give_back(row);
+        // Else its permits would be returned once they are those of the row's next member.
+        if !out[told..].iter().any(|effect| matches!(effect, Effect::ClearRow { .. })) {
+            self.rows.give_back(row);
+        }
         let with_it = &self.given_up.versions[before..];
         if parting == Parting::Died && !with_it.is_empty() {
             let bytes = with_it.iter().fold(0, |sum: u64, version| sum.saturating_add(version.bytes));

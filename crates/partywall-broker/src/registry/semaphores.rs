@@ -9,7 +9,7 @@ use super::{
     event::OpenSemaphore,
     objects::What,
     segments::limit,
-    types::{Bound, LeaseId, Made, MemberId, Name, RequestId},
+    types::{Bound, FdId, LeaseId, Made, MemberId, Name, RequestId},
 };
 
 /// A name that somebody has open.
@@ -72,24 +72,30 @@ impl Registry {
         Ok(true)
     }
 
-    /// A lease on a semaphore is gone. With a member's last one go its permits.
-    pub(super) fn drop_semaphore_lease(&mut self, member: MemberId, name: &Name, out: &mut Vec<Effect>) {
-        let Some(semaphore) = self.semaphores.get_mut(name) else { return };
-        let Some(held) = semaphore.holders.get_mut(&member) else { return };
+    /// A lease on a semaphore is gone. Returns its memory if with a member's last one go its permits.
+    pub(super) fn drop_semaphore_lease(
+        &mut self,
+        member: MemberId,
+        name: &Name,
+        out: &mut Vec<Effect>,
+    ) -> Option<FdId> {
+        let semaphore = self.semaphores.get_mut(name)?;
+        let held = semaphore.holders.get_mut(&member)?;
         *held -= 1;
         if *held > 0 {
-            return;
+            return None;
         }
         semaphore.holders.remove(&member);
         if !semaphore.holders.is_empty() {
-            let row = self.members.get(&member).map(|member| member.row);
-            out.extend(row.map(|row| Effect::ReturnPermits { semaphore: semaphore.memory.fd, row }));
-        } else if let Some(Semaphore { memory, .. }) = self.semaphores.remove(name) {
+            return Some(semaphore.memory.fd);
+        }
+        if let Some(Semaphore { memory, .. }) = self.semaphores.remove(name) {
             self.totals.subtract_control(memory);
             out.push(Effect::Close(vec![memory.fd]));
             let pid = self.pid_of(member);
             self.log(Named::Semaphore, name, Change::Withdrawn { pid });
         }
+        None
     }
 
     /// What a lease on a semaphore gives.

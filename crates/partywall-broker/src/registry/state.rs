@@ -152,6 +152,11 @@ impl Rows {
     pub(super) fn give_back(&mut self, row: u16) {
         self.free.insert(row);
     }
+
+    /// How many are somebody's, or were and are not cleared yet.
+    pub(super) fn in_use(&self) -> u64 {
+        u64::from(self.taken) - self.free.len() as u64
+    }
 }
 
 /// A name and all that belongs to it.

@@ -3,12 +3,16 @@
 //! Every member can write every byte of it. What is done here ends whatever the bytes are, and nothing that is read is
 //! believed: it is shown to people, or handed on as a number.
 
-use std::{collections::BTreeMap, io, sync::Arc};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    io,
+    sync::Arc,
+};
 
 use partywall_os::{Errno, memfd};
 use partywall_shm::{
     members::{self, Members},
-    semaphore::{Audit, Semaphore},
+    semaphore::{Audit, MAX_WAITERS, Semaphore},
     timeline::{Cell, Ending, Slab},
 };
 
@@ -34,6 +38,10 @@ pub(super) struct Control {
     semaphores: IdMap<FdId, Semaphore>,
     /// The highest value that was stored in a cell after its end, and undone.
     undone: BTreeMap<CellAt, u64>,
+    /// Rows whose members are gone, with the semaphores that may have permits of them.
+    clearing: VecDeque<(u16, Vec<FdId>)>,
+    /// How many slots were looked at for these in this turn of the loop.
+    looked_at: u32,
 }
 
 /// What a timeline stands at.
@@ -55,6 +63,8 @@ impl Control {
             slabs: IdMap::default(),
             semaphores: IdMap::default(),
             undone: BTreeMap::new(),
+            clearing: VecDeque::new(),
+            looked_at: 0,
         })
     }
 
@@ -149,6 +159,35 @@ impl Control {
         }
     }
 
+    /// The member of a row is gone: its permits are to go back.
+    pub(super) fn clear_row(&mut self, row: u16, semaphores: Vec<FdId>) {
+        self.clearing.push_back((row, semaphores));
+    }
+
+    /// Gives permits of such rows back, as many as one turn of the loop allows. Returns the rows that have none any more.
+    pub(super) fn clear_rows(&mut self) -> Vec<u16> {
+        let mut cleared = Vec::new();
+        while self.looked_at < SLOTS_IN_TURN
+            && let Some((row, semaphores)) = self.clearing.front_mut()
+        {
+            let row = *row;
+            if let Some(semaphore) = semaphores.pop() {
+                self.looked_at += self.slots(semaphore) + MAX_WAITERS;
+                self.return_permits(semaphore, row);
+            } else {
+                self.clearing.pop_front();
+                cleared.push(row);
+            }
+        }
+        cleared
+    }
+
+    /// The loop begins another turn. Returns whether rows have to be cleared in it.
+    pub(super) fn begin_turn(&mut self) -> bool {
+        self.looked_at = 0;
+        !self.clearing.is_empty()
+    }
+
     /// How many permits of a semaphore are where.
     pub(super) fn permits(&self, semaphore: FdId) -> Audit {
         self.semaphores.get(&semaphore).map(Semaphore::audit).unwrap_or_default()
@@ -168,6 +207,9 @@ impl Control {
         self.slabs.get(&at.slab)?.cell(at.index)
     }
 }
+
+/// Slots of semaphores that are looked at for the dead before others have their turn: it takes about a millisecond.
+const SLOTS_IN_TURN: u32 = 1 << 16;
 
 impl From<CellEnding> for Ending {
     fn from(ending: CellEnding) -> Self {

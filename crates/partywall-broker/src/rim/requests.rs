@@ -137,6 +137,10 @@ impl Server {
                 // The next look at it will tell.
                 Effect::SettleCell(_) => {}
                 Effect::ReturnPermits { semaphore, row } => self.control.return_permits(semaphore, row),
+                Effect::ClearRow { row, semaphores } => {
+                    self.control.clear_row(row, semaphores);
+                    effects.extend(self.clear_rows());
+                }
                 Effect::Confirm(id) => self.reclaimer.report(id),
                 Effect::Disconnect(member) => {
                     tracing::info!(%member, "left");
@@ -158,6 +162,12 @@ impl Server {
                 }
             }
         }
+    }
+
+    /// Gives permits of members that are gone back, as many as this turn allows.
+    pub(super) fn clear_rows(&mut self) -> Vec<Effect> {
+        let cleared = self.control.clear_rows().into_iter();
+        cleared.flat_map(|row| self.registry.apply(Event::RowCleared { row }, now())).collect()
     }
 
     /// Sends SIGKILL to the processes of evicted members. By pidfd only: a pid may be somebody else's by now.

@@ -172,7 +172,8 @@ impl Server {
                 break Ok(exit);
             }
             self.discard_timers();
-            let pause = if self.unfinished.is_empty() { self.timers.wait() } else { Some(Duration::ZERO) };
+            let more = self.control.begin_turn() || !self.unfinished.is_empty();
+            let pause = if more { Some(Duration::ZERO) } else { self.timers.wait() };
             let timeout = pause.map(socket::timespec);
             events.clear();
             match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), timeout.as_ref()) {
@@ -189,6 +190,8 @@ impl Server {
             while let Some(timer) = self.timers.pop_due() {
                 self.on_timer(timer);
             }
+            let effects = self.clear_rows();
+            self.carry_out(effects);
         };
         self.finish();
         outcome

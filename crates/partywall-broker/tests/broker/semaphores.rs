@@ -4,7 +4,9 @@ use std::{os::fd::OwnedFd, time::Duration};
 
 use partywall_os::map::SharedMap;
 use partywall_shm::semaphore::{Attempt, Held, Polled, Semaphore};
-use partywall_wire::{Answer, Call, Limit, MemberState, ObjectDetail, ObjectInfo, ObjectKind, Refusal, SemaphoreInfo};
+use partywall_wire::{
+    Answer, Call, Limit, MemberState, ObjectDetail, ObjectInfo, ObjectKind, Refusal, SemaphoreInfo, limits::MAX_PERMITS,
+};
 
 use crate::{
     common::{Client, TestBroker, eventually},
@@ -159,6 +161,32 @@ fn permits_go_back_with_a_members_last_lease() {
 }
 
 #[test]
+fn a_row_is_anothers_only_when_all_its_permits_are_back() {
+    let broker = TestBroker::start();
+    let (mut watcher, mut leaver) = (broker.client(), broker.client());
+    let row = leaver.welcome.row;
+    // Each of them takes the broker a turn of its loop.
+    let semaphores = (0..8).map(|i| {
+        let (_, memory) = open(&mut watcher, &format!("{i}"), MAX_PERMITS).unwrap();
+        open(&mut leaver, &format!("{i}"), MAX_PERMITS).unwrap();
+        Semaphore::map(memory).unwrap()
+    });
+    let semaphores: Vec<_> = semaphores.collect();
+    for semaphore in &semaphores {
+        let Attempt::Held(_held) = semaphore.acquire(row) else { panic!("there are permits") };
+    }
+    assert_eq!(leaver.ask(Call::Bye), Ok(Answer::Done));
+    let mut others = Vec::new();
+    eventually("the row is another's", || {
+        let next = broker.client();
+        let is_taken = next.welcome.row == row;
+        assert!(!is_taken || semaphores.iter().all(|semaphore| semaphore.audit().is_idle()));
+        others.push(next);
+        is_taken
+    });
+}
+
+#[test]
 fn whoever_opens_it_first_says_how_many_permits_there_are() {
     let broker = TestBroker::start();
     let mut one = User::open(&broker.socket, "s", 3);
@@ -167,10 +195,10 @@ fn whoever_opens_it_first_says_how_many_permits_there_are() {
     assert_eq!(open(&mut two, "s", 4).err(), Some(wrong));
     let (_, memory) = open(&mut two, "s", 3).unwrap();
     assert_eq!(Semaphore::map(memory).unwrap().maximum(), 3);
-    for bad in [0, partywall_wire::limits::MAX_PERMITS + 1, u32::MAX] {
+    for bad in [0, MAX_PERMITS + 1, u32::MAX] {
         assert!(matches!(open(&mut two, "t", bad), Err(Refusal::Invalid { .. })), "{bad}");
     }
-    assert!(open(&mut two, "t", partywall_wire::limits::MAX_PERMITS).is_ok());
+    assert!(open(&mut two, "t", MAX_PERMITS).is_ok());
     assert_eq!(one.client.status().semaphores, 2);
     two.ask(Call::Bye).unwrap();
     let lease = one.lease;

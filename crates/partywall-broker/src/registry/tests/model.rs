@@ -194,7 +194,7 @@ impl Model {
     /// Whether somebody may join.
     pub(super) fn has_room(&self) -> bool {
         let there = self.people.iter().filter(|p| p.life != Life::Unproven).count() as u64;
-        there < self.bounds.members && (self.people.len() as u64) < self.bounds.rows
+        there < self.bounds.members && ((self.people.len() + self.objects.uncleared.len()) as u64) < self.bounds.rows
     }
 
     /// Whether there is nothing of the other sort.
@@ -209,7 +209,9 @@ impl Model {
         match event {
             Event::Joined { member, identity } => {
                 self.simulated = identity.simulated;
-                let row = (0..).find(|row| self.people.iter().all(|p| p.row != *row)).unwrap();
+                let is_free =
+                    |row: &u16| !self.objects.uncleared.contains(row) && self.people.iter().all(|p| p.row != *row);
+                let row = (0..).find(is_free).unwrap();
                 self.people.push(Person {
                     id: *member,
                     row,
@@ -257,6 +259,7 @@ impl Model {
                 }
             }
             Event::CellSettled { at } => self.settle(*at),
+            Event::RowCleared { row } => assert!(self.objects.uncleared.remove(row)),
             Event::TimelineEnded { name } => self.end_line(name, CellEnding::Abandoned, &mut said),
             Event::Request { member, request, call } => {
                 let person = self.person(*member);

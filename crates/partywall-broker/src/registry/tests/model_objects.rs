@@ -12,6 +12,8 @@ use crate::registry::{
 /// What the model knows of control memory.
 #[derive(Debug, Default)]
 pub(super) struct Objects {
+    /// Rows of people that are gone, whose permits are on their way back.
+    pub(super) uncleared: BTreeSet<u16>,
     /// The cell that the registry has taken for the event that is being applied.
     pub(super) chosen: Option<CellAt>,
     pub(super) grips: Vec<Grip>,
@@ -344,7 +346,19 @@ impl Model {
         for spot in self.objects.cells.iter_mut().filter(|spot| spot.writer == Some(member)) {
             (spot.writer, spot.untold) = (None, !is_dead);
         }
+        let before = said.control.len();
         self.grips_of(member).into_iter().for_each(|lease| self.loosen(lease, said));
+        let is_return = |effect: &mut Effect| matches!(effect, Effect::ReturnPermits { .. });
+        let returns: Vec<_> = said.control.extract_if(before.., is_return).collect();
+        let semaphores = returns.into_iter().filter_map(|effect| match effect {
+            Effect::ReturnPermits { semaphore, .. } => Some(semaphore),
+            _ => None,
+        });
+        let (row, semaphores) = (self.person(member).row, semaphores.collect::<Vec<_>>());
+        if !semaphores.is_empty() {
+            self.objects.uncleared.insert(row);
+            said.control.push(Effect::ClearRow { row, semaphores });
+        }
         self.objects.abandoned.retain(|(who, _)| *who != member);
     }
 

@@ -27,10 +27,11 @@ fn starts(effects: &[Effect]) -> Vec<(CellAt, Option<CellAt>, u32)> {
 
 fn returned(effects: &[Effect]) -> Vec<(FdId, u16)> {
     let permits = |effect: &Effect| match effect {
-        Effect::ReturnPermits { semaphore, row } => Some((*semaphore, *row)),
-        _ => None,
+        Effect::ReturnPermits { semaphore, row } => vec![(*semaphore, *row)],
+        Effect::ClearRow { row, semaphores } => semaphores.iter().map(|semaphore| (*semaphore, *row)).collect(),
+        _ => vec![],
     };
-    effects.iter().filter_map(permits).collect()
+    effects.iter().flat_map(permits).collect()
 }
 
 /// Cells that are guarded.
@@ -285,7 +286,10 @@ fn cells_and_permits_of_a_death_without_proof_are_in_quarantine() {
     let effects = w.apply(Event::Expired { member: b });
     assert_eq!((returned(&effects).len(), guarded(&w)), (1, vec![]));
     w.join(MemberId(4));
-    assert_eq!(w.registry.row(MemberId(4)), Some(row));
+    assert_ne!(w.registry.row(MemberId(4)), Some(row), "its permits are still on their way back");
+    w.apply(Event::RowCleared { row });
+    w.join(MemberId(5));
+    assert_eq!(w.registry.row(MemberId(5)), Some(row));
 }
 
 #[test]

@@ -28,6 +28,8 @@ enum Step {
     Ask(usize, Ask),
     /// The connection is lost with the last answer, and the member comes back and asks again.
     AskAgain(usize),
+    /// The permits of a row whose member is gone are with others.
+    Clear(usize),
     /// All that was promised in a cell that has ended is there.
     Settle(usize),
     /// A member has ended a timeline by itself.
@@ -99,6 +101,7 @@ fn step() -> impl Strategy<Value = Step> {
         3 => Just(Step::Closed),
         3 => who.clone().prop_map(Step::AskAgain),
         3 => who.clone().prop_map(Step::Settle),
+        2 => who.clone().prop_map(Step::Clear),
         1 => (0..3_usize).prop_map(Step::EndLine),
         40 => (who, ask()).prop_map(|(who, ask)| Step::Ask(who, ask)),
     ]
@@ -241,6 +244,12 @@ impl Run {
                 }
             }
             Step::EndLine(of) => self.both(Event::TimelineEnded { name: Name::new(["a", "b", "a/b"][*of]) }),
+            Step::Clear(pick) => {
+                let rows: Vec<_> = self.model.objects.uncleared.iter().copied().collect();
+                if let Some(row) = rows.get(pick % rows.len().max(1)) {
+                    self.both(Event::RowCleared { row: *row });
+                }
+            }
             Step::Settle(pick) => {
                 let restless = self.model.restless();
                 if let Some(at) = restless.get(pick % restless.len().max(1)) {
@@ -296,7 +305,8 @@ impl Run {
                 Effect::StartCell { .. }
                 | Effect::EndCell { .. }
                 | Effect::SettleCell(_)
-                | Effect::ReturnPermits { .. } => {
+                | Effect::ReturnPermits { .. }
+                | Effect::ClearRow { .. } => {
                     said.control.push(effect);
                 }
             }
