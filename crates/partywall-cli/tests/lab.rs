@@ -242,6 +242,21 @@ fn under_mps_faults_are_left_out_and_leases_of_the_dead_stay_on_the_simulated_gp
 }
 
 #[test]
+fn a_recorder_that_dies_while_a_stream_waits_for_its_event_ends_the_lab_on_the_simulated_gpu() {
+    let sandbox = Sandbox::new();
+    let mut running = Running::spawn(&mut lab(&sandbox, &["events"]));
+    while !running.line().contains("slow enough to be waited for") {}
+    // The next step is the wait for the event, behind a kernel of 200 ms. Whenever it dies, the lab has to end.
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    let recorder = processes_of(&sandbox).into_iter().find(|(_, command)| command.contains("\0recorder\0")).unwrap().0;
+    rustix::process::kill_process(recorder, rustix::process::Signal::KILL).unwrap();
+    let output = running.wait();
+    let told =
+        output.stderr.contains("the stream still waits") || output.stderr.contains("the recorder does not answer");
+    assert!(told && matches!(output.code, Some(1 | 6)), "{:?}: {}", output.code, output.stderr);
+}
+
+#[test]
 fn the_number_of_workers_is_chosen_on_the_simulated_gpu() {
     let sandbox = Sandbox::new();
     let mut command = lab(&sandbox, &["semaphore", "--json", "--workers", "3"]);
@@ -257,18 +272,23 @@ fn a_killed_lab_leaves_no_process_and_no_directory_on_the_simulated_gpu() {
     let sandbox = Sandbox::new();
     let mut running = Running::spawn(&mut lab(&sandbox, &["crash"]));
     while !running.line().contains("server-killed") {}
-    assert!(processes_of(&sandbox) > 2, "a broker, the waiter, and others");
+    assert!(processes_of(&sandbox).len() > 2, "a broker, the waiter, and others");
     running.kill();
     let left = || std::fs::read_dir(sandbox.path().join("run/partywall")).unwrap().count();
-    eventually("everything that the lab started is gone", || processes_of(&sandbox) == 0 && left() == 0);
+    eventually("everything that the lab started is gone", || processes_of(&sandbox).is_empty() && left() == 0);
 }
 
-/// How many processes there are that were started in the sandbox.
-fn processes_of(sandbox: &Sandbox) -> usize {
-    let place = sandbox.path().to_str().unwrap().as_bytes();
-    let all = std::fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path().join("environ"));
-    let environments = all.filter_map(|file| std::fs::read(file).ok());
-    environments.filter(|bytes| bytes.windows(place.len()).any(|window| window == place)).count()
+/// The processes that were started in the sandbox, with their command lines.
+fn processes_of(sandbox: &Sandbox) -> Vec<(rustix::process::Pid, String)> {
+    let place = sandbox.path().to_str().unwrap();
+    let processes = std::fs::read_dir("/proc").unwrap().filter_map(|entry| {
+        let directory = entry.unwrap().path();
+        let pid = directory.file_name()?.to_str()?.parse().ok().and_then(rustix::process::Pid::from_raw)?;
+        let text = |file| std::fs::read(directory.join(file)).map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+        text("environ").ok().filter(|environment| environment.contains(place))?;
+        Some((pid, text("cmdline").ok()?))
+    });
+    processes.collect()
 }
 
 #[test]

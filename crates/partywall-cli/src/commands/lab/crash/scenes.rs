@@ -1,9 +1,9 @@
 //! The scenes: a server dies in three ways, a client does, the broker does.
 
-use std::{thread, time::Duration};
+use std::{sync::Arc, thread, time::Duration};
 
 use partywall::{
-    DType, Error, IpcEvent, Place,
+    DType, Error, Gpu, IpcEvent, Place,
     cuda::{DeviceAttribute, DeviceBuffer, Stream},
 };
 
@@ -256,13 +256,12 @@ pub(super) fn broker(witness: &mut Witness<'_>) -> Result<(), Failure> {
     let Ready = witness.waiter.hear(witness.teller)?;
 
     // An event behind a word that the witness writes when the broker is dead.
-    let word = DeviceBuffer::new(witness.gpu.context(), 8).map_err(failed("allocating"))?;
-    device::set(&witness.gpu, word.as_slice(), 0)?;
+    let gate = Gate::new(&witness.gpu)?;
     let stream = Stream::new(witness.gpu.context()).map_err(failed("making a stream"))?;
     let event = IpcEvent::create(&witness.gpu).and_then(|event| Ok((event.export()?.0.to_vec(), event)));
     let blocked = match event {
         Ok((handle, event)) => {
-            let waits = stream.as_ref().enqueue_wait_u64(word.as_slice(), 1);
+            let waits = stream.as_ref().enqueue_wait_u64(gate.word.as_slice(), 1);
             waits.map_err(copy_failed("waiting on a stream"))?;
             event.record(stream.as_ref())?;
             let mut actor = witness.start()?;
@@ -278,8 +277,7 @@ pub(super) fn broker(witness: &mut Witness<'_>) -> Result<(), Failure> {
     witness.broker.kill();
     let woken: Woken = witness.waiter.hear(witness.teller)?;
     let freed = free_memory(witness)?.saturating_sub(before);
-    let written = witness.gpu.stream().enqueue_write_u64(word.as_slice(), 1);
-    written.map_err(copy_failed("writing a word by a stream"))?;
+    gate.open()?;
     ends(stream.as_ref(), PATIENCE)?;
     let by_event = blocked.and_then(|(mut actor, _event)| {
         let mut looked = Ok(false);
@@ -320,6 +318,31 @@ pub(super) fn broker(witness: &mut Witness<'_>) -> Result<(), Failure> {
         "not all as expected: BrokerGone was awaited",
     ));
     Ok(())
+}
+
+/// A word that a stream waits for. It is written before it goes, because dropping memory waits for streams.
+struct Gate {
+    gpu: Arc<Gpu>,
+    word: DeviceBuffer,
+}
+
+impl Gate {
+    fn new(gpu: &Arc<Gpu>) -> Result<Self, Failure> {
+        let word = DeviceBuffer::new(gpu.context(), 8).map_err(failed("allocating"))?;
+        device::set(gpu, word.as_slice(), 0)?;
+        Ok(Self { gpu: gpu.clone(), word })
+    }
+
+    fn open(&self) -> Result<(), Failure> {
+        let written = self.gpu.stream().enqueue_write_u64(self.word.as_slice(), 1);
+        written.map_err(copy_failed("writing a word by a stream"))
+    }
+}
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        let _ = self.open();
+    }
 }
 
 /// How a stream is doing that waits for an event.

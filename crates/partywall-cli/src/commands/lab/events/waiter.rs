@@ -57,10 +57,11 @@ pub(super) fn run(
     broker::make_ready(&domain, &stream);
     let mut waiter = Waiter { gpu: &gpu, mapping, stream, timeline, recorder, obstacle };
 
-    waiter.by_event(events, teller)?;
-    for experiment in [Waiter::in_time, Waiter::early, Waiter::on_the_host, Waiter::in_vain] {
-        let step = experiment(&mut waiter, teller)?;
-        teller.tell(step);
+    if let Err(failure) = waiter.make_all(events, teller) {
+        // If the recorder has died, a stream may wait for its event for ever, and dropping memory waits for streams.
+        std::mem::forget(waiter);
+        std::mem::forget((domain, gpu));
+        return Err(failure);
     }
     waiter.recorder.say(Wish::End, &[])?;
     waiter.recorder.end();
@@ -89,6 +90,15 @@ struct Waited {
 }
 
 impl Waiter<'_> {
+    fn make_all(&mut self, events: Result<Vec<Vec<u8>>, String>, teller: &mut Teller) -> Result<(), Failure> {
+        self.by_event(events, teller)?;
+        for experiment in [Self::in_time, Self::early, Self::on_the_host, Self::in_vain] {
+            let step = experiment(self, teller)?;
+            teller.tell(step);
+        }
+        Ok(())
+    }
+
     /// The three steps with events.
     fn by_event(&mut self, events: Result<Vec<Vec<u8>>, String>, teller: &mut Teller) -> Result<(), Failure> {
         let opened = events.and_then(|handles| {
