@@ -2,7 +2,7 @@
 #![allow(unsafe_code)] // driver calls
 
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::abi::{
@@ -32,7 +32,7 @@ pub enum Access {
 /// Keeps the context and the memory alive. Dropping it unmaps, gives the addresses back and drops its share of the
 /// memory; a failure of that goes to [`Context::take_drop_error`], or to the caller of [`Mapping::close`].
 ///
-/// Dropping waits for all that this process runs in the context. The driver unmaps without waiting, and work that is
+/// Dropping waits for all that this process runs in the context, if a slice was ever taken. The driver unmaps without waiting, and work that is
 /// still running then faults, which ends CUDA in this process (`CUDA_ERROR_ILLEGAL_ADDRESS`, measured on H200, driver
 /// 580). So do not drop a mapping behind a wait for another process.
 ///
@@ -47,6 +47,8 @@ pub struct Mapping {
     /// (acquire) by [`Mapping::len`] before they are used.
     len: AtomicU64,
     access: Access,
+    /// Whether anybody was told where it is: nothing runs in what nobody could name.
+    named: AtomicBool,
     range: AddressRange,
 }
 
@@ -88,7 +90,7 @@ impl Mapping {
         };
         let range = range.map_err(describe)?;
         let first = Part::map(memory, range.pointer, access).map_err(describe)?;
-        Ok(Self { first, more: Mutex::default(), len: AtomicU64::new(bytes), access, range })
+        Ok(Self { first, more: Mutex::default(), len: AtomicU64::new(bytes), access, named: false.into(), range })
     }
 
     /// Maps further memory behind what is mapped, with the same access. Nothing shows before [`Extension::publish`].
@@ -141,7 +143,7 @@ impl Mapping {
         if !self.first.mapped {
             return Ok(());
         }
-        let settled = self.context().settle();
+        let settled = if *self.named.get_mut() { self.context().settle() } else { Ok(()) };
         let more = self.more.get_mut().unwrap_or_else(PoisonError::into_inner);
         more.iter_mut().rev().chain([&mut self.first]).map(Part::unmap).fold(settled, Result::and)
     }
@@ -159,12 +161,14 @@ impl Mapping {
     pub fn as_slice(&self) -> DeviceSlice<'_> {
         // SAFETY: the range stays mapped with this access while `self` is borrowed, since changing either takes
         // `&mut self` or `self`; an extension adds to it and changes nothing.
-        unsafe { DeviceSlice::from_raw(self.range.pointer, self.len(), self.access) }
+        unsafe { DeviceSlice::from_raw(self.device_ptr(), self.len(), self.access) }
     }
 
     /// Its first address, valid on the device while the mapping lives.
     #[must_use]
     pub fn device_ptr(&self) -> u64 {
+        // Whoever drops it knows: dropping takes `&mut self`.
+        self.named.store(true, Ordering::Relaxed);
         self.range.pointer
     }
 

@@ -30,6 +30,8 @@ const CAPTURE: Duration = Duration::from_millis(10);
 pub(crate) struct Owner {
     state: Mutex<State>,
     writable: AtomicBool,
+    /// Whether anybody was told where the memory is: nothing runs in what nobody could name.
+    named: AtomicBool,
     /// Of GPU memory: who lets go of it waits for the work in it first.
     context: Option<Context>,
 }
@@ -52,14 +54,24 @@ enum State {
 impl Owner {
     /// Of a build, on a GPU if it has a context.
     pub(crate) fn of_build(build: Build, context: Option<Context>) -> Arc<Self> {
-        Arc::new(Self { state: Mutex::new(State::Building(Box::new(build))), writable: true.into(), context })
+        Arc::new(Self {
+            state: Mutex::new(State::Building(Box::new(build))),
+            writable: true.into(),
+            named: false.into(),
+            context,
+        })
     }
 
     /// Of a segment.
     pub(crate) fn of_segment(segment: Segment) -> Arc<Self> {
         let context = segment.gpu().map(|gpu| gpu.context().clone());
         let writable = segment.is_writable().into();
-        Arc::new(Self { state: Mutex::new(State::Committed(Arc::new(segment))), writable, context })
+        Arc::new(Self {
+            state: Mutex::new(State::Committed(Arc::new(segment))),
+            writable,
+            named: false.into(),
+            context,
+        })
     }
 
     /// The segment, if it is one.
@@ -152,7 +164,13 @@ impl Owner {
 
     /// Waits for all work of this process on the GPU that has the memory, until a signal comes. False if that cannot be done now.
     pub(crate) fn drain(&self, py: Python<'_>) -> PyResult<bool> {
-        self.context.as_ref().map_or(Ok(true), |context| drain(py, context))
+        let context = self.context.as_ref().filter(|_| self.named.load(Ordering::Acquire));
+        context.map_or(Ok(true), |context| drain(py, context))
+    }
+
+    /// Somebody is told where the memory is.
+    pub(crate) fn note_named(&self) {
+        self.named.store(true, Ordering::Release);
     }
 
     /// Of memory on a GPU.
@@ -168,7 +186,7 @@ impl Drop for Owner {
         if matches!(state, State::Closed) {
             return;
         }
-        let context = self.context.take();
+        let context = self.context.take().filter(|_| *self.named.get_mut());
         reaper::later(move || {
             while !context.as_ref().is_none_or(is_drained) {
                 std::thread::sleep(CAPTURE);

@@ -46,6 +46,7 @@ impl Tensor {
     /// Of a segment; `owner` is its owner.
     pub(crate) fn of_segment(owner: &Arc<Owner>, tensor: &partywall::Tensor<'_>) -> partywall::Result<Self> {
         let (name, dtype, bytes, device) = (tensor.name().to_owned(), tensor.dtype(), tensor.bytes(), owner.device());
+        owner.note_named();
         let address = match (bytes, device == HOST) {
             (0, _) => 0,
             (_, true) => tensor.as_ptr()? as usize,
@@ -64,6 +65,7 @@ impl Tensor {
         shape: &[u64],
     ) -> partywall::Result<Self> {
         let device = owner.device();
+        owner.note_named();
         let bytes = dtype.bytes_for(shape.iter().product()).unwrap_or(0);
         let address = match (bytes, device == HOST) {
             (0, _) => 0,

@@ -34,7 +34,11 @@ with pw.connect(socket=sys.argv[1], start=False) as d, d.open("x", timeout=60) a
 def free() -> int:
     """Free bytes of the GPU, once everything that was dropped is gone."""
     # The first use of a kernel loads it, which takes memory for good.
-    torch.zeros(MIB, dtype=torch.uint8, device="cuda").copy_(torch.full((MIB,), 7, dtype=torch.uint8, device="cuda"))
+    used = torch.zeros(MIB, dtype=torch.uint8, device="cuda")
+    used.copy_(torch.full((MIB,), 7, dtype=torch.uint8, device="cuda"))
+    assert int(used.min()) == int(used.max())
+    torch.cuda._sleep(1)
+    del used
     gc.collect()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
@@ -334,7 +338,8 @@ def test_ctrl_c_ends_a_wait_for_the_gpu(domain, child):
         """
         import signal, torch
         with pw.connect(socket=sys.argv[1], start=False) as d, d.create("x", 1000, torch.int64) as build:
-            view = torch.from_dlpack(build)
+            # Behind the long kernel, the first use of another would wait for it.
+            view = torch.from_dlpack(build).fill_(0)
             torch.cuda._sleep(1)
             torch.cuda.synchronize()
             torch.cuda._sleep(20_000_000_000)

@@ -55,6 +55,7 @@ static TESTS: &[Test] = &[
     test("segment_growth_is_one_range", 1, growth::a_kernel_reads_across_what_has_grown),
     test("segment_pinned_is_copied_asynchronously", 1, growth::pinned_segments_are_copied_asynchronously),
     test("segment_dropped_under_running_work", 1, segments::dropped_under_running_work),
+    test("segment_dropped_behind_a_wait", 1, segments::dropped_behind_a_wait),
     test("segment_out_of_memory_says_what_is_free", 1, segments::out_of_memory_says_what_is_free),
     test("segment_many_tensors_keep_their_places", 1, segments::many_tensors_keep_their_places),
     test("legacy_goes_with_its_publisher", 1, legacy::published_memory_goes_with_its_publisher),

@@ -209,6 +209,28 @@ pub(crate) fn dropped_under_running_work() -> Result<(), String> {
     gpu.stream().synchronize().map_err(tell)
 }
 
+/// Nothing runs in memory whose address nobody was told: dropping it does not wait for what else the process runs.
+pub(crate) fn dropped_behind_a_wait() -> Result<(), String> {
+    let world = World::new()?;
+    let place = first_gpu()?;
+    let Place::Gpu(uuid) = place else { return Err("no GPU".to_owned()) };
+    let gpu = world.domain.gpu(uuid).map_err(tell)?;
+    let build = world.domain.create("x", place).tensor("x", DType::U32, &[MIB]).kept(true).allocate();
+    drop(build.map_err(tell)?.commit().map_err(tell)?);
+    let word = cuda::DeviceBuffer::new(gpu.context(), 8).map_err(tell)?;
+    gpu.stream().copy_from_host(word.as_slice(), &[0; 8]).map_err(tell)?;
+    let [waiting, other] = [(), ()].map(|()| cuda::Stream::new(gpu.context()));
+    let (waiting, other) = (waiting.map_err(tell)?, other.map_err(tell)?);
+    waiting.as_ref().enqueue_wait_u64(word.as_slice(), 1).map_err(tell)?;
+    for _ in 0..3 {
+        world.domain.open("x", PATIENCE).map_err(tell)?.release().map_err(tell)?;
+    }
+    let waits = !waiting.as_ref().is_done().map_err(tell)?;
+    ensure(waits, || "the stream did not wait".to_owned())?;
+    other.as_ref().enqueue_write_u64(word.as_slice(), 1).map_err(tell)?;
+    waiting.synchronize().map_err(tell)
+}
+
 /// An allocation that cannot be says how much is free and what Partywall holds.
 pub(crate) fn out_of_memory_says_what_is_free() -> Result<(), String> {
     let world = World::new()?;
