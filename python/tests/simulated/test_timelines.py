@@ -185,6 +185,35 @@ def test_what_was_made_behind_a_dead_writers_wait_is_known_as_such(domain, write
             timeline.check()
 
 
+def test_a_lost_context_is_the_writers_end(domain, timeline, child):
+    faulty = child(
+        DRIVER
+        + """
+gate = driver.Gate()
+gate.open()
+with pw.connect(socket=sys.argv[1], start=False) as d, d.timeline("t", writer=True) as t:
+    # Nothing is enqueued, but from now on the context is looked after.
+    t.wait_on(0, gate.stream)
+    try:
+        while True:
+            t.signal(t.value + 1)
+    except pw.ContextLost as error:
+        say(error.anchor, isinstance(error, pw.CudaError), error.cuda_error)
+    told()
+""",
+        domain.socket,
+        # By whom it is looked after.
+        SIMCUDA_FAULTS="cuStreamQuery:1=719",
+    )
+    assert faulty.says() == "broken-context True 719"
+    # Though the process lives.
+    with pytest.raises(pw.WriterFaulted) as raised:
+        timeline.wait(1 << 61, WATCHDOG)
+    assert raised.value.anchor == "writer-faulted" and isinstance(raised.value, pw.TimelineEnded)
+    assert timeline.ending == "owner_faulted"
+    assert "lost_context" in [member.state for member in domain.ps()]
+
+
 def test_a_permit_goes_back_behind_the_work_of_a_stream(domain):
     driver.use()
     gate, s = driver.Gate(), domain.semaphore("s", 1)
