@@ -144,7 +144,7 @@ impl Owner {
     /// memory, which a signal ends and leaves to the reaper, and for the broker.
     pub(crate) fn close(self: Arc<Self>, py: Python<'_>) -> PyResult<()> {
         let Some(mut owner) = Arc::into_inner(self) else { return Ok(()) };
-        if !owner.drain(py)? {
+        if *owner.named.get_mut() && !owner.drain(py)? {
             return Ok(());
         }
         let released = py.detach(move || {
@@ -164,8 +164,7 @@ impl Owner {
 
     /// Waits for all work of this process on the GPU that has the memory, until a signal comes. False if that cannot be done now.
     pub(crate) fn drain(&self, py: Python<'_>) -> PyResult<bool> {
-        let context = self.context.as_ref().filter(|_| self.named.load(Ordering::Acquire));
-        context.map_or(Ok(true), |context| drain(py, context))
+        self.context.as_ref().map_or(Ok(true), |context| drain(py, context))
     }
 
     /// Somebody is told where the memory is.

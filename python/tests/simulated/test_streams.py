@@ -126,6 +126,9 @@ def test_ctrl_c_ends_a_wait_for_the_gpu(socket, child, wait):
             build, segment = d.create("x", 9, "uint8"), d.put("z", b"123456789", "cuda")
             host, timeline = d.put("host", b"123"), d.timeline("t", writer=True)
             pin = host.pin()
+            # Nothing runs in memory of which nobody has asked for a tensor, and nobody waits for it.
+            tensors = build.tensor, segment.tensor
+            del tensors
             driver.use()
             gate = driver.Gate()
             # Signals as a terminal sends them, until one finds the wait.
