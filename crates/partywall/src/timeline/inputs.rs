@@ -31,8 +31,8 @@ pub(super) enum Fate {
 
 impl Input {
     pub(super) fn new(input: &Timeline) -> Self {
-        let (keep, at) = (input.keep().clone(), input.at.clone());
-        Self { _keep: keep, word: at.word(), at, history: VecDeque::new() }
+        let (word, keep) = input.at.now();
+        Self { _keep: keep, word, at: input.at.clone(), history: VecDeque::new() }
     }
 
     /// A value of the writer's was signalled.
@@ -48,12 +48,12 @@ impl Input {
 
     pub(super) fn look(&mut self) -> Fate {
         let fate = self.fate();
-        let present = self.at.word();
+        let (present, keep) = self.at.now();
         if matches!(fate, Fate::Failed(_)) || Arc::ptr_eq(&present, &self.word) {
             return fate;
         }
         // The handle has gone over to another writer, with nothing that rests on what failed before.
-        (self.word, self.history) = (present, VecDeque::new());
+        (self.word, self._keep, self.history) = (present, keep, VecDeque::new());
         self.fate()
     }
 

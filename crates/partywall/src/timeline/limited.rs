@@ -56,7 +56,7 @@ pub(super) fn wait(timeline: &Timeline, stream: StreamRef<'_>, v: u64, limit: Du
     let Timeline { at, domain, .. } = timeline;
     let end = Arc::new(OnceLock::new());
     let hold = timeline.hold();
-    let Some(word) = streams::begin(timeline, v)? else {
+    let Some((word, keep)) = streams::begin(timeline, v)? else {
         let _ = end.set(End::Decided);
         return Ok(LimitedWait { hold, v, limit, end });
     };
@@ -71,7 +71,7 @@ pub(super) fn wait(timeline: &Timeline, stream: StreamRef<'_>, v: u64, limit: Du
         Ok(private)
     })?;
     word.note_wait(v);
-    let (keep, told, mut lookout) = (timeline.keep().clone(), end.clone(), Lookout::new(&word, v));
+    let (told, mut lookout) = (end.clone(), Lookout::new(&word, v));
     // A time-out too large for the clock is none.
     let (deadline, mut private) = (Instant::now().checked_add(limit), Some(private));
     domain.chores().add(Duration::ZERO, move |look| {

@@ -57,8 +57,6 @@ use crate::{
 pub struct Timeline {
     at: Arc<At>,
     attention: Attention,
-    /// `None` once this is dropped.
-    keep: Option<Arc<Keep>>,
     /// After the lease, since the connection may end with it.
     domain: Domain,
 }
@@ -74,11 +72,19 @@ struct Hold {
     _domain: Domain,
 }
 
-/// Where a handle is. Whoever has this keeps memory mapped, and nothing else.
+/// Where a handle is.
 #[derive(Debug)]
 pub(crate) struct At {
     name: String,
-    word: RwLock<Arc<Word>>,
+    now: RwLock<Incarnation>,
+}
+
+/// A word with the lease that has led to it, and to no other.
+#[derive(Debug)]
+struct Incarnation {
+    word: Arc<Word>,
+    /// `None` once it is given back.
+    keep: Option<Arc<Keep>>,
 }
 
 impl Domain {
@@ -102,13 +108,9 @@ impl Domain {
 
 impl Timeline {
     fn open(domain: &Domain, name: &str, writer: bool) -> Result<Self> {
-        let known = domain.words().mapped();
-        let (opened, fds) = domain.open_timeline(name, writer, known)?;
-        // Goes back if what follows fails.
-        let keep = Arc::new(domain.keep(opened.lease));
-        let word = RwLock::new(domain.words().take_in(&opened, known, fds)?);
-        let at = Arc::new(At { name: name.to_owned(), word });
-        Ok(Self { at, attention: Attention::new(), keep: Some(keep), domain: domain.clone() })
+        let now = RwLock::new(Incarnation::open(domain, name, writer)?);
+        let at = Arc::new(At { name: name.to_owned(), now });
+        Ok(Self { at, attention: Attention::new(), domain: domain.clone() })
     }
 
     /// Waits until the timeline has reached `v`: until the work is done that `v` stands for.
@@ -194,13 +196,16 @@ impl Timeline {
     /// # Errors
     /// Those of every call.
     pub fn follow(&self) -> Result<bool> {
-        let known = self.domain.words().mapped();
-        let (opened, fds) = self.domain.follow_timeline(self.keep().lease(), known)?;
-        let mut word = self.at.word.write().unwrap_or_else(PoisonError::into_inner);
-        if opened.incarnation == word.incarnation {
+        let (word, keep) = self.at.now();
+        let (present, _) = self.domain.follow_timeline(keep.lease(), u32::MAX)?;
+        if present.incarnation == word.incarnation {
             return Ok(false);
         }
-        *word = self.domain.words().take_in(&opened, known, fds)?;
+        // By a lease of its own: the former keeps every cell that it has led to, as long as a stream may wait there.
+        let next = Incarnation::open(&self.domain, self.name(), false)?;
+        *self.at.now.write().unwrap_or_else(PoisonError::into_inner) = next;
+        drop(word);
+        keep.release();
         Ok(true)
     }
 
@@ -244,13 +249,8 @@ impl Timeline {
     }
 
     fn hold(&self) -> Hold {
-        let (at, keep) = (self.at.clone(), Some(self.keep().clone()));
-        Hold { word: at.word(), at, keep, _domain: self.domain.clone() }
-    }
-
-    fn keep(&self) -> &Arc<Keep> {
-        // Only `drop` takes it.
-        self.keep.as_ref().expect("a handle has its lease until it is dropped")
+        let (word, keep) = self.at.now();
+        Hold { at: self.at.clone(), word, keep: Some(keep), _domain: self.domain.clone() }
     }
 }
 
@@ -260,9 +260,7 @@ impl Drop for Timeline {
         if self.domain.link().require_ours().is_ok() {
             self.domain.streams().forget_passed();
         }
-        if let Some(keep) = self.keep.take() {
-            keep.release();
-        }
+        At::release(&mut self.at);
     }
 }
 
@@ -271,13 +269,40 @@ impl Drop for Hold {
         if let Some(keep) = self.keep.take() {
             keep.release();
         }
+        At::release(&mut self.at);
+    }
+}
+
+impl Incarnation {
+    /// The present one.
+    fn open(domain: &Domain, name: &str, writer: bool) -> Result<Self> {
+        let known = domain.words().mapped();
+        let (opened, fds) = domain.open_timeline(name, writer, known)?;
+        // Goes back if what follows fails.
+        let keep = Some(Arc::new(domain.keep(opened.lease)));
+        Ok(Self { word: domain.words().take_in(&opened, known, fds)?, keep })
     }
 }
 
 impl At {
     /// The incarnation.
     pub(crate) fn word(&self) -> Arc<Word> {
-        self.word.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.now.read().unwrap_or_else(PoisonError::into_inner).word.clone()
+    }
+
+    /// The same, with its lease: without that the cell may become another timeline's.
+    fn now(&self) -> (Arc<Word>, Arc<Keep>) {
+        let now = self.now.read().unwrap_or_else(PoisonError::into_inner);
+        // Only the last who has this takes it.
+        (now.word.clone(), now.keep.clone().expect("a handle has its lease until it is dropped"))
+    }
+
+    /// Gives the lease back at once, if nobody else has this.
+    fn release(this: &mut Arc<Self>) {
+        let now = Arc::get_mut(this).map(|at| at.now.get_mut().unwrap_or_else(PoisonError::into_inner));
+        if let Some(keep) = now.and_then(|now| now.keep.take()) {
+            keep.release();
+        }
     }
 
     /// Whether all up to `v` is valid or may still become so.

@@ -7,7 +7,7 @@ use partywall_shm::timeline::Progress;
 
 use super::Timeline;
 use crate::{
-    domain::{Domain, MappedSlab, PrivateWord, Word},
+    domain::{Domain, Keep, MappedSlab, PrivateWord, Word},
     error::{Error, Result},
     gpu::{Gpu, failed_call},
 };
@@ -15,7 +15,7 @@ use crate::{
 /// See [`Timeline::wait_on`].
 pub(super) fn wait(timeline: &Timeline, stream: StreamRef<'_>, v: u64) -> Result<()> {
     let Timeline { at, domain, .. } = timeline;
-    let Some(word) = begin(timeline, v)? else { return Ok(()) };
+    let Some((word, keep)) = begin(timeline, v)? else { return Ok(()) };
     let work = Work { domain, stream, what: &|| format!("waiting on a stream for timeline {:?}", at.name) };
     work.run(|stream| {
         let slab = work.ready(word.slab)?;
@@ -31,19 +31,19 @@ pub(super) fn wait(timeline: &Timeline, stream: StreamRef<'_>, v: u64) -> Result
             waits.keep_mark(mark.next());
         }
         // Noted first: what is noted and not enqueued costs no more than a lease that is kept too long.
-        waits.wait(timeline.keep(), &word.place, v);
+        waits.wait(&keep, &word.place, v);
         stream.enqueue_wait_u64(slab.word(&word.place)?, v)?;
         word.note_wait(v);
         Ok(())
     })
 }
 
-/// The word that a stream has to wait for, or nothing if `v` is there already.
-pub(super) fn begin(timeline: &Timeline, v: u64) -> Result<Option<Arc<Word>>> {
+/// The word that a stream has to wait for, with its lease, or nothing if `v` is there already.
+pub(super) fn begin(timeline: &Timeline, v: u64) -> Result<Option<(Arc<Word>, Arc<Keep>)>> {
     let Timeline { at, domain, .. } = timeline;
     domain.link().require_ours()?;
     at.check_value(v)?;
-    let word = at.word();
+    let (word, keep) = at.now();
     match word.progress(v) {
         // Acquired: what is enqueued from now on comes after what the value stands for.
         Progress::Reached => {
@@ -54,7 +54,7 @@ pub(super) fn begin(timeline: &Timeline, v: u64) -> Result<Option<Arc<Word>>> {
         Progress::Pending | Progress::Announced if domain.words().launches_block() => {
             Err(Error::LaunchBlocking { name: at.name.clone() })
         }
-        Progress::Pending | Progress::Announced => Ok(Some(word)),
+        Progress::Pending | Progress::Announced => Ok(Some((word, keep))),
     }
 }
 
@@ -63,13 +63,13 @@ pub(super) fn device_ptr(timeline: &Timeline, gpu: &Gpu) -> Result<u64> {
     let domain = &timeline.domain;
     domain.link().require_ours()?;
     domain.health().check()?;
-    let word = timeline.at.word();
+    let (word, keep) = timeline.at.now();
     let slab = match domain.words().slab(word.slab) {
         Some(slab) => slab,
         None => prepare(domain, gpu.context(), word.slab)?,
     };
     // A kernel may look whenever it likes, for whatever value.
-    domain.streams().keep_for_good(timeline.keep());
+    domain.streams().keep_for_good(&keep);
     word.note_polled();
     Ok(slab.word(&word.place)?.device_ptr())
 }

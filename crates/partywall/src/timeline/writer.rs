@@ -54,8 +54,8 @@ struct State {
 
 impl TimelineWriter {
     pub(super) fn new(timeline: Timeline) -> Self {
-        let (keep, at, word) = (timeline.keep().clone(), timeline.at.clone(), timeline.at.word());
-        let writer = Arc::new(Writer { _keep: keep, at, word, state: Mutex::default() });
+        let (word, keep) = timeline.at.now();
+        let writer = Arc::new(Writer { _keep: keep, at: timeline.at.clone(), word, state: Mutex::default() });
         Self { writer, timeline }
     }
 

@@ -158,6 +158,22 @@ fn there_is_one_writer_at_a_time() {
 }
 
 #[test]
+fn who_follows_keeps_no_more_cells_the_longer_he_does() {
+    let world = World::new();
+    let domain = world.connect();
+    let timeline = domain.timeline("x").unwrap();
+    // More than a slab has.
+    for v in 1..=1100 {
+        let writer = domain.timeline_writer("x").unwrap();
+        timeline.follow().unwrap();
+        writer.signal(v).unwrap();
+        timeline.wait(v, PATIENCE).unwrap();
+    }
+    let status = domain.status().unwrap();
+    assert_eq!((status.fds, status.leases), (1, 1), "one slab is enough");
+}
+
+#[test]
 fn an_early_close_is_heard_at_once() {
     let world = World::new();
     let domain = world.connect();
