@@ -57,7 +57,7 @@ mod native {
     #[pymodule_export]
     use crate::tensor::Tensor;
     #[pymodule_export]
-    use crate::timeline::{Event, LimitedWait, Timeline};
+    use crate::timeline::{LimitedWait, Timeline, TimelineEvent};
     #[pymodule_export]
     use crate::watch::Watch;
 

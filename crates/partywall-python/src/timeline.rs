@@ -8,7 +8,7 @@ use std::{
 };
 
 use partywall::{
-    DeviceUuid, Error, TimelineEnding, TimelineEvent, TimelineWriter,
+    DeviceUuid, Error, TimelineEnding, TimelineWriter,
     cuda::{RawStream, StreamRef},
 };
 use pyo3::prelude::*;
@@ -216,10 +216,10 @@ impl Timeline {
     }
 
     /// A file descriptor that is readable once a value is reached, or known not to be.
-    fn event(&self, py: Python<'_>, value: u64) -> PyResult<Event> {
+    fn event(&self, py: Python<'_>, value: u64) -> PyResult<TimelineEvent> {
         let role = self.role(py)?;
         let event = py.detach(|| role.event(value)).or_raise(py)?;
-        Ok(Event { event: Handle::new(event), name: self.name.clone(), value })
+        Ok(TimelineEvent { event: Handle::new(event), name: self.name.clone(), value })
     }
 
     /// Raises if what was waited for through this handle is not valid.
@@ -278,15 +278,15 @@ impl LimitedWait {
 
 /// A file descriptor that tells of a value.
 #[pyclass(frozen, module = "partywall._native")]
-pub(crate) struct Event {
-    event: Handle<TimelineEvent>,
+pub(crate) struct TimelineEvent {
+    event: Handle<partywall::TimelineEvent>,
     name: String,
     #[pyo3(get)]
     value: u64,
 }
 
 #[pymethods]
-impl Event {
+impl TimelineEvent {
     /// To be polled for reading.
     fn fileno(&self, py: Python<'_>) -> PyResult<i32> {
         let event = self.event.lock();
@@ -295,7 +295,7 @@ impl Event {
 
     /// Raises if the value will not be reached; `False` as long as that is open.
     fn check(&self, py: Python<'_>) -> PyResult<bool> {
-        let outcome = self.event.lock().as_ref().map(TimelineEvent::outcome);
+        let outcome = self.event.lock().as_ref().map(partywall::TimelineEvent::outcome);
         match outcome.ok_or_else(|| closed(py, "event"))? {
             None => Ok(false),
             Some(outcome) => outcome.or_raise(py).map(|()| true),

@@ -198,7 +198,7 @@ class Timeline:
 class TimelineEvent:
     """A file descriptor that tells of a value; made by `Timeline.event`. Poll it for reading, and read nothing from it."""
 
-    def __init__(self, native: _native.Event) -> None:
+    def __init__(self, native: _native.TimelineEvent) -> None:
         self._native = native
         self._pid = os.getpid()
 
