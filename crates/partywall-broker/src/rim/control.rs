@@ -182,9 +182,13 @@ impl Control {
         cleared
     }
 
-    /// The loop begins another turn. Returns whether rows have to be cleared in it.
-    pub(super) fn begin_turn(&mut self) -> bool {
+    /// The loop begins another turn.
+    pub(super) fn begin_turn(&mut self) {
         self.looked_at = 0;
+    }
+
+    /// Whether there are such rows.
+    pub(super) fn is_clearing(&self) -> bool {
         !self.clearing.is_empty()
     }
 

@@ -120,6 +120,7 @@ impl Server {
                     let sent = self.send(member, Channel::Events, &verdict, &fds);
                     effects.extend(self.hang_up_if_broken(member, sent));
                 }
+                Effect::Close(_) | Effect::Confirm(_) if self.control.is_clearing() => self.behind_permits.push(effect),
                 Effect::Close(fds) => {
                     self.control.forget(&fds);
                     self.store.close(&fds);
@@ -164,10 +165,15 @@ impl Server {
         }
     }
 
-    /// Gives permits of members that are gone back, as many as this turn allows.
+    /// Gives permits of members that are gone back, as many as this turn allows. Memory is freed when that is done.
     pub(super) fn clear_rows(&mut self) -> Vec<Effect> {
         let cleared = self.control.clear_rows().into_iter();
-        cleared.flat_map(|row| self.registry.apply(Event::RowCleared { row }, now())).collect()
+        let mut effects: Vec<_> =
+            cleared.flat_map(|row| self.registry.apply(Event::RowCleared { row }, now())).collect();
+        if !self.control.is_clearing() {
+            effects.append(&mut self.behind_permits);
+        }
+        effects
     }
 
     /// Sends SIGKILL to the processes of evicted members. By pidfd only: a pid may be somebody else's by now.

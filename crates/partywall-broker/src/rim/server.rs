@@ -23,7 +23,7 @@ use crate::{
     Config, Exit, RunError, StartError,
     bind::Place,
     config::Resolved,
-    registry::{Bounds, Event, MemberId, Registry},
+    registry::{Bounds, Effect, Event, MemberId, Registry},
     rim::{
         connection::{Broken, Channel, Connection, ConnectionId, Phase, Read, Sent},
         control::Control,
@@ -47,6 +47,8 @@ pub(crate) struct Server {
     pub(super) registry: Registry,
     pub(super) store: FdStore,
     pub(super) control: Control,
+    /// What is closed once all permits of the dead are back, and who is told of that.
+    pub(super) behind_permits: Vec<Effect>,
     pub(super) members: Membership,
     pub(super) connections: IdMap<ConnectionId, Connection>,
     /// Connections whose messages did not all get their turn.
@@ -141,6 +143,7 @@ impl Server {
             }),
             store: FdStore::default(),
             control,
+            behind_permits: Vec::new(),
             members: Membership::default(),
             connections: IdMap::default(),
             unfinished: BTreeSet::new(),
@@ -172,7 +175,8 @@ impl Server {
                 break Ok(exit);
             }
             self.discard_timers();
-            let more = self.control.begin_turn() || !self.unfinished.is_empty();
+            self.control.begin_turn();
+            let more = self.control.is_clearing() || !self.unfinished.is_empty();
             let pause = if more { Some(Duration::ZERO) } else { self.timers.wait() };
             let timeout = pause.map(socket::timespec);
             events.clear();

@@ -5,7 +5,8 @@ use std::{os::fd::OwnedFd, time::Duration};
 use partywall_os::map::SharedMap;
 use partywall_shm::semaphore::{Attempt, Held, Polled, Semaphore};
 use partywall_wire::{
-    Answer, Call, Limit, MemberState, ObjectDetail, ObjectInfo, ObjectKind, Refusal, SemaphoreInfo, limits::MAX_PERMITS,
+    Answer, Call, Change, Limit, MemberState, ObjectDetail, ObjectInfo, ObjectKind, Refusal, SemaphoreInfo,
+    limits::MAX_PERMITS,
 };
 
 use crate::{
@@ -161,13 +162,20 @@ fn permits_go_back_with_a_members_last_lease() {
 }
 
 #[test]
-fn a_row_is_anothers_only_when_all_its_permits_are_back() {
+fn memory_is_free_and_a_row_anothers_only_when_all_permits_are_back() {
     let broker = TestBroker::start();
     let (mut watcher, mut leaver) = (broker.client(), broker.client());
     let row = leaver.welcome.row;
+    let mut watch = |after| match watcher.ask(Call::Watch { pattern: "gone".into(), after }) {
+        Ok(Answer::Happened(happened)) => happened,
+        other => panic!("{other:?}"),
+    };
+    leaver.commit("gone", b"x", false);
+    let point = watch(None).next;
     // Each of them takes the broker a turn of its loop.
+    let mut opener = broker.client();
     let semaphores = (0..8).map(|i| {
-        let (_, memory) = open(&mut watcher, &format!("{i}"), MAX_PERMITS).unwrap();
+        let (_, memory) = open(&mut opener, &format!("{i}"), MAX_PERMITS).unwrap();
         open(&mut leaver, &format!("{i}"), MAX_PERMITS).unwrap();
         Semaphore::map(memory).unwrap()
     });
@@ -176,13 +184,15 @@ fn a_row_is_anothers_only_when_all_its_permits_are_back() {
         let Attempt::Held(_held) = semaphore.acquire(row) else { panic!("there are permits") };
     }
     assert_eq!(leaver.ask(Call::Bye), Ok(Answer::Done));
-    let mut others = Vec::new();
-    eventually("the row is another's", || {
-        let next = broker.client();
-        let is_taken = next.welcome.row == row;
-        assert!(!is_taken || semaphores.iter().all(|semaphore| semaphore.audit().is_idle()));
-        others.push(next);
-        is_taken
+    let are_back = || semaphores.iter().all(|semaphore| semaphore.audit().is_idle());
+    let (mut others, mut is_free) = (Vec::new(), false);
+    eventually("the row is another's, and the memory free", || {
+        is_free |= watch(Some(point)).events.iter().any(|event| matches!(event.change, Change::Reclaimed { .. }));
+        assert!(!is_free || are_back());
+        others.push(broker.client());
+        let is_taken = others.iter().any(|other| other.welcome.row == row);
+        assert!(!is_taken || are_back());
+        is_taken && is_free
     });
 }
 
