@@ -137,7 +137,13 @@ impl Words {
         let (waited, polled, gone) = (AtomicU64::new(0), AtomicBool::new(false), self.gone.clone());
         let word = Arc::new(Word { place, slab, incarnation, waited, polled, gone });
         let mut open = lock(&self.open);
-        open.retain(|word| word.strong_count() > 0);
+        if open.len() == open.capacity() {
+            // Only when the list would grow, and then by as many as there are: to look at all of them for each timeline
+            // that is opened takes far longer than to open it, if a process has thousands.
+            open.retain(|word| word.strong_count() > 0);
+            let kept = open.len();
+            open.reserve(kept + 1);
+        }
         open.push(Arc::downgrade(&word));
         Ok(word)
     }
