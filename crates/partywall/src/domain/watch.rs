@@ -128,7 +128,9 @@ impl Watch {
     }
 
     fn take(&mut self, Happened { gap, events, next }: Happened) -> Result<()> {
-        let goes_on = next.instance != self.asked.instance || next.sequence >= self.asked.sequence;
+        // A point that this broker never was at is not of its making, whatever it is made of.
+        let begins_anew = gap == Some(Gap::OtherBroker) || next.instance != self.asked.instance;
+        let goes_on = begins_anew || next.sequence >= self.asked.sequence;
         if !goes_on || !events.is_sorted_by_key(|event| event.sequence) {
             return Err(Error::Protocol("its list of events does not go on".into()));
         }

@@ -121,9 +121,12 @@ fn who_goes_on_from_long_ago_is_told_what_it_missed_of_host_memory() {
     assert_eq!(next.next(Duration::ZERO).unwrap(), None);
 
     let elsewhere = Point { instance: begin.instance ^ 1, sequence: 7 };
-    let mut lost = domain.watch_after(&name(2999), elsewhere).unwrap();
-    assert_eq!(lost.next(PATIENCE).unwrap(), Some(WatchEvent::Missed { events: None }));
-    assert!(matches!(lost.next(PATIENCE).unwrap(), Some(WatchEvent::Name(event)) if event.name == name(2999)));
+    let never = Point { sequence: u64::MAX, ..begin };
+    for point in [elsewhere, never] {
+        let mut lost = domain.watch_after(&name(2999), point).unwrap();
+        assert_eq!(lost.next(PATIENCE).unwrap(), Some(WatchEvent::Missed { events: None }));
+        assert!(matches!(lost.next(PATIENCE).unwrap(), Some(WatchEvent::Name(event)) if event.name == name(2999)));
+    }
 }
 
 #[test]
