@@ -12,8 +12,8 @@ use partywall_shm::{DType, TableError};
 use partywall_wire::{FdFault, Limit, MemberState, NoGrowth, ObjectKind, TimelineEnding, Whom};
 
 use self::text::{
-    bad_value, driver_name, fd_fault, free_text, held_text, limit_name, member_state, near_names, near_pids, no_growth,
-    object_kind, pointer_kind, seconds, timeline_ending, which_member,
+    bad_value, beginning, driver_name, fd_fault, free_text, held_text, limit_name, member_state, near_names, near_pids,
+    no_growth, object_kind, pointer_kind, seconds, timeline_ending, which_member,
 };
 pub use self::{
     advice::{ErrorKind, cuda_anchor},
@@ -190,7 +190,7 @@ pub enum Error {
         name: String,
     },
     /// The name breaks the rules for names.
-    #[error("{name:?} is not a name: {why}")]
+    #[error("{} is not a name: {why}", beginning(name))]
     BadName {
         /// The name.
         name: String,

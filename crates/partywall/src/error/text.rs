@@ -91,6 +91,14 @@ pub(super) fn timeline_ending(ending: TimelineEnding) -> &'static str {
     }
 }
 
+/// A name in quotes. One that is far too long would hide what is said of it.
+pub(super) fn beginning(name: &str) -> String {
+    match name.char_indices().nth(MOST_SHOWN) {
+        Some((end, _)) => format!("{:?}…", &name[..end]),
+        None => format!("{name:?}"),
+    }
+}
+
 pub(super) fn bad_value(value: u64, last: u64) -> String {
     if value <= last { format!("it stands at {last}") } else { "values end at 2^61".into() }
 }
@@ -149,3 +157,6 @@ pub fn bytes(n: u64) -> String {
     }
     if value.fract() == 0.0 { format!("{value:.0} {}", UNITS[unit]) } else { format!("{value:.1} {}", UNITS[unit]) }
 }
+
+/// Characters of a name that is none: enough to find it again.
+const MOST_SHOWN: usize = 80;

@@ -134,6 +134,8 @@ fn who_opens_it_says_the_same_number() {
     assert!(matches!(domain.semaphore("none", 0), Err(Error::BadMaximum { asked: 0, .. })));
     assert!(matches!(domain.semaphore("many", MAX_PERMITS + 1), Err(Error::BadMaximum { .. })));
     assert!(matches!(domain.semaphore("", 1), Err(Error::BadName { .. })));
+    let long = domain.semaphore(&"é".repeat(10_000), 1).unwrap_err().to_string();
+    assert!(long.len() < 500 && long.contains("éé\"… is not a name: a name has at most"), "{long}");
     // It goes with the last handle.
     drop(semaphore);
     assert_eq!(domain.semaphore("seats", MAX_PERMITS).unwrap().available(), MAX_PERMITS);
