@@ -55,11 +55,12 @@ impl LimitedWait {
 pub(super) fn wait(timeline: &Timeline, stream: StreamRef<'_>, v: u64, limit: Duration) -> Result<LimitedWait> {
     let Timeline { at, domain, .. } = timeline;
     let end = Arc::new(OnceLock::new());
-    let hold = timeline.hold();
     let Some((word, keep)) = streams::begin(timeline, v)? else {
         let _ = end.set(End::Decided);
-        return Ok(LimitedWait { hold, v, limit, end });
+        return Ok(LimitedWait { hold: timeline.hold(), v, limit, end });
     };
+    // Of the incarnation that the stream waits for, should others follow meanwhile.
+    let hold = Hold { at: at.clone(), word: word.clone(), keep: Some(keep.clone()), _domain: domain.clone() };
     let work = Work { domain, stream, what: &|| format!("waiting on a stream for timeline {:?}", at.name) };
     let private = work.run(|stream| {
         let (private, slab) = work.take_private()?;

@@ -181,9 +181,9 @@ impl Timeline {
     /// wait on a stream is done, before its results are used.
     ///
     /// # Errors
-    /// [`Error::TimelineEnded`] if the timeline ended before a value that a stream or this process waited for;
-    /// [`Error::Tainted`] if such a value was signalled by work that rested on another timeline, which has failed. Once
-    /// kernels were told [where the value is](Self::device_ptr), for any value.
+    /// [`Error::TimelineEnded`] if the timeline ended before a value that a stream waited for (a wait of the host says so
+    /// itself); [`Error::Tainted`] if a value that was waited for was signalled by work that rested on another timeline,
+    /// which has failed. Once kernels were told [where the value is](Self::device_ptr), for any value.
     pub fn check(&self) -> Result<()> {
         let word = self.at.word();
         // Nobody knows what kernels have waited for.

@@ -19,7 +19,8 @@ impl Timeline {
     pub(super) fn wait_for(&self, v: u64, goal: Progress, timeout: Duration) -> Result<()> {
         self.domain.link().require_ours()?;
         self.at.check_value(v)?;
-        let word = self.at.word();
+        // With its lease: others may follow meanwhile.
+        let (word, _keep) = self.at.now();
         let cell = word.cell();
         let is_over = |progress| match progress {
             Progress::Pending => false,
