@@ -278,6 +278,16 @@ fn a_killed_lab_leaves_no_process_and_no_directory_on_the_simulated_gpu() {
     eventually("everything that the lab started is gone", || processes_of(&sandbox).is_empty() && left() == 0);
 }
 
+#[test]
+fn the_broker_of_a_lab_that_is_gone_already_ends() {
+    let sandbox = Sandbox::new();
+    let directory = sandbox.path().join("lab");
+    let mut command = sandbox.command(["serve", "--of-a-lab"]);
+    command.arg((std::process::id() + 1).to_string()).arg("--socket").arg(directory.join("broker.sock"));
+    Running::spawn(&mut command).wait().expect(0);
+    assert!(!directory.exists());
+}
+
 /// The processes that were started in the sandbox, with their command lines.
 fn processes_of(sandbox: &Sandbox) -> Vec<(rustix::process::Pid, String)> {
     let place = sandbox.path().to_str().unwrap();

@@ -15,7 +15,10 @@ use std::{
 use clap::Args;
 use partywall::{ErrorKind, Location};
 use partywall_broker::{Broker, Config, Limits, StartError, log::RotatingLog};
-use rustix::process::{Signal, set_parent_process_death_signal};
+use rustix::{
+    io::Errno,
+    process::{Pid, Signal, getpid, getppid, kill_process, set_parent_process_death_signal},
+};
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use tracing_subscriber::EnvFilter;
@@ -39,10 +42,10 @@ pub(crate) struct Arguments {
     /// Become the daemon itself, as the command that --background starts
     #[arg(long, hide = true, requires = "background")]
     detach: bool,
-    /// End when the thread does that starts this, keep no log, and remove the socket's directory. Only by
-    /// `partywall lab`
-    #[arg(long, hide = true, conflicts_with = "background")]
-    of_a_lab: bool,
+    /// End when the process with this pid does, or the thread of it that starts this, keep no log, and remove the socket's
+    /// directory. Only by `partywall lab`
+    #[arg(long, value_name = "PID", hide = true, conflicts_with = "background")]
+    of_a_lab: Option<i32>,
     /// Leave after so many seconds without members and names, or never [default: 60 in the background, else never]
     #[arg(long, value_name = "SECONDS|never", value_parser = parse_idle)]
     idle_exit: Option<Idle>,
@@ -127,7 +130,7 @@ fn serve(
     log: PathBuf,
     when_ready: impl FnOnce(&Ready<'_>),
 ) -> Result<(), Failure> {
-    let log = if arguments.of_a_lab { None } else { try_log(context, location, log) };
+    let log = if arguments.of_a_lab.is_some() { None } else { try_log(context, location, log) };
     let broker = Broker::bind(config(arguments, location, log.clone())).map_err(failure)?;
     let system = |what: &str| {
         let what = what.to_owned();
@@ -139,16 +142,20 @@ fn serve(
         let stop = broker.stop_handle().map_err(system("making a stop handle"))?;
         signal_hook::low_level::pipe::register(signal, stop).map_err(system("handling signals"))?;
     }
-    if arguments.of_a_lab {
-        set_parent_process_death_signal(Some(Signal::TERM))
-            .map_err(|errno| system("asking for a signal")(errno.into()))?;
+    if let Some(lab) = arguments.of_a_lab {
+        let refused = |errno: Errno| system("asking for a signal")(errno.into());
+        set_parent_process_death_signal(Some(Signal::TERM)).map_err(refused)?;
+        // It may have been killed before that.
+        if Pid::as_raw(getppid()) != lab {
+            kill_process(getpid(), Signal::TERM).map_err(refused)?;
+        }
     }
     when_ready(&Ready { pid: std::process::id(), location, log: log.as_deref() });
     let exit = broker.run().map_err(|error| {
         Failure::new(ErrorKind::Refused, format!("the broker cannot go on: {error}"), "start it again; names are lost")
     })?;
     tracing::info!(?exit, "the broker has ended");
-    if let (true, Some(directory)) = (arguments.of_a_lab, location.socket.parent()) {
+    if let (Some(_), Some(directory)) = (arguments.of_a_lab, location.socket.parent()) {
         // Unless there is something in it, or the lab has been quicker.
         let _ = std::fs::remove_dir(directory);
     }

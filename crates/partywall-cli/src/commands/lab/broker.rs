@@ -40,7 +40,7 @@ impl Broker {
         let socket = directory.join("broker.sock");
         let system = |source| Error::System { what: "starting a broker for the lab".into(), source };
         let mut command = Command::new(std::env::current_exe().map_err(system)?);
-        command.args(["serve", "--of-a-lab", "--socket"]).arg(&socket);
+        command.args(["serve", "--of-a-lab", &std::process::id().to_string(), "--socket"]).arg(&socket);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
         let child = command.spawn().map_err(system)?;
         // From here on dropping it clears up.
