@@ -1,5 +1,7 @@
 //! What happens to names.
 
+use std::time::Duration;
+
 use partywall::{
     Error, WatchEvent,
     info::{NameEvent, Point},
@@ -11,6 +13,9 @@ use crate::{
     handle::Handle,
     wait,
 };
+
+/// How long one that waits leaves it to others now and then.
+const TURN: Duration = Duration::from_millis(1);
 
 /// The events of names that are like a pattern.
 #[pyclass(frozen, module = "partywall._native")]
@@ -57,13 +62,15 @@ impl Watch {
     #[pyo3(signature = (timeout))]
     fn next(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Happening> {
         let next = wait::in_slices(py, wait::timeout(timeout)?, |slice| {
-            let mut watch = self.watch.lock();
-            let Some(watch) = watch.as_mut() else { return Ok(None) };
-            let event = watch.next(slice)?.ok_or_else(|| Error::Timeout {
-                what: format!("an event of a name like {:?}", self.pattern),
-                after: slice,
-            })?;
-            Ok(Some((event, watch.point())))
+            let mut guard = self.watch.lock();
+            let Some(watch) = guard.as_mut() else { return Ok(None) };
+            if let Some(event) = watch.next(slice)? {
+                return Ok(Some((event, watch.point())));
+            }
+            // A mutex is not fair: without a pause whoever wants to close it might never have its turn.
+            drop(guard);
+            std::thread::sleep(TURN);
+            Err(Error::Timeout { what: format!("an event of a name like {:?}", self.pattern), after: slice })
         })?;
         let (event, point) = next.ok_or_else(|| closed(py, "watch"))?;
         Ok(Happening::new(event, point))
