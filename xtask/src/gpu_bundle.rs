@@ -17,26 +17,10 @@ const PROGRAMS: [(&str, &str); 3] = [
     ("partywall-gpu-tests", "partywall-gpu-tests"),
     ("partywall-bench", "partywall-bench"),
 ];
-/// Of the Python package, from `python/`: folders, and what is in them.
-const PYTHON: [(&str, &[&str]); 4] = [
-    ("tests", &["__init__.py", "conftest.py"]),
-    // What needs nothing of the repository: there it meets another Python, and torch and jax on the CPU.
-    (
-        "tests/host",
-        &[
-            "__init__.py",
-            "test_exchange.py",
-            "test_frameworks.py",
-            "test_growth.py",
-            "test_inputs.py",
-            "test_lifetimes.py",
-            "test_segments.py",
-            "test_streams.py",
-        ],
-    ),
-    ("tests/gpu", &["__init__.py", "test_examples.py", "test_frameworks.py", "test_sharing.py"]),
-    ("examples", &["own_kernel.py", "two_frameworks.py", "weights_survive.py"]),
-];
+/// Of the Python package, from `python/`: folders whose programs come along.
+const PYTHON: [&str; 4] = ["tests", "tests/host", "tests/gpu", "examples"];
+/// What stays, because it needs the repository. The others meet another Python there, and torch and jax on the CPU.
+const STAYS: [&str; 3] = ["tests/host/test_errors.py", "tests/host/test_examples.py", "tests/host/test_package.py"];
 const RUN: &str = include_str!("gpu_bundle_run.sh");
 
 /// The release profile without debugging information, under a name of its own: stripping the release build itself would
@@ -78,10 +62,16 @@ fn pack(built: &Path, bundle: &Path, commit: &str) -> std::io::Result<()> {
 }
 
 fn pack_python(workspace: &Workspace, bundle: &Path) -> std::io::Result<()> {
-    for (folder, files) in PYTHON {
-        let (from, to) = (workspace.root.join("python").join(folder), bundle.join(folder));
-        fs::create_dir_all(&to)?;
-        files.iter().try_for_each(|file| fs::copy(from.join(file), to.join(file)).map(drop))?;
+    let root = workspace.root.join("python");
+    for folder in PYTHON {
+        fs::create_dir_all(bundle.join(folder))?;
+        for entry in fs::read_dir(root.join(folder))? {
+            let file = Path::new(folder).join(entry?.file_name());
+            let stays = STAYS.iter().any(|stays| file == Path::new(stays));
+            if !stays && file.extension().is_some_and(|extension| extension == "py") {
+                fs::copy(root.join(&file), bundle.join(&file))?;
+            }
+        }
     }
     Ok(())
 }
