@@ -25,6 +25,12 @@ impl Bench {
         if self.quick { number.div_ceil(10) } else { number }
     }
 
+    /// Goes on without something that failed, and has the report say why.
+    pub(crate) fn leave_out(&mut self, failure: &Failure) {
+        eprintln!("  left out: {failure}");
+        self.report.note(format!("left out: {failure}"));
+    }
+
     /// Takes the samples, says the median and keeps the result.
     pub(crate) fn run(&mut self, comparison: Comparison<'_>, plan: Plan) -> Result<(), Failure> {
         let result = comparison.run(plan)?;

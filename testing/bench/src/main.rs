@@ -17,13 +17,16 @@
 //! | [`placement`] | on which processors the two sides of a round trip run |
 //! | [`handout`] | file descriptors from the broker without the library, for the floor on a GPU |
 //! | [`model_file`] | a safetensors file in the page cache |
-//! | [`python`] | programs of `benches/peers`, in Python |
+//! | [`program`] | programs of `benches/peers`, as processes that take samples |
+//! | [`python`] | those of them in Python |
+//! | [`iceoryx2`] | the one of iceoryx2 |
 //! | [`markdown`] | the report as a page for `docs/measurements/` |
 
 mod bench;
 mod board;
 mod broker;
 mod handout;
+mod iceoryx2;
 mod markdown;
 mod model_file;
 mod mps;
@@ -31,6 +34,7 @@ mod ping_pong;
 mod placement;
 mod posix;
 mod process;
+mod program;
 mod python;
 mod role;
 mod subjects;
@@ -59,8 +63,8 @@ struct Arguments {
     /// Measure the subjects that need a GPU as well; without one they are skipped
     #[arg(long)]
     gpu: bool,
-    /// Measure the subjects that need Python with the `partywall` package, torch and safetensors as well; it is `python3`,
-    /// or what PARTYWALL_PYTHON names
+    /// Measure beside rivals as well: the subjects that need Python with the `partywall` package, torch and safetensors
+    /// (it is `python3`, or what PARTYWALL_PYTHON names), and iceoryx2, which cargo builds (or PARTYWALL_ICEORYX2 names)
     #[arg(long)]
     peers: bool,
     /// A tenth of the samples, and smaller files

@@ -12,6 +12,7 @@ mod peer_stranded;
 mod put;
 mod round_trip;
 mod table_open;
+mod topics;
 
 use partywall_measure::Failure;
 
@@ -40,6 +41,7 @@ pub(crate) const SUBJECTS: &[Subject] = &[
     host("ordering_permits", "semaphores, alone and contended", semaphore::run),
     host("ordering_count", "ten million operations on permits, none lost", semaphore::count),
     host("ordering_deaths", "what the dead held, until others have it", deaths::run),
+    peers("topics", "messages of iceoryx2 from one process to another", false, topics::run),
     gpu("gpu_open", "opening GPU memory by name", gpu_open::run),
     gpu("gpu_bandwidth", "a kernel reading through an imported mapping", gpu_bandwidth::run),
     gpu("gpu_put", "a cached safetensors file into GPU memory", gpu_put::run),

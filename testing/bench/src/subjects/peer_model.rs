@@ -11,7 +11,8 @@ use crate::{
     bench::{Bench, clocked, milliseconds, size},
     broker::Broker,
     model_file::ModelFile,
-    python::{OURS, Program, Programs, SAFETENSORS},
+    program::Program,
+    python::{OURS, Programs, SAFETENSORS},
 };
 
 const NAME: &str = "model";

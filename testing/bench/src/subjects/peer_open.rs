@@ -10,7 +10,8 @@ use crate::{
     bench::{Bench, clocked, microseconds, size},
     broker::Broker,
     placement::Placement,
-    python::{OURS, Program, Programs},
+    program::Program,
+    python::{OURS, Programs},
 };
 
 const NAME: &str = "segment";

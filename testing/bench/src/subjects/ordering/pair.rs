@@ -38,7 +38,7 @@ pub(super) const STAMP: usize = 6;
 const MEETING: [usize; 2] = [7, 8];
 
 /// The two of them. Dropping this ends them.
-pub(super) struct Pair {
+pub(crate) struct Pair {
     processes: RefCell<[Process; 2]>,
     under_mps: bool,
 }
@@ -46,7 +46,7 @@ pub(super) struct Pair {
 impl Pair {
     /// Starts them, and waits until both are ready; on a GPU if one is given, with the bytes that a long kernel shall
     /// read. `prepare` may change how they are started.
-    pub(super) fn start(
+    pub(crate) fn start(
         broker: &Broker,
         gpu: Option<(DeviceUuid, u64)>,
         prepare: impl Fn(&mut Command),
@@ -76,13 +76,13 @@ impl Pair {
     }
 
     /// Places them; `false` if there are not processors enough.
-    pub(super) fn place(&self, placement: Placement) -> Result<bool, Failure> {
+    pub(crate) fn place(&self, placement: Placement) -> Result<bool, Failure> {
         let [first, second] = &*self.processes.borrow();
         placement.apply_to(first.pid(), second.pid())
     }
 
     /// Samples of a way, taken `batch` at a time.
-    pub(super) fn sampler(&self, way: &'static str, unit: Unit, batch: usize) -> Sampler<'_> {
+    pub(crate) fn sampler(&self, way: &'static str, unit: Unit, batch: usize) -> Sampler<'_> {
         let mut taken = VecDeque::new();
         Box::new(move || {
             if taken.is_empty() {
@@ -94,7 +94,7 @@ impl Pair {
     }
 
     /// As many samples as `bench` makes of `samples`, and the batches that they come in.
-    pub(super) fn plan(bench: &Bench, samples: usize) -> (Plan, usize) {
+    pub(crate) fn plan(bench: &Bench, samples: usize) -> (Plan, usize) {
         let plan = bench.plan(samples);
         let batch = plan.block;
         (plan.warm_up(batch), batch)

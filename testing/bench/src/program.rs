@@ -1,0 +1,141 @@
+//! Programs of `benches/peers`, in processes of their own.
+//!
+//! A program says `ready`, and then answers each line, a number, with as many lines, a sample each. It ends when its
+//! standard input does.
+
+use std::{
+    collections::VecDeque,
+    fs,
+    io::{BufRead, BufReader, Write},
+    process::{Child, ChildStdin, Command, Stdio},
+    sync::mpsc::{self, Receiver, RecvTimeoutError},
+    thread,
+    time::{Duration, Instant},
+};
+
+use partywall_measure::{Failure, Sampler};
+use tempfile::NamedTempFile;
+
+/// How long a program may take to prepare itself, and for each answer: several times what the slowest one takes.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+/// How long it may take to end, with what it has on the GPU.
+const FAREWELL: Duration = Duration::from_secs(10);
+
+/// How many of a program's last lines are told when it fails.
+const TOLD: usize = 3;
+
+/// A program that runs. Dropping it ends it.
+#[derive(Debug)]
+pub(crate) struct Program {
+    what: String,
+    child: Child,
+    /// Absent once it is to end.
+    requests: Option<ChildStdin>,
+    replies: Receiver<String>,
+    errors: NamedTempFile,
+    taken: VecDeque<f64>,
+}
+
+impl Program {
+    /// Starts a program, and does not wait until it is ready. Failures call it `what`.
+    pub(crate) fn spawn(what: String, command: &mut Command) -> Result<Self, Failure> {
+        let errors = NamedTempFile::with_prefix("partywall-bench-stderr")?;
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(errors.reopen()?)
+            .spawn()
+            .map_err(|error| format!("{}: {error}", command.get_program().display()))?;
+        let (said, replies) = mpsc::channel();
+        let requests = child.stdin.take();
+        if let Some(stdout) = child.stdout.take() {
+            // Ends with the program, or when nobody listens any more.
+            thread::spawn(move || {
+                BufReader::new(stdout).lines().map_while(Result::ok).try_for_each(|line| said.send(line))
+            });
+        }
+        Ok(Self { what, child, requests, replies, errors, taken: VecDeque::new() })
+    }
+
+    pub(crate) fn await_ready(&mut self) -> Result<(), Failure> {
+        match self.reply()?.as_str() {
+            "ready" => Ok(()),
+            other => Err(format!("{} says {other:?} instead of that it is ready", self.what).into()),
+        }
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// One sample.
+    pub(crate) fn sample(&mut self) -> Result<f64, Failure> {
+        self.sample_of(1)
+    }
+
+    /// Its samples, as many at once as a case has in its turn: asking for each would have the program sleep before it.
+    pub(crate) fn sampler(&mut self, block: usize) -> Sampler<'_> {
+        Box::new(move || self.sample_of(block))
+    }
+
+    fn sample_of(&mut self, block: usize) -> Result<f64, Failure> {
+        if self.taken.is_empty() {
+            self.ask(block)?;
+            self.taken = self.answers(block)?;
+        }
+        self.taken.pop_front().ok_or_else(|| "no samples were asked for".into())
+    }
+
+    /// Has it take samples, and does not wait for them.
+    pub(crate) fn ask(&mut self, samples: usize) -> Result<(), Failure> {
+        match self.requests.as_mut().map(|requests| writeln!(requests, "{samples}")) {
+            Some(Ok(())) => Ok(()),
+            _ => Err(self.failure("takes no requests", FAREWELL)),
+        }
+    }
+
+    /// The samples that it was asked for.
+    pub(crate) fn answers(&mut self, samples: usize) -> Result<VecDeque<f64>, Failure> {
+        let answer = |_| {
+            let line = self.reply()?;
+            Ok(line.parse().map_err(|_| format!("{} says {line:?} instead of a number", self.what))?)
+        };
+        (0..samples).map(answer).collect()
+    }
+
+    fn reply(&mut self) -> Result<String, Failure> {
+        self.replies.recv_timeout(PATIENCE).map_err(|error| match error {
+            RecvTimeoutError::Timeout => {
+                self.failure(&format!("says nothing for {} s", PATIENCE.as_secs()), Duration::ZERO)
+            }
+            RecvTimeoutError::Disconnected => self.failure("has ended", FAREWELL),
+        })
+    }
+
+    /// Has it end, within `patience`, and tells what it said.
+    fn failure(&mut self, how: &str, patience: Duration) -> Failure {
+        let status = self.end(patience);
+        let said = fs::read_to_string(&self.errors).unwrap_or_default();
+        let said: Vec<_> = said.lines().filter(|line| !line.trim().is_empty()).collect();
+        let said = said[said.len().saturating_sub(TOLD)..].join(" | ");
+        format!("{} {how} ({status}): {said}", self.what).into()
+    }
+
+    /// Has it end, and kills it if it has not within `patience`.
+    pub(crate) fn end(&mut self, patience: Duration) -> String {
+        self.requests = None;
+        let deadline = Instant::now() + patience;
+        while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(5));
+        }
+        let _ = self.child.kill();
+        self.child.wait().map_or_else(|error| error.to_string(), |status| status.to_string())
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        self.end(FAREWELL);
+    }
+}
