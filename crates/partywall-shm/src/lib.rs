@@ -7,6 +7,7 @@
 //! | [`semaphore`] | permits, who holds them, and who waits for one |
 //! | [`table`] | the tensor table of a version: name → dtype, shape, strides, place |
 //! | [`timeline`] | the words that say how far a writer is: a value that only grows, sleeping until it does, its end |
+//! | [`topic`] | which blocks of a pool are a topic's, what they contain, who reads them |
 //!
 //! Words that several processes change are atomics, which come from `sync` alone: there they are those of a model
 //! checker when it is built with `--cfg loom`. A process may be killed, or stopped for ever, between any two
@@ -15,6 +16,8 @@
 //! Whatever is read here was written by another process and is believed only as far as it has been checked: reading
 //! never panics, allocates in proportion to what is there, and ends.
 
+#[allow(dead_code, reason = "what sleeps on it comes next")]
+mod bell;
 pub mod crash;
 pub mod dtype;
 pub mod members;
@@ -22,6 +25,8 @@ pub mod semaphore;
 mod sync;
 pub mod table;
 pub mod timeline;
+#[allow(dead_code, reason = "what publishes and receives comes next")]
+pub mod topic;
 
 pub use dtype::DType;
 pub use table::{Layout, Table, TableBuilder, TableError, Tensor};

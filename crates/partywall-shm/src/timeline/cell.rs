@@ -117,7 +117,7 @@ pub enum Ending {
 }
 
 impl Ending {
-    fn of(code: u32) -> Option<Self> {
+    pub(crate) fn from_code(code: u32) -> Option<Self> {
         Some(match code {
             0 => return None,
             1 => Self::OwnerDied,
@@ -198,7 +198,7 @@ impl Cell {
         let last = self.settle();
         point("timeline: ended, nobody told");
         self.tell();
-        let ending = first.err().and_then(Ending::of).unwrap_or(ending);
+        let ending = first.err().and_then(Ending::from_code).unwrap_or(ending);
         Ended { ending, last }
     }
 
@@ -310,7 +310,7 @@ impl Cell {
 
     /// Why no further value comes, or `None` while one may.
     pub fn ending(&self) -> Option<Ending> {
-        Ending::of(self.ending.load(Ordering::Acquire))
+        Ending::from_code(self.ending.load(Ordering::Acquire))
     }
 
     /// The last value that will come, if the writer is closing.

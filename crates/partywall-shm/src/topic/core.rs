@@ -1,0 +1,58 @@
+//! What all of a topic's protocols share: its parts, and where its end is.
+
+use super::{
+    Header,
+    descriptor::Descriptor,
+    entry::{Entry, EntryWord, Filling, Place},
+    members::{Holds, Publishing, Subscribing},
+};
+use crate::sync::Ordering;
+
+/// A topic's words.
+#[derive(Clone, Copy)]
+pub(super) struct Core<'a> {
+    pub(super) header: &'a Header,
+    pub(super) ring: &'a [Entry],
+    pub(super) publishers: &'a [Publishing],
+    pub(super) subscribers: &'a [Subscribing],
+    /// As many for each subscriber.
+    pub(super) holds: &'a [Holds],
+    pub(super) descriptors: &'a [Descriptor],
+}
+
+impl<'a> Core<'a> {
+    /// The first position that is not filled.
+    pub(super) fn tail(self) -> u64 {
+        let mut tail = self.header.tail.load(Ordering::Acquire);
+        for _ in 0..=self.ring.len() {
+            let (place, _, seen) = self.at(tail);
+            tail = match seen.filling(place) {
+                Filling::Next => return tail,
+                Filling::Filled(_) | Filling::Overwritten => self.advance(tail, tail + 1),
+                Filling::Later => break,
+            };
+        }
+        // The hint is more than a lap behind, or nobody of us has written it.
+        let entries = self.ring.iter().enumerate();
+        let last = entries.filter_map(|(index, entry)| entry.load().position(index, self.ring.len())).max();
+        self.advance(tail, last.map_or(0, |last| last + 1))
+    }
+
+    /// A position's place, its entry, and what is there.
+    pub(super) fn at(self, position: u64) -> (Place, &'a Entry, EntryWord) {
+        let place = Place::of(position, self.ring.len());
+        let entry = &self.ring[place.index];
+        (place, entry, entry.load())
+    }
+
+    /// Moves the hint, unless somebody has; returns what it is.
+    pub(super) fn advance(self, from: u64, to: u64) -> u64 {
+        self.header.tail.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).map_or_else(|now| now, |_| to)
+    }
+
+    /// The words of a subscriber's holds.
+    pub(super) fn holds_of(self, subscriber: usize) -> &'a [Holds] {
+        let lines = self.holds.len() / self.subscribers.len();
+        &self.holds[subscriber * lines..][..lines]
+    }
+}

@@ -1,0 +1,113 @@
+//! An entry of the ring: which block is at a position.
+//!
+//! | bits | | |
+//! |---|---|---|
+//! | block | 0–15 | its index in the pool |
+//! | lap + 1 | 16–63 | which of the positions that share the entry; 0: none has been filled |
+//!
+//! Position `p` is at entry `p` modulo the depth, in the lap `p` divided by it. Laps end after 2⁴⁸ – 1: at ten million samples
+//! a second and a depth of one, in ten months of nothing else.
+//!
+//! An entry is changed in one way ([`Entry::fill`]): by compare-and-swap from the word of the lap before to one of its next
+//! lap, by a publisher who has seen every earlier position filled. So positions are filled in their order, each word is
+//! there once, and who sees the same word twice knows that nothing came in between.
+//!
+//! If a publisher is killed or stopped before that change, nothing has happened; after it, everything has.
+
+use crate::sync::{AtomicU64, Ordering};
+
+/// In a cache line of its own: readers look at it while they wait.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub(super) struct Entry {
+    word: AtomicU64,
+    _zero: [AtomicU64; 7],
+}
+
+/// Where a position is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) index: usize,
+    lap: u64,
+}
+
+impl Place {
+    /// Of `position` in a ring of `depth` entries, a power of two.
+    pub(super) fn of(position: u64, depth: usize) -> Self {
+        Self { index: (position % depth as u64) as usize, lap: position / depth as u64 }
+    }
+}
+
+/// An entry as it was seen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct EntryWord(u64);
+
+/// What an entry says of a position.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Filling {
+    /// The position a lap before is there, or none if this is the first lap: it may be filled.
+    Next,
+    /// It holds this block.
+    Filled(u16),
+    /// It was filled, and a later one has its place.
+    Overwritten,
+    /// Positions before it are still to be filled.
+    Later,
+}
+
+impl EntryWord {
+    pub(super) fn filled(place: Place, block: u16) -> Self {
+        Self((place.lap + 1) << LAP | u64::from(block))
+    }
+
+    pub(super) fn filling(self, place: Place) -> Filling {
+        let laps = self.0 >> LAP;
+        if laps > place.lap + 1 {
+            Filling::Overwritten
+        } else if laps == place.lap + 1 {
+            Filling::Filled(self.0 as u16)
+        } else if laps == place.lap {
+            Filling::Next
+        } else {
+            Filling::Later
+        }
+    }
+
+    /// The position that it holds, in a ring of `depth`, as the entry `index`.
+    pub(super) fn position(self, index: usize, depth: usize) -> Option<u64> {
+        (self.0 >> LAP).checked_sub(1).map(|lap| lap * depth as u64 + index as u64)
+    }
+}
+
+impl Entry {
+    pub(super) fn load(&self) -> EntryWord {
+        // Pairs with `fill`: who sees a block there sees what its publisher wrote into it and its descriptor.
+        EntryWord(self.word.load(Ordering::Acquire))
+    }
+
+    /// Puts a block into the place that was seen to be [next](Filling::Next).
+    pub(super) fn fill(&self, seen: EntryWord, filled: EntryWord) -> bool {
+        self.word.compare_exchange(seen.0, filled.0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+}
+
+#[cfg(all(test, loom))]
+impl Entry {
+    pub(super) fn new() -> Self {
+        let zero = || AtomicU64::new(0);
+        Self { word: zero(), _zero: std::array::from_fn(|_| zero()) }
+    }
+}
+
+#[cfg(not(loom))]
+mod layout {
+    #![allow(unsafe_code)]
+
+    const _: () = assert!(size_of::<super::Entry>() == 64);
+
+    // SAFETY: `repr(C)`, eight atomics, which fill it.
+    unsafe impl partywall_os::map::Atomics for super::Entry {}
+}
+
+/// Where the lap begins.
+const LAP: u32 = 16;

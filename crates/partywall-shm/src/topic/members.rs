@@ -1,0 +1,83 @@
+//! What each publisher and each subscriber says of itself: a cache line each, which its member alone writes. Only the
+//! [`Seat`] is changed by others, too.
+//!
+//! What one is killed between is of no consequence: a cursor is moved when the sample is held, and the rest is told to
+//! people.
+
+use super::seat::Seat;
+use crate::sync::{AtomicU64, Ordering};
+
+/// A publisher's.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub(super) struct Publishing {
+    pub(super) seat: Seat,
+    /// The samples that it has published.
+    pub(super) published: AtomicU64,
+    /// The cell of its timeline: the slab in the upper half, the cell in the lower one.
+    pub(super) cell: AtomicU64,
+    /// The cell's incarnation + 1; 0: it has no timeline.
+    pub(super) incarnation: AtomicU64,
+    /// Since when it waits for a subscriber: milliseconds, 0 if it does not.
+    pub(super) blocked_since: AtomicU64,
+    /// For which one.
+    pub(super) blocked_by: AtomicU64,
+    pub(super) zero: [AtomicU64; 2],
+}
+
+/// A subscriber's.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub(super) struct Subscribing {
+    pub(super) seat: Seat,
+    /// The position of the next sample that it will look at.
+    pub(super) cursor: AtomicU64,
+    /// How many samples it may be behind; 0: publishers wait for it.
+    pub(super) queue: AtomicU64,
+    pub(super) received: AtomicU64,
+    /// The samples that it has not received, because they were overwritten or it wanted later ones.
+    pub(super) dropped: AtomicU64,
+    pub(super) zero: [AtomicU64; 3],
+}
+
+/// Eight of a subscriber's holds, each a word: 0, or the index of a block, + 1, that may not be used again.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub(super) struct Holds(pub(super) [AtomicU64; 8]);
+
+impl Publishing {
+    /// The cell of its timeline, if it has one.
+    pub(super) fn timeline(&self) -> Option<TimelineCell> {
+        // Pairs with `set_timeline`.
+        let incarnation = self.incarnation.load(Ordering::Acquire).checked_sub(1)? as u32;
+        let cell = self.cell.load(Ordering::Relaxed);
+        Some(TimelineCell { slab: (cell >> 32) as u32, cell: cell as u32, incarnation })
+    }
+}
+
+/// One incarnation of a timeline.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TimelineCell {
+    /// The number of its slab.
+    pub slab: u32,
+    /// Its cell there.
+    pub cell: u32,
+    /// Which incarnation of the timeline it is.
+    pub incarnation: u32,
+}
+
+#[cfg(not(loom))]
+mod layout {
+    #![allow(unsafe_code)]
+
+    use super::{Holds, Publishing, Subscribing};
+
+    const _: () = assert!(size_of::<Publishing>() == 64 && size_of::<Subscribing>() == 64 && size_of::<Holds>() == 64);
+
+    // SAFETY: `repr(C)`, its fields are atomics (one in a transparent struct) and an array of them, and eight fill it.
+    unsafe impl partywall_os::map::Atomics for Publishing {}
+    // SAFETY: as above.
+    unsafe impl partywall_os::map::Atomics for Subscribing {}
+    // SAFETY: `repr(C)`, an array of atomics, which fills it.
+    unsafe impl partywall_os::map::Atomics for Holds {}
+}

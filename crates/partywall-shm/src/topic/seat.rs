@@ -1,0 +1,118 @@
+//! Whose a publisher's or a subscriber's place is: one word, changed by compare-and-swap alone.
+//!
+//! | bits | | |
+//! |---|---|---|
+//! | state | 0–1 | 0 free (the whole word is 0), 1 taken, 2 active, 3 parted |
+//! | row | 2–17 | the member that has it |
+//! | id | 18–63 | the number of the join, of one counter for publishers and subscribers: it never comes again |
+//!
+//! | change | by | |
+//! |---|---|---|
+//! | [`Seat::take`] | who joins | free → taken |
+//! | [`Seat::open`] | its owner, once the words beside it are set | taken → active |
+//! | [`Seat::part`] | its owner, who leaves; the broker, of one that is dead or evicted | taken, active → parted |
+//! | [`Seat::free`] | its owner, who holds nothing more; the broker, of one proved dead | any → free |
+//!
+//! A place counts while it is active. One that is parted keeps what it holds. The words beside a seat are written by its
+//! owner alone, from taking it to freeing it.
+//!
+//! If its owner is killed or stopped between any two changes, the place is its own until it is proved dead, and nobody
+//! waits for the next change: who is taken, and not active, is not counted.
+
+use crate::sync::{AtomicU64, Ordering};
+
+/// See the head of this file.
+#[derive(Debug)]
+#[repr(transparent)]
+pub(super) struct Seat(AtomicU64);
+
+/// A seat as it was seen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct SeatWord(u64);
+
+/// How far somebody is with a place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Occupancy {
+    Free,
+    Taken,
+    Active,
+    Parted,
+    /// Bits that nobody may write.
+    Invalid,
+}
+
+impl SeatWord {
+    pub(super) fn taken(row: u16, id: u64) -> Self {
+        Self(TAKEN | u64::from(row) << 2 | (id & MAX_ID) << ID)
+    }
+
+    pub(super) fn occupancy(self) -> Occupancy {
+        match self.0 & STATE {
+            _ if self.0 == 0 => Occupancy::Free,
+            TAKEN => Occupancy::Taken,
+            ACTIVE => Occupancy::Active,
+            PARTED => Occupancy::Parted,
+            _ => Occupancy::Invalid,
+        }
+    }
+
+    pub(super) fn row(self) -> u16 {
+        (self.0 >> 2) as u16
+    }
+
+    pub(super) fn id(self) -> u64 {
+        self.0 >> ID
+    }
+
+    fn with(self, state: u64) -> Self {
+        Self(self.0 & !STATE | state)
+    }
+}
+
+impl Seat {
+    pub(super) fn load(&self) -> SeatWord {
+        // Pairs with the changes below: who sees one sees what its owner wrote before.
+        SeatWord(self.0.load(Ordering::Acquire))
+    }
+
+    pub(super) fn take(&self, taken: SeatWord) -> bool {
+        self.change(SeatWord(0), taken)
+    }
+
+    /// Returns the word as it is afterwards; `None` if the broker has parted it already.
+    pub(super) fn open(&self, taken: SeatWord) -> Option<SeatWord> {
+        let active = taken.with(ACTIVE);
+        self.change(taken, active).then_some(active)
+    }
+
+    /// Returns whether it has this moment parted.
+    pub(super) fn part(&self, seen: SeatWord) -> bool {
+        seen.0 & STATE != PARTED && self.change(seen, seen.with(PARTED))
+    }
+
+    /// `false` if it is no longer as it was seen.
+    pub(super) fn free(&self, seen: SeatWord) -> bool {
+        self.change(seen, SeatWord(0))
+    }
+
+    fn change(&self, from: SeatWord, to: SeatWord) -> bool {
+        self.0.compare_exchange(from.0, to.0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+}
+
+#[cfg(all(test, loom))]
+impl Seat {
+    pub(super) fn new() -> Self {
+        Self(AtomicU64::new(0))
+    }
+}
+
+const TAKEN: u64 = 1;
+const ACTIVE: u64 = 2;
+const PARTED: u64 = 3;
+/// The bits of the state.
+const STATE: u64 = 3;
+/// Where the id begins.
+const ID: u32 = 18;
+/// The largest id.
+const MAX_ID: u64 = u64::MAX >> ID;
