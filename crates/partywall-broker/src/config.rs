@@ -58,7 +58,7 @@ pub struct Limits {
     pub names: u64,
     /// File descriptors held for versions and control memory; by default what the process's limit of open files leaves beside the clients.
     pub fds: Option<u64>,
-    /// Members, without those in quarantine, at most 65,536; by default 4,096, or an eighth of the process's limit of open files where that is less.
+    /// Members, without those in quarantine, at most 65,535; by default 4,096, or an eighth of the process's limit of open files where that is less.
     pub clients: Option<u64>,
     /// Bytes of a message's body, between [`MIN_MESSAGE`] and `u32::MAX`. [`MAX_MESSAGE`] by default.
     pub message: usize,
@@ -140,7 +140,7 @@ mod tests {
         let none = Limits::default().resolve(10);
         assert_eq!((none.clients, none.fds), (1, 0));
         let rows = Limits { clients: Some(1 << 20), ..Limits::default() }.resolve(1 << 30);
-        assert_eq!(rows.clients, 1 << 16);
+        assert_eq!(rows.clients, (1 << 16) - 1);
         let given = Limits { fds: Some(7), clients: Some(5), message: 1, ..Limits::default() }.resolve(1024);
         assert_eq!((given.clients, given.fds, given.message), (5, 7, MIN_MESSAGE));
     }

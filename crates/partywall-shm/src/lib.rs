@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`dtype`] | element types and their names |
 //! | [`members`] | a row for each member: its heartbeat |
+//! | [`pool`] | blocks of memory, who holds them, and who waits for one |
 //! | [`semaphore`] | permits, who holds them, and who waits for one |
 //! | [`table`] | the tensor table of a version: name → dtype, shape, strides, place |
 //! | [`timeline`] | the words that say how far a writer is: a value that only grows, sleeping until it does, its end |
@@ -21,7 +22,9 @@ mod bell;
 pub mod crash;
 pub mod dtype;
 pub mod members;
+pub mod pool;
 pub mod semaphore;
+mod slots;
 mod sync;
 pub mod table;
 pub mod timeline;

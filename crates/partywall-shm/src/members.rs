@@ -16,8 +16,11 @@ use partywall_os::{
     memfd::{self, Draft},
 };
 
-/// Rows that there can be: each has a number of 16 bits.
-pub const MAX_ROWS: usize = 1 << 16;
+/// The number of no row: what it holds belongs to an object itself.
+pub const NOBODY: u16 = u16::MAX;
+
+/// Rows that there can be: each has a number of 16 bits, but [`NOBODY`].
+pub const MAX_ROWS: usize = NOBODY as usize;
 
 /// Bytes of a row.
 pub const ROW_BYTES: usize = 64;

@@ -11,6 +11,7 @@ use partywall_os::{map::SharedMap, memfd::Draft};
 use proptest::{collection::vec, prelude::*};
 
 use super::*;
+use crate::slots;
 
 fn semaphore(maximum: u32) -> Semaphore {
     Semaphore::map(Semaphore::create(maximum).unwrap()).unwrap()
@@ -307,7 +308,7 @@ fn what_is_no_semaphore_is_refused() {
     assert_eq!(Semaphore::create(0).unwrap_err().kind(), std::io::ErrorKind::InvalidInput);
     assert!(Semaphore::create(MAX_PERMITS + 1).is_err());
     let shared = |bytes| Draft::create("partywall:test", bytes).unwrap().share().unwrap();
-    for bytes in [0, 100, 4096, mapped::bytes(1) as u64] {
+    for bytes in [0, 100, 4096, slots::bytes(1) as u64] {
         assert_eq!(Semaphore::map(shared(bytes)).unwrap_err().kind(), std::io::ErrorKind::InvalidData);
     }
     let fd: OwnedFd = Semaphore::create(MAX_PERMITS).unwrap();
@@ -484,7 +485,7 @@ proptest! {
         let fd = Semaphore::create(maximum).unwrap();
         let (semaphore, map) = (Semaphore::map(&fd).unwrap(), SharedMap::writable(&fd).unwrap());
         // Behind what is only looked at when it is mapped.
-        let all = map.atomics::<AtomicU64>(64, mapped::bytes(maximum) / 8 - 8).unwrap();
+        let all = map.atomics::<AtomicU64>(64, slots::bytes(maximum) / 8 - 8).unwrap();
         for (index, word, sort) in words {
             // Words that look like what they are not, more than noise.
             let word = match sort {

@@ -109,7 +109,7 @@ impl Others {
 /// What follows a crash, wherever it was.
 fn others_go_on(memory: &OwnedFd, semaphore: &Semaphore, crashed: Crashed, others: Others) {
     let what = format!("{:?} at {:?}", crashed.fate, crashed.point);
-    let others = if crashed.point.contains("permit held") {
+    let others = if crashed.point.contains("slot held") {
         // Nobody else gets it before he is known to be dead.
         let now = semaphore.audit();
         assert_eq!((now.held, now.free, now.stale, now.invalid), (1, 0, 0, 0), "{what}: {now:?}");
@@ -172,9 +172,9 @@ fn waiting_for_a_permit_that_comes() {
             others_go_on(&memory, &semaphore, crashed, others);
         },
     );
-    assert!(points.contains("semaphore: turn has come, permit not taken"), "{points:?}");
-    assert!(points.contains("semaphore: permit held, entry not left"), "{points:?}");
-    assert!(points.contains("semaphore: entry waiting, tail not advanced"), "{points:?}");
+    assert!(points.contains("slots: turn has come, slot not taken"), "{points:?}");
+    assert!(points.contains("slots: slot held, entry not left"), "{points:?}");
+    assert!(points.contains("slots: entry waiting, tail not advanced"), "{points:?}");
 }
 
 #[test]
@@ -191,7 +191,7 @@ fn giving_up() {
             others_go_on(&memory, &semaphore, crashed, others);
         },
     );
-    assert!(points.contains("semaphore: waits no more, nobody told"), "{points:?}");
+    assert!(points.contains("slots: waits no more, nobody told"), "{points:?}");
 }
 
 #[test]
@@ -212,8 +212,8 @@ fn giving_a_permit_to_those_who_wait() {
             others_go_on(&memory, &semaphore, crashed, others.join().unwrap());
         },
     );
-    for point in ["permit freed, nobody served", "permit handed, waiter not told", "entry granted, waiter not woken"] {
-        assert!(points.contains(&format!("semaphore: {point}")), "{points:?}");
+    for point in ["slot freed, nobody served", "slot handed, waiter not told", "entry granted, waiter not woken"] {
+        assert!(points.contains(&format!("slots: {point}")), "{points:?}");
     }
 }
 

@@ -1,53 +1,54 @@
-//! How permits are taken, waited for, handed on and given back.
+//! How slots are taken, waited for, handed on and given back.
 //!
-//! What holds: the slot words say whose each permit is, and so there are never more than there are slots. The entries say
+//! What holds: the slot words say whose each slot is, and so nobody has what another has. The entries say
 //! who waits, and their positions in which order. `head`, `tail` and `look` are hints: a wrong one costs time.
 //!
-//! 1. Who finds nobody waiting takes a free permit. Who does not begins to wait: he takes the entry at `tail`, advances
-//!    `tail`, and serves. So does everybody who has freed a permit.
-//! 2. To serve is to look, behind a fence, for the first who waits and for a free permit, to set the permit aside for him
+//! 1. Who finds nobody waiting takes a free slot. Who does not begins to wait: he takes the entry at `tail`, advances
+//!    `tail`, and serves. So does everybody who has freed a slot.
+//! 2. To serve is to look, behind a fence, for the first who waits and for a free slot, to set the slot aside for him
 //!    (*handed*), to tell him (*granted*), and to begin again, until there is no such pair. He makes it his (*held*) and
 //!    leaves the entry.
-//! 3. Anybody may serve, and who meets a permit that is handed completes that: tells him who waits, or takes the permit
+//! 3. Anybody may serve, and who meets a slot that is handed completes that: tells him who waits, or takes the slot
 //!    if he waits no more.
 //! 4. A waiter who sleeps looks again after [`SLICE`], at all entries, whatever the hints say.
-//! 5. A permit that was granted is not held before its waiter has taken it. Who does not for [`OVERDUE`](super::OVERDUE),
+//! 5. A slot that was granted is not held before its waiter has taken it. Who does not for [`OVERDUE`](super::OVERDUE),
 //!    because he is stopped, loses it to the next ([`Core::revoke`]); if he goes on he begins to wait anew.
 //!
 //! If a process is killed or stopped between any two steps:
-//! * its permit was freed, nobody was served: a waiter does within [`SLICE`], or who comes next;
-//! * a permit was handed, its waiter not told: rule 3;
+//! * its slot was freed, nobody was served: a waiter does within [`SLICE`], or who comes next;
+//! * a slot was handed, its waiter not told: rule 3;
 //! * the waiter was told, and not woken: he wakes within [`SLICE`];
 //! * the waiter was told, and is stopped: rule 5;
 //! * it had begun to wait, and `tail` was not advanced: the next who comes advances it;
-//! * its permit was held, its entry not left: that entry is passed over, for ever if it is stopped for ever;
-//! * what it held is the broker's to take back once it is proved dead ([`Core::recover`]), and stays with it until then.
+//! * its slot was held, its entry not left: that entry is passed over, for ever if it is stopped for ever;
+//! * a slot was offered, or accepted, or published: each of these is one change, and before it, or behind it, whole;
+//! * what it held or offered is the broker's to take back once it is proved dead ([`Core::recover`]), and stays with it until then.
 //!
-//! Overtaking: whoever found nobody waiting just before somebody began to may still take the next free permit, and does
+//! Overtaking: whoever found nobody waiting just before somebody began to may still take the next free slot, and does
 //! it once; who comes later looks and waits. So as many overtake a waiter as were acquiring at that moment, unless he
 //! loses his turn by rule 5.
 
 use std::{fmt, time::Duration};
 
-use super::word::{Entry, EntryWord, Permit, Place, Position, Row, Slot, SlotWord};
+use super::word::{Entry, EntryWord, Place, Position, Row, Slot, SlotWord, State};
 use crate::{
     SLICE,
     crash::point,
     sync::{AtomicU32, AtomicU64, Ordering, fence},
 };
 
-/// The first bytes of a semaphore.
+/// The first bytes.
 #[derive(Debug)]
 #[repr(C, align(64))]
-pub(super) struct Header {
+pub(crate) struct Header {
     pub(super) magic: AtomicU64,
     pub(super) layout: AtomicU64,
     pub(super) maximum: AtomicU32,
     pub(super) ring: AtomicU32,
     pub(super) zero: [AtomicU64; 5],
-    /// Added to for each permit that is taken.
+    /// Added to for each slot that is taken.
     pub(super) tickets: AtomicU64,
-    /// Where a free permit may be.
+    /// Where a free slot may be.
     pub(super) look: AtomicU32,
     pub(super) zero_32: AtomicU32,
     pub(super) zero_64: [AtomicU64; 6],
@@ -60,9 +61,9 @@ pub(super) struct Header {
 /// A word with a cache line of its own.
 #[derive(Debug)]
 #[repr(C, align(64))]
-pub(super) struct Line(pub(super) AtomicU64, pub(super) [AtomicU64; 7]);
+pub(crate) struct Line(pub(super) AtomicU64, pub(super) [AtomicU64; 7]);
 
-/// A permit that is held. Lost, until its holder dies, if it is not given to [`Semaphore::release`](super::Semaphore).
+/// A slot that is held. Lost, until its holder dies, if it is not given back.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Held {
@@ -70,7 +71,24 @@ pub struct Held {
     word: SlotWord,
 }
 
-/// What became of an attempt to get a permit.
+impl Held {
+    /// Which one it is.
+    pub fn index(&self) -> u32 {
+        self.slot
+    }
+
+    /// Another number each time that a slot is taken, of all slots.
+    pub fn generation(&self) -> u64 {
+        self.word.ticket()
+    }
+
+    #[allow(dead_code, reason = "topics call it")]
+    pub(crate) fn word(&self) -> SlotWord {
+        self.word
+    }
+}
+
+/// What became of an attempt to get a slot.
 #[derive(Debug)]
 pub enum Attempt<'a> {
     /// There was one.
@@ -81,9 +99,9 @@ pub enum Attempt<'a> {
     Crowded,
 }
 
-/// The words of a semaphore, wherever they are.
+/// The words, wherever they are.
 #[derive(Clone, Copy)]
-pub(super) struct Core<'a> {
+pub(crate) struct Core<'a> {
     pub(super) header: &'a Header,
     pub(super) slots: &'a [Slot],
     pub(super) ring: &'a [Entry],
@@ -91,21 +109,18 @@ pub(super) struct Core<'a> {
 
 impl fmt::Debug for Core<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Core").field("maximum", &self.slots.len()).finish_non_exhaustive()
+        f.debug_struct("Core").field("slots", &self.slots.len()).finish_non_exhaustive()
     }
 }
 
 impl<'a> Core<'a> {
-    /// Takes a permit if one is free and nobody waits.
-    pub(super) fn try_acquire(self, row: Row) -> Option<Held> {
-        match self.first_waiting() {
-            Some(_) => None,
-            None => self.take_for(row),
-        }
+    /// Takes a slot if one is free and nobody waits.
+    pub(crate) fn try_acquire(self, row: Row) -> Option<Held> {
+        if self.somebody_waits() { None } else { self.take_for(row) }
     }
 
-    /// Takes a permit, or begins to wait for one.
-    pub(super) fn acquire(self, row: Row) -> Attempt<'a> {
+    /// Takes a slot, or begins to wait for one.
+    pub(crate) fn acquire(self, row: Row) -> Attempt<'a> {
         if let Some(held) = self.try_acquire(row) {
             return Attempt::Held(held);
         }
@@ -114,30 +129,71 @@ impl<'a> Core<'a> {
         Attempt::Waiting(Waiter { core: self, row, position, waiting, over: false })
     }
 
-    /// Gives a permit back. `false` if it is not held any more: the broker took it back.
-    pub(super) fn release(self, held: &Held) -> bool {
-        if !self.slots.get(held.slot as usize).is_some_and(|slot| slot.free(held.word)) {
+    /// Gives a slot back. `false` if it is not held any more: the broker took it back.
+    pub(crate) fn release(self, held: &Held) -> bool {
+        self.free(held.slot, held.word)
+    }
+
+    /// What the word of slot `index` says, if there is one.
+    pub(crate) fn seen(self, index: u32) -> Option<SlotWord> {
+        self.slots.get(index as usize).map(Slot::load)
+    }
+
+    /// Frees a slot that was seen in use, and serves. `false` if it is no longer as it was seen.
+    pub(crate) fn free(self, index: u32, seen: SlotWord) -> bool {
+        if !self.slots.get(index as usize).is_some_and(|slot| slot.free(seen)) {
             return false;
         }
-        self.set_look(held.slot);
-        point("semaphore: permit freed, nobody served");
+        self.set_look(index);
+        point("slots: slot freed, nobody served");
         self.serve();
         true
     }
 
-    /// Hands free permits to those who wait, in their order, as the hints have it.
-    pub(super) fn serve(self) {
+    /// Lets whoever knows index and generation have what is held.
+    pub(crate) fn offer(self, held: &Held) -> bool {
+        let offered = self.slots.get(held.slot as usize).is_some_and(|slot| slot.offer(held.word));
+        point("slots: slot offered, holder not told");
+        offered
+    }
+
+    /// Takes what is offered with this generation.
+    pub(crate) fn accept(self, row: Row, index: u32, generation: u64) -> Option<Held> {
+        let slot = self.slots.get(index as usize)?;
+        let seen = slot.load();
+        if !matches!(seen.state(), State::Offered(_)) || seen.ticket() != generation {
+            return None;
+        }
+        let word = SlotWord::held(row, self.ticket());
+        let accepted = slot.accept(seen, word);
+        point("slots: slot accepted, holder not told");
+        accepted.then_some(Held { slot: index, word })
+    }
+
+    /// Makes a slot that was seen held nobody's. Returns the word that says so, or `None` if it is no longer as it was seen.
+    #[allow(dead_code, reason = "topics call it")]
+    pub(crate) fn publish(self, index: u32, seen: SlotWord) -> Option<SlotWord> {
+        self.slots.get(index as usize)?.publish(seen)
+    }
+
+    /// Whether somebody waits for a slot, by the hints.
+    pub(crate) fn somebody_waits(self) -> bool {
+        self.first_waiting().is_some()
+    }
+
+    /// Hands free slots to those who wait, in their order, as the hints have it.
+    fn serve(self) {
         self.serve_as(Self::first_waiting);
     }
 
     /// The same, and believes no hint.
-    pub(super) fn serve_all(self) {
+    pub(crate) fn serve_all(self) {
         self.serve_as(Self::oldest_waiting);
     }
 
     /// Gives everything of the rows that are `dead` to others, and what is in no state that anybody may make. Returns how
-    /// many permits that were.
-    pub(super) fn recover(self, dead: impl Fn(Row) -> bool) -> u32 {
+    /// many slots that were. Those that they held, and of which `publish` says so by index and word, become nobody's.
+    pub(crate) fn recover(self, dead: impl Fn(Row) -> bool, publish: impl Fn(usize, SlotWord) -> bool) -> u32 {
         // The entries first, so that nothing more is handed to those rows.
         for entry in self.ring {
             for _ in 0..MOST_ATTEMPTS {
@@ -152,50 +208,55 @@ impl<'a> Core<'a> {
                 }
             }
         }
-        point("semaphore: entries of the dead left, permits not freed");
-        let mut permits = 0;
-        for slot in self.slots {
+        point("slots: entries of the dead left, slots not freed");
+        let mut slots = 0;
+        for (index, slot) in self.slots.iter().enumerate() {
             for _ in 0..MOST_ATTEMPTS {
                 let seen = slot.load();
-                let lost = match seen.permit() {
-                    Permit::Held(row) | Permit::Handed(row, _) => dead(row),
-                    Permit::Invalid => true,
-                    Permit::Free => false,
+                let state = seen.state();
+                let lost = match state {
+                    State::Held(row) | State::Offered(row) | State::Handed(row, _) => dead(row),
+                    State::Invalid => true,
+                    State::Free => false,
                 };
                 if !lost {
                     break;
                 }
-                if slot.free(seen) {
-                    permits += 1;
+                if matches!(state, State::Held(_)) && publish(index, seen) {
+                    if slot.publish(seen).is_some() {
+                        break;
+                    }
+                } else if slot.free(seen) {
+                    slots += 1;
                     break;
                 }
             }
         }
-        point("semaphore: permits of the dead freed, nobody served");
+        point("slots: those of the dead freed, nobody served");
         self.serve_all();
-        permits
+        slots
     }
 
-    /// A permit that was granted and that its waiter has not taken yet.
-    pub(super) fn first_granted(self) -> Option<(usize, SlotWord)> {
+    /// A slot that was granted and that its waiter has not taken yet.
+    pub(crate) fn first_granted(self) -> Option<(usize, SlotWord)> {
         self.slots.iter().enumerate().find_map(|(index, slot)| {
             let seen = slot.load();
-            let Permit::Handed(row, tag) = seen.permit() else { return None };
+            let State::Handed(row, tag) = seen.state() else { return None };
             let position = Position::of_tag(tag, self.ring.len());
             let place = self.ring[position.index].load().place(position.lap);
             (place == Place::Granted(row, index as u16)).then_some((index, seen))
         })
     }
 
-    /// Whether a permit is as it was seen.
+    /// Whether a slot is as it was seen.
     pub(super) fn is(self, (index, seen): (usize, SlotWord)) -> bool {
         self.slots[index].load() == seen
     }
 
-    /// Gives a permit that was granted, and not taken, to the next.
-    pub(super) fn revoke(self, (index, seen): (usize, SlotWord)) {
+    /// Gives a slot that was granted, and not taken, to the next.
+    pub(crate) fn revoke(self, (index, seen): (usize, SlotWord)) {
         if self.slots[index].free(seen) {
-            point("semaphore: permit revoked, nobody served");
+            point("slots: slot revoked, nobody served");
             self.serve_all();
         }
     }
@@ -206,7 +267,7 @@ impl<'a> Core<'a> {
         (position, &self.ring[position.index])
     }
 
-    /// Where a free permit may be.
+    /// Where a free slot may be.
     fn look(self) -> usize {
         // A model need not try that hint, too: it is right wherever the search begins.
         let look = if cfg!(loom) { 0 } else { self.header.look.load(Ordering::Relaxed) };
@@ -226,21 +287,21 @@ impl<'a> Core<'a> {
     fn take_for(self, row: Row) -> Option<Held> {
         let word = SlotWord::held(row, self.ticket());
         let slot = self.take(word)?;
-        point("semaphore: permit held, holder not told");
+        point("slots: slot held, holder not told");
         Some(Held { slot, word })
     }
 
-    /// Makes a permit that nobody has the one of `taken`.
+    /// Makes a slot that nobody has the one of `taken`.
     fn take(self, taken: SlotWord) -> Option<u32> {
         let start = self.look();
         let slots = || self.slots.iter().enumerate();
         for (index, slot) in slots().skip(start).chain(slots().take(start)) {
             for _ in 0..MOST_ATTEMPTS {
                 let seen = slot.load();
-                let usable = match seen.permit() {
-                    Permit::Free => true,
-                    Permit::Held(_) | Permit::Invalid => false,
-                    Permit::Handed(row, tag) => {
+                let usable = match seen.state() {
+                    State::Free => true,
+                    State::Held(_) | State::Offered(_) | State::Invalid => false,
+                    State::Handed(row, tag) => {
                         match self.complete(index, row, Position::of_tag(tag, self.ring.len())) {
                             Some(nobodys) => nobodys,
                             None => continue,
@@ -260,7 +321,7 @@ impl<'a> Core<'a> {
         None
     }
 
-    /// Tells the waiter at `position` that the permit `slot` was handed to him, if nobody has. Returns whether the permit
+    /// Tells the waiter at `position` that the slot `slot` was handed to him, if nobody has. Returns whether the slot
     /// is nobody's because he waits no more, or `None` if that changed meanwhile.
     fn complete(self, slot: usize, row: Row, position: Position) -> Option<bool> {
         let entry = &self.ring[position.index];
@@ -279,13 +340,13 @@ impl<'a> Core<'a> {
             let (position, entry) = self.at(tail);
             let (seen, waiting) = (entry.load(), EntryWord::waiting(row, position.lap));
             let place = seen.place(position.lap);
-            // One who was granted a permit and is stopped before he leaves the entry is passed over; not those who wait.
+            // One who was granted a slot and is stopped before he leaves the entry is passed over; not those who wait.
             if place == Place::Occupied && self.is_crowded(tail) {
                 return None;
             }
             let begun = place == Place::Open && entry.wait(seen, waiting);
             if begun {
-                point("semaphore: entry waiting, tail not advanced");
+                point("slots: entry waiting, tail not advanced");
             }
             // Whoever was at this position, it is taken.
             let tail_now = self.advance(&self.header.tail, tail);
@@ -347,14 +408,14 @@ impl<'a> Core<'a> {
     fn serve_as(self, first: impl Fn(Self) -> Option<(Position, EntryWord)>) {
         // No more than may wait; more only if somebody plays with the words.
         for _ in 0..2 * self.ring.len() {
-            // Pairs with itself. Before it somebody has freed a permit, or begun to wait, and behind it he looks for who waits,
-            // or for a permit. If two do so at once, one of them sees what the other did.
+            // Pairs with itself. Before it somebody has freed a slot, or begun to wait, and behind it he looks for who waits,
+            // or for a slot. If two do so at once, one of them sees what the other did.
             fence(Ordering::SeqCst);
             let Some((position, waiting)) = first(self) else { return };
             let Place::Waiting(row) = waiting.place(position.lap) else { return };
             let handed = SlotWord::handed(row, position.tag(self.ring.len()));
             let Some(slot) = self.take(handed) else { return };
-            point("semaphore: permit handed, waiter not told");
+            point("slots: slot handed, waiter not told");
             if !self.ring[position.index].grant(waiting, slot as u16) {
                 // He waits no more, or somebody else told him, of this one or of another.
                 if self.complete(slot as usize, row, position) == Some(true) {
@@ -365,7 +426,7 @@ impl<'a> Core<'a> {
     }
 }
 
-/// One who waits for a permit. When it is dropped it waits no more, and a permit that it was given goes on to the next.
+/// One who waits for a slot. When it is dropped it waits no more, and a slot that it was given goes on to the next.
 #[derive(Debug)]
 pub struct Waiter<'a> {
     core: Core<'a>,
@@ -380,7 +441,7 @@ pub struct Waiter<'a> {
 pub enum Polled {
     /// Its turn has not come.
     Waiting,
-    /// It has a permit.
+    /// It has a slot.
     Held(Held),
     /// It has lost its turn, because it did not look for too long, or because the broker took it for dead. To be tried
     /// again.
@@ -388,7 +449,7 @@ pub enum Polled {
 }
 
 impl Waiter<'_> {
-    /// Looks whether it has a permit. After another answer than [`Polled::Waiting`] it waits no more.
+    /// Looks whether it has a slot. After another answer than [`Polled::Waiting`] it waits no more.
     pub fn poll(&mut self) -> Polled {
         if self.over {
             return Polled::Lost;
@@ -402,9 +463,9 @@ impl Waiter<'_> {
         let Place::Granted(_, slot) = seen.place(self.position.lap) else { return Polled::Lost };
         let handed = SlotWord::handed(self.row, self.position.tag(self.core.ring.len()));
         let word = SlotWord::held(self.row, self.core.ticket());
-        point("semaphore: turn has come, permit not taken");
+        point("slots: turn has come, slot not taken");
         let kept = self.core.slots.get(usize::from(slot)).is_some_and(|slot| slot.keep(handed, word));
-        point("semaphore: permit held, entry not left");
+        point("slots: slot held, entry not left");
         entry.finish(seen);
         if kept { Polled::Held(Held { slot: slot.into(), word }) } else { Polled::Lost }
     }
@@ -430,7 +491,7 @@ impl Waiter<'_> {
 
     fn stop(&mut self) -> Option<Held> {
         if !self.over && self.core.ring[self.position.index].finish(self.waiting) {
-            point("semaphore: waits no more, nobody told");
+            point("slots: waits no more, nobody told");
             self.over = true;
         }
         match self.poll() {

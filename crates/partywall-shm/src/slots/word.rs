@@ -1,10 +1,10 @@
-//! The two words of a semaphore, a permit's slot and a waiter's entry: their bits, and each change that is made to them.
+//! The two words of it, a slot's and a waiter's entry: their bits, and each change that is made to them.
 //!
 //! | slot | bits | |
 //! |---|---|---|
-//! | state | 0–1 | 0 free, 1 held, 2 handed |
-//! | row | 2–17 | the member that holds it, or that it was handed to |
-//! | tag | 18–63 | held: the ticket, another for each acquisition; handed: the waiter's [`Position`] |
+//! | state | 0–1 | 0 free, 1 held, 2 handed, 3 offered |
+//! | row | 2–17 | the member that holds it, that it was handed to, or that offers it; held by [`NOBODY`]: published |
+//! | tag | 18–63 | held, offered: the ticket, another for each time that it is taken; handed: the waiter's [`Position`] |
 //!
 //! | entry | bits | |
 //! |---|---|---|
@@ -21,17 +21,23 @@
 //!
 //! | change | by | |
 //! |---|---|---|
-//! | [`Slot::take`] | an acquirer; anybody, for a waiter | free, or handed to nobody → held; → handed |
+//! | [`Slot::take`] | who takes; anybody, for a waiter | free, or handed to nobody → held; → handed |
 //! | [`Slot::keep`] | the waiter | handed → held |
-//! | [`Slot::free`] | the holder; who handed in vain; the broker for the dead | held, handed → free |
-//! | [`Entry::wait`] | an acquirer | empty → waiting |
+//! | [`Slot::offer`] | the holder | held → offered, with the same ticket |
+//! | [`Slot::accept`] | whoever knows the ticket | offered → held, with a ticket of his own |
+//! | [`Slot::publish`] | the holder; whoever completes that for him; the broker for the dead | held → held by nobody |
+//! | [`Slot::free`] | the holder; who handed in vain; who proves that a published one is in no use; the broker for the dead | held, handed, offered → free |
+//! | [`Entry::wait`] | who waits | empty → waiting |
 //! | [`Entry::grant`] | anybody who meets the slot handed | waiting → granted |
 //! | [`Entry::finish`] | the waiter; the broker for the dead | waiting, granted → empty, in the next lap |
 
-use crate::sync::{AtomicU64, FutexWord, Ordering};
+use crate::{
+    members::NOBODY,
+    sync::{AtomicU64, FutexWord, Ordering},
+};
 
 /// Members that can be told apart.
-pub(super) type Row = u16;
+pub(crate) type Row = u16;
 
 /// Where somebody waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,7 +49,7 @@ pub(super) struct Position {
 
 /// A position as a number, for a ring of a certain length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Tag(u64);
+pub(crate) struct Tag(u64);
 
 impl Position {
     /// The position of the `count`-th wait in a ring of `len` entries, which is a power of two.
@@ -60,16 +66,18 @@ impl Position {
     }
 }
 
-/// Whether a permit is free, and whose it is.
+/// A slot's word.
 #[derive(Debug)]
 #[cfg_attr(not(loom), repr(transparent))]
-pub(super) struct Slot(AtomicU64);
+pub(crate) struct Slot(AtomicU64);
 
 /// What a slot word says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Permit {
+pub(crate) enum State {
     Free,
     Held(Row),
+    /// By the one who held it, to whoever knows the ticket.
+    Offered(Row),
     /// To the waiter at a position.
     Handed(Row, Tag),
     /// Bits that nobody may write.
@@ -78,21 +86,35 @@ pub(super) enum Permit {
 
 /// A slot word as it was seen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct SlotWord(u64);
+pub(crate) struct SlotWord(u64);
 
 impl SlotWord {
-    pub(super) fn permit(self) -> Permit {
+    pub(crate) fn state(self) -> State {
         let row = (self.0 >> 2) as Row;
         match self.0 & STATE {
-            _ if self == FREE => Permit::Free,
-            1 => Permit::Held(row),
-            2 => Permit::Handed(row, Tag(self.0 >> TAG)),
-            _ => Permit::Invalid,
+            _ if self == FREE => State::Free,
+            1 => State::Held(row),
+            2 => State::Handed(row, Tag(self.0 >> TAG)),
+            3 => State::Offered(row),
+            _ => State::Invalid,
         }
+    }
+
+    /// Of a slot that is held or offered.
+    pub(crate) fn ticket(self) -> u64 {
+        self.0 >> TAG
     }
 
     pub(super) fn held(row: Row, ticket: u64) -> Self {
         Self(1 | u64::from(row) << 2 | ticket << TAG)
+    }
+
+    fn offered(self) -> Self {
+        Self(self.0 | 3)
+    }
+
+    fn published(self) -> Self {
+        Self::held(NOBODY, self.ticket())
     }
 
     pub(super) fn handed(row: Row, Tag(tag): Tag) -> Self {
@@ -106,17 +128,32 @@ impl Slot {
         SlotWord(self.0.load(Ordering::Acquire))
     }
 
-    /// Makes a permit that was seen free, or handed to one who waits no more, the one of `taken`: held, or handed.
+    /// Makes a slot that was seen free, or handed to one who waits no more, the one of `taken`: held, or handed.
     pub(super) fn take(&self, seen: SlotWord, taken: SlotWord) -> bool {
         self.change(seen, taken)
     }
 
-    /// Makes the permit that was set aside for us ours.
+    /// Makes the slot that was set aside for us ours.
     pub(super) fn keep(&self, handed: SlotWord, held: SlotWord) -> bool {
         self.change(handed, held)
     }
 
-    /// Gives a permit back. `false` if it is no longer as it was seen: somebody else has, and who had it has it no more.
+    /// Offers a slot that we hold.
+    pub(super) fn offer(&self, held: SlotWord) -> bool {
+        self.change(held, held.offered())
+    }
+
+    /// Makes a slot that was seen offered ours.
+    pub(super) fn accept(&self, offered: SlotWord, held: SlotWord) -> bool {
+        self.change(offered, held)
+    }
+
+    /// Makes a slot that was seen held nobody's. Returns the word, if it still was.
+    pub(super) fn publish(&self, held: SlotWord) -> Option<SlotWord> {
+        self.change(held, held.published()).then(|| held.published())
+    }
+
+    /// Gives a slot back. `false` if it is no longer as it was seen: somebody else has, and who had it has it no more.
     pub(super) fn free(&self, seen: SlotWord) -> bool {
         self.change(seen, FREE)
     }
@@ -212,7 +249,7 @@ impl Entry {
     pub(super) fn grant(&self, waiting: EntryWord, slot: u16) -> bool {
         let granted = self.change(waiting, waiting.granted(slot));
         if granted {
-            crate::crash::point("semaphore: entry granted, waiter not woken");
+            crate::crash::point("slots: entry granted, waiter not woken");
             self.word.wake_all();
         }
         granted

@@ -1,26 +1,31 @@
-//! What a semaphore's words say, counted.
+//! What the words say, counted.
 
 #[cfg(not(loom))]
 use super::word::Row;
 use super::{
     core::Core,
-    word::{Permit, Place, Position},
+    word::{Place, Position, State},
 };
+use crate::members::NOBODY;
 
-/// Numbers of permits and waiters.
+/// Numbers of slots and waiters.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Audit {
-    /// Permits that anybody may take.
+    /// Permits or blocks that anybody may take.
     pub free: u32,
-    /// Permits that somebody has.
+    /// Those that somebody has.
     pub held: u32,
-    /// Permits that are on their way to a waiter.
+    /// Blocks that their holder offers to whoever knows of them.
+    pub offered: u32,
+    /// Blocks of a topic that are in its ring, or in the hands of readers.
+    pub published: u32,
+    /// Those that are on their way to a waiter.
     pub handed: u32,
-    /// Permits that were handed to one who waits no more. Whoever looks for a permit takes them.
+    /// Those that were handed to one who waits no more. Whoever looks for one takes them.
     pub stale: u32,
     /// Those who wait.
     pub waiting: u32,
-    /// Those who were told of a permit and have not taken it yet.
+    /// Those who were told of one and have not taken it yet.
     pub granted: u32,
     /// Words in a state that nobody may make.
     pub invalid: u32,
@@ -34,14 +39,16 @@ impl Audit {
 }
 
 impl Core<'_> {
-    pub(super) fn audit(self) -> Audit {
+    pub(crate) fn audit(self) -> Audit {
         let mut audit = Audit::default();
         for (index, slot) in self.slots.iter().enumerate() {
-            *match slot.load().permit() {
-                Permit::Free => &mut audit.free,
-                Permit::Held(_) => &mut audit.held,
-                Permit::Invalid => &mut audit.invalid,
-                Permit::Handed(row, tag) => {
+            *match slot.load().state() {
+                State::Free => &mut audit.free,
+                State::Held(NOBODY) => &mut audit.published,
+                State::Held(_) => &mut audit.held,
+                State::Offered(_) => &mut audit.offered,
+                State::Invalid => &mut audit.invalid,
+                State::Handed(row, tag) => {
                     let position = Position::of_tag(tag, self.ring.len());
                     match self.ring[position.index].load().place(position.lap) {
                         Place::Waiting(waiter) if waiter == row => &mut audit.handed,
@@ -66,10 +73,12 @@ impl Core<'_> {
     }
 
     #[cfg(not(loom))]
-    pub(super) fn holders(self) -> Vec<(Row, u32)> {
+    pub(crate) fn holders(self) -> Vec<(Row, u32)> {
         let mut counts = std::collections::BTreeMap::new();
         for slot in self.slots {
-            if let Permit::Held(row) | Permit::Handed(row, _) = slot.load().permit() {
+            if let State::Held(row) | State::Offered(row) | State::Handed(row, _) = slot.load().state()
+                && row != NOBODY
+            {
                 *counts.entry(row).or_insert(0) += 1;
             }
         }

@@ -1,4 +1,4 @@
-//! Semaphores under the model checker.
+//! Slots under the model checker.
 #![allow(clippy::unwrap_used, reason = "a model fails by panicking, as tests do")]
 
 use loom::{
@@ -22,18 +22,16 @@ fn check(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     builder.check(model);
 }
 
-struct World {
+/// The words of a model.
+pub(crate) struct Words {
     header: Header,
     slots: Vec<Slot>,
     ring: Vec<Entry>,
-    /// Threads that have a permit.
-    inside: AtomicU32,
-    /// What a permit protects: no access is ordered but by it.
-    data: AtomicU32,
 }
 
-impl World {
-    fn new(permits: usize, waiters: usize) -> Arc<Self> {
+impl Words {
+    /// So many slots, all free, and so many who can wait.
+    pub(crate) fn new(slots: usize, waiters: usize) -> Self {
         let zero = || AtomicU64::new(0);
         let line = || Line(zero(), std::array::from_fn(|_| zero()));
         let header = Header {
@@ -49,17 +47,33 @@ impl World {
             head: line(),
             tail: line(),
         };
-        Arc::new(Self {
+        Self {
             header,
-            slots: (0..permits).map(|_| Slot::new()).collect(),
+            slots: (0..slots).map(|_| Slot::new()).collect(),
             ring: (0..waiters).map(|_| Entry::new()).collect(),
-            inside: AtomicU32::new(0),
-            data: AtomicU32::new(0),
-        })
+        }
+    }
+
+    pub(crate) fn core(&self) -> Core<'_> {
+        Core { header: &self.header, slots: &self.slots, ring: &self.ring }
+    }
+}
+
+struct World {
+    words: Words,
+    /// Threads that have a permit.
+    inside: AtomicU32,
+    /// What a permit protects: no access is ordered but by it.
+    data: AtomicU32,
+}
+
+impl World {
+    fn new(permits: usize, waiters: usize) -> Arc<Self> {
+        Arc::new(Self { words: Words::new(permits, waiters), inside: AtomicU32::new(0), data: AtomicU32::new(0) })
     }
 
     fn core(&self) -> Core<'_> {
-        Core { header: &self.header, slots: &self.slots, ring: &self.ring }
+        self.words.core()
     }
 
     /// Sleeps until it has a permit.
@@ -91,7 +105,7 @@ impl World {
 
     fn idle(&self) {
         let audit = self.core().audit();
-        assert_eq!(audit, Audit { free: self.slots.len() as u32, ..Audit::default() });
+        assert_eq!(audit, Audit { free: self.words.slots.len() as u32, ..Audit::default() });
     }
 }
 
@@ -177,7 +191,7 @@ fn what_the_dead_held_goes_to_who_waits() {
         let world = World::new(1, 2);
         let dead = world.acquire(1).unwrap();
         together(&world, [(|world| world.acquire_and_use(2)) as fn(&World)], |world| {
-            assert_eq!(world.core().recover(|row| row == 1), 1);
+            assert_eq!(world.core().recover(|row| row == 1, |_, _| false), 1);
         });
         assert!(!world.core().release(&dead), "it is not his any more");
         world.idle();
@@ -195,7 +209,7 @@ fn a_dead_waiter_keeps_nobody_waiting() {
         let others: [fn(&World); 2] = [
             |world| world.acquire_and_use(3),
             |world| {
-                world.core().recover(|row| row == 1);
+                world.core().recover(|row| row == 1, |_, _| false);
             },
         ];
         together(&world, others, |world| world.use_alone(&held));
@@ -212,9 +226,9 @@ fn a_permit_that_was_handed_and_not_granted_is_not_lost() {
         let Attempt::Waiting(mut waiter) = world.core().acquire(2) else { panic!("there was one permit") };
         // Row 1 releases and dies in the middle of serving.
         let killed = |held: Held| {
-            assert!(world.slots[0].free(world.slots[0].load()));
+            assert!(world.words.slots[0].free(world.words.slots[0].load()));
             let first = Position::of(0, 2);
-            assert!(world.slots[0].take(world.slots[0].load(), SlotWord::handed(2, first.tag(2))));
+            assert!(world.words.slots[0].take(world.words.slots[0].load(), SlotWord::handed(2, first.tag(2))));
             std::mem::forget(held);
         };
         killed(held);
@@ -280,5 +294,87 @@ fn entries_are_used_again() {
         );
         assert_eq!(world.data.load(Ordering::Relaxed), 4);
         world.idle();
+    });
+}
+
+/// Two take over what is offered, and its giver dies: one of them has it, or it is free, and it is written by one at a time.
+#[test]
+fn what_is_offered_is_taken_once_or_comes_back() {
+    check(3, || {
+        let world = World::new(1, 2);
+        let held = world.acquire(1).unwrap();
+        world.data.store(1, Ordering::Relaxed);
+        let generation = held.generation();
+        assert!(world.core().offer(&held));
+        assert!(!world.core().release(&held), "it is not its holder's any more");
+        let accept = move |world: &World, row| {
+            if let Some(held) = world.core().accept(row, 0, generation) {
+                world.use_alone(&held);
+            }
+        };
+        let other = world.clone();
+        let other = thread::spawn(move || accept(&other, 2));
+        let broker = world.clone();
+        let broker = thread::spawn(move || broker.core().recover(|row| row == 1, |_, _| false));
+        accept(&world, 3);
+        other.join().unwrap();
+        let taken = world.data.load(Ordering::Relaxed) - 1;
+        assert_eq!(taken + broker.join().unwrap(), 1);
+        world.idle();
+    });
+}
+
+/// Its giver dies while somebody waits for a block: who accepts it and gives it back, or the broker, serves him.
+#[test]
+fn what_is_offered_reaches_who_waits() {
+    check(2, || {
+        let world = World::new(1, 2);
+        let held = world.acquire(1).unwrap();
+        let generation = held.generation();
+        assert!(world.core().offer(&held));
+        let broker: fn(&World) = |world| {
+            world.core().recover(|row| row == 1, |_, _| false);
+        };
+        together(&world, [broker, |world| world.acquire_and_use(2)], |world| {
+            if let Some(held) = world.core().accept(3, 0, generation) {
+                world.use_alone(&held);
+            }
+        });
+        world.idle();
+    });
+}
+
+/// Two prove that a published block is in no use: one of them frees it, and who waits has it.
+#[test]
+fn what_was_published_is_freed_once_and_reaches_who_waits() {
+    check(2, || {
+        let world = World::new(1, 2);
+        let held = world.acquire(1).unwrap();
+        let seen = world.core().publish(0, held.word()).unwrap();
+        assert_eq!(world.core().publish(0, held.word()), None, "it is published");
+        assert_eq!(world.core().recover(|row| row == 1, |_, _| false), 0, "it is nobody's");
+        let freed = world.clone();
+        let freed = thread::spawn(move || freed.core().free(0, seen));
+        let waiter = world.clone();
+        let waiter = thread::spawn(move || waiter.acquire_and_use(2));
+        let ours = world.core().free(0, seen);
+        assert!(freed.join().unwrap() != ours);
+        waiter.join().unwrap();
+        world.idle();
+    });
+}
+
+/// The broker takes back what a dead publisher held while somebody completes for him that he published it.
+#[test]
+fn what_the_dead_published_is_published() {
+    check(3, || {
+        let world = World::new(1, 2);
+        let held = world.acquire(1).unwrap();
+        let completed = world.clone();
+        let seen = held.word();
+        let completed = thread::spawn(move || completed.core().publish(0, seen).is_some());
+        world.core().recover(|row| row == 1, |_, word| word == seen);
+        completed.join().unwrap();
+        assert_eq!(world.core().audit(), Audit { published: 1, ..Audit::default() });
     });
 }

@@ -1,0 +1,227 @@
+#![allow(clippy::unwrap_used, reason = "what is said of tests holds for their helpers")]
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use partywall_os::map::SharedMap;
+use proptest::{collection::vec, prelude::*};
+
+use super::*;
+use crate::{members::NOBODY, semaphore::Semaphore, slots};
+
+fn pool(blocks: u32) -> Pool {
+    Pool::map(Pool::create(blocks).unwrap()).unwrap()
+}
+
+fn idle(blocks: u32) -> Audit {
+    Audit { free: blocks, ..Audit::default() }
+}
+
+#[test]
+fn a_block_that_is_taken_again_is_another() {
+    let pool = pool(1);
+    let first = pool.try_alloc(1).unwrap();
+    assert!(pool.is_current(0, first.generation()));
+    assert!(pool.free(&first));
+    assert!(!pool.is_current(0, first.generation()));
+    let second = pool.try_alloc(1).unwrap();
+    assert_eq!((second.index(), pool.holders()), (0, vec![(1, 1)]));
+    assert_ne!(first.generation(), second.generation());
+    assert!(!pool.free(&first), "it is not the same");
+    assert!(!pool.is_current(0, first.generation()) && pool.is_current(0, second.generation()));
+    assert!(!pool.is_current(1, second.generation()), "there is no such block");
+    assert!(pool.free(&second));
+}
+
+#[test]
+fn an_offered_block_is_taken_over_once() {
+    let pool = pool(2);
+    let given = pool.try_alloc(1).unwrap();
+    let (index, generation) = (given.index(), given.generation());
+    assert_eq!(pool.accept(2, index, generation), None, "it is held");
+    assert!(pool.offer(&given));
+    assert!(!pool.offer(&given) && !pool.free(&given), "it is not held any more");
+    assert!(pool.is_current(index, generation));
+    assert_eq!(pool.audit(), Audit { free: 1, offered: 1, ..Audit::default() });
+    assert_eq!(pool.holders(), [(1, 1)], "it is its giver's");
+    for (index, generation) in [(index, generation + 1), (index + 1, generation), (9, generation), (u32::MAX, 0)] {
+        assert_eq!(pool.accept(2, index, generation), None);
+    }
+    let taken = pool.accept(2, index, generation).unwrap();
+    assert_eq!(pool.accept(3, index, generation), None, "it is stale");
+    assert_ne!(taken.generation(), generation);
+    assert_eq!(pool.holders(), [(2, 1)]);
+    assert_eq!(pool.recover(|row| row == 1), 0, "it is not its giver's any more");
+    assert!(pool.free(&taken));
+    assert_eq!(pool.audit(), idle(2));
+}
+
+#[test]
+fn what_the_dead_offered_comes_back() {
+    let pool = pool(1);
+    let given = pool.try_alloc(1).unwrap();
+    let (index, generation) = (given.index(), given.generation());
+    assert!(pool.offer(&given));
+    assert_eq!(pool.recover(|row| row == 2), 0);
+    assert_eq!(pool.recover(|row| row == 1), 1);
+    assert_eq!(pool.accept(2, index, generation), None);
+    assert_eq!(pool.audit(), idle(1));
+}
+
+#[test]
+fn a_published_block_survives_its_publisher() {
+    let pool = pool(2);
+    let [published, held] = [(); 2].map(|()| pool.try_alloc(1).unwrap());
+    let seen = pool.core().publish(published.index(), published.word()).unwrap();
+    assert!(!pool.free(&published) && !pool.offer(&published));
+    assert!(pool.is_current(published.index(), published.generation()));
+    assert_eq!(pool.recover(|row| row == 1), 1);
+    assert!(!pool.free(&held));
+    assert_eq!((pool.audit(), pool.holders()), (Audit { free: 1, published: 1, ..Audit::default() }, vec![]));
+    assert!(pool.core().free(published.index(), seen));
+    assert!(!pool.core().free(published.index(), seen), "it is free");
+    assert_eq!(pool.audit(), idle(2));
+}
+
+#[test]
+fn what_is_no_pool_is_refused() {
+    assert_eq!(Pool::create(0).unwrap_err().kind(), std::io::ErrorKind::InvalidInput);
+    assert!(Pool::create(MAX_BLOCKS + 1).is_err());
+    assert!(Pool::map(Semaphore::create(3).unwrap()).is_err(), "it is another sort of slots");
+    assert_eq!(Pool::map(Pool::create(MAX_BLOCKS).unwrap()).unwrap().blocks(), MAX_BLOCKS);
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Alloc(u16),
+    Free(usize),
+    Offer(usize),
+    Accept(usize, u16),
+    Publish(usize),
+    Retire(usize),
+    Die(u16),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let (row, any) = (0..4_u16, any::<usize>());
+    prop_oneof![
+        4 => row.clone().prop_map(Step::Alloc),
+        2 => any.prop_map(Step::Free),
+        2 => any.prop_map(Step::Offer),
+        2 => (any, row.clone()).prop_map(|(any, row)| Step::Accept(any, row)),
+        1 => any.prop_map(Step::Publish),
+        1 => any.prop_map(Step::Retire),
+        1 => row.prop_map(Step::Die),
+    ]
+}
+
+fn pick<T>(from: &mut Vec<T>, any: usize) -> Option<T> {
+    (!from.is_empty()).then(|| from.remove(any % from.len()))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// One thread acts for all: each step has one right outcome.
+    #[test]
+    fn it_is_what_the_model_is(blocks in 1..6_u32, steps in vec(step(), 1..200)) {
+        let pool = pool(blocks);
+        let (mut held, mut offered, mut published) = (Vec::<(u16, Held)>::new(), Vec::<(u16, Held)>::new(), Vec::new());
+        let mut stale = Vec::new();
+        let mut generations = std::collections::BTreeSet::new();
+        for step in steps {
+            match step {
+                Step::Alloc(row) => {
+                    let used = held.len() + offered.len() + published.len();
+                    let got = pool.try_alloc(row);
+                    prop_assert_eq!(got.is_some(), used < blocks as usize);
+                    if let Some(got) = got {
+                        prop_assert!(generations.insert(got.generation()), "never twice");
+                        held.push((row, got));
+                    }
+                }
+                Step::Free(any) => if let Some((_, got)) = pick(&mut held, any) {
+                    prop_assert!(pool.free(&got));
+                    stale.push(got);
+                }
+                Step::Offer(any) => if let Some((row, got)) = pick(&mut held, any) {
+                    prop_assert!(pool.offer(&got));
+                    offered.push((row, got));
+                }
+                Step::Accept(any, row) => if let Some((_, given)) = pick(&mut offered, any) {
+                    let taken = pool.accept(row, given.index(), given.generation()).unwrap();
+                    prop_assert!(generations.insert(taken.generation()), "never twice");
+                    prop_assert_eq!(taken.index(), given.index());
+                    held.push((row, taken));
+                    stale.push(given);
+                }
+                Step::Publish(any) => if let Some((_, got)) = pick(&mut held, any) {
+                    published.push((got.index(), pool.core().publish(got.index(), got.word()).unwrap()));
+                    // A holder whose block is published has it no more.
+                    prop_assert!(!pool.free(&got) && !pool.offer(&got));
+                }
+                Step::Retire(any) => if let Some((index, seen)) = pick(&mut published, any) {
+                    prop_assert!(pool.core().free(index, seen));
+                }
+                Step::Die(dead) => {
+                    let gone = held.extract_if(.., |(row, _)| *row == dead)
+                        .chain(offered.extract_if(.., |(row, _)| *row == dead)).map(|(_, got)| got);
+                    let before = stale.len();
+                    stale.extend(gone);
+                    prop_assert_eq!(pool.recover(|row| row == dead) as usize, stale.len() - before);
+                }
+            }
+            for old in &stale {
+                prop_assert!(!pool.is_current(old.index(), old.generation()) && !pool.free(old) && !pool.offer(old));
+                prop_assert_eq!(pool.accept(9, old.index(), old.generation()), None);
+            }
+            let (in_hands, in_transit, in_topic) = (held.len() as u32, offered.len() as u32, published.len() as u32);
+            prop_assert_eq!(pool.audit(), Audit {
+                free: blocks - in_hands - in_transit - in_topic,
+                held: in_hands, offered: in_transit, published: in_topic,
+                ..Audit::default()
+            });
+        }
+    }
+
+    /// What a broken or hostile member may leave: everything ends, nothing panics, and the broker gets it all back.
+    #[test]
+    fn whatever_the_bytes_are_all_of_it_can_be_taken_back(
+        words in vec((any::<prop::sample::Index>(), any::<u64>(), 0..5_u64), 1..400),
+        blocks in 1..20_u32,
+    ) {
+        let fd = Pool::create(blocks).unwrap();
+        let (pool, map) = (Pool::map(&fd).unwrap(), SharedMap::writable(&fd).unwrap());
+        // Behind what is only looked at when it is mapped.
+        let all = map.atomics::<AtomicU64>(64, slots::bytes(blocks) / 8 - 8).unwrap();
+        for (index, word, sort) in words {
+            // Words that look like what they are not, more than noise.
+            let word = match sort {
+                0 => word,
+                1 => word & 0xff,
+                2 => (word & 0x3ff) << 18 | (word >> 32 & 3),
+                3 => u64::from(NOBODY) << 2 | (word & 3) | (word >> 32 & 0xff) << 18,
+                _ => (word & 3) << 34 | (word & 0xf_0000) | (word >> 60 & 3),
+            };
+            all[index.index(all.len())].store(word, Ordering::Relaxed);
+        }
+        pool.audit();
+        pool.holders();
+        for index in 0..=blocks {
+            for generation in 0..4 {
+                pool.is_current(index, generation);
+                if let Some(held) = pool.accept(2, index, generation) {
+                    pool.offer(&held);
+                }
+            }
+        }
+        if let Some(held) = pool.try_alloc(1) {
+            pool.free(&held);
+        }
+        pool.look_after_granted();
+        pool.core().recover(|row| row % 2 == 0, |index, seen| index % 2 == 0 && seen.ticket() > 4);
+        pool.recover(|_| true);
+        prop_assert_eq!(pool.audit(), idle(blocks));
+        let held = pool.try_alloc(3).expect("all are free, and nobody waits");
+        prop_assert!(pool.free(&held));
+    }
+}
