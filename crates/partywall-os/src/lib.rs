@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`memfd`] | anonymous files with seals: creation, sealing, checking |
 //! | [`map`] | mappings of them: private while building, sealed for readers, shared for `mutable` memory |
+//! | [`lent`] | parts of mappings that belong to one holder at a time |
 //! | [`futex`] | sleeping on a word of shared memory, and waking who sleeps there |
 //! | [`socket`] | Unix stream sockets that carry file descriptors and tell who is at the other end |
 //! | [`process`] | pidfds, daemons, resource limits |
@@ -17,6 +18,7 @@
 pub mod dir;
 pub mod fd;
 pub mod futex;
+pub mod lent;
 pub mod map;
 pub mod memfd;
 pub mod per_process;

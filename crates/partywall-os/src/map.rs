@@ -5,6 +5,7 @@
 //! | [`Draft`](crate::memfd::Draft) | its owner alone: the file has been given to nobody yet | `&mut [u8]` |
 //! | [`SealedMap`] | nobody, the kernel refuses | `&[u8]` |
 //! | [`SharedMap`] | any process, at any time | [`SharedSlice`], by volatile accesses; [`Atomics`], by atomic ones |
+//! | [`Lent`](crate::lent::Lent), [`LentMut`](crate::lent::LentMut) | by agreement, nobody; their holder | `&[u8]`; `&mut [u8]` |
 #![allow(unsafe_code)]
 
 use std::{
@@ -26,6 +27,7 @@ use rustix::{
 };
 
 use crate::{
+    lent::Ledger,
     memfd::{self, Seals},
     process::fork_generation,
 };
@@ -219,6 +221,7 @@ pub struct SharedMap {
     /// Held by the one who maps behind `len`.
     extending: Mutex<()>,
     writable: bool,
+    lent: Ledger,
 }
 
 impl SharedMap {
@@ -250,7 +253,8 @@ impl SharedMap {
             bytes = bytes.checked_add(len).ok_or(Errno::OVERFLOW)?;
         }
         let region = Region::reserve(reserved.max(bytes)).or_else(|_| Region::reserve(bytes))?;
-        let map = Self { region, len: AtomicUsize::new(0), extending: Mutex::new(()), writable };
+        let map =
+            Self { region, len: AtomicUsize::new(0), extending: Mutex::new(()), writable, lent: Ledger::default() };
         map.extend(files)?.publish();
         Ok(map)
     }
@@ -294,6 +298,11 @@ impl SharedMap {
             extension.end = end;
         }
         Ok(extension)
+    }
+
+    /// What is lent of it.
+    pub(crate) fn ledger(&self) -> &Ledger {
+        &self.lent
     }
 
     /// Its length in bytes now.
