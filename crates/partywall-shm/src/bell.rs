@@ -2,15 +2,16 @@
 //!
 //! | field | written by |
 //! |---|---|
-//! | `rings: u32` counts what a sleeper may look for; slept on | who rings |
-//! | `sleepers: u32` a hint: 1 if somebody may sleep | sleepers set it, who rings clears it |
+//! | `rings: u32` counts changes that were told; slept on | who rings |
+//! | `sleepers: u32` a hint: 1 if somebody may sleep | who is about to sleep sets it, who rings clears it |
 //!
-//! Who changes something that a sleeper may look for does so first, then rings: clears `sleepers`, adds to `rings`, looks
-//! at `sleepers` again, and wakes if either look found 1. Who sleeps loads `rings`, looks whether it has to sleep, sets
-//! `sleepers`, and sleeps if `rings` is still the same. (Were `sleepers` cleared after `rings` is added to, it might be the
-//! mark of a sleeper who has seen the new `rings`, and the next who rings would not wake him.)
+//! Who may have to sleep loads `rings`, sets `sleepers`, looks behind a fence whether he has to, and sleeps if `rings` is
+//! still the same. Who changes something that others may look for does so first, then looks behind a fence at `sleepers`;
+//! if he finds 1 he clears it, adds to `rings` and wakes all. One of the two sees what the other did. (Were `sleepers`
+//! cleared after `rings` is added to, it might be the mark of one who has seen the new `rings`, and the next who rings
+//! would not wake him.)
 //!
-//! If who rings is killed or stopped before he has woken, or before he has rung, who sleeps looks again after [`SLICE`].
+//! If who rings is killed or stopped before he has woken all, they look again after [`SLICE`].
 
 use std::time::Duration;
 
@@ -30,38 +31,37 @@ pub(crate) struct Bell {
 
 /// A moment of a bell, before which nothing is waited for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Rings(u32);
+pub struct Rings(u32);
 
 impl Bell {
-    /// Now: taken before looking whether there is something to wait for.
-    pub(crate) fn rings(&self) -> Rings {
-        // Pairs with `ring`: who sees the count sees what was counted.
-        Rings(self.rings.load(Ordering::Acquire))
+    /// Announces that we may sleep. What we have to sleep for is to be looked at after it.
+    pub(crate) fn expect(&self) -> Rings {
+        // Pairs with `ring`: who sees the count sees that the mark was cleared before it.
+        let seen = Rings(self.rings.load(Ordering::Acquire));
+        // Not a store: loom forgets some of what it knows of the order of stores, and finds a mark missing that is there.
+        self.sleepers.swap(1, Ordering::Relaxed);
+        // Pairs with the one in `ring`.
+        fence(Ordering::SeqCst);
+        point("bell: marked as a sleeper, not asleep");
+        seen
     }
 
     /// Sleeps until somebody has rung since `seen`; not longer than `limit` and [`SLICE`]. May return early: look again.
     pub(crate) fn sleep(&self, seen: Rings, limit: Duration) {
-        // Not a store: loom forgets some of what it knows of the order of stores, and finds a mark missing that is there.
-        self.sleepers.swap(1, Ordering::Relaxed);
-        point("bell: marked as a sleeper, not asleep");
-        // Pairs with the one in `ring`: either who rings finds the mark, or the kernel finds `rings` changed.
-        fence(Ordering::SeqCst);
         self.rings.sleep(seen.0, limit.min(SLICE));
     }
 
-    /// Wakes all sleepers to look again.
+    /// Wakes all who sleep to look again.
     ///
     /// Behind it, what was stored before it comes before what is loaded after it, for all who fence likewise.
     pub(crate) fn ring(&self) {
-        let marked = || self.sleepers.load(Ordering::Relaxed) != 0;
-        let cleared = marked() && self.sleepers.swap(0, Ordering::Relaxed) != 0;
-        point("bell: sleepers cleared, change not counted");
-        // Pairs with `rings`.
-        self.rings.fetch_add(1, Ordering::Release);
-        // Pairs with the one in `sleep`.
+        // Pairs with the one in `expect`.
         fence(Ordering::SeqCst);
-        if cleared || marked() {
-            point("bell: change counted, sleepers not woken");
+        if self.sleepers.load(Ordering::Relaxed) != 0 && self.sleepers.swap(0, Ordering::Relaxed) != 0 {
+            point("bell: mark cleared, not counted");
+            // Pairs with `expect`.
+            self.rings.fetch_add(1, Ordering::Release);
+            point("bell: counted, nobody woken");
             self.rings.wake_all();
         }
     }

@@ -17,7 +17,6 @@
 //! Whatever is read here was written by another process and is believed only as far as it has been checked: reading
 //! never panics, allocates in proportion to what is there, and ends.
 
-#[allow(dead_code, reason = "what sleeps on it comes next")]
 mod bell;
 pub mod crash;
 pub mod dtype;
@@ -28,7 +27,6 @@ mod slots;
 mod sync;
 pub mod table;
 pub mod timeline;
-#[allow(dead_code, reason = "what publishes and receives comes next")]
 pub mod topic;
 
 pub use dtype::DType;

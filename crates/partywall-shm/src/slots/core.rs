@@ -82,7 +82,6 @@ impl Held {
         self.word.ticket()
     }
 
-    #[allow(dead_code, reason = "topics call it")]
     pub(crate) fn word(&self) -> SlotWord {
         self.word
     }
@@ -171,7 +170,6 @@ impl<'a> Core<'a> {
     }
 
     /// Makes a slot that was seen held nobody's. Returns the word that says so, or `None` if it is no longer as it was seen.
-    #[allow(dead_code, reason = "topics call it")]
     pub(crate) fn publish(self, index: u32, seen: SlotWord) -> Option<SlotWord> {
         self.slots.get(index as usize)?.publish(seen)
     }

@@ -29,10 +29,7 @@ pub use audit::Audit;
 pub(crate) use mapped::Slots;
 #[cfg(all(test, not(loom)))]
 pub(crate) use mapped::bytes;
-#[allow(unused_imports, reason = "topics name it")]
-pub(crate) use word::SlotWord;
-#[cfg(not(loom))]
-pub(crate) use word::State;
+pub(crate) use word::{SlotWord, State};
 
 /// The most slots that there can be: each has a number of 16 bits.
 pub(crate) const MAX_SLOTS: u32 = 1 << 16;

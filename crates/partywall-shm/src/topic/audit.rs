@@ -1,9 +1,84 @@
 //! What a topic's words say, counted.
 
-use super::{PublisherState, SubscriberState, core::Core, seat::Occupancy};
-use crate::sync::Ordering;
+use super::{PublisherState, SubscriberState, core::Core, seat::Occupancy, sweep::Blocks};
+use crate::{
+    members::NOBODY,
+    slots::{self, State},
+    sync::Ordering,
+};
+
+/// Where the blocks of a topic are.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Audit {
+    /// Blocks that anybody may take.
+    pub free: u32,
+    /// Blocks that members hold: to fill them, or while a stream writes what they have published.
+    pub held: u32,
+    /// Blocks that are in the ring.
+    pub in_ring: u32,
+    /// Published blocks that have left the ring, and that readers hold.
+    pub read: u32,
+    /// Published blocks that nobody uses any more. Who needs a block next finds them.
+    pub unused: u32,
+    /// Blocks that are on their way to somebody who waits for one.
+    pub handed: u32,
+    /// Those who wait for a block.
+    pub waiting: u32,
+    /// Words that nobody may have written: a block that is in the ring twice, or in the ring or a hold and free, or whose
+    /// state cannot be; a position that is not filled, and a later one is.
+    pub invalid: u32,
+}
 
 impl Core<'_> {
+    pub(super) fn audit(self, slots: slots::Core<'_>) -> Audit {
+        let of_slots = slots.audit();
+        let invalid = of_slots.invalid + self.seats().filter(|seat| *seat == Occupancy::Invalid).count() as u32;
+        let mut audit = Audit { waiting: of_slots.waiting, invalid, ..Audit::default() };
+        let blocks = self.descriptors.len() as u32;
+        let mut in_ring = Blocks::none(blocks);
+        let tail = self.tail();
+        for (index, entry) in self.ring.iter().enumerate() {
+            let seen = entry.load();
+            // The last position of this entry that was filled then, if there is one.
+            let filled = (tail + self.ring.len() as u64).checked_sub(1 + index as u64);
+            let laps = filled.map_or(0, |filled| filled / self.ring.len() as u64);
+            audit.invalid += u32::from(seen.laps() < laps);
+            let Some(block) = seen.block().map(u32::from) else { continue };
+            let state = slots.seen(block).map(|seen| seen.state());
+            let wrong = !matches!(state, Some(State::Held(_))) || in_ring.insert(block);
+            // Otherwise it has just left the ring.
+            audit.invalid += u32::from(wrong && entry.load() == seen);
+        }
+        let mut read = Blocks::none(blocks);
+        self.each_hold(|block| {
+            audit.invalid += u32::from(
+                block >= blocks || {
+                    read.insert(block);
+                    false
+                },
+            )
+        });
+        for block in 0..blocks {
+            let Some(seen) = slots.seen(block) else { continue };
+            *match seen.state() {
+                State::Free => &mut audit.free,
+                _ if in_ring.contains(block) => &mut audit.in_ring,
+                State::Held(NOBODY) if read.contains(block) => &mut audit.read,
+                State::Held(NOBODY) => &mut audit.unused,
+                State::Held(_) | State::Offered(_) => &mut audit.held,
+                State::Handed(..) => &mut audit.handed,
+                State::Invalid => continue,
+            } += 1;
+        }
+        audit
+    }
+
+    fn seats(self) -> impl Iterator<Item = Occupancy> {
+        let publishers = self.publishers.iter().map(|publisher| &publisher.seat);
+        let seats = publishers.chain(self.subscribers.iter().map(|subscriber| &subscriber.seat));
+        seats.map(|seat| seat.load().occupancy())
+    }
+
     pub(super) fn publishers(self) -> Vec<PublisherState> {
         let mut states = Vec::new();
         for publisher in self.publishers {
@@ -32,7 +107,7 @@ impl Core<'_> {
             if !matches!(seat.occupancy(), Occupancy::Active | Occupancy::Parted) {
                 continue;
             }
-            let holds = self.holds_of(index).iter().flat_map(|line| &line.0);
+            let holds = self.holds_of(index);
             let waited = publishers.iter().filter_map(|publisher| publisher.blocked);
             states.push(SubscriberState {
                 row: seat.row(),

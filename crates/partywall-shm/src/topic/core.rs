@@ -6,7 +6,7 @@ use super::{
     entry::{Entry, EntryWord, Filling, Place},
     members::{Holds, Publishing, Subscribing},
 };
-use crate::sync::Ordering;
+use crate::sync::{AtomicU64, Ordering};
 
 /// A topic's words.
 #[derive(Clone, Copy)]
@@ -18,24 +18,28 @@ pub(super) struct Core<'a> {
     /// As many for each subscriber.
     pub(super) holds: &'a [Holds],
     pub(super) descriptors: &'a [Descriptor],
+    /// Holds that a subscriber has.
+    pub(super) held: usize,
 }
 
 impl<'a> Core<'a> {
-    /// The first position that is not filled.
+    /// The first position that is not filled, at most [`MAX_POSITION`].
     pub(super) fn tail(self) -> u64 {
         let mut tail = self.header.tail.load(Ordering::Acquire);
         for _ in 0..=self.ring.len() {
             let (place, _, seen) = self.at(tail);
             tail = match seen.filling(place) {
-                Filling::Next => return tail,
-                Filling::Filled(_) | Filling::Overwritten => self.advance(tail, tail + 1),
-                Filling::Later => break,
+                Filling::Next if tail <= MAX_POSITION => return tail,
+                Filling::Filled(_) | Filling::Overwritten if tail < MAX_POSITION => self.advance(tail, tail + 1),
+                _ => break,
             };
         }
         // The hint is more than a lap behind, or nobody of us has written it.
         let entries = self.ring.iter().enumerate();
         let last = entries.filter_map(|(index, entry)| entry.load().position(index, self.ring.len())).max();
-        self.advance(tail, last.map_or(0, |last| last + 1))
+        let found = last.map_or(0, |last| last + 1).min(MAX_POSITION);
+        self.advance(tail, found);
+        found
     }
 
     /// A position's place, its entry, and what is there.
@@ -50,9 +54,12 @@ impl<'a> Core<'a> {
         self.header.tail.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).map_or_else(|now| now, |_| to)
     }
 
-    /// The words of a subscriber's holds.
-    pub(super) fn holds_of(self, subscriber: usize) -> &'a [Holds] {
+    /// A subscriber's holds.
+    pub(super) fn holds_of(self, subscriber: usize) -> impl Iterator<Item = &'a AtomicU64> {
         let lines = self.holds.len() / self.subscribers.len();
-        &self.holds[subscriber * lines..][..lines]
+        self.holds[subscriber * lines..][..lines].iter().flat_map(|line| &line.0).take(self.held)
     }
 }
+
+/// No position is larger. Whoever had put a sample there would have needed decades, and additions do not overflow.
+pub(super) const MAX_POSITION: u64 = 1 << 60;

@@ -3,13 +3,12 @@
 //! | offset | field | |
 //! |---|---|---|
 //! | 0 | `generation` | of the block: its slot's ticket |
-//! | 8 | `position` | where the sample is in the topic's order, if it has been published |
-//! | 16 | `status` | see below; the only word that changes later |
-//! | 24 | `origin` | publisher's place, its member's row, dtype, rank, length of the header: 16, 16, 8, 8 and 16 bits |
-//! | 32 | `publisher` | its id |
-//! | 40 | `sequence` | the publisher's own count |
-//! | 48 | `bytes` | of the tensor |
-//! | 56 | `value` | of the publisher's timeline |
+//! | 8 | `status` | see below; the only word that changes later |
+//! | 16 | `origin` | publisher's place, its member's row, dtype, rank, length of the header: 16, 16, 8, 8 and 16 bits |
+//! | 24 | `publisher` | its id |
+//! | 32 | `sequence` | the publisher's own count |
+//! | 40 | `bytes` | of the tensor |
+//! | 48 | `value` | of the publisher's timeline; then eight zero bytes |
 //! | 64 | `shape` | of the tensor, eight words |
 //! | 128 | `header` | the user's, 32 words |
 //!
@@ -34,6 +33,7 @@
 //! If the publisher is killed or stopped while it writes these words, nobody looks at them. If it ends before a status is
 //! final, [`Topic::part`](super::Topic::part) makes it so.
 
+use super::{Description, Message};
 use crate::{
     sync::{AtomicU64, Ordering},
     timeline::Ending,
@@ -50,15 +50,15 @@ pub const MAX_RANK: usize = 8;
 #[repr(C, align(128))]
 pub(super) struct Descriptor {
     generation: AtomicU64,
-    position: AtomicU64,
     status: AtomicU64,
     origin: AtomicU64,
     publisher: AtomicU64,
     sequence: AtomicU64,
     bytes: AtomicU64,
     value: AtomicU64,
-    shape: [AtomicU64; MAX_RANK],
-    header: [AtomicU64; MAX_HEADER / 8],
+    _zero: AtomicU64,
+    shape: [AtomicU64; SHAPE_WORDS],
+    header: [AtomicU64; HEADER_WORDS],
 }
 
 /// Whether a sample's memory may be believed.
@@ -86,14 +86,10 @@ pub(super) struct StatusWord(u64);
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Words<'a> {
     pub(super) generation: u64,
-    pub(super) status: Status,
     pub(super) origin: Origin,
     pub(super) publisher: u64,
     pub(super) sequence: u64,
-    pub(super) bytes: u64,
-    pub(super) value: u64,
-    pub(super) shape: &'a [u64],
-    pub(super) header: &'a [u8],
+    pub(super) message: &'a Message<'a>,
 }
 
 /// Where a sample comes from, and what its other words mean.
@@ -167,7 +163,6 @@ impl Status {
 
 /// For the holder of the block.
 impl Descriptor {
-    /// Writes everything but the position.
     pub(super) fn write(&self, words: &Words<'_>) {
         let set = |word: &AtomicU64, value| word.store(value, Ordering::Relaxed);
         // What orders these stores is the change of the entry that shows them.
@@ -175,38 +170,24 @@ impl Descriptor {
         set(&self.origin, words.origin.word());
         set(&self.publisher, words.publisher);
         set(&self.sequence, words.sequence);
-        set(&self.bytes, words.bytes);
-        set(&self.value, words.value);
-        for (word, extent) in self.shape.iter().zip(words.shape) {
+        set(&self.bytes, words.message.bytes);
+        set(&self.value, words.message.value);
+        for (word, extent) in self.shape.iter().zip(words.message.shape) {
             set(word, *extent);
         }
-        for (word, chunk) in self.header.iter().zip(words.header.chunks(8)) {
+        for (word, chunk) in self.header.iter().zip(words.message.header.chunks(8)) {
             let mut bytes = [0; 8];
             bytes[..chunk.len()].copy_from_slice(chunk);
             set(word, u64::from_le_bytes(bytes));
         }
         // Release, and last: who finds this status still there when he changes it knows that the words which he read
         // after it are of this generation, or that nobody looks at that status any more.
-        self.status.store(StatusWord::new(words.generation, words.status).0, Ordering::Release);
-    }
-
-    /// Says where the sample is about to be. Release: who sees the position of a block that is not in the ring there sees
-    /// that entry at least as its publisher saw it.
-    pub(super) fn set_position(&self, position: u64) {
-        self.position.store(position, Ordering::Release);
+        self.status.store(StatusWord::new(words.generation, words.message.status).0, Ordering::Release);
     }
 }
 
 /// For all.
 impl Descriptor {
-    pub(super) fn generation(&self) -> u64 {
-        self.generation.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn position(&self) -> u64 {
-        self.position.load(Ordering::Acquire)
-    }
-
     pub(super) fn origin(&self) -> Origin {
         Origin::of(self.origin.load(Ordering::Relaxed))
     }
@@ -215,26 +196,26 @@ impl Descriptor {
         self.publisher.load(Ordering::Relaxed)
     }
 
-    pub(super) fn sequence(&self) -> u64 {
-        self.sequence.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn bytes(&self) -> u64 {
-        self.bytes.load(Ordering::Relaxed)
-    }
-
     pub(super) fn value(&self) -> u64 {
         self.value.load(Ordering::Relaxed)
     }
 
-    /// The first `rank` extents, of at most [`MAX_RANK`].
-    pub(super) fn shape(&self, rank: usize) -> impl Iterator<Item = u64> + '_ {
-        self.shape.iter().take(rank).map(|word| word.load(Ordering::Relaxed))
+    pub(super) fn describe(&self) -> Description {
+        let origin = self.origin();
+        Description {
+            generation: self.generation.load(Ordering::Relaxed),
+            publisher: self.publisher(),
+            sequence: self.sequence.load(Ordering::Relaxed),
+            dtype: origin.dtype,
+            shape: self.shape.iter().take(origin.rank.into()).map(|word| word.load(Ordering::Relaxed)).collect(),
+            bytes: self.bytes.load(Ordering::Relaxed),
+            value: self.value(),
+        }
     }
 
-    /// The first `len` bytes of the header, of at most [`MAX_HEADER`].
-    pub(super) fn header(&self, len: usize) -> Vec<u8> {
-        let len = len.min(MAX_HEADER);
+    /// The user's header; never more than [`MAX_HEADER`] bytes.
+    pub(super) fn header(&self) -> Vec<u8> {
+        let len = usize::from(self.origin().header).min(MAX_HEADER);
         let words = self.header.iter().take(len.div_ceil(8));
         let mut bytes: Vec<u8> = words.flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes()).collect();
         bytes.truncate(len);
@@ -259,13 +240,13 @@ impl Descriptor {
         let zero = || AtomicU64::new(0);
         Self {
             generation: zero(),
-            position: zero(),
             status: zero(),
             origin: zero(),
             publisher: zero(),
             sequence: zero(),
             bytes: zero(),
             value: zero(),
+            _zero: zero(),
             shape: std::array::from_fn(|_| zero()),
             header: std::array::from_fn(|_| zero()),
         }
@@ -284,3 +265,7 @@ mod layout {
 
 /// Where the generation begins in a status.
 const GENERATION: u32 = 18;
+/// Words of a user's header. A model does not need them.
+const HEADER_WORDS: usize = if cfg!(loom) { 0 } else { MAX_HEADER / 8 };
+/// Words of a shape.
+const SHAPE_WORDS: usize = if cfg!(loom) { 0 } else { MAX_RANK };

@@ -5,8 +5,8 @@
 //! | block | 0–15 | its index in the pool |
 //! | lap + 1 | 16–63 | which of the positions that share the entry; 0: none has been filled |
 //!
-//! Position `p` is at entry `p` modulo the depth, in the lap `p` divided by it. Laps end after 2⁴⁸ – 1: at ten million samples
-//! a second and a depth of one, in ten months of nothing else.
+//! Position `p` is at entry `p` modulo the depth, in the lap `p` divided by it. Laps end after 2⁴⁸ – 1: with ten million samples
+//! a second and a depth of one, after ten months.
 //!
 //! An entry is changed in one way ([`Entry::fill`]): by compare-and-swap from the word of the lap before to one of its next
 //! lap, by a publisher who has seen every earlier position filled. So positions are filled in their order, each word is
@@ -34,7 +34,7 @@ pub(super) struct Place {
 impl Place {
     /// Of `position` in a ring of `depth` entries, a power of two.
     pub(super) fn of(position: u64, depth: usize) -> Self {
-        Self { index: (position % depth as u64) as usize, lap: position / depth as u64 }
+        Self { index: (position % depth as u64) as usize, lap: (position / depth as u64).min(MAX_LAP) }
     }
 }
 
@@ -61,7 +61,7 @@ impl EntryWord {
     }
 
     pub(super) fn filling(self, place: Place) -> Filling {
-        let laps = self.0 >> LAP;
+        let laps = self.laps();
         if laps > place.lap + 1 {
             Filling::Overwritten
         } else if laps == place.lap + 1 {
@@ -73,9 +73,19 @@ impl EntryWord {
         }
     }
 
+    /// How many positions it has held.
+    pub(super) fn laps(self) -> u64 {
+        self.0 >> LAP
+    }
+
+    /// The block that it holds, of whatever lap.
+    pub(super) fn block(self) -> Option<u16> {
+        (self.laps() != 0).then_some(self.0 as u16)
+    }
+
     /// The position that it holds, in a ring of `depth`, as the entry `index`.
     pub(super) fn position(self, index: usize, depth: usize) -> Option<u64> {
-        (self.0 >> LAP).checked_sub(1).map(|lap| lap * depth as u64 + index as u64)
+        self.laps().checked_sub(1).map(|lap| lap * depth as u64 + index as u64)
     }
 }
 
@@ -111,3 +121,5 @@ mod layout {
 
 /// Where the lap begins.
 const LAP: u32 = 16;
+/// The last lap.
+const MAX_LAP: u64 = (u64::MAX >> LAP) - 1;

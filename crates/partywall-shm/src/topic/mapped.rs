@@ -4,18 +4,24 @@ use std::{
     io,
     os::fd::{AsFd, OwnedFd},
     sync::atomic::Ordering,
+    time::Duration,
 };
 
 use partywall_os::{map::SharedMap, memfd};
 
 use super::{
-    Header, PublisherState, Shape, SubscriberState, TimelineCell,
+    Audit, Description, Header, MAX_HEADER, MAX_RANK, Message, PublisherPlace, PublisherState, Received, Shape, Status,
+    SubscriberPlace, SubscriberState, Taken, TimelineCell, Unpublished,
     core::Core,
     descriptor::Descriptor,
     entry::Entry,
     members::{Holds, Publishing, Subscribing},
 };
-use crate::timeline::Ending;
+use crate::{
+    bell::Rings,
+    pool::{Held, Pool},
+    timeline::Ending,
+};
 
 /// A mapped topic.
 #[derive(Debug)]
@@ -60,6 +66,19 @@ impl Topic {
     ) -> u32 {
         self.core().part(gone, ending, reached)
     }
+
+    /// Takes everything of the rows that are `dead` back: their seats, holds and blocks, and their places among those who
+    /// wait for a block. Returns how many blocks they held. To be called instead of [`Pool::recover`].
+    ///
+    /// To be called once the rows' processes are proved dead. Ends, whatever the bytes are, and may be repeated.
+    pub fn recover(&self, pool: &Pool, dead: impl Fn(u16) -> bool) -> u32 {
+        self.core().recover(pool.core(), dead)
+    }
+
+    /// Counts where the blocks are. While others use it the numbers are of no single moment.
+    pub fn audit(&self, pool: &Pool) -> Audit {
+        self.core().audit(pool.core())
+    }
 }
 
 /// For all.
@@ -101,6 +120,12 @@ impl Topic {
         self.core().tail()
     }
 
+    /// Frees the blocks that nobody uses any more, and returns how many. To be called by those who find no free block,
+    /// once they wait for one and now and then while they do.
+    pub fn sweep(&self, pool: &Pool) -> u32 {
+        self.core().sweep(pool.core())
+    }
+
     /// The publishers that there are.
     pub fn publishers(&self) -> Vec<PublisherState> {
         self.core().publishers()
@@ -109,6 +134,138 @@ impl Topic {
     /// The subscribers that there are.
     pub fn subscribers(&self) -> Vec<SubscriberState> {
         self.core().subscribers()
+    }
+}
+
+/// For publishers.
+impl Topic {
+    /// Makes a member's row a publisher. `None` if there are as many as there can be, or the row was parted meanwhile.
+    pub fn join_as_publisher(&self, row: u16) -> Option<PublisherPlace> {
+        self.core().join_as_publisher(row)
+    }
+
+    /// Says which timeline a publisher's samples are complete by. To be called before the first of them.
+    pub fn set_timeline(&self, place: &PublisherPlace, cell: TimelineCell) {
+        self.core().set_timeline(place, cell);
+    }
+
+    /// Publishes a block that its member holds, and returns its position. If the message's status is final it is the topic's
+    /// then; otherwise it is still held and has to be [retired](Topic::retire).
+    ///
+    /// # Errors
+    /// As [`Unpublished`] says. The block is then as it was.
+    ///
+    /// # Panics
+    /// If the shape or the header is too long, or the block is of another pool.
+    pub fn publish(
+        &self,
+        pool: &Pool,
+        place: &mut PublisherPlace,
+        held: &Held,
+        message: &Message<'_>,
+    ) -> Result<u64, Unpublished> {
+        assert!(message.shape.len() <= MAX_RANK && message.header.len() <= MAX_HEADER, "the caller has looked");
+        self.core().publish(pool.core(), place, held, message)
+    }
+
+    /// Makes the status of a sample that was published final. Nothing happens if it is, or if the block is another
+    /// sample's by now.
+    pub fn settle(&self, block: u32, generation: u64, status: Status) {
+        let Some(descriptor) = self.core().descriptors.get(block as usize) else { return };
+        let seen = descriptor.status();
+        if seen.generation() == generation && !seen.status().is_final() {
+            descriptor.settle(seen, status);
+        }
+    }
+
+    /// Lets go of a block that was published, once no stream writes it any more.
+    pub fn retire(&self, pool: &Pool, held: &Held) {
+        self.core().retire(pool.core(), held);
+    }
+
+    /// Says for which subscriber a publisher waits, and since when, for those who look.
+    pub fn set_blocked(&self, place: &PublisherPlace, blocked: Option<(u64, u64)>) {
+        self.core().set_blocked(place, blocked);
+    }
+
+    /// Announces that we may sleep for room. To be called before [`Topic::publish`].
+    pub fn expect_space(&self) -> Rings {
+        self.core().header.space.expect()
+    }
+
+    /// Sleeps until there may be room; not longer than `limit` and [`SLICE`](crate::SLICE). May return early.
+    pub fn sleep_for_space(&self, seen: Rings, limit: Duration) {
+        self.core().header.space.sleep(seen, limit);
+    }
+
+    /// A publisher publishes no more.
+    pub fn part_publisher(&self, place: &PublisherPlace) {
+        self.core().part_publisher(place);
+    }
+
+    /// Gives a publisher's seat back, once all that it has published is final.
+    pub fn leave_as_publisher(&self, place: &PublisherPlace) {
+        self.core().leave_as_publisher(place);
+    }
+}
+
+/// For subscribers.
+impl Topic {
+    /// Makes a member's row a subscriber, which may be `queue` samples behind, or which publishers wait for, if that is
+    /// `None`. It begins with the last `history` samples, or with as many as the ring keeps. `None` if there are as many
+    /// subscribers as there can be, or the row was parted meanwhile.
+    pub fn join_as_subscriber(&self, row: u16, queue: Option<u32>, history: u32) -> Option<SubscriberPlace> {
+        self.core().join_as_subscriber(row, queue, history)
+    }
+
+    /// Takes the next sample.
+    pub fn receive(&self, pool: &Pool, place: &mut SubscriberPlace) -> Received {
+        self.core().receive(pool.core(), place)
+    }
+
+    /// Whether [`Topic::receive`] would find something else than nothing.
+    pub fn has_sample(&self, place: &SubscriberPlace) -> bool {
+        self.core().has_sample(place)
+    }
+
+    /// What is said of a sample. It stays so while the sample is held.
+    pub fn describe(&self, taken: &Taken) -> Description {
+        self.core().descriptors[taken.block() as usize].describe()
+    }
+
+    /// The user's header of a sample.
+    pub fn header(&self, taken: &Taken) -> Vec<u8> {
+        self.core().descriptors[taken.block() as usize].header()
+    }
+
+    /// Whether a sample may be believed, as far as it is known now.
+    pub fn status(&self, taken: &Taken) -> Status {
+        self.core().descriptors[taken.block() as usize].status().status()
+    }
+
+    /// Lets go of a sample.
+    pub fn release(&self, pool: &Pool, taken: &Taken) {
+        self.core().release(pool.core(), taken);
+    }
+
+    /// Announces that we may sleep for a sample. To be called before [`Topic::receive`].
+    pub fn expect_sample(&self) -> Rings {
+        self.core().header.samples.expect()
+    }
+
+    /// Sleeps until there may be a sample; not longer than `limit` and [`SLICE`](crate::SLICE). May return early.
+    pub fn sleep_for_sample(&self, seen: Rings, limit: Duration) {
+        self.core().header.samples.sleep(seen, limit);
+    }
+
+    /// Nobody waits for a subscriber any more. What it holds it keeps.
+    pub fn part_subscriber(&self, place: &SubscriberPlace) {
+        self.core().part_subscriber(place);
+    }
+
+    /// Gives a subscriber's seat back, once it holds nothing.
+    pub fn leave_as_subscriber(&self, place: &SubscriberPlace) {
+        self.core().leave_as_subscriber(place);
     }
 }
 
@@ -123,6 +280,7 @@ impl Topic {
             subscribers: self.memory.atomics(places.subscribers, shape.subscribers as usize).expect(PROOF),
             holds: self.memory.atomics(places.holds, Places::hold_lines(shape)).expect(PROOF),
             descriptors: self.memory.atomics(places.descriptors, shape.blocks as usize).expect(PROOF),
+            held: shape.held as usize,
         }
     }
 }

@@ -53,6 +53,12 @@ impl Publishing {
         let cell = self.cell.load(Ordering::Relaxed);
         Some(TimelineCell { slab: (cell >> 32) as u32, cell: cell as u32, incarnation })
     }
+
+    pub(super) fn set_timeline(&self, cell: TimelineCell) {
+        self.cell.store(u64::from(cell.slab) << 32 | u64::from(cell.cell), Ordering::Relaxed);
+        // Pairs with the load in `timeline`.
+        self.incarnation.store(u64::from(cell.incarnation) + 1, Ordering::Release);
+    }
 }
 
 /// One incarnation of a timeline.

@@ -21,21 +21,31 @@ mod audit;
 mod core;
 mod descriptor;
 mod entry;
+mod join;
 #[cfg(not(loom))]
 mod mapped;
 mod members;
+mod publish;
+mod receive;
 mod recovery;
 mod seat;
+mod sweep;
+#[cfg(all(test, not(loom)))]
+mod tests;
 
 use crate::{
     bell::Bell,
     sync::{AtomicU32, AtomicU64},
 };
 
+pub use crate::bell::Rings;
+pub use audit::Audit;
 pub use descriptor::{MAX_HEADER, MAX_RANK, Status};
 #[cfg(not(loom))]
 pub use mapped::Topic;
 pub use members::TimelineCell;
+pub use publish::{Message, PublisherPlace, Unpublished};
+pub use receive::{Received, SubscriberPlace, Taken};
 
 /// The most entries that a ring can have.
 pub const MAX_DEPTH: u32 = 1 << 12;
@@ -121,6 +131,25 @@ mod layout {
     // SAFETY: `repr(C)`, its fields are atomics and arrays and structs of them, and lie without gaps: their sizes add
     // up to that of the whole.
     unsafe impl partywall_os::map::Atomics for super::Header {}
+}
+
+/// What a sample's descriptor says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Description {
+    /// Of its block.
+    pub generation: u64,
+    /// Its publisher's number.
+    pub publisher: u64,
+    /// How many samples its publisher had published before.
+    pub sequence: u64,
+    /// The code of the elements' type.
+    pub dtype: u8,
+    /// The tensor's.
+    pub shape: Vec<u64>,
+    /// The tensor's.
+    pub bytes: u64,
+    /// What the publisher's timeline has to reach, where the status says so.
+    pub value: u64,
 }
 
 /// What a publisher is doing. While it does, the numbers are of no single moment.

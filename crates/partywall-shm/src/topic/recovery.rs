@@ -1,11 +1,19 @@
 //! What the broker does for those who are gone.
 
+use std::cell::Cell;
+
 use super::{
     Status, TimelineCell,
     core::Core,
-    seat::{Occupancy, Seat},
+    seat::{Occupancy, Seat, SeatWord},
 };
-use crate::{crash::point, timeline::Ending};
+use crate::{
+    crash::point,
+    members::NOBODY,
+    slots::{self, SlotWord, State},
+    sync::Ordering,
+    timeline::Ending,
+};
 
 impl Core<'_> {
     /// See [`Topic::part`](super::Topic::part).
@@ -33,11 +41,46 @@ impl Core<'_> {
         self.publishers.iter().for_each(|publisher| part(&publisher.seat));
         self.subscribers.iter().for_each(|subscriber| part(&subscriber.seat));
         point("topic: parted, samples not settled");
-        self.settle(gone, ending, reached);
+        self.settle(&gone, ending, reached);
         point("topic: parted, nobody told");
         self.header.space.ring();
         self.header.samples.ring();
         parted
+    }
+
+    /// See [`Topic::recover`](super::Topic::recover).
+    pub(super) fn recover(self, slots: slots::Core<'_>, dead: impl Fn(u16) -> bool) -> u32 {
+        // Were it not done before, nobody would ever say what became of their samples.
+        self.part(&dead, Ending::OwnerDied, |_| None);
+        for (index, subscriber) in self.subscribers.iter().enumerate() {
+            let seen = subscriber.seat.load();
+            if is_lost(seen, &dead) {
+                for hold in self.holds_of(index) {
+                    hold.store(0, Ordering::Release);
+                }
+                point("topic: holds of the dead cleared, seat not free");
+                subscriber.seat.free(seen);
+            }
+        }
+        for publisher in self.publishers {
+            let seen = publisher.seat.load();
+            if is_lost(seen, &dead) {
+                publisher.seat.free(seen);
+            }
+        }
+        point("topic: seats of the dead free, blocks not taken");
+        // Whether they had put a block into the ring nobody needs to know: it becomes the topic's, and who sweeps finds it
+        // in the ring, or in no use.
+        let taken = Cell::new(0);
+        let publish = |_, seen: SlotWord| {
+            taken.set(taken.get() + u32::from(seen.state() != State::Held(NOBODY)));
+            true
+        };
+        // What is published stays so. Nothing else can be nobody's.
+        let freed = slots.recover(|row| row == NOBODY || dead(row), publish);
+        point("topic: blocks of the dead taken, not free");
+        self.sweep(slots);
+        freed + taken.get()
     }
 
     /// Makes the status of what the rows that are `gone` have published final.
@@ -56,6 +99,15 @@ impl Core<'_> {
             // If it has changed, it is final, or another sample's.
             descriptor.settle(seen, if complete { Status::Done } else { Status::Failed(ending) });
         }
+    }
+}
+
+/// Whether a seat is a dead member's, or in a state that nobody may make.
+fn is_lost(seat: SeatWord, dead: impl Fn(u16) -> bool) -> bool {
+    match seat.occupancy() {
+        Occupancy::Free => false,
+        Occupancy::Taken | Occupancy::Active | Occupancy::Parted => dead(seat.row()),
+        Occupancy::Invalid => true,
     }
 }
 

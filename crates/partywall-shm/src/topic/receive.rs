@@ -1,0 +1,189 @@
+//! Receiving: how a reader comes to a block, and lets go of it.
+//!
+//! 1. The subscriber looks at the entry of its cursor, and finds a block.
+//! 2. It writes the block into one of its holds, and behind a fence looks at the entry again. If that is the same, the block
+//!    is safe: who frees blocks looks at the entries first and, behind a fence, at the holds, so that it finds the hold, or
+//!    we find that the block has left the ring.
+//! 3. It moves its cursor, and wakes publishers that wait for that.
+//! 4. It reads the descriptor and the block in place, and in the end clears the hold.
+//!
+//! A subscriber that may be `queue` samples behind looks whether the entry `queue` positions later is filled; if so it goes to
+//! those that are last. One whose next sample was overwritten goes to the oldest that will still be there for a moment.
+//!
+//! If it is killed or stopped between any two steps, a hold keeps one block from being used, of those that it is promised,
+//! until it goes on or is proved dead. If its publishers wait for it, they wait; anybody can see that, and part it.
+
+use super::{core::Core, entry::Filling, seat::SeatWord};
+use crate::{
+    crash::point,
+    slots,
+    sync::{AtomicU64, Ordering, fence},
+};
+
+/// A subscriber's place, and what it remembers.
+#[derive(Debug)]
+pub struct SubscriberPlace {
+    pub(super) index: usize,
+    pub(super) seat: SeatWord,
+    /// As it has written it.
+    pub(super) cursor: u64,
+    /// How many samples it may be behind; 0: publishers wait for it.
+    pub(super) queue: u64,
+    /// Samples that passed since the last one.
+    pub(super) missed: u64,
+}
+
+/// What became of an attempt to receive.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Received {
+    /// A sample.
+    Sample(Taken),
+    /// There is none.
+    Empty,
+    /// It holds as many as it may.
+    Full,
+    /// Publishers were always faster. To be tried again.
+    Busy,
+    /// The broker has parted it from the topic.
+    Parted,
+}
+
+/// A sample that is held. Its block is lost, until its reader dies, if it is not [released](super::Topic::release).
+#[derive(Debug, PartialEq, Eq)]
+#[must_use]
+pub struct Taken {
+    /// Whose: the index of the subscriber's place.
+    subscriber: usize,
+    hold: usize,
+    block: u32,
+    position: u64,
+    missed: u64,
+}
+
+impl Taken {
+    /// The block's index in its pool.
+    pub fn block(&self) -> u32 {
+        self.block
+    }
+
+    /// Which sample of the topic it is.
+    pub fn position(&self) -> u64 {
+        self.position
+    }
+
+    /// Samples between the one before, of this subscriber, and this one, which it has not received.
+    pub fn missed(&self) -> u64 {
+        self.missed
+    }
+}
+
+impl SubscriberPlace {
+    /// Its number, which no other publisher or subscriber of the topic ever has.
+    pub fn id(&self) -> u64 {
+        self.seat.id()
+    }
+}
+
+impl<'a> Core<'a> {
+    /// Takes the next sample.
+    pub(super) fn receive(self, slots: slots::Core<'_>, place: &mut SubscriberPlace) -> Received {
+        let us = &self.subscribers[place.index];
+        if us.seat.load() != place.seat {
+            return Received::Parted;
+        }
+        for _ in 0..MOST_ATTEMPTS {
+            self.keep_up(place);
+            let (at, entry, seen) = self.at(place.cursor);
+            let block = match seen.filling(at) {
+                Filling::Next | Filling::Later => return Received::Empty,
+                Filling::Overwritten => {
+                    self.skip_to(place, self.oldest(self.tail()));
+                    continue;
+                }
+                Filling::Filled(block) => u32::from(block),
+            };
+            if block as usize >= self.descriptors.len() {
+                // None of ours has written that.
+                self.skip_to(place, place.cursor + 1);
+                continue;
+            }
+            let Some((hold, word)) = self.free_hold(place.index) else { return Received::Full };
+            word.store(u64::from(block) + 1, Ordering::Relaxed);
+            point("topic: hold written, entry not looked at again");
+            // Pairs with the one of who frees blocks.
+            fence(Ordering::SeqCst);
+            if entry.load() != seen {
+                word.store(0, Ordering::Release);
+                point("topic: hold given up, nobody told");
+                // Who looked for blocks meanwhile has passed over this one.
+                fence(Ordering::SeqCst);
+                self.collect(slots);
+                continue;
+            }
+            point("topic: sample held, cursor not moved");
+            let taken = Taken { subscriber: place.index, hold, block, position: place.cursor, missed: place.missed };
+            (place.cursor, place.missed) = (place.cursor + 1, 0);
+            us.received.store(us.received.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+            // Pairs with the load of publishers.
+            us.cursor.store(place.cursor, Ordering::Release);
+            if place.queue == 0 {
+                point("topic: cursor moved, nobody told");
+                self.header.space.ring();
+            }
+            return Received::Sample(taken);
+        }
+        Received::Busy
+    }
+
+    /// Whether there is something to receive, or we have been parted.
+    pub(super) fn has_sample(self, place: &SubscriberPlace) -> bool {
+        let (at, _, seen) = self.at(place.cursor);
+        !matches!(seen.filling(at), Filling::Next | Filling::Later)
+            || self.subscribers[place.index].seat.load() != place.seat
+    }
+
+    /// Lets go of a sample.
+    pub(super) fn release(self, slots: slots::Core<'_>, taken: &Taken) {
+        // Pairs with the load of who frees blocks: what we have read was read before it is written again.
+        if let Some(hold) = self.holds_of(taken.subscriber).nth(taken.hold) {
+            hold.store(0, Ordering::Release);
+        }
+        point("topic: sample released, nobody told");
+        fence(Ordering::SeqCst);
+        self.collect(slots);
+    }
+
+    /// The oldest position that is not the next to be overwritten, with that tail; with one entry, that one.
+    pub(super) fn oldest(self, tail: u64) -> u64 {
+        tail.saturating_sub((self.ring.len() as u64 - 1).max(1))
+    }
+
+    /// Passes over what one who may be `queue` samples behind does not want any more.
+    fn keep_up(self, place: &mut SubscriberPlace) {
+        if place.queue == 0 || place.queue >= self.ring.len() as u64 {
+            return;
+        }
+        let (at, _, seen) = self.at(place.cursor.saturating_add(place.queue));
+        if matches!(seen.filling(at), Filling::Filled(_) | Filling::Overwritten) {
+            self.skip_to(place, self.tail().saturating_sub(place.queue));
+        }
+    }
+
+    /// Moves the cursor on without receiving.
+    fn skip_to(self, place: &mut SubscriberPlace, position: u64) {
+        let us = &self.subscribers[place.index];
+        let skipped = position.saturating_sub(place.cursor);
+        place.cursor += skipped;
+        place.missed += skipped;
+        us.dropped.store(us.dropped.load(Ordering::Relaxed) + skipped, Ordering::Relaxed);
+        us.cursor.store(place.cursor, Ordering::Release);
+    }
+
+    /// One of our holds that is free. Nobody else makes one of them anything else.
+    fn free_hold(self, subscriber: usize) -> Option<(usize, &'a AtomicU64)> {
+        self.holds_of(subscriber).enumerate().find(|(_, hold)| hold.load(Ordering::Relaxed) == 0)
+    }
+}
+
+/// How often a sample is tried, at most. Each failure is a publisher's success.
+const MOST_ATTEMPTS: usize = 64;

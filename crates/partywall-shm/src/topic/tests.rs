@@ -1,0 +1,725 @@
+#![allow(clippy::unwrap_used, reason = "what is said of tests holds for their helpers")]
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    time::Duration,
+};
+
+use partywall_os::map::SharedMap;
+use proptest::{collection::vec, prelude::*};
+
+use super::*;
+use crate::{
+    pool::{Attempt, Held, Polled, Pool},
+    timeline::Ending,
+};
+
+const SHAPE: Shape = Shape { blocks: 24, depth: 4, publishers: 2, subscribers: 4, held: 4 };
+
+/// A topic, its pool, and what is in the blocks.
+struct World {
+    topic: Topic,
+    pool: Pool,
+    memory: Vec<AtomicU64>,
+}
+
+impl World {
+    fn new(shape: Shape) -> Self {
+        let topic = Topic::map(Topic::create(shape).unwrap()).unwrap();
+        let pool = Pool::map(Pool::create(shape.blocks).unwrap()).unwrap();
+        Self { topic, pool, memory: (0..shape.blocks).map(|_| AtomicU64::new(0)).collect() }
+    }
+
+    fn publisher(&self, row: u16) -> PublisherPlace {
+        self.topic.join_as_publisher(row).unwrap()
+    }
+
+    fn subscriber(&self, row: u16, queue: Option<u32>) -> SubscriberPlace {
+        self.topic.join_as_subscriber(row, queue, 0).unwrap()
+    }
+
+    fn loan(&self, row: u16) -> Option<Held> {
+        self.pool.try_alloc(row).or_else(|| {
+            self.topic.sweep(&self.pool);
+            self.pool.try_alloc(row)
+        })
+    }
+
+    fn publish_as(&self, place: &mut PublisherPlace, value: u64, status: Status) -> Result<(u64, Held), Unpublished> {
+        let held = self.loan(place.seat.row()).expect("there are blocks enough");
+        self.memory[held.index() as usize].store(value, Ordering::Relaxed);
+        let message = Message { status, value, dtype: 12, shape: &[2, value], bytes: 8, header: &value.to_le_bytes() };
+        match self.topic.publish(&self.pool, place, &held, &message) {
+            Ok(position) => Ok((position, held)),
+            Err(error) => {
+                assert!(self.pool.free(&held));
+                Err(error)
+            }
+        }
+    }
+
+    fn publish(&self, place: &mut PublisherPlace, value: u64) -> Result<u64, Unpublished> {
+        self.publish_as(place, value, Status::Ready).map(|(position, _)| position)
+    }
+
+    fn take(&self, place: &mut SubscriberPlace) -> Option<Taken> {
+        match self.topic.receive(&self.pool, place) {
+            Received::Sample(taken) => Some(taken),
+            Received::Empty => None,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn read(&self, taken: &Taken) -> u64 {
+        let value = self.memory[taken.block() as usize].load(Ordering::Relaxed);
+        let description = self.topic.describe(taken);
+        assert_eq!((&description.shape[..], description.dtype, description.bytes), (&[2, value][..], 12, 8));
+        assert_eq!(self.topic.header(taken), value.to_le_bytes());
+        value
+    }
+
+    /// Receives, reads and releases.
+    fn receive(&self, place: &mut SubscriberPlace) -> Option<u64> {
+        let taken = self.take(place)?;
+        let value = self.read(&taken);
+        self.topic.release(&self.pool, &taken);
+        Some(value)
+    }
+
+    fn audit(&self) -> Audit {
+        let audit = self.topic.audit(&self.pool);
+        assert_eq!(audit.invalid, 0, "{audit:?}");
+        let blocks = audit.free + audit.held + audit.in_ring + audit.read + audit.unused + audit.handed;
+        assert_eq!(blocks, self.pool.blocks(), "{audit:?}");
+        audit
+    }
+}
+
+#[test]
+fn samples_come_in_their_order_to_all() {
+    let world = World::new(SHAPE);
+    let mut publishers = [1, 2].map(|row| world.publisher(row));
+    let mut subscribers = [3, 4].map(|row| world.subscriber(row, None));
+    assert_eq!(world.receive(&mut subscribers[0]), None);
+    for value in 1..=1000 {
+        let publisher = &mut publishers[value as usize % 2];
+        assert_eq!(world.publish(publisher, value), Ok(value - 1));
+        for subscriber in &mut subscribers {
+            assert!(world.topic.has_sample(subscriber));
+            assert_eq!((world.receive(subscriber), world.receive(subscriber)), (Some(value), None));
+            assert!(!world.topic.has_sample(subscriber));
+        }
+    }
+    assert_eq!(world.topic.published(), 1000);
+    let audit = world.audit();
+    assert_eq!((audit.in_ring, audit.held, audit.read), (4, 0, 0));
+    world.topic.sweep(&world.pool);
+    assert_eq!(world.audit(), Audit { free: 20, in_ring: 4, ..Audit::default() });
+}
+
+#[test]
+fn a_sample_says_whose_it_is_and_which() {
+    let world = World::new(SHAPE);
+    let mut publishers = [1, 2].map(|row| world.publisher(row));
+    let mut subscriber = world.subscriber(3, None);
+    assert_ne!(publishers[0].id(), publishers[1].id());
+    for (publisher, sequence) in [(0, 0), (1, 0), (1, 1), (0, 1)] {
+        let place = &mut publishers[publisher];
+        world.publish(place, 5).unwrap();
+        let taken = world.take(&mut subscriber).unwrap();
+        let description = world.topic.describe(&taken);
+        assert_eq!((description.publisher, description.sequence), (place.id(), sequence));
+        assert_eq!((world.topic.status(&taken), taken.missed()), (Status::Ready, 0));
+        world.topic.release(&world.pool, &taken);
+    }
+    assert_eq!(world.topic.publishers().iter().map(|state| state.published).collect::<Vec<_>>(), [2, 2]);
+}
+
+#[test]
+fn publishers_wait_for_who_must_not_miss_anything() {
+    let world = World::new(SHAPE);
+    let (mut publisher, mut slow) = (world.publisher(1), world.subscriber(2, None));
+    for value in 0..4 {
+        world.publish(&mut publisher, value).unwrap();
+    }
+    let blocked = Unpublished::Blocked { id: slow.id(), row: 2 };
+    assert_eq!(world.publish(&mut publisher, 4), Err(blocked));
+    world.topic.set_blocked(&publisher, Some((slow.id(), 77)));
+    let [state] = world.topic.subscribers()[..] else { panic!("there is one") };
+    assert_eq!((state.lag, state.queue, state.stalled), (4, None, Some(77)));
+    assert_eq!(world.topic.publishers()[0].blocked, Some((slow.id(), 77)));
+    world.topic.set_blocked(&publisher, None);
+    assert_eq!(world.receive(&mut slow), Some(0));
+    assert_eq!(world.publish(&mut publisher, 4), Ok(4));
+    assert_eq!(world.publish(&mut publisher, 5), Err(blocked));
+    // It holds what it reads, and is not waited for because of that.
+    let held = world.take(&mut slow).unwrap();
+    assert_eq!(world.publish(&mut publisher, 5), Ok(5));
+    assert_eq!(world.read(&held), 1);
+    assert_eq!(world.audit().read, 1);
+    world.topic.release(&world.pool, &held);
+    assert_eq!((2..=5).map(|_| world.receive(&mut slow).unwrap()).collect::<Vec<_>>(), [2, 3, 4, 5]);
+    assert_eq!(world.topic.subscribers()[0].received, 6);
+}
+
+#[test]
+fn nobody_waits_for_who_may_miss_something() {
+    let world = World::new(SHAPE);
+    let mut publisher = world.publisher(1);
+    let mut subscribers = [1, 2, 4].map(|queue| world.subscriber(2, Some(queue)));
+    for value in 0..11 {
+        world.publish(&mut publisher, value).unwrap();
+    }
+    for (subscriber, (first, missed)) in subscribers.iter_mut().zip([(10, 10), (9, 9), (8, 8)]) {
+        let taken = world.take(subscriber).unwrap();
+        assert_eq!((world.read(&taken), taken.missed(), taken.position()), (first, missed, first));
+        world.topic.release(&world.pool, &taken);
+        for value in first + 1..11 {
+            let taken = world.take(subscriber).unwrap();
+            assert_eq!((world.read(&taken), taken.missed()), (value, 0));
+            world.topic.release(&world.pool, &taken);
+        }
+        assert_eq!(world.take(subscriber), None);
+    }
+    let states = world.topic.subscribers();
+    assert_eq!(states.iter().map(|state| state.dropped).collect::<Vec<_>>(), [10, 9, 8]);
+    assert_eq!(states.iter().map(|state| state.queue).collect::<Vec<_>>(), [Some(1), Some(2), Some(4)]);
+}
+
+#[test]
+fn a_ring_of_one_entry_holds_the_last_sample() {
+    let world = World::new(Shape { depth: 1, ..SHAPE });
+    let mut publisher = world.publisher(1);
+    let (mut latest, mut strict) = (world.subscriber(2, Some(1)), world.subscriber(3, None));
+    for value in 0..5 {
+        world.publish(&mut publisher, value).unwrap();
+        assert_eq!(world.publish(&mut publisher, 9), Err(Unpublished::Blocked { id: strict.id(), row: 3 }));
+        assert_eq!(world.receive(&mut strict), Some(value));
+    }
+    let taken = world.take(&mut latest).unwrap();
+    assert_eq!((world.read(&taken), taken.missed()), (4, 4));
+    // It starts with what is there.
+    let mut late = world.topic.join_as_subscriber(4, Some(1), 1).unwrap();
+    assert_eq!(world.receive(&mut late), Some(4));
+}
+
+#[test]
+fn who_joins_late_begins_with_the_history_it_wants() {
+    let world = World::new(SHAPE);
+    let mut publisher = world.publisher(1);
+    let mut early = world.topic.join_as_subscriber(2, None, 3).unwrap();
+    for value in 0..3 {
+        world.publish(&mut publisher, value).unwrap();
+    }
+    for (history, first) in [(0, None), (1, Some(2)), (2, Some(1)), (3, Some(0)), (4, Some(0))] {
+        let mut late = world.topic.join_as_subscriber(3, None, history).unwrap();
+        assert_eq!(world.receive(&mut late), first, "{history}");
+        world.topic.part_subscriber(&late);
+        world.topic.leave_as_subscriber(&late);
+    }
+    world.receive(&mut early);
+    world.receive(&mut early);
+    for value in 3..6 {
+        world.publish(&mut publisher, value).unwrap();
+    }
+    // What the next sample overwrites is not promised to anybody.
+    let mut late = world.topic.join_as_subscriber(3, None, 4).unwrap();
+    assert_eq!(world.receive(&mut late), Some(3));
+}
+
+#[test]
+fn a_reader_keeps_what_it_holds_and_no_more_than_it_may() {
+    let world = World::new(SHAPE);
+    let (mut publisher, mut reader) = (world.publisher(1), world.subscriber(2, Some(4)));
+    let mut held = Vec::new();
+    for value in 0..4 {
+        world.publish(&mut publisher, value).unwrap();
+        held.push(world.take(&mut reader).unwrap());
+    }
+    assert_eq!(world.topic.receive(&world.pool, &mut reader), Received::Empty);
+    for value in 4..200 {
+        world.publish(&mut publisher, value).unwrap();
+    }
+    assert_eq!(world.topic.receive(&world.pool, &mut reader), Received::Full);
+    assert_eq!(held.iter().map(|taken| world.read(taken)).collect::<Vec<_>>(), [0, 1, 2, 3]);
+    assert_eq!((world.audit().read, world.topic.subscribers()[0].held), (4, 4));
+    world.topic.release(&world.pool, &held[1]);
+    assert_eq!(world.receive(&mut reader), Some(197));
+    world.topic.sweep(&world.pool);
+    assert_eq!(world.audit(), Audit { free: 17, in_ring: 4, read: 3, ..Audit::default() });
+}
+
+#[test]
+fn there_are_as_many_seats_as_agreed_and_each_is_used_again() {
+    let world = World::new(SHAPE);
+    let publishers = [1, 2].map(|row| world.publisher(row));
+    let subscribers = [1, 2, 3, 4].map(|row| world.subscriber(row, None));
+    assert!(world.topic.join_as_publisher(5).is_none() && world.topic.join_as_subscriber(5, None, 0).is_none());
+    for publisher in &publishers {
+        world.topic.part_publisher(publisher);
+        assert!(world.topic.join_as_publisher(5).is_none(), "it has not left");
+        world.topic.leave_as_publisher(publisher);
+        world.topic.leave_as_publisher(publisher);
+        let next = world.publisher(5);
+        assert_ne!(next.id(), publisher.id());
+        world.topic.leave_as_publisher(publisher);
+        assert!(world.topic.publishers().iter().any(|state| state.id == next.id()), "it is another's");
+    }
+    world.topic.recover(&world.pool, |row| row == 5);
+    for subscriber in &subscribers {
+        world.topic.part_subscriber(subscriber);
+        world.topic.leave_as_subscriber(subscriber);
+        let next = world.subscriber(5, Some(1));
+        assert_ne!(next.id(), subscriber.id());
+        world.topic.leave_as_subscriber(&next);
+    }
+    assert!(world.topic.publishers().is_empty() && world.topic.subscribers().is_empty());
+}
+
+#[test]
+fn who_was_parted_counts_for_nobody_and_keeps_what_it_holds() {
+    let world = World::new(SHAPE);
+    let mut publishers = [1, 2].map(|row| world.publisher(row));
+    let mut subscribers = [2, 3].map(|row| world.subscriber(row, None));
+    for value in 0..4 {
+        world.publish(&mut publishers[0], value).unwrap();
+        assert_eq!(world.receive(&mut subscribers[1]), Some(value));
+    }
+    let held = world.take(&mut subscribers[0]).unwrap();
+    world.publish(&mut publishers[0], 4).unwrap();
+    assert!(world.publish(&mut publishers[0], 5).is_err());
+    assert_eq!(world.topic.part(|row| row == 2, Ending::Evicted, |_| None), 2);
+    assert_eq!(world.topic.part(|row| row == 2, Ending::Evicted, |_| None), 0);
+    assert_eq!(world.publish(&mut publishers[0], 5), Ok(5));
+    assert_eq!(world.publish(&mut publishers[1], 6), Err(Unpublished::Parted));
+    assert_eq!(world.topic.receive(&world.pool, &mut subscribers[0]), Received::Parted);
+    assert!(world.topic.has_sample(&subscribers[0]), "there is something to hear");
+    assert!(world.topic.subscribers()[0].parted && world.topic.publishers()[1].parted);
+    assert_eq!((world.receive(&mut subscribers[1]), world.receive(&mut subscribers[1])), (Some(4), Some(5)));
+    assert_eq!((world.read(&held), world.audit().read), (0, 1));
+    world.topic.release(&world.pool, &held);
+    world.topic.leave_as_subscriber(&subscribers[0]);
+    assert_eq!(world.topic.subscribers().len(), 1);
+}
+
+#[test]
+fn what_becomes_of_samples_whose_publisher_is_gone() {
+    let world = World::new(SHAPE);
+    let (mut publisher, mut other) = (world.publisher(1), world.publisher(2));
+    let mut subscriber = world.subscriber(3, None);
+    let cell = TimelineCell { slab: 1, cell: 9, incarnation: 3 };
+    world.topic.set_timeline(&publisher, cell);
+    let statuses = [Status::Timeline, Status::Timeline, Status::Unverified];
+    for (value, status) in (1..).zip(statuses) {
+        let _kept = world.publish_as(&mut publisher, value, status).unwrap();
+    }
+    let _kept = world.publish_as(&mut other, 1, Status::Timeline).unwrap();
+    let taken: Vec<_> = (0..4).map(|_| world.take(&mut subscriber).unwrap()).collect();
+    let now = |world: &World| taken.iter().map(|taken| world.topic.status(taken)).collect::<Vec<_>>();
+    assert_eq!(now(&world), [&statuses[..], &[Status::Timeline]].concat());
+    assert_eq!(world.topic.part(|row| row == 1, Ending::OwnerFaulted, |asked| (asked == cell).then_some(1)), 1);
+    let failed = Status::Failed(Ending::OwnerFaulted);
+    assert_eq!(now(&world), [Status::Done, failed, failed, Status::Timeline]);
+    // That was the last word.
+    let first = world.topic.describe(&taken[0]);
+    world.topic.settle(taken[0].block(), first.generation, Status::Tainted);
+    world.topic.part(|row| row == 1, Ending::OwnerDied, |_| None);
+    assert_eq!(world.topic.status(&taken[0]), Status::Done);
+    let last = world.topic.describe(&taken[3]);
+    world.topic.settle(taken[3].block(), last.generation + 1, Status::Tainted);
+    world.topic.settle(u32::MAX, last.generation, Status::Tainted);
+    assert_eq!(world.topic.status(&taken[3]), Status::Timeline, "it is another sample, or none");
+    world.topic.settle(taken[3].block(), last.generation, Status::Tainted);
+    assert_eq!(world.topic.status(&taken[3]), Status::Tainted);
+}
+
+#[test]
+fn a_block_that_a_stream_writes_is_not_used_again() {
+    let world = World::new(SHAPE);
+    let (mut publisher, mut subscriber) = (world.publisher(1), world.subscriber(2, Some(1)));
+    let (_, written) = world.publish_as(&mut publisher, 1, Status::Timeline).unwrap();
+    let taken = world.take(&mut subscriber).unwrap();
+    for value in 2..100 {
+        world.publish(&mut publisher, value).unwrap();
+        assert_eq!(world.read(&taken), 1);
+    }
+    world.topic.release(&world.pool, &taken);
+    world.topic.sweep(&world.pool);
+    assert_eq!((world.pool.holders(), world.audit().held), (vec![(1, 1)], 1));
+    world.topic.retire(&world.pool, &written);
+    assert_eq!(world.topic.sweep(&world.pool), 1);
+    assert_eq!(world.audit(), Audit { free: 20, in_ring: 4, ..Audit::default() });
+}
+
+#[test]
+fn blocks_of_the_dead_come_back_and_what_they_published_stays() {
+    let world = World::new(SHAPE);
+    let mut publishers = [1, 2].map(|row| world.publisher(row));
+    let (mut dead, mut alive) = (world.subscriber(1, None), world.subscriber(3, None));
+    // Loaned, published and still written, and published.
+    let _kept = world.loan(1).unwrap();
+    let _kept = world.publish_as(&mut publishers[0], 1, Status::Timeline).unwrap();
+    world.publish(&mut publishers[0], 2).unwrap();
+    let held = world.take(&mut dead).unwrap();
+    assert_eq!(world.audit().held, 1);
+    assert_eq!(world.topic.recover(&world.pool, |row| row == 1), 2);
+    assert_eq!(world.topic.recover(&world.pool, |row| row == 1), 0);
+    assert_eq!(world.audit(), Audit { free: 22, in_ring: 2, ..Audit::default() });
+    assert_eq!((world.topic.publishers().len(), world.topic.subscribers().len()), (1, 1));
+    let first = world.take(&mut alive).unwrap();
+    assert_eq!((first.block(), world.topic.status(&first)), (held.block(), Status::Failed(Ending::OwnerDied)));
+    assert_eq!(world.receive(&mut alive), Some(2));
+    for value in 3..20 {
+        world.publish(&mut publishers[1], value).unwrap();
+        assert_eq!(world.receive(&mut alive), Some(value), "nobody waits for the dead");
+    }
+    // A place of the dead is another's.
+    assert_ne!(world.publisher(4).id(), publishers[0].id());
+}
+
+#[test]
+fn who_waits_for_a_block_gets_what_a_reader_releases_or_a_publisher_overwrites() {
+    let shape = Shape { blocks: 4, depth: 1, publishers: 1, subscribers: 1, held: 1 };
+    let world = World::new(shape);
+    let (mut publisher, mut reader) = (world.publisher(1), world.subscriber(2, Some(1)));
+    world.publish(&mut publisher, 0).unwrap();
+    let taken = world.take(&mut reader).unwrap();
+    let mut loans: Vec<_> = (0..3).map(|_| world.loan(1).unwrap()).collect();
+    let wait = || match world.pool.alloc(3) {
+        Attempt::Waiting(waiter) => waiter,
+        other => panic!("{other:?}"),
+    };
+    let publish = |publisher: &mut PublisherPlace, held| {
+        let message = Message { status: Status::Ready, value: 0, dtype: 1, shape: &[], bytes: 1, header: &[] };
+        world.topic.publish(&world.pool, publisher, &held, &message).unwrap();
+    };
+    let mut waiter = wait();
+    assert_eq!((world.topic.sweep(&world.pool), waiter.poll()), (0, Polled::Waiting));
+    publish(&mut publisher, loans.pop().unwrap());
+    assert_eq!(waiter.poll(), Polled::Waiting, "it is read");
+    world.topic.release(&world.pool, &taken);
+    let Polled::Held(held) = waiter.poll() else { panic!("it is in no use") };
+    assert_eq!(held.index(), taken.block());
+    // Nobody reads what is overwritten next.
+    let mut waiter = wait();
+    assert_eq!(world.topic.sweep(&world.pool), 0);
+    publish(&mut publisher, loans.pop().unwrap());
+    assert!(matches!(waiter.poll(), Polled::Held(_)));
+}
+
+/// Two publishers, subscribers of all sorts, each in a thread: nothing is lost, torn, twice, or out of order.
+#[test]
+fn many_publish_and_receive_at_once() {
+    const EACH: u64 = 5_000;
+    let world = World::new(Shape { blocks: 24, depth: 4, publishers: 2, subscribers: 4, held: 4 });
+    let over = AtomicBool::new(false);
+    let subscribers = [None, None, Some(4), Some(1)].map(|queue| (queue, world.subscriber(10, queue)));
+    std::thread::scope(|scope| {
+        let publishers = [1, 2].map(|row| {
+            let (world, mut place) = (&world, world.publisher(row));
+            scope.spawn(move || {
+                for count in 0..EACH {
+                    let held = loop {
+                        if let Some(held) = world.loan(row) {
+                            break held;
+                        }
+                        std::thread::yield_now();
+                    };
+                    let value = place.id() << 32 | count;
+                    world.memory[held.index() as usize].store(value, Ordering::Relaxed);
+                    let header = value.to_le_bytes();
+                    let message = Message {
+                        status: Status::Ready,
+                        value,
+                        dtype: 12,
+                        shape: &[2, value],
+                        bytes: 8,
+                        header: &header,
+                    };
+                    loop {
+                        let seen = world.topic.expect_space();
+                        match world.topic.publish(&world.pool, &mut place, &held, &message) {
+                            Ok(_) => break,
+                            Err(Unpublished::Busy) => {}
+                            Err(Unpublished::Blocked { .. }) => {
+                                world.topic.sleep_for_space(seen, Duration::from_millis(50));
+                            }
+                            Err(Unpublished::Parted) => panic!("nobody has parted us"),
+                        }
+                    }
+                }
+            })
+        });
+        for (queue, mut place) in subscribers {
+            let (world, over) = (&world, &over);
+            scope.spawn(move || {
+                let mut next = BTreeMap::new();
+                let (mut received, mut missed) = (0, 0);
+                loop {
+                    let was_over = over.load(Ordering::Acquire);
+                    let seen = world.topic.expect_sample();
+                    let taken = match world.topic.receive(&world.pool, &mut place) {
+                        Received::Sample(taken) => taken,
+                        Received::Empty if was_over => break,
+                        Received::Empty => {
+                            world.topic.sleep_for_sample(seen, Duration::from_millis(50));
+                            continue;
+                        }
+                        Received::Busy => continue,
+                        other => panic!("{other:?}"),
+                    };
+                    let value = world.read(&taken);
+                    let description = world.topic.describe(&taken);
+                    assert_eq!(value, description.publisher << 32 | description.sequence);
+                    received += 1;
+                    missed += taken.missed();
+                    assert_eq!(taken.position() + 1, received + missed);
+                    let expected = next.insert(description.publisher, description.sequence + 1).unwrap_or(0);
+                    assert!(description.sequence >= expected, "of each publisher, in its order");
+                    if queue.is_none() {
+                        assert_eq!((description.sequence, taken.missed()), (expected, 0), "nothing is lost");
+                    }
+                    assert_eq!(world.read(&taken), value, "it stays while it is held");
+                    world.topic.release(&world.pool, &taken);
+                }
+                if queue.is_none() {
+                    assert_eq!(received, 2 * EACH);
+                }
+            });
+        }
+        for publisher in publishers {
+            publisher.join().unwrap();
+        }
+        over.store(true, Ordering::Release);
+    });
+    world.topic.sweep(&world.pool);
+    assert_eq!(world.audit(), Audit { free: 20, in_ring: 4, ..Audit::default() });
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Publish(usize),
+    /// Begin to publish with a stream.
+    Enqueue(usize),
+    Retire,
+    Receive(usize),
+    Release(usize),
+    Join(usize, Option<u32>, u32),
+    Leave(usize),
+    Die(u16),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let queue = prop_oneof![Just(None), (1..6_u32).prop_map(Some)];
+    prop_oneof![
+        5 => (0..2_usize).prop_map(Step::Publish),
+        2 => (0..2_usize).prop_map(Step::Enqueue),
+        2 => Just(Step::Retire),
+        6 => (0..3_usize).prop_map(Step::Receive),
+        4 => any::<usize>().prop_map(Step::Release),
+        1 => (0..3_usize, queue, 0..6_u32).prop_map(|(who, queue, history)| Step::Join(who, queue, history)),
+        1 => (0..3_usize).prop_map(Step::Leave),
+        1 => (0..5_u16).prop_map(Step::Die),
+    ]
+}
+
+/// What a topic does, said simply.
+#[derive(Default)]
+struct Model {
+    samples: Vec<u64>,
+    /// Of each reader: its next sample, how far it may be behind, and what it holds.
+    readers: [Option<(u64, Option<u32>, Vec<u64>)>; 3],
+}
+
+impl Model {
+    const DEPTH: u64 = 4;
+
+    fn oldest(&self) -> u64 {
+        (self.samples.len() as u64).saturating_sub(Self::DEPTH - 1)
+    }
+
+    fn is_full(&self) -> bool {
+        let next = self.samples.len() as u64;
+        self.readers.iter().flatten().any(|(cursor, queue, _)| queue.is_none() && next >= cursor + Self::DEPTH)
+    }
+
+    /// Passes over what a reader does not receive any more; returns what it would receive.
+    fn next(&mut self, reader: usize) -> Option<u64> {
+        let (next, oldest) = (self.samples.len() as u64, self.oldest());
+        let (cursor, queue, _) = self.readers[reader].as_mut().unwrap();
+        if let Some(queue) = queue.map(u64::from) {
+            if queue < Self::DEPTH && next > *cursor + queue {
+                *cursor = next - queue;
+            }
+            if next > *cursor + Self::DEPTH {
+                *cursor = oldest;
+            }
+        }
+        (*cursor < next).then_some(*cursor)
+    }
+}
+
+proptest! {
+    /// Rows 0 and 1 publish, rows 2 to 4 subscribe.
+    #[test]
+    fn a_topic_does_what_the_model_does(steps in vec(step(), 1..200)) {
+        let world = World::new(Shape { blocks: 24, depth: 4, publishers: 2, subscribers: 3, held: 4 });
+        let mut model = Model::default();
+        let mut publishers = [0, 1].map(|row| Some(world.publisher(row)));
+        let mut readers: [Option<(SubscriberPlace, Vec<Taken>)>; 3] = Default::default();
+        let mut written: Vec<(u16, Held)> = Vec::new();
+        for step in steps {
+            match step {
+                Step::Publish(who) | Step::Enqueue(who) => {
+                    let Some(place) = &mut publishers[who] else { continue };
+                    if written.len() >= 4 && matches!(step, Step::Enqueue(_)) {
+                        continue;
+                    }
+                    let value = model.samples.len() as u64 * 7;
+                    let result = if matches!(step, Step::Enqueue(_)) {
+                        world.publish_as(place, value, Status::Timeline).map(|(position, held)| {
+                            written.push((who as u16, held));
+                            position
+                        })
+                    } else {
+                        world.publish(place, value)
+                    };
+                    match result {
+                        Ok(position) => {
+                            prop_assert!(!model.is_full());
+                            prop_assert_eq!(position, model.samples.len() as u64);
+                            model.samples.push(value);
+                        }
+                        Err(Unpublished::Blocked { .. }) => prop_assert!(model.is_full()),
+                        Err(other) => panic!("{other:?}"),
+                    }
+                }
+                Step::Retire => if let Some((_, held)) = written.pop() {
+                    world.topic.retire(&world.pool, &held);
+                },
+                Step::Receive(who) => {
+                    let Some((place, held)) = &mut readers[who] else { continue };
+                    let next = model.next(who);
+                    match world.topic.receive(&world.pool, place) {
+                        Received::Sample(taken) => {
+                            let value = model.samples[next.unwrap() as usize];
+                            prop_assert_eq!(Some(taken.position()), next);
+                            prop_assert_eq!(world.read(&taken), value);
+                            held.push(taken);
+                            let model = model.readers[who].as_mut().unwrap();
+                            model.0 = next.unwrap() + 1;
+                            model.2.push(value);
+                        }
+                        Received::Empty => prop_assert_eq!(next, None),
+                        Received::Full => prop_assert!(next.is_some() && held.len() == 4),
+                        other => panic!("{other:?}"),
+                    }
+                }
+                Step::Release(which) => {
+                    let who = which % 3;
+                    let Some((_, held)) = &mut readers[who] else { continue };
+                    if held.is_empty() {
+                        continue;
+                    }
+                    let which = which % held.len();
+                    let values = &mut model.readers[who].as_mut().unwrap().2;
+                    prop_assert_eq!(world.read(&held[which]), values.remove(which));
+                    world.topic.release(&world.pool, &held.remove(which));
+                }
+                Step::Join(who, queue, history) => {
+                    if readers[who].is_none() {
+                        let place = world.topic.join_as_subscriber(who as u16 + 2, queue, history).unwrap();
+                        readers[who] = Some((place, Vec::new()));
+                        let first = (model.samples.len() as u64).saturating_sub(history.into()).max(model.oldest());
+                        model.readers[who] = Some((first, queue, Vec::new()));
+                    }
+                }
+                Step::Leave(who) => if let Some((place, held)) = readers[who].take() {
+                    model.readers[who] = None;
+                    world.topic.part_subscriber(&place);
+                    held.iter().for_each(|taken| world.topic.release(&world.pool, taken));
+                    world.topic.leave_as_subscriber(&place);
+                },
+                Step::Die(row) => {
+                    world.topic.recover(&world.pool, |dead| dead == row);
+                    written.retain(|(writer, _)| *writer != row);
+                    if row < 2 {
+                        publishers[usize::from(row)] = Some(world.publisher(row));
+                    } else {
+                        readers[usize::from(row) - 2] = None;
+                        model.readers[usize::from(row) - 2] = None;
+                    }
+                }
+            }
+            let held: BTreeSet<_> = readers.iter().flatten().flat_map(|(_, held)| held).map(Taken::block).collect();
+            let audit = world.audit();
+            prop_assert_eq!(u64::from(audit.in_ring), (model.samples.len() as u64).min(Model::DEPTH));
+            prop_assert!(audit.read <= held.len() as u32 && audit.held <= written.len() as u32);
+        }
+        for (row, held) in written {
+            prop_assert!(row < 2);
+            world.topic.retire(&world.pool, &held);
+        }
+        world.topic.recover(&world.pool, |_| true);
+        let in_ring = (model.samples.len() as u32).min(4);
+        prop_assert_eq!(world.audit(), Audit { free: 24 - in_ring, in_ring, ..Audit::default() });
+    }
+
+    /// Whatever is in the memory, all of it ends, nothing panics, and no block is lost.
+    #[test]
+    fn nothing_is_believed(words in vec((any::<prop::sample::Index>(), any::<u64>(), 0..5_u8), 0..200), ring in any::<bool>()) {
+        let shape = Shape { blocks: 24, depth: 4, publishers: 2, subscribers: 3, held: 4 };
+        let (topic, pool) = (Topic::create(shape).unwrap(), Pool::create(shape.blocks).unwrap());
+        let maps = [&topic, &pool].map(|fd| SharedMap::writable(fd).unwrap());
+        let world = World {
+            topic: Topic::map(&topic).unwrap(),
+            pool: Pool::map(&pool).unwrap(),
+            memory: Vec::new(),
+        };
+        let (mut old_publisher, mut old_reader) = (world.publisher(1), world.subscriber(2, None));
+        // Behind what is only looked at when it is mapped.
+        let all = maps.each_ref().map(|map| map.atomics::<AtomicU64>(64, map.len() / 8 - 8).unwrap());
+        for (index, word, sort) in words {
+            let word = match sort {
+                0 => word,
+                1 => word & 0xff,
+                2 => (word & 0x3ff) << 18 | (word >> 32 & 3) | (word & 7) << 2,
+                3 => (word & 7) << 16 | (word >> 32 & 31),
+                _ => u64::MAX << (word & 63),
+            };
+            let all = if ring { &all[0][..40] } else { all[usize::from(word & 1 == 1)] };
+            all[index.index(all.len())].store(word, Ordering::Relaxed);
+        }
+        let message = Message { status: Status::Timeline, value: 1, dtype: 1, shape: &[1; 8], bytes: 8, header: &[1; 256] };
+        let use_all = |publisher: &mut PublisherPlace, reader: &mut SubscriberPlace| {
+            if let Some(held) = world.loan(1)
+                && world.topic.publish(&world.pool, publisher, &held, &message).is_ok()
+            {
+                world.topic.settle(held.index(), held.generation(), Status::Done);
+                world.topic.retire(&world.pool, &held);
+            }
+            world.topic.has_sample(reader);
+            if let Received::Sample(taken) = world.topic.receive(&world.pool, reader) {
+                world.topic.describe(&taken);
+                world.topic.status(&taken);
+                assert!(world.topic.header(&taken).len() <= MAX_HEADER);
+                world.topic.release(&world.pool, &taken);
+            }
+        };
+        use_all(&mut old_publisher, &mut old_reader);
+        world.topic.publishers();
+        world.topic.subscribers();
+        world.topic.audit(&world.pool);
+        world.topic.part(|row| row % 2 == 0, Ending::OwnerDied, |_| Some(u64::MAX));
+        world.topic.recover(&world.pool, |row| row % 2 == 0);
+        world.topic.recover(&world.pool, |_| true);
+        let audit = world.topic.audit(&world.pool);
+        prop_assert_eq!((audit.held, audit.read, audit.handed, audit.unused), (0, 0, 0, 0));
+        prop_assert_eq!(audit.free + audit.in_ring, 24);
+        prop_assert!(world.topic.publishers().is_empty() && world.topic.subscribers().is_empty());
+        let (mut publisher, mut reader) = (world.publisher(1), world.subscriber(2, Some(1)));
+        use_all(&mut publisher, &mut reader);
+        use_all(&mut old_publisher, &mut old_reader);
+    }
+}
