@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::text::count;
 
 /// A version: `version`, `kind`, `place`, `bytes`, `tensors`, `mutable`, `reserved`
-/// (bytes that it may grow to, 0 if it may not), `growths` (how often it has), `lifetime` (`kept` or `owned`), `committer`
+/// (bytes that it may grow to, 0 if it may not), `growths` (how often it has), `lifetime` (`kept`, `owned` or `shared`), `committer`
 /// (a pid), `leases`, `committed_at_ms` (since 1970).
 pub(crate) fn version(version: &VersionInfo) -> Value {
     json!({
@@ -25,7 +25,7 @@ pub(crate) fn version(version: &VersionInfo) -> Value {
         "mutable": version.mutable,
         "reserved": version.reserved,
         "growths": version.growths,
-        "lifetime": lifetime(version),
+        "lifetime": version.lifetime.name(),
         "committer": version.committer,
         "leases": version.leases,
         "committed_at_ms": version.committed_at,
@@ -177,11 +177,6 @@ pub(crate) fn place(place: Place) -> String {
     place.to_string()
 }
 
-/// `kept` or `owned`.
-pub(crate) fn lifetime(version: &VersionInfo) -> &'static str {
-    if version.kept { "kept" } else { "owned" }
-}
-
 /// A member's state in a word or two.
 pub(crate) fn state(state: MemberState) -> &'static str {
     match state {
@@ -275,7 +270,7 @@ pub(crate) fn name_line(name: &NameInfo) -> String {
                 latest.version,
                 bytes(latest.bytes),
                 place(latest.place.into()),
-                lifetime(latest)
+                latest.lifetime.name()
             )
         }
         None => format!(

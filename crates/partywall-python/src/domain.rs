@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use partywall::{Builder, OpenOrBuild, Place, kind_name};
+use partywall::{Builder, OpenOrBuild, Place, info::Lifetime, kind_name};
 use pyo3::{exceptions::PyValueError, prelude::*};
 
 use crate::{
@@ -214,7 +214,16 @@ impl Domain {
         let row = |info: partywall::info::NameInfo| {
             let latest = info.latest?;
             let (kind, place) = (kind_name(latest.kind), Place::from(latest.place).to_string());
-            Some((info.name, latest.version, kind, place, latest.bytes, latest.tensors, latest.mutable, latest.kept))
+            Some((
+                info.name,
+                latest.version,
+                kind,
+                place,
+                latest.bytes,
+                latest.tensors,
+                latest.mutable,
+                latest.lifetime == Lifetime::Kept,
+            ))
         };
         Ok(names.into_iter().filter_map(row).collect())
     }

@@ -8,6 +8,7 @@
 //! | [`frame`] | a length and a number of file descriptors in front of each message |
 //! | [`handshake`] | the first message each way, whose head never changes, so that foreign versions can name each other |
 //! | [`message`] | requests, answers, events |
+//! | [`control`] | what those say of pools and topics |
 //! | [`object`] | what those say of timelines and semaphores |
 //! | [`member`] | what those say of members |
 //! | [`watch`] | what those say of what happens to names |
@@ -20,6 +21,7 @@
 //! one way. File descriptors travel in the order that a message's documentation names.
 #![forbid(unsafe_code)]
 
+pub mod control;
 pub mod frame;
 pub mod handshake;
 pub mod limits;
@@ -30,12 +32,13 @@ pub mod pattern;
 pub mod refusal;
 pub mod watch;
 
+pub use control::{BLOCK_ALIGNMENT, Control, TopicShape};
 pub use frame::{Frame, FrameReader, WireError};
 pub use handshake::{BrokerHello, ClientHello, Resume, Welcome};
 pub use member::{Doubt, Evicted, Freed, Kill, MemberInfo, MemberState, Whom};
 pub use message::{
-    Access, Answer, Call, ChunkBytes, Commit, Event, Grow, Grown, HolderInfo, Kind, LegacyHandle, NameInfo, Open,
-    Opened, Place, Reply, Request, SegmentInfo, StatusInfo, Table, Token, VersionInfo,
+    Access, Answer, Call, ChunkBytes, Commit, Event, Grow, Grown, HolderInfo, Kind, LegacyHandle, Lifetime, NameInfo,
+    Open, Opened, Place, Reply, Request, SegmentInfo, StatusInfo, Table, Token, VersionInfo,
 };
 pub use object::{
     ObjectDetail, ObjectHolder, ObjectInfo, ObjectKind, OpenedTimeline, SemaphoreInfo, TimelineEnding, TimelineInfo,

@@ -1,7 +1,7 @@
 //! Numbers that both sides of a connection hold each other to.
 
 /// The version of everything in this crate. Two processes with different numbers refuse each other in the handshake.
-pub const PROTOCOL: u32 = 2;
+pub const PROTOCOL: u32 = 3;
 
 /// File descriptors in one message: what Linux passes in one `SCM_RIGHTS` (`SCM_MAX_FD`, unix(7)).
 pub const MAX_FDS: usize = 253;
@@ -14,6 +14,9 @@ pub const MAX_GROWTHS: u64 = 1024;
 
 /// Permits of one semaphore.
 pub const MAX_PERMITS: u32 = 65_536;
+
+/// Blocks of one pool or topic.
+pub const MAX_BLOCKS: u32 = 65_536;
 
 /// Slabs of one broker, each with 1,024 cells. Below [`MAX_FDS`], so that one message brings all of them.
 pub const MAX_SLABS: u32 = 128;

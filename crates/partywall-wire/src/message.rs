@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    control::Control,
     member::{Evicted, Freed, MemberInfo, Whom},
     object::{ObjectDetail, ObjectInfo, ObjectKind, OpenedTimeline},
     refusal::Refusal,
@@ -242,6 +243,28 @@ pub enum Place {
     Gpu([u8; 16]),
 }
 
+/// How long a name stays.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Lifetime {
+    /// It goes with its committer.
+    Owned,
+    /// Until it is removed, or the broker ends.
+    Kept,
+    /// It goes with the last member that has its latest version open.
+    Shared,
+}
+
+impl Lifetime {
+    /// Its name for programs.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Owned => "owned",
+            Self::Kept => "kept",
+            Self::Shared => "shared",
+        }
+    }
+}
+
 /// What an opener may do with the memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Access {
@@ -297,8 +320,11 @@ pub struct Commit {
     pub mutable: bool,
     /// Bytes that it may grow to, all chunks one behind the other; 0 if it may not.
     pub reserved: u64,
-    /// Whether the name stays after its committer.
-    pub kept: bool,
+    /// How long the name stays.
+    pub lifetime: Lifetime,
+    /// Makes it a pool or topic. Refused with [`Refusal::NameExists`] if the name exists; the version is mutable and does
+    /// not grow.
+    pub control: Option<Control>,
     /// Whether to refuse with [`Refusal::NameExists`] instead of making the next version.
     pub if_absent: bool,
     /// The claim that this commit fulfils.
@@ -335,7 +361,8 @@ pub struct Open {
     pub wait: bool,
 }
 
-/// An opened version. File descriptors: one a chunk unless it has handles, then the table if it is [`Table::Fd`].
+/// An opened version. File descriptors: one a chunk unless it has handles, then the table if it is [`Table::Fd`], then
+/// its control memory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Opened {
     /// Keeps the version openable until it is released.
@@ -360,8 +387,10 @@ pub struct Opened {
     pub reserved: u64,
     /// How often it has grown.
     pub growths: u64,
-    /// Whether the name stays after its committer.
-    pub kept: bool,
+    /// How long the name stays.
+    pub lifetime: Lifetime,
+    /// What it is, if it is a pool or topic.
+    pub control: Option<Control>,
 }
 
 /// What a version has become. File descriptors: one a chunk, then the table if it is [`Table::Fd`].
@@ -383,7 +412,7 @@ pub enum Answer {
     Done,
     /// The verdict will come as an [`Event::Verdict`] with the request's number.
     Pending,
-    /// The new version, and the committer's lease on it.
+    /// The new version, and the committer's lease on it. File descriptors: its control memory, if it is a pool or topic.
     Committed {
         /// The version.
         version: u64,
@@ -491,8 +520,10 @@ pub struct VersionInfo {
     pub reserved: u64,
     /// How often it has grown.
     pub growths: u64,
-    /// Whether its name stays after its committer.
-    pub kept: bool,
+    /// How long its name stays.
+    pub lifetime: Lifetime,
+    /// What it is, if it is a pool or topic.
+    pub control: Option<Control>,
     /// The committer's pid.
     pub committer: u32,
     /// Leases on it.

@@ -5,9 +5,9 @@ use std::os::fd::OwnedFd;
 use partywall_os::map::SealedMap;
 use partywall_shm::Table;
 pub use partywall_wire::{
-    Change, Doubt, Evicted, Freed, HolderInfo, Kill, Kind, MemberInfo, MemberState, NameEvent, NameInfo, Named,
-    ObjectDetail, ObjectHolder, ObjectInfo, ObjectKind, Point, SemaphoreInfo, StatusInfo, TimelineInfo, VersionInfo,
-    Whom,
+    Change, Doubt, Evicted, Freed, HolderInfo, Kill, Kind, Lifetime, MemberInfo, MemberState, NameEvent, NameInfo,
+    Named, ObjectDetail, ObjectHolder, ObjectInfo, ObjectKind, Point, SemaphoreInfo, StatusInfo, TimelineInfo,
+    VersionInfo, Whom,
 };
 
 use crate::error::{Error, Result};

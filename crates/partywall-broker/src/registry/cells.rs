@@ -243,6 +243,11 @@ impl Registry {
         ((cell.0 / self.bounds.cells) as u32, (cell.0 % self.bounds.cells) as u32)
     }
 
+    /// The slabs, in the order of their numbers.
+    pub(crate) fn slabs(&self) -> &[FdId] {
+        &self.cells.slabs
+    }
+
     pub(super) fn at(&self, cell: CellId) -> Option<CellAt> {
         let (slab, index) = self.place_in_slab(cell);
         Some(CellAt { slab: *self.cells.slabs.get(slab as usize)?, index })

@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
+use partywall_wire as wire;
+
 use super::tombstones::Tombstone;
 use super::types::{
-    Bound, CellAt, ClaimId, CloseId, FdId, Kind, LeaseId, MemberId, Memory, Millis, Name, ObjectKind, Place, RequestId,
-    Whom,
+    Bound, CellAt, ClaimId, CloseId, FdId, Kind, LeaseId, Lifetime, MemberId, Memory, Millis, Name, ObjectKind, Place,
+    RequestId, Whom,
 };
 
 /// Something that the rim has to do, in this order.
@@ -27,12 +29,15 @@ pub(crate) enum Effect {
     /// Nothing new is promised in a cell that has ended. Say when all that was promised has been stored
     /// ([`Event::CellSettled`](super::Event::CellSettled)).
     SettleCell(CellAt),
-    /// Give back all permits that a member has, at once, because it may go on taking some, and let those who wait have
-    /// them.
-    ReturnPermits { semaphore: FdId, row: u16 },
-    /// Give back all permits of a member that is gone, and say so ([`Event::RowCleared`](super::Event::RowCleared)): until
-    /// then the row is nobody's.
-    ClearRow { row: u16, semaphores: Vec<FdId> },
+    /// Give back all permits or blocks that a member has, at once, because it may go on taking some, and let those who
+    /// wait have them.
+    Return { control: FdId, row: u16 },
+    /// Have nobody reckon with a member in a topic any more: what it publishes or reads there ends, and what it holds stays
+    /// its own.
+    Part { topic: FdId, row: u16, ending: CellEnding },
+    /// Give back all permits and blocks of a member that is gone, and say so
+    /// ([`Event::RowCleared`](super::Event::RowCleared)): until then the row is nobody's.
+    ClearRow { row: u16, control: Vec<FdId> },
     /// End the member's connection: it has left.
     Disconnect(MemberId),
     /// End the member's connection, and go on watching its process: what it holds waits for its end.
@@ -43,7 +48,7 @@ pub(crate) enum Effect {
     Stop,
 }
 
-/// Why a timeline's incarnation ends.
+/// Why a timeline's incarnation ends, or what somebody does in a topic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CellEnding {
     /// Its writer is proved dead.
@@ -279,7 +284,8 @@ pub(crate) struct VersionRow {
     pub(crate) mutable: bool,
     pub(crate) reserved: u64,
     pub(crate) growths: u64,
-    pub(crate) kept: bool,
+    pub(crate) lifetime: Lifetime,
+    pub(crate) control: Option<wire::Control>,
     pub(crate) committer: u32,
     pub(crate) leases: u32,
     pub(crate) committed_at: Millis,

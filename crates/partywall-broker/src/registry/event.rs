@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use partywall_wire::Pattern;
+use partywall_wire::{Control, Pattern};
 
 use super::types::{
     Access, CellAt, Chunk, ClaimId, CloseId, FdId, Kind, LeaseId, Made, MemberId, Memory, Name, ObjectKind, RequestId,
@@ -83,9 +83,9 @@ pub(crate) enum Call {
 
 impl Call {
     /// File descriptors that come with it.
-    pub(super) fn fds(&self) -> Vec<FdId> {
+    pub(crate) fn fds(&self) -> Vec<FdId> {
         match self {
-            Self::Commit(commit) => commit.memory.fds(),
+            Self::Commit(commit) => commit.fds(),
             Self::Grow(growth) => growth.fds(),
             Self::OpenTimeline(open) => open.slab.iter().map(|made| made.fd).collect(),
             Self::OpenSemaphore(open) => open.memory.iter().map(|made| made.fd).collect(),
@@ -101,6 +101,17 @@ pub(crate) struct Commit {
     pub(crate) memory: Arc<Memory>,
     pub(crate) if_absent: bool,
     pub(crate) claim: Option<ClaimId>,
+    /// What it is to be, if it is to be a pool or topic.
+    pub(crate) control: Option<Control>,
+    /// Memory for that, where [`Registry::lacks`](super::Registry::lacks) has said that it is needed.
+    pub(crate) made: Vec<Made>,
+}
+
+impl Commit {
+    /// Its file descriptors, and those that were made for it.
+    pub(super) fn fds(&self) -> Vec<FdId> {
+        self.memory.fds().into_iter().chain(self.made.iter().map(|made| made.fd)).collect()
+    }
 }
 
 /// What a version grows by. File descriptors as in [`Commit`].

@@ -70,8 +70,8 @@ impl Registry {
         }
         limit(Bound::Growths, self.bounds.growths, version.growths + 1)?;
         limit(Bound::Chunks, self.bounds.chunks, memory.chunks.len() as u64)?;
-        let others = self.totals.bytes() - before.bytes() - before.table_bytes();
-        limit(Bound::Bytes, self.bounds.bytes, others.saturating_add(needed).saturating_add(memory.table_bytes()))?;
+        let others = self.totals.bytes() - before.bytes() - before.other_bytes();
+        limit(Bound::Bytes, self.bounds.bytes, others.saturating_add(needed).saturating_add(memory.other_bytes()))?;
         let fds = self.totals.fds - before.fds().len() as u64 + memory.fds().len() as u64;
         limit(Bound::Fds, self.bounds.fds, fds)?;
         Ok((lease.name.clone(), lease.version, Arc::new(memory)))

@@ -294,10 +294,7 @@ impl Registry {
     fn outcome_of_repeated(&self, member: MemberId, request: RequestId, call: &Call) -> Option<Granted> {
         let made = |lease: &&LeaseId| self.leases.get(lease).is_some_and(|l| l.origin == request);
         match call {
-            Call::Commit(_) => {
-                let id = *self.members.get(&member)?.leases.iter().find(made)?;
-                Some(Verdict::Committed { version: self.leases.get(&id)?.version, lease: id }.into())
-            }
+            Call::Commit(_) => self.committed_by(*self.members.get(&member)?.leases.iter().find(made)?),
             Call::Open(_) | Call::OpenOrBuild { .. } => {
                 if let Some(id) = self.members.get(&member)?.leases.iter().find(made) {
                     return self.opened(*id);

@@ -5,6 +5,8 @@ use std::{
     ops::Bound::{Excluded, Unbounded},
 };
 
+use partywall_wire::Control;
+
 use super::{
     Granted, Registry, STALE_LEASE,
     cells::Source,
@@ -42,20 +44,33 @@ pub(crate) enum Lack {
     Slab,
     /// A semaphore's, for so many permits.
     Semaphore(u32),
+    /// A pool's.
+    Pool(Control),
+    /// A topic's, over the pool in this memory.
+    Topic(Control, FdId),
 }
 
 impl Registry {
-    /// Which memory a request takes that it does not bring along.
+    /// Which memory a request takes that has not been made for it yet: to be asked again when that is made.
     pub(crate) fn lacks(&self, member: MemberId, call: &Call) -> Option<Lack> {
         self.check_evicted(member, call).ok()?;
         match call {
-            Call::OpenTimeline(open) => {
+            Call::OpenTimeline(open) if open.slab.is_none() => {
                 let source = self.check_open_timeline(member, &open.name, open.writer, None);
                 (source == Ok(Some(Source::Slab))).then_some(Lack::Slab)
             }
-            Call::OpenSemaphore(open) => {
+            Call::OpenSemaphore(open) if open.memory.is_none() => {
                 let is_new = self.check_open_semaphore(member, &open.name, open.maximum, None);
                 (is_new == Ok(true)).then_some(Lack::Semaphore(open.maximum))
+            }
+            Call::Commit(commit) => {
+                let control = commit.control?;
+                self.check_commit(member, commit).ok()?;
+                match commit.made[..] {
+                    [] => Some(Lack::Pool(control)),
+                    [pool] if control.topic.is_some() => Some(Lack::Topic(control, pool.fd)),
+                    _ => None,
+                }
             }
             _ => None,
         }
@@ -84,23 +99,13 @@ impl Registry {
             // As with a lease on memory: its end will tell what of its work was still done.
             self.end_timeline_of(lease, CellEnding::Closed, out);
         } else if let (Some(semaphore), Some(row)) = (self.drop_hold(lease, out), self.row(member)) {
-            out.push(Effect::ReturnPermits { semaphore, row });
+            out.push(Effect::Return { control: semaphore, row });
         }
         Ok(Verdict::Done.into())
     }
 
-    /// Takes all leases on timelines and semaphores from a member that is gone.
-    pub(super) fn drop_holds(&mut self, member: MemberId, out: &mut Vec<Effect>) {
-        let Some(record) = self.members.get(&member) else { return };
-        let (row, leases) = (record.row, record.holds.iter().copied().collect::<Vec<_>>());
-        let semaphores: Vec<_> = leases.into_iter().filter_map(|lease| self.drop_hold(lease, out)).collect();
-        if !semaphores.is_empty() {
-            out.push(Effect::ClearRow { row, semaphores });
-        }
-    }
-
-    /// Returns the memory of the semaphore to which the member's permits are to go back.
-    fn drop_hold(&mut self, lease: LeaseId, out: &mut Vec<Effect>) -> Option<FdId> {
+    /// Takes a lease away. Returns the memory of the semaphore to which the member's permits are to go back.
+    pub(super) fn drop_hold(&mut self, lease: LeaseId, out: &mut Vec<Effect>) -> Option<FdId> {
         let Hold { member, what, .. } = self.holds.remove(&lease)?;
         if let Some(record) = self.members.get_mut(&member) {
             record.holds.remove(&lease);

@@ -4,6 +4,8 @@
 //! the first part others learn of it, and nobody waits for the member any more. In the second what it held is given to
 //! others: only when nothing of it can be written or read any more.
 
+use std::collections::BTreeSet;
+
 use super::{
     Registry,
     effect::{CellEnding, Change, Effect, Named, Refused},
@@ -26,27 +28,36 @@ pub(super) enum Parting {
     },
 }
 
+impl From<Parting> for CellEnding {
+    fn from(parting: Parting) -> Self {
+        match parting {
+            Parting::Left => Self::Closed,
+            Parting::Died => Self::OwnerDied,
+            Parting::Evicted { .. } => Self::Evicted,
+        }
+    }
+}
+
 /// Takes one kind of object away from a member that is gone.
 type Hook = fn(&mut Registry, MemberId, Parting, &mut Vec<Effect>);
 
-/// The first part, one hook a kind of object, in the order in which they run. Objects to come (pools, …) add theirs
-/// here or below.
+/// The first part, one hook a kind of object, in the order in which they run. Objects to come add theirs here or below.
 ///
 /// The order matters: the dead must not be granted anything by what follows, so its waits go first; others get its
 /// claims before they see its names go, as they would if it had abandoned them; and what others wait for in control
 /// memory ends when all names are as they will be, so that who is woken finds them so.
-const TELL: [(&str, Hook); 4] = [
+const TELL: [(&str, Hook); 5] = [
     ("waits", Registry::end_waits),
     ("claims", |registry, member, _, out| registry.drop_claims(member, out)),
     ("owned names", Registry::drop_owned_names),
-    ("timelines", Registry::rescue_timelines),
+    ("timelines", |registry, member, parting, out| registry.end_timelines_of(member, parting.into(), out)),
+    ("topics", |registry, member, parting, out| registry.part_topics(member, parting.into(), out)),
 ];
 
 /// The second part. Names went before leases, because an owned name is found by its owner's lease; memory goes last, when
 /// nothing refers to it.
-const GIVE_BACK: [(&str, Hook); 4] = [
+const GIVE_BACK: [(&str, Hook); 3] = [
     ("cells", |registry, member, parting, _| registry.settle_cells_of(member, parting == Parting::Died)),
-    ("timelines and semaphores", |registry, member, _, out| registry.drop_holds(member, out)),
     ("leases", |registry, member, _, out| registry.drop_leases(member, out)),
     ("memory", |registry, _, _, out| registry.sweep(out)),
 ];
@@ -91,7 +102,7 @@ impl Registry {
         let (before, told) = (self.given_up.versions.len(), out.len());
         self.run(&GIVE_BACK, member, parting, out);
         let Some(Member { identity, since, row, .. }) = self.members.remove(&member) else { return };
-        // Else its permits would be returned once they are those of the row's next member.
+        // Else its permits and blocks would be returned once they are those of the row's next member.
         if !out[told..].iter().any(|effect| matches!(effect, Effect::ClearRow { .. })) {
             self.rows.give_back(row);
         }
@@ -157,19 +168,23 @@ impl Registry {
         self.drop_waits(member);
     }
 
-    fn rescue_timelines(&mut self, member: MemberId, parting: Parting, out: &mut Vec<Effect>) {
-        let ending = match parting {
-            Parting::Left => CellEnding::Closed,
-            Parting::Died => CellEnding::OwnerDied,
-            Parting::Evicted { .. } => CellEnding::Evicted,
-        };
-        self.end_timelines_of(member, ending, out);
+    /// What others do in a topic no longer depends on the member, whatever it holds there.
+    pub(super) fn part_topics(&self, member: MemberId, ending: CellEnding, out: &mut Vec<Effect>) {
+        let Some(record) = self.members.get(&member) else { return };
+        let held = record.leases.iter().filter_map(|lease| self.leases.get(lease));
+        let topics = held.filter_map(|lease| self.version(&lease.name, lease.version)?.memory.control?.topic);
+        let topics: BTreeSet<_> = topics.map(|made| made.fd).collect();
+        out.extend(topics.into_iter().map(|topic| Effect::Part { topic, row: record.row, ending }));
     }
 
     fn drop_leases(&mut self, member: MemberId, out: &mut Vec<Effect>) {
         let Some(record) = self.members.get(&member) else { return };
-        for lease in record.leases.iter().copied().collect::<Vec<_>>() {
-            self.drop_lease(lease, out);
+        let (row, holds, leases) = (record.row, record.holds.clone(), record.leases.clone());
+        let mut control: Vec<_> = holds.into_iter().filter_map(|lease| self.drop_hold(lease, out)).collect();
+        let pools = leases.into_iter().filter_map(|lease| self.drop_lease(lease, out));
+        control.extend(pools.map(|control| control.ledger()));
+        if !control.is_empty() {
+            out.push(Effect::ClearRow { row, control });
         }
     }
 }

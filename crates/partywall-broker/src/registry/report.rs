@@ -255,7 +255,8 @@ fn row(number: u64, version: &Version) -> VersionRow {
         mutable: version.memory.mutable,
         reserved: version.memory.reserved,
         growths: version.growths,
-        kept: version.memory.kept,
+        lifetime: version.memory.lifetime,
+        control: version.memory.control.map(|control| control.shape),
         committer: version.committer,
         leases: count(version.leases),
         committed_at: version.committed_at,
@@ -269,8 +270,8 @@ pub(super) fn count(n: u64) -> u32 {
 /// Bytes of a page before it ends with the row that exceeds them. Half of the least message limit (64 KiB).
 const PAGE_BYTES: usize = 32 * 1024;
 
-/// More than a row takes besides its text: at most fourteen numbers of ten bytes and a UUID.
-const ROW_BYTES: usize = 164;
+/// More than a row takes besides its text: at most twenty numbers of ten bytes and a UUID.
+const ROW_BYTES: usize = 220;
 
 /// Holders in one answer. With 256 bytes of command line each they are the largest part of any answer.
 const HOLDERS: usize = 100;

@@ -7,9 +7,9 @@ use super::{
     effect::{Change, Effect, Named, Opened, Refused, Verdict},
     event::{Commit, Open},
     near::near,
-    state::{GivenUpVersion, Lease, Member, Version, Want},
+    state::{Entry, GivenUpVersion, Lease, Member, Version, Want},
     tombstones::{Ending, Tombstone},
-    types::{Access, Bound, LeaseId, MemberId, Name, RequestId},
+    types::{Access, BlockControl, Bound, LeaseId, Lifetime, MemberId, Memory, Name, RequestId},
 };
 
 impl Registry {
@@ -22,11 +22,14 @@ impl Registry {
         commit: Commit,
         out: &mut Vec<Effect>,
     ) -> Result<Granted, Refused> {
-        if let Err(refused) = self.check_commit(member, &commit) {
-            out.push(Effect::Close(commit.memory.fds()));
-            return Err(refused);
-        }
-        let Commit { name, memory, claim, .. } = commit;
+        let memory = match self.committed(member, &commit) {
+            Ok(memory) => memory,
+            Err(refused) => {
+                out.push(Effect::Close(commit.fds()));
+                return Err(refused);
+            }
+        };
+        let Commit { name, claim, .. } = commit;
         self.tombstones.remove(&name);
         self.totals.add(&memory);
         let committer = self.pid_of(member);
@@ -63,10 +66,32 @@ impl Registry {
             self.drop_claim(claim);
         }
         self.grant_waiters(&name, number, out);
-        Ok(Verdict::Committed { version: number, lease }.into())
+        self.committed_by(lease).ok_or(STALE_LEASE)
     }
 
-    fn check_commit(&self, member: MemberId, commit: &Commit) -> Result<(), Refused> {
+    /// What a committer is told of its version.
+    pub(super) fn committed_by(&self, lease: LeaseId) -> Option<Granted> {
+        let held = self.leases.get(&lease)?;
+        let control = self.version(&held.name, held.version)?.memory.control;
+        let fds = control.iter().flat_map(BlockControl::made).map(|made| made.fd).collect();
+        Some(Granted(Verdict::Committed { version: held.version, lease }, fds))
+    }
+
+    /// What a commit makes, with all that was made for it.
+    fn committed(&self, member: MemberId, commit: &Commit) -> Result<Arc<Memory>, Refused> {
+        self.check_commit(member, commit)?;
+        let Some(shape) = commit.control else { return Ok(Arc::clone(&commit.memory)) };
+        let (pool, topic) = match (shape.topic, &commit.made[..]) {
+            (None, [pool]) => (*pool, None),
+            (Some(_), [pool, topic]) => (*pool, Some(*topic)),
+            _ => return Err(Refused::Invalid("no control memory was made for the commit")),
+        };
+        let control = Some(BlockControl { shape, pool, topic });
+        Ok(Arc::new(Memory { control, ..(*commit.memory).clone() }))
+    }
+
+    /// Whether a commit can be, as far as that is known before its control memory is made.
+    pub(super) fn check_commit(&self, member: MemberId, commit: &Commit) -> Result<(), Refused> {
         let Commit { name, memory, .. } = commit;
         if let Some(claim) = commit.claim {
             let held = self.claims.get(&claim).is_some_and(|c| c.member == member && c.name == *name);
@@ -74,17 +99,21 @@ impl Registry {
                 return Err(STALE_CLAIM);
             }
         }
-        let latest = self.entries.get(name).and_then(|entry| entry.latest);
-        if commit.if_absent
-            && let Some(version) = latest
+        let latest = self.entries.get(name).and_then(Entry::latest);
+        // Who uses a pool by its name means all others who do.
+        let alone = commit.if_absent || commit.control.is_some();
+        if let Some((version, found)) = latest
+            && (alone || found.memory.control.is_some())
         {
             return Err(Refused::NameExists { name: name.clone(), version });
         }
         let names = self.totals.names + u64::from(latest.is_none());
         limit(Bound::Names, self.bounds.names, names)?;
-        let bytes = self.totals.bytes().saturating_add(memory.held_bytes()).saturating_add(memory.table_bytes());
+        let bytes = self.totals.bytes().saturating_add(memory.held_bytes()).saturating_add(memory.other_bytes());
+        let bytes = commit.made.iter().fold(bytes, |sum, made| sum.saturating_add(made.bytes));
         limit(Bound::Bytes, self.bounds.bytes, bytes)?;
-        limit(Bound::Fds, self.bounds.fds, self.totals.fds + memory.fds().len() as u64)?;
+        let fds = memory.fds().len() + commit.control.map_or(0, |control| control.fds());
+        limit(Bound::Fds, self.bounds.fds, self.totals.fds + fds as u64)?;
         self.check_leases(member)
     }
 
@@ -152,8 +181,11 @@ impl Registry {
         self.leases.get(&lease).filter(|l| l.member == member).ok_or(STALE_LEASE)?;
         self.withdraw_if_owned_by(lease, Ending::Withdrawn, member, out);
         // Without its context a process cannot know what of its work is still being done: its end will tell.
-        if self.members.get(&member).is_none_or(|record| !record.lost_context) {
-            self.drop_lease(lease, out);
+        if self.members.get(&member).is_none_or(|record| !record.lost_context)
+            && let Some(control) = self.drop_lease(lease, out)
+            && let Some(row) = self.row(member)
+        {
+            out.push(Effect::Return { control: control.ledger(), row });
         }
         Ok(Verdict::Done.into())
     }
@@ -196,7 +228,7 @@ impl Registry {
         let (name, number) = (held.name.clone(), held.version);
         let Some(entry) = self.entries.get_mut(&name) else { return };
         let is_latest = entry.latest == Some(number);
-        let owned = |version: &&mut Version| version.owner == Some(lease) && !version.memory.kept;
+        let owned = |version: &&mut Version| version.owner == Some(lease) && version.is_owned();
         let Some(version) = entry.versions.get_mut(&number).filter(owned) else { return };
         if is_latest {
             self.withdraw(&name, ending, by, out);
@@ -227,13 +259,14 @@ impl Registry {
         id
     }
 
-    /// Ends a lease. Requests that wait for the withdrawal of what it held have nothing to wait for any more.
-    pub(super) fn drop_lease(&mut self, id: LeaseId, out: &mut Vec<Effect>) {
-        let Some(lease) = self.leases.remove(&id) else { return };
+    /// Ends a lease. Requests that wait for the withdrawal of what it held have nothing to wait for any more. Returns the
+    /// control memory in which the member's blocks are to go back.
+    pub(super) fn drop_lease(&mut self, id: LeaseId, out: &mut Vec<Effect>) -> Option<BlockControl> {
+        let lease = self.leases.remove(&id)?;
         for ticket in &lease.awaited_by {
             self.conclude(lease.member, *ticket, Err(STALE_LEASE), out);
         }
-        let (mut bytes, mut owned) = (0, false);
+        let (mut bytes, mut owned, mut control, mut is_last) = (0, false, None, false);
         if let Some(version) = self.version_mut(&lease.name, lease.version) {
             owned = version.owner.take_if(|owner| *owner == id).is_some();
             version.leases -= 1;
@@ -242,8 +275,10 @@ impl Registry {
                 if *held == 0 {
                     version.holders.remove(&lease.member);
                     bytes = version.memory.bytes();
+                    control = version.memory.control;
                 }
             }
+            is_last = version.leases == 0 && version.memory.lifetime == Lifetime::Shared;
         }
         if let Some(record) = self.members.get_mut(&lease.member) {
             record.leases.remove(&id);
@@ -252,19 +287,28 @@ impl Registry {
         if owned {
             self.tell_last_length(&lease.name, lease.version, out);
         }
+        if is_last && self.entries.get(&lease.name).is_some_and(|entry| entry.latest == Some(lease.version)) {
+            self.withdraw(&lease.name, Ending::Withdrawn, lease.member, out);
+        }
+        let control = control.filter(|_| self.is_needed(&lease.name, lease.version));
         self.loose.push((lease.name, lease.version));
+        control
+    }
+
+    /// Whether a version has a reason to exist.
+    fn is_needed(&self, name: &Name, number: u64) -> bool {
+        self.entries.get(name).is_some_and(|entry| {
+            entry.latest == Some(number) || entry.versions.get(&number).is_some_and(|version| version.leases > 0)
+        })
     }
 
     /// Gives up the memory of versions that lost their last reason to exist, and forgets entries that hold nothing.
     /// The only place where either happens: whoever takes a reason away puts the version into `loose`.
     pub(super) fn sweep(&mut self, out: &mut Vec<Effect>) {
         for (name, number) in std::mem::take(&mut self.loose) {
+            let is_needed = self.is_needed(&name, number);
             let Some(entry) = self.entries.get_mut(&name) else { continue };
-            let held = entry.versions.get(&number).is_some_and(|version| version.leases > 0);
-            if !held
-                && entry.latest != Some(number)
-                && let Some(version) = entry.versions.remove(&number)
-            {
+            if !is_needed && let Some(version) = entry.versions.remove(&number) {
                 self.totals.subtract(&version.memory);
                 let bytes = version.memory.held_bytes();
                 self.given_up.versions.push(GivenUpVersion { name: name.clone(), version: number, bytes });

@@ -8,7 +8,10 @@ use std::{
 use super::{
     effect::{Doubt, MemberState},
     event::Identity,
-    types::{Access, CellId, ClaimId, Kind, LeaseId, Made, MemberId, Memory, Millis, Name, Place, RequestId, WaitId},
+    types::{
+        Access, CellId, ClaimId, Kind, LeaseId, Lifetime, Made, MemberId, Memory, Millis, Name, Place, RequestId,
+        WaitId,
+    },
 };
 
 /// A process that has shaken hands.
@@ -209,6 +212,11 @@ impl Version {
     pub(super) fn is_legacy(&self) -> bool {
         self.memory.kind == Kind::Legacy
     }
+
+    /// Whether its name goes with its committer.
+    pub(super) fn is_owned(&self) -> bool {
+        self.memory.lifetime == Lifetime::Owned
+    }
 }
 
 /// A member's hold on a version.
@@ -269,7 +277,7 @@ pub(super) struct Totals {
     pub(super) names: u64,
     pub(super) versions: u64,
     pub(super) fds: u64,
-    /// Chunks where they are, tables in main memory; places with none are absent.
+    /// Chunks where they are, tables and control memory in main memory; places with none are absent.
     pub(super) places: BTreeMap<Place, u64>,
 }
 
@@ -313,5 +321,5 @@ impl Totals {
 }
 
 fn charges(memory: &Memory) -> [(Place, u64); 2] {
-    [(memory.place, memory.held_bytes()), (Place::Host, memory.table_bytes())]
+    [(memory.place, memory.held_bytes()), (Place::Host, memory.other_bytes())]
 }

@@ -2,6 +2,8 @@
 
 use std::{fmt, sync::Arc};
 
+use partywall_wire as wire;
+
 macro_rules! ids {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {$(
         $(#[$doc])*
@@ -93,6 +95,17 @@ pub(crate) enum Place {
     Gpu([u8; 16]),
 }
 
+/// How long a name stays.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lifetime {
+    /// It goes with its committer.
+    Owned,
+    /// Until it is removed.
+    Kept,
+    /// It goes with the last lease on its latest version.
+    Shared,
+}
+
 /// What an opener may do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Access {
@@ -159,18 +172,22 @@ pub(crate) struct Memory {
     pub(crate) mutable: bool,
     /// Bytes that the chunks may have together; 0 if there will never be more of them.
     pub(crate) reserved: u64,
-    pub(crate) kept: bool,
+    pub(crate) lifetime: Lifetime,
+    /// Of a pool or topic.
+    pub(crate) control: Option<BlockControl>,
 }
 
 impl Memory {
-    /// Its file descriptors: the chunks', then the table's.
+    /// Its file descriptors: the chunks', the table's, then those of its control memory.
     pub(crate) fn fds(&self) -> Vec<FdId> {
         self.fds_from(0)
     }
 
     /// As [`Memory::fds`], without the first `chunks` chunks.
     pub(crate) fn fds_from(&self, chunks: usize) -> Vec<FdId> {
-        fds(self.chunks.get(chunks..).unwrap_or_default(), &self.table)
+        let mut fds = fds(self.chunks.get(chunks..).unwrap_or_default(), &self.table);
+        fds.extend(self.control.iter().flat_map(BlockControl::made).map(|made| made.fd));
+        fds
     }
 
     /// The table's file descriptor, if it has one.
@@ -188,16 +205,38 @@ impl Memory {
         if self.kind == Kind::Legacy { 0 } else { self.bytes() }
     }
 
-    /// Bytes of main memory that a table outside the message takes.
-    pub(crate) fn table_bytes(&self) -> u64 {
-        match self.table {
+    /// Bytes of main memory that it takes besides the chunks: for a table outside the message, and for control memory.
+    pub(crate) fn other_bytes(&self) -> u64 {
+        let table = match self.table {
             Table::Inline(_) => 0,
             Table::Fd { bytes, .. } => bytes,
-        }
+        };
+        self.control.iter().flat_map(BlockControl::made).fold(table, |sum, made| sum.saturating_add(made.bytes))
     }
 }
 
-/// Control memory that the rim has made.
+/// What makes a version a pool or topic.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct BlockControl {
+    /// As its members have agreed on it. The registry keeps it and never looks into it.
+    pub(crate) shape: wire::Control,
+    pub(crate) pool: Made,
+    pub(crate) topic: Option<Made>,
+}
+
+impl BlockControl {
+    /// All of its memory: the pool's, then the topic's.
+    pub(crate) fn made(&self) -> impl Iterator<Item = Made> {
+        std::iter::once(self.pool).chain(self.topic)
+    }
+
+    /// The memory that says who has what: the topic's, if it is one.
+    pub(crate) fn ledger(&self) -> FdId {
+        self.topic.unwrap_or(self.pool).fd
+    }
+}
+
+/// BlockControl memory that the rim has made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Made {
     pub(crate) fd: FdId,

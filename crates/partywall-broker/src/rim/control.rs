@@ -12,9 +12,12 @@ use std::{
 use partywall_os::{Errno, memfd};
 use partywall_shm::{
     members::{self, Members},
+    pool::Pool,
     semaphore::{Audit, MAX_WAITERS, Semaphore},
     timeline::{Cell, Ending, Slab},
+    topic::{self, TimelineCell, Topic},
 };
+use partywall_wire as wire;
 
 use crate::{
     registry::{
@@ -35,13 +38,48 @@ pub(super) struct Control {
     rows: Members,
     rows_fd: Arc<Donated>,
     slabs: IdMap<FdId, Slab>,
-    semaphores: IdMap<FdId, Semaphore>,
+    ledgers: IdMap<FdId, Ledger>,
     /// The highest value that was stored in a cell after its end, and undone.
     undone: BTreeMap<CellAt, u64>,
-    /// Rows whose members are gone, with the semaphores that may have permits of them.
-    clearing: VecDeque<(u16, Vec<FdId>)>,
-    /// How many slots were looked at for these in this turn of the loop.
+    /// What is to be done for those who are gone.
+    clearing: VecDeque<Clearing>,
+    /// How many slots were looked at for that in this turn of the loop.
     looked_at: u32,
+}
+
+/// What says who has what.
+#[derive(Debug)]
+enum Ledger {
+    Semaphore(Semaphore),
+    Pool(Pool),
+    Topic(Topic, Pool),
+}
+
+/// A step of what is to be done for a member that is gone, in bounded turns.
+#[derive(Debug)]
+enum Clearing {
+    /// Nobody is to reckon with a row in a topic any more.
+    Part { topic: FdId, row: u16, ending: Ending },
+    /// What a row has in these ledgers is to go to others.
+    Row { row: u16, ledgers: Vec<FdId> },
+}
+
+impl Ledger {
+    /// Gives all that a row has to others. Returns how much that was.
+    fn recover(&self, row: u16) -> u32 {
+        match self {
+            Self::Semaphore(semaphore) => semaphore.recover(|other| other == row),
+            Self::Pool(pool) | Self::Topic(_, pool) => pool.recover(|other| other == row),
+        }
+    }
+
+    /// How many slots are looked at for that.
+    fn slots(&self) -> u32 {
+        match self {
+            Self::Semaphore(semaphore) => semaphore.maximum(),
+            Self::Pool(pool) | Self::Topic(_, pool) => pool.blocks(),
+        }
+    }
 }
 
 /// What a timeline stands at.
@@ -61,7 +99,7 @@ impl Control {
             rows,
             rows_fd: Arc::new(reclaimer.keep(fd)),
             slabs: IdMap::default(),
-            semaphores: IdMap::default(),
+            ledgers: IdMap::default(),
             undone: BTreeMap::new(),
             clearing: VecDeque::new(),
             looked_at: 0,
@@ -88,15 +126,25 @@ impl Control {
         let fd = match lack {
             Lack::Slab => Slab::create()?,
             Lack::Semaphore(maximum) => Semaphore::create(maximum)?,
+            Lack::Pool(shape) => Pool::create(shape.blocks)?,
+            Lack::Topic(shape, _) => Topic::create(topic_shape(&shape).ok_or(io::ErrorKind::InvalidInput)?)?,
         };
         let bytes = memfd::len(&fd)?;
-        let (slab, semaphore) = match lack {
+        let (slab, ledger) = match lack {
             Lack::Slab => (Some(Slab::map(&fd)?), None),
-            Lack::Semaphore(_) => (None, Some(Semaphore::map(&fd)?)),
+            Lack::Semaphore(_) => (None, Some(Ledger::Semaphore(Semaphore::map(&fd)?))),
+            Lack::Pool(_) => (None, Some(Ledger::Pool(Pool::map(&fd)?))),
+            Lack::Topic(_, pool) => {
+                let topic = Topic::map(&fd)?;
+                let Some(Ledger::Pool(pool)) = self.ledgers.remove(&pool) else {
+                    return Err(io::Error::new(io::ErrorKind::NotFound, "the topic's pool is gone"));
+                };
+                (None, Some(Ledger::Topic(topic, pool)))
+            }
         };
         let fd = store.keep(reclaimer.keep(fd));
         self.slabs.extend(slab.map(|slab| (fd, slab)));
-        self.semaphores.extend(semaphore.map(|semaphore| (fd, semaphore)));
+        self.ledgers.extend(ledger.map(|ledger| (fd, ledger)));
         Ok(Made { fd, bytes })
     }
 
@@ -104,7 +152,7 @@ impl Control {
     pub(super) fn forget(&mut self, fds: &[FdId]) {
         for fd in fds {
             self.slabs.remove(fd);
-            self.semaphores.remove(fd);
+            self.ledgers.remove(fd);
         }
     }
 
@@ -150,33 +198,66 @@ impl Control {
         Some(Standing { value: cell.value(), announced: cell.announced(), ending: cell.ending() })
     }
 
-    /// Gives all permits of a row to others.
-    pub(super) fn return_permits(&self, semaphore: FdId, row: u16) {
-        let Some(mapped) = self.semaphores.get(&semaphore) else { return };
-        let permits = mapped.recover(|other| other == row);
-        if permits > 0 {
-            tracing::info!(%semaphore, row, permits, "gave permits back");
+    /// Gives all permits or blocks of a row to others, of a member that has nothing more to do with it.
+    pub(super) fn give_back(&self, ledger: FdId, row: u16, slabs: &[FdId]) {
+        self.part(ledger, row, Ending::Closed, slabs);
+        self.recover(ledger, row);
+    }
+
+    fn recover(&self, ledger: FdId, row: u16) {
+        let Some(mapped) = self.ledgers.get(&ledger) else { return };
+        let slots = mapped.recover(row);
+        if slots > 0 {
+            tracing::info!(%ledger, row, slots, "gave permits or blocks back");
         }
     }
 
-    /// The member of a row is gone: its permits are to go back.
-    pub(super) fn clear_row(&mut self, row: u16, semaphores: Vec<FdId>) {
-        self.clearing.push_back((row, semaphores));
+    fn part(&self, topic: FdId, row: u16, ending: Ending, slabs: &[FdId]) {
+        let Some(Ledger::Topic(mapped, _)) = self.ledgers.get(&topic) else { return };
+        let seats = mapped.part(|other| other == row, ending, |cell| self.reached(cell, slabs));
+        if seats > 0 {
+            tracing::info!(%topic, row, seats, "took publishers and subscribers out of a topic");
+        }
     }
 
-    /// Gives permits of such rows back, as many as one turn of the loop allows. Returns the rows that have none any more.
-    pub(super) fn clear_rows(&mut self) -> Vec<u16> {
+    /// How far an incarnation of a timeline came, if its cell is not another's by now.
+    fn reached(&self, cell: TimelineCell, slabs: &[FdId]) -> Option<u64> {
+        let slab = *slabs.get(cell.slab as usize)?;
+        let found =
+            self.cell(CellAt { slab, index: cell.cell }).filter(|found| found.incarnation() == cell.incarnation);
+        found.map(Cell::value)
+    }
+
+    /// The member of a row is to be reckoned with no more in a topic.
+    pub(super) fn part_later(&mut self, topic: FdId, row: u16, ending: Ending) {
+        self.clearing.push_back(Clearing::Part { topic, row, ending });
+    }
+
+    /// The member of a row is gone: its permits and blocks are to go back.
+    pub(super) fn clear_row(&mut self, row: u16, ledgers: Vec<FdId>) {
+        self.clearing.push_back(Clearing::Row { row, ledgers });
+    }
+
+    /// Does that, as much as one turn of the loop allows. `slabs` are those of timelines, in the order of their numbers.
+    /// Returns the rows that have nothing any more.
+    pub(super) fn clear(&mut self, slabs: &[FdId]) -> Vec<u16> {
         let mut cleared = Vec::new();
         while self.looked_at < SLOTS_IN_TURN
-            && let Some((row, semaphores)) = self.clearing.front_mut()
+            && let Some(clearing) = self.clearing.pop_front()
         {
-            let row = *row;
-            if let Some(semaphore) = semaphores.pop() {
-                self.looked_at += self.slots(semaphore) + MAX_WAITERS;
-                self.return_permits(semaphore, row);
-            } else {
-                self.clearing.pop_front();
-                cleared.push(row);
+            match clearing {
+                Clearing::Part { topic, row, ending } => {
+                    self.looked_at += self.slots(topic) + MAX_WAITERS;
+                    self.part(topic, row, ending, slabs);
+                }
+                Clearing::Row { row, mut ledgers } => match ledgers.pop() {
+                    Some(ledger) => {
+                        self.looked_at += self.slots(ledger) + MAX_WAITERS;
+                        self.recover(ledger, row);
+                        self.clearing.push_front(Clearing::Row { row, ledgers });
+                    }
+                    None => cleared.push(row),
+                },
             }
         }
         cleared
@@ -187,24 +268,31 @@ impl Control {
         self.looked_at = 0;
     }
 
-    /// Whether there are such rows.
+    /// Whether there is more of that to be done.
     pub(super) fn is_clearing(&self) -> bool {
         !self.clearing.is_empty()
     }
 
     /// How many permits of a semaphore are where.
     pub(super) fn permits(&self, semaphore: FdId) -> Audit {
-        self.semaphores.get(&semaphore).map(Semaphore::audit).unwrap_or_default()
+        self.semaphore(semaphore).map(Semaphore::audit).unwrap_or_default()
     }
 
-    /// How many permits a semaphore may have, and so how much it takes to count them.
-    pub(super) fn slots(&self, semaphore: FdId) -> u32 {
-        self.semaphores.get(&semaphore).map_or(0, Semaphore::maximum)
+    /// How many permits or blocks there are, and so how much it takes to count them.
+    pub(super) fn slots(&self, ledger: FdId) -> u32 {
+        self.ledgers.get(&ledger).map_or(0, Ledger::slots)
     }
 
     /// How many permits of a semaphore each row has, without those that have none.
     pub(super) fn permits_by_row(&self, semaphore: FdId) -> BTreeMap<u16, u32> {
-        self.semaphores.get(&semaphore).map(Semaphore::holders).unwrap_or_default().into_iter().collect()
+        self.semaphore(semaphore).map(Semaphore::holders).unwrap_or_default().into_iter().collect()
+    }
+
+    fn semaphore(&self, ledger: FdId) -> Option<&Semaphore> {
+        match self.ledgers.get(&ledger)? {
+            Ledger::Semaphore(semaphore) => Some(semaphore),
+            Ledger::Pool(_) | Ledger::Topic(..) => None,
+        }
     }
 
     fn cell(&self, at: CellAt) -> Option<&Cell> {
@@ -212,7 +300,13 @@ impl Control {
     }
 }
 
-/// Slots of semaphores that are looked at for the dead before others have their turn: it takes about a millisecond.
+/// The shape of a topic as its memory has it.
+pub(super) fn topic_shape(control: &wire::Control) -> Option<topic::Shape> {
+    let wire::TopicShape { depth, publishers, subscribers, held, .. } = control.topic?;
+    Some(topic::Shape { blocks: control.blocks, depth, publishers, subscribers, held })
+}
+
+/// Slots of semaphores and pools that are looked at for the dead before others have their turn: it takes about a millisecond.
 const SLOTS_IN_TURN: u32 = 1 << 16;
 
 impl From<CellEnding> for Ending {

@@ -61,21 +61,21 @@ impl Server {
         {
             self.apply(Event::TimelineEnded { name: open.name.clone() });
         }
-        let Some(lack) = self.registry.lacks(member, &call) else { return Ok(call) };
-        let made = self.control.make(lack, &mut self.store, &self.reclaimer).map_err(|error| {
-            tracing::warn!(%error, ?lack, "control memory could not be made");
-            match error.raw_os_error().map(Errno::from_raw_os_error) {
-                Some(Errno::MFILE | Errno::NFILE) => no_fds(),
-                errno => Refusal::System {
-                    what: "making memory for a timeline or semaphore".into(),
-                    errno: errno.unwrap_or(Errno::INVAL).raw_os_error(),
-                },
+        while let Some(lack) = self.registry.lacks(member, &call) {
+            let made = match self.control.make(lack, &mut self.store, &self.reclaimer) {
+                Ok(made) => made,
+                Err(error) => {
+                    tracing::warn!(%error, ?lack, "control memory could not be made");
+                    self.carry_out(vec![Effect::Close(call.fds())]);
+                    return Err(not_made(&error));
+                }
+            };
+            match &mut call {
+                Call::OpenTimeline(open) => open.slab = Some(made),
+                Call::OpenSemaphore(open) => open.memory = Some(made),
+                Call::Commit(commit) => commit.made.push(made),
+                _ => self.carry_out(vec![Effect::Close(vec![made.fd])]),
             }
-        })?;
-        match &mut call {
-            Call::OpenTimeline(open) => open.slab = Some(made),
-            Call::OpenSemaphore(open) => open.memory = Some(made),
-            _ => self.store.close(&[made.fd]),
         }
         Ok(call)
     }
@@ -137,10 +137,14 @@ impl Server {
                 }
                 // The next look at it will tell.
                 Effect::SettleCell(_) => {}
-                Effect::ReturnPermits { semaphore, row } => self.control.return_permits(semaphore, row),
-                Effect::ClearRow { row, semaphores } => {
-                    self.control.clear_row(row, semaphores);
-                    effects.extend(self.clear_rows());
+                Effect::Return { control, row } => self.control.give_back(control, row, self.registry.slabs()),
+                Effect::Part { topic, row, ending } => {
+                    self.control.part_later(topic, row, ending.into());
+                    effects.extend(self.clear());
+                }
+                Effect::ClearRow { row, control } => {
+                    self.control.clear_row(row, control);
+                    effects.extend(self.clear());
                 }
                 Effect::Confirm(id) => self.reclaimer.report(id),
                 Effect::Disconnect(member) => {
@@ -165,9 +169,10 @@ impl Server {
         }
     }
 
-    /// Gives permits of members that are gone back, as many as this turn allows. Memory is freed when that is done.
-    pub(super) fn clear_rows(&mut self) -> Vec<Effect> {
-        let cleared = self.control.clear_rows().into_iter();
+    /// Gives what members that are gone have in control memory to others, as much as this turn allows. Memory is freed when
+    /// that is done.
+    pub(super) fn clear(&mut self) -> Vec<Effect> {
+        let cleared = self.control.clear(self.registry.slabs()).into_iter();
         let mut effects: Vec<_> =
             cleared.flat_map(|row| self.registry.apply(Event::RowCleared { row }, now())).collect();
         if !self.control.is_clearing() {
@@ -211,6 +216,17 @@ impl Server {
         let bytes = frame::encode(message, fds.len(), MAX_MESSAGE).map_err(|e| Broken::Malformed(e.to_string()))?;
         let sent = connection.send(channel, bytes, self.store.share(fds));
         self.after_sending(id, channel, sent)
+    }
+}
+
+/// The refusal of a request for which control memory could not be made.
+fn not_made(error: &std::io::Error) -> Refusal {
+    match error.raw_os_error().map(Errno::from_raw_os_error) {
+        Some(Errno::MFILE | Errno::NFILE) => no_fds(),
+        errno => Refusal::System {
+            what: "making control memory".into(),
+            errno: errno.unwrap_or(Errno::INVAL).raw_os_error(),
+        },
     }
 }
 

@@ -47,7 +47,7 @@ pub(crate) struct Server {
     pub(super) registry: Registry,
     pub(super) store: FdStore,
     pub(super) control: Control,
-    /// What is closed once all permits of the dead are back, and who is told of that.
+    /// What is closed once all permits and blocks of the dead are back, and who is told of that.
     pub(super) behind_permits: Vec<Effect>,
     pub(super) members: Membership,
     pub(super) connections: IdMap<ConnectionId, Connection>,
@@ -194,7 +194,7 @@ impl Server {
             while let Some(timer) = self.timers.pop_due() {
                 self.on_timer(timer);
             }
-            let effects = self.clear_rows();
+            let effects = self.clear();
             self.carry_out(effects);
         };
         self.finish();

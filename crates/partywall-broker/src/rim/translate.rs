@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use partywall_shm::DType;
 use partywall_wire::{
     self as wire, Answer, LegacyHandle, Refusal,
-    limits::{MAX_PERMITS, check_name},
+    limits::{MAX_BLOCKS, MAX_PERMITS, check_name},
 };
 
 mod member;
@@ -17,10 +18,10 @@ use crate::{
         effect::{Counts, Handle, Holder, Info, NameRow, NoGrowth, Opened, VersionRow},
         event,
         tombstones::{Ending, Tombstone},
-        types::{self, Access, Bound, ClaimId, Kind, LeaseId, Memory, Name, Place, Table},
+        types::{self, Access, Bound, ClaimId, Kind, LeaseId, Lifetime, Memory, Name, Place, Table},
     },
     rim::{
-        control::Control,
+        control::{Control, topic_shape},
         fds::{Expected, FdStore},
         reclaimer::Donated,
     },
@@ -115,6 +116,9 @@ fn commit(
     store: &mut FdStore,
     simulated: bool,
 ) -> Result<event::Commit, Refusal> {
+    if let Some(control) = &commit.control {
+        check_control(control, &commit)?;
+    }
     let name = name(commit.name)?;
     let kind = known_kind(commit.kind)?;
     match (kind, commit.place) {
@@ -122,7 +126,7 @@ fn commit(
         (Kind::Host, _) => return Err(invalid("memory of kind host is in main memory")),
         (Kind::Vmm | Kind::Legacy, _) => return Err(invalid("memory of this kind is on a GPU")),
     }
-    if kind == Kind::Legacy && (commit.kept || commit.reserved > 0) {
+    if kind == Kind::Legacy && (commit.lifetime != wire::Lifetime::Owned || commit.reserved > 0) {
         return Err(invalid("legacy memory goes with its publisher and stays as long as it is"));
     }
     if !commit.mutable && commit.reserved > 0 {
@@ -146,10 +150,42 @@ fn commit(
         tensors: commit.tensors,
         mutable: commit.mutable,
         reserved: commit.reserved,
-        kept: commit.kept,
+        lifetime: match commit.lifetime {
+            wire::Lifetime::Owned => Lifetime::Owned,
+            wire::Lifetime::Kept => Lifetime::Kept,
+            wire::Lifetime::Shared => Lifetime::Shared,
+        },
+        control: None,
     };
     let claim = commit.claim.map(ClaimId);
-    Ok(event::Commit { name, memory: Arc::new(memory), if_absent: commit.if_absent, claim })
+    let (if_absent, control) = (commit.if_absent, commit.control);
+    Ok(event::Commit { name, memory: Arc::new(memory), if_absent, claim, control, made: Vec::new() })
+}
+
+/// Refuses a pool or topic that cannot be.
+fn check_control(control: &wire::Control, commit: &wire::Commit) -> Result<(), Refusal> {
+    if !commit.mutable || commit.reserved > 0 {
+        return Err(invalid("a pool is mutable and does not grow"));
+    }
+    if !(1..=MAX_BLOCKS).contains(&control.blocks) || control.block_bytes == 0 {
+        let wire::Control { blocks, block_bytes, .. } = control;
+        return Err(invalid(format!(
+            "a pool has 1 to {MAX_BLOCKS} blocks of at least one byte, not {blocks} of {block_bytes}"
+        )));
+    }
+    let is_possible = |topic: wire::TopicShape| {
+        let is_dtype = topic.dtype.is_none_or(|code| DType::from_code(code).is_some());
+        let fits = topic_shape(control).is_some_and(|shape| shape.is_possible());
+        is_dtype && fits && topic.history <= topic.depth
+    };
+    if !control.topic.is_none_or(is_possible) {
+        return Err(invalid(format!("no topic can be {control:?}")));
+    }
+    let bytes = commit.chunks.first().copied().unwrap_or(0);
+    match control.data_bytes() {
+        Some(needed) if needed <= bytes => Ok(()),
+        _ => Err(invalid(format!("the blocks do not fit into the first chunk, which has {bytes} bytes"))),
+    }
 }
 
 fn grow(grow: wire::Grow, fds: Vec<Donated>, store: &mut FdStore, simulated: bool) -> Result<event::Growth, Refusal> {
@@ -242,7 +278,8 @@ fn opened(opened: &Opened) -> wire::Opened {
         mutable: memory.mutable,
         reserved: memory.reserved,
         growths: opened.growths,
-        kept: memory.kept,
+        lifetime: lifetime(memory.lifetime),
+        control: memory.control.map(|control| control.shape),
     }
 }
 
@@ -301,7 +338,8 @@ fn version_row(row: &VersionRow) -> wire::VersionInfo {
         mutable: row.mutable,
         reserved: row.reserved,
         growths: row.growths,
-        kept: row.kept,
+        lifetime: lifetime(row.lifetime),
+        control: row.control,
         committer: row.committer,
         leases: row.leases,
         committed_at: row.committed_at,
@@ -333,6 +371,14 @@ fn kind(kind: Kind) -> wire::Kind {
         Kind::Host => wire::Kind::Host,
         Kind::Vmm => wire::Kind::Vmm,
         Kind::Legacy => wire::Kind::Legacy,
+    }
+}
+
+fn lifetime(lifetime: Lifetime) -> wire::Lifetime {
+    match lifetime {
+        Lifetime::Owned => wire::Lifetime::Owned,
+        Lifetime::Kept => wire::Lifetime::Kept,
+        Lifetime::Shared => wire::Lifetime::Shared,
     }
 }
 
@@ -501,9 +547,11 @@ mod tests {
                 tensors: u64::MAX,
                 mutable: true,
                 reserved: u64::MAX,
-                kept: false,
+                lifetime: Lifetime::Owned,
+                control: None,
             });
-            let commit = Commit { name: name(i), memory, if_absent: false, claim: None };
+            let commit =
+                Commit { name: name(i), memory, if_absent: false, claim: None, control: None, made: Vec::new() };
             ask(&mut registry, 1, Call::Commit(commit)).unwrap();
         }
         for member in 2..=300 {

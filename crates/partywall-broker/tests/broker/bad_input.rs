@@ -4,7 +4,8 @@ use std::os::fd::OwnedFd;
 
 use partywall_os::memfd::{self, Draft};
 use partywall_wire::{
-    Access, Answer, Call, Commit, FdFault, Kind, Limit, MemberState, Open, Place, Refusal, Request, Table, frame,
+    Access, Answer, Call, Commit, FdFault, Kind, Lifetime, Limit, MemberState, Open, Place, Refusal, Request, Table,
+    frame,
     limits::{MAX_CHUNKS, MAX_INLINE_TABLE, MAX_MESSAGE, MAX_TABLE},
 };
 
@@ -171,7 +172,11 @@ fn who_never_reads_is_disconnected_and_holds_up_nobody() {
     let broker = TestBroker::start();
     let mut watcher = broker.client();
     let chunk = frozen(1);
-    let big = Commit { table: Table::Inline(vec![7; MAX_INLINE_TABLE]), kept: true, ..host_commit("big", &[1]) };
+    let big = Commit {
+        table: Table::Inline(vec![7; MAX_INLINE_TABLE]),
+        lifetime: Lifetime::Kept,
+        ..host_commit("big", &[1])
+    };
     watcher.ask_with(Call::Commit(big), &[&chunk]).0.unwrap();
     let mut deaf = broker.client();
     let number = deaf.welcome.member;

@@ -12,8 +12,8 @@ use partywall_broker::{Broker, Config, Exit, StopHandle};
 use partywall_os::{memfd, process, socket};
 use partywall_shm::members::Members;
 use partywall_wire::{
-    Access, Answer, BrokerHello, Call, ClientHello, Commit, Event, FrameReader, Kind, MemberInfo, MemberState, Open,
-    Opened, Place, Refusal, Reply, Request, Resume, Table, Welcome, WireError, frame,
+    Access, Answer, BrokerHello, Call, ClientHello, Commit, Event, FrameReader, Kind, Lifetime, MemberInfo,
+    MemberState, Open, Opened, Place, Refusal, Reply, Request, Resume, Table, Welcome, WireError, frame,
     handshake::{self, Speaker},
     limits::MAX_MESSAGE,
 };
@@ -206,7 +206,8 @@ impl Client {
     /// Commits one frozen chunk with `contents`.
     pub(crate) fn commit(&mut self, name: &str, contents: &[u8], kept: bool) -> (u64, u64) {
         let chunk = memfd::frozen("partywall:test", contents).unwrap();
-        let commit = Commit { kept, ..host_commit(name, &[contents.len() as u64]) };
+        let lifetime = if kept { Lifetime::Kept } else { Lifetime::Owned };
+        let commit = Commit { lifetime, ..host_commit(name, &[contents.len() as u64]) };
         match self.ask_with(Call::Commit(commit), &[&chunk]).0 {
             Ok(Answer::Committed { version, lease }) => (version, lease),
             other => panic!("{other:?}"),
@@ -249,7 +250,8 @@ pub(crate) fn host_commit(name: &str, chunks: &[u64]) -> Commit {
         tensors: 1,
         mutable: false,
         reserved: 0,
-        kept: false,
+        lifetime: Lifetime::Owned,
+        control: None,
         if_absent: false,
         claim: None,
     }

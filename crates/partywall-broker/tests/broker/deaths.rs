@@ -1,6 +1,6 @@
 //! Members that die, and members that only seem to.
 
-use partywall_wire::{Answer, Call, Commit, MemberState, Refusal};
+use partywall_wire::{Answer, Call, Commit, Lifetime, MemberState, Refusal};
 
 use crate::{
     common::{Client, TestBroker, eventually, host_commit, open, opened, shake_hands},
@@ -128,7 +128,7 @@ fn a_commit_whose_answer_was_lost_is_not_done_twice() {
     let broker = TestBroker::start();
     let mut member = broker.client();
     let chunk = partywall_os::memfd::frozen("partywall:test", b"x").unwrap();
-    let commit = Call::Commit(Commit { kept: true, ..host_commit("x", &[1]) });
+    let commit = Call::Commit(Commit { lifetime: Lifetime::Kept, ..host_commit("x", &[1]) });
     let (first, _) = member.ask_with(commit.clone(), &[&chunk]);
     let (call, events, welcome) = shake_hands(&broker.socket, Some(member.identity())).unwrap();
     let mut again = Client { call, events, welcome, last: member.last - 1 };

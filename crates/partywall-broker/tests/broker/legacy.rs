@@ -1,6 +1,6 @@
 //! Memory that only its publisher keeps: the broker knows handles of it, and how it ended.
 
-use partywall_wire::{Answer, Call, Commit, Ending, Kind, LegacyHandle, Place, Refusal};
+use partywall_wire::{Answer, Call, Commit, Ending, Kind, LegacyHandle, Lifetime, Place, Refusal};
 
 use crate::{
     common::{Client, TestBroker, eventually, host_commit, open, opened},
@@ -41,7 +41,7 @@ fn legacy_commits_that_contradict_themselves_are_refused() {
     for bad in [
         Commit { handles: vec![HANDLE], ..commit("x") },
         Commit { place: Place::Host, ..commit("x") },
-        Commit { kept: true, ..commit("x") },
+        Commit { lifetime: Lifetime::Kept, ..commit("x") },
         Commit { handles: vec![HANDLE; 2], ..host_commit("x", &[8, 9]) },
         Commit { chunks: vec![u64::MAX, 1], ..commit("x") },
     ] {

@@ -8,6 +8,7 @@ mod handshakes;
 mod legacy;
 mod parting;
 mod places;
+mod pools;
 mod roles;
 mod semaphores;
 mod serving;

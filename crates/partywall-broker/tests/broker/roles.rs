@@ -10,12 +10,13 @@ use std::{
 
 use partywall_broker::{Broker, Config};
 use partywall_os::process;
+use partywall_shm::pool::Pool;
 use partywall_wire::{Answer, Call, ObjectInfo, ObjectKind};
 use rustix::process::{Resource, Rlimit, Signal};
 
 use crate::{
     common::{Client, open},
-    semaphores,
+    pools, semaphores,
     timelines::User,
 };
 
@@ -137,6 +138,8 @@ fn role() {
         "waiter" => waiter(&socket),
         "forked writer" => forked_writer(&socket),
         "permit holder" => permit_holder(&socket),
+        "block holder" => block_holder(&socket, false),
+        "forked block holder" => block_holder(&socket, true),
         "forked permit holder" => forked_permit_holder(&socket),
         "acquirer" => acquirer(&socket),
         "acquirer once" => acquirer_once(&socket),
@@ -280,6 +283,24 @@ fn forked_permit_holder(socket: &Path) {
     let child = child_that_holds(&user.client);
     say(user.client.welcome.member);
     say(child);
+    wait_for_nudge();
+}
+
+/// Takes three blocks of a pool, and has a child that holds its connection if it is to.
+fn block_holder(socket: &Path, forks: bool) {
+    let mut client = Client::join(socket);
+    let (_, words) = pools::open(&mut client, "p").unwrap();
+    let pool = Pool::map(&words[0]).unwrap();
+    for _ in 0..3 {
+        assert!(pool.try_alloc(client.welcome.row).is_some());
+    }
+    if forks {
+        let child = child_that_holds(&client);
+        say(client.welcome.member);
+        say(child);
+    } else {
+        say("held");
+    }
     wait_for_nudge();
 }
 

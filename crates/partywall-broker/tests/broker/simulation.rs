@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 
 use partywall_os::memfd;
-use partywall_wire::{Answer, Call, ClientHello, Commit, FdFault, Kind, Place, Refusal};
+use partywall_wire::{Answer, Call, ClientHello, Commit, FdFault, Kind, Lifetime, Place, Refusal};
 
 use crate::common::{Client, TestBroker, host_commit, open, shake_hands, shake_hands_as};
 
@@ -20,7 +20,8 @@ fn is_refused(broker: &TestBroker, simulated: bool) {
 
 /// A commit of GPU memory, which is a memfd here.
 fn gpu_commit(name: &str) -> (Commit, OwnedFd) {
-    let commit = Commit { kind: Kind::Vmm, place: Place::Gpu([1; 16]), kept: true, ..host_commit(name, &[8]) };
+    let commit =
+        Commit { kind: Kind::Vmm, place: Place::Gpu([1; 16]), lifetime: Lifetime::Kept, ..host_commit(name, &[8]) };
     (commit, memfd::frozen("partywall:test", &[1; 8]).unwrap())
 }
 

@@ -96,7 +96,7 @@ fn row(name: &NameInfo) -> Vec<String> {
         describe::place(latest.place.into()),
         bytes(latest.bytes),
         latest.tensors.to_string(),
-        format!("{}{mutable}", describe::lifetime(latest)),
+        format!("{}{mutable}", latest.lifetime.name()),
         latest.leases.to_string(),
         older,
         text::duration(text::since(latest.committed_at)),

@@ -7,7 +7,7 @@
 use clap::Args;
 use partywall::{
     Error, bytes,
-    info::{HolderInfo, ObjectDetail, ObjectHolder, ObjectInfo, ObjectKind, SegmentInfo, VersionInfo},
+    info::{HolderInfo, Lifetime, ObjectDetail, ObjectHolder, ObjectInfo, ObjectKind, SegmentInfo, VersionInfo},
     kind_name,
 };
 use serde_json::{Map, Value, json};
@@ -164,7 +164,7 @@ fn facts(output: Output, info: &SegmentInfo) {
         mutable,
         reserved,
         growths,
-        kept,
+        lifetime,
         committer,
         leases,
         committed_at,
@@ -177,10 +177,10 @@ fn facts(output: Output, info: &SegmentInfo) {
         (false, true) => "removed: it can no longer be opened, and goes with its last lease",
     };
     let used = info.table.tensor_bytes();
-    let lifetime = if *kept {
-        "kept: until it is removed, the broker ends, or the machine restarts".to_owned()
-    } else {
-        format!("owned: goes with its committer, pid {committer}")
+    let lifetime = match lifetime {
+        Lifetime::Owned => format!("owned: goes with its committer, pid {committer}"),
+        Lifetime::Kept => "kept: until it is removed, the broker ends, or the machine restarts".to_owned(),
+        Lifetime::Shared => "shared: goes with the last process that has it open".to_owned(),
     };
     let access = if *mutable { "mutable: its users order their access themselves" } else { "frozen" };
     fact(output, "name", &info.name);

@@ -50,7 +50,7 @@ type Outcome = (Result<Answer, Refusal>, Vec<OwnedFd>);
 #[derive(Debug)]
 pub(super) enum Verdict {
     /// The end of the wait.
-    Ended(Result<Answer, Refusal>, Vec<OwnedFd>),
+    Ended(Box<Result<Answer, Refusal>>, Vec<OwnedFd>),
     /// The connection was renewed, and the broker has forgotten the wait: ask again.
     AskAgain,
 }
@@ -253,7 +253,7 @@ impl Link {
                 return self.accept(outcome?.ok_or_else(|| self.gone())?).map(Some);
             }
             match self.await_verdict(id, deadline)? {
-                Some(Verdict::Ended(outcome, fds)) => return self.accept((outcome, fds)).map(Some),
+                Some(Verdict::Ended(outcome, fds)) => return self.accept((*outcome, fds)).map(Some),
                 Some(Verdict::AskAgain) => {}
                 None => return Ok(None),
             }

@@ -233,7 +233,8 @@ impl Shared {
             return;
         };
         // Its waiter may have given up meanwhile: then what it was granted goes back.
-        if let Some(Verdict::Ended(Ok(answer), _)) = self.link.deliver(ticket, Verdict::Ended(outcome, fds))
+        if let Some(Verdict::Ended(outcome, _)) = self.link.deliver(ticket, Verdict::Ended(Box::new(outcome), fds))
+            && let Ok(answer) = *outcome
             && let Some(call) = giving_back(&answer)
         {
             let link = self.link.clone();

@@ -9,11 +9,11 @@ use std::{
 use partywall_os::memfd;
 use partywall_shm::{DType, Layout, Table, TableBuilder, TableError, Tensor as Entry};
 use partywall_wire::{
-    Answer, Call, Commit,
+    Answer, Call, Commit, Control, Lifetime,
     limits::{MAX_CHUNKS, MAX_INLINE_TABLE},
 };
 
-use super::{Element, Facts, Segment, Stage, named, no_such_tensor};
+use super::{ControlMemory, Element, Facts, Segment, Stage, named, no_such_tensor};
 use crate::{
     domain::{Domain, check_name, unexpected},
     error::{Error, Held, Result},
@@ -78,6 +78,7 @@ pub struct Builder {
     kept: bool,
     if_absent: bool,
     claim: Option<Claim>,
+    control: Option<Control>,
 }
 
 impl Builder {
@@ -94,6 +95,7 @@ impl Builder {
             kept: false,
             if_absent: false,
             claim: None,
+            control: None,
         }
     }
 
@@ -146,6 +148,14 @@ impl Builder {
         self
     }
 
+    /// Makes it a pool or topic, whose blocks are the first chunk: mutable, of one length, under a name that goes with the
+    /// last who uses it unless it is kept.
+    #[expect(dead_code, reason = "what pools are made with")]
+    pub(crate) fn control(mut self, control: Control) -> Self {
+        self.control = Some(control);
+        self.mutable(true)
+    }
+
     /// The largest chunk in bytes, unless one tensor alone is larger. A mutable version begins as one chunk.
     pub fn chunk_bytes(mut self, bytes: u64) -> Self {
         self.chunk_bytes = bytes;
@@ -166,7 +176,8 @@ impl Builder {
         let (chunk_bytes, max_chunks) = if self.mutable { (u64::MAX, 1) } else { (self.chunk_bytes, MAX_CHUNKS) };
         let Layout { table, mut chunks } = self.table.layout(chunk_bytes, max_chunks).map_err(bad_table)?;
         let table = Table::parse(TableBytes::Inline(table), &chunks).map_err(bad_table)?;
-        let reserve = self.mutable.then(|| {
+        let grows = self.mutable && self.control.is_none();
+        let reserve = grows.then(|| {
             // Something to follow, also where there is no tensor yet.
             if chunks.is_empty() {
                 chunks.push(1);
@@ -186,9 +197,14 @@ impl Builder {
             name: self.name,
             place: self.place,
             mutable: self.mutable,
-            kept: self.kept,
+            lifetime: match self.control {
+                _ if self.kept => Lifetime::Kept,
+                Some(_) => Lifetime::Shared,
+                None => Lifetime::Owned,
+            },
             if_absent: self.if_absent,
             claim: self.claim,
+            control: self.control,
         })
     }
 }
@@ -232,9 +248,10 @@ pub struct Build {
     name: String,
     place: Place,
     mutable: bool,
-    kept: bool,
+    lifetime: Lifetime,
     if_absent: bool,
     claim: Option<Claim>,
+    control: Option<Control>,
 }
 
 impl Build {
@@ -343,13 +360,13 @@ impl Build {
     /// As [`Build::commit`].
     pub fn commit_or_keep(mut self) -> Result<Segment, Uncommitted> {
         match self.publish() {
-            Ok((version, lease, fd_numbers)) => Ok(self.into_segment(version, lease, fd_numbers)),
+            Ok(committed) => Ok(self.into_segment(committed)),
             Err(error) => Err(Uncommitted { error, build: Box::new(self) }),
         }
     }
 
-    /// Freezes it and tells the broker: the version, the lease, and what numbers the file descriptors had.
-    fn publish(&mut self) -> Result<(u64, u64, Vec<RawFd>)> {
+    /// Freezes it and tells the broker.
+    fn publish(&mut self) -> Result<Committed> {
         self.draft.freeze(self.mutable).map_err(|e| named(e, &self.name))?;
         let mut fds = self.draft.fds();
         let fd_numbers = fds.iter().map(AsRawFd::as_raw_fd).collect();
@@ -365,28 +382,41 @@ impl Build {
             tensors: self.table.len() as u64,
             mutable: self.mutable,
             reserved: self.draft.reserved(),
-            kept: self.kept,
+            lifetime: self.lifetime,
+            control: self.control,
             if_absent: self.if_absent,
             claim: self.claim.as_ref().and_then(|claim| claim.id),
         };
-        match self.domain.link().call_with(Call::Commit(commit), &fds)?.0 {
-            Answer::Committed { version, lease } => Ok((version, lease, fd_numbers)),
-            other => Err(unexpected(&other)),
+        match self.domain.link().call_with(Call::Commit(commit), &fds)? {
+            (Answer::Committed { version, lease }, control) => Ok(Committed { version, lease, fd_numbers, control }),
+            (other, _) => Err(unexpected(&other)),
         }
     }
 
-    fn into_segment(self, version: u64, lease: u64, fd_numbers: Vec<RawFd>) -> Segment {
-        let Self { draft, kind, table, chunks, domain, name, place, mutable, kept, claim, .. } = self;
+    fn into_segment(self, committed: Committed) -> Segment {
+        let Self { draft, kind, table, chunks, domain, name, place, mutable, lifetime, claim, .. } = self;
+        let Committed { version, lease, fd_numbers, control: fds } = committed;
         // The commit has used it up.
         if let Some(mut claim) = claim {
             claim.id = None;
         }
         let reserved = draft.reserved();
-        let facts = Facts { name, version, place, mutable, reserved, kept, writable: mutable, fd_numbers };
+        let facts = Facts { name, version, place, mutable, reserved, lifetime, writable: mutable, fd_numbers };
         let first = Box::new(Stage::new(chunks, table, 0));
         let (memory, lease) = (Some(draft.into_memory()), Some(lease));
-        Segment { memory, lease, domain, kind, facts, first, growing: Mutex::default() }
+        let control = self.control.map(|shape| ControlMemory { shape, fds });
+        Segment { memory, lease, domain, kind, facts, first, growing: Mutex::default(), control }
     }
+}
+
+/// What the broker made of a commit.
+struct Committed {
+    version: u64,
+    lease: u64,
+    /// What numbers the file descriptors had that were sent.
+    fd_numbers: Vec<RawFd>,
+    /// Control memory.
+    control: Vec<OwnedFd>,
 }
 
 /// A commit that failed.

@@ -9,13 +9,13 @@ mod tensor;
 
 use std::{
     fmt,
-    os::fd::RawFd,
+    os::fd::{OwnedFd, RawFd},
     sync::Mutex,
     time::{Duration, Instant},
 };
 
 use partywall_shm::Table;
-use partywall_wire::{Answer, Call};
+use partywall_wire::{Answer, Call, Control, Lifetime};
 
 use self::growth::Stage;
 pub use self::{
@@ -54,6 +54,17 @@ pub struct Segment {
     first: Box<Stage>,
     /// Held by whoever changes its length here.
     growing: Mutex<()>,
+    /// Of a pool or topic, until somebody takes it.
+    control: Option<ControlMemory>,
+}
+
+/// The control memory of a pool or topic.
+#[derive(Debug)]
+#[expect(dead_code, reason = "what pools are made with")]
+pub(crate) struct ControlMemory {
+    pub(crate) shape: Control,
+    /// The pool's words, then the topic's.
+    pub(crate) fds: Vec<OwnedFd>,
 }
 
 /// What is known of a version, however long it is.
@@ -65,7 +76,7 @@ struct Facts {
     mutable: bool,
     /// Bytes that it may grow to, whatever this process has room for; 0 if it may not.
     reserved: u64,
-    kept: bool,
+    lifetime: Lifetime,
     writable: bool,
     /// What numbers the chunks' file descriptors had here. They are closed: nothing may be done with the numbers.
     fd_numbers: Vec<RawFd>,
@@ -117,9 +128,9 @@ impl Segment {
         self.facts.writable
     }
 
-    /// Whether the name stays when its committer goes.
+    /// Whether the name stays when its committer goes, and whoever else has it open.
     pub fn is_kept(&self) -> bool {
-        self.facts.kept
+        self.facts.lifetime == Lifetime::Kept
     }
 
     /// Bytes that are mapped here, with what alignment adds.
@@ -163,6 +174,12 @@ impl Segment {
     /// All tensors, in the order in which they were added.
     pub fn tensors(&self) -> Vec<Tensor<'_>> {
         self.stage().table.in_given_order().into_iter().map(|entry| Tensor::new(self, entry)).collect()
+    }
+
+    /// What makes it a pool or topic, if it is one and nobody has taken that yet.
+    #[expect(dead_code, reason = "what pools are made with")]
+    pub(crate) fn take_control(&mut self) -> Option<ControlMemory> {
+        self.control.take()
     }
 
     /// Waits up to `timeout` until the name is removed or goes with its owner; a newer version does not end the wait.

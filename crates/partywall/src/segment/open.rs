@@ -9,7 +9,7 @@ use std::{
 use partywall_cuda::{CuResult, DeviceUuid};
 use partywall_wire::{Access, Answer, Call, Kind, MemberState, Opened};
 
-use super::{Claim, Facts, Segment, Stage};
+use super::{Claim, ControlMemory, Facts, Segment, Stage};
 use crate::{
     domain::{Domain, check_name, split_version, unexpected},
     error::{Error, Result},
@@ -135,8 +135,21 @@ impl OpenOptions {
     }
 
     fn map(&self, opened: Opened, mut fds: Vec<OwnedFd>) -> Result<Segment> {
-        let Opened { lease, name, version, kind, place, chunks, handles, table, mutable, reserved, growths, kept } =
-            opened;
+        let Opened {
+            lease,
+            name,
+            version,
+            kind,
+            place,
+            chunks,
+            handles,
+            table,
+            mutable,
+            reserved,
+            growths,
+            lifetime,
+            control,
+        } = opened;
         if !handles.is_empty() && handles.len() != chunks.len() {
             return Err(Error::Protocol(format!(
                 "{name:?} has {} chunks, but {} handles",
@@ -145,9 +158,11 @@ impl OpenOptions {
             )));
         }
         let chunk_fds = chunks.len() - handles.len();
-        if fds.len() < chunk_fds {
+        let control_fds = control.map_or(0, |control| control.fds());
+        if fds.len() < chunk_fds + control_fds {
             return Err(Error::NoFileDescriptor(format!("the chunks of {name:?}")));
         }
+        let control = control.map(|shape| ControlMemory { shape, fds: fds.split_off(fds.len() - control_fds) });
         let ranges = info::ranges(reserved, &chunks)?;
         let table = info::table(&name, table, fds.drain(chunk_fds..).next(), &ranges)?;
         let fd_numbers = fds.iter().map(AsRawFd::as_raw_fd).collect();
@@ -166,7 +181,7 @@ impl OpenOptions {
             gpus: self.domain.gpus()?,
         })?;
         let (place, writable) = (place.into(), self.write);
-        let facts = Facts { name, version, place, mutable, reserved, kept, writable, fd_numbers };
+        let facts = Facts { name, version, place, mutable, reserved, lifetime, writable, fd_numbers };
         let first = Box::new(Stage::new(chunks, table, growths));
         Ok(Segment {
             memory: Some(memory),
@@ -176,6 +191,7 @@ impl OpenOptions {
             facts,
             first,
             growing: Mutex::default(),
+            control,
         })
     }
 }

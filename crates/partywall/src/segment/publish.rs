@@ -4,7 +4,7 @@ use std::{os::fd::AsFd, sync::Mutex};
 
 use partywall_cuda::{DeviceSlice, DeviceUuid, ForeignMemory, PointerKind};
 use partywall_shm::{DType, Table, TableBuilder, TableError};
-use partywall_wire::{Answer, Call, Commit, limits::MAX_CHUNKS};
+use partywall_wire::{Answer, Call, Commit, Lifetime, limits::MAX_CHUNKS};
 
 use super::{Facts, Segment, Stage, build::wire_table, named};
 use crate::{
@@ -183,7 +183,8 @@ impl Publication {
             tensors: table.len() as u64,
             mutable,
             reserved: 0,
-            kept: false,
+            lifetime: Lifetime::Owned,
+            control: None,
             if_absent,
             claim: None,
         };
@@ -191,10 +192,11 @@ impl Publication {
         match domain.link().call_with(Call::Commit(commit), &fds)?.0 {
             Answer::Committed { version, lease } => {
                 let (writable, fd_numbers) = (mutable, Vec::new());
-                let facts = Facts { name, version, place, mutable, reserved: 0, kept: false, writable, fd_numbers };
+                let lifetime = Lifetime::Owned;
+                let facts = Facts { name, version, place, mutable, reserved: 0, lifetime, writable, fd_numbers };
                 let first = Box::new(Stage::new(chunks, table, 0));
                 let (memory, lease, kind) = (Some(memory), Some(lease), by_wire(partywall_wire::Kind::Legacy)?);
-                Ok(Segment { memory, lease, domain, kind, facts, first, growing: Mutex::default() })
+                Ok(Segment { memory, lease, domain, kind, facts, first, growing: Mutex::default(), control: None })
             }
             other => Err(unexpected(&other)),
         }

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use partywall::{DType, Error, info::MemberState};
+use partywall::{
+    DType, Error,
+    info::{Lifetime, MemberState},
+};
 use partywall_harness::place;
 
 use super::world::{World, commit};
@@ -33,7 +36,10 @@ fn inspection_shows_a_version_without_opening_it() {
     drop(builder.allocate().unwrap().commit().unwrap());
     let information = domain.inspect("model").unwrap();
     assert_eq!(information.table.len(), 3000);
-    assert_eq!((information.version.version, information.version.kept, information.version.leases), (1, true, 0));
+    assert_eq!(
+        (information.version.version, information.version.lifetime, information.version.leases),
+        (1, Lifetime::Kept, 0)
+    );
     assert!(information.is_latest && information.holders.is_empty() && information.builder.is_none());
     assert!(matches!(domain.inspect("model@7"), Err(Error::VersionNotFound { .. })));
     assert!(matches!(domain.inspect("nothing"), Err(Error::NotFound { .. })));

@@ -14,8 +14,8 @@ use partywall::{Domain, Error, Place as At};
 use partywall_os::{memfd, socket};
 use partywall_shm::members::Members;
 use partywall_wire::{
-    Answer, BrokerHello, Event, Kind, MemberInfo, MemberState, NameInfo, Opened, Place as WirePlace, Reply, Request,
-    Table, Token, Welcome, frame,
+    Answer, BrokerHello, Event, Kind, Lifetime, MemberInfo, MemberState, NameInfo, Opened, Place as WirePlace, Reply,
+    Request, Table, Token, Welcome, frame,
     handshake::{self, Speaker},
     limits::MAX_MESSAGE,
 };
@@ -240,7 +240,8 @@ fn opened(chunks: usize) -> Opened {
         mutable: false,
         reserved: 0,
         growths: 0,
-        kept: false,
+        lifetime: Lifetime::Owned,
+        control: None,
     }
 }
 

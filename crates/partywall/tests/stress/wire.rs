@@ -10,8 +10,8 @@ use std::{
 use partywall_os::{memfd, process, socket};
 use partywall_shm::{DType, Layout, TableBuilder};
 use partywall_wire::{
-    Access, Answer, BrokerHello, Call, ClientHello, Commit, FrameReader, Kind, Open, Place, Refusal, Reply, Request,
-    Resume, Table, Welcome, WireError, frame,
+    Access, Answer, BrokerHello, Call, ClientHello, Commit, FrameReader, Kind, Lifetime, Open, Place, Refusal, Reply,
+    Request, Resume, Table, Welcome, WireError, frame,
     handshake::{self, Speaker},
     limits::MAX_MESSAGE,
 };
@@ -156,7 +156,8 @@ pub(crate) fn host(name: &str, kept: bool, chunks: Vec<u64>, table: Table) -> Co
         tensors: 1,
         mutable: false,
         reserved: 0,
-        kept,
+        lifetime: if kept { Lifetime::Kept } else { Lifetime::Owned },
+        control: None,
         if_absent: false,
         claim: None,
     }

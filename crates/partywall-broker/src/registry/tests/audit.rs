@@ -6,7 +6,7 @@ use super::SLAB_BYTES;
 use crate::registry::{
     CloseId, FdId, MemberId, Registry, RequestId,
     state::{Life, Totals, Waiting, Want},
-    types::{LeaseId, Made},
+    types::{LeaseId, Lifetime, Made},
 };
 
 /// Panics if `registry` contradicts itself, or what its effects have told the rim so far.
@@ -50,8 +50,11 @@ pub(super) fn audit(
             }
             assert_eq!(version.holders, holders);
             assert_eq!(version.leases, holders.values().sum::<u64>());
-            if entry.latest == Some(*number) && !version.memory.kept {
+            if entry.latest == Some(*number) && version.memory.lifetime == Lifetime::Owned {
                 assert!(version.owner.is_some(), "{name}@{number} outlived its owner");
+            }
+            if entry.latest == Some(*number) && version.memory.lifetime == Lifetime::Shared {
+                assert!(version.leases > 0, "{name}@{number} outlived its users");
             }
         }
         if let Some(claim) = entry.claim {
@@ -118,7 +121,7 @@ pub(super) fn audit(
         let owns = |lease: &LeaseId| {
             let held = &registry.leases[lease];
             let version = &registry.entries[&held.name].versions[&held.version];
-            version.owner == Some(*lease) && !version.memory.kept && !version.withdrawn
+            version.owner == Some(*lease) && version.is_owned() && !version.withdrawn
         };
         let is_latest = |lease: &LeaseId| {
             let held = &registry.leases[lease];

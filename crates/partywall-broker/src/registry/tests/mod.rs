@@ -13,14 +13,15 @@ mod watching;
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use partywall_wire::Pattern;
+use partywall_wire::{Control, Pattern, TopicShape};
 
 use super::{
     Bounds, Call, CloseId, Effect, Event, FdId, Guarded, Lack, MemberId, Outcome, Registry, RequestId, Verdict,
     effect::{CellEnding, Opened, OpenedTimeline},
     event::{Commit, Growth, Identity, Open, OpenSemaphore, OpenTimeline},
     types::{
-        Access, Bound, CellAt, Chunk, ClaimId, Handle, Kind, LeaseId, Made, Memory, Name, ObjectKind, Place, Table,
+        Access, Bound, CellAt, Chunk, ClaimId, Handle, Kind, LeaseId, Lifetime, Made, Memory, Name, ObjectKind, Place,
+        Table,
     },
 };
 
@@ -142,16 +143,17 @@ impl Watched {
         effects
     }
 
-    fn memory(&mut self, chunks: &[u64], table: bool, mutable: bool, kept: bool) -> Arc<Memory> {
-        self.memory_of(Kind::Host, chunks, table, mutable, kept)
+    fn memory(&mut self, chunks: &[u64], table: bool, mutable: bool, lifetime: Lifetime) -> Arc<Memory> {
+        self.memory_of(Kind::Host, chunks, table, mutable, lifetime)
     }
 
-    fn memory_of(&mut self, kind: Kind, chunks: &[u64], table: bool, mutable: bool, kept: bool) -> Arc<Memory> {
+    fn memory_of(&mut self, kind: Kind, chunks: &[u64], table: bool, mutable: bool, lifetime: Lifetime) -> Arc<Memory> {
         let (chunks, table) = self.donate(kind, chunks, table);
         let reserved = if mutable && kind != Kind::Legacy { RESERVED } else { 0 };
         let place = if kind == Kind::Host { Place::Host } else { GPU };
         let handles = if kind == Kind::Legacy { vec![HANDLE; chunks.len()] } else { Vec::new() };
-        Arc::new(Memory { kind, place, chunks, handles, table, tensors: 1, mutable, reserved, kept })
+        let control = None;
+        Arc::new(Memory { kind, place, chunks, handles, table, tensors: 1, mutable, reserved, lifetime, control })
     }
 
     fn donate(&mut self, kind: Kind, chunks: &[u64], table: bool) -> (Vec<Chunk>, Table) {
@@ -178,9 +180,10 @@ impl Watched {
     }
 
     fn commit_call(&mut self, name: &str, mutable: bool, kept: bool) -> Commit {
-        let memory = self.memory(&[10], false, mutable, kept);
+        let lifetime = if kept { Lifetime::Kept } else { Lifetime::Owned };
+        let memory = self.memory(&[10], false, mutable, lifetime);
         self.now += 1;
-        Commit { name: Name::new(name), memory, if_absent: false, claim: None }
+        commit(Name::new(name), memory)
     }
 
     fn ask(&mut self, member: MemberId, call: Call) -> (RequestId, Outcome, Vec<Effect>) {
@@ -205,7 +208,7 @@ impl Watched {
 
     /// Makes the memory that a request needs, as the rim does.
     fn provide(&mut self, member: MemberId, mut call: Call) -> Call {
-        if let Some(lack) = self.registry.lacks(member, &call) {
+        while let Some(lack) = self.registry.lacks(member, &call) {
             self.last_fd += 1;
             let fd = FdId(self.last_fd);
             self.open_fds.insert(fd);
@@ -213,6 +216,14 @@ impl Watched {
                 (Lack::Slab, Call::OpenTimeline(open)) => open.slab = Some(Made { fd, bytes: SLAB_BYTES }),
                 (Lack::Semaphore(permits), Call::OpenSemaphore(open)) => {
                     open.memory = Some(Made { fd, bytes: u64::from(permits) });
+                }
+                (Lack::Pool(control), Call::Commit(commit)) => {
+                    commit.made.push(Made { fd, bytes: u64::from(control.blocks) });
+                }
+                (Lack::Topic(control, pool), Call::Commit(commit)) => {
+                    assert_eq!(pool, commit.made[0].fd);
+                    let bytes = control.topic.map_or(0, |topic| u64::from(topic.depth));
+                    commit.made.push(Made { fd, bytes });
                 }
                 (lack, call) => panic!("{lack:?} is no memory for {call:?}"),
             }
@@ -283,6 +294,16 @@ impl Watched {
             other => panic!("{other:?}"),
         }
     }
+}
+
+fn commit(name: Name, memory: Arc<Memory>) -> Commit {
+    Commit { name, memory, if_absent: false, claim: None, control: None, made: Vec::new() }
+}
+
+/// A pool; with a depth, a topic.
+fn control(blocks: u32, depth: Option<u32>) -> Control {
+    let topic = |depth| TopicShape { depth, history: 0, publishers: 1, subscribers: 1, held: 1, dtype: None };
+    Control { blocks, block_bytes: 1, topic: depth.map(topic) }
 }
 
 fn identity(member: MemberId, simulated: bool, has_pidfd: bool) -> Identity {

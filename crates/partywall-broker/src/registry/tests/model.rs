@@ -10,7 +10,7 @@ use crate::registry::{
     },
     state::Life,
     tombstones::{Ending, Tombstone},
-    types::{Bound, Whom},
+    types::{BlockControl, Bound, Whom},
 };
 
 /// What came of one event: the reply to a request, the verdicts of others, what was closed. Near names are left out.
@@ -86,7 +86,7 @@ struct Corpse {
 pub(super) struct Edition {
     name: Name,
     number: u64,
-    memory: Arc<Memory>,
+    pub(super) memory: Arc<Memory>,
     committer: u32,
     at: u64,
     owner: Option<LeaseId>,
@@ -298,7 +298,7 @@ impl Model {
             Call::Commit(commit) => {
                 let outcome = self.commit(member, request, commit, said);
                 if outcome.is_err() {
-                    said.closed.extend(commit.memory.fds());
+                    said.closed.extend(commit.fds());
                 }
                 outcome
             }
@@ -346,7 +346,11 @@ impl Model {
                 if self.person(member).lost_context {
                     self.disown(*lease, Ending::Withdrawn, member, said);
                 } else {
-                    self.let_go(*lease, Ending::Withdrawn, member, said);
+                    self.disown(*lease, Ending::Withdrawn, member, said);
+                    if let Some(control) = self.let_go(*lease, said) {
+                        let row = self.person(member).row;
+                        said.control.push(Effect::Return { control: control.ledger(), row });
+                    }
                 }
                 Ok(Verdict::Done)
             }
@@ -459,9 +463,9 @@ impl Model {
                 let at = |place| {
                     let chunks =
                         self.editions.iter().filter(|e| e.memory.place == place).map(|e| e.memory.held_bytes());
-                    let tables = self.editions.iter().filter(|_| place == Place::Host).map(|e| e.memory.table_bytes());
+                    let others = self.editions.iter().filter(|_| place == Place::Host).map(|e| e.memory.other_bytes());
                     let control = if place == Place::Host { self.control_memory().1 } else { 0 };
-                    (place, chunks.chain(tables).sum::<u64>() + control)
+                    (place, chunks.chain(others).sum::<u64>() + control)
                 };
                 let mut bytes: Vec<_> = [Place::Host, GPU].map(at).into_iter().filter(|(_, n)| *n > 0).collect();
                 bytes.sort_by_key(|(_, n)| std::cmp::Reverse(*n));
@@ -517,6 +521,7 @@ impl Model {
             Call::ContextLost => {
                 self.person(member).lost_context = true;
                 self.end_lines_of(member, CellEnding::OwnerFaulted, said);
+                self.part(member, CellEnding::OwnerFaulted, said);
                 Ok(Verdict::Done)
             }
             Call::Evict { whom, kill } => {
@@ -572,20 +577,26 @@ impl Model {
     }
 
     fn commit(&mut self, member: MemberId, request: RequestId, commit: &Commit, said: &mut Said) -> Outcome {
-        let Commit { name, memory, if_absent, claim } = commit;
+        let Commit { name, memory, if_absent, claim, control, made } = commit;
         if let Some(claim) = claim
             && !self.rights.iter().any(|r| r.id == *claim && r.member == member && r.name == *name)
         {
             return Err(Refused::Stale(Handle::Claim));
         }
-        if let (true, Some(latest)) = (if_absent, self.latest(name)) {
+        if let Some(latest) = self.latest(name)
+            && (*if_absent || control.is_some() || latest.memory.control.is_some())
+        {
             return Err(Refused::NameExists { name: name.clone(), version: latest.number });
         }
         let names = self.names() + u64::from(self.latest(name).is_none());
         over(Bound::Names, self.bounds.names, names)?;
-        over(Bound::Bytes, self.bounds.bytes, self.bytes() + memory.held_bytes() + memory.table_bytes())?;
-        over(Bound::Fds, self.bounds.fds, self.fds() + memory.fds().len() as u64)?;
+        let words = made.iter().map(|made| made.bytes).sum::<u64>();
+        over(Bound::Bytes, self.bounds.bytes, self.bytes() + memory.held_bytes() + memory.other_bytes() + words)?;
+        let words = control.map_or(0, |control| 1 + u64::from(control.topic.is_some()));
+        over(Bound::Fds, self.bounds.fds, self.fds() + memory.fds().len() as u64 + words)?;
         over(Bound::Leases, self.bounds.leases, self.leases_of(member) + 1)?;
+        let control = control.map(|shape| BlockControl { shape, pool: made[0], topic: made.get(1).copied() });
+        let memory = Arc::new(Memory { control, ..(**memory).clone() });
 
         self.ends.retain(|(ended, _)| ended != name);
         let number = self.numbers.entry(name.clone()).or_default();
@@ -601,7 +612,7 @@ impl Model {
         self.editions.push(Edition {
             name: name.clone(),
             number,
-            memory: Arc::clone(memory),
+            memory,
             committer: 100 + member.0 as u32,
             at: self.now,
             owner: Some(lease),
@@ -658,7 +669,7 @@ impl Model {
         }
         over(Bound::Growths, self.bounds.growths, edition.growths + 1)?;
         over(Bound::Chunks, self.bounds.chunks, memory.chunks.len() as u64)?;
-        let bytes = |memory: &Memory| memory.bytes() + memory.table_bytes();
+        let bytes = |memory: &Memory| memory.bytes() + memory.other_bytes();
         over(Bound::Bytes, self.bounds.bytes, self.bytes() - bytes(&before) + bytes(&memory))?;
         over(Bound::Fds, self.bounds.fds, self.fds() - before.fds().len() as u64 + memory.fds().len() as u64)?;
 
@@ -743,7 +754,9 @@ impl Model {
 
     /// Withdraws what goes with this lease.
     fn disown(&mut self, lease: LeaseId, ending: Ending, by: MemberId, said: &mut Said) {
-        if let Some(edition) = self.editions.iter_mut().find(|e| e.owner == Some(lease) && !e.memory.kept) {
+        if let Some(edition) =
+            self.editions.iter_mut().find(|e| e.owner == Some(lease) && e.memory.lifetime == Lifetime::Owned)
+        {
             if edition.latest {
                 let name = edition.name.clone();
                 self.withdraw(&name, ending, by, said);
@@ -754,20 +767,31 @@ impl Model {
         }
     }
 
-    fn let_go(&mut self, lease: LeaseId, ending: Ending, by: MemberId, said: &mut Said) {
-        self.disown(lease, ending, by, said);
+    /// Returns where the blocks of its member are to go back.
+    fn let_go(&mut self, lease: LeaseId, said: &mut Said) -> Option<BlockControl> {
         for waiting in self.queue.clone() {
             if matches!(waiting.for_what, For::Withdrawal(l) | For::Growth(l) if l == lease) {
                 self.tell(&waiting, Err(Refused::Stale(Handle::Lease)), said);
             }
         }
-        self.holds.retain(|h| h.id != lease);
+        let place = self.holds.iter().position(|h| h.id == lease).unwrap();
+        let Hold { member, name, number, .. } = self.holds.remove(place);
         if let Some(edition) = self.editions.iter_mut().find(|e| e.owner == Some(lease)) {
             edition.owner = None;
             let (name, number) = (edition.name.clone(), edition.number);
             let last = Err(edition.cannot_grow(NoGrowth::CommitterGone));
             self.tell_growth(&name, number, &last, said);
         }
+        let on_it = |h: &&Hold| h.name == name && h.number == number;
+        let is_held = self.holds.iter().any(|h| on_it(&h));
+        let holds_more = self.holds.iter().filter(on_it).any(|h| h.member == member);
+        let edition = self.editions.iter().find(|e| e.name == name && e.number == number).unwrap();
+        let (control, latest, shared) =
+            (edition.memory.control, edition.latest, edition.memory.lifetime == Lifetime::Shared);
+        if !is_held && latest && shared {
+            self.withdraw(&name, Ending::Withdrawn, member, said);
+        }
+        control.filter(|_| !holds_more && (is_held || latest && !shared))
     }
 
     fn withdraw(&mut self, name: &Name, ending: Ending, by: MemberId, said: &mut Said) {
@@ -819,11 +843,24 @@ impl Model {
             Ending::Withdrawn => CellEnding::Evicted,
         };
         self.end_lines_of(member, ending, said);
+        self.part(member, ending, said);
+    }
+
+    fn part(&mut self, member: MemberId, ending: CellEnding, said: &mut Said) {
+        let row = self.person(member).row;
+        let is_held =
+            |e: &&Edition| self.holds.iter().any(|h| h.member == member && h.name == e.name && h.number == e.number);
+        let topics = self.editions.iter().filter(is_held).filter_map(|e| e.memory.control?.topic);
+        let topics: BTreeSet<_> = topics.map(|made| made.fd).collect();
+        said.control.extend(topics.into_iter().map(|topic| Effect::Part { topic, row, ending }));
     }
 
     fn give_back(&mut self, member: MemberId, is_dead: bool, said: &mut Said) {
-        self.give_objects_back(member, is_dead, said);
-        self.holds_of(member).into_iter().for_each(|lease| self.let_go(lease, Ending::OwnerDied, member, said));
+        let mut control = self.give_objects_back(member, is_dead, said);
+        for lease in self.holds_of(member) {
+            control.extend(self.let_go(lease, said).map(|control| control.ledger()));
+        }
+        self.clear_row(member, control, said);
         let before = self.given_up.len();
         self.collect_garbage(said);
         let place = self.people.iter().position(|p| p.id == member).unwrap();
@@ -917,7 +954,8 @@ impl Model {
             mutable: e.memory.mutable,
             reserved: e.memory.reserved,
             growths: e.growths,
-            kept: e.memory.kept,
+            lifetime: e.memory.lifetime,
+            control: e.memory.control.map(|control| control.shape),
             committer: e.committer,
             leases: self.holds.iter().filter(|h| h.name == e.name && h.number == e.number).count() as u32,
             committed_at: e.at,
@@ -937,7 +975,7 @@ impl Model {
     }
 
     pub(super) fn bytes(&self) -> u64 {
-        let held = self.editions.iter().map(|e| e.memory.held_bytes() + e.memory.table_bytes());
+        let held = self.editions.iter().map(|e| e.memory.held_bytes() + e.memory.other_bytes());
         held.sum::<u64>() + self.control_memory().1
     }
 

@@ -320,7 +320,7 @@ impl Model {
                     self.objects.gates.retain(|gate| gate.name != name);
                     self.note(Named::Semaphore, &name, Change::Withdrawn { pid: 100 + member.0 as u32 });
                 } else if !self.objects.grips.iter().filter(on_it).any(|grip| grip.member == member) {
-                    said.control.push(Effect::ReturnPermits { semaphore, row: self.person(member).row });
+                    said.control.push(Effect::Return { control: semaphore, row: self.person(member).row });
                 }
             }
         }
@@ -341,25 +341,30 @@ impl Model {
         }
     }
 
-    /// A member is gone.
-    pub(super) fn give_objects_back(&mut self, member: MemberId, is_dead: bool, said: &mut Said) {
+    /// A member is gone. Returns the semaphores to which its permits are to go back.
+    pub(super) fn give_objects_back(&mut self, member: MemberId, is_dead: bool, said: &mut Said) -> Vec<FdId> {
         for spot in self.objects.cells.iter_mut().filter(|spot| spot.writer == Some(member)) {
             (spot.writer, spot.untold) = (None, !is_dead);
         }
         let before = said.control.len();
         self.grips_of(member).into_iter().for_each(|lease| self.loosen(lease, said));
-        let is_return = |effect: &mut Effect| matches!(effect, Effect::ReturnPermits { .. });
+        self.objects.abandoned.retain(|(who, _)| *who != member);
+        let is_return = |effect: &mut Effect| matches!(effect, Effect::Return { .. });
         let returns: Vec<_> = said.control.extract_if(before.., is_return).collect();
         let semaphores = returns.into_iter().filter_map(|effect| match effect {
-            Effect::ReturnPermits { semaphore, .. } => Some(semaphore),
+            Effect::Return { control, .. } => Some(control),
             _ => None,
         });
-        let (row, semaphores) = (self.person(member).row, semaphores.collect::<Vec<_>>());
-        if !semaphores.is_empty() {
+        semaphores.collect()
+    }
+
+    /// What a member that is gone has in this memory is on its way back.
+    pub(super) fn clear_row(&mut self, member: MemberId, control: Vec<FdId>, said: &mut Said) {
+        let row = self.person(member).row;
+        if !control.is_empty() {
             self.objects.uncleared.insert(row);
-            said.control.push(Effect::ClearRow { row, semaphores });
+            said.control.push(Effect::ClearRow { row, control });
         }
-        self.objects.abandoned.retain(|(who, _)| *who != member);
     }
 
     /// Whether a member may still store in some cell.

@@ -27,8 +27,8 @@ fn starts(effects: &[Effect]) -> Vec<(CellAt, Option<CellAt>, u32)> {
 
 fn returned(effects: &[Effect]) -> Vec<(FdId, u16)> {
     let permits = |effect: &Effect| match effect {
-        Effect::ReturnPermits { semaphore, row } => vec![(*semaphore, *row)],
-        Effect::ClearRow { row, semaphores } => semaphores.iter().map(|semaphore| (*semaphore, *row)).collect(),
+        Effect::Return { control, row } => vec![(*control, *row)],
+        Effect::ClearRow { row, control } => control.iter().map(|semaphore| (*semaphore, *row)).collect(),
         _ => vec![],
     };
     effects.iter().flat_map(permits).collect()

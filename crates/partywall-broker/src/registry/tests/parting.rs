@@ -19,7 +19,7 @@ fn steps(effects: &[Effect]) -> Vec<Step> {
     let step = |effect: &Effect| match effect {
         Effect::Notify { .. } => Some(Step::WaitersTold),
         Effect::EndCell { .. } => Some(Step::TimelinesRescued),
-        Effect::ReturnPermits { .. } | Effect::ClearRow { .. } => Some(Step::PermitsReturned),
+        Effect::Return { .. } | Effect::ClearRow { .. } => Some(Step::PermitsReturned),
         Effect::Close(_) => Some(Step::MemoryFreed),
         Effect::Confirm(_) => Some(Step::Asked),
         Effect::Quarantined(_) => Some(Step::Quarantined),

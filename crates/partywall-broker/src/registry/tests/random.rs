@@ -10,7 +10,7 @@ use crate::registry::{
     effect::Refused,
     event::{After, Watch},
     state::Life,
-    types::Whom,
+    types::{BlockControl, Whom},
 };
 
 /// An event in terms of positions: what they refer to depends on what has happened before.
@@ -44,9 +44,10 @@ enum Ask {
         chunks: Vec<u64>,
         table: bool,
         mutable: bool,
-        kept: bool,
+        lifetime: Lifetime,
         if_absent: bool,
         claim: Option<usize>,
+        control: Option<Control>,
     },
     Open {
         name: usize,
@@ -116,9 +117,13 @@ fn ask() -> impl Strategy<Value = Ask> {
         prop::collection::vec(0..10_u64, 0..3),
         any::<bool>(),
         any::<bool>(),
-        any::<bool>(),
+        prop_oneof![Just(Lifetime::Owned), Just(Lifetime::Kept), Just(Lifetime::Shared)],
         prop::bool::weighted(0.2),
         prop::option::weighted(0.4, pick.clone()),
+        prop::option::weighted(
+            0.3,
+            (1..3_u32, prop::option::of(1..3_u32)).prop_map(|(blocks, depth)| control(blocks, depth)),
+        ),
     );
     let growth = (
         pick.clone(),
@@ -128,8 +133,8 @@ fn ask() -> impl Strategy<Value = Ask> {
         any::<bool>(),
     );
     prop_oneof![
-        8 => commit.prop_map(|(name, kind, chunks, table, mutable, kept, if_absent, claim)| Ask::Commit {
-            name, kind, chunks, table, mutable, kept, if_absent, claim,
+        8 => commit.prop_map(|(name, kind, chunks, table, mutable, lifetime, if_absent, claim, control)| Ask::Commit {
+            name, kind, chunks, table, mutable, lifetime, if_absent, claim, control,
         }),
         8 => (name.clone(), version, prop::bool::weighted(0.3), any::<bool>())
             .prop_map(|(name, version, write, wait)| Ask::Open { name, version, write, wait }),
@@ -305,7 +310,8 @@ impl Run {
                 Effect::StartCell { .. }
                 | Effect::EndCell { .. }
                 | Effect::SettleCell(_)
-                | Effect::ReturnPermits { .. }
+                | Effect::Return { .. }
+                | Effect::Part { .. }
                 | Effect::ClearRow { .. } => {
                     said.control.push(effect);
                 }
@@ -330,12 +336,19 @@ impl Run {
         };
         self.watched.now += 1;
         match ask {
-            Ask::Commit { name: of, kind, chunks, table, mutable, kept, if_absent, claim: by } => {
+            Ask::Commit { name: of, kind, chunks, table, mutable, lifetime, if_absent, claim: by, control } => {
+                let lifetime = if *kind == Kind::Legacy { Lifetime::Owned } else { *lifetime };
+                let mut memory = self.watched.memory_of(*kind, chunks, *table, *mutable, lifetime);
+                if control.is_some() {
+                    memory = Arc::new(Memory { mutable: true, reserved: 0, ..(*memory).clone() });
+                }
                 Call::Commit(Commit {
                     name: name(*of),
-                    memory: self.watched.memory_of(*kind, chunks, *table, *mutable, *kept && *kind != Kind::Legacy),
+                    memory,
                     if_absent: *if_absent,
                     claim: by.map(|i| claim(&self.model, i)),
+                    control: *control,
+                    made: Vec::new(),
                 })
             }
             Ask::Open { name: of, version, write, wait } => Call::Open(Open {
@@ -424,13 +437,18 @@ impl Run {
     }
 }
 
-/// An opened version comes with all of its file descriptors, a grown one with those that are new, a timeline with the slabs
+/// An opened version comes with all of its file descriptors, a committed one with its control memory, a grown one with those that are new, a timeline with the slabs
 /// up to its own, a semaphore with its memory, everything else with none.
 fn check_fds(outcome: &Outcome, fds: &[FdId], model: &Model) {
     match outcome {
         Ok(Verdict::Timeline(opened)) => assert_eq!(fds, &model.objects.slabs[..=opened.slab as usize]),
         Ok(Verdict::Semaphore { .. }) => assert_eq!(fds.len(), 1),
         Ok(Verdict::Opened(opened)) => assert_eq!(fds, opened.memory.fds()),
+        Ok(Verdict::Committed { lease, .. }) => {
+            let member = model.holds.iter().find(|hold| hold.id == *lease).unwrap().member;
+            let control = model.held(member, *lease).unwrap().memory.control;
+            assert_eq!(fds, control.iter().flat_map(BlockControl::made).map(|made| made.fd).collect::<Vec<_>>());
+        }
         Ok(Verdict::Grown { chunks, memory, .. }) => assert_eq!(fds, memory.fds_from(*chunks)),
         _ => assert_eq!(fds, []),
     }

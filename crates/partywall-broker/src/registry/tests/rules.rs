@@ -266,8 +266,8 @@ fn limits_name_themselves_and_change_nothing() {
     w.join(a);
     let over = |bound, allowed, needed| Err(Refused::Limit { bound, allowed, needed });
     let commit = |w: &mut Watched, name: &str, chunks: &[u64], table| {
-        let memory = w.memory(chunks, table, false, true);
-        w.ask(a, Call::Commit(Commit { name: Name::new(name), memory, if_absent: false, claim: None })).1
+        let memory = w.memory(chunks, table, false, Lifetime::Kept);
+        w.ask(a, Call::Commit(commit(Name::new(name), memory))).1
     };
     assert!(commit(&mut w, "a", &[10], false).is_ok());
     assert_eq!(commit(&mut w, "b", &[10, 3], true), over(Bound::Bytes, 25, 26), "a table counts");
@@ -290,8 +290,8 @@ fn no_sum_overflows_even_without_a_limit() {
     let a = MemberId(1);
     w.join(a);
     for _ in 0..3 {
-        let memory = w.memory(&[u64::MAX, 7], true, false, true);
-        let commit = Commit { name: name("x"), memory, if_absent: false, claim: None };
+        let memory = w.memory(&[u64::MAX, 7], true, false, Lifetime::Kept);
+        let commit = commit(name("x"), memory);
         assert!(matches!(w.ask(a, Call::Commit(commit)).1, Err(Refused::Limit { bound: Bound::Bytes, .. })));
     }
 }
@@ -363,9 +363,9 @@ fn listings_come_in_pages_that_fit_a_message() {
     let (mut w, [a]) = Watched::with_members();
     // Straight into the registry: an audit after each of these would be quadratic.
     for i in 0..1000 {
-        let memory = w.memory(&[1], false, false, true);
+        let memory = w.memory(&[1], false, false, Lifetime::Kept);
         let name = Name::new(format!("{i:04}{}", "x".repeat(251)));
-        let call = Call::Commit(Commit { name, memory, if_absent: false, claim: None });
+        let call = Call::Commit(commit(name, memory));
         w.registry.apply(Event::Request { member: a, request: RequestId(i + 1), call }, 0);
     }
     let (mut after, mut seen, mut pages) = (None, Vec::new(), 0);
@@ -523,8 +523,8 @@ fn growths_are_bounded() {
 }
 
 fn publish(w: &mut Watched, member: MemberId, name: &str) -> (u64, LeaseId) {
-    let memory = w.memory_of(Kind::Legacy, &[10], false, false, false);
-    let commit = Commit { name: Name::new(name), memory, if_absent: false, claim: None };
+    let memory = w.memory_of(Kind::Legacy, &[10], false, false, Lifetime::Owned);
+    let commit = commit(Name::new(name), memory);
     match w.ask(member, Call::Commit(commit)).1 {
         Ok(Verdict::Committed { version, lease }) => (version, lease),
         other => panic!("{other:?}"),

@@ -1,0 +1,256 @@
+//! Pools and topics: whose blocks go back, when, and what no commit of one may say.
+
+use std::os::fd::OwnedFd;
+
+use partywall_os::{map::SharedMap, memfd::Draft};
+use partywall_shm::{
+    pool::{Attempt, Held, Pool},
+    topic::Topic,
+};
+use partywall_wire::{
+    Access, Answer, Call, Commit, Control, Lifetime, Limit, MemberState, NoGrowth, Open, Opened, Place, Refusal,
+    TopicShape, Whom, limits::MAX_BLOCKS,
+};
+
+use crate::{
+    common::{Client, TestBroker, eventually, host_commit, shake_hands},
+    roles::{Orphan, Role},
+};
+
+const POOL: Control = Control { blocks: 4, block_bytes: 100, topic: None };
+
+const SHAPE: TopicShape = TopicShape { depth: 2, history: 1, publishers: 1, subscribers: 2, held: 1, dtype: Some(2) };
+
+const TOPIC: Control = Control { blocks: 6, block_bytes: 100, topic: Some(SHAPE) };
+
+/// A commit of host memory, just as long as the blocks are.
+fn commit(name: &str, control: Control) -> Commit {
+    let chunks = [control.data_bytes().unwrap()];
+    let (mutable, lifetime) = (true, Lifetime::Shared);
+    Commit { mutable, lifetime, control: Some(control), ..host_commit(name, &chunks) }
+}
+
+/// The lease, and the control memory.
+fn create(client: &mut Client, name: &str, control: Control) -> Result<(u64, Vec<OwnedFd>), Refusal> {
+    send(client, commit(name, control))
+}
+
+fn send(client: &mut Client, commit: Commit) -> Result<(u64, Vec<OwnedFd>), Refusal> {
+    let chunk = Draft::create("partywall:test", commit.chunks[0]).unwrap().share().unwrap();
+    match client.ask_with(Call::Commit(commit), &[&chunk]) {
+        (Ok(Answer::Committed { lease, .. }), fds) => Ok((lease, fds)),
+        (Ok(other), _) => panic!("{other:?}"),
+        (Err(refusal), _) => Err(refusal),
+    }
+}
+
+/// The lease, and the control memory.
+pub(crate) fn open(client: &mut Client, name: &str) -> Result<(Opened, Vec<OwnedFd>), Refusal> {
+    let open = Open { name: name.into(), version: None, access: Access::Write, wait: false };
+    match client.ask_with(Call::Open(open), &[]) {
+        (Ok(Answer::Opened(opened)), mut fds) => Ok((opened, fds.split_off(1))),
+        (Ok(other), _) => panic!("{other:?}"),
+        (Err(refusal), _) => Err(refusal),
+    }
+}
+
+fn hold(pool: &Pool, row: u16) -> Held {
+    match pool.alloc(row) {
+        Attempt::Held(held) => held,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_pool_comes_with_its_words_for_all_who_open_it() {
+    let broker = TestBroker::start();
+    let (mut one, mut two) = (broker.client(), broker.client());
+    let (_, words) = create(&mut one, "p", POOL).unwrap();
+    let (opened, again) = open(&mut two, "p").unwrap();
+    assert_eq!((opened.control, opened.lifetime, words.len(), again.len()), (Some(POOL), Lifetime::Shared, 1, 1));
+    let (mine, theirs) = (Pool::map(&words[0]).unwrap(), Pool::map(&again[0]).unwrap());
+    let _held = hold(&mine, one.welcome.row);
+    assert_eq!(theirs.holders(), [(one.welcome.row, 1)], "they are the same words");
+
+    let (_, words) = create(&mut one, "t", TOPIC).unwrap();
+    let (opened, again) = open(&mut two, "t").unwrap();
+    assert_eq!((opened.control, words.len(), again.len()), (Some(TOPIC), 2, 2));
+    assert_eq!((Pool::map(&again[0]).unwrap().blocks(), Topic::map(&again[1]).unwrap().shape().depth), (6, 2));
+    assert_eq!(one.status().fds, 5, "two chunks, two pools' words, a topic's");
+}
+
+#[test]
+fn its_name_is_all_of_its_users_and_nobody_elses() {
+    let broker = TestBroker::start();
+    let (mut one, mut two) = (broker.client(), broker.client());
+    let (first, _) = create(&mut one, "p", POOL).unwrap();
+    let (opened, _) = open(&mut two, "p").unwrap();
+    let taken = Refusal::NameExists { name: "p".into(), version: 1 };
+    assert_eq!(create(&mut two, "p", POOL).err(), Some(taken.clone()));
+    assert_eq!(send(&mut one, host_commit_of_256("p")).err(), Some(taken), "nor does a segment follow it");
+    two.commit("s", b"x", false);
+    assert_eq!(create(&mut two, "s", POOL).err(), Some(Refusal::NameExists { name: "s".into(), version: 1 }));
+
+    assert_eq!(one.ask(Call::Release { lease: first }), Ok(Answer::Done));
+    open(&mut one, "p").unwrap();
+    one.ask(Call::Bye).unwrap();
+    let grow = partywall_wire::Grow {
+        lease: opened.lease,
+        growths: 0,
+        kind: opened.kind,
+        chunks: Vec::new(),
+        table: opened.table,
+        tensors: 1,
+    };
+    let fixed = Refusal::CannotGrow { name: "p".into(), version: 1, why: NoGrowth::Fixed };
+    assert_eq!(two.ask(Call::Grow(grow)), Err(fixed));
+    assert_eq!(two.ask(Call::Release { lease: opened.lease }), Ok(Answer::Done));
+    assert!(matches!(open(&mut two, "p"), Err(Refusal::NotFound { .. })), "it went with its last user");
+    assert!(create(&mut two, "p", TOPIC).is_ok());
+}
+
+fn host_commit_of_256(name: &str) -> Commit {
+    Commit { mutable: true, ..host_commit(name, &[256]) }
+}
+
+#[test]
+fn a_commit_whose_answer_was_lost_brings_the_words_again() {
+    let broker = TestBroker::start();
+    let mut member = broker.client();
+    let chunk = Draft::create("partywall:test", POOL.data_bytes().unwrap()).unwrap().share().unwrap();
+    let call = Call::Commit(commit("p", POOL));
+    let (first, words) = member.ask_with(call.clone(), &[&chunk]);
+    let held = hold(&Pool::map(&words[0]).unwrap(), member.welcome.row);
+    let (call_socket, events, welcome) = shake_hands(&broker.socket, Some(member.identity())).unwrap();
+    let mut again = Client { call: call_socket, events, welcome, last: member.last - 1 };
+    let (second, words) = again.ask_with(call, &[&chunk]);
+    assert_eq!(second, first);
+    assert!(Pool::map(&words[0]).unwrap().is_current(held.index(), held.generation()));
+    assert_eq!(again.status().fds, 2);
+}
+
+#[test]
+fn blocks_go_back_with_a_members_last_lease_its_good_bye_and_its_death() {
+    let broker = TestBroker::start();
+    let mut watcher = broker.client();
+    for control in [POOL, TOPIC] {
+        let (mine, words) = create(&mut watcher, "p", control).unwrap();
+        let pool = Pool::map(&words[0]).unwrap();
+        let mut user = broker.client();
+        let row = user.welcome.row;
+        let (first, _) = open(&mut user, "p").unwrap();
+        let (second, _) = open(&mut user, "p").unwrap();
+        let held = hold(&pool, row);
+        assert!(pool.offer(&hold(&pool, row)));
+        assert_eq!(user.ask(Call::Release { lease: first.lease }), Ok(Answer::Done));
+        user.ask(Call::Ping).unwrap();
+        assert_eq!(pool.holders(), [(row, 2)]);
+        assert_eq!(user.ask(Call::Release { lease: second.lease }), Ok(Answer::Done));
+        user.ask(Call::Ping).unwrap();
+        assert!(pool.audit().is_idle() && !pool.free(&held), "{:?}", pool.audit());
+
+        open(&mut user, "p").unwrap();
+        let _held = hold(&pool, row);
+        assert_eq!(user.ask(Call::Bye), Ok(Answer::Done));
+        eventually("it has left", || pool.audit().is_idle());
+
+        let mut holder = Role::start("block holder", &broker.socket);
+        holder.says();
+        assert_eq!(pool.audit().held, 3);
+        holder.kill();
+        eventually("they are back", || pool.audit().is_idle());
+        watcher.ask(Call::Release { lease: mine }).unwrap();
+    }
+}
+
+#[test]
+fn blocks_of_the_evicted_and_of_who_a_child_holds_stay_until_the_death() {
+    let broker = TestBroker::start();
+    let mut watcher = broker.client();
+    let (_, words) = create(&mut watcher, "p", POOL).unwrap();
+    let pool = Pool::map(&words[0]).unwrap();
+    let mut parent = Role::start("forked block holder", &broker.socket);
+    let member: u64 = parent.says().parse().unwrap();
+    let child = Orphan::of(&parent.says());
+    watcher.ask(Call::Evict { whom: Whom::Member(member), kill: false }).unwrap();
+    parent.kill();
+    eventually("the child is noticed", || watcher.state_of(member) == Some(MemberState::HeldByChild));
+    assert_eq!(pool.audit().held, 3, "its kernels may run on");
+    child.kill();
+    eventually("they are given back", || pool.audit().is_idle());
+}
+
+#[test]
+fn pools_that_cannot_be_are_refused() {
+    let broker = TestBroker::start();
+    let mut client = broker.client();
+    let shape = |topic| Control { topic: Some(topic), ..TOPIC };
+    let bad = [
+        Commit { mutable: false, ..commit("p", POOL) },
+        Commit { reserved: 1 << 20, ..commit("p", POOL) },
+        Commit { chunks: vec![1023], ..commit("p", POOL) },
+        Commit { control: Some(Control { blocks: 0, ..POOL }), ..commit("p", POOL) },
+        Commit { control: Some(Control { blocks: MAX_BLOCKS + 1, block_bytes: 1, topic: None }), ..commit("p", POOL) },
+        Commit { control: Some(Control { block_bytes: 0, ..POOL }), ..commit("p", POOL) },
+        Commit { control: Some(Control { block_bytes: u64::MAX, ..POOL }), ..commit("p", POOL) },
+        Commit { control: Some(Control { blocks: 5, ..TOPIC }), ..commit("t", TOPIC) },
+        Commit { control: Some(shape(TopicShape { depth: 3, ..SHAPE })), ..commit("t", TOPIC) },
+        Commit { control: Some(shape(TopicShape { publishers: 0, ..SHAPE })), ..commit("t", TOPIC) },
+        Commit { control: Some(shape(TopicShape { held: u32::MAX, ..SHAPE })), ..commit("t", TOPIC) },
+        Commit { control: Some(shape(TopicShape { history: 3, ..SHAPE })), ..commit("t", TOPIC) },
+        Commit { control: Some(shape(TopicShape { dtype: Some(0), ..SHAPE })), ..commit("t", TOPIC) },
+    ];
+    for bad in bad {
+        let outcome = send(&mut client, bad.clone());
+        assert!(matches!(outcome, Err(Refusal::Invalid { .. })), "{bad:?}: {outcome:?}");
+    }
+    let elsewhere = Commit { place: Place::Gpu([1; 16]), ..commit("p", POOL) };
+    assert!(matches!(send(&mut client, elsewhere), Err(Refusal::Invalid { .. })));
+    let claimed = Commit { claim: Some(7), ..commit("p", POOL) };
+    assert!(matches!(send(&mut client, claimed), Err(Refusal::Stale { .. })));
+    assert_eq!(client.status().fds, 0, "nothing was made for them, or it is gone");
+    assert!(create(&mut client, "p", Control { blocks: MAX_BLOCKS, block_bytes: 1, topic: None }).is_ok());
+}
+
+#[test]
+fn what_is_made_for_them_is_bounded() {
+    let broker = TestBroker::with(|config| config.limits.bytes = POOL.data_bytes().unwrap() + 100);
+    let mut client = broker.client();
+    assert!(matches!(create(&mut client, "p", POOL), Err(Refusal::Limit { limit: Limit::Bytes, .. })));
+    let broker = TestBroker::with(|config| config.limits.fds = Some(2));
+    let mut client = broker.client();
+    let full = Refusal::Limit { limit: Limit::Fds, allowed: 2, needed: 3 };
+    assert_eq!(create(&mut client, "t", TOPIC).err(), Some(full));
+    assert_eq!(client.status().fds, 0);
+    assert!(create(&mut client, "p", POOL).is_ok());
+}
+
+#[test]
+fn whatever_stands_in_their_words_the_broker_goes_on() {
+    let broker = TestBroker::start();
+    let mut watcher = broker.client();
+    let (_, words) = create(&mut watcher, "t", TOPIC).unwrap();
+    let maps: Vec<_> = words.iter().map(|fd| SharedMap::writable(fd).unwrap()).collect();
+    let mut seed = 7_u64;
+    for round in 0..30 {
+        let mut other = broker.client();
+        let (opened, _) = open(&mut other, "t").unwrap();
+        for words in maps.iter().map(|map| map.slice::<u64>(0, map.len() / 8).unwrap()) {
+            for at in 0..words.len() {
+                seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                // All of it at random, or near what it was.
+                words.set(at, if round % 2 == 0 { seed } else { words.get(at) ^ 1 << (seed >> 58) });
+            }
+        }
+        watcher.ask(Call::Inspect { name: "t".into(), version: None }).unwrap();
+        watcher.ask(Call::List { after: None }).unwrap();
+        watcher.ask(Call::Members { after: None }).unwrap();
+        watcher.ask(Call::Evict { whom: Whom::Member(other.welcome.member), kill: false }).unwrap();
+        let mut leaver = broker.client();
+        let (again, _) = open(&mut leaver, "t").unwrap();
+        assert_ne!(again.lease, opened.lease);
+        leaver.ask(Call::Release { lease: again.lease }).unwrap();
+        leaver.ask(Call::Bye).unwrap();
+    }
+    assert_eq!(watcher.ask(Call::Ping), Ok(Answer::Done));
+}
