@@ -72,6 +72,48 @@ pub struct TimelineCell {
     pub incarnation: u32,
 }
 
+#[cfg(all(test, loom))]
+mod new {
+    use super::{AtomicU64, Holds, Publishing, Seat, Subscribing};
+
+    fn zero() -> AtomicU64 {
+        AtomicU64::new(0)
+    }
+
+    impl Publishing {
+        pub(in super::super) fn new() -> Self {
+            Self {
+                seat: Seat::new(),
+                published: zero(),
+                cell: zero(),
+                incarnation: zero(),
+                blocked_since: zero(),
+                blocked_by: zero(),
+                zero: std::array::from_fn(|_| zero()),
+            }
+        }
+    }
+
+    impl Subscribing {
+        pub(in super::super) fn new() -> Self {
+            Self {
+                seat: Seat::new(),
+                cursor: zero(),
+                queue: zero(),
+                received: zero(),
+                dropped: zero(),
+                zero: std::array::from_fn(|_| zero()),
+            }
+        }
+    }
+
+    impl Holds {
+        pub(in super::super) fn new() -> Self {
+            Self(std::array::from_fn(|_| zero()))
+        }
+    }
+}
+
 #[cfg(not(loom))]
 mod layout {
     #![allow(unsafe_code)]

@@ -17,6 +17,8 @@
 //!        descriptors   384 bytes a block
 //! ```
 
+#![cfg_attr(loom, allow(dead_code, reason = "a model does what processes do at the same time, and no more"))]
+
 mod audit;
 mod core;
 mod descriptor;
@@ -25,6 +27,8 @@ mod join;
 #[cfg(not(loom))]
 mod mapped;
 mod members;
+#[cfg(all(test, loom))]
+mod models;
 mod publish;
 mod receive;
 mod recovery;

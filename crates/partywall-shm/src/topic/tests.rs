@@ -528,8 +528,13 @@ fn step() -> impl Strategy<Value = Step> {
 #[derive(Default)]
 struct Model {
     samples: Vec<u64>,
-    /// Of each reader: its next sample, how far it may be behind, and what it holds.
-    readers: [Option<(u64, Option<u32>, Vec<u64>)>; 3],
+    readers: [Option<Reader>; 3],
+}
+
+struct Reader {
+    next: u64,
+    queue: Option<u32>,
+    held: Vec<u64>,
 }
 
 impl Model {
@@ -541,13 +546,13 @@ impl Model {
 
     fn is_full(&self) -> bool {
         let next = self.samples.len() as u64;
-        self.readers.iter().flatten().any(|(cursor, queue, _)| queue.is_none() && next >= cursor + Self::DEPTH)
+        self.readers.iter().flatten().any(|reader| reader.queue.is_none() && next >= reader.next + Self::DEPTH)
     }
 
     /// Passes over what a reader does not receive any more; returns what it would receive.
     fn next(&mut self, reader: usize) -> Option<u64> {
         let (next, oldest) = (self.samples.len() as u64, self.oldest());
-        let (cursor, queue, _) = self.readers[reader].as_mut().unwrap();
+        let Reader { next: cursor, queue, .. } = self.readers[reader].as_mut().unwrap();
         if let Some(queue) = queue.map(u64::from) {
             if queue < Self::DEPTH && next > *cursor + queue {
                 *cursor = next - queue;
@@ -563,7 +568,7 @@ impl Model {
 proptest! {
     /// Rows 0 and 1 publish, rows 2 to 4 subscribe.
     #[test]
-    fn a_topic_does_what_the_model_does(steps in vec(step(), 1..200)) {
+    fn a_topic_does_what_the_model_does(steps in vec(step(), 1..100)) {
         let world = World::new(Shape { blocks: 24, depth: 4, publishers: 2, subscribers: 3, held: 4 });
         let mut model = Model::default();
         let mut publishers = [0, 1].map(|row| Some(world.publisher(row)));
@@ -608,8 +613,8 @@ proptest! {
                             prop_assert_eq!(world.read(&taken), value);
                             held.push(taken);
                             let model = model.readers[who].as_mut().unwrap();
-                            model.0 = next.unwrap() + 1;
-                            model.2.push(value);
+                            model.next = next.unwrap() + 1;
+                            model.held.push(value);
                         }
                         Received::Empty => prop_assert_eq!(next, None),
                         Received::Full => prop_assert!(next.is_some() && held.len() == 4),
@@ -623,7 +628,7 @@ proptest! {
                         continue;
                     }
                     let which = which % held.len();
-                    let values = &mut model.readers[who].as_mut().unwrap().2;
+                    let values = &mut model.readers[who].as_mut().unwrap().held;
                     prop_assert_eq!(world.read(&held[which]), values.remove(which));
                     world.topic.release(&world.pool, &held.remove(which));
                 }
@@ -632,7 +637,7 @@ proptest! {
                         let place = world.topic.join_as_subscriber(who as u16 + 2, queue, history).unwrap();
                         readers[who] = Some((place, Vec::new()));
                         let first = (model.samples.len() as u64).saturating_sub(history.into()).max(model.oldest());
-                        model.readers[who] = Some((first, queue, Vec::new()));
+                        model.readers[who] = Some(Reader { next: first, queue, held: Vec::new() });
                     }
                 }
                 Step::Leave(who) => if let Some((place, held)) = readers[who].take() {

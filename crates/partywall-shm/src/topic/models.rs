@@ -1,0 +1,374 @@
+//! Topics under the model checker.
+#![allow(clippy::unwrap_used, reason = "a model fails by panicking, as tests do")]
+
+use loom::{
+    cell::UnsafeCell,
+    model::Builder,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, AtomicU64},
+    },
+    thread,
+};
+
+use super::{
+    core::Core,
+    descriptor::Descriptor,
+    entry::Entry,
+    members::{Holds, Publishing, Subscribing},
+    *,
+};
+use crate::{
+    SLICE,
+    slots::{Attempt, Held, Polled, models::Words},
+};
+
+fn check(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.check(model);
+}
+
+/// A topic with two publishers, two subscribers, and one hold for each of these.
+struct World {
+    words: Words,
+    header: Header,
+    ring: Vec<Entry>,
+    publishers: Vec<Publishing>,
+    subscribers: Vec<Subscribing>,
+    holds: Vec<Holds>,
+    descriptors: Vec<Descriptor>,
+    /// What is in the blocks: the checker fails when one is written while another thread may read it.
+    memory: Vec<UnsafeCell<u64>>,
+}
+
+impl World {
+    fn new(depth: usize, blocks: usize) -> Arc<Self> {
+        let (zero, zero_32) = (|| AtomicU64::new(0), || AtomicU32::new(0));
+        let header = Header {
+            magic: zero(),
+            layout: zero(),
+            blocks: zero_32(),
+            depth: zero_32(),
+            publishers: zero_32(),
+            subscribers: zero_32(),
+            held: zero_32(),
+            zero_32: zero_32(),
+            zero: std::array::from_fn(|_| zero()),
+            tail: zero(),
+            samples: Bell::new(),
+            zero_64: std::array::from_fn(|_| zero()),
+            space: Bell::new(),
+            zero_128: std::array::from_fn(|_| zero()),
+            joins: zero(),
+            ids: zero(),
+            zero_192: std::array::from_fn(|_| zero()),
+        };
+        Arc::new(Self {
+            words: Words::new(blocks, 2),
+            header,
+            ring: (0..depth).map(|_| Entry::new()).collect(),
+            publishers: (0..2).map(|_| Publishing::new()).collect(),
+            subscribers: (0..2).map(|_| Subscribing::new()).collect(),
+            holds: (0..2).map(|_| Holds::new()).collect(),
+            descriptors: (0..blocks).map(|_| Descriptor::new()).collect(),
+            memory: (0..blocks).map(|_| UnsafeCell::new(0)).collect(),
+        })
+    }
+
+    fn core(&self) -> Core<'_> {
+        Core {
+            header: &self.header,
+            ring: &self.ring,
+            publishers: &self.publishers,
+            subscribers: &self.subscribers,
+            holds: &self.holds,
+            descriptors: &self.descriptors,
+            held: 1,
+        }
+    }
+
+    fn loan(&self, row: u16) -> Option<Held> {
+        let slots = self.words.core();
+        slots.try_acquire(row).or_else(|| {
+            self.core().sweep(slots);
+            slots.try_acquire(row)
+        })
+    }
+
+    /// Writes a block and publishes it.
+    fn publish_block(&self, place: &mut PublisherPlace, held: &Held, value: u64) -> Result<u64, Unpublished> {
+        #[allow(unsafe_code)]
+        self.memory[held.index() as usize].with_mut(|memory| {
+            // SAFETY: loom fails when this is not the only access.
+            unsafe { *memory = value }
+        });
+        let message = Message { status: Status::Ready, value, dtype: 1, shape: &[], bytes: 8, header: &[] };
+        self.core().publish(self.words.core(), place, held, &message)
+    }
+
+    fn publish(&self, place: &mut PublisherPlace, value: u64) -> Result<u64, Unpublished> {
+        let held = self.loan(1).unwrap();
+        self.publish_block(place, &held, value)
+    }
+
+    /// Sleeps until there is room.
+    fn publish_waiting(&self, place: &mut PublisherPlace, value: u64) -> u64 {
+        let held = self.loan(1).unwrap();
+        loop {
+            let seen = self.header.space.expect();
+            match self.publish_block(place, &held, value) {
+                Ok(position) => return position,
+                Err(Unpublished::Blocked { .. }) => self.header.space.sleep(seen, SLICE),
+                Err(other) => panic!("{other:?}"),
+            }
+        }
+    }
+
+    fn read(&self, taken: &Taken) -> u64 {
+        #[allow(unsafe_code)]
+        let read = |memory: *const u64| {
+            // SAFETY: loom fails when somebody writes meanwhile.
+            unsafe { *memory }
+        };
+        let value = self.memory[taken.block() as usize].with(read);
+        assert_eq!(self.descriptors[taken.block() as usize].describe().value, value);
+        value
+    }
+
+    fn receive(&self, place: &mut SubscriberPlace) -> Option<(u64, u64)> {
+        let Received::Sample(taken) = self.core().receive(self.words.core(), place) else { return None };
+        let value = self.read(&taken);
+        assert_eq!(self.read(&taken), value);
+        self.core().release(self.words.core(), &taken);
+        Some((value, taken.missed()))
+    }
+
+    /// Sleeps until there is a sample.
+    fn receive_waiting(&self, place: &mut SubscriberPlace) -> (u64, u64) {
+        loop {
+            let seen = self.header.samples.expect();
+            match self.receive(place) {
+                Some(received) => return received,
+                None => self.header.samples.sleep(seen, SLICE),
+            }
+        }
+    }
+
+    fn publisher(&self, row: u16) -> PublisherPlace {
+        self.core().join_as_publisher(row).unwrap()
+    }
+
+    fn subscriber(&self, row: u16, queue: Option<u32>, history: u32) -> SubscriberPlace {
+        self.core().join_as_subscriber(row, queue, history).unwrap()
+    }
+
+    /// Everything is where it should be, once all have stopped.
+    fn sound(&self) -> Audit {
+        self.core().sweep(self.words.core());
+        let audit = self.core().audit(self.words.core());
+        assert_eq!((audit.invalid, audit.unused, audit.handed), (0, 0, 0));
+        assert_eq!(audit.free + audit.held + audit.in_ring + audit.read, self.descriptors.len() as u32);
+        audit
+    }
+}
+
+fn spawn(world: &Arc<World>, other: impl FnOnce(&World) + 'static) -> thread::JoinHandle<()> {
+    let world = world.clone();
+    thread::spawn(move || other(&world))
+}
+
+/// The ring has one entry, which is overwritten while it is read: the reader has the old sample or the new one, whole.
+#[test]
+fn what_is_read_is_not_written() {
+    check(3, || {
+        let world = World::new(1, 3);
+        let (mut publisher, mut reader) = (world.publisher(1), world.subscriber(2, Some(1), 0));
+        world.publish(&mut publisher, 1).unwrap();
+        let other = spawn(&world, move |world| {
+            if let Some((value, missed)) = world.receive(&mut reader) {
+                assert_eq!(value, 1 + missed);
+            }
+        });
+        // The second one takes the third block, the third one the block of the first, unless it is read.
+        for value in 2..4 {
+            world.publish(&mut publisher, value).unwrap();
+        }
+        other.join().unwrap();
+        assert_eq!(world.sound(), Audit { free: 2, in_ring: 1, ..Audit::default() });
+    });
+}
+
+/// As above, with as few blocks as can be: the publisher goes without, rather than to write what is read.
+#[test]
+fn there_may_be_no_block() {
+    check(3, || {
+        let world = World::new(1, 2);
+        let (mut publisher, mut reader) = (world.publisher(1), world.subscriber(2, Some(1), 0));
+        world.publish(&mut publisher, 1).unwrap();
+        let other = spawn(&world, move |world| {
+            world.receive(&mut reader);
+            world.receive(&mut reader);
+        });
+        for value in 2..4 {
+            if let Some(held) = world.loan(1) {
+                world.publish_block(&mut publisher, &held, value).unwrap();
+            }
+        }
+        other.join().unwrap();
+        assert_eq!(world.sound(), Audit { free: 1, in_ring: 1, ..Audit::default() });
+    });
+}
+
+#[test]
+fn who_joins_misses_nothing_from_then_on() {
+    check(3, || {
+        let world = World::new(2, 4);
+        let mut publisher = world.publisher(1);
+        world.publish(&mut publisher, 0).unwrap();
+        let other = spawn(&world, move |world| {
+            let mut reader = world.subscriber(2, None, 1);
+            // What it has begun with, and everything that follows.
+            let first = reader.cursor;
+            for expected in first..first + 2 {
+                match world.receive(&mut reader) {
+                    Some(received) => assert_eq!(received, (expected, 0)),
+                    None => break,
+                }
+            }
+        });
+        for value in 1..4 {
+            match world.publish(&mut publisher, value) {
+                Ok(position) => assert_eq!(position, value),
+                Err(Unpublished::Blocked { .. }) => break,
+                Err(other) => panic!("{other:?}"),
+            }
+        }
+        other.join().unwrap();
+        world.sound();
+    });
+}
+
+#[test]
+fn a_publisher_that_waits_for_a_reader_is_woken() {
+    check(3, || {
+        let world = World::new(1, 4);
+        let (mut publisher, mut reader) = (world.publisher(1), world.subscriber(2, None, 0));
+        let other = spawn(&world, move |world| {
+            for expected in 0..2 {
+                assert_eq!(world.receive_waiting(&mut reader), (expected, 0));
+            }
+        });
+        for value in 0..2 {
+            assert_eq!(world.publish_waiting(&mut publisher, value), value);
+        }
+        other.join().unwrap();
+        world.sound();
+    });
+}
+
+#[test]
+fn a_publisher_that_waits_for_a_reader_that_leaves_is_woken() {
+    check(3, || {
+        let world = World::new(1, 4);
+        let (mut publisher, reader) = (world.publisher(1), world.subscriber(2, None, 0));
+        world.publish(&mut publisher, 0).unwrap();
+        let other = spawn(&world, move |world| {
+            world.core().part_subscriber(&reader);
+            world.core().leave_as_subscriber(&reader);
+        });
+        assert_eq!(world.publish_waiting(&mut publisher, 1), 1);
+        other.join().unwrap();
+        world.sound();
+    });
+}
+
+/// The broker parts a reader while it receives.
+#[test]
+fn who_is_parted_reads_nothing_that_is_written() {
+    check(3, || {
+        let world = World::new(1, 2);
+        let (mut publisher, mut reader) = (world.publisher(1), world.subscriber(2, None, 0));
+        world.publish(&mut publisher, 0).unwrap();
+        let broker = spawn(&world, |world| {
+            world.core().part(|row| row == 2, crate::timeline::Ending::Evicted, |_| None);
+        });
+        let other = spawn(&world, move |world| {
+            world.receive(&mut reader);
+        });
+        for value in 1..3 {
+            if let Some(held) = world.loan(1)
+                && world.publish_block(&mut publisher, &held, value).is_err()
+            {
+                assert!(world.words.core().release(&held));
+            }
+        }
+        broker.join().unwrap();
+        other.join().unwrap();
+        world.sound();
+    });
+}
+
+#[test]
+fn two_publish_at_once_and_all_see_one_order() {
+    check(3, || {
+        let world = World::new(2, 4);
+        let publishers = [1, 2].map(|row| world.publisher(row));
+        let mut reader = world.subscriber(3, None, 0);
+        let [mut first, mut second] = publishers;
+        let other = spawn(&world, move |world| {
+            world.publish(&mut second, 2).unwrap();
+        });
+        let position = world.publish(&mut first, 1).unwrap();
+        let mut seen = Vec::new();
+        while let Some((value, missed)) = world.receive(&mut reader) {
+            assert_eq!(missed, 0);
+            seen.push(value);
+        }
+        other.join().unwrap();
+        while let Some((value, _)) = world.receive(&mut reader) {
+            seen.push(value);
+        }
+        assert_eq!(seen, if position == 0 { [1, 2] } else { [2, 1] });
+        assert_eq!(world.sound(), Audit { free: 2, in_ring: 2, ..Audit::default() });
+    });
+}
+
+/// One waits for a block, which becomes free when its reader lets go, or when it is overwritten, whichever is last.
+#[test]
+fn who_waits_for_a_block_is_served() {
+    check(3, || {
+        let world = World::new(1, 2);
+        let (mut publisher, mut reader) = (world.publisher(1), world.subscriber(2, Some(1), 0));
+        world.publish(&mut publisher, 0).unwrap();
+        let held = world.loan(1).unwrap();
+        let Received::Sample(taken) = world.core().receive(world.words.core(), &mut reader) else {
+            panic!("it is there")
+        };
+        let readers = spawn(&world, move |world| {
+            world.read(&taken);
+            world.core().release(world.words.core(), &taken);
+        });
+        let publishers = spawn(&world, move |world| {
+            world.publish_block(&mut publisher, &held, 1).unwrap();
+        });
+        let waited = match world.words.core().acquire(3) {
+            Attempt::Held(held) => held,
+            Attempt::Waiting(mut waiter) => {
+                world.core().sweep(world.words.core());
+                loop {
+                    match waiter.poll() {
+                        Polled::Held(held) => break held,
+                        Polled::Waiting => waiter.sleep(SLICE),
+                        Polled::Lost => panic!("it waits"),
+                    }
+                }
+            }
+            Attempt::Crowded => panic!("there is room"),
+        };
+        readers.join().unwrap();
+        publishers.join().unwrap();
+        assert!(world.words.core().release(&waited));
+        assert_eq!(world.sound(), Audit { free: 1, in_ring: 1, ..Audit::default() });
+    });
+}
