@@ -69,7 +69,8 @@ impl Ledger {
     fn recover(&self, row: u16) -> u32 {
         match self {
             Self::Semaphore(semaphore) => semaphore.recover(|other| other == row),
-            Self::Pool(pool) | Self::Topic(_, pool) => pool.recover(|other| other == row),
+            Self::Pool(pool) => pool.recover(|other| other == row),
+            Self::Topic(topic, pool) => topic.recover(pool, |other| other == row),
         }
     }
 
