@@ -70,6 +70,7 @@ mod place;
 mod put;
 mod segment;
 mod semaphore;
+mod slots;
 mod timeline;
 
 pub use partywall_cuda as cuda;

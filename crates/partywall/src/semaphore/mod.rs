@@ -2,19 +2,16 @@
 
 mod permit;
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Duration};
 
-use partywall_shm::semaphore::{self as shm, Attempt, Held, Polled, Waiter};
-use partywall_wire::Call;
+use partywall_shm::semaphore::{self as shm, Held};
 
 pub use self::permit::{Permit, Unreleased};
 use crate::{
     attention::Attention,
     domain::{Domain, Keep},
     error::{Error, Result},
+    slots,
 };
 
 /// The most permits that a semaphore can have.
@@ -91,38 +88,10 @@ impl Semaphore {
     ///
     /// # Errors
     /// As [`acquire`](Self::acquire).
-    pub fn acquire_unless(&self, timeout: Duration, mut stop: impl FnMut() -> bool) -> Result<Option<Permit>> {
+    pub fn acquire_unless(&self, timeout: Duration, stop: impl FnMut() -> bool) -> Result<Option<Permit>> {
         let Open { memory, domain, .. } = &*self.open;
-        let link = domain.link();
-        link.require_ours()?;
-        if let Some(held) = memory.try_acquire(link.row()) {
-            return Ok(Some(self.permit(held)));
-        }
-        let (start, mut stopped) = (Instant::now(), false);
-        loop {
-            match memory.acquire(link.row()) {
-                Attempt::Held(held) => return Ok(Some(self.permit(held))),
-                Attempt::Waiting(waiter) => {
-                    let is_stopped = || {
-                        stopped = stop();
-                        stopped
-                    };
-                    if let Some(held) = self.wait(waiter, start, timeout, is_stopped)? {
-                        return Ok(Some(self.permit(held)));
-                    }
-                }
-                Attempt::Crowded => {
-                    link.require_broker()?;
-                    std::thread::sleep(CROWDED.min(timeout.saturating_sub(start.elapsed())));
-                    stopped = stop();
-                }
-            }
-            let is_late = start.elapsed() >= timeout;
-            if is_late || stopped {
-                memory.look_after_granted();
-                return if stopped { Ok(None) } else { Err(self.late(timeout)) };
-            }
-        }
+        let held = slots::take_unless(&**memory, domain, &self.attention, timeout, stop, || self.late(timeout))?;
+        Ok(held.map(|held| self.permit(held)))
     }
 
     /// Takes a permit if one is free and nobody waits for it.
@@ -130,13 +99,8 @@ impl Semaphore {
     /// # Errors
     /// [`Error::Forked`].
     pub fn try_acquire(&self) -> Result<Option<Permit>> {
-        let link = self.open.domain.link();
-        link.require_ours()?;
-        let held = self.open.memory.try_acquire(link.row());
-        if held.is_none() {
-            self.open.memory.look_after_granted();
-        }
-        Ok(held.map(|held| self.permit(held)))
+        let Open { memory, domain, .. } = &*self.open;
+        Ok(slots::try_take(&**memory, domain)?.map(|held| self.permit(held)))
     }
 
     /// How many permits are free at the moment.
@@ -164,34 +128,6 @@ impl Semaphore {
         &self.open.domain
     }
 
-    /// Waits for a turn until `timeout` after `start`. Nothing if the time is over, it is stopped, or the turn was lost.
-    fn wait(
-        &self,
-        mut waiter: Waiter<'_>,
-        start: Instant,
-        timeout: Duration,
-        mut is_stopped: impl FnMut() -> bool,
-    ) -> Result<Option<Held>> {
-        let mut now = self.attention.look(start, timeout, || !waiter.is_waiting());
-        loop {
-            match waiter.poll() {
-                Polled::Held(held) => return Ok(Some(held)),
-                Polled::Waiting => {}
-                // This process was stopped for a while, or the broker took the permit back: then it knows why.
-                Polled::Lost => return self.open.domain.link().call(Call::Ping).map(|_| None),
-            }
-            let left = timeout.saturating_sub(now.take().unwrap_or_else(Instant::now) - start);
-            if left.is_zero() || is_stopped() {
-                return Ok(waiter.cancel());
-            }
-            if let Err(gone) = self.open.domain.link().require_broker() {
-                return waiter.cancel().map(Some).ok_or(gone);
-            }
-            waiter.sleep(left);
-            self.open.memory.look_after_granted();
-        }
-    }
-
     fn late(&self, after: Duration) -> Error {
         Error::Timeout { what: format!("a permit of semaphore {:?}", self.open.name), after }
     }
@@ -208,6 +144,3 @@ impl Drop for Open {
         }
     }
 }
-
-/// How long to wait where there is no room among those who wait.
-const CROWDED: Duration = Duration::from_millis(1);
