@@ -45,6 +45,7 @@
 //! | [`Growth`], [`Pinned`] | segments that become longer; host segments that a GPU reaches |
 //! | [`Timeline`], [`TimelineWriter`] | order between processes: values that hosts and streams wait for |
 //! | [`Semaphore`], [`Permit`] | at most so many processes at a time |
+//! | [`Pool`], [`Block`], [`BlockRef`] | equal blocks of memory that go round between processes |
 //! | [`IpcEvent`] | CUDA's interprocess events, for code that uses them already |
 //! | [`gpu`] | GPUs as this process sees them, and memory on them |
 //! | [`doctor`] | finding out what works on this machine |
@@ -67,6 +68,7 @@ mod ipc_event;
 mod kind;
 mod mps;
 mod place;
+mod pool;
 mod put;
 mod segment;
 mod semaphore;
@@ -87,6 +89,7 @@ pub use self::{
     ipc_event::{IpcEvent, IpcEventHandle},
     kind::kind_name,
     place::{DeviceChoice, Place, UnknownDevice},
+    pool::{Block, BlockRef, MAX_BLOCKS, Pool, PoolOptions, PoolStats, UnreleasedBlock},
     put::{Put, check_name},
     segment::{
         Build, Builder, Claim, Element, Growth, OpenOptions, OpenOrBuild, Pinned, Publication, Refreshed, Segment,

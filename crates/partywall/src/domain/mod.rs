@@ -44,6 +44,7 @@ use crate::{
     gpu::{Gpu, Gpus},
     info::{self, NameInfo, Removed, SegmentInfo, StatusInfo},
     place::Place,
+    pool::Pools,
     segment::{Builder, Claim, OpenOptions, OpenOrBuild, Publication, Segment},
 };
 
@@ -62,6 +63,9 @@ struct Connection {
     link: Arc<Link>,
     service: Service,
     gpus: Gpus,
+    pools: Pools,
+    /// What has to wait for a GPU, for as long as that takes. Who has something done there has the connection meanwhile.
+    gpu_errands: Arc<Errands>,
 }
 
 impl Drop for Connection {
@@ -69,6 +73,7 @@ impl Drop for Connection {
         if self.link.require_ours().is_err() {
             self.service.forget();
             self.gpus.health.forget();
+            self.gpu_errands.forget();
             return;
         }
         self.gpus.health.stop();
@@ -145,7 +150,15 @@ impl DomainOptions {
             });
         });
         let gpus = Gpus::new(link.clone(), health);
-        Ok(Domain { connection: Arc::new(Connection { link, service, gpus }) })
+        Ok(Domain {
+            connection: Arc::new(Connection {
+                link,
+                service,
+                gpus,
+                pools: Pools::default(),
+                gpu_errands: Arc::default(),
+            }),
+        })
     }
 }
 
@@ -314,6 +327,14 @@ impl Domain {
 
     pub(crate) fn errands(&self) -> &Arc<Errands> {
         &self.connection.service.shared().errands
+    }
+
+    pub(crate) fn gpu_errands(&self) -> &Arc<Errands> {
+        &self.connection.gpu_errands
+    }
+
+    pub(crate) fn pools(&self) -> &Pools {
+        &self.connection.pools
     }
 
     pub(crate) fn words(&self) -> &Words {

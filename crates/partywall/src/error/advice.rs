@@ -40,6 +40,10 @@ impl Error {
             | Self::NoSuchMember { .. } => ErrorKind::NotFound,
             Self::TimelineEnded { .. } | Self::Tainted { .. } => ErrorKind::CheckFailed,
             Self::BadValue { .. } | Self::WrongMaximum { .. } | Self::BadMaximum { .. } => ErrorKind::Usage,
+            Self::NotAPool { .. } | Self::WrongPool { .. } | Self::BadPool { .. } | Self::BlockTooSmall { .. } => {
+                ErrorKind::Usage
+            }
+            Self::StaleBlock { .. } => ErrorKind::NotFound,
             Self::NotYourself
             | Self::BadName { .. }
             | Self::BadPattern { .. }
@@ -92,6 +96,12 @@ impl Error {
             Self::WrongMaximum { .. } => "open it with the number that it has, or use another name; it goes with the last process that has it open".into(),
             Self::BadMaximum { .. } => "open it with a number in that range".into(),
             Self::NotHeld { .. } => "give each permit back once, by the process that acquired it".into(),
+            Self::NotAPool { .. } => "use another name, or open it as what it is; `partywall ls` lists all names".into(),
+            Self::WrongPool { name, .. } => format!("open it as it is, or use another name; `partywall show {name}` says how it is"),
+            Self::BadPool { .. } => "give the number of blocks and their bytes, within that range".into(),
+            Self::BlockTooSmall { .. } => "make the pool with larger blocks, or put in less".into(),
+            Self::StaleBlock { .. } => "accept each reference once, while the process that offered it lives and has the pool open".into(),
+            Self::BlockNotHeld { .. } => "give each block back once, by the process that has it, and use it no more".into(),
             Self::BadName { .. } => "use letters, digits and `._-/`".into(),
             Self::BadPattern { .. } => "`*` stands for any characters and `?` for one, the rest is as in a name".into(),
             Self::Table { source: TableError::ForeignLayout { .. }, .. } => "run the same Partywall release on both sides".into(),
@@ -166,6 +176,12 @@ impl Error {
             Self::WrongMaximum { .. } => "wrong-maximum",
             Self::BadMaximum { .. } => "bad-maximum",
             Self::NotHeld { .. } => "not-held",
+            Self::NotAPool { .. } => "not-a-pool",
+            Self::WrongPool { .. } => "wrong-pool",
+            Self::BadPool { .. } => "bad-pool",
+            Self::BlockTooSmall { .. } => "block-too-small",
+            Self::StaleBlock { .. } => "stale-block",
+            Self::BlockNotHeld { .. } => "block-not-held",
             Self::BadName { .. } => "bad-name",
             Self::BadPattern { .. } => "bad-pattern",
             Self::Table { .. } => "bad-table",

@@ -189,6 +189,53 @@ pub enum Error {
         /// The semaphore.
         name: String,
     },
+    /// The name is of something else than a pool.
+    #[error("{name:?} is no pool, but {is}")]
+    NotAPool {
+        /// The name.
+        name: String,
+        /// What it is.
+        is: &'static str,
+    },
+    /// The pool is not as the caller said, or not the one that was meant.
+    #[error("pool {name:?} is another one: {why}")]
+    WrongPool {
+        /// The pool.
+        name: String,
+        /// What differs.
+        why: String,
+    },
+    /// No pool is as it was to be made.
+    #[error("pool {name:?} cannot be made: {why}")]
+    BadPool {
+        /// The pool.
+        name: String,
+        /// The rule that it breaks.
+        why: String,
+    },
+    /// What was to be in a block does not fit.
+    #[error("a block of {pool:?} has {has} bytes, and {needed} are needed")]
+    BlockTooSmall {
+        /// The pool.
+        pool: String,
+        /// Bytes of a block.
+        has: u64,
+        /// Bytes that were asked for.
+        needed: u64,
+    },
+    /// A reference to a block that is not offered any more: it was taken over, taken back, or came back with its holder's
+    /// death. What the block contains now is somebody else's.
+    #[error("{block} is not offered any more")]
+    StaleBlock {
+        /// The reference.
+        block: String,
+    },
+    /// A block was given back that is not held any more, or never was.
+    #[error("this block of pool {pool:?} is not held")]
+    BlockNotHeld {
+        /// The pool.
+        pool: String,
+    },
     /// The name breaks the rules for names.
     #[error("{} is not a name: {why}", beginning(name))]
     BadName {

@@ -11,6 +11,7 @@ use std::{
 use partywall_cuda::HostRegistration;
 use partywall_os::{
     Errno,
+    lent::{Lent, LentMut},
     map::{self, SealedMap, SharedMap},
     memfd,
 };
@@ -47,7 +48,7 @@ impl Kind for Host {
         let chunks: Vec<_> = used.iter().map(chunk).collect::<Result<_>>()?;
         let bytes = chunks.iter().map(memfd::Draft::len).sum();
         let reserved = reserve.map_or(0, |reserve| whole_pages(reserve).max(bytes));
-        Ok(Box::new(HostDraft { chunks, reserved, shared: None }))
+        Ok(Box::new(HostDraft { name: name.to_owned(), chunks, reserved, shared: None }))
     }
 
     fn chunk(&self, name: &str, _: Place, bytes: u64, _: &Gpus) -> Result<(u64, OwnedFd)> {
@@ -74,16 +75,14 @@ impl Kind for Host {
 
 fn draft(name: &str, bytes: u64) -> Result<memfd::Draft> {
     memfd::Draft::create(&format!("partywall:{name}"), bytes).map_err(|errno| match errno {
-        Errno::NOMEM | Errno::INVAL | Errno::FBIG | Errno::OVERFLOW => Error::OutOfMemory {
-            name: name.to_owned(),
-            place: Place::Host,
-            asked: bytes,
-            free: None,
-            total: None,
-            held: None,
-        },
+        Errno::NOMEM | Errno::INVAL | Errno::FBIG | Errno::OVERFLOW => out_of_memory(name, bytes),
         errno => Error::system(format!("making a memfd of {bytes} bytes for {name:?}"), errno),
     })
+}
+
+fn out_of_memory(name: &str, bytes: u64) -> Error {
+    let (free, total, held) = (None, None, None);
+    Error::OutOfMemory { name: name.to_owned(), place: Place::Host, asked: bytes, free, total, held }
 }
 
 /// The next whole number of pages: only behind one can something be mapped without a gap.
@@ -102,6 +101,7 @@ fn check_lengths(chunks: &[(u64, OwnedFd)]) -> Result<()> {
 }
 
 struct HostDraft {
+    name: String,
     chunks: Vec<memfd::Draft>,
     reserved: u64,
     /// What a mutable version is reached by once its writing is ended.
@@ -143,7 +143,11 @@ impl Draft for HostDraft {
         }
         if mutable && self.shared.is_none() {
             let map = SharedMap::new(&self.chunks, self.reserved as usize, true);
-            self.shared = Some(map.map_err(|e| Error::system("mapping the committed memory", e))?);
+            self.shared = Some(map.map_err(|errno| match errno {
+                // Whoever has not written to it yet could make more than there are addresses.
+                Errno::NOMEM => out_of_memory(&self.name, self.chunk_bytes().iter().sum()),
+                errno => Error::system("mapping the committed memory", errno),
+            })?);
         }
         Ok(())
     }
@@ -217,6 +221,13 @@ impl HostMemory {
         let pins = Mutex::new(chunks.iter().map(|_| Weak::new()).collect());
         Self { chunks, pins, grows, _written: Vec::new() }
     }
+
+    fn mutable(&self, chunk: usize) -> Result<&Arc<SharedMap>> {
+        match &self.chunks[chunk] {
+            HostChunk::Mutable(map) => Ok(map),
+            HostChunk::Frozen(_) => Err(wrong_kind("frozen host", "mutable host", "a shared slice")),
+        }
+    }
 }
 
 enum HostChunk {
@@ -243,10 +254,15 @@ impl Memory for HostMemory {
     }
 
     fn shared(&self, chunk: usize) -> Result<&SharedMap> {
-        match &self.chunks[chunk] {
-            HostChunk::Mutable(map) => Ok(map),
-            HostChunk::Frozen(_) => Err(wrong_kind("frozen host", "mutable host", "a shared slice")),
-        }
+        self.mutable(chunk).map(|map| &**map)
+    }
+
+    fn lend(&self, chunk: usize, offset: u64, bytes: u64) -> Result<Option<Lent>> {
+        Ok(self.mutable(chunk)?.lend(offset as usize, bytes as usize))
+    }
+
+    fn lend_mut(&self, chunk: usize, offset: u64, bytes: u64) -> Result<Option<LentMut>> {
+        Ok(self.mutable(chunk)?.lend_mut(offset as usize, bytes as usize))
     }
 
     fn device(&self, _: usize, _: u64, _: u64) -> Result<DeviceRange<'_>> {

@@ -14,7 +14,10 @@ use std::{
 };
 
 use partywall_cuda::{DeviceUuid, HostRegistration};
-use partywall_os::map::SharedMap;
+use partywall_os::{
+    lent::{Lent, LentMut},
+    map::SharedMap,
+};
 use partywall_wire::{Kind as WireKind, LegacyHandle};
 
 use crate::{
@@ -140,6 +143,16 @@ pub(crate) trait Memory: Send + Sync {
 
     /// A chunk that the CPU can reach, and that may change at any time.
     fn shared(&self, chunk: usize) -> Result<&SharedMap>;
+
+    /// Part of a chunk that the CPU can reach, for reading while nobody writes it; `None` if part of it is lent.
+    fn lend(&self, _chunk: usize, _offset: u64, _bytes: u64) -> Result<Option<Lent>> {
+        Err(wrong_kind("GPU", "host", "a slice"))
+    }
+
+    /// The same, for reading and writing while nobody else touches it.
+    fn lend_mut(&self, _chunk: usize, _offset: u64, _bytes: u64) -> Result<Option<LentMut>> {
+        Err(wrong_kind("GPU", "host", "a slice"))
+    }
 
     /// Part of a chunk on its GPU.
     fn device(&self, chunk: usize, offset: u64, bytes: u64) -> Result<DeviceRange<'_>>;

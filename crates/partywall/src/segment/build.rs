@@ -150,7 +150,6 @@ impl Builder {
 
     /// Makes it a pool or topic, whose blocks are the first chunk: mutable, of one length, under a name that goes with the
     /// last who uses it unless it is kept.
-    #[expect(dead_code, reason = "what pools are made with")]
     pub(crate) fn control(mut self, control: Control) -> Self {
         self.control = Some(control);
         self.mutable(true)

@@ -1,5 +1,6 @@
 //! Segments: names with versions, each a table of tensors over a few chunks of memory.
 
+mod blocks;
 mod build;
 mod growth;
 mod open;
@@ -60,7 +61,6 @@ pub struct Segment {
 
 /// The control memory of a pool or topic.
 #[derive(Debug)]
-#[expect(dead_code, reason = "what pools are made with")]
 pub(crate) struct ControlMemory {
     pub(crate) shape: Control,
     /// The pool's words, then the topic's.
@@ -177,7 +177,6 @@ impl Segment {
     }
 
     /// What makes it a pool or topic, if it is one and nobody has taken that yet.
-    #[expect(dead_code, reason = "what pools are made with")]
     pub(crate) fn take_control(&mut self) -> Option<ControlMemory> {
         self.control.take()
     }

@@ -2,6 +2,7 @@
 //! Whatever they leave, nothing is lost, and the others go on.
 #![allow(clippy::unwrap_used, reason = "what is said of tests holds for their helpers")]
 
+mod pool;
 mod semaphore;
 mod timeline;
 
@@ -25,6 +26,7 @@ fn play() {
     let Ok(role) = std::env::var(ROLE) else { return };
     let memory: File = OpenOptions::new().read(true).write(true).open(std::env::var(MEMORY).unwrap()).unwrap();
     match role.split_once(' ').unwrap() {
+        ("pool", role) => pool::play(role, memory),
         ("semaphore", role) => semaphore::play(role, memory),
         ("timeline", role) => timeline::play(role, memory),
         _ => panic!("{role}"),

@@ -7,6 +7,7 @@ mod deaths;
 mod growth;
 mod open;
 mod pidfds;
+mod pools;
 mod segments;
 mod semaphores;
 mod watch;
@@ -31,6 +32,8 @@ fn owners_go_to_any_thread() {
         anywhere::<partywall::Build>();
         anywhere::<partywall::Semaphore>();
         anywhere::<partywall::Permit>();
+        anywhere::<partywall::Pool>();
+        anywhere::<partywall::Block>();
         anywhere::<partywall::Error>();
     };
 }
@@ -42,6 +45,7 @@ fn role() {
         match role.as_str() {
             "grower" | "follower" => growth::play(&role),
             "permit holder" | "permit waiter" | "permit loser" => semaphores::play(&role),
+            role if role.starts_with("pool ") => pools::play(role),
             "sandboxed" => pidfds::play(),
             "watcher" => watch::play(),
             _ => deaths::play(&role),

@@ -138,6 +138,11 @@ impl Actor {
         self.child.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
     }
 
+    /// Tells it something.
+    pub(crate) fn tell(&mut self, line: &str) {
+        writeln!(self.child.stdin.as_mut().unwrap(), "{line}").unwrap();
+    }
+
     pub(crate) fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();

@@ -1,0 +1,281 @@
+//! What is allocated, given back, and handed on.
+
+use std::{
+    fmt,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use bytemuck::PodCastError;
+use partywall_cuda::StreamRef;
+use partywall_os::lent::LentMut;
+use partywall_shm::pool::Held;
+
+use super::{BlockRef, Blocks};
+use crate::{
+    error::{Error, Result},
+    gpu::{DeviceRange, access_error},
+    segment::Element,
+    timeline::Behind,
+};
+
+/// A block of a [`Pool`](super::Pool), of which nobody else has anything. Dropping it gives it back.
+///
+/// If its address on the GPU was asked for, work that this process has enqueued may still use it: then a dropped block comes
+/// back when everything is over that the process runs on that GPU at that moment, which a thread waits for. That is always
+/// right, and often later than necessary: [`release_on`](Self::release_on) waits for one stream.
+///
+/// In a forked child it is the parent's, and dropping it there does nothing.
+#[must_use = "a block is given back when it is dropped"]
+pub struct Block {
+    blocks: Arc<Blocks>,
+    /// `None` once it is given back, or belongs to another.
+    held: Option<Held>,
+    /// Its bytes, once they were asked for.
+    bytes: OnceLock<Option<LentMut>>,
+    /// Whether somebody was told where it is on the GPU.
+    told: AtomicBool,
+}
+
+/// A block that could not be given to a stream.
+#[derive(Debug)]
+pub struct UnreleasedBlock {
+    /// Why.
+    pub error: Error,
+    /// The block, still held.
+    pub block: Box<Block>,
+}
+
+impl Block {
+    pub(super) fn new(blocks: Arc<Blocks>, held: Held) -> Self {
+        Self { blocks, held: Some(held), bytes: OnceLock::new(), told: AtomicBool::new(false) }
+    }
+
+    /// Its bytes, to be written by the CPU. Host memory only.
+    ///
+    /// # Errors
+    /// [`Error::WrongKind`]; [`Error::BlockNotHeld`] if the broker gave it to others, because it took this process for dead,
+    /// and another thread of this process has it now.
+    pub fn bytes_mut(&mut self) -> Result<&mut [u8]> {
+        self.lend()?;
+        match self.bytes.get_mut() {
+            Some(Some(bytes)) => Ok(bytes),
+            _ => Err(Error::BlockNotHeld { pool: self.blocks.name().to_owned() }),
+        }
+    }
+
+    /// Its bytes, to be read by the CPU. Host memory only.
+    ///
+    /// # Errors
+    /// As [`bytes_mut`](Self::bytes_mut).
+    pub fn bytes(&self) -> Result<&[u8]> {
+        self.lend().map(|bytes| &**bytes)
+    }
+
+    /// Its first elements of a type, as many as fit, to be written by the CPU. Host memory only.
+    ///
+    /// # Errors
+    /// As [`bytes_mut`](Self::bytes_mut); [`Error::BlockTooSmall`] if not one fits.
+    pub fn as_mut_slice<T: Element>(&mut self) -> Result<&mut [T]> {
+        let (len, pool) = (self.elements::<T>()?, self.blocks.clone());
+        bytemuck::try_cast_slice_mut(&mut self.bytes_mut()?[..len]).map_err(|e| not_elements(&pool, e))
+    }
+
+    /// Its first elements of a type, as many as fit, to be read by the CPU. Host memory only.
+    ///
+    /// # Errors
+    /// As [`as_mut_slice`](Self::as_mut_slice).
+    pub fn as_slice<T: Element>(&self) -> Result<&[T]> {
+        let len = self.elements::<T>()?;
+        bytemuck::try_cast_slice(&self.bytes()?[..len]).map_err(|e| not_elements(&self.blocks, e))
+    }
+
+    /// Where it is on its GPU, for kernels and copies of the caller's.
+    ///
+    /// # Errors
+    /// [`Error::WrongKind`] for host memory.
+    pub fn device(&self) -> Result<DeviceRange<'_>> {
+        let range = self.blocks.device(self.index())?;
+        self.told.store(true, Ordering::Relaxed);
+        Ok(range)
+    }
+
+    /// Sets all its bytes to zero. Host memory only.
+    ///
+    /// # Errors
+    /// As [`bytes_mut`](Self::bytes_mut).
+    pub fn zero(&mut self) -> Result<()> {
+        self.bytes_mut().map(|bytes| bytes.fill(0))
+    }
+
+    /// Enqueues setting all its bytes to zero. Returns at once.
+    ///
+    /// # Errors
+    /// [`Error::WrongKind`] for host memory; [`Error::BadRange`] for a stream of another GPU; [`Error::ContextLost`],
+    /// [`Error::Cuda`].
+    pub fn zero_on(&mut self, stream: StreamRef<'_>) -> Result<()> {
+        let range = self.device()?;
+        stream.enqueue_set(range.as_slice(), 0).map_err(access_error("zeroing a block"))
+    }
+
+    /// Gives it back. If its address on the GPU was asked for, waits first until everything is over that this process runs
+    /// there.
+    ///
+    /// # Errors
+    /// [`Error::BlockNotHeld`] if it was not held any more: the broker gave it to others, because it took this process for
+    /// dead. [`Error::ContextLost`], [`Error::Cuda`]: it is given back when this process ends. [`Error::Forked`].
+    pub fn release(mut self) -> Result<()> {
+        self.blocks.domain().link().require_ours()?;
+        let Some(held) = self.let_go() else { return Ok(()) };
+        if self.is_told()
+            && let Some(gpu) = self.blocks.gpu()
+        {
+            self.blocks.wait_idle(gpu)?;
+        }
+        self.free(&held)
+    }
+
+    /// Gives it back when everything that is on `stream` now is done. Returns at once.
+    ///
+    /// The stream writes a word behind its work, for which the connection's service thread looks, with pauses of up to
+    /// 1 ms. If the process is killed before, the block comes back when its death is proved. If its CUDA context is lost,
+    /// nobody knows whether the work is over, and the block comes back with the process's end.
+    ///
+    /// # Errors
+    /// The block comes back with the error, still held: [`Error::Captured`], [`Error::ContextLost`], [`Error::Cuda`];
+    /// [`Error::Forked`].
+    pub fn release_on(mut self, stream: StreamRef<'_>) -> Result<(), UnreleasedBlock> {
+        let Some(held) = self.let_go() else { return Ok(()) };
+        let (words, keep) = (self.blocks.words().clone(), self.blocks.keep());
+        // Neither is lost with what is refused.
+        let held = Arc::new(held);
+        let given = held.clone();
+        let released = self.blocks.domain().behind(
+            stream,
+            || format!("giving a block of pool {:?} to a stream", self.pool()),
+            move |behind| {
+                // With its lease: without one the broker would give it to others at once.
+                let _kept = keep;
+                if behind == Behind::Done {
+                    words.free(&given);
+                }
+            },
+        );
+        released.map_err(|error| {
+            self.held = Arc::into_inner(held);
+            UnreleasedBlock { error, block: Box::new(self) }
+        })
+    }
+
+    /// Offers it to whoever gets the reference and [accepts](super::Pool::accept) it. It stays this process's until then:
+    /// it comes back if this process dies, or closes the last handle of the pool, before that. Its bytes are to be complete.
+    ///
+    /// Nothing is waited for: who takes it over orders himself after work that a GPU still does in it, by a
+    /// [`Timeline`](crate::Timeline).
+    ///
+    /// # Errors
+    /// [`Error::BlockNotHeld`], [`Error::Forked`].
+    pub fn offer(mut self) -> Result<BlockRef> {
+        self.blocks.domain().link().require_ours()?;
+        let reference = self.reference();
+        match self.let_go() {
+            Some(held) if self.blocks.words().offer(&held) => Ok(reference),
+            _ => Err(self.not_held()),
+        }
+    }
+
+    /// Which block of the pool it is, from 0 on.
+    pub fn index(&self) -> u32 {
+        self.held.as_ref().map_or(0, Held::index)
+    }
+
+    /// Another number each time that a block of the pool is taken.
+    pub fn generation(&self) -> u64 {
+        self.held.as_ref().map_or(0, Held::generation)
+    }
+
+    /// Its length in bytes.
+    pub fn len(&self) -> u64 {
+        self.blocks.shape().block_bytes
+    }
+
+    /// Never: a block has at least one byte.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// The pool's name.
+    pub fn pool(&self) -> &str {
+        self.blocks.name()
+    }
+
+    fn reference(&self) -> BlockRef {
+        let (pool, version) = (self.blocks.name().to_owned(), self.blocks.version());
+        BlockRef { pool, version, index: self.index(), generation: self.generation() }
+    }
+
+    /// Its bytes, taken from the mapping when they are first asked for.
+    fn lend(&self) -> Result<&LentMut> {
+        // Once, whatever threads ask at the same time: they would not lend to each other.
+        let lent = self.bytes.get_or_init(|| self.blocks.lend_mut(self.index()).ok().flatten());
+        match lent {
+            Some(bytes) => Ok(bytes),
+            None => Err(self.blocks.lend_mut(self.index()).err().unwrap_or_else(|| self.not_held())),
+        }
+    }
+
+    /// Bytes of the elements of a type that fit.
+    fn elements<T: Element>(&self) -> Result<usize> {
+        let (has, needed) = (self.len(), size_of::<T>() as u64);
+        if has < needed {
+            return Err(Error::BlockTooSmall { pool: self.pool().to_owned(), has, needed });
+        }
+        Ok((has - has % needed) as usize)
+    }
+
+    fn is_told(&self) -> bool {
+        self.told.load(Ordering::Relaxed)
+    }
+
+    /// Ends the use of its bytes, so that the next who has it can use them.
+    fn let_go(&mut self) -> Option<Held> {
+        self.bytes = OnceLock::new();
+        self.held.take()
+    }
+
+    fn free(&self, held: &Held) -> Result<()> {
+        if self.blocks.words().free(held) { Ok(()) } else { Err(self.not_held()) }
+    }
+
+    fn not_held(&self) -> Error {
+        Error::BlockNotHeld { pool: self.pool().to_owned() }
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        let Some(held) = self.let_go() else { return };
+        if self.blocks.domain().link().require_ours().is_err() {
+            return;
+        }
+        if self.is_told() {
+            let words = self.blocks.words().clone();
+            return self.blocks.when_idle(move || _ = words.free(&held));
+        }
+        if let Err(error) = self.free(&held) {
+            tracing::warn!(%error, "a block was given back too late");
+        }
+    }
+}
+
+impl fmt::Debug for Block {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Block({}: {} bytes)", self.reference(), self.len())
+    }
+}
+
+fn not_elements(blocks: &Blocks, error: PodCastError) -> Error {
+    Error::BadRange { tensor: blocks.name().to_owned(), why: format!("a block's bytes are no elements: {error}") }
+}

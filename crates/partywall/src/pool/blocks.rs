@@ -1,0 +1,184 @@
+//! Blocks as this process has them: their memory, the words that say whose they are, and the lease that keeps both.
+
+use std::{
+    fmt,
+    os::fd::OwnedFd,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use partywall_cuda::{CuResult, CudaError};
+use partywall_os::lent::{Lent, LentMut};
+use partywall_shm::pool as shm;
+use partywall_wire::Control;
+
+use crate::{
+    domain::{Domain, Keep},
+    error::{Error, Result},
+    gpu::{DeviceRange, Gpu, failed_call},
+    segment::Segment,
+};
+
+/// The blocks of an open pool or topic. Whoever has a block has this, too.
+pub(crate) struct Blocks {
+    /// Without its lease. `None` once this is dropped.
+    segment: Option<Segment>,
+    words: Arc<shm::Pool>,
+    shape: Control,
+    stride: u64,
+    /// `None` once this is dropped.
+    keep: Option<Arc<Keep>>,
+    /// What is to be done once the GPU is idle.
+    waiting: Mutex<Vec<Then>>,
+}
+
+type Then = Box<dyn FnOnce() + Send>;
+
+impl Blocks {
+    /// Of a segment that is a pool or topic; of a topic with its own control memory.
+    pub(crate) fn new(mut segment: Segment) -> Result<(Self, Option<OwnedFd>)> {
+        let (name, bytes) = (segment.name().to_owned(), segment.bytes());
+        let foreign = |what: &str| Error::Protocol(format!("it gave {name:?} {what}"));
+        let control = segment.take_control().ok_or_else(|| foreign("without control memory"))?;
+        let (shape, mut fds) = (control.shape, control.fds.into_iter());
+        let stride = shape.stride().filter(|_| shape.data_bytes().is_some_and(|needed| needed <= bytes));
+        let stride = stride.ok_or_else(|| foreign("with blocks that lie outside its memory"))?;
+        let words = fds.next().ok_or_else(|| Error::NoFileDescriptor(format!("the words of {name:?}")))?;
+        let words = shm::Pool::map(words)
+            .map_err(|source| Error::System { what: format!("mapping the words of {name:?}"), source })?;
+        if words.blocks() != shape.blocks {
+            return Err(foreign("with another number of words than blocks"));
+        }
+        let keep = segment.take_lease();
+        let words = Arc::new(words);
+        Ok((Self { segment: Some(segment), words, shape, stride, keep, waiting: Mutex::default() }, fds.next()))
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        self.segment().name()
+    }
+
+    pub(crate) fn version(&self) -> u64 {
+        self.segment().version()
+    }
+
+    pub(crate) fn domain(&self) -> &Domain {
+        self.segment().domain()
+    }
+
+    /// Where they are, which nobody changes any more.
+    pub(crate) fn segment(&self) -> &Segment {
+        // Only `drop` takes it.
+        self.segment.as_ref().expect("the blocks are mapped until they are dropped")
+    }
+
+    pub(crate) fn words(&self) -> &Arc<shm::Pool> {
+        &self.words
+    }
+
+    pub(crate) fn shape(&self) -> &Control {
+        &self.shape
+    }
+
+    /// The lease, for what may outlive this: without it the broker gives to others what this process has.
+    pub(crate) fn keep(&self) -> Option<Arc<Keep>> {
+        self.keep.clone()
+    }
+
+    /// The bytes of a block in host memory, for those who read them while nobody writes. `None` if somebody in this process
+    /// may.
+    #[expect(dead_code, reason = "how samples of topics are read")]
+    pub(crate) fn lend(&self, index: u32) -> Result<Option<Lent>> {
+        self.segment().lend(self.offset(index), self.shape.block_bytes)
+    }
+
+    /// The same for the one who has it alone. `None` if another in this process uses it.
+    pub(crate) fn lend_mut(&self, index: u32) -> Result<Option<LentMut>> {
+        self.segment().lend_mut(self.offset(index), self.shape.block_bytes)
+    }
+
+    /// A block on the GPU.
+    pub(crate) fn device(&self, index: u32) -> Result<DeviceRange<'_>> {
+        self.segment().device_range(self.offset(index), self.shape.block_bytes)
+    }
+
+    /// The GPU that this process uses them on; `None` for host memory.
+    pub(crate) fn gpu(&self) -> Option<&Gpu> {
+        self.segment().gpu()
+    }
+
+    /// Has `then` done, on another thread, when everything is over that this process runs on the GPU now. Never, if the
+    /// context is lost: then nobody knows what is over.
+    pub(crate) fn when_idle(self: &Arc<Self>, then: impl FnOnce() + Send + 'static) {
+        if self.gpu().is_none() {
+            return then();
+        }
+        let mut waiting = self.waiting();
+        waiting.push(Box::new(then));
+        if waiting.len() > 1 {
+            // Whoever put the first one there has somebody wait for all of them.
+            return;
+        }
+        drop(waiting);
+        let blocks = self.clone();
+        self.domain().gpu_errands().run(move || {
+            // Taken before the wait: what comes later may be used by work that this does not wait for.
+            let waiting = std::mem::take(&mut *blocks.waiting());
+            match blocks.gpu().map_or(Ok(()), |gpu| blocks.wait_idle(gpu)) {
+                Ok(()) => waiting.into_iter().for_each(|then| then()),
+                Err(error) => tracing::warn!(pool = blocks.name(), %error, "blocks stay held until this process ends"),
+            }
+        });
+    }
+
+    /// Waits until everything is over that this process runs on `gpu` now.
+    pub(crate) fn wait_idle(&self, gpu: &Gpu) -> Result<()> {
+        let health = self.domain().health();
+        loop {
+            health.check()?;
+            // Relaxed, so that asking spoils no capture of another thread.
+            let waited = gpu.context().guard_relaxed().and_then(|_guard| gpu.context().synchronize());
+            match waited {
+                Ok(()) => return Ok(()),
+                Err(error) if is_capturing(&error) => std::thread::sleep(CAPTURE),
+                Err(error) => {
+                    health.note(gpu.uuid(), &error);
+                    return Err(failed_call(&format!("waiting for blocks of {:?} to be unused", self.name()), error));
+                }
+            }
+        }
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, Vec<Then>> {
+        // Nothing is left half-done behind it.
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn offset(&self, index: u32) -> u64 {
+        // `new` has found all of them to lie within the memory.
+        u64::from(index) * self.stride
+    }
+}
+
+impl Drop for Blocks {
+    fn drop(&mut self) {
+        // Unmapped before the lease is given back; on a GPU that waits for whatever still uses it.
+        self.segment = None;
+        if let Some(keep) = self.keep.take() {
+            keep.release();
+        }
+    }
+}
+
+impl fmt::Debug for Blocks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Blocks").field("name", &self.name()).field("shape", &self.shape).finish_non_exhaustive()
+    }
+}
+
+fn is_capturing(error: &CudaError) -> bool {
+    matches!(error.code, CuResult::STREAM_CAPTURE_UNSUPPORTED | CuResult::STREAM_CAPTURE_IMPLICIT)
+}
+
+/// How long to wait before a context is asked again that cannot be waited for while a graph is captured in it.
+const CAPTURE: Duration = Duration::from_millis(10);

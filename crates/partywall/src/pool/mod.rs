@@ -1,0 +1,211 @@
+//! Pools: equal blocks of shared memory that go round between processes.
+
+mod block;
+mod blocks;
+mod options;
+mod pools;
+mod reference;
+
+use std::{sync::Arc, time::Duration};
+
+use partywall_shm::pool::{Held, MAX_BLOCKS as MOST};
+
+pub use self::{
+    block::{Block, UnreleasedBlock},
+    options::PoolOptions,
+    reference::BlockRef,
+};
+pub(crate) use self::{blocks::Blocks, pools::Pools};
+use crate::{
+    attention::Attention,
+    domain::Domain,
+    error::{Error, Result},
+    gpu::Gpu,
+    place::Place,
+    slots,
+};
+
+/// The most blocks that a pool can have.
+pub const MAX_BLOCKS: u32 = MOST;
+
+/// A named number of equal blocks of memory, in host memory or on a GPU, that any process takes and gives back: for buffers
+/// that are made all the time and used by several processes.
+///
+/// A block is taken and given back in shared memory, without the broker and without the driver: about a tenth of a
+/// microsecond while one is free. All blocks are one mapping, made when the pool is opened, however many handles of it a
+/// connection has.
+///
+/// # Whose a block is
+///
+/// Who has taken a block is the only one who uses it, until he gives it back, or has [offered](Block::offer) it and somebody
+/// else [accepts](Pool::accept) it. Processes keep to that; the kernel does not enforce it. A block has a *generation*,
+/// another one each time that it is taken or taken over: a reference to what it was before is
+/// [stale](Error::StaleBlock), and never leads to somebody else's data. What a block contains when it is taken is what its
+/// last user left there; [`Block::zero`] and [`Block::zero_on`] clear it.
+///
+/// # Order
+///
+/// Who finds no block waits, and is served in order, exactly as with a [`Semaphore`](crate::Semaphore).
+///
+/// # Deaths
+///
+/// Blocks of a process that is killed, and those that it had offered, are free for others within a second of its death's
+/// proof; where that proves nothing, as under MPS, they are in quarantine with the process. One that is stopped keeps its
+/// blocks; what it waits for goes to the next. When the broker is gone, blocks go round as before, but waits end with
+/// [`Error::BrokerGone`].
+///
+/// The pool goes with the last process that has it open, unless it is [kept](PoolOptions::kept). May be used from any
+/// thread.
+#[derive(Debug)]
+pub struct Pool {
+    blocks: Arc<Blocks>,
+    attention: Attention,
+}
+
+/// What a pool's blocks are at the moment. While others use it the numbers are of no single moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PoolStats {
+    /// How many there are.
+    pub blocks: u32,
+    /// How many anybody may take.
+    pub free: u32,
+    /// How many somebody has, or is just getting.
+    pub held: u32,
+    /// How many their holders have offered to others.
+    pub offered: u32,
+    /// How many threads, of whatever processes, wait for one.
+    pub waiting: u32,
+}
+
+impl Domain {
+    /// Pool `name`: to make it, or to open what another process has made.
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # use partywall::{Domain, Place};
+    /// # let domain = Domain::connect()?;
+    /// let frames = domain.pool("frames").blocks(64).block_bytes(4 << 20).open_or_create()?;
+    /// let mut frame = frames.alloc(Duration::from_secs(1))?;
+    /// frame.bytes_mut()?.fill(7);
+    /// let sent = frame.offer()?.to_string(); // to another process, in whatever way
+    /// // There:
+    /// let frame = frames.accept(&sent.parse()?)?;
+    /// assert_eq!(frame.as_slice::<u32>()?[0], 0x0707_0707);
+    /// # Ok::<(), partywall::Error>(())
+    /// ```
+    pub fn pool(&self, name: &str) -> PoolOptions {
+        PoolOptions::new(self.clone(), name)
+    }
+}
+
+impl Pool {
+    fn new(blocks: Arc<Blocks>) -> Self {
+        Self { blocks, attention: Attention::new() }
+    }
+
+    /// Takes a block, and waits for one up to `timeout`.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`]; [`Error::BrokerGone`] when it has to wait; [`Error::Forked`].
+    pub fn alloc(&self, timeout: Duration) -> Result<Block> {
+        self.alloc_unless(timeout, || false)?.ok_or_else(|| self.late(timeout))
+    }
+
+    /// As [`alloc`](Self::alloc), but gives up when `stop` says so: then it is `None`. While it waits `stop` is asked every
+    /// 100 ms at least, and the place among those who wait is kept.
+    ///
+    /// # Errors
+    /// As [`alloc`](Self::alloc).
+    pub fn alloc_unless(&self, timeout: Duration, stop: impl FnMut() -> bool) -> Result<Option<Block>> {
+        let Self { blocks, attention } = self;
+        let late = || self.late(timeout);
+        let held = slots::take_unless(&**blocks.words(), blocks.domain(), attention, timeout, stop, late)?;
+        Ok(held.map(|held| self.block(held)))
+    }
+
+    /// Takes a block if one is free and nobody waits for it.
+    ///
+    /// # Errors
+    /// [`Error::Forked`].
+    pub fn try_alloc(&self) -> Result<Option<Block>> {
+        let held = slots::try_take(&**self.blocks.words(), self.blocks.domain())?;
+        Ok(held.map(|held| self.block(held)))
+    }
+
+    /// Takes over a block that its holder has [offered](Block::offer): from then on it is the caller's, as if he had
+    /// allocated it, with another generation. Its giver can take it back so, too. Nothing orders the caller after work of
+    /// the giver's that a GPU still does in it: a [`Timeline`](crate::Timeline) does.
+    ///
+    /// # Errors
+    /// [`Error::WrongPool`] for a block of another pool, or version of it; [`Error::StaleBlock`] if it is not offered any
+    /// more, or never was; [`Error::Forked`].
+    pub fn accept(&self, block: &BlockRef) -> Result<Block> {
+        let Self { blocks, .. } = self;
+        let link = blocks.domain().link();
+        link.require_ours()?;
+        if (block.pool(), block.version()) != (blocks.name(), blocks.version()) {
+            let why = format!("it is version {} of its name, and {block} is a block of another pool", blocks.version());
+            return Err(Error::WrongPool { name: blocks.name().to_owned(), why });
+        }
+        match blocks.words().accept(link.row(), block.index, block.generation) {
+            Some(held) => Ok(self.block(held)),
+            None => Err(Error::StaleBlock { block: block.to_string() }),
+        }
+    }
+
+    /// What its blocks are at the moment. Takes as long as looking at all of them.
+    pub fn stats(&self) -> PoolStats {
+        let audit = self.blocks.words().audit();
+        PoolStats {
+            blocks: self.blocks(),
+            free: audit.free + audit.stale,
+            held: audit.held + audit.handed,
+            offered: audit.offered,
+            waiting: audit.waiting,
+        }
+    }
+
+    /// How many blocks there are.
+    pub fn blocks(&self) -> u32 {
+        self.blocks.shape().blocks
+    }
+
+    /// Bytes of each block.
+    pub fn block_bytes(&self) -> u64 {
+        self.blocks.shape().block_bytes
+    }
+
+    /// Where they are.
+    pub fn place(&self) -> Place {
+        self.blocks.segment().place()
+    }
+
+    /// The GPU that this process uses them on; `None` for host memory.
+    pub fn gpu(&self) -> Option<&Gpu> {
+        self.blocks.gpu()
+    }
+
+    /// The name.
+    pub fn name(&self) -> &str {
+        self.blocks.name()
+    }
+
+    /// Which pool of that name it is: of one that was removed and made again there is another.
+    pub fn version(&self) -> u64 {
+        self.blocks.version()
+    }
+
+    /// The domain.
+    pub fn domain(&self) -> &Domain {
+        self.blocks.domain()
+    }
+
+    fn late(&self, after: Duration) -> Error {
+        Error::Timeout { what: format!("a block of pool {:?}", self.name()), after }
+    }
+
+    fn block(&self, held: Held) -> Block {
+        Block::new(self.blocks.clone(), held)
+    }
+}

@@ -1,0 +1,42 @@
+//! The pools that a connection has mapped: each once, however many handles there are.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use partywall_cuda::DeviceUuid;
+
+use super::blocks::Blocks;
+use crate::{error::Result, gpu::Gpu, segment::Segment};
+
+/// The pools of a connection.
+#[derive(Debug, Default)]
+pub(crate) struct Pools(Mutex<Vec<Weak<Blocks>>>);
+
+/// The same, while nobody else looks.
+pub(crate) struct Locked<'a>(MutexGuard<'a, Vec<Weak<Blocks>>>);
+
+impl Pools {
+    pub(crate) fn lock(&self) -> Locked<'_> {
+        // Nothing is left half-done behind it.
+        Locked(self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Locked<'_> {
+    /// A version that is mapped, for a certain GPU if that is said.
+    pub(crate) fn find(&self, name: &str, version: u64, device: Option<DeviceUuid>) -> Option<Arc<Blocks>> {
+        let fits = |blocks: &Arc<Blocks>| {
+            let there = blocks.gpu().map(Gpu::uuid);
+            (blocks.name(), blocks.version()) == (name, version)
+                && (device.is_none() || there.is_none() || device == there)
+        };
+        self.0.iter().filter_map(Weak::upgrade).find(fits)
+    }
+
+    /// Another one.
+    pub(crate) fn add(&mut self, segment: Segment) -> Result<Arc<Blocks>> {
+        let blocks = Arc::new(Blocks::new(segment)?.0);
+        self.0.retain(|known| known.strong_count() > 0);
+        self.0.push(Arc::downgrade(&blocks));
+        Ok(blocks)
+    }
+}

@@ -1,0 +1,83 @@
+//! What one process tells another of a block.
+
+use std::{fmt, str::FromStr};
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+
+/// Names a block that its holder has [offered](super::Block::offer), for whoever is to [take it over](super::Pool::accept):
+/// to be sent through any channel, as text or as bytes.
+///
+/// It names the block as it is held now: once it was taken over, given back, or came back with its holder's death, the
+/// reference is stale, for ever. It keeps nothing alive.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct BlockRef {
+    pub(super) pool: String,
+    pub(super) version: u64,
+    pub(super) index: u32,
+    pub(super) generation: u64,
+}
+
+impl BlockRef {
+    /// The pool's name.
+    pub fn pool(&self) -> &str {
+        &self.pool
+    }
+
+    /// The pool's version: of a name that was removed and made again there is another.
+    pub fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// Which block of the pool it is, from 0 on.
+    pub fn index(&self) -> u32 {
+        self.index
+    }
+
+    /// Another number each time that a block of the pool is taken.
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+}
+
+/// `NAME@VERSION#INDEX.GENERATION`
+impl fmt::Display for BlockRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { pool, version, index, generation } = self;
+        write!(f, "{pool}@{version}#{index}.{generation}")
+    }
+}
+
+impl FromStr for BlockRef {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let parse = || {
+            let (name, block) = text.rsplit_once('#')?;
+            let (pool, version) = name.rsplit_once('@')?;
+            let (index, generation) = block.split_once('.')?;
+            let (version, index) = (version.parse().ok()?, index.parse().ok()?);
+            Some(Self { pool: pool.to_owned(), version, index, generation: generation.parse().ok()? })
+        };
+        parse().ok_or_else(|| Error::BadName {
+            name: text.to_owned(),
+            why: "a block of a pool is NAME@VERSION#INDEX.GENERATION".into(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reference_travels_as_text() {
+        let block = BlockRef { pool: "camera/left.0".into(), version: 3, index: 65_535, generation: 1 << 45 };
+        assert_eq!(block.to_string(), "camera/left.0@3#65535.35184372088832");
+        assert_eq!(block.to_string().parse::<BlockRef>().unwrap(), block);
+        for text in ["", "frames", "frames@1", "frames#1.2", "frames@1#2", "frames@x#1.2", "f@1#-1.2", "f@1#65536.x"] {
+            assert!(matches!(text.parse::<BlockRef>(), Err(Error::BadName { .. })), "{text}");
+        }
+    }
+}

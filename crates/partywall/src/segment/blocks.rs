@@ -1,0 +1,30 @@
+//! What pools need of the segment that has their blocks, which are at the beginning of its first chunk.
+
+use std::sync::Arc;
+
+use partywall_os::lent::{Lent, LentMut};
+
+use super::Segment;
+use crate::{domain::Keep, error::Result, gpu::DeviceRange};
+
+impl Segment {
+    /// Its lease, which is then no longer the segment's to give back.
+    pub(crate) fn take_lease(&mut self) -> Option<Arc<Keep>> {
+        self.lease.take().map(|lease| Arc::new(self.domain.keep(lease)))
+    }
+
+    /// Part of its host memory for reading, while nobody writes it; `None` if somebody in this process does.
+    pub(crate) fn lend(&self, offset: u64, bytes: u64) -> Result<Option<Lent>> {
+        self.memory().lend(0, offset, bytes).map_err(|e| self.named(e))
+    }
+
+    /// Part of its host memory that is the caller's alone; `None` if somebody in this process uses it.
+    pub(crate) fn lend_mut(&self, offset: u64, bytes: u64) -> Result<Option<LentMut>> {
+        self.memory().lend_mut(0, offset, bytes).map_err(|e| self.named(e))
+    }
+
+    /// Part of its memory on its GPU.
+    pub(crate) fn device_range(&self, offset: u64, bytes: u64) -> Result<DeviceRange<'_>> {
+        self.memory().device(0, offset, bytes).map_err(|e| self.named(e))
+    }
+}

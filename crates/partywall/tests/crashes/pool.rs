@@ -1,0 +1,201 @@
+//! Pools: whoever crashes while a block changes hands leaves it with one of the two, and nobody loses it for ever. Taking
+//! blocks, waiting for them and giving them back is what semaphores do with permits.
+
+use std::{fs::File, os::fd::OwnedFd, sync::mpsc::channel, thread::JoinHandle, time::Duration};
+
+use partywall_harness::{
+    WATCHDOG,
+    crash::{self, at_each_point},
+    eventually,
+};
+use partywall_shm::pool::{Attempt, Audit, Held, Polled, Pool};
+
+/// The row of the process that crashes.
+const CRASHING: u16 = 1;
+/// That of one that was dead before.
+const DEAD: u16 = 7;
+/// That of the test.
+const OURS: u16 = 20;
+
+pub(crate) fn play(role: &str, memory: File) {
+    let pool = Pool::map(memory).unwrap();
+    match role {
+        "takes a block and offers it" => {
+            crash::arm();
+            let held = pool.try_alloc(CRASHING).unwrap();
+            assert!(pool.offer(&held));
+        }
+        "takes a block over" => {
+            crash::arm();
+            let held = pool.accept(CRASHING, 0, 0).unwrap();
+            assert!(pool.free(&held));
+        }
+        "takes back what it has offered" => {
+            let held = pool.try_alloc(CRASHING).unwrap();
+            crash::arm();
+            assert!(pool.offer(&held));
+            // The test may have been quicker.
+            if let Some(held) = pool.accept(CRASHING, held.index(), held.generation()) {
+                assert!(pool.free(&held));
+            }
+        }
+        "is the broker" => {
+            eventually("another waits", || pool.audit().waiting == 1);
+            crash::arm();
+            pool.recover(|row| row == DEAD);
+        }
+        _ => panic!("{role}"),
+    }
+    crash::disarm();
+}
+
+/// Sleeps until it has a block.
+fn alloc(pool: &Pool, row: u16) -> Held {
+    loop {
+        let mut waiter = match pool.alloc(row) {
+            Attempt::Held(held) => return held,
+            Attempt::Waiting(waiter) => waiter,
+            Attempt::Crowded => panic!("there is room"),
+        };
+        loop {
+            match waiter.poll() {
+                Polled::Held(held) => return held,
+                Polled::Waiting => waiter.sleep(Duration::MAX),
+                Polled::Lost => break,
+            }
+            pool.look_after_granted();
+        }
+    }
+}
+
+/// A thread of the test that waits for a block, and gives it back when it has it.
+struct Other(std::sync::mpsc::Receiver<()>, JoinHandle<()>);
+
+impl Other {
+    fn wait(memory: &OwnedFd) -> Self {
+        let (pool, (sender, receiver)) = (Pool::map(memory).unwrap(), channel());
+        let thread = std::thread::spawn(move || {
+            let held = alloc(&pool, OURS + 1);
+            assert!(pool.free(&held));
+            sender.send(()).unwrap();
+        });
+        Self(receiver, thread)
+    }
+
+    fn finish(self) {
+        self.0.recv_timeout(WATCHDOG).expect("watchdog: somebody waits in vain");
+        self.1.join().unwrap();
+    }
+}
+
+fn start(what: &str, blocks: u32) -> (std::process::Command, OwnedFd, Pool) {
+    let memory = Pool::create(blocks).unwrap();
+    let pool = Pool::map(&memory).unwrap();
+    (super::role(&format!("pool {what}"), &memory), memory, pool)
+}
+
+fn idle(pool: &Pool) -> Audit {
+    Audit { free: pool.blocks(), ..Audit::default() }
+}
+
+#[test]
+fn offering() {
+    let points = at_each_point(
+        || {
+            let (command, memory, pool) = start("takes a block and offers it", 1);
+            (command, (memory, pool))
+        },
+        |crashed, (memory, pool)| {
+            let (what, other) = (format!("{crashed:?}"), Other::wait(&memory));
+            let is_offered = crashed.point.contains("offered");
+            let now = pool.audit();
+            assert_eq!(
+                (now.held, now.offered, now.free),
+                (!is_offered as u32, is_offered as u32, 0),
+                "{what}: {now:?}"
+            );
+            // Whoever has been told of it takes it over, whatever its giver is.
+            let taken = is_offered.then(|| pool.accept(OURS, 0, 0).expect("it is offered"));
+            let is_dead = crashed.is_dead_in_the_end();
+            // It went on, and offered it by now, unless it was taken.
+            let taken = taken.or_else(|| (!is_dead).then(|| pool.accept(OURS, 0, 0).expect("it is offered")));
+            assert_eq!(pool.recover(|row| row == CRASHING), taken.is_none() as u32, "{what}");
+            taken.iter().for_each(|held| assert!(pool.free(held), "{what}"));
+            other.finish();
+            assert_eq!(pool.audit(), idle(&pool), "{what}");
+        },
+    );
+    assert!(points.contains("slots: slot offered, holder not told"), "{points:?}");
+}
+
+#[test]
+fn taking_over() {
+    let points = at_each_point(
+        || {
+            let (command, memory, pool) = start("takes a block over", 1);
+            let held = pool.try_alloc(OURS).unwrap();
+            assert!(pool.offer(&held));
+            (command, (memory, pool))
+        },
+        |crashed, (memory, pool)| {
+            let (what, other) = (format!("{crashed:?}"), Other::wait(&memory));
+            assert_eq!(pool.accept(OURS, 0, 0), None, "{what}: it is the other's, or was");
+            assert_eq!(pool.recover(|row| row == OURS), 0, "{what}: it is not its giver's any more");
+            if crashed.is_dead_in_the_end() {
+                pool.recover(|row| row == CRASHING);
+            }
+            other.finish();
+            assert_eq!(pool.audit(), idle(&pool), "{what}");
+        },
+    );
+    assert!(points.contains("slots: slot accepted, holder not told"), "{points:?}");
+}
+
+#[test]
+fn taking_back() {
+    at_each_point(
+        || {
+            let (command, memory, pool) = start("takes back what it has offered", 1);
+            (command, (memory, pool))
+        },
+        |crashed, (memory, pool)| {
+            let (what, other) = (format!("{crashed:?}"), Other::wait(&memory));
+            let taken = pool.accept(OURS, 0, 0);
+            assert_eq!(taken.is_some(), crashed.point.contains("offered"), "{what}");
+            if crashed.is_dead_in_the_end() {
+                pool.recover(|row| row == CRASHING);
+            }
+            taken.iter().for_each(|held| assert!(pool.free(held), "{what}"));
+            other.finish();
+            assert_eq!(pool.audit(), idle(&pool), "{what}");
+        },
+    );
+}
+
+/// The broker dies while it takes back what a dead member had and had offered. It, or the one after it, begins again.
+#[test]
+fn taking_back_what_the_dead_offered() {
+    let points = at_each_point(
+        || {
+            let (command, memory, pool) = start("is the broker", 2);
+            let [held, offered] = [(); 2].map(|()| pool.try_alloc(DEAD).unwrap());
+            assert!(pool.offer(&offered));
+            let other = Other::wait(&memory);
+            (command, (memory, pool, held, offered, other))
+        },
+        |crashed, (_memory, pool, held, offered, other)| {
+            crashed.is_dead_in_the_end();
+            pool.recover(|row| row == DEAD);
+            other.finish();
+            assert!(!pool.free(&held), "it was taken back");
+            assert_eq!(pool.accept(OURS, offered.index(), offered.generation()), None, "it is stale");
+            // One may have been handed to him who has the other: whoever looks for one takes it.
+            let end = pool.audit();
+            assert_eq!((end.free + end.stale, end.waiting, end.granted, end.invalid), (2, 0, 0, 0), "{end:?}");
+            let all = [(); 2].map(|()| pool.try_alloc(OURS).expect("all are to be had"));
+            all.iter().for_each(|held| assert!(pool.free(held)));
+            assert_eq!(pool.audit(), idle(&pool));
+        },
+    );
+    assert!(points.len() >= 4, "{points:?}");
+}
