@@ -3,7 +3,7 @@
 use partywall::{Domain, cuda::Stream};
 
 use super::{
-    permits,
+    blocks, permits,
     scenes::{self, Stage},
     world::{World, gpu, next_order, say, simulated},
 };
@@ -52,6 +52,17 @@ tests! {
         a_connection_that_ends_keeps_the_permits_of_streams,
         a_permit_of_a_lost_context_comes_back_with_the_end_of_its_process,
         a_forked_child_gives_no_permit_to_a_stream,
+    }
+    blocks::{
+        a_dropped_block_comes_back_when_the_gpu_is_done_with_it,
+        many_dropped_blocks_come_back_together,
+        a_block_goes_back_behind_the_work_of_its_stream,
+        blocks_of_the_gpu_come_back_when_their_process_is_killed,
+        a_connection_that_ends_keeps_the_blocks_of_the_gpu,
+        blocks_of_a_lost_context_come_back_with_the_end_of_their_process,
+        a_block_is_handed_over_while_a_kernel_is_still_to_fill_it,
+        a_block_is_zeroed_on_a_stream,
+        a_forked_child_gives_no_block_back,
     }
     alone::{
         words_that_the_gpu_cannot_have_are_refused_and_tried_again,

@@ -1,6 +1,8 @@
 //! Order between real processes over a real broker: on hosts, and on the simulated driver.
 #![allow(clippy::unwrap_used)] // tests, their helpers included
 
+#[path = "../../../../testing/gpu/src/tests/timelines/blocks.rs"]
+mod blocks;
 mod gpus;
 mod hosts;
 mod ipc_events;
@@ -19,6 +21,7 @@ fn role() {
             ("calls", _) => gpus::tell_calls(),
             ("gpu", how) => scenes::play(how != "unprepared"),
             ("permit", _) => permits::play(),
+            ("block", _) => blocks::play(),
             ("host", name) => hosts::play(name),
             (other, _) => panic!("no role is called {other:?}"),
         }

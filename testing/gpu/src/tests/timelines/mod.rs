@@ -1,6 +1,7 @@
-//! Timelines, and permits that streams give back, on a GPU.
+//! Timelines, permits that streams give back, and blocks of pools, on a GPU.
 #![allow(clippy::unwrap_used, reason = "a test fails by an error or a panic")]
 
+mod blocks;
 mod kernels;
 mod permits;
 mod scenes;
@@ -58,6 +59,15 @@ scenes! {
     ONE permits::a_connection_that_ends_keeps_the_permits_of_streams
     ONE permits::a_permit_of_a_lost_context_comes_back_with_the_end_of_its_process
     ONE permits::a_forked_child_gives_no_permit_to_a_stream
+    ONE blocks::a_dropped_block_comes_back_when_the_gpu_is_done_with_it
+    ONE blocks::many_dropped_blocks_come_back_together
+    ONE blocks::a_block_goes_back_behind_the_work_of_its_stream
+    ONE blocks::blocks_of_the_gpu_come_back_when_their_process_is_killed
+    ONE blocks::a_connection_that_ends_keeps_the_blocks_of_the_gpu
+    ONE blocks::blocks_of_a_lost_context_come_back_with_the_end_of_their_process
+    ONE blocks::a_block_is_handed_over_while_a_kernel_is_still_to_fill_it
+    ONE blocks::a_block_is_zeroed_on_a_stream
+    ONE blocks::a_forked_child_gives_no_block_back
     ONE kernels::a_stream_that_is_captured_is_refused
     KERNELS kernels::a_writer_killed_in_an_endless_kernel_ends_every_wait
     KERNELS kernels::kernels_wait_and_signal_by_themselves
@@ -69,6 +79,7 @@ pub(crate) fn play(role: &str) -> Result<(), String> {
         Some("gpu") => scenes::play(true),
         Some("kernels") => kernels::play(),
         Some("permit") => permits::play(),
+        Some("block") => blocks::play(),
         _ => return Err(format!("no role is called {role:?}")),
     }
     Ok(())

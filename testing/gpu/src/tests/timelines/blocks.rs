@@ -1,0 +1,240 @@
+//! Blocks of pools that a GPU uses: what is to happen, on whatever driver there is, as in `scenes.rs`.
+#![allow(clippy::unwrap_used)] // tests, their helpers included
+
+use std::{thread, time::Duration};
+
+use partywall::{
+    Block, Domain, Error, Gpu, Place, Pool, TimelineWriter,
+    cuda::{Access, DeviceSlice, Stream},
+    info::MemberState,
+};
+
+use super::world::{PATIENCE, World, eventually, gpu, in_a_child, next_order, say};
+
+/// A moment: what does not happen meanwhile does not happen by itself.
+const MOMENT: Duration = Duration::from_millis(50);
+
+/// What another process is told: each word is done in turn. Its streams stand at `stop` until the test opens the gate.
+pub(crate) fn play() {
+    let domain = Domain::options().start(false).connect().unwrap();
+    let gpu = gpu(&domain);
+    let [stream, other] = [(); 2].map(|()| Stream::new(gpu.context()).unwrap());
+    gpu.kernels().unwrap();
+    let pool = domain.pool("frames").open().unwrap();
+    let (gate, filled) = (domain.timeline("gate").unwrap(), domain.timeline_writer("filled").unwrap());
+    let mut block: Option<Block> = None;
+    say("ready");
+    while let Some(order) = next_order() {
+        let (what, argument) = order.split_once(' ').unwrap_or((&order, ""));
+        match what {
+            "alloc" => block = Some(pool.alloc(PATIENCE).unwrap()),
+            "stop" => gate.wait_on(stream.as_ref(), argument.parse().unwrap()).unwrap(),
+            "stop-other" => gate.wait_on(other.as_ref(), argument.parse().unwrap()).unwrap(),
+            "fill" => fill(&gpu, &stream, block.as_ref().unwrap()),
+            "signal" => filled.signal_on(stream.as_ref(), 1).unwrap(),
+            "drop" => block = None,
+            "release" => block.take().unwrap().release().unwrap(),
+            "give" => block.take().unwrap().release_on(stream.as_ref()).unwrap(),
+            "offer" => {
+                say(&format!("done {}", block.take().unwrap().offer().unwrap()));
+                continue;
+            }
+            "fault" => {
+                // SAFETY: in the first pages there is never any memory, which is what it is about.
+                #[allow(unsafe_code)]
+                let nowhere = unsafe { DeviceSlice::from_raw(4096, 4, Access::ReadWrite) };
+                gpu.kernels().unwrap().enqueue_fill(other.as_ref(), nowhere).unwrap();
+                eventually("the loss is found", || other.synchronize().is_err());
+            }
+            "refused" => {
+                let refused = block.take().unwrap().release_on(stream.as_ref()).unwrap_err();
+                say(&format!("done {}", refused.error.anchor()));
+                block = Some(*refused.block);
+                continue;
+            }
+            other => panic!("nobody knows how to {other}"),
+        }
+        say("done");
+    }
+}
+
+fn fill(gpu: &Gpu, stream: &Stream, block: &Block) {
+    gpu.kernels().unwrap().enqueue_fill(stream.as_ref(), block.device().unwrap().as_slice()).unwrap();
+}
+
+fn is_filled(gpu: &Gpu, block: &Block) -> bool {
+    let found = gpu.kernels().unwrap().verify(gpu.stream(), block.device().unwrap().as_slice(), 1);
+    found.unwrap().is_none()
+}
+
+/// What all scenes begin with: a pool of so many blocks, and what the others' streams wait for.
+fn stage(world: &World, blocks: u32) -> (Domain, Pool, TimelineWriter) {
+    let domain = world.connect();
+    let gpu = gpu(&domain);
+    gpu.kernels().unwrap();
+    let pool = domain.pool("frames").blocks(blocks).block_bytes(4096).place(Place::Gpu(gpu.uuid())).create().unwrap();
+    let gate = domain.timeline_writer("gate").unwrap();
+    (domain, pool, gate)
+}
+
+fn is_taken(pool: &Pool) -> bool {
+    matches!(pool.alloc(MOMENT), Err(Error::Timeout { .. }))
+}
+
+pub(crate) fn a_dropped_block_comes_back_when_the_gpu_is_done_with_it(world: &World) {
+    let (domain, pool, gate) = stage(world, 1);
+    let mut other = world.play("block");
+    for order in ["alloc", "stop 1", "fill", "drop"] {
+        other.have(order);
+    }
+    assert!(is_taken(&pool), "a kernel is still to write it");
+    gate.signal(1).unwrap();
+    let block = pool.alloc(PATIENCE).unwrap();
+    assert!(is_filled(&gpu(&domain), &block), "the kernel wrote it before");
+    block.release().unwrap();
+    // One that no kernel can use comes back at once, whatever streams do.
+    for order in ["alloc", "stop 2", "drop"] {
+        other.have(order);
+    }
+    pool.alloc(PATIENCE).unwrap().release().unwrap();
+    gate.signal(2).unwrap();
+}
+
+pub(crate) fn many_dropped_blocks_come_back_together(world: &World) {
+    let (domain, pool, gate) = stage(world, 64);
+    let gpu = gpu(&domain);
+    let stream = Stream::new(gpu.context()).unwrap();
+    for round in 1..=3 {
+        domain.timeline("gate").unwrap().wait_on(stream.as_ref(), round).unwrap();
+        for _ in 0..64 {
+            let block = pool.alloc(PATIENCE).unwrap();
+            fill(&gpu, &stream, &block);
+        }
+        assert!(is_taken(&pool));
+        gate.signal(round).unwrap();
+        eventually("all are free", || pool.stats().free == 64);
+    }
+}
+
+pub(crate) fn a_block_goes_back_behind_the_work_of_its_stream(world: &World) {
+    let (_domain, pool, gate) = stage(world, 1);
+    let mut other = world.play("block");
+    // Another stream stands: that is no matter.
+    for order in ["stop-other 2", "alloc", "stop 1", "fill", "give"] {
+        other.have(order);
+    }
+    assert!(is_taken(&pool));
+    gate.signal(1).unwrap();
+    pool.alloc(PATIENCE).unwrap().release().unwrap();
+    for _ in 0..20 {
+        for order in ["alloc", "fill", "give"] {
+            other.have(order);
+        }
+        pool.alloc(PATIENCE).unwrap().release().unwrap();
+    }
+    gate.signal(2).unwrap();
+    // One that is released in person waits for the GPU.
+    for order in ["alloc", "fill", "release"] {
+        other.have(order);
+    }
+    assert_eq!(pool.stats().free, 1);
+}
+
+pub(crate) fn blocks_of_the_gpu_come_back_when_their_process_is_killed(world: &World) {
+    let (_domain, pool, _gate) = stage(world, 2);
+    let mut other = world.play("block");
+    for order in ["alloc", "stop 1", "fill", "give", "alloc", "fill", "drop"] {
+        other.have(order);
+    }
+    assert!(is_taken(&pool));
+    other.kill();
+    let both = [(); 2].map(|()| pool.alloc(PATIENCE).unwrap());
+    drop(both);
+}
+
+/// The connection ends, and with it the blocks of the process: but not before the GPU is done with them.
+pub(crate) fn a_connection_that_ends_keeps_the_blocks_of_the_gpu(world: &World) {
+    let (_outside, pool, gate) = stage(world, 1);
+    let domain = world.connect();
+    let gpu = gpu(&domain);
+    let stream = Stream::new(gpu.context()).unwrap();
+    gpu.kernels().unwrap();
+    let theirs = domain.pool("frames").open().unwrap();
+    let block = theirs.alloc(PATIENCE).unwrap();
+    domain.timeline("gate").unwrap().wait_on(stream.as_ref(), 1).unwrap();
+    fill(&gpu, &stream, &block);
+    drop((block, theirs));
+    let ending = thread::spawn(move || drop(domain));
+    assert!(is_taken(&pool));
+    gate.signal(1).unwrap();
+    ending.join().unwrap();
+    let block = pool.alloc(PATIENCE).unwrap();
+    assert!(is_filled(pool.gpu().unwrap(), &block));
+}
+
+/// Nobody knows whether the work is over.
+pub(crate) fn blocks_of_a_lost_context_come_back_with_the_end_of_their_process(world: &World) {
+    let (domain, pool, _gate) = stage(world, 3);
+    let states = || domain.members().unwrap().iter().map(|member| member.state).collect::<Vec<_>>();
+    let mut other = world.play("block");
+    // Given to a stream; dropped; still held, and not to be given to a stream any more.
+    for order in ["alloc", "stop 1", "fill", "give", "alloc", "fill", "drop", "alloc", "fault"] {
+        other.have(order);
+    }
+    assert_eq!(other.have("refused"), "broken-context");
+    eventually("the loss is told", || states().contains(&MemberState::LostContext));
+    assert!(is_taken(&pool));
+    assert_eq!(pool.stats().held, 3);
+    other.kill();
+    eventually("all are free", || pool.stats().free == 3);
+}
+
+/// Filled by a kernel in one process, read by one in another, which is enqueued before the first has run.
+pub(crate) fn a_block_is_handed_over_while_a_kernel_is_still_to_fill_it(world: &World) {
+    let (domain, pool, gate) = stage(world, 1);
+    let (gpu, mut other) = (gpu(&domain), world.play("block"));
+    for order in ["alloc", "stop 1", "fill", "signal"] {
+        other.have(order);
+    }
+    let block = pool.accept(&other.have("offer").parse().unwrap()).unwrap();
+    let (stream, doubled) = (Stream::new(gpu.context()).unwrap(), block.device().unwrap().as_slice());
+    domain.timeline("filled").unwrap().wait_on(stream.as_ref(), 1).unwrap();
+    gpu.kernels().unwrap().enqueue_double(stream.as_ref(), doubled).unwrap();
+    assert!(!stream.as_ref().is_done().unwrap());
+    gate.signal(1).unwrap();
+    stream.synchronize().unwrap();
+    assert_eq!(gpu.kernels().unwrap().verify(gpu.stream(), doubled, 2).unwrap(), None);
+    // Its former holder has nothing to do with it any more.
+    other.kill();
+    block.release_on(stream.as_ref()).unwrap();
+    eventually("it is free", || pool.stats().free == 1);
+}
+
+pub(crate) fn a_block_is_zeroed_on_a_stream(world: &World) {
+    let (domain, pool, _gate) = stage(world, 1);
+    let (gpu, mut block) = (gpu(&domain), pool.alloc(PATIENCE).unwrap());
+    let stream = Stream::new(gpu.context()).unwrap();
+    fill(&gpu, &stream, &block);
+    block.zero_on(stream.as_ref()).unwrap();
+    stream.synchronize().unwrap();
+    let mut bytes = vec![1; 4096];
+    block.device().unwrap().copy_to_host(gpu.stream(), &mut bytes).unwrap();
+    assert_eq!(bytes, [0; 4096]);
+    assert!(matches!(block.bytes_mut(), Err(Error::WrongKind { .. })));
+}
+
+pub(crate) fn a_forked_child_gives_no_block_back(world: &World) {
+    let (domain, pool, _gate) = stage(world, 1);
+    let stream = Stream::new(gpu(&domain).context()).unwrap();
+    let mut block = Some(pool.alloc(PATIENCE).unwrap());
+    block.as_ref().unwrap().device().unwrap();
+    assert!(in_a_child(|| {
+        let Err(refused) = block.take().unwrap().release_on(stream.as_ref()) else { return false };
+        matches!(refused.error, Error::Forked { .. })
+            && matches!(refused.block.offer(), Err(Error::Forked { .. }))
+            && matches!(pool.try_alloc(), Err(Error::Forked { .. }))
+    }));
+    assert_eq!(pool.stats().held, 1);
+    block.unwrap().release_on(stream.as_ref()).unwrap();
+    eventually("it goes back", || pool.stats().free == 1);
+}
