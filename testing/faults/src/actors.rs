@@ -92,7 +92,7 @@ fn kept(domain: &Domain) -> Vec<String> {
 
 fn bystander(socket: &Path, directory: PathBuf) -> Result<(), String> {
     let setting = setting("bystander", socket, directory, Before::Kernels)?;
-    let (segments, _timeline) = operations::hold(&setting.domain).map_err(|error| tell(&error).text)?;
+    let (segments, _pool, _timeline) = operations::hold(&setting.domain).map_err(|error| tell(&error).text)?;
     let holdings = || holdings(&setting.domain).map_err(|error| tell(&error).text);
     say(&holdings()?);
     for line in std::io::stdin().lock().lines() {

@@ -7,7 +7,8 @@ use partywall::cuda::{self, DeviceBuffer, DeviceUuid, ForeignMemory, Stream};
 use partywall_harness::WATCHDOG;
 
 use partywall::{
-    DType, Domain, Error, Gpu, IpcEvent, OpenOrBuild, Place, Refreshed, Segment, Timeline, TimelineWriter,
+    DType, Domain, Error, Gpu, IpcEvent, OpenOrBuild, Place, Pool, PoolOptions, Refreshed, Segment, Timeline,
+    TimelineWriter,
 };
 
 /// Where an operation runs.
@@ -70,6 +71,9 @@ pub(crate) static OPERATIONS: &[Operation] = &[
     on_words("signal and wait", "streams wait for a timeline and signal it, hosts too", signal_and_wait),
     on_words("a limited wait", "a stream waits for a timeline until the time is over", a_limited_wait),
     on_words("a permit behind a stream", "a stream gives a permit of a semaphore back", a_permit_behind_a_stream),
+    on_gpu("make a pool", "a pool, and a block of it that is zeroed and given back", make_a_pool),
+    on_gpu("open a pool", "another process's pool, and a block of it that is written and given back", open_a_pool),
+    on_words("a block behind a stream", "a stream gives a block of a pool back", a_block_behind_a_stream),
     on_gpu("open by handle", "open another process's memory of cuMemAlloc", open_by_handle),
 ];
 
@@ -102,6 +106,7 @@ pub(crate) mod held {
     pub(crate) const FROZEN: &str = "held/frozen";
     pub(crate) const MUTABLE: &str = "held/mutable";
     pub(crate) const BY_HANDLE: &str = "held/by-handle";
+    pub(crate) const POOL: &str = "held/pool";
     /// A timeline. The memory of all of them stays with the broker once it has been made.
     pub(crate) const TIMELINE: &str = "held/timeline";
 }
@@ -120,7 +125,7 @@ const fn simulated(ordinal: u8) -> DeviceUuid {
 pub(crate) const HELD_BYTES: usize = 200 << 10;
 
 /// What the bystander holds.
-pub(crate) fn hold(domain: &Domain) -> Result<(Vec<Segment>, Timeline), Error> {
+pub(crate) fn hold(domain: &Domain) -> Result<(Vec<Segment>, Pool, Timeline), Error> {
     let one = |name: &str, mutable: bool| {
         let shape = [HELD_BYTES as u64];
         let mut build = domain.create(name, GPU).tensor("data", DType::U8, &shape).mutable(mutable).allocate()?;
@@ -130,7 +135,7 @@ pub(crate) fn hold(domain: &Domain) -> Result<(Vec<Segment>, Timeline), Error> {
     let memory = foreign(&*domain.gpu(FIRST_GPU)?, held::BY_HANDLE)?;
     let by_handle = domain.publish(held::BY_HANDLE).tensor("data", DType::U8, &[HELD_BYTES as u64], &memory);
     let segments = vec![one(held::FROZEN, false)?, one(held::MUTABLE, true)?, by_handle.commit()?];
-    Ok((segments, domain.timeline(held::TIMELINE)?))
+    Ok((segments, pool(domain, held::POOL).create()?, domain.timeline(held::TIMELINE)?))
 }
 
 /// What the bystander holds is as it was.
@@ -366,6 +371,49 @@ fn a_permit_behind_a_stream(setting: &Setting) -> Outcome {
     gpu.stream().synchronize().map_err(|error| of(setting, error))?;
     released?;
     semaphore.acquire(WATCHDOG)?.release()
+}
+
+fn make_a_pool(setting: &Setting) -> Outcome {
+    let pool = pool(&setting.domain, &setting.name).create()?;
+    let mut block = pool.alloc(WATCHDOG)?;
+    block.zero_on(setting.domain.gpu(FIRST_GPU)?.stream())?;
+    block.release()
+}
+
+fn open_a_pool(setting: &Setting) -> Outcome {
+    // One that was not given back, because that failed, is another process's to take only when this one's lease goes.
+    let pool = setting.domain.pool(held::POOL).open()?;
+    let block = pool.alloc(WATCHDOG)?;
+    let (range, bytes) = (block.device()?, noise(BLOCK_BYTES));
+    range.copy_from_host(range.gpu().stream(), &bytes)?;
+    let mut found = vec![0; BLOCK_BYTES];
+    range.copy_to_host(range.gpu().stream(), &mut found)?;
+    assert!(found == bytes, "a block holds other bytes than were written");
+    block.release()
+}
+
+fn a_block_behind_a_stream(setting: &Setting) -> Outcome {
+    let gpu = setting.domain.gpu(FIRST_GPU)?;
+    let pool = pool(&setting.domain, &setting.name).create()?;
+    let block = pool.alloc(WATCHDOG)?;
+    let filled = gpu.stream().enqueue_set(block.device()?.as_slice(), 7).map_err(|error| of(setting, fits(error)));
+    let released = filled.and_then(|()| {
+        block.release_on(gpu.stream()).map_err(|unreleased| {
+            // There is no other work: it need not wait for what is refused.
+            let _ = unreleased.block.release();
+            unreleased.error
+        })
+    });
+    gpu.stream().synchronize().map_err(|error| of(setting, error))?;
+    released?;
+    pool.alloc(WATCHDOG)?.release()
+}
+
+const BLOCK_BYTES: usize = 5000;
+
+/// Of one block, so that one that is lost is missed.
+fn pool(domain: &Domain, name: &str) -> PoolOptions {
+    domain.pool(name).blocks(1).block_bytes(BLOCK_BYTES as u64).place(GPU)
 }
 
 fn mutable(setting: &Setting) -> Result<Segment, Error> {

@@ -9,14 +9,14 @@ use std::{
 };
 
 use bytemuck::PodCastError;
-use partywall_cuda::StreamRef;
+use partywall_cuda::{AccessError, StreamRef};
 use partywall_os::lent::LentMut;
 use partywall_shm::pool::Held;
 
 use super::{BlockRef, Blocks};
 use crate::{
     error::{Error, Result},
-    gpu::{DeviceRange, access_error},
+    gpu::{DeviceRange, failed_call},
     segment::Element,
     timeline::Behind,
 };
@@ -117,7 +117,10 @@ impl Block {
     /// [`Error::Cuda`].
     pub fn zero_on(&mut self, stream: StreamRef<'_>) -> Result<()> {
         let range = self.device()?;
-        stream.enqueue_set(range.as_slice(), 0).map_err(access_error("zeroing a block"))
+        stream.enqueue_set(range.as_slice(), 0).map_err(|error| match error {
+            AccessError::Driver(source) => failed_call(&format!("zeroing a block of {:?}", self.pool()), source),
+            other => Error::BadRange { tensor: self.pool().to_owned(), why: other.to_string() },
+        })
     }
 
     /// Gives it back. If its address on the GPU was asked for, waits first until everything is over that this process runs
