@@ -10,6 +10,7 @@ mod imposter;
 mod kills;
 mod peers;
 mod place;
+mod pools;
 mod scarcity;
 mod semaphores;
 mod stops;
@@ -74,6 +75,7 @@ fn role() {
         "starter" => broker_loss::starter(&words[1..]),
         "fork" => forks::play(&words[1..]),
         "victim" => imposter::victim(),
+        "pool" => pools::play(&words[1..]),
         "semaphore" => semaphores::play(&words[1..]),
         "poor" => scarcity::play(&words[1..]),
         other => panic!("no role is called {other:?}"),
