@@ -1,5 +1,7 @@
 //! What the domain tells, as JSON and as text. The JSON keys are a contract: see the heads of the commands.
 
+pub(crate) mod control;
+
 use partywall::{
     Place, TimelineEnding, bytes,
     info::{
@@ -14,7 +16,7 @@ use crate::text::count;
 
 /// A version: `version`, `kind`, `place`, `bytes`, `tensors`, `mutable`, `reserved`
 /// (bytes that it may grow to, 0 if it may not), `growths` (how often it has), `lifetime` (`kept`, `owned` or `shared`), `committer`
-/// (a pid), `leases`, `committed_at_ms` (since 1970).
+/// (a pid), `leases`, `committed_at_ms` (since 1970), `control` (of a pool or topic [`control::shape`], else null).
 pub(crate) fn version(version: &VersionInfo) -> Value {
     json!({
         "version": version.version,
@@ -29,6 +31,7 @@ pub(crate) fn version(version: &VersionInfo) -> Value {
         "committer": version.committer,
         "leases": version.leases,
         "committed_at_ms": version.committed_at,
+        "control": version.control.as_ref().map(control::shape),
     })
 }
 
@@ -62,13 +65,14 @@ pub(crate) fn promises(kind: Kind) -> String {
 }
 
 /// A name in a listing: `name`, `latest` (a version, or null for a removed name whose versions are still held),
-/// `older_versions`, `older_bytes`.
+/// `older_versions`, `older_bytes`, `usage` (of a pool or topic [`control::usage`], else null).
 pub(crate) fn name(name: &NameInfo) -> Value {
     json!({
         "name": name.name,
         "latest": name.latest.as_ref().map(version),
         "older_versions": name.older,
         "older_bytes": name.older_bytes,
+        "usage": name.usage.as_ref().map(control::usage),
     })
 }
 
@@ -144,15 +148,17 @@ pub(crate) fn object_holder(held: &ObjectHolder) -> Value {
     value
 }
 
-/// A holder: `pid`, `command`, `leases`, `unproven` (whether it is dead, and these are in quarantine).
+/// A holder: `pid`, `command`, `leases`, `blocks` (of a pool or topic that is shown), `unproven` (whether it is dead, and these
+/// are in quarantine).
 pub(crate) fn holder(holder: &HolderInfo) -> Value {
-    json!({ "pid": holder.pid, "command": holder.command, "leases": holder.leases, "unproven": holder.unproven })
+    let HolderInfo { pid, command, leases, blocks, unproven } = holder;
+    json!({ "pid": pid, "command": command, "leases": leases, "blocks": blocks, "unproven": unproven })
 }
 
 /// A member: `member`, `pid`, `uid`, `command`, `state` (`alive`, `hung`, `lost_context`, `suspect`, `evicted`,
 /// `held_by_child`, `unproven`, `dead`), `doubt` (why its death is no proof that its work is over: `mps`, `no_pidfd` or
 /// null), `quiet_ms` (since its last heartbeat; null where none is expected), `leases`, `timelines` (that it writes),
-/// `permits` (of semaphores; null if they are too many to be counted), `bytes`, `since_ms` (since 1970), `simulated` (whether
+/// `permits` (of semaphores) and `blocks` (of pools and topics; each null if they are too many to be counted), `bytes`, `since_ms` (since 1970), `simulated` (whether
 /// it runs on the simulated CUDA driver).
 pub(crate) fn member(member: &MemberInfo) -> Value {
     json!({
@@ -166,6 +172,7 @@ pub(crate) fn member(member: &MemberInfo) -> Value {
         "leases": member.leases,
         "timelines": member.timelines,
         "permits": member.permits,
+        "blocks": member.blocks,
         "bytes": member.bytes,
         "since_ms": member.since,
         "simulated": member.simulated,
@@ -313,7 +320,7 @@ mod tests {
     use super::*;
 
     fn holder(pid: u32, command: &str) -> HolderInfo {
-        HolderInfo { pid, command: command.into(), leases: 1, unproven: false }
+        HolderInfo { pid, command: command.into(), leases: 1, blocks: 0, unproven: false }
     }
 
     #[test]

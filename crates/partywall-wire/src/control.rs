@@ -3,6 +3,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::member::MemberState;
+
 /// The alignment of a block, in bytes: blocks follow each other at the next multiple of this.
 pub const BLOCK_ALIGNMENT: u64 = 256;
 
@@ -52,6 +54,124 @@ pub struct TopicShape {
     pub held: u32,
     /// The number of the element type of its samples, if they all have the same.
     pub dtype: Option<u8>,
+}
+
+/// How a pool or topic is used, in a listing. Counted when asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Usage {
+    /// Blocks that anybody may take at once.
+    pub free: u32,
+    /// Of a topic.
+    pub topic: Option<TopicUsage>,
+}
+
+/// How a topic is used, in a listing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TopicUsage {
+    /// Publishers.
+    pub publishers: u32,
+    /// Subscribers.
+    pub subscribers: u32,
+    /// Samples that have been published.
+    pub published: u64,
+}
+
+/// Where the blocks of a pool or topic are. Counted when asked for: while others use it the numbers are of no single
+/// moment.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BlockCounts {
+    /// Those that anybody may take at once.
+    pub free: u32,
+    /// Those that members have: to fill them, or while a stream writes what they have published.
+    pub held: u32,
+    /// Those that their holders offer to whoever knows of them.
+    pub offered: u32,
+    /// Those in a topic's ring.
+    pub in_ring: u32,
+    /// Those that have left the ring, and that readers hold.
+    pub read: u32,
+    /// Those that were published and that nobody uses any more. Who needs a block next finds them.
+    pub unused: u32,
+    /// Those that are on their way to somebody who waits for one.
+    pub handed: u32,
+    /// Who waits for a block.
+    pub waiting: u32,
+    /// What nobody may have written: 0, unless something is wrong.
+    pub invalid: u32,
+}
+
+/// How a pool or topic is used.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ControlInfo {
+    /// Where the blocks are.
+    pub blocks: BlockCounts,
+    /// Of a topic.
+    pub topic: Option<TopicInfo>,
+}
+
+/// How a topic is used.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TopicInfo {
+    /// How much there is.
+    pub usage: TopicUsage,
+    /// The publishers, of very many only some.
+    pub publishers: Vec<PublisherInfo>,
+    /// The subscribers, of very many only some.
+    pub subscribers: Vec<SubscriberInfo>,
+}
+
+/// A member that publishes or subscribes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Participant {
+    /// Its number in the topic, which nobody else there ever has.
+    pub id: u64,
+    /// The member's pid, if its row is a member's.
+    pub pid: Option<u32>,
+    /// What is known of the member's life, if its row is a member's.
+    pub state: Option<MemberState>,
+    /// Whether it is reckoned with no more.
+    pub parted: bool,
+}
+
+/// A publisher.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PublisherInfo {
+    /// Who.
+    pub who: Participant,
+    /// Samples that it has published.
+    pub published: u64,
+    /// For which subscriber's number it waits, if for one, and milliseconds since when.
+    pub blocked: Option<(u64, u64)>,
+}
+
+/// A subscriber.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SubscriberInfo {
+    /// Who.
+    pub who: Participant,
+    /// How many samples it may be behind before the oldest pass it; absent if publishers wait for it instead.
+    pub queue: Option<u32>,
+    /// How many samples it is behind.
+    pub lag: u64,
+    /// Samples that it has received.
+    pub received: u64,
+    /// Samples that passed it.
+    pub dropped: u64,
+    /// Blocks that it keeps from being used again.
+    pub held: u32,
+    /// Milliseconds since when a publisher waits for it, if one does.
+    pub stalled: Option<u64>,
+}
+
+impl SubscriberInfo {
+    /// The name of its policy for programs.
+    pub fn policy(&self) -> &'static str {
+        match self.queue {
+            None => "block",
+            Some(1) => "latest",
+            Some(_) => "drop-oldest",
+        }
+    }
 }
 
 #[cfg(test)]

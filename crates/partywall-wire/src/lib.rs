@@ -32,7 +32,10 @@ pub mod pattern;
 pub mod refusal;
 pub mod watch;
 
-pub use control::{BLOCK_ALIGNMENT, Control, TopicShape};
+pub use control::{
+    BLOCK_ALIGNMENT, BlockCounts, Control, ControlInfo, Participant, PublisherInfo, SubscriberInfo, TopicInfo,
+    TopicShape, TopicUsage, Usage,
+};
 pub use frame::{Frame, FrameReader, WireError};
 pub use handshake::{BrokerHello, ClientHello, Resume, Welcome};
 pub use member::{Doubt, Evicted, Freed, Kill, MemberInfo, MemberState, Whom};

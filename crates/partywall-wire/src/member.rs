@@ -84,6 +84,8 @@ pub struct MemberInfo {
     pub timelines: u32,
     /// Permits of semaphores that it has. Absent if there are too many to be counted.
     pub permits: Option<u32>,
+    /// Blocks of pools and topics that it has. Absent if there are too many to be counted.
+    pub blocks: Option<u32>,
     /// Bytes of the versions that it holds leases on, each counted once; of a dead one, bytes that are being given back.
     pub bytes: u64,
     /// When it joined, in milliseconds since 1970.

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    control::Control,
+    control::{Control, ControlInfo, Usage},
     member::{Evicted, Freed, MemberInfo, Whom},
     object::{ObjectDetail, ObjectInfo, ObjectKind, OpenedTimeline},
     refusal::Refusal,
@@ -495,6 +495,8 @@ pub struct NameInfo {
     pub name: String,
     /// The latest version; absent for a removed name whose old versions are still held.
     pub latest: Option<VersionInfo>,
+    /// How the latest version is used, if it is a pool or topic.
+    pub usage: Option<Usage>,
     /// Older versions that somebody still holds.
     pub older: u32,
     /// Bytes of those.
@@ -551,6 +553,8 @@ pub struct SegmentInfo {
     pub holders: Vec<HolderInfo>,
     /// The pid of the member that builds the next version under a claim.
     pub builder: Option<u32>,
+    /// How it is used, if it is a pool or topic.
+    pub control: Option<ControlInfo>,
 }
 
 /// A member that holds leases.
@@ -562,6 +566,8 @@ pub struct HolderInfo {
     pub command: String,
     /// How many leases.
     pub leases: u32,
+    /// Blocks that it has, of a pool or topic that is inspected.
+    pub blocks: u32,
     /// Whether it is dead, and its leases are in quarantine.
     pub unproven: bool,
 }

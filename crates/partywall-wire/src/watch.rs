@@ -42,6 +42,10 @@ pub enum Named {
     Timeline,
     /// A semaphore.
     Semaphore,
+    /// A pool.
+    Pool,
+    /// A topic.
+    Topic,
 }
 
 impl Named {
@@ -51,6 +55,8 @@ impl Named {
             Self::Segment => "segment",
             Self::Timeline => "timeline",
             Self::Semaphore => "semaphore",
+            Self::Pool => "pool",
+            Self::Topic => "topic",
         }
     }
 }

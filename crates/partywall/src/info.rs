@@ -5,8 +5,9 @@ use std::os::fd::OwnedFd;
 use partywall_os::map::SealedMap;
 use partywall_shm::Table;
 pub use partywall_wire::{
-    Change, Doubt, Evicted, Freed, HolderInfo, Kill, Kind, Lifetime, MemberInfo, MemberState, NameEvent, NameInfo,
-    Named, ObjectDetail, ObjectHolder, ObjectInfo, ObjectKind, Point, SemaphoreInfo, StatusInfo, TimelineInfo,
+    BlockCounts, Change, Control, ControlInfo, Doubt, Evicted, Freed, HolderInfo, Kill, Kind, Lifetime, MemberInfo,
+    MemberState, NameEvent, NameInfo, Named, ObjectDetail, ObjectHolder, ObjectInfo, ObjectKind, Participant, Point,
+    PublisherInfo, SemaphoreInfo, StatusInfo, SubscriberInfo, TimelineInfo, TopicInfo, TopicShape, TopicUsage, Usage,
     VersionInfo, Whom,
 };
 
@@ -78,6 +79,8 @@ pub struct SegmentInfo {
     pub holders: Vec<HolderInfo>,
     /// The process that builds the next version under a claim.
     pub builder: Option<u32>,
+    /// How it is used, if it is a pool or topic.
+    pub control: Option<ControlInfo>,
 }
 
 /// The bytes of a table, wherever they are. They never change.
@@ -138,6 +141,7 @@ pub(crate) fn segment(info: partywall_wire::SegmentInfo, fds: Vec<OwnedFd>) -> R
         versions: info.versions,
         holders: info.holders,
         builder: info.builder,
+        control: info.control,
     })
 }
 

@@ -1,13 +1,11 @@
 //! What comes out of the registry.
 
-use std::sync::Arc;
-
-use partywall_wire as wire;
+use std::{collections::BTreeMap, sync::Arc};
 
 use super::tombstones::Tombstone;
 use super::types::{
-    Bound, CellAt, ClaimId, CloseId, FdId, Kind, LeaseId, Lifetime, MemberId, Memory, Millis, Name, ObjectKind, Place,
-    RequestId, Whom,
+    BlockControl, Bound, CellAt, ClaimId, CloseId, FdId, Kind, LeaseId, Lifetime, MemberId, Memory, Millis, Name,
+    ObjectKind, Place, RequestId, Whom,
 };
 
 /// Something that the rim has to do, in this order.
@@ -118,7 +116,7 @@ pub(crate) enum Verdict {
         objects: Vec<ObjectRow>,
         more: bool,
     },
-    Object(Box<(ObjectRow, Vec<ObjectHolder>)>),
+    Object(Box<(ObjectRow, Vec<Holder>)>),
     Status(Box<Counts>),
 }
 
@@ -163,6 +161,8 @@ pub(crate) enum Named {
     Segment,
     Timeline,
     Semaphore,
+    Pool,
+    Topic,
 }
 
 /// What happened to a name. The pids are of those who did it, or who died.
@@ -245,6 +245,8 @@ pub(crate) struct Holder {
     pub(crate) leases: u32,
     /// It is dead, and these are in quarantine.
     pub(crate) unproven: bool,
+    /// What it has in control memory is marked with this.
+    pub(crate) row: u16,
 }
 
 /// A member that got nothing any more, or holds nothing any more, by somebody's will.
@@ -255,13 +257,6 @@ pub(crate) struct Parted {
     pub(crate) command: Arc<str>,
     pub(crate) leases: u32,
     pub(crate) bytes: u64,
-}
-
-/// A member that has a timeline or semaphore open. The permits that it has are marked with its row.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct ObjectHolder {
-    pub(crate) holder: Holder,
-    pub(crate) row: u16,
 }
 
 /// A name in a listing.
@@ -285,7 +280,7 @@ pub(crate) struct VersionRow {
     pub(crate) reserved: u64,
     pub(crate) growths: u64,
     pub(crate) lifetime: Lifetime,
-    pub(crate) control: Option<wire::Control>,
+    pub(crate) control: Option<BlockControl>,
     pub(crate) committer: u32,
     pub(crate) leases: u32,
     pub(crate) committed_at: Millis,
@@ -301,6 +296,15 @@ pub(crate) struct Info {
     pub(crate) versions: Vec<VersionRow>,
     pub(crate) holders: Vec<Holder>,
     pub(crate) builder: Option<u32>,
+    /// Whose the rows are that may be in its control memory, if it has any.
+    pub(crate) rows: BTreeMap<u16, RowOwner>,
+}
+
+/// The member of a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RowOwner {
+    pub(crate) pid: u32,
+    pub(crate) state: MemberState,
 }
 
 /// A member in a listing.
@@ -319,6 +323,8 @@ pub(crate) struct MemberRow {
     pub(crate) timelines: u32,
     /// Semaphores that it has open.
     pub(crate) semaphores: Vec<FdId>,
+    /// Pools and topics that it has open, by what says who has their blocks.
+    pub(crate) pools: Vec<FdId>,
     pub(crate) bytes: u64,
     pub(crate) since: Millis,
     pub(crate) simulated: bool,

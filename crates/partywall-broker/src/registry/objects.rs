@@ -10,10 +10,10 @@ use partywall_wire::Control;
 use super::{
     Granted, Registry, STALE_LEASE,
     cells::Source,
-    effect::{CellEnding, Effect, ObjectHolder, ObjectRow, Refused, SemaphoreRow, TimelineRow, Verdict},
+    effect::{CellEnding, Effect, ObjectRow, Refused, SemaphoreRow, TimelineRow, Verdict},
     event::Call,
     near::near,
-    report::{Page, count},
+    report::{Page, SLOTS_AS_A_BYTE, count},
     semaphores::Semaphore,
     timelines::Timeline,
     types::{CellId, FdId, LeaseId, MemberId, Name, ObjectKind, RequestId},
@@ -144,8 +144,7 @@ impl Registry {
         let mut rows = timelines.chain(semaphores.map(|(name, semaphore)| semaphore_row(name, semaphore)));
         while let Some(row) = rows.next() {
             // What a semaphore's permits are doing has to be counted, which is not to hold up others for long.
-            let permits =
-                if let ObjectRow::Semaphore(row) = &row { row.maximum as usize / PERMITS_AS_A_BYTE } else { 0 };
+            let permits = if let ObjectRow::Semaphore(row) = &row { row.maximum as usize / SLOTS_AS_A_BYTE } else { 0 };
             let full = page.is_full_with(row.name().as_str().len() + permits);
             objects.push(row);
             if full {
@@ -174,10 +173,7 @@ impl Registry {
             };
             return Err(Refused::ObjectNotFound { kind, name: name.clone(), near });
         };
-        let members = holders.keys().filter_map(|member| self.row(*member));
-        let holders = self.holders_of(holders).into_iter().zip(members);
-        let holders = holders.map(|(holder, row)| ObjectHolder { holder, row }).collect();
-        Ok(Verdict::Object(Box::new((row, holders))).into())
+        Ok(Verdict::Object(Box::new((row, self.holders_of(holders)))).into())
     }
 
     fn timeline_row(&self, name: &Name, timeline: &Timeline) -> ObjectRow {
@@ -203,6 +199,3 @@ fn semaphore_row(name: &Name, semaphore: &Semaphore) -> ObjectRow {
 fn leases(holders: &BTreeMap<MemberId, u64>) -> u32 {
     count(holders.values().sum())
 }
-
-/// So many permits fill a page of a listing as a byte does: counting a page full of them takes about two milliseconds.
-const PERMITS_AS_A_BYTE: usize = 16;

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use super::{
     Registry,
-    effect::{CellEnding, Change, Effect, Named, Refused},
+    effect::{CellEnding, Change, Effect, Refused},
     state::{Dead, Eviction, GivenUp, GivenUpVersion, Life, Member},
     tombstones::Ending,
     types::{CloseId, MemberId},
@@ -128,8 +128,8 @@ impl Registry {
     pub(super) fn closed(&mut self, id: CloseId) {
         let Some(GivenUp { mut versions, dead }) = self.closing.remove(&id) else { return };
         versions.sort_by(|a, b| (&a.name, a.version).cmp(&(&b.name, b.version)));
-        for GivenUpVersion { name, version, bytes } in versions {
-            self.log(Named::Segment, &name, Change::Reclaimed { version, bytes });
+        for GivenUpVersion { name, version, named, bytes } in versions {
+            self.log(named, &name, Change::Reclaimed { version, bytes });
         }
         for (member, Dead { bytes, .. }) in dead {
             tracing::info!(%member, bytes, "what it held is free");

@@ -8,7 +8,7 @@ use std::{
 
 use super::{
     Granted, Registry,
-    effect::{Counts, Holder, Info, MemberRow, MemberState, NameRow, Refused, Verdict, VersionRow},
+    effect::{Counts, Holder, Info, MemberRow, MemberState, NameRow, Refused, RowOwner, Verdict, VersionRow},
     objects::What,
     state::{Dead, Entry, Life, Member, Version},
     types::{MemberId, Name, Place},
@@ -44,6 +44,7 @@ impl Registry {
                 .and_then(|claim| self.claims.get(&claim))
                 .and_then(|claim| self.members.get(&claim.member))
                 .map(|member| member.identity.pid),
+            rows: found.memory.control.map_or_else(BTreeMap::new, |_| self.rows_of(found)),
         };
         let fds = found.memory.table_fd().into_iter().collect();
         Ok(Granted(Verdict::Info(Box::new(info)), fds))
@@ -56,8 +57,12 @@ impl Registry {
             self.entries.range::<Name, _>((from, Unbounded)).filter(|(_, entry)| !entry.versions.is_empty());
         let (mut names, mut page) = (Vec::new(), Page::default());
         for (name, entry) in existing.by_ref() {
-            names.push(name_row(name, entry));
-            if page.is_full_with(name.as_str().len()) {
+            let row = name_row(name, entry);
+            // As with permits, which blocks are free has to be counted.
+            let control = row.latest.as_ref().and_then(|latest| latest.control);
+            let blocks = control.map_or(0, |control| control.shape.blocks as usize / SLOTS_AS_A_BYTE);
+            names.push(row);
+            if page.is_full_with(name.as_str().len() + blocks) {
                 break;
             }
         }
@@ -93,6 +98,8 @@ impl Registry {
             What::Semaphore { name } => Some(self.semaphores.get(name)?.memory.fd),
             What::Timeline { .. } => None,
         });
+        let versions = member.leases.iter().filter_map(|lease| self.leases.get(lease));
+        let pools = versions.filter_map(|l| Some(self.version(&l.name, l.version)?.memory.control?.ledger()));
         MemberRow {
             member: id,
             pid: identity.pid,
@@ -104,6 +111,7 @@ impl Registry {
             leases: count(member.all_leases()),
             timelines: count(written.count() as u64),
             semaphores: semaphores.collect::<BTreeSet<_>>().into_iter().collect(),
+            pools: pools.collect::<BTreeSet<_>>().into_iter().collect(),
             bytes: member.bytes,
             since: member.since,
             simulated: identity.simulated,
@@ -174,6 +182,13 @@ impl Registry {
         (bytes, self.holders_of(&leases))
     }
 
+    /// The members that have a version open, by their rows.
+    fn rows_of(&self, version: &Version) -> BTreeMap<u16, RowOwner> {
+        let members = version.holders.keys().filter_map(|id| self.members.get(id));
+        let owner = |member: &Member| RowOwner { pid: member.identity.pid, state: member.state() };
+        members.map(|member| (member.row, owner(member))).collect()
+    }
+
     /// Who holds something, given the leases of each member.
     pub(super) fn holders_of(&self, leases: &BTreeMap<MemberId, u64>) -> Vec<Holder> {
         let known = leases.iter().filter_map(|(id, leases)| {
@@ -183,6 +198,7 @@ impl Registry {
                 command: Arc::clone(&member.identity.command),
                 leases: count(*leases),
                 unproven: member.life == Life::Unproven,
+                row: member.row,
             })
         });
         known.take(HOLDERS).collect()
@@ -216,6 +232,7 @@ fn dead_row(id: MemberId, dead: &Dead) -> MemberRow {
         leases: 0,
         timelines: 0,
         semaphores: Vec::new(),
+        pools: Vec::new(),
         bytes: *bytes,
         since: *since,
         simulated: identity.simulated,
@@ -256,7 +273,7 @@ fn row(number: u64, version: &Version) -> VersionRow {
         reserved: version.memory.reserved,
         growths: version.growths,
         lifetime: version.memory.lifetime,
-        control: version.memory.control.map(|control| control.shape),
+        control: version.memory.control,
         committer: version.committer,
         leases: count(version.leases),
         committed_at: version.committed_at,
@@ -272,6 +289,10 @@ const PAGE_BYTES: usize = 32 * 1024;
 
 /// More than a row takes besides its text: at most twenty numbers of ten bytes and a UUID.
 const ROW_BYTES: usize = 220;
+
+/// So many permits or blocks fill a page of a listing as a byte does: counting a page full of them takes about two
+/// milliseconds.
+pub(super) const SLOTS_AS_A_BYTE: usize = 16;
 
 /// Holders in one answer. With 256 bytes of command line each they are the largest part of any answer.
 const HOLDERS: usize = 100;

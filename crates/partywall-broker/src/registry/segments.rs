@@ -41,7 +41,7 @@ impl Registry {
             Some(before) => self.loose.push((name.clone(), before)),
             None => self.totals.names += 1,
         }
-        let bytes = memory.bytes();
+        let (named, bytes) = (memory.named(), memory.bytes());
         let version = Version {
             memory,
             committer,
@@ -55,9 +55,9 @@ impl Registry {
         };
         entry.versions.insert(number, version);
         if before.is_none() {
-            self.log(Named::Segment, &name, Change::Created { pid: committer });
+            self.log(named, &name, Change::Created { pid: committer });
         }
-        self.log(Named::Segment, &name, Change::Committed { version: number, bytes, pid: committer });
+        self.log(named, &name, Change::Committed { version: number, bytes, pid: committer });
         let lease = self.lease(member, &name, number, request);
         if let Some(version) = self.version_mut(&name, number) {
             version.owner = Some(lease);
@@ -206,7 +206,9 @@ impl Registry {
         let Some(entry) = self.entries.get_mut(name) else { return };
         let Some(number) = entry.latest.take() else { return };
         self.totals.names -= 1;
-        if entry.versions.get(&number).is_some_and(Version::is_legacy) {
+        let latest = entry.versions.get(&number);
+        let named = latest.map_or(Named::Segment, |version| version.memory.named());
+        if latest.is_some_and(Version::is_legacy) {
             self.tombstones.put(name, Tombstone { ending, version: number, pid, at: self.now });
         }
         for (number, version) in &mut entry.versions {
@@ -217,7 +219,7 @@ impl Registry {
             Ending::Withdrawn => Change::Withdrawn { pid },
             Ending::OwnerDied => Change::OwnerDied { pid },
         };
-        self.log(Named::Segment, name, change);
+        self.log(named, name, change);
         self.tell_withdrawn(name, out);
     }
 
@@ -310,8 +312,8 @@ impl Registry {
             let Some(entry) = self.entries.get_mut(&name) else { continue };
             if !is_needed && let Some(version) = entry.versions.remove(&number) {
                 self.totals.subtract(&version.memory);
-                let bytes = version.memory.held_bytes();
-                self.given_up.versions.push(GivenUpVersion { name: name.clone(), version: number, bytes });
+                let (named, bytes) = (version.memory.named(), version.memory.held_bytes());
+                self.given_up.versions.push(GivenUpVersion { name: name.clone(), version: number, named, bytes });
                 let fds = version.memory.fds();
                 if !fds.is_empty() {
                     out.push(Effect::Close(fds));

@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{
-    effect::{Doubt, MemberState},
+    effect::{Doubt, MemberState, Named},
     event::Identity,
     types::{
         Access, CellId, ClaimId, Kind, LeaseId, Lifetime, Made, MemberId, Memory, Millis, Name, Place, RequestId,
@@ -123,6 +123,7 @@ pub(super) struct GivenUp {
 pub(super) struct GivenUpVersion {
     pub(super) name: Name,
     pub(super) version: u64,
+    pub(super) named: Named,
     pub(super) bytes: u64,
 }
 

@@ -4,6 +4,8 @@ use std::{fmt, sync::Arc};
 
 use partywall_wire as wire;
 
+use super::effect::Named;
+
 macro_rules! ids {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {$(
         $(#[$doc])*
@@ -195,6 +197,15 @@ impl Memory {
         self.table.fd()
     }
 
+    /// What the name of a version of it is of.
+    pub(crate) fn named(&self) -> Named {
+        match self.control {
+            None => Named::Segment,
+            Some(BlockControl { topic: None, .. }) => Named::Pool,
+            Some(_) => Named::Topic,
+        }
+    }
+
     /// Bytes of the chunks. Lengths are numbers that a peer wrote: their sum saturates and then exceeds every limit.
     pub(crate) fn bytes(&self) -> u64 {
         self.chunks.iter().fold(0, |sum, chunk| sum.saturating_add(chunk.bytes))
@@ -218,7 +229,7 @@ impl Memory {
 /// What makes a version a pool or topic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct BlockControl {
-    /// As its members have agreed on it. The registry keeps it and never looks into it.
+    /// As its members have agreed on it.
     pub(crate) shape: wire::Control,
     pub(crate) pool: Made,
     pub(crate) topic: Option<Made>,

@@ -49,7 +49,7 @@ pub(super) struct Control {
 
 /// What says who has what.
 #[derive(Debug)]
-enum Ledger {
+pub(super) enum Ledger {
     Semaphore(Semaphore),
     Pool(Pool),
     Topic(Topic, Pool),
@@ -74,6 +74,20 @@ impl Ledger {
             Self::Pool(pool) => pool.recover(is_lost),
             Self::Topic(topic, pool) => topic.recover(pool, |other| other == row),
         }
+    }
+
+    /// How many permits or blocks each row has, without those that have none.
+    pub(super) fn holders(&self) -> BTreeMap<u16, u32> {
+        let (mut holders, topic): (BTreeMap<_, _>, _) = match self {
+            Self::Semaphore(semaphore) => (semaphore.holders().into_iter().collect(), None),
+            Self::Pool(pool) => (pool.holders().into_iter().collect(), None),
+            Self::Topic(topic, pool) => (pool.holders().into_iter().collect(), Some(topic)),
+        };
+        for subscriber in topic.map(Topic::subscribers).unwrap_or_default() {
+            *holders.entry(subscriber.row).or_default() += subscriber.held;
+        }
+        holders.retain(|_, slots| *slots > 0);
+        holders
     }
 
     /// How many slots are looked at for that.
@@ -278,7 +292,10 @@ impl Control {
 
     /// How many permits of a semaphore are where.
     pub(super) fn permits(&self, semaphore: FdId) -> Audit {
-        self.semaphore(semaphore).map(Semaphore::audit).unwrap_or_default()
+        match self.ledgers.get(&semaphore) {
+            Some(Ledger::Semaphore(semaphore)) => semaphore.audit(),
+            _ => Audit::default(),
+        }
     }
 
     /// How many permits or blocks there are, and so how much it takes to count them.
@@ -286,16 +303,13 @@ impl Control {
         self.ledgers.get(&ledger).map_or(0, Ledger::slots)
     }
 
-    /// How many permits of a semaphore each row has, without those that have none.
-    pub(super) fn permits_by_row(&self, semaphore: FdId) -> BTreeMap<u16, u32> {
-        self.semaphore(semaphore).map(Semaphore::holders).unwrap_or_default().into_iter().collect()
+    /// How many permits or blocks each row has, without those that have none.
+    pub(super) fn holders(&self, ledger: FdId) -> BTreeMap<u16, u32> {
+        self.ledgers.get(&ledger).map(Ledger::holders).unwrap_or_default()
     }
 
-    fn semaphore(&self, ledger: FdId) -> Option<&Semaphore> {
-        match self.ledgers.get(&ledger)? {
-            Ledger::Semaphore(semaphore) => Some(semaphore),
-            Ledger::Pool(_) | Ledger::Topic(..) => None,
-        }
+    pub(super) fn ledger(&self, ledger: FdId) -> Option<&Ledger> {
+        self.ledgers.get(&ledger)
     }
 
     fn cell(&self, at: CellAt) -> Option<&Cell> {

@@ -8,6 +8,7 @@ use partywall_wire::{
     limits::{MAX_BLOCKS, MAX_PERMITS, check_name},
 };
 
+mod control;
 mod member;
 mod object;
 mod watch;
@@ -21,7 +22,7 @@ use crate::{
         types::{self, Access, Bound, ClaimId, Kind, LeaseId, Lifetime, Memory, Name, Place, Table},
     },
     rim::{
-        control::{Control, topic_shape},
+        control::{Control, Ledger, topic_shape},
         fds::{Expected, FdStore},
         reclaimer::Donated,
     },
@@ -243,8 +244,10 @@ fn answer(verdict: Verdict, about: &About, control: &Control) -> Answer {
         Verdict::Removed { version, bytes_kept, holders } => {
             Answer::Removed { version, bytes_kept, holders: holders.iter().map(holder).collect() }
         }
-        Verdict::Info(info) => Answer::Info(Box::new(self::info(&info))),
-        Verdict::Names { names, more } => Answer::Names { names: names.iter().map(name_row).collect(), more },
+        Verdict::Info(info) => Answer::Info(Box::new(self::info(&info, control))),
+        Verdict::Names { names, more } => {
+            Answer::Names { names: names.iter().map(|row| name_row(row, control)).collect(), more }
+        }
         Verdict::Members { members, more } => Answer::Members { members: member::rows(&members, control), more },
         Verdict::Happened(happened) => Answer::Happened(watch::happened(&happened, about.instance)),
         Verdict::Evicted { members, .. } => Answer::Evicted(members.iter().map(member::evicted).collect()),
@@ -283,7 +286,13 @@ fn opened(opened: &Opened) -> wire::Opened {
     }
 }
 
-fn info(info: &Info) -> wire::SegmentInfo {
+fn info(info: &Info, control: &Control) -> wire::SegmentInfo {
+    let ledger = info.memory.control.and_then(|words| control.ledger(words.ledger()));
+    let blocks = ledger.map(Ledger::holders).unwrap_or_default();
+    let holder = |holder: &Holder| wire::HolderInfo {
+        blocks: blocks.get(&holder.row).copied().unwrap_or(0),
+        ..self::holder(holder)
+    };
     wire::SegmentInfo {
         name: info.name.to_string(),
         version: version_row(&info.version),
@@ -293,6 +302,7 @@ fn info(info: &Info) -> wire::SegmentInfo {
         versions: info.versions.iter().map(version_row).collect(),
         holders: info.holders.iter().map(holder).collect(),
         builder: info.builder,
+        control: ledger.and_then(|ledger| control::info(ledger, &info.rows, control)),
     }
 }
 
@@ -319,10 +329,13 @@ fn status(counts: &Counts, about: &About) -> wire::StatusInfo {
     }
 }
 
-fn name_row(row: &NameRow) -> wire::NameInfo {
+fn name_row(row: &NameRow, control: &Control) -> wire::NameInfo {
+    let words = row.latest.as_ref().and_then(|latest| latest.control);
+    let ledger = words.and_then(|words| control.ledger(words.ledger()));
     wire::NameInfo {
         name: row.name.to_string(),
         latest: row.latest.as_ref().map(version_row),
+        usage: ledger.and_then(control::usage),
         older: row.older,
         older_bytes: row.older_bytes,
     }
@@ -339,7 +352,7 @@ fn version_row(row: &VersionRow) -> wire::VersionInfo {
         reserved: row.reserved,
         growths: row.growths,
         lifetime: lifetime(row.lifetime),
-        control: row.control,
+        control: row.control.map(|control| control.shape),
         committer: row.committer,
         leases: row.leases,
         committed_at: row.committed_at,
@@ -351,6 +364,7 @@ fn holder(holder: &Holder) -> wire::HolderInfo {
         pid: holder.pid,
         command: holder.command.to_string(),
         leases: holder.leases,
+        blocks: 0,
         unproven: holder.unproven,
     }
 }
@@ -467,9 +481,11 @@ mod tests {
         limits::{MAX_CHUNKS, MAX_COMMAND, MAX_INLINE_TABLE, MAX_NAME, MIN_MESSAGE},
     };
 
+    use partywall_shm::topic::{self, Topic};
+
     use super::*;
     use crate::registry::{
-        Bounds, Event, Registry,
+        Bounds, Event, Lack, Registry,
         event::{Commit, Identity, Open},
         types::{Chunk, ObjectKind},
     };
@@ -508,9 +524,10 @@ mod tests {
             log: u64::MAX,
         };
         let mut registry = Registry::new(bounds);
-        let control = Control::create(&Reclaimer::start().unwrap()).unwrap();
+        let (reclaimer, mut store) = (Reclaimer::start().unwrap(), FdStore::default());
+        let mut control = Control::create(&reclaimer).unwrap();
         let mut last = 0;
-        let mut ask = |registry: &mut Registry, member: u64, call: Call| {
+        let mut ask = |registry: &mut Registry, control: &Control, member: u64, call: Call| {
             last += 1;
             let request = RequestId(last);
             let effects = registry.apply(Event::Request { member: MemberId(member), request, call }, u64::MAX);
@@ -519,7 +536,7 @@ mod tests {
                 _ => None,
             });
             let (outcome, fds) = reply.unwrap();
-            let reply = Reply { id: u64::MAX, outcome: self::outcome(outcome, &about(), &control) };
+            let reply = Reply { id: u64::MAX, outcome: self::outcome(outcome, &about(), control) };
             frame::encode(&reply, fds.len(), MIN_MESSAGE).unwrap();
             reply.outcome
         };
@@ -535,10 +552,10 @@ mod tests {
             };
             registry.apply(Event::Joined { member: MemberId(member), identity }, u64::MAX);
         }
-        for i in (0..300_u64).chain([0; 100]) {
+        let memory = |i: u64| {
             let mut uuid = [0xff; 16];
             uuid[..8].copy_from_slice(&i.to_le_bytes());
-            let memory = Arc::new(Memory {
+            Arc::new(Memory {
                 kind: Kind::Legacy,
                 place: Place::Gpu(uuid),
                 chunks: vec![Chunk { bytes: 1 << 45, fd: None }; MAX_CHUNKS],
@@ -549,13 +566,17 @@ mod tests {
                 reserved: u64::MAX,
                 lifetime: Lifetime::Owned,
                 control: None,
-            });
-            let commit =
-                Commit { name: name(i), memory, if_absent: false, claim: None, control: None, made: Vec::new() };
-            ask(&mut registry, 1, Call::Commit(commit)).unwrap();
+            })
+        };
+        let commit = |i: u64| {
+            let (name, memory) = (name(i), memory(i));
+            Commit { name, memory, if_absent: false, claim: None, control: None, made: Vec::new() }
+        };
+        for i in (0..300).chain([0; 100]) {
+            ask(&mut registry, &control, 1, Call::Commit(commit(i))).unwrap();
         }
         for member in 2..=300 {
-            ask(&mut registry, member, open(0)).unwrap();
+            ask(&mut registry, &control, member, open(0)).unwrap();
         }
         for (i, name) in (0..300).map(|i| (i, name(i))) {
             let member = if i == 0 { 1..=300 } else { 1..=1 };
@@ -564,13 +585,35 @@ mod tests {
                 let writer = member == 1;
                 let slab = made(i).filter(|_| i == 0 && writer);
                 let open = event::OpenTimeline { name: name.clone(), writer, slabs: 0, slab };
-                ask(&mut registry, member, Call::OpenTimeline(open)).unwrap();
+                ask(&mut registry, &control, member, Call::OpenTimeline(open)).unwrap();
                 let memory = made(i + 1).filter(|_| writer);
                 let open = event::OpenSemaphore { name: name.clone(), maximum: u32::MAX, memory };
-                ask(&mut registry, member, Call::OpenSemaphore(open)).unwrap();
+                ask(&mut registry, &control, member, Call::OpenSemaphore(open)).unwrap();
             }
         }
+        // As many publish and subscribe as can, and very many have it open.
+        let shape = wire::TopicShape {
+            depth: 1,
+            history: 0,
+            publishers: topic::MAX_PUBLISHERS,
+            subscribers: topic::MAX_SUBSCRIBERS,
+            held: 1,
+            dtype: Some(1),
+        };
+        let shape = wire::Control { blocks: 1000, block_bytes: 1 << 40, topic: Some(shape) };
+        let pool = control.make(Lack::Pool(shape), &mut store, &reclaimer).unwrap();
+        let topic = control.make(Lack::Topic(shape, pool.fd), &mut store, &reclaimer).unwrap();
+        let (words, commit) = (Topic::map(store.share(&[topic.fd])[0].fd().unwrap()).unwrap(), commit(5000));
+        let commit = Commit { control: Some(shape), made: vec![pool, topic], ..commit };
+        ask(&mut registry, &control, 1, Call::Commit(commit)).unwrap();
+        for row in 0..topic::MAX_SUBSCRIBERS as u16 {
+            ask(&mut registry, &control, u64::from(row) + 1, open(5000)).unwrap();
+            assert!(words.join_as_publisher(row).is_some());
+            assert!(words.join_as_subscriber(row, Some(u32::MAX), 0).is_some());
+        }
         for call in [
+            Call::Inspect { name: name(5000), version: None },
+            Call::List { after: Some(name(4999)) },
             Call::Objects { after: None },
             Call::Objects { after: Some((ObjectKind::Timeline, name(299))) },
             Call::InspectObject { kind: ObjectKind::Timeline, name: name(0) },
@@ -583,15 +626,17 @@ mod tests {
             Call::Remove { name: name(0) },
             Call::Evict { whom: types::Whom::Pid(u32::MAX), kill: false },
         ] {
-            ask(&mut registry, 1, call).unwrap();
+            ask(&mut registry, &control, 1, call).unwrap();
         }
-        assert!(matches!(ask(&mut registry, 1, open(9999)), Err(Refusal::NotFound { near, .. }) if !near.is_empty()));
+        assert!(
+            matches!(ask(&mut registry, &control, 1, open(9999)), Err(Refusal::NotFound { near, .. }) if !near.is_empty())
+        );
         for member in 2..=300 {
-            ask(&mut registry, member, Call::UsesGpu { mps: true }).unwrap();
+            ask(&mut registry, &control, member, Call::UsesGpu { mps: true }).unwrap();
             registry.apply(Event::Died { member: MemberId(member) }, u64::MAX);
         }
         for call in [Call::Members { after: None }, Call::FreeUnproven { pid: None }] {
-            ask(&mut registry, 1, call).unwrap();
+            ask(&mut registry, &control, 1, call).unwrap();
         }
     }
 }

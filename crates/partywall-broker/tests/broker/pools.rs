@@ -5,11 +5,11 @@ use std::os::fd::OwnedFd;
 use partywall_os::{map::SharedMap, memfd::Draft};
 use partywall_shm::{
     pool::{Attempt, Held, Pool},
-    topic::Topic,
+    topic::{Message, PublisherPlace, Status, Topic, Unpublished},
 };
 use partywall_wire::{
-    Access, Answer, Call, Commit, Control, Lifetime, Limit, MemberState, NoGrowth, Open, Opened, Place, Refusal,
-    TopicShape, Whom, limits::MAX_BLOCKS,
+    Access, Answer, BlockCounts, Call, Commit, Control, ControlInfo, Lifetime, Limit, MemberState, NoGrowth, Open,
+    Opened, Place, Refusal, SegmentInfo, TopicShape, TopicUsage, Usage, Whom, limits::MAX_BLOCKS,
 };
 
 use crate::{
@@ -178,6 +178,76 @@ fn blocks_of_the_evicted_and_of_who_a_child_holds_stay_until_the_death() {
     assert_eq!(pool.audit().held, 3, "its kernels may run on");
     child.kill();
     eventually("they are given back", || pool.audit().is_idle());
+}
+
+#[test]
+fn who_holds_up_others_is_seen_and_when_evicted_does_so_no_more() {
+    let broker = TestBroker::start();
+    let (mut watcher, mut reader) = (broker.client(), broker.client());
+    let (_, words) = create(&mut watcher, "t", TOPIC).unwrap();
+    open(&mut reader, "t").unwrap();
+    let (pool, topic) = (Pool::map(&words[0]).unwrap(), Topic::map(&words[1]).unwrap());
+    let subscriber = topic.join_as_subscriber(reader.welcome.row, None, 0).unwrap();
+    let mut publisher = topic.join_as_publisher(watcher.welcome.row).unwrap();
+    let row = watcher.welcome.row;
+    let publish = |publisher: &mut PublisherPlace| {
+        let held = pool.try_alloc(row).unwrap();
+        let message = Message { status: Status::Ready, value: 0, dtype: 2, shape: &[1], bytes: 1, header: b"" };
+        let published = topic.publish(&pool, publisher, &held, &message);
+        published.inspect_err(|_| assert!(pool.free(&held)))
+    };
+    assert_eq!((publish(&mut publisher), publish(&mut publisher)), (Ok(0), Ok(1)));
+    let Err(Unpublished::Blocked { id, row }) = publish(&mut publisher) else {
+        panic!("the subscriber has read nothing")
+    };
+    assert_eq!((id, row), (subscriber.id(), reader.welcome.row));
+    topic.set_blocked(&publisher, Some((id, 1)));
+
+    let mut asker = broker.client();
+    let ControlInfo { blocks, topic: told } = inspect(&mut asker, "t").control.unwrap();
+    assert_eq!((blocks.free, blocks.in_ring, blocks.held, blocks.invalid), (4, 2, 0, 0));
+    let told = told.unwrap();
+    assert_eq!(told.usage, TopicUsage { publishers: 1, subscribers: 1, published: 2 });
+    let [seen] = told.subscribers[..] else { panic!("{told:?}") };
+    assert_eq!((seen.who.pid, seen.who.state), (Some(std::process::id()), Some(MemberState::Alive)));
+    assert_eq!((seen.policy(), seen.lag, seen.received, seen.dropped, seen.held), ("block", 2, 0, 0, 0));
+    let [blocked] = told.publishers[..] else { panic!("{told:?}") };
+    assert_eq!((blocked.published, blocked.blocked.map(|(by, _)| by)), (2, Some(id)));
+    assert!(seen.stalled.is_some_and(|ms| ms > 0), "since the machine began, as far as the publisher says");
+
+    asker.ask(Call::Evict { whom: Whom::Member(reader.welcome.member), kill: false }).unwrap();
+    // What follows from a request comes after its answer.
+    asker.ask(Call::Ping).unwrap();
+    assert_eq!(publish(&mut publisher), Ok(2), "nobody waits for it any more");
+    let told = inspect(&mut asker, "t").control.unwrap().topic.unwrap();
+    assert!(told.subscribers[0].who.parted && told.subscribers[0].stalled.is_some());
+}
+
+fn inspect(client: &mut Client, name: &str) -> SegmentInfo {
+    match client.ask(Call::Inspect { name: name.into(), version: None }) {
+        Ok(Answer::Info(info)) => *info,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn it_is_told_who_has_how_many_blocks() {
+    let broker = TestBroker::start();
+    let (mut one, mut two) = (broker.client(), broker.client());
+    let (_, words) = create(&mut one, "p", POOL).unwrap();
+    open(&mut two, "p").unwrap();
+    let pool = Pool::map(&words[0]).unwrap();
+    let _held = hold(&pool, one.welcome.row);
+    assert!((0..2).all(|_| pool.offer(&hold(&pool, two.welcome.row))));
+    let info = inspect(&mut one, "p");
+    let counts = BlockCounts { free: 1, held: 1, offered: 2, ..BlockCounts::default() };
+    assert_eq!(info.control, Some(ControlInfo { blocks: counts, topic: None }));
+    assert_eq!(info.holders.iter().map(|holder| holder.blocks).collect::<Vec<_>>(), [1, 2]);
+    let members: Vec<_> = one.members().iter().map(|member| (member.member, member.blocks)).collect();
+    assert_eq!(members, [(one.welcome.member, Some(1)), (two.welcome.member, Some(2))]);
+    let Ok(Answer::Names { names, .. }) = one.ask(Call::List { after: None }) else { panic!("names") };
+    assert_eq!(names[0].usage, Some(Usage { free: 1, topic: None }));
+    assert_eq!(names[0].latest.as_ref().unwrap().control, Some(POOL));
 }
 
 #[test]

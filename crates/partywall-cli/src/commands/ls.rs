@@ -1,11 +1,12 @@
 //! `partywall ls`. With `--json`: `socket`, and `names`, a list of `name`, `latest` (a version, or null), `older_versions`,
-//! `older_bytes`; a version has the keys of [`describe::version`]. Also `timelines` ([`describe::timeline`]) and `semaphores`
+//! `older_bytes`, `usage` (of a pool or topic [`describe::control::usage`], else null); a version has the keys of
+//! [`describe::version`]. Also `timelines` ([`describe::timeline`]) and `semaphores`
 //! ([`describe::semaphore`]), which have names of their own.
 
 use clap::Args;
 use partywall::{
     Pattern, bytes,
-    info::{NameInfo, SemaphoreInfo, TimelineInfo},
+    info::{Control, NameInfo, SemaphoreInfo, TimelineInfo},
     kind_name,
 };
 use serde_json::json;
@@ -44,8 +45,18 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
         return Ok(());
     }
     let headings = ["NAME", ">VERSION", "KIND", "PLACE", ">SIZE", ">TENSORS", "LIFETIME", ">LEASES", ">OLDER", "AGE"];
-    let tables: [(&[&str], Vec<_>); 3] = [
-        (&headings, names.iter().map(row).collect()),
+    let (mut segments, mut pools, mut topics) = (Vec::new(), Vec::new(), Vec::new());
+    for name in &names {
+        match name.latest.as_ref().and_then(|latest| latest.control) {
+            None => segments.push(row(name)),
+            Some(Control { topic: None, .. }) => pools.extend(pool(name)),
+            Some(_) => topics.extend(topic(name)),
+        }
+    }
+    let tables: [(&[&str], Vec<_>); 5] = [
+        (&headings, segments),
+        (&POOL, pools),
+        (&TOPIC, topics),
         (&["TIMELINE", ">VALUE", ">PROMISED", ">LEASES", "WRITER"], timelines.iter().map(timeline).collect()),
         (&["SEMAPHORE", ">PERMITS", ">HELD", ">WAITING", ">LEASES"], semaphores.iter().map(semaphore).collect()),
     ];
@@ -71,6 +82,56 @@ fn timeline(timeline: &TimelineInfo) -> Vec<String> {
 fn semaphore(semaphore: &SemaphoreInfo) -> Vec<String> {
     let SemaphoreInfo { name, maximum, held, waiting, leases } = semaphore;
     vec![name.clone(), maximum.to_string(), held.to_string(), waiting.to_string(), leases.to_string()]
+}
+
+const POOL: [&str; 9] = ["POOL", "KIND", "PLACE", ">BLOCKS", ">BYTES EACH", ">FREE", "LIFETIME", ">LEASES", "AGE"];
+
+fn pool(name: &NameInfo) -> Option<Vec<String>> {
+    let (latest, usage) = (name.latest.as_ref()?, name.usage?);
+    let control = latest.control?;
+    Some(vec![
+        name.name.clone(),
+        kind_name(latest.kind).into(),
+        describe::place(latest.place.into()),
+        control.blocks.to_string(),
+        control.block_bytes.to_string(),
+        usage.free.to_string(),
+        latest.lifetime.name().into(),
+        latest.leases.to_string(),
+        text::duration(text::since(latest.committed_at)),
+    ])
+}
+
+const TOPIC: [&str; 11] = [
+    "TOPIC",
+    "KIND",
+    "PLACE",
+    "DTYPE",
+    ">DEPTH",
+    ">BYTES EACH",
+    ">PUBLISHERS",
+    ">SUBSCRIBERS",
+    ">PUBLISHED",
+    "LIFETIME",
+    "AGE",
+];
+
+fn topic(name: &NameInfo) -> Option<Vec<String>> {
+    let (latest, usage) = (name.latest.as_ref()?, name.usage?.topic?);
+    let control = latest.control?;
+    Some(vec![
+        name.name.clone(),
+        kind_name(latest.kind).into(),
+        describe::place(latest.place.into()),
+        describe::control::dtype(&control).unwrap_or("any").into(),
+        control.topic?.depth.to_string(),
+        control.block_bytes.to_string(),
+        usage.publishers.to_string(),
+        usage.subscribers.to_string(),
+        usage.published.to_string(),
+        latest.lifetime.name().into(),
+        text::duration(text::since(latest.committed_at)),
+    ])
 }
 
 fn row(name: &NameInfo) -> Vec<String> {

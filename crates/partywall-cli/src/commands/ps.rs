@@ -39,6 +39,7 @@ pub(crate) fn run(context: &Context, _: &Arguments) -> Result<(), Failure> {
         ">LEASES",
         ">TIMELINES",
         ">PERMITS",
+        ">BLOCKS",
         ">HEARTBEAT",
         ">SINCE",
         "COMMAND",
@@ -59,11 +60,16 @@ fn row(member: &MemberInfo) -> Vec<String> {
         bytes(member.bytes),
         member.leases.to_string(),
         member.timelines.to_string(),
-        member.permits.map_or_else(|| "many".into(), |permits| permits.to_string()),
+        counted(member.permits),
+        counted(member.blocks),
         member.quiet.map_or_else(String::new, |quiet| format!("{:.1} s", quiet as f64 / 1000.0)),
         text::duration(text::since(member.since)),
         describe::command(&member.command, 60),
     ]
+}
+
+fn counted(slots: Option<u32>) -> String {
+    slots.map_or_else(|| "many".into(), |slots| slots.to_string())
 }
 
 /// What the states in the table mean that are not as usual.

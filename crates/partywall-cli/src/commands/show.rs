@@ -1,13 +1,16 @@
 //! `partywall show`. With `--json`: `name`, `socket`, `timeline` and `semaphore` of that name ([`describe::timeline`],
 //! [`describe::semaphore`], each with `holders`; or null), and of a segment `latest` (whether it is), the keys of [`describe::version`] for the
-//! version that is shown, `promises` ([`describe::promises_value`]), `bytes_requested`, `chunks` (bytes each), `holders` ([`describe::holder`]), `versions` (all of
+//! version that is shown, `promises` ([`describe::promises_value`]), `bytes_requested`, `chunks` (bytes each), `holders` ([`describe::holder`]), `detail` (of a pool or topic [`describe::control::detail`], else null), `versions` (all of
 //! them), `builder` (a pid or null), `metadata` (an object), `tensors`: all, in the order in which they were given, each
 //! with `name`, `dtype`, `shape`, `strides` (in elements), `bytes`, `chunk`, `offset`.
 
 use clap::Args;
 use partywall::{
     Error, bytes,
-    info::{HolderInfo, Lifetime, ObjectDetail, ObjectHolder, ObjectInfo, ObjectKind, SegmentInfo, VersionInfo},
+    info::{
+        Control, ControlInfo, HolderInfo, Lifetime, ObjectDetail, ObjectHolder, ObjectInfo, ObjectKind, Participant,
+        PublisherInfo, SegmentInfo, SubscriberInfo, TopicShape, VersionInfo,
+    },
     kind_name,
 };
 use serde_json::{Map, Value, json};
@@ -17,7 +20,7 @@ use crate::{Context, describe, failure::Failure, output::Output, text};
 /// Its arguments.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// The name of a segment, timeline or semaphore; `NAME@V` for another version of a segment than the latest
+    /// The name of a segment, pool, topic, timeline or semaphore; `NAME@V` for another version of a segment than the latest
     #[arg(value_name = "NAME[@V]")]
     name: String,
     /// All tensors, not only the first 20
@@ -67,7 +70,10 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     let mut first = info.is_none();
     if let Some(info) = &info {
         facts(output, info);
-        people(output, &info.holders);
+        people(output, info);
+        if let Some(control) = &info.control {
+            participants(output, control);
+        }
         versions(output, info);
         metadata(output, info);
         tensors(output, info, if arguments.all { usize::MAX } else { SOME });
@@ -136,6 +142,7 @@ fn value(info: &SegmentInfo) -> Value {
     value["bytes_requested"] = json!(info.table.tensor_bytes());
     value["chunks"] = json!(info.chunks);
     value["holders"] = info.holders.iter().map(describe::holder).collect();
+    value["detail"] = info.control.as_ref().map_or(Value::Null, describe::control::detail);
     value["versions"] = info.versions.iter().map(describe::version).collect();
     value["builder"] = json!(info.builder);
     let pairs = info.table.metadata().map(|(key, value)| (key.to_owned(), json!(value)));
@@ -168,6 +175,7 @@ fn facts(output: Output, info: &SegmentInfo) {
         committer,
         leases,
         committed_at,
+        control,
         ..
     } = &info.version;
     let newest = info.versions.last().is_none_or(|last| last.version == *version);
@@ -196,12 +204,87 @@ fn facts(output: Output, info: &SegmentInfo) {
         let so_far = text::count(*growths, "growth");
         fact(output, "growing", format!("up to {}, in one range of addresses; {so_far} so far", bytes(*reserved)));
     }
+    if let Some(control) = control {
+        control_facts(output, control, info.control.as_ref());
+    }
     let ago = text::duration(text::since(*committed_at));
     fact(output, "committed", format!("{} ({ago} ago) by pid {committer}", text::moment(*committed_at)));
     fact(output, "leases", leases.to_string());
     if let Some(builder) = info.builder {
         fact(output, "builder", format!("pid {builder} builds the next version"));
     }
+}
+
+/// What makes it a pool or topic, and how that is used.
+fn control_facts(output: Output, control: &Control, used: Option<&ControlInfo>) {
+    match &control.topic {
+        None => fact(output, "pool", describe::control::blocks(control)),
+        Some(TopicShape { depth, history, publishers, subscribers, held, .. }) => {
+            let dtype = describe::control::dtype(control).unwrap_or("any element type");
+            let ring = format!("{}, the last {depth} samples of {dtype}", describe::control::blocks(control));
+            let most = format!(
+                "{}, {} that hold up to {} each",
+                text::count((*publishers).into(), "publisher"),
+                text::count((*subscribers).into(), "subscriber"),
+                text::count((*held).into(), "sample"),
+            );
+            fact(output, "topic", ring);
+            fact(output, "at most", most);
+            fact(output, "history", format!("{} for who comes late", text::count((*history).into(), "sample")));
+        }
+    }
+    let Some(ControlInfo { blocks, topic }) = used else { return };
+    fact(output, "blocks", describe::control::counts(blocks));
+    fact(output, "waiting", text::count(blocks.waiting.into(), "waiter"));
+    fact(output, "audit", describe::control::audit(blocks));
+    if let Some(topic) = topic {
+        fact(output, "published", text::count(topic.usage.published, "sample"));
+    }
+}
+
+/// Who publishes and who subscribes.
+fn participants(output: Output, used: &ControlInfo) {
+    let Some(topic) = &used.topic else { return };
+    if !topic.publishers.is_empty() {
+        output.line("\npublishers");
+        let row = |publisher: &PublisherInfo| {
+            let waits = publisher.blocked.map(|(by, ms)| format!("for subscriber {by}, since {}", ago(ms)));
+            [who(&publisher.who), vec![publisher.published.to_string(), waits.unwrap_or_default()]].concat()
+        };
+        let headings = ["  PID", "STATE", ">NUMBER", ">PUBLISHED", "WAITS"];
+        output.table(&headings, &topic.publishers.iter().map(row).collect::<Vec<_>>());
+    }
+    if !topic.subscribers.is_empty() {
+        output.line("\nsubscribers");
+        let row = |subscriber: &SubscriberInfo| {
+            let policy = match subscriber.queue {
+                Some(queue) if queue > 1 => format!("{}, {queue}", subscriber.policy()),
+                _ => subscriber.policy().to_owned(),
+            };
+            let facts = [subscriber.lag, subscriber.received, subscriber.dropped, subscriber.held.into()];
+            let mut row = [who(&subscriber.who), vec![policy]].concat();
+            row.extend(facts.map(|number| number.to_string()));
+            row.push(subscriber.stalled.map_or_else(String::new, |ms| format!("for {}", ago(ms))));
+            row
+        };
+        let headings =
+            ["  PID", "STATE", ">NUMBER", "POLICY", ">LAG", ">RECEIVED", ">DROPPED", ">HELD", "HOLDS UP OTHERS"];
+        output.table(&headings, &topic.subscribers.iter().map(row).collect::<Vec<_>>());
+    }
+}
+
+fn who(who: &Participant) -> Vec<String> {
+    let state = match (who.state, who.parted) {
+        (Some(state), false) => describe::state(state).to_owned(),
+        (Some(state), true) => format!("{}, parted", describe::state(state)),
+        (None, _) => "gone".to_owned(),
+    };
+    let pid = who.pid.map_or_else(|| "?".to_owned(), |pid| pid.to_string());
+    vec![format!("  {pid}"), state, who.id.to_string()]
+}
+
+fn ago(ms: u64) -> String {
+    format!("{:.1} s", ms as f64 / 1000.0)
 }
 
 fn fact(output: Output, what: &str, value: impl AsRef<str>) {
@@ -218,12 +301,19 @@ fn chunks(chunks: &[u64]) -> String {
     if runs.is_empty() { "none".into() } else { runs.join(", ") }
 }
 
-fn people(output: Output, holders: &[HolderInfo]) {
-    if holders.is_empty() {
+fn people(output: Output, info: &SegmentInfo) {
+    if info.holders.is_empty() {
         return fact(output, "holders", "nobody");
     }
     output.line("\nholders");
-    output.table(&HOLDER, &holders.iter().map(person).collect::<Vec<_>>());
+    let has_blocks = info.control.is_some();
+    let row = |holder: &HolderInfo| {
+        let mut row = person(holder);
+        row.splice(2..2, has_blocks.then(|| holder.blocks.to_string()));
+        row
+    };
+    let headings = if has_blocks { &["  PID", ">LEASES", ">BLOCKS", "COMMAND"][..] } else { &HOLDER };
+    output.table(headings, &info.holders.iter().map(row).collect::<Vec<_>>());
 }
 
 fn versions(output: Output, info: &SegmentInfo) {

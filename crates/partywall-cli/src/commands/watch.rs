@@ -2,7 +2,7 @@
 //!
 //! With `--json` each line is an object. The first one is `event` (`watching`), `pattern`, `socket`, `point`. Those that
 //! follow have `event` (`created`, `committed`, `withdrawn`, `owner_died`, `owner_faulted`, `reclaimed`), `named`
-//! (`segment`, `timeline`, `semaphore`), `name`, `version` and `bytes` where there is a version, `pid` where somebody did
+//! (`segment`, `timeline`, `semaphore`, `pool`, `topic`), `name`, `version` and `bytes` where there is a version, `pid` where somebody did
 //! it, `at_ms` (since 1970), `point`; or `event` (`missed`), `events` (a number, or null if nobody knows), `point`. When the
 //! broker goes, `error` and `point`.
 
@@ -106,6 +106,8 @@ fn line(event: &WatchEvent) -> String {
         Named::Segment => name.clone(),
         Named::Timeline => format!("timeline {name}"),
         Named::Semaphore => format!("semaphore {name}"),
+        Named::Pool => format!("pool {name}"),
+        Named::Topic => format!("topic {name}"),
         _ => format!("something newer than this program, {name}"),
     };
     let change = match change {

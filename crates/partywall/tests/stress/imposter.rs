@@ -249,7 +249,7 @@ fn opened(chunks: usize) -> Opened {
 fn endless(request: &Request, id: u64) -> Vec<u8> {
     let answer = match request.call {
         partywall_wire::Call::List { .. } => Answer::Names {
-            names: vec![NameInfo { name: "same".into(), latest: None, older: 0, older_bytes: 0 }],
+            names: vec![NameInfo { name: "same".into(), latest: None, usage: None, older: 0, older_bytes: 0 }],
             more: true,
         },
         partywall_wire::Call::Members { .. } => Answer::Members {
@@ -263,6 +263,7 @@ fn endless(request: &Request, id: u64) -> Vec<u8> {
                 quiet: None,
                 timelines: 0,
                 permits: Some(0),
+                blocks: Some(0),
                 leases: 0,
                 bytes: 0,
                 since: 0,

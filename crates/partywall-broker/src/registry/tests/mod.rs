@@ -7,6 +7,7 @@ mod model_objects;
 mod model_watch;
 mod objects;
 mod parting;
+mod pools;
 mod random;
 mod rules;
 mod watching;

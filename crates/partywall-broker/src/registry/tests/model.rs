@@ -69,7 +69,7 @@ impl Person {
 }
 
 /// Versions whose memory is being closed, and its bytes.
-type GivenUp = Vec<(Name, u64, u64)>;
+type GivenUp = Vec<(Name, u64, Named, u64)>;
 
 /// A dead member whose memory is being closed.
 #[derive(Debug)]
@@ -253,9 +253,9 @@ impl Model {
                 self.corpses.retain(|corpse| corpse.until != *id);
                 let place = self.unclosed.iter().position(|(unclosed, _)| unclosed == id).unwrap();
                 let mut closed = self.unclosed.remove(place).1;
-                closed.sort();
-                for (name, version, bytes) in closed {
-                    self.note(Named::Segment, &name, Change::Reclaimed { version, bytes });
+                closed.sort_by_key(|(name, version, ..)| (name.clone(), *version));
+                for (name, version, named, bytes) in closed {
+                    self.note(named, &name, Change::Reclaimed { version, bytes });
                 }
             }
             Event::CellSettled { at } => self.settle(*at),
@@ -408,7 +408,7 @@ impl Model {
                     let leases = held.iter().filter(|h| h.member == p.id).count() as u32;
                     let command = format!("member {}", p.id).into();
                     let unproven = p.life == Life::Unproven;
-                    (leases > 0).then_some(Holder { pid: p.pid(), command, leases, unproven })
+                    (leases > 0).then_some(Holder { pid: p.pid(), command, leases, unproven, row: p.row })
                 });
                 Ok(Verdict::Removed { version, bytes_kept, holders: holders.collect() })
             }
@@ -435,6 +435,7 @@ impl Model {
                     row: Some(p.row),
                     timelines: self.lines_written_by(p.id),
                     semaphores: self.gates_open_to(p.id),
+                    pools: self.pools_open_to(p.id),
                     leases: self.leases_of(p.id) as u32,
                     bytes: self.bytes_of(|holder| holder == p.id),
                     since: p.since,
@@ -450,6 +451,7 @@ impl Model {
                     row: None,
                     timelines: 0,
                     semaphores: Vec::new(),
+                    pools: Vec::new(),
                     leases: 0,
                     bytes: corpse.bytes,
                     since: corpse.since,
@@ -602,11 +604,11 @@ impl Model {
         let number = self.numbers.entry(name.clone()).or_default();
         *number += 1;
         let number = *number;
-        let pid = 100 + member.0 as u32;
+        let (pid, named) = (100 + member.0 as u32, named(&memory));
         if self.latest(name).is_none() {
-            self.note(Named::Segment, name, Change::Created { pid });
+            self.note(named, name, Change::Created { pid });
         }
-        self.note(Named::Segment, name, Change::Committed { version: number, bytes: memory.bytes(), pid });
+        self.note(named, name, Change::Committed { version: number, bytes: memory.bytes(), pid });
         self.editions.iter_mut().filter(|e| e.name == *name).for_each(|e| e.latest = false);
         let lease = self.hold(member, name, number, request);
         self.editions.push(Edition {
@@ -795,6 +797,7 @@ impl Model {
     }
 
     fn withdraw(&mut self, name: &Name, ending: Ending, by: MemberId, said: &mut Said) {
+        let named = named(&self.latest(name).unwrap().memory);
         if let Some(latest) = self.latest(name).filter(|e| e.memory.kind == Kind::Legacy) {
             let tombstone = Tombstone { ending, version: latest.number, pid: 100 + by.0 as u32, at: self.now };
             self.ends.push((name.clone(), tombstone));
@@ -807,7 +810,7 @@ impl Model {
             Ending::OwnerDied => Change::OwnerDied { pid },
             Ending::Withdrawn => Change::Withdrawn { pid },
         };
-        self.note(Named::Segment, name, change);
+        self.note(named, name, change);
         self.tell_withdrawn(said);
     }
 
@@ -844,6 +847,13 @@ impl Model {
         };
         self.end_lines_of(member, ending, said);
         self.part(member, ending, said);
+    }
+
+    fn pools_open_to(&self, member: MemberId) -> Vec<FdId> {
+        let is_open =
+            |e: &&Edition| self.holds.iter().any(|h| h.member == member && h.name == e.name && h.number == e.number);
+        let pools = self.editions.iter().filter(is_open).filter_map(|e| Some(e.memory.control?.ledger()));
+        pools.collect::<BTreeSet<_>>().into_iter().collect()
     }
 
     fn part(&mut self, member: MemberId, ending: CellEnding, said: &mut Said) {
@@ -935,7 +945,7 @@ impl Model {
         self.editions.retain(|e| {
             let needed = e.latest || holds.iter().any(|h| h.name == e.name && h.number == e.number);
             if !needed {
-                given_up.push((e.name.clone(), e.number, e.memory.held_bytes()));
+                given_up.push((e.name.clone(), e.number, named(&e.memory), e.memory.held_bytes()));
                 said.closed.extend(e.memory.fds());
             }
             needed
@@ -955,7 +965,7 @@ impl Model {
             reserved: e.memory.reserved,
             growths: e.growths,
             lifetime: e.memory.lifetime,
-            control: e.memory.control.map(|control| control.shape),
+            control: e.memory.control,
             committer: e.committer,
             leases: self.holds.iter().filter(|h| h.name == e.name && h.number == e.number).count() as u32,
             committed_at: e.at,
@@ -987,6 +997,14 @@ impl Model {
     pub(super) fn leases_of(&self, member: MemberId) -> u64 {
         let grips = self.objects.grips.iter().filter(|g| g.member == member).count();
         (self.holds.iter().filter(|h| h.member == member).count() + grips) as u64
+    }
+}
+
+fn named(memory: &Memory) -> Named {
+    match (memory.control.is_some(), memory.control.is_some_and(|control| control.topic.is_some())) {
+        (false, _) => Named::Segment,
+        (true, false) => Named::Pool,
+        (true, true) => Named::Topic,
     }
 }
 

@@ -5,7 +5,7 @@ use super::{
     *,
 };
 use crate::registry::{
-    effect::{Change, Handle, Holder, Named, ObjectHolder, ObjectRow, Refused, SemaphoreRow, TimelineRow},
+    effect::{Change, Handle, Holder, Named, ObjectRow, Refused, SemaphoreRow, TimelineRow},
     state::Life,
 };
 
@@ -434,8 +434,7 @@ impl Model {
             let leases = self.grips_on(kind, name).filter(|grip| grip.member == person.id).count() as u32;
             let command = format!("member {}", person.id).into();
             let (pid, unproven) = (100 + person.id.0 as u32, person.life == Life::Unproven);
-            let holder = Holder { pid, command, leases, unproven };
-            (leases > 0).then_some(ObjectHolder { holder, row: person.row })
+            (leases > 0).then_some(Holder { pid, command, leases, unproven, row: person.row })
         });
         Ok(Verdict::Object(Box::new((row, holders.collect()))))
     }

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::registry::{
-    effect::{Handle, Holder, ObjectHolder, ObjectRow, Refused},
+    effect::{Handle, Holder, ObjectRow, Refused},
     types::Whom,
 };
 
@@ -424,9 +424,9 @@ fn listings_go_from_timelines_to_semaphores() {
     let Ok(Verdict::Object(detail)) = inspect(&mut w, ObjectKind::Timeline, "t2") else { panic!("it is there") };
     let (ObjectRow::Timeline(row), holders) = *detail else { panic!("a timeline") };
     assert_eq!((row.writer, row.leases, row.incarnation), (Some(101), 2, 1));
-    let holder = |pid, row, name: &str| ObjectHolder {
-        holder: Holder { pid, command: name.into(), leases: 1, unproven: false },
-        row,
+    let holder = |pid, row, name: &str| {
+        let command = name.into();
+        Holder { pid, command, leases: 1, unproven: false, row }
     };
     assert_eq!(holders, [holder(101, 0, "member 1"), holder(102, 1, "member 2")]);
     let missing = inspect(&mut w, ObjectKind::Semaphore, "t2");

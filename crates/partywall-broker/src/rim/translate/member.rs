@@ -17,25 +17,24 @@ use crate::{
 /// Milliseconds after which a heartbeat, which comes every 250, is late.
 const LATE: u64 = 2000;
 
-/// Slots of semaphores that one listing looks at: a few milliseconds.
+/// Slots of semaphores and pools that one listing looks at: a few milliseconds.
 const COUNTED: u32 = 1 << 20;
 
 pub(super) fn rows(rows: &[MemberRow], control: &Control) -> Vec<wire::MemberInfo> {
-    let (now, mut permits) = (members::now(), Permits { control, slots: COUNTED, counted: BTreeMap::new() });
-    rows.iter().map(|row| self::row(row, now, &mut permits)).collect()
+    let (now, mut slots) = (members::now(), Slots { control, left: COUNTED, counted: BTreeMap::new() });
+    rows.iter().map(|row| self::row(row, now, &mut slots)).collect()
 }
 
-fn row(row: &MemberRow, now: u64, permits: &mut Permits<'_>) -> wire::MemberInfo {
-    let quiet = row.row.and_then(|row| permits.control.heartbeat(row)).map(|beat| now.saturating_sub(beat));
+fn row(row: &MemberRow, now: u64, slots: &mut Slots<'_>) -> wire::MemberInfo {
+    let quiet = row.row.and_then(|row| slots.control.heartbeat(row)).map(|beat| now.saturating_sub(beat));
     let quiet =
         quiet.filter(|_| matches!(row.state, MemberState::Alive | MemberState::LostContext | MemberState::Evicted));
-    let is_hung = row.state == MemberState::Alive && quiet.is_some_and(|quiet| quiet > LATE);
     wire::MemberInfo {
         member: row.member.0,
         pid: row.pid,
         uid: row.uid,
         command: row.command.to_string(),
-        state: if is_hung { wire::MemberState::Hung } else { state(row.state) },
+        state: state_by(row.state, quiet),
         doubt: row.doubt.map(|doubt| match doubt {
             Doubt::Mps => wire::Doubt::Mps,
             Doubt::NoPidfd => wire::Doubt::NoPidfd,
@@ -43,29 +42,40 @@ fn row(row: &MemberRow, now: u64, permits: &mut Permits<'_>) -> wire::MemberInfo
         quiet,
         leases: row.leases,
         timelines: row.timelines,
-        permits: permits.of(row),
+        permits: slots.of(row, &row.semaphores),
+        blocks: slots.of(row, &row.pools),
         bytes: row.bytes,
         since: row.since,
         simulated: row.simulated,
     }
 }
 
-/// Counts the permits of members. Each semaphore is looked through once for all of them, and not more than a bounded
-/// number of slots: a member chooses how many there are.
-struct Permits<'a> {
+/// What is known of the life of a member in this row, with its heartbeat.
+pub(super) fn state_in(row: u16, state: MemberState, control: &Control) -> wire::MemberState {
+    state_by(state, control.heartbeat(row).map(|beat| members::now().saturating_sub(beat)))
+}
+
+fn state_by(state: MemberState, quiet: Option<u64>) -> wire::MemberState {
+    let is_hung = state == MemberState::Alive && quiet.is_some_and(|quiet| quiet > LATE);
+    if is_hung { wire::MemberState::Hung } else { self::state(state) }
+}
+
+/// Counts the permits and blocks of members. Each semaphore and pool is looked through once for all of them, and not more
+/// than a bounded number of slots: a member chooses how many there are.
+struct Slots<'a> {
     control: &'a Control,
     /// Slots that may still be looked at.
-    slots: u32,
+    left: u32,
     counted: BTreeMap<FdId, Option<BTreeMap<u16, u32>>>,
 }
 
-impl Permits<'_> {
-    fn of(&mut self, row: &MemberRow) -> Option<u32> {
+impl Slots<'_> {
+    fn of(&mut self, row: &MemberRow, ledgers: &[FdId]) -> Option<u32> {
         let Some(holder) = row.row else { return Some(0) };
-        row.semaphores.iter().try_fold(0_u32, |sum, semaphore| {
-            let counted = self.counted.entry(*semaphore).or_insert_with(|| {
-                self.slots = self.slots.checked_sub(self.control.slots(*semaphore))?;
-                Some(self.control.permits_by_row(*semaphore))
+        ledgers.iter().try_fold(0_u32, |sum, ledger| {
+            let counted = self.counted.entry(*ledger).or_insert_with(|| {
+                self.left = self.left.checked_sub(self.control.slots(*ledger))?;
+                Some(self.control.holders(*ledger))
             });
             Some(sum.saturating_add(counted.as_ref()?.get(&holder).copied().unwrap_or(0)))
         })

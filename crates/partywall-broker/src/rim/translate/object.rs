@@ -7,7 +7,7 @@ use partywall_wire::{self as wire, Refusal};
 
 use crate::{
     registry::{
-        effect::{ObjectHolder, ObjectRow, OpenedTimeline},
+        effect::{Holder, ObjectRow, OpenedTimeline},
         types::ObjectKind,
     },
     rim::{
@@ -49,15 +49,14 @@ pub(super) fn row(row: &ObjectRow, control: &Control) -> wire::ObjectInfo {
     }
 }
 
-pub(super) fn detail(row: &ObjectRow, holders: &[ObjectHolder], control: &Control) -> wire::ObjectDetail {
+pub(super) fn detail(row: &ObjectRow, holders: &[Holder], control: &Control) -> wire::ObjectDetail {
     let permits = match row {
-        ObjectRow::Semaphore(row) => control.permits_by_row(row.memory),
+        ObjectRow::Semaphore(row) => control.holders(row.memory),
         ObjectRow::Timeline(_) => BTreeMap::new(),
     };
-    let holders = holders.iter().map(|held| wire::ObjectHolder {
-        holder: holder(&held.holder),
-        permits: permits.get(&held.row).copied().unwrap_or(0),
-    });
+    let holders = holders
+        .iter()
+        .map(|held| wire::ObjectHolder { holder: holder(held), permits: permits.get(&held.row).copied().unwrap_or(0) });
     wire::ObjectDetail { info: self::row(row, control), holders: holders.collect() }
 }
 

@@ -38,6 +38,8 @@ fn event(happening: &Happening) -> wire::NameEvent {
             Named::Segment => wire::Named::Segment,
             Named::Timeline => wire::Named::Timeline,
             Named::Semaphore => wire::Named::Semaphore,
+            Named::Pool => wire::Named::Pool,
+            Named::Topic => wire::Named::Topic,
         },
         name: happening.name.to_string(),
         change: match happening.change {

@@ -1,0 +1,164 @@
+//! The rules of pools and topics, one by one.
+
+use super::*;
+use crate::registry::{
+    effect::{Change, Named, NoGrowth, Refused},
+    event::{After, Watch},
+    types::Whom,
+};
+
+fn commit_call(w: &mut Watched, name: &str, control: Control, lifetime: Lifetime) -> Call {
+    let memory = w.memory(&[10], false, true, lifetime);
+    let memory = Arc::new(Memory { reserved: 0, ..(*memory).clone() });
+    Call::Commit(Commit { control: Some(control), ..commit(Name::new(name), memory) })
+}
+
+fn create(w: &mut Watched, member: MemberId, name: &str, control: Control) -> LeaseId {
+    let call = commit_call(w, name, control, Lifetime::Shared);
+    match w.ask(member, call).1 {
+        Ok(Verdict::Committed { version: 1, lease }) => lease,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn pool() -> Control {
+    control(3, None)
+}
+
+fn topic() -> Control {
+    control(4, Some(2))
+}
+
+/// What is done in control memory, in order.
+fn in_control(effects: &[Effect]) -> Vec<&Effect> {
+    let is_there =
+        |effect: &&Effect| matches!(effect, Effect::Return { .. } | Effect::Part { .. } | Effect::ClearRow { .. });
+    effects.iter().filter(is_there).collect()
+}
+
+#[test]
+fn a_shared_name_goes_with_its_last_lease_whoever_made_it() {
+    let (mut w, [a, b]) = Watched::with_members();
+    let made = create(&mut w, a, "p", pool());
+    let (first, second) = (w.opened(b, "p"), w.opened(b, "p"));
+    assert_eq!(closed(&w.release(a, made)), []);
+    assert_eq!(closed(&w.release(b, first.lease)), []);
+    assert_eq!(w.opened(a, "p").version, 1, "it is still there");
+    assert_eq!(closed(&w.apply(Event::Died { member: a })), []);
+    let effects = w.release(b, second.lease);
+    assert_eq!((closed(&effects), in_control(&effects)), (second.memory.fds(), vec![]), "nobody is left to return to");
+    assert_eq!(second.memory.fds().len(), 2, "the chunk's, and its words'");
+    assert!(matches!(w.open(b, "p", None, false), Err(Refused::NotFound { .. })));
+}
+
+#[test]
+fn blocks_go_back_with_a_members_last_lease() {
+    let (mut w, [a, b]) = Watched::with_members();
+    create(&mut w, a, "p", pool());
+    let (first, second) = (w.opened(b, "p"), w.opened(b, "p"));
+    assert_eq!(in_control(&w.release(b, first.lease)), [] as [&Effect; 0]);
+    let ledger = second.memory.control.unwrap().ledger();
+    assert_eq!(in_control(&w.release(b, second.lease)), [&Effect::Return { control: ledger, row: 1 }]);
+
+    let call = commit_call(&mut w, "kept", topic(), Lifetime::Kept);
+    let Ok(Verdict::Committed { lease, .. }) = w.ask(b, call).1 else { panic!("it is made") };
+    let effects = w.release(b, lease);
+    assert!(matches!(in_control(&effects)[..], [Effect::Return { row: 1, .. }]), "it stays: {effects:?}");
+}
+
+#[test]
+fn who_goes_is_parted_from_topics_at_once_and_gives_back_when_it_is_dead() {
+    let (mut w, [a, b, c]) = Watched::with_members();
+    create(&mut w, a, "p", pool());
+    create(&mut w, a, "t", topic());
+    let pool = w.opened(b, "p").memory.control.unwrap().ledger();
+    let topic = w.opened(b, "t").memory.control.unwrap().ledger();
+    let part = |ending| Effect::Part { topic, row: 1, ending };
+    let faulted = w.ask(b, Call::ContextLost).2;
+    assert_eq!(in_control(&faulted), [&part(CellEnding::OwnerFaulted)]);
+    let lease = w.registry.members[&b].leases.first().copied().unwrap();
+    assert_eq!(in_control(&w.release(b, lease)), [] as [&Effect; 0], "its end will tell what it still did");
+    let evicted = w.ask(c, Call::Evict { whom: Whom::Member(b), kill: false }).2;
+    assert_eq!(in_control(&evicted), [&part(CellEnding::Evicted)]);
+    let dead = w.apply(Event::Died { member: b });
+    let cleared = Effect::ClearRow { row: 1, control: vec![pool, topic] };
+    assert_eq!(in_control(&dead), [&part(CellEnding::OwnerDied), &cleared]);
+
+    w.opened(c, "t");
+    let left = w.ask(c, Call::Leave).2;
+    let closed = Effect::Part { topic, row: 2, ending: CellEnding::Closed };
+    assert_eq!(in_control(&left), [&closed, &Effect::ClearRow { row: 2, control: vec![topic] }]);
+}
+
+#[test]
+fn what_the_unproven_have_stays_in_quarantine_and_keeps_the_name() {
+    let (mut w, [a]) = Watched::with_members();
+    let b = MemberId(9);
+    w.apply(Event::Joined { member: b, identity: identity(b, false, false) });
+    create(&mut w, b, "t", topic());
+    let effects = w.apply(Event::Died { member: b });
+    assert!(matches!(in_control(&effects)[..], [Effect::Part { ending: CellEnding::OwnerDied, .. }]), "{effects:?}");
+    let opened = w.opened(a, "t");
+    let effects = w.ask(a, Call::FreeUnproven { pid: None }).2;
+    let ledger = opened.memory.control.unwrap().ledger();
+    assert_eq!(in_control(&effects), [&Effect::ClearRow { row: 1, control: vec![ledger] }]);
+    assert_eq!(w.opened(a, "t").version, 1);
+}
+
+#[test]
+fn a_name_is_a_pools_or_it_is_a_segments() {
+    let (mut w, [a, b]) = Watched::with_members();
+    let lease = create(&mut w, a, "p", pool());
+    let taken = |name| Err(Refused::NameExists { name: Name::new(name), version: 1 });
+    let call = commit_call(&mut w, "p", topic(), Lifetime::Shared);
+    let (_, outcome, effects) = w.ask(b, call);
+    assert_eq!((outcome, closed(&effects).len()), (taken("p"), 1), "no memory is made in vain");
+    let segment = w.commit_call("p", false, true);
+    assert_eq!(w.ask(b, Call::Commit(segment)).1, taken("p"));
+    w.commit(b, "s", true);
+    let call = commit_call(&mut w, "s", pool(), Lifetime::Shared);
+    assert_eq!(w.ask(a, call).1, taken("s"));
+
+    let fixed = Refused::CannotGrow { name: Name::new("p"), version: 1, why: NoGrowth::Fixed };
+    assert_eq!(w.grow(a, lease, 0, &[1]).0, Err(fixed));
+    let _ = w.ask(b, Call::Remove { name: Name::new("p") });
+    assert_eq!(w.commit(b, "p", false).0, 2, "who has the pool open keeps it, and the name is free");
+}
+
+#[test]
+fn a_claim_is_fulfilled_by_a_pool_and_all_who_wait_get_its_words() {
+    let (mut w, [a, b]) = Watched::with_members();
+    let claim = w.claim(a, "p");
+    let (ticket, outcome, _) = w.ask(b, Call::OpenOrBuild { name: Name::new("p") });
+    assert_eq!(outcome, Ok(Verdict::Pending));
+    let Call::Commit(call) = commit_call(&mut w, "p", topic(), Lifetime::Shared) else { unreachable!() };
+    let effects = w.ask(a, Call::Commit(Commit { claim: Some(claim), ..call })).2;
+    let [Effect::Notify { member, ticket: told, outcome: Ok(Verdict::Opened(opened)), fds }] = &effects[..] else {
+        panic!("{effects:?}")
+    };
+    assert_eq!((*member, *told, fds), (b, ticket, &opened.memory.fds()));
+    assert_eq!(fds.len(), 3);
+}
+
+#[test]
+fn those_who_watch_learn_what_the_name_is_of() {
+    let (mut w, [a, b]) = Watched::with_members();
+    let lease = create(&mut w, a, "p", pool());
+    create(&mut w, a, "t", topic());
+    w.release(a, lease);
+    w.close_all();
+    let watch = Watch { pattern: Pattern::new("*").unwrap(), after: After::Event(0) };
+    let Ok(Verdict::Happened(happened)) = w.ask(b, Call::Watch(watch)).1 else { panic!("something has happened") };
+    let told: Vec<_> = happened.events.iter().map(|event| (event.named, event.change)).collect();
+    let (created, withdrawn) = (Change::Created { pid: 101 }, Change::Withdrawn { pid: 101 });
+    let committed = Change::Committed { version: 1, bytes: 10, pid: 101 };
+    let expected = [
+        (Named::Pool, created),
+        (Named::Pool, committed),
+        (Named::Topic, created),
+        (Named::Topic, committed),
+        (Named::Pool, withdrawn),
+        (Named::Pool, Change::Reclaimed { version: 1, bytes: 10 }),
+    ];
+    assert_eq!(told, expected);
+}

@@ -1,0 +1,102 @@
+//! What is said of pools and topics. The numbers are read from control memory.
+
+use std::collections::BTreeMap;
+
+use partywall_shm::{members, pool, topic::Topic};
+use partywall_wire as wire;
+
+use crate::{
+    registry::effect::RowOwner,
+    rim::{
+        control::{Control, Ledger},
+        translate::member,
+    },
+};
+
+/// Publishers and subscribers, each, in one answer.
+const PARTICIPANTS: usize = 100;
+
+pub(super) fn usage(ledger: &Ledger) -> Option<wire::Usage> {
+    match ledger {
+        Ledger::Semaphore(_) => None,
+        Ledger::Pool(pool) => Some(wire::Usage { free: free(&pool.audit()), topic: None }),
+        Ledger::Topic(topic, pool) => {
+            let topic = topic_usage(topic, topic.publishers().len(), topic.subscribers().len());
+            Some(wire::Usage { free: free(&pool.audit()), topic: Some(topic) })
+        }
+    }
+}
+
+pub(super) fn info(ledger: &Ledger, rows: &BTreeMap<u16, RowOwner>, control: &Control) -> Option<wire::ControlInfo> {
+    match ledger {
+        Ledger::Semaphore(_) => None,
+        Ledger::Pool(pool) => Some(wire::ControlInfo { blocks: blocks(&pool.audit()), topic: None }),
+        Ledger::Topic(topic, pool) => {
+            let audit = topic.audit(pool);
+            let blocks = wire::BlockCounts {
+                free: audit.free,
+                held: audit.held,
+                offered: 0,
+                in_ring: audit.in_ring,
+                read: audit.read,
+                unused: audit.unused,
+                handed: audit.handed,
+                waiting: audit.waiting,
+                invalid: audit.invalid,
+            };
+            Some(wire::ControlInfo { blocks, topic: Some(topic_info(topic, rows, control)) })
+        }
+    }
+}
+
+fn topic_info(topic: &Topic, rows: &BTreeMap<u16, RowOwner>, control: &Control) -> wire::TopicInfo {
+    let (now, publishers, subscribers) = (members::now(), topic.publishers(), topic.subscribers());
+    let usage = topic_usage(topic, publishers.len(), subscribers.len());
+    let who = |id, row, parted| {
+        let owner = rows.get(&row);
+        wire::Participant {
+            id,
+            pid: owner.map(|owner| owner.pid),
+            state: owner.map(|owner| member::state_in(row, owner.state, control)),
+            parted,
+        }
+    };
+    let publishers = publishers.iter().take(PARTICIPANTS).map(|publisher| wire::PublisherInfo {
+        who: who(publisher.id, publisher.row, publisher.parted),
+        published: publisher.published,
+        blocked: publisher.blocked.map(|(by, since)| (by, now.saturating_sub(since))),
+    });
+    let subscribers = subscribers.iter().take(PARTICIPANTS).map(|subscriber| wire::SubscriberInfo {
+        who: who(subscriber.id, subscriber.row, subscriber.parted),
+        queue: subscriber.queue,
+        lag: subscriber.lag,
+        received: subscriber.received,
+        dropped: subscriber.dropped,
+        held: subscriber.held,
+        stalled: subscriber.stalled.map(|since| now.saturating_sub(since)),
+    });
+    wire::TopicInfo { usage, publishers: publishers.collect(), subscribers: subscribers.collect() }
+}
+
+fn topic_usage(topic: &Topic, publishers: usize, subscribers: usize) -> wire::TopicUsage {
+    // At most 256 of each.
+    wire::TopicUsage { publishers: publishers as u32, subscribers: subscribers as u32, published: topic.published() }
+}
+
+fn blocks(audit: &pool::Audit) -> wire::BlockCounts {
+    wire::BlockCounts {
+        free: free(audit),
+        held: audit.held,
+        offered: audit.offered,
+        handed: audit.handed,
+        waiting: audit.waiting,
+        // Only in a topic a block is published.
+        invalid: audit.invalid + audit.published,
+        ..wire::BlockCounts::default()
+    }
+}
+
+/// Also those that were handed to somebody who waits no more are anybody's.
+fn free(audit: &pool::Audit) -> u32 {
+    audit.free + audit.stale
+}
