@@ -268,8 +268,8 @@ impl<'a> Core<'a> {
     /// Where a free slot may be.
     fn look(self) -> usize {
         // A model need not try that hint, too: it is right wherever the search begins.
-        let look = if cfg!(loom) { 0 } else { self.header.look.load(Ordering::Relaxed) };
-        look as usize % self.slots.len()
+        let look = if cfg!(loom) { 0 } else { self.header.look.load(Ordering::Relaxed) as usize };
+        if look < self.slots.len() { look } else { 0 }
     }
 
     fn set_look(self, slot: u32) {

@@ -56,7 +56,7 @@ impl<'a> Core<'a> {
 
     /// A subscriber's holds.
     pub(super) fn holds_of(self, subscriber: usize) -> impl Iterator<Item = &'a AtomicU64> {
-        let lines = self.holds.len() / self.subscribers.len();
+        let lines = self.held.div_ceil(8);
         self.holds[subscriber * lines..][..lines].iter().flat_map(|line| &line.0).take(self.held)
     }
 }
