@@ -410,6 +410,7 @@ entry_points! {
         optional mem_alloc_async = "cuMemAllocAsync" as "cuMemAllocAsync" (
             pointer: *mut DevicePtr, bytes: usize, stream: Handle,
         );
+        optional mem_free_async = "cuMemFreeAsync" as "cuMemFreeAsync" (pointer: DevicePtr, stream: Handle);
     }
     "UNIFIED" {
         optional pointer_get_attributes = "cuPointerGetAttributes" as "cuPointerGetAttributes" (

@@ -17,7 +17,10 @@ use crate::{
     bench::{clocked, microseconds},
     broker::connect,
     mps, ping_pong,
-    subjects::ordering::{deaths, pair, semaphore},
+    subjects::{
+        ordering::{deaths, pair, semaphore},
+        pools,
+    },
 };
 
 /// Answers a [`ping_pong::PingPong`]: `REQUEST-BYTES REPLY-BYTES`, with the socket as standard input.
@@ -35,6 +38,9 @@ pub(crate) const PAIR: &str = "pair";
 
 /// Takes permits and gives them back: `SOCKET WORKERS PERMITS`.
 pub(crate) const WORKER: &str = "worker";
+
+/// Takes blocks and gives them back: `SOCKET WORKERS`.
+pub(crate) const ALLOCATOR: &str = "allocator";
 
 /// Holds something of each kind until it is killed: `SOCKET SEGMENT [GPU-UUID]`.
 pub(crate) const HOLDER: &str = "holder";
@@ -74,6 +80,9 @@ pub(crate) fn play() -> Option<Result<(), Failure>> {
         }
         (Some(WORKER), [socket, workers, permits]) => {
             parse(workers).and_then(|workers| semaphore::work(socket.as_ref(), workers, parse(permits)?))
+        }
+        (Some(ALLOCATOR), [socket, workers]) => {
+            parse(workers).and_then(|workers| pools::allocate(socket.as_ref(), workers))
         }
         (Some(HOLDER), [socket, segment]) => text(segment).and_then(|name| deaths::hold(socket.as_ref(), name, None)),
         (Some(HOLDER), [socket, segment, gpu]) => {

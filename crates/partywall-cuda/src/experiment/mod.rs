@@ -78,6 +78,21 @@ impl Drop for UnshareableMemory {
     }
 }
 
+/// Allocates memory of the device's own pool and gives it back, both in the order of `stream` (`cuMemAllocAsync`,
+/// `cuMemFreeAsync`): what a pool of the driver's takes, to be measured.
+///
+/// # Errors
+/// As for [`UnshareableMemory::pooled`].
+pub fn allocate_and_free_on(stream: StreamRef<'_>, bytes: usize) -> Result<(), CudaError> {
+    let context = stream.context();
+    let _guard = context.guard_relaxed()?;
+    let mut pointer = 0;
+    // SAFETY: the pointer is to a live address; a context is current; whoever lent the stream keeps it.
+    unsafe { context.driver().mem_alloc_async(&mut pointer, bytes, stream.handle()) }?;
+    // SAFETY: allocated just now on the same stream, freed once; nobody was told the address.
+    unsafe { context.driver().mem_free_async(pointer, stream.handle()) }
+}
+
 /// Frees the memory behind a mapping of another process's allocation (`cuMemFree`), which only its owner may do. After
 /// a success the mapping may name nothing: work on it may then end CUDA in this process.
 ///

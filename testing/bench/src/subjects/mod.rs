@@ -9,6 +9,7 @@ pub(crate) mod ordering;
 mod peer_model;
 mod peer_open;
 mod peer_stranded;
+pub(crate) mod pools;
 mod put;
 mod round_trip;
 mod table_open;
@@ -40,6 +41,7 @@ pub(crate) const SUBJECTS: &[Subject] = &[
     host("ordering_wakes", "one host signals, another waits", wakes::run),
     host("ordering_permits", "semaphores, alone and contended", semaphore::run),
     host("ordering_count", "ten million operations on permits, none lost", semaphore::count),
+    host("pools", "blocks of a pool, alone and contended", pools::run),
     host("ordering_deaths", "what the dead held, until others have it", deaths::run),
     peers("topics", "messages of iceoryx2 from one process to another", false, topics::run),
     gpu("gpu_open", "opening GPU memory by name", gpu_open::run),
@@ -47,6 +49,7 @@ pub(crate) const SUBJECTS: &[Subject] = &[
     gpu("gpu_put", "a cached safetensors file into GPU memory", gpu_put::run),
     gpu("ordering_streams", "streams of two processes in order, time-sliced", streams::time_sliced),
     gpu("ordering_mps", "streams of two processes in order, under MPS", streams::under_mps),
+    gpu("gpu_pools", "blocks of a pool on a GPU, beside the driver's memory", pools::on_gpu),
     gpu("ordering_gpu_deaths", "what the dead held, when their streams and others' wait", deaths::on_gpu),
     peers("peer_host_open", "opening host memory from Python and from Rust", false, peer_open::host),
     peers("peer_gpu_open", "opening GPU memory from Python and from Rust", true, peer_open::gpu),

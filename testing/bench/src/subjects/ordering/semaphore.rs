@@ -73,7 +73,7 @@ fn alone(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
 }
 
 /// Nanoseconds of one pair of calls, in the mean of a thousand.
-fn pairs<'a>(mut pair: impl FnMut() -> Result<(), Failure> + 'a) -> Sampler<'a> {
+pub(crate) fn pairs<'a>(mut pair: impl FnMut() -> Result<(), Failure> + 'a) -> Sampler<'a> {
     const PAIRS: u32 = 1_000;
     Box::new(move || {
         let start = Instant::now();

@@ -1,0 +1,143 @@
+//! Blocks of a pool: taken and given back by one process alone, and by two that share a pool.
+
+use std::{cell::RefCell, path::Path, sync::atomic::Ordering};
+
+use partywall::{
+    Place, Pool,
+    cuda::{DeviceBuffer, experiment},
+};
+use partywall_measure::{Case, Comparison, Failure, Plan, Sampler, Unit};
+
+use super::{gpu_open, ordering::semaphore::pairs};
+use crate::{
+    bench::{Bench, size},
+    board::{Board, now, yield_until},
+    broker::{Broker, connect},
+    process::{Line, PATIENCE, Process},
+    role,
+};
+
+/// What taking a block and giving it back may take.
+const GOAL: &str = "<= 150 ns";
+
+/// Bytes of a block, where it matters to nobody.
+const BYTES: u64 = 4096;
+
+pub(super) fn run(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
+    for blocks in [1, 64, 4096] {
+        let pool = create(broker, &format!("alone.{blocks}"), Place::Host, blocks, BYTES)?;
+        let comparison = Comparison::new(case("alloc and free", Unit::Nanoseconds, blocks), ours(&pool))
+            .rival(case("POSIX malloc and free of as much, touched", Unit::Nanoseconds, blocks), malloc())
+            .goal(GOAL.parse()?);
+        let plan = bench.plan(2_000);
+        bench.run(comparison, plan)?;
+    }
+    for blocks in [1, 64] {
+        contended(bench, broker, blocks)?;
+    }
+    Ok(())
+}
+
+/// Blocks of 4 MiB, beside memory of the driver's of the same size.
+pub(super) fn on_gpu(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
+    const BYTES: u64 = 4 << 20;
+    let place = Place::Gpu(gpu_open::first()?);
+    let pool = create(broker, "on-gpu", place, 64, BYTES)?;
+    let gpu = pool.gpu().ok_or("a pool on a GPU without one")?;
+    gpu.context().make_current()?;
+    let case = |what| case(what, Unit::Nanoseconds, 64).parameter("size", size(BYTES));
+    let driver = pairs(|| {
+        DeviceBuffer::new(gpu.context(), BYTES)?;
+        Ok(())
+    });
+    let ordered = pairs(|| Ok(experiment::allocate_and_free_on(gpu.stream(), BYTES as usize)?));
+    let comparison = Comparison::new(case("alloc and free"), ours(&pool))
+        .rival(case("cuMemAllocAsync and cuMemFreeAsync"), ordered)
+        .rival(case("cuMemAlloc and cuMemFree"), driver)
+        .goal(GOAL.parse()?);
+    let plan = bench.plan(200);
+    bench.run(comparison, plan)
+}
+
+fn create(broker: &Broker, name: &str, place: Place, blocks: u32, bytes: u64) -> Result<Pool, Failure> {
+    Ok(broker.connect()?.pool(name).place(place).blocks(blocks).block_bytes(bytes).create()?)
+}
+
+fn case(what: &str, unit: Unit, blocks: u32) -> Case {
+    Case::new(what, unit).parameter("blocks", blocks)
+}
+
+fn ours(pool: &Pool) -> Sampler<'_> {
+    pairs(|| Ok(pool.alloc(PATIENCE)?.release()?))
+}
+
+/// Memory of this process alone, of which each page is written: what blocks spare.
+fn malloc() -> Sampler<'static> {
+    pairs(|| {
+        std::hint::black_box(vec![1_u8; BYTES as usize]);
+        Ok(())
+    })
+}
+
+/// Pairs a second, of two processes together.
+fn contended(bench: &mut Bench, broker: &Broker, blocks: u32) -> Result<(), Failure> {
+    const WORKERS: usize = 2;
+    let pool = create(broker, CONTENDED, Place::Host, blocks, BYTES)?;
+    let (board, fd) = Board::create()?;
+    let start = |_| {
+        let mut command = role::command(role::ALLOCATOR, [broker.socket()])?;
+        let mut worker = Process::start(command.arg(WORKERS.to_string()))?;
+        worker.give("board", &fd)?;
+        worker.hear()?;
+        Ok(worker)
+    };
+    let workers = RefCell::new((0..WORKERS).map(start).collect::<Result<Vec<_>, Failure>>()?);
+    let each = bench.fewer(200_000);
+    let sampler: Sampler<'_> = Box::new(|| {
+        let mut workers = workers.borrow_mut();
+        board.word(ARRIVED).store(0, Ordering::Release);
+        for worker in &*workers {
+            worker.tell(each)?;
+        }
+        let (mut from, mut to) = (u64::MAX, 0_u64);
+        for worker in &mut *workers {
+            let answer = worker.hear()?;
+            let (start, end) = answer.split_once(' ').ok_or("a worker counts otherwise")?;
+            (from, to) = (from.min(start.parse()?), to.max(end.parse()?));
+        }
+        Ok((each * WORKERS) as f64 * 1e9 / to.saturating_sub(from) as f64)
+    });
+    let case = case("alloc and free, contended", Unit::PerSecond, blocks).parameter("processes", WORKERS);
+    bench.run(Comparison::new(case, sampler), Plan::new(20).warm_up(1).block(1))?;
+    drop(workers);
+    match pool.stats().free {
+        free if free == blocks => Ok(pool.domain().remove(CONTENDED).map(drop)?),
+        free => Err(format!("{free} of {blocks} blocks are free, and nobody has one").into()),
+    }
+}
+
+/// The pool of all who contend.
+const CONTENDED: &str = "contended";
+
+/// How many workers are ready to begin: a word of the board.
+const ARRIVED: usize = 1;
+
+/// The role of one who takes blocks and gives them back: obeys until its line ends.
+pub(crate) fn allocate(socket: &Path, workers: u64) -> Result<(), Failure> {
+    let mut line = Line::of_this_process()?;
+    line.hear(Some(PATIENCE))?;
+    let board = Board::open(&line.fd()?)?;
+    let pool = connect(socket)?.pool(CONTENDED).open()?;
+    line.tell("ready")?;
+    while let Some(order) = line.hear(None)? {
+        let pairs: usize = order.parse()?;
+        board.word(ARRIVED).fetch_add(1, Ordering::AcqRel);
+        yield_until(board.word(ARRIVED), workers)?;
+        let start = now();
+        for _ in 0..pairs {
+            pool.alloc(PATIENCE)?.release()?;
+        }
+        line.tell(format_args!("{start} {}", now()))?;
+    }
+    Ok(())
+}
