@@ -268,6 +268,22 @@ fn the_number_of_workers_is_chosen_on_the_simulated_gpu() {
 }
 
 #[test]
+fn blocks_go_from_hand_to_hand_and_come_back_from_the_dead_on_the_simulated_gpu() {
+    let sandbox = Sandbox::new();
+    for device in ["host", "cuda"] {
+        let mut command = lab(&sandbox, &["pool", "--json", "--device", device]);
+        let report = Report::of(&Running::spawn(&mut command).wait().expect(0));
+        assert_eq!(report.header["simulated"], device == "cuda");
+        assert_eq!(report.steps_with("different"), [""; 0]);
+        assert_eq!(report.steps_with("not-tried"), [""; 0]);
+        assert_eq!(report.with("did-not-hold"), ["asks", "copied", "lost", "stale", "twice"]);
+        assert_eq!(report.step("offer")["role"], "holder");
+        assert_eq!(report.step("hand-over")["values"]["first byte, read here"], "0x5a");
+        assert_eq!(report.step("whole")["values"]["free blocks"], "8, of 8");
+    }
+}
+
+#[test]
 fn a_killed_lab_leaves_no_process_and_no_directory_on_the_simulated_gpu() {
     let sandbox = Sandbox::new();
     let mut running = Running::spawn(&mut lab(&sandbox, &["crash"]));
@@ -327,6 +343,7 @@ fn a_lab_is_readable_at_100_columns_on_the_simulated_gpu() {
         ("events", "by its event"),
         ("semaphore", "a few permits"),
         ("crash", "what stays"),
+        ("pool", "lose by dying"),
     ];
     for (name, title) in labs {
         let text = Running::spawn(&mut lab(&sandbox, &[name])).wait().expect(0).text().to_owned();
@@ -388,6 +405,7 @@ fn the_roles_meet_in_two_terminals_on_the_simulated_gpu() {
         ("events", "recorder", "waiter"),
         ("semaphore", "worker", "watcher"),
         ("crash", "waiter", "witness"),
+        ("pool", "holder", "taker"),
     ] {
         let missing = Running::spawn(&mut lab(&sandbox, &[name, second])).wait().expect(3);
         assert!(missing.stderr.contains(&format!("partywall lab {name} {first}")), "{}", missing.stderr);
@@ -428,6 +446,8 @@ fn labs_are_listed_and_need_a_gpu() {
         assert!(output.stderr.contains("a lab is about a GPU's driver"), "{}", output.stderr);
         assert_eq!(output.text(), "");
     }
+    let host = without(&["lab", "pool", "--json"]).expect(0);
+    assert!(host.stderr.contains("so this is host memory"), "{}", host.stderr);
     assert!(without(&["lab", "vmm", "--device", "host"]).expect(2).stderr.contains("labs run on GPUs only"));
     assert!(without(&["lab", "errors", "--handle", "00"]).expect(2).stderr.contains("128 hexadecimal digits"));
 }

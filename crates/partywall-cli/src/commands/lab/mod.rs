@@ -18,12 +18,14 @@ mod device;
 mod errors;
 mod events;
 mod peer;
+mod pool;
 mod semaphore;
 mod step;
 mod teller;
 mod vmm;
 
 use clap::{Args, Subcommand};
+use partywall::DeviceChoice;
 use serde_json::{Value, json};
 
 use self::device::Chosen;
@@ -50,6 +52,8 @@ enum Lab {
     Semaphore(semaphore::Arguments),
     /// A server, a client and the broker die: who reads on, who wakes, what stays
     Crash(crash::Arguments),
+    /// Blocks that processes take, hand over, and lose by dying
+    Pool(pool::Arguments),
 }
 
 /// What every lab takes.
@@ -59,6 +63,18 @@ struct Options {
     /// first role]
     #[arg(long, global = true, value_name = "N|UUID")]
     device: Option<Chosen>,
+    /// The other role is the process that started this one, which tells our steps.
+    #[arg(long, global = true, hide = true)]
+    on_standard_input: bool,
+}
+
+/// What labs take that work on a GPU and in host memory.
+#[derive(Debug, Clone, Args)]
+struct MemoryOptions {
+    /// Where the memory is: auto, host, cuda, cuda:N, or a GPU's UUID; auto is the first GPU, or host memory where there is
+    /// none
+    #[arg(long, global = true, value_name = "DEVICE", default_value_t)]
+    device: DeviceChoice,
     /// The other role is the process that started this one, which tells our steps.
     #[arg(long, global = true, hide = true)]
     on_standard_input: bool,
@@ -80,6 +96,7 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
         Some(Lab::Events(arguments)) => events::run(context, arguments),
         Some(Lab::Semaphore(arguments)) => semaphore::run(context, arguments),
         Some(Lab::Crash(arguments)) => crash::run(context, arguments),
+        Some(Lab::Pool(arguments)) => pool::run(context, arguments),
         None => {
             list(context);
             Ok(())
@@ -88,17 +105,17 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
 }
 
 fn list(context: &Context) {
-    let labs = [
-        ("errors", errors::TITLE, errors::ROLES),
-        ("vmm", vmm::TITLE, vmm::ROLES),
-        ("coherency", coherency::TITLE, coherency::ROLES),
-        ("events", events::TITLE, events::ROLES),
-        ("semaphore", semaphore::TITLE, semaphore::ROLES),
-        ("crash", crash::TITLE, crash::ROLES),
+    let labs: [(&str, &str, &[&str]); 7] = [
+        ("errors", errors::TITLE, &errors::ROLES),
+        ("vmm", vmm::TITLE, &vmm::ROLES),
+        ("coherency", coherency::TITLE, &coherency::ROLES),
+        ("events", events::TITLE, &events::ROLES),
+        ("semaphore", semaphore::TITLE, &semaphore::ROLES),
+        ("crash", crash::TITLE, &crash::ROLES),
+        ("pool", pool::TITLE, &pool::ROLES),
     ];
     let output = context.output();
-    let rows = labs
-        .map(|(name, title, [first, second])| vec![name.to_owned(), title.to_owned(), format!("{first}, {second}")]);
+    let rows = labs.map(|(name, title, roles)| vec![name.to_owned(), title.to_owned(), roles.join(", ")]);
     output.table(&["LAB", "SHOWS", "ROLES"], &rows);
     output
         .line("\nRun one with `partywall lab NAME`; or each role in a terminal of its own: `partywall lab NAME ROLE`.");

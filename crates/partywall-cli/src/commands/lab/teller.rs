@@ -2,14 +2,14 @@
 
 use std::io::IsTerminal;
 
-use partywall::{bytes, cuda::CudaError};
+use partywall::{Place, bytes, cuda::CudaError};
 use serde_json::{Value, json};
 
 use super::{
-    device::Gpu,
+    device::{Gpu, failed},
     step::{Belief, Conclusion, Outcome, Step, Verdict},
 };
-use crate::output::Output;
+use crate::{failure::Failure, output::Output};
 
 /// Tells the steps of a lab, and keeps them for its conclusions.
 #[derive(Debug)]
@@ -33,8 +33,7 @@ impl Teller {
         let device = gpu.context().device();
         let (name, driver) = (device.name()?, gpu.context().driver());
         let (version, total) = (driver.version()?, device.total_memory()?);
-        self.output.line(self.bold(&format!("Lab `{}`: {title}", self.lab)));
-        self.output.line(format!("{name}, {}, {}, CUDA {version}", gpu.uuid(), bytes(total)));
+        self.head(title, &format!("{name}, {}, {}, CUDA {version}", gpu.uuid(), bytes(total)));
         if driver.is_simulated() {
             let notice = "The driver is SIMULATED: what follows shows the simulation and proves nothing about a GPU.";
             self.output.line(notice);
@@ -45,6 +44,24 @@ impl Teller {
             "uuid": gpu.uuid().to_string(), "cuda": version.to_string(), "simulated": driver.is_simulated(),
         }));
         Ok(())
+    }
+
+    /// The same of a lab that needs no GPU.
+    pub(super) fn header_at(&self, title: &str, place: Place) -> Result<(), Failure> {
+        if let Place::Gpu(uuid) = place {
+            return self.header(title, &Gpu::open(uuid)?).map_err(failed("asking about the GPU"));
+        }
+        self.head(title, "Host memory: no GPU has a part in it.\n");
+        self.output.value(&json!({
+            "lab": self.lab, "title": title, "role": self.role, "pid": std::process::id(), "device": "host",
+            "simulated": false,
+        }));
+        Ok(())
+    }
+
+    fn head(&self, title: &str, what: &str) {
+        self.output.line(self.bold(&format!("Lab `{}`: {title}", self.lab)));
+        self.output.line(what);
     }
 
     /// Tells a step of this process.
