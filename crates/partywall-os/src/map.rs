@@ -349,6 +349,35 @@ impl SharedMap {
     }
 }
 
+/// Where values of type `T` are in a map: [`SharedMap::atomics`] for those who ask often, and want no checks each time.
+#[derive(Debug)]
+pub struct Part<T> {
+    offset: usize,
+    count: usize,
+    end: usize,
+    of: PhantomData<fn() -> T>,
+}
+
+impl SharedMap {
+    /// Where `count` values of type `T` from byte `offset` on are, or `None` as [`SharedMap::atomics`].
+    pub fn part<T: Atomics>(&self, offset: usize, count: usize) -> Option<Part<T>> {
+        let bytes = size_of_val(self.atomics::<T>(offset, count)?);
+        Some(Part { offset, count, end: offset + bytes, of: PhantomData })
+    }
+
+    /// What is there. Nothing, if the part is of another map, which is shorter or for reading.
+    // Not a panic, so that a part that is not used costs nothing.
+    #[inline]
+    pub fn at<T: Atomics>(&self, part: &Part<T>) -> &[T] {
+        if !self.writable || part.end > self.len() || part.count == 0 {
+            return &[];
+        }
+        // SAFETY: in range, by the check above; `part` has made sure that `end` is behind `count` values, and that `offset`
+        // is a multiple of their alignment. The rest is as for `atomics`.
+        unsafe { std::slice::from_raw_parts(self.region.start.add(part.offset).cast().as_ptr(), part.count) }
+    }
+}
+
 /// What consists of integer atomics alone, and so may be borrowed while any process writes to it.
 ///
 /// # Safety
@@ -547,6 +576,18 @@ mod tests {
     fn a_read_only_mapping_is_not_written() {
         let fd = memfd::Draft::create("partywall:test", 64).unwrap().share().unwrap();
         SharedMap::readable(&fd).unwrap().slice::<u8>(0, 1).unwrap().set(0, 1);
+    }
+
+    #[test]
+    fn a_part_is_what_was_found_and_of_another_map_nothing() {
+        let (long, short) = (shared(64), shared(56));
+        let (map, shorter) = (SharedMap::writable(&long).unwrap(), SharedMap::writable(&short).unwrap());
+        let part = map.part::<AtomicU64>(8, 7).unwrap();
+        map.at(&part)[6].store(7, Ordering::Relaxed);
+        assert_eq!(map.atomics::<AtomicU64>(56, 1).unwrap()[0].load(Ordering::Relaxed), 7);
+        assert!(map.part::<AtomicU64>(8, 8).is_none() && map.part::<AtomicU64>(4, 1).is_none());
+        assert!(shorter.at(&part).is_empty() && SharedMap::readable(&long).unwrap().at(&part).is_empty());
+        assert!(map.at(&map.part::<AtomicU64>(64, 0).unwrap()).is_empty());
     }
 
     #[test]

@@ -60,7 +60,10 @@ mod mapped {
         time::Instant,
     };
 
-    use partywall_os::{map::SharedMap, memfd};
+    use partywall_os::{
+        map::{Part, SharedMap},
+        memfd,
+    };
 
     use super::{
         MAX_SLOTS, MAX_WAITERS, OVERDUE, Sort,
@@ -72,8 +75,10 @@ mod mapped {
     #[derive(Debug)]
     pub(crate) struct Slots {
         memory: SharedMap,
-        /// As it was when it was mapped; others may write to the word.
-        maximum: u32,
+        /// These as they were when it was mapped; others may write to the words that say so.
+        header: Part<Header>,
+        slots: Part<Slot>,
+        ring: Part<Entry>,
         /// A slot that somebody was given and had not taken, and when that was first seen.
         granted: Mutex<Option<(Instant, (usize, SlotWord))>>,
     }
@@ -118,12 +123,16 @@ mod mapped {
                 let (slots, len) = (sort.slots, memory.len());
                 return refuse(format!("a {object} of {maximum} {slots}, {ring} waiters and {len} bytes cannot be"));
             }
-            Ok(Self { memory, maximum, granted: Mutex::default() })
+            let of_the_right_length = "its length is that of its parts";
+            let header = memory.part(0, 1).expect(of_the_right_length);
+            let slots = memory.part(size_of::<Header>(), maximum as usize).expect(of_the_right_length);
+            let ring = memory.part(ring_offset(maximum), MAX_WAITERS as usize).expect(of_the_right_length);
+            Ok(Self { memory, header, slots, ring, granted: Mutex::default() })
         }
 
         /// How many slots there are.
         pub(crate) fn maximum(&self) -> u32 {
-            self.maximum
+            self.core().slots.len() as u32
         }
 
         /// Gives a slot to the next that somebody was given and has not taken for [`OVERDUE`]. To be called now and then
@@ -143,12 +152,10 @@ mod mapped {
             }
         }
 
+        #[inline]
         pub(crate) fn core(&self) -> Core<'_> {
-            let slots = self.memory.atomics::<Slot>(size_of::<Header>(), self.maximum as usize);
-            let ring = self.memory.atomics::<Entry>(ring_offset(self.maximum), MAX_WAITERS as usize);
-            let header = self.memory.atomics::<Header>(0, 1).and_then(<[_]>::first);
-            const PROOF: &str = "`map` has found the file to be as long as it has to be";
-            Core { header: header.expect(PROOF), slots: slots.expect(PROOF), ring: ring.expect(PROOF) }
+            let Self { memory, header, slots, ring, .. } = self;
+            Core { header: &memory.at(header)[0], slots: memory.at(slots), ring: memory.at(ring) }
         }
     }
 

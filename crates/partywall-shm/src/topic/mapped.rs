@@ -7,7 +7,10 @@ use std::{
     time::Duration,
 };
 
-use partywall_os::{map::SharedMap, memfd};
+use partywall_os::{
+    map::{Part, SharedMap},
+    memfd,
+};
 
 use super::{
     Audit, Description, Header, MAX_HEADER, MAX_RANK, Message, PublisherPlace, PublisherState, Received, Shape, Status,
@@ -29,7 +32,7 @@ pub struct Topic {
     memory: SharedMap,
     /// As it was when it was mapped; others may write to the words.
     shape: Shape,
-    places: Places,
+    parts: Parts,
 }
 
 /// For the broker.
@@ -107,7 +110,8 @@ impl Topic {
         if !shape.is_possible() || memory.len() != Places::of(&shape).end {
             return refuse(format!("a topic of {shape:?} and {} bytes cannot be", memory.len()));
         }
-        Ok(Self { memory, shape, places: Places::of(&shape) })
+        let parts = Parts::of(&memory, &shape).expect("its length is that of its parts");
+        Ok(Self { memory, shape, parts })
     }
 
     /// What it has room for.
@@ -270,18 +274,43 @@ impl Topic {
 }
 
 impl Topic {
+    #[inline]
     fn core(&self) -> Core<'_> {
-        const PROOF: &str = "`map` has found the file to be as long as it has to be";
-        let (shape, places) = (&self.shape, &self.places);
+        let Self { memory, shape, parts } = self;
         Core {
-            header: self.memory.atomics(0, 1).and_then(<[_]>::first).expect(PROOF),
-            ring: self.memory.atomics(size_of::<Header>(), shape.depth as usize).expect(PROOF),
-            publishers: self.memory.atomics(places.publishers, shape.publishers as usize).expect(PROOF),
-            subscribers: self.memory.atomics(places.subscribers, shape.subscribers as usize).expect(PROOF),
-            holds: self.memory.atomics(places.holds, Places::hold_lines(shape)).expect(PROOF),
-            descriptors: self.memory.atomics(places.descriptors, shape.blocks as usize).expect(PROOF),
+            header: &memory.at(&parts.header)[0],
+            ring: memory.at(&parts.ring),
+            publishers: memory.at(&parts.publishers),
+            subscribers: memory.at(&parts.subscribers),
+            holds: memory.at(&parts.holds),
+            descriptors: memory.at(&parts.descriptors),
             held: shape.held as usize,
         }
+    }
+}
+
+/// The parts of its memory.
+#[derive(Debug)]
+struct Parts {
+    header: Part<Header>,
+    ring: Part<Entry>,
+    publishers: Part<Publishing>,
+    subscribers: Part<Subscribing>,
+    holds: Part<Holds>,
+    descriptors: Part<Descriptor>,
+}
+
+impl Parts {
+    fn of(memory: &SharedMap, shape: &Shape) -> Option<Self> {
+        let places = Places::of(shape);
+        Some(Self {
+            header: memory.part(0, 1)?,
+            ring: memory.part(size_of::<Header>(), shape.depth as usize)?,
+            publishers: memory.part(places.publishers, shape.publishers as usize)?,
+            subscribers: memory.part(places.subscribers, shape.subscribers as usize)?,
+            holds: memory.part(places.holds, Places::hold_lines(shape))?,
+            descriptors: memory.part(places.descriptors, shape.blocks as usize)?,
+        })
     }
 }
 
