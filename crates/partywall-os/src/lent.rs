@@ -98,6 +98,13 @@ impl Deref for Lent {
     }
 }
 
+impl LentMut {
+    /// Their first address, for code in other languages, which uses them as long as this lives.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.0.start().as_ptr()
+    }
+}
+
 impl Deref for LentMut {
     type Target = [u8];
 

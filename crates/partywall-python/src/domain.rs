@@ -18,6 +18,7 @@ use crate::{
     build::{Build, Claim, Planned, place},
     errors::{Raise, closed},
     members::{Evicted, Member},
+    pool::Pool,
     reaper,
     segment::Segment,
     semaphore::Semaphore,
@@ -205,6 +206,23 @@ impl Domain {
         let domain = self.inner(py)?;
         let semaphore = py.detach(|| domain.semaphore(name, maximum)).or_raise(py)?;
         Ok(Semaphore::new(semaphore))
+    }
+
+    /// Opens a pool, or makes it.
+    #[pyo3(signature = (name, blocks, block_bytes, device, *, kept, allow_peer, timeout))]
+    #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
+    fn pool(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        blocks: Option<u32>,
+        block_bytes: Option<u64>,
+        device: Option<&str>,
+        kept: bool,
+        allow_peer: bool,
+        timeout: Option<f64>,
+    ) -> PyResult<Pool> {
+        Pool::open(py, &self.inner(py)?, name, (blocks, block_bytes), device, (kept, allow_peer), timeout)
     }
 
     /// All names that have a latest version, in order.

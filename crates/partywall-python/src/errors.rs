@@ -39,6 +39,12 @@ pub(crate) fn not_writer(py: Python<'_>, name: &str) -> PyErr {
     raise(py, "NotWriter", &message, "open it with writer=True to signal it", "not-writer", None)
 }
 
+/// The exception of handing over a block that arrays still look at.
+pub(crate) fn still_used(py: Python<'_>, pool: &str) -> PyErr {
+    let message = format!("arrays of this block of pool {pool:?} are still used");
+    raise(py, "StillUsed", &message, "drop them (`del`) before the block is offered", "still-used", None)
+}
+
 /// The exception of a tensor that cannot be taken in the way that was asked for.
 pub(crate) fn no_such_view(py: Python<'_>, tensor: &str, why: &str, advice: &str) -> PyErr {
     raise(py, "NoSuchView", &format!("{tensor:?} cannot be taken so: {why}"), advice, "no-such-view", None)
@@ -90,7 +96,10 @@ fn class(error: &Error) -> &'static str {
         Error::LaunchBlocking { .. } => "LaunchBlocking",
         Error::Captured { .. } => "Captured",
         Error::WrongMaximum { .. } | Error::BadMaximum { .. } => "WrongMaximum",
-        Error::NotHeld { .. } => "NotHeld",
+        Error::NotHeld { .. } | Error::BlockNotHeld { .. } => "NotHeld",
+        Error::NotAPool { .. } | Error::WrongPool { .. } | Error::BadPool { .. } => "WrongPool",
+        Error::BlockTooSmall { .. } => "BlockTooSmall",
+        Error::StaleBlock { .. } => "StaleBlock",
         Error::NoSuchMember { .. } => "NoSuchMember",
         Error::NotYourself => "NotYourself",
         Error::Unproven { .. } | Error::NotUnproven { .. } => "Unproven",

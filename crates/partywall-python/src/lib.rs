@@ -3,9 +3,9 @@
 //!
 //! | module | contains |
 //! |---|---|
-//! | `domain`, `build`, `segment`, `timeline`, `semaphore`, `watch` | handles of the library's objects; each Python object is one file here and one there |
-//! | `tensor` | a tensor of a build or segment, as other libraries take it |
-//! | `owner` | what a tensor keeps: its build or segment, until nothing uses it any more |
+//! | `domain`, `build`, `segment`, `pool`, `timeline`, `semaphore`, `watch` | handles of the library's objects; each Python object is one file here and one there |
+//! | `tensor` | a tensor of a build, segment or block, as other libraries take it |
+//! | `owner` | what a tensor keeps: its build, segment or block, until nothing uses it any more |
 //! | `dlpack` | capsules out, and the C structs of DLPack |
 //! | `source` | capsules and buffers in |
 //! | `members` | rows of listings |
@@ -24,6 +24,7 @@ mod errors;
 mod handle;
 mod members;
 mod owner;
+mod pool;
 mod reaper;
 mod segment;
 mod semaphore;
@@ -46,6 +47,8 @@ mod native {
     use crate::doctor::examine;
     #[pymodule_export]
     use crate::domain::Domain;
+    #[pymodule_export]
+    use crate::pool::{Block, Pool};
     #[pymodule_export]
     use crate::reaper::flush;
     #[pymodule_export]

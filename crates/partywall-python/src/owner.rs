@@ -1,4 +1,4 @@
-//! What tensors keep: a build or a segment, until nothing uses it any more.
+//! What tensors keep: a build, a segment or a block, until nothing uses it any more.
 use std::{
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -8,7 +8,7 @@ use std::{
 };
 
 use partywall::{
-    Build, Error, Segment,
+    Block, Build, Error, Segment,
     cuda::{Context, CuResult},
 };
 use pyo3::prelude::*;
@@ -24,7 +24,7 @@ use crate::{
 /// How long to wait before a context is asked again that cannot be waited for while a graph is captured in it.
 const CAPTURE: Duration = Duration::from_millis(10);
 
-/// A build or a segment, and what it becomes. Shared by the Python object and by every tensor and capsule of it.
+/// A build or a segment, and what it becomes; or a block. Shared by the Python object and by every tensor and capsule of it.
 ///
 /// Its lock is waited for without the GIL, because it is held during commits and while a build is copied.
 pub(crate) struct Owner {
@@ -40,6 +40,7 @@ pub(crate) struct Owner {
 pub(crate) enum Memory<'a> {
     Build(&'a mut Build),
     Segment(&'a Segment),
+    Block(&'a mut Block),
 }
 
 enum State {
@@ -48,6 +49,7 @@ enum State {
     /// Used by several threads at once, and by ones that wait. Whoever has a clone has the owner, too: the owner's last
     /// user finds the last clone here.
     Committed(Arc<Segment>),
+    Taken(Block),
     Closed,
 }
 
@@ -74,11 +76,28 @@ impl Owner {
         })
     }
 
+    /// Of a block of a pool, on a GPU if it has a context.
+    pub(crate) fn of_block(block: Block, context: Option<Context>) -> Arc<Self> {
+        Arc::new(Self { state: Mutex::new(State::Taken(block)), writable: true.into(), named: false.into(), context })
+    }
+
+    /// The block, if nobody else keeps it; else whoever keeps it last gives it back.
+    pub(crate) fn into_block(self: Arc<Self>) -> Result<Block, Arc<Self>> {
+        let mut owner = Arc::try_unwrap(self)?;
+        match std::mem::replace(owner.state.get_mut().unwrap_or_else(PoisonError::into_inner), State::Closed) {
+            State::Taken(block) => Ok(block),
+            other => {
+                *owner.state.get_mut().unwrap_or_else(PoisonError::into_inner) = other;
+                Err(Arc::new(owner))
+            }
+        }
+    }
+
     /// The segment, if it is one.
     pub(crate) fn segment(&self) -> Option<Arc<Segment>> {
         match &*self.lock() {
             State::Committed(segment) => Some(segment.clone()),
-            State::Building(_) | State::Closed => None,
+            State::Building(_) | State::Taken(_) | State::Closed => None,
         }
     }
 
@@ -86,7 +105,7 @@ impl Owner {
     pub(crate) fn with_build<T>(&self, look: impl FnOnce(&mut Build) -> T) -> Option<T> {
         match &mut *self.lock() {
             State::Building(build) => Some(look(build)),
-            State::Committed(_) | State::Closed => None,
+            State::Committed(_) | State::Taken(_) | State::Closed => None,
         }
     }
 
@@ -94,6 +113,7 @@ impl Owner {
     pub(crate) fn with<T>(&self, look: impl FnOnce(Memory<'_>) -> partywall::Result<T>) -> partywall::Result<T> {
         let committed = match &mut *self.lock() {
             State::Building(build) => return look(Memory::Build(build)),
+            State::Taken(block) => return look(Memory::Block(block)),
             State::Committed(segment) => segment.clone(),
             // Cannot be met: who asks keeps it from being closed.
             State::Closed => return Err(Error::Refused("its memory was closed".into())),
@@ -151,7 +171,7 @@ impl Owner {
             let segment =
                 match std::mem::replace(owner.state.get_mut().unwrap_or_else(PoisonError::into_inner), State::Closed) {
                     State::Committed(segment) => Arc::into_inner(segment),
-                    State::Building(_) | State::Closed => None,
+                    State::Building(_) | State::Taken(_) | State::Closed => None,
                 };
             match segment.map_or(Ok(()), Segment::release) {
                 // In a forked child the lease is the parent's, and without the broker it is nobody's.
@@ -172,6 +192,11 @@ impl Owner {
         self.named.store(true, Ordering::Release);
     }
 
+    /// Whether anybody was told where the memory is.
+    pub(crate) fn is_named(&self) -> bool {
+        self.named.load(Ordering::Acquire)
+    }
+
     /// Of memory on a GPU.
     pub(crate) fn context(&self) -> Option<&Context> {
         self.context.as_ref()
@@ -185,7 +210,9 @@ impl Drop for Owner {
         if matches!(state, State::Closed) {
             return;
         }
-        let context = self.context.take().filter(|_| *self.named.get_mut());
+        // A block knows by itself what is to be waited for.
+        let waits = *self.named.get_mut() && !matches!(state, State::Taken(_));
+        let context = self.context.take().filter(|_| waits);
         reaper::later(move || {
             while !context.as_ref().is_none_or(is_drained) {
                 std::thread::sleep(CAPTURE);

@@ -5,12 +5,7 @@ use std::sync::Arc;
 use partywall::Error;
 use pyo3::prelude::*;
 
-use crate::{
-    errors::{Raise, closed},
-    handle::Handle,
-    stream::Stream,
-    wait,
-};
+use crate::{errors::Raise, handle::Handle, stream::Stream, wait};
 
 /// An open semaphore.
 #[pyclass(frozen, module = "partywall._native")]
@@ -44,28 +39,13 @@ impl Semaphore {
     #[pyo3(signature = (timeout, stop))]
     fn acquire(&self, py: Python<'_>, timeout: Option<f64>, stop: Option<Py<PyAny>>) -> PyResult<Option<Permit>> {
         let (semaphore, timeout) = (self.inner(py)?, wait::timeout(timeout)?);
-        let mut raised = None;
-        // Not in slices: who tries again goes to the end of those who wait.
-        let acquired = py.detach(|| {
-            semaphore.acquire_unless(timeout, || {
-                // At the end of the interpreter there is nobody left to ask.
-                Python::try_attach(|py| {
-                    let asked = py.check_signals().and_then(|()| match &stop {
-                        _ if self.closed() => Err(closed(py, "semaphore")),
-                        Some(stop) => stop.bind(py).call0()?.is_truthy(),
-                        None => Ok(false),
-                    });
-                    asked.unwrap_or_else(|error| {
-                        raised = Some(error);
-                        true
-                    })
-                })
-                .unwrap_or(true)
-            })
-        });
-        // It goes back if it came all the same.
-        let acquired = acquired.or_raise(py)?;
-        raised.map_or(Ok(()), Err)?;
+        let acquired = wait::for_turn(
+            py,
+            "semaphore",
+            || self.closed(),
+            stop.as_ref(),
+            |stop| semaphore.acquire_unless(timeout, stop),
+        )?;
         Ok(acquired.map(|permit| Self::permit(semaphore, permit)))
     }
 

@@ -1,4 +1,4 @@
-//! A tensor of a build or a segment, as other libraries take it.
+//! A tensor of a build, a segment or a block, as other libraries take it.
 #![allow(unsafe_code)] // buffers, and streams of others
 
 use std::{
@@ -8,7 +8,7 @@ use std::{
 };
 
 use partywall::{
-    Build, DType, DeviceRange,
+    Block, Build, DType, DeviceRange, Error,
     cuda::{RawStream, StreamRef},
 };
 use pyo3::{
@@ -76,6 +76,24 @@ impl Tensor {
         Ok(Self { owner: owner.clone(), name: name.to_owned(), dtype, shape, strides, address, bytes, device })
     }
 
+    /// Of the beginning of a block, whose owner has the lock meanwhile.
+    pub(crate) fn of_block(owner: &Arc<Owner>, block: &Block, dtype: DType, shape: &[u64]) -> partywall::Result<Self> {
+        let (has, pool, device) = (block.len(), block.pool().to_owned(), owner.device());
+        let elements = shape.iter().try_fold(1_u64, |product, length| product.checked_mul(*length));
+        let needed = elements.and_then(|elements| dtype.bytes_for(elements)).unwrap_or(u64::MAX);
+        if needed > has {
+            return Err(Error::BlockTooSmall { pool, has, needed });
+        }
+        owner.note_named();
+        let address = match device == HOST {
+            true => block.as_ptr()? as usize,
+            false => block.device()?.device_ptr() as usize,
+        };
+        let (shape, strides) = (signed(shape), signed(&contiguous(shape)));
+        let name = format!("{pool}#{}", block.index());
+        Ok(Self { owner: owner.clone(), name, dtype, shape, strides, address, bytes: needed, device })
+    }
+
     fn is_on_host(&self) -> bool {
         self.device == HOST
     }
@@ -121,6 +139,7 @@ impl Tensor {
                 Memory::Build(build) => build.device(&self.name)?,
                 // It may have grown, and have more than this.
                 Memory::Segment(segment) => segment.tensor(&self.name)?.device()?.slice(0, self.bytes)?,
+                Memory::Block(block) => block.device()?.slice(0, self.bytes)?,
             };
             // SAFETY: the caller's promise: a stream of the primary context of the tensor's GPU that lives for as long as
             // this call, as DLPack's consumers are promised too.
@@ -133,6 +152,14 @@ impl Tensor {
         self.owner.with(|memory| match memory {
             Memory::Build(build) => build.write(&self.name, bytes),
             Memory::Segment(segment) => segment.tensor(&self.name)?.write_at(0, bytes),
+            Memory::Block(block) if self.is_on_host() => {
+                block.bytes_mut()?[..bytes.len()].copy_from_slice(bytes);
+                Ok(())
+            }
+            Memory::Block(block) => {
+                let range = block.device()?.slice(0, self.bytes)?;
+                range.copy_from_host(range.gpu().stream(), bytes)
+            }
         })
     }
 }
@@ -231,6 +258,10 @@ impl Tensor {
                         Ok(())
                     }
                     Memory::Segment(segment) => segment.tensor(&self.name)?.read_at(0, out),
+                    Memory::Block(block) => {
+                        out.copy_from_slice(&block.bytes()?[..out.len()]);
+                        Ok(())
+                    }
                 }),
                 false => self.on_device(stream, |range, stream| range.copy_to_host(stream, out)),
             });

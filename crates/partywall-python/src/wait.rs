@@ -12,7 +12,7 @@ use pyo3::{
     prelude::*,
 };
 
-use crate::errors::Raise;
+use crate::errors::{Raise, closed};
 
 /// How long a signal may have to wait.
 const SLICE: Duration = Duration::from_millis(100);
@@ -54,6 +54,38 @@ pub(crate) fn in_slices<T: Send>(
             outcome => return outcome.or_raise(py),
         }
     }
+}
+
+/// Has `take` wait for a turn, in one piece: who tries again goes to the end of those who wait. What it is given says when to
+/// give up, which it asks again and again: a signal has come, the handle is closed, or `stop` says so.
+pub(crate) fn for_turn<T: Send>(
+    py: Python<'_>,
+    what: &str,
+    is_closed: impl Fn() -> bool + Sync,
+    stop: Option<&Py<PyAny>>,
+    take: impl FnOnce(&mut dyn FnMut() -> bool) -> partywall::Result<Option<T>> + Send,
+) -> PyResult<Option<T>> {
+    let mut raised = None;
+    let taken = py.detach(|| {
+        take(&mut || {
+            // At the end of the interpreter there is nobody left to ask.
+            Python::try_attach(|py| {
+                let asked = py.check_signals().and_then(|()| match stop {
+                    _ if is_closed() => Err(closed(py, what)),
+                    Some(stop) => stop.bind(py).call0()?.is_truthy(),
+                    None => Ok(false),
+                });
+                asked.unwrap_or_else(|error| {
+                    raised = Some(error);
+                    true
+                })
+            })
+            .unwrap_or(true)
+        })
+    });
+    // It goes back if it came all the same.
+    let taken = taken.or_raise(py)?;
+    raised.map_or(Ok(taken), Err)
 }
 
 /// The next value of a channel, if it comes within `timeout`; the outer error is the signal's.

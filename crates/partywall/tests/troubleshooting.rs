@@ -153,6 +153,7 @@ fn each_entry_belongs_to_an_error() {
         "compute-mode",
         "locked-memory",
         "closed",
+        "still-used",
         "not-writer",
         "no-such-view",
         "bad-source",

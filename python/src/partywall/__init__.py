@@ -27,6 +27,7 @@ from partywall._errors import (
     BadSource,
     BadTensor,
     BadValue,
+    BlockTooSmall,
     BrokerGone,
     BrokerUnreachable,
     CannotGrow,
@@ -54,6 +55,8 @@ from partywall._errors import (
     OwnerDied,
     ReadOnly,
     RemoteDevice,
+    StaleBlock,
+    StillUsed,
     Tainted,
     TensorNotFound,
     TimelineEnded,
@@ -70,9 +73,11 @@ from partywall._errors import (
     WriterFaulted,
     WrongKind,
     WrongMaximum,
+    WrongPool,
 )
 from partywall._members import EvictedMember, Member
 from partywall._native import LimitedWait, Tensor
+from partywall._pool import Block, BlockRef, Pool, PoolStats
 from partywall._segment import Pinned, Segment
 from partywall._semaphore import Permit, Semaphore
 from partywall._timeline import Timeline, TimelineEvent
@@ -89,6 +94,9 @@ __all__ = [
     "BadSource",
     "BadTensor",
     "BadValue",
+    "Block",
+    "BlockRef",
+    "BlockTooSmall",
     "BrokerGone",
     "BrokerUnreachable",
     "Build",
@@ -125,10 +133,14 @@ __all__ = [
     "OwnerDied",
     "Permit",
     "Pinned",
+    "Pool",
+    "PoolStats",
     "ReadOnly",
     "RemoteDevice",
     "Segment",
     "Semaphore",
+    "StaleBlock",
+    "StillUsed",
     "Tainted",
     "Tensor",
     "TensorNotFound",
@@ -149,6 +161,7 @@ __all__ = [
     "WriterFaulted",
     "WrongKind",
     "WrongMaximum",
+    "WrongPool",
     "__version__",
     "connect",
     "doctor",

@@ -11,6 +11,7 @@ from partywall._arrays import Shape
 from partywall._build import Build, fill
 from partywall._errors import Closed
 from partywall._members import EvictedMember, Member
+from partywall._pool import Pool, count
 from partywall._program import PROGRAM
 from partywall._segment import Segment, left_open
 from partywall._semaphore import Semaphore, permits
@@ -233,6 +234,37 @@ class Domain:
     def semaphore(self, name: str, maximum: SupportsIndex) -> Semaphore:
         """Opens a semaphore of `maximum` permits, 1 to 65,536. Makes it, with all of them free, if there is none."""
         return Semaphore(self, self._native.semaphore(name, permits(maximum)))
+
+    def pool(
+        self,
+        name: str,
+        *,
+        blocks: SupportsIndex | None = None,
+        block_bytes: SupportsIndex | None = None,
+        device: Any = None,
+        kept: bool = False,
+        allow_peer: bool = False,
+        timeout: float | None = None,
+    ) -> Pool:
+        """Opens a pool; with `blocks`, 1 to 65,536, of `block_bytes` each, makes it if there is none.
+
+        It is made on `device`, by default the first GPU, and one that is there has to be as is said; else that is `WrongPool`.
+        Without numbers `device` is the GPU that is to use the blocks, by default the one that has them; with `allow_peer`
+        these may be two. The pool goes with the last process that has it open, unless it is made as `kept`.
+
+        Waits up to `timeout` seconds for a pool that is not there, by default not at all; or, with numbers, that another
+        process is just making, by default 10 s.
+        """
+        native = self._native.pool(
+            name,
+            None if blocks is None else count(blocks),
+            _arrays.optional_count(block_bytes),
+            None if device is None else _arrays.device_name(device),
+            kept=kept,
+            allow_peer=allow_peer,
+            timeout=timeout,
+        )
+        return Pool(self, native)
 
     def watch(self, pattern: str = "*", after: str | None = None) -> Watch:
         """Watches names that are like `pattern`, in which `*` stands for any characters, also `/`, and `?` for one.

@@ -205,7 +205,23 @@ class Captured(Error, RuntimeError):
 
 
 class NotHeld(Error, RuntimeError):
-    """The permit was given back before."""
+    """The permit or block was given back before."""
+
+
+class WrongPool(Error, ValueError):
+    """The pool is not as was said, or cannot be so; or the name is of something else, or the block of another pool."""
+
+
+class BlockTooSmall(Error, ValueError):
+    """What was to be in a block does not fit."""
+
+
+class StaleBlock(Error, RuntimeError):
+    """The reference is of a block that is not offered any more."""
+
+
+class StillUsed(Error, BufferError):
+    """Arrays of a block that is to be offered are still used."""
 
 
 class Unproven(Error, RuntimeError):

@@ -92,6 +92,14 @@ impl Block {
         bytemuck::try_cast_slice(&self.bytes()?[..len]).map_err(|e| not_elements(&self.blocks, e))
     }
 
+    /// Its first address in host memory, for code in other languages, to be used as long as the block is held.
+    ///
+    /// # Errors
+    /// As [`bytes_mut`](Self::bytes_mut).
+    pub fn as_ptr(&self) -> Result<*mut u8> {
+        self.lend().map(LentMut::as_ptr)
+    }
+
     /// Where it is on its GPU, for kernels and copies of the caller's.
     ///
     /// # Errors

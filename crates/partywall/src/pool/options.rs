@@ -167,10 +167,11 @@ impl PoolOptions {
             return Err(bad(format!("it has 1 to {MAX_BLOCKS} blocks, not {blocks}")));
         }
         let control = Control { blocks, block_bytes, topic: None };
-        match control.data_bytes() {
+        // As many as a file can have.
+        match control.data_bytes().filter(|bytes| i64::try_from(*bytes).is_ok()) {
             Some(bytes) if bytes > 0 => Ok(control),
             Some(_) => Err(bad("a block has at least one byte".into())),
-            None => Err(bad(format!("{blocks} blocks of {block_bytes} bytes are more than can be counted"))),
+            None => Err(bad(format!("{blocks} blocks of {block_bytes} bytes are more than 2^63"))),
         }
     }
 

@@ -1,0 +1,275 @@
+//! Pools and their blocks.
+
+use std::sync::Arc;
+
+use partywall::{Domain, Error, Place};
+use pyo3::{exceptions::PyValueError, prelude::*};
+
+use crate::{
+    build::place,
+    errors::{Raise, parse_dtype, still_used},
+    handle::Handle,
+    owner::{Memory, Owner},
+    stream::Stream,
+    tensor::Tensor,
+    wait,
+};
+
+/// An open pool.
+#[pyclass(frozen, module = "partywall._native")]
+pub(crate) struct Pool {
+    inner: Handle<Arc<partywall::Pool>>,
+    #[pyo3(get)]
+    name: String,
+    #[pyo3(get)]
+    version: u64,
+    #[pyo3(get)]
+    blocks: u32,
+    #[pyo3(get)]
+    block_bytes: u64,
+    #[pyo3(get)]
+    place: String,
+}
+
+/// Of a pool: how many blocks there are, are free, held and offered; how many wait for one.
+type Stats = (u32, u32, u32, u32, u32);
+
+impl Pool {
+    /// Opens it; with numbers, makes it if it is not there.
+    pub(crate) fn open(
+        py: Python<'_>,
+        domain: &Domain,
+        name: &str,
+        (blocks, block_bytes): (Option<u32>, Option<u64>),
+        device: Option<&str>,
+        (kept, allow_peer): (bool, bool),
+        timeout: Option<f64>,
+    ) -> PyResult<Self> {
+        let makes = blocks.is_some() || block_bytes.is_some();
+        let timeout = wait::timeout(Some(timeout.unwrap_or(if makes { CREATION } else { 0.0 })))?;
+        let mut options = domain.pool(name).kept(kept).allow_peer(allow_peer);
+        options = blocks.into_iter().fold(options, partywall::PoolOptions::blocks);
+        options = block_bytes.into_iter().fold(options, partywall::PoolOptions::block_bytes);
+        options = match device.or(makes.then_some("cuda")).map(|device| place(py, device)).transpose()? {
+            Some(Place::Gpu(uuid)) if !makes => options.device(uuid),
+            Some(place) => options.place(place),
+            None => options,
+        };
+        let pool = wait::in_slices(py, timeout, |slice| {
+            let options = options.clone().timeout(slice);
+            if makes { options.open_or_create() } else { options.open() }
+        })?;
+        let (name, version, place) = (pool.name().to_owned(), pool.version(), pool.place().to_string());
+        let (blocks, block_bytes) = (pool.blocks(), pool.block_bytes());
+        Ok(Self { inner: Handle::new(Arc::new(pool)), name, version, blocks, block_bytes, place })
+    }
+
+    fn inner(&self, py: Python<'_>) -> PyResult<Arc<partywall::Pool>> {
+        self.inner.get(py, "pool")
+    }
+}
+
+#[pymethods]
+impl Pool {
+    /// Takes a block, and waits for one.
+    fn alloc(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Block> {
+        let (pool, timeout) = (self.inner(py)?, wait::timeout(timeout)?);
+        let closed = || self.closed();
+        let block = wait::for_turn(py, "pool", closed, None, |stop| pool.alloc_unless(timeout, stop))?;
+        let block = block.ok_or_else(|| PyValueError::new_err("the interpreter ends"))?;
+        Ok(Block::new(pool, block))
+    }
+
+    /// Takes a block if one is free and nobody waits for it.
+    fn try_alloc(&self, py: Python<'_>) -> PyResult<Option<Block>> {
+        let pool = self.inner(py)?;
+        let block = pool.try_alloc().or_raise(py)?;
+        Ok(block.map(|block| Block::new(pool, block)))
+    }
+
+    /// Takes over the block that a reference names.
+    fn accept(&self, py: Python<'_>, reference: &str) -> PyResult<Block> {
+        let pool = self.inner(py)?;
+        let block = reference.parse().and_then(|reference| pool.accept(&reference)).or_raise(py)?;
+        Ok(Block::new(pool, block))
+    }
+
+    /// What its blocks are at the moment.
+    fn stats(&self, py: Python<'_>) -> PyResult<Stats> {
+        let pool = self.inner(py)?;
+        let stats = py.detach(|| pool.stats());
+        Ok((stats.blocks, stats.free, stats.held, stats.offered, stats.waiting))
+    }
+
+    /// Whether `close` was called.
+    #[getter]
+    fn closed(&self) -> bool {
+        self.inner.is_closed()
+    }
+
+    /// Gives the handle back. Blocks stay. Calling it again does nothing.
+    fn close(&self, py: Python<'_>) {
+        self.inner.close(py);
+    }
+}
+
+/// A block of a pool.
+#[pyclass(frozen, module = "partywall._native")]
+pub(crate) struct Block {
+    /// `None` once it is given back, or another's, or a stream's.
+    held: Handle<Held>,
+    #[pyo3(get)]
+    pool: String,
+    #[pyo3(get)]
+    index: u32,
+    #[pyo3(get)]
+    generation: u64,
+    #[pyo3(get)]
+    nbytes: u64,
+    #[pyo3(get)]
+    on_host: bool,
+}
+
+#[derive(Clone)]
+struct Held {
+    owner: Arc<Owner>,
+    pool: Arc<partywall::Pool>,
+}
+
+impl Held {
+    fn new(pool: Arc<partywall::Pool>, block: partywall::Block) -> Self {
+        Self { owner: Owner::of_block(block, pool.gpu().map(|gpu| gpu.context().clone())), pool }
+    }
+}
+
+impl Block {
+    fn new(pool: Arc<partywall::Pool>, block: partywall::Block) -> Self {
+        let (name, index, generation) = (pool.name().to_owned(), block.index(), block.generation());
+        let (nbytes, on_host) = (block.len(), pool.gpu().is_none());
+        Self { held: Handle::new(Held::new(pool, block)), pool: name, index, generation, nbytes, on_host }
+    }
+
+    fn not_held(&self) -> Error {
+        Error::BlockNotHeld { pool: self.pool.clone() }
+    }
+
+    fn get(&self, py: Python<'_>) -> PyResult<Held> {
+        let held = self.held.lock().clone();
+        held.ok_or_else(|| self.not_held()).or_raise(py)
+    }
+
+    fn take(&self, py: Python<'_>) -> PyResult<Held> {
+        let held = self.held.lock().take();
+        held.ok_or_else(|| self.not_held()).or_raise(py)
+    }
+
+    fn put_back(&self, held: Held) {
+        *self.held.lock() = Some(held);
+    }
+
+    /// Looks at the block.
+    fn look<T>(
+        &self,
+        owner: &Owner,
+        look: impl FnOnce(&mut partywall::Block) -> partywall::Result<T>,
+    ) -> partywall::Result<T> {
+        owner.with(|memory| match memory {
+            Memory::Block(block) => look(block),
+            Memory::Build(_) | Memory::Segment(_) => Err(self.not_held()),
+        })
+    }
+}
+
+#[pymethods]
+impl Block {
+    /// The beginning of the block as a tensor, or as many elements as there is room for.
+    #[pyo3(signature = (dtype, shape))]
+    fn tensor(&self, py: Python<'_>, dtype: &str, shape: Option<Vec<u64>>) -> PyResult<Tensor> {
+        let (Held { owner, .. }, dtype) = (self.get(py)?, parse_dtype(dtype)?);
+        let shape = shape.unwrap_or_else(|| vec![self.nbytes / dtype.item_bytes().unwrap_or(1)]);
+        py.detach(|| self.look(&owner, |block| Tensor::of_block(&owner, block, dtype, &shape))).or_raise(py)
+    }
+
+    /// Sets all its bytes to zero, in host memory.
+    fn zero(&self, py: Python<'_>) -> PyResult<()> {
+        let Held { owner, .. } = self.get(py)?;
+        py.detach(|| self.look(&owner, partywall::Block::zero)).or_raise(py)
+    }
+
+    /// Enqueues setting all its bytes to zero.
+    fn zero_on(&self, py: Python<'_>, device: &str, stream: Option<u64>) -> PyResult<()> {
+        let Held { owner, pool } = self.get(py)?;
+        let stream = Stream::find(py, pool.domain(), device, stream)?;
+        // Now somebody uses it there.
+        owner.note_named();
+        py.detach(|| self.look(&owner, |block| block.zero_on(stream.borrow()))).or_raise(py)
+    }
+
+    /// Offers it to whoever gets what this returns.
+    fn offer(&self, py: Python<'_>) -> PyResult<(String, u64, u32, u64)> {
+        let Held { owner, pool } = self.take(py)?;
+        match owner.into_block() {
+            Ok(block) => {
+                let reference = py.detach(move || {
+                    let reference = block.offer();
+                    drop(pool);
+                    reference
+                });
+                let reference = reference.or_raise(py)?;
+                Ok((reference.pool().to_owned(), reference.version(), reference.index(), reference.generation()))
+            }
+            Err(owner) => {
+                self.put_back(Held { owner, pool });
+                Err(still_used(py, &self.pool))
+            }
+        }
+    }
+
+    /// Gives it back; if arrays of it are used, the last of them does.
+    fn release(&self, py: Python<'_>) -> PyResult<()> {
+        let Held { owner, pool } = self.take(py)?;
+        // The library waits for the GPU, too; here a signal ends the wait, and leaves the rest to it.
+        let drained = if Arc::strong_count(&owner) == 1 && owner.is_named() { owner.drain(py) } else { Ok(true) };
+        let released = py.detach(move || {
+            let released = match drained {
+                Ok(true) => owner.into_block().map_or(Ok(()), partywall::Block::release),
+                _ => Ok(()),
+            };
+            // The last handle, perhaps, which goes by way of the broker.
+            drop(pool);
+            (released, drained.map(drop))
+        });
+        released.1?;
+        released.0.or_raise(py)
+    }
+
+    /// Gives it back when everything that is on a stream now is done; if arrays of it are used, the last of them does.
+    fn release_on(&self, py: Python<'_>, device: &str, stream: Option<u64>) -> PyResult<()> {
+        let held = self.take(py)?;
+        let stream = match Stream::find(py, held.pool.domain(), device, stream) {
+            Ok(stream) => stream,
+            Err(error) => {
+                self.put_back(held);
+                return Err(error);
+            }
+        };
+        let Held { owner, pool } = held;
+        let Ok(block) = owner.into_block() else { return Ok(()) };
+        match py.detach(|| block.release_on(stream.borrow())) {
+            Ok(()) => Ok(()),
+            Err(unreleased) => {
+                self.put_back(Held::new(pool, *unreleased.block));
+                Err(unreleased.error).or_raise(py)
+            }
+        }
+    }
+
+    /// Whether it was given back, or to another, or to a stream.
+    #[getter]
+    fn closed(&self) -> bool {
+        self.held.is_closed()
+    }
+}
+
+/// How many seconds others may take to make a pool.
+const CREATION: f64 = 10.0;
