@@ -118,7 +118,8 @@ class Pool:
     def close(self) -> None:
         """Gives the handle back, and ends the waits of this process that are made with it. Blocks stay.
 
-        What was offered and not yet taken over comes back with the last handle and block. Calling it again does nothing.
+        What was offered and not yet taken over comes back with the last handle and block.
+        Calling it again does nothing.
         """
         self._native.close()
 
@@ -151,9 +152,9 @@ def count(number: SupportsIndex) -> int:
 class Block:
     """A block of a pool, to be given back: by `release`, `release_on`, or at the end of its `with`; or to be offered.
 
-    Its bytes can be given to `from_dlpack`, `np.asarray` and the like; `tensor` gives them another shape and type. Whatever
-    is made of it keeps it: a block comes back with the last array of it, and then, on a GPU, when everything is over that
-    this process does there.
+    Its bytes can be given to `from_dlpack`, `np.asarray` and the like; `tensor` gives them another shape and type.
+    Whatever is made of it keeps it: a block comes back with the last array of it, and then, on a GPU, when everything is
+    over that this process does there.
     """
 
     def __init__(self, native: _native.Block) -> None:
@@ -213,8 +214,8 @@ class Block:
     def release_on(self, stream: Any = None, *, device: Any = None) -> None:
         """Gives it back when everything that is on a stream now is done. Returns at once.
 
-        `stream` and `device` as for a `Timeline`. If arrays of it are still used, the last of them gives it back as `release`
-        does.
+        `stream` and `device` as for a `Timeline`. If arrays of it are still used, the last of them gives it back, as
+        `release` does.
         """
         self._native.release_on(*_streams.place(stream, device))
 
