@@ -324,6 +324,28 @@ fn what_is_offered_is_taken_once_or_comes_back() {
     });
 }
 
+/// Who takes it over sees what its giver has written.
+#[test]
+fn what_is_offered_is_complete() {
+    check(3, || {
+        let world = World::new(1, 2);
+        let held = world.acquire(1).unwrap();
+        let generation = held.generation();
+        let giver = world.clone();
+        let giver = thread::spawn(move || {
+            giver.data.store(1, Ordering::Relaxed);
+            assert!(giver.core().offer(&held));
+        });
+        let taken = world.core().accept(2, 0, generation);
+        if let Some(held) = &taken {
+            assert_eq!(world.data.load(Ordering::Relaxed), 1);
+            assert!(world.core().release(held));
+        }
+        giver.join().unwrap();
+        assert_eq!(world.core().audit().free, u32::from(taken.is_some()));
+    });
+}
+
 /// Its giver dies while somebody waits for a block: who accepts it and gives it back, or the broker, serves him.
 #[test]
 fn what_is_offered_reaches_who_waits() {
