@@ -38,9 +38,14 @@ impl Core<'_> {
         for hold in self.holds_of(index) {
             hold.store(0, Ordering::Relaxed);
         }
-        let first = |tail: u64| self.oldest(tail).max(tail.saturating_sub(u64::from(history)));
-        let queue = queue.map_or(0, |queue| u64::from(queue.max(1)));
+        // What the next sample overwrites is promised to nobody. Who may miss something may try.
+        let oldest = |tail| match queue {
+            None => tail.saturating_sub(self.ring.len() as u64 - 1),
+            Some(_) => self.oldest(tail),
+        };
+        let first = |tail: u64| oldest(tail).max(tail.saturating_sub(u64::from(history)));
         us.cursor.store(first(self.tail()), Ordering::Relaxed);
+        let queue = queue.map_or(0, |queue| u64::from(queue.max(1)));
         us.queue.store(queue, Ordering::Relaxed);
         us.received.store(0, Ordering::Relaxed);
         us.dropped.store(0, Ordering::Relaxed);

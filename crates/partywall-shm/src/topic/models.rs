@@ -96,13 +96,17 @@ impl World {
         })
     }
 
-    /// Writes a block and publishes it.
-    fn publish_block(&self, place: &mut PublisherPlace, held: &Held, value: u64) -> Result<u64, Unpublished> {
+    fn write(&self, held: &Held, value: u64) {
         #[allow(unsafe_code)]
         self.memory[held.index() as usize].with_mut(|memory| {
             // SAFETY: loom fails when this is not the only access.
             unsafe { *memory = value }
         });
+    }
+
+    /// Writes a block and publishes it.
+    fn publish_block(&self, place: &mut PublisherPlace, held: &Held, value: u64) -> Result<u64, Unpublished> {
+        self.write(held, value);
         let message = Message { status: Status::Ready, value, dtype: 1, shape: &[], bytes: 8, header: &[] };
         self.core().publish(self.words.core(), place, held, &message)
     }
@@ -249,6 +253,53 @@ fn who_joins_misses_nothing_from_then_on() {
     });
 }
 
+/// As above, where one publisher follows the other.
+#[test]
+fn who_joins_between_two_publishers_misses_nothing() {
+    check(3, || {
+        let world = World::new(2, 5);
+        let (mut first, mut second) = (world.publisher(1), world.publisher(2));
+        world.publish(&mut first, 0).unwrap();
+        let other = spawn(&world, move |world| {
+            world.publish(&mut first, 1).unwrap();
+        });
+        let another = spawn(&world, move |world| match world.publish(&mut second, 2) {
+            Ok(_) | Err(Unpublished::Blocked { .. }) => {}
+            Err(other) => panic!("{other:?}"),
+        });
+        let mut reader = world.subscriber(3, None, 1);
+        while let Some((_, missed)) = world.receive(&mut reader) {
+            assert_eq!(missed, 0);
+        }
+        other.join().unwrap();
+        another.join().unwrap();
+    });
+}
+
+/// Who takes a block is neither its reader nor the publisher that has overwritten it.
+#[test]
+fn who_sweeps_takes_nothing_that_is_read() {
+    check(3, || {
+        let world = World::new(1, 2);
+        let (mut publisher, mut reader) = (world.publisher(1), world.subscriber(2, Some(1), 0));
+        world.publish(&mut publisher, 1).unwrap();
+        let held = world.loan(1).unwrap();
+        let readers = spawn(&world, move |world| {
+            world.receive(&mut reader);
+        });
+        let publishers = spawn(&world, move |world| {
+            world.publish_block(&mut publisher, &held, 2).unwrap();
+        });
+        if let Some(held) = world.loan(3) {
+            world.write(&held, 3);
+            assert!(world.words.core().release(&held));
+        }
+        readers.join().unwrap();
+        publishers.join().unwrap();
+        assert_eq!(world.sound(), Audit { free: 1, in_ring: 1, ..Audit::default() });
+    });
+}
+
 #[test]
 fn a_publisher_that_waits_for_a_reader_is_woken() {
     check(3, || {
@@ -334,7 +385,8 @@ fn two_publish_at_once_and_all_see_one_order() {
     });
 }
 
-/// One waits for a block, which becomes free when its reader lets go, or when it is overwritten, whichever is last.
+/// One waits for a block, which becomes free when its reader lets go, or gives up, or when it is overwritten, whichever
+/// is last.
 #[test]
 fn who_waits_for_a_block_is_served() {
     check(3, || {
@@ -342,12 +394,8 @@ fn who_waits_for_a_block_is_served() {
         let (mut publisher, mut reader) = (world.publisher(1), world.subscriber(2, Some(1), 0));
         world.publish(&mut publisher, 0).unwrap();
         let held = world.loan(1).unwrap();
-        let Received::Sample(taken) = world.core().receive(world.words.core(), &mut reader) else {
-            panic!("it is there")
-        };
         let readers = spawn(&world, move |world| {
-            world.read(&taken);
-            world.core().release(world.words.core(), &taken);
+            world.receive(&mut reader);
         });
         let publishers = spawn(&world, move |world| {
             world.publish_block(&mut publisher, &held, 1).unwrap();

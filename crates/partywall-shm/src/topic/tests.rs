@@ -202,6 +202,9 @@ fn a_ring_of_one_entry_holds_the_last_sample() {
     // It starts with what is there.
     let mut late = world.topic.join_as_subscriber(4, Some(1), 1).unwrap();
     assert_eq!(world.receive(&mut late), Some(4));
+    // Of one that is promised everything that would be overwritten next.
+    let mut strict = world.topic.join_as_subscriber(4, None, 1).unwrap();
+    assert_eq!(world.receive(&mut strict), None);
 }
 
 #[test]
