@@ -382,6 +382,10 @@ impl Link {
             if calls.socket.is_some() {
                 return Ok(turn);
             }
+            if self.is_leaving() {
+                // Nobody renews it any more; what was to be given back has gone back with the good-bye.
+                return Err(self.gone());
+            }
             let patience = if calls.silent { LESS_PATIENCE } else { PATIENCE };
             if Instant::now() >= *deadline.get_or_insert_with(|| Instant::now() + patience) {
                 calls.silent = true;
