@@ -46,6 +46,7 @@
 //! | [`Timeline`], [`TimelineWriter`] | order between processes: values that hosts and streams wait for |
 //! | [`Semaphore`], [`Permit`] | at most so many processes at a time |
 //! | [`Pool`], [`Block`], [`BlockRef`] | equal blocks of memory that go round between processes |
+//! | [`Topic`], [`Publisher`], [`Subscriber`], [`Sample`] | streams of samples, written once and read in place |
 //! | [`IpcEvent`] | CUDA's interprocess events, for code that uses them already |
 //! | [`gpu`] | GPUs as this process sees them, and memory on them |
 //! | [`doctor`] | finding out what works on this machine |
@@ -74,11 +75,15 @@ mod segment;
 mod semaphore;
 mod slots;
 mod timeline;
+mod topic;
 
 pub use partywall_cuda as cuda;
 pub use partywall_cuda::DeviceUuid;
 pub use partywall_os::map::SharedSlice;
-pub use partywall_shm::{DType, TableBuilder};
+pub use partywall_shm::{
+    DType, TableBuilder,
+    topic::{PublisherState, SubscriberState},
+};
 pub use partywall_wire::{FdFault, Limit, NoGrowth, Pattern, TimelineEnding};
 
 pub use self::{
@@ -97,4 +102,8 @@ pub use self::{
     },
     semaphore::{MAX_PERMITS, Permit, Semaphore, Unreleased},
     timeline::{LimitedWait, MAX_VALUE, Timeline, TimelineEvent, TimelineWriter},
+    topic::{
+        Filled, Loan, MAX_HEADER, Policy, Published, Publisher, Sample, Samples, Subscriber, SubscriberEvent,
+        SubscriberOptions, SubscriberStats, Topic, TopicOptions, TopicStats, UnpublishedSample, UnreleasedSample,
+    },
 };

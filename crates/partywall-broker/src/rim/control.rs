@@ -53,7 +53,7 @@ pub(super) struct Control {
 pub(super) enum Ledger {
     Semaphore(Semaphore),
     Pool(Pool),
-    Topic(Topic, Pool),
+    Topic(Box<Topic>, Pool),
 }
 
 /// A step of what is to be done for a member that is gone, in bounded turns.
@@ -84,7 +84,7 @@ impl Ledger {
             Self::Pool(pool) => (pool.holders().into_iter().collect(), None),
             Self::Topic(topic, pool) => (pool.holders().into_iter().collect(), Some(topic)),
         };
-        for subscriber in topic.map(Topic::subscribers).unwrap_or_default() {
+        for subscriber in topic.map(|topic| topic.subscribers()).unwrap_or_default() {
             *holders.entry(subscriber.row).or_default() += subscriber.held;
         }
         holders.retain(|_, slots| *slots > 0);
@@ -157,7 +157,7 @@ impl Control {
                 let Some(Ledger::Pool(pool)) = self.ledgers.remove(&pool) else {
                     return Err(io::Error::new(io::ErrorKind::NotFound, "the topic's pool is gone"));
                 };
-                (None, Some(Ledger::Topic(topic, pool)))
+                (None, Some(Ledger::Topic(Box::new(topic), pool)))
             }
         };
         let fd = store.keep(reclaimer.keep(fd));

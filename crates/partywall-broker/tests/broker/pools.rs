@@ -201,7 +201,7 @@ fn who_holds_up_others_is_seen_and_when_evicted_does_so_no_more() {
         panic!("the subscriber has read nothing")
     };
     assert_eq!((id, row), (subscriber.id(), reader.welcome.row));
-    topic.set_blocked(&publisher, Some((id, 1)));
+    topic.set_blocked(publisher.seated(), Some((id, 1)));
 
     let mut asker = broker.client();
     let ControlInfo { blocks, topic: told } = inspect(&mut asker, "t").control.unwrap();

@@ -1,7 +1,7 @@
 //! What all of a topic's protocols share: its parts, and where its end is.
 
 use super::{
-    Header,
+    Header, TimelineCell,
     descriptor::Descriptor,
     entry::{Entry, EntryWord, Filling, Place},
     members::{Holds, Publishing, Subscribing},
@@ -52,6 +52,13 @@ impl<'a> Core<'a> {
     /// Moves the hint, unless somebody has; returns what it is.
     pub(super) fn advance(self, from: u64, to: u64) -> u64 {
         self.header.tail.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).map_or_else(|now| now, |_| to)
+    }
+
+    /// The timeline of the one who has published what is in a block, unless he has left.
+    pub(super) fn timeline_of(self, block: usize) -> Option<TimelineCell> {
+        let descriptor = &self.descriptors[block];
+        let publisher = self.publishers.get(usize::from(descriptor.origin().place))?;
+        (publisher.seat.load().id() == descriptor.publisher()).then(|| publisher.timeline())?
     }
 
     /// A subscriber's holds.

@@ -202,12 +202,17 @@ impl Descriptor {
 
     pub(super) fn describe(&self) -> Description {
         let origin = self.origin();
+        let mut shape = [0; MAX_RANK];
+        for (extent, word) in shape.iter_mut().zip(&self.shape).take(origin.rank.into()) {
+            *extent = word.load(Ordering::Relaxed);
+        }
         Description {
             generation: self.generation.load(Ordering::Relaxed),
             publisher: self.publisher(),
             sequence: self.sequence.load(Ordering::Relaxed),
             dtype: origin.dtype,
-            shape: self.shape.iter().take(origin.rank.into()).map(|word| word.load(Ordering::Relaxed)).collect(),
+            rank: usize::from(origin.rank).min(MAX_RANK),
+            shape,
             bytes: self.bytes.load(Ordering::Relaxed),
             value: self.value(),
         }

@@ -9,7 +9,7 @@
 use super::{
     PublisherPlace, SubscriberPlace, TimelineCell,
     core::Core,
-    seat::{Occupancy, Seat, SeatWord},
+    seat::{Occupancy, Seat, SeatWord, Seated},
 };
 use crate::{
     crash::point,
@@ -39,7 +39,7 @@ impl Core<'_> {
             hold.store(0, Ordering::Relaxed);
         }
         // What the next sample overwrites is promised to nobody. Who may miss something may try.
-        let oldest = |tail| match queue {
+        let oldest = |tail: u64| match queue {
             None => tail.saturating_sub(self.ring.len() as u64 - 1),
             Some(_) => self.oldest(tail),
         };
@@ -68,24 +68,24 @@ impl Core<'_> {
     }
 
     /// A publisher publishes no more.
-    pub(super) fn part_publisher(self, place: &PublisherPlace) {
+    pub(super) fn part_publisher(self, place: Seated) {
         self.publishers[place.index].seat.part(place.seat);
     }
 
     /// A publisher's seat is free for others. What it has published must be final.
-    pub(super) fn leave_as_publisher(self, place: &PublisherPlace) {
+    pub(super) fn leave_as_publisher(self, place: Seated) {
         leave(&self.publishers[place.index].seat, place.seat);
     }
 
     /// Nobody waits for this subscriber any more.
-    pub(super) fn part_subscriber(self, place: &SubscriberPlace) {
+    pub(super) fn part_subscriber(self, place: Seated) {
         self.subscribers[place.index].seat.part(place.seat);
         point("topic: subscriber parted, nobody told");
         self.header.space.ring();
     }
 
     /// A subscriber's seat is free for others. It must hold no sample.
-    pub(super) fn leave_as_subscriber(self, place: &SubscriberPlace) {
+    pub(super) fn leave_as_subscriber(self, place: Seated) {
         leave(&self.subscribers[place.index].seat, place.seat);
         point("topic: subscriber's seat free, nobody told");
         self.header.space.ring();
@@ -96,7 +96,7 @@ impl Core<'_> {
         self.publishers[place.index].set_timeline(cell);
     }
 
-    pub(super) fn set_blocked(self, place: &PublisherPlace, blocked: Option<(u64, u64)>) {
+    pub(super) fn set_blocked(self, place: Seated, blocked: Option<(u64, u64)>) {
         let us = &self.publishers[place.index];
         let (by, since) = blocked.unwrap_or_default();
         us.blocked_by.store(by, Ordering::Relaxed);

@@ -13,8 +13,8 @@ use partywall_os::{
 };
 
 use super::{
-    Audit, Description, Header, MAX_HEADER, MAX_RANK, Message, PublisherPlace, PublisherState, Received, Shape, Status,
-    SubscriberPlace, SubscriberState, Taken, TimelineCell, Unpublished,
+    Audit, Description, Header, MAX_HEADER, MAX_RANK, Message, PublisherPlace, PublisherState, Received, Seated, Shape,
+    Status, SubscriberPlace, SubscriberState, Taken, TimelineCell, Unpublished,
     core::Core,
     descriptor::Descriptor,
     entry::Entry,
@@ -188,7 +188,7 @@ impl Topic {
     }
 
     /// Says for which subscriber a publisher waits, and since when, for those who look.
-    pub fn set_blocked(&self, place: &PublisherPlace, blocked: Option<(u64, u64)>) {
+    pub fn set_blocked(&self, place: Seated, blocked: Option<(u64, u64)>) {
         self.core().set_blocked(place, blocked);
     }
 
@@ -203,12 +203,12 @@ impl Topic {
     }
 
     /// A publisher publishes no more.
-    pub fn part_publisher(&self, place: &PublisherPlace) {
+    pub fn part_publisher(&self, place: Seated) {
         self.core().part_publisher(place);
     }
 
     /// Gives a publisher's seat back, once all that it has published is final.
-    pub fn leave_as_publisher(&self, place: &PublisherPlace) {
+    pub fn leave_as_publisher(&self, place: Seated) {
         self.core().leave_as_publisher(place);
     }
 }
@@ -247,6 +247,12 @@ impl Topic {
         self.core().descriptors[taken.block() as usize].status().status()
     }
 
+    /// The timeline of a sample's publisher, as long as that has not left the topic. It does not as long as it has samples
+    /// whose status is not final.
+    pub fn timeline_of(&self, taken: &Taken) -> Option<TimelineCell> {
+        self.core().timeline_of(taken.block() as usize)
+    }
+
     /// Lets go of a sample.
     pub fn release(&self, pool: &Pool, taken: &Taken) {
         self.core().release(pool.core(), taken);
@@ -263,12 +269,12 @@ impl Topic {
     }
 
     /// Nobody waits for a subscriber any more. What it holds it keeps.
-    pub fn part_subscriber(&self, place: &SubscriberPlace) {
+    pub fn part_subscriber(&self, place: Seated) {
         self.core().part_subscriber(place);
     }
 
     /// Gives a subscriber's seat back, once it holds nothing.
-    pub fn leave_as_subscriber(&self, place: &SubscriberPlace) {
+    pub fn leave_as_subscriber(&self, place: Seated) {
         self.core().leave_as_subscriber(place);
     }
 }

@@ -50,6 +50,7 @@ pub use mapped::Topic;
 pub use members::TimelineCell;
 pub use publish::{Message, PublisherPlace, Unpublished};
 pub use receive::{Received, SubscriberPlace, Taken};
+pub use seat::Seated;
 
 /// The most entries that a ring can have.
 pub const MAX_DEPTH: u32 = 1 << 12;
@@ -138,7 +139,7 @@ mod layout {
 }
 
 /// What a sample's descriptor says.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Description {
     /// Of its block.
     pub generation: u64,
@@ -148,12 +149,20 @@ pub struct Description {
     pub sequence: u64,
     /// The code of the elements' type.
     pub dtype: u8,
-    /// The tensor's.
-    pub shape: Vec<u64>,
+    /// How many dimensions the tensor has.
+    rank: usize,
+    shape: [u64; MAX_RANK],
     /// The tensor's.
     pub bytes: u64,
     /// What the publisher's timeline has to reach, where the status says so.
     pub value: u64,
+}
+
+impl Description {
+    /// The tensor's.
+    pub fn shape(&self) -> &[u64] {
+        &self.shape[..self.rank]
+    }
 }
 
 /// What a publisher is doing. While it does, the numbers are of no single moment.

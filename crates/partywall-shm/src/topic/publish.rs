@@ -24,7 +24,7 @@ use super::{
     core::Core,
     descriptor::{Origin, Words},
     entry::{EntryWord, Filling},
-    seat::{Occupancy, SeatWord},
+    seat::{Occupancy, SeatWord, Seated},
 };
 use crate::{
     crash::point,
@@ -86,6 +86,11 @@ impl PublisherPlace {
     /// Its number, which no other publisher or subscriber of the topic ever has.
     pub fn id(&self) -> u64 {
         self.seat.id()
+    }
+
+    /// The place itself.
+    pub fn seated(&self) -> Seated {
+        Seated { index: self.index, seat: self.seat }
     }
 
     /// Samples that it has published.

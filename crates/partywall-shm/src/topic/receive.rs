@@ -13,7 +13,11 @@
 //! If it is killed or stopped between any two steps, a hold keeps one block from being used, of those that it is promised,
 //! until it goes on or is proved dead. If its publishers wait for it, they wait; anybody can see that, and part it.
 
-use super::{core::Core, entry::Filling, seat::SeatWord};
+use super::{
+    core::Core,
+    entry::Filling,
+    seat::{SeatWord, Seated},
+};
 use crate::{
     crash::point,
     slots,
@@ -81,6 +85,11 @@ impl SubscriberPlace {
     /// Its number, which no other publisher or subscriber of the topic ever has.
     pub fn id(&self) -> u64 {
         self.seat.id()
+    }
+
+    /// The place itself.
+    pub fn seated(&self) -> Seated {
+        Seated { index: self.index, seat: self.seat }
     }
 }
 

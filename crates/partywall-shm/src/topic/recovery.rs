@@ -85,15 +85,13 @@ impl Core<'_> {
 
     /// Makes the status of what the rows that are `gone` have published final.
     fn settle(self, gone: impl Fn(u16) -> bool, ending: Ending, reached: impl Fn(TimelineCell) -> Option<u64>) {
-        for descriptor in self.descriptors {
+        for (block, descriptor) in self.descriptors.iter().enumerate() {
             let seen = descriptor.status();
             let origin = descriptor.origin();
             if seen.status().is_final() || !gone(origin.row) {
                 continue;
             }
-            let place = self.publishers.get(usize::from(origin.place));
-            let its = place.filter(|publisher| publisher.seat.load().id() == descriptor.publisher());
-            let value = its.and_then(|publisher| publisher.timeline()).and_then(&reached);
+            let value = self.timeline_of(block).and_then(&reached);
             // Nobody is left who could say what an unverified one rests on.
             let complete = seen.status() == Status::Timeline && value.is_some_and(|value| descriptor.value() <= value);
             // If it has changed, it is final, or another sample's.

@@ -30,6 +30,20 @@ pub(super) struct Seat(AtomicU64);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct SeatWord(u64);
 
+/// A publisher's or a subscriber's place, for parting and leaving.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Seated {
+    pub(super) index: usize,
+    pub(super) seat: SeatWord,
+}
+
+impl Seated {
+    /// Its number, which no other publisher or subscriber of the topic ever has.
+    pub fn id(&self) -> u64 {
+        self.seat.id()
+    }
+}
+
 /// How far somebody is with a place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Occupancy {

@@ -74,7 +74,7 @@ impl World {
     fn read(&self, taken: &Taken) -> u64 {
         let value = self.memory[taken.block() as usize].load(Ordering::Relaxed);
         let description = self.topic.describe(taken);
-        assert_eq!((&description.shape[..], description.dtype, description.bytes), (&[2, value][..], 12, 8));
+        assert_eq!((description.shape(), description.dtype, description.bytes), (&[2, value][..], 12, 8));
         assert_eq!(self.topic.header(taken), value.to_le_bytes());
         value
     }
@@ -145,11 +145,11 @@ fn publishers_wait_for_who_must_not_miss_anything() {
     }
     let blocked = Unpublished::Blocked { id: slow.id(), row: 2 };
     assert_eq!(world.publish(&mut publisher, 4), Err(blocked));
-    world.topic.set_blocked(&publisher, Some((slow.id(), 77)));
+    world.topic.set_blocked(publisher.seated(), Some((slow.id(), 77)));
     let [state] = world.topic.subscribers()[..] else { panic!("there is one") };
     assert_eq!((state.lag, state.queue, state.stalled), (4, None, Some(77)));
     assert_eq!(world.topic.publishers()[0].blocked, Some((slow.id(), 77)));
-    world.topic.set_blocked(&publisher, None);
+    world.topic.set_blocked(publisher.seated(), None);
     assert_eq!(world.receive(&mut slow), Some(0));
     assert_eq!(world.publish(&mut publisher, 4), Ok(4));
     assert_eq!(world.publish(&mut publisher, 5), Err(blocked));
@@ -218,8 +218,8 @@ fn who_joins_late_begins_with_the_history_it_wants() {
     for (history, first) in [(0, None), (1, Some(2)), (2, Some(1)), (3, Some(0)), (4, Some(0))] {
         let mut late = world.topic.join_as_subscriber(3, None, history).unwrap();
         assert_eq!(world.receive(&mut late), first, "{history}");
-        world.topic.part_subscriber(&late);
-        world.topic.leave_as_subscriber(&late);
+        world.topic.part_subscriber(late.seated());
+        world.topic.leave_as_subscriber(late.seated());
     }
     world.receive(&mut early);
     world.receive(&mut early);
@@ -260,22 +260,22 @@ fn there_are_as_many_seats_as_agreed_and_each_is_used_again() {
     let subscribers = [1, 2, 3, 4].map(|row| world.subscriber(row, None));
     assert!(world.topic.join_as_publisher(5).is_none() && world.topic.join_as_subscriber(5, None, 0).is_none());
     for publisher in &publishers {
-        world.topic.part_publisher(publisher);
+        world.topic.part_publisher(publisher.seated());
         assert!(world.topic.join_as_publisher(5).is_none(), "it has not left");
-        world.topic.leave_as_publisher(publisher);
-        world.topic.leave_as_publisher(publisher);
+        world.topic.leave_as_publisher(publisher.seated());
+        world.topic.leave_as_publisher(publisher.seated());
         let next = world.publisher(5);
         assert_ne!(next.id(), publisher.id());
-        world.topic.leave_as_publisher(publisher);
+        world.topic.leave_as_publisher(publisher.seated());
         assert!(world.topic.publishers().iter().any(|state| state.id == next.id()), "it is another's");
     }
     world.topic.recover(&world.pool, |row| row == 5);
     for subscriber in &subscribers {
-        world.topic.part_subscriber(subscriber);
-        world.topic.leave_as_subscriber(subscriber);
+        world.topic.part_subscriber(subscriber.seated());
+        world.topic.leave_as_subscriber(subscriber.seated());
         let next = world.subscriber(5, Some(1));
         assert_ne!(next.id(), subscriber.id());
-        world.topic.leave_as_subscriber(&next);
+        world.topic.leave_as_subscriber(next.seated());
     }
     assert!(world.topic.publishers().is_empty() && world.topic.subscribers().is_empty());
 }
@@ -302,7 +302,7 @@ fn who_was_parted_counts_for_nobody_and_keeps_what_it_holds() {
     assert_eq!((world.receive(&mut subscribers[1]), world.receive(&mut subscribers[1])), (Some(4), Some(5)));
     assert_eq!((world.read(&held), world.audit().read), (0, 1));
     world.topic.release(&world.pool, &held);
-    world.topic.leave_as_subscriber(&subscribers[0]);
+    world.topic.leave_as_subscriber(subscribers[0].seated());
     assert_eq!(world.topic.subscribers().len(), 1);
 }
 
@@ -645,9 +645,9 @@ proptest! {
                 }
                 Step::Leave(who) => if let Some((place, held)) = readers[who].take() {
                     model.readers[who] = None;
-                    world.topic.part_subscriber(&place);
+                    world.topic.part_subscriber(place.seated());
                     held.iter().for_each(|taken| world.topic.release(&world.pool, taken));
-                    world.topic.leave_as_subscriber(&place);
+                    world.topic.leave_as_subscriber(place.seated());
                 },
                 Step::Die(row) => {
                     world.topic.recover(&world.pool, |dead| dead == row);

@@ -29,7 +29,7 @@ use self::service::Service;
 pub(crate) use self::{
     chores::{Chores, Look},
     errands::Errands,
-    health::Health,
+    health::{Health, Lost},
     link::Link,
     streams::{Keep, Streams},
     words::{MappedSlab, PrivateWord, Word, Words},

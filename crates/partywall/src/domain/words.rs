@@ -308,6 +308,11 @@ impl CellPlace {
         self.slab.cell(self.index).expect("a place is in its slab")
     }
 
+    /// Its number in its slab.
+    pub(crate) fn index(&self) -> u32 {
+        self.index
+    }
+
     /// Whether nobody knows yet if `v` will be reached.
     pub(crate) fn is_undecided(&self, v: u64) -> bool {
         matches!(self.cell().progress(v), Progress::Pending | Progress::Announced)

@@ -43,6 +43,10 @@ impl Error {
             Self::NotAPool { .. } | Self::WrongPool { .. } | Self::BadPool { .. } | Self::BlockTooSmall { .. } => {
                 ErrorKind::Usage
             }
+            Self::NotATopic { .. } | Self::WrongTopic { .. } | Self::BadTopic { .. } | Self::PoolTooSmall { .. } => {
+                ErrorKind::Usage
+            }
+            Self::SampleFailed { .. } | Self::SampleTainted { .. } | Self::NotReady { .. } => ErrorKind::CheckFailed,
             Self::StaleBlock { .. } => ErrorKind::NotFound,
             Self::NotYourself
             | Self::BadName { .. }
@@ -102,6 +106,19 @@ impl Error {
             Self::BlockTooSmall { .. } => "make the pool with larger blocks, or put in less".into(),
             Self::StaleBlock { .. } => "accept each reference once, while the process that offered it lives and has the pool open".into(),
             Self::BlockNotHeld { .. } => "give each block back once, by the process that has it, and use it no more".into(),
+            Self::NotATopic { .. } => "use another name, or open it as what it is; `partywall ls` lists all names".into(),
+            Self::WrongTopic { name, .. } => format!("open it as it is, or use another name; `partywall show {name}` says how it is"),
+            Self::BadTopic { .. } => "give the bytes of its largest sample, and numbers within that range".into(),
+            Self::PoolTooSmall { needed, .. } => format!("leave the number of blocks out, or give at least {needed}; or promise less"),
+            Self::TooManyPublishers { topic, .. } => format!("close one of them, `partywall show {topic}` lists them; or make the topic with room for more publishers"),
+            Self::TooManySubscribers { topic, .. } => format!("close one of them and drop its samples, `partywall show {topic}` lists them; or make the topic with room for more subscribers"),
+            Self::TooManyHeld { .. } => "drop samples before receiving more, or make the topic so that each subscriber may hold more".into(),
+            Self::TopicFull { pid: Some(pid), .. } => format!("wait for it, or end its part in the topic with `partywall evict {pid}`; a subscriber that may miss samples keeps nobody waiting"),
+            Self::TopicFull { topic, .. } => format!("`partywall show {topic}` says which; `partywall evict PID` ends its part in the topic; a subscriber that may miss samples keeps nobody waiting"),
+            Self::NotReady { .. } => "wait() for it on the host, or order a stream behind it with device_on()".into(),
+            Self::SampleFailed { .. } => "drop it, and what was made of it; later samples of other publishers are not concerned".into(),
+            Self::SampleTainted { .. } => "drop it; make it again from samples whose check() says that they are valid".into(),
+            Self::Parted { .. } => "join the topic again".into(),
             Self::BadName { .. } => "use letters, digits and `._-/`".into(),
             Self::BadPattern { .. } => "`*` stands for any characters and `?` for one, the rest is as in a name".into(),
             Self::Table { source: TableError::ForeignLayout { .. }, .. } => "run the same Partywall release on both sides".into(),
@@ -182,6 +199,18 @@ impl Error {
             Self::BlockTooSmall { .. } => "block-too-small",
             Self::StaleBlock { .. } => "stale-block",
             Self::BlockNotHeld { .. } => "block-not-held",
+            Self::NotATopic { .. } => "not-a-topic",
+            Self::WrongTopic { .. } => "wrong-topic",
+            Self::BadTopic { .. } => "bad-topic",
+            Self::PoolTooSmall { .. } => "pool-too-small",
+            Self::TooManyPublishers { .. } => "too-many-publishers",
+            Self::TooManySubscribers { .. } => "too-many-subscribers",
+            Self::TooManyHeld { .. } => "too-many-held",
+            Self::TopicFull { .. } => "topic-full",
+            Self::NotReady { .. } => "not-ready",
+            Self::SampleFailed { .. } => "sample-failed",
+            Self::SampleTainted { .. } => "sample-tainted",
+            Self::Parted { .. } => "parted",
             Self::BadName { .. } => "bad-name",
             Self::BadPattern { .. } => "bad-pattern",
             Self::Table { .. } => "bad-table",

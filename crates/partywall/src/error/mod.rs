@@ -13,7 +13,7 @@ use partywall_wire::{FdFault, Limit, MemberState, NoGrowth, ObjectKind, Timeline
 
 use self::text::{
     bad_value, beginning, driver_name, fd_fault, free_text, held_text, limit_name, member_state, near_names, near_pids,
-    no_growth, object_kind, pointer_kind, seconds, timeline_ending, which_member,
+    no_growth, object_kind, pointer_kind, publisher_ending, seconds, subscriber_text, timeline_ending, which_member,
 };
 pub use self::{
     advice::{ErrorKind, cuda_anchor},
@@ -235,6 +235,121 @@ pub enum Error {
     BlockNotHeld {
         /// The pool.
         pool: String,
+    },
+    /// The name is not a topic's.
+    #[error("{name:?} is {is}, not a topic")]
+    NotATopic {
+        /// The name.
+        name: String,
+        /// What it is.
+        is: &'static str,
+    },
+    /// The topic is not as the caller said.
+    #[error("topic {name:?} is another one: {why}")]
+    WrongTopic {
+        /// The topic.
+        name: String,
+        /// What differs.
+        why: String,
+    },
+    /// No topic is as it was to be made.
+    #[error("topic {name:?} cannot be made: {why}")]
+    BadTopic {
+        /// The topic.
+        name: String,
+        /// The rule that it breaks.
+        why: String,
+    },
+    /// A topic was to be made with fewer blocks than it promises to publishers and subscribers.
+    #[error(
+        "{blocks} blocks are too few for topic {name:?}: {depth} in its ring + 2 for each of {publishers} publishers + \
+         {held} for each of {subscribers} subscribers are {needed}"
+    )]
+    PoolTooSmall {
+        /// The topic.
+        name: String,
+        /// Blocks that it was to have.
+        blocks: u32,
+        /// Blocks that it needs.
+        needed: u64,
+        /// Samples in its ring.
+        depth: u32,
+        /// Publishers at a time.
+        publishers: u32,
+        /// Subscribers at a time.
+        subscribers: u32,
+        /// Samples that a subscriber may hold.
+        held: u32,
+    },
+    /// The topic has as many publishers as it may have.
+    #[error("topic {topic:?} has {most} publishers, and no room for more")]
+    TooManyPublishers {
+        /// The topic.
+        topic: String,
+        /// How many there may be at a time.
+        most: u32,
+    },
+    /// The topic has as many subscribers as it may have.
+    #[error("topic {topic:?} has {most} subscribers, and no room for more")]
+    TooManySubscribers {
+        /// The topic.
+        topic: String,
+        /// How many there may be at a time.
+        most: u32,
+    },
+    /// The subscriber holds as many samples as it may.
+    #[error("this subscriber of topic {topic:?} holds {held} samples, as many as it may")]
+    TooManyHeld {
+        /// The topic.
+        topic: String,
+        /// How many a subscriber may hold.
+        held: u32,
+    },
+    /// A sample was not published in time, because a subscriber that is to miss nothing does not read.
+    #[error("topic {topic:?} is full: {} has not read for {} what would be overwritten", subscriber_text(*pid, *state), seconds(*after))]
+    TopicFull {
+        /// The topic.
+        topic: String,
+        /// The subscriber's process, if it is known.
+        pid: Option<u32>,
+        /// What is known of that.
+        state: Option<MemberState>,
+        /// For how long the publisher has waited.
+        after: Duration,
+    },
+    /// The sample is not complete yet: a stream of its publisher still writes it.
+    #[error("sample {position} of topic {topic:?} is not complete yet")]
+    NotReady {
+        /// The topic.
+        topic: String,
+        /// Which sample of the topic.
+        position: u64,
+    },
+    /// The sample's publisher ended before a stream had completed it: what it contains is garbage.
+    #[error("sample {position} of topic {topic:?} was never completed: publisher {publisher} {}", publisher_ending(*ending))]
+    SampleFailed {
+        /// The topic.
+        topic: String,
+        /// Which sample of the topic.
+        position: u64,
+        /// The publisher's number.
+        publisher: u64,
+        /// How the publisher ended.
+        ending: TimelineEnding,
+    },
+    /// The sample was made of one that had failed: what it contains is garbage.
+    #[error("sample {position} of topic {topic:?} was made of a sample that has failed")]
+    SampleTainted {
+        /// The topic.
+        topic: String,
+        /// Which sample of the topic.
+        position: u64,
+    },
+    /// The broker has taken this publisher or subscriber out of the topic.
+    #[error("the broker has taken this process out of topic {topic:?}")]
+    Parted {
+        /// The topic.
+        topic: String,
     },
     /// The name breaks the rules for names.
     #[error("{} is not a name: {why}", beginning(name))]

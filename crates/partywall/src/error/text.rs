@@ -36,6 +36,15 @@ pub(super) fn member_state(state: MemberState) -> &'static str {
     }
 }
 
+/// A subscriber of a topic, as far as it is known whose it is.
+pub(super) fn subscriber_text(pid: Option<u32>, state: Option<MemberState>) -> String {
+    match (pid, state) {
+        (Some(pid), Some(state)) => format!("a subscriber, pid {pid}, which {},", member_state(state)),
+        (Some(pid), None) => format!("a subscriber, pid {pid},"),
+        (None, _) => "a subscriber".into(),
+    }
+}
+
 pub(super) fn free_text(free: Option<u64>, total: Option<u64>) -> String {
     match (free, total) {
         (Some(free), Some(total)) => format!(": {} of {} are free", bytes(free), bytes(total)),
@@ -88,6 +97,18 @@ pub(super) fn timeline_ending(ending: TimelineEnding) -> &'static str {
         TimelineEnding::BrokerGone => "the broker is gone",
         TimelineEnding::Evicted => "its writer was evicted",
         _ => "for a reason newer than this library",
+    }
+}
+
+pub(super) fn publisher_ending(ending: TimelineEnding) -> &'static str {
+    match ending {
+        TimelineEnding::OwnerDied => "died",
+        TimelineEnding::OwnerFaulted => "lost its CUDA context",
+        TimelineEnding::Closed => "left",
+        TimelineEnding::Abandoned => "was abandoned",
+        TimelineEnding::BrokerGone => "may be dead, and the broker that would know is gone",
+        TimelineEnding::Evicted => "was evicted",
+        _ => "ended for a reason newer than this library",
     }
 }
 

@@ -49,7 +49,7 @@ pub struct UnreleasedBlock {
 }
 
 impl Block {
-    pub(super) fn new(blocks: Arc<Blocks>, held: Held) -> Self {
+    pub(crate) fn new(blocks: Arc<Blocks>, held: Held) -> Self {
         Self { blocks, held: Some(held), bytes: OnceLock::new(), told: AtomicBool::new(false) }
     }
 
@@ -220,6 +220,16 @@ impl Block {
     /// The pool's name.
     pub fn pool(&self) -> &str {
         self.blocks.name()
+    }
+
+    /// Makes it another's, who decides when it is given back.
+    pub(crate) fn take(&mut self) -> Option<Held> {
+        self.let_go()
+    }
+
+    /// Undoes that.
+    pub(crate) fn put_back(&mut self, held: Held) {
+        self.held = Some(held);
     }
 
     fn reference(&self) -> BlockRef {

@@ -2,14 +2,13 @@
 
 use std::{
     fmt,
-    os::fd::OwnedFd,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use partywall_cuda::{CuResult, CudaError};
 use partywall_os::lent::{Lent, LentMut};
-use partywall_shm::pool as shm;
+use partywall_shm::{pool as shm, topic};
 use partywall_wire::Control;
 
 use crate::{
@@ -24,6 +23,8 @@ pub(crate) struct Blocks {
     /// Without its lease. `None` once this is dropped.
     segment: Option<Segment>,
     words: Arc<shm::Pool>,
+    /// Of a topic.
+    topic: Option<Arc<topic::Topic>>,
     shape: Control,
     stride: u64,
     /// `None` once this is dropped.
@@ -35,23 +36,27 @@ pub(crate) struct Blocks {
 type Then = Box<dyn FnOnce() + Send>;
 
 impl Blocks {
-    /// Of a segment that is a pool or topic; of a topic with its own control memory.
-    pub(crate) fn new(mut segment: Segment) -> Result<(Self, Option<OwnedFd>)> {
+    /// Of a segment that is a pool or topic.
+    pub(crate) fn new(mut segment: Segment) -> Result<Self> {
         let (name, bytes) = (segment.name().to_owned(), segment.bytes());
         let foreign = |what: &str| Error::Protocol(format!("it gave {name:?} {what}"));
         let control = segment.take_control().ok_or_else(|| foreign("without control memory"))?;
         let (shape, mut fds) = (control.shape, control.fds.into_iter());
         let stride = shape.stride().filter(|_| shape.data_bytes().is_some_and(|needed| needed <= bytes));
         let stride = stride.ok_or_else(|| foreign("with blocks that lie outside its memory"))?;
-        let words = fds.next().ok_or_else(|| Error::NoFileDescriptor(format!("the words of {name:?}")))?;
-        let words = shm::Pool::map(words)
-            .map_err(|source| Error::System { what: format!("mapping the words of {name:?}"), source })?;
-        if words.blocks() != shape.blocks {
+        let mut words = || fds.next().ok_or_else(|| Error::NoFileDescriptor(format!("the words of {name:?}")));
+        let system = |source| Error::System { what: format!("mapping the words of {name:?}"), source };
+        let topic = shape.topic.is_some();
+        let (words, topic) = (words()?, topic.then(words).transpose()?);
+        let words = shm::Pool::map(words).map_err(system)?;
+        let topic = topic.map(topic::Topic::map).transpose().map_err(system)?;
+        let blocks = topic.as_ref().map_or(shape.blocks, |topic| topic.shape().blocks);
+        if words.blocks() != shape.blocks || blocks != shape.blocks {
             return Err(foreign("with another number of words than blocks"));
         }
         let keep = segment.take_lease();
-        let words = Arc::new(words);
-        Ok((Self { segment: Some(segment), words, shape, stride, keep, waiting: Mutex::default() }, fds.next()))
+        let (words, topic) = (Arc::new(words), topic.map(Arc::new));
+        Ok(Self { segment: Some(segment), words, topic, shape, stride, keep, waiting: Mutex::default() })
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -76,6 +81,11 @@ impl Blocks {
         &self.words
     }
 
+    /// The words of a topic.
+    pub(crate) fn topic(&self) -> Option<&Arc<topic::Topic>> {
+        self.topic.as_ref()
+    }
+
     pub(crate) fn shape(&self) -> &Control {
         &self.shape
     }
@@ -87,7 +97,6 @@ impl Blocks {
 
     /// The bytes of a block in host memory, for those who read them while nobody writes. `None` if somebody in this process
     /// may.
-    #[expect(dead_code, reason = "how samples of topics are read")]
     pub(crate) fn lend(&self, index: u32) -> Result<Option<Lent>> {
         self.segment().lend(self.offset(index), self.shape.block_bytes)
     }

@@ -5,6 +5,7 @@ mod blocks;
 mod options;
 mod pools;
 mod reference;
+mod wanted;
 
 use std::{sync::Arc, time::Duration};
 
@@ -15,7 +16,7 @@ pub use self::{
     options::PoolOptions,
     reference::BlockRef,
 };
-pub(crate) use self::{blocks::Blocks, pools::Pools};
+pub(crate) use self::{blocks::Blocks, pools::Pools, wanted::Wanted};
 use crate::{
     attention::Attention,
     domain::Domain,

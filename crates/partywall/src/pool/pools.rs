@@ -1,4 +1,4 @@
-//! The pools that a connection has mapped: each once, however many handles there are.
+//! The pools and topics that a connection has mapped: each once, however many handles there are.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -7,7 +7,7 @@ use partywall_cuda::DeviceUuid;
 use super::blocks::Blocks;
 use crate::{error::Result, gpu::Gpu, segment::Segment};
 
-/// The pools of a connection.
+/// The pools and topics of a connection.
 #[derive(Debug, Default)]
 pub(crate) struct Pools(Mutex<Vec<Weak<Blocks>>>);
 
@@ -34,7 +34,7 @@ impl Locked<'_> {
 
     /// Another one.
     pub(crate) fn add(&mut self, segment: Segment) -> Result<Arc<Blocks>> {
-        let blocks = Arc::new(Blocks::new(segment)?.0);
+        let blocks = Arc::new(Blocks::new(segment)?);
         self.0.retain(|known| known.strong_count() > 0);
         self.0.push(Arc::downgrade(&blocks));
         Ok(blocks)

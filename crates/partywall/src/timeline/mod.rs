@@ -248,6 +248,11 @@ impl Timeline {
         &self.domain
     }
 
+    /// The present incarnation, with its lease.
+    pub(crate) fn present(&self) -> (Arc<Word>, Arc<Keep>) {
+        self.at.now()
+    }
+
     fn hold(&self) -> Hold {
         let (word, keep) = self.at.now();
         Hold { at: self.at.clone(), word, keep: Some(keep), _domain: self.domain.clone() }
@@ -328,7 +333,7 @@ impl At {
     }
 }
 
-fn ending(ending: Ending) -> TimelineEnding {
+pub(crate) fn ending(ending: Ending) -> TimelineEnding {
     match ending {
         Ending::OwnerDied => TimelineEnding::OwnerDied,
         Ending::OwnerFaulted => TimelineEnding::OwnerFaulted,

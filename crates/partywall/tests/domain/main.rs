@@ -10,6 +10,7 @@ mod pidfds;
 mod pools;
 mod segments;
 mod semaphores;
+mod topics;
 mod watch;
 mod world;
 
@@ -34,6 +35,12 @@ fn owners_go_to_any_thread() {
         anywhere::<partywall::Permit>();
         anywhere::<partywall::Pool>();
         anywhere::<partywall::Block>();
+        anywhere::<partywall::Topic>();
+        anywhere::<partywall::Publisher>();
+        anywhere::<partywall::Loan>();
+        anywhere::<partywall::Filled>();
+        anywhere::<partywall::Subscriber>();
+        anywhere::<partywall::Sample>();
         anywhere::<partywall::Error>();
     };
 }
@@ -45,6 +52,7 @@ fn role() {
         match role.as_str() {
             "grower" | "follower" => growth::play(&role),
             "permit holder" | "permit waiter" | "permit loser" => semaphores::play(&role),
+            role if role.starts_with("topic ") => topics::play(role),
             role if role.starts_with("pool ") => pools::play(role),
             "sandboxed" => pidfds::play(),
             "watcher" => watch::play(),

@@ -74,6 +74,13 @@ impl World {
         actor
     }
 
+    /// As [`World::play`], and waits until it says `word`.
+    pub(crate) fn play_until(&self, role: &str, word: &str) -> Actor {
+        let mut actor = self.start(role);
+        actor.expect(word);
+        actor
+    }
+
     /// As [`World::play`]; also returns what the role said behind `word`.
     pub(crate) fn play_after(&self, role: &str, word: &str) -> (Actor, String) {
         let mut actor = self.start(role);

@@ -1,0 +1,127 @@
+//! Making blocks, and finding those that others have made: what the options of pools and topics share.
+
+use std::{
+    os::fd::OwnedFd,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use partywall_cuda::DeviceUuid;
+use partywall_shm::DType;
+use partywall_wire::{Access, Answer, Call, Control, Opened};
+
+use super::Blocks;
+use crate::{
+    domain::{Domain, check_name, unexpected},
+    error::{Error, Result},
+    place::Place,
+    segment::{Builder, Claim},
+};
+
+/// Which blocks, and where.
+#[derive(Debug, Clone)]
+pub(crate) struct Wanted {
+    pub(crate) domain: Domain,
+    pub(crate) name: String,
+    pub(crate) place: Option<Place>,
+    pub(crate) kept: bool,
+    pub(crate) device: Option<DeviceUuid>,
+    pub(crate) allow_peer: bool,
+    pub(crate) timeout: Option<Duration>,
+}
+
+impl Wanted {
+    pub(crate) fn new(domain: Domain, name: &str) -> Self {
+        let name = name.to_owned();
+        Self { domain, name, place: None, kept: false, device: None, allow_peer: false, timeout: None }
+    }
+
+    /// Makes them, all zero.
+    pub(crate) fn create(&self, control: Control) -> Result<Arc<Blocks>> {
+        self.build(self.domain.create(&self.name, self.home()), control)
+    }
+
+    /// Opens them, unless `check` refuses what is there.
+    pub(crate) fn open(&self, check: impl Fn(&Opened) -> Result<()>) -> Result<Arc<Blocks>> {
+        check_name(&self.name)?;
+        // For reading: what has no blocks would be refused for a reason that is beside the point.
+        let timeout = self.timeout.unwrap_or_default();
+        let (answer, fds) = self.domain.ask_to_open(&self.name, None, Access::Read, timeout)?;
+        match answer {
+            Answer::Opened(opened) => self.attach(opened, fds, check),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Opens them, or makes them if they are not there. Of several processes that want that at once one makes them, and if
+    /// that one dies, another. `what` they are is for errors.
+    pub(crate) fn open_or_create(
+        &self,
+        control: Control,
+        what: &str,
+        check: impl Fn(&Opened) -> Result<()>,
+    ) -> Result<Arc<Blocks>> {
+        check_name(&self.name)?;
+        let timeout = self.timeout.unwrap_or(CREATION);
+        // A time-out too large for the clock is none.
+        let deadline = Instant::now().checked_add(timeout);
+        loop {
+            let call = || Call::OpenOrBuild { name: self.name.clone() };
+            match self.domain.link().call_waiting(call, deadline)? {
+                Some((Answer::Build { claim }, _)) => {
+                    let claim = Claim::new(self.domain.clone(), &self.name, claim);
+                    match self.build(claim.create(self.home()), control) {
+                        // By somebody who had not asked whether to: it is there now.
+                        Err(Error::NameExists { .. }) => {}
+                        made => return made,
+                    }
+                }
+                Some((Answer::Opened(opened), fds)) => return self.attach(opened, fds, check),
+                Some((other, _)) => return Err(unexpected(&other)),
+                None => {
+                    let what = format!("the making of {what} {:?} by another process", self.name);
+                    return Err(Error::Timeout { what, after: timeout });
+                }
+            }
+        }
+    }
+
+    fn home(&self) -> Place {
+        self.place.unwrap_or(Place::Host)
+    }
+
+    fn build(&self, builder: Builder, control: Control) -> Result<Arc<Blocks>> {
+        let stride = control.stride().unwrap_or(u64::MAX);
+        let builder = builder.tensor("blocks", DType::U8, &[u64::from(control.blocks), stride]).kept(self.kept);
+        let segment = builder.control(control).allocate()?.commit()?;
+        self.domain.pools().lock().add(segment)
+    }
+
+    /// Maps what the broker handed out, unless this connection has it mapped already.
+    fn attach(&self, opened: Opened, fds: Vec<OwnedFd>, check: impl Fn(&Opened) -> Result<()>) -> Result<Arc<Blocks>> {
+        let lease = opened.lease;
+        if let Err(error) = check(&opened) {
+            self.give_back(lease);
+            return Err(error);
+        }
+        // Held meanwhile: else two threads would both map it.
+        let mut pools = self.domain.pools().lock();
+        if let Some(blocks) = pools.find(&opened.name, opened.version, self.device) {
+            drop(pools);
+            self.give_back(lease);
+            return Ok(blocks);
+        }
+        let opener = self.domain.opener(&self.name).read_write().allow_peer(self.allow_peer);
+        let opener = if let Some(device) = self.device { opener.device(device) } else { opener };
+        pools.add(opener.attach(opened, fds)?)
+    }
+
+    fn give_back(&self, lease: u64) {
+        if let Err(error) = self.domain.link().call(Call::Release { lease }) {
+            tracing::debug!(%error, "a lease could not be given back");
+        }
+    }
+}
+
+/// How long others may take to make what is waited for.
+const CREATION: Duration = Duration::from_secs(10);

@@ -1,0 +1,163 @@
+//! Samples that were published before it was known that they are complete and sound.
+
+use std::{
+    collections::VecDeque,
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+};
+
+use partywall_shm::{
+    semaphore::Held,
+    timeline::Progress,
+    topic::{Seated, Status},
+};
+
+use super::{
+    Words,
+    sample::{Reading, Verdict},
+    timelines::Order,
+};
+use crate::{
+    backoff::Backoff,
+    domain::{Domain, Look, Lost},
+};
+
+/// Those of one publisher. They outlive it; nothing here has a connection.
+pub(super) struct Flights {
+    words: Arc<Words>,
+    seated: Seated,
+    lost: Arc<OnceLock<Lost>>,
+    all: Mutex<All>,
+}
+
+#[derive(Default)]
+struct All {
+    flights: VecDeque<Flight>,
+    /// The service thread looks at them.
+    watched: bool,
+    /// The publisher is gone.
+    leaving: bool,
+}
+
+/// One of them.
+pub(super) struct Flight {
+    pub(super) block: u32,
+    pub(super) generation: u64,
+    /// What a stream still writes.
+    pub(super) written: Option<Written>,
+    /// What it rests on.
+    pub(super) inputs: Vec<Arc<Reading>>,
+}
+
+/// A block that a stream writes.
+pub(super) struct Written {
+    pub(super) held: Held,
+    pub(super) order: Order,
+    /// What the timeline has to reach.
+    pub(super) value: u64,
+}
+
+impl Flights {
+    pub(super) fn new(words: Arc<Words>, seated: Seated, lost: Arc<OnceLock<Lost>>) -> Self {
+        Self { words, seated, lost, all: Mutex::default() }
+    }
+
+    /// Has the service thread look after another one.
+    pub(super) fn add(self: &Arc<Self>, domain: &Domain, flight: Flight) {
+        let mut all = self.lock();
+        all.flights.push_back(flight);
+        if !std::mem::replace(&mut all.watched, true) {
+            drop(all);
+            self.watch(domain);
+        }
+    }
+
+    /// Looks which are decided by now. Does not wait.
+    pub(super) fn look(&self) {
+        if let Ok(mut all) = self.all.try_lock() {
+            self.look_at(&mut all);
+        }
+    }
+
+    /// The publisher is gone. Its place is free once its last sample is decided.
+    pub(super) fn leave(self: &Arc<Self>, domain: &Domain) {
+        self.words.topic.part_publisher(self.seated);
+        let mut all = self.lock();
+        all.leaving = true;
+        self.look_at(&mut all);
+        if !all.flights.is_empty() && !std::mem::replace(&mut all.watched, true) {
+            drop(all);
+            self.watch(domain);
+        }
+    }
+
+    fn watch(self: &Arc<Self>, domain: &Domain) {
+        let (flights, mut backoff) = (self.clone(), Backoff::new());
+        domain.chores().add(backoff.next(), move |look| {
+            let mut all = flights.lock();
+            if flights.look_at(&mut all) {
+                backoff = Backoff::new();
+            }
+            if all.flights.is_empty() || look == Look::Last {
+                all.watched = false;
+                return None;
+            }
+            Some(backoff.next())
+        });
+    }
+
+    /// Whether anything was decided.
+    fn look_at(&self, all: &mut All) -> bool {
+        let before = all.flights.len();
+        let mut landed = false;
+        all.flights.retain_mut(|flight| {
+            let was_written = flight.written.is_some();
+            let stays = self.is_undecided(flight);
+            landed |= was_written && flight.written.is_none();
+            stays
+        });
+        if all.leaving && all.flights.is_empty() {
+            self.words.topic.leave_as_publisher(self.seated);
+        }
+        landed || all.flights.len() != before
+    }
+
+    fn is_undecided(&self, flight: &mut Flight) -> bool {
+        let Words { topic, pool, .. } = &*self.words;
+        let Flight { block, generation, written, inputs } = flight;
+        if let Some(Written { held, order, value }) = written {
+            match order.progress(*value) {
+                Progress::Reached => topic.retire(pool, held),
+                // Nobody knows what its stream still does: the block stays held until this process ends.
+                Progress::Ended(ending) => {
+                    topic.settle(*block, *generation, Status::Failed(ending));
+                    return false;
+                }
+                Progress::Pending | Progress::Announced => return self.lost.get().is_none(),
+            }
+            *written = None;
+        }
+        let mut verdict = Verdict::Sound;
+        for input in &*inputs {
+            verdict = verdict.and(input.verdict());
+        }
+        let status = match verdict {
+            Verdict::Sound => Status::Done,
+            Verdict::Failed => Status::Tainted,
+            Verdict::Undecided => return true,
+        };
+        topic.settle(*block, *generation, status);
+        false
+    }
+
+    fn lock(&self) -> MutexGuard<'_, All> {
+        // Each flight is as far as it was brought.
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Flights {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Flights").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,347 @@
+//! From a borrowed block to a published sample, in three types: what is half written cannot be published, and what was
+//! published cannot be written.
+
+use std::{
+    fmt,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use bytemuck::PodCastError;
+use partywall_cuda::StreamRef;
+use partywall_shm::{
+    DType, members,
+    semaphore::Held,
+    topic::{MAX_RANK, Message, Status, Unpublished},
+};
+
+use super::{
+    MAX_HEADER, Words,
+    flights::{Flight, Written},
+    publisher::Joined,
+    sample::{Reading, Sample, Verdict},
+};
+use crate::{
+    error::{Error, Result},
+    gpu::DeviceRange,
+    pool::Block,
+    segment::Element,
+};
+
+/// A block of a topic that nobody else sees, to be filled. Dropping it gives it back.
+///
+/// If its address on the GPU was asked for, work that this process has enqueued may still use it: then a dropped one comes
+/// back when everything is over that the process runs on that GPU at that moment.
+#[must_use = "what is not published comes back"]
+pub struct Loan {
+    joined: Arc<Joined>,
+    block: Block,
+    dtype: DType,
+    rank: usize,
+    shape: [u64; MAX_RANK],
+    bytes: u64,
+    header: Vec<u8>,
+    inputs: Vec<Arc<Reading>>,
+}
+
+/// A block that is filled, or that a stream is going to fill, and nothing is written to any more by anybody else.
+#[must_use = "what is not published comes back"]
+pub struct Filled(Loan);
+
+/// What was published.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Published {
+    /// How many samples its publisher had published before.
+    pub sequence: u64,
+    /// How many samples there had been in the topic before.
+    pub position: u64,
+}
+
+/// A sample that could not be published.
+#[derive(Debug)]
+pub struct UnpublishedSample {
+    /// Why.
+    pub error: Error,
+    /// The sample, to be published again, or dropped.
+    pub filled: Box<Filled>,
+}
+
+impl Loan {
+    pub(super) fn new(joined: Arc<Joined>, block: Block, dtype: DType, extents: &[u64], bytes: u64) -> Self {
+        let mut shape = [0; MAX_RANK];
+        shape[..extents.len()].copy_from_slice(extents);
+        Self { joined, block, dtype, rank: extents.len(), shape, bytes, header: Vec::new(), inputs: Vec::new() }
+    }
+
+    /// Its bytes, to be written by the CPU. Host memory only.
+    ///
+    /// # Errors
+    /// [`Error::WrongKind`]; [`Error::BlockNotHeld`] if the broker gave it to others, because it took this process for dead.
+    pub fn bytes_mut(&mut self) -> Result<&mut [u8]> {
+        // `Publisher::loan` has found it to fit.
+        let bytes = self.bytes as usize;
+        self.block.bytes_mut().map(|block| &mut block[..bytes])
+    }
+
+    /// Its elements, to be written by the CPU. Host memory only.
+    ///
+    /// # Errors
+    /// As [`bytes_mut`](Self::bytes_mut); [`Error::WrongDType`].
+    pub fn as_mut_slice<T: Element>(&mut self) -> Result<&mut [T]> {
+        let (topic, has) = (self.joined.clone(), self.dtype);
+        check_dtype::<T>(topic.open.name(), has)?;
+        bytemuck::try_cast_slice_mut(self.bytes_mut()?).map_err(|error| not_elements(topic.open.name(), error))
+    }
+
+    /// Where it is on its GPU, for kernels and copies of the caller's.
+    ///
+    /// # Errors
+    /// [`Error::WrongKind`] for host memory.
+    pub fn device(&self) -> Result<DeviceRange<'_>> {
+        self.block.device()?.slice(0, self.bytes)
+    }
+
+    /// Puts up to [`MAX_HEADER`] bytes of the caller's beside the sample.
+    ///
+    /// # Errors
+    /// [`Error::BadRange`] for more of them.
+    pub fn header(&mut self, header: &[u8]) -> Result<()> {
+        if header.len() > MAX_HEADER {
+            let why = format!("it has at most {MAX_HEADER} bytes, not {}", header.len());
+            return Err(Error::BadRange { tensor: format!("a header of {:?}", self.joined.open.name()), why });
+        }
+        self.header = header.to_vec();
+        Ok(())
+    }
+
+    /// Says that the sample is made of another one. If that turns out to have failed, because its publisher died before it
+    /// was complete, say, then so has this one: its receivers' [`check`](Sample::check) is
+    /// [`Error::SampleTainted`]. The other one's block is kept until that is known.
+    ///
+    /// # Errors
+    /// Those of learning by which timeline the other one is complete: of [`Domain::timeline`](crate::Domain::timeline).
+    pub fn rests_on(&mut self, input: &Sample) -> Result<()> {
+        self.inputs.push(input.input()?);
+        Ok(())
+    }
+
+    /// Says that it is filled. Where a stream fills it, what that needs is enqueued by now.
+    pub fn filled(self) -> Filled {
+        Filled(self)
+    }
+
+    /// The type of its elements.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Its shape.
+    pub fn shape(&self) -> &[u64] {
+        &self.shape[..self.rank]
+    }
+
+    /// Its length in bytes.
+    pub fn len(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+}
+
+impl Filled {
+    /// Publishes it, and waits up to `timeout` for subscribers that are not to miss anything. What it contains was written
+    /// by the CPU, or by streams that were waited for.
+    ///
+    /// # Errors
+    /// The sample comes back with the error. [`Error::TopicFull`]; [`Error::BrokerGone`] when it has to wait;
+    /// [`Error::BlockNotHeld`] if the broker gave its block to others, because it took this process for dead;
+    /// [`Error::Evicted`], [`Error::ContextLost`], [`Error::Parted`]; [`Error::Forked`].
+    pub fn publish(self, timeout: Duration) -> Result<Published, UnpublishedSample> {
+        self.publish_unless(timeout, || false)
+    }
+
+    /// As [`publish`](Self::publish), but gives up when `stop` says so, as if the time were over. While it waits `stop` is
+    /// asked every 100 ms at least.
+    ///
+    /// # Errors
+    /// As [`publish`](Self::publish).
+    pub fn publish_unless(self, timeout: Duration, stop: impl FnMut() -> bool) -> Result<Published, UnpublishedSample> {
+        let status = match self.verdict() {
+            Verdict::Sound => Status::Ready,
+            Verdict::Undecided => Status::Unverified,
+            Verdict::Failed => Status::Tainted,
+        };
+        self.give(status, 0, timeout, stop, |filled, held| {
+            let Loan { joined, inputs, .. } = filled.0;
+            if status == Status::Unverified {
+                let Words { topic, pool, .. } = &*joined.open.words;
+                topic.retire(pool, &held);
+                let flight = Flight { block: held.index(), generation: held.generation(), written: None, inputs };
+                joined.flights().add(joined.open.domain(), flight);
+            }
+        })
+    }
+
+    /// Publishes it as what it will be when everything is done that is on `stream` now. Nobody waits for that: who receives
+    /// it has a stream of its own wait for it ([`Sample::device_on`]). Waits up to `timeout` for subscribers that are not
+    /// to miss anything.
+    ///
+    /// Until the stream has come there its block is used for nothing else, whatever becomes of the sample.
+    ///
+    /// # Errors
+    /// As [`publish`](Self::publish) and [`TimelineWriter::signal_on`](crate::TimelineWriter::signal_on). The sample comes
+    /// back with the error.
+    pub fn publish_on(self, stream: StreamRef<'_>, timeout: Duration) -> Result<Published, UnpublishedSample> {
+        self.publish_on_unless(stream, timeout, || false)
+    }
+
+    /// As [`publish_on`](Self::publish_on), but gives up when `stop` says so, as if the time were over. While it waits
+    /// `stop` is asked every 100 ms at least.
+    ///
+    /// # Errors
+    /// As [`publish_on`](Self::publish_on).
+    pub fn publish_on_unless(
+        self,
+        stream: StreamRef<'_>,
+        timeout: Duration,
+        stop: impl FnMut() -> bool,
+    ) -> Result<Published, UnpublishedSample> {
+        let (order, value) = match self.0.joined.signal_on(stream) {
+            Ok(signalled) => signalled,
+            Err(error) => return Err(UnpublishedSample { error, filled: Box::new(self) }),
+        };
+        let is_sound = self.verdict() == Verdict::Sound;
+        let status = if is_sound { Status::Timeline } else { Status::Unverified };
+        self.give(status, value, timeout, stop, |filled, held| {
+            let Loan { joined, inputs, .. } = filled.0;
+            let (block, generation) = (held.index(), held.generation());
+            let written = Some(Written { held, order, value });
+            joined.flights().add(joined.open.domain(), Flight { block, generation, written, inputs });
+        })
+    }
+
+    /// Publishes it, and has `given` do what follows.
+    fn give(
+        mut self,
+        status: Status,
+        value: u64,
+        timeout: Duration,
+        stop: impl FnMut() -> bool,
+        given: impl FnOnce(Self, Held),
+    ) -> Result<Published, UnpublishedSample> {
+        let Some(held) = self.0.block.take() else {
+            let error = Error::BlockNotHeld { pool: self.0.joined.open.name().to_owned() };
+            return Err(UnpublishedSample { error, filled: Box::new(self) });
+        };
+        match self.put(&held, status, value, timeout, stop) {
+            Ok(published) => {
+                given(self, held);
+                Ok(published)
+            }
+            Err(error) => {
+                self.0.block.put_back(held);
+                Err(UnpublishedSample { error, filled: Box::new(self) })
+            }
+        }
+    }
+
+    /// Puts it into the ring.
+    fn put(
+        &self,
+        held: &Held,
+        status: Status,
+        value: u64,
+        timeout: Duration,
+        mut stop: impl FnMut() -> bool,
+    ) -> Result<Published> {
+        let Loan { joined, dtype, bytes, header, .. } = &self.0;
+        let Words { topic, pool, .. } = &*joined.open.words;
+        let domain = joined.open.domain();
+        domain.link().require_ours()?;
+        if !pool.is_current(held.index(), held.generation()) {
+            return Err(Error::BlockNotHeld { pool: joined.open.name().to_owned() });
+        }
+        let message = Message { status, value, dtype: dtype.code(), shape: self.0.shape(), bytes: *bytes, header };
+        let mut place = joined.place();
+        let mut try_it = || {
+            let sequence = place.published();
+            topic.publish(pool, &mut place, held, &message).map(|position| Published { sequence, position })
+        };
+        let (start, mut blocked_since) = (Instant::now(), None);
+        let outcome = loop {
+            let seen = match try_it() {
+                Ok(published) => break Ok(published),
+                Err(Unpublished::Busy) => continue,
+                Err(Unpublished::Parted) => break Err(joined.open.parted()),
+                // Announced before it is tried once more.
+                Err(Unpublished::Blocked { .. }) => topic.expect_space(),
+            };
+            let id = match try_it() {
+                Ok(published) => break Ok(published),
+                Err(Unpublished::Blocked { id, .. }) => id,
+                Err(Unpublished::Busy | Unpublished::Parted) => continue,
+            };
+            let left = timeout.saturating_sub(start.elapsed());
+            if left.is_zero() || stop() {
+                break Err(joined.full(id, start.elapsed()));
+            }
+            if let Err(gone) = domain.link().require_broker() {
+                break Err(gone);
+            }
+            let since = *blocked_since.get_or_insert_with(members::now);
+            topic.set_blocked(joined.seated(), Some((id, since)));
+            topic.sleep_for_space(seen, left);
+        };
+        if blocked_since.is_some() {
+            topic.set_blocked(joined.seated(), None);
+        }
+        outcome
+    }
+
+    /// What is known of what it rests on.
+    fn verdict(&self) -> Verdict {
+        self.0.inputs.iter().fold(Verdict::Sound, |all, input| all.and(input.verdict()))
+    }
+}
+
+impl fmt::Debug for Loan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let topic = self.joined.open.name();
+        write!(f, "Loan({topic}: {} {:?}, publisher {})", self.dtype, self.shape(), self.joined.id())
+    }
+}
+
+impl fmt::Debug for Filled {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Filled").field(&self.0).finish()
+    }
+}
+
+impl std::error::Error for UnpublishedSample {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.error)
+    }
+}
+
+impl fmt::Display for UnpublishedSample {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a sample was not published: {}", self.error)
+    }
+}
+
+/// That elements of a sample of a topic are such.
+pub(super) fn check_dtype<T: Element>(topic: &str, has: DType) -> Result<()> {
+    if T::DTYPE == has {
+        return Ok(());
+    }
+    Err(Error::WrongDType { tensor: format!("a sample of {topic:?}"), has, wanted: T::DTYPE.name() })
+}
+
+pub(super) fn not_elements(topic: &str, error: PodCastError) -> Error {
+    let why = format!("its bytes are no elements: {error}");
+    Error::BadRange { tensor: format!("a sample of {topic:?}"), why }
+}

@@ -1,0 +1,253 @@
+//! Topics: streams of samples between processes, written once and read in place.
+
+mod flights;
+mod loan;
+mod options;
+mod publisher;
+mod sample;
+mod subscriber;
+mod timelines;
+
+use std::sync::Arc;
+
+use partywall_os::process::fork_generation;
+use partywall_shm::{
+    DType, pool as shm_pool,
+    topic::{self as shm, PublisherState, SubscriberState},
+};
+use partywall_wire::{Control, TopicShape};
+
+pub use self::{
+    loan::{Filled, Loan, Published, UnpublishedSample},
+    options::TopicOptions,
+    publisher::Publisher,
+    sample::{Sample, UnreleasedSample},
+    subscriber::{Policy, Samples, Subscriber, SubscriberEvent, SubscriberOptions, SubscriberStats},
+};
+use crate::{
+    domain::{Domain, Keep},
+    error::{Error, Result},
+    gpu::Gpu,
+    place::Place,
+    pool::Blocks,
+};
+
+/// The most bytes of a header that a sample can have besides its data.
+pub const MAX_HEADER: usize = shm::MAX_HEADER;
+
+/// A named stream of samples: several publishers, several subscribers, joining and leaving at any time.
+///
+/// A sample is one tensor in a block of the topic's pool. Its publisher borrows a block ([`Publisher::loan`]), fills it, by
+/// the CPU or by a GPU, and publishes it; every subscriber receives it and reads it in place. Nothing is copied. All of it
+/// happens in shared memory: neither the broker nor, on the way from a stream to a stream, any host waits.
+///
+/// # Order
+///
+/// All subscribers see the samples of all publishers in one order, and those of one publisher in the order in which it
+/// published them. A sample says how many were [missed](Sample::missed) before it, and which of its publisher's it is
+/// ([`Sample::sequence`]).
+///
+/// # Subscribers that are slow
+///
+/// Each chooses a [`Policy`]. Publishers wait for those that *block*, once they are [depth](TopicOptions::depth) samples
+/// behind, and for nobody else. A sample that is held keeps one block, and each subscriber may hold as many as
+/// [agreed](TopicOptions::held); so a subscriber that is stopped, or hangs, takes nothing from the others, but for one that
+/// blocks: [`Error::TopicFull`] says whose process it is, and `partywall evict` ends the wait.
+///
+/// # Deaths
+///
+/// What a process had published before it was killed stays. What its GPU had not finished by then is
+/// [failed](Error::SampleFailed) for whoever receives it. Blocks that it was filling and samples that it held are free for
+/// others when its death is proved; nobody waits for it from then on. A process that is stopped keeps what it has. When the
+/// broker is gone, samples are published and received as before, but waits end with [`Error::BrokerGone`].
+///
+/// The topic goes with the last process that has it open, unless it is [kept](TopicOptions::kept). Cheap to clone; may be
+/// used from any thread.
+#[derive(Debug, Clone)]
+pub struct Topic {
+    open: Arc<Open>,
+}
+
+/// A topic that is open.
+#[derive(Debug)]
+struct Open {
+    words: Arc<Words>,
+    shape: TopicShape,
+    dtype: Option<DType>,
+    /// Last: the connection may end with it.
+    blocks: Arc<Blocks>,
+}
+
+/// What may be used later than the connection lasts, and by its own threads.
+#[derive(Debug)]
+struct Words {
+    topic: Arc<shm::Topic>,
+    pool: Arc<shm_pool::Pool>,
+    /// Without the lease the broker gives to others what this process has.
+    _keep: Option<Arc<Keep>>,
+    /// In a forked child all of it is the parent's.
+    generation: u64,
+}
+
+/// What is going on in a topic. While others use it the numbers are of no single moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TopicStats {
+    /// Samples that have been published.
+    pub published: u64,
+    /// Blocks that anybody may take for a new sample, or that are in no use any more.
+    pub free: u32,
+    /// Blocks that publishers have: to fill them, or while a stream writes what they have published.
+    pub held: u32,
+    /// Blocks that are in the ring.
+    pub in_ring: u32,
+    /// Blocks that have left the ring, and that subscribers hold.
+    pub read: u32,
+    /// The publishers.
+    pub publishers: Vec<PublisherState>,
+    /// The subscribers.
+    pub subscribers: Vec<SubscriberState>,
+}
+
+impl Domain {
+    /// Topic `name`: to make it, or to open what another process has made.
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # use partywall::{DType, Domain, Policy};
+    /// # const SECOND: Duration = Duration::from_secs(1);
+    /// # let domain = Domain::connect()?;
+    /// let frames = domain.topic("frames").max_bytes(4 << 20).open_or_create()?;
+    /// let publisher = frames.publisher()?;
+    /// let mut loan = publisher.loan(DType::U8, &[480, 640, 3], SECOND)?;
+    /// loan.as_mut_slice::<u8>()?.fill(7);
+    /// loan.filled().publish(SECOND).map_err(|unpublished| unpublished.error)?;
+    ///
+    /// // In another process, which had subscribed before:
+    /// let subscriber = frames.subscriber(Policy::Latest)?;
+    /// let sample = subscriber.recv(SECOND)?;
+    /// assert_eq!(sample.as_slice::<u8>()?[0], 7);
+    /// # Ok::<(), partywall::Error>(())
+    /// ```
+    pub fn topic(&self, name: &str) -> TopicOptions {
+        TopicOptions::new(self.clone(), name)
+    }
+}
+
+impl Topic {
+    /// Becomes a publisher.
+    ///
+    /// # Errors
+    /// [`Error::TooManyPublishers`]; [`Error::Evicted`]; [`Error::Forked`].
+    pub fn publisher(&self) -> Result<Publisher> {
+        Publisher::join(self.open.clone())
+    }
+
+    /// Becomes a subscriber, as the topic's [history](TopicOptions::history) says.
+    ///
+    /// # Errors
+    /// [`Error::TooManySubscribers`]; [`Error::Evicted`]; [`Error::Forked`].
+    pub fn subscriber(&self, policy: Policy) -> Result<Subscriber> {
+        self.subscribe(policy).join()
+    }
+
+    /// Becomes a subscriber in another way.
+    pub fn subscribe(&self, policy: Policy) -> SubscriberOptions {
+        SubscriberOptions::new(self.open.clone(), policy)
+    }
+
+    /// What is going on in it. Takes as long as looking at all blocks.
+    pub fn stats(&self) -> TopicStats {
+        let Words { topic, pool, .. } = &*self.open.words;
+        let audit = topic.audit(pool);
+        TopicStats {
+            published: topic.published(),
+            free: audit.free + audit.unused,
+            held: audit.held + audit.handed,
+            in_ring: audit.in_ring,
+            read: audit.read,
+            publishers: topic.publishers(),
+            subscribers: topic.subscribers(),
+        }
+    }
+
+    /// Bytes of the largest sample.
+    pub fn max_bytes(&self) -> u64 {
+        self.open.blocks.shape().block_bytes
+    }
+
+    /// The type of all samples, if they have one.
+    pub fn dtype(&self) -> Option<DType> {
+        self.open.dtype
+    }
+
+    /// How many samples the ring keeps.
+    pub fn depth(&self) -> u32 {
+        self.open.shape.depth
+    }
+
+    /// How many samples each subscriber may hold at a time.
+    pub fn held(&self) -> u32 {
+        self.open.shape.held
+    }
+
+    /// Where its samples are.
+    pub fn place(&self) -> Place {
+        self.open.blocks.segment().place()
+    }
+
+    /// The GPU that this process uses them on; `None` for host memory.
+    pub fn gpu(&self) -> Option<&Gpu> {
+        self.open.blocks.gpu()
+    }
+
+    /// The name.
+    pub fn name(&self) -> &str {
+        self.open.name()
+    }
+
+    /// Which topic of that name it is: of one that was removed and made again there is another.
+    pub fn version(&self) -> u64 {
+        self.open.blocks.version()
+    }
+
+    /// The domain.
+    pub fn domain(&self) -> &Domain {
+        self.open.blocks.domain()
+    }
+}
+
+impl Open {
+    fn new(blocks: Arc<Blocks>) -> Result<Self> {
+        let name = blocks.name();
+        let foreign = || Error::Protocol(format!("it gave {name:?} without the words of a topic"));
+        let &Control { topic: shape, .. } = blocks.shape();
+        let (shape, topic) = (shape.ok_or_else(foreign)?, blocks.topic().ok_or_else(foreign)?);
+        let (topic, pool) = (topic.clone(), blocks.words().clone());
+        let words = Words { topic, pool, _keep: blocks.keep(), generation: fork_generation() };
+        let dtype = shape.dtype.and_then(DType::from_code);
+        Ok(Self { words: Arc::new(words), shape, dtype, blocks })
+    }
+
+    fn name(&self) -> &str {
+        self.blocks.name()
+    }
+
+    fn domain(&self) -> &Domain {
+        self.blocks.domain()
+    }
+
+    /// Why this process is not a publisher or subscriber any more: the broker knows.
+    fn parted(&self) -> Error {
+        let domain = self.domain();
+        let asked = domain.ping().and_then(|()| domain.health().check());
+        asked.err().unwrap_or_else(|| Error::Parted { topic: self.name().to_owned() })
+    }
+}
+
+impl Words {
+    /// Not in a forked child.
+    fn are_ours(&self) -> bool {
+        self.generation == fork_generation()
+    }
+}

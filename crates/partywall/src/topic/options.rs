@@ -1,0 +1,261 @@
+//! Making topics, and finding those that others have made.
+
+use std::{sync::Arc, time::Duration};
+
+use partywall_cuda::DeviceUuid;
+use partywall_shm::{
+    DType,
+    pool::MAX_BLOCKS,
+    topic::{MAX_DEPTH, MAX_HELD, MAX_PUBLISHERS, MAX_SUBSCRIBERS, Shape},
+};
+use partywall_wire::{Control, Opened, TopicShape};
+
+use super::{Open, Topic};
+use crate::{
+    domain::Domain,
+    error::{Error, Result},
+    place::Place,
+    pool::Wanted,
+};
+
+/// Which topic, and how it is to be; see [`Domain::topic`].
+///
+/// A topic that is there has to be as is said here; what is not said may be as it likes.
+#[derive(Debug, Clone)]
+#[must_use = "options do nothing until create(), open() or open_or_create()"]
+pub struct TopicOptions {
+    wanted: Wanted,
+    max_bytes: Option<u64>,
+    dtype: Option<DType>,
+    depth: Option<u32>,
+    history: Option<u32>,
+    publishers: Option<u32>,
+    subscribers: Option<u32>,
+    held: Option<u32>,
+    blocks: Option<u32>,
+}
+
+impl TopicOptions {
+    pub(super) fn new(domain: Domain, name: &str) -> Self {
+        Self {
+            wanted: Wanted::new(domain, name),
+            max_bytes: None,
+            dtype: None,
+            depth: None,
+            history: None,
+            publishers: None,
+            subscribers: None,
+            held: None,
+            blocks: None,
+        }
+    }
+
+    /// Bytes of the largest sample. Needed to make a topic.
+    pub fn max_bytes(mut self, bytes: u64) -> Self {
+        self.max_bytes = Some(bytes);
+        self
+    }
+
+    /// The type of the elements of all samples. By default each sample may have another.
+    pub fn dtype(mut self, dtype: DType) -> Self {
+        self.dtype = Some(dtype);
+        self
+    }
+
+    /// How many samples the ring keeps: how far subscribers may be behind. 8 by default; rounded up to a power of two that
+    /// is larger than the [history](Self::history).
+    pub fn depth(mut self, samples: u32) -> Self {
+        self.depth = Some(samples);
+        self
+    }
+
+    /// How many samples a subscriber gets that had been published before it joined, unless it says otherwise. 0 by default.
+    pub fn history(mut self, samples: u32) -> Self {
+        self.history = Some(samples);
+        self
+    }
+
+    /// How many publishers there may be at a time. 4 by default.
+    pub fn publishers(mut self, most: u32) -> Self {
+        self.publishers = Some(most);
+        self
+    }
+
+    /// How many subscribers there may be at a time. 8 by default.
+    pub fn subscribers(mut self, most: u32) -> Self {
+        self.subscribers = Some(most);
+        self
+    }
+
+    /// How many samples each subscriber may hold at a time. 4 by default.
+    pub fn held(mut self, samples: u32) -> Self {
+        self.held = Some(samples);
+        self
+    }
+
+    /// How many blocks there are. By default as few as are always enough: depth + 2 · publishers + subscribers · held. More
+    /// let publishers be further ahead of their GPUs.
+    pub fn blocks(mut self, blocks: u32) -> Self {
+        self.blocks = Some(blocks);
+        self
+    }
+
+    /// Where the samples are; host memory by default.
+    pub fn place(mut self, place: Place) -> Self {
+        self.wanted.place = Some(place);
+        self
+    }
+
+    /// Keeps a topic that is made until it is removed, the broker ends, the machine restarts or the GPU is reset. By default
+    /// it goes with the last process that has it open.
+    pub fn kept(mut self, kept: bool) -> Self {
+        self.wanted.kept = kept;
+        self
+    }
+
+    /// The GPU that is to use a topic that is there. By default the one that has it, or the only one in sight.
+    pub fn device(mut self, device: DeviceUuid) -> Self {
+        self.wanted.device = Some(device);
+        self
+    }
+
+    /// Whether samples on another GPU than the user's may be mapped: every access then crosses the link between them.
+    pub fn allow_peer(mut self, allow: bool) -> Self {
+        self.wanted.allow_peer = allow;
+        self
+    }
+
+    /// How long to wait for a topic that is not there yet, or that another process is just making. By default
+    /// [`open`](Self::open) does not wait, and [`open_or_create`](Self::open_or_create) 10 s.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.wanted.timeout = Some(timeout);
+        self
+    }
+
+    /// Makes it.
+    ///
+    /// # Errors
+    /// [`Error::NameExists`]; [`Error::BadTopic`], [`Error::PoolTooSmall`]; as
+    /// [`Builder::allocate`](crate::Builder::allocate) and [`Build::commit`](crate::Build::commit).
+    pub fn create(&self) -> Result<Topic> {
+        Topic::new(self.wanted.create(self.control()?)?)
+    }
+
+    /// Opens it.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] without a time-out, [`Error::Timeout`] with one; [`Error::NotATopic`]; [`Error::WrongTopic`] or
+    /// [`Error::WrongDType`] if it is not as it was said to be; as [`OpenOptions::open`](crate::OpenOptions::open).
+    pub fn open(&self) -> Result<Topic> {
+        Topic::new(self.wanted.open(|opened| self.check(opened))?)
+    }
+
+    /// Opens it, or makes it if it is not there. Of several processes that want that at once one makes it, and if that one
+    /// dies, another.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] while another process makes it; as [`create`](Self::create) and [`open`](Self::open), but for
+    /// [`Error::NameExists`] and [`Error::NotFound`].
+    pub fn open_or_create(&self) -> Result<Topic> {
+        Topic::new(self.wanted.open_or_create(self.control()?, "topic", |opened| self.check(opened))?)
+    }
+
+    /// What is to be made.
+    fn control(&self) -> Result<Control> {
+        let bad = |why: String| Error::BadTopic { name: self.wanted.name.clone(), why };
+        let Some(block_bytes) = self.max_bytes else {
+            return Err(bad("how many bytes its largest sample has is to be given".into()));
+        };
+        let (depth, history) = (self.depth.unwrap_or(DEPTH), self.history.unwrap_or(0));
+        let publishers = self.publishers.unwrap_or(PUBLISHERS);
+        let subscribers = self.subscribers.unwrap_or(SUBSCRIBERS);
+        let held = self.held.unwrap_or(HELD);
+        let limits = [
+            ("a depth of", depth, MAX_DEPTH),
+            ("a history and one more, of", history.saturating_add(1), MAX_DEPTH),
+            ("room for publishers:", publishers, MAX_PUBLISHERS),
+            ("room for subscribers:", subscribers, MAX_SUBSCRIBERS),
+            ("samples that a subscriber may hold:", held, MAX_HELD),
+        ];
+        for (what, number, most) in limits {
+            if !(1..=most).contains(&number) {
+                return Err(bad(format!("it has {what} 1 to {most}, not {number}")));
+            }
+        }
+        let depth = depth.max(history + 1).next_power_of_two();
+        let mut shape = Shape { blocks: 0, depth, publishers, subscribers, held };
+        let needed = shape.needed_blocks();
+        if needed > MAX_BLOCKS.into() {
+            return Err(bad(format!("it would need {needed} blocks, and has at most {MAX_BLOCKS}")));
+        }
+        let blocks = self.blocks.unwrap_or(needed as u32);
+        if u64::from(blocks) < needed {
+            let name = self.wanted.name.clone();
+            return Err(Error::PoolTooSmall { name, blocks, needed, depth, publishers, subscribers, held });
+        }
+        shape.blocks = blocks;
+        if !shape.is_possible() {
+            return Err(bad(format!("it has at most {MAX_BLOCKS} blocks, not {blocks}")));
+        }
+        let dtype = self.dtype.map(DType::code);
+        let topic = TopicShape { depth, history, publishers, subscribers, held, dtype };
+        let control = Control { blocks, block_bytes, topic: Some(topic) };
+        match control.data_bytes() {
+            Some(bytes) if bytes > 0 => Ok(control),
+            Some(_) => Err(bad("its largest sample has at least one byte".into())),
+            None => Err(bad(format!("{blocks} blocks of {block_bytes} bytes are more than can be counted"))),
+        }
+    }
+
+    /// Refuses what is not as it was said to be.
+    fn check(&self, opened: &Opened) -> Result<()> {
+        let name = || self.wanted.name.clone();
+        let (control, topic) = match &opened.control {
+            None => return Err(Error::NotATopic { name: name(), is: "a segment" }),
+            Some(Control { topic: None, .. }) => return Err(Error::NotATopic { name: name(), is: "a pool" }),
+            Some(control @ Control { topic: Some(topic), .. }) => (control, topic),
+        };
+        let wrong = |why: String| Err(Error::WrongTopic { name: name(), why });
+        if let Some(asked) = self.dtype {
+            match topic.dtype.and_then(DType::from_code) {
+                Some(has) if has == asked => {}
+                Some(has) => return Err(Error::WrongDType { tensor: name(), has, wanted: asked.name() }),
+                None => return wrong(format!("its samples are of any type, not all {asked}")),
+            }
+        }
+        let numbers = [
+            ("samples of at most", "bytes", self.max_bytes, control.block_bytes),
+            ("a history of", "samples", self.history.map(u64::from), topic.history.into()),
+            ("room for", "publishers", self.publishers.map(u64::from), topic.publishers.into()),
+            ("room for", "subscribers", self.subscribers.map(u64::from), topic.subscribers.into()),
+            ("subscribers that hold at most", "samples", self.held.map(u64::from), topic.held.into()),
+            ("a pool of", "blocks", self.blocks.map(u64::from), control.blocks.into()),
+        ];
+        for (what, unit, asked, has) in numbers {
+            if let Some(asked) = asked.filter(|asked| *asked != has) {
+                return wrong(format!("it has {what} {has} {unit}, not {asked}"));
+            }
+        }
+        // As it is rounded when it is made.
+        if let Some(asked) = self.depth.filter(|asked| *asked > topic.depth) {
+            return wrong(format!("its ring keeps {} samples, not {asked}", topic.depth));
+        }
+        match self.wanted.place {
+            Some(asked) if asked != opened.place.into() => {
+                wrong(format!("its samples are on {}, not on {asked}", Place::from(opened.place)))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Topic {
+    fn new(blocks: Arc<crate::pool::Blocks>) -> Result<Self> {
+        Open::new(blocks).map(|open| Self { open: Arc::new(open) })
+    }
+}
+
+const DEPTH: u32 = 8;
+const PUBLISHERS: u32 = 4;
+const SUBSCRIBERS: u32 = 8;
+const HELD: u32 = 4;

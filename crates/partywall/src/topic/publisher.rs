@@ -1,0 +1,249 @@
+//! Publishers: who has samples to give.
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use partywall_cuda::StreamRef;
+use partywall_shm::{
+    DType,
+    semaphore::{Attempt, Held},
+    topic::{MAX_RANK, PublisherPlace, Seated},
+};
+
+use super::{Loan, Open, Words, flights::Flights, timelines};
+use crate::{
+    attention::Attention,
+    error::{Error, Result},
+    pool::Block,
+    slots::{self, Slots},
+    timeline::TimelineWriter,
+};
+
+/// Someone who publishes samples. Those of one publisher are received in the order in which it published them.
+///
+/// Samples that a stream completes ([`Filled::publish_on`](super::Filled::publish_on)) are ordered by a timeline of the
+/// publisher's own, and so all come from one stream at a time: changing between streams waits for the former one. For
+/// several streams, make several publishers.
+///
+/// Dropping it takes it out of the topic; what its streams still owe comes all the same. May be used from any thread.
+#[derive(Debug)]
+pub struct Publisher {
+    joined: Arc<Joined>,
+    attention: Attention,
+}
+
+/// What a publisher and its loans have.
+pub(super) struct Joined {
+    seated: Seated,
+    place: Mutex<PublisherPlace>,
+    /// How streams say that samples are complete, once one does.
+    writer: Mutex<Option<Writer>>,
+    flights: Arc<Flights>,
+    /// Last: the connection may end with it.
+    pub(super) open: Arc<Open>,
+}
+
+/// The timeline of a publisher.
+pub(super) struct Writer {
+    pub(super) timeline: TimelineWriter,
+    pub(super) order: timelines::Order,
+    /// The last value that was promised.
+    last: u64,
+}
+
+impl Publisher {
+    pub(super) fn join(open: Arc<Open>) -> Result<Self> {
+        let link = open.domain().link();
+        link.require_ours()?;
+        let Words { topic, .. } = &*open.words;
+        let Some(place) = topic.join_as_publisher(link.row()) else {
+            // An evicted process finds no place either.
+            open.domain().ping()?;
+            return Err(Error::TooManyPublishers { topic: open.name().to_owned(), most: topic.shape().publishers });
+        };
+        let flights = Flights::new(open.words.clone(), place.seated(), open.domain().health().lost());
+        let (seated, place, writer) = (place.seated(), Mutex::new(place), Mutex::default());
+        let joined = Joined { open, seated, place, writer, flights: Arc::new(flights) };
+        Ok(Self { joined: Arc::new(joined), attention: Attention::new() })
+    }
+
+    /// Borrows a block for a tensor, and waits for one up to `timeout`. What is in it is what its last user left there.
+    ///
+    /// A publisher is promised two blocks at a time: one that it fills, and one that it publishes. More are borrowed as long
+    /// as there are any.
+    ///
+    /// # Errors
+    /// [`Error::BlockTooSmall`]; [`Error::WrongDType`] if the topic has another type; [`Error::BadRange`] for a tensor of
+    /// more than 8 dimensions, or that does not fill whole bytes; [`Error::Timeout`]; [`Error::BrokerGone`] when it has to
+    /// wait; [`Error::Forked`].
+    pub fn loan(&self, dtype: DType, shape: &[u64], timeout: Duration) -> Result<Loan> {
+        self.loan_unless(dtype, shape, timeout, || false)?.ok_or_else(|| self.joined.no_block(timeout))
+    }
+
+    /// As [`loan`](Self::loan), but gives up when `stop` says so: then it is `None`. While it waits `stop` is asked every
+    /// 100 ms at least.
+    ///
+    /// # Errors
+    /// As [`loan`](Self::loan).
+    pub fn loan_unless(
+        &self,
+        dtype: DType,
+        shape: &[u64],
+        timeout: Duration,
+        stop: impl FnMut() -> bool,
+    ) -> Result<Option<Loan>> {
+        let Self { joined, attention } = self;
+        let bytes = joined.bytes(dtype, shape)?;
+        let late = || joined.no_block(timeout);
+        let held = slots::take_unless(&**joined, joined.open.domain(), attention, timeout, stop, late)?;
+        Ok(held.map(|held| joined.lend(held, dtype, shape, bytes)))
+    }
+
+    /// Borrows a block if one is free.
+    ///
+    /// # Errors
+    /// As [`loan`](Self::loan), but for those of waiting.
+    pub fn try_loan(&self, dtype: DType, shape: &[u64]) -> Result<Option<Loan>> {
+        let joined = &self.joined;
+        let bytes = joined.bytes(dtype, shape)?;
+        let held = slots::try_take(&**joined, joined.open.domain())?;
+        Ok(held.map(|held| joined.lend(held, dtype, shape, bytes)))
+    }
+
+    /// Its number, which no other publisher or subscriber of the topic ever has.
+    pub fn id(&self) -> u64 {
+        self.joined.id()
+    }
+
+    /// Samples that it has published.
+    pub fn published(&self) -> u64 {
+        self.joined.place().published()
+    }
+
+    /// The topic's name.
+    pub fn topic(&self) -> &str {
+        self.joined.open.name()
+    }
+}
+
+impl Joined {
+    pub(super) fn id(&self) -> u64 {
+        self.seated.id()
+    }
+
+    pub(super) fn seated(&self) -> Seated {
+        self.seated
+    }
+
+    /// By turns: samples are published one after the other.
+    pub(super) fn place(&self) -> MutexGuard<'_, PublisherPlace> {
+        // What it remembers is right after each step.
+        self.place.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn flights(&self) -> &Arc<Flights> {
+        &self.flights
+    }
+
+    /// Has `stream` say when what is on it now is done. Returns the value that stands for that.
+    pub(super) fn signal_on(&self, stream: StreamRef<'_>) -> Result<(timelines::Order, u64)> {
+        let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        let Writer { timeline, order, last } = match &mut *writer {
+            Some(writer) => writer,
+            none => none.insert(self.begin_timeline()?),
+        };
+        timeline.signal_on(stream, *last + 1)?;
+        *last += 1;
+        Ok((order.clone(), *last))
+    }
+
+    fn begin_timeline(&self) -> Result<Writer> {
+        let timeline = self.open.domain().timeline_writer(&timelines::name(self.open.name(), self.id()))?;
+        let order = timelines::Order::of(&timeline);
+        let last = timeline.announced();
+        self.open.words.topic.set_timeline(&self.place(), order.cell());
+        Ok(Writer { timeline, order, last })
+    }
+
+    fn lend(self: &Arc<Self>, held: Held, dtype: DType, shape: &[u64], bytes: u64) -> Loan {
+        Loan::new(self.clone(), Block::new(self.open.blocks.clone(), held), dtype, shape, bytes)
+    }
+
+    /// Bytes of a tensor that this topic can have.
+    fn bytes(&self, dtype: DType, shape: &[u64]) -> Result<u64> {
+        let topic = || self.open.name().to_owned();
+        if let Some(has) = self.open.dtype.filter(|has| *has != dtype) {
+            return Err(Error::WrongDType { tensor: topic(), has, wanted: dtype.name() });
+        }
+        let bad = |why: String| Error::BadRange { tensor: format!("a sample of {:?}", topic()), why };
+        if shape.len() > MAX_RANK {
+            return Err(bad(format!("it has at most {MAX_RANK} dimensions, not {}", shape.len())));
+        }
+        let elements = shape.iter().try_fold(1_u64, |all, extent| all.checked_mul(*extent));
+        let bytes = elements.and_then(|elements| dtype.bytes_for(elements));
+        let needed = bytes.ok_or_else(|| bad(format!("{dtype} {shape:?} does not fill a number of whole bytes")))?;
+        let has = self.open.blocks.shape().block_bytes;
+        if needed > has {
+            return Err(Error::BlockTooSmall { pool: topic(), has, needed });
+        }
+        Ok(needed)
+    }
+
+    /// A subscriber has kept us waiting for too long: whose it is, and how that is.
+    pub(super) fn full(&self, subscriber: u64, after: Duration) -> Error {
+        let name = format!("{}@{}", self.open.name(), self.open.blocks.version());
+        let topic = self.open.domain().inspect(&name).ok().and_then(|info| info.control?.topic);
+        let subscribers = topic.map(|topic| topic.subscribers).unwrap_or_default();
+        let who = subscribers.into_iter().map(|info| info.who).find(|who| who.id == subscriber);
+        let (pid, state) = who.map_or((None, None), |who| (who.pid, who.state));
+        Error::TopicFull { topic: self.open.name().to_owned(), pid, state, after }
+    }
+
+    fn no_block(&self, after: Duration) -> Error {
+        Error::Timeout { what: format!("a free block of topic {:?}", self.open.name()), after }
+    }
+}
+
+/// Blocks are found by sweeping.
+impl Slots for Joined {
+    fn try_take(&self, row: u16) -> Option<Held> {
+        let Words { topic, pool, .. } = &*self.open.words;
+        pool.try_alloc(row).or_else(|| {
+            self.flights.look();
+            topic.sweep(pool);
+            pool.try_alloc(row)
+        })
+    }
+
+    fn take(&self, row: u16) -> Attempt<'_> {
+        let Words { topic, pool, .. } = &*self.open.words;
+        let attempt = pool.alloc(row);
+        if matches!(attempt, Attempt::Waiting(_)) {
+            topic.sweep(pool);
+        }
+        attempt
+    }
+
+    fn look_after(&self) {
+        let Words { topic, pool, .. } = &*self.open.words;
+        pool.look_after_granted();
+        topic.sweep(pool);
+    }
+}
+
+impl Drop for Joined {
+    fn drop(&mut self) {
+        if self.open.words.are_ours() {
+            self.flights.leave(self.open.domain());
+        }
+    }
+}
+
+impl fmt::Debug for Joined {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Joined").field("topic", &self.open.name()).field("id", &self.id()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,475 @@
+//! What a subscriber receives.
+
+use std::{
+    fmt,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use partywall_cuda::StreamRef;
+use partywall_os::lent::Lent;
+use partywall_shm::{
+    DType,
+    timeline::Progress,
+    topic::{Description, Status, Taken},
+};
+
+use super::{
+    Open, Words,
+    loan::{check_dtype, not_elements},
+    subscriber::{Joined, Seat},
+    timelines::{Order, SETTLING},
+};
+use crate::{
+    backoff::Backoff,
+    error::{Error, Result},
+    gpu::{DeviceRange, Gpu},
+    segment::Element,
+    timeline::{Behind, Timeline, ending},
+};
+
+/// A sample, read in place. It stays as it is, and its block is used for nothing else, until this is dropped.
+///
+/// If its address on the GPU was asked for, work that this process has enqueued may still read it: then the block of a
+/// dropped sample is free when everything is over that the process runs on that GPU at that moment, which a thread waits for.
+/// That is always right, and often later than necessary: [`release_on`](Self::release_on) waits for one stream.
+///
+/// In a forked child it is the parent's, and dropping it there does nothing.
+#[must_use = "a sample that is dropped is gone"]
+pub struct Sample {
+    /// `None` once it is released.
+    reading: Option<Arc<Reading>>,
+    description: Description,
+    /// Its bytes, once they were asked for.
+    bytes: OnceLock<Option<Lent>>,
+    /// The timeline that says when it is complete, once it was asked for.
+    timeline: OnceLock<Arc<Timeline>>,
+    /// Whether somebody was told where it is on the GPU.
+    told: AtomicBool,
+    /// Last: the connection may end with it.
+    joined: Arc<Joined>,
+}
+
+/// A sample that could not be given to a stream.
+#[derive(Debug)]
+pub struct UnreleasedSample {
+    /// Why.
+    pub error: Error,
+    /// The sample.
+    pub sample: Box<Sample>,
+}
+
+/// A hold on a block, until the last who has this lets go. Nothing here has a connection.
+pub(super) struct Reading {
+    words: Arc<Words>,
+    /// Keeps the subscriber's place, of which the hold is.
+    seat: Arc<Seat>,
+    taken: Taken,
+    /// What the publisher's timeline has to reach.
+    value: u64,
+    /// That timeline, once it was asked for.
+    order: OnceLock<Order>,
+}
+
+/// What is known of what a sample contains.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// It is as its publisher wanted it.
+    Sound,
+    /// It is not yet known.
+    Undecided,
+    /// It is garbage, or made of garbage.
+    Failed,
+}
+
+impl Verdict {
+    pub(super) fn and(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Failed, _) | (_, Self::Failed) => Self::Failed,
+            (Self::Undecided, _) | (_, Self::Undecided) => Self::Undecided,
+            (Self::Sound, Self::Sound) => Self::Sound,
+        }
+    }
+}
+
+impl Sample {
+    pub(super) fn new(joined: Arc<Joined>, taken: Taken) -> Self {
+        let words = joined.open().words.clone();
+        let description = words.topic.describe(&taken);
+        let (value, seat) = (description.value, joined.seat().clone());
+        let reading = Reading { words, seat, taken, value, order: OnceLock::new() };
+        let (bytes, timeline) = (OnceLock::new(), OnceLock::new());
+        let (reading, told) = (Some(Arc::new(reading)), AtomicBool::new(false));
+        Self { joined, reading, description, bytes, timeline, told }
+    }
+
+    /// The type of its elements.
+    pub fn dtype(&self) -> DType {
+        // Who reads bytes knows what he makes of them.
+        DType::from_code(self.description.dtype).unwrap_or(DType::U8)
+    }
+
+    /// Its shape.
+    pub fn shape(&self) -> &[u64] {
+        self.description.shape()
+    }
+
+    /// Its length in bytes.
+    pub fn len(&self) -> u64 {
+        self.description.bytes.min(self.open().blocks.shape().block_bytes)
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// What its publisher has put beside it.
+    pub fn header(&self) -> Vec<u8> {
+        self.open().words.topic.header(self.taken())
+    }
+
+    /// Its publisher's number.
+    pub fn publisher(&self) -> u64 {
+        self.description.publisher
+    }
+
+    /// How many samples its publisher had published before.
+    pub fn sequence(&self) -> u64 {
+        self.description.sequence
+    }
+
+    /// How many samples there had been in the topic before.
+    pub fn position(&self) -> u64 {
+        self.taken().position()
+    }
+
+    /// How many samples of the topic this subscriber has missed between the one before, or the time when it joined, and
+    /// this one.
+    pub fn missed(&self) -> u64 {
+        self.taken().missed()
+    }
+
+    /// Its bytes in host memory.
+    ///
+    /// # Errors
+    /// [`Error::WrongKind`] for memory of a GPU; [`Error::NotReady`] as long as a stream writes it;
+    /// [`Error::SampleFailed`], [`Error::SampleTainted`].
+    pub fn bytes(&self) -> Result<&[u8]> {
+        if self.is_empty() {
+            return Ok(&[]);
+        }
+        if self.bytes.get().is_none() && !self.is_complete()? {
+            return Err(self.not_ready());
+        }
+        let blocks = &self.open().blocks;
+        let lent = self.bytes.get_or_init(|| blocks.lend(self.taken().block()).ok().flatten());
+        match lent {
+            // As long as a block at most.
+            Some(bytes) => Ok(&bytes[..self.len() as usize]),
+            None => {
+                blocks.lend(self.taken().block())?;
+                Err(Error::BlockNotHeld { pool: self.topic().to_owned() })
+            }
+        }
+    }
+
+    /// Its elements in host memory.
+    ///
+    /// # Errors
+    /// As [`bytes`](Self::bytes); [`Error::WrongDType`].
+    pub fn as_slice<T: Element>(&self) -> Result<&[T]> {
+        check_dtype::<T>(self.topic(), self.dtype())?;
+        bytemuck::try_cast_slice(self.bytes()?).map_err(|error| not_elements(self.topic(), error))
+    }
+
+    /// Waits up to `timeout` until it is complete. One that its publisher's CPU has written always is.
+    ///
+    /// # Errors
+    /// [`Error::SampleFailed`], [`Error::SampleTainted`]; [`Error::Timeout`].
+    pub fn wait(&self, timeout: Duration) -> Result<()> {
+        let Some(timeline) = self.pending()? else { return Ok(()) };
+        match timeline.wait(self.description.value, timeout) {
+            Err(Error::TimelineEnded { .. }) => self.settled(),
+            waited => waited,
+        }
+    }
+
+    /// Where it is on its GPU, for what is enqueued on `stream` from now on, which waits for the publisher's stream. Nothing
+    /// is enqueued if the sample is complete already. Returns at once.
+    ///
+    /// If the publisher dies before it has completed the sample, `stream` goes on, and [`check`](Self::check) says so.
+    ///
+    /// # Errors
+    /// [`Error::SampleFailed`], [`Error::SampleTainted`]; [`Error::WrongKind`] for host memory; as
+    /// [`Timeline::wait_on`](crate::Timeline::wait_on).
+    pub fn device_on(&self, stream: StreamRef<'_>) -> Result<DeviceRange<'_>> {
+        let range = self.open().blocks.device(self.taken().block())?.slice(0, self.len())?;
+        if let Some(timeline) = self.pending()? {
+            match timeline.wait_on(stream, self.description.value) {
+                Err(Error::TimelineEnded { .. }) => self.settled()?,
+                waited => waited?,
+            }
+        }
+        self.told.store(true, Ordering::Relaxed);
+        Ok(range)
+    }
+
+    /// Whether it is valid: to be asked when the work that has read it is done, before its results are used.
+    ///
+    /// If the sample was made of others ([`Loan::rests_on`](super::Loan::rests_on)), it waits up to 1 s until it is known
+    /// whether these were.
+    ///
+    /// # Errors
+    /// [`Error::SampleFailed`]: its publisher ended before it was complete. [`Error::SampleTainted`]: it was made of one that
+    /// had failed. [`Error::NotReady`] as long as a stream writes it. [`Error::Timeout`].
+    pub fn check(&self) -> Result<()> {
+        let (start, mut backoff) = (Instant::now(), Backoff::new());
+        loop {
+            if !self.is_complete()? {
+                return Err(self.not_ready());
+            }
+            match self.status() {
+                // Its stream has come there, and nothing else was to be known.
+                Status::Ready | Status::Done | Status::Timeline => return Ok(()),
+                Status::Failed(_) | Status::Tainted => {}
+                Status::Unverified if start.elapsed() > SETTLING => {
+                    let what = format!("what sample {} of {:?} was made of", self.position(), self.topic());
+                    return Err(Error::Timeout { what, after: SETTLING });
+                }
+                Status::Unverified => std::thread::sleep(backoff.next()),
+            }
+        }
+    }
+
+    /// Lets go of it. If its address on the GPU was asked for, waits first until everything is over that this process runs
+    /// there.
+    ///
+    /// # Errors
+    /// [`Error::ContextLost`], [`Error::Cuda`]: its block stays until this process ends.
+    pub fn release(mut self) -> Result<()> {
+        let Some(reading) = self.let_go() else { return Ok(()) };
+        if self.is_told()
+            && let Some(gpu) = self.open().blocks.gpu()
+            && let Err(error) = self.open().blocks.wait_idle(gpu)
+        {
+            // Kernels may still read it.
+            std::mem::forget(reading);
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    /// Lets go of it when everything that is on `stream` now is done. Returns at once.
+    ///
+    /// The stream writes a word behind its work, for which the connection's service thread looks, with pauses of up to
+    /// 1 ms. If the process is killed before, the block is free when its death is proved. If its CUDA context is lost,
+    /// nobody knows whether the work is over, and the block is free with the process's end.
+    ///
+    /// # Errors
+    /// The sample comes back with the error: [`Error::Captured`], [`Error::ContextLost`], [`Error::Cuda`];
+    /// [`Error::Forked`].
+    pub fn release_on(mut self, stream: StreamRef<'_>) -> Result<(), UnreleasedSample> {
+        let Some(reading) = self.let_go() else { return Ok(()) };
+        let given = LettingGo::new(reading.clone());
+        let domain = self.open().domain();
+        let what = || format!("giving a sample of topic {:?} to a stream", self.topic());
+        let released = domain.behind(stream, what, move |behind| {
+            if behind == Behind::Unknown {
+                given.never();
+            }
+        });
+        released.map_err(|error| {
+            self.reading = Some(reading);
+            UnreleasedSample { error, sample: Box::new(self) }
+        })
+    }
+
+    /// The GPU that this process uses it on; `None` for host memory.
+    pub fn gpu(&self) -> Option<&Gpu> {
+        self.open().blocks.gpu()
+    }
+
+    /// The topic's name.
+    pub fn topic(&self) -> &str {
+        self.open().name()
+    }
+
+    /// The same, for a sample that is made of it. Says by which timeline it is complete, because somebody else is going to
+    /// ask who cannot find out.
+    pub(super) fn input(&self) -> Result<Arc<Reading>> {
+        self.timeline()?;
+        Ok(self.reading().clone())
+    }
+
+    /// The timeline that is to be waited for; `None` if the sample is complete.
+    fn pending(&self) -> Result<Option<&Timeline>> {
+        self.refuse_failed()?;
+        let timeline = self.timeline()?;
+        if timeline.is_none() {
+            self.refuse_failed()?;
+        }
+        Ok(timeline)
+    }
+
+    fn refuse_failed(&self) -> Result<()> {
+        let topic = || self.topic().to_owned();
+        match self.status() {
+            Status::Failed(how) => Err(Error::SampleFailed {
+                topic: topic(),
+                position: self.position(),
+                publisher: self.publisher(),
+                ending: ending(how),
+            }),
+            Status::Tainted => Err(Error::SampleTainted { topic: topic(), position: self.position() }),
+            Status::Ready | Status::Timeline | Status::Unverified | Status::Done => Ok(()),
+        }
+    }
+
+    /// Whether it is complete, whatever it is made of.
+    fn is_complete(&self) -> Result<bool> {
+        let Some(timeline) = self.pending()? else { return Ok(true) };
+        match Order::of(timeline).progress(self.description.value) {
+            Progress::Reached => Ok(true),
+            Progress::Pending | Progress::Announced => Ok(false),
+            Progress::Ended(_) => self.settled().map(|()| true),
+        }
+    }
+
+    /// The timeline by which it is complete, if a stream writes it and that is not known to be over.
+    fn timeline(&self) -> Result<Option<&Timeline>> {
+        if self.description.value == 0 || self.status().is_final() {
+            return Ok(None);
+        }
+        if let Some(known) = self.timeline.get() {
+            return Ok(Some(known));
+        }
+        let found = self.joined.timelines().of(self.open(), self.taken(), self.publisher())?;
+        let Some(found) = found else { return Ok(None) };
+        let known = self.timeline.get_or_init(|| found);
+        self.reading().order.get_or_init(|| Order::of(known));
+        Ok(Some(known))
+    }
+
+    /// What became of it after its timeline has ended before its value, as far as that one tells: the publisher or the
+    /// broker says what counts.
+    fn settled(&self) -> Result<()> {
+        let (start, mut backoff) = (Instant::now(), Backoff::new());
+        while !self.status().is_final() {
+            if start.elapsed() > SETTLING {
+                let what = format!("what became of sample {} of {:?}", self.position(), self.topic());
+                return Err(Error::Timeout { what, after: SETTLING });
+            }
+            std::thread::sleep(backoff.next());
+        }
+        self.refuse_failed()
+    }
+
+    fn status(&self) -> Status {
+        self.open().words.topic.status(self.taken())
+    }
+
+    fn not_ready(&self) -> Error {
+        Error::NotReady { topic: self.topic().to_owned(), position: self.position() }
+    }
+
+    fn is_told(&self) -> bool {
+        self.told.load(Ordering::Relaxed)
+    }
+
+    fn open(&self) -> &Open {
+        self.joined.open()
+    }
+
+    fn taken(&self) -> &Taken {
+        &self.reading().taken
+    }
+
+    fn reading(&self) -> &Arc<Reading> {
+        // Only `let_go` takes it, and nothing can be called afterwards.
+        self.reading.as_ref().expect("a sample is held until it is released")
+    }
+
+    /// Ends the use of its bytes.
+    fn let_go(&mut self) -> Option<Arc<Reading>> {
+        self.bytes = OnceLock::new();
+        self.reading.take()
+    }
+}
+
+impl Drop for Sample {
+    fn drop(&mut self) {
+        let Some(reading) = self.let_go() else { return };
+        if self.is_told() && reading.words.are_ours() {
+            let going = LettingGo::new(reading);
+            self.open().blocks.when_idle(move || drop(going));
+        }
+    }
+}
+
+impl fmt::Debug for Sample {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Sample({} {}: {} {:?})", self.topic(), self.position(), self.dtype(), self.shape())
+    }
+}
+
+impl Reading {
+    /// What is known of it. Does not wait.
+    pub(super) fn verdict(&self) -> Verdict {
+        match self.words.topic.status(&self.taken) {
+            Status::Ready | Status::Done => Verdict::Sound,
+            Status::Failed(_) | Status::Tainted => Verdict::Failed,
+            Status::Unverified => Verdict::Undecided,
+            Status::Timeline => match self.order.get().map(|order| order.progress(self.value)) {
+                Some(Progress::Reached) => Verdict::Sound,
+                Some(Progress::Ended(_)) => Verdict::Failed,
+                Some(Progress::Pending | Progress::Announced) | None => Verdict::Undecided,
+            },
+        }
+    }
+}
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        let Words { topic, pool, .. } = &*self.words;
+        if self.words.are_ours() {
+            topic.release(pool, &self.taken);
+        }
+    }
+}
+
+/// A sample that was dropped, until no GPU reads it any more.
+struct LettingGo(Option<Arc<Reading>>);
+
+impl LettingGo {
+    fn new(reading: Arc<Reading>) -> Self {
+        reading.seat.begin_letting_go();
+        Self(Some(reading))
+    }
+
+    /// Nobody knows when that is: its block stays until this process ends.
+    fn never(mut self) {
+        if let Some(reading) = self.0.take() {
+            reading.seat.end_letting_go();
+            std::mem::forget(reading);
+        }
+    }
+}
+
+impl Drop for LettingGo {
+    fn drop(&mut self) {
+        let Some(reading) = self.0.take() else { return };
+        let seat = reading.seat.clone();
+        drop(reading);
+        seat.end_letting_go();
+    }
+}
+
+impl fmt::Debug for Reading {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Reading").field(&self.taken).finish()
+    }
+}

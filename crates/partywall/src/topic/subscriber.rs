@@ -1,0 +1,367 @@
+//! Subscribers: who receives samples.
+
+use std::{
+    fmt,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use partywall_shm::topic::{Received, Seated, SubscriberPlace};
+use rustix::event::{EventfdFlags, eventfd};
+
+use super::{Open, Sample, Words, timelines::Timelines};
+use crate::{
+    attention::Attention,
+    backoff::Backoff,
+    domain::Look,
+    error::{Error, Result},
+};
+
+/// What becomes of samples that a subscriber has not received in time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Policy {
+    /// Publishers wait for it: it misses nothing.
+    Block,
+    /// It misses the oldest ones, once it is further behind than it may be. Nobody waits for it.
+    DropOldest,
+    /// It receives the latest one and misses those before. Nobody waits for it.
+    Latest,
+}
+
+/// Someone who receives the samples of a topic.
+///
+/// Dropping it takes it out of the topic: nobody waits for it any more. Samples that it has received stay until they are
+/// dropped, and its place with them. May be used from any thread; each sample is received once.
+#[derive(Debug)]
+pub struct Subscriber {
+    joined: Arc<Joined>,
+    attention: Attention,
+}
+
+/// What a subscriber and its samples have.
+pub(super) struct Joined {
+    seat: Arc<Seat>,
+    timelines: Timelines,
+    /// Last: the connection may end with it.
+    open: Arc<Open>,
+}
+
+/// A subscriber's place, until nobody holds any of its samples. Nothing here has a connection.
+pub(super) struct Seat {
+    words: Arc<Words>,
+    seated: Seated,
+    place: Mutex<SubscriberPlace>,
+    /// Samples that were dropped, and that a GPU may still read.
+    going: AtomicU32,
+}
+
+/// How to subscribe; see [`Topic::subscribe`](super::Topic::subscribe).
+#[derive(Debug, Clone)]
+#[must_use = "options do nothing until join()"]
+pub struct SubscriberOptions {
+    open: Arc<Open>,
+    policy: Policy,
+    history: Option<u32>,
+    queue: Option<u32>,
+}
+
+/// What a subscriber has seen. While it receives, the numbers are of no single moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SubscriberStats {
+    /// Samples that it has received.
+    pub received: u64,
+    /// Samples that passed it.
+    pub dropped: u64,
+    /// How many samples it is behind.
+    pub lag: u64,
+    /// Samples that it holds.
+    pub held: u32,
+}
+
+impl SubscriberOptions {
+    pub(super) fn new(open: Arc<Open>, policy: Policy) -> Self {
+        Self { open, policy, history: None, queue: None }
+    }
+
+    /// How many samples to receive that were published before. By default as many as the topic says; never more than its
+    /// ring is sure to keep, which is one less than its depth.
+    pub fn history(mut self, samples: u32) -> Self {
+        self.history = Some(samples);
+        self
+    }
+
+    /// How many samples it may be behind, with [`Policy::DropOldest`]. By default, and at most, as many as the ring keeps.
+    pub fn queue(mut self, samples: u32) -> Self {
+        self.queue = Some(samples);
+        self
+    }
+
+    /// Becomes a subscriber.
+    ///
+    /// # Errors
+    /// [`Error::TooManySubscribers`]; [`Error::Evicted`]; [`Error::Forked`].
+    pub fn join(&self) -> Result<Subscriber> {
+        let open = &self.open;
+        let link = open.domain().link();
+        link.require_ours()?;
+        let depth = open.shape.depth;
+        let queue = match self.policy {
+            Policy::Block => None,
+            Policy::DropOldest => Some(self.queue.unwrap_or(depth).clamp(1, depth)),
+            Policy::Latest => Some(1),
+        };
+        let history = self.history.unwrap_or(open.shape.history);
+        let Some(place) = open.words.topic.join_as_subscriber(link.row(), queue, history) else {
+            // An evicted process finds no place either.
+            open.domain().ping()?;
+            let most = open.shape.subscribers;
+            return Err(Error::TooManySubscribers { topic: open.name().to_owned(), most });
+        };
+        let (words, seated, place) = (open.words.clone(), place.seated(), Mutex::new(place));
+        let seat = Arc::new(Seat { words, seated, place, going: AtomicU32::new(0) });
+        let joined = Joined { open: open.clone(), seat, timelines: Timelines::default() };
+        Ok(Subscriber { joined: Arc::new(joined), attention: Attention::new() })
+    }
+}
+
+impl Subscriber {
+    /// Receives the next sample, and waits for one up to `timeout`.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`]; [`Error::TooManyHeld`] if it holds as many samples as it may and has dropped none of them; [`Error::BrokerGone`] when it has to
+    /// wait; [`Error::Evicted`], [`Error::ContextLost`], [`Error::Parted`] if the broker has taken it out of the topic;
+    /// [`Error::Forked`].
+    pub fn recv(&self, timeout: Duration) -> Result<Sample> {
+        self.recv_unless(timeout, || false)?.ok_or_else(|| self.late(timeout))
+    }
+
+    /// As [`recv`](Self::recv), but gives up when `stop` says so: then it is `None`. While it waits `stop` is asked every
+    /// 100 ms at least.
+    ///
+    /// # Errors
+    /// As [`recv`](Self::recv).
+    pub fn recv_unless(&self, timeout: Duration, mut stop: impl FnMut() -> bool) -> Result<Option<Sample>> {
+        if let Some(sample) = self.try_recv()? {
+            return Ok(Some(sample));
+        }
+        let Words { topic, .. } = &*self.open().words;
+        let start = Instant::now();
+        let mut now = {
+            let place = self.joined.seat.place();
+            self.attention.look(start, timeout, || topic.has_sample(&place))
+        };
+        let mut backoff = Backoff::new();
+        loop {
+            // What is published from now on ends the sleep.
+            let seen = topic.expect_sample();
+            if let Some(sample) = self.try_recv()? {
+                return Ok(Some(sample));
+            }
+            let left = timeout.saturating_sub(now.take().unwrap_or_else(Instant::now) - start);
+            if left.is_zero() {
+                return Err(self.late(timeout));
+            }
+            if stop() {
+                return Ok(None);
+            }
+            self.open().domain().link().require_broker()?;
+            // A GPU that lets go of a sample wakes nobody.
+            let pause = if self.joined.seat.is_letting_go() { backoff.next().min(left) } else { left };
+            topic.sleep_for_sample(seen, pause);
+        }
+    }
+
+    /// Receives the next sample if there is one, and room for it: samples that were dropped count as held for as long as a
+    /// GPU may read them.
+    ///
+    /// # Errors
+    /// As [`recv`](Self::recv), but for those of waiting.
+    pub fn try_recv(&self) -> Result<Option<Sample>> {
+        let open = self.open();
+        let Words { topic, pool, .. } = &*open.words;
+        open.domain().link().require_ours()?;
+        let mut place = self.joined.seat.place();
+        loop {
+            // Before: there may be room by the time that there is none.
+            let is_letting_go = self.joined.seat.is_letting_go();
+            return match topic.receive(pool, &mut place) {
+                Received::Sample(taken) => Ok(Some(Sample::new(self.joined.clone(), taken))),
+                Received::Empty => Ok(None),
+                Received::Busy => continue,
+                Received::Full if is_letting_go => Ok(None),
+                Received::Full => Err(Error::TooManyHeld { topic: open.name().to_owned(), held: open.shape.held }),
+                Received::Parted => Err(open.parted()),
+            };
+        }
+    }
+
+    /// Samples as they come, without end: each item is what [`recv`](Self::recv) says, with no limit of time.
+    pub fn iter(&self) -> Samples<'_> {
+        Samples(self)
+    }
+
+    /// A file descriptor for event loops: readable while there is something to receive.
+    ///
+    /// # Errors
+    /// [`Error::NoFileDescriptor`], [`Error::Forked`].
+    pub fn event(&self) -> Result<SubscriberEvent> {
+        SubscriberEvent::new(&self.joined)
+    }
+
+    /// What it has seen.
+    pub fn stats(&self) -> SubscriberStats {
+        let subscribers = self.open().words.topic.subscribers();
+        let ours = subscribers.iter().find(|state| state.id == self.id());
+        ours.map_or(SubscriberStats { received: 0, dropped: 0, lag: 0, held: 0 }, |state| SubscriberStats {
+            received: state.received,
+            dropped: state.dropped,
+            lag: state.lag,
+            held: state.held,
+        })
+    }
+
+    /// Its number, which no other publisher or subscriber of the topic ever has.
+    pub fn id(&self) -> u64 {
+        self.joined.seat.seated.id()
+    }
+
+    /// The topic's name.
+    pub fn topic(&self) -> &str {
+        self.open().name()
+    }
+
+    fn open(&self) -> &Open {
+        &self.joined.open
+    }
+
+    fn late(&self, after: Duration) -> Error {
+        Error::Timeout { what: format!("a sample of topic {:?}", self.topic()), after }
+    }
+}
+
+impl Drop for Subscriber {
+    fn drop(&mut self) {
+        let seat = &self.joined.seat;
+        if seat.words.are_ours() {
+            seat.words.topic.part_subscriber(seat.seated);
+        }
+    }
+}
+
+impl Joined {
+    pub(super) fn open(&self) -> &Open {
+        &self.open
+    }
+
+    pub(super) fn seat(&self) -> &Arc<Seat> {
+        &self.seat
+    }
+
+    pub(super) fn timelines(&self) -> &Timelines {
+        &self.timelines
+    }
+}
+
+impl Seat {
+    /// A sample is dropped that a GPU may still read.
+    pub(super) fn begin_letting_go(&self) {
+        self.going.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// It has been let go of.
+    pub(super) fn end_letting_go(&self) {
+        self.going.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    fn is_letting_go(&self) -> bool {
+        self.going.load(Ordering::Acquire) > 0
+    }
+
+    fn place(&self) -> MutexGuard<'_, SubscriberPlace> {
+        // What it remembers is right after each step.
+        self.place.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        if self.words.are_ours() {
+            self.words.topic.leave_as_subscriber(self.seated);
+        }
+    }
+}
+
+/// Samples of a [`Subscriber`], as they come.
+#[derive(Debug)]
+pub struct Samples<'a>(&'a Subscriber);
+
+impl Iterator for Samples<'_> {
+    type Item = Result<Sample>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        Some(self.0.recv(Duration::MAX))
+    }
+}
+
+impl<'a> IntoIterator for &'a Subscriber {
+    type Item = Result<Sample>;
+    type IntoIter = Samples<'a>;
+
+    fn into_iter(self) -> Samples<'a> {
+        self.iter()
+    }
+}
+
+/// A file descriptor that is readable while a subscriber has something to receive ([`Subscriber::event`]). Poll it for
+/// reading, then receive until there is nothing more, then [clear](Self::clear) it.
+///
+/// The connection's service thread looks for samples, with pauses of up to 1 ms. Dropping this ends that.
+#[derive(Debug)]
+pub struct SubscriberEvent {
+    fd: Arc<OwnedFd>,
+}
+
+impl SubscriberEvent {
+    fn new(joined: &Joined) -> Result<Self> {
+        let domain = joined.open.domain();
+        domain.link().require_ours()?;
+        let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|errno| Error::system(format!("an event of topic {:?}", joined.open.name()), errno))?;
+        let fd = Arc::new(fd);
+        let (watched, seat, mut backoff) = (Arc::downgrade(&fd), joined.seat.clone(), Backoff::new());
+        domain.chores().add(Duration::ZERO, move |look| {
+            let fd = watched.upgrade()?;
+            // Who receives at the moment is not kept from it.
+            let has_sample = seat.place.try_lock().is_ok_and(|place| seat.words.topic.has_sample(&place));
+            if has_sample || look == Look::Last {
+                backoff = Backoff::new();
+                // It fails only if it is readable already.
+                let _ = rustix::io::write(&fd, &1_u64.to_ne_bytes());
+            }
+            (look == Look::InTurn).then(|| backoff.next())
+        });
+        Ok(Self { fd })
+    }
+
+    /// Makes it unreadable until there is something to receive. To be called before receiving, so that nothing is missed.
+    pub fn clear(&self) {
+        let _ = rustix::io::read(&self.fd, &mut [0; 8]);
+    }
+}
+
+impl AsFd for SubscriberEvent {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl fmt::Debug for Joined {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Joined").field("topic", &self.open.name()).finish_non_exhaustive()
+    }
+}

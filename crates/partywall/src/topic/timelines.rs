@@ -1,0 +1,95 @@
+//! The timelines by which publishers' streams say that samples are complete.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use partywall_shm::{
+    timeline::Progress,
+    topic::{Taken, TimelineCell},
+};
+
+use super::{Open, Words};
+use crate::{
+    backoff::Backoff,
+    domain::{Keep, Word},
+    error::{Error, Result},
+    timeline::Timeline,
+};
+
+/// Those that a subscriber has met.
+#[derive(Debug, Default)]
+pub(super) struct Timelines(Mutex<BTreeMap<u64, Arc<Timeline>>>);
+
+/// One incarnation of a publisher's timeline, for those who look at it later.
+#[derive(Debug, Clone)]
+pub(super) struct Order {
+    pub(super) word: Arc<Word>,
+    /// So that the word stays the publisher's.
+    _keep: Arc<Keep>,
+}
+
+impl Order {
+    pub(super) fn of(timeline: &Timeline) -> Self {
+        let (word, keep) = timeline.present();
+        Self { word, _keep: keep }
+    }
+
+    pub(super) fn progress(&self, value: u64) -> Progress {
+        self.word.progress(value)
+    }
+
+    pub(super) fn cell(&self) -> TimelineCell {
+        let Word { slab, incarnation, ref place, .. } = *self.word;
+        TimelineCell { slab, cell: place.index(), incarnation }
+    }
+}
+
+impl Timelines {
+    /// The timeline of the one who has published a sample; `None` if by now it is known without it what became of that.
+    ///
+    /// A timeline of that name that others have made meanwhile, because the publisher is gone, would never come to the
+    /// value. So it has to be the very incarnation that the publisher writes, and that is ended with it.
+    pub(super) fn of(&self, open: &Open, taken: &Taken, publisher: u64) -> Result<Option<Arc<Timeline>>> {
+        let Words { topic, .. } = &*open.words;
+        let (start, mut backoff) = (Instant::now(), Backoff::new());
+        loop {
+            if topic.status(taken).is_final() {
+                return Ok(None);
+            }
+            let known = self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&publisher).cloned();
+            let timeline = match known {
+                Some(known) => known,
+                None => Arc::new(open.domain().timeline(&name(open.name(), publisher))?),
+            };
+            if topic.timeline_of(taken) == Some(Order::of(&timeline).cell()) {
+                let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+                // Publishers that are gone are forgotten now and then.
+                if all.len() >= MOST {
+                    all.retain(|_, timeline| Arc::strong_count(timeline) > 1);
+                }
+                all.entry(publisher).or_insert_with(|| timeline.clone());
+                return Ok(Some(timeline));
+            }
+            // Its publisher is gone, and the broker is about to say what became of its samples.
+            if start.elapsed() > SETTLING {
+                let what = format!("what became of sample {} of {:?}", taken.position(), open.name());
+                return Err(Error::Timeout { what, after: SETTLING });
+            }
+            std::thread::sleep(backoff.next());
+        }
+    }
+}
+
+/// What a publisher's timeline is called.
+pub(super) fn name(topic: &str, publisher: u64) -> String {
+    format!("{topic}/publisher-{publisher}")
+}
+
+/// How long the broker may take to say what became of the samples of one that is gone.
+pub(super) const SETTLING: Duration = Duration::from_secs(1);
+
+/// Timelines that are kept though nobody may need them any more.
+const MOST: usize = 64;

@@ -1,0 +1,466 @@
+//! Topics: samples that several processes publish and receive, and what becomes of them when one of those goes.
+
+use std::{
+    io::{BufRead, Read},
+    os::fd::AsFd,
+    time::Duration,
+};
+
+use partywall::{
+    DType, Domain, Error, Loan, Place, Policy, Published, Publisher, Sample, Subscriber, Topic, TopicOptions,
+    info::MemberState,
+};
+use partywall_harness::{device, place};
+use rustix::{
+    event::{PollFd, PollFlags, poll},
+    process::{Pid, Signal, kill_process},
+};
+
+use super::{
+    PATIENCE,
+    world::{Actor, World, eventually},
+};
+
+const SHORT: Duration = Duration::from_millis(20);
+
+/// The roles of processes that are killed, stopped or evicted.
+#[allow(clippy::print_stdout)] // it is how a role talks to the test
+pub(crate) fn play(role: &str) {
+    let domain = Domain::options().start(false).connect().unwrap();
+    let topic = domain.topic("frames").timeout(PATIENCE).open().unwrap();
+    match role {
+        "topic publisher" => {
+            let publisher = topic.publisher().unwrap();
+            publish(&publisher, 7);
+            let _half = publisher.loan(DType::U32, &[4], PATIENCE).unwrap();
+            linger();
+        }
+        "topic reader" | "topic latest reader" => {
+            let policy = if role == "topic reader" { Policy::Block } else { Policy::Latest };
+            let subscriber = topic.subscriber(policy).unwrap();
+            println!("subscribed");
+            let receive = |_| {
+                let sample = subscriber.recv(PATIENCE).unwrap();
+                println!("received");
+                sample
+            };
+            let held: Vec<_> = (0..2).map(receive).collect();
+            let _ = std::io::stdin().lock().read_line(&mut String::new());
+            println!("verdict {:?}", subscriber.recv(PATIENCE).map(|sample| value(&sample)));
+            println!("still {:?}", held.iter().map(value).collect::<Vec<_>>());
+            linger();
+        }
+        _ => panic!("{role}"),
+    }
+}
+
+/// Waits for the test's nudge, or to be killed.
+#[allow(clippy::print_stdout)] // it is how a role talks to the test
+fn linger() {
+    println!("ready");
+    let _ = std::io::stdin().read(&mut [0]);
+}
+
+fn frames(domain: &Domain) -> TopicOptions {
+    domain.topic("frames").max_bytes(1000).depth(4).publishers(2).subscribers(3).held(2).place(place())
+}
+
+/// Writes the elements of a loan, wherever it is.
+fn write(loan: &mut Loan, value: u32) {
+    if device() == "host" {
+        return loan.as_mut_slice::<u32>().unwrap().fill(value);
+    }
+    let (range, bytes) = (loan.device().unwrap(), value.to_ne_bytes().repeat(loan.len() as usize / 4));
+    range.copy_from_host(range.gpu().stream(), &bytes).unwrap();
+}
+
+/// What all elements of a sample are.
+fn value(sample: &Sample) -> u32 {
+    let mut bytes = vec![0; sample.len() as usize];
+    if device() == "host" {
+        let elements = sample.as_slice::<u32>().unwrap();
+        bytes.copy_from_slice(&elements.iter().flat_map(|element| element.to_ne_bytes()).collect::<Vec<_>>());
+    } else {
+        let stream = sample.device_on(gpu_stream(sample)).unwrap();
+        stream.copy_to_host(stream.gpu().stream(), &mut bytes).unwrap();
+    }
+    let value = bytes[..4].try_into().map(u32::from_ne_bytes).unwrap();
+    assert_eq!(bytes, value.to_ne_bytes().repeat(bytes.len() / 4));
+    value
+}
+
+fn filled(publisher: &Publisher, value: u32) -> partywall::Filled {
+    let mut loan = publisher.loan(DType::U32, &[2, 5], PATIENCE).unwrap();
+    write(&mut loan, value);
+    loan.filled()
+}
+
+fn publish(publisher: &Publisher, value: u32) -> Published {
+    filled(publisher, value).publish(PATIENCE).unwrap()
+}
+
+fn receive(subscriber: &Subscriber) -> u32 {
+    value(&subscriber.recv(PATIENCE).unwrap())
+}
+
+/// Nobody uses a block that is not in the ring.
+fn unused(topic: &Topic) {
+    eventually("all blocks are back", || {
+        let stats = topic.stats();
+        (stats.held, stats.read) == (0, 0) && stats.free + stats.in_ring == 4 + 2 * 2 + 3 * 2
+    });
+}
+
+fn signal(actor: &Actor, signal: Signal) {
+    kill_process(Pid::from_raw(actor.pid() as i32).unwrap(), signal).unwrap();
+}
+
+#[test]
+fn samples_are_written_once_and_read_in_place_by_all() {
+    let world = World::new();
+    let (one, other) = (world.connect(), world.connect());
+    let ours = frames(&one).create().unwrap();
+    let theirs = other.topic("frames").open().unwrap();
+    assert_eq!((theirs.max_bytes(), theirs.depth(), theirs.held(), theirs.place()), (1000, 4, 2, place()));
+    let publishers = [ours.publisher().unwrap(), theirs.publisher().unwrap()];
+    let subscribers = [ours.subscriber(Policy::Block).unwrap(), theirs.subscriber(Policy::DropOldest).unwrap()];
+    assert!(subscribers[0].try_recv().unwrap().is_none());
+    assert!(matches!(subscribers[1].recv(SHORT), Err(Error::Timeout { .. })));
+    for round in 0..20 {
+        let publisher = &publishers[round % 2];
+        let mut loan = publisher.loan(DType::U32, &[2, 5], PATIENCE).unwrap();
+        assert_eq!((loan.dtype(), loan.shape(), loan.len(), loan.is_empty()), (DType::U32, &[2, 5][..], 40, false));
+        write(&mut loan, round as u32);
+        loan.header(&[round as u8; 256]).unwrap();
+        let Published { sequence, position, .. } = loan.filled().publish(PATIENCE).unwrap();
+        assert_eq!((sequence, position), (round as u64 / 2, round as u64));
+        for subscriber in &subscribers {
+            let sample = subscriber.recv(PATIENCE).unwrap();
+            assert_eq!((sample.dtype(), sample.shape(), sample.len()), (DType::U32, &[2, 5][..], 40));
+            assert_eq!((value(&sample), sample.header()), (round as u32, vec![round as u8; 256]));
+            assert_eq!((sample.publisher(), sample.sequence()), (publisher.id(), sequence));
+            assert_eq!((sample.position(), sample.missed(), sample.topic()), (position, 0, "frames"));
+            sample.wait(Duration::ZERO).unwrap();
+            sample.check().unwrap();
+            sample.release().unwrap();
+        }
+    }
+    let stats = ours.stats();
+    assert_eq!((stats.published, stats.publishers.len(), stats.subscribers.len()), (20, 2, 2));
+    assert_eq!((subscribers[0].stats().received, subscribers[1].stats().lag), (20, 0));
+    drop((publishers, subscribers));
+    unused(&theirs);
+    assert!(theirs.stats().publishers.is_empty() && theirs.stats().subscribers.is_empty());
+}
+
+#[test]
+fn each_subscriber_is_as_reliable_as_it_wants_to_be() {
+    let world = World::new();
+    let domain = world.connect();
+    let topic = frames(&domain).create().unwrap();
+    let publisher = topic.publisher().unwrap();
+    let [strict, lossy, latest] =
+        [Policy::Block, Policy::DropOldest, Policy::Latest].map(|policy| topic.subscriber(policy).unwrap());
+    for value in 0..4 {
+        publish(&publisher, value);
+    }
+    let unpublished = filled(&publisher, 4).publish(SHORT).unwrap_err();
+    assert!(matches!(&unpublished.error, Error::TopicFull { pid, after, .. }
+        if pid.is_none_or(|pid| pid == std::process::id()) && *after >= SHORT));
+    assert_eq!(receive(&strict), 0);
+    assert_eq!(unpublished.filled.publish(Duration::ZERO).unwrap().position, 4);
+    assert_eq!((1..5).map(|_| receive(&strict)).collect::<Vec<_>>(), [1, 2, 3, 4]);
+    for value in 5..9 {
+        publish(&publisher, value);
+    }
+    let sample = latest.recv(PATIENCE).unwrap();
+    assert_eq!((value(&sample), sample.missed()), (8, 8));
+    let sample = lossy.recv(PATIENCE).unwrap();
+    assert_eq!((value(&sample), sample.missed(), lossy.stats().dropped), (6, 6, 6));
+    assert_eq!(lossy.iter().take(2).map(|sample| value(&sample.unwrap())).collect::<Vec<_>>(), [7, 8]);
+    // Who is to miss nothing and leaves keeps nobody waiting.
+    assert!(filled(&publisher, 9).publish(SHORT).is_err());
+    drop(strict);
+    assert_eq!(publish(&publisher, 9).position, 9);
+    // Who comes later gets what it asks for.
+    let late = topic.subscribe(Policy::DropOldest).history(2).queue(3).join().unwrap();
+    assert_eq!((receive(&late), receive(&late)), (8, 9));
+}
+
+#[test]
+fn who_waits_is_woken() {
+    let world = World::new();
+    let domain = world.connect();
+    let topic = frames(&domain).create().unwrap();
+    let (publisher, subscriber) = (topic.publisher().unwrap(), topic.subscriber(Policy::Block).unwrap());
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| (0..100).map(|_| receive(&subscriber)).collect::<Vec<_>>());
+        (0..100).for_each(|value| _ = publish(&publisher, value));
+        assert_eq!(reader.join().unwrap(), (0..100).collect::<Vec<_>>());
+    });
+    let stopped = subscriber.recv_unless(PATIENCE, || true).unwrap();
+    assert!(stopped.is_none());
+}
+
+#[test]
+fn a_subscriber_in_an_event_loop() {
+    let world = World::new();
+    let domain = world.connect();
+    let topic = frames(&domain).create().unwrap();
+    let (publisher, subscriber) = (topic.publisher().unwrap(), topic.subscriber(Policy::Block).unwrap());
+    let event = subscriber.event().unwrap();
+    let is_readable = |wait: bool| {
+        let timeout = if wait { PATIENCE } else { SHORT };
+        let timeout =
+            rustix::event::Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
+        let fd = event.as_fd();
+        poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&timeout)).unwrap() == 1
+    };
+    assert!(!is_readable(false));
+    for value in 0..3 {
+        publish(&publisher, value);
+        assert!(is_readable(true) && is_readable(true), "it stays so");
+        assert_eq!(receive(&subscriber), value);
+        event.clear();
+        // It may have been told once more while the sample was being received.
+        while is_readable(false) {
+            event.clear();
+        }
+    }
+}
+
+#[test]
+fn bad_input_is_refused_each_with_its_error() {
+    let world = World::new();
+    let domain = world.connect();
+    let topic = frames(&domain).dtype(DType::U32).create().unwrap();
+    let open = || domain.topic("frames");
+    // Topics.
+    assert!(matches!(frames(&domain).create(), Err(Error::NameExists { .. })));
+    assert!(matches!(domain.topic("none").open(), Err(Error::NotFound { .. })));
+    assert!(matches!(open().dtype(DType::F32).open(), Err(Error::WrongDType { .. })));
+    assert!(matches!(domain.topic("plain").max_bytes(0).create(), Err(Error::BadTopic { .. })));
+    assert!(matches!(domain.topic("plain").create(), Err(Error::BadTopic { .. })));
+    let plain = || domain.topic("plain").max_bytes(10).place(place());
+    for bad in
+        [plain().depth(0), plain().depth(5000), plain().history(u32::MAX), plain().publishers(0), plain().held(257)]
+    {
+        assert!(matches!(bad.create(), Err(Error::BadTopic { .. })), "{bad:?}");
+    }
+    assert!(matches!(plain().blocks(47).create(), Err(Error::PoolTooSmall { needed: 48, .. })));
+    let any = plain().open_or_create().unwrap();
+    assert_eq!((any.depth(), any.dtype()), (8, None));
+    assert!(matches!(plain().dtype(DType::U8).open_or_create(), Err(Error::WrongTopic { .. })));
+    let wrong = [
+        open().max_bytes(999),
+        open().depth(8),
+        open().history(1),
+        open().publishers(3),
+        open().subscribers(1),
+        open().held(1),
+        open().blocks(100),
+    ];
+    for wrong in wrong {
+        assert!(matches!(wrong.open(), Err(Error::WrongTopic { .. })), "{wrong:?}");
+    }
+    let elsewhere = if device() == "host" { Place::Gpu(partywall::DeviceUuid([0; 16])) } else { Place::Host };
+    assert!(matches!(open().place(elsewhere).open(), Err(Error::WrongTopic { .. })));
+    let pool = domain.pool("pool").blocks(1).block_bytes(1).place(place()).create().unwrap();
+    assert!(matches!(domain.topic("pool").open(), Err(Error::NotATopic { is: "a pool", .. })));
+    assert!(matches!(domain.pool("frames").open(), Err(Error::NotAPool { is: "a topic", .. })));
+    let segment = super::world::commit(&domain, "segment", 1, false);
+    assert!(matches!(domain.topic("segment").open(), Err(Error::NotATopic { is: "a segment", .. })));
+    drop((segment, pool));
+    // Publishers.
+    let publisher = topic.publisher().unwrap();
+    let loan = |dtype, shape: &[u64]| publisher.try_loan(dtype, shape);
+    assert!(matches!(loan(DType::U32, &[251]), Err(Error::BlockTooSmall { has: 1000, needed: 1004, .. })));
+    assert!(matches!(loan(DType::F32, &[1]), Err(Error::WrongDType { .. })));
+    assert!(matches!(loan(DType::U32, &[1; 9]), Err(Error::BadRange { .. })));
+    assert!(matches!(loan(DType::U32, &[u64::MAX, 2]), Err(Error::BadRange { .. })));
+    let mut half = loan(DType::U32, &[250]).unwrap().unwrap();
+    assert!(matches!(half.header(&[0; 257]), Err(Error::BadRange { .. })));
+    if device() == "host" {
+        assert!(matches!(half.as_mut_slice::<f32>(), Err(Error::WrongDType { .. })));
+        assert!(matches!(half.device(), Err(Error::WrongKind { .. })));
+    } else {
+        assert!(matches!(half.bytes_mut(), Err(Error::WrongKind { .. })));
+    }
+    let _other = topic.publisher().unwrap();
+    assert!(matches!(topic.publisher(), Err(Error::TooManyPublishers { most: 2, .. })));
+    // Subscribers.
+    let subscribers = [(); 3].map(|()| topic.subscriber(Policy::Latest).unwrap());
+    assert!(matches!(topic.subscriber(Policy::Block), Err(Error::TooManySubscribers { most: 3, .. })));
+    let mut held = Vec::new();
+    for value in 0..2 {
+        publish(&publisher, value);
+        held.push(subscribers[0].recv(PATIENCE).unwrap());
+    }
+    publish(&publisher, 2);
+    assert!(matches!(subscribers[0].try_recv(), Err(Error::TooManyHeld { held: 2, .. })));
+    if device() == "host" {
+        assert!(matches!(held[0].as_slice::<i32>(), Err(Error::WrongDType { .. })));
+    } else {
+        assert!(matches!(held[0].bytes(), Err(Error::WrongKind { .. })));
+    }
+    drop(held);
+    assert_eq!(receive(&subscribers[0]), 2);
+    // Nothing of that has cost a block.
+    drop((half, subscribers, publisher));
+    unused(&topic);
+}
+
+#[test]
+fn what_a_publisher_had_published_before_it_died_stays() {
+    let world = World::new();
+    let domain = world.connect();
+    let topic = frames(&domain).create().unwrap();
+    let subscriber = topic.subscriber(Policy::Block).unwrap();
+    let mut dead = world.play("topic publisher");
+    assert_eq!(topic.stats().held, 1);
+    dead.kill();
+    eventually("its loan is back", || topic.stats().held == 0);
+    assert!(topic.stats().publishers.is_empty());
+    let sample = subscriber.recv(PATIENCE).unwrap();
+    assert_eq!(value(&sample), 7);
+    sample.check().unwrap();
+    drop(sample);
+    publish(&topic.publisher().unwrap(), 8);
+    assert_eq!(receive(&subscriber), 8);
+    unused(&topic);
+}
+
+/// A reader that holds two samples, with a third one to come.
+fn reader(world: &World, role: &str, publisher: &Publisher) -> Actor {
+    let mut reader = world.play_until(role, "subscribed");
+    for value in 1..3 {
+        publish(publisher, value);
+        reader.expect("received");
+    }
+    reader
+}
+
+#[test]
+fn nobody_waits_for_a_reader_that_is_dead_and_what_it_held_comes_back() {
+    let world = World::new();
+    let domain = world.connect();
+    let topic = frames(&domain).create().unwrap();
+    let publisher = topic.publisher().unwrap();
+    let mut dead = reader(&world, "topic reader", &publisher);
+    for value in 3..7 {
+        publish(&publisher, value);
+    }
+    let full = filled(&publisher, 7).publish(SHORT).unwrap_err();
+    assert!(matches!(full.error, Error::TopicFull { .. }));
+    assert_eq!((topic.stats().read, topic.stats().subscribers.len()), (2, 1));
+    dead.kill();
+    full.filled.publish(PATIENCE).unwrap();
+    eventually("its seat is free", || topic.stats().subscribers.is_empty());
+    unused(&topic);
+}
+
+#[test]
+fn a_stopped_reader_that_may_miss_something_slows_nobody() {
+    let world = World::new();
+    let domain = world.connect();
+    let topic = frames(&domain).create().unwrap();
+    let publisher = topic.publisher().unwrap();
+    let mut stopped = reader(&world, "topic latest reader", &publisher);
+    signal(&stopped, Signal::STOP);
+    let ours = topic.subscriber(Policy::Block).unwrap();
+    for value in 3..1000 {
+        filled(&publisher, value).publish(PATIENCE).unwrap();
+        assert_eq!(receive(&ours), value);
+    }
+    assert_eq!(topic.stats().read, 2, "it holds what it held");
+    signal(&stopped, Signal::CONT);
+    drop(ours);
+    stopped.nudge();
+    assert_eq!(stopped.expect("verdict"), "Err(TooManyHeld { topic: \"frames\", held: 2 })");
+    assert_eq!(stopped.expect("still"), "[1, 2]");
+}
+
+#[test]
+fn a_hung_reader_that_is_waited_for_is_named_and_can_be_evicted() {
+    let world = World::new();
+    let domain = world.connect();
+    let topic = frames(&domain).create().unwrap();
+    let publisher = topic.publisher().unwrap();
+    let mut hung = reader(&world, "topic reader", &publisher);
+    signal(&hung, Signal::STOP);
+    for value in 3..7 {
+        publish(&publisher, value);
+    }
+    let full = filled(&publisher, 7).publish(SHORT).unwrap_err();
+    match &full.error {
+        Error::TopicFull { topic, pid: Some(pid), state: Some(MemberState::Alive | MemberState::Hung), .. } => {
+            assert_eq!((topic.as_str(), *pid), ("frames", hung.pid()));
+        }
+        other => panic!("{other:?}"),
+    }
+    let waiting = std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| full.filled.publish(PATIENCE));
+        eventually("it is seen to be stalled", || topic.stats().subscribers[0].stalled.is_some());
+        assert_eq!(topic.stats().publishers[0].blocked.unwrap().0, topic.stats().subscribers[0].id);
+        domain.evict(hung.pid(), false).unwrap();
+        waiting.join().unwrap()
+    });
+    assert_eq!(waiting.unwrap().position, 6);
+    for value in 8..100 {
+        publish(&publisher, value);
+    }
+    assert_eq!(topic.stats().read, 2, "nobody can take away what it reads");
+    signal(&hung, Signal::CONT);
+    hung.nudge();
+    assert!(hung.expect("verdict").contains("Evicted"));
+    assert_eq!(hung.expect("still"), "[1, 2]");
+    hung.kill();
+    unused(&topic);
+}
+
+#[test]
+fn without_a_broker_samples_go_round_and_waits_end() {
+    let mut world = World::new();
+    let domain = world.connect();
+    let topic = frames(&domain).create().unwrap();
+    let (publisher, subscriber) = (topic.publisher().unwrap(), topic.subscriber(Policy::Block).unwrap());
+    world.end_broker();
+    for value in 0..10 {
+        publish(&publisher, value);
+        assert_eq!(receive(&subscriber), value);
+    }
+    eventually("waits end", || matches!(subscriber.recv(SHORT), Err(Error::BrokerGone { .. })));
+    for value in 0..4 {
+        publish(&publisher, value);
+    }
+    assert!(matches!(filled(&publisher, 4).publish(PATIENCE).unwrap_err().error, Error::BrokerGone { .. }));
+}
+
+#[test]
+fn samples_outlive_their_subscriber_and_the_handle_of_the_topic() {
+    let world = World::new();
+    let domain = world.connect();
+    let topic = frames(&domain).create().unwrap();
+    let (publisher, subscriber) = (topic.publisher().unwrap(), topic.subscriber(Policy::Block).unwrap());
+    publish(&publisher, 1);
+    let sample = subscriber.recv(PATIENCE).unwrap();
+    drop(subscriber);
+    for value in 2..50 {
+        publish(&publisher, value);
+    }
+    let loan = publisher.loan(DType::U32, &[1], PATIENCE).unwrap();
+    drop((publisher, topic));
+    assert_eq!(value(&sample), 1);
+    let again = domain.topic("frames").open().unwrap();
+    let stats = again.stats();
+    assert_eq!((stats.read, stats.held, stats.publishers.len(), stats.subscribers.len()), (1, 1, 1, 1));
+    drop((loan, sample));
+    unused(&again);
+    assert!(again.stats().publishers.is_empty() && again.stats().subscribers.is_empty());
+    drop(again);
+    eventually("the name goes with its last handle", || domain.names().unwrap().is_empty());
+}
+
+fn gpu_stream(sample: &Sample) -> partywall::cuda::StreamRef<'_> {
+    sample.gpu().unwrap().stream()
+}
