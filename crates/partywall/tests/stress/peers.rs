@@ -9,16 +9,17 @@ use std::{
     time::Duration,
 };
 
-use partywall::{DType, Domain, TableBuilder};
-use partywall_os::{memfd, socket};
+use partywall::{Block, DType, Domain, Error, Pool, TableBuilder};
+use partywall_os::{map::SharedMap, memfd, socket};
 use partywall_wire::{Answer, Call, Limit, Refusal, Resume, Table, Token};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 
 use super::{
-    Dice, eventually,
+    Dice, WATCHDOG, eventually,
     place::{Place, commit},
     rounds,
     wire::{self, Client, hello, shake_hands},
+    within,
 };
 
 #[test]
@@ -378,4 +379,65 @@ fn a_growth_that_moves_what_was_there_is_refused_by_its_readers() {
     assert_eq!(client.ask(Call::Grow(grow), &[]), Ok(Answer::Done));
     assert_eq!(opened.refresh().unwrap(), partywall::Refreshed::Grown);
     assert_eq!(opened.tensor("x").unwrap().shared::<u32>().unwrap().len(), 2048);
+}
+
+/// It has the words of a pool mapped as everybody has, and writes there what it likes. Whatever others ask of the pool is
+/// answered; what they have of it may be gone.
+#[test]
+fn nonsense_in_the_words_of_a_pool_ends_nobodys_calls() {
+    let place = Place::new();
+    let domain = place.connect();
+    let pool = domain.pool("frames").blocks(4).block_bytes(64).create().unwrap();
+    let mut hostile = Client::join(&place.socket());
+    let (answer, fds) = hostile.ask_with(wire::open("frames", false), &[]);
+    assert!(matches!(answer, Ok(Answer::Opened(_))));
+    let words = SharedMap::writable(fds.last().unwrap()).unwrap();
+    // All but what is only looked at when it is mapped.
+    let words = words.slice::<u64>(64, words.len() / 8 - 8).unwrap();
+    let (pool, done) = (Arc::new(pool), Arc::new(AtomicBool::new(false)));
+    let users = [(); 2].map(|()| {
+        let (pool, done) = (pool.clone(), done.clone());
+        std::thread::spawn(move || {
+            while !done.load(Ordering::Relaxed) {
+                use_for_a_while(&pool);
+            }
+        })
+    });
+    let mut dice = Dice(29);
+    for _ in 0..rounds(20_000) {
+        let at = if dice.below(2) == 0 { dice.below(36) } else { dice.below(words.len() as u64) } as usize;
+        let word = match dice.below(3) {
+            0 => dice.below(u64::MAX),
+            1 => words.get(at) ^ 1 << dice.below(64),
+            _ => dice.below(4) | dice.below(3) << 18,
+        };
+        words.set(at, word);
+    }
+    done.store(true, Ordering::Relaxed);
+    within(WATCHDOG, "all calls end", move || users.map(|user| user.join().unwrap()));
+    // And the domain is as it was.
+    let other = domain.pool("others").blocks(1).block_bytes(64).create().unwrap();
+    other.alloc(Duration::ZERO).unwrap().release().unwrap();
+}
+
+/// Does what is done with pools, and takes whatever answer there is.
+fn use_for_a_while(pool: &Pool) {
+    for timeout in [Duration::ZERO, Duration::from_micros(200)] {
+        pool.stats();
+        let mut block = match pool.alloc(timeout) {
+            Ok(block) => block,
+            Err(Error::Timeout { .. }) => continue,
+            Err(error) => panic!("{error}"),
+        };
+        match block.bytes_mut() {
+            Ok(bytes) => bytes.fill(1),
+            // Somebody else in this process was given it, too.
+            Err(Error::BlockNotHeld { .. }) => {}
+            Err(error) => panic!("{error}"),
+        }
+        match block.offer().and_then(|reference| pool.accept(&reference)).and_then(Block::release) {
+            Ok(()) | Err(Error::BlockNotHeld { .. } | Error::StaleBlock { .. }) => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
 }
