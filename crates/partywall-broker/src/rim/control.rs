@@ -49,7 +49,6 @@ pub(super) struct Control {
 
 /// What says who has what.
 #[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "each stands for a mapped file, which is larger by far")]
 pub(super) enum Ledger {
     Semaphore(Semaphore),
     Pool(Pool),
