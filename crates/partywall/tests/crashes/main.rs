@@ -5,6 +5,7 @@
 mod pool;
 mod semaphore;
 mod timeline;
+mod topic;
 
 use std::{
     fs::{File, OpenOptions},
@@ -29,6 +30,7 @@ fn play() {
         ("pool", role) => pool::play(role, memory),
         ("semaphore", role) => semaphore::play(role, memory),
         ("timeline", role) => timeline::play(role, memory),
+        ("topic", role) => topic::play(role, memory),
         _ => panic!("{role}"),
     }
 }

@@ -1,0 +1,435 @@
+//! Topics: whoever crashes between any two steps of publishing, receiving, joining, leaving and recovering, what is published is
+//! received by all who are promised it, whole, once and in order; no block is lost; and nobody waits for a step of the
+//! other's, but for a subscriber that he is to wait for.
+
+use std::{
+    collections::BTreeMap,
+    fs::{File, OpenOptions},
+    os::fd::{AsRawFd, OwnedFd},
+    process::Command,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use partywall_harness::{
+    WATCHDOG,
+    crash::{self, Crashed, Fate, at_each_point},
+    eventually,
+};
+use partywall_os::{map::SharedMap, memfd};
+use partywall_shm::{
+    members,
+    pool::{Held, Pool},
+    timeline::Ending,
+    topic::{Audit, Message, PublisherPlace, Received, Shape, Status, SubscriberPlace, Taken, Topic, Unpublished},
+};
+
+/// The row of the process that crashes.
+const CRASHING: u16 = 1;
+/// That of one that was dead before.
+const DEAD: u16 = 7;
+/// Those of the test.
+const OURS: u16 = 20;
+const READER: u16 = 21;
+
+/// As few blocks as are promised to be enough.
+const SHAPE: Shape = Shape { blocks: 2 + 2 * 3 + 3 * 2, depth: 2, publishers: 3, subscribers: 3, held: 2 };
+
+/// Samples that a process publishes or receives before it has come through.
+const SAMPLES: u64 = 4;
+
+/// A topic, its pool, and what is in the blocks.
+struct World {
+    topic: Topic,
+    pool: Pool,
+    memory: SharedMap,
+}
+
+impl World {
+    fn publish(&self, place: &mut PublisherPlace, row: u16, value: u64, status: Status) -> Option<Held> {
+        let started = Instant::now();
+        let watch = || assert!(started.elapsed() < WATCHDOG, "watchdog: it waits in vain");
+        let held = loop {
+            let found = self.pool.try_alloc(row).or_else(|| {
+                self.topic.sweep(&self.pool);
+                self.pool.try_alloc(row)
+            });
+            match found {
+                Some(held) => break held,
+                None => std::thread::yield_now(),
+            }
+            watch();
+        };
+        self.word(held.index()).store(value, Ordering::Relaxed);
+        let message = Message { status, value: 1, dtype: 1, shape: &[8], bytes: 8, header: &value.to_le_bytes() };
+        loop {
+            let seen = self.topic.expect_space();
+            match self.topic.publish(&self.pool, place, &held, &message) {
+                Ok(_) => break,
+                Err(Unpublished::Busy) => {}
+                Err(Unpublished::Blocked { id, .. }) => {
+                    self.topic.set_blocked(place.seated(), Some((id, members::now())));
+                    self.topic.sleep_for_space(seen, Duration::from_millis(20));
+                }
+                Err(Unpublished::Parted) => {
+                    assert!(self.pool.free(&held));
+                    return None;
+                }
+            }
+            watch();
+        }
+        self.topic.set_blocked(place.seated(), None);
+        Some(held)
+    }
+
+    /// Waits for a sample. `None` if it was parted, or there is to be none any more.
+    fn receive(&self, place: &mut SubscriberPlace, is_over: impl Fn() -> bool) -> Option<Taken> {
+        loop {
+            let was_over = is_over();
+            let seen = self.topic.expect_sample();
+            match self.topic.receive(&self.pool, place) {
+                Received::Sample(taken) => return Some(taken),
+                Received::Parted => return None,
+                Received::Empty if was_over => return None,
+                Received::Empty => self.topic.sleep_for_sample(seen, Duration::from_millis(20)),
+                Received::Busy => {}
+                Received::Full => panic!("it holds less than it may"),
+            }
+        }
+    }
+
+    /// Reads a sample, which has to be whole.
+    fn read(&self, taken: &Taken) -> u64 {
+        let value = self.word(taken.block()).load(Ordering::Relaxed);
+        assert_eq!(self.topic.header(taken), value.to_le_bytes());
+        value
+    }
+
+    fn word(&self, block: u32) -> &AtomicU64 {
+        &self.memory.atomics::<AtomicU64>(0, SHAPE.blocks as usize).unwrap()[block as usize]
+    }
+
+    fn audit(&self) -> Audit {
+        let audit = self.topic.audit(&self.pool);
+        assert_eq!(audit.invalid, 0, "{audit:?}");
+        audit
+    }
+}
+
+pub(crate) fn play(role: &str, topic: File) {
+    let open = |name| OpenOptions::new().read(true).write(true).open(std::env::var(name).unwrap()).unwrap();
+    let world = World {
+        topic: Topic::map(topic).unwrap(),
+        pool: Pool::map(open(POOL)).unwrap(),
+        memory: SharedMap::writable(open(DATA)).unwrap(),
+    };
+    let World { topic, pool, .. } = &world;
+    let publisher = || topic.join_as_publisher(CRASHING).unwrap();
+    match role {
+        "publishes" => {
+            let mut place = publisher();
+            crash::arm();
+            for value in 0..SAMPLES {
+                world.publish(&mut place, CRASHING, value, Status::Ready);
+            }
+        }
+        "publishes what a stream writes" => {
+            let mut place = publisher();
+            crash::arm();
+            for value in 0..SAMPLES {
+                let held = world.publish(&mut place, CRASHING, value, Status::Timeline).unwrap();
+                topic.settle(held.index(), held.generation(), Status::Done);
+                topic.retire(pool, &held);
+            }
+        }
+        "joins as a publisher and leaves" => {
+            crash::arm();
+            let mut place = publisher();
+            world.publish(&mut place, CRASHING, 0, Status::Ready);
+            topic.part_publisher(place.seated());
+            topic.leave_as_publisher(place.seated());
+        }
+        "joins as a subscriber and leaves" => {
+            crash::arm();
+            // It may have been parted before it had joined.
+            if let Some(place) = topic.join_as_subscriber(CRASHING, None, 1) {
+                topic.part_subscriber(place.seated());
+                topic.leave_as_subscriber(place.seated());
+            }
+        }
+        "receives" | "receives the latest" => {
+            let queue = (role == "receives the latest").then_some(1);
+            let mut place = topic.join_as_subscriber(CRASHING, queue, 0).unwrap();
+            crash::arm();
+            let mut before = None;
+            for _ in 0..SAMPLES {
+                let Some(taken) = world.receive(&mut place, || false) else { break };
+                world.read(&taken);
+                if let Some(before) = before.replace(taken) {
+                    topic.release(pool, &before);
+                }
+            }
+            if let Some(last) = before {
+                topic.release(pool, &last);
+            }
+            topic.part_subscriber(place.seated());
+            topic.leave_as_subscriber(place.seated());
+        }
+        "is the broker" => {
+            crash::arm();
+            topic.part(|row| row == DEAD, Ending::OwnerDied, |_| None);
+            topic.recover(pool, |row| row == DEAD);
+        }
+        _ => panic!("{role}"),
+    }
+    crash::disarm();
+}
+
+/// What surrounds the one who crashes: a publisher, and a reader that is to miss nothing.
+struct Others {
+    world: Arc<World>,
+    publisher: PublisherPlace,
+    /// The process opens them by their numbers here.
+    _memory: [OwnedFd; 3],
+    over: Arc<AtomicBool>,
+    reader: JoinHandle<Vec<(u64, u64, u64)>>,
+}
+
+impl Others {
+    fn start(what: &str) -> (Command, Self) {
+        let topic = Topic::create(SHAPE).unwrap();
+        let pool = Pool::create(SHAPE.blocks).unwrap();
+        let data = memfd::Draft::create("data", 4096).unwrap().share().unwrap();
+        let mut command = super::role(&format!("topic {what}"), &topic);
+        let path = |fd: &OwnedFd| format!("/proc/{}/fd/{}", std::process::id(), fd.as_raw_fd());
+        command.env(POOL, path(&pool)).env(DATA, path(&data));
+        let world = World {
+            topic: Topic::map(&topic).unwrap(),
+            pool: Pool::map(&pool).unwrap(),
+            memory: SharedMap::writable(&data).unwrap(),
+        };
+        let (world, over) = (Arc::new(world), Arc::new(AtomicBool::new(false)));
+        let publisher = world.topic.join_as_publisher(OURS).unwrap();
+        let place = world.topic.join_as_subscriber(READER, None, 0).unwrap();
+        let reader = std::thread::spawn({
+            let (world, over) = (world.clone(), over.clone());
+            move || read_all(&world, place, &over)
+        });
+        (command, Self { world, publisher, _memory: [topic, pool, data], over, reader })
+    }
+
+    /// Publishes, as a thread does that waits for whoever is to be waited for.
+    fn publish(&mut self, samples: u64) {
+        for value in 0..samples {
+            self.world.publish(&mut self.publisher, OURS, value, Status::Ready);
+        }
+    }
+
+    /// What follows a crash, wherever it was. Returns how many samples the one who crashed has published.
+    fn go_on(mut self, crashed: Crashed) -> u64 {
+        let (what, is_paused) = (format!("{crashed:?}"), crashed.fate == Fate::Paused);
+        self.publish(10);
+        self.world.audit();
+        if crashed.is_dead_in_the_end() {
+            self.world.topic.recover(&self.world.pool, |row| row == CRASHING);
+        }
+        self.publish(10);
+        self.over.store(true, Ordering::Release);
+        let received = self.reader.join().unwrap();
+        let mut published = BTreeMap::new();
+        for (publisher, sequence, _) in received {
+            let next = published.entry(publisher).or_insert(0);
+            assert_eq!(sequence, *next, "{what}: each once, and in order");
+            *next += 1;
+        }
+        let ours = published.remove(&self.publisher.id());
+        assert_eq!(ours, Some(self.publisher.published()), "{what}: all is received");
+        let theirs: u64 = published.values().sum();
+        // By now all of them have ended.
+        self.world.topic.recover(&self.world.pool, |row| [CRASHING, OURS, READER].contains(&row));
+        let audit = self.world.audit();
+        assert_eq!((audit.free, audit.in_ring), (SHAPE.blocks - 2, 2), "{what}: no block is lost: {audit:?}");
+        assert!(self.world.topic.publishers().is_empty() && self.world.topic.subscribers().is_empty(), "{what}");
+        assert!(!is_paused || self.world.topic.published() == self.publisher.published() + theirs, "{what}");
+        theirs
+    }
+}
+
+/// Receives until it is over: publisher, sequence and value of each.
+fn read_all(world: &World, mut place: SubscriberPlace, over: &AtomicBool) -> Vec<(u64, u64, u64)> {
+    let mut all = Vec::new();
+    while let Some(taken) = world.receive(&mut place, || over.load(Ordering::Acquire)) {
+        let value = world.read(&taken);
+        let description = world.topic.describe(&taken);
+        assert_eq!((taken.missed(), taken.position()), (0, all.len() as u64), "nothing is lost");
+        all.push((description.publisher, description.sequence, value));
+        assert_eq!(world.read(&taken), value, "it stays while it is held");
+        world.topic.release(&world.pool, &taken);
+    }
+    all
+}
+
+#[test]
+fn publishing() {
+    let points = at_each_point(
+        || Others::start("publishes"),
+        |crashed, others| {
+            let is_paused = crashed.fate == Fate::Paused;
+            let theirs = others.go_on(crashed);
+            assert!(theirs == SAMPLES || !is_paused && theirs < SAMPLES, "{theirs}");
+        },
+    );
+    for point in [
+        "described, not in the ring",
+        "space found, entry not filled",
+        "in the ring, tail not moved",
+        "in the ring, block still held",
+        "published, nobody told",
+    ] {
+        assert!(points.contains(&format!("topic: {point}")), "{points:?}");
+    }
+    assert!(points.contains("bell: counted, nobody woken"), "{points:?}");
+}
+
+#[test]
+fn publishing_what_a_stream_writes() {
+    let points = at_each_point(
+        || Others::start("publishes what a stream writes"),
+        |crashed, others| {
+            others.go_on(crashed);
+        },
+    );
+    assert!(points.contains("topic: retired, nobody told"), "{points:?}");
+}
+
+#[test]
+fn joining_and_leaving_as_a_publisher() {
+    let points = at_each_point(
+        || Others::start("joins as a publisher and leaves"),
+        |crashed, others| {
+            assert!(others.go_on(crashed) <= 1);
+        },
+    );
+    assert!(points.contains("topic: publisher's words set, seat not open"), "{points:?}");
+}
+
+/// Publishes; waits until that is done, or until the one who crashed is waited for; then parts that one, as the broker does with
+/// one that is dead or evicted.
+fn part_if_it_is_waited_for(mut others: Others) -> Others {
+    let world = others.world.clone();
+    let publishing = std::thread::spawn(move || {
+        others.publish(10);
+        others
+    });
+    part_once_it_is_waited_for(&world, &publishing);
+    publishing.join().unwrap()
+}
+
+fn part_once_it_is_waited_for(world: &World, publishing: &JoinHandle<Others>) {
+    let all = || world.topic.subscribers();
+    let keeps_waiting = || all().iter().any(|state| state.row == CRASHING && state.stalled.is_some());
+    eventually("they go on, or it is to be waited for", || publishing.is_finished() || keeps_waiting());
+    world.topic.part(|row| row == CRASHING, Ending::Evicted, |_| None);
+}
+
+#[test]
+fn joining_and_leaving_as_a_subscriber() {
+    let points = at_each_point(
+        || {
+            let (command, mut others) = Others::start("joins as a subscriber and leaves");
+            others.publish(3);
+            (command, others)
+        },
+        |crashed, others| {
+            part_if_it_is_waited_for(others).go_on(crashed);
+        },
+    );
+    for point in
+        ["seat taken, words not set", "subscriber's words set, seat not open", "subscriber counted, cursor not final"]
+    {
+        assert!(points.contains(&format!("topic: {point}")), "{points:?}");
+    }
+}
+
+/// A process that receives while ours publishes.
+fn receiving(role: &str) -> std::collections::BTreeSet<String> {
+    at_each_point(
+        || {
+            let (command, others) = Others::start(role);
+            let world = others.world.clone();
+            let publishing = std::thread::spawn(move || {
+                let mut others = others;
+                eventually("it has joined", || others.world.topic.subscribers().len() > 1);
+                others.publish(2 * SAMPLES);
+                others
+            });
+            (command, (world, publishing))
+        },
+        |crashed, (world, publishing)| {
+            let keeps_waiting =
+                || world.topic.subscribers().iter().any(|state| state.row == CRASHING && state.stalled.is_some());
+            eventually("they go on, or it is to be waited for", || publishing.is_finished() || keeps_waiting());
+            // One that may miss something keeps nobody waiting.
+            assert!(role == "receives" || publishing.is_finished());
+            world.topic.part(|row| row == CRASHING, Ending::Evicted, |_| None);
+            publishing.join().unwrap().go_on(crashed);
+        },
+    )
+}
+
+#[test]
+fn receiving_everything() {
+    let points = receiving("receives");
+    for point in [
+        "hold written, entry not looked at again",
+        "sample held, cursor not moved",
+        "cursor moved, nobody told",
+        "sample released, nobody told",
+        "subscriber parted, nobody told",
+    ] {
+        assert!(points.contains(&format!("topic: {point}")), "{points:?}");
+    }
+}
+
+#[test]
+fn receiving_the_latest() {
+    let points = receiving("receives the latest");
+    assert!(points.contains("topic: hold written, entry not looked at again"), "{points:?}");
+}
+
+/// The broker dies while it takes back what a dead member had. It, or the one after it, begins again.
+#[test]
+fn taking_back_what_the_dead_had() {
+    let points = at_each_point(
+        || {
+            let (command, others) = Others::start("is the broker");
+            let World { topic, pool, .. } = &*others.world;
+            let mut publisher = topic.join_as_publisher(DEAD).unwrap();
+            others.world.publish(&mut publisher, DEAD, 1, Status::Timeline).unwrap();
+            let mut reader = topic.join_as_subscriber(DEAD, None, 1).unwrap();
+            let _read = others.world.receive(&mut reader, || true).unwrap();
+            let _loan = pool.try_alloc(DEAD).unwrap();
+            (command, others)
+        },
+        |crashed, others| {
+            let world = others.world.clone();
+            world.topic.part(|row| row == DEAD, Ending::OwnerDied, |_| None);
+            world.topic.recover(&world.pool, |row| row == DEAD);
+            assert_eq!(others.go_on(crashed), 1);
+        },
+    );
+    for point in [
+        "parted, samples not settled",
+        "holds of the dead cleared, seat not free",
+        "blocks of the dead taken, not free",
+    ] {
+        assert!(points.contains(&format!("topic: {point}")), "{points:?}");
+    }
+}
+
+const POOL: &str = "PARTYWALL_TEST_POOL";
+const DATA: &str = "PARTYWALL_TEST_DATA";
