@@ -66,7 +66,7 @@ pub struct UnreleasedSample {
 pub(super) struct Reading {
     words: Arc<Words>,
     /// Keeps the subscriber's place, of which the hold is.
-    seat: Arc<Seat>,
+    _seat: Arc<Seat>,
     taken: Taken,
     /// What the publisher's timeline has to reach.
     value: u64,
@@ -100,7 +100,8 @@ impl Sample {
         let words = joined.open().words.clone();
         let description = words.topic.describe(&taken);
         let (value, seat) = (description.value, joined.seat().clone());
-        let reading = Reading { words, seat, taken, value, order: OnceLock::new() };
+        seat.note_received();
+        let reading = Reading { words, _seat: seat, taken, value, order: OnceLock::new() };
         let (bytes, timeline) = (OnceLock::new(), OnceLock::new());
         let (reading, told) = (Some(Arc::new(reading)), AtomicBool::new(false));
         Self { joined, reading, description, bytes, timeline, told }
@@ -274,15 +275,16 @@ impl Sample {
     /// [`Error::Forked`].
     pub fn release_on(mut self, stream: StreamRef<'_>) -> Result<(), UnreleasedSample> {
         let Some(reading) = self.let_go() else { return Ok(()) };
-        let given = LettingGo::new(reading.clone());
+        let given = reading.clone();
         let domain = self.open().domain();
         let what = || format!("giving a sample of topic {:?} to a stream", self.topic());
         let released = domain.behind(stream, what, move |behind| {
             if behind == Behind::Unknown {
-                given.never();
+                std::mem::forget(given);
             }
         });
         released.map_err(|error| {
+            self.joined.seat().note_received();
             self.reading = Some(reading);
             UnreleasedSample { error, sample: Box::new(self) }
         })
@@ -396,7 +398,9 @@ impl Sample {
     /// Ends the use of its bytes.
     fn let_go(&mut self) -> Option<Arc<Reading>> {
         self.bytes = OnceLock::new();
-        self.reading.take()
+        let reading = self.reading.take()?;
+        self.joined.seat().note_dropped();
+        Some(reading)
     }
 }
 
@@ -404,8 +408,7 @@ impl Drop for Sample {
     fn drop(&mut self) {
         let Some(reading) = self.let_go() else { return };
         if self.is_told() && reading.words.are_ours() {
-            let going = LettingGo::new(reading);
-            self.open().blocks.when_idle(move || drop(going));
+            self.open().blocks.when_idle(move || drop(reading));
         }
     }
 }
@@ -438,33 +441,6 @@ impl Drop for Reading {
         if self.words.are_ours() {
             topic.release(pool, &self.taken);
         }
-    }
-}
-
-/// A sample that was dropped, until no GPU reads it any more.
-struct LettingGo(Option<Arc<Reading>>);
-
-impl LettingGo {
-    fn new(reading: Arc<Reading>) -> Self {
-        reading.seat.begin_letting_go();
-        Self(Some(reading))
-    }
-
-    /// Nobody knows when that is: its block stays until this process ends.
-    fn never(mut self) {
-        if let Some(reading) = self.0.take() {
-            reading.seat.end_letting_go();
-            std::mem::forget(reading);
-        }
-    }
-}
-
-impl Drop for LettingGo {
-    fn drop(&mut self) {
-        let Some(reading) = self.0.take() else { return };
-        let seat = reading.seat.clone();
-        drop(reading);
-        seat.end_letting_go();
     }
 }
 

@@ -55,8 +55,9 @@ pub(super) struct Seat {
     words: Arc<Words>,
     seated: Seated,
     place: Mutex<SubscriberPlace>,
-    /// Samples that were dropped, and that a GPU may still read.
-    going: AtomicU32,
+    /// Samples that were received and not dropped. There may be more holds: of what a GPU still reads, and of what others are
+    /// made of.
+    samples: AtomicU32,
 }
 
 /// How to subscribe; see [`Topic::subscribe`](super::Topic::subscribe).
@@ -123,7 +124,7 @@ impl SubscriberOptions {
             return Err(Error::TooManySubscribers { topic: open.name().to_owned(), most });
         };
         let (words, seated, place) = (open.words.clone(), place.seated(), Mutex::new(place));
-        let seat = Arc::new(Seat { words, seated, place, going: AtomicU32::new(0) });
+        let seat = Arc::new(Seat { words, seated, place, samples: AtomicU32::new(0) });
         let joined = Joined { open: open.clone(), seat, timelines: Timelines::default() };
         Ok(Subscriber { joined: Arc::new(joined), attention: Attention::new() })
     }
@@ -170,14 +171,20 @@ impl Subscriber {
                 return Ok(None);
             }
             self.open().domain().link().require_broker()?;
-            // A GPU that lets go of a sample wakes nobody.
-            let pause = if self.joined.seat.is_letting_go() { backoff.next().min(left) } else { left };
-            topic.sleep_for_sample(seen, pause);
+            let place = self.joined.seat.place();
+            let has_sample = topic.has_sample(&place);
+            drop(place);
+            // A GPU that lets go of a sample, so that there is room, wakes nobody.
+            if has_sample {
+                std::thread::sleep(backoff.next().min(left));
+            } else {
+                topic.sleep_for_sample(seen, left);
+            }
         }
     }
 
-    /// Receives the next sample if there is one, and room for it: samples that were dropped count as held for as long as a
-    /// GPU may read them.
+    /// Receives the next sample if there is one, and room for it: one that was dropped is still held
+    /// while a GPU may read it, and while it is not known whether another one that is made of it is valid.
     ///
     /// # Errors
     /// As [`recv`](Self::recv), but for those of waiting.
@@ -187,14 +194,17 @@ impl Subscriber {
         open.domain().link().require_ours()?;
         let mut place = self.joined.seat.place();
         loop {
-            // Before: there may be room by the time that there is none.
-            let is_letting_go = self.joined.seat.is_letting_go();
+            // Before: what is dropped meanwhile makes room.
+            let is_full = self.joined.seat.is_full();
             return match topic.receive(pool, &mut place) {
                 Received::Sample(taken) => Ok(Some(Sample::new(self.joined.clone(), taken))),
                 Received::Empty => Ok(None),
                 Received::Busy => continue,
-                Received::Full if is_letting_go => Ok(None),
-                Received::Full => Err(Error::TooManyHeld { topic: open.name().to_owned(), held: open.shape.held }),
+                Received::Full if is_full => {
+                    Err(Error::TooManyHeld { topic: open.name().to_owned(), held: open.shape.held })
+                }
+                // There will be room.
+                Received::Full => Ok(None),
                 Received::Parted => Err(open.parted()),
             };
         }
@@ -268,18 +278,17 @@ impl Joined {
 }
 
 impl Seat {
-    /// A sample is dropped that a GPU may still read.
-    pub(super) fn begin_letting_go(&self) {
-        self.going.fetch_add(1, Ordering::AcqRel);
+    pub(super) fn note_received(&self) {
+        self.samples.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// It has been let go of.
-    pub(super) fn end_letting_go(&self) {
-        self.going.fetch_sub(1, Ordering::AcqRel);
+    pub(super) fn note_dropped(&self) {
+        self.samples.fetch_sub(1, Ordering::AcqRel);
     }
 
-    fn is_letting_go(&self) -> bool {
-        self.going.load(Ordering::Acquire) > 0
+    /// Whether the caller has all samples that it may hold.
+    fn is_full(&self) -> bool {
+        self.samples.load(Ordering::Acquire) >= self.words.topic.shape().held
     }
 
     fn place(&self) -> MutexGuard<'_, SubscriberPlace> {

@@ -1,9 +1,10 @@
-//! Timelines, permits that streams give back, and blocks of pools, on a GPU.
+//! Timelines, permits that streams give back, blocks of pools and samples of topics, on a GPU.
 #![allow(clippy::unwrap_used, reason = "a test fails by an error or a panic")]
 
 mod blocks;
 mod kernels;
 mod permits;
+mod samples;
 mod scenes;
 mod world;
 
@@ -68,6 +69,13 @@ scenes! {
     ONE blocks::a_block_is_handed_over_while_a_kernel_is_still_to_fill_it
     ONE blocks::a_block_is_zeroed_on_a_stream
     ONE blocks::a_forked_child_gives_no_block_back
+    ONE samples::a_sample_is_received_before_it_is_written_and_read_behind_that
+    ONE samples::blocks_that_streams_write_are_not_used_again
+    ONE samples::what_a_dead_publisher_did_not_finish_has_failed_and_so_has_what_was_made_of_it
+    ONE samples::what_a_sample_is_made_of_is_waited_for_by_its_check
+    ONE samples::samples_come_back_when_the_gpu_is_done_or_the_process_is_dead
+    ONE samples::what_a_publisher_with_a_lost_context_did_not_finish_has_failed
+    ONE samples::a_connection_that_ends_completes_what_it_has_published
     ONE kernels::a_stream_that_is_captured_is_refused
     KERNELS kernels::a_writer_killed_in_an_endless_kernel_ends_every_wait
     KERNELS kernels::kernels_wait_and_signal_by_themselves
@@ -80,6 +88,7 @@ pub(crate) fn play(role: &str) -> Result<(), String> {
         Some("kernels") => kernels::play(),
         Some("permit") => permits::play(),
         Some("block") => blocks::play(),
+        Some("sample") => samples::play(),
         _ => return Err(format!("no role is called {role:?}")),
     }
     Ok(())

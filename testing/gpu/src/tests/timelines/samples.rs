@@ -1,0 +1,294 @@
+//! Samples of topics that GPUs write and read: what is to happen, on whatever driver there is, as in `scenes.rs`.
+#![allow(clippy::unwrap_used)] // tests, their helpers included
+
+use std::{thread, time::Duration};
+
+use partywall::{
+    DType, Domain, Error, Gpu, Place, Policy, Published, Publisher, Sample, Subscriber, TimelineEnding, TimelineWriter,
+    Topic,
+    cuda::{Access, DeviceSlice, Stream},
+};
+
+use super::world::{PATIENCE, World, eventually, gpu, next_order, say};
+
+/// A moment: what does not happen meanwhile does not happen by itself.
+const MOMENT: Duration = Duration::from_millis(50);
+
+/// Elements of a sample.
+const ELEMENTS: u64 = 1024;
+
+/// What another process is told: each word is done in turn. Its stream stands at `stop` until the test opens the gate.
+pub(crate) fn play() {
+    let domain = Domain::options().start(false).connect().unwrap();
+    let gpu = gpu(&domain);
+    let [stream, other] = [(); 2].map(|()| Stream::new(gpu.context()).unwrap());
+    gpu.kernels().unwrap();
+    let (topic, gate) = (domain.topic("frames").open().unwrap(), domain.timeline("gate").unwrap());
+    let (mut publisher, mut subscriber, mut sample) = (None, None, None);
+    say("ready");
+    while let Some(order) = next_order() {
+        let (what, argument) = order.split_once(' ').unwrap_or((&order, ""));
+        match what {
+            "join" => publisher = Some(topic.publisher().unwrap()),
+            "leave" => publisher = None,
+            "stop" => gate.wait_on(stream.as_ref(), argument.parse().unwrap()).unwrap(),
+            "publish" => _ = publish(&gpu, &stream, publisher.as_ref().unwrap(), &[]),
+            "synchronise" => stream.synchronize().unwrap(),
+            "subscribe" => subscriber = Some(topic.subscriber(Policy::Latest).unwrap()),
+            "receive" => {
+                let received = receive(subscriber.as_ref().unwrap());
+                received.device_on(stream.as_ref()).unwrap();
+                sample = Some(received);
+            }
+            "drop" => sample = None,
+            "give" => sample.take().unwrap().release_on(stream.as_ref()).unwrap(),
+            "fault" => {
+                // SAFETY: in the first pages there is never any memory, which is what it is about.
+                #[allow(unsafe_code)]
+                let nowhere = unsafe { DeviceSlice::from_raw(4096, 4, Access::ReadWrite) };
+                gpu.kernels().unwrap().enqueue_fill(other.as_ref(), nowhere).unwrap();
+                eventually("the loss is found", || other.synchronize().is_err());
+            }
+            other => panic!("nobody knows how to {other}"),
+        }
+        say("done");
+    }
+}
+
+/// Publishes what a kernel writes, when `stream` comes to it.
+fn publish(gpu: &Gpu, stream: &Stream, publisher: &Publisher, inputs: &[&Sample]) -> Published {
+    let mut loan = publisher.loan(DType::U32, &[ELEMENTS], PATIENCE).unwrap();
+    inputs.iter().for_each(|input| loan.rests_on(input).unwrap());
+    gpu.kernels().unwrap().enqueue_fill(stream.as_ref(), loan.device().unwrap().as_slice()).unwrap();
+    loan.filled().publish_on(stream.as_ref(), PATIENCE).unwrap()
+}
+
+fn receive(subscriber: &Subscriber) -> Sample {
+    subscriber.recv(PATIENCE).unwrap()
+}
+
+/// Whether a kernel on `stream` finds what another has written.
+fn is_filled(gpu: &Gpu, stream: &Stream, sample: &Sample) -> bool {
+    let range = sample.device_on(stream.as_ref()).unwrap();
+    gpu.kernels().unwrap().verify(stream.as_ref(), range.as_slice(), 1).unwrap().is_none()
+}
+
+/// What all scenes begin with: a topic of few blocks, and what the others' streams wait for.
+fn stage(world: &World) -> (Domain, Topic, TimelineWriter) {
+    let domain = world.connect();
+    let gpu = gpu(&domain);
+    gpu.kernels().unwrap();
+    let topic = domain.topic("frames").max_bytes(4 * ELEMENTS).depth(2).publishers(2).subscribers(3).held(2);
+    let topic = topic.place(Place::Gpu(gpu.uuid())).create().unwrap();
+    let gate = domain.timeline_writer("gate").unwrap();
+    (domain, topic, gate)
+}
+
+/// All blocks, of which some are in the ring.
+fn unused(topic: &Topic) {
+    eventually("all blocks are back", || {
+        let stats = topic.stats();
+        (stats.held, stats.read) == (0, 0)
+    });
+}
+
+pub(crate) fn a_sample_is_received_before_it_is_written_and_read_behind_that(world: &World) {
+    let (domain, topic, gate) = stage(world);
+    let (gpu, subscriber, mut other) = (gpu(&domain), topic.subscriber(Policy::Block).unwrap(), world.play("sample"));
+    let stream = Stream::new(gpu.context()).unwrap();
+    for order in ["join", "stop 1", "publish"] {
+        other.have(order);
+    }
+    let sample = receive(&subscriber);
+    assert_eq!((sample.dtype(), sample.shape(), sample.sequence()), (DType::U32, &[ELEMENTS][..], 0));
+    assert!(matches!(sample.check(), Err(Error::NotReady { .. })));
+    assert!(matches!(sample.wait(MOMENT), Err(Error::Timeout { .. })));
+    sample.device_on(stream.as_ref()).unwrap();
+    assert!(!stream.as_ref().is_done().unwrap(), "it waits for the other's stream");
+    let opening = thread::spawn(move || {
+        thread::sleep(MOMENT);
+        gate.signal(1).unwrap();
+        gate
+    });
+    assert!(is_filled(&gpu, &stream, &sample));
+    sample.check().unwrap();
+    sample.wait(Duration::ZERO).unwrap();
+    sample.release_on(stream.as_ref()).unwrap();
+    let _gate = opening.join().unwrap();
+    for sequence in 1..50 {
+        other.have("publish");
+        let sample = receive(&subscriber);
+        assert_eq!((sample.sequence(), sample.missed()), (sequence, 0));
+        assert!(is_filled(&gpu, &stream, &sample));
+        sample.check().unwrap();
+        match sequence % 3 {
+            0 => drop(sample),
+            1 => sample.release().unwrap(),
+            _ => sample.release_on(stream.as_ref()).unwrap(),
+        }
+    }
+    other.have("leave");
+    unused(&topic);
+    eventually("its place is free", || topic.stats().publishers.is_empty());
+}
+
+pub(crate) fn blocks_that_streams_write_are_not_used_again(world: &World) {
+    let (domain, topic, gate) = stage(world);
+    let (gpu, mut other) = (gpu(&domain), world.play("sample"));
+    for order in ["join", "stop 1", "publish", "publish", "leave"] {
+        other.have(order);
+    }
+    // They are overwritten in the ring, and nobody has received them.
+    let (publisher, stream) = (topic.publisher().unwrap(), Stream::new(gpu.context()).unwrap());
+    for _ in 0..50 {
+        publish(&gpu, &stream, &publisher, &[]);
+        stream.synchronize().unwrap();
+    }
+    eventually("only the other's are held", || topic.stats().held == 2);
+    assert_eq!(topic.stats().publishers.len(), 2, "it has left, and its stream has not come so far");
+    gate.signal(1).unwrap();
+    unused(&topic);
+    eventually("its place is free", || topic.stats().publishers.len() == 1);
+}
+
+/// The publisher is killed before its stream has written the sample. Who received it hears so, and so does who received what
+/// was made of it.
+pub(crate) fn what_a_dead_publisher_did_not_finish_has_failed_and_so_has_what_was_made_of_it(world: &World) {
+    let (domain, topic, _gate) = stage(world);
+    let (gpu, subscriber, mut other) = (gpu(&domain), topic.subscriber(Policy::Block).unwrap(), world.play("sample"));
+    let (stream, publisher) = (Stream::new(gpu.context()).unwrap(), topic.publisher().unwrap());
+    for order in ["join", "publish", "synchronise", "stop 1", "publish"] {
+        other.have(order);
+    }
+    let [finished, unfinished] = [(); 2].map(|()| receive(&subscriber));
+    // Made of both, by a stream that waits for the second one.
+    finished.device_on(stream.as_ref()).unwrap();
+    unfinished.device_on(stream.as_ref()).unwrap();
+    publish(&gpu, &stream, &publisher, &[&finished, &unfinished]);
+    assert!(!stream.as_ref().is_done().unwrap());
+    other.kill();
+    stream.synchronize().unwrap();
+    finished.check().unwrap();
+    let failed = |error: Error| match error {
+        Error::SampleFailed { position, ending, .. } => assert_eq!((position, ending), (1, TimelineEnding::OwnerDied)),
+        other => panic!("{other:?}"),
+    };
+    failed(unfinished.check().unwrap_err());
+    failed(unfinished.wait(Duration::ZERO).unwrap_err());
+    failed(unfinished.device_on(stream.as_ref()).unwrap_err());
+    drop(finished);
+    let made_of_it = receive(&subscriber);
+    assert!(matches!(made_of_it.check(), Err(Error::SampleTainted { position: 2, .. })));
+    // Others are not concerned.
+    drop((unfinished, made_of_it));
+    publish(&gpu, &stream, &publisher, &[]);
+    let next = receive(&subscriber);
+    assert!(is_filled(&gpu, &stream, &next));
+    next.check().unwrap();
+    drop((next, publisher));
+    unused(&topic);
+}
+
+/// A sample that is made of one that is not decided is not decided either.
+pub(crate) fn what_a_sample_is_made_of_is_waited_for_by_its_check(world: &World) {
+    let (domain, topic, gate) = stage(world);
+    let (gpu, subscriber, mut other) = (gpu(&domain), topic.subscriber(Policy::Block).unwrap(), world.play("sample"));
+    let (stream, publisher) = (Stream::new(gpu.context()).unwrap(), topic.publisher().unwrap());
+    for order in ["join", "stop 1", "publish"] {
+        other.have(order);
+    }
+    let input = receive(&subscriber);
+    // Its own stream does not wait for the input, and is done before it.
+    publish(&gpu, &stream, &publisher, &[&input]);
+    stream.synchronize().unwrap();
+    let made_of_it = receive(&subscriber);
+    made_of_it.wait(PATIENCE).unwrap();
+    assert!(matches!(made_of_it.check(), Err(Error::Timeout { .. })), "nobody knows yet");
+    // The input is kept until it is known.
+    drop(input);
+    assert_eq!(topic.stats().subscribers[0].held, 2);
+    gate.signal(1).unwrap();
+    made_of_it.check().unwrap();
+    eventually("it is let go of", || topic.stats().subscribers[0].held == 1);
+    drop((made_of_it, publisher));
+    unused(&topic);
+}
+
+/// Whatever reads them is not over before the process is.
+pub(crate) fn samples_come_back_when_the_gpu_is_done_or_the_process_is_dead(world: &World) {
+    let (domain, topic, gate) = stage(world);
+    let (gpu, mut other) = (gpu(&domain), world.play("sample"));
+    let (stream, publisher) = (Stream::new(gpu.context()).unwrap(), topic.publisher().unwrap());
+    let is_read = || {
+        thread::sleep(MOMENT);
+        topic.stats().subscribers.iter().map(|subscriber| subscriber.held).sum::<u32>()
+    };
+    other.have("subscribe");
+    for (round, how) in [(1, "drop"), (2, "give")] {
+        publish(&gpu, &stream, &publisher, &[]);
+        for order in [&format!("stop {round}"), "receive", how] {
+            other.have(order);
+        }
+        assert_eq!(is_read(), 1, "a stream of its is still to read it");
+        gate.signal(round).unwrap();
+        eventually("it is let go of", || topic.stats().subscribers[0].held == 0);
+    }
+    publish(&gpu, &stream, &publisher, &[]);
+    for order in ["stop 3", "receive", "give"] {
+        other.have(order);
+    }
+    assert_eq!(is_read(), 1);
+    other.kill();
+    eventually("its place is free", || topic.stats().subscribers.is_empty());
+    drop(publisher);
+    unused(&topic);
+}
+
+/// Nobody knows what its streams still do: its block stays.
+pub(crate) fn what_a_publisher_with_a_lost_context_did_not_finish_has_failed(world: &World) {
+    let (domain, topic, _gate) = stage(world);
+    let (subscriber, mut other) = (topic.subscriber(Policy::Block).unwrap(), world.play("sample"));
+    for order in ["join", "stop 1", "publish", "fault"] {
+        other.have(order);
+    }
+    let sample = receive(&subscriber);
+    eventually("it has failed", || {
+        matches!(sample.check(), Err(Error::SampleFailed { ending: TimelineEnding::OwnerFaulted, .. }))
+    });
+    drop(sample);
+    let (gpu, publisher) = (gpu(&domain), topic.publisher().unwrap());
+    let stream = Stream::new(gpu.context()).unwrap();
+    for _ in 0..2 {
+        publish(&gpu, &stream, &publisher, &[]);
+        receive(&subscriber).release().unwrap();
+    }
+    eventually("it is overwritten", || topic.stats().held == 1);
+    drop(publisher);
+    other.kill();
+    unused(&topic);
+}
+
+/// The connection ends, and with it the part of the process in the topic: but not before its GPU is done.
+pub(crate) fn a_connection_that_ends_completes_what_it_has_published(world: &World) {
+    let (outside, topic, gate) = stage(world);
+    let subscriber = topic.subscriber(Policy::Block).unwrap();
+    let domain = world.connect();
+    let ours = gpu(&domain);
+    let stream = Stream::new(ours.context()).unwrap();
+    ours.kernels().unwrap();
+    let theirs = domain.topic("frames").open().unwrap();
+    let publisher = theirs.publisher().unwrap();
+    domain.timeline("gate").unwrap().wait_on(stream.as_ref(), 1).unwrap();
+    publish(&ours, &stream, &publisher, &[]);
+    let sample = receive(&subscriber);
+    let ending = thread::spawn(move || drop((publisher, theirs, domain)));
+    thread::sleep(MOMENT);
+    assert!(matches!(sample.check(), Err(Error::NotReady { .. })));
+    gate.signal(1).unwrap();
+    ending.join().unwrap();
+    sample.check().unwrap();
+    let stream = Stream::new(gpu(&outside).context()).unwrap();
+    assert!(is_filled(&gpu(&outside), &stream, &sample));
+    sample.release().unwrap();
+    unused(&topic);
+}
