@@ -102,6 +102,8 @@ enum Command {
     Evict(commands::evict::Arguments),
     /// End all waits for a timeline whose writer hangs
     Abandon(commands::abandon::Arguments),
+    /// Look at the samples of a topic, record them in a file, and play them back
+    Topic(commands::topic::Arguments),
     /// Find out by trying what works on this machine, and how to fix what does not
     Doctor(commands::doctor::Arguments),
     /// Try out how the driver shares memory, and how it fails, step by step
@@ -127,6 +129,7 @@ fn main() -> ExitCode {
         Command::Watch(arguments) => commands::watch::run(&context, &arguments),
         Command::Evict(arguments) => commands::evict::run(&context, &arguments),
         Command::Abandon(arguments) => commands::abandon::run(&context, &arguments),
+        Command::Topic(arguments) => commands::topic::run(&context, &arguments),
         Command::Doctor(arguments) => commands::doctor::run(&context, &arguments),
         Command::Lab(arguments) => commands::lab::run(&context, &arguments),
     };

@@ -14,4 +14,5 @@ pub(crate) mod serve;
 pub(crate) mod show;
 pub(crate) mod status;
 pub(crate) mod stop;
+pub(crate) mod topic;
 pub(crate) mod watch;

@@ -56,6 +56,7 @@
 
 mod copy;
 mod error;
+mod message;
 mod npy;
 mod plan;
 mod safetensors;
@@ -65,6 +66,7 @@ mod write;
 
 pub use copy::{BUFFER_BYTES, Lane, Piece, Sink, default_threads};
 pub use error::{FileError, SinkError};
+pub use message::{Message, safetensors_header, safetensors_message};
 pub use plan::Plan;
 pub use tensor::TensorInfo;
 pub use write::{Content, Format, write_to, write_to_path};

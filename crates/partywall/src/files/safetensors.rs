@@ -44,13 +44,36 @@ pub(super) fn read_header(path: &Path, file: &File, length: u64) -> Result<Heade
     }
     let mut json = vec![0; bytes as usize];
     read_exact_at(path, file, &mut json, PREFIX)?;
-    let (header, data) = parse(path, &json, start)?;
+    whole(path, &json, start, length)
+}
+
+/// Reads the header of a file that is in memory as a whole, and checks it against the file's length.
+pub(super) fn parse_bytes(path: &Path, bytes: &[u8]) -> Result<Header, FileError> {
+    let length = bytes.len() as u64;
+    let truncated = |expected| FileError::Truncated { file: path.to_owned(), expected, found: length };
+    let Some((prefix, rest)) = bytes.split_first_chunk::<{ PREFIX as usize }>() else {
+        return Err(truncated(PREFIX));
+    };
+    let json = u64::from_le_bytes(*prefix);
+    if json > MAX_HEADER {
+        return Err(FileError::HeaderTooLarge { file: path.to_owned(), bytes: json, limit: MAX_HEADER });
+    }
+    let start = PREFIX + json;
+    let json = rest.get(..json as usize).ok_or_else(|| truncated(start))?;
+    whole(path, json, start, length)
+}
+
+/// What the JSON of a header says, of a file of `length` bytes whose tensors' begin at `start`.
+fn whole(path: &Path, json: &[u8], start: u64, length: u64) -> Result<Header, FileError> {
+    let (header, data) = parse(path, json, start)?;
     match start.checked_add(data) {
         Some(expected) if expected == length => Ok(header),
         Some(expected) if expected < length => {
             Err(FileError::TrailingBytes { file: path.to_owned(), expected, found: length })
         }
-        expected => Err(truncated(expected.unwrap_or(u64::MAX))),
+        expected => {
+            Err(FileError::Truncated { file: path.to_owned(), expected: expected.unwrap_or(u64::MAX), found: length })
+        }
     }
 }
 

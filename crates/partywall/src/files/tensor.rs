@@ -18,6 +18,12 @@ pub struct TensorInfo {
 }
 
 impl TensorInfo {
+    /// A tensor whose elements follow each other without gaps, last dimension fastest; `None` if it is larger than 2⁶³
+    /// bytes or does not fill whole bytes.
+    pub fn contiguous(name: &str, dtype: DType, shape: Vec<u64>) -> Option<Self> {
+        Self::dense(name, dtype, shape, Order::C)
+    }
+
     /// A tensor whose elements follow each other without gaps, in `order`; `None` if it is larger than 2⁶³ bytes or
     /// does not fill whole bytes.
     pub(super) fn dense(name: &str, dtype: DType, shape: Vec<u64>, order: Order) -> Option<Self> {

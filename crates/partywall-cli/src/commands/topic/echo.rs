@@ -1,0 +1,156 @@
+//! `partywall topic echo`. With `--json` each line is an object: of a sample `event` (`sample`), `position`, `publisher`,
+//! `sequence`, `missed`, `lag`, `dtype`, `shape`, `bytes`, `header` (in hexadecimal digits), `values` (the first; bytes of
+//! types that have no numbers), `error` (why it is not complete, or null), `rate` (samples a second lately); at the end
+//! `event` (`end`), `samples`, `missed`, `failed`, `bytes`, `seconds`, `rate`.
+
+use std::{
+    collections::VecDeque,
+    fmt::Write,
+    time::{Duration, Instant},
+};
+
+use partywall::{Sample, Subscriber, bytes};
+use serde_json::{Value, json};
+
+use super::{Receiver, Receiving, bytes_of, is_lost, values};
+use crate::{Context, failure::Failure, output::Output, text::count};
+
+/// Its arguments.
+#[derive(Debug, clap::Args)]
+pub(super) struct Arguments {
+    #[command(flatten)]
+    receiving: Receiving,
+}
+
+/// Runs it.
+pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
+    let topic = arguments.receiving.open(context)?;
+    let output = context.output();
+    if !output.is_json() {
+        output.remark(format!("listening to {}; Ctrl-C ends it", topic.name()));
+    }
+    let mut echo = Echo { output, lately: VecDeque::new(), samples: 0, missed: 0, failed: 0, bytes: 0 };
+    let took = arguments.receiving.receive(&topic, &mut echo)?.as_secs_f64();
+    let Echo { samples, missed, failed, bytes: total, .. } = echo;
+    let rate = samples as f64 / took.max(1e-9);
+    output.value(&json!({
+        "event": "end",
+        "samples": samples,
+        "missed": missed,
+        "failed": failed,
+        "bytes": total,
+        "seconds": took,
+        "rate": rate,
+    }));
+    if !output.is_json() {
+        let (samples, each_second) = (count(samples, "sample"), bytes((total as f64 / took.max(1e-9)) as u64));
+        output.remark(format!(
+            "{samples} in {took:.1} s: {rate:.1}/s, {each_second}/s; {missed} missed, {failed} failed"
+        ));
+    }
+    Ok(())
+}
+
+struct Echo {
+    output: Output,
+    /// When samples came, within [`LATELY`].
+    lately: VecDeque<Instant>,
+    samples: u64,
+    missed: u64,
+    failed: u64,
+    bytes: u64,
+}
+
+impl Receiver for Echo {
+    fn sample(&mut self, sample: Sample, subscriber: &Subscriber) -> Result<(), Failure> {
+        let mut head = Vec::new();
+        let error = match bytes_of(&sample, values::head(sample.dtype()), &mut head) {
+            Ok(()) => None,
+            Err(error) if is_lost(&error) => Some(error.to_string()),
+            Err(error) => return Err(error.into()),
+        };
+        self.samples += 1;
+        self.missed += sample.missed();
+        self.failed += u64::from(error.is_some());
+        self.bytes += sample.len();
+        let told = Told {
+            lag: subscriber.stats().lag,
+            header: sample.header(),
+            values: if error.is_some() { Vec::new() } else { values::first(sample.dtype(), &head) },
+            rate: self.rate(),
+            error,
+        };
+        self.output.line(line(&sample, &told));
+        self.output.value(&value(&sample, &told));
+        Ok(sample.release()?)
+    }
+}
+
+impl Echo {
+    /// Samples a second, over the last moments.
+    fn rate(&mut self) -> f64 {
+        let now = Instant::now();
+        self.lately.push_back(now);
+        while self.lately.front().is_some_and(|first| now - *first > LATELY) {
+            self.lately.pop_front();
+        }
+        match (self.lately.front(), self.lately.len()) {
+            (Some(first), n) if n > 1 => (n - 1) as f64 / (now - *first).as_secs_f64().max(1e-9),
+            _ => 0.0,
+        }
+    }
+}
+
+/// What is told of a sample besides what it says itself.
+struct Told {
+    lag: u64,
+    header: Vec<u8>,
+    values: Vec<Value>,
+    error: Option<String>,
+    rate: f64,
+}
+
+fn line(sample: &Sample, told: &Told) -> String {
+    let mut line = format!(
+        "{:>8}  publisher {} #{}  {} {:?}  {:>5.1}/s  lag {}",
+        sample.position(),
+        sample.publisher(),
+        sample.sequence(),
+        sample.dtype(),
+        sample.shape(),
+        told.rate,
+        told.lag,
+    );
+    // Writing to a string does not fail.
+    if sample.missed() > 0 {
+        let _ = write!(line, "  {} missed", sample.missed());
+    }
+    if !told.header.is_empty() {
+        let _ = write!(line, "  header {:?}", String::from_utf8_lossy(&told.header));
+    }
+    let elements = sample.shape().iter().product::<u64>();
+    let rest = told.error.clone().unwrap_or_else(|| values::line(&told.values, elements));
+    let _ = write!(line, "  {rest}");
+    line
+}
+
+fn value(sample: &Sample, told: &Told) -> Value {
+    json!({
+        "event": "sample",
+        "position": sample.position(),
+        "publisher": sample.publisher(),
+        "sequence": sample.sequence(),
+        "missed": sample.missed(),
+        "lag": told.lag,
+        "dtype": sample.dtype().name(),
+        "shape": sample.shape(),
+        "bytes": sample.len(),
+        "header": super::file::hex(&told.header),
+        "values": told.values,
+        "error": told.error,
+        "rate": told.rate,
+    })
+}
+
+/// Over how long a rate is taken.
+const LATELY: Duration = Duration::from_secs(1);

@@ -1,0 +1,277 @@
+//! Files of samples: MCAP (<https://mcap.dev/spec>), each message a safetensors file of one tensor. `docs/topic-files.md`
+//! describes them.
+
+use std::{
+    collections::BTreeMap,
+    fs::{File, OpenOptions},
+    io::{self, BufWriter, ErrorKind as IoErrorKind, Read},
+    path::{Path, PathBuf},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use mcap::{
+    McapError, WriteOptions, Writer,
+    records::{MessageHeader, Record},
+    sans_io::linear_reader::{LinearReadEvent, LinearReader, LinearReaderOptions},
+};
+use partywall::{
+    Error, ErrorKind, Sample, Topic,
+    files::{Message, TensorInfo, safetensors_header, safetensors_message},
+};
+
+use super::bytes_of;
+use crate::failure::Failure;
+
+/// A file that is being written.
+pub(super) struct Recording {
+    path: PathBuf,
+    writer: Writer<BufWriter<File>>,
+    channel: u16,
+    /// What the next message consists of.
+    message: Vec<u8>,
+    flushed: Instant,
+}
+
+impl Recording {
+    /// Begins a file. One that is there is replaced only by `force`.
+    pub(super) fn create(path: &Path, topic: &Topic, force: bool) -> Result<Self, Failure> {
+        let mut options = OpenOptions::new();
+        options.write(true);
+        if force {
+            options.create(true).truncate(true)
+        } else {
+            options.create_new(true)
+        };
+        let file = options.open(path).map_err(|error| match error.kind() {
+            IoErrorKind::AlreadyExists => Failure::new(
+                ErrorKind::Refused,
+                format!("{} is there already", path.display()),
+                "name another file, or replace it with --force",
+            ),
+            _ => failed(path, "cannot be made", &error),
+        })?;
+        // A chunk is written when it is whole: whatever ends this process leaves a file that is readable up to there.
+        let options = WriteOptions::new().compression(None).chunk_size(Some(CHUNK)).disable_seeking(true);
+        let options = options.library(format!("partywall {}", partywall::VERSION));
+        let begin = || {
+            let mut writer = options.create(BufWriter::new(file))?;
+            let channel = writer.add_channel(0, topic.name(), ENCODING, &facts(topic))?;
+            Ok((writer, channel))
+        };
+        let (writer, channel) = begin().map_err(|error| not_written(path, &error))?;
+        Ok(Self { path: path.to_owned(), writer, channel, message: Vec::new(), flushed: Instant::now() })
+    }
+
+    /// Adds a sample, as received now. The inner error is about the sample, which is not in the file then.
+    pub(super) fn add(&mut self, sample: &Sample) -> Result<Result<(), Error>, Failure> {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let time = u64::try_from(since.as_nanos()).unwrap_or(u64::MAX);
+        let Some(tensor) = TensorInfo::contiguous(TENSOR, sample.dtype(), sample.shape().to_vec()) else {
+            let why = format!("sample {} has an impossible shape: {:?}", sample.position(), sample.shape());
+            return Err(Failure::new(ErrorKind::Refused, why, "see what its publisher does"));
+        };
+        let metadata = [
+            ("header", hex(&sample.header())),
+            ("publisher", sample.publisher().to_string()),
+            ("sequence", sample.sequence().to_string()),
+            ("position", sample.position().to_string()),
+            ("missed", sample.missed().to_string()),
+        ];
+        let metadata: Vec<_> = metadata.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
+        self.message = safetensors_header(&self.path, &tensor, &metadata).map_err(Error::from)?;
+        if let Err(error) = bytes_of(sample, u64::MAX, &mut self.message) {
+            return Ok(Err(error));
+        }
+        let header = MessageHeader {
+            channel_id: self.channel,
+            // The format has 32 bits for it; all of it is in the metadata.
+            sequence: sample.sequence() as u32,
+            log_time: time,
+            publish_time: time,
+        };
+        let written = self.writer.write_to_known_channel(&header, &self.message);
+        written.map_err(|error| not_written(&self.path, &error))?;
+        self.flush_if_due()?;
+        Ok(Ok(()))
+    }
+
+    /// Writes what has been added, now and then: as much as this is lost if the process is killed.
+    pub(super) fn flush_if_due(&mut self) -> Result<(), Failure> {
+        if self.flushed.elapsed() < FLUSH {
+            return Ok(());
+        }
+        self.flushed = Instant::now();
+        self.writer.flush().map_err(|error| not_written(&self.path, &error))
+    }
+
+    /// Ends the file with its index.
+    pub(super) fn finish(mut self) -> Result<(), Failure> {
+        let finished = self.writer.finish().map(drop);
+        finished.map_err(|error| not_written(&self.path, &error))
+    }
+}
+
+/// What is said of the topic, so that one like it can be made.
+fn facts(topic: &Topic) -> BTreeMap<String, String> {
+    let mut facts = BTreeMap::from([
+        ("max_bytes".to_owned(), topic.max_bytes().to_string()),
+        ("depth".to_owned(), topic.depth().to_string()),
+        ("place".to_owned(), topic.place().to_string()),
+    ]);
+    facts.extend(topic.dtype().map(|dtype| ("dtype".to_owned(), dtype.name().to_owned())));
+    facts
+}
+
+/// A file that is being read from its beginning.
+pub(super) struct Playback {
+    path: PathBuf,
+    file: File,
+    reader: LinearReader,
+    /// Those whose messages are samples, by their numbers: their topics and what is said of these.
+    channels: BTreeMap<u16, (String, BTreeMap<String, String>)>,
+    /// Whether anything of the file has made sense.
+    is_mcap: bool,
+}
+
+/// What comes next in a file.
+pub(super) enum Next {
+    /// A sample of the channel with this topic.
+    Sample { channel: u16, log_time: u64, message: Vec<u8> },
+    /// Nothing: it ends here, or it was not written to its end.
+    End { cut_off: bool },
+}
+
+impl Playback {
+    pub(super) fn open(path: &Path) -> Result<Self, Failure> {
+        let opened = File::open(path).and_then(|file| Ok((file.metadata()?, file)));
+        let (metadata, file) = opened.map_err(|error| failed(path, "cannot be opened", &error))?;
+        if !metadata.is_file() {
+            let what = format!("{} is no regular file", path.display());
+            return Err(Failure::new(ErrorKind::Refused, what, "name an MCAP file"));
+        }
+        // No record is longer than the file: what is damaged does not make us allocate more.
+        let limit = usize::try_from(metadata.len()).unwrap_or(usize::MAX);
+        let options = LinearReaderOptions::default().with_prevalidate_chunk_crcs(true).with_record_length_limit(limit);
+        let reader = LinearReader::new_with_options(options);
+        Ok(Self { path: path.to_owned(), file, reader, channels: BTreeMap::new(), is_mcap: false })
+    }
+
+    /// The topic of a channel, and what is said of it.
+    pub(super) fn channel(&self, number: u16) -> Option<&(String, BTreeMap<String, String>)> {
+        self.channels.get(&number)
+    }
+
+    /// The next message of a channel of samples.
+    pub(super) fn next(&mut self) -> Result<Next, Failure> {
+        loop {
+            let record = match self.reader.next_event() {
+                None => return Ok(Next::End { cut_off: false }),
+                Some(Ok(LinearReadEvent::ReadRequest(bytes))) => {
+                    let read = loop {
+                        match self.file.read(self.reader.insert(bytes)) {
+                            Err(error) if error.kind() == IoErrorKind::Interrupted => {}
+                            read => break read,
+                        }
+                    };
+                    self.reader.notify_read(read.map_err(|error| failed(&self.path, "cannot be read", &error))?);
+                    continue;
+                }
+                Some(Ok(LinearReadEvent::Record { data, opcode })) => mcap::parse_record(opcode, data),
+                Some(Err(error)) => Err(error),
+            };
+            match record {
+                Ok(Record::Channel(channel)) if channel.message_encoding == ENCODING => {
+                    self.channels.insert(channel.id, (channel.topic, channel.metadata));
+                }
+                Ok(Record::Message { header, data }) if self.channels.contains_key(&header.channel_id) => {
+                    let (channel, log_time, message) = (header.channel_id, header.log_time, data.into_owned());
+                    return Ok(Next::Sample { channel, log_time, message });
+                }
+                Ok(_) => {}
+                Err(McapError::UnexpectedEof) if self.is_mcap => return Ok(Next::End { cut_off: true }),
+                Err(McapError::BadMagic | McapError::UnexpectedEof) => {
+                    let what = format!("{} is no MCAP file", self.path.display());
+                    return Err(Failure::new(ErrorKind::Refused, what, "`partywall topic record` writes such files"));
+                }
+                Err(McapError::UnsupportedCompression(name)) => {
+                    let what = format!("{} is compressed ({name}), which is not supported", self.path.display());
+                    let advice = "write it anew without compression: mcap compress --compression none";
+                    return Err(Failure::new(ErrorKind::Refused, what, advice));
+                }
+                Err(error) => {
+                    let what = format!("{} is damaged: {error}", self.path.display());
+                    return Err(Failure::new(ErrorKind::Refused, what, "`mcap recover` saves what can be read of it"));
+                }
+            }
+            self.is_mcap = true;
+        }
+    }
+}
+
+/// A message, and the user's header.
+pub(super) fn decode<'a>(path: &Path, message: &'a [u8]) -> Result<(Message<'a>, Vec<u8>), Failure> {
+    let message = safetensors_message(path, message).map_err(Error::from)?;
+    let header = message.metadata.iter().find(|(key, _)| key == "header").map_or("", |(_, value)| value);
+    let header = unhex(header).ok_or_else(|| {
+        let what = format!("{} is damaged: the header of a sample is no hexadecimal text", path.display());
+        Failure::new(ErrorKind::Refused, what, "see what has written the file")
+    })?;
+    Ok((message, header))
+}
+
+/// Bytes as pairs of hexadecimal digits.
+pub(super) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn unhex(text: &str) -> Option<Vec<u8>> {
+    let digits: Vec<_> = text.chars().map(|digit| digit.to_digit(16)).collect::<Option<_>>()?;
+    let pairs = digits.chunks(2).map(|pair| Some((pair.first()? * 16 + pair.get(1)?) as u8));
+    pairs.collect()
+}
+
+fn not_written(path: &Path, error: &McapError) -> Failure {
+    match error {
+        McapError::Io(error) => failed(path, "cannot be written", error),
+        error => Failure::new(ErrorKind::Refused, format!("{} cannot be written: {error}", path.display()), ""),
+    }
+}
+
+fn failed(path: &Path, what: &str, error: &io::Error) -> Failure {
+    let kind = if error.kind() == IoErrorKind::NotFound { ErrorKind::NotFound } else { ErrorKind::Refused };
+    let advice = match error.kind() {
+        IoErrorKind::NotFound => "see whether the path is right",
+        IoErrorKind::StorageFull | IoErrorKind::QuotaExceeded => {
+            "make room; what has been recorded until then is in the file"
+        }
+        _ => "see what the kernel says",
+    };
+    Failure::new(kind, format!("{} {what}: {error}", path.display()), advice)
+}
+
+/// What messages are.
+const ENCODING: &str = "safetensors";
+
+/// The name of the tensor in a message.
+const TENSOR: &str = "data";
+
+/// Bytes of a chunk before it is written.
+const CHUNK: u64 = 4 << 20;
+
+/// How often what there is is written, however little.
+const FLUSH: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_are_hexadecimal_text() {
+        assert_eq!(hex(&[0, 0xab, 0xff]), "00abff");
+        assert_eq!(unhex("00abff"), Some(vec![0, 0xab, 0xff]));
+        assert_eq!(unhex(""), Some(Vec::new()));
+        for bad in ["0", "0g", "ä1", "+1"] {
+            assert_eq!(unhex(bad), None, "{bad}");
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! `partywall topic play`. With `--json`, at the end: `name`, `file`, `channel`, `samples`, `bytes` (of the samples),
+//! `seconds`, `cut_off` (whether the file was not written to its end).
+
+use std::{
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicBool, Ordering},
+    time::{Duration, Instant},
+};
+
+use partywall::{
+    DType, DeviceChoice, Domain, Error, ErrorKind, Publisher, Topic, bytes,
+    files::{Message, TensorInfo},
+};
+use serde_json::json;
+
+use super::{
+    PATIENCE, cancel_flag,
+    file::{Next, Playback, decode},
+};
+use crate::{Context, device, failure::Failure, text::count};
+
+/// Its arguments.
+#[derive(Debug, clap::Args)]
+pub(super) struct Arguments {
+    /// The file
+    file: PathBuf,
+    /// The topic. It is made if it is not there, as the recorded one was
+    name: String,
+    /// How much faster than recorded; less than 1 is slower
+    #[arg(long, value_name = "FACTOR", default_value_t = 1.0, value_parser = parse_rate)]
+    rate: f64,
+    /// Begin again at the end, until Ctrl-C
+    #[arg(long = "loop")]
+    again: bool,
+    /// The recorded topic, if the file has several
+    #[arg(long, value_name = "TOPIC")]
+    channel: Option<String>,
+    /// Where a topic that is made has its memory: auto (the first GPU, else host memory), host, cuda, cuda:N, or a GPU's UUID
+    #[arg(long, value_name = "DEVICE", default_value = "auto")]
+    device: DeviceChoice,
+}
+
+/// Runs it.
+pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
+    partywall::check_name(&arguments.name)?;
+    // What is no such file starts no broker.
+    let mut playback = Playback::open(&arguments.file)?;
+    let mut next = playback.next()?;
+    let stop = cancel_flag()?;
+    let domain = context.options().connect()?;
+    let (mut player, mut cut_off) = (Player::new(context, arguments, &domain, &stop), false);
+    loop {
+        match next {
+            Next::Sample { channel, log_time, message } => {
+                if player.is_chosen(&playback, channel)? && !player.play(&playback, channel, log_time, &message)? {
+                    break;
+                }
+                next = playback.next()?;
+            }
+            Next::End { cut_off: here } => {
+                cut_off = here;
+                if !arguments.again || player.samples == 0 {
+                    break;
+                }
+                player.begun = None;
+                playback = Playback::open(&arguments.file)?;
+                next = playback.next()?;
+            }
+        }
+    }
+    player.report(cut_off)
+}
+
+struct Player<'a> {
+    context: &'a Context,
+    arguments: &'a Arguments,
+    domain: &'a Domain,
+    stop: &'a AtomicBool,
+    /// The recorded topic that is played.
+    channel: Option<String>,
+    /// Where it is played.
+    topic: Option<(Topic, Publisher)>,
+    /// The time of the first sample of this turn, as recorded, and when that was played.
+    begun: Option<(u64, Instant)>,
+    start: Instant,
+    samples: u64,
+    bytes: u64,
+}
+
+impl<'a> Player<'a> {
+    fn new(context: &'a Context, arguments: &'a Arguments, domain: &'a Domain, stop: &'a AtomicBool) -> Self {
+        let channel = arguments.channel.clone();
+        let start = Instant::now();
+        Self { context, arguments, domain, stop, channel, topic: None, begun: None, start, samples: 0, bytes: 0 }
+    }
+
+    /// Whether the samples of a channel are meant.
+    fn is_chosen(&mut self, playback: &Playback, channel: u16) -> Result<bool, Failure> {
+        let Some((topic, _)) = playback.channel(channel) else { return Ok(false) };
+        let chosen = self.channel.get_or_insert_with(|| topic.clone());
+        if chosen != topic && self.arguments.channel.is_none() {
+            let what = format!("{} has samples of {chosen} and of {topic}", self.arguments.file.display());
+            return Err(Failure::new(ErrorKind::Usage, what, "choose one with --channel TOPIC"));
+        }
+        Ok(chosen == topic)
+    }
+
+    /// Publishes a sample when its time has come. False if it was interrupted.
+    fn play(&mut self, playback: &Playback, channel: u16, log_time: u64, message: &[u8]) -> Result<bool, Failure> {
+        let (Message { tensor, bytes, .. }, header) = decode(&self.arguments.file, message)?;
+        if self.topic.is_none() {
+            let topic = self.open(playback, channel, &tensor)?;
+            let publisher = topic.publisher()?;
+            self.topic = Some((topic, publisher));
+        }
+        let Some((topic, publisher)) = &self.topic else { return Ok(false) };
+        let (first, begun) = *self.begun.get_or_insert_with(|| (log_time, Instant::now()));
+        let due = Duration::from_nanos(log_time.saturating_sub(first)).div_f64(self.arguments.rate);
+        if !self.sleep_until(begun, due) {
+            return Ok(false);
+        }
+        let stop = || self.stop.load(Ordering::Relaxed);
+        let Some(mut loan) = publisher.loan_unless(tensor.dtype, &tensor.shape, PATIENCE, stop)? else {
+            return Ok(false);
+        };
+        match topic.gpu() {
+            None => loan.bytes_mut()?.copy_from_slice(bytes),
+            Some(_) if bytes.is_empty() => {}
+            Some(gpu) => loan.device()?.copy_from_host(gpu.stream(), bytes)?,
+        }
+        loan.header(&header)?;
+        match loan.filled().publish_unless(PATIENCE, stop) {
+            Ok(_) => {}
+            Err(_) if stop() => return Ok(false),
+            Err(failed) => return Err(failed.error.into()),
+        }
+        self.samples += 1;
+        self.bytes += bytes.len() as u64;
+        Ok(true)
+    }
+
+    /// The topic that is there, or else one as it was recorded.
+    fn open(&self, playback: &Playback, channel: u16, first: &TensorInfo) -> Result<Topic, Failure> {
+        let options = self.domain.topic(&self.arguments.name);
+        match options.open() {
+            Err(Error::NotFound { .. }) => {}
+            opened => return Ok(opened?),
+        }
+        let facts = playback.channel(channel).map(|(_, facts)| facts);
+        let fact = |name: &str| facts.and_then(|facts| facts.get(name));
+        let number = |name: &str| fact(name).and_then(|value| value.parse::<u64>().ok());
+        let max_bytes = number("max_bytes").unwrap_or(0).max(first.bytes).max(1);
+        let mut options = options.max_bytes(max_bytes).place(device::place(self.context, self.arguments.device)?);
+        if let Some(depth) = number("depth").and_then(|depth| u32::try_from(depth).ok()) {
+            options = options.depth(depth);
+        }
+        if let Some(dtype) = fact("dtype").and_then(|name| name.parse::<DType>().ok()) {
+            options = options.dtype(dtype);
+        }
+        Ok(options.open_or_create()?)
+    }
+
+    /// False if it was interrupted.
+    fn sleep_until(&self, begun: Instant, due: Duration) -> bool {
+        loop {
+            let left = due.saturating_sub(begun.elapsed());
+            if self.stop.load(Ordering::Relaxed) {
+                return false;
+            }
+            if left.is_zero() {
+                return true;
+            }
+            std::thread::sleep(left.min(NAP));
+        }
+    }
+
+    fn report(self, cut_off: bool) -> Result<(), Failure> {
+        let Self { context, arguments, channel, start, samples, bytes: total, .. } = self;
+        let (output, path) = (context.output(), arguments.file.as_path());
+        if cut_off && !output.is_json() {
+            output.remark(format!("{} was not written to its end: what is whole was played", path.display()));
+        }
+        if samples == 0 && !self.stop.load(Ordering::Relaxed) {
+            return Err(nothing(path, arguments.channel.as_deref()));
+        }
+        let took = start.elapsed().as_secs_f64();
+        output.line(format!(
+            "played {} of {} to {}: {} in {took:.1} s",
+            count(samples, "sample"),
+            path.display(),
+            arguments.name,
+            bytes(total),
+        ));
+        output.value(&json!({
+            "name": arguments.name,
+            "file": path,
+            "channel": channel,
+            "samples": samples,
+            "bytes": total,
+            "seconds": took,
+            "cut_off": cut_off,
+        }));
+        Ok(())
+    }
+}
+
+fn nothing(path: &Path, channel: Option<&str>) -> Failure {
+    let of = channel.map_or_else(String::new, |channel| format!(" of {channel}"));
+    let what = format!("{} has no samples{of}", path.display());
+    Failure::new(ErrorKind::NotFound, what, "see what is in it: mcap info")
+}
+
+fn parse_rate(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(rate) if (1e-3..=1e6).contains(&rate) => Ok(rate),
+        _ => Err("a factor from 0.001 to 1000000 is needed".into()),
+    }
+}
+
+/// How long to sleep before looking whether to stop.
+const NAP: Duration = Duration::from_millis(100);

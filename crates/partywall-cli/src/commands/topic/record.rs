@@ -1,0 +1,82 @@
+//! `partywall topic record`. With `--json`, at the end: `name`, `file`, `samples`, `missed`, `failed` (not complete, and not
+//! written), `bytes` (of the samples), `seconds`. The file is described in `docs/topic-files.md`.
+
+use std::path::PathBuf;
+
+use partywall::{Sample, Subscriber, bytes};
+use serde_json::json;
+
+use super::{Receiver, Receiving, file::Recording, is_lost};
+use crate::{Context, failure::Failure, text::count};
+
+/// Its arguments.
+#[derive(Debug, clap::Args)]
+pub(super) struct Arguments {
+    #[command(flatten)]
+    receiving: Receiving,
+    /// The file
+    file: PathBuf,
+    /// Replace the file if it is there
+    #[arg(long)]
+    force: bool,
+}
+
+/// Runs it.
+pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
+    let topic = arguments.receiving.open(context)?;
+    let (output, shown) = (context.output(), arguments.file.display());
+    let recording = Recording::create(&arguments.file, &topic, arguments.force)?;
+    if !output.is_json() {
+        output.remark(format!("recording {} in {shown}; Ctrl-C ends it", topic.name()));
+    }
+    let mut recorder = Recorder { recording, samples: 0, missed: 0, failed: 0, bytes: 0 };
+    let received = arguments.receiving.receive(&topic, &mut recorder);
+    let Recorder { recording, samples, missed, failed, bytes: total } = recorder;
+    // What has been received is in the file, however it ended.
+    let finished = recording.finish();
+    let took = received?.as_secs_f64();
+    finished?;
+    output.line(format!(
+        "{} of {} in {shown}: {} in {took:.1} s; {missed} missed, {failed} failed",
+        count(samples, "sample"),
+        topic.name(),
+        bytes(total),
+    ));
+    output.value(&json!({
+        "name": topic.name(),
+        "file": arguments.file,
+        "samples": samples,
+        "missed": missed,
+        "failed": failed,
+        "bytes": total,
+        "seconds": took,
+    }));
+    Ok(())
+}
+
+struct Recorder {
+    recording: Recording,
+    samples: u64,
+    missed: u64,
+    failed: u64,
+    bytes: u64,
+}
+
+impl Receiver for Recorder {
+    fn sample(&mut self, sample: Sample, _: &Subscriber) -> Result<(), Failure> {
+        self.missed += sample.missed();
+        match self.recording.add(&sample)? {
+            Ok(()) => {
+                self.samples += 1;
+                self.bytes += sample.len();
+            }
+            Err(error) if is_lost(&error) => self.failed += 1,
+            Err(error) => return Err(error.into()),
+        }
+        Ok(sample.release()?)
+    }
+
+    fn idle(&mut self) -> Result<(), Failure> {
+        self.recording.flush_if_due()
+    }
+}

@@ -1,0 +1,82 @@
+//! The first values of a sample, for people and programs.
+
+use half::{bf16, f16};
+use partywall::DType;
+use serde_json::{Value, json};
+
+/// How many values are told.
+pub(super) const VALUES: usize = 8;
+
+/// Bytes of the first values of a type. Of one whose values are not told, as many bytes are.
+pub(super) fn head(dtype: DType) -> u64 {
+    VALUES as u64 * if is_told(dtype) { dtype.item_bytes().unwrap_or(1) } else { 1 }
+}
+
+/// The values that `bytes` begin with: numbers, or the bytes themselves of types that JSON has no numbers for.
+pub(super) fn first(dtype: DType, bytes: &[u8]) -> Vec<Value> {
+    let item = if is_told(dtype) { dtype.item_bytes().unwrap_or(1) as usize } else { 1 };
+    bytes.chunks_exact(item).take(VALUES).map(|item| value(dtype, item)).collect()
+}
+
+/// The same in a line: `0, 1.5, 2, …`.
+pub(super) fn line(values: &[Value], elements: u64) -> String {
+    let mut texts: Vec<_> = values.iter().map(Value::to_string).collect();
+    if elements > values.len() as u64 {
+        texts.push("…".into());
+    }
+    texts.join(", ")
+}
+
+fn value(dtype: DType, item: &[u8]) -> Value {
+    macro_rules! number {
+        ($type:ty) => {
+            <[u8; size_of::<$type>()]>::try_from(item).map_or(Value::Null, |bytes| json!(<$type>::from_le_bytes(bytes)))
+        };
+    }
+    let float = |number: f64| if number.is_finite() { json!(number) } else { json!(number.to_string()) };
+    match dtype {
+        DType::Bool => json!(item.first().is_some_and(|byte| *byte != 0)),
+        DType::I8 => number!(i8),
+        DType::U16 => number!(u16),
+        DType::I16 => number!(i16),
+        DType::U32 => number!(u32),
+        DType::I32 => number!(i32),
+        DType::U64 => number!(u64),
+        DType::I64 => number!(i64),
+        DType::F16 => item.try_into().map_or(Value::Null, |bytes| float(f16::from_le_bytes(bytes).into())),
+        DType::BF16 => item.try_into().map_or(Value::Null, |bytes| float(bf16::from_le_bytes(bytes).into())),
+        DType::F32 => item.try_into().map_or(Value::Null, |bytes| shortest(f32::from_le_bytes(bytes))),
+        DType::F64 => item.try_into().map_or(Value::Null, |bytes| float(f64::from_le_bytes(bytes))),
+        _ => json!(item.first()),
+    }
+}
+
+/// 0.1 and not 0.10000000149011612, which is the same number.
+fn shortest(number: f32) -> Value {
+    let text = number.to_string();
+    text.parse::<f64>().ok().filter(|number| number.is_finite()).map_or_else(|| json!(text), |number| json!(number))
+}
+
+fn is_told(dtype: DType) -> bool {
+    use DType::{BF16, Bool, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64};
+    matches!(dtype, Bool | U8 | I8 | U16 | I16 | U32 | I32 | U64 | I64 | F16 | BF16 | F32 | F64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_told_as_the_numbers_that_they_are() {
+        let f32s: Vec<u8> = [0.1_f32, -2.0, f32::NAN, f32::INFINITY].iter().flat_map(|x| x.to_le_bytes()).collect();
+        assert_eq!(first(DType::F32, &f32s), [json!(0.1), json!(-2.0), json!("NaN"), json!("inf")]);
+        assert_eq!(first(DType::I16, &[0xff, 0xff, 1, 0, 7]), [json!(-1), json!(1)]);
+        assert_eq!(first(DType::F16, &[0, 0x3c]), [json!(1.0)]);
+        assert_eq!(first(DType::BF16, &[0x80, 0x3f]), [json!(1.0)]);
+        assert_eq!(first(DType::Bool, &[0, 1, 2]), [json!(false), json!(true), json!(true)]);
+        assert_eq!(first(DType::F8E4M3, &[9; 20]), vec![json!(9); VALUES], "as bytes");
+        assert_eq!((head(DType::F64), head(DType::U8), head(DType::F4)), (64, 8, 8));
+        assert_eq!(line(&[json!(1), json!(2)], 2), "1, 2");
+        assert_eq!(line(&[json!(1)], 5), "1, …");
+    }
+}

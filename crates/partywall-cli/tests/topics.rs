@@ -1,0 +1,332 @@
+//! Topics as a user of the command sees them: `topic echo`, `topic record`, `topic play`, `ls`, `show`, `evict`.
+#![allow(clippy::unwrap_used, reason = "helpers of tests are outside #[test]")]
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    io::BufWriter,
+    path::Path,
+    time::Duration,
+};
+
+use mcap::records::MessageHeader;
+use partywall::{
+    DType, Domain, Policy, Publisher, Subscriber, Topic,
+    files::{Message, TensorInfo, safetensors_header, safetensors_message},
+};
+use partywall_harness::{Running, Sandbox, Signal, device, eventually, kind, place};
+use serde_json::{Value, json};
+
+const LONG: Duration = Duration::from_secs(60);
+
+fn topic(domain: &Domain, name: &str) -> Topic {
+    domain.topic(name).max_bytes(64).depth(16).place(place()).create().unwrap()
+}
+
+fn publish(publisher: &Publisher, topic: &Topic, values: &[f32], header: &[u8]) {
+    let mut loan = publisher.loan(DType::F32, &[values.len() as u64], LONG).unwrap();
+    let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    match topic.gpu() {
+        None => loan.bytes_mut().unwrap().copy_from_slice(&bytes),
+        Some(gpu) => loan.device().unwrap().copy_from_host(gpu.stream(), &bytes).unwrap(),
+    }
+    loan.header(header).unwrap();
+    loan.filled().publish(LONG).unwrap();
+}
+
+fn receive(subscriber: &Subscriber, topic: &Topic) -> (Vec<f32>, Vec<u8>) {
+    let sample = subscriber.recv(LONG).unwrap();
+    let mut bytes = vec![0; sample.len() as usize];
+    match topic.gpu() {
+        None => bytes.copy_from_slice(sample.bytes().unwrap()),
+        Some(gpu) => sample.device_on(gpu.stream()).unwrap().copy_to_host(gpu.stream(), &mut bytes).unwrap(),
+    }
+    (bytes.chunks(4).map(|item| f32::from_le_bytes(item.try_into().unwrap())).collect(), sample.header())
+}
+
+/// A process that has subscribed.
+fn listening(sandbox: &Sandbox, topic: &Topic, arguments: &[&str]) -> Running {
+    let before = topic.stats().subscribers.len();
+    let running = sandbox.spawn(arguments);
+    eventually("it has subscribed", || topic.stats().subscribers.len() > before);
+    running
+}
+
+/// A file of samples of these channels, each of one number: channel, time in nanoseconds, number.
+fn file(path: &Path, samples: &[(&str, u64, f32)]) {
+    let mut writer =
+        mcap::WriteOptions::new().compression(None).create(BufWriter::new(File::create(path).unwrap())).unwrap();
+    for (sequence, (topic, log_time, number)) in samples.iter().enumerate() {
+        let facts = BTreeMap::from([("max_bytes".to_owned(), "64".to_owned())]);
+        let channel_id = writer.add_channel(0, topic, "safetensors", &facts).unwrap();
+        let tensor = TensorInfo::contiguous("x", DType::F32, vec![1]).unwrap();
+        let message = [&safetensors_header(path, &tensor, &[]).unwrap()[..], &number.to_le_bytes()].concat();
+        let header = MessageHeader { channel_id, sequence: sequence as u32, log_time: *log_time, publish_time: 0 };
+        writer.write_to_known_channel(&header, &message).unwrap();
+    }
+    writer.finish().unwrap();
+}
+
+fn play<'a>(file: &'a Path, rest: &[&'a str]) -> Vec<&'a str> {
+    let file = file.to_str().unwrap();
+    [&["topic", "play", file][..], rest, &["--device", device()]].concat()
+}
+
+#[test]
+fn what_is_recorded_is_played_as_it_was() {
+    let sandbox = Sandbox::new();
+    let domain = sandbox.domain();
+    let camera = topic(&domain, "camera");
+    let publisher = camera.publisher().unwrap();
+    let path = sandbox.path().join("camera.mcap");
+    let arguments = ["topic", "record", "camera", path.to_str().unwrap(), "--count", "3", "--json"];
+    let recording = listening(&sandbox, &camera, &arguments);
+    let samples: [(&[f32], &[u8]); 3] = [(&[1.0, 2.0], b"first"), (&[3.0], b""), (&[4.0, 5.0, 6.0], &[0, 0xff])];
+    for (values, header) in samples {
+        publish(&publisher, &camera, values, header);
+    }
+    let told = recording.wait().expect(0).json();
+    for (key, value) in [("name", json!("camera")), ("samples", json!(3)), ("missed", json!(0)), ("bytes", json!(24))] {
+        assert_eq!(told[key], value, "{key}");
+    }
+
+    // As any reader of MCAP sees it.
+    let bytes = fs::read(&path).unwrap();
+    let messages: Vec<_> = mcap::MessageStream::new(&bytes).unwrap().map(Result::unwrap).collect();
+    assert_eq!(messages.len(), 3);
+    for (message, (values, header)) in messages.iter().zip(samples) {
+        assert_eq!(
+            (message.channel.topic.as_str(), message.channel.message_encoding.as_str()),
+            ("camera", "safetensors")
+        );
+        assert_eq!(message.channel.metadata["max_bytes"], "64");
+        assert!(message.log_time > 1 << 60, "nanoseconds since 1970");
+        let Message { tensor, metadata, bytes: data } = safetensors_message(&path, &message.data).unwrap();
+        assert_eq!((tensor.dtype, &tensor.shape[..]), (DType::F32, &[values.len() as u64][..]));
+        assert_eq!(data, values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<_>>());
+        let hex: String = header.iter().map(|byte| format!("{byte:02x}")).collect();
+        assert!(metadata.contains(&("header".to_owned(), hex)));
+    }
+
+    let again = topic(&domain, "again");
+    let subscriber = again.subscriber(Policy::Block).unwrap();
+    let played = sandbox.run(play(&path, &["again", "--json"])).expect(0).json();
+    assert_eq!(
+        (&played["samples"], &played["cut_off"], &played["channel"]),
+        (&json!(3), &json!(false), &json!("camera"))
+    );
+    for (values, header) in samples {
+        assert_eq!(receive(&subscriber, &again), (values.to_vec(), header.to_vec()));
+    }
+    let text = sandbox.run(play(&path, &["fresh"])).expect(0).text();
+    assert!(text.contains("played 3 samples"), "a topic that was not there is made: {text}");
+    assert!(domain.topic("fresh").open().is_err(), "and goes with the player");
+}
+
+#[test]
+fn samples_are_told_as_they_come() {
+    let sandbox = Sandbox::new();
+    let domain = sandbox.domain();
+    let camera = topic(&domain, "camera");
+    let publisher = camera.publisher().unwrap();
+    let mut echo = listening(&sandbox, &camera, &["topic", "echo", "camera", "--count", "2", "--json"]);
+    publish(&publisher, &camera, &[0.5, 2.0], b"left");
+    publish(&publisher, &camera, &[], b"");
+    let lines: Vec<Value> = (0..3).map(|_| serde_json::from_str(&echo.line()).unwrap()).collect();
+    for (key, value) in [
+        ("event", json!("sample")),
+        ("position", json!(0)),
+        ("sequence", json!(0)),
+        ("missed", json!(0)),
+        ("dtype", json!("float32")),
+        ("shape", json!([2])),
+        ("bytes", json!(8)),
+        ("header", json!("6c656674")),
+        ("values", json!([0.5, 2.0])),
+        ("error", Value::Null),
+    ] {
+        assert_eq!(lines[0][key], value, "{key}");
+    }
+    assert_eq!((&lines[1]["position"], &lines[1]["values"]), (&json!(1), &json!([])));
+    assert_eq!((&lines[2]["event"], &lines[2]["samples"], &lines[2]["failed"]), (&json!("end"), &json!(2), &json!(0)));
+    echo.wait().expect(0);
+
+    let echo = listening(&sandbox, &camera, &["topic", "echo", "camera", "--count", "1"]);
+    publish(&publisher, &camera, &[0.5; 9], b"left");
+    let told = echo.wait().expect(0);
+    for part in ["float32 [9]", "header \"left\"", "0.5, 0.5", "…", "lag 0"] {
+        assert!(told.text().contains(part), "{part:?} is missing: {told:?}");
+    }
+    assert!(told.stderr.contains("1 sample in"), "{told:?}");
+    let nothing = sandbox.json(["topic", "echo", "camera", "--for", "0.1"]);
+    assert_eq!((&nothing["event"], &nothing["samples"]), (&json!("end"), &json!(0)));
+
+    let interrupted = listening(&sandbox, &camera, &["topic", "echo", "camera"]);
+    interrupted.signal(Signal::INT);
+    assert!(interrupted.wait().expect(0).stderr.contains("0 samples in"));
+}
+
+#[test]
+fn samples_are_played_at_their_own_pace_or_another_once_or_for_ever() {
+    let sandbox = Sandbox::new();
+    let domain = sandbox.domain();
+    let path = sandbox.path().join("f.mcap");
+    file(&path, &[("x", 5_000_000_000, 1.0), ("x", 5_300_000_000, 2.0)]);
+    let screen = topic(&domain, "screen");
+    let subscriber = screen.subscriber(Policy::Block).unwrap();
+    let played = sandbox.run(play(&path, &["screen", "--json"])).expect(0).json();
+    assert!(played["seconds"].as_f64().unwrap() >= 0.3, "{played}");
+    let played = sandbox.run(play(&path, &["screen", "--json", "--rate", "0.5"])).expect(0).json();
+    assert!(played["seconds"].as_f64().unwrap() >= 0.6, "{played}");
+    for number in [1.0, 2.0, 1.0, 2.0] {
+        assert_eq!(receive(&subscriber, &screen).0, [number]);
+    }
+    let endless = sandbox.spawn(play(&path, &["screen", "--rate", "1000", "--loop"]));
+    for turn in 0..20 {
+        assert_eq!(receive(&subscriber, &screen).0, [1.0 + (turn % 2) as f32]);
+    }
+    endless.signal(Signal::INT);
+    endless.wait().expect(0);
+}
+
+#[test]
+fn a_recorder_that_is_killed_leaves_what_it_had_written() {
+    let sandbox = Sandbox::new();
+    let domain = sandbox.domain();
+    let camera = topic(&domain, "camera");
+    let publisher = camera.publisher().unwrap();
+    let path = sandbox.path().join("camera.mcap");
+    let recording = listening(&sandbox, &camera, &["topic", "record", "camera", path.to_str().unwrap()]);
+    publish(&publisher, &camera, &[1.0], b"");
+    publish(&publisher, &camera, &[2.0], b"");
+    eventually("what has come is written, although that was little", || fs::metadata(&path).unwrap().len() > 300);
+    recording.kill();
+    let again = topic(&domain, "again");
+    let subscriber = again.subscriber(Policy::Block).unwrap();
+    let played = sandbox.run(play(&path, &["again", "--json"])).expect(0).json();
+    assert_eq!((&played["cut_off"], &played["samples"]), (&json!(true), &json!(2)));
+    assert_eq!(receive(&subscriber, &again).0, [1.0]);
+}
+
+#[test]
+fn files_that_cannot_be_played_say_why() {
+    let sandbox = Sandbox::new();
+    let domain = sandbox.domain();
+    let screen = topic(&domain, "screen");
+    let refused = |path: &Path, rest: &[&str], code: i32| sandbox.run(play(path, rest)).expect(code).stderr;
+    let missing = refused(&sandbox.path().join("missing"), &["screen"], 3);
+    assert!(missing.contains("cannot be opened"), "{missing}");
+    sandbox.file("text", b"no such thing, but longer than a magic number is");
+    assert!(refused(&sandbox.path().join("text"), &["screen"], 5).contains("no MCAP file"));
+    sandbox.file("empty", b"");
+    assert!(refused(&sandbox.path().join("empty"), &["screen"], 5).contains("no MCAP file"));
+    assert!(refused(sandbox.path(), &["screen"], 5).contains("no regular file"));
+
+    let two = sandbox.path().join("two.mcap");
+    file(&two, &[("a", 0, 1.0), ("b", 0, 2.0)]);
+    let choose = refused(&two, &["screen"], 2);
+    assert!(choose.contains("of a and of b") && choose.contains("--channel"), "{choose}");
+    let subscriber = screen.subscriber(Policy::Block).unwrap();
+    sandbox.run(play(&two, &["screen", "--channel", "b"])).expect(0);
+    while receive(&subscriber, &screen).0 != [2.0] {}
+    drop(subscriber);
+    assert!(refused(&two, &["screen", "--channel", "c"], 3).contains("no samples of c"));
+
+    let whole = fs::read(&two).unwrap();
+    for end in (0..whole.len()).step_by(23) {
+        fs::write(sandbox.path().join("cut"), &whole[..end]).unwrap();
+        let told = sandbox.run(play(&sandbox.path().join("cut"), &["screen", "--channel", "a"]));
+        assert!([Some(0), Some(3), Some(5)].contains(&told.code), "cut off at {end}: {told:?}");
+    }
+    let chunk = whole.windows(4).position(|bytes| bytes == 1.0_f32.to_le_bytes()).unwrap();
+    let mut damaged = whole.clone();
+    damaged[chunk] ^= 1;
+    fs::write(sandbox.path().join("damaged"), damaged).unwrap();
+    assert!(refused(&sandbox.path().join("damaged"), &["screen"], 5).contains("damaged"));
+
+    let small = domain.topic("small").max_bytes(2).place(place()).create().unwrap();
+    assert!(refused(&two, &["small", "--channel", "a"], 2).contains("small"));
+    let other = domain.topic("other").max_bytes(64).dtype(DType::U8).place(place()).create().unwrap();
+    let wrong = refused(&two, &["other", "--channel", "a"], 2);
+    assert!(wrong.contains("float32") && wrong.contains("uint8"), "{wrong}");
+    drop((small, other));
+    let _pool = domain.pool("pool").blocks(1).block_bytes(64).place(place()).create().unwrap();
+    refused(&two, &["pool", "--channel", "a"], 2);
+    refused(&two, &["screen", "--rate", "0"], 2);
+    refused(&two, &["a b"], 2);
+}
+
+#[test]
+fn what_cannot_be_recorded_says_why() {
+    let sandbox = Sandbox::new();
+    let domain = sandbox.domain();
+    let _camera = topic(&domain, "camera");
+    let record = |name: &str, file: &str, more: &[&str]| {
+        sandbox.run([&["topic", "record", name, file, "--for", "0.1"][..], more].concat())
+    };
+    let file = sandbox.path().join("f.mcap");
+    let file = file.to_str().unwrap();
+    assert!(record("missing", file, &[]).expect(3).stderr.contains("missing"));
+    assert!(!Path::new(file).exists(), "nothing is made for nothing");
+    record("camera", file, &[]).expect(0);
+    let there = record("camera", file, &[]).expect(5).stderr;
+    assert!(there.contains("is there already") && there.contains("--force"), "{there}");
+    record("camera", file, &["--force"]).expect(0);
+    record("camera", "/nowhere/f", &[]).expect(3);
+    record("camera", file, &["--count", "0"]).expect(2);
+    sandbox.run(["topic", "echo", "missing"]).expect(3);
+    sandbox.run(["topic", "echo", "camera", "--for", "x"]).expect(2);
+    sandbox.run(["topic"]).expect(2);
+    let _semaphore = domain.semaphore("gate", 1).unwrap();
+    sandbox.run(["topic", "echo", "gate"]).expect(3);
+
+    let full = record("camera", "/dev/full", &["--force"]).expect(5).stderr;
+    assert!(full.contains("/dev/full cannot be written") && full.contains("make room"), "{full}");
+}
+
+#[test]
+fn who_holds_up_a_topic_is_listed_shown_and_evicted() {
+    let sandbox = Sandbox::new();
+    let domain = sandbox.domain();
+    let camera = domain.topic("camera").max_bytes(64).depth(2).dtype(DType::F32).place(place()).create().unwrap();
+    let publisher = camera.publisher().unwrap();
+    let stopped = listening(&sandbox, &camera, &["topic", "echo", "camera", "--block"]);
+    stopped.signal(Signal::STOP);
+    let loan = || publisher.loan(DType::F32, &[1], LONG).unwrap().filled();
+    // As many as it may be behind, and perhaps one that it just takes.
+    while loan().publish(Duration::from_millis(300)).is_ok() {}
+
+    let list = sandbox.json(["ls"]);
+    let name = &list["names"][0];
+    let shape = &name["latest"]["control"];
+    assert_eq!((&shape["kind"], &shape["depth"], &shape["dtype"]), (&json!("topic"), &json!(2), &json!("float32")));
+    assert_eq!((&name["usage"]["publishers"], &name["usage"]["subscribers"]), (&json!(1), &json!(1)));
+    let text = sandbox.run(["ls"]).expect(0).text();
+    let cells: Vec<_> = text.lines().nth(1).unwrap().split_whitespace().collect();
+    assert_eq!(cells[..8], ["camera", kind(), &place().to_string(), "float32", "2", "64", "1", "1"], "{text}");
+
+    let pid = stopped.pid();
+    eventually("it is hung", || sandbox.json(["show", "camera"])["detail"]["subscribers"][0]["state"] == "hung");
+    let waiting = std::thread::spawn({
+        let filled = loan();
+        move || filled.publish(LONG).map(|_| ()).map_err(|failed| failed.error)
+    });
+    let mut shown = Value::Null;
+    eventually("somebody waits for it", || {
+        shown = sandbox.json(["show", "camera"])["detail"].clone();
+        shown["subscribers"][0]["stalled_ms"].is_u64()
+    });
+    let subscriber = &shown["subscribers"][0];
+    assert_eq!(
+        (&subscriber["pid"], &subscriber["policy"], &subscriber["lag"]),
+        (&json!(pid), &json!("block"), &json!(2))
+    );
+    assert_eq!((&shown["audit"], &shown["publishers"][0]["blocked_by"]), (&json!("clean"), &subscriber["id"]));
+    let text = sandbox.run(["show", "camera"]).expect(0).text();
+    for part in ["the last 2 samples of float32", "audit      clean", "hung", "block", "for subscriber"] {
+        assert!(text.contains(part), "{part:?} is missing: {text}");
+    }
+    sandbox.run(["evict", &pid.to_string(), "--kill"]).expect(0);
+    assert!(waiting.join().unwrap().is_ok(), "nobody waits for it any more");
+    stopped.kill();
+}
