@@ -409,7 +409,7 @@ fn taking_back_what_the_dead_had() {
             let (command, others) = Others::start("is the broker");
             let World { topic, pool, .. } = &*others.world;
             let mut publisher = topic.join_as_publisher(DEAD).unwrap();
-            others.world.publish(&mut publisher, DEAD, 1, Status::Timeline).unwrap();
+            let _written = others.world.publish(&mut publisher, DEAD, 1, Status::Timeline).unwrap();
             let mut reader = topic.join_as_subscriber(DEAD, None, 1).unwrap();
             let _read = others.world.receive(&mut reader, || true).unwrap();
             let _loan = pool.try_alloc(DEAD).unwrap();
