@@ -77,7 +77,7 @@ impl Held {
         self.slot
     }
 
-    /// Another number each time that a slot is taken, of all slots.
+    /// Another number each time that a slot is taken, of all slots, and of those that are made later under the same name.
     pub fn generation(&self) -> u64 {
         self.word.ticket()
     }

@@ -5,7 +5,7 @@
 //!     0  magic         of the sort
 //!     8  layout hash   of the description of this layout: another one is refused, never guessed
 //!    16  maximum: u32  slots; then ring: u32, entries of the ring
-//!    64  tickets: u64, look: u32
+//!    64  tickets: u64, look: u32; the first ticket is the time when it was made
 //!   128  head: u64
 //!   192  tail: u64
 //!   256  slots         one word each, filled up to whole cache lines
@@ -57,7 +57,7 @@ mod mapped {
         io,
         os::fd::{AsFd, OwnedFd},
         sync::{Mutex, PoisonError, atomic::Ordering},
-        time::Instant,
+        time::{Instant, SystemTime, UNIX_EPOCH},
     };
 
     use partywall_os::{
@@ -100,6 +100,7 @@ mod mapped {
             header.write_all_at(&LAYOUT_HASH.to_le_bytes(), 8)?;
             header.write_all_at(&maximum.to_le_bytes(), 16)?;
             header.write_all_at(&MAX_WAITERS.to_le_bytes(), 20)?;
+            header.write_all_at(&first_ticket().to_le_bytes(), 64)?;
             Ok(draft.share()?)
         }
 
@@ -157,6 +158,15 @@ mod mapped {
             let Self { memory, header, slots, ring, .. } = self;
             Core { header: &memory.at(header)[0], slots: memory.at(slots), ring: memory.at(ring) }
         }
+    }
+
+    /// A ticket that none was as large as in slots that were made before: those grow more slowly than this one, by one each
+    /// time that somebody tries to take a slot. So what names a slot and its ticket names nothing in slots that are made
+    /// later under the same name. (A ticket has 46 bits: the same ones come again after 52 days.)
+    fn first_ticket() -> u64 {
+        // Before 1970, and in some centuries, it is any number.
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        now.as_nanos() as u64 / 64
     }
 
     /// Where the ring begins.

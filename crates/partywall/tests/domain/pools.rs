@@ -250,6 +250,26 @@ fn a_block_of_another_pool_is_refused() {
     assert!(matches!(keeper.accept(&reference), Err(Error::StaleBlock { .. })));
 }
 
+/// Its version's number comes again when nobody has the pool any more.
+#[test]
+fn a_reference_to_a_pool_that_is_gone_names_no_block_of_the_next_one() {
+    let world = World::new();
+    let domain = world.connect();
+    let offer = |pool: &Pool| {
+        let mut block = pool.alloc(PATIENCE).unwrap();
+        write(&mut block, 7);
+        block.offer().unwrap()
+    };
+    let pool = frames(&domain, 1).create().unwrap();
+    let old = offer(&pool);
+    drop(pool);
+    eventually("the pool is gone", || domain.names().unwrap().is_empty());
+    let pool = frames(&domain, 1).create().unwrap();
+    let new = offer(&pool);
+    assert!(matches!(pool.accept(&old), Err(Error::StaleBlock { .. })), "{old} {new}");
+    pool.accept(&new).unwrap().release().unwrap();
+}
+
 #[test]
 fn a_pool_is_mapped_once_whatever_the_number_of_handles() {
     let world = World::new();
