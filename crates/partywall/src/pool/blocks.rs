@@ -135,7 +135,11 @@ impl Blocks {
             let waiting = std::mem::take(&mut *blocks.waiting());
             match blocks.gpu().map_or(Ok(()), |gpu| blocks.wait_idle(gpu)) {
                 Ok(()) => waiting.into_iter().for_each(|then| then()),
-                Err(error) => tracing::warn!(pool = blocks.name(), %error, "blocks stay held until this process ends"),
+                Err(error) => {
+                    tracing::warn!(pool = blocks.name(), %error, "blocks stay held until this process ends");
+                    // Dropping some of them would give a block back.
+                    std::mem::forget(waiting);
+                }
             }
         });
     }
