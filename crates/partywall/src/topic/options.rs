@@ -166,6 +166,11 @@ impl TopicOptions {
         let Some(block_bytes) = self.max_bytes else {
             return Err(bad("how many bytes its largest sample has is to be given".into()));
         };
+        if self.wanted.name.len() > MAX_NAME {
+            return Err(bad(format!(
+                "its name has at most {MAX_NAME} bytes, for its publishers' timelines have longer ones"
+            )));
+        }
         let (depth, history) = (self.depth.unwrap_or(DEPTH), self.history.unwrap_or(0));
         let publishers = self.publishers.unwrap_or(PUBLISHERS);
         let subscribers = self.subscribers.unwrap_or(SUBSCRIBERS);
@@ -255,6 +260,8 @@ impl Topic {
     }
 }
 
+/// Bytes of a name. Those of [`timelines`](super::timelines) are longer by less than the rest of what a name can have.
+const MAX_NAME: usize = 200;
 const DEPTH: u32 = 8;
 const PUBLISHERS: u32 = 4;
 const SUBSCRIBERS: u32 = 8;

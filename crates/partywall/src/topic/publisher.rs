@@ -161,7 +161,7 @@ impl Joined {
     }
 
     fn begin_timeline(&self) -> Result<Writer> {
-        let timeline = self.open.domain().timeline_writer(&timelines::name(self.open.name(), self.id()))?;
+        let timeline = self.open.domain().timeline_writer(&timelines::name(&self.open, self.id()))?;
         let order = timelines::Order::of(&timeline);
         let last = timeline.announced();
         self.open.words.topic.set_timeline(&self.place(), order.cell());

@@ -62,7 +62,7 @@ impl Timelines {
             let known = self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&publisher).cloned();
             let timeline = match known {
                 Some(known) => known,
-                None => Arc::new(open.domain().timeline(&name(open.name(), publisher))?),
+                None => Arc::new(open.domain().timeline(&name(open, publisher))?),
             };
             if topic.timeline_of(taken) == Some(Order::of(&timeline).cell()) {
                 let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -83,9 +83,10 @@ impl Timelines {
     }
 }
 
-/// What a publisher's timeline is called.
-pub(super) fn name(topic: &str, publisher: u64) -> String {
-    format!("{topic}/publisher-{publisher}")
+/// What a publisher's timeline is called. With the version: one that was removed and is still used may have a publisher
+/// of the same number.
+pub(super) fn name(open: &Open, publisher: u64) -> String {
+    format!("{}/{}/publisher-{publisher}", open.name(), open.blocks.version())
 }
 
 /// How long the broker may take to say what became of the samples of one that is gone.

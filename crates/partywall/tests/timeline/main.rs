@@ -10,6 +10,7 @@ mod ipc_events;
 mod permits;
 #[path = "../../../../testing/gpu/src/tests/timelines/scenes.rs"]
 mod scenes;
+mod topics;
 mod world;
 
 /// Not a test: the body of other processes that tests start, see [`world::World::play`].
@@ -20,6 +21,7 @@ fn role() {
             ("event", _) => ipc_events::play(),
             ("calls", _) => gpus::tell_calls(),
             ("gpu", how) => scenes::play(how != "unprepared"),
+            ("topic", _) => topics::play(),
             ("permit", _) => permits::play(),
             ("block", _) => blocks::play(),
             ("host", name) => hosts::play(name),

@@ -1,0 +1,125 @@
+//! Topics on the simulated driver, where something goes wrong.
+
+use std::time::Duration;
+
+use partywall::{
+    DType, Domain, Error, Gpu, Place, Policy, Publisher, Topic, TopicOptions,
+    cuda::{Access, DeviceSlice, Stream},
+};
+
+use super::world::{PATIENCE, World, eventually, gpu, next_order, say, simulated};
+
+fn frames(domain: &Domain, name: &str) -> TopicOptions {
+    let place = Place::Gpu(gpu(domain).uuid());
+    domain.topic(name).max_bytes(4096).depth(2).publishers(2).subscribers(2).held(2).place(place)
+}
+
+fn publish_on(gpu: &Gpu, publisher: &Publisher) -> u64 {
+    let loan = publisher.loan(DType::U32, &[1024], PATIENCE).unwrap();
+    gpu.kernels().unwrap().enqueue_fill(gpu.stream(), loan.device().unwrap().as_slice()).unwrap();
+    loan.filled().publish_on(gpu.stream(), PATIENCE).unwrap().position
+}
+
+fn goes_round(gpu: &Gpu, topic: &Topic, publisher: &Publisher) {
+    let subscriber = topic.subscriber(Policy::Latest).unwrap();
+    let position = publish_on(gpu, publisher);
+    let sample = subscriber.recv(PATIENCE).unwrap();
+    assert_eq!(sample.position(), position);
+    let range = sample.device_on(gpu.stream()).unwrap();
+    assert!(gpu.kernels().unwrap().verify(gpu.stream(), range.as_slice(), 1).unwrap().is_none());
+    sample.wait(PATIENCE).unwrap();
+    sample.check().unwrap();
+}
+
+#[test]
+fn topics_of_one_name_are_in_nobodys_way() {
+    simulated("topics::topics_of_one_name_are_in_nobodys_way", |world| {
+        let domain = world.connect();
+        let gpu = gpu(&domain);
+        let old = frames(&domain, "frames").create().unwrap();
+        let publisher = old.publisher().unwrap();
+        goes_round(&gpu, &old, &publisher);
+        domain.remove("frames").unwrap();
+        let new = frames(&domain, "frames").create().unwrap();
+        let other = new.publisher().unwrap();
+        for _ in 0..3 {
+            goes_round(&gpu, &old, &publisher);
+            goes_round(&gpu, &new, &other);
+        }
+    });
+}
+
+#[test]
+fn the_longest_name_of_a_topic_has_room_for_its_publishers() {
+    simulated("topics::the_longest_name_of_a_topic_has_room_for_its_publishers", |world| {
+        let domain = world.connect();
+        let gpu = gpu(&domain);
+        let too_long = frames(&domain, &"x".repeat(201));
+        assert!(matches!(too_long.create(), Err(Error::BadTopic { .. })));
+        assert!(matches!(too_long.open_or_create(), Err(Error::BadTopic { .. })));
+        let topic = frames(&domain, &"x".repeat(200)).create().unwrap();
+        let publisher = topic.publisher().unwrap();
+        goes_round(&gpu, &topic, &publisher);
+    });
+}
+
+/// Another process, which receives a sample, has its GPU read it, loses its context, and drops it.
+pub(crate) fn play() {
+    let domain = Domain::options().start(false).connect().unwrap();
+    let gpu = gpu(&domain);
+    let [stream, other] = [(); 2].map(|()| Stream::new(gpu.context()).unwrap());
+    gpu.kernels().unwrap();
+    let topic = domain.topic("frames").open().unwrap();
+    let subscriber = topic.subscriber(Policy::Block).unwrap();
+    say("ready");
+    let mut sample = None;
+    while let Some(order) = next_order() {
+        match order.as_str() {
+            "read" => {
+                let received = subscriber.recv(PATIENCE).unwrap();
+                received.device_on(stream.as_ref()).unwrap();
+                sample = Some(received);
+            }
+            "fault" => {
+                // SAFETY: in the first pages there is never any memory, which is what it is about.
+                #[allow(unsafe_code)]
+                let nowhere = unsafe { DeviceSlice::from_raw(4096, 4, Access::ReadWrite) };
+                gpu.kernels().unwrap().enqueue_fill(other.as_ref(), nowhere).unwrap();
+                eventually("the loss is found", || other.synchronize().is_err());
+            }
+            "drop" => drop(sample.take()),
+            other => panic!("{other}"),
+        }
+        say("done");
+    }
+}
+
+fn read(topic: &Topic) -> u32 {
+    topic.stats().read
+}
+
+#[test]
+fn a_sample_that_is_dropped_with_a_lost_context_is_held_until_its_process_ends() {
+    let test = "topics::a_sample_that_is_dropped_with_a_lost_context_is_held_until_its_process_ends";
+    simulated(test, |world: &World| {
+        let domain = world.connect();
+        let gpu = gpu(&domain);
+        let topic = frames(&domain, "frames").create().unwrap();
+        let publisher = topic.publisher().unwrap();
+        let mut reader = world.play("topic");
+        publish_on(&gpu, &publisher);
+        reader.have("read");
+        gpu.stream().synchronize().unwrap();
+        // Out of the ring.
+        for _ in 0..2 {
+            publish_on(&gpu, &publisher);
+        }
+        eventually("only the reader has it", || read(&topic) == 1);
+        reader.have("fault");
+        reader.have("drop");
+        std::thread::sleep(Duration::from_millis(100));
+        assert_eq!(read(&topic), 1, "who knows what its GPU still reads");
+        reader.kill();
+        eventually("it is back", || read(&topic) == 0);
+    });
+}
