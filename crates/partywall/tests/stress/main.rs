@@ -15,6 +15,7 @@ mod scarcity;
 mod semaphores;
 mod stops;
 mod threads;
+mod topics;
 mod wire;
 
 use std::time::{Duration, Instant};
@@ -78,6 +79,7 @@ fn role() {
         "pool" => pools::play(&words[1..]),
         "semaphore" => semaphores::play(&words[1..]),
         "poor" => scarcity::play(&words[1..]),
+        "topic" => topics::play(&words[1..]),
         other => panic!("no role is called {other:?}"),
     }
 }

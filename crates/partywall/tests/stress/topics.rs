@@ -1,0 +1,264 @@
+//! Topics among processes that are killed and stopped: while they join and leave, publish, receive and hold, and while they
+//! make the topic.
+
+use std::{
+    collections::BTreeMap,
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
+
+use partywall::{DType, Domain, Error, Policy, Publisher, Sample, Subscriber, Topic, TopicOptions};
+
+use super::{
+    Dice, WATCHDOG, eventually,
+    place::{Actor, Place, linger, say},
+    rounds,
+};
+
+const BYTES: u64 = 512;
+/// How many of each there may be at a time.
+const PUBLISHERS: u32 = 3;
+const SUBSCRIBERS: u32 = 4;
+const HELD: u32 = 2;
+const DEPTH: u32 = 4;
+const BLOCKS: u32 = DEPTH + 2 * PUBLISHERS + SUBSCRIBERS * HELD;
+
+pub(crate) fn play(words: &[&str]) {
+    let domain = Domain::options().start(false).connect().unwrap();
+    match words[0] {
+        "churning" => {
+            let topic = domain.topic("frames").timeout(WATCHDOG).open().unwrap();
+            let mut dice = Dice(words[1].parse().unwrap());
+            say("ready");
+            loop {
+                visit(&topic, &mut dice);
+            }
+        }
+        "making" => {
+            let topic = frames(&domain).open_or_create().unwrap();
+            let publisher = topic.publisher().unwrap();
+            publish(&publisher, WATCHDOG).unwrap();
+            say("ready");
+            linger();
+        }
+        other => panic!("{other}"),
+    }
+}
+
+fn frames(domain: &Domain) -> TopicOptions {
+    let options = domain.topic("frames").max_bytes(BYTES).depth(DEPTH).held(HELD);
+    options.publishers(PUBLISHERS).subscribers(SUBSCRIBERS).timeout(WATCHDOG)
+}
+
+/// A sample that says in all its words whose it is, and which.
+fn publish(publisher: &Publisher, timeout: Duration) -> Result<u64, Error> {
+    let mut loan = publisher.loan(DType::U64, &[BYTES / 8], timeout)?;
+    let mark = publisher.id() << 32 | publisher.published();
+    loan.as_mut_slice::<u64>()?.fill(mark);
+    loan.header(&mark.to_le_bytes())?;
+    loan.filled().publish(timeout).map(|published| published.sequence).map_err(|unpublished| unpublished.error)
+}
+
+/// One subscriber, and what it has seen of each publisher.
+struct Reader {
+    subscriber: Subscriber,
+    policy: Policy,
+    seen: BTreeMap<u64, u64>,
+    next: Option<u64>,
+}
+
+impl Reader {
+    fn join(topic: &Topic, policy: Policy, history: u32) -> Result<Self, Error> {
+        let subscriber = topic.subscribe(policy).history(history).join()?;
+        Ok(Self { subscriber, policy, seen: BTreeMap::new(), next: None })
+    }
+
+    /// Nothing is torn, or comes twice or in another order; who is waited for misses nothing.
+    fn receive(&mut self, timeout: Duration) -> Option<Sample> {
+        let sample = match self.subscriber.recv(timeout) {
+            Ok(sample) => sample,
+            Err(Error::Timeout { .. } | Error::TooManyHeld { .. }) => return None,
+            Err(error) => panic!("{error}"),
+        };
+        check(&sample);
+        if let Some(next) = self.next {
+            assert_eq!(sample.position(), next + sample.missed());
+        }
+        assert!(self.policy != Policy::Block || sample.missed() == 0);
+        self.next = Some(sample.position() + 1);
+        let last = self.seen.insert(sample.publisher(), sample.sequence());
+        assert!(last.is_none_or(|last| last < sample.sequence()));
+        if self.policy == Policy::Block
+            && let Some(last) = last
+        {
+            assert_eq!(sample.sequence(), last + 1);
+        }
+        Some(sample)
+    }
+}
+
+fn check(sample: &Sample) {
+    let mark = sample.publisher() << 32 | sample.sequence();
+    assert_eq!(sample.header(), mark.to_le_bytes());
+    assert!(sample.as_slice::<u64>().unwrap().iter().all(|word| *word == mark), "it is torn");
+    sample.check().unwrap();
+}
+
+/// Comes, does what is done with topics, and goes.
+fn visit(topic: &Topic, dice: &mut Dice) {
+    let publisher = match topic.publisher() {
+        Ok(publisher) => Some(publisher),
+        Err(Error::TooManyPublishers { .. }) => None,
+        Err(error) => panic!("{error}"),
+    };
+    let policy = [Policy::Block, Policy::DropOldest, Policy::Latest][dice.below(3) as usize];
+    let mut reader = match Reader::join(topic, policy, dice.below(6) as u32) {
+        Ok(reader) => Some(reader),
+        Err(Error::TooManySubscribers { .. }) => None,
+        Err(error) => panic!("{error}"),
+    };
+    let mut held = Vec::new();
+    for _ in 0..dice.below(30) {
+        let timeout = Duration::from_micros(dice.below(2) * dice.below(500));
+        if let Some(publisher) = &publisher {
+            match publish(publisher, timeout) {
+                Ok(_) | Err(Error::TopicFull { .. } | Error::Timeout { .. }) => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
+        if let Some(reader) = &mut reader {
+            held.extend(reader.receive(timeout));
+        }
+        held.iter().for_each(check);
+        if dice.below(2) == 0 && !held.is_empty() {
+            drop(held.swap_remove(dice.below(held.len() as u64) as usize));
+        }
+    }
+    if dice.below(2) == 0 {
+        drop(reader);
+        held.iter().for_each(check);
+    }
+}
+
+/// Nobody is there, and all blocks are somewhere.
+fn is_at_rest(topic: &Topic) -> bool {
+    let stats = topic.stats();
+    (stats.held, stats.read) == (0, 0)
+        && stats.free + stats.in_ring == BLOCKS
+        && stats.publishers.is_empty()
+        && stats.subscribers.is_empty()
+}
+
+/// A domain with the topic, and so many who come and go.
+fn stage(place: &Place, count: usize) -> (Domain, Topic, Vec<Actor>) {
+    let domain = place.connect();
+    let topic = frames(&domain).create().unwrap();
+    let actors = (0..count).map(|i| place.play(&format!("topic churning {i}"))).collect();
+    (domain, topic, actors)
+}
+
+/// Publishers and subscribers of every kind are killed at any moment. One that is waited for receives everything that
+/// anybody has published meanwhile, and in the end all blocks are back.
+#[test]
+fn publishers_and_subscribers_killed_at_any_moment_take_nothing_along() {
+    let place = Place::new();
+    let (_domain, topic, mut victims) = stage(&place, 2);
+    let done = AtomicBool::new(false);
+    let kills = rounds(60);
+    std::thread::scope(|scope| {
+        let survivor = scope.spawn(|| {
+            // There may be no room for a moment.
+            let mut reader = None;
+            eventually("room", || {
+                reader = Reader::join(&topic, Policy::Block, 0).ok();
+                reader.is_some()
+            });
+            let mut reader = reader.unwrap();
+            let mut received = 0;
+            while !done.load(Ordering::Relaxed) {
+                received += u64::from(reader.receive(Duration::from_millis(1)).is_some());
+            }
+            received
+        });
+        let mut dice = Dice(3);
+        for kill in 0..kills {
+            std::thread::sleep(Duration::from_micros(dice.below(20_000)));
+            let victim = dice.below(2) as usize;
+            victims[victim].kill();
+            victims[victim] = place.play(&format!("topic churning {}", 100 + kill));
+        }
+        drop(victims);
+        // Somebody has to publish.
+        let publisher = {
+            let mut publisher = None;
+            eventually("a place", || {
+                publisher = topic.publisher().ok();
+                publisher.is_some()
+            });
+            publisher.unwrap()
+        };
+        publish(&publisher, WATCHDOG).unwrap();
+        done.store(true, Ordering::Relaxed);
+        let received = survivor.join().unwrap();
+        eprintln!("{kills} kills, {received} samples received by the survivor");
+    });
+    eventually("all that the dead had comes back", || is_at_rest(&topic));
+}
+
+/// One at a time is stopped, as publisher, as reader, with whatever it has. Nobody who does not wait for it is kept.
+#[test]
+fn publishers_and_subscribers_stopped_at_any_moment_are_in_nobodys_way() {
+    let place = Place::new();
+    let (_domain, topic, mut actors) = stage(&place, 2);
+    let mut dice = Dice(5);
+    for round in 0..rounds(30) {
+        std::thread::sleep(Duration::from_micros(dice.below(5_000)));
+        let stopped = dice.below(2) as usize;
+        actors[stopped].stop();
+        // One that is stopped while publishers wait for it keeps them for as long as it pleases: that is its right.
+        let is_waited_for = topic.stats().subscribers.iter().any(|state| state.queue.is_none());
+        if !is_waited_for {
+            visit_in_time(&topic);
+        }
+        // One is never let go on.
+        if round % 10 == 5 {
+            actors[stopped].kill();
+            actors[stopped] = place.play(&format!("topic churning {}", 1000 + round));
+        } else {
+            actors[stopped].go_on();
+        }
+    }
+    drop(actors);
+    eventually("all that the dead had comes back", || is_at_rest(&topic));
+}
+
+/// Publishes some samples, for which there is time, and room.
+fn visit_in_time(topic: &Topic) {
+    let Ok(publisher) = topic.publisher() else { return };
+    for _ in 0..20 {
+        match publish(&publisher, WATCHDOG) {
+            Ok(_) => {}
+            Err(error) => panic!("{error}: {:?}", topic.stats()),
+        }
+    }
+}
+
+/// Makers are killed in the first milliseconds: the name is never left so that nobody can make the topic.
+#[test]
+fn makers_of_topics_killed_at_any_moment_leave_a_name_that_others_can_make() {
+    let place = Place::new();
+    let domain = place.connect();
+    let mut dice = Dice(7);
+    for _ in 0..rounds(30) {
+        let mut makers: Vec<_> = (0..2).map(|_| place.start("topic making")).collect();
+        std::thread::sleep(Duration::from_micros(dice.below(30_000)));
+        makers[0].kill();
+        makers[1].expect("ready");
+        let topic = frames(&domain).open_or_create().unwrap();
+        eventually("the dead one has gone", || topic.stats().publishers.len() == 1);
+        drop(makers);
+        eventually("what the dead had comes back", || is_at_rest(&topic));
+        drop(topic);
+        eventually("it goes with the last", || domain.names().unwrap().is_empty());
+    }
+}
