@@ -27,6 +27,8 @@ class Member:
     """Timelines that it signals."""
     permits: int | None
     """Permits of semaphores that it has; `None` if they are too many to be counted."""
+    blocks: int | None
+    """Blocks of pools and topics that it has; `None` if they are too many to be counted."""
     nbytes: int
     """Bytes of what it holds."""
     since: float

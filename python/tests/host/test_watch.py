@@ -103,10 +103,16 @@ with pw.connect(socket=sys.argv[1], start=False) as d, d.open("x"), d.timeline("
 
 
 def test_ps_says_who_is_there_and_what_they_hold(domain, child):
-    with domain.put("x", np.zeros(1 << 16)) as put:
+    with (
+        domain.put("x", np.zeros(1 << 16)) as put,
+        domain.pool("p", blocks=3, block_bytes=9, device="host") as pool,
+        pool.alloc(),
+        pool.alloc(),
+    ):
         holder = child(HOLDER, domain.socket)
         assert holder.says() == "ready"
         ours, theirs = domain.ps()
+        assert (ours.blocks, theirs.blocks) == (2, 0)
         assert (ours.pid, ours.member, ours.uid) == (os.getpid(), domain._native.member, os.getuid())
         assert theirs.pid == holder.process.pid and "python" in theirs.command
         assert (theirs.state, theirs.doubt, theirs.simulated) == ("alive", None, ours.simulated)
