@@ -284,6 +284,60 @@ fn blocks_go_from_hand_to_hand_and_come_back_from_the_dead_on_the_simulated_gpu(
 }
 
 #[test]
+fn numbers_stream_through_a_ring_and_are_checked_on_the_simulated_gpu() {
+    let sandbox = Sandbox::new();
+    for (device, pattern) in [("host", "fibonacci"), ("cuda", "3,1,4,1,5")] {
+        let arguments = ["ring", "--json", "--device", device, "--messages", "300", "--pattern", pattern];
+        let report = Report::of(&Running::spawn(&mut lab(&sandbox, &arguments)).wait().expect(0));
+        assert_eq!(report.steps_with("different"), [""; 0]);
+        assert_eq!(report.steps_with("not-tried"), [""; 0]);
+        assert_eq!(report.with("did-not-hold"), ["brake", "late", "slowed", "torn", "unnoticed"]);
+        assert_eq!(report.step("stream")["values"]["messages received, in order"], "300");
+        assert_eq!(report.step("slow-latest")["values"]["missed, as the message says"], "79");
+    }
+    let wrong = Running::spawn(&mut lab(&sandbox, &["ring", "--pattern", "1,x"])).wait().expect(2);
+    assert!(wrong.stderr.contains("numbers with commas between them"), "{}", wrong.stderr);
+}
+
+#[test]
+fn a_pipeline_goes_on_without_the_stage_that_was_killed_on_the_simulated_gpu() {
+    let sandbox = Sandbox::new();
+    let (images, results) = (sandbox.path().join("images"), ["host", "cuda"].map(|place| sandbox.path().join(place)));
+    std::fs::create_dir(&images).unwrap();
+    for (name, width, height) in [("a.png", 60, 40), ("b.jpg", 20, 50), ("c.png", 1, 1)] {
+        let image = image::RgbImage::from_fn(width, height, |x, y| image::Rgb([x as u8 * 4, y as u8 * 5, 9]));
+        image.save(images.join(name)).unwrap();
+    }
+    let run = |device: &str, out: &Path, more: &[&str]| {
+        let mut command = lab(&sandbox, &["pipeline", "--json", "--device", device, "--frames", "60", "--width", "30"]);
+        command.arg("--images").arg(&images).arg("--out").arg(out).args(more);
+        Report::of(&Running::spawn(&mut command).wait().expect(0))
+    };
+    for (device, out) in ["host", "cuda"].into_iter().zip(&results) {
+        let report = run(device, out, &[]);
+        assert_eq!(report.steps_with("different"), [""; 0]);
+        assert_eq!(report.step("frames")["values"]["frames"], "60 of 60, 0 lost, 0 written twice");
+        assert_eq!(report.with("not-tried").len(), if device == "host" { 3 } else { 2 });
+        for stage in ["decode", "filter", "encode"] {
+            assert_eq!(report.step(stage)["values"]["frames"], "60");
+        }
+        for stage in ["decode", "filter", "encode"] {
+            let report = run(device, out, &["--kill", stage]);
+            assert_eq!(report.steps_with("different"), [""; 0], "{stage} on {device}");
+            assert_eq!(report.beliefs["falls"]["verdict"], "did-not-hold", "{stage} on {device}");
+        }
+    }
+    let [host, cuda] = results.map(|folder| {
+        let files = ["a.png", "b.jpg", "c.png"].map(|name| std::fs::read(folder.join(name)).unwrap());
+        assert_eq!(image::open(folder.join("a.png")).unwrap().width(), 30);
+        files
+    });
+    assert!(host == cuda, "kernels and the CPU make the same pixels");
+    let empty = Running::spawn(lab(&sandbox, &["pipeline", "--images"]).arg(sandbox.path())).wait().expect(3);
+    assert!(empty.stderr.contains("there is no PNG and no JPEG file in it"), "{}", empty.stderr);
+}
+
+#[test]
 fn a_killed_lab_leaves_no_process_and_no_directory_on_the_simulated_gpu() {
     let sandbox = Sandbox::new();
     let mut running = Running::spawn(&mut lab(&sandbox, &["crash"]));
@@ -344,6 +398,7 @@ fn a_lab_is_readable_at_100_columns_on_the_simulated_gpu() {
         ("semaphore", "a few permits"),
         ("crash", "what stays"),
         ("pool", "lose by dying"),
+        ("ring", "every one checked"),
     ];
     for (name, title) in labs {
         let text = Running::spawn(&mut lab(&sandbox, &[name])).wait().expect(0).text().to_owned();
@@ -406,6 +461,7 @@ fn the_roles_meet_in_two_terminals_on_the_simulated_gpu() {
         ("semaphore", "worker", "watcher"),
         ("crash", "waiter", "witness"),
         ("pool", "holder", "taker"),
+        ("ring", "writer", "reader"),
     ] {
         let missing = Running::spawn(&mut lab(&sandbox, &[name, second])).wait().expect(3);
         assert!(missing.stderr.contains(&format!("partywall lab {name} {first}")), "{}", missing.stderr);

@@ -236,7 +236,9 @@ mod tests {
         assert_eq!(names, ["pw_fill", "pw_verify", "pw_double", "pw_read"]);
         let labs = entries(&without_comments(include_str!("../../../kernels/lab.ptx"))).unwrap();
         assert_eq!(labs.len(), 7);
-        assert!(names.iter().chain(&labs).all(|name| kernel::find(name).is_some()), "each is emulated");
+        let images = entries(&without_comments(include_str!("../../../kernels/images.ptx"))).unwrap();
+        assert_eq!(images, ["pw_resize", "pw_blur"]);
+        assert!(names.iter().chain(&labs).chain(&images).all(|name| kernel::find(name).is_some()), "each is emulated");
     }
 
     #[test]

@@ -6,12 +6,14 @@
 #![allow(unsafe_code)] // driver calls
 
 mod coherency;
+mod images;
 
 use std::ffi::CStr;
 use std::fmt;
 use std::time::Duration;
 
 pub use coherency::{Coherency, Handover, Load, Polled, Polling, Read, Scope, Store, Stored, Turns, WORDS_BYTES};
+pub use images::{Image, Images};
 
 use crate::abi::{DevicePtr, EVENT_DISABLE_TIMING, EVENT_INTERPROCESS, IpcHandle, MEM_ATTACH_GLOBAL};
 use crate::mapping::AddressRange;

@@ -1,8 +1,9 @@
 //! Partywall's kernels and one of the driver facts, emulated by their names: `kernels/partywall.cu` here, those of
-//! `kernels/lab.cu` in [`lab`].
+//! `kernels/lab.cu` in [`lab`], those of `kernels/images.cu` in [`images`].
 //!
 //! Their results do not depend on the grid's shape: they stride over it, or are told how much there is to do.
 
+mod images;
 mod lab;
 
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -23,7 +24,7 @@ pub(crate) struct Kernel {
 
 /// The emulation of the kernel with this name, if there is one.
 pub(crate) fn find(name: &str) -> Option<&'static Kernel> {
-    KERNELS.iter().chain(&lab::KERNELS).find(|kernel| kernel.name == name)
+    KERNELS.iter().chain(&lab::KERNELS).chain(&images::KERNELS).find(|kernel| kernel.name == name)
 }
 
 static KERNELS: [Kernel; 5] = [

@@ -64,6 +64,11 @@ impl Broker {
         &self.socket
     }
 
+    /// Its directory, which goes with it.
+    pub(super) fn directory(&self) -> &Path {
+        &self.directory
+    }
+
     /// Kills it.
     pub(super) fn kill(&mut self) {
         // The pid is ours until the child has been waited for; if it has been, there is nothing to kill.

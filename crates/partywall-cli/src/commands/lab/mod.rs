@@ -18,7 +18,9 @@ mod device;
 mod errors;
 mod events;
 mod peer;
+mod pipeline;
 mod pool;
+mod ring;
 mod semaphore;
 mod step;
 mod teller;
@@ -54,6 +56,10 @@ enum Lab {
     Crash(crash::Arguments),
     /// Blocks that processes take, hand over, and lose by dying
     Pool(pool::Arguments),
+    /// Numbers streamed through a ring of blocks, and every one checked
+    Ring(ring::Arguments),
+    /// Three processes decode, blur and encode images, and one may be killed
+    Pipeline(pipeline::Arguments),
 }
 
 /// What every lab takes.
@@ -97,6 +103,8 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
         Some(Lab::Semaphore(arguments)) => semaphore::run(context, arguments),
         Some(Lab::Crash(arguments)) => crash::run(context, arguments),
         Some(Lab::Pool(arguments)) => pool::run(context, arguments),
+        Some(Lab::Ring(arguments)) => ring::run(context, arguments),
+        Some(Lab::Pipeline(arguments)) => pipeline::run(context, arguments),
         None => {
             list(context);
             Ok(())
@@ -105,7 +113,7 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
 }
 
 fn list(context: &Context) {
-    let labs: [(&str, &str, &[&str]); 7] = [
+    let labs: [(&str, &str, &[&str]); 9] = [
         ("errors", errors::TITLE, &errors::ROLES),
         ("vmm", vmm::TITLE, &vmm::ROLES),
         ("coherency", coherency::TITLE, &coherency::ROLES),
@@ -113,6 +121,8 @@ fn list(context: &Context) {
         ("semaphore", semaphore::TITLE, &semaphore::ROLES),
         ("crash", crash::TITLE, &crash::ROLES),
         ("pool", pool::TITLE, &pool::ROLES),
+        ("ring", ring::TITLE, &ring::ROLES),
+        ("pipeline", pipeline::TITLE, &pipeline::ROLES),
     ];
     let output = context.output();
     let rows = labs.map(|(name, title, roles)| vec![name.to_owned(), title.to_owned(), roles.join(", ")]);
