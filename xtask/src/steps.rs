@@ -79,7 +79,7 @@ impl fmt::Display for Outcome {
 }
 
 /// The quickest to fail come first.
-const STEPS: [Step; 17] = [
+const STEPS: [Step; 18] = [
     Step {
         name: "format",
         quick: true,
@@ -98,6 +98,7 @@ const STEPS: [Step; 17] = [
     Step { name: "advisories", quick: false, run: advisories },
     Step { name: "tests", quick: true, run: |workspace| tests(workspace).into() },
     Step { name: "loom", quick: false, run: |workspace| loom(workspace).into() },
+    Step { name: "address sanitizer", quick: false, run: address_sanitizer },
     Step { name: "tests in namespaces", quick: false, run: tests_in_namespaces },
     Step { name: "tests with Python", quick: false, run: tests_with_python },
     Step { name: "tests without a GPU", quick: false, run: tests_without_gpu },
@@ -170,6 +171,24 @@ fn loom(workspace: &Workspace) -> Result<(), String> {
         workspace.cargo(["test", "--no-fail-fast", "--profile", "loom"].into_iter().chain(which))
     };
     run(command.arg(workspace.target.join("loom")).arg("models::").env("RUSTFLAGS", "--cfg loom"))
+}
+
+/// The crates whose `unsafe` is about memory alone, with every access checked (Miri has no toolchain of its own here, and
+/// knows no memfds). The sanitizer is behind an unstable flag, which a stable compiler takes with `RUSTC_BOOTSTRAP`; with a
+/// target named, build scripts go without it.
+fn address_sanitizer(workspace: &Workspace) -> Outcome {
+    const TARGET: &str = "x86_64-unknown-linux-gnu";
+    if !cfg!(all(target_arch = "x86_64", target_env = "gnu")) {
+        return Outcome::Skipped(format!("it is set up for {TARGET} alone"));
+    }
+    let which = ["-p", "partywall-shm", "-p", "partywall-os", "--target", TARGET, "--target-dir"];
+    let mut command = if tools::has_nextest(workspace) {
+        workspace.cargo(["nextest", "run", "--no-fail-fast"].into_iter().chain(which))
+    } else {
+        workspace.cargo(["test", "--no-fail-fast", "--lib", "--tests"].into_iter().chain(which))
+    };
+    command.arg(workspace.target.join("asan"));
+    run(command.env("RUSTC_BOOTSTRAP", "1").env("RUSTFLAGS", "-Zsanitizer=address")).into()
 }
 
 fn tests_in_namespaces(workspace: &Workspace) -> Outcome {
