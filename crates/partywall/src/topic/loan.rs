@@ -157,7 +157,8 @@ impl Filled {
     /// by the CPU, or by streams that were waited for.
     ///
     /// # Errors
-    /// The sample comes back with the error. [`Error::TopicFull`]; [`Error::BrokerGone`] when it has to wait;
+    /// The sample comes back with the error. [`Error::TopicFull`]; [`Error::Timeout`] if other publishers were faster all the
+    /// time; [`Error::BrokerGone`] when it has to wait;
     /// [`Error::BlockNotHeld`] if the broker gave its block to others, because it took this process for dead;
     /// [`Error::Evicted`], [`Error::ContextLost`], [`Error::Parted`]; [`Error::Forked`].
     pub fn publish(self, timeout: Duration) -> Result<Published, UnpublishedSample> {
@@ -266,8 +267,9 @@ impl Filled {
             return Err(Error::BlockNotHeld { pool: joined.open.name().to_owned() });
         }
         let message = Message { status, value, dtype: dtype.code(), shape: self.0.shape(), bytes: *bytes, header };
-        let mut place = joined.place();
-        let mut try_it = || {
+        let try_it = || {
+            // By turns, and each for one attempt: another thread may not want to wait, or not as long.
+            let mut place = joined.place();
             let sequence = place.published();
             topic.publish(pool, &mut place, held, &message).map(|position| Published { sequence, position })
         };
@@ -275,6 +277,10 @@ impl Filled {
         let outcome = loop {
             let seen = match try_it() {
                 Ok(published) => break Ok(published),
+                // In a ring that somebody has spoiled it would be for ever.
+                Err(Unpublished::Busy) if start.elapsed() > timeout || stop() => {
+                    break Err(joined.busy(start.elapsed()));
+                }
                 Err(Unpublished::Busy) => continue,
                 Err(Unpublished::Parted) => break Err(joined.open.parted()),
                 // Announced before it is tried once more.

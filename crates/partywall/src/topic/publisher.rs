@@ -138,7 +138,7 @@ impl Joined {
         self.seated
     }
 
-    /// By turns: samples are published one after the other.
+    /// Samples are published one after the other.
     pub(super) fn place(&self) -> MutexGuard<'_, PublisherPlace> {
         // What it remembers is right after each step.
         self.place.lock().unwrap_or_else(PoisonError::into_inner)
@@ -200,6 +200,11 @@ impl Joined {
         let who = subscribers.into_iter().map(|info| info.who).find(|who| who.id == subscriber);
         let (pid, state) = who.map_or((None, None), |who| (who.pid, who.state));
         Error::TopicFull { topic: self.open.name().to_owned(), pid, state, after }
+    }
+
+    /// Other publishers were always faster.
+    pub(super) fn busy(&self, after: Duration) -> Error {
+        Error::Timeout { what: format!("a place in the ring of topic {:?}", self.open.name()), after }
     }
 
     fn no_block(&self, after: Duration) -> Error {

@@ -193,20 +193,18 @@ impl Subscriber {
         let Words { topic, pool, .. } = &*open.words;
         open.domain().link().require_ours()?;
         let mut place = self.joined.seat.place();
-        loop {
-            // Before: what is dropped meanwhile makes room.
-            let is_full = self.joined.seat.is_full();
-            return match topic.receive(pool, &mut place) {
-                Received::Sample(taken) => Ok(Some(Sample::new(self.joined.clone(), taken))),
-                Received::Empty => Ok(None),
-                Received::Busy => continue,
-                Received::Full if is_full => {
-                    Err(Error::TooManyHeld { topic: open.name().to_owned(), held: open.shape.held })
-                }
-                // There will be room.
-                Received::Full => Ok(None),
-                Received::Parted => Err(open.parted()),
-            };
+        // Before: what is dropped meanwhile makes room.
+        let is_full = self.joined.seat.is_full();
+        match topic.receive(pool, &mut place) {
+            Received::Sample(taken) => Ok(Some(Sample::new(self.joined.clone(), taken))),
+            // Tried often enough: in a ring that somebody has spoiled it would be for ever.
+            Received::Empty | Received::Busy => Ok(None),
+            Received::Full if is_full => {
+                Err(Error::TooManyHeld { topic: open.name().to_owned(), held: open.shape.held })
+            }
+            // There will be room.
+            Received::Full => Ok(None),
+            Received::Parted => Err(open.parted()),
         }
     }
 

@@ -203,6 +203,26 @@ fn who_waits_is_woken() {
 }
 
 #[test]
+fn threads_that_share_a_publisher_wait_each_as_long_as_it_wants_to() {
+    let world = World::new();
+    let domain = world.connect();
+    let topic = frames(&domain).create().unwrap();
+    let (publisher, subscriber) = (topic.publisher().unwrap(), topic.subscriber(Policy::Block).unwrap());
+    for value in 0..4 {
+        publish(&publisher, value);
+    }
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| publish(&publisher, 4).sequence);
+        eventually("it waits", || topic.stats().publishers[0].blocked.is_some());
+        let full = filled(&publisher, 5).publish(Duration::ZERO).unwrap_err();
+        assert!(matches!(full.error, Error::TopicFull { .. }));
+        assert!(!waiting.is_finished() && publisher.published() == 4);
+        (0..5).for_each(|value| assert_eq!(receive(&subscriber), value));
+        assert_eq!(waiting.join().unwrap(), 4);
+    });
+}
+
+#[test]
 fn a_subscriber_in_an_event_loop() {
     let world = World::new();
     let domain = world.connect();

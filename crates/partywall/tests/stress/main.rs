@@ -76,6 +76,7 @@ fn role() {
         "starter" => broker_loss::starter(&words[1..]),
         "fork" => forks::play(&words[1..]),
         "victim" => imposter::victim(),
+        "guest" => peers::guest(),
         "pool" => pools::play(&words[1..]),
         "semaphore" => semaphores::play(&words[1..]),
         "poor" => scarcity::play(&words[1..]),

@@ -9,14 +9,14 @@ use std::{
     time::Duration,
 };
 
-use partywall::{Block, DType, Domain, Error, Pool, TableBuilder};
+use partywall::{Block, DType, Domain, Error, Policy, Pool, TableBuilder, Topic};
 use partywall_os::{map::SharedMap, memfd, socket};
 use partywall_wire::{Answer, Call, Limit, Refusal, Resume, Table, Token};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 
 use super::{
     Dice, WATCHDOG, eventually,
-    place::{Place, commit},
+    place::{Place, commit, say},
     rounds,
     wire::{self, Client, hello, shake_hands},
     within,
@@ -438,6 +438,137 @@ fn use_for_a_while(pool: &Pool) {
         match block.offer().and_then(|reference| pool.accept(&reference)).and_then(Block::release) {
             Ok(()) | Err(Error::BlockNotHeld { .. } | Error::StaleBlock { .. }) => {}
             Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+/// The same with the words of a topic, and of its pool.
+#[test]
+fn nonsense_in_the_words_of_a_topic_ends_nobodys_calls() {
+    let place = Place::new();
+    let domain = place.connect();
+    let options = |name| domain.topic(name).max_bytes(64).depth(4).publishers(2).subscribers(3).held(2);
+    let topic = options("frames").create().unwrap();
+    let mut hostile = Client::join(&place.socket());
+    let (answer, fds) = hostile.ask_with(wire::open("frames", false), &[]);
+    assert!(matches!(answer, Ok(Answer::Opened(_))));
+    let maps: Vec<_> = fds[fds.len() - 2..].iter().map(|fd| SharedMap::writable(fd).unwrap()).collect();
+    // All but what is only looked at when it is mapped.
+    let words: Vec<_> = maps.iter().map(|map| map.slice::<u64>(64, map.len() / 8 - 8).unwrap()).collect();
+    let (topic, done) = (Arc::new(topic), Arc::new(AtomicBool::new(false)));
+    let users = [(); 2].map(|()| {
+        let (topic, done) = (topic.clone(), done.clone());
+        std::thread::spawn(move || {
+            while !done.load(Ordering::Relaxed) {
+                use_topic_for_a_while(&topic);
+            }
+        })
+    });
+    // Others come and die, so that the broker recovers what there is; and it is asked what it sees.
+    let asker = {
+        let (other, done) = (place.connect(), done.clone());
+        std::thread::spawn(move || {
+            while !done.load(Ordering::Relaxed) {
+                other.inspect("frames").unwrap();
+                drop(other.topic("frames").open().unwrap().subscriber(Policy::Block));
+            }
+        })
+    };
+    let mut dice = Dice(31);
+    for round in 0..rounds(40_000) {
+        let words = &words[usize::from(dice.below(4) > 0)];
+        let at = if dice.below(2) == 0 { dice.below(120) } else { dice.below(words.len() as u64) } as usize;
+        let word = match dice.below(4) {
+            0 => dice.below(u64::MAX),
+            1 => words.get(at) ^ 1 << dice.below(64),
+            2 => dice.below(32) << 16 | dice.below(24),
+            _ => dice.below(4) | dice.below(3) << 2 | dice.below(8) << 18,
+        };
+        words.set(at, word);
+        if round % 4000 == 0 {
+            place.play("guest").kill();
+        }
+    }
+    done.store(true, Ordering::Relaxed);
+    within(WATCHDOG, "all calls end", move || {
+        users.into_iter().chain([asker]).for_each(|user| user.join().unwrap());
+    });
+    // And the domain is as it was.
+    let other = options("others").create().unwrap();
+    let subscriber = other.subscriber(Policy::Block).unwrap();
+    let loan = other.publisher().unwrap().loan(DType::U8, &[4], Duration::ZERO).unwrap();
+    loan.filled().publish(Duration::ZERO).unwrap();
+    drop(subscriber.recv(Duration::ZERO).unwrap());
+}
+
+/// Positions that never come: entries of laps far ahead, and behind them some of the first one.
+#[test]
+fn a_ring_that_cannot_be_ends_the_calls_of_publishers_and_subscribers() {
+    let place = Place::new();
+    let domain = place.connect();
+    let topic = domain.topic("frames").max_bytes(64).depth(4).create().unwrap();
+    let mut hostile = Client::join(&place.socket());
+    let (_, fds) = hostile.ask_with(wire::open("frames", false), &[]);
+    let map = SharedMap::writable(fds.last().unwrap()).unwrap();
+    let words = map.slice::<u64>(0, map.len() / 8).unwrap();
+    let (tail, entry) = (8, |index: usize| 32 + 8 * index);
+    let far = |lap: u64| lap << 16;
+    let publisher = topic.publisher().unwrap();
+    let publish = move || {
+        let loan = publisher.loan(DType::U8, &[1], WATCHDOG).unwrap();
+        loan.filled().publish(Duration::from_millis(1)).map_err(|unpublished| unpublished.error)
+    };
+    let subscriber = topic.subscriber(Policy::Latest).unwrap();
+    for _ in 0..4 {
+        publish().unwrap();
+    }
+    assert_eq!(subscriber.recv(WATCHDOG).unwrap().position(), 3);
+    words.set(entry(0), far(1 << 40));
+    within(WATCHDOG, "receiving ends", move || {
+        assert!(subscriber.try_recv().unwrap().is_none());
+        assert!(matches!(subscriber.recv(Duration::from_millis(1)), Err(Error::Timeout { .. })));
+    });
+    words.set(entry(0), far(1));
+    words.set(entry(3), far(1 << 40));
+    words.set(tail, 1 << 50);
+    within(WATCHDOG, "publishing ends", move || assert!(matches!(publish(), Err(Error::Timeout { .. }))));
+}
+
+/// The role of one who is killed while it uses that topic.
+pub(crate) fn guest() {
+    let domain = Domain::options().start(false).connect().unwrap();
+    let topic = domain.topic("frames").open().unwrap();
+    say("ready");
+    loop {
+        use_topic_for_a_while(&topic);
+    }
+}
+
+/// Does what is done with topics, and takes whatever answer there is.
+fn use_topic_for_a_while(topic: &Topic) {
+    topic.stats();
+    let publisher = match topic.publisher() {
+        Ok(publisher) => Some(publisher),
+        Err(Error::TooManyPublishers { .. }) => None,
+        Err(error) => panic!("{error}"),
+    };
+    let policies = [Policy::Block, Policy::DropOldest, Policy::Latest];
+    let subscribers: Vec<_> = policies.iter().filter_map(|policy| topic.subscriber(*policy).ok()).collect();
+    for timeout in [Duration::ZERO, Duration::from_micros(200)] {
+        if let Some(publisher) = &publisher
+            && let Ok(mut loan) = publisher.loan(DType::U64, &[8], timeout)
+        {
+            if let Ok(bytes) = loan.bytes_mut() {
+                bytes.fill(1);
+            }
+            loan.header(&[1; 256]).unwrap();
+            drop(loan.filled().publish(timeout));
+        }
+        for subscriber in &subscribers {
+            let Ok(sample) = subscriber.recv(timeout) else { continue };
+            assert!(sample.header().len() <= 256 && sample.shape().len() <= 8 && sample.len() <= 64);
+            drop((sample.check(), sample.wait(timeout), sample.as_slice::<u64>().map(<[u64]>::to_vec)));
+            subscriber.stats();
         }
     }
 }
