@@ -278,7 +278,7 @@ fn who_joins_between_two_publishers_misses_nothing() {
 /// Who takes a block is neither its reader nor the publisher that has overwritten it.
 #[test]
 fn who_sweeps_takes_nothing_that_is_read() {
-    check(2, || {
+    check(3, || {
         let world = World::new(1, 2);
         let (mut publisher, mut reader) = (world.publisher(1), world.subscriber(2, Some(1), 0));
         world.publish(&mut publisher, 1).unwrap();

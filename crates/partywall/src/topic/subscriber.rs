@@ -156,6 +156,12 @@ impl Subscriber {
             let place = self.joined.seat.place();
             self.attention.look(start, timeout, || topic.has_sample(&place))
         };
+        // Who announces that he may sleep has publishers wake him.
+        if now.is_none()
+            && let Some(sample) = self.try_recv()?
+        {
+            return Ok(Some(sample));
+        }
         let mut backoff = Backoff::new();
         loop {
             // What is published from now on ends the sleep.
