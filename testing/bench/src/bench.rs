@@ -11,6 +11,8 @@ use partywall_measure::{Comparison, Failure, Plan, Report};
 #[derive(Debug)]
 pub(crate) struct Bench {
     pub(crate) quick: bool,
+    /// Beside rivals.
+    pub(crate) peers: bool,
     pub(crate) report: Report,
 }
 

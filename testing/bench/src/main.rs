@@ -126,7 +126,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     // A thousand members are three thousand sockets, and ten thousand names may be as many mappings' files.
     partywall_os::process::raise_fd_limit();
     let no_gpu = if arguments.gpu { why_no_gpu() } else { Some("--gpu was not given".to_owned()) };
-    let mut bench = Bench { quick: arguments.quick, report: new_report(no_gpu.is_none()) };
+    let mut bench = Bench { quick: arguments.quick, peers: arguments.peers, report: new_report(no_gpu.is_none()) };
     let load = load_average();
     let mut failed = Vec::new();
     for subject in chosen {

@@ -121,7 +121,7 @@ mod tests {
     fn needs_python_a_rival_that_fails_is_left_out_with_the_reason() {
         let programs = Programs::unpack().unwrap();
         let machine = partywall_measure::Machine::detect(None, None);
-        let mut bench = Bench { quick: true, report: partywall_measure::Report::new("a test", machine) };
+        let mut bench = Bench { quick: true, peers: true, report: partywall_measure::Report::new("a test", machine) };
         assert!(programs.start_rival(&mut bench, "no_such_program.py", &[]).is_none());
         assert!(bench.report.notes[0].starts_with("left out: no_such_program.py"), "{:?}", bench.report.notes);
     }

@@ -1,17 +1,32 @@
-//! Messages from one process to another: what the machine takes for one, and what iceoryx2 does.
+//! Messages from one process to another: by topics, by iceoryx2, and what the machine takes for one.
 
-use partywall_measure::{Case, Comparison, Failure, Unit};
+use std::process::Command;
 
-use super::ordering::pair::Pair;
+use partywall_measure::{Case, Comparison, Failure, Plan, Unit};
+
+use super::{gpu_open, ordering::pair::Pair};
 use crate::{
-    bench::Bench,
+    bench::{Bench, size},
     broker::Broker,
     iceoryx2::{Iceoryx2, Mode},
+    mps::Mps,
     placement::Placement,
 };
 
-/// How many subscribers there are in the process that receives.
-const SUBSCRIBERS: [usize; 4] = [1, 2, 4, 8];
+/// How many subscribers there are in the process that receives, and what looks, waits and sleeps for them.
+const SUBSCRIBERS: [(usize, [&str; 3], [&str; 2]); 4] = [
+    (1, ["topic-look-1", "topic-exchange-1", "topic-wake-1"], ["kernels-topic-1", "kernels-raw-1"]),
+    (2, ["topic-look-2", "topic-exchange-2", "topic-wake-2"], ["kernels-topic-2", "kernels-raw-2"]),
+    (4, ["topic-look-4", "topic-exchange-4", "topic-wake-4"], ["kernels-topic-4", "kernels-raw-4"]),
+    (8, ["topic-look-8", "topic-exchange-8", "topic-wake-8"], ["kernels-topic-8", "kernels-raw-8"]),
+];
+
+/// What is measured of hosts: what it is called, the floor's name and way, iceoryx2's mode, the goal of one subscriber.
+const HOSTS: [(&str, &str, &str, Mode, Option<&str>); 3] = [
+    ("publish to receive, both looking", "shared cache line", "look-raw", Mode::Look, Some("<= 2.5x floor")),
+    ("publish to receive, both waiting, in turn", "futex, both ways in turn", "exchange-raw", Mode::Exchange, None),
+    ("publish to a sleeper", "futex to wake of a sleeper", "wake-raw", Mode::Wake, Some("<= 1.1x floor")),
+];
 
 pub(super) fn run(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
     let pair = Pair::start(broker, None, |_| ())?;
@@ -20,28 +35,72 @@ pub(super) fn run(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
         bench.report.note("topics: skipped: there is one processor for two processes");
         return Ok(());
     }
-    let rival = match Iceoryx2::build() {
-        Ok(rival) => rival,
-        Err(failure) => {
-            bench.leave_out(&failure);
-            return Ok(());
-        }
-    };
-    for (mode, what, floor, floor_way, unit, samples) in [
-        (Mode::Look, "iceoryx2, both looking", "shared cache line", "look-raw", Unit::Nanoseconds, 2_000),
-        (Mode::Exchange, "iceoryx2, both waiting, in turn", "futex", "exchange-raw", Unit::Microseconds, 500),
-        (Mode::Wake, "iceoryx2, to a sleeper", "futex to wake of a sleeper", "wake-raw", Unit::Microseconds, 2_000),
-    ] {
-        for subscribers in SUBSCRIBERS {
-            let twins = rival.start(mode, subscribers)?;
-            twins.place(placement)?;
-            let (plan, batch) = Pair::plan(bench, samples);
+    let rival = if bench.peers { Iceoryx2::build().inspect_err(|why| bench.leave_out(why)).ok() } else { None };
+    for (index, (what, floor, floor_way, mode, goal)) in HOSTS.into_iter().enumerate() {
+        let unit = if index == 0 { Unit::Nanoseconds } else { Unit::Microseconds };
+        for (subscribers, ways, _) in SUBSCRIBERS {
+            let twins = rival.as_ref().map(|rival| rival.start(mode, subscribers)).transpose()?;
+            let (plan, batch) = Pair::plan(bench, if index == 0 { 2_000 } else { 500 });
             let case = |what| placement.of(Case::new(what, unit));
-            let comparison =
-                Comparison::new(case(what).parameter("subscribers", subscribers), twins.sampler(unit, batch))
-                    .floor(case(floor), pair.sampler(floor_way, unit, batch));
+            let ours = case(what).parameter("subscribers", subscribers);
+            let mut comparison = Comparison::new(ours, pair.sampler(ways[index], unit, batch))
+                .floor(case(floor), pair.sampler(floor_way, unit, batch));
+            if let Some(twins) = &twins {
+                twins.place(placement)?;
+                let theirs = case("iceoryx2").parameter("subscribers", subscribers);
+                comparison = comparison.rival(theirs, twins.sampler(unit, batch));
+            }
+            if let (1, Some(goal)) = (subscribers, goal) {
+                comparison = comparison.goal(goal.parse()?);
+            }
             bench.run(comparison, plan)?;
         }
     }
+    many(bench, &pair, "host")
+}
+
+/// With the two processes taking turns on the GPU, and with both as clients of an MPS server that lives as long as this.
+pub(super) fn on_gpu(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
+    kernels(bench, broker, "time-sliced", |_| ())?;
+    if let Some(why) = Mps::missing() {
+        bench.report.note(format!("gpu_topics: without MPS: {why}"));
+        return Ok(());
+    }
+    let mps = Mps::start()?;
+    kernels(bench, broker, "MPS", |command| mps.serve(command))
+}
+
+fn kernels(bench: &mut Bench, broker: &Broker, sharing: &str, prepare: impl Fn(&mut Command)) -> Result<(), Failure> {
+    let pair = Pair::start(broker, Some((gpu_open::first()?, 16 << 20)), prepare)?;
+    if pair.is_under_mps() != (sharing == "MPS") {
+        return Err(format!("the processes do not share the GPU as they should: {sharing}").into());
+    }
+    for (subscribers, _, [ours, raw]) in SUBSCRIBERS {
+        let (plan, batch) = Pair::plan(bench, 500);
+        let case = |what: &str| {
+            Case::new(what, Unit::Microseconds).parameter("gpu", sharing).parameter("subscribers", subscribers)
+        };
+        let sampler = |way| pair.sampler(way, Unit::Microseconds, batch);
+        let comparison = Comparison::new(case("publish on a stream to kernels of subscribers"), sampler(ours))
+            .floor(case("the same by the driver and a futex"), sampler(raw))
+            .goal("<= 1.1x floor".parse()?);
+        bench.run(comparison, plan)?;
+    }
     Ok(())
+}
+
+/// A hundred thousand messages of 4 MiB, of which the publisher writes a word.
+fn many(bench: &mut Bench, pair: &Pair, memory: &str) -> Result<(), Failure> {
+    let samples = bench.fewer(100);
+    let plan = Plan::new(samples).warm_up(1).block(samples);
+    let case = |what: &str, unit| {
+        let case = Case::new(what, unit).parameter("memory", memory).parameter("messages", samples * 1_000);
+        case.parameter("size", size(4 << 20))
+    };
+    let time = pair.sampler("many-time", Unit::Nanoseconds, samples);
+    bench.run(Comparison::new(case("processor time of the publisher for a message", Unit::Nanoseconds), time), plan)?;
+    let grown = pair.sampler("many-memory", Unit::Nanoseconds, samples);
+    let comparison = Comparison::new(case("memory that the publisher has more for each message", Unit::Bytes), grown)
+        .goal("<= 0 B".parse()?);
+    bench.run(comparison, plan)
 }

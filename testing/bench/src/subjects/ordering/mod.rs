@@ -3,6 +3,7 @@
 //! What runs on a GPU runs in processes of its own, and so does whatever may have to be killed.
 
 pub(crate) mod deaths;
+mod messages;
 pub(crate) mod pair;
 pub(crate) mod semaphore;
 pub(crate) mod streams;

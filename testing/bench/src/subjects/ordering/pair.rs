@@ -6,16 +6,17 @@
 
 use std::{
     cell::{Cell, RefCell},
-    collections::VecDeque,
+    collections::{BTreeMap, VecDeque},
     path::Path,
     process::Command,
+    rc::Rc,
     sync::atomic::Ordering,
 };
 
-use partywall::{DeviceUuid, Domain, Timeline, TimelineWriter};
+use partywall::{DeviceUuid, Domain, Place, Timeline, TimelineWriter};
 use partywall_measure::{Failure, Plan, Sampler, Unit};
 
-use super::{streams, streams::Device, wakes};
+use super::{messages, messages::Ends, streams, streams::Device, wakes};
 use crate::{
     bench::Bench,
     board::{Board, yield_until},
@@ -71,7 +72,7 @@ impl Pair {
     }
 
     /// Whether they share a context on their GPU.
-    pub(super) fn is_under_mps(&self) -> bool {
+    pub(crate) fn is_under_mps(&self) -> bool {
         self.under_mps
     }
 
@@ -119,16 +120,20 @@ pub(super) struct Side {
     pub(super) theirs: Timeline,
     /// The last step of both.
     pub(super) at: Cell<u64>,
+    domain: Domain,
     device: Option<Device>,
+    /// Of topics, by what there is in them.
+    ends: RefCell<BTreeMap<(usize, u64), Rc<Ends>>>,
     meetings: Cell<u64>,
 }
 
 impl Side {
-    fn new(domain: &Domain, first: bool, board: Board, gpu: Option<(DeviceUuid, u64)>) -> Result<Self, Failure> {
+    fn new(domain: Domain, first: bool, board: Board, gpu: Option<(DeviceUuid, u64)>) -> Result<Self, Failure> {
         let (ours, theirs) = if first { ("first", "second") } else { ("second", "first") };
-        let device = gpu.map(|(gpu, large)| Device::new(domain, gpu, large, first, &board)).transpose()?;
+        let device = gpu.map(|(gpu, large)| Device::new(&domain, gpu, large, first, &board)).transpose()?;
         let (ours, theirs) = (domain.timeline_writer(ours)?, domain.timeline(theirs)?);
-        let side = Self { first, board, ours, theirs, at: Cell::new(1), device, meetings: Cell::new(0) };
+        let (ends, meetings) = (RefCell::default(), Cell::new(0));
+        let side = Self { first, board, ours, theirs, at: Cell::new(1), domain, device, ends, meetings };
         side.ours.signal(1)?;
         side.theirs.wait(1, PATIENCE)?;
         if side.device.is_some() {
@@ -157,6 +162,19 @@ impl Side {
         self.at.get()
     }
 
+    /// What this side has of two topics, one each way, with so many subscribers on either side and samples of so many bytes.
+    pub(super) fn ends(&self, subscribers: usize, bytes: u64) -> Result<Rc<Ends>, Failure> {
+        if let Some(ends) = self.ends.borrow().get(&(subscribers, bytes)) {
+            return Ok(ends.clone());
+        }
+        let place = self.device.as_ref().map_or(Place::Host, Device::place);
+        let ends = Rc::new(Ends::new(&self.domain, self.first, place, subscribers, bytes)?);
+        self.ends.borrow_mut().insert((subscribers, bytes), ends.clone());
+        // What is published before the other one listens passes it by.
+        self.meet()?;
+        Ok(ends)
+    }
+
     pub(super) fn device(&self) -> Result<&Device, Failure> {
         self.device.as_ref().ok_or_else(|| "this pair was started without a GPU".into())
     }
@@ -169,14 +187,13 @@ pub(crate) fn play(socket: &Path, side: &str, gpu: Option<(DeviceUuid, u64)>) ->
     let mut line = Line::of_this_process()?;
     line.hear(Some(PATIENCE))?;
     let board = Board::open(&line.fd()?)?;
-    let domain = connect(socket)?;
-    let side = Side::new(&domain, side == "first", board, gpu)?;
+    let side = Side::new(connect(socket)?, side == "first", board, gpu)?;
     let under_mps = side.device.as_ref().map(Device::is_under_mps).transpose()?.unwrap_or(false);
     line.tell(if under_mps { UNDER_MPS } else { "ready" })?;
     while let Some(order) = line.hear(None)? {
         let (name, count) = order.split_once(' ').ok_or("no order")?;
-        let ways = wakes::WAYS.iter().chain(streams::WAYS);
-        let (_, run) = ways.into_iter().find(|(known, _)| *known == name).ok_or_else(|| format!("no way {name:?}"))?;
+        let mut ways = wakes::WAYS.iter().chain(streams::WAYS).chain(messages::WAYS);
+        let (_, run) = ways.find(|(known, _)| *known == name).ok_or_else(|| format!("no way {name:?}"))?;
         side.meet()?;
         let samples = run(&side, count.parse()?)?;
         let samples: Vec<_> = samples.iter().map(f64::to_string).collect();

@@ -6,7 +6,7 @@ use std::{
 };
 
 use partywall::{
-    DType, DeviceUuid, Domain, Gpu, Place, Segment,
+    DType, DeviceRange, DeviceUuid, Domain, Gpu, Place, Segment,
     cuda::{DeviceAttribute, DeviceBuffer, DeviceSlice, Event, HostRegistration, Stream, StreamRef},
 };
 use partywall_measure::{Case, Comparison, Failure, Unit};
@@ -97,7 +97,7 @@ fn large(bench: &Bench) -> u64 {
 }
 
 /// What the short kernel doubles.
-const SHORT: u64 = 32;
+pub(super) const SHORT: u64 = 32;
 
 /// Hand-offs each way that are enqueued before the first of them may begin.
 const AHEAD: u64 = 64;
@@ -107,8 +107,8 @@ const CALLS: u64 = 32;
 
 /// What a side has on the GPU.
 pub(super) struct Device {
-    gpu: Arc<Gpu>,
-    stream: Stream,
+    pub(super) gpu: Arc<Gpu>,
+    pub(super) stream: Stream,
     /// The board, as streams have it.
     words: HostRegistration,
     /// What the short kernel doubles. The same memory for both sides.
@@ -154,23 +154,32 @@ impl Device {
         Ok(self.gpu.context().device().attribute(DeviceAttribute::MPS_ENABLED)? != 0)
     }
 
-    fn stream(&self) -> StreamRef<'_> {
+    /// Where it is.
+    pub(super) fn place(&self) -> Place {
+        Place::Gpu(self.gpu.uuid())
+    }
+
+    pub(super) fn stream(&self) -> StreamRef<'_> {
         self.stream.as_ref()
+    }
+
+    /// What both sides have.
+    pub(super) fn shared(&self) -> Result<DeviceRange<'_>, Failure> {
+        Ok(self.shared.tensor(SHARED)?.device()?)
     }
 
     fn launch(&self, kernel: Kernel) -> Result<(), Failure> {
         let kernels = self.gpu.kernels()?;
         match kernel {
             Kernel::Short => {
-                let data = self.shared.tensor(SHARED)?.device()?;
-                kernels.enqueue_double(self.stream(), data.as_slice())?;
+                kernels.enqueue_double(self.stream(), self.shared()?.as_slice())?;
             }
             Kernel::Long => kernels.enqueue_read(self.stream(), self.large.as_slice())?,
         }
         Ok(())
     }
 
-    fn word(&self, line: usize) -> Result<DeviceSlice<'_>, Failure> {
+    pub(super) fn word(&self, line: usize) -> Result<DeviceSlice<'_>, Failure> {
         Ok(self.words.slice(Board::offset(line), 8)?)
     }
 }

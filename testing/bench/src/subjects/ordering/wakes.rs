@@ -124,7 +124,7 @@ fn wake_by_futex(side: &Side, count: usize, sleep: fn(&AtomicU32, u32)) -> Resul
 }
 
 /// Nanoseconds of one hand-off, in the mean of a hundred that go there and back.
-fn exchange(
+pub(super) fn exchange(
     side: &Side,
     count: usize,
     give: impl Fn(u64) -> Result<(), Failure>,

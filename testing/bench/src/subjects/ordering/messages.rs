@@ -1,0 +1,223 @@
+//! Messages by topics, one each way: both looking, both waiting, one asleep; with kernels at both ends; and many of them.
+
+use std::{fs, time::Instant};
+
+use partywall::{DType, Domain, Place, Policy, Publisher, Sample, Subscriber};
+use partywall_measure::Failure;
+use rustix::time::{ClockId, clock_gettime};
+
+use super::{
+    pair::{Side, VALUE, WAKE, Way},
+    streams::SHORT,
+    wakes::{exchange, wake},
+};
+use crate::{
+    board::{sleep_until, store_and_wake},
+    process::PATIENCE,
+};
+
+/// What one side has of two topics.
+pub(super) struct Ends {
+    publisher: Publisher,
+    subscribers: Vec<Subscriber>,
+}
+
+impl Ends {
+    pub(super) fn new(
+        domain: &Domain,
+        first: bool,
+        place: Place,
+        subscribers: usize,
+        bytes: u64,
+    ) -> Result<Self, Failure> {
+        let topic = |side: bool| {
+            let name = format!("{}.{subscribers}.{bytes}", if side { "first" } else { "second" });
+            let topic = domain.topic(&name).place(place).max_bytes(bytes).publishers(1);
+            topic.subscribers(subscribers as u32).open_or_create()
+        };
+        let (ours, theirs) = (topic(first)?, topic(!first)?);
+        let subscribers = (0..subscribers).map(|_| theirs.subscriber(Policy::Block)).collect::<Result<_, _>>()?;
+        Ok(Self { publisher: ours.publisher()?, subscribers })
+    }
+
+    fn give(&self, value: u64) -> Result<(), Failure> {
+        let mut loan = self.publisher.loan(DType::U64, &[1], PATIENCE)?;
+        loan.as_mut_slice()?[0] = value;
+        loan.filled().publish(PATIENCE).map_err(|refused| refused.error)?;
+        Ok(())
+    }
+
+    /// Has every subscriber receive what `receive` brings, and looks at it.
+    fn take(
+        &self,
+        value: u64,
+        receive: impl Fn(&Subscriber) -> partywall::Result<Option<Sample>>,
+    ) -> Result<(), Failure> {
+        for subscriber in &self.subscribers {
+            let sample = loop {
+                if let Some(sample) = receive(subscriber)? {
+                    break sample;
+                }
+            };
+            let found = sample.as_slice::<u64>()?[0];
+            if found != value {
+                return Err(format!("message {found} instead of {value}").into());
+            }
+        }
+        Ok(())
+    }
+
+    fn look(&self, value: u64) -> Result<(), Failure> {
+        self.take(value, Subscriber::try_recv)
+    }
+
+    fn wait(&self, value: u64) -> Result<(), Failure> {
+        self.take(value, |subscriber| subscriber.recv(PATIENCE).map(Some))
+    }
+}
+
+pub(super) const WAYS: &[Way] = &[
+    ("topic-look-1", look::<1>),
+    ("topic-look-2", look::<2>),
+    ("topic-look-4", look::<4>),
+    ("topic-look-8", look::<8>),
+    ("topic-exchange-1", wait::<1>),
+    ("topic-exchange-2", wait::<2>),
+    ("topic-exchange-4", wait::<4>),
+    ("topic-exchange-8", wait::<8>),
+    ("topic-wake-1", sleep::<1>),
+    ("topic-wake-2", sleep::<2>),
+    ("topic-wake-4", sleep::<4>),
+    ("topic-wake-8", sleep::<8>),
+    ("kernels-raw-1", kernels_raw::<1>),
+    ("kernels-raw-2", kernels_raw::<2>),
+    ("kernels-raw-4", kernels_raw::<4>),
+    ("kernels-raw-8", kernels_raw::<8>),
+    ("kernels-topic-1", kernels_topic::<1>),
+    ("kernels-topic-2", kernels_topic::<2>),
+    ("kernels-topic-4", kernels_topic::<4>),
+    ("kernels-topic-8", kernels_topic::<8>),
+    ("many-time", |side, count| many(side, count, |before, after| after.time - before.time)),
+    ("many-memory", |side, count| many(side, count, |before, after| after.memory - before.memory)),
+];
+
+const BYTES: u64 = 8;
+
+fn look<const SUBSCRIBERS: usize>(side: &Side, count: usize) -> Result<Vec<f64>, Failure> {
+    let ends = side.ends(SUBSCRIBERS, BYTES)?;
+    exchange(side, count, |at| ends.give(at), |at| ends.look(at))
+}
+
+fn wait<const SUBSCRIBERS: usize>(side: &Side, count: usize) -> Result<Vec<f64>, Failure> {
+    let ends = side.ends(SUBSCRIBERS, BYTES)?;
+    exchange(side, count, |at| ends.give(at), |at| ends.wait(at))
+}
+
+fn sleep<const SUBSCRIBERS: usize>(side: &Side, count: usize) -> Result<Vec<f64>, Failure> {
+    let ends = side.ends(SUBSCRIBERS, BYTES)?;
+    wake(side, count, |at| ends.give(at), |at| ends.wait(at))
+}
+
+/// Nanoseconds of one hand-off of two: a kernel, a message that it was enqueued, a kernel for each subscriber behind it over
+/// there, the same back, and the host waits for the last of them.
+fn round_trips(
+    side: &Side,
+    count: usize,
+    send: impl Fn(u64) -> Result<(), Failure>,
+    receive: impl Fn(u64) -> Result<(), Failure>,
+) -> Result<Vec<f64>, Failure> {
+    let device = side.device()?;
+    let mut samples = Vec::with_capacity(count);
+    for _ in 0..count {
+        let at = side.step();
+        if side.first {
+            let start = Instant::now();
+            send(at)?;
+            receive(at)?;
+            device.stream.synchronize()?;
+            samples.push(start.elapsed().as_nanos() as f64 / 2.0);
+        } else {
+            receive(at)?;
+            send(at)?;
+        }
+    }
+    device.stream.synchronize()?;
+    Ok(samples)
+}
+
+fn kernels_raw<const SUBSCRIBERS: usize>(side: &Side, count: usize) -> Result<Vec<f64>, Failure> {
+    let device = side.device()?;
+    let (kernels, data) = (device.gpu.kernels()?, device.shared()?);
+    let [(our_word, our_futex), (their_word, their_futex)] =
+        side.sides([0, 1].map(|index| (VALUE[index], side.board.futex(WAKE[index]))));
+    let send = |at| {
+        kernels.enqueue_fill(device.stream(), data.as_slice())?;
+        device.stream().enqueue_write_u64(device.word(our_word)?, at)?;
+        store_and_wake(our_futex, at as u32);
+        Ok(())
+    };
+    let receive = |at| {
+        sleep_until(their_futex, at as u32);
+        for _ in 0..SUBSCRIBERS {
+            device.stream().enqueue_wait_u64(device.word(their_word)?, at)?;
+            kernels.enqueue_read(device.stream(), data.as_slice())?;
+        }
+        Ok(())
+    };
+    round_trips(side, count, send, receive)
+}
+
+fn kernels_topic<const SUBSCRIBERS: usize>(side: &Side, count: usize) -> Result<Vec<f64>, Failure> {
+    let (device, ends) = (side.device()?, side.ends(SUBSCRIBERS, SHORT * 4)?);
+    let kernels = device.gpu.kernels()?;
+    let send = |_| {
+        let loan = ends.publisher.loan(DType::U32, &[SHORT], PATIENCE)?;
+        kernels.enqueue_fill(device.stream(), loan.device()?.as_slice())?;
+        loan.filled().publish_on(device.stream(), PATIENCE).map_err(|refused| refused.error)?;
+        Ok(())
+    };
+    let receive = |_| {
+        for subscriber in &ends.subscribers {
+            let sample = subscriber.recv(PATIENCE)?;
+            kernels.enqueue_read(device.stream(), sample.device_on(device.stream())?.as_slice())?;
+            sample.release_on(device.stream()).map_err(|refused| refused.error)?;
+        }
+        Ok(())
+    };
+    round_trips(side, count, send, receive)
+}
+
+/// What a process has used.
+struct Used {
+    /// Nanoseconds of its threads on processors.
+    time: f64,
+    /// Bytes that it has in memory.
+    memory: f64,
+}
+
+impl Used {
+    fn now() -> Result<Self, Failure> {
+        let time = clock_gettime(ClockId::ProcessCPUTime);
+        let pages = fs::read_to_string("/proc/self/statm")?;
+        let pages: f64 = pages.split(' ').nth(1).ok_or("statm has other words")?.parse()?;
+        Ok(Self { time: time.tv_sec as f64 * 1e9 + time.tv_nsec as f64, memory: pages * 4096.0 })
+    }
+}
+
+/// Messages of one sample.
+const MANY: u64 = 1_000;
+
+/// What the first side uses for a message, in the mean of a thousand of 4 MiB, each of which has another first word.
+fn many(side: &Side, count: usize, used: fn(&Used, &Used) -> f64) -> Result<Vec<f64>, Failure> {
+    let ends = side.ends(1, 4 << 20)?;
+    let mut samples = Vec::with_capacity(count);
+    for _ in 0..count {
+        let before = Used::now()?;
+        for _ in 0..MANY {
+            let at = side.step();
+            if side.first { ends.give(at)? } else { ends.wait(at)? }
+        }
+        samples.push(used(&before, &Used::now()?) / MANY as f64);
+    }
+    Ok(samples)
+}
