@@ -172,6 +172,11 @@ impl Topic {
         self.core().publish(pool.core(), place, held, message)
     }
 
+    /// Samples that a publisher has published, also for those who do not have its place.
+    pub fn published_by(&self, place: Seated) -> u64 {
+        self.core().publishers[place.index].published.load(Ordering::Relaxed)
+    }
+
     /// Makes the status of a sample that was published final. Nothing happens if it is, or if the block is another
     /// sample's by now.
     pub fn settle(&self, block: u32, generation: u64, status: Status) {

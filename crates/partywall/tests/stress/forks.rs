@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use partywall::{DType, Domain, Error, Place as At, Refreshed};
+use partywall::{DType, Domain, Error, Place as At, Policy, Refreshed};
 
 use super::{
     eventually,
@@ -124,6 +124,70 @@ pub(crate) fn play(words: &[&str]) {
             drop(permits);
             assert_eq!(semaphore.available(), 2);
         }
+        "topic" => {
+            let topic = domain.topic("frames").max_bytes(64).open_or_create().unwrap();
+            let publisher = topic.publisher().unwrap();
+            let subscriber = topic.subscriber(Policy::Block).unwrap();
+            let loan = || publisher.loan(DType::U8, &[1], Duration::ZERO).unwrap();
+            loan().filled().publish(Duration::ZERO).unwrap();
+            loan().filled().publish(Duration::ZERO).unwrap();
+            let (half, filled) = (loan(), loan().filled());
+            let sample = subscriber.recv(Duration::ZERO).unwrap();
+            let event = subscriber.event().unwrap();
+            let before = topic.stats();
+            let all = (topic, publisher, subscriber, half, filled, sample, event);
+            // SAFETY: as above.
+            let copy = unsafe { std::ptr::read(&all) };
+            let good = in_child(move || {
+                let (topic, publisher, subscriber, half, filled, sample, event) = copy;
+                let forked = |error| matches!(error, Error::Forked { .. });
+                let good = forked(topic.publisher().unwrap_err())
+                    && forked(topic.subscriber(Policy::Latest).unwrap_err())
+                    && forked(publisher.loan(DType::U8, &[1], Duration::from_secs(9)).unwrap_err())
+                    && forked(subscriber.recv(Duration::from_secs(9)).unwrap_err())
+                    && forked(subscriber.event().unwrap_err())
+                    && publisher.published() == 2;
+                let refused = filled.publish(Duration::from_secs(9)).unwrap_err();
+                sample.release().unwrap();
+                drop((half, event, topic, publisher, subscriber));
+                good && forked(refused.error)
+            });
+            let (topic, publisher, subscriber, half, filled, sample, event) = all;
+            assert!(good && topic.stats() == before, "a child let go of what is its parent's");
+            assert_eq!(sample.bytes().unwrap(), [0]);
+            filled.publish(Duration::ZERO).unwrap();
+            half.filled().publish(Duration::ZERO).unwrap();
+            (0..3).for_each(|_| drop(subscriber.recv(Duration::ZERO).unwrap()));
+            assert_eq!(publisher.published(), 4);
+            drop((sample, event));
+        }
+        "publishing" => {
+            let topic = domain.topic("frames").max_bytes(64).open_or_create().unwrap();
+            let publisher = topic.publisher().unwrap();
+            let subscriber = topic.subscriber(Policy::DropOldest).unwrap();
+            let done = AtomicBool::new(false);
+            std::thread::scope(|scope| {
+                for _ in 0..3 {
+                    scope.spawn(|| {
+                        while !done.load(Ordering::Relaxed) {
+                            let loan = publisher.loan(DType::U8, &[1], Duration::from_secs(9)).unwrap();
+                            loan.filled().publish(Duration::ZERO).unwrap();
+                            drop(subscriber.try_recv().unwrap());
+                        }
+                    });
+                }
+                let forked = |result| matches!(result, Err(Error::Forked { .. }));
+                let refused = || {
+                    forked(subscriber.try_recv().map(drop))
+                        && forked(publisher.try_loan(DType::U8, &[1]).map(drop))
+                        && topic.stats().published > 0
+                        && publisher.published() > 0
+                };
+                let good = (0..200).all(|_| in_child(refused));
+                done.store(true, Ordering::Relaxed);
+                assert!(good);
+            });
+        }
         "building" => {
             let builder = domain.create("draft", At::Host).tensor("x", DType::U8, &[64 << 20]);
             let mut build = builder.allocate().unwrap();
@@ -190,6 +254,16 @@ fn forking_while_a_segment_changes_its_length_hangs_nobody() {
 #[test]
 fn a_forked_child_gives_no_permit_of_its_parent_back() {
     Place::new().start("fork permit").expect("good");
+}
+
+#[test]
+fn a_forked_child_takes_no_part_in_its_parents_topic() {
+    Place::new().start("fork topic").expect("good");
+}
+
+#[test]
+fn forking_while_samples_go_round_hangs_nobody() {
+    Place::new().start("fork publishing").expect("good");
 }
 
 #[test]
