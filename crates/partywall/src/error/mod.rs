@@ -310,7 +310,7 @@ pub enum Error {
     TopicFull {
         /// The topic.
         topic: String,
-        /// The subscriber's process, if it is known.
+        /// The subscriber's process, if it is known. Who does not wait is not told: it would wait for the broker.
         pid: Option<u32>,
         /// What is known of that.
         state: Option<MemberState>,

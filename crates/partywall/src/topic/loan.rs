@@ -293,7 +293,7 @@ impl Filled {
             };
             let left = timeout.saturating_sub(start.elapsed());
             if left.is_zero() || stop() {
-                break Err(joined.full(id, start.elapsed()));
+                break Err(joined.full(id, timeout, start.elapsed()));
             }
             if let Err(gone) = domain.link().require_broker() {
                 break Err(gone);

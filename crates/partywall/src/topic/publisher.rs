@@ -12,6 +12,7 @@ use partywall_shm::{
     semaphore::{Attempt, Held},
     topic::{MAX_RANK, PublisherPlace, Seated},
 };
+use partywall_wire::Participant;
 
 use super::{Loan, Open, Words, flights::Flights, timelines};
 use crate::{
@@ -193,14 +194,18 @@ impl Joined {
         Ok(needed)
     }
 
-    /// A subscriber has kept us waiting for too long: whose it is, and how that is.
-    pub(super) fn full(&self, subscriber: u64, after: Duration) -> Error {
-        let name = format!("{}@{}", self.open.name(), self.open.blocks.version());
-        let topic = self.open.domain().inspect(&name).ok().and_then(|info| info.control?.topic);
-        let subscribers = topic.map(|topic| topic.subscribers).unwrap_or_default();
-        let who = subscribers.into_iter().map(|info| info.who).find(|who| who.id == subscriber);
-        let (pid, state) = who.map_or((None, None), |who| (who.pid, who.state));
+    /// A subscriber has kept us waiting for too long: whose it is, and how that is. Who does not wait for it does not wait
+    /// for the broker's answer either.
+    pub(super) fn full(&self, subscriber: u64, timeout: Duration, after: Duration) -> Error {
+        let known = if timeout.is_zero() { None } else { self.find_subscriber(subscriber) };
+        let (pid, state) = known.map_or((None, None), |who| (who.pid, who.state));
         Error::TopicFull { topic: self.open.name().to_owned(), pid, state, after }
+    }
+
+    fn find_subscriber(&self, id: u64) -> Option<Participant> {
+        let name = format!("{}@{}", self.open.name(), self.open.blocks.version());
+        let topic = self.open.domain().inspect(&name).ok()?.control?.topic?;
+        topic.subscribers.into_iter().map(|info| info.who).find(|who| who.id == id)
     }
 
     /// Other publishers were always faster.
