@@ -262,3 +262,71 @@ fn makers_of_topics_killed_at_any_moment_leave_a_name_that_others_can_make() {
         eventually("it goes with the last", || domain.names().unwrap().is_empty());
     }
 }
+
+/// Resident memory of this process in KiB.
+fn own_memory() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse().unwrap()
+}
+
+fn own_files() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+/// Opening and closing, joining and leaving, publishing and receiving leave nothing behind, here or at the broker.
+#[test]
+fn nothing_is_left_of_what_was_opened_joined_and_published() {
+    let mut place = Place::new();
+    let domain = place.connect();
+    let kept = frames(&domain).create().unwrap();
+    let other = place.connect();
+    let publisher = kept.publisher().unwrap();
+    let mut rests = Vec::new();
+    for turn in 0..3 {
+        for _ in 0..rounds(200) {
+            let topic = frames(&other).open().unwrap();
+            let pool = other.pool("blocks").blocks(4).block_bytes(64).open_or_create().unwrap();
+            let block = pool.alloc(Duration::ZERO).unwrap();
+            let policy = [Policy::Block, Policy::Latest][turn % 2];
+            let mut reader = Reader::join(&topic, policy, 0).unwrap();
+            let short = topic.publisher().unwrap();
+            for publisher in [&publisher, &short] {
+                for _ in 0..5 {
+                    publish(publisher, Duration::ZERO).unwrap();
+                    drop(reader.receive(Duration::ZERO).unwrap());
+                }
+            }
+            drop((block, pool, topic));
+        }
+        eventually("all leases are back", || domain.status().unwrap().leases == 1);
+        rests.push((place.broker().open_files_at_rest(), place.broker().memory(), own_files(), own_memory()));
+    }
+    eprintln!("{rests:?}");
+    let stats = kept.stats();
+    assert_eq!((stats.publishers.len(), stats.subscribers.len(), stats.free + stats.in_ring), (1, 0, BLOCKS));
+    assert_eq!((rests[2].0, rests[2].2), (rests[0].0, rests[0].2), "files");
+    assert!(rests[2].1 < rests[0].1 + 1024 && rests[2].3 < rests[0].3 + 1024, "KiB: {rests:?}");
+}
+
+/// A broker that is killed and started again knows nothing of the topic. Who has it goes on, beside one of the same name.
+#[test]
+fn a_topic_goes_on_beside_one_of_the_next_broker() {
+    let mut place = Place::new();
+    let bereft = place.connect();
+    let old = frames(&bereft).create().unwrap();
+    let mut pairs = vec![(old.publisher().unwrap(), Reader::join(&old, Policy::Block, 0).unwrap())];
+    place.broker().kill();
+    place.start_broker("");
+    let domain = place.connect();
+    let new = frames(&domain).create().unwrap();
+    pairs.push((new.publisher().unwrap(), Reader::join(&new, Policy::Block, 0).unwrap()));
+    for _ in 0..20 {
+        for (publisher, reader) in &mut pairs {
+            publish(publisher, Duration::ZERO).unwrap();
+            drop(reader.receive(Duration::ZERO).unwrap());
+        }
+    }
+    drop(pairs);
+    assert!(is_at_rest(&old) && is_at_rest(&new));
+}
