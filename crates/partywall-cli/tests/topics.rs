@@ -52,19 +52,29 @@ fn listening(sandbox: &Sandbox, topic: &Topic, arguments: &[&str]) -> Running {
     running
 }
 
-/// A file of samples of these channels, each of one number: channel, time in nanoseconds, number.
-fn file(path: &Path, samples: &[(&str, u64, f32)]) {
-    let mut writer =
-        mcap::WriteOptions::new().compression(None).create(BufWriter::new(File::create(path).unwrap())).unwrap();
-    for (sequence, (topic, log_time, number)) in samples.iter().enumerate() {
+/// A file of these messages: channel, time in nanoseconds, contents.
+fn messages(path: &Path, messages: &[(&str, u64, Vec<u8>)]) {
+    let options = mcap::WriteOptions::new().compression(None);
+    let mut writer = options.create(BufWriter::new(File::create(path).unwrap())).unwrap();
+    for (sequence, (topic, log_time, message)) in messages.iter().enumerate() {
         let facts = BTreeMap::from([("max_bytes".to_owned(), "64".to_owned())]);
         let channel_id = writer.add_channel(0, topic, "safetensors", &facts).unwrap();
-        let tensor = TensorInfo::contiguous("x", DType::F32, vec![1]).unwrap();
-        let message = [&safetensors_header(path, &tensor, &[]).unwrap()[..], &number.to_le_bytes()].concat();
         let header = MessageHeader { channel_id, sequence: sequence as u32, log_time: *log_time, publish_time: 0 };
-        writer.write_to_known_channel(&header, &message).unwrap();
+        writer.write_to_known_channel(&header, message).unwrap();
     }
     writer.finish().unwrap();
+}
+
+fn message(shape: &[u64], header: &str, bytes: &[u8]) -> Vec<u8> {
+    let tensor = TensorInfo::contiguous("x", DType::F32, shape.to_vec()).unwrap();
+    let metadata = [("header".to_owned(), header.to_owned())];
+    [&safetensors_header(Path::new("f"), &tensor, &metadata).unwrap()[..], bytes].concat()
+}
+
+/// A file of samples of one number: channel, time in nanoseconds, number.
+fn file(path: &Path, samples: &[(&'static str, u64, f32)]) {
+    let one = |(topic, at, number): &(&'static str, u64, f32)| (*topic, *at, message(&[1], "", &number.to_le_bytes()));
+    messages(path, &samples.iter().map(one).collect::<Vec<_>>());
 }
 
 fn play<'a>(file: &'a Path, rest: &[&'a str]) -> Vec<&'a str> {
@@ -243,6 +253,20 @@ fn files_that_cannot_be_played_say_why() {
     damaged[chunk] ^= 1;
     fs::write(sandbox.path().join("damaged"), damaged).unwrap();
     assert!(refused(&sandbox.path().join("damaged"), &["screen"], 5).contains("damaged"));
+
+    let one = 1.0_f32.to_le_bytes();
+    for (message, code, why) in [
+        (b"none".to_vec(), 5, "truncated"),
+        (message(&[2], "", &one), 5, "truncated"),
+        (message(&[1], "0", &one), 5, "no hexadecimal text"),
+        (message(&[1], &"00".repeat(257), &one), 2, "256 bytes"),
+        (message(&[1; 9], "", &one), 2, "8 dimensions"),
+    ] {
+        let path = sandbox.path().join("odd");
+        messages(&path, &[("a", 0, message)]);
+        let told = refused(&path, &["screen"], code);
+        assert!(told.contains(why) && (code == 2 || told.contains("sample 1 of")), "{why:?} is missing: {told}");
+    }
 
     let small = domain.topic("small").max_bytes(2).place(place()).create().unwrap();
     assert!(refused(&two, &["small", "--channel", "a"], 2).contains("small"));

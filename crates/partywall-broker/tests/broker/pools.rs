@@ -5,16 +5,18 @@ use std::os::fd::OwnedFd;
 use partywall_os::{map::SharedMap, memfd::Draft};
 use partywall_shm::{
     pool::{Attempt, Held, Pool},
-    topic::{Message, PublisherPlace, Status, Topic, Unpublished},
+    timeline::Ending,
+    topic::{Message, PublisherPlace, Received, Status, TimelineCell, Topic, Unpublished},
 };
 use partywall_wire::{
     Access, Answer, BlockCounts, Call, Commit, Control, ControlInfo, Lifetime, Limit, MemberState, NoGrowth, Open,
-    Opened, Place, Refusal, SegmentInfo, TopicShape, TopicUsage, Usage, Whom, limits::MAX_BLOCKS,
+    Opened, OpenedTimeline, Place, Refusal, SegmentInfo, TopicShape, TopicUsage, Usage, Whom, limits::MAX_BLOCKS,
 };
 
 use crate::{
     common::{Client, TestBroker, eventually, host_commit, shake_hands},
     roles::{Orphan, Role},
+    timelines::User,
 };
 
 const POOL: Control = Control { blocks: 4, block_bytes: 100, topic: None };
@@ -221,6 +223,47 @@ fn who_holds_up_others_is_seen_and_when_evicted_does_so_no_more() {
     assert_eq!(publish(&mut publisher), Ok(2), "nobody waits for it any more");
     let told = inspect(&mut asker, "t").control.unwrap().topic.unwrap();
     assert!(told.subscribers[0].who.parted && told.subscribers[0].stalled.is_some());
+}
+
+#[test]
+fn of_who_goes_those_samples_are_complete_that_its_timeline_had_reached() {
+    let broker = TestBroker::start();
+    let mut reader = broker.client();
+    // Who is evicted keeps its place until it is dead.
+    let shape = Control { blocks: 8, topic: Some(TopicShape { publishers: 2, ..SHAPE }), ..TOPIC };
+    let (_, words) = create(&mut reader, "t", shape).unwrap();
+    let (pool, topic) = (Pool::map(&words[0]).unwrap(), Topic::map(&words[1]).unwrap());
+    let mut subscriber = topic.join_as_subscriber(reader.welcome.row, None, 0).unwrap();
+    for ending in [Ending::Evicted, Ending::Closed] {
+        let mut writer = User::join(&broker.socket);
+        open(&mut writer.client, "t").unwrap();
+        let row = writer.client.welcome.row;
+        let opened = writer.open(&format!("{ending:?}"), true).unwrap();
+        let OpenedTimeline { slab, cell, incarnation, .. } = opened.answer;
+        let mut publisher = topic.join_as_publisher(row).unwrap();
+        topic.set_timeline(&publisher, TimelineCell { slab, cell, incarnation });
+        opened.cell().signal(1).unwrap();
+        opened.cell().announce(2);
+        for value in [1, 2] {
+            let held = pool.try_alloc(row).unwrap();
+            let message = Message { status: Status::Timeline, value, dtype: 2, shape: &[1], bytes: 1, header: b"" };
+            topic.publish(&pool, &mut publisher, &held, &message).unwrap();
+        }
+        let taken = [(); 2].map(|()| match topic.receive(&pool, &mut subscriber) {
+            Received::Sample(taken) => {
+                topic.release(&pool, &taken);
+                taken
+            }
+            other => panic!("{other:?}"),
+        });
+        if ending == Ending::Evicted {
+            let whom = Whom::Member(writer.client.welcome.member);
+            reader.ask(Call::Evict { whom, kill: false }).unwrap();
+        }
+        let _ = writer.client.ask(Call::Bye);
+        let status = || [topic.status(&taken[0]), topic.status(&taken[1])];
+        eventually("it is decided", || status() == [Status::Done, Status::Failed(ending)]);
+    }
 }
 
 fn inspect(client: &mut Client, name: &str) -> SegmentInfo {

@@ -208,12 +208,12 @@ impl Playback {
     }
 }
 
-/// A message, and the user's header.
-pub(super) fn decode<'a>(path: &Path, message: &'a [u8]) -> Result<(Message<'a>, Vec<u8>), Failure> {
-    let message = safetensors_message(path, message).map_err(Error::from)?;
+/// A message, and the user's header. `name` is what errors call it.
+pub(super) fn decode<'a>(name: &Path, message: &'a [u8]) -> Result<(Message<'a>, Vec<u8>), Failure> {
+    let message = safetensors_message(name, message).map_err(Error::from)?;
     let header = message.metadata.iter().find(|(key, _)| key == "header").map_or("", |(_, value)| value);
     let header = unhex(header).ok_or_else(|| {
-        let what = format!("{} is damaged: the header of a sample is no hexadecimal text", path.display());
+        let what = format!("{} is damaged: its header is no hexadecimal text", name.display());
         Failure::new(ErrorKind::Refused, what, "see what has written the file")
     })?;
     Ok((message, header))

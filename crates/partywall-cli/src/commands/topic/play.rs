@@ -107,7 +107,8 @@ impl<'a> Player<'a> {
 
     /// Publishes a sample when its time has come. False if it was interrupted.
     fn play(&mut self, playback: &Playback, channel: u16, log_time: u64, message: &[u8]) -> Result<bool, Failure> {
-        let (Message { tensor, bytes, .. }, header) = decode(&self.arguments.file, message)?;
+        let name = format!("sample {} of {}", self.samples + 1, self.arguments.file.display());
+        let (Message { tensor, bytes, .. }, header) = decode(Path::new(&name), message)?;
         if self.topic.is_none() {
             let topic = self.open(playback, channel, &tensor)?;
             let publisher = topic.publisher()?;
