@@ -59,7 +59,8 @@ pub const MAX_HEADER: usize = shm::MAX_HEADER;
 /// What a process had published before it was killed stays. What its GPU had not finished by then is
 /// [failed](Error::SampleFailed) for whoever receives it. Blocks that it was filling and samples that it held are free for
 /// others when its death is proved; nobody waits for it from then on. A process that is stopped keeps what it has. When the
-/// broker is gone, samples are published and received as before, but waits end with [`Error::BrokerGone`].
+/// broker is gone, samples are published and received as before, but waits end with [`Error::BrokerGone`], and with the
+/// timelines of publishers what streams complete.
 ///
 /// The topic goes with the last process that has it open, unless it is [kept](TopicOptions::kept). Cheap to clone; may be
 /// used from any thread.
