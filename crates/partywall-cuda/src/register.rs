@@ -109,6 +109,7 @@ impl HostRegistration {
         }
         let _guard = stream.context().guard()?;
         let driver = stream.context().driver();
+        driver.count_copy();
         // SAFETY: the source lies inside the map, which lives while `self` does; the destination is device memory of
         // this size that may be written, by the promise of DeviceSlice; the stream is live.
         unsafe {
@@ -137,6 +138,7 @@ impl HostRegistration {
         }
         let _guard = stream.context().guard()?;
         let driver = stream.context().driver();
+        driver.count_copy();
         // SAFETY: the destination lies inside the map, which lives while `self` does, is mapped for writing and is
         // never borrowed; the source by the promise of DeviceSlice; the stream is live.
         unsafe {

@@ -222,6 +222,7 @@ impl<'a> StreamRef<'a> {
             return Ok(());
         }
         let _guard = self.context.guard()?;
+        self.context.driver().count_copy();
         // SAFETY: both ranges are device memory of at least this size by the promise of DeviceSlice, and the
         // destination may be written; the stream is live.
         unsafe {
@@ -273,6 +274,7 @@ impl<'a> StreamRef<'a> {
             return Ok(());
         }
         let _guard = self.context.guard()?;
+        self.context.driver().count_copy();
         // SAFETY: the destination by the promise of DeviceSlice, the source by that of the caller.
         unsafe {
             self.context.driver().memcpy_htod_async(
@@ -304,6 +306,7 @@ impl<'a> StreamRef<'a> {
             return Ok(());
         }
         let _guard = self.context.guard()?;
+        self.context.driver().count_copy();
         // SAFETY: the source by the promise of DeviceSlice, the destination by that of the caller.
         unsafe {
             self.context.driver().memcpy_dtoh_async(

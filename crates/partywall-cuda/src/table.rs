@@ -10,6 +10,7 @@
 use std::ffi::{CStr, OsStr, OsString, c_char, c_int, c_void};
 use std::fmt;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
@@ -26,6 +27,8 @@ pub struct Driver {
     entries: Entries,
     library: String,
     simulated: bool,
+    /// Copies that were asked for.
+    copies: AtomicU64,
     /// Keeps the function pointers valid.
     _keep: Library,
 }
@@ -129,6 +132,17 @@ impl Driver {
         self.simulated
     }
 
+    /// How many copies this crate has asked it for in this process: to show that something is done without any.
+    #[must_use]
+    pub fn copies(&self) -> u64 {
+        self.copies.load(Ordering::Relaxed)
+    }
+
+    /// To be called with each.
+    pub(crate) fn count_copy(&self) {
+        self.copies.fetch_add(1, Ordering::Relaxed);
+    }
+
     /// Loads one library; apart from [`Driver::load`] so that a test can fail without spoiling the process.
     fn open(library: &OsStr) -> Result<Self, LoadError> {
         let name = library.to_string_lossy().into_owned();
@@ -146,7 +160,7 @@ impl Driver {
         let entries = unsafe { Entries::resolve(find) }
             .map_err(|symbol| LoadError::MissingSymbol { library: name.clone(), symbol })?;
         let simulated = !find(c"simcuda_version").is_null();
-        Ok(Self { entries, library: name, simulated, _keep: loaded })
+        Ok(Self { entries, library: name, simulated, copies: AtomicU64::new(0), _keep: loaded })
     }
 
     /// The driver's own name for a code.
@@ -517,7 +531,8 @@ mod tests {
         assert_eq!(all_but(c"cuMemMap").err(), Some("cuMemMap"));
         let (entries, _keep) =
             (all_but(c"cuGetErrorName").unwrap_or_else(|symbol| panic!("{symbol}")), Library::this());
-        let driver = Driver { entries, library: String::new(), simulated: false, _keep };
+        let copies = AtomicU64::new(0);
+        let driver = Driver { entries, library: String::new(), simulated: false, copies, _keep };
         assert_eq!(driver.error_name(CuResult::OUT_OF_MEMORY), None);
     }
 

@@ -86,10 +86,10 @@ fn kernels(bench: &mut Bench, broker: &Broker, sharing: &str, prepare: impl Fn(&
             .goal("<= 1.1x floor".parse()?);
         bench.run(comparison, plan)?;
     }
-    Ok(())
+    many(bench, &pair, sharing)
 }
 
-/// A hundred thousand messages of 4 MiB, of which the publisher writes a word.
+/// A hundred thousand messages of 4 MiB: in host memory the publisher writes a word of each, on a GPU a kernel all of it.
 fn many(bench: &mut Bench, pair: &Pair, memory: &str) -> Result<(), Failure> {
     let samples = bench.fewer(100);
     let plan = Plan::new(samples).warm_up(1).block(samples);
@@ -99,6 +99,14 @@ fn many(bench: &mut Bench, pair: &Pair, memory: &str) -> Result<(), Failure> {
     };
     let time = pair.sampler("many-time", Unit::Nanoseconds, samples);
     bench.run(Comparison::new(case("processor time of the publisher for a message", Unit::Nanoseconds), time), plan)?;
+    // In host memory there is nobody to ask.
+    if memory != "host" {
+        let copies = pair.sampler("many-copies", Unit::Nanoseconds, samples);
+        let comparison =
+            Comparison::new(case("copies that the driver was asked for, for each message", Unit::Count), copies)
+                .goal("<= 0 count".parse()?);
+        bench.run(comparison, plan)?;
+    }
     let grown = pair.sampler("many-memory", Unit::Nanoseconds, samples);
     let comparison = Comparison::new(case("memory that the publisher has more for each message", Unit::Bytes), grown)
         .goal("<= 0 B".parse()?);

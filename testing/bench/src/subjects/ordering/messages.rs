@@ -98,6 +98,7 @@ pub(super) const WAYS: &[Way] = &[
     ("kernels-topic-4", kernels_topic::<4>),
     ("kernels-topic-8", kernels_topic::<8>),
     ("many-time", |side, count| many(side, count, |before, after| after.time - before.time)),
+    ("many-copies", |side, count| many(side, count, |before, after| after.copies - before.copies)),
     ("many-memory", |side, count| many(side, count, |before, after| after.memory - before.memory)),
 ];
 
@@ -168,23 +169,28 @@ fn kernels_raw<const SUBSCRIBERS: usize>(side: &Side, count: usize) -> Result<Ve
 }
 
 fn kernels_topic<const SUBSCRIBERS: usize>(side: &Side, count: usize) -> Result<Vec<f64>, Failure> {
-    let (device, ends) = (side.device()?, side.ends(SUBSCRIBERS, SHORT * 4)?);
-    let kernels = device.gpu.kernels()?;
-    let send = |_| {
-        let loan = ends.publisher.loan(DType::U32, &[SHORT], PATIENCE)?;
-        kernels.enqueue_fill(device.stream(), loan.device()?.as_slice())?;
-        loan.filled().publish_on(device.stream(), PATIENCE).map_err(|refused| refused.error)?;
-        Ok(())
-    };
-    let receive = |_| {
-        for subscriber in &ends.subscribers {
-            let sample = subscriber.recv(PATIENCE)?;
-            kernels.enqueue_read(device.stream(), sample.device_on(device.stream())?.as_slice())?;
-            sample.release_on(device.stream()).map_err(|refused| refused.error)?;
-        }
-        Ok(())
-    };
-    round_trips(side, count, send, receive)
+    let ends = side.ends(SUBSCRIBERS, SHORT * 4)?;
+    round_trips(side, count, |_| publish_on(side, &ends, SHORT), |_| receive_on(side, &ends))
+}
+
+/// A message that a kernel writes.
+fn publish_on(side: &Side, ends: &Ends, words: u64) -> Result<(), Failure> {
+    let device = side.device()?;
+    let loan = ends.publisher.loan(DType::U32, &[words], PATIENCE)?;
+    device.gpu.kernels()?.enqueue_fill(device.stream(), loan.device()?.as_slice())?;
+    loan.filled().publish_on(device.stream(), PATIENCE).map_err(|refused| refused.error)?;
+    Ok(())
+}
+
+/// A message for each subscriber, which a kernel reads.
+fn receive_on(side: &Side, ends: &Ends) -> Result<(), Failure> {
+    let device = side.device()?;
+    for subscriber in &ends.subscribers {
+        let sample = subscriber.recv(PATIENCE)?;
+        device.gpu.kernels()?.enqueue_read(device.stream(), sample.device_on(device.stream())?.as_slice())?;
+        sample.release_on(device.stream()).map_err(|refused| refused.error)?;
+    }
+    Ok(())
 }
 
 /// What a process has used.
@@ -193,31 +199,47 @@ struct Used {
     time: f64,
     /// Bytes that it has in memory.
     memory: f64,
+    /// Copies that it has asked the driver for.
+    copies: f64,
 }
 
 impl Used {
-    fn now() -> Result<Self, Failure> {
+    fn now(side: &Side) -> Result<Self, Failure> {
         let time = clock_gettime(ClockId::ProcessCPUTime);
         let pages = fs::read_to_string("/proc/self/statm")?;
         let pages: f64 = pages.split(' ').nth(1).ok_or("statm has other words")?.parse()?;
-        Ok(Self { time: time.tv_sec as f64 * 1e9 + time.tv_nsec as f64, memory: pages * 4096.0 })
+        let copies = side.device().map_or(0, |device| device.gpu.context().driver().copies());
+        let time = time.tv_sec as f64 * 1e9 + time.tv_nsec as f64;
+        Ok(Self { time, memory: pages * 4096.0, copies: copies as f64 })
     }
 }
 
 /// Messages of one sample.
 const MANY: u64 = 1_000;
 
-/// What the first side uses for a message, in the mean of a thousand of 4 MiB, each of which has another first word.
+const LARGE: u64 = 4 << 20;
+
+/// What the first side uses for a message, in the mean of a thousand of 4 MiB: written by kernels on a GPU, in host memory
+/// with another first word each.
 fn many(side: &Side, count: usize, used: fn(&Used, &Used) -> f64) -> Result<Vec<f64>, Failure> {
-    let ends = side.ends(1, 4 << 20)?;
+    let ends = side.ends(1, LARGE)?;
+    let on_gpu = side.device().is_ok();
     let mut samples = Vec::with_capacity(count);
     for _ in 0..count {
-        let before = Used::now()?;
+        let before = Used::now(side)?;
         for _ in 0..MANY {
             let at = side.step();
-            if side.first { ends.give(at)? } else { ends.wait(at)? }
+            match (side.first, on_gpu) {
+                (true, true) => publish_on(side, &ends, LARGE / 4)?,
+                (false, true) => receive_on(side, &ends)?,
+                (true, false) => ends.give(at)?,
+                (false, false) => ends.wait(at)?,
+            }
         }
-        samples.push(used(&before, &Used::now()?) / MANY as f64);
+        samples.push(used(&before, &Used::now(side)?) / MANY as f64);
+    }
+    if let Ok(device) = side.device() {
+        device.stream.synchronize()?;
     }
     Ok(samples)
 }
