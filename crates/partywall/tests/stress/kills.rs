@@ -113,7 +113,7 @@ fn a_client_killed_between_any_two_bytes_leaves_all_of_a_message_or_nothing() {
         domain.open(name, Duration::ZERO).unwrap();
         domain.remove(name).unwrap();
     }
-    assert_eq!(place.broker().open_files_at_rest(), before, "files of the dead stay open");
+    place.broker().await_files(before);
     eprintln!("{} clients were killed", cuts.len() + MESSAGES);
 }
 
@@ -207,5 +207,5 @@ fn clients_killed_at_any_moment_leave_nothing_and_tear_nothing() {
         assert!(name.name.starts_with("shared-"), "{name:?}");
         domain.remove(&name.name).unwrap();
     }
-    assert_eq!(place.broker().open_files_at_rest(), before, "files of the dead stay open");
+    place.broker().await_files(before);
 }

@@ -66,8 +66,7 @@ fn send_nonsense(dice: &mut Dice) {
     assert!(suspects > 1);
     // A commit whose name was damaged into another good one is a commit; nothing else has made a name.
     assert!(domain.names().unwrap().iter().all(|name| name.name.len() <= "damaged".len()));
-    let held = place.broker().open_files_at_rest();
-    assert!(held <= before + 2 * suspects + 2, "{held} files for {suspects} members, {before} before");
+    place.broker().await_files(before + 2 * suspects + 2);
 }
 
 #[test]
@@ -124,7 +123,7 @@ fn files_of_every_wrong_kind_are_refused() {
     }
     assert!(matches!(client.ask(wire::open("wrong", false), &[]), Err(Refusal::NotFound { .. })));
     drop(wrong);
-    assert_eq!(place.broker().open_files_at_rest(), before);
+    place.broker().await_files(before);
 }
 
 #[test]
@@ -154,8 +153,7 @@ fn hundreds_of_files_at_once_hurt_only_their_sender() {
     assert!(matches!(outcome(Client::join(&place.socket())), Err(Refusal::Invalid { .. })));
     domain.ping().unwrap();
     let suspects = domain.members().unwrap().len();
-    let held = place.broker().open_files_at_rest();
-    assert!(held <= before + 2 * suspects + 2, "{held} files for {suspects} members, {before} before");
+    place.broker().await_files(before + 2 * suspects + 2);
 }
 
 #[test]

@@ -162,6 +162,12 @@ impl Actor {
         last
     }
 
+    /// Waits until it has no more files open than it had. It may be kept from closing them for as long as others keep it
+    /// from its processor.
+    pub(crate) fn await_files(&self, before: usize) {
+        super::eventually("the end of what was opened", || self.open_files() <= before);
+    }
+
     /// Its resident memory in KiB.
     pub(crate) fn memory(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();

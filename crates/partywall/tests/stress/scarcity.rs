@@ -120,6 +120,6 @@ fn a_broker_without_file_descriptors_refuses_and_recovers() {
         domain.remove(&name.name).unwrap();
     }
     eventually("the end of all members", || domain.members().unwrap().len() == 1);
-    assert_eq!(place.broker().open_files_at_rest(), before);
+    place.broker().await_files(before);
     drop(commit(&place.connect(), "x", 1, false).unwrap());
 }
