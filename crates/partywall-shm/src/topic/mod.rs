@@ -38,6 +38,7 @@ mod sweep;
 mod tests;
 
 use crate::{
+    DType,
     bell::Bell,
     sync::{AtomicU32, AtomicU64},
 };
@@ -162,6 +163,17 @@ impl Description {
     /// The tensor's.
     pub fn shape(&self) -> &[u64] {
         &self.shape[..self.rank]
+    }
+
+    /// The same if type, shape and length agree, and there is room for that in a block of so many bytes; else without
+    /// elements, because whoever wrote that is none of ours.
+    pub fn believed(mut self, block_bytes: u64) -> Self {
+        let elements = self.shape().iter().try_fold(1_u64, |all, extent| all.checked_mul(*extent));
+        let bytes = elements.and_then(|elements| DType::from_code(self.dtype)?.bytes_for(elements));
+        if bytes != Some(self.bytes) || self.bytes > block_bytes {
+            (self.rank, self.shape, self.bytes) = (1, [0; MAX_RANK], 0);
+        }
+        self
     }
 }
 

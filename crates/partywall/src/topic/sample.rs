@@ -98,7 +98,7 @@ impl Verdict {
 impl Sample {
     pub(super) fn new(joined: Arc<Joined>, taken: Taken) -> Self {
         let words = joined.open().words.clone();
-        let description = words.topic.describe(&taken);
+        let description = words.topic.describe(&taken).believed(joined.open().blocks.shape().block_bytes);
         let (value, seat) = (description.value, joined.seat().clone());
         seat.note_received();
         let reading = Reading { words, _seat: seat, taken, value, order: OnceLock::new() };
@@ -120,7 +120,7 @@ impl Sample {
 
     /// Its length in bytes.
     pub fn len(&self) -> u64 {
-        self.description.bytes.min(self.open().blocks.shape().block_bytes)
+        self.description.bytes
     }
 
     /// Whether it has no bytes.

@@ -532,6 +532,33 @@ fn a_ring_that_cannot_be_ends_the_calls_of_publishers_and_subscribers() {
     within(WATCHDOG, "publishing ends", move || assert!(matches!(publish(), Err(Error::Timeout { .. }))));
 }
 
+/// Who makes an array of a sample's type and shape reads that array, and nothing else.
+#[test]
+fn a_sample_whose_shape_lies_has_no_elements() {
+    let place = Place::new();
+    let domain = place.connect();
+    let topic = domain.topic("frames").max_bytes(64).create().unwrap();
+    let mut hostile = Client::join(&place.socket());
+    let (_, fds) = hostile.ask_with(wire::open("frames", false), &[]);
+    let map = SharedMap::writable(fds.last().unwrap()).unwrap();
+    let words = map.slice::<u64>(0, map.len() / 8).unwrap();
+    let (publisher, subscriber) = (topic.publisher().unwrap(), topic.subscriber(Policy::Block).unwrap());
+    let stats = topic.stats();
+    // The first block's, which are the last words. In them the shape begins at byte 64.
+    let shape = words.len() - 48 * stats.free as usize + 8;
+    for lie in [1 << 60, 65, 7, 8] {
+        let loan = publisher.loan(DType::U8, &[8], Duration::ZERO).unwrap();
+        loan.filled().publish(Duration::ZERO).unwrap();
+        for block in 0..stats.free as usize {
+            words.set(shape + 48 * block, lie);
+        }
+        let sample = subscriber.recv(Duration::ZERO).unwrap();
+        let told = if lie == 8 { 8 } else { 0 };
+        assert_eq!((sample.dtype(), sample.shape(), sample.len()), (DType::U8, &[told][..], told));
+        assert_eq!(sample.bytes().unwrap().len() as u64, told);
+    }
+}
+
 /// The role of one who is killed while it uses that topic.
 pub(crate) fn guest() {
     let domain = Domain::options().start(false).connect().unwrap();
@@ -564,7 +591,10 @@ fn use_topic_for_a_while(topic: &Topic) {
         }
         for subscriber in &subscribers {
             let Ok(sample) = subscriber.recv(timeout) else { continue };
-            assert!(sample.header().len() <= 256 && sample.shape().len() <= 8 && sample.len() <= 64);
+            assert!(sample.header().len() <= 256 && sample.len() <= 64);
+            // Who reads as many elements as it says reads nothing else.
+            let elements = sample.shape().iter().try_fold(1_u64, |all, extent| all.checked_mul(*extent));
+            assert_eq!(elements.and_then(|elements| sample.dtype().bytes_for(elements)), Some(sample.len()));
             drop((sample.check(), sample.wait(timeout), sample.as_slice::<u64>().map(<[u64]>::to_vec)));
             subscriber.stats();
         }
