@@ -7,7 +7,7 @@ use partywall::cuda::{self, DeviceBuffer, DeviceUuid, ForeignMemory, Stream};
 use partywall_harness::WATCHDOG;
 
 use partywall::{
-    DType, Domain, Error, Gpu, IpcEvent, OpenOrBuild, Place, Pool, PoolOptions, Refreshed, Segment, Timeline,
+    DType, Domain, Error, Gpu, IpcEvent, OpenOrBuild, Place, Policy, Pool, PoolOptions, Refreshed, Segment, Timeline,
     TimelineWriter,
 };
 
@@ -74,6 +74,7 @@ pub(crate) static OPERATIONS: &[Operation] = &[
     on_gpu("make a pool", "a pool, and a block of it that is zeroed and given back", make_a_pool),
     on_gpu("open a pool", "another process's pool, and a block of it that is written and given back", open_a_pool),
     on_words("a block behind a stream", "a stream gives a block of a pool back", a_block_behind_a_stream),
+    on_words("a sample of a stream", "a stream fills samples of a topic, and reads one", a_sample_of_a_stream),
     on_gpu("open by handle", "open another process's memory of cuMemAlloc", open_by_handle),
 ];
 
@@ -407,6 +408,52 @@ fn a_block_behind_a_stream(setting: &Setting) -> Outcome {
     gpu.stream().synchronize().map_err(|error| of(setting, error))?;
     released?;
     pool.alloc(WATCHDOG)?.release()
+}
+
+fn a_sample_of_a_stream(setting: &Setting) -> Outcome {
+    let gpu = setting.domain.gpu(FIRST_GPU)?;
+    // As few blocks as can be, so that one that is lost is missed.
+    let topic = setting.domain.topic(&setting.name).max_bytes(BLOCK_BYTES as u64).place(GPU);
+    let options = topic.depth(1).publishers(1).subscribers(1).held(1);
+    let started = Instant::now();
+    let topic = loop {
+        match options.create() {
+            // A sample that a stream is letting go of keeps the former one for a moment.
+            Err(Error::NameExists { .. }) if started.elapsed() < WATCHDOG => {
+                std::thread::sleep(Duration::from_millis(1))
+            }
+            made => break made?,
+        }
+    };
+    let (publisher, subscriber) = (topic.publisher()?, topic.subscriber(Policy::Block)?);
+    let publish = || {
+        let loan = publisher.loan(DType::U8, &[BLOCK_BYTES as u64], WATCHDOG)?;
+        let set = gpu.stream().enqueue_set(loan.device()?.as_slice(), 7).map_err(|error| of(setting, fits(error)));
+        // Dropping it would have another thread wait for the GPU, and keep the topic meanwhile.
+        let filled = loan.filled();
+        if let Err(error) = set {
+            let _ = filled.release();
+            return Err(error);
+        }
+        filled.publish_on(gpu.stream(), WATCHDOG).map_err(|unpublished| {
+            let _ = unpublished.filled.release();
+            unpublished.error
+        })
+    };
+    publish()?;
+    let sample = subscriber.recv(WATCHDOG)?;
+    // Else the stream would wait for it or not, as it happens.
+    sample.wait(WATCHDOG)?;
+    sample.device_on(gpu.stream())?;
+    sample.release_on(gpu.stream()).map_err(|unreleased| {
+        let _ = unreleased.sample.release();
+        unreleased.error
+    })?;
+    publish()?;
+    let sample = subscriber.recv(WATCHDOG)?;
+    sample.wait(WATCHDOG)?;
+    sample.check()?;
+    sample.release()
 }
 
 const BLOCK_BYTES: usize = 5000;

@@ -153,6 +153,15 @@ impl Loan {
 }
 
 impl Filled {
+    /// Gives its block back without publishing it. If its address on the GPU was asked for, waits first until everything is over
+    /// that this process runs there, which dropping it does not.
+    ///
+    /// # Errors
+    /// As [`Block::release`].
+    pub fn release(self) -> Result<()> {
+        self.0.block.release()
+    }
+
     /// Publishes it, and waits up to `timeout` for subscribers that are not to miss anything. What it contains was written
     /// by the CPU, or by streams that were waited for.
     ///

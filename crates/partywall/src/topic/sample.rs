@@ -66,12 +66,14 @@ pub struct UnreleasedSample {
 pub(super) struct Reading {
     words: Arc<Words>,
     /// Keeps the subscriber's place, of which the hold is.
-    _seat: Arc<Seat>,
+    seat: Arc<Seat>,
     taken: Taken,
     /// What the publisher's timeline has to reach.
     value: u64,
     /// That timeline, once it was asked for.
     order: OnceLock<Order>,
+    /// Nobody will know when the GPU is done with it.
+    lost: AtomicBool,
 }
 
 /// What is known of what a sample contains.
@@ -101,7 +103,7 @@ impl Sample {
         let description = words.topic.describe(&taken).believed(joined.open().blocks.shape().block_bytes);
         let (value, seat) = (description.value, joined.seat().clone());
         seat.note_received();
-        let reading = Reading { words, _seat: seat, taken, value, order: OnceLock::new() };
+        let reading = Reading { words, seat, taken, value, order: OnceLock::new(), lost: AtomicBool::new(false) };
         let (bytes, timeline) = (OnceLock::new(), OnceLock::new());
         let (reading, told) = (Some(Arc::new(reading)), AtomicBool::new(false));
         Self { joined, reading, description, bytes, timeline, told }
@@ -258,7 +260,7 @@ impl Sample {
             && let Err(error) = self.open().blocks.wait_idle(gpu)
         {
             // Kernels may still read it.
-            std::mem::forget(reading);
+            reading.lose();
             return Err(error);
         }
         Ok(())
@@ -280,7 +282,7 @@ impl Sample {
         let what = || format!("giving a sample of topic {:?} to a stream", self.topic());
         let released = domain.behind(stream, what, move |behind| {
             if behind == Behind::Unknown {
-                std::mem::forget(given);
+                given.lose();
             }
         });
         released.map_err(|error| {
@@ -435,10 +437,18 @@ impl Reading {
     }
 }
 
+impl Reading {
+    /// Leaves its block as it is until the broker takes back what this process has.
+    fn lose(&self) {
+        self.lost.store(true, Ordering::Release);
+        self.seat.lose();
+    }
+}
+
 impl Drop for Reading {
     fn drop(&mut self) {
         let Words { topic, pool, .. } = &*self.words;
-        if self.words.are_ours() {
+        if self.words.are_ours() && !self.lost.load(Ordering::Acquire) {
             topic.release(pool, &self.taken);
         }
     }

@@ -5,7 +5,7 @@ use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU32, Ordering},
+        atomic::{AtomicBool, AtomicU32, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -58,6 +58,8 @@ pub(super) struct Seat {
     /// Samples that were received and not dropped. There may be more holds: of what a GPU still reads, and of what others are
     /// made of.
     samples: AtomicU32,
+    /// One of its holds stays until the broker takes it back.
+    lost: AtomicBool,
 }
 
 /// How to subscribe; see [`Topic::subscribe`](super::Topic::subscribe).
@@ -124,7 +126,7 @@ impl SubscriberOptions {
             return Err(Error::TooManySubscribers { topic: open.name().to_owned(), most });
         };
         let (words, seated, place) = (open.words.clone(), place.seated(), Mutex::new(place));
-        let seat = Arc::new(Seat { words, seated, place, samples: AtomicU32::new(0) });
+        let seat = Arc::new(Seat { words, seated, place, samples: AtomicU32::new(0), lost: AtomicBool::new(false) });
         let joined = Joined { open: open.clone(), seat, timelines: Timelines::default() };
         Ok(Subscriber { joined: Arc::new(joined), attention: Attention::new() })
     }
@@ -282,6 +284,11 @@ impl Joined {
 }
 
 impl Seat {
+    /// Its place is not free before the broker takes it back.
+    pub(super) fn lose(&self) {
+        self.lost.store(true, Ordering::Release);
+    }
+
     pub(super) fn note_received(&self) {
         self.samples.fetch_add(1, Ordering::AcqRel);
     }
@@ -303,7 +310,7 @@ impl Seat {
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        if self.words.are_ours() {
+        if self.words.are_ours() && !self.lost.load(Ordering::Acquire) {
             self.words.topic.leave_as_subscriber(self.seated);
         }
     }

@@ -484,3 +484,33 @@ fn samples_outlive_their_subscriber_and_the_handle_of_the_topic() {
 fn gpu_stream(sample: &Sample) -> partywall::cuda::StreamRef<'_> {
     sample.gpu().unwrap().stream()
 }
+
+#[test]
+fn a_topic_that_is_over_leaves_nothing_with_the_broker() {
+    let world = World::new();
+    let outside = world.connect();
+    let holdings = || {
+        let status = outside.status().unwrap();
+        (status.names, status.versions, status.leases, status.fds, status.bytes, outside.objects().unwrap().len())
+    };
+    let before = holdings();
+    for streams in [false, true] {
+        let domain = world.connect();
+        let topic = frames(&domain).create().unwrap();
+        let (publisher, subscriber) = (topic.publisher().unwrap(), topic.subscriber(Policy::Block).unwrap());
+        let filled = filled(&publisher, 1);
+        match topic.gpu().filter(|_| streams) {
+            Some(gpu) => _ = filled.publish_on(gpu.stream(), PATIENCE).unwrap(),
+            None => _ = filled.publish(PATIENCE).unwrap(),
+        }
+        assert_eq!(receive(&subscriber), 1);
+        drop((publisher, subscriber, topic));
+        eventually("the topic is gone", || outside.names().unwrap().is_empty());
+        drop(domain);
+        eventually("nothing is left", || {
+            let now = holdings();
+            // The memory of timelines stays once there is any.
+            now == before || streams && (now.0, now.1, now.2, now.5) == (before.0, before.1, before.2, before.5)
+        });
+    }
+}
