@@ -16,19 +16,22 @@ const CRASHING: u16 = 1;
 const DEAD: u16 = 7;
 /// That of the test.
 const OURS: u16 = 20;
+/// The role of who takes the first block over, and behind it the block's generation.
+const TAKES_OVER: &str = "takes over ";
 
 pub(crate) fn play(role: &str, memory: File) {
     let pool = Pool::map(memory).unwrap();
+    if let Some(generation) = role.strip_prefix(TAKES_OVER) {
+        crash::arm();
+        let held = pool.accept(CRASHING, 0, generation.parse().unwrap()).unwrap();
+        assert!(pool.free(&held));
+        return crash::disarm();
+    }
     match role {
         "takes a block and offers it" => {
             crash::arm();
             let held = pool.try_alloc(CRASHING).unwrap();
             assert!(pool.offer(&held));
-        }
-        "takes a block over" => {
-            crash::arm();
-            let held = pool.accept(CRASHING, 0, 0).unwrap();
-            assert!(pool.free(&held));
         }
         "takes back what it has offered" => {
             let held = pool.try_alloc(CRASHING).unwrap();
@@ -94,6 +97,13 @@ fn start(what: &str, blocks: u32) -> (std::process::Command, OwnedFd, Pool) {
     (super::role(&format!("pool {what}"), &memory), memory, pool)
 }
 
+/// The generation of what the next process takes of a pool that nobody uses.
+fn next_generation(pool: &Pool) -> u64 {
+    let held = pool.try_alloc(OURS).unwrap();
+    assert!(pool.free(&held));
+    held.generation() + 1
+}
+
 fn idle(pool: &Pool) -> Audit {
     Audit { free: pool.blocks(), ..Audit::default() }
 }
@@ -103,9 +113,10 @@ fn offering() {
     let points = at_each_point(
         || {
             let (command, memory, pool) = start("takes a block and offers it", 1);
-            (command, (memory, pool))
+            let generation = next_generation(&pool);
+            (command, (memory, pool, generation))
         },
-        |crashed, (memory, pool)| {
+        |crashed, (memory, pool, generation)| {
             let (what, other) = (format!("{crashed:?}"), Other::wait(&memory));
             let is_offered = crashed.point.contains("offered");
             let now = pool.audit();
@@ -115,10 +126,10 @@ fn offering() {
                 "{what}: {now:?}"
             );
             // Whoever has been told of it takes it over, whatever its giver is.
-            let taken = is_offered.then(|| pool.accept(OURS, 0, 0).expect("it is offered"));
+            let taken = is_offered.then(|| pool.accept(OURS, 0, generation).expect("it is offered"));
             let is_dead = crashed.is_dead_in_the_end();
             // It went on, and offered it by now, unless it was taken.
-            let taken = taken.or_else(|| (!is_dead).then(|| pool.accept(OURS, 0, 0).expect("it is offered")));
+            let taken = taken.or_else(|| (!is_dead).then(|| pool.accept(OURS, 0, generation).expect("it is offered")));
             assert_eq!(pool.recover(|row| row == CRASHING), taken.is_none() as u32, "{what}");
             taken.iter().for_each(|held| assert!(pool.free(held), "{what}"));
             other.finish();
@@ -132,14 +143,16 @@ fn offering() {
 fn taking_over() {
     let points = at_each_point(
         || {
-            let (command, memory, pool) = start("takes a block over", 1);
+            let memory = Pool::create(1).unwrap();
+            let pool = Pool::map(&memory).unwrap();
             let held = pool.try_alloc(OURS).unwrap();
             assert!(pool.offer(&held));
-            (command, (memory, pool))
+            let command = super::role(&format!("pool {TAKES_OVER}{}", held.generation()), &memory);
+            (command, (memory, pool, held.generation()))
         },
-        |crashed, (memory, pool)| {
+        |crashed, (memory, pool, generation)| {
             let (what, other) = (format!("{crashed:?}"), Other::wait(&memory));
-            assert_eq!(pool.accept(OURS, 0, 0), None, "{what}: it is the other's, or was");
+            assert_eq!(pool.accept(OURS, 0, generation), None, "{what}: it is the other's, or was");
             assert_eq!(pool.recover(|row| row == OURS), 0, "{what}: it is not its giver's any more");
             if crashed.is_dead_in_the_end() {
                 pool.recover(|row| row == CRASHING);
@@ -156,11 +169,12 @@ fn taking_back() {
     at_each_point(
         || {
             let (command, memory, pool) = start("takes back what it has offered", 1);
-            (command, (memory, pool))
+            let generation = next_generation(&pool);
+            (command, (memory, pool, generation))
         },
-        |crashed, (memory, pool)| {
+        |crashed, (memory, pool, generation)| {
             let (what, other) = (format!("{crashed:?}"), Other::wait(&memory));
-            let taken = pool.accept(OURS, 0, 0);
+            let taken = pool.accept(OURS, 0, generation);
             assert_eq!(taken.is_some(), crashed.point.contains("offered"), "{what}");
             if crashed.is_dead_in_the_end() {
                 pool.recover(|row| row == CRASHING);
