@@ -355,3 +355,61 @@ fn a_topic_in_host_memory_goes_on_beside_one_of_the_next_broker() {
     drop(pairs);
     eventually("all is back", || is_at_rest(&old) && is_at_rest(&new));
 }
+
+/// Whose process is taken for hung is taken out, in whatever it was; nothing is lost of that when it has ended.
+#[test]
+fn publishers_and_subscribers_evicted_at_any_moment_take_nothing_along() {
+    let place = Place::new();
+    let (domain, topic, mut victims) = stage(&place, 2);
+    let mut publisher = None;
+    eventually("a place", || {
+        publisher = topic.publisher().ok();
+        publisher.is_some()
+    });
+    let (publisher, mut dice) = (publisher.unwrap(), Dice(13));
+    for round in 0..rounds(20) {
+        std::thread::sleep(Duration::from_micros(dice.below(10_000)));
+        let victim = dice.below(2) as usize;
+        domain.evict(victims[victim].pid(), dice.below(2) == 0).unwrap();
+        // Nobody waits for it, and it keeps no more than it was promised.
+        publish(&topic, &publisher, WATCHDOG).unwrap();
+        victims[victim] = place.play(&format!("topic churning {}", 2000 + round));
+    }
+    drop((victims, publisher));
+    eventually("all that the dead had comes back", || is_at_rest(&topic));
+}
+
+/// Each sample is received once, whatever threads publish and receive with the same publisher and subscriber.
+#[test]
+fn threads_share_publishers_and_subscribers() {
+    let place = Place::new();
+    let domain = place.connect();
+    let topic = frames(&domain).create().unwrap();
+    let (publisher, subscriber) = (topic.publisher().unwrap(), topic.subscriber(Policy::Block).unwrap());
+    let each = rounds(300) as u64;
+    let positions = std::sync::Mutex::new(std::collections::BTreeSet::new());
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                for _ in 0..each {
+                    let loan = publisher.loan(DType::U8, &[1], WATCHDOG).unwrap();
+                    loan.filled().publish(WATCHDOG).unwrap();
+                }
+            });
+            scope.spawn(|| {
+                while positions.lock().unwrap().len() < 3 * each as usize {
+                    match subscriber.recv(Duration::from_millis(1)) {
+                        Ok(sample) => assert!(positions.lock().unwrap().insert(sample.position())),
+                        // The others hold as many as there may be.
+                        Err(Error::Timeout { .. } | Error::TooManyHeld { .. }) => {}
+                        Err(error) => panic!("{error}"),
+                    }
+                }
+            });
+        }
+    });
+    assert!(positions.into_inner().unwrap().into_iter().eq(0..3 * each));
+    assert_eq!(publisher.published(), 3 * each);
+    drop((publisher, subscriber));
+    eventually("all is back", || is_at_rest(&topic));
+}
