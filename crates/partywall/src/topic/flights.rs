@@ -1,6 +1,7 @@
 //! Samples that were published before it was known that they are complete and sound.
 
 use std::{
+    any::Any,
     collections::VecDeque,
     fmt,
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
@@ -55,6 +56,8 @@ pub(super) struct Written {
     pub(super) order: Order,
     /// What the timeline has to reach.
     pub(super) value: u64,
+    /// What the stream uses.
+    pub(super) _used: Vec<Box<dyn Any + Send + Sync>>,
 }
 
 impl Flights {
@@ -125,7 +128,7 @@ impl Flights {
     fn is_undecided(&self, flight: &mut Flight) -> bool {
         let Words { topic, pool, .. } = &*self.words;
         let Flight { block, generation, written, inputs } = flight;
-        if let Some(Written { held, order, value }) = written {
+        if let Some(Written { held, order, value, .. }) = written {
             match order.progress(*value) {
                 Progress::Reached => topic.retire(pool, held),
                 // Nobody knows what its stream still does: the block stays held until this process ends.

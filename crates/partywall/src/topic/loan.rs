@@ -2,6 +2,7 @@
 //! published cannot be written.
 
 use std::{
+    any::Any,
     fmt,
     sync::Arc,
     time::{Duration, Instant},
@@ -24,7 +25,7 @@ use super::{
 use crate::{
     error::{Error, Result},
     gpu::DeviceRange,
-    pool::Block,
+    pool::{Block, Blocks},
     segment::Element,
 };
 
@@ -42,6 +43,13 @@ pub struct Loan {
     bytes: u64,
     header: Vec<u8>,
     inputs: Vec<Arc<Reading>>,
+    used: Used,
+}
+
+/// What streams that fill a sample use. Dropped before they have, it waits for the GPU, as the block does.
+struct Used {
+    things: Vec<Box<dyn Any + Send + Sync>>,
+    blocks: Arc<Blocks>,
 }
 
 /// A block that is filled, or that a stream is going to fill, and nothing is written to any more by anybody else.
@@ -71,7 +79,8 @@ impl Loan {
     pub(super) fn new(joined: Arc<Joined>, block: Block, dtype: DType, extents: &[u64], bytes: u64) -> Self {
         let mut shape = [0; MAX_RANK];
         shape[..extents.len()].copy_from_slice(extents);
-        Self { joined, block, dtype, rank: extents.len(), shape, bytes, header: Vec::new(), inputs: Vec::new() }
+        let (rank, used) = (extents.len(), Used { things: Vec::new(), blocks: joined.open.blocks.clone() });
+        Self { joined, block, dtype, rank, shape, bytes, header: Vec::new(), inputs: Vec::new(), used }
     }
 
     /// Its bytes, to be written by the CPU. Host memory only.
@@ -126,6 +135,11 @@ impl Loan {
         Ok(())
     }
 
+    /// Keeps something that work on a stream uses to fill it, such as memory that it is copied from, until that is done.
+    pub fn keep(&mut self, thing: impl Any + Send + Sync) {
+        self.used.things.push(Box::new(thing));
+    }
+
     /// Says that it is filled. Where a stream fills it, what that needs is enqueued by now.
     pub fn filled(self) -> Filled {
         Filled(self)
@@ -149,6 +163,21 @@ impl Loan {
     /// Whether it has no bytes.
     pub fn is_empty(&self) -> bool {
         self.bytes == 0
+    }
+}
+
+impl Used {
+    fn take(&mut self) -> Vec<Box<dyn Any + Send + Sync>> {
+        std::mem::take(&mut self.things)
+    }
+}
+
+impl Drop for Used {
+    fn drop(&mut self) {
+        let things = self.take();
+        if !things.is_empty() && self.blocks.domain().link().require_ours().is_ok() {
+            self.blocks.when_idle(move || drop(things));
+        }
     }
 }
 
@@ -186,7 +215,8 @@ impl Filled {
             Verdict::Failed => Status::Tainted,
         };
         self.give(status, 0, timeout, stop, |filled, held| {
-            let Loan { joined, inputs, .. } = filled.0;
+            let Loan { joined, inputs, mut used, .. } = filled.0;
+            drop(used.take());
             if status == Status::Unverified {
                 let Words { topic, pool, .. } = &*joined.open.words;
                 topic.retire(pool, &held);
@@ -227,9 +257,9 @@ impl Filled {
         let is_sound = self.verdict() == Verdict::Sound;
         let status = if is_sound { Status::Timeline } else { Status::Unverified };
         self.give(status, value, timeout, stop, |filled, held| {
-            let Loan { joined, inputs, .. } = filled.0;
+            let Loan { joined, inputs, mut used, .. } = filled.0;
             let (block, generation) = (held.index(), held.generation());
-            let written = Some(Written { held, order, value });
+            let written = Some(Written { held, order, value, _used: used.take() });
             joined.flights().add(joined.open.domain(), Flight { block, generation, written, inputs });
         })
     }

@@ -114,6 +114,17 @@ impl Publisher {
         Ok(held.map(|held| joined.lend(held, dtype, shape, bytes)))
     }
 
+    /// Waits up to `timeout` until streams have completed all that it has published. Nothing is published meanwhile.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`]; as [`Timeline::wait`](crate::Timeline::wait).
+    pub fn drain(&self, timeout: Duration) -> Result<()> {
+        match &*self.joined.writer() {
+            Some(Writer { timeline, last, .. }) => timeline.wait(*last, timeout),
+            None => Ok(()),
+        }
+    }
+
     /// Its number, which no other publisher or subscriber of the topic ever has.
     pub fn id(&self) -> u64 {
         self.joined.id()
@@ -152,7 +163,7 @@ impl Joined {
 
     /// Has `stream` say when what is on it now is done. Returns the value that stands for that.
     pub(super) fn signal_on(&self, stream: StreamRef<'_>) -> Result<(timelines::Order, u64)> {
-        let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut writer = self.writer();
         let Writer { timeline, order, last } = match &mut *writer {
             Some(writer) => writer,
             none => none.insert(self.begin_timeline()?),
@@ -160,6 +171,11 @@ impl Joined {
         timeline.signal_on(stream, *last + 1)?;
         *last += 1;
         Ok((order.clone(), *last))
+    }
+
+    fn writer(&self) -> MutexGuard<'_, Option<Writer>> {
+        // What was promised is counted after it was.
+        self.writer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn begin_timeline(&self) -> Result<Writer> {

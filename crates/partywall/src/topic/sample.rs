@@ -302,6 +302,11 @@ impl Sample {
         self.open().name()
     }
 
+    /// The topic's version.
+    pub fn version(&self) -> u64 {
+        self.open().blocks.version()
+    }
+
     /// The same, for a sample that is made of it. Says by which timeline it is complete, because somebody else is going to
     /// ask who cannot find out.
     pub(super) fn input(&self) -> Result<Arc<Reading>> {

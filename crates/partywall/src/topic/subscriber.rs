@@ -216,6 +216,14 @@ impl Subscriber {
         }
     }
 
+    /// Takes it out of the topic now, as dropping it does: nobody waits for it any more. Receiving is [`Error::Parted`] then.
+    pub fn part(&self) {
+        let seat = &self.joined.seat;
+        if seat.words.are_ours() {
+            seat.words.topic.part_subscriber(seat.seated);
+        }
+    }
+
     /// Samples as they come, without end: each item is what [`recv`](Self::recv) says, with no limit of time.
     pub fn iter(&self) -> Samples<'_> {
         Samples(self)
@@ -262,10 +270,7 @@ impl Subscriber {
 
 impl Drop for Subscriber {
     fn drop(&mut self) {
-        let seat = &self.joined.seat;
-        if seat.words.are_ours() {
-            seat.words.topic.part_subscriber(seat.seated);
-        }
+        self.part();
     }
 }
 

@@ -3,6 +3,7 @@
 use std::{
     io::{BufRead, Read},
     os::fd::AsFd,
+    sync::Arc,
     time::Duration,
 };
 
@@ -516,4 +517,30 @@ fn a_topic_that_is_over_leaves_nothing_with_the_broker() {
             now == before || streams && (now.0, now.1, now.2, now.5) == (before.0, before.1, before.2, before.5)
         });
     }
+}
+
+#[test]
+fn who_parts_is_waited_for_no_more_and_what_a_loan_keeps_goes_with_it() {
+    let world = World::new();
+    let domain = world.connect();
+    let topic = frames(&domain).create().unwrap();
+    let (publisher, subscriber) = (topic.publisher().unwrap(), topic.subscriber(Policy::Block).unwrap());
+    publish(&publisher, 1);
+    let sample = subscriber.recv(PATIENCE).unwrap();
+    subscriber.part();
+    subscriber.part();
+    assert!(matches!(subscriber.try_recv(), Err(Error::Parted { .. })));
+    let kept = Arc::new(());
+    for value in 2..50 {
+        let mut loan = publisher.loan(DType::U32, &[1], PATIENCE).unwrap();
+        loan.keep(kept.clone());
+        write(&mut loan, value);
+        loan.filled().publish(PATIENCE).unwrap();
+    }
+    publisher.drain(PATIENCE).unwrap();
+    assert_eq!((value(&sample), Arc::strong_count(&kept)), (1, 1));
+    let mut loan = publisher.loan(DType::U32, &[1], PATIENCE).unwrap();
+    loan.keep(kept.clone());
+    drop(loan);
+    eventually("what the loan kept is let go of", || Arc::strong_count(&kept) == 1);
 }
