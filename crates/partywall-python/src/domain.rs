@@ -24,6 +24,7 @@ use crate::{
     semaphore::Semaphore,
     source::{self, Source},
     timeline::Timeline,
+    topic::{Largest, Numbers, Topic},
     wait,
     watch::Watch,
 };
@@ -223,6 +224,23 @@ impl Domain {
         timeout: Option<f64>,
     ) -> PyResult<Pool> {
         Pool::open(py, &self.inner(py)?, name, (blocks, block_bytes), device, (kept, allow_peer), timeout)
+    }
+
+    /// Opens a topic, or makes it.
+    #[pyo3(signature = (name, largest, numbers, device, *, kept, allow_peer, timeout))]
+    #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
+    fn topic(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        largest: Largest,
+        numbers: Numbers,
+        device: Option<&str>,
+        kept: bool,
+        allow_peer: bool,
+        timeout: Option<f64>,
+    ) -> PyResult<Topic> {
+        Topic::open(py, &self.inner(py)?, name, (largest, numbers), device, (kept, allow_peer), timeout)
     }
 
     /// All names that have a latest version, in order.

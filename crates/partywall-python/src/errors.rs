@@ -92,7 +92,7 @@ fn class(error: &Error) -> &'static str {
         },
         Error::WriterExists { .. } => "WriterExists",
         Error::BadValue { .. } => "BadValue",
-        Error::Tainted { .. } => "Tainted",
+        Error::Tainted { .. } | Error::SampleTainted { .. } => "Tainted",
         Error::LaunchBlocking { .. } => "LaunchBlocking",
         Error::Captured { .. } => "Captured",
         Error::WrongMaximum { .. } | Error::BadMaximum { .. } => "WrongMaximum",
@@ -100,6 +100,15 @@ fn class(error: &Error) -> &'static str {
         Error::NotAPool { .. } | Error::WrongPool { .. } | Error::BadPool { .. } => "WrongPool",
         Error::BlockTooSmall { .. } => "BlockTooSmall",
         Error::StaleBlock { .. } => "StaleBlock",
+        Error::NotATopic { .. } | Error::WrongTopic { .. } | Error::BadTopic { .. } | Error::PoolTooSmall { .. } => {
+            "WrongTopic"
+        }
+        Error::TooManyPublishers { .. } | Error::TooManySubscribers { .. } => "LimitReached",
+        Error::TooManyHeld { .. } => "TooManyHeld",
+        Error::TopicFull { .. } => "TopicFull",
+        Error::NotReady { .. } => "NotReady",
+        Error::SampleFailed { .. } => "SampleFailed",
+        Error::Parted { .. } => "Parted",
         Error::NoSuchMember { .. } => "NoSuchMember",
         Error::NotYourself => "NotYourself",
         Error::Unproven { .. } | Error::NotUnproven { .. } => "Unproven",

@@ -3,9 +3,9 @@
 //!
 //! | module | contains |
 //! |---|---|
-//! | `domain`, `build`, `segment`, `pool`, `timeline`, `semaphore`, `watch` | handles of the library's objects; each Python object is one file here and one there |
-//! | `tensor` | a tensor of a build, segment or block, as other libraries take it |
-//! | `owner` | what a tensor keeps: its build, segment or block, until nothing uses it any more |
+//! | `domain`, `build`, `segment`, `pool`, `topic`, `publisher`, `subscriber`, `timeline`, `semaphore`, `watch` | handles of the library's objects; each Python object is one file here and one there |
+//! | `tensor` | a tensor of a build, segment, block, loan or sample, as other libraries take it |
+//! | `owner` | what a tensor keeps: its build, segment, block, loan or sample, until nothing uses it any more |
 //! | `dlpack` | capsules out, and the C structs of DLPack |
 //! | `source` | capsules and buffers in |
 //! | `members` | rows of listings |
@@ -25,13 +25,16 @@ mod handle;
 mod members;
 mod owner;
 mod pool;
+mod publisher;
 mod reaper;
 mod segment;
 mod semaphore;
 mod source;
 mod stream;
+mod subscriber;
 mod tensor;
 mod timeline;
+mod topic;
 mod wait;
 mod watch;
 
@@ -50,6 +53,8 @@ mod native {
     #[pymodule_export]
     use crate::pool::{Block, Pool};
     #[pymodule_export]
+    use crate::publisher::{Loan, Publisher};
+    #[pymodule_export]
     use crate::reaper::flush;
     #[pymodule_export]
     use crate::segment::{Pinned, Segment};
@@ -58,9 +63,13 @@ mod native {
     #[pymodule_export]
     use crate::source::Source;
     #[pymodule_export]
+    use crate::subscriber::{Sample, Subscriber, SubscriberEvent};
+    #[pymodule_export]
     use crate::tensor::Tensor;
     #[pymodule_export]
     use crate::timeline::{LimitedWait, Timeline, TimelineEvent};
+    #[pymodule_export]
+    use crate::topic::Topic;
     #[pymodule_export]
     use crate::watch::Watch;
 

@@ -1,4 +1,4 @@
-//! What tensors keep: a build, a segment or a block, until nothing uses it any more.
+//! What tensors keep: a build, a segment, a block, a loan or a sample, until nothing uses it any more.
 use std::{
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -8,7 +8,7 @@ use std::{
 };
 
 use partywall::{
-    Block, Build, Error, Segment,
+    Block, Build, Error, Loan, Sample, Segment, Subscriber, Topic,
     cuda::{Context, CuResult},
 };
 use pyo3::prelude::*;
@@ -24,7 +24,8 @@ use crate::{
 /// How long to wait before a context is asked again that cannot be waited for while a graph is captured in it.
 const CAPTURE: Duration = Duration::from_millis(10);
 
-/// A build or a segment, and what it becomes; or a block. Shared by the Python object and by every tensor and capsule of it.
+/// A build or a segment, and what it becomes; a block; a loan, and what it becomes; or a sample. Shared by the Python object
+/// and by every tensor and capsule of it.
 ///
 /// Its lock is waited for without the GIL, because it is held during commits and while a build is copied.
 pub(crate) struct Owner {
@@ -41,6 +42,8 @@ pub(crate) enum Memory<'a> {
     Build(&'a mut Build),
     Segment(&'a Segment),
     Block(&'a mut Block),
+    Loan(&'a mut Loan),
+    Sample(&'a Sample),
 }
 
 enum State {
@@ -50,7 +53,18 @@ enum State {
     /// user finds the last clone here.
     Committed(Arc<Segment>),
     Taken(Block),
+    Lent(Box<Loan>, Topic),
+    /// A loan that was published, or given back: addresses that were given out stay mapped.
+    Spent(Topic),
+    /// Used as segments are.
+    Received(Received),
     Closed,
+}
+
+/// A sample, with what the last of its subscriber's samples would let go of, which may have to wait for the broker.
+struct Received {
+    sample: Arc<Sample>,
+    subscriber: Arc<Subscriber>,
 }
 
 impl Owner {
@@ -81,6 +95,53 @@ impl Owner {
         Arc::new(Self { state: Mutex::new(State::Taken(block)), writable: true.into(), named: false.into(), context })
     }
 
+    /// Of a loan.
+    pub(crate) fn of_loan(loan: Loan, topic: Topic) -> Arc<Self> {
+        let context = topic.gpu().map(|gpu| gpu.context().clone());
+        let state = Mutex::new(State::Lent(Box::new(loan), topic));
+        Arc::new(Self { state, writable: true.into(), named: false.into(), context })
+    }
+
+    /// Of a sample, and its subscriber.
+    pub(crate) fn of_sample(sample: Sample, subscriber: Arc<Subscriber>) -> Arc<Self> {
+        let context = sample.gpu().map(|gpu| gpu.context().clone());
+        let state = Mutex::new(State::Received(Received { sample: Arc::new(sample), subscriber }));
+        Arc::new(Self { state, writable: false.into(), named: false.into(), context })
+    }
+
+    /// The loan, unless it was taken before. Whoever keeps this keeps no more than the mapping from now on.
+    pub(crate) fn take_loan(&self) -> Option<Loan> {
+        let mut state = self.lock();
+        match std::mem::replace(&mut *state, State::Closed) {
+            State::Lent(loan, topic) => {
+                self.writable.store(false, Ordering::Release);
+                *state = State::Spent(topic);
+                Some(*loan)
+            }
+            other => {
+                *state = other;
+                None
+            }
+        }
+    }
+
+    /// The sample, if it is one.
+    pub(crate) fn sample(&self) -> Option<Arc<Sample>> {
+        match &*self.lock() {
+            State::Received(Received { sample, .. }) => Some(sample.clone()),
+            _ => None,
+        }
+    }
+
+    /// The sample and its subscriber, if nobody else keeps them; else whoever keeps them last lets go.
+    pub(crate) fn into_sample(self: Arc<Self>) -> Option<(Sample, Arc<Subscriber>)> {
+        let mut owner = Arc::into_inner(self)?;
+        match std::mem::replace(owner.state.get_mut().unwrap_or_else(PoisonError::into_inner), State::Closed) {
+            State::Received(Received { sample, subscriber }) => Some((Arc::into_inner(sample)?, subscriber)),
+            _ => None,
+        }
+    }
+
     /// The block, if nobody else keeps it; else whoever keeps it last gives it back.
     pub(crate) fn into_block(self: Arc<Self>) -> Result<Block, Arc<Self>> {
         let mut owner = Arc::try_unwrap(self)?;
@@ -97,7 +158,7 @@ impl Owner {
     pub(crate) fn segment(&self) -> Option<Arc<Segment>> {
         match &*self.lock() {
             State::Committed(segment) => Some(segment.clone()),
-            State::Building(_) | State::Taken(_) | State::Closed => None,
+            _ => None,
         }
     }
 
@@ -105,20 +166,39 @@ impl Owner {
     pub(crate) fn with_build<T>(&self, look: impl FnOnce(&mut Build) -> T) -> Option<T> {
         match &mut *self.lock() {
             State::Building(build) => Some(look(build)),
-            State::Committed(_) | State::Taken(_) | State::Closed => None,
+            _ => None,
+        }
+    }
+
+    /// Looks at the loan, if it is one.
+    pub(crate) fn with_loan<T>(&self, look: impl FnOnce(&mut Loan) -> T) -> Option<T> {
+        match &mut *self.lock() {
+            State::Lent(loan, _) => Some(look(loan)),
+            _ => None,
         }
     }
 
     /// Looks at whichever it is.
     pub(crate) fn with<T>(&self, look: impl FnOnce(Memory<'_>) -> partywall::Result<T>) -> partywall::Result<T> {
-        let committed = match &mut *self.lock() {
-            State::Building(build) => return look(Memory::Build(build)),
-            State::Taken(block) => return look(Memory::Block(block)),
-            State::Committed(segment) => segment.clone(),
+        let mut state = self.lock();
+        match &mut *state {
+            State::Building(build) => look(Memory::Build(build)),
+            State::Taken(block) => look(Memory::Block(block)),
+            State::Lent(loan, _) => look(Memory::Loan(loan)),
+            State::Committed(segment) => {
+                let segment = segment.clone();
+                drop(state);
+                look(Memory::Segment(&segment))
+            }
+            State::Received(Received { sample, .. }) => {
+                let sample = sample.clone();
+                drop(state);
+                look(Memory::Sample(&sample))
+            }
+            State::Spent(topic) => Err(Error::BlockNotHeld { pool: topic.name().to_owned() }),
             // Cannot be met: who asks keeps it from being closed.
-            State::Closed => return Err(Error::Refused("its memory was closed".into())),
-        };
-        look(Memory::Segment(&committed))
+            State::Closed => Err(Error::Refused("its memory was closed".into())),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -171,7 +251,7 @@ impl Owner {
             let segment =
                 match std::mem::replace(owner.state.get_mut().unwrap_or_else(PoisonError::into_inner), State::Closed) {
                     State::Committed(segment) => Arc::into_inner(segment),
-                    State::Building(_) | State::Taken(_) | State::Closed => None,
+                    _ => None,
                 };
             match segment.map_or(Ok(()), Segment::release) {
                 // In a forked child the lease is the parent's, and without the broker it is nobody's.
@@ -203,15 +283,28 @@ impl Owner {
     }
 }
 
+/// Lets go of a subscriber; the last who does has the reaper do it, and wakes nobody before.
+pub(crate) fn let_go(subscriber: Arc<Subscriber>) {
+    if let Some(last) = Arc::into_inner(subscriber) {
+        reaper::later(move || drop(last));
+    }
+}
+
 impl Drop for Owner {
     /// A tensor may go in the middle of anything: in another library's deleter, while kernels still read it.
     fn drop(&mut self) {
         let state = std::mem::replace(self.state.get_mut().unwrap_or_else(PoisonError::into_inner), State::Closed);
-        if matches!(state, State::Closed) {
-            return;
-        }
-        // A block knows by itself what is to be waited for.
-        let waits = *self.named.get_mut() && !matches!(state, State::Taken(_));
+        let state = match state {
+            State::Closed => return,
+            // At once, so that there is room for the next one. It knows by itself what is to be waited for, and who does.
+            State::Received(Received { sample, subscriber }) => {
+                drop(sample);
+                return let_go(subscriber);
+            }
+            state => state,
+        };
+        // So does a block.
+        let waits = *self.named.get_mut() && matches!(state, State::Building(_) | State::Committed(_));
         let context = self.context.take().filter(|_| waits);
         reaper::later(move || {
             while !context.as_ref().is_none_or(is_drained) {

@@ -175,7 +175,7 @@ impl Block {
     ) -> partywall::Result<T> {
         owner.with(|memory| match memory {
             Memory::Block(block) => look(block),
-            Memory::Build(_) | Memory::Segment(_) => Err(self.not_held()),
+            _ => Err(self.not_held()),
         })
     }
 }

@@ -18,7 +18,7 @@ use crate::{
     dlpack::{self, CPU, CUDA, CUDA_HOST, Device, Exchanged, Managed, ManagedVersioned, Taken, contiguous},
     errors::{Raise, bad_source},
     owner::drain,
-    wait,
+    reaper, wait,
 };
 
 /// Another library's tensor, held.
@@ -182,6 +182,12 @@ impl Source {
         self.device.device_type != CUDA
     }
 
+    /// The number of its GPU in this process; `None` for host memory.
+    pub(crate) fn ordinal(&self) -> Option<u32> {
+        // What is negative is no GPU of this process.
+        (!self.is_on_host()).then(|| u32::try_from(self.device.device_id).unwrap_or(u32::MAX))
+    }
+
     fn elements(&self) -> u64 {
         self.shape.iter().product()
     }
@@ -203,7 +209,7 @@ impl Source {
             let why = format!("it is {}{:?}, and {name:?} is {dtype}{shape:?}", self.dtype, self.shape);
             return Err(bad_source(py, &why, "convert or reshape it first"));
         }
-        if !is_contiguous || !(self.is_on_host() || self.contiguous()) {
+        if !is_contiguous || !self.is_copyable() {
             let why = format!("it or {name:?} has strides");
             return Err(bad_source(py, &why, "make it contiguous first"));
         }
@@ -237,6 +243,21 @@ impl Source {
             index[axis] += 1;
             index[axis + 1..].fill(0);
         }
+    }
+
+    /// The type of its elements, and its shape.
+    pub(crate) fn layout(&self) -> (DType, &[u64]) {
+        (self.dtype, &self.shape)
+    }
+
+    /// Whether a GPU's copies can take it in one piece; the CPU's take anything.
+    pub(crate) fn is_copyable(&self) -> bool {
+        self.is_on_host() || self.contiguous()
+    }
+
+    /// Holds its memory; whoever lets go of that has the reaper do it.
+    pub(crate) fn held(&self) -> impl Send + Sync + 'static {
+        LetGo(Some(self.keep.clone()))
     }
 
     /// The stream that its library has it ready for.
@@ -276,15 +297,31 @@ impl Source {
     }
 }
 
+/// Another library's tensor, which a service thread may let go of: that must not wait for the GIL.
+struct LetGo(Option<Arc<Keep>>);
+
+impl Drop for LetGo {
+    fn drop(&mut self) {
+        if let Some(keep) = self.0.take() {
+            reaper::later(move || drop(keep));
+        }
+    }
+}
+
 /// Copies a contiguous tensor to memory of the same GPU, on `stream`, and waits for it.
 pub(crate) fn copy_on_device(source: &Source, range: DeviceRange<'_>, stream: StreamRef<'_>) -> partywall::Result<()> {
+    enqueue_copy(source, range, stream)?;
+    stream.synchronize().map_err(|source| copy_error(source.into()))
+}
+
+/// The same, not waited for: the source is to be held until the copy is made.
+pub(crate) fn enqueue_copy(source: &Source, range: DeviceRange<'_>, stream: StreamRef<'_>) -> partywall::Result<()> {
     let ordinal = range.gpu().context().device().ordinal();
     if i64::from(source.device.device_id) != i64::from(ordinal) {
         let why = format!("it is on cuda:{ordinal}, what is to be copied into it on cuda:{}", source.device.device_id);
         return Err(Error::BadRange { tensor: "a tensor on a GPU".into(), why });
     }
-    let copied = stream.enqueue_copy(range.as_slice(), source.slice());
-    copied.and_then(|()| Ok(stream.synchronize()?)).map_err(copy_error)
+    stream.enqueue_copy(range.as_slice(), source.slice()).map_err(copy_error)
 }
 
 fn copy_error(error: AccessError) -> Error {

@@ -20,8 +20,12 @@ pub(crate) struct Stream {
 impl Stream {
     /// The stream with this handle, or the legacy default stream, of the GPU that Python names.
     pub(crate) fn find(py: Python<'_>, domain: &Domain, device: &str, handle: Option<u64>) -> PyResult<Self> {
-        let raw = handle.filter(|handle| *handle != 0).map_or(RawStream::LEGACY_DEFAULT, RawStream);
-        Ok(Self { gpu: gpu(py, domain, device)?, raw })
+        Ok(Self::of(gpu(py, domain, device)?, handle))
+    }
+
+    /// The same, of a GPU that is known.
+    pub(crate) fn of(gpu: Arc<Gpu>, handle: Option<u64>) -> Self {
+        Self { gpu, raw: handle.filter(|handle| *handle != 0).map_or(RawStream::LEGACY_DEFAULT, RawStream) }
     }
 
     /// The stream, for one call.

@@ -1,4 +1,4 @@
-//! A tensor of a build, a segment or a block, as other libraries take it.
+//! A tensor of a build, a segment, a block, a loan or a sample, as other libraries take it.
 #![allow(unsafe_code)] // buffers, and streams of others
 
 use std::{
@@ -8,7 +8,7 @@ use std::{
 };
 
 use partywall::{
-    Block, Build, DType, DeviceRange, Error,
+    Block, Build, DType, DeviceRange, Error, Loan, Sample,
     cuda::{RawStream, StreamRef},
 };
 use pyo3::{
@@ -29,7 +29,7 @@ use crate::{
     wait,
 };
 
-/// A tensor where it lies. It keeps its build or segment, and so does everything that is made of it.
+/// A tensor where it lies. It keeps what it is of, and so does everything that is made of it.
 #[pyclass(frozen, module = "partywall._native", weakref)]
 pub(crate) struct Tensor {
     owner: Arc<Owner>,
@@ -94,6 +94,26 @@ impl Tensor {
         Ok(Self { owner: owner.clone(), name, dtype, shape, strides, address, bytes: needed, device })
     }
 
+    /// Of a loan, whose owner has the lock meanwhile.
+    pub(crate) fn of_loan(owner: &Arc<Owner>, loan: &mut Loan, name: String) -> partywall::Result<Self> {
+        let (dtype, bytes, device) = (loan.dtype(), loan.len(), owner.device());
+        let (shape, strides) = (signed(loan.shape()), signed(&contiguous(loan.shape())));
+        let address = match (bytes, device == HOST) {
+            (0, _) => 0,
+            (_, true) => loan.bytes_mut()?.as_mut_ptr() as usize,
+            (_, false) => loan.device()?.device_ptr() as usize,
+        };
+        Ok(Self { owner: owner.clone(), name, dtype, shape, strides, address, bytes, device })
+    }
+
+    /// Of a sample, which is at this address.
+    pub(crate) fn of_sample(owner: &Arc<Owner>, sample: &Sample, address: usize) -> Self {
+        let name = format!("{} {}", sample.topic(), sample.position());
+        let (dtype, bytes, device) = (sample.dtype(), sample.len(), owner.device());
+        let (shape, strides) = (signed(sample.shape()), signed(&contiguous(sample.shape())));
+        Self { owner: owner.clone(), name, dtype, shape, strides, address, bytes, device }
+    }
+
     fn is_on_host(&self) -> bool {
         self.device == HOST
     }
@@ -140,6 +160,12 @@ impl Tensor {
                 // It may have grown, and have more than this.
                 Memory::Segment(segment) => segment.tensor(&self.name)?.device()?.slice(0, self.bytes)?,
                 Memory::Block(block) => block.device()?.slice(0, self.bytes)?,
+                Memory::Loan(loan) => loan.device()?,
+                Memory::Sample(sample) => {
+                    let Some(gpu) = sample.gpu() else { return Err(Error::BlockNotHeld { pool: self.name.clone() }) };
+                    // SAFETY: as below.
+                    sample.device_on(unsafe { StreamRef::borrow(gpu.context(), stream) })?
+                }
             };
             // SAFETY: the caller's promise: a stream of the primary context of the tensor's GPU that lives for as long as
             // this call, as DLPack's consumers are promised too.
@@ -160,6 +186,15 @@ impl Tensor {
                 let range = block.device()?.slice(0, self.bytes)?;
                 range.copy_from_host(range.gpu().stream(), bytes)
             }
+            Memory::Loan(loan) if self.is_on_host() => {
+                loan.bytes_mut()?.copy_from_slice(bytes);
+                Ok(())
+            }
+            Memory::Loan(loan) => {
+                let range = loan.device()?;
+                range.copy_from_host(range.gpu().stream(), bytes)
+            }
+            Memory::Sample(sample) => Err(read_only(sample)),
         })
     }
 }
@@ -262,6 +297,14 @@ impl Tensor {
                         out.copy_from_slice(&block.bytes()?[..out.len()]);
                         Ok(())
                     }
+                    Memory::Loan(loan) => {
+                        out.copy_from_slice(loan.bytes_mut()?);
+                        Ok(())
+                    }
+                    Memory::Sample(sample) => {
+                        out.copy_from_slice(sample.bytes()?);
+                        Ok(())
+                    }
                 }),
                 false => self.on_device(stream, |range, stream| range.copy_to_host(stream, out)),
             });
@@ -286,6 +329,9 @@ impl Tensor {
             }
         };
         let source = source.get();
+        if let Some(sample) = self.owner.sample() {
+            return Err(read_only(&sample)).or_raise(py);
+        }
         source.check_copy_to(py, &self.name, self.dtype, &self.shape, self.is_contiguous())?;
         if self.bytes == 0 {
             return Ok(());
@@ -521,6 +567,11 @@ fn array_type(dtype: DType) -> Option<(char, &'static str)> {
         DType::C128 => ('c', "Zd"),
         _ => return None,
     })
+}
+
+/// What the mapping of a topic's blocks does not say.
+fn read_only(sample: &Sample) -> Error {
+    Error::ReadOnly { name: sample.topic().to_owned(), version: sample.version() }
 }
 
 fn signed(numbers: &[u64]) -> Vec<i64> {

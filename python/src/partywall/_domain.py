@@ -4,18 +4,19 @@ import os
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, SupportsIndex
+from typing import Any, SupportsIndex, TypeVar
 
 from partywall import _arrays, _native
 from partywall._arrays import Shape
 from partywall._build import Build, fill
-from partywall._errors import Closed
+from partywall._errors import Closed, VersionNotFound
 from partywall._members import EvictedMember, Member
 from partywall._pool import Pool, count
 from partywall._program import PROGRAM
 from partywall._segment import Segment, left_open
 from partywall._semaphore import Semaphore, permits
 from partywall._timeline import Timeline
+from partywall._topic import Topic, number
 from partywall._watch import Watch
 
 
@@ -266,6 +267,48 @@ class Domain:
         )
         return Pool(self, native)
 
+    def topic(
+        self,
+        name: str,
+        *,
+        max_bytes: SupportsIndex | None = None,
+        shape: Shape | None = None,
+        dtype: Any = None,
+        depth: SupportsIndex | None = None,
+        history: SupportsIndex | None = None,
+        publishers: SupportsIndex | None = None,
+        subscribers: SupportsIndex | None = None,
+        held: SupportsIndex | None = None,
+        blocks: SupportsIndex | None = None,
+        device: Any = None,
+        kept: bool = False,
+        allow_peer: bool = False,
+        timeout: float | None = None,
+    ) -> Topic:
+        """Opens a topic; with the `max_bytes` of its largest sample, or that one's `shape` and `dtype`, makes it if need be.
+
+        With a `dtype` all samples have that type, else each may have another. The ring keeps `depth` samples (8), of which a
+        subscriber gets the last `history` (0) when it joins. There is room for so many `publishers` (4) and `subscribers` (8)
+        at a time, each of which may hold `held` samples (4), and as many `blocks` as that takes. A topic that is there has to
+        be as is said, else that is `WrongTopic`; what is not said may be as it likes.
+
+        `device`, `kept`, `allow_peer` and `timeout` as for `pool`.
+        """
+        native = self._native.topic(
+            name,
+            (
+                _arrays.optional_count(max_bytes),
+                None if shape is None else _arrays.dimensions(shape),
+                None if dtype is None else _arrays.dtype_name(dtype),
+            ),
+            (number(depth), number(history), number(publishers), number(subscribers), number(held), number(blocks)),
+            None if device is None else _arrays.device_name(device),
+            kept=kept,
+            allow_peer=allow_peer,
+            timeout=timeout,
+        )
+        return Topic(self, native)
+
     def watch(self, pattern: str = "*", after: str | None = None) -> Watch:
         """Watches names that are like `pattern`, in which `*` stands for any characters, also `/`, and `?` for one.
 
@@ -409,16 +452,33 @@ def connect(
 
 
 def reopen(socket: str, name: str, version: int) -> Segment:
-    """Opens what was sent as a pickle: through a connection of this process to that broker, or one that goes with it."""
+    """Opens a segment that was sent as a pickle."""
+    return _through(socket, lambda domain: domain.open(name, version=version))
+
+
+def reopen_topic(socket: str, name: str, version: int) -> Topic:
+    """Opens a topic that was sent as a pickle."""
+    topic = _through(socket, lambda domain: domain.topic(name))
+    if topic.version != version:
+        topic.close()
+        gone = f"topic {name!r} is version {topic.version} now, and version {version} was sent"
+        raise VersionNotFound(gone, "send it again, by who has the new one", "version-not-found")
+    return topic
+
+
+def _through(socket: str, opened: "Callable[[Domain], _Opened]") -> "_Opened":
+    """Opens something through a connection of this process to that broker, or one that goes with it."""
     for domain in connections():
         if domain.socket == socket:
             try:
-                return domain.open(name, version=version)
+                return opened(domain)
             except Closed:
                 # By another thread, just now.
                 continue
-    native = _native.Domain.connect(None, socket, start=False, program=None)
-    return Domain(native, is_own=False).open(name, version=version)
+    return opened(Domain(_native.Domain.connect(None, socket, start=False, program=None), is_own=False))
+
+
+_Opened = TypeVar("_Opened")
 
 
 def pairs(metadata: Mapping[str, str] | None) -> list[tuple[str, str]]:

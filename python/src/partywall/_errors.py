@@ -97,7 +97,7 @@ class TimelineLost(TimelineEnded, BrokerGone):
 
 
 class Tainted(Error, RuntimeError):
-    """The value rests on a timeline that has failed."""
+    """The value rests on a timeline that has failed, or the sample on one that has."""
 
 
 class BrokerUnreachable(Error, ConnectionError):
@@ -129,7 +129,7 @@ class OutOfMemory(Error, MemoryError):
 
 
 class LimitReached(Error, OSError):
-    """A limit of the broker, or of open files, is reached."""
+    """A limit of the broker, of open files, or of a topic's publishers or subscribers, is reached."""
 
 
 class BadName(Error, ValueError):
@@ -218,6 +218,30 @@ class BlockTooSmall(Error, ValueError):
 
 class StaleBlock(Error, RuntimeError):
     """The reference is of a block that is not offered any more."""
+
+
+class WrongTopic(Error, ValueError):
+    """The topic is not as was said, or cannot be so; or the name is of something else."""
+
+
+class TopicFull(TimeoutError):
+    """A sample was not published in time: a subscriber that is to miss nothing does not read."""
+
+
+class TooManyHeld(Error, RuntimeError):
+    """The subscriber holds as many samples as it may."""
+
+
+class NotReady(Error, RuntimeError):
+    """A stream of its publisher still writes the sample."""
+
+
+class SampleFailed(Error, ConnectionError):
+    """The sample's publisher ended before a stream had completed it."""
+
+
+class Parted(Error, ConnectionError):
+    """The broker has taken this publisher or subscriber out of the topic."""
 
 
 class StillUsed(Error, BufferError):

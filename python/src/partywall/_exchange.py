@@ -1,4 +1,4 @@
-"""What builds and segments have in common: of one tensor, they are as good as it."""
+"""What builds, segments, loans and samples have in common: of one tensor, they are as good as it."""
 
 from collections.abc import ItemsView, Iterator, Mapping, ValuesView
 from typing import Any
@@ -13,34 +13,13 @@ def array(tensor: _native.Tensor, dtype: Any = None, copy: bool | None = None) -
     return numpy.array(memoryview(tensor), dtype=dtype, copy=copy)
 
 
-class Tensors(Mapping[str, _native.Tensor]):
-    """Tensors by their names, in the order in which they were added. Of a single one, it is as good as that."""
-
-    def _tensors(self) -> list[_native.Tensor]:
-        raise NotImplementedError
-
-    def items(self) -> ItemsView[str, _native.Tensor]:
-        """Names and tensors."""
-        return _Items(self)
-
-    def values(self) -> ValuesView[_native.Tensor]:
-        """The tensors."""
-        return _Values(self)
-
-    def __contains__(self, tensor: object) -> bool:
-        return isinstance(tensor, str) and super().__contains__(tensor)
-
-    # As objects that are open or closed, not as dictionaries.
-    __eq__ = object.__eq__
-    __hash__ = object.__hash__
+class OneTensor:
+    """As good as its tensor."""
 
     @property
     def tensor(self) -> _native.Tensor:
-        """Its only tensor. A `TypeError` if it has several, or none."""
-        tensors = self._tensors()
-        if len(tensors) != 1:
-            raise TypeError(f"{self!r} has {len(tensors)} tensors: choose one by its name, in []")
-        return tensors[0]
+        """It."""
+        raise NotImplementedError
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -68,6 +47,36 @@ class Tensors(Mapping[str, _native.Tensor]):
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         return self.tensor.__cuda_array_interface__
+
+
+class Tensors(OneTensor, Mapping[str, _native.Tensor]):
+    """Tensors by their names, in the order in which they were added. Of a single one, it is as good as that."""
+
+    def _tensors(self) -> list[_native.Tensor]:
+        raise NotImplementedError
+
+    def items(self) -> ItemsView[str, _native.Tensor]:
+        """Names and tensors."""
+        return _Items(self)
+
+    def values(self) -> ValuesView[_native.Tensor]:
+        """The tensors."""
+        return _Values(self)
+
+    def __contains__(self, tensor: object) -> bool:
+        return isinstance(tensor, str) and super().__contains__(tensor)
+
+    # As objects that are open or closed, not as dictionaries.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+    @property
+    def tensor(self) -> _native.Tensor:
+        """Its only tensor. A `TypeError` if it has several, or none."""
+        tensors = self._tensors()
+        if len(tensors) != 1:
+            raise TypeError(f"{self!r} has {len(tensors)} tensors: choose one by its name, in []")
+        return tensors[0]
 
     def _contents(self, native: _native.Segment | _native.Build) -> str:
         if native.closed:

@@ -25,6 +25,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
         (["weights_survive.py", "--device", "cuda"], "removed"),
         (["two_frameworks.py"], "its last element is 4194303"),
         (["double_buffer.py"], "as it should be: True"),
+        (["camera.py"], "second viewer: 20 frames seen, 20 of them as they were sent"),
         (["own_kernel.py"], "2 everywhere"),
         (["own_kernel.py", "--break"], "2 everywhere"),
     ],

@@ -32,3 +32,9 @@ def test_weights_survive_their_server(tmp_path, monkeypatch):
 
 def test_two_processes_fill_and_use_two_buffers(tmp_path, monkeypatch):
     assert ran(tmp_path, monkeypatch, "double_buffer.py")[0].endswith("as it should be: True")
+
+
+def test_a_viewer_that_is_killed_is_replaced(tmp_path, monkeypatch):
+    lines = ran(tmp_path, monkeypatch, "camera.py")
+    for line, viewer in zip(lines, ("first", "second"), strict=True):
+        assert line.startswith(f"the {viewer} viewer: 20 frames seen, 20 of them as they were sent;")

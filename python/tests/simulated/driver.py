@@ -34,6 +34,11 @@ def fill(address: int, byte: int, size: int, stream: int) -> None:
     call("cuMemsetD8Async", ctypes.c_uint64(address), ctypes.c_ubyte(byte), ctypes.c_size_t(size), ctypes.c_void_p(stream))
 
 
+def copy(to: int, source: int, size: int, stream: int) -> None:
+    """Enqueues a copy."""
+    call("cuMemcpyDtoDAsync_v2", ctypes.c_uint64(to), ctypes.c_uint64(source), ctypes.c_size_t(size), ctypes.c_void_p(stream))
+
+
 class Gate:
     """A stream that does nothing before it is opened."""
 

@@ -1,0 +1,267 @@
+//! Publishers of topics, and their loans.
+
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use partywall::{Error, Filled, Published, cuda::RawStream};
+use pyo3::{exceptions::PyValueError, prelude::*};
+
+use crate::{
+    errors::{Raise, bad_source, closed, parse_dtype},
+    handle::Handle,
+    owner::Owner,
+    source::{self, Source},
+    stream::Stream,
+    subscriber::Sample,
+    tensor::Tensor,
+    topic::Open,
+    wait,
+};
+
+/// Someone who publishes samples.
+#[pyclass(frozen, module = "partywall._native")]
+pub(crate) struct Publisher {
+    inner: Handle<Arc<Sender>>,
+    #[pyo3(get)]
+    topic: String,
+    #[pyo3(get)]
+    id: u64,
+}
+
+/// What a publisher and its loans have.
+struct Sender {
+    publisher: partywall::Publisher,
+    /// The stream that has published last.
+    last: Mutex<Option<RawStream>>,
+    open: Open,
+}
+
+impl Publisher {
+    pub(crate) fn new(publisher: partywall::Publisher, open: Open) -> Self {
+        let (topic, id) = (publisher.topic().to_owned(), publisher.id());
+        Self { inner: Handle::new(Arc::new(Sender { publisher, last: Mutex::default(), open })), topic, id }
+    }
+}
+
+impl Sender {
+    fn loan(
+        &self,
+        py: Python<'_>,
+        dtype: partywall::DType,
+        shape: &[u64],
+        header: &[u8],
+        timeout: Duration,
+        is_closed: impl Fn() -> bool + Sync,
+    ) -> PyResult<partywall::Loan> {
+        let loan = wait::for_turn(py, "publisher", is_closed, None, |stop| {
+            self.publisher.loan_unless(dtype, shape, timeout, stop)
+        })?;
+        let mut loan = loan.ok_or_else(|| PyValueError::new_err("the interpreter ends"))?;
+        loan.header(header).or_raise(py)?;
+        Ok(loan)
+    }
+
+    /// Publishes behind what is on a stream, or what the host has written. What cannot be published goes back.
+    fn publish(&self, py: Python<'_>, filled: Filled, stream: Option<&Stream>, timeout: Duration) -> PyResult<u64> {
+        if let Some(stream) = stream {
+            self.take_turns(py, stream)?;
+        }
+        let published = wait::for_turn(
+            py,
+            "publisher",
+            || false,
+            None,
+            |stop| {
+                let mut stopped = false;
+                let stop = || {
+                    stopped = stop();
+                    stopped
+                };
+                let outcome = match stream {
+                    Some(stream) => filled.publish_on_unless(stream.borrow(), timeout, stop),
+                    None => filled.publish_unless(timeout, stop),
+                };
+                match outcome {
+                    Ok(published) => Ok(Some(published)),
+                    Err(_) if stopped => Ok(None),
+                    Err(unpublished) => Err(unpublished.error),
+                }
+            },
+        )?;
+        let Published { sequence, .. } = published.ok_or_else(|| PyValueError::new_err("the interpreter ends"))?;
+        Ok(sequence)
+    }
+
+    /// Waits for what the stream owes that has published last, if this is another. The library waits for that, too, and
+    /// obeys no signal.
+    fn take_turns(&self, py: Python<'_>, next: &Stream) -> PyResult<()> {
+        let last = || self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let (_, next) = next.id();
+        if last().is_some_and(|former| former != next) {
+            wait::in_slices(py, TURN, |slice| match self.publisher.drain(slice) {
+                // For the one who publishes to say.
+                Err(Error::TimelineEnded { .. }) => Ok(()),
+                drained => drained,
+            })?;
+        }
+        *last() = Some(next);
+        Ok(())
+    }
+}
+
+/// Fills a loan with a copy of a tensor. True if that is left to `stream`.
+fn fill(loan: &mut partywall::Loan, source: &Source, stream: Option<&Stream>) -> partywall::Result<bool> {
+    match stream {
+        _ if loan.is_empty() => {}
+        None if source.is_on_host() => loan.bytes_mut()?.copy_from_slice(&source.host_bytes()),
+        None => loan.bytes_mut()?.copy_from_slice(&source.device_bytes()?),
+        Some(_) if source.is_on_host() => {
+            let range = loan.device()?;
+            range.copy_from_host(range.gpu().stream(), &source.host_bytes())?;
+        }
+        Some(stream) => {
+            loan.keep(source.held());
+            source::enqueue_copy(source, loan.device()?, stream.borrow())?;
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+#[pymethods]
+impl Publisher {
+    /// Publishes a copy of a tensor. On a GPU a stream makes it, and the host waits for nothing.
+    fn send(
+        &self,
+        py: Python<'_>,
+        source: &Bound<'_, Source>,
+        header: &[u8],
+        timeout: Option<f64>,
+        stream: Option<u64>,
+    ) -> PyResult<u64> {
+        let (sender, timeout, start) = (self.inner.get(py, "publisher")?, wait::timeout(timeout)?, Instant::now());
+        let source = source.get();
+        if !source.is_copyable() {
+            return Err(bad_source(py, "it has strides", "make it contiguous first"));
+        }
+        if let (Some(from), Some(to)) = (source.ordinal(), sender.open.ordinal())
+            && from != to
+        {
+            let why = format!("it is on cuda:{from}, and topic {:?} on cuda:{to}", self.topic);
+            return Err(bad_source(py, &why, "copy it to the topic's GPU first"));
+        }
+        let (dtype, shape) = source.layout();
+        let mut loan = sender.loan(py, dtype, shape, header, timeout, || self.closed())?;
+        let stream = sender.open.gpu.clone().map(|gpu| Stream::of(gpu, stream));
+        if stream.is_none() && !source.is_on_host() {
+            // Here a signal ends the wait.
+            source.drain(py)?;
+        }
+        let on_stream = py.detach(|| fill(&mut loan, source, stream.as_ref())).or_raise(py)?;
+        let stream = stream.filter(|_| on_stream);
+        sender.publish(py, loan.filled(), stream.as_ref(), timeout.saturating_sub(start.elapsed()))
+    }
+
+    /// Borrows a block, and waits for one.
+    fn loan(&self, py: Python<'_>, dtype: &str, shape: Vec<u64>, timeout: Option<f64>) -> PyResult<Loan> {
+        let (sender, timeout) = (self.inner.get(py, "publisher")?, wait::timeout(timeout)?);
+        let loan = sender.loan(py, parse_dtype(dtype)?, &shape, &[], timeout, || self.closed())?;
+        let owner = Owner::of_loan(loan, sender.open.topic.clone());
+        Ok(Loan { owner: Mutex::new(Some(owner)), topic: self.topic.clone(), sender: Handle::new(sender) })
+    }
+
+    /// How many samples it has published.
+    fn published(&self, py: Python<'_>) -> PyResult<u64> {
+        Ok(self.inner.get(py, "publisher")?.publisher.published())
+    }
+
+    /// Whether `close` was called.
+    #[getter]
+    fn closed(&self) -> bool {
+        self.inner.is_closed()
+    }
+
+    /// Takes it out of the topic, once its loans are published or given back. Calling it again does nothing.
+    fn close(&self, py: Python<'_>) {
+        self.inner.close(py);
+    }
+}
+
+/// A block that is being filled.
+#[pyclass(frozen, module = "partywall._native")]
+pub(crate) struct Loan {
+    /// `None` once it is published or given back.
+    owner: Mutex<Option<Arc<Owner>>>,
+    sender: Handle<Arc<Sender>>,
+    topic: String,
+}
+
+impl Loan {
+    fn owner(&self, py: Python<'_>) -> PyResult<Arc<Owner>> {
+        let owner = self.owner.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        owner.ok_or_else(|| closed(py, "loan"))
+    }
+
+    fn take(&self, py: Python<'_>) -> PyResult<partywall::Loan> {
+        let owner = self.owner.lock().unwrap_or_else(PoisonError::into_inner).take();
+        py.detach(|| owner.and_then(|owner| owner.take_loan())).ok_or_else(|| closed(py, "loan"))
+    }
+
+    fn look<T: Send>(
+        &self,
+        py: Python<'_>,
+        look: impl FnOnce(&Arc<Owner>, &mut partywall::Loan) -> partywall::Result<T> + Send,
+    ) -> PyResult<T> {
+        let owner = self.owner(py)?;
+        let looked = py.detach(|| owner.with_loan(|loan| look(&owner, loan)));
+        looked.ok_or_else(|| closed(py, "loan"))?.or_raise(py)
+    }
+}
+
+#[pymethods]
+impl Loan {
+    /// The block as a tensor, to be written.
+    #[getter]
+    fn tensor(&self, py: Python<'_>) -> PyResult<Tensor> {
+        self.look(py, |owner, loan| Tensor::of_loan(owner, loan, format!("{} (loan)", self.topic)))
+    }
+
+    /// Puts bytes beside the sample.
+    fn header(&self, py: Python<'_>, header: &[u8]) -> PyResult<()> {
+        self.look(py, |_, loan| loan.header(header))
+    }
+
+    /// Says that it is made of a sample.
+    fn rests_on(&self, py: Python<'_>, sample: &Sample) -> PyResult<()> {
+        let (_input, input) = sample.get(py)?;
+        self.look(py, |_, loan| loan.rests_on(&input))
+    }
+
+    /// Publishes it, on a GPU behind what is on a stream.
+    fn publish(&self, py: Python<'_>, timeout: Option<f64>, stream: Option<u64>) -> PyResult<u64> {
+        let (sender, timeout) = (self.sender.get(py, "loan")?, wait::timeout(timeout)?);
+        let filled = self.take(py)?.filled();
+        let stream = sender.open.gpu.clone().map(|gpu| Stream::of(gpu, stream));
+        let published = sender.publish(py, filled, stream.as_ref(), timeout);
+        self.sender.close(py);
+        published
+    }
+
+    /// Whether it was published or given back.
+    #[getter]
+    fn closed(&self) -> bool {
+        self.owner.lock().unwrap_or_else(PoisonError::into_inner).is_none()
+    }
+
+    /// Gives the block back, unless it was published. Calling it again does nothing.
+    fn close(&self, py: Python<'_>) {
+        let owner = self.owner.lock().unwrap_or_else(PoisonError::into_inner).take();
+        py.detach(|| drop(owner.and_then(|owner| owner.take_loan())));
+        self.sender.close(py);
+    }
+}
+
+/// How long a change between streams waits for what the former owes, as in the library.
+const TURN: Duration = Duration::from_secs(10);

@@ -1,0 +1,175 @@
+//! Topics.
+
+use std::sync::Arc;
+
+use partywall::{Gpu, Place, Policy};
+use pyo3::{exceptions::PyValueError, prelude::*};
+
+use crate::{
+    build::place,
+    errors::{Raise, parse_dtype},
+    handle::Handle,
+    publisher::Publisher,
+    subscriber::Subscriber,
+    wait,
+};
+
+/// An open topic.
+#[pyclass(frozen, module = "partywall._native")]
+pub(crate) struct Topic {
+    inner: Handle<Open>,
+    #[pyo3(get)]
+    name: String,
+    #[pyo3(get)]
+    version: u64,
+    #[pyo3(get)]
+    max_bytes: u64,
+    #[pyo3(get)]
+    dtype: Option<&'static str>,
+    #[pyo3(get)]
+    depth: u32,
+    #[pyo3(get)]
+    held: u32,
+    #[pyo3(get)]
+    place: String,
+}
+
+/// It, with the GPU that this process uses it on.
+#[derive(Clone)]
+pub(crate) struct Open {
+    pub(crate) topic: partywall::Topic,
+    pub(crate) gpu: Option<Arc<Gpu>>,
+}
+
+impl Open {
+    /// The number of its GPU in this process; `None` for host memory.
+    pub(crate) fn ordinal(&self) -> Option<u32> {
+        self.gpu.as_ref().map(|gpu| gpu.context().device().ordinal())
+    }
+}
+
+/// Of the largest sample of a topic that is asked for: its bytes, or its shape; and the type of all samples.
+pub(crate) type Largest = (Option<u64>, Option<Vec<u64>>, Option<String>);
+/// Numbers of a topic that is asked for: depth, history, publishers, subscribers, held, blocks.
+pub(crate) type Numbers = (Option<u32>, Option<u32>, Option<u32>, Option<u32>, Option<u32>, Option<u32>);
+/// Of a topic: what was published, blocks that are free, held, in the ring, read; how many publishers and subscribers.
+type Stats = (u64, u32, u32, u32, u32, usize, usize);
+
+impl Topic {
+    /// Opens it; if it is said how large its samples are, makes it if it is not there.
+    pub(crate) fn open(
+        py: Python<'_>,
+        domain: &partywall::Domain,
+        name: &str,
+        (largest, numbers): (Largest, Numbers),
+        device: Option<&str>,
+        (kept, allow_peer): (bool, bool),
+        timeout: Option<f64>,
+    ) -> PyResult<Self> {
+        let (max_bytes, shape, dtype) = largest;
+        let dtype = dtype.as_deref().map(parse_dtype).transpose()?;
+        let max_bytes = match (max_bytes, shape, dtype) {
+            (bytes, None, _) => bytes,
+            (None, Some(shape), Some(dtype)) => {
+                let elements = shape.iter().try_fold(1_u64, |all, extent| all.checked_mul(*extent));
+                Some(elements.and_then(|elements| dtype.bytes_for(elements)).unwrap_or(u64::MAX))
+            }
+            _ => return Err(PyValueError::new_err("give max_bytes, or both dtype and shape of the largest sample")),
+        };
+        let makes = max_bytes.is_some();
+        let timeout = wait::timeout(Some(timeout.unwrap_or(if makes { CREATION } else { 0.0 })))?;
+        let mut options = domain.topic(name).kept(kept).allow_peer(allow_peer);
+        options = max_bytes.into_iter().fold(options, partywall::TopicOptions::max_bytes);
+        options = dtype.into_iter().fold(options, partywall::TopicOptions::dtype);
+        let (depth, history, publishers, subscribers, held, blocks) = numbers;
+        options = depth.into_iter().fold(options, partywall::TopicOptions::depth);
+        options = history.into_iter().fold(options, partywall::TopicOptions::history);
+        options = publishers.into_iter().fold(options, partywall::TopicOptions::publishers);
+        options = subscribers.into_iter().fold(options, partywall::TopicOptions::subscribers);
+        options = held.into_iter().fold(options, partywall::TopicOptions::held);
+        options = blocks.into_iter().fold(options, partywall::TopicOptions::blocks);
+        options = match device.or(makes.then_some("cuda")).map(|device| place(py, device)).transpose()? {
+            Some(Place::Gpu(uuid)) if !makes => options.device(uuid),
+            Some(place) => options.place(place),
+            None => options,
+        };
+        let topic = wait::in_slices(py, timeout, |slice| {
+            let options = options.clone().timeout(slice);
+            if makes { options.open_or_create() } else { options.open() }
+        })?;
+        let gpu = topic.gpu().map(Gpu::uuid);
+        let gpu = gpu.map(|uuid| py.detach(|| domain.gpu(uuid))).transpose().or_raise(py)?;
+        Ok(Self {
+            name: topic.name().to_owned(),
+            version: topic.version(),
+            max_bytes: topic.max_bytes(),
+            dtype: topic.dtype().map(partywall::DType::name),
+            depth: topic.depth(),
+            held: topic.held(),
+            place: topic.place().to_string(),
+            inner: Handle::new(Open { topic, gpu }),
+        })
+    }
+}
+
+#[pymethods]
+impl Topic {
+    /// Becomes a publisher.
+    fn publisher(&self, py: Python<'_>) -> PyResult<Publisher> {
+        let open = self.inner.get(py, "topic")?;
+        let publisher = py.detach(|| open.topic.publisher()).or_raise(py)?;
+        Ok(Publisher::new(publisher, open))
+    }
+
+    /// Becomes a subscriber, for whose samples hosts wait, or streams.
+    fn subscriber(
+        &self,
+        py: Python<'_>,
+        policy: &str,
+        history: Option<u32>,
+        queue: Option<u32>,
+    ) -> PyResult<Subscriber> {
+        let policy = match policy {
+            "block" => Policy::Block,
+            "drop-oldest" => Policy::DropOldest,
+            "latest" => Policy::Latest,
+            other => {
+                let why = format!("{other:?} is no policy: say \"block\", \"drop-oldest\" or \"latest\"");
+                return Err(PyValueError::new_err(why));
+            }
+        };
+        let open = self.inner.get(py, "topic")?;
+        let mut options = open.topic.subscribe(policy);
+        options = history.into_iter().fold(options, partywall::SubscriberOptions::history);
+        options = queue.into_iter().fold(options, partywall::SubscriberOptions::queue);
+        let subscriber = py.detach(|| options.join()).or_raise(py)?;
+        Ok(Subscriber::new(subscriber, open))
+    }
+
+    /// What is going on in it.
+    fn stats(&self, py: Python<'_>) -> PyResult<Stats> {
+        let open = self.inner.get(py, "topic")?;
+        let stats = py.detach(|| open.topic.stats());
+        let (publishers, subscribers) = (stats.publishers.len(), stats.subscribers.len());
+        Ok((stats.published, stats.free, stats.held, stats.in_ring, stats.read, publishers, subscribers))
+    }
+
+    /// The number of its GPU in this process; `None` for host memory.
+    fn ordinal(&self, py: Python<'_>) -> PyResult<Option<u32>> {
+        Ok(self.inner.get(py, "topic")?.ordinal())
+    }
+
+    /// Whether `close` was called.
+    #[getter]
+    fn closed(&self) -> bool {
+        self.inner.is_closed()
+    }
+
+    /// Gives the handle back. Publishers, subscribers and samples stay. Calling it again does nothing.
+    fn close(&self, py: Python<'_>) {
+        self.inner.close(py);
+    }
+}
+
+/// How many seconds others may take to make a topic.
+const CREATION: f64 = 10.0;

@@ -1,0 +1,646 @@
+"""Topics: streams of samples between processes."""
+
+import asyncio
+import builtins
+import operator
+import os
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, SupportsIndex
+
+from partywall import _arrays, _native, _streams
+from partywall._arrays import Shape
+from partywall._errors import Closed
+from partywall._exchange import OneTensor
+from partywall._segment import left_open
+
+if TYPE_CHECKING:
+    from partywall._domain import Domain
+
+
+@dataclass(frozen=True)
+class TopicStats:
+    """What is going on in a topic. While others use it the numbers are of no single moment."""
+
+    published: int
+    """Samples that have been published."""
+    free: int
+    """Blocks that are there for new samples."""
+    held: int
+    """Blocks that publishers have: to fill them, or while a stream writes them."""
+    in_ring: int
+    """Blocks in the ring."""
+    read: int
+    """Blocks that have left the ring, and that subscribers hold."""
+    publishers: int
+    """How many there are."""
+    subscribers: int
+    """How many there are."""
+
+
+@dataclass(frozen=True)
+class SubscriberStats:
+    """What a subscriber has seen."""
+
+    received: int
+    """Samples that it has received."""
+    dropped: int
+    """Samples that passed it."""
+    lag: int
+    """How many samples it is behind."""
+    held: int
+    """Samples that it holds."""
+
+
+class Topic:
+    """A named stream of samples, of any number of publishers to any number of subscribers; made by `Domain.topic`.
+
+        publisher, subscriber = topic.publisher(), topic.subscriber()
+        publisher.send(frame)
+        with subscriber.recv() as sample:
+            np.asarray(sample)
+
+    A sample is one tensor. Its subscribers read it in place, and it stays as it is while they hold it. All of them see the
+    samples of all publishers in one order. Threads may share a handle. docs/topics.md says what becomes of whom.
+    """
+
+    def __init__(self, domain: "Domain", native: _native.Topic) -> None:
+        self._domain = domain
+        self._native = native
+        self._pid = os.getpid()
+
+    @property
+    def name(self) -> str:
+        """The name."""
+        return self._native.name
+
+    @property
+    def version(self) -> int:
+        """Which topic of that name it is: of one that was removed and made again there is another."""
+        return self._native.version
+
+    @property
+    def max_bytes(self) -> int:
+        """Bytes of the largest sample."""
+        return self._native.max_bytes
+
+    @property
+    def dtype(self) -> str | None:
+        """The type of all samples, if they have one."""
+        return self._native.dtype
+
+    @property
+    def depth(self) -> int:
+        """How many samples the ring keeps."""
+        return self._native.depth
+
+    @property
+    def held(self) -> int:
+        """How many samples each subscriber may hold at a time."""
+        return self._native.held
+
+    @property
+    def place(self) -> str:
+        """`host`, or the UUID of the GPU that has the samples."""
+        return self._native.place
+
+    def publisher(self) -> "Publisher":
+        """Becomes a publisher."""
+        return Publisher(self, self._native.publisher())
+
+    def subscriber(
+        self,
+        policy: str = "block",
+        *,
+        history: SupportsIndex | None = None,
+        queue: SupportsIndex | None = None,
+        order: str = "host",
+    ) -> "Subscriber":
+        """Becomes a subscriber, which receives what is published from now on, and the last `history` samples before.
+
+        `policy` says what becomes of samples that it does not receive in time. With `block` publishers wait for it, so that
+        it misses nothing; with `drop-oldest` it misses the oldest once it is `queue` samples behind; with `latest` it
+        always receives the latest.
+
+        On a GPU a sample may be received while its publisher's stream still writes it. With `order="host"` `recv` and
+        iteration wait until it is complete. With `order="stream"` they return at once, and have the current stream, or the
+        one that `recv` is given, wait.
+        """
+        if order not in ("host", "stream"):
+            raise ValueError(f"{order!r} is no order: say 'host' or 'stream'")
+        ordinal = self._native.ordinal()
+        if order == "stream" and ordinal is None:
+            raise ValueError("samples in host memory are ordered by hosts: leave order out")
+        native = self._native.subscriber(policy, number(history), number(queue))
+        return Subscriber(native, ordinal if order == "stream" else None)
+
+    def stats(self) -> TopicStats:
+        """What is going on in it."""
+        return TopicStats(*self._native.stats())
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is closed."""
+        return self._native.closed
+
+    def close(self) -> None:
+        """Gives the handle back. Publishers, subscribers and samples stay. Calling it again does nothing."""
+        self._native.close()
+
+    def __enter__(self) -> "Topic":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        left_open(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from partywall._domain import reopen_topic
+
+        return reopen_topic, (self._domain.socket, self.name, self.version)
+
+    def __repr__(self) -> str:
+        if self.closed:
+            return f"<partywall.Topic {self.name}: closed>"
+        what, stats = self.dtype or "samples", self.stats()
+        who = f"{stats.publishers} publishers, {stats.subscribers} subscribers"
+        return f"<partywall.Topic {self.name}: {what} of up to {self.max_bytes} bytes on {self.place}, {who}>"
+
+
+class Publisher:
+    """Someone who publishes samples; made by `Topic.publisher`. Those of one publisher are received in their order.
+
+    On a GPU all of them come from one stream at a time: changing between streams waits for the former one. For several
+    streams, make several publishers.
+    """
+
+    def __init__(self, topic: Topic, native: _native.Publisher) -> None:
+        self._dtype = topic.dtype
+        self._ordinal = topic._native.ordinal()
+        self._native = native
+        self._pid = os.getpid()
+
+    @property
+    def topic(self) -> str:
+        """The topic's name."""
+        return self._native.topic
+
+    @property
+    def id(self) -> int:
+        """Its number, which no other publisher or subscriber of the topic ever has."""
+        return self._native.id
+
+    @property
+    def published(self) -> int:
+        """How many samples it has published."""
+        return self._native.published()
+
+    def send(self, tensor: Any, header: bytes = b"", *, timeout: float | None = None, stream: Any = None) -> int:
+        """Publishes a copy of a tensor, with up to 256 bytes beside it. Returns how many it had published before.
+
+        A tensor is whatever `Domain.put` takes. From GPU to GPU the copy is made on torch's or cupy's current stream, or on
+        `stream`, and no host waits for it. Waits up to `timeout` seconds, or for ever, for a block and for subscribers that
+        are to miss nothing: `TopicFull`.
+        """
+        handle = self._stream(stream)
+        source = _arrays.dense(tensor, stream if handle is None else handle)
+        return self._native.send(source, header, timeout, handle)
+
+    def loan(
+        self,
+        shape: Shape,
+        dtype: Any = None,
+        *,
+        header: bytes = b"",
+        timeout: float | None = None,
+        stream: Any = None,
+    ) -> "Loan":
+        """Borrows a block, to be filled in place; to be used by `with`, whose end publishes it.
+
+            with publisher.loan((480, 640, 3), "uint8") as out:
+                torch.from_dlpack(out).fill_(7)
+
+        Without a `dtype` it is the topic's. On a GPU it is published behind what is on torch's or cupy's current stream
+        then, or on `stream`. Waits up to `timeout` seconds, or for ever, for a block, and again to publish it.
+        """
+        if dtype is None and self._dtype is None:
+            raise TypeError("say which dtype it is: the topic has samples of any")
+        name = _arrays.dtype_name(self._dtype if dtype is None else dtype)
+        native = self._native.loan(name, _arrays.dimensions(shape), timeout)
+        loan = Loan(self, native, timeout, stream)
+        if header:
+            loan.header = header
+        return loan
+
+    def _stream(self, stream: Any) -> int | None:
+        return None if self._ordinal is None else _streams.handle(stream, self._ordinal)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is closed."""
+        return self._native.closed
+
+    def close(self) -> None:
+        """Takes it out of the topic; what its streams still owe comes all the same. Calling it again does nothing."""
+        self._native.close()
+
+    def __enter__(self) -> "Publisher":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        left_open(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError("a publisher is this process's own: send the topic")
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else f"{self.published} published"
+        return f"<partywall.Publisher {self._native.id} of {self.topic}: {state}>"
+
+
+class Loan(OneTensor):
+    """A block that is to be a sample, as a tensor to be written; made by `Publisher.loan`.
+
+    The end of its `with` publishes it, or gives it back if the block raises. Arrays of it are not to be used any more then:
+    the memory stays mapped, and is others'.
+    """
+
+    def __init__(self, publisher: Publisher, native: _native.Loan, timeout: float | None, stream: Any) -> None:
+        self._publisher = publisher
+        self._native = native
+        self._timeout = timeout
+        self._stream = stream
+        self._header = b""
+        self._pid = os.getpid()
+
+    @property
+    def tensor(self) -> _native.Tensor:
+        """The block as a tensor, to be written."""
+        return self._native.tensor
+
+    @property
+    def header(self) -> bytes:
+        """Up to 256 bytes beside the sample."""
+        return self._header
+
+    @header.setter
+    def header(self, header: bytes) -> None:
+        self._native.header(header)
+        self._header = header
+
+    def write(self, tensor: Any, stream: Any = None) -> None:
+        """As `Tensor.write` of its tensor."""
+        self.tensor.write(tensor, stream)
+
+    def rests_on(self, *samples: "Sample") -> None:
+        """Says that it is made of those samples, whose blocks are kept until it is known whether they are valid.
+
+        If one of them turns out not to be, so is this: who receives it hears of it from `check`, `Tainted`.
+        """
+        for sample in samples:
+            self._native.rests_on(sample._native)
+
+    def publish(self) -> int:
+        """Publishes it now. Returns how many samples its publisher had published before.
+
+        If that fails, because subscribers that are to miss nothing do not read, say, the block is given back.
+        """
+        return self._native.publish(self._timeout, self._publisher._stream(self._stream))
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is published or given back."""
+        return self._native.closed
+
+    def close(self) -> None:
+        """Gives the block back, unless it is published. Calling it again does nothing."""
+        self._native.close()
+
+    def __enter__(self) -> "Loan":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None and not self.closed:
+                self.publish()
+        finally:
+            self.close()
+
+    def __del__(self) -> None:
+        left_open(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError("a loan is this process's own: publish it")
+
+    def __repr__(self) -> str:
+        state = "published or given back" if self.closed else f"{self.dtype}{list(self.shape)}"
+        return f"<partywall.Loan of {self._publisher.topic}: {state}>"
+
+
+class Subscriber(Iterator["Sample"], AsyncIterator["Sample"]):
+    """Someone who receives samples; made by `Topic.subscriber`.
+
+        for sample in subscriber:               # or: async for
+            ...
+
+    Each sample is received once, whatever threads and tasks ask for it. Closing it ends iterations.
+    """
+
+    def __init__(self, native: _native.Subscriber, ordinal: int | None) -> None:
+        self._native = native
+        self._ordinal = ordinal
+        """The GPU whose streams wait; `None` if hosts do."""
+        self._event: _native.SubscriberEvent | None = None
+        self._pid = os.getpid()
+
+    @property
+    def topic(self) -> str:
+        """The topic's name."""
+        return self._native.topic
+
+    @property
+    def id(self) -> int:
+        """Its number, which no other publisher or subscriber of the topic ever has."""
+        return self._native.id
+
+    def recv(self, timeout: float | None = None, *, stream: Any = None) -> "Sample":
+        """Receives the next sample, and waits for it up to `timeout` seconds, or for ever.
+
+        By default it is complete then; one that is not in time is received by the next call. With `order="stream"` the
+        current stream, or `stream`, waits until it is complete.
+        """
+        if self._ordinal is None:
+            return Sample(self._native.recv(timeout, complete=True))
+        # Before: what is no stream loses no sample.
+        handle = _streams.handle(stream, self._ordinal)
+        sample = self._native.recv(timeout, complete=False)
+        sample.wait_on(handle)
+        return Sample(sample)
+
+    def try_recv(self) -> "Sample | None":
+        """Receives the next sample if there is one.
+
+        On a GPU its publisher's stream may still write it: `Sample.wait` or `Sample.wait_on` before its arrays are taken.
+        """
+        if self._event is not None:
+            # Before, so that what comes meanwhile is not missed.
+            self._event.clear()
+        sample = self._native.try_recv()
+        return None if sample is None else Sample(sample)
+
+    async def recv_async(self, timeout: float | None = None) -> "Sample":
+        """As `recv`, in an event loop."""
+        try:
+            async with asyncio.timeout(timeout):
+                return await self._received()
+        except builtins.TimeoutError:
+            if timeout is not None:
+                self._native.late(timeout)
+            raise
+
+    async def _received(self) -> "Sample":
+        while (received := self._native.try_recv()) is None:
+            event = self._native.event()
+            try:
+                await _readable(event.fileno())
+            finally:
+                event.close()
+            try:
+                received = self._native.recv(_MOMENT, complete=False)
+                break
+            except builtins.TimeoutError:
+                # Another has it, or there is none yet. Else the broker is gone, which ends waits only.
+                pass
+        sample = Sample(received)
+        if self._ordinal is not None:
+            sample.wait_on()
+            return sample
+        pause = _PAUSES[0]
+        try:
+            while not sample.ready:
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, _PAUSES[1])
+        except asyncio.CancelledError:
+            self._native.give_up(sample._native)
+            raise
+        return sample
+
+    def fileno(self) -> int:
+        """A file descriptor for event loops, this object's: readable while there is something for `try_recv` to receive."""
+        if self._event is None:
+            self._event = self._native.event()
+        return self._event.fileno()
+
+    def stats(self) -> SubscriberStats:
+        """What it has seen."""
+        return SubscriberStats(*self._native.stats())
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is closed."""
+        return self._native.closed
+
+    def close(self) -> None:
+        """Takes it out of the topic: nobody waits for it any more. Samples stay. Calling it again does nothing."""
+        if self._event is not None:
+            self._event.close()
+        self._native.close()
+
+    def __iter__(self) -> "Subscriber":
+        return self
+
+    def __next__(self) -> "Sample":
+        try:
+            return self.recv()
+        except Closed:
+            raise StopIteration from None
+
+    def __aiter__(self) -> "Subscriber":
+        return self
+
+    async def __anext__(self) -> "Sample":
+        try:
+            return await self._received()
+        except Closed:
+            raise StopAsyncIteration from None
+
+    def __enter__(self) -> "Subscriber":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        left_open(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError("a subscriber is this process's own: send the topic")
+
+    def __repr__(self) -> str:
+        state = "closed"
+        if not self.closed:
+            stats = self.stats()
+            state = f"{stats.received} received, {stats.lag} behind, {stats.held} held"
+        return f"<partywall.Subscriber {self._native.id} of {self.topic}: {state}>"
+
+
+class Sample(OneTensor):
+    """What a subscriber receives: a tensor to be read where it lies, which stays as it is while anybody holds it.
+
+    Its block is used again when this and all arrays of it are gone, on a GPU when everything is over that this process runs
+    there by then. Nobody needs to close it; doing so gives it back at once. It must not be written, whatever a library
+    that takes it says.
+    """
+
+    def __init__(self, native: _native.Sample) -> None:
+        self._native = native
+
+    @property
+    def tensor(self) -> _native.Tensor:
+        """The sample as a tensor. `NotReady` while its publisher's stream writes it, unless a stream waits for that."""
+        return self._native.tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        return tuple(self._native.shape)
+
+    @property
+    def dtype(self) -> str:
+        """The type of its elements."""
+        return self._native.dtype
+
+    @property
+    def topic(self) -> str:
+        """The topic's name."""
+        return self._native.topic
+
+    @property
+    def header(self) -> bytes:
+        """What its publisher has put beside it."""
+        return self._native.header
+
+    @property
+    def publisher(self) -> int:
+        """Its publisher's number."""
+        return self._native.publisher
+
+    @property
+    def sequence(self) -> int:
+        """How many samples its publisher had published before."""
+        return self._native.sequence
+
+    @property
+    def position(self) -> int:
+        """How many samples there had been in the topic before."""
+        return self._native.position
+
+    @property
+    def missed(self) -> int:
+        """How many samples this subscriber has missed right before it."""
+        return self._native.missed
+
+    @property
+    def ready(self) -> bool:
+        """Whether it is complete. Raises as `wait` does if it never will be."""
+        return self._native.ready
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Waits up to `timeout` seconds, or for ever, until it is complete; `SampleFailed`, `Tainted`."""
+        self._native.wait(timeout)
+
+    def wait_on(self, stream: Any = None) -> None:
+        """Has what is enqueued on a stream from now on wait until it is complete. Returns at once.
+
+        If its publisher dies before, the stream goes on: `check` before results are used. Load kernels, launch them once and
+        allocate before: behind a wait CUDA may block until it ends.
+        """
+        ordinal = self._native.ordinal
+        self._native.wait_on(None if ordinal is None else _streams.handle(stream, ordinal))
+
+    def check(self) -> None:
+        """Raises if it is not valid: `SampleFailed`, `Tainted`, or `NotReady`.
+
+        To be asked when the work that has read it is done, before its results are used. Waits up to 1 s until it is known
+        whether those were valid that it was made of.
+        """
+        self._native.check()
+
+    def release_on(self, stream: Any = None, *, device: Any = None) -> None:
+        """Lets go of it when everything that is on a stream now is done. Returns at once.
+
+        `stream` and `device` as for a `Timeline`, but that without a `device` it is the sample's own GPU. If arrays of it are
+        still used, the last of them lets go.
+        """
+        ordinal = self._native.ordinal
+        if device is None and ordinal is not None:
+            self._native.release_on(None, _streams.handle(stream, ordinal))
+        else:
+            self._native.release_on(*_streams.place(stream, device))
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was let go of."""
+        return self._native.closed
+
+    def close(self) -> None:
+        """Lets go of it. If arrays of it are still used, the last of them does. Calling it again does nothing."""
+        self._native.close()
+
+    def __enter__(self) -> "Sample":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError("a sample is this process's own: others subscribe, or are sent a copy")
+
+    def __repr__(self) -> str:
+        state = ", let go" if self.closed else ""
+        return f"<partywall.Sample {self.position} of {self.topic}: {self.dtype}{list(self.shape)}{state}>"
+
+
+def number(number: SupportsIndex | None) -> int | None:
+    """A number of something of a topic, if it is given."""
+    if number is None:
+        return None
+    number = operator.index(number)
+    if not 0 <= number < 1 << 32:
+        raise ValueError(f"numbers of a topic are at most 65,536, and not negative: {number}")
+    return number
+
+
+async def _readable(fd: int) -> None:
+    """Waits until it is readable, for a while: what happens to the subscriber itself does not make it so."""
+    loop = asyncio.get_running_loop()
+    ready = loop.create_future()
+
+    def found() -> None:
+        # Perhaps more than once before this goes on.
+        if not ready.done():
+            ready.set_result(None)
+
+    loop.add_reader(fd, found)
+    try:
+        async with asyncio.timeout(_LOOK):
+            await ready
+    except builtins.TimeoutError:
+        pass
+    finally:
+        loop.remove_reader(fd)
+
+
+_LOOK = 1.0
+"""Seconds after which one that waits in an event loop asks whether it is still in the topic."""
+
+_MOMENT = 0.001
+"""Seconds that it may take to see that there is still nothing."""
+
+_PAUSES = 0.0001, 0.001
+"""Seconds between two questions to a GPU: the first ones, and the longest."""

@@ -1,0 +1,538 @@
+"""Samples from publishers to subscribers, in host memory."""
+
+import asyncio
+import gc
+import pickle
+import select
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import partywall as pw
+
+from ..conftest import WATCHDOG
+
+SENDER = """
+with pw.connect(socket=sys.argv[1], start=False) as d, d.topic("frames") as frames, frames.publisher() as publisher:
+    say("ready")
+    while told():
+        publisher.send(np.full((2, 3), publisher.published, np.int32), b"n%d" % publisher.published)
+        say("sent")
+"""
+
+READER = """
+with pw.connect(socket=sys.argv[1], start=False) as d, d.topic("frames") as frames:
+    subscriber = frames.subscriber(sys.argv[2])
+    say("ready")
+    told()
+    for sample in subscriber:
+        say(sample.sequence, sample.missed)
+        told()
+"""
+
+
+def eventually(is_so) -> None:
+    """Waits until something is so."""
+    watchdog = time.monotonic() + WATCHDOG
+    while not is_so():
+        assert time.monotonic() < watchdog
+        time.sleep(0.001)
+
+
+@pytest.fixture
+def frames(domain):
+    with domain.topic("frames", max_bytes=1000, depth=4, device="host") as opened:
+        yield opened
+
+
+def test_samples_go_from_a_process_to_others(frames, child, socket):
+    with frames.subscriber() as first, frames.subscriber() as second:
+        sender = child(SENDER, socket)
+        assert sender.says() == "ready"
+        assert first.try_recv() is None
+        for n in range(10):
+            sender.tell("send")
+            for subscriber in (first, second):
+                with subscriber.recv(WATCHDOG) as sample:
+                    assert np.asarray(sample).tolist() == [[n] * 3] * 2
+                    assert (sample.header, sample.sequence, sample.position, sample.missed) == (b"n%d" % n, n, n, 0)
+                    assert (sample.shape, sample.dtype, sample.topic, sample.ready) == ((2, 3), "int32", "frames", True)
+                    sample.check()
+        assert first.stats() == pw.SubscriberStats(received=10, dropped=0, lag=0, held=0)
+        publishers = {first.id, second.id, sample.publisher}
+        assert len(publishers) == 3
+
+
+def test_a_sample_is_read_in_place_and_only_read(frames):
+    with frames.publisher() as publisher, frames.subscriber() as subscriber:
+        assert publisher.send(np.arange(4, dtype=np.float64)) == 0
+        assert publisher.send(b"bytes") == 1
+        assert publisher.send(np.arange(9).reshape(3, 3).T, header=b"T") == publisher.published - 1 == 2
+        numbers, text, turned = (subscriber.recv(0) for _ in range(3))
+        for array in (np.asarray(numbers), np.from_dlpack(numbers), np.asarray(memoryview(numbers.tensor))):
+            assert array.tolist() == [0, 1, 2, 3] and not array.flags.writeable
+        assert text.tobytes() == b"bytes"
+        assert np.asarray(turned).tolist() == np.arange(9).reshape(3, 3).T.tolist()
+        with pytest.raises(pw.ReadOnly, match="frames"):
+            numbers.tensor.write(np.zeros(4))
+        with pytest.raises(AttributeError, match="host memory"):
+            _ = numbers.__cuda_array_interface__
+        with pytest.raises(TypeError, match="this process's own"):
+            pickle.dumps(numbers)
+        publisher.send(np.float32(3))
+        scalar = subscriber.recv(0)
+        assert np.asarray(scalar).shape == ()
+        publisher.send(np.zeros((0, 2), np.int8))
+        with pytest.raises(pw.TooManyHeld) as raised:
+            subscriber.recv(0)
+        assert raised.value.anchor == "too-many-held"
+        numbers.close()
+        del array
+        assert np.asarray(subscriber.recv(0)).shape == (0, 2)
+
+
+def test_arrays_keep_their_sample(frames):
+    with frames.publisher() as publisher, frames.subscriber("latest") as subscriber:
+        publisher.send(np.full(100, 7, np.uint8))
+        sample = subscriber.recv()
+        array = np.asarray(sample)
+        sample.close()
+        assert sample.closed and repr(sample) == "<partywall.Sample 0 of frames: uint8[100], let go>"
+        for use in (lambda: sample.tensor, lambda: sample.header, sample.check, sample.wait, lambda: sample.ready):
+            with pytest.raises(pw.Closed):
+                use()
+        for n in range(100):
+            publisher.send(np.full(100, n, np.uint8))
+        assert subscriber.stats().held == 1
+        subscriber.close()
+        publisher.close()
+        frames.close()
+        assert array.tolist() == [7] * 100
+
+
+def test_dropping_a_sample_makes_room_at_once(domain):
+    with domain.topic("one", max_bytes=8, held=1, device="host") as topic:
+        publisher, subscriber = topic.publisher(), topic.subscriber()
+        for n in range(1000):
+            publisher.send(np.array(n))
+            # The former one is gone, and nobody waits for another thread to have noticed.
+            assert int(np.asarray(subscriber.recv(0))) == n
+        publisher.close()
+        subscriber.close()
+
+
+def test_a_loan_is_filled_in_place_and_published_at_the_end_of_its_block(frames):
+    with frames.publisher() as publisher, frames.subscriber() as subscriber:
+        with publisher.loan((2, 3), "float32", header=b"first") as out:
+            assert repr(out) == "<partywall.Loan of frames: float32[2, 3]>"
+            array = np.asarray(out)
+            array[:] = 1
+            np.from_dlpack(out)[1] = 2
+            assert out.header == b"first" and out.tobytes() == array.tobytes()
+            out.header = b"second"
+            assert subscriber.try_recv() is None
+        assert out.closed and publisher.published == 1
+        sample = subscriber.recv()
+        assert (np.asarray(sample).tolist(), sample.header) == ([[1] * 3, [2] * 3], b"second")
+        for use in (lambda: out.tensor, out.publish, lambda: np.asarray(out)):
+            with pytest.raises(pw.Closed):
+                use()
+        held = frames.stats().held
+        with pytest.raises(ZeroDivisionError), publisher.loan(4, "uint8") as out:
+            out.write(np.arange(4, dtype=np.uint8))
+            assert frames.stats().held == held + 1
+            _ = 1 / 0
+        assert out.closed and subscriber.try_recv() is None and frames.stats().held == held
+        loan = publisher.loan(4, "uint8")
+        assert loan.publish() == 1
+        with loan:
+            pass
+        assert publisher.published == 2
+        with pytest.raises(pw.BadTensor, match="256"), publisher.loan(1, "uint8") as out:
+            out.header = bytes(257)
+        with pytest.raises(pw.BlockTooSmall):
+            publisher.loan(1001, "uint8")
+        with pytest.raises(pw.BadTensor, match="8 dimensions"):
+            publisher.loan((1,) * 9, "uint8")
+        with pytest.raises(TypeError, match="say which dtype"):
+            publisher.loan(1)
+        assert frames.stats().held == 0
+
+
+def test_what_is_made_of_samples_rests_on_them(domain, frames):
+    with domain.topic("half", shape=3, dtype="float32", device="host") as half, half.publisher() as publisher:
+        source, subscriber, reader = frames.publisher(), frames.subscriber(), half.subscriber()
+        source.send(np.array([2, 4, 6], np.float32))
+        with subscriber.recv() as sample, publisher.loan(3) as out:
+            np.divide(sample, 2, out=np.asarray(out))
+            out.rests_on(sample)
+        result = reader.recv()
+        assert np.asarray(result).tolist() == [1, 2, 3]
+        result.check()
+        with pytest.raises(pw.WrongKind) as raised:
+            publisher.send(np.zeros(3))
+        assert raised.value.anchor == "wrong-dtype"
+        for opened in (source, subscriber, reader):
+            opened.close()
+
+
+@pytest.mark.parametrize(("policy", "left"), [("drop-oldest", (6, 7)), ("latest", (9,))])
+def test_who_may_miss_samples_keeps_nobody_waiting(frames, policy, left):
+    with frames.publisher() as publisher, frames.subscriber(policy) as subscriber:
+        for n in range(10):
+            publisher.send(np.array(n), timeout=0)
+        assert subscriber.stats().lag > 0
+        first = subscriber.recv(0)
+        assert first.sequence == first.missed == subscriber.stats().dropped and first.sequence in left
+        rest = iter(subscriber.try_recv, None)
+        assert [(sample.sequence, sample.missed) for sample in rest] == [(n, 0) for n in range(first.sequence + 1, 10)]
+
+
+def test_queue_and_history(frames):
+    with frames.publisher() as publisher:
+        for n in range(10):
+            publisher.send(np.array(n))
+        with frames.subscriber(history=2) as late:
+            assert [late.recv(0).sequence for _ in range(2)] == [8, 9]
+            assert late.try_recv() is None
+        with frames.subscriber("drop-oldest", queue=2) as short:
+            for n in range(4):
+                publisher.send(np.array(n))
+            assert short.recv(0).sequence == 12
+
+
+def test_a_full_topic_says_who_does_not_read(frames, child, socket):
+    reader = child(READER, socket, "block")
+    assert reader.says() == "ready"
+    with frames.publisher() as publisher:
+        for n in range(4):
+            publisher.send(np.array(n))
+        with pytest.raises(TimeoutError, match=f"pid {reader.process.pid}") as raised:
+            publisher.send(np.array(4), timeout=0.01)
+        assert isinstance(raised.value, pw.TopicFull) and raised.value.anchor == "topic-full"
+        with pytest.raises(pw.TopicFull), publisher.loan(1, "int64", timeout=0.01) as out:
+            np.asarray(out)[:] = 4
+        assert frames.stats().held == 0, "it went back"
+        sent = []
+        sender = threading.Thread(target=lambda: sent.append(publisher.send(np.array(4))))
+        sender.start()
+        reader.tell()
+        assert reader.says() == "0 0"
+        reader.tell()
+        sender.join(WATCHDOG)
+        assert sent == [4]
+
+
+def test_a_killed_subscriber_holds_up_nobody(frames, child, socket):
+    reader = child(READER, socket, "block")
+    assert reader.says() == "ready"
+    with frames.publisher() as publisher:
+        for n in range(4):
+            publisher.send(np.array(n))
+        threading.Timer(0.05, reader.kill).start()
+        for n in range(10):
+            assert publisher.send(np.array(n), timeout=WATCHDOG) == n + 4
+    eventually(lambda: frames.stats().subscribers == 0)
+
+
+def test_a_killed_publisher_is_replaced(frames, child, socket):
+    with frames.subscriber() as subscriber:
+        for n in range(3):
+            sender = child(SENDER, socket)
+            assert sender.says() == "ready"
+            sender.tell("send")
+            assert sender.says() == "sent"
+            sender.kill()
+            sample = subscriber.recv(WATCHDOG)
+            assert (sample.sequence, sample.position) == (0, n)
+            sample.check()
+
+
+def test_waits_end(frames):
+    subscriber = frames.subscriber()
+    for timeout in (0, 0.01):
+        with pytest.raises(TimeoutError, match='a sample of topic "frames" did not happen'):
+            subscriber.recv(timeout)
+    with pytest.raises(ValueError, match="timeout"):
+        subscriber.recv(-1)
+    received, raised = [], []
+
+    def iterate() -> None:
+        received.extend(sample.sequence for sample in subscriber)
+
+    def wait() -> None:
+        try:
+            subscriber.recv()
+        except pw.Closed as error:
+            raised.append(error)
+
+    threads = [threading.Thread(target=wait), threading.Thread(target=iterate)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.01)
+    subscriber.close()
+    for thread in threads:
+        thread.join(WATCHDOG)
+    assert (len(raised), received) == (1, [])
+    with pytest.raises(pw.Closed):
+        subscriber.try_recv()
+    assert list(subscriber) == []
+
+
+def test_ctrl_c_ends_a_wait(frames, child, socket):
+    waiter = child(
+        """
+with pw.connect(socket=sys.argv[1], start=False) as d, d.topic("frames") as frames:
+    subscriber, publisher = frames.subscriber(), frames.publisher()
+    say("ready")
+    try:
+        subscriber.recv()
+    except KeyboardInterrupt:
+        say("received nothing")
+    try:
+        for n in range(100):
+            publisher.send(np.array(n))
+    except KeyboardInterrupt:
+        say("sent", publisher.published)
+    say(subscriber.recv(0).sequence, publisher.send(np.array(4), timeout=0), frames.stats().held)
+    told()
+""",
+        socket,
+    )
+    assert waiter.says() == "ready"
+    time.sleep(0.05)
+    waiter.process.send_signal(signal.SIGINT)
+    assert waiter.says() == "received nothing"
+    eventually(lambda: frames.stats().published == 4)
+    time.sleep(0.05)
+    waiter.process.send_signal(signal.SIGINT)
+    assert waiter.says() == "sent 4"
+    assert waiter.says() == "0 4 0"
+
+
+def test_event_loops(frames):
+    async def go() -> None:
+        publisher, subscriber = frames.publisher(), frames.subscriber()
+        with pytest.raises(pw.TimeoutError, match="did not happen"):
+            await subscriber.recv_async(0.01)
+        got = []
+
+        async def read() -> None:
+            async for sample in subscriber:
+                got.append(int(np.asarray(sample)))
+
+        readers = [asyncio.create_task(read()) for _ in range(2)]
+        for n in range(100):
+            while True:
+                try:
+                    publisher.send(np.array(n), timeout=0)
+                    break
+                except pw.TopicFull:
+                    await asyncio.sleep(0.001)
+        while len(got) < 100:
+            await asyncio.sleep(0.001)
+        assert sorted(got) == list(range(100))
+        waits = asyncio.create_task(subscriber.recv_async())
+        await asyncio.sleep(0.01)
+        waits.cancel()
+        subscriber.close()
+        await asyncio.gather(*readers)
+        with pytest.raises(pw.Closed):
+            await subscriber.recv_async()
+        with pytest.raises(asyncio.CancelledError):
+            await waits
+        publisher.close()
+
+    asyncio.run(asyncio.wait_for(go(), WATCHDOG))
+
+
+def test_a_descriptor_is_readable_while_there_is_something(frames):
+    with frames.publisher() as publisher, frames.subscriber() as subscriber:
+        fd = subscriber.fileno()
+        assert fd == subscriber.fileno()
+        assert select.select([subscriber], [], [], 0.01)[0] == []
+        for n in range(3):
+            publisher.send(np.array(n))
+            assert select.select([subscriber], [], [], WATCHDOG)[0] == [subscriber]
+            sample = subscriber.try_recv()
+            assert sample is not None and sample.sequence == n
+            while subscriber.try_recv() is not None:
+                pass
+
+
+def test_topics_are_as_was_said(domain, frames):
+    assert (frames.name, frames.max_bytes, frames.dtype, frames.depth, frames.held) == ("frames", 1000, None, 4, 4)
+    assert (frames.place, frames.version) == ("host", 1)
+    assert repr(frames) == "<partywall.Topic frames: samples of up to 1000 bytes on host, 0 publishers, 0 subscribers>"
+    again = domain.topic("frames", max_bytes=1000, device="host")
+    assert again.version == frames.version
+    again.close()
+    again.close()
+    assert again.closed and repr(again) == "<partywall.Topic frames: closed>"
+    with pytest.raises(pw.Closed):
+        again.publisher()
+    wrong = (
+        ({"max_bytes": 999}, "samples of at most 1000 bytes"),
+        ({"max_bytes": 1000, "dtype": "float32"}, "of any type"),
+        ({"max_bytes": 1000, "publishers": 5}, "room for 4 publishers"),
+        ({"max_bytes": 1000, "depth": 5}, "keeps 4 samples"),
+    )
+    for arguments, why in wrong:
+        with pytest.raises(ValueError, match=why) as raised:
+            domain.topic("frames", device="host", **arguments)
+        assert isinstance(raised.value, pw.WrongTopic) and raised.value.anchor == "wrong-topic"
+    for arguments in ({"max_bytes": 0}, {"max_bytes": 1, "depth": 0}, {"max_bytes": 1, "held": 1 << 31}, {"max_bytes": 1 << 62}):
+        with pytest.raises(pw.WrongTopic) as raised:
+            domain.topic("x", device="host", **arguments)
+        assert raised.value.anchor == "bad-topic"
+    with pytest.raises(pw.WrongTopic) as raised:
+        domain.topic("x", max_bytes=1, blocks=47, device="host")
+    assert raised.value.anchor == "pool-too-small"
+    for arguments in ({"shape": 3}, {"shape": 3, "max_bytes": 12, "dtype": "int32"}):
+        with pytest.raises(ValueError, match="give max_bytes, or both"):
+            domain.topic("x", device="host", **arguments)
+    for depth in (-1, 1 << 32):
+        with pytest.raises(ValueError, match="65,536"):
+            domain.topic("x", max_bytes=1, depth=depth, device="host")
+    with domain.topic("images", shape=(480, 640, 3), dtype=np.uint8, device="host") as images:
+        assert (images.max_bytes, images.dtype) == (921_600, "uint8")
+    with pytest.raises(pw.NameNotFound):
+        domain.topic("x")
+    with pytest.raises(pw.TimeoutError):
+        domain.topic("x", timeout=0.01)
+    with domain.put("weights", np.zeros(1), device="host"), pytest.raises(pw.WrongTopic, match="is a segment") as raised:
+        domain.topic("weights")
+    assert raised.value.anchor == "not-a-topic"
+    for wrong in ({"policy": "all"}, {"order": "gpu"}, {"order": "stream"}):
+        with pytest.raises(ValueError):
+            frames.subscriber(**wrong)
+
+
+def test_there_is_room_for_so_many(domain):
+    with domain.topic("small", max_bytes=1, publishers=1, subscribers=1, device="host") as small:
+        with small.publisher() as publisher, small.subscriber() as subscriber:
+            assert repr(publisher) == f"<partywall.Publisher {publisher.id} of small: 0 published>"
+            assert repr(subscriber).endswith("of small: 0 received, 0 behind, 0 held>")
+            for join, anchor in ((small.publisher, "too-many-publishers"), (small.subscriber, "too-many-subscribers")):
+                with pytest.raises(pw.LimitReached) as raised:
+                    join()
+                assert raised.value.anchor == anchor
+        for closed in (publisher, subscriber):
+            closed.close()
+            assert repr(closed).endswith("of small: closed>")
+        with pytest.raises(pw.Closed):
+            publisher.send(b"x")
+        with small.publisher(), small.subscriber():
+            assert small.stats() == pw.TopicStats(
+                published=0, free=14, held=0, in_ring=0, read=0, publishers=1, subscribers=1
+            )
+
+
+def test_an_evicted_process_is_told(frames, child, socket, domain):
+    reader = child(
+        """
+with pw.connect(socket=sys.argv[1], start=False) as d, d.topic("frames") as frames:
+    subscriber = frames.subscriber()
+    say("ready")
+    told()
+    try:
+        subscriber.recv()
+    except pw.Evicted:
+        say("evicted")
+""",
+        socket,
+    )
+    assert reader.says() == "ready"
+    domain.evict(reader.process.pid)
+    reader.tell()
+    assert reader.says() == "evicted"
+
+
+def test_topics_are_pickled_as_segments_are(domain, frames, child, socket):
+    reader = child(
+        """
+import pickle
+with pw.connect(socket=sys.argv[1], start=False) as d:
+    with pickle.loads(bytes.fromhex(told())) as frames, frames.publisher() as publisher:
+        publisher.send(b"sent")
+    try:
+        pickle.loads(bytes.fromhex(told()))
+    except pw.VersionNotFound as error:
+        say(error)
+""",
+        socket,
+    )
+    with frames.subscriber() as subscriber:
+        reader.tell(pickle.dumps(frames).hex())
+        assert subscriber.recv(WATCHDOG).tobytes() == b"sent"
+        for own in (subscriber, frames.publisher()):
+            with pytest.raises(TypeError, match="send the topic"):
+                pickle.dumps(own)
+        own.close()
+    with domain.topic("again", max_bytes=1, device="host") as former:
+        domain.rm("again")
+        with domain.topic("again", max_bytes=1, device="host"):
+            reader.tell(pickle.dumps(former).hex())
+            assert reader.says().startswith("topic 'again' is version 2 now, and version 1 was sent")
+
+
+def test_a_forked_child_is_told(frames, child, socket):
+    forker = child(
+        """
+import os, warnings
+warnings.simplefilter("ignore")
+with pw.connect(socket=sys.argv[1], start=False) as d, d.topic("frames") as frames:
+    publisher, subscriber = frames.publisher(), frames.subscriber()
+    publisher.send(b"1")
+    publisher.send(b"2")
+    sample = subscriber.recv()
+    if os.fork() == 0:
+        told = []
+        for use in (frames.publisher, frames.subscriber, lambda: publisher.send(b"3"), subscriber.recv, subscriber.try_recv):
+            try:
+                use()
+            except pw.Forked:
+                told.append("forked")
+        del sample
+        say(*told)
+        os._exit(0)
+    os.wait()
+    say(sample.tobytes(), subscriber.recv(0).tobytes(), publisher.send(b"3"))
+""",
+        socket,
+    )
+    assert forker.says() == "forked forked forked forked forked"
+    assert forker.says() == "b'1' b'2' 2"
+
+
+def test_what_is_forgotten_warns_and_comes_back(frames):
+    for make in (frames.publisher, frames.subscriber):
+        opened = make()
+        with pytest.warns(ResourceWarning, match="unclosed <partywall"):
+            del opened
+            gc.collect()
+    eventually(lambda: (frames.stats().publishers, frames.stats().subscribers) == (0, 0))
+    with frames.publisher() as publisher:
+        loan = publisher.loan(1, "uint8")
+        array = np.asarray(loan)
+        with pytest.warns(ResourceWarning, match="unclosed <partywall.Loan"):
+            del loan
+            gc.collect()
+        assert frames.stats().held == 1, "arrays keep it"
+        del array
+        eventually(lambda: frames.stats().held == 0)
+
+
+def test_the_end_of_the_broker_ends_waits(frames, domain):
+    publisher, subscriber = frames.publisher(), frames.subscriber()
+    publisher.send(b"1")
+    domain._native.stop_broker(True)
+    assert subscriber.recv(WATCHDOG).tobytes() == b"1"
+    for wait in (lambda: subscriber.recv(WATCHDOG), lambda: asyncio.run(subscriber.recv_async(WATCHDOG))):
+        with pytest.raises(pw.BrokerGone):
+            wait()
+    publisher.close()
+    subscriber.close()
