@@ -218,6 +218,34 @@ fn a_recorder_that_is_killed_leaves_what_it_had_written() {
     assert_eq!(receive(&subscriber, &again).0, [1.0]);
 }
 
+/// A disk that was full, say, before more than half of the file was written.
+#[test]
+fn what_is_whole_is_played_of_a_file_that_ends_in_a_chunk_longer_than_itself() {
+    let sandbox = Sandbox::new();
+    let domain = sandbox.domain();
+    let path = sandbox.path().join("f.mcap");
+    let large = message(&[1 << 16], "", &[0; 4 << 16]);
+    messages(&path, &[("x", 0, message(&[1], "", &1.0_f32.to_le_bytes()))]);
+    let first = fs::read(&path).unwrap();
+    messages(&path, &[("x", 0, large)]);
+    let second = fs::read(&path).unwrap();
+    // The first chunk of the second file behind that of the first, and half of it.
+    let chunk = |bytes: &[u8]| {
+        let mut at = mcap::MAGIC.len();
+        while bytes[at] != mcap::records::op::CHUNK {
+            at += 9 + u64::from_le_bytes(bytes[at + 1..at + 9].try_into().unwrap()) as usize;
+        }
+        at..at + 9 + u64::from_le_bytes(bytes[at + 1..at + 9].try_into().unwrap()) as usize
+    };
+    let (whole, torn) = (chunk(&first), chunk(&second));
+    let half = torn.start..torn.start + torn.len() / 2;
+    fs::write(&path, [&first[..whole.end], &second[half]].concat()).unwrap();
+    let screen = topic(&domain, "screen");
+    let played = sandbox.run(play(&path, &["screen", "--json"])).expect(0).json();
+    assert_eq!((&played["cut_off"], &played["samples"]), (&json!(true), &json!(1)));
+    assert_eq!(screen.stats().published, 1);
+}
+
 #[test]
 fn files_that_cannot_be_played_say_why() {
     let sandbox = Sandbox::new();

@@ -188,7 +188,12 @@ impl Playback {
                     return Ok(Next::Sample { channel, log_time, message });
                 }
                 Ok(_) => {}
-                Err(McapError::UnexpectedEof) if self.is_mcap => return Ok(Next::End { cut_off: true }),
+                // What begins and is longer than the file does not end in it either.
+                Err(McapError::UnexpectedEof | McapError::RecordTooLarge { .. } | McapError::ChunkTooLarge(_))
+                    if self.is_mcap =>
+                {
+                    return Ok(Next::End { cut_off: true });
+                }
                 Err(McapError::BadMagic | McapError::UnexpectedEof) => {
                     let what = format!("{} is no MCAP file", self.path.display());
                     return Err(Failure::new(ErrorKind::Refused, what, "`partywall topic record` writes such files"));
