@@ -325,6 +325,7 @@ fn a_pipeline_goes_on_without_the_stage_that_was_killed_on_the_simulated_gpu() {
             let report = run(device, out, &["--kill", stage]);
             assert_eq!(report.steps_with("different"), [""; 0], "{stage} on {device}");
             assert_eq!(report.beliefs["falls"]["verdict"], "did-not-hold", "{stage} on {device}");
+            assert_ne!(report.beliefs["again"]["verdict"], "held", "{stage} on {device}: nothing lost shows nothing");
         }
     }
     let [host, cuda] = results.map(|folder| {
@@ -335,6 +336,8 @@ fn a_pipeline_goes_on_without_the_stage_that_was_killed_on_the_simulated_gpu() {
     assert!(host == cuda, "kernels and the CPU make the same pixels");
     let empty = Running::spawn(lab(&sandbox, &["pipeline", "--images"]).arg(sandbox.path())).wait().expect(3);
     assert!(empty.stderr.contains("there is no PNG and no JPEG file in it"), "{}", empty.stderr);
+    let nowhere = Running::spawn(&mut lab(&sandbox, &["pipeline", "--out", "/dev/null"])).wait().expect(5);
+    assert!(nowhere.stderr.contains("/dev/null cannot be made a folder"), "{}", nowhere.stderr);
 }
 
 #[test]

@@ -43,7 +43,10 @@ pub(super) fn run(context: &Context, arguments: &Arguments, place: Place, teller
         Some(folder) => folder.clone(),
         None => scratch("results")?,
     };
-    fs::create_dir_all(&out).map_err(|error| unexpected(&format!("{}: {error}", out.display())))?;
+    fs::create_dir_all(&out).map_err(|error| {
+        let what = format!("{} cannot be made a folder: {error}", out.display());
+        Failure::new(partywall::ErrorKind::Refused, what, "give --out a folder that can be written, or leave it out")
+    })?;
     let files = files::list(&images)?;
     let sizes = files.iter().map(|file| files::size(file)).collect::<Result<Vec<_>, _>>()?;
     let largest = |width| sizes.iter().map(|size| size.at_most(width).bytes()).max().unwrap_or(1);
@@ -172,7 +175,12 @@ impl Watcher {
         )
         .value("frames", format!("{} of {}, {lost} lost, {twice} written twice", frames.len(), self.meet.frames))
         .value("frames a second", format!("{rate:.1}"));
-        let step = if killed { step.says(AGAIN, lost == 0) } else { step };
+        let step = match (killed, lost) {
+            (false, _) => step,
+            // Perhaps it had nothing in its hands.
+            (true, 0) => step.leaves_open(AGAIN),
+            (true, _) => step.says(AGAIN, false),
+        };
         step.judge(right, "every frame, but for those in the hands of the dead", "frames are missing, or came twice")
     }
 
