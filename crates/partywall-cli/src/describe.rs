@@ -35,9 +35,9 @@ pub(crate) fn version(version: &VersionInfo) -> Value {
     })
 }
 
-/// What a kind of memory promises: `read_only` (enforced by `kernel`, `hardware`, or `convention` only),
-/// `outlives_publisher`, `hides_neighbours`.
-pub(crate) fn promises_value(kind: Kind) -> Value {
+/// What a version's kind of memory promises: `read_only` (enforced by `kernel`, `hardware`, or `convention` only; null for one
+/// that is mutable), `outlives_publisher`, `hides_neighbours`.
+pub(crate) fn promises_value(kind: Kind, mutable: bool) -> Value {
     let Promises { read_only, outlives_publisher, hides_neighbours, .. } = Promises::of(kind);
     let read_only = match read_only {
         Enforcement::Kernel => "kernel",
@@ -45,23 +45,24 @@ pub(crate) fn promises_value(kind: Kind) -> Value {
         Enforcement::Convention => "convention",
     };
     json!({
-        "read_only": read_only,
+        "read_only": (!mutable).then_some(read_only),
         "outlives_publisher": outlives_publisher,
         "hides_neighbours": hides_neighbours,
     })
 }
 
 /// The same for people.
-pub(crate) fn promises(kind: Kind) -> String {
+pub(crate) fn promises(kind: Kind, mutable: bool) -> String {
     let Promises { read_only, outlives_publisher, hides_neighbours, .. } = Promises::of(kind);
     let read_only = match read_only {
-        Enforcement::Kernel => "frozen by the kernel",
-        Enforcement::Hardware => "frozen by the GPU, for each reader",
-        Enforcement::Convention => "read-only by convention",
+        _ if mutable => "",
+        Enforcement::Kernel => "frozen by the kernel; ",
+        Enforcement::Hardware => "frozen by the GPU, for each reader; ",
+        Enforcement::Convention => "read-only by convention; ",
     };
     let life = if outlives_publisher { "outlives its publisher" } else { "goes with its publisher" };
     let neighbours = if hides_neighbours { "" } else { "; readers also reach what else is in its allocations" };
-    format!("{read_only}; {life}{neighbours}")
+    format!("{read_only}{life}{neighbours}")
 }
 
 /// A name in a listing: `name`, `latest` (a version, or null for a removed name whose versions are still held),

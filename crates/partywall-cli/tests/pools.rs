@@ -34,7 +34,9 @@ fn pools_are_listed_shown_and_removed() {
         assert_eq!(show["detail"]["counts"][key], count, "{key}");
     }
     assert_eq!((&show["holders"][0]["pid"], &show["holders"][0]["blocks"]), (&json!(pid), &json!(2)));
+    assert_eq!((&show["mutable"], &show["promises"]["read_only"]), (&json!(true), &Value::Null));
     let text = sandbox.run(["show", "frames"]).expect(0).text();
+    assert!(!text.contains("frozen"), "it is mutable: {text}");
     for part in
         ["4 blocks of 1000 bytes", "2 free, 1 held, 1 offered", "audit      clean", "BLOCKS", "shared: goes with"]
     {

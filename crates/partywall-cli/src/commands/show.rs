@@ -138,7 +138,7 @@ fn value(info: &SegmentInfo) -> Value {
     if let (Value::Object(all), Value::Object(version)) = (&mut value, describe::version(&info.version)) {
         all.extend(version.into_iter().filter(|(key, _)| key != "tensors"));
     }
-    value["promises"] = describe::promises_value(info.version.kind);
+    value["promises"] = describe::promises_value(info.version.kind, info.version.mutable);
     value["bytes_requested"] = json!(info.table.tensor_bytes());
     value["chunks"] = json!(info.chunks);
     value["holders"] = info.holders.iter().map(describe::holder).collect();
@@ -199,7 +199,7 @@ fn facts(output: Output, info: &SegmentInfo) {
     fact(output, "chunks", chunks(&info.chunks));
     fact(output, "lifetime", lifetime);
     fact(output, "access", access);
-    fact(output, "promises", describe::promises(*kind));
+    fact(output, "promises", describe::promises(*kind, *mutable));
     if *reserved > 0 {
         let so_far = text::count(*growths, "growth");
         fact(output, "growing", format!("up to {}, in one range of addresses; {so_far} so far", bytes(*reserved)));
