@@ -36,6 +36,19 @@ pub use table::{Layout, Table, TableBuilder, TableError, Tensor};
 /// between the change and the wake.
 pub const SLICE: std::time::Duration = std::time::Duration::from_millis(100);
 
+/// That memory begins with the magic number of an object's words, and the hash of their layout as it is here.
+#[cfg(not(loom))]
+fn check_layout(object: &str, found: (u64, u64), expected: (u64, u64)) -> std::io::Result<()> {
+    let text = match (found, expected) {
+        ((found, _), (expected, _)) if found != expected => format!("these are no words of a {object} ({found:016x})"),
+        ((_, found), (_, expected)) if found != expected => {
+            format!("the words of the {object} have another layout ({found:016x}, not {expected:016x})")
+        }
+        _ => return Ok(()),
+    };
+    Err(std::io::Error::new(std::io::ErrorKind::InvalidData, text))
+}
+
 /// FNV-1a of the description of a layout.
 const fn layout_hash(text: &[u8]) -> u64 {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;

@@ -86,7 +86,12 @@ fn a_published_block_survives_its_publisher() {
 fn what_is_no_pool_is_refused() {
     assert_eq!(Pool::create(0).unwrap_err().kind(), std::io::ErrorKind::InvalidInput);
     assert!(Pool::create(MAX_BLOCKS + 1).is_err());
-    assert!(Pool::map(Semaphore::create(3).unwrap()).is_err(), "it is another sort of slots");
+    let other = Pool::map(Semaphore::create(3).unwrap()).unwrap_err();
+    assert!(other.to_string().contains("no words of a pool"), "it is another sort of slots: {other}");
+    let foreign = Pool::create(1).unwrap();
+    let header = SharedMap::writable(&foreign).unwrap();
+    header.atomics::<AtomicU64>(8, 1).unwrap()[0].fetch_add(1, Ordering::Relaxed);
+    assert!(Pool::map(foreign).unwrap_err().to_string().contains("another layout"));
     assert_eq!(Pool::map(Pool::create(MAX_BLOCKS).unwrap()).unwrap().blocks(), MAX_BLOCKS);
 }
 

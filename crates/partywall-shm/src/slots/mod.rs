@@ -116,9 +116,7 @@ mod mapped {
                 return refuse(format!("{} bytes are too few for a {object}", memory.len()));
             };
             let (magic, layout) = (header.magic.load(Ordering::Relaxed), header.layout.load(Ordering::Relaxed));
-            if magic != u64::from_le_bytes(sort.magic) || layout != LAYOUT_HASH {
-                return refuse(format!("no {object} of the layout {LAYOUT_HASH:016x}: {magic:016x} {layout:016x}"));
-            }
+            crate::check_layout(object, (magic, layout), (u64::from_le_bytes(sort.magic), LAYOUT_HASH))?;
             let (maximum, ring) = (header.maximum.load(Ordering::Relaxed), header.ring.load(Ordering::Relaxed));
             if !(1..=MAX_SLOTS).contains(&maximum) || ring != MAX_WAITERS || memory.len() != bytes(maximum) {
                 let (slots, len) = (sort.slots, memory.len());

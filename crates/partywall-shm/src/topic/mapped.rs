@@ -97,9 +97,7 @@ impl Topic {
             return refuse(format!("{} bytes are too few for a topic", memory.len()));
         };
         let (magic, layout) = (header.magic.load(Ordering::Relaxed), header.layout.load(Ordering::Relaxed));
-        if magic != MAGIC || layout != LAYOUT_HASH {
-            return refuse(format!("no topic of the layout {LAYOUT_HASH:016x}: {magic:016x} {layout:016x}"));
-        }
+        crate::check_layout("topic", (magic, layout), (MAGIC, LAYOUT_HASH))?;
         let shape = Shape {
             blocks: header.blocks.load(Ordering::Relaxed),
             depth: header.depth.load(Ordering::Relaxed),
@@ -391,9 +389,14 @@ mod tests {
         }
         // No topic, another layout, another length, and numbers that do not fit it.
         let len = Places::of(&SHAPE).end;
-        for (bytes, what) in
-            [(len, (0, 1)), (len, (8, 1)), (len + 64, (0, 0)), (100, (0, 0)), (len, (20, 5)), (len, (18, 255))]
-        {
+        for (bytes, what, why) in [
+            (len, (0, 1), "no words of a topic"),
+            (len, (8, 1), "another layout"),
+            (len + 64, (0, 0), "cannot be"),
+            (100, (0, 0), "too few"),
+            (len, (20, 5), "cannot be"),
+            (len, (18, 255), "cannot be"),
+        ] {
             let mut draft = memfd::Draft::create("topic", bytes as u64).unwrap();
             let mut header = [MAGIC.to_le_bytes(), LAYOUT_HASH.to_le_bytes()].concat();
             for word in [30_u32, 8, 3, 4, 4] {
@@ -403,6 +406,7 @@ mod tests {
             draft.writer().write_all_at(&header[..header.len().min(bytes)], 0).unwrap();
             let error = Topic::map(draft.share().unwrap()).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{bytes} {what:?}");
+            assert!(error.to_string().contains(why), "{error}");
         }
     }
 }

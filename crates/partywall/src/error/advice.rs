@@ -1,6 +1,6 @@
 //! What an error is about, what to do about it, and where more is said of it.
 
-use std::fmt;
+use std::{fmt, io};
 
 use partywall_cuda::{CuResult, CudaError, PointerKind};
 use partywall_shm::TableError;
@@ -82,7 +82,7 @@ impl Error {
             Self::OwnerDied { .. } => "start its publisher again and wait for it with a time-out; memory that is to outlive its process is committed or published as a copy".into(),
             Self::Withdrawn { .. } => "wait with a time-out if it is to be published again".into(),
             Self::NoSuchTensor { segment, .. } => format!("`partywall show {segment}` lists its tensors"),
-            Self::NameExists { name, .. } => format!("`partywall rm {name}` removes it; without if-absent a new version is made"),
+            Self::NameExists { name, .. } => format!("`partywall rm {name}` removes it; without if-absent a segment gets a new version, a pool or topic does not"),
             Self::ReadOnly { .. } => "commit a new version, or create the segment as mutable and open it for writing".into(),
             Self::CannotGrow { why: NoGrowth::Behind, .. } => "refresh() the segment, then grow it".into(),
             Self::CannotGrow { why: NoGrowth::Reserved { .. }, .. } => "create it with a larger reserve(), or commit a new version".into(),
@@ -161,6 +161,10 @@ impl Error {
             Self::Evicted { .. } => "restart this process, or connect anew: a new connection is a new member".into(),
             Self::InUse { .. } => "`partywall ls` and `partywall status` show them; `partywall stop --force` drops all".into(),
             Self::Forked { .. } => "connect in the child, or start it with exec (Python: the spawn start method)".into(),
+            // The kernel never says so: it is what maps words of another layout.
+            Self::System { source, .. } if source.kind() == io::ErrorKind::InvalidData => {
+                "run the same Partywall release on both sides".into()
+            }
             Self::System { .. } => "see what the kernel says".into(),
             Self::File(e) => e.advice().to_string(),
         }

@@ -28,8 +28,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// No segment has this name. The caller's mistake, or too early.
-    #[error("no segment is named {name:?} in the domain at {}{}", socket.display(), near_names(near))]
+    /// No segment, pool or topic has this name. The caller's mistake, or too early.
+    #[error("no segment, pool or topic is named {name:?} in the domain at {}{}", socket.display(), near_names(near))]
     NotFound {
         /// The name asked for.
         name: String,

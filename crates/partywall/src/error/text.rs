@@ -26,7 +26,7 @@ pub(super) fn which_member(whom: Whom) -> String {
 pub(super) fn member_state(state: MemberState) -> &'static str {
     match state {
         MemberState::Alive => "is alive",
-        MemberState::Hung => "does not answer, and lives",
+        MemberState::Hung => "hangs, and lives",
         MemberState::LostContext => "has lost its CUDA context, and lives",
         MemberState::Suspect => "has hung up, and may come back",
         MemberState::Evicted => "was evicted, and lives",
