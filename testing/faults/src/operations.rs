@@ -72,6 +72,11 @@ pub(crate) static OPERATIONS: &[Operation] = &[
     on_words("a limited wait", "a stream waits for a timeline until the time is over", a_limited_wait),
     on_words("a permit behind a stream", "a stream gives a permit of a semaphore back", a_permit_behind_a_stream),
     on_gpu("make a pool", "a pool, and a block of it that is zeroed and given back", make_a_pool),
+    on_gpu(
+        "make a pool of memory",
+        "a pool in memory of cuMemAlloc, and a block of it that is zeroed",
+        make_a_pool_of_memory,
+    ),
     on_gpu("open a pool", "another process's pool, and a block of it that is written and given back", open_a_pool),
     on_words("a block behind a stream", "a stream gives a block of a pool back", a_block_behind_a_stream),
     on_words("a sample of a stream", "a stream fills samples of a topic, and reads one", a_sample_of_a_stream),
@@ -375,10 +380,20 @@ fn a_permit_behind_a_stream(setting: &Setting) -> Outcome {
 }
 
 fn make_a_pool(setting: &Setting) -> Outcome {
-    let pool = pool(&setting.domain, &setting.name).create()?;
+    zero_a_block(setting, &pool(&setting.domain, &setting.name).create()?)
+}
+
+fn make_a_pool_of_memory(setting: &Setting) -> Outcome {
+    let memory = foreign(&*setting.domain.gpu(FIRST_GPU)?, &setting.name)?;
+    zero_a_block(setting, &pool(&setting.domain, &setting.name).create_in(&memory)?)
+}
+
+fn zero_a_block(setting: &Setting, pool: &Pool) -> Outcome {
+    let gpu = setting.domain.gpu(FIRST_GPU)?;
     let mut block = pool.alloc(WATCHDOG)?;
-    block.zero_on(setting.domain.gpu(FIRST_GPU)?.stream())?;
-    block.release()
+    let zeroed = block.zero_on(gpu.stream());
+    // Dropping it would have another thread wait for the GPU, and keep the pool meanwhile.
+    zeroed.and(block.release())
 }
 
 fn open_a_pool(setting: &Setting) -> Outcome {

@@ -26,6 +26,8 @@ pub(crate) struct Blocks {
     /// Of a topic.
     topic: Option<Arc<topic::Topic>>,
     shape: Control,
+    /// Where the first block begins.
+    base: u64,
     stride: u64,
     /// `None` once this is dropped.
     keep: Option<Arc<Keep>>,
@@ -38,12 +40,14 @@ type Then = Box<dyn FnOnce() + Send>;
 impl Blocks {
     /// Of a segment that is a pool or topic.
     pub(crate) fn new(mut segment: Segment) -> Result<Self> {
-        let (name, bytes) = (segment.name().to_owned(), segment.bytes());
+        let name = segment.name().to_owned();
         let foreign = |what: &str| Error::Protocol(format!("it gave {name:?} {what}"));
         let control = segment.take_control().ok_or_else(|| foreign("without control memory"))?;
         let (shape, mut fds) = (control.shape, control.fds.into_iter());
-        let stride = shape.stride().filter(|_| shape.data_bytes().is_some_and(|needed| needed <= bytes));
-        let stride = stride.ok_or_else(|| foreign("with blocks that lie outside its memory"))?;
+        let place =
+            segment.first_tensor().filter(|(_, bytes)| shape.data_bytes().is_some_and(|needed| needed <= *bytes));
+        let outside = || foreign("with blocks that lie outside its memory");
+        let ((base, _), stride) = place.zip(shape.stride()).ok_or_else(outside)?;
         let mut words = || fds.next().ok_or_else(|| Error::NoFileDescriptor(format!("the words of {name:?}")));
         let system = |source| Error::System { what: format!("mapping the words of {name:?}"), source };
         let topic = shape.topic.is_some();
@@ -56,7 +60,7 @@ impl Blocks {
         }
         let keep = segment.take_lease();
         let (words, topic) = (Arc::new(words), topic.map(Arc::new));
-        Ok(Self { segment: Some(segment), words, topic, shape, stride, keep, waiting: Mutex::default() })
+        Ok(Self { segment: Some(segment), words, topic, shape, base, stride, keep, waiting: Mutex::default() })
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -169,17 +173,20 @@ impl Blocks {
 
     fn offset(&self, index: u32) -> u64 {
         // `new` has found all of them to lie within the memory.
-        u64::from(index) * self.stride
+        self.base + u64::from(index) * self.stride
     }
 }
 
 impl Drop for Blocks {
     fn drop(&mut self) {
+        // What others open must stay until the broker gives it to nobody any more.
+        let published = self.segment.take_if(|segment| segment.is_published());
         // Unmapped before the lease is given back; on a GPU that waits for whatever still uses it.
         self.segment = None;
         if let Some(keep) = self.keep.take() {
             keep.release();
         }
+        drop(published);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use partywall_cuda::DeviceUuid;
+use partywall_cuda::{DeviceUuid, ForeignMemory};
 use partywall_shm::pool::MAX_BLOCKS;
 use partywall_wire::{Control, Opened};
 
@@ -78,6 +78,22 @@ impl PoolOptions {
     /// [`Error::NameExists`]; [`Error::BadPool`]; as [`Builder::allocate`](crate::Builder::allocate) and [`Build::commit`](crate::Build::commit).
     pub fn create(&self) -> Result<Pool> {
         self.wanted.create(self.control()?).map(Pool::new)
+    }
+
+    /// Makes it of memory on a GPU that other code allocated (torch's caching allocator, cupy, `cuMemAlloc`), as kind
+    /// `legacy`: its blocks follow each other from `memory`'s address on, which is a multiple of 256, and contain what is there.
+    /// The caller sees to it that nobody uses them by another name.
+    ///
+    /// Such a pool promises less than others, as everything that is [published](Domain::publish): it goes with this
+    /// process, or with its last handle of the pool. Who has it open then goes on, but nobody else can open it; and should
+    /// the memory be used for something else, blocks are written there. So keep it open as long as others use it.
+    ///
+    /// # Errors
+    /// [`Error::BadPool`]; [`Error::Table`] if the blocks reach beyond `memory`'s allocation; [`Error::CannotKeep`],
+    /// [`Error::NotShareable`]; [`Error::NameExists`]; as [`Publication::commit`](crate::Publication::commit).
+    pub fn create_in(&self, memory: &ForeignMemory) -> Result<Pool> {
+        let bad = |why| Error::BadPool { name: self.wanted.name.clone(), why };
+        self.wanted.create_in(memory, self.control()?, bad).map(Pool::new)
     }
 
     /// Opens it.

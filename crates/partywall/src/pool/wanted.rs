@@ -6,14 +6,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-use partywall_cuda::DeviceUuid;
+use partywall_cuda::{DeviceUuid, ForeignMemory};
 use partywall_shm::DType;
-use partywall_wire::{Access, Answer, Call, Control, Opened};
+use partywall_wire::{Access, Answer, BLOCK_ALIGNMENT, Call, Control, Opened};
 
 use super::Blocks;
 use crate::{
     domain::{Domain, check_name, unexpected},
     error::{Error, Result},
+    gpu::cuda_error,
     place::Place,
     segment::{Builder, Claim},
 };
@@ -39,6 +40,32 @@ impl Wanted {
     /// Makes them, all zero.
     pub(crate) fn create(&self, control: Control) -> Result<Arc<Blocks>> {
         self.build(self.domain.create(&self.name, self.home()), control)
+    }
+
+    /// Makes them of memory that other code allocated. `bad` says what is wrong with that.
+    pub(crate) fn create_in(
+        &self,
+        memory: &ForeignMemory,
+        control: Control,
+        bad: impl FnOnce(String) -> Error,
+    ) -> Result<Arc<Blocks>> {
+        let address = memory.info().address;
+        if let Some(asked) = self.place {
+            let device = memory.info().device.map(|device| device.uuid()).transpose();
+            let there = device.map_err(cuda_error("asking for a GPU's UUID"))?;
+            if there.map(Place::Gpu) != Some(asked) {
+                return Err(bad(format!("the memory that it is to be made of is not on {asked}")));
+            }
+        }
+        if !address.is_multiple_of(BLOCK_ALIGNMENT) {
+            return Err(bad(format!(
+                "its first block would begin at {address:#x}, and each at a multiple of 256 bytes"
+            )));
+        }
+        let shape = [u64::from(control.blocks), control.stride().unwrap_or(u64::MAX)];
+        let publication = self.domain.publish(&self.name).tensor("blocks", DType::U8, &shape, memory);
+        let segment = publication.kept(self.kept).control(control).commit()?;
+        self.domain.pools().lock().add(segment)
     }
 
     /// Opens them, unless `check` refuses what is there.

@@ -1,4 +1,4 @@
-//! What pools need of the segment that has their blocks, which are at the beginning of its first chunk.
+//! What pools need of the segment that has their blocks, which are its first tensor, in its first chunk.
 
 use std::sync::Arc;
 
@@ -8,6 +8,17 @@ use super::Segment;
 use crate::{domain::Keep, error::Result, gpu::DeviceRange};
 
 impl Segment {
+    /// Where its first tensor begins and how long it is; `None` if it is not in the first chunk.
+    pub(crate) fn first_tensor(&self) -> Option<(u64, u64)> {
+        let first = *self.stage().table.in_given_order().first()?;
+        (first.chunk() == 0).then(|| (first.offset(), first.bytes()))
+    }
+
+    /// Whether it is this process's own memory that others open: it must stay until its lease is given back.
+    pub(crate) fn is_published(&self) -> bool {
+        self.memory().is_published()
+    }
+
     /// Its lease, which is then no longer the segment's to give back.
     pub(crate) fn take_lease(&mut self) -> Option<Arc<Keep>> {
         self.lease.take().map(|lease| Arc::new(self.domain.keep(lease)))

@@ -4,9 +4,9 @@ use std::{os::fd::AsFd, sync::Mutex};
 
 use partywall_cuda::{DeviceSlice, DeviceUuid, ForeignMemory, PointerKind};
 use partywall_shm::{DType, Table, TableBuilder, TableError};
-use partywall_wire::{Answer, Call, Commit, Lifetime, limits::MAX_CHUNKS};
+use partywall_wire::{Answer, Call, Commit, Control, Lifetime, limits::MAX_CHUNKS};
 
-use super::{Facts, Segment, Stage, build::wire_table, named};
+use super::{ControlMemory, Facts, Segment, Stage, build::wire_table, named};
 use crate::{
     domain::{Domain, check_name, unexpected},
     error::{Error, Result},
@@ -60,6 +60,7 @@ pub struct Publication {
     mutable: bool,
     kept: bool,
     if_absent: bool,
+    control: Option<Control>,
 }
 
 impl Publication {
@@ -73,6 +74,7 @@ impl Publication {
             mutable: false,
             kept: false,
             if_absent: false,
+            control: None,
         }
     }
 
@@ -117,6 +119,12 @@ impl Publication {
         self
     }
 
+    /// Makes it a pool or topic, whose blocks are its first tensor.
+    pub(crate) fn control(mut self, control: Control) -> Self {
+        self.control = Some(control);
+        self.mutable(true)
+    }
+
     /// Keeps the name when this process goes. Only a copy can be kept.
     pub fn kept(mut self, kept: bool) -> Self {
         self.kept = kept;
@@ -148,7 +156,7 @@ impl Publication {
                 return Err(self.not_shareable(index));
             }
         }
-        let Self { domain, name, table, memory, mutable, if_absent, .. } = self;
+        let Self { domain, name, table, memory, mutable, if_absent, control, .. } = self;
         let bad_table = |source| Error::Table { name: name.clone(), source };
         let (mut allocations, mut places): (Vec<Vec<ForeignMemory>>, _) = (Vec::new(), Vec::new());
         for memory in memory {
@@ -184,21 +192,22 @@ impl Publication {
             mutable,
             reserved: 0,
             lifetime: Lifetime::Owned,
-            control: None,
+            control,
             if_absent,
             claim: None,
         };
         let fds: Vec<_> = table_fd.iter().map(AsFd::as_fd).collect();
-        match domain.link().call_with(Call::Commit(commit), &fds)?.0 {
-            Answer::Committed { version, lease } => {
+        match domain.link().call_with(Call::Commit(commit), &fds)? {
+            (Answer::Committed { version, lease }, fds) => {
                 let (writable, fd_numbers) = (mutable, Vec::new());
                 let lifetime = Lifetime::Owned;
                 let facts = Facts { name, version, place, mutable, reserved: 0, lifetime, writable, fd_numbers };
                 let first = Box::new(Stage::new(chunks, table, 0));
                 let (memory, lease, kind) = (Some(memory), Some(lease), by_wire(partywall_wire::Kind::Legacy)?);
-                Ok(Segment { memory, lease, domain, kind, facts, first, growing: Mutex::default(), control: None })
+                let control = control.map(|shape| ControlMemory { shape, fds });
+                Ok(Segment { memory, lease, domain, kind, facts, first, growing: Mutex::default(), control })
             }
-            other => Err(unexpected(&other)),
+            (other, _) => Err(unexpected(&other)),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use partywall_cuda::DeviceUuid;
+use partywall_cuda::{DeviceUuid, ForeignMemory};
 use partywall_shm::{
     DType,
     pool::MAX_BLOCKS,
@@ -139,6 +139,17 @@ impl TopicOptions {
     /// [`Builder::allocate`](crate::Builder::allocate) and [`Build::commit`](crate::Build::commit).
     pub fn create(&self) -> Result<Topic> {
         Topic::new(self.wanted.create(self.control()?)?)
+    }
+
+    /// Makes it of memory on a GPU that other code allocated, as kind `legacy`: as
+    /// [`PoolOptions::create_in`](crate::PoolOptions::create_in), which says what such memory promises. It has room for all
+    /// blocks, each with [`max_bytes`](Self::max_bytes) rounded up to a multiple of 256 bytes.
+    ///
+    /// # Errors
+    /// [`Error::BadTopic`], [`Error::PoolTooSmall`]; else as there.
+    pub fn create_in(&self, memory: &ForeignMemory) -> Result<Topic> {
+        let bad = |why| Error::BadTopic { name: self.wanted.name.clone(), why };
+        Topic::new(self.wanted.create_in(memory, self.control()?, bad)?)
     }
 
     /// Opens it.

@@ -3,6 +3,7 @@
 
 mod copies;
 mod deaths;
+mod pools;
 mod publish;
 mod world;
 
@@ -10,6 +11,9 @@ mod world;
 #[test]
 fn role() {
     if let Ok(role) = std::env::var(world::ROLE) {
-        deaths::play(&role);
+        match role.strip_prefix("pool: ") {
+            Some(role) => pools::play(role),
+            None => deaths::play(&role),
+        }
     }
 }
