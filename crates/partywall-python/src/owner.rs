@@ -9,7 +9,7 @@ use std::{
 
 use partywall::{
     Block, Build, Error, Loan, Sample, Segment, Subscriber, Topic,
-    cuda::{Context, CuResult},
+    cuda::{Context, CuResult, RawStream},
 };
 use pyo3::prelude::*;
 
@@ -65,6 +65,8 @@ enum State {
 struct Received {
     sample: Arc<Sample>,
     subscriber: Arc<Subscriber>,
+    /// The last stream that waits for it.
+    stream: Option<RawStream>,
 }
 
 impl Owner {
@@ -105,7 +107,7 @@ impl Owner {
     /// Of a sample, and its subscriber.
     pub(crate) fn of_sample(sample: Sample, subscriber: Arc<Subscriber>) -> Arc<Self> {
         let context = sample.gpu().map(|gpu| gpu.context().clone());
-        let state = Mutex::new(State::Received(Received { sample: Arc::new(sample), subscriber }));
+        let state = Mutex::new(State::Received(Received { sample: Arc::new(sample), subscriber, stream: None }));
         Arc::new(Self { state, writable: false.into(), named: false.into(), context })
     }
 
@@ -133,11 +135,26 @@ impl Owner {
         }
     }
 
+    /// Of a sample: this stream waits until it is complete.
+    pub(crate) fn note_stream(&self, stream: RawStream) {
+        if let State::Received(received) = &mut *self.lock() {
+            received.stream = Some(stream);
+        }
+    }
+
+    /// The last stream that waits for the sample.
+    pub(crate) fn stream(&self) -> Option<RawStream> {
+        match &*self.lock() {
+            State::Received(received) => received.stream,
+            _ => None,
+        }
+    }
+
     /// The sample and its subscriber, if nobody else keeps them; else whoever keeps them last lets go.
     pub(crate) fn into_sample(self: Arc<Self>) -> Option<(Sample, Arc<Subscriber>)> {
         let mut owner = Arc::into_inner(self)?;
         match std::mem::replace(owner.state.get_mut().unwrap_or_else(PoisonError::into_inner), State::Closed) {
-            State::Received(Received { sample, subscriber }) => Some((Arc::into_inner(sample)?, subscriber)),
+            State::Received(Received { sample, subscriber, .. }) => Some((Arc::into_inner(sample)?, subscriber)),
             _ => None,
         }
     }
@@ -297,7 +314,7 @@ impl Drop for Owner {
         let state = match state {
             State::Closed => return,
             // At once, so that there is room for the next one. It knows by itself what is to be waited for, and who does.
-            State::Received(Received { sample, subscriber }) => {
+            State::Received(Received { sample, subscriber, .. }) => {
                 drop(sample);
                 return let_go(subscriber);
             }

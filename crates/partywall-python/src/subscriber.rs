@@ -303,13 +303,14 @@ impl Sample {
 
     /// Has a stream wait until it is complete.
     fn wait_on(&self, py: Python<'_>, stream: Option<u64>) -> PyResult<()> {
-        let (_owner, sample) = self.get(py)?;
+        let (owner, sample) = self.get(py)?;
         let Some(gpu) = self.open.gpu.clone() else {
             return Err(PyValueError::new_err("samples in host memory are waited for by hosts: wait()"));
         };
         let stream = Stream::of(gpu, stream);
         let ordered = py.detach(|| sample.device_on(stream.borrow()).map(|range| range.device_ptr() as usize));
         let address = ordered.or_raise(py)?;
+        owner.note_stream(stream.id().1);
         self.address.get_or_init(|| address);
         Ok(())
     }

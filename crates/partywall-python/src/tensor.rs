@@ -371,8 +371,9 @@ impl Tensor {
 
     /// A DLPack capsule, versioned if the consumer says that it knows those.
     ///
-    /// The stream is checked and needs nothing: what is committed has been waited for, and before the commit only the
-    /// caller knows who writes. A consumer of unversioned capsules is not told that it must not write.
+    /// The stream is checked, and waits for a sample that its publisher still writes. Otherwise it needs nothing: what is
+    /// committed has been waited for, and before the commit only the caller knows who writes. A consumer of unversioned
+    /// capsules is not told that it must not write.
     #[pyo3(signature = (*, stream = None, max_version = None, dl_device = None, copy = None))]
     fn __dlpack__<'py>(
         &self,
@@ -405,6 +406,13 @@ impl Tensor {
                 "leave copy out, and copy what you get",
             ));
         }
+        // Without one it is the legacy default stream; -1 asks for none to wait.
+        if let Ok(stream) = u64::try_from(stream.unwrap_or(1))
+            && !self.is_on_host()
+            && self.owner.sample().is_some()
+        {
+            py.detach(|| self.on_device(RawStream(stream), |_, _| Ok(()))).or_raise(py)?;
+        }
         let (owner, address, device) = (&self.owner, self.address, self.device);
         let export =
             Export { owner, address, device, dtype: self.data_type(py)?, shape: &self.shape, strides: &self.strides };
@@ -436,8 +444,8 @@ impl Tensor {
             ("typestr", format!("{order}{kind}{item}").into_bound_py_any(py)?),
             ("data", (self.address, self.readonly()).into_bound_py_any(py)?),
             ("strides", strides.into_bound_py_any(py)?),
-            // Nothing to wait for; see `__dlpack__`.
-            ("stream", py.None().into_bound(py)),
+            // Nothing to wait for, but for who has a stream wait for a sample; see `__dlpack__`.
+            ("stream", self.owner.stream().map(|stream| stream.0).into_bound_py_any(py)?),
         ]))
     }
 

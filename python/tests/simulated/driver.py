@@ -39,6 +39,22 @@ def copy(to: int, source: int, size: int, stream: int) -> None:
     call("cuMemcpyDtoDAsync_v2", ctypes.c_uint64(to), ctypes.c_uint64(source), ctypes.c_size_t(size), ctypes.c_void_p(stream))
 
 
+def read(address: int, size: int, stream: int) -> bytes:
+    """What there is when a stream is done with what is on it."""
+    found = (ctypes.c_ubyte * size)()
+    call("cuStreamSynchronize", ctypes.c_void_p(stream))
+    call("cuMemcpyDtoH_v2", found, ctypes.c_uint64(address), ctypes.c_size_t(size))
+    return bytes(found)
+
+
+def is_done(stream: int) -> bool:
+    """Whether nothing is left on a stream."""
+    assert DRIVER is not None
+    code = DRIVER.cuStreamQuery(ctypes.c_void_p(stream))
+    assert code in (0, 600), code
+    return bool(code == 0)
+
+
 class Gate:
     """A stream that does nothing before it is opened."""
 

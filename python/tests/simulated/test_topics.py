@@ -158,14 +158,23 @@ def test_streams_are_ordered_if_that_is_asked_for(frames, publisher):
         with pytest.raises(TypeError, match="no CUDA stream"):
             subscriber.recv(0, stream=object())
         sample = subscriber.recv(0, stream=reader.stream)
-        copy = driver.allocate(SIZE)
         source = sample.tensor.data_ptr
-        driver.copy(copy, source, SIZE, reader.stream)
-        assert not sample.ready
+        assert sample.__cuda_array_interface__["stream"] == reader.stream
+        # A library that asks for it on a stream of its own reads it there.
+        other = driver.Gate()
+        other.open()
+        array = pw._native.Source(sample.tensor, other.stream)
+        copies = {stream: driver.allocate(SIZE) for stream in (reader.stream, other.stream)}
+        for stream, copy in copies.items():
+            driver.copy(copy, source, SIZE, stream)
+        assert not sample.ready and not any(driver.is_done(stream) for stream in copies)
         gate.open()
         sample.wait(WATCHDOG)
-        assert sample.tobytes(reader.stream) == b"\7" * SIZE
         sample.check()
+        for stream, copy in copies.items():
+            assert driver.read(copy, SIZE, stream) == b"\7" * SIZE
+        assert sample.tobytes(reader.stream) == b"\7" * SIZE
+        del array
 
 
 def test_a_sample_comes_back_when_its_stream_is_done(frames, publisher, subscriber):
