@@ -10,18 +10,28 @@ use std::{
 use partywall_measure::Failure;
 use tempfile::TempDir;
 
-use crate::{bench::Bench, program::Program};
+use crate::{bench::Bench, mps::Mps, program::Program};
 
 /// What the programs are made of. They are part of this one, so that they come along wherever it runs.
-const FILES: [(&str, &str); 4] = [
+const FILES: [(&str, &str); 8] = [
     ("peer.py", include_str!("../../../benches/peers/peer.py")),
+    ("round_trip.py", include_str!("../../../benches/peers/round_trip.py")),
     (OURS, include_str!("../../../benches/peers/ours.py")),
+    (OURS_TOPICS, include_str!("../../../benches/peers/ours_topics.py")),
+    (RAW_TENSOR, include_str!("../../../benches/peers/raw_tensor.py")),
+    (SIMPLE_QUEUE, include_str!("../../../benches/peers/simple_queue.py")),
     (SAFETENSORS, include_str!("../../../benches/peers/safetensors_load.py")),
     (TORCH_MULTIPROCESSING, include_str!("../../../benches/peers/torch_multiprocessing.py")),
 ];
 
 /// Partywall's own package.
 pub(crate) const OURS: &str = "ours.py";
+/// Its topics.
+pub(crate) const OURS_TOPICS: &str = "ours_topics.py";
+/// A tensor that is copied and read without it, by the system's and the driver's calls.
+pub(crate) const RAW_TENSOR: &str = "raw_tensor.py";
+/// Queues of multiprocessing, or of torch.multiprocessing.
+pub(crate) const SIMPLE_QUEUE: &str = "simple_queue.py";
 /// safetensors, loading a file.
 pub(crate) const SAFETENSORS: &str = "safetensors_load.py";
 /// torch.multiprocessing.
@@ -29,17 +39,23 @@ pub(crate) const TORCH_MULTIPROCESSING: &str = "torch_multiprocessing.py";
 
 /// The programs as files.
 #[derive(Debug)]
-pub(crate) struct Programs {
+pub(crate) struct Programs<'a> {
     folder: TempDir,
+    mps: Option<&'a Mps>,
 }
 
-impl Programs {
+impl<'a> Programs<'a> {
     pub(crate) fn unpack() -> Result<Self, Failure> {
         let folder = tempfile::Builder::new().prefix("partywall-bench").tempdir()?;
         for (name, text) in FILES {
             fs::write(folder.path().join(name), text)?;
         }
-        Ok(Self { folder })
+        Ok(Self { folder, mps: None })
+    }
+
+    /// Has those that are started from now on be clients of an MPS server.
+    pub(crate) fn under(self, mps: &'a Mps) -> Self {
+        Self { mps: Some(mps), ..self }
     }
 
     /// Starts a program, and does not wait until it is ready.
@@ -49,6 +65,9 @@ impl Programs {
         let mut command = Command::new(&python);
         // Nothing is written beside the programs, nor beside the package.
         command.arg("-B").arg(self.folder.path().join(program)).args(arguments);
+        if let Some(mps) = self.mps {
+            mps.serve(&mut command);
+        }
         Program::spawn(format!("{program} {}", words.join(" ")), &mut command)
     }
 
@@ -67,8 +86,17 @@ impl Programs {
         program: &str,
         arguments: &[&dyn AsRef<OsStr>],
     ) -> Option<Program> {
-        let started = self.start(program, arguments).and_then(|mut rival| rival.sample().map(|_| rival));
-        started.inspect_err(|failure| bench.leave_out(failure)).ok()
+        Self::await_rival(bench, self.spawn(program, arguments))
+    }
+
+    /// The same with one that was spawned before.
+    pub(crate) fn await_rival(bench: &mut Bench, spawned: Result<Program, Failure>) -> Option<Program> {
+        let ready = spawned.and_then(|mut rival| {
+            rival.await_ready()?;
+            rival.sample()?;
+            Ok(rival)
+        });
+        ready.inspect_err(|failure| bench.leave_out(failure)).ok()
     }
 }
 
@@ -79,7 +107,7 @@ mod tests {
     use super::*;
 
     /// A program of the test's own, which has what all have in common.
-    fn start(text: &str) -> (Programs, Result<Program, Failure>) {
+    fn start(text: &str) -> (Programs<'static>, Result<Program, Failure>) {
         let programs = Programs::unpack().unwrap();
         fs::write(programs.folder.path().join("tested.py"), text).unwrap();
         let started = programs.start("tested.py", &[&"argument"]);

@@ -83,7 +83,7 @@ pub(super) fn run(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
 /// A sample from each of `number` processes, which ends with that. They prepare themselves at the same time, before the
 /// first sample is taken.
 fn first_of_each(
-    programs: &Programs,
+    programs: &Programs<'_>,
     (program, arguments): Call<'_>,
     number: usize,
 ) -> Result<Sampler<'static>, Failure> {

@@ -56,7 +56,7 @@ pub(super) fn gpu(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
     Ok(())
 }
 
-fn start(programs: &Programs, broker: &Broker, work: Work) -> Result<Program, Failure> {
+fn start(programs: &Programs<'_>, broker: &Broker, work: Work) -> Result<Program, Failure> {
     let what = match work {
         Work::Open => "open",
         Work::OpenClose => "open-close",

@@ -1,0 +1,43 @@
+"""multiprocessing.SimpleQueue, both ways: microseconds for a tensor to get to another process, and its sum back.
+
+    simple_queue.py fresh|same PLACE
+
+PLACE as for `ours_topics.py`. On a GPU it is torch.multiprocessing's: torch has pickles of its tensors name their memory. Who
+sends the same tensor more than a thousand times waits for the GPU each time; nobody does here.
+"""
+
+import multiprocessing
+import sys
+from typing import Any
+
+import round_trip
+
+
+def main() -> None:
+    how, place = sys.argv[1:]
+    memory = round_trip.memory(place)
+    spawn = multiprocessing.get_context("spawn")
+    there, back = spawn.SimpleQueue(), spawn.SimpleQueue()
+    round_trip.start(answer, there, back, place).recv()
+
+    def there_and_back(same: Any, value: int) -> float:
+        # Kept until it is read, as torch has its users do.
+        tensor = memory.full(value) if same is None else same
+        there.put(tensor)
+        return float(back.get())
+
+    round_trip.serve(how == "fresh", memory, there_and_back)
+
+
+def answer(ready: Any, there: Any, back: Any, place: str) -> None:
+    """The other process."""
+    memory = round_trip.memory(place)
+    ready.send("ready")
+    while True:
+        tensor = there.get()
+        back.put(memory.total(tensor))
+        del tensor
+
+
+if __name__ == "__main__":
+    main()

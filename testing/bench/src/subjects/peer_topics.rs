@@ -1,0 +1,104 @@
+//! Tensors of 4 MiB from one Python process to another by topics, and their sums back: beside queues of `multiprocessing`, and
+//! beside what the same copies and kernels take by hand.
+
+use partywall_measure::{Case, Comparison, Failure, Unit};
+
+use crate::{
+    bench::Bench,
+    broker::Broker,
+    mps::Mps,
+    python::{OURS_TOPICS, Programs, RAW_TENSOR, SIMPLE_QUEUE},
+};
+
+/// Where the tensors are, how the GPU is shared, and what that asks for.
+struct Setting {
+    /// What the programs call it.
+    place: &'static str,
+    /// Who waits until a tensor is complete.
+    orders: &'static [&'static str],
+    rival: &'static str,
+    /// What a fresh tensor may take.
+    fresh: Option<&'static str>,
+    /// What the same one may take, again and again.
+    same: Option<&'static str>,
+}
+
+pub(super) fn host(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
+    let rival = "multiprocessing.SimpleQueue";
+    let setting = Setting { place: "host", orders: &["host"], rival, fresh: None, same: None };
+    measure(bench, broker, &Programs::unpack()?, &setting)
+}
+
+pub(super) fn time_sliced(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
+    measure(bench, broker, &Programs::unpack()?, &on_gpu("time-sliced", "<= 0.8x torch.multiprocessing.SimpleQueue"))
+}
+
+/// With all of them as clients of an MPS server that lives as long as this.
+pub(super) fn under_mps(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
+    if let Some(why) = Mps::missing() {
+        eprintln!("  skipped: {why}");
+        bench.report.note(format!("peer_topics_mps: skipped: {why}"));
+        return Ok(());
+    }
+    let mps = Mps::start()?;
+    let programs = Programs::unpack()?.under(&mps);
+    measure(bench, broker, &programs, &on_gpu("MPS", "<= 0.3333x torch.multiprocessing.SimpleQueue"))
+}
+
+fn on_gpu(place: &'static str, fresh: &'static str) -> Setting {
+    let (rival, same) = ("torch.multiprocessing.SimpleQueue", Some("<= floor + 15 us"));
+    Setting { place, orders: &["host", "stream"], rival, fresh: Some(fresh), same }
+}
+
+fn measure(bench: &mut Bench, broker: &Broker, programs: &Programs<'_>, setting: &Setting) -> Result<(), Failure> {
+    let Setting { place, orders, rival, .. } = *setting;
+    let mut queues = ["fresh", "same"].map(|how| programs.spawn(SIMPLE_QUEUE, &[&how, &place])).map(Some);
+    let mut theirs = [None, None];
+    for order in orders {
+        // All of them prepare themselves at the same time: that takes ten seconds with torch.
+        let spawn = |how| programs.spawn(OURS_TOPICS, &[&how, &broker.socket(), &place, order]);
+        let [mut send, mut loan, mut same] = [spawn("send")?, spawn("loan")?, spawn("same")?];
+        let mut raw = programs.spawn(RAW_TENSOR, &[&place, order])?;
+        for program in [&mut send, &mut loan, &mut same, &mut raw] {
+            program.await_ready()?;
+        }
+        for (queue, rival) in queues.iter_mut().zip(&mut theirs) {
+            if let Some(spawned) = queue.take() {
+                *rival = Programs::await_rival(bench, spawned);
+            }
+        }
+        let [fresh_queue, same_queue] = &mut theirs;
+
+        let plan = bench.plan(SAMPLES);
+        let memory = if place == "host" { "memory" } else { "gpu" };
+        let case = |what: &str| Case::new(what, Unit::Microseconds).parameter(memory, place).parameter("order", order);
+        let comparison =
+            Comparison::new(case("a fresh tensor there and its sum back, by send"), send.sampler(plan.block))
+                .rival(case("the same by loan"), loan.sampler(plan.block));
+        let comparison = match fresh_queue {
+            Some(queue) => with_goal(comparison.rival(case(rival), queue.sampler(plan.block)), setting.fresh)?,
+            None => comparison,
+        };
+        bench.run(comparison, plan)?;
+
+        let comparison =
+            Comparison::new(case("the same tensor again there and its sum back"), same.sampler(plan.block))
+                .floor(case("copy, kernel and futex by hand"), raw.sampler(plan.block));
+        let comparison = match same_queue {
+            Some(queue) => comparison.rival(case(rival), queue.sampler(plan.block)),
+            None => comparison,
+        };
+        bench.run(with_goal(comparison, setting.same)?, plan)?;
+    }
+    Ok(())
+}
+
+fn with_goal<'a>(comparison: Comparison<'a>, goal: Option<&str>) -> Result<Comparison<'a>, Failure> {
+    Ok(match goal {
+        Some(goal) => comparison.goal(goal.parse()?),
+        None => comparison,
+    })
+}
+
+/// Of each, for each order: torch waits for the GPU with every message of the same tensor after the thousandth.
+const SAMPLES: usize = 400;
