@@ -8,7 +8,7 @@ use partywall_harness::{
     crash::{self, at_each_point},
     eventually,
 };
-use partywall_shm::pool::{Attempt, Audit, Held, Polled, Pool};
+use partywall_shm::pool::{Attempt, Audit, Held, OVERDUE, Polled, Pool};
 
 /// The row of the process that crashes.
 const CRASHING: u16 = 1;
@@ -42,6 +42,12 @@ pub(crate) fn play(role: &str, memory: File) {
                 assert!(pool.free(&held));
             }
         }
+        "takes for another what that one does not take" => {
+            pool.look_after_granted();
+            std::thread::sleep(OVERDUE);
+            crash::arm();
+            pool.look_after_granted();
+        }
         "is the broker" => {
             eventually("another waits", || pool.audit().waiting == 1);
             crash::arm();
@@ -52,8 +58,8 @@ pub(crate) fn play(role: &str, memory: File) {
     crash::disarm();
 }
 
-/// Sleeps until it has a block.
-fn alloc(pool: &Pool, row: u16) -> Held {
+/// Sleeps until it has a block, and looks after those who were given one, or leaves that to others.
+fn alloc(pool: &Pool, row: u16, looks_after: bool) -> Held {
     loop {
         let mut waiter = match pool.alloc(row) {
             Attempt::Held(held) => return held,
@@ -66,7 +72,9 @@ fn alloc(pool: &Pool, row: u16) -> Held {
                 Polled::Waiting => waiter.sleep(Duration::MAX),
                 Polled::Lost => break,
             }
-            pool.look_after_granted();
+            if looks_after {
+                pool.look_after_granted();
+            }
         }
     }
 }
@@ -76,9 +84,13 @@ struct Other(std::sync::mpsc::Receiver<()>, JoinHandle<()>);
 
 impl Other {
     fn wait(memory: &OwnedFd) -> Self {
+        Self::wait_and(memory, true)
+    }
+
+    fn wait_and(memory: &OwnedFd, looks_after: bool) -> Self {
         let (pool, (sender, receiver)) = (Pool::map(memory).unwrap(), channel());
         let thread = std::thread::spawn(move || {
-            let held = alloc(&pool, OURS + 1);
+            let held = alloc(&pool, OURS + 1, looks_after);
             assert!(pool.free(&held));
             sender.send(()).unwrap();
         });
@@ -212,4 +224,31 @@ fn taking_back_what_the_dead_offered() {
         },
     );
     assert!(points.len() >= 4, "{points:?}");
+}
+
+/// A block was given to one who is stopped and does not take it. Another process takes it from him after a while, for the
+/// next who waits, and crashes.
+#[test]
+fn taking_what_was_given_and_is_not_taken() {
+    let points = at_each_point(
+        || {
+            let (command, memory, pool) = start("takes for another what that one does not take", 1);
+            let held = pool.try_alloc(OURS).unwrap();
+            // Waits in the row of one who is stopped: neither looks nor gives up.
+            let Attempt::Waiting(stopped) = pool.alloc(DEAD) else { panic!("there is no block") };
+            std::mem::forget(stopped);
+            let other = Other::wait_and(&memory, false);
+            eventually("another waits behind it", || pool.audit().waiting == 2);
+            assert!(pool.free(&held));
+            (command, (memory, pool, other))
+        },
+        |crashed, (_memory, pool, other)| {
+            other.finish();
+            let what = format!("{crashed:?}");
+            crashed.is_dead_in_the_end();
+            pool.recover(|row| row == CRASHING || row == DEAD);
+            assert_eq!(pool.audit(), idle(&pool), "{what}");
+        },
+    );
+    assert!(points.contains("slots: slot revoked, nobody served"), "{points:?}");
 }

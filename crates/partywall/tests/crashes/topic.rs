@@ -8,7 +8,7 @@ use std::{
     os::fd::{AsRawFd, OwnedFd},
     process::Command,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread::JoinHandle,
@@ -22,7 +22,7 @@ use partywall_harness::{
 };
 use partywall_os::{map::SharedMap, memfd};
 use partywall_shm::{
-    members,
+    crash as points, members,
     pool::{Held, Pool},
     timeline::Ending,
     topic::{Audit, Message, PublisherPlace, Received, Shape, Status, SubscriberPlace, Taken, Topic, Unpublished},
@@ -120,14 +120,33 @@ impl World {
     }
 }
 
+/// The world of the process that crashes.
+static WORLD: OnceLock<World> = OnceLock::new();
+
+/// Has all that is in the ring overwritten while this process has a hold on it and has not looked again; from then on it
+/// crashes as the test has it.
+fn overwrite(point: &'static str) {
+    if point != "topic: hold written, entry not looked at again" {
+        return points::arm(0, overwrite);
+    }
+    let world = WORLD.get().unwrap();
+    let mut place = world.topic.join_as_publisher(CRASHING).unwrap();
+    for value in 0..SAMPLES {
+        world.publish(&mut place, CRASHING, value, Status::Ready);
+    }
+    world.topic.part_publisher(place.seated());
+    world.topic.leave_as_publisher(place.seated());
+    crash::arm();
+}
+
 pub(crate) fn play(role: &str, topic: File) {
     let open = |name| OpenOptions::new().read(true).write(true).open(std::env::var(name).unwrap()).unwrap();
-    let world = World {
+    let world = WORLD.get_or_init(|| World {
         topic: Topic::map(topic).unwrap(),
         pool: Pool::map(open(POOL)).unwrap(),
         memory: SharedMap::writable(open(DATA)).unwrap(),
-    };
-    let World { topic, pool, .. } = &world;
+    });
+    let World { topic, pool, .. } = world;
     let publisher = || topic.join_as_publisher(CRASHING).unwrap();
     match role {
         "publishes" => {
@@ -178,6 +197,14 @@ pub(crate) fn play(role: &str, topic: File) {
             }
             topic.part_subscriber(place.seated());
             topic.leave_as_subscriber(place.seated());
+        }
+        "receives what is overwritten" => {
+            let mut place = topic.join_as_subscriber(CRASHING, Some(1), 0).unwrap();
+            points::arm(0, overwrite);
+            if let Some(taken) = world.receive(&mut place, || false) {
+                world.read(&taken);
+                topic.release(pool, &taken);
+            }
         }
         "is the broker" => {
             crash::arm();
@@ -276,7 +303,12 @@ fn read_all(world: &World, mut place: SubscriberPlace, over: &AtomicBool) -> Vec
 #[test]
 fn publishing() {
     let points = at_each_point(
-        || Others::start("publishes"),
+        || {
+            let (command, mut others) = Others::start("publishes");
+            // All blocks have been used, and nobody has freed those that are in no use any more.
+            others.publish(SHAPE.blocks.into());
+            (command, others)
+        },
         |crashed, others| {
             let is_paused = crashed.fate == Fate::Paused;
             let theirs = others.go_on(crashed);
@@ -284,6 +316,7 @@ fn publishing() {
         },
     );
     for point in [
+        "blocks found unused, not freed",
         "described, not in the ring",
         "space found, entry not filled",
         "in the ring, tail not moved",
@@ -348,9 +381,16 @@ fn joining_and_leaving_as_a_subscriber() {
             part_if_it_is_waited_for(others).go_on(crashed);
         },
     );
-    for point in
-        ["seat taken, words not set", "subscriber's words set, seat not open", "subscriber counted, cursor not final"]
-    {
+    for point in [
+        "number taken, seat not",
+        "seat taken, words not set",
+        "subscriber's words set, seat not open",
+        "subscriber's seat open, not counted",
+        "subscriber counted, cursor not final",
+        "subscriber joined, not told",
+        "subscriber parted, nobody told",
+        "subscriber's seat free, nobody told",
+    ] {
         assert!(points.contains(&format!("topic: {point}")), "{points:?}");
     }
 }
@@ -389,7 +429,6 @@ fn receiving_everything() {
         "sample held, cursor not moved",
         "cursor moved, nobody told",
         "sample released, nobody told",
-        "subscriber parted, nobody told",
     ] {
         assert!(points.contains(&format!("topic: {point}")), "{points:?}");
     }
@@ -399,6 +438,12 @@ fn receiving_everything() {
 fn receiving_the_latest() {
     let points = receiving("receives the latest");
     assert!(points.contains("topic: hold written, entry not looked at again"), "{points:?}");
+}
+
+#[test]
+fn receiving_what_is_overwritten() {
+    let points = receiving("receives what is overwritten");
+    assert!(points.contains("topic: hold given up, nobody told"), "{points:?}");
 }
 
 /// The broker dies while it takes back what a dead member had. It, or the one after it, begins again.
@@ -424,6 +469,8 @@ fn taking_back_what_the_dead_had() {
     );
     for point in [
         "parted, samples not settled",
+        "parted, nobody told",
+        "seats of the dead free, blocks not taken",
         "holds of the dead cleared, seat not free",
         "blocks of the dead taken, not free",
     ] {
