@@ -13,7 +13,7 @@ use partywall_wire::{
     limits::{MAX_CHUNKS, MAX_INLINE_TABLE},
 };
 
-use super::{ControlMemory, Element, Facts, Segment, Stage, named, no_such_tensor};
+use super::{ControlMemory, Element, Facts, Segment, Stage, elements_mut, named, no_such_tensor};
 use crate::{
     domain::{Domain, check_name, unexpected},
     error::{Error, Held, Result},
@@ -265,7 +265,7 @@ impl Build {
             return Err(Error::WrongDType { tensor: tensor.to_owned(), has: entry.dtype(), wanted });
         }
         let bytes = self.as_mut_bytes(tensor)?;
-        bytemuck::try_cast_slice_mut(bytes)
+        elements_mut(bytes)
             .map_err(|e| Error::BadRange { tensor: tensor.to_owned(), why: format!("its bytes are no elements: {e}") })
     }
 

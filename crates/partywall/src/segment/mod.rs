@@ -19,6 +19,7 @@ use partywall_shm::Table;
 use partywall_wire::{Answer, Call, Control, Lifetime};
 
 use self::growth::Stage;
+pub(crate) use self::tensor::{elements, elements_mut};
 pub use self::{
     build::{Build, Builder, Claim, Uncommitted, UploadLane, Uploader},
     growth::{Growth, Refreshed},

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use bytemuck::Pod;
+use bytemuck::{Pod, PodCastError};
 use partywall_os::map::SharedSlice;
 use partywall_shm::{DType, Tensor as Entry};
 
@@ -29,6 +29,16 @@ macro_rules! elements {
 elements! {
     u8 => U8, i8 => I8, u16 => U16, i16 => I16, u32 => U32, i32 => I32, u64 => U64, i64 => I64,
     f32 => F32, f64 => F64, half::f16 => F16, half::bf16 => BF16,
+}
+
+/// Bytes as the elements that they are. Where there are none, they lie nowhere, and need no alignment.
+pub(crate) fn elements<T: Element>(bytes: &[u8]) -> Result<&[T], PodCastError> {
+    if bytes.is_empty() { Ok(&[]) } else { bytemuck::try_cast_slice(bytes) }
+}
+
+/// The same, to be written.
+pub(crate) fn elements_mut<T: Element>(bytes: &mut [u8]) -> Result<&mut [T], PodCastError> {
+    if bytes.is_empty() { Ok(&mut []) } else { bytemuck::try_cast_slice_mut(bytes) }
 }
 
 /// A tensor, borrowed from its segment.
@@ -85,7 +95,7 @@ impl<'a> Tensor<'a> {
     pub fn as_slice<T: Element>(&self) -> Result<&'a [T]> {
         self.check::<T>()?;
         let bytes = self.as_bytes()?;
-        bytemuck::try_cast_slice(bytes).map_err(|e| self.range(format!("its bytes are no elements: {e}")))
+        elements(bytes).map_err(|e| self.range(format!("its bytes are no elements: {e}")))
     }
 
     /// Its bytes in frozen host memory.

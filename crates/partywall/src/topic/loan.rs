@@ -26,7 +26,7 @@ use crate::{
     error::{Error, Result},
     gpu::DeviceRange,
     pool::{Block, Blocks},
-    segment::Element,
+    segment::{Element, elements_mut},
 };
 
 /// A block of a topic that nobody else sees, to be filled. Dropping it gives it back.
@@ -100,7 +100,7 @@ impl Loan {
     pub fn as_mut_slice<T: Element>(&mut self) -> Result<&mut [T]> {
         let (topic, has) = (self.joined.clone(), self.dtype);
         check_dtype::<T>(topic.open.name(), has)?;
-        bytemuck::try_cast_slice_mut(self.bytes_mut()?).map_err(|error| not_elements(topic.open.name(), error))
+        elements_mut(self.bytes_mut()?).map_err(|error| not_elements(topic.open.name(), error))
     }
 
     /// Where it is on its GPU, for kernels and copies of the caller's.

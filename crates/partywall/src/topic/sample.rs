@@ -27,7 +27,7 @@ use crate::{
     backoff::Backoff,
     error::{Error, Result},
     gpu::{DeviceRange, Gpu},
-    segment::Element,
+    segment::{Element, elements},
     timeline::{Behind, Timeline, ending},
 };
 
@@ -186,7 +186,7 @@ impl Sample {
     /// As [`bytes`](Self::bytes); [`Error::WrongDType`].
     pub fn as_slice<T: Element>(&self) -> Result<&[T]> {
         check_dtype::<T>(self.topic(), self.dtype())?;
-        bytemuck::try_cast_slice(self.bytes()?).map_err(|error| not_elements(self.topic(), error))
+        elements(self.bytes()?).map_err(|error| not_elements(self.topic(), error))
     }
 
     /// Waits up to `timeout` until it is complete. One that its publisher's CPU has written always is.

@@ -27,6 +27,7 @@ fn host_memory_is_read_by_others_without_a_copy() {
     let mut build = builder.tensor("none", DType::I64, &[0]).allocate().unwrap();
     build.as_mut_slice::<f32>("a").unwrap().copy_from_slice(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
     build.write("b", &[7; 10]).unwrap();
+    assert_eq!(build.as_mut_slice::<i64>("none").unwrap(), [0_i64; 0]);
     let committed = build.commit().unwrap();
     assert_eq!(committed.version(), 1);
 
@@ -36,6 +37,7 @@ fn host_memory_is_read_by_others_without_a_copy() {
     assert_eq!((a.shape(), a.strides(), a.dtype()), (vec![2, 3], vec![3, 1], DType::F32));
     assert_eq!(opened.tensor("b").unwrap().as_bytes().unwrap(), [7; 10]);
     assert!(opened.tensor("none").unwrap().to_vec().unwrap().is_empty());
+    assert_eq!(opened.tensor("none").unwrap().as_slice::<i64>().unwrap(), [0_i64; 0]);
     assert_eq!(opened.metadata().collect::<Vec<_>>(), [("format", "pt")]);
     let names: Vec<_> = opened.tensors().iter().map(|t| t.name().to_owned()).collect();
     assert_eq!(names, ["a", "b", "none"]);

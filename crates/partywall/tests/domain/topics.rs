@@ -155,6 +155,31 @@ fn samples_are_written_once_and_read_in_place_by_all() {
 }
 
 #[test]
+fn a_sample_may_have_no_elements() {
+    let world = World::new();
+    let topic = frames(&world.connect()).create().unwrap();
+    let (publisher, subscriber) = (topic.publisher().unwrap(), topic.subscriber(Policy::Block).unwrap());
+    for (dtype, shape, bytes) in [(DType::F64, &[3, 0][..], 0), (DType::U32, &[][..], 4)] {
+        let mut loan = publisher.loan(dtype, shape, PATIENCE).unwrap();
+        assert_eq!((loan.len(), loan.is_empty()), (bytes, bytes == 0));
+        if bytes > 0 {
+            write(&mut loan, 7);
+        } else if device() == "host" {
+            assert_eq!(loan.as_mut_slice::<f64>().unwrap(), [0.0; 0]);
+        }
+        loan.header(b"all there is").unwrap();
+        loan.filled().publish(PATIENCE).unwrap();
+        let sample = subscriber.recv(PATIENCE).unwrap();
+        assert_eq!((sample.dtype(), sample.shape(), sample.len()), (dtype, shape, bytes));
+        assert_eq!(sample.header(), b"all there is");
+        match bytes {
+            0 => assert_eq!(sample.as_slice::<f64>().unwrap(), [0.0; 0]),
+            _ => assert_eq!(value(&sample), 7),
+        }
+    }
+}
+
+#[test]
 fn each_subscriber_is_as_reliable_as_it_wants_to_be() {
     let world = World::new();
     let domain = world.connect();
