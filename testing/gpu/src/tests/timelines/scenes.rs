@@ -574,11 +574,13 @@ pub(crate) fn a_limited_wait_ends_by_the_value_or_by_the_clock(world: &World) {
     eventually("the end", || in_time.is_over());
     in_time.outcome().unwrap().unwrap();
     timeline.wait_on_for(stream, 1, Duration::ZERO).unwrap().outcome().unwrap().unwrap();
-    // More than a slab has, one after the other and at a time.
-    let many: Vec<_> = (0..1500).map(|_| timeline.wait_on_for(stream, 2, Duration::MAX).unwrap()).collect();
+    // More than a slab has, at a time; and on several streams, because the driver blocks whoever enqueues behind so many.
+    let streams: Vec<_> = (0..6).map(|_| Stream::new(stage.gpu.context()).unwrap()).collect();
+    let wait = |stream: &Stream| timeline.wait_on_for(stream.as_ref(), 2, Duration::MAX).unwrap();
+    let many: Vec<_> = streams.iter().flat_map(|stream| (0..250).map(move |_| wait(stream))).collect();
     drop(timeline);
     writer.signal(2).unwrap();
-    stage.stream.synchronize().unwrap();
+    streams.iter().for_each(|stream| stream.synchronize().unwrap());
     eventually("the end of all", || many.iter().all(partywall::LimitedWait::is_over));
 }
 
