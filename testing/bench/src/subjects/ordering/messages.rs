@@ -120,12 +120,14 @@ fn sleep<const SUBSCRIBERS: usize>(side: &Side, count: usize) -> Result<Vec<f64>
 }
 
 /// Nanoseconds of one hand-off of two: a kernel, a message that it was enqueued, a kernel for each subscriber behind it over
-/// there, the same back, and the host waits for the last of them.
-fn round_trips(
+/// there, the same back, and the host waits for the last of them. What was received is `done` with after that, or, over there,
+/// after the answer.
+fn round_trips<T>(
     side: &Side,
     count: usize,
     send: impl Fn(u64) -> Result<(), Failure>,
-    receive: impl Fn(u64) -> Result<(), Failure>,
+    receive: impl Fn(u64) -> Result<T, Failure>,
+    done: impl Fn(T) -> Result<(), Failure>,
 ) -> Result<Vec<f64>, Failure> {
     let device = side.device()?;
     let mut samples = Vec::with_capacity(count);
@@ -134,12 +136,14 @@ fn round_trips(
         if side.first {
             let start = Instant::now();
             send(at)?;
-            receive(at)?;
+            let received = receive(at)?;
             device.stream.synchronize()?;
             samples.push(start.elapsed().as_nanos() as f64 / 2.0);
+            done(received)?;
         } else {
-            receive(at)?;
+            let received = receive(at)?;
             send(at)?;
+            done(received)?;
         }
     }
     device.stream.synchronize()?;
@@ -165,12 +169,18 @@ fn kernels_raw<const SUBSCRIBERS: usize>(side: &Side, count: usize) -> Result<Ve
         }
         Ok(())
     };
-    round_trips(side, count, send, receive)
+    round_trips(side, count, send, receive, Ok)
 }
 
 fn kernels_topic<const SUBSCRIBERS: usize>(side: &Side, count: usize) -> Result<Vec<f64>, Failure> {
     let ends = side.ends(SUBSCRIBERS, SHORT * 4)?;
-    round_trips(side, count, |_| publish_on(side, &ends, SHORT), |_| receive_on(side, &ends))
+    round_trips(
+        side,
+        count,
+        |_| publish_on(side, &ends, SHORT),
+        |_| receive_on(side, &ends),
+        |all| release_on(side, all),
+    )
 }
 
 /// A message that a kernel writes.
@@ -183,14 +193,22 @@ fn publish_on(side: &Side, ends: &Ends, words: u64) -> Result<(), Failure> {
 }
 
 /// A message for each subscriber, which a kernel reads.
-fn receive_on(side: &Side, ends: &Ends) -> Result<(), Failure> {
+fn receive_on(side: &Side, ends: &Ends) -> Result<Vec<Sample>, Failure> {
     let device = side.device()?;
+    let mut samples = Vec::with_capacity(ends.subscribers.len());
     for subscriber in &ends.subscribers {
         let sample = subscriber.recv(PATIENCE)?;
         device.gpu.kernels()?.enqueue_read(device.stream(), sample.device_on(device.stream())?.as_slice())?;
-        sample.release_on(device.stream()).map_err(|refused| refused.error)?;
+        samples.push(sample);
     }
-    Ok(())
+    Ok(samples)
+}
+
+fn release_on(side: &Side, samples: Vec<Sample>) -> Result<(), Failure> {
+    let device = side.device()?;
+    samples
+        .into_iter()
+        .try_for_each(|sample| Ok(sample.release_on(device.stream()).map_err(|refused| refused.error)?))
 }
 
 /// What a process has used.
@@ -231,7 +249,7 @@ fn many(side: &Side, count: usize, used: fn(&Used, &Used) -> f64) -> Result<Vec<
             let at = side.step();
             match (side.first, on_gpu) {
                 (true, true) => publish_on(side, &ends, LARGE / 4)?,
-                (false, true) => receive_on(side, &ends)?,
+                (false, true) => release_on(side, receive_on(side, &ends)?)?,
                 (true, false) => ends.give(at)?,
                 (false, false) => ends.wait(at)?,
             }
