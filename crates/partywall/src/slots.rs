@@ -58,11 +58,20 @@ impl Slots for pool::Pool {
 pub(crate) fn try_take(slots: &impl Slots, domain: &Domain) -> Result<Option<Held>> {
     let link = domain.link();
     link.require_ours()?;
-    let held = slots.try_take(link.row());
+    let held = take_free(slots, domain);
     if held.is_none() {
         slots.look_after();
     }
     Ok(held)
+}
+
+/// Takes one if one is free, also one that a stream has let go of and nobody has looked since.
+fn take_free(slots: &impl Slots, domain: &Domain) -> Option<Held> {
+    let row = domain.link().row();
+    slots.try_take(row).or_else(|| {
+        domain.behinds().look();
+        slots.try_take(row)
+    })
 }
 
 /// Takes one, and waits for it up to `timeout`, or until `stop` says so: then it is `None`. While it waits `stop` is asked
@@ -77,7 +86,7 @@ pub(crate) fn take_unless(
 ) -> Result<Option<Held>> {
     let link = domain.link();
     link.require_ours()?;
-    if let Some(held) = slots.try_take(link.row()) {
+    if let Some(held) = take_free(slots, domain) {
         return Ok(Some(held));
     }
     let (start, mut stopped) = (Instant::now(), false);

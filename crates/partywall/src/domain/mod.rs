@@ -1,5 +1,6 @@
 //! A connection to a domain: one broker and everything that is shared through it.
 
+mod behind;
 mod busy_wait;
 mod chores;
 mod connect;
@@ -27,6 +28,7 @@ use partywall_wire::{Access, Answer, Call, limits};
 
 use self::service::Service;
 pub(crate) use self::{
+    behind::{Behind, Behinds},
     chores::{Chores, Look},
     errands::Errands,
     health::{Health, Lost},
@@ -323,6 +325,10 @@ impl Domain {
 
     pub(crate) fn chores(&self) -> &Chores {
         &self.connection.service.shared().chores
+    }
+
+    pub(crate) fn behinds(&self) -> &Arc<Behinds> {
+        &self.connection.service.shared().behinds
     }
 
     pub(crate) fn errands(&self) -> &Arc<Errands> {

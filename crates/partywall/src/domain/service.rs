@@ -24,6 +24,7 @@ use partywall_shm::{
 use partywall_wire::Event;
 
 use super::{
+    behind::Behinds,
     chores::{Chores, Look, Schedule},
     connect::{self, Greeted},
     errands::Errands,
@@ -58,6 +59,7 @@ pub(super) struct Service {
 pub(super) struct Shared {
     pub(super) link: Arc<Link>,
     pub(super) chores: Arc<Chores>,
+    pub(super) behinds: Arc<Behinds>,
     pub(super) errands: Arc<Errands>,
     pub(super) words: Words,
     pub(super) streams: Streams,
@@ -73,6 +75,7 @@ impl Service {
         let shared = Arc::new(Shared {
             link,
             chores: Arc::new(Chores::new()?),
+            behinds: Arc::default(),
             errands: Arc::default(),
             words: Words::default(),
             streams: Streams::default(),

@@ -15,10 +15,10 @@ use partywall_shm::pool::Held;
 
 use super::{BlockRef, Blocks};
 use crate::{
+    domain::Behind,
     error::{Error, Result},
     gpu::{DeviceRange, failed_call},
     segment::Element,
-    timeline::Behind,
 };
 
 /// A block of a [`Pool`](super::Pool), of which nobody else has anything. Dropping it gives it back.

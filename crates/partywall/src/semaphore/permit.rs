@@ -7,8 +7,8 @@ use partywall_shm::semaphore::Held;
 
 use super::Open;
 use crate::{
+    domain::Behind,
     error::{Error, Result},
-    timeline::Behind,
 };
 
 /// A permit of a [`Semaphore`](super::Semaphore). Dropping it gives it back. In a forked child it is the parent's, and

@@ -25,10 +25,11 @@ use super::{
 };
 use crate::{
     backoff::Backoff,
+    domain::Behind,
     error::{Error, Result},
     gpu::{DeviceRange, Gpu},
     segment::{Element, elements},
-    timeline::{Behind, Timeline, ending},
+    timeline::{Timeline, ending},
 };
 
 /// A sample, read in place. It stays as it is, and its block is used for nothing else, until this is dropped.

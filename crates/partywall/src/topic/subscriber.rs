@@ -203,7 +203,13 @@ impl Subscriber {
         let mut place = self.joined.seat.place();
         // Before: what is dropped meanwhile makes room.
         let is_full = self.joined.seat.is_full();
-        match topic.receive(pool, &mut place) {
+        let mut received = topic.receive(pool, &mut place);
+        if received == Received::Full {
+            // A stream may have let go of some, and nobody have looked since.
+            open.domain().behinds().look();
+            received = topic.receive(pool, &mut place);
+        }
+        match received {
             Received::Sample(taken) => Ok(Some(Sample::new(self.joined.clone(), taken))),
             // Tried often enough: in a ring that somebody has spoiled it would be for ever.
             Received::Empty | Received::Busy => Ok(None),

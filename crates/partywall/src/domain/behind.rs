@@ -1,0 +1,113 @@
+//! What is to be done when streams have come to a point.
+//!
+//! A stream says so by a private word, which wakes nobody. All those words are one [chore](super::chores) of the service
+//! thread, which is woken for the first of them only. Who needs what streams let go of looks himself.
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+};
+
+use partywall_shm::timeline::Progress;
+
+use super::{
+    chores::{Chores, Look},
+    health::Lost,
+    words::PrivateWord,
+};
+use crate::backoff::Backoff;
+
+/// What became of the work that something was to be done behind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Behind {
+    /// It is done.
+    Done,
+    /// Nobody will know: the context is lost, or the connection ends.
+    Unknown,
+}
+
+/// What is to be done behind the work of a connection's streams.
+#[derive(Default)]
+pub(crate) struct Behinds(Mutex<All>);
+
+#[derive(Default)]
+struct All {
+    undone: Vec<Undone>,
+    /// The service thread looks at them.
+    watched: bool,
+}
+
+struct Undone {
+    word: PrivateWord,
+    then: Box<dyn FnOnce(Behind) + Send>,
+}
+
+impl Behinds {
+    /// Has `then` done once a stream has written `word`, or when it is known that nobody will know: by the service thread,
+    /// with pauses of up to 1 ms, or by who [looks](Self::look). It must not wait, as any chore.
+    pub(crate) fn add(
+        self: &Arc<Self>,
+        chores: &Chores,
+        lost: Arc<OnceLock<Lost>>,
+        word: PrivateWord,
+        then: impl FnOnce(Behind) + Send + 'static,
+    ) {
+        let mut all = self.lock();
+        all.undone.push(Undone { word, then: Box::new(then) });
+        if std::mem::replace(&mut all.watched, true) {
+            return;
+        }
+        drop(all);
+        let (behinds, mut backoff) = (self.clone(), Backoff::new());
+        chores.add(backoff.next(), move |look| {
+            let mut all = behinds.lock();
+            let over = all.take_over(lost.get().is_some() || look == Look::Last);
+            all.watched = !all.undone.is_empty();
+            let again = all.watched;
+            drop(all);
+            if !over.is_empty() {
+                backoff = Backoff::new();
+            }
+            over.into_iter().for_each(Undone::end);
+            again.then(|| backoff.next())
+        });
+    }
+
+    /// Does what is to be done by now. Does not wait.
+    pub(crate) fn look(&self) {
+        let over = self.lock().take_over(false);
+        over.into_iter().for_each(Undone::end);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, All> {
+        // Nothing is done while it is locked.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl All {
+    /// Those whose streams have come there, or all.
+    fn take_over(&mut self, all: bool) -> Vec<Undone> {
+        self.undone.extract_if(.., |undone| all || undone.is_reached()).collect()
+    }
+}
+
+impl Undone {
+    fn is_reached(&self) -> bool {
+        self.word.place.cell().progress(self.word.target) == Progress::Reached
+    }
+
+    fn end(self) {
+        let is_reached = self.is_reached();
+        if is_reached {
+            self.word.give_back();
+        }
+        (self.then)(if is_reached { Behind::Done } else { Behind::Unknown });
+    }
+}
+
+impl fmt::Debug for Behinds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Behinds").finish_non_exhaustive()
+    }
+}
