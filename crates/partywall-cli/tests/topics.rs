@@ -329,6 +329,20 @@ fn what_cannot_be_recorded_says_why() {
     sandbox.run(["topic", "echo", "missing"]).expect(3);
     sandbox.run(["topic", "echo", "camera", "--for", "x"]).expect(2);
     sandbox.run(["topic"]).expect(2);
+
+    let full = domain.topic("full").max_bytes(64).subscribers(1).place(place()).create().unwrap();
+    let subscriber = full.subscriber(Policy::Latest).unwrap();
+    let recorded = fs::read(file).unwrap();
+    record("full", file, &["--force"]).expect(5);
+    assert_eq!(fs::read(file).unwrap(), recorded, "nothing is replaced by nothing");
+    drop(subscriber);
+    let publisher = full.publisher().unwrap();
+    let complex = sandbox.path().join("complex.mcap");
+    let recording = listening(&sandbox, &full, &["topic", "record", "full", complex.to_str().unwrap()]);
+    publisher.loan(DType::C128, &[1], LONG).unwrap().filled().publish(LONG).unwrap();
+    let refused = recording.wait().expect(5).stderr;
+    assert!(refused.contains("complex128") && refused.contains("float64"), "{refused}");
+
     let _semaphore = domain.semaphore("gate", 1).unwrap();
     sandbox.run(["topic", "echo", "gate"]).expect(3);
 

@@ -78,7 +78,10 @@ impl Recording {
             ("missed", sample.missed().to_string()),
         ];
         let metadata: Vec<_> = metadata.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
-        self.message = safetensors_header(&self.path, &tensor, &metadata).map_err(Error::from)?;
+        self.message = safetensors_header(&self.path, &tensor, &metadata).map_err(|error| {
+            let advice = "publish such samples as another type: complex128, say, as float64 with one more dimension";
+            Failure::new(ErrorKind::Refused, error.to_string(), advice)
+        })?;
         if let Err(error) = bytes_of(sample, u64::MAX, &mut self.message) {
             return Ok(Err(error));
         }

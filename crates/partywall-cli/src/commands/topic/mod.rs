@@ -82,12 +82,16 @@ impl Receiving {
         Ok(domain.topic(&self.name).timeout(wait).open()?)
     }
 
+    /// Subscribes to it.
+    fn subscribe(&self, topic: &Topic) -> Result<Subscriber, Failure> {
+        let policy = if self.block { partywall::Policy::Block } else { partywall::Policy::DropOldest };
+        Ok(topic.subscriber(policy)?)
+    }
+
     /// Gives samples to `receiver` as they come, until there have been enough, the time is over, or Ctrl-C. Returns for how
     /// long that was.
-    fn receive(&self, topic: &Topic, receiver: &mut impl Receiver) -> Result<Duration, Failure> {
+    fn receive(&self, subscriber: &Subscriber, receiver: &mut impl Receiver) -> Result<Duration, Failure> {
         let stop = cancel_flag()?;
-        let policy = if self.block { partywall::Policy::Block } else { partywall::Policy::DropOldest };
-        let subscriber = topic.subscriber(policy)?;
         let (start, mut left) = (Instant::now(), self.count.unwrap_or(u64::MAX));
         while left > 0 && !stop.load(Ordering::Relaxed) {
             let time = self.limit.map_or(MOMENT, |limit| limit.saturating_sub(start.elapsed()).min(MOMENT));
@@ -96,7 +100,7 @@ impl Receiving {
             }
             match subscriber.recv_unless(time, || stop.load(Ordering::Relaxed)) {
                 Ok(Some(sample)) => {
-                    receiver.sample(sample, &subscriber)?;
+                    receiver.sample(sample, subscriber)?;
                     left -= 1;
                 }
                 Ok(None) => break,

@@ -24,13 +24,15 @@ pub(super) struct Arguments {
 /// Runs it.
 pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
     let topic = arguments.receiving.open(context)?;
+    // Before the file is made, or replaced: for nothing it stays as it is.
+    let subscriber = arguments.receiving.subscribe(&topic)?;
     let (output, shown) = (context.output(), arguments.file.display());
     let recording = Recording::create(&arguments.file, &topic, arguments.force)?;
     if !output.is_json() {
         output.remark(format!("recording {} in {shown}; Ctrl-C ends it", topic.name()));
     }
     let mut recorder = Recorder { recording, samples: 0, missed: 0, failed: 0, bytes: 0 };
-    let received = arguments.receiving.receive(&topic, &mut recorder);
+    let received = arguments.receiving.receive(&subscriber, &mut recorder);
     let Recorder { recording, samples, missed, failed, bytes: total } = recorder;
     // What has been received is in the file, however it ended.
     let finished = recording.finish();
