@@ -4,7 +4,10 @@ use std::{
     any::Any,
     collections::VecDeque,
     fmt,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use partywall_shm::{
@@ -29,6 +32,8 @@ pub(super) struct Flights {
     seated: Seated,
     lost: Arc<OnceLock<Lost>>,
     all: Mutex<All>,
+    /// How many there are, for those who need not know exactly.
+    count: AtomicUsize,
 }
 
 #[derive(Default)]
@@ -62,17 +67,23 @@ pub(super) struct Written {
 
 impl Flights {
     pub(super) fn new(words: Arc<Words>, seated: Seated, lost: Arc<OnceLock<Lost>>) -> Self {
-        Self { words, seated, lost, all: Mutex::default() }
+        Self { words, seated, lost, all: Mutex::default(), count: AtomicUsize::new(0) }
     }
 
     /// Has the service thread look after another one.
     pub(super) fn add(self: &Arc<Self>, domain: &Domain, flight: Flight) {
         let mut all = self.lock();
         all.flights.push_back(flight);
+        self.count.store(all.flights.len(), Ordering::Relaxed);
         if !std::mem::replace(&mut all.watched, true) {
             drop(all);
             self.watch(domain);
         }
+    }
+
+    /// How many are not known to be decided.
+    pub(super) fn count(&self) -> usize {
+        self.count.load(Ordering::Relaxed)
     }
 
     /// Looks which are decided by now. Does not wait.
@@ -119,6 +130,7 @@ impl Flights {
             landed |= was_written && flight.written.is_none();
             stays
         });
+        self.count.store(all.flights.len(), Ordering::Relaxed);
         if all.leaving && all.flights.is_empty() {
             self.words.topic.leave_as_publisher(self.seated);
         }

@@ -93,8 +93,9 @@ impl TopicOptions {
         self
     }
 
-    /// How many blocks there are. By default as few as are always enough: depth + 2 · publishers + subscribers · held. More
-    /// let publishers be further ahead of their GPUs.
+    /// How many blocks there are. By default as few as are needed so that nobody waits for one who keeps no more than is
+    /// promised: depth + 2 · publishers + subscribers · held. A publisher may be depth + 2 samples ahead of its GPU, and by as
+    /// many more as there are blocks beyond that sum.
     pub fn blocks(mut self, blocks: u32) -> Self {
         self.blocks = Some(blocks);
         self

@@ -3,20 +3,21 @@
 use std::{
     fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use partywall_cuda::StreamRef;
 use partywall_shm::{
     DType,
     semaphore::{Attempt, Held},
-    topic::{MAX_RANK, PublisherPlace, Seated},
+    topic::{LOANS, MAX_RANK, PublisherPlace, Seated},
 };
 use partywall_wire::Participant;
 
 use super::{Loan, Open, Words, flights::Flights, timelines};
 use crate::{
     attention::Attention,
+    backoff::Backoff,
     error::{Error, Result},
     pool::Block,
     slots::{self, Slots},
@@ -74,7 +75,9 @@ impl Publisher {
     /// Borrows a block for a tensor, and waits for one up to `timeout`. What is in it is what its last user left there.
     ///
     /// A publisher is promised two blocks at a time: one that it fills, and one that it publishes. More are borrowed as long
-    /// as there are any.
+    /// as there are any. But it waits for its GPU while that is as many samples behind as the ring keeps, and two, and as the
+    /// topic has blocks beyond [those needed](super::TopicOptions::blocks): so one that is stopped then leaves blocks for
+    /// others.
     ///
     /// # Errors
     /// [`Error::BlockTooSmall`]; [`Error::WrongDType`] if the topic has another type; [`Error::BadRange`] for a tensor of
@@ -94,12 +97,13 @@ impl Publisher {
         dtype: DType,
         shape: &[u64],
         timeout: Duration,
-        stop: impl FnMut() -> bool,
+        mut stop: impl FnMut() -> bool,
     ) -> Result<Option<Loan>> {
         let Self { joined, attention } = self;
         let bytes = joined.bytes(dtype, shape)?;
         let late = || joined.no_block(timeout);
-        let held = slots::take_unless(&**joined, joined.open.domain(), attention, timeout, stop, late)?;
+        let Some(left) = joined.await_flights(timeout, &mut stop)? else { return Ok(None) };
+        let held = slots::take_unless(&**joined, joined.open.domain(), attention, left, stop, late)?;
         Ok(held.map(|held| joined.lend(held, dtype, shape, bytes)))
     }
 
@@ -110,6 +114,9 @@ impl Publisher {
     pub fn try_loan(&self, dtype: DType, shape: &[u64]) -> Result<Option<Loan>> {
         let joined = &self.joined;
         let bytes = joined.bytes(dtype, shape)?;
+        if !joined.is_close()? {
+            return Ok(None);
+        }
         let held = slots::try_take(&**joined, joined.open.domain())?;
         Ok(held.map(|held| joined.lend(held, dtype, shape, bytes)))
     }
@@ -176,6 +183,41 @@ impl Joined {
     fn writer(&self) -> MutexGuard<'_, Option<Writer>> {
         // What was promised is counted after it was.
         self.writer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether its GPU is not further behind than it may be.
+    fn is_close(&self) -> Result<bool> {
+        let shape = self.open.words.topic.shape();
+        let spare = u64::from(shape.blocks).saturating_sub(shape.needed_blocks());
+        let most = u64::from(shape.depth) + u64::from(LOANS) + spare;
+        let is_close = || (self.flights.count() as u64) < most;
+        if is_close() {
+            return Ok(true);
+        }
+        self.open.domain().link().require_ours()?;
+        self.flights.look();
+        Ok(is_close())
+    }
+
+    /// Waits until it is. Returns how much of the time is left; `None` if it is stopped.
+    fn await_flights(&self, timeout: Duration, stop: &mut impl FnMut() -> bool) -> Result<Option<Duration>> {
+        if self.is_close()? {
+            return Ok(Some(timeout));
+        }
+        let (start, mut backoff) = (Instant::now(), Backoff::new());
+        loop {
+            let left = timeout.saturating_sub(start.elapsed());
+            if self.is_close()? {
+                return Ok(Some(left));
+            }
+            if left.is_zero() {
+                return Err(self.no_block(timeout));
+            }
+            if stop() {
+                return Ok(None);
+            }
+            std::thread::sleep(backoff.next().min(left));
+        }
     }
 
     fn begin_timeline(&self) -> Result<Writer> {

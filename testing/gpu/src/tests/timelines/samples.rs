@@ -33,6 +33,14 @@ pub(crate) fn play() {
             "leave" => publisher = None,
             "stop" => gate.wait_on(stream.as_ref(), argument.parse().unwrap()).unwrap(),
             "publish" => _ = publish(&gpu, &stream, publisher.as_ref().unwrap(), &[]),
+            "full" => {
+                let publisher: &Publisher = publisher.as_ref().unwrap();
+                assert!(publisher.try_loan(DType::U32, &[ELEMENTS]).unwrap().is_none());
+                let late = publisher.loan(DType::U32, &[ELEMENTS], MOMENT);
+                assert!(matches!(late, Err(Error::Timeout { .. })), "{late:?}");
+                let stopped = publisher.loan_unless(DType::U32, &[ELEMENTS], PATIENCE, || true);
+                assert!(matches!(stopped, Ok(None)), "{stopped:?}");
+            }
             "synchronise" => stream.synchronize().unwrap(),
             "subscribe" => subscriber = Some(topic.subscriber(Policy::Latest).unwrap()),
             "receive" => {
@@ -149,6 +157,25 @@ pub(crate) fn blocks_that_streams_write_are_not_used_again(world: &World) {
     gate.signal(1).unwrap();
     unused(&topic);
     eventually("its place is free", || topic.stats().publishers.len() == 1);
+}
+
+/// As far as the ring is deep, and what it is promised besides. What it may not take is there for others, even if it is stopped.
+pub(crate) fn a_publisher_that_is_ahead_of_its_gpu_leaves_blocks_for_others(world: &World) {
+    let (domain, topic, gate) = stage(world);
+    let (gpu, mut other) = (gpu(&domain), world.play("sample"));
+    for order in ["join", "stop 1", "publish", "publish", "publish", "publish", "full"] {
+        other.have(order);
+    }
+    let (publisher, stream) = (topic.publisher().unwrap(), Stream::new(gpu.context()).unwrap());
+    for _ in 0..20 {
+        publish(&gpu, &stream, &publisher, &[]);
+        stream.synchronize().unwrap();
+    }
+    gate.signal(1).unwrap();
+    for order in ["publish", "leave"] {
+        other.have(order);
+    }
+    unused(&topic);
 }
 
 /// The publisher is killed before its stream has written the sample. Who received it hears so, and so does who received what
