@@ -8,6 +8,7 @@
 //! | [`futex`] | sleeping on a word of shared memory, and waking who sleeps there |
 //! | [`socket`] | Unix stream sockets that carry file descriptors and tell who is at the other end |
 //! | [`process`] | pidfds, daemons, resource limits |
+//! | [`punctual`] | short sleeps that end when they should |
 //! | [`per_process`] | global state that a forked child begins anew |
 //! | [`fd`] | what a received file descriptor really is |
 //! | [`dir`] | directories that only we can enter, and locks on them |
@@ -23,6 +24,7 @@ pub mod map;
 pub mod memfd;
 pub mod per_process;
 pub mod process;
+pub mod punctual;
 pub mod socket;
 
 pub use rustix::io::Errno;

@@ -6,17 +6,25 @@ use std::time::Duration;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Backoff {
     next: Duration,
+    /// By which part of itself a pause grows: no look is later than what has taken so long by about that part.
+    part: u32,
 }
 
 impl Backoff {
+    /// For what is looked for besides other things.
     pub(crate) const fn new() -> Self {
-        Self { next: SHORTEST }
+        Self { next: SHORTEST, part: 2 }
+    }
+
+    /// For a thread that does nothing else than to wait for this.
+    pub(crate) const fn attentive() -> Self {
+        Self { next: SHORTEST, part: 8 }
     }
 
     /// The next pause.
     pub(crate) fn next(&mut self) -> Duration {
         let pause = self.next;
-        self.next = (pause + pause / 2).min(LONGEST);
+        self.next = (pause + pause / self.part).min(LONGEST);
         pause
     }
 }
@@ -37,5 +45,8 @@ mod tests {
         let pauses: Vec<_> = std::iter::repeat_with(|| backoff.next()).take(20).collect();
         assert_eq!((pauses[0], pauses[1], pauses[19]), (SHORTEST, SHORTEST * 3 / 2, LONGEST));
         assert!(pauses.is_sorted());
+        let mut backoff = Backoff::attentive();
+        let pauses: Vec<_> = std::iter::repeat_with(|| backoff.next()).take(50).collect();
+        assert_eq!((pauses[0], pauses[1], pauses[49]), (SHORTEST, SHORTEST * 9 / 8, LONGEST));
     }
 }

@@ -5,6 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use partywall_os::punctual::Punctual;
 use partywall_shm::timeline::Progress;
 
 use super::Timeline;
@@ -49,7 +50,7 @@ impl Timeline {
         if now.is_none() {
             return verdict(progress);
         }
-        let mut backoff = Backoff::new();
+        let (mut backoff, mut punctual) = (Backoff::attentive(), None);
         loop {
             // Before looking: what happens from now on ends the sleep.
             let seen = cell.wakes();
@@ -63,7 +64,12 @@ impl Timeline {
                 return Err(self.at.too_late(v, goal, timeout));
             }
             // Promised values are stored by a stream, which wakes nobody.
-            let pause = if progress == Progress::Announced { backoff.next() } else { left };
+            let pause = if progress == Progress::Announced {
+                punctual.get_or_insert_with(Punctual::begin);
+                backoff.next()
+            } else {
+                left
+            };
             cell.sleep(seen, pause.min(left));
         }
     }
