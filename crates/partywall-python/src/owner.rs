@@ -53,9 +53,9 @@ enum State {
     /// user finds the last clone here.
     Committed(Arc<Segment>),
     Taken(Block),
-    Lent(Box<Loan>, Topic),
+    Lent(Box<Loan>, Arc<Topic>),
     /// A loan that was published, or given back: addresses that were given out stay mapped.
-    Spent(Topic),
+    Spent(Arc<Topic>),
     /// Used as segments are.
     Received(Received),
     Closed,
@@ -98,7 +98,7 @@ impl Owner {
     }
 
     /// Of a loan.
-    pub(crate) fn of_loan(loan: Loan, topic: Topic) -> Arc<Self> {
+    pub(crate) fn of_loan(loan: Loan, topic: Arc<Topic>) -> Arc<Self> {
         let context = topic.gpu().map(|gpu| gpu.context().clone());
         let state = Mutex::new(State::Lent(Box::new(loan), topic));
         Arc::new(Self { state, writable: true.into(), named: false.into(), context })
@@ -300,9 +300,9 @@ impl Owner {
     }
 }
 
-/// Lets go of a subscriber; the last who does has the reaper do it, and wakes nobody before.
-pub(crate) fn let_go(subscriber: Arc<Subscriber>) {
-    if let Some(last) = Arc::into_inner(subscriber) {
+/// Lets go of what others may have, too; the last who does has the reaper do it, and nobody before wakes that.
+pub(crate) fn let_go<T: Send + 'static>(shared: Arc<T>) {
+    if let Some(last) = Arc::into_inner(shared) {
         reaper::later(move || drop(last));
     }
 }
@@ -318,6 +318,7 @@ impl Drop for Owner {
                 drop(sample);
                 return let_go(subscriber);
             }
+            State::Spent(topic) => return let_go(topic),
             state => state,
         };
         // So does a block.

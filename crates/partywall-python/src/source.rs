@@ -18,7 +18,7 @@ use crate::{
     dlpack::{self, CPU, CUDA, CUDA_HOST, Device, Exchanged, Managed, ManagedVersioned, Taken, contiguous},
     errors::{Raise, bad_source},
     owner::drain,
-    reaper, wait,
+    reaper, stream, wait,
 };
 
 /// Another library's tensor, held.
@@ -61,9 +61,11 @@ impl Drop for Held {
 
 #[pymethods]
 impl Source {
-    /// Takes a tensor, so that what is done on `stream` of its GPU comes after what its library has enqueued.
+    /// Takes a tensor, so that what is done on `stream` of its GPU, as Python names it, comes after what its library has
+    /// enqueued.
     #[new]
-    fn new(py: Python<'_>, object: &Bound<'_, PyAny>, stream: Option<u64>) -> PyResult<Self> {
+    #[pyo3(signature = (object, stream))]
+    fn new(py: Python<'_>, object: &Bound<'_, PyAny>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
         if !object.hasattr("__dlpack__")? {
             return Self::of_buffer(py, object);
         }
@@ -105,12 +107,13 @@ impl Source {
 }
 
 impl Source {
-    fn of_dlpack(py: Python<'_>, object: &Bound<'_, PyAny>, stream: Option<u64>) -> PyResult<Self> {
-        let (device_type, _): (i32, i32) = object.call_method0("__dlpack_device__")?.extract()?;
+    fn of_dlpack(py: Python<'_>, object: &Bound<'_, PyAny>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
+        let (device_type, ordinal): (i32, i32) = object.call_method0("__dlpack_device__")?.extract()?;
         let arguments = PyDict::new(py);
-        let stream = stream.filter(|stream| *stream != 0).map_or(RawStream::LEGACY_DEFAULT, RawStream);
+        let mut ready = RawStream::LEGACY_DEFAULT;
         if device_type == CUDA {
-            arguments.set_item("stream", stream.0)?;
+            ready = stream::named(py, stream, ordinal)?;
+            arguments.set_item("stream", ready.0)?;
         }
         let legacy = arguments.copy()?;
         arguments.set_item("max_version", (1, 1))?;
@@ -129,10 +132,10 @@ impl Source {
                     "use a release of both that agree",
                 ));
             }
-            return Self::of_tensor(py, taken, stream, Keep::Versioned);
+            return Self::of_tensor(py, taken, ready, Keep::Versioned);
         }
         match Taken::<Managed>::take(&capsule) {
-            Some(taken) => Self::of_tensor(py, taken, stream, Keep::Capsule),
+            Some(taken) => Self::of_tensor(py, taken, ready, Keep::Capsule),
             None => {
                 Err(bad_source(py, "its __dlpack__ gave no DLPack capsule", "report it to the library that made it"))
             }

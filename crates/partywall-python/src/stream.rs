@@ -7,7 +7,7 @@ use partywall::{
     DeviceUuid, Domain, Gpu, Place,
     cuda::{RawStream, StreamRef},
 };
-use pyo3::{exceptions::PyValueError, prelude::*};
+use pyo3::{exceptions::PyValueError, prelude::*, types::PyInt};
 
 use crate::{build::place, errors::Raise};
 
@@ -25,7 +25,7 @@ impl Stream {
 
     /// The same, of a GPU that is known.
     pub(crate) fn of(gpu: Arc<Gpu>, handle: Option<u64>) -> Self {
-        Self { gpu, raw: handle.filter(|handle| *handle != 0).map_or(RawStream::LEGACY_DEFAULT, RawStream) }
+        Self { gpu, raw: raw(handle) }
     }
 
     /// The stream, for one call.
@@ -39,6 +39,19 @@ impl Stream {
     pub(crate) fn id(&self) -> (DeviceUuid, RawStream) {
         (self.gpu.uuid(), self.raw)
     }
+}
+
+/// The stream that Python names, of the GPU with that number: a handle, or what `partywall._streams` finds one of.
+pub(crate) fn named(py: Python<'_>, stream: Option<&Bound<'_, PyAny>>, ordinal: i32) -> PyResult<RawStream> {
+    let handle: Option<u64> = match stream {
+        Some(stream) if stream.is_instance_of::<PyInt>() => Some(stream.extract()?),
+        stream => py.import("partywall._streams")?.call_method1("handle", (stream, ordinal))?.extract()?,
+    };
+    Ok(raw(handle))
+}
+
+fn raw(handle: Option<u64>) -> RawStream {
+    handle.filter(|handle| *handle != 0).map_or(RawStream::LEGACY_DEFAULT, RawStream)
 }
 
 /// The GPU that Python names.

@@ -26,7 +26,7 @@ use crate::{
     errors::{Raise, no_such_view, parse_dtype},
     owner::{Memory, Owner},
     source::{self, Source},
-    wait,
+    stream, wait,
 };
 
 /// A tensor where it lies. It keeps what it is of, and so does everything that is made of it.
@@ -140,9 +140,7 @@ impl Tensor {
     /// A stream of the tensor's GPU, as Python names it, once what is on it is done.
     fn stream(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<RawStream> {
         let Some(context) = self.owner.context() else { return Ok(RawStream::LEGACY_DEFAULT) };
-        let module = py.import("partywall._streams")?;
-        let handle: Option<u64> = module.call_method1("handle", (stream, self.device.device_id))?.extract()?;
-        let stream = handle.map_or(RawStream::LEGACY_DEFAULT, RawStream);
+        let stream = stream::named(py, stream, self.device.device_id)?;
         // SAFETY: the caller's promise, as in `on_device`.
         wait::for_stream(py, unsafe { StreamRef::borrow(context, stream) })?;
         Ok(stream)

@@ -37,7 +37,7 @@ pub(crate) struct Topic {
 /// It, with the GPU that this process uses it on.
 #[derive(Clone)]
 pub(crate) struct Open {
-    pub(crate) topic: partywall::Topic,
+    pub(crate) topic: Arc<partywall::Topic>,
     pub(crate) gpu: Option<Arc<Gpu>>,
 }
 
@@ -107,7 +107,7 @@ impl Topic {
             depth: topic.depth(),
             held: topic.held(),
             place: topic.place().to_string(),
-            inner: Handle::new(Open { topic, gpu }),
+            inner: Handle::new(Open { topic: topic.into(), gpu }),
         })
     }
 }

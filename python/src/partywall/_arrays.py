@@ -5,16 +5,12 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, SupportsIndex, TypeAlias
 
-from partywall import _streams
 from partywall._native import Source
 
 Shape: TypeAlias = SupportsIndex | Iterable[SupportsIndex]
 
 SINGLE = "data"
 """The name of the only tensor of a segment that was made without names, as `partywall put` has it."""
-
-_CUDA = 2
-"""A CUDA device, for DLPack."""
 
 _PYTHON: dict[type, str] = {bool: "bool", int: "int64", float: "float64", complex: "complex128"}
 
@@ -87,9 +83,7 @@ def source(tensor: Any, stream: Any) -> Source:
         tensor = tensor.detach()
     if not hasattr(tensor, "__dlpack__"):
         tensor = _plain(tensor)
-    device = tensor.__dlpack_device__() if hasattr(tensor, "__dlpack_device__") else (0, 0)
-    handle = _streams.handle(stream, device[1]) if device[0] == _CUDA else None
-    return Source(tensor, handle)
+    return Source(tensor, stream)
 
 
 def _plain(thing: Any) -> Any:
