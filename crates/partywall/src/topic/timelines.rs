@@ -66,11 +66,18 @@ impl Timelines {
             };
             if topic.timeline_of(taken) == Some(Order::of(&timeline).cell()) {
                 let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-                // Publishers that are gone are forgotten now and then.
-                if all.len() >= MOST {
-                    all.retain(|_, timeline| Arc::strong_count(timeline) > 1);
+                if all.contains_key(&publisher) {
+                    return Ok(Some(timeline));
                 }
-                all.entry(publisher).or_insert_with(|| timeline.clone());
+                // Those of publishers that are gone are forgotten, so that nobody finds them listed.
+                let is_needed =
+                    |timeline: &Arc<Timeline>| Arc::strong_count(timeline) > 1 || timeline.ending().is_none();
+                let (needed, gone) = std::mem::take(&mut *all).into_iter().partition(|(_, known)| is_needed(known));
+                *all = needed;
+                all.insert(publisher, timeline.clone());
+                drop(all);
+                // Waits for the broker.
+                drop::<BTreeMap<_, _>>(gone);
                 return Ok(Some(timeline));
             }
             // Its publisher is gone, and the broker is about to say what became of its samples.
@@ -91,6 +98,3 @@ pub(super) fn name(open: &Open, publisher: u64) -> String {
 
 /// How long the broker may take to say what became of the samples of one that is gone.
 pub(super) const SETTLING: Duration = Duration::from_secs(1);
-
-/// Timelines that are kept though nobody may need them any more.
-const MOST: usize = 64;

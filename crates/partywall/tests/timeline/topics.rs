@@ -29,6 +29,8 @@ fn goes_round(gpu: &Gpu, topic: &Topic, publisher: &Publisher) {
     assert!(gpu.kernels().unwrap().verify(gpu.stream(), range.as_slice(), 1).unwrap().is_none());
     sample.wait(PATIENCE).unwrap();
     sample.check().unwrap();
+    // Dropped, it would keep the subscriber's place until another thread had waited for the GPU.
+    sample.release().unwrap();
 }
 
 #[test]
@@ -46,6 +48,35 @@ fn topics_of_one_name_are_in_nobodys_way() {
             goes_round(&gpu, &old, &publisher);
             goes_round(&gpu, &new, &other);
         }
+    });
+}
+
+#[test]
+fn who_receives_forgets_publishers_that_are_gone() {
+    simulated("topics::who_receives_forgets_publishers_that_are_gone", |world| {
+        let domain = world.connect();
+        let gpu = gpu(&domain);
+        let topic = frames(&domain, "frames").create().unwrap();
+        let subscriber = topic.subscriber(Policy::Block).unwrap();
+        // Loaded before a stream waits.
+        gpu.kernels().unwrap();
+        let gate = domain.timeline_writer("gate").unwrap();
+        let waiting = domain.timeline("gate").unwrap();
+        for turn in 1..=5 {
+            let publisher = topic.publisher().unwrap();
+            // So that whoever receives has to ask by which timeline it is complete.
+            waiting.wait_on(gpu.stream(), turn).unwrap();
+            publish_on(&gpu, &publisher);
+            let sample = subscriber.recv(PATIENCE).unwrap();
+            assert!(matches!(sample.check(), Err(Error::NotReady { .. })));
+            gate.signal(turn).unwrap();
+            sample.wait(PATIENCE).unwrap();
+            sample.release().unwrap();
+            drop(publisher);
+            eventually("its place is free", || topic.stats().publishers.is_empty());
+        }
+        let of_publishers = || domain.objects().unwrap().iter().filter(|row| row.name().contains("publisher-")).count();
+        eventually("only the last one is still known", || of_publishers() <= 1);
     });
 }
 
