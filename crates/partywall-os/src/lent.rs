@@ -1,89 +1,118 @@
 //! Parts of a [`SharedMap`] that processes have agreed belong to one holder at a time, as plain bytes.
 //!
-//! The kernel does not enforce such an agreement. Within this process it is: [`SharedMap::lend`] gives overlapping parts
-//! to readers alone, or to one writer. Of other processes it is believed. One that writes where it has nothing, by a
+//! The kernel does not enforce such an agreement. Within this process it is: a [`Division`] lends each of its parts to
+//! readers alone, or to one writer. Of other processes it is believed. One that writes where it has nothing, by a
 //! mistake or on purpose, changes bytes behind a `&` or `&mut` of ours: whatever is computed of them may then be wrong
 //! in any way. That is the trust that processes of a domain have in each other, whose memory each can write anyway.
 #![allow(unsafe_code)]
 
 use std::{
-    collections::BTreeMap,
     fmt,
-    ops::{Deref, DerefMut, Range},
-    ptr::NonNull,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    ops::{Deref, DerefMut},
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
 };
 
-use crate::map::SharedMap;
+use crate::{cpu, map::SharedMap};
 
-/// What is lent of a map: where each part begins, where it ends, and to how many readers; to none means to a writer.
-#[derive(Debug, Default)]
-pub(crate) struct Ledger(Mutex<BTreeMap<usize, (usize, u32)>>);
+/// Parts of a map, of equal length and at equal distances, of which each is lent by itself. A map has one at a time.
+pub struct Division {
+    map: Arc<SharedMap>,
+    /// Of the first part.
+    offset: usize,
+    /// From one to the next.
+    stride: usize,
+    /// Of each.
+    bytes: usize,
+    /// Of each part: how many readers it is lent to, or [`WRITER`].
+    parts: Box<[AtomicU32]>,
+}
 
 /// Bytes that nobody writes while this lives.
-pub struct Lent {
-    map: Arc<SharedMap>,
-    range: Range<usize>,
-}
+pub struct Lent(Part);
 
 /// Bytes that are ours alone while this lives.
-pub struct LentMut(Lent);
+pub struct LentMut(Part);
 
-impl SharedMap {
-    /// `bytes` bytes from `offset` on, for reading. By the processes' agreement nobody writes them before this is dropped.
-    ///
-    /// `None` if part of it is lent for writing, or otherwise divided; if it does not lie within the map.
-    pub fn lend(self: &Arc<Self>, offset: usize, bytes: usize) -> Option<Lent> {
-        let range = self.range(offset, bytes)?;
-        let mut lent = self.ledger().lock();
-        match overlapping(&lent, &range) {
-            None => drop(lent.insert(range.start, (range.end, 1))),
-            Some((start, (end, readers))) if (start..end) == range && readers > 0 => {
-                lent.insert(start, (end, readers.checked_add(1)?));
-            }
-            Some(_) => return None,
-        }
-        drop(lent);
-        Some(Lent { map: self.clone(), range })
-    }
+struct Part {
+    division: Arc<Division>,
+    index: usize,
+}
 
-    /// The same, for reading and writing. By the processes' agreement nobody else touches them before this is dropped.
+impl Division {
+    /// `count` parts of `bytes` bytes, the first from `offset` on, and each `stride` bytes behind the one before.
     ///
-    /// `None` if part of it is lent; if it does not lie within the map; if the map is for reading.
-    pub fn lend_mut(self: &Arc<Self>, offset: usize, bytes: usize) -> Option<LentMut> {
-        let range = self.range(offset, bytes).filter(|_| self.is_writable())?;
-        let mut lent = self.ledger().lock();
-        if overlapping(&lent, &range).is_some() {
+    /// `None` if there is a division of the map already; if they do not lie within it, overlap, or have no bytes.
+    pub fn new(map: Arc<SharedMap>, offset: usize, stride: usize, bytes: usize, count: usize) -> Option<Arc<Self>> {
+        let last = stride.checked_mul(count.checked_sub(1)?)?.checked_add(offset)?;
+        let is_inside = last.checked_add(bytes).is_some_and(|end| end <= map.len());
+        if !is_inside || bytes == 0 || bytes > stride || map.divided().swap(true, Ordering::Acquire) {
             return None;
         }
-        lent.insert(range.start, (range.end, 0));
-        drop(lent);
-        Some(LentMut(Lent { map: self.clone(), range }))
+        let parts = (0..count).map(|_| AtomicU32::new(0)).collect();
+        Some(Arc::new(Self { map, offset, stride, bytes, parts }))
     }
 
-    fn range(&self, offset: usize, bytes: usize) -> Option<Range<usize>> {
-        let end = offset.checked_add(bytes).filter(|end| *end <= self.len())?;
-        (bytes > 0).then_some(offset..end)
+    /// A part, for reading. By the processes' agreement nobody writes it before this is dropped.
+    ///
+    /// `None` if it is lent for writing, or does not exist.
+    pub fn lend(self: &Arc<Self>, index: usize) -> Option<Lent> {
+        let more = |readers: u32| readers.checked_add(1).filter(|more| *more != WRITER);
+        // Pairs with the store of who has written it.
+        self.parts.get(index)?.fetch_update(Ordering::Acquire, Ordering::Relaxed, more).ok()?;
+        Some(Lent(Part { division: self.clone(), index }))
+    }
+
+    /// The same, for reading and writing. By the processes' agreement nobody else touches it before this is dropped.
+    ///
+    /// `None` if it is lent, or does not exist, or if the map is for reading.
+    pub fn lend_mut(self: &Arc<Self>, index: usize) -> Option<LentMut> {
+        let part = self.parts.get(index).filter(|_| self.map.is_writable())?;
+        // Pairs with what who had it did in the end.
+        part.compare_exchange(0, WRITER, Ordering::Acquire, Ordering::Relaxed).ok()?;
+        Some(LentMut(Part { division: self.clone(), index }))
     }
 }
 
-impl Ledger {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<usize, (usize, u32)>> {
-        // Each change is one.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+impl Division {
+    /// Has the processor fetch the first bytes of a part, which will be read soon.
+    pub fn prefetch(&self, index: usize) {
+        if index < self.parts.len() {
+            cpu::fetch(self.start(index));
+        }
+    }
+
+    /// The same, for one that will be written soon.
+    pub fn prefetch_to_write(&self, index: usize) {
+        if index < self.parts.len() {
+            cpu::fetch_to_write(self.start(index));
+        }
+    }
+
+    /// Where a part begins, of those that there are.
+    fn start(&self, index: usize) -> *mut u8 {
+        assert!(index < self.parts.len());
+        // SAFETY: `new` has found all parts to lie within what is mapped, which is never less while `map` lives.
+        unsafe { self.map.as_ptr().add(self.offset + self.stride * index) }
     }
 }
 
-/// The last of the lent parts that overlap a range. Those that are lent do not overlap each other.
-fn overlapping(lent: &BTreeMap<usize, (usize, u32)>, range: &Range<usize>) -> Option<(usize, (usize, u32))> {
-    let (start, part) = lent.range(..range.end).next_back()?;
-    (part.0 > range.start).then_some((*start, *part))
+impl Drop for Division {
+    fn drop(&mut self) {
+        // Whatever is lent keeps this, so that nothing is.
+        self.map.divided().store(false, Ordering::Release);
+    }
 }
 
-impl Lent {
-    fn start(&self) -> NonNull<u8> {
-        // SAFETY: `range` has found it to lie within what is mapped, which is never less while `map` lives.
-        unsafe { NonNull::new_unchecked(self.map.as_ptr().add(self.range.start)) }
+impl Part {
+    fn start(&self) -> *mut u8 {
+        self.division.start(self.index)
+    }
+
+    fn word(&self) -> &AtomicU32 {
+        &self.division.parts[self.index]
     }
 }
 
@@ -92,16 +121,17 @@ impl Deref for Lent {
 
     fn deref(&self) -> &[u8] {
         // SAFETY: mapped and in range, see `start`. Nothing in this process writes it through this map while it is lent
-        // to us: `lend_mut` refuses, and whoever has lent it uses no `SharedSlice` there. Other processes, and other maps of
-        // the file, do not by the agreement; the proof is as weak as that, see the head of this file.
-        unsafe { std::slice::from_raw_parts(self.start().as_ptr(), self.range.len()) }
+        // to us: `lend_mut` refuses, there is no other division, and whoever has made this one uses no `SharedSlice` there.
+        // Other processes, and other maps of the file, do not by the agreement; the proof is as weak as that, see the head
+        // of this file.
+        unsafe { std::slice::from_raw_parts(self.0.start(), self.0.division.bytes) }
     }
 }
 
 impl LentMut {
     /// Their first address, for code in other languages, which uses them as long as this lives.
     pub fn as_ptr(&self) -> *mut u8 {
-        self.0.start().as_ptr()
+        self.0.start()
     }
 }
 
@@ -109,7 +139,8 @@ impl Deref for LentMut {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        &self.0
+        // SAFETY: as for `Lent`: it is lent to nobody else.
+        unsafe { std::slice::from_raw_parts(self.0.start(), self.0.division.bytes) }
     }
 }
 
@@ -117,31 +148,45 @@ impl DerefMut for LentMut {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above; the map is for writing, it is lent to nobody else, and `&mut self` makes this the only access
         // through us.
-        unsafe { std::slice::from_raw_parts_mut(self.0.start().as_ptr(), self.0.range.len()) }
+        unsafe { std::slice::from_raw_parts_mut(self.0.start(), self.0.division.bytes) }
     }
 }
 
 impl Drop for Lent {
     fn drop(&mut self) {
-        let mut lent = self.map.ledger().lock();
-        match lent.get_mut(&self.range.start) {
-            Some((_, readers)) if *readers > 1 => *readers -= 1,
-            _ => drop(lent.remove(&self.range.start)),
-        }
+        // Pairs with the loads of who has it next: what we have read was read before.
+        self.0.word().fetch_sub(1, Ordering::Release);
+    }
+}
+
+impl Drop for LentMut {
+    fn drop(&mut self) {
+        // As above, and what we have written is seen. Nobody else changes the word of a part that is being written.
+        self.0.word().store(0, Ordering::Release);
+    }
+}
+
+impl fmt::Debug for Division {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { offset, stride, bytes, parts, .. } = self;
+        write!(f, "Division({} parts of {bytes} bytes from {offset} on, each {stride} behind the last)", parts.len())
     }
 }
 
 impl fmt::Debug for Lent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Lent({:?})", self.range)
+        write!(f, "Lent({} of {:?})", self.0.index, self.0.division)
     }
 }
 
 impl fmt::Debug for LentMut {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "LentMut({:?})", self.0.range)
+        write!(f, "LentMut({} of {:?})", self.0.index, self.0.division)
     }
 }
+
+/// The number of readers that stands for a writer.
+const WRITER: u32 = u32::MAX;
 
 #[cfg(test)]
 mod tests {
@@ -156,50 +201,83 @@ mod tests {
 
     #[test]
     fn one_writes_or_many_read() {
-        let map = map(4096);
-        let mut ours = map.lend_mut(256, 256).unwrap();
+        let parts = Division::new(map(4096), 256, 256, 200, 15).unwrap();
+        let mut ours = parts.lend_mut(1).unwrap();
         ours.fill(7);
-        assert!(map.lend(256, 256).is_none() && map.lend_mut(511, 1).is_none() && map.lend_mut(0, 257).is_none());
-        let next = map.lend_mut(512, 256).unwrap();
-        assert_eq!((next[0], ours[255]), (0, 7));
+        assert!(parts.lend(1).is_none() && parts.lend_mut(1).is_none());
+        let next = parts.lend_mut(2).unwrap();
+        assert_eq!((next[0], ours[199], ours.len()), (0, 7, 200));
         drop(ours);
-        let readers = [(); 3].map(|()| map.lend(256, 256).unwrap());
+        let readers = [(); 3].map(|()| parts.lend(1).unwrap());
         assert!(readers.iter().all(|bytes| bytes.iter().all(|byte| *byte == 7)));
-        assert!(map.lend(256, 255).is_none(), "it is divided otherwise");
-        assert!(map.lend_mut(256, 256).is_none());
+        assert!(parts.lend_mut(1).is_none());
         drop(readers);
-        assert!(map.lend_mut(0, 512).is_some());
+        assert!(parts.lend_mut(1).is_some());
+    }
+
+    #[test]
+    fn parts_lie_where_they_should() {
+        let map = map(4096);
+        let parts = Division::new(map.clone(), 64, 128, 100, 3).unwrap();
+        for index in 0..3 {
+            parts.lend_mut(index).unwrap().fill(index as u8 + 1);
+        }
+        let bytes = map.slice::<u8>(0, 4096).unwrap();
+        let has = |part: usize, at: usize| (64 + 128 * part..64 + 128 * part + 100).contains(&at);
+        for at in 0..4096 {
+            let expected = (0..3).find(|part| has(*part, at)).map_or(0, |part| part as u8 + 1);
+            assert_eq!(bytes.get(at), expected, "byte {at}");
+        }
     }
 
     #[test]
     fn nothing_is_lent_that_is_not_there() {
         let fd = Draft::create("partywall:test", 4096).unwrap().share().unwrap();
         let map = Arc::new(SharedMap::readable(&fd).unwrap());
-        assert!(map.lend_mut(0, 1).is_none(), "it is mapped for reading");
-        assert!(map.lend(4095, 1).is_some());
-        for (offset, bytes) in [(4095, 2), (4096, 1), (0, 0), (usize::MAX, 2), (1, usize::MAX)] {
-            assert!(map.lend(offset, bytes).is_none(), "{offset} {bytes}");
+        let divide = |offset, stride, bytes, count| Division::new(map.clone(), offset, stride, bytes, count);
+        for (offset, stride, bytes, count) in [
+            (4095, 2, 2, 1),
+            (4096, 1, 1, 1),
+            (0, 1, 0, 1),
+            (0, 1, 1, 0),
+            (0, 100, 101, 2),
+            (0, 4096, 1, 2),
+            (usize::MAX, 2, 2, 1),
+            (1, usize::MAX, 1, 2),
+            (0, 1 << 63, 1, 3),
+        ] {
+            assert!(divide(offset, stride, bytes, count).is_none(), "{offset} {stride} {bytes} {count}");
         }
+        let parts = divide(1, 4094, 1, 2).unwrap();
+        assert!(parts.lend_mut(0).is_none(), "it is mapped for reading");
+        assert!(parts.lend(1).is_some() && parts.lend(2).is_none());
+        assert!(divide(1, 4094, 1, 2).is_none(), "it is divided");
+        let lent = parts.lend(1);
+        drop(parts);
+        assert!(divide(1, 4094, 1, 2).is_none(), "it is divided, and lent");
+        drop(lent);
+        assert!(divide(1, 4094, 1, 2).is_some());
     }
 
     proptest! {
-        /// Whatever is asked for in whatever order: parts that are lent at once overlap only if all of them are read.
+        /// Whatever is asked for in whatever order: a part that is lent at once to several is read by all of them.
         #[test]
         fn what_is_lent_at_once_does_not_conflict(
-            asked in proptest::collection::vec((0..64_usize, 1..16_usize, any::<bool>(), any::<prop::sample::Index>()), 1..100),
+            asked in proptest::collection::vec((0..8_usize, any::<bool>(), any::<prop::sample::Index>()), 1..100),
         ) {
-            let map = map(4096);
+            let parts = Division::new(map(4096), 0, 512, 512, 8).unwrap();
             let (mut read, mut written) = (Vec::<Lent>::new(), Vec::<LentMut>::new());
-            for (offset, bytes, write, back) in asked {
+            for (index, write, back) in asked {
+                let used = |lent: &[Lent]| lent.iter().any(|part| part.0.index == index);
+                let taken = written.iter().any(|part| part.0.index == index);
                 if write {
-                    written.extend(map.lend_mut(offset, bytes));
+                    let lent = parts.lend_mut(index);
+                    prop_assert_eq!(lent.is_some(), !taken && !used(&read));
+                    written.extend(lent);
                 } else {
-                    read.extend(map.lend(offset, bytes));
-                }
-                let meets = |a: &Range<usize>, b: &Range<usize>| a.start < b.end && b.start < a.end;
-                for (index, part) in written.iter().enumerate() {
-                    prop_assert!(!read.iter().any(|other| meets(&part.0.range, &other.range)));
-                    prop_assert!(!written[..index].iter().any(|other| meets(&part.0.range, &other.0.range)));
+                    let lent = parts.lend(index);
+                    prop_assert_eq!(lent.is_some(), !taken);
+                    read.extend(lent);
                 }
                 if !read.is_empty() && write {
                     read.swap_remove(back.index(read.len()));
@@ -209,7 +287,7 @@ mod tests {
                 }
             }
             drop((read, written));
-            prop_assert!(map.lend_mut(0, 4096).is_some());
+            prop_assert!((0..8).all(|index| parts.lend_mut(index).is_some()));
         }
     }
 }

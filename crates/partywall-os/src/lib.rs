@@ -5,6 +5,7 @@
 //! | [`memfd`] | anonymous files with seals: creation, sealing, checking |
 //! | [`map`] | mappings of them: private while building, sealed for readers, shared for `mutable` memory |
 //! | [`lent`] | parts of mappings that belong to one holder at a time |
+//! | [`cpu`] | hints to the processor |
 //! | [`futex`] | sleeping on a word of shared memory, and waking who sleeps there |
 //! | [`socket`] | Unix stream sockets that carry file descriptors and tell who is at the other end |
 //! | [`process`] | pidfds, daemons, resource limits |
@@ -16,6 +17,7 @@
 //! Linux 5.10 on x86-64 is the least that is supported; where a newer kernel offers more, the function says so and
 //! works without. Every file descriptor is close-on-exec, every interrupted call is repeated.
 
+pub mod cpu;
 pub mod dir;
 pub mod fd;
 pub mod futex;

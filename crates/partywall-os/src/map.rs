@@ -12,11 +12,12 @@ use std::{
     ffi::c_void,
     marker::PhantomData,
     mem::ManuallyDrop,
+    ops::Deref,
     os::fd::{AsFd, BorrowedFd},
     ptr::{self, NonNull},
     sync::{
-        Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering},
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering},
     },
 };
 
@@ -27,7 +28,6 @@ use rustix::{
 };
 
 use crate::{
-    lent::Ledger,
     memfd::{self, Seals},
     process::fork_generation,
 };
@@ -221,7 +221,8 @@ pub struct SharedMap {
     /// Held by the one who maps behind `len`.
     extending: Mutex<()>,
     writable: bool,
-    lent: Ledger,
+    /// Whether there is a [`Division`](crate::lent::Division) of it.
+    divided: AtomicBool,
 }
 
 impl SharedMap {
@@ -253,8 +254,8 @@ impl SharedMap {
             bytes = bytes.checked_add(len).ok_or(Errno::OVERFLOW)?;
         }
         let region = Region::reserve(reserved.max(bytes)).or_else(|_| Region::reserve(bytes))?;
-        let map =
-            Self { region, len: AtomicUsize::new(0), extending: Mutex::new(()), writable, lent: Ledger::default() };
+        let (len, divided) = (AtomicUsize::new(0), AtomicBool::new(false));
+        let map = Self { region, len, extending: Mutex::new(()), writable, divided };
         map.extend(files)?.publish();
         Ok(map)
     }
@@ -300,9 +301,9 @@ impl SharedMap {
         Ok(extension)
     }
 
-    /// What is lent of it.
-    pub(crate) fn ledger(&self) -> &Ledger {
-        &self.lent
+    /// Whether there is a division of it; changed by who makes one, and by its end.
+    pub(crate) fn divided(&self) -> &AtomicBool {
+        &self.divided
     }
 
     /// Its length in bytes now.
@@ -349,32 +350,35 @@ impl SharedMap {
     }
 }
 
-/// Where values of type `T` are in a map: [`SharedMap::atomics`] for those who ask often, and want no checks each time.
+/// Values of type `T` in a map, which stays mapped with them: [`SharedMap::atomics`] for those who ask often, and want no
+/// checks each time.
 #[derive(Debug)]
 pub struct Part<T> {
-    offset: usize,
+    start: NonNull<T>,
     count: usize,
-    end: usize,
-    of: PhantomData<fn() -> T>,
+    _map: Arc<SharedMap>,
 }
 
-impl SharedMap {
-    /// Where `count` values of type `T` from byte `offset` on are, or `None` as [`SharedMap::atomics`].
-    pub fn part<T: Atomics>(&self, offset: usize, count: usize) -> Option<Part<T>> {
-        let bytes = size_of_val(self.atomics::<T>(offset, count)?);
-        Some(Part { offset, count, end: offset + bytes, of: PhantomData })
-    }
+// SAFETY: it is a `&[T]` that keeps alive what it points into, and a `T` may be used by any thread at once.
+unsafe impl<T: Atomics> Send for Part<T> {}
+// SAFETY: as for `Send`.
+unsafe impl<T: Atomics> Sync for Part<T> {}
 
-    /// What is there. Nothing, if the part is of another map, which is shorter or for reading.
-    // Not a panic, so that a part that is not used costs nothing.
+impl SharedMap {
+    /// `count` values of type `T` from byte `offset` on, or `None` as [`SharedMap::atomics`].
+    pub fn part<T: Atomics>(self: &Arc<Self>, offset: usize, count: usize) -> Option<Part<T>> {
+        let start = NonNull::from(self.atomics::<T>(offset, count)?).cast();
+        Some(Part { start, count, _map: self.clone() })
+    }
+}
+
+impl<T: Atomics> Deref for Part<T> {
+    type Target = [T];
+
     #[inline]
-    pub fn at<T: Atomics>(&self, part: &Part<T>) -> &[T] {
-        if !self.writable || part.end > self.len() || part.count == 0 {
-            return &[];
-        }
-        // SAFETY: in range, by the check above; `part` has made sure that `end` is behind `count` values, and that `offset`
-        // is a multiple of their alignment. The rest is as for `atomics`.
-        unsafe { std::slice::from_raw_parts(self.region.start.add(part.offset).cast().as_ptr(), part.count) }
+    fn deref(&self) -> &[T] {
+        // SAFETY: a slice that `atomics` has given out, of a map that is still there: it neither moves nor becomes shorter.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.count) }
     }
 }
 
@@ -579,15 +583,17 @@ mod tests {
     }
 
     #[test]
-    fn a_part_is_what_was_found_and_of_another_map_nothing() {
-        let (long, short) = (shared(64), shared(56));
-        let (map, shorter) = (SharedMap::writable(&long).unwrap(), SharedMap::writable(&short).unwrap());
+    fn a_part_is_what_was_found_and_keeps_it() {
+        let file = shared(64);
+        let map = Arc::new(SharedMap::writable(&file).unwrap());
         let part = map.part::<AtomicU64>(8, 7).unwrap();
-        map.at(&part)[6].store(7, Ordering::Relaxed);
-        assert_eq!(map.atomics::<AtomicU64>(56, 1).unwrap()[0].load(Ordering::Relaxed), 7);
         assert!(map.part::<AtomicU64>(8, 8).is_none() && map.part::<AtomicU64>(4, 1).is_none());
-        assert!(shorter.at(&part).is_empty() && SharedMap::readable(&long).unwrap().at(&part).is_empty());
-        assert!(map.at(&map.part::<AtomicU64>(64, 0).unwrap()).is_empty());
+        assert!(map.part::<AtomicU64>(64, 0).unwrap().is_empty());
+        assert!(Arc::new(SharedMap::readable(&file).unwrap()).part::<AtomicU64>(8, 7).is_none());
+        drop(map);
+        part[6].store(7, Ordering::Relaxed);
+        let other = SharedMap::writable(&file).unwrap();
+        assert_eq!(other.atomics::<AtomicU64>(56, 1).unwrap()[0].load(Ordering::Relaxed), 7);
     }
 
     #[test]

@@ -56,7 +56,7 @@ mod mapped {
     use std::{
         io,
         os::fd::{AsFd, OwnedFd},
-        sync::{Mutex, PoisonError, atomic::Ordering},
+        sync::{Arc, Mutex, PoisonError, atomic::Ordering},
         time::{Instant, SystemTime, UNIX_EPOCH},
     };
 
@@ -74,8 +74,7 @@ mod mapped {
     /// Mapped slots.
     #[derive(Debug)]
     pub(crate) struct Slots {
-        memory: SharedMap,
-        /// These as they were when it was mapped; others may write to the words that say so.
+        /// How many there are of each is as it was when it was mapped; others may write to the words that say so.
         header: Part<Header>,
         slots: Part<Slot>,
         ring: Part<Entry>,
@@ -110,7 +109,7 @@ mod mapped {
         /// `InvalidData` if they are none of that sort, or of another layout; else as [`SharedMap::writable`].
         pub(crate) fn map(sort: &Sort, fd: impl AsFd) -> io::Result<Self> {
             let object = sort.object;
-            let memory = SharedMap::writable(fd)?;
+            let memory = Arc::new(SharedMap::writable(fd)?);
             let refuse = |text: String| Err(io::Error::new(io::ErrorKind::InvalidData, text));
             let Some([header]) = memory.atomics::<Header>(0, 1) else {
                 return refuse(format!("{} bytes are too few for a {object}", memory.len()));
@@ -126,7 +125,7 @@ mod mapped {
             let header = memory.part(0, 1).expect(of_the_right_length);
             let slots = memory.part(size_of::<Header>(), maximum as usize).expect(of_the_right_length);
             let ring = memory.part(ring_offset(maximum), MAX_WAITERS as usize).expect(of_the_right_length);
-            Ok(Self { memory, header, slots, ring, granted: Mutex::default() })
+            Ok(Self { header, slots, ring, granted: Mutex::default() })
         }
 
         /// How many slots there are.
@@ -153,8 +152,7 @@ mod mapped {
 
         #[inline]
         pub(crate) fn core(&self) -> Core<'_> {
-            let Self { memory, header, slots, ring, .. } = self;
-            Core { header: &memory.at(header)[0], slots: memory.at(slots), ring: memory.at(ring) }
+            Core { header: &self.header[0], slots: &self.slots, ring: &self.ring }
         }
     }
 

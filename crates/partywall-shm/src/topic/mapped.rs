@@ -3,7 +3,7 @@
 use std::{
     io,
     os::fd::{AsFd, OwnedFd},
-    sync::atomic::Ordering,
+    sync::{Arc, atomic::Ordering},
     time::Duration,
 };
 
@@ -29,7 +29,6 @@ use crate::{
 /// A mapped topic.
 #[derive(Debug)]
 pub struct Topic {
-    memory: SharedMap,
     /// As it was when it was mapped; others may write to the words.
     shape: Shape,
     parts: Parts,
@@ -91,7 +90,7 @@ impl Topic {
     /// # Errors
     /// `InvalidData` if it is none, or of another layout; else as [`SharedMap::writable`].
     pub fn map(fd: impl AsFd) -> io::Result<Self> {
-        let memory = SharedMap::writable(fd)?;
+        let memory = Arc::new(SharedMap::writable(fd)?);
         let refuse = |text: String| Err(io::Error::new(io::ErrorKind::InvalidData, text));
         let Some([header]) = memory.atomics::<Header>(0, 1) else {
             return refuse(format!("{} bytes are too few for a topic", memory.len()));
@@ -109,7 +108,7 @@ impl Topic {
             return refuse(format!("a topic of {shape:?} and {} bytes cannot be", memory.len()));
         }
         let parts = Parts::of(&memory, &shape).expect("its length is that of its parts");
-        Ok(Self { memory, shape, parts })
+        Ok(Self { shape, parts })
     }
 
     /// What it has room for.
@@ -285,14 +284,14 @@ impl Topic {
 impl Topic {
     #[inline]
     fn core(&self) -> Core<'_> {
-        let Self { memory, shape, parts } = self;
+        let Self { shape, parts } = self;
         Core {
-            header: &memory.at(&parts.header)[0],
-            ring: memory.at(&parts.ring),
-            publishers: memory.at(&parts.publishers),
-            subscribers: memory.at(&parts.subscribers),
-            holds: memory.at(&parts.holds),
-            descriptors: memory.at(&parts.descriptors),
+            header: &parts.header[0],
+            ring: &parts.ring,
+            publishers: &parts.publishers,
+            subscribers: &parts.subscribers,
+            holds: &parts.holds,
+            descriptors: &parts.descriptors,
             held: shape.held as usize,
         }
     }
@@ -310,7 +309,7 @@ struct Parts {
 }
 
 impl Parts {
-    fn of(memory: &SharedMap, shape: &Shape) -> Option<Self> {
+    fn of(memory: &Arc<SharedMap>, shape: &Shape) -> Option<Self> {
         let places = Places::of(shape);
         Some(Self {
             header: memory.part(0, 1)?,

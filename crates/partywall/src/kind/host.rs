@@ -11,7 +11,7 @@ use std::{
 use partywall_cuda::HostRegistration;
 use partywall_os::{
     Errno,
-    lent::{Lent, LentMut},
+    lent::Division,
     map::{self, SealedMap, SharedMap},
     memfd,
 };
@@ -257,12 +257,9 @@ impl Memory for HostMemory {
         self.mutable(chunk).map(|map| &**map)
     }
 
-    fn lend(&self, chunk: usize, offset: u64, bytes: u64) -> Result<Option<Lent>> {
-        Ok(self.mutable(chunk)?.lend(offset as usize, bytes as usize))
-    }
-
-    fn lend_mut(&self, chunk: usize, offset: u64, bytes: u64) -> Result<Option<LentMut>> {
-        Ok(self.mutable(chunk)?.lend_mut(offset as usize, bytes as usize))
+    fn divide(&self, chunk: usize, offset: u64, stride: u64, bytes: u64, count: u32) -> Option<Arc<Division>> {
+        let map = self.mutable(chunk).ok()?.clone();
+        Division::new(map, offset as usize, stride as usize, bytes as usize, count as usize)
     }
 
     fn device(&self, _: usize, _: u64, _: u64) -> Result<DeviceRange<'_>> {

@@ -14,10 +14,7 @@ use std::{
 };
 
 use partywall_cuda::{DeviceUuid, HostRegistration};
-use partywall_os::{
-    lent::{Lent, LentMut},
-    map::SharedMap,
-};
+use partywall_os::{lent::Division, map::SharedMap};
 use partywall_wire::{Kind as WireKind, LegacyHandle};
 
 use crate::{
@@ -144,14 +141,10 @@ pub(crate) trait Memory: Send + Sync {
     /// A chunk that the CPU can reach, and that may change at any time.
     fn shared(&self, chunk: usize) -> Result<&SharedMap>;
 
-    /// Part of a chunk that the CPU can reach, for reading while nobody writes it; `None` if part of it is lent.
-    fn lend(&self, _chunk: usize, _offset: u64, _bytes: u64) -> Result<Option<Lent>> {
-        Err(wrong_kind("GPU", "host", "a slice"))
-    }
-
-    /// The same, for reading and writing while nobody else touches it.
-    fn lend_mut(&self, _chunk: usize, _offset: u64, _bytes: u64) -> Result<Option<LentMut>> {
-        Err(wrong_kind("GPU", "host", "a slice"))
+    /// A chunk, if the CPU can write it, in `count` parts of `bytes` bytes, the first from `offset` on, and each `stride` bytes
+    /// behind the one before; `None` if they do not lie within it, or if it is divided already.
+    fn divide(&self, _chunk: usize, _offset: u64, _stride: u64, _bytes: u64, _count: u32) -> Option<Arc<Division>> {
+        None
     }
 
     /// Part of a chunk on its GPU.

@@ -7,7 +7,7 @@ use std::{
 };
 
 use partywall_cuda::{CuResult, CudaError};
-use partywall_os::lent::{Lent, LentMut};
+use partywall_os::lent::{Division, Lent, LentMut};
 use partywall_shm::{pool as shm, topic};
 use partywall_wire::Control;
 
@@ -29,6 +29,8 @@ pub(crate) struct Blocks {
     /// Where the first block begins.
     base: u64,
     stride: u64,
+    /// Their bytes, in host memory. `None` on a GPU, and once this is dropped.
+    bytes: Option<Arc<Division>>,
     /// `None` once this is dropped.
     keep: Option<Arc<Keep>>,
     /// What is to be done once the GPU is idle.
@@ -58,9 +60,10 @@ impl Blocks {
         if words.blocks() != shape.blocks || blocks != shape.blocks {
             return Err(foreign("with another number of words than blocks"));
         }
-        let keep = segment.take_lease();
+        let bytes = segment.divide(base, stride, shape.block_bytes, shape.blocks);
+        let (keep, waiting) = (segment.take_lease(), Mutex::default());
         let (words, topic) = (Arc::new(words), topic.map(Arc::new));
-        Ok(Self { segment: Some(segment), words, topic, shape, base, stride, keep, waiting: Mutex::default() })
+        Ok(Self { segment: Some(segment), words, topic, shape, base, stride, bytes, keep, waiting })
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -102,12 +105,12 @@ impl Blocks {
     /// The bytes of a block in host memory, for those who read them while nobody writes. `None` if somebody in this process
     /// may.
     pub(crate) fn lend(&self, index: u32) -> Result<Option<Lent>> {
-        self.segment().lend(self.offset(index), self.shape.block_bytes)
+        Ok(self.bytes()?.lend(index as usize))
     }
 
     /// The same for the one who has it alone. `None` if another in this process uses it.
     pub(crate) fn lend_mut(&self, index: u32) -> Result<Option<LentMut>> {
-        self.segment().lend_mut(self.offset(index), self.shape.block_bytes)
+        Ok(self.bytes()?.lend_mut(index as usize))
     }
 
     /// A block on the GPU.
@@ -166,6 +169,10 @@ impl Blocks {
         }
     }
 
+    fn bytes(&self) -> Result<&Arc<Division>> {
+        self.bytes.as_ref().ok_or_else(|| self.segment().is_on_gpu())
+    }
+
     fn waiting(&self) -> MutexGuard<'_, Vec<Then>> {
         // Nothing is left half-done behind it.
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
@@ -182,7 +189,7 @@ impl Drop for Blocks {
         // What others open must stay until the broker gives it to nobody any more.
         let published = self.segment.take_if(|segment| segment.is_published());
         // Unmapped before the lease is given back; on a GPU that waits for whatever still uses it.
-        self.segment = None;
+        (self.bytes, self.segment) = (None, None);
         if let Some(keep) = self.keep.take() {
             keep.release();
         }

@@ -2,10 +2,15 @@
 
 use std::sync::Arc;
 
-use partywall_os::lent::{Lent, LentMut};
+use partywall_os::lent::Division;
 
 use super::Segment;
-use crate::{domain::Keep, error::Result, gpu::DeviceRange};
+use crate::{
+    domain::Keep,
+    error::{Error, Result},
+    gpu::DeviceRange,
+    kind::wrong_kind,
+};
 
 impl Segment {
     /// Where its first tensor begins and how long it is; `None` if it is not in the first chunk.
@@ -24,14 +29,14 @@ impl Segment {
         self.lease.take().map(|lease| Arc::new(self.domain.keep(lease)))
     }
 
-    /// Part of its host memory for reading, while nobody writes it; `None` if somebody in this process does.
-    pub(crate) fn lend(&self, offset: u64, bytes: u64) -> Result<Option<Lent>> {
-        self.memory().lend(0, offset, bytes).map_err(|e| self.named(e))
+    /// Its host memory in `count` parts of `bytes` bytes, to be lent one by one; `None` on a GPU.
+    pub(crate) fn divide(&self, offset: u64, stride: u64, bytes: u64, count: u32) -> Option<Arc<Division>> {
+        self.memory().divide(0, offset, stride, bytes, count)
     }
 
-    /// Part of its host memory that is the caller's alone; `None` if somebody in this process uses it.
-    pub(crate) fn lend_mut(&self, offset: u64, bytes: u64) -> Result<Option<LentMut>> {
-        self.memory().lend_mut(0, offset, bytes).map_err(|e| self.named(e))
+    /// What those are told who ask for such a part nevertheless.
+    pub(crate) fn is_on_gpu(&self) -> Error {
+        self.named(wrong_kind("GPU", "host", "a slice"))
     }
 
     /// Part of its memory on its GPU.

@@ -1,0 +1,54 @@
+//! Hints to the processor, which change nothing but how long things take.
+#![allow(unsafe_code)]
+
+/// Has the processor begin to fetch the cache line at the beginning of `value`, which will be read soon.
+#[inline]
+pub fn prefetch<T: ?Sized>(value: &T) {
+    fetch(std::ptr::from_ref(value).cast());
+}
+
+/// Has the processor begin to fetch the cache line at the beginning of `value`, which will be written soon: other processors
+/// give it up meanwhile.
+#[inline]
+pub fn prefetch_to_write<T: ?Sized>(value: &T) {
+    fetch_to_write(std::ptr::from_ref(value).cast());
+}
+
+#[inline]
+pub(crate) fn fetch(address: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the instruction is a hint, which is allowed for any address; it reads nothing into a register and never faults.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(address.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
+}
+
+#[inline]
+pub(crate) fn fetch_to_write(address: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // The compiler's own would be the one for reading, since not all processors of this kind say that they know this one; those
+    // that do not know it do nothing.
+    // SAFETY: as above.
+    unsafe {
+        std::arch::asm!("prefetchw [{}]", in(reg) address, options(nostack, preserves_flags, readonly));
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hints_change_nothing() {
+        let bytes = [7_u8; 64];
+        prefetch(&bytes);
+        prefetch_to_write(&bytes[..]);
+        fetch(std::ptr::null());
+        fetch_to_write(std::ptr::null());
+        assert_eq!(bytes, [7; 64]);
+    }
+}
