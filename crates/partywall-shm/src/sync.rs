@@ -7,10 +7,21 @@
 
 use std::{ops::Deref, time::Duration};
 
+#[cfg(not(loom))]
+pub(crate) use partywall_os::cpu::{prefetch, prefetch_to_write};
+
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 #[cfg(not(loom))]
 pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+/// A model has no caches.
+#[cfg(loom)]
+pub(crate) fn prefetch<T>(_: &T) {}
+
+/// As above.
+#[cfg(loom)]
+pub(crate) fn prefetch_to_write<T>(_: &T) {}
 
 /// An atomic integer to sleep on: an [`AtomicU32`], or the low half of an [`AtomicU64`].
 #[derive(Debug)]

@@ -65,6 +65,11 @@ impl Pool {
         self.core().try_acquire(row)
     }
 
+    /// A free block, which [`Pool::try_alloc`] is likely to take next.
+    pub fn next_free(&self) -> Option<u32> {
+        self.core().next_free()
+    }
+
     /// Takes a block for a row, or begins to wait for one.
     pub fn alloc(&self, row: u16) -> Attempt<'_> {
         self.core().acquire(row)

@@ -140,13 +140,23 @@ impl<'a> Core<'a> {
 
     /// Frees a slot that was seen in use, and serves. `false` if it is no longer as it was seen.
     pub(crate) fn free(self, index: u32, seen: SlotWord) -> bool {
-        if !self.slots.get(index as usize).is_some_and(|slot| slot.free(seen)) {
-            return false;
+        self.free_all([(index, seen)]) == 1
+    }
+
+    /// The same for several slots. Returns how many it has freed.
+    pub(crate) fn free_all(self, all: impl IntoIterator<Item = (u32, SlotWord)>) -> u32 {
+        let mut freed = 0;
+        for (index, seen) in all {
+            if self.slots.get(index as usize).is_some_and(|slot| slot.free(seen)) {
+                freed += 1;
+                self.set_look(index);
+                point("slots: slot freed, nobody served");
+            }
         }
-        self.set_look(index);
-        point("slots: slot freed, nobody served");
-        self.serve();
-        true
+        if freed != 0 {
+            self.serve();
+        }
+        freed
     }
 
     /// Lets whoever knows index and generation have what is held.
@@ -270,6 +280,14 @@ impl<'a> Core<'a> {
         // A model need not try that hint, too: it is right wherever the search begins.
         let look = if cfg!(loom) { 0 } else { self.header.look.load(Ordering::Relaxed) as usize };
         if look < self.slots.len() { look } else { 0 }
+    }
+
+    /// The slot that would be taken next, if there is one.
+    pub(crate) fn next_free(self) -> Option<u32> {
+        let start = self.look();
+        let slots = || self.slots.iter().enumerate();
+        let mut all = slots().skip(start).chain(slots().take(start));
+        all.find(|(_, slot)| slot.load().state() == State::Free).map(|(index, _)| index as u32)
     }
 
     fn set_look(self, slot: u32) {

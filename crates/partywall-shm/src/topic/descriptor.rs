@@ -35,7 +35,7 @@
 
 use super::{Description, Message};
 use crate::{
-    sync::{AtomicU64, Ordering},
+    sync::{AtomicU64, Ordering, prefetch, prefetch_to_write},
     timeline::Ending,
 };
 
@@ -188,6 +188,18 @@ impl Descriptor {
 
 /// For all.
 impl Descriptor {
+    /// Has the processor fetch what every reader reads.
+    pub(super) fn prefetch(&self) {
+        prefetch(&self.generation);
+        prefetch(&self.shape);
+    }
+
+    /// Has the processor fetch what every publisher writes.
+    pub(super) fn prefetch_to_write(&self) {
+        prefetch_to_write(&self.generation);
+        prefetch_to_write(&self.shape);
+    }
+
     pub(super) fn origin(&self) -> Origin {
         Origin::of(self.origin.load(Ordering::Relaxed))
     }

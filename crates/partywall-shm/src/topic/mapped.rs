@@ -13,8 +13,8 @@ use partywall_os::{
 };
 
 use super::{
-    Audit, Description, Header, MAX_HEADER, MAX_RANK, Message, PublisherPlace, PublisherState, Received, Seated, Shape,
-    Status, SubscriberPlace, SubscriberState, Taken, TimelineCell, Unpublished,
+    Ahead, Audit, Description, Header, MAX_HEADER, MAX_RANK, Message, PublisherPlace, PublisherState, Received, Seated,
+    Shape, Status, SubscriberPlace, SubscriberState, Taken, TimelineCell, Unpublished,
     core::Core,
     descriptor::Descriptor,
     entry::Entry,
@@ -150,6 +150,13 @@ impl Topic {
         self.core().set_timeline(place, cell);
     }
 
+    /// Has the processor fetch what [`Topic::publish`] is going to write of a block.
+    pub fn prefetch_to_write(&self, block: u32) {
+        if let Some(descriptor) = self.parts.descriptors.get(block as usize) {
+            descriptor.prefetch_to_write();
+        }
+    }
+
     /// Publishes a block that its member holds, and returns its position. If the message's status is final it is the topic's
     /// then; otherwise it is still held and has to be [retired](Topic::retire).
     ///
@@ -229,9 +236,11 @@ impl Topic {
         self.core().receive(pool.core(), place)
     }
 
-    /// Whether [`Topic::receive`] would find something else than nothing.
-    pub fn has_sample(&self, place: &SubscriberPlace) -> bool {
-        self.core().has_sample(place)
+    /// What [`Topic::receive`] would find for a subscriber whose [`SubscriberPlace::next`] is, or was, that; for those who look
+    /// again and again. Has the processor fetch what is said of the sample.
+    #[inline]
+    pub fn look(&self, place: Seated, next: u64) -> Ahead {
+        self.core().look(place, next)
     }
 
     /// What is said of a sample. It stays so while the sample is held.

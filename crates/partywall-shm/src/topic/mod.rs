@@ -50,7 +50,7 @@ pub use descriptor::{MAX_HEADER, MAX_RANK, Status};
 pub use mapped::Topic;
 pub use members::TimelineCell;
 pub use publish::{Message, PublisherPlace, Unpublished};
-pub use receive::{Received, SubscriberPlace, Taken};
+pub use receive::{Ahead, Received, SubscriberPlace, Taken};
 pub use seat::Seated;
 
 /// The most entries that a ring can have.

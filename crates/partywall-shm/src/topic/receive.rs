@@ -52,6 +52,17 @@ pub enum Received {
     Parted,
 }
 
+/// What there is to receive, as far as a look at the ring tells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ahead {
+    /// Nothing.
+    Nothing,
+    /// A sample in this block of the pool, if there is such a one.
+    Sample(u32),
+    /// A later sample, or that the broker has parted us.
+    Other,
+}
+
 /// A sample that is held. Its block is lost, until its reader dies, if it is not [released](super::Topic::release).
 #[derive(Debug, PartialEq, Eq)]
 #[must_use]
@@ -75,6 +86,11 @@ impl Taken {
         self.position
     }
 
+    /// The same hold once more. It is released once.
+    pub fn again(&self) -> Self {
+        Self { ..*self }
+    }
+
     /// Samples between the one before, of this subscriber, and this one, which it has not received.
     pub fn missed(&self) -> u64 {
         self.missed
@@ -85,6 +101,11 @@ impl SubscriberPlace {
     /// Its number, which no other publisher or subscriber of the topic ever has.
     pub fn id(&self) -> u64 {
         self.seat.id()
+    }
+
+    /// The first position that it has not looked at.
+    pub fn next(&self) -> u64 {
+        self.cursor
     }
 
     /// The place itself.
@@ -144,11 +165,21 @@ impl<'a> Core<'a> {
         Received::Busy
     }
 
-    /// Whether there is something to receive, or we have been parted.
-    pub(super) fn has_sample(self, place: &SubscriberPlace) -> bool {
-        let (at, _, seen) = self.at(place.cursor);
-        !matches!(seen.filling(at), Filling::Next | Filling::Later)
-            || self.subscribers[place.index].seat.load() != place.seat
+    /// What there is to receive at a position or behind it.
+    #[inline]
+    pub(super) fn look(self, place: Seated, next: u64) -> Ahead {
+        let (at, _, seen) = self.at(next);
+        match seen.filling(at) {
+            Filling::Filled(block) => {
+                // It takes longer to come than all that has to be done before it is read.
+                if let Some(descriptor) = self.descriptors.get(usize::from(block)) {
+                    descriptor.prefetch();
+                }
+                Ahead::Sample(block.into())
+            }
+            Filling::Next | Filling::Later if self.subscribers[place.index].seat.load() == place.seat => Ahead::Nothing,
+            Filling::Next | Filling::Later | Filling::Overwritten => Ahead::Other,
+        }
     }
 
     /// Lets go of a sample.

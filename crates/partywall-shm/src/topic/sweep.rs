@@ -1,9 +1,10 @@
 //! How blocks become free: those that are in no entry of the ring and in no hold of a reader.
 //!
-//! Nobody counts references. Who finds no free block, or lets go of one while somebody waits for a block, *sweeps*: looks
-//! at all blocks' slots, then at all entries, and behind a fence at all holds; what is published, in no entry and in no hold
-//! is freed by compare-and-swap from the word that it began with. So a block may be in no use and not free for a while;
-//! that costs nobody anything, and in the steady state no publisher and no reader looks at another's holds.
+//! Nobody counts references. Who finds no free block, for now or for the next sample, or lets go of one while somebody
+//! waits for a block, *sweeps*: looks at all blocks' slots, then at all entries, and behind a fence at all holds; what is
+//! published, in no entry and in no hold is freed by compare-and-swap from the word that it began with. So a block may be in
+//! no use and not free for a while; that costs nobody anything, and otherwise no publisher and no reader looks at another's
+//! holds.
 //!
 //! Why it is right. A slot word is there once. If it is unchanged in the end, the block was published all the time; since it
 //! was put into the ring before that, and leaves it once, it was out of the ring from our look at its entry on. A reader
@@ -36,14 +37,15 @@ impl Core<'_> {
     pub(super) fn sweep(self, slots: slots::Core<'_>) -> u32 {
         let candidates = self.unused(slots);
         point("topic: blocks found unused, not freed");
-        candidates.filter(|(block, seen)| slots.free(*block, *seen)).count() as u32
+        slots.free_all(candidates)
     }
 
     /// The published blocks that are in no use, each as it was seen.
     pub(super) fn unused(self, slots: slots::Core<'_>) -> impl Iterator<Item = (u32, SlotWord)> {
         let blocks = self.descriptors.len() as u32;
+        let mut published = Vec::with_capacity(blocks as usize);
         let seen = (0..blocks).filter_map(|block| Some((block, slots.seen(block)?)));
-        let published: Vec<_> = seen.filter(|(_, seen)| seen.state() == State::Held(NOBODY)).collect();
+        published.extend(seen.filter(|(_, seen)| seen.state() == State::Held(NOBODY)));
         let mut used = Blocks::none(blocks);
         for entry in self.ring {
             if let Some(block) = entry.load().block() {
@@ -76,21 +78,44 @@ impl Core<'_> {
 }
 
 /// A set of blocks.
-pub(super) struct Blocks(Vec<u64>);
+pub(super) enum Blocks {
+    Few([u64; FEW]),
+    Many(Vec<u64>),
+}
 
 impl Blocks {
     pub(super) fn none(blocks: u32) -> Self {
-        Self(vec![0; blocks.div_ceil(64) as usize])
+        match blocks.div_ceil(64) as usize {
+            ..=FEW => Self::Few([0; FEW]),
+            words => Self::Many(vec![0; words]),
+        }
+    }
+
+    fn words(&self) -> &[u64] {
+        match self {
+            Self::Few(words) => words,
+            Self::Many(words) => words,
+        }
+    }
+
+    fn words_mut(&mut self) -> &mut [u64] {
+        match self {
+            Self::Few(words) => words,
+            Self::Many(words) => words,
+        }
     }
 
     /// Does nothing for a block that there is not. Returns whether it was there already.
     pub(super) fn insert(&mut self, block: u32) -> bool {
-        let Some(word) = self.0.get_mut(block as usize / 64) else { return false };
+        let Some(word) = self.words_mut().get_mut(block as usize / 64) else { return false };
         let bit = 1 << (block % 64);
         std::mem::replace(word, *word | bit) & bit != 0
     }
 
     pub(super) fn contains(&self, block: u32) -> bool {
-        self.0.get(block as usize / 64).is_some_and(|word| word & 1 << (block % 64) != 0)
+        self.words().get(block as usize / 64).is_some_and(|word| word & 1 << (block % 64) != 0)
     }
 }
+
+/// Words of a set for which no memory is allocated.
+const FEW: usize = 4;

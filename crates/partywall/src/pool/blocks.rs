@@ -169,6 +169,20 @@ impl Blocks {
         }
     }
 
+    /// Has the processor fetch the first bytes of a block in host memory, which will be read soon.
+    pub(crate) fn prefetch(&self, index: u32) {
+        if let Some(bytes) = &self.bytes {
+            bytes.prefetch(index as usize);
+        }
+    }
+
+    /// The same, for one that will be written soon.
+    pub(crate) fn prefetch_to_write(&self, index: u32) {
+        if let Some(bytes) = &self.bytes {
+            bytes.prefetch_to_write(index as usize);
+        }
+    }
+
     fn bytes(&self) -> Result<&Arc<Division>> {
         self.bytes.as_ref().ok_or_else(|| self.segment().is_on_gpu())
     }

@@ -10,6 +10,7 @@ use std::{
 
 use bytemuck::PodCastError;
 use partywall_cuda::StreamRef;
+use partywall_os::lent::LentMut;
 use partywall_shm::{
     DType, members,
     semaphore::Held,
@@ -36,6 +37,8 @@ use crate::{
 #[must_use = "what is not published comes back"]
 pub struct Loan {
     joined: Arc<Joined>,
+    /// The block's bytes, once they were asked for; given up before it.
+    lent: Option<LentMut>,
     block: Block,
     dtype: DType,
     rank: usize,
@@ -47,9 +50,11 @@ pub struct Loan {
 }
 
 /// What streams that fill a sample use. Dropped before they have, it waits for the GPU, as the block does.
+#[derive(Default)]
 struct Used {
     things: Vec<Box<dyn Any + Send + Sync>>,
-    blocks: Arc<Blocks>,
+    /// Whose they are, once there are any.
+    blocks: Option<Arc<Blocks>>,
 }
 
 /// A block that is filled, or that a stream is going to fill, and nothing is written to any more by anybody else.
@@ -79,8 +84,8 @@ impl Loan {
     pub(super) fn new(joined: Arc<Joined>, block: Block, dtype: DType, extents: &[u64], bytes: u64) -> Self {
         let mut shape = [0; MAX_RANK];
         shape[..extents.len()].copy_from_slice(extents);
-        let (rank, used) = (extents.len(), Used { things: Vec::new(), blocks: joined.open.blocks.clone() });
-        Self { joined, block, dtype, rank, shape, bytes, header: Vec::new(), inputs: Vec::new(), used }
+        let (rank, used) = (extents.len(), Used::default());
+        Self { joined, lent: None, block, dtype, rank, shape, bytes, header: Vec::new(), inputs: Vec::new(), used }
     }
 
     /// Its bytes, to be written by the CPU. Host memory only.
@@ -88,9 +93,7 @@ impl Loan {
     /// # Errors
     /// [`Error::WrongKind`]; [`Error::BlockNotHeld`] if the broker gave it to others, because it took this process for dead.
     pub fn bytes_mut(&mut self) -> Result<&mut [u8]> {
-        // `Publisher::loan` has found it to fit.
-        let bytes = self.bytes as usize;
-        self.block.bytes_mut().map(|block| &mut block[..bytes])
+        lend(&mut self.lent, &self.joined, &self.block, self.bytes)
     }
 
     /// Its elements, to be written by the CPU. Host memory only.
@@ -98,9 +101,10 @@ impl Loan {
     /// # Errors
     /// As [`bytes_mut`](Self::bytes_mut); [`Error::WrongDType`].
     pub fn as_mut_slice<T: Element>(&mut self) -> Result<&mut [T]> {
-        let (topic, has) = (self.joined.clone(), self.dtype);
-        check_dtype::<T>(topic.open.name(), has)?;
-        elements_mut(self.bytes_mut()?).map_err(|error| not_elements(topic.open.name(), error))
+        let topic = self.joined.open.name();
+        check_dtype::<T>(topic, self.dtype)?;
+        let bytes = lend(&mut self.lent, &self.joined, &self.block, self.bytes)?;
+        elements_mut(bytes).map_err(|error| not_elements(topic, error))
     }
 
     /// Where it is on its GPU, for kernels and copies of the caller's.
@@ -137,10 +141,12 @@ impl Loan {
 
     /// Keeps something that work on a stream uses to fill it, such as memory that it is copied from, until that is done.
     pub fn keep(&mut self, thing: impl Any + Send + Sync) {
+        self.used.blocks.get_or_insert_with(|| self.joined.open.blocks.clone());
         self.used.things.push(Box::new(thing));
     }
 
     /// Says that it is filled. Where a stream fills it, what that needs is enqueued by now.
+    #[inline]
     pub fn filled(self) -> Filled {
         Filled(self)
     }
@@ -175,8 +181,10 @@ impl Used {
 impl Drop for Used {
     fn drop(&mut self) {
         let things = self.take();
-        if !things.is_empty() && self.blocks.domain().link().require_ours().is_ok() {
-            self.blocks.when_idle(move || drop(things));
+        if let Some(blocks) = self.blocks.take().filter(|_| !things.is_empty())
+            && blocks.domain().link().require_ours().is_ok()
+        {
+            blocks.when_idle(move || drop(things));
         }
     }
 }
@@ -188,7 +196,9 @@ impl Filled {
     /// # Errors
     /// As [`Block::release`].
     pub fn release(self) -> Result<()> {
-        self.0.block.release()
+        let Loan { lent, block, .. } = self.0;
+        drop(lent);
+        block.release()
     }
 
     /// Publishes it, and waits up to `timeout` for subscribers that are not to miss anything. What it contains was written
@@ -208,22 +218,29 @@ impl Filled {
     ///
     /// # Errors
     /// As [`publish`](Self::publish).
-    pub fn publish_unless(self, timeout: Duration, stop: impl FnMut() -> bool) -> Result<Published, UnpublishedSample> {
+    pub fn publish_unless(
+        mut self,
+        timeout: Duration,
+        stop: impl FnMut() -> bool,
+    ) -> Result<Published, UnpublishedSample> {
         let status = match self.verdict() {
             Verdict::Sound => Status::Ready,
             Verdict::Undecided => Status::Unverified,
             Verdict::Failed => Status::Tainted,
         };
-        self.give(status, 0, timeout, stop, |filled, held| {
-            let Loan { joined, inputs, mut used, .. } = filled.0;
-            drop(used.take());
-            if status == Status::Unverified {
-                let Words { topic, pool, .. } = &*joined.open.words;
-                topic.retire(pool, &held);
-                let flight = Flight { block: held.index(), generation: held.generation(), written: None, inputs };
-                joined.flights().add(joined.open.domain(), flight);
-            }
-        })
+        let (published, held) = match self.give(status, 0, timeout, stop) {
+            Ok(given) => given,
+            Err(error) => return Err(UnpublishedSample { error, filled: Box::new(self) }),
+        };
+        let Loan { joined, inputs, used, .. } = &mut self.0;
+        drop(used.take());
+        if status == Status::Unverified {
+            let Words { topic, pool, .. } = &*joined.open.words;
+            topic.retire(pool, &held);
+            let (block, generation, inputs) = (held.index(), held.generation(), std::mem::take(inputs));
+            joined.flights().add(joined.open.domain(), Flight { block, generation, written: None, inputs });
+        }
+        Ok(published)
     }
 
     /// Publishes it as what it will be when everything is done that is on `stream` now. Nobody waits for that: who receives
@@ -245,7 +262,7 @@ impl Filled {
     /// # Errors
     /// As [`publish_on`](Self::publish_on).
     pub fn publish_on_unless(
-        self,
+        mut self,
         stream: StreamRef<'_>,
         timeout: Duration,
         stop: impl FnMut() -> bool,
@@ -256,35 +273,36 @@ impl Filled {
         };
         let is_sound = self.verdict() == Verdict::Sound;
         let status = if is_sound { Status::Timeline } else { Status::Unverified };
-        self.give(status, value, timeout, stop, |filled, held| {
-            let Loan { joined, inputs, mut used, .. } = filled.0;
-            let (block, generation) = (held.index(), held.generation());
-            let written = Some(Written { held, order, value, _used: used.take() });
-            joined.flights().add(joined.open.domain(), Flight { block, generation, written, inputs });
-        })
+        let (published, held) = match self.give(status, value, timeout, stop) {
+            Ok(given) => given,
+            Err(error) => return Err(UnpublishedSample { error, filled: Box::new(self) }),
+        };
+        let Loan { joined, inputs, used, .. } = &mut self.0;
+        let (block, generation, inputs) = (held.index(), held.generation(), std::mem::take(inputs));
+        let written = Some(Written { held, order, value, _used: used.take() });
+        joined.flights().add(joined.open.domain(), Flight { block, generation, written, inputs });
+        Ok(published)
     }
 
-    /// Publishes it, and has `given` do what follows.
+    /// Publishes it. Its block is then the caller's.
     fn give(
-        mut self,
+        &mut self,
         status: Status,
         value: u64,
         timeout: Duration,
         stop: impl FnMut() -> bool,
-        given: impl FnOnce(Self, Held),
-    ) -> Result<Published, UnpublishedSample> {
-        let Some(held) = self.0.block.take() else {
-            let error = Error::BlockNotHeld { pool: self.0.joined.open.name().to_owned() };
-            return Err(UnpublishedSample { error, filled: Box::new(self) });
-        };
+    ) -> Result<(Published, Held)> {
+        self.0.lent = None;
+        let held = self.0.block.take();
+        let held = held.ok_or_else(|| Error::BlockNotHeld { pool: self.0.joined.open.name().to_owned() })?;
         match self.put(&held, status, value, timeout, stop) {
             Ok(published) => {
-                given(self, held);
-                Ok(published)
+                self.0.joined.look_ahead();
+                Ok((published, held))
             }
             Err(error) => {
                 self.0.block.put_back(held);
-                Err(UnpublishedSample { error, filled: Box::new(self) })
+                Err(error)
             }
         }
     }
@@ -312,6 +330,10 @@ impl Filled {
             let sequence = place.published();
             topic.publish(pool, &mut place, held, &message).map(|position| Published { sequence, position })
         };
+        // Most need not wait, and a look at the clock takes as long as a good part of all this.
+        if let Ok(published) = try_it() {
+            return Ok(published);
+        }
         let (start, mut blocked_since) = (Instant::now(), None);
         let outcome = loop {
             let seen = match try_it() {
@@ -376,6 +398,17 @@ impl fmt::Display for UnpublishedSample {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "a sample was not published: {}", self.error)
     }
+}
+
+/// The first `bytes` bytes of a block, taken from the mapping when they are first asked for.
+fn lend<'a>(lent: &'a mut Option<LentMut>, joined: &Joined, block: &Block, bytes: u64) -> Result<&'a mut [u8]> {
+    let blocks = &joined.open.blocks;
+    if lent.is_none() {
+        *lent = blocks.lend_mut(block.index())?;
+    }
+    let lent = lent.as_mut().ok_or_else(|| Error::BlockNotHeld { pool: blocks.name().to_owned() })?;
+    // `Publisher::loan` has found it to fit.
+    Ok(&mut lent[..bytes as usize])
 }
 
 /// That elements of a sample of a topic are such.

@@ -84,7 +84,11 @@ impl Publisher {
     /// more than 8 dimensions, or that does not fill whole bytes; [`Error::Timeout`]; [`Error::BrokerGone`] when it has to
     /// wait; [`Error::Forked`].
     pub fn loan(&self, dtype: DType, shape: &[u64], timeout: Duration) -> Result<Loan> {
-        self.loan_unless(dtype, shape, timeout, || false)?.ok_or_else(|| self.joined.no_block(timeout))
+        let bytes = self.joined.bytes(dtype, shape)?;
+        match self.take_unless(timeout, || false)? {
+            Some(held) => Ok(self.joined.lend(held, dtype, shape, bytes)),
+            None => Err(self.joined.no_block(timeout)),
+        }
     }
 
     /// As [`loan`](Self::loan), but gives up when `stop` says so: then it is `None`. While it waits `stop` is asked every
@@ -97,14 +101,17 @@ impl Publisher {
         dtype: DType,
         shape: &[u64],
         timeout: Duration,
-        mut stop: impl FnMut() -> bool,
+        stop: impl FnMut() -> bool,
     ) -> Result<Option<Loan>> {
+        let bytes = self.joined.bytes(dtype, shape)?;
+        Ok(self.take_unless(timeout, stop)?.map(|held| self.joined.lend(held, dtype, shape, bytes)))
+    }
+
+    fn take_unless(&self, timeout: Duration, mut stop: impl FnMut() -> bool) -> Result<Option<Held>> {
         let Self { joined, attention } = self;
-        let bytes = joined.bytes(dtype, shape)?;
         let late = || joined.no_block(timeout);
         let Some(left) = joined.await_flights(timeout, &mut stop)? else { return Ok(None) };
-        let held = slots::take_unless(&**joined, joined.open.domain(), attention, left, stop, late)?;
-        Ok(held.map(|held| joined.lend(held, dtype, shape, bytes)))
+        slots::take_unless(&**joined, joined.open.domain(), attention, left, stop, late)
     }
 
     /// Borrows a block if one is free.
@@ -228,6 +235,20 @@ impl Joined {
         Ok(Writer { timeline, order, last })
     }
 
+    /// Readies a block for the next loan: whoever waits for what has just been published is not kept from it.
+    pub(super) fn look_ahead(&self) {
+        let Words { topic, pool, .. } = &*self.open.words;
+        let next = pool.next_free().or_else(|| {
+            topic.sweep(pool);
+            pool.next_free()
+        });
+        if let Some(block) = next {
+            topic.prefetch_to_write(block);
+            self.open.blocks.prefetch_to_write(block);
+        }
+    }
+
+    #[inline]
     fn lend(self: &Arc<Self>, held: Held, dtype: DType, shape: &[u64], bytes: u64) -> Loan {
         Loan::new(self.clone(), Block::new(self.open.blocks.clone(), held), dtype, shape, bytes)
     }

@@ -18,7 +18,7 @@ use partywall_shm::{
 };
 
 use super::{
-    Open, Words,
+    Open,
     loan::{check_dtype, not_elements},
     subscriber::{Joined, Seat},
     timelines::{Order, SETTLING},
@@ -42,10 +42,12 @@ use crate::{
 #[must_use = "a sample that is dropped is gone"]
 pub struct Sample {
     /// `None` once it is released.
-    reading: Option<Arc<Reading>>,
+    taken: Option<Taken>,
+    /// The hold, once others have it, too: then the last of them lets go.
+    shared: OnceLock<Arc<Reading>>,
     description: Description,
-    /// Its bytes, once they were asked for.
-    bytes: OnceLock<Option<Lent>>,
+    /// Its bytes in host memory. `None` on a GPU, and if somebody in this process writes them, which nobody may.
+    bytes: Option<Lent>,
     /// The timeline that says when it is complete, once it was asked for.
     timeline: OnceLock<Arc<Timeline>>,
     /// Whether somebody was told where it is on the GPU.
@@ -65,7 +67,6 @@ pub struct UnreleasedSample {
 
 /// A hold on a block, until the last who has this lets go. Nothing here has a connection.
 pub(super) struct Reading {
-    words: Arc<Words>,
     /// Keeps the subscriber's place, of which the hold is.
     seat: Arc<Seat>,
     taken: Taken,
@@ -100,14 +101,12 @@ impl Verdict {
 
 impl Sample {
     pub(super) fn new(joined: Arc<Joined>, taken: Taken) -> Self {
-        let words = joined.open().words.clone();
-        let description = words.topic.describe(&taken).believed(joined.open().blocks.shape().block_bytes);
-        let (value, seat) = (description.value, joined.seat().clone());
-        seat.note_received();
-        let reading = Reading { words, seat, taken, value, order: OnceLock::new(), lost: AtomicBool::new(false) };
-        let (bytes, timeline) = (OnceLock::new(), OnceLock::new());
-        let (reading, told) = (Some(Arc::new(reading)), AtomicBool::new(false));
-        Self { joined, reading, description, bytes, timeline, told }
+        let Open { words, blocks, .. } = joined.open();
+        let description = words.topic.describe(&taken).believed(blocks.shape().block_bytes);
+        // Always, because most ask for them: doing it when the first does takes as long again.
+        let bytes = blocks.lend(taken.block()).ok().flatten();
+        let (taken, shared, timeline) = (Some(taken), OnceLock::new(), OnceLock::new());
+        Self { joined, taken, shared, description, bytes, timeline, told: AtomicBool::new(false) }
     }
 
     /// The type of its elements.
@@ -166,16 +165,14 @@ impl Sample {
         if self.is_empty() {
             return Ok(&[]);
         }
-        if self.bytes.get().is_none() && !self.is_complete()? {
+        if !self.is_complete()? {
             return Err(self.not_ready());
         }
-        let blocks = &self.open().blocks;
-        let lent = self.bytes.get_or_init(|| blocks.lend(self.taken().block()).ok().flatten());
-        match lent {
+        match &self.bytes {
             // As long as a block at most.
             Some(bytes) => Ok(&bytes[..self.len() as usize]),
             None => {
-                blocks.lend(self.taken().block())?;
+                self.open().blocks.lend(self.taken().block())?;
                 Err(Error::BlockNotHeld { pool: self.topic().to_owned() })
             }
         }
@@ -287,8 +284,9 @@ impl Sample {
             }
         });
         released.map_err(|error| {
-            self.joined.seat().note_received();
-            self.reading = Some(reading);
+            self.bytes = self.open().blocks.lend(reading.taken.block()).ok().flatten();
+            self.taken = Some(reading.taken.again());
+            self.shared = OnceLock::from(reading);
             UnreleasedSample { error, sample: Box::new(self) }
         })
     }
@@ -312,7 +310,7 @@ impl Sample {
     /// ask who cannot find out.
     pub(super) fn input(&self) -> Result<Arc<Reading>> {
         self.timeline()?;
-        Ok(self.reading().clone())
+        Ok(self.shared.get_or_init(|| self.share(self.taken().again())).clone())
     }
 
     /// The timeline that is to be waited for; `None` if the sample is complete.
@@ -341,6 +339,9 @@ impl Sample {
 
     /// Whether it is complete, whatever it is made of.
     fn is_complete(&self) -> Result<bool> {
+        if matches!(self.status(), Status::Ready | Status::Done) {
+            return Ok(true);
+        }
         let Some(timeline) = self.pending()? else { return Ok(true) };
         match Order::of(timeline).progress(self.description.value) {
             Progress::Reached => Ok(true),
@@ -360,7 +361,9 @@ impl Sample {
         let found = self.joined.timelines().of(self.open(), self.taken(), self.publisher())?;
         let Some(found) = found else { return Ok(None) };
         let known = self.timeline.get_or_init(|| found);
-        self.reading().order.get_or_init(|| Order::of(known));
+        if let Some(shared) = self.shared.get() {
+            shared.order.get_or_init(|| Order::of(known));
+        }
         Ok(Some(known))
     }
 
@@ -395,27 +398,36 @@ impl Sample {
     }
 
     fn taken(&self) -> &Taken {
-        &self.reading().taken
-    }
-
-    fn reading(&self) -> &Arc<Reading> {
         // Only `let_go` takes it, and nothing can be called afterwards.
-        self.reading.as_ref().expect("a sample is held until it is released")
+        self.taken.as_ref().expect("a sample is held until it is released")
     }
 
     /// Ends the use of its bytes.
     fn let_go(&mut self) -> Option<Arc<Reading>> {
-        self.bytes = OnceLock::new();
-        let reading = self.reading.take()?;
-        self.joined.seat().note_dropped();
-        Some(reading)
+        self.bytes = None;
+        let taken = self.taken.take()?;
+        Some(self.shared.take().unwrap_or_else(|| self.share(taken)))
+    }
+
+    fn share(&self, taken: Taken) -> Arc<Reading> {
+        let order = self.timeline.get().map_or_else(OnceLock::new, |known| OnceLock::from(Order::of(known)));
+        let (seat, value, lost) = (self.joined.seat().clone(), self.description.value, AtomicBool::new(false));
+        Arc::new(Reading { seat, taken, value, order, lost })
     }
 }
 
 impl Drop for Sample {
     fn drop(&mut self) {
-        let Some(reading) = self.let_go() else { return };
-        if self.is_told() && reading.words.are_ours() {
+        if !self.is_told() && self.shared.get().is_none() {
+            // Nobody else has anything of it.
+            self.bytes = None;
+            if let Some(taken) = self.taken.take() {
+                self.joined.seat().release(&taken);
+            }
+        } else if let Some(reading) = self.let_go()
+            && self.is_told()
+            && reading.seat.words().are_ours()
+        {
             self.open().blocks.when_idle(move || drop(reading));
         }
     }
@@ -430,7 +442,7 @@ impl fmt::Debug for Sample {
 impl Reading {
     /// What is known of it. Does not wait.
     pub(super) fn verdict(&self) -> Verdict {
-        match self.words.topic.status(&self.taken) {
+        match self.seat.words().topic.status(&self.taken) {
             Status::Ready | Status::Done => Verdict::Sound,
             Status::Failed(_) | Status::Tainted => Verdict::Failed,
             Status::Unverified => Verdict::Undecided,
@@ -453,9 +465,8 @@ impl Reading {
 
 impl Drop for Reading {
     fn drop(&mut self) {
-        let Words { topic, pool, .. } = &*self.words;
-        if self.words.are_ours() && !self.lost.load(Ordering::Acquire) {
-            topic.release(pool, &self.taken);
+        if !self.lost.load(Ordering::Acquire) {
+            self.seat.release(&self.taken);
         }
     }
 }

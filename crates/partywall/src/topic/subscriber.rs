@@ -5,12 +5,12 @@ use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU32, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
 
-use partywall_shm::topic::{Received, Seated, SubscriberPlace};
+use partywall_shm::topic::{Ahead, Received, Seated, SubscriberPlace, Taken};
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::{Open, Sample, Words, timelines::Timelines};
@@ -55,9 +55,8 @@ pub(super) struct Seat {
     words: Arc<Words>,
     seated: Seated,
     place: Mutex<SubscriberPlace>,
-    /// Samples that were received and not dropped. There may be more holds: of what a GPU still reads, and of what others are
-    /// made of.
-    samples: AtomicU32,
+    /// A position before which nothing is to be received any more, for those who look without the lock.
+    next: AtomicU64,
     /// One of its holds stays until the broker takes it back.
     lost: AtomicBool,
 }
@@ -125,8 +124,8 @@ impl SubscriberOptions {
             let most = open.shape.subscribers;
             return Err(Error::TooManySubscribers { topic: open.name().to_owned(), most });
         };
-        let (words, seated, place) = (open.words.clone(), place.seated(), Mutex::new(place));
-        let seat = Arc::new(Seat { words, seated, place, samples: AtomicU32::new(0), lost: AtomicBool::new(false) });
+        let (words, seated, next) = (open.words.clone(), place.seated(), AtomicU64::new(place.next()));
+        let seat = Arc::new(Seat { words, seated, place: Mutex::new(place), next, lost: AtomicBool::new(false) });
         let joined = Joined { open: open.clone(), seat, timelines: Timelines::default() };
         Ok(Subscriber { joined: Arc::new(joined), attention: Attention::new() })
     }
@@ -152,12 +151,9 @@ impl Subscriber {
         if let Some(sample) = self.try_recv()? {
             return Ok(Some(sample));
         }
-        let Words { topic, .. } = &*self.open().words;
+        let (topic, seat) = (&self.open().words.topic, &self.joined.seat);
         let start = Instant::now();
-        let mut now = {
-            let place = self.joined.seat.place();
-            self.attention.look(start, timeout, || topic.has_sample(&place))
-        };
+        let mut now = self.attention.look(start, timeout, || seat.has_sample());
         // Who announces that he may sleep has publishers wake him.
         if now.is_none()
             && let Some(sample) = self.try_recv()?
@@ -179,11 +175,8 @@ impl Subscriber {
                 return Ok(None);
             }
             self.open().domain().link().require_broker()?;
-            let place = self.joined.seat.place();
-            let has_sample = topic.has_sample(&place);
-            drop(place);
             // A GPU that lets go of a sample, so that there is room, wakes nobody.
-            if has_sample {
+            if seat.has_sample() {
                 std::thread::sleep(backoff.next().min(left));
             } else {
                 topic.sleep_for_sample(seen, left);
@@ -197,18 +190,26 @@ impl Subscriber {
     /// # Errors
     /// As [`recv`](Self::recv), but for those of waiting.
     pub fn try_recv(&self) -> Result<Option<Sample>> {
-        let open = self.open();
+        let (open, seat) = (self.open(), &self.joined.seat);
         let Words { topic, pool, .. } = &*open.words;
         open.domain().link().require_ours()?;
-        let mut place = self.joined.seat.place();
+        // Who looks again and again need not take the lock each time.
+        match seat.look() {
+            Ahead::Nothing => return Ok(None),
+            Ahead::Sample(block) => open.blocks.prefetch(block),
+            Ahead::Other => {}
+        }
+        let mut place = seat.place();
         // Before: what is dropped meanwhile makes room.
-        let is_full = self.joined.seat.is_full();
+        let is_full = self.is_full();
         let mut received = topic.receive(pool, &mut place);
         if received == Received::Full {
             // A stream may have let go of some, and nobody have looked since.
             open.domain().behinds().look();
             received = topic.receive(pool, &mut place);
         }
+        seat.next.store(place.next(), Ordering::Relaxed);
+        drop(place);
         match received {
             Received::Sample(taken) => Ok(Some(Sample::new(self.joined.clone(), taken))),
             // Tried often enough: in a ring that somebody has spoiled it would be for ever.
@@ -269,6 +270,12 @@ impl Subscriber {
         &self.joined.open
     }
 
+    /// Whether there are as many samples as may be held at a time, which share what it has joined with it. There may be more
+    /// holds: of what a GPU still reads, and of what others are made of.
+    fn is_full(&self) -> bool {
+        Arc::strong_count(&self.joined) > self.open().shape.held as usize
+    }
+
     fn late(&self, after: Duration) -> Error {
         Error::Timeout { what: format!("a sample of topic {:?}", self.topic()), after }
     }
@@ -300,17 +307,26 @@ impl Seat {
         self.lost.store(true, Ordering::Release);
     }
 
-    pub(super) fn note_received(&self) {
-        self.samples.fetch_add(1, Ordering::AcqRel);
+    pub(super) fn words(&self) -> &Words {
+        &self.words
     }
 
-    pub(super) fn note_dropped(&self) {
-        self.samples.fetch_sub(1, Ordering::AcqRel);
+    /// Lets go of a sample. Does nothing in a forked child.
+    pub(super) fn release(&self, taken: &Taken) {
+        let Words { topic, pool, .. } = &*self.words;
+        if self.words.are_ours() {
+            topic.release(pool, taken);
+        }
     }
 
-    /// Whether the caller has all samples that it may hold.
-    fn is_full(&self) -> bool {
-        self.samples.load(Ordering::Acquire) >= self.words.topic.shape().held
+    /// Whether there is something to receive, or the broker has parted it.
+    fn has_sample(&self) -> bool {
+        self.look() != Ahead::Nothing
+    }
+
+    fn look(&self) -> Ahead {
+        // Another thread may have received since: then it looks as if there were something, and who receives sees better.
+        self.words.topic.look(self.seated, self.next.load(Ordering::Relaxed))
     }
 
     fn place(&self) -> MutexGuard<'_, SubscriberPlace> {
@@ -367,9 +383,7 @@ impl SubscriberEvent {
         let (watched, seat, mut backoff) = (Arc::downgrade(&fd), joined.seat.clone(), Backoff::new());
         domain.chores().add(Duration::ZERO, move |look| {
             let fd = watched.upgrade()?;
-            // Who receives at the moment is not kept from it.
-            let has_sample = seat.place.try_lock().is_ok_and(|place| seat.words.topic.has_sample(&place));
-            if has_sample || look == Look::Last {
+            if seat.has_sample() || look == Look::Last {
                 backoff = Backoff::new();
                 // It fails only if it is readable already.
                 let _ = rustix::io::write(&fd, &1_u64.to_ne_bytes());
