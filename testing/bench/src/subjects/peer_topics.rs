@@ -69,7 +69,7 @@ fn measure(bench: &mut Bench, broker: &Broker, programs: &Programs<'_>, setting:
         }
         let [fresh_queue, same_queue] = &mut theirs;
 
-        let plan = bench.plan(SAMPLES);
+        let plan = bench.plan(SAMPLES).warm_up(BLOCK).block(BLOCK);
         let memory = if place == "host" { "memory" } else { "gpu" };
         let case = |what: &str| Case::new(what, Unit::Microseconds).parameter(memory, place).parameter("order", order);
         let comparison =
@@ -102,3 +102,6 @@ fn with_goal<'a>(comparison: Comparison<'a>, goal: Option<&str>) -> Result<Compa
 
 /// Of each, for each order: torch waits for the GPU with every message of the same tensor after the thousandth.
 const SAMPLES: usize = 400;
+
+/// Messages in a row, as in a stream of them. One at a time, by turns with the others, would find everybody asleep.
+const BLOCK: usize = 50;
