@@ -139,6 +139,8 @@ impl Core<'_> {
         self.header.samples.ring();
         // Behind the fence of that.
         self.collect(slots);
+        // While readers are busy with this one: what has to be known of them for the next one has to come from them.
+        let _ = self.check_space(place, position + 1);
         Ok(position)
     }
 

@@ -21,7 +21,7 @@ use super::{
 use crate::{
     crash::point,
     slots,
-    sync::{AtomicU64, Ordering, fence},
+    sync::{AtomicU64, Ordering, fence, prefetch_to_write},
 };
 
 /// A subscriber's place, and what it remembers.
@@ -171,7 +171,12 @@ impl<'a> Core<'a> {
         let (at, _, seen) = self.at(next);
         match seen.filling(at) {
             Filling::Filled(block) => {
-                // It takes longer to come than all that has to be done before it is read.
+                // They take longer to come than all that has to be done before they are needed: what is said of the sample,
+                // and what of ours publishers have looked at.
+                prefetch_to_write(&self.subscribers[place.index]);
+                if let Some(hold) = self.holds_of(place.index).next() {
+                    prefetch_to_write(hold);
+                }
                 if let Some(descriptor) = self.descriptors.get(usize::from(block)) {
                     descriptor.prefetch();
                 }

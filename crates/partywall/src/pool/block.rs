@@ -50,7 +50,12 @@ pub struct UnreleasedBlock {
 
 impl Block {
     pub(crate) fn new(blocks: Arc<Blocks>, held: Held) -> Self {
-        Self { blocks, held: Some(held), bytes: OnceLock::new(), told: AtomicBool::new(false) }
+        Self::told(blocks, held, false)
+    }
+
+    /// One of which somebody was told where it is on the GPU, or was not.
+    pub(crate) fn told(blocks: Arc<Blocks>, held: Held, told: bool) -> Self {
+        Self { blocks, held: Some(held), bytes: OnceLock::new(), told: AtomicBool::new(told) }
     }
 
     /// Its bytes, to be written by the CPU. Host memory only.
@@ -220,16 +225,6 @@ impl Block {
     /// The pool's name.
     pub fn pool(&self) -> &str {
         self.blocks.name()
-    }
-
-    /// Makes it another's, who decides when it is given back.
-    pub(crate) fn take(&mut self) -> Option<Held> {
-        self.let_go()
-    }
-
-    /// Undoes that.
-    pub(crate) fn put_back(&mut self, held: Held) {
-        self.held = Some(held);
     }
 
     fn reference(&self) -> BlockRef {

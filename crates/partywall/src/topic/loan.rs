@@ -4,7 +4,10 @@
 use std::{
     any::Any,
     fmt,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -39,7 +42,10 @@ pub struct Loan {
     joined: Arc<Joined>,
     /// The block's bytes, once they were asked for; given up before it.
     lent: Option<LentMut>,
-    block: Block,
+    /// The block; `None` once it is given back, or published.
+    held: Option<Held>,
+    /// Whether somebody was told where it is on the GPU.
+    told: AtomicBool,
     dtype: DType,
     rank: usize,
     shape: [u64; MAX_RANK],
@@ -81,11 +87,12 @@ pub struct UnpublishedSample {
 }
 
 impl Loan {
-    pub(super) fn new(joined: Arc<Joined>, block: Block, dtype: DType, extents: &[u64], bytes: u64) -> Self {
+    pub(super) fn new(joined: Arc<Joined>, held: Held, dtype: DType, extents: &[u64], bytes: u64) -> Self {
         let mut shape = [0; MAX_RANK];
         shape[..extents.len()].copy_from_slice(extents);
         let (rank, used) = (extents.len(), Used::default());
-        Self { joined, lent: None, block, dtype, rank, shape, bytes, header: Vec::new(), inputs: Vec::new(), used }
+        let (held, told, header, inputs) = (Some(held), AtomicBool::new(false), Vec::new(), Vec::new());
+        Self { joined, lent: None, held, told, dtype, rank, shape, bytes, header, inputs, used }
     }
 
     /// Its bytes, to be written by the CPU. Host memory only.
@@ -93,7 +100,7 @@ impl Loan {
     /// # Errors
     /// [`Error::WrongKind`]; [`Error::BlockNotHeld`] if the broker gave it to others, because it took this process for dead.
     pub fn bytes_mut(&mut self) -> Result<&mut [u8]> {
-        lend(&mut self.lent, &self.joined, &self.block, self.bytes)
+        lend(&mut self.lent, &self.joined, &self.held, self.bytes)
     }
 
     /// Its elements, to be written by the CPU. Host memory only.
@@ -103,7 +110,7 @@ impl Loan {
     pub fn as_mut_slice<T: Element>(&mut self) -> Result<&mut [T]> {
         let topic = self.joined.open.name();
         check_dtype::<T>(topic, self.dtype)?;
-        let bytes = lend(&mut self.lent, &self.joined, &self.block, self.bytes)?;
+        let bytes = lend(&mut self.lent, &self.joined, &self.held, self.bytes)?;
         elements_mut(bytes).map_err(|error| not_elements(topic, error))
     }
 
@@ -112,7 +119,9 @@ impl Loan {
     /// # Errors
     /// [`Error::WrongKind`] for host memory.
     pub fn device(&self) -> Result<DeviceRange<'_>> {
-        self.block.device()?.slice(0, self.bytes)
+        let range = self.joined.open.blocks.device(self.held().index())?;
+        self.told.store(true, Ordering::Relaxed);
+        range.slice(0, self.bytes)
     }
 
     /// Puts up to [`MAX_HEADER`] bytes of the caller's beside the sample.
@@ -170,6 +179,24 @@ impl Loan {
     pub fn is_empty(&self) -> bool {
         self.bytes == 0
     }
+
+    fn held(&self) -> &Held {
+        // Only publishing and giving back take it, and nothing can be called afterwards.
+        self.held.as_ref().expect("a loan is held until it is published")
+    }
+
+    /// The block, as one that is not to be published.
+    fn take_back(&mut self) -> Option<Block> {
+        self.lent = None;
+        let held = self.held.take()?;
+        Some(Block::told(self.joined.open.blocks.clone(), held, self.told.load(Ordering::Relaxed)))
+    }
+}
+
+impl Drop for Loan {
+    fn drop(&mut self) {
+        drop(self.take_back());
+    }
 }
 
 impl Used {
@@ -195,10 +222,8 @@ impl Filled {
     ///
     /// # Errors
     /// As [`Block::release`].
-    pub fn release(self) -> Result<()> {
-        let Loan { lent, block, .. } = self.0;
-        drop(lent);
-        block.release()
+    pub fn release(mut self) -> Result<()> {
+        self.0.take_back().map_or(Ok(()), Block::release)
     }
 
     /// Publishes it, and waits up to `timeout` for subscribers that are not to miss anything. What it contains was written
@@ -293,7 +318,7 @@ impl Filled {
         stop: impl FnMut() -> bool,
     ) -> Result<(Published, Held)> {
         self.0.lent = None;
-        let held = self.0.block.take();
+        let held = self.0.held.take();
         let held = held.ok_or_else(|| Error::BlockNotHeld { pool: self.0.joined.open.name().to_owned() })?;
         match self.put(&held, status, value, timeout, stop) {
             Ok(published) => {
@@ -301,7 +326,7 @@ impl Filled {
                 Ok((published, held))
             }
             Err(error) => {
-                self.0.block.put_back(held);
+                self.0.held = Some(held);
                 Err(error)
             }
         }
@@ -401,10 +426,10 @@ impl fmt::Display for UnpublishedSample {
 }
 
 /// The first `bytes` bytes of a block, taken from the mapping when they are first asked for.
-fn lend<'a>(lent: &'a mut Option<LentMut>, joined: &Joined, block: &Block, bytes: u64) -> Result<&'a mut [u8]> {
+fn lend<'a>(lent: &'a mut Option<LentMut>, joined: &Joined, held: &Option<Held>, bytes: u64) -> Result<&'a mut [u8]> {
     let blocks = &joined.open.blocks;
-    if lent.is_none() {
-        *lent = blocks.lend_mut(block.index())?;
+    if let (None, Some(held)) = (&lent, held) {
+        *lent = blocks.lend_mut(held.index())?;
     }
     let lent = lent.as_mut().ok_or_else(|| Error::BlockNotHeld { pool: blocks.name().to_owned() })?;
     // `Publisher::loan` has found it to fit.

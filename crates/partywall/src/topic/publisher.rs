@@ -19,7 +19,6 @@ use crate::{
     attention::Attention,
     backoff::Backoff,
     error::{Error, Result},
-    pool::Block,
     slots::{self, Slots},
     timeline::TimelineWriter,
 };
@@ -250,7 +249,7 @@ impl Joined {
 
     #[inline]
     fn lend(self: &Arc<Self>, held: Held, dtype: DType, shape: &[u64], bytes: u64) -> Loan {
-        Loan::new(self.clone(), Block::new(self.open.blocks.clone(), held), dtype, shape, bytes)
+        Loan::new(self.clone(), held, dtype, shape, bytes)
     }
 
     /// Bytes of a tensor that this topic can have.
