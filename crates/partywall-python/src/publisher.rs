@@ -12,6 +12,7 @@ use crate::{
     errors::{Raise, bad_source, closed, parse_dtype},
     handle::Handle,
     owner::Owner,
+    reaper,
     source::{self, Source},
     stream::Stream,
     subscriber::Sample,
@@ -142,6 +143,7 @@ impl Publisher {
         stream: Option<u64>,
     ) -> PyResult<u64> {
         let (sender, timeout, start) = (self.inner.get(py, "publisher")?, wait::timeout(timeout)?, Instant::now());
+        reaper::help();
         let source = source.get();
         if !source.is_copyable() {
             return Err(bad_source(py, "it has strides", "make it contiguous first"));

@@ -4,6 +4,7 @@
 use std::{
     cell::Cell,
     sync::mpsc::{self, RecvTimeoutError, Sender},
+    time::Duration,
 };
 
 use partywall_os::per_process::PerProcess;
@@ -15,6 +16,19 @@ type Job = Box<dyn FnOnce() + Send>;
 
 /// A forked child begins with none: the thread is not there, and nothing of the parent's is to be released there.
 static REAPER: PerProcess<Option<Sender<Job>>> = PerProcess::new();
+
+/// What whoever has the GIL anyway may do, too.
+static SPARE: PerProcess<Spare> = PerProcess::new();
+
+#[derive(Default)]
+struct Spare {
+    jobs: Vec<Job>,
+    /// The thread is going to look at them.
+    watched: bool,
+}
+
+/// For how long the thread leaves things to others.
+const SPARE_FOR: Duration = Duration::from_millis(5);
 
 thread_local! {
     static IS_REAPER: Cell<bool> = const { Cell::new(false) };
@@ -39,6 +53,28 @@ pub(crate) fn later(job: impl FnOnce() + Send + 'static) {
     if let Err(unsent) = sender.send(Box::new(job)) {
         (unsent.0)();
     }
+}
+
+/// Has `job`, which needs the GIL, done by who next [helps](help), or by the thread if nobody does soon. For what comes again
+/// and again: a thread that wants the GIL each time holds up those who have it.
+pub(crate) fn soon(job: impl FnOnce() + Send + 'static) {
+    let mut spare = SPARE.lock();
+    spare.jobs.push(Box::new(job));
+    if std::mem::replace(&mut spare.watched, true) {
+        return;
+    }
+    drop(spare);
+    later(|| {
+        std::thread::sleep(SPARE_FOR);
+        SPARE.lock().watched = false;
+        help();
+    });
+}
+
+/// Does what is to be done [soon]. To be called with the GIL.
+pub(crate) fn help() {
+    let jobs = std::mem::take(&mut SPARE.lock().jobs);
+    jobs.into_iter().for_each(|job| job());
 }
 
 /// Waits until everything that was dropped before is released. True if that was in time.

@@ -62,14 +62,14 @@ impl Drop for Held {
 #[pymethods]
 impl Source {
     /// Takes a tensor, so that what is done on `stream` of its GPU, as Python names it, comes after what its library has
-    /// enqueued.
+    /// enqueued: that is so already if `own`, because the library enqueues on that very stream.
     #[new]
-    #[pyo3(signature = (object, stream))]
-    fn new(py: Python<'_>, object: &Bound<'_, PyAny>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
+    #[pyo3(signature = (object, stream, own = false))]
+    fn new(py: Python<'_>, object: &Bound<'_, PyAny>, stream: Option<&Bound<'_, PyAny>>, own: bool) -> PyResult<Self> {
         if !object.hasattr("__dlpack__")? {
             return Self::of_buffer(py, object);
         }
-        match Self::of_dlpack(py, object, stream) {
+        match Self::of_dlpack(py, object, stream, own) {
             // NumPy, of arrays that it may not give away for writing and of types that DLPack has not got.
             Err(error) if error.is_instance_of::<PyBufferError>(py) => Self::of_buffer(py, object).map_err(|_| {
                 let why = error.value(py).to_string();
@@ -107,13 +107,19 @@ impl Source {
 }
 
 impl Source {
-    fn of_dlpack(py: Python<'_>, object: &Bound<'_, PyAny>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
+    fn of_dlpack(
+        py: Python<'_>,
+        object: &Bound<'_, PyAny>,
+        stream: Option<&Bound<'_, PyAny>>,
+        own: bool,
+    ) -> PyResult<Self> {
         let (device_type, ordinal): (i32, i32) = object.call_method0("__dlpack_device__")?.extract()?;
         let arguments = PyDict::new(py);
         let mut ready = RawStream::LEGACY_DEFAULT;
         if device_type == CUDA {
             ready = stream::named(py, stream, ordinal)?;
-            arguments.set_item("stream", ready.0)?;
+            // -1: nothing is to be ordered, which torch takes some microseconds to find out.
+            if own { arguments.set_item("stream", -1) } else { arguments.set_item("stream", ready.0) }?;
         }
         let legacy = arguments.copy()?;
         arguments.set_item("max_version", (1, 1))?;
@@ -306,7 +312,7 @@ struct LetGo(Option<Arc<Keep>>);
 impl Drop for LetGo {
     fn drop(&mut self) {
         if let Some(keep) = self.0.take() {
-            reaper::later(move || drop(keep));
+            reaper::soon(move || drop(keep));
         }
     }
 }

@@ -277,6 +277,13 @@ impl Sample {
         Ok(Tensor::of_sample(&owner, &sample, address))
     }
 
+    /// Where it is, as DLPack names it.
+    fn dlpack_device(&self, py: Python<'_>) -> PyResult<(i32, i32)> {
+        let (owner, _sample) = self.get(py)?;
+        let device = owner.device();
+        Ok((device.device_type, device.device_id))
+    }
+
     /// What its publisher has put beside it.
     #[getter]
     fn header<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {

@@ -76,14 +76,17 @@ def named(tensors: Any) -> dict[str, Any]:
     return named
 
 
-def source(tensor: Any, stream: Any) -> Source:
-    """A tensor, held where it lies; on a GPU so that `stream` comes after what its library has enqueued."""
+def source(tensor: Any, stream: Any, own: bool = False) -> Source:
+    """A tensor, held where it lies; on a GPU so that `stream` comes after what its library has enqueued.
+
+    That is so already if the stream is the library's `own` current one.
+    """
     if getattr(tensor, "requires_grad", False):
         # torch does not export what records gradients.
         tensor = tensor.detach()
     if not hasattr(tensor, "__dlpack__"):
         tensor = _plain(tensor)
-    return Source(tensor, stream)
+    return Source(tensor, stream, own)
 
 
 def _plain(thing: Any) -> Any:
@@ -98,14 +101,14 @@ def _plain(thing: Any) -> Any:
         return thing
 
 
-def dense(tensor: Any, stream: Any) -> Source:
+def dense(tensor: Any, stream: Any, own: bool = False) -> Source:
     """A tensor to be copied: as `source`, and without gaps where its library makes it so, on its own stream."""
-    taken = source(tensor, stream)
+    taken = source(tensor, stream, own)
     if not taken.contiguous:
         for make in ("contiguous", "copy"):
             # torch, then numpy, cupy and jax.
             if callable(method := getattr(tensor, make, None)):
-                return source(method(), stream)
+                return source(method(), stream, own)
     return taken
 
 

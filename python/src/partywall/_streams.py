@@ -24,6 +24,12 @@ def handle(stream: Any, device: int) -> int | None:
     raise TypeError(f"{stream!r} is no CUDA stream: give an integer, or something with __cuda_stream__")
 
 
+def is_torchs(tensor: Any) -> bool:
+    """Whether it is a tensor of torch: then what `handle` finds to be the current stream is its library's own."""
+    kind = getattr(sys.modules.get("torch"), "Tensor", None)
+    return kind is not None and isinstance(tensor, kind)
+
+
 def place(stream: Any, device: Any) -> tuple[str, int | None]:
     """A stream's GPU, as Partywall names it, and its handle.
 

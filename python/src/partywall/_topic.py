@@ -205,7 +205,8 @@ class Publisher:
         are to miss nothing: `TopicFull`.
         """
         handle = self._stream(stream)
-        source = _arrays.dense(tensor, stream if handle is None else handle)
+        own = stream is None and handle is not None and _streams.is_torchs(tensor)
+        source = _arrays.dense(tensor, stream if handle is None else handle, own)
         return self._native.send(source, header, timeout, handle)
 
     def loan(
@@ -504,6 +505,9 @@ class Sample(OneTensor):
     def tensor(self) -> _native.Tensor:
         """The sample as a tensor. `NotReady` while its publisher's stream writes it, unless a stream waits for that."""
         return self._native.tensor
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._native.dlpack_device()
 
     @property
     def shape(self) -> tuple[int, ...]:
