@@ -3,7 +3,7 @@
 //! 1. The publisher holds the block, and has written it and its descriptor.
 //! 2. It finds the first position that is not filled, and behind a fence looks whether subscribers that are waited for
 //!    still need what is in that entry. It knows the smallest of their cursors as of its last look, and looks again only
-//!    when that does not do, or when somebody has joined.
+//!    when that does not do – mostly behind a sample, for the next one – or when somebody has joined.
 //! 3. It fills the entry by one compare-and-swap. That fails if somebody else was at this position first; then the next
 //!    one is tried. Now the sample is published.
 //! 4. It moves the hint of the tail, lets go of the block – which now belongs to the topic – and wakes who sleeps.

@@ -180,6 +180,10 @@ impl Subscriber {
                 std::thread::sleep(backoff.next().min(left));
             } else {
                 topic.sleep_for_sample(seen, left);
+                // Before the next announcement: its mark would stay, and have the next publisher wake nobody.
+                if let Some(sample) = self.try_recv()? {
+                    return Ok(Some(sample));
+                }
             }
         }
     }
