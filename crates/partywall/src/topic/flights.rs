@@ -88,9 +88,8 @@ impl Flights {
 
     /// Looks which are decided by now. Does not wait.
     pub(super) fn look(&self) {
-        if let Ok(mut all) = self.all.try_lock() {
-            self.look_at(&mut all);
-        }
+        let over = self.all.try_lock().map(|mut all| self.look_at(&mut all));
+        drop(over);
     }
 
     /// The publisher is gone. Its place is free once its last sample is decided.
@@ -98,46 +97,51 @@ impl Flights {
         self.words.topic.part_publisher(self.seated);
         let mut all = self.lock();
         all.leaving = true;
-        self.look_at(&mut all);
-        if !all.flights.is_empty() && !std::mem::replace(&mut all.watched, true) {
-            drop(all);
+        let over = self.look_at(&mut all);
+        let is_unwatched = !all.flights.is_empty() && !std::mem::replace(&mut all.watched, true);
+        drop(all);
+        if is_unwatched {
             self.watch(domain);
         }
+        drop(over);
     }
 
     fn watch(self: &Arc<Self>, domain: &Domain) {
         let (flights, mut backoff) = (self.clone(), Backoff::new());
         domain.chores().add(backoff.next(), move |look| {
             let mut all = flights.lock();
-            if flights.look_at(&mut all) {
+            let before = all.flights.len();
+            let over = flights.look_at(&mut all);
+            if !over.is_empty() || all.flights.len() != before {
                 backoff = Backoff::new();
             }
-            if all.flights.is_empty() || look == Look::Last {
-                all.watched = false;
-                return None;
-            }
-            Some(backoff.next())
+            all.watched = !all.flights.is_empty() && look != Look::Last;
+            let again = all.watched;
+            drop(all);
+            drop(over);
+            again.then(|| backoff.next())
         });
     }
 
-    /// Whether anything was decided.
-    fn look_at(&self, all: &mut All) -> bool {
-        let before = all.flights.len();
-        let mut landed = false;
+    /// Returns what streams write no more. To be dropped without the lock: what they used is the user's, who may drop, or
+    /// even use, this publisher with it.
+    fn look_at(&self, all: &mut All) -> Vec<Written> {
+        let mut over = Vec::new();
         all.flights.retain_mut(|flight| {
-            let was_written = flight.written.is_some();
-            let stays = self.is_undecided(flight);
-            landed |= was_written && flight.written.is_none();
+            let stays = self.is_undecided(flight, &mut over);
+            if !stays {
+                over.extend(flight.written.take());
+            }
             stays
         });
         self.count.store(all.flights.len(), Ordering::Relaxed);
         if all.leaving && all.flights.is_empty() {
             self.words.topic.leave_as_publisher(self.seated);
         }
-        landed || all.flights.len() != before
+        over
     }
 
-    fn is_undecided(&self, flight: &mut Flight) -> bool {
+    fn is_undecided(&self, flight: &mut Flight, over: &mut Vec<Written>) -> bool {
         let Words { topic, pool, .. } = &*self.words;
         let Flight { block, generation, written, inputs } = flight;
         if let Some(Written { held, order, value, .. }) = written {
@@ -150,7 +154,7 @@ impl Flights {
                 }
                 Progress::Pending | Progress::Announced => return self.lost.get().is_none(),
             }
-            *written = None;
+            over.extend(written.take());
         }
         let mut verdict = Verdict::Sound;
         for input in &*inputs {

@@ -149,6 +149,9 @@ impl Loan {
     }
 
     /// Keeps something that work on a stream uses to fill it, such as memory that it is copied from, until that is done.
+    ///
+    /// It is dropped by whoever finds that out first, mostly the connection's service thread, which must not wait: so it is
+    /// nothing whose end waits for a GPU or for the broker, nor the last that keeps the connection.
     pub fn keep(&mut self, thing: impl Any + Send + Sync) {
         self.used.blocks.get_or_insert_with(|| self.joined.open.blocks.clone());
         self.used.things.push(Box::new(thing));

@@ -1,6 +1,6 @@
 //! Topics on the simulated driver, where something goes wrong.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use partywall::{
     DType, Domain, Error, Gpu, Place, Policy, Publisher, Topic, TopicOptions,
@@ -77,6 +77,25 @@ fn who_receives_forgets_publishers_that_are_gone() {
         }
         let of_publishers = || domain.objects().unwrap().iter().filter(|row| row.name().contains("publisher-")).count();
         eventually("only the last one is still known", || of_publishers() <= 1);
+    });
+}
+
+#[test]
+fn what_a_stream_uses_may_be_its_publisher() {
+    simulated("topics::what_a_stream_uses_may_be_its_publisher", |world| {
+        let domain = world.connect();
+        let gpu = gpu(&domain);
+        let topic = frames(&domain, "frames").create().unwrap();
+        let gate = domain.timeline_writer("gate").unwrap();
+        domain.timeline("gate").unwrap().wait_on(gpu.stream(), 1).unwrap();
+        let publisher = Arc::new(topic.publisher().unwrap());
+        let mut loan = publisher.loan(DType::U32, &[1024], PATIENCE).unwrap();
+        loan.keep(publisher.clone());
+        loan.filled().publish_on(gpu.stream(), PATIENCE).unwrap();
+        drop(publisher);
+        assert_eq!(topic.stats().publishers.len(), 1);
+        gate.signal(1).unwrap();
+        eventually("its place is free", || topic.stats().publishers.is_empty());
     });
 }
 
