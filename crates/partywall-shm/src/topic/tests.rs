@@ -106,9 +106,9 @@ fn samples_come_in_their_order_to_all() {
         let publisher = &mut publishers[value as usize % 2];
         assert_eq!(world.publish(publisher, value), Ok(value - 1));
         for subscriber in &mut subscribers {
-            assert!((world.topic.look(subscriber.seated(), subscriber.next()) != Ahead::Nothing));
+            assert_ne!(world.topic.look(subscriber.seated(), subscriber.next()), Ahead::Nothing);
             assert_eq!((world.receive(subscriber), world.receive(subscriber)), (Some(value), None));
-            assert!(!(world.topic.look(subscriber.seated(), subscriber.next()) != Ahead::Nothing));
+            assert_eq!(world.topic.look(subscriber.seated(), subscriber.next()), Ahead::Nothing);
         }
     }
     assert_eq!(world.topic.published(), 1000);
@@ -297,10 +297,8 @@ fn who_was_parted_counts_for_nobody_and_keeps_what_it_holds() {
     assert_eq!(world.publish(&mut publishers[0], 5), Ok(5));
     assert_eq!(world.publish(&mut publishers[1], 6), Err(Unpublished::Parted));
     assert_eq!(world.topic.receive(&world.pool, &mut subscribers[0]), Received::Parted);
-    assert!(
-        (world.topic.look(subscribers[0].seated(), subscribers[0].next()) != Ahead::Nothing),
-        "there is something to hear"
-    );
+    let ahead = world.topic.look(subscribers[0].seated(), subscribers[0].next());
+    assert_ne!(ahead, Ahead::Nothing, "there is something to hear");
     assert!(world.topic.subscribers()[0].parted && world.topic.publishers()[1].parted);
     assert_eq!((world.receive(&mut subscribers[1]), world.receive(&mut subscribers[1])), (Some(4), Some(5)));
     assert_eq!((world.read(&held), world.audit().read), (0, 1));

@@ -321,18 +321,11 @@ impl Filled {
         stop: impl FnMut() -> bool,
     ) -> Result<(Published, Held)> {
         self.0.lent = None;
-        let held = self.0.held.take();
-        let held = held.ok_or_else(|| Error::BlockNotHeld { pool: self.0.joined.open.name().to_owned() })?;
-        match self.put(&held, status, value, timeout, stop) {
-            Ok(published) => {
-                self.0.joined.look_ahead();
-                Ok((published, held))
-            }
-            Err(error) => {
-                self.0.held = Some(held);
-                Err(error)
-            }
-        }
+        // Its own until it is published: should `stop` panic, it comes back.
+        let published = self.put(self.0.held(), status, value, timeout, stop)?;
+        let held = self.0.held.take().expect("a loan is held until it is published");
+        self.0.joined.look_ahead();
+        Ok((published, held))
     }
 
     /// Puts it into the ring.

@@ -3,6 +3,7 @@
 use std::{
     io::{BufRead, Read},
     os::fd::AsFd,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
     time::Duration,
 };
@@ -226,6 +227,21 @@ fn who_waits_is_woken() {
     });
     let stopped = subscriber.recv_unless(PATIENCE, || true).unwrap();
     assert!(stopped.is_none());
+}
+
+#[test]
+fn a_panic_while_a_publisher_waits_costs_no_block() {
+    let world = World::new();
+    let domain = world.connect();
+    let topic = frames(&domain).create().unwrap();
+    let (publisher, _subscriber) = (topic.publisher().unwrap(), topic.subscriber(Policy::Block).unwrap());
+    for value in 0..4 {
+        publish(&publisher, value);
+    }
+    let filled = filled(&publisher, 4);
+    let wait = || filled.publish_unless(PATIENCE, || panic!("it is asked whether to stop"));
+    assert!(catch_unwind(AssertUnwindSafe(wait)).is_err());
+    eventually("its block is free", || topic.stats().held == 0);
 }
 
 #[test]
