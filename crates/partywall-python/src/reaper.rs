@@ -43,14 +43,17 @@ pub(crate) fn later(job: impl FnOnce() + Send + 'static) {
     let sender = reaper.get_or_insert_with(|| {
         let (sender, jobs) = mpsc::channel::<Job>();
         let thread = std::thread::Builder::new().name("partywall-reaper".into());
-        // Without a thread the jobs are dropped, and with them what they hold.
+        // Without a thread there is nobody to send a job to, and who has it does it.
         let _ = thread.spawn(move || {
             IS_REAPER.set(true);
             jobs.into_iter().for_each(|job| job());
         });
         sender
     });
-    if let Err(unsent) = sender.send(Box::new(job)) {
+    let sent = sender.send(Box::new(job));
+    // What follows from a job that is done here takes this lock, too.
+    drop(reaper);
+    if let Err(unsent) = sent {
         (unsent.0)();
     }
 }
@@ -58,6 +61,9 @@ pub(crate) fn later(job: impl FnOnce() + Send + 'static) {
 /// Has `job`, which needs the GIL, done by who next [helps](help), or by the thread if nobody does soon. For what comes again
 /// and again: a thread that wants the GIL each time holds up those who have it.
 pub(crate) fn soon(job: impl FnOnce() + Send + 'static) {
+    if IS_REAPER.get() {
+        return job();
+    }
     let mut spare = SPARE.lock();
     spare.jobs.push(Box::new(job));
     if std::mem::replace(&mut spare.watched, true) {

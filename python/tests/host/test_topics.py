@@ -526,6 +526,33 @@ def test_what_is_forgotten_warns_and_comes_back(frames):
         eventually(lambda: frames.stats().held == 0)
 
 
+def test_what_is_forgotten_where_no_thread_can_be_had_is_let_go_of_at_once(frames, child, socket):
+    forgetful = child(
+        """
+import os, resource, warnings
+warnings.simplefilter("ignore")
+with pw.connect(socket=sys.argv[1], start=False) as d, d.topic("frames") as frames:
+    publisher, subscriber = frames.publisher(), frames.subscriber()
+    publisher.send(b"1")
+    native = subscriber._native
+    # The subscriber's last user is then a sample of its own.
+    native.give_up(native.recv(None, True))
+    with open("/proc/self/statm") as sizes:
+        pages = int(sizes.read().split()[0])
+    # Too little for a thread's stack.
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 2**19, resource.RLIM_INFINITY))
+    del native, subscriber
+    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    threads = [open(f"/proc/self/task/{task}/comm").read().strip() for task in os.listdir("/proc/self/task")]
+    say("partywall-reaper" in threads, frames.stats().subscribers)
+    publisher.close()
+""",
+        socket,
+        GLIBC_TUNABLES="glibc.pthread.stack_cache_size=0",
+    )
+    assert forgetful.says() == "False 0"
+
+
 def test_the_end_of_the_broker_ends_waits(frames, domain):
     publisher, subscriber = frames.publisher(), frames.subscriber()
     publisher.send(b"1")
