@@ -412,13 +412,16 @@ fn a_block_behind_a_stream(setting: &Setting) -> Outcome {
     let gpu = setting.domain.gpu(FIRST_GPU)?;
     let pool = pool(&setting.domain, &setting.name).create()?;
     let block = pool.alloc(WATCHDOG)?;
-    let filled = gpu.stream().enqueue_set(block.device()?.as_slice(), 7).map_err(|error| of(setting, fits(error)));
-    let released = filled.and_then(|()| {
-        block.release_on(gpu.stream()).map_err(|unreleased| {
-            // There is no other work: it need not wait for what is refused.
-            let _ = unreleased.block.release();
-            unreleased.error
-        })
+    let set = gpu.stream().enqueue_set(block.device()?.as_slice(), 7).map_err(|error| of(setting, fits(error)));
+    if let Err(error) = set {
+        // Dropping it would have another thread wait for the GPU, and keep the pool meanwhile.
+        let _ = block.release();
+        return Err(error);
+    }
+    let released = block.release_on(gpu.stream()).map_err(|unreleased| {
+        // There is no other work: it need not wait for what is refused.
+        let _ = unreleased.block.release();
+        unreleased.error
     });
     gpu.stream().synchronize().map_err(|error| of(setting, error))?;
     released?;
