@@ -400,17 +400,23 @@ fn open_a_pool(setting: &Setting) -> Outcome {
     // One that was not given back, because that failed, is another process's to take only when this one's lease goes.
     let pool = setting.domain.pool(held::POOL).open()?;
     let block = pool.alloc(WATCHDOG)?;
-    let (range, bytes) = (block.device()?, noise(BLOCK_BYTES));
-    range.copy_from_host(range.gpu().stream(), &bytes)?;
-    let mut found = vec![0; BLOCK_BYTES];
-    range.copy_to_host(range.gpu().stream(), &mut found)?;
-    assert!(found == bytes, "a block holds other bytes than were written");
-    block.release()
+    let copy = || {
+        let (range, bytes) = (block.device()?, noise(BLOCK_BYTES));
+        range.copy_from_host(range.gpu().stream(), &bytes)?;
+        let mut found = vec![0; BLOCK_BYTES];
+        range.copy_to_host(range.gpu().stream(), &mut found)?;
+        assert!(found == bytes, "a block holds other bytes than were written");
+        Ok(())
+    };
+    let copied = copy();
+    // Dropping it would have another thread wait for the GPU, and keep what it uses meanwhile.
+    copied.and(block.release())
 }
 
 fn a_block_behind_a_stream(setting: &Setting) -> Outcome {
     let gpu = setting.domain.gpu(FIRST_GPU)?;
-    let pool = pool(&setting.domain, &setting.name).create()?;
+    let options = pool(&setting.domain, &setting.name);
+    let pool = once_gone(|| options.create())?;
     let block = pool.alloc(WATCHDOG)?;
     let set = gpu.stream().enqueue_set(block.device()?.as_slice(), 7).map_err(|error| of(setting, fits(error)));
     if let Err(error) = set {
@@ -433,16 +439,7 @@ fn a_sample_of_a_stream(setting: &Setting) -> Outcome {
     // As few blocks as can be, so that one that is lost is missed.
     let topic = setting.domain.topic(&setting.name).max_bytes(BLOCK_BYTES as u64).place(GPU);
     let options = topic.depth(1).publishers(1).subscribers(1).held(1);
-    let started = Instant::now();
-    let topic = loop {
-        match options.create() {
-            // A sample that a stream is letting go of keeps the former one for a moment.
-            Err(Error::NameExists { .. }) if started.elapsed() < WATCHDOG => {
-                std::thread::sleep(Duration::from_millis(1))
-            }
-            made => break made?,
-        }
-    };
+    let topic = once_gone(|| options.create())?;
     let (publisher, subscriber) = (topic.publisher()?, topic.subscriber(Policy::Block)?);
     let publish = || {
         let loan = publisher.loan(DType::U8, &[BLOCK_BYTES as u64], WATCHDOG)?;
@@ -475,6 +472,19 @@ fn a_sample_of_a_stream(setting: &Setting) -> Outcome {
 }
 
 const BLOCK_BYTES: usize = 5000;
+
+/// Makes what a former one may still be in the way of: what a stream lets go of keeps that for a moment.
+fn once_gone<T>(make: impl Fn() -> Result<T, Error>) -> Result<T, Error> {
+    let started = Instant::now();
+    loop {
+        match make() {
+            Err(Error::NameExists { .. }) if started.elapsed() < WATCHDOG => {
+                std::thread::sleep(Duration::from_millis(1))
+            }
+            made => return made,
+        }
+    }
+}
 
 /// Of one block, so that one that is lost is missed.
 fn pool(domain: &Domain, name: &str) -> PoolOptions {

@@ -203,17 +203,20 @@ impl Subscriber {
             Ahead::Sample(block) => open.blocks.prefetch(block),
             Ahead::Other => {}
         }
-        let mut place = seat.place();
         // Before: what is dropped meanwhile makes room.
         let is_full = self.is_full();
-        let mut received = topic.receive(pool, &mut place);
+        let receive = || {
+            let mut place = seat.place();
+            let received = topic.receive(pool, &mut place);
+            seat.next.store(place.next(), Ordering::Relaxed);
+            received
+        };
+        let mut received = receive();
         if received == Received::Full {
-            // A stream may have let go of some, and nobody have looked since.
+            // A stream may have let go of some, and nobody have looked since. Not under the lock: who knows what goes with it.
             open.domain().behinds().look();
-            received = topic.receive(pool, &mut place);
+            received = receive();
         }
-        seat.next.store(place.next(), Ordering::Relaxed);
-        drop(place);
         match received {
             Received::Sample(taken) => Ok(Some(Sample::new(self.joined.clone(), taken))),
             // Tried often enough: in a ring that somebody has spoiled it would be for ever.
