@@ -165,13 +165,18 @@ pub(crate) fn play(words: &[&str]) {
             let topic = domain.topic("frames").max_bytes(64).open_or_create().unwrap();
             let publisher = topic.publisher().unwrap();
             let subscriber = topic.subscriber(Policy::DropOldest).unwrap();
+            let publish = || {
+                let loan = publisher.loan(DType::U8, &[1], Duration::from_secs(9)).unwrap();
+                loan.filled().publish(Duration::ZERO).unwrap();
+            };
+            // The first child may be there before any of the threads runs.
+            publish();
             let done = AtomicBool::new(false);
             std::thread::scope(|scope| {
                 for _ in 0..3 {
                     scope.spawn(|| {
                         while !done.load(Ordering::Relaxed) {
-                            let loan = publisher.loan(DType::U8, &[1], Duration::from_secs(9)).unwrap();
-                            loan.filled().publish(Duration::ZERO).unwrap();
+                            publish();
                             drop(subscriber.try_recv().unwrap());
                         }
                     });
