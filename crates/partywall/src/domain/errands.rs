@@ -1,19 +1,22 @@
-//! What has to wait for the broker and is nobody's call: done beside the service thread, which never waits.
+//! What has to wait and is nobody's call: done beside the service thread, which never waits.
 
 use std::{
     collections::VecDeque,
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    panic::{self, AssertUnwindSafe},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread::{self, JoinHandle},
+    time::Duration,
 };
 
 type Errand = Box<dyn FnOnce() + Send>;
 
-/// Runs errands one after the other, on a thread that exists only while there are any. Each is over within the time that
-/// a broker has for its answer.
+/// Runs errands one after the other, on a thread that exists only while there are any, and for as long as it lingers.
 #[derive(Default)]
 pub(crate) struct Errands {
     state: Mutex<State>,
+    more: Condvar,
+    linger: Duration,
 }
 
 #[derive(Default)]
@@ -23,23 +26,34 @@ struct State {
     thread: Option<JoinHandle<()>>,
 }
 
+/// Does what may be the user's. Its panic, which has been reported, ends nothing else that this thread is to do.
+pub(crate) fn contained(act: impl FnOnce()) {
+    let _ = panic::catch_unwind(AssertUnwindSafe(act));
+}
+
 impl Errands {
+    /// Those that come again and again: the thread stays for a while when it has nothing to do.
+    pub(super) fn lingering() -> Self {
+        Self { linger: LINGER, ..Self::default() }
+    }
+
     /// Has it done soon. Where no thread can be had it is done here.
     pub(crate) fn run(self: &Arc<Self>, errand: impl FnOnce() + Send + 'static) {
         let mut state = self.lock();
         state.queue.push_back(Box::new(errand));
         if state.running {
+            self.more.notify_one();
             return;
         }
         state.running = true;
         let runner = self.clone();
-        match thread::Builder::new().name("partywall-call".into()).spawn(move || runner.work()) {
+        match thread::Builder::new().name("partywall-call".into()).spawn(move || runner.work(runner.linger)) {
             // The one before has ended, or is about to without touching anything.
             Ok(thread) => state.thread = Some(thread),
             Err(error) => {
                 drop(state);
                 tracing::warn!(%error, "no thread can be had; the service thread does its work");
-                self.work();
+                self.work(Duration::ZERO);
             }
         }
     }
@@ -61,15 +75,19 @@ impl Errands {
         }
     }
 
-    fn work(&self) {
+    fn work(&self, linger: Duration) {
         loop {
             let mut state = self.lock();
+            if state.queue.is_empty() && !linger.is_zero() {
+                let waited = self.more.wait_timeout_while(state, linger, |state| state.queue.is_empty());
+                state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            }
             let Some(errand) = state.queue.pop_front() else {
                 state.running = false;
                 return;
             };
             drop(state);
-            errand();
+            contained(errand);
         }
     }
 
@@ -83,6 +101,9 @@ impl fmt::Debug for Errands {
         f.debug_struct("Errands").finish_non_exhaustive()
     }
 }
+
+/// How long a thread lingers: longer than streams take from one of their points to the next.
+const LINGER: Duration = Duration::from_millis(100);
 
 #[cfg(test)]
 mod tests {
@@ -105,5 +126,33 @@ mod tests {
         }
         errands.finish();
         assert!(receiver.try_iter().eq(0..200));
+    }
+
+    #[test]
+    fn one_that_panics_keeps_no_other_from_being_run() {
+        for errands in [Errands::default(), Errands::lingering()] {
+            let errands = Arc::new(errands);
+            let (sender, receiver) = mpsc::channel();
+            for number in 0..10 {
+                let sender = sender.clone();
+                errands.run(|| panic!("as it is meant"));
+                errands.run(move || sender.send(number).unwrap());
+            }
+            errands.finish();
+            assert!(receiver.try_iter().eq(0..10));
+        }
+    }
+
+    #[test]
+    fn a_thread_that_lingers_runs_what_comes_later() {
+        let errands = Arc::new(Errands::lingering());
+        let (sender, receiver) = mpsc::channel();
+        for _ in 0..50 {
+            let sender = sender.clone();
+            errands.run(move || sender.send(()).unwrap());
+            receiver.recv().unwrap();
+        }
+        errands.finish();
+        assert!(!errands.lock().running, "it ends at last");
     }
 }

@@ -30,7 +30,7 @@ use self::service::Service;
 pub(crate) use self::{
     behind::{Behind, Behinds},
     chores::{Chores, Look},
-    errands::Errands,
+    errands::{Errands, contained},
     health::{Health, Lost},
     link::Link,
     streams::{Keep, Streams},
@@ -68,6 +68,8 @@ struct Connection {
     pools: Pools,
     /// What has to wait for a GPU, for as long as that takes. Who has something done there has the connection meanwhile.
     gpu_errands: Arc<Errands>,
+    /// What ends something of the user's, who may wait there for whatever he likes.
+    user_errands: Arc<Errands>,
 }
 
 impl Drop for Connection {
@@ -76,6 +78,7 @@ impl Drop for Connection {
             self.service.forget();
             self.gpus.health.forget();
             self.gpu_errands.forget();
+            self.user_errands.forget();
             return;
         }
         self.gpus.health.stop();
@@ -159,6 +162,7 @@ impl DomainOptions {
                 gpus,
                 pools: Pools::default(),
                 gpu_errands: Arc::default(),
+                user_errands: Arc::new(Errands::lingering()),
             }),
         })
     }
@@ -337,6 +341,10 @@ impl Domain {
 
     pub(crate) fn gpu_errands(&self) -> &Arc<Errands> {
         &self.connection.gpu_errands
+    }
+
+    pub(crate) fn user_errands(&self) -> &Arc<Errands> {
+        &self.connection.user_errands
     }
 
     pub(crate) fn pools(&self) -> &Pools {

@@ -108,16 +108,21 @@ impl Service {
     /// Without a context (`lost`) no stream waits for anything any more.
     pub(super) fn end(&mut self, lost: bool) {
         let shared = self.shared.clone();
-        shared.words.await_closing(PATIENCE);
-        if !shared.words.are_registered() {
-            shared.part();
-            return self.stop();
+        // Where no thread could be had for what ends the connection, the service thread does it, and waits for nobody.
+        let is_ours = self.thread.as_ref().is_some_and(|thread| thread.thread().id() == thread::current().id());
+        if !is_ours {
+            shared.words.await_closing(PATIENCE);
+            if !shared.words.are_registered() {
+                shared.part();
+                return self.stop();
+            }
         }
-        if !lost && shared.streams.may_wait() {
+        if is_ours || !lost && shared.streams.may_wait() {
             shared.chores.add(TICK, {
                 let shared = shared.clone();
                 move |look| {
-                    if look == Look::InTurn && shared.streams.may_wait() {
+                    let is_owed = is_ours && shared.words.are_closing();
+                    if look == Look::InTurn && (is_owed || !lost && shared.streams.may_wait()) {
                         return Some(TICK);
                     }
                     let parting = shared.clone();
@@ -342,4 +347,35 @@ impl Shared {
 struct NoBroker {
     /// Whether because the broker is gone.
     gone: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use partywall_broker::{Broker, Config};
+
+    use super::*;
+    use crate::Domain;
+
+    #[test]
+    fn it_may_drop_the_last_that_uses_its_connection() {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("sockets/test.sock");
+        let broker = Broker::bind(Config::new(&socket, "test", crate::VERSION)).unwrap();
+        let stop = broker.stop_handle().unwrap();
+        let broker = thread::spawn(move || broker.run());
+        let connect = || Domain::options().socket(&socket).start(false).connect().unwrap();
+        let (domain, other) = (connect(), connect());
+        let (told, heard) = mpsc::channel();
+        let (shared, mut last) = (domain.connection.service.shared().clone(), Some(domain));
+        shared.chores.add(Duration::ZERO, move |_| {
+            drop(last.take());
+            told.send(()).unwrap();
+            None
+        });
+        heard.recv().unwrap();
+        partywall_harness::eventually("it is closed", || other.members().unwrap().len() == 1);
+        drop(other);
+        stop.stop();
+        broker.join().unwrap().unwrap();
+    }
 }

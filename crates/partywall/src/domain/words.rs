@@ -232,13 +232,18 @@ impl Words {
     /// Waits until no timeline is being closed, but not longer than `limit`.
     pub(crate) fn await_closing(&self, limit: Duration) {
         let (start, mut backoff) = (Instant::now(), Backoff::new());
-        while self.closing.load(Ordering::Acquire) > 0 {
+        while self.are_closing() {
             if start.elapsed() > limit {
                 tracing::warn!("a timeline is closed before what its streams owe is there");
                 return;
             }
             std::thread::sleep(backoff.next());
         }
+    }
+
+    /// Whether timelines are being closed that streams still owe something.
+    pub(crate) fn are_closing(&self) -> bool {
+        self.closing.load(Ordering::Acquire) > 0
     }
 
     /// Whether a GPU has ever been told of a word.

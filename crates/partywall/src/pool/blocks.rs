@@ -12,7 +12,7 @@ use partywall_shm::{pool as shm, topic};
 use partywall_wire::Control;
 
 use crate::{
-    domain::{Domain, Keep},
+    domain::{Domain, Keep, contained},
     error::{Error, Result},
     gpu::{DeviceRange, Gpu, failed_call},
     segment::Segment,
@@ -141,7 +141,7 @@ impl Blocks {
             // Taken before the wait: what comes later may be used by work that this does not wait for.
             let waiting = std::mem::take(&mut *blocks.waiting());
             match blocks.gpu().map_or(Ok(()), |gpu| blocks.wait_idle(gpu)) {
-                Ok(()) => waiting.into_iter().for_each(|then| then()),
+                Ok(()) => waiting.into_iter().for_each(contained),
                 Err(error) => {
                     tracing::warn!(pool = blocks.name(), %error, "blocks stay held until this process ends");
                     // Dropping some of them would give a block back.

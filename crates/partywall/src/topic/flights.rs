@@ -1,7 +1,6 @@
 //! Samples that were published before it was known that they are complete and sound.
 
 use std::{
-    any::Any,
     collections::VecDeque,
     fmt,
     sync::{
@@ -18,12 +17,13 @@ use partywall_shm::{
 
 use super::{
     Words,
+    loan::Kept,
     sample::{Reading, Verdict},
     timelines::Order,
 };
 use crate::{
     backoff::Backoff,
-    domain::{Domain, Look, Lost},
+    domain::{Domain, Errands, Look, Lost},
 };
 
 /// Those of one publisher. They outlive it; nothing here has a connection.
@@ -31,6 +31,8 @@ pub(super) struct Flights {
     words: Arc<Words>,
     seated: Seated,
     lost: Arc<OnceLock<Lost>>,
+    /// Where the service thread has dropped what streams used.
+    errands: Arc<Errands>,
     all: Mutex<All>,
     /// How many there are, for those who need not know exactly.
     count: AtomicUsize,
@@ -62,12 +64,13 @@ pub(super) struct Written {
     /// What the timeline has to reach.
     pub(super) value: u64,
     /// What the stream uses.
-    pub(super) _used: Vec<Box<dyn Any + Send + Sync>>,
+    pub(super) used: Kept,
 }
 
 impl Flights {
-    pub(super) fn new(words: Arc<Words>, seated: Seated, lost: Arc<OnceLock<Lost>>) -> Self {
-        Self { words, seated, lost, all: Mutex::default(), count: AtomicUsize::new(0) }
+    pub(super) fn new(words: Arc<Words>, seated: Seated, domain: &Domain) -> Self {
+        let (lost, errands) = (domain.health().lost(), domain.user_errands().clone());
+        Self { words, seated, lost, errands, all: Mutex::default(), count: AtomicUsize::new(0) }
     }
 
     /// Has the service thread look after another one.
@@ -118,7 +121,9 @@ impl Flights {
             all.watched = !all.flights.is_empty() && look != Look::Last;
             let again = all.watched;
             drop(all);
-            drop(over);
+            if over.iter().any(|written| !written.used.is_empty()) {
+                flights.errands.run(move || drop(over));
+            }
             again.then(|| backoff.next())
         });
     }

@@ -27,6 +27,7 @@ use super::{
     sample::{Reading, Sample, Verdict},
 };
 use crate::{
+    domain::contained,
     error::{Error, Result},
     gpu::DeviceRange,
     pool::{Block, Blocks},
@@ -58,9 +59,19 @@ pub struct Loan {
 /// What streams that fill a sample use. Dropped before they have, it waits for the GPU, as the block does.
 #[derive(Default)]
 struct Used {
-    things: Vec<Box<dyn Any + Send + Sync>>,
+    things: Kept,
     /// Whose they are, once there are any.
     blocks: Option<Arc<Blocks>>,
+}
+
+/// Things of the user's. A panic of one that is dropped is nobody else's.
+#[derive(Default)]
+pub(super) struct Kept(Vec<Box<dyn Any + Send + Sync>>);
+
+/// A publisher that waits for a subscriber, as others see it, until this is dropped: a panic may end that, too.
+struct Blocked<'a> {
+    joined: &'a Joined,
+    since: u64,
 }
 
 /// A block that is filled, or that a stream is going to fill, and nothing is written to any more by anybody else.
@@ -150,11 +161,11 @@ impl Loan {
 
     /// Keeps something that work on a stream uses to fill it, such as memory that it is copied from, until that is done.
     ///
-    /// It is dropped by whoever finds that out first, mostly the connection's service thread, which must not wait: so it is
-    /// nothing whose end waits for a GPU or for the broker, nor the last that keeps the connection.
+    /// It is dropped by whoever finds that out first: a call with this publisher, or a thread of the connection that does
+    /// nothing else. There it may wait, and may be the last that keeps the connection; what is dropped after it waits for it.
     pub fn keep(&mut self, thing: impl Any + Send + Sync) {
         self.used.blocks.get_or_insert_with(|| self.joined.open.blocks.clone());
-        self.used.things.push(Box::new(thing));
+        self.used.things.0.push(Box::new(thing));
     }
 
     /// Says that it is filled. Where a stream fills it, what that needs is enqueued by now.
@@ -203,7 +214,7 @@ impl Drop for Loan {
 }
 
 impl Used {
-    fn take(&mut self) -> Vec<Box<dyn Any + Send + Sync>> {
+    fn take(&mut self) -> Kept {
         std::mem::take(&mut self.things)
     }
 }
@@ -216,6 +227,24 @@ impl Drop for Used {
         {
             blocks.when_idle(move || drop(things));
         }
+    }
+}
+
+impl Kept {
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        self.0.drain(..).for_each(|thing| contained(|| drop(thing)));
+    }
+}
+
+impl Drop for Blocked<'_> {
+    fn drop(&mut self) {
+        self.joined.open.words.topic.set_blocked(self.joined.seated(), None);
     }
 }
 
@@ -307,7 +336,7 @@ impl Filled {
         };
         let Loan { joined, inputs, used, .. } = &mut self.0;
         let (block, generation, inputs) = (held.index(), held.generation(), std::mem::take(inputs));
-        let written = Some(Written { held, order, value, _used: used.take() });
+        let written = Some(Written { held, order, value, used: used.take() });
         joined.flights().add(joined.open.domain(), Flight { block, generation, written, inputs });
         Ok(published)
     }
@@ -355,39 +384,33 @@ impl Filled {
         if let Ok(published) = try_it() {
             return Ok(published);
         }
-        let (start, mut blocked_since) = (Instant::now(), None);
-        let outcome = loop {
+        let (start, mut blocked) = (Instant::now(), None);
+        loop {
             let seen = match try_it() {
-                Ok(published) => break Ok(published),
+                Ok(published) => return Ok(published),
                 // In a ring that somebody has spoiled it would be for ever.
                 Err(Unpublished::Busy) if start.elapsed() > timeout || stop() => {
-                    break Err(joined.busy(start.elapsed()));
+                    return Err(joined.busy(start.elapsed()));
                 }
                 Err(Unpublished::Busy) => continue,
-                Err(Unpublished::Parted) => break Err(joined.open.parted()),
+                Err(Unpublished::Parted) => return Err(joined.open.parted()),
                 // Announced before it is tried once more.
                 Err(Unpublished::Blocked { .. }) => topic.expect_space(),
             };
             let id = match try_it() {
-                Ok(published) => break Ok(published),
+                Ok(published) => return Ok(published),
                 Err(Unpublished::Blocked { id, .. }) => id,
                 Err(Unpublished::Busy | Unpublished::Parted) => continue,
             };
             let left = timeout.saturating_sub(start.elapsed());
             if left.is_zero() || stop() {
-                break Err(joined.full(id, timeout, start.elapsed()));
+                return Err(joined.full(id, timeout, start.elapsed()));
             }
-            if let Err(gone) = domain.link().require_broker() {
-                break Err(gone);
-            }
-            let since = *blocked_since.get_or_insert_with(members::now);
-            topic.set_blocked(joined.seated(), Some((id, since)));
+            domain.link().require_broker()?;
+            let blocked = blocked.get_or_insert_with(|| Blocked { joined, since: members::now() });
+            topic.set_blocked(joined.seated(), Some((id, blocked.since)));
             topic.sleep_for_space(seen, left);
-        };
-        if blocked_since.is_some() {
-            topic.set_blocked(joined.seated(), None);
         }
-        outcome
     }
 
     /// What is known of what it rests on.

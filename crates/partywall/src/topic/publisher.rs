@@ -65,7 +65,7 @@ impl Publisher {
             open.domain().ping()?;
             return Err(Error::TooManyPublishers { topic: open.name().to_owned(), most: topic.shape().publishers });
         };
-        let flights = Flights::new(open.words.clone(), place.seated(), open.domain().health().lost());
+        let flights = Flights::new(open.words.clone(), place.seated(), open.domain());
         let (seated, place, writer) = (place.seated(), Mutex::new(place), Mutex::default());
         let joined = Joined { open, seated, place, writer, flights: Arc::new(flights) };
         Ok(Self { joined: Arc::new(joined), attention: Attention::new() })

@@ -1,6 +1,9 @@
 //! Topics on the simulated driver, where something goes wrong.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, mpsc},
+    time::Duration,
+};
 
 use partywall::{
     DType, Domain, Error, Gpu, Place, Policy, Publisher, Topic, TopicOptions,
@@ -96,6 +99,96 @@ fn what_a_stream_uses_may_be_its_publisher() {
         assert_eq!(topic.stats().publishers.len(), 1);
         gate.signal(1).unwrap();
         eventually("its place is free", || topic.stats().publishers.is_empty());
+    });
+}
+
+/// What a stream uses, of which something is to be said when it is dropped.
+struct Used(Option<Box<dyn FnOnce() + Send + Sync>>);
+
+impl Used {
+    fn until(then: impl FnOnce() + Send + Sync + 'static) -> Self {
+        Self(Some(Box::new(then)))
+    }
+}
+
+impl Drop for Used {
+    fn drop(&mut self) {
+        if let Some(then) = self.0.take() {
+            then();
+        }
+    }
+}
+
+/// Publishes what a stream completes that uses all that.
+fn publish_using(gpu: &Gpu, publisher: &Publisher, all: impl IntoIterator<Item = Used>) {
+    let mut loan = publisher.loan(DType::U32, &[1024], PATIENCE).unwrap();
+    all.into_iter().for_each(|used| loan.keep(used));
+    loan.filled().publish_on(gpu.stream(), PATIENCE).unwrap();
+}
+
+#[test]
+fn what_a_stream_used_may_wait_for_the_service_thread_when_it_is_dropped() {
+    simulated("topics::what_a_stream_used_may_wait_for_the_service_thread_when_it_is_dropped", |world| {
+        let domain = world.connect();
+        let gpu = gpu(&domain);
+        let topic = frames(&domain, "frames").create().unwrap();
+        let publisher = topic.publisher().unwrap();
+        let (told, heard) = mpsc::channel();
+        let asking = domain.clone();
+        let used = Used::until(move || {
+            told.send("begins").unwrap();
+            // The service thread hears that it is there.
+            let opened = asking.open("later", PATIENCE);
+            told.send(if opened.is_ok() { "opened" } else { "late" }).unwrap();
+        });
+        publish_using(&gpu, &publisher, [used]);
+        assert_eq!(heard.recv_timeout(PATIENCE), Ok("begins"));
+        let build = domain.create("later", Place::Host).tensor("x", DType::U8, &[1]).allocate().unwrap();
+        let _segment = build.commit().unwrap();
+        assert_eq!(heard.recv_timeout(PATIENCE * 2), Ok("opened"));
+    });
+}
+
+#[test]
+fn what_a_stream_used_may_be_the_last_of_its_connection() {
+    simulated("topics::what_a_stream_used_may_be_the_last_of_its_connection", |world| {
+        let other = world.connect();
+        let gate = other.timeline_writer("gate").unwrap();
+        let (told, heard) = mpsc::channel();
+        {
+            let domain = world.connect();
+            let gpu = gpu(&domain);
+            let topic = frames(&domain, "frames").create().unwrap();
+            domain.timeline("gate").unwrap().wait_on(gpu.stream(), 1).unwrap();
+            let publisher = topic.publisher().unwrap();
+            let used = Used::until(move || {
+                drop((domain, topic));
+                told.send(()).unwrap();
+            });
+            publish_using(&gpu, &publisher, [used]);
+        }
+        assert_eq!(other.members().unwrap().len(), 2);
+        gate.signal(1).unwrap();
+        assert_eq!(heard.recv_timeout(PATIENCE), Ok(()));
+        eventually("the connection is closed", || other.members().unwrap().len() == 1);
+    });
+}
+
+#[test]
+fn what_a_stream_used_may_panic_when_it_is_dropped() {
+    simulated("topics::what_a_stream_used_may_panic_when_it_is_dropped", |world| {
+        let domain = world.connect();
+        let gpu = gpu(&domain);
+        let topic = frames(&domain, "frames").create().unwrap();
+        let publisher = topic.publisher().unwrap();
+        let (told, heard) = mpsc::channel();
+        for turn in 0..3 {
+            let panics = || Used::until(|| panic!("as it is meant"));
+            let told = told.clone();
+            let tells = Used::until(move || told.send(turn).unwrap());
+            publish_using(&gpu, &publisher, [panics(), tells, panics()]);
+            assert_eq!(heard.recv_timeout(PATIENCE), Ok(turn));
+        }
     });
 }
 
