@@ -12,6 +12,7 @@ use partywall_shm::timeline::Progress;
 
 use super::{
     chores::{Chores, Look},
+    errands::contained,
     health::Lost,
     words::PrivateWord,
 };
@@ -102,12 +103,36 @@ impl Undone {
         if is_reached {
             self.word.give_back();
         }
-        (self.then)(if is_reached { Behind::Done } else { Behind::Unknown });
+        contained(|| (self.then)(if is_reached { Behind::Done } else { Behind::Unknown }));
     }
 }
 
 impl fmt::Debug for Behinds {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Behinds").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[test]
+    fn one_that_panics_keeps_no_other_from_being_done() {
+        let (behinds, chores) = (Arc::new(Behinds::default()), Chores::new().unwrap());
+        let (sender, receiver) = mpsc::channel();
+        for number in 0..4 {
+            let (word, sender) = (PrivateWord::of_hosts(), sender.clone());
+            word.place.cell().signal(word.target).unwrap();
+            behinds.add(&chores, Arc::default(), word, move |behind| {
+                assert!(number % 2 > 0, "as it is meant");
+                sender.send((number, behind)).unwrap();
+            });
+        }
+        behinds.look();
+        let done: Vec<_> = receiver.try_iter().collect();
+        assert_eq!(done, [(1, Behind::Done), (3, Behind::Done)]);
     }
 }

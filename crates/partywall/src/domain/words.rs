@@ -345,6 +345,15 @@ impl PrivateWord {
     }
 }
 
+#[cfg(test)]
+impl PrivateWord {
+    /// One that only hosts write.
+    pub(super) fn of_hosts() -> Self {
+        let slab = Slab::create().and_then(Slab::map).expect("a memfd can be had");
+        Self { place: CellPlace { slab, index: 0 }, target: 1, slab: 0, free: Arc::default() }
+    }
+}
+
 impl Word {
     pub(crate) fn cell(&self) -> &Cell {
         self.place.cell()

@@ -230,7 +230,7 @@ fn who_waits_is_woken() {
 }
 
 #[test]
-fn a_panic_while_a_publisher_waits_costs_no_block() {
+fn a_panic_while_a_publisher_waits_costs_no_block_and_ends_its_wait() {
     let world = World::new();
     let domain = world.connect();
     let topic = frames(&domain).create().unwrap();
@@ -239,8 +239,15 @@ fn a_panic_while_a_publisher_waits_costs_no_block() {
         publish(&publisher, value);
     }
     let filled = filled(&publisher, 4);
-    let wait = || filled.publish_unless(PATIENCE, || panic!("it is asked whether to stop"));
+    let mut asked = 0;
+    let stop = || {
+        asked += 1;
+        assert!(asked < 3, "it is asked whether to stop");
+        false
+    };
+    let wait = || filled.publish_unless(PATIENCE, stop);
     assert!(catch_unwind(AssertUnwindSafe(wait)).is_err());
+    assert_eq!(topic.stats().publishers[0].blocked, None);
     eventually("its block is free", || topic.stats().held == 0);
 }
 
