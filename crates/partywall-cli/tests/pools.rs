@@ -10,12 +10,12 @@ use serde_json::{Value, json};
 fn pools_are_listed_shown_and_removed() {
     let sandbox = Sandbox::new();
     let domain = sandbox.domain();
-    let pool = domain.pool("frames").blocks(4).block_bytes(1000).place(place()).create().unwrap();
+    let pool = domain.pool("frames").blocks(4).block_bytes(1000).place(place()).zeroed(true).create().unwrap();
     let held = pool.alloc(Duration::ZERO).unwrap();
     let offered = pool.alloc(Duration::ZERO).unwrap().offer().unwrap();
     let pid = std::process::id();
 
-    let shape = json!({ "kind": "pool", "blocks": 4, "block_bytes": 1000 });
+    let shape = json!({ "kind": "pool", "blocks": 4, "block_bytes": 1000, "zeroed": true });
     let list = sandbox.json(["ls"]);
     let name = &list["names"][0];
     assert_eq!((&name["name"], &name["usage"]), (&json!("frames"), &json!({ "free": 2 })));
@@ -37,9 +37,13 @@ fn pools_are_listed_shown_and_removed() {
     assert_eq!((&show["mutable"], &show["promises"]["read_only"]), (&json!(true), &Value::Null));
     let text = sandbox.run(["show", "frames"]).expect(0).text();
     assert!(!text.contains("frozen"), "it is mutable: {text}");
-    for part in
-        ["4 blocks of 1000 bytes", "2 free, 1 held, 1 offered", "audit      clean", "BLOCKS", "shared: goes with"]
-    {
+    for part in [
+        "4 blocks of 1000 bytes, zeroed for",
+        "2 free, 1 held, 1 offered",
+        "audit      clean",
+        "BLOCKS",
+        "shared: goes with",
+    ] {
         assert!(text.contains(part), "{part:?} is missing: {text}");
     }
     assert_eq!(sandbox.json(["ps"])["members"][0]["blocks"], 2);

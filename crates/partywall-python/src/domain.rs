@@ -210,7 +210,7 @@ impl Domain {
     }
 
     /// Opens a pool, or makes it.
-    #[pyo3(signature = (name, blocks, block_bytes, device, *, kept, allow_peer, timeout))]
+    #[pyo3(signature = (name, blocks, block_bytes, device, *, zeroed, kept, allow_peer, timeout))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
     fn pool(
         &self,
@@ -219,11 +219,13 @@ impl Domain {
         blocks: Option<u32>,
         block_bytes: Option<u64>,
         device: Option<&str>,
+        zeroed: Option<bool>,
         kept: bool,
         allow_peer: bool,
         timeout: Option<f64>,
     ) -> PyResult<Pool> {
-        Pool::open(py, &self.inner(py)?, name, (blocks, block_bytes), device, (kept, allow_peer), timeout)
+        let numbers = (blocks, block_bytes, zeroed);
+        Pool::open(py, &self.inner(py)?, name, numbers, device, (kept, allow_peer), timeout)
     }
 
     /// Opens a topic, or makes it.

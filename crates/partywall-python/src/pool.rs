@@ -28,6 +28,8 @@ pub(crate) struct Pool {
     #[pyo3(get)]
     block_bytes: u64,
     #[pyo3(get)]
+    zeroed: bool,
+    #[pyo3(get)]
     place: String,
 }
 
@@ -40,7 +42,7 @@ impl Pool {
         py: Python<'_>,
         domain: &Domain,
         name: &str,
-        (blocks, block_bytes): (Option<u32>, Option<u64>),
+        (blocks, block_bytes, zeroed): (Option<u32>, Option<u64>, Option<bool>),
         device: Option<&str>,
         (kept, allow_peer): (bool, bool),
         timeout: Option<f64>,
@@ -50,6 +52,7 @@ impl Pool {
         let mut options = domain.pool(name).kept(kept).allow_peer(allow_peer);
         options = blocks.into_iter().fold(options, partywall::PoolOptions::blocks);
         options = block_bytes.into_iter().fold(options, partywall::PoolOptions::block_bytes);
+        options = zeroed.into_iter().fold(options, partywall::PoolOptions::zeroed);
         options = match device.or(makes.then_some("cuda")).map(|device| place(py, device)).transpose()? {
             Some(Place::Gpu(uuid)) if !makes => options.device(uuid),
             Some(place) => options.place(place),
@@ -60,8 +63,8 @@ impl Pool {
             if makes { options.open_or_create() } else { options.open() }
         })?;
         let (name, version, place) = (pool.name().to_owned(), pool.version(), pool.place().to_string());
-        let (blocks, block_bytes) = (pool.blocks(), pool.block_bytes());
-        Ok(Self { inner: Handle::new(Arc::new(pool)), name, version, blocks, block_bytes, place })
+        let (blocks, block_bytes, zeroed) = (pool.blocks(), pool.block_bytes(), pool.is_zeroed());
+        Ok(Self { inner: Handle::new(Arc::new(pool)), name, version, blocks, block_bytes, zeroed, place })
     }
 
     fn inner(&self, py: Python<'_>) -> PyResult<Arc<partywall::Pool>> {
@@ -83,7 +86,9 @@ impl Pool {
     /// Takes a block if one is free and nobody waits for it.
     fn try_alloc(&self, py: Python<'_>) -> PyResult<Option<Block>> {
         let pool = self.inner(py)?;
-        let block = pool.try_alloc().or_raise(py)?;
+        // Where a block is zeroed first, that takes as long as it takes; else it is over before others could have the GIL.
+        let block = if self.zeroed { py.detach(|| pool.try_alloc()) } else { pool.try_alloc() };
+        let block = block.or_raise(py)?;
         Ok(block.map(|block| Block::new(pool, block)))
     }
 

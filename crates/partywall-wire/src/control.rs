@@ -18,6 +18,8 @@ pub struct Control {
     pub blocks: u32,
     /// Bytes of a block that are for use.
     pub block_bytes: u64,
+    /// Whether whoever takes a block sets it to zero first. No topic's are.
+    pub zeroed: bool,
     /// Of a topic.
     pub topic: Option<TopicShape>,
 }
@@ -180,7 +182,7 @@ mod tests {
 
     #[test]
     fn blocks_are_aligned_and_no_size_overflows() {
-        let control = |blocks, block_bytes| Control { blocks, block_bytes, topic: None };
+        let control = |blocks, block_bytes| Control { blocks, block_bytes, zeroed: false, topic: None };
         assert_eq!((control(3, 1).stride(), control(3, 1).data_bytes()), (Some(256), Some(768)));
         assert_eq!((control(3, 256).stride(), control(3, 257).data_bytes()), (Some(256), Some(1536)));
         assert_eq!((control(1, u64::MAX).stride(), control(2, u64::MAX / 2).data_bytes()), (None, None));

@@ -242,6 +242,7 @@ class Domain:
         *,
         blocks: SupportsIndex | None = None,
         block_bytes: SupportsIndex | None = None,
+        zeroed: bool | None = None,
         device: Any = None,
         kept: bool = False,
         allow_peer: bool = False,
@@ -253,6 +254,9 @@ class Domain:
         Without numbers `device` is the GPU that is to use the blocks, by default the one that has them; with `allow_peer`
         these may be two. The pool goes with the last process that has it open, unless it is made as `kept`.
 
+        Of a pool that is made as `zeroed` whoever takes a block finds it all zero, and nothing of what others had in it, also
+        of those that died; by default he finds what its last holder left there.
+
         Waits up to `timeout` seconds for a pool that is not there, by default not at all; or, with numbers, that another
         process is just making, by default 10 s.
         """
@@ -261,6 +265,7 @@ class Domain:
             None if blocks is None else count(blocks),
             _arrays.optional_count(block_bytes),
             None if device is None else _arrays.device_name(device),
+            zeroed=None if zeroed is None else bool(zeroed),
             kept=kept,
             allow_peer=allow_peer,
             timeout=timeout,

@@ -86,12 +86,17 @@ class Pool:
         return self._native.block_bytes
 
     @property
+    def zeroed(self) -> bool:
+        """Whether whoever takes a block finds it all zero."""
+        return self._native.zeroed
+
+    @property
     def place(self) -> str:
         """`host`, or the UUID of the GPU that has the blocks."""
         return self._native.place
 
     def alloc(self, timeout: float | None = None) -> "Block":
-        """Takes a block, and waits for one up to `timeout` seconds, or for ever."""
+        """Takes a block, and waits for one up to `timeout` seconds, or for ever. If it is to be zeroed, it is by then."""
         return Block(self._native.alloc(timeout))
 
     def try_alloc(self) -> "Block | None":
@@ -100,7 +105,7 @@ class Pool:
         return None if block is None else Block(block)
 
     def accept(self, block: "BlockRef | str") -> "Block":
-        """Takes over a block that its holder has offered; `StaleBlock` if it is not offered any more.
+        """Takes over a block that its holder has offered, as it is; `StaleBlock` if it is not offered any more.
 
         Nothing orders the caller after work that a GPU still does in it for its giver: a `Timeline` does.
         """

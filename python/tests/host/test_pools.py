@@ -24,6 +24,14 @@ with pw.connect(socket=sys.argv[1], start=False) as d, d.pool("frames") as frame
     told()
 """
 
+SCRIBBLER = """
+with pw.connect(socket=sys.argv[1], start=False) as d, d.pool("frames") as frames:
+    block = frames.alloc()
+    np.asarray(block)[:] = 7
+    say("written")
+    told()
+"""
+
 HOLDER = """
 with pw.connect(socket=sys.argv[1], start=False) as d, d.pool("frames") as frames:
     kept = frames.alloc()
@@ -176,6 +184,37 @@ def test_pools_are_as_was_said(domain, frames):
         domain.pool("x", timeout=0.01)
     with domain.put("weights", np.zeros(1), device="host"), pytest.raises(pw.WrongPool, match="but a segment"):
         domain.pool("weights")
+
+
+def test_who_takes_a_zeroed_block_finds_nothing_of_others(domain, child, socket):
+    with domain.pool("frames", blocks=1, block_bytes=1000, zeroed=True, device="host") as frames:
+        assert frames.zeroed
+        for take in (frames.alloc, frames.try_alloc):
+            with take() as block:
+                assert block.tobytes() == bytes(1000)
+                np.asarray(block)[:] = 7
+        block = frames.alloc()
+        np.asarray(block)[:] = 7
+        block = frames.accept(block.offer())
+        assert block.tobytes() == b"\7" * 1000
+        block.release()
+        scribbler = child(SCRIBBLER, socket)
+        assert scribbler.says() == "written"
+        scribbler.kill()
+        with frames.alloc(WATCHDOG) as block:
+            assert block.tobytes() == bytes(1000)
+        with pytest.raises(pw.WrongPool, match="are zeroed"):
+            domain.pool("frames", zeroed=False)
+
+
+def test_blocks_are_not_zeroed_unless_that_is_said(domain, frames):
+    assert not frames.zeroed
+    with pytest.raises(pw.WrongPool, match="are not zeroed"):
+        domain.pool("frames", zeroed=True)
+    for expected in (0, 7):
+        with domain.pool("one", blocks=1, block_bytes=10, device="host", kept=True) as pool, pool.alloc() as block:
+            assert block.tobytes()[0] == expected
+            np.asarray(block)[:] = 7
 
 
 def test_who_waits_has_a_block_when_one_comes(frames):

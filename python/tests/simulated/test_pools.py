@@ -77,6 +77,19 @@ def test_a_released_block_waits_for_the_gpu(frames):
     assert frames.stats().free == 1
 
 
+def test_a_zeroed_block_has_nothing_of_its_last_holder(domain):
+    driver.use()
+    with domain.pool("zeroed", blocks=1, block_bytes=4096, zeroed=True) as pool:
+        gate, block = driver.Gate(), pool.alloc()
+        driver.fill(block.__cuda_array_interface__["data"][0], 7, 4096, gate.stream)
+        block.release_on(gate.stream)
+        gate.open()
+        for take in (lambda: pool.alloc(WATCHDOG), pool.try_alloc):
+            with take() as block:
+                assert block.tobytes() == bytes(4096)
+                driver.fill(block.__cuda_array_interface__["data"][0], 7, 4096, gate.stream)
+
+
 def test_a_stream_of_a_host_pool(domain):
     gate = driver.Gate()
     with domain.pool("host", blocks=1, block_bytes=10, device="host") as pool:

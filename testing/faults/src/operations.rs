@@ -77,6 +77,7 @@ pub(crate) static OPERATIONS: &[Operation] = &[
         "a pool in memory of cuMemAlloc, and a block of it that is zeroed",
         make_a_pool_of_memory,
     ),
+    on_gpu("a zeroed block", "a block of a pool that zeroes them for whoever takes one", a_zeroed_block),
     on_gpu("open a pool", "another process's pool, and a block of it that is written and given back", open_a_pool),
     on_words("a block behind a stream", "a stream gives a block of a pool back", a_block_behind_a_stream),
     on_words("a sample of a stream", "a stream fills samples of a topic, and reads one", a_sample_of_a_stream),
@@ -394,6 +395,19 @@ fn zero_a_block(setting: &Setting, pool: &Pool) -> Outcome {
     let zeroed = block.zero_on(gpu.stream());
     // Dropping it would have another thread wait for the GPU, and keep the pool meanwhile.
     zeroed.and(block.release())
+}
+
+fn a_zeroed_block(setting: &Setting) -> Outcome {
+    let options = pool(&setting.domain, &setting.name).zeroed(true);
+    // One whose zeroing failed has another thread wait for the GPU, and keeps the pool meanwhile.
+    let pool = once_gone(|| options.create())?;
+    let block = pool.alloc(WATCHDOG)?;
+    let mut found = vec![1; BLOCK_BYTES];
+    let read = block.device().and_then(|range| range.copy_to_host(range.gpu().stream(), &mut found));
+    let released = block.release();
+    read?;
+    assert!(found == [0; BLOCK_BYTES], "a block holds what was there before");
+    released
 }
 
 fn open_a_pool(setting: &Setting) -> Outcome {

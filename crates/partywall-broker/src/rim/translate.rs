@@ -600,7 +600,7 @@ mod tests {
             held: 1,
             dtype: Some(1),
         };
-        let shape = wire::Control { blocks: 1000, block_bytes: 1 << 40, topic: Some(shape) };
+        let shape = wire::Control { blocks: 1000, block_bytes: 1 << 40, zeroed: false, topic: Some(shape) };
         let pool = control.make(Lack::Pool(shape), &mut store, &reclaimer).unwrap();
         let topic = control.make(Lack::Topic(shape, pool.fd), &mut store, &reclaimer).unwrap();
         let (words, commit) = (Topic::map(store.share(&[topic.fd])[0].fd().unwrap()).unwrap(), commit(5000));

@@ -19,11 +19,11 @@ use crate::{
     timelines::User,
 };
 
-const POOL: Control = Control { blocks: 4, block_bytes: 100, topic: None };
+const POOL: Control = Control { blocks: 4, block_bytes: 100, zeroed: false, topic: None };
 
 const SHAPE: TopicShape = TopicShape { depth: 2, history: 1, publishers: 1, subscribers: 2, held: 1, dtype: Some(2) };
 
-const TOPIC: Control = Control { blocks: 6, block_bytes: 100, topic: Some(SHAPE) };
+const TOPIC: Control = Control { blocks: 6, block_bytes: 100, zeroed: false, topic: Some(SHAPE) };
 
 /// A commit of host memory, just as long as the blocks are.
 fn commit(name: &str, control: Control) -> Commit {
@@ -303,7 +303,7 @@ fn pools_that_cannot_be_are_refused() {
         Commit { reserved: 1 << 20, ..commit("p", POOL) },
         Commit { chunks: vec![1023], ..commit("p", POOL) },
         Commit { control: Some(Control { blocks: 0, ..POOL }), ..commit("p", POOL) },
-        Commit { control: Some(Control { blocks: MAX_BLOCKS + 1, block_bytes: 1, topic: None }), ..commit("p", POOL) },
+        Commit { control: Some(Control { blocks: MAX_BLOCKS + 1, ..POOL }), ..commit("p", POOL) },
         Commit { control: Some(Control { block_bytes: 0, ..POOL }), ..commit("p", POOL) },
         Commit { control: Some(Control { block_bytes: u64::MAX, ..POOL }), ..commit("p", POOL) },
         Commit { control: Some(Control { blocks: 5, ..TOPIC }), ..commit("t", TOPIC) },
@@ -322,7 +322,7 @@ fn pools_that_cannot_be_are_refused() {
     let claimed = Commit { claim: Some(7), ..commit("p", POOL) };
     assert!(matches!(send(&mut client, claimed), Err(Refusal::Stale { .. })));
     assert_eq!(client.status().fds, 0, "nothing was made for them, or it is gone");
-    assert!(create(&mut client, "p", Control { blocks: MAX_BLOCKS, block_bytes: 1, topic: None }).is_ok());
+    assert!(create(&mut client, "p", Control { blocks: MAX_BLOCKS, block_bytes: 1, ..POOL }).is_ok());
 }
 
 #[test]

@@ -218,7 +218,10 @@ fn facts(output: Output, info: &SegmentInfo) {
 /// What makes it a pool or topic, and how that is used.
 fn control_facts(output: Output, control: &Control, used: Option<&ControlInfo>) {
     match &control.topic {
-        None => fact(output, "pool", describe::control::blocks(control)),
+        None => {
+            let zeroed = if control.zeroed { ", zeroed for whoever takes one" } else { "" };
+            fact(output, "pool", format!("{}{zeroed}", describe::control::blocks(control)));
+        }
         Some(TopicShape { depth, history, publishers, subscribers, held, .. }) => {
             let dtype = describe::control::dtype(control).unwrap_or("any element type");
             let ring = format!("{}, the last {depth} samples of {dtype}", describe::control::blocks(control));

@@ -130,10 +130,24 @@ impl Block {
     /// [`Error::Cuda`].
     pub fn zero_on(&mut self, stream: StreamRef<'_>) -> Result<()> {
         let range = self.device()?;
-        stream.enqueue_set(range.as_slice(), 0).map_err(|error| match error {
-            AccessError::Driver(source) => failed_call(&format!("zeroing a block of {:?}", self.pool()), source),
-            other => Error::BadRange { tensor: self.pool().to_owned(), why: other.to_string() },
-        })
+        stream.enqueue_set(range.as_slice(), 0).map_err(|error| self.not_zeroed(error))
+    }
+
+    /// With all its bytes set to zero, wherever it is.
+    pub(super) fn zeroed(mut self) -> Result<Self> {
+        let blocks = self.blocks.clone();
+        let Some(gpu) = blocks.gpu() else {
+            self.zero()?;
+            return Ok(self);
+        };
+        let stream = gpu.stream();
+        let set = stream.enqueue_set(blocks.device(self.index())?.as_slice(), 0);
+        set.map_err(|error| self.not_zeroed(error))?;
+        // Dropped by a failure, it comes back when the GPU is done with it; afterwards nobody there knows it.
+        self.told = true.into();
+        stream.synchronize().map_err(|error| self.not_zeroed(AccessError::Driver(error)))?;
+        self.told = false.into();
+        Ok(self)
     }
 
     /// Gives it back. If its address on the GPU was asked for, waits first until everything is over that this process runs
@@ -263,6 +277,13 @@ impl Block {
 
     fn free(&self, held: &Held) -> Result<()> {
         if self.blocks.words().free(held) { Ok(()) } else { Err(self.not_held()) }
+    }
+
+    fn not_zeroed(&self, error: AccessError) -> Error {
+        match error {
+            AccessError::Driver(source) => failed_call(&format!("zeroing a block of {:?}", self.pool()), source),
+            other => Error::BadRange { tensor: self.pool().to_owned(), why: other.to_string() },
+        }
     }
 
     fn not_held(&self) -> Error {

@@ -9,6 +9,7 @@ mod wanted;
 
 use std::{sync::Arc, time::Duration};
 
+use partywall_cuda::StreamRef;
 use partywall_shm::pool::{Held, MAX_BLOCKS as MOST};
 
 pub use self::{
@@ -42,7 +43,8 @@ pub const MAX_BLOCKS: u32 = MOST;
 /// else [accepts](Pool::accept) it. Processes keep to that; the kernel does not enforce it. A block has a *generation*,
 /// another one each time that it is taken or taken over: a reference to what it was before is
 /// [stale](Error::StaleBlock), and never leads to somebody else's data. What a block contains when it is taken is what its
-/// last user left there; [`Block::zero`] and [`Block::zero_on`] clear it.
+/// last user left there, unless the pool's blocks are [zeroed](PoolOptions::zeroed) for whoever takes them;
+/// [`Block::zero`] and [`Block::zero_on`] clear it.
 ///
 /// # Order
 ///
@@ -105,12 +107,27 @@ impl Pool {
         Self { blocks, attention: Attention::new() }
     }
 
-    /// Takes a block, and waits for one up to `timeout`.
+    /// Takes a block, and waits for one up to `timeout`. If it is to be [zeroed](PoolOptions::zeroed), it is by then.
     ///
     /// # Errors
-    /// [`Error::Timeout`]; [`Error::BrokerGone`] when it has to wait; [`Error::Forked`].
+    /// [`Error::Timeout`]; [`Error::BrokerGone`] when it has to wait; [`Error::Forked`]. Of zeroing it: as [`Block::zero`] in
+    /// host memory; [`Error::ContextLost`], [`Error::Cuda`] on a GPU.
     pub fn alloc(&self, timeout: Duration) -> Result<Block> {
         self.alloc_unless(timeout, || false)?.ok_or_else(|| self.late(timeout))
+    }
+
+    /// As [`alloc`](Self::alloc), for work on `stream`: if the block is to be [zeroed](PoolOptions::zeroed) on a GPU, that is
+    /// enqueued there, and not waited for.
+    ///
+    /// # Errors
+    /// As [`alloc`](Self::alloc); [`Error::BadRange`] for a stream of another GPU.
+    pub fn alloc_on(&self, stream: StreamRef<'_>, timeout: Duration) -> Result<Block> {
+        let held = self.take_unless(timeout, || false)?.ok_or_else(|| self.late(timeout))?;
+        let mut block = self.block(held);
+        match self.gpu() {
+            Some(_) if self.is_zeroed() => block.zero_on(stream).map(|()| block),
+            _ => self.fresh(block),
+        }
     }
 
     /// As [`alloc`](Self::alloc), but gives up when `stop` says so: then it is `None`. While it waits `stop` is asked every
@@ -119,23 +136,20 @@ impl Pool {
     /// # Errors
     /// As [`alloc`](Self::alloc).
     pub fn alloc_unless(&self, timeout: Duration, stop: impl FnMut() -> bool) -> Result<Option<Block>> {
-        let Self { blocks, attention } = self;
-        let late = || self.late(timeout);
-        let held = slots::take_unless(&**blocks.words(), blocks.domain(), attention, timeout, stop, late)?;
-        Ok(held.map(|held| self.block(held)))
+        self.take_unless(timeout, stop)?.map(|held| self.fresh(self.block(held))).transpose()
     }
 
     /// Takes a block if one is free and nobody waits for it.
     ///
     /// # Errors
-    /// [`Error::Forked`].
+    /// [`Error::Forked`]; of zeroing it, as [`alloc`](Self::alloc).
     pub fn try_alloc(&self) -> Result<Option<Block>> {
         let held = slots::try_take(&**self.blocks.words(), self.blocks.domain())?;
-        Ok(held.map(|held| self.block(held)))
+        held.map(|held| self.fresh(self.block(held))).transpose()
     }
 
     /// Takes over a block that its holder has [offered](Block::offer): from then on it is the caller's, as if he had
-    /// allocated it, with another generation. Its giver can take it back so, too. Nothing orders the caller after work of
+    /// allocated it, with another generation and the bytes that are in it. Its giver can take it back so, too. Nothing orders the caller after work of
     /// the giver's that a GPU still does in it: a [`Timeline`](crate::Timeline) does.
     ///
     /// # Errors
@@ -177,6 +191,11 @@ impl Pool {
         self.blocks.shape().block_bytes
     }
 
+    /// Whether whoever takes a block finds it all zero.
+    pub fn is_zeroed(&self) -> bool {
+        self.blocks.shape().zeroed
+    }
+
     /// Where they are.
     pub fn place(&self) -> Place {
         self.blocks.segment().place()
@@ -204,6 +223,18 @@ impl Pool {
 
     fn late(&self, after: Duration) -> Error {
         Error::Timeout { what: format!("a block of pool {:?}", self.name()), after }
+    }
+
+    fn take_unless(&self, timeout: Duration, stop: impl FnMut() -> bool) -> Result<Option<Held>> {
+        let Self { blocks, attention } = self;
+        let late = || self.late(timeout);
+        slots::take_unless(&**blocks.words(), blocks.domain(), attention, timeout, stop, late)
+    }
+
+    /// As the pool promises a block that was just taken. By whoever takes it, so that nobody has to be relied upon to clear
+    /// what he leaves, least of all the dead.
+    fn fresh(&self, block: Block) -> Result<Block> {
+        if self.is_zeroed() { block.zeroed() } else { Ok(block) }
     }
 
     fn block(&self, held: Held) -> Block {

@@ -20,11 +20,12 @@ pub struct PoolOptions {
     wanted: Wanted,
     blocks: Option<u32>,
     block_bytes: Option<u64>,
+    zeroed: Option<bool>,
 }
 
 impl PoolOptions {
     pub(super) fn new(domain: Domain, name: &str) -> Self {
-        Self { wanted: Wanted::new(domain, name), blocks: None, block_bytes: None }
+        Self { wanted: Wanted::new(domain, name), blocks: None, block_bytes: None, zeroed: None }
     }
 
     /// How many blocks: 1 to 65,536. Needed to make a pool; a pool that is there has to have as many.
@@ -37,6 +38,16 @@ impl PoolOptions {
     /// multiple of 256 bytes.
     pub fn block_bytes(mut self, bytes: u64) -> Self {
         self.block_bytes = Some(bytes);
+        self
+    }
+
+    /// Whether whoever takes a block finds it all zero, and nothing of what others had in it, also of those that died. By
+    /// default he finds what its last holder left there. A pool that is there has to be so, if this is given.
+    ///
+    /// Who takes a block sets it to zero, which takes its time: in host memory as long as writing it, on a GPU as long as
+    /// having the GPU do so and waiting for that, unless it is taken by [`Pool::alloc_on`].
+    pub fn zeroed(mut self, zeroed: bool) -> Self {
+        self.zeroed = Some(zeroed);
         self
     }
 
@@ -125,7 +136,7 @@ impl PoolOptions {
         if !(1..=MAX_BLOCKS).contains(&blocks) {
             return Err(bad(format!("it has 1 to {MAX_BLOCKS} blocks, not {blocks}")));
         }
-        let control = Control { blocks, block_bytes, topic: None };
+        let control = Control { blocks, block_bytes, zeroed: self.zeroed.unwrap_or(false), topic: None };
         // As many as a file can have.
         match control.data_bytes().filter(|bytes| i64::try_from(*bytes).is_ok()) {
             Some(bytes) if bytes > 0 => Ok(control),
@@ -143,13 +154,17 @@ impl PoolOptions {
             Some(control) => control,
         };
         let wrong = |why: String| Err(Error::WrongPool { name: name(), why });
-        match (self.blocks, self.block_bytes, self.wanted.place) {
+        match (self.blocks, self.block_bytes, self.zeroed, self.wanted.place) {
             (Some(asked), ..) if asked != control.blocks => {
                 wrong(format!("it has {} blocks, not {asked}", control.blocks))
             }
-            (_, Some(asked), _) if asked != control.block_bytes => {
+            (_, Some(asked), ..) if asked != control.block_bytes => {
                 wrong(format!("its blocks have {} bytes each, not {asked}", control.block_bytes))
             }
+            (_, _, Some(asked), _) if asked != control.zeroed => wrong(format!(
+                "its blocks are {}zeroed for whoever takes them",
+                if control.zeroed { "" } else { "not " }
+            )),
             (.., Some(asked)) if asked != opened.place.into() => {
                 wrong(format!("its blocks are on {}, not on {asked}", Place::from(opened.place)))
             }

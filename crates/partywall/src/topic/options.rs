@@ -216,7 +216,7 @@ impl TopicOptions {
         }
         let dtype = self.dtype.map(DType::code);
         let topic = TopicShape { depth, history, publishers, subscribers, held, dtype };
-        let control = Control { blocks, block_bytes, topic: Some(topic) };
+        let control = Control { blocks, block_bytes, zeroed: false, topic: Some(topic) };
         match control.data_bytes() {
             Some(bytes) if bytes > 0 => Ok(control),
             Some(_) => Err(bad("its largest sample has at least one byte".into())),

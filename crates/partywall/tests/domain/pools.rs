@@ -157,6 +157,35 @@ fn elements_and_zeros_in_host_memory() {
     });
 }
 
+/// Also of what the dead had in them, and with no other thread's work in between.
+#[test]
+fn who_takes_a_block_of_a_zeroed_pool_finds_nothing_of_others() {
+    let world = World::new();
+    let domain = world.connect();
+    let pool = frames(&domain, 1).zeroed(true).create().unwrap();
+    assert!(pool.is_zeroed() && domain.pool("frames").open().unwrap().is_zeroed());
+    let mut block = pool.alloc(Duration::ZERO).unwrap();
+    write(&mut block, 7);
+    block.release().unwrap();
+    let mut block = pool.try_alloc().unwrap().unwrap();
+    assert_eq!(read(&block), 0);
+    write(&mut block, 7);
+    // Who takes a block over gets what is in it.
+    let block = pool.accept(&block.offer().unwrap()).unwrap();
+    assert_eq!(read(&block), 7);
+    block.release().unwrap();
+    let (mut giver, _) = world.play_after("pool giver", "offer ");
+    assert_eq!(counts(&pool), (0, 0, 1));
+    giver.kill();
+    assert_eq!(read(&pool.alloc(PATIENCE).unwrap()), 0);
+
+    let wrong = |zeroed| domain.pool("frames").zeroed(zeroed).open();
+    assert!(matches!(wrong(false), Err(Error::WrongPool { why, .. }) if why.contains("are zeroed")));
+    drop(pool);
+    let _pool = frames(&domain, 1).create().unwrap();
+    assert!(matches!(wrong(true), Err(Error::WrongPool { why, .. }) if why.contains("are not zeroed")));
+}
+
 #[test]
 fn those_who_wait_are_served_in_their_order() {
     let world = World::new();

@@ -304,7 +304,7 @@ fn commit(name: Name, memory: Arc<Memory>) -> Commit {
 /// A pool; with a depth, a topic.
 fn control(blocks: u32, depth: Option<u32>) -> Control {
     let topic = |depth| TopicShape { depth, history: 0, publishers: 1, subscribers: 1, held: 1, dtype: None };
-    Control { blocks, block_bytes: 1, topic: depth.map(topic) }
+    Control { blocks, block_bytes: 1, zeroed: false, topic: depth.map(topic) }
 }
 
 fn identity(member: MemberId, simulated: bool, has_pidfd: bool) -> Identity {

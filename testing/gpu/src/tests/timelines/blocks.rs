@@ -4,7 +4,7 @@
 use std::{thread, time::Duration};
 
 use partywall::{
-    Block, Domain, Error, Gpu, Place, Pool, TimelineWriter,
+    Block, Domain, Error, Gpu, Place, Pool, PoolOptions, TimelineWriter,
     cuda::{Access, DeviceSlice, Stream},
     info::MemberState,
 };
@@ -69,12 +69,22 @@ fn is_filled(gpu: &Gpu, block: &Block) -> bool {
 
 /// What all scenes begin with: a pool of so many blocks, and what the others' streams wait for.
 fn stage(world: &World, blocks: u32) -> (Domain, Pool, TimelineWriter) {
+    stage_with(world, |options| options.blocks(blocks))
+}
+
+fn stage_with(world: &World, options: impl FnOnce(PoolOptions) -> PoolOptions) -> (Domain, Pool, TimelineWriter) {
     let domain = world.connect();
     let gpu = gpu(&domain);
     gpu.kernels().unwrap();
-    let pool = domain.pool("frames").blocks(blocks).block_bytes(4096).place(Place::Gpu(gpu.uuid())).create().unwrap();
+    let pool = options(domain.pool("frames").block_bytes(4096).place(Place::Gpu(gpu.uuid()))).create().unwrap();
     let gate = domain.timeline_writer("gate").unwrap();
     (domain, pool, gate)
+}
+
+fn is_zero(gpu: &Gpu, block: &Block) -> bool {
+    let mut bytes = vec![1; 4096];
+    block.device().unwrap().copy_to_host(gpu.stream(), &mut bytes).unwrap();
+    bytes == [0; 4096]
 }
 
 fn is_taken(pool: &Pool) -> bool {
@@ -217,10 +227,30 @@ pub(crate) fn a_block_is_zeroed_on_a_stream(world: &World) {
     fill(&gpu, &stream, &block);
     block.zero_on(stream.as_ref()).unwrap();
     stream.synchronize().unwrap();
-    let mut bytes = vec![1; 4096];
-    block.device().unwrap().copy_to_host(gpu.stream(), &mut bytes).unwrap();
-    assert_eq!(bytes, [0; 4096]);
+    assert!(is_zero(&gpu, &block));
     assert!(matches!(block.bytes_mut(), Err(Error::WrongKind { .. })));
+}
+
+pub(crate) fn a_zeroed_block_has_nothing_of_those_who_had_it_before(world: &World) {
+    let (domain, pool, gate) = stage_with(world, |options| options.blocks(1).zeroed(true));
+    let (gpu, mut other) = (gpu(&domain), world.play("block"));
+    for order in ["alloc", "fill", "release"] {
+        other.have(order);
+    }
+    let block = pool.alloc(PATIENCE).unwrap();
+    assert!(is_zero(&gpu, &block));
+    block.release().unwrap();
+    for order in ["alloc", "fill"] {
+        other.have(order);
+    }
+    other.kill();
+    let stream = Stream::new(gpu.context()).unwrap();
+    domain.timeline("gate").unwrap().wait_on(stream.as_ref(), 1).unwrap();
+    let block = pool.alloc_on(stream.as_ref(), PATIENCE).unwrap();
+    assert!(!stream.as_ref().is_done().unwrap(), "it is zeroed behind what is on the stream");
+    gate.signal(1).unwrap();
+    stream.synchronize().unwrap();
+    assert!(is_zero(&gpu, &block));
 }
 
 pub(crate) fn a_forked_child_gives_no_block_back(world: &World) {
