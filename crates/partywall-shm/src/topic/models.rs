@@ -6,7 +6,7 @@ use loom::{
     model::Builder,
     sync::{
         Arc,
-        atomic::{AtomicU32, AtomicU64},
+        atomic::{AtomicU32, AtomicU64, Ordering},
     },
     thread,
 };
@@ -107,8 +107,7 @@ impl World {
     /// Writes a block and publishes it.
     fn publish_block(&self, place: &mut PublisherPlace, held: &Held, value: u64) -> Result<u64, Unpublished> {
         self.write(held, value);
-        let message = Message { status: Status::Ready, value, dtype: 1, shape: &[], bytes: 8, header: &[] };
-        self.core().publish(self.words.core(), place, held, &message)
+        self.core().publish(self.words.core(), place, held, &message(value))
     }
 
     fn publish(&self, place: &mut PublisherPlace, value: u64) -> Result<u64, Unpublished> {
@@ -159,6 +158,32 @@ impl World {
         }
     }
 
+    /// As a subscriber of the library does: it looks before it receives, and again before it announces another sleep.
+    fn look_and_sleep(&self, place: &mut SubscriberPlace) -> u64 {
+        let mut receive = || match self.core().look(place.seated(), place.next()) {
+            Ahead::Nothing => None,
+            Ahead::Sample(_) | Ahead::Other => self.receive(place),
+        };
+        loop {
+            let seen = self.header.samples.expect();
+            if let Some((value, _)) = receive() {
+                return value;
+            }
+            self.header.samples.sleep(seen, SLICE);
+            if let Some((value, _)) = receive() {
+                return value;
+            }
+        }
+    }
+
+    /// Publishes, and is killed before anybody is told.
+    fn publish_and_die(&self, place: &mut PublisherPlace, value: u64) {
+        let held = self.loan(1).unwrap();
+        self.write(&held, value);
+        self.core().describe(place, &held, &message(value));
+        self.core().fill(place, held.index() as u16).unwrap();
+    }
+
     fn publisher(&self, row: u16) -> PublisherPlace {
         self.core().join_as_publisher(row).unwrap()
     }
@@ -175,6 +200,10 @@ impl World {
         assert_eq!(audit.free + audit.held + audit.in_ring + audit.read, self.descriptors.len() as u32);
         audit
     }
+}
+
+fn message(value: u64) -> Message<'static> {
+    Message { status: Status::Ready, value, dtype: 1, shape: &[], bytes: 8, header: &[] }
 }
 
 fn spawn(world: &Arc<World>, other: impl FnOnce(&World) + 'static) -> thread::JoinHandle<()> {
@@ -296,6 +325,84 @@ fn who_sweeps_takes_nothing_that_is_read() {
         readers.join().unwrap();
         publishers.join().unwrap();
         assert_eq!(world.sound(), Audit { free: 1, in_ring: 1, ..Audit::default() });
+    });
+}
+
+#[test]
+fn a_reader_that_sleeps_is_woken_for_each_sample() {
+    check(3, || {
+        let world = World::new(2, 4);
+        let (mut publisher, mut reader) = (world.publisher(1), world.subscriber(2, None, 0));
+        let other = spawn(&world, move |world| {
+            for value in 0..2 {
+                world.publish(&mut publisher, value).unwrap();
+            }
+        });
+        for expected in 0..2 {
+            assert_eq!(world.look_and_sleep(&mut reader), expected);
+        }
+        other.join().unwrap();
+    });
+}
+
+#[test]
+fn readers_that_sleep_are_all_woken() {
+    check(2, || {
+        let world = World::new(1, 4);
+        let (mut publisher, readers) = (world.publisher(1), [2, 3].map(|row| world.subscriber(row, None, 0)));
+        let readers = readers.map(|mut reader| spawn(&world, move |world| _ = world.look_and_sleep(&mut reader)));
+        world.publish(&mut publisher, 0).unwrap();
+        readers.into_iter().for_each(|reader| reader.join().unwrap());
+    });
+}
+
+/// A publisher is killed when its sample is in the ring and nobody is told. For processes, [`SLICE`] is the end of every
+/// sleep, and bounds this. A model has no clock, and shows that whoever publishes next wakes the reader, too.
+#[test]
+fn what_a_publisher_tells_nobody_of_is_received_with_the_next_sample() {
+    check(3, || {
+        let world = World::new(2, 4);
+        let [mut dead, mut publisher] = [1, 2].map(|row| world.publisher(row));
+        let mut reader = world.subscriber(3, None, 0);
+        let other = spawn(&world, move |world| {
+            world.publish_and_die(&mut dead, 0);
+            world.publish(&mut publisher, 1).unwrap();
+        });
+        for expected in 0..2 {
+            assert_eq!(world.look_and_sleep(&mut reader), expected);
+        }
+        other.join().unwrap();
+    });
+}
+
+/// As above, but nobody publishes any more: the broker wakes the reader when it takes the dead one out.
+#[test]
+fn what_a_publisher_tells_nobody_of_is_received_when_it_is_parted() {
+    check(3, || {
+        let world = World::new(2, 4);
+        let (mut dead, mut reader) = (world.publisher(1), world.subscriber(3, None, 0));
+        let other = spawn(&world, move |world| {
+            world.publish_and_die(&mut dead, 0);
+            world.core().part(|row| row == 1, crate::timeline::Ending::OwnerDied, |_| None);
+        });
+        assert_eq!(world.look_and_sleep(&mut reader), 0);
+        other.join().unwrap();
+    });
+}
+
+/// A reader is killed when it has moved its cursor and told nobody: the broker wakes who waits for it.
+#[test]
+fn a_publisher_that_waits_for_a_reader_that_dies_is_woken() {
+    check(3, || {
+        let world = World::new(1, 4);
+        let (mut publisher, reader) = (world.publisher(1), world.subscriber(2, None, 0));
+        world.publish(&mut publisher, 0).unwrap();
+        let other = spawn(&world, move |world| {
+            world.subscribers[reader.index].cursor.store(reader.next() + 1, Ordering::Release);
+            world.core().part(|row| row == 2, crate::timeline::Ending::OwnerDied, |_| None);
+        });
+        assert_eq!(world.publish_waiting(&mut publisher, 1), 1);
+        other.join().unwrap();
     });
 }
 

@@ -112,19 +112,7 @@ impl Core<'_> {
         if us.seat.load() != place.seat {
             return Err(Unpublished::Parted);
         }
-        self.descriptors[held.index() as usize].write(&Words {
-            generation: held.generation(),
-            origin: Origin {
-                place: place.index as u16,
-                row: place.seat.row(),
-                dtype: message.dtype,
-                rank: message.shape.len() as u8,
-                header: message.header.len() as u16,
-            },
-            publisher: place.seat.id(),
-            sequence: place.sequence,
-            message,
-        });
+        self.describe(place, held, message);
         point("topic: described, not in the ring");
         let position = self.fill(place, held.index() as u16)?;
         point("topic: in the ring, tail not moved");
@@ -144,8 +132,25 @@ impl Core<'_> {
         Ok(position)
     }
 
+    /// Says what is in the block.
+    pub(super) fn describe(self, place: &PublisherPlace, held: &Held, message: &Message<'_>) {
+        self.descriptors[held.index() as usize].write(&Words {
+            generation: held.generation(),
+            origin: Origin {
+                place: place.index as u16,
+                row: place.seat.row(),
+                dtype: message.dtype,
+                rank: message.shape.len() as u8,
+                header: message.header.len() as u16,
+            },
+            publisher: place.seat.id(),
+            sequence: place.sequence,
+            message,
+        });
+    }
+
     /// Puts the block into the first position that is not filled.
-    fn fill(self, place: &mut PublisherPlace, block: u16) -> Result<u64, Unpublished> {
+    pub(super) fn fill(self, place: &mut PublisherPlace, block: u16) -> Result<u64, Unpublished> {
         let mut position = self.tail();
         for _ in 0..MOST_ATTEMPTS {
             let (at, entry, seen) = self.at(position);
