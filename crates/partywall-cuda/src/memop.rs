@@ -192,22 +192,25 @@ pub fn probe_device_word(context: &Context, limit: Duration) -> Result<(), Probe
 /// [`ProbeError`], with [`ProbeError::Refused`] also for a mapping that cannot be registered, is read-only, or has no 8
 /// bytes.
 pub fn probe_host_word(context: &Context, map: &Arc<SharedMap>, limit: Duration) -> Result<(), ProbeError> {
-    probe_registered_word(HostRegistration::shared(context, Arc::clone(map))?, limit).map(drop)
+    probe_registered_word(HostRegistration::shared(context, Arc::clone(map))?, 0, limit).map(drop)
 }
 
-/// The same for memory that is registered already and stays so: nothing is given back that would wait for whatever the
-/// process runs.
+/// The same for memory that is registered already and stays so, and its word `offset` bytes from the beginning: nothing is
+/// given back that would wait for whatever the process runs.
 ///
 /// # Errors
 /// As [`probe_host_word`]. The registration is then gone; or, if a stream waits for ever, never given back.
-pub fn probe_registered_word(registration: HostRegistration, limit: Duration) -> Result<HostRegistration, ProbeError> {
-    let word = registration.as_slice();
+pub fn probe_registered_word(
+    registration: HostRegistration,
+    offset: usize,
+    limit: Duration,
+) -> Result<HostRegistration, ProbeError> {
+    let word = registration.slice(offset as u64, WORD_BYTES)?;
     word.require_writable()?;
-    let host = registration.shared_words().and_then(|map| map.slice::<u64>(0, 1)).ok_or(AccessError::OutOfRange {
-        offset: 0,
-        len: WORD_BYTES,
-        available: registration.len(),
-    })?;
+    let host = registration
+        .shared_words()
+        .and_then(|map| map.slice::<u64>(offset, 1))
+        .ok_or(AccessError::OutOfRange { offset: offset as u64, len: WORD_BYTES, available: registration.len() })?;
     let (writer, waiter) = (Stream::new(registration.context())?, Stream::new(registration.context())?);
     let probe = Probe { writer, waiter, limit };
     let result = probe.run(word, Some(&|value| host.set(0, value)));

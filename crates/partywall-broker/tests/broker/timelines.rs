@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use partywall_os::map::SharedMap;
-use partywall_shm::timeline::{CELL_BYTES, CELLS, Cell, Ending, MAX_VALUE, Progress, SLAB_BYTES, Slab};
+use partywall_shm::timeline::{CELL_BYTES, CELLS, Cell, Ending, MAX_VALUE, Progress, Slab, cell_offset};
 use partywall_wire::{
     Answer, Call, Limit, MemberState, ObjectDetail, ObjectInfo, ObjectKind, OpenedTimeline, Refusal, Request,
     TimelineEnding, TimelineInfo, Whom, frame, limits::MAX_MESSAGE,
@@ -97,13 +97,12 @@ impl Opened {
     }
 
     fn load(&self) -> u64 {
-        let offset = self.answer.cell as usize * CELL_BYTES;
-        self.slab.memory().slice::<u64>(offset, 1).unwrap().get(0)
+        self.slab.memory().slice::<u64>(cell_offset(self.answer.cell), 1).unwrap().get(0)
     }
 }
 
 fn word(slab: &SharedMap, cell: u32, place: usize, value: u64) {
-    slab.slice::<u64>(cell as usize * CELL_BYTES, 8).unwrap().set(place, value);
+    slab.slice::<u64>(cell_offset(cell), 8).unwrap().set(place, value);
 }
 
 /// What is stored at the end of a timeline that has reached `last`.
@@ -315,11 +314,13 @@ fn whatever_stands_in_control_memory_the_broker_goes_on() {
     let garbage =
         [0, 1, MAX_VALUE, MAX_VALUE + 1, 1 << 62, poison(7), poison(MAX_VALUE), 1 << 63, u64::MAX - 1, u64::MAX];
     let mut seed = 1_u64;
+    // Not where it says what it is: who maps another thing refuses it.
+    let words = CELLS as usize * CELL_BYTES / 8;
     let mut scribble = |slab: &SharedMap| {
-        for at in 0..SLAB_BYTES / 8 {
+        for at in 0..words {
             seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             let value = garbage.get((seed >> 33) as usize % 14).copied().unwrap_or(seed);
-            slab.slice::<u64>(0, SLAB_BYTES / 8).unwrap().set(at, value);
+            slab.slice::<u64>(cell_offset(0), words).unwrap().set(at, value);
         }
     };
     for round in 0..50 {

@@ -1,10 +1,12 @@
 #![allow(clippy::unwrap_used, reason = "what is said of tests holds for their helpers")]
 
 use std::{
+    io,
     sync::atomic::{AtomicU32, AtomicU64, Ordering},
     time::Duration,
 };
 
+use partywall_os::{map::SharedMap, memfd};
 use proptest::prelude::*;
 
 use super::*;
@@ -13,8 +15,9 @@ fn slab() -> Slab {
     Slab::map(Slab::create().unwrap()).unwrap()
 }
 
+/// A word of the cells, `offset` bytes behind the beginning of the first.
 fn word(slab: &Slab, offset: usize) -> &AtomicU64 {
-    &slab.memory().atomics(offset, 1).unwrap()[0]
+    &slab.memory().atomics(cell_offset(0) + offset, 1).unwrap()[0]
 }
 
 #[test]
@@ -85,7 +88,7 @@ fn who_looks_completes_an_end_that_was_only_begun() {
     let slab = slab();
     let cell = slab.cell(0).unwrap();
     cell.signal(3).unwrap();
-    let ending = &slab.memory().atomics::<AtomicU32>(24, 1).unwrap()[0];
+    let ending = &slab.memory().atomics::<AtomicU32>(cell_offset(0) + 24, 1).unwrap()[0];
     ending.store(Ending::BrokerGone as u32, Ordering::Relaxed);
     assert_eq!(cell.progress(4), Progress::Ended(Ending::BrokerGone));
     assert_eq!(value::read(word(&slab, 0).load(Ordering::Relaxed)), value::Reading::Poisoned(3));
@@ -130,11 +133,27 @@ fn a_sleeper_of_another_mapping_is_woken() {
 }
 
 #[test]
-fn a_file_of_another_length_is_no_slab() {
-    let draft = |bytes| memfd::Draft::create("partywall:test", bytes).unwrap().share().unwrap();
-    assert_eq!(Slab::map(draft(4096)).unwrap_err().kind(), io::ErrorKind::InvalidData);
-    assert!(Slab::map(draft(0)).is_err());
+fn what_is_no_slab_is_refused() {
+    let refused = |fd| {
+        let error = Slab::map(fd).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+        error.to_string()
+    };
+    let draft = |bytes| memfd::Draft::create("partywall:test", bytes).unwrap();
+    assert!(refused(draft(8).share().unwrap()).contains("too few"));
+    assert!(refused(draft(SLAB_BYTES as u64).share().unwrap()).contains("no words of a slab of timelines"));
+    assert!(Slab::map(draft(0).share().unwrap()).is_err());
     assert!(Slab::map(std::fs::File::open("/dev/null").unwrap()).is_err());
+
+    let (fd, mut shorter) = (Slab::create().unwrap(), draft(4096));
+    let header = SharedMap::writable(&fd).unwrap();
+    let header = header.atomics::<AtomicU64>(0, 2).unwrap();
+    for (at, word) in header.iter().enumerate() {
+        shorter.writer().write_all_at(&word.load(Ordering::Relaxed).to_le_bytes(), at as u64 * 8).unwrap();
+    }
+    assert!(refused(shorter.share().unwrap()).contains("65536 bytes, and this file 4096"));
+    header[1].fetch_add(1, Ordering::Relaxed);
+    assert!(refused(fd).contains("another layout"));
 }
 
 proptest! {

@@ -14,7 +14,7 @@ use std::{
 };
 
 use partywall_cuda::{Context, DeviceSlice, HostRegistration, memop};
-use partywall_shm::timeline::{CELL_BYTES, CELLS, Cell, Ending, MAX_VALUE, Progress, Slab};
+use partywall_shm::timeline::{CELLS, Cell, Ending, MAX_VALUE, Progress, Slab, cell_offset};
 use partywall_wire::OpenedTimeline;
 
 use crate::{
@@ -171,7 +171,7 @@ impl Words {
         let slab = MappedSlab::new(Slab::create().and_then(Slab::map).map_err(system)?);
         let mut registration = slab.registered(context)?;
         if let Some(limit) = probe {
-            let probed = memop::probe_registered_word(registration, limit);
+            let probed = memop::probe_registered_word(registration, cell_offset(0), limit);
             registration = probed.map_err(|error| cuda_error(PROBING)(error.into_refusal()))?;
         }
         let _ = slab.registration.set(registration);
@@ -301,7 +301,7 @@ impl MappedSlab {
     /// # Errors
     /// Before [`Words::prepare`] no stream can have it.
     pub(crate) fn word(&self, place: &CellPlace) -> Result<DeviceSlice<'_>> {
-        let offset = u64::from(place.index) * CELL_BYTES as u64;
+        let offset = cell_offset(place.index) as u64;
         let word = self.registration.get().and_then(|all| all.slice(offset, size_of::<u64>() as u64).ok());
         word.ok_or_else(|| Error::Refused("a GPU was not told of this word".into()))
     }
