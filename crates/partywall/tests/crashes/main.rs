@@ -2,6 +2,7 @@
 //! Whatever they leave, nothing is lost, and the others go on.
 #![allow(clippy::unwrap_used, reason = "what is said of tests holds for their helpers")]
 
+mod points;
 mod pool;
 mod semaphore;
 mod timeline;

@@ -10,6 +10,8 @@ use partywall_harness::{
 };
 use partywall_shm::pool::{Attempt, Audit, Held, OVERDUE, Polled, Pool};
 
+use super::points::{SLOT_ACCEPTED, SLOT_OFFERED, SLOT_REVOKED, SLOTS_RECOVERED, assert_passed};
+
 /// The row of the process that crashes.
 const CRASHING: u16 = 1;
 /// That of one that was dead before.
@@ -148,7 +150,7 @@ fn offering() {
             assert_eq!(pool.audit(), idle(&pool), "{what}");
         },
     );
-    assert!(points.contains("slots: slot offered, holder not told"), "{points:?}");
+    assert_passed(&points, &[SLOT_OFFERED]);
 }
 
 #[test]
@@ -173,7 +175,7 @@ fn taking_over() {
             assert_eq!(pool.audit(), idle(&pool), "{what}");
         },
     );
-    assert!(points.contains("slots: slot accepted, holder not told"), "{points:?}");
+    assert_passed(&points, &[SLOT_ACCEPTED]);
 }
 
 #[test]
@@ -223,7 +225,7 @@ fn taking_back_what_the_dead_offered() {
             assert_eq!(pool.audit(), idle(&pool));
         },
     );
-    assert!(points.len() >= 4, "{points:?}");
+    assert_passed(&points, &[SLOTS_RECOVERED]);
 }
 
 /// A block was given to one who is stopped and does not take it. Another process takes it from him after a while, for the
@@ -250,5 +252,5 @@ fn taking_what_was_given_and_is_not_taken() {
             assert_eq!(pool.audit(), idle(&pool), "{what}");
         },
     );
-    assert!(points.contains("slots: slot revoked, nobody served"), "{points:?}");
+    assert_passed(&points, &[SLOT_REVOKED]);
 }

@@ -15,6 +15,8 @@ use partywall_harness::{
 };
 use partywall_shm::semaphore::{Attempt, Audit, Held, Polled, Semaphore};
 
+use super::points::{SLOT_GIVEN_UP, SLOT_HANDED, SLOT_TAKEN, SLOT_WAITED_FOR, SLOTS_RECOVERED, assert_passed};
+
 /// The row of the process that crashes.
 const CRASHING: u16 = 1;
 /// That of one that was dead before.
@@ -149,7 +151,7 @@ fn one_permit_taken_and_given_back() {
             others_go_on(&memory, &semaphore, crashed, others);
         },
     );
-    assert!(points.len() >= 2, "{points:?}");
+    assert_passed(&points, &[SLOT_TAKEN]);
 }
 
 #[test]
@@ -172,9 +174,7 @@ fn waiting_for_a_permit_that_comes() {
             others_go_on(&memory, &semaphore, crashed, others);
         },
     );
-    assert!(points.contains("slots: turn has come, slot not taken"), "{points:?}");
-    assert!(points.contains("slots: slot held, entry not left"), "{points:?}");
-    assert!(points.contains("slots: entry waiting, tail not advanced"), "{points:?}");
+    assert_passed(&points, &[SLOT_WAITED_FOR]);
 }
 
 #[test]
@@ -191,7 +191,7 @@ fn giving_up() {
             others_go_on(&memory, &semaphore, crashed, others);
         },
     );
-    assert!(points.contains("slots: waits no more, nobody told"), "{points:?}");
+    assert_passed(&points, &[SLOT_GIVEN_UP]);
 }
 
 #[test]
@@ -212,9 +212,7 @@ fn giving_a_permit_to_those_who_wait() {
             others_go_on(&memory, &semaphore, crashed, others.join().unwrap());
         },
     );
-    for point in ["slot freed, nobody served", "slot handed, waiter not told", "entry granted, waiter not woken"] {
-        assert!(points.contains(&format!("slots: {point}")), "{points:?}");
-    }
+    assert_passed(&points, &[SLOT_HANDED]);
 }
 
 /// The broker dies while it takes back what a dead member had. It, or the one after it, begins again.
@@ -240,5 +238,5 @@ fn taking_back_what_the_dead_had() {
             assert_eq!(semaphore.audit(), Audit { free: 2, ..Audit::default() });
         },
     );
-    assert!(points.len() >= 4, "{points:?}");
+    assert_passed(&points, &[SLOTS_RECOVERED]);
 }

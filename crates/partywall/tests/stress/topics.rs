@@ -2,7 +2,7 @@
 //! make the topic.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     io::BufRead,
     sync::atomic::{AtomicBool, Ordering},
     time::Duration,
@@ -44,6 +44,7 @@ pub(crate) fn play(words: &[&str]) {
             linger();
         }
         "coming" => come_and_go(&domain),
+        "full" => publish_with_full_hands(&domain),
         other => panic!("{other}"),
     }
 }
@@ -263,6 +264,56 @@ fn visit_in_time(topic: &Topic) {
             Ok(_) => {}
             Err(error) => panic!("{error}: {:?}", topic.stats()),
         }
+    }
+}
+
+/// Publishes for ever, and has all the blocks that it is promised all the time.
+fn publish_with_full_hands(domain: &Domain) {
+    let topic = domain.topic("frames").open().unwrap();
+    let publisher = topic.publisher().unwrap();
+    say("ready");
+    loop {
+        // One is filled when the next one is published.
+        let _next = publisher.loan(DType::U8, &[1], WATCHDOG).unwrap();
+        publish(&topic, &publisher, WATCHDOG).unwrap();
+    }
+}
+
+/// All publishers but one are stopped at any moment and for ever, in a topic of no more blocks than it needs, whose only
+/// subscriber is waited for, and keeps what it may. The last publisher goes on.
+#[test]
+fn all_publishers_but_one_stopped_at_once_leave_enough_for_the_last() {
+    let place = Place::new();
+    let domain = place.connect();
+    let mut dice = Dice(17);
+    for _ in 0..rounds(5) {
+        let topic = frames(&domain).create().unwrap();
+        let publisher = topic.publisher().unwrap();
+        let subscriber = topic.subscriber(Policy::Block).unwrap();
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // It reads none: one of who is stopped may never be complete.
+                let mut held = VecDeque::new();
+                while !done.load(Ordering::Relaxed) {
+                    if held.len() == HELD as usize {
+                        held.pop_front();
+                    }
+                    held.extend(subscriber.recv(Duration::from_millis(1)));
+                    assert!(held.iter().all(|sample| sample.missed() == 0));
+                }
+            });
+            let others: Vec<_> = (1..PUBLISHERS).map(|_| place.play("topic full")).collect();
+            std::thread::sleep(Duration::from_micros(dice.below(20_000)));
+            others.iter().for_each(Actor::stop);
+            let published = (0..1000).try_for_each(|_| publish(&topic, &publisher, WATCHDOG).map(drop));
+            done.store(true, Ordering::Relaxed);
+            assert!(published.is_ok(), "{published:?}: {:?}", topic.stats());
+        });
+        drop((subscriber, publisher));
+        eventually("all that the dead had comes back", || is_at_rest(&topic));
+        drop(topic);
+        eventually("it goes with the last", || domain.names().unwrap().is_empty());
     }
 }
 

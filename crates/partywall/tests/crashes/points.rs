@@ -1,0 +1,127 @@
+//! Which points are passed, by tests that say so with [`assert_passed`].
+
+use std::{collections::BTreeSet, fs, path::Path};
+
+pub(crate) const SLOT_TAKEN: &[&str] = &["slots: slot held, holder not told", "slots: slot freed, nobody served"];
+pub(crate) const SLOT_WAITED_FOR: &[&str] = &[
+    "slots: entry waiting, tail not advanced",
+    "slots: turn has come, slot not taken",
+    "slots: slot held, entry not left",
+];
+pub(crate) const SLOT_GIVEN_UP: &[&str] = &["slots: waits no more, nobody told"];
+pub(crate) const SLOT_HANDED: &[&str] = &[
+    "slots: slot freed, nobody served",
+    "slots: slot handed, waiter not told",
+    "slots: entry granted, waiter not woken",
+];
+pub(crate) const SLOT_REVOKED: &[&str] = &["slots: slot revoked, nobody served"];
+pub(crate) const SLOT_OFFERED: &[&str] = &["slots: slot offered, holder not told"];
+pub(crate) const SLOT_ACCEPTED: &[&str] = &["slots: slot accepted, holder not told"];
+pub(crate) const SLOTS_RECOVERED: &[&str] =
+    &["slots: entries of the dead left, slots not freed", "slots: those of the dead freed, nobody served"];
+
+pub(crate) const SIGNALLING: &[&str] = &[
+    "timeline: value stored, not announced",
+    "timeline: signalled, nobody told",
+    "timeline: sleepers cleared, change not counted",
+    "timeline: change counted, sleepers not woken",
+];
+pub(crate) const PROMISING: &[&str] = &["timeline: announced, nobody told"];
+pub(crate) const CLOSING: &[&str] = &["timeline: closing stored, nobody told"];
+pub(crate) const ENDING: &[&str] = &[
+    "timeline: ending stored, value not poisoned",
+    "timeline: value poisoned, last not stored",
+    "timeline: ended, nobody told",
+];
+pub(crate) const SLEEPING: &[&str] = &["timeline: marked as a sleeper, not asleep"];
+
+pub(crate) const PUBLISHING: &[&str] = &[
+    "topic: blocks found unused, not freed",
+    "topic: described, not in the ring",
+    "topic: space found, entry not filled",
+    "topic: in the ring, tail not moved",
+    "topic: in the ring, block still held",
+    "topic: published, nobody told",
+];
+pub(crate) const RINGING: &[&str] = &["bell: mark cleared, not counted", "bell: counted, nobody woken"];
+pub(crate) const RETIRING: &[&str] = &["topic: retired, nobody told"];
+pub(crate) const SITTING_DOWN: &[&str] = &["topic: number taken, seat not", "topic: seat taken, words not set"];
+pub(crate) const JOINING_TO_PUBLISH: &[&str] = &["topic: publisher's words set, seat not open"];
+pub(crate) const SUBSCRIBING: &[&str] = &[
+    "topic: subscriber's words set, seat not open",
+    "topic: subscriber's seat open, not counted",
+    "topic: subscriber counted, cursor not final",
+    "topic: subscriber joined, not told",
+    "topic: subscriber parted, nobody told",
+    "topic: subscriber's seat free, nobody told",
+];
+pub(crate) const RECEIVING: &[&str] = &[
+    "bell: marked as a sleeper, not asleep",
+    "topic: hold written, entry not looked at again",
+    "topic: sample held, cursor not moved",
+    "topic: sample released, nobody told",
+];
+pub(crate) const MAKING_SPACE: &[&str] = &["topic: cursor moved, nobody told"];
+pub(crate) const OVERTAKEN: &[&str] = &["topic: hold given up, nobody told"];
+pub(crate) const TOPIC_RECOVERED: &[&str] = &[
+    "topic: parted, samples not settled",
+    "topic: parted, nobody told",
+    "topic: holds of the dead cleared, seat not free",
+    "topic: seats of the dead free, blocks not taken",
+    "topic: blocks of the dead taken, not free",
+];
+
+const PASSED: &[&[&str]] = &[
+    SLOT_TAKEN,
+    SLOT_WAITED_FOR,
+    SLOT_GIVEN_UP,
+    SLOT_HANDED,
+    SLOT_REVOKED,
+    SLOT_OFFERED,
+    SLOT_ACCEPTED,
+    SLOTS_RECOVERED,
+    SIGNALLING,
+    PROMISING,
+    CLOSING,
+    ENDING,
+    SLEEPING,
+    PUBLISHING,
+    RINGING,
+    RETIRING,
+    SITTING_DOWN,
+    JOINING_TO_PUBLISH,
+    SUBSCRIBING,
+    RECEIVING,
+    MAKING_SPACE,
+    OVERTAKEN,
+    TOPIC_RECOVERED,
+];
+
+/// That a test has passed these points.
+pub(crate) fn assert_passed(points: &BTreeSet<String>, expected: &[&[&str]]) {
+    let missed: Vec<_> = expected.concat().into_iter().filter(|point| !points.contains(*point)).collect();
+    assert!(missed.is_empty(), "{missed:?} are not among {points:?}");
+}
+
+#[test]
+fn each_point_is_passed_by_a_test() {
+    let mut there = BTreeSet::new();
+    collect(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../partywall-shm/src"), &mut there);
+    assert!(there.contains("topic: described, not in the ring"), "they are not found: {there:?}");
+    let passed: BTreeSet<_> = PASSED.concat().into_iter().map(str::to_owned).collect();
+    assert_eq!(there, passed, "those of the code, and those that tests pass");
+}
+
+/// Adds the names of all points in the sources below a folder.
+fn collect(folder: &Path, points: &mut BTreeSet<String>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            collect(&path, points);
+        } else {
+            let text = fs::read_to_string(&path).unwrap();
+            let names = text.split("point(").skip(1).filter_map(|call| call.trim_start().strip_prefix('"'));
+            points.extend(names.filter_map(|name| name.split_once('"')).map(|(name, _)| name.to_owned()));
+        }
+    }
+}
