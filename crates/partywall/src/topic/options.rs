@@ -94,8 +94,11 @@ impl TopicOptions {
     }
 
     /// How many blocks there are. By default as few as are needed so that nobody waits for one who keeps no more than is
-    /// promised: depth + 2 · publishers + subscribers · held. A publisher may be depth + 2 samples ahead of its GPU, and by as
-    /// many more as there are blocks beyond that sum.
+    /// promised: depth + 2 · publishers + subscribers · held.
+    ///
+    /// A publisher may be depth + 2 samples ahead of its GPU, whose blocks are nobody else's before the GPU is done. With
+    /// depth · (publishers − 1) more blocks there are enough for each even if all others are stopped then; those beyond let
+    /// each publisher be as many more samples ahead as its share of them.
     pub fn blocks(mut self, blocks: u32) -> Self {
         self.blocks = Some(blocks);
         self

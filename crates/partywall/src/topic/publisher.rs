@@ -74,9 +74,8 @@ impl Publisher {
     /// Borrows a block for a tensor, and waits for one up to `timeout`. What is in it is what its last user left there.
     ///
     /// A publisher is promised two blocks at a time: one that it fills, and one that it publishes. More are borrowed as long
-    /// as there are any. But it waits for its GPU while that is as many samples behind as the ring keeps, and two, and as the
-    /// topic has blocks beyond [those needed](super::TopicOptions::blocks): so one that is stopped then leaves blocks for
-    /// others.
+    /// as there are any. But it waits for its GPU while that is as many samples behind as the ring keeps, and two, or more
+    /// where the topic has [blocks for that](super::TopicOptions::blocks).
     ///
     /// # Errors
     /// [`Error::BlockTooSmall`]; [`Error::WrongDType`] if the topic has another type; [`Error::BadRange`] for a tensor of
@@ -193,9 +192,15 @@ impl Joined {
 
     /// Whether its GPU is not further behind than it may be.
     fn is_close(&self) -> Result<bool> {
+        if self.flights.count() == 0 {
+            return Ok(true);
+        }
         let shape = self.open.words.topic.shape();
-        let spare = u64::from(shape.blocks).saturating_sub(shape.needed_blocks());
-        let most = u64::from(shape.depth) + u64::from(LOANS) + spare;
+        let [depth, publishers] = [shape.depth, shape.publishers].map(u64::from);
+        // All others may be stopped when they are so far ahead, and what they have published overwritten in the ring.
+        let needed = shape.needed_blocks() + (publishers - 1) * depth;
+        let spare = u64::from(shape.blocks).saturating_sub(needed);
+        let most = depth + u64::from(LOANS) + spare / publishers;
         let is_close = || (self.flights.count() as u64) < most;
         if is_close() {
             return Ok(true);

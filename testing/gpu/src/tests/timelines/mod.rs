@@ -73,6 +73,7 @@ scenes! {
     ONE samples::a_sample_is_received_before_it_is_written_and_read_behind_that
     ONE samples::blocks_that_streams_write_are_not_used_again
     ONE samples::a_publisher_that_is_ahead_of_its_gpu_leaves_blocks_for_others
+    ONE samples::all_publishers_but_one_ahead_of_their_gpus_leave_blocks_for_the_last
     ONE samples::what_a_dead_publisher_did_not_finish_has_failed_and_so_has_what_was_made_of_it
     ONE samples::what_a_sample_is_made_of_is_waited_for_by_its_check
     ONE samples::samples_come_back_when_the_gpu_is_done_or_the_process_is_dead

@@ -5,7 +5,7 @@ use std::{thread, time::Duration};
 
 use partywall::{
     DType, Domain, Error, Gpu, Place, Policy, Published, Publisher, Sample, Subscriber, TimelineEnding, TimelineWriter,
-    Topic,
+    Topic, TopicOptions,
     cuda::{Access, DeviceSlice, Stream},
 };
 
@@ -83,10 +83,14 @@ fn is_filled(gpu: &Gpu, stream: &Stream, sample: &Sample) -> bool {
 
 /// What all scenes begin with: a topic of few blocks, and what the others' streams wait for.
 fn stage(world: &World) -> (Domain, Topic, TimelineWriter) {
+    stage_of(world, |topic| topic.publishers(2).subscribers(3).held(2))
+}
+
+fn stage_of(world: &World, shape: impl FnOnce(TopicOptions) -> TopicOptions) -> (Domain, Topic, TimelineWriter) {
     let domain = world.connect();
     let gpu = gpu(&domain);
     gpu.kernels().unwrap();
-    let topic = domain.topic("frames").max_bytes(4 * ELEMENTS).depth(2).publishers(2).subscribers(3).held(2);
+    let topic = shape(domain.topic("frames").max_bytes(4 * ELEMENTS).depth(2));
     let topic = topic.place(Place::Gpu(gpu.uuid())).create().unwrap();
     let gate = domain.timeline_writer("gate").unwrap();
     (domain, topic, gate)
@@ -176,6 +180,29 @@ pub(crate) fn a_publisher_that_is_ahead_of_its_gpu_leaves_blocks_for_others(worl
         other.have(order);
     }
     unused(&topic);
+}
+
+/// As above, with all publishers but one ahead of their GPUs, and a subscriber that keeps what it may. The topic has the ring's
+/// depth more blocks for each of them than it needs.
+pub(crate) fn all_publishers_but_one_ahead_of_their_gpus_leave_blocks_for_the_last(world: &World) {
+    let (depth, publishers) = (2, 3);
+    let needed = depth + 2 * publishers + 1;
+    let (domain, topic, gate) = stage_of(world, |topic| {
+        topic.publishers(publishers).subscribers(1).held(1).blocks(needed + (publishers - 1) * depth)
+    });
+    let (gpu, subscriber) = (gpu(&domain), topic.subscriber(Policy::Latest).unwrap());
+    let mut others = [(); 2].map(|()| world.play("sample"));
+    for order in ["join", "stop 1", "publish", "publish", "publish", "publish", "full"] {
+        others.iter_mut().for_each(|other| _ = other.have(order));
+    }
+    let _held = receive(&subscriber);
+    let (publisher, stream) = (topic.publisher().unwrap(), Stream::new(gpu.context()).unwrap());
+    for _ in 0..20 {
+        publish(&gpu, &stream, &publisher, &[]);
+        stream.synchronize().unwrap();
+    }
+    gate.signal(1).unwrap();
+    others.iter_mut().for_each(|other| _ = other.have("leave"));
 }
 
 /// The publisher is killed before its stream has written the sample. Who received it hears so, and so does who received what
