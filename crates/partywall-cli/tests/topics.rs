@@ -389,7 +389,14 @@ fn who_holds_up_a_topic_is_listed_shown_and_evicted() {
     );
     assert_eq!((&shown["audit"], &shown["publishers"][0]["blocked_by"]), (&json!("clean"), &subscriber["id"]));
     let text = sandbox.run(["show", "camera"]).expect(0).text();
-    for part in ["the last 2 samples of float32", "audit      clean", "hung", "block", "for subscriber"] {
+    for part in [
+        "the last 2 samples of float32",
+        "with up to 2 loans each",
+        "audit      clean",
+        "hung",
+        "block",
+        "for subscriber",
+    ] {
         assert!(text.contains(part), "{part:?} is missing: {text}");
     }
     sandbox.run(["evict", &pid.to_string(), "--kill"]).expect(0);

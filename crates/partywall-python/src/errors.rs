@@ -104,6 +104,7 @@ fn class(error: &Error) -> &'static str {
             "WrongTopic"
         }
         Error::TooManyPublishers { .. } | Error::TooManySubscribers { .. } => "LimitReached",
+        Error::TooManyLoans { .. } => "TooManyLoans",
         Error::TooManyHeld { .. } => "TooManyHeld",
         Error::TopicFull { .. } => "TopicFull",
         Error::NotReady { .. } => "NotReady",

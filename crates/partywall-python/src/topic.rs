@@ -29,6 +29,8 @@ pub(crate) struct Topic {
     #[pyo3(get)]
     depth: u32,
     #[pyo3(get)]
+    loans: u32,
+    #[pyo3(get)]
     held: u32,
     #[pyo3(get)]
     place: String,
@@ -50,8 +52,9 @@ impl Open {
 
 /// Of the largest sample of a topic that is asked for: its bytes, or its shape; and the type of all samples.
 pub(crate) type Largest = (Option<u64>, Option<Vec<u64>>, Option<String>);
-/// Numbers of a topic that is asked for: depth, history, publishers, subscribers, held, blocks.
-pub(crate) type Numbers = (Option<u32>, Option<u32>, Option<u32>, Option<u32>, Option<u32>, Option<u32>);
+/// Numbers of a topic that is asked for: depth, history, publishers, loans, subscribers,
+/// held, blocks.
+pub(crate) type Numbers = (Option<u32>, Option<u32>, Option<u32>, Option<u32>, Option<u32>, Option<u32>, Option<u32>);
 /// Of a topic: what was published, blocks that are free, held, in the ring, read; how many publishers and subscribers.
 type Stats = (u64, u32, u32, u32, u32, usize, usize);
 
@@ -81,10 +84,11 @@ impl Topic {
         let mut options = domain.topic(name).kept(kept).allow_peer(allow_peer);
         options = max_bytes.into_iter().fold(options, partywall::TopicOptions::max_bytes);
         options = dtype.into_iter().fold(options, partywall::TopicOptions::dtype);
-        let (depth, history, publishers, subscribers, held, blocks) = numbers;
+        let (depth, history, publishers, loans, subscribers, held, blocks) = numbers;
         options = depth.into_iter().fold(options, partywall::TopicOptions::depth);
         options = history.into_iter().fold(options, partywall::TopicOptions::history);
         options = publishers.into_iter().fold(options, partywall::TopicOptions::publishers);
+        options = loans.into_iter().fold(options, partywall::TopicOptions::loans);
         options = subscribers.into_iter().fold(options, partywall::TopicOptions::subscribers);
         options = held.into_iter().fold(options, partywall::TopicOptions::held);
         options = blocks.into_iter().fold(options, partywall::TopicOptions::blocks);
@@ -105,6 +109,7 @@ impl Topic {
             max_bytes: topic.max_bytes(),
             dtype: topic.dtype().map(partywall::DType::name),
             depth: topic.depth(),
+            loans: topic.loans(),
             held: topic.held(),
             place: topic.place().to_string(),
             inner: Handle::new(Open { topic: topic.into(), gpu }),

@@ -50,6 +50,8 @@ pub struct TopicShape {
     pub history: u32,
     /// Publishers at a time.
     pub publishers: u32,
+    /// Samples that a publisher may have at a time and has not published.
+    pub loans: u32,
     /// Subscribers at a time.
     pub subscribers: u32,
     /// Samples that a subscriber may hold at a time.

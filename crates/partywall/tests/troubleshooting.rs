@@ -75,11 +75,13 @@ fn every_error() -> Vec<Error> {
             needed: 48,
             depth: 8,
             publishers: 4,
+            loans: 2,
             subscribers: 8,
             held: 4,
         },
         Error::TooManyPublishers { topic: name.clone(), most: 4 },
         Error::TooManySubscribers { topic: name.clone(), most: 8 },
+        Error::TooManyLoans { topic: name.clone(), loans: 2 },
         Error::TooManyHeld { topic: name.clone(), held: 4 },
         Error::TopicFull {
             topic: name.clone(),

@@ -282,6 +282,7 @@ class Domain:
         depth: SupportsIndex | None = None,
         history: SupportsIndex | None = None,
         publishers: SupportsIndex | None = None,
+        loans: SupportsIndex | None = None,
         subscribers: SupportsIndex | None = None,
         held: SupportsIndex | None = None,
         blocks: SupportsIndex | None = None,
@@ -293,9 +294,10 @@ class Domain:
         """Opens a topic; with the `max_bytes` of its largest sample, or that one's `shape` and `dtype`, makes it if need be.
 
         With a `dtype` all samples have that type, else each may have another. The ring keeps `depth` samples (8), of which a
-        subscriber gets the last `history` (0) when it joins. There is room for so many `publishers` (4) and `subscribers` (8)
-        at a time, each of which may hold `held` samples (4), and as many `blocks` as that takes. A topic that is there has to
-        be as is said, else that is `WrongTopic`; what is not said may be as it likes.
+        subscriber gets the last `history` (0) when it joins. There is room for so many `publishers` (4) at a time,
+        each of which may have so many `loans` (2), for so many `subscribers` (8), each of which may hold `held` samples (4),
+        and for as many `blocks` as that takes. A topic that is there has to be as is said, else that is `WrongTopic`; what is
+        not said may be as it likes.
 
         `device`, `kept`, `allow_peer` and `timeout` as for `pool`.
         """
@@ -306,7 +308,15 @@ class Domain:
                 None if shape is None else _arrays.dimensions(shape),
                 None if dtype is None else _arrays.dtype_name(dtype),
             ),
-            (number(depth), number(history), number(publishers), number(subscribers), number(held), number(blocks)),
+            (
+                number(depth),
+                number(history),
+                number(publishers),
+                number(loans),
+                number(subscribers),
+                number(held),
+                number(blocks),
+            ),
             None if device is None else _arrays.device_name(device),
             kept=kept,
             allow_peer=allow_peer,

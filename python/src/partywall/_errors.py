@@ -228,6 +228,10 @@ class TopicFull(TimeoutError):
     """A sample was not published in time: a subscriber that is to miss nothing does not read."""
 
 
+class TooManyLoans(Error, RuntimeError):
+    """The publisher has as many loans that are not published as it may."""
+
+
 class TooManyHeld(Error, RuntimeError):
     """The subscriber holds as many samples as it may."""
 

@@ -95,6 +95,11 @@ class Topic:
         return self._native.depth
 
     @property
+    def loans(self) -> int:
+        """How many loans each publisher may have at a time."""
+        return self._native.loans
+
+    @property
     def held(self) -> int:
         """How many samples each subscriber may hold at a time."""
         return self._native.held

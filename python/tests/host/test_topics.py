@@ -94,6 +94,19 @@ def test_a_sample_is_read_in_place_and_only_read(frames):
         assert np.asarray(subscriber.recv(0)).shape == (0, 2)
 
 
+def test_a_publisher_has_as_many_loans_as_was_agreed(domain):
+    with domain.topic("one", max_bytes=8, loans=1, device="host") as topic, topic.publisher() as publisher:
+        assert topic.loans == 1
+        with domain.topic("one", loans=1) as again:
+            assert again.loans == 1
+        with publisher.loan((8,), "uint8"), pytest.raises(pw.TooManyLoans) as raised:
+            publisher.send(np.zeros(8, np.uint8))
+        assert raised.value.anchor == "too-many-loans"
+        publisher.send(np.zeros(8, np.uint8))
+        with pytest.raises(pw.WrongTopic, match="at most 1 loans, not 2"):
+            domain.topic("one", loans=2)
+
+
 def test_arrays_keep_their_sample(frames):
     with frames.publisher() as publisher, frames.subscriber("latest") as subscriber:
         publisher.send(np.full(100, 7, np.uint8))

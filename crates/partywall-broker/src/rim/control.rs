@@ -319,8 +319,8 @@ impl Control {
 
 /// The shape of a topic as its memory has it.
 pub(super) fn topic_shape(control: &wire::Control) -> Option<topic::Shape> {
-    let wire::TopicShape { depth, publishers, subscribers, held, .. } = control.topic?;
-    Some(topic::Shape { blocks: control.blocks, depth, publishers, subscribers, held })
+    let wire::TopicShape { depth, publishers, loans, subscribers, held, .. } = control.topic?;
+    Some(topic::Shape { blocks: control.blocks, depth, publishers, loans, subscribers, held })
 }
 
 /// Slots of semaphores and pools that are looked at for the dead before others have their turn: it takes about a millisecond.

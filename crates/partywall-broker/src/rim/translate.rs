@@ -596,6 +596,7 @@ mod tests {
             depth: 1,
             history: 0,
             publishers: topic::MAX_PUBLISHERS,
+            loans: 1,
             subscribers: topic::MAX_SUBSCRIBERS,
             held: 1,
             dtype: Some(1),

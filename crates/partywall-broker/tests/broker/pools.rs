@@ -21,7 +21,8 @@ use crate::{
 
 const POOL: Control = Control { blocks: 4, block_bytes: 100, zeroed: false, topic: None };
 
-const SHAPE: TopicShape = TopicShape { depth: 2, history: 1, publishers: 1, subscribers: 2, held: 1, dtype: Some(2) };
+const SHAPE: TopicShape =
+    TopicShape { depth: 2, history: 1, publishers: 1, loans: 2, subscribers: 2, held: 1, dtype: Some(2) };
 
 const TOPIC: Control = Control { blocks: 6, block_bytes: 100, zeroed: false, topic: Some(SHAPE) };
 
@@ -309,6 +310,8 @@ fn pools_that_cannot_be_are_refused() {
         Commit { control: Some(Control { blocks: 5, ..TOPIC }), ..commit("t", TOPIC) },
         Commit { control: Some(shape(TopicShape { depth: 3, ..SHAPE })), ..commit("t", TOPIC) },
         Commit { control: Some(shape(TopicShape { publishers: 0, ..SHAPE })), ..commit("t", TOPIC) },
+        Commit { control: Some(shape(TopicShape { loans: 0, ..SHAPE })), ..commit("t", TOPIC) },
+        Commit { control: Some(shape(TopicShape { loans: 3, ..SHAPE })), ..commit("t", TOPIC) },
         Commit { control: Some(shape(TopicShape { held: u32::MAX, ..SHAPE })), ..commit("t", TOPIC) },
         Commit { control: Some(shape(TopicShape { history: 3, ..SHAPE })), ..commit("t", TOPIC) },
         Commit { control: Some(shape(TopicShape { dtype: Some(0), ..SHAPE })), ..commit("t", TOPIC) },

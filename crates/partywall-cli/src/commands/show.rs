@@ -222,12 +222,13 @@ fn control_facts(output: Output, control: &Control, used: Option<&ControlInfo>) 
             let zeroed = if control.zeroed { ", zeroed for whoever takes one" } else { "" };
             fact(output, "pool", format!("{}{zeroed}", describe::control::blocks(control)));
         }
-        Some(TopicShape { depth, history, publishers, subscribers, held, .. }) => {
+        Some(TopicShape { depth, history, publishers, loans, subscribers, held, .. }) => {
             let dtype = describe::control::dtype(control).unwrap_or("any element type");
             let ring = format!("{}, the last {depth} samples of {dtype}", describe::control::blocks(control));
             let most = format!(
-                "{}, {} that hold up to {} each",
+                "{} with up to {} each, {} that hold up to {} each",
                 text::count((*publishers).into(), "publisher"),
+                text::count((*loans).into(), "loan"),
                 text::count((*subscribers).into(), "subscriber"),
                 text::count((*held).into(), "sample"),
             );

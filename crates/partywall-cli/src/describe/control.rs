@@ -10,7 +10,7 @@ use crate::text::count;
 
 /// A pool or topic: `kind` (`pool` or `topic`), `blocks` (how many), `block_bytes` (of one that are for use); of a pool
 /// `zeroed` (whether whoever takes a block finds it all zero); of a topic `depth`, `history`, `max_publishers`,
-/// `max_subscribers`, `max_held`, `dtype` (null if samples may be of any).
+/// `max_loans` (of each), `max_subscribers`, `max_held`, `dtype` (null if samples may be of any).
 pub(crate) fn shape(control: &Control) -> Value {
     let mut value = json!({
         "kind": if control.topic.is_some() { "topic" } else { "pool" },
@@ -19,10 +19,11 @@ pub(crate) fn shape(control: &Control) -> Value {
     });
     match &control.topic {
         None => value["zeroed"] = json!(control.zeroed),
-        Some(TopicShape { depth, history, publishers, subscribers, held, .. }) => {
+        Some(TopicShape { depth, history, publishers, loans, subscribers, held, .. }) => {
             value["depth"] = json!(depth);
             value["history"] = json!(history);
             value["max_publishers"] = json!(publishers);
+            value["max_loans"] = json!(loans);
             value["max_subscribers"] = json!(subscribers);
             value["max_held"] = json!(held);
             value["dtype"] = json!(dtype(control));

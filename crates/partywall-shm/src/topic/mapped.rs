@@ -48,7 +48,8 @@ impl Topic {
         let header = draft.writer();
         header.write_all_at(&MAGIC.to_le_bytes(), 0)?;
         header.write_all_at(&LAYOUT_HASH.to_le_bytes(), 8)?;
-        let words = [shape.blocks, shape.depth, shape.publishers, shape.subscribers, shape.held];
+        let Shape { blocks, depth, publishers, loans, subscribers, held } = shape;
+        let words = [blocks, depth, publishers, subscribers, held, loans];
         for (word, at) in words.into_iter().zip((16..).step_by(4)) {
             header.write_all_at(&word.to_le_bytes(), at)?;
         }
@@ -103,6 +104,7 @@ impl Topic {
             publishers: header.publishers.load(Ordering::Relaxed),
             subscribers: header.subscribers.load(Ordering::Relaxed),
             held: header.held.load(Ordering::Relaxed),
+            loans: header.loans.load(Ordering::Relaxed),
         };
         if !shape.is_possible() || memory.len() != Places::of(&shape).end {
             return refuse(format!("a topic of {shape:?} and {} bytes cannot be", memory.len()));
@@ -361,7 +363,7 @@ const MAGIC: u64 = u64::from_le_bytes(*b"PWTOPIC1");
 
 /// Change the text whenever the bytes change.
 const LAYOUT_HASH: u64 = crate::layout_hash(
-    b"header 256: magic8 hash8 blocks4 depth4 publishers4 subscribers4 held4 0:28 tail8 samples:bell8 0:48 \
+    b"header 256: magic8 hash8 blocks4 depth4 publishers4 subscribers4 held4 loans4 0:24 tail8 samples:bell8 0:48 \
     space:bell8 0:56 joins8 ids8 0:48; bell: rings4 sleepers4; ring64: block16 lap48 0:56; \
     publisher64: seat8 published8 cell8 incarnation8 blocked_since8 blocked_by8 0:16; \
     subscriber64: seat8 cursor8 queue8 received8 dropped8 0:24; seat: state2 row16 id46; holds 64; \
@@ -373,7 +375,7 @@ const LAYOUT_HASH: u64 = crate::layout_hash(
 mod tests {
     use super::*;
 
-    const SHAPE: Shape = Shape { blocks: 30, depth: 8, publishers: 3, subscribers: 4, held: 4 };
+    const SHAPE: Shape = Shape { blocks: 30, depth: 8, publishers: 3, loans: 2, subscribers: 4, held: 4 };
 
     #[test]
     fn a_topic_is_what_it_was_made_as() {
@@ -389,6 +391,8 @@ mod tests {
             Shape { depth: 0, ..SHAPE },
             Shape { blocks: 29, ..SHAPE },
             Shape { publishers: 0, ..SHAPE },
+            Shape { loans: 0, ..SHAPE },
+            Shape { loans: 3, ..SHAPE },
             Shape { subscribers: crate::topic::MAX_SUBSCRIBERS + 1, held: 1, blocks: 1000, ..SHAPE },
             Shape { blocks: u32::MAX, ..SHAPE },
         ];
@@ -407,7 +411,7 @@ mod tests {
         ] {
             let mut draft = memfd::Draft::create("topic", bytes as u64).unwrap();
             let mut header = [MAGIC.to_le_bytes(), LAYOUT_HASH.to_le_bytes()].concat();
-            for word in [30_u32, 8, 3, 4, 4] {
+            for word in [30_u32, 8, 3, 4, 4, 2] {
                 header.extend(word.to_le_bytes());
             }
             header[what.0] ^= what.1;

@@ -65,8 +65,8 @@ pub const MAX_SUBSCRIBERS: u32 = 256;
 /// The most samples that a subscriber can hold.
 pub const MAX_HELD: u32 = 256;
 
-/// Blocks that a publisher is promised: one that it fills, and one that it publishes.
-pub const LOANS: u32 = 2;
+/// The most loans that a publisher can have.
+pub const MAX_LOANS: u32 = 256;
 
 /// What a topic has room for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,6 +77,8 @@ pub struct Shape {
     pub depth: u32,
     /// At once.
     pub publishers: u32,
+    /// Blocks that one publisher may have at once and has not published.
+    pub loans: u32,
     /// At once.
     pub subscribers: u32,
     /// Samples that one subscriber may hold at once.
@@ -87,7 +89,7 @@ impl Shape {
     /// The blocks that are needed so that nobody waits for one who keeps no more than was agreed.
     pub fn needed_blocks(&self) -> u64 {
         u64::from(self.depth)
-            + u64::from(LOANS) * u64::from(self.publishers)
+            + u64::from(self.publishers) * u64::from(self.loans)
             + u64::from(self.subscribers) * u64::from(self.held)
     }
 
@@ -97,6 +99,7 @@ impl Shape {
         within(self.depth, MAX_DEPTH)
             && self.depth.is_power_of_two()
             && within(self.publishers, MAX_PUBLISHERS)
+            && within(self.loans, MAX_LOANS)
             && within(self.subscribers, MAX_SUBSCRIBERS)
             && within(self.held, MAX_HELD)
             && within(self.blocks, 1 << 16)
@@ -115,7 +118,7 @@ struct Header {
     publishers: AtomicU32,
     subscribers: AtomicU32,
     held: AtomicU32,
-    zero_32: AtomicU32,
+    loans: AtomicU32,
     zero: [AtomicU64; 3],
     /// A hint: every position before it is filled.
     tail: AtomicU64,

@@ -53,7 +53,7 @@ impl World {
             publishers: zero_32(),
             subscribers: zero_32(),
             held: zero_32(),
-            zero_32: zero_32(),
+            loans: zero_32(),
             zero: std::array::from_fn(|_| zero()),
             tail: zero(),
             samples: Bell::new(),

@@ -15,7 +15,7 @@ use crate::{
     timeline::Ending,
 };
 
-const SHAPE: Shape = Shape { blocks: 24, depth: 4, publishers: 2, subscribers: 4, held: 4 };
+const SHAPE: Shape = Shape { blocks: 24, depth: 4, publishers: 2, loans: 2, subscribers: 4, held: 4 };
 
 /// A topic, its pool, and what is in the blocks.
 struct World {
@@ -384,7 +384,7 @@ fn blocks_of_the_dead_come_back_and_what_they_published_stays() {
 
 #[test]
 fn who_waits_for_a_block_gets_what_a_reader_releases_or_a_publisher_overwrites() {
-    let shape = Shape { blocks: 4, depth: 1, publishers: 1, subscribers: 1, held: 1 };
+    let shape = Shape { blocks: 4, depth: 1, publishers: 1, loans: 2, subscribers: 1, held: 1 };
     let world = World::new(shape);
     let (mut publisher, mut reader) = (world.publisher(1), world.subscriber(2, Some(1)));
     world.publish(&mut publisher, 0).unwrap();
@@ -416,7 +416,7 @@ fn who_waits_for_a_block_gets_what_a_reader_releases_or_a_publisher_overwrites()
 #[test]
 fn many_publish_and_receive_at_once() {
     const EACH: u64 = 5_000;
-    let world = World::new(Shape { blocks: 24, depth: 4, publishers: 2, subscribers: 4, held: 4 });
+    let world = World::new(Shape { blocks: 24, depth: 4, publishers: 2, loans: 2, subscribers: 4, held: 4 });
     let over = AtomicBool::new(false);
     let subscribers = [None, None, Some(4), Some(1)].map(|queue| (queue, world.subscriber(10, queue)));
     std::thread::scope(|scope| {
@@ -573,7 +573,7 @@ proptest! {
     /// Rows 0 and 1 publish, rows 2 to 4 subscribe.
     #[test]
     fn a_topic_does_what_the_model_does(steps in vec(step(), 1..100)) {
-        let world = World::new(Shape { blocks: 24, depth: 4, publishers: 2, subscribers: 3, held: 4 });
+        let world = World::new(Shape { blocks: 24, depth: 4, publishers: 2, loans: 2, subscribers: 3, held: 4 });
         let mut model = Model::default();
         let mut publishers = [0, 1].map(|row| Some(world.publisher(row)));
         let mut readers: [Option<(SubscriberPlace, Vec<Taken>)>; 3] = Default::default();
@@ -678,7 +678,7 @@ proptest! {
     /// Whatever is in the memory, all of it ends, nothing panics, and no block is lost.
     #[test]
     fn nothing_is_believed(words in vec((any::<prop::sample::Index>(), any::<u64>(), 0..5_u8), 0..200), ring in any::<bool>()) {
-        let shape = Shape { blocks: 24, depth: 4, publishers: 2, subscribers: 3, held: 4 };
+        let shape = Shape { blocks: 24, depth: 4, publishers: 2, loans: 2, subscribers: 3, held: 4 };
         let (topic, pool) = (Topic::create(shape).unwrap(), Pool::create(shape.blocks).unwrap());
         let maps = [&topic, &pool].map(|fd| SharedMap::writable(fd).unwrap());
         let world = World {

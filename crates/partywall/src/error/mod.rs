@@ -262,8 +262,8 @@ pub enum Error {
     },
     /// A topic was to be made with fewer blocks than it promises to publishers and subscribers.
     #[error(
-        "{blocks} blocks are too few for topic {name:?}: {depth} in its ring + 2 for each of {publishers} publishers + \
-         {held} for each of {subscribers} subscribers are {needed}"
+        "{blocks} blocks are too few for topic {name:?}: {depth} in its ring + {loans} for each of {publishers} \
+         publishers + {held} for each of {subscribers} subscribers are {needed}"
     )]
     PoolTooSmall {
         /// The topic.
@@ -276,6 +276,8 @@ pub enum Error {
         depth: u32,
         /// Publishers at a time.
         publishers: u32,
+        /// Loans that a publisher may have.
+        loans: u32,
         /// Subscribers at a time.
         subscribers: u32,
         /// Samples that a subscriber may hold.
@@ -296,6 +298,14 @@ pub enum Error {
         topic: String,
         /// How many there may be at a time.
         most: u32,
+    },
+    /// The publisher has as many loans as it may have.
+    #[error("this publisher of topic {topic:?} has {loans} loans that are not published, as many as it may")]
+    TooManyLoans {
+        /// The topic.
+        topic: String,
+        /// How many it may have at a time.
+        loans: u32,
     },
     /// The subscriber holds as many samples as it may.
     #[error("this subscriber of topic {topic:?} holds {held} samples, as many as it may")]

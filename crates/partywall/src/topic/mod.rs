@@ -187,6 +187,11 @@ impl Topic {
         self.open.shape.depth
     }
 
+    /// How many loans each publisher may have at a time.
+    pub fn loans(&self) -> u32 {
+        self.open.shape.loans
+    }
+
     /// How many samples each subscriber may hold at a time.
     pub fn held(&self) -> u32 {
         self.open.shape.held

@@ -6,7 +6,7 @@ use partywall_cuda::{DeviceUuid, ForeignMemory};
 use partywall_shm::{
     DType,
     pool::MAX_BLOCKS,
-    topic::{MAX_DEPTH, MAX_HELD, MAX_PUBLISHERS, MAX_SUBSCRIBERS, Shape},
+    topic::{MAX_DEPTH, MAX_HELD, MAX_LOANS, MAX_PUBLISHERS, MAX_SUBSCRIBERS, Shape},
 };
 use partywall_wire::{Control, Opened, TopicShape};
 
@@ -30,6 +30,7 @@ pub struct TopicOptions {
     depth: Option<u32>,
     history: Option<u32>,
     publishers: Option<u32>,
+    loans: Option<u32>,
     subscribers: Option<u32>,
     held: Option<u32>,
     blocks: Option<u32>,
@@ -44,6 +45,7 @@ impl TopicOptions {
             depth: None,
             history: None,
             publishers: None,
+            loans: None,
             subscribers: None,
             held: None,
             blocks: None,
@@ -81,6 +83,13 @@ impl TopicOptions {
         self
     }
 
+    /// How many loans each publisher may have at a time: blocks that it fills, or has filled, and has not published. 2 by
+    /// default: one that it fills while another waits for subscribers. More are [refused](Error::TooManyLoans).
+    pub fn loans(mut self, most: u32) -> Self {
+        self.loans = Some(most);
+        self
+    }
+
     /// How many subscribers there may be at a time. 8 by default.
     pub fn subscribers(mut self, most: u32) -> Self {
         self.subscribers = Some(most);
@@ -94,9 +103,9 @@ impl TopicOptions {
     }
 
     /// How many blocks there are. By default as few as are needed so that nobody waits for one who keeps no more than is
-    /// promised: depth + 2 · publishers + subscribers · held.
+    /// promised: depth + publishers · loans + subscribers · held.
     ///
-    /// A publisher may be depth + 2 samples ahead of its GPU, whose blocks are nobody else's before the GPU is done. With
+    /// A publisher may be depth + loans samples ahead of its GPU, whose blocks are nobody else's before the GPU is done. With
     /// depth · (publishers − 1) more blocks there are enough for each even if all others are stopped then; those beyond let
     /// each publisher be as many more samples ahead as its share of them.
     pub fn blocks(mut self, blocks: u32) -> Self {
@@ -187,13 +196,14 @@ impl TopicOptions {
             )));
         }
         let (depth, history) = (self.depth.unwrap_or(DEPTH), self.history.unwrap_or(0));
-        let publishers = self.publishers.unwrap_or(PUBLISHERS);
+        let (publishers, loans) = (self.publishers.unwrap_or(PUBLISHERS), self.loans.unwrap_or(LOANS));
         let subscribers = self.subscribers.unwrap_or(SUBSCRIBERS);
         let held = self.held.unwrap_or(HELD);
         let limits = [
             ("a depth of", depth, MAX_DEPTH),
             ("a history and one more, of", history.saturating_add(1), MAX_DEPTH),
             ("room for publishers:", publishers, MAX_PUBLISHERS),
+            ("loans of a publisher:", loans, MAX_LOANS),
             ("room for subscribers:", subscribers, MAX_SUBSCRIBERS),
             ("samples that a subscriber may hold:", held, MAX_HELD),
         ];
@@ -203,7 +213,7 @@ impl TopicOptions {
             }
         }
         let depth = depth.max(history + 1).next_power_of_two();
-        let mut shape = Shape { blocks: 0, depth, publishers, subscribers, held };
+        let mut shape = Shape { blocks: 0, depth, publishers, loans, subscribers, held };
         let needed = shape.needed_blocks();
         if needed > MAX_BLOCKS.into() {
             return Err(bad(format!("it would need {needed} blocks, and has at most {MAX_BLOCKS}")));
@@ -211,14 +221,14 @@ impl TopicOptions {
         let blocks = self.blocks.unwrap_or(needed as u32);
         if u64::from(blocks) < needed {
             let name = self.wanted.name.clone();
-            return Err(Error::PoolTooSmall { name, blocks, needed, depth, publishers, subscribers, held });
+            return Err(Error::PoolTooSmall { name, blocks, needed, depth, publishers, loans, subscribers, held });
         }
         shape.blocks = blocks;
         if !shape.is_possible() {
             return Err(bad(format!("it has at most {MAX_BLOCKS} blocks, not {blocks}")));
         }
         let dtype = self.dtype.map(DType::code);
-        let topic = TopicShape { depth, history, publishers, subscribers, held, dtype };
+        let topic = TopicShape { depth, history, publishers, loans, subscribers, held, dtype };
         let control = Control { blocks, block_bytes, zeroed: false, topic: Some(topic) };
         match control.data_bytes() {
             Some(bytes) if bytes > 0 => Ok(control),
@@ -247,6 +257,7 @@ impl TopicOptions {
             ("samples of at most", "bytes", self.max_bytes, control.block_bytes),
             ("a history of", "samples", self.history.map(u64::from), topic.history.into()),
             ("room for", "publishers", self.publishers.map(u64::from), topic.publishers.into()),
+            ("publishers that have at most", "loans", self.loans.map(u64::from), topic.loans.into()),
             ("room for", "subscribers", self.subscribers.map(u64::from), topic.subscribers.into()),
             ("subscribers that hold at most", "samples", self.held.map(u64::from), topic.held.into()),
             ("a pool of", "blocks", self.blocks.map(u64::from), control.blocks.into()),
@@ -279,5 +290,6 @@ impl Topic {
 const MAX_NAME: usize = 200;
 const DEPTH: u32 = 8;
 const PUBLISHERS: u32 = 4;
+const LOANS: u32 = 2;
 const SUBSCRIBERS: u32 = 8;
 const HELD: u32 = 4;

@@ -10,7 +10,7 @@ use partywall_cuda::StreamRef;
 use partywall_shm::{
     DType,
     semaphore::{Attempt, Held},
-    topic::{LOANS, MAX_RANK, PublisherPlace, Seated},
+    topic::{MAX_RANK, PublisherPlace, Seated},
 };
 use partywall_wire::Participant;
 
@@ -73,18 +73,19 @@ impl Publisher {
 
     /// Borrows a block for a tensor, and waits for one up to `timeout`. What is in it is what its last user left there.
     ///
-    /// A publisher is promised two blocks at a time: one that it fills, and one that it publishes. More are borrowed as long
-    /// as there are any. But it waits for its GPU while that is as many samples behind as the ring keeps, and two, or more
-    /// where the topic has [blocks for that](super::TopicOptions::blocks).
+    /// A publisher has as many loans at a time as [agreed](super::TopicOptions::loans), whatever threads have them or wait for
+    /// one. What is published is no loan any more, even if a stream still writes it. But it waits for its GPU while that and
+    /// its loans are as many blocks as the ring keeps, and it may have loans, or more where the topic has
+    /// [blocks for that](super::TopicOptions::blocks).
     ///
     /// # Errors
-    /// [`Error::BlockTooSmall`]; [`Error::WrongDType`] if the topic has another type; [`Error::BadRange`] for a tensor of
-    /// more than 8 dimensions, or that does not fill whole bytes; [`Error::Timeout`]; [`Error::BrokerGone`] when it has to
-    /// wait; [`Error::Forked`].
+    /// [`Error::TooManyLoans`]; [`Error::BlockTooSmall`]; [`Error::WrongDType`] if the topic has another type;
+    /// [`Error::BadRange`] for a tensor of more than 8 dimensions, or that does not fill whole bytes; [`Error::Timeout`];
+    /// [`Error::BrokerGone`] when it has to wait; [`Error::Forked`].
     pub fn loan(&self, dtype: DType, shape: &[u64], timeout: Duration) -> Result<Loan> {
-        let bytes = self.joined.bytes(dtype, shape)?;
+        let (bytes, joined) = (self.joined.bytes(dtype, shape)?, self.joined.one_more()?);
         match self.take_unless(timeout, || false)? {
-            Some(held) => Ok(self.joined.lend(held, dtype, shape, bytes)),
+            Some(held) => Ok(joined.lend(held, dtype, shape, bytes)),
             None => Err(self.joined.no_block(timeout)),
         }
     }
@@ -101,8 +102,8 @@ impl Publisher {
         timeout: Duration,
         stop: impl FnMut() -> bool,
     ) -> Result<Option<Loan>> {
-        let bytes = self.joined.bytes(dtype, shape)?;
-        Ok(self.take_unless(timeout, stop)?.map(|held| self.joined.lend(held, dtype, shape, bytes)))
+        let (bytes, joined) = (self.joined.bytes(dtype, shape)?, self.joined.one_more()?);
+        Ok(self.take_unless(timeout, stop)?.map(|held| joined.lend(held, dtype, shape, bytes)))
     }
 
     fn take_unless(&self, timeout: Duration, mut stop: impl FnMut() -> bool) -> Result<Option<Held>> {
@@ -117,12 +118,11 @@ impl Publisher {
     /// # Errors
     /// As [`loan`](Self::loan), but for those of waiting.
     pub fn try_loan(&self, dtype: DType, shape: &[u64]) -> Result<Option<Loan>> {
-        let joined = &self.joined;
-        let bytes = joined.bytes(dtype, shape)?;
+        let (bytes, joined) = (self.joined.bytes(dtype, shape)?, self.joined.one_more()?);
         if !joined.is_close()? {
             return Ok(None);
         }
-        let held = slots::try_take(&**joined, joined.open.domain())?;
+        let held = slots::try_take(&*joined, joined.open.domain())?;
         Ok(held.map(|held| joined.lend(held, dtype, shape, bytes)))
     }
 
@@ -191,17 +191,17 @@ impl Joined {
     }
 
     /// Whether its GPU is not further behind than it may be.
-    fn is_close(&self) -> Result<bool> {
+    fn is_close(self: &Arc<Self>) -> Result<bool> {
         if self.flights.count() == 0 {
             return Ok(true);
         }
         let shape = self.open.words.topic.shape();
-        let [depth, publishers] = [shape.depth, shape.publishers].map(u64::from);
+        let [depth, publishers, loans] = [shape.depth, shape.publishers, shape.loans].map(u64::from);
         // All others may be stopped when they are so far ahead, and what they have published overwritten in the ring.
         let needed = shape.needed_blocks() + (publishers - 1) * depth;
         let spare = u64::from(shape.blocks).saturating_sub(needed);
-        let most = depth + u64::from(LOANS) + spare / publishers;
-        let is_close = || (self.flights.count() as u64) < most;
+        let most = depth + loans + spare / publishers;
+        let is_close = || (self.flights.count() + self.loans()) as u64 <= most;
         if is_close() {
             return Ok(true);
         }
@@ -211,7 +211,7 @@ impl Joined {
     }
 
     /// Waits until it is. Returns how much of the time is left; `None` if it is stopped.
-    fn await_flights(&self, timeout: Duration, stop: &mut impl FnMut() -> bool) -> Result<Option<Duration>> {
+    fn await_flights(self: &Arc<Self>, timeout: Duration, stop: &mut impl FnMut() -> bool) -> Result<Option<Duration>> {
         if self.is_close()? {
             return Ok(Some(timeout));
         }
@@ -252,9 +252,26 @@ impl Joined {
         }
     }
 
+    /// For another loan, if it may have one. Counts as such for as long as it lives.
     #[inline]
-    fn lend(self: &Arc<Self>, held: Held, dtype: DType, shape: &[u64], bytes: u64) -> Loan {
-        Loan::new(self.clone(), held, dtype, shape, bytes)
+    fn one_more(self: &Arc<Self>) -> Result<Arc<Self>> {
+        let (joined, most) = (self.clone(), self.open.shape.loans);
+        if joined.loans() > most as usize {
+            self.open.domain().link().require_ours()?;
+            return Err(Error::TooManyLoans { topic: self.open.name().to_owned(), loans: most });
+        }
+        Ok(joined)
+    }
+
+    /// How many it has, and others try to get.
+    fn loans(self: &Arc<Self>) -> usize {
+        // Each has one of these, and the publisher: they are counted as it is, without another word that threads share.
+        Arc::strong_count(self) - 1
+    }
+
+    #[inline]
+    fn lend(self: Arc<Self>, held: Held, dtype: DType, shape: &[u64], bytes: u64) -> Loan {
+        Loan::new(self, held, dtype, shape, bytes)
     }
 
     /// Bytes of a tensor that this topic can have.

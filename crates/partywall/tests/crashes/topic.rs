@@ -42,7 +42,7 @@ const OURS: u16 = 20;
 const READER: u16 = 21;
 
 /// As few blocks as are promised to be enough.
-const SHAPE: Shape = Shape { blocks: 2 + 2 * 3 + 3 * 2, depth: 2, publishers: 3, subscribers: 3, held: 2 };
+const SHAPE: Shape = Shape { blocks: 2 + 2 * 3 + 3 * 2, depth: 2, publishers: 3, loans: 2, subscribers: 3, held: 2 };
 
 /// Samples that a process publishes or receives before it has come through.
 const SAMPLES: u64 = 4;

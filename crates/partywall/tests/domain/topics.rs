@@ -298,6 +298,54 @@ fn a_subscriber_in_an_event_loop() {
     }
 }
 
+/// There are as many blocks as were promised, and not one more.
+#[test]
+fn nobody_takes_blocks_that_others_were_promised() {
+    let world = World::new();
+    let topic = frames(&world.connect()).loans(3).create().unwrap();
+    assert_eq!((topic.loans(), world.connect().topic("frames").loans(3).open().unwrap().loans()), (3, 3));
+    let [greedy, modest] = [(); 2].map(|()| topic.publisher().unwrap());
+    let loan = |publisher: &Publisher| publisher.loan(DType::U32, &[1], PATIENCE);
+    let too_many = |outcome| matches!(outcome, Err(Error::TooManyLoans { loans: 3, .. }));
+    let mut loans: Vec<_> = (0..3).map(|_| loan(&greedy).unwrap()).collect();
+    // Waiting would not help; what is filled is still its own.
+    assert!(too_many(loan(&greedy).map(drop)) && too_many(greedy.try_loan(DType::U32, &[1]).map(drop)));
+    let filled = loans.pop().unwrap().filled();
+    assert!(too_many(loan(&greedy).map(drop)));
+    // The other one goes on, although all keep what they may.
+    let keepers = [(); 3].map(|()| topic.subscriber(Policy::Latest).unwrap());
+    let mut kept = Vec::new();
+    for value in 0..20 {
+        publish(&modest, value);
+        // Each another one.
+        if value < 6 {
+            kept.push(keepers[value as usize % 3].recv(PATIENCE).unwrap());
+        }
+    }
+    let others = [(); 3].map(|()| modest.try_loan(DType::U32, &[1]).unwrap().unwrap());
+    assert!(too_many(loan(&modest).map(drop)));
+    assert_eq!(topic.stats().free, 0, "all keep what they may");
+    drop((others, kept));
+    // What is published or dropped is its own no more.
+    filled.publish(PATIENCE).unwrap();
+    loans.push(loan(&greedy).unwrap());
+    assert!(too_many(loan(&greedy).map(drop)));
+    drop(loans.pop());
+    loan(&greedy).unwrap().filled().publish(PATIENCE).unwrap();
+    // Of a sample that is not published in time, too.
+    drop((loans, keepers));
+    let blocking = topic.subscriber(Policy::Block).unwrap();
+    for value in 0..4 {
+        publish(&greedy, value);
+    }
+    let filled = || loan(&greedy).unwrap().filled();
+    let refused = [(); 3].map(|()| filled().publish(Duration::ZERO).unwrap_err());
+    assert!(refused.iter().all(|unpublished| matches!(unpublished.error, Error::TopicFull { .. })));
+    assert!(too_many(loan(&greedy).map(drop)));
+    drop((refused, blocking));
+    publish(&greedy, 4);
+}
+
 #[test]
 fn bad_input_is_refused_each_with_its_error() {
     let world = World::new();
@@ -311,12 +359,19 @@ fn bad_input_is_refused_each_with_its_error() {
     assert!(matches!(domain.topic("plain").max_bytes(0).create(), Err(Error::BadTopic { .. })));
     assert!(matches!(domain.topic("plain").create(), Err(Error::BadTopic { .. })));
     let plain = || domain.topic("plain").max_bytes(10).place(place());
-    for bad in
-        [plain().depth(0), plain().depth(5000), plain().history(u32::MAX), plain().publishers(0), plain().held(257)]
-    {
+    for bad in [
+        plain().depth(0),
+        plain().depth(5000),
+        plain().history(u32::MAX),
+        plain().publishers(0),
+        plain().held(257),
+        plain().loans(0),
+        plain().loans(257),
+    ] {
         assert!(matches!(bad.create(), Err(Error::BadTopic { .. })), "{bad:?}");
     }
     assert!(matches!(plain().blocks(47).create(), Err(Error::PoolTooSmall { needed: 48, .. })));
+    assert!(matches!(plain().loans(3).blocks(51).create(), Err(Error::PoolTooSmall { needed: 52, loans: 3, .. })));
     let any = plain().open_or_create().unwrap();
     assert_eq!((any.depth(), any.dtype()), (8, None));
     assert!(matches!(plain().dtype(DType::U8).open_or_create(), Err(Error::WrongTopic { .. })));
@@ -325,6 +380,7 @@ fn bad_input_is_refused_each_with_its_error() {
         open().depth(8),
         open().history(1),
         open().publishers(3),
+        open().loans(3),
         open().subscribers(1),
         open().held(1),
         open().blocks(100),

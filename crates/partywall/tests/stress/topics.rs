@@ -441,7 +441,8 @@ fn publishers_and_subscribers_evicted_at_any_moment_take_nothing_along() {
 fn threads_share_publishers_and_subscribers() {
     let place = Place::new();
     let domain = place.connect();
-    let topic = frames(&domain).create().unwrap();
+    // A loan for each thread, in as many blocks.
+    let topic = frames(&domain).publishers(1).loans(2 * PUBLISHERS).create().unwrap();
     let (publisher, subscriber) = (topic.publisher().unwrap(), topic.subscriber(Policy::Block).unwrap());
     let each = rounds(300) as u64;
     let positions = std::sync::Mutex::new(std::collections::BTreeSet::new());
