@@ -41,6 +41,13 @@ pub(crate) struct DataType {
     lanes: u16,
 }
 
+impl DataType {
+    /// Whether its elements are complex numbers.
+    pub(crate) fn is_complex(self) -> bool {
+        self.code == COMPLEX
+    }
+}
+
 #[repr(C)]
 pub(crate) struct Tensor {
     pub(crate) data: *mut c_void,
@@ -206,6 +213,14 @@ impl<M: Exchanged> Taken<M> {
         }
     }
 
+    /// Of one that was given away without a capsule.
+    ///
+    /// # Safety
+    /// It is the caller's, to be deleted once.
+    pub(crate) unsafe fn from_raw(managed: NonNull<M>) -> Self {
+        Self(managed)
+    }
+
     /// What it has.
     pub(crate) fn get(&self) -> &M {
         // SAFETY: alive until it is deleted, which `drop` does.
@@ -249,6 +264,8 @@ pub(crate) fn contiguous(shape: &[u64]) -> Vec<u64> {
     strides
 }
 
+const COMPLEX: u8 = 5;
+
 /// DLPack's codes, with the bits that they have here.
 const CODES: [(DType, u8); 20] = [
     (DType::I8, 0),
@@ -263,8 +280,8 @@ const CODES: [(DType, u8); 20] = [
     (DType::F32, 2),
     (DType::F64, 2),
     (DType::BF16, 4),
-    (DType::C64, 5),
-    (DType::C128, 5),
+    (DType::C64, COMPLEX),
+    (DType::C128, COMPLEX),
     (DType::Bool, 6),
     (DType::F8E4M3, 10),
     (DType::F8E4M3Fnuz, 11),

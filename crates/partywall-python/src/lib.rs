@@ -3,10 +3,11 @@
 //!
 //! | module | contains |
 //! |---|---|
-//! | `domain`, `build`, `segment`, `pool`, `topic`, `publisher`, `subscriber`, `timeline`, `semaphore`, `watch` | handles of the library's objects; each Python object is one file here and one there |
+//! | `domain`, `build`, `segment`, `pool`, `topic`, `publisher`, `subscriber`, `sample`, `timeline`, `semaphore`, `watch` | handles of the library's objects; each Python object is one file here and one there |
 //! | `tensor` | a tensor of a build, segment, block, loan or sample, as other libraries take it |
 //! | `owner` | what a tensor keeps: its build, segment, block, loan or sample, until nothing uses it any more |
 //! | `dlpack` | capsules out, and the C structs of DLPack |
+//! | `exchange` | tensors in by DLPack's C interface |
 //! | `source` | capsules and buffers in |
 //! | `members` | rows of listings |
 //! | `stream` | streams of other libraries |
@@ -21,12 +22,14 @@ mod dlpack;
 mod doctor;
 mod domain;
 mod errors;
+mod exchange;
 mod handle;
 mod members;
 mod owner;
 mod pool;
 mod publisher;
 mod reaper;
+mod sample;
 mod segment;
 mod semaphore;
 mod source;
@@ -51,11 +54,15 @@ mod native {
     #[pymodule_export]
     use crate::domain::Domain;
     #[pymodule_export]
+    use crate::exchange::work_stream;
+    #[pymodule_export]
     use crate::pool::{Block, Pool};
     #[pymodule_export]
     use crate::publisher::{Loan, Publisher};
     #[pymodule_export]
     use crate::reaper::flush;
+    #[pymodule_export]
+    use crate::sample::Sample;
     #[pymodule_export]
     use crate::segment::{Pinned, Segment};
     #[pymodule_export]
@@ -63,7 +70,7 @@ mod native {
     #[pymodule_export]
     use crate::source::Source;
     #[pymodule_export]
-    use crate::subscriber::{Sample, Subscriber, SubscriberEvent};
+    use crate::subscriber::{Subscriber, SubscriberEvent};
     #[pymodule_export]
     use crate::tensor::Tensor;
     #[pymodule_export]

@@ -10,6 +10,7 @@ use partywall::{
 use pyo3::{
     buffer::PyUntypedBuffer,
     exceptions::{PyBufferError, PyTypeError},
+    intern,
     prelude::*,
     types::PyDict,
 };
@@ -17,6 +18,7 @@ use pyo3::{
 use crate::{
     dlpack::{self, CPU, CUDA, CUDA_HOST, Device, Exchanged, Managed, ManagedVersioned, Taken, contiguous},
     errors::{Raise, bad_source},
+    exchange::Library,
     owner::drain,
     reaper, stream, wait,
 };
@@ -62,14 +64,16 @@ impl Drop for Held {
 #[pymethods]
 impl Source {
     /// Takes a tensor, so that what is done on `stream` of its GPU, as Python names it, comes after what its library has
-    /// enqueued: that is so already if `own`, because the library enqueues on that very stream.
+    /// enqueued.
     #[new]
-    #[pyo3(signature = (object, stream, own = false))]
-    fn new(py: Python<'_>, object: &Bound<'_, PyAny>, stream: Option<&Bound<'_, PyAny>>, own: bool) -> PyResult<Self> {
-        if !object.hasattr("__dlpack__")? {
+    fn new(py: Python<'_>, object: &Bound<'_, PyAny>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
+        if let Some(source) = Self::of_library(py, object, stream)? {
+            return Ok(source);
+        }
+        if !object.hasattr(intern!(py, "__dlpack__"))? {
             return Self::of_buffer(py, object);
         }
-        match Self::of_dlpack(py, object, stream, own) {
+        match Self::of_dlpack(py, object, stream) {
             // NumPy, of arrays that it may not give away for writing and of types that DLPack has not got.
             Err(error) if error.is_instance_of::<PyBufferError>(py) => Self::of_buffer(py, object).map_err(|_| {
                 let why = error.value(py).to_string();
@@ -107,19 +111,38 @@ impl Source {
 }
 
 impl Source {
-    fn of_dlpack(
+    /// By its library's C interface; `None` if there is none, or something is to be done before.
+    fn of_library(
         py: Python<'_>,
         object: &Bound<'_, PyAny>,
         stream: Option<&Bound<'_, PyAny>>,
-        own: bool,
-    ) -> PyResult<Self> {
+    ) -> PyResult<Option<Self>> {
+        let Some(library) = Library::of(&object.get_type()) else { return Ok(None) };
+        // SAFETY: it is the library of the object's type.
+        let Some(taken) = (unsafe { library.take(object) }) else { return Ok(None) };
+        let dlpack::Tensor { device, dtype, .. } = taken.get().tensor();
+        let mut ready = RawStream::LEGACY_DEFAULT;
+        if device.device_type == CUDA {
+            ready = stream::named(py, stream, device.device_id)?;
+            if library.work_stream(device.device_id) != Some(ready) {
+                // One of the two streams has to wait for the other one.
+                return Ok(None);
+            }
+        }
+        if dtype.is_complex() {
+            // It may be one that torch has yet to conjugate, which it refuses to give away in the other way only.
+            return Ok(None);
+        }
+        Self::of_tensor(py, taken, ready, Keep::Versioned).map(Some)
+    }
+
+    fn of_dlpack(py: Python<'_>, object: &Bound<'_, PyAny>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
         let (device_type, ordinal): (i32, i32) = object.call_method0("__dlpack_device__")?.extract()?;
         let arguments = PyDict::new(py);
         let mut ready = RawStream::LEGACY_DEFAULT;
         if device_type == CUDA {
             ready = stream::named(py, stream, ordinal)?;
-            // -1: nothing is to be ordered, which torch takes some microseconds to find out.
-            if own { arguments.set_item("stream", -1) } else { arguments.set_item("stream", ready.0) }?;
+            arguments.set_item("stream", ready.0)?;
         }
         let legacy = arguments.copy()?;
         arguments.set_item("max_version", (1, 1))?;

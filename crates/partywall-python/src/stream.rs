@@ -50,7 +50,8 @@ pub(crate) fn named(py: Python<'_>, stream: Option<&Bound<'_, PyAny>>, ordinal: 
     Ok(raw(handle))
 }
 
-fn raw(handle: Option<u64>) -> RawStream {
+/// The stream with this handle, or the legacy default stream.
+pub(crate) fn raw(handle: Option<u64>) -> RawStream {
     handle.filter(|handle| *handle != 0).map_or(RawStream::LEGACY_DEFAULT, RawStream)
 }
 

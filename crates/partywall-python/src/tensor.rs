@@ -280,7 +280,11 @@ impl Tensor {
     /// A copy of its bytes. On a GPU it is made after what is on `stream`, by default torch's or cupy's current one, and
     /// waited for.
     #[pyo3(signature = (stream = None))]
-    fn tobytes<'py>(&self, py: Python<'py>, stream: Option<Bound<'py, PyAny>>) -> PyResult<Bound<'py, PyBytes>> {
+    pub(crate) fn tobytes<'py>(
+        &self,
+        py: Python<'py>,
+        stream: Option<Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyBytes>> {
         let stream = self.stream(py, stream.as_ref())?;
         PyBytes::new_with(py, self.bytes as usize, |out| {
             let copied = py.detach(|| match self.is_on_host() {
@@ -350,7 +354,7 @@ impl Tensor {
 
     /// What NumPy asks where there is no buffer, to hear why; else the array.
     #[pyo3(signature = (dtype = None, copy = None))]
-    fn __array__<'py>(
+    pub(crate) fn __array__<'py>(
         slf: Bound<'py, Self>,
         dtype: Option<Bound<'py, PyAny>>,
         copy: Option<bool>,
@@ -373,7 +377,7 @@ impl Tensor {
     /// committed has been waited for, and before the commit only the caller knows who writes. A consumer of unversioned
     /// capsules is not told that it must not write.
     #[pyo3(signature = (*, stream = None, max_version = None, dl_device = None, copy = None))]
-    fn __dlpack__<'py>(
+    pub(crate) fn __dlpack__<'py>(
         &self,
         py: Python<'py>,
         stream: Option<i64>,
@@ -422,7 +426,7 @@ impl Tensor {
 
     /// The CUDA array interface, version 3. Not for host memory, nor for types that it has no name for.
     #[getter]
-    fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<BTreeMap<&'static str, Bound<'py, PyAny>>> {
+    pub(crate) fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<CudaArray<'py>> {
         if self.is_on_host() {
             return Err(PyAttributeError::new_err(
                 "host memory has no __cuda_array_interface__: use DLPack or memoryview",
@@ -510,8 +514,11 @@ impl Tensor {
     }
 }
 
+/// What the CUDA array interface says of a tensor.
+pub(crate) type CudaArray<'py> = BTreeMap<&'static str, Bound<'py, PyAny>>;
+
 /// A capsule, under the name that type checkers know before Python 3.13 too.
-struct Capsule<'py>(Bound<'py, PyCapsule>);
+pub(crate) struct Capsule<'py>(Bound<'py, PyCapsule>);
 
 impl<'py> IntoPyObject<'py> for Capsule<'py> {
     type Target = PyCapsule;
@@ -526,7 +533,7 @@ impl<'py> IntoPyObject<'py> for Capsule<'py> {
 }
 
 /// A number for each dimension: a tuple.
-struct Lengths(Vec<i64>);
+pub(crate) struct Lengths(pub(crate) Vec<i64>);
 
 impl<'py> IntoPyObject<'py> for Lengths {
     type Target = PyTuple;

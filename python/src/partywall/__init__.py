@@ -83,12 +83,12 @@ from partywall._errors import (
     WrongTopic,
 )
 from partywall._members import EvictedMember, Member
-from partywall._native import LimitedWait, Tensor
+from partywall._native import LimitedWait, Sample, Tensor
 from partywall._pool import Block, BlockRef, Pool, PoolStats
 from partywall._segment import Pinned, Segment
 from partywall._semaphore import Permit, Semaphore
 from partywall._timeline import Timeline, TimelineEvent
-from partywall._topic import Loan, Publisher, Sample, Subscriber, SubscriberStats, Topic, TopicStats
+from partywall._topic import Loan, Publisher, Subscriber, SubscriberStats, Topic, TopicStats
 from partywall._watch import Event, Watch
 
 __version__ = _native.VERSION

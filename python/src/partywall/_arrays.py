@@ -76,17 +76,14 @@ def named(tensors: Any) -> dict[str, Any]:
     return named
 
 
-def source(tensor: Any, stream: Any, own: bool = False) -> Source:
-    """A tensor, held where it lies; on a GPU so that `stream` comes after what its library has enqueued.
-
-    That is so already if the stream is the library's `own` current one.
-    """
+def source(tensor: Any, stream: Any) -> Source:
+    """A tensor, held where it lies; on a GPU so that `stream` comes after what its library has enqueued."""
     if getattr(tensor, "requires_grad", False):
         # torch does not export what records gradients.
         tensor = tensor.detach()
     if not hasattr(tensor, "__dlpack__"):
         tensor = _plain(tensor)
-    return Source(tensor, stream, own)
+    return Source(tensor, stream)
 
 
 def _plain(thing: Any) -> Any:
@@ -101,14 +98,14 @@ def _plain(thing: Any) -> Any:
         return thing
 
 
-def dense(tensor: Any, stream: Any, own: bool = False) -> Source:
+def dense(tensor: Any, stream: Any) -> Source:
     """A tensor to be copied: as `source`, and without gaps where its library makes it so, on its own stream."""
-    taken = source(tensor, stream, own)
+    taken = source(tensor, stream)
     if not taken.contiguous:
         for make in ("contiguous", "copy"):
             # torch, then numpy, cupy and jax.
             if callable(method := getattr(tensor, make, None)):
-                return source(method(), stream, own)
+                return source(method(), stream)
     return taken
 
 

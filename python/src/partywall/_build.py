@@ -1,18 +1,18 @@
 """A version that is being written."""
 
-import os
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from partywall import _native
 from partywall._exchange import Tensors
-from partywall._segment import Segment, left_open
+from partywall._handle import Handle
+from partywall._segment import Segment
 
 if TYPE_CHECKING:
     from partywall._domain import Domain
 
 
-class Build(Tensors):
+class Build(Handle[_native.Build], Tensors):
     """Memory that is being written and that nobody else sees: its tensors by their names, writable where they lie.
 
     Until `commit` others do not know of it; closing it frees it.
@@ -20,8 +20,7 @@ class Build(Tensors):
 
     def __init__(self, domain: "Domain", native: _native.Build) -> None:
         self._domain = domain
-        self._native = native
-        self._pid = os.getpid()
+        super().__init__(native)
 
     @property
     def name(self) -> str:
@@ -72,15 +71,9 @@ class Build(Tensors):
         """Frees the memory, once no tensor of it is used any more. After a commit, and again, it does nothing."""
         self._native.close()
 
-    def __enter__(self) -> "Build":
-        return self
-
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # Who has just ended one wait is not to be kept by the next.
         self._native.let_go() if kind is KeyboardInterrupt else self.close()
-
-    def __del__(self) -> None:
-        left_open(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("a build is known to this process alone: commit it, and send the segment")

@@ -10,10 +10,11 @@ from partywall import _arrays, _native
 from partywall._arrays import Shape
 from partywall._build import Build, fill
 from partywall._errors import Closed, VersionNotFound
+from partywall._handle import Handle
 from partywall._members import EvictedMember, Member
 from partywall._pool import Pool, count
 from partywall._program import PROGRAM
-from partywall._segment import Segment, left_open
+from partywall._segment import Segment
 from partywall._semaphore import Semaphore, permits
 from partywall._timeline import Timeline
 from partywall._topic import Topic, number
@@ -41,15 +42,14 @@ class Name:
     """Whether it stays when its committer goes."""
 
 
-class Domain:
+class Domain(Handle[_native.Domain]):
     """A place where processes share memory by name: a connection to one broker. Made by `connect`.
 
     Any thread may use it. A forked child must connect anew. Builds and segments stay usable when it is closed.
     """
 
     def __init__(self, native: _native.Domain, is_own: bool = True) -> None:
-        self._native = native
-        self._pid = os.getpid()
+        super().__init__(native)
         # Whether somebody has asked for it and so is to close it.
         self._is_own = is_own
         key = id(self)
@@ -351,24 +351,13 @@ class Domain:
         """Removes a name. Whoever has it open keeps it: returns how many bytes that are."""
         return self._native.remove(name)[1]
 
-    @property
-    def closed(self) -> bool:
-        """Whether it is closed."""
-        return self._native.closed
-
     def close(self) -> None:
         """Ends the connection, once no build or segment of it is open any more. Calling it again does nothing."""
         self._native.close()
 
-    def __enter__(self) -> "Domain":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
+    def __del__(self, *_: Any) -> None:
         if getattr(self, "_is_own", False):
-            left_open(self)
+            super().__del__()
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("a connection is this process's own: send the segment, or connect anew")

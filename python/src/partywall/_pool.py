@@ -1,14 +1,13 @@
 """Pools: equal blocks of memory that go round between processes."""
 
 import operator
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from partywall import _arrays, _native, _streams
 from partywall._arrays import Shape
 from partywall._exchange import array
-from partywall._segment import left_open
+from partywall._handle import Handle, Held
 
 if TYPE_CHECKING:
     from partywall._domain import Domain
@@ -50,7 +49,7 @@ class PoolStats:
     """How many threads wait for one, of whatever processes."""
 
 
-class Pool:
+class Pool(Handle[_native.Pool]):
     """A named number of equal blocks of memory, which any process takes and gives back; made by `Domain.pool`.
 
         with pool.alloc() as block:             # waits for a block, and gives it back
@@ -62,8 +61,7 @@ class Pool:
 
     def __init__(self, domain: "Domain", native: _native.Pool) -> None:
         self._domain = domain
-        self._native = native
-        self._pid = os.getpid()
+        super().__init__(native)
 
     @property
     def name(self) -> str:
@@ -115,11 +113,6 @@ class Pool:
         """What its blocks are at the moment."""
         return PoolStats(*self._native.stats())
 
-    @property
-    def closed(self) -> bool:
-        """Whether it is closed."""
-        return self._native.closed
-
     def close(self) -> None:
         """Gives the handle back, and ends the waits of this process that are made with it. Blocks stay.
 
@@ -127,15 +120,6 @@ class Pool:
         Calling it again does nothing.
         """
         self._native.close()
-
-    def __enter__(self) -> "Pool":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        left_open(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("a pool is shared by its name: send that")
@@ -154,7 +138,7 @@ def count(number: SupportsIndex) -> int:
     return number
 
 
-class Block:
+class Block(Held[_native.Block]):
     """A block of a pool, to be given back: by `release`, `release_on`, or at the end of its `with`; or to be offered.
 
     Its bytes can be given to `from_dlpack`, `np.asarray` and the like; `tensor` gives them another shape and type.
@@ -163,8 +147,7 @@ class Block:
     """
 
     def __init__(self, native: _native.Block) -> None:
-        self._native = native
-        self._pid = os.getpid()
+        super().__init__(native)
 
     @property
     def pool(self) -> str:
@@ -247,9 +230,6 @@ class Block:
     def __exit__(self, *_: object) -> None:
         if self.held:
             self.release()
-
-    def __del__(self) -> None:
-        left_open(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("a block is this process's own: offer it, and send what that returns")

@@ -1,19 +1,18 @@
 """An open version of a name."""
 
-import os
-import warnings
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from partywall import _arrays, _native
 from partywall._arrays import Shape
 from partywall._exchange import Tensors
+from partywall._handle import Handle
 
 if TYPE_CHECKING:
     from partywall._domain import Domain
 
 
-class Segment(Tensors):
+class Segment(Handle[_native.Segment], Tensors):
     """An open version of a name: its tensors by their names, where they lie, and a lease on it.
 
     A segment of one tensor can be given to `from_dlpack`, `memoryview` and the like itself. The committer of a name that
@@ -22,8 +21,7 @@ class Segment(Tensors):
 
     def __init__(self, domain: "Domain", native: _native.Segment) -> None:
         self._domain = domain
-        self._native = native
-        self._pid = os.getpid()
+        super().__init__(native)
 
     @property
     def name(self) -> str:
@@ -126,11 +124,6 @@ class Segment(Tensors):
     def _tensors(self) -> list[_native.Tensor]:
         return self._native.tensors()
 
-    @property
-    def closed(self) -> bool:
-        """Whether it is closed."""
-        return self._native.closed
-
     def close(self) -> None:
         """Gives the lease back, at once if no tensor is used any more, else with the last of them.
 
@@ -138,15 +131,9 @@ class Segment(Tensors):
         """
         self._native.close()
 
-    def __enter__(self) -> "Segment":
-        return self
-
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # Who has just ended one wait is not to be kept by the next.
         self._native.let_go() if kind is KeyboardInterrupt else self.close()
-
-    def __del__(self) -> None:
-        left_open(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         from partywall._domain import reopen
@@ -157,23 +144,17 @@ class Segment(Tensors):
         return f"<partywall.Segment {self.name}@{self.version}: {self._contents(self._native)}>"
 
 
-class Pinned:
+class Pinned(Handle[_native.Pinned]):
     """A segment in host memory that is registered with CUDA; made by `Segment.pin`. Closing it unregisters the memory."""
 
     def __init__(self, segment: Segment, native: _native.Pinned) -> None:
         self._name = f"{segment.name}@{segment.version}"
-        self._native = native
-        self._pid = os.getpid()
+        super().__init__(native)
 
     @property
     def nbytes(self) -> int:
         """Bytes that are registered: what the segment had when it was first pinned."""
         return self._native.nbytes
-
-    @property
-    def closed(self) -> bool:
-        """Whether it is closed."""
-        return self._native.closed
 
     def close(self) -> None:
         """Unregisters the memory, if it is the segment's last pin, after all that this process does on the GPU.
@@ -182,21 +163,9 @@ class Pinned:
         """
         self._native.close()
 
-    def __enter__(self) -> "Pinned":
-        return self
-
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # Who has just ended one wait is not to be kept by the next.
         self._native.let_go() if kind is KeyboardInterrupt else self.close()
 
-    def __del__(self) -> None:
-        left_open(self)
-
     def __repr__(self) -> str:
         return f"<partywall.Pinned {self._name}: {'closed' if self.closed else f'{self.nbytes} bytes'}>"
-
-
-def left_open(thing: Any, warn: Any = warnings.warn, pid: Any = os.getpid) -> None:
-    """Warns of what nobody has closed, unless a forked child has it of its parent; also at the end of the interpreter."""
-    if hasattr(thing, "_pid") and thing._pid == pid() and not thing._native.closed:
-        warn(f"unclosed {thing!r}", ResourceWarning, source=thing, stacklevel=3)

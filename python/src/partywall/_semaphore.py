@@ -2,18 +2,17 @@
 
 import asyncio
 import operator
-import os
 import threading
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from partywall import _native, _streams
-from partywall._segment import left_open
+from partywall._handle import Handle, Held
 
 if TYPE_CHECKING:
     from partywall._domain import Domain
 
 
-class Semaphore:
+class Semaphore(Handle[_native.Semaphore]):
     """A named number of permits: no more than so many are held at a time, by whatever processes.
 
         with sem:                               # waits for a permit, and gives it back
@@ -25,8 +24,7 @@ class Semaphore:
 
     def __init__(self, domain: "Domain", native: _native.Semaphore) -> None:
         self._domain = domain
-        self._native = native
-        self._pid = os.getpid()
+        super().__init__(native)
         # Of those who are inside a `with`. One is as good as another.
         self._inside: list[Permit] = []
 
@@ -94,11 +92,6 @@ class Semaphore:
         assert permit is not None, "it gives up only after this"
         return Permit(permit)
 
-    @property
-    def closed(self) -> bool:
-        """Whether it is closed."""
-        return self._native.closed
-
     def close(self) -> None:
         """Gives the handle back, and ends the waits of this process that are made with it. Permits stay.
 
@@ -120,9 +113,6 @@ class Semaphore:
     async def __aexit__(self, *_: object) -> None:
         self._inside.pop().release()
 
-    def __del__(self) -> None:
-        left_open(self)
-
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("a semaphore is shared by its name: send that")
 
@@ -139,12 +129,11 @@ def permits(number: SupportsIndex) -> int:
     return number
 
 
-class Permit:
+class Permit(Held[_native.Permit]):
     """A permit of a semaphore, to be given back: by `release`, by `release_on`, or at the end of its `with`."""
 
     def __init__(self, native: _native.Permit) -> None:
-        self._native = native
-        self._pid = os.getpid()
+        super().__init__(native)
 
     @property
     def held(self) -> bool:
@@ -168,9 +157,6 @@ class Permit:
     def __exit__(self, *_: object) -> None:
         if self.held:
             self.release()
-
-    def __del__(self) -> None:
-        left_open(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("a permit is this process's own")

@@ -3,19 +3,18 @@
 import asyncio
 import builtins
 import operator
-import os
 from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 from partywall import _native, _streams
 from partywall._arrays import device_name
+from partywall._handle import Handle
 from partywall._native import LimitedWait
-from partywall._segment import left_open
 
 if TYPE_CHECKING:
     from partywall._domain import Domain
 
 
-class Timeline:
+class Timeline(Handle[_native.Timeline]):
     """A named value that only grows: one process signals it, any number of them wait, on hosts and on streams.
 
     A value is a promise about work: the timeline stands at 5 when the work is done that 5 stands for. Every wait ends, by
@@ -28,8 +27,7 @@ class Timeline:
 
     def __init__(self, domain: "Domain", native: _native.Timeline) -> None:
         self._domain = domain
-        self._native = native
-        self._pid = os.getpid()
+        super().__init__(native)
 
     @property
     def name(self) -> str:
@@ -164,26 +162,12 @@ class Timeline:
         """Where kernels on a GPU find the value, or store it: an address of 8 bytes. docs/ordering.md says how."""
         return self._native.device_ptr(device_name(device))
 
-    @property
-    def closed(self) -> bool:
-        """Whether it is closed."""
-        return self._native.closed
-
     def close(self) -> None:
         """Gives it back; the writer's ends the timeline for who waits for more than is promised.
 
         Calling it again does nothing.
         """
         self._native.close()
-
-    def __enter__(self) -> "Timeline":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        left_open(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("a timeline is shared by its name: send that")
@@ -195,12 +179,11 @@ class Timeline:
         return f"<partywall.Timeline {self.name}: {role}at {self.value} of {self.announced}{ending}>"
 
 
-class TimelineEvent:
+class TimelineEvent(Handle[_native.TimelineEvent]):
     """A file descriptor that tells of a value; made by `Timeline.event`. Poll it for reading, and read nothing from it."""
 
     def __init__(self, native: _native.TimelineEvent) -> None:
-        self._native = native
-        self._pid = os.getpid()
+        super().__init__(native)
 
     def fileno(self) -> int:
         """The descriptor, which is this object's."""
@@ -210,23 +193,9 @@ class TimelineEvent:
         """Whether the value is reached. Raises as `Timeline.wait` does if it will not be."""
         return self._native.check()
 
-    @property
-    def closed(self) -> bool:
-        """Whether it is closed."""
-        return self._native.closed
-
     def close(self) -> None:
         """Closes the descriptor. Calling it again does nothing."""
         self._native.close()
-
-    def __enter__(self) -> "TimelineEvent":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        left_open(self)
 
     def __repr__(self) -> str:
         return f"<partywall.TimelineEvent of {self._native.value}{': closed' if self.closed else ''}>"

@@ -12,7 +12,8 @@ from partywall import _arrays, _native, _streams
 from partywall._arrays import Shape
 from partywall._errors import Closed
 from partywall._exchange import OneTensor
-from partywall._segment import left_open
+from partywall._handle import Handle
+from partywall._native import Sample
 
 if TYPE_CHECKING:
     from partywall._domain import Domain
@@ -52,7 +53,7 @@ class SubscriberStats:
     """Samples that it holds."""
 
 
-class Topic:
+class Topic(Handle[_native.Topic]):
     """A named stream of samples, of any number of publishers to any number of subscribers; made by `Domain.topic`.
 
         publisher, subscriber = topic.publisher(), topic.subscriber()
@@ -66,8 +67,7 @@ class Topic:
 
     def __init__(self, domain: "Domain", native: _native.Topic) -> None:
         self._domain = domain
-        self._native = native
-        self._pid = os.getpid()
+        super().__init__(native)
 
     @property
     def name(self) -> str:
@@ -143,23 +143,9 @@ class Topic:
         """What is going on in it."""
         return TopicStats(*self._native.stats())
 
-    @property
-    def closed(self) -> bool:
-        """Whether it is closed."""
-        return self._native.closed
-
     def close(self) -> None:
         """Gives the handle back. Publishers, subscribers and samples stay. Calling it again does nothing."""
         self._native.close()
-
-    def __enter__(self) -> "Topic":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        left_open(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         from partywall._domain import reopen_topic
@@ -174,7 +160,7 @@ class Topic:
         return f"<partywall.Topic {self.name}: {what} of up to {self.max_bytes} bytes on {self.place}, {who}>"
 
 
-class Publisher:
+class Publisher(Handle[_native.Publisher]):
     """Someone who publishes samples; made by `Topic.publisher`. Those of one publisher are received in their order.
 
     On a GPU all of them come from one stream at a time: changing between streams waits for the former one. For several
@@ -184,8 +170,7 @@ class Publisher:
     def __init__(self, topic: Topic, native: _native.Publisher) -> None:
         self._dtype = topic.dtype
         self._ordinal = topic._native.ordinal()
-        self._native = native
-        self._pid = os.getpid()
+        super().__init__(native)
 
     @property
     def topic(self) -> str:
@@ -210,8 +195,7 @@ class Publisher:
         are to miss nothing: `TopicFull`.
         """
         handle = self._stream(stream)
-        own = stream is None and handle is not None and _streams.is_torchs(tensor)
-        source = _arrays.dense(tensor, stream if handle is None else handle, own)
+        source = _arrays.dense(tensor, stream if handle is None else handle)
         return self._native.send(source, header, timeout, handle)
 
     def loan(
@@ -243,23 +227,9 @@ class Publisher:
     def _stream(self, stream: Any) -> int | None:
         return None if self._ordinal is None else _streams.handle(stream, self._ordinal)
 
-    @property
-    def closed(self) -> bool:
-        """Whether it is closed."""
-        return self._native.closed
-
     def close(self) -> None:
         """Takes it out of the topic; what its streams still owe comes all the same. Calling it again does nothing."""
         self._native.close()
-
-    def __enter__(self) -> "Publisher":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        left_open(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("a publisher is this process's own: send the topic")
@@ -269,7 +239,7 @@ class Publisher:
         return f"<partywall.Publisher {self._native.id} of {self.topic}: {state}>"
 
 
-class Loan(OneTensor):
+class Loan(Handle[_native.Loan], OneTensor):
     """A block that is to be a sample, as a tensor to be written; made by `Publisher.loan`.
 
     The end of its `with` publishes it, or gives it back if the block raises. Arrays of it are not to be used any more then:
@@ -303,13 +273,13 @@ class Loan(OneTensor):
         """As `Tensor.write` of its tensor."""
         self.tensor.write(tensor, stream)
 
-    def rests_on(self, *samples: "Sample") -> None:
+    def rests_on(self, *samples: Sample) -> None:
         """Says that it is made of those samples, whose blocks are kept until it is known whether they are valid.
 
         If one of them turns out not to be, so is this: who receives it hears of it from `check`, `Tainted`.
         """
         for sample in samples:
-            self._native.rests_on(sample._native)
+            self._native.rests_on(sample)
 
     def publish(self) -> int:
         """Publishes it now. Returns how many samples its publisher had published before.
@@ -327,18 +297,12 @@ class Loan(OneTensor):
         """Gives the block back, unless it is published. Calling it again does nothing."""
         self._native.close()
 
-    def __enter__(self) -> "Loan":
-        return self
-
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             if kind is None and not self.closed:
                 self.publish()
         finally:
             self.close()
-
-    def __del__(self) -> None:
-        left_open(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("a loan is this process's own: publish it")
@@ -348,7 +312,7 @@ class Loan(OneTensor):
         return f"<partywall.Loan of {self._publisher.topic}: {state}>"
 
 
-class Subscriber(Iterator["Sample"], AsyncIterator["Sample"]):
+class Subscriber(Handle[_native.Subscriber], Iterator[Sample], AsyncIterator[Sample]):
     """Someone who receives samples; made by `Topic.subscriber`.
 
         for sample in subscriber:               # or: async for
@@ -374,21 +338,21 @@ class Subscriber(Iterator["Sample"], AsyncIterator["Sample"]):
         """Its number, which no other publisher or subscriber of the topic ever has."""
         return self._native.id
 
-    def recv(self, timeout: float | None = None, *, stream: Any = None) -> "Sample":
+    def recv(self, timeout: float | None = None, *, stream: Any = None) -> Sample:
         """Receives the next sample, and waits for it up to `timeout` seconds, or for ever.
 
         By default it is complete then; one that is not in time is received by the next call. With `order="stream"` the
         current stream, or `stream`, waits until it is complete.
         """
         if self._ordinal is None:
-            return Sample(self._native.recv(timeout, complete=True))
+            return self._native.recv(timeout, complete=True)
         # Before: what is no stream loses no sample.
         handle = _streams.handle(stream, self._ordinal)
         sample = self._native.recv(timeout, complete=False)
         sample.wait_on(handle)
-        return Sample(sample)
+        return sample
 
-    def try_recv(self) -> "Sample | None":
+    def try_recv(self) -> Sample | None:
         """Receives the next sample if there is one.
 
         On a GPU its publisher's stream may still write it: `Sample.wait` or `Sample.wait_on` before its arrays are taken.
@@ -396,10 +360,9 @@ class Subscriber(Iterator["Sample"], AsyncIterator["Sample"]):
         if self._event is not None:
             # Before, so that what comes meanwhile is not missed.
             self._event.clear()
-        sample = self._native.try_recv()
-        return None if sample is None else Sample(sample)
+        return self._native.try_recv()
 
-    async def recv_async(self, timeout: float | None = None) -> "Sample":
+    async def recv_async(self, timeout: float | None = None) -> Sample:
         """As `recv`, in an event loop."""
         try:
             async with asyncio.timeout(timeout):
@@ -409,20 +372,19 @@ class Subscriber(Iterator["Sample"], AsyncIterator["Sample"]):
                 self._native.late(timeout)
             raise
 
-    async def _received(self) -> "Sample":
-        while (received := self._native.try_recv()) is None:
+    async def _received(self) -> Sample:
+        while (sample := self._native.try_recv()) is None:
             event = self._native.event()
             try:
                 await _readable(event.fileno())
             finally:
                 event.close()
             try:
-                received = self._native.recv(_MOMENT, complete=False)
+                sample = self._native.recv(_MOMENT, complete=False)
                 break
             except builtins.TimeoutError:
                 # Another has it, or there is none yet. Else the broker is gone, which ends waits only.
                 pass
-        sample = Sample(received)
         if self._ordinal is not None:
             sample.wait_on()
             return sample
@@ -432,7 +394,7 @@ class Subscriber(Iterator["Sample"], AsyncIterator["Sample"]):
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, _PAUSES[1])
         except asyncio.CancelledError:
-            self._native.give_up(sample._native)
+            self._native.give_up(sample)
             raise
         return sample
 
@@ -446,11 +408,6 @@ class Subscriber(Iterator["Sample"], AsyncIterator["Sample"]):
         """What it has seen."""
         return SubscriberStats(*self._native.stats())
 
-    @property
-    def closed(self) -> bool:
-        """Whether it is closed."""
-        return self._native.closed
-
     def close(self) -> None:
         """Takes it out of the topic: nobody waits for it any more. Samples stay. Calling it again does nothing."""
         if self._event is not None:
@@ -460,7 +417,7 @@ class Subscriber(Iterator["Sample"], AsyncIterator["Sample"]):
     def __iter__(self) -> "Subscriber":
         return self
 
-    def __next__(self) -> "Sample":
+    def __next__(self) -> Sample:
         try:
             return self.recv()
         except Closed:
@@ -469,20 +426,11 @@ class Subscriber(Iterator["Sample"], AsyncIterator["Sample"]):
     def __aiter__(self) -> "Subscriber":
         return self
 
-    async def __anext__(self) -> "Sample":
+    async def __anext__(self) -> Sample:
         try:
             return await self._received()
         except Closed:
             raise StopAsyncIteration from None
-
-    def __enter__(self) -> "Subscriber":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        left_open(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("a subscriber is this process's own: send the topic")
@@ -493,126 +441,6 @@ class Subscriber(Iterator["Sample"], AsyncIterator["Sample"]):
             stats = self.stats()
             state = f"{stats.received} received, {stats.lag} behind, {stats.held} held"
         return f"<partywall.Subscriber {self._native.id} of {self.topic}: {state}>"
-
-
-class Sample(OneTensor):
-    """What a subscriber receives: a tensor to be read where it lies, which stays as it is while anybody holds it.
-
-    Its block is used again when this and all arrays of it are gone, on a GPU when everything is over that this process runs
-    there by then. Nobody needs to close it; doing so gives it back at once. It must not be written, whatever a library
-    that takes it says.
-    """
-
-    def __init__(self, native: _native.Sample) -> None:
-        self._native = native
-
-    @property
-    def tensor(self) -> _native.Tensor:
-        """The sample as a tensor. `NotReady` while its publisher's stream writes it, unless a stream waits for that."""
-        return self._native.tensor
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return self._native.dlpack_device()
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Its shape."""
-        return tuple(self._native.shape)
-
-    @property
-    def dtype(self) -> str:
-        """The type of its elements."""
-        return self._native.dtype
-
-    @property
-    def topic(self) -> str:
-        """The topic's name."""
-        return self._native.topic
-
-    @property
-    def header(self) -> bytes:
-        """What its publisher has put beside it."""
-        return self._native.header
-
-    @property
-    def publisher(self) -> int:
-        """Its publisher's number."""
-        return self._native.publisher
-
-    @property
-    def sequence(self) -> int:
-        """How many samples its publisher had published before."""
-        return self._native.sequence
-
-    @property
-    def position(self) -> int:
-        """How many samples there had been in the topic before."""
-        return self._native.position
-
-    @property
-    def missed(self) -> int:
-        """How many samples this subscriber has missed right before it."""
-        return self._native.missed
-
-    @property
-    def ready(self) -> bool:
-        """Whether it is complete. Raises as `wait` does if it never will be."""
-        return self._native.ready
-
-    def wait(self, timeout: float | None = None) -> None:
-        """Waits up to `timeout` seconds, or for ever, until it is complete; `SampleFailed`, `Tainted`."""
-        self._native.wait(timeout)
-
-    def wait_on(self, stream: Any = None) -> None:
-        """Has what is enqueued on a stream from now on wait until it is complete. Returns at once.
-
-        If its publisher dies before, the stream goes on: `check` before results are used. Load kernels, launch them once and
-        allocate before: behind a wait CUDA may block until it ends.
-        """
-        ordinal = self._native.ordinal
-        self._native.wait_on(None if ordinal is None else _streams.handle(stream, ordinal))
-
-    def check(self) -> None:
-        """Raises if it is not valid: `SampleFailed`, `Tainted`, or `NotReady`.
-
-        To be asked when the work that has read it is done, before its results are used. Waits up to 1 s until it is known
-        whether those were valid that it was made of.
-        """
-        self._native.check()
-
-    def release_on(self, stream: Any = None, *, device: Any = None) -> None:
-        """Lets go of it when everything that is on a stream now is done. Returns at once.
-
-        `stream` and `device` as for a `Timeline`, but that without a `device` it is the sample's own GPU. If arrays of it are
-        still used, the last of them lets go.
-        """
-        ordinal = self._native.ordinal
-        if device is None and ordinal is not None:
-            self._native.release_on(None, _streams.handle(stream, ordinal))
-        else:
-            self._native.release_on(*_streams.place(stream, device))
-
-    @property
-    def closed(self) -> bool:
-        """Whether it was let go of."""
-        return self._native.closed
-
-    def close(self) -> None:
-        """Lets go of it. If arrays of it are still used, the last of them does. Calling it again does nothing."""
-        self._native.close()
-
-    def __enter__(self) -> "Sample":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        raise TypeError("a sample is this process's own: others subscribe, or are sent a copy")
-
-    def __repr__(self) -> str:
-        state = ", let go" if self.closed else ""
-        return f"<partywall.Sample {self.position} of {self.topic}: {self.dtype}{list(self.shape)}{state}>"
 
 
 def number(number: SupportsIndex | None) -> int | None:

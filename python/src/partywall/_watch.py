@@ -1,12 +1,11 @@
 """What happens to names, as it happens."""
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from partywall import _native
-from partywall._segment import left_open
+from partywall._handle import Handle
 
 if TYPE_CHECKING:
     from partywall._domain import Domain
@@ -39,7 +38,7 @@ class Event:
     """Where a watch goes on that is to get what follows: `Domain.watch(after=…)`."""
 
 
-class Watch:
+class Watch(Handle[_native.Watch]):
     """The events of names that are like a pattern, one after the other; made by `Domain.watch`.
 
         for event in d.watch("llm/*"):
@@ -51,8 +50,7 @@ class Watch:
 
     def __init__(self, domain: "Domain", native: _native.Watch) -> None:
         self._domain = domain
-        self._native = native
-        self._pid = os.getpid()
+        super().__init__(native)
 
     @property
     def pattern(self) -> str:
@@ -74,23 +72,9 @@ class Watch:
     def __next__(self) -> Event:
         return self.next()
 
-    @property
-    def closed(self) -> bool:
-        """Whether it is closed."""
-        return self._native.closed
-
     def close(self) -> None:
         """Ends it. Calling it again does nothing."""
         self._native.close()
-
-    def __enter__(self) -> "Watch":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        left_open(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("a watch is this process's own: send its point")

@@ -118,9 +118,83 @@ class DeviceBytes:
 
     def __dlpack__(self, *, stream: int, **_: object) -> object:
         self.streams.append(stream)
-        new = ctypes.pythonapi.PyCapsule_New
-        new.argtypes, new.restype = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p], ctypes.py_object
-        return new(ctypes.addressof(self._managed), _NAME, None)
+        return _capsule(self._managed, _NAME)
+
+    @property
+    def inner(self) -> _Tensor:
+        """What DLPack says of it."""
+        tensor: _Tensor = self._managed.tensor
+        return tensor
+
+
+class _Version(ctypes.Structure):
+    _fields_ = (("major", ctypes.c_uint32), ("minor", ctypes.c_uint32))
+
+
+class _Versioned(ctypes.Structure):
+    _fields_ = (
+        ("version", _Version),
+        ("context", ctypes.c_void_p),
+        ("deleter", _Deleter),
+        ("flags", ctypes.c_uint64),
+        ("tensor", _Tensor),
+    )
+
+
+_Given = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.POINTER(ctypes.c_void_p))
+_WorkStream = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.POINTER(ctypes.c_void_p))
+
+
+class _Table(ctypes.Structure):
+    _fields_ = (
+        ("version", _Version),
+        ("older", ctypes.c_void_p),
+        ("allocate", ctypes.c_void_p),
+        ("from_object", _Given),
+        ("to_object", ctypes.c_void_p),
+        ("borrow", ctypes.c_void_p),
+        ("work_stream", _WorkStream),
+    )
+
+
+class Library:
+    """A library whose tensors are given away by DLPack's C interface, and which enqueues on `stream`."""
+
+    def __init__(self, stream: int, *, major: int = 1, code: int = 1, refuses: bool = False) -> None:
+        self.stream, self.given, self.released = stream, 0, 0
+        self._keep: list[object] = []
+        self._code, self._refuses = code, refuses
+        self._table = _Table(_Version(major, 3), None, None, _Given(self._give), None, None, _WorkStream(self._current))
+        self.Tensor = type("Tensor", (DeviceBytes,), {"__dlpack_c_exchange_api__": _capsule(self._table, _TABLE)})
+        """The type of its tensors."""
+
+    def _give(self, tensor: DeviceBytes, out: Any) -> int:
+        self.given += 1
+        if self._refuses:
+            return -1
+        inner = _Tensor.from_buffer_copy(tensor.inner)
+        if self._code == 5:
+            inner.code, inner.bits = 5, 64
+        managed = _Versioned(_Version(1, 3), None, _Deleter(self._release), 0, inner)
+        self._keep += [managed, tensor]
+        out[0] = ctypes.addressof(managed)
+        return 0
+
+    def _release(self, _: int) -> None:
+        self.released += 1
+
+    def _current(self, kind: int, _device: int, out: Any) -> int:
+        assert kind == 2
+        out[0] = self.stream
+        return 0
+
+
+def _capsule(content: ctypes.Structure, name: bytes) -> object:
+    new = ctypes.pythonapi.PyCapsule_New
+    new.argtypes, new.restype = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p], ctypes.py_object
+    capsule: object = new(ctypes.addressof(content), name, None)
+    return capsule
 
 
 _NAME = b"dltensor"
+_TABLE = b"dlpack_exchange_api"

@@ -1,12 +1,15 @@
 """What waits for a GPU's streams, and what ends such a wait."""
 
 import os
+import sys
 import threading
+import types
 from pathlib import Path
 
 import pytest
 
 import partywall as pw
+from partywall import _streams
 
 from ..conftest import WATCHDOG
 from . import driver
@@ -22,6 +25,13 @@ def in_a_thread(work):
     thread = threading.Thread(target=lambda: done.append(work()))
     thread.start()
     return thread, done
+
+
+def test_torch_says_its_current_stream_by_dlpacks_c_interface(monkeypatch):
+    library = driver.Library(0x1234)
+    torch = types.SimpleNamespace(cuda=types.SimpleNamespace(is_initialized=lambda: True), Tensor=library.Tensor)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    assert _streams.handle(None, 0) == 0x1234
 
 
 @pytest.mark.parametrize("device", ["cuda", "host"])

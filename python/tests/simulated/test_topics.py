@@ -97,6 +97,50 @@ def test_a_copy_on_the_device_is_waited_for_by_who_receives_it(publisher, subscr
     eventually(lambda: tensor.released == 1)
 
 
+def in_library(library: driver.Library, byte: int, stream: int, kind: type | None = None) -> driver.DeviceBytes:
+    """A tensor of it that a stream fills."""
+    address = driver.allocate(SIZE)
+    driver.fill(address, byte, SIZE, stream)
+    tensor = (kind or library.Tensor)(address, [SIZE])
+    KEPT.append(tensor)
+    return tensor
+
+
+def test_a_tensor_of_dlpacks_c_interface_is_taken_without_a_call_of_python(publisher, subscriber):
+    gate = driver.Gate()
+    library = driver.Library(gate.stream)
+    tensor = in_library(library, 7, gate.stream)
+    publisher.send(tensor, stream=gate.stream)
+    assert (library.given, tensor.streams) == (1, [])
+    with pytest.raises(pw.TimeoutError):
+        subscriber.recv(0.01)
+    assert library.released == 0, "it is read"
+    gate.open()
+    assert subscriber.recv(WATCHDOG).tobytes() == b"\7" * SIZE
+    eventually(lambda: library.released == 1)
+
+
+@pytest.mark.parametrize("why", ["another stream", "derived", "complex", "refused", "version"])
+def test_it_is_asked_in_python_where_c_does_not_say_enough(publisher, subscriber, why):
+    gate, other = driver.Gate(), driver.Gate()
+    for each in (gate, other):
+        each.open()
+    library = driver.Library(
+        (other if why == "another stream" else gate).stream,
+        code=5 if why == "complex" else 1,
+        refuses=why == "refused",
+        major=2 if why == "version" else 1,
+    )
+    kind = type("Derived", (library.Tensor,), {}) if why == "derived" else None
+    tensor = in_library(library, 7, gate.stream, kind)
+    publisher.send(tensor, stream=gate.stream)
+    assert tensor.streams == [gate.stream]
+    # What was taken all the same goes back.
+    assert library.released == (1 if why in ("another stream", "complex") else 0)
+    assert subscriber.recv(WATCHDOG).tobytes() == b"\7" * SIZE
+    eventually(lambda: tensor.released == 1)
+
+
 def test_what_was_not_complete_in_time_is_received_next(publisher, subscriber):
     gate = driver.Gate()
     publisher.send(filled(1, gate.stream), stream=gate.stream)

@@ -1,0 +1,316 @@
+//! What subscribers receive. Python has this very class: an object of Python's around it, and calls through that, would take
+//! as long as everything else that is done for a sample.
+
+use std::{
+    sync::{Arc, Mutex, OnceLock, PoisonError},
+    time::Duration,
+};
+
+use partywall::Error;
+use pyo3::{
+    exceptions::{PyTypeError, PyValueError},
+    intern,
+    prelude::*,
+    types::PyBytes,
+};
+
+use crate::{
+    errors::{Raise, closed, exception},
+    owner::{Owner, let_go},
+    stream::{self, Stream},
+    tensor::{Capsule, CudaArray, Lengths, Tensor},
+    topic::Open,
+    wait,
+};
+
+/// What a subscriber receives: a tensor to be read where it lies, which stays as it is while anybody holds it.
+///
+/// Its block is used again when this and all arrays of it are gone, on a GPU when everything is over that this process runs
+/// there by then. Nobody needs to close it; doing so gives it back at once. It must not be written, whatever a library
+/// that takes it says.
+#[pyclass(frozen, module = "partywall", weakref)]
+pub(crate) struct Sample {
+    /// `None` once it is let go of.
+    owner: Mutex<Option<Arc<Owner>>>,
+    open: Open,
+    /// Where it is, once it is complete, or a stream waits until it is.
+    address: OnceLock<usize>,
+    shape: Vec<u64>,
+    /// The type of its elements.
+    #[pyo3(get)]
+    dtype: &'static str,
+    /// How many samples there had been in the topic before.
+    #[pyo3(get)]
+    position: u64,
+    /// How many samples its publisher had published before.
+    #[pyo3(get)]
+    sequence: u64,
+    /// Its publisher's number.
+    #[pyo3(get)]
+    publisher: u64,
+    /// How many samples this subscriber has missed right before it.
+    #[pyo3(get)]
+    missed: u64,
+}
+
+impl Sample {
+    pub(crate) fn of(py: Python<'_>, owner: Arc<Owner>, open: Open) -> PyResult<Self> {
+        let sample = owner.sample().ok_or_else(|| closed(py, "sample"))?;
+        Ok(Self {
+            address: OnceLock::new(),
+            shape: sample.shape().to_vec(),
+            dtype: sample.dtype().name(),
+            position: sample.position(),
+            sequence: sample.sequence(),
+            publisher: sample.publisher(),
+            missed: sample.missed(),
+            owner: Mutex::new(Some(owner)),
+            open,
+        })
+    }
+
+    /// It, with what keeps it.
+    pub(crate) fn get(&self, py: Python<'_>) -> PyResult<(Arc<Owner>, Arc<partywall::Sample>)> {
+        let owner = self.owner.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let owner = owner.ok_or_else(|| closed(py, "sample"))?;
+        let sample = owner.sample().ok_or_else(|| closed(py, "sample"))?;
+        Ok((owner, sample))
+    }
+
+    /// What keeps it, which this does no more.
+    pub(crate) fn take(&self) -> Option<Arc<Owner>> {
+        self.owner.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Where it is, now that it is complete.
+    fn find(&self, sample: &partywall::Sample) -> partywall::Result<usize> {
+        let address = match sample.gpu() {
+            _ if sample.is_empty() => 0,
+            None => sample.bytes()?.as_ptr() as usize,
+            Some(gpu) => match sample.wait(Duration::ZERO) {
+                // It has nothing to wait for.
+                Ok(()) => sample.device_on(gpu.stream())?.device_ptr() as usize,
+                Err(Error::Timeout { .. }) => {
+                    let topic = sample.topic().to_owned();
+                    return Err(Error::NotReady { topic, position: sample.position() });
+                }
+                Err(error) => return Err(error),
+            },
+        };
+        Ok(*self.address.get_or_init(|| address))
+    }
+
+    /// Whether it is complete, or may be once.
+    pub(crate) fn may_come(&self, py: Python<'_>) -> bool {
+        let Ok((_owner, sample)) = self.get(py) else { return false };
+        py.detach(|| matches!(sample.wait(Duration::ZERO), Ok(()) | Err(Error::Timeout { .. })))
+    }
+
+    /// A stream of its GPU as Python names it; `None` for host memory.
+    fn named(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Stream>> {
+        let Some(gpu) = self.open.gpu.clone() else { return Ok(None) };
+        let raw = stream::named(py, stream, gpu.context().device().ordinal() as i32)?;
+        Ok(Some(Stream::of(gpu, Some(raw.0))))
+    }
+
+    /// Waits until it is complete, where that has to be waited for.
+    pub(crate) fn complete(&self, py: Python<'_>, timeout: Duration) -> PyResult<()> {
+        let (_owner, sample) = self.get(py)?;
+        // On the host there is nothing to wait for. It may be made of what has failed.
+        if sample.gpu().is_none() {
+            return sample.wait(Duration::ZERO).or_raise(py);
+        }
+        wait::in_slices(py, timeout, |slice| {
+            sample.wait(slice)?;
+            self.find(&sample).map(|_| ())
+        })
+    }
+}
+
+#[pymethods]
+impl Sample {
+    /// The sample as a tensor. `NotReady` while its publisher's stream writes it, unless a stream waits for that.
+    #[getter]
+    fn tensor(&self, py: Python<'_>) -> PyResult<Tensor> {
+        let (owner, sample) = self.get(py)?;
+        let address = match self.address.get() {
+            Some(known) => *known,
+            None => py.detach(|| self.find(&sample)).or_raise(py)?,
+        };
+        Ok(Tensor::of_sample(&owner, &sample, address))
+    }
+
+    /// As `Tensor.tobytes` of its tensor.
+    #[pyo3(signature = (stream = None))]
+    fn tobytes<'py>(&self, py: Python<'py>, stream: Option<Bound<'py, PyAny>>) -> PyResult<Bound<'py, PyBytes>> {
+        self.tensor(py)?.tobytes(py, stream)
+    }
+
+    fn __dlpack_device__(&self, py: Python<'_>) -> PyResult<(i32, i32)> {
+        let (owner, _sample) = self.get(py)?;
+        let device = owner.device();
+        Ok((device.device_type, device.device_id))
+    }
+
+    #[pyo3(signature = (*, stream = None, max_version = None, dl_device = None, copy = None))]
+    fn __dlpack__<'py>(
+        &self,
+        py: Python<'py>,
+        stream: Option<i64>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Capsule<'py>> {
+        self.tensor(py)?.__dlpack__(py, stream, max_version, dl_device, copy)
+    }
+
+    #[getter]
+    fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<CudaArray<'py>> {
+        self.tensor(py)?.__cuda_array_interface__(py)
+    }
+
+    #[pyo3(signature = (dtype = None, copy = None))]
+    fn __array__<'py>(
+        &self,
+        py: Python<'py>,
+        dtype: Option<Bound<'py, PyAny>>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        Tensor::__array__(Bound::new(py, self.tensor(py)?)?, dtype, copy)
+    }
+
+    /// Its shape.
+    #[getter]
+    fn shape(&self) -> Lengths {
+        // A dimension is less than 2⁶³.
+        Lengths(self.shape.iter().map(|extent| *extent as i64).collect())
+    }
+
+    /// The topic's name.
+    #[getter]
+    fn topic(&self) -> &str {
+        self.open.topic.name()
+    }
+
+    /// What its publisher has put beside it.
+    #[getter]
+    fn header<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let (_owner, sample) = self.get(py)?;
+        Ok(PyBytes::new(py, &sample.header()))
+    }
+
+    /// Whether it is complete. Raises as `wait` does if it never will be.
+    #[getter]
+    fn ready(&self, py: Python<'_>) -> PyResult<bool> {
+        let (_owner, sample) = self.get(py)?;
+        match py.detach(|| sample.wait(Duration::ZERO)) {
+            Ok(()) => Ok(true),
+            Err(Error::Timeout { .. }) => Ok(false),
+            Err(error) => Err(exception(py, &error)),
+        }
+    }
+
+    /// Waits up to `timeout` seconds, or for ever, until it is complete; `SampleFailed`, `Tainted`.
+    #[pyo3(signature = (timeout = None))]
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        let (_owner, sample) = self.get(py)?;
+        wait::in_slices(py, wait::timeout(timeout)?, |slice| sample.wait(slice))
+    }
+
+    /// Has what is enqueued on a stream from now on wait until it is complete. Returns at once.
+    ///
+    /// If its publisher dies before, the stream goes on: `check` before results are used. Load kernels, launch them once and
+    /// allocate before: behind a wait CUDA may block until it ends.
+    #[pyo3(signature = (stream = None))]
+    fn wait_on(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        let (owner, sample) = self.get(py)?;
+        let Some(stream) = self.named(py, stream)? else {
+            return Err(PyValueError::new_err("samples in host memory are waited for by hosts: wait()"));
+        };
+        let ordered = py.detach(|| sample.device_on(stream.borrow()).map(|range| range.device_ptr() as usize));
+        let address = ordered.or_raise(py)?;
+        owner.note_stream(stream.id().1);
+        self.address.get_or_init(|| address);
+        Ok(())
+    }
+
+    /// Raises if it is not valid: `SampleFailed`, `Tainted`, or `NotReady`.
+    ///
+    /// To be asked when the work that has read it is done, before its results are used. Waits up to 1 s until it is known
+    /// whether those were valid that it was made of.
+    fn check(&self, py: Python<'_>) -> PyResult<()> {
+        let (_owner, sample) = self.get(py)?;
+        py.detach(|| sample.check()).or_raise(py)
+    }
+
+    /// Lets go of it when everything that is on a stream now is done. Returns at once.
+    ///
+    /// `stream` and `device` as for a `Timeline`, but that without a `device` it is the sample's own GPU. If arrays of it are
+    /// still used, the last of them lets go.
+    #[pyo3(signature = (stream = None, *, device = None))]
+    fn release_on(
+        &self,
+        py: Python<'_>,
+        stream: Option<&Bound<'_, PyAny>>,
+        device: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        self.get(py)?;
+        let own = if device.is_none() { self.named(py, stream)? } else { None };
+        let stream = match own {
+            Some(own) => own,
+            None => {
+                let place = py.import(intern!(py, "partywall._streams"))?.getattr(intern!(py, "place"))?;
+                let (device, handle): (String, Option<u64>) = place.call1((stream, device))?.extract()?;
+                Stream::find(py, self.open.topic.domain(), &device, handle)?
+            }
+        };
+        let Some((sample, subscriber)) = self.take().and_then(Owner::into_sample) else { return Ok(()) };
+        match py.detach(|| sample.release_on(stream.borrow())) {
+            Ok(()) => {
+                let_go(subscriber);
+                Ok(())
+            }
+            Err(unreleased) => {
+                let owner = Owner::of_sample(*unreleased.sample, subscriber);
+                *self.owner.lock().unwrap_or_else(PoisonError::into_inner) = Some(owner);
+                Err(unreleased.error).or_raise(py)
+            }
+        }
+    }
+
+    /// Whether it was let go of.
+    #[getter]
+    fn closed(&self) -> bool {
+        self.owner.lock().unwrap_or_else(PoisonError::into_inner).is_none()
+    }
+
+    /// Lets go of it. If arrays of it are still used, the last of them does. Calling it again does nothing.
+    fn close(&self, py: Python<'_>) {
+        let owner = self.take();
+        py.detach(|| drop(owner));
+    }
+
+    fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
+        slf
+    }
+
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        _kind: Option<&Bound<'_, PyAny>>,
+        _raised: Option<&Bound<'_, PyAny>>,
+        _traceback: Option<&Bound<'_, PyAny>>,
+    ) {
+        self.close(py);
+    }
+
+    fn __reduce__(&self) -> PyResult<String> {
+        Err(PyTypeError::new_err("a sample is this process's own: others subscribe, or are sent a copy"))
+    }
+
+    fn __repr__(&self) -> String {
+        let Self { position, dtype, shape, .. } = self;
+        let state = if self.closed() { ", let go" } else { "" };
+        format!("<partywall.Sample {position} of {}: {dtype}{shape:?}{state}>", self.topic())
+    }
+}
