@@ -318,6 +318,12 @@ fn a_pipeline_goes_on_without_the_stage_that_was_killed_on_the_simulated_gpu() {
         assert_eq!(report.steps_with("different"), [""; 0]);
         assert_eq!(report.step("frames")["values"]["frames"], "60 of 60, 0 lost, 0 written twice");
         assert_eq!(report.with("not-tried").len(), if device == "host" { 3 } else { 2 });
+        for belief in ["falls", "again"] {
+            assert_eq!(report.beliefs[belief]["evidence"], "nothing was killed: --kill STAGE does it");
+        }
+        if device == "host" {
+            assert_eq!(report.beliefs["pixels"]["evidence"], "it needs a GPU: --device cuda");
+        }
         for stage in ["decode", "filter", "encode"] {
             assert_eq!(report.step(stage)["values"]["frames"], "60");
         }

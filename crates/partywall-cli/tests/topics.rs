@@ -5,6 +5,7 @@ use std::{
     collections::BTreeMap,
     fs::{self, File},
     io::BufWriter,
+    ops::Range,
     path::Path,
     time::Duration,
 };
@@ -75,6 +76,18 @@ fn message(shape: &[u64], header: &str, bytes: &[u8]) -> Vec<u8> {
 fn file(path: &Path, samples: &[(&'static str, u64, f32)]) {
     let one = |(topic, at, number): &(&'static str, u64, f32)| (*topic, *at, message(&[1], "", &number.to_le_bytes()));
     messages(path, &samples.iter().map(one).collect::<Vec<_>>());
+}
+
+/// Where the first chunk of a file is.
+fn first_chunk(bytes: &[u8]) -> Range<usize> {
+    let mut at = mcap::MAGIC.len();
+    loop {
+        let end = at + 9 + u64::from_le_bytes(bytes[at + 1..at + 9].try_into().unwrap()) as usize;
+        if bytes[at] == mcap::records::op::CHUNK {
+            return at..end;
+        }
+        at = end;
+    }
 }
 
 fn play<'a>(file: &'a Path, rest: &[&'a str]) -> Vec<&'a str> {
@@ -230,14 +243,7 @@ fn what_is_whole_is_played_of_a_file_that_ends_in_a_chunk_longer_than_itself() {
     messages(&path, &[("x", 0, large)]);
     let second = fs::read(&path).unwrap();
     // The first chunk of the second file behind that of the first, and half of it.
-    let chunk = |bytes: &[u8]| {
-        let mut at = mcap::MAGIC.len();
-        while bytes[at] != mcap::records::op::CHUNK {
-            at += 9 + u64::from_le_bytes(bytes[at + 1..at + 9].try_into().unwrap()) as usize;
-        }
-        at..at + 9 + u64::from_le_bytes(bytes[at + 1..at + 9].try_into().unwrap()) as usize
-    };
-    let (whole, torn) = (chunk(&first), chunk(&second));
+    let (whole, torn) = (first_chunk(&first), first_chunk(&second));
     let half = torn.start..torn.start + torn.len() / 2;
     fs::write(&path, [&first[..whole.end], &second[half]].concat()).unwrap();
     let screen = topic(&domain, "screen");
@@ -259,6 +265,20 @@ fn files_that_cannot_be_played_say_why() {
     sandbox.file("empty", b"");
     assert!(refused(&sandbox.path().join("empty"), &["screen"], 5).contains("no MCAP file"));
     assert!(refused(sandbox.path(), &["screen"], 5).contains("no regular file"));
+
+    // As other tools write them, unless they are told not to: a chunk says so behind its times, length and checksum.
+    let path = sandbox.path().join("compressed.mcap");
+    file(&path, &[("x", 0, 1.0)]);
+    let mut bytes = fs::read(&path).unwrap();
+    let chunk = first_chunk(&bytes);
+    let name = chunk.start + 9 + 3 * 8 + 4;
+    assert_eq!(bytes[name..name + 4], [0; 4], "it has none");
+    bytes.splice(name..name + 4, [&4_u32.to_le_bytes()[..], b"zstd"].concat());
+    let longer = (chunk.len() - 9 + 4) as u64;
+    bytes[chunk.start + 1..chunk.start + 9].copy_from_slice(&longer.to_le_bytes());
+    fs::write(&path, bytes).unwrap();
+    let compressed = refused(&path, &["screen"], 5);
+    assert!(compressed.contains("is compressed (zstd)") && compressed.contains("--compression none"), "{compressed}");
 
     let two = sandbox.path().join("two.mcap");
     file(&two, &[("a", 0, 1.0), ("b", 0, 2.0)]);

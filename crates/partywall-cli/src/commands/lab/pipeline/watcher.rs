@@ -65,11 +65,21 @@ pub(super) fn run(context: &Context, arguments: &Arguments, place: Place, teller
     let mut watcher = Watcher { meet, place, kill: arguments.kill, written: Vec::new() };
     let killed = watcher.play(teller)?;
     drop((frames, results));
-    if let Some(killed) = killed {
-        teller.tell(watcher.gap(&killed));
-    }
+    teller.tell(match killed {
+        Some(killed) => watcher.gap(&killed),
+        None => {
+            Step::new("killed", "A stage is killed in the middle, and started again", "The others go on meanwhile.")
+                .leaves_open(AGAIN)
+                .untried(Some(FALLS), "nothing was killed: --kill STAGE does it")
+        }
+    });
     teller.tell(watcher.count(arguments.kill.is_some()));
     teller.tell(watcher.compare()?);
+    if place == Place::Host {
+        let why = "The filter's kernels then make what the CPU has made here.";
+        let step = Step::new("kernels", "The same pixels by kernels", why);
+        teller.tell(step.untried(Some(PIXELS), "it needs a GPU: --device cuda"));
+    }
     teller.conclude(&BELIEFS);
     Ok(())
 }
