@@ -21,6 +21,7 @@
 //! one way. File descriptors travel in the order that a message's documentation names.
 #![forbid(unsafe_code)]
 
+mod bytes;
 pub mod control;
 pub mod frame;
 pub mod handshake;

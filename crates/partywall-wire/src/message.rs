@@ -291,7 +291,7 @@ pub struct LegacyHandle {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Table {
     /// In the message; at most [`crate::limits::MAX_INLINE_TABLE`] bytes.
-    Inline(Vec<u8>),
+    Inline(#[serde(with = "crate::bytes")] Vec<u8>),
     /// A memfd, sealed against every change, as the last file descriptor of the message.
     Fd {
         /// Its length.
