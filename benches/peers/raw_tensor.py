@@ -1,13 +1,13 @@
-"""The floor of sending the same tensor again and again, by hand: microseconds until it is copied to memory that two processes
-share, summed up in the other one, and the sum is back.
+"""The floor of sending a tensor, by hand: microseconds until it is copied to memory that two processes share, summed up in the
+other one, and the sum is back.
 
-    raw_tensor.py PLACE ORDER
+    raw_tensor.py fresh|same PLACE ORDER
 
-PLACE and ORDER as for `ours_topics.py`. The memory is shared once, before: on a GPU by torch.multiprocessing. Then there is
-nothing but what the work needs: the copy, and words in shared memory for which the processes sleep by the futex system call.
-With the order `host` the sender waits for its copy before it wakes the other one; with `stream` its stream writes another word,
-for which the other one's stream waits, by the driver's memory operations. Both by ctypes. There is one buffer: nothing is
-taken, given back, or safe from who dies.
+A fresh one is made and filled first. PLACE and ORDER as for `ours_topics.py`. The memory is shared once, before: on a GPU by
+torch.multiprocessing. Then there is nothing but what the work needs: the copy, and words in shared memory for which the
+processes sleep by the futex system call. With the order `host` the sender waits for its copy before it wakes the other one;
+with `stream` its stream writes another word, for which the other one's stream waits, by the driver's memory operations. Both by
+ctypes. There is one buffer: nothing is taken, given back, or safe from who dies.
 """
 
 import ctypes
@@ -83,7 +83,7 @@ class Streams:
 
 
 def main() -> None:
-    place, order = sys.argv[1:]
+    how, place, order = sys.argv[1:]
     memory = round_trip.memory(place)
     with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:
         file.truncate(PAGE + 4 * round_trip.ELEMENTS)
@@ -96,10 +96,10 @@ def main() -> None:
         other.recv()
         count = 0
 
-        def there_and_back(same: Any, _value: int) -> float:
+        def there_and_back(same: Any, value: int) -> float:
             nonlocal count
             count += 1
-            memory.copy(shared, same)
+            memory.copy(shared, memory.full(value) if same is None else same)
             if streams is None:
                 memory.finish()
             else:
@@ -108,7 +108,7 @@ def main() -> None:
             words.sleep(BACK, count)
             return words.sum.value
 
-        round_trip.serve(False, memory, there_and_back)
+        round_trip.serve(how == "fresh", memory, there_and_back)
 
 
 def answer(pipe: Any, path: str, place: str, order: str) -> None:

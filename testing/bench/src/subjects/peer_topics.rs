@@ -58,8 +58,9 @@ fn measure(bench: &mut Bench, broker: &Broker, programs: &Programs<'_>, setting:
         // All of them prepare themselves at the same time: that takes ten seconds with torch.
         let spawn = |how| programs.spawn(OURS_TOPICS, &[&how, &broker.socket(), &place, order]);
         let [mut send, mut loan, mut same] = [spawn("send")?, spawn("loan")?, spawn("same")?];
-        let mut raw = programs.spawn(RAW_TENSOR, &[&place, order])?;
-        for program in [&mut send, &mut loan, &mut same, &mut raw] {
+        let by_hand = |how| programs.spawn(RAW_TENSOR, &[&how, &place, order]);
+        let [mut fresh_by_hand, mut same_by_hand] = [by_hand("fresh")?, by_hand("same")?];
+        for program in [&mut send, &mut loan, &mut same, &mut fresh_by_hand, &mut same_by_hand] {
             program.await_ready()?;
         }
         for (queue, rival) in queues.iter_mut().zip(&mut theirs) {
@@ -74,6 +75,7 @@ fn measure(bench: &mut Bench, broker: &Broker, programs: &Programs<'_>, setting:
         let case = |what: &str| Case::new(what, Unit::Microseconds).parameter(memory, place).parameter("order", order);
         let comparison =
             Comparison::new(case("a fresh tensor there and its sum back, by send"), send.sampler(plan.block))
+                .floor(case("kernel, copy, kernel and futex by hand"), fresh_by_hand.sampler(plan.block))
                 .rival(case("the same by loan"), loan.sampler(plan.block));
         let comparison = match fresh_queue {
             Some(queue) => with_goal(comparison.rival(case(rival), queue.sampler(plan.block)), setting.fresh)?,
@@ -83,7 +85,7 @@ fn measure(bench: &mut Bench, broker: &Broker, programs: &Programs<'_>, setting:
 
         let comparison =
             Comparison::new(case("the same tensor again there and its sum back"), same.sampler(plan.block))
-                .floor(case("copy, kernel and futex by hand"), raw.sampler(plan.block));
+                .floor(case("copy, kernel and futex by hand"), same_by_hand.sampler(plan.block));
         let comparison = match same_queue {
             Some(queue) => comparison.rival(case(rival), queue.sampler(plan.block)),
             None => comparison,
