@@ -57,6 +57,12 @@ impl Bell {
     pub(crate) fn ring(&self) {
         // Pairs with the one in `expect`.
         fence(Ordering::SeqCst);
+        self.ring_behind_fence();
+    }
+
+    /// The same for one who has fenced behind what he changed.
+    #[inline]
+    pub(crate) fn ring_behind_fence(&self) {
         if self.sleepers.load(Ordering::Relaxed) != 0 && self.sleepers.swap(0, Ordering::Relaxed) != 0 {
             point("bell: mark cleared, not counted");
             // Pairs with `expect`.

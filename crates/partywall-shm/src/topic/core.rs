@@ -4,7 +4,7 @@ use super::{
     Header, TimelineCell,
     descriptor::Descriptor,
     entry::{Entry, EntryWord, Filling, Place},
-    members::{Holds, Publishing, Subscribing},
+    members::{HOLDS, Holds, Publishing, Subscribing},
 };
 use crate::sync::{AtomicU64, Ordering};
 
@@ -63,8 +63,13 @@ impl<'a> Core<'a> {
 
     /// A subscriber's holds.
     pub(super) fn holds_of(self, subscriber: usize) -> impl Iterator<Item = &'a AtomicU64> {
-        let lines = self.held.div_ceil(8);
-        self.holds[subscriber * lines..][..lines].iter().flat_map(|line| &line.0).take(self.held)
+        (0..self.held).map(move |index| self.hold(subscriber, index))
+    }
+
+    /// One of them.
+    pub(super) fn hold(self, subscriber: usize, index: usize) -> &'a AtomicU64 {
+        let each = self.held.div_ceil(HOLDS);
+        &self.holds[subscriber * each + index / HOLDS].0[index % HOLDS]
     }
 }
 

@@ -227,6 +227,7 @@ impl Descriptor {
             shape,
             bytes: self.bytes.load(Ordering::Relaxed),
             value: self.value(),
+            status: self.status().status(),
         }
     }
 

@@ -16,12 +16,12 @@
 
 use crate::sync::{AtomicU64, Ordering};
 
-/// In a cache line of its own: readers look at it while they wait.
+/// In cache lines of its own (see [`LINES`](super::LINES)): readers look at it while they wait.
 #[derive(Debug)]
-#[repr(C, align(64))]
+#[repr(C, align(128))]
 pub(super) struct Entry {
     word: AtomicU64,
-    _zero: [AtomicU64; 7],
+    _zero: [AtomicU64; 15],
 }
 
 /// Where a position is.
@@ -115,9 +115,9 @@ impl Entry {
 mod layout {
     #![allow(unsafe_code)]
 
-    const _: () = assert!(size_of::<super::Entry>() == 64);
+    const _: () = assert!(size_of::<super::Entry>() == super::super::LINES);
 
-    // SAFETY: `repr(C)`, eight atomics, which fill it.
+    // SAFETY: `repr(C)`, sixteen atomics, which fill it.
     unsafe impl partywall_os::map::Atomics for super::Entry {}
 }
 

@@ -18,7 +18,7 @@ use super::{
     core::Core,
     descriptor::Descriptor,
     entry::Entry,
-    members::{Holds, Publishing, Subscribing},
+    members::{HOLDS, Holds, Publishing, Subscribing},
 };
 use crate::{
     bell::Rings,
@@ -327,7 +327,7 @@ impl Parts {
             ring: memory.part(size_of::<Header>(), shape.depth as usize)?,
             publishers: memory.part(places.publishers, shape.publishers as usize)?,
             subscribers: memory.part(places.subscribers, shape.subscribers as usize)?,
-            holds: memory.part(places.holds, Places::hold_lines(shape))?,
+            holds: memory.part(places.holds, Places::holds(shape))?,
             descriptors: memory.part(places.descriptors, shape.blocks as usize)?,
         })
     }
@@ -348,14 +348,13 @@ impl Places {
         let publishers = size_of::<Header>() + shape.depth as usize * size_of::<Entry>();
         let subscribers = publishers + shape.publishers as usize * size_of::<Publishing>();
         let holds = subscribers + shape.subscribers as usize * size_of::<Subscribing>();
-        let descriptors = holds + Self::hold_lines(shape) * size_of::<Holds>();
-        let descriptors = descriptors.next_multiple_of(align_of::<Descriptor>());
+        let descriptors = holds + Self::holds(shape) * size_of::<Holds>();
         let end = descriptors + shape.blocks as usize * size_of::<Descriptor>();
         Self { publishers, subscribers, holds, descriptors, end }
     }
 
-    fn hold_lines(shape: &Shape) -> usize {
-        shape.subscribers as usize * shape.held.div_ceil(8) as usize
+    fn holds(shape: &Shape) -> usize {
+        shape.subscribers as usize * (shape.held as usize).div_ceil(HOLDS)
     }
 }
 
@@ -364,9 +363,9 @@ const MAGIC: u64 = u64::from_le_bytes(*b"PWTOPIC1");
 /// Change the text whenever the bytes change.
 const LAYOUT_HASH: u64 = crate::layout_hash(
     b"header 256: magic8 hash8 blocks4 depth4 publishers4 subscribers4 held4 loans4 0:24 tail8 samples:bell8 0:48 \
-    space:bell8 0:56 joins8 ids8 0:48; bell: rings4 sleepers4; ring64: block16 lap48 0:56; \
-    publisher64: seat8 published8 cell8 incarnation8 blocked_since8 blocked_by8 0:16; \
-    subscriber64: seat8 cursor8 queue8 received8 dropped8 0:24; seat: state2 row16 id46; holds 64; \
+    space:bell8 0:56 joins8 ids8 0:48; bell: rings4 sleepers4; ring128: block16 lap48 0:120; \
+    publisher128: seat8 published8 cell8 incarnation8 blocked_since8 blocked_by8 0:80; \
+    subscriber128: seat8 cursor8 queue8 received8 dropped8 0:88; seat: state2 row16 id46; holds128; \
     descriptor384: generation8 position8 status8 place2 row2 dtype1 rank1 header2 publisher8 sequence8 bytes8 value8 \
     shape64 header256; status: state3 ending4 0:11 generation46",
 );

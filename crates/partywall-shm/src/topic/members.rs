@@ -1,15 +1,15 @@
-//! What each publisher and each subscriber says of itself: a cache line each, which its member alone writes. Only the
+//! What each publisher and each subscriber says of itself: [`LINES`] each, which its member alone writes. Only the
 //! [`Seat`] is changed by others, too.
 //!
-//! What one is killed between is of no consequence: a cursor is moved when the sample is held, and the rest is told to
+//! What one is killed between is of no consequence: a cursor is moved once a hold is written, and the rest is told to
 //! people.
 
-use super::seat::Seat;
+use super::{LINES, seat::Seat};
 use crate::sync::{AtomicU64, Ordering};
 
 /// A publisher's.
 #[derive(Debug)]
-#[repr(C, align(64))]
+#[repr(C, align(128))]
 pub(super) struct Publishing {
     pub(super) seat: Seat,
     /// The samples that it has published.
@@ -22,12 +22,12 @@ pub(super) struct Publishing {
     pub(super) blocked_since: AtomicU64,
     /// For which one.
     pub(super) blocked_by: AtomicU64,
-    pub(super) zero: [AtomicU64; 2],
+    pub(super) zero: [AtomicU64; 10],
 }
 
 /// A subscriber's.
 #[derive(Debug)]
-#[repr(C, align(64))]
+#[repr(C, align(128))]
 pub(super) struct Subscribing {
     pub(super) seat: Seat,
     /// The position of the next sample that it will look at.
@@ -37,13 +37,16 @@ pub(super) struct Subscribing {
     pub(super) received: AtomicU64,
     /// The samples that it has not received, because they were overwritten or it wanted later ones.
     pub(super) dropped: AtomicU64,
-    pub(super) zero: [AtomicU64; 3],
+    pub(super) zero: [AtomicU64; 11],
 }
 
-/// Eight of a subscriber's holds, each a word: 0, or the index of a block, + 1, that may not be used again.
+/// Some of a subscriber's holds, each a word: 0, or the index of a block, + 1, that may not be used again.
 #[derive(Debug)]
-#[repr(C, align(64))]
-pub(super) struct Holds(pub(super) [AtomicU64; 8]);
+#[repr(C, align(128))]
+pub(super) struct Holds(pub(super) [AtomicU64; HOLDS]);
+
+/// How many are together.
+pub(super) const HOLDS: usize = LINES / 8;
 
 impl Publishing {
     /// The cell of its timeline, if it has one.
@@ -118,11 +121,12 @@ mod new {
 mod layout {
     #![allow(unsafe_code)]
 
-    use super::{Holds, Publishing, Subscribing};
+    use super::{Holds, LINES, Publishing, Subscribing};
 
-    const _: () = assert!(size_of::<Publishing>() == 64 && size_of::<Subscribing>() == 64 && size_of::<Holds>() == 64);
+    const _: () =
+        assert!(size_of::<Publishing>() == LINES && size_of::<Subscribing>() == LINES && size_of::<Holds>() == LINES);
 
-    // SAFETY: `repr(C)`, its fields are atomics (one in a transparent struct) and an array of them, and eight fill it.
+    // SAFETY: `repr(C)`, its fields are atomics (one in a transparent struct) and an array of them, and sixteen fill it.
     unsafe impl partywall_os::map::Atomics for Publishing {}
     // SAFETY: as above.
     unsafe impl partywall_os::map::Atomics for Subscribing {}

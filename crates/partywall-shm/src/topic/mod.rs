@@ -10,10 +10,10 @@
 //!    64  tail: u64     a position before which all are filled; then the bell of who waits for samples
 //!   128  space         the bell of who waits for subscribers
 //!   192  joins: u64    counts subscribers that have joined; then ids: u64, which counts all who have
-//!   256  ring          `depth` entries
-//!        publishers    a line each
-//!        subscribers   a line each
-//!        holds         `held` words for each subscriber, filled up to whole lines
+//!   256  ring          128 bytes an entry, `depth` of them
+//!        publishers    128 bytes each
+//!        subscribers   128 bytes each
+//!        holds         `held` words for each subscriber, filled up to whole 128 bytes
 //!        descriptors   384 bytes a block
 //! ```
 
@@ -67,6 +67,11 @@ pub const MAX_HELD: u32 = 256;
 
 /// The most loans that a publisher can have.
 pub const MAX_LOANS: u32 = 256;
+
+/// Bytes between words that different processes write: two cache lines. Processors of Intel's fetch the other line of a pair
+/// with each that they miss, and so take it from whoever writes that: with one line each, publishers and subscribers did so
+/// at each message.
+const LINES: usize = 128;
 
 /// What a topic has room for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -160,6 +165,8 @@ pub struct Description {
     pub bytes: u64,
     /// What the publisher's timeline has to reach, where the status says so.
     pub value: u64,
+    /// Whether its memory may be believed, as far as was known then.
+    pub status: Status,
 }
 
 impl Description {

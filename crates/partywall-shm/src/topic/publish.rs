@@ -3,7 +3,8 @@
 //! 1. The publisher holds the block, and has written it and its descriptor.
 //! 2. It finds the first position that is not filled, and behind a fence looks whether subscribers that are waited for
 //!    still need what is in that entry. It knows the smallest of their cursors as of its last look, and looks again only
-//!    when that does not do – mostly behind a sample, for the next one – or when somebody has joined.
+//!    when that does not do – mostly behind a sample, for the next one – or when somebody has joined. If it has filled the
+//!    position before that one itself, the fence is that of its last wake.
 //! 3. It fills the entry by one compare-and-swap. That fails if somebody else was at this position first; then the next
 //!    one is tried. Now the sample is published.
 //! 4. It moves the hint of the tail, lets go of the block – which now belongs to the topic – and wakes who sleeps.
@@ -17,7 +18,8 @@
 //! for the tail; a publisher sees position `p` unfilled, and behind a fence looks at `joins`. If it does not see the
 //! subscriber there, its fence was first, so that the subscriber finds the positions before `p` filled, and begins at
 //! `p` − depth + 1 at least: it does not need what the publisher overwrites at `p`. If it comes later with another
-//! position, it looks at `joins` again.
+//! position, it looks at `joins` again. The fence has to come after the positions before `p` were filled: if they were before
+//! the publisher's last one, then that is it.
 
 use super::{
     Status,
@@ -42,6 +44,8 @@ pub struct PublisherPlace {
     /// Before which position everything may be overwritten, as of `joins`.
     floor: u64,
     joins: Option<u64>,
+    /// All positions before it were filled before our last fence.
+    fenced: u64,
 }
 
 /// What is said of a sample.
@@ -80,7 +84,7 @@ pub enum Unpublished {
 
 impl PublisherPlace {
     pub(super) fn new(index: usize, seat: SeatWord) -> Self {
-        Self { index, seat, sequence: 0, floor: 0, joins: None }
+        Self { index, seat, sequence: 0, floor: 0, joins: None, fenced: 0 }
     }
 
     /// Its number, which no other publisher or subscriber of the topic ever has.
@@ -126,6 +130,7 @@ impl Core<'_> {
         point("topic: published, nobody told");
         self.header.samples.ring();
         // Behind the fence of that.
+        place.fenced = position + 1;
         self.collect(slots);
         // While readers are busy with this one: what has to be known of them for the next one has to come from them.
         let _ = self.check_space(place, position + 1);
@@ -162,7 +167,9 @@ impl Core<'_> {
                 }
             }
             // Pairs with the one of who joins: see the head of this file.
-            fence(Ordering::SeqCst);
+            if position != place.fenced {
+                fence(Ordering::SeqCst);
+            }
             self.check_space(place, position)?;
             point("topic: space found, entry not filled");
             if entry.fill(seen, EntryWord::filled(at, block)) {

@@ -1,11 +1,19 @@
 //! Receiving: how a reader comes to a block, and lets go of it.
 //!
 //! 1. The subscriber looks at the entry of its cursor, and finds a block.
-//! 2. It writes the block into one of its holds, and behind a fence looks at the entry again. If that is the same, the block
-//!    is safe: who frees blocks looks at the entries first and, behind a fence, at the holds, so that it finds the hold, or
-//!    we find that the block has left the ring.
-//! 3. It moves its cursor, and wakes publishers that wait for that.
-//! 4. It reads the descriptor and the block in place, and in the end clears the hold.
+//! 2. It writes the block into one of its holds. If publishers wait for it, it moves its cursor.
+//! 3. Behind a fence it looks whether its hold will be seen: if publishers wait for it, whether its seat is still its own, and
+//!    otherwise whether the entry is still the same.
+//! 4. If publishers wait for it, it wakes those that sleep; otherwise it moves its cursor.
+//! 5. It reads the descriptor and the block in place, and in the end clears the hold.
+//!
+//! **Why nobody writes what is read.** Who frees blocks looks at the entries first and, behind a fence, at the holds. If it
+//! does not find ours, its fence came before ours, so that we see what it had seen: that the block has left the ring.
+//!
+//! A publisher that waits for us overwrites our entry when it has seen the cursor behind it, and so the hold; who sees the
+//! entry overwritten sees that hold, too. One that does not wait for us has seen us parted. Whoever frees the block after that,
+//! and does not find our hold, had seen it before his fence, and we see it behind ours. So one fence is for the hold and for
+//! those who sleep, and the entry, which the next publisher may be about to take, need not be looked at again.
 //!
 //! A subscriber that may be `queue` samples behind looks whether the entry `queue` positions later is filled; if so it goes to
 //! those that are last. One whose next sample was overwritten goes to the oldest that will still be there for a moment.
@@ -139,26 +147,35 @@ impl<'a> Core<'a> {
             }
             let Some((hold, word)) = self.free_hold(place.index) else { return Received::Full };
             word.store(u64::from(block) + 1, Ordering::Relaxed);
-            point("topic: hold written, entry not looked at again");
-            // Pairs with the one of who frees blocks.
+            point("topic: hold written, not known to be seen");
+            let waited_for = place.queue == 0;
+            if waited_for {
+                // Pairs with the load of publishers.
+                us.cursor.store(place.cursor + 1, Ordering::Release);
+                point("topic: cursor moved, hold not known to be seen");
+            }
+            // Pairs with the one of who frees blocks, and with that of publishers who are about to sleep for room.
             fence(Ordering::SeqCst);
-            if entry.load() != seen {
+            let safe = if waited_for { us.seat.load() == place.seat } else { entry.load() == seen };
+            if !safe {
                 word.store(0, Ordering::Release);
                 point("topic: hold given up, nobody told");
                 // Who looked for blocks meanwhile has passed over this one.
                 fence(Ordering::SeqCst);
                 self.collect(slots);
+                if waited_for {
+                    return Received::Parted;
+                }
                 continue;
             }
-            point("topic: sample held, cursor not moved");
+            point("topic: sample held, nobody told");
             let taken = Taken { subscriber: place.index, hold, block, position: place.cursor, missed: place.missed };
             (place.cursor, place.missed) = (place.cursor + 1, 0);
             us.received.store(us.received.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-            // Pairs with the load of publishers.
-            us.cursor.store(place.cursor, Ordering::Release);
-            if place.queue == 0 {
-                point("topic: cursor moved, nobody told");
-                self.header.space.ring();
+            if waited_for {
+                self.header.space.ring_behind_fence();
+            } else {
+                us.cursor.store(place.cursor, Ordering::Relaxed);
             }
             return Received::Sample(taken);
         }
@@ -174,9 +191,7 @@ impl<'a> Core<'a> {
                 // They take longer to come than all that has to be done before they are needed: what is said of the sample,
                 // and what of ours publishers have looked at.
                 prefetch_to_write(&self.subscribers[place.index]);
-                if let Some(hold) = self.holds_of(place.index).next() {
-                    prefetch_to_write(hold);
-                }
+                prefetch_to_write(self.hold(place.index, 0));
                 if let Some(descriptor) = self.descriptors.get(usize::from(block)) {
                     descriptor.prefetch();
                 }
@@ -190,9 +205,7 @@ impl<'a> Core<'a> {
     /// Lets go of a sample.
     pub(super) fn release(self, slots: slots::Core<'_>, taken: &Taken) {
         // Pairs with the load of who frees blocks: what we have read was read before it is written again.
-        if let Some(hold) = self.holds_of(taken.subscriber).nth(taken.hold) {
-            hold.store(0, Ordering::Release);
-        }
+        self.hold(taken.subscriber, taken.hold).store(0, Ordering::Release);
         point("topic: sample released, nobody told");
         fence(Ordering::SeqCst);
         self.collect(slots);

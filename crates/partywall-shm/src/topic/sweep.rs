@@ -8,8 +8,8 @@
 //!
 //! Why it is right. A slot word is there once. If it is unchanged in the end, the block was published all the time; since it
 //! was put into the ring before that, and leaves it once, it was out of the ring from our look at its entry on. A reader
-//! takes its hold from an entry, and looks at the entry again behind a fence. If we have not found its hold, our fence
-//! came before its own, and it finds the entry changed.
+//! takes its hold from an entry, and behind a fence looks whether the block may have left the ring without anybody having seen
+//! that hold (`topic/receive.rs` says how). If we have not found its hold, our fence came before its own, and it finds so.
 //!
 //! Why nobody waits in vain. Who waits for a block says so, and behind a fence sweeps. Who fills an entry, retires a
 //! block or clears a hold does so, and behind a fence looks whether somebody waits. One of them sees what the other did. And

@@ -57,11 +57,11 @@ pub(crate) const SUBSCRIBING: &[&str] = &[
 ];
 pub(crate) const RECEIVING: &[&str] = &[
     "bell: marked as a sleeper, not asleep",
-    "topic: hold written, entry not looked at again",
-    "topic: sample held, cursor not moved",
+    "topic: hold written, not known to be seen",
+    "topic: sample held, nobody told",
     "topic: sample released, nobody told",
 ];
-pub(crate) const MAKING_SPACE: &[&str] = &["topic: cursor moved, nobody told"];
+pub(crate) const MAKING_SPACE: &[&str] = &["topic: cursor moved, hold not known to be seen"];
 pub(crate) const OVERTAKEN: &[&str] = &["topic: hold given up, nobody told"];
 pub(crate) const TOPIC_RECOVERED: &[&str] = &[
     "topic: parted, samples not settled",

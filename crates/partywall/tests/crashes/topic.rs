@@ -136,7 +136,7 @@ static WORLD: OnceLock<World> = OnceLock::new();
 /// Has all that is in the ring overwritten while this process has a hold on it and has not looked again; from then on it
 /// crashes as the test has it.
 fn overwrite(point: &'static str) {
-    if point != "topic: hold written, entry not looked at again" {
+    if point != "topic: hold written, not known to be seen" {
         return points::arm(0, overwrite);
     }
     let world = WORLD.get().unwrap();

@@ -509,7 +509,7 @@ fn a_ring_that_cannot_be_ends_the_calls_of_publishers_and_subscribers() {
     let (_, fds) = hostile.ask_with(wire::open("frames", false), &[]);
     let map = SharedMap::writable(fds.last().unwrap()).unwrap();
     let words = map.slice::<u64>(0, map.len() / 8).unwrap();
-    let (tail, entry) = (8, |index: usize| 32 + 8 * index);
+    let (tail, entry) = (8, |index: usize| 32 + 16 * index);
     let far = |lap: u64| lap << 16;
     let publisher = topic.publisher().unwrap();
     let publish = move || {
