@@ -257,7 +257,7 @@ impl Memory for HostMemory {
         self.mutable(chunk).map(|map| &**map)
     }
 
-    fn divide(&self, chunk: usize, offset: u64, stride: u64, bytes: u64, count: u32) -> Option<Arc<Division>> {
+    fn divide(&self, chunk: usize, offset: u64, stride: u64, bytes: u64, count: u32) -> Option<Division> {
         let map = self.mutable(chunk).ok()?.clone();
         Division::new(map, offset as usize, stride as usize, bytes as usize, count as usize)
     }

@@ -143,7 +143,7 @@ pub(crate) trait Memory: Send + Sync {
 
     /// A chunk, if the CPU can write it, in `count` parts of `bytes` bytes, the first from `offset` on, and each `stride` bytes
     /// behind the one before; `None` if they do not lie within it, or if it is divided already.
-    fn divide(&self, _chunk: usize, _offset: u64, _stride: u64, _bytes: u64, _count: u32) -> Option<Arc<Division>> {
+    fn divide(&self, _chunk: usize, _offset: u64, _stride: u64, _bytes: u64, _count: u32) -> Option<Division> {
         None
     }
 

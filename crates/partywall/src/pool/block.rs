@@ -66,7 +66,7 @@ impl Block {
     pub fn bytes_mut(&mut self) -> Result<&mut [u8]> {
         self.lend()?;
         match self.bytes.get_mut() {
-            Some(Some(bytes)) => Ok(bytes),
+            Some(Some(lent)) => Ok(self.blocks.bytes()?.bytes_mut(lent)),
             _ => Err(Error::BlockNotHeld { pool: self.blocks.name().to_owned() }),
         }
     }
@@ -76,7 +76,7 @@ impl Block {
     /// # Errors
     /// As [`bytes_mut`](Self::bytes_mut).
     pub fn bytes(&self) -> Result<&[u8]> {
-        self.lend().map(|bytes| &**bytes)
+        Ok(self.blocks.bytes()?.bytes_of_mut(self.lend()?))
     }
 
     /// Its first elements of a type, as many as fit, to be written by the CPU. Host memory only.
@@ -102,7 +102,7 @@ impl Block {
     /// # Errors
     /// As [`bytes_mut`](Self::bytes_mut).
     pub fn as_ptr(&self) -> Result<*mut u8> {
-        self.lend().map(LentMut::as_ptr)
+        Ok(self.blocks.bytes()?.as_ptr(self.lend()?))
     }
 
     /// Where it is on its GPU, for kernels and copies of the caller's.
@@ -249,11 +249,8 @@ impl Block {
     /// Its bytes, taken from the mapping when they are first asked for.
     fn lend(&self) -> Result<&LentMut> {
         // Once, whatever threads ask at the same time: they would not lend to each other.
-        let lent = self.bytes.get_or_init(|| self.blocks.lend_mut(self.index()).ok().flatten());
-        match lent {
-            Some(bytes) => Ok(bytes),
-            None => Err(self.blocks.lend_mut(self.index()).err().unwrap_or_else(|| self.not_held())),
-        }
+        let lent = self.bytes.get_or_init(|| self.blocks.lend_mut(self.index())).as_ref();
+        lent.ok_or_else(|| self.blocks.bytes().err().unwrap_or_else(|| self.not_held()))
     }
 
     /// Bytes of the elements of a type that fit.
@@ -271,7 +268,7 @@ impl Block {
 
     /// Ends the use of its bytes, so that the next who has it can use them.
     fn let_go(&mut self) -> Option<Held> {
-        self.bytes = OnceLock::new();
+        self.blocks.give_back_mut(self.bytes.take().flatten());
         self.held.take()
     }
 

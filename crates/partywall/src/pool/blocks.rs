@@ -30,7 +30,7 @@ pub(crate) struct Blocks {
     base: u64,
     stride: u64,
     /// Their bytes, in host memory. `None` on a GPU, and once this is dropped.
-    bytes: Option<Arc<Division>>,
+    bytes: Option<Division>,
     /// `None` once this is dropped.
     keep: Option<Arc<Keep>>,
     /// What is to be done once the GPU is idle.
@@ -102,15 +102,37 @@ impl Blocks {
         self.keep.clone()
     }
 
-    /// The bytes of a block in host memory, for those who read them while nobody writes. `None` if somebody in this process
-    /// may.
-    pub(crate) fn lend(&self, index: u32) -> Result<Option<Lent>> {
-        Ok(self.bytes()?.lend(index as usize))
+    /// A block in host memory, for those who read it while nobody writes. `None` on a GPU, and if somebody in this process may
+    /// write it. To be [given back](Self::give_back).
+    pub(crate) fn lend(&self, index: u32) -> Option<Lent> {
+        self.bytes.as_ref()?.lend(index as usize)
     }
 
-    /// The same for the one who has it alone. `None` if another in this process uses it.
-    pub(crate) fn lend_mut(&self, index: u32) -> Result<Option<LentMut>> {
-        Ok(self.bytes()?.lend_mut(index as usize))
+    /// The same for the one who has it alone. `None` on a GPU, and if another in this process uses it.
+    pub(crate) fn lend_mut(&self, index: u32) -> Option<LentMut> {
+        self.bytes.as_ref()?.lend_mut(index as usize)
+    }
+
+    /// Ends the use of what was lent.
+    pub(crate) fn give_back(&self, lent: Option<Lent>) {
+        if let (Some(bytes), Some(lent)) = (&self.bytes, lent) {
+            bytes.give_back(lent);
+        }
+    }
+
+    /// The same.
+    pub(crate) fn give_back_mut(&self, lent: Option<LentMut>) {
+        if let (Some(bytes), Some(lent)) = (&self.bytes, lent) {
+            bytes.give_back_mut(lent);
+        }
+    }
+
+    /// Who shows the bytes of what was lent.
+    ///
+    /// # Errors
+    /// [`Error::WrongKind`] for memory of a GPU.
+    pub(crate) fn bytes(&self) -> Result<&Division> {
+        self.bytes.as_ref().ok_or_else(|| self.segment().is_on_gpu())
     }
 
     /// A block on the GPU.
@@ -181,10 +203,6 @@ impl Blocks {
         if let Some(bytes) = &self.bytes {
             bytes.prefetch_to_write(index as usize);
         }
-    }
-
-    fn bytes(&self) -> Result<&Arc<Division>> {
-        self.bytes.as_ref().ok_or_else(|| self.segment().is_on_gpu())
     }
 
     fn waiting(&self) -> MutexGuard<'_, Vec<Then>> {

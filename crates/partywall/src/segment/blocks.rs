@@ -30,7 +30,7 @@ impl Segment {
     }
 
     /// Its host memory in `count` parts of `bytes` bytes, to be lent one by one; `None` on a GPU.
-    pub(crate) fn divide(&self, offset: u64, stride: u64, bytes: u64, count: u32) -> Option<Arc<Division>> {
+    pub(crate) fn divide(&self, offset: u64, stride: u64, bytes: u64, count: u32) -> Option<Division> {
         self.memory().divide(0, offset, stride, bytes, count)
     }
 

@@ -41,7 +41,7 @@ use crate::{
 #[must_use = "what is not published comes back"]
 pub struct Loan {
     joined: Arc<Joined>,
-    /// The block's bytes, once they were asked for; given up before it.
+    /// The block's bytes, once they were asked for; given back before it.
     lent: Option<LentMut>,
     /// The block; `None` once it is given back, or published.
     held: Option<Held>,
@@ -119,10 +119,10 @@ impl Loan {
     /// # Errors
     /// As [`bytes_mut`](Self::bytes_mut); [`Error::WrongDType`].
     pub fn as_mut_slice<T: Element>(&mut self) -> Result<&mut [T]> {
-        let topic = self.joined.open.name();
+        let topic = || self.joined.open.name();
         check_dtype::<T>(topic, self.dtype)?;
         let bytes = lend(&mut self.lent, &self.joined, &self.held, self.bytes)?;
-        elements_mut(bytes).map_err(|error| not_elements(topic, error))
+        elements_mut(bytes).map_err(|error| not_elements(topic(), error))
     }
 
     /// Where it is on its GPU, for kernels and copies of the caller's.
@@ -199,9 +199,14 @@ impl Loan {
         self.held.as_ref().expect("a loan is held until it is published")
     }
 
+    /// The bytes are the next one's.
+    fn end_writing(&mut self) {
+        self.joined.open.blocks.give_back_mut(self.lent.take());
+    }
+
     /// The block, as one that is not to be published.
     fn take_back(&mut self) -> Option<Block> {
-        self.lent = None;
+        self.end_writing();
         let held = self.held.take()?;
         Some(Block::told(self.joined.open.blocks.clone(), held, self.told.load(Ordering::Relaxed)))
     }
@@ -349,7 +354,7 @@ impl Filled {
         timeout: Duration,
         stop: impl FnMut() -> bool,
     ) -> Result<(Published, Held)> {
-        self.0.lent = None;
+        self.0.end_writing();
         // Its own until it is published: should `stop` panic, it comes back.
         let published = self.put(self.0.held(), status, value, timeout, stop)?;
         let held = self.0.held.take().expect("a loan is held until it is published");
@@ -369,7 +374,7 @@ impl Filled {
         let Loan { joined, dtype, bytes, header, .. } = &self.0;
         let Words { topic, pool, .. } = &*joined.open.words;
         let domain = joined.open.domain();
-        domain.link().require_ours()?;
+        joined.open.require_ours()?;
         if !pool.is_current(held.index(), held.generation()) {
             return Err(Error::BlockNotHeld { pool: joined.open.name().to_owned() });
         }
@@ -445,22 +450,28 @@ impl fmt::Display for UnpublishedSample {
 }
 
 /// The first `bytes` bytes of a block, taken from the mapping when they are first asked for.
-fn lend<'a>(lent: &'a mut Option<LentMut>, joined: &Joined, held: &Option<Held>, bytes: u64) -> Result<&'a mut [u8]> {
+fn lend<'a>(
+    lent: &'a mut Option<LentMut>,
+    joined: &'a Joined,
+    held: &Option<Held>,
+    bytes: u64,
+) -> Result<&'a mut [u8]> {
     let blocks = &joined.open.blocks;
+    let shown = blocks.bytes()?;
     if let (None, Some(held)) = (&lent, held) {
-        *lent = blocks.lend_mut(held.index())?;
+        *lent = blocks.lend_mut(held.index());
     }
     let lent = lent.as_mut().ok_or_else(|| Error::BlockNotHeld { pool: blocks.name().to_owned() })?;
     // `Publisher::loan` has found it to fit.
-    Ok(&mut lent[..bytes as usize])
+    Ok(&mut shown.bytes_mut(lent)[..bytes as usize])
 }
 
 /// That elements of a sample of a topic are such.
-pub(super) fn check_dtype<T: Element>(topic: &str, has: DType) -> Result<()> {
+pub(super) fn check_dtype<'a, T: Element>(topic: impl FnOnce() -> &'a str, has: DType) -> Result<()> {
     if T::DTYPE == has {
         return Ok(());
     }
-    Err(Error::WrongDType { tensor: format!("a sample of {topic:?}"), has, wanted: T::DTYPE.name() })
+    Err(Error::WrongDType { tensor: format!("a sample of {:?}", topic()), has, wanted: T::DTYPE.name() })
 }
 
 pub(super) fn not_elements(topic: &str, error: PodCastError) -> Error {

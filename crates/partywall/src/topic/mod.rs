@@ -243,6 +243,11 @@ impl Open {
         self.blocks.domain()
     }
 
+    /// That this is no forked child, by what is at hand.
+    fn require_ours(&self) -> Result<()> {
+        if self.words.are_ours() { Ok(()) } else { self.domain().link().require_ours() }
+    }
+
     /// Why this process is not a publisher or subscriber any more: the broker knows.
     fn parted(&self) -> Error {
         let domain = self.domain();

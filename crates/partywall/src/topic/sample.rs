@@ -104,7 +104,7 @@ impl Sample {
         let Open { words, blocks, .. } = joined.open();
         let description = words.topic.describe(&taken).believed(blocks.shape().block_bytes);
         // Always, because most ask for them: doing it when the first does takes as long again.
-        let bytes = blocks.lend(taken.block()).ok().flatten();
+        let bytes = blocks.lend(taken.block());
         let (taken, shared, timeline) = (Some(taken), OnceLock::new(), OnceLock::new());
         Self { joined, taken, shared, description, bytes, timeline, told: AtomicBool::new(false) }
     }
@@ -168,14 +168,10 @@ impl Sample {
         if !self.is_complete()? {
             return Err(self.not_ready());
         }
-        match &self.bytes {
-            // As long as a block at most.
-            Some(bytes) => Ok(&bytes[..self.len() as usize]),
-            None => {
-                self.open().blocks.lend(self.taken().block())?;
-                Err(Error::BlockNotHeld { pool: self.topic().to_owned() })
-            }
-        }
+        let shown = self.open().blocks.bytes()?;
+        let lent = self.bytes.as_ref().ok_or_else(|| Error::BlockNotHeld { pool: self.topic().to_owned() })?;
+        // As long as a block at most.
+        Ok(&shown.bytes(lent)[..self.len() as usize])
     }
 
     /// Its elements in host memory.
@@ -183,7 +179,7 @@ impl Sample {
     /// # Errors
     /// As [`bytes`](Self::bytes); [`Error::WrongDType`].
     pub fn as_slice<T: Element>(&self) -> Result<&[T]> {
-        check_dtype::<T>(self.topic(), self.dtype())?;
+        check_dtype::<T>(|| self.topic(), self.dtype())?;
         elements(self.bytes()?).map_err(|error| not_elements(self.topic(), error))
     }
 
@@ -284,7 +280,7 @@ impl Sample {
             }
         });
         released.map_err(|error| {
-            self.bytes = self.open().blocks.lend(reading.taken.block()).ok().flatten();
+            self.bytes = self.open().blocks.lend(reading.taken.block());
             self.taken = Some(reading.taken.again());
             self.shared = OnceLock::from(reading);
             UnreleasedSample { error, sample: Box::new(self) }
@@ -382,6 +378,10 @@ impl Sample {
     }
 
     fn status(&self) -> Status {
+        // Most were final when they were received, and that is closer.
+        if self.description.status.is_final() {
+            return self.description.status;
+        }
         self.open().words.topic.status(self.taken())
     }
 
@@ -403,8 +403,13 @@ impl Sample {
     }
 
     /// Ends the use of its bytes.
+    fn end_reading(&mut self) {
+        let lent = self.bytes.take();
+        self.open().blocks.give_back(lent);
+    }
+
     fn let_go(&mut self) -> Option<Arc<Reading>> {
-        self.bytes = None;
+        self.end_reading();
         let taken = self.taken.take()?;
         Some(self.shared.take().unwrap_or_else(|| self.share(taken)))
     }
@@ -420,7 +425,7 @@ impl Drop for Sample {
     fn drop(&mut self) {
         if !self.is_told() && self.shared.get().is_none() {
             // Nobody else has anything of it.
-            self.bytes = None;
+            self.end_reading();
             if let Some(taken) = self.taken.take() {
                 self.joined.seat().release(&taken);
             }

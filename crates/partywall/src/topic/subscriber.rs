@@ -196,7 +196,7 @@ impl Subscriber {
     pub fn try_recv(&self) -> Result<Option<Sample>> {
         let (open, seat) = (self.open(), &self.joined.seat);
         let Words { topic, pool, .. } = &*open.words;
-        open.domain().link().require_ours()?;
+        open.require_ours()?;
         // Who looks again and again need not take the lock each time.
         match seat.look() {
             Ahead::Nothing => return Ok(None),
