@@ -23,7 +23,8 @@ const PUBLISHERS: u32 = 3;
 const SUBSCRIBERS: u32 = 4;
 const HELD: u32 = 2;
 const DEPTH: u32 = 4;
-const BLOCKS: u32 = DEPTH + 2 * PUBLISHERS + SUBSCRIBERS * HELD;
+const LOANS: u32 = 3;
+const BLOCKS: u32 = DEPTH + LOANS * PUBLISHERS + SUBSCRIBERS * HELD;
 
 pub(crate) fn play(words: &[&str]) {
     let domain = Domain::options().start(false).connect().unwrap();
@@ -50,7 +51,7 @@ pub(crate) fn play(words: &[&str]) {
 }
 
 fn frames(domain: &Domain) -> TopicOptions {
-    let options = domain.topic("frames").place(place()).max_bytes(BYTES).depth(DEPTH).held(HELD);
+    let options = domain.topic("frames").place(place()).max_bytes(BYTES).depth(DEPTH).held(HELD).loans(LOANS);
     options.publishers(PUBLISHERS).subscribers(SUBSCRIBERS).timeout(WATCHDOG)
 }
 
@@ -273,8 +274,8 @@ fn publish_with_full_hands(domain: &Domain) {
     let publisher = topic.publisher().unwrap();
     say("ready");
     loop {
-        // One is filled when the next one is published.
-        let _next = publisher.loan(DType::U8, &[1], WATCHDOG).unwrap();
+        // Others are filled when the next one is published.
+        let _others: Vec<_> = (1..LOANS).map(|_| publisher.loan(DType::U8, &[1], WATCHDOG).unwrap()).collect();
         publish(&topic, &publisher, WATCHDOG).unwrap();
     }
 }
@@ -442,7 +443,7 @@ fn threads_share_publishers_and_subscribers() {
     let place = Place::new();
     let domain = place.connect();
     // A loan for each thread, in as many blocks.
-    let topic = frames(&domain).publishers(1).loans(2 * PUBLISHERS).create().unwrap();
+    let topic = frames(&domain).publishers(1).loans(LOANS * PUBLISHERS).create().unwrap();
     let (publisher, subscriber) = (topic.publisher().unwrap(), topic.subscriber(Policy::Block).unwrap());
     let each = rounds(300) as u64;
     let positions = std::sync::Mutex::new(std::collections::BTreeSet::new());
