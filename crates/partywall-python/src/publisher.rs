@@ -1,7 +1,10 @@
 //! Publishers of topics, and their loans.
 
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -36,28 +39,71 @@ struct Sender {
     publisher: partywall::Publisher,
     /// The stream that has published last.
     last: Mutex<Option<RawStream>>,
+    /// Threads that send. Each of them has one of the publisher's loans, or is about to.
+    sending: AtomicUsize,
     open: Open,
+}
+
+/// A thread that sends.
+struct Sending<'a>(&'a AtomicUsize);
+
+impl<'a> Sending<'a> {
+    fn begin(sending: &'a AtomicUsize) -> Self {
+        sending.fetch_add(1, Ordering::Relaxed);
+        Self(sending)
+    }
+}
+
+impl Drop for Sending<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Publisher {
     pub(crate) fn new(publisher: partywall::Publisher, open: Open) -> Self {
         let (topic, id) = (publisher.topic().to_owned(), publisher.id());
-        Self { inner: Handle::new(Arc::new(Sender { publisher, last: Mutex::default(), open })), topic, id }
+        Self {
+            inner: Handle::new(Arc::new(Sender {
+                publisher,
+                last: Mutex::default(),
+                sending: AtomicUsize::new(0),
+                open,
+            })),
+            topic,
+            id,
+        }
     }
 }
 
 impl Sender {
+    /// Waits for a block, and while other threads send for one of the publisher's loans: theirs come back. `own` says whether
+    /// this thread is one of those that send.
     fn loan(
         &self,
         py: Python<'_>,
-        dtype: partywall::DType,
-        shape: &[u64],
+        (dtype, shape): (partywall::DType, &[u64]),
         header: &[u8],
         timeout: Duration,
+        own: bool,
         is_closed: impl Fn() -> bool + Sync,
     ) -> PyResult<partywall::Loan> {
+        let others_send = || self.sending.load(Ordering::Relaxed) > usize::from(own);
         let loan = wait::for_turn(py, "publisher", is_closed, None, |stop| {
-            self.publisher.loan_unless(dtype, shape, timeout, stop)
+            let start = Instant::now();
+            loop {
+                // Before: those that it sees may end meanwhile.
+                let may_wait = others_send();
+                let left = timeout.saturating_sub(start.elapsed());
+                match self.publisher.loan_unless(dtype, shape, left, &mut *stop) {
+                    Err(Error::TooManyLoans { .. }) if may_wait && !left.is_zero() => {}
+                    loan => return loan,
+                }
+                if stop() {
+                    return Ok(None);
+                }
+                std::thread::sleep(PAUSE);
+            }
         })?;
         let mut loan = loan.ok_or_else(|| PyValueError::new_err("the interpreter ends"))?;
         loan.header(header).or_raise(py)?;
@@ -154,8 +200,8 @@ impl Publisher {
             let why = format!("it is on cuda:{from}, and topic {:?} on cuda:{to}", self.topic);
             return Err(bad_source(py, &why, "copy it to the topic's GPU first"));
         }
-        let (dtype, shape) = source.layout();
-        let mut loan = sender.loan(py, dtype, shape, header, timeout, || self.closed())?;
+        let _sending = Sending::begin(&sender.sending);
+        let mut loan = sender.loan(py, source.layout(), header, timeout, true, || self.closed())?;
         let stream = sender.open.gpu.clone().map(|gpu| Stream::of(gpu, stream));
         if stream.is_none() && !source.is_on_host() {
             // Here a signal ends the wait.
@@ -169,7 +215,7 @@ impl Publisher {
     /// Borrows a block, and waits for one.
     fn loan(&self, py: Python<'_>, dtype: &str, shape: Vec<u64>, timeout: Option<f64>) -> PyResult<Loan> {
         let (sender, timeout) = (self.inner.get(py, "publisher")?, wait::timeout(timeout)?);
-        let loan = sender.loan(py, parse_dtype(dtype)?, &shape, &[], timeout, || self.closed())?;
+        let loan = sender.loan(py, (parse_dtype(dtype)?, &shape), &[], timeout, false, || self.closed())?;
         let owner = Owner::of_loan(loan, sender.open.topic.clone());
         Ok(Loan { owner: Mutex::new(Some(owner)), topic: self.topic.clone(), sender: Handle::new(sender) })
     }
@@ -267,3 +313,6 @@ impl Loan {
 
 /// How long a change between streams waits for what the former owes, as in the library.
 const TURN: Duration = Duration::from_secs(10);
+
+/// Between two looks whether another thread has sent what it sends: as long as sending takes.
+const PAUSE: Duration = Duration::from_micros(20);

@@ -576,3 +576,31 @@ def test_the_end_of_the_broker_ends_waits(frames, domain):
             wait()
     publisher.close()
     subscriber.close()
+
+
+def test_more_threads_than_a_publisher_has_loans_send_by_turns(frames):
+    rounds, names = 50, 6
+    with frames.publisher() as publisher, frames.subscriber() as subscriber:
+        failed = []
+
+        def send(name: int) -> None:
+            try:
+                for number in range(rounds):
+                    publisher.send(np.array([name, number], np.uint8))
+            except pw.Error as error:
+                failed.append(error)
+
+        threads = [threading.Thread(target=send, args=(name,)) for name in range(names)]
+        for thread in threads:
+            thread.start()
+        received = []
+        for _ in range(rounds * names):
+            with subscriber.recv(WATCHDOG) as sample:
+                received.append(tuple(sample.tobytes()))
+        for thread in threads:
+            thread.join(WATCHDOG)
+        assert failed == []
+        assert sorted(received) == [(name, number) for name in range(names) for number in range(rounds)]
+        # Nobody else can end this one.
+        with publisher.loan((8,), "uint8"), publisher.loan((8,), "uint8"), pytest.raises(pw.TooManyLoans):
+            publisher.send(b"one more")
