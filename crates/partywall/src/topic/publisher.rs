@@ -255,12 +255,19 @@ impl Joined {
     /// For another loan, if it may have one. Counts as such for as long as it lives.
     #[inline]
     fn one_more(self: &Arc<Self>) -> Result<Arc<Self>> {
-        let (joined, most) = (self.clone(), self.open.shape.loans);
-        if joined.loans() > most as usize {
-            self.open.domain().link().require_ours()?;
-            return Err(Error::TooManyLoans { topic: self.open.name().to_owned(), loans: most });
+        let most = self.open.shape.loans as usize;
+        loop {
+            let joined = self.clone();
+            if joined.loans() <= most {
+                return Ok(joined);
+            }
+            drop(joined);
+            // Threads that try at the same time are too many together. The last of them that sees so finds the others gone.
+            if self.loans() >= most {
+                self.open.domain().link().require_ours()?;
+                return Err(Error::TooManyLoans { topic: self.open.name().to_owned(), loans: most as u32 });
+            }
         }
-        Ok(joined)
     }
 
     /// How many it has, and others try to get.

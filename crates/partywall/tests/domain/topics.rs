@@ -4,7 +4,11 @@ use std::{
     io::{BufRead, Read},
     os::fd::AsFd,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    thread,
     time::Duration,
 };
 
@@ -344,6 +348,34 @@ fn nobody_takes_blocks_that_others_were_promised() {
     assert!(too_many(loan(&greedy).map(drop)));
     drop((refused, blocking));
     publish(&greedy, 4);
+}
+
+/// Both are too many together, and each for the other.
+#[test]
+fn of_threads_that_want_the_last_loan_one_has_it() {
+    let world = World::new();
+    let topic = frames(&world.connect()).create().unwrap();
+    let publisher = topic.publisher().unwrap();
+    let _first = publisher.loan(DType::U32, &[1], PATIENCE).unwrap();
+    // A barrier, or yielding alone, lets the threads go one after the other.
+    let arrived = AtomicU32::new(0);
+    let together = |all| {
+        arrived.fetch_add(1, Ordering::SeqCst);
+        while (0..10_000).all(|_| arrived.load(Ordering::SeqCst) < all) {
+            thread::yield_now();
+        }
+    };
+    let try_it = || {
+        let tried = (0..5000).map(|round| {
+            together(4 * round + 2);
+            let loan = publisher.try_loan(DType::U32, &[1]);
+            together(4 * round + 4);
+            loan.is_ok_and(|loan| loan.is_some())
+        });
+        tried.collect::<Vec<_>>()
+    };
+    let [one, other] = thread::scope(|scope| [(); 2].map(|()| scope.spawn(try_it)).map(|it| it.join().unwrap()));
+    assert!(one.iter().zip(other).all(|(one, other)| *one != other));
 }
 
 #[test]
