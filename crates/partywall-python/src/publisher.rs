@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -39,65 +39,68 @@ struct Sender {
     publisher: partywall::Publisher,
     /// The stream that has published last.
     last: Mutex<Option<RawStream>>,
-    /// Threads that send. Each of them has one of the publisher's loans, or is about to.
-    sending: AtomicUsize,
+    sends: Sends,
     open: Open,
 }
 
-/// A thread that sends.
-struct Sending<'a>(&'a AtomicUsize);
+/// How many sends have begun and ended. Between, each has one of the publisher's loans, or asks for one.
+#[derive(Default)]
+struct Sends {
+    begun: AtomicU64,
+    ended: AtomicU64,
+}
 
-impl<'a> Sending<'a> {
-    fn begin(sending: &'a AtomicUsize) -> Self {
-        sending.fetch_add(1, Ordering::Relaxed);
-        Self(sending)
+/// One of them.
+struct Sending<'a>(&'a Sends);
+
+impl Sends {
+    fn begin(&self) -> Sending<'_> {
+        self.begun.fetch_add(1, Ordering::SeqCst);
+        Sending(self)
     }
 }
 
 impl Drop for Sending<'_> {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.0.ended.fetch_add(1, Ordering::SeqCst);
     }
 }
 
 impl Publisher {
     pub(crate) fn new(publisher: partywall::Publisher, open: Open) -> Self {
         let (topic, id) = (publisher.topic().to_owned(), publisher.id());
-        Self {
-            inner: Handle::new(Arc::new(Sender {
-                publisher,
-                last: Mutex::default(),
-                sending: AtomicUsize::new(0),
-                open,
-            })),
-            topic,
-            id,
-        }
+        let (last, sends) = (Mutex::default(), Sends::default());
+        Self { inner: Handle::new(Arc::new(Sender { publisher, last, sends, open })), topic, id }
     }
 }
 
 impl Sender {
-    /// Waits for a block, and while other threads send for one of the publisher's loans: theirs come back. `own` says whether
-    /// this thread is one of those that send.
+    /// Waits for a block, and while other threads send for one of the publisher's loans: theirs come back. If it `sends`, others
+    /// so wait for this thread, as long as it keeps what is returned beside the loan.
     fn loan(
         &self,
         py: Python<'_>,
         (dtype, shape): (partywall::DType, &[u64]),
         header: &[u8],
         timeout: Duration,
-        own: bool,
+        sends: bool,
         is_closed: impl Fn() -> bool + Sync,
-    ) -> PyResult<partywall::Loan> {
-        let others_send = || self.sending.load(Ordering::Relaxed) > usize::from(own);
+    ) -> PyResult<(Option<Sending<'_>>, partywall::Loan)> {
         let loan = wait::for_turn(py, "publisher", is_closed, None, |stop| {
             let start = Instant::now();
             loop {
-                // Before: those that it sees may end meanwhile.
-                let may_wait = others_send();
+                let ended = self.sends.ended.load(Ordering::SeqCst);
+                let sending = sends.then(|| self.sends.begin());
                 let left = timeout.saturating_sub(start.elapsed());
-                match self.publisher.loan_unless(dtype, shape, left, &mut *stop) {
-                    Err(Error::TooManyLoans { .. }) if may_wait && !left.is_zero() => {}
-                    loan => return loan,
+                let refused = match self.publisher.loan_unless(dtype, shape, left, &mut *stop) {
+                    Err(error @ Error::TooManyLoans { .. }) if !left.is_zero() => error,
+                    loan => return loan.map(|loan| loan.map(|loan| (sending, loan))),
+                };
+                // Who waits here has no loan: two of these would else wait for each other.
+                drop(sending);
+                let others = self.sends.begun.load(Ordering::SeqCst) - ended - u64::from(sends);
+                if others == 0 {
+                    return Err(refused);
                 }
                 if stop() {
                     return Ok(None);
@@ -105,9 +108,9 @@ impl Sender {
                 std::thread::sleep(PAUSE);
             }
         })?;
-        let mut loan = loan.ok_or_else(|| PyValueError::new_err("the interpreter ends"))?;
+        let (sending, mut loan) = loan.ok_or_else(|| PyValueError::new_err("the interpreter ends"))?;
         loan.header(header).or_raise(py)?;
-        Ok(loan)
+        Ok((sending, loan))
     }
 
     /// Publishes behind what is on a stream, or what the host has written. What cannot be published goes back.
@@ -200,8 +203,7 @@ impl Publisher {
             let why = format!("it is on cuda:{from}, and topic {:?} on cuda:{to}", self.topic);
             return Err(bad_source(py, &why, "copy it to the topic's GPU first"));
         }
-        let _sending = Sending::begin(&sender.sending);
-        let mut loan = sender.loan(py, source.layout(), header, timeout, true, || self.closed())?;
+        let (_sending, mut loan) = sender.loan(py, source.layout(), header, timeout, true, || self.closed())?;
         let stream = sender.open.gpu.clone().map(|gpu| Stream::of(gpu, stream));
         if stream.is_none() && !source.is_on_host() {
             // Here a signal ends the wait.
@@ -215,7 +217,7 @@ impl Publisher {
     /// Borrows a block, and waits for one.
     fn loan(&self, py: Python<'_>, dtype: &str, shape: Vec<u64>, timeout: Option<f64>) -> PyResult<Loan> {
         let (sender, timeout) = (self.inner.get(py, "publisher")?, wait::timeout(timeout)?);
-        let loan = sender.loan(py, (parse_dtype(dtype)?, &shape), &[], timeout, false, || self.closed())?;
+        let (_, loan) = sender.loan(py, (parse_dtype(dtype)?, &shape), &[], timeout, false, || self.closed())?;
         let owner = Owner::of_loan(loan, sender.open.topic.clone());
         Ok(Loan { owner: Mutex::new(Some(owner)), topic: self.topic.clone(), sender: Handle::new(sender) })
     }

@@ -604,3 +604,25 @@ def test_more_threads_than_a_publisher_has_loans_send_by_turns(frames):
         # Nobody else can end this one.
         with publisher.loan((8,), "uint8"), publisher.loan((8,), "uint8"), pytest.raises(pw.TooManyLoans):
             publisher.send(b"one more")
+
+
+def test_threads_that_all_send_do_not_wait_for_each_other_where_nobody_has_a_loan_that_comes_back(frames):
+    threads = 12
+    together, outcomes = threading.Barrier(threads), []
+
+    def send() -> None:
+        together.wait()
+        try:
+            publisher.send(b"one more")
+        except pw.TooManyLoans as error:
+            outcomes.append(error)
+
+    with frames.publisher() as publisher, publisher.loan((8,), "uint8"), publisher.loan((8,), "uint8"):
+        for _ in range(10):
+            senders = [threading.Thread(target=send, daemon=True) for _ in range(threads)]
+            for sender in senders:
+                sender.start()
+            for sender in senders:
+                sender.join(WATCHDOG)
+            assert not any(sender.is_alive() for sender in senders)
+    assert len(outcomes) == 10 * threads
