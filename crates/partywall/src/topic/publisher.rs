@@ -180,7 +180,11 @@ impl Joined {
             Some(writer) => writer,
             none => none.insert(self.begin_timeline()?),
         };
-        timeline.signal_on(stream, *last + 1)?;
+        timeline.signal_on(stream, *last + 1).map_err(|error| match error {
+            // Nobody but us has begun it: it is our part in the topic that has ended.
+            Error::TimelineEnded { .. } => self.open.parted(),
+            other => other,
+        })?;
         *last += 1;
         Ok((order.clone(), *last))
     }

@@ -8,6 +8,7 @@ use std::{
 use partywall::{
     DType, Domain, Error, Gpu, Place, Policy, Publisher, Topic, TopicOptions,
     cuda::{Access, DeviceSlice, Stream},
+    info::Whom,
 };
 
 use super::world::{PATIENCE, World, eventually, gpu, next_order, say, simulated};
@@ -189,6 +190,20 @@ fn what_a_stream_used_may_panic_when_it_is_dropped() {
             publish_using(&gpu, &publisher, [panics(), tells, panics()]);
             assert_eq!(heard.recv_timeout(PATIENCE), Ok(turn));
         }
+    });
+}
+
+#[test]
+fn who_is_evicted_hears_so_from_what_streams_were_to_complete() {
+    simulated("topics::who_is_evicted_hears_so_from_what_streams_were_to_complete", |world| {
+        let (domain, other) = (world.connect(), world.connect());
+        let gpu = gpu(&domain);
+        let publisher = frames(&domain, "frames").create().unwrap().publisher().unwrap();
+        publish_on(&gpu, &publisher);
+        let filled = publisher.loan(DType::U32, &[1024], PATIENCE).unwrap().filled();
+        other.evict(Whom::Member(domain.member()), false).unwrap();
+        let refused = filled.publish_on(gpu.stream(), PATIENCE).unwrap_err();
+        assert!(matches!(refused.error, Error::Evicted { .. }), "{:?}", refused.error);
     });
 }
 
