@@ -177,7 +177,7 @@ fn check_control(control: &wire::Control, commit: &wire::Commit) -> Result<(), R
     let is_possible = |topic: wire::TopicShape| {
         let is_dtype = topic.dtype.is_none_or(|code| DType::from_code(code).is_some());
         let fits = topic_shape(control).is_some_and(|shape| shape.is_possible());
-        is_dtype && fits && topic.history <= topic.depth
+        is_dtype && fits && topic.history <= topic.depth && !control.zeroed
     };
     if !control.topic.is_none_or(is_possible) {
         return Err(invalid(format!("no topic can be {control:?}")));

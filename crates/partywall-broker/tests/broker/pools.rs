@@ -308,6 +308,7 @@ fn pools_that_cannot_be_are_refused() {
         Commit { control: Some(Control { block_bytes: 0, ..POOL }), ..commit("p", POOL) },
         Commit { control: Some(Control { block_bytes: u64::MAX, ..POOL }), ..commit("p", POOL) },
         Commit { control: Some(Control { blocks: 5, ..TOPIC }), ..commit("t", TOPIC) },
+        Commit { control: Some(Control { zeroed: true, ..TOPIC }), ..commit("t", TOPIC) },
         Commit { control: Some(shape(TopicShape { depth: 3, ..SHAPE })), ..commit("t", TOPIC) },
         Commit { control: Some(shape(TopicShape { publishers: 0, ..SHAPE })), ..commit("t", TOPIC) },
         Commit { control: Some(shape(TopicShape { loans: 0, ..SHAPE })), ..commit("t", TOPIC) },
