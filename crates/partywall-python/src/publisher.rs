@@ -215,9 +215,16 @@ impl Publisher {
     }
 
     /// Borrows a block, and waits for one.
-    fn loan(&self, py: Python<'_>, dtype: &str, shape: Vec<u64>, timeout: Option<f64>) -> PyResult<Loan> {
+    fn loan(
+        &self,
+        py: Python<'_>,
+        dtype: &str,
+        shape: Vec<u64>,
+        header: &[u8],
+        timeout: Option<f64>,
+    ) -> PyResult<Loan> {
         let (sender, timeout) = (self.inner.get(py, "publisher")?, wait::timeout(timeout)?);
-        let (_, loan) = sender.loan(py, (parse_dtype(dtype)?, &shape), &[], timeout, false, || self.closed())?;
+        let (_, loan) = sender.loan(py, (parse_dtype(dtype)?, &shape), header, timeout, false, || self.closed())?;
         let owner = Owner::of_loan(loan, sender.open.topic.clone());
         Ok(Loan { owner: Mutex::new(Some(owner)), topic: self.topic.clone(), sender: Handle::new(sender) })
     }

@@ -3,7 +3,6 @@
 import asyncio
 import builtins
 import operator
-import os
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, SupportsIndex
@@ -213,16 +212,14 @@ class Publisher(Handle[_native.Publisher]):
                 torch.from_dlpack(out).fill_(7)
 
         Without a `dtype` it is the topic's. On a GPU it is published behind what is on torch's or cupy's current stream
-        then, or on `stream`. Waits up to `timeout` seconds, or for ever, for a block, and again to publish it.
+        then, or on `stream`. Waits up to `timeout` seconds, or for ever, for a block, and again to publish it; with as many
+        loans as it may have, it does not: `TooManyLoans`.
         """
         if dtype is None and self._dtype is None:
             raise TypeError("say which dtype it is: the topic has samples of any")
         name = _arrays.dtype_name(self._dtype if dtype is None else dtype)
-        native = self._native.loan(name, _arrays.dimensions(shape), timeout)
-        loan = Loan(self, native, timeout, stream)
-        if header:
-            loan.header = header
-        return loan
+        native = self._native.loan(name, _arrays.dimensions(shape), header, timeout)
+        return Loan(self, native, header, timeout, stream)
 
     def _stream(self, stream: Any) -> int | None:
         return None if self._ordinal is None else _streams.handle(stream, self._ordinal)
@@ -246,13 +243,14 @@ class Loan(Handle[_native.Loan], OneTensor):
     the memory stays mapped, and is others'.
     """
 
-    def __init__(self, publisher: Publisher, native: _native.Loan, timeout: float | None, stream: Any) -> None:
+    def __init__(
+        self, publisher: Publisher, native: _native.Loan, header: bytes, timeout: float | None, stream: Any
+    ) -> None:
         self._publisher = publisher
-        self._native = native
+        self._header = header
         self._timeout = timeout
         self._stream = stream
-        self._header = b""
-        self._pid = os.getpid()
+        super().__init__(native)
 
     @property
     def tensor(self) -> _native.Tensor:
@@ -322,11 +320,10 @@ class Subscriber(Handle[_native.Subscriber], Iterator[Sample], AsyncIterator[Sam
     """
 
     def __init__(self, native: _native.Subscriber, ordinal: int | None) -> None:
-        self._native = native
+        super().__init__(native)
         self._ordinal = ordinal
         """The GPU whose streams wait; `None` if hosts do."""
         self._event: _native.SubscriberEvent | None = None
-        self._pid = os.getpid()
 
     @property
     def topic(self) -> str:

@@ -626,3 +626,14 @@ def test_threads_that_all_send_do_not_wait_for_each_other_where_nobody_has_a_loa
                 sender.join(WATCHDOG)
             assert not any(sender.is_alive() for sender in senders)
     assert len(outcomes) == 10 * threads
+
+
+def test_a_header_that_is_too_long_keeps_no_loan(frames):
+    with frames.publisher() as publisher:
+        errors = []
+        for _ in range(3):
+            # An error that is kept keeps what its calls had.
+            with pytest.raises(pw.BadTensor) as error:
+                publisher.loan((8,), "uint8", header=bytes(257))
+            errors.append(error)
+        assert frames.stats().held == 0
