@@ -185,7 +185,12 @@ impl Source {
         let dtype = dlpack::dtype(tensor.dtype);
         let dtype =
             dtype.ok_or_else(|| bad_source(py, "its elements are of a type that is not known here", UNKNOWN_TYPE))?;
+        let is_possible = |(shape, _): &(Vec<u64>, Vec<i64>)| {
+            let elements = shape.iter().try_fold(1_u64, |all, extent| all.checked_mul(*extent));
+            elements.and_then(|elements| dtype.bytes_for(elements)).is_some_and(|bytes| i64::try_from(bytes).is_ok())
+        };
         let (shape, strides) = dlpack::extents(tensor)
+            .filter(is_possible)
             .ok_or_else(|| bad_source(py, "its shape makes no sense", "report it to the library that made it"))?;
         let (address, device) = ((tensor.data as u64).wrapping_add(tensor.byte_offset), tensor.device);
         Ok(Self { dtype, shape, strides, address, device, stream, keep: Arc::new(keep(taken)) })

@@ -100,6 +100,9 @@ def _plain(thing: Any) -> Any:
 
 def dense(tensor: Any, stream: Any) -> Source:
     """A tensor to be copied: as `source`, and without gaps where its library makes it so, on its own stream."""
+    if getattr(tensor, "is_neg", bool)():
+        # DLPack does not say of torch's that they have yet to be negated.
+        tensor = tensor.resolve_neg()
     taken = source(tensor, stream)
     if not taken.contiguous:
         for make in ("contiguous", "copy"):

@@ -93,6 +93,7 @@ def test_tensors_with_gaps_and_gradients_are_put(domain, torch):
         "turned": whole.permute(2, 0, 1),
         "learned": torch.nn.Parameter(whole),
         "conjugate": torch.tensor([1 + 2j]).conj().resolve_conj(),
+        "negative": torch.tensor([1 + 2j]).conj().imag,
         "empty": whole[:0],
         "scalar": torch.tensor(7),
     }
