@@ -300,7 +300,7 @@ pub enum Error {
         most: u32,
     },
     /// The publisher has as many loans as it may have.
-    #[error("this publisher of topic {topic:?} has {loans} loans that are not published, as many as it may")]
+    #[error("this publisher of topic {topic:?} has as many loans as it may, {loans}")]
     TooManyLoans {
         /// The topic.
         topic: String,
@@ -308,7 +308,7 @@ pub enum Error {
         loans: u32,
     },
     /// The subscriber holds as many samples as it may.
-    #[error("this subscriber of topic {topic:?} holds {held} samples, as many as it may")]
+    #[error("this subscriber of topic {topic:?} holds as many samples as it may, {held}")]
     TooManyHeld {
         /// The topic.
         topic: String,
