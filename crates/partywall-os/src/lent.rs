@@ -161,10 +161,10 @@ impl Division {
     /// A part that is lent to whoever has what is borrowed here.
     fn slice<'a>(&'a self, part: &'a Part) -> &'a [u8] {
         // SAFETY: mapped and in range, see `start`, as long as `self` is borrowed. Nothing in this process writes it through
-        // this map while it is lent, which it is as long as `part` is borrowed, because giving back takes what it is in by value:
-        // `lend_mut` refuses, there is no other division, and whoever has made this one uses no `SharedSlice` there. If it is
-        // lent for writing, that is done by `&mut` of the same. Other processes, and other maps of the file, do not by the
-        // agreement; the proof is as weak as that, see the head of this file.
+        // this map while it is lent, which it is as long as `part` is borrowed, because giving back takes what it is in by
+        // value: `lend_mut` refuses, there is no other division, and whoever has made this one uses no `SharedSlice` there.
+        // If it is lent for writing, that is done by `&mut` of the same. Other processes, and other maps of the file, do not
+        // by the agreement; the proof is as weak as that, see the head of this file.
         unsafe { std::slice::from_raw_parts(self.start(self.index(part)), self.bytes) }
     }
 

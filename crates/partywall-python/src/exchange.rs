@@ -1,5 +1,6 @@
 //! DLPack's C interface, by which a library gives tensors away without a call of Python: a table of functions, which is an
-//! attribute of its tensors' type since DLPack 1.2. torch has it since 2.10, and then takes a tenth of the time (measured).
+//! attribute of its tensors' type since DLPack 1.2. torch has it since 2.10: taking a tensor so is 1.0 µs, and the two calls of
+//! Python that it spares are 3.5 µs alone (torch 2.11, beside an H200).
 #![allow(unsafe_code)] // functions of other libraries
 
 use std::{

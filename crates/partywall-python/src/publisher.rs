@@ -75,8 +75,8 @@ impl Publisher {
 }
 
 impl Sender {
-    /// Waits for a block, and while other threads send for one of the publisher's loans: theirs come back. If it `sends`, others
-    /// so wait for this thread, as long as it keeps what is returned beside the loan.
+    /// Waits for a block, and while other threads send for one of the publisher's loans: theirs come back. If it `sends`,
+    /// others so wait for this thread, as long as it keeps what is returned beside the loan.
     fn loan(
         &self,
         py: Python<'_>,

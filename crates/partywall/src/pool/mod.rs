@@ -149,8 +149,8 @@ impl Pool {
     }
 
     /// Takes over a block that its holder has [offered](Block::offer): from then on it is the caller's, as if he had
-    /// allocated it, with another generation and the bytes that are in it. Its giver can take it back so, too. Nothing orders the caller after work of
-    /// the giver's that a GPU still does in it: a [`Timeline`](crate::Timeline) does.
+    /// allocated it, with another generation and the bytes that are in it. Its giver can take it back so, too. Nothing orders the
+    /// caller after work of the giver's that a GPU still does in it: a [`Timeline`](crate::Timeline) does.
     ///
     /// # Errors
     /// [`Error::WrongPool`] for a block of another pool, or version of it; [`Error::StaleBlock`] if it is not offered any
