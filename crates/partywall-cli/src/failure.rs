@@ -70,16 +70,11 @@ impl Failure {
         })
     }
 
-    /// The exit code: 1 check failed, 2 usage, 3 not found, 4 broker unreachable, 5 refused or limit, 6 device.
+    /// The exit code, see [`EXIT_CODES`].
     pub(crate) fn code(&self) -> u8 {
-        match self.kind {
-            ErrorKind::CheckFailed => 1,
-            ErrorKind::Usage => 2,
-            ErrorKind::NotFound => 3,
-            ErrorKind::Unreachable => 4,
-            ErrorKind::Device => 6,
-            _ => 5,
-        }
+        let of_kind = EXIT_CODES.iter().find(|(_, kind, _)| *kind == Some(self.kind));
+        // `ErrorKind` is non-exhaustive: a kind that this table lacks is a refusal.
+        of_kind.map_or(5, |(code, ..)| *code)
     }
 
     /// Tells it on standard error, or as JSON on standard output.
@@ -93,6 +88,32 @@ impl Failure {
         }
         ExitCode::from(self.code())
     }
+}
+
+/// Every exit code, the class of errors that ends with it, and its meaning. `partywall --help` and `docs/cli.md` list
+/// them.
+pub(crate) const EXIT_CODES: [(u8, Option<ErrorKind>, &str); 8] = [
+    (0, None, "success"),
+    (1, Some(ErrorKind::CheckFailed), "a check failed: something is not as expected"),
+    (2, Some(ErrorKind::Usage), "usage: the arguments make no sense"),
+    (3, Some(ErrorKind::NotFound), "not found: a name, version, tensor, process or file"),
+    (4, Some(ErrorKind::Unreachable), "no broker can be reached"),
+    (5, Some(ErrorKind::Refused), "refused, or at a limit"),
+    (6, Some(ErrorKind::Device), "the GPU or its driver"),
+    (7, Some(ErrorKind::TimedOut), "timed out"),
+];
+
+/// The class of failure of a `partywall` process that ended with this exit code; the reverse of [`Failure::code`]. A
+/// process that a signal ended, or whose code is not in the table, has failed its check.
+pub(crate) fn kind_of(code: Option<i32>) -> ErrorKind {
+    let of_code = EXIT_CODES.iter().find(|(number, ..)| code == Some(i32::from(*number)));
+    of_code.and_then(|(_, kind, _)| *kind).unwrap_or(ErrorKind::CheckFailed)
+}
+
+/// The table of exit codes at the end of `partywall --help`.
+pub(crate) fn exit_codes_help() -> String {
+    let rows = EXIT_CODES.iter().map(|(code, _, meaning)| format!("\n  {code}  {meaning}"));
+    format!("Exit codes:{}", rows.collect::<String>())
 }
 
 impl From<Error> for Failure {

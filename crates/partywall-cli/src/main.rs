@@ -18,16 +18,13 @@ use crate::{failure::Failure, output::Output};
 
 /// Share GPU memory between processes by name, across each other's deaths.
 #[derive(Debug, Parser)]
-#[command(name = "partywall", version, propagate_version = true, after_help = EXIT_CODES)]
+#[command(name = "partywall", version, propagate_version = true, after_help = failure::exit_codes_help())]
 struct Cli {
     #[command(flatten)]
     context: Context,
     #[command(subcommand)]
     command: Command,
 }
-
-const EXIT_CODES: &str = "Exit codes: 0 ok, 1 check failed, 2 usage, 3 not found, 4 broker unreachable, \
-    5 refused or limit, 6 device.";
 
 /// What every command knows.
 #[derive(Debug, Clone, Args)]

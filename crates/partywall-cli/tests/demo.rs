@@ -129,10 +129,10 @@ fn one_wrong_element_is_found() {
 #[test]
 fn a_role_alone_gives_up_in_time() {
     let sandbox = Sandbox::new();
-    let consumer = sandbox.run(["demo", "consumer", "--device", "host", "--timeout", "0.3"]).expect(1);
+    let consumer = sandbox.run(["demo", "consumer", "--device", "host", "--timeout", "0.3"]).expect(7);
     assert!(consumer.stderr.contains("waited 0.3 s for demo/data"), "{}", consumer.stderr);
     assert!(consumer.stderr.contains("partywall demo producer"), "{}", consumer.stderr);
-    let producer = sandbox.run(["demo", "producer", "--device", "host", "--timeout", "0.3"]).expect(1);
+    let producer = sandbox.run(["demo", "producer", "--device", "host", "--timeout", "0.3"]).expect(7);
     assert!(producer.stderr.contains("waited 0.3 s for demo/data-read"), "{}", producer.stderr);
     assert_eq!(sandbox.json(["ls"])["names"], Value::Array(Vec::new()));
 }

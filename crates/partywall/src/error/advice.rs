@@ -13,7 +13,7 @@ use crate::{files::FileError, place::Place};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// Something was compared or waited for and is not as expected.
+    /// Something was compared or checked and is not as expected.
     CheckFailed,
     /// The arguments make no sense.
     Usage,
@@ -25,6 +25,8 @@ pub enum ErrorKind {
     Refused,
     /// The GPU or its driver.
     Device,
+    /// Something that was waited for did not happen in time.
+    TimedOut,
 }
 
 impl Error {
@@ -67,7 +69,7 @@ impl Error {
             }
             Self::Captured { .. } => ErrorKind::Usage,
             Self::OutOfMemory { place: Place::Gpu(_), .. } => ErrorKind::Device,
-            Self::Timeout { .. } => ErrorKind::CheckFailed,
+            Self::Timeout { .. } => ErrorKind::TimedOut,
             Self::File(e) => file_kind(e),
             _ => ErrorKind::Refused,
         }
@@ -280,6 +282,7 @@ impl fmt::Display for ErrorKind {
             Self::Unreachable => "broker unreachable",
             Self::Refused => "refused",
             Self::Device => "device",
+            Self::TimedOut => "timed out",
         })
     }
 }

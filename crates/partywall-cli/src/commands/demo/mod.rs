@@ -35,7 +35,7 @@ mod supervisor;
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
-use partywall::{DeviceChoice, ErrorKind, Place, gpu};
+use partywall::{DeviceChoice, Place, gpu};
 use rustix::process::Signal;
 use serde_json::json;
 
@@ -177,17 +177,5 @@ fn seconds(text: &str) -> Result<Duration, String> {
         Ok(Duration::from_secs_f64(seconds))
     } else {
         Err("use 0.001 to 1000000 seconds".into())
-    }
-}
-
-/// The class of failure that an exit code stands for; the reverse of [`Failure::code`].
-fn kind_of(code: Option<i32>) -> ErrorKind {
-    match code {
-        Some(2) => ErrorKind::Usage,
-        Some(3) => ErrorKind::NotFound,
-        Some(4) => ErrorKind::Unreachable,
-        Some(5) => ErrorKind::Refused,
-        Some(6) => ErrorKind::Device,
-        _ => ErrorKind::CheckFailed,
     }
 }

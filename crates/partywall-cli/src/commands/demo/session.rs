@@ -165,7 +165,7 @@ impl Session {
             }
             if left.is_zero() {
                 return Err(Failure::new(
-                    ErrorKind::CheckFailed,
+                    ErrorKind::TimedOut,
                     format!("waited {} s for {name}, which nobody committed", self.timeout.as_secs_f64()),
                     format!(
                         "start `partywall demo {other}` with the same --name, --domain and --socket; or wait longer (--timeout)"
@@ -181,7 +181,7 @@ impl Session {
         if !ended {
             let message =
                 format!("waited {} s for the {other} to withdraw {}", self.timeout.as_secs_f64(), segment.name());
-            return Err(Failure::new(ErrorKind::CheckFailed, message, format!("look whether the {other} is stopped")));
+            return Err(Failure::new(ErrorKind::TimedOut, message, format!("look whether the {other} is stopped")));
         }
         let text = format!("until {} was withdrawn", segment.name());
         self.narrator.step("wait", Some(took), &text, json!({ "name": segment.name(), "withdrawn": true }));

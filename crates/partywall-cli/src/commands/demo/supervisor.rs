@@ -19,8 +19,12 @@ use partywall_os::{
 };
 use serde_json::{Value, json};
 
-use super::{Options, kind_of};
-use crate::{Context, failure::Failure, output::Output};
+use super::Options;
+use crate::{
+    Context,
+    failure::{self, Failure},
+    output::Output,
+};
 
 /// What the roles may need beside their waits: the driver's start, a broker's start.
 const OVERHEAD: Duration = Duration::from_secs(60);
@@ -167,7 +171,7 @@ impl End {
             ),
         };
         let code = self.status.and_then(|status| status.code());
-        Failure::new(kind_of(code), format!("demo failed: the {role} {what}"), advice)
+        Failure::new(failure::kind_of(code), format!("demo failed: the {role} {what}"), advice)
     }
 }
 

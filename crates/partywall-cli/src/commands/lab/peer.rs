@@ -119,7 +119,7 @@ impl Peer {
         loop {
             if !socket::wait(&place.listener, Ready::Read, Some(deadline)).map_err(system)? {
                 return Err(Failure::new(
-                    ErrorKind::CheckFailed,
+                    ErrorKind::TimedOut,
                     format!("nobody started the {role} within {} minutes", PATIENCE_FOR_PEOPLE.as_secs() / 60),
                     format!("run `partywall lab {lab} {role}` in another terminal while this one waits"),
                 ));

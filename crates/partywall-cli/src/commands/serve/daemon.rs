@@ -10,7 +10,10 @@ use partywall::{ErrorKind, Location};
 use partywall_os::process::Starter;
 
 use super::Ready;
-use crate::{Context, failure::Failure};
+use crate::{
+    Context,
+    failure::{self, Failure},
+};
 
 /// Leaves the starter behind; see [`partywall_os::process::daemonize`]. Only to be called by `serve`, as the first
 /// thing that it does.
@@ -51,12 +54,7 @@ pub(super) fn start(context: &Context, location: &Location, log: &Path) -> Resul
     }
     let said = String::from_utf8_lossy(&child.stderr);
     let (message, advice) = said.trim().split_once(SEPARATOR).unwrap_or((said.trim(), "`partywall serve` shows more"));
-    let kind = match child.status.code() {
-        Some(2) => ErrorKind::Usage,
-        Some(4) => ErrorKind::Unreachable,
-        _ => ErrorKind::Refused,
-    };
-    Err(Failure::new(kind, message, advice))
+    Err(Failure::new(failure::kind_of(child.status.code()), message, advice))
 }
 
 /// Between what happened and what to do, on one line.
