@@ -30,12 +30,12 @@ impl RotatingLog {
     /// Bytes of one file.
     pub const FILE_BYTES: u64 = 5 << 20;
 
-    /// Goes on with the log of `domain` in `directory`, or begins it. The directory must exist.
+    /// Opens the log at `path` to append to it, and creates the file if needed. The directory must exist.
     ///
     /// # Errors
     /// As open(2).
-    pub fn open(directory: &Path, domain: &str) -> io::Result<Self> {
-        Self::with_limit(directory.join(format!("{domain}.log")), Self::FILE_BYTES)
+    pub fn open(path: impl Into<PathBuf>) -> io::Result<Self> {
+        Self::with_limit(path.into(), Self::FILE_BYTES)
     }
 
     fn with_limit(path: PathBuf, limit: u64) -> io::Result<Self> {
@@ -125,7 +125,7 @@ mod tests {
     fn it_goes_on_where_it_ended() {
         let dir = tempfile::tempdir().unwrap();
         for line in ["first\n", "second\n"] {
-            RotatingLog::open(dir.path(), "d").unwrap().write_all(line.as_bytes()).unwrap();
+            RotatingLog::open(dir.path().join("d.log")).unwrap().write_all(line.as_bytes()).unwrap();
         }
         let text = fs::read_to_string(dir.path().join("d.log")).unwrap();
         assert_eq!(text, "first\nsecond\n");

@@ -31,8 +31,12 @@ impl Output {
     /// What a process that goes on has to say: a sentence for people, a value for programs. Whether anybody listens
     /// does not matter to it.
     pub(crate) fn announce(self, text: impl AsRef<str>, value: &Value) {
-        let mut stdout = std::io::stdout();
-        let _ = if self.json { writeln!(stdout, "{value}") } else { writeln!(stdout, "{}", text.as_ref()) };
+        let _ = write!(std::io::stdout(), "{}", self.announcement(text, value));
+    }
+
+    /// The line that [`Self::announce`] prints.
+    pub(crate) fn announcement(self, text: impl AsRef<str>, value: &Value) -> String {
+        if self.json { format!("{value}\n") } else { format!("{}\n", text.as_ref()) }
     }
 
     /// A remark that does not belong to the result, on standard error.

@@ -3,7 +3,10 @@
 
 use std::{
     fs,
-    os::unix::{fs::PermissionsExt, net::UnixListener},
+    os::unix::{
+        fs::{DirBuilderExt, PermissionsExt},
+        net::UnixListener,
+    },
     time::Duration,
 };
 
@@ -147,6 +150,45 @@ fn a_broker_without_a_place_for_its_log_says_so_and_serves() {
     assert!(sandbox.run(["status"]).expect(0).text().contains("log      none"));
     serve.signal(Signal::TERM);
     assert!(serve.wait().expect(0).stderr.contains("no log is written"));
+}
+
+#[test]
+fn brokers_at_two_sockets_write_two_logs_and_name_them() {
+    let sandbox = Sandbox::new();
+    let socket = |directory: &str| {
+        let directory = sandbox.path().join(directory);
+        fs::DirBuilder::new().mode(0o700).create(&directory).unwrap();
+        directory.join("x.sock").to_str().unwrap().to_owned()
+    };
+    let (by_hand, in_background, automatic) = (socket("a"), socket("b"), socket("c"));
+    let serve = ["serve", "--socket", &by_hand, "--json"];
+    let mut serve = sandbox.spawn(serve);
+    let ready: Value = serde_json::from_str(&serve.line()).unwrap();
+    let background = sandbox.json(["serve", "--background", "--socket", &in_background]);
+    sandbox.file("f", "x");
+    sandbox.run(["put", "f", "x", "--device", "host", "--socket", &automatic]).expect(0);
+
+    let said = |socket: &str| sandbox.json(["status", "--socket", socket])["log"].as_str().unwrap().to_owned();
+    assert_eq!(ready["log"], said(&by_hand));
+    assert_eq!(background["log"], said(&in_background));
+    for socket in [&by_hand, &in_background, &automatic] {
+        let log = fs::read_to_string(said(socket)).unwrap();
+        let listening: Vec<_> = log.lines().filter(|line| line.contains("listening")).collect();
+        assert!(matches!(listening[..], [line] if line.contains(socket.as_str())), "{socket}: {log}");
+    }
+    assert!(!sandbox.log().exists());
+    for socket in [&by_hand, &in_background, &automatic] {
+        sandbox.run(["stop", "--force", "--socket", socket]).expect(0);
+    }
+    serve.wait().expect(0);
+}
+
+#[test]
+fn daemon_without_a_place_for_its_log_names_none() {
+    let sandbox = Sandbox::new();
+    fs::create_dir_all(sandbox.log()).unwrap(); // a directory where the file would be
+    let ready = sandbox.json(["serve", "--background"]);
+    assert_eq!((&ready["log"], &sandbox.json(["status"])["log"]), (&Value::Null, &Value::Null));
 }
 
 #[test]

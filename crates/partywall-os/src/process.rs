@@ -158,7 +158,10 @@ pub unsafe fn daemonize() -> io::Result<Starter> {
             // Ends with the daemon's report or with its death; a daemon that hangs is ended by whoever started us.
             let _ = std::io::Read::read_to_end(&mut std::io::BufReader::new(file), &mut outcome);
             match outcome.split_first() {
-                Some((0, _)) => std::process::exit(0),
+                Some((0, message)) => {
+                    let _ = std::io::Write::write_all(&mut std::io::stdout(), message);
+                    std::process::exit(0)
+                }
                 Some((code, message)) => {
                     let _ = std::io::Write::write_all(&mut std::io::stderr(), message);
                     std::process::exit(i32::from(*code))
@@ -179,12 +182,12 @@ pub struct Starter {
 }
 
 impl Starter {
-    /// The daemon is ready: its starter exits with 0.
-    pub fn ready(self) {
-        self.tell(0, "");
+    /// The daemon is ready: its starter prints `message` on standard output and exits with 0.
+    pub fn ready(self, message: &str) {
+        self.tell(0, message);
     }
 
-    /// The daemon gives up: its starter prints `message` and exits with `code`.
+    /// The daemon gives up: its starter prints `message` on standard error and exits with `code`.
     pub fn failed(self, code: u8, message: &str) {
         self.tell(code.max(1), message);
     }

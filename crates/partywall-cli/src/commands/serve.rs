@@ -99,7 +99,7 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     // Absolute, because a daemon leaves its working directory.
     let log = std::path::absolute(location.log()).unwrap_or_else(|_| location.log());
     if arguments.background && !arguments.detach && !arguments.starter_holds_lock {
-        return daemon::start(context, &location, &log);
+        return daemon::start();
     }
     if !arguments.background {
         return serve(context, arguments, &location, log, |ready| {
@@ -108,9 +108,9 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     }
     let starter = daemon::daemonize()?;
     let mut starter = Some(starter);
-    let served = serve(context, arguments, &location, log, |_| {
+    let served = serve(context, arguments, &location, log, |ready| {
         if let Some(starter) = starter.take() {
-            starter.ready();
+            starter.ready(&context.output().announcement(ready.text(), &ready.json()));
         }
     });
     if let Err(failure) = &served {
@@ -130,7 +130,7 @@ fn serve(
     log: PathBuf,
     when_ready: impl FnOnce(&Ready<'_>),
 ) -> Result<(), Failure> {
-    let log = if arguments.of_a_lab.is_some() { None } else { try_log(context, location, log) };
+    let log = if arguments.of_a_lab.is_some() { None } else { try_log(context, log) };
     let broker = Broker::bind(config(arguments, location, log.clone())).map_err(failure)?;
     let system = |what: &str| {
         let what = what.to_owned();
@@ -163,9 +163,9 @@ fn serve(
 }
 
 /// Where the log is, if there is one.
-fn try_log(context: &Context, location: &Location, log: PathBuf) -> Option<PathBuf> {
+fn try_log(context: &Context, log: PathBuf) -> Option<PathBuf> {
     // A broker without a log is better than none: the home directory of many a container cannot be written.
-    if let Err(error) = start_log(&log, location) {
+    if let Err(error) = start_log(&log) {
         context.output().remark(format!("no log is written: {}: {error}", log.display()));
         return None;
     }
@@ -227,11 +227,11 @@ fn config(arguments: &Arguments, location: &Location, log: Option<PathBuf>) -> C
 }
 
 /// Sends what `tracing` is told to the log, panics too.
-fn start_log(path: &Path, location: &Location) -> std::io::Result<()> {
+fn start_log(path: &Path) -> std::io::Result<()> {
     let directory = path.parent().unwrap_or(Path::new("/"));
     // The mode counts for what is made here; where the log lies in the socket's directory, that must be 0700.
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
-    let log = RotatingLog::open(directory, &location.domain)?;
+    let log = RotatingLog::open(path)?;
     let level = std::env::var("PARTYWALL_LOG").ok().filter(|level| !level.is_empty());
     let filter = level.as_deref().map(EnvFilter::try_new);
     let refused = matches!(filter, Some(Err(_)));

@@ -3,6 +3,7 @@
 use std::{
     env,
     ffi::OsString,
+    os::unix::ffi::{OsStrExt, OsStringExt},
     path::{Path, PathBuf},
 };
 
@@ -57,22 +58,31 @@ impl Location {
         self.socket.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
     }
 
-    /// Where the broker at this location writes its log: named after the domain, or after a socket that was given,
-    /// because several of those may serve one domain.
+    /// Returns where the broker at this location writes its log. The file is named after the domain, or after the path
+    /// of a socket that was given: several such sockets may serve domains of one name. `+` stands for `/` there.
     pub fn log(&self) -> PathBuf {
         let from_environment = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         let state = from_environment("XDG_STATE_HOME")
             .or_else(|| from_environment("HOME").map(|home| home.join(".local/state")))
             .map_or_else(|| self.directory().to_owned(), |state| state.join("partywall"));
-        let name = match self.is_given {
-            false => self.domain.clone(),
-            true => {
-                let socket: String = self.socket.to_string_lossy().replace('/', "_");
-                socket.trim_start_matches('_').to_owned()
-            }
-        };
-        state.join(format!("{name}.log"))
+        let mut name = if self.is_given { file_name_of(&self.socket) } else { OsString::from(&self.domain) };
+        name.push(".log");
+        state.join(name)
     }
+}
+
+/// Returns a file name that no other path has, and no domain either.
+fn file_name_of(path: &Path) -> OsString {
+    let mut name = Vec::new();
+    for byte in path.as_os_str().as_bytes() {
+        match byte {
+            b'/' => name.push(b'+'),
+            b'+' => name.extend_from_slice(b"%2B"),
+            b'%' => name.extend_from_slice(b"%25"),
+            byte => name.push(*byte),
+        }
+    }
+    OsString::from_vec(name)
 }
 
 fn check_domain(domain: &str) -> Result<()> {
@@ -123,6 +133,8 @@ fn is_executable(path: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     #[test]
@@ -137,8 +149,10 @@ mod tests {
     #[test]
     fn brokers_at_different_sockets_have_different_logs() {
         let log = |socket: &str| Location::find(None, Some(Path::new(socket))).unwrap().log();
-        assert_ne!(log("/run/a/x.sock"), log("/run/b/x.sock"));
-        assert_eq!(log("/run/a/x.sock").file_name().unwrap(), "run_a_x.sock.log");
+        let sockets = ["/run/a/x.sock", "/run/b/x.sock", "/run/a+x.sock", "/run/a%2Bx.sock", "/run/a_x.sock"];
+        let logs: BTreeSet<_> = sockets.into_iter().map(log).collect();
+        assert_eq!(logs.len(), sockets.len(), "{logs:?}");
+        assert_eq!(log("/run/a/x.sock").file_name().unwrap(), "+run+a+x.sock.log");
         assert_eq!(Location::find(Some("d"), None).unwrap().log().file_name().unwrap(), "d.log");
     }
 

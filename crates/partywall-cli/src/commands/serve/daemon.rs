@@ -1,19 +1,12 @@
 //! The broker as a daemon.
 #![allow(unsafe_code)] // one call, for a process that has done nothing yet
 
-use std::{
-    path::Path,
-    process::{Command, Stdio},
-};
+use std::process::{Command, Stdio};
 
-use partywall::{ErrorKind, Location};
+use partywall::ErrorKind;
 use partywall_os::process::Starter;
 
-use super::Ready;
-use crate::{
-    Context,
-    failure::{self, Failure},
-};
+use crate::failure::{self, Failure};
 
 /// Leaves the starter behind; see [`partywall_os::process::daemonize`]. Only to be called by `serve`, as the first
 /// thing that it does.
@@ -35,21 +28,17 @@ pub(super) fn tell(starter: Starter, failure: &Failure) {
     starter.failed(failure.code(), &format!("{}{SEPARATOR}{}\n", failure.message(), failure.advice()));
 }
 
-/// Starts a daemon in a process of its own, and says that it is ready, or why it is not.
-pub(super) fn start(context: &Context, location: &Location, log: &Path) -> Result<(), Failure> {
+/// Starts a daemon in a process of its own, which prints that it is ready. Returns why it is not.
+pub(super) fn start() -> Result<(), Failure> {
     let failed = |why: String| {
         Failure::new(ErrorKind::Refused, format!("starting the broker: {why}"), "see what the kernel says")
     };
     let program = std::env::current_exe().map_err(|e| failed(e.to_string()))?;
     let mut command = Command::new(program);
     command.args(std::env::args_os().skip(1)).arg("--detach");
-    let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).output();
+    let child = command.stdin(Stdio::null()).stdout(Stdio::inherit()).stderr(Stdio::piped()).output();
     let child = child.map_err(|e| failed(e.to_string()))?;
     if child.status.success() {
-        let pid = partywall::broker_pid(location)?.unwrap_or_default();
-        // Whether it writes a log, the daemon knows; the file is there before it is ready.
-        let ready = Ready { pid, location, log: Some(log).filter(|log| log.exists()) };
-        context.output().announce(ready.text(), &ready.json());
         return Ok(());
     }
     let said = String::from_utf8_lossy(&child.stderr);
