@@ -107,6 +107,7 @@ fn class(error: &Error) -> &'static str {
         Error::TooManyLoans { .. } => "TooManyLoans",
         Error::TooManyHeld { .. } => "TooManyHeld",
         Error::TopicFull { .. } => "TopicFull",
+        Error::TopicIdle { .. } => "TopicIdle",
         Error::NotReady { .. } => "NotReady",
         Error::SampleFailed { .. } => "SampleFailed",
         Error::Parted { .. } => "Parted",

@@ -133,6 +133,7 @@ impl Topic {
         policy: &str,
         history: Option<u32>,
         queue: Option<u32>,
+        until_idle: bool,
     ) -> PyResult<Subscriber> {
         let policy = match policy {
             "block" => Policy::Block,
@@ -144,7 +145,7 @@ impl Topic {
             }
         };
         let open = self.inner.get(py, "topic")?;
-        let mut options = open.topic.subscribe(policy);
+        let mut options = open.topic.subscribe(policy).until_idle(until_idle);
         options = history.into_iter().fold(options, partywall::SubscriberOptions::history);
         options = queue.into_iter().fold(options, partywall::SubscriberOptions::queue);
         let subscriber = py.detach(|| options.join()).or_raise(py)?;

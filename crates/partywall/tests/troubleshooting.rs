@@ -83,6 +83,7 @@ fn every_error() -> Vec<Error> {
         Error::TooManySubscribers { topic: name.clone(), most: 8 },
         Error::TooManyLoans { topic: name.clone(), loans: 2 },
         Error::TooManyHeld { topic: name.clone(), held: 4 },
+        Error::TopicIdle { topic: name.clone() },
         Error::TopicFull {
             topic: name.clone(),
             pid: Some(7),

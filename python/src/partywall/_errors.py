@@ -228,6 +228,10 @@ class TopicFull(TimeoutError):
     """A sample was not published in time: a subscriber that is to miss nothing does not read."""
 
 
+class TopicIdle(Error, EOFError):
+    """The topic's last publisher has left, and everything was received: the end of a subscriber with `until="idle"`."""
+
+
 class TooManyLoans(Error, RuntimeError):
     """The publisher has as many loans that are not published as it may."""
 

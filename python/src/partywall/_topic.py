@@ -5,11 +5,11 @@ import builtins
 import operator
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
 
 from partywall import _arrays, _native, _streams
 from partywall._arrays import Shape
-from partywall._errors import Closed
+from partywall._errors import Closed, TopicIdle
 from partywall._exchange import OneTensor
 from partywall._handle import Handle
 from partywall._native import Sample
@@ -114,11 +114,12 @@ class Topic(Handle[_native.Topic]):
 
     def subscriber(
         self,
-        policy: str = "block",
+        policy: Literal["block", "drop-oldest", "latest"] = "block",
         *,
         history: SupportsIndex | None = None,
         queue: SupportsIndex | None = None,
-        order: str = "host",
+        order: Literal["host", "stream"] = "host",
+        until: Literal["idle"] | None = None,
     ) -> "Subscriber":
         """Becomes a subscriber, which receives what is published from now on, and the last `history` samples before.
 
@@ -129,13 +130,19 @@ class Topic(Handle[_native.Topic]):
         On a GPU a sample may be received while its publisher's stream still writes it. With `order="host"` `recv` and
         iteration wait until it is complete. With `order="stream"` they return at once, and have the current stream, or the
         one that `recv` is given, wait.
+
+        A subscriber waits for further publishers for ever. With `until="idle"` its loop ends, and `recv` and `try_recv` raise
+        `TopicIdle`, once the last publisher has left and everything is received. A topic that has never had a publisher is
+        not idle: the subscriber may start first.
         """
+        if until not in (None, "idle"):
+            raise ValueError(f"{until!r} is no end: say until='idle', or leave it out")
         if order not in ("host", "stream"):
             raise ValueError(f"{order!r} is no order: say 'host' or 'stream'")
         ordinal = self._native.ordinal()
         if order == "stream" and ordinal is None:
             raise ValueError("samples in host memory are ordered by hosts: leave order out")
-        native = self._native.subscriber(policy, number(history), number(queue))
+        native = self._native.subscriber(policy, number(history), number(queue), until == "idle")
         return Subscriber(native, ordinal if order == "stream" else None)
 
     def stats(self) -> TopicStats:
@@ -316,7 +323,8 @@ class Subscriber(Handle[_native.Subscriber], Iterator[Sample], AsyncIterator[Sam
         for sample in subscriber:               # or: async for
             ...
 
-    Each sample is received once, whatever threads and tasks ask for it. Closing it ends iterations.
+    Each sample is received once, whatever threads and tasks ask for it. Closing it ends iterations, and so does, with
+    `until="idle"`, the last publisher that leaves.
     """
 
     def __init__(self, native: _native.Subscriber, ordinal: int | None) -> None:
@@ -417,7 +425,7 @@ class Subscriber(Handle[_native.Subscriber], Iterator[Sample], AsyncIterator[Sam
     def __next__(self) -> Sample:
         try:
             return self.recv()
-        except Closed:
+        except (Closed, TopicIdle):
             raise StopIteration from None
 
     def __aiter__(self) -> "Subscriber":
@@ -426,7 +434,7 @@ class Subscriber(Handle[_native.Subscriber], Iterator[Sample], AsyncIterator[Sam
     async def __anext__(self) -> Sample:
         try:
             return await self._received()
-        except Closed:
+        except (Closed, TopicIdle):
             raise StopAsyncIteration from None
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -94,6 +94,29 @@ def test_a_sample_is_read_in_place_and_only_read(frames):
         assert np.asarray(subscriber.recv(0)).shape == (0, 2)
 
 
+def test_loop_until_idle_ends_with_the_last_publisher(frames):
+    with frames.subscriber(until="idle") as subscriber:
+        with pytest.raises(pw.TimeoutError):
+            subscriber.recv(0.01)
+        with frames.publisher() as publisher:
+            publisher.send(np.zeros(1))
+            publisher.send(np.ones(1))
+        assert [float(np.asarray(sample)[0]) for sample in subscriber] == [0, 1]
+        with pytest.raises(pw.TopicIdle) as raised:
+            subscriber.recv()
+        assert raised.value.anchor == "topic-idle"
+        with pytest.raises(pw.TopicIdle):
+            subscriber.try_recv()
+
+    async def read():
+        with frames.subscriber(history=1, until="idle") as subscriber:
+            return [sample.position async for sample in subscriber]
+
+    assert asyncio.run(asyncio.wait_for(read(), 60)) == [1]
+    with pytest.raises(ValueError, match="until='idle'"):
+        frames.subscriber(until="done")
+
+
 def test_a_publisher_has_as_many_loans_as_was_agreed(domain):
     with domain.topic("one", max_bytes=8, loans=1, device="host") as topic, topic.publisher() as publisher:
         assert topic.loans == 1

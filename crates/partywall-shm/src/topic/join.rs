@@ -20,6 +20,8 @@ impl Core<'_> {
     /// `None` if there are as many as there can be, or the broker has parted the member meanwhile.
     pub(super) fn join_as_publisher(self, row: u16) -> Option<PublisherPlace> {
         let (index, taken) = self.take(self.publishers.iter().map(|publisher| &publisher.seat), row)?;
+        // Counted before the seat opens, and so before it can become free again: pairs with `is_idle`.
+        self.header.publishers_joined.fetch_add(1, Ordering::Release);
         let us = &self.publishers[index];
         for word in [&us.published, &us.cell, &us.incarnation, &us.blocked_since, &us.blocked_by] {
             word.store(0, Ordering::Relaxed);
@@ -70,6 +72,9 @@ impl Core<'_> {
     /// A publisher publishes no more.
     pub(super) fn part_publisher(self, place: Seated) {
         self.publishers[place.index].seat.part(place.seat);
+        point("topic: publisher parted, nobody told");
+        // A subscriber may wait for the last publisher to leave.
+        self.header.samples.ring();
     }
 
     /// A publisher's seat is free for others. What it has published must be final.

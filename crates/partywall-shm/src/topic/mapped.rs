@@ -245,6 +245,12 @@ impl Topic {
         self.core().look(place, next)
     }
 
+    /// Whether all publishers have left and the subscriber whose [`SubscriberPlace::next`] is `next` has received everything.
+    /// False as long as the topic has never had a publisher.
+    pub fn is_idle(&self, next: u64) -> bool {
+        self.core().is_idle(next)
+    }
+
     /// What is said of a sample. It stays so while the sample is held.
     pub fn describe(&self, taken: &Taken) -> Description {
         self.core().descriptors[taken.block() as usize].describe()
@@ -363,7 +369,7 @@ const MAGIC: u64 = u64::from_le_bytes(*b"PWTOPIC1");
 /// Change the text whenever the bytes change.
 const LAYOUT_HASH: u64 = crate::layout_hash(
     b"header 256: magic8 hash8 blocks4 depth4 publishers4 subscribers4 held4 loans4 0:24 tail8 samples:bell8 0:48 \
-    space:bell8 0:56 joins8 ids8 0:48; bell: rings4 sleepers4; ring128: block16 lap48 0:120; \
+    space:bell8 0:56 joins8 ids8 publishers_joined8 0:40; bell: rings4 sleepers4; ring128: block16 lap48 0:120; \
     publisher128: seat8 published8 cell8 incarnation8 blocked_since8 blocked_by8 0:80; \
     subscriber128: seat8 cursor8 queue8 received8 dropped8 0:88; seat: state2 row16 id46; holds128; \
     descriptor384: generation8 position8 status8 place2 row2 dtype1 rank1 header2 publisher8 sequence8 bytes8 value8 \

@@ -9,7 +9,8 @@
 //!    16  blocks: u32, depth: u32, publishers: u32, subscribers: u32, held: u32
 //!    64  tail: u64     a position before which all are filled; then the bell of who waits for samples
 //!   128  space         the bell of who waits for subscribers
-//!   192  joins: u64    counts subscribers that have joined; then ids: u64, which counts all who have
+//!   192  joins: u64    counts subscribers that have joined; then ids: u64, which counts all who have, and
+//!                      publishers_joined: u64, which counts publishers alone
 //!   256  ring          128 bytes an entry, `depth` of them
 //!        publishers    128 bytes each
 //!        subscribers   128 bytes each
@@ -133,7 +134,8 @@ struct Header {
     zero_128: [AtomicU64; 7],
     joins: AtomicU64,
     ids: AtomicU64,
-    zero_192: [AtomicU64; 6],
+    publishers_joined: AtomicU64,
+    zero_192: [AtomicU64; 5],
 }
 
 #[cfg(not(loom))]

@@ -62,6 +62,7 @@ impl World {
             zero_128: std::array::from_fn(|_| zero()),
             joins: zero(),
             ids: zero(),
+            publishers_joined: zero(),
             zero_192: std::array::from_fn(|_| zero()),
         };
         Arc::new(Self {
@@ -524,5 +525,49 @@ fn who_waits_for_a_block_is_served() {
         publishers.join().unwrap();
         assert!(world.words.core().release(&waited));
         assert_eq!(world.sound(), Audit { free: 1, in_ring: 1, ..Audit::default() });
+    });
+}
+
+/// A subscriber that ends once the topic is idle receives what the last publisher has published, and sleeps no longer.
+#[test]
+fn last_publisher_wakes_who_waits_for_its_leave() {
+    check(3, || {
+        let world = World::new(2, 4);
+        let (mut publisher, mut reader) = (world.publisher(1), world.subscriber(2, None, 0));
+        let other = spawn(&world, move |world| {
+            world.publish(&mut publisher, 1).unwrap();
+            world.core().part_publisher(publisher.seated());
+            world.core().leave_as_publisher(publisher.seated());
+        });
+        let mut received = 0;
+        loop {
+            let seen = world.header.samples.expect();
+            if world.receive(&mut reader).is_some() {
+                received += 1;
+            } else if world.core().is_idle(reader.next()) {
+                break;
+            } else {
+                world.header.samples.sleep(seen, SLICE);
+            }
+        }
+        assert_eq!(received, 1);
+        other.join().unwrap();
+    });
+}
+
+/// A publisher leaves once another one has joined: at no moment is there none.
+#[test]
+fn topic_is_not_idle_while_one_publisher_takes_over_from_another() {
+    check(3, || {
+        let world = World::new(1, 2);
+        // The later one has the seat that is looked at first.
+        let (left, first) = (world.publisher(1), world.publisher(1));
+        world.core().leave_as_publisher(left.seated());
+        let other = spawn(&world, move |world| {
+            world.publisher(2);
+            world.core().part_publisher(first.seated());
+        });
+        assert!(!world.core().is_idle(0));
+        other.join().unwrap();
     });
 }

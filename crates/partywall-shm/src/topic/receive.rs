@@ -24,7 +24,7 @@
 use super::{
     core::Core,
     entry::Filling,
-    seat::{SeatWord, Seated},
+    seat::{Occupancy, Seat, SeatWord, Seated},
 };
 use crate::{
     crash::point,
@@ -200,6 +200,24 @@ impl<'a> Core<'a> {
             Filling::Next | Filling::Later if self.subscribers[place.index].seat.load() == place.seat => Ahead::Nothing,
             Filling::Next | Filling::Later | Filling::Overwritten => Ahead::Other,
         }
+    }
+
+    /// See [`Topic::is_idle`](super::Topic::is_idle).
+    ///
+    /// A publisher that is killed or stopped while it joins or leaves keeps its seat, and so the topic busy, until the broker
+    /// parts it.
+    pub(super) fn is_idle(self, next: u64) -> bool {
+        // Pairs with the addition of a publisher that joins: if one has left behind our back, and had waited for another to
+        // join, then the second load sees that one counted.
+        let joined = || self.header.publishers_joined.load(Ordering::Acquire);
+        let before = joined();
+        let is_present = |seat: &Seat| matches!(seat.load().occupancy(), Occupancy::Taken | Occupancy::Active);
+        if before == 0 || self.publishers.iter().any(|publisher| is_present(&publisher.seat)) {
+            return false;
+        }
+        // Behind the seats: who sees that a publisher has left sees all that it has published.
+        let (at, _, seen) = self.at(next);
+        matches!(seen.filling(at), Filling::Next | Filling::Later) && joined() == before
     }
 
     /// Lets go of a sample.

@@ -137,6 +137,35 @@ fn a_sample_says_whose_it_is_and_which() {
 }
 
 #[test]
+fn a_topic_is_idle_once_its_publishers_have_left_and_all_is_received() {
+    let world = World::new(SHAPE);
+    let mut subscriber = world.subscriber(3, None);
+    let is_idle = |subscriber: &SubscriberPlace| world.topic.is_idle(subscriber.next());
+    assert!(!is_idle(&subscriber), "no publisher has come yet");
+    let mut first = world.publisher(1);
+    assert!(!is_idle(&subscriber), "there is one");
+    world.publish(&mut first, 5).unwrap();
+    let second = world.publisher(2);
+    world.topic.part_publisher(first.seated());
+    world.topic.leave_as_publisher(first.seated());
+    assert_eq!(world.receive(&mut subscriber), Some(5));
+    assert!(!is_idle(&subscriber), "the second one is there");
+    world.publish(&mut world.publisher(1), 6).unwrap();
+    // Of dead ones.
+    world.topic.part(|row| row < 3, Ending::OwnerDied, |_| None);
+    assert!(!is_idle(&subscriber), "a sample is left");
+    assert_eq!(world.receive(&mut subscriber), Some(6));
+    assert!(is_idle(&subscriber));
+    world.topic.recover(&world.pool, |row| row < 3);
+    assert!(is_idle(&subscriber));
+    let third = world.publisher(1);
+    assert!(!is_idle(&subscriber), "another one has come");
+    world.topic.leave_as_publisher(third.seated());
+    world.topic.leave_as_publisher(second.seated());
+    assert!(is_idle(&subscriber), "who has published nothing leaves, too");
+}
+
+#[test]
 fn publishers_wait_for_who_must_not_miss_anything() {
     let world = World::new(SHAPE);
     let (mut publisher, mut slow) = (world.publisher(1), world.subscriber(2, None));

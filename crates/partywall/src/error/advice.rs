@@ -48,7 +48,9 @@ impl Error {
             Self::NotATopic { .. } | Self::WrongTopic { .. } | Self::BadTopic { .. } | Self::PoolTooSmall { .. } => {
                 ErrorKind::Usage
             }
-            Self::SampleFailed { .. } | Self::SampleTainted { .. } | Self::NotReady { .. } => ErrorKind::CheckFailed,
+            Self::SampleFailed { .. } | Self::SampleTainted { .. } | Self::NotReady { .. } | Self::TopicIdle { .. } => {
+                ErrorKind::CheckFailed
+            }
             Self::StaleBlock { .. } => ErrorKind::NotFound,
             Self::NotYourself
             | Self::BadName { .. }
@@ -116,6 +118,7 @@ impl Error {
             Self::TooManySubscribers { topic, .. } => format!("close one of them and drop its samples, `partywall show {topic}` lists them; or make the topic with room for more subscribers"),
             Self::TooManyLoans { .. } => "publish or drop loans before taking more, or make the topic with more for each publisher".into(),
             Self::TooManyHeld { .. } => "drop samples before receiving more, or make the topic so that each subscriber may hold more".into(),
+            Self::TopicIdle { .. } => "stop receiving; to wait for further publishers subscribe without until_idle (in Python, without until=\"idle\")".into(),
             Self::TopicFull { pid: Some(pid), .. } => format!("wait for it, or end its part in the topic with `partywall evict {pid}`; a subscriber that may miss samples keeps nobody waiting"),
             Self::TopicFull { topic, .. } => format!("`partywall show {topic}` says which; `partywall evict PID` ends its part in the topic; a subscriber that may miss samples keeps nobody waiting"),
             Self::NotReady { .. } => "wait() for it on the host, or order a stream behind it with device_on()".into(),
@@ -214,6 +217,7 @@ impl Error {
             Self::TooManySubscribers { .. } => "too-many-subscribers",
             Self::TooManyLoans { .. } => "too-many-loans",
             Self::TooManyHeld { .. } => "too-many-held",
+            Self::TopicIdle { .. } => "topic-idle",
             Self::TopicFull { .. } => "topic-full",
             Self::NotReady { .. } => "not-ready",
             Self::SampleFailed { .. } => "sample-failed",

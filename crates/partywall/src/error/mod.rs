@@ -315,6 +315,13 @@ pub enum Error {
         /// How many a subscriber may hold.
         held: u32,
     },
+    /// The topic's last publisher has left, and the subscriber has received everything: an end that the subscriber
+    /// [asked for](crate::SubscriberOptions::until_idle).
+    #[error("topic {topic:?} is idle: its last publisher has left, and all samples were received")]
+    TopicIdle {
+        /// The topic.
+        topic: String,
+    },
     /// A sample was not published in time, because a subscriber that is to miss nothing does not read.
     #[error("topic {topic:?} is full: {} has not read for {} what would be overwritten", subscriber_text(*pid, *state), seconds(*after))]
     TopicFull {

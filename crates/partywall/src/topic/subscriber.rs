@@ -59,6 +59,8 @@ pub(super) struct Seat {
     next: AtomicU64,
     /// One of its holds stays until the broker takes it back.
     lost: AtomicBool,
+    /// Whether it ends once the topic is idle.
+    until_idle: bool,
 }
 
 /// How to subscribe; see [`Topic::subscribe`](super::Topic::subscribe).
@@ -69,6 +71,7 @@ pub struct SubscriberOptions {
     policy: Policy,
     history: Option<u32>,
     queue: Option<u32>,
+    until_idle: bool,
 }
 
 /// What a subscriber has seen. While it receives, the numbers are of no single moment.
@@ -87,7 +90,7 @@ pub struct SubscriberStats {
 
 impl SubscriberOptions {
     pub(super) fn new(open: Arc<Open>, policy: Policy) -> Self {
-        Self { open, policy, history: None, queue: None }
+        Self { open, policy, history: None, queue: None, until_idle: false }
     }
 
     /// How many samples to receive that were published before. By default as many as the topic says; never more than its
@@ -100,6 +103,29 @@ impl SubscriberOptions {
     /// How many samples it may be behind, with [`Policy::DropOldest`]. By default, and at most, as many as the ring keeps.
     pub fn queue(mut self, samples: u32) -> Self {
         self.queue = Some(samples);
+        self
+    }
+
+    /// Ends receiving once the topic is idle: its last publisher has left, or its death is proved, and the subscriber has
+    /// received every sample that it was to receive. Then [`recv`](Subscriber::recv) and [`try_recv`](Subscriber::try_recv)
+    /// are [`Error::TopicIdle`], and iteration ends. False by default: a subscriber waits for further publishers.
+    ///
+    /// A topic that has never had a publisher is not idle, so a subscriber may start first and waits for one. One that joins
+    /// after the last publisher has left receives the [history](Self::history) that it asks for, and ends. A publisher that is
+    /// dropped leaves with its last loan.
+    ///
+    /// ```no_run
+    /// # use partywall::{Domain, Policy};
+    /// # let frames = Domain::connect()?.topic("frames").open()?;
+    /// let subscriber = frames.subscribe(Policy::Block).until_idle(true).join()?;
+    /// for sample in &subscriber {
+    ///     println!("{}", sample?.position());
+    /// }
+    /// // All publishers have left.
+    /// # Ok::<(), partywall::Error>(())
+    /// ```
+    pub fn until_idle(mut self, until_idle: bool) -> Self {
+        self.until_idle = until_idle;
         self
     }
 
@@ -125,7 +151,8 @@ impl SubscriberOptions {
             return Err(Error::TooManySubscribers { topic: open.name().to_owned(), most });
         };
         let (words, seated, next) = (open.words.clone(), place.seated(), AtomicU64::new(place.next()));
-        let seat = Arc::new(Seat { words, seated, place: Mutex::new(place), next, lost: AtomicBool::new(false) });
+        let (lost, until_idle) = (AtomicBool::new(false), self.until_idle);
+        let seat = Arc::new(Seat { words, seated, place: Mutex::new(place), next, lost, until_idle });
         let joined = Joined { open: open.clone(), seat, timelines: Timelines::default() };
         Ok(Subscriber { joined: Arc::new(joined), attention: Attention::new() })
     }
@@ -135,7 +162,8 @@ impl Subscriber {
     /// Receives the next sample, and waits for one up to `timeout`.
     ///
     /// # Errors
-    /// [`Error::Timeout`]; [`Error::TooManyHeld`] if it holds as many samples as it may and has dropped none of them; [`Error::BrokerGone`] when it has to
+    /// [`Error::Timeout`]; [`Error::TopicIdle`] if it was to [end then](SubscriberOptions::until_idle);
+    /// [`Error::TooManyHeld`] if it holds as many samples as it may and has dropped none of them; [`Error::BrokerGone`] when it has to
     /// wait; [`Error::Evicted`], [`Error::ContextLost`], [`Error::Parted`] if the broker has taken it out of the topic;
     /// [`Error::Forked`].
     pub fn recv(&self, timeout: Duration) -> Result<Sample> {
@@ -148,7 +176,7 @@ impl Subscriber {
     /// # Errors
     /// As [`recv`](Self::recv).
     pub fn recv_unless(&self, timeout: Duration, mut stop: impl FnMut() -> bool) -> Result<Option<Sample>> {
-        if let Some(sample) = self.try_recv()? {
+        if let Some(sample) = self.take()? {
             return Ok(Some(sample));
         }
         let (topic, seat) = (&self.open().words.topic, &self.joined.seat);
@@ -156,13 +184,13 @@ impl Subscriber {
         let mut now = self.attention.look(start, timeout, || seat.has_sample());
         // Who announces that he may sleep has publishers wake him.
         if now.is_none()
-            && let Some(sample) = self.try_recv()?
+            && let Some(sample) = self.take()?
         {
             return Ok(Some(sample));
         }
         let mut backoff = Backoff::new();
         loop {
-            // What is published from now on ends the sleep.
+            // What is published from now on ends the sleep, and so does a publisher that leaves.
             let seen = topic.expect_sample();
             if let Some(sample) = self.try_recv()? {
                 return Ok(Some(sample));
@@ -181,7 +209,7 @@ impl Subscriber {
             } else {
                 topic.sleep_for_sample(seen, left);
                 // Before the next announcement: its mark would stay, and have the next publisher wake nobody.
-                if let Some(sample) = self.try_recv()? {
+                if let Some(sample) = self.take()? {
                     return Ok(Some(sample));
                 }
             }
@@ -194,6 +222,14 @@ impl Subscriber {
     /// # Errors
     /// As [`recv`](Self::recv), but for those of waiting.
     pub fn try_recv(&self) -> Result<Option<Sample>> {
+        match self.take()? {
+            None if self.joined.seat.is_over() => Err(Error::TopicIdle { topic: self.topic().to_owned() }),
+            taken => Ok(taken),
+        }
+    }
+
+    /// Receives the next sample if there is one. Whether any more will come is not asked.
+    fn take(&self) -> Result<Option<Sample>> {
         let (open, seat) = (self.open(), &self.joined.seat);
         let Words { topic, pool, .. } = &*open.words;
         open.require_ours()?;
@@ -238,12 +274,14 @@ impl Subscriber {
         }
     }
 
-    /// Samples as they come, without end: each item is what [`recv`](Self::recv) says, with no limit of time.
+    /// Samples as they come: each item is what [`recv`](Self::recv) says, with no limit of time. Without end, unless it was to
+    /// end once the topic is [idle](SubscriberOptions::until_idle).
     pub fn iter(&self) -> Samples<'_> {
         Samples(self)
     }
 
-    /// A file descriptor for event loops: readable while there is something to receive.
+    /// A file descriptor for event loops: readable while there is something to receive, or receiving
+    /// [has ended](SubscriberOptions::until_idle).
     ///
     /// # Errors
     /// [`Error::NoFileDescriptor`], [`Error::Forked`].
@@ -331,6 +369,11 @@ impl Seat {
         self.look() != Ahead::Nothing
     }
 
+    /// Whether it was to end once the topic is idle, and that is so.
+    fn is_over(&self) -> bool {
+        self.until_idle && self.words.topic.is_idle(self.next.load(Ordering::Relaxed))
+    }
+
     fn look(&self) -> Ahead {
         // Another thread may have received since: then it looks as if there were something, and who receives sees better.
         self.words.topic.look(self.seated, self.next.load(Ordering::Relaxed))
@@ -358,7 +401,10 @@ impl Iterator for Samples<'_> {
     type Item = Result<Sample>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        Some(self.0.recv(Duration::MAX))
+        match self.0.recv(Duration::MAX) {
+            Err(Error::TopicIdle { .. }) => None,
+            received => Some(received),
+        }
     }
 }
 
@@ -390,7 +436,7 @@ impl SubscriberEvent {
         let (watched, seat, mut backoff) = (Arc::downgrade(&fd), joined.seat.clone(), Backoff::new());
         domain.chores().add(Duration::ZERO, move |look| {
             let fd = watched.upgrade()?;
-            if seat.has_sample() || look == Look::Last {
+            if seat.has_sample() || seat.is_over() || look == Look::Last {
                 backoff = Backoff::new();
                 // It fails only if it is readable already.
                 let _ = rustix::io::write(&fd, &1_u64.to_ne_bytes());

@@ -46,7 +46,8 @@ pub(crate) const PUBLISHING: &[&str] = &[
 pub(crate) const RINGING: &[&str] = &["bell: mark cleared, not counted", "bell: counted, nobody woken"];
 pub(crate) const RETIRING: &[&str] = &["topic: retired, nobody told"];
 pub(crate) const SITTING_DOWN: &[&str] = &["topic: number taken, seat not", "topic: seat taken, words not set"];
-pub(crate) const JOINING_TO_PUBLISH: &[&str] = &["topic: publisher's words set, seat not open"];
+pub(crate) const JOINING_TO_PUBLISH: &[&str] =
+    &["topic: publisher's words set, seat not open", "topic: publisher parted, nobody told"];
 pub(crate) const SUBSCRIBING: &[&str] = &[
     "topic: subscriber's words set, seat not open",
     "topic: subscriber's seat open, not counted",

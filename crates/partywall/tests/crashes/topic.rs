@@ -316,6 +316,7 @@ impl Others {
         let audit = self.world.audit();
         assert_eq!((audit.free, audit.in_ring), (SHAPE.blocks - 2, 2), "{what}: no block is lost: {audit:?}");
         assert!(self.world.topic.publishers().is_empty() && self.world.topic.subscribers().is_empty(), "{what}");
+        assert!(self.world.topic.is_idle(self.world.topic.published()), "{what}: nobody waits for another sample");
         assert!(!is_paused || self.world.topic.published() == self.publisher.published() + theirs, "{what}");
         theirs
     }

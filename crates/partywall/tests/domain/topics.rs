@@ -302,6 +302,46 @@ fn a_subscriber_in_an_event_loop() {
     }
 }
 
+#[test]
+fn subscriber_until_idle_ends_with_the_last_publisher() {
+    let world = World::new();
+    let topic = frames(&world.connect()).create().unwrap();
+    let until_idle = |policy| topic.subscribe(policy).until_idle(true);
+    let subscriber = until_idle(Policy::Block).join().unwrap();
+    assert!(subscriber.try_recv().unwrap().is_none(), "it waits for the first publisher");
+    assert!(matches!(subscriber.recv(SHORT), Err(Error::Timeout { .. })));
+    let [first, second] = [(); 2].map(|()| topic.publisher().unwrap());
+    publish(&first, 1);
+    let event = subscriber.event().unwrap();
+    event.clear();
+    thread::scope(|scope| {
+        let reading = scope.spawn(|| subscriber.iter().map(|sample| value(&sample.unwrap())).collect::<Vec<_>>());
+        drop(first);
+        let loan = filled(&second, 2);
+        // It leaves with its last loan.
+        drop(second);
+        loan.publish(PATIENCE).unwrap();
+        assert_eq!(reading.join().unwrap(), [1, 2]);
+    });
+    let mut polled = [PollFd::new(&event, PollFlags::IN)];
+    assert_eq!(poll(&mut polled, None).unwrap(), 1, "an event loop learns of the end");
+    assert!(matches!(subscriber.recv(Duration::MAX), Err(Error::TopicIdle { topic }) if topic == "frames"));
+    assert!(matches!(subscriber.try_recv(), Err(Error::TopicIdle { .. })));
+    // One that comes late reads what is left, and ends.
+    let late = until_idle(Policy::DropOldest).history(1).join().unwrap();
+    assert_eq!(late.iter().map(|sample| value(&sample.unwrap())).collect::<Vec<_>>(), [2]);
+    // A further publisher ends the end.
+    let third = topic.publisher().unwrap();
+    assert!(subscriber.try_recv().unwrap().is_none());
+    publish(&third, 3);
+    assert_eq!(receive(&subscriber), 3);
+    drop(third);
+    assert!(subscriber.iter().next().is_none());
+    // The others wait as ever.
+    let patient = topic.subscriber(Policy::Block).unwrap();
+    assert!(matches!(patient.recv(SHORT), Err(Error::Timeout { .. })));
+}
+
 /// There are as many blocks as were promised, and not one more.
 #[test]
 fn nobody_takes_blocks_that_others_were_promised() {

@@ -44,6 +44,14 @@ pub(crate) fn play(words: &[&str]) {
             say("ready");
             linger();
         }
+        "publishing" => {
+            let topic = domain.topic("frames").timeout(WATCHDOG).open().unwrap();
+            let publisher = topic.publisher().unwrap();
+            say("ready");
+            loop {
+                publish(&topic, &publisher, WATCHDOG).unwrap();
+            }
+        }
         "coming" => come_and_go(&domain),
         "full" => publish_with_full_hands(&domain),
         other => panic!("{other}"),
@@ -228,6 +236,49 @@ fn publishers_and_subscribers_killed_at_any_moment_take_nothing_along() {
         eprintln!("{kills} kills, {received} samples received by the survivor");
     });
     eventually("all that the dead had comes back", || is_at_rest(&topic));
+}
+
+/// Publishers are killed at any moment, or evicted, each once its successor has joined; in the end the last one. A
+/// subscriber that ends when the topic is idle ends then, not before, and has received everything.
+#[test]
+fn subscriber_until_idle_receives_all_of_publishers_that_are_killed() {
+    let place = Place::new();
+    let domain = place.connect();
+    let mut dice = Dice(23);
+    for _ in 0..rounds(5) {
+        let topic = frames(&domain).create().unwrap();
+        let subscriber = topic.subscribe(Policy::Block).until_idle(true).join().unwrap();
+        std::thread::scope(|scope| {
+            let reading = scope.spawn(|| {
+                let next = |next, sample: Result<Sample, Error>| {
+                    let sample = sample.unwrap();
+                    assert_eq!((sample.position(), sample.missed()), (next, 0));
+                    next + 1
+                };
+                subscriber.iter().fold(0, next)
+            });
+            let mut current = place.play("topic publishing");
+            for _ in 0..6 {
+                std::thread::sleep(Duration::from_micros(dice.below(5_000)));
+                eventually("there is room for one", || topic.stats().publishers.len() < PUBLISHERS as usize);
+                let successor = place.play("topic publishing");
+                if dice.below(3) == 0 {
+                    domain.evict(current.pid(), true).unwrap();
+                }
+                current.kill();
+                current = successor;
+            }
+            assert!(!reading.is_finished(), "there was a publisher all the time");
+            current.kill();
+            eventually("it ends with the last publisher", || reading.is_finished());
+            assert_eq!(reading.join().unwrap(), topic.stats().published);
+        });
+        assert!(matches!(subscriber.try_recv(), Err(Error::TopicIdle { .. })));
+        drop(subscriber);
+        eventually("all that the dead had comes back", || is_at_rest(&topic));
+        drop(topic);
+        eventually("it goes with the last", || domain.names().unwrap().is_empty());
+    }
 }
 
 /// One at a time is stopped, as publisher, as reader, with whatever it has. Nobody who does not wait for it is kept.
