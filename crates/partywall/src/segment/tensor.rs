@@ -12,7 +12,8 @@ use crate::{
     gpu::DeviceRange,
 };
 
-/// A Rust type that stands for elements of a [`DType`].
+/// A Rust type that stands for elements of a [`DType`]: the integers, `f32` and `f64`. With the feature `half` also the
+/// `f16` and `bf16` of the crate half.
 pub trait Element: Pod {
     /// The type of element that it stands for.
     const DTYPE: DType;
@@ -28,7 +29,12 @@ macro_rules! elements {
 
 elements! {
     u8 => U8, i8 => I8, u16 => U16, i16 => I16, u32 => U32, i32 => I32, u64 => U64, i64 => I64,
-    f32 => F32, f64 => F64, half::f16 => F16, half::bf16 => BF16,
+    f32 => F32, f64 => F64,
+}
+
+#[cfg(feature = "half")]
+elements! {
+    half::f16 => F16, half::bf16 => BF16,
 }
 
 /// Bytes as the elements that they are. Where there are none, they lie nowhere, and need no alignment.
@@ -232,5 +238,18 @@ impl<'a> Tensor<'a> {
 impl fmt::Debug for Tensor<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.entry.fmt(f)
+    }
+}
+
+#[cfg(all(test, feature = "half"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn half_precision_is_read_where_it_lies() {
+        let words = [0x3c00_u16, 0xc000];
+        let halves: &[half::f16] = elements(bytemuck::bytes_of(&words)).unwrap();
+        assert_eq!(halves, [1.0, -2.0].map(half::f16::from_f32));
+        assert_eq!(half::bf16::DTYPE, DType::BF16);
     }
 }
