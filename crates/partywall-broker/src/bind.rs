@@ -59,6 +59,23 @@ pub enum StartError {
         /// The path.
         path: PathBuf,
     },
+    /// The process may open too few files for what the broker was told to serve.
+    #[error(
+        "cannot serve {clients} members with {open_files} open files: {needed} are needed, 3 for each member, \
+         {memory} for memory and the rest for the broker itself"
+    )]
+    TooFewFiles {
+        /// The process's limit of open files.
+        open_files: u64,
+        /// Files that are needed.
+        needed: u64,
+        /// Members that were to be served.
+        clients: u64,
+        /// Members that could be served.
+        room: u64,
+        /// Files that are kept free for memory.
+        memory: u64,
+    },
     /// The kernel refused.
     #[error("{what}: {errno}")]
     Errno {

@@ -5,6 +5,8 @@ use std::{path::PathBuf, time::Duration};
 use partywall_shm::members::MAX_ROWS;
 use partywall_wire::limits::{MAX_MESSAGE, MIN_MESSAGE};
 
+use crate::StartError;
+
 /// What a broker is started with. [`Config::new`] has good values for everything optional.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -56,9 +58,11 @@ pub struct Limits {
     pub bytes: u64,
     /// Names. 65,536 by default.
     pub names: u64,
-    /// File descriptors held for versions and control memory; by default what the process's limit of open files leaves beside the clients.
+    /// File descriptors held for versions and control memory; by default what the process's limit of open files leaves
+    /// beside the clients, at least 64.
     pub fds: Option<u64>,
-    /// Members, without those in quarantine, at most 65,535; by default 4,096, or an eighth of the process's limit of open files where that is less.
+    /// Members, without those in quarantine, at most 65,535; by default 4,096, or an eighth of the process's limit of
+    /// open files where that is less, but at least 16.
     pub clients: Option<u64>,
     /// Bytes of a message's body, between [`MIN_MESSAGE`] and `u32::MAX`. [`MAX_MESSAGE`] by default.
     pub message: usize,
@@ -89,21 +93,33 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Fills in what depends on how many files the process may have open.
-    pub(crate) fn resolve(&self, open_files: u64) -> Resolved {
-        let clients = self.clients.unwrap_or_else(|| (open_files / 8).clamp(1, 4096)).min(MAX_ROWS as u64);
-        let rest = open_files.saturating_sub(clients.saturating_mul(FDS_PER_CLIENT)).saturating_sub(FDS_OF_OURS);
-        Resolved {
+    /// Fills in the limits that depend on how many files the process may have open.
+    ///
+    /// # Errors
+    /// [`StartError::TooFewFiles`] if members would leave too few descriptors for memory.
+    pub(crate) fn resolve(&self, open_files: u64) -> Result<Resolved, StartError> {
+        let memory = self.fds.unwrap_or(MIN_FDS_FOR_MEMORY);
+        let for_clients = open_files.saturating_sub(FDS_OF_OURS).saturating_sub(memory);
+        let room = for_clients / FDS_PER_CLIENT;
+        let clients = match self.clients {
+            Some(clients) => clients.min(MAX_ROWS as u64),
+            None => (open_files / 8).min(room).clamp(MIN_CLIENTS, MAX_DEFAULT_CLIENTS),
+        };
+        if clients > room {
+            let needed = (clients * FDS_PER_CLIENT).saturating_add(FDS_OF_OURS).saturating_add(memory);
+            return Err(StartError::TooFewFiles { open_files, needed, clients, room, memory });
+        }
+        Ok(Resolved {
             bytes: self.bytes,
             names: self.names,
-            fds: self.fds.unwrap_or(rest),
+            fds: self.fds.unwrap_or(open_files - clients * FDS_PER_CLIENT - FDS_OF_OURS),
             clients,
             message: self.message.clamp(MIN_MESSAGE, u32::MAX as usize),
             waits: self.waits,
             leases: self.leases,
             timelines: self.timelines,
             semaphores: self.semaphores,
-        }
+        })
     }
 }
 
@@ -127,21 +143,57 @@ const FDS_PER_CLIENT: u64 = 3;
 /// Standard streams, listener, epoll, log and the like, and room for what a message brings.
 const FDS_OF_OURS: u64 = 64;
 
+/// A broker with fewer file descriptors for memory would refuse commits soon after it has started.
+const MIN_FDS_FOR_MEMORY: u64 = 64;
+
+/// Members for which there must be room unless another number is given.
+const MIN_CLIENTS: u64 = 16;
+
+/// Members for which there is room unless another number is given, if there are files enough.
+const MAX_DEFAULT_CLIENTS: u64 = 4096;
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn clients_and_versions_share_the_open_files() {
-        let few = Limits::default().resolve(1024);
+        let few = Limits::default().resolve(1024).unwrap();
         assert_eq!((few.clients, few.fds), (128, 1024 - 3 * 128 - 64));
-        let many = Limits::default().resolve(1 << 30);
+        let many = Limits::default().resolve(1 << 30).unwrap();
         assert_eq!((many.clients, many.fds), (4096, (1 << 30) - 3 * 4096 - 64));
-        let none = Limits::default().resolve(10);
-        assert_eq!((none.clients, none.fds), (1, 0));
-        let rows = Limits { clients: Some(1 << 20), ..Limits::default() }.resolve(1 << 30);
+        let rows = Limits { clients: Some(1 << 20), ..Limits::default() }.resolve(1 << 30).unwrap();
         assert_eq!(rows.clients, (1 << 16) - 1);
-        let given = Limits { fds: Some(7), clients: Some(5), message: 1, ..Limits::default() }.resolve(1024);
+        let given = Limits { fds: Some(7), clients: Some(5), message: 1, ..Limits::default() }.resolve(1024).unwrap();
         assert_eq!((given.clients, given.fds, given.message), (5, 7, MIN_MESSAGE));
+    }
+
+    /// Resolves limits that must be refused, and returns how many files are needed and how many members have room.
+    fn refused(limits: &Limits, open_files: u64) -> (u64, u64) {
+        match limits.resolve(open_files) {
+            Err(StartError::TooFewFiles { needed, room, .. }) => (needed, room),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn limits_without_room_for_memory_are_refused_and_the_named_numbers_suffice() {
+        let crowded = Limits { clients: Some(12_000), ..Limits::default() };
+        let (needed, room) = refused(&crowded, 20_000);
+        assert_eq!((needed, room), (36_128, 6624));
+        assert_eq!(crowded.resolve(needed).unwrap().fds, MIN_FDS_FOR_MEMORY);
+        assert!(Limits { clients: Some(room), ..Limits::default() }.resolve(20_000).is_ok());
+
+        let (needed, _) = refused(&Limits::default(), 32);
+        let least = Limits::default().resolve(needed).unwrap();
+        assert_eq!((least.clients, least.fds), (MIN_CLIENTS, MIN_FDS_FOR_MEMORY));
+        for open_files in 0..needed {
+            assert_eq!(refused(&Limits::default(), open_files).0, needed);
+        }
+
+        let given = Limits { fds: Some(10_000), ..Limits::default() };
+        let (needed, _) = refused(&given, 1024);
+        assert_eq!(given.resolve(needed).unwrap().fds, 10_000);
+        refused(&Limits { fds: Some(u64::MAX), ..Limits::default() }, 1024);
     }
 }

@@ -413,6 +413,31 @@ fn limits_are_set_and_each_is_refused_by_name() {
 }
 
 #[test]
+fn broker_with_too_few_files_for_memory_does_not_start_and_names_the_numbers() {
+    let sandbox = Sandbox::new();
+    sandbox.file("f", "x");
+    let limited = |files: u32, arguments: &str| {
+        let shell = format!("ulimit -n {files}; exec {} {arguments}", partywall_harness::binary().display());
+        Running::spawn(sandbox.program("sh").args(["-c", &shell])).wait()
+    };
+    // A put starts the broker by itself.
+    for (files, arguments, numbers) in [
+        (10_000, "serve --max-clients 6000", &["6000 members", "10000 open files", "18128", "--max-clients 3290"][..]),
+        (10_000, "serve --background --max-clients 6000", &["10000 open files", "--max-clients 3290"]),
+        (32, "serve", &["32 open files", "ulimit -Hn", "176"]),
+        (32, "put f x --device host", &["could not be started", "32 open files", "ulimit -Hn", "176"]),
+    ] {
+        let refused = limited(files, arguments);
+        assert!(matches!(refused.code, Some(4 | 5)), "{arguments}: {refused:?}");
+        for number in numbers {
+            assert!(refused.stderr.contains(number), "{arguments}: no {number:?} in {refused:?}");
+        }
+    }
+    assert!(!sandbox.socket().exists());
+    limited(176, "put f x --device host").expect(0);
+}
+
+#[test]
 fn usage_errors_are_json_too() {
     let sandbox = Sandbox::new();
     let output = sandbox.run(["--json", "frob"]).expect(2).json();

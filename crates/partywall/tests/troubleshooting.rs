@@ -124,7 +124,7 @@ fn every_error() -> Vec<Error> {
         Error::Captured { what: "waiting for timeline \"x\"".into() },
         Error::Timeout { what: "a commit".into(), after: Duration::from_secs(1) },
         Error::BrokerNotFound { tried: vec!["/bin/partywall".into()] },
-        Error::BrokerNotStarted { why: "no".into() },
+        Error::BrokerNotStarted { why: "no".into(), advice: None },
         Error::BrokerUnreachable { socket: socket.clone(), why: "there is no socket".into() },
         Error::BrokerGone { socket: socket.clone() },
         Error::VersionMismatch {
@@ -169,6 +169,7 @@ fn each_entry_belongs_to_an_error() {
     // Those that need a driver, and those of other programs than the library, the Python package among them.
     let elsewhere = [
         "socket-exists",
+        "too-few-files",
         "driver-error",
         "broken-context",
         "not-supported",
@@ -203,6 +204,15 @@ fn a_broker_that_listens_already_is_quoted() {
     assert!(reads_like(&message, quoted("socket-exists")), "{message}");
     stop.stop();
     broker.join().unwrap();
+}
+
+#[test]
+fn broker_with_too_few_files_is_quoted() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut config = partywall_broker::Config::new(directory.path().join("pw.sock"), "test", partywall::VERSION);
+    config.limits.fds = Some(u64::MAX);
+    let message = partywall_broker::Broker::bind(config).unwrap_err().to_string();
+    assert!(reads_like(&message, quoted("too-few-files")), "{message}");
 }
 
 #[test]

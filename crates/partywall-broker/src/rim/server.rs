@@ -79,7 +79,7 @@ pub(crate) struct Server {
 impl Server {
     pub(crate) fn bind(config: Config) -> Result<Self, StartError> {
         let failed = StartError::errno;
-        let limits = config.limits.resolve(raise_fd_limit());
+        let limits = config.limits.resolve(raise_fd_limit())?;
         let epoll = epoll::create(CreateFlags::CLOEXEC).map_err(failed("make an epoll instance"))?;
         let (stop, stopper) =
             pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).map_err(failed("make a pipe for the stop signal"))?;

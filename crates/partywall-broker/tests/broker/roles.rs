@@ -339,14 +339,15 @@ fn child_that_holds(client: &Client) -> u32 {
 }
 
 fn broker(socket: &Path) {
-    let files: u64 = std::env::var(OPEN_FILES).unwrap().parse().unwrap();
-    let limit = Rlimit { current: Some(files), maximum: Some(files) };
-    rustix::process::setrlimit(Resource::Nofile, limit).unwrap();
     let mut config = Config::new(socket, "test", "0.0.0-test");
     (config.limits.clients, config.limits.fds) = (Some(1000), Some(10_000));
     config.settle = Duration::from_millis(20);
     config.handshake_timeout = Duration::from_secs(30);
     let broker = Broker::bind(config).unwrap();
+    // Only now: with so few files it would not start.
+    let files: u64 = std::env::var(OPEN_FILES).unwrap().parse().unwrap();
+    let limit = Rlimit { current: Some(files), maximum: Some(files) };
+    rustix::process::setrlimit(Resource::Nofile, limit).unwrap();
     let stop = broker.stop_handle().unwrap();
     // Ends with the test.
     std::thread::spawn(move || {

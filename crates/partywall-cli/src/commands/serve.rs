@@ -260,6 +260,11 @@ fn failure(error: StartError) -> Failure {
         StartError::NotASocket { path, .. } => {
             (ErrorKind::Refused, format!("remove {}, or name another --socket", path.display()))
         }
+        StartError::TooFewFiles { needed, room, .. } => {
+            let fewer = if *room > 0 { format!(", or serve with --max-clients {room}") } else { String::new() };
+            let limit = "the hard limit of open files (`ulimit -Hn`, LimitNOFILE=, --ulimit nofile=)";
+            (ErrorKind::Refused, format!("raise {limit} to {needed}{fewer}"))
+        }
         StartError::PathTooLong { .. } => (ErrorKind::Usage, "name a shorter --socket or --domain".into()),
         _ => (ErrorKind::Refused, "`partywall doctor` checks the limits of this machine".into()),
     };

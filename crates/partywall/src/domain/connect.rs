@@ -181,7 +181,8 @@ fn start_broker(location: &Location, program: Option<&Path>) -> Result<OwnedFd> 
     let lock =
         directory.lock(Instant::now() + PATIENCE).map_err(|e| Error::system("locking the socket's directory", e))?;
     let Some(lock) = lock else {
-        return Err(Error::BrokerNotStarted { why: "another process has been starting one for too long".into() });
+        let why = "another process has been starting one for too long".into();
+        return Err(Error::BrokerNotStarted { why, advice: None });
     };
     match open(location) {
         Err(error) if is_absent(&error) => {}
@@ -195,8 +196,12 @@ fn start_broker(location: &Location, program: Option<&Path>) -> Result<OwnedFd> 
     if location.is_given {
         command.arg("--socket").arg(&location.socket);
     }
-    run(command.stdin(shared))
-        .map_err(|why| Error::BrokerNotStarted { why: format!("{} serve: {why}", binary.display()) })?;
+    run(command.stdin(shared)).map_err(|said| {
+        // A broker that refuses says why on the first line and what to do about it on the second.
+        let (why, advice) = said.split_once('\n').unwrap_or((&said, ""));
+        let advice = Some(advice.to_owned()).filter(|advice| !advice.is_empty());
+        Error::BrokerNotStarted { why: format!("{} serve: {why}", binary.display()), advice }
+    })?;
     open(location)
 }
 

@@ -146,6 +146,7 @@ impl Error {
             Self::Cuda { .. } => "`partywall doctor` checks the driver".into(),
             Self::Timeout { .. } => "wait longer, or look with `partywall ls` and `partywall status` who should have done it".into(),
             Self::BrokerNotFound { .. } => "set PARTYWALL_BIN to the partywall binary, or put it on PATH (cargo install --locked --path crates/partywall-cli)".into(),
+            Self::BrokerNotStarted { advice: Some(advice), .. } => advice.clone(),
             Self::BrokerNotStarted { .. } => "run `partywall serve` to see why, and `partywall doctor`".into(),
             Self::BrokerUnreachable { .. } => "start one with `partywall serve`, or check --domain and PARTYWALL_SOCKET".into(),
             Self::BrokerGone { .. } => "connect again; names are made anew by their owners".into(),

@@ -520,6 +520,8 @@ pub enum Error {
     BrokerNotStarted {
         /// What it said, or what the kernel said.
         why: String,
+        /// What the broker advised, if it said anything.
+        advice: Option<String>,
     },
     /// Nobody answers at the socket, and starting a broker was not wanted.
     #[error("no broker answers at {}: {why}", socket.display())]

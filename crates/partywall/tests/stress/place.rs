@@ -183,16 +183,18 @@ impl Drop for Actor {
     }
 }
 
-/// The role of a broker. Options are `files=N`, its limit of open files, and `clients=N`.
+/// The role of a broker. Options are `files=N`, its limit of open files once it has started, `clients=N`, `fds=N` and
+/// `names=N`.
 pub(crate) fn serve(options: &[&str]) {
     let mut config = Config::new(std::env::var_os("PARTYWALL_SOCKET").unwrap(), "test", partywall::VERSION);
     config.idle_exit = None;
     config.settle = Duration::from_millis(20);
+    let mut files = None;
     for option in options.iter().filter(|option| !option.is_empty()) {
         let (key, value) = option.split_once('=').unwrap();
         let value: u64 = value.parse().unwrap();
         match key {
-            "files" => limit_files(value),
+            "files" => files = Some(value),
             "clients" => config.limits.clients = Some(value),
             "fds" => config.limits.fds = Some(value),
             "names" => config.limits.names = value,
@@ -200,6 +202,7 @@ pub(crate) fn serve(options: &[&str]) {
         }
     }
     let broker = Broker::bind(config).unwrap();
+    files.map(limit_files);
     let stop = broker.stop_handle().unwrap();
     // Ends with the test.
     std::thread::spawn(move || {

@@ -96,7 +96,7 @@ fn a_client_without_address_space_for_host_memory_says_so_and_goes_on() {
 
 #[test]
 fn a_broker_without_file_descriptors_refuses_and_recovers() {
-    let mut place = Place::with("files=128 clients=1000 fds=100000");
+    let mut place = Place::with("files=128 clients=1000 fds=10000");
     let domain = place.connect();
     let before = place.broker().open_files_at_rest();
     let mut members = Vec::new();

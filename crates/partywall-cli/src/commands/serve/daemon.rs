@@ -25,7 +25,7 @@ pub(super) fn daemonize() -> Result<Starter, Failure> {
 
 /// Tells the starter why the daemon gives up.
 pub(super) fn tell(starter: Starter, failure: &Failure) {
-    starter.failed(failure.code(), &format!("{}{SEPARATOR}{}\n", failure.message(), failure.advice()));
+    starter.failed(failure.code(), &format!("{}\n{}\n", failure.message(), failure.advice()));
 }
 
 /// Starts a daemon in a process of its own, which prints that it is ready. Returns why it is not.
@@ -42,9 +42,6 @@ pub(super) fn start() -> Result<(), Failure> {
         return Ok(());
     }
     let said = String::from_utf8_lossy(&child.stderr);
-    let (message, advice) = said.trim().split_once(SEPARATOR).unwrap_or((said.trim(), "`partywall serve` shows more"));
+    let (message, advice) = said.trim().split_once('\n').unwrap_or((said.trim(), "`partywall serve` shows more"));
     Err(Failure::new(failure::kind_of(child.status.code()), message, advice))
 }
-
-/// Between what happened and what to do, on one line.
-const SEPARATOR: &str = " – ";
