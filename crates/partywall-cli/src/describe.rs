@@ -314,7 +314,7 @@ const NAMED: usize = 3;
 pub(crate) const SHORT: usize = 48;
 
 /// Characters of a command line on a line of its own.
-const LONG: usize = 160;
+pub(crate) const LONG: usize = 160;
 
 #[cfg(test)]
 mod tests {

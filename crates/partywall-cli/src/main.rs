@@ -9,7 +9,7 @@ mod progress;
 mod signals;
 mod text;
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{path::PathBuf, process::ExitCode, sync::Arc};
 
 use clap::{Args, Parser, Subcommand};
 use partywall::{Domain, DomainOptions};
@@ -30,15 +30,21 @@ struct Cli {
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Context {
     /// The domain [default: $PARTYWALL_DOMAIN, else `default`]
-    #[arg(long, global = true, value_name = "NAME")]
+    #[arg(long, global = true, value_name = "NAME", help_heading = GLOBAL)]
     domain: Option<String>,
     /// The broker's socket [default: $PARTYWALL_SOCKET, else derived from the domain]
-    #[arg(long, global = true, value_name = "PATH")]
+    #[arg(long, global = true, value_name = "PATH", help_heading = GLOBAL)]
     socket: Option<PathBuf>,
     /// Print JSON on standard output, errors too
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = GLOBAL)]
     json: bool,
+    /// Print no progress and no notes on standard error; errors are still printed
+    #[arg(short, long, global = true, help_heading = GLOBAL)]
+    quiet: bool,
 }
+
+/// The heading in each `--help` of the options that every command has.
+const GLOBAL: &str = "Global options";
 
 impl Context {
     /// How to connect. Only commands that make something start a broker.
@@ -62,26 +68,29 @@ impl Context {
         if let Some(socket) = &self.socket {
             arguments.extend(["--socket".into(), socket.into()]);
         }
+        if self.quiet {
+            arguments.push("--quiet".into());
+        }
         arguments
     }
 
     /// Where the command prints.
     pub(crate) fn output(&self) -> Output {
-        Output::new(self.json)
+        Output::new(self.json).quiet(self.quiet)
     }
 }
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Show that it works: two processes share an array, on a GPU or without one
+    /// Show that it works: two processes share an array
     Demo(commands::demo::Arguments),
-    /// Run the broker in the foreground
+    /// Run the broker
     Serve(commands::serve::Arguments),
-    /// Say what the broker holds
+    /// Show the broker, its limits and what it holds
     Status(commands::status::Arguments),
-    /// End the broker
+    /// Stop the broker
     Stop(commands::stop::Arguments),
-    /// Put a file, a folder of safetensors shards, or standard input under a name
+    /// Put a file, a folder of shards or standard input under a name
     Put(commands::put::Arguments),
     /// Write a segment or one of its tensors to a file
     Get(commands::get::Arguments),
@@ -89,19 +98,19 @@ enum Command {
     Ls(commands::ls::Arguments),
     /// Show everything about a name
     Show(commands::show::Arguments),
-    /// Remove names; or give back what the dead held, where nobody knows that their work is over
+    /// Remove names, or free what dead processes still hold
     Rm(commands::rm::Arguments),
-    /// List the processes that share memory, how they are and what they hold
+    /// List the processes that share memory and what they hold
     Ps(commands::ps::Arguments),
-    /// Tell what happens to names, as it happens
+    /// Print what happens to names, as it happens
     Watch(commands::watch::Arguments),
-    /// Take a process's names and grants away, and kill it on request
+    /// Take away a process's names and access, and kill it on request
     Evict(commands::evict::Arguments),
     /// End all waits for a timeline whose writer hangs
     Abandon(commands::abandon::Arguments),
     /// Look at the samples of a topic, record them in a file, and play them back
     Topic(commands::topic::Arguments),
-    /// Find out by trying what works on this machine, and how to fix what does not
+    /// Find out what works on this machine, and how to fix what does not
     Doctor(commands::doctor::Arguments),
     /// Try out how the driver shares memory, and how it fails, step by step
     Lab(commands::lab::Arguments),
@@ -112,6 +121,14 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return usage(&error),
     };
+    // Many names are many file descriptors. Nothing in this program uses `select`, which stops at 1,024. The doctor
+    // reports the limit that other programs have.
+    if !matches!(command, Command::Doctor(_)) {
+        partywall_os::process::raise_fd_limit();
+    }
+    // Without a handler the signal ends the process at the file size limit, and nobody learns why. With one the write
+    // fails and is reported. A handler does not reach the programs that this one starts, as an ignored signal would.
+    let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::default());
     let result = match command {
         Command::Demo(arguments) => commands::demo::run(&context, &arguments),
         Command::Serve(arguments) => commands::serve::run(&context, &arguments),
@@ -138,6 +155,11 @@ fn main() -> ExitCode {
 
 /// What clap says: help, the version, or what is wrong with the arguments, which programs get as JSON too.
 fn usage(error: &clap::Error) -> ExitCode {
+    if std::env::args_os().len() < 2 {
+        // `partywall` alone asks what there is: clap's answer is the help, which is no error here.
+        Output::new(false).line(error.render().to_string().trim_end());
+        return ExitCode::SUCCESS;
+    }
     // The arguments could not be read, so whether JSON is wanted has to be found out in another way.
     let json = std::env::args_os().skip(1).take_while(|argument| argument != "--").any(|argument| argument == "--json");
     if !json || !error.use_stderr() {
@@ -149,5 +171,5 @@ fn usage(error: &clap::Error) -> ExitCode {
     let message = message.trim_start_matches("error: ").split_whitespace().collect::<Vec<_>>().join(" ");
     let advice = rest.split_whitespace().collect::<Vec<_>>().join(" ");
     let failure = Failure::new(partywall::ErrorKind::Usage, message, advice);
-    failure.report(&Context { domain: None, socket: None, json: true })
+    failure.report(&Context { domain: None, socket: None, json: true, quiet: false })
 }

@@ -3,17 +3,34 @@
 
 use std::io::{IsTerminal, Write};
 
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    termios::tcgetwinsize,
+};
 use serde_json::Value;
+
+use crate::describe::shorten;
 
 /// Where a command prints.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Output {
     json: bool,
+    quiet: bool,
 }
 
 impl Output {
     pub(crate) fn new(json: bool) -> Self {
-        Self { json }
+        Self { json, quiet: false }
+    }
+
+    /// The same, without remarks and progress if `quiet`.
+    pub(crate) fn quiet(self, quiet: bool) -> Self {
+        Self { quiet, ..self }
+    }
+
+    /// Whether progress is shown: neither to programs nor with `--quiet`.
+    pub(crate) fn shows_progress(self) -> bool {
+        !self.json && !self.quiet
     }
 
     /// Whether programs read it.
@@ -39,9 +56,31 @@ impl Output {
         if self.json { format!("{value}\n") } else { format!("{}\n", text.as_ref()) }
     }
 
-    /// A remark that does not belong to the result, on standard error.
+    /// A remark that does not belong to the result, on standard error. `--quiet` leaves it out.
     pub(crate) fn remark(self, text: impl AsRef<str>) {
+        if !self.quiet {
+            self.relay(text);
+        }
+    }
+
+    /// A line on standard error in any case: what a question is about, or what a process that this one started prints there.
+    pub(crate) fn relay(self, text: impl AsRef<str>) {
         let _ = writeln!(std::io::stderr(), "{}", text.as_ref());
+    }
+
+    /// A question on standard error, whose answer goes on the same line.
+    pub(crate) fn ask(self, text: impl AsRef<str>) {
+        let _ = write!(std::io::stderr(), "{}", text.as_ref());
+    }
+
+    /// Whether anybody may still read what is printed. A pipe tells when its other end is closed.
+    pub(crate) fn is_read(self) -> bool {
+        let stdout = std::io::stdout();
+        // What was printed until now is to be seen now.
+        let _ = stdout.lock().flush();
+        let mut fds = [PollFd::new(&stdout, PollFlags::empty())];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut fds, Some(&now)).is_err() || !fds[0].revents().contains(PollFlags::ERR)
     }
 
     /// A value for programs; people do not get it.
@@ -52,21 +91,15 @@ impl Output {
     }
 
     /// Rows under headings, aligned for people. Columns whose heading begins with `>` are aligned to the right.
-    pub(crate) fn table(self, headings: &[&str], rows: &[Vec<String>]) {
-        let width = |column: usize| {
-            let cells = rows.iter().map(|row| row[column].chars().count());
-            cells.chain([headings[column].trim_start_matches('>').chars().count()]).max().unwrap_or(0)
-        };
-        let widths: Vec<usize> = (0..headings.len()).map(width).collect();
-        let show = |cells: Vec<&str>| {
-            let cells = cells.iter().zip(&widths).zip(headings).map(|((cell, width), heading)| {
-                if heading.starts_with('>') { format!("{cell:>width$}") } else { format!("{cell:<width$}") }
-            });
-            self.line(cells.collect::<Vec<_>>().join("  ").trim_end());
-        };
-        show(headings.iter().map(|heading| heading.trim_start_matches('>')).collect());
-        for row in rows {
-            show(row.iter().map(String::as_str).collect());
+    ///
+    /// Where the rows are wider than the terminal, the columns of `spare` are left out, one after the other, until they
+    /// fit; then the last column is cut off, unless it is short. Nothing is left out where the output is no terminal.
+    pub(crate) fn table(self, headings: &[&str], rows: &[Vec<String>], spare: &[&str]) {
+        if self.json {
+            return;
+        }
+        for line in table(headings, rows, spare, line_width()) {
+            self.line(line);
         }
     }
 
@@ -88,6 +121,57 @@ impl Output {
     }
 }
 
+/// Characters of a line: `COLUMNS` if it is set, as for `ps`, else the terminal's, else no limit.
+fn line_width() -> usize {
+    let set = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok()).filter(|columns| *columns > 0);
+    set.or_else(|| Some(usize::from(tcgetwinsize(std::io::stdout()).ok()?.ws_col)).filter(|columns| *columns > 0))
+        .unwrap_or(usize::MAX)
+}
+
+/// The lines of a table, see [`Output::table`].
+fn table(headings: &[&str], rows: &[Vec<String>], spare: &[&str], limit: usize) -> Vec<String> {
+    let name = |column: usize| headings[column].trim_start_matches('>');
+    let widest = |column: usize| {
+        let cells = rows.iter().map(|row| row[column].chars().count());
+        cells.chain([name(column).chars().count()]).max().unwrap_or(0)
+    };
+    let mut widths: Vec<usize> = (0..headings.len()).map(widest).collect();
+    let mut shown: Vec<usize> = (0..headings.len()).collect();
+    let last = headings.len() - 1;
+    let total = |shown: &[usize], widths: &[usize]| {
+        shown.iter().map(|column| widths[*column] + GAP.len()).sum::<usize>() - GAP.len()
+    };
+    let shortest = widths[last].min(SHORT);
+    let mut spare = spare.iter();
+    // Even if the last column is cut off, the others have to fit.
+    while total(&shown, &widths) > limit.saturating_add(widths[last] - shortest) {
+        let Some(next) = spare.next() else { break };
+        shown.retain(|column| name(*column).trim_start() != *next);
+    }
+    let excess = total(&shown, &widths).saturating_sub(limit);
+    let cut = widths[last].saturating_sub(excess).max(shortest);
+    let is_cut = cut < widths[last];
+    widths[last] = cut;
+    let line = |cell: &dyn Fn(usize) -> String| {
+        let cells = shown.iter().map(|column| {
+            let (width, cell) = (widths[*column], cell(*column));
+            if headings[*column].starts_with('>') { format!("{cell:>width$}") } else { format!("{cell:<width$}") }
+        });
+        cells.collect::<Vec<_>>().join(GAP).trim_end().to_owned()
+    };
+    let cell = |row: &[String], column: usize| {
+        if column == last && is_cut { shorten(&row[column], cut - 1) } else { row[column].clone() }
+    };
+    let head = line(&|column| name(column).to_owned());
+    [head].into_iter().chain(rows.iter().map(|row| line(&|column| cell(row, column)))).collect()
+}
+
+/// Between two columns.
+const GAP: &str = "  ";
+
+/// A last column of up to this many characters is not cut off.
+const SHORT: usize = 20;
+
 /// Prints a line. A reader that has gone (`| head`) wants no more, which is no failure.
 fn print(text: &str) {
     match writeln!(std::io::stdout(), "{text}") {
@@ -97,5 +181,45 @@ fn print(text: &str) {
             let _ = writeln!(std::io::stderr(), "error: standard output cannot be written: {error}");
             std::process::exit(5);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEADINGS: [&str; 4] = [">PID", "STATE", ">LEASES", "COMMAND"];
+
+    fn rows() -> Vec<Vec<String>> {
+        let row = |cells: [&str; 4]| cells.map(str::to_owned).to_vec();
+        vec![row(["7", "alive", "2", "python train.py --batch 32"]), row(["4242", "hung", "1", "x"])]
+    }
+
+    #[test]
+    fn a_table_that_fits_is_shown_whole() {
+        let lines = table(&HEADINGS, &rows(), &["LEASES"], usize::MAX);
+        assert_eq!(lines[0], " PID  STATE  LEASES  COMMAND");
+        assert_eq!(lines[1], "   7  alive       2  python train.py --batch 32");
+        assert_eq!(lines[2], "4242  hung        1  x");
+        assert_eq!(table(&HEADINGS, &rows(), &["LEASES"], 47), lines, "it is 47 wide");
+    }
+
+    #[test]
+    fn a_narrow_table_loses_the_end_of_its_last_column_then_spare_columns() {
+        let lines = table(&HEADINGS, &rows(), &["LEASES", "STATE"], 42);
+        assert_eq!(lines[1], "   7  alive       2  python train.py --ba…");
+        assert_eq!(lines[2], "4242  hung        1  x");
+        let lines = table(&HEADINGS, &rows(), &["LEASES", "STATE"], 34);
+        assert_eq!(lines[0], " PID  STATE  COMMAND");
+        assert_eq!(lines[1], "   7  alive  python train.py --ba…");
+        let lines = table(&HEADINGS, &rows(), &["LEASES", "STATE"], 10);
+        assert_eq!(lines[1], "   7  python train.py --b…", "what is left is shown, however narrow the terminal is");
+    }
+
+    #[test]
+    fn a_short_last_column_is_never_cut_off() {
+        let rows = [vec!["a-long-name-of-a-segment".to_owned(), "3".to_owned(), "3 h 12 min".to_owned()]];
+        let lines = table(&["NAME", ">OLDER", "AGE"], &rows, &["OLDER"], 36);
+        assert_eq!(lines[1], "a-long-name-of-a-segment  3 h 12 min");
     }
 }

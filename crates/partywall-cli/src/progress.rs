@@ -9,10 +9,11 @@ use crate::output::Output;
 pub(crate) struct Progress(ProgressBar);
 
 impl Progress {
-    /// A bar of `total` bytes on standard error, or none if that is no terminal or programs read the output.
+    /// A bar of `total` bytes on standard error, or none if that is no terminal, programs read the output, or
+    /// `--quiet` is given.
     pub(crate) fn new(output: Output, what: &str, total: u64) -> Self {
         // The target itself draws nothing where there is no terminal.
-        let target = if output.is_json() { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
+        let target = if output.shows_progress() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
         let style = ProgressStyle::with_template(TEMPLATE).unwrap_or_else(|_| ProgressStyle::default_bar());
         let bar = ProgressBar::with_draw_target(Some(total), target).with_style(style);
         Self(bar.with_message(what.to_owned()))

@@ -1,7 +1,22 @@
 //! What all commands share: help, exit codes, and how much they say.
 #![allow(clippy::unwrap_used, reason = "helpers of tests are outside #[test]")]
 
-use partywall_harness::Sandbox;
+use std::fs;
+
+use partywall::{DType, Domain};
+use partywall_harness::{Running, Sandbox, Terminal, device, place};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use serde_json::{Value, json};
+
+/// Commits a name, kept.
+fn commit(domain: &Domain, name: &str) {
+    domain.create(name, place()).kept(true).tensor("w", DType::U8, &[64]).allocate().unwrap().commit().unwrap();
+}
+
+fn names(sandbox: &Sandbox) -> Vec<String> {
+    let list = sandbox.json(["ls"]);
+    list["names"].as_array().unwrap().iter().map(|name| name["name"].as_str().unwrap().to_owned()).collect()
+}
 
 #[test]
 fn exit_codes_are_the_same_in_help_and_docs() {
@@ -13,4 +28,187 @@ fn exit_codes_are_the_same_in_help_and_docs() {
     let of_docs: Vec<_> = rows.filter(|(code, _)| code.parse::<u8>().is_ok()).collect();
     assert_eq!(of_help, of_docs);
     assert_eq!(of_help.last(), Some(&("7", "timed out")));
+}
+
+#[test]
+fn bare_partywall_prints_help_and_is_no_error() {
+    let sandbox = Sandbox::new();
+    let bare = sandbox.run([""; 0]).expect(0);
+    assert_eq!(bare.text(), sandbox.run(["-h"]).expect(0).text());
+    assert!(bare.text().contains("Usage:") && bare.stderr.is_empty(), "{bare:?}");
+    let no_command = sandbox.run(["--json"]).expect(2);
+    assert_eq!(no_command.json()["error"]["code"], 2);
+}
+
+#[test]
+fn quiet_leaves_notes_out_and_errors_in() {
+    let sandbox = Sandbox::new();
+    sandbox.broker();
+    assert!(!sandbox.run(["ls"]).expect(0).stderr.is_empty());
+    assert_eq!(sandbox.run(["ls", "--quiet"]).expect(0).stderr, "");
+    assert!(sandbox.run(["-q", "show", "x"]).expect(3).stderr.contains("error:"));
+    let demo = sandbox.run(["-q", "demo", "--device", "host", "--corrupt", "7"]).expect(1);
+    assert!(demo.stderr.contains("is wrong at index 7"), "the errors of children, too: {demo:?}");
+}
+
+#[test]
+fn rm_asks_before_it_removes_what_a_pattern_matches() {
+    let sandbox = Sandbox::new();
+    let domain = sandbox.domain();
+    for name in ["x/1", "x/2", "y", "z1"] {
+        commit(&domain, name);
+    }
+    // Without a terminal nobody can answer.
+    let refused = sandbox.run(["rm", "y", "x*"]).expect(2);
+    for part in ["matches 3 names", "\n  x/1", "\n  x/2", "--yes"] {
+        assert!(refused.stderr.contains(part), "{part}: {refused:?}");
+    }
+    let refused = sandbox.run(["rm", "x*", "--json"]).expect(2).json();
+    assert_eq!((&refused["names"], &refused["error"]["code"]), (&json!(["x/1", "x/2"]), &json!(2)));
+    assert_eq!(names(&sandbox), ["x/1", "x/2", "y", "z1"]);
+    let missing = sandbox.run(["rm", "--yes", "y", "nope*"]).expect(3);
+    assert!(missing.stderr.contains("\"nope*\""), "{missing:?}");
+    assert_eq!(names(&sandbox).len(), 4, "a pattern that matches nothing is a mistake, so nothing is removed");
+    let removed = sandbox.run(["rm", "--yes", "z?", "z*", "z1"]).expect(0);
+    assert_eq!(removed.text().lines().count(), 1, "each name once: {removed:?}");
+
+    for (answer, code, left) in [("\n", 1, 3), ("n\n", 1, 3), ("y\n", 0, 1)] {
+        let mut terminal = Terminal::spawn(sandbox.command(["rm", "x*"]), 80);
+        terminal.wait_for("Remove 2 names? [y/N] ");
+        terminal.type_in(answer);
+        let (ended, screen) = terminal.wait();
+        assert!(screen.contains("  x/1@1, ") && screen.contains("  x/2@1, "), "{screen}");
+        assert_eq!((ended, names(&sandbox).len()), (Some(code), left), "{screen}");
+        assert_eq!(screen.contains("nothing was removed"), code == 1, "{screen}");
+    }
+    sandbox.run(["rm", "y"]).expect(0);
+}
+
+#[test]
+fn get_keeps_files_that_exist_and_terminals_readable() {
+    let sandbox = Sandbox::new();
+    commit(&sandbox.domain(), "x");
+    let file = sandbox.file("precious", "precious");
+    let refused = sandbox.run(["get", "x", "precious"]).expect(5);
+    assert!(refused.stderr.contains("precious exists") && refused.stderr.contains("--force"), "{refused:?}");
+    assert_eq!(fs::read(&file).unwrap(), b"precious");
+    sandbox.run(["get", "x", "precious", "--force"]).expect(0);
+    assert_eq!(fs::read(&file).unwrap(), [0; 64]);
+    sandbox.run(["get", "x", "/dev/null"]).expect(0);
+
+    let (code, screen) = Terminal::spawn(sandbox.command(["get", "x", "-"]), 80).wait();
+    assert_eq!(code, Some(2), "{screen}");
+    assert!(screen.contains("is a terminal") && screen.contains("pipe") && !screen.contains('\0'), "{screen}");
+}
+
+#[test]
+fn tables_fit_a_narrow_terminal_and_are_whole_in_a_pipe() {
+    let sandbox = Sandbox::new();
+    let name = "a-name-of-forty-letters-for-a-wide-table";
+    sandbox.file(name, [0; 64]);
+    let mut holder = sandbox.spawn(["put", name, name, "--hold", "--device", device()]);
+    holder.line();
+    for arguments in [&["ps"][..], &["ls"], &["show", name], &["status"]] {
+        let whole = sandbox.run(arguments).expect(0).text();
+        let (code, screen) = Terminal::spawn(sandbox.command(arguments), 80).wait();
+        assert_eq!(code, Some(0), "{screen}");
+        let headings = |text: &str| -> Vec<String> {
+            let table =
+                text.lines().find(|line| ["PID", "NAME"].iter().any(|first| line.trim_start().starts_with(first)));
+            table.unwrap().split_whitespace().map(str::to_owned).collect()
+        };
+        let is_row = |line: &&str| line.contains(name) || line.contains("put ");
+        let rows: Vec<_> = screen.lines().filter(is_row).collect();
+        assert!(!rows.is_empty() && rows.iter().all(|row| row.chars().count() <= 80), "{screen}");
+        assert!(headings(&screen).len() <= headings(&whole).len());
+        if arguments == ["ps"] {
+            assert!(
+                headings(&screen).contains(&"STATE".into()) && !headings(&screen).contains(&"UID".into()),
+                "{screen}"
+            );
+            assert!(
+                headings(&whole).contains(&"UID".into()) && whole.contains(&format!("put {name} {name} --hold")),
+                "{whole}"
+            );
+            let columns = Running::spawn(sandbox.command(arguments).env("COLUMNS", "80")).wait().expect(0).text();
+            assert_eq!(headings(&columns), headings(&screen));
+        }
+    }
+}
+
+/// Every command with its subcommands, as `--help` lists them.
+fn commands(sandbox: &Sandbox, path: &[String], all: &mut Vec<Vec<String>>) {
+    let help = sandbox.run([path, &["-h".to_owned()]].concat()).expect(0).text();
+    all.push(path.to_vec());
+    let Some((_, list)) = help.split_once("\nCommands:\n") else { return };
+    for line in list.lines().take_while(|line| !line.is_empty()) {
+        // A description that goes on is further to the right.
+        let Some(name) = line.strip_prefix("  ").and_then(|line| line.split(' ').next()) else { continue };
+        if !name.is_empty() && name != "help" {
+            commands(sandbox, &[path, &[name.to_owned()]].concat(), all);
+        }
+    }
+}
+
+#[test]
+fn every_help_fits_80_columns() {
+    let sandbox = Sandbox::new();
+    let mut all = Vec::new();
+    commands(&sandbox, &[], &mut all);
+    assert!(all.len() > 20 && all.contains(&vec!["topic".to_owned(), "echo".to_owned()]), "{all:?}");
+    for path in all {
+        for flag in ["-h", "--help"] {
+            let arguments = [&path[..], &[flag.to_owned()]].concat();
+            let help = Running::spawn(sandbox.command(arguments).env("COLUMNS", "80")).wait().expect(0).text();
+            let wide: Vec<_> = help.lines().filter(|line| line.chars().count() > 80).collect();
+            assert!(wide.is_empty(), "partywall {} {flag}: {wide:#?}", path.join(" "));
+        }
+    }
+}
+
+#[test]
+fn the_file_size_limit_is_said() {
+    let sandbox = Sandbox::new();
+    let domain = sandbox.domain();
+    domain.create("x", place()).kept(true).tensor("w", DType::U8, &[1 << 20]).allocate().unwrap().commit().unwrap();
+    // 64 blocks of 1024 bytes; bash, because dash counts in blocks of 512.
+    let limited = |arguments: &str| {
+        let script = format!("ulimit -f 64; exec {} {arguments}", partywall_harness::binary().display());
+        Running::spawn(sandbox.program("bash").args(["-c", &script])).wait()
+    };
+    let refused = limited("get x out").expect(5);
+    assert!(refused.stderr.contains("file size limit") && refused.stderr.contains("ulimit -f"), "{refused:?}");
+    assert!(!sandbox.path().join("out").exists());
+    let refused = limited("get x - > out").expect(5);
+    assert!(refused.stderr.contains("file size limit"), "{refused:?}");
+}
+
+#[test]
+fn the_program_takes_all_the_open_files_that_it_may() {
+    let sandbox = Sandbox::new();
+    let script = format!("ulimit -Sn 64; exec {} serve", partywall_harness::binary().display());
+    let mut serve = Running::spawn(sandbox.program("sh").args(["-c", &script]));
+    serve.line();
+    let limits = fs::read_to_string(format!("/proc/{}/limits", serve.pid())).unwrap();
+    let files = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
+    let numbers: Vec<_> = files.split_whitespace().filter(|word| word.parse::<u64>().is_ok()).collect();
+    assert_eq!(numbers[0], numbers[1], "soft and hard: {files}");
+
+    // A command that is no broker: it waits for a name.
+    let script = format!("ulimit -Sn 64; exec {} get never out --wait 60", partywall_harness::binary().display());
+    let waiting = Running::spawn(sandbox.program("sh").args(["-c", &script]));
+    partywall_harness::eventually("it is a member", || sandbox.json(["status"])["members"] != json!([]));
+    let limits = fs::read_to_string(format!("/proc/{}/limits", waiting.pid())).unwrap();
+    let files = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
+    let numbers: Vec<_> = files.split_whitespace().filter(|word| word.parse::<u64>().is_ok()).collect();
+    assert_eq!(numbers[0], numbers[1], "soft and hard: {files}");
+    waiting.kill();
+
+    // The library leaves its host's limit alone: `select` of the host cannot take more.
+    let before = Rlimit { current: Some(512), ..getrlimit(Resource::Nofile) };
+    setrlimit(Resource::Nofile, before).unwrap();
+    drop(sandbox.domain_of_running());
+    assert_eq!(getrlimit(Resource::Nofile), before);
+    assert_ne!(Value::Null, sandbox.json(["stop", "--force"]));
+    serve.wait().expect(0);
 }

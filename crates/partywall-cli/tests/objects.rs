@@ -39,6 +39,9 @@ fn semaphores_are_listed_and_shown() {
     let refused = sandbox.run(["stop"]).expect(5);
     assert!(refused.stderr.contains("semaphore gate") && refused.stderr.contains("2 names"), "{refused:?}");
     assert_eq!(sandbox.run(["stop", "--json"]).expect(5).json()["semaphores"].as_array().unwrap().len(), 2);
+    let refused = sandbox.run(["rm", "gate"]).expect(5);
+    let why = "semaphore \"gate\" cannot be removed: it goes with the last process that has it open";
+    assert!(refused.stderr.contains(why) && refused.stderr.contains("partywall show gate"), "{refused:?}");
     drop((permits, gate, other));
     assert_eq!(sandbox.json(["ls"])["semaphores"], json!([]));
     let missing = sandbox.run(["show", "gate"]).expect(3);
@@ -72,6 +75,10 @@ fn timelines_are_listed_and_shown() {
     assert!(refused.stderr.contains(&format!("grads, writer: pid {pid}")), "{refused:?}");
     let mistyped = sandbox.run(["show", "grad"]).expect(3);
     assert!(mistyped.stderr.contains("no timeline is named") && mistyped.stderr.contains("grads"), "{mistyped:?}");
+
+    let refused = sandbox.run(["rm", "grads"]).expect(5);
+    assert!(refused.stderr.contains("timeline \"grads\" cannot be removed"), "{refused:?}");
+    assert!(refused.stderr.contains("`partywall abandon grads`"), "{refused:?}");
 
     drop(writer);
     eventually("it is closed", || sandbox.json(["ls"])["timelines"] == row(7, Value::Null, json!("closed"), 1, 1));

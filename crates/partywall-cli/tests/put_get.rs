@@ -252,7 +252,7 @@ fn get_waits_for_a_name_when_told() {
     put(&sandbox, &["f", "soon"]).expect(0);
     waiting.wait().expect(0);
     assert_eq!(fs::read(sandbox.path().join("out")).unwrap(), b"hello");
-    let late = sandbox.run(["get", "never", "out", "--wait", "0.05"]).expect(7);
+    let late = sandbox.run(["get", "never", "late", "--wait", "0.05"]).expect(7);
     assert!(late.stderr.contains("did not happen within"), "{late:?}");
 }
 

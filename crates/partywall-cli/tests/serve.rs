@@ -285,18 +285,24 @@ fn stop_refuses_for_a_member_alone() {
 }
 
 #[test]
-fn a_broker_that_does_not_answer_is_killed_only_by_force() {
+fn a_broker_that_does_not_answer_is_named_and_lives_on() {
     let sandbox = Sandbox::new();
     let mut serve = sandbox.spawn(["serve"]);
     serve.line();
     // It answers no handshake and takes no notice of SIGTERM.
     serve.signal(Signal::STOP);
-    let refused = sandbox.run(["stop"]).expect(4);
-    assert!(refused.stderr.contains("did not answer") && refused.stderr.contains("--force"), "{refused:?}");
-    let killed = sandbox.run(["stop", "--force", "--json"]).expect(0);
-    assert_eq!(killed.json()["how"], "killed");
-    assert!(killed.stderr.contains("SIGKILL"), "{killed:?}");
-    serve.wait();
+    let pid = serve.pid();
+    for arguments in [&["stop"][..], &["stop", "--force"]] {
+        let refused = sandbox.run(arguments).expect(4);
+        for part in ["did not answer", &format!("(pid {pid})"), &format!("`kill {pid}`"), "names are lost"] {
+            assert!(refused.stderr.contains(part), "{part}: {refused:?}");
+        }
+        assert!(!serve.has_ended());
+    }
+    serve.signal(Signal::CONT);
+    eventually("it answers again", || sandbox.run(["status"]).code == Some(0));
+    assert_eq!(sandbox.json(["stop", "--force"])["pid"], pid);
+    serve.wait().expect(0);
     assert!(!sandbox.socket().exists());
 }
 

@@ -14,6 +14,7 @@ pub mod mps;
 mod place;
 mod process;
 mod sandbox;
+mod terminal;
 
 use std::time::{Duration, Instant};
 
@@ -21,6 +22,7 @@ pub use place::{device, kind, place};
 pub use process::{Output, Running, pidfd_of};
 pub use rustix::process::Signal;
 pub use sandbox::{Sandbox, binary, simulated_driver};
+pub use terminal::Terminal;
 
 /// After this long a test counts as hanging.
 pub const WATCHDOG: Duration = Duration::from_secs(120);

@@ -3,6 +3,7 @@
 //! refused there.
 
 use std::{
+    io::IsTerminal,
     path::{Path, PathBuf},
     sync::atomic::AtomicBool,
     time::{Duration, Instant},
@@ -33,6 +34,9 @@ pub(crate) struct Arguments {
     /// Wait so long for a name that is not there yet
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     wait: Option<Duration>,
+    /// Replace the file if it exists
+    #[arg(long)]
+    force: bool,
 }
 
 const ADDRESSES: &str = "\
@@ -70,6 +74,15 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     }
     if !stream && arguments.format.is_some() {
         return usage("--format is for standard output", "a file's suffix says its format: .npy, .safetensors, or raw");
+    }
+    if stream && std::io::stdout().is_terminal() {
+        let advice = format!("name a file, or use a pipe: partywall get {} - | xxd | head", arguments.address);
+        return usage("standard output is a terminal, and a tensor's bytes would garble it", &advice);
+    }
+    // Devices and pipes are written to. A file that appears later, while this one is written beside it, is replaced.
+    if !stream && !arguments.force && std::fs::metadata(&arguments.file).is_ok_and(|file| file.is_file()) {
+        let message = format!("{} exists, and was not replaced", arguments.file.display());
+        return Err(Failure::new(ErrorKind::Refused, message, "name another file, or add --force to replace this one"));
     }
     let wait = arguments.wait.unwrap_or_default();
     // Who waits for a name may be the first to come.

@@ -53,18 +53,21 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
             Some(_) => topics.extend(topic(name)),
         }
     }
-    let tables: [(&[&str], Vec<_>); 5] = [
-        (&headings, segments),
-        (&POOL, pools),
-        (&TOPIC, topics),
-        (&["TIMELINE", ">VALUE", ">PROMISED", ">LEASES", "WRITER"], timelines.iter().map(timeline).collect()),
-        (&["SEMAPHORE", ">PERMITS", ">HELD", ">WAITING", ">LEASES"], semaphores.iter().map(semaphore).collect()),
+    let timelines = timelines.iter().map(timeline).collect();
+    let semaphores = semaphores.iter().map(semaphore).collect();
+    // Each with the columns that a narrow terminal does without, the first one first.
+    let tables: [(&[&str], Vec<_>, &[&str]); 5] = [
+        (&headings, segments, &["OLDER", "LEASES", "KIND", "TENSORS", "AGE", "LIFETIME", "PLACE"]),
+        (&POOL, pools, &["KIND", "LEASES", "AGE", "LIFETIME", "PLACE"]),
+        (&TOPIC, topics, &["KIND", "LIFETIME", "DEPTH", "AGE", "DTYPE", "PLACE", "BYTES EACH"]),
+        (&["TIMELINE", ">VALUE", ">PROMISED", ">LEASES", "WRITER"], timelines, &["LEASES", "PROMISED"]),
+        (&["SEMAPHORE", ">PERMITS", ">HELD", ">WAITING", ">LEASES"], semaphores, &["LEASES", "WAITING"]),
     ];
-    for (i, (headings, rows)) in tables.iter().filter(|(_, rows)| !rows.is_empty()).enumerate() {
+    for (i, (headings, rows, spare)) in tables.iter().filter(|(_, rows, _)| !rows.is_empty()).enumerate() {
         if i > 0 {
             output.line("");
         }
-        output.table(headings, rows);
+        output.table(headings, rows, spare);
     }
     Ok(())
 }

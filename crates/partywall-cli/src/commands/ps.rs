@@ -44,7 +44,7 @@ pub(crate) fn run(context: &Context, _: &Arguments) -> Result<(), Failure> {
         ">SINCE",
         "COMMAND",
     ];
-    output.table(&headings, &members.iter().map(row).collect::<Vec<_>>());
+    output.table(&headings, &members.iter().map(row).collect::<Vec<_>>(), &SPARE);
     for remark in remarks(&members) {
         output.line(remark);
     }
@@ -64,9 +64,12 @@ fn row(member: &MemberInfo) -> Vec<String> {
         counted(member.blocks),
         member.quiet.map_or_else(String::new, |quiet| format!("{:.1} s", quiet as f64 / 1000.0)),
         text::duration(text::since(member.since)),
-        describe::command(&member.command, 60),
+        describe::command(&member.command, describe::LONG),
     ]
 }
+
+/// Columns that a narrow terminal does without, the first one first.
+const SPARE: [&str; 8] = ["UID", "MEMBER", "PERMITS", "TIMELINES", "BLOCKS", "HEARTBEAT", "SINCE", "LEASES"];
 
 fn counted(slots: Option<u32>) -> String {
     slots.map_or_else(|| "many".into(), |slots| slots.to_string())

@@ -1,25 +1,34 @@
 //! `partywall rm NAME…`. With `--json`: `removed`, a list of `name`, `version`, `bytes_kept`, `holders` ([`describe::holder`]), and
 //! `failed`, a list of `name`, `error` (`code`, `kind`, `message`, `advice`).
 //!
-//! Every name is tried. The exit code is that of the first failure.
+//! Every name is tried. The exit code is that of the first failure. A pattern asks before it removes what it matches,
+//! unless `--yes` is given; where nobody can be asked it is refused without.
 //!
 //! `partywall rm --unproven [PID]`. With `--json`: `freed`, a list of `member`, `pid`, `command`, `leases`, `bytes`.
 
+use std::io::IsTerminal;
+
 use clap::Args;
-use partywall::{Domain, ErrorKind, bytes, info::Freed};
+use partywall::{
+    Domain, Error, ErrorKind, Pattern, bytes,
+    info::{Freed, ObjectInfo},
+};
 use serde_json::json;
 
-use crate::{Context, describe, failure::Failure, text};
+use crate::{Context, describe, failure::Failure, output::Output, text};
 
 /// Its arguments.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// The names
-    #[arg(required_unless_present = "unproven", value_name = "NAME")]
+    /// The names, or patterns in quotes: `*` matches any characters, also `/`, and `?` matches one
+    #[arg(required_unless_present = "unproven", value_name = "NAME|PATTERN")]
     names: Vec<String>,
-    /// Give back what dead processes held although nobody knows that their work on it is over (`partywall ps`): of all, or
-    /// of one. Only when nothing of them runs on a GPU any more
-    #[arg(long, value_name = "PID", num_args = 0..=1, conflicts_with = "names")]
+    /// Do not ask before removing what a pattern matches
+    #[arg(short, long)]
+    yes: bool,
+    /// Free what dead processes held although their GPU work may go on (`partywall ps`): of all of them, or of one. Use it
+    /// only when nothing of theirs runs on a GPU any more
+    #[arg(long, value_name = "PID", num_args = 0..=1, conflicts_with_all = ["names", "yes"])]
     unproven: Option<Option<u32>>,
 }
 
@@ -31,7 +40,11 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     }
     let output = context.output();
     let (mut removed, mut failed, mut first) = (Vec::new(), Vec::new(), None::<ErrorKind>);
-    for name in &arguments.names {
+    let names = wanted(&domain, &arguments.names)?;
+    if arguments.names.iter().any(|name| is_pattern(name)) && !arguments.yes && !confirm(output, &domain, &names)? {
+        return Err(Failure::silent(ErrorKind::CheckFailed));
+    }
+    for name in &names {
         match domain.remove(name) {
             Ok(done) => {
                 let rest = match describe::what_stays(done.bytes_kept, &done.holders) {
@@ -47,7 +60,7 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
                 }));
             }
             Err(error) => {
-                let failure = Failure::from(error);
+                let failure = explained(&domain, name, error);
                 first.get_or_insert(failure.kind());
                 failed.push(json!({ "name": name, "error": failure.to_json() }));
                 if !output.is_json() {
@@ -59,6 +72,79 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     output.value(&json!({ "removed": removed, "failed": failed }));
     first.map_or(Ok(()), |kind| Err(Failure::silent(kind)))
 }
+
+/// The names that were given, and those that match a pattern, each once.
+fn wanted(domain: &Domain, arguments: &[String]) -> Result<Vec<String>, Failure> {
+    let mut wanted: Vec<String> = Vec::new();
+    for argument in arguments {
+        let names = if is_pattern(argument) { matching(domain, argument)? } else { vec![argument.clone()] };
+        for name in names {
+            if !wanted.contains(&name) {
+                wanted.push(name);
+            }
+        }
+    }
+    Ok(wanted)
+}
+
+fn is_pattern(argument: &str) -> bool {
+    argument.contains(['*', '?'])
+}
+
+/// The names that a pattern matches. A name whose last version was removed while somebody holds it is gone already.
+fn matching(domain: &Domain, pattern: &str) -> Result<Vec<String>, Failure> {
+    let usage = |why| Error::BadPattern { pattern: pattern.to_owned(), why };
+    let pattern = Pattern::new(pattern).map_err(usage)?;
+    let there = domain.names()?.into_iter().filter(|name| name.latest.is_some() && pattern.matches(&name.name));
+    let names: Vec<_> = there.map(|name| name.name).collect();
+    if names.is_empty() {
+        let what = format!("no segment, pool or topic has a name that matches {:?}", pattern.as_str());
+        return Err(Failure::new(ErrorKind::NotFound, what, "`partywall ls` lists all names"));
+    }
+    Ok(names)
+}
+
+/// Lists what is to be removed, and asks for it.
+fn confirm(output: Output, domain: &Domain, names: &[String]) -> Result<bool, Failure> {
+    let count = text::count(names.len() as u64, "name");
+    if !std::io::stdin().is_terminal() {
+        let listed = names.iter().take(LISTED).map(|name| format!("\n  {name}")).collect::<String>();
+        let more = names.len().saturating_sub(LISTED);
+        let rest = if more > 0 { format!("\n  … and {more} more") } else { String::new() };
+        let what = format!("a pattern matches {count}, and there is no terminal to confirm that:{listed}{rest}");
+        let advice = "add --yes to remove them; `partywall ls PATTERN` shows what matches";
+        return Err(Failure::new(ErrorKind::Usage, what, advice).with_details(json!({ "names": names })));
+    }
+    for name in domain.names()?.iter().filter(|name| names.contains(&name.name)) {
+        output.relay(format!("  {}", describe::name_line(name)));
+    }
+    output.ask(format!("Remove {count}? [y/N] "));
+    let mut answer = String::new();
+    let read = std::io::stdin().read_line(&mut answer).is_ok();
+    let agreed = read && matches!(answer.trim().to_ascii_lowercase().as_str(), "y" | "yes");
+    if !agreed {
+        output.remark("nothing was removed");
+    }
+    Ok(agreed)
+}
+
+/// Why a name cannot be removed, which may be a timeline's or a semaphore's.
+fn explained(domain: &Domain, name: &str, error: Error) -> Failure {
+    if !matches!(error, Error::NotFound { .. }) {
+        return error.into();
+    }
+    let objects = domain.objects().unwrap_or_default();
+    let (what, also) = match objects.iter().find(|object| object.name() == name) {
+        Some(ObjectInfo::Timeline(_)) => ("timeline", format!("; `partywall abandon {name}` ends all waits for it")),
+        Some(ObjectInfo::Semaphore(_)) => ("semaphore", String::new()),
+        _ => return error.into(),
+    };
+    let message = format!("{what} {name:?} cannot be removed: it goes with the last process that has it open");
+    Failure::new(ErrorKind::Refused, message, format!("`partywall show {name}` lists those processes{also}"))
+}
+
+/// Names that a refusal lists.
+const LISTED: usize = 20;
 
 fn free(context: &Context, domain: &Domain, pid: Option<u32>) -> Result<(), Failure> {
     let freed = domain.free_unproven(pid)?;

@@ -122,13 +122,17 @@ fn object_facts(output: Output, object: &ObjectDetail) {
         row
     };
     let headings = if has_permits { &["  PID", ">LEASES", ">PERMITS", "COMMAND"][..] } else { &HOLDER };
-    output.table(headings, &object.holders.iter().map(row).collect::<Vec<_>>());
+    output.table(headings, &object.holders.iter().map(row).collect::<Vec<_>>(), &[]);
 }
 
 /// A row of [`HOLDER`].
 fn person(holder: &HolderInfo) -> Vec<String> {
     let unproven = if holder.unproven { " (unproven)" } else { "" };
-    vec![format!("  {}{unproven}", holder.pid), holder.leases.to_string(), describe::shorten(&holder.command, 80)]
+    vec![
+        format!("  {}{unproven}", holder.pid),
+        holder.leases.to_string(),
+        describe::shorten(&holder.command, describe::LONG),
+    ]
 }
 
 const HOLDER: [&str; 3] = ["  PID", ">LEASES", "COMMAND"];
@@ -256,7 +260,7 @@ fn participants(output: Output, used: &ControlInfo) {
             [who(&publisher.who), vec![publisher.published.to_string(), waits.unwrap_or_default()]].concat()
         };
         let headings = ["  PID", "STATE", ">NUMBER", ">PUBLISHED", "WAITS"];
-        output.table(&headings, &topic.publishers.iter().map(row).collect::<Vec<_>>());
+        output.table(&headings, &topic.publishers.iter().map(row).collect::<Vec<_>>(), &["NUMBER"]);
     }
     if !topic.subscribers.is_empty() {
         output.line("\nsubscribers");
@@ -273,7 +277,8 @@ fn participants(output: Output, used: &ControlInfo) {
         };
         let headings =
             ["  PID", "STATE", ">NUMBER", "POLICY", ">LAG", ">RECEIVED", ">DROPPED", ">HELD", "HOLDS UP OTHERS"];
-        output.table(&headings, &topic.subscribers.iter().map(row).collect::<Vec<_>>());
+        let rows: Vec<_> = topic.subscribers.iter().map(row).collect();
+        output.table(&headings, &rows, &["NUMBER", "RECEIVED", "STATE", "HELD"]);
     }
 }
 
@@ -317,7 +322,7 @@ fn people(output: Output, info: &SegmentInfo) {
         row
     };
     let headings = if has_blocks { &["  PID", ">LEASES", ">BLOCKS", "COMMAND"][..] } else { &HOLDER };
-    output.table(headings, &info.holders.iter().map(row).collect::<Vec<_>>());
+    output.table(headings, &info.holders.iter().map(row).collect::<Vec<_>>(), &[]);
 }
 
 fn versions(output: Output, info: &SegmentInfo) {
@@ -337,7 +342,8 @@ fn versions(output: Output, info: &SegmentInfo) {
         ]
     };
     let headings = ["  VERSION", "PLACE", ">SIZE", ">TENSORS", ">LEASES", ">COMMITTER", "AGE"];
-    output.table(&headings, &info.versions.iter().map(row).collect::<Vec<_>>());
+    let rows: Vec<_> = info.versions.iter().map(row).collect();
+    output.table(&headings, &rows, &["TENSORS", "COMMITTER", "LEASES"]);
 }
 
 fn metadata(output: Output, info: &SegmentInfo) {
@@ -367,7 +373,7 @@ fn tensors(output: Output, info: &SegmentInfo, limit: usize) {
         ]
     });
     let rows: Vec<_> = rows.collect();
-    output.table(&["  NAME", "DTYPE", "SHAPE", ">SIZE"], &rows);
+    output.table(&["  NAME", "DTYPE", "SHAPE", ">SIZE"], &rows, &["SIZE"]);
     if all.len() > limit {
         output.line(format!("  … and {} more: --all lists them", all.len() - limit));
     }

@@ -135,11 +135,11 @@ fn people(output: Output, members: &[MemberInfo]) {
             bytes(member.bytes),
             text::duration(text::since(member.since)),
             describe::state(member.state).to_owned(),
-            describe::command(&member.command, 60),
+            describe::command(&member.command, describe::LONG),
         ]
     };
     let headings = ["  PID", ">LEASES", ">HOLDS", ">SINCE", "STATE", "COMMAND"];
-    output.table(&headings, &members.iter().map(row).collect::<Vec<_>>());
+    output.table(&headings, &members.iter().map(row).collect::<Vec<_>>(), &["SINCE", "LEASES"]);
 }
 
 fn key(limit: Limit) -> &'static str {

@@ -1,5 +1,8 @@
 //! `partywall stop`: afterwards no process, socket or file of the broker is left but its log.
 //!
+//! It ends a broker only after it has spoken with it. A broker that does not answer may be busy, stopped, or at a limit,
+//! and holds kept names; the refusal names its pid, and whoever wants it gone sends the signal.
+//!
 //! With `--json`: `socket`, `stopped` (whether a broker ran), `pid` (or null), `how`: `asked`, `terminated` (SIGTERM),
 //! `killed` (SIGKILL), or `nothing`; `stale_socket_removed`. If it refuses, `names`, `timelines`, `semaphores` and
 //! `members` beside `error`, as `ls` and `status` have them. No broker at all is no failure: there is nothing to stop,
@@ -27,8 +30,8 @@ use crate::{Context, describe, failure::Failure, text::count};
 /// Its arguments.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// Also while names and members exist: all names are dropped, memory that is mapped stays mapped. A broker of
-    /// another release, or one that does not answer, is ended by a signal
+    /// Also while names and members exist: all names are dropped, memory that is mapped stays mapped. A broker of another
+    /// release is ended by a signal
     #[arg(long)]
     force: bool,
 }
@@ -39,19 +42,10 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     let location = options.location()?;
     let how = match options.connect() {
         Ok(domain) => ask(context, &location, &domain, arguments.force)?,
-        Err(error @ (Error::BrokerUnreachable { .. } | Error::VersionMismatch { .. } | Error::Protocol(_))) => {
-            match partywall::broker_pid(&location) {
-                Err(Error::BrokerUnreachable { .. }) => return nothing(context, &location),
-                Err(other) => return Err(other.into()),
-                // Somebody listens, but we cannot talk to it.
-                Ok(_) if arguments.force => Ended { pid: None, how: signal(context, &location)? },
-                Ok(_) if matches!(error, Error::VersionMismatch { .. }) => return Err(error.into()),
-                Ok(pid) => {
-                    let who = pid.map_or_else(String::new, |pid| format!(" (it listens with pid {pid})"));
-                    let advice = "`partywall stop --force` ends it by a signal";
-                    return Err(Failure::new(error.kind(), format!("{error}{who}"), advice));
-                }
-            }
+        Err(_) if nobody_listens(&location) => return nothing(context, &location),
+        Err(Error::VersionMismatch { .. }) if arguments.force => signal(context, &location)?,
+        Err(error @ (Error::BrokerUnreachable { .. } | Error::BrokerGone { .. } | Error::Protocol(_))) => {
+            return Err(unresponsive(&location, error));
         }
         Err(error) => return Err(error.into()),
     };
@@ -71,11 +65,27 @@ struct Ended {
     how: &'static str,
 }
 
+/// The refusal to end a broker that does not answer.
+fn unresponsive(location: &Location, error: Error) -> Failure {
+    // The kernel knows who listens, unless the queue of connections is full.
+    let pid = partywall::broker_pid(location).ok().flatten();
+    let (who, end) = match pid {
+        Some(pid) => (format!(" (pid {pid})"), format!("`kill {pid}` ends it, or `kill -9 {pid}` if it is stopped")),
+        None => (String::new(), "end it where it was started".to_owned()),
+    };
+    let message = format!("{error}{who}; it has not been ended, because it may hold kept names");
+    let advice = format!("try again in a moment, `partywall logs` may say why; {end}: all its names are lost then");
+    Failure::new(error.kind(), message, advice).with_details(json!({ "pid": pid }))
+}
+
 /// Asks it to end, and waits until it has.
 fn ask(context: &Context, location: &Location, domain: &Domain, force: bool) -> Result<Ended, Failure> {
-    let pid = partywall::broker_pid(location).ok().flatten();
+    let said = domain.status().ok().map(|status| status.pid);
+    // In another PID namespace the broker has a number that means nothing here.
+    let seen = partywall::broker_pid(location).ok().flatten();
     // Opened while it is certainly the broker's: it just answered.
-    let pidfd = pid.and_then(|pid| process::pidfd(pid).ok());
+    let pidfd = seen.and_then(|pid| process::pidfd(pid).ok());
+    let pid = seen.or(said);
     match domain.stop_broker(force) {
         Ok(()) => {}
         Err(Error::InUse { .. }) => return Err(in_use(location, domain, pid)),
@@ -112,7 +122,7 @@ fn wait(pidfd: Option<&OwnedFd>, location: &Location, patience: Duration) -> boo
         return socket::wait(pidfd, Ready::Read, Some(deadline)).unwrap_or(false);
     }
     while Instant::now() < deadline {
-        if socket::connect(&location.socket).is_err() {
+        if nobody_listens(location) {
             return true;
         }
         std::thread::sleep(Duration::from_millis(20));
@@ -153,8 +163,8 @@ fn in_use(location: &Location, domain: &Domain, pid: Option<u32>) -> Failure {
     Failure::new(ErrorKind::Refused, message, advice).with_details(details)
 }
 
-/// Ends a broker that we cannot talk to.
-fn signal(context: &Context, location: &Location) -> Result<&'static str, Failure> {
+/// Ends a broker of another release, which has said so.
+fn signal(context: &Context, location: &Location) -> Result<Ended, Failure> {
     // That whoever listens there runs as us, `broker_pid` has found out from the kernel.
     let Some(pid) = partywall::broker_pid(location)? else {
         let message = format!("the broker at {} runs in another PID namespace", location.socket.display());
@@ -171,7 +181,7 @@ fn signal(context: &Context, location: &Location) -> Result<&'static str, Failur
     }
     process::kill(&pidfd, Signal::TERM).map_err(system)?;
     if wait(Some(&pidfd), location, PATIENCE_TERM) {
-        return Ok("terminated");
+        return Ok(Ended { pid: Some(pid), how: "terminated" });
     }
     context.output().remark(format!(
         "the broker with pid {pid} has not ended within {} s of SIGTERM; it is killed (SIGKILL)",
@@ -180,10 +190,15 @@ fn signal(context: &Context, location: &Location) -> Result<&'static str, Failur
     process::kill(&pidfd, Signal::KILL)
         .or_else(|errno| if errno == Errno::SRCH { Ok(()) } else { Err(system(errno)) })?;
     if wait(Some(&pidfd), location, PATIENCE) {
-        return Ok("killed");
+        return Ok(Ended { pid: Some(pid), how: "killed" });
     }
     let message = format!("the broker with pid {pid} has not ended within {} s of SIGKILL", PATIENCE.as_secs());
     Err(Failure::new(ErrorKind::Refused, message, "the kernel does not end it: see `dmesg`"))
+}
+
+/// Whether there is no socket, or nobody behind it. False if that cannot be found out.
+fn nobody_listens(location: &Location) -> bool {
+    matches!(socket::connect(&location.socket), Err(Errno::NOENT | Errno::NOTDIR | Errno::CONNREFUSED))
 }
 
 fn nothing(context: &Context, location: &Location) -> Result<(), Failure> {

@@ -7,7 +7,6 @@
 //! broker goes, `error` and `point`.
 
 use std::{
-    io::{Write, stdout},
     sync::atomic::{AtomicBool, Ordering},
     time::Duration,
 };
@@ -17,7 +16,6 @@ use partywall::{
     ErrorKind, Pattern, Watch, WatchEvent, bytes,
     info::{Change, NameEvent, Named, Point},
 };
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::{Value, json};
 
 use crate::{Context, failure::Failure, output::Output, signals, text};
@@ -64,7 +62,7 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
 }
 
 fn tell(output: Output, watch: &mut Watch, stop: &AtomicBool) -> Result<(), Failure> {
-    while !stop.load(Ordering::Relaxed) && is_read() {
+    while !stop.load(Ordering::Relaxed) && output.is_read() {
         // A signal ends no wait, and neither does a reader that goes: both are looked for now and then.
         match watch.next(Duration::from_millis(250)) {
             Ok(None) => {}
@@ -81,16 +79,6 @@ fn tell(output: Output, watch: &mut Watch, stop: &AtomicBool) -> Result<(), Fail
         }
     }
     Ok(())
-}
-
-/// Whether anybody may still read what is printed. A pipe says when its other end is closed.
-fn is_read() -> bool {
-    let stdout = stdout();
-    // What was printed until now is to be seen now.
-    let _ = stdout.lock().flush();
-    let mut fds = [PollFd::new(&stdout, PollFlags::empty())];
-    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    poll(&mut fds, Some(&now)).is_err() || !fds[0].revents().contains(PollFlags::ERR)
 }
 
 fn line(event: &WatchEvent) -> String {

@@ -275,6 +275,14 @@ pub enum FileError {
         /// The kernel's answer.
         source: io::Error,
     },
+    /// The file would exceed the limit on the size of files.
+    #[error("{} reaches the file size limit", file.display())]
+    SizeLimit {
+        /// The file that was to be written.
+        file: PathBuf,
+        /// The kernel's answer.
+        source: io::Error,
+    },
     /// The reader of the pipe has gone away.
     #[error("the reader of {} has closed it", file.display())]
     ClosedPipe {
@@ -342,6 +350,7 @@ impl FileError {
             Self::ReservedName { .. } => "name it with NAME:TENSOR and write it to a file of another suffix",
             Self::IsFolder { .. } => "name a file in it",
             Self::Full { .. } => "free some space, or write to another file system",
+            Self::SizeLimit { .. } => "raise the limit in the shell that starts this (`ulimit -f unlimited`)",
             Self::ClosedPipe { .. } => "nothing, if the reader had enough",
         }
     }
@@ -352,6 +361,7 @@ impl FileError {
         match source.kind() {
             io::ErrorKind::BrokenPipe => Self::ClosedPipe { file, source },
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Self::Full { file, source },
+            io::ErrorKind::FileTooLarge => Self::SizeLimit { file, source },
             io::ErrorKind::IsADirectory => Self::IsFolder { file },
             _ => Self::Write { file, source },
         }

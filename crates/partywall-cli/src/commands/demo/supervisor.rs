@@ -202,7 +202,7 @@ impl Relay {
     }
 
     fn remark(self, line: &str) {
-        self.output.remark(self.prefixed(line, std::io::stderr().is_terminal()));
+        self.output.relay(self.prefixed(line, std::io::stderr().is_terminal()));
     }
 
     fn prefixed(self, line: &str, colour: bool) -> String {

@@ -126,7 +126,7 @@ fn list(context: &Context) {
     ];
     let output = context.output();
     let rows = labs.map(|(name, title, roles)| vec![name.to_owned(), title.to_owned(), roles.join(", ")]);
-    output.table(&["LAB", "SHOWS", "ROLES"], &rows);
+    output.table(&["LAB", "SHOWS", "ROLES"], &rows, &["ROLES"]);
     output
         .line("\nRun one with `partywall lab NAME`; or each role in a terminal of its own: `partywall lab NAME ROLE`.");
     let values: Vec<Value> =

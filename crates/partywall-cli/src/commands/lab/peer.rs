@@ -251,7 +251,7 @@ fn limit_this_process() {
         thread::spawn(|| {
             thread::sleep(MOST);
             let minutes = MOST.as_secs() / 60;
-            Output::new(false).remark(format!("error: the lab has not ended after {minutes} minutes, and is killed"));
+            Output::new(false).relay(format!("error: the lab has not ended after {minutes} minutes, and is killed"));
             let _ = kill_process(getpid(), Signal::KILL);
         });
     });

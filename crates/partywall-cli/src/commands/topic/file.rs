@@ -252,6 +252,11 @@ fn failed(path: &Path, what: &str, error: &io::Error) -> Failure {
         IoErrorKind::StorageFull | IoErrorKind::QuotaExceeded => {
             "make room; what has been recorded until then is in the file"
         }
+        IoErrorKind::FileTooLarge => {
+            let what = format!("{} reaches the file size limit", path.display());
+            let advice = "raise it (`ulimit -f unlimited`); what has been recorded until then is in the file";
+            return Failure::new(kind, what, advice);
+        }
         _ => "see what the kernel says",
     };
     Failure::new(kind, format!("{} {what}: {error}", path.display()), advice)

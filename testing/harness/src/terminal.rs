@@ -1,0 +1,114 @@
+//! A process in a terminal of its own.
+
+use std::{
+    fs::File,
+    io::{Read, Write},
+    os::fd::OwnedFd,
+    process::{Child, Command, Stdio},
+    sync::{Arc, Mutex},
+    thread::JoinHandle,
+    time::Instant,
+};
+
+use partywall_os::{
+    process,
+    socket::{self, Ready},
+};
+use rustix::{
+    process::Signal,
+    pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt},
+    termios::{Winsize, tcsetwinsize},
+};
+
+use crate::{WATCHDOG, eventually};
+
+/// A process whose standard streams are a terminal. It is killed when this is dropped.
+#[derive(Debug)]
+pub struct Terminal {
+    child: Child,
+    pidfd: OwnedFd,
+    keyboard: File,
+    screen: Arc<Mutex<Vec<u8>>>,
+    reader: Option<JoinHandle<()>>,
+}
+
+impl Terminal {
+    /// Starts it in a terminal of so many columns.
+    ///
+    /// # Panics
+    /// If there is no terminal to be had, or it cannot be started.
+    pub fn spawn(mut command: Command, columns: u16) -> Self {
+        let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+        grantpt(&ours).unwrap();
+        unlockpt(&ours).unwrap();
+        tcsetwinsize(&ours, Winsize { ws_col: columns, ws_row: 24, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
+        let path = ptsname(&ours, Vec::new()).unwrap();
+        let theirs = File::options().read(true).write(true).open(path.to_str().unwrap()).unwrap();
+        let stream = || Stdio::from(theirs.try_clone().unwrap());
+        let child = command.stdin(stream()).stdout(stream()).stderr(stream()).spawn();
+        let child = child.unwrap_or_else(|error| panic!("{command:?}: {error}"));
+        // It keeps the child's side open, and the reader would never end.
+        drop(command);
+        drop(theirs);
+        let pidfd = process::pidfd(child.id()).expect("a child that nobody has reaped has a pidfd");
+        let keyboard = File::from(ours);
+        let screen = Arc::new(Mutex::new(Vec::new()));
+        let (mut from, to) = (keyboard.try_clone().unwrap(), screen.clone());
+        let reader = std::thread::spawn(move || {
+            let mut buffer = [0; 4096];
+            // It ends with an error once nobody has the other side open.
+            while let Ok(n @ 1..) = from.read(&mut buffer) {
+                to.lock().unwrap().extend_from_slice(&buffer[..n]);
+            }
+        });
+        Self { child, pidfd, keyboard, screen, reader: Some(reader) }
+    }
+
+    /// Types something.
+    ///
+    /// # Panics
+    /// If the terminal takes nothing.
+    pub fn type_in(&mut self, text: &str) {
+        self.keyboard.write_all(text.as_bytes()).unwrap();
+    }
+
+    /// Everything that has been printed until now.
+    ///
+    /// # Panics
+    /// If the reader has panicked.
+    pub fn screen(&self) -> String {
+        String::from_utf8_lossy(&self.screen.lock().unwrap()).into_owned()
+    }
+
+    /// Waits until `part` has been printed.
+    ///
+    /// # Panics
+    /// If the watchdog ends it.
+    pub fn wait_for(&self, part: &str) {
+        eventually(&format!("{part:?} is printed"), || self.screen().contains(part));
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, signal: Signal) {
+        let _ = process::kill(&self.pidfd, signal);
+    }
+
+    /// Waits for its end: its exit code, and everything that was printed.
+    ///
+    /// # Panics
+    /// If the watchdog ends it.
+    pub fn wait(mut self) -> (Option<i32>, String) {
+        let ended = socket::wait(&self.pidfd, Ready::Read, Some(Instant::now() + WATCHDOG)).unwrap();
+        assert!(ended, "watchdog: process {} does not end: {}", self.child.id(), self.screen());
+        let code = self.child.wait().unwrap().code();
+        let _ = self.reader.take().map(JoinHandle::join);
+        (code, self.screen())
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
