@@ -130,14 +130,14 @@ impl Domain {
             None => {}
         }
         let segment = wait::in_slices(py, timeout, |slice| opener.clone().timeout(slice).open())?;
-        Ok(Segment::new(segment))
+        Ok(Segment::opened(segment))
     }
 
     /// Opens the latest version of a name, or makes the caller its builder.
     fn open_or_build(&self, py: Python<'_>, name: &str, timeout: Option<f64>) -> PyResult<Opened> {
         let (domain, timeout) = (self.inner(py)?, wait::timeout(timeout)?);
         Ok(match wait::in_slices(py, timeout, |slice| domain.open_or_build(name, slice))? {
-            OpenOrBuild::Opened(segment) => Opened::Segment(Segment::new(segment)),
+            OpenOrBuild::Opened(segment) => Opened::Segment(Segment::opened(segment)),
             OpenOrBuild::Build(claim) => Opened::Claim(Claim::new(claim)),
         })
     }
@@ -162,7 +162,7 @@ impl Domain {
         // The commit waits for that, too; here a signal ends the wait.
         source::prepare(py, &tensors)?;
         let segment = py.detach(|| source::publish(publication, tensors)?.commit());
-        segment.or_raise(py).map(Segment::new)
+        segment.or_raise(py).map(Segment::committed)
     }
 
     /// Puts a file, or a folder of shards. Ctrl-C ends it, and leaves nothing behind.
@@ -193,7 +193,7 @@ impl Domain {
             })
         })?;
         let segment = received.map_err(|_| PyValueError::new_err("the thread that copies has panicked"))?;
-        segment.or_raise(py).map(Segment::new)
+        segment.or_raise(py).map(Segment::committed)
     }
 
     /// Opens a timeline, to wait for it or to signal it, too.
@@ -305,19 +305,26 @@ impl Domain {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner).is_none()
     }
 
-    /// Ends the connection, once no build or segment of it is used any more. Calling it again does nothing.
+    /// Takes away the names that go with the connection, and ends that once no build or segment of it is used any more.
+    /// Calling it again does nothing.
     fn close(&self, py: Python<'_>) {
         let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner).take();
-        py.detach(|| drop(inner));
+        py.detach(|| inner.map(end));
     }
 }
 
 impl Drop for Domain {
     fn drop(&mut self) {
         if let Some(inner) = self.inner.get_mut().unwrap_or_else(PoisonError::into_inner).take() {
-            reaper::later(move || drop(inner));
+            reaper::later(move || end(inner));
         }
     }
+}
+
+/// Ends a connection, and before it its names: builds and segments may keep it.
+fn end(domain: partywall::Domain) {
+    // In a forked child the names are the parent's, and without the broker there are none.
+    _ = domain.withdraw_names();
 }
 
 /// How to reach a domain.

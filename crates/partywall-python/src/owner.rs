@@ -33,6 +33,9 @@ pub(crate) struct Owner {
     writable: AtomicBool,
     /// Whether anybody was told where the memory is: nothing runs in what nobody could name.
     named: AtomicBool,
+    /// Of a segment: it was closed, and takes the name that it has committed with it. One that is only dropped leaves the
+    /// name to the connection.
+    closed: AtomicBool,
     /// Of GPU memory: who lets go of it waits for the work in it first.
     context: Option<Context>,
 }
@@ -76,6 +79,7 @@ impl Owner {
             state: Mutex::new(State::Building(Box::new(build))),
             writable: true.into(),
             named: false.into(),
+            closed: false.into(),
             context,
         })
     }
@@ -88,27 +92,34 @@ impl Owner {
             state: Mutex::new(State::Committed(Arc::new(segment))),
             writable,
             named: false.into(),
+            closed: false.into(),
             context,
         })
     }
 
     /// Of a block of a pool, on a GPU if it has a context.
     pub(crate) fn of_block(block: Block, context: Option<Context>) -> Arc<Self> {
-        Arc::new(Self { state: Mutex::new(State::Taken(block)), writable: true.into(), named: false.into(), context })
+        Arc::new(Self {
+            state: Mutex::new(State::Taken(block)),
+            writable: true.into(),
+            named: false.into(),
+            closed: false.into(),
+            context,
+        })
     }
 
     /// Of a loan.
     pub(crate) fn of_loan(loan: Loan, topic: Arc<Topic>) -> Arc<Self> {
         let context = topic.gpu().map(|gpu| gpu.context().clone());
         let state = Mutex::new(State::Lent(Box::new(loan), topic));
-        Arc::new(Self { state, writable: true.into(), named: false.into(), context })
+        Arc::new(Self { state, writable: true.into(), named: false.into(), closed: false.into(), context })
     }
 
     /// Of a sample, and its subscriber.
     pub(crate) fn of_sample(sample: Sample, subscriber: Arc<Subscriber>) -> Arc<Self> {
         let context = sample.gpu().map(|gpu| gpu.context().clone());
         let state = Mutex::new(State::Received(Received { sample: Arc::new(sample), subscriber, stream: None }));
-        Arc::new(Self { state, writable: false.into(), named: false.into(), context })
+        Arc::new(Self { state, writable: false.into(), named: false.into(), closed: false.into(), context })
     }
 
     /// The loan, unless it was taken before. Whoever keeps this keeps no more than the mapping from now on.
@@ -284,6 +295,11 @@ impl Owner {
         self.context.as_ref().map_or(Ok(true), |context| drain(py, context))
     }
 
+    /// The segment was closed: its end takes the name with it.
+    pub(crate) fn note_closed(&self) {
+        self.closed.store(true, Ordering::Release);
+    }
+
     /// Somebody is told where the memory is.
     pub(crate) fn note_named(&self) {
         self.named.store(true, Ordering::Release);
@@ -324,11 +340,18 @@ impl Drop for Owner {
         // So does a block.
         let waits = *self.named.get_mut() && matches!(state, State::Building(_) | State::Committed(_));
         let context = self.context.take().filter(|_| waits);
+        let leaves_name = !*self.closed.get_mut();
         reaper::later(move || {
             while !context.as_ref().is_none_or(is_drained) {
                 std::thread::sleep(CAPTURE);
             }
-            drop(state);
+            match state {
+                State::Committed(segment) if leaves_name => {
+                    // In a forked child the lease is the parent's, and without the broker it is nobody's.
+                    _ = Arc::into_inner(segment).map(Segment::leave_name);
+                }
+                state => drop(state),
+            }
         });
     }
 }

@@ -33,18 +33,25 @@ pub(crate) struct Segment {
     mutable: bool,
     #[pyo3(get)]
     kept: bool,
+    /// Whether it was committed with this object, not opened.
+    #[pyo3(get)]
+    committed: bool,
 }
 
 impl Segment {
-    pub(crate) fn new(segment: partywall::Segment) -> Self {
+    pub(crate) fn opened(segment: partywall::Segment) -> Self {
         let unowned = Self::unowned(&segment);
         Self { owner: Mutex::new(Some(Owner::of_segment(segment))), ..unowned }
+    }
+
+    pub(crate) fn committed(segment: partywall::Segment) -> Self {
+        Self { committed: true, ..Self::opened(segment) }
     }
 
     /// Of a build that has been committed; `None` of any other.
     pub(crate) fn of(owner: Arc<Owner>) -> Option<Self> {
         let unowned = Self::unowned(&*owner.segment()?);
-        Some(Self { owner: Mutex::new(Some(owner)), ..unowned })
+        Some(Self { owner: Mutex::new(Some(owner)), committed: true, ..unowned })
     }
 
     fn unowned(segment: &partywall::Segment) -> Self {
@@ -56,7 +63,14 @@ impl Segment {
             kind: segment.kind(),
             mutable: segment.is_mutable(),
             kept: segment.is_kept(),
+            committed: false,
         }
+    }
+
+    /// Takes what keeps it, for it to be closed.
+    fn take_closed(&self) -> Option<Arc<Owner>> {
+        let owner = self.owner.lock().unwrap_or_else(PoisonError::into_inner).take();
+        owner.inspect(|owner| owner.note_closed())
     }
 
     /// What keeps it, unless it is closed.
@@ -199,15 +213,15 @@ impl Segment {
         self.owner.lock().unwrap_or_else(PoisonError::into_inner).is_none()
     }
 
-    /// Gives the lease back, once no tensor of it is used any more. Calling it again does nothing.
+    /// Gives the lease back, once no tensor of it is used any more, and with it a name that it has committed. Calling it
+    /// again does nothing.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        let owner = self.owner.lock().unwrap_or_else(PoisonError::into_inner).take();
-        owner.map_or(Ok(()), |owner| owner.close(py))
+        self.take_closed().map_or(Ok(()), |owner| owner.close(py))
     }
 
     /// As `close`, and leaves all waiting to the reaper.
     fn let_go(&self) {
-        drop(self.owner.lock().unwrap_or_else(PoisonError::into_inner).take());
+        drop(self.take_closed());
     }
 }
 

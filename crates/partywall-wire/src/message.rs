@@ -84,6 +84,16 @@ pub enum Call {
         /// The lease.
         lease: u64,
     },
+    /// Drops the committer's lease of an `owned` version and leaves the name: it goes with the member, by
+    /// [`Call::WithdrawNames`], by [`Call::Remove`], or with the next version. Any other lease, and one on
+    /// [`Kind::Legacy`], is released. Answer: [`Answer::Done`].
+    LeaveName {
+        /// The lease.
+        lease: u64,
+    },
+    /// Removes all `owned` names whose latest version the member has committed. Its leases stay.
+    /// Answer: [`Answer::Done`].
+    WithdrawNames,
     /// Answers [`Answer::Withdrawn`] as soon as the lease's version is no longer its name's latest because the name
     /// was removed or went with its owner; until then [`Answer::Pending`].
     AwaitWithdrawal {

@@ -45,7 +45,9 @@ class Name:
 class Domain(Handle[_native.Domain]):
     """A place where processes share memory by name: a connection to one broker. Made by `connect`.
 
-    Any thread may use it. A forked child must connect anew. Builds and segments stay usable when it is closed.
+    It keeps the names that are committed through it, also when what `put` or `commit` returned is dropped: until that
+    segment or the domain is closed, or the process ends. Any thread may use it. A forked child must connect anew.
+    Builds and segments stay usable when it is closed.
     """
 
     def __init__(self, native: _native.Domain, is_own: bool = True) -> None:
@@ -217,8 +219,8 @@ class Domain(Handle[_native.Domain]):
     ) -> Segment:
         """Publishes a tensor on a GPU, or a mapping of them, where it lies: nothing is copied.
 
-        The segment holds the tensors; closing it withdraws the name, and so does this process's death. Readers see what
-        is written there later, and map whole allocations. Memory that the driver does not share by handle, such as
+        The tensors are held for as long as the name is there: until the segment or the domain is closed, a newer version
+        follows, the name is removed, or this process dies. Readers see what is written there later, and map whole allocations. Memory that the driver does not share by handle, such as
         torch's expandable segments, is `NotShareable`: `put` it.
         """
         taken = [(key, _arrays.source(tensor, None)) for key, tensor in _arrays.named(tensors).items()]
@@ -352,7 +354,10 @@ class Domain(Handle[_native.Domain]):
         return self._native.remove(name)[1]
 
     def close(self) -> None:
-        """Ends the connection, once no build or segment of it is open any more. Calling it again does nothing."""
+        """Takes away the names that it keeps, and ends the connection once no build or segment of it is open any more.
+
+        Names that are `kept` stay. Calling it again does nothing.
+        """
         self._native.close()
 
     def __del__(self, *_: Any) -> None:

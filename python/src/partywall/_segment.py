@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 class Segment(Handle[_native.Segment], Tensors):
     """An open version of a name: its tensors by their names, where they lie, and a lease on it.
 
-    A segment of one tensor can be given to `from_dlpack`, `memoryview` and the like itself. The committer of a name that
-    is not `kept` holds it with this: closing it withdraws the name.
+    A segment of one tensor can be given to `from_dlpack`, `memoryview` and the like itself. Closing the one that has
+    committed a name withdraws the name, unless that is `kept`; one that is only dropped leaves it to its domain.
     """
 
     def __init__(self, domain: "Domain", native: _native.Segment) -> None:
@@ -134,6 +134,11 @@ class Segment(Handle[_native.Segment], Tensors):
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # Who has just ended one wait is not to be kept by the next.
         self._native.let_go() if kind is KeyboardInterrupt else self.close()
+
+    def __del__(self, *_: Any) -> None:
+        # The result of a commit may be dropped: the name is the domain's.
+        if hasattr(self, "_native") and not self._native.committed:
+            super().__del__()
 
     def __reduce__(self) -> tuple[Any, ...]:
         from partywall._domain import reopen

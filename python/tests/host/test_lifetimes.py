@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import os
 import pickle
 import subprocess
 import sys
@@ -224,10 +225,10 @@ def test_cycles_with_tensors_are_collected(domain):
         cycle.append(cycle)
         segment.cycle = cycle
     del segment, cycle
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        gc.collect()
-    assert everything_is_back(domain)
+    gc.collect()
+    assert pw._native.flush(WATCHDOG)
+    assert [member.leases for member in domain.ps()] == [0]
+    domain.rm("x")
 
 
 LEAVES = {
@@ -267,3 +268,118 @@ def test_an_interpreter_ends_well_whatever_is_left_open(socket, left):
     with pw.connect(socket=socket) as domain:
         while domain.ls():
             pass
+
+
+COMMITS = {
+    "put": lambda d: d.put("x", np.arange(9)),
+    "commit": lambda d: d.create("x", 9, "int64", device="host").commit(),
+    "claim": lambda d: d.open_or_build("x", lambda claim: claim.put(np.arange(9))),
+}
+
+
+@pytest.mark.parametrize("commit", COMMITS)
+def test_a_dropped_commit_leaves_its_name_to_the_domain(socket, commit):
+    domain, other = pw.connect(socket=socket), pw.connect(socket=socket)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        COMMITS[commit](domain)
+        gc.collect()
+    assert pw._native.flush(WATCHDOG)
+    assert [it.name for it in other.ls()] == ["x"]
+    # Nobody has it open: what keeps the name holds no memory.
+    assert [member.leases for member in other.ps()] == [0, 0]
+    with other.open("x") as opened:
+        domain.close()
+        assert other.ls() == []
+        assert opened["data"].shape == (9,)
+    other.close()
+
+
+def test_a_put_file_that_is_dropped_leaves_its_name(domain, tmp_path):
+    (tmp_path / "bytes").write_bytes(b"abc")
+    domain.put_file(tmp_path / "bytes", "x", device="host")
+    gc.collect()
+    assert pw._native.flush(WATCHDOG)
+    assert [it.name for it in domain.ls()] == ["x"]
+
+
+def test_versions_that_are_dropped_pile_up_nowhere(domain):
+    for number in range(3000):
+        domain.put("x", np.int64(number))
+    assert pw._native.flush(WATCHDOG)
+    assert [(it.name, it.version) for it in domain.ls()] == [("x", 3000)]
+    assert [member.leases for member in domain.ps()] == [0]
+    with open("/proc/self/maps") as maps:
+        assert sum("partywall" in line for line in maps) < 100
+
+
+def test_a_left_name_goes_with_its_removal_and_with_a_newer_version(socket):
+    with pw.connect(socket=socket) as domain, pw.connect(socket=socket) as other:
+        domain.put("removed", b"1")
+        domain.put("newer", b"1")
+        gc.collect()
+        assert pw._native.flush(WATCHDOG)
+        other.rm("removed")
+        newer = other.put("newer", b"2")
+        domain.close()
+        assert [(it.name, it.version) for it in other.ls()] == [("newer", 2)]
+        newer.close()
+
+
+def test_closing_the_committers_segment_takes_its_name(domain):
+    with domain.put("x", np.arange(9)):
+        pass
+    assert domain.ls() == []
+    # Also if an array outlives it.
+    put = domain.put("y", np.arange(9))
+    array = np.from_dlpack(put)
+    put.close()
+    del array, put
+    assert everything_is_back(domain)
+
+
+def test_an_array_leaves_the_name_of_a_dropped_commit(domain):
+    array = np.from_dlpack(domain.put("x", np.arange(9)))
+    assert list(array) == list(range(9))
+    del array
+    gc.collect()
+    assert pw._native.flush(WATCHDOG)
+    assert [it.name for it in domain.ls()] == ["x"]
+
+
+def test_a_left_name_goes_with_its_process(domain, child):
+    other = child(
+        """
+        import os
+        d = pw.connect(socket=sys.argv[1])
+        d.put("x", np.arange(9))
+        d.put("kept", np.arange(9), kept=True)
+        say("put")
+        told()
+        os._exit(0)
+        """,
+        domain.socket,
+    )
+    assert other.says() == "put"
+    opened = domain.open("x")
+    other.tell()
+    opened.wait_withdrawn(WATCHDOG)
+    assert [it.name for it in domain.ls()] == ["kept"]
+    opened.close()
+
+
+def test_a_forked_child_takes_no_name_away(domain):
+    domain.put("x", np.arange(9))
+    gc.collect()
+    assert pw._native.flush(WATCHDOG)
+    held = domain.put("held", np.arange(9))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pid = os.fork()
+    if pid == 0:
+        del held
+        gc.collect()
+        domain.close()
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert [it.name for it in domain.ls()] == ["held", "x"]

@@ -102,12 +102,13 @@ def test_builds_and_segments_outlive_the_connection_object(socket):
 
 def test_what_is_left_open_warns(socket):
     domain = pw.connect(socket=socket)
-    for leave in (lambda: domain.create("x", 1, "uint8", device="host"), lambda: domain.put("y", b"y")):
+    kept = domain.put("y", b"y")
+    for leave in (lambda: domain.create("x", 1, "uint8", device="host"), lambda: domain.open("y")):
         with pytest.warns(ResourceWarning, match="unclosed <partywall"):
             leave()
             gc.collect()
     with pytest.warns(ResourceWarning, match="unclosed <partywall.Domain"):
-        del domain, leave
+        del domain, leave, kept
         gc.collect()
     assert pw._native.flush(WATCHDOG)
 

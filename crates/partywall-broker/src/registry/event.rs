@@ -57,6 +57,8 @@ pub(crate) enum Call {
     AbandonBuild { claim: ClaimId },
     Cancel { ticket: RequestId },
     Release { lease: LeaseId },
+    LeaveName { lease: LeaseId },
+    WithdrawNames,
     AwaitWithdrawal { lease: LeaseId },
     Grow(Growth),
     Refresh { lease: LeaseId, growths: u64, chunks: u64 },

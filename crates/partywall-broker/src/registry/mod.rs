@@ -259,7 +259,12 @@ impl Registry {
             Call::OpenOrBuild { name } => self.open_or_build(member, request, name),
             Call::AbandonBuild { claim } => self.abandon(member, claim, out),
             Call::Cancel { ticket } => self.cancel(member, ticket),
-            Call::Release { lease } => self.release(member, lease, out),
+            Call::Release { lease } => self.release(member, lease, false, out),
+            Call::LeaveName { lease } => self.release(member, lease, true, out),
+            Call::WithdrawNames => {
+                self.withdraw_names(member, tombstones::Ending::Withdrawn, member, out);
+                Ok(Verdict::Done.into())
+            }
             Call::AwaitWithdrawal { lease } => self.await_withdrawal(member, request, lease),
             Call::Grow(growth) => self.grow(member, request, growth, out),
             Call::Refresh { lease, growths, chunks } => self.refresh(member, lease, growths, chunks),

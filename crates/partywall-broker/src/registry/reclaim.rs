@@ -149,10 +149,7 @@ impl Registry {
             Parting::Died => (Ending::OwnerDied, member),
             Parting::Evicted { by } => (Ending::Withdrawn, by),
         };
-        let Some(record) = self.members.get(&member) else { return };
-        for lease in record.leases.iter().copied().collect::<Vec<_>>() {
-            self.withdraw_if_owned_by(lease, ending, by, out);
-        }
+        self.withdraw_names(member, ending, by, out);
     }
 
     /// Nobody reads what a member that is gone waited for; one that lives on is told that it waits in vain.

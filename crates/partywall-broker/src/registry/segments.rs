@@ -47,6 +47,7 @@ impl Registry {
             committer,
             committed_at: self.now,
             owner: None,
+            left_to: None,
             growths: 0,
             grown_by: None,
             leases: 0,
@@ -168,18 +169,21 @@ impl Registry {
         Some(Granted(Verdict::Opened(opened), fds))
     }
 
-    /// Drops a lease, and with the committer's of an owned version the name.
+    /// Drops a lease, and with the committer's of an owned version the name, unless it is left.
     pub(super) fn release(
         &mut self,
         member: MemberId,
         lease: LeaseId,
+        leaves_name: bool,
         out: &mut Vec<Effect>,
     ) -> Result<Granted, Refused> {
         if self.holds.contains_key(&lease) {
             return self.release_hold(member, lease, out);
         }
         self.leases.get(&lease).filter(|l| l.member == member).ok_or(STALE_LEASE)?;
-        self.withdraw_if_owned_by(lease, Ending::Withdrawn, member, out);
+        if !(leaves_name && self.leave_name(member, lease)) {
+            self.withdraw_if_owned_by(lease, Ending::Withdrawn, member, out);
+        }
         // Without its context a process cannot know what of its work is still being done: its end will tell.
         if self.members.get(&member).is_none_or(|record| !record.lost_context)
             && let Some(control) = self.drop_lease(lease, out)
@@ -188,6 +192,38 @@ impl Registry {
             out.push(Effect::Return { control: control.ledger(), row });
         }
         Ok(Verdict::Done.into())
+    }
+
+    /// Leaves the name of an owned version to the member, if its committer's lease is given back without it. False if
+    /// the lease keeps no name, or memory that only its publisher has.
+    fn leave_name(&mut self, member: MemberId, lease: LeaseId) -> bool {
+        let Some(held) = self.leases.get(&lease) else { return false };
+        let (name, number) = (held.name.clone(), held.version);
+        let Some(entry) = self.entries.get_mut(&name).filter(|entry| entry.latest == Some(number)) else {
+            return false;
+        };
+        let leaves =
+            |version: &&mut Version| version.owner == Some(lease) && version.is_owned() && !version.is_legacy();
+        let Some(version) = entry.versions.get_mut(&number).filter(leaves) else { return false };
+        version.left_to = Some(member);
+        if let Some(record) = self.members.get_mut(&member) {
+            record.names.insert((name, number));
+        }
+        true
+    }
+
+    /// Takes from a member all names that stand or fall with it.
+    pub(super) fn withdraw_names(&mut self, member: MemberId, ending: Ending, by: MemberId, out: &mut Vec<Effect>) {
+        let Some(record) = self.members.get(&member) else { return };
+        let (leases, names) = (record.leases.clone(), record.names.clone());
+        for lease in leases {
+            self.withdraw_if_owned_by(lease, ending, by, out);
+        }
+        for (name, number) in names {
+            if self.entries.get(&name).is_some_and(|entry| entry.latest == Some(number)) {
+                self.withdraw(&name, ending, by, out);
+            }
+        }
     }
 
     /// Removes a name. Its memory stays as long as somebody holds a lease.
@@ -311,6 +347,9 @@ impl Registry {
             let is_needed = self.is_needed(&name, number);
             let Some(entry) = self.entries.get_mut(&name) else { continue };
             if !is_needed && let Some(version) = entry.versions.remove(&number) {
+                if let Some(record) = version.left_to.and_then(|member| self.members.get_mut(&member)) {
+                    record.names.remove(&(name.clone(), number));
+                }
                 self.totals.subtract(&version.memory);
                 let (named, bytes) = (version.memory.named(), version.memory.held_bytes());
                 self.given_up.versions.push(GivenUpVersion { name: name.clone(), version: number, named, bytes });

@@ -30,6 +30,8 @@ pub(super) struct Member {
     pub(super) last_request: RequestId,
     /// On versions.
     pub(super) leases: BTreeSet<LeaseId>,
+    /// Versions whose names it has left, and keeps without a lease: until they are closed, superseded or not.
+    pub(super) names: BTreeSet<(Name, u64)>,
     /// On timelines and semaphores.
     pub(super) holds: BTreeSet<LeaseId>,
     /// Cells that it and its streams may store in.
@@ -54,6 +56,7 @@ impl Member {
             eviction: None,
             last_request: RequestId(0),
             leases: BTreeSet::new(),
+            names: BTreeSet::new(),
             holds: BTreeSet::new(),
             cells: BTreeSet::new(),
             abandoned: None,
@@ -198,6 +201,8 @@ pub(super) struct Version {
     pub(super) committed_at: Millis,
     /// The committer's lease, which takes an owned name with it, and by which it grows. Absent once it is given back.
     pub(super) owner: Option<LeaseId>,
+    /// The member that keeps the name, once its lease was given back without it.
+    pub(super) left_to: Option<MemberId>,
     pub(super) growths: u64,
     /// The request of the last growth.
     pub(super) grown_by: Option<RequestId>,

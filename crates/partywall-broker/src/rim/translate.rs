@@ -70,6 +70,8 @@ pub(super) fn call(
         wire::Call::AbandonBuild { claim } => Call::AbandonBuild { claim: ClaimId(claim) },
         wire::Call::Cancel { ticket } => Call::Cancel { ticket: RequestId(ticket) },
         wire::Call::Release { lease } => Call::Release { lease: LeaseId(lease) },
+        wire::Call::LeaveName { lease } => Call::LeaveName { lease: LeaseId(lease) },
+        wire::Call::WithdrawNames => Call::WithdrawNames,
         wire::Call::AwaitWithdrawal { lease } => Call::AwaitWithdrawal { lease: LeaseId(lease) },
         wire::Call::Grow(grow) => Call::Grow(self::grow(grow, fds, store, simulated)?),
         wire::Call::Refresh { lease, growths, chunks } => Call::Refresh { lease: LeaseId(lease), growths, chunks },

@@ -186,7 +186,7 @@ impl Link {
 
     /// Asks, sending and receiving file descriptors.
     pub(crate) fn call_with(&self, call: Call, fds: &[BorrowedFd<'_>]) -> Result<Answered> {
-        let gives_back = matches!(call, Call::Release { .. } | Call::AbandonBuild { .. });
+        let gives_back = matches!(call, Call::Release { .. } | Call::LeaveName { .. } | Call::AbandonBuild { .. });
         let mut turn = self.connected_turn()?;
         let id = turn.calls().next_id();
         let message = self.encode(id, call, fds.len())?;

@@ -239,6 +239,15 @@ impl Domain {
         }
     }
 
+    /// Removes all names that go with this connection: those that it has committed, unless they are kept. Segments that
+    /// have them open stay usable.
+    ///
+    /// # Errors
+    /// Those of every call.
+    pub fn withdraw_names(&self) -> Result<()> {
+        self.link().call(Call::WithdrawNames).map(drop)
+    }
+
     /// Everything about a name, without opening it.
     ///
     /// # Errors

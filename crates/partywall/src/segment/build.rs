@@ -29,6 +29,7 @@ const CHUNK_BYTES: u64 = 16 << 30;
 
 /// The right to build a name that others wait for. Dropping it passes the right on to one of them.
 #[derive(Debug)]
+#[must_use = "a claim that is dropped passes the right on"]
 pub struct Claim {
     domain: Domain,
     name: String,
@@ -238,6 +239,7 @@ pub(super) fn with_held(error: Error, domain: &Domain) -> Error {
 }
 
 /// Memory that is being written and that nobody else sees. Dropping it frees it.
+#[must_use = "nobody else sees it until commit()"]
 pub struct Build {
     draft: Box<dyn Draft>,
     kind: &'static dyn Kind,

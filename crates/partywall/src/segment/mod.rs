@@ -3,6 +3,7 @@
 mod blocks;
 mod build;
 mod growth;
+mod left;
 mod open;
 mod pin;
 mod publish;
@@ -44,8 +45,10 @@ use crate::{
 /// Unmapping memory of a GPU waits for all that this process runs there, so that kernels may still use the memory when
 /// it is dropped; but do not drop it behind a wait for another process.
 ///
-/// The committer of an `owned` version holds the name with it: dropping the segment withdraws the name. Memory that was
-/// [published](Domain::publish) is let go of only after that.
+/// The committer of an `owned` version holds the name with it: dropping the segment withdraws the name, unless
+/// [`Segment::leave_name`] leaves it to the connection. Memory that was [published](Domain::publish) is let go of only
+/// after that.
+#[must_use = "dropping the committer's segment withdraws the name"]
 pub struct Segment {
     // Unmapped before the lease is given back.
     memory: Option<Box<dyn Memory>>,
@@ -201,15 +204,15 @@ impl Segment {
     /// # Errors
     /// Those of every call. The memory is unmapped all the same.
     pub fn release(mut self) -> Result<()> {
-        self.close()
+        self.close(|lease| Call::Release { lease })
     }
 
-    fn close(&mut self) -> Result<()> {
+    fn close(&mut self, give_back: fn(u64) -> Call) -> Result<()> {
         // What others open must stay until the broker gives it to nobody any more.
         let published = self.memory.take_if(|memory| memory.is_published());
         self.memory = None;
         let released = match self.lease.take() {
-            Some(lease) => self.domain.link().call(Call::Release { lease }).map(drop),
+            Some(lease) => self.domain.link().call(give_back(lease)).map(drop),
             None => Ok(()),
         };
         drop(published);
@@ -234,7 +237,7 @@ impl Segment {
 
 impl Drop for Segment {
     fn drop(&mut self) {
-        match self.close() {
+        match self.close(|lease| Call::Release { lease }) {
             // In a forked child the lease is the parent's, and without the broker it is nobody's.
             Ok(()) | Err(Error::Forked { .. } | Error::BrokerGone { .. }) => {}
             Err(error) => tracing::warn!(name = self.facts.name, %error, "a lease could not be given back"),

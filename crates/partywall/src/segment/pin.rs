@@ -20,6 +20,7 @@ use crate::{
 /// may wait for running work: drain the streams that use it first.
 ///
 /// `S` is how it has its segment: `&Segment`, or an `Arc<Segment>` to keep it.
+#[must_use = "the memory is unregistered when it is dropped"]
 pub struct Pinned<S: Deref<Target = Segment>> {
     segment: S,
     /// How often the segment had grown when it was pinned.

@@ -31,6 +31,7 @@ use crate::{
 ///
 /// Dropping it takes it out of the topic; what its streams still owe comes all the same. May be used from any thread.
 #[derive(Debug)]
+#[must_use = "a publisher that is dropped leaves the topic"]
 pub struct Publisher {
     joined: Arc<Joined>,
     attention: Attention,

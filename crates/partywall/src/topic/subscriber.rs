@@ -37,6 +37,7 @@ pub enum Policy {
 /// Dropping it takes it out of the topic: nobody waits for it any more. Samples that it has received stay until they are
 /// dropped, and its place with them. May be used from any thread; each sample is received once.
 #[derive(Debug)]
+#[must_use = "a subscriber that is dropped leaves the topic"]
 pub struct Subscriber {
     joined: Arc<Joined>,
     attention: Attention,

@@ -32,7 +32,7 @@ fn an_open_waits_for_the_commit_and_gets_it_even_if_the_name_goes_at_once() {
         let readers: Vec<_> = (0..4).map(|_| scope.spawn(|| value(&theirs.open("later", PATIENCE).unwrap()))).collect();
         // Each reader waits in the broker before anything is committed.
         super::world::eventually("waiting", || {
-            commit(&ours, "other", 0, false);
+            drop(commit(&ours, "other", 0, false));
             std::thread::sleep(Duration::from_millis(50));
             true
         });

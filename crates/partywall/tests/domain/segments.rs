@@ -25,6 +25,59 @@ fn names_are_listed_in_order_over_many_messages() {
 }
 
 #[test]
+fn left_name_stays_without_a_lease_until_its_connection_ends() {
+    let world = World::new();
+    let (domain, other) = (world.connect(), world.connect());
+    commit(&domain, "x", 7, false).leave_name().unwrap();
+    let status = other.status().unwrap();
+    assert_eq!((status.names, status.leases), (1, 0));
+    let opened = other.open("x", Duration::ZERO).unwrap();
+    drop(domain);
+    assert_eq!(other.names().unwrap().iter().filter(|name| name.latest.is_some()).count(), 0);
+    assert!(matches!(other.open("x", Duration::ZERO), Err(Error::NotFound { .. })));
+    opened.wait_withdrawn(Duration::ZERO).unwrap();
+}
+
+#[test]
+fn left_names_keep_one_version_each() {
+    let world = World::new();
+    let (domain, other) = (world.connect(), world.connect());
+    for version in 1..=2000 {
+        commit(&domain, "x", version, false).leave_name().unwrap();
+    }
+    let status = domain.status().unwrap();
+    assert_eq!((status.names, status.versions, status.leases), (1, 1, 0));
+    assert_eq!(other.open("x", Duration::ZERO).unwrap().version(), 2000);
+    other.remove("x").unwrap();
+    assert_eq!(domain.status().unwrap().versions, 0);
+
+    // A version that another process has committed since is not this connection's.
+    commit(&domain, "x", 1, false).leave_name().unwrap();
+    let newer = commit(&other, "x", 2, false);
+    drop(domain);
+    assert_eq!(other.open("x", Duration::ZERO).unwrap().version(), newer.version());
+}
+
+#[test]
+fn withdrawn_names_are_those_of_the_connection() {
+    let world = World::new();
+    let (domain, other) = (world.connect(), world.connect());
+    let held = commit(&domain, "held", 1, false);
+    commit(&domain, "left", 1, false).leave_name().unwrap();
+    drop(commit(&domain, "kept", 1, true));
+    let theirs = commit(&other, "theirs", 1, false);
+    // One that is released by a reader, or whose name stays anyway, is left to nobody.
+    domain.open("theirs", Duration::ZERO).unwrap().leave_name().unwrap();
+    domain.open("kept", Duration::ZERO).unwrap().leave_name().unwrap();
+    domain.withdraw_names().unwrap();
+    let names = || domain.names().unwrap().into_iter().filter(|name| name.latest.is_some()).map(|name| name.name);
+    assert_eq!(names().collect::<Vec<_>>(), ["kept", "theirs"]);
+    assert_eq!(held.tensors().len(), 1);
+    drop(theirs);
+    assert_eq!(names().collect::<Vec<_>>(), ["kept"]);
+}
+
+#[test]
 fn inspection_shows_a_version_without_opening_it() {
     let world = World::new();
     let domain = world.connect();

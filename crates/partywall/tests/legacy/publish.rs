@@ -67,6 +67,33 @@ fn opening_it_where_it_was_made_finds_the_same_addresses_on_the_simulated_gpu() 
 }
 
 #[test]
+fn left_publication_keeps_its_memory_while_it_is_the_latest_on_the_simulated_gpu() {
+    simulated("publish::left_publication_keeps_its_memory_while_it_is_the_latest_on_the_simulated_gpu", |world| {
+        let (domain, other) = (world.connect(), world.connect());
+        let mut freed = Vec::new();
+        for value in [1, 2] {
+            let memory = buffer(&gpu(&domain), 4096, value);
+            freed.push(Arc::downgrade(&memory));
+            let memory = ForeignMemory::try_from(memory).unwrap();
+            domain.publish("ours").tensor("x", DType::U8, &[4096], &memory).commit().unwrap().leave_name().unwrap();
+        }
+        partywall_harness::eventually("the first is superseded", || freed[0].upgrade().is_none());
+        assert_eq!(value_of(&other.open("ours", Duration::ZERO).unwrap(), "x"), 2);
+        assert!(freed[1].upgrade().is_some());
+        other.remove("ours").unwrap();
+        partywall_harness::eventually("the second is removed", || freed[1].upgrade().is_none());
+
+        let memory = buffer(&gpu(&domain), 4096, 3);
+        freed.push(Arc::downgrade(&memory));
+        let memory = ForeignMemory::try_from(memory).unwrap();
+        domain.publish("ours").tensor("x", DType::U8, &[4096], &memory).commit().unwrap().leave_name().unwrap();
+        drop(memory);
+        domain.withdraw_names().unwrap();
+        partywall_harness::eventually("the third is withdrawn", || freed[2].upgrade().is_none());
+    });
+}
+
+#[test]
 fn where_it_was_made_it_is_used_on_its_own_gpu_alone_on_the_simulated_gpu() {
     simulated("publish::where_it_was_made_it_is_used_on_its_own_gpu_alone_on_the_simulated_gpu", |world| {
         let domain = world.connect();

@@ -70,7 +70,7 @@ pub(crate) fn play(words: &[&str]) {
             assert_eq!(domain.status().unwrap().leases, 1);
             assert!(matches!(domain.open_or_build("building", Duration::from_millis(1)), Err(Error::Timeout { .. })));
             drop(claim);
-            domain.open("held", Duration::ZERO).unwrap();
+            drop(domain.open("held", Duration::ZERO).unwrap());
         }
         "calling" => {
             let done = AtomicBool::new(false);
@@ -78,7 +78,7 @@ pub(crate) fn play(words: &[&str]) {
                 for _ in 0..3 {
                     scope.spawn(|| {
                         while !done.load(Ordering::Relaxed) {
-                            domain.open("held", Duration::from_millis(1)).unwrap();
+                            drop(domain.open("held", Duration::from_millis(1)).unwrap());
                         }
                     });
                 }

@@ -110,7 +110,7 @@ fn a_client_killed_between_any_two_bytes_leaves_all_of_a_message_or_nothing() {
     let status = domain.status().unwrap();
     assert_eq!((status.leases, status.versions), (0, names.len() as u64));
     for name in &names {
-        domain.open(name, Duration::ZERO).unwrap();
+        drop(domain.open(name, Duration::ZERO).unwrap());
         domain.remove(name).unwrap();
     }
     place.broker().await_files(before);
@@ -149,7 +149,7 @@ pub(crate) fn churn(words: &[&str]) {
                     Err(error) => panic!("{error}"),
                 },
                 4 if !held.is_empty() => {
-                    held.swap_remove(dice.below(held.len() as u64) as usize);
+                    drop(held.swap_remove(dice.below(held.len() as u64) as usize));
                 }
                 _ => match domain.open("never", Duration::from_micros(dice.below(500))) {
                     Err(Error::Timeout { .. } | Error::NotFound { .. }) => {}

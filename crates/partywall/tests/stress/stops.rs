@@ -20,7 +20,7 @@ pub(crate) fn play(words: &[&str]) {
             say("ready");
             loop {
                 drop(commit(&domain, "stopped", 1, true).unwrap());
-                domain.open("stopped", Duration::ZERO).unwrap();
+                drop(domain.open("stopped", Duration::ZERO).unwrap());
             }
         }
         "frame" => {

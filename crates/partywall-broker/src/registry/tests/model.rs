@@ -90,6 +90,7 @@ pub(super) struct Edition {
     committer: u32,
     at: u64,
     owner: Option<LeaseId>,
+    left_to: Option<MemberId>,
     pub(super) growths: u64,
     grown_by: Option<RequestId>,
     latest: bool,
@@ -328,7 +329,9 @@ impl Model {
                 self.queue.remove(i);
                 Ok(Verdict::Done)
             }
-            Call::Release { lease } if self.objects.grips.iter().any(|g| g.id == *lease) => {
+            Call::Release { lease } | Call::LeaveName { lease }
+                if self.objects.grips.iter().any(|g| g.id == *lease) =>
+            {
                 if !self.objects.grips.iter().any(|g| g.id == *lease && g.member == member) {
                     return Err(Refused::Stale(Handle::Lease));
                 }
@@ -339,19 +342,28 @@ impl Model {
                 }
                 Ok(Verdict::Done)
             }
-            Call::Release { lease } => {
+            Call::Release { lease } | Call::LeaveName { lease } => {
                 if !self.holds.iter().any(|h| h.id == *lease && h.member == member) {
                     return Err(Refused::Stale(Handle::Lease));
                 }
-                if self.person(member).lost_context {
-                    self.disown(*lease, Ending::Withdrawn, member, said);
-                } else {
-                    self.disown(*lease, Ending::Withdrawn, member, said);
-                    if let Some(control) = self.let_go(*lease, said) {
-                        let row = self.person(member).row;
-                        said.control.push(Effect::Return { control: control.ledger(), row });
-                    }
+                let left = self.editions.iter_mut().find(|e| {
+                    let is_owned = e.memory.lifetime == Lifetime::Owned && e.memory.kind != Kind::Legacy;
+                    matches!(call, Call::LeaveName { .. }) && e.owner == Some(*lease) && e.latest && is_owned
+                });
+                match left {
+                    Some(left) => left.left_to = Some(member),
+                    None => self.disown(*lease, Ending::Withdrawn, member, said),
                 }
+                if !self.person(member).lost_context
+                    && let Some(control) = self.let_go(*lease, said)
+                {
+                    let row = self.person(member).row;
+                    said.control.push(Effect::Return { control: control.ledger(), row });
+                }
+                Ok(Verdict::Done)
+            }
+            Call::WithdrawNames => {
+                self.disown_all(member, Ending::Withdrawn, member, said);
                 Ok(Verdict::Done)
             }
             Call::AwaitWithdrawal { lease } => {
@@ -618,6 +630,7 @@ impl Model {
             committer: 100 + member.0 as u32,
             at: self.now,
             owner: Some(lease),
+            left_to: None,
             growths: 0,
             grown_by: None,
             latest: true,
@@ -836,10 +849,24 @@ impl Model {
         self.end_of(name, version).unwrap_or(not_found)
     }
 
+    /// Withdraws what goes with this member.
+    fn disown_all(&mut self, member: MemberId, ending: Ending, by: MemberId, said: &mut Said) {
+        self.holds_of(member).into_iter().for_each(|lease| self.disown(lease, ending, by, said));
+        let mut left: Vec<_> =
+            self.editions.iter().filter(|e| e.left_to == Some(member)).map(|e| e.name.clone()).collect();
+        left.sort();
+        left.dedup();
+        for name in left {
+            if self.latest(&name).is_some_and(|e| e.left_to == Some(member)) {
+                self.withdraw(&name, ending, by, said);
+            }
+        }
+    }
+
     fn tell_of(&mut self, member: MemberId, ending: Ending, by: MemberId, said: &mut Said) {
         self.queue.retain(|q| q.member != member);
         self.give_up_claims(member, said);
-        self.holds_of(member).into_iter().for_each(|lease| self.disown(lease, ending, by, said));
+        self.disown_all(member, ending, by, said);
         let ending = match ending {
             Ending::OwnerDied => CellEnding::OwnerDied,
             Ending::Withdrawn if by == member => CellEnding::Closed,

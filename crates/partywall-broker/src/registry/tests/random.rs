@@ -59,6 +59,8 @@ enum Ask {
     Abandon(usize),
     Cancel(usize),
     Release(usize),
+    LeaveName(usize),
+    WithdrawNames,
     AwaitWithdrawal(usize),
     Grow {
         lease: usize,
@@ -142,6 +144,8 @@ fn ask() -> impl Strategy<Value = Ask> {
         2 => pick.clone().prop_map(Ask::Abandon),
         2 => pick.clone().prop_map(Ask::Cancel),
         6 => pick.clone().prop_map(Ask::Release),
+        4 => pick.clone().prop_map(Ask::LeaveName),
+        1 => Just(Ask::WithdrawNames),
         4 => pick.clone().prop_map(Ask::AwaitWithdrawal),
         8 => growth.prop_map(|(lease, kind, behind, chunks, table)| Ask::Grow { lease, kind, behind, chunks, table }),
         4 => (pick.clone(), 0..3_u64, 0..4_u64).prop_map(|(lease, growths, chunks)| Ask::Refresh(lease, growths, chunks)),
@@ -364,6 +368,8 @@ impl Run {
                 Call::Cancel { ticket: own.get(i % own.len().max(1)).map_or(RequestId(999_999), |q| q.ticket) }
             }
             Ask::Release(i) => Call::Release { lease: lease(&self.model, *i) },
+            Ask::LeaveName(i) => Call::LeaveName { lease: lease(&self.model, *i) },
+            Ask::WithdrawNames => Call::WithdrawNames,
             Ask::AwaitWithdrawal(i) => Call::AwaitWithdrawal { lease: lease(&self.model, *i) },
             Ask::Grow { lease: of, kind, behind, chunks, table } => {
                 let lease = lease(&self.model, *of);
