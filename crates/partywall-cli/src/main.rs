@@ -6,6 +6,7 @@ mod device;
 mod failure;
 mod output;
 mod progress;
+mod repeat;
 mod signals;
 mod text;
 
@@ -110,10 +111,16 @@ enum Command {
     Abandon(commands::abandon::Arguments),
     /// Look at the samples of a topic, record them in a file, and play them back
     Topic(commands::topic::Arguments),
+    /// Print the broker's log
+    Logs(commands::logs::Arguments),
     /// Find out what works on this machine, and how to fix what does not
     Doctor(commands::doctor::Arguments),
     /// Try out how the driver shares memory, and how it fails, step by step
     Lab(commands::lab::Arguments),
+    /// Print a script that completes commands and options in a shell
+    Completions(commands::completions::Arguments),
+    /// Print the manual page, or write the pages of all commands
+    Man(commands::man::Arguments),
 }
 
 fn main() -> ExitCode {
@@ -146,6 +153,9 @@ fn main() -> ExitCode {
         Command::Topic(arguments) => commands::topic::run(&context, &arguments),
         Command::Doctor(arguments) => commands::doctor::run(&context, &arguments),
         Command::Lab(arguments) => commands::lab::run(&context, &arguments),
+        Command::Logs(arguments) => commands::logs::run(&context, &arguments),
+        Command::Completions(arguments) => commands::completions::run(&context, &arguments),
+        Command::Man(arguments) => commands::man::run(&context, &arguments),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -83,6 +83,11 @@ impl Output {
         poll(&mut fds, Some(&now)).is_err() || !fds[0].revents().contains(PollFlags::ERR)
     }
 
+    /// A whole document, which people and programs get as it is.
+    pub(crate) fn document(self, text: &str) {
+        print(text.trim_end());
+    }
+
     /// A value for programs; people do not get it.
     pub(crate) fn value(self, value: &Value) {
         if self.json {

@@ -4,7 +4,7 @@
 use std::fs;
 
 use partywall::{DType, Domain};
-use partywall_harness::{Running, Sandbox, Terminal, device, place};
+use partywall_harness::{Running, Sandbox, Signal, Terminal, device, eventually, place};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::{Value, json};
 
@@ -197,7 +197,7 @@ fn the_program_takes_all_the_open_files_that_it_may() {
     // A command that is no broker: it waits for a name.
     let script = format!("ulimit -Sn 64; exec {} get never out --wait 60", partywall_harness::binary().display());
     let waiting = Running::spawn(sandbox.program("sh").args(["-c", &script]));
-    partywall_harness::eventually("it is a member", || sandbox.json(["status"])["members"] != json!([]));
+    eventually("it is a member", || sandbox.json(["status"])["members"] != json!([]));
     let limits = fs::read_to_string(format!("/proc/{}/limits", waiting.pid())).unwrap();
     let files = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
     let numbers: Vec<_> = files.split_whitespace().filter(|word| word.parse::<u64>().is_ok()).collect();
@@ -211,4 +211,91 @@ fn the_program_takes_all_the_open_files_that_it_may() {
     assert_eq!(getrlimit(Resource::Nofile), before);
     assert_ne!(Value::Null, sandbox.json(["stop", "--force"]));
     serve.wait().expect(0);
+}
+
+#[test]
+fn ps_and_ls_show_again_until_they_are_ended() {
+    let sandbox = Sandbox::new();
+    commit(&sandbox.domain(), "x");
+    // In a pipe one block follows the other.
+    let mut ls = sandbox.spawn(["ls", "--watch=0.1", "x*"]);
+    for block in 0..3 {
+        let first = ls.line();
+        assert!(first.ends_with(" UTC, every 0.1 s"), "{first}");
+        assert!(ls.line().starts_with("NAME") && ls.line().starts_with("x "), "block {block}");
+        assert_eq!(ls.line(), "");
+    }
+    ls.signal(Signal::INT);
+    assert_eq!(ls.wait().expect(0).stderr, "");
+    let mut ps = sandbox.spawn(["ps", "--watch", "0.1", "--json"]);
+    for _ in 0..3 {
+        let block: Value = serde_json::from_str(&ps.line()).unwrap();
+        assert_eq!(block["members"], json!([]));
+    }
+    ps.signal(Signal::INT);
+    ps.wait().expect(0);
+    // A terminal is cleared before each.
+    let holder = sandbox.spawn(["get", "never", "out", "--wait", "60"]);
+    let ps = Terminal::spawn(sandbox.command(["ps", "--watch", "0.1"]), 80);
+    eventually("it is shown again", || ps.screen().matches("get never").count() > 2);
+    ps.signal(Signal::INT);
+    let (code, screen) = ps.wait();
+    assert_eq!(code, Some(0));
+    assert!(screen.starts_with("\x1b[H\x1b[J") && screen.matches("\x1b[J").count() > 2, "{screen:?}");
+    holder.kill();
+    sandbox.run(["ls", "--watch=0"]).expect(2);
+    sandbox.run(["ps", "--watch", "soon"]).expect(2);
+}
+
+#[test]
+fn logs_are_printed_and_followed_until_the_broker_ends() {
+    let sandbox = Sandbox::new();
+    let missing = sandbox.run(["logs"]).expect(3);
+    assert!(missing.stderr.contains("no log at") && missing.stderr.contains("default.log"), "{missing:?}");
+    let pid = sandbox.broker();
+    let all = sandbox.run(["logs"]).expect(0).text();
+    assert!(all.lines().count() > 1 && all.lines().next().unwrap().contains("listening"), "{all}");
+    assert_eq!(sandbox.run(["logs", "-n", "1"]).expect(0).text().lines().count(), 1);
+    let line: Value = serde_json::from_str(sandbox.run(["logs", "-n1", "--json"]).expect(0).text().trim()).unwrap();
+    assert_eq!(line["log"], sandbox.log().to_str().unwrap());
+    assert!(line["line"].is_string(), "{line}");
+
+    let mut follower = sandbox.spawn(["logs", "-f"]);
+    assert!(follower.line().contains("listening"));
+    sandbox.run(["show", "marked-by-the-test"]).expect(3);
+    while !follower.line().contains("show marked-by-the-test") {}
+    // It is no member, so nothing is in the way of `stop` once it has said goodbye.
+    eventually("the broker stops", || sandbox.run(["stop"]).code == Some(0));
+    let ended = follower.wait().expect(0);
+    assert!(ended.stderr.contains(&format!("the broker with pid {pid} has ended")), "{ended:?}");
+    assert!(ended.text().contains("has ended exit="), "its last line is printed: {ended:?}");
+    let alone = sandbox.run(["logs", "-f"]).expect(0);
+    assert!(alone.stderr.contains("no broker runs at") && alone.text().contains("listening"), "{alone:?}");
+}
+
+#[test]
+fn completions_and_manual_pages_know_every_command() {
+    let sandbox = Sandbox::new();
+    let mut all = Vec::new();
+    commands(&sandbox, &[], &mut all);
+    for shell in ["bash", "zsh", "fish"] {
+        let script = sandbox.run(["completions", shell]).expect(0).text();
+        assert!(all.iter().flatten().all(|command| script.contains(command)), "{shell}");
+        assert!(script.contains("unproven"), "{shell}");
+    }
+    sandbox.run(["completions", "tcsh"]).expect(2);
+    sandbox.file("bash", sandbox.run(["completions", "bash"]).expect(0).stdout);
+    let typed = "source ./bash; COMP_WORDS=(partywall l); COMP_CWORD=1; _partywall partywall l partywall";
+    let script = format!("{typed}; echo ${{COMPREPLY[@]}}");
+    let bash = Running::spawn(sandbox.program("bash").args(["-c", &script])).wait().expect(0);
+    let mut completed: Vec<_> = bash.text().split_whitespace().map(str::to_owned).collect();
+    completed.sort();
+    assert_eq!(completed, ["lab", "logs", "ls"], "{bash:?}");
+
+    let page = sandbox.run(["man"]).expect(0).text();
+    assert!(page.contains(".TH") && page.contains("Exit codes") && page.contains("partywall\\-get"), "{page}");
+    let pages = sandbox.json(["man", "--out", "share/man1"]);
+    assert_eq!(pages["pages"], all.len());
+    let page = fs::read_to_string(sandbox.path().join("share/man1/partywall-topic-echo.1")).unwrap();
+    assert!(page.contains(".TH") && page.contains("count"), "{page}");
 }

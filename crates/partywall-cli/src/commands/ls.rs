@@ -1,17 +1,25 @@
-//! `partywall ls`. With `--json`: `socket`, and `names`, a list of `name`, `latest` (a version, or null), `older_versions`,
+//! `partywall ls`. With `--json`, with `--watch` again and again, each on a line: `socket`, and `names`, a list of `name`, `latest` (a version, or null), `older_versions`,
 //! `older_bytes`, `usage` (of a pool or topic [`describe::control::usage`], else null); a version has the keys of
 //! [`describe::version`]. Also `timelines` ([`describe::timeline`]) and `semaphores`
 //! ([`describe::semaphore`]), which have names of their own.
 
+use std::time::Duration;
+
 use clap::Args;
 use partywall::{
-    Pattern, bytes,
+    Domain, Pattern, bytes,
     info::{Control, NameInfo, SemaphoreInfo, TimelineInfo},
     kind_name,
 };
 use serde_json::json;
 
-use crate::{Context, describe, failure::Failure, text};
+use crate::{
+    Context, describe,
+    failure::Failure,
+    output::Output,
+    repeat::{INTERVAL, parse_interval, repeat},
+    text,
+};
 
 /// Its arguments.
 #[derive(Debug, Args)]
@@ -19,19 +27,27 @@ pub(crate) struct Arguments {
     /// Only names like this; `*` stands for any characters, also `/`, and `?` for one
     #[arg(value_parser = Pattern::new)]
     pattern: Option<Pattern>,
+    /// Show it again every SECONDS until Ctrl-C: in place on a terminal, else one block after the other [default: 2]
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = INTERVAL)]
+    #[arg(value_parser = parse_interval)]
+    watch: Option<Duration>,
 }
 
 /// Runs it.
 pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
     let domain = context.options().start(false).connect()?;
+    let output = context.output();
+    repeat(output, arguments.watch, || show(output, &domain, arguments.pattern.as_ref()))
+}
+
+fn show(output: Output, domain: &Domain, pattern: Option<&Pattern>) -> Result<(), Failure> {
     let mut names = domain.names()?;
     let mut objects = domain.objects()?;
-    if let Some(pattern) = &arguments.pattern {
+    if let Some(pattern) = pattern {
         names.retain(|name| pattern.matches(&name.name));
         objects.retain(|object| pattern.matches(object.name()));
     }
     let (timelines, semaphores) = describe::apart(objects);
-    let output = context.output();
     output.value(&json!({
         "socket": domain.socket(),
         "names": names.iter().map(describe::name).collect::<Vec<_>>(),
@@ -40,7 +56,7 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     }));
     let nothing = names.is_empty() && timelines.is_empty() && semaphores.is_empty();
     if nothing && !output.is_json() {
-        let which = if arguments.pattern.is_some() { "no name is like that" } else { "there are no names" };
+        let which = if pattern.is_some() { "no name is like that" } else { "there are no names" };
         output.remark(format!("{which} in the domain at {}", domain.socket().display()));
         return Ok(());
     }

@@ -1,12 +1,15 @@
 //! One file a command: its arguments, and `run`.
 
 pub(crate) mod abandon;
+pub(crate) mod completions;
 pub(crate) mod demo;
 pub(crate) mod doctor;
 pub(crate) mod evict;
 pub(crate) mod get;
 pub(crate) mod lab;
+pub(crate) mod logs;
 pub(crate) mod ls;
+pub(crate) mod man;
 pub(crate) mod ps;
 pub(crate) mod put;
 pub(crate) mod rm;

@@ -1,24 +1,40 @@
-//! `partywall ps`. With `--json`: `socket`, and `members`, a list of [`describe::member`], without this process.
+//! `partywall ps`. With `--json`, with `--watch` again and again, each on a line: `socket`, and `members`, a list of [`describe::member`], without this process.
+
+use std::time::Duration;
 
 use clap::Args;
 use partywall::{
-    bytes,
+    Domain, bytes,
     info::{Doubt, MemberInfo, MemberState},
 };
 use serde_json::json;
 
-use crate::{Context, describe, failure::Failure, text};
+use crate::{
+    Context, describe,
+    failure::Failure,
+    output::Output,
+    repeat::{INTERVAL, parse_interval, repeat},
+    text,
+};
 
 /// Its arguments.
 #[derive(Debug, Args)]
-pub(crate) struct Arguments {}
+pub(crate) struct Arguments {
+    /// Show it again every SECONDS until Ctrl-C: in place on a terminal, else one block after the other [default: 2]
+    #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = INTERVAL, value_parser = parse_interval)]
+    watch: Option<Duration>,
+}
 
 /// Runs it.
-pub(crate) fn run(context: &Context, _: &Arguments) -> Result<(), Failure> {
+pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
     let domain = context.options().start(false).connect()?;
+    let output = context.output();
+    repeat(output, arguments.watch, || show(output, &domain))
+}
+
+fn show(output: Output, domain: &Domain) -> Result<(), Failure> {
     let mut members = domain.members()?;
     members.retain(|member| member.member != domain.member());
-    let output = context.output();
     output.value(&json!({
         "socket": domain.socket(),
         "members": members.iter().map(describe::member).collect::<Vec<_>>(),

@@ -197,7 +197,7 @@ fn signal(context: &Context, location: &Location) -> Result<Ended, Failure> {
 }
 
 /// Whether there is no socket, or nobody behind it. False if that cannot be found out.
-fn nobody_listens(location: &Location) -> bool {
+pub(super) fn nobody_listens(location: &Location) -> bool {
     matches!(socket::connect(&location.socket), Err(Errno::NOENT | Errno::NOTDIR | Errno::CONNREFUSED))
 }
 

@@ -1,0 +1,45 @@
+//! `partywall completions SHELL`: a script that a shell reads, the same with `--json`.
+
+use clap::{Args, CommandFactory, ValueEnum};
+use clap_complete::{
+    generate,
+    shells::{Bash, Fish, Zsh},
+};
+
+use crate::{Cli, Context, failure::Failure};
+
+/// Its arguments.
+#[derive(Debug, Args)]
+#[command(after_help = INSTALL)]
+pub(crate) struct Arguments {
+    /// The shell
+    shell: Shell,
+}
+
+/// Where each shell looks for it.
+const INSTALL: &str = "\
+bash: partywall completions bash > ~/.local/share/bash-completion/completions/partywall
+zsh:  partywall completions zsh > DIRECTORY/_partywall, with DIRECTORY in $fpath
+fish: partywall completions fish > ~/.config/fish/completions/partywall.fish";
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Shell {
+    Bash,
+    Zsh,
+    Fish,
+}
+
+/// Runs it.
+pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
+    let (mut script, mut cli) = (Vec::new(), Cli::command());
+    match arguments.shell {
+        Shell::Bash => generate(Bash, &mut cli, NAME, &mut script),
+        Shell::Zsh => generate(Zsh, &mut cli, NAME, &mut script),
+        Shell::Fish => generate(Fish, &mut cli, NAME, &mut script),
+    }
+    context.output().document(&String::from_utf8_lossy(&script));
+    Ok(())
+}
+
+/// The name of the program.
+const NAME: &str = "partywall";

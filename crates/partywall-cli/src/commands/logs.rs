@@ -1,0 +1,201 @@
+//! `partywall logs`. With `--json` one object a line: `log` (its path) and `line`; and with `--follow`, when the broker has
+//! ended, `log` and `ended` (its pid, or null if there was none).
+//!
+//! It needs no broker: the log of one that has ended is where it was. While it follows it is no member, so that it keeps no
+//! broker from leaving.
+
+use std::{
+    fs::{self, File},
+    io::{self, ErrorKind as IoErrorKind, Read},
+    os::{fd::OwnedFd, unix::fs::MetadataExt},
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use clap::Args;
+use partywall::{ErrorKind, Location};
+use partywall_os::{
+    process,
+    socket::{self, Ready},
+};
+use serde_json::json;
+
+use super::stop::nobody_listens;
+use crate::{Context, failure::Failure, output::Output, repeat::pause, signals};
+
+/// Its arguments.
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    /// Print what is added, until Ctrl-C or until the broker ends
+    #[arg(short, long)]
+    follow: bool,
+    /// Only the last N lines
+    #[arg(short = 'n', long, value_name = "N")]
+    lines: Option<usize>,
+}
+
+/// Runs it.
+pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
+    let output = context.output();
+    let stop = signals::cancel_flag().map_err(|error| {
+        Failure::new(ErrorKind::Refused, format!("handling signals: {error}"), "see what the kernel says")
+    })?;
+    let (path, broker) = find(context)?;
+    let mut log = Log::open(&path).map_err(|error| unreadable(&path, &error))?;
+    let all = log.all().map_err(|error| unreadable(&path, &error))?;
+    let skipped = arguments.lines.map_or(0, |lines| all.len().saturating_sub(lines));
+    for line in &all[skipped..] {
+        print(output, &path, line);
+    }
+    if !arguments.follow {
+        return Ok(());
+    }
+    loop {
+        // Asked before it is read, so that the last lines are.
+        let has_ended = broker.has_ended();
+        for line in log.added().map_err(|error| unreadable(&path, &error))? {
+            print(output, &path, &line);
+        }
+        if has_ended {
+            output.remark(broker.farewell());
+            output.value(&json!({ "log": path, "ended": broker.pid }));
+            return Ok(());
+        }
+        if !pause(output, POLL, &stop) {
+            return Ok(());
+        }
+    }
+}
+
+fn print(output: Output, path: &Path, line: &str) {
+    output.line(line);
+    output.value(&json!({ "log": path, "line": line }));
+}
+
+fn unreadable(path: &Path, error: &io::Error) -> Failure {
+    if error.kind() == IoErrorKind::NotFound {
+        let advice = "the first broker begins one: `partywall serve`; check --domain and PARTYWALL_SOCKET";
+        return Failure::new(ErrorKind::NotFound, format!("there is no log at {}", path.display()), advice);
+    }
+    let what = format!("the log {} cannot be read: {error}", path.display());
+    Failure::new(ErrorKind::Refused, what, "check the path and its permissions")
+}
+
+/// Where the log is, as the broker says or as it follows from the socket, and who writes it.
+fn find(context: &Context) -> Result<(PathBuf, Broker), Failure> {
+    let options = context.options().start(false);
+    let location = options.location()?;
+    // Any failure to speak with a broker is a reason to read its log.
+    let Some(status) = options.connect().and_then(|domain| domain.status()).ok() else {
+        let path = location.log();
+        return Ok((path, Broker { pid: None, pidfd: None, location }));
+    };
+    let Some(path) = status.log.as_ref().map(PathBuf::from) else {
+        let what = format!("the broker with pid {} keeps no log", status.pid);
+        return Err(Failure::new(ErrorKind::NotFound, what, "its start said why; `partywall serve` says so again"));
+    };
+    // In another PID namespace the broker has a number that means nothing here.
+    let pidfd = partywall::broker_pid(&location).ok().flatten().and_then(|pid| process::pidfd(pid).ok());
+    Ok((path, Broker { pid: Some(status.pid), pidfd, location }))
+}
+
+/// Who writes the log.
+struct Broker {
+    pid: Option<u32>,
+    pidfd: Option<OwnedFd>,
+    location: Location,
+}
+
+impl Broker {
+    fn has_ended(&self) -> bool {
+        match &self.pidfd {
+            Some(pidfd) => socket::wait(pidfd, Ready::Read, Some(Instant::now())).unwrap_or(false),
+            None => nobody_listens(&self.location),
+        }
+    }
+
+    fn farewell(&self) -> String {
+        match self.pid {
+            Some(pid) => format!("the broker with pid {pid} has ended"),
+            None => format!("no broker runs at {}", self.location.socket.display()),
+        }
+    }
+}
+
+/// A log that is set aside as `<path>.1` when it is full.
+struct Log {
+    path: PathBuf,
+    file: File,
+    /// The beginning of a line whose end is not written yet.
+    rest: Vec<u8>,
+}
+
+impl Log {
+    fn open(path: &Path) -> io::Result<Self> {
+        Ok(Self { path: path.to_owned(), file: File::open(path)?, rest: Vec::new() })
+    }
+
+    /// Everything there is, with what was set aside.
+    fn all(&mut self) -> io::Result<Vec<String>> {
+        let mut aside = self.path.clone().into_os_string();
+        aside.push(".1");
+        let mut lines = Vec::new();
+        if let Ok(mut older) = File::open(aside)
+            // It may have been set aside just now.
+            && older.metadata()?.ino() != self.file.metadata()?.ino()
+        {
+            older.read_to_end(&mut self.rest)?;
+            lines = self.take_lines();
+        }
+        lines.extend(self.added()?);
+        Ok(lines)
+    }
+
+    /// The lines that are new since the last call, also those of a log that was begun meanwhile.
+    fn added(&mut self) -> io::Result<Vec<String>> {
+        // Asked before it is read to its end: a log that was set aside grows no more.
+        let is_new =
+            fs::metadata(&self.path).is_ok_and(|path| self.file.metadata().is_ok_and(|ours| ours.ino() != path.ino()));
+        self.file.read_to_end(&mut self.rest)?;
+        if is_new {
+            self.file = File::open(&self.path)?;
+            self.file.read_to_end(&mut self.rest)?;
+        }
+        Ok(self.take_lines())
+    }
+
+    /// Takes the whole lines that have been read.
+    fn take_lines(&mut self) -> Vec<String> {
+        let end = self.rest.iter().rposition(|byte| *byte == b'\n').map_or(0, |last| last + 1);
+        let whole: Vec<u8> = self.rest.drain(..end).collect();
+        String::from_utf8_lossy(&whole).lines().map(str::to_owned).collect()
+    }
+}
+
+/// How often it is looked for more.
+const POLL: Duration = Duration::from_millis(200);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_log_is_followed_across_its_rotation() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("d.log");
+        let write = |text: &str| {
+            io::Write::write_all(&mut File::options().append(true).create(true).open(&path).unwrap(), text.as_bytes())
+        };
+        write("1\n2\n3").unwrap();
+        let mut log = Log::open(&path).unwrap();
+        assert_eq!(log.all().unwrap(), ["1", "2"], "half a line waits for its end");
+        write("3\n").unwrap();
+        assert_eq!(log.added().unwrap(), ["33"]);
+        write("4\n").unwrap();
+        fs::rename(&path, directory.path().join("d.log.1")).unwrap();
+        assert_eq!(log.added().unwrap(), ["4"], "the new one is not there yet");
+        write("5\n").unwrap();
+        assert_eq!(log.added().unwrap(), ["5"]);
+        assert_eq!(Log::open(&path).unwrap().all().unwrap(), ["1", "2", "33", "4", "5"]);
+    }
+}

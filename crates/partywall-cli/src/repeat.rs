@@ -1,0 +1,73 @@
+//! `--watch`: what a command shows, again and again.
+
+use std::{
+    io::IsTerminal,
+    sync::atomic::{AtomicBool, Ordering},
+    time::{Duration, Instant, SystemTime},
+};
+
+use partywall::ErrorKind;
+
+use crate::{failure::Failure, output::Output, signals, text};
+
+/// Shows it once, or again after each interval until Ctrl-C, SIGTERM, or until nobody reads it: in place on a terminal,
+/// else one block after the other.
+pub(crate) fn repeat(
+    output: Output,
+    every: Option<Duration>,
+    mut show: impl FnMut() -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let Some(every) = every else { return show() };
+    let stop = signals::cancel_flag().map_err(|error| {
+        Failure::new(ErrorKind::Refused, format!("handling signals: {error}"), "see what the kernel says")
+    })?;
+    let mut separator = if std::io::stdout().is_terminal() { CLEAR } else { "" };
+    loop {
+        output.line(format!("{separator}{}, every {} s", now(), every.as_secs_f64()));
+        show()?;
+        if separator.is_empty() {
+            separator = "\n";
+        }
+        if !pause(output, every, &stop) {
+            return Ok(());
+        }
+    }
+}
+
+/// Waits so long. Returns false if it is to end.
+pub(crate) fn pause(output: Output, length: Duration, stop: &AtomicBool) -> bool {
+    let deadline = Instant::now() + length;
+    loop {
+        if stop.load(Ordering::Relaxed) || !output.is_read() {
+            return false;
+        }
+        // A signal ends no sleep, and neither does a reader that goes: both are polled.
+        match deadline.saturating_duration_since(Instant::now()) {
+            Duration::ZERO => return true,
+            left => std::thread::sleep(left.min(POLL)),
+        }
+    }
+}
+
+/// An interval in seconds, as an argument.
+pub(crate) fn parse_interval(argument: &str) -> Result<Duration, String> {
+    let interval = text::parse_seconds(argument)?;
+    if interval < POLL {
+        return Err(format!("{argument:?} is too short: use 0.1 seconds or more"));
+    }
+    Ok(interval)
+}
+
+fn now() -> String {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    text::moment(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
+}
+
+/// The seconds between two blocks, if none are given.
+pub(crate) const INTERVAL: &str = "2";
+
+/// How often it is looked whether to end.
+const POLL: Duration = Duration::from_millis(100);
+
+/// Moves to the upper left corner of a terminal and clears what is there.
+const CLEAR: &str = "\x1b[H\x1b[J";
