@@ -147,6 +147,25 @@ fn what_is_recorded_is_played_as_it_was() {
 }
 
 #[test]
+fn recorded_topic_is_made_again_with_its_type() {
+    let sandbox = Sandbox::new();
+    let domain = sandbox.domain();
+    let strips = domain.topic("strips").dtype(DType::F32).varying_shape(&[None, Some(2)]).max_bytes(64).place(place());
+    let strips = strips.create().unwrap();
+    let path = sandbox.path().join("strips.mcap");
+    let arguments = ["topic", "record", "strips", path.to_str().unwrap(), "--count", "1"];
+    let recording = listening(&sandbox, &strips, &arguments);
+    let publisher = strips.publisher().unwrap();
+    publisher.loan(DType::F32, &[1, 2], LONG).unwrap().filled().publish(LONG).unwrap();
+    recording.wait().expect(0);
+    let player = sandbox.spawn(play(&path, &["again", "--loop"]));
+    let again = domain.topic("again").timeout(LONG).open().unwrap();
+    assert_eq!((again.dtype(), again.shape()), (Some(DType::F32), strips.shape()));
+    player.signal(Signal::INT);
+    player.wait().expect(0);
+}
+
+#[test]
 fn samples_are_told_as_they_come() {
     let sandbox = Sandbox::new();
     let domain = sandbox.domain();
@@ -374,7 +393,8 @@ fn what_cannot_be_recorded_says_why() {
 fn who_holds_up_a_topic_is_listed_shown_and_evicted() {
     let sandbox = Sandbox::new();
     let domain = sandbox.domain();
-    let camera = domain.topic("camera").max_bytes(64).depth(2).dtype(DType::F32).place(place()).create().unwrap();
+    let camera =
+        domain.topic("camera").max_bytes(64).depth(2).dtype(DType::F32).shape(&[1]).place(place()).create().unwrap();
     let publisher = camera.publisher().unwrap();
     let stopped = listening(&sandbox, &camera, &["topic", "echo", "camera", "--block"]);
     stopped.signal(Signal::STOP);
@@ -385,11 +405,12 @@ fn who_holds_up_a_topic_is_listed_shown_and_evicted() {
     let list = sandbox.json(["ls"]);
     let name = &list["names"][0];
     let shape = &name["latest"]["control"];
+    assert_eq!(shape["shape"], json!([1]));
     assert_eq!((&shape["kind"], &shape["depth"], &shape["dtype"]), (&json!("topic"), &json!(2), &json!("float32")));
     assert_eq!((&name["usage"]["publishers"], &name["usage"]["subscribers"]), (&json!(1), &json!(1)));
     let text = sandbox.run(["ls"]).expect(0).text();
     let cells: Vec<_> = text.lines().nth(1).unwrap().split_whitespace().collect();
-    assert_eq!(cells[..8], ["camera", kind(), &place().to_string(), "float32", "2", "64", "1", "1"], "{text}");
+    assert_eq!(cells[..9], ["camera", kind(), &place().to_string(), "float32", "[1]", "2", "64", "1", "1"], "{text}");
 
     let pid = stopped.pid();
     eventually("it is hung", || sandbox.json(["show", "camera"])["detail"]["subscribers"][0]["state"] == "hung");
@@ -410,8 +431,8 @@ fn who_holds_up_a_topic_is_listed_shown_and_evicted() {
     assert_eq!((&shown["audit"], &shown["publishers"][0]["blocked_by"]), (&json!("clean"), &subscriber["id"]));
     let text = sandbox.run(["show", "camera"]).expect(0).text();
     for part in [
-        "the last 2 samples of float32",
-        "with up to 2 loans each",
+        "samples    float32 [1]\n",
+        "14 blocks of 64 bytes = 2 in the ring + 2 publishers × 2 loans + 4 subscribers × 2 held\n",
         "audit      clean",
         "hung",
         "block",

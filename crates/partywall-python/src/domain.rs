@@ -24,7 +24,7 @@ use crate::{
     semaphore::Semaphore,
     source::{self, Source},
     timeline::Timeline,
-    topic::{Largest, Numbers, Topic},
+    topic::{Numbers, Samples, Topic},
     wait,
     watch::Watch,
 };
@@ -229,20 +229,20 @@ impl Domain {
     }
 
     /// Opens a topic, or makes it.
-    #[pyo3(signature = (name, largest, numbers, device, *, kept, allow_peer, timeout))]
+    #[pyo3(signature = (name, samples, numbers, device, *, kept, allow_peer, timeout))]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments")]
     fn topic(
         &self,
         py: Python<'_>,
         name: &str,
-        largest: Largest,
+        samples: Samples,
         numbers: Numbers,
         device: Option<&str>,
         kept: bool,
         allow_peer: bool,
         timeout: Option<f64>,
     ) -> PyResult<Topic> {
-        Topic::open(py, &self.inner(py)?, name, (largest, numbers), device, (kept, allow_peer), timeout)
+        Topic::open(py, &self.inner(py)?, name, (samples, numbers), device, (kept, allow_peer), timeout)
     }
 
     /// All names that have a latest version, in order.

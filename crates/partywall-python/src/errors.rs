@@ -103,6 +103,7 @@ fn class(error: &Error) -> &'static str {
         Error::NotATopic { .. } | Error::WrongTopic { .. } | Error::BadTopic { .. } | Error::PoolTooSmall { .. } => {
             "WrongTopic"
         }
+        Error::WrongSample { .. } => "WrongSample",
         Error::TooManyPublishers { .. } | Error::TooManySubscribers { .. } => "LimitReached",
         Error::TooManyLoans { .. } => "TooManyLoans",
         Error::TooManyHeld { .. } => "TooManyHeld",

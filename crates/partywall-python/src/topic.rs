@@ -27,6 +27,11 @@ pub(crate) struct Topic {
     #[pyo3(get)]
     dtype: Option<&'static str>,
     #[pyo3(get)]
+    shape: Option<Vec<Option<u64>>>,
+    /// Type and shape, for people.
+    #[pyo3(get)]
+    samples: String,
+    #[pyo3(get)]
     depth: u32,
     #[pyo3(get)]
     loans: u32,
@@ -50,8 +55,8 @@ impl Open {
     }
 }
 
-/// Of the largest sample of a topic that is asked for: its bytes, or its shape; and the type of all samples.
-pub(crate) type Largest = (Option<u64>, Option<Vec<u64>>, Option<String>);
+/// Of a topic that is asked for: bytes of its largest sample; shape and type of all samples.
+pub(crate) type Samples = (Option<u64>, Option<Vec<Option<u64>>>, Option<String>);
 /// Numbers of a topic that is asked for: depth, history, publishers, loans, subscribers,
 /// held, blocks.
 pub(crate) type Numbers = (Option<u32>, Option<u32>, Option<u32>, Option<u32>, Option<u32>, Option<u32>, Option<u32>);
@@ -59,31 +64,24 @@ pub(crate) type Numbers = (Option<u32>, Option<u32>, Option<u32>, Option<u32>, O
 type Stats = (u64, u32, u32, u32, u32, usize, usize);
 
 impl Topic {
-    /// Opens it; if it is said how large its samples are, makes it if it is not there.
+    /// Opens it; if it is said how large its samples are, or of which shape, makes it if it is not there.
     pub(crate) fn open(
         py: Python<'_>,
         domain: &partywall::Domain,
         name: &str,
-        (largest, numbers): (Largest, Numbers),
+        (samples, numbers): (Samples, Numbers),
         device: Option<&str>,
         (kept, allow_peer): (bool, bool),
         timeout: Option<f64>,
     ) -> PyResult<Self> {
-        let (max_bytes, shape, dtype) = largest;
+        let (max_bytes, shape, dtype) = samples;
         let dtype = dtype.as_deref().map(parse_dtype).transpose()?;
-        let max_bytes = match (max_bytes, shape, dtype) {
-            (bytes, None, _) => bytes,
-            (None, Some(shape), Some(dtype)) => {
-                let elements = shape.iter().try_fold(1_u64, |all, extent| all.checked_mul(*extent));
-                Some(elements.and_then(|elements| dtype.bytes_for(elements)).unwrap_or(u64::MAX))
-            }
-            _ => return Err(PyValueError::new_err("give max_bytes, or both dtype and shape of the largest sample")),
-        };
-        let makes = max_bytes.is_some();
+        let makes = max_bytes.is_some() || shape.is_some();
         let timeout = wait::timeout(Some(timeout.unwrap_or(if makes { CREATION } else { 0.0 })))?;
         let mut options = domain.topic(name).kept(kept).allow_peer(allow_peer);
         options = max_bytes.into_iter().fold(options, partywall::TopicOptions::max_bytes);
         options = dtype.into_iter().fold(options, partywall::TopicOptions::dtype);
+        options = shape.iter().fold(options, |options, shape| options.varying_shape(shape));
         let (depth, history, publishers, loans, subscribers, held, blocks) = numbers;
         options = depth.into_iter().fold(options, partywall::TopicOptions::depth);
         options = history.into_iter().fold(options, partywall::TopicOptions::history);
@@ -108,6 +106,8 @@ impl Topic {
             version: topic.version(),
             max_bytes: topic.max_bytes(),
             dtype: topic.dtype().map(partywall::DType::name),
+            shape: topic.shape().map(<[_]>::to_vec),
+            samples: topic.sample_type().to_string(),
             depth: topic.depth(),
             loans: topic.loans(),
             held: topic.held(),

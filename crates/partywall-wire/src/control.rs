@@ -1,12 +1,17 @@
 //! Pools and topics, as they are encoded: versions whose memory is used block by block, by the words in control memory
 //! that the broker makes for them.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 use crate::member::MemberState;
 
 /// The alignment of a block, in bytes: blocks follow each other at the next multiple of this.
 pub const BLOCK_ALIGNMENT: u64 = 256;
+
+/// The most dimensions of a topic's samples.
+pub const MAX_RANK: usize = 8;
 
 /// What a pool or topic is. Its data are the version's: blocks from the beginning of the first chunk on, one every
 /// [`Control::stride`] bytes.
@@ -58,6 +63,60 @@ pub struct TopicShape {
     pub held: u32,
     /// The number of the element type of its samples, if they all have the same.
     pub dtype: Option<u8>,
+    /// The shape of its samples, if they may not have any.
+    pub shape: Option<SampleShape>,
+}
+
+/// The shape of all samples of a topic: in each dimension a length, or any.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Vec<Option<u64>>", into = "Vec<Option<u64>>")]
+pub struct SampleShape {
+    rank: u8,
+    /// Those behind the rank are `None`.
+    extents: [Option<u64>; MAX_RANK],
+}
+
+impl SampleShape {
+    /// A shape with these lengths, of which `None` is any. `None` if it has more than [`MAX_RANK`] dimensions.
+    pub fn new(extents: &[Option<u64>]) -> Option<Self> {
+        let mut all = [None; MAX_RANK];
+        all.get_mut(..extents.len())?.copy_from_slice(extents);
+        Some(Self { rank: extents.len() as u8, extents: all })
+    }
+
+    /// The length of each dimension; `None` is any.
+    pub fn extents(&self) -> &[Option<u64>] {
+        &self.extents[..usize::from(self.rank)]
+    }
+
+    /// Whether a sample may have this shape.
+    pub fn accepts(&self, shape: &[u64]) -> bool {
+        let extents = self.extents();
+        extents.len() == shape.len()
+            && extents.iter().zip(shape).all(|(extent, has)| extent.is_none_or(|it| it == *has))
+    }
+}
+
+impl TryFrom<Vec<Option<u64>>> for SampleShape {
+    type Error = String;
+
+    fn try_from(extents: Vec<Option<u64>>) -> Result<Self, String> {
+        Self::new(&extents).ok_or_else(|| format!("samples have at most {MAX_RANK} dimensions, not {}", extents.len()))
+    }
+}
+
+impl From<SampleShape> for Vec<Option<u64>> {
+    fn from(shape: SampleShape) -> Self {
+        shape.extents().to_vec()
+    }
+}
+
+/// `[any, 640, 3]`.
+impl fmt::Display for SampleShape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let extent = |extent: &Option<u64>| extent.map_or_else(|| "any".to_owned(), |extent| extent.to_string());
+        write!(f, "[{}]", self.extents().iter().map(extent).collect::<Vec<_>>().join(", "))
+    }
 }
 
 /// How a pool or topic is used, in a listing. Counted when asked for.
@@ -181,6 +240,23 @@ impl SubscriberInfo {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn shape_accepts_its_lengths_and_any_where_it_has_none() {
+        let shape = SampleShape::new(&[None, Some(640), Some(3)]).unwrap();
+        assert_eq!((shape.to_string().as_str(), shape.extents().len()), ("[any, 640, 3]", 3));
+        assert!(shape.accepts(&[0, 640, 3]) && shape.accepts(&[u64::MAX, 640, 3]));
+        for other in [&[480, 640, 4][..], &[640, 3], &[1, 480, 640, 3], &[]] {
+            assert!(!shape.accepts(other), "{other:?}");
+        }
+        let scalar = SampleShape::new(&[]).unwrap();
+        assert!(scalar.accepts(&[]) && !scalar.accepts(&[1]));
+        // As a peer could send it.
+        let long = vec![None; MAX_RANK + 1];
+        let sent = |extents: &Vec<Option<u64>>| postcard::from_bytes(&postcard::to_allocvec(extents).unwrap());
+        assert!(sent(&long).is_err_and(|_: postcard::Error| SampleShape::new(&long).is_none()));
+        assert_eq!(sent(&shape.into()), Ok(shape));
+    }
 
     #[test]
     fn blocks_are_aligned_and_no_size_overflows() {

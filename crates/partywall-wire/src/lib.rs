@@ -34,8 +34,8 @@ pub mod refusal;
 pub mod watch;
 
 pub use control::{
-    BLOCK_ALIGNMENT, BlockCounts, Control, ControlInfo, Participant, PublisherInfo, SubscriberInfo, TopicInfo,
-    TopicShape, TopicUsage, Usage,
+    BLOCK_ALIGNMENT, BlockCounts, Control, ControlInfo, MAX_RANK, Participant, PublisherInfo, SampleShape,
+    SubscriberInfo, TopicInfo, TopicShape, TopicUsage, Usage,
 };
 pub use frame::{Frame, FrameReader, WireError};
 pub use handshake::{BrokerHello, ClientHello, Resume, Welcome};

@@ -103,7 +103,8 @@ pub use self::{
     semaphore::{MAX_PERMITS, Permit, Semaphore, Unreleased},
     timeline::{LimitedWait, MAX_VALUE, Timeline, TimelineEvent, TimelineWriter},
     topic::{
-        Filled, Loan, MAX_HEADER, Policy, Published, Publisher, Sample, Samples, Subscriber, SubscriberEvent,
-        SubscriberOptions, SubscriberStats, Topic, TopicOptions, TopicStats, UnpublishedSample, UnreleasedSample,
+        Filled, Loan, MAX_HEADER, Policy, Published, Publisher, Sample, SampleType, Samples, Subscriber,
+        SubscriberEvent, SubscriberOptions, SubscriberStats, Topic, TopicOptions, TopicStats, UnpublishedSample,
+        UnreleasedSample,
     },
 };

@@ -17,7 +17,7 @@ from partywall._program import PROGRAM
 from partywall._segment import Segment
 from partywall._semaphore import Semaphore, permits
 from partywall._timeline import Timeline
-from partywall._topic import Topic, number
+from partywall._topic import SampleShape, Topic, number, sample_shape
 from partywall._watch import Watch
 
 
@@ -279,7 +279,7 @@ class Domain(Handle[_native.Domain]):
         name: str,
         *,
         max_bytes: SupportsIndex | None = None,
-        shape: Shape | None = None,
+        shape: SampleShape | None = None,
         dtype: Any = None,
         depth: SupportsIndex | None = None,
         history: SupportsIndex | None = None,
@@ -293,12 +293,14 @@ class Domain(Handle[_native.Domain]):
         allow_peer: bool = False,
         timeout: float | None = None,
     ) -> Topic:
-        """Opens a topic; with the `max_bytes` of its largest sample, or that one's `shape` and `dtype`, makes it if need be.
+        """Opens a topic; with a `shape`, or the `max_bytes` of its largest sample, makes it if need be.
 
-        With a `dtype` all samples have that type, else each may have another. The ring keeps `depth` samples (8), of which a
-        subscriber gets the last `history` (0) when it joins. There is room for so many `publishers` (4) at a time,
-        each of which may have so many `loans` (2), for so many `subscribers` (8), each of which may hold `held` samples (4),
-        and for as many `blocks` as that takes. A topic that is there has to be as is said, else that is `WrongTopic`; what is
+        `shape` and `dtype` are the type of all samples: another one is `WrongSample`. For samples that vary give `max_bytes`,
+        alone for samples of any type and shape, or with a shape in which `None` is any length: `(None, 640, 3)`.
+
+        The ring keeps `depth` samples (4), of which a subscriber gets the last `history` (0) when it joins. There is room for
+        so many `publishers` (2) at a time, each of which may have so many `loans` (2), for so many `subscribers` (4), each of
+        which may hold `held` samples (2), and for as many `blocks` as that takes (4 + 2 · 2 + 4 · 2 = 16). A topic that is there has to be as is said, else that is `WrongTopic`; what is
         not said may be as it likes.
 
         `device`, `kept`, `allow_peer` and `timeout` as for `pool`.
@@ -307,7 +309,7 @@ class Domain(Handle[_native.Domain]):
             name,
             (
                 _arrays.optional_count(max_bytes),
-                None if shape is None else _arrays.dimensions(shape),
+                None if shape is None else sample_shape(shape),
                 None if dtype is None else _arrays.dtype_name(dtype),
             ),
             (

@@ -168,6 +168,10 @@ class WrongKind(Error, TypeError):
     """The memory is of another kind than the operation works on."""
 
 
+class WrongSample(WrongKind, ValueError):
+    """A sample is of another type or shape than the topic's."""
+
+
 class BadSource(Error, TypeError):
     """What was to be copied or published is no tensor that can be."""
 

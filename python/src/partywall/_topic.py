@@ -3,9 +3,9 @@
 import asyncio
 import builtins
 import operator
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, TypeAlias
 
 from partywall import _arrays, _native, _streams
 from partywall._arrays import Shape
@@ -16,6 +16,9 @@ from partywall._native import Sample
 
 if TYPE_CHECKING:
     from partywall._domain import Domain
+
+
+SampleShape: TypeAlias = SupportsIndex | Iterable[SupportsIndex | None]
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,12 @@ class Topic(Handle[_native.Topic]):
     def dtype(self) -> str | None:
         """The type of all samples, if they have one."""
         return self._native.dtype
+
+    @property
+    def shape(self) -> tuple[int | None, ...] | None:
+        """The shape of all samples, if they have one; a dimension of `None` has any length."""
+        shape = self._native.shape
+        return None if shape is None else tuple(shape)
 
     @property
     def depth(self) -> int:
@@ -161,9 +170,10 @@ class Topic(Handle[_native.Topic]):
     def __repr__(self) -> str:
         if self.closed:
             return f"<partywall.Topic {self.name}: closed>"
-        what, stats = self.dtype or "samples", self.stats()
+        stats = self.stats()
         who = f"{stats.publishers} publishers, {stats.subscribers} subscribers"
-        return f"<partywall.Topic {self.name}: {what} of up to {self.max_bytes} bytes on {self.place}, {who}>"
+        what = f"samples of {self._native.samples}, up to {self.max_bytes} bytes on {self.place}"
+        return f"<partywall.Topic {self.name}: {what}, {who}>"
 
 
 class Publisher(Handle[_native.Publisher]):
@@ -446,6 +456,13 @@ class Subscriber(Handle[_native.Subscriber], Iterator[Sample], AsyncIterator[Sam
             stats = self.stats()
             state = f"{stats.received} received, {stats.lag} behind, {stats.held} held"
         return f"<partywall.Subscriber {self._native.id} of {self.topic}: {state}>"
+
+
+def sample_shape(shape: SampleShape) -> list[int | None]:
+    """The shape of a topic's samples as numbers, of which `None` is any."""
+    if isinstance(shape, Iterable):
+        return [None if length is None else _arrays.dimensions(length)[0] for length in shape]
+    return list(_arrays.dimensions(shape))
 
 
 def number(number: SupportsIndex | None) -> int | None:

@@ -44,7 +44,7 @@ with pw.connect(socket=sys.argv[1], start=False) as d, d.topic("frames") as fram
 @pytest.fixture
 def frames(domain):
     """A topic, and kernels that have run once on memory like its own."""
-    with domain.topic("frames", max_bytes=BYTES) as topic:
+    with domain.topic("frames", max_bytes=BYTES, depth=8, publishers=4, held=4) as topic:
         torch.cuda._sleep(1)
         torch.zeros(BYTES, dtype=torch.uint8, device="cuda").fill_(1)
         torch.cuda.synchronize()

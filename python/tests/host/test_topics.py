@@ -44,7 +44,7 @@ def eventually(is_so) -> None:
 
 @pytest.fixture
 def frames(domain):
-    with domain.topic("frames", max_bytes=1000, depth=4, device="host") as opened:
+    with domain.topic("frames", max_bytes=1000, publishers=4, held=4, device="host") as opened:
         yield opened
 
 
@@ -208,9 +208,10 @@ def test_what_is_made_of_samples_rests_on_them(domain, frames):
         result = reader.recv()
         assert np.asarray(result).tolist() == [1, 2, 3]
         result.check()
-        with pytest.raises(pw.WrongKind) as raised:
-            publisher.send(np.zeros(3))
-        assert raised.value.anchor == "wrong-dtype"
+        for wrong in (np.zeros(3), np.zeros(2, np.float32)):
+            with pytest.raises(pw.WrongSample, match=r"float32 \[3\], not of") as raised:
+                publisher.send(wrong)
+            assert raised.value.anchor == "wrong-sample"
         for opened in (source, subscriber, reader):
             opened.close()
 
@@ -402,7 +403,7 @@ def test_a_descriptor_is_readable_while_there_is_something(frames):
 def test_topics_are_as_was_said(domain, frames):
     assert (frames.name, frames.max_bytes, frames.dtype, frames.depth, frames.held) == ("frames", 1000, None, 4, 4)
     assert (frames.place, frames.version) == ("host", 1)
-    assert repr(frames) == "<partywall.Topic frames: samples of up to 1000 bytes on host, 0 publishers, 0 subscribers>"
+    assert repr(frames) == "<partywall.Topic frames: samples of any dtype and shape, up to 1000 bytes on host, 0 publishers, 0 subscribers>"
     again = domain.topic("frames", max_bytes=1000, device="host")
     assert again.version == frames.version
     again.close()
@@ -412,7 +413,7 @@ def test_topics_are_as_was_said(domain, frames):
         again.publisher()
     wrong = (
         ({"max_bytes": 999}, "samples of at most 1000 bytes"),
-        ({"max_bytes": 1000, "dtype": "float32"}, "of any type"),
+        ({"max_bytes": 1000, "dtype": "float32"}, "of any dtype and shape, not of float32"),
         ({"max_bytes": 1000, "publishers": 5}, "room for 4 publishers"),
         ({"max_bytes": 1000, "depth": 5}, "keeps 4 samples"),
     )
@@ -425,16 +426,33 @@ def test_topics_are_as_was_said(domain, frames):
             domain.topic("x", device="host", **arguments)
         assert raised.value.anchor == "bad-topic"
     with pytest.raises(pw.WrongTopic) as raised:
-        domain.topic("x", max_bytes=1, blocks=47, device="host")
+        domain.topic("x", max_bytes=1, blocks=15, device="host")
     assert raised.value.anchor == "pool-too-small"
-    for arguments in ({"shape": 3}, {"shape": 3, "max_bytes": 12, "dtype": "int32"}):
-        with pytest.raises(ValueError, match="give max_bytes, or both"):
+    for arguments in (
+        {"shape": 3},
+        {"shape": (None, 3), "dtype": "int32"},
+        {"shape": 3, "max_bytes": 8, "dtype": "int32"},
+        {"shape": (1,) * 9, "max_bytes": 8},
+    ):
+        with pytest.raises(pw.WrongTopic) as raised:
             domain.topic("x", device="host", **arguments)
+        assert raised.value.anchor == "bad-topic"
     for depth in (-1, 1 << 32):
         with pytest.raises(ValueError, match="65,536"):
             domain.topic("x", max_bytes=1, depth=depth, device="host")
     with domain.topic("images", shape=(480, 640, 3), dtype=np.uint8, device="host") as images:
-        assert (images.max_bytes, images.dtype) == (921_600, "uint8")
+        assert (images.max_bytes, images.dtype, images.shape) == (921_600, "uint8", (480, 640, 3))
+        assert repr(images).startswith("<partywall.Topic images: samples of uint8 [480, 640, 3], up to 921600 bytes on host")
+        with pytest.raises(pw.WrongTopic, match=r"of uint8 \[480, 640, 3\], not of uint8 \[480, 640\]"):
+            domain.topic("images", shape=(480, 640), dtype="uint8", device="host")
+    with domain.topic("strips", shape=(None, 2), dtype="uint8", max_bytes=6, device="host") as strips:
+        assert strips.shape == (None, 2)
+        with strips.publisher() as publisher, strips.subscriber() as subscriber:
+            for rows in (3, 0):
+                publisher.send(np.zeros((rows, 2), np.uint8))
+                assert subscriber.recv().shape == (rows, 2)
+            with pytest.raises(pw.WrongSample, match=r"uint8 \[any, 2\], not of uint8 \[2, 3\]"):
+                publisher.send(np.zeros((2, 3), np.uint8))
     with pytest.raises(pw.NameNotFound):
         domain.topic("x")
     with pytest.raises(pw.TimeoutError):

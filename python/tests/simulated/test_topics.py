@@ -45,7 +45,7 @@ def eventually(is_so) -> None:
 @pytest.fixture
 def frames(domain):
     driver.use()
-    with domain.topic("frames", max_bytes=SIZE, history=1) as opened:
+    with domain.topic("frames", max_bytes=SIZE, depth=8, history=1, publishers=4, held=4) as opened:
         yield opened
 
 

@@ -602,6 +602,7 @@ mod tests {
             subscribers: topic::MAX_SUBSCRIBERS,
             held: 1,
             dtype: Some(1),
+            shape: wire::SampleShape::new(&[Some(u64::MAX); wire::MAX_RANK]),
         };
         let shape = wire::Control { blocks: 1000, block_bytes: 1 << 40, zeroed: false, topic: Some(shape) };
         let pool = control.make(Lack::Pool(shape), &mut store, &reclaimer).unwrap();

@@ -22,7 +22,7 @@ use crate::{
 const POOL: Control = Control { blocks: 4, block_bytes: 100, zeroed: false, topic: None };
 
 const SHAPE: TopicShape =
-    TopicShape { depth: 2, history: 1, publishers: 1, loans: 2, subscribers: 2, held: 1, dtype: Some(2) };
+    TopicShape { depth: 2, history: 1, publishers: 1, loans: 2, subscribers: 2, held: 1, dtype: Some(2), shape: None };
 
 const TOPIC: Control = Control { blocks: 6, block_bytes: 100, zeroed: false, topic: Some(SHAPE) };
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::Args;
 use partywall::{
-    Domain, Pattern, bytes,
+    Domain, Pattern, SampleType, bytes,
     info::{Control, NameInfo, SemaphoreInfo, TimelineInfo},
     kind_name,
 };
@@ -125,7 +125,7 @@ const TOPIC: [&str; 11] = [
     "TOPIC",
     "KIND",
     "PLACE",
-    "DTYPE",
+    "SAMPLES",
     ">DEPTH",
     ">BYTES EACH",
     ">PUBLISHERS",
@@ -142,7 +142,7 @@ fn topic(name: &NameInfo) -> Option<Vec<String>> {
         name.name.clone(),
         kind_name(latest.kind).into(),
         describe::place(latest.place.into()),
-        describe::control::dtype(&control).unwrap_or("any").into(),
+        SampleType::of(&control.topic?).to_string(),
         control.topic?.depth.to_string(),
         control.block_bytes.to_string(),
         usage.publishers.to_string(),

@@ -6,10 +6,10 @@
 
 use clap::Args;
 use partywall::{
-    Error, bytes,
+    Error, SampleType, bytes,
     info::{
         Control, ControlInfo, HolderInfo, Lifetime, ObjectDetail, ObjectHolder, ObjectInfo, ObjectKind, Participant,
-        PublisherInfo, SegmentInfo, SubscriberInfo, TopicShape, VersionInfo,
+        PublisherInfo, SegmentInfo, SubscriberInfo, VersionInfo,
     },
     kind_name,
 };
@@ -226,19 +226,12 @@ fn control_facts(output: Output, control: &Control, used: Option<&ControlInfo>) 
             let zeroed = if control.zeroed { ", zeroed for whoever takes one" } else { "" };
             fact(output, "pool", format!("{}{zeroed}", describe::control::blocks(control)));
         }
-        Some(TopicShape { depth, history, publishers, loans, subscribers, held, .. }) => {
-            let dtype = describe::control::dtype(control).unwrap_or("any element type");
-            let ring = format!("{}, the last {depth} samples of {dtype}", describe::control::blocks(control));
-            let most = format!(
-                "{} with up to {} each, {} that hold up to {} each",
-                text::count((*publishers).into(), "publisher"),
-                text::count((*loans).into(), "loan"),
-                text::count((*subscribers).into(), "subscriber"),
-                text::count((*held).into(), "sample"),
-            );
-            fact(output, "topic", ring);
-            fact(output, "at most", most);
-            fact(output, "history", format!("{} for who comes late", text::count((*history).into(), "sample")));
+        Some(topic) => {
+            let (depth, history) =
+                (text::count(topic.depth.into(), "sample"), text::count(topic.history.into(), "sample"));
+            fact(output, "samples", SampleType::of(topic).to_string());
+            fact(output, "ring", format!("{depth}; a subscriber that joins late gets {history}"));
+            fact(output, "memory", describe::control::sum(control, topic));
         }
     }
     let Some(ControlInfo { blocks, topic }) = used else { return };

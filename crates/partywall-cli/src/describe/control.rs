@@ -1,8 +1,10 @@
 //! Pools and topics.
 
 use partywall::{
-    DType, bytes,
-    info::{BlockCounts, Control, ControlInfo, Participant, PublisherInfo, SubscriberInfo, TopicShape, Usage},
+    DType, SampleType, bytes,
+    info::{
+        BlockCounts, Control, ControlInfo, Participant, PublisherInfo, SampleShape, SubscriberInfo, TopicShape, Usage,
+    },
 };
 use serde_json::{Value, json};
 
@@ -10,7 +12,8 @@ use crate::text::count;
 
 /// A pool or topic: `kind` (`pool` or `topic`), `blocks` (how many), `block_bytes` (of one that are for use); of a pool
 /// `zeroed` (whether whoever takes a block finds it all zero); of a topic `depth`, `history`, `max_publishers`,
-/// `max_loans` (of each), `max_subscribers`, `max_held`, `dtype` (null if samples may be of any).
+/// `max_loans` (of each), `max_subscribers`, `max_held`, `dtype` (null if samples may be of any), `shape` (of all samples, a
+/// list in which null is any length; null if samples may be of any).
 pub(crate) fn shape(control: &Control) -> Value {
     let mut value = json!({
         "kind": if control.topic.is_some() { "topic" } else { "pool" },
@@ -19,14 +22,15 @@ pub(crate) fn shape(control: &Control) -> Value {
     });
     match &control.topic {
         None => value["zeroed"] = json!(control.zeroed),
-        Some(TopicShape { depth, history, publishers, loans, subscribers, held, .. }) => {
+        Some(topic @ TopicShape { depth, history, publishers, loans, subscribers, held, shape, .. }) => {
             value["depth"] = json!(depth);
             value["history"] = json!(history);
             value["max_publishers"] = json!(publishers);
             value["max_loans"] = json!(loans);
             value["max_subscribers"] = json!(subscribers);
             value["max_held"] = json!(held);
-            value["dtype"] = json!(dtype(control));
+            value["dtype"] = json!(SampleType::of(topic).dtype.map(DType::name));
+            value["shape"] = json!(shape.as_ref().map(SampleShape::extents));
         }
     }
     value
@@ -43,9 +47,17 @@ pub(crate) fn usage(usage: &Usage) -> Value {
     value
 }
 
-/// The type that all samples of a topic have.
-pub(crate) fn dtype(control: &Control) -> Option<&'static str> {
-    Some(control.topic?.dtype.and_then(DType::from_code)?.name())
+/// How a topic comes to its blocks: `16 blocks of 900 KiB = 4 in the ring + 2 publishers × 2 loans + 4 subscribers × 2 held`.
+pub(crate) fn sum(control: &Control, topic: &TopicShape) -> String {
+    let TopicShape { depth, publishers, loans, subscribers, held, .. } = *topic;
+    let needed = u64::from(depth) + u64::from(publishers) * u64::from(loans) + u64::from(subscribers) * u64::from(held);
+    let spare = match u64::from(control.blocks).saturating_sub(needed) {
+        0 => String::new(),
+        spare => format!(" + {spare} more"),
+    };
+    let (publishers, subscribers) = (count(publishers.into(), "publisher"), count(subscribers.into(), "subscriber"));
+    let loans = count(loans.into(), "loan");
+    format!("{} = {depth} in the ring + {publishers} × {loans} + {subscribers} × {held} held{spare}", blocks(control))
 }
 
 /// How it is used, in detail: `audit` (`clean`, or what is wrong), `waiting` (who waits for a block), `counts` (of blocks:

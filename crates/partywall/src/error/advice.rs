@@ -45,9 +45,11 @@ impl Error {
             Self::NotAPool { .. } | Self::WrongPool { .. } | Self::BadPool { .. } | Self::BlockTooSmall { .. } => {
                 ErrorKind::Usage
             }
-            Self::NotATopic { .. } | Self::WrongTopic { .. } | Self::BadTopic { .. } | Self::PoolTooSmall { .. } => {
-                ErrorKind::Usage
-            }
+            Self::NotATopic { .. }
+            | Self::WrongTopic { .. }
+            | Self::WrongSample { .. }
+            | Self::BadTopic { .. }
+            | Self::PoolTooSmall { .. } => ErrorKind::Usage,
             Self::SampleFailed { .. } | Self::SampleTainted { .. } | Self::NotReady { .. } | Self::TopicIdle { .. } => {
                 ErrorKind::CheckFailed
             }
@@ -112,12 +114,13 @@ impl Error {
             Self::BlockNotHeld { .. } => "give each block back once, by the process that has it, and use it no more".into(),
             Self::NotATopic { .. } => "use another name, or open it as what it is; `partywall ls` lists all names".into(),
             Self::WrongTopic { name, .. } => format!("open it as it is, or use another name; `partywall show {name}` says how it is"),
-            Self::BadTopic { .. } => "give the bytes of its largest sample, and numbers within that range".into(),
+            Self::WrongSample { .. } => "publish samples of the topic's type, or make the topic with another dtype and shape; one that is made with max_bytes alone takes any".into(),
+            Self::BadTopic { .. } => "give dtype and shape, or max_bytes for samples that vary, and numbers within that range".into(),
             Self::PoolTooSmall { needed, .. } => format!("leave the number of blocks out, or give at least {needed}; or promise less"),
-            Self::TooManyPublishers { topic, .. } => format!("close one of them, `partywall show {topic}` lists them; or make the topic with room for more publishers"),
-            Self::TooManySubscribers { topic, .. } => format!("close one of them and drop its samples, `partywall show {topic}` lists them; or make the topic with room for more subscribers"),
-            Self::TooManyLoans { .. } => "publish or drop loans before taking more, or make the topic with more for each publisher".into(),
-            Self::TooManyHeld { .. } => "drop samples before receiving more, or make the topic so that each subscriber may hold more".into(),
+            Self::TooManyPublishers { topic, most } => format!("close one of them, `partywall show {topic}` lists them; or {}", more_room("publishers", *most)),
+            Self::TooManySubscribers { topic, most } => format!("close one of them and drop its samples, `partywall show {topic}` lists them; or {}", more_room("subscribers", *most)),
+            Self::TooManyLoans { loans, .. } => format!("publish or drop loans before taking more; or {}", more_room("loans", *loans)),
+            Self::TooManyHeld { held, .. } => format!("drop samples before receiving more; or {}", more_room("held", *held)),
             Self::TopicIdle { .. } => "stop receiving; to wait for further publishers subscribe without until_idle (in Python, without until=\"idle\")".into(),
             Self::TopicFull { pid: Some(pid), .. } => format!("wait for it, or end its part in the topic with `partywall evict {pid}`; a subscriber that may miss samples keeps nobody waiting"),
             Self::TopicFull { topic, .. } => format!("`partywall show {topic}` says which; `partywall evict PID` ends its part in the topic; a subscriber that may miss samples keeps nobody waiting"),
@@ -212,6 +215,7 @@ impl Error {
             Self::BlockNotHeld { .. } => "block-not-held",
             Self::NotATopic { .. } => "not-a-topic",
             Self::WrongTopic { .. } => "wrong-topic",
+            Self::WrongSample { .. } => "wrong-sample",
             Self::BadTopic { .. } => "bad-topic",
             Self::PoolTooSmall { .. } => "pool-too-small",
             Self::TooManyPublishers { .. } => "too-many-publishers",
@@ -323,6 +327,12 @@ fn file_kind(error: &FileError) -> ErrorKind {
         }
         _ => ErrorKind::Refused,
     }
+}
+
+/// How a topic is made that allows more than `most` of something.
+fn more_room(what: &str, most: u32) -> String {
+    let more = most.saturating_add(1);
+    format!("make the topic with more: {what}({more}), in Python {what}={more}, `partywall topic pub --{what} {more}`")
 }
 
 fn not_shareable(kind: PointerKind) -> &'static str {

@@ -19,7 +19,14 @@ pub use self::{
     advice::{ErrorKind, cuda_anchor},
     text::bytes,
 };
-use crate::{files::FileError, place::Place};
+use crate::{
+    files::FileError,
+    place::Place,
+    pool::UnreleasedBlock,
+    segment::Uncommitted,
+    semaphore::Unreleased,
+    topic::{SampleType, UnpublishedSample, UnreleasedSample},
+};
 
 /// The result of an operation of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -251,6 +258,16 @@ pub enum Error {
         name: String,
         /// What differs.
         why: String,
+    },
+    /// A sample is of another type or shape than the topic's.
+    #[error("topic {topic:?} has samples of {has}, not of {given}")]
+    WrongSample {
+        /// The topic.
+        topic: String,
+        /// What its samples are.
+        has: SampleType,
+        /// What was to be published.
+        given: String,
     },
     /// No topic is as it was to be made.
     #[error("topic {name:?} cannot be made: {why}")]
@@ -666,6 +683,20 @@ pub enum Error {
     #[error(transparent)]
     File(#[from] FileError),
 }
+
+/// For `?` where the operation is not to be tried again: what the error gives back is dropped, as it is when it goes out of
+/// scope.
+macro_rules! from_what_gives_something_back {
+    ($($type:ty),+ $(,)?) => {$(
+        impl From<$type> for Error {
+            fn from(failed: $type) -> Self {
+                failed.error
+            }
+        }
+    )+};
+}
+
+from_what_gives_something_back!(UnpublishedSample, UnreleasedSample, UnreleasedBlock, Unreleased, Uncommitted);
 
 /// What a broker holds in one place.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -5,6 +5,7 @@ mod loan;
 mod options;
 mod publisher;
 mod sample;
+mod sample_type;
 mod subscriber;
 mod timelines;
 
@@ -15,13 +16,14 @@ use partywall_shm::{
     DType, pool as shm_pool,
     topic::{self as shm, PublisherState, SubscriberState},
 };
-use partywall_wire::{Control, TopicShape};
+use partywall_wire::{Control, SampleShape, TopicShape};
 
 pub use self::{
     loan::{Filled, Loan, Published, UnpublishedSample},
     options::TopicOptions,
     publisher::Publisher,
     sample::{Sample, UnreleasedSample},
+    sample_type::SampleType,
     subscriber::{Policy, Samples, Subscriber, SubscriberEvent, SubscriberOptions, SubscriberStats},
 };
 use crate::{
@@ -37,7 +39,8 @@ pub const MAX_HEADER: usize = shm::MAX_HEADER;
 
 /// A named stream of samples: several publishers, several subscribers, joining and leaving at any time.
 ///
-/// A sample is one tensor in a block of the topic's pool. Its publisher borrows a block ([`Publisher::loan`]), fills it, by
+/// A sample is one tensor in a block of the topic's pool, of the topic's [type](TopicOptions::dtype) and
+/// [shape](TopicOptions::shape). Its publisher borrows a block ([`Publisher::loan`]), fills it, by
 /// the CPU or by a GPU, and publishes it; every subscriber receives it and reads it in place. Nothing is copied. All of it
 /// happens in shared memory: neither the broker nor, on the way from a stream to a stream, any host waits.
 ///
@@ -74,7 +77,7 @@ pub struct Topic {
 struct Open {
     words: Arc<Words>,
     shape: TopicShape,
-    dtype: Option<DType>,
+    sample_type: SampleType,
     /// Last: the connection may end with it.
     blocks: Arc<Blocks>,
 }
@@ -122,7 +125,7 @@ impl Domain {
     /// let publisher = frames.publisher()?;
     /// let mut loan = publisher.loan(DType::U8, &[480, 640, 3], SECOND)?;
     /// loan.as_mut_slice::<u8>()?.fill(7);
-    /// loan.filled().publish(SECOND).map_err(|unpublished| unpublished.error)?;
+    /// loan.filled().publish(SECOND)?;
     ///
     /// // In another process, which had subscribed before:
     /// let subscriber = frames.subscriber(Policy::Latest)?;
@@ -179,7 +182,17 @@ impl Topic {
 
     /// The type of all samples, if they have one.
     pub fn dtype(&self) -> Option<DType> {
-        self.open.dtype
+        self.open.sample_type.dtype
+    }
+
+    /// The shape of all samples, in each dimension a length or any, if they have one.
+    pub fn shape(&self) -> Option<&[Option<u64>]> {
+        self.open.sample_type.shape.as_ref().map(SampleShape::extents)
+    }
+
+    /// Type and shape together.
+    pub fn sample_type(&self) -> SampleType {
+        self.open.sample_type
     }
 
     /// How many samples the ring keeps.
@@ -231,8 +244,7 @@ impl Open {
         let (shape, topic) = (shape.ok_or_else(foreign)?, blocks.topic().ok_or_else(foreign)?);
         let (topic, pool) = (topic.clone(), blocks.words().clone());
         let words = Words { topic, pool, _keep: blocks.keep(), generation: fork_generation() };
-        let dtype = shape.dtype.and_then(DType::from_code);
-        Ok(Self { words: Arc::new(words), shape, dtype, blocks })
+        Ok(Self { words: Arc::new(words), sample_type: SampleType::of(&shape), shape, blocks })
     }
 
     fn name(&self) -> &str {

@@ -8,9 +8,9 @@ use partywall_shm::{
     pool::MAX_BLOCKS,
     topic::{MAX_DEPTH, MAX_HELD, MAX_LOANS, MAX_PUBLISHERS, MAX_SUBSCRIBERS, Shape},
 };
-use partywall_wire::{Control, Opened, TopicShape};
+use partywall_wire::{Control, MAX_RANK, Opened, SampleShape, TopicShape};
 
-use super::{Open, Topic};
+use super::{Open, SampleType, Topic};
 use crate::{
     domain::Domain,
     error::{Error, Result},
@@ -27,6 +27,7 @@ pub struct TopicOptions {
     wanted: Wanted,
     max_bytes: Option<u64>,
     dtype: Option<DType>,
+    shape: Option<Vec<Option<u64>>>,
     depth: Option<u32>,
     history: Option<u32>,
     publishers: Option<u32>,
@@ -42,6 +43,7 @@ impl TopicOptions {
             wanted: Wanted::new(domain, name),
             max_bytes: None,
             dtype: None,
+            shape: None,
             depth: None,
             history: None,
             publishers: None,
@@ -52,19 +54,42 @@ impl TopicOptions {
         }
     }
 
-    /// Bytes of the largest sample. Needed to make a topic.
+    /// Bytes of the largest sample. Needed to make a topic, unless [`dtype`](Self::dtype) and [`shape`](Self::shape) say
+    /// it. Alone it makes a topic whose samples may be of any type and shape.
     pub fn max_bytes(mut self, bytes: u64) -> Self {
         self.max_bytes = Some(bytes);
         self
     }
 
-    /// The type of the elements of all samples. By default each sample may have another.
+    /// The type of the elements of all samples; publishing another one is [`Error::WrongSample`]. By default each sample may
+    /// have another.
     pub fn dtype(mut self, dtype: DType) -> Self {
         self.dtype = Some(dtype);
         self
     }
 
-    /// How many samples the ring keeps: how far subscribers may be behind. 8 by default; rounded up to a power of two that
+    /// The shape of all samples; publishing another one is [`Error::WrongSample`]. By default each sample may have another.
+    pub fn shape(mut self, shape: &[u64]) -> Self {
+        self.shape = Some(shape.iter().copied().map(Some).collect());
+        self
+    }
+
+    /// The shape of all samples, where a dimension of `None` may have any length. Making such a topic needs
+    /// [`max_bytes`](Self::max_bytes), too.
+    ///
+    /// ```no_run
+    /// # use partywall::{DType, Domain};
+    /// # let domain = Domain::connect()?;
+    /// let strips = domain.topic("strips").dtype(DType::U8).varying_shape(&[None, Some(640), Some(3)]).max_bytes(1 << 20);
+    /// # strips.create()?;
+    /// # Ok::<(), partywall::Error>(())
+    /// ```
+    pub fn varying_shape(mut self, shape: &[Option<u64>]) -> Self {
+        self.shape = Some(shape.to_vec());
+        self
+    }
+
+    /// How many samples the ring keeps: how far subscribers may be behind. 4 by default; rounded up to a power of two that
     /// is larger than the [history](Self::history).
     pub fn depth(mut self, samples: u32) -> Self {
         self.depth = Some(samples);
@@ -77,7 +102,7 @@ impl TopicOptions {
         self
     }
 
-    /// How many publishers there may be at a time. 4 by default.
+    /// How many publishers there may be at a time. 2 by default.
     pub fn publishers(mut self, most: u32) -> Self {
         self.publishers = Some(most);
         self
@@ -90,20 +115,20 @@ impl TopicOptions {
         self
     }
 
-    /// How many subscribers there may be at a time. 8 by default.
+    /// How many subscribers there may be at a time. 4 by default.
     pub fn subscribers(mut self, most: u32) -> Self {
         self.subscribers = Some(most);
         self
     }
 
-    /// How many samples each subscriber may hold at a time. 4 by default.
+    /// How many samples each subscriber may hold at a time. 2 by default.
     pub fn held(mut self, samples: u32) -> Self {
         self.held = Some(samples);
         self
     }
 
     /// How many blocks there are. By default as few as are needed so that nobody waits for one who keeps no more than is
-    /// promised: depth + publishers · loans + subscribers · held.
+    /// promised: depth + publishers · loans + subscribers · held, which is 4 + 2 · 2 + 4 · 2 = 16 where nothing else is said.
     ///
     /// A publisher may be depth + loans samples ahead of its GPU, whose blocks are nobody else's before the GPU is done. With
     /// depth · (publishers − 1) more blocks there are enough for each even if all others are stopped then; those beyond let
@@ -168,8 +193,8 @@ impl TopicOptions {
     /// Opens it.
     ///
     /// # Errors
-    /// [`Error::NotFound`] without a time-out, [`Error::Timeout`] with one; [`Error::NotATopic`]; [`Error::WrongTopic`] or
-    /// [`Error::WrongDType`] if it is not as it was said to be; as [`OpenOptions::open`](crate::OpenOptions::open).
+    /// [`Error::NotFound`] without a time-out, [`Error::Timeout`] with one; [`Error::NotATopic`]; [`Error::WrongTopic`] if it
+    /// is not as it was said to be; as [`OpenOptions::open`](crate::OpenOptions::open).
     pub fn open(&self) -> Result<Topic> {
         Topic::new(self.wanted.open(|opened| self.check(opened))?)
     }
@@ -187,9 +212,8 @@ impl TopicOptions {
     /// What is to be made.
     fn control(&self) -> Result<Control> {
         let bad = |why: String| Error::BadTopic { name: self.wanted.name.clone(), why };
-        let Some(block_bytes) = self.max_bytes else {
-            return Err(bad("how many bytes its largest sample has is to be given".into()));
-        };
+        let sample_type = self.sample_type()?;
+        let block_bytes = self.block_bytes(&sample_type).map_err(bad)?;
         if self.wanted.name.len() > MAX_NAME {
             return Err(bad(format!(
                 "its name has at most {MAX_NAME} bytes, for its publishers' timelines have longer ones"
@@ -213,8 +237,8 @@ impl TopicOptions {
             }
         }
         let depth = depth.max(history + 1).next_power_of_two();
-        let mut shape = Shape { blocks: 0, depth, publishers, loans, subscribers, held };
-        let needed = shape.needed_blocks();
+        let mut room = Shape { blocks: 0, depth, publishers, loans, subscribers, held };
+        let needed = room.needed_blocks();
         if needed > MAX_BLOCKS.into() {
             return Err(bad(format!("it would need {needed} blocks, and has at most {MAX_BLOCKS}")));
         }
@@ -223,17 +247,42 @@ impl TopicOptions {
             let name = self.wanted.name.clone();
             return Err(Error::PoolTooSmall { name, blocks, needed, depth, publishers, loans, subscribers, held });
         }
-        shape.blocks = blocks;
-        if !shape.is_possible() {
+        room.blocks = blocks;
+        if !room.is_possible() {
             return Err(bad(format!("it has at most {MAX_BLOCKS} blocks, not {blocks}")));
         }
-        let dtype = self.dtype.map(DType::code);
-        let topic = TopicShape { depth, history, publishers, loans, subscribers, held, dtype };
+        let SampleType { dtype, shape } = sample_type;
+        let dtype = dtype.map(DType::code);
+        let topic = TopicShape { depth, history, publishers, loans, subscribers, held, dtype, shape };
         let control = Control { blocks, block_bytes, zeroed: false, topic: Some(topic) };
         match control.data_bytes() {
             Some(bytes) if bytes > 0 => Ok(control),
             Some(_) => Err(bad("its largest sample has at least one byte".into())),
             None => Err(bad(format!("{blocks} blocks of {block_bytes} bytes are more than can be counted"))),
+        }
+    }
+
+    /// What is said of all samples.
+    fn sample_type(&self) -> Result<SampleType> {
+        let shape = self.shape.as_ref().map(|shape| {
+            SampleShape::new(shape).ok_or_else(|| Error::BadTopic {
+                name: self.wanted.name.clone(),
+                why: format!("samples have at most {MAX_RANK} dimensions, not {}", shape.len()),
+            })
+        });
+        Ok(SampleType { dtype: self.dtype, shape: shape.transpose()? })
+    }
+
+    /// Bytes of a block, or why that is not known.
+    fn block_bytes(&self, samples: &SampleType) -> Result<u64, String> {
+        match (self.max_bytes, samples.bytes()) {
+            (_, Some(None)) => Err(format!("a sample of {samples} does not fill a number of whole bytes")),
+            (Some(most), Some(Some(bytes))) if bytes > most => {
+                Err(format!("a sample of {samples} has {bytes} bytes, more than the {most} of the largest one"))
+            }
+            (Some(most), _) => Ok(most),
+            (None, Some(Some(bytes))) => Ok(bytes),
+            (None, None) => Err(format!("samples of {samples} may have any size, and max_bytes is not given")),
         }
     }
 
@@ -246,12 +295,9 @@ impl TopicOptions {
             Some(control @ Control { topic: Some(topic), .. }) => (control, topic),
         };
         let wrong = |why: String| Err(Error::WrongTopic { name: name(), why });
-        if let Some(asked) = self.dtype {
-            match topic.dtype.and_then(DType::from_code) {
-                Some(has) if has == asked => {}
-                Some(has) => return Err(Error::WrongDType { tensor: name(), has, wanted: asked.name() }),
-                None => return wrong(format!("its samples are of any type, not all {asked}")),
-            }
+        let (asked, has) = (self.sample_type()?, SampleType::of(topic));
+        if asked.dtype.is_some() && asked.dtype != has.dtype || asked.shape.is_some() && asked.shape != has.shape {
+            return wrong(format!("its samples are of {has}, not of {asked}"));
         }
         let numbers = [
             ("samples of at most", "bytes", self.max_bytes, control.block_bytes),
@@ -288,8 +334,8 @@ impl Topic {
 
 /// Bytes of a name. Those of [`timelines`](super::timelines) are longer by less than the rest of what a name can have.
 const MAX_NAME: usize = 200;
-const DEPTH: u32 = 8;
-const PUBLISHERS: u32 = 4;
+const DEPTH: u32 = 4;
+const PUBLISHERS: u32 = 2;
 const LOANS: u32 = 2;
-const SUBSCRIBERS: u32 = 8;
-const HELD: u32 = 4;
+const SUBSCRIBERS: u32 = 4;
+const HELD: u32 = 2;

@@ -80,8 +80,8 @@ impl Publisher {
     /// [blocks for that](super::TopicOptions::blocks).
     ///
     /// # Errors
-    /// [`Error::TooManyLoans`]; [`Error::BlockTooSmall`]; [`Error::WrongDType`] if the topic has another type;
-    /// [`Error::BadRange`] for a tensor of more than 8 dimensions, or that does not fill whole bytes; [`Error::Timeout`];
+    /// [`Error::TooManyLoans`]; [`Error::BlockTooSmall`]; [`Error::WrongSample`] if the topic's samples are of
+    /// another type or shape; [`Error::BadRange`] for a tensor of more than 8 dimensions, or that does not fill whole bytes; [`Error::Timeout`];
     /// [`Error::BrokerGone`] when it has to wait; [`Error::Forked`].
     pub fn loan(&self, dtype: DType, shape: &[u64], timeout: Duration) -> Result<Loan> {
         let (bytes, joined) = (self.joined.bytes(dtype, shape)?, self.joined.one_more()?);
@@ -289,8 +289,9 @@ impl Joined {
     /// Bytes of a tensor that this topic can have.
     fn bytes(&self, dtype: DType, shape: &[u64]) -> Result<u64> {
         let topic = || self.open.name().to_owned();
-        if let Some(has) = self.open.dtype.filter(|has| *has != dtype) {
-            return Err(Error::WrongDType { tensor: topic(), has, wanted: dtype.name() });
+        let has = self.open.sample_type;
+        if !has.accepts(dtype, shape) {
+            return Err(Error::WrongSample { topic: topic(), has, given: format!("{dtype} {shape:?}") });
         }
         let bad = |why: String| Error::BadRange { tensor: format!("a sample of {:?}", topic()), why };
         if shape.len() > MAX_RANK {

@@ -418,6 +418,68 @@ fn of_threads_that_want_the_last_loan_one_has_it() {
     assert!(one.iter().zip(other).all(|(one, other)| *one != other));
 }
 
+/// What a topic is made of is the type of all its samples, for publishers and for who opens it.
+#[test]
+fn dtype_and_shape_are_the_type_of_all_samples() {
+    let world = World::new();
+    let domain = world.connect();
+    let images = || domain.topic("images").dtype(DType::U8).shape(&[4, 6, 3]).place(place());
+    let strips = || domain.topic("strips").dtype(DType::U8).varying_shape(&[None, Some(6), Some(3)]).place(place());
+    let [fixed, varying] = [images().create().unwrap(), strips().max_bytes(72).create().unwrap()];
+    assert_eq!(
+        (fixed.max_bytes(), fixed.dtype(), fixed.shape()),
+        (72, Some(DType::U8), Some(&[4, 6, 3].map(Some)[..]))
+    );
+    assert_eq!(varying.shape(), Some(&[None, Some(6), Some(3)][..]));
+    let tries = |topic: &Topic, dtype, shape: &[u64]| topic.publisher().unwrap().try_loan(dtype, shape).map(drop);
+    assert!(tries(&fixed, DType::U8, &[4, 6, 3]).is_ok() && tries(&varying, DType::U8, &[0, 6, 3]).is_ok());
+    for (topic, dtype, shape) in [
+        (&fixed, DType::U8, &[6, 4, 3][..]),
+        (&fixed, DType::U8, &[72]),
+        (&fixed, DType::I8, &[4, 6, 3]),
+        (&fixed, DType::U8, &[]),
+        (&varying, DType::U8, &[4, 6, 4]),
+        (&varying, DType::U8, &[6, 3]),
+        (&varying, DType::I8, &[4, 6, 3]),
+    ] {
+        assert!(matches!(tries(topic, dtype, shape), Err(Error::WrongSample { .. })), "{topic:?}: {shape:?}");
+    }
+    let error = tries(&varying, DType::I8, &[2, 6]).unwrap_err().to_string();
+    assert_eq!(error, "topic \"strips\" has samples of uint8 [any, 6, 3], not of int8 [2, 6]");
+    assert!(matches!(tries(&varying, DType::U8, &[5, 6, 3]), Err(Error::BlockTooSmall { has: 72, needed: 90, .. })));
+    // Who opens it says what it expects, or nothing.
+    let open = || domain.topic("images");
+    assert!(open().open().is_ok() && open().dtype(DType::U8).open().is_ok() && open().shape(&[4, 6, 3]).open().is_ok());
+    assert_eq!(images().open_or_create().unwrap().version(), fixed.version());
+    assert_eq!(strips().open().unwrap().shape(), varying.shape());
+    for wrong in [
+        open().shape(&[4, 6]),
+        open().shape(&[6, 4, 3]),
+        open().varying_shape(&[None, Some(6), Some(3)]),
+        open().dtype(DType::I8),
+        images().dtype(DType::I8),
+    ] {
+        assert!(matches!(wrong.open(), Err(Error::WrongTopic { .. })), "{wrong:?}");
+    }
+    let error = images().dtype(DType::I8).open_or_create().unwrap_err().to_string();
+    let (asked, has) = ("int8 [4, 6, 3]", "uint8 [4, 6, 3]");
+    assert_eq!(error, format!("topic \"images\" is another one: its samples are of {has}, not of {asked}"));
+    // What may be of any size needs one, and what is of one size has that.
+    let other = || domain.topic("other").place(place());
+    for bad in [
+        other(),
+        other().dtype(DType::U8),
+        other().shape(&[4]),
+        other().dtype(DType::U8).varying_shape(&[None]),
+        other().dtype(DType::U8).shape(&[4]).max_bytes(3),
+        other().dtype(DType::U8).shape(&[0]),
+        other().dtype(DType::U8).shape(&[u64::MAX, 2]),
+        other().max_bytes(4).shape(&[1; 9]),
+    ] {
+        assert!(matches!(bad.create(), Err(Error::BadTopic { .. })), "{bad:?}");
+    }
+}
+
 #[test]
 fn bad_input_is_refused_each_with_its_error() {
     let world = World::new();
@@ -427,7 +489,7 @@ fn bad_input_is_refused_each_with_its_error() {
     // Topics.
     assert!(matches!(frames(&domain).create(), Err(Error::NameExists { .. })));
     assert!(matches!(domain.topic("none").open(), Err(Error::NotFound { .. })));
-    assert!(matches!(open().dtype(DType::F32).open(), Err(Error::WrongDType { .. })));
+    assert!(matches!(open().dtype(DType::F32).open(), Err(Error::WrongTopic { .. })));
     assert!(matches!(domain.topic("plain").max_bytes(0).create(), Err(Error::BadTopic { .. })));
     assert!(matches!(domain.topic("plain").create(), Err(Error::BadTopic { .. })));
     let plain = || domain.topic("plain").max_bytes(10).place(place());
@@ -442,10 +504,11 @@ fn bad_input_is_refused_each_with_its_error() {
     ] {
         assert!(matches!(bad.create(), Err(Error::BadTopic { .. })), "{bad:?}");
     }
-    assert!(matches!(plain().blocks(47).create(), Err(Error::PoolTooSmall { needed: 48, .. })));
-    assert!(matches!(plain().loans(3).blocks(51).create(), Err(Error::PoolTooSmall { needed: 52, loans: 3, .. })));
+    assert!(matches!(plain().blocks(15).create(), Err(Error::PoolTooSmall { needed: 16, .. })));
+    assert!(matches!(plain().loans(3).blocks(17).create(), Err(Error::PoolTooSmall { needed: 18, loans: 3, .. })));
     let any = plain().open_or_create().unwrap();
-    assert_eq!((any.depth(), any.dtype()), (8, None));
+    assert_eq!((any.depth(), any.loans(), any.held(), any.dtype(), any.shape()), (4, 2, 2, None, None));
+    assert_eq!(any.stats().free, 16, "4 + 2 · 2 + 4 · 2");
     assert!(matches!(plain().dtype(DType::U8).open_or_create(), Err(Error::WrongTopic { .. })));
     let wrong = [
         open().max_bytes(999),
@@ -472,7 +535,7 @@ fn bad_input_is_refused_each_with_its_error() {
     let publisher = topic.publisher().unwrap();
     let loan = |dtype, shape: &[u64]| publisher.try_loan(dtype, shape);
     assert!(matches!(loan(DType::U32, &[251]), Err(Error::BlockTooSmall { has: 1000, needed: 1004, .. })));
-    assert!(matches!(loan(DType::F32, &[1]), Err(Error::WrongDType { .. })));
+    assert!(matches!(loan(DType::F32, &[1]), Err(Error::WrongSample { .. })));
     assert!(matches!(loan(DType::U32, &[1; 9]), Err(Error::BadRange { .. })));
     assert!(matches!(loan(DType::U32, &[u64::MAX, 2]), Err(Error::BadRange { .. })));
     let mut half = loan(DType::U32, &[250]).unwrap().unwrap();

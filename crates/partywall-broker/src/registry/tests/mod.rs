@@ -303,7 +303,16 @@ fn commit(name: Name, memory: Arc<Memory>) -> Commit {
 
 /// A pool; with a depth, a topic.
 fn control(blocks: u32, depth: Option<u32>) -> Control {
-    let topic = |depth| TopicShape { depth, history: 0, publishers: 1, loans: 2, subscribers: 1, held: 1, dtype: None };
+    let topic = |depth| TopicShape {
+        depth,
+        history: 0,
+        publishers: 1,
+        loans: 2,
+        subscribers: 1,
+        held: 1,
+        dtype: None,
+        shape: None,
+    };
     Control { blocks, block_bytes: 1, zeroed: false, topic: depth.map(topic) }
 }
 

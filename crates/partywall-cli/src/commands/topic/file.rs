@@ -122,6 +122,7 @@ fn facts(topic: &Topic) -> BTreeMap<String, String> {
         ("place".to_owned(), topic.place().to_string()),
     ]);
     facts.extend(topic.dtype().map(|dtype| ("dtype".to_owned(), dtype.name().to_owned())));
+    facts.extend(topic.shape().map(|shape| ("shape".to_owned(), shape_text(shape))));
     facts
 }
 
@@ -227,6 +228,22 @@ pub(super) fn decode<'a>(name: &Path, message: &'a [u8]) -> Result<(Message<'a>,
     Ok((message, header))
 }
 
+/// A shape of samples: `any,640,3`.
+fn shape_text(shape: &[Option<u64>]) -> String {
+    let extent = |extent: &Option<u64>| extent.map_or_else(|| ANY.to_owned(), |extent| extent.to_string());
+    shape.iter().map(extent).collect::<Vec<_>>().join(",")
+}
+
+/// What such a text says.
+pub(super) fn parse_shape(text: &str) -> Result<Vec<Option<u64>>, String> {
+    let extent = |text: &str| match text.trim() {
+        ANY => Ok(None),
+        number => number.parse().map(Some).map_err(|_| format!("{number:?} is neither a length nor `{ANY}`")),
+    };
+    // No dimension is a shape, too: that of one number.
+    if text.trim().is_empty() { Ok(Vec::new()) } else { text.split(',').map(extent).collect() }
+}
+
 /// Bytes as pairs of hexadecimal digits.
 pub(super) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
@@ -262,6 +279,9 @@ fn failed(path: &Path, what: &str, error: &io::Error) -> Failure {
     Failure::new(kind, format!("{} {what}: {error}", path.display()), advice)
 }
 
+/// A dimension that may have any length.
+const ANY: &str = "any";
+
 /// What messages are.
 const ENCODING: &str = "safetensors";
 
@@ -277,6 +297,17 @@ const FLUSH: Duration = Duration::from_secs(1);
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn shapes_are_lengths_with_commas() {
+        for shape in [&[][..], &[None], &[Some(480), None, Some(3)]] {
+            assert_eq!(parse_shape(&shape_text(shape)).unwrap(), shape);
+        }
+        assert_eq!(parse_shape("4, any").unwrap(), [Some(4), None]);
+        for bad in ["4,", "-1", "4x3", "*"] {
+            assert!(parse_shape(bad).unwrap_err().contains("`any`"), "{bad}");
+        }
+    }
 
     #[test]
     fn headers_are_hexadecimal_text() {

@@ -15,7 +15,7 @@ use serde_json::json;
 
 use super::{
     PATIENCE, cancel_flag,
-    file::{Next, Playback, decode},
+    file::{Next, Playback, decode, parse_shape},
 };
 use crate::{Context, device, failure::Failure, text::count};
 
@@ -157,6 +157,9 @@ impl<'a> Player<'a> {
         }
         if let Some(dtype) = fact("dtype").and_then(|name| name.parse::<DType>().ok()) {
             options = options.dtype(dtype);
+        }
+        if let Some(shape) = fact("shape").and_then(|shape| parse_shape(shape).ok()) {
+            options = options.varying_shape(&shape);
         }
         Ok(options.open_or_create()?)
     }

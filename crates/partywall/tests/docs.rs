@@ -1,0 +1,94 @@
+//! The Rust code in `docs/` compiles: each block of a page is here as it stands there, in a function that has what the page
+//! takes for given.
+#![allow(dead_code, reason = "it is compiled, not run: most of it needs a GPU or another process")]
+
+use std::{iter, time::Duration};
+
+use partywall::{BlockRef, DType, Domain, Place, Policy, Publisher, Result, Subscriber, cuda::StreamRef};
+
+const THIS: &str = include_str!("docs.rs");
+
+#[rustfmt::skip]
+fn topics_publisher(domain: &Domain, place: Place, second: Duration) -> Result<()> {
+    // Made by the first process that asks for it, opened by the others.
+    let frames = domain.topic("frames").dtype(DType::U8).shape(&[480, 640, 3]).place(place).open_or_create()?;
+    let publisher = frames.publisher()?;
+    let mut loan = publisher.loan(DType::U8, &[480, 640, 3], second)?;   // a block that nobody else sees
+    loan.as_mut_slice::<u8>()?.fill(7);                                  // or a kernel, see below
+    loan.header(b"camera 3")?;                                           // up to 256 bytes of yours
+    loan.filled().publish(second)?;
+    Ok(())
+}
+
+#[rustfmt::skip]
+#[allow(clippy::print_stdout, reason = "an example")]
+fn topics_subscriber(domain: &Domain) -> Result<()> {
+    let frames = domain.topic("frames").timeout(Duration::from_secs(60)).open()?;
+    for sample in &frames.subscribe(Policy::Latest).until_idle(true).join()? {   // ends when all publishers have left
+        let sample = sample?;                                    // dropping it gives the block back
+        println!("{:?} {}", sample.shape(), sample.as_slice::<u8>()?[0]);
+    }
+    Ok(())
+}
+
+#[rustfmt::skip]
+fn topics_publisher_on_a_gpu(publisher: &Publisher, stream: StreamRef<'_>, second: Duration) -> Result<()> {
+    let loan = publisher.loan(DType::F32, &[1024, 1024], second)?;
+    // a kernel on `stream` that writes loan.device()?
+    loan.filled().publish_on(stream, second)?;                   // at once; the kernel may not even have begun
+    Ok(())
+}
+
+#[rustfmt::skip]
+#[allow(unused_variables, reason = "a kernel would read it")]
+fn topics_subscriber_on_a_gpu(subscriber: &Subscriber, stream: StreamRef<'_>, second: Duration) -> Result<()> {
+    let sample = subscriber.recv(second)?;                       // at once, too
+    let input = sample.device_on(stream)?;                       // what this stream does from now on waits for the kernel
+    // a kernel on `stream` that reads `input`
+    sample.release_on(stream)?;                                  // the block is free when the kernel is done
+    Ok(())
+}
+
+#[rustfmt::skip]
+fn pools_first(domain: &Domain, place: Place) -> Result<BlockRef> {
+    let frames = domain.pool("frames").blocks(64).block_bytes(4 << 20).place(place).open_or_create()?;
+    let mut frame = frames.alloc(Duration::from_secs(1))?;      // waits for one, in order; dropping it gives it back
+    frame.bytes_mut()?.fill(7);                                 // host memory; on a GPU: frame.device()? and a stream
+    let reference = frame.offer()?;                             // to be sent in whatever way: it is text, and serde
+    Ok(reference)
+}
+
+#[rustfmt::skip]
+fn pools_second(domain: &Domain, reference: BlockRef) -> Result<()> {
+    let frames = domain.pool("frames").timeout(Duration::from_secs(60)).open()?;
+    let frame = frames.accept(&reference)?;                     // read in place; now it is this process's
+    drop(frame);
+    Ok(())
+}
+
+/// The lines of each block of Rust code in a page.
+fn blocks(page: &str) -> Vec<Vec<&str>> {
+    let mut lines = page.lines();
+    let next = || {
+        lines.find(|line| *line == "```rust")?;
+        Some(lines.by_ref().take_while(|line| *line != "```").map(str::trim).collect())
+    };
+    iter::from_fn(next).collect()
+}
+
+#[test]
+fn rust_code_of_the_pages_is_compiled() {
+    let compiled: Vec<_> = THIS.lines().map(str::trim).collect();
+    for (page, text, count) in [
+        ("topics.md", include_str!("../../../docs/topics.md"), 4),
+        ("pools.md", include_str!("../../../docs/pools.md"), 2),
+        ("ordering.md", include_str!("../../../docs/ordering.md"), 0),
+    ] {
+        let blocks = blocks(text);
+        assert_eq!(blocks.len(), count, "{page}: as many blocks are expected here");
+        for block in blocks {
+            let is_here = compiled.windows(block.len()).any(|lines| lines == block);
+            assert!(is_here, "{page}: copy this block to {}:\n{}", file!(), block.join("\n"));
+        }
+    }
+}
