@@ -3,10 +3,10 @@
 pub(crate) mod control;
 
 use partywall::{
-    Place, TimelineEnding, bytes,
+    Domain, Place, TimelineEnding, bytes,
     info::{
-        Doubt, Enforcement, HolderInfo, Kind, MemberInfo, MemberState, NameInfo, ObjectHolder, ObjectInfo, Promises,
-        SemaphoreInfo, TimelineInfo, VersionInfo,
+        Control, Doubt, Enforcement, HolderInfo, Kind, MemberInfo, MemberState, NameInfo, ObjectHolder, ObjectInfo,
+        Promises, SemaphoreInfo, TimelineInfo, VersionInfo,
     },
     kind_name,
 };
@@ -140,6 +140,24 @@ pub(crate) fn apart(objects: Vec<ObjectInfo>) -> (Vec<TimelineInfo>, Vec<Semapho
         }
     }
     (timelines, semaphores)
+}
+
+/// What a name is of: `segment`, `pool`, `topic`, `timeline` or `semaphore`; `None` if there is no such name.
+pub(crate) fn kind_of(domain: &Domain, name: &str) -> Option<&'static str> {
+    let names = domain.names().unwrap_or_default();
+    if let Some(latest) = names.iter().find(|info| info.name == name).and_then(|info| info.latest.as_ref()) {
+        return Some(match &latest.control {
+            None => "segment",
+            Some(Control { topic: None, .. }) => "pool",
+            Some(_) => "topic",
+        });
+    }
+    let objects = domain.objects().unwrap_or_default();
+    match objects.iter().find(|object| object.name() == name)? {
+        ObjectInfo::Timeline(_) => Some("timeline"),
+        ObjectInfo::Semaphore(_) => Some("semaphore"),
+        _ => None,
+    }
 }
 
 /// Who has a timeline or semaphore open: as [`holder`], and `permits` (of a semaphore).

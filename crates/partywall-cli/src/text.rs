@@ -92,6 +92,17 @@ pub(crate) fn parse_seconds(text: &str) -> Result<Duration, String> {
     Duration::try_from_secs_f64(seconds).map_err(|e| format!("{text:?} is no number of seconds: {e}"))
 }
 
+/// A process id, as `partywall ps` shows it.
+pub(crate) fn parse_pid(text: &str) -> Result<u32, String> {
+    let pid = text.parse().ok().filter(|pid| *pid > 0);
+    pid.ok_or_else(|| format!("{text:?} is no process id: give a number, as `partywall ps` shows it"))
+}
+
+/// A number that is not negative.
+pub(crate) fn parse_number(text: &str) -> Result<u64, String> {
+    text.parse().map_err(|_| format!("{text:?} is no whole number: write digits alone, as in 4096"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -112,6 +123,16 @@ mod tests {
         for text in ["", "x", "-1", "1.5", "1KB", "KiB", "1..5KiB", "99999999999TiB"] {
             assert!(parse_size(text).unwrap_err().contains("GiB"), "{text}");
         }
+    }
+
+    #[test]
+    fn numbers_and_process_ids_are_digits() {
+        assert_eq!((parse_number("0"), parse_pid("7")), (Ok(0), Ok(7)));
+        for text in ["", "x", "-1", "1.5", "4k", "99999999999999999999"] {
+            assert!(parse_number(text).unwrap_err().contains("4096"), "{text}");
+            assert!(parse_pid(text).unwrap_err().contains("partywall ps"), "{text}");
+        }
+        assert!(parse_pid("0").is_err());
     }
 
     #[test]

@@ -10,7 +10,8 @@ use serde_json::{Value, json};
 
 /// Commits a name, kept.
 fn commit(domain: &Domain, name: &str) {
-    domain.create(name, place()).kept(true).tensor("w", DType::U8, &[64]).allocate().unwrap().commit().unwrap();
+    let build = domain.create(name, place()).kept(true).tensor("w", DType::U8, &[64]).allocate().unwrap();
+    build.commit().unwrap().release().unwrap();
 }
 
 fn names(sandbox: &Sandbox) -> Vec<String> {
@@ -169,8 +170,8 @@ fn every_help_fits_80_columns() {
 #[test]
 fn the_file_size_limit_is_said() {
     let sandbox = Sandbox::new();
-    let domain = sandbox.domain();
-    domain.create("x", place()).kept(true).tensor("w", DType::U8, &[1 << 20]).allocate().unwrap().commit().unwrap();
+    sandbox.file("large", vec![0; 1 << 20]);
+    sandbox.run(["put", "large", "x", "--device", device()]).expect(0);
     // 64 blocks of 1024 bytes; bash, because dash counts in blocks of 512.
     let limited = |arguments: &str| {
         let script = format!("ulimit -f 64; exec {} {arguments}", partywall_harness::binary().display());

@@ -28,10 +28,10 @@ fn ls_lists_all_names_or_those_that_match() {
 
     let domain = sandbox.domain();
     for name in ["llm/a", "llm/b", "other"] {
-        commit(&domain, name, name == "other");
+        let _ = commit(&domain, name, name == "other");
     }
     let held = domain.open("llm/a", Duration::ZERO).unwrap();
-    commit(&domain, "llm/a", false);
+    let _ = commit(&domain, "llm/a", false);
     let list = sandbox.json(["ls"]);
     assert_eq!(names(&list), ["llm/a", "llm/b", "other"]);
     assert_eq!(list["socket"], sandbox.socket().to_str().unwrap());
@@ -61,7 +61,7 @@ fn ls_lists_all_names_or_those_that_match() {
 fn show_tells_everything() {
     let sandbox = Sandbox::new();
     let domain = sandbox.domain();
-    commit(&domain, "llm", false);
+    let _ = commit(&domain, "llm", false);
     let held = domain.open("llm", Duration::ZERO).unwrap();
     let second = commit(&domain, "llm", true);
     second.grow().extend("a.bias", 7).commit().unwrap();
@@ -127,7 +127,7 @@ fn show_lists_twenty_tensors_and_all_on_request() {
     for i in 0..50 {
         builder = builder.tensor(&format!("layer.{i}"), DType::U8, &[1]);
     }
-    builder.allocate().unwrap().commit().unwrap();
+    let _ = builder.allocate().unwrap().commit().unwrap();
     let text = sandbox.run(["show", "many"]).expect(0).text();
     assert!(text.contains("50 tensors") && text.contains("layer.19") && !text.contains("layer.20"), "{text}");
     assert!(text.contains("30 more") && text.contains("--all"), "{text}");
@@ -139,7 +139,7 @@ fn show_lists_twenty_tensors_and_all_on_request() {
 fn a_name_that_is_only_being_built_is_not_there() {
     let sandbox = Sandbox::new();
     let domain = sandbox.domain();
-    commit(&domain, "llm", false);
+    let _ = commit(&domain, "llm", false);
     assert_eq!(sandbox.json(["show", "llm"])["builder"], Value::Null);
     // Nothing is built under a claim for a name that is there, so there is nobody to name; the listing knows the key.
     let claim = domain.open_or_build("new", Duration::ZERO).unwrap();
@@ -151,7 +151,7 @@ fn a_name_that_is_only_being_built_is_not_there() {
 fn a_missing_name_says_which_socket_and_what_is_near() {
     let sandbox = Sandbox::new();
     let domain = sandbox.domain();
-    commit(&domain, "llama", false);
+    let _ = commit(&domain, "llama", false);
     for arguments in [&["show", "lama"][..], &["rm", "lama"], &["get", "lama", "out"]] {
         let missing = sandbox.run(arguments).expect(3);
         let socket = sandbox.socket();
@@ -197,7 +197,7 @@ fn rm_removes_what_it_can_and_reports_each() {
     let sandbox = Sandbox::new();
     let domain = sandbox.domain();
     for name in ["a", "b", "c"] {
-        commit(&domain, name, false);
+        let _ = commit(&domain, name, false);
     }
     let output = sandbox.run(["rm", "a", "nope", "b"]).expect(3);
     assert!(output.text().contains("\"a\"") && output.text().contains("\"b\""), "{output:?}");

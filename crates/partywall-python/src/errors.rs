@@ -116,7 +116,7 @@ fn class(error: &Error) -> &'static str {
         Error::NotYourself => "NotYourself",
         Error::Unproven { .. } | Error::NotUnproven { .. } => "Unproven",
         Error::Evicted { .. } => "Evicted",
-        Error::BadName { .. } => "BadName",
+        Error::BadName { .. } | Error::BadVersion { .. } => "BadName",
         Error::BadPattern { .. } => "BadPattern",
         Error::Table { .. } | Error::BadRange { .. } => "BadTensor",
         Error::WrongDType { .. } | Error::WrongKind { .. } => "WrongKind",

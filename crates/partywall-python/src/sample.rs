@@ -2,7 +2,7 @@
 //! as long as everything else that is done for a sample.
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
     time::Duration,
 };
 
@@ -31,9 +31,8 @@ use crate::{
 #[pyclass(frozen, module = "partywall", weakref)]
 pub(crate) struct Sample {
     /// `None` once it is let go of.
-    held: Mutex<Option<Held>>,
-    /// The topic's name.
-    topic: Arc<str>,
+    owner: Mutex<Option<Arc<Owner>>>,
+    open: Open,
     /// Where it is, once it is complete, or a stream waits until it is.
     address: OnceLock<usize>,
     shape: Vec<u64>,
@@ -54,19 +53,6 @@ pub(crate) struct Sample {
     missed: u64,
 }
 
-/// What it has of the library's.
-#[derive(Clone)]
-struct Held {
-    owner: Arc<Owner>,
-    open: Open,
-}
-
-impl Drop for Sample {
-    fn drop(&mut self) {
-        self.take();
-    }
-}
-
 impl Sample {
     pub(crate) fn of(py: Python<'_>, owner: Arc<Owner>, open: Open) -> PyResult<Self> {
         let sample = owner.sample().ok_or_else(|| closed(py, "sample"))?;
@@ -78,31 +64,22 @@ impl Sample {
             sequence: sample.sequence(),
             publisher: sample.publisher(),
             missed: sample.missed(),
-            topic: open.name.clone(),
-            held: Mutex::new(Some(Held { owner, open })),
+            owner: Mutex::new(Some(owner)),
+            open,
         })
     }
 
     /// It, with what keeps it.
     pub(crate) fn get(&self, py: Python<'_>) -> PyResult<(Arc<Owner>, Arc<partywall::Sample>)> {
-        let Held { owner, .. } = self.held(py)?;
+        let owner = self.owner.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let owner = owner.ok_or_else(|| closed(py, "sample"))?;
         let sample = owner.sample().ok_or_else(|| closed(py, "sample"))?;
         Ok((owner, sample))
     }
 
     /// What keeps it, which this does no more.
     pub(crate) fn take(&self) -> Option<Arc<Owner>> {
-        let Held { owner, open } = self.lock().take()?;
-        let_go(open.topic);
-        Some(owner)
-    }
-
-    fn held(&self, py: Python<'_>) -> PyResult<Held> {
-        self.lock().clone().ok_or_else(|| closed(py, "sample"))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<Held>> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+        self.owner.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// Where it is, now that it is complete.
@@ -131,7 +108,7 @@ impl Sample {
 
     /// A stream of its GPU as Python names it; `None` for host memory.
     fn named(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Stream>> {
-        let Some(gpu) = self.held(py)?.open.gpu else { return Ok(None) };
+        let Some(gpu) = self.open.gpu.clone() else { return Ok(None) };
         let raw = stream::named(py, stream, gpu.context().device().ordinal() as i32)?;
         Ok(Some(Stream::of(gpu, Some(raw.0))))
     }
@@ -212,7 +189,7 @@ impl Sample {
     /// The topic's name.
     #[getter]
     fn topic(&self) -> &str {
-        &self.topic
+        self.open.topic.name()
     }
 
     /// What its publisher has put beside it.
@@ -277,26 +254,25 @@ impl Sample {
         stream: Option<&Bound<'_, PyAny>>,
         device: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        let open = self.held(py)?.open;
+        self.get(py)?;
         let own = if device.is_none() { self.named(py, stream)? } else { None };
         let stream = match own {
             Some(own) => own,
             None => {
                 let place = py.import(intern!(py, "partywall._streams"))?.getattr(intern!(py, "place"))?;
                 let (device, handle): (String, Option<u64>) = place.call1((stream, device))?.extract()?;
-                Stream::find(py, open.topic.domain(), &device, handle)?
+                Stream::find(py, self.open.topic.domain(), &device, handle)?
             }
         };
         let Some((sample, subscriber)) = self.take().and_then(Owner::into_sample) else { return Ok(()) };
         match py.detach(|| sample.release_on(stream.borrow())) {
             Ok(()) => {
                 let_go(subscriber);
-                let_go(open.topic);
                 Ok(())
             }
             Err(unreleased) => {
                 let owner = Owner::of_sample(*unreleased.sample, subscriber);
-                *self.lock() = Some(Held { owner, open });
+                *self.owner.lock().unwrap_or_else(PoisonError::into_inner) = Some(owner);
                 Err(unreleased.error).or_raise(py)
             }
         }
@@ -305,14 +281,13 @@ impl Sample {
     /// Whether it was let go of.
     #[getter]
     fn closed(&self) -> bool {
-        self.lock().is_none()
+        self.owner.lock().unwrap_or_else(PoisonError::into_inner).is_none()
     }
 
     /// Lets go of it. If arrays of it are still used, the last of them does. Calling it again does nothing.
     fn close(&self, py: Python<'_>) {
-        let held = self.lock().take();
-        // Of its topic, too, before this returns: the subscriber may be closed already.
-        py.detach(|| held.map(|Held { owner, open }| drop((owner.into_sample(), open))));
+        let owner = self.take();
+        py.detach(|| drop(owner));
     }
 
     fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {

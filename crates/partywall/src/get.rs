@@ -3,7 +3,7 @@
 use std::{fmt, io::Write, path::Path, str::FromStr, sync::atomic::AtomicBool, time::Duration};
 
 use crate::{
-    domain::{Domain, check_name},
+    domain::{Domain, check_name, parse_version},
     error::{Error, Result},
     files::{self, Content, Format, SinkError, TensorInfo},
     put::unwrap,
@@ -37,10 +37,6 @@ impl FromStr for Address {
 
     fn from_str(text: &str) -> Result<Self> {
         let bad = |why: &str| Error::BadName { name: text.to_owned(), why: why.to_owned() };
-        let version = |digits: &str| match digits.parse() {
-            Ok(version) if version > 0 && digits.bytes().all(|b| b.is_ascii_digit()) => Some(version),
-            _ => None,
-        };
         let end = text.find([':', '@']).unwrap_or(text.len());
         let (name, rest) = text.split_at(end);
         check_name(name)?;
@@ -48,15 +44,15 @@ impl FromStr for Address {
         let tensor = match rest.strip_prefix('@') {
             Some(rest) => {
                 let (digits, tensor) = rest.split_once(':').map_or((rest, None), |(digits, rest)| (digits, Some(rest)));
-                let why = "behind `@` stands a version: 1, 2, …";
-                address.version = Some(version(digits).ok_or_else(|| bad(why))?);
+                let bad = || Error::BadVersion { name: name.to_owned(), version: digits.to_owned() };
+                address.version = Some(parse_version(digits).ok_or_else(bad)?);
                 tensor
             }
             None => {
                 let tensor = rest.strip_prefix(':');
                 let split = tensor.and_then(|tensor| tensor.rsplit_once('@'));
                 address.perhaps = split
-                    .and_then(|(tensor, digits)| Some((tensor.to_owned(), version(digits)?)))
+                    .and_then(|(tensor, digits)| Some((tensor.to_owned(), parse_version(digits)?)))
                     .filter(|(tensor, _)| !tensor.is_empty());
                 tensor
             }
@@ -210,7 +206,7 @@ mod tests {
     fn what_is_no_address_is_refused() {
         for text in ["", ":w", "@3", "a b", "a@", "a@x", "a@0", "a@+1", "a@-1", "a:", "a@3:", "a@3@4"] {
             let error = text.parse::<Address>().expect_err(text);
-            assert!(matches!(error, Error::BadName { .. }), "{text}: {error}");
+            assert!(matches!(error, Error::BadName { .. } | Error::BadVersion { .. }), "{text}: {error}");
         }
     }
 }

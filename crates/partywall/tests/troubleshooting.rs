@@ -110,6 +110,7 @@ fn every_error() -> Vec<Error> {
         Error::Parted { topic: name.clone() },
         Error::BlockNotHeld { pool: name.clone() },
         Error::BadName { name: name.clone(), why: "it is empty".into() },
+        Error::BadVersion { name: name.clone(), version: "y".into() },
         Error::BadPattern { pattern: "[a]".into(), why: "it has brackets".into() },
         Error::Table { name: name.clone(), source: partywall_shm::TableError::Duplicate("a".into()) },
         Error::WrongDType { tensor: name.clone(), has: DType::F32, wanted: "uint8" },

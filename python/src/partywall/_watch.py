@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from partywall import _native
-from partywall._handle import Connected
+from partywall._handle import Handle
 
 if TYPE_CHECKING:
     from partywall._domain import Domain
@@ -38,7 +38,7 @@ class Event:
     """Where a watch goes on that is to get what follows: `Domain.watch(after=…)`."""
 
 
-class Watch(Connected[_native.Watch]):
+class Watch(Handle[_native.Watch]):
     """The events of names that are like a pattern, one after the other; made by `Domain.watch`.
 
         for event in d.watch("llm/*"):
@@ -49,7 +49,8 @@ class Watch(Connected[_native.Watch]):
     """
 
     def __init__(self, domain: "Domain", native: _native.Watch) -> None:
-        super().__init__(domain, native)
+        self._domain = domain
+        super().__init__(native)
 
     @property
     def pattern(self) -> str:
@@ -73,7 +74,7 @@ class Watch(Connected[_native.Watch]):
 
     def close(self) -> None:
         """Ends it. Calling it again does nothing."""
-        super().close()
+        self._native.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("a watch is this process's own: send its point")

@@ -224,7 +224,7 @@ pub fn binary() -> PathBuf {
 /// # Panics
 /// If there is none.
 pub fn simulated_driver() -> PathBuf {
-    near("libsimcuda.so", "partywall-simcuda-library")
+    near("libpartywall_simcuda.so", "partywall-simcuda")
 }
 
 /// What Cargo has built beside this test.

@@ -4,9 +4,10 @@
 //! works on garbage is the price; it is for a writer that hangs, and will never get there.
 
 use clap::Args;
+use partywall::{Domain, Error, ErrorKind};
 use serde_json::json;
 
-use crate::{Context, failure::Failure};
+use crate::{Context, describe, failure::Failure};
 
 /// Its arguments.
 #[derive(Debug, Args)]
@@ -18,7 +19,7 @@ pub(crate) struct Arguments {
 /// Runs it.
 pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
     let domain = context.options().start(false).connect()?;
-    domain.abandon_timeline(&arguments.name)?;
+    domain.abandon_timeline(&arguments.name).map_err(|error| explained(&domain, &arguments.name, error))?;
     let output = context.output();
     output.line(format!(
         "all waits for timeline {:?} have ended; a new writer goes on from its last value",
@@ -26,4 +27,15 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     ));
     output.value(&json!({ "name": arguments.name, "abandoned": true, "socket": domain.socket() }));
     Ok(())
+}
+
+/// Why there is nothing to abandon: the name may be of another kind.
+fn explained(domain: &Domain, name: &str, error: Error) -> Failure {
+    if !matches!(error, Error::ObjectNotFound { .. }) {
+        return error.into();
+    }
+    let Some(kind) = describe::kind_of(domain, name) else { return error.into() };
+    let message = format!("{name:?} is a {kind}, not a timeline: there are no waits to end");
+    let advice = format!("`partywall show {name}` shows it; `partywall ls` lists all timelines");
+    Failure::new(ErrorKind::Usage, message, advice)
 }

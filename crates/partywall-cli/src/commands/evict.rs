@@ -16,10 +16,10 @@ use crate::{Context, describe, failure::Failure, output::Output, text};
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     /// The process: all members with this pid, as `partywall ps` shows it
-    #[arg(required_unless_present = "member")]
+    #[arg(required_unless_present = "member", value_parser = text::parse_pid)]
     pid: Option<u32>,
     /// Only the member with this number (`partywall ps`), for a process with several connections
-    #[arg(long, value_name = "N", conflicts_with = "pid")]
+    #[arg(long, value_name = "N", conflicts_with = "pid", value_parser = text::parse_number)]
     member: Option<u64>,
     /// Send the process SIGKILL as well
     #[arg(long)]

@@ -21,7 +21,7 @@ use partywall_os::{
 use serde_json::json;
 
 use super::stop::nobody_listens;
-use crate::{Context, failure::Failure, output::Output, repeat::pause, signals};
+use crate::{Context, failure::Failure, output::Output, repeat::pause, signals, text::parse_number};
 
 /// Its arguments.
 #[derive(Debug, Args)]
@@ -30,8 +30,8 @@ pub(crate) struct Arguments {
     #[arg(short, long)]
     follow: bool,
     /// Only the last N lines
-    #[arg(short = 'n', long, value_name = "N")]
-    lines: Option<usize>,
+    #[arg(short = 'n', long, value_name = "N", value_parser = parse_number)]
+    lines: Option<u64>,
 }
 
 /// Runs it.
@@ -43,7 +43,8 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     let (path, broker) = find(context)?;
     let mut log = Log::open(&path).map_err(|error| unreadable(&path, &error))?;
     let all = log.all().map_err(|error| unreadable(&path, &error))?;
-    let skipped = arguments.lines.map_or(0, |lines| all.len().saturating_sub(lines));
+    let skipped =
+        arguments.lines.map_or(0, |lines| all.len().saturating_sub(usize::try_from(lines).unwrap_or(usize::MAX)));
     for line in &all[skipped..] {
         print(output, &path, line);
     }

@@ -40,8 +40,13 @@ pub(crate) struct Arguments {
     #[arg(long)]
     mutable: bool,
     /// Threads that read and copy [default: one a CPU, at most 8]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    #[arg(long, value_name = "N", value_parser = parse_threads)]
     threads: Option<u16>,
+}
+
+fn parse_threads(argument: &str) -> Result<u16, String> {
+    let threads = argument.parse().ok().filter(|threads| (1..=256).contains(threads));
+    threads.ok_or_else(|| format!("{argument:?} is no number of threads: use 1 to 256"))
 }
 
 /// Runs it.
@@ -49,7 +54,7 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     let output = context.output();
     let stream = arguments.file == Path::new("-");
     // A bad name, and a file that is not there or is damaged, start no broker.
-    partywall::check_name(&arguments.name)?;
+    partywall::check_name(&arguments.name).map_err(|error| bad_name(&arguments.name, error))?;
     let plan = if stream { None } else { Some(Plan::from_path(&arguments.file).map_err(Error::from)?) };
     let domain = context.options().connect()?;
     let place = device::place(context, arguments.device)?;
@@ -78,6 +83,13 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     report(context, arguments, &plan, &segment, start.elapsed());
     drop(plan);
     if arguments.hold { hold(context, &segment, &cancel) } else { Ok(segment.release()?) }
+}
+
+/// What is wrong with a name, which may have a version that nobody can choose.
+fn bad_name(name: &str, error: Error) -> Failure {
+    let Some((name, version)) = name.split_once('@') else { return error.into() };
+    let message = format!("version {version:?} of {name:?} cannot be chosen: versions are counted, from 1");
+    Failure::new(ErrorKind::Usage, message, format!("`partywall put FILE {name}` commits the next version"))
 }
 
 /// The name is there already: what `--if-absent` is for. Any other error is one.

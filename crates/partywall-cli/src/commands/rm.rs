@@ -9,10 +9,7 @@
 use std::io::IsTerminal;
 
 use clap::Args;
-use partywall::{
-    Domain, Error, ErrorKind, Pattern, bytes,
-    info::{Freed, ObjectInfo},
-};
+use partywall::{Domain, Error, ErrorKind, Pattern, bytes, info::Freed};
 use serde_json::json;
 
 use crate::{Context, describe, failure::Failure, output::Output, text};
@@ -28,7 +25,7 @@ pub(crate) struct Arguments {
     yes: bool,
     /// Free what dead processes held although their GPU work may go on (`partywall ps`): of all of them, or of one. Use it
     /// only when nothing of theirs runs on a GPU any more
-    #[arg(long, value_name = "PID", num_args = 0..=1, conflicts_with_all = ["names", "yes"])]
+    #[arg(long, value_name = "PID", num_args = 0..=1, value_parser = text::parse_pid, conflicts_with_all = ["names", "yes"])]
     unproven: Option<Option<u32>>,
 }
 
@@ -130,16 +127,19 @@ fn confirm(output: Output, domain: &Domain, names: &[String]) -> Result<bool, Fa
 
 /// Why a name cannot be removed, which may be a timeline's or a semaphore's.
 fn explained(domain: &Domain, name: &str, error: Error) -> Failure {
+    if let (Error::BadName { .. }, Some((whole, _))) = (&error, name.split_once(['@', ':'])) {
+        let message = format!("{name:?} is not a name: `rm` removes a name with all its versions and tensors");
+        return Failure::new(ErrorKind::Usage, message, format!("`partywall rm {whole}` removes all of it"));
+    }
     if !matches!(error, Error::NotFound { .. }) {
         return error.into();
     }
-    let objects = domain.objects().unwrap_or_default();
-    let (what, also) = match objects.iter().find(|object| object.name() == name) {
-        Some(ObjectInfo::Timeline(_)) => ("timeline", format!("; `partywall abandon {name}` ends all waits for it")),
-        Some(ObjectInfo::Semaphore(_)) => ("semaphore", String::new()),
+    let (kind, also) = match describe::kind_of(domain, name) {
+        Some(kind @ "timeline") => (kind, format!("; `partywall abandon {name}` ends all waits for it")),
+        Some(kind @ "semaphore") => (kind, String::new()),
         _ => return error.into(),
     };
-    let message = format!("{what} {name:?} cannot be removed: it goes with the last process that has it open");
+    let message = format!("{kind} {name:?} cannot be removed: it goes with the last process that has it open");
     Failure::new(ErrorKind::Refused, message, format!("`partywall show {name}` lists those processes{also}"))
 }
 

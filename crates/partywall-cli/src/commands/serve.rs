@@ -26,7 +26,7 @@ use tracing_subscriber::EnvFilter;
 use crate::{
     Context,
     failure::Failure,
-    text::{parse_seconds, parse_size},
+    text::{parse_number, parse_seconds, parse_size},
 };
 
 /// Its arguments.
@@ -50,32 +50,32 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "SECONDS|never", value_parser = parse_idle)]
     idle_exit: Option<Idle>,
     /// Milliseconds after a process's exit and hang-up until it counts as dead
-    #[arg(long, value_name = "N", default_value_t = 100)]
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = parse_number)]
     settle_ms: u64,
     /// Seconds after which what a dead process held is given back although nobody knows that its work on it is over, as
     /// under MPS [default: never, only by `partywall rm --unproven`]
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     unproven_after: Option<Duration>,
     /// Milliseconds a connection may take to say who it is
-    #[arg(long, value_name = "N", default_value_t = 2000)]
+    #[arg(long, value_name = "N", default_value_t = 2000, value_parser = parse_number)]
     handshake_timeout_ms: u64,
     /// Most bytes of all versions and semaphores together: 4096, 64KiB, 512MiB, 1.5GiB, 2TiB [default: 16TiB]
     #[arg(long, value_name = "BYTES", value_parser = parse_size)]
     max_bytes: Option<u64>,
     /// Most names [default: 65536]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = parse_number)]
     max_names: Option<u64>,
     /// Most file descriptors held for versions, timelines and semaphores [default: what `ulimit -Hn` leaves]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = parse_number)]
     max_fds: Option<u64>,
     /// Most members, not counting unproven ones [default: 4096, or an eighth of `ulimit -Hn`]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = parse_number)]
     max_clients: Option<u64>,
     /// Most timelines [default: 65536]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = parse_number)]
     max_timelines: Option<u64>,
     /// Most semaphores [default: 4096]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = parse_number)]
     max_semaphores: Option<u64>,
     /// Most bytes of one message [default: 256KiB; at least 64KiB]
     #[arg(long, value_name = "BYTES", value_parser = parse_size)]

@@ -76,7 +76,9 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
         }
         versions(output, info);
         metadata(output, info);
-        tensors(output, info, if arguments.all { usize::MAX } else { SOME });
+        if info.control.is_none() {
+            tensors(output, info, if arguments.all { usize::MAX } else { SOME });
+        }
     }
     for object in objects.iter().flatten() {
         if !std::mem::take(&mut first) {
@@ -195,15 +197,28 @@ fn facts(output: Output, info: &SegmentInfo) {
         Lifetime::Shared => "shared: goes with the last process that has it open".to_owned(),
     };
     let access = if *mutable { "mutable: its users order their access themselves" } else { "frozen" };
-    fact(output, "name", &info.name);
-    fact(output, "version", format!("{version} ({latest})"));
+    let what = match control {
+        None => "name",
+        Some(Control { topic: None, .. }) => "pool",
+        Some(_) => "topic",
+    };
+    fact(output, what, &info.name);
+    // Pools and topics have one version, and how their memory is divided is theirs.
+    if control.is_none() || !info.is_latest {
+        fact(output, "version", format!("{version} ({latest})"));
+    }
     fact(output, "kind", kind_name(*kind));
     fact(output, "place", describe::place((*place).into()));
-    fact(output, "size", format!("{} requested, {} allocated", bytes(used), bytes(*allocated)));
-    fact(output, "chunks", chunks(&info.chunks));
-    fact(output, "lifetime", lifetime);
-    fact(output, "access", access);
-    fact(output, "promises", describe::promises(*kind, *mutable));
+    if control.is_some() {
+        fact(output, "size", bytes(*allocated));
+        fact(output, "lifetime", lifetime);
+    } else {
+        fact(output, "size", format!("{} requested, {} allocated", bytes(used), bytes(*allocated)));
+        fact(output, "chunks", chunks(&info.chunks));
+        fact(output, "lifetime", lifetime);
+        fact(output, "access", access);
+        fact(output, "promises", describe::promises(*kind, *mutable));
+    }
     if *reserved > 0 {
         let so_far = text::count(*growths, "growth");
         fact(output, "growing", format!("up to {}, in one range of addresses; {so_far} so far", bytes(*reserved)));
@@ -224,7 +239,7 @@ fn control_facts(output: Output, control: &Control, used: Option<&ControlInfo>) 
     match &control.topic {
         None => {
             let zeroed = if control.zeroed { ", zeroed for whoever takes one" } else { "" };
-            fact(output, "pool", format!("{}{zeroed}", describe::control::blocks(control)));
+            fact(output, "memory", format!("{}{zeroed}", describe::control::blocks(control)));
         }
         Some(topic) => {
             let (depth, history) =

@@ -409,10 +409,15 @@ pub(crate) fn split_version(text: &str) -> Result<(String, Option<u64>)> {
     let Some((name, version)) = text.rsplit_once('@') else {
         return Ok((text.to_owned(), None));
     };
-    match version.parse() {
-        Ok(version) if version > 0 => Ok((name.to_owned(), Some(version))),
-        _ => Err(Error::BadName { name: text.to_owned(), why: "behind `@` stands a version: 1, 2, …".into() }),
+    match parse_version(version) {
+        Some(version) => Ok((name.to_owned(), Some(version))),
+        None => Err(Error::BadVersion { name: name.to_owned(), version: version.to_owned() }),
     }
+}
+
+/// A version in digits: 1, 2, …
+pub(crate) fn parse_version(digits: &str) -> Option<u64> {
+    digits.parse().ok().filter(|version| *version > 0 && digits.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
 /// Checks a name before it is sent.

@@ -56,6 +56,7 @@ impl Error {
             Self::StaleBlock { .. } => ErrorKind::NotFound,
             Self::NotYourself
             | Self::BadName { .. }
+            | Self::BadVersion { .. }
             | Self::BadPattern { .. }
             | Self::BadRange { .. }
             | Self::WrongDType { .. } => ErrorKind::Usage,
@@ -128,6 +129,7 @@ impl Error {
             Self::SampleFailed { .. } => "drop it, and what was made of it; later samples of other publishers are not concerned".into(),
             Self::SampleTainted { .. } => "drop it; make it again from samples whose check() says that they are valid".into(),
             Self::Parted { .. } => "join the topic again".into(),
+            Self::BadVersion { name, .. } => format!("`partywall show {name}` lists its versions; without `@` it means the latest"),
             Self::BadName { .. } => "use letters, digits and `._-/`".into(),
             Self::BadPattern { .. } => "`*` stands for any characters and `?` for one, the rest is as in a name".into(),
             Self::Table { source: TableError::ForeignLayout { .. }, .. } => "run the same Partywall release on both sides".into(),
@@ -157,7 +159,7 @@ impl Error {
             Self::UnsafeDirectory { path, .. } => format!("make it yours alone (chmod 700 {}), or set PARTYWALL_SOCKET to a socket in another directory", path.display()),
             Self::WrongUser { .. } => "run both as one user, or use another PARTYWALL_SOCKET".into(),
             Self::OtherDriver { simulated: true, .. } => "choose another --domain, or set PARTYWALL_LIBCUDA as its members have".into(),
-            Self::OtherDriver { .. } => "choose another --domain, or run without PARTYWALL_LIBCUDA and --simulated".into(),
+            Self::OtherDriver { .. } => "choose another --domain, or unset PARTYWALL_LIBCUDA".into(),
             Self::LimitReached { limit: Limit::Chunks | Limit::Growths, .. } => "grow in fewer, larger steps (spare()), or commit a new version".into(),
             Self::LimitReached { limit: Limit::Clients, .. } => "`partywall ps` lists them; `partywall rm --unproven` forgets those that are dead without proof; or start the broker with a higher --max-clients".into(),
             Self::LimitReached { .. } => "remove something, or start the broker with a higher limit (`partywall serve --help`)".into(),
@@ -229,6 +231,7 @@ impl Error {
             Self::SampleTainted { .. } => "sample-tainted",
             Self::Parted { .. } => "parted",
             Self::BadName { .. } => "bad-name",
+            Self::BadVersion { .. } => "bad-version",
             Self::BadPattern { .. } => "bad-pattern",
             Self::Table { .. } => "bad-table",
             Self::WrongDType { .. } => "wrong-dtype",

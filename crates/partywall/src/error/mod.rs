@@ -393,6 +393,14 @@ pub enum Error {
         /// The rule.
         why: String,
     },
+    /// What stands behind the `@` of `NAME@VERSION` is not a version.
+    #[error("{} is not a version of {name:?}: versions are numbers from 1", beginning(version))]
+    BadVersion {
+        /// The name.
+        name: String,
+        /// What stands behind the `@`.
+        version: String,
+    },
     /// No name would be like the pattern.
     #[error("{pattern:?} is no pattern: {why}")]
     BadPattern {

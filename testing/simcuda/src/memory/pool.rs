@@ -13,7 +13,7 @@ use crate::{context, ledger, state, stream};
 /// `CUmemPoolProps`, as far as it is looked at.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct MemPoolProps {
+pub(crate) struct MemPoolProps {
     kind: u32,
     handle_types: u32,
     location: MemLocation,
