@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use partywall::{Error, ErrorKind};
+use partywall::{Error, ErrorKind, Language};
 use serde_json::{Value, json};
 
 use crate::Context;
@@ -118,6 +118,9 @@ pub(crate) fn exit_codes_help() -> String {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        Self { entry: Some(error.anchor()), ..Self::new(error.kind(), error.to_string(), error.advice()) }
+        Self {
+            entry: Some(error.anchor()),
+            ..Self::new(error.kind(), error.to_string(), error.advice_in(Language::Shell))
+        }
     }
 }

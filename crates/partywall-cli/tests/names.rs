@@ -241,3 +241,27 @@ fn a_held_name_goes_with_its_holder() {
     eventually("its death is proved", || sandbox.run(["show", "held"]).code == Some(3));
     assert_eq!(sandbox.json(["status"])["bytes"], json!([]));
 }
+
+#[test]
+fn names_that_ended_just_now_and_other_kinds_are_told_apart() {
+    let sandbox = Sandbox::new();
+    let domain = sandbox.domain();
+    sandbox.file("f", "x");
+    sandbox.run(["put", "f", "x", "--device", "host"]).expect(0);
+    sandbox.run(["rm", "--yes", "x"]).expect(0);
+    for arguments in [&["get", "x", "out"][..], &["show", "x"], &["rm", "--yes", "x"]] {
+        let missing = sandbox.run(arguments).expect(3);
+        let told = missing.stderr.contains("x@1 was removed by pid") && missing.stderr.contains("(partywall), 0.");
+        assert!(told && missing.stderr.contains("s ago"), "{arguments:?}: {missing:?}");
+    }
+    let _topic = domain.topic("frames").max_bytes(1).place(partywall::Place::Host).create().unwrap();
+    let refused = sandbox.run(["get", "frames", "out"]).expect(2);
+    for part in ["\"frames\" is a topic, not a segment", "`partywall topic echo frames`"] {
+        assert!(refused.stderr.contains(part), "{part}: {refused:?}");
+    }
+    let _timeline = domain.timeline("line").unwrap();
+    let refused = sandbox.run(["get", "line", "out"]).expect(3);
+    for part in ["there is a timeline of that name", "`partywall show line`"] {
+        assert!(refused.stderr.contains(part), "{part}: {refused:?}");
+    }
+}

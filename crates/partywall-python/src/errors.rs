@@ -2,7 +2,7 @@
 
 use std::{fmt::Display, str::FromStr};
 
-use partywall::{DType, Error, ErrorKind, Place, TimelineEnding, cuda::CuResult};
+use partywall::{DType, Error, ErrorKind, Language, Place, TimelineEnding, cuda::CuResult};
 use pyo3::{exceptions::PyValueError, prelude::*, types::PyType};
 
 /// Makes Python exceptions of the library's errors.
@@ -24,7 +24,7 @@ pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
         Error::OutOfMemory { place: Place::Gpu(_), .. } => Some(CuResult::OUT_OF_MEMORY.0),
         _ => None,
     };
-    raise(py, class(error), &error.to_string(), &error.advice(), error.anchor(), cuda_error)
+    raise(py, class(error), &error.to_string(), &error.advice_in(Language::Python), error.anchor(), cuda_error)
 }
 
 /// The exception of using what is closed.
@@ -119,7 +119,7 @@ fn class(error: &Error) -> &'static str {
         Error::BadName { .. } | Error::BadVersion { .. } => "BadName",
         Error::BadPattern { .. } => "BadPattern",
         Error::Table { .. } | Error::BadRange { .. } => "BadTensor",
-        Error::WrongDType { .. } | Error::WrongKind { .. } => "WrongKind",
+        Error::WrongDType { .. } | Error::WrongKind { .. } | Error::NotASegment { .. } => "WrongKind",
         Error::NotShareable { .. } => "NotShareable",
         Error::CannotKeep { .. } => "CannotKeep",
         Error::OutOfMemory { .. } => "OutOfMemory",

@@ -48,5 +48,5 @@ pub use object::{
     ObjectDetail, ObjectHolder, ObjectInfo, ObjectKind, OpenedTimeline, SemaphoreInfo, TimelineEnding, TimelineInfo,
 };
 pub use pattern::Pattern;
-pub use refusal::{Ending, FdFault, Limit, NoGrowth, Refusal};
+pub use refusal::{Ending, FdFault, Limit, NameEnd, NoGrowth, Refusal};
 pub use watch::{Change, Gap, Happened, NameEvent, Named, Point};

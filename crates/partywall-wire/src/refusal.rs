@@ -4,30 +4,30 @@ use serde::{Deserialize, Serialize};
 
 use crate::member::{MemberState, Whom};
 use crate::object::ObjectKind;
+use crate::watch::Named;
 
 /// Why a request was refused. The broker's state is as it was before the request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// No segment has this name. `near` are existing names that look like it.
+    /// No segment, pool or topic has this name. `near` are existing names that look like it.
     NotFound {
         /// The name asked for.
         name: String,
         /// A few existing names close to it.
         near: Vec<String>,
+        /// Objects of other kinds that have this very name.
+        is: Vec<Named>,
+        /// How it ended, if it was there less than a minute ago.
+        ended: Option<NameEnd>,
     },
-    /// The name was of legacy memory, and ended with its publication. A later publication brings it back.
+    /// The name was of legacy memory, and ended with its publication less than a minute ago. A later publication brings
+    /// it back.
     Ended {
         /// The name asked for.
         name: String,
-        /// The version that was the latest.
-        version: u64,
         /// How it ended.
-        ending: Ending,
-        /// Who ended it: the remover, else the publisher.
-        pid: u32,
-        /// When, in milliseconds since 1970.
-        at: u64,
+        end: NameEnd,
     },
     /// The name exists, this version of it does not, and never will again: numbers start anew only when no version of a
     /// name is left.
@@ -70,6 +70,8 @@ pub enum Refusal {
         name: String,
         /// A few existing names of the kind close to it.
         near: Vec<String>,
+        /// Objects of other kinds that have this very name.
+        is: Vec<Named>,
     },
     /// The timeline has a writer.
     WriterExists {
@@ -216,13 +218,33 @@ pub enum NoGrowth {
     },
 }
 
-/// How a name of legacy memory ended.
+/// The end of a name.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NameEnd {
+    /// The version that was the latest.
+    pub version: u64,
+    /// How it ended.
+    pub ending: Ending,
+    /// The process that ended it: the owner, the remover or the last user.
+    pub pid: u32,
+    /// That process's command line.
+    pub command: String,
+    /// When, in milliseconds since 1970.
+    pub at: u64,
+}
+
+/// How a name ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[non_exhaustive]
 pub enum Ending {
-    /// Its publisher dropped it or left, or somebody removed it.
+    /// Its owner dropped it or left.
     Withdrawn,
-    /// Its publisher is proved dead.
+    /// Its owner is proved dead.
     OwnerDied,
+    /// A member removed it, or evicted its owner.
+    Removed,
+    /// The last member that had it open dropped it, left or died.
+    Unused,
 }
 
 /// What is wrong with a donated file descriptor.

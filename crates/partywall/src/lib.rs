@@ -84,11 +84,11 @@ pub use partywall_shm::{
     DType, TableBuilder,
     topic::{PublisherState, SubscriberState},
 };
-pub use partywall_wire::{FdFault, Limit, NoGrowth, Pattern, TimelineEnding};
+pub use partywall_wire::{Ending, FdFault, Limit, NoGrowth, Pattern, TimelineEnding};
 
 pub use self::{
     domain::{DEFAULT_DOMAIN, Domain, DomainOptions, Location, VERSION, Watch, WatchEvent, broker_pid},
-    error::{Error, ErrorKind, Held, Result, bytes, cuda_anchor},
+    error::{Ended, Error, ErrorKind, Held, Language, Result, bytes, cuda_anchor},
     get::Address,
     gpu::{DeviceRange, Gpu},
     ipc_event::{IpcEvent, IpcEventHandle},

@@ -3,7 +3,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use partywall::{DType, Domain, Error, Place, cuda::PointerKind, files::FileError};
+use partywall::{DType, Domain, Ended, Ending, Error, Place, cuda::PointerKind, files::FileError, info::Named};
 use partywall_wire::{FdFault, Limit, MemberState, ObjectKind, TimelineEnding, Whom};
 
 const DOCUMENT: &str = include_str!("../../../docs/troubleshooting.md");
@@ -39,7 +39,26 @@ fn every_error() -> Vec<Error> {
     let (name, socket) = ("x".to_owned(), PathBuf::from("/run/pw.sock"));
     let io = || std::io::Error::from_raw_os_error(2);
     vec![
-        Error::NotFound { name: name.clone(), socket: socket.clone(), near: vec!["y".into()] },
+        Error::NotFound {
+            name: name.clone(),
+            socket: socket.clone(),
+            near: vec!["y".into()],
+            is: vec![Named::Timeline],
+            ended: None,
+        },
+        Error::NotFound {
+            name: name.clone(),
+            socket: socket.clone(),
+            near: Vec::new(),
+            is: Vec::new(),
+            ended: Some(Box::new(Ended {
+                version: 1,
+                ending: Ending::OwnerDied,
+                pid: 7,
+                program: "python".into(),
+                ago: Duration::from_millis(100),
+            })),
+        },
         Error::VersionNotFound { name: name.clone(), version: 3, latest: Some(5) },
         Error::OwnerDied { name: name.clone(), pid: 7, ago: Duration::from_secs(1) },
         Error::Withdrawn { name: name.clone(), pid: 7, ago: Duration::from_secs(1) },
@@ -47,7 +66,13 @@ fn every_error() -> Vec<Error> {
         Error::NameExists { name: name.clone(), version: 1 },
         Error::ReadOnly { name: name.clone(), version: 1 },
         Error::CannotGrow { name: name.clone(), version: 1, why: partywall::NoGrowth::Fixed },
-        Error::ObjectNotFound { kind: ObjectKind::Timeline, name: name.clone(), socket: socket.clone(), near: vec![] },
+        Error::ObjectNotFound {
+            kind: ObjectKind::Timeline,
+            name: name.clone(),
+            socket: socket.clone(),
+            near: vec![],
+            is: vec![],
+        },
         ended(TimelineEnding::OwnerDied),
         ended(TimelineEnding::OwnerFaulted),
         ended(TimelineEnding::Closed),
@@ -61,12 +86,13 @@ fn every_error() -> Vec<Error> {
         Error::WrongMaximum { name: name.clone(), maximum: 3, asked: 5 },
         Error::BadMaximum { name: name.clone(), asked: 0 },
         Error::NotHeld { name: name.clone() },
-        Error::NotAPool { name: name.clone(), is: "a segment" },
+        Error::NotASegment { name: name.clone(), is: Named::Topic },
+        Error::NotAPool { name: name.clone(), is: Named::Segment },
         Error::WrongPool { name: name.clone(), why: "it has 3 blocks, not 4".into() },
         Error::BadPool { name: name.clone(), why: "it has 1 to 65536 blocks, not 0".into() },
         Error::BlockTooSmall { pool: name.clone(), has: 3, needed: 4 },
         Error::StaleBlock { block: "x@1#2.3".into() },
-        Error::NotATopic { name: name.clone(), is: "a segment" },
+        Error::NotATopic { name: name.clone(), is: Named::Segment },
         Error::WrongTopic { name: name.clone(), why: "it has room for 3 publishers, not 4".into() },
         Error::WrongSample {
             topic: name.clone(),

@@ -165,7 +165,7 @@ class CannotKeep(Error, ValueError):
 
 
 class WrongKind(Error, TypeError):
-    """The memory is of another kind than the operation works on."""
+    """The name, the memory or its elements are of another kind than the call takes."""
 
 
 class WrongSample(WrongKind, ValueError):

@@ -199,24 +199,79 @@ pub(crate) struct OpenedTimeline {
 /// Why a request was refused. Nothing has changed then.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Refused {
-    NotFound { name: Name, near: Vec<Name> },
-    Ended { name: Name, tombstone: Tombstone },
-    VersionNotFound { name: Name, version: u64, latest: Option<u64> },
-    NameExists { name: Name, version: u64 },
-    ReadOnly { name: Name, version: u64 },
-    CannotGrow { name: Name, version: u64, why: NoGrowth },
+    /// `is` is what has the name instead.
+    NotFound {
+        name: Name,
+        near: Vec<Name>,
+        is: Vec<Named>,
+        ended: Option<Tombstone>,
+    },
+    /// The name was of legacy memory, and ended less than a minute ago.
+    Ended {
+        name: Name,
+        tombstone: Tombstone,
+    },
+    VersionNotFound {
+        name: Name,
+        version: u64,
+        latest: Option<u64>,
+    },
+    NameExists {
+        name: Name,
+        version: u64,
+    },
+    ReadOnly {
+        name: Name,
+        version: u64,
+    },
+    CannotGrow {
+        name: Name,
+        version: u64,
+        why: NoGrowth,
+    },
     Invalid(&'static str),
-    Limit { bound: Bound, allowed: u64, needed: u64 },
+    Limit {
+        bound: Bound,
+        allowed: u64,
+        needed: u64,
+    },
     Stale(Handle),
-    InUse { names: u64, members: u64 },
-    NoSuchMember { whom: Whom, near: Vec<u32> },
+    InUse {
+        names: u64,
+        members: u64,
+    },
+    NoSuchMember {
+        whom: Whom,
+        near: Vec<u32>,
+    },
     NotYourself,
-    IsUnproven { pid: u32 },
-    NotUnproven { pid: u32, state: MemberState },
-    Evicted { by: u32, at: Millis },
-    ObjectNotFound { kind: ObjectKind, name: Name, near: Vec<Name> },
-    WriterExists { name: Name, pid: u32 },
-    WrongMaximum { name: Name, maximum: u32, asked: u32 },
+    IsUnproven {
+        pid: u32,
+    },
+    NotUnproven {
+        pid: u32,
+        state: MemberState,
+    },
+    Evicted {
+        by: u32,
+        at: Millis,
+    },
+    /// `is` is what has the name instead.
+    ObjectNotFound {
+        kind: ObjectKind,
+        name: Name,
+        near: Vec<Name>,
+        is: Vec<Named>,
+    },
+    WriterExists {
+        name: Name,
+        pid: u32,
+    },
+    WrongMaximum {
+        name: Name,
+        maximum: u32,
+        asked: u32,
+    },
 }
 
 /// Why a version does not grow.

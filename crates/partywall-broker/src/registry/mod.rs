@@ -22,7 +22,7 @@
 //! | `members` | who is to go: evicted, without its CUDA context, or dead without proof |
 //! | `report` | listings |
 //! | `watch` | what happens to names, and those who wait for it |
-//! | [`tombstones`] | how names of legacy memory ended |
+//! | [`tombstones`] | how names ended in the last minute |
 //! | `near` | names that look like one that was not found |
 
 pub(crate) mod effect;

@@ -171,7 +171,7 @@ impl Registry {
                 ObjectKind::Timeline => near(&self.timelines, name, |_| true),
                 ObjectKind::Semaphore => near(&self.semaphores, name, |_| true),
             };
-            return Err(Refused::ObjectNotFound { kind, name: name.clone(), near });
+            return Err(Refused::ObjectNotFound { kind, near, is: self.kinds_of(name), name: name.clone() });
         };
         Ok(Verdict::Object(Box::new((row, self.holders_of(holders)))).into())
     }

@@ -147,7 +147,7 @@ impl Registry {
         let (ending, by) = match parting {
             Parting::Left => (Ending::Withdrawn, member),
             Parting::Died => (Ending::OwnerDied, member),
-            Parting::Evicted { by } => (Ending::Withdrawn, by),
+            Parting::Evicted { by } => (Ending::Removed, by),
         };
         self.withdraw_names(member, ending, by, out);
     }

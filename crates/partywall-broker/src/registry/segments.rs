@@ -133,8 +133,10 @@ impl Registry {
         match version {
             // A number that was given and is not there any more never comes back, however long one waits.
             Some(version) if entry.is_some() && (version <= last || !wait) => {
-                let ended = self.tombstones.refusal(&name, Some(version));
-                Err(ended.unwrap_or(Refused::VersionNotFound { name, version, latest }))
+                if self.tombstones.find(&name, Some(version), self.now).is_some() {
+                    return Err(self.not_found(name, Some(version)));
+                }
+                Err(Refused::VersionNotFound { name, version, latest })
             }
             _ if wait => self.wait(member, request, &name, Want::Open { version, access }),
             _ => Err(self.not_found(name, version)),
@@ -231,28 +233,30 @@ impl Registry {
         let Some(version) = self.entries.get(name).and_then(|entry| entry.latest) else {
             return Err(self.not_found(name.clone(), None));
         };
-        self.withdraw(name, Ending::Withdrawn, member, out);
+        self.withdraw(name, Ending::Removed, member, out);
         let (bytes_kept, holders) = self.holders(name, None);
         Ok(Verdict::Removed { version, bytes_kept, holders }.into())
     }
 
     /// Takes a name away: it has no latest version until the next commit, and nothing of it can be opened any more.
     fn withdraw(&mut self, name: &Name, ending: Ending, by: MemberId, out: &mut Vec<Effect>) {
-        let pid = self.pid_of(by);
+        let (pid, command) = match self.members.get(&by) {
+            Some(record) => (record.identity.pid, Arc::clone(&record.identity.command)),
+            None => (0, "".into()),
+        };
         let Some(entry) = self.entries.get_mut(name) else { return };
         let Some(number) = entry.latest.take() else { return };
         self.totals.names -= 1;
         let latest = entry.versions.get(&number);
         let named = latest.map_or(Named::Segment, |version| version.memory.named());
-        if latest.is_some_and(Version::is_legacy) {
-            self.tombstones.put(name, Tombstone { ending, version: number, pid, at: self.now });
-        }
+        let legacy = latest.is_some_and(Version::is_legacy);
+        self.tombstones.put(name, Tombstone { ending, version: number, pid, command, at: self.now, legacy });
         for (number, version) in &mut entry.versions {
             version.withdrawn = true;
             self.loose.push((name.clone(), *number));
         }
         let change = match ending {
-            Ending::Withdrawn => Change::Withdrawn { pid },
+            Ending::Withdrawn | Ending::Removed | Ending::Unused => Change::Withdrawn { pid },
             Ending::OwnerDied => Change::OwnerDied { pid },
         };
         self.log(named, name, change);
@@ -326,7 +330,7 @@ impl Registry {
             self.tell_last_length(&lease.name, lease.version, out);
         }
         if is_last && self.entries.get(&lease.name).is_some_and(|entry| entry.latest == Some(lease.version)) {
-            self.withdraw(&lease.name, Ending::Withdrawn, lease.member, out);
+            self.withdraw(&lease.name, Ending::Unused, lease.member, out);
         }
         let control = control.filter(|_| self.is_needed(&lease.name, lease.version));
         self.loose.push((lease.name, lease.version));
@@ -372,11 +376,27 @@ impl Registry {
         self.loose.push((name, 0));
     }
 
+    /// The refusal of a request for a segment, pool or topic that is not there.
     pub(super) fn not_found(&self, name: Name, version: Option<u64>) -> Refused {
-        self.tombstones.refusal(&name, version).unwrap_or_else(|| {
-            let near = near(&self.entries, &name, |entry| entry.latest.is_some());
-            Refused::NotFound { name, near }
-        })
+        let ended = self.tombstones.find(&name, version, self.now).cloned();
+        match ended {
+            Some(tombstone) if tombstone.legacy => Refused::Ended { name, tombstone },
+            _ => {
+                let near = match ended {
+                    Some(_) => Vec::new(),
+                    None => near(&self.entries, &name, |entry| entry.latest.is_some()),
+                };
+                Refused::NotFound { near, is: self.kinds_of(&name), ended, name }
+            }
+        }
+    }
+
+    /// Returns all that has this name.
+    pub(super) fn kinds_of(&self, name: &Name) -> Vec<Named> {
+        let segment = self.entries.get(name).and_then(Entry::latest).map(|(_, version)| version.memory.named());
+        let timeline = self.timelines.contains_key(name).then_some(Named::Timeline);
+        let semaphore = self.semaphores.contains_key(name).then_some(Named::Semaphore);
+        [segment, timeline, semaphore].into_iter().flatten().collect()
     }
 
     pub(super) fn version(&self, name: &Name, number: u64) -> Option<&Version> {

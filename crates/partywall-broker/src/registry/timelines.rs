@@ -125,7 +125,8 @@ impl Registry {
     ) -> Result<Granted, Refused> {
         if !self.timelines.contains_key(name) {
             let near = near(&self.timelines, name, |_| true);
-            return Err(Refused::ObjectNotFound { kind: ObjectKind::Timeline, name: name.clone(), near });
+            let is = self.kinds_of(name);
+            return Err(Refused::ObjectNotFound { kind: ObjectKind::Timeline, name: name.clone(), near, is });
         }
         self.end_timeline(name, CellEnding::Abandoned, before);
         if let Some(record) = self.members.get_mut(&member) {

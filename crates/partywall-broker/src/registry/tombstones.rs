@@ -1,34 +1,39 @@
-//! What became of names of legacy memory. Who asks for one after its end is told how it ended, not just that nothing
-//! is there: its publisher's death is the usual reason, and the asker is the one who suffers from it.
+//! How names ended that are not there now. A caller that asks for one a moment too late is told that it was there, who
+//! ended it and how: its owner's end is the usual reason.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
-use super::{
-    effect::Refused,
-    types::{Millis, Name},
-};
+use super::types::{Millis, Name};
 
-/// How a name of legacy memory ended.
+/// How a name ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ending {
-    /// Its publisher dropped it or left, or somebody removed it.
+    /// Its owner dropped it or left.
     Withdrawn,
-    /// Its publisher is proved dead.
+    /// Its owner is proved dead.
     OwnerDied,
+    /// A member removed it, or evicted its owner.
+    Removed,
+    /// The last member that had it open dropped it, left or died.
+    Unused,
 }
 
 /// The end of a name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Tombstone {
     pub(crate) ending: Ending,
     /// The version that was the latest.
     pub(crate) version: u64,
-    /// Who ended it: the remover, else the publisher.
+    /// The process that ended it: the owner, the remover, the evicter or the last user.
     pub(crate) pid: u32,
+    /// That process's command line.
+    pub(crate) command: Arc<str>,
     pub(crate) at: Millis,
+    /// Its memory was its publisher's, and is gone for everybody.
+    pub(crate) legacy: bool,
 }
 
-/// The ends of names that are not there now, the last [`MOST`] of them.
+/// The ends of names that are not there now: those of the last minute, at most [`MOST`].
 #[derive(Debug, Default)]
 pub(super) struct Tombstones {
     by_name: BTreeMap<Name, (u64, Tombstone)>,
@@ -40,55 +45,87 @@ impl Tombstones {
     pub(super) fn put(&mut self, name: &Name, tombstone: Tombstone) {
         self.remove(name);
         self.last += 1;
+        let now = tombstone.at;
         self.by_name.insert(name.clone(), (self.last, tombstone));
         self.by_age.insert(self.last, name.clone());
-        if self.by_age.len() > MOST
-            && let Some((_, oldest)) = self.by_age.pop_first()
-        {
-            self.by_name.remove(&oldest);
+        while let Some(oldest) = self.by_age.first_entry() {
+            let is_old = self.by_name.get(oldest.get()).is_none_or(|(_, tombstone)| tombstone.is_old(now));
+            if !is_old && self.by_name.len() <= MOST {
+                break;
+            }
+            self.by_name.remove(&oldest.remove());
         }
     }
 
-    /// The name is there again.
+    /// Forgets the end of a name that is there again.
     pub(super) fn remove(&mut self, name: &Name) {
         if let Some((age, _)) = self.by_name.remove(name) {
             self.by_age.remove(&age);
         }
     }
 
-    /// The refusal of opening a name, or a version of it, that has ended.
-    pub(super) fn refusal(&self, name: &Name, version: Option<u64>) -> Option<Refused> {
+    /// Returns the end of a name, or of a version of it, that ended less than a minute ago.
+    pub(super) fn find(&self, name: &Name, version: Option<u64>, now: Millis) -> Option<&Tombstone> {
         let (_, tombstone) = self.by_name.get(name)?;
         let meant = version.is_none_or(|version| version == tombstone.version);
-        meant.then(|| Refused::Ended { name: name.clone(), tombstone: *tombstone })
+        (meant && !tombstone.is_old(now)).then_some(tombstone)
+    }
+}
+
+impl Tombstone {
+    fn is_old(&self, now: Millis) -> bool {
+        now.saturating_sub(self.at) >= REMEMBERED
     }
 }
 
 /// How many are kept.
-const MOST: usize = 1024;
+pub(super) const MOST: usize = 1024;
+
+/// How long an end is told, in milliseconds.
+pub(super) const REMEMBERED: Millis = 60_000;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn name(i: usize) -> Name {
+        Name::new(format!("{i}"))
+    }
+
+    fn tombstone(at: Millis) -> Tombstone {
+        Tombstone { ending: Ending::OwnerDied, version: 1, pid: 1, command: "".into(), at, legacy: false }
+    }
+
     #[test]
     fn the_oldest_are_forgotten_first() {
         let mut all = Tombstones::default();
-        let name = |i: usize| Name::new(format!("{i}"));
-        let tombstone = Tombstone { ending: Ending::OwnerDied, version: 1, pid: 1, at: 0 };
+        let find = |all: &Tombstones, i, version| all.find(&name(i), version, 0).is_some();
         for i in 0..=MOST {
-            all.put(&name(i), tombstone);
+            all.put(&name(i), tombstone(0));
         }
         assert_eq!((all.by_name.len(), all.by_age.len()), (MOST, MOST));
-        assert_eq!(all.refusal(&name(0), None), None);
-        assert!(all.refusal(&name(1), Some(1)).is_some() && all.refusal(&name(1), Some(2)).is_none());
+        assert!(!find(&all, 0, None));
+        assert!(find(&all, 1, Some(1)) && !find(&all, 1, Some(2)));
 
-        all.put(&name(1), tombstone);
+        all.put(&name(1), tombstone(0));
         all.remove(&name(3));
-        all.put(&name(MOST + 1), tombstone);
-        all.put(&name(MOST + 2), tombstone);
+        all.put(&name(MOST + 1), tombstone(0));
+        all.put(&name(MOST + 2), tombstone(0));
         assert_eq!((all.by_name.len(), all.by_age.len()), (MOST, MOST));
-        assert!(all.refusal(&name(1), None).is_some(), "it is younger than it was");
-        assert_eq!(all.refusal(&name(2), None), None);
+        assert!(find(&all, 1, None), "it is younger than it was");
+        assert!(!find(&all, 2, None));
+    }
+
+    #[test]
+    fn ends_are_forgotten_after_a_minute() {
+        let mut all = Tombstones::default();
+        all.put(&name(0), tombstone(5));
+        all.put(&name(1), tombstone(6));
+        assert!(all.find(&name(0), None, 5 + REMEMBERED - 1).is_some());
+        assert!(all.find(&name(0), None, 5 + REMEMBERED).is_none());
+        assert!(all.find(&name(0), None, 0).is_some(), "the clock may be set back");
+        all.put(&name(2), tombstone(5 + REMEMBERED));
+        assert_eq!(all.by_name.keys().cloned().collect::<Vec<_>>(), [name(1), name(2)], "old ones take no memory");
+        assert_eq!(all.by_age.len(), 2);
     }
 }

@@ -405,18 +405,25 @@ fn place(place: Place) -> wire::Place {
     }
 }
 
+fn end(Tombstone { ending, version, pid, command, at, legacy: _ }: Tombstone) -> wire::NameEnd {
+    let ending = match ending {
+        Ending::Withdrawn => wire::Ending::Withdrawn,
+        Ending::OwnerDied => wire::Ending::OwnerDied,
+        Ending::Removed => wire::Ending::Removed,
+        Ending::Unused => wire::Ending::Unused,
+    };
+    wire::NameEnd { version, ending, pid, command: command.to_string(), at }
+}
+
 pub(super) fn refusal(refused: Refused) -> Refusal {
     match refused {
-        Refused::NotFound { name, near } => {
-            Refusal::NotFound { name: name.to_string(), near: near.iter().map(Name::to_string).collect() }
-        }
-        Refused::Ended { name, tombstone: Tombstone { ending, version, pid, at } } => {
-            let ending = match ending {
-                Ending::Withdrawn => wire::Ending::Withdrawn,
-                Ending::OwnerDied => wire::Ending::OwnerDied,
-            };
-            Refusal::Ended { name: name.to_string(), version, ending, pid, at }
-        }
+        Refused::NotFound { name, near, is, ended } => Refusal::NotFound {
+            name: name.to_string(),
+            near: near.iter().map(Name::to_string).collect(),
+            is: is.into_iter().map(watch::named).collect(),
+            ended: ended.map(end),
+        },
+        Refused::Ended { name, tombstone } => Refusal::Ended { name: name.to_string(), end: end(tombstone) },
         Refused::VersionNotFound { name, version, latest } => {
             Refusal::VersionNotFound { name: name.to_string(), version, latest }
         }
@@ -443,10 +450,11 @@ pub(super) fn refusal(refused: Refused) -> Refusal {
             }
             .into(),
         },
-        Refused::ObjectNotFound { kind, name, near } => Refusal::ObjectNotFound {
+        Refused::ObjectNotFound { kind, name, near, is } => Refusal::ObjectNotFound {
             kind: object::kind_of(kind),
             name: name.to_string(),
             near: near.iter().map(Name::to_string).collect(),
+            is: is.into_iter().map(watch::named).collect(),
         },
         Refused::WriterExists { name, pid } => Refusal::WriterExists { name: name.to_string(), pid },
         Refused::WrongMaximum { name, maximum, asked } => {

@@ -1,6 +1,6 @@
 //! Memory that only its publisher keeps: the broker knows handles of it, and how it ended.
 
-use partywall_wire::{Answer, Call, Commit, Ending, Kind, LegacyHandle, Lifetime, Place, Refusal};
+use partywall_wire::{Answer, Call, Commit, Ending, Kind, LegacyHandle, Lifetime, NameEnd, Place, Refusal};
 
 use crate::{
     common::{Client, TestBroker, eventually, host_commit, open, opened},
@@ -60,7 +60,7 @@ fn a_publisher_that_is_killed_is_told_from_one_that_leaves() {
     publish(&mut leaver, "left");
     leaver.ask(Call::Bye).unwrap();
     let ending = |client: &mut Client, name: &str| match client.open(name).0 {
-        Err(Refusal::Ended { version: 1, ending, pid, at, .. }) => (ending, pid, at > 0),
+        Err(Refusal::Ended { end: NameEnd { version: 1, ending, pid, at, .. }, .. }) => (ending, pid, at > 0),
         other => panic!("{other:?}"),
     };
     assert_eq!(ending(&mut watcher, "left"), (Ending::Withdrawn, std::process::id(), true));

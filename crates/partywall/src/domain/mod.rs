@@ -199,6 +199,7 @@ impl Domain {
     /// # Errors
     /// [`Error::NotFound`] if it is not there in time and `timeout` is zero, [`Error::Timeout`] otherwise; or in place
     /// of both, for a name of legacy memory that was there, [`Error::OwnerDied`] or [`Error::Withdrawn`];
+    /// [`Error::NotASegment`] for a pool or topic;
     /// [`Error::VersionNotFound`] for a version that is gone; the kind's own errors of mapping it.
     pub fn open(&self, name: &str, timeout: Duration) -> Result<Segment> {
         self.opener(name).timeout(timeout).open()
@@ -221,7 +222,7 @@ impl Domain {
         match link.call_waiting(call, Instant::now().checked_add(timeout))? {
             Some((Answer::Build { claim }, _)) => Ok(OpenOrBuild::Build(Claim::new(self.clone(), name, claim))),
             Some((Answer::Opened(opened), fds)) => {
-                OpenOptions::new(self.clone(), name).attach(opened, fds).map(OpenOrBuild::Opened)
+                OpenOptions::new(self.clone(), name).attach_segment(opened, fds).map(OpenOrBuild::Opened)
             }
             Some((other, _)) => Err(unexpected(&other)),
             None => Err(Error::Timeout { what: format!("the commit of {name:?} by its builder"), after: timeout }),

@@ -4,7 +4,7 @@ use std::{fmt, io};
 
 use partywall_cuda::{CuResult, CudaError, PointerKind};
 use partywall_shm::TableError;
-use partywall_wire::{FdFault, Limit, NoGrowth, TimelineEnding};
+use partywall_wire::{Ending, FdFault, Limit, Named, NoGrowth, TimelineEnding};
 
 use super::Error;
 use crate::{files::FileError, place::Place};
@@ -29,6 +29,17 @@ pub enum ErrorKind {
     TimedOut,
 }
 
+/// Whose calls an advice names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Language {
+    /// Those of this library.
+    Rust,
+    /// Those of the Python package.
+    Python,
+    /// Those of the `partywall` command.
+    Shell,
+}
+
 impl Error {
     /// The class of the error.
     pub fn kind(&self) -> ErrorKind {
@@ -42,6 +53,7 @@ impl Error {
             | Self::NoSuchMember { .. } => ErrorKind::NotFound,
             Self::TimelineEnded { .. } | Self::Tainted { .. } => ErrorKind::CheckFailed,
             Self::BadValue { .. } | Self::WrongMaximum { .. } | Self::BadMaximum { .. } => ErrorKind::Usage,
+            Self::NotASegment { .. } => ErrorKind::Usage,
             Self::NotAPool { .. } | Self::WrongPool { .. } | Self::BadPool { .. } | Self::BlockTooSmall { .. } => {
                 ErrorKind::Usage
             }
@@ -80,9 +92,19 @@ impl Error {
         }
     }
 
-    /// What to do about it, as a sentence.
+    /// What to do about it, as a sentence that names calls of this library.
     pub fn advice(&self) -> String {
+        self.advice_in(Language::Rust)
+    }
+
+    /// What to do about it, as a sentence that names calls of `language`.
+    pub fn advice_in(&self, language: Language) -> String {
         match self {
+            Self::NotFound { ended: Some(ended), .. } => after_the_end(ended.ending, language).into(),
+            Self::NotFound { name, is, .. } | Self::ObjectNotFound { name, is, .. } if !is.is_empty() => use_as_it_is(name, is[0], language),
+            Self::NotASegment { name, is } | Self::NotAPool { name, is } | Self::NotATopic { name, is } => {
+                format!("{}, or choose another name", use_as_it_is(name, *is, language))
+            }
             Self::NotFound { near, .. } if !near.is_empty() => format!("did you mean {:?}? `partywall ls` lists all names", near[0]),
             Self::NotFound { .. } => "`partywall ls` lists all names; check --domain and PARTYWALL_SOCKET if it should be there".into(),
             Self::VersionNotFound { name, .. } => format!("`partywall show {name}` lists its versions"),
@@ -107,13 +129,11 @@ impl Error {
             Self::WrongMaximum { .. } => "open it with the number that it has, or use another name; it goes with the last process that has it open".into(),
             Self::BadMaximum { .. } => "open it with a number in that range".into(),
             Self::NotHeld { .. } => "give each permit back once, by the process that acquired it".into(),
-            Self::NotAPool { .. } => "use another name, or open it as what it is; `partywall ls` lists all names".into(),
             Self::WrongPool { name, .. } => format!("open it as it is, or use another name; `partywall show {name}` says how it is"),
             Self::BadPool { .. } => "give the number of blocks and their bytes, within that range".into(),
             Self::BlockTooSmall { .. } => "make the pool with larger blocks, or put in less".into(),
             Self::StaleBlock { .. } => "accept each reference once, while the process that offered it lives and has the pool open".into(),
             Self::BlockNotHeld { .. } => "give each block back once, by the process that has it, and use it no more".into(),
-            Self::NotATopic { .. } => "use another name, or open it as what it is; `partywall ls` lists all names".into(),
             Self::WrongTopic { name, .. } => format!("open it as it is, or use another name; `partywall show {name}` says how it is"),
             Self::WrongSample { .. } => "publish samples of the topic's type, or make the topic with another dtype and shape; one that is made with max_bytes alone takes any".into(),
             Self::BadTopic { .. } => "give dtype and shape, or max_bytes for samples that vary, and numbers within that range".into(),
@@ -209,6 +229,7 @@ impl Error {
             Self::WrongMaximum { .. } => "wrong-maximum",
             Self::BadMaximum { .. } => "bad-maximum",
             Self::NotHeld { .. } => "not-held",
+            Self::NotASegment { .. } => "not-a-segment",
             Self::NotAPool { .. } => "not-a-pool",
             Self::WrongPool { .. } => "wrong-pool",
             Self::BadPool { .. } => "bad-pool",
@@ -313,6 +334,40 @@ pub fn cuda_anchor(error: &CudaError) -> &'static str {
         ("cuMemCreate", CuResult::INVALID_VALUE) => "size-not-aligned",
         ("cuMemFree", CuResult::INVALID_VALUE) => "wrong-clean-up",
         _ => "driver-error",
+    }
+}
+
+/// Which call takes a name of this kind.
+fn use_as_it_is(name: &str, is: Named, language: Language) -> String {
+    match (language, is) {
+        (Language::Rust, Named::Segment) => format!("open it with Domain::open({name:?}, timeout)"),
+        (Language::Rust, Named::Pool) => format!("open it with Domain::pool({name:?}).open()"),
+        (Language::Rust, Named::Topic) => format!("open it with Domain::topic({name:?}).open()"),
+        (Language::Rust, Named::Timeline) => format!("open it with Domain::timeline({name:?})"),
+        (Language::Rust, Named::Semaphore) => format!("open it with Domain::semaphore({name:?}, maximum)"),
+        (Language::Python, Named::Semaphore) => format!("open it with d.semaphore({name:?}, maximum)"),
+        (Language::Python, Named::Segment) => format!("open it with d.open({name:?})"),
+        (Language::Python, _) => format!("open it with d.{}({name:?})", is.name()),
+        (Language::Shell, Named::Segment) => format!("copy it to a file with `partywall get {name} FILE`"),
+        (Language::Shell, Named::Topic) => format!("read its samples with `partywall topic echo {name}`"),
+        _ => format!("look at it with `partywall show {name}`"),
+    }
+}
+
+/// What keeps a name from ending in this way.
+fn after_the_end(ending: Ending, language: Language) -> &'static str {
+    match (ending, language) {
+        (Ending::Withdrawn | Ending::OwnerDied, Language::Rust) => {
+            "keep the Segment that commit() returned for as long as others need the name, or commit it with kept(true)"
+        }
+        (Ending::Withdrawn | Ending::OwnerDied, Language::Python) => {
+            "let its process run, and its domain and segment open, for as long as others need the name; or pass kept=True"
+        }
+        (Ending::Withdrawn | Ending::OwnerDied, Language::Shell) => {
+            "let its owner run for as long as others need the name, or have it make the name as kept"
+        }
+        (Ending::Unused, _) => "keep it open in one process for as long as others need it, or make it as kept",
+        _ => "make it again if it is still needed",
     }
 }
 

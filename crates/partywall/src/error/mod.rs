@@ -9,14 +9,15 @@ use std::{path::PathBuf, time::Duration};
 use partywall_cuda::{CudaError, PointerKind};
 use partywall_os::Errno;
 use partywall_shm::{DType, TableError};
-use partywall_wire::{FdFault, Limit, MemberState, NoGrowth, ObjectKind, TimelineEnding, Whom};
+use partywall_wire::{Ending, FdFault, Limit, MemberState, Named, NoGrowth, ObjectKind, TimelineEnding, Whom};
 
 use self::text::{
-    bad_value, beginning, driver_name, fd_fault, free_text, held_text, limit_name, member_state, near_names, near_pids,
-    no_growth, object_kind, pointer_kind, publisher_ending, seconds, subscriber_text, timeline_ending, which_member,
+    bad_value, beginning, driver_name, ended_text, fd_fault, free_text, held_text, limit_name, member_state,
+    near_names, near_pids, no_growth, object_kind, other_kinds, pointer_kind, publisher_ending, seconds,
+    subscriber_text, timeline_ending, which_member,
 };
 pub use self::{
-    advice::{ErrorKind, cuda_anchor},
+    advice::{ErrorKind, Language, cuda_anchor},
     text::bytes,
 };
 use crate::{
@@ -35,8 +36,11 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// No segment, pool or topic has this name. The caller's mistake, or too early.
-    #[error("no segment, pool or topic is named {name:?} in the domain at {}{}", socket.display(), near_names(near))]
+    /// No segment, pool or topic has this name. The caller's mistake, too early or too late.
+    #[error(
+        "no segment, pool or topic is named {name:?} in the domain at {}{}{}{}", socket.display(), ended_text(name, ended),
+        other_kinds(is), near_names(near)
+    )]
     NotFound {
         /// The name asked for.
         name: String,
@@ -44,6 +48,10 @@ pub enum Error {
         socket: PathBuf,
         /// Existing names that look like it.
         near: Vec<String>,
+        /// Objects of other kinds that have this very name.
+        is: Vec<Named>,
+        /// How the name ended, if it was there less than a minute ago.
+        ended: Option<Box<Ended>>,
     },
     /// The name exists, this version of it does not and never will again: numbers start anew only when no version of a
     /// name is left.
@@ -115,7 +123,10 @@ pub enum Error {
         why: NoGrowth,
     },
     /// No timeline or semaphore has this name.
-    #[error("no {} is named {name:?} in the domain at {}{}", object_kind(*kind), socket.display(), near_names(near))]
+    #[error(
+        "no {} is named {name:?} in the domain at {}{}{}", object_kind(*kind), socket.display(), other_kinds(is),
+        near_names(near)
+    )]
     ObjectNotFound {
         /// What was asked for.
         kind: ObjectKind,
@@ -125,6 +136,8 @@ pub enum Error {
         socket: PathBuf,
         /// Existing names that look like it.
         near: Vec<String>,
+        /// Objects of other kinds that have this very name.
+        is: Vec<Named>,
     },
     /// The timeline ended before it reached the value. What was signalled until then is valid.
     #[error("timeline {name:?} ended at {last}, before {wanted}: {}", timeline_ending(*ending))]
@@ -196,13 +209,21 @@ pub enum Error {
         /// The semaphore.
         name: String,
     },
-    /// The name is of something else than a pool.
-    #[error("{name:?} is no pool, but {is}")]
+    /// The name is a pool's or a topic's, not a segment's.
+    #[error("{name:?} is a {}, not a segment", is.name())]
+    NotASegment {
+        /// The name.
+        name: String,
+        /// What it is.
+        is: Named,
+    },
+    /// The name is not a pool's.
+    #[error("{name:?} is a {}, not a pool", is.name())]
     NotAPool {
         /// The name.
         name: String,
         /// What it is.
-        is: &'static str,
+        is: Named,
     },
     /// The pool is not as the caller said, or not the one that was meant.
     #[error("pool {name:?} is another one: {why}")]
@@ -244,12 +265,12 @@ pub enum Error {
         pool: String,
     },
     /// The name is not a topic's.
-    #[error("{name:?} is {is}, not a topic")]
+    #[error("{name:?} is a {}, not a topic", is.name())]
     NotATopic {
         /// The name.
         name: String,
         /// What it is.
-        is: &'static str,
+        is: Named,
     },
     /// The topic is not as the caller said.
     #[error("topic {name:?} is another one: {why}")]
@@ -705,6 +726,21 @@ macro_rules! from_what_gives_something_back {
 }
 
 from_what_gives_something_back!(UnpublishedSample, UnreleasedSample, UnreleasedBlock, Unreleased, Uncommitted);
+
+/// How a name ended that was there less than a minute ago.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ended {
+    /// The version that was the latest.
+    pub version: u64,
+    /// How it ended.
+    pub ending: Ending,
+    /// The process that ended it: the owner, the remover or the last user.
+    pub pid: u32,
+    /// That process's program, without its folder.
+    pub program: String,
+    /// How long ago.
+    pub ago: Duration,
+}
 
 /// What a broker holds in one place.
 #[derive(Debug, Clone, PartialEq, Eq)]

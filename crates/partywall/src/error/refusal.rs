@@ -5,27 +5,27 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use partywall_wire::{Ending, Refusal};
+use partywall_wire::{Ending, NameEnd, Refusal};
 
-use super::Error;
+use super::{Ended, Error};
 
 impl Error {
     pub(crate) fn refused(refusal: Refusal, socket: &Path) -> Self {
         match refusal {
-            Refusal::NotFound { name, near } => Self::NotFound { name, socket: socket.to_owned(), near },
-            Refusal::VersionNotFound { name, version, latest } => Self::VersionNotFound { name, version, latest },
-            Refusal::Ended { name, ending, pid, at, .. } => {
-                let ago = ago(at);
-                match ending {
-                    Ending::OwnerDied => Self::OwnerDied { name, pid, ago },
-                    Ending::Withdrawn => Self::Withdrawn { name, pid, ago },
-                }
+            Refusal::NotFound { name, near, is, ended } => {
+                let ended = ended.map(|end| Box::new(ended_of(end)));
+                Self::NotFound { name, socket: socket.to_owned(), near, is, ended }
             }
+            Refusal::VersionNotFound { name, version, latest } => Self::VersionNotFound { name, version, latest },
+            Refusal::Ended { name, end: NameEnd { ending, pid, at, .. } } => match ending {
+                Ending::OwnerDied => Self::OwnerDied { name, pid, ago: ago(at) },
+                _ => Self::Withdrawn { name, pid, ago: ago(at) },
+            },
             Refusal::NameExists { name, version } => Self::NameExists { name, version },
             Refusal::ReadOnly { name, version } => Self::ReadOnly { name, version },
             Refusal::CannotGrow { name, version, why } => Self::CannotGrow { name, version, why },
-            Refusal::ObjectNotFound { kind, name, near } => {
-                Self::ObjectNotFound { kind, name, socket: socket.to_owned(), near }
+            Refusal::ObjectNotFound { kind, name, near, is } => {
+                Self::ObjectNotFound { kind, name, socket: socket.to_owned(), near, is }
             }
             Refusal::WriterExists { name, pid } => Self::WriterExists { name, pid },
             Refusal::WrongMaximum { name, maximum, asked } => Self::WrongMaximum { name, maximum, asked },
@@ -48,6 +48,13 @@ impl Error {
             other => Self::Refused(format!("{other:?}")),
         }
     }
+}
+
+fn ended_of(end: NameEnd) -> Ended {
+    let NameEnd { version, ending, pid, command, at } = end;
+    let program = command.split_whitespace().next().unwrap_or_default();
+    let program = program.rsplit('/').next().unwrap_or_default().to_owned();
+    Ended { version, ending, pid, program, ago: ago(at) }
 }
 
 /// How long ago a moment was, given in milliseconds since 1970.

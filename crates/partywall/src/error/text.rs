@@ -3,12 +3,32 @@
 use std::time::Duration;
 
 use partywall_cuda::PointerKind;
-use partywall_wire::{FdFault, Limit, MemberState, NoGrowth, ObjectKind, TimelineEnding, Whom};
+use partywall_wire::{Ending, FdFault, Limit, MemberState, Named, NoGrowth, ObjectKind, TimelineEnding, Whom};
 
-use super::Held;
+use super::{Ended, Held};
 
 pub(super) fn near_names(near: &[String]) -> String {
     if near.is_empty() { String::new() } else { format!("; there is {}", near.join(", ")) }
+}
+
+/// How a name ended, behind the sentence that nothing has it.
+pub(super) fn ended_text(name: &str, ended: &Option<Box<Ended>>) -> String {
+    let Some(ended) = ended else { return String::new() };
+    let Ended { version, ending, pid, program, ago } = &**ended;
+    let how = match ending {
+        Ending::Withdrawn | Ending::OwnerDied => "went with its owner",
+        Ending::Removed => "was removed by",
+        Ending::Unused => "went with its last user",
+        _ => "ended for a reason newer than this library, by",
+    };
+    let comma = if how.ends_with(" by") { "" } else { "," };
+    format!(": {name}@{version} {how}{comma} pid {pid} ({program}), {} ago", seconds(*ago))
+}
+
+/// What has the name that was asked for, if it is of other kinds.
+pub(super) fn other_kinds(is: &[Named]) -> String {
+    let kinds: Vec<_> = is.iter().map(|named| format!("a {}", named.name())).collect();
+    if kinds.is_empty() { String::new() } else { format!("; there is {} of that name", kinds.join(" and ")) }
 }
 
 pub(super) fn near_pids(near: &[u32]) -> String {

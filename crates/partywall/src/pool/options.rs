@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use partywall_cuda::{DeviceUuid, ForeignMemory};
 use partywall_shm::pool::MAX_BLOCKS;
-use partywall_wire::{Control, Opened};
+use partywall_wire::{Control, Named, Opened};
 
 use super::{Pool, wanted::Wanted};
 use crate::{
@@ -149,8 +149,8 @@ impl PoolOptions {
     fn check(&self, opened: &Opened) -> Result<()> {
         let name = || self.wanted.name.clone();
         let control = match &opened.control {
-            None => return Err(Error::NotAPool { name: name(), is: "a segment" }),
-            Some(Control { topic: Some(_), .. }) => return Err(Error::NotAPool { name: name(), is: "a topic" }),
+            None => return Err(Error::NotAPool { name: name(), is: Named::Segment }),
+            Some(Control { topic: Some(_), .. }) => return Err(Error::NotAPool { name: name(), is: Named::Topic }),
             Some(control) => control,
         };
         let wrong = |why: String| Err(Error::WrongPool { name: name(), why });

@@ -7,7 +7,7 @@ use std::{
 };
 
 use partywall_cuda::{CuResult, DeviceUuid};
-use partywall_wire::{Access, Answer, Call, Kind, MemberState, Opened};
+use partywall_wire::{Access, Answer, Call, Control, Kind, MemberState, Named, Opened};
 
 use super::{Claim, ControlMemory, Facts, Segment, Stage};
 use crate::{
@@ -89,7 +89,8 @@ impl OpenOptions {
     /// Opens it.
     ///
     /// # Errors
-    /// [`Error::NotFound`] without a time-out, [`Error::Timeout`] with one; [`Error::VersionNotFound`];
+    /// [`Error::NotFound`] without a time-out, [`Error::Timeout`] with one; [`Error::NotASegment`] for a pool or topic;
+    /// [`Error::VersionNotFound`];
     /// [`Error::ReadOnly`]; [`Error::RemoteDevice`]; [`Error::Table`] if the table is damaged; those of mapping the
     /// memory.
     pub fn open(&self) -> Result<Segment> {
@@ -98,12 +99,23 @@ impl OpenOptions {
         let access = if self.write { Access::Write } else { Access::Read };
         let (answer, fds) = self.domain.ask_to_open(&name, self.version.or(version), access, self.timeout)?;
         match answer {
-            Answer::Opened(opened) => self.attach(opened, fds),
+            Answer::Opened(opened) => self.attach_segment(opened, fds),
             other => Err(unexpected(&other)),
         }
     }
 
-    /// Maps what the broker handed out. If that fails, the lease goes back.
+    /// Maps what the broker handed out, unless it is a pool or topic. If that fails, the lease goes back.
+    pub(crate) fn attach_segment(&self, opened: Opened, fds: Vec<OwnedFd>) -> Result<Segment> {
+        let is = match &opened.control {
+            None => return self.attach(opened, fds),
+            Some(Control { topic: None, .. }) => Named::Pool,
+            Some(_) => Named::Topic,
+        };
+        self.give_back(opened.lease);
+        Err(Error::NotASegment { name: opened.name, is })
+    }
+
+    /// Maps what the broker handed out, a pool or topic too. If that fails, the lease goes back.
     pub(crate) fn attach(&self, opened: Opened, fds: Vec<OwnedFd>) -> Result<Segment> {
         let (lease, name, version) = (opened.lease, opened.name.clone(), opened.version);
         let is_legacy = opened.kind == Kind::Legacy;
@@ -113,11 +125,13 @@ impl OpenOptions {
             }
             error => error,
         });
-        mapped.inspect_err(|_| {
-            if let Err(error) = self.domain.link().call(Call::Release { lease }) {
-                tracing::debug!(%error, "a lease could not be given back");
-            }
-        })
+        mapped.inspect_err(|_| self.give_back(lease))
+    }
+
+    fn give_back(&self, lease: u64) {
+        if let Err(error) = self.domain.link().call(Call::Release { lease }) {
+            tracing::debug!(%error, "a lease could not be given back");
+        }
     }
 
     /// Why the driver does not open memory that its publisher may just have taken along: the broker knows within

@@ -8,7 +8,7 @@ use partywall_shm::{
     pool::MAX_BLOCKS,
     topic::{MAX_DEPTH, MAX_HELD, MAX_LOANS, MAX_PUBLISHERS, MAX_SUBSCRIBERS, Shape},
 };
-use partywall_wire::{Control, MAX_RANK, Opened, SampleShape, TopicShape};
+use partywall_wire::{Control, MAX_RANK, Named, Opened, SampleShape, TopicShape};
 
 use super::{Open, SampleType, Topic};
 use crate::{
@@ -290,8 +290,8 @@ impl TopicOptions {
     fn check(&self, opened: &Opened) -> Result<()> {
         let name = || self.wanted.name.clone();
         let (control, topic) = match &opened.control {
-            None => return Err(Error::NotATopic { name: name(), is: "a segment" }),
-            Some(Control { topic: None, .. }) => return Err(Error::NotATopic { name: name(), is: "a pool" }),
+            None => return Err(Error::NotATopic { name: name(), is: Named::Segment }),
+            Some(Control { topic: None, .. }) => return Err(Error::NotATopic { name: name(), is: Named::Pool }),
             Some(control @ Control { topic: Some(topic), .. }) => (control, topic),
         };
         let wrong = |why: String| Err(Error::WrongTopic { name: name(), why });

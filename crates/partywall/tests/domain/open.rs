@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use partywall::{DType, Domain, Error, OpenOrBuild, Place};
+use partywall::{DType, Domain, Ended, Ending, Error, Language, OpenOrBuild, Place, info::Named};
 use partywall_harness::place;
 
 use super::{
@@ -22,6 +22,73 @@ fn a_missing_name_is_reported_with_names_like_it() {
         }
         other => panic!("{other:?}"),
     }
+}
+
+#[test]
+fn name_that_ended_just_now_is_reported_with_its_end() {
+    let world = World::new();
+    let (ours, theirs) = (world.connect(), world.connect());
+    let ended = |result: partywall::Result<partywall::Segment>| match result {
+        Err(error @ Error::NotFound { .. }) => {
+            let text = format!("{error}; {}", error.advice());
+            let Error::NotFound { ended: Some(ended), .. } = error else { panic!("{text}") };
+            let Ended { version: 1, pid, .. } = *ended else { panic!("{ended:?}") };
+            assert_eq!(pid, std::process::id());
+            (ended.ending, text)
+        }
+        other => panic!("{other:?}"),
+    };
+    drop(commit(&ours, "owned", 1, false));
+    let (ending, text) = ended(theirs.open("owned", Duration::ZERO));
+    assert_eq!(ending, Ending::Withdrawn);
+    let who = format!("owned@1 went with its owner, pid {} (domain-", std::process::id());
+    assert!(text.contains(&who) && text.contains("s ago") && text.contains("kept(true)"), "{text}");
+    assert!(matches!(theirs.remove("owned"), Err(Error::NotFound { ended: Some(_), .. })));
+    assert!(matches!(theirs.inspect("owned"), Err(Error::NotFound { ended: Some(_), .. })));
+
+    let _segment = commit(&ours, "removed", 1, true);
+    theirs.remove("removed").unwrap();
+    let (ending, text) = ended(ours.open("removed", Duration::ZERO));
+    assert_eq!(ending, Ending::Removed);
+    assert!(text.contains("removed@1 was removed by pid"), "{text}");
+
+    drop(ours.pool("pool").blocks(1).block_bytes(1).place(place()).create().unwrap());
+    let (ending, text) = ended(theirs.open("pool", Duration::ZERO));
+    assert_eq!(ending, Ending::Unused);
+    assert!(text.contains("went with its last user, pid"), "{text}");
+    drop(commit(&ours, "owned", 1, false));
+    let _again = commit(&ours, "owned", 2, false);
+    assert_eq!(value(&theirs.open("owned", Duration::ZERO).unwrap()), 2);
+}
+
+#[test]
+fn other_kinds_are_refused_by_what_they_are_and_leave_no_lease() {
+    let world = World::new();
+    let domain = world.connect();
+    let _pool = domain.pool("pool").blocks(1).block_bytes(1).place(place()).create().unwrap();
+    let _topic = domain.topic("topic").max_bytes(1).place(place()).create().unwrap();
+    let leases = domain.status().unwrap().leases;
+    for (name, kind, call) in [
+        ("pool", Named::Pool, r#"Domain::pool("pool").open()"#),
+        ("topic", Named::Topic, r#"Domain::topic("topic").open()"#),
+    ] {
+        let error = domain.open(name, Duration::ZERO).unwrap_err();
+        assert!(matches!(&error, Error::NotASegment { is, .. } if *is == kind), "{error:?}");
+        assert_eq!(error.to_string(), format!("{name:?} is a {name}, not a segment"));
+        assert!(error.advice().contains(call), "{}", error.advice());
+        assert!(matches!(domain.open_or_build(name, Duration::ZERO), Err(Error::NotASegment { .. })));
+    }
+    assert_eq!(domain.status().unwrap().leases, leases);
+
+    let _timeline = domain.timeline("line").unwrap();
+    let error = domain.open("line", Duration::ZERO).unwrap_err();
+    assert!(error.to_string().ends_with("; there is a timeline of that name"), "{error}");
+    assert!(error.advice().contains(r#"Domain::timeline("line")"#), "{}", error.advice());
+    assert!(error.advice_in(Language::Python).contains(r#"d.timeline("line")"#));
+    assert!(error.advice_in(Language::Shell).contains("partywall show line"));
+    assert!(domain.topic("line").open().unwrap_err().to_string().contains("a timeline of that name"));
+    let error = domain.abandon_timeline("pool").unwrap_err();
+    assert!(error.to_string().ends_with("; there is a pool of that name"), "{error}");
 }
 
 #[test]

@@ -6,7 +6,10 @@ use std::{
     time::Duration,
 };
 
-use partywall::{Block, BlockRef, Domain, Error, MAX_BLOCKS, Place, Pool, PoolOptions, info::MemberState};
+use partywall::{
+    Block, BlockRef, Domain, Error, MAX_BLOCKS, Place, Pool, PoolOptions,
+    info::{MemberState, Named},
+};
 use partywall_harness::{device, place};
 
 use super::{
@@ -250,7 +253,7 @@ fn who_opens_it_may_say_how_it_is() {
     assert!(matches!(frames(&domain, 3).create(), Err(Error::NameExists { .. })));
     let _segment = commit(&domain, "weights", 1, false);
     for error in [domain.pool("weights").open(), domain.pool("weights").blocks(1).block_bytes(1).open_or_create()] {
-        assert!(matches!(error, Err(Error::NotAPool { is: "a segment", .. })), "{error:?}");
+        assert!(matches!(error, Err(Error::NotAPool { is: Named::Segment, .. })), "{error:?}");
     }
     assert!(matches!(domain.pool("weights").blocks(1).block_bytes(1).create(), Err(Error::NameExists { .. })));
     // None of that has left a lease behind.

@@ -14,7 +14,7 @@ use std::{
 
 use partywall::{
     DType, Domain, Error, Loan, Place, Policy, Published, Publisher, Sample, Subscriber, Topic, TopicOptions,
-    info::MemberState,
+    info::{MemberState, Named},
 };
 use partywall_harness::{device, place};
 use rustix::{
@@ -526,10 +526,10 @@ fn bad_input_is_refused_each_with_its_error() {
     let elsewhere = if device() == "host" { Place::Gpu(partywall::DeviceUuid([0; 16])) } else { Place::Host };
     assert!(matches!(open().place(elsewhere).open(), Err(Error::WrongTopic { .. })));
     let pool = domain.pool("pool").blocks(1).block_bytes(1).place(place()).create().unwrap();
-    assert!(matches!(domain.topic("pool").open(), Err(Error::NotATopic { is: "a pool", .. })));
-    assert!(matches!(domain.pool("frames").open(), Err(Error::NotAPool { is: "a topic", .. })));
+    assert!(matches!(domain.topic("pool").open(), Err(Error::NotATopic { is: Named::Pool, .. })));
+    assert!(matches!(domain.pool("frames").open(), Err(Error::NotAPool { is: Named::Topic, .. })));
     let segment = super::world::commit(&domain, "segment", 1, false);
-    assert!(matches!(domain.topic("segment").open(), Err(Error::NotATopic { is: "a segment", .. })));
+    assert!(matches!(domain.topic("segment").open(), Err(Error::NotATopic { is: Named::Segment, .. })));
     drop((segment, pool));
     // Publishers.
     let publisher = topic.publisher().unwrap();

@@ -202,7 +202,9 @@ pub(crate) fn serve(options: &[&str]) {
         }
     }
     let broker = Broker::bind(config).unwrap();
-    files.map(limit_files);
+    if let Some(files) = files {
+        limit_files(files);
+    }
     let stop = broker.stop_handle().unwrap();
     // Ends with the test.
     std::thread::spawn(move || {

@@ -9,7 +9,7 @@ use crate::registry::{
         Parted, Refused, VersionRow,
     },
     state::Life,
-    tombstones::{Ending, Tombstone},
+    tombstones::{Ending, REMEMBERED, Tombstone},
     types::{BlockControl, Bound, Whom},
 };
 
@@ -411,7 +411,7 @@ impl Model {
                 let Some(version) = self.latest(name).map(|e| e.number) else {
                     return Err(self.unknown(name, None));
                 };
-                self.withdraw(name, Ending::Withdrawn, member, said);
+                self.withdraw(name, Ending::Removed, member, said);
                 let held: Vec<_> = self.holds.iter().filter(|h| h.name == *name).collect();
                 let kept =
                     self.editions.iter().filter(|e| held.iter().any(|h| h.name == e.name && h.number == e.number));
@@ -556,7 +556,7 @@ impl Model {
                         for waiting in self.queue.clone().iter().filter(|q| q.member == id) {
                             self.tell(waiting, Err(Refused::Evicted { by, at }), said);
                         }
-                        self.tell_of(id, Ending::Withdrawn, member, said);
+                        self.tell_of(id, Ending::Removed, member, said);
                     }
                     members.push(self.parted(id));
                 }
@@ -725,7 +725,7 @@ impl Model {
         match (self.numbers.get(name), version) {
             (Some(last), Some(v)) if v <= last || !wait => {
                 let not_found = Refused::VersionNotFound { name: name.clone(), version: *v, latest };
-                Err(self.end_of(name, *version).unwrap_or(not_found))
+                Err(self.end_of(name, *version).map_or(not_found, |_| self.unknown(name, *version)))
             }
             _ if *wait => self.enqueue(member, request, For::Open(open.clone())),
             _ => Err(self.unknown(name, *version)),
@@ -804,24 +804,23 @@ impl Model {
         let (control, latest, shared) =
             (edition.memory.control, edition.latest, edition.memory.lifetime == Lifetime::Shared);
         if !is_held && latest && shared {
-            self.withdraw(&name, Ending::Withdrawn, member, said);
+            self.withdraw(&name, Ending::Unused, member, said);
         }
         control.filter(|_| !holds_more && (is_held || latest && !shared))
     }
 
     fn withdraw(&mut self, name: &Name, ending: Ending, by: MemberId, said: &mut Said) {
-        let named = named(&self.latest(name).unwrap().memory);
-        if let Some(latest) = self.latest(name).filter(|e| e.memory.kind == Kind::Legacy) {
-            let tombstone = Tombstone { ending, version: latest.number, pid: 100 + by.0 as u32, at: self.now };
-            self.ends.push((name.clone(), tombstone));
-        }
+        let latest = self.latest(name).unwrap();
+        let (named, version, legacy) = (named(&latest.memory), latest.number, latest.memory.kind == Kind::Legacy);
+        let (pid, command) = (100 + by.0 as u32, format!("member {}", by.0).into());
+        self.ends.push((name.clone(), Tombstone { ending, version, pid, command, at: self.now, legacy }));
         for edition in self.editions.iter_mut().filter(|e| e.name == *name) {
             (edition.latest, edition.withdrawn) = (false, true);
         }
         let pid = 100 + by.0 as u32;
         let change = match ending {
             Ending::OwnerDied => Change::OwnerDied { pid },
-            Ending::Withdrawn => Change::Withdrawn { pid },
+            Ending::Withdrawn | Ending::Removed | Ending::Unused => Change::Withdrawn { pid },
         };
         self.note(named, name, change);
         self.tell_withdrawn(said);
@@ -838,15 +837,25 @@ impl Model {
         }
     }
 
-    fn end_of(&self, name: &Name, version: Option<u64>) -> Option<Refused> {
+    fn end_of(&self, name: &Name, version: Option<u64>) -> Option<Tombstone> {
         let (_, tombstone) = self.ends.iter().find(|(ended, _)| ended == name)?;
         let meant = version.is_none() || version == Some(tombstone.version);
-        meant.then(|| Refused::Ended { name: name.clone(), tombstone: *tombstone })
+        (meant && self.now < tombstone.at + REMEMBERED).then(|| tombstone.clone())
     }
 
     fn unknown(&self, name: &Name, version: Option<u64>) -> Refused {
-        let not_found = Refused::NotFound { name: name.clone(), near: Vec::new() };
-        self.end_of(name, version).unwrap_or(not_found)
+        let (name, is) = (name.clone(), self.kinds_of(name));
+        match self.end_of(&name, version) {
+            Some(tombstone) if tombstone.legacy => Refused::Ended { name, tombstone },
+            ended => Refused::NotFound { name, near: Vec::new(), is, ended },
+        }
+    }
+
+    pub(super) fn kinds_of(&self, name: &Name) -> Vec<Named> {
+        let mut kinds: Vec<_> = self.latest(name).map(|latest| named(&latest.memory)).into_iter().collect();
+        kinds.extend(self.has_object(ObjectKind::Timeline, name).then_some(Named::Timeline));
+        kinds.extend(self.has_object(ObjectKind::Semaphore, name).then_some(Named::Semaphore));
+        kinds
     }
 
     /// Withdraws what goes with this member.
@@ -869,8 +878,8 @@ impl Model {
         self.disown_all(member, ending, by, said);
         let ending = match ending {
             Ending::OwnerDied => CellEnding::OwnerDied,
-            Ending::Withdrawn if by == member => CellEnding::Closed,
-            Ending::Withdrawn => CellEnding::Evicted,
+            Ending::Withdrawn => CellEnding::Closed,
+            Ending::Removed | Ending::Unused => CellEnding::Evicted,
         };
         self.end_lines_of(member, ending, said);
         self.part(member, ending, said);

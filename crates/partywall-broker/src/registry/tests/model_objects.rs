@@ -193,7 +193,7 @@ impl Model {
     ) -> Outcome {
         if !self.objects.lines.iter().any(|line| line.name == *name) {
             let kind = ObjectKind::Timeline;
-            return Err(Refused::ObjectNotFound { kind, name: name.clone(), near: Vec::new() });
+            return Err(self.no_object(kind, name));
         }
         self.end_line(name, CellEnding::Abandoned, said);
         self.objects.abandoned.retain(|(who, _)| *who != member);
@@ -422,14 +422,24 @@ impl Model {
         timelines.chain(semaphores).collect()
     }
 
+    fn no_object(&self, kind: ObjectKind, name: &Name) -> Refused {
+        Refused::ObjectNotFound { kind, name: name.clone(), near: Vec::new(), is: self.kinds_of(name) }
+    }
+
+    pub(super) fn has_object(&self, kind: ObjectKind, name: &Name) -> bool {
+        match kind {
+            ObjectKind::Timeline => self.objects.lines.iter().any(|line| line.name == *name),
+            ObjectKind::Semaphore => self.objects.gates.iter().any(|gate| gate.name == *name),
+        }
+    }
+
     pub(super) fn inspect_object(&self, kind: ObjectKind, name: &Name) -> Outcome {
         let is_it = |row: &&ObjectRow| {
             let of_kind = matches!(row, ObjectRow::Timeline(_)) == (kind == ObjectKind::Timeline);
             of_kind && row.name() == name
         };
         let rows = self.objects_listed();
-        let missing = Refused::ObjectNotFound { kind, name: name.clone(), near: Vec::new() };
-        let row = rows.iter().find(is_it).ok_or(missing)?.clone();
+        let row = rows.iter().find(is_it).ok_or_else(|| self.no_object(kind, name))?.clone();
         let holders = self.people.iter().filter_map(|person| {
             let leases = self.grips_on(kind, name).filter(|grip| grip.member == person.id).count() as u32;
             let command = format!("member {}", person.id).into();

@@ -123,13 +123,15 @@ fn a_timeline_goes_with_its_last_lease() {
 #[test]
 fn abandoning_ends_the_waits_and_the_writers_turn() {
     let (mut w, [a, b, c]) = Watched::with_members();
-    let missing = Refused::ObjectNotFound { kind: ObjectKind::Timeline, name: Name::new("y"), near: vec![] };
+    let (near, is) = (vec![], vec![]);
+    let missing = Refused::ObjectNotFound { kind: ObjectKind::Timeline, name: Name::new("y"), near, is };
     assert_eq!(w.ask(a, abandon("y")).1, Err(missing));
     w.timeline(a, "wanted", false);
     let near = Refused::ObjectNotFound {
         kind: ObjectKind::Timeline,
         name: Name::new("wantde"),
         near: vec![Name::new("wanted")],
+        is: vec![],
     };
     assert_eq!(w.ask(a, abandon("wantde")).1, Err(near));
 

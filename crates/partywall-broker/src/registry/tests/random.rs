@@ -10,6 +10,7 @@ use crate::registry::{
     effect::Refused,
     event::{After, Watch},
     state::Life,
+    tombstones::REMEMBERED,
     types::{BlockControl, Whom},
 };
 
@@ -34,6 +35,8 @@ enum Step {
     Settle(usize),
     /// A member has ended a timeline by itself.
     EndLine(usize),
+    /// So many milliseconds pass.
+    Pass(u64),
 }
 
 #[derive(Debug, Clone)]
@@ -106,6 +109,7 @@ fn step() -> impl Strategy<Value = Step> {
         3 => who.clone().prop_map(Step::Settle),
         2 => who.clone().prop_map(Step::Clear),
         1 => (0..3_usize).prop_map(Step::EndLine),
+        1 => (0..2 * REMEMBERED).prop_map(Step::Pass),
         40 => (who, ask()).prop_map(|(who, ask)| Step::Ask(who, ask)),
     ]
 }
@@ -252,6 +256,7 @@ impl Run {
                     self.ask(member, request, ask);
                 }
             }
+            Step::Pass(time) => self.watched.now += time,
             Step::EndLine(of) => self.both(Event::TimelineEnded { name: Name::new(["a", "b", "a/b"][*of]) }),
             Step::Clear(pick) => {
                 let rows: Vec<_> = self.model.objects.uncleared.iter().copied().collect();
@@ -462,10 +467,10 @@ fn check_fds(outcome: &Outcome, fds: &[FdId], model: &Model) {
 
 fn without_near(outcome: Outcome) -> Outcome {
     match outcome {
-        Err(Refused::NotFound { name, .. }) => Err(Refused::NotFound { name, near: Vec::new() }),
+        Err(Refused::NotFound { name, is, ended, .. }) => Err(Refused::NotFound { name, near: Vec::new(), is, ended }),
         Err(Refused::NoSuchMember { whom, .. }) => Err(Refused::NoSuchMember { whom, near: Vec::new() }),
-        Err(Refused::ObjectNotFound { kind, name, .. }) => {
-            Err(Refused::ObjectNotFound { kind, name, near: Vec::new() })
+        Err(Refused::ObjectNotFound { kind, name, is, .. }) => {
+            Err(Refused::ObjectNotFound { kind, name, near: Vec::new(), is })
         }
         other => other,
     }

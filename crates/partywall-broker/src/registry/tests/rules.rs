@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::registry::{
-    effect::{Handle, MemberState, NoGrowth, Refused},
-    tombstones::{Ending, Tombstone},
+    effect::{Handle, MemberState, Named, NoGrowth, Refused},
+    tombstones::{Ending, REMEMBERED, Tombstone},
     types::Bound,
 };
 
@@ -57,7 +57,7 @@ fn an_owned_name_goes_with_its_owners_lease() {
     let held = w.opened(b, "x");
     w.release(a, lease);
     assert!(not_found(w.open(b, "x", None, false)));
-    assert!(matches!(w.open(b, "x", Some(1), false), Err(Refused::VersionNotFound { latest: None, .. })));
+    assert_eq!(ended(w.open(b, "x", Some(1), false)).ending, Ending::Withdrawn);
     assert_eq!(closed(&w.release(b, held.lease)), held.memory.fds());
 }
 
@@ -533,9 +533,15 @@ fn publish(w: &mut Watched, member: MemberId, name: &str) -> (u64, LeaseId) {
 
 fn ended(outcome: Outcome) -> Tombstone {
     match outcome {
-        Err(Refused::Ended { tombstone, .. }) => tombstone,
+        Err(Refused::Ended { tombstone, .. }) if tombstone.legacy => tombstone,
+        Err(Refused::NotFound { ended: Some(tombstone), .. }) if !tombstone.legacy => tombstone,
         other => panic!("{other:?}"),
     }
+}
+
+/// The end of version 1 by a member that is numbered from 1.
+fn tombstone(ending: Ending, member: u32, at: u64, legacy: bool) -> Tombstone {
+    Tombstone { ending, version: 1, pid: 100 + member, command: format!("member {member}").into(), at, legacy }
 }
 
 #[test]
@@ -545,28 +551,75 @@ fn who_asks_for_legacy_memory_is_told_how_it_ended() {
     let held = w.opened(b, "x");
     w.now = 7;
     w.release(a, lease);
-    let tombstone = Tombstone { ending: Ending::Withdrawn, version: 1, pid: 101, at: 7 };
-    assert_eq!(ended(w.open(b, "x", None, false)), tombstone);
-    assert_eq!(ended(w.open(b, "x", Some(1), true)), tombstone, "version 1 is never to be had again");
-    assert_eq!(ended(w.ask(b, Call::Remove { name: name("x") }).1), tombstone);
+    let withdrawn = tombstone(Ending::Withdrawn, 1, 7, true);
+    assert_eq!(ended(w.open(b, "x", None, false)), withdrawn);
+    assert_eq!(ended(w.open(b, "x", Some(1), true)), withdrawn, "version 1 is never to be had again");
+    assert_eq!(ended(w.ask(b, Call::Remove { name: name("x") }).1), withdrawn);
     assert_eq!(closed(&w.release(b, held.lease)), [], "nothing was kept for it");
-    assert_eq!(ended(w.ask(b, Call::Inspect { name: name("x"), version: None }).1), tombstone);
+    assert_eq!(ended(w.ask(b, Call::Inspect { name: name("x"), version: None }).1), withdrawn);
     assert!(not_found(w.open(b, "x", Some(2), false)));
 
     publish(&mut w, a, "x");
     w.apply(Event::Died { member: a });
-    assert_eq!(ended(w.open(b, "x", None, false)), Tombstone { ending: Ending::OwnerDied, ..tombstone });
+    assert_eq!(ended(w.open(b, "x", None, false)), tombstone(Ending::OwnerDied, 1, 7, true));
 
     publish(&mut w, b, "x");
     let _ = w.ask(c, Call::Remove { name: name("x") });
-    assert_eq!(ended(w.open(b, "x", None, false)), Tombstone { pid: 103, ..tombstone });
+    assert_eq!(ended(w.open(b, "x", None, false)), tombstone(Ending::Removed, 3, 7, true));
     publish(&mut w, c, "x");
     let _ = w.ask(c, Call::Leave);
-    assert_eq!(ended(w.open(b, "x", None, false)), Tombstone { pid: 103, version: 2, ..tombstone }, "b holds 1");
+    let second = Tombstone { version: 2, ..tombstone(Ending::Withdrawn, 3, 7, true) };
+    assert_eq!(ended(w.open(b, "x", None, false)), second, "b holds 1");
 
     w.commit(b, "x", false);
     let _ = w.ask(b, Call::Remove { name: name("x") });
-    assert!(not_found(w.open(b, "x", None, false)), "it was of another kind the last time");
+    let third = ended(w.open(b, "x", None, false));
+    assert!(!third.legacy, "it was of another kind the last time: {third:?}");
+}
+
+#[test]
+fn who_asks_within_a_minute_is_told_how_the_name_ended() {
+    let (mut w, [a, b, c]) = Watched::with_members();
+    let (_, lease) = w.commit(a, "x", false);
+    w.now = 7;
+    w.release(a, lease);
+    let withdrawn = tombstone(Ending::Withdrawn, 1, 7, false);
+    w.now = 7 + REMEMBERED - 1;
+    assert_eq!(ended(w.open(b, "x", None, false)), withdrawn);
+    assert_eq!(ended(w.open(b, "x", Some(1), false)), withdrawn);
+    assert_eq!(ended(w.ask(b, Call::Remove { name: name("x") }).1), withdrawn);
+    assert_eq!(ended(w.ask(b, Call::Inspect { name: name("x"), version: None }).1), withdrawn);
+    assert_eq!(w.open(b, "x", None, true), Ok(Verdict::Pending), "it may come again");
+    w.now += 1;
+    let forgotten = w.open(c, "x", None, false);
+    assert!(matches!(forgotten, Err(Refused::NotFound { ended: None, .. })), "{forgotten:?}");
+
+    w.commit(a, "owned", false);
+    w.commit(b, "kept", true);
+    w.now = 9;
+    let held = w.opened(c, "kept");
+    w.apply(Event::Died { member: a });
+    let _ = w.ask(c, Call::Remove { name: name("kept") });
+    assert_eq!(ended(w.open(c, "owned", None, false)), tombstone(Ending::OwnerDied, 1, 9, false));
+    assert_eq!(ended(w.open(c, "kept", Some(1), false)), tombstone(Ending::Removed, 3, 9, false), "c has it open");
+    w.release(c, held.lease);
+    w.commit(b, "kept", true);
+    assert!(w.open(c, "kept", None, false).is_ok(), "it is there again");
+}
+
+#[test]
+fn what_has_the_name_instead_is_told() {
+    let (mut w, [a, b, _]) = Watched::with_members();
+    w.timeline(a, "x", true);
+    let is = |outcome: Outcome| match outcome {
+        Err(Refused::NotFound { is, .. } | Refused::ObjectNotFound { is, .. }) => is,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(is(w.open(b, "x", None, false)), [Named::Timeline]);
+    assert_eq!(is(w.ask(b, Call::Remove { name: name("x") }).1), [Named::Timeline]);
+    assert_eq!(is(w.open(b, "y", None, false)), []);
+    w.commit(b, "y", false);
+    assert_eq!(is(w.ask(a, Call::AbandonTimeline { name: name("y") }).1), [Named::Segment]);
 }
 
 #[test]

@@ -30,17 +30,21 @@ pub(super) fn happened(happened: &Happened, instance: u64) -> wire::Happened {
     }
 }
 
+pub(super) fn named(named: Named) -> wire::Named {
+    match named {
+        Named::Segment => wire::Named::Segment,
+        Named::Timeline => wire::Named::Timeline,
+        Named::Semaphore => wire::Named::Semaphore,
+        Named::Pool => wire::Named::Pool,
+        Named::Topic => wire::Named::Topic,
+    }
+}
+
 fn event(happening: &Happening) -> wire::NameEvent {
     wire::NameEvent {
         sequence: happening.sequence,
         at: happening.at,
-        named: match happening.named {
-            Named::Segment => wire::Named::Segment,
-            Named::Timeline => wire::Named::Timeline,
-            Named::Semaphore => wire::Named::Semaphore,
-            Named::Pool => wire::Named::Pool,
-            Named::Topic => wire::Named::Topic,
-        },
+        named: named(happening.named),
         name: happening.name.to_string(),
         change: match happening.change {
             Change::Created { pid } => wire::Change::Created { pid },
