@@ -60,7 +60,7 @@ impl Workspace {
 
     /// Where cargo puts the simulated driver.
     pub(crate) fn simulated_driver(&self) -> PathBuf {
-        self.target.join("debug/libpartywall_simcuda.so")
+        self.target.join("debug/libsimcuda.so")
     }
 }
 

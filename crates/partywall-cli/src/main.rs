@@ -8,6 +8,7 @@ mod output;
 mod progress;
 mod repeat;
 mod signals;
+mod simulation;
 mod text;
 
 use std::{path::PathBuf, process::ExitCode, sync::Arc};
@@ -124,6 +125,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    partywall_simcuda::link();
     let Cli { context, command } = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return usage(&error),

@@ -71,12 +71,35 @@ fn without_a_gpu_auto_says_so_and_cuda_fails() {
     let sandbox = Sandbox::new();
     let auto = without_a_driver(&sandbox, &["demo"]).expect(0);
     assert_eq!(auto.stderr.lines().count(), 1, "{}", auto.stderr);
-    assert!(auto.stderr.contains("host memory"), "{}", auto.stderr);
+    assert!(auto.stderr.contains("host memory") && auto.stderr.contains("demo --simulated"), "{}", auto.stderr);
     for arguments in [&["demo", "--device", "cuda"][..], &["demo", "consumer", "--device", "cuda:1"]] {
         let cuda = without_a_driver(&sandbox, arguments).expect(6);
         assert_eq!(cuda.text(), "");
         assert!(cuda.stderr.contains("no GPU cuda:") && cuda.stderr.contains("partywall doctor"), "{}", cuda.stderr);
+        assert!(cuda.stderr.contains("`partywall demo --simulated`"), "{}", cuda.stderr);
     }
+}
+
+#[test]
+fn a_simulated_gpu_is_told_from_a_real_one_and_kept_apart() {
+    let sandbox = Sandbox::new();
+    // A member of the user's domain, which simulated memory never meets.
+    let member = sandbox.domain();
+    let mut command = sandbox.command(["demo", "--simulated"]);
+    let output = Running::spawn(command.env("PARTYWALL_SOCKET", sandbox.socket())).wait().expect(0);
+    let text = output.text();
+    assert!(text.starts_with("Two processes") && text.contains("in memory of the SIMULATED GPU cuda:0."), "{text}");
+    assert_eq!(text.matches("SIMULATED, which proves nothing about a GPU").count(), 2, "{text}");
+    assert!(text.contains("simulated.sock"), "{text}");
+    assert!(text.contains("demo producer --simulated --device cuda:0"), "{text}");
+    assert!(text.lines().last().unwrap().contains("SIMULATED"), "{text}");
+    let json = sandbox.run(["demo", "--simulated", "--device", "cuda:1", "--json"]).expect(0);
+    let lines: Vec<Value> = json.text().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines.last().unwrap()["simulated"], true);
+    sandbox.run(["stop", "--domain", "simulated"]).expect(0);
+    let named = sandbox.run(["demo", "--simulated", "--domain", "default"]);
+    assert!(named.code != Some(0) && named.stderr.contains("on the simulated one"), "{named:?}");
+    drop(member);
 }
 
 #[test]

@@ -57,6 +57,8 @@ fn everything_works_on_the_simulated_gpu_and_the_report_says_what_it_is() {
     assert_eq!(report["simulated"], true);
     assert_eq!(report["main_job"]["gpu"], true);
     assert!(probe(&report, "GPU driver")["detail"].as_str().unwrap().starts_with("SIMULATED"), "{report}");
+    let linked = Running::spawn(sandbox.command(["doctor", "--json"]).env("PARTYWALL_LIBCUDA", "simulated")).wait();
+    assert_eq!(linked.expect(0).json()["simulated"], true, "the driver that is part of the program");
     let text = simulated(&sandbox, "", &[]).expect(0).text();
     assert!(text.ends_with("The CUDA driver is SIMULATED: nothing here says anything about a GPU.\n"), "{text}");
     sandbox.broker();

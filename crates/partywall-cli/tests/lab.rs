@@ -413,7 +413,7 @@ fn a_lab_is_readable_at_100_columns_on_the_simulated_gpu() {
         let text = Running::spawn(&mut lab(&sandbox, &[name])).wait().expect(0).text().to_owned();
         assert!(text.lines().next().unwrap().contains(title), "{text}");
         assert!(text.contains("The driver is SIMULATED"), "{text}");
-        assert!(text.contains("Common beliefs, and whether they held on this machine"), "{text}");
+        assert!(text.contains("Common beliefs, and whether they held in the simulation"), "{text}");
         for line in text.lines() {
             assert!(line.chars().count() <= 100, "{line}");
         }
@@ -498,6 +498,57 @@ fn the_roles_meet_in_two_terminals_on_the_simulated_gpu() {
 }
 
 #[test]
+fn every_lab_runs_without_a_gpu_where_it_is_told_to_simulate() {
+    let sandbox = Sandbox::new();
+    let names = ["errors", "vmm", "coherency", "events", "semaphore", "crash", "pool", "ring", "pipeline"];
+    let listed = sandbox.json(["lab"])["labs"].as_array().unwrap().len();
+    assert_eq!(names.len(), listed, "a lab is missing in this test");
+    for devices in ["1", "2"] {
+        for name in names {
+            let mut command = sandbox.command(["lab", name, "--simulated", "--json"]);
+            let report = Report::of(&Running::spawn(command.env("SIMCUDA_DEVICES", devices)).wait().expect(0));
+            assert_eq!(report.header["simulated"], true, "{name}");
+            assert_eq!(report.steps_with("different"), [""; 0], "{name}");
+        }
+    }
+    // What no simulation can show is not among what was tried.
+    let coherency = Report::of(&sandbox.run(["lab", "coherency", "--simulated", "--json"]).expect(0));
+    assert_ne!(coherency.steps_with("not-tried"), [""; 0]);
+    assert_ne!(coherency.with("open"), [""; 0]);
+}
+
+#[test]
+fn a_simulated_lab_says_so_in_each_step() {
+    let sandbox = Sandbox::new();
+    let output = sandbox.run(["lab", "--simulated", "vmm"]).expect(0);
+    let text = output.text();
+    assert!(text.contains("The driver is SIMULATED: what follows"), "{text}");
+    let findings: Vec<_> = text.lines().filter(|line| line.contains("│   ✓") || line.contains("│   ≠")).collect();
+    assert!(findings.len() > 5 && findings.iter().all(|line| line.contains(" SIMULATED: ")), "{text}");
+    assert!(text.lines().any(|line| line.starts_with("SIMULATED: ")), "its last lines say so, too: {text}");
+    assert!(text.contains("whether they held in the simulation"), "{text}");
+    let on_a_gpu = Running::spawn(&mut lab(&sandbox, &["vmm"])).wait().expect(0);
+    assert!(on_a_gpu.text().contains(" SIMULATED: "), "so does one on another simulated driver");
+}
+
+#[test]
+fn the_roles_of_a_simulated_lab_meet_in_two_terminals() {
+    let sandbox = Sandbox::new();
+    let missing = sandbox.run(["lab", "pool", "taker", "--simulated"]).expect(3);
+    assert!(missing.stderr.contains("`partywall lab pool holder --simulated`"), "{}", missing.stderr);
+    let mut first = sandbox.spawn(["lab", "pool", "holder", "--simulated"]);
+    let told = loop {
+        let line = first.line();
+        if line.starts_with("Waiting for") {
+            break line;
+        }
+    };
+    assert!(told.contains("`partywall lab pool taker --simulated`"), "{told}");
+    sandbox.run(["lab", "pool", "taker", "--simulated"]).expect(0);
+    first.wait().expect(0);
+}
+
+#[test]
 fn labs_are_listed_and_need_a_gpu() {
     let sandbox = Sandbox::new();
     let without = |arguments: &[&str]| {
@@ -509,6 +560,7 @@ fn labs_are_listed_and_need_a_gpu() {
     for arguments in [&["lab", "errors"][..], &["lab", "vmm", "export"], &["lab", "errors", "--device", "1"]] {
         let output = without(arguments).expect(6);
         assert!(output.stderr.contains("a lab is about a GPU's driver"), "{}", output.stderr);
+        assert!(output.stderr.contains("add --simulated"), "{}", output.stderr);
         assert_eq!(output.text(), "");
     }
     let host = without(&["lab", "pool", "--json"]).expect(0);

@@ -29,8 +29,8 @@ pub struct Driver {
     simulated: bool,
     /// Copies that were asked for.
     copies: AtomicU64,
-    /// Keeps the function pointers valid.
-    _keep: Library,
+    /// Keeps the function pointers valid, unless they are the program's own.
+    _keep: Option<Library>,
 }
 
 /// Why there is no usable CUDA driver in this process.
@@ -57,6 +57,13 @@ pub enum LoadError {
         /// The entry point, with its version suffix.
         symbol: &'static str,
     },
+    /// [`Driver::LIBRARY_VARIABLE`] is [`Driver::SIMULATED`], and this program does not contain the simulated driver.
+    #[error(
+        "{variable}={SIMULATED} chooses the simulated CUDA driver, which only the program `partywall` contains",
+        variable = Driver::LIBRARY_VARIABLE,
+        SIMULATED = Driver::SIMULATED
+    )]
+    NotLinked,
 }
 
 /// The version of the CUDA driver API, as the installed driver counts it (driver 550 says 12.4).
@@ -75,8 +82,23 @@ impl fmt::Display for DriverVersion {
 }
 
 impl Driver {
-    /// The environment variable that names another library than `libcuda.so.1`, for tests with a simulated driver.
+    /// The environment variable that chooses another driver than `libcuda.so.1`: the path of a library, or
+    /// [`SIMULATED`](Self::SIMULATED).
     pub const LIBRARY_VARIABLE: &'static str = "PARTYWALL_LIBCUDA";
+
+    /// The value of [`LIBRARY_VARIABLE`](Self::LIBRARY_VARIABLE) that chooses the simulated driver which is part of the
+    /// program `partywall`.
+    pub const SIMULATED: &'static str = "simulated";
+
+    /// Makes [`SIMULATED`](Self::SIMULATED) choose the driver whose functions `find` knows. The first call counts. Call
+    /// it before [`load`](Self::load).
+    ///
+    /// # Safety
+    /// For each name `find` returns null, or the address of a function with the signature that `cuda.h` gives to the
+    /// name, which stays valid until the process ends.
+    pub unsafe fn link_simulated(find: fn(&CStr) -> *const c_void) {
+        LINKED.get_or_init(|| find);
+    }
 
     /// The driver of this process. The first call loads it (a few milliseconds; it does not initialise CUDA), later
     /// calls return what the first one found, the failure included.
@@ -87,7 +109,7 @@ impl Driver {
         LOADED
             .get_or_init(|| {
                 let library = std::env::var_os(Self::LIBRARY_VARIABLE).unwrap_or_else(|| OsString::from(LIBRARY));
-                Self::open(&library)
+                if library == Self::SIMULATED { Self::linked() } else { Self::open(&library) }
             })
             .as_ref()
             .map_err(Clone::clone)
@@ -120,13 +142,13 @@ impl Driver {
         Ok(DriverVersion { major: version / 1000, minor: version % 1000 / 10 })
     }
 
-    /// The library that was loaded, as it was named to the dynamic linker.
+    /// The library that was loaded, as it was named to the dynamic linker, or [`SIMULATED`](Self::SIMULATED).
     #[must_use]
     pub fn library(&self) -> &str {
         &self.library
     }
 
-    /// Whether it is the simulated driver of Partywall's tests, which says so by a function that the vendor's lacks.
+    /// Whether it is Partywall's simulated driver, which says so by a function that the vendor's lacks.
     #[must_use]
     pub fn is_simulated(&self) -> bool {
         self.simulated
@@ -157,10 +179,26 @@ impl Driver {
         };
         // SAFETY: the addresses come from a library that is the CUDA driver or stands in for it, under the names that
         // cuda.h gives to these signatures.
-        let entries = unsafe { Entries::resolve(find) }
-            .map_err(|symbol| LoadError::MissingSymbol { library: name.clone(), symbol })?;
+        let found = unsafe { Self::from_functions(name, find) }?;
+        Ok(Self { _keep: Some(loaded), ..found })
+    }
+
+    /// The simulated driver that is part of the program.
+    fn linked() -> Result<Self, LoadError> {
+        let find = LINKED.get().ok_or(LoadError::NotLinked)?;
+        // SAFETY: `link_simulated`'s caller has promised it.
+        unsafe { Self::from_functions(Self::SIMULATED.to_owned(), find) }
+    }
+
+    /// # Safety
+    /// As for [`Entries::resolve`].
+    unsafe fn from_functions(library: String, find: impl Fn(&CStr) -> *const c_void) -> Result<Self, LoadError> {
         let simulated = !find(c"simcuda_version").is_null();
-        Ok(Self { entries, library: name, simulated, copies: AtomicU64::new(0), _keep: loaded })
+        // SAFETY: the caller's promise.
+        match unsafe { Entries::resolve(find) } {
+            Ok(entries) => Ok(Self { entries, library, simulated, copies: AtomicU64::new(0), _keep: None }),
+            Err(symbol) => Err(LoadError::MissingSymbol { library, symbol }),
+        }
     }
 
     /// The driver's own name for a code.
@@ -498,6 +536,9 @@ const LIBRARY: &str = "libcuda.so.1";
 
 static LOADED: OnceLock<Result<Driver, LoadError>> = OnceLock::new();
 
+/// Looks up functions of the simulated driver that is part of the program.
+static LINKED: OnceLock<fn(&CStr) -> *const c_void> = OnceLock::new();
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -529,11 +570,19 @@ mod tests {
             unsafe { Entries::resolve(find) }
         };
         assert_eq!(all_but(c"cuMemMap").err(), Some("cuMemMap"));
-        let (entries, _keep) =
-            (all_but(c"cuGetErrorName").unwrap_or_else(|symbol| panic!("{symbol}")), Library::this());
+        let entries = all_but(c"cuGetErrorName").unwrap_or_else(|symbol| panic!("{symbol}"));
         let copies = AtomicU64::new(0);
-        let driver = Driver { entries, library: String::new(), simulated: false, copies, _keep };
+        let driver = Driver { entries, library: String::new(), simulated: false, copies, _keep: None };
         assert_eq!(driver.error_name(CuResult::OUT_OF_MEMORY), None);
+    }
+
+    #[test]
+    fn a_program_without_the_simulated_driver_says_so() {
+        let error = Driver::linked().unwrap_err();
+        assert_eq!(error, LoadError::NotLinked);
+        assert!(
+            error.to_string().starts_with("PARTYWALL_LIBCUDA=simulated chooses the simulated CUDA driver, which only")
+        );
     }
 
     #[test]

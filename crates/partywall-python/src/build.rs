@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use partywall::{Builder, DType};
+use partywall::{Builder, DType, DeviceChoice, Place};
 use pyo3::prelude::*;
 
 use crate::{
@@ -42,7 +42,7 @@ impl Build {
         device: &str,
         tensors: Vec<Planned>,
         metadata: Vec<(String, String)>,
-        builder: impl FnOnce(partywall::Place) -> Builder + Send,
+        builder: impl FnOnce(Place) -> Builder + Send,
     ) -> PyResult<Self> {
         let (place, tensors) = (place(py, device)?, typed(tensors)?);
         let allocate = || {
@@ -139,10 +139,15 @@ pub(crate) fn typed(tensors: Vec<Planned>) -> PyResult<Vec<(String, DType, Vec<u
     tensors.into_iter().map(|(name, dtype, shape)| Ok((name, parse_dtype(&dtype)?, shape))).collect()
 }
 
-/// The place that Python names.
-pub(crate) fn place(py: Python<'_>, device: &str) -> PyResult<partywall::Place> {
+/// The place that Python names, for the calling thread: `cuda` is its current device, as in torch and cupy.
+pub(crate) fn place(py: Python<'_>, device: &str) -> PyResult<Place> {
     let choice = parse(device)?;
-    Ok(py.detach(|| partywall::gpu::resolve(choice)).or_raise(py)?.0)
+    let resolve = || match partywall::gpu::resolve(if device == "cuda" { DeviceChoice::Auto } else { choice })? {
+        // The choice itself says why there is none.
+        (Place::Host, Some(_)) if device == "cuda" => partywall::gpu::resolve(choice),
+        resolved => Ok(resolved),
+    };
+    Ok(py.detach(resolve).or_raise(py)?.0)
 }
 
 /// The right to build a name that others wait for. Closing it passes the right on to one of them.

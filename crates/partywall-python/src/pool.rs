@@ -53,7 +53,7 @@ impl Pool {
         options = blocks.into_iter().fold(options, partywall::PoolOptions::blocks);
         options = block_bytes.into_iter().fold(options, partywall::PoolOptions::block_bytes);
         options = zeroed.into_iter().fold(options, partywall::PoolOptions::zeroed);
-        options = match device.or(makes.then_some("cuda")).map(|device| place(py, device)).transpose()? {
+        options = match device.filter(|device| *device != "auto").map(|device| place(py, device)).transpose()? {
             Some(Place::Gpu(uuid)) if !makes => options.device(uuid),
             Some(place) => options.place(place),
             None => options,

@@ -2,7 +2,7 @@
 //! as long as everything else that is done for a sample.
 
 use std::{
-    sync::{Arc, Mutex, OnceLock, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::Duration,
 };
 
@@ -31,8 +31,9 @@ use crate::{
 #[pyclass(frozen, module = "partywall", weakref)]
 pub(crate) struct Sample {
     /// `None` once it is let go of.
-    owner: Mutex<Option<Arc<Owner>>>,
-    open: Open,
+    held: Mutex<Option<Held>>,
+    /// The topic's name.
+    topic: Arc<str>,
     /// Where it is, once it is complete, or a stream waits until it is.
     address: OnceLock<usize>,
     shape: Vec<u64>,
@@ -53,6 +54,19 @@ pub(crate) struct Sample {
     missed: u64,
 }
 
+/// What it has of the library's.
+#[derive(Clone)]
+struct Held {
+    owner: Arc<Owner>,
+    open: Open,
+}
+
+impl Drop for Sample {
+    fn drop(&mut self) {
+        self.take();
+    }
+}
+
 impl Sample {
     pub(crate) fn of(py: Python<'_>, owner: Arc<Owner>, open: Open) -> PyResult<Self> {
         let sample = owner.sample().ok_or_else(|| closed(py, "sample"))?;
@@ -64,22 +78,31 @@ impl Sample {
             sequence: sample.sequence(),
             publisher: sample.publisher(),
             missed: sample.missed(),
-            owner: Mutex::new(Some(owner)),
-            open,
+            topic: open.name.clone(),
+            held: Mutex::new(Some(Held { owner, open })),
         })
     }
 
     /// It, with what keeps it.
     pub(crate) fn get(&self, py: Python<'_>) -> PyResult<(Arc<Owner>, Arc<partywall::Sample>)> {
-        let owner = self.owner.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let owner = owner.ok_or_else(|| closed(py, "sample"))?;
+        let Held { owner, .. } = self.held(py)?;
         let sample = owner.sample().ok_or_else(|| closed(py, "sample"))?;
         Ok((owner, sample))
     }
 
     /// What keeps it, which this does no more.
     pub(crate) fn take(&self) -> Option<Arc<Owner>> {
-        self.owner.lock().unwrap_or_else(PoisonError::into_inner).take()
+        let Held { owner, open } = self.lock().take()?;
+        let_go(open.topic);
+        Some(owner)
+    }
+
+    fn held(&self, py: Python<'_>) -> PyResult<Held> {
+        self.lock().clone().ok_or_else(|| closed(py, "sample"))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Held>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Where it is, now that it is complete.
@@ -108,7 +131,7 @@ impl Sample {
 
     /// A stream of its GPU as Python names it; `None` for host memory.
     fn named(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Stream>> {
-        let Some(gpu) = self.open.gpu.clone() else { return Ok(None) };
+        let Some(gpu) = self.held(py)?.open.gpu else { return Ok(None) };
         let raw = stream::named(py, stream, gpu.context().device().ordinal() as i32)?;
         Ok(Some(Stream::of(gpu, Some(raw.0))))
     }
@@ -189,7 +212,7 @@ impl Sample {
     /// The topic's name.
     #[getter]
     fn topic(&self) -> &str {
-        self.open.topic.name()
+        &self.topic
     }
 
     /// What its publisher has put beside it.
@@ -254,25 +277,26 @@ impl Sample {
         stream: Option<&Bound<'_, PyAny>>,
         device: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        self.get(py)?;
+        let open = self.held(py)?.open;
         let own = if device.is_none() { self.named(py, stream)? } else { None };
         let stream = match own {
             Some(own) => own,
             None => {
                 let place = py.import(intern!(py, "partywall._streams"))?.getattr(intern!(py, "place"))?;
                 let (device, handle): (String, Option<u64>) = place.call1((stream, device))?.extract()?;
-                Stream::find(py, self.open.topic.domain(), &device, handle)?
+                Stream::find(py, open.topic.domain(), &device, handle)?
             }
         };
         let Some((sample, subscriber)) = self.take().and_then(Owner::into_sample) else { return Ok(()) };
         match py.detach(|| sample.release_on(stream.borrow())) {
             Ok(()) => {
                 let_go(subscriber);
+                let_go(open.topic);
                 Ok(())
             }
             Err(unreleased) => {
                 let owner = Owner::of_sample(*unreleased.sample, subscriber);
-                *self.owner.lock().unwrap_or_else(PoisonError::into_inner) = Some(owner);
+                *self.lock() = Some(Held { owner, open });
                 Err(unreleased.error).or_raise(py)
             }
         }
@@ -281,13 +305,14 @@ impl Sample {
     /// Whether it was let go of.
     #[getter]
     fn closed(&self) -> bool {
-        self.owner.lock().unwrap_or_else(PoisonError::into_inner).is_none()
+        self.lock().is_none()
     }
 
     /// Lets go of it. If arrays of it are still used, the last of them does. Calling it again does nothing.
     fn close(&self, py: Python<'_>) {
-        let owner = self.take();
-        py.detach(|| drop(owner));
+        let held = self.lock().take();
+        // Of its topic, too, before this returns: the subscriber may be closed already.
+        py.detach(|| held.map(|Held { owner, open }| drop((owner.into_sample(), open))));
     }
 
     fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {

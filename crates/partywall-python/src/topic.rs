@@ -45,6 +45,7 @@ pub(crate) struct Topic {
 #[derive(Clone)]
 pub(crate) struct Open {
     pub(crate) topic: Arc<partywall::Topic>,
+    pub(crate) name: Arc<str>,
     pub(crate) gpu: Option<Arc<Gpu>>,
 }
 
@@ -90,7 +91,7 @@ impl Topic {
         options = subscribers.into_iter().fold(options, partywall::TopicOptions::subscribers);
         options = held.into_iter().fold(options, partywall::TopicOptions::held);
         options = blocks.into_iter().fold(options, partywall::TopicOptions::blocks);
-        options = match device.or(makes.then_some("cuda")).map(|device| place(py, device)).transpose()? {
+        options = match device.filter(|device| *device != "auto").map(|device| place(py, device)).transpose()? {
             Some(Place::Gpu(uuid)) if !makes => options.device(uuid),
             Some(place) => options.place(place),
             None => options,
@@ -112,7 +113,7 @@ impl Topic {
             loans: topic.loans(),
             held: topic.held(),
             place: topic.place().to_string(),
-            inner: Handle::new(Open { topic: topic.into(), gpu }),
+            inner: Handle::new(Open { name: topic.name().into(), topic: topic.into(), gpu }),
         })
     }
 }

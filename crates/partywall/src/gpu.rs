@@ -221,8 +221,8 @@ pub fn devices() -> Result<Vec<Device>> {
     Device::all(driver).map_err(|error| no_device("any", error.to_string()))
 }
 
-/// The place that a choice means in this process. [`DeviceChoice::Auto`] never fails: without a GPU it is host memory,
-/// and the second value says why.
+/// The place that a choice means for the calling thread. [`DeviceChoice::Auto`] never fails: without a GPU it is host
+/// memory, and the second value says why.
 ///
 /// # Errors
 /// [`Error::NoDevice`] if the GPU is not there.
@@ -240,12 +240,18 @@ pub fn resolve(choice: DeviceChoice) -> Result<(Place, Option<String>)> {
         DeviceChoice::Host => Ok((Place::Host, None)),
         DeviceChoice::Cuda(ordinal) => Ok((by_ordinal(ordinal)?, None)),
         DeviceChoice::Uuid(uuid) => find(uuid).map(|_| (Place::Gpu(uuid), None)),
-        DeviceChoice::Auto => Ok(match by_ordinal(0) {
+        DeviceChoice::Auto => Ok(match current().map_or_else(|| by_ordinal(0), Ok) {
             Ok(place) => (place, None),
             Err(Error::NoDevice { why, .. }) => (Place::Host, Some(why)),
             Err(error) => (Place::Host, Some(error.to_string())),
         }),
     }
+}
+
+/// Where the calling thread's own CUDA code would allocate: on the device of its current context, if it has one.
+fn current() -> Option<Place> {
+    let device = Device::current(Driver::load().ok()?).ok()??;
+    Some(Place::Gpu(device.uuid().ok()?))
 }
 
 /// The device with this UUID.

@@ -43,7 +43,7 @@ impl From<Place> for partywall_wire::Place {
 /// A place as people name it: `auto`, `host`, `cuda`, `cuda:1`, or a GPU's UUID.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum DeviceChoice {
-    /// The first GPU, or host memory where there is none.
+    /// The GPU whose context is current on the calling thread; else the first one, or host memory where there is none.
     #[default]
     Auto,
     /// Host memory.

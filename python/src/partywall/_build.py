@@ -5,22 +5,21 @@ from typing import TYPE_CHECKING, Any
 
 from partywall import _native
 from partywall._exchange import Tensors
-from partywall._handle import Handle
+from partywall._handle import Connected
 from partywall._segment import Segment
 
 if TYPE_CHECKING:
     from partywall._domain import Domain
 
 
-class Build(Handle[_native.Build], Tensors):
+class Build(Connected[_native.Build], Tensors):
     """Memory that is being written and that nobody else sees: its tensors by their names, writable where they lie.
 
     Until `commit` others do not know of it; closing it frees it.
     """
 
     def __init__(self, domain: "Domain", native: _native.Build) -> None:
-        self._domain = domain
-        super().__init__(native)
+        super().__init__(domain, native)
 
     @property
     def name(self) -> str:
@@ -60,7 +59,10 @@ class Build(Handle[_native.Build], Tensors):
         made of the tensors before stays valid. Unless the version is mutable it must only be read from now on: a write
         ends the process, or on a GPU its CUDA context. If the commit fails, the build is as it was.
         """
-        return Segment(self._domain, self._native.commit())
+        domain, committed = self._domain, self._native.commit()
+        # A build that was closed before raises.
+        assert domain is not None
+        return Segment(domain, committed)
 
     @property
     def closed(self) -> bool:
@@ -69,7 +71,7 @@ class Build(Handle[_native.Build], Tensors):
 
     def close(self) -> None:
         """Frees the memory, once no tensor of it is used any more. After a commit, and again, it does nothing."""
-        self._native.close()
+        super().close()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # Who has just ended one wait is not to be kept by the next.

@@ -67,7 +67,7 @@ class Domain(Handle[_native.Domain]):
         name: str,
         shape: Shape,
         dtype: Any,
-        device: Any = "cuda",
+        device: Any = "auto",
         *,
         metadata: Mapping[str, str] | None = None,
         mutable: bool = False,
@@ -77,8 +77,8 @@ class Domain(Handle[_native.Domain]):
     ) -> Build:
         """Begins the next version of `name`, of one tensor: zeroes on `device`, which nobody else sees before `commit`.
 
-        `device` is `cuda`, `cuda:N`, a GPU's UUID, or `host`; or `auto`, the first GPU, and `host` where there is none. A
-        `mutable` version can be written after the commit, and grow to `reserve` bytes. A `kept` one stays when this
+        `device` is `auto`: the calling thread's current CUDA device, else the first GPU, and `host` where there is none. Or
+        it is `cuda`, the same without `host`; `cuda:N`; a GPU's UUID; or `host`. A `mutable` version can be written after the commit, and grow to `reserve` bytes. A `kept` one stays when this
         process goes. With `if_absent` the commit fails if the name exists.
         """
         tensors = {_arrays.SINGLE: (shape, dtype)}
@@ -97,7 +97,7 @@ class Domain(Handle[_native.Domain]):
         self,
         name: str,
         tensors: Mapping[str, tuple[Shape, Any]],
-        device: Any = "cuda",
+        device: Any = "auto",
         *,
         metadata: Mapping[str, str] | None = None,
         mutable: bool = False,
@@ -252,7 +252,8 @@ class Domain(Handle[_native.Domain]):
     ) -> Pool:
         """Opens a pool; with `blocks`, 1 to 65,536, of `block_bytes` each, makes it if there is none.
 
-        It is made on `device`, by default the first GPU, and one that is there has to be as is said; else that is `WrongPool`.
+        It is made on `device`, by default `auto` as in `create`, and one that is there has to be as is said; else that is
+        `WrongPool`. Without a `device` it may be anywhere.
         Without numbers `device` is the GPU that is to use the blocks, by default the one that has them; with `allow_peer`
         these may be two. The pool goes with the last process that has it open, unless it is made as `kept`.
 
@@ -390,7 +391,7 @@ class Claim:
         self,
         shape: Shape,
         dtype: Any,
-        device: Any = "cuda",
+        device: Any = "auto",
         *,
         metadata: Mapping[str, str] | None = None,
         mutable: bool = False,
@@ -406,7 +407,7 @@ class Claim:
     def create_many(
         self,
         tensors: Mapping[str, tuple[Shape, Any]],
-        device: Any = "cuda",
+        device: Any = "auto",
         *,
         metadata: Mapping[str, str] | None = None,
         mutable: bool = False,

@@ -2,7 +2,10 @@
 
 import os
 import warnings
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
+
+if TYPE_CHECKING:
+    from partywall._domain import Domain
 
 
 class Endable(Protocol):
@@ -54,3 +57,16 @@ class Handle(Held[N], Generic[N]):
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close()
+
+
+class Connected(Handle[N], Generic[N]):
+    """A handle that keeps its domain, until it is closed."""
+
+    def __init__(self, domain: "Domain | None", native: N) -> None:
+        self._domain = domain
+        super().__init__(native)
+
+    def close(self) -> None:
+        """Closes it. Calling it again does nothing."""
+        super().close()
+        self._domain = None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 from partywall import _arrays, _native, _streams
 from partywall._arrays import Shape
 from partywall._exchange import array
-from partywall._handle import Handle, Held
+from partywall._handle import Connected, Held
 
 if TYPE_CHECKING:
     from partywall._domain import Domain
@@ -49,7 +49,7 @@ class PoolStats:
     """How many threads wait for one, of whatever processes."""
 
 
-class Pool(Handle[_native.Pool]):
+class Pool(Connected[_native.Pool]):
     """A named number of equal blocks of memory, which any process takes and gives back; made by `Domain.pool`.
 
         with pool.alloc() as block:             # waits for a block, and gives it back
@@ -60,8 +60,7 @@ class Pool(Handle[_native.Pool]):
     """
 
     def __init__(self, domain: "Domain", native: _native.Pool) -> None:
-        self._domain = domain
-        super().__init__(native)
+        super().__init__(domain, native)
 
     @property
     def name(self) -> str:
@@ -119,7 +118,7 @@ class Pool(Handle[_native.Pool]):
         What was offered and not yet taken over comes back with the last handle and block.
         Calling it again does nothing.
         """
-        self._native.close()
+        super().close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("a pool is shared by its name: send that")

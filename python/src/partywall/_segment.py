@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 from partywall import _arrays, _native
 from partywall._arrays import Shape
 from partywall._exchange import Tensors
-from partywall._handle import Handle
+from partywall._handle import Connected, Handle
 
 if TYPE_CHECKING:
     from partywall._domain import Domain
 
 
-class Segment(Handle[_native.Segment], Tensors):
+class Segment(Connected[_native.Segment], Tensors):
     """An open version of a name: its tensors by their names, where they lie, and a lease on it.
 
     A segment of one tensor can be given to `from_dlpack`, `memoryview` and the like itself. Closing the one that has
@@ -20,8 +20,8 @@ class Segment(Handle[_native.Segment], Tensors):
     """
 
     def __init__(self, domain: "Domain", native: _native.Segment) -> None:
-        self._domain = domain
-        super().__init__(native)
+        self._socket = domain.socket
+        super().__init__(domain, native)
 
     @property
     def name(self) -> str:
@@ -129,7 +129,7 @@ class Segment(Handle[_native.Segment], Tensors):
 
         Waits for the work of this process on the GPU that has the memory. Calling it again does nothing.
         """
-        self._native.close()
+        super().close()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # Who has just ended one wait is not to be kept by the next.
@@ -143,7 +143,7 @@ class Segment(Handle[_native.Segment], Tensors):
     def __reduce__(self) -> tuple[Any, ...]:
         from partywall._domain import reopen
 
-        return reopen, (self._domain.socket, self.name, self.version)
+        return reopen, (self._socket, self.name, self.version)
 
     def __repr__(self) -> str:
         return f"<partywall.Segment {self.name}@{self.version}: {self._contents(self._native)}>"

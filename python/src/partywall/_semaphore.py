@@ -6,13 +6,13 @@ import threading
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from partywall import _native, _streams
-from partywall._handle import Handle, Held
+from partywall._handle import Connected, Held
 
 if TYPE_CHECKING:
     from partywall._domain import Domain
 
 
-class Semaphore(Handle[_native.Semaphore]):
+class Semaphore(Connected[_native.Semaphore]):
     """A named number of permits: no more than so many are held at a time, by whatever processes.
 
         with sem:                               # waits for a permit, and gives it back
@@ -23,8 +23,7 @@ class Semaphore(Handle[_native.Semaphore]):
     """
 
     def __init__(self, domain: "Domain", native: _native.Semaphore) -> None:
-        self._domain = domain
-        super().__init__(native)
+        super().__init__(domain, native)
         # Of those who are inside a `with`. One is as good as another.
         self._inside: list[Permit] = []
 
@@ -97,7 +96,7 @@ class Semaphore(Handle[_native.Semaphore]):
 
         Calling it again does nothing.
         """
-        self._native.close()
+        super().close()
 
     def __enter__(self) -> "Semaphore":
         self._inside.append(self.acquire())

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 from partywall import _native, _streams
 from partywall._arrays import device_name
-from partywall._handle import Handle
+from partywall._handle import Connected, Handle
 from partywall._native import LimitedWait
 
 if TYPE_CHECKING:
     from partywall._domain import Domain
 
 
-class Timeline(Handle[_native.Timeline]):
+class Timeline(Connected[_native.Timeline]):
     """A named value that only grows: one process signals it, any number of them wait, on hosts and on streams.
 
     A value is a promise about work: the timeline stands at 5 when the work is done that 5 stands for. Every wait ends, by
@@ -26,8 +26,7 @@ class Timeline(Handle[_native.Timeline]):
     """
 
     def __init__(self, domain: "Domain", native: _native.Timeline) -> None:
-        self._domain = domain
-        super().__init__(native)
+        super().__init__(domain, native)
 
     @property
     def name(self) -> str:
@@ -167,7 +166,7 @@ class Timeline(Handle[_native.Timeline]):
 
         Calling it again does nothing.
         """
-        self._native.close()
+        super().close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("a timeline is shared by its name: send that")

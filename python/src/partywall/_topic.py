@@ -11,7 +11,7 @@ from partywall import _arrays, _native, _streams
 from partywall._arrays import Shape
 from partywall._errors import Closed, TopicIdle
 from partywall._exchange import OneTensor
-from partywall._handle import Handle
+from partywall._handle import Connected, Handle
 from partywall._native import Sample
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class SubscriberStats:
     """Samples that it holds."""
 
 
-class Topic(Handle[_native.Topic]):
+class Topic(Connected[_native.Topic]):
     """A named stream of samples, of any number of publishers to any number of subscribers; made by `Domain.topic`.
 
         publisher, subscriber = topic.publisher(), topic.subscriber()
@@ -68,8 +68,8 @@ class Topic(Handle[_native.Topic]):
     """
 
     def __init__(self, domain: "Domain", native: _native.Topic) -> None:
-        self._domain = domain
-        super().__init__(native)
+        self._socket = domain.socket
+        super().__init__(domain, native)
 
     @property
     def name(self) -> str:
@@ -160,12 +160,12 @@ class Topic(Handle[_native.Topic]):
 
     def close(self) -> None:
         """Gives the handle back. Publishers, subscribers and samples stay. Calling it again does nothing."""
-        self._native.close()
+        super().close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         from partywall._domain import reopen_topic
 
-        return reopen_topic, (self._domain.socket, self.name, self.version)
+        return reopen_topic, (self._socket, self.name, self.version)
 
     def __repr__(self) -> str:
         if self.closed:
@@ -263,7 +263,8 @@ class Loan(Handle[_native.Loan], OneTensor):
     def __init__(
         self, publisher: Publisher, native: _native.Loan, header: bytes, timeout: float | None, stream: Any
     ) -> None:
-        self._publisher = publisher
+        self._publisher: Publisher | None = publisher
+        self._topic = publisher.topic
         self._header = header
         self._timeout = timeout
         self._stream = stream
@@ -301,7 +302,14 @@ class Loan(Handle[_native.Loan], OneTensor):
 
         If that fails, because subscribers that are to miss nothing do not read, say, the block is given back.
         """
-        return self._native.publish(self._timeout, self._publisher._stream(self._stream))
+        publisher = self._publisher
+        # One that was published or given back says so itself.
+        stream = None if publisher is None else publisher._stream(self._stream)
+        try:
+            return self._native.publish(self._timeout, stream)
+        finally:
+            if self.closed:
+                self._publisher = None
 
     @property
     def closed(self) -> bool:
@@ -311,6 +319,7 @@ class Loan(Handle[_native.Loan], OneTensor):
     def close(self) -> None:
         """Gives the block back, unless it is published. Calling it again does nothing."""
         self._native.close()
+        self._publisher = None
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
@@ -324,7 +333,7 @@ class Loan(Handle[_native.Loan], OneTensor):
 
     def __repr__(self) -> str:
         state = "published or given back" if self.closed else f"{self.dtype}{list(self.shape)}"
-        return f"<partywall.Loan of {self._publisher.topic}: {state}>"
+        return f"<partywall.Loan of {self._topic}: {state}>"
 
 
 class Subscriber(Handle[_native.Subscriber], Iterator[Sample], AsyncIterator[Sample]):

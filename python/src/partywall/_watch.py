@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from partywall import _native
-from partywall._handle import Handle
+from partywall._handle import Connected
 
 if TYPE_CHECKING:
     from partywall._domain import Domain
@@ -38,7 +38,7 @@ class Event:
     """Where a watch goes on that is to get what follows: `Domain.watch(after=…)`."""
 
 
-class Watch(Handle[_native.Watch]):
+class Watch(Connected[_native.Watch]):
     """The events of names that are like a pattern, one after the other; made by `Domain.watch`.
 
         for event in d.watch("llm/*"):
@@ -49,8 +49,7 @@ class Watch(Handle[_native.Watch]):
     """
 
     def __init__(self, domain: "Domain", native: _native.Watch) -> None:
-        self._domain = domain
-        super().__init__(native)
+        super().__init__(domain, native)
 
     @property
     def pattern(self) -> str:
@@ -74,7 +73,7 @@ class Watch(Handle[_native.Watch]):
 
     def close(self) -> None:
         """Ends it. Calling it again does nothing."""
-        self._native.close()
+        super().close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("a watch is this process's own: send its point")

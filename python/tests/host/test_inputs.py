@@ -275,3 +275,24 @@ def test_a_folder_without_a_model_is_refused(domain, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OSError, match="is a pipe"):
         domain.put_file(tmp_path / "pipe", "x", device="host")
+
+
+def test_without_a_gpu_memory_is_made_on_the_host_and_nobody_speaks_of_cuda(domain, child):
+    with domain.topic("frames", max_bytes=8, device="host"), domain.pool("blocks", blocks=1, block_bytes=8, device="host"):
+        started = child(
+            """
+            with pw.connect(socket=sys.argv[1]) as d:
+                with d.topic("frames", max_bytes=8) as topic, d.pool("blocks", blocks=1, block_bytes=8) as pool:
+                    say(topic.place, pool.place)
+                with d.topic("ours", max_bytes=8) as topic, d.create("x", 1, "uint8") as build:
+                    say(topic.place, build.place)
+                try:
+                    d.create("y", 1, "uint8", device="cuda")
+                except pw.NoDevice as error:
+                    say("cuda:0" in str(error))
+            """,
+            domain.socket,
+            PARTYWALL_LIBCUDA="/nonexistent/libcuda.so",
+        )
+        assert [started.says(), started.says(), started.says()] == ["host host", "host host", "True"]
+        assert started.end() == 0

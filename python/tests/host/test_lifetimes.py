@@ -383,3 +383,55 @@ def test_a_forked_child_takes_no_name_away(domain):
         os._exit(0)
     assert os.waitpid(pid, 0)[1] == 0
     assert [it.name for it in domain.ls()] == ["held", "x"]
+
+
+def test_closed_samples_keep_neither_name_nor_memory(domain):
+    topic = domain.topic("frames", max_bytes=8, device="host")
+    publisher, subscriber = topic.publisher(), topic.subscriber()
+    publisher.send(b"12345678")
+    sample = subscriber.recv(WATCHDOG)
+    for thing in (publisher, subscriber, topic):
+        thing.close()
+    assert [it.name for it in domain.ls()] == ["frames"]
+    sample.close()
+    assert domain.ls() == []
+    assert [member.leases for member in domain.ps()] == [0]
+    assert sample.closed and sample.topic == "frames" and "frames" in repr(sample)
+
+
+def test_closed_loans_and_blocks_keep_neither_name_nor_memory(domain):
+    topic = domain.topic("frames", max_bytes=8, device="host")
+    publisher = topic.publisher()
+    with publisher.loan(8, "uint8") as published:
+        pass
+    returned = publisher.loan(8, "uint8")
+    returned.close()
+    pool = domain.pool("blocks", blocks=1, block_bytes=8, device="host")
+    block = pool.alloc()
+    for thing in (publisher, topic, pool):
+        thing.close()
+    block.release()
+    assert domain.ls() == []
+    assert published.closed and returned.closed and not block.held
+
+
+CLOSED = {
+    "segment": lambda d: d.put("x", b"1"),
+    "build": lambda d: d.create("x", 1, "uint8", device="host"),
+    "pool": lambda d: d.pool("x", blocks=1, block_bytes=8, device="host"),
+    "topic": lambda d: d.topic("x", max_bytes=8, device="host"),
+    "semaphore": lambda d: d.semaphore("x", 1),
+    "timeline": lambda d: d.timeline("x"),
+    "watch": lambda d: d.watch("x"),
+}
+
+
+@pytest.mark.parametrize("made", CLOSED)
+def test_closed_handles_keep_no_domain(socket, made):
+    domain = pw.connect(socket=socket)
+    handle = CLOSED[made](domain)
+    handle.close()
+    with pytest.warns(ResourceWarning, match="unclosed <partywall.Domain"):
+        del domain
+        gc.collect()
+    assert handle.closed

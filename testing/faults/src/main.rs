@@ -30,7 +30,7 @@ const HELP: &str = "\
 usage: partywall-faults [NAME] [--list] [--report FILE]
 
 Fails each driver call of the operations whose names contain NAME, else of all, then kills a process at
-each. Needs partywall and the simulated driver beside it: cargo build -p partywall-cli -p partywall-simcuda
+each. Needs partywall and the simulated driver beside it: cargo build -p partywall-cli -p partywall-simcuda-library
 
   --list          print the operations and run none
   --report FILE   write what happened to FILE, as JSON

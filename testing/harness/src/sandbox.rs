@@ -224,7 +224,7 @@ pub fn binary() -> PathBuf {
 /// # Panics
 /// If there is none.
 pub fn simulated_driver() -> PathBuf {
-    near("libpartywall_simcuda.so", "partywall-simcuda")
+    near("libsimcuda.so", "partywall-simcuda-library")
 }
 
 /// What Cargo has built beside this test.

@@ -1,73 +1,23 @@
-//! A CUDA driver in software: the entry points of `libcuda.so.1` that Partywall uses, for tests without a GPU.
+//! `libsimcuda.so`: the simulated CUDA driver under the names of the vendor's.
 //!
-//! A process chooses it by `PARTYWALL_LIBCUDA=/path/to/libpartywall_simcuda.so`; nothing else ever does, and nothing
-//! that is shipped depends on it. It answers as the vendor's driver does, error code by error code, as far as that was
-//! measured on an H200 with driver 580 or is the vendor's documentation; the driver facts hold both against one list.
-//!
-//! Device memory is a memfd, so that it crosses processes as real device memory does. A device address is reserved
-//! without any access, so that a CPU that follows it crashes as it does with a GPU; the simulation maps the memory a
-//! second time for itself. What cannot be simulated honestly (time, time slices, MPS) is not.
-//!
-//! | variable | what it sets |
-//! |---|---|
-//! | `SIMCUDA_DEVICES` | the number of devices of the machine (1) |
-//! | `CUDA_VISIBLE_DEVICES` | those that the process sees, by index or UUID (all) |
-//! | `SIMCUDA_MEMORY` | bytes of each device that the process may allocate, also with K, M or G (1G) |
-//! | `SIMCUDA_MPS` | 1: the devices say that the process is a client of MPS, which changes nothing else (0) |
-//! | `SIMCUDA_DELAY` | the longest random pause before each operation of a stream, in microseconds (0) |
-//! | `SIMCUDA_SEED` | repeats the pauses (0) |
-//! | `SIMCUDA_CALLS` | a file that takes a line for each call: `PID INDEX FUNCTION CODE` |
-//! | `SIMCUDA_FAULTS` | calls that fail or kill: `cuMemMap:3=2,*:17=kill` |
-//! | `SIMCUDA_APART` | the name of threads whose calls are neither counted nor logged, and do not fail |
-//! | `SIMCUDA_LEDGER` | a directory for `PID.json`, what a process leaves behind when it ends |
-//!
-//! | module | what it holds |
-//! |---|---|
-//! | `abi` | result codes, handles, structs and constants of `cuda.h` |
-//! | `entry` | the one wrapper that every exported function goes through: log, injected faults, panics |
-//! | `faults` | what `SIMCUDA_FAULTS` asks for |
-//! | `ledger` | what exists and which call made it; written when the process ends |
-//! | `state` | what the process shares: initialisation, devices, the tables of the other modules |
-//! | `device` | the devices, and what they say of themselves |
-//! | `context` | primary contexts, the stack of each thread, faults that stay |
-//! | `stream` | streams: handles, default streams, what comes after what |
-//! | `queue` | the thread of a stream, its pauses, and points in its work |
-//! | `capture` | stream capture as calls outside of graphs see it |
-//! | `event` | events, in this process and between processes |
-//! | `memop` | stream memory operations |
-//! | `copy` | copies and fills |
-//! | `module` | modules of PTX, their functions, launches |
-//! | `kernel` | Partywall's kernels |
-//! | `ipc` | 64-byte handles that another process turns into a descriptor |
-//! | `threads` | threads that the program's signals do not reach |
-//! | `memory` | backings, the address space, access as a stream has it |
-#![allow(unsafe_code)] // a C library: raw pointers in, mappings of memory behind them
+//! For processes that do not contain it, which choose it by `PARTYWALL_LIBCUDA=/path/to/libsimcuda.so`: programs of
+//! tests, and Python. What it does is all in `partywall-simcuda`; the program `partywall` links that, without this.
+#![allow(unsafe_code)] // exports C functions
 #![allow(non_snake_case)] // the names of cuda.h
-#![allow(clippy::missing_safety_doc)] // the contract of each exported function is the vendor's
 
-mod abi;
-mod capture;
-mod context;
-mod copy;
-mod device;
-mod entry;
-mod event;
-mod faults;
-mod ipc;
-mod kernel;
-mod ledger;
-mod memop;
-mod memory;
-mod module;
-mod queue;
-mod state;
-mod stream;
-#[cfg(test)]
-mod tests;
-mod threads;
+use std::arch::naked_asm;
 
-/// The version of the simulation. The vendor's library has no such function: it tells the two apart.
-#[unsafe(no_mangle)]
-pub extern "C" fn simcuda_version() -> u32 {
-    1
+/// Exports each function of the list: a jump, which leaves the arguments where they are.
+macro_rules! export {
+    ($($function:ident)*) => {
+        $(
+            #[unsafe(no_mangle)]
+            #[unsafe(naked)]
+            extern "C" fn $function() {
+                naked_asm!("jmp {function}", function = sym partywall_simcuda::functions::$function)
+            }
+        )*
+    };
 }
+
+partywall_simcuda::for_each_function!(export);

@@ -179,7 +179,7 @@ impl Error {
             Self::UnsafeDirectory { path, .. } => format!("make it yours alone (chmod 700 {}), or set PARTYWALL_SOCKET to a socket in another directory", path.display()),
             Self::WrongUser { .. } => "run both as one user, or use another PARTYWALL_SOCKET".into(),
             Self::OtherDriver { simulated: true, .. } => "choose another --domain, or set PARTYWALL_LIBCUDA as its members have".into(),
-            Self::OtherDriver { .. } => "choose another --domain, or unset PARTYWALL_LIBCUDA".into(),
+            Self::OtherDriver { .. } => "choose another --domain, or run without PARTYWALL_LIBCUDA and --simulated".into(),
             Self::LimitReached { limit: Limit::Chunks | Limit::Growths, .. } => "grow in fewer, larger steps (spare()), or commit a new version".into(),
             Self::LimitReached { limit: Limit::Clients, .. } => "`partywall ps` lists them; `partywall rm --unproven` forgets those that are dead without proof; or start the broker with a higher --max-clients".into(),
             Self::LimitReached { .. } => "remove something, or start the broker with a higher limit (`partywall serve --help`)".into(),

@@ -51,7 +51,7 @@ impl PoolOptions {
         self
     }
 
-    /// Where the blocks are; host memory by default. A pool that is there has to be there, if this is given.
+    /// Where the blocks are; by default where [`DeviceChoice::Auto`](crate::DeviceChoice::Auto) says. A pool that is there has to be there, if this is given.
     pub fn place(mut self, place: Place) -> Self {
         self.wanted.place = Some(place);
         self

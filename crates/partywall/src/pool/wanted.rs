@@ -14,8 +14,8 @@ use super::Blocks;
 use crate::{
     domain::{Domain, check_name, unexpected},
     error::{Error, Result},
-    gpu::cuda_error,
-    place::Place,
+    gpu::{self, cuda_error},
+    place::{DeviceChoice, Place},
     segment::{Builder, Claim},
 };
 
@@ -39,7 +39,7 @@ impl Wanted {
 
     /// Makes them, all zero.
     pub(crate) fn create(&self, control: Control) -> Result<Arc<Blocks>> {
-        self.build(self.domain.create(&self.name, self.home()), control)
+        self.build(self.domain.create(&self.name, self.home()?), control)
     }
 
     /// Makes them of memory that other code allocated. `bad` says what is wrong with that.
@@ -97,7 +97,7 @@ impl Wanted {
             match self.domain.link().call_waiting(call, deadline)? {
                 Some((Answer::Build { claim }, _)) => {
                     let claim = Claim::new(self.domain.clone(), &self.name, claim);
-                    match self.build(claim.create(self.home()), control) {
+                    match self.build(claim.create(self.home()?), control) {
                         // By somebody who had not asked whether to: it is there now.
                         Err(Error::NameExists { .. }) => {}
                         made => return made,
@@ -113,8 +113,9 @@ impl Wanted {
         }
     }
 
-    fn home(&self) -> Place {
-        self.place.unwrap_or(Place::Host)
+    /// Where they are made. Asked only then: to open what is there needs no driver.
+    fn home(&self) -> Result<Place> {
+        self.place.map_or_else(|| Ok(gpu::resolve(DeviceChoice::Auto)?.0), Ok)
     }
 
     fn build(&self, builder: Builder, control: Control) -> Result<Arc<Blocks>> {

@@ -138,7 +138,7 @@ impl TopicOptions {
         self
     }
 
-    /// Where the samples are; host memory by default.
+    /// Where the samples are; by default where [`DeviceChoice::Auto`](crate::DeviceChoice::Auto) says.
     pub fn place(mut self, place: Place) -> Self {
         self.wanted.place = Some(place);
         self

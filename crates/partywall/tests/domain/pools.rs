@@ -141,13 +141,22 @@ fn a_block_is_written_once_and_read_elsewhere_in_place() {
 fn elements_and_zeros_in_host_memory() {
     let world = World::new();
     let domain = world.connect();
-    let pool = domain.pool("small").blocks(2).block_bytes(10).create().unwrap();
+    let pool = domain.pool("small").blocks(2).block_bytes(10).place(partywall::Place::Host).create().unwrap();
     let mut block = pool.alloc(Duration::ZERO).unwrap();
     block.as_mut_slice::<u32>().unwrap().copy_from_slice(&[1, 2]);
     block.bytes_mut().unwrap()[9] = 3;
     assert_eq!((block.as_slice::<u64>().unwrap(), block.bytes().unwrap().len()), (&[1 | 2 << 32][..], 10));
     assert!(matches!(block.device(), Err(Error::WrongKind { .. })));
-    let error = domain.pool("tiny").blocks(1).block_bytes(7).create().unwrap().try_alloc().unwrap().unwrap();
+    let error = domain
+        .pool("tiny")
+        .blocks(1)
+        .block_bytes(7)
+        .place(partywall::Place::Host)
+        .create()
+        .unwrap()
+        .try_alloc()
+        .unwrap()
+        .unwrap();
     assert!(matches!(error.as_slice::<u64>(), Err(Error::BlockTooSmall { has: 7, needed: 8, .. })));
     block.zero().unwrap();
     assert_eq!(block.bytes().unwrap(), [0; 10]);
@@ -266,7 +275,7 @@ fn a_block_of_another_pool_is_refused() {
     let domain = world.connect();
     let pool = frames(&domain, 1).create().unwrap();
     let offered = pool.alloc(Duration::ZERO).unwrap().offer().unwrap();
-    let other = domain.pool("other").blocks(1).block_bytes(1).create().unwrap();
+    let other = domain.pool("other").blocks(1).block_bytes(1).place(partywall::Place::Host).create().unwrap();
     assert!(matches!(other.accept(&offered), Err(Error::WrongPool { .. })));
     // It goes with its pool, and another pool of the name has other blocks.
     drop(pool);

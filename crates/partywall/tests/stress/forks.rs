@@ -125,7 +125,7 @@ pub(crate) fn play(words: &[&str]) {
             assert_eq!(semaphore.available(), 2);
         }
         "topic" => {
-            let topic = domain.topic("frames").max_bytes(64).open_or_create().unwrap();
+            let topic = domain.topic("frames").max_bytes(64).place(partywall::Place::Host).open_or_create().unwrap();
             let publisher = topic.publisher().unwrap();
             let subscriber = topic.subscriber(Policy::Block).unwrap();
             let loan = || publisher.loan(DType::U8, &[1], Duration::ZERO).unwrap();
@@ -162,7 +162,8 @@ pub(crate) fn play(words: &[&str]) {
             drop((sample, event));
         }
         "publishing" => {
-            let topic = domain.topic("frames").max_bytes(64).loans(3).open_or_create().unwrap();
+            let topic =
+                domain.topic("frames").max_bytes(64).place(partywall::Place::Host).loans(3).open_or_create().unwrap();
             let publisher = topic.publisher().unwrap();
             let subscriber = topic.subscriber(Policy::DropOldest).unwrap();
             let publish = || {

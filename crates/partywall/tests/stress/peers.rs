@@ -385,7 +385,7 @@ fn a_growth_that_moves_what_was_there_is_refused_by_its_readers() {
 fn nonsense_in_the_words_of_a_pool_ends_nobodys_calls() {
     let place = Place::new();
     let domain = place.connect();
-    let pool = domain.pool("frames").blocks(4).block_bytes(64).create().unwrap();
+    let pool = domain.pool("frames").blocks(4).block_bytes(64).place(partywall::Place::Host).create().unwrap();
     let mut hostile = Client::join(&place.socket());
     let (answer, fds) = hostile.ask_with(wire::open("frames", false), &[]);
     assert!(matches!(answer, Ok(Answer::Opened(_))));
@@ -414,7 +414,7 @@ fn nonsense_in_the_words_of_a_pool_ends_nobodys_calls() {
     done.store(true, Ordering::Relaxed);
     within(WATCHDOG, "all calls end", move || users.map(|user| user.join().unwrap()));
     // And the domain is as it was.
-    let other = domain.pool("others").blocks(1).block_bytes(64).create().unwrap();
+    let other = domain.pool("others").blocks(1).block_bytes(64).place(partywall::Place::Host).create().unwrap();
     other.alloc(Duration::ZERO).unwrap().release().unwrap();
 }
 
@@ -445,7 +445,9 @@ fn use_for_a_while(pool: &Pool) {
 fn nonsense_in_the_words_of_a_topic_ends_nobodys_calls() {
     let place = Place::new();
     let domain = place.connect();
-    let options = |name| domain.topic(name).max_bytes(64).depth(4).publishers(2).subscribers(3).held(2);
+    let options = |name| {
+        domain.topic(name).max_bytes(64).place(partywall::Place::Host).depth(4).publishers(2).subscribers(3).held(2)
+    };
     let topic = options("frames").create().unwrap();
     let mut hostile = Client::join(&place.socket());
     let (answer, fds) = hostile.ask_with(wire::open("frames", false), &[]);
@@ -504,7 +506,7 @@ fn nonsense_in_the_words_of_a_topic_ends_nobodys_calls() {
 fn a_ring_that_cannot_be_ends_the_calls_of_publishers_and_subscribers() {
     let place = Place::new();
     let domain = place.connect();
-    let topic = domain.topic("frames").max_bytes(64).depth(4).create().unwrap();
+    let topic = domain.topic("frames").max_bytes(64).place(partywall::Place::Host).depth(4).create().unwrap();
     let mut hostile = Client::join(&place.socket());
     let (_, fds) = hostile.ask_with(wire::open("frames", false), &[]);
     let map = SharedMap::writable(fds.last().unwrap()).unwrap();
@@ -537,7 +539,7 @@ fn a_ring_that_cannot_be_ends_the_calls_of_publishers_and_subscribers() {
 fn a_sample_whose_shape_lies_has_no_elements() {
     let place = Place::new();
     let domain = place.connect();
-    let topic = domain.topic("frames").max_bytes(64).create().unwrap();
+    let topic = domain.topic("frames").max_bytes(64).place(partywall::Place::Host).create().unwrap();
     let mut hostile = Client::join(&place.socket());
     let (_, fds) = hostile.ask_with(wire::open("frames", false), &[]);
     let map = SharedMap::writable(fds.last().unwrap()).unwrap();

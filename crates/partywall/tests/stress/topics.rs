@@ -427,7 +427,8 @@ fn come_and_go(domain: &Domain) {
     while std::io::stdin().lock().read_line(&mut String::new()).unwrap() > 0 {
         for turn in 0..rounds(50) {
             let topic = frames(domain).open().unwrap();
-            let pool = domain.pool("blocks").blocks(4).block_bytes(64).open_or_create().unwrap();
+            let pool =
+                domain.pool("blocks").blocks(4).block_bytes(64).place(partywall::Place::Host).open_or_create().unwrap();
             let block = pool.alloc(Duration::ZERO).unwrap();
             let policy = [Policy::Block, Policy::Latest][turn % 2];
             let mut reader = Reader::join(&topic, policy, 0).unwrap();

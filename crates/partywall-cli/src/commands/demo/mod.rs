@@ -35,12 +35,12 @@ mod supervisor;
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
-use partywall::{DeviceChoice, Place, gpu};
+use partywall::{DeviceChoice, Error, Place, cuda::Driver, gpu};
 use rustix::process::Signal;
 use serde_json::json;
 
 use self::{narrator::Narrator, session::Session, supervisor::Supervisor};
-use crate::{Context, failure::Failure, text::grouped};
+use crate::{Context, failure::Failure, simulation, text::grouped};
 
 /// Its arguments.
 #[derive(Debug, Args)]
@@ -53,6 +53,9 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, Clone, Args)]
 struct Options {
+    /// Use two GPUs that are simulated in software, and the domain `simulated`
+    #[arg(long, global = true)]
+    simulated: bool,
     /// Where the memory is: auto, host, cuda, cuda:N or a GPU's UUID
     #[arg(long, global = true, value_name = "DEVICE", default_value = "auto")]
     device: DeviceChoice,
@@ -92,6 +95,9 @@ enum CrashPoint {
 /// Runs it.
 pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
     let Arguments { options, role } = arguments;
+    if options.simulated {
+        simulation::enter(context)?;
+    }
     if let Some(supervisor) = options.supervised {
         end_with(supervisor);
     }
@@ -119,7 +125,11 @@ fn both(context: &Context, options: &Options) -> Result<(), Failure> {
         (device, Place::Gpu(_)) => device,
     };
     let prefix = options.name.clone().unwrap_or_else(|| format!("demo/{}", std::process::id()));
-    let memory = if place == Place::Host { "host memory".to_owned() } else { format!("memory of the GPU {device}") };
+    let memory = match place {
+        Place::Host => "host memory".to_owned(),
+        Place::Gpu(_) if is_simulated() => format!("memory of the SIMULATED GPU {device}"),
+        Place::Gpu(_) => format!("memory of the GPU {device}"),
+    };
     output.line(format!("Two processes share an array by name, without copying it, in {memory}.\n"));
 
     let supervisor = Supervisor::new(context, options.timeout);
@@ -130,7 +140,7 @@ fn both(context: &Context, options: &Options) -> Result<(), Failure> {
     let command = command_line(context);
     output.line("\nThe same in two terminals, in either order:");
     for role in ["producer", "consumer"] {
-        output.line(format!("  {command} demo {role} --device {device}"));
+        output.line(format!("  {command} demo {role}{} --device {device}", simulation::flag()));
     }
     output.line("");
     let text = format!(
@@ -139,7 +149,8 @@ fn both(context: &Context, options: &Options) -> Result<(), Failure> {
         grouped(pattern::ELEMENTS),
         took.as_secs_f64()
     );
-    let fields = json!({ "device": device.to_string(), "elements": pattern::ELEMENTS });
+    let simulated = place != Place::Host && is_simulated();
+    let fields = json!({ "device": device.to_string(), "simulated": simulated, "elements": pattern::ELEMENTS });
     Narrator::new(output, "demo").ending("passed", took, &text, fields);
     Ok(())
 }
@@ -154,12 +165,26 @@ fn command_line(context: &Context) -> String {
 
 /// The place that a choice means. Says so if it is not what somebody with a GPU would expect.
 fn place(context: &Context, device: DeviceChoice) -> Result<Place, Failure> {
-    let (place, why) = gpu::resolve(device)?;
+    let (place, why) = gpu::resolve(device).map_err(|error| match error {
+        Error::NoDevice { .. } => {
+            let advice = format!("{}; {SIMULATED}", error.advice());
+            Failure::from(error).with_advice(advice)
+        }
+        error => error.into(),
+    })?;
     if let Some(why) = why {
-        context.output().remark(format!("no GPU can be used here, so this is host memory ({why})"));
+        context.output().remark(format!("no GPU can be used here, so this is host memory ({why}); {SIMULATED}"));
     }
     Ok(place)
 }
+
+/// Whether the driver of this process is simulated.
+fn is_simulated() -> bool {
+    Driver::load().is_ok_and(Driver::is_simulated)
+}
+
+/// What somebody without a GPU can do.
+const SIMULATED: &str = "`partywall demo --simulated` shows it on a simulated GPU";
 
 /// Lets this role end with the process that started it, even if that is killed.
 fn end_with(supervisor: i32) {

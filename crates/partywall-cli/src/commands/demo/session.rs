@@ -94,9 +94,11 @@ impl Session {
         let facts =
             Facts::of(&gpu).map_err(|source| Error::Cuda { what: format!("asking about GPU {uuid}"), source })?;
         let yes = |it| if it { "yes" } else { "no" };
+        let simulated = gpu.context().driver().is_simulated();
         let text = format!(
-            "{}, compute capability {}.{}, CUDA {}\n{uuid}\nVMM: {}; as file descriptors: {}; granularity {}\nmemory: {} \
+            "{}{}, compute capability {}.{}, CUDA {}\n{uuid}\nVMM: {}; as file descriptors: {}; granularity {}\nmemory: {} \
              of {} are free",
+            if simulated { "SIMULATED, which proves nothing about a GPU: " } else { "" },
             facts.name,
             facts.capability.0,
             facts.capability.1,
@@ -108,7 +110,7 @@ impl Session {
             bytes(facts.total),
         );
         let fields = json!({
-            "device": facts.name, "uuid": uuid.to_string(), "cuda": facts.driver,
+            "device": facts.name, "simulated": simulated, "uuid": uuid.to_string(), "cuda": facts.driver,
             "compute_capability": format!("{}.{}", facts.capability.0, facts.capability.1),
             "vmm": facts.vmm, "posix_fd": facts.posix_fd, "granularity": facts.granularity,
             "free_bytes": facts.free, "total_bytes": facts.total,

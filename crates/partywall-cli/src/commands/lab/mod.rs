@@ -31,11 +31,14 @@ use partywall::DeviceChoice;
 use serde_json::{Value, json};
 
 use self::device::Chosen;
-use crate::{Context, failure::Failure};
+use crate::{Context, failure::Failure, simulation};
 
 /// Its arguments.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
+    /// Use two GPUs that are simulated in software, and the domain `simulated`
+    #[arg(long, global = true)]
+    simulated: bool,
     #[command(subcommand)]
     lab: Option<Lab>,
 }
@@ -95,6 +98,9 @@ impl Options {
 
 /// Runs it.
 pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
+    if arguments.simulated {
+        simulation::enter(context)?;
+    }
     match &arguments.lab {
         Some(Lab::Errors(arguments)) => errors::run(context, arguments),
         Some(Lab::Vmm(arguments)) => vmm::run(context, arguments),
@@ -129,6 +135,7 @@ fn list(context: &Context) {
     output.table(&["LAB", "SHOWS", "ROLES"], &rows, &["ROLES"]);
     output
         .line("\nRun one with `partywall lab NAME`; or each role in a terminal of its own: `partywall lab NAME ROLE`.");
+    output.line("Without a GPU: `partywall lab NAME --simulated`.");
     let values: Vec<Value> =
         labs.iter().map(|(name, title, roles)| json!({ "name": name, "shows": title, "roles": roles })).collect();
     output.value(&json!({ "labs": values }));

@@ -23,7 +23,7 @@ use rustix::process::{Signal, getpid, kill_process, set_parent_process_death_sig
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::{step::Step, teller::Teller};
-use crate::{Context, failure::Failure, output::Output};
+use crate::{Context, failure::Failure, output::Output, simulation};
 
 /// How long the other role may take for one thing. The driver's start is the longest.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -113,7 +113,7 @@ impl Peer {
     /// Waits in this terminal until the other role has been started in another one.
     pub(super) fn meet(context: &Context, lab: &str, role: &'static str, teller: &Teller) -> Result<Self, Failure> {
         let place = Rendezvous::new(context, lab)?;
-        teller.remark(&format!("Waiting for `partywall lab {lab} {role}` in another terminal."));
+        teller.remark(&format!("Waiting for `partywall lab {lab} {role}{}` in another terminal.", simulation::flag()));
         let deadline = Instant::now() + PATIENCE_FOR_PEOPLE;
         let system = |errno: Errno| Error::System { what: format!("waiting for the {role}"), source: errno.into() };
         loop {
@@ -121,7 +121,10 @@ impl Peer {
                 return Err(Failure::new(
                     ErrorKind::TimedOut,
                     format!("nobody started the {role} within {} minutes", PATIENCE_FOR_PEOPLE.as_secs() / 60),
-                    format!("run `partywall lab {lab} {role}` in another terminal while this one waits"),
+                    format!(
+                        "run `partywall lab {lab} {role}{}` in another terminal while this one waits",
+                        simulation::flag()
+                    ),
                 ));
             }
             if let Some(socket) = socket::accept(&place.listener).map_err(system)? {
@@ -137,7 +140,11 @@ impl Peer {
             Failure::new(
                 ErrorKind::NotFound,
                 format!("no {role} waits at {}: {errno}", path.display()),
-                format!("start `partywall lab {lab} {role}` in another terminal first; or `partywall lab {lab}` alone"),
+                format!(
+                    "start `partywall lab {lab} {role}{simulated}` in another terminal first; or `partywall lab \
+                     {lab}{simulated}` alone",
+                    simulated = simulation::flag()
+                ),
             )
         })?;
         Ok(Self::new(role, socket))

@@ -20,34 +20,38 @@ pub(super) struct Teller {
     /// Whether this process tells the steps of the other role, too; else that has a terminal of its own.
     tells_all: bool,
     colour: bool,
+    /// Whether the driver is simulated, which each step then says.
+    simulated: bool,
     steps: Vec<Step>,
 }
 
 impl Teller {
     pub(super) fn new(output: Output, lab: &'static str, role: &'static str, tells_all: bool) -> Self {
-        Self { output, lab, role, tells_all, colour: std::io::stdout().is_terminal(), steps: Vec::new() }
+        let colour = std::io::stdout().is_terminal();
+        Self { output, lab, role, tells_all, colour, simulated: false, steps: Vec::new() }
     }
 
     /// Says what the lab shows, and on what.
-    pub(super) fn header(&self, title: &str, gpu: &Gpu) -> Result<(), CudaError> {
+    pub(super) fn header(&mut self, title: &str, gpu: &Gpu) -> Result<(), CudaError> {
         let device = gpu.context().device();
         let (name, driver) = (device.name()?, gpu.context().driver());
         let (version, total) = (driver.version()?, device.total_memory()?);
         self.head(title, &format!("{name}, {}, {}, CUDA {version}", gpu.uuid(), bytes(total)));
-        if driver.is_simulated() {
+        self.simulated = driver.is_simulated();
+        if self.simulated {
             let notice = "The driver is SIMULATED: what follows shows the simulation and proves nothing about a GPU.";
             self.output.line(notice);
         }
         self.output.line("");
         self.output.value(&json!({
             "lab": self.lab, "title": title, "role": self.role, "pid": std::process::id(), "device": name,
-            "uuid": gpu.uuid().to_string(), "cuda": version.to_string(), "simulated": driver.is_simulated(),
+            "uuid": gpu.uuid().to_string(), "cuda": version.to_string(), "simulated": self.simulated,
         }));
         Ok(())
     }
 
     /// The same of a lab that needs no GPU.
-    pub(super) fn header_at(&self, title: &str, place: Place) -> Result<(), Failure> {
+    pub(super) fn header_at(&mut self, title: &str, place: Place) -> Result<(), Failure> {
         if let Place::Gpu(uuid) = place {
             return self.header(title, &Gpu::open(uuid)?).map_err(failed("asking about the GPU"));
         }
@@ -101,7 +105,8 @@ impl Teller {
     pub(super) fn conclude(&self, beliefs: &[Belief]) {
         let conclusions: Vec<_> = beliefs.iter().map(|belief| Conclusion::of(*belief, &self.steps)).collect();
         let different = self.steps.iter().filter(|step| step.verdict == Verdict::Different).count();
-        self.output.line(self.bold("Common beliefs, and whether they held on this machine"));
+        let whereabouts = if self.simulated { "in the simulation" } else { "on this machine" };
+        self.output.line(self.bold(&format!("Common beliefs, and whether they held {whereabouts}")));
         for Conclusion { belief, outcome, evidence } in &conclusions {
             let (verdict, colour) = match outcome {
                 Outcome::Held => ("held", GREEN),
@@ -117,7 +122,8 @@ impl Teller {
         }
         let count = |outcome| conclusions.iter().filter(|conclusion| conclusion.outcome == outcome).count();
         self.output.line(format!(
-            "\n{} steps, {different} of them not as expected. {} beliefs: {} held, {} did not, {} open, {} not tried.",
+            "\n{}{} steps, {different} of them not as expected. {} beliefs: {} held, {} did not, {} open, {} not tried.",
+            if self.simulated { "SIMULATED: " } else { "" },
             self.steps.len(),
             beliefs.len(),
             count(Outcome::Held),
@@ -147,11 +153,13 @@ impl Teller {
             self.output.line(format!("{gutter} │   {}", self.paint(&line, DIM)));
         }
         let (mark, colour) = match step.verdict {
-            Verdict::AsExpected => ("✓ ", GREEN),
-            Verdict::Different => ("≠ ", YELLOW),
-            Verdict::NotTried => ("– not tried: ", DIM),
+            Verdict::AsExpected => ("✓", GREEN),
+            Verdict::Different => ("≠", YELLOW),
+            Verdict::NotTried => ("– not tried:", DIM),
         };
-        for line in wrapped(&format!("{mark}{}", step.finding), room) {
+        // Steps scroll away from the header: no screen of them shall look like one of a real GPU.
+        let simulated = if self.simulated { "SIMULATED: " } else { "" };
+        for line in wrapped(&format!("{mark} {simulated}{}", step.finding), room) {
             self.output.line(format!("{gutter} │   {}", self.paint(&line, colour)));
         }
         self.output.line("");

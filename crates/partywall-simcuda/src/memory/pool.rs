@@ -13,7 +13,7 @@ use crate::{context, ledger, state, stream};
 /// `CUmemPoolProps`, as far as it is looked at.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(crate) struct MemPoolProps {
+pub struct MemPoolProps {
     kind: u32,
     handle_types: u32,
     location: MemLocation,

@@ -1,7 +1,7 @@
 //! The devices: how many there are, which the process sees, what they answer about themselves.
 
 use std::ffi::{CString, c_char, c_int};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use crate::abi::{Code, RawDevice};
 use crate::entry::{entry_points, store};
@@ -20,7 +20,7 @@ pub(crate) struct Device {
 impl Device {
     /// The devices that `SIMCUDA_DEVICES` and `CUDA_VISIBLE_DEVICES` leave to this process.
     pub(crate) fn visible() -> Vec<Self> {
-        let count = variable("SIMCUDA_DEVICES").map_or(1, |text| {
+        let count = variable("SIMCUDA_DEVICES").map_or(DEFAULT_COUNT.load(Ordering::Relaxed), |text| {
             text.parse().ok().filter(|count| *count <= 64).unwrap_or_else(|| panic!("SIMCUDA_DEVICES={text}: 0 to 64"))
         });
         let total = variable("SIMCUDA_MEMORY").map_or(1 << 30, |text| {
@@ -69,6 +69,11 @@ pub(crate) fn uuid(physical: u8) -> [u8; 16] {
 fn uuid_text(physical: u8) -> String {
     let hex: String = uuid(physical).iter().map(|byte| format!("{byte:02x}")).collect();
     format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
+}
+
+/// Sets how many devices there are where `SIMCUDA_DEVICES` says nothing. Call it before `cuInit`.
+pub(crate) fn set_default_count(count: u8) {
+    DEFAULT_COUNT.store(count, Ordering::Relaxed);
 }
 
 fn variable(name: &str) -> Option<String> {
@@ -202,14 +207,12 @@ unsafe fn store_text(to: *mut c_char, length: c_int, text: &str) -> Result<(), C
 }
 
 /// `cuGetErrorName`: neither counted nor logged, since it only looks a text up.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cuGetErrorName(code: Code, text: *mut *const c_char) -> Code {
+pub unsafe extern "C" fn cuGetErrorName(code: Code, text: *mut *const c_char) -> Code {
     error_text(code.texts().map(|(name, _)| name), text)
 }
 
 /// `cuGetErrorString`: neither counted nor logged, since it only looks a text up.
-#[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn cuGetErrorString(code: Code, text: *mut *const c_char) -> Code {
+pub unsafe extern "C" fn cuGetErrorString(code: Code, text: *mut *const c_char) -> Code {
     error_text(code.texts().map(|(_, sentence)| sentence), text)
 }
 
@@ -217,6 +220,9 @@ fn error_text(found: Option<&'static str>, to: *mut *const c_char) -> Code {
     let stored = store(to, found.map_or(std::ptr::null(), |text| text.as_ptr().cast()));
     if found.is_none() { Code::INVALID_VALUE } else { stored.err().unwrap_or(Code::SUCCESS) }
 }
+
+/// How many devices there are where `SIMCUDA_DEVICES` says nothing.
+static DEFAULT_COUNT: AtomicU8 = AtomicU8::new(1);
 
 #[cfg(test)]
 mod tests {

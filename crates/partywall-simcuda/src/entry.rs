@@ -1,4 +1,4 @@
-//! The one way into the simulation: every exported function goes through [`enter`].
+//! The one way into the simulation: every function goes through [`enter`].
 //!
 //! A call is counted and written to the log that `SIMCUDA_CALLS` names, one line `PID INDEX FUNCTION CODE`, when it
 //! returns; a fault that `SIMCUDA_FAULTS` asks for takes its place. The name of a function is without its `_v2`. A call
@@ -17,16 +17,15 @@ use crate::abi::Code;
 use crate::faults::{self, Action};
 use crate::{queue, state};
 
-/// Makes exported functions. The body is that of a closure that gives `Result<(), Code>`; arguments are those of
+/// Makes functions of the driver, which [`crate::functions`] lists. The body is that of a closure that gives `Result<(), Code>`; arguments are those of
 /// `cuda.h`. A name that `cuda.h` redirects to `_v2` is written with it.
 macro_rules! entry_points {
     ($($(#[$attribute:meta])* fn $name:ident($($argument:ident: $type:ty),* $(,)?) $body:block)*) => {
         $(
             $(#[$attribute])*
             #[doc = concat!("`", stringify!($name), "` of `cuda.h`.")]
-            #[unsafe(no_mangle)]
             #[allow(clippy::too_many_arguments)] // the driver's signatures
-            pub(crate) unsafe extern "C" fn $name($($argument: $type),*) -> $crate::abi::Code {
+            pub unsafe extern "C" fn $name($($argument: $type),*) -> $crate::abi::Code {
                 $crate::entry::enter(stringify!($name), || -> Result<(), $crate::abi::Code> { $body })
             }
         )*
@@ -57,7 +56,7 @@ pub(crate) fn current() -> Call {
     CURRENT.get()
 }
 
-/// Runs one exported function.
+/// Runs one function.
 pub(crate) fn enter(name: &'static str, body: impl FnOnce() -> Result<(), Code>) -> Code {
     let function = name.strip_suffix("_v2").unwrap_or(name);
     // A child's copies of the locks may be held for ever by threads that it does not have: nothing is touched there.
@@ -94,6 +93,11 @@ pub(crate) fn enter(name: &'static str, body: impl FnOnce() -> Result<(), Code>)
         log(index, function, code.0);
     }
     code
+}
+
+/// The version of the simulation. The vendor's driver has no such function: it tells the two apart.
+pub extern "C" fn simcuda_version() -> u32 {
+    1
 }
 
 /// Stores a result where the caller asked for it.

@@ -13,12 +13,12 @@ pub(crate) type AllocationHandle = u64;
 /// `CUipcMemHandle` and `CUipcEventHandle`, passed by value.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct IpcHandle(pub(crate) [u8; 64]);
+pub struct IpcHandle(pub(crate) [u8; 64]);
 
 /// `CUresult`: a number, since a caller may ask about any.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Code(pub(crate) u32);
+pub struct Code(pub(crate) u32);
 
 macro_rules! codes {
     ($($name:ident = $number:literal, $text:literal;)*) => {
@@ -92,7 +92,7 @@ codes! {
 /// `CUmemLocation`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct MemLocation {
+pub struct MemLocation {
     pub(crate) kind: u32,
     pub(crate) id: c_int,
 }
@@ -100,7 +100,7 @@ pub(crate) struct MemLocation {
 /// `CUmemAllocationProp`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct MemAllocationProp {
+pub struct MemAllocationProp {
     pub(crate) kind: u32,
     pub(crate) requested_handle_types: u32,
     pub(crate) location: MemLocation,
@@ -111,7 +111,7 @@ pub(crate) struct MemAllocationProp {
 /// `CUmemAccessDesc`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct MemAccessDesc {
+pub struct MemAccessDesc {
     pub(crate) location: MemLocation,
     pub(crate) flags: u32,
 }

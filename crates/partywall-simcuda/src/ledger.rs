@@ -84,10 +84,14 @@ fn to_json(entries: &Entries, lost: bool) -> String {
     text
 }
 
-/// Runs when the process ends by `exit` or a return from `main`; not when it is killed.
+/// Runs when the process ends by `exit` or a return from `main`; not when it is killed. Writes nothing where CUDA was not
+/// initialised: a program that contains this driver may have loaded it as a library.
 extern "C" fn write() {
     // A child that forked is another process: what it copied is its parent's.
-    let Some(directory) = std::env::var_os("SIMCUDA_LEDGER").filter(|_| !state::forked()) else { return };
+    let Some(directory) = std::env::var_os("SIMCUDA_LEDGER").filter(|_| state::initialized() && !state::forked())
+    else {
+        return;
+    };
     let path = std::path::Path::new(&directory).join(format!("{}.json", std::process::id()));
     // Asked before the entries are locked: calls lock the state first.
     let lost = state::initialized() && state::lock().contexts.any_fault();

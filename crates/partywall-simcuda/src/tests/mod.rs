@@ -20,18 +20,7 @@ use rustix::fs::MemfdFlags;
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::abi::{Code, DevicePtr, Handle};
-use crate::context::{cuCtxGetCurrent, cuCtxSetCurrent, cuDevicePrimaryCtxRetain};
-use crate::device::cuInit;
-use crate::module::{cuLaunchKernel, cuModuleGetFunction, cuModuleLoadData};
-use crate::stream::{cuStreamCreate, cuStreamQuery, cuStreamSynchronize};
-
-// Of modules that are private to theirs.
-unsafe extern "C" {
-    fn cuMemAlloc_v2(pointer: *mut DevicePtr, bytes: usize) -> Code;
-    fn cuMemHostAlloc(pointer: *mut *mut c_void, bytes: usize, flags: u32) -> Code;
-    fn cuMemHostRegister_v2(pointer: *mut c_void, bytes: usize, flags: u32) -> Code;
-    fn cuMemHostGetDevicePointer_v2(device: *mut DevicePtr, pointer: *mut c_void, flags: u32) -> Code;
-}
+use crate::functions::*;
 
 /// Panics unless the call succeeds.
 macro_rules! must {

@@ -15,7 +15,7 @@ use crate::stream;
 /// `CUstreamBatchMemOpParams`: a union of which each member begins with the operation.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(crate) struct BatchOperation {
+pub struct BatchOperation {
     operation: u32,
     address: DevicePtr,
     /// 32-bit values stand in the low half.

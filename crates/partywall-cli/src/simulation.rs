@@ -1,0 +1,41 @@
+//! `--simulated`: the same command once more, on the CUDA driver in software that this program contains.
+
+use std::{env, ffi::OsString, os::unix::process::CommandExt, process::Command};
+
+use partywall::{Error, cuda::Driver};
+
+use crate::{Context, failure::Failure};
+
+/// The domain of simulated commands that name none. Simulated and real memory never share one.
+pub(crate) const DOMAIN: &str = "simulated";
+
+/// Replaces this process by the same command on the simulated driver. Returns if it runs on that already.
+///
+/// The driver is chosen by the environment, so that child processes have the same one.
+pub(crate) fn enter(context: &Context) -> Result<(), Failure> {
+    let names_broker = context.domain.is_some() || context.socket.is_some();
+    let own_domain =
+        env::var_os("PARTYWALL_DOMAIN").is_some_and(|name| name == DOMAIN) && env::var_os("PARTYWALL_SOCKET").is_none();
+    if is_chosen() && (names_broker || own_domain) {
+        return Ok(());
+    }
+    let system = |source| Failure::from(Error::System { what: "starting on the simulated driver".into(), source });
+    let mut arguments = env::args_os();
+    let name = arguments.next().unwrap_or_else(|| OsString::from("partywall"));
+    let mut command = Command::new(env::current_exe().map_err(system)?);
+    command.arg0(name).args(arguments).env(Driver::LIBRARY_VARIABLE, Driver::SIMULATED);
+    if !names_broker {
+        command.env("PARTYWALL_DOMAIN", DOMAIN).env_remove("PARTYWALL_SOCKET");
+    }
+    Err(system(command.exec()))
+}
+
+/// Whether this process runs on the simulated driver that the program contains.
+pub(crate) fn is_chosen() -> bool {
+    env::var_os(Driver::LIBRARY_VARIABLE).is_some_and(|library| library == Driver::SIMULATED)
+}
+
+/// What makes another command run on the same driver: ` --simulated`, or nothing.
+pub(crate) fn flag() -> &'static str {
+    if is_chosen() { " --simulated" } else { "" }
+}

@@ -1,0 +1,81 @@
+//! A CUDA driver in software: the entry points of `libcuda.so.1` that Partywall uses, without a GPU.
+//!
+//! The program `partywall` contains it ([`link()`]) and uses it where `PARTYWALL_LIBCUDA` is `simulated`. Processes that
+//! do not contain it, in tests, choose it by `PARTYWALL_LIBCUDA=/path/to/libsimcuda.so`, which `testing/simcuda` makes
+//! of it. Nothing else ever does, and the library does not depend on it. No symbol of a program that contains it has a
+//! name of the vendor's driver.
+//!
+//! It answers as the vendor's driver does, error code by error code, as far as that was
+//! measured on an H200 with driver 580 or is the vendor's documentation; the driver facts hold both against one list.
+//!
+//! Device memory is a memfd, so that it crosses processes as real device memory does. A device address is reserved
+//! without any access, so that a CPU that follows it crashes as it does with a GPU; the simulation maps the memory a
+//! second time for itself. What cannot be simulated honestly (time, time slices, MPS) is not.
+//!
+//! | variable | what it sets |
+//! |---|---|
+//! | `SIMCUDA_DEVICES` | the number of devices of the machine (1, in the program `partywall` 2) |
+//! | `CUDA_VISIBLE_DEVICES` | those that the process sees, by index or UUID (all) |
+//! | `SIMCUDA_MEMORY` | bytes of each device that the process may allocate, also with K, M or G (1G) |
+//! | `SIMCUDA_MPS` | 1: the devices say that the process is a client of MPS, which changes nothing else (0) |
+//! | `SIMCUDA_DELAY` | the longest random pause before each operation of a stream, in microseconds (0) |
+//! | `SIMCUDA_SEED` | repeats the pauses (0) |
+//! | `SIMCUDA_CALLS` | a file that takes a line for each call: `PID INDEX FUNCTION CODE` |
+//! | `SIMCUDA_FAULTS` | calls that fail or kill: `cuMemMap:3=2,*:17=kill` |
+//! | `SIMCUDA_APART` | the name of threads whose calls are neither counted nor logged, and do not fail |
+//! | `SIMCUDA_LEDGER` | a directory for `PID.json`, what a process leaves behind when it ends |
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `abi` | result codes, handles, structs and constants of `cuda.h` |
+//! | `entry` | the one wrapper that every function goes through: log, injected faults, panics |
+//! | [`functions`] | the list of all functions |
+//! | `faults` | what `SIMCUDA_FAULTS` asks for |
+//! | `ledger` | what exists and which call made it; written when the process ends |
+//! | `state` | what the process shares: initialisation, devices, the tables of the other modules |
+//! | `device` | the devices, and what they say of themselves |
+//! | `context` | primary contexts, the stack of each thread, faults that stay |
+//! | `stream` | streams: handles, default streams, what comes after what |
+//! | `queue` | the thread of a stream, its pauses, and points in its work |
+//! | `capture` | stream capture as calls outside of graphs see it |
+//! | `event` | events, in this process and between processes |
+//! | `memop` | stream memory operations |
+//! | `copy` | copies and fills |
+//! | `module` | modules of PTX, their functions, launches |
+//! | `kernel` | Partywall's kernels |
+//! | `ipc` | 64-byte handles that another process turns into a descriptor |
+//! | `threads` | threads that the program's signals do not reach |
+//! | `memory` | backings, the address space, access as a stream has it |
+#![allow(unsafe_code)] // a C library: raw pointers in, mappings of memory behind them
+#![allow(non_snake_case)] // the names of cuda.h
+#![allow(clippy::missing_safety_doc)] // the contract of each function is the vendor's
+
+mod abi;
+mod capture;
+mod context;
+mod copy;
+mod device;
+mod entry;
+mod event;
+mod faults;
+pub mod functions;
+mod ipc;
+mod kernel;
+mod ledger;
+mod memop;
+mod memory;
+mod module;
+mod queue;
+mod state;
+mod stream;
+#[cfg(test)]
+mod tests;
+mod threads;
+
+/// Makes `PARTYWALL_LIBCUDA=simulated` choose this driver in the whole process, with two devices where
+/// `SIMCUDA_DEVICES` says nothing. Call it before anything asks for the driver.
+pub fn link() {
+    device::set_default_count(2);
+    // SAFETY: the functions have the signatures of `cuda.h` and are part of the program.
+    unsafe { partywall_cuda::Driver::link_simulated(functions::find) };
+}
