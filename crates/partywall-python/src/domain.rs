@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use partywall::{Builder, OpenOrBuild, Place, info::Lifetime, kind_name};
+use partywall::{Builder, Error, OpenOrBuild, Place, info::Lifetime, kind_name};
 use pyo3::{exceptions::PyValueError, prelude::*};
 
 use crate::{
@@ -243,6 +243,21 @@ impl Domain {
         timeout: Option<f64>,
     ) -> PyResult<Topic> {
         Topic::open(py, &self.inner(py)?, name, (samples, numbers), device, (kept, allow_peer), timeout)
+    }
+
+    /// Whether a name has a latest version; of `NAME@V`, whether that is it.
+    fn exists(&self, py: Python<'_>, name: &str) -> PyResult<bool> {
+        let domain = self.inner(py)?;
+        match py.detach(|| domain.inspect(name)) {
+            Ok(info) => Ok(info.is_latest),
+            Err(
+                Error::NotFound { .. }
+                | Error::VersionNotFound { .. }
+                | Error::OwnerDied { .. }
+                | Error::Withdrawn { .. },
+            ) => Ok(false),
+            Err(error) => Err(error).or_raise(py),
+        }
     }
 
     /// All names that have a latest version, in order.

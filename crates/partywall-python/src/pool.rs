@@ -172,6 +172,22 @@ impl Block {
         *self.held.lock() = Some(held);
     }
 
+    fn give_back(py: Python<'_>, Held { owner, pool }: Held) -> PyResult<()> {
+        // The library waits for the GPU, too; here a signal ends the wait, and leaves the rest to it.
+        let drained = if Arc::strong_count(&owner) == 1 && owner.is_named() { owner.drain(py) } else { Ok(true) };
+        let released = py.detach(move || {
+            let released = match drained {
+                Ok(true) => owner.into_block().map_or(Ok(()), partywall::Block::release),
+                _ => Ok(()),
+            };
+            // The last handle, perhaps, which goes by way of the broker.
+            drop(pool);
+            (released, drained.map(drop))
+        });
+        released.1?;
+        released.0.or_raise(py)
+    }
+
     /// Looks at the block.
     fn look<T>(
         &self,
@@ -232,20 +248,14 @@ impl Block {
 
     /// Gives it back; if arrays of it are used, the last of them does.
     fn release(&self, py: Python<'_>) -> PyResult<()> {
-        let Held { owner, pool } = self.take(py)?;
-        // The library waits for the GPU, too; here a signal ends the wait, and leaves the rest to it.
-        let drained = if Arc::strong_count(&owner) == 1 && owner.is_named() { owner.drain(py) } else { Ok(true) };
-        let released = py.detach(move || {
-            let released = match drained {
-                Ok(true) => owner.into_block().map_or(Ok(()), partywall::Block::release),
-                _ => Ok(()),
-            };
-            // The last handle, perhaps, which goes by way of the broker.
-            drop(pool);
-            (released, drained.map(drop))
-        });
-        released.1?;
-        released.0.or_raise(py)
+        let held = self.take(py)?;
+        Self::give_back(py, held)
+    }
+
+    /// The same, unless that was done before.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let held = self.held.lock().take();
+        held.map_or(Ok(()), |held| Self::give_back(py, held))
     }
 
     /// Gives it back when everything that is on a stream now is done; if arrays of it are used, the last of them does.

@@ -12,13 +12,42 @@ Shape: TypeAlias = SupportsIndex | Iterable[SupportsIndex]
 SINGLE = "data"
 """The name of the only tensor of a segment that was made without names, as `partywall put` has it."""
 
+_FOREIGN = ">" if sys.byteorder == "little" else "<"
+
 _PYTHON: dict[type, str] = {bool: "bool", int: "int64", float: "float64", complex: "complex128"}
+
+
+# As NumPy spells them on Linux with 64 bits, beside the full names. What it has no name for has one spelling.
+_NUMPY: dict[str, str] = {
+    spelling: name
+    for name, spellings in {
+        "bool": "? b1 bool_",
+        "int8": "b i1 byte",
+        "uint8": "B u1 ubyte",
+        "int16": "h i2 short",
+        "uint16": "H u2 ushort",
+        "int32": "i i4 intc",
+        "uint32": "I u4 uintc",
+        "int64": "l q p i8 int int_ intp long longlong",
+        "uint64": "L Q P u8 uint uintp ulong ulonglong",
+        "float16": "e f2 half",
+        "float32": "f f4 single",
+        "float64": "d f8 float double",
+        "complex64": "F c8 csingle",
+        "complex128": "D c16 complex cdouble",
+    }.items()
+    for spelling in spellings.split()
+}
 
 
 def dtype_name(dtype: Any) -> str:
     """What Partywall calls a dtype: of its name, or of numpy's, torch's or jax's object; Python's `float` is 64 bits."""
     if isinstance(dtype, str):
-        return dtype
+        spelling = dtype[1:] if dtype[:1] in ("<", ">", "=", "|") else dtype
+        name = _NUMPY.get(spelling, dtype)
+        if dtype[:1] == _FOREIGN and name not in (dtype, "bool", "int8", "uint8"):
+            raise ValueError(f"{dtype!r} is not in this machine's byte order: say {spelling!r}")
+        return name
     if isinstance(dtype, type):
         if dtype in _PYTHON:
             return _PYTHON[dtype]

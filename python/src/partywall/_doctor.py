@@ -1,9 +1,13 @@
 """What works on this machine."""
 
 from dataclasses import dataclass
+from typing import Literal, cast
 
 from partywall import _native
 from partywall._program import PROGRAM
+
+
+Outcome = Literal["ok", "warning", "failed", "skipped"]
 
 
 @dataclass(frozen=True)
@@ -11,7 +15,7 @@ class Finding:
     """What was found out about one thing."""
 
     title: str
-    outcome: str
+    outcome: Outcome
     """`ok`, `warning`, `failed`, or `skipped`: not tried."""
     detail: str
     """What was seen."""
@@ -32,4 +36,4 @@ def doctor(domain: str | None = None, device: str = "auto") -> list[Finding]:
 
     `device` is the GPU to try: `auto`, the first; `all`; `cuda:N`; or a UUID. Leaves nothing behind.
     """
-    return [Finding(*row) for row in _native.examine(str(PROGRAM), domain, device)]
+    return [Finding(row[0], cast(Outcome, row[1]), *row[2:]) for row in _native.examine(str(PROGRAM), domain, device)]

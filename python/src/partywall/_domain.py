@@ -352,6 +352,13 @@ class Domain(Handle[_native.Domain]):
         """All names, in order."""
         return [Name(*row) for row in self._native.names()]
 
+    def exists(self, name: str) -> bool:
+        """Whether there is this name; of `NAME@V`, whether that is its latest version. The same as `name in domain`."""
+        return self._native.exists(name)
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and self.exists(name)
+
     def rm(self, name: str) -> int:
         """Removes a name. Whoever has it open keeps it: returns how many bytes that are."""
         return self._native.remove(name)[1]

@@ -10,6 +10,11 @@ def array(tensor: _native.Tensor, dtype: Any = None, copy: bool | None = None) -
     """What `numpy.asarray` makes of a tensor: an array of the same memory. A `BufferError` if NumPy cannot have it."""
     import numpy
 
+    if tensor.device != "host":
+        raise BufferError(
+            f'"{tensor.name}" is on {tensor.device}, and NumPy has host memory alone: use torch.from_dlpack() or '
+            "cupy.from_dlpack(), or tobytes() for a copy"
+        )
     return numpy.array(memoryview(tensor), dtype=dtype, copy=copy)
 
 

@@ -1,6 +1,7 @@
 """Who is in a domain."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -15,9 +16,9 @@ class Member:
     """Its user."""
     command: str
     """Its command line."""
-    state: str
-    """`alive`, `hung`, `lost_context`, `suspect`, `evicted`, `held_by_child`, `unproven` or `dead`."""
-    doubt: str | None
+    state: Literal["alive", "hung", "lost_context", "suspect", "evicted", "held_by_child", "unproven", "dead"]
+    """How it is."""
+    doubt: Literal["mps", "no_pidfd"] | None
     """Why its death will be no proof that its work is over: `mps`, `no_pidfd`, or `None`."""
     quiet: float | None
     """Seconds since its last heartbeat, where one is expected."""
@@ -51,7 +52,7 @@ class EvictedMember:
     """Leases that stay in quarantine until its death is proved."""
     nbytes: int
     """Bytes of what these are on."""
-    kill: str
-    """What came of killing it: `not_asked`, `sent`, `exited`, `no_pidfd` or `refused`."""
+    kill: Literal["not_asked", "sent", "exited", "no_pidfd", "refused"]
+    """What came of killing it."""
     errno: int | None
     """Why the kernel refused that, if it did."""

@@ -198,6 +198,15 @@ class Block(Held[_native.Block]):
         """
         self._native.release()
 
+    @property
+    def closed(self) -> bool:
+        """Whether it was given back, or to another, or to a stream."""
+        return self._native.closed
+
+    def close(self) -> None:
+        """As `release`. Calling it again does nothing, nor after the block was offered or left to a stream."""
+        self._native.close()
+
     def release_on(self, stream: Any = None, *, device: Any = None) -> None:
         """Gives it back when everything that is on a stream now is done. Returns at once.
 
@@ -227,8 +236,7 @@ class Block(Held[_native.Block]):
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.held:
-            self.release()
+        self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("a block is this process's own: offer it, and send what that returns")

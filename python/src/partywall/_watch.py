@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from partywall import _native
 from partywall._handle import Connected
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 class Event:
     """Something that happened to a name."""
 
-    event: str
-    """`created`, `committed`, `withdrawn`, `owner_died`, `owner_faulted` or `reclaimed`.
+    event: Literal["created", "committed", "withdrawn", "owner_died", "owner_faulted", "reclaimed", "missed"]
+    """What happened.
 
-    Or `missed`: some of what happened cannot be told any more. Who keeps a list of names makes it anew and goes on.
+    `missed`: some of what happened cannot be told any more. Who keeps a list of names makes it anew and goes on.
     """
-    named: str | None
-    """`segment`, `timeline` or `semaphore`."""
+    named: Literal["segment", "timeline", "semaphore", "pool", "topic"] | None
+    """What has the name."""
     name: str | None
     """The name."""
     version: int | None

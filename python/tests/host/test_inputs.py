@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import partywall as pw
+from partywall import _arrays
 
 
 @pytest.mark.parametrize(
@@ -53,6 +54,16 @@ def test_a_shape_that_is_none_is_a_type_error(domain, shape):
         (int, "int64"),
         (bool, "bool"),
         (complex, "complex128"),
+        ("f4", "float32"),
+        ("<f4", "float32"),
+        ("=i8", "int64"),
+        ("|u1", "uint8"),
+        (">u1", "uint8"),
+        ("d", "float64"),
+        ("?", "bool"),
+        ("half", "float16"),
+        ("bfloat16", "bfloat16"),
+        ("float8_e4m3fn", "float8_e4m3fn"),
     ],
 )
 def test_a_dtype_is_what_numpy_means_by_it(domain, dtype, name):
@@ -61,22 +72,38 @@ def test_a_dtype_is_what_numpy_means_by_it(domain, dtype, name):
         assert build.tensor.view(dtype).dtype == name
 
 
-@pytest.mark.parametrize("dtype", ["float3", None, object, np.dtype("S4"), np.dtype([("a", "f4")]), "", "<f4"])
+def test_numpys_spellings_are_those_of_numpy():
+    for spelling, name in _arrays._NUMPY.items():
+        assert np.dtype(spelling).name == name, spelling
+
+
+def test_a_dtype_is_taken_wherever_one_is(domain):
+    with domain.topic("t", shape=(2,), dtype="<f4", device="host") as topic, topic.publisher() as publisher:
+        assert topic.dtype == "float32"
+        with publisher.loan(2, "f4") as loan:
+            assert loan.dtype == "float32"
+    with domain.pool("p", blocks=1, block_bytes=8, device="host") as pool, pool.alloc() as block:
+        assert block.tensor(2, "f4").dtype == "float32"
+    with domain.create_many("m", {"a": (2, "i2")}, device="host") as build:
+        assert build["a"].dtype == "int16"
+
+
+@pytest.mark.parametrize("dtype", ["float3", None, object, np.dtype("S4"), np.dtype([("a", "f4")]), "", "S4", "<M8[s]"])
 def test_a_dtype_that_is_unknown_is_told_which_are_known(domain, dtype):
     with pytest.raises(ValueError, match="unknown dtype .* known are bool, uint8"):
         domain.create("x", 2, dtype, device="host")
 
 
-@pytest.mark.parametrize("dtype", ["i8", "f4", "FLOAT32"])
-def test_a_short_dtype_is_ambiguous(domain, dtype):
-    # NumPy's i8 has eight bytes.
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "FLOAT32"])
+def test_a_short_dtype_that_numpy_has_not_is_told_its_name(domain, dtype):
     with pytest.raises(ValueError, match="full name"):
         domain.create("x", 2, dtype, device="host")
 
 
 def test_another_byte_order_is_refused(domain):
-    with pytest.raises(ValueError, match="byte order"):
-        domain.create("x", 2, np.dtype(">f4"), device="host")
+    for dtype in (np.dtype(">f4"), ">f4"):
+        with pytest.raises(ValueError, match="byte order"):
+            domain.create("x", 2, dtype, device="host")
     with pytest.raises(TypeError, match="byte order"):
         domain.put("x", np.zeros(3, ">f4"))
 
@@ -296,3 +323,32 @@ def test_without_a_gpu_memory_is_made_on_the_host_and_nobody_speaks_of_cuda(doma
         )
         assert [started.says(), started.says(), started.says()] == ["host host", "host host", "True"]
         assert started.end() == 0
+
+
+def test_names_are_asked_for_by_in(domain):
+    assert "x" not in domain and not domain.exists("x")
+    with domain.put("x", b"1"):
+        assert "x" in domain and domain.exists("x@1")
+        assert "x@2" not in domain and 7 not in domain
+        with domain.put("x", b"2"):
+            pass
+        assert "x" not in domain and not domain.exists("x@1")
+    with domain.timeline("line"):
+        assert "line" not in domain
+
+
+def test_a_tensor_passes_for_an_array(domain):
+    with domain.put("w", {"a": np.arange(4.0)}) as w:
+        assert list(np.asarray(w["a"])) == [0, 1, 2, 3] and np.sum(w["a"]) == 6
+        assert list(np.from_dlpack(w["a"])) == list(memoryview(w["a"])) == [0, 1, 2, 3]
+
+
+def test_a_block_is_closed_like_other_handles(domain):
+    with domain.pool("p", blocks=1, block_bytes=8, device="host") as pool:
+        block = pool.alloc()
+        assert not block.closed
+        block.close()
+        block.close()
+        assert block.closed and not block.held and pool.stats().free == 1
+        with pytest.raises(pw.NotHeld):
+            block.release()

@@ -284,3 +284,11 @@ def test_memory_of_another_gpu_needs_permission(domain, child):
     other = child('x = pw.connect(socket=sys.argv[1]).open("x"); say(x.place, x.tensor.device)', domain.socket,
                   SIMCUDA_DEVICES="2", CUDA_VISIBLE_DEVICES="1,0")
     assert other.says() == f"{place} cuda:0"
+
+
+def test_numpy_is_told_how_to_take_a_tensor_of_a_gpu(domain):
+    with domain.put("w", {"a": np.zeros(3)}, device="cuda") as w:
+        with pytest.raises(BufferError, match=r'"a" is on cuda:0, and NumPy has .* torch.from_dlpack\(\)'):
+            np.asarray(w["a"])
+        with pytest.raises(BufferError, match="NumPy has host memory alone"):
+            np.asarray(w)
