@@ -5,7 +5,7 @@ use partywall::{DType, DeviceChoice, Domain, gpu};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let device: DeviceChoice = std::env::args().nth(1).as_deref().unwrap_or("auto").parse()?;
-    let (place, _) = gpu::resolve(device)?; // `auto` is the first GPU, or host memory where there is none
+    let (place, _) = gpu::resolve(device)?; // `auto`: the current or first GPU, or host memory
 
     let domain = Domain::connect()?; // starts the broker if none is there
     let mut build = domain.create("example", place).tensor("x", DType::F32, &[1024, 1024]).allocate()?;

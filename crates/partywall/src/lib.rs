@@ -2,7 +2,7 @@
 //!
 //! A *party wall* is the wall that two neighbouring houses share.
 //!
-//! ```
+//! ```standalone_crate
 //! use std::time::Duration;
 //! use partywall::{DType, Domain, Place};
 //!
@@ -10,16 +10,16 @@
 //! # let socket = directory.path().join("sockets/doc.sock");
 //! # let broker = partywall_broker::Broker::bind(partywall_broker::Config::new(&socket, "doc", partywall::VERSION))?;
 //! # let stop = broker.stop_handle()?;
+//! # unsafe { std::env::set_var("PARTYWALL_SOCKET", &socket) }; // no other thread runs yet
 //! # let broker = std::thread::spawn(move || broker.run());
-//! # let connect = || Domain::options().socket(&socket).connect();
-//! // One process: `connect` is `Domain::connect`.
-//! let domain = connect()?;
+//! // One process:
+//! let domain = Domain::connect()?; // starts the broker if none runs
 //! let mut build = domain.create("weights", Place::Host).tensor("w", DType::F32, &[2, 3]).allocate()?;
 //! build.as_mut_slice::<f32>("w")?.fill(0.5);
-//! let committed = build.commit()?; // now it has a name, and is frozen
+//! let committed = build.commit()?; // now it has a name, for as long as `committed` lives, and is frozen
 //!
 //! // Any other one, which may have been waiting:
-//! let weights = connect()?.open("weights", Duration::from_secs(10))?;
+//! let weights = Domain::connect()?.open("weights", Duration::from_secs(10))?;
 //! assert_eq!(weights.tensor("w")?.as_slice::<f32>()?, [0.5; 6]); // read where it lies
 //! # drop((domain, committed, weights));
 //! # stop.stop();
@@ -27,8 +27,49 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! On a GPU the place is [`Place::Gpu`], and a tensor is a [`DeviceRange`]: an address for kernels of the caller's, on
-//! streams of the caller's.
+//! On a GPU the place is [`Place::Gpu`], which [`gpu::resolve`] finds, and a tensor is a [`DeviceRange`]: an address for
+//! kernels of the caller's, on streams of the caller's.
+//!
+//! # The broker
+//!
+//! Names live in a *broker*, a process of the program `partywall`, one for each domain. [`Domain::connect`] starts it in
+//! the background if none runs; it ends a minute after its last name and member are gone. The program must be installed:
+//! `cargo install --locked --path crates/partywall-cli` in a clone of the repository. It is looked for in this order:
+//!
+//! 1. the path in `PARTYWALL_BIN`, and then nowhere else;
+//! 2. the path that [`DomainOptions::program`] names;
+//! 3. `partywall` beside the running executable, and for Cargo's examples and tests one directory above it;
+//! 4. `partywall` on `PATH`.
+//!
+//! [`Error::BrokerNotFound`] lists what was tried. With [`DomainOptions::start`]`(false)`, or where `partywall serve` runs
+//! under a service manager, nothing is started.
+//!
+//! # Environment
+//!
+//! What [`DomainOptions`] says counts before the environment.
+//!
+//! | variable | meaning | default |
+//! |---|---|---|
+//! | `PARTYWALL_SOCKET` | the broker's socket; counts before `PARTYWALL_DOMAIN` | `DOMAIN.sock` in the directory below |
+//! | `PARTYWALL_DOMAIN` | the domain: processes that share names are in the same one | `default` |
+//! | `XDG_RUNTIME_DIR` | the socket is in `$XDG_RUNTIME_DIR/partywall` | `/tmp/partywall-UID`, or in `TMPDIR` |
+//! | `PARTYWALL_BIN` | the program to start as the broker | looked for, see above |
+//! | `PARTYWALL_LIBCUDA` | another library than `libcuda.so.1` | |
+//! | `CUDA_VISIBLE_DEVICES` | which GPUs the process sees, as in every CUDA program | all |
+//!
+//! # Features
+//!
+//! None is on by default, and none changes what is there without it.
+//!
+//! | feature | adds |
+//! |---|---|
+//! | `half` | `half::f16` and `half::bf16` as [`Element`]s |
+//! | `cudarc` | streams of cudarc go in, its views come out: `Tensor::to_cudarc`, `Gpu::cudarc_stream` |
+//!
+//! # Errors
+//!
+//! Every operation returns [`Error`], whose message says what happened and [`Error::advice`] what to do.
+//! [`Error::kind`] groups the variants as the exit codes of the program do.
 //!
 //! # Limits
 //!

@@ -1,4 +1,5 @@
-//! The README shows the examples as they are.
+//! The README shows the examples as they are, and the first page of the library what there is.
+#![allow(clippy::unwrap_used)] // tests
 
 const README: &str = include_str!("../../../README.md");
 
@@ -18,4 +19,27 @@ fn the_producer_is_the_example() {
 #[test]
 fn the_consumer_is_the_example() {
     shows(include_str!("../examples/consumer.rs"));
+}
+
+/// The first page of the library says what the code looks for, and which features it has.
+#[test]
+fn the_first_page_names_the_environment_and_the_features() {
+    let page = include_str!("../src/lib.rs");
+    let sources = [include_str!("../src/domain/locate.rs"), include_str!("../../partywall-cuda/src/table.rs")].concat();
+    let variables: Vec<_> = sources
+        .split('"')
+        .filter(|text| {
+            text.starts_with("PARTYWALL_") && text.bytes().all(|byte| byte == b'_' || byte.is_ascii_uppercase())
+        })
+        .collect();
+    assert!(variables.contains(&"PARTYWALL_BIN") && variables.contains(&"PARTYWALL_LIBCUDA"), "{variables:?}");
+    for variable in variables {
+        assert!(page.contains(&format!("| `{variable}` |")), "{variable}");
+    }
+    let manifest = include_str!("../Cargo.toml");
+    let features = manifest.split("[features]").nth(1).and_then(|rest| rest.split("\n[").next()).unwrap();
+    for line in features.lines().filter(|line| line.contains(" = [")) {
+        let feature = line.split(' ').next().unwrap();
+        assert!(page.contains(&format!("| `{feature}` |")), "{feature}");
+    }
 }

@@ -33,6 +33,41 @@ use crate::{
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why an operation failed. Unless a variant says otherwise, nothing has changed.
+///
+/// Match the variants that the program can act on, and the [`kind`](Self::kind) of the rest:
+///
+/// ```
+/// use std::time::Duration;
+/// use partywall::{Domain, Error, ErrorKind, Result, Segment};
+///
+/// fn weights(domain: &Domain) -> Result<Option<Segment>> {
+///     match domain.open("weights", Duration::from_millis(10)) {
+///         Ok(segment) => Ok(Some(segment)),
+///         // Nobody has committed it yet.
+///         Err(Error::Timeout { .. }) => Ok(None),
+///         Err(error) => {
+///             match error.kind() {
+///                 ErrorKind::Unreachable => eprintln!("is a broker running? {}", error.advice()),
+///                 ErrorKind::Device => eprintln!("run `partywall doctor`: {error}"),
+///                 _ => eprintln!("{error}: {}", error.advice()),
+///             }
+///             Err(error)
+///         }
+///     }
+/// }
+/// #
+/// # let directory = tempfile::tempdir()?;
+/// # let socket = directory.path().join("sockets/doc.sock");
+/// # let broker = partywall_broker::Broker::bind(partywall_broker::Config::new(&socket, "doc", partywall::VERSION))?;
+/// # let stop = broker.stop_handle()?;
+/// # let broker = std::thread::spawn(move || broker.run());
+/// # let domain = partywall::Domain::options().socket(&socket).connect()?;
+/// # assert!(weights(&domain)?.is_none());
+/// # drop(domain);
+/// # stop.stop();
+/// # broker.join().expect("the broker does not panic")?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

@@ -22,6 +22,31 @@ pub const MAX_PERMITS: u32 = shm::MAX_PERMITS;
 /// A permit is for whatever its users agree on: a slice of a GPU's memory, a turn at a link, a seat at a table. Acquiring and
 /// giving back are decided in shared memory, without the broker: about a tenth of a microsecond while a permit is free.
 ///
+/// ```
+/// use std::time::Duration;
+///
+/// # let directory = tempfile::tempdir()?;
+/// # let socket = directory.path().join("sockets/doc.sock");
+/// # let broker = partywall_broker::Broker::bind(partywall_broker::Config::new(&socket, "doc", partywall::VERSION))?;
+/// # let stop = broker.stop_handle()?;
+/// # let broker = std::thread::spawn(move || broker.run());
+/// # let domain = partywall::Domain::options().socket(&socket).connect()?;
+/// // Every process that uses the GPU for a large job opens the same two permits. `domain` is `Domain::connect()?`.
+/// let jobs = domain.semaphore("gpu0/large-jobs", 2)?;
+/// let permit = jobs.acquire(Duration::from_secs(10))?; // waits while two others have one
+/// assert_eq!(jobs.available(), 1);
+///
+/// let second = jobs.try_acquire()?.expect("one is free");
+/// assert!(jobs.try_acquire()?.is_none());
+///
+/// permit.release()?; // as dropping it does; `release_on(stream)` gives it back behind the work of a stream
+/// assert_eq!(jobs.available(), 1);
+/// # drop((second, jobs, domain));
+/// # stop.stop();
+/// # broker.join().expect("the broker does not panic")?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
 /// # Order
 ///
 /// Who finds no permit waits, and those who wait are served in the order in which they came. Who tried at the very moment

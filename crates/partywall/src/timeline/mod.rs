@@ -32,6 +32,36 @@ use crate::{
 /// A value is a promise about work: the timeline stands at `v` when what `v` stands for is done. Who waits for `v` may then
 /// use that. The memory-ordering argument of each hand-off, CPU and GPU, is in `docs/ordering.md`.
 ///
+/// ```
+/// use std::time::Duration;
+/// use partywall::Error;
+///
+/// # let directory = tempfile::tempdir()?;
+/// # let socket = directory.path().join("sockets/doc.sock");
+/// # let broker = partywall_broker::Broker::bind(partywall_broker::Config::new(&socket, "doc", partywall::VERSION))?;
+/// # let stop = broker.stop_handle()?;
+/// # let broker = std::thread::spawn(move || broker.run());
+/// # let domain = partywall::Domain::options().socket(&socket).connect()?;
+/// // One process writes. `domain` is `Domain::connect()?`.
+/// let ready = domain.timeline_writer("frames/ready")?;
+/// ready.signal(1)?; // frame 1 is complete; `signal_on(stream, 1)` says so behind the work of a stream
+///
+/// // Any other waits, on the host here; `wait_on(stream, 1)` lets a stream wait.
+/// let frames = domain.timeline("frames/ready")?;
+/// frames.wait(1, Duration::from_secs(10))?;
+/// assert_eq!(frames.value(), 1);
+///
+/// ready.close(); // no more frames: whoever waits for one hears so
+/// match frames.wait(2, Duration::from_secs(10)) {
+///     Err(Error::TimelineEnded { last, .. }) => assert_eq!(last, 1),
+///     other => panic!("{other:?}"),
+/// }
+/// # drop((frames, domain));
+/// # stop.stop();
+/// # broker.join().expect("the broker does not panic")?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
 /// # Every wait ends
 ///
 /// By the value, or with the writer: when its process is proved dead, its CUDA context is lost, it is evicted, or closes
