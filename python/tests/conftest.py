@@ -67,8 +67,11 @@ class Child:
         self.end()
 
 
+# Whoever runs the tests may ignore SIGINT, as shells do for what they start in the background.
 PRELUDE = """
+import signal
 import sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
 import numpy as np
 import partywall as pw
 def say(*words):

@@ -1,4 +1,4 @@
-//! Waits that release the GIL and obey Ctrl-C.
+//! Waits that release the GIL, and obey Ctrl-C and exceptions that other threads set.
 
 use std::{
     sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, TryRecvError},
@@ -10,6 +10,7 @@ use partywall_os::per_process::PerProcess;
 use pyo3::{
     exceptions::{PyRuntimeError, PyValueError},
     prelude::*,
+    sync::PyOnceLock,
 };
 
 use crate::errors::{Raise, closed};
@@ -32,6 +33,15 @@ pub(crate) fn timeout(seconds: Option<f64>) -> PyResult<Duration> {
     }
 }
 
+/// Raises what a signal handler raises, or what another thread has set for this one (`PyThreadState_SetAsyncExc`).
+fn interrupted(py: Python<'_>) -> PyResult<()> {
+    static NOTHING: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    py.check_signals()?;
+    // The interpreter raises the latter only while the thread itself runs Python code.
+    let nothing = NOTHING.get_or_try_init(py, || py.eval(c"lambda: None", None, None).map(Bound::unbind))?;
+    nothing.call0(py).map(drop)
+}
+
 /// Waits in slices: `attempt` is asked until it does something else than to time out, or until `timeout` is over.
 pub(crate) fn in_slices<T: Send>(
     py: Python<'_>,
@@ -44,7 +54,7 @@ pub(crate) fn in_slices<T: Send>(
     loop {
         match py.detach(|| attempt(slice)) {
             Err(Error::Timeout { what, .. }) => {
-                py.check_signals()?;
+                interrupted(py)?;
                 slice =
                     deadline.map_or(SLICE, |deadline| deadline.saturating_duration_since(Instant::now()).min(SLICE));
                 if slice.is_zero() {
@@ -70,7 +80,7 @@ pub(crate) fn for_turn<T: Send>(
         take(&mut || {
             // At the end of the interpreter there is nobody left to ask.
             Python::try_attach(|py| {
-                let asked = py.check_signals().and_then(|()| match stop {
+                let asked = interrupted(py).and_then(|()| match stop {
                     _ if is_closed() => Err(closed(py, what)),
                     Some(stop) => stop.bind(py).call0()?.is_truthy(),
                     None => Ok(false),
@@ -104,7 +114,7 @@ pub(crate) fn receive<T: Send>(
             Err(RecvTimeoutError::Timeout) if deadline.is_none() => {}
             received => return Ok(received),
         }
-        py.check_signals()?;
+        interrupted(py)?;
     }
 }
 
@@ -184,6 +194,6 @@ pub(crate) fn for_stream(py: Python<'_>, stream: StreamRef<'_>) -> PyResult<()> 
         if is_over {
             return Ok(());
         }
-        py.check_signals()?;
+        interrupted(py)?;
     }
 }
