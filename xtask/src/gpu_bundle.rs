@@ -23,9 +23,8 @@ const PYTHON: [&str; 4] = ["tests", "tests/host", "tests/gpu", "examples"];
 const STAYS: [&str; 3] = ["tests/host/test_errors.py", "tests/host/test_examples.py", "tests/host/test_package.py"];
 const RUN: &str = include_str!("gpu_bundle_run.sh");
 
-/// The release profile without debugging information, under a name of its own: stripping the release build itself would
-/// have cargo compile everything again each time that the two take turns.
-const PROFILE: &str = "bundle";
+/// The profile of its programs, which leaves out debugging information.
+const PROFILE: &str = "release";
 
 /// What a bundle may weigh, so that it can be sent to a borrowed machine.
 const MOST_BYTES: u64 = 40 << 20;

@@ -110,10 +110,24 @@ const STEPS: [Step; 18] = [
     Step {
         name: "optimised binary",
         quick: false,
-        run: |workspace| run(&mut workspace.cargo(["build", "--profile", "ci", "-p", "partywall-cli"])).into(),
+        run: |workspace| optimised_binary(workspace).into(),
     },
     Step { name: "kernels (PTX)", quick: false, run: |_| kernels() },
 ];
+
+/// The program as `cargo install` makes it, but for what makes that slow. With debugging information it would weigh
+/// several times as much.
+fn optimised_binary(workspace: &Workspace) -> Result<(), String> {
+    const MOST_BYTES: u64 = 24 << 20;
+    run(&mut workspace.cargo(["build", "--profile", "ci", "-p", "partywall-cli"]))?;
+    let program = workspace.target.join("ci/partywall");
+    let weight = std::fs::metadata(&program).map_err(|error| format!("{}: {error}", program.display()))?.len();
+    if weight > MOST_BYTES {
+        let allowed = MOST_BYTES >> 20;
+        return Err(format!("{} weighs {} MiB, {allowed} are allowed: is it stripped?", program.display(), weight >> 20));
+    }
+    Ok(())
+}
 
 /// The program has the name of the library, so that both have their pages in the same place, and
 /// cargo may write them at the same time. One after the other both are checked, and the pages of
