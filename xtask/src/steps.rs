@@ -107,11 +107,7 @@ const STEPS: [Step; 18] = [
     Step { name: "GPU tests, simulated", quick: false, run: |workspace| simulated_gpu_tests(workspace).into() },
     Step { name: "Python package", quick: false, run: python_package },
     Step { name: "doc tests", quick: false, run: |workspace| doc_tests(workspace).into() },
-    Step {
-        name: "optimised binary",
-        quick: false,
-        run: |workspace| optimised_binary(workspace).into(),
-    },
+    Step { name: "optimised binary", quick: false, run: |workspace| optimised_binary(workspace).into() },
     Step { name: "kernels (PTX)", quick: false, run: |_| kernels() },
 ];
 
@@ -124,7 +120,11 @@ fn optimised_binary(workspace: &Workspace) -> Result<(), String> {
     let weight = std::fs::metadata(&program).map_err(|error| format!("{}: {error}", program.display()))?.len();
     if weight > MOST_BYTES {
         let allowed = MOST_BYTES >> 20;
-        return Err(format!("{} weighs {} MiB, {allowed} are allowed: is it stripped?", program.display(), weight >> 20));
+        return Err(format!(
+            "{} weighs {} MiB, {allowed} are allowed: is it stripped?",
+            program.display(),
+            weight >> 20
+        ));
     }
     Ok(())
 }
