@@ -253,7 +253,7 @@ fn get_waits_for_a_name_when_told() {
     waiting.wait().expect(0);
     assert_eq!(fs::read(sandbox.path().join("out")).unwrap(), b"hello");
     let late = sandbox.run(["get", "never", "late", "--wait", "0.05"]).expect(7);
-    assert!(late.stderr.contains("did not happen within"), "{late:?}");
+    assert!(late.stderr.contains("no process committed it within"), "{late:?}");
 }
 
 #[test]

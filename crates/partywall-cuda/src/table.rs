@@ -41,11 +41,11 @@ pub struct Driver {
 pub enum LoadError {
     /// The dynamic linker did not find or could not load the library: no driver is installed, or a container was
     /// started without one.
-    #[error("cannot load the CUDA driver library: tried {tried}: {reason}")]
+    #[error("cannot load the CUDA driver library {tried}: {reason}")]
     Library {
         /// The name or path that was tried.
         tried: String,
-        /// What `dlerror` said.
+        /// What `dlerror` said, without the name.
         reason: String,
     },
     /// The library is there but lacks an entry point that nothing can work without: it is older than this crate
@@ -170,8 +170,11 @@ impl Driver {
         let name = library.to_string_lossy().into_owned();
         // SAFETY: running the library's initialisers is what loading the driver means. The name is that of the
         // vendor's driver, or was chosen by who controls the environment of this process.
-        let loaded = unsafe { Library::open(Some(library), RTLD_NOW | RTLD_LOCAL) }
-            .map_err(|error| LoadError::Library { tried: name.clone(), reason: linker_text(&error) })?;
+        let loaded = unsafe { Library::open(Some(library), RTLD_NOW | RTLD_LOCAL) }.map_err(|error| {
+            let text = linker_text(&error);
+            let reason = text.strip_prefix(&format!("{name}: ")).unwrap_or(&text).to_owned();
+            LoadError::Library { tried: name.clone(), reason }
+        })?;
         let find = |symbol: &CStr| {
             // SAFETY: read as a plain address, not called; `resolve` gives it its type.
             let found = unsafe { loaded.get::<*const c_void>(symbol) };
@@ -548,8 +551,9 @@ mod tests {
         let error = Driver::open(OsStr::new("/nonexistent/libcuda.so.1")).unwrap_err();
         let LoadError::Library { tried, reason } = &error else { panic!("{error:?}") };
         assert_eq!(tried, "/nonexistent/libcuda.so.1");
-        assert!(reason.contains("/nonexistent/libcuda.so.1"), "the linker's own text: {reason}");
-        assert!(error.to_string().starts_with("cannot load the CUDA driver library: tried /nonexistent"));
+        assert!(!reason.is_empty() && !reason.contains("libcuda"), "the linker's own text, but the name: {reason}");
+        let expected = format!("cannot load the CUDA driver library /nonexistent/libcuda.so.1: {reason}");
+        assert_eq!(error.to_string(), expected);
     }
 
     #[test]

@@ -76,6 +76,9 @@ impl Source {
         match Self::of_dlpack(py, object, stream) {
             // NumPy, of arrays that it may not give away for writing and of types that DLPack has not got.
             Err(error) if error.is_instance_of::<PyBufferError>(py) => Self::of_buffer(py, object).map_err(|_| {
+                if let Some((why, advice)) = not_numbers(object) {
+                    return bad_source(py, &why, advice);
+                }
                 let why = error.value(py).to_string();
                 bad_source(py, &format!("its library does not give it away: {}", why.trim_end_matches('.')), NOT_GIVEN)
             }),
@@ -427,6 +430,21 @@ fn buffer_type(format: &[u8], item: usize) -> Option<DType> {
         (b"Zd", 16) => DType::C128,
         _ => return None,
     })
+}
+
+/// Why NumPy's array of anything but numbers cannot be taken, and what to give instead.
+fn not_numbers(object: &Bound<'_, PyAny>) -> Option<(String, &'static str)> {
+    let dtype = object.getattr(intern!(object.py(), "dtype")).ok()?;
+    let kind: char = dtype.getattr(intern!(object.py(), "kind")).ok()?.extract().ok()?;
+    let (what, advice) = match kind {
+        'U' | 'S' | 'T' => ("strings", "give its bytes: np.frombuffer(text.encode(), np.uint8)"),
+        'M' => ("dates and times", "give its numbers: a.view(np.int64)"),
+        'm' => ("spans of time", "give its numbers: a.view(np.int64)"),
+        'O' => ("Python objects", "convert it to numbers: a.astype(np.float32)"),
+        'V' => ("records", "put each field by itself: a[\"field\"].copy()"),
+        _ => return None,
+    };
+    Some((format!("its elements are {what} ({dtype}), not numbers"), advice))
 }
 
 const NOT_GIVEN: &str = "give it as plain numbers in this machine's byte order, as a type that DLPack has (numpy: .astype(…), or \

@@ -10,6 +10,7 @@ use std::{
 use partywall::{
     Block, Build, DType, DeviceRange, Error, Loan, Sample,
     cuda::{RawStream, StreamRef},
+    info::Named,
 };
 use pyo3::{
     IntoPyObjectExt,
@@ -82,7 +83,7 @@ impl Tensor {
         let elements = shape.iter().try_fold(1_u64, |product, length| product.checked_mul(*length));
         let needed = elements.and_then(|elements| dtype.bytes_for(elements)).unwrap_or(u64::MAX);
         if needed > has {
-            return Err(Error::BlockTooSmall { pool, has, needed });
+            return Err(Error::BlockTooSmall { name: pool, of: Named::Pool, has, needed });
         }
         owner.note_named();
         let address = match device == HOST {

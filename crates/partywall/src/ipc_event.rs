@@ -99,7 +99,10 @@ impl IpcEvent {
         while !self.query()? {
             let left = timeout.saturating_sub(start.elapsed());
             if left.is_zero() {
-                return Err(Error::Timeout { what: "what was recorded in the event".into(), after: timeout });
+                return Err(Error::Timeout {
+                    what: "the work that the event records was not done".into(),
+                    after: timeout,
+                });
             }
             thread::sleep(backoff.next().min(left));
         }

@@ -36,6 +36,38 @@ def test_errors_are_the_built_in_ones_too(domain):
         pw.connect(socket=domain.socket + ".other", start=False)
 
 
+def test_other_kinds_name_the_call_that_takes_them(domain):
+    pool = domain.pool("pool", 1, 16, device="host")
+    line = domain.timeline("line")
+    with pytest.raises(TypeError, match=r'"pool" is a pool, not a segment; open it with d\.pool\("pool"\)'):
+        domain.open("pool")
+    with pytest.raises(pw.NameNotFound, match=r'there is a timeline of that name; open it with d\.timeline\("line"\)'):
+        domain.open("line")
+    pool.close()
+    line.close()
+
+
+def test_a_name_that_ended_just_now_says_how(domain):
+    domain.put("x", np.zeros(1), device="host").close()
+    with pytest.raises(pw.NameNotFound, match=rf"x@1 went with its owner, pid {os.getpid()} \(\w+.*\), 0\.\d s ago") as raised:
+        domain.open("x")
+    assert "kept=True" in raised.value.advice
+
+
+@pytest.mark.parametrize(
+    ("array", "what", "advice"),
+    [
+        (np.array(["a"]), "strings", "encode"),
+        (np.array(["2026-01-01"], "M8[s]"), "dates and times", "int64"),
+        (np.array([None]), "Python objects", "astype"),
+    ],
+)
+def test_arrays_of_no_numbers_say_what_to_give_instead(domain, array, what, advice):
+    with pytest.raises(pw.BadSource, match=f"its elements are {what}") as raised:
+        domain.put("x", array, device="host")
+    assert advice in raised.value.advice and "DLPack" not in str(raised.value)
+
+
 def test_every_error_class_goes_through_a_pickle():
     classes = [value for value in vars(pw).values() if isinstance(value, type) and issubclass(value, pw.Error)]
     assert len(classes) > 20

@@ -43,7 +43,7 @@ def test_at_most_so_many_have_a_permit(domain, child):
         assert s.available == 0 and one.held and two.held
         assert s.try_acquire() is None
         for timeout in (0, 0.01):
-            with pytest.raises(TimeoutError, match='a permit of semaphore "s" did not happen'):
+            with pytest.raises(TimeoutError, match='a permit of semaphore "s": none was given back'):
                 s.acquire(timeout)
         two.release()
         again = s.try_acquire()

@@ -47,7 +47,7 @@ def test_a_value_is_signalled_in_one_process_and_waited_for_in_others(domain, ch
         t.wait(2)
         assert (t.value, t.announced) == (7, 7)
         t.check()
-        with pytest.raises(TimeoutError, match='value 8 of timeline "t" did not happen within 0.0 s'):
+        with pytest.raises(TimeoutError, match='value 8 of timeline "t" was not reached within 0.0 s'):
             t.wait(8, 0.01)
         writer.tell()
         assert writer.end() == 0
@@ -220,7 +220,7 @@ def test_tasks_wait_beside_each_other(domain):
             assert order == [1, 2, 2, 3]
             await asyncio.gather(*tasks)
             await t.wait_async(3, 0)
-            with pytest.raises(TimeoutError, match='value 4 of timeline "t" did not happen') as raised:
+            with pytest.raises(TimeoutError, match='value 4 of timeline "t" was not reached') as raised:
                 await t.wait_async(4, 0.01)
             assert isinstance(raised.value, pw.TimeoutError) and raised.value.anchor == "timeout"
             with pytest.raises(ValueError, match="timeout"):

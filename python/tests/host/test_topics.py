@@ -291,7 +291,7 @@ def test_a_killed_publisher_is_replaced(frames, child, socket):
 def test_waits_end(frames):
     subscriber = frames.subscriber()
     for timeout in (0, 0.01):
-        with pytest.raises(TimeoutError, match='a sample of topic "frames" did not happen'):
+        with pytest.raises(TimeoutError, match='no sample of topic "frames" was published'):
             subscriber.recv(timeout)
     with pytest.raises(ValueError, match="timeout"):
         subscriber.recv(-1)
@@ -353,7 +353,7 @@ with pw.connect(socket=sys.argv[1], start=False) as d, d.topic("frames") as fram
 def test_event_loops(frames):
     async def go() -> None:
         publisher, subscriber = frames.publisher(), frames.subscriber()
-        with pytest.raises(pw.TimeoutError, match="did not happen"):
+        with pytest.raises(pw.TimeoutError, match="within"):
             await subscriber.recv_async(0.01)
         got = []
 

@@ -42,7 +42,7 @@ pub use self::{
     watch::{Watch, WatchEvent},
 };
 use crate::{
-    error::{Error, Result},
+    error::{Error, Result, nothing_came},
     gpu::{Gpu, Gpus},
     info::{self, NameInfo, Removed, SegmentInfo, StatusInfo},
     place::Place,
@@ -225,7 +225,10 @@ impl Domain {
                 OpenOptions::new(self.clone(), name).attach_segment(opened, fds).map(OpenOrBuild::Opened)
             }
             Some((other, _)) => Err(unexpected(&other)),
-            None => Err(Error::Timeout { what: format!("the commit of {name:?} by its builder"), after: timeout }),
+            None => Err(Error::Timeout {
+                what: format!("cannot open {name:?}: its builder did not commit it"),
+                after: timeout,
+            }),
         }
     }
 
@@ -396,10 +399,11 @@ impl Domain {
         }
         // Asked once more without waiting: it may just have come, or have been there before and ended.
         match self.link().call_with(open(false), &[]) {
-            Err(Error::NotFound { .. } | Error::VersionNotFound { .. }) => Err(Error::Timeout {
-                what: format!("a commit of {}", info::with_version(name, version)),
-                after: timeout,
-            }),
+            Err(refusal @ (Error::NotFound { .. } | Error::VersionNotFound { .. })) => {
+                let name = info::with_version(name, version);
+                let what = format!("cannot open {name}: {}", nothing_came(&refusal));
+                Err(Error::Timeout { what, after: timeout })
+            }
             answered => answered,
         }
     }

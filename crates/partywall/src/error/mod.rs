@@ -11,6 +11,7 @@ use partywall_os::Errno;
 use partywall_shm::{DType, TableError};
 use partywall_wire::{Ending, FdFault, Limit, MemberState, Named, NoGrowth, ObjectKind, TimelineEnding, Whom};
 
+pub(crate) use self::text::nothing_came;
 use self::text::{
     bad_value, beginning, driver_name, ended_text, fd_fault, free_text, held_text, limit_name, member_state,
     near_names, near_pids, no_growth, object_kind, other_kinds, pointer_kind, publisher_ending, seconds,
@@ -277,10 +278,12 @@ pub enum Error {
         why: String,
     },
     /// What was to be in a block does not fit.
-    #[error("a block of {pool:?} has {has} bytes, and {needed} are needed")]
+    #[error("a block of {} {name:?} has {has} bytes, and {needed} are needed", of.name())]
     BlockTooSmall {
-        /// The pool.
-        pool: String,
+        /// The pool or topic.
+        name: String,
+        /// Which of the two.
+        of: Named,
         /// Bytes of a block.
         has: u64,
         /// Bytes that were asked for.
@@ -473,11 +476,11 @@ pub enum Error {
         /// What is wrong.
         source: TableError,
     },
-    /// A tensor was asked for as elements of another type.
-    #[error("tensor {tensor:?} has elements of {has}, not {wanted}")]
+    /// Elements were asked for as another type than theirs.
+    #[error("{what} is {has}, and {wanted} was asked for")]
     WrongDType {
-        /// The tensor.
-        tensor: String,
+        /// The tensor or sample: `tensor "x"`.
+        what: String,
         /// Its type.
         has: DType,
         /// The type asked for.
@@ -583,9 +586,9 @@ pub enum Error {
         what: String,
     },
     /// It did not happen in time.
-    #[error("{what} did not happen within {}", seconds(*after))]
+    #[error("{what} within {}", seconds(*after))]
     Timeout {
-        /// What was waited for.
+        /// What was to be done, and what did not happen: `cannot open "x": no process committed it`.
         what: String,
         /// How long.
         after: Duration,

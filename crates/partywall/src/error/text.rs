@@ -5,7 +5,7 @@ use std::time::Duration;
 use partywall_cuda::PointerKind;
 use partywall_wire::{Ending, FdFault, Limit, MemberState, Named, NoGrowth, ObjectKind, TimelineEnding, Whom};
 
-use super::{Ended, Held};
+use super::{Ended, Error, Held};
 
 pub(super) fn near_names(near: &[String]) -> String {
     if near.is_empty() { String::new() } else { format!("; there is {}", near.join(", ")) }
@@ -29,6 +29,19 @@ pub(super) fn ended_text(name: &str, ended: &Option<Box<Ended>>) -> String {
 pub(super) fn other_kinds(is: &[Named]) -> String {
     let kinds: Vec<_> = is.iter().map(|named| format!("a {}", named.name())).collect();
     if kinds.is_empty() { String::new() } else { format!("; there is {} of that name", kinds.join(" and ")) }
+}
+
+/// Why an open with a time-out got nothing, from the refusal of asking once more at its end.
+pub(crate) fn nothing_came(refusal: &Error) -> String {
+    match refusal {
+        Error::NotFound { name, ended: ended @ Some(_), .. } => {
+            format!("{}, and no process committed it again", ended_text(name, ended).trim_start_matches(": "))
+        }
+        Error::NotFound { is, .. } if !is.is_empty() => {
+            format!("{}, and no process committed a segment", other_kinds(is).trim_start_matches("; "))
+        }
+        _ => "no process committed it".into(),
+    }
 }
 
 pub(super) fn near_pids(near: &[u32]) -> String {

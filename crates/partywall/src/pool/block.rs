@@ -20,6 +20,7 @@ use crate::{
     gpu::{DeviceRange, failed_call},
     segment::Element,
 };
+use partywall_wire::Named;
 
 /// A block of a [`Pool`](super::Pool), of which nobody else has anything. Dropping it gives it back.
 ///
@@ -257,7 +258,7 @@ impl Block {
     fn elements<T: Element>(&self) -> Result<usize> {
         let (has, needed) = (self.len(), size_of::<T>() as u64);
         if has < needed {
-            return Err(Error::BlockTooSmall { pool: self.pool().to_owned(), has, needed });
+            return Err(Error::BlockTooSmall { name: self.pool().to_owned(), of: Named::Pool, has, needed });
         }
         Ok((has - has % needed) as usize)
     }

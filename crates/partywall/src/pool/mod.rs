@@ -222,7 +222,7 @@ impl Pool {
     }
 
     fn late(&self, after: Duration) -> Error {
-        Error::Timeout { what: format!("a block of pool {:?}", self.name()), after }
+        Error::Timeout { what: format!("cannot take a block of pool {:?}: none became free", self.name()), after }
     }
 
     fn take_unless(&self, timeout: Duration, stop: impl FnMut() -> bool) -> Result<Option<Held>> {

@@ -106,7 +106,10 @@ impl Wanted {
                 Some((Answer::Opened(opened), fds)) => return self.attach(opened, fds, check),
                 Some((other, _)) => return Err(unexpected(&other)),
                 None => {
-                    let what = format!("the making of {what} {:?} by another process", self.name);
+                    let what = format!(
+                        "cannot open {what} {:?}: another process began to make it and did not finish",
+                        self.name
+                    );
                     return Err(Error::Timeout { what, after: timeout });
                 }
             }

@@ -264,7 +264,7 @@ impl Build {
         let entry = find(&self.name, &self.table, tensor)?;
         if entry.dtype() != T::DTYPE {
             let wanted = T::DTYPE.name();
-            return Err(Error::WrongDType { tensor: tensor.to_owned(), has: entry.dtype(), wanted });
+            return Err(Error::WrongDType { what: format!("tensor {tensor:?}"), has: entry.dtype(), wanted });
         }
         let bytes = self.as_mut_bytes(tensor)?;
         elements_mut(bytes)

@@ -232,7 +232,7 @@ impl Segment {
         match self.domain.link().call_waiting(|| Call::AwaitGrowth { lease, growths }, deadline)? {
             Some((Answer::Done, _)) => self.refresh(),
             Some((other, _)) => Err(unexpected(&other)),
-            None => Err(Error::Timeout { what: format!("a growth of {:?}", self.facts.name), after: timeout }),
+            None => Err(Error::Timeout { what: format!("{:?} did not grow", self.facts.name), after: timeout }),
         }
     }
 

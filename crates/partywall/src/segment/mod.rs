@@ -195,7 +195,7 @@ impl Segment {
         match self.domain.link().call_waiting(|| Call::AwaitWithdrawal { lease }, deadline)? {
             Some((Answer::Withdrawn, _)) => Ok(()),
             Some((other, _)) => Err(unexpected(&other)),
-            None => Err(Error::Timeout { what: format!("the withdrawal of {:?}", self.facts.name), after: timeout }),
+            None => Err(Error::Timeout { what: format!("{:?} was not withdrawn", self.facts.name), after: timeout }),
         }
     }
 

@@ -227,7 +227,7 @@ impl<'a> Tensor<'a> {
         if T::DTYPE == self.dtype() {
             return Ok(());
         }
-        Err(Error::WrongDType { tensor: self.name().to_owned(), has: self.dtype(), wanted: T::DTYPE.name() })
+        Err(Error::WrongDType { what: format!("tensor {:?}", self.name()), has: self.dtype(), wanted: T::DTYPE.name() })
     }
 
     fn range(&self, why: String) -> Error {

@@ -154,7 +154,8 @@ impl Semaphore {
     }
 
     fn late(&self, after: Duration) -> Error {
-        Error::Timeout { what: format!("a permit of semaphore {:?}", self.open.name), after }
+        let what = format!("cannot acquire a permit of semaphore {:?}: none was given back", self.open.name);
+        Error::Timeout { what, after }
     }
 
     fn permit(&self, held: Held) -> Permit {

@@ -103,7 +103,7 @@ impl Lookout {
 
 impl super::At {
     pub(super) fn too_late(&self, v: u64, goal: Progress, after: Duration) -> Error {
-        let what = if goal == Progress::Announced { "the promise of value" } else { "value" };
-        Error::Timeout { what: format!("{what} {v} of timeline {:?}", self.name), after }
+        let what = if goal == Progress::Announced { "promised" } else { "reached" };
+        Error::Timeout { what: format!("value {v} of timeline {:?} was not {what}", self.name), after }
     }
 }

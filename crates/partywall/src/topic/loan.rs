@@ -471,7 +471,7 @@ pub(super) fn check_dtype<'a, T: Element>(topic: impl FnOnce() -> &'a str, has: 
     if T::DTYPE == has {
         return Ok(());
     }
-    Err(Error::WrongDType { tensor: format!("a sample of {:?}", topic()), has, wanted: T::DTYPE.name() })
+    Err(Error::WrongDType { what: format!("a sample of topic {:?}", topic()), has, wanted: T::DTYPE.name() })
 }
 
 pub(super) fn not_elements(topic: &str, error: PodCastError) -> Error {

@@ -12,7 +12,7 @@ use partywall_shm::{
     semaphore::{Attempt, Held},
     topic::{MAX_RANK, PublisherPlace, Seated},
 };
-use partywall_wire::Participant;
+use partywall_wire::{Named, Participant};
 
 use super::{Loan, Open, Words, flights::Flights, timelines};
 use crate::{
@@ -302,7 +302,7 @@ impl Joined {
         let needed = bytes.ok_or_else(|| bad(format!("{dtype} {shape:?} does not fill a number of whole bytes")))?;
         let has = self.open.blocks.shape().block_bytes;
         if needed > has {
-            return Err(Error::BlockTooSmall { pool: topic(), has, needed });
+            return Err(Error::BlockTooSmall { name: topic(), of: Named::Topic, has, needed });
         }
         Ok(needed)
     }
@@ -323,11 +323,13 @@ impl Joined {
 
     /// Other publishers were always faster.
     pub(super) fn busy(&self, after: Duration) -> Error {
-        Error::Timeout { what: format!("a place in the ring of topic {:?}", self.open.name()), after }
+        let what = format!("cannot publish in topic {:?}: other publishers took every place", self.open.name());
+        Error::Timeout { what, after }
     }
 
     fn no_block(&self, after: Duration) -> Error {
-        Error::Timeout { what: format!("a free block of topic {:?}", self.open.name()), after }
+        let what = format!("cannot loan a block of topic {:?}: none became free", self.open.name());
+        Error::Timeout { what, after }
     }
 }
 

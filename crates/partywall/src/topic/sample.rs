@@ -234,7 +234,11 @@ impl Sample {
                 Status::Ready | Status::Done | Status::Timeline => return Ok(()),
                 Status::Failed(_) | Status::Tainted => {}
                 Status::Unverified if start.elapsed() > SETTLING => {
-                    let what = format!("what sample {} of {:?} was made of", self.position(), self.topic());
+                    let what = format!(
+                        "cannot check sample {} of topic {:?}: its inputs were not decided",
+                        self.position(),
+                        self.topic()
+                    );
                     return Err(Error::Timeout { what, after: SETTLING });
                 }
                 Status::Unverified => std::thread::sleep(backoff.next()),
@@ -369,7 +373,7 @@ impl Sample {
         let (start, mut backoff) = (Instant::now(), Backoff::new());
         while !self.status().is_final() {
             if start.elapsed() > SETTLING {
-                let what = format!("what became of sample {} of {:?}", self.position(), self.topic());
+                let what = format!("sample {} of topic {:?} was not decided", self.position(), self.topic());
                 return Err(Error::Timeout { what, after: SETTLING });
             }
             std::thread::sleep(backoff.next());

@@ -323,7 +323,7 @@ impl Subscriber {
     }
 
     fn late(&self, after: Duration) -> Error {
-        Error::Timeout { what: format!("a sample of topic {:?}", self.topic()), after }
+        Error::Timeout { what: format!("no sample of topic {:?} was published", self.topic()), after }
     }
 }
 

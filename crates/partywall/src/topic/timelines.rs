@@ -82,7 +82,7 @@ impl Timelines {
             }
             // Its publisher is gone, and the broker is about to say what became of its samples.
             if start.elapsed() > SETTLING {
-                let what = format!("what became of sample {} of {:?}", taken.position(), open.name());
+                let what = format!("sample {} of topic {:?} was not decided", taken.position(), open.name());
                 return Err(Error::Timeout { what, after: SETTLING });
             }
             std::thread::sleep(backoff.next());

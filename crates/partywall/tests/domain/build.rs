@@ -50,6 +50,9 @@ fn wrong_questions_about_host_memory_are_answered_with_their_own_errors() {
     let segment = commit(&domain, "x", 1, false);
     let tensor = segment.tensor("x").unwrap();
     assert!(matches!(tensor.as_slice::<f32>(), Err(Error::WrongDType { has: DType::U32, wanted: "float32", .. })));
+    let error = tensor.as_slice::<f32>().unwrap_err();
+    assert_eq!(error.to_string(), r#"tensor "x" is uint32, and float32 was asked for"#);
+    assert_eq!(error.advice(), "use it as uint32, or use its bytes");
     assert!(matches!(tensor.device(), Err(Error::WrongKind { has: "host", wanted: "GPU", .. })));
     assert!(matches!(tensor.shared::<u32>(), Err(Error::WrongKind { .. })));
     assert!(matches!(tensor.read_at(10, &mut [0; 10]), Err(Error::BadRange { .. })));

@@ -120,8 +120,19 @@ fn an_open_waits_for_the_commit_and_gets_it_even_if_the_name_goes_at_once() {
 fn an_open_gives_up_in_time_and_leaves_nothing() {
     let world = World::new();
     let domain = world.connect();
-    assert!(matches!(domain.open("never", Duration::from_millis(30)), Err(Error::Timeout { .. })));
+    let late = |name: &str| match domain.open(name, Duration::from_millis(30)) {
+        Err(error @ Error::Timeout { .. }) => error.to_string(),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(late("never"), r#"cannot open "never": no process committed it within 0.0 s"#);
     drop(commit(&domain, "never", 1, false));
+    let again = late("never");
+    assert!(again.starts_with(r#"cannot open "never": never@1 went with its owner, pid "#), "{again}");
+    assert!(again.ends_with(" ago, and no process committed it again within 0.0 s"), "{again}");
+    let timeline = domain.timeline("line").unwrap();
+    let missing = r#"cannot open "line": there is a timeline of that name, and no process committed a segment within"#;
+    assert!(late("line").starts_with(missing), "{}", late("line"));
+    drop(timeline);
     assert_eq!(domain.status().unwrap().leases, 0);
 }
 
@@ -142,8 +153,8 @@ fn versions_are_kept_by_their_readers() {
         Err(Error::VersionNotFound { version: 1, latest: Some(2), .. }) => {}
         other => panic!("{other:?}"),
     }
-    assert!(matches!(domain.open("x@0", Duration::ZERO), Err(Error::BadName { .. })));
-    assert!(matches!(domain.open("x@one", Duration::ZERO), Err(Error::BadName { .. })));
+    assert!(matches!(domain.open("x@0", Duration::ZERO), Err(Error::BadVersion { .. })));
+    assert!(matches!(domain.open("x@one", Duration::ZERO), Err(Error::BadVersion { .. })));
 }
 
 #[test]

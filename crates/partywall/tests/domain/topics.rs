@@ -535,6 +535,8 @@ fn bad_input_is_refused_each_with_its_error() {
     let publisher = topic.publisher().unwrap();
     let loan = |dtype, shape: &[u64]| publisher.try_loan(dtype, shape);
     assert!(matches!(loan(DType::U32, &[251]), Err(Error::BlockTooSmall { has: 1000, needed: 1004, .. })));
+    let error = loan(DType::U32, &[251]).unwrap_err();
+    assert!(error.to_string().contains("a block of topic") && error.advice().contains("max_bytes"), "{error}");
     assert!(matches!(loan(DType::F32, &[1]), Err(Error::WrongSample { .. })));
     assert!(matches!(loan(DType::U32, &[1; 9]), Err(Error::BadRange { .. })));
     assert!(matches!(loan(DType::U32, &[u64::MAX, 2]), Err(Error::BadRange { .. })));
