@@ -182,7 +182,7 @@ def test_pools_are_as_was_said(domain, frames):
         domain.pool("x")
     with pytest.raises(pw.TimeoutError):
         domain.pool("x", timeout=0.01)
-    with domain.put("weights", np.zeros(1), device="host"), pytest.raises(pw.WrongPool, match="but a segment"):
+    with domain.put("weights", np.zeros(1), device="host"), pytest.raises(pw.WrongPool, match="is a segment, not a pool"):
         domain.pool("weights")
 
 
