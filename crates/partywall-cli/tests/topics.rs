@@ -4,9 +4,10 @@
 use std::{
     collections::BTreeMap,
     fs::{self, File},
-    io::BufWriter,
+    io::{BufRead, BufReader, BufWriter, Lines, Write},
     ops::Range,
     path::Path,
+    process::{ChildStderr, Stdio},
     time::Duration,
 };
 
@@ -163,6 +164,197 @@ fn recorded_topic_is_made_again_with_its_type() {
     assert_eq!((again.dtype(), again.shape()), (Some(DType::F32), strips.shape()));
     player.signal(Signal::INT);
     player.wait().expect(0);
+}
+
+/// `partywall topic pub`, where the tests have their memory.
+fn publishing<'a>(arguments: &[&'a str]) -> Vec<&'a str> {
+    [&["topic", "pub"][..], arguments, &["--device", device()]].concat()
+}
+
+#[test]
+fn numbers_are_published_listed_shown_and_measured() {
+    let sandbox = Sandbox::new();
+    let domain = sandbox.domain();
+    let arguments =
+        ["camera", "--dtype", "float32", "--shape", "2,3", "--rate", "200", "--depth", "8", "--header", "left"];
+    let publisher = sandbox.spawn(publishing(&arguments));
+    let camera = domain.topic("camera").timeout(LONG).open().unwrap();
+    assert_eq!((camera.dtype(), camera.shape()), (Some(DType::F32), Some(&[Some(2), Some(3)][..])));
+    assert_eq!((camera.depth(), camera.place()), (8, place()));
+    let subscriber = camera.subscriber(Policy::Block).unwrap();
+    let sequence = subscriber.recv(LONG).unwrap().sequence();
+    for number in sequence + 1..sequence + 4 {
+        assert_eq!(receive(&subscriber, &camera), (vec![number as f32; 6], b"left".to_vec()));
+    }
+    drop(subscriber);
+
+    let listed = sandbox.json(["topic", "ls", "cam*"]);
+    let topic = &listed["topics"][0];
+    for (key, value) in [
+        ("name", json!("camera")),
+        ("dtype", json!("float32")),
+        ("shape", json!([2, 3])),
+        ("max_bytes", json!(24)),
+        ("publishers", json!(1)),
+    ] {
+        assert_eq!(topic[key], value, "{key}");
+    }
+    assert!(topic["rate"].as_f64().unwrap() > 0.0, "{topic}");
+    assert_eq!(sandbox.json(["topic", "ls", "x*"])["topics"], json!([]));
+    let text = sandbox.run(["topic", "ls"]).expect(0).text();
+    assert!(text.contains("float32 [2, 3]") && text.lines().all(|line| line.chars().count() <= 80), "{text}");
+
+    let shown = sandbox.json(["topic", "info", "camera"]);
+    assert_eq!((&shown["name"], &shown["detail"]["publishers"][0]["pid"]), (&json!("camera"), &json!(publisher.pid())));
+    for command in [&["topic", "info", "camera"][..], &["show", "camera"]] {
+        let text = sandbox.run(command).expect(0).text();
+        let sum = "20 = depth 8 + 2 publishers × 2 loans + 4 subscribers × 2 held";
+        for part in ["topic      camera", "samples    float32 [2, 3]", sum, "/s", "publishers\n"] {
+            assert!(text.contains(part), "{part:?} is missing: {text}");
+        }
+        assert!(!text.contains("chunks") && !text.contains("tensors"), "nothing of its insides: {text}");
+    }
+
+    for command in ["hz", "bw"] {
+        let measured =
+            sandbox.run(["topic", command, "camera", "--count", "40", "--window", "0.05", "--json"]).expect(0);
+        let lines: Vec<Value> = measured.text().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let (end, windows) = lines.split_last().unwrap();
+        assert!(windows.iter().all(|window| window["event"] == "window") && !windows.is_empty(), "{lines:?}");
+        assert_eq!((&end["event"], &end["samples"], &end["bytes"]), (&json!("end"), &json!(40), &json!(40 * 24)));
+        assert!(
+            end["rate"].as_f64().unwrap() > 0.0 && end["gap"]["max"].as_f64() >= end["gap"]["min"].as_f64(),
+            "{end}"
+        );
+        assert_eq!((&end["size"]["mean"], &end["size"]["std"]), (&json!(24.0), &json!(0.0)));
+    }
+    let text = sandbox.run(["topic", "hz", "camera", "--for", "0.2"]).expect(0).text();
+    assert!(text.contains("GAP MEAN") && text.contains(" ms") && text.contains("all "), "{text}");
+    publisher.signal(Signal::INT);
+    let told = publisher.wait().expect(0).text();
+    assert!(told.contains("published ") && told.contains(" to camera"), "{told}");
+}
+
+#[test]
+fn files_and_standard_input_are_published_as_samples() {
+    let sandbox = Sandbox::new();
+    let domain = sandbox.domain();
+    let two = domain.topic("two").dtype(DType::F32).shape(&[2]).depth(16).place(place()).create().unwrap();
+    let subscriber = two.subscriber(Policy::Block).unwrap();
+    let floats: Vec<u8> = (0..6).flat_map(|number| (number as f32).to_le_bytes()).collect();
+    let path = sandbox.file("three.raw", &floats);
+    let path = path.to_str().unwrap();
+    let told = sandbox.run(publishing(&["two", path, "--count", "4", "--json"])).expect(0).json();
+    assert_eq!((&told["samples"], &told["bytes"]), (&json!(4), &json!(32)));
+    for sample in [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0], [0.0, 1.0]] {
+        assert_eq!(receive(&subscriber, &two).0, sample);
+    }
+    let mut piped = sandbox.spawn(publishing(&["two", "-"]));
+    let mut input = piped.stdin();
+    input.write_all(&floats[..12]).unwrap();
+    assert_eq!(receive(&subscriber, &two).0, [0.0, 1.0], "as it comes");
+    input.write_all(&floats[..8]).unwrap();
+    drop(input);
+    assert_eq!(receive(&subscriber, &two).0, [2.0, 0.0]);
+    let cut = piped.wait().expect(2).stderr;
+    assert!(cut.contains("after 4 of 8 bytes"), "{cut}");
+    // What a file says is what a topic is made of.
+    let header = format!("{:<69}\n", "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }");
+    let npy = [&b"\x93NUMPY\x01\x00\x46\x00"[..], header.as_bytes(), &floats].concat();
+    let npy = sandbox.file("frame.npy", npy);
+    let publisher = sandbox.spawn(publishing(&["frame", npy.to_str().unwrap(), "--wait-subscribers", "1"]));
+    let frame = domain.topic("frame").timeout(LONG).open().unwrap();
+    assert_eq!((frame.dtype(), frame.shape()), (Some(DType::F32), Some(&[Some(2), Some(3)][..])));
+    let frames = frame.subscriber(Policy::Block).unwrap();
+    assert_eq!(receive(&frames, &frame).0, [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]);
+    publisher.wait().expect(0);
+
+    let refused = |arguments: &[&str], code| sandbox.run(publishing(arguments)).expect(code).stderr;
+    assert!(refused(&["two", "--dtype", "uint8"], 2).contains("float32 [2]"));
+    let odd = sandbox.file("odd.raw", [0; 9]);
+    assert!(refused(&["two", odd.to_str().unwrap()], 2).contains("9 bytes"));
+    assert!(refused(&["new", "--shape", "4x3"], 2).contains("any"));
+    assert!(refused(&["new", "--dtype", "uint8"], 2).contains("max_bytes"));
+    refused(&["two", "/nowhere"], 3);
+    let late = refused(&["two", path, "--wait-subscribers", "2", "--wait", "0.05"], 7);
+    assert!(late.contains("2 subscribers"), "{late}");
+    refused(&["two", path, "--wait", "1"], 2);
+}
+
+#[test]
+fn player_waits_for_subscribers() {
+    let sandbox = Sandbox::new();
+    let domain = sandbox.domain();
+    let path = sandbox.path().join("f.mcap");
+    file(&path, &[("x", 0, 1.0), ("x", 1, 2.0)]);
+    let screen = topic(&domain, "screen");
+    let late = sandbox.run(play(&path, &["screen", "--wait-subscribers", "1", "--wait", "0.05"])).expect(7).stderr;
+    assert!(late.contains("1 subscriber of topic"), "{late}");
+    assert_eq!(screen.stats().published, 0);
+    let player = sandbox.spawn(play(&path, &["screen", "--wait-subscribers", "2"]));
+    let first = screen.subscriber(Policy::Block).unwrap();
+    eventually("it waits", || !screen.stats().publishers.is_empty());
+    let second = screen.subscriber(Policy::Block).unwrap();
+    for subscriber in [&first, &second] {
+        assert_eq!([receive(subscriber, &screen).0, receive(subscriber, &screen).0], [[1.0], [2.0]]);
+    }
+    player.wait().expect(0);
+}
+
+#[test]
+fn echo_tells_what_it_waits_for_and_ends_when_the_topic_is_idle() {
+    let sandbox = Sandbox::new();
+    let domain = sandbox.domain();
+    let camera = topic(&domain, "camera");
+    let echo = |more: &[&str]| {
+        let mut command = sandbox.command([&["topic", "echo", "camera"][..], more].concat());
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let remarks = BufReader::new(child.stderr.take().unwrap()).lines();
+        (child, remarks)
+    };
+    let expect = |remarks: &mut Lines<BufReader<ChildStderr>>, part: &str| {
+        let remark = remarks.next().unwrap_or_else(|| panic!("it ends before {part:?}")).unwrap();
+        assert!(remark.contains(part), "{part:?} is not in {remark:?}");
+    };
+    let ((mut idle, mut of_idle), (mut patient, mut of_patient)) =
+        (echo(&["--until-idle", "--block"]), echo(&["--count", "3"]));
+    expect(&mut of_idle, "waiting for a publisher of camera; Ctrl-C ends it");
+    expect(&mut of_patient, "waiting for a publisher of camera; Ctrl-C ends it");
+    let publisher = camera.publisher().unwrap();
+    publish(&publisher, &camera, &[1.0], b"");
+    publish(&publisher, &camera, &[2.0], b"");
+    expect(&mut of_patient, "camera has 1 publisher now");
+    drop(publisher);
+    expect(&mut of_patient, "the last publisher of camera has left; waiting for another");
+    assert!(idle.wait().unwrap().success());
+    let rest: Vec<String> = of_idle.map(Result::unwrap).collect();
+    assert!(rest.iter().any(|line| line == "the last publisher of camera has left"), "{rest:?}");
+    assert!(rest.last().unwrap().contains("2 samples in"), "{rest:?}");
+    publish(&camera.publisher().unwrap(), &camera, &[3.0], b"");
+    assert!(patient.wait().unwrap().success());
+    // One that comes too late.
+    let end = sandbox.json(["topic", "echo", "camera", "--until-idle"]);
+    assert_eq!((&end["event"], &end["samples"]), (&json!("end"), &json!(0)));
+}
+
+#[test]
+fn name_of_something_else_is_told_with_the_command_that_takes_it() {
+    let sandbox = Sandbox::new();
+    let domain = sandbox.domain();
+    let _segment = domain.create("weights", place()).tensor("w", DType::U8, &[4]).allocate().unwrap().commit().unwrap();
+    let _pool = domain.pool("pool").blocks(1).block_bytes(64).place(place()).create().unwrap();
+    let _timeline = domain.timeline_writer("clock").unwrap();
+    for command in ["echo", "hz", "bw", "info"] {
+        for (name, code, is, advice) in [
+            ("weights", 2, "is a segment, not a topic", "partywall get weights FILE"),
+            ("pool", 2, "is a pool, not a topic", "partywall show pool"),
+            ("clock", 3, "timeline", "partywall show clock"),
+        ] {
+            let told = sandbox.run(["topic", command, name]).expect(code).stderr;
+            assert!(told.contains(is) && told.contains(advice), "{command}: {told}");
+        }
+        sandbox.run(["topic", command, "missing"]).expect(3);
+    }
 }
 
 #[test]
@@ -383,7 +575,8 @@ fn what_cannot_be_recorded_says_why() {
     assert!(refused.contains("complex128") && refused.contains("float64"), "{refused}");
 
     let _semaphore = domain.semaphore("gate", 1).unwrap();
-    sandbox.run(["topic", "echo", "gate"]).expect(3);
+    let gate = sandbox.run(["topic", "echo", "gate"]).expect(3).stderr;
+    assert!(gate.contains("semaphore") && gate.contains("partywall show gate"), "{gate}");
 
     let full = record("camera", "/dev/full", &["--force"]).expect(5).stderr;
     assert!(full.contains("/dev/full cannot be written") && full.contains("make room"), "{full}");
@@ -432,7 +625,7 @@ fn who_holds_up_a_topic_is_listed_shown_and_evicted() {
     let text = sandbox.run(["show", "camera"]).expect(0).text();
     for part in [
         "samples    float32 [1]\n",
-        "14 blocks of 64 bytes = 2 in the ring + 2 publishers × 2 loans + 4 subscribers × 2 held\n",
+        "blocks     14 = depth 2 + 2 publishers × 2 loans + 4 subscribers × 2 held\n",
         "audit      clean",
         "hung",
         "block",

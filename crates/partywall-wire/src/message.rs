@@ -54,7 +54,6 @@ pub enum Event {
 /// What a member can ask.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
-#[allow(clippy::large_enum_variant, reason = "a message is moved a few times; a box would be an allocation for each")]
 pub enum Call {
     /// Nothing; the answer is [`Answer::Done`].
     Ping,
@@ -418,7 +417,6 @@ pub struct Grown {
 /// What came of a request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
-#[allow(clippy::large_enum_variant, reason = "a message is moved a few times; a box would be an allocation for each")]
 pub enum Answer {
     /// Done.
     Done,

@@ -94,20 +94,7 @@ fn every_error() -> Vec<Error> {
         Error::StaleBlock { block: "x@1#2.3".into() },
         Error::NotATopic { name: name.clone(), is: Named::Segment },
         Error::WrongTopic { name: name.clone(), why: "it has room for 3 publishers, not 4".into() },
-        Error::WrongSample {
-            topic: name.clone(),
-            has: partywall::SampleType::of(&partywall::info::TopicShape {
-                depth: 4,
-                history: 0,
-                publishers: 2,
-                loans: 2,
-                subscribers: 4,
-                held: 2,
-                dtype: Some(DType::U8.code()),
-                shape: None,
-            }),
-            given: "float32 [3]".into(),
-        },
+        Error::WrongSample { topic: name.clone(), has: "uint8 [3]".into(), given: "float32 [3]".into() },
         Error::BadTopic { name: name.clone(), why: "it has a depth of 1 to 4096, not 0".into() },
         Error::PoolTooSmall {
             name: name.clone(),

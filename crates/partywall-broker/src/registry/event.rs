@@ -11,7 +11,6 @@ use super::types::{
 
 /// Something that happened at the rim.
 #[derive(Debug, Clone)]
-#[allow(clippy::large_enum_variant, reason = "an event is moved a few times; a box would be an allocation for each")]
 pub(crate) enum Event {
     /// A process became a member.
     Joined { member: MemberId, identity: Identity },

@@ -4,12 +4,14 @@
 //! them), `builder` (a pid or null), `metadata` (an object), `tensors`: all, in the order in which they were given, each
 //! with `name`, `dtype`, `shape`, `strides` (in elements), `bytes`, `chunk`, `offset`.
 
+use std::time::{Duration, Instant};
+
 use clap::Args;
 use partywall::{
-    Error, SampleType, bytes,
+    Domain, Error, SampleType, bytes,
     info::{
         Control, ControlInfo, HolderInfo, Lifetime, ObjectDetail, ObjectHolder, ObjectInfo, ObjectKind, Participant,
-        PublisherInfo, SegmentInfo, SubscriberInfo, VersionInfo,
+        PublisherInfo, SegmentInfo, SubscriberInfo, TopicInfo, TopicShape, VersionInfo,
     },
     kind_name,
 };
@@ -27,6 +29,9 @@ pub(crate) struct Arguments {
     #[arg(long)]
     all: bool,
 }
+
+/// How long samples are counted for their rate.
+const MEASURED: Duration = Duration::from_millis(250);
 
 /// Tensors that are listed without `--all`.
 const SOME: usize = 20;
@@ -68,12 +73,11 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
         return Ok(());
     }
     let mut first = info.is_none();
-    if let Some(info) = &info {
+    if let Some((info, shape)) = info.as_ref().and_then(|info| Some((info, info.version.control?.topic?))) {
+        topic_facts(output, &domain, info, &shape)?;
+    } else if let Some(info) = &info {
         facts(output, info);
         people(output, info);
-        if let Some(control) = &info.control {
-            participants(output, control);
-        }
         versions(output, info);
         metadata(output, info);
         if info.control.is_none() {
@@ -87,6 +91,86 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
         object_facts(output, object);
     }
     Ok(())
+}
+
+/// Shows a topic, which `partywall topic info` does, too.
+pub(crate) fn topic(context: &Context, domain: &Domain, info: &SegmentInfo) -> Result<(), Failure> {
+    let output = context.output();
+    if output.is_json() {
+        let mut value = value(info);
+        value["socket"] = json!(domain.socket());
+        output.value(&value);
+        return Ok(());
+    }
+    info.version
+        .control
+        .and_then(|control| control.topic)
+        .map_or(Ok(()), |shape| topic_facts(output, domain, info, &shape))
+}
+
+/// What its users want to know of a topic: its samples, its memory, and who publishes and subscribes.
+fn topic_facts(output: Output, domain: &Domain, info: &SegmentInfo, shape: &TopicShape) -> Result<(), Failure> {
+    if output.is_json() {
+        return Ok(());
+    }
+    let VersionInfo { version, place, bytes: allocated, lifetime, committer, committed_at, control, .. } =
+        &info.version;
+    fact(output, "topic", &info.name);
+    fact(output, "samples", SampleType::of(shape).to_string());
+    let late = match shape.history {
+        0 => "none of them".to_owned(),
+        history => format!("the last {history}"),
+    };
+    let depth = text::count(shape.depth.into(), "sample");
+    fact(output, "ring", format!("{depth}; a subscriber that joins later gets {late}"));
+    if let Some(control) = control {
+        let (blocks, place) = (describe::control::blocks(control), describe::place((*place).into()));
+        fact(output, "memory", format!("{} on {place}: {blocks}", bytes(*allocated)));
+        fact(output, "blocks", describe::control::sum(control, shape));
+    }
+    if let Some(ControlInfo { blocks, topic: Some(topic) }) = &info.control {
+        fact(output, "in use", describe::control::counts(blocks));
+        fact(output, "audit", describe::control::audit(blocks));
+        let rate = published_per_second(domain, info, topic)?;
+        fact(output, "published", format!("{}, {rate:.1}/s", text::count(topic.usage.published, "sample")));
+    }
+    fact(output, "lifetime", self::lifetime(*lifetime, *committer));
+    let ago = text::duration(text::since(*committed_at));
+    fact(output, "made", format!("{} ({ago} ago) by pid {committer}, version {version}", text::moment(*committed_at)));
+    if !info.is_latest {
+        fact(output, "removed", "it can no longer be opened, and goes with the last process that has it open");
+    }
+    if let Some(control) = &info.control {
+        participants(output, control);
+    }
+    // Those that publish and subscribe are among them.
+    people(output, info);
+    Ok(())
+}
+
+/// Samples a second, just now.
+fn published_per_second(domain: &Domain, info: &SegmentInfo, topic: &TopicInfo) -> Result<f64, Failure> {
+    if topic.publishers.is_empty() {
+        return Ok(0.0);
+    }
+    let start = Instant::now();
+    std::thread::sleep(MEASURED);
+    let later = match domain.inspect(&format!("{}@{}", info.name, info.version.version)) {
+        Ok(later) => later.control.and_then(|control| control.topic).map(|topic| topic.usage.published),
+        // It has gone meanwhile.
+        Err(Error::NotFound { .. } | Error::VersionNotFound { .. } | Error::Withdrawn { .. }) => None,
+        Err(error) => return Err(error.into()),
+    };
+    let more = later.unwrap_or(topic.usage.published).saturating_sub(topic.usage.published);
+    Ok(more as f64 / start.elapsed().as_secs_f64().max(1e-9))
+}
+
+fn lifetime(lifetime: Lifetime, committer: u32) -> String {
+    match lifetime {
+        Lifetime::Owned => format!("owned: goes with its committer, pid {committer}"),
+        Lifetime::Kept => "kept: until it is removed, the broker ends, or the machine restarts".to_owned(),
+        Lifetime::Shared => "shared: goes with the last process that has it open".to_owned(),
+    }
 }
 
 fn object_value(object: &ObjectDetail) -> Value {
@@ -191,19 +275,9 @@ fn facts(output: Output, info: &SegmentInfo) {
         (false, true) => "removed: it can no longer be opened, and goes with its last lease",
     };
     let used = info.table.tensor_bytes();
-    let lifetime = match lifetime {
-        Lifetime::Owned => format!("owned: goes with its committer, pid {committer}"),
-        Lifetime::Kept => "kept: until it is removed, the broker ends, or the machine restarts".to_owned(),
-        Lifetime::Shared => "shared: goes with the last process that has it open".to_owned(),
-    };
     let access = if *mutable { "mutable: its users order their access themselves" } else { "frozen" };
-    let what = match control {
-        None => "name",
-        Some(Control { topic: None, .. }) => "pool",
-        Some(_) => "topic",
-    };
-    fact(output, what, &info.name);
-    // Pools and topics have one version, and how their memory is divided is theirs.
+    fact(output, if control.is_some() { "pool" } else { "name" }, &info.name);
+    // A pool has one version, and divides its memory itself.
     if control.is_none() || !info.is_latest {
         fact(output, "version", format!("{version} ({latest})"));
     }
@@ -211,11 +285,11 @@ fn facts(output: Output, info: &SegmentInfo) {
     fact(output, "place", describe::place((*place).into()));
     if control.is_some() {
         fact(output, "size", bytes(*allocated));
-        fact(output, "lifetime", lifetime);
+        fact(output, "lifetime", self::lifetime(*lifetime, *committer));
     } else {
         fact(output, "size", format!("{} requested, {} allocated", bytes(used), bytes(*allocated)));
         fact(output, "chunks", chunks(&info.chunks));
-        fact(output, "lifetime", lifetime);
+        fact(output, "lifetime", self::lifetime(*lifetime, *committer));
         fact(output, "access", access);
         fact(output, "promises", describe::promises(*kind, *mutable));
     }
@@ -234,28 +308,14 @@ fn facts(output: Output, info: &SegmentInfo) {
     }
 }
 
-/// What makes it a pool or topic, and how that is used.
+/// What makes it a pool, and how that is used.
 fn control_facts(output: Output, control: &Control, used: Option<&ControlInfo>) {
-    match &control.topic {
-        None => {
-            let zeroed = if control.zeroed { ", zeroed for whoever takes one" } else { "" };
-            fact(output, "memory", format!("{}{zeroed}", describe::control::blocks(control)));
-        }
-        Some(topic) => {
-            let (depth, history) =
-                (text::count(topic.depth.into(), "sample"), text::count(topic.history.into(), "sample"));
-            fact(output, "samples", SampleType::of(topic).to_string());
-            fact(output, "ring", format!("{depth}; a subscriber that joins late gets {history}"));
-            fact(output, "memory", describe::control::sum(control, topic));
-        }
-    }
-    let Some(ControlInfo { blocks, topic }) = used else { return };
+    let zeroed = if control.zeroed { ", zeroed for whoever takes one" } else { "" };
+    fact(output, "memory", format!("{}{zeroed}", describe::control::blocks(control)));
+    let Some(ControlInfo { blocks, .. }) = used else { return };
     fact(output, "blocks", describe::control::counts(blocks));
     fact(output, "waiting", text::count(blocks.waiting.into(), "waiter"));
     fact(output, "audit", describe::control::audit(blocks));
-    if let Some(topic) = topic {
-        fact(output, "published", text::count(topic.usage.published, "sample"));
-    }
 }
 
 /// Who publishes and who subscribes.

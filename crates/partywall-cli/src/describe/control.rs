@@ -47,7 +47,7 @@ pub(crate) fn usage(usage: &Usage) -> Value {
     value
 }
 
-/// How a topic comes to its blocks: `16 blocks of 900 KiB = 4 in the ring + 2 publishers × 2 loans + 4 subscribers × 2 held`.
+/// How a topic comes to its blocks: `16 = depth 4 + 2 publishers × 2 loans + 4 subscribers × 2 held`.
 pub(crate) fn sum(control: &Control, topic: &TopicShape) -> String {
     let TopicShape { depth, publishers, loans, subscribers, held, .. } = *topic;
     let needed = u64::from(depth) + u64::from(publishers) * u64::from(loans) + u64::from(subscribers) * u64::from(held);
@@ -55,9 +55,9 @@ pub(crate) fn sum(control: &Control, topic: &TopicShape) -> String {
         0 => String::new(),
         spare => format!(" + {spare} more"),
     };
-    let (publishers, subscribers) = (count(publishers.into(), "publisher"), count(subscribers.into(), "subscriber"));
-    let loans = count(loans.into(), "loan");
-    format!("{} = {depth} in the ring + {publishers} × {loans} + {subscribers} × {held} held{spare}", blocks(control))
+    let publishers = format!("{} × {}", count(publishers.into(), "publisher"), count(loans.into(), "loan"));
+    let subscribers = format!("{} × {held} held", count(subscribers.into(), "subscriber"));
+    format!("{} = depth {depth} + {publishers} + {subscribers}{spare}", control.blocks)
 }
 
 /// How it is used, in detail: `audit` (`clean`, or what is wrong), `waiting` (who waits for a block), `counts` (of blocks:

@@ -139,11 +139,15 @@ impl Error {
             Self::WrongSample { .. } => "publish samples of the topic's type, or make the topic with another dtype and shape; one that is made with max_bytes alone takes any".into(),
             Self::BadTopic { .. } => "give dtype and shape, or max_bytes for samples that vary, and numbers within that range".into(),
             Self::PoolTooSmall { needed, .. } => format!("leave the number of blocks out, or give at least {needed}; or promise less"),
-            Self::TooManyPublishers { topic, most } => format!("close one of them, `partywall show {topic}` lists them; or {}", more_room("publishers", *most)),
-            Self::TooManySubscribers { topic, most } => format!("close one of them and drop its samples, `partywall show {topic}` lists them; or {}", more_room("subscribers", *most)),
-            Self::TooManyLoans { loans, .. } => format!("publish or drop loans before taking more; or {}", more_room("loans", *loans)),
-            Self::TooManyHeld { held, .. } => format!("drop samples before receiving more; or {}", more_room("held", *held)),
-            Self::TopicIdle { .. } => "stop receiving; to wait for further publishers subscribe without until_idle (in Python, without until=\"idle\")".into(),
+            Self::TooManyPublishers { topic, most } => format!("close one of them, `partywall show {topic}` lists them; or {}", more_room("publishers", *most, language)),
+            Self::TooManySubscribers { topic, most } => format!("close one of them and drop its samples, `partywall show {topic}` lists them; or {}", more_room("subscribers", *most, language)),
+            Self::TooManyLoans { loans, .. } => format!("publish or drop loans before taking more; or {}", more_room("loans", *loans, language)),
+            Self::TooManyHeld { held, .. } => format!("drop samples before receiving more; or {}", more_room("held", *held, language)),
+            Self::TopicIdle { .. } => match language {
+                Language::Rust => "stop receiving; to wait for further publishers subscribe without until_idle()",
+                Language::Python => "stop receiving; to wait for further publishers subscribe without until=\"idle\"",
+                Language::Shell => "stop receiving; to wait for further publishers leave out --until-idle",
+            }.into(),
             Self::TopicFull { pid: Some(pid), .. } => format!("wait for it, or end its part in the topic with `partywall evict {pid}`; a subscriber that may miss samples keeps nobody waiting"),
             Self::TopicFull { topic, .. } => format!("`partywall show {topic}` says which; `partywall evict PID` ends its part in the topic; a subscriber that may miss samples keeps nobody waiting"),
             Self::NotReady { .. } => "wait() for it on the host, or order a stream behind it with device_on()".into(),
@@ -389,9 +393,13 @@ fn file_kind(error: &FileError) -> ErrorKind {
 }
 
 /// How a topic is made that allows more than `most` of something.
-fn more_room(what: &str, most: u32) -> String {
+fn more_room(what: &str, most: u32, language: Language) -> String {
     let more = most.saturating_add(1);
-    format!("make the topic with more: {what}({more}), in Python {what}={more}, `partywall topic pub --{what} {more}`")
+    match language {
+        Language::Rust => format!("make the topic with more: {what}({more})"),
+        Language::Python => format!("make the topic with more: {what}={more}"),
+        Language::Shell => format!("make the topic with more, as `partywall topic pub --{what} {more}` does"),
+    }
 }
 
 fn not_shareable(kind: PointerKind) -> &'static str {

@@ -27,7 +27,7 @@ use crate::{
     pool::UnreleasedBlock,
     segment::Uncommitted,
     semaphore::Unreleased,
-    topic::{SampleType, UnpublishedSample, UnreleasedSample},
+    topic::{UnpublishedSample, UnreleasedSample},
 };
 
 /// The result of an operation of this crate.
@@ -324,7 +324,7 @@ pub enum Error {
         /// The topic.
         topic: String,
         /// What its samples are.
-        has: SampleType,
+        has: String,
         /// What was to be published.
         given: String,
     },

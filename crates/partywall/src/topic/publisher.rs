@@ -291,7 +291,8 @@ impl Joined {
         let topic = || self.open.name().to_owned();
         let has = self.open.sample_type;
         if !has.accepts(dtype, shape) {
-            return Err(Error::WrongSample { topic: topic(), has, given: format!("{dtype} {shape:?}") });
+            let given = format!("{dtype} {shape:?}");
+            return Err(Error::WrongSample { topic: topic(), has: has.to_string(), given });
         }
         let bad = |why: String| Error::BadRange { tensor: format!("a sample of {:?}", topic()), why };
         if shape.len() > MAX_RANK {

@@ -550,6 +550,8 @@ fn bad_input_is_refused_each_with_its_error() {
     }
     let _other = topic.publisher().unwrap();
     assert!(matches!(topic.publisher(), Err(Error::TooManyPublishers { most: 2, .. })));
+    let advice = topic.publisher().unwrap_err().advice();
+    assert!(advice.contains("publishers(3)"), "the number to raise is named: {advice}");
     // Subscribers.
     let subscribers = [(); 3].map(|()| topic.subscriber(Policy::Latest).unwrap());
     assert!(matches!(topic.subscriber(Policy::Block), Err(Error::TooManySubscribers { most: 3, .. })));

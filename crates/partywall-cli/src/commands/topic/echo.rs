@@ -27,11 +27,8 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     let topic = arguments.receiving.open(context)?;
     let subscriber = arguments.receiving.subscribe(&topic)?;
     let output = context.output();
-    if !output.is_json() {
-        output.remark(format!("listening to {}; Ctrl-C ends it", topic.name()));
-    }
     let mut echo = Echo { output, lately: VecDeque::new(), samples: 0, missed: 0, failed: 0, bytes: 0 };
-    let took = arguments.receiving.receive(&subscriber, &mut echo)?.as_secs_f64();
+    let took = arguments.receiving.receive(context, &topic, &subscriber, &mut echo)?.as_secs_f64();
     let Echo { samples, missed, failed, bytes: total, .. } = echo;
     let rate = samples as f64 / took.max(1e-9);
     output.value(&json!({

@@ -1,8 +1,13 @@
-//! `partywall topic …`: looks at the samples of a topic, and carries them to files and back.
+//! `partywall topic …`: lists topics, publishes samples and looks at them, and carries them to files and back.
 
 mod echo;
 mod file;
+mod info;
+mod list;
+mod making;
 mod play;
+mod publish;
+mod rates;
 mod record;
 mod values;
 
@@ -12,9 +17,14 @@ use std::{
 };
 
 use clap::{Args, Subcommand};
-use partywall::{Error, ErrorKind, Sample, Subscriber, Topic};
+use partywall::{DType, Error, ErrorKind, Publisher, Sample, Subscriber, Topic};
 
-use crate::{Context, failure::Failure, signals, text::parse_seconds};
+use crate::{
+    Context,
+    failure::Failure,
+    signals,
+    text::{count, parse_seconds},
+};
 
 /// Its arguments.
 #[derive(Debug, Args)]
@@ -25,8 +35,18 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum What {
+    /// List topics: their samples, who publishes and subscribes, how many samples a second
+    Ls(list::Arguments),
+    /// Show a topic: its samples, its memory, its publishers and subscribers
+    Info(info::Arguments),
+    /// Publish samples: a file, standard input, or numbers
+    Pub(publish::Arguments),
     /// Tell of samples as they come: how many a second, how far behind, their headers and first values
     Echo(echo::Arguments),
+    /// Measure how many samples come a second, and the gaps between them
+    Hz(rates::Arguments),
+    /// Measure how many bytes come a second, and the sizes of samples
+    Bw(rates::Arguments),
     /// Write samples to an MCAP file
     Record(record::Arguments),
     /// Publish the samples of an MCAP file at the pace at which they were recorded
@@ -36,7 +56,12 @@ enum What {
 /// Runs it.
 pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
     match &arguments.what {
+        What::Ls(arguments) => list::run(context, arguments),
+        What::Info(arguments) => info::run(context, arguments),
+        What::Pub(arguments) => publish::run(context, arguments),
         What::Echo(arguments) => echo::run(context, arguments),
+        What::Hz(arguments) => rates::run(context, arguments, rates::What::Gaps),
+        What::Bw(arguments) => rates::run(context, arguments, rates::What::Sizes),
         What::Record(arguments) => record::run(context, arguments),
         What::Play(arguments) => play::run(context, arguments),
     }
@@ -53,6 +78,9 @@ struct Receiving {
     /// End after so long
     #[arg(long = "for", value_name = "SECONDS", value_parser = parse_seconds)]
     limit: Option<Duration>,
+    /// End when the last publisher has left and everything is received
+    #[arg(long)]
+    until_idle: bool,
     /// Wait so long for a topic that is not there yet
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     wait: Option<Duration>,
@@ -66,9 +94,14 @@ trait Receiver {
     /// A sample has come.
     fn sample(&mut self, sample: Sample, subscriber: &Subscriber) -> Result<(), Failure>;
 
-    /// None has come for a moment.
+    /// A sample has been handled, or none has come for a moment.
     fn idle(&mut self) -> Result<(), Failure> {
         Ok(())
+    }
+
+    /// How soon it wants to look at the clock.
+    fn moment(&self) -> Duration {
+        MOMENT
     }
 }
 
@@ -85,31 +118,118 @@ impl Receiving {
     /// Subscribes to it.
     fn subscribe(&self, topic: &Topic) -> Result<Subscriber, Failure> {
         let policy = if self.block { partywall::Policy::Block } else { partywall::Policy::DropOldest };
-        Ok(topic.subscriber(policy)?)
+        Ok(topic.subscribe(policy).until_idle(self.until_idle).join()?)
     }
 
-    /// Gives samples to `receiver` as they come, until there have been enough, the time is over, or Ctrl-C. Returns for how
-    /// long that was.
-    fn receive(&self, subscriber: &Subscriber, receiver: &mut impl Receiver) -> Result<Duration, Failure> {
+    /// Gives samples to `receiver` as they come, until there have been enough, the time is over, the topic is idle, or
+    /// Ctrl-C. Returns for how long that was. Tells people on standard error what it waits for.
+    fn receive(
+        &self,
+        context: &Context,
+        topic: &Topic,
+        subscriber: &Subscriber,
+        receiver: &mut impl Receiver,
+    ) -> Result<Duration, Failure> {
         let stop = cancel_flag()?;
+        let mut presence = Presence { context, topic, publishers: None };
+        presence.look();
         let (start, mut left) = (Instant::now(), self.count.unwrap_or(u64::MAX));
         while left > 0 && !stop.load(Ordering::Relaxed) {
-            let time = self.limit.map_or(MOMENT, |limit| limit.saturating_sub(start.elapsed()).min(MOMENT));
-            if time.is_zero() {
+            let left_of_limit = self.limit.map_or(MOMENT, |limit| limit.saturating_sub(start.elapsed()));
+            if left_of_limit.is_zero() {
                 break;
             }
+            let time = left_of_limit.min(MOMENT).min(receiver.moment());
             match subscriber.recv_unless(time, || stop.load(Ordering::Relaxed)) {
                 Ok(Some(sample)) => {
                     receiver.sample(sample, subscriber)?;
                     left -= 1;
                 }
                 Ok(None) => break,
-                Err(Error::Timeout { .. }) => {}
+                Err(Error::Timeout { .. }) => presence.look(),
+                Err(Error::TopicIdle { .. }) => {
+                    presence.tell(format!("the last publisher of {} has left", topic.name()));
+                    break;
+                }
                 Err(error) => return Err(error.into()),
             }
             receiver.idle()?;
         }
         Ok(start.elapsed())
+    }
+}
+
+/// Who publishes, as people were told.
+struct Presence<'a> {
+    context: &'a Context,
+    topic: &'a Topic,
+    publishers: Option<usize>,
+}
+
+impl Presence<'_> {
+    /// Tells what is waited for when that has changed.
+    fn look(&mut self) {
+        let now = self.topic.stats().publishers.iter().filter(|publisher| is_there(publisher.parted)).count();
+        let (name, some) = (self.topic.name(), count(now as u64, "publisher"));
+        match (self.publishers.replace(now), now) {
+            (None, 0) => self.tell(format!("waiting for a publisher of {name}; Ctrl-C ends it")),
+            (None, _) => self.tell(format!("waiting for samples of {name}, which has {some}; Ctrl-C ends it")),
+            (Some(before), 0) if before > 0 => {
+                self.tell(format!("the last publisher of {name} has left; waiting for another"));
+            }
+            (Some(0), now) if now > 0 => self.tell(format!("{name} has {some} now")),
+            _ => {}
+        }
+    }
+
+    fn tell(&self, text: String) {
+        let output = self.context.output();
+        if !output.is_json() {
+            output.remark(text);
+        }
+    }
+}
+
+/// Whether a publisher or subscriber counts: one that was detached does not.
+fn is_there(parted: bool) -> bool {
+    !parted
+}
+
+/// Publishes a sample. False if it was interrupted.
+fn publish(
+    topic: &Topic,
+    publisher: &Publisher,
+    (dtype, shape): (DType, &[u64]),
+    bytes: &[u8],
+    header: &[u8],
+    stop: &AtomicBool,
+) -> Result<bool, Failure> {
+    let stop = || stop.load(Ordering::Relaxed);
+    let Some(mut loan) = publisher.loan_unless(dtype, shape, PATIENCE, stop)? else { return Ok(false) };
+    match topic.gpu() {
+        None => loan.bytes_mut()?.copy_from_slice(bytes),
+        Some(_) if bytes.is_empty() => {}
+        Some(gpu) => loan.device()?.copy_from_host(gpu.stream(), bytes)?,
+    }
+    loan.header(header)?;
+    match loan.filled().publish_unless(PATIENCE, stop) {
+        Ok(_) => Ok(true),
+        Err(_) if stop() => Ok(false),
+        Err(failed) => Err(failed.error.into()),
+    }
+}
+
+/// False if it was interrupted.
+fn sleep_until(begun: Instant, due: Duration, stop: &AtomicBool) -> bool {
+    loop {
+        let left = due.saturating_sub(begun.elapsed());
+        if stop.load(Ordering::Relaxed) {
+            return false;
+        }
+        if left.is_zero() {
+            return true;
+        }
+        std::thread::sleep(left.min(NAP));
     }
 }
 
@@ -141,6 +261,9 @@ fn cancel_flag() -> Result<std::sync::Arc<AtomicBool>, Failure> {
         Failure::new(ErrorKind::Refused, format!("handling signals: {error}"), "see what the kernel says")
     })
 }
+
+/// How long to sleep before looking whether to stop.
+const NAP: Duration = Duration::from_millis(100);
 
 /// How long to wait for a sample before looking at the clock.
 const MOMENT: Duration = Duration::from_millis(250);

@@ -8,16 +8,18 @@ use std::{
 };
 
 use partywall::{
-    DType, DeviceChoice, Domain, Error, ErrorKind, Publisher, Topic, bytes,
+    DType, Domain, ErrorKind, Publisher, Topic, TopicOptions, bytes,
     files::{Message, TensorInfo},
 };
 use serde_json::json;
 
 use super::{
-    PATIENCE, cancel_flag,
+    cancel_flag,
     file::{Next, Playback, decode, parse_shape},
+    making::{Audience, Numbers},
+    sleep_until,
 };
-use crate::{Context, device, failure::Failure, text::count};
+use crate::{Context, failure::Failure, text::count};
 
 /// Its arguments.
 #[derive(Debug, clap::Args)]
@@ -35,9 +37,10 @@ pub(super) struct Arguments {
     /// The recorded topic, if the file has several
     #[arg(long, value_name = "TOPIC")]
     channel: Option<String>,
-    /// Where a topic that is made has its memory: auto (the first GPU, else host memory), host, cuda, cuda:N, or a GPU's UUID
-    #[arg(long, value_name = "DEVICE", default_value = "auto")]
-    device: DeviceChoice,
+    #[command(flatten)]
+    audience: Audience,
+    #[command(flatten)]
+    numbers: Numbers,
 }
 
 /// Runs it.
@@ -112,28 +115,18 @@ impl<'a> Player<'a> {
         if self.topic.is_none() {
             let topic = self.open(playback, channel, &tensor)?;
             let publisher = topic.publisher()?;
+            if !self.arguments.audience.wait_for(self.context, &topic, self.stop)? {
+                return Ok(false);
+            }
             self.topic = Some((topic, publisher));
         }
         let Some((topic, publisher)) = &self.topic else { return Ok(false) };
         let (first, begun) = *self.begun.get_or_insert_with(|| (log_time, Instant::now()));
         let due = Duration::from_nanos(log_time.saturating_sub(first)).div_f64(self.arguments.rate);
-        if !self.sleep_until(begun, due) {
+        if !sleep_until(begun, due, self.stop)
+            || !super::publish(topic, publisher, (tensor.dtype, &tensor.shape), bytes, &header, self.stop)?
+        {
             return Ok(false);
-        }
-        let stop = || self.stop.load(Ordering::Relaxed);
-        let Some(mut loan) = publisher.loan_unless(tensor.dtype, &tensor.shape, PATIENCE, stop)? else {
-            return Ok(false);
-        };
-        match topic.gpu() {
-            None => loan.bytes_mut()?.copy_from_slice(bytes),
-            Some(_) if bytes.is_empty() => {}
-            Some(gpu) => loan.device()?.copy_from_host(gpu.stream(), bytes)?,
-        }
-        loan.header(&header)?;
-        match loan.filled().publish_unless(PATIENCE, stop) {
-            Ok(_) => {}
-            Err(_) if stop() => return Ok(false),
-            Err(failed) => return Err(failed.error.into()),
         }
         self.samples += 1;
         self.bytes += bytes.len() as u64;
@@ -142,40 +135,27 @@ impl<'a> Player<'a> {
 
     /// The topic that is there, or else one as it was recorded.
     fn open(&self, playback: &Playback, channel: u16, first: &TensorInfo) -> Result<Topic, Failure> {
-        let options = self.domain.topic(&self.arguments.name);
-        match options.open() {
-            Err(Error::NotFound { .. }) => {}
-            opened => return Ok(opened?),
-        }
         let facts = playback.channel(channel).map(|(_, facts)| facts);
         let fact = |name: &str| facts.and_then(|facts| facts.get(name));
         let number = |name: &str| fact(name).and_then(|value| value.parse::<u64>().ok());
         let max_bytes = number("max_bytes").unwrap_or(0).max(first.bytes).max(1);
-        let mut options = options.max_bytes(max_bytes).place(device::place(self.context, self.arguments.device)?);
-        if let Some(depth) = number("depth").and_then(|depth| u32::try_from(depth).ok()) {
-            options = options.depth(depth);
-        }
-        if let Some(dtype) = fact("dtype").and_then(|name| name.parse::<DType>().ok()) {
-            options = options.dtype(dtype);
-        }
-        if let Some(shape) = fact("shape").and_then(|shape| parse_shape(shape).ok()) {
-            options = options.varying_shape(&shape);
-        }
-        Ok(options.open_or_create()?)
-    }
-
-    /// False if it was interrupted.
-    fn sleep_until(&self, begun: Instant, due: Duration) -> bool {
-        loop {
-            let left = due.saturating_sub(begun.elapsed());
-            if self.stop.load(Ordering::Relaxed) {
-                return false;
+        let Arguments { name, numbers, .. } = self.arguments;
+        let as_recorded = |mut options: TopicOptions| {
+            options = options.max_bytes(max_bytes);
+            if let Some(depth) =
+                number("depth").and_then(|depth| u32::try_from(depth).ok()).filter(|_| !numbers.has_depth())
+            {
+                options = options.depth(depth);
             }
-            if left.is_zero() {
-                return true;
+            if let Some(dtype) = fact("dtype").and_then(|name| name.parse::<DType>().ok()) {
+                options = options.dtype(dtype);
             }
-            std::thread::sleep(left.min(NAP));
-        }
+            if let Some(shape) = fact("shape").and_then(|shape| parse_shape(shape).ok()) {
+                options = options.varying_shape(&shape);
+            }
+            options
+        };
+        numbers.open_or_create(self.context, self.domain.topic(name), as_recorded)
     }
 
     fn report(self, cut_off: bool) -> Result<(), Failure> {
@@ -220,6 +200,3 @@ fn parse_rate(text: &str) -> Result<f64, String> {
         _ => Err("a factor from 0.001 to 1000000 is needed".into()),
     }
 }
-
-/// How long to sleep before looking whether to stop.
-const NAP: Duration = Duration::from_millis(100);

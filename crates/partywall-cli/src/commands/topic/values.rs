@@ -51,6 +51,21 @@ fn value(dtype: DType, item: &[u8]) -> Value {
     }
 }
 
+/// An element with this value, or a byte of it of types that have no numbers. Numbers that are too large begin again at 0.
+pub(super) fn element(dtype: DType, number: u64) -> Vec<u8> {
+    match dtype {
+        DType::Bool => vec![(number % 2) as u8],
+        DType::U16 | DType::I16 => (number as u16).to_le_bytes().into(),
+        DType::U32 | DType::I32 => (number as u32).to_le_bytes().into(),
+        DType::U64 | DType::I64 => number.to_le_bytes().into(),
+        DType::F16 => f16::from_f64(number as f64).to_le_bytes().into(),
+        DType::BF16 => bf16::from_f64(number as f64).to_le_bytes().into(),
+        DType::F32 => (number as f32).to_le_bytes().into(),
+        DType::F64 => (number as f64).to_le_bytes().into(),
+        _ => vec![number as u8],
+    }
+}
+
 /// 0.1 and not 0.10000000149011612, which is the same number.
 fn shortest(number: f32) -> Value {
     let text = number.to_string();
@@ -65,6 +80,20 @@ fn is_told(dtype: DType) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn elements_have_their_values() {
+        for dtype in [DType::U8, DType::I16, DType::U32, DType::I64] {
+            assert_eq!(first(dtype, &element(dtype, 100)), [json!(100)], "{dtype}");
+        }
+        for dtype in [DType::F16, DType::BF16, DType::F32, DType::F64] {
+            assert_eq!(first(dtype, &element(dtype, 100)), [json!(100.0)], "{dtype}");
+        }
+        assert_eq!(
+            (element(DType::Bool, 3), element(DType::U8, 257), element(DType::F8E4M3, 9)),
+            (vec![1], vec![1], vec![9])
+        );
+    }
 
     #[test]
     fn values_are_told_as_the_numbers_that_they_are() {

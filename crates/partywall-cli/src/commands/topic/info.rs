@@ -1,0 +1,29 @@
+//! `partywall topic info`. With `--json`: as `partywall show` of a topic.
+
+use partywall::{
+    Error,
+    info::{Control, Named},
+};
+
+use crate::{Context, commands::show, failure::Failure};
+
+/// Its arguments.
+#[derive(Debug, clap::Args)]
+pub(super) struct Arguments {
+    /// The topic
+    name: String,
+}
+
+/// Runs it.
+pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
+    let name = &arguments.name;
+    partywall::check_name(name)?;
+    let domain = context.options().start(false).connect()?;
+    let info = domain.inspect(name)?;
+    let is = match info.version.control {
+        Some(Control { topic: Some(_), .. }) => return show::topic(context, &domain, &info),
+        Some(_) => Named::Pool,
+        None => Named::Segment,
+    };
+    Err(Error::NotATopic { name: name.clone(), is }.into())
+}

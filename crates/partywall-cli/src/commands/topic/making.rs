@@ -1,0 +1,153 @@
+//! How a topic is made that is not there yet, and what one that is there has to be like.
+
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    time::{Duration, Instant},
+};
+
+use partywall::{DType, DeviceChoice, Error, Topic, TopicOptions};
+
+use super::{file::parse_shape, is_there};
+use crate::{
+    Context, device,
+    failure::Failure,
+    text::{count, parse_seconds, parse_size},
+};
+
+/// The numbers of a topic.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "A topic that is made")]
+pub(super) struct Numbers {
+    /// Samples in the ring [default: 4]
+    #[arg(long, value_name = "N")]
+    depth: Option<u32>,
+    /// Samples that a subscriber gets when it joins late [default: 0]
+    #[arg(long, value_name = "N")]
+    history: Option<u32>,
+    /// Publishers at a time [default: 2]
+    #[arg(long, value_name = "N")]
+    publishers: Option<u32>,
+    /// Blocks that each publisher may have before it publishes them [default: 2]
+    #[arg(long, value_name = "N")]
+    loans: Option<u32>,
+    /// Subscribers at a time [default: 4]
+    #[arg(long, value_name = "N")]
+    subscribers: Option<u32>,
+    /// Samples that each subscriber may hold [default: 2]
+    #[arg(long, value_name = "N")]
+    held: Option<u32>,
+    /// Blocks [default: depth + publishers × loans + subscribers × held]
+    #[arg(long, value_name = "N")]
+    blocks: Option<u32>,
+    /// Its memory: auto, host, cuda, cuda:N, or a GPU's UUID [default: auto, the first GPU, else host memory]
+    #[arg(long, value_name = "DEVICE")]
+    device: Option<DeviceChoice>,
+}
+
+/// The type of a topic's samples.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Samples")]
+pub(super) struct Type {
+    /// Their elements: uint8, float32, …
+    #[arg(long, value_name = "DTYPE")]
+    pub(super) dtype: Option<DType>,
+    /// Their shape: 480,640,3. A dimension `any` has any length, and needs --max-bytes
+    #[arg(long, value_name = "LENGTHS", value_parser = parse_lengths)]
+    pub(super) shape: Option<Lengths>,
+    /// Bytes of the largest one, where they vary: 4096, 64KiB, 4MiB
+    #[arg(long, value_name = "BYTES", value_parser = parse_size)]
+    pub(super) max_bytes: Option<u64>,
+}
+
+/// A shape, of which `None` is any length.
+#[derive(Debug, Clone)]
+pub(super) struct Lengths(pub(super) Vec<Option<u64>>);
+
+/// For how many subscribers to wait.
+#[derive(Debug, clap::Args)]
+pub(super) struct Audience {
+    /// Wait until the topic has so many subscribers
+    #[arg(long, value_name = "N")]
+    wait_subscribers: Option<usize>,
+    /// Wait at most so long for them; otherwise this fails with exit code 7 [default: until Ctrl-C]
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds, requires = "wait_subscribers")]
+    wait: Option<Duration>,
+}
+
+impl Type {
+    /// Adds it to the options of a topic.
+    pub(super) fn of(&self, mut options: TopicOptions) -> TopicOptions {
+        options = self.dtype.into_iter().fold(options, TopicOptions::dtype);
+        options = self.shape.iter().fold(options, |options, shape| options.varying_shape(&shape.0));
+        self.max_bytes.into_iter().fold(options, TopicOptions::max_bytes)
+    }
+}
+
+impl Numbers {
+    /// Opens the topic, or makes it with what `type_of_new` adds.
+    pub(super) fn open_or_create(
+        &self,
+        context: &Context,
+        options: TopicOptions,
+        type_of_new: impl FnOnce(TopicOptions) -> TopicOptions,
+    ) -> Result<Topic, Failure> {
+        let mut options = self.of(options);
+        if let Some(device) = self.device {
+            options = options.place(device::place(context, device)?);
+        }
+        // One that is there may be anywhere: only for a new one a device has to be found.
+        match options.open() {
+            Err(Error::NotFound { .. }) => {}
+            opened => return Ok(opened?),
+        }
+        if self.device.is_none() {
+            options = options.place(device::place(context, DeviceChoice::Auto)?);
+        }
+        Ok(type_of_new(options).open_or_create()?)
+    }
+
+    fn of(&self, mut options: TopicOptions) -> TopicOptions {
+        options = self.depth.into_iter().fold(options, TopicOptions::depth);
+        options = self.history.into_iter().fold(options, TopicOptions::history);
+        options = self.publishers.into_iter().fold(options, TopicOptions::publishers);
+        options = self.loans.into_iter().fold(options, TopicOptions::loans);
+        options = self.subscribers.into_iter().fold(options, TopicOptions::subscribers);
+        options = self.held.into_iter().fold(options, TopicOptions::held);
+        self.blocks.into_iter().fold(options, TopicOptions::blocks)
+    }
+
+    /// Whether the depth is said.
+    pub(super) fn has_depth(&self) -> bool {
+        self.depth.is_some()
+    }
+}
+
+impl Audience {
+    /// Waits until they are there. False if it was interrupted.
+    pub(super) fn wait_for(&self, context: &Context, topic: &Topic, stop: &AtomicBool) -> Result<bool, Failure> {
+        let Some(wanted) = self.wait_subscribers else { return Ok(true) };
+        let has = || topic.stats().subscribers.iter().filter(|subscriber| is_there(subscriber.parted)).count();
+        let what = format!("{} of topic {:?}", count(wanted as u64, "subscriber"), topic.name());
+        let start = Instant::now();
+        if has() < wanted && !context.output().is_json() {
+            context.output().remark(format!("waiting for {what}; Ctrl-C ends it"));
+        }
+        while has() < wanted {
+            if stop.load(Ordering::Relaxed) {
+                return Ok(false);
+            }
+            if let Some(limit) = self.wait.filter(|limit| start.elapsed() >= *limit) {
+                return Err(Error::Timeout { what, after: limit }.into());
+            }
+            std::thread::sleep(PAUSE);
+        }
+        Ok(true)
+    }
+}
+
+fn parse_lengths(text: &str) -> Result<Lengths, String> {
+    parse_shape(text).map(Lengths)
+}
+
+/// Between two looks at who has subscribed.
+const PAUSE: Duration = Duration::from_millis(10);

@@ -1,0 +1,306 @@
+//! `partywall topic pub`. With `--json`, at the end: `name`, `samples`, `bytes` (of the samples), `seconds`.
+
+use std::{
+    fs,
+    io::Read,
+    path::{Path, PathBuf},
+    sync::{Mutex, PoisonError, atomic::AtomicBool},
+    time::{Duration, Instant},
+};
+
+use partywall::{
+    DType, ErrorKind, Publisher, Topic, bytes,
+    files::{FileError, Lane, Piece, Plan, Sink, SinkError, TensorInfo},
+};
+use serde_json::json;
+
+use super::{
+    PATIENCE, cancel_flag,
+    making::{Audience, Numbers, Type},
+    sleep_until, values,
+};
+use crate::{Context, failure::Failure, text::count};
+
+/// Its arguments.
+#[derive(Debug, clap::Args)]
+pub(super) struct Arguments {
+    /// The topic. It is made if it is not there
+    name: String,
+    /// A .npy file or one-tensor .safetensors file, which is one sample; any other file, or `-` for standard input, of bytes
+    /// that are cut into samples. Without it, samples are filled with their numbers
+    file: Option<PathBuf>,
+    /// Samples a second [default: 10 without a file, else as many as subscribers take]
+    #[arg(long, value_name = "N", value_parser = parse_rate)]
+    rate: Option<f64>,
+    /// End after so many samples; a file is begun again [default: the file once, numbers until Ctrl-C]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    count: Option<u64>,
+    /// Up to 256 bytes beside each sample
+    #[arg(long, value_name = "TEXT")]
+    header: Option<String>,
+    #[command(flatten)]
+    audience: Audience,
+    #[command(flatten)]
+    samples: Type,
+    #[command(flatten)]
+    numbers: Numbers,
+}
+
+/// Where samples come from.
+enum Source {
+    /// A file of one tensor.
+    Tensor(TensorInfo, Vec<u8>),
+    /// A file of bytes.
+    Bytes(PathBuf, Vec<u8>),
+    /// Standard input.
+    Stdin,
+    /// Their numbers.
+    Numbers,
+}
+
+/// Runs it.
+pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
+    partywall::check_name(&arguments.name)?;
+    // A file that is not there, or is damaged, starts no broker.
+    let source = arguments.source()?;
+    let stop = cancel_flag()?;
+    let domain = context.options().connect()?;
+    let options = arguments.samples.of(domain.topic(&arguments.name));
+    let topic = arguments.numbers.open_or_create(context, options, |options| match &source {
+        Source::Tensor(tensor, _) if arguments.samples.shape.is_none() && arguments.samples.max_bytes.is_none() => {
+            options.dtype(tensor.dtype).shape(&tensor.shape)
+        }
+        Source::Bytes(_, bytes) if arguments.samples.shape.is_none() && arguments.samples.max_bytes.is_none() => {
+            options.dtype(arguments.samples.dtype.unwrap_or(DType::U8)).max_bytes(bytes.len() as u64)
+        }
+        _ => options,
+    })?;
+    let publisher = topic.publisher()?;
+    if !arguments.audience.wait_for(context, &topic, &stop)? {
+        return Ok(());
+    }
+    let mut sender =
+        Sender { arguments, topic: &topic, publisher, stop: &stop, start: Instant::now(), samples: 0, bytes: 0 };
+    let sent = sender.send_all(&source);
+    let Sender { publisher, start, samples, bytes: total, .. } = sender;
+    sent?;
+    publisher.drain(PATIENCE)?;
+    let took = start.elapsed().as_secs_f64();
+    let output = context.output();
+    let (samples_text, name) = (count(samples, "sample"), &arguments.name);
+    output.line(format!("published {samples_text} to {name}: {} in {took:.1} s", bytes(total)));
+    output.value(&json!({ "name": name, "samples": samples, "bytes": total, "seconds": took }));
+    Ok(())
+}
+
+impl Arguments {
+    fn source(&self) -> Result<Source, Failure> {
+        let Some(path) = &self.file else { return Ok(Source::Numbers) };
+        if path == Path::new("-") {
+            return Ok(Source::Stdin);
+        }
+        let plan = Plan::from_path(path).map_err(partywall::Error::from)?;
+        let [tensor] = plan.tensors() else {
+            let what = format!("{} has {}", path.display(), count(plan.tensors().len() as u64, "tensor"));
+            return Err(Failure::new(ErrorKind::Usage, what, "a sample is one tensor: publish a file of one"));
+        };
+        let is_typed = ["npy", "safetensors"].iter().any(|suffix| path.extension().is_some_and(|has| has == *suffix));
+        if !is_typed {
+            let read = fs::read(path).map_err(|source| FileError::Read { file: path.clone(), source });
+            return Ok(Source::Bytes(path.clone(), read.map_err(partywall::Error::from)?));
+        }
+        let whole = Whole(Mutex::new(vec![0; tensor.bytes as usize]));
+        let never = AtomicBool::new(false);
+        plan.copy_to(&whole, 1, &|_| (), &never).map_err(partywall::Error::from)?;
+        let tensor = tensor.clone();
+        Ok(Source::Tensor(tensor, whole.0.into_inner().unwrap_or_else(PoisonError::into_inner)))
+    }
+}
+
+struct Sender<'a> {
+    arguments: &'a Arguments,
+    topic: &'a Topic,
+    publisher: Publisher,
+    stop: &'a AtomicBool,
+    start: Instant,
+    samples: u64,
+    bytes: u64,
+}
+
+impl Sender<'_> {
+    fn send_all(&mut self, source: &Source) -> Result<(), Failure> {
+        match source {
+            Source::Tensor(tensor, bytes) => {
+                for _ in 0..self.arguments.count.unwrap_or(1) {
+                    if !self.send(tensor.dtype, &tensor.shape, bytes)? {
+                        break;
+                    }
+                }
+                Ok(())
+            }
+            Source::Bytes(path, bytes) => self.send_file(path, bytes),
+            Source::Stdin => self.send_stream(&mut std::io::stdin().lock()),
+            Source::Numbers => self.send_numbers(),
+        }
+    }
+
+    /// Samples that consist of their numbers.
+    fn send_numbers(&mut self) -> Result<(), Failure> {
+        let (dtype, shape) = match (self.topic.dtype(), self.topic.shape()) {
+            (Some(dtype), Some(shape)) => (dtype, shape.iter().map(|extent| extent.unwrap_or(1)).collect::<Vec<_>>()),
+            (dtype, _) => {
+                let dtype = dtype.unwrap_or(DType::U8);
+                (dtype, vec![self.topic.max_bytes() * 8 / dtype.bits()])
+            }
+        };
+        let elements: u64 = shape.iter().product();
+        let length = dtype.bytes_for(elements).unwrap_or(0) as usize;
+        while self.arguments.count.is_none_or(|count| self.samples < count) {
+            let element = values::element(dtype, self.samples);
+            let mut bytes = element.repeat(length.div_ceil(element.len()));
+            bytes.truncate(length);
+            if !self.send(dtype, &shape, &bytes)? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// The bytes of a file, cut into samples.
+    fn send_file(&mut self, path: &Path, bytes: &[u8]) -> Result<(), Failure> {
+        let (dtype, shape, length) = self.cut(bytes.len())?;
+        if length == 0 || !bytes.len().is_multiple_of(length) {
+            let what =
+                format!("{} has {} bytes, which is no number of samples of {length}", path.display(), bytes.len());
+            return Err(Failure::new(ErrorKind::Usage, what, "give the --dtype and --shape that the file has"));
+        }
+        let once = bytes.len() / length;
+        let count = self.arguments.count.unwrap_or(once as u64);
+        for sample in bytes.chunks(length).cycle().take(usize::try_from(count).unwrap_or(usize::MAX)) {
+            if !self.send(dtype, &shape, sample)? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Standard input, as it comes.
+    fn send_stream(&mut self, stream: &mut impl Read) -> Result<(), Failure> {
+        let failed = |source| partywall::Error::from(FileError::Read { file: "-".into(), source });
+        let is_fixed = self.topic.shape().is_some_and(|shape| !shape.contains(&None)) && self.topic.dtype().is_some();
+        let mut sample = Vec::new();
+        if !is_fixed {
+            let most = self.topic.max_bytes();
+            stream.take(most.saturating_add(1)).read_to_end(&mut sample).map_err(failed)?;
+            let (dtype, shape, _) = self.cut(sample.len())?;
+            return self.send(dtype, &shape, &sample).map(drop);
+        }
+        let (dtype, shape, length) = self.cut(0)?;
+        while self.arguments.count.is_none_or(|count| self.samples < count) {
+            sample.clear();
+            let read = stream.take(length as u64).read_to_end(&mut sample).map_err(failed)?;
+            if read == 0 {
+                break;
+            }
+            if read < length {
+                let what = format!("standard input ends within a sample, after {read} of {length} bytes");
+                return Err(Failure::new(
+                    ErrorKind::Usage,
+                    what,
+                    "see what writes it; the samples before are published",
+                ));
+            }
+            if !self.send(dtype, &shape, &sample)? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Type, shape and bytes of the samples into which so many bytes are cut: those of the topic's type if it leaves no
+    /// choice, else one of all of them.
+    fn cut(&self, length: usize) -> Result<(DType, Vec<u64>, usize), Failure> {
+        let dtype = self.topic.dtype().unwrap_or(DType::U8);
+        let fixed = self.topic.shape().and_then(|shape| shape.iter().copied().collect::<Option<Vec<u64>>>());
+        if let (Some(dtype), Some(shape)) = (self.topic.dtype(), fixed) {
+            let bytes = dtype.bytes_for(shape.iter().product()).unwrap_or(0);
+            return Ok((dtype, shape, bytes as usize));
+        }
+        let elements = length as u64 * 8 / dtype.bits();
+        let mut shape = vec![elements];
+        // The only dimension that may have any length has what the others leave.
+        if let Some(extents) = self.topic.shape() {
+            let others: u64 = extents.iter().flatten().product();
+            if extents.iter().filter(|extent| extent.is_none()).count() == 1 && others > 0 {
+                shape = extents.iter().map(|extent| extent.unwrap_or(elements / others)).collect();
+            }
+        }
+        if dtype.bytes_for(shape.iter().product()) != Some(length as u64) {
+            let what = format!("{length} bytes are no sample of {}", self.topic.sample_type());
+            return Err(Failure::new(ErrorKind::Usage, what, "publish as many bytes as fill one"));
+        }
+        Ok((dtype, shape, length))
+    }
+
+    /// Publishes a sample when its turn has come. False if it was interrupted.
+    fn send(&mut self, dtype: DType, shape: &[u64], bytes: &[u8]) -> Result<bool, Failure> {
+        let rate = self.arguments.rate.or_else(|| self.arguments.file.is_none().then_some(RATE));
+        let due = rate.map_or(Duration::ZERO, |rate| Duration::from_secs_f64(self.samples as f64 / rate));
+        if !sleep_until(self.start, due, self.stop) {
+            return Ok(false);
+        }
+        let published = super::publish(
+            self.topic,
+            &self.publisher,
+            (dtype, shape),
+            bytes,
+            self.arguments.header.as_deref().unwrap_or_default().as_bytes(),
+            self.stop,
+        )?;
+        self.samples += u64::from(published);
+        self.bytes += if published { bytes.len() as u64 } else { 0 };
+        Ok(published)
+    }
+}
+
+/// The bytes of a file's only tensor.
+struct Whole(Mutex<Vec<u8>>);
+
+struct Part<'a>(&'a Whole, Vec<u8>);
+
+impl Sink for Whole {
+    type Lane<'a> = Part<'a>;
+
+    fn lane(&self) -> Result<Part<'_>, SinkError> {
+        Ok(Part(self, vec![0; partywall::files::BUFFER_BYTES]))
+    }
+}
+
+impl Lane for Part<'_> {
+    fn buffer(&mut self) -> Result<&mut [u8], SinkError> {
+        Ok(&mut self.1)
+    }
+
+    fn submit(&mut self, pieces: &[Piece]) -> Result<(), SinkError> {
+        let mut whole = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
+        for Piece { start, len, offset, .. } in pieces {
+            let at = *offset as usize;
+            whole[at..at + len].copy_from_slice(&self.1[*start..start + len]);
+        }
+        Ok(())
+    }
+
+    fn finish(self) -> Result<(), SinkError> {
+        Ok(())
+    }
+}
+
+fn parse_rate(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(rate) if (1e-3..=1e6).contains(&rate) => Ok(rate),
+        _ => Err("a number from 0.001 to 1000000 is needed".into()),
+    }
+}
+
+/// Samples a second that are filled with their numbers.
+const RATE: f64 = 10.0;
