@@ -54,7 +54,7 @@ pub enum StartError {
         found: String,
     },
     /// The path is longer than the address of a socket can be.
-    #[error("the socket's path {path} is longer than 107 bytes")]
+    #[error("the socket's path {} has {} bytes, and the limit is 107", path.display(), path.as_os_str().len())]
     PathTooLong {
         /// The path.
         path: PathBuf,

@@ -469,3 +469,27 @@ fn domains_do_not_meet() {
     assert!(status["log"].as_str().unwrap().ends_with("other.log"), "{status}");
     sandbox.run(["--domain", "other", "stop", "--force"]).expect(0);
 }
+
+#[test]
+fn missing_directory_and_long_path_say_what_to_change() {
+    let sandbox = Sandbox::new();
+    sandbox.file("f", "x");
+    let missing = sandbox.path().join("not/there/x.sock");
+    let private = sandbox.path().join("run"); // mode 0700
+    let long = private.join("l".repeat(120));
+    for command in [&["serve"][..], &["serve", "--background"], &["put", "f", "x", "--device", "host"]] {
+        let run =
+            |socket: &std::path::Path| sandbox.run([command, &["--socket", socket.to_str().unwrap()]].concat()).stderr;
+        let parent = sandbox.path().join("not");
+        let said = run(&missing);
+        for part in [&format!("parent directory {} does not exist", parent.display()), "mkdir -p"] {
+            assert!(said.contains(part), "{command:?}: {said}");
+        }
+        assert!(!said.contains("chmod"), "{said}");
+        let said = run(&long);
+        for part in [&format!("has {} bytes, and the limit is 107", long.as_os_str().len()), "shorter"] {
+            assert!(said.contains(part), "{command:?}: {said}");
+        }
+        assert!(!said.contains("letters, digits"), "{said}");
+    }
+}

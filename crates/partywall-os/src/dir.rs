@@ -21,6 +21,8 @@ pub enum Unsafe {
     Owner(u32),
     /// Others may enter it: its mode.
     Mode(u32),
+    /// It does not exist and cannot be made, because this parent of it does not exist.
+    NoParent(PathBuf),
     /// The kernel refused to make or open it.
     Errno(Errno),
 }
@@ -31,6 +33,7 @@ impl fmt::Display for Unsafe {
             Self::NotADirectory => write!(f, "it is a symbolic link or no directory"),
             Self::Owner(uid) => write!(f, "it belongs to user {uid}, not to us"),
             Self::Mode(mode) => write!(f, "its mode is {mode:04o}, so others may enter; it must be 0700"),
+            Self::NoParent(parent) => write!(f, "its parent directory {} does not exist", parent.display()),
             Self::Errno(e) => write!(f, "{e}"),
         }
     }
@@ -52,6 +55,7 @@ impl PrivateDir {
         if create {
             match fs::mkdir(path, Mode::RWXU) {
                 Ok(()) | Err(Errno::EXIST) => {}
+                Err(Errno::NOENT) => return Err(Unsafe::NoParent(path.parent().unwrap_or(path).to_owned())),
                 Err(e) => return Err(Unsafe::Errno(e)),
             }
         }

@@ -134,6 +134,10 @@ fn class(error: &Error) -> &'static str {
             "BrokerUnreachable"
         }
         Error::VersionMismatch { .. } => "VersionMismatch",
+        Error::NoDirectory { .. } => "BrokerUnreachable",
+        Error::PathTooLong { .. } => "BadName",
+        Error::NoMemory { .. } => "OutOfMemory",
+        Error::DamagedTable { .. } => "BadTensor",
         Error::UnsafeDirectory { .. } | Error::WrongUser { .. } | Error::OtherDriver { .. } => "AccessDenied",
         Error::Forked { .. } => "Forked",
         Error::File(_) if error.kind() == ErrorKind::NotFound => "FileNotFound",

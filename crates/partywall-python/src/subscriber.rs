@@ -113,7 +113,7 @@ impl Subscriber {
 
     /// The error of a wait that has taken so many seconds.
     fn late(&self, py: Python<'_>, after: f64) -> PyResult<()> {
-        let what = format!("a sample of topic {:?}", self.topic);
+        let what = format!("no sample of topic {:?} was published", self.topic);
         Err(Error::Timeout { what, after: wait::timeout(Some(after))? }).or_raise(py)
     }
 

@@ -307,7 +307,7 @@ impl TimelineEvent {
         if self.check(py)? {
             return Ok(());
         }
-        let what = format!("value {} of timeline {:?}", self.value, self.name);
+        let what = format!("value {} of timeline {:?} was not reached", self.value, self.name);
         Err(Error::Timeout { what, after: wait::timeout(Some(after))? }).or_raise(py)
     }
 

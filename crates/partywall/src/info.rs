@@ -126,7 +126,7 @@ pub(crate) fn table(
             return Err(Error::NoFileDescriptor(format!("the tensor table of {name:?}")));
         }
     };
-    Table::parse(bytes, chunks).map_err(|source| Error::Table { name: name.to_owned(), source })
+    Table::parse(bytes, chunks).map_err(|source| Error::DamagedTable { name: name.to_owned(), source })
 }
 
 pub(crate) fn segment(info: partywall_wire::SegmentInfo, fds: Vec<OwnedFd>) -> Result<SegmentInfo> {

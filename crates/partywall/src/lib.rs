@@ -129,7 +129,7 @@ pub use partywall_wire::{Ending, FdFault, Limit, NoGrowth, Pattern, TimelineEndi
 
 pub use self::{
     domain::{DEFAULT_DOMAIN, Domain, DomainOptions, Location, VERSION, Watch, WatchEvent, broker_pid},
-    error::{Ended, Error, ErrorKind, Held, Language, Result, bytes, cuda_anchor},
+    error::{Ended, Error, ErrorKind, Held, Language, MemoryLimit, Result, bytes, cuda_anchor},
     get::Address,
     gpu::{DeviceRange, Gpu},
     ipc_event::{IpcEvent, IpcEventHandle},

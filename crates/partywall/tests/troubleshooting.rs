@@ -3,7 +3,9 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use partywall::{DType, Domain, Ended, Ending, Error, Place, cuda::PointerKind, files::FileError, info::Named};
+use partywall::{
+    DType, Domain, Ended, Ending, Error, MemoryLimit, Place, cuda::PointerKind, files::FileError, info::Named,
+};
 use partywall_wire::{FdFault, Limit, MemberState, ObjectKind, TimelineEnding, Whom};
 
 const DOCUMENT: &str = include_str!("../../../docs/troubleshooting.md");
@@ -164,6 +166,12 @@ fn every_error() -> Vec<Error> {
             pid: 7,
         },
         Error::UnsafeDirectory { path: socket.clone(), why: "a link".into() },
+        Error::NoDirectory { path: socket.clone(), parent: "/run".into() },
+        Error::PathTooLong { path: socket.clone() },
+        Error::DamagedTable { name: name.clone(), source: partywall_shm::TableError::Duplicate("a".into()) },
+        Error::NoMemory { what: "committing \"x\"".into(), limit: MemoryLimit::AddressSpace(1 << 30) },
+        Error::NoMemory { what: "committing \"x\"".into(), limit: MemoryLimit::Container(1 << 30) },
+        Error::NoMemory { what: "committing \"x\"".into(), limit: MemoryLimit::Unknown },
         Error::WrongUser { socket, broker: 0, ours: 1000 },
         Error::OtherDriver { socket: "/run/pw.sock".into(), simulated: true },
         Error::LimitReached { limit: Limit::Names, allowed: 1, needed: 2 },

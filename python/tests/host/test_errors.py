@@ -37,7 +37,7 @@ def test_errors_are_the_built_in_ones_too(domain):
 
 
 def test_other_kinds_name_the_call_that_takes_them(domain):
-    pool = domain.pool("pool", 1, 16, device="host")
+    pool = domain.pool("pool", blocks=1, block_bytes=16, device="host")
     line = domain.timeline("line")
     with pytest.raises(TypeError, match=r'"pool" is a pool, not a segment; open it with d\.pool\("pool"\)'):
         domain.open("pool")

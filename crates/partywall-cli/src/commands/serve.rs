@@ -15,6 +15,7 @@ use std::{
 use clap::Args;
 use partywall::{ErrorKind, Location};
 use partywall_broker::{Broker, Config, Limits, StartError, log::RotatingLog};
+use partywall_os::dir::Unsafe;
 use rustix::{
     io::Errno,
     process::{Pid, Signal, getpid, getppid, kill_process, set_parent_process_death_signal},
@@ -247,6 +248,10 @@ fn start_log(path: &Path) -> std::io::Result<()> {
 
 fn failure(error: StartError) -> Failure {
     let (kind, advice) = match &error {
+        StartError::Directory { why: Unsafe::NoParent(parent), .. } => {
+            let make = format!("make it with `mkdir -p {}`", parent.display());
+            (ErrorKind::Unreachable, format!("{make}, or check --socket, PARTYWALL_SOCKET and XDG_RUNTIME_DIR"))
+        }
         StartError::Directory { path, .. } => {
             let advice = format!("make it yours alone (chmod 700 {}), or name another --socket", path.display());
             (ErrorKind::Unreachable, advice)
@@ -265,7 +270,10 @@ fn failure(error: StartError) -> Failure {
             let limit = "the hard limit of open files (`ulimit -Hn`, LimitNOFILE=, --ulimit nofile=)";
             (ErrorKind::Refused, format!("raise {limit} to {needed}{fewer}"))
         }
-        StartError::PathTooLong { .. } => (ErrorKind::Usage, "name a shorter --socket or --domain".into()),
+        StartError::PathTooLong { .. } => {
+            let derived = "one that is derived from the domain lies in $XDG_RUNTIME_DIR, else in $TMPDIR";
+            (ErrorKind::Usage, format!("name a shorter --socket; {derived}: shorten that"))
+        }
         _ => (ErrorKind::Refused, "`partywall doctor` checks the limits of this machine".into()),
     };
     Failure::new(kind, error.to_string(), advice)

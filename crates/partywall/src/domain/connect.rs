@@ -82,9 +82,7 @@ pub(super) fn open(location: &Location) -> Result<OwnedFd> {
             _ => unreachable(errno.to_string()),
         },
         Errno::CONNREFUSED => unreachable("connection refused, nobody listens".into()),
-        Errno::NAMETOOLONG | Errno::INVAL => {
-            Error::BadName { name: path.display().to_string(), why: "a socket's path has at most 107 bytes".into() }
-        }
+        Errno::NAMETOOLONG | Errno::INVAL => Error::PathTooLong { path: path.clone() },
         errno => unreachable(errno.to_string()),
     })?;
     match socket::peer(&call).map_err(|e| Error::system("asking who the broker is", e))?.uid {
@@ -176,8 +174,7 @@ fn command_line() -> String {
 fn start_broker(location: &Location, program: Option<&Path>) -> Result<OwnedFd> {
     let binary = broker_binary(program)?;
     let path = location.directory();
-    let unsafe_directory = |why: String| Error::UnsafeDirectory { path: path.to_owned(), why };
-    let directory = PrivateDir::open(path, true).map_err(|e| unsafe_directory(e.to_string()))?;
+    let directory = PrivateDir::open(path, true).map_err(|why| Error::directory(path, why))?;
     let lock =
         directory.lock(Instant::now() + PATIENCE).map_err(|e| Error::system("locking the socket's directory", e))?;
     let Some(lock) = lock else {

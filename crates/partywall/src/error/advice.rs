@@ -1,12 +1,14 @@
 //! What an error is about, what to do about it, and where more is said of it.
 
-use std::{fmt, io};
+use std::{fmt, fs, io};
 
 use partywall_cuda::{CuResult, CudaError, PointerKind};
 use partywall_shm::TableError;
 use partywall_wire::{Ending, FdFault, Limit, Named, NoGrowth, TimelineEnding};
 
-use super::Error;
+use rustix::process::{Resource, getrlimit};
+
+use super::{Error, MemoryLimit};
 use crate::{files::FileError, place::Place};
 
 /// What an error is about, in the classes of the binary's exit codes.
@@ -67,6 +69,7 @@ impl Error {
             }
             Self::StaleBlock { .. } => ErrorKind::NotFound,
             Self::NotYourself
+            | Self::PathTooLong { .. }
             | Self::BadName { .. }
             | Self::BadVersion { .. }
             | Self::BadPattern { .. }
@@ -78,6 +81,7 @@ impl Error {
             | Self::BrokerGone { .. }
             | Self::VersionMismatch { .. }
             | Self::UnsafeDirectory { .. }
+            | Self::NoDirectory { .. }
             | Self::WrongUser { .. }
             | Self::Protocol(_)
             | Self::Forked { .. } => ErrorKind::Unreachable,
@@ -155,6 +159,13 @@ impl Error {
             Self::SampleTainted { .. } => "drop it; make it again from samples whose check() says that they are valid".into(),
             Self::Parted { .. } => "join the topic again".into(),
             Self::BadVersion { name, .. } => format!("`partywall show {name}` lists its versions; without `@` it means the latest"),
+            Self::PathTooLong { .. } => "name a shorter socket (--socket, PARTYWALL_SOCKET); one that is derived from the domain's name lies in $XDG_RUNTIME_DIR, else in $TMPDIR: shorten that".into(),
+            Self::NoDirectory { parent, .. } => format!("make it with `mkdir -p {}`, or check --socket, PARTYWALL_SOCKET and XDG_RUNTIME_DIR", parent.display()),
+            Self::DamagedTable { source: TableError::ForeignLayout { .. }, .. } => "run the same Partywall release on both sides".into(),
+            Self::DamagedTable { name, .. } => format!("commit {name:?} again: the process that committed it wrote a bad table, this one only read it; `partywall show {name}` names that process"),
+            Self::NoMemory { limit: MemoryLimit::AddressSpace(_), .. } => "raise the limit (`ulimit -v`, RLIMIT_AS), or share less at a time".into(),
+            Self::NoMemory { limit: MemoryLimit::Container(_), .. } => "raise the container's memory limit, or remove names (`partywall ls`): host memory counts against the container that wrote it, for as long as the name is there".into(),
+            Self::NoMemory { .. } => "free memory or addresses, or check the container's limits".into(),
             Self::BadName { .. } => "use letters, digits and `._-/`".into(),
             Self::BadPattern { .. } => "`*` stands for any characters and `?` for one, the rest is as in a name".into(),
             Self::Table { source: TableError::ForeignLayout { .. }, .. } => "run the same Partywall release on both sides".into(),
@@ -165,7 +176,7 @@ impl Error {
             Self::NotShareable { kind, .. } => not_shareable(*kind).into(),
             Self::CannotKeep { .. } => "publish a copy (commit_copy(), in Python put()), which the broker keeps; or leave out kept()".into(),
             Self::OutOfMemory { .. } => "free memory there: `partywall status` shows what Partywall holds, `partywall rm NAME` drops it".into(),
-            Self::NoFileDescriptor(_) => "raise the limit with `ulimit -n`".into(),
+            Self::NoFileDescriptor(_) => open_files(),
             Self::NoDevice { .. } => "`partywall doctor` says what is missing; host memory works without one (device `host`)".into(),
             Self::RemoteDevice { .. } => "open it with allow_peer if the link's cost is acceptable, or read on the owner's GPU".into(),
             Self::ContextLost { .. } => "restart this process; nothing else brings its CUDA context back".into(),
@@ -203,6 +214,7 @@ impl Error {
                 "run the same Partywall release on both sides".into()
             }
             Self::System { .. } => "see what the kernel says".into(),
+            Self::File(e) if e.lacks_files() => open_files(),
             Self::File(e) => e.advice().to_string(),
         }
     }
@@ -256,6 +268,10 @@ impl Error {
             Self::SampleFailed { .. } => "sample-failed",
             Self::SampleTainted { .. } => "sample-tainted",
             Self::Parted { .. } => "parted",
+            Self::PathTooLong { .. } => "path-too-long",
+            Self::NoDirectory { .. } => "no-directory",
+            Self::DamagedTable { .. } => "damaged-table",
+            Self::NoMemory { .. } => "no-memory",
             Self::BadName { .. } => "bad-name",
             Self::BadVersion { .. } => "bad-version",
             Self::BadPattern { .. } => "bad-pattern",
@@ -306,6 +322,7 @@ impl Error {
             Self::File(FileError::Sink { source, .. } | FileError::Content { source, .. }) => {
                 source.downcast_ref::<Self>().map_or("file", Self::anchor)
             }
+            Self::File(e) if e.lacks_files() => "no-file-descriptor",
             Self::File(_) => "file",
         }
     }
@@ -339,6 +356,19 @@ pub fn cuda_anchor(error: &CudaError) -> &'static str {
         ("cuMemCreate", CuResult::INVALID_VALUE) => "size-not-aligned",
         ("cuMemFree", CuResult::INVALID_VALUE) => "wrong-clean-up",
         _ => "driver-error",
+    }
+}
+
+/// What to do in a process that cannot open another file.
+fn open_files() -> String {
+    let limit = getrlimit(Resource::Nofile).current;
+    // Counting takes a file descriptor: if there is none, all are in use.
+    let open = fs::read_dir("/proc/self/fd").map_or(limit, |all| Some(all.count().saturating_sub(1) as u64));
+    match (open, limit) {
+        (Some(open), Some(limit)) => {
+            format!("this process has {open} files open of {limit}: close some, or raise the limit (`ulimit -n`)")
+        }
+        _ => "close files, or raise the limit (`ulimit -n`)".into(),
     }
 }
 

@@ -1,13 +1,17 @@
 //! Everything that can go wrong, in one type: what happened, why, and what to do.
 
 mod advice;
+mod memory;
 mod refusal;
 mod text;
 
-use std::{path::PathBuf, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use partywall_cuda::{CudaError, PointerKind};
-use partywall_os::Errno;
+use partywall_os::{Errno, dir::Unsafe};
 use partywall_shm::{DType, TableError};
 use partywall_wire::{Ending, FdFault, Limit, MemberState, Named, NoGrowth, ObjectKind, TimelineEnding, Whom};
 
@@ -19,6 +23,7 @@ use self::text::{
 };
 pub use self::{
     advice::{ErrorKind, Language, cuda_anchor},
+    memory::MemoryLimit,
     text::bytes,
 };
 use crate::{
@@ -468,7 +473,15 @@ pub enum Error {
         /// The rule that it breaks.
         why: String,
     },
-    /// The tensors cannot be laid out, or another process's table is not to be believed.
+    /// The table of tensors that another process has committed is damaged, or of another release.
+    #[error("the tensor table of {name:?} is damaged: {source}")]
+    DamagedTable {
+        /// The segment.
+        name: String,
+        /// What is wrong.
+        source: TableError,
+    },
+    /// The tensors cannot be laid out.
     #[error("{name:?}: {source}")]
     Table {
         /// The segment.
@@ -648,6 +661,20 @@ pub enum Error {
         /// What is wrong with it.
         why: String,
     },
+    /// The directory of the socket does not exist, and its parent does not either.
+    #[error("cannot make the directory {}: its parent directory {} does not exist", path.display(), parent.display())]
+    NoDirectory {
+        /// The directory.
+        path: PathBuf,
+        /// Its parent.
+        parent: PathBuf,
+    },
+    /// The socket's path does not fit into a socket's address.
+    #[error("the socket's path {} has {} bytes, and the limit is 107", path.display(), path.as_os_str().len())]
+    PathTooLong {
+        /// The path.
+        path: PathBuf,
+    },
     /// The socket belongs to another user.
     #[error("the broker at {} runs as user {broker}, this process as user {ours}", socket.display())]
     WrongUser {
@@ -738,6 +765,14 @@ pub enum Error {
     /// The broker refused for a reason of its own.
     #[error("the broker refused: {0}")]
     Refused(String),
+    /// The kernel has no memory or addresses for the call.
+    #[error("{what}: {limit}")]
+    NoMemory {
+        /// What it was for.
+        what: String,
+        /// Which limit is reached, as far as that can be told.
+        limit: MemoryLimit,
+    },
     /// The kernel refused a call.
     #[error("{what}: {source}")]
     System {
@@ -790,9 +825,18 @@ pub struct Held {
 }
 
 impl Error {
+    /// Why the directory of a socket is not used.
+    pub(crate) fn directory(path: &Path, why: Unsafe) -> Self {
+        match why {
+            Unsafe::NoParent(parent) => Self::NoDirectory { path: path.to_owned(), parent },
+            why => Self::UnsafeDirectory { path: path.to_owned(), why: why.to_string() },
+        }
+    }
+
     pub(crate) fn system(what: impl Into<String>, errno: Errno) -> Self {
         match errno {
             Errno::MFILE | Errno::NFILE => Self::NoFileDescriptor(what.into()),
+            Errno::NOMEM => Self::NoMemory { what: what.into(), limit: MemoryLimit::reached() },
             _ => Self::System { what: what.into(), source: errno.into() },
         }
     }

@@ -5,6 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use partywall_os::Errno;
 use partywall_shm::{DType, TableError};
 
 /// What a [`Sink`](super::Sink) or a [`Content`](super::Content) reports.
@@ -302,6 +303,15 @@ pub enum FileError {
 }
 
 impl FileError {
+    /// Whether the process, or the machine, may not open another file.
+    pub(crate) fn lacks_files(&self) -> bool {
+        let errno = match self {
+            Self::Open { source, .. } | Self::Read { source, .. } | Self::Write { source, .. } => source.raw_os_error(),
+            _ => None,
+        };
+        [Errno::MFILE, Errno::NFILE].iter().any(|lack| errno == Some(lack.raw_os_error()))
+    }
+
     /// What to do next.
     pub fn advice(&self) -> &'static str {
         match self {

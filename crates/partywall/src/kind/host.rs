@@ -54,7 +54,10 @@ impl Kind for Host {
     fn chunk(&self, name: &str, _: Place, bytes: u64, _: &Gpus) -> Result<(u64, OwnedFd)> {
         let draft = draft(name, whole_pages(bytes))?;
         let bytes = draft.len();
-        Ok((bytes, draft.share().map_err(|e| Error::system("sealing the memory", e))?))
+        Ok((
+            bytes,
+            draft.share().map_err(|e| Error::system(format!("growing {name:?} by {}", crate::bytes(bytes)), e))?,
+        ))
     }
 
     fn attach(&self, version: Attach<'_>) -> Result<Box<dyn Memory>> {
@@ -118,7 +121,9 @@ impl Draft for HostDraft {
     }
 
     fn host_mut(&mut self, chunk: usize, offset: u64, bytes: u64) -> Result<&mut [u8]> {
-        let all = self.chunks[chunk].bytes_mut().map_err(|e| Error::system("mapping memory that is being built", e))?;
+        let all = self.chunks[chunk]
+            .bytes_mut()
+            .map_err(|e| Error::system(format!("mapping {:?} to write it", self.name), e))?;
         Ok(&mut all[offset as usize..(offset + bytes) as usize])
     }
 
@@ -138,7 +143,7 @@ impl Draft for HostDraft {
                     "the memory cannot be frozen while somebody else has it mapped for writing (through /proc?)".into(),
                 ),
                 Errno::NOENT => Error::system("opening the memory for reading through /proc (is it mounted?)", errno),
-                errno => Error::system("sealing the memory", errno),
+                errno => Error::system(format!("committing {:?}", self.name), errno),
             })?;
         }
         if mutable && self.shared.is_none() {

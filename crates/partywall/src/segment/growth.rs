@@ -252,7 +252,7 @@ impl Segment {
         let (bytes, reserved) = (ranges.iter().sum(), self.memory().reserved());
         let table = info::table(&facts.name, table, table_fd, &ranges)?;
         let checked = table.check_growth_of(&stage.table);
-        checked.map_err(|source| Error::Table { name: facts.name.clone(), source })?;
+        checked.map_err(|source| Error::DamagedTable { name: facts.name.clone(), source })?;
         if bytes > reserved {
             return Ok(Refreshed::DoesNotFit { bytes, reserved });
         }

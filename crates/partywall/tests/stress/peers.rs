@@ -368,7 +368,7 @@ fn a_growth_that_moves_what_was_there_is_refused_by_its_readers() {
         let grow = partywall_wire::Grow { lease, growths, kind, chunks, table, tensors: 1 };
         assert_eq!(client.ask(Call::Grow(grow), &fds), Ok(Answer::Done));
         let refused = opened.refresh();
-        assert!(matches!(refused, Err(partywall::Error::Table { .. })), "{growths}: {refused:?}");
+        assert!(matches!(refused, Err(partywall::Error::DamagedTable { .. })), "{growths}: {refused:?}");
         assert_eq!((opened.len(), opened.bytes(), opened.tensor("x").unwrap().elements()), (1, 4096, 1024));
     }
     // The truth in the end is taken.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use partywall::{DType, Domain, Error, Place as At};
+use partywall::{DType, Domain, Error, MemoryLimit, Place as At};
 use rustix::process::{Resource, Rlimit};
 
 use super::{
@@ -28,6 +28,8 @@ pub(crate) fn play(words: &[&str]) {
         "files" => {
             let scarce = |what: &str, error: Error| {
                 assert!(matches!(error, Error::NoFileDescriptor(_)), "{what}: {error}");
+                let advice = error.advice();
+                assert!(advice.starts_with("this process has 6") && advice.contains(" files open of 64"), "{advice}");
             };
             for spare in 0..4 {
                 let files = hoard(spare);
@@ -59,9 +61,15 @@ pub(crate) fn play(words: &[&str]) {
             rustix::process::setrlimit(Resource::As, limit).unwrap();
             let builder = domain.create("large", At::Host).tensor("x", DType::U8, &[1 << 30]);
             let mut build = builder.allocate().unwrap();
-            assert!(matches!(build.as_mut_bytes("x"), Err(Error::System { .. })));
-            assert!(matches!(build.commit(), Err(Error::System { .. } | Error::OutOfMemory { .. })));
-            assert!(matches!(domain.open("huge", Duration::ZERO), Err(Error::System { .. })));
+            let limited = |error: Error| {
+                let is_said =
+                    matches!(&error, Error::NoMemory { limit: MemoryLimit::AddressSpace(n), .. } if *n == 256 << 20);
+                assert!(is_said && error.to_string().contains("address space of this process"), "{error:?}");
+                assert!(error.advice().contains("ulimit -v"), "{}", error.advice());
+            };
+            limited(build.as_mut_bytes("x").unwrap_err());
+            limited(build.commit().unwrap_err());
+            limited(domain.open("huge", Duration::ZERO).unwrap_err());
             assert_eq!(value(&domain.open("x", Duration::ZERO).unwrap()), 5);
             assert_eq!(domain.status().unwrap().leases, 2, "what could not be mapped is given back");
             say("good");
