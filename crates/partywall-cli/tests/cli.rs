@@ -1,9 +1,9 @@
 //! What all commands share: help, exit codes, and how much they say.
 #![allow(clippy::unwrap_used, reason = "helpers of tests are outside #[test]")]
 
-use std::fs;
+use std::{fs, time::Duration};
 
-use partywall::{DType, Domain};
+use partywall::{DType, Domain, Place};
 use partywall_harness::{Running, Sandbox, Signal, Terminal, device, eventually, place};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::{Value, json};
@@ -182,6 +182,23 @@ fn the_file_size_limit_is_said() {
     assert!(!sandbox.path().join("out").exists());
     let refused = limited("get x - > out").expect(5);
     assert!(refused.stderr.contains("file size limit"), "{refused:?}");
+}
+
+#[test]
+fn record_says_the_file_size_limit_host_memory() {
+    let sandbox = Sandbox::new();
+    let domain = sandbox.domain();
+    let topic = domain.topic("t").max_bytes(1 << 20).place(Place::Host).create().unwrap();
+    let publisher = topic.publisher().unwrap();
+    let script = format!("ulimit -f 64; exec {} topic record t out", partywall_harness::binary().display());
+    let recording = Running::spawn(sandbox.program("bash").args(["-c", &script]));
+    eventually("the limit is reached", || {
+        let loan = publisher.loan(DType::U8, &[1 << 20], Duration::from_secs(60)).unwrap();
+        loan.filled().publish(Duration::from_secs(60)).unwrap();
+        recording.has_ended()
+    });
+    let refused = recording.wait().expect(5);
+    assert!(refused.stderr.contains("file size limit") && refused.stderr.contains("ulimit -f"), "{refused:?}");
 }
 
 #[test]
