@@ -52,7 +52,7 @@ def answer(ready: Any, socket: str, name: str, place: str, order: str) -> None:
         domain.topic(name) as there,
         domain.topic(f"{name}/sums") as back,
         back.publisher() as sums,
-        there.subscriber(order=order) as subscriber,
+        there.subscriber(order="stream" if order == "stream" else "host") as subscriber,
     ):
         ready.send("ready")
         for sample in subscriber:

@@ -124,7 +124,7 @@ impl Domain {
         if write {
             opener = opener.read_write();
         }
-        match device.map(|device| place(py, device)).transpose()? {
+        match device.filter(|device| *device != "auto").map(|device| place(py, device)).transpose()? {
             Some(Place::Gpu(uuid)) => opener = opener.device(uuid),
             Some(Place::Host) => return Err(PyValueError::new_err("a segment is opened on a GPU, or where it is")),
             None => {}

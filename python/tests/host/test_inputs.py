@@ -216,7 +216,7 @@ def test_whatever_has_numbers_in_some_order_is_put(domain, given):
     ids=str,
 )
 def test_what_has_none_is_refused_with_a_sentence(domain, given):
-    with pytest.raises(pw.BadSource, match="; (give|make|report)") as raised:
+    with pytest.raises(pw.BadSource, match="; (give|make|report|convert|put)") as raised:
         domain.put("x", given)
     assert isinstance(raised.value, TypeError)
     assert domain.ls() == []
@@ -323,6 +323,11 @@ def test_without_a_gpu_memory_is_made_on_the_host_and_nobody_speaks_of_cuda(doma
         )
         assert [started.says(), started.says(), started.says()] == ["host host", "host host", "True"]
         assert started.end() == 0
+
+
+def test_any_place_will_do_to_open_what_is_there(domain):
+    with domain.put("x", b"1") as put, domain.open("x", device="auto") as opened:
+        assert opened.place == put.place == "host"
 
 
 def test_names_are_asked_for_by_in(domain):

@@ -113,6 +113,22 @@ def test_loop_until_idle_ends_with_the_last_publisher(frames):
             return [sample.position async for sample in subscriber]
 
     assert asyncio.run(asyncio.wait_for(read(), 60)) == [1]
+
+    async def read_to_the_end():
+        publisher = frames.publisher()
+        with frames.subscriber(until="idle") as subscriber:
+            reading = asyncio.create_task(collect(subscriber))
+            publisher.send(np.zeros(1))
+            while subscriber.stats().received == 0:
+                await asyncio.sleep(0.001)
+            # The task waits for the next one.
+            publisher.close()
+            return await reading
+
+    async def collect(subscriber):
+        return [sample.sequence async for sample in subscriber]
+
+    assert asyncio.run(asyncio.wait_for(read_to_the_end(), 60)) == [0]
     with pytest.raises(ValueError, match="until='idle'"):
         frames.subscriber(until="done")
 
