@@ -201,7 +201,8 @@ fn numbers_are_published_listed_shown_and_measured() {
     }
     assert!(topic["rate"].as_f64().unwrap() > 0.0, "{topic}");
     assert_eq!(sandbox.json(["topic", "ls", "x*"])["topics"], json!([]));
-    let text = sandbox.run(["topic", "ls"]).expect(0).text();
+    let narrow = Running::spawn(sandbox.command(["topic", "ls"]).env("COLUMNS", "80"));
+    let text = narrow.wait().expect(0).text();
     assert!(text.contains("float32 [2, 3]") && text.lines().all(|line| line.chars().count() <= 80), "{text}");
 
     let shown = sandbox.json(["topic", "info", "camera"]);

@@ -301,8 +301,8 @@ class Domain(Handle[_native.Domain]):
 
         The ring keeps `depth` samples (4), of which a subscriber gets the last `history` (0) when it joins. There is room for
         so many `publishers` (2) at a time, each of which may have so many `loans` (2), for so many `subscribers` (4), each of
-        which may hold `held` samples (2), and for as many `blocks` as that takes (4 + 2 · 2 + 4 · 2 = 16). A topic that is there has to be as is said, else that is `WrongTopic`; what is
-        not said may be as it likes.
+        which may hold `held` samples (2), and for as many `blocks` as that takes (4 + 2 · 2 + 4 · 2 = 16). A topic that is
+        there has to be as is said, else that is `WrongTopic`; what is not said may be as it likes.
 
         `device`, `kept`, `allow_peer` and `timeout` as for `pool`.
         """
