@@ -149,7 +149,7 @@ class WrongMaximum(Error, ValueError):
 
 
 class NotYourself(Error, ValueError):
-    """A process does not evict itself."""
+    """A process cannot evict itself."""
 
 
 class BadTensor(Error, ValueError):

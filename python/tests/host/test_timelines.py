@@ -103,7 +103,7 @@ def test_one_process_signals_and_only_larger_values(domain):
         assert isinstance(raised.value, pw.NotWriter)
         writer.signal(5)
         for bad in (5, 3, (1 << 61) + 1, (1 << 64) - 1):
-            with pytest.raises(ValueError, match="is no next value") as raised:
+            with pytest.raises(ValueError, match="is not a valid next value") as raised:
                 writer.signal(bad)
             assert isinstance(raised.value, pw.BadValue)
         for bad in (-1, 1 << 64):

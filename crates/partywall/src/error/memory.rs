@@ -24,8 +24,10 @@ impl MemoryLimit {
         if let Some(limit) = getrlimit(Resource::As).current {
             return Self::AddressSpace(limit);
         }
-        let number = |file: &str| fs::read_to_string(file).ok()?.trim().parse::<u64>().ok();
-        let (current, limit) = (number("/sys/fs/cgroup/memory.current"), number("/sys/fs/cgroup/memory.max"));
+        let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+        let [current, limit] = files_of(&groups)
+            .map(|files| files.map(|file| fs::read_to_string(file).ok()?.trim().parse().ok()))
+            .unwrap_or_default();
         Self::of_container(current, limit)
     }
 
@@ -33,6 +35,23 @@ impl MemoryLimit {
         match (current, limit) {
             (Some(current), Some(limit)) if current >= limit / 10 * 9 => Self::Container(limit),
             _ => Self::Unknown,
+        }
+    }
+}
+
+/// Where the kernel says how much memory a process's control group uses and may use, by its `/proc/self/cgroup`.
+fn files_of(groups: &str) -> Option<[String; 2]> {
+    // Version 1 has a line for memory; where there is none, the group of version 2 counts.
+    let v1 = groups.lines().find_map(|line| line.split_once(":memory:"));
+    let v2 = || groups.lines().find_map(|line| line.strip_prefix("0::"));
+    match v1 {
+        Some((_, path)) => {
+            let file = |name| format!("/sys/fs/cgroup/memory{}/memory.{name}_in_bytes", path.trim_end_matches('/'));
+            Some(["usage", "limit"].map(file))
+        }
+        None => {
+            let path = v2()?.trim_end_matches('/');
+            Some(["current", "max"].map(|name| format!("/sys/fs/cgroup{path}/memory.{name}")))
         }
     }
 }
@@ -61,5 +80,13 @@ mod tests {
         assert_eq!(of(Some(95 << 20), Some(100 << 20)), MemoryLimit::Container(100 << 20));
         assert_eq!(of(Some(50 << 20), Some(100 << 20)), MemoryLimit::Unknown);
         assert_eq!(of(Some(50 << 20), None), MemoryLimit::Unknown, "`max` is no number");
+    }
+
+    #[test]
+    fn both_versions_of_control_groups_are_read() {
+        let v1 = files_of("3:cpuset:/\n4:memory:/pod/a\n0::/\n").unwrap();
+        assert_eq!(v1[1], "/sys/fs/cgroup/memory/pod/a/memory.limit_in_bytes");
+        assert_eq!(files_of("0::/\n").unwrap()[0], "/sys/fs/cgroup/memory.current");
+        assert_eq!(files_of(""), None);
     }
 }

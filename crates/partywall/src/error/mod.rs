@@ -201,7 +201,7 @@ pub enum Error {
         pid: u32,
     },
     /// The value cannot be signalled, or never be reached.
-    #[error("{value} is no next value of timeline {name:?}: {}", bad_value(*value, *last))]
+    #[error("{value} is not a valid next value for timeline {name:?}: {}", bad_value(*value, *last))]
     BadValue {
         /// The timeline.
         name: String,
@@ -212,7 +212,7 @@ pub enum Error {
     },
     /// The value was promised on the strength of another timeline, and that one has ended before it got there: what is
     /// behind it may be garbage.
-    #[error("timeline {name:?} is not to be believed from {from} on: a timeline that it rests on has ended")]
+    #[error("timeline {name:?} is tainted from value {from} on: a timeline that these values rest on has failed")]
     Tainted {
         /// The timeline.
         name: String,
@@ -267,7 +267,7 @@ pub enum Error {
         is: Named,
     },
     /// The pool is not as the caller said, or not the one that was meant.
-    #[error("pool {name:?} is another one: {why}")]
+    #[error("pool {name:?} is not as asked: {why}")]
     WrongPool {
         /// The pool.
         name: String,
@@ -275,7 +275,7 @@ pub enum Error {
         why: String,
     },
     /// No pool is as it was to be made.
-    #[error("pool {name:?} cannot be made: {why}")]
+    #[error("cannot make pool {name:?}: {why}")]
     BadPool {
         /// The pool.
         name: String,
@@ -316,7 +316,7 @@ pub enum Error {
         is: Named,
     },
     /// The topic is not as the caller said.
-    #[error("topic {name:?} is another one: {why}")]
+    #[error("topic {name:?} is not as asked: {why}")]
     WrongTopic {
         /// The topic.
         name: String,
@@ -334,7 +334,7 @@ pub enum Error {
         given: String,
     },
     /// No topic is as it was to be made.
-    #[error("topic {name:?} cannot be made: {why}")]
+    #[error("cannot make topic {name:?}: {why}")]
     BadTopic {
         /// The topic.
         name: String,
@@ -404,7 +404,7 @@ pub enum Error {
         topic: String,
     },
     /// A sample was not published in time, because a subscriber that is to miss nothing does not read.
-    #[error("topic {topic:?} is full: {} has not read for {} what would be overwritten", subscriber_text(*pid, *state), seconds(*after))]
+    #[error("topic {topic:?} is full: {} has not consumed the oldest sample for {}", subscriber_text(*pid, *state), seconds(*after))]
     TopicFull {
         /// The topic.
         topic: String,
@@ -444,7 +444,7 @@ pub enum Error {
         position: u64,
     },
     /// The broker has taken this publisher or subscriber out of the topic.
-    #[error("the broker has taken this process out of topic {topic:?}")]
+    #[error("this process is detached from topic {topic:?}")]
     Parted {
         /// The topic.
         topic: String,
@@ -466,7 +466,7 @@ pub enum Error {
         version: String,
     },
     /// No name would be like the pattern.
-    #[error("{pattern:?} is no pattern: {why}")]
+    #[error("{pattern:?} is not a pattern: {why}")]
     BadPattern {
         /// The pattern.
         pattern: String,
@@ -537,7 +537,7 @@ pub enum Error {
         name: String,
     },
     /// There is not enough memory.
-    #[error("{} has no {} for {name:?}{}{}", place, bytes(*asked), free_text(*free, *total), held_text(held))]
+    #[error("cannot allocate {} for {name:?} on {place}{}{}", bytes(*asked), free_text(*free, *total), held_text(held))]
     OutOfMemory {
         /// The segment.
         name: String,
@@ -654,7 +654,7 @@ pub enum Error {
         pid: u32,
     },
     /// The directory of the socket is not safe to use.
-    #[error("the directory {} is not used for sockets: {why}", path.display())]
+    #[error("cannot use the directory {} for sockets: {why}", path.display())]
     UnsafeDirectory {
         /// The directory.
         path: PathBuf,
@@ -720,7 +720,7 @@ pub enum Error {
         near: Vec<u32>,
     },
     /// A process is among those that it wants to be evicted.
-    #[error("a process does not evict itself")]
+    #[error("a process cannot evict itself")]
     NotYourself,
     /// The member is dead, and what it held is in quarantine, because nobody knows whether its work on a GPU is over.
     #[error("pid {pid} is dead already, and what it held is in quarantine")]

@@ -59,11 +59,11 @@ pub(super) fn which_member(whom: Whom) -> String {
 pub(super) fn member_state(state: MemberState) -> &'static str {
     match state {
         MemberState::Alive => "is alive",
-        MemberState::Hung => "hangs, and lives",
-        MemberState::LostContext => "has lost its CUDA context, and lives",
+        MemberState::Hung => "is alive and does not respond",
+        MemberState::LostContext => "has lost its CUDA context and is alive",
         MemberState::Suspect => "has hung up, and may come back",
-        MemberState::Evicted => "was evicted, and lives",
-        MemberState::HeldByChild => "has exited, and a child that it forked lives",
+        MemberState::Evicted => "was evicted and is alive",
+        MemberState::HeldByChild => "has exited, but a child that it forked is alive",
         MemberState::Dead => "is proved dead, and its memory is being given back",
         _ => "is not known to be dead",
     }
@@ -154,7 +154,7 @@ pub(super) fn beginning(name: &str) -> String {
 }
 
 pub(super) fn bad_value(value: u64, last: u64) -> String {
-    if value <= last { format!("it stands at {last}") } else { "values end at 2^61".into() }
+    if value <= last { format!("it must be greater than {last}") } else { "the largest value is 2^61".into() }
 }
 
 pub(super) fn no_growth(why: NoGrowth) -> String {
