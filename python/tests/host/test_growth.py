@@ -82,7 +82,7 @@ def test_growths_that_cannot_be_are_refused_and_change_nothing(domain):
 def test_a_wait_for_a_growth_gets_it_and_its_end(domain):
     log = rows(domain)
     with domain.open("log") as reader, concurrent.futures.ThreadPoolExecutor(1) as pool:
-        with pytest.raises(TimeoutError, match="growth"):
+        with pytest.raises(TimeoutError, match="did not grow"):
             reader.wait_growth(0.01)
         waiting = pool.submit(reader.wait_growth)
         log.grow(3)
@@ -96,7 +96,7 @@ def test_a_wait_for_a_growth_gets_it_and_its_end(domain):
 
 def test_a_wait_for_a_withdrawal_ends_with_the_name(domain):
     with domain.put("x", b"1", kept=True) as put, domain.open("x") as reader:
-        with pytest.raises(TimeoutError, match="withdrawal"):
+        with pytest.raises(TimeoutError, match="was not withdrawn"):
             reader.wait_withdrawn(0)
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(reader.wait_withdrawn)
