@@ -200,6 +200,23 @@ fn each_error_is_quoted_by_its_entry() {
 }
 
 #[test]
+fn file_that_no_descriptor_is_left_for_says_how_many_are_open() {
+    let source = std::io::Error::from_raw_os_error(rustix::io::Errno::MFILE.raw_os_error());
+    let error = Error::File(FileError::Open { file: "/x".into(), source });
+    assert_eq!(error.anchor(), "no-file-descriptor");
+    let advice = error.advice();
+    assert!(advice.starts_with("this process has ") && advice.contains("ulimit -n"), "{advice}");
+}
+
+#[test]
+fn reader_is_not_blamed_for_a_damaged_table() {
+    let source = partywall_shm::TableError::Duplicate("a".into());
+    let error = Error::DamagedTable { name: "x".into(), source };
+    assert!(error.advice().contains("this one only read it"), "{}", error.advice());
+    assert!(!error.advice().contains("correct the tensors"), "{}", error.advice());
+}
+
+#[test]
 fn each_entry_belongs_to_an_error() {
     let anchors: Vec<_> = every_error().iter().map(|error| error.anchor()).collect();
     // Those that need a driver, and those of other programs than the library, the Python package among them.
