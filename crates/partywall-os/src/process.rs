@@ -94,6 +94,25 @@ pub fn peer_pidfd(socket: impl AsFd) -> Option<OwnedFd> {
     (result == 0 && fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
+/// A number that all pidfds of one process share and no other process of this boot has. `None` before Linux 6.9, whose
+/// pidfds have no inodes of their own.
+pub fn pidfd_inode(pidfd: impl AsFd) -> Option<u64> {
+    const PID_FS_MAGIC: u64 = 0x5049_4446;
+    let pidfd = pidfd.as_fd();
+    let of_pidfs = fs::fstatfs(pidfd).is_ok_and(|found| found.f_type as u64 == PID_FS_MAGIC);
+    of_pidfs.then(|| fs::fstat(pidfd).ok().map(|stat| stat.st_ino)).flatten()
+}
+
+/// Bytes of kernel memory that a Unix socket has sent and its peer has not read (`SIOCOUTQ`, unix(7)).
+pub(crate) fn unread_bytes(socket: BorrowedFd<'_>) -> io::Result<u64> {
+    let mut bytes: c_int = 0;
+    // SAFETY: for this request the kernel writes one int to `bytes`.
+    match unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) } {
+        0 => Ok(u64::try_from(bytes).unwrap_or(0)),
+        _ => Err(last_errno()),
+    }
+}
+
 /// How many forks lie between this process and the one that first asked. A number kept from before a fork differs
 /// from the child's; unlike asking for the pid, looking costs no system call.
 ///
@@ -265,6 +284,17 @@ mod tests {
         if let Some(fd) = peer_pidfd(&a) {
             assert_eq!(pidfd_info(&fd), Some(PidfdInfo::Process(std::process::id())));
         }
+    }
+
+    #[test]
+    fn pidfds_of_one_process_have_one_inode() {
+        let ours = pidfd_inode(own_pidfd().unwrap());
+        assert_eq!(ours, pidfd_inode(own_pidfd().unwrap()));
+        let parent = rustix::process::getppid().expect("tests have a parent");
+        let parent = pidfd(u32::try_from(parent.as_raw_nonzero().get()).unwrap()).unwrap();
+        // Absent before Linux 6.9.
+        assert!(ours.is_none() || ours != pidfd_inode(parent));
+        assert_eq!(pidfd_inode(std::io::stdin()), None);
     }
 
     #[test]

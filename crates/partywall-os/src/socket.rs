@@ -109,6 +109,15 @@ pub fn send(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Resu
     })
 }
 
+/// Whether the peer of a Unix socket has read everything that was sent, or has closed its end.
+///
+/// True as well where the kernel does not tell (a sandbox without `SIOCOUTQ`).
+pub fn is_drained(socket: impl AsFd) -> bool {
+    // The kernel counts the memory of each message, at least some hundred bytes. While the last one is being freed one
+    // byte is still counted, and no event follows that one.
+    !crate::process::unread_bytes(socket.as_fd()).is_ok_and(|bytes| bytes >= 64)
+}
+
 /// What one read brought.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Received {
@@ -242,6 +251,26 @@ mod tests {
 
     fn dup_many(fd: &OwnedFd, count: usize) -> Vec<OwnedFd> {
         (0..count).map(|_| fd.try_clone().unwrap()).collect()
+    }
+
+    #[test]
+    fn a_socket_is_drained_when_all_is_read_or_the_peer_is_gone() {
+        let (a, b) = pair().unwrap();
+        assert!(is_drained(&a));
+        assert_eq!(send(&a, b"xyz", &[b.as_fd()]), Ok(3));
+        assert!(!is_drained(&a));
+        let mut received = VecDeque::new();
+        assert_eq!(recv(&b, &mut [0; 2], &mut received).unwrap().bytes, 2);
+        assert!(!is_drained(&a), "one byte is left");
+        assert_eq!(recv(&b, &mut [0; 2], &mut received).unwrap().bytes, 1);
+        assert!(is_drained(&a));
+        assert_eq!(send(&a, b"x", &[b.as_fd()]), Ok(1));
+        assert!(!is_drained(&a));
+        // What was received, and what is still on its way, holds the other end open until it is dropped.
+        assert_eq!(recv(&b, &mut [0; 1], &mut received).unwrap().bytes, 1);
+        assert_eq!(send(&a, b"x", &[]), Ok(1));
+        drop((received, b));
+        assert!(is_drained(&a), "nobody reads it any more");
     }
 
     #[test]

@@ -123,7 +123,10 @@ fn class(error: &Error) -> &'static str {
         Error::NotShareable { .. } => "NotShareable",
         Error::CannotKeep { .. } => "CannotKeep",
         Error::OutOfMemory { .. } => "OutOfMemory",
-        Error::LimitReached { .. } | Error::NoFileDescriptor(_) => "LimitReached",
+        Error::LimitReached { .. }
+        | Error::NoFileDescriptor(_)
+        | Error::UnreadDescriptors { .. }
+        | Error::DescriptorsInFlight { .. } => "LimitReached",
         Error::NoDevice { .. } => "NoDevice",
         Error::RemoteDevice { .. } => "RemoteDevice",
         Error::Cuda { .. } => "CudaError",

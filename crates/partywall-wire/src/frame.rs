@@ -1,10 +1,13 @@
 //! Framing: eight bytes in front of each message, `length: u32` and `fds: u16` and two zero bytes, little-endian.
 //!
+//! A message with many file descriptors is preceded by *carriers*: heads without a body, each with some of the descriptors.
+//! They belong to the next message with a body, whose head counts them too.
+//!
 //! The head never changes between protocol versions: it carries the handshake in which versions are compared.
 
 use serde::{Serialize, de::DeserializeOwned};
 
-use crate::limits::MAX_FDS;
+use crate::limits::{FDS_AT_ONCE, MAX_FDS};
 
 /// Bytes in front of each body.
 pub const HEAD: usize = 8;
@@ -54,6 +57,14 @@ pub fn encode<T: Serialize>(message: &T, fds: usize, limit: usize) -> Result<Vec
     with_head(bytes, fds, limit)
 }
 
+/// The bytes of a carrier of `fds` file descriptors, at most [`FDS_AT_ONCE`].
+pub fn carrier(fds: usize) -> [u8; HEAD] {
+    debug_assert!(fds <= FDS_AT_ONCE);
+    let mut head = [0; HEAD];
+    head[4..6].copy_from_slice(&(fds as u16).to_le_bytes());
+    head
+}
+
 /// Writes the head into the first [`HEAD`] bytes of `bytes`, whose rest is the body.
 pub(crate) fn with_head(mut bytes: Vec<u8>, fds: usize, limit: usize) -> Result<Vec<u8>, WireError> {
     let body = bytes.len() - HEAD;
@@ -85,12 +96,14 @@ pub struct FrameReader {
     bytes: Vec<u8>,
     start: usize,
     limit: usize,
+    /// File descriptors that carriers have brought for the next message.
+    carried: usize,
 }
 
 impl FrameReader {
     /// A reader for bodies of at most `limit` bytes.
     pub fn new(limit: usize) -> Self {
-        Self { bytes: Vec::new(), start: 0, limit }
+        Self { bytes: Vec::new(), start: 0, limit, carried: 0 }
     }
 
     /// Changes the limit for the frames that follow.
@@ -110,9 +123,9 @@ impl FrameReader {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// Whether no byte of an unfinished frame is held.
+    /// Whether nothing of an unfinished message has come: neither a byte nor a carrier.
     pub fn is_empty(&self) -> bool {
-        self.start == self.bytes.len()
+        self.start == self.bytes.len() && self.carried == 0
     }
 
     /// Cuts off the next frame, given how many received file descriptors have not been claimed yet.
@@ -120,32 +133,45 @@ impl FrameReader {
     /// # Errors
     /// [`WireError::NeedBytes`] and [`WireError::NeedFds`] mean: later. [`WireError::Malformed`] is final.
     pub fn next_frame(&mut self, fds_at_hand: usize) -> Result<Frame, WireError> {
-        let held = &self.bytes[self.start..];
-        let Some((head, rest)) = held.split_at_checked(HEAD) else {
-            return Err(WireError::NeedBytes(HEAD - held.len()));
-        };
-        let length = u32::from_le_bytes([head[0], head[1], head[2], head[3]]) as usize;
-        let fds = usize::from(u16::from_le_bytes([head[4], head[5]]));
-        if head[6..] != [0, 0] {
-            return Err(WireError::Malformed("the reserved bytes of the head are not zero".into()));
+        loop {
+            let held = &self.bytes[self.start..];
+            let Some((head, rest)) = held.split_at_checked(HEAD) else {
+                return Err(WireError::NeedBytes(HEAD - held.len()));
+            };
+            let length = u32::from_le_bytes([head[0], head[1], head[2], head[3]]) as usize;
+            let fds = usize::from(u16::from_le_bytes([head[4], head[5]]));
+            if head[6..] != [0, 0] {
+                return Err(WireError::Malformed("the reserved bytes of the head are not zero".into()));
+            }
+            if length > self.limit {
+                return Err(WireError::Malformed(format!(
+                    "a message of {length} bytes exceeds the limit of {}",
+                    self.limit
+                )));
+            }
+            let is_carrier = length == 0;
+            let total = if is_carrier { self.carried + fds } else { fds };
+            if total > MAX_FDS {
+                return Err(WireError::Malformed(format!("{total} file descriptors exceed the limit of {MAX_FDS}")));
+            }
+            if total < self.carried || is_carrier && fds == 0 {
+                return Err(WireError::Malformed("a message counts fewer file descriptors than came before it".into()));
+            }
+            let Some(body) = rest.get(..length) else {
+                return Err(WireError::NeedBytes(length - rest.len()));
+            };
+            if total > fds_at_hand {
+                return Err(WireError::NeedFds(total - fds_at_hand));
+            }
+            if is_carrier {
+                self.carried = total;
+                self.start += HEAD;
+                continue;
+            }
+            let frame = Frame { body: body.to_vec(), fds };
+            self.carried = 0;
+            self.start += HEAD + length;
+            return Ok(frame);
         }
-        if length > self.limit {
-            return Err(WireError::Malformed(format!(
-                "a message of {length} bytes exceeds the limit of {}",
-                self.limit
-            )));
-        }
-        if fds > MAX_FDS {
-            return Err(WireError::Malformed(format!("{fds} file descriptors exceed the limit of {MAX_FDS}")));
-        }
-        let Some(body) = rest.get(..length) else {
-            return Err(WireError::NeedBytes(length - rest.len()));
-        };
-        if fds > fds_at_hand {
-            return Err(WireError::NeedFds(fds - fds_at_hand));
-        }
-        let frame = Frame { body: body.to_vec(), fds };
-        self.start += HEAD + length;
-        Ok(frame)
     }
 }

@@ -6,6 +6,10 @@ pub const PROTOCOL: u32 = 3;
 /// File descriptors in one message: what Linux passes in one `SCM_RIGHTS` (`SCM_MAX_FD`, unix(7)).
 pub const MAX_FDS: usize = 253;
 
+/// File descriptors that a broker sends at once: the rest of a message's descriptors follow when these have been read. The
+/// kernel counts descriptors in flight per user, and refuses everybody once there are too many (unix(7), `ETOOMANYREFS`).
+pub const FDS_AT_ONCE: usize = 16;
+
 /// Chunks of one version. Below [`MAX_FDS`], so that a version with its table always fits one message.
 pub const MAX_CHUNKS: usize = 128;
 

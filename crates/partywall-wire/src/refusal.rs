@@ -124,6 +124,15 @@ pub enum Refusal {
         /// What the request would have brought it to.
         needed: u64,
     },
+    /// Too many file descriptors have been sent and not read: the kernel counts them for the user as a whole.
+    Unread {
+        /// How many there are, of the asking process or of all.
+        unread: u64,
+        /// How many there may be.
+        allowed: u64,
+        /// Pids of processes that have not read for longest. Empty if it is the asking process that has to read.
+        pids: Vec<u32>,
+    },
     /// The kernel refused the broker something that the request needs.
     System {
         /// What.

@@ -98,6 +98,9 @@ fn every_error() -> Vec<Error> {
         Error::WrongTopic { name: name.clone(), why: "it has room for 3 publishers, not 4".into() },
         Error::WrongSample { topic: name.clone(), has: "uint8 [3]".into(), given: "float32 [3]".into() },
         Error::BadTopic { name: name.clone(), why: "it has a depth of 1 to 4096, not 0".into() },
+        Error::UnreadDescriptors { unread: 64, allowed: 64, pids: vec![] },
+        Error::UnreadDescriptors { unread: 512, allowed: 512, pids: vec![7, 8] },
+        Error::DescriptorsInFlight { limit: 1024 },
         Error::PoolTooSmall {
             name: name.clone(),
             blocks: 3,

@@ -17,6 +17,7 @@ use crate::{
     registry::{Event, MemberId, event::Identity},
     rim::{
         connection::{Channel, Connection, ConnectionId, Message},
+        in_flight::{Process, Room},
         membership::{Identified, identify, presentable},
         server::{RETRY, Server, Source, random, spare},
         timers::Timer,
@@ -75,13 +76,13 @@ impl Server {
 
     fn greet(&mut self, call: OwnedFd) {
         let ours = rustix::process::geteuid().as_raw();
-        match socket::peer(&call) {
+        let pid = match socket::peer(&call) {
             Ok(peer) if peer.uid != ours => {
                 return self.refuse(&call, Refusal::WrongUser { broker: ours, peer: peer.uid });
             }
-            Ok(_) => {}
+            Ok(peer) => peer.pid,
             Err(errno) => return tracing::warn!(%errno, "dropped a connection whose end is unknown"),
-        }
+        };
         if self.strangers >= MAX_STRANGERS {
             return self.refuse(
                 &call,
@@ -93,13 +94,21 @@ impl Server {
         if let Err(errno) = epoll::add(&self.epoll, &call, Source::Socket(Channel::Call, id).data(), EventFlags::IN) {
             return tracing::warn!(%errno, "dropped a connection that cannot be watched");
         }
+        let process = Process::of(call.as_fd(), pid, id);
         self.timers.set(Instant::now() + self.handshake_timeout, Timer::Handshake(id));
         self.strangers += 1;
-        self.connections.insert(id, Connection::new(call));
+        self.connections.insert(id, Connection::new(id, call, process));
     }
 
     /// The first message of a connection.
     pub(super) fn on_hello(&mut self, id: ConnectionId, message: Message) {
+        let Some(connection) = self.connections.get(&id) else { return };
+        let process = connection.process();
+        match self.in_flight.room(process, false) {
+            Room::Free => {}
+            Room::OwnBound(refusal) => return self.send_away(id, refusal),
+            Room::CommonBound(_) => return self.park(id, message),
+        }
         let Message { frame, fds } = message;
         let lost = fds.len() < frame.fds;
         let (speaker, hello) = match self.read_hello(&frame.body) {
@@ -214,7 +223,8 @@ impl Server {
         let hello = BrokerHello { outcome: Ok(welcome) };
         let sent = match handshake::encode(&Speaker::new(&self.about.version), &hello, 2) {
             Ok(bytes) => {
-                connection.send(Channel::Call, bytes, vec![self.reclaimer.keep(theirs).into(), self.control.rows_fd()])
+                let fds = vec![self.reclaimer.keep(theirs).into(), self.control.rows_fd()];
+                connection.send(Channel::Call, bytes, fds, &mut self.in_flight)
             }
             Err(error) => return self.hang_up(id, &error.to_string()),
         };
@@ -224,7 +234,7 @@ impl Server {
     }
 
     /// Refuses a connection and drops it.
-    fn send_away(&mut self, id: ConnectionId, refusal: Refusal) {
+    pub(super) fn send_away(&mut self, id: ConnectionId, refusal: Refusal) {
         if let Some(connection) = self.connections.get(&id) {
             self.refuse(connection.call(), refusal);
         }

@@ -8,15 +8,21 @@ use std::{
 
 use partywall_os::{Errno, socket};
 use partywall_wire::{
-    FrameReader, WireError,
-    limits::{MAX_FDS, MIN_MESSAGE},
+    FrameReader, WireError, frame,
+    limits::{FDS_AT_ONCE, MAX_FDS, MIN_MESSAGE},
 };
 use rustix::{
     event::epoll::EventFlags,
     net::{Shutdown, shutdown},
 };
 
-use crate::{registry::MemberId, rim::reclaimer::Donated};
+use crate::{
+    registry::MemberId,
+    rim::{
+        in_flight::{InFlight, Port, Process},
+        reclaimer::Donated,
+    },
+};
 
 /// A connection; never used twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -36,7 +42,7 @@ pub(super) enum Phase {
 }
 
 /// One of the two sockets of a client.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Channel {
     /// Requests and replies.
     Call,
@@ -68,8 +74,8 @@ pub(super) struct Message {
 pub(super) enum Broken {
     #[error("{0}")]
     Malformed(String),
-    #[error("the peer does not read: {bytes} bytes and {fds} file descriptors wait for it")]
-    Overflow { bytes: usize, fds: usize },
+    #[error("the peer does not read: {bytes} bytes wait for it")]
+    Overflow { bytes: usize },
     #[error("{0}")]
     Errno(#[from] Errno),
 }
@@ -79,18 +85,25 @@ pub(super) enum Broken {
 pub(super) enum Sent {
     /// Nothing waits.
     All,
-    /// The rest waits until the peer has read something.
+    /// The rest waits until the socket has room.
     Blocked,
-    /// The rest waits until the kernel has room again, which it does not announce.
+    /// The rest waits until the peer has read everything that was sent.
+    Unread,
+    /// The rest waits until descriptors that others were sent are read, or the kernel has memory again. Neither is
+    /// announced.
     NoRoom,
 }
 
 /// One client.
 #[derive(Debug)]
 pub(super) struct Connection {
-    call: OwnedFd,
-    events: Option<OwnedFd>,
+    id: ConnectionId,
+    process: Process,
+    call: Arc<OwnedFd>,
+    events: Option<Arc<OwnedFd>>,
     phase: Phase,
+    /// Its next message waits for its turn to be answered with descriptors.
+    pub(super) is_parked: bool,
     reader: FrameReader,
     received: VecDeque<OwnedFd>,
     /// The kernel dropped file descriptors since the last whole message.
@@ -100,11 +113,14 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    pub(super) fn new(call: OwnedFd) -> Self {
+    pub(super) fn new(id: ConnectionId, call: OwnedFd, process: Process) -> Self {
         Self {
-            call,
+            id,
+            process,
+            call: Arc::new(call),
             events: None,
             phase: Phase::Handshake,
+            is_parked: false,
             reader: FrameReader::new(MIN_MESSAGE),
             received: VecDeque::new(),
             fds_lost: false,
@@ -116,19 +132,29 @@ impl Connection {
     /// The client has become a member.
     pub(super) fn admit(&mut self, member: MemberId, events: OwnedFd, max_message: usize) {
         self.phase = Phase::Member(member);
-        self.events = Some(events);
+        self.events = Some(Arc::new(events));
         self.reader.set_limit(max_message);
     }
 
     /// Tells the peer that the connection is over and forgets everything but the call socket.
-    pub(super) fn linger(&mut self, member: MemberId) {
+    pub(super) fn linger(&mut self, member: MemberId, in_flight: &mut InFlight) {
         self.phase = Phase::Lingering(member);
+        self.discard(Channel::Call, in_flight);
+        self.discard(Channel::Events, in_flight);
         // The peer may be gone already.
         let _ = shutdown(&self.call, Shutdown::Write);
-        self.events = None;
+        if let Some(events) = self.events.take() {
+            close(&events);
+        }
         self.reader = FrameReader::new(0);
-        self.replies = OutQueue::default();
-        self.notices = OutQueue::default();
+    }
+
+    /// Ends the connection. Its sockets stay open, unwatched, while the peer has descriptors of it to read.
+    pub(super) fn close(&mut self, in_flight: &mut InFlight) {
+        self.discard(Channel::Call, in_flight);
+        self.discard(Channel::Events, in_flight);
+        close(&self.call);
+        self.events.take().as_deref().map(close);
     }
 
     /// Reads once.
@@ -178,37 +204,69 @@ impl Connection {
     }
 
     /// Sends a message, or keeps it until the peer has room.
-    pub(super) fn send(&mut self, channel: Channel, bytes: Vec<u8>, fds: Vec<Arc<Donated>>) -> Result<Sent, Broken> {
-        match channel {
-            Channel::Call => self.replies.send(&self.call, bytes, fds),
-            Channel::Events => match &self.events {
-                Some(events) => self.notices.send(events, bytes, fds),
-                None => Ok(Sent::All),
-            },
+    pub(super) fn send(
+        &mut self,
+        channel: Channel,
+        bytes: Vec<u8>,
+        fds: Vec<Arc<Donated>>,
+        in_flight: &mut InFlight,
+    ) -> Result<Sent, Broken> {
+        if channel == Channel::Events && self.events.is_none() {
+            return Ok(Sent::All);
+        }
+        let queue = self.queue(channel);
+        let blocked = !queue.waiting.is_empty();
+        queue.bytes += bytes.len();
+        queue.waiting.push_back(Outgoing { bytes, sent: 0, fds, has_slots: false });
+        let sent = if blocked { queue.last } else { self.flush(channel, in_flight)? };
+        match self.queue(channel).bytes {
+            bytes if bytes > MAX_WAITING_BYTES => Err(Broken::Overflow { bytes }),
+            _ => Ok(sent),
         }
     }
 
     /// Goes on sending what waits.
-    pub(super) fn flush(&mut self, channel: Channel) -> Result<Sent, Broken> {
-        match (channel, &self.events) {
-            (Channel::Call, _) => self.replies.flush(&self.call),
-            (Channel::Events, Some(events)) => self.notices.flush(events),
-            (Channel::Events, None) => Ok(Sent::All),
-        }
+    pub(super) fn flush(&mut self, channel: Channel, in_flight: &mut InFlight) -> Result<Sent, Broken> {
+        let port = (self.id, channel);
+        let (queue, socket) = match (channel, &self.events) {
+            (Channel::Call, _) => (&mut self.replies, &self.call),
+            (Channel::Events, Some(events)) => (&mut self.notices, events),
+            (Channel::Events, None) => return Ok(Sent::All),
+        };
+        queue.last = queue.flush(port, socket, self.process, in_flight)?;
+        Ok(queue.last)
     }
 
-    /// What the kernel is to tell of a socket from now on, if that is not what it tells already: requests, and room
-    /// while something waits for it. The end of a connection is told in any case.
+    /// Gives up what waits for a peer that no longer reads.
+    pub(super) fn discard(&mut self, channel: Channel, in_flight: &mut InFlight) {
+        in_flight.finish((self.id, channel));
+        let queue = self.queue(channel);
+        queue.waiting.clear();
+        queue.bytes = 0;
+    }
+
+    /// What the kernel is to tell of a socket from now on, if that is not what it tells already: requests, or that what
+    /// waits can be sent. A client gets its answer before its next request is read. The end of a connection is told in
+    /// any case.
     pub(super) fn change_of_interest(&mut self, channel: Channel, sent: Sent) -> Option<EventFlags> {
-        let (queue, always) = match channel {
-            Channel::Call => (&mut self.replies, EventFlags::IN),
-            Channel::Events => (&mut self.notices, EventFlags::empty()),
+        let interest = match (sent, channel) {
+            (Sent::All, Channel::Call) => EventFlags::IN,
+            (Sent::All, Channel::Events) | (Sent::NoRoom, _) => EventFlags::empty(),
+            (Sent::Blocked, _) => EventFlags::OUT,
+            // A socket counts as writable although something is unread. Edge-triggered, each read is an event.
+            (Sent::Unread, _) => EventFlags::OUT | EventFlags::ET,
         };
-        let wants_room = sent == Sent::Blocked;
-        if std::mem::replace(&mut queue.wants_room, wants_room) == wants_room {
-            return None;
+        let queue = self.queue(channel);
+        let before = queue.interest.replace(interest);
+        let initial = if channel == Channel::Call { EventFlags::IN } else { EventFlags::empty() };
+        (before.unwrap_or(initial) != interest).then_some(interest)
+    }
+
+    fn queue(&mut self, channel: Channel) -> &mut OutQueue {
+        match channel {
+            Channel::Call => &mut self.replies,
+            Channel::Events => &mut self.notices,
         }
-        Some(if wants_room { always | EventFlags::OUT } else { always })
     }
 
     pub(super) fn phase(&self) -> Phase {
@@ -222,7 +280,7 @@ impl Connection {
     pub(super) fn socket(&self, channel: Channel) -> Option<BorrowedFd<'_>> {
         match channel {
             Channel::Call => Some(self.call.as_fd()),
-            Channel::Events => self.events.as_ref().map(AsFd::as_fd),
+            Channel::Events => self.events.as_deref().map(AsFd::as_fd),
         }
     }
 
@@ -231,64 +289,100 @@ impl Connection {
         !self.replies.waiting.is_empty()
     }
 
+    /// The process that connected.
+    pub(super) fn process(&self) -> Process {
+        self.process
+    }
+
     /// File descriptors that came and were not used.
     pub(super) fn take_received(&mut self) -> VecDeque<OwnedFd> {
         std::mem::take(&mut self.received)
     }
 }
 
+fn close(socket: &OwnedFd) {
+    // The peer may be gone already.
+    let _ = shutdown(socket, Shutdown::Both);
+}
+
 /// Messages that a peer had no room for yet.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct OutQueue {
     waiting: VecDeque<Outgoing>,
     bytes: usize,
-    fds: usize,
-    /// Whether the kernel tells when the socket has room.
-    wants_room: bool,
+    /// What became of the last attempt to send.
+    last: Sent,
+    /// What the kernel tells of the socket, once that was changed.
+    interest: Option<EventFlags>,
+}
+
+impl Default for OutQueue {
+    fn default() -> Self {
+        Self { waiting: VecDeque::new(), bytes: 0, last: Sent::All, interest: None }
+    }
 }
 
 #[derive(Debug)]
 struct Outgoing {
     bytes: Vec<u8>,
     sent: usize,
-    /// They go with the first byte; empty from then on.
+    /// Those that are not sent yet. The last group goes with the first byte, the others before it.
     fds: Vec<Arc<Donated>>,
+    /// Whether slots are reserved for its descriptors.
+    has_slots: bool,
 }
 
 impl OutQueue {
-    fn send(&mut self, socket: &OwnedFd, bytes: Vec<u8>, fds: Vec<Arc<Donated>>) -> Result<Sent, Broken> {
-        self.bytes += bytes.len();
-        self.fds += fds.len();
-        let blocked = !self.waiting.is_empty();
-        self.waiting.push_back(Outgoing { bytes, sent: 0, fds });
-        let sent = if blocked { Sent::Blocked } else { self.flush(socket)? };
-        if self.bytes > MAX_WAITING_BYTES || self.fds > MAX_WAITING_FDS {
-            return Err(Broken::Overflow { bytes: self.bytes, fds: self.fds });
-        }
-        Ok(sent)
-    }
-
-    fn flush(&mut self, socket: &OwnedFd) -> Result<Sent, Broken> {
+    fn flush(
+        &mut self,
+        port: Port,
+        socket: &Arc<OwnedFd>,
+        process: Process,
+        in_flight: &mut InFlight,
+    ) -> Result<Sent, Broken> {
         while let Some(next) = self.waiting.front_mut() {
-            let fds: Vec<_> = next.fds.iter().filter_map(|fd| fd.fd()).collect();
-            match socket::send(socket, &next.bytes[next.sent..], &fds) {
+            if !next.fds.is_empty() {
+                if !socket::is_drained(socket) {
+                    return Ok(Sent::Unread);
+                }
+                if !next.has_slots {
+                    next.has_slots = in_flight.reserve(port, socket, process, next.fds.len().min(FDS_AT_ONCE));
+                    if !next.has_slots {
+                        return Ok(Sent::NoRoom);
+                    }
+                }
+            }
+            let group = next.fds.len().min(FDS_AT_ONCE);
+            let is_last = group == next.fds.len();
+            let fds: Vec<_> = next.fds[..group].iter().filter_map(|fd| fd.fd()).collect();
+            let carrier = frame::carrier(group);
+            let bytes = if is_last { &next.bytes[next.sent..] } else { &carrier };
+            match socket::send(socket, bytes, &fds) {
                 Ok(n) => {
+                    next.fds.drain(..group);
+                    if !is_last {
+                        // The socket was empty: there was room for these few bytes.
+                        debug_assert_eq!(n, bytes.len());
+                        continue;
+                    }
+                    if next.has_slots {
+                        in_flight.finish(port);
+                    }
                     self.bytes -= n;
-                    self.fds -= next.fds.len();
                     next.sent += n;
-                    next.fds.clear();
                     if next.sent == next.bytes.len() {
                         self.waiting.pop_front();
                     }
                 }
                 Err(Errno::AGAIN) => return Ok(Sent::Blocked),
-                // Too many file descriptors are on their way to peers that do not read, or memory is short. The
-                // socket counts as writable all the while, so waiting for that would spin.
+                // Too many file descriptors of this user's are on their way to processes that do not read, or memory is
+                // short. The socket counts as writable all the while, so waiting for that would spin.
                 Err(Errno::TOOMANYREFS | Errno::NOBUFS | Errno::NOMEM) => return Ok(Sent::NoRoom),
                 // Nobody reads any more, but what the peer sent before is still to be taken in; then comes the end.
                 Err(Errno::PIPE | Errno::CONNRESET) => {
+                    in_flight.finish(port);
                     self.waiting.clear();
-                    (self.bytes, self.fds) = (0, 0);
+                    self.bytes = 0;
                 }
                 Err(errno) => return Err(errno.into()),
             }
@@ -297,6 +391,5 @@ impl OutQueue {
     }
 }
 
-/// A client asks one thing at a time: nobody who reads comes anywhere near these.
+/// A client asks one thing at a time: nobody who reads comes anywhere near.
 const MAX_WAITING_BYTES: usize = 4 << 20;
-const MAX_WAITING_FDS: usize = 1024;

@@ -59,8 +59,9 @@ impl Server {
         for connection in self.connections.values_mut() {
             while connection.owes_reply()
                 && socket::wait(connection.call(), Ready::Write, Some(deadline)) == Ok(true)
-                && connection.flush(Channel::Call).is_ok_and(|sent| sent != Sent::NoRoom)
-            {}
+                && connection.flush(Channel::Call, &mut self.in_flight).is_ok_and(|sent| sent != Sent::NoRoom)
+            {
+            }
         }
         let Self { reclaimer, connections, store, control, place, .. } = self;
         drop((connections, store, control, place));

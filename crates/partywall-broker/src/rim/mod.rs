@@ -13,6 +13,7 @@
 //! | `fds` | donated file descriptors: what they are, who keeps them |
 //! | `translate` | between the wire's types and the registry's |
 //! | `reclaimer` | closes file descriptors off the loop |
+//! | `in_flight` | descriptors that clients have not read yet |
 //! | `ids` | tables by our own numbers |
 //! | `timers` | what is to happen later |
 
@@ -22,6 +23,7 @@ mod control;
 mod ending;
 mod fds;
 mod ids;
+mod in_flight;
 mod membership;
 mod parting;
 mod reclaimer;

@@ -88,7 +88,11 @@ impl Server {
         };
         tracing::warn!(%member, why, "disconnected");
         connection.take_received().into_iter().for_each(|fd| drop(self.reclaimer.keep(fd)));
-        connection.linger(member);
+        if let Some(events) = connection.socket(Channel::Events) {
+            // It may stay open for what the client has not read.
+            let _ = epoll::delete(&self.epoll, events);
+        }
+        connection.linger(member, &mut self.in_flight);
         // Nothing can be done if the kernel refuses; the member's exit is still noticed.
         let data = Source::Socket(Channel::Call, id).data();
         let _ = epoll::modify(&self.epoll, connection.call(), data, EventFlags::IN);
@@ -106,6 +110,11 @@ impl Server {
         if connection.phase() == Phase::Handshake {
             self.strangers -= 1;
         }
+        for socket in [Channel::Call, Channel::Events].into_iter().filter_map(|channel| connection.socket(channel)) {
+            // It may stay open for what the client has not read.
+            let _ = epoll::delete(&self.epoll, socket);
+        }
+        connection.close(&mut self.in_flight);
         connection.take_received().into_iter().for_each(|fd| drop(self.reclaimer.keep(fd)));
     }
 }

@@ -14,8 +14,9 @@ use crate::{
     registry::{Call, Effect, Event, FdId, Guarded, MemberId, RequestId, Verdict},
     rim::{
         admission::no_fds,
-        connection::{Broken, Channel, ConnectionId, Message},
+        connection::{Broken, Channel, Connection, ConnectionId, Message, Phase},
         fds::missing,
+        in_flight::Room,
         server::{Server, now},
         timers::Timer,
         translate,
@@ -25,11 +26,19 @@ use crate::{
 impl Server {
     /// A message of a member.
     pub(super) fn on_request(&mut self, id: ConnectionId, member: MemberId, message: Message) {
-        let Message { frame, fds } = message;
-        let request: Request = match frame.decode() {
+        let request: Request = match message.frame.decode() {
             Ok(request) => request,
             Err(error) => return self.hang_up(id, &error.to_string()),
         };
+        let Some(connection) = self.connections.get(&id) else { return };
+        if may_bring_descriptors(&request.call) {
+            match self.in_flight.room(connection.process(), false) {
+                Room::Free => {}
+                Room::OwnBound(refusal) => return self.refuse_request(id, member, request.id, refusal),
+                Room::CommonBound(_) => return self.park(id, message),
+            }
+        }
+        let Message { frame, fds } = message;
         tracing::trace!(%member, request = request.id, call = ?request.call, "request");
         let arrived = fds.len();
         // Whatever becomes of the request: closing GPU memory is nothing for this thread.
@@ -43,12 +52,55 @@ impl Server {
         let call = call.and_then(|call| self.provide(member, call));
         match call {
             Ok(call) => self.apply(Event::Request { member, request: RequestId(request.id), call }),
-            Err(refusal) => {
-                let reply = Reply { id: request.id, outcome: Err(refusal) };
-                if let Err(broken) = self.send(member, Channel::Call, &reply, &[]) {
-                    self.hang_up(id, &broken.to_string());
-                }
+            Err(refusal) => self.refuse_request(id, member, request.id, refusal),
+        }
+    }
+
+    fn refuse_request(&mut self, id: ConnectionId, member: MemberId, request: u64, refusal: Refusal) {
+        let reply = Reply { id: request, outcome: Err(refusal) };
+        if let Err(broken) = self.send(member, Channel::Call, &reply, &[]) {
+            self.hang_up(id, &broken.to_string());
+        }
+    }
+
+    /// Has a message wait until descriptors of other processes are read, for [`PARKED`] at most.
+    pub(super) fn park(&mut self, id: ConnectionId, message: Message) {
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        connection.is_parked = true;
+        let until = Instant::now() + PARKED;
+        self.parked.push_back(Parked { connection: id, message, until });
+    }
+
+    /// Has messages whose turn has come done, and refuses those that have waited for too long.
+    pub(super) fn unpark(&mut self) {
+        while let Some(front) = self.parked.front() {
+            let id = front.connection;
+            let gone = self.connections.get(&id).is_none_or(|connection| !connection.is_parked);
+            let process = self.connections.get(&id).map(Connection::process);
+            let room = process.filter(|_| !gone).map(|process| self.in_flight.room(process, false));
+            let is_late = front.until <= Instant::now();
+            if matches!(room, Some(Room::CommonBound(_))) && !is_late {
+                return;
             }
+            let Some(Parked { message, .. }) = self.parked.pop_front() else { return };
+            let Some(connection) = self.connections.get_mut(&id).filter(|_| !gone) else {
+                message.fds.into_iter().for_each(|fd| drop(self.reclaimer.keep(fd)));
+                continue;
+            };
+            connection.is_parked = false;
+            let phase = connection.phase();
+            match (room, phase) {
+                (Some(Room::CommonBound(refusal)), Phase::Member(member)) => {
+                    message.fds.into_iter().for_each(|fd| drop(self.reclaimer.keep(fd)));
+                    if let Ok(request) = message.frame.decode::<Request>() {
+                        self.refuse_request(id, member, request.id, refusal);
+                    }
+                }
+                (Some(Room::CommonBound(refusal)), _) => self.send_away(id, refusal),
+                (_, Phase::Member(member)) => self.on_request(id, member, message),
+                (_, _) => self.on_hello(id, message),
+            }
+            self.go_on_later(id);
         }
     }
 
@@ -214,8 +266,31 @@ impl Server {
         let Some(id) = self.members.current(member) else { return Ok(()) };
         let Some(connection) = self.connections.get_mut(&id) else { return Ok(()) };
         let bytes = frame::encode(message, fds.len(), MAX_MESSAGE).map_err(|e| Broken::Malformed(e.to_string()))?;
-        let sent = connection.send(channel, bytes, self.store.share(fds));
+        let sent = connection.send(channel, bytes, self.store.share(fds), &mut self.in_flight);
         self.after_sending(id, channel, sent)
+    }
+}
+
+/// A message that waits until it can be answered with descriptors.
+#[derive(Debug)]
+pub(super) struct Parked {
+    connection: ConnectionId,
+    message: Message,
+    until: Instant,
+}
+
+/// Whether the answer to a call may bring file descriptors.
+fn may_bring_descriptors(call: &wire::Call) -> bool {
+    match call {
+        wire::Call::Commit(commit) => commit.control.is_some(),
+        wire::Call::Open(_)
+        | wire::Call::OpenOrBuild { .. }
+        | wire::Call::Refresh { .. }
+        | wire::Call::Inspect { .. }
+        | wire::Call::OpenTimeline { .. }
+        | wire::Call::FollowTimeline { .. }
+        | wire::Call::OpenSemaphore { .. } => true,
+        _ => false,
     }
 }
 
@@ -229,6 +304,12 @@ fn not_made(error: &std::io::Error) -> Refusal {
         },
     }
 }
+
+/// How long a message waits for descriptors of other processes to be read.
+const PARKED: Duration = Duration::from_secs(1);
+
+/// How often to find out whether they are.
+pub(super) const UNPARK: Duration = Duration::from_millis(5);
 
 /// How often cells are looked after: a stream that waits for a value that never comes waits no longer for it to be undone.
 const GUARD: Duration = Duration::from_millis(100);

@@ -3,7 +3,7 @@
 //! One request costs one wait, one read and one write; everything else here is for when something goes wrong.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeSet, VecDeque},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     time::{Duration, Instant, SystemTime},
 };
@@ -29,8 +29,10 @@ use crate::{
         control::Control,
         fds::FdStore,
         ids::IdMap,
+        in_flight::InFlight,
         membership::Membership,
         reclaimer::Reclaimer,
+        requests::{Parked, UNPARK},
         timers::{Timer, Timers},
         translate::About,
     },
@@ -53,6 +55,9 @@ pub(crate) struct Server {
     pub(super) connections: IdMap<ConnectionId, Connection>,
     /// Connections whose messages did not all get their turn.
     unfinished: BTreeSet<ConnectionId>,
+    pub(super) in_flight: InFlight,
+    /// Messages that wait until they can be answered with descriptors, the longest first.
+    pub(super) parked: VecDeque<Parked>,
     /// How many connections have not said yet who they are.
     pub(super) strangers: u64,
     pub(super) last_connection: u64,
@@ -62,6 +67,8 @@ pub(crate) struct Server {
     pub(super) spare: Option<OwnedFd>,
     /// Whether the kernel tells us of new connections.
     pub(super) accepting: bool,
+    /// Whether a timer is set for unread descriptors.
+    watching_unread: bool,
     /// Whether a timer is set for cells that have to be guarded.
     pub(super) guarding: bool,
     pub(super) limits: Resolved,
@@ -147,12 +154,15 @@ impl Server {
             members: Membership::default(),
             connections: IdMap::default(),
             unfinished: BTreeSet::new(),
+            in_flight: InFlight::default(),
+            parked: VecDeque::new(),
             strangers: 0,
             last_connection: 0,
             timers: Timers::default(),
             reclaimer,
             spare: Some(spare),
             accepting: true,
+            watching_unread: false,
             guarding: false,
             limits,
             about,
@@ -177,7 +187,11 @@ impl Server {
             self.discard_timers();
             self.control.begin_turn();
             let more = self.control.is_clearing() || !self.unfinished.is_empty();
-            let pause = if more { Some(Duration::ZERO) } else { self.timers.wait() };
+            let pause = match self.timers.wait() {
+                _ if more => Some(Duration::ZERO),
+                wait if self.parked.is_empty() => wait,
+                wait => Some(wait.map_or(UNPARK, |wait| wait.min(UNPARK))),
+            };
             let timeout = pause.map(socket::timespec);
             events.clear();
             match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), timeout.as_ref()) {
@@ -191,6 +205,7 @@ impl Server {
             for id in std::mem::take(&mut self.unfinished) {
                 self.go_on(id);
             }
+            self.unpark();
             while let Some(timer) = self.timers.pop_due() {
                 self.on_timer(timer);
             }
@@ -224,10 +239,14 @@ impl Server {
                 }
             }
             Source::Socket(Channel::Call, id) => {
+                if flags.intersects(EventFlags::HUP | EventFlags::ERR) {
+                    // What it sent before is still done, though nobody reads the answers.
+                    self.discard(id, Channel::Call);
+                    self.on_readable(id, Thoroughness::Final);
+                    return;
+                }
                 if flags.contains(EventFlags::IN) {
                     self.on_readable(id, Thoroughness::Usual);
-                } else if flags.intersects(EventFlags::HUP | EventFlags::ERR) {
-                    self.on_end(id);
                 }
                 if flags.contains(EventFlags::OUT) {
                     self.flush(id, Channel::Call);
@@ -235,6 +254,7 @@ impl Server {
             }
             Source::Socket(Channel::Events, id) => {
                 if flags.intersects(EventFlags::HUP | EventFlags::ERR) {
+                    self.discard(id, Channel::Events);
                     // A client that closes both may have said goodbye on the other one. As long as it goes on there, it
                     // is a client like others; this event comes again.
                     if self.on_readable(id, Thoroughness::Final) {
@@ -253,7 +273,12 @@ impl Server {
         self.timers.discard(|timer| match timer {
             Timer::Handshake(id) => connections.get(&id).is_none_or(|c| c.phase() != Phase::Handshake),
             Timer::Idle => !idle,
-            Timer::Settle(_) | Timer::Quarantine(_) | Timer::Flush(_) | Timer::Accept | Timer::Guard => false,
+            Timer::Settle(_)
+            | Timer::Quarantine(_)
+            | Timer::Flush(_)
+            | Timer::Accept
+            | Timer::Guard
+            | Timer::Unread => false,
         });
     }
 
@@ -272,6 +297,10 @@ impl Server {
                 self.flush(id, Channel::Events);
             }
             Timer::Accept => self.resume_accepting(),
+            Timer::Unread => {
+                self.in_flight.settle();
+                self.watch_unread();
+            }
             Timer::Guard => {
                 let effects = self.guard_cells();
                 self.carry_out(effects);
@@ -325,6 +354,10 @@ impl Server {
         for _ in 0..MESSAGES_IN_TURN {
             let Some(connection) = self.connections.get_mut(&id).filter(|_| self.exit.is_none()) else { return true };
             let phase = connection.phase();
+            if connection.owes_reply() || connection.is_parked {
+                // Its next message has its turn when this one is answered.
+                return true;
+            }
             if matches!(phase, Phase::Lingering(_)) {
                 connection.take_received().into_iter().for_each(|fd| drop(self.reclaimer.keep(fd)));
                 return true;
@@ -346,12 +379,36 @@ impl Server {
         false
     }
 
+    /// Looks for further messages of a client when others have had their turn.
+    pub(super) fn go_on_later(&mut self, id: ConnectionId) {
+        self.unfinished.insert(id);
+    }
+
     /// Goes on sending what waits for a client.
     fn flush(&mut self, id: ConnectionId, channel: Channel) {
         let Some(connection) = self.connections.get_mut(&id) else { return };
-        let sent = connection.flush(channel);
+        let sent = connection.flush(channel, &mut self.in_flight);
         if let Err(broken) = self.after_sending(id, channel, sent) {
             self.hang_up(id, &broken.to_string());
+        } else if channel == Channel::Call {
+            // Requests that came meanwhile were left until now.
+            self.go_on_later(id);
+        }
+    }
+
+    /// Gives up what waits for a client that no longer reads.
+    fn discard(&mut self, id: ConnectionId, channel: Channel) {
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        connection.discard(channel, &mut self.in_flight);
+        // As if it had read everything. The socket is known to the kernel, so this does not fail.
+        let _ = self.after_sending(id, channel, Ok(Sent::All));
+    }
+
+    /// Looks again later for descriptors that have been read, as long as some are not.
+    pub(super) fn watch_unread(&mut self) {
+        self.watching_unread = !self.in_flight.is_empty();
+        if self.watching_unread {
+            self.timers.set(Instant::now() + SETTLE_UNREAD, Timer::Unread);
         }
     }
 
@@ -363,10 +420,13 @@ impl Server {
         sent: Result<Sent, Broken>,
     ) -> Result<(), Broken> {
         let sent = sent?;
-        let Some(connection) = self.connections.get_mut(&id) else { return Ok(()) };
         if sent == Sent::NoRoom {
             self.timers.set(Instant::now() + RETRY, Timer::Flush(id));
         }
+        if !self.watching_unread {
+            self.watch_unread();
+        }
+        let Some(connection) = self.connections.get_mut(&id) else { return Ok(()) };
         if let Some(interest) = connection.change_of_interest(channel, sent)
             && let Some(socket) = connection.socket(channel)
         {
@@ -466,6 +526,9 @@ const EVENTS: usize = 256;
 /// Cells of timelines that rest before the first of them is used again. Whoever forgets to wait for its streams before it
 /// gives a lease back harms nobody, most of the time.
 const REST: u64 = 512;
+
+/// How often to find out which descriptors have been read, where nothing depends on it.
+const SETTLE_UNREAD: Duration = Duration::from_secs(1);
 
 /// How long to wait where the kernel does not tell when it has room again.
 pub(super) const RETRY: Duration = Duration::from_millis(100);

@@ -19,6 +19,8 @@ pub(super) enum Timer {
     Quarantine(MemberId),
     /// A message that the kernel had no room for may be tried again.
     Flush(ConnectionId),
+    /// Descriptors that were on their way may have been read.
+    Unread,
     /// File descriptors may be free again for new connections.
     Accept,
     /// Somebody may have stored in a cell that has ended.

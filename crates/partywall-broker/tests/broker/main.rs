@@ -14,3 +14,4 @@ mod semaphores;
 mod serving;
 mod simulation;
 mod timelines;
+mod unread;

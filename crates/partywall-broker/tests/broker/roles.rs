@@ -18,7 +18,11 @@ use crate::{
     common::{Client, open},
     pools, semaphores,
     timelines::User,
+    unread,
 };
+
+/// A user without any files or privileges.
+const NOBODY: u32 = 65_534;
 
 const ROLE: &str = "PARTYWALL_TEST_ROLE";
 const SOCKET: &str = "PARTYWALL_TEST_SOCKET";
@@ -33,6 +37,24 @@ pub(crate) struct Role {
 impl Role {
     pub(crate) fn start(role: &str, socket: &Path) -> Self {
         Self::spawn(Command::new(std::env::current_exe().unwrap()).env(ROLE, role).env(SOCKET, socket))
+    }
+
+    /// A process to which the kernel applies the limits that it waives for root: another user's, where we are root.
+    pub(crate) fn start_unprivileged(role: &str) -> Self {
+        use std::os::unix::{fs::PermissionsExt, process::CommandExt};
+
+        if !rustix::process::geteuid().is_root() {
+            return Self::start(role, Path::new(""));
+        }
+        // That user may not be allowed to look where this program lies.
+        let directory = tempfile::Builder::new().prefix("pw-").tempdir_in("/tmp").unwrap();
+        std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+        let program = directory.path().join("test");
+        std::fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+        let mut command = Command::new(program);
+        command.env(ROLE, role).env(SOCKET, "").env("TMPDIR", "/tmp").current_dir("/tmp").uid(NOBODY).gid(NOBODY);
+        // It runs from here on, and is only a name less when the directory goes.
+        Self::spawn(&mut command)
     }
 
     /// A broker that may have only so many files open.
@@ -143,6 +165,12 @@ fn role() {
         "forked permit holder" => forked_permit_holder(&socket),
         "acquirer" => acquirer(&socket),
         "acquirer once" => acquirer_once(&socket),
+        "hog" => unread::hog(&socket, |what| say(what), wait_for_nudge),
+        "one connection" => {
+            limit_open_files(1024);
+            unread::one_connection_locks_nobody_out();
+            say("done");
+        }
         "broker" => broker(&socket),
         other => panic!("{other}"),
     }
@@ -338,6 +366,11 @@ fn child_that_holds(client: &Client) -> u32 {
     child.id()
 }
 
+fn limit_open_files(files: u64) {
+    let limit = Rlimit { current: Some(files), maximum: Some(files) };
+    rustix::process::setrlimit(Resource::Nofile, limit).unwrap();
+}
+
 fn broker(socket: &Path) {
     let mut config = Config::new(socket, "test", "0.0.0-test");
     (config.limits.clients, config.limits.fds) = (Some(1000), Some(10_000));
@@ -346,8 +379,7 @@ fn broker(socket: &Path) {
     let broker = Broker::bind(config).unwrap();
     // Only now: with so few files it would not start.
     let files: u64 = std::env::var(OPEN_FILES).unwrap().parse().unwrap();
-    let limit = Rlimit { current: Some(files), maximum: Some(files) };
-    rustix::process::setrlimit(Resource::Nofile, limit).unwrap();
+    limit_open_files(files);
     let stop = broker.stop_handle().unwrap();
     // Ends with the test.
     std::thread::spawn(move || {

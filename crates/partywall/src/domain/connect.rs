@@ -2,7 +2,7 @@
 
 use std::{
     io::Read,
-    os::fd::{AsFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::Path,
     process::{Command, Stdio},
     time::{Duration, Instant},
@@ -32,6 +32,10 @@ pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// How long a broker may take to answer in the handshake, and to come up.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How long to wait for processes of this user to read file descriptors, and how often to look.
+const IN_FLIGHT: Duration = Duration::from_secs(1);
+const IN_FLIGHT_RETRY: Duration = Duration::from_millis(2);
 
 /// A greeted connection.
 #[derive(Debug)]
@@ -109,7 +113,10 @@ pub(super) fn greet(call: OwnedFd, path: &Path, resume: Option<Resume>) -> Resul
     let hello = ClientHello { command: command_line(), simulated: is_simulated(), resume };
     let hello = handshake::encode(&Speaker::new(VERSION), &hello, pidfds.len()).map_err(protocol)?;
     let gone = |_| Error::BrokerGone { socket: path.to_owned() };
-    socket::send(&call, &hello, &pidfds).map_err(gone)?;
+    send(&call, &hello, &pidfds).map_err(|errno| match errno {
+        Errno::TOOMANYREFS => Error::descriptors_in_flight(),
+        errno => gone(errno),
+    })?;
 
     let deadline = Instant::now() + PATIENCE;
     let mut inbox = Inbox::new();
@@ -148,6 +155,18 @@ pub(super) fn greet(call: OwnedFd, path: &Path, resume: Option<Resume>) -> Resul
     let mut next = |what: &str| fds.next().ok_or_else(|| Error::NoFileDescriptor(what.into()));
     let (events, members) = (next("the events socket of a connection")?, next("the memory of the members' rows")?);
     Ok(Greeted { call, events, members, welcome })
+}
+
+/// As [`socket::send`]. While processes of this user have not read too many file descriptors, tries again for a while:
+/// they may read them at any moment, which the kernel does not announce.
+pub(super) fn send(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> std::result::Result<usize, Errno> {
+    let deadline = Instant::now() + IN_FLIGHT;
+    loop {
+        match socket::send(&socket, bytes, fds) {
+            Err(Errno::TOOMANYREFS) if Instant::now() < deadline => std::thread::sleep(IN_FLIGHT_RETRY),
+            other => return other,
+        }
+    }
 }
 
 fn protocol(error: WireError) -> Error {

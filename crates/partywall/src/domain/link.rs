@@ -332,6 +332,7 @@ impl Link {
                 Ok(None)
             }
             Err(Lost::Silent) => Err(self.unreachable("it did not answer a call in time; is it stopped?")),
+            Err(Lost::InFlight) => Err(Error::descriptors_in_flight()),
             Err(Lost::Malformed(why)) => {
                 calls.socket = None;
                 Err(Error::Protocol(why))
@@ -473,6 +474,8 @@ enum Lost {
     Ended,
     /// Nothing came in time. The connection can be used further, if no message was sent in part.
     Silent,
+    /// The kernel lets nobody of this user send file descriptors. Nothing was sent, and the connection can be used further.
+    InFlight,
     /// Nonsense came.
     Malformed(String),
 }
@@ -542,7 +545,7 @@ impl Calls {
         let (mut rest, mut fds): (&[u8], &[BorrowedFd<'_>]) = (message, fds);
         while !rest.is_empty() {
             let in_time = !self.silent || socket::wait(socket, Ready::Write, Some(deadline)) == Ok(true);
-            match if in_time { socket::send(socket, rest, fds) } else { Err(Errno::AGAIN) } {
+            match if in_time { connect::send(socket, rest, fds) } else { Err(Errno::AGAIN) } {
                 Ok(sent) => (rest, fds) = (&rest[sent..], &[]),
                 Err(Errno::AGAIN) => {
                     self.silent = true;
@@ -551,6 +554,7 @@ impl Calls {
                     }
                     return Err(Lost::Silent);
                 }
+                Err(Errno::TOOMANYREFS) => return Err(Lost::InFlight),
                 Err(_) => return Err(Lost::Ended),
             }
         }

@@ -19,7 +19,7 @@ pub(crate) use self::text::nothing_came;
 use self::text::{
     bad_value, beginning, driver_name, ended_text, fd_fault, free_text, held_text, limit_name, member_state,
     near_names, near_pids, no_growth, object_kind, other_kinds, pointer_kind, publisher_ending, seconds,
-    subscriber_text, timeline_ending, which_member,
+    subscriber_text, timeline_ending, unread_text, which_member,
 };
 pub use self::{
     advice::{ErrorKind, Language, cuda_anchor},
@@ -703,6 +703,24 @@ pub enum Error {
         /// What would be needed.
         needed: u64,
     },
+    /// File descriptors that the broker has sent are not read: by this process, or by others, and then the call has waited
+    /// for them in vain. They count against the limit of the whole user.
+    #[error("{}", unread_text(*unread, *allowed, pids))]
+    UnreadDescriptors {
+        /// How many are unread.
+        unread: u64,
+        /// How many may be.
+        allowed: u64,
+        /// Pids of processes that have not read for longest. Empty if it is this process.
+        pids: Vec<u32>,
+    },
+    /// The kernel refuses to send file descriptors because processes of this user have not read too many of them
+    /// (`ETOOMANYREFS`, unix(7)).
+    #[error("this user has more than {limit} file descriptors in flight")]
+    DescriptorsInFlight {
+        /// This process's limit of open files, which is what the kernel compares with.
+        limit: u64,
+    },
     /// The broker found a donated file descriptor to be something else.
     #[error("the broker refused file descriptor {index} of the commit: {}", fd_fault(fault))]
     BadFd {
@@ -831,6 +849,12 @@ impl Error {
             Unsafe::NoParent(parent) => Self::NoDirectory { path: path.to_owned(), parent },
             why => Self::UnsafeDirectory { path: path.to_owned(), why: why.to_string() },
         }
+    }
+
+    /// The kernel answered a message with file descriptors with `ETOOMANYREFS`.
+    pub(crate) fn descriptors_in_flight() -> Self {
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
+        Self::DescriptorsInFlight { limit }
     }
 
     pub(crate) fn system(what: impl Into<String>, errno: Errno) -> Self {

@@ -33,6 +33,7 @@ impl Error {
             Refusal::BadPattern { pattern, why } => Self::BadPattern { pattern, why },
             Refusal::BadFd { index, fault } => Self::BadFd { index, fault },
             Refusal::Limit { limit, allowed, needed } => Self::LimitReached { limit, allowed, needed },
+            Refusal::Unread { unread, allowed, pids } => Self::UnreadDescriptors { unread, allowed, pids },
             Refusal::WrongUser { broker, peer } => Self::WrongUser { socket: socket.to_owned(), broker, ours: peer },
             Refusal::OtherDriver { simulated } => Self::OtherDriver { socket: socket.to_owned(), simulated },
             Refusal::System { what, errno } => {

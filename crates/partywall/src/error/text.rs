@@ -92,6 +92,17 @@ pub(super) fn held_text(held: &Option<Box<Held>>) -> String {
     format!("; Partywall holds {} there{names}", bytes(held.bytes))
 }
 
+pub(super) fn unread_text(unread: u64, allowed: u64, pids: &[u32]) -> String {
+    let who = match pids {
+        [] => "this process has".to_owned(),
+        pids => {
+            let pids: Vec<_> = pids.iter().map(u32::to_string).collect();
+            format!("processes that do not read (first pid {}) have", pids.join(", "))
+        }
+    };
+    format!("{who} {unread} unread file descriptors from the broker, of at most {allowed}")
+}
+
 pub(super) fn limit_name(limit: Limit) -> &'static str {
     match limit {
         Limit::Bytes => "bytes",

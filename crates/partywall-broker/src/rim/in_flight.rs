@@ -1,0 +1,255 @@
+//! Descriptors that clients have not read yet: how many are on their way to one process, and to all together.
+//!
+//! The kernel counts descriptors in flight per user, not per socket, and refuses to send more (`ETOOMANYREFS`, unix(7)) once
+//! they exceed the sender's limit of open files. Without a bound here, one process that does not read would keep every
+//! other process of its user from connecting. The kernel gives a descriptor back when the receiver reads it or closes its
+//! end; closing our end does not. So a socket with unread descriptors is kept here even after its connection is gone.
+//!
+//! A message reserves a slot for each descriptor that it sends at once. The slots are its own from its first group of
+//! descriptors until the last group is read, so that a message that has begun never waits for other processes.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    os::fd::{BorrowedFd, OwnedFd},
+    sync::Arc,
+    time::Instant,
+};
+
+use partywall_os::{process, socket};
+use partywall_wire::{Refusal, limits::FDS_AT_ONCE};
+
+use crate::rim::connection::{Channel, ConnectionId};
+
+/// Unread descriptors, by the sockets that carry them.
+#[derive(Debug, Default)]
+pub(super) struct InFlight {
+    held: BTreeMap<Port, Held>,
+    by_process: HashMap<ProcessKey, usize>,
+    total: usize,
+}
+
+/// One direction to a client.
+pub(super) type Port = (ConnectionId, Channel);
+
+/// A process, as far as the kernel tells processes apart for us.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Process {
+    pub(super) key: ProcessKey,
+    /// Its pid, as far as it is known, for people.
+    pub(super) pid: Option<u32>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) enum ProcessKey {
+    Pid(u32),
+    /// The inode of its pidfds: it has no pid in our PID namespace. By their own word, all containers have pid 1.
+    Pidfd(u64),
+    /// The kernel shows neither. Each connection then counts as a process.
+    Unknown(ConnectionId),
+}
+
+impl Process {
+    /// The process that connected.
+    pub(super) fn of(call: BorrowedFd<'_>, pid: Option<u32>, id: ConnectionId) -> Self {
+        let key = match pid {
+            Some(pid) => ProcessKey::Pid(pid),
+            None => process::peer_pidfd(call)
+                .and_then(process::pidfd_inode)
+                .map_or(ProcessKey::Unknown(id), ProcessKey::Pidfd),
+        };
+        Self { key, pid }
+    }
+}
+
+#[derive(Debug)]
+struct Held {
+    socket: Arc<OwnedFd>,
+    process: Process,
+    slots: usize,
+    /// Whether the message has groups of descriptors that are not sent yet.
+    unfinished: bool,
+    since: Instant,
+}
+
+/// Whether a message with descriptors may begin.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Room {
+    Free,
+    /// Not before the process has read what it was sent.
+    OwnBound(Refusal),
+    /// Not before some process has read what it was sent.
+    CommonBound(Refusal),
+}
+
+impl InFlight {
+    /// Whether a process may get a message with descriptors.
+    pub(super) fn room(&mut self, process: Process, operator: bool) -> Room {
+        let full = |all: &Self| {
+            let own = all.by_process.get(&process.key).copied().unwrap_or(0) + FDS_AT_ONCE > MAX_OF_PROCESS;
+            let allowed = if operator { MAX_TOTAL } else { MAX_TOTAL - KEPT_FOR_OPERATORS };
+            (own, all.total + FDS_AT_ONCE > allowed)
+        };
+        if full(self) != (false, false) {
+            self.settle();
+        }
+        let refusal = |unread: usize, allowed: usize, pids| Refusal::Unread {
+            unread: unread as u64,
+            allowed: allowed as u64,
+            pids,
+        };
+        match full(self) {
+            (false, false) => Room::Free,
+            (true, _) => Room::OwnBound(refusal(
+                self.by_process.get(&process.key).copied().unwrap_or(0),
+                MAX_OF_PROCESS,
+                Vec::new(),
+            )),
+            (false, true) => Room::CommonBound(refusal(self.total, MAX_TOTAL, self.slowest())),
+        }
+    }
+
+    /// Reserves `slots` for a message on `port`. False if its process, or all together, have too many.
+    pub(super) fn reserve(&mut self, port: Port, socket: &Arc<OwnedFd>, process: Process, slots: usize) -> bool {
+        let full = |all: &Self| {
+            all.total + slots > MAX_TOTAL
+                || all.by_process.get(&process.key).copied().unwrap_or(0) + slots > MAX_OF_PROCESS
+        };
+        if full(self) {
+            self.settle();
+        }
+        if full(self) {
+            return false;
+        }
+        self.release(port);
+        let held = Held { socket: Arc::clone(socket), process, slots, unfinished: true, since: Instant::now() };
+        self.held.insert(port, held);
+        *self.by_process.entry(process.key).or_default() += slots;
+        self.total += slots;
+        true
+    }
+
+    /// No further descriptors of the port's message will be sent: its slots are free once these are read.
+    pub(super) fn finish(&mut self, port: Port) {
+        if let Some(held) = self.held.get_mut(&port) {
+            held.unfinished = false;
+        }
+    }
+
+    /// Frees the slots of messages that have been read, and closes what was kept only for them.
+    pub(super) fn settle(&mut self) {
+        let read: Vec<_> = self
+            .held
+            .iter()
+            .filter(|(_, held)| !held.unfinished && socket::is_drained(&held.socket))
+            .map(|(port, _)| *port)
+            .collect();
+        read.into_iter().for_each(|port| self.release(port));
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.held.is_empty()
+    }
+
+    fn release(&mut self, port: Port) {
+        let Some(held) = self.held.remove(&port) else { return };
+        self.total -= held.slots;
+        if let Some(slots) = self.by_process.get_mut(&held.process.key) {
+            *slots -= held.slots;
+            if *slots == 0 {
+                self.by_process.remove(&held.process.key);
+            }
+        }
+    }
+
+    /// Pids of processes that have not read for longest.
+    fn slowest(&self) -> Vec<u32> {
+        let mut held: Vec<_> = self.held.values().filter_map(|held| Some((held.since, held.process.pid?))).collect();
+        held.sort_unstable();
+        let mut pids = Vec::new();
+        for (_, pid) in held {
+            if !pids.contains(&pid) {
+                pids.push(pid);
+            }
+            if pids.len() == SLOWEST {
+                break;
+            }
+        }
+        pids
+    }
+}
+
+/// Unread descriptors of one process.
+const MAX_OF_PROCESS: usize = 64;
+
+/// Unread descriptors of all processes. Half of the soft limit of open files that most systems start a process with,
+/// by which the kernel measures what a client may send.
+const MAX_TOTAL: usize = 512;
+
+/// Of these only connections without a seat may use so many, or nobody could find out who does not read.
+const KEPT_FOR_OPERATORS: usize = 2 * FDS_AT_ONCE;
+
+/// Processes that a refusal names.
+const SLOWEST: usize = 4;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn process(pid: u32) -> Process {
+        Process { key: ProcessKey::Pid(pid), pid: Some(pid) }
+    }
+
+    fn port(id: u64) -> Port {
+        (ConnectionId(id), Channel::Call)
+    }
+
+    fn pair() -> (Arc<OwnedFd>, OwnedFd) {
+        let (ours, theirs) = socket::pair().unwrap();
+        socket::send(&ours, b"unread", &[]).unwrap();
+        (Arc::new(ours), theirs)
+    }
+
+    #[test]
+    fn a_process_that_does_not_read_is_bounded_before_all_together_are() {
+        let mut in_flight = InFlight::default();
+        let mut theirs = Vec::new();
+        let mut last = 0;
+        for pid in 1..=8 {
+            for _ in 0..MAX_OF_PROCESS / FDS_AT_ONCE {
+                let (ours, their) = pair();
+                theirs.push(their);
+                last += 1;
+                assert!(in_flight.reserve(port(last), &ours, process(pid), FDS_AT_ONCE));
+                in_flight.finish(port(last));
+            }
+            let own = Refusal::Unread { unread: 64, allowed: 64, pids: Vec::new() };
+            assert_eq!(in_flight.room(process(pid), false), Room::OwnBound(own));
+        }
+        let common = Refusal::Unread { unread: 512, allowed: 512, pids: vec![1, 2, 3, 4] };
+        assert_eq!(in_flight.room(process(9), false), Room::CommonBound(common.clone()));
+        assert_eq!(in_flight.room(process(9), true), Room::CommonBound(common));
+        // Two sockets' worth is kept for those who find out who does not read.
+        theirs.drain(..2);
+        assert!(matches!(in_flight.room(process(9), false), Room::CommonBound(_)));
+        assert_eq!(in_flight.room(process(9), true), Room::Free);
+        theirs.drain(..1);
+        assert_eq!(in_flight.room(process(9), false), Room::Free);
+        theirs.clear();
+        in_flight.settle();
+        assert!(in_flight.is_empty());
+        assert_eq!((in_flight.total, in_flight.by_process.len()), (0, 0));
+    }
+
+    #[test]
+    fn a_message_keeps_its_slots_between_its_groups() {
+        let mut in_flight = InFlight::default();
+        let (ours, theirs) = pair();
+        assert!(in_flight.reserve(port(1), &ours, process(1), FDS_AT_ONCE));
+        drop(theirs);
+        in_flight.settle();
+        assert!(!in_flight.is_empty());
+        in_flight.finish(port(1));
+        in_flight.settle();
+        assert!(in_flight.is_empty());
+    }
+}

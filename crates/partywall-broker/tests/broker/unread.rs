@@ -1,0 +1,184 @@
+//! Clients that do not read the descriptors that they are sent. The kernel counts those for the user as a whole.
+
+use std::os::fd::OwnedFd;
+
+use partywall_os::memfd;
+use partywall_wire::{Answer, Call, Commit, Lifetime, Refusal, limits::FDS_AT_ONCE};
+
+use crate::{
+    common::{Client, Framed, TestBroker, eventually, host_commit, open, opened, shake_hands},
+    roles::Role,
+};
+
+/// Chunks of the segment that everybody opens.
+pub(crate) const CHUNKS: usize = 100;
+
+fn publish(client: &mut Client) {
+    let chunk = memfd::frozen("partywall:test", b"x").unwrap();
+    let commit = Commit { lifetime: Lifetime::Kept, ..host_commit("big", &[1; CHUNKS]) };
+    client.ask_with(Call::Commit(commit), &[&chunk; CHUNKS]).0.unwrap();
+}
+
+fn open_all(client: &mut Client) -> Vec<OwnedFd> {
+    let (outcome, fds) = client.open("big");
+    opened(outcome);
+    assert_eq!(fds.len(), CHUNKS);
+    fds
+}
+
+/// Asks for the descriptors of a segment, and reads nothing.
+pub(crate) fn ask_and_leave_unread(client: &mut Client) {
+    client.send(open("big", false), &[]);
+    eventually("the answer comes", || client.call.is_ready());
+}
+
+#[test]
+fn many_descriptors_come_in_groups() {
+    let broker = TestBroker::start();
+    let mut client = broker.client();
+    publish(&mut client);
+    client.send(open("big", false), &[]);
+    eventually("the first group comes", || client.call.is_ready());
+    let (mut buffer, mut fds) = (vec![0; 1 << 16], Default::default());
+    let received = partywall_os::socket::recv(&client.call.socket, &mut buffer, &mut fds).unwrap();
+    assert_eq!((received.bytes, fds.len()), (partywall_wire::frame::HEAD, FDS_AT_ONCE));
+}
+
+#[test]
+fn a_client_that_does_not_read_its_answers_is_asked_no_more_and_gets_all_of_them_later() {
+    let broker = TestBroker::start();
+    let (mut deaf, mut other) = (broker.client(), broker.client());
+    publish(&mut deaf);
+    let leases = other.status().leases;
+    let requests: Vec<_> = (0..15).map(|_| deaf.send(open("big", false), &[])).collect();
+    for _ in 0..3 {
+        open_all(&mut other);
+        open_all(&mut broker.client());
+    }
+    assert_eq!(other.status().leases, leases + 7, "one of the unread requests, six of other clients");
+    for request in requests {
+        let (reply, fds) = deaf.reply();
+        assert_eq!((reply.id, fds.len()), (request, CHUNKS));
+        opened(reply.outcome);
+    }
+    assert_eq!(deaf.ask(Call::Ping), Ok(Answer::Done));
+}
+
+/// Runs [`one_connection_locks_nobody_out`] as a user for whom the kernel has limits.
+#[test]
+fn one_connection_locks_out_nobody_of_its_user() {
+    let mut child = Role::start_unprivileged("one connection");
+    assert_eq!(child.says(), "done");
+}
+
+/// One connection with 15 unread answers, in a process that may have 1,024 files open as its broker.
+pub(crate) fn one_connection_locks_nobody_out() {
+    assert!(!rustix::process::geteuid().is_root(), "the kernel has no such limits for root");
+    let broker = TestBroker::start();
+    let (mut deaf, mut other) = (broker.client(), broker.client());
+    publish(&mut deaf);
+    for _ in 0..15 {
+        deaf.send(open("big", false), &[]);
+    }
+    eventually("the first answer comes", || deaf.call.is_ready());
+    for _ in 0..20 {
+        open_all(&mut other);
+        open_all(&mut broker.client());
+    }
+}
+
+#[test]
+fn at_its_own_bound_a_process_is_refused_at_once_and_others_are_not() {
+    let broker = TestBroker::start();
+    let mut other = broker.client();
+    publish(&mut other);
+    let mut hog = Role::start("hog", &broker.socket);
+    assert_eq!(hog.says(), "4 connections have unread answers");
+    // Its next call, and its next connection.
+    hog.nudge();
+    assert_eq!(hog.says(), "Some(Unread { unread: 64, allowed: 64, pids: [] })");
+    assert_eq!(hog.says(), "Some(Unread { unread: 64, allowed: 64, pids: [] })");
+    open_all(&mut other);
+    open_all(&mut broker.client());
+    // Calls that bring no descriptors are answered, and so is everything once it has read.
+    hog.nudge();
+    assert_eq!(hog.says(), "Ok(Done)");
+    hog.nudge();
+    assert_eq!(hog.says(), "all is well");
+}
+
+#[test]
+fn at_the_common_bound_calls_wait_and_then_name_those_who_do_not_read() {
+    let broker = TestBroker::start();
+    let mut other = broker.client();
+    publish(&mut other);
+    let mut hogs: Vec<_> = (0..8).map(|_| Role::start("hog", &broker.socket)).collect();
+    let pids: Vec<_> = hogs.iter().map(Role::pid).collect();
+    // The last one may find that there is no room.
+    for hog in &mut hogs[..7] {
+        assert_eq!(hog.says(), "4 connections have unread answers");
+    }
+    hogs[7].says();
+    let names_a_hog = |refusal: &Refusal| match refusal {
+        Refusal::Unread { unread: 480..=512, allowed: 512, pids: named } => {
+            !named.is_empty() && named.iter().all(|pid| pids.contains(pid))
+        }
+        _ => false,
+    };
+    let refusal = other.open("big").0.unwrap_err();
+    assert!(names_a_hog(&refusal), "{refusal:?}");
+    let refusal = shake_hands(&broker.socket, None).err().expect("a welcome brings descriptors");
+    assert!(names_a_hog(&refusal), "{refusal:?}");
+    // What brings none is answered all the while, and what waits when there is room again is done.
+    assert_eq!(other.ask(Call::Ping), Ok(Answer::Done));
+    let request = other.send(open("big", false), &[]);
+    hogs.remove(0).kill();
+    let (reply, fds) = other.reply();
+    assert_eq!((reply.id, fds.len()), (request, CHUNKS));
+    opened(reply.outcome);
+    drop(hogs);
+    eventually("room for all", || shake_hands(&broker.socket, None).is_ok());
+    open_all(&mut other);
+}
+
+#[test]
+fn unread_descriptors_of_a_connection_that_the_broker_ended_still_count() {
+    let broker = TestBroker::start();
+    let mut client = broker.client();
+    publish(&mut client);
+    let mut ended: Vec<Framed> = Vec::new();
+    for _ in 0..4 {
+        let mut hog = broker.client();
+        ask_and_leave_unread(&mut hog);
+        // Not a message.
+        hog.call.send(&[0xff; 64], &[]);
+        ended.push(hog.call);
+    }
+    let own = Some(Refusal::Unread { unread: 64, allowed: 64, pids: Vec::new() });
+    assert_eq!(client.open("big").0.err(), own);
+    ended.pop();
+    open_all(&mut client);
+}
+
+/// Four connections with an unread answer each; then one more call and one more connection; then a call that brings
+/// nothing; then it reads.
+pub(crate) fn hog(socket: &std::path::Path, say: impl Fn(&str), wait: impl Fn()) {
+    let mut idle = Client::join(socket);
+    let mut clients: Vec<_> = (0..4).map(|_| Client::join(socket)).collect();
+    clients.iter_mut().for_each(ask_and_leave_unread);
+    say("4 connections have unread answers");
+    wait();
+    say(&format!("{:?}", idle.open("big").0.err()));
+    say(&format!("{:?}", shake_hands(socket, None).err()));
+    wait();
+    say(&format!("{:?}", idle.ask(Call::Ping)));
+    wait();
+    for client in &mut clients {
+        let (reply, fds) = client.reply();
+        opened(reply.outcome);
+        assert_eq!(fds.len(), CHUNKS);
+    }
+    open_all(&mut idle);
+    say("all is well");
+    wait();
+}
