@@ -140,8 +140,12 @@ pub(crate) struct Resolved {
 /// The call socket, the events socket, the pidfd.
 const FDS_PER_CLIENT: u64 = 3;
 
-/// Standard streams, listener, epoll, log and the like, and room for what a message brings.
-const FDS_OF_OURS: u64 = 64;
+/// Connections for operators, who take no seat: enough for some `ps` and `stop` while all seats are taken.
+pub(crate) const OPERATORS: u64 = 16;
+
+/// Standard streams, listener, epoll, log and the like, room for what a message brings, operators, and connections that
+/// have not said yet who they are.
+const FDS_OF_OURS: u64 = 64 + OPERATORS * FDS_PER_CLIENT + 64;
 
 /// A broker with fewer file descriptors for memory would refuse commits soon after it has started.
 const MIN_FDS_FOR_MEMORY: u64 = 64;
@@ -159,9 +163,9 @@ mod tests {
     #[test]
     fn clients_and_versions_share_the_open_files() {
         let few = Limits::default().resolve(1024).unwrap();
-        assert_eq!((few.clients, few.fds), (128, 1024 - 3 * 128 - 64));
+        assert_eq!((few.clients, few.fds), (128, 1024 - 3 * 128 - FDS_OF_OURS));
         let many = Limits::default().resolve(1 << 30).unwrap();
-        assert_eq!((many.clients, many.fds), (4096, (1 << 30) - 3 * 4096 - 64));
+        assert_eq!((many.clients, many.fds), (4096, (1 << 30) - 3 * 4096 - FDS_OF_OURS));
         let rows = Limits { clients: Some(1 << 20), ..Limits::default() }.resolve(1 << 30).unwrap();
         assert_eq!(rows.clients, (1 << 16) - 1);
         let given = Limits { fds: Some(7), clients: Some(5), message: 1, ..Limits::default() }.resolve(1024).unwrap();
@@ -180,7 +184,7 @@ mod tests {
     fn limits_without_room_for_memory_are_refused_and_the_named_numbers_suffice() {
         let crowded = Limits { clients: Some(12_000), ..Limits::default() };
         let (needed, room) = refused(&crowded, 20_000);
-        assert_eq!((needed, room), (36_128, 6624));
+        assert_eq!((needed, room), (36_240, 6586));
         assert_eq!(crowded.resolve(needed).unwrap().fds, MIN_FDS_FOR_MEMORY);
         assert!(Limits { clients: Some(room), ..Limits::default() }.resolve(20_000).is_ok());
 

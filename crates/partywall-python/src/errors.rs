@@ -113,6 +113,7 @@ fn class(error: &Error) -> &'static str {
         Error::SampleFailed { .. } => "SampleFailed",
         Error::Parted { .. } => "Parted",
         Error::NoSuchMember { .. } => "NoSuchMember",
+        Error::NeedsSeat => "Error",
         Error::NotYourself => "NotYourself",
         Error::Unproven { .. } | Error::NotUnproven { .. } => "Unproven",
         Error::Evicted { .. } => "Evicted",

@@ -37,6 +37,9 @@ impl Speaker {
 pub struct ClientHello {
     /// Its command line, shortened, for `show` and `ps`.
     pub command: String,
+    /// Whether it wants no seat: it can only list, inspect, evict, remove and end the broker. A few such connections are kept
+    /// free when all seats are taken.
+    pub operator: bool,
     /// Whether it runs on the simulated CUDA driver. Such members and others never share a domain.
     pub simulated: bool,
     /// Set by a member that lost its connection and wants to go on as the same member.

@@ -152,6 +152,8 @@ pub enum Refusal {
         /// A few pids of members.
         near: Vec<u32>,
     },
+    /// The connection takes no seat, and can only look and remove.
+    NeedsSeat,
     /// The asker is among those whom it wants to be evicted.
     NotYourself,
     /// The member is dead, and what it held is in quarantine: it can only be freed.
@@ -293,6 +295,14 @@ pub enum Limit {
     Fds,
     /// Members.
     Clients,
+    /// Members of one process.
+    ClientsOfProcess,
+    /// Members that one process has hung up on without a good-bye.
+    HungUp,
+    /// Connections without a seat, of one process.
+    Operators,
+    /// Connections that have not said yet who they are.
+    Handshakes,
     /// Bytes of a message.
     Message,
     /// Waiting requests of one member.

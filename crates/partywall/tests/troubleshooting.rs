@@ -180,6 +180,7 @@ fn every_error() -> Vec<Error> {
         Error::LimitReached { limit: Limit::Names, allowed: 1, needed: 2 },
         Error::BadFd { index: 0, fault: FdFault::Missing },
         Error::NoSuchMember { whom: Whom::Pid(7), near: vec![70] },
+        Error::NeedsSeat,
         Error::NotYourself,
         Error::Unproven { pid: 7 },
         Error::NotUnproven { pid: 7, state: MemberState::Alive },

@@ -20,6 +20,8 @@ pub(crate) enum Event {
     Resumed { member: MemberId },
     /// A member has exited, but a child that it forked holds its connection.
     HeldByChild { member: MemberId },
+    /// An operator's connection is needed for another.
+    Dismissed { member: MemberId },
     /// A member is proved dead. One without a pidfd never is: its connection has ended for good.
     Died { member: MemberId },
     /// A dead member's holdings have been in quarantine for as long as the operator wanted.
@@ -43,6 +45,8 @@ pub(crate) struct Identity {
     pub(crate) uid: u32,
     pub(crate) command: Arc<str>,
     pub(crate) simulated: bool,
+    /// Whether it takes no seat: it only looks, and removes what others hold.
+    pub(crate) operator: bool,
     /// Whether the end of its process can be seen.
     pub(crate) has_pidfd: bool,
 }
@@ -84,6 +88,43 @@ pub(crate) enum Call {
 }
 
 impl Call {
+    /// Whether only a member with a seat may ask: the call grants something, or may wait.
+    pub(super) fn needs_seat(&self) -> bool {
+        match self {
+            Self::Ping
+            | Self::Remove { .. }
+            | Self::Inspect { .. }
+            | Self::List { .. }
+            | Self::Members { .. }
+            | Self::Evict { .. }
+            | Self::FreeUnproven { .. }
+            | Self::AbandonTimeline { .. }
+            | Self::Objects { .. }
+            | Self::InspectObject { .. }
+            | Self::Status
+            | Self::Stop { .. }
+            | Self::Leave => false,
+            Self::Commit(_)
+            | Self::Open(_)
+            | Self::OpenOrBuild { .. }
+            | Self::AbandonBuild { .. }
+            | Self::Cancel { .. }
+            | Self::Release { .. }
+            | Self::LeaveName { .. }
+            | Self::WithdrawNames
+            | Self::AwaitWithdrawal { .. }
+            | Self::Grow(_)
+            | Self::Refresh { .. }
+            | Self::AwaitGrowth { .. }
+            | Self::UsesGpu { .. }
+            | Self::ContextLost
+            | Self::Watch(_)
+            | Self::OpenTimeline(_)
+            | Self::FollowTimeline { .. }
+            | Self::OpenSemaphore(_) => true,
+        }
+    }
+
     /// File descriptors that come with it.
     pub(crate) fn fds(&self) -> Vec<FdId> {
         match self {

@@ -110,16 +110,19 @@ impl Registry {
 
     fn meant(&self, whom: Whom) -> Vec<MemberId> {
         match whom {
-            Whom::Member(id) => self.members.contains_key(&id).then_some(id).into_iter().collect(),
+            Whom::Member(id) => {
+                let is_meant = self.members.contains_key(&id) && !self.is_operator(id);
+                is_meant.then_some(id).into_iter().collect()
+            }
             Whom::Pid(pid) => {
-                let of_pid = self.members.iter().filter(|(_, record)| record.identity.pid == pid);
+                let of_pid = self.seated().filter(|(_, record)| record.identity.pid == pid);
                 of_pid.map(|(id, _)| *id).collect()
             }
         }
     }
 
     fn near_pids(&self, wanted: u32, among: impl Fn(&MemberId) -> bool) -> Vec<u32> {
-        let others = self.members.iter().filter(|(id, _)| among(id)).map(|(_, record)| record.identity.pid);
+        let others = self.seated().filter(|(id, _)| among(id)).map(|(_, record)| record.identity.pid);
         near_numbers(others, wanted)
     }
 

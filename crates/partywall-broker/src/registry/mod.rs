@@ -152,10 +152,14 @@ impl Registry {
             Event::Joined { member, identity } => {
                 // The rim has asked whether there is room.
                 if let Some(row) = self.rows.take() {
-                    self.simulated = identity.simulated;
+                    if !identity.operator {
+                        self.simulated = identity.simulated;
+                    }
                     self.members.insert(member, Member::new(identity, row, at));
                 }
             }
+            // It holds nothing, so that nothing waits for its end.
+            Event::Suspected { member } if self.is_operator(member) => self.leave(member, &mut out),
             Event::Suspected { member } => {
                 self.drop_waits(member);
                 self.set_life(member, Life::Suspect);
@@ -168,6 +172,7 @@ impl Registry {
                 self.drop_claims(member, &mut out);
                 self.set_life(member, Life::HeldByChild);
             }
+            Event::Dismissed { member } => self.leave(member, &mut out),
             Event::Died { member } => self.bury(member, &mut out),
             Event::Expired { member } => self.expire(member, &mut out),
             Event::Closed { id } => self.closed(id),
@@ -182,12 +187,28 @@ impl Registry {
         out
     }
 
-    /// Refuses another member if there are as many as there may be. Those in quarantine do not count: they cannot go by
-    /// themselves, and whoever is to free what they held has to become a member first. Only rows end with them.
-    pub(crate) fn check_members(&self) -> Result<(), Refused> {
-        let counted = self.members.values().filter(|member| member.life != Life::Unproven).count();
-        limit(Bound::Members, self.bounds.members, counted as u64 + 1)?;
+    /// Refuses another member if all seats are taken, by those who are connected or whose children are. Operators take
+    /// none, and those who have hung up or are in quarantine have left theirs. Only rows end with them.
+    pub(crate) fn check_seats(&self) -> Result<(), Refused> {
+        let is_seated = |member: &&Member| matches!(member.life, Life::Alive | Life::HeldByChild);
+        let seated = self.seated().map(|(_, member)| member).filter(is_seated).count();
+        limit(Bound::Members, self.bounds.members, seated as u64 + 1)?;
+        self.check_rows()
+    }
+
+    /// Refuses whoever could get no row.
+    pub(crate) fn check_rows(&self) -> Result<(), Refused> {
         limit(Bound::Members, self.bounds.rows, self.rows.in_use() + 1)
+    }
+
+    /// Members without operators.
+    fn seated(&self) -> impl Iterator<Item = (&MemberId, &Member)> {
+        self.members.iter().filter(|(_, member)| !member.identity.operator)
+    }
+
+    /// Whether a member takes no seat.
+    fn is_operator(&self, member: MemberId) -> bool {
+        self.members.get(&member).is_some_and(|record| record.identity.operator)
     }
 
     /// A member's row in the members' memory.
@@ -200,7 +221,7 @@ impl Registry {
     pub(crate) fn admits(&self, simulated: bool) -> bool {
         let on_a_gpu = |version: &Version| matches!(version.memory.place, Place::Gpu(_));
         simulated == self.simulated
-            || self.members.is_empty() && !self.entries.values().flat_map(|e| e.versions.values()).any(on_a_gpu)
+            || self.seated().next().is_none() && !self.entries.values().flat_map(|e| e.versions.values()).any(on_a_gpu)
     }
 
     /// Whether the members run on the simulated driver.
@@ -221,7 +242,7 @@ impl Registry {
         // What follows from the call comes after its reply: the caller is the one who waits for an answer. Only control
         // memory has to be as the reply says before.
         let (mut before, mut rest) = (Vec::new(), Vec::new());
-        let settled = match self.check_evicted(member, &call) {
+        let settled = match self.check_evicted(member, &call).and_then(|()| self.check_seat(member, &call)) {
             Ok(()) => repeated.then(|| self.outcome_of_repeated(member, request, &call)).flatten().map(Ok),
             Err(refused) => Some(Err(refused)),
         };
@@ -334,7 +355,12 @@ impl Registry {
 
     /// How many members there are besides `member`.
     fn others(&self, member: MemberId) -> u64 {
-        (self.members.len() - usize::from(self.members.contains_key(&member))) as u64
+        self.seated().filter(|(id, _)| **id != member).count() as u64
+    }
+
+    /// Refuses an operator what needs a seat.
+    fn check_seat(&self, member: MemberId, call: &Call) -> Result<(), Refused> {
+        if self.is_operator(member) && call.needs_seat() { Err(Refused::NeedsSeat) } else { Ok(()) }
     }
 
     fn set_life(&mut self, member: MemberId, life: Life) {

@@ -72,7 +72,8 @@ impl Registry {
     /// A page of members.
     pub(super) fn list_members(&self, after: Option<MemberId>) -> Verdict {
         let from = (after.map_or(Unbounded, Excluded), Unbounded);
-        let living = self.members.range(from).map(|(id, member)| (*id, self.member_row(*id, member)));
+        let living = self.members.range(from).filter(|(_, member)| !member.identity.operator);
+        let living = living.map(|(id, member)| (*id, self.member_row(*id, member)));
         let dead = self.closing.values().flat_map(|given_up| given_up.dead.range(from));
         let dead: BTreeMap<_, _> = dead.map(|(id, dead)| (*id, dead_row(*id, dead))).collect();
         let mut all = in_order(living, dead.into_iter()).peekable();

@@ -2,7 +2,7 @@
 
 use std::{
     os::fd::{AsFd, OwnedFd},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use partywall_os::socket;
@@ -14,12 +14,13 @@ use partywall_wire::{
 use rustix::event::epoll::{self, EventFlags};
 
 use crate::{
+    config::OPERATORS,
     registry::{Event, MemberId, event::Identity},
     rim::{
         connection::{Channel, Connection, ConnectionId, Message},
-        in_flight::{Process, Room},
+        in_flight::{Process, ProcessKey, Room},
         membership::{Identified, identify, presentable},
-        server::{RETRY, Server, Source, random, spare},
+        server::{RETRY, Server, Source, Thoroughness, random, spare},
         timers::Timer,
         translate,
     },
@@ -83,39 +84,98 @@ impl Server {
             Ok(peer) => peer.pid,
             Err(errno) => return tracing::warn!(%errno, "dropped a connection whose end is unknown"),
         };
-        if self.strangers >= MAX_STRANGERS {
-            return self.refuse(
-                &call,
-                Refusal::Limit { limit: Limit::Clients, allowed: MAX_STRANGERS, needed: self.strangers + 1 },
-            );
-        }
         self.last_connection += 1;
         let id = ConnectionId(self.last_connection);
+        let process = Process::of(call.as_fd(), pid, id);
+        if let Err(refusal) = self.make_room_for_handshake(process) {
+            return self.refuse(&call, refusal);
+        }
         if let Err(errno) = epoll::add(&self.epoll, &call, Source::Socket(Channel::Call, id).data(), EventFlags::IN) {
             return tracing::warn!(%errno, "dropped a connection that cannot be watched");
         }
-        let process = Process::of(call.as_fd(), pid, id);
         self.timers.set(Instant::now() + self.handshake_timeout, Timer::Handshake(id));
-        self.strangers += 1;
+        self.unauthenticated.insert(id, process.key);
         self.connections.insert(id, Connection::new(id, call, process));
+    }
+
+    /// Drops the connection that has been silent for longest if too many have not said who they are: of the same process
+    /// if that one has too many, else of all. Refuses only if each of them has said it, and waits for its turn.
+    fn make_room_for_handshake(&mut self, process: Process) -> Result<(), Refusal> {
+        for (allowed, of) in [(MAX_HANDSHAKES_OF_PROCESS, Some(process.key)), (MAX_HANDSHAKES, None)] {
+            loop {
+                let silent: Vec<_> = self
+                    .unauthenticated
+                    .iter()
+                    .filter(|(_, key)| of.is_none_or(|of| of == **key))
+                    .map(|(id, _)| *id)
+                    .collect();
+                if silent.len() < allowed {
+                    break;
+                }
+                let is_parked = |id: &ConnectionId| self.connections.get(id).is_some_and(|c| c.is_parked);
+                let Some(oldest) = silent.iter().find(|id| !is_parked(id)).copied() else {
+                    let (allowed, needed) = (allowed as u64, silent.len() as u64 + 1);
+                    return Err(Refusal::Limit { limit: Limit::Handshakes, allowed, needed });
+                };
+                // Its first message may be there, and only we may not have come to it yet.
+                self.on_readable(oldest, Thoroughness::Usual);
+                if self.unauthenticated.contains_key(&oldest)
+                    && !self.connections.get(&oldest).is_some_and(|c| c.is_parked)
+                {
+                    tracing::warn!(connection = oldest.0, "dropped: too many connections do not say who they are");
+                    self.drop_connection(oldest);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses a seat beyond the share of a process, and one beyond all.
+    fn check_seats(&self, process: ProcessKey) -> Result<(), Refusal> {
+        let share = self.members.share_of(process);
+        let allowed = (self.limits.clients / PROCESS_SHARE).max(MIN_PROCESS_SHARE);
+        if share.connected >= allowed {
+            return Err(Refusal::Limit { limit: Limit::ClientsOfProcess, allowed, needed: share.connected + 1 });
+        }
+        if share.hung_up >= MAX_HUNG_UP {
+            return Err(Refusal::Limit { limit: Limit::HungUp, allowed: MAX_HUNG_UP, needed: share.hung_up + 1 });
+        }
+        self.registry.check_seats().map_err(translate::refusal)
+    }
+
+    /// Finds a place for a connection without a seat, if need be that of the one that has been idle for longest.
+    fn check_operators(&mut self, process: ProcessKey) -> Result<(), Refusal> {
+        let share = self.members.share_of(process).operators;
+        let allowed = OPERATORS / PROCESS_SHARE;
+        if share >= allowed {
+            return Err(Refusal::Limit { limit: Limit::Operators, allowed, needed: share + 1 });
+        }
+        if let (OPERATORS.., Some((idle, last_request))) = self.members.operators() {
+            if last_request.elapsed() < OPERATOR_IDLE {
+                return Err(Refusal::Limit { limit: Limit::Operators, allowed: OPERATORS, needed: OPERATORS + 1 });
+            }
+            tracing::warn!(member = %idle, "dismissed: it asks for nothing, and another operator needs its place");
+            self.apply(Event::Dismissed { member: idle });
+        }
+        self.registry.check_rows().map_err(translate::refusal)
     }
 
     /// The first message of a connection.
     pub(super) fn on_hello(&mut self, id: ConnectionId, message: Message) {
         let Some(connection) = self.connections.get(&id) else { return };
         let process = connection.process();
-        match self.in_flight.room(process, false) {
-            Room::Free => {}
-            Room::OwnBound(refusal) => return self.send_away(id, refusal),
-            Room::CommonBound(_) => return self.park(id, message),
-        }
-        let Message { frame, fds } = message;
-        let lost = fds.len() < frame.fds;
-        let (speaker, hello) = match self.read_hello(&frame.body) {
+        let (speaker, hello) = match self.read_hello(&message.frame.body) {
             Ok(Ok(hello)) => hello,
             Ok(Err(refusal)) => return self.send_away(id, refusal),
             Err(why) => return self.hang_up(id, &why),
         };
+        match self.in_flight.room(process, hello.operator) {
+            Room::Free => {}
+            Room::OwnBound(refusal) => return self.send_away(id, refusal),
+            Room::CommonBound(_) => return self.park(id, message, hello.operator),
+        }
+        let Message { frame, fds } = message;
+        let lost = fds.len() < frame.fds;
         let Some(connection) = self.connections.get(&id) else { return };
         // Telling what the client sent takes a file descriptor: without one, a pidfd would look like anything else.
         if lost || spare().is_err() {
@@ -155,8 +215,13 @@ impl Server {
     }
 
     fn join(&mut self, id: ConnectionId, client: Identified, hello: &ClientHello) -> Result<(), Refusal> {
-        self.registry.check_members().map_err(translate::refusal)?;
-        if !self.registry.admits(hello.simulated) {
+        let process = self.connections.get(&id).map(Connection::process).ok_or(Refusal::ShuttingDown)?;
+        if hello.operator {
+            self.check_operators(process.key)?;
+        } else {
+            self.check_seats(process.key)?;
+        }
+        if !hello.operator && !self.registry.admits(hello.simulated) {
             return Err(Refusal::OtherDriver { simulated: self.registry.is_simulated() });
         }
         let mut token = Token([0; 16]);
@@ -164,7 +229,7 @@ impl Server {
         let (ours, theirs) = self.events_pair(id)?;
         let command = presentable(hello);
         let (pid, uid, has_pidfd) = (client.pid, client.uid, client.pidfd.is_some());
-        let member = self.members.join(client, token, id);
+        let member = self.members.join(client, token, id, process.key, hello.operator);
         let watched = match self.members.pidfd(member) {
             Some(pidfd) => epoll::add(&self.epoll, pidfd, Source::Exit(member).data(), EventFlags::IN),
             None => Ok(()),
@@ -174,8 +239,9 @@ impl Server {
             self.members.remove(member);
             return Err(no_fds());
         }
-        tracing::info!(%member, pid, command, simulated = hello.simulated, has_pidfd, "joined");
-        let identity = Identity { pid, uid, command: command.into(), simulated: hello.simulated, has_pidfd };
+        let ClientHello { operator, simulated, .. } = *hello;
+        tracing::info!(%member, pid, command, simulated, operator, has_pidfd, "joined");
+        let identity = Identity { pid, uid, command: command.into(), simulated, operator, has_pidfd };
         self.apply(Event::Joined { member, identity });
         if let Some(row) = self.registry.row(member) {
             self.control.begin_row(row);
@@ -211,7 +277,7 @@ impl Server {
         let (Some(token), Some(row)) = (self.members.token(member), self.registry.row(member)) else { return };
         let Some(connection) = self.connections.get_mut(&id) else { return };
         connection.admit(member, ours, self.limits.message);
-        self.strangers -= 1;
+        self.unauthenticated.remove(&id);
         let welcome = Welcome {
             instance: self.about.instance,
             member: member.0,
@@ -262,5 +328,20 @@ pub(super) fn no_fds() -> Refusal {
 /// Connections accepted before others have their turn.
 const ACCEPTS_IN_TURN: usize = 64;
 
-/// Connections at once that have not said yet who they are.
-const MAX_STRANGERS: u64 = 1024;
+/// Connections at once that have not said yet who they are. Clients say it as soon as they are connected.
+pub(super) const MAX_HANDSHAKES: usize = 64;
+
+/// Such connections of one process.
+const MAX_HANDSHAKES_OF_PROCESS: usize = MAX_HANDSHAKES / 4;
+
+/// A process gets one part in so many of all seats.
+const PROCESS_SHARE: u64 = 4;
+
+/// Seats that a process gets in any case.
+const MIN_PROCESS_SHARE: u64 = 4;
+
+/// Members that a living process may hang up on without a good-bye before it gets no more seats.
+const MAX_HUNG_UP: u64 = 16;
+
+/// After so long without a request an operator's place may go to another one.
+const OPERATOR_IDLE: Duration = Duration::from_secs(1);

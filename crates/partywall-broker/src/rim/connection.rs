@@ -4,6 +4,7 @@ use std::{
     collections::VecDeque,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::Arc,
+    time::{Duration, Instant},
 };
 
 use partywall_os::{Errno, socket};
@@ -102,6 +103,8 @@ pub(super) struct Connection {
     call: Arc<OwnedFd>,
     events: Option<Arc<OwnedFd>>,
     phase: Phase,
+    /// What its messages have cost, up to the moment beside it.
+    cost: (Duration, Instant),
     /// Its next message waits for its turn to be answered with descriptors.
     pub(super) is_parked: bool,
     reader: FrameReader,
@@ -120,6 +123,7 @@ impl Connection {
             call: Arc::new(call),
             events: None,
             phase: Phase::Handshake,
+            cost: (Duration::ZERO, Instant::now()),
             is_parked: false,
             reader: FrameReader::new(MIN_MESSAGE),
             received: VecDeque::new(),
@@ -284,6 +288,17 @@ impl Connection {
         }
     }
 
+    /// What its messages have cost recently: a quarter of the time that passes is forgiven.
+    pub(super) fn recent_cost(&self, now: Instant) -> Duration {
+        let (cost, at) = self.cost;
+        cost.saturating_sub(now.saturating_duration_since(at) / 4)
+    }
+
+    /// Its messages have cost so much.
+    pub(super) fn charge(&mut self, cost: Duration, now: Instant) {
+        self.cost = ((self.recent_cost(now) + cost).min(MAX_COST), now);
+    }
+
     /// Whether a reply waits for the peer.
     pub(super) fn owes_reply(&self) -> bool {
         !self.replies.waiting.is_empty()
@@ -390,6 +405,9 @@ impl OutQueue {
         Ok(Sent::All)
     }
 }
+
+/// No client is remembered to have cost more.
+const MAX_COST: Duration = Duration::from_millis(100);
 
 /// A client asks one thing at a time: nobody who reads comes anywhere near.
 const MAX_WAITING_BYTES: usize = 4 << 20;

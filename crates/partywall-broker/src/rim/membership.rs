@@ -22,7 +22,7 @@ use partywall_wire::{ClientHello, Refusal, Resume, Token, handshake::Speaker, li
 
 use crate::{
     registry::MemberId,
-    rim::{connection::ConnectionId, ids::IdMap},
+    rim::{connection::ConnectionId, ids::IdMap, in_flight::ProcessKey},
 };
 
 /// All members that are not proved dead.
@@ -37,6 +37,10 @@ pub(super) struct Membership {
 pub(super) struct Seat {
     pub(super) token: Token,
     pub(super) pid: u32,
+    process: ProcessKey,
+    operator: bool,
+    /// When it asked for something last.
+    last_request: Instant,
     /// Where it speaks; absent while it is a suspect.
     pub(super) current: Option<ConnectionId>,
     /// Connections of it whose other end somebody holds, the current one among them.
@@ -51,6 +55,16 @@ pub(super) struct Seat {
     held_by_child: bool,
 }
 
+/// Members of one process.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Share {
+    pub(super) connected: u64,
+    /// Those that it has hung up on without a good-bye.
+    pub(super) hung_up: u64,
+    /// Those without a seat.
+    pub(super) operators: u64,
+}
+
 /// What is proved of a member.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Proof {
@@ -63,12 +77,22 @@ pub(super) enum Proof {
 }
 
 impl Membership {
-    pub(super) fn join(&mut self, client: Identified, token: Token, connection: ConnectionId) -> MemberId {
+    pub(super) fn join(
+        &mut self,
+        client: Identified,
+        token: Token,
+        connection: ConnectionId,
+        process: ProcessKey,
+        operator: bool,
+    ) -> MemberId {
         self.last += 1;
         let member = MemberId(self.last);
         let seat = Seat {
             token,
             pid: client.pid,
+            process,
+            operator,
+            last_request: Instant::now(),
             current: Some(connection),
             held: BTreeSet::from([connection]),
             provable: client.pidfd.is_some(),
@@ -79,6 +103,31 @@ impl Membership {
         };
         self.seats.insert(member, seat);
         member
+    }
+
+    /// What the members of a process have of what there is for all.
+    pub(super) fn share_of(&self, process: ProcessKey) -> Share {
+        let mut share = Share::default();
+        for seat in self.seats.values().filter(|seat| seat.process == process && seat.exited.is_none()) {
+            match seat {
+                Seat { operator: true, .. } => share.operators += 1,
+                Seat { current: Some(_), .. } => share.connected += 1,
+                Seat { current: None, .. } => share.hung_up += 1,
+            }
+        }
+        share
+    }
+
+    /// How many operators there are, and which of them has asked for nothing for longest.
+    pub(super) fn operators(&self) -> (u64, Option<(MemberId, Instant)>) {
+        let operators = self.seats.iter().filter(|(_, seat)| seat.operator).map(|(id, seat)| (*id, seat.last_request));
+        (operators.clone().count() as u64, operators.min_by_key(|(_, last_request)| *last_request))
+    }
+
+    /// The member has asked for something. Returns whether it is an operator.
+    pub(super) fn note_request(&mut self, member: MemberId) -> bool {
+        let operator = self.seats.get_mut(&member).filter(|seat| seat.operator);
+        operator.map(|seat| seat.last_request = Instant::now()).is_some()
     }
 
     /// The member that a client may go on as.
@@ -229,9 +278,13 @@ mod tests {
         Identified { pid: std::process::id(), uid: 0, pidfd: Some(process::own_pidfd().unwrap()) }
     }
 
+    fn join(members: &mut Membership, client: Identified, connection: ConnectionId) -> MemberId {
+        members.join(client, Token([7; 16]), connection, ProcessKey::Pid(1), false)
+    }
+
     fn member() -> (Membership, MemberId, ConnectionId) {
         let (mut members, connection) = (Membership::default(), ConnectionId(1));
-        let member = members.join(client(), Token([7; 16]), connection);
+        let member = join(&mut members, client(), connection);
         (members, member, connection)
     }
 
@@ -253,7 +306,7 @@ mod tests {
     #[test]
     fn without_a_pidfd_the_end_of_its_connections_is_all_there_is() {
         let (mut members, connection) = (Membership::default(), ConnectionId(1));
-        let member = members.join(Identified { pidfd: None, ..client() }, Token([7; 16]), connection);
+        let member = join(&mut members, Identified { pidfd: None, ..client() }, connection);
         assert_eq!(members.proof(member, Duration::ZERO), Proof::None);
         members.closed(member, connection);
         assert_eq!(members.proof(member, Duration::from_secs(3600)), Proof::None);
@@ -290,8 +343,9 @@ mod tests {
 
     #[test]
     fn commands_are_short_and_harmless() {
-        let shown =
-            |command: &str| presentable(&ClientHello { command: command.into(), simulated: false, resume: None });
+        let shown = |command: &str| {
+            presentable(&ClientHello { command: command.into(), operator: false, simulated: false, resume: None })
+        };
         assert_eq!(shown("a\x1b[31mb\nc"), "a [31mb c");
         assert_eq!(shown(&"ä".repeat(MAX_COMMAND)), "ä".repeat(MAX_COMMAND / 2));
     }

@@ -107,9 +107,7 @@ impl Server {
     /// Forgets a connection, whoever speaks through it.
     pub(super) fn drop_connection(&mut self, id: ConnectionId) {
         let Some(mut connection) = self.connections.remove(&id) else { return };
-        if connection.phase() == Phase::Handshake {
-            self.strangers -= 1;
-        }
+        self.unauthenticated.remove(&id);
         for socket in [Channel::Call, Channel::Events].into_iter().filter_map(|channel| connection.socket(channel)) {
             // It may stay open for what the client has not read.
             let _ = epoll::delete(&self.epoll, socket);

@@ -31,11 +31,12 @@ impl Server {
             Err(error) => return self.hang_up(id, &error.to_string()),
         };
         let Some(connection) = self.connections.get(&id) else { return };
+        let operator = self.members.note_request(member);
         if may_bring_descriptors(&request.call) {
-            match self.in_flight.room(connection.process(), false) {
+            match self.in_flight.room(connection.process(), operator) {
                 Room::Free => {}
                 Room::OwnBound(refusal) => return self.refuse_request(id, member, request.id, refusal),
-                Room::CommonBound(_) => return self.park(id, message),
+                Room::CommonBound(_) => return self.park(id, message, operator),
             }
         }
         let Message { frame, fds } = message;
@@ -64,21 +65,21 @@ impl Server {
     }
 
     /// Has a message wait until descriptors of other processes are read, for [`PARKED`] at most.
-    pub(super) fn park(&mut self, id: ConnectionId, message: Message) {
+    pub(super) fn park(&mut self, id: ConnectionId, message: Message, operator: bool) {
         let Some(connection) = self.connections.get_mut(&id) else { return };
         connection.is_parked = true;
         let until = Instant::now() + PARKED;
-        self.parked.push_back(Parked { connection: id, message, until });
+        self.parked.push_back(Parked { connection: id, message, operator, until });
     }
 
     /// Has messages whose turn has come done, and refuses those that have waited for too long.
     pub(super) fn unpark(&mut self) {
         while let Some(front) = self.parked.front() {
-            let id = front.connection;
+            let Parked { connection: id, operator, until, .. } = *front;
             let gone = self.connections.get(&id).is_none_or(|connection| !connection.is_parked);
             let process = self.connections.get(&id).map(Connection::process);
-            let room = process.filter(|_| !gone).map(|process| self.in_flight.room(process, false));
-            let is_late = front.until <= Instant::now();
+            let room = process.filter(|_| !gone).map(|process| self.in_flight.room(process, operator));
+            let is_late = until <= Instant::now();
             if matches!(room, Some(Room::CommonBound(_))) && !is_late {
                 return;
             }
@@ -276,6 +277,7 @@ impl Server {
 pub(super) struct Parked {
     connection: ConnectionId,
     message: Message,
+    operator: bool,
     until: Instant,
 }
 

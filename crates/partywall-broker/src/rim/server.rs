@@ -3,7 +3,7 @@
 //! One request costs one wait, one read and one write; everything else here is for when something goes wrong.
 
 use std::{
-    collections::{BTreeSet, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     time::{Duration, Instant, SystemTime},
 };
@@ -29,7 +29,7 @@ use crate::{
         control::Control,
         fds::FdStore,
         ids::IdMap,
-        in_flight::InFlight,
+        in_flight::{InFlight, ProcessKey},
         membership::Membership,
         reclaimer::Reclaimer,
         requests::{Parked, UNPARK},
@@ -53,13 +53,15 @@ pub(crate) struct Server {
     pub(super) behind_permits: Vec<Effect>,
     pub(super) members: Membership,
     pub(super) connections: IdMap<ConnectionId, Connection>,
+    /// Connections that have sent something since they had their turn.
+    readable: BTreeSet<ConnectionId>,
     /// Connections whose messages did not all get their turn.
     unfinished: BTreeSet<ConnectionId>,
     pub(super) in_flight: InFlight,
     /// Messages that wait until they can be answered with descriptors, the longest first.
     pub(super) parked: VecDeque<Parked>,
-    /// How many connections have not said yet who they are.
-    pub(super) strangers: u64,
+    /// Connections that have not said yet who they are, the oldest first, and their processes.
+    pub(super) unauthenticated: BTreeMap<ConnectionId, ProcessKey>,
     pub(super) last_connection: u64,
     pub(super) timers: Timers,
     pub(super) reclaimer: Reclaimer,
@@ -153,10 +155,11 @@ impl Server {
             behind_permits: Vec::new(),
             members: Membership::default(),
             connections: IdMap::default(),
+            readable: BTreeSet::new(),
             unfinished: BTreeSet::new(),
             in_flight: InFlight::default(),
             parked: VecDeque::new(),
-            strangers: 0,
+            unauthenticated: BTreeMap::new(),
             last_connection: 0,
             timers: Timers::default(),
             reclaimer,
@@ -202,9 +205,7 @@ impl Server {
                 let (token, flags) = (event.data.u64(), event.flags);
                 self.on_event(Source::of(token), flags);
             }
-            for id in std::mem::take(&mut self.unfinished) {
-                self.go_on(id);
-            }
+            self.serve();
             self.unpark();
             while let Some(timer) = self.timers.pop_due() {
                 self.on_timer(timer);
@@ -246,7 +247,7 @@ impl Server {
                     return;
                 }
                 if flags.contains(EventFlags::IN) {
-                    self.on_readable(id, Thoroughness::Usual);
+                    self.readable.insert(id);
                 }
                 if flags.contains(EventFlags::OUT) {
                     self.flush(id, Channel::Call);
@@ -306,6 +307,36 @@ impl Server {
                 self.carry_out(effects);
             }
             Timer::Idle => self.leave_if_idle(),
+        }
+    }
+
+    /// Does what clients ask for, those first that have cost the least recently, until the turn is over. So a client that
+    /// asks now and then waits for one turn at most, however many others ask without pause.
+    fn serve(&mut self) {
+        let readable = std::mem::take(&mut self.readable);
+        let now = Instant::now();
+        let mut turn: Vec<_> = readable
+            .union(&self.unfinished)
+            .filter_map(|id| Some((self.connections.get(id)?.recent_cost(now), *id)))
+            .collect();
+        turn.sort_unstable();
+        self.unfinished.retain(|id| self.connections.contains_key(id));
+        let mut last = now;
+        for (_, id) in turn {
+            if readable.contains(&id) {
+                self.on_readable(id, Thoroughness::Usual);
+            } else if self.unfinished.remove(&id) {
+                self.go_on(id);
+            }
+            let done = Instant::now();
+            if let Some(connection) = self.connections.get_mut(&id) {
+                connection.charge(done - last, done);
+            }
+            if done - now >= TURN {
+                // The kernel reports those again that still have something to be read.
+                return;
+            }
+            last = done;
         }
     }
 
@@ -371,7 +402,7 @@ impl Server {
                     return true;
                 }
             }
-            if begun.elapsed() >= TURN {
+            if begun.elapsed() >= SLICE {
                 break;
             }
         }
@@ -517,8 +548,11 @@ const READS_IN_TURN: usize = 8;
 /// Messages of one client before others have their turn. A correct library sends one, and waits for its answer.
 const MESSAGES_IN_TURN: usize = 32;
 
-/// After this long others have their turn, however dear the messages of a client are.
-const TURN: Duration = Duration::from_millis(1);
+/// After this long others have their turn, however much the messages of a client cost.
+const SLICE: Duration = Duration::from_micros(100);
+
+/// After this long the kernel is asked who else has sent something.
+const TURN: Duration = Duration::from_micros(300);
 
 /// Events taken from the kernel at once.
 const EVENTS: usize = 256;

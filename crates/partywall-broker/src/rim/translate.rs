@@ -463,6 +463,7 @@ pub(super) fn refusal(refused: Refused) -> Refusal {
         Refused::InUse { names, members } => Refusal::InUse { names, members },
         Refused::NoSuchMember { whom, near } => Refusal::NoSuchMember { whom: member::whom_of(whom), near },
         Refused::NotYourself => Refusal::NotYourself,
+        Refused::NeedsSeat => Refusal::NeedsSeat,
         Refused::IsUnproven { pid } => Refusal::IsUnproven { pid },
         Refused::NotUnproven { pid, state } => Refusal::NotUnproven { pid, state: member::state(state) },
         Refused::Evicted { by, at } => Refusal::Evicted { by, at },
@@ -558,6 +559,7 @@ mod tests {
                 uid: u32::MAX,
                 command: "c".repeat(MAX_COMMAND).into(),
                 simulated: true,
+                operator: false,
                 has_pidfd: member != 2,
             };
             registry.apply(Event::Joined { member: MemberId(member), identity }, u64::MAX);

@@ -139,7 +139,7 @@ pub(crate) fn shake_hands(
     socket: &std::path::Path,
     resume: Option<Resume>,
 ) -> Result<(Framed, Framed, Welcome), Refusal> {
-    shake_hands_as(socket, ClientHello { command: "test client".into(), simulated: false, resume })
+    shake_hands_as(socket, ClientHello { command: "test client".into(), operator: false, simulated: false, resume })
 }
 
 /// As [`shake_hands`], with a first message of the caller's.

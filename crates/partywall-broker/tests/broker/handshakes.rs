@@ -18,7 +18,12 @@ fn hello() -> Vec<u8> {
 }
 
 fn hello_of(speaker: &Speaker, fds: usize) -> Vec<u8> {
-    handshake::encode(speaker, &ClientHello { command: "test".into(), simulated: false, resume: None }, fds).unwrap()
+    handshake::encode(
+        speaker,
+        &ClientHello { command: "test".into(), operator: false, simulated: false, resume: None },
+        fds,
+    )
+    .unwrap()
 }
 
 fn connect(broker: &TestBroker) -> Framed {
@@ -160,9 +165,10 @@ fn too_many_clients_are_refused_and_the_next_one_after_a_goodbye_is_not() {
 
 #[test]
 fn a_thousand_members_are_served() {
-    let broker = TestBroker::start();
     let open_files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
     let count = (open_files / 16).min(1000) as usize;
+    // One process gets a quarter.
+    let broker = TestBroker::with(|config| config.limits.clients = Some(4 * count as u64));
     let mut members: Vec<_> = (0..count).map(|_| broker.client()).collect();
     members[0].commit("shared", b"x", true);
     for member in &mut members {

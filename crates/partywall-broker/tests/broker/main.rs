@@ -10,6 +10,7 @@ mod parting;
 mod places;
 mod pools;
 mod roles;
+mod seats;
 mod semaphores;
 mod serving;
 mod simulation;

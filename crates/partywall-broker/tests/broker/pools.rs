@@ -348,6 +348,7 @@ fn whatever_stands_in_their_words_the_broker_goes_on() {
     let mut watcher = broker.client();
     let (_, words) = create(&mut watcher, "t", TOPIC).unwrap();
     let maps: Vec<_> = words.iter().map(|fd| SharedMap::writable(fd).unwrap()).collect();
+    let mut others = Vec::new();
     let mut seed = 7_u64;
     for round in 0..30 {
         let mut other = broker.client();
@@ -368,6 +369,7 @@ fn whatever_stands_in_their_words_the_broker_goes_on() {
         assert_ne!(again.lease, opened.lease);
         leaver.ask(Call::Release { lease: again.lease }).unwrap();
         leaver.ask(Call::Bye).unwrap();
+        others.push(other);
     }
     assert_eq!(watcher.ask(Call::Ping), Ok(Answer::Done));
 }

@@ -16,7 +16,7 @@ use rustix::process::{Resource, Rlimit, Signal};
 
 use crate::{
     common::{Client, open},
-    pools, semaphores,
+    pools, seats, semaphores,
     timelines::User,
     unread,
 };
@@ -165,6 +165,8 @@ fn role() {
         "forked permit holder" => forked_permit_holder(&socket),
         "acquirer" => acquirer(&socket),
         "acquirer once" => acquirer_once(&socket),
+        "joiner" => seats::joiner(&socket, |what| say(what)),
+        "operators" => seats::operators(&socket, |what| say(what), wait_for_nudge),
         "hog" => unread::hog(&socket, |what| say(what), wait_for_nudge),
         "one connection" => {
             limit_open_files(1024);

@@ -251,7 +251,7 @@ fn whatever_stands_in_its_memory_the_broker_goes_on() {
         watcher.inspect("s");
         watcher.client.ask(Call::Objects { after: None }).unwrap();
         other.ask(Call::Release { lease }).unwrap();
-        other.ask(Call::Ping).unwrap();
+        other.ask(Call::Bye).unwrap();
     }
     assert_eq!(watcher.client.ask(Call::Ping), Ok(Answer::Done));
 }

@@ -8,7 +8,7 @@ use partywall_wire::{Answer, Call, ClientHello, Commit, FdFault, Kind, Lifetime,
 use crate::common::{Client, TestBroker, host_commit, open, shake_hands, shake_hands_as};
 
 fn join(broker: &TestBroker, simulated: bool) -> Result<Client, Refusal> {
-    let hello = ClientHello { command: "test client".into(), simulated, resume: None };
+    let hello = ClientHello { command: "test client".into(), operator: false, simulated, resume: None };
     let (call, events, welcome) = shake_hands_as(&broker.socket, hello)?;
     Ok(Client { call, events, welcome, last: 0 })
 }

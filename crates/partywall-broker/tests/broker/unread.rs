@@ -83,7 +83,9 @@ pub(crate) fn one_connection_locks_nobody_out() {
     eventually("the first answer comes", || deaf.call.is_ready());
     for _ in 0..20 {
         open_all(&mut other);
-        open_all(&mut broker.client());
+        let mut late = broker.client();
+        open_all(&mut late);
+        late.ask(Call::Bye).unwrap();
     }
 }
 

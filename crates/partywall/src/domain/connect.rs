@@ -47,8 +47,19 @@ pub(super) struct Greeted {
     pub(super) welcome: Welcome,
 }
 
+/// As what a process connects.
+#[derive(Debug)]
+pub(super) enum Role {
+    /// With a seat, to share memory.
+    Member,
+    /// Without a seat.
+    Operator,
+    /// As the member that it was.
+    Resumed(Resume),
+}
+
 /// Connects to the broker at `location`; with `start`, starts one if there is none: `program`, if there is one to prefer.
-pub(super) fn connect(location: &Location, start: bool, program: Option<&Path>) -> Result<Greeted> {
+pub(super) fn connect(location: &Location, start: bool, program: Option<&Path>, operator: bool) -> Result<Greeted> {
     // A broker that leaves because nobody needs it may take our connection with it: then there is none, and we start
     // the next. More than a few such coincidences in a row are something else.
     for _ in 0..4 {
@@ -57,7 +68,7 @@ pub(super) fn connect(location: &Location, start: bool, program: Option<&Path>) 
             Err(error) if start && is_absent(&error) => start_broker(location, program)?,
             Err(error) => return Err(error),
         };
-        match greet(call, &location.socket, None) {
+        match greet(call, &location.socket, if operator { Role::Operator } else { Role::Member }) {
             Err(Error::BrokerGone { .. }) if start => {}
             Err(Error::BrokerGone { socket }) => {
                 return Err(Error::BrokerUnreachable { socket, why: "it closed the connection".into() });
@@ -101,7 +112,7 @@ fn barred_by(path: &Path) -> Option<u32> {
 }
 
 /// The first message each way.
-pub(super) fn greet(call: OwnedFd, path: &Path, resume: Option<Resume>) -> Result<Greeted> {
+pub(super) fn greet(call: OwnedFd, path: &Path, role: Role) -> Result<Greeted> {
     let pidfd = match process::own_pidfd() {
         Ok(pidfd) => Some(pidfd),
         // A sandbox that knows no pidfds, or lets nobody have one. The broker may get one from its kernel; otherwise it
@@ -110,7 +121,12 @@ pub(super) fn greet(call: OwnedFd, path: &Path, resume: Option<Resume>) -> Resul
         Err(errno) => return Err(Error::system("opening a pidfd of this process", errno)),
     };
     let pidfds: Vec<_> = pidfd.iter().map(AsFd::as_fd).collect();
-    let hello = ClientHello { command: command_line(), simulated: is_simulated(), resume };
+    let (operator, resume) = match role {
+        Role::Member => (false, None),
+        Role::Operator => (true, None),
+        Role::Resumed(resume) => (false, Some(resume)),
+    };
+    let hello = ClientHello { command: command_line(), operator, simulated: is_simulated(), resume };
     let hello = handshake::encode(&Speaker::new(VERSION), &hello, pidfds.len()).map_err(protocol)?;
     let gone = |_| Error::BrokerGone { socket: path.to_owned() };
     send(&call, &hello, &pidfds).map_err(|errno| match errno {

@@ -93,6 +93,7 @@ pub struct DomainOptions {
     domain: Option<String>,
     socket: Option<PathBuf>,
     start: bool,
+    operator: bool,
     program: Option<PathBuf>,
 }
 
@@ -112,6 +113,15 @@ impl DomainOptions {
     /// Whether to start a broker if none is there. By default yes.
     pub fn start(mut self, start: bool) -> Self {
         self.start = start;
+        self
+    }
+
+    /// Whether to connect without a seat, as tools of operators do. By default no.
+    ///
+    /// Such a connection can list, show, evict, remove, and end the broker; every other call returns
+    /// [`Error::NeedsSeat`]. A few of them are kept free for when all seats are taken. Nobody sees it among the members.
+    pub fn operator(mut self, operator: bool) -> Self {
+        self.operator = operator;
         self
     }
 
@@ -138,7 +148,7 @@ impl DomainOptions {
     /// [`Error::UnsafeDirectory`], [`Error::LimitReached`].
     pub fn connect(&self) -> Result<Domain> {
         let location = self.location()?;
-        let greeted = connect::connect(&location, self.start, self.program.as_deref())?;
+        let greeted = connect::connect(&location, self.start, self.program.as_deref(), self.operator)?;
         let (link, events, members) = Link::new(location, greeted);
         let link = Arc::new(link);
         let service = Service::start(link.clone(), events, &members).inspect_err(|_| {
@@ -179,7 +189,7 @@ impl Domain {
 
     /// How to connect elsewhere, or without starting a broker.
     pub fn options() -> DomainOptions {
-        DomainOptions { domain: None, socket: None, start: true, program: None }
+        DomainOptions { domain: None, socket: None, start: true, operator: false, program: None }
     }
 
     /// Begins the next version of `name`, in memory at `place`. Nobody sees it before

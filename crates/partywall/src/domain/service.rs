@@ -26,7 +26,7 @@ use partywall_wire::Event;
 use super::{
     behind::Behinds,
     chores::{Chores, Look, Schedule},
-    connect::{self, Greeted},
+    connect::{self, Greeted, Role},
     errands::Errands,
     inbox::Inbox,
     link::{Link, Verdict, giving_back},
@@ -322,8 +322,9 @@ impl Shared {
         let deadline = Instant::now() + RENEWAL;
         let gone = NoBroker { gone: true };
         loop {
-            let greeted = connect::open(&self.link.location)
-                .and_then(|call| connect::greet(call, self.link.socket_path(), Some(self.link.resume.clone())));
+            let greeted = connect::open(&self.link.location).and_then(|call| {
+                connect::greet(call, self.link.socket_path(), Role::Resumed(self.link.resume.clone()))
+            });
             match greeted {
                 Ok(greeted) if greeted.welcome.instance == self.link.resume.instance && greeted.welcome.resumed => {
                     return Ok(greeted);

@@ -740,6 +740,9 @@ pub enum Error {
     /// A process is among those that it wants to be evicted.
     #[error("a process cannot evict itself")]
     NotYourself,
+    /// The connection has no seat in the domain ([`DomainOptions::operator`](crate::DomainOptions::operator)).
+    #[error("this connection has no seat in the domain: it can only list, show, evict, remove, and end the broker")]
+    NeedsSeat,
     /// The member is dead, and what it held is in quarantine, because nobody knows whether its work on a GPU is over.
     #[error("pid {pid} is dead already, and what it held is in quarantine")]
     Unproven {

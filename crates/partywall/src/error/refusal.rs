@@ -40,6 +40,7 @@ impl Error {
                 Self::System { what: format!("the broker, {what}"), source: std::io::Error::from_raw_os_error(errno) }
             }
             Refusal::NoSuchMember { whom, near } => Self::NoSuchMember { whom, near },
+            Refusal::NeedsSeat => Self::NeedsSeat,
             Refusal::NotYourself => Self::NotYourself,
             Refusal::IsUnproven { pid } => Self::Unproven { pid },
             Refusal::NotUnproven { pid, state } => Self::NotUnproven { pid, state },

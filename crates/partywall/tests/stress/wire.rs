@@ -79,7 +79,12 @@ pub(crate) struct Client {
 
 /// The bytes of a first message.
 pub(crate) fn hello(resume: Option<Resume>) -> Vec<u8> {
-    let hello = ClientHello { command: "stress".into(), simulated: partywall_harness::device() != "host", resume };
+    let hello = ClientHello {
+        command: "stress".into(),
+        operator: false,
+        simulated: partywall_harness::device() != "host",
+        resume,
+    };
     handshake::encode(&Speaker::new("0.0.0-test"), &hello, 1).unwrap()
 }
 

@@ -318,7 +318,7 @@ fn control(blocks: u32, depth: Option<u32>) -> Control {
 
 fn identity(member: MemberId, simulated: bool, has_pidfd: bool) -> Identity {
     let pid = 100 + member.0 as u32;
-    Identity { pid, uid: 0, command: format!("member {member}").into(), simulated, has_pidfd }
+    Identity { pid, uid: 0, command: format!("member {member}").into(), simulated, operator: false, has_pidfd }
 }
 
 /// Who was told what, in order.

@@ -194,7 +194,7 @@ impl Model {
 
     /// Whether somebody may join.
     pub(super) fn has_room(&self) -> bool {
-        let there = self.people.iter().filter(|p| p.life != Life::Unproven).count() as u64;
+        let there = self.people.iter().filter(|p| matches!(p.life, Life::Alive | Life::HeldByChild)).count() as u64;
         there < self.bounds.members && ((self.people.len() + self.objects.uncleared.len()) as u64) < self.bounds.rows
     }
 
@@ -230,6 +230,7 @@ impl Model {
                 self.queue.retain(|q| q.member != *member);
                 self.person(*member).life = Life::Suspect;
             }
+            Event::Dismissed { .. } => unreachable!("nobody here is an operator"),
             Event::Resumed { member } => self.person(*member).life = Life::Alive,
             Event::HeldByChild { member } => {
                 self.queue.retain(|q| q.member != *member);

@@ -1,0 +1,165 @@
+//! Who gets a seat, and what can be done without one.
+
+use std::path::Path;
+
+use partywall_os::socket;
+use partywall_wire::{Answer, Call, ClientHello, Kill, Limit, Refusal, Whom};
+
+use crate::{
+    common::{Client, Framed, TestBroker, eventually, open, shake_hands, shake_hands_as},
+    roles::Role,
+};
+
+fn join(socket: &Path) -> Result<Client, Refusal> {
+    shake_hands(socket, None).map(|(call, events, welcome)| Client { call, events, welcome, last: 0 })
+}
+
+fn operator(socket: &Path) -> Result<Client, Refusal> {
+    let hello = ClientHello { command: "operator".into(), operator: true, simulated: true, resume: None };
+    let (call, events, welcome) = shake_hands_as(socket, hello)?;
+    Ok(Client { call, events, welcome, last: 0 })
+}
+
+fn refused(result: Result<Client, Refusal>) -> (Limit, u64) {
+    match result.err() {
+        Some(Refusal::Limit { limit, allowed, .. }) => (limit, allowed),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Says whether another process gets a seat.
+pub(crate) fn joiner(socket: &Path, say: impl Fn(&str)) {
+    match join(socket) {
+        Ok(mut client) => {
+            client.commit("joiner", b"x", false);
+            say("has a seat");
+        }
+        Err(refusal) => say(&format!("{refusal:?}")),
+    }
+}
+
+fn other_process_has_a_seat(broker: &TestBroker) {
+    assert_eq!(Role::start("joiner", &broker.socket).says(), "has a seat");
+}
+
+#[test]
+fn operators_need_no_seat() {
+    let mut broker = TestBroker::with(|config| config.limits.clients = Some(2));
+    let (mut a, b) = (broker.client(), broker.client());
+    a.commit("name", b"x", true);
+    assert_eq!(refused(join(&broker.socket)), (Limit::Clients, 2));
+    let mut operator = operator(&broker.socket).unwrap();
+    assert_eq!(operator.status().members, 2);
+    let pids: Vec<_> = operator.members().iter().map(|row| row.member).collect();
+    assert_eq!(pids, [a.welcome.member, b.welcome.member], "operators are not listed");
+    assert!(matches!(operator.ask(Call::List { after: None }), Ok(Answer::Names { names, .. }) if names.len() == 1));
+    assert!(operator.ask(Call::Inspect { name: "name".into(), version: None }).is_ok());
+    let refusals = [open("name", false), Call::Watch { pattern: "*".into(), after: None }]
+        .map(|call| operator.ask(call).unwrap_err());
+    assert_eq!(refusals, [Refusal::NeedsSeat, Refusal::NeedsSeat]);
+    match operator.ask(Call::Evict { whom: Whom::Member(b.welcome.member), kill: false }) {
+        Ok(Answer::Evicted(evicted)) => assert_eq!((evicted.len(), evicted[0].kill), (1, Kill::NotAsked)),
+        other => panic!("{other:?}"),
+    }
+    assert!(matches!(operator.ask(Call::Remove { name: "name".into() }), Ok(Answer::Removed { .. })));
+    assert_eq!(operator.ask(Call::Stop { force: true }), Ok(Answer::Done));
+    broker.exit();
+}
+
+#[test]
+fn an_operator_leaves_nothing_behind_however_it_goes() {
+    let broker = TestBroker::start();
+    let mut member = broker.client();
+    for _ in 0..40 {
+        // Without a good-bye.
+        drop(operator(&broker.socket).unwrap());
+        eventually("its place is free", || operator(&broker.socket).is_ok());
+    }
+    assert_eq!(member.members().len(), 1);
+    assert_eq!(member.status().members, 0);
+}
+
+#[test]
+fn operators_that_ask_for_nothing_make_room_for_others() {
+    let broker = TestBroker::start();
+    let mut idle: Vec<_> = (0..4).map(|_| operator(&broker.socket).unwrap()).collect();
+    assert_eq!(refused(operator(&broker.socket)), (Limit::Operators, 4));
+    let mut others: Vec<_> = (0..4).map(|_| Role::start("operators", &broker.socket)).collect();
+    for other in &mut others[..3] {
+        assert_eq!(other.says(), "4 operators");
+    }
+    // It tries until those that have been idle for a second make room.
+    assert_eq!(others[3].says(), "4 operators");
+    assert!(idle.iter_mut().all(|client| client.call.receive().is_none()), "they are dismissed");
+}
+
+/// Has four connections without seats, as soon as there is room.
+pub(crate) fn operators(socket: &Path, say: impl Fn(&str), wait: impl Fn()) {
+    let mut clients = Vec::new();
+    eventually("there is room", || {
+        clients.extend(operator(socket));
+        clients.len() == 4
+    });
+    say("4 operators");
+    wait();
+}
+
+#[test]
+fn one_process_gets_a_quarter_of_the_seats() {
+    let broker = TestBroker::with(|config| config.limits.clients = Some(24));
+    let mut members: Vec<_> = (0..6).map(|_| join(&broker.socket).unwrap()).collect();
+    assert_eq!(refused(join(&broker.socket)), (Limit::ClientsOfProcess, 6));
+    other_process_has_a_seat(&broker);
+    members.pop().unwrap().ask(Call::Bye).unwrap();
+    assert!(join(&broker.socket).is_ok());
+}
+
+#[test]
+fn a_process_that_hangs_up_without_a_goodbye_takes_no_seat_from_others() {
+    let broker = TestBroker::with(|config| config.limits.clients = Some(20));
+    let mut watcher = broker.client();
+    let hung_up = |watcher: &mut Client| watcher.members().len() - 1;
+    for count in 1..=16 {
+        drop(join(&broker.socket).unwrap());
+        eventually("it has hung up", || hung_up(&mut watcher) == count);
+    }
+    eventually("all have hung up", || {
+        matches!(join(&broker.socket), Err(Refusal::Limit { limit: Limit::HungUp, allowed: 16, .. }))
+    });
+    other_process_has_a_seat(&broker);
+    assert!(operator(&broker.socket).is_ok());
+}
+
+#[test]
+fn needs_namespaces_processes_of_other_pid_namespaces_are_told_apart() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("pw/test.sock");
+    let mut broker = Role::broker_elsewhere(&socket).expect("this machine lets us make namespaces");
+    assert_eq!(broker.says(), "ready");
+    let mut watcher = Client::join(&socket);
+    for count in 1..=16 {
+        drop(join(&socket).unwrap());
+        eventually("it has hung up", || watcher.members().len() - 1 == count);
+    }
+    // Before Linux 6.9 the broker cannot tell, and takes each connection for a process.
+    if partywall_os::process::pidfd_inode(partywall_os::process::own_pidfd().unwrap()).is_some() {
+        eventually("all have hung up", || join(&socket).is_err());
+    }
+    assert_eq!(Role::start("joiner", &socket).says(), "has a seat");
+}
+
+#[test]
+fn silent_connections_keep_nobody_out() {
+    let broker = TestBroker::with(|config| config.handshake_timeout = std::time::Duration::from_secs(600));
+    let mut silent = Vec::new();
+    for _ in 0..1100 {
+        match socket::connect(&broker.socket) {
+            Ok(connection) => silent.push(Framed::new(connection)),
+            Err(errno) => panic!("{errno} after {}", silent.len()),
+        }
+    }
+    other_process_has_a_seat(&broker);
+    let mut client = broker.client();
+    assert_eq!(client.ask(Call::Ping), Ok(Answer::Done));
+    assert!(silent[0].receive().is_none(), "the oldest had to go");
+}
