@@ -245,7 +245,7 @@ pub(crate) enum Refused {
         near: Vec<u32>,
     },
     NotYourself,
-<<<<<<< HEAD
+    NeedsSeat,
     IsUnproven {
         pid: u32,
     },
@@ -273,15 +273,6 @@ pub(crate) enum Refused {
         maximum: u32,
         asked: u32,
     },
-=======
-    NeedsSeat,
-    IsUnproven { pid: u32 },
-    NotUnproven { pid: u32, state: MemberState },
-    Evicted { by: u32, at: Millis },
-    ObjectNotFound { kind: ObjectKind, name: Name, near: Vec<Name> },
-    WriterExists { name: Name, pid: u32 },
-    WrongMaximum { name: Name, maximum: u32, asked: u32 },
->>>>>>> fee00fe (broker: keep connections for operators, and seats for each process)
 }
 
 /// Why a version does not grow.

@@ -18,7 +18,7 @@ pub(crate) struct Arguments {
 
 /// Runs it.
 pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
-    let domain = context.options().start(false).connect()?;
+    let domain = context.options().start(false).operator(true).connect()?;
     domain.abandon_timeline(&arguments.name).map_err(|error| explained(&domain, &arguments.name, error))?;
     let output = context.output();
     output.line(format!(

@@ -32,7 +32,7 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
         (_, Some(member)) => Whom::Member(member),
         (pid, None) => Whom::Pid(pid.unwrap_or_default()),
     };
-    let domain = context.options().start(false).connect()?;
+    let domain = context.options().start(false).operator(true).connect()?;
     let evicted = domain.evict(whom, arguments.kill)?;
     let output = context.output();
     for member in &evicted {

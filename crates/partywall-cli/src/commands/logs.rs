@@ -84,7 +84,7 @@ fn unreadable(path: &Path, error: &io::Error) -> Failure {
 
 /// Where the log is, as the broker says or as it follows from the socket, and who writes it.
 fn find(context: &Context) -> Result<(PathBuf, Broker), Failure> {
-    let options = context.options().start(false);
+    let options = context.options().start(false).operator(true);
     let location = options.location()?;
     // Any failure to speak with a broker is a reason to read its log.
     let Some(status) = options.connect().and_then(|domain| domain.status()).ok() else {

@@ -27,7 +27,7 @@ pub(crate) struct Arguments {
 
 /// Runs it.
 pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
-    let domain = context.options().start(false).connect()?;
+    let domain = context.options().start(false).operator(true).connect()?;
     let output = context.output();
     repeat(output, arguments.watch, || show(output, &domain))
 }

@@ -31,7 +31,7 @@ pub(crate) struct Arguments {
 
 /// Runs it.
 pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
-    let domain = context.options().start(false).connect()?;
+    let domain = context.options().start(false).operator(true).connect()?;
     if let Some(pid) = arguments.unproven {
         return free(context, &domain, pid);
     }

@@ -38,7 +38,7 @@ const SOME: usize = 20;
 
 /// Runs it.
 pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
-    let domain = context.options().start(false).connect()?;
+    let domain = context.options().start(false).operator(true).connect()?;
     let mut objects = [None, None];
     let mut missing = Vec::new();
     // A version has neither.

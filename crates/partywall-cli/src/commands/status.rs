@@ -25,7 +25,7 @@ pub(crate) struct Arguments {}
 
 /// Runs it.
 pub(crate) fn run(context: &Context, _: &Arguments) -> Result<(), Failure> {
-    let options = context.options().start(false);
+    let options = context.options().start(false).operator(true);
     let location = options.location()?;
     let domain = options.connect()?;
     let status = domain.status()?;

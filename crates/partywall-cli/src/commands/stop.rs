@@ -38,7 +38,7 @@ pub(crate) struct Arguments {
 
 /// Runs it.
 pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
-    let options = context.options().start(false);
+    let options = context.options().start(false).operator(true);
     let location = options.location()?;
     let how = match options.connect() {
         Ok(domain) => ask(context, &location, &domain, arguments.force)?,
