@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests are outside #[test]")]
 
 use partywall::{Error, info::MemberState};
-use partywall_harness::{Running, Sandbox, Signal, device, eventually};
+use partywall_harness::{Running, Sandbox, Signal, device, eventually, place};
 use serde_json::{Value, json};
 
 /// A process that holds `name`, 1 MiB, which it owns.
@@ -288,4 +288,24 @@ fn removing_a_name_says_what_is_in_quarantine() {
     );
     sandbox.run(["rm", "--unproven"]).expect(0);
     eventually("it is given back", || sandbox.json(["status"])["bytes"] == json!([]));
+}
+
+#[test]
+fn operators_are_served_when_all_seats_are_taken() {
+    let sandbox = Sandbox::new();
+    let mut serve = sandbox.spawn(["serve", "--max-clients", "4"]);
+    serve.line();
+    let seats: Vec<_> = (0..4).map(|_| sandbox.domain_of_running()).collect();
+    let build =
+        seats[0].create("kept", place()).kept(true).tensor("x", partywall::DType::U8, &[16]).allocate().unwrap();
+    drop(build.commit().unwrap());
+    let refused = sandbox.run(["watch", "*"]).expect(5);
+    assert!(refused.stderr.contains("members is 4") && refused.stderr.contains("partywall ps"), "{refused:?}");
+    let pid = std::process::id();
+    assert_eq!(members(&sandbox).len(), 4);
+    for command in [&["status"][..], &["ls"], &["show", "kept"], &["rm", "kept"], &["evict", &pid.to_string()]] {
+        sandbox.run(command).expect(0);
+    }
+    sandbox.run(["stop", "--force"]).expect(0);
+    serve.wait().expect(0);
 }

@@ -352,7 +352,7 @@ s.connect(sys.argv[1])
 pidfd = os.pidfd_open(os.getpid())
 version = b"test"
 body = b"PARTYWAL" + struct.pack("<II", int(sys.argv[2]), os.getpid()) + bytes([len(version)]) + version
-body += bytes([5]) + b"forky" + b"\0\0"  # not simulated, nothing to resume
+body += bytes([5]) + b"forky" + b"\0\0\0"  # no operator, not simulated, nothing to resume
 s.sendmsg([struct.pack("<II", len(body), 1) + body],
           [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [pidfd]))])
 hello = s.recvmsg(4096, socket.CMSG_SPACE(16))
@@ -409,10 +409,10 @@ fn limits_are_set_and_each_is_refused_by_name() {
     let refused = put("small", "c").expect(5);
     assert!(refused.stderr.contains("limit on names is 2"), "{refused:?}");
     let domains: Vec<_> = (0..2).map(|_| sandbox.domain_of_running()).collect();
-    let refused = sandbox.run(["ls"]).expect(5);
+    let refused = sandbox.run(["watch", "x"]).expect(5);
     assert!(refused.stderr.contains("limit on members is 2"), "{refused:?}");
-    drop(domains);
     sandbox.run(["ls"]).expect(0);
+    drop(domains);
     sandbox.run(["serve", "--max-bytes", "1KB"]).expect(2);
     sandbox.run(["stop", "--force"]).expect(0);
     serve.wait().expect(0);
@@ -428,10 +428,10 @@ fn broker_with_too_few_files_for_memory_does_not_start_and_names_the_numbers() {
     };
     // A put starts the broker by itself.
     for (files, arguments, numbers) in [
-        (10_000, "serve --max-clients 6000", &["6000 members", "10000 open files", "18128", "--max-clients 3290"][..]),
-        (10_000, "serve --background --max-clients 6000", &["10000 open files", "--max-clients 3290"]),
-        (32, "serve", &["32 open files", "ulimit -Hn", "176"]),
-        (32, "put f x --device host", &["could not be started", "32 open files", "ulimit -Hn", "176"]),
+        (10_000, "serve --max-clients 6000", &["6000 members", "10000 open files", "18240", "--max-clients 3253"][..]),
+        (10_000, "serve --background --max-clients 6000", &["10000 open files", "--max-clients 3253"]),
+        (32, "serve", &["32 open files", "ulimit -Hn", "288"]),
+        (32, "put f x --device host", &["could not be started", "32 open files", "ulimit -Hn", "288"]),
     ] {
         let refused = limited(files, arguments);
         assert!(matches!(refused.code, Some(4 | 5)), "{arguments}: {refused:?}");
@@ -440,7 +440,7 @@ fn broker_with_too_few_files_for_memory_does_not_start_and_names_the_numbers() {
         }
     }
     assert!(!sandbox.socket().exists());
-    limited(176, "put f x --device host").expect(0);
+    limited(288, "put f x --device host").expect(0);
 }
 
 #[test]

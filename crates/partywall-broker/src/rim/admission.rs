@@ -20,7 +20,7 @@ use crate::{
         connection::{Channel, Connection, ConnectionId, Message},
         in_flight::{Process, ProcessKey, Room},
         membership::{Identified, identify, presentable},
-        server::{RETRY, Server, Source, Thoroughness, random, spare},
+        server::{RETRY, Server, Source, random, spare},
         timers::Timer,
         translate,
     },
@@ -118,7 +118,7 @@ impl Server {
                     return Err(Refusal::Limit { limit: Limit::Handshakes, allowed, needed });
                 };
                 // Its first message may be there, and only we may not have come to it yet.
-                self.on_readable(oldest, Thoroughness::Usual);
+                self.hear(oldest);
                 if self.unauthenticated.contains_key(&oldest)
                     && !self.connections.get(&oldest).is_some_and(|c| c.is_parked)
                 {

@@ -241,12 +241,21 @@ impl Connection {
         Ok(queue.last)
     }
 
-    /// Gives up what waits for a peer that no longer reads.
+    /// The peer has closed its end: gives up what waits for it.
     pub(super) fn discard(&mut self, channel: Channel, in_flight: &mut InFlight) {
         in_flight.finish((self.id, channel));
         let queue = self.queue(channel);
         queue.waiting.clear();
         queue.bytes = 0;
+        queue.is_closed = true;
+    }
+
+    /// Whether the peer has closed its end, and reads nothing any more.
+    pub(super) fn is_closed(&self, channel: Channel) -> bool {
+        match channel {
+            Channel::Call => self.replies.is_closed,
+            Channel::Events => self.notices.is_closed,
+        }
     }
 
     /// What the kernel is to tell of a socket from now on, if that is not what it tells already: requests, or that what
@@ -329,11 +338,12 @@ struct OutQueue {
     last: Sent,
     /// What the kernel tells of the socket, once that was changed.
     interest: Option<EventFlags>,
+    is_closed: bool,
 }
 
 impl Default for OutQueue {
     fn default() -> Self {
-        Self { waiting: VecDeque::new(), bytes: 0, last: Sent::All, interest: None }
+        Self { waiting: VecDeque::new(), bytes: 0, last: Sent::All, interest: None, is_closed: false }
     }
 }
 

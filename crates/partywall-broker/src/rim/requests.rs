@@ -31,6 +31,10 @@ impl Server {
             Err(error) => return self.hang_up(id, &error.to_string()),
         };
         let Some(connection) = self.connections.get(&id) else { return };
+        if connection.is_closed(Channel::Call) && only_asks(&request.call) {
+            // Nobody would read the answer, and finding it may have its cost.
+            return;
+        }
         let operator = self.members.note_request(member);
         if may_bring_descriptors(&request.call) {
             match self.in_flight.room(connection.process(), operator) {
@@ -279,6 +283,20 @@ pub(super) struct Parked {
     message: Message,
     operator: bool,
     until: Instant,
+}
+
+/// Whether a call changes nothing.
+fn only_asks(call: &wire::Call) -> bool {
+    matches!(
+        call,
+        wire::Call::Ping
+            | wire::Call::Status
+            | wire::Call::List { .. }
+            | wire::Call::Members { .. }
+            | wire::Call::Objects { .. }
+            | wire::Call::Inspect { .. }
+            | wire::Call::InspectObject { .. }
+    )
 }
 
 /// Whether the answer to a call may bring file descriptors.

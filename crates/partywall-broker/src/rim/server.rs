@@ -239,30 +239,17 @@ impl Server {
                     self.apply(Event::Closed { id });
                 }
             }
-            Source::Socket(Channel::Call, id) => {
+            Source::Socket(channel, id) => {
                 if flags.intersects(EventFlags::HUP | EventFlags::ERR) {
-                    // What it sent before is still done, though nobody reads the answers.
-                    self.discard(id, Channel::Call);
-                    self.on_readable(id, Thoroughness::Final);
+                    self.discard(id, channel);
+                    self.readable.insert(id);
                     return;
                 }
                 if flags.contains(EventFlags::IN) {
                     self.readable.insert(id);
                 }
                 if flags.contains(EventFlags::OUT) {
-                    self.flush(id, Channel::Call);
-                }
-            }
-            Source::Socket(Channel::Events, id) => {
-                if flags.intersects(EventFlags::HUP | EventFlags::ERR) {
-                    self.discard(id, Channel::Events);
-                    // A client that closes both may have said goodbye on the other one. As long as it goes on there, it
-                    // is a client like others; this event comes again.
-                    if self.on_readable(id, Thoroughness::Final) {
-                        self.hang_up(id, "its events socket has ended");
-                    }
-                } else if flags.contains(EventFlags::OUT) {
-                    self.flush(id, Channel::Events);
+                    self.flush(id, channel);
                 }
             }
         }
@@ -324,7 +311,7 @@ impl Server {
         let mut last = now;
         for (_, id) in turn {
             if readable.contains(&id) {
-                self.on_readable(id, Thoroughness::Usual);
+                self.hear(id);
             } else if self.unfinished.remove(&id) {
                 self.go_on(id);
             }
@@ -340,8 +327,19 @@ impl Server {
         }
     }
 
+    /// Reads what a client has sent and does it. One that has closed its events socket may have said good-bye on the other
+    /// one before; as long as it goes on there, it is a client like others.
+    pub(super) fn hear(&mut self, id: ConnectionId) {
+        let Some(connection) = self.connections.get(&id) else { return };
+        let is_half = connection.is_closed(Channel::Events);
+        let thoroughness = if is_half { Thoroughness::Final } else { Thoroughness::Usual };
+        if self.on_readable(id, thoroughness) && is_half {
+            self.hang_up(id, "its events socket has ended");
+        }
+    }
+
     /// Reads what a client has sent and does it, as much as one turn allows. Whether nothing is left to read.
-    pub(super) fn on_readable(&mut self, id: ConnectionId, thoroughness: Thoroughness) -> bool {
+    fn on_readable(&mut self, id: ConnectionId, thoroughness: Thoroughness) -> bool {
         if self.unfinished.remove(&id) && !self.go_on(id) {
             return false;
         }
@@ -475,7 +473,7 @@ impl Server {
 
 /// How far to read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Thoroughness {
+enum Thoroughness {
     /// As far as is likely to bring something.
     Usual,
     /// Until the kernel says that nothing is left.

@@ -33,8 +33,7 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
 }
 
 fn show(output: Output, domain: &Domain) -> Result<(), Failure> {
-    let mut members = domain.members()?;
-    members.retain(|member| member.member != domain.member());
+    let members = domain.members()?;
     output.value(&json!({
         "socket": domain.socket(),
         "members": members.iter().map(describe::member).collect::<Vec<_>>(),

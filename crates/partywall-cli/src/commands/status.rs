@@ -29,8 +29,7 @@ pub(crate) fn run(context: &Context, _: &Arguments) -> Result<(), Failure> {
     let location = options.location()?;
     let domain = options.connect()?;
     let status = domain.status()?;
-    let mut members = domain.members()?;
-    members.retain(|member| member.member != domain.member());
+    let members = domain.members()?;
     let output = context.output();
     output.value(&value(&status, &members, &location));
     if output.is_json() {

@@ -132,9 +132,8 @@ fn wait(pidfd: Option<&OwnedFd>, location: &Location, patience: Duration) -> boo
 
 /// The refusal, with everything that is in the way.
 fn in_use(location: &Location, domain: &Domain, pid: Option<u32>) -> Failure {
-    let (names, mut members) = (domain.names().unwrap_or_default(), domain.members().unwrap_or_default());
+    let (names, members) = (domain.names().unwrap_or_default(), domain.members().unwrap_or_default());
     let (timelines, semaphores) = describe::apart(domain.objects().unwrap_or_default());
-    members.retain(|member| member.member != domain.member());
     let mut message = format!(
         "the broker{} at {} still has {} and {}",
         pid.map_or_else(String::new, |pid| format!(" with pid {pid}")),

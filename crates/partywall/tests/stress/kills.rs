@@ -41,7 +41,7 @@ pub(crate) fn fragment(words: &[&str]) {
         assert!(call.send(encoded, fds));
     };
     let pidfd = process::own_pidfd().unwrap();
-    cut(0, &hello(None), &[&pidfd], &call);
+    cut(0, &hello(false, None), &[&pidfd], &call);
     let mut call = call;
     let (welcome, events) = greeted(&mut call).unwrap();
     let mut client = Client { call, events, welcome, last: 0 };

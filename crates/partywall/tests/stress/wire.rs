@@ -78,20 +78,16 @@ pub(crate) struct Client {
 }
 
 /// The bytes of a first message.
-pub(crate) fn hello(resume: Option<Resume>) -> Vec<u8> {
-    let hello = ClientHello {
-        command: "stress".into(),
-        operator: false,
-        simulated: partywall_harness::device() != "host",
-        resume,
-    };
+pub(crate) fn hello(operator: bool, resume: Option<Resume>) -> Vec<u8> {
+    let hello =
+        ClientHello { command: "stress".into(), operator, simulated: partywall_harness::device() != "host", resume };
     handshake::encode(&Speaker::new("0.0.0-test"), &hello, 1).unwrap()
 }
 
 /// Connects and says who we are, or who we are not.
 pub(crate) fn shake_hands(path: &Path, resume: Option<Resume>) -> Result<Client, Refusal> {
     let mut call = Framed::new(socket::connect(path).unwrap());
-    call.send(&hello(resume), &[&process::own_pidfd().unwrap()]);
+    call.send(&hello(false, resume), &[&process::own_pidfd().unwrap()]);
     greeted(&mut call).map(|(welcome, events)| Client { call, events, welcome, last: 0 })
 }
 
