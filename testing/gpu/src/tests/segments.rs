@@ -95,7 +95,7 @@ pub(crate) fn readers_keep_their_version() -> Result<(), String> {
     let first = commit(&world.domain, "model", true, false)?;
     drop(first);
     let reader = world.play("verify", &["model"])?;
-    commit(&world.domain, "model", true, false)?;
+    drop(commit(&world.domain, "model", true, false)?);
     let removed = world.domain.remove("model").map_err(tell)?;
     ensure(removed.version == 2, || format!("{removed:?}"))?;
     reader.finish()?;
