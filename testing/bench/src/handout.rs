@@ -33,7 +33,8 @@ pub(crate) fn chunks(path: &Path, name: &str) -> Result<Vec<(u64, OwnedFd)>, Fai
     let hello = handshake::encode(&Speaker::new(partywall::VERSION), &hello, 1)?;
     let welcome = client.exchange(&hello, Some(process::own_pidfd()?))?;
     handshake::decode(&welcome.body)?.decode::<BrokerHello>()?.outcome.map_err(|refusal| format!("{refusal:?}"))?;
-    let _events = client.fds.pop_front();
+    // The events socket, and the members' rows.
+    client.fds.clear();
 
     let open = Open { name: name.into(), version: None, access: Access::Read, wait: false };
     let request = frame::encode(&Request { id: 1, call: Call::Open(open) }, 0, MAX_MESSAGE)?;

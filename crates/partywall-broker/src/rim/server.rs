@@ -54,7 +54,7 @@ pub(crate) struct Server {
     pub(super) members: Membership,
     pub(super) connections: IdMap<ConnectionId, Connection>,
     /// Connections that have sent something since they had their turn.
-    readable: BTreeSet<ConnectionId>,
+    readable: Vec<ConnectionId>,
     /// Connections whose messages did not all get their turn.
     unfinished: BTreeSet<ConnectionId>,
     pub(super) in_flight: InFlight,
@@ -155,7 +155,7 @@ impl Server {
             behind_permits: Vec::new(),
             members: Membership::default(),
             connections: IdMap::default(),
-            readable: BTreeSet::new(),
+            readable: Vec::new(),
             unfinished: BTreeSet::new(),
             in_flight: InFlight::default(),
             parked: VecDeque::new(),
@@ -242,11 +242,11 @@ impl Server {
             Source::Socket(channel, id) => {
                 if flags.intersects(EventFlags::HUP | EventFlags::ERR) {
                     self.discard(id, channel);
-                    self.readable.insert(id);
+                    self.readable.push(id);
                     return;
                 }
                 if flags.contains(EventFlags::IN) {
-                    self.readable.insert(id);
+                    self.readable.push(id);
                 }
                 if flags.contains(EventFlags::OUT) {
                     self.flush(id, channel);
@@ -300,7 +300,14 @@ impl Server {
     /// Does what clients ask for, those first that have cost the least recently, until the turn is over. So a client that
     /// asks now and then waits for one turn at most, however many others ask without pause.
     fn serve(&mut self) {
-        let readable = std::mem::take(&mut self.readable);
+        if self.unfinished.is_empty() && self.readable.len() <= 1 {
+            // With nobody else to be answered the order is no question.
+            if let Some(id) = self.readable.pop() {
+                self.hear(id);
+            }
+            return;
+        }
+        let readable: BTreeSet<_> = self.readable.drain(..).collect();
         let now = Instant::now();
         let mut turn: Vec<_> = readable
             .union(&self.unfinished)

@@ -162,8 +162,14 @@ pub(crate) fn play(words: &[&str]) {
             drop((sample, event));
         }
         "publishing" => {
-            let topic =
-                domain.topic("frames").max_bytes(64).place(partywall::Place::Host).loans(3).open_or_create().unwrap();
+            let topic = domain
+                .topic("frames")
+                .max_bytes(64)
+                .place(partywall::Place::Host)
+                .loans(3)
+                .held(3)
+                .open_or_create()
+                .unwrap();
             let publisher = topic.publisher().unwrap();
             let subscriber = topic.subscriber(Policy::DropOldest).unwrap();
             let publish = || {

@@ -314,7 +314,8 @@ fn a_client_that_asks_without_reading_holds_up_nobody() {
     let socket = place.socket();
     pings_go_on_during(&place, move |done| {
         while !done.load(Ordering::Relaxed) {
-            let mut client = Client::join(&socket);
+            // One process may hang up on a few members only, until the broker has read all that they asked.
+            let Ok(mut client) = wire::shake_hands(&socket, None) else { continue };
             // The dearest question that there is, as often as fits in between two others.
             let questions: Vec<u8> = (0..3000).flat_map(|_| client.request(Call::Status, 0)).collect();
             client.call.send(&questions, &[]);

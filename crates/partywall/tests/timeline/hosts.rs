@@ -219,7 +219,7 @@ fn a_wait_ends_when_its_time_is_over() {
         let start = Instant::now();
         match timeline.wait(1, limit) {
             Err(Error::Timeout { what, after }) => {
-                assert_eq!((what.as_str(), after), ("value 1 of timeline \"x\"", limit))
+                assert_eq!((what.as_str(), after), ("value 1 of timeline \"x\" was not reached", limit))
             }
             other => panic!("{other:?}"),
         }

@@ -180,6 +180,7 @@ impl What {
             Self::Sizes => (format!("{}/s", bytes(tally.per_second(tally.bytes) as u64)), tally.sizes),
         };
         let show = |number: f64| match self {
+            Self::Gaps if number >= 1.0 => format!("{number:.2} s"),
             Self::Gaps => format!("{:.2} ms", number * 1e3),
             Self::Sizes => bytes(number.round() as u64),
         };
