@@ -306,6 +306,8 @@ fn operators_are_served_when_all_seats_are_taken() {
     for command in [&["status"][..], &["ls"], &["show", "kept"], &["rm", "kept"], &["evict", &pid.to_string()]] {
         sandbox.run(command).expect(0);
     }
+    let doctor = sandbox.run(["doctor"]).text();
+    assert!(doctor.contains(&format!("process {} runs release", serve.pid())), "{doctor}");
     sandbox.run(["stop", "--force"]).expect(0);
     serve.wait().expect(0);
 }

@@ -185,13 +185,13 @@ pub(super) fn socket_directory(options: &DomainOptions) -> Finding {
 
 /// The broker that the user's commands would talk to. None is started.
 pub(super) fn broker(options: &DomainOptions) -> Finding {
-    let status = options.clone().start(false).connect().and_then(|domain| {
+    let status = options.clone().start(false).operator(true).connect().and_then(|domain| {
         let socket = domain.socket().display().to_string();
         domain.status().map(|status| (status, socket))
     });
     match status {
         Ok((status, socket)) => Finding::ok(format!(
-            "process {} runs release {} at {socket}: {} names, {} other members",
+            "process {} runs release {} at {socket}: {} names, {} members",
             status.pid, status.version, status.names, status.members
         )),
         Err(Error::BrokerUnreachable { socket, .. }) => {
