@@ -1,6 +1,9 @@
 //! How the broker ends.
 
-use std::time::{Duration, Instant};
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
 
 use partywall_os::socket::{self, Ready};
 use partywall_shm::timeline::Ending;
@@ -56,11 +59,21 @@ impl Server {
         }
         self.turn_away_the_rest();
         let deadline = Instant::now() + PATIENCE;
+        let unread_until = Instant::now() + UNREAD;
         for connection in self.connections.values_mut() {
-            while connection.owes_reply()
-                && socket::wait(connection.call(), Ready::Write, Some(deadline)) == Ok(true)
-                && connection.flush(Channel::Call, &mut self.in_flight).is_ok_and(|sent| sent != Sent::NoRoom)
-            {
+            while connection.owes_reply() {
+                let is_worth_trying = match connection.flush(Channel::Call, &mut self.in_flight) {
+                    Ok(Sent::Blocked) => socket::wait(connection.call(), Ready::Write, Some(deadline)) == Ok(true),
+                    // A read cannot be waited for as room can.
+                    Ok(Sent::Unread) if Instant::now() < unread_until => {
+                        thread::sleep(UNREAD_RETRY);
+                        true
+                    }
+                    _ => false,
+                };
+                if !is_worth_trying {
+                    break;
+                }
             }
         }
         let Self { reclaimer, connections, store, control, place, .. } = self;
@@ -85,6 +98,12 @@ impl Server {
 
 /// How long to wait when somebody is looking for a broker just as this one wants to leave.
 const IDLE_RETRY: Duration = Duration::from_secs(1);
+
+/// How long clients may take to read what they were sent, so that they get the rest.
+const UNREAD: Duration = Duration::from_millis(200);
+
+/// How often to find out whether they have.
+const UNREAD_RETRY: Duration = Duration::from_millis(1);
 
 /// How long the end may take on account of others.
 const PATIENCE: Duration = Duration::from_secs(5);

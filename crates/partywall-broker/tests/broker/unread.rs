@@ -162,6 +162,16 @@ fn unread_descriptors_of_a_connection_that_the_broker_ended_still_count() {
     open_all(&mut client);
 }
 
+#[test]
+fn a_broker_ends_though_somebody_does_not_read() {
+    let mut broker = TestBroker::start();
+    let mut deaf = broker.client();
+    publish(&mut deaf);
+    ask_and_leave_unread(&mut deaf);
+    broker.stop();
+    broker.exit();
+}
+
 /// Four connections with an unread answer each; then one more call and one more connection; then a call that brings
 /// nothing; then it reads.
 pub(crate) fn hog(socket: &std::path::Path, say: impl Fn(&str), wait: impl Fn()) {
