@@ -25,10 +25,10 @@ pub(super) struct Arguments {
 /// Runs it.
 pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
     let topic = arguments.receiving.open(context)?;
-    let subscriber = arguments.receiving.subscribe(&topic)?;
+    let receiving = arguments.receiving.subscribe(&topic)?;
     let output = context.output();
     let mut echo = Echo { output, lately: VecDeque::new(), samples: 0, missed: 0, failed: 0, bytes: 0 };
-    let took = arguments.receiving.receive(context, &topic, &subscriber, &mut echo)?.as_secs_f64();
+    let took = arguments.receiving.receive(context, &topic, &receiving, &mut echo)?.as_secs_f64();
     let Echo { samples, missed, failed, bytes: total, .. } = echo;
     let rate = samples as f64 / took.max(1e-9);
     output.value(&json!({

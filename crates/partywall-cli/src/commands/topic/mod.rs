@@ -12,7 +12,10 @@ mod record;
 mod values;
 
 use std::{
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -115,10 +118,11 @@ impl Receiving {
         Ok(domain.topic(&self.name).timeout(wait).open()?)
     }
 
-    /// Subscribes to it.
-    fn subscribe(&self, topic: &Topic) -> Result<Subscriber, Failure> {
+    /// Subscribes to it. The flag is set by Ctrl-C, from before others can see the subscriber.
+    fn subscribe(&self, topic: &Topic) -> Result<(Subscriber, Arc<AtomicBool>), Failure> {
+        let stop = cancel_flag()?;
         let policy = if self.block { partywall::Policy::Block } else { partywall::Policy::DropOldest };
-        Ok(topic.subscribe(policy).until_idle(self.until_idle).join()?)
+        Ok((topic.subscribe(policy).until_idle(self.until_idle).join()?, stop))
     }
 
     /// Gives samples to `receiver` as they come, until there have been enough, the time is over, the topic is idle, or
@@ -127,10 +131,9 @@ impl Receiving {
         &self,
         context: &Context,
         topic: &Topic,
-        subscriber: &Subscriber,
+        (subscriber, stop): &(Subscriber, Arc<AtomicBool>),
         receiver: &mut impl Receiver,
     ) -> Result<Duration, Failure> {
-        let stop = cancel_flag()?;
         let mut presence = Presence { context, topic, publishers: None };
         presence.look();
         let (start, mut left) = (Instant::now(), self.count.unwrap_or(u64::MAX));
@@ -256,7 +259,7 @@ fn is_lost(error: &Error) -> bool {
     matches!(error, Error::SampleFailed { .. } | Error::SampleTainted { .. })
 }
 
-fn cancel_flag() -> Result<std::sync::Arc<AtomicBool>, Failure> {
+fn cancel_flag() -> Result<Arc<AtomicBool>, Failure> {
     signals::cancel_flag().map_err(|error| {
         Failure::new(ErrorKind::Refused, format!("handling signals: {error}"), "see what the kernel says")
     })

@@ -33,12 +33,12 @@ pub(super) enum What {
 /// Runs it.
 pub(super) fn run(context: &Context, arguments: &Arguments, what: What) -> Result<(), Failure> {
     let topic = arguments.receiving.open(context)?;
-    let subscriber = arguments.receiving.subscribe(&topic)?;
+    let receiving = arguments.receiving.subscribe(&topic)?;
     let now = Instant::now();
     let output = context.output();
     let (window, last) = (arguments.window, None);
     let mut meter = Meter { output, what, window, last, current: Tally::new(now), all: Tally::new(now), lines: 0 };
-    arguments.receiving.receive(context, &topic, &subscriber, &mut meter)?;
+    arguments.receiving.receive(context, &topic, &receiving, &mut meter)?;
     meter.all.ended = Instant::now();
     let Meter { all, lines, .. } = meter;
     if lines == 0 {

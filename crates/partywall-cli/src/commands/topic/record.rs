@@ -25,14 +25,14 @@ pub(super) struct Arguments {
 pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
     let topic = arguments.receiving.open(context)?;
     // Before the file is made, or replaced: for nothing it stays as it is.
-    let subscriber = arguments.receiving.subscribe(&topic)?;
+    let receiving = arguments.receiving.subscribe(&topic)?;
     let (output, shown) = (context.output(), arguments.file.display());
     let recording = Recording::create(&arguments.file, &topic, arguments.force)?;
     if !output.is_json() {
         output.remark(format!("recording {} in {shown}", topic.name()));
     }
     let mut recorder = Recorder { recording, samples: 0, missed: 0, failed: 0, bytes: 0 };
-    let received = arguments.receiving.receive(context, &topic, &subscriber, &mut recorder);
+    let received = arguments.receiving.receive(context, &topic, &receiving, &mut recorder);
     let Recorder { recording, samples, missed, failed, bytes: total } = recorder;
     // What has been received is in the file, however it ended.
     let finished = recording.finish();
