@@ -115,14 +115,14 @@ impl Registry {
                 is_meant.then_some(id).into_iter().collect()
             }
             Whom::Pid(pid) => {
-                let of_pid = self.seated().filter(|(_, record)| record.identity.pid == pid);
+                let of_pid = self.sharing_members().filter(|(_, record)| record.identity.pid == pid);
                 of_pid.map(|(id, _)| *id).collect()
             }
         }
     }
 
     fn near_pids(&self, wanted: u32, among: impl Fn(&MemberId) -> bool) -> Vec<u32> {
-        let others = self.seated().filter(|(id, _)| among(id)).map(|(_, record)| record.identity.pid);
+        let others = self.sharing_members().filter(|(id, _)| among(id)).map(|(_, record)| record.identity.pid);
         near_numbers(others, wanted)
     }
 

@@ -191,7 +191,7 @@ impl Registry {
     /// none, and those who have hung up or are in quarantine have left theirs. Only rows end with them.
     pub(crate) fn check_seats(&self) -> Result<(), Refused> {
         let is_seated = |member: &&Member| matches!(member.life, Life::Alive | Life::HeldByChild);
-        let seated = self.seated().map(|(_, member)| member).filter(is_seated).count();
+        let seated = self.sharing_members().map(|(_, member)| member).filter(is_seated).count();
         limit(Bound::Members, self.bounds.members, seated as u64 + 1)?;
         self.check_rows()
     }
@@ -202,7 +202,7 @@ impl Registry {
     }
 
     /// Members without operators.
-    fn seated(&self) -> impl Iterator<Item = (&MemberId, &Member)> {
+    fn sharing_members(&self) -> impl Iterator<Item = (&MemberId, &Member)> {
         self.members.iter().filter(|(_, member)| !member.identity.operator)
     }
 
@@ -221,7 +221,8 @@ impl Registry {
     pub(crate) fn admits(&self, simulated: bool) -> bool {
         let on_a_gpu = |version: &Version| matches!(version.memory.place, Place::Gpu(_));
         simulated == self.simulated
-            || self.seated().next().is_none() && !self.entries.values().flat_map(|e| e.versions.values()).any(on_a_gpu)
+            || self.sharing_members().next().is_none()
+                && !self.entries.values().flat_map(|e| e.versions.values()).any(on_a_gpu)
     }
 
     /// Whether the members run on the simulated driver.
@@ -355,7 +356,7 @@ impl Registry {
 
     /// How many members there are besides `member`.
     fn others(&self, member: MemberId) -> u64 {
-        self.seated().filter(|(id, _)| **id != member).count() as u64
+        self.sharing_members().filter(|(id, _)| **id != member).count() as u64
     }
 
     /// Refuses an operator what needs a seat.

@@ -1,4 +1,4 @@
-//! Who gets a seat, and what can be done without one.
+//! Which processes get a seat, and what can be done without one.
 
 use std::path::Path;
 

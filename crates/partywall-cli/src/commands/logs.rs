@@ -100,7 +100,7 @@ fn find(context: &Context) -> Result<(PathBuf, Broker), Failure> {
     Ok((path, Broker { pid: Some(status.pid), pidfd, location }))
 }
 
-/// Who writes the log.
+/// The process that writes the log.
 struct Broker {
     pid: Option<u32>,
     pidfd: Option<OwnedFd>,

@@ -447,7 +447,7 @@ fn dtype_and_shape_are_the_type_of_all_samples() {
     let error = tries(&varying, DType::I8, &[2, 6]).unwrap_err().to_string();
     assert_eq!(error, "topic \"strips\" has samples of uint8 [any, 6, 3], not of int8 [2, 6]");
     assert!(matches!(tries(&varying, DType::U8, &[5, 6, 3]), Err(Error::BlockTooSmall { has: 72, needed: 90, .. })));
-    // Who opens it says what it expects, or nothing.
+    // An opener says what it expects, or nothing.
     let open = || domain.topic("images");
     assert!(open().open().is_ok() && open().dtype(DType::U8).open().is_ok() && open().shape(&[4, 6, 3]).open().is_ok());
     assert_eq!(images().open_or_create().unwrap().version(), fixed.version());

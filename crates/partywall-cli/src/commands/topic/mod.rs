@@ -162,7 +162,7 @@ impl Receiving {
     }
 }
 
-/// Who publishes, as people were told.
+/// The publishers, as people were told of them.
 struct Presence<'a> {
     context: &'a Context,
     topic: &'a Topic,
