@@ -18,7 +18,8 @@ class Event:
     event: Literal["created", "committed", "withdrawn", "owner_died", "owner_faulted", "reclaimed", "missed"]
     """What happened.
 
-    `missed`: some of what happened cannot be told any more. A program that keeps a list of names makes it anew and goes on.
+    `missed`: some of what happened cannot be told any more. A program that keeps a list of names makes it anew and
+    goes on.
     """
     named: Literal["segment", "timeline", "semaphore", "pool", "topic"] | None
     """What has the name."""
