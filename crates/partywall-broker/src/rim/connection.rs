@@ -107,6 +107,8 @@ pub(super) struct Connection {
     cost: (Duration, Instant),
     /// Its next message waits for its turn to be answered with descriptors.
     pub(super) is_parked: bool,
+    /// A timer is set to send what waits.
+    pub(super) awaits_retry: bool,
     reader: FrameReader,
     received: VecDeque<OwnedFd>,
     /// The kernel dropped file descriptors since the last whole message.
@@ -125,6 +127,7 @@ impl Connection {
             phase: Phase::Handshake,
             cost: (Duration::ZERO, Instant::now()),
             is_parked: false,
+            awaits_retry: false,
             reader: FrameReader::new(MIN_MESSAGE),
             received: VecDeque::new(),
             fds_lost: false,
@@ -241,9 +244,12 @@ impl Connection {
         Ok(queue.last)
     }
 
-    /// The peer has closed its end: gives up what waits for it.
+    /// Discards what waits for the peer, which has closed its end. A parked message is forgotten with its call socket.
     pub(super) fn discard(&mut self, channel: Channel, in_flight: &mut InFlight) {
         in_flight.finish((self.id, channel));
+        if channel == Channel::Call {
+            self.is_parked = false;
+        }
         let queue = self.queue(channel);
         queue.waiting.clear();
         queue.bytes = 0;
@@ -263,8 +269,8 @@ impl Connection {
     /// any case.
     pub(super) fn change_of_interest(&mut self, channel: Channel, sent: Sent) -> Option<EventFlags> {
         let interest = match (sent, channel) {
-            (Sent::All, Channel::Call) => EventFlags::IN,
-            (Sent::All, Channel::Events) | (Sent::NoRoom, _) => EventFlags::empty(),
+            (Sent::All, Channel::Call) if !self.is_parked => EventFlags::IN,
+            (Sent::All | Sent::NoRoom, _) => EventFlags::empty(),
             (Sent::Blocked, _) => EventFlags::OUT,
             // A socket counts as writable although something is unread. Edge-triggered, each read is an event.
             (Sent::Unread, _) => EventFlags::OUT | EventFlags::ET,
@@ -308,7 +314,13 @@ impl Connection {
         self.cost = ((self.recent_cost(now) + cost).min(MAX_COST), now);
     }
 
-    /// Whether a reply waits for the peer.
+    /// Whether an earlier message of the peer is parked, or its reply waits to be sent. Until then no further message is
+    /// read, so that the broker's memory does not grow with what the peer sends.
+    pub(super) fn is_busy(&self) -> bool {
+        self.is_parked || self.owes_reply()
+    }
+
+    /// Whether a reply waits to be sent.
     pub(super) fn owes_reply(&self) -> bool {
         !self.replies.waiting.is_empty()
     }

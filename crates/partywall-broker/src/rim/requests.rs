@@ -14,7 +14,7 @@ use crate::{
     registry::{Call, Effect, Event, FdId, Guarded, MemberId, RequestId, Verdict},
     rim::{
         admission::no_fds,
-        connection::{Broken, Channel, Connection, ConnectionId, Message, Phase},
+        connection::{Broken, Channel, Connection, ConnectionId, Message, Phase, Sent},
         fds::missing,
         in_flight::Room,
         server::{Server, now},
@@ -74,6 +74,9 @@ impl Server {
         connection.is_parked = true;
         let until = Instant::now() + PARKED;
         self.parked.push_back(Parked { connection: id, message, operator, until });
+        // Nothing is to be sent: this only stops the kernel from reporting what the client sends meanwhile. The socket is
+        // known to the kernel, so this does not fail.
+        let _ = self.after_sending(id, Channel::Call, Ok(Sent::All));
     }
 
     /// Has messages whose turn has come done, and refuses those that have waited for too long.

@@ -281,6 +281,9 @@ impl Server {
             Timer::Settle(member) => self.weigh(member),
             Timer::Quarantine(member) => self.apply(Event::Expired { member }),
             Timer::Flush(id) => {
+                if let Some(connection) = self.connections.get_mut(&id) {
+                    connection.awaits_retry = false;
+                }
                 self.flush(id, Channel::Call);
                 self.flush(id, Channel::Events);
             }
@@ -360,6 +363,9 @@ impl Server {
     fn read_and_do(&mut self, id: ConnectionId, thoroughness: Thoroughness, buffer: &mut [u8]) -> bool {
         for _ in 0..READS_IN_TURN {
             let Some(connection) = self.connections.get_mut(&id) else { return true };
+            if connection.is_busy() {
+                return true;
+            }
             match connection.read(buffer) {
                 Ok(Read::Nothing) => return true,
                 Ok(Read::End) => {
@@ -390,7 +396,7 @@ impl Server {
         for _ in 0..MESSAGES_IN_TURN {
             let Some(connection) = self.connections.get_mut(&id).filter(|_| self.exit.is_none()) else { return true };
             let phase = connection.phase();
-            if connection.owes_reply() || connection.is_parked {
+            if connection.is_busy() {
                 // Its next message has its turn when this one is answered.
                 return true;
             }
@@ -456,13 +462,13 @@ impl Server {
         sent: Result<Sent, Broken>,
     ) -> Result<(), Broken> {
         let sent = sent?;
-        if sent == Sent::NoRoom {
-            self.timers.set(Instant::now() + RETRY, Timer::Flush(id));
-        }
         if !self.watching_unread {
             self.watch_unread();
         }
         let Some(connection) = self.connections.get_mut(&id) else { return Ok(()) };
+        if sent == Sent::NoRoom && !std::mem::replace(&mut connection.awaits_retry, true) {
+            self.timers.set(Instant::now() + RETRY, Timer::Flush(id));
+        }
         if let Some(interest) = connection.change_of_interest(channel, sent)
             && let Some(socket) = connection.socket(channel)
         {

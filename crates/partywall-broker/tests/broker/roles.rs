@@ -168,6 +168,7 @@ fn role() {
         "joiner" => seats::joiner(&socket, |what| say(what)),
         "operators" => seats::operators(&socket, |what| say(what), wait_for_nudge),
         "hog" => unread::hog(&socket, |what| say(what), wait_for_nudge),
+        "deserter" => unread::deserter(&socket, |what| say(what), wait_for_nudge),
         "one connection" => {
             limit_open_files(1024);
             unread::one_connection_locks_nobody_out();

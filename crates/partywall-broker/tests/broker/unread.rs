@@ -1,9 +1,18 @@
 //! Clients that do not read the descriptors that they are sent. The kernel counts those for the user as a whole.
 
-use std::os::fd::OwnedFd;
+use std::{
+    os::fd::OwnedFd,
+    time::{Duration, Instant},
+};
 
-use partywall_os::memfd;
-use partywall_wire::{Answer, Call, Commit, Lifetime, Refusal, limits::FDS_AT_ONCE};
+use partywall_os::{
+    memfd,
+    socket::{self, Ready},
+};
+use partywall_wire::{
+    Answer, Call, Commit, Lifetime, MemberState, Refusal, Request, frame,
+    limits::{FDS_AT_ONCE, MAX_MESSAGE},
+};
 
 use crate::{
     common::{Client, Framed, TestBroker, eventually, host_commit, open, opened, shake_hands},
@@ -40,8 +49,8 @@ fn many_descriptors_come_in_groups() {
     client.send(open("big", false), &[]);
     eventually("the first group comes", || client.call.is_ready());
     let (mut buffer, mut fds) = (vec![0; 1 << 16], Default::default());
-    let received = partywall_os::socket::recv(&client.call.socket, &mut buffer, &mut fds).unwrap();
-    assert_eq!((received.bytes, fds.len()), (partywall_wire::frame::HEAD, FDS_AT_ONCE));
+    let received = socket::recv(&client.call.socket, &mut buffer, &mut fds).unwrap();
+    assert_eq!((received.bytes, fds.len()), (frame::HEAD, FDS_AT_ONCE));
 }
 
 #[test]
@@ -109,18 +118,24 @@ fn at_its_own_bound_a_process_is_refused_at_once_and_others_are_not() {
     assert_eq!(hog.says(), "all is well");
 }
 
-#[test]
-fn at_the_common_bound_calls_wait_and_then_name_those_who_do_not_read() {
-    let broker = TestBroker::start();
-    let mut other = broker.client();
-    publish(&mut other);
+/// Processes with unread answers, as many as the common bound allows.
+fn hogs(broker: &TestBroker) -> Vec<Role> {
     let mut hogs: Vec<_> = (0..8).map(|_| Role::start("hog", &broker.socket)).collect();
-    let pids: Vec<_> = hogs.iter().map(Role::pid).collect();
     // The last one may find that there is no room.
     for hog in &mut hogs[..7] {
         assert_eq!(hog.says(), "4 connections have unread answers");
     }
     hogs[7].says();
+    hogs
+}
+
+#[test]
+fn at_the_common_bound_calls_wait_and_then_name_those_who_do_not_read() {
+    let broker = TestBroker::start();
+    let mut other = broker.client();
+    publish(&mut other);
+    let mut hogs = hogs(&broker);
+    let pids: Vec<_> = hogs.iter().map(Role::pid).collect();
     let names_a_hog = |refusal: &Refusal| match refusal {
         Refusal::Unread { unread: 480..=512, allowed: 512, pids: named } => {
             !named.is_empty() && named.iter().all(|pid| pids.contains(pid))
@@ -141,6 +156,55 @@ fn at_the_common_bound_calls_wait_and_then_name_those_who_do_not_read() {
     drop(hogs);
     eventually("room for all", || shake_hands(&broker.socket, None).is_ok());
     open_all(&mut other);
+}
+
+#[test]
+fn broker_reads_no_more_of_a_client_whose_call_waits() {
+    let broker = TestBroker::start();
+    let mut client = broker.client();
+    publish(&mut client);
+    let _hogs = hogs(&broker);
+    client.send(open("big", false), &[]);
+    let request = Request { id: 1, call: open("big", false) };
+    let bytes = frame::encode(&request, 0, MAX_MESSAGE).unwrap().repeat(1000);
+    let mut sent = 0;
+    while let Ok(true) =
+        socket::wait(&client.call.socket, Ready::Write, Some(Instant::now() + Duration::from_millis(50)))
+    {
+        sent += socket::send(&client.call.socket, &bytes, &[]).unwrap_or(0);
+        assert!(sent < 16 << 20, "the broker keeps all that comes");
+    }
+}
+
+#[test]
+fn killed_client_whose_call_waited_is_forgotten() {
+    let broker = TestBroker::start();
+    let mut client = broker.client();
+    publish(&mut client);
+    let mut deserter = Role::start("deserter", &broker.socket);
+    assert_eq!(deserter.says(), "ready");
+    let _hogs = hogs(&broker);
+    let member = client.members().into_iter().find(|row| row.pid == deserter.pid()).unwrap().member;
+    deserter.nudge();
+    assert_eq!(deserter.says(), "has closed its events socket");
+    eventually("the broker hangs up", || client.state_of(member) != Some(MemberState::Alive));
+    // By then its call would have waited for too long.
+    std::thread::sleep(Duration::from_millis(1500));
+    deserter.kill();
+    eventually("it is forgotten", || client.state_of(member).is_none());
+}
+
+/// Asks for descriptors, and closes its events socket while that call waits.
+pub(crate) fn deserter(socket: &std::path::Path, say: impl Fn(&str), wait: impl Fn()) {
+    let mut client = Client::join(socket);
+    say("ready");
+    wait();
+    client.send(open("big", false), &[]);
+    let Client { call, events, .. } = client;
+    eventually("the broker reads the call", || socket::is_drained(&call.socket));
+    drop(events);
+    say("has closed its events socket");
+    wait();
 }
 
 #[test]
