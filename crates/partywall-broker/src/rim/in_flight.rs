@@ -12,7 +12,7 @@ use std::{
     collections::{BTreeMap, HashMap},
     os::fd::{BorrowedFd, OwnedFd},
     sync::Arc,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use partywall_os::{process, socket};
@@ -75,9 +75,9 @@ struct Held {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Room {
     Free,
-    /// Not before the process has read what it was sent.
+    /// Not before the process has read what it was sent, which it does not do.
     OwnBound(Refusal),
-    /// Not before some process has read what it was sent.
+    /// Not before some process has read what it was sent: it may be about to.
     CommonBound(Refusal),
 }
 
@@ -99,11 +99,17 @@ impl InFlight {
         };
         match full(self) {
             (false, false) => Room::Free,
-            (true, _) => Room::OwnBound(refusal(
-                self.by_process.get(&process.key).copied().unwrap_or(0),
-                MAX_OF_PROCESS,
-                Vec::new(),
-            )),
+            (true, _) => {
+                let unread = self.by_process.get(&process.key).copied().unwrap_or(0);
+                let own = refusal(unread, MAX_OF_PROCESS, Vec::new());
+                let mut held = self.held.values().filter(|held| held.process.key == process.key);
+                // Threads with a connection each may ask faster than they read.
+                if held.any(|held| held.since.elapsed() >= GRACE) {
+                    Room::OwnBound(own)
+                } else {
+                    Room::CommonBound(own)
+                }
+            }
             (false, true) => Room::CommonBound(refusal(self.total, MAX_TOTAL, self.slowest())),
         }
     }
@@ -181,6 +187,9 @@ impl InFlight {
 /// Unread descriptors of one process.
 const MAX_OF_PROCESS: usize = 64;
 
+/// A process that leaves descriptors unread for so long counts as one that does not read.
+const GRACE: Duration = Duration::from_millis(50);
+
 /// Unread descriptors of all processes. Half of the soft limit of open files that most systems start a process with,
 /// by which the kernel measures what a client may send.
 const MAX_TOTAL: usize = 512;
@@ -223,6 +232,8 @@ mod tests {
                 in_flight.finish(port(last));
             }
             let own = Refusal::Unread { unread: 64, allowed: 64, pids: Vec::new() };
+            assert_eq!(in_flight.room(process(pid), false), Room::CommonBound(own.clone()), "it may be about to read");
+            std::thread::sleep(GRACE);
             assert_eq!(in_flight.room(process(pid), false), Room::OwnBound(own));
         }
         let common = Refusal::Unread { unread: 512, allowed: 512, pids: vec![1, 2, 3, 4] };

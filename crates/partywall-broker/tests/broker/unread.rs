@@ -159,6 +159,18 @@ fn at_the_common_bound_calls_wait_and_then_name_those_who_do_not_read() {
 }
 
 #[test]
+fn connections_of_one_process_that_all_read_are_all_answered() {
+    let broker = TestBroker::start();
+    let mut clients: Vec<_> = (0..8).map(|_| broker.client()).collect();
+    publish(&mut clients[0]);
+    std::thread::scope(|scope| {
+        for client in &mut clients {
+            scope.spawn(|| (0..5).for_each(|_| drop(open_all(client))));
+        }
+    });
+}
+
+#[test]
 fn broker_reads_no_more_of_a_client_whose_call_waits() {
     let broker = TestBroker::start();
     let mut client = broker.client();
