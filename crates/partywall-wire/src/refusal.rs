@@ -301,8 +301,6 @@ pub enum Limit {
     HungUp,
     /// Connections without a seat, of one process.
     Operators,
-    /// Connections that have not said yet who they are.
-    Handshakes,
     /// Bytes of a message.
     Message,
     /// Waiting requests of one member.

@@ -30,13 +30,17 @@ impl Server {
     /// Takes in the connections that wait, as many as one turn allows.
     pub(super) fn accept(&mut self) {
         for _ in 0..ACCEPTS_IN_TURN {
+            if self.unauthenticated.len() >= MAX_HANDSHAKES && !self.drop_silent(None) {
+                // Those that wait to be accepted can wait until one of these has spoken, or has been silent for long.
+                return self.pause_accepting(HANDSHAKE_RETRY);
+            }
             match socket::accept(&self.place.listener) {
                 Ok(None) => return,
                 Ok(Some(call)) => self.greet(call),
                 Err(errno) => {
                     tracing::warn!(%errno, "a connection could not be accepted");
                     if !self.turn_away_one() {
-                        return self.pause_accepting();
+                        return self.pause_accepting(RETRY);
                     }
                 }
             }
@@ -55,12 +59,12 @@ impl Server {
         }
     }
 
-    /// Without a free file descriptor the kernel would report the same connection over and over.
-    fn pause_accepting(&mut self) {
+    /// The kernel would report a connection that cannot be accepted over and over.
+    fn pause_accepting(&mut self, pause: Duration) {
         if epoll::modify(&self.epoll, &self.place.listener, Source::Listener.data(), EventFlags::empty()).is_ok() {
             self.accepting = false;
         }
-        self.timers.set(Instant::now() + RETRY, Timer::Accept);
+        self.timers.set(Instant::now() + pause, Timer::Accept);
     }
 
     /// Tells one connection that there is no file descriptor for it, by means of the spare one.
@@ -87,47 +91,36 @@ impl Server {
         self.last_connection += 1;
         let id = ConnectionId(self.last_connection);
         let process = Process::of(call.as_fd(), pid, id);
-        if let Err(refusal) = self.make_room_for_handshake(process) {
-            return self.refuse(&call, refusal);
-        }
+        let is_of_same = |(of, _): &&(ProcessKey, Instant)| *of == process.key;
+        while self.unauthenticated.values().filter(is_of_same).count() >= MAX_HANDSHAKES_OF_PROCESS
+            && self.drop_silent(Some(process.key))
+        {}
         if let Err(errno) = epoll::add(&self.epoll, &call, Source::Socket(Channel::Call, id).data(), EventFlags::IN) {
             return tracing::warn!(%errno, "dropped a connection that cannot be watched");
         }
         self.timers.set(Instant::now() + self.handshake_timeout, Timer::Handshake(id));
-        self.unauthenticated.insert(id, process.key);
+        self.unauthenticated.insert(id, (process.key, Instant::now()));
         self.connections.insert(id, Connection::new(id, call, process));
     }
 
-    /// Drops the connection that has been silent for longest if too many have not said who they are: of the same process
-    /// if that one has too many, else of all. Refuses only if each of them has said it, and waits for its turn.
-    fn make_room_for_handshake(&mut self, process: Process) -> Result<(), Refusal> {
-        for (allowed, of) in [(MAX_HANDSHAKES_OF_PROCESS, Some(process.key)), (MAX_HANDSHAKES, None)] {
-            loop {
-                let silent: Vec<_> = self
-                    .unauthenticated
-                    .iter()
-                    .filter(|(_, key)| of.is_none_or(|of| of == **key))
-                    .map(|(id, _)| *id)
-                    .collect();
-                if silent.len() < allowed {
-                    break;
-                }
-                let is_parked = |id: &ConnectionId| self.connections.get(id).is_some_and(|c| c.is_parked);
-                let Some(oldest) = silent.iter().find(|id| !is_parked(id)).copied() else {
-                    let (allowed, needed) = (allowed as u64, silent.len() as u64 + 1);
-                    return Err(Refusal::Limit { limit: Limit::Handshakes, allowed, needed });
-                };
-                // Its first message may be there, and only we may not have come to it yet.
-                self.hear(oldest);
-                if self.unauthenticated.contains_key(&oldest)
-                    && !self.connections.get(&oldest).is_some_and(|c| c.is_parked)
-                {
-                    tracing::warn!(connection = oldest.0, "dropped: too many connections do not say who they are");
-                    self.drop_connection(oldest);
-                }
-            }
+    /// Drops the connection that has been silent for longest, of all or of one process. False if none has been silent for
+    /// long: its first message may be on its way.
+    fn drop_silent(&mut self, of: Option<ProcessKey>) -> bool {
+        let oldest = self.unauthenticated.iter().find(|(id, (process, _))| {
+            of.is_none_or(|of| of == *process)
+                && self.connections.get(id).is_some_and(|connection| !connection.is_parked)
+        });
+        let Some((id, since)) = oldest.map(|(id, (_, since))| (*id, *since)) else { return false };
+        if since.elapsed() < SILENT {
+            return false;
         }
-        Ok(())
+        // Its first message may be there, and only we may not have come to it yet.
+        self.hear(id);
+        if self.unauthenticated.contains_key(&id) && self.connections.get(&id).is_some_and(|c| !c.is_parked) {
+            tracing::warn!(connection = id.0, "dropped: too many connections do not say who they are");
+            self.drop_connection(id);
+        }
+        true
     }
 
     /// Refuses a seat beyond the share of a process, and one beyond all.
@@ -329,7 +322,13 @@ pub(super) fn no_fds() -> Refusal {
 const ACCEPTS_IN_TURN: usize = 64;
 
 /// Connections at once that have not said yet who they are. Clients say it as soon as they are connected.
-pub(super) const MAX_HANDSHAKES: usize = 64;
+const MAX_HANDSHAKES: usize = 64;
+
+/// A connection that has said nothing for so long may make room for others.
+const SILENT: Duration = Duration::from_millis(100);
+
+/// How soon to look for room for the next one.
+const HANDSHAKE_RETRY: Duration = Duration::from_millis(5);
 
 /// Such connections of one process.
 const MAX_HANDSHAKES_OF_PROCESS: usize = MAX_HANDSHAKES / 4;

@@ -60,8 +60,8 @@ pub(crate) struct Server {
     pub(super) in_flight: InFlight,
     /// Messages that wait until they can be answered with descriptors, the longest first.
     pub(super) parked: VecDeque<Parked>,
-    /// Connections that have not said yet who they are, the oldest first, and their processes.
-    pub(super) unauthenticated: BTreeMap<ConnectionId, ProcessKey>,
+    /// Connections that have not said yet who they are, the oldest first, their processes, and since when.
+    pub(super) unauthenticated: BTreeMap<ConnectionId, (ProcessKey, Instant)>,
     pub(super) last_connection: u64,
     pub(super) timers: Timers,
     pub(super) reclaimer: Reclaimer,

@@ -163,3 +163,20 @@ fn silent_connections_keep_nobody_out() {
     assert_eq!(client.ask(Call::Ping), Ok(Answer::Done));
     assert!(silent[0].receive().is_none(), "the oldest had to go");
 }
+
+#[test]
+fn many_threads_of_one_process_may_connect_at_once() {
+    let broker = TestBroker::with(|config| config.limits.clients = Some(1024));
+    let threads: Vec<_> = (0..100)
+        .map(|_| {
+            let socket = broker.socket.clone();
+            std::thread::spawn(move || {
+                let mut client = join(&socket).unwrap();
+                client.ask(Call::Ping).unwrap();
+                client
+            })
+        })
+        .collect();
+    let clients: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+    assert_eq!(clients.len(), 100);
+}

@@ -199,7 +199,7 @@ impl Error {
             Self::LimitReached { limit: Limit::Chunks | Limit::Growths, .. } => "grow in fewer, larger steps (spare()), or commit a new version".into(),
             Self::LimitReached { limit: Limit::ClientsOfProcess, .. } => "share one connection among the threads of the process, or start the broker with a higher --max-clients".into(),
             Self::LimitReached { limit: Limit::HungUp, .. } => "close connections with a good-bye (drop the Domain, in Python close()); restart the process to forget the others".into(),
-            Self::LimitReached { limit: Limit::Operators | Limit::Handshakes, .. } => "try again in a second; `partywall logs` shows which process connects so often".into(),
+            Self::LimitReached { limit: Limit::Operators, .. } => "try again in a second; `partywall logs` shows which process connects so often".into(),
             Self::LimitReached { limit: Limit::Clients, .. } => "`partywall ps` lists them; `partywall rm --unproven` forgets those that are dead without proof; or start the broker with a higher --max-clients".into(),
             Self::LimitReached { .. } => "remove something, or start the broker with a higher limit (`partywall serve --help`)".into(),
             Self::UnreadDescriptors { pids, .. } if pids.is_empty() => "have the threads of this process that wait for the broker read their answers, or close those connections".into(),

@@ -112,7 +112,6 @@ pub(super) fn limit_name(limit: Limit) -> &'static str {
         Limit::ClientsOfProcess => "members of one process",
         Limit::HungUp => "members that one process has hung up on",
         Limit::Operators => "connections without a seat",
-        Limit::Handshakes => "connections that do not say who they are",
         Limit::Message => "message bytes",
         Limit::Waits => "waiting requests of one member",
         Limit::Leases => "leases of one member",
