@@ -7,6 +7,7 @@
 //! | [`child`] | a child process in a group of its own, with a time limit and its output caught |
 //! | [`gpu`] | whether there is a GPU, and which |
 //! | [`ledger`] | what the processes of a test left behind in the simulated driver |
+//! | [`ending`] | the wait for connections that end on other threads |
 //! | [`raw`] | the driver's entry points, bare |
 //!
 //! A test that takes the driver down, hangs in it or breaks its context takes down its own process
@@ -15,6 +16,7 @@
 #![allow(clippy::print_stdout, reason = "a program that people run and read; the lint is meant for libraries")]
 
 mod child;
+mod ending;
 mod gpu;
 mod ledger;
 mod raw;
@@ -54,6 +56,12 @@ enum Task {
 }
 
 fn main() -> ExitCode {
+    let code = run();
+    ending::await_connections();
+    code
+}
+
+fn run() -> ExitCode {
     match task(std::env::args().skip(1)) {
         Ok(Task::Help) => {
             print!("{HELP}");

@@ -52,8 +52,10 @@ use crate::{
 
 /// A place where processes share memory by name: a connection to one broker.
 ///
-/// Cheap to clone; all clones, segments and builds share the connection, which ends with the last of them. May be used
-/// from any thread. After a fork the child must connect anew: every call there returns [`Error::Forked`], and dropping
+/// Cheap to clone; all clones, segments and builds share the connection, which ends with the last of them. A block or
+/// sample that was dropped while the GPU may still use it keeps the connection until the GPU is idle: the connection then
+/// ends on another thread, after the last handle was dropped. [`Block::release_on`](crate::Block::release_on) and
+/// [`Sample::release_on`](crate::Sample::release_on) do not keep it. May be used from any thread. After a fork the child must connect anew: every call there returns [`Error::Forked`], and dropping
 /// there does nothing.
 #[derive(Debug, Clone)]
 pub struct Domain {
@@ -66,7 +68,8 @@ struct Connection {
     service: Service,
     gpus: Gpus,
     pools: Pools,
-    /// What has to wait for a GPU, for as long as that takes. Who has something done there has the connection meanwhile.
+    /// Jobs that wait for a GPU, for as long as that takes. A job keeps the connection: its last handle may be dropped
+    /// there, and a process that returns from `main` before that ends without a good-bye.
     gpu_errands: Arc<Errands>,
     /// What ends something of the user's, who may wait there for whatever he likes.
     user_errands: Arc<Errands>,

@@ -1,0 +1,55 @@
+//! Connections that end after their last handle was dropped.
+//!
+//! A dropped block that the GPU may still use keeps its connection until the GPU is idle. The connection then ends on a
+//! helper thread of the library, and gives the context back there. A process that returned from `main` before that would
+//! be charged with all of it by the [ledger](crate::ledger).
+
+use std::{
+    fs, thread,
+    time::{Duration, Instant},
+};
+
+/// The threads of a connection.
+const HELPERS: [&str; 4] = ["partywall", "partywall-call", "partywall-gpu", "partywall-name"];
+
+/// How long to wait for them. A connection whose GPU never becomes idle has them until the process ends.
+const TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Waits until no connection of this process has a thread any more. The ledger judges what is left after the timeout.
+pub(crate) fn await_connections() {
+    let deadline = Instant::now() + TIMEOUT;
+    while has_any(&HELPERS) && Instant::now() < deadline {
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Whether a thread of this process has one of these names.
+fn has_any(names: &[&str]) -> bool {
+    let Ok(threads) = fs::read_dir("/proc/self/task") else { return false };
+    threads.flatten().any(|entry| {
+        // A thread that has just ended has no name.
+        let name = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
+        names.contains(&name.trim_end())
+    })
+}
+
+#[cfg(test)]
+mod unit {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[test]
+    fn a_thread_is_found_by_its_whole_name_until_it_ends() {
+        let (end, ended) = mpsc::channel::<()>();
+        let (start, started) = mpsc::channel();
+        let named = thread::Builder::new().name("partywall-find".into());
+        let thread = named.spawn(move || (start.send(()), ended.recv())).unwrap();
+        started.recv().unwrap();
+        assert!(has_any(&["partywall-find"]));
+        assert!(!has_any(&["partywall-fin"]));
+        drop(end);
+        thread.join().unwrap().1.unwrap_err();
+        partywall_harness::eventually("its name is gone", || !has_any(&["partywall-find"]));
+    }
+}
