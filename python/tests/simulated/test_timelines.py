@@ -178,7 +178,7 @@ def test_what_was_made_behind_a_dead_writers_wait_is_known_as_such(domain, write
         timeline.wait(2, WATCHDOG)
         with pytest.raises(pw.WriterDied):
             a.check()
-        with pytest.raises(pw.Tainted, match="from 2 on") as raised:
+        with pytest.raises(pw.Tainted, match="from value 2 on") as raised:
             writer.signal(3)
         assert raised.value.anchor == "tainted"
         with pytest.raises(pw.Tainted):
