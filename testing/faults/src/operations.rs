@@ -53,6 +53,7 @@ pub(crate) static OPERATIONS: &[Operation] = &[
     on_gpu("devices", "look which GPUs there are", devices),
     on_gpu("create and drop", "allocate a version and drop it unfinished", create_and_drop),
     on_gpu("create and commit", "allocate, write through the host, commit, read back", create_and_commit),
+    on_gpu("leave a name", "unmap a version whose name stays, open it again, remove the name", leave_a_name),
     on_gpu("create in chunks", "a version of several chunks", create_in_chunks),
     on_gpu("create mutable", "a mutable version, written after the commit", create_mutable),
     Operation { name: "kernels", what: "fill and verify by kernels", before: Before::Kernels, run: kernels },
@@ -168,6 +169,16 @@ fn create_and_commit(setting: &Setting) -> Outcome {
     let mut build = setting.domain.create(&setting.name, GPU).tensor("data", DType::U8, &[5000]).allocate()?;
     build.write("data", &noise(5000))?;
     expect(&build.commit()?, &noise(5000))
+}
+
+fn leave_a_name(setting: &Setting) -> Outcome {
+    let mut build = setting.domain.create(&setting.name, GPU).tensor("data", DType::U8, &[5000]).allocate()?;
+    build.write("data", &noise(5000))?;
+    let left = build.commit()?.leave_name();
+    let opened = setting.domain.open(&setting.name, Duration::ZERO).and_then(|opened| expect(&opened, &noise(5000)));
+    // The bystander runs this as well, and has other names that stay.
+    setting.domain.remove(&setting.name)?;
+    left.and(opened)
 }
 
 fn create_in_chunks(setting: &Setting) -> Outcome {
