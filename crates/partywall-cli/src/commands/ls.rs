@@ -56,7 +56,7 @@ fn show(output: Output, domain: &Domain, pattern: Option<&Pattern>) -> Result<()
     }));
     let nothing = names.is_empty() && timelines.is_empty() && semaphores.is_empty();
     if nothing && !output.is_json() {
-        let which = if pattern.is_some() { "no name is like that" } else { "there are no names" };
+        let which = if pattern.is_some() { "no name matches the pattern" } else { "there are no names" };
         output.remark(format!("{which} in the domain at {}", domain.socket().display()));
         return Ok(());
     }

@@ -166,7 +166,7 @@ impl Error {
             Self::NoMemory { limit: MemoryLimit::AddressSpace(_), .. } => "raise the limit (`ulimit -v`, RLIMIT_AS), or share less at a time".into(),
             Self::NoMemory { limit: MemoryLimit::Container(_), .. } => "raise the container's memory limit, or remove names (`partywall ls`): host memory counts against the container that wrote it, for as long as the name is there".into(),
             Self::NoMemory { .. } => "free memory or addresses, or check the container's limits".into(),
-            Self::BadName { .. } => "use letters, digits and `._-/`".into(),
+            Self::BadName { .. } => "choose a name of letters, digits and `._-`".into(),
             Self::BadPattern { .. } => "`*` stands for any characters and `?` for one, the rest is as in a name".into(),
             Self::Table { source: TableError::ForeignLayout { .. }, .. } => "run the same Partywall release on both sides".into(),
             Self::Table { .. } => "correct the tensors' names, shapes and dtypes".into(),

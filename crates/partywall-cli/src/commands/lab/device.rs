@@ -46,8 +46,9 @@ pub(super) fn open(chosen: Chosen) -> Result<Gpu, Failure> {
     Ok(Gpu::open(uuid)?)
 }
 
-const WITHOUT_A_GPU: &str = "a lab is about a GPU's driver and needs a GPU: add --simulated to run it on GPUs simulated in \
-    software; `partywall doctor` says what is missing, `partywall doctor --device all` which GPUs there are";
+const WITHOUT_A_GPU: &str = "a lab is about a GPU's driver and needs a GPU: `partywall doctor --device all` lists those that are \
+    here, `partywall doctor` says what is missing; where there is none, add --simulated to run it on GPUs simulated in \
+    software";
 
 /// An error of the driver in something that is not the experiment itself.
 pub(super) fn failed(what: &str) -> impl Fn(CudaError) -> Failure + '_ {

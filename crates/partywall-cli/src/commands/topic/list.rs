@@ -47,7 +47,8 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
         "topics": now.iter().map(|topic| value(topic, rate(topic))).collect::<Vec<_>>(),
     }));
     if now.is_empty() && !output.is_json() {
-        output.remark(format!("there are no such topics in the domain at {}", domain.socket().display()));
+        let which = if arguments.pattern.is_some() { "no topic matches the pattern" } else { "there are no topics" };
+        output.remark(format!("{which} in the domain at {}", domain.socket().display()));
         return Ok(());
     }
     let row = |topic: &Found| {
