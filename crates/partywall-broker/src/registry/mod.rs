@@ -190,9 +190,9 @@ impl Registry {
     /// Refuses another member if all seats are taken, by those who are connected or whose children are. Operators take
     /// none, and those who have hung up or are in quarantine have left theirs. Only rows end with them.
     pub(crate) fn check_seats(&self) -> Result<(), Refused> {
-        let is_seated = |member: &&Member| matches!(member.life, Life::Alive | Life::HeldByChild);
-        let seated = self.sharing_members().map(|(_, member)| member).filter(is_seated).count();
-        limit(Bound::Members, self.bounds.members, seated as u64 + 1)?;
+        let has_seat = |member: &&Member| matches!(member.life, Life::Alive | Life::HeldByChild);
+        let seats = self.sharing_members().map(|(_, member)| member).filter(has_seat).count();
+        limit(Bound::Members, self.bounds.members, seats as u64 + 1)?;
         self.check_rows()
     }
 

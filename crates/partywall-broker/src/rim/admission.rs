@@ -164,8 +164,8 @@ impl Server {
         };
         match self.in_flight.room(process, hello.operator) {
             Room::Free => {}
-            Room::OwnBound(refusal) => return self.send_away(id, refusal),
-            Room::CommonBound(_) => return self.park(id, message, hello.operator),
+            Room::Refused(refusal) => return self.send_away(id, refusal),
+            Room::Later(_) => return self.park(id, message, hello.operator),
         }
         let Message { frame, fds } = message;
         let lost = fds.len() < frame.fds;

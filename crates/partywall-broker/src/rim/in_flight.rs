@@ -76,9 +76,9 @@ struct Held {
 pub(super) enum Room {
     Free,
     /// Not before the process has read what it was sent, which it does not do.
-    OwnBound(Refusal),
+    Refused(Refusal),
     /// Not before some process has read what it was sent: it may be about to.
-    CommonBound(Refusal),
+    Later(Refusal),
 }
 
 impl InFlight {
@@ -104,13 +104,9 @@ impl InFlight {
                 let own = refusal(unread, MAX_OF_PROCESS, Vec::new());
                 let mut held = self.held.values().filter(|held| held.process.key == process.key);
                 // Threads with a connection each may ask faster than they read.
-                if held.any(|held| held.since.elapsed() >= GRACE) {
-                    Room::OwnBound(own)
-                } else {
-                    Room::CommonBound(own)
-                }
+                if held.any(|held| held.since.elapsed() >= GRACE) { Room::Refused(own) } else { Room::Later(own) }
             }
-            (false, true) => Room::CommonBound(refusal(self.total, MAX_TOTAL, self.slowest())),
+            (false, true) => Room::Later(refusal(self.total, MAX_TOTAL, self.slowest())),
         }
     }
 
@@ -232,16 +228,16 @@ mod tests {
                 in_flight.finish(port(last));
             }
             let own = Refusal::Unread { unread: 64, allowed: 64, pids: Vec::new() };
-            assert_eq!(in_flight.room(process(pid), false), Room::CommonBound(own.clone()), "it may be about to read");
+            assert_eq!(in_flight.room(process(pid), false), Room::Later(own.clone()), "it may be about to read");
             std::thread::sleep(GRACE);
-            assert_eq!(in_flight.room(process(pid), false), Room::OwnBound(own));
+            assert_eq!(in_flight.room(process(pid), false), Room::Refused(own));
         }
         let common = Refusal::Unread { unread: 512, allowed: 512, pids: vec![1, 2, 3, 4] };
-        assert_eq!(in_flight.room(process(9), false), Room::CommonBound(common.clone()));
-        assert_eq!(in_flight.room(process(9), true), Room::CommonBound(common));
+        assert_eq!(in_flight.room(process(9), false), Room::Later(common.clone()));
+        assert_eq!(in_flight.room(process(9), true), Room::Later(common));
         // Two sockets' worth is kept for those who find out who does not read.
         theirs.drain(..2);
-        assert!(matches!(in_flight.room(process(9), false), Room::CommonBound(_)));
+        assert!(matches!(in_flight.room(process(9), false), Room::Later(_)));
         assert_eq!(in_flight.room(process(9), true), Room::Free);
         theirs.drain(..1);
         assert_eq!(in_flight.room(process(9), false), Room::Free);

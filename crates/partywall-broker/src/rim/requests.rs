@@ -39,8 +39,8 @@ impl Server {
         if may_bring_descriptors(&request.call) {
             match self.in_flight.room(connection.process(), operator) {
                 Room::Free => {}
-                Room::OwnBound(refusal) => return self.refuse_request(id, member, request.id, refusal),
-                Room::CommonBound(_) => return self.park(id, message, operator),
+                Room::Refused(refusal) => return self.refuse_request(id, member, request.id, refusal),
+                Room::Later(_) => return self.park(id, message, operator),
             }
         }
         let Message { frame, fds } = message;
@@ -87,7 +87,7 @@ impl Server {
             let process = self.connections.get(&id).map(Connection::process);
             let room = process.filter(|_| !gone).map(|process| self.in_flight.room(process, operator));
             let is_late = until <= Instant::now();
-            if matches!(room, Some(Room::CommonBound(_))) && !is_late {
+            if matches!(room, Some(Room::Later(_))) && !is_late {
                 return;
             }
             let Some(Parked { message, .. }) = self.parked.pop_front() else { return };
@@ -98,13 +98,13 @@ impl Server {
             connection.is_parked = false;
             let phase = connection.phase();
             match (room, phase) {
-                (Some(Room::CommonBound(refusal)), Phase::Member(member)) => {
+                (Some(Room::Later(refusal)), Phase::Member(member)) => {
                     message.fds.into_iter().for_each(|fd| drop(self.reclaimer.keep(fd)));
                     if let Ok(request) = message.frame.decode::<Request>() {
                         self.refuse_request(id, member, request.id, refusal);
                     }
                 }
-                (Some(Room::CommonBound(refusal)), _) => self.send_away(id, refusal),
+                (Some(Room::Later(refusal)), _) => self.send_away(id, refusal),
                 (_, Phase::Member(member)) => self.on_request(id, member, message),
                 (_, _) => self.on_hello(id, message),
             }
