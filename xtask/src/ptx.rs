@@ -286,7 +286,8 @@ fn first_difference(kept: &str, made: &str) -> Option<String> {
     if kept == made {
         return None;
     }
-    let (mut kept_lines, mut made_lines) = (kept.lines(), made.lines());
+    let mut kept_lines = kept.lines();
+    let mut made_lines = made.lines();
     for number in 1.. {
         match (kept_lines.next(), made_lines.next()) {
             (None, None) => break,

@@ -369,7 +369,9 @@ struct Line {
 
 fn table(lines: &[Line]) -> String {
     let width = lines.iter().map(|line| line.name.len()).max().unwrap_or(0);
-    let (mut passed, mut failed, mut skipped) = (0, 0, 0);
+    let mut passed = 0;
+    let mut failed = 0;
+    let mut skipped = 0;
     let mut text = String::new();
     for line in lines {
         match line.outcome {
@@ -377,7 +379,8 @@ fn table(lines: &[Line]) -> String {
             Outcome::Failed(_) => failed += 1,
             Outcome::Skipped(_) => skipped += 1,
         }
-        let (name, seconds) = (line.name, line.time.as_secs_f64());
+        let name = line.name;
+        let seconds = line.time.as_secs_f64();
         text += &format!("{name:<width$}  {seconds:>7.1} s  {}\n", line.outcome);
     }
     text += &format!("\nsteps: {passed} passed, {failed} failed, {skipped} skipped");

@@ -131,7 +131,8 @@ pub(crate) fn semaphore(semaphore: &SemaphoreInfo) -> Value {
 
 /// Timelines and semaphores, each by itself.
 pub(crate) fn apart(objects: Vec<ObjectInfo>) -> (Vec<TimelineInfo>, Vec<SemaphoreInfo>) {
-    let (mut timelines, mut semaphores) = (Vec::new(), Vec::new());
+    let mut timelines = Vec::new();
+    let mut semaphores = Vec::new();
     for object in objects {
         match object {
             ObjectInfo::Timeline(timeline) => timelines.push(timeline),

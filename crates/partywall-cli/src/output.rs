@@ -159,7 +159,8 @@ fn table(headings: &[&str], rows: &[Vec<String>], spare: &[&str], limit: usize) 
     widths[last] = cut;
     let line = |cell: &dyn Fn(usize) -> String| {
         let cells = shown.iter().map(|column| {
-            let (width, cell) = (widths[*column], cell(*column));
+            let width = widths[*column];
+            let cell = cell(*column);
             if headings[*column].starts_with('>') { format!("{cell:>width$}") } else { format!("{cell:<width$}") }
         });
         cells.collect::<Vec<_>>().join(GAP).trim_end().to_owned()

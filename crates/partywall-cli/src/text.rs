@@ -45,9 +45,12 @@ pub(crate) fn duration(duration: Duration) -> String {
 
 /// A moment in milliseconds since 1970: `2026-11-20 11:32:05 UTC`.
 pub(crate) fn moment(ms: u64) -> String {
-    let (days, seconds) = (ms / 86_400_000, ms / 1000 % 86_400);
+    let days = ms / 86_400_000;
+    let seconds = ms / 1000 % 86_400;
     let (year, month, day) = date(days);
-    let (h, m, s) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+    let h = seconds / 3600;
+    let m = seconds / 60 % 60;
+    let s = seconds % 60;
     format!("{year}-{month:02}-{day:02} {h:02}:{m:02}:{s:02} UTC")
 }
 
@@ -55,12 +58,13 @@ pub(crate) fn moment(ms: u64) -> String {
 /// date algorithms" (`civil_from_days`), for days after 1970 only.
 fn date(days: u64) -> (u64, u64, u64) {
     let days = days + 719_468;
-    let (era, day_of_era) = (days / 146_097, days % 146_097);
+    let era = days / 146_097;
+    let day_of_era = days % 146_097;
     let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
     let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
     let shifted = (5 * day_of_year + 2) / 153;
-    let (day, month) =
-        (day_of_year - (153 * shifted + 2) / 5 + 1, if shifted < 10 { shifted + 3 } else { shifted - 9 });
+    let day = day_of_year - (153 * shifted + 2) / 5 + 1;
+    let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
     (year_of_era + era * 400 + u64::from(month <= 2), month, day)
 }
 

@@ -27,7 +27,8 @@ fn simulated(sandbox: &Sandbox, faults: &str, arguments: &[&str]) -> Output {
 #[track_caller]
 fn assert_only(report: &Value, failures: &[(&str, &str)]) {
     for probe in report["probes"].as_array().unwrap() {
-        let (name, detail) = (probe["name"].as_str().unwrap(), probe["detail"].as_str().unwrap());
+        let name = probe["name"].as_str().unwrap();
+        let detail = probe["detail"].as_str().unwrap();
         match failures.iter().find(|(failing, _)| *failing == name) {
             Some((_, why)) => {
                 assert!(probe["outcome"] == "failed" && detail.contains(why), "{probe}");

@@ -302,7 +302,8 @@ fn numbers_stream_through_a_ring_and_are_checked_on_the_simulated_gpu() {
 #[test]
 fn a_pipeline_goes_on_without_the_stage_that_was_killed_on_the_simulated_gpu() {
     let sandbox = Sandbox::new();
-    let (images, results) = (sandbox.path().join("images"), ["host", "cuda"].map(|place| sandbox.path().join(place)));
+    let images = sandbox.path().join("images");
+    let results = ["host", "cuda"].map(|place| sandbox.path().join(place));
     std::fs::create_dir(&images).unwrap();
     for (name, width, height) in [("a.png", 60, 40), ("b.jpg", 20, 50), ("c.png", 1, 1)] {
         let image = image::RgbImage::from_fn(width, height, |x, y| image::Rgb([x as u8 * 4, y as u8 * 5, 9]));

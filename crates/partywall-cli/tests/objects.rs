@@ -122,7 +122,8 @@ fn one_name_is_a_segment_a_timeline_and_a_semaphore() {
     let domain = sandbox.domain();
     let build = domain.create("x", place()).tensor("w", DType::U8, &[4]).allocate().unwrap();
     let segment = build.commit().unwrap();
-    let (timeline, semaphore) = (domain.timeline("x").unwrap(), domain.semaphore("x", 2).unwrap());
+    let timeline = domain.timeline("x").unwrap();
+    let semaphore = domain.semaphore("x", 2).unwrap();
     let show = sandbox.json(["show", "x"]);
     assert_eq!((&show["version"], &show["timeline"]["name"]), (&json!(1), &json!("x")));
     assert_eq!(show["semaphore"]["maximum"], 2);

@@ -18,10 +18,12 @@ fn put(sandbox: &Sandbox, arguments: &[&str]) -> Output {
 
 /// A file as the safetensors library writes it, if the tensors are in its order (by type, the widest first, then name).
 fn safetensors(tensors: &[(&str, &str, &[usize], &[u8])]) -> Vec<u8> {
-    let (mut header, mut data) = (String::from("{"), Vec::new());
+    let mut header = String::from("{");
+    let mut data = Vec::new();
     for (name, dtype, shape, bytes) in tensors {
         let separator = if data.is_empty() && header.len() == 1 { "" } else { "," };
-        let (start, end) = (data.len(), data.len() + bytes.len());
+        let start = data.len();
+        let end = data.len() + bytes.len();
         header += &format!(
             r#"{separator}"{name}":{{"dtype":"{dtype}","shape":{},"data_offsets":[{start},{end}]}}"#,
             json!(shape)
@@ -36,7 +38,9 @@ fn safetensors(tensors: &[(&str, &str, &[usize], &[u8])]) -> Vec<u8> {
 }
 
 fn model() -> Vec<u8> {
-    let (a, b, c) = (noise(300 * 700 * 4, 1), noise(14, 2), noise(3, 3));
+    let a = noise(300 * 700 * 4, 1);
+    let b = noise(14, 2);
+    let c = noise(3, 3);
     safetensors(&[
         ("a.weight", "F32", &[300, 700], &a),
         ("b", "BF16", &[7], &b),
@@ -47,7 +51,8 @@ fn model() -> Vec<u8> {
 
 /// A folder of shards with an index, and each tensor's bytes.
 fn shards(sandbox: &Sandbox, folder: &str) -> Vec<(String, Vec<u8>)> {
-    let (mut all, mut map) = (Vec::new(), serde_json::Map::new());
+    let mut all = Vec::new();
+    let mut map = serde_json::Map::new();
     for shard in 0..3 {
         let file = format!("model-{:05}-of-00003.safetensors", shard + 1);
         let tensors: Vec<_> =

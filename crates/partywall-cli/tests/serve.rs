@@ -160,7 +160,9 @@ fn brokers_at_two_sockets_write_two_logs_and_name_them() {
         fs::DirBuilder::new().mode(0o700).create(&directory).unwrap();
         directory.join("x.sock").to_str().unwrap().to_owned()
     };
-    let (by_hand, in_background, automatic) = (socket("a"), socket("b"), socket("c"));
+    let by_hand = socket("a");
+    let in_background = socket("b");
+    let automatic = socket("c");
     let serve = ["serve", "--socket", &by_hand, "--json"];
     let mut serve = sandbox.spawn(serve);
     let ready: Value = serde_json::from_str(&serve.line()).unwrap();

@@ -317,8 +317,8 @@ fn echo_tells_what_it_waits_for_and_ends_when_the_topic_is_idle() {
         let remark = remarks.next().unwrap_or_else(|| panic!("it ends before {part:?}")).unwrap();
         assert!(remark.contains(part), "{part:?} is not in {remark:?}");
     };
-    let ((mut idle, mut of_idle), (mut patient, mut of_patient)) =
-        (echo(&["--until-idle", "--block"]), echo(&["--count", "3"]));
+    let (mut idle, mut of_idle) = echo(&["--until-idle", "--block"]);
+    let (mut patient, mut of_patient) = echo(&["--count", "3"]);
     expect(&mut of_idle, "waiting for a publisher of camera; Ctrl-C ends it");
     expect(&mut of_patient, "waiting for a publisher of camera; Ctrl-C ends it");
     let publisher = camera.publisher().unwrap();
@@ -455,7 +455,8 @@ fn what_is_whole_is_played_of_a_file_that_ends_in_a_chunk_longer_than_itself() {
     messages(&path, &[("x", 0, large)]);
     let second = fs::read(&path).unwrap();
     // The first chunk of the second file behind that of the first, and half of it.
-    let (whole, torn) = (first_chunk(&first), first_chunk(&second));
+    let whole = first_chunk(&first);
+    let torn = first_chunk(&second);
     let half = torn.start..torn.start + torn.len() / 2;
     fs::write(&path, [&first[..whole.end], &second[half]].concat()).unwrap();
     let screen = topic(&domain, "screen");

@@ -125,7 +125,8 @@ impl Context {
     /// As the driver says.
     pub fn memory_info(&self) -> Result<MemoryInfo, CudaError> {
         let _guard = self.guard()?;
-        let (mut free, mut total) = (0, 0);
+        let mut free = 0;
+        let mut total = 0;
         // SAFETY: both pointers are to live numbers; a context is current.
         unsafe { self.driver().mem_get_info(&mut free, &mut total) }?;
         Ok(MemoryInfo { free: free as u64, total: total as u64 })

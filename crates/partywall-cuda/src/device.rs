@@ -234,7 +234,8 @@ impl Device {
     /// # Errors
     /// As the driver says.
     pub fn primary_context_active(&self) -> Result<bool, CudaError> {
-        let (mut flags, mut active) = (0, 0);
+        let mut flags = 0;
+        let mut active = 0;
         // SAFETY: both pointers are to live numbers; `raw` came from the driver.
         unsafe { self.driver.primary_ctx_get_state(self.raw, &mut flags, &mut active) }?;
         Ok(active != 0)

@@ -75,7 +75,8 @@ impl ForeignMemory {
     /// # Errors
     /// [`AccessError::OutOfRange`] where the memory ends before; as [`PointerInfo::of`].
     pub fn pieces(&self, bytes: u64) -> Result<Vec<DeviceSlice<'_>>, AccessError> {
-        let (mut pieces, mut done) = (Vec::new(), 0);
+        let mut pieces = Vec::new();
+        let mut done = 0;
         let mut info = self.info;
         while done < bytes {
             let rest = info.bytes.saturating_sub(info.offset());
@@ -100,7 +101,8 @@ impl TryFrom<Arc<DeviceBuffer>> for ForeignMemory {
 
     /// A buffer's memory, which lives as long as the buffer.
     fn try_from(buffer: Arc<DeviceBuffer>) -> Result<Self, CudaError> {
-        let (context, address) = (buffer.context().clone(), buffer.as_slice().device_ptr());
+        let context = buffer.context().clone();
+        let address = buffer.as_slice().device_ptr();
         // SAFETY: the buffer frees its memory when it is dropped, and not before.
         unsafe { Self::new(&context, address, buffer) }
     }

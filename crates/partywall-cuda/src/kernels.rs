@@ -122,7 +122,8 @@ impl Kernels {
         // A thread that panicked meanwhile left nothing in it that matters: each check sets it anew.
         let mut result = self.result.lock().unwrap_or_else(PoisonError::into_inner);
         let VerifyResult { device, host } = &mut *result;
-        let (mut factor, mut first_bad) = (factor, device.as_slice().device_ptr());
+        let mut factor = factor;
+        let mut first_bad = device.as_slice().device_ptr();
         let parameters = &mut [(&raw mut factor).cast(), (&raw mut first_bad).cast()];
         let enqueued = stream.enqueue_set(device.as_slice(), 0xFF).and_then(|()| {
             self.launch_over(&self.verify, stream, data, 4, parameters)?;

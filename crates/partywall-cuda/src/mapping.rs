@@ -108,7 +108,9 @@ impl Mapping {
         let mut extension = Extension { mapping: self, parts: Vec::new(), more, len: self.len() };
         for memory in memories {
             let memory = memory.into();
-            let (offset, len, available) = (extension.len, memory.len(), self.reserved());
+            let offset = extension.len;
+            let len = memory.len();
+            let available = self.reserved();
             if available - offset < len {
                 return Err(AccessError::OutOfRange { offset, len, available });
             }

@@ -211,7 +211,8 @@ pub fn probe_registered_word(
         .shared_words()
         .and_then(|map| map.slice::<u64>(offset, 1))
         .ok_or(AccessError::OutOfRange { offset: offset as u64, len: WORD_BYTES, available: registration.len() })?;
-    let (writer, waiter) = (Stream::new(registration.context())?, Stream::new(registration.context())?);
+    let writer = Stream::new(registration.context())?;
+    let waiter = Stream::new(registration.context())?;
     let probe = Probe { writer, waiter, limit };
     let result = probe.run(word, Some(&|value| host.set(0, value)));
     if probe.may_still_wait() {
@@ -231,7 +232,8 @@ struct Probe {
 impl Probe {
     /// Does it on one word, which holds anything. `store` writes the word from the host, where the host can.
     fn run(&self, word: DeviceSlice<'_>, store: Option<&dyn Fn(u64)>) -> Result<(), ProbeError> {
-        let (writer, waiter) = (self.writer.as_ref(), self.waiter.as_ref());
+        let writer = self.writer.as_ref();
+        let waiter = self.waiter.as_ref();
         // The writes come first, so that a driver that refuses them leaves no stream waiting.
         writer.enqueue_write_u32(word, 1)?;
         waiter.enqueue_wait_u32(word, 1)?;

@@ -121,7 +121,8 @@ impl Function {
     ) -> Result<(), CudaError> {
         let context = self.module.context();
         let _guard = context.guard()?;
-        let ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]) = (config.grid, config.block);
+        let [grid_x, grid_y, grid_z] = config.grid;
+        let [block_x, block_y, block_z] = config.block;
         // SAFETY: the function's module is loaded, the stream is live, the parameters are the caller's promise; the
         // extra array may be null.
         unsafe {

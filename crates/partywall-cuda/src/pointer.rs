@@ -207,7 +207,8 @@ fn is_driver_host_memory(context: &Context, address: u64) -> Result<bool, CudaEr
 
 /// First address and size of the allocation that holds an address.
 pub(crate) fn address_range(context: &Context, address: u64) -> Result<(u64, u64), CudaError> {
-    let (mut base, mut bytes) = (0, 0);
+    let mut base = 0;
+    let mut bytes = 0;
     // SAFETY: both pointers are to live numbers; the address is looked up, not followed.
     unsafe { context.driver().mem_get_address_range(&mut base, &mut bytes, address) }
         .map_err(|error| error.with_context(format!("address {address:#x}")))?;

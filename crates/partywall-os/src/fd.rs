@@ -35,7 +35,8 @@ pub enum FdKind {
 /// As fstat(2).
 pub fn classify(fd: impl AsFd) -> io::Result<FdKind> {
     let stat = fs::fstat(&fd)?;
-    let (major, minor) = (fs::major(stat.st_rdev), fs::minor(stat.st_rdev));
+    let major = fs::major(stat.st_rdev);
+    let minor = fs::minor(stat.st_rdev);
     Ok(match FileType::from_raw_mode(stat.st_mode) {
         FileType::CharacterDevice if (major, minor) == (NVIDIA_MAJOR, NVIDIA_CTL_MINOR) => FdKind::NvidiaControl,
         FileType::CharacterDevice => FdKind::Other(format!("a character device {major}:{minor}")),

@@ -68,8 +68,10 @@ mod tests {
     #[test]
     fn two_mappings_of_a_file_are_one_futex() {
         let fd = Draft::create("partywall:test", 4096).unwrap().share().unwrap();
-        let (ours, theirs) = (SharedMap::writable(&fd).unwrap(), SharedMap::writable(&fd).unwrap());
-        let (ours, theirs) = (ours.atomics::<AtomicU64>(64, 2).unwrap(), theirs.atomics::<AtomicU64>(64, 2).unwrap());
+        let ours = SharedMap::writable(&fd).unwrap();
+        let theirs = SharedMap::writable(&fd).unwrap();
+        let ours = ours.atomics::<AtomicU64>(64, 2).unwrap();
+        let theirs = theirs.atomics::<AtomicU64>(64, 2).unwrap();
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while ours[1].load(Ordering::Acquire) != 1 << 32 | 7 {

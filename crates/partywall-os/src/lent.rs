@@ -282,7 +282,8 @@ mod tests {
             asked in proptest::collection::vec((0..8_usize, any::<bool>(), any::<prop::sample::Index>()), 1..100),
         ) {
             let parts = Division::new(map(4096), 0, 512, 512, 8).unwrap();
-            let (mut read, mut written) = (Vec::<Lent>::new(), Vec::<LentMut>::new());
+            let mut read = Vec::<Lent>::new();
+            let mut written = Vec::<LentMut>::new();
             for (index, write, back) in asked {
                 let used = |lent: &[Lent]| lent.iter().any(|part| part.0.index == index);
                 let taken = written.iter().any(|part| part.0.index == index);

@@ -254,7 +254,8 @@ impl SharedMap {
             bytes = bytes.checked_add(len).ok_or(Errno::OVERFLOW)?;
         }
         let region = Region::reserve(reserved.max(bytes)).or_else(|_| Region::reserve(bytes))?;
-        let (len, divided) = (AtomicUsize::new(0), AtomicBool::new(false));
+        let len = AtomicUsize::new(0);
+        let divided = AtomicBool::new(false);
         let map = Self { region, len, extending: Mutex::new(()), writable, divided };
         map.extend(files)?.publish();
         Ok(map)
@@ -523,7 +524,8 @@ mod tests {
     #[test]
     fn two_mappings_see_each_other() {
         let fd = memfd::Draft::create("partywall:test", 64).unwrap().share().unwrap();
-        let (a, b) = (SharedMap::writable(&fd).unwrap(), SharedMap::readable(&fd).unwrap());
+        let a = SharedMap::writable(&fd).unwrap();
+        let b = SharedMap::readable(&fd).unwrap();
         a.slice::<u32>(16, 4).unwrap().copy_from_slice(&[1, 2, 3, 4]);
         let mut seen = [0; 4];
         b.slice::<u32>(16, 4).unwrap().copy_to_slice(&mut seen);
@@ -537,7 +539,8 @@ mod tests {
     #[test]
     fn files_lie_one_behind_the_other_and_what_is_there_stays() {
         let page = rustix::param::page_size();
-        let (first, second) = (shared(page as u64), shared(2 * page as u64));
+        let first = shared(page as u64);
+        let second = shared(2 * page as u64);
         let map = SharedMap::new([&first], 8 * page, true).unwrap();
         let before = map.slice::<u32>(0, page / 4).unwrap();
         before.set(0, 7);
@@ -554,7 +557,8 @@ mod tests {
     fn an_extension_that_is_not_published_leaves_nothing() {
         let page = rustix::param::page_size();
         let map = SharedMap::new([shared(page as u64)], 4 * page, true).unwrap();
-        let (other, frozen) = (shared(page as u64), memfd::frozen("partywall:test", &vec![0; page]).unwrap());
+        let other = shared(page as u64);
+        let frozen = memfd::frozen("partywall:test", &vec![0; page]).unwrap();
         drop(map.extend([&other]).unwrap());
         assert_eq!(map.len(), page);
         // The second of two is refused: the first is taken away with it.

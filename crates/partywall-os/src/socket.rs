@@ -280,7 +280,8 @@ mod tests {
         let borrowed: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
         assert_eq!(send(&a, b"x", &borrowed), Err(Errno::INVAL));
         assert_eq!(send(&a, b"xyz", &borrowed[..MAX_FDS]), Ok(3));
-        let (mut buffer, mut received) = ([0; 16], VecDeque::new());
+        let mut buffer = [0; 16];
+        let mut received = VecDeque::new();
         assert_eq!(recv(&b, &mut buffer, &mut received), Ok(Received { bytes: 3, fds_lost: false }));
         assert_eq!(received.len(), MAX_FDS);
         for fd in &received {

@@ -44,7 +44,8 @@ impl Build {
         metadata: Vec<(String, String)>,
         builder: impl FnOnce(Place) -> Builder + Send,
     ) -> PyResult<Self> {
-        let (place, tensors) = (place(py, device)?, typed(tensors)?);
+        let place = place(py, device)?;
+        let tensors = typed(tensors)?;
         let allocate = || {
             let mut builder = builder(place);
             for (name, dtype, shape) in &tensors {
@@ -59,7 +60,8 @@ impl Build {
             partywall::Result::Ok((nbytes, Owner::of_build(build, context)))
         };
         let (nbytes, owner) = py.detach(allocate).or_raise(py)?;
-        let (name, place) = (name.to_owned(), place.to_string());
+        let name = name.to_owned();
+        let place = place.to_string();
         let places = tensors.iter().enumerate().map(|(at, (name, ..))| (name.clone(), at)).collect();
         Ok(Self { owner: Mutex::new(Some(owner)), tensors, places, name, place, nbytes })
     }

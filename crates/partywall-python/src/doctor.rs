@@ -26,8 +26,10 @@ pub(crate) fn examine(py: Python<'_>, program: PathBuf, domain: Option<String>, 
     std::thread::spawn(move || {
         doctor.examine(|report| {
             let finding = report.finding();
-            let (detail, meaning) = (finding.detail().to_owned(), finding.meaning().to_owned());
-            let (outcome, remedy) = (finding.outcome().to_string(), finding.remedy().to_owned());
+            let detail = finding.detail().to_owned();
+            let meaning = finding.meaning().to_owned();
+            let outcome = finding.outcome().to_string();
+            let remedy = finding.remedy().to_owned();
             // Nobody listens any more once a signal has come.
             let _ = tell.send((report.title(), outcome, detail, meaning, remedy, finding.is_simulated()));
         })

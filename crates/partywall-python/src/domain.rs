@@ -135,7 +135,8 @@ impl Domain {
 
     /// Opens the latest version of a name, or makes the caller its builder.
     fn open_or_build(&self, py: Python<'_>, name: &str, timeout: Option<f64>) -> PyResult<Opened> {
-        let (domain, timeout) = (self.inner(py)?, wait::timeout(timeout)?);
+        let domain = self.inner(py)?;
+        let timeout = wait::timeout(timeout)?;
         Ok(match wait::in_slices(py, timeout, |slice| domain.open_or_build(name, slice))? {
             OpenOrBuild::Opened(segment) => Opened::Segment(Segment::opened(segment)),
             OpenOrBuild::Build(claim) => Opened::Claim(Claim::new(claim)),
@@ -178,8 +179,10 @@ impl Domain {
         kept: bool,
         if_absent: bool,
     ) -> PyResult<Segment> {
-        let (domain, place) = (self.inner(py)?, place(py, device)?);
-        let (cancel, (done, mut outcome)) = (AtomicBool::new(false), mpsc::channel());
+        let domain = self.inner(py)?;
+        let place = place(py, device)?;
+        let cancel = AtomicBool::new(false);
+        let (done, mut outcome) = mpsc::channel();
         let received = py.detach(|| {
             std::thread::scope(|scope| {
                 scope.spawn(|| {
@@ -266,7 +269,8 @@ impl Domain {
         let names = py.detach(|| domain.names()).or_raise(py)?;
         let row = |info: partywall::info::NameInfo| {
             let latest = info.latest?;
-            let (kind, place) = (kind_name(latest.kind), Place::from(latest.place).to_string());
+            let kind = kind_name(latest.kind);
+            let place = Place::from(latest.place).to_string();
             Some((
                 info.name,
                 latest.version,

@@ -52,7 +52,8 @@ pub(crate) fn no_such_view(py: Python<'_>, tensor: &str, why: &str, advice: &str
 
 /// The exception of a version that is longer than there is room for here.
 pub(crate) fn cannot_grow_here(py: Python<'_>, name: &str, version: u64, bytes: u64, reserved: u64) -> PyErr {
-    let (bytes, reserved) = (partywall::bytes(bytes), partywall::bytes(reserved));
+    let bytes = partywall::bytes(bytes);
+    let reserved = partywall::bytes(reserved);
     let message = format!("{name:?} version {version} cannot grow here: it has {bytes}, and {reserved} are reserved");
     raise(py, "CannotGrow", &message, "open it again", "cannot-grow", None)
 }

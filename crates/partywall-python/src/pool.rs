@@ -62,8 +62,12 @@ impl Pool {
             let options = options.clone().timeout(slice);
             if makes { options.open_or_create() } else { options.open() }
         })?;
-        let (name, version, place) = (pool.name().to_owned(), pool.version(), pool.place().to_string());
-        let (blocks, block_bytes, zeroed) = (pool.blocks(), pool.block_bytes(), pool.is_zeroed());
+        let name = pool.name().to_owned();
+        let version = pool.version();
+        let place = pool.place().to_string();
+        let blocks = pool.blocks();
+        let block_bytes = pool.block_bytes();
+        let zeroed = pool.is_zeroed();
         Ok(Self { inner: Handle::new(Arc::new(pool)), name, version, blocks, block_bytes, zeroed, place })
     }
 
@@ -76,7 +80,8 @@ impl Pool {
 impl Pool {
     /// Takes a block, and waits for one.
     fn alloc(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Block> {
-        let (pool, timeout) = (self.inner(py)?, wait::timeout(timeout)?);
+        let pool = self.inner(py)?;
+        let timeout = wait::timeout(timeout)?;
         let closed = || self.closed();
         let block = wait::for_turn(py, "pool", closed, None, |stop| pool.alloc_unless(timeout, stop))?;
         let block = block.ok_or_else(|| PyValueError::new_err("the interpreter ends"))?;
@@ -149,8 +154,11 @@ impl Held {
 
 impl Block {
     fn new(pool: Arc<partywall::Pool>, block: partywall::Block) -> Self {
-        let (name, index, generation) = (pool.name().to_owned(), block.index(), block.generation());
-        let (nbytes, on_host) = (block.len(), pool.gpu().is_none());
+        let name = pool.name().to_owned();
+        let index = block.index();
+        let generation = block.generation();
+        let nbytes = block.len();
+        let on_host = pool.gpu().is_none();
         Self { held: Handle::new(Held::new(pool, block)), pool: name, index, generation, nbytes, on_host }
     }
 
@@ -206,7 +214,8 @@ impl Block {
     /// The beginning of the block as a tensor, or as many elements as there is room for.
     #[pyo3(signature = (dtype, shape))]
     fn tensor(&self, py: Python<'_>, dtype: &str, shape: Option<Vec<u64>>) -> PyResult<Tensor> {
-        let (Held { owner, .. }, dtype) = (self.get(py)?, parse_dtype(dtype)?);
+        let Held { owner, .. } = self.get(py)?;
+        let dtype = parse_dtype(dtype)?;
         let shape = shape.unwrap_or_else(|| vec![self.nbytes / dtype.item_bytes().unwrap_or(1)]);
         py.detach(|| self.look(&owner, |block| Tensor::of_block(&owner, block, dtype, &shape))).or_raise(py)
     }

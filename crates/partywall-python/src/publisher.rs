@@ -68,8 +68,10 @@ impl Drop for Sending<'_> {
 
 impl Publisher {
     pub(crate) fn new(publisher: partywall::Publisher, open: Open) -> Self {
-        let (topic, id) = (publisher.topic().to_owned(), publisher.id());
-        let (last, sends) = (Mutex::default(), Sends::default());
+        let topic = publisher.topic().to_owned();
+        let id = publisher.id();
+        let last = Mutex::default();
+        let sends = Sends::default();
         Self { inner: Handle::new(Arc::new(Sender { publisher, last, sends, open })), topic, id }
     }
 }
@@ -191,7 +193,9 @@ impl Publisher {
         timeout: Option<f64>,
         stream: Option<u64>,
     ) -> PyResult<u64> {
-        let (sender, timeout, start) = (self.inner.get(py, "publisher")?, wait::timeout(timeout)?, Instant::now());
+        let sender = self.inner.get(py, "publisher")?;
+        let timeout = wait::timeout(timeout)?;
+        let start = Instant::now();
         reaper::help();
         let source = source.get();
         if !source.is_copyable() {
@@ -223,7 +227,8 @@ impl Publisher {
         header: &[u8],
         timeout: Option<f64>,
     ) -> PyResult<Loan> {
-        let (sender, timeout) = (self.inner.get(py, "publisher")?, wait::timeout(timeout)?);
+        let sender = self.inner.get(py, "publisher")?;
+        let timeout = wait::timeout(timeout)?;
         let (_, loan) = sender.loan(py, (parse_dtype(dtype)?, &shape), header, timeout, false, || self.closed())?;
         let owner = Owner::of_loan(loan, sender.open.topic.clone());
         Ok(Loan { owner: Mutex::new(Some(owner)), topic: self.topic.clone(), sender: Handle::new(sender) })
@@ -298,7 +303,8 @@ impl Loan {
 
     /// Publishes it, on a GPU behind what is on a stream.
     fn publish(&self, py: Python<'_>, timeout: Option<f64>, stream: Option<u64>) -> PyResult<u64> {
-        let (sender, timeout) = (self.sender.get(py, "loan")?, wait::timeout(timeout)?);
+        let sender = self.sender.get(py, "loan")?;
+        let timeout = wait::timeout(timeout)?;
         let filled = self.take(py)?.filled();
         let stream = sender.open.gpu.clone().map(|gpu| Stream::of(gpu, stream));
         let published = sender.publish(py, filled, stream.as_ref(), timeout);

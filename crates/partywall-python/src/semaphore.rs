@@ -19,7 +19,8 @@ pub(crate) struct Semaphore {
 
 impl Semaphore {
     pub(crate) fn new(semaphore: partywall::Semaphore) -> Self {
-        let (name, maximum) = (semaphore.name().to_owned(), semaphore.maximum());
+        let name = semaphore.name().to_owned();
+        let maximum = semaphore.maximum();
         Self { inner: Handle::new(Arc::new(semaphore)), name, maximum }
     }
 
@@ -38,7 +39,8 @@ impl Semaphore {
     /// Takes a permit, and waits for one; `None` if `stop` says so, which is asked again and again.
     #[pyo3(signature = (timeout, stop))]
     fn acquire(&self, py: Python<'_>, timeout: Option<f64>, stop: Option<Py<PyAny>>) -> PyResult<Option<Permit>> {
-        let (semaphore, timeout) = (self.inner(py)?, wait::timeout(timeout)?);
+        let semaphore = self.inner(py)?;
+        let timeout = wait::timeout(timeout)?;
         let acquired = wait::for_turn(
             py,
             "semaphore",

@@ -195,7 +195,8 @@ impl Source {
         let (shape, strides) = dlpack::extents(tensor)
             .filter(is_possible)
             .ok_or_else(|| bad_source(py, "its shape makes no sense", "report it to the library that made it"))?;
-        let (address, device) = ((tensor.data as u64).wrapping_add(tensor.byte_offset), tensor.device);
+        let address = (tensor.data as u64).wrapping_add(tensor.byte_offset);
+        let device = tensor.device;
         Ok(Self { dtype, shape, strides, address, device, stream, keep: Arc::new(keep(taken)) })
     }
 
@@ -212,9 +213,11 @@ impl Source {
         let strides: Option<Vec<i64>> = buffer.strides().iter().map(stride).collect();
         let strides =
             strides.ok_or_else(|| bad_source(py, "its elements are not at whole steps", "make it contiguous first"))?;
-        let (shape, address) = (buffer.shape().iter().map(|n| *n as u64).collect(), buffer.buf_ptr() as u64);
+        let shape = buffer.shape().iter().map(|n| *n as u64).collect();
+        let address = buffer.buf_ptr() as u64;
         let device = Device { device_type: CPU, device_id: 0 };
-        let (stream, keep) = (RawStream::LEGACY_DEFAULT, Arc::new(Keep::Buffer(Held(Some(buffer)))));
+        let stream = RawStream::LEGACY_DEFAULT;
+        let keep = Arc::new(Keep::Buffer(Held(Some(buffer))));
         Ok(Self { dtype, shape, strides, address, device, stream, keep })
     }
 
@@ -258,7 +261,8 @@ impl Source {
 
     /// The bytes of a tensor in main memory, without gaps.
     pub(crate) fn host_bytes(&self) -> Cow<'_, [u8]> {
-        let (item, bytes) = ((self.dtype.bits() / 8) as usize, self.bytes() as usize);
+        let item = (self.dtype.bits() / 8) as usize;
+        let bytes = self.bytes() as usize;
         if bytes == 0 {
             return Cow::Borrowed(&[]);
         }
@@ -400,8 +404,8 @@ pub(crate) fn publish(mut publication: Publication, tensors: Vec<(String, Source
             let kind = cuda::PointerKind::Unknown;
             return Err(Error::NotShareable { tensor: name, address: source.address, kind });
         }
-        let (strides, context) =
-            (source.strides.iter().map(|n| n.unsigned_abs()).collect::<Vec<_>>(), source.context()?);
+        let strides = source.strides.iter().map(|n| n.unsigned_abs()).collect::<Vec<_>>();
+        let context = source.context()?;
         let keep: Arc<Keep> = source.keep.clone();
         // SAFETY: `keep` holds the other library's tensor, whose memory stays until it is deleted, by DLPack's rules.
         let memory = unsafe { ForeignMemory::new(&context, source.address, keep) }.map_err(cuda)?;

@@ -40,7 +40,8 @@ struct Receiver {
 
 impl Subscriber {
     pub(crate) fn new(subscriber: partywall::Subscriber, open: Open) -> Self {
-        let (topic, id) = (subscriber.topic().to_owned(), subscriber.id());
+        let topic = subscriber.topic().to_owned();
+        let id = subscriber.id();
         let receiver = Receiver { subscriber: Arc::new(subscriber), open };
         Self { inner: Mutex::new(Some(receiver)), unfinished: Mutex::default(), topic, id }
     }
@@ -82,7 +83,9 @@ impl Subscriber {
     /// Receives the next sample, and waits for one; if so wanted, until it is complete. One that is not in time, or not before
     /// a signal, is received next.
     fn recv(&self, py: Python<'_>, timeout: Option<f64>, complete: bool) -> PyResult<Sample> {
-        let (receiver, timeout, start) = (self.inner(py)?, wait::timeout(timeout)?, Instant::now());
+        let receiver = self.inner(py)?;
+        let timeout = wait::timeout(timeout)?;
+        let start = Instant::now();
         let owner = self.next(py, &receiver, timeout)?;
         let received = Sample::of(py, owner, receiver.open)?;
         if !complete {

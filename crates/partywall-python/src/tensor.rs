@@ -46,14 +46,18 @@ pub(crate) struct Tensor {
 impl Tensor {
     /// Of a segment; `owner` is its owner.
     pub(crate) fn of_segment(owner: &Arc<Owner>, tensor: &partywall::Tensor<'_>) -> partywall::Result<Self> {
-        let (name, dtype, bytes, device) = (tensor.name().to_owned(), tensor.dtype(), tensor.bytes(), owner.device());
+        let name = tensor.name().to_owned();
+        let dtype = tensor.dtype();
+        let bytes = tensor.bytes();
+        let device = owner.device();
         owner.note_named();
         let address = match (bytes, device == HOST) {
             (0, _) => 0,
             (_, true) => tensor.as_ptr()? as usize,
             (_, false) => tensor.device()?.device_ptr() as usize,
         };
-        let (shape, strides) = (signed(&tensor.shape()), signed(&tensor.strides()));
+        let shape = signed(&tensor.shape());
+        let strides = signed(&tensor.strides());
         Ok(Self { owner: owner.clone(), name, dtype, shape, strides, address, bytes, device })
     }
 
@@ -73,13 +77,16 @@ impl Tensor {
             (_, true) => build.as_mut_bytes(name)?.as_mut_ptr() as usize,
             (_, false) => build.device(name)?.device_ptr() as usize,
         };
-        let (shape, strides) = (signed(shape), signed(&contiguous(shape)));
+        let strides = signed(&contiguous(shape));
+        let shape = signed(shape);
         Ok(Self { owner: owner.clone(), name: name.to_owned(), dtype, shape, strides, address, bytes, device })
     }
 
     /// Of the beginning of a block, whose owner has the lock meanwhile.
     pub(crate) fn of_block(owner: &Arc<Owner>, block: &Block, dtype: DType, shape: &[u64]) -> partywall::Result<Self> {
-        let (has, pool, device) = (block.len(), block.pool().to_owned(), owner.device());
+        let has = block.len();
+        let pool = block.pool().to_owned();
+        let device = owner.device();
         let elements = shape.iter().try_fold(1_u64, |product, length| product.checked_mul(*length));
         let needed = elements.and_then(|elements| dtype.bytes_for(elements)).unwrap_or(u64::MAX);
         if needed > has {
@@ -90,15 +97,19 @@ impl Tensor {
             true => block.as_ptr()? as usize,
             false => block.device()?.device_ptr() as usize,
         };
-        let (shape, strides) = (signed(shape), signed(&contiguous(shape)));
+        let strides = signed(&contiguous(shape));
+        let shape = signed(shape);
         let name = format!("{pool}#{}", block.index());
         Ok(Self { owner: owner.clone(), name, dtype, shape, strides, address, bytes: needed, device })
     }
 
     /// Of a loan, whose owner has the lock meanwhile.
     pub(crate) fn of_loan(owner: &Arc<Owner>, loan: &mut Loan, name: String) -> partywall::Result<Self> {
-        let (dtype, bytes, device) = (loan.dtype(), loan.len(), owner.device());
-        let (shape, strides) = (signed(loan.shape()), signed(&contiguous(loan.shape())));
+        let dtype = loan.dtype();
+        let bytes = loan.len();
+        let device = owner.device();
+        let shape = signed(loan.shape());
+        let strides = signed(&contiguous(loan.shape()));
         let address = match (bytes, device == HOST) {
             (0, _) => 0,
             (_, true) => loan.bytes_mut()?.as_mut_ptr() as usize,
@@ -110,8 +121,11 @@ impl Tensor {
     /// Of a sample, which is at this address.
     pub(crate) fn of_sample(owner: &Arc<Owner>, sample: &Sample, address: usize) -> Self {
         let name = format!("{} {}", sample.topic(), sample.position());
-        let (dtype, bytes, device) = (sample.dtype(), sample.len(), owner.device());
-        let (shape, strides) = (signed(sample.shape()), signed(&contiguous(sample.shape())));
+        let dtype = sample.dtype();
+        let bytes = sample.len();
+        let device = owner.device();
+        let shape = signed(sample.shape());
+        let strides = signed(&contiguous(sample.shape()));
         Self { owner: owner.clone(), name, dtype, shape, strides, address, bytes, device }
     }
 
@@ -257,7 +271,9 @@ impl Tensor {
     fn __repr__(&self) -> String {
         let shape: Vec<_> = self.shape.iter().map(i64::to_string).collect();
         let readonly = if self.readonly() { ", read-only" } else { "" };
-        let (name, dtype, bytes) = (&self.name, self.dtype, partywall::bytes(self.bytes));
+        let name = &self.name;
+        let dtype = self.dtype;
+        let bytes = partywall::bytes(self.bytes);
         format!("<partywall.Tensor {name:?}: {dtype}[{}], {bytes} on {}{readonly}>", shape.join(", "), self.device())
     }
 
@@ -274,7 +290,11 @@ impl Tensor {
             }
         };
         let Self { owner, name, address, bytes, device, .. } = self;
-        let (owner, name, address, bytes, device) = (owner.clone(), name.clone(), *address, *bytes, *device);
+        let owner = owner.clone();
+        let name = name.clone();
+        let address = *address;
+        let bytes = *bytes;
+        let device = *device;
         Ok(Self { owner, name, dtype, shape, strides, address, bytes, device })
     }
 
@@ -416,7 +436,9 @@ impl Tensor {
         {
             py.detach(|| self.on_device(RawStream(stream), |_, _| Ok(()))).or_raise(py)?;
         }
-        let (owner, address, device) = (&self.owner, self.address, self.device);
+        let owner = &self.owner;
+        let address = self.address;
+        let device = self.device;
         let export =
             Export { owner, address, device, dtype: self.data_type(py)?, shape: &self.shape, strides: &self.strides };
         match max_version {

@@ -113,7 +113,8 @@ impl Timeline {
         writer: &TimelineWriter,
         next: Option<(DeviceUuid, RawStream)>,
     ) -> PyResult<()> {
-        let (last, owed) = (*self.last(), writer.announced());
+        let last = *self.last();
+        let owed = writer.announced();
         if last.is_none() || last == next || writer.value() >= owed {
             return Ok(());
         }
@@ -174,7 +175,8 @@ impl Timeline {
 
     /// Says that values from now on rest on what is waited for through another handle.
     fn rests_on(&self, py: Python<'_>, input: &Self) -> PyResult<()> {
-        let (writer, input) = (self.writer(py)?, input.role(py)?);
+        let writer = self.writer(py)?;
+        let input = input.role(py)?;
         py.detach(|| writer.rests_on(&input));
         Ok(())
     }
@@ -209,7 +211,8 @@ impl Timeline {
         stream: Option<u64>,
         limit: f64,
     ) -> PyResult<LimitedWait> {
-        let (role, limit) = (self.role(py)?, wait::timeout(Some(limit))?);
+        let role = self.role(py)?;
+        let limit = wait::timeout(Some(limit))?;
         let stream = Stream::find(py, role.domain(), device, stream)?;
         let wait = py.detach(|| role.wait_on_for(stream.borrow(), value, limit)).or_raise(py)?;
         Ok(LimitedWait { wait: Handle::new(wait) })

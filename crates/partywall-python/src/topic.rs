@@ -157,7 +157,8 @@ impl Topic {
     fn stats(&self, py: Python<'_>) -> PyResult<Stats> {
         let open = self.inner.get(py, "topic")?;
         let stats = py.detach(|| open.topic.stats());
-        let (publishers, subscribers) = (stats.publishers.len(), stats.subscribers.len());
+        let publishers = stats.publishers.len();
+        let subscribers = stats.subscribers.len();
         Ok((stats.published, stats.free, stats.held, stats.in_ring, stats.read, publishers, subscribers))
     }
 

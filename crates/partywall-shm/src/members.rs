@@ -86,7 +86,8 @@ mod tests {
     #[test]
     fn heartbeats_are_seen_through_every_mapping() {
         let fd = Members::create(3).unwrap();
-        let (ours, theirs) = (Members::map(&fd).unwrap(), Members::map(&fd).unwrap());
+        let ours = Members::map(&fd).unwrap();
+        let theirs = Members::map(&fd).unwrap();
         ours.beat(2, 77);
         ours.beat(3, 78);
         assert_eq!((theirs.len(), theirs.heartbeat(0), theirs.heartbeat(2)), (3, Some(0), Some(77)));

@@ -218,13 +218,15 @@ entry_points! {
         context.synchronize()
     }
     fn cuCtxEnablePeerAccess(peer: Handle, flags: u32) {
-        let (context, peer) = (current()?, live(peer)?);
+        let context = current()?;
+        let peer = live(peer)?;
         if flags != 0 { return Err(Code::INVALID_VALUE); }
         if context.device == peer.device { return Err(Code::INVALID_DEVICE); }
         if context.enable_peer(peer.device) { Ok(()) } else { Err(Code::PEER_ACCESS_ALREADY_ENABLED) }
     }
     fn cuCtxDisablePeerAccess(peer: Handle) {
-        let (context, peer) = (current()?, live(peer)?);
+        let context = current()?;
+        let peer = live(peer)?;
         if lock(&context.peers).remove(&peer.device) { Ok(()) } else { Err(Code::PEER_ACCESS_NOT_ENABLED) }
     }
 }

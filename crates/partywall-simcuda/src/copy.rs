@@ -154,7 +154,8 @@ fn host_to_device(
     synchronous: bool,
 ) -> Result<(), Code> {
     let context = context::current()?;
-    let (to, from) = (Place::device(&context, to, bytes)?, Place::any(&context, from as DevicePtr, bytes)?);
+    let to = Place::device(&context, to, bytes)?;
+    let from = Place::any(&context, from as DevicePtr, bytes)?;
     enqueue(stream, to, from, bytes, synchronous)
 }
 
@@ -166,19 +167,22 @@ fn device_to_host(
     synchronous: bool,
 ) -> Result<(), Code> {
     let context = context::current()?;
-    let (to, from) = (Place::any(&context, to as DevicePtr, bytes)?, Place::device(&context, from, bytes)?);
+    let to = Place::any(&context, to as DevicePtr, bytes)?;
+    let from = Place::device(&context, from, bytes)?;
     enqueue(stream, to, from, bytes, synchronous)
 }
 
 fn device_to_device(to: DevicePtr, from: DevicePtr, bytes: usize, stream: Handle) -> Result<(), Code> {
     let context = context::current()?;
-    let (to, from) = (Place::device(&context, to, bytes)?, Place::device(&context, from, bytes)?);
+    let to = Place::device(&context, to, bytes)?;
+    let from = Place::device(&context, from, bytes)?;
     enqueue(stream, to, from, bytes, false)
 }
 
 fn unified(to: DevicePtr, from: DevicePtr, bytes: usize, stream: Handle, synchronous: bool) -> Result<(), Code> {
     let context = context::current()?;
-    let (to, from) = (Place::any(&context, to, bytes)?, Place::any(&context, from, bytes)?);
+    let to = Place::any(&context, to, bytes)?;
+    let from = Place::any(&context, from, bytes)?;
     enqueue(stream, to, from, bytes, synchronous)
 }
 

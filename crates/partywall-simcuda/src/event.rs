@@ -259,7 +259,8 @@ entry_points! {
         })
     }
     fn cuEventElapsedTime(milliseconds: *mut f32, start: Handle, end: Handle) {
-        let (start, end) = (find(start)?.reached_at()?, find(end)?.reached_at()?);
+        let start = find(start)?.reached_at()?;
+        let end = find(end)?.reached_at()?;
         let seconds = end.checked_duration_since(start).map_or_else(
             || -(start - end).as_secs_f32(),
             |duration| duration.as_secs_f32(),

@@ -67,7 +67,9 @@ unsafe fn load(module: *mut Handle, image: *const c_void) -> Result<(), Code> {
     let mut functions = BTreeMap::new();
     for name in names {
         let handle = state::new_handle();
-        let (kernel, local_bytes, loaded) = (kernel::find(&name), local_bytes(&code, &name), OnceLock::new());
+        let kernel = kernel::find(&name);
+        let local_bytes = local_bytes(&code, &name);
+        let loaded = OnceLock::new();
         let function = Function { context: context.clone(), name: name.clone(), kernel, local_bytes, loaded };
         modules.functions.insert(handle, Arc::new(function));
         functions.insert(name, handle);

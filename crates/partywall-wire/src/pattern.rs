@@ -33,8 +33,10 @@ impl Pattern {
 
     /// Whether `name` is like it. Takes at most as many steps as the two lengths multiplied.
     pub fn matches(&self, name: &str) -> bool {
-        let (pattern, name) = (self.0.as_bytes(), name.as_bytes());
-        let (mut p, mut n) = (0, 0);
+        let pattern = self.0.as_bytes();
+        let name = name.as_bytes();
+        let mut p = 0;
+        let mut n = 0;
         // Where to go on if it does not match: the last star, and the first character that it does not stand for yet.
         let mut retry: Option<(usize, usize)> = None;
         while n < name.len() {

@@ -75,7 +75,8 @@ mod tests {
     fn looking_in_vain_stops_and_is_tried_again() {
         let attention = Attention::new();
         let looked = |_: &u32| {
-            let (mut looked, start) = (false, Instant::now());
+            let mut looked = false;
+            let start = Instant::now();
             let stopped = attention.look(start, LONG, || {
                 looked = true;
                 false

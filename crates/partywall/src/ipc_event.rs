@@ -95,7 +95,8 @@ impl IpcEvent {
     /// [`Error::Timeout`]; [`Error::Cuda`] as for [`query`](Self::query).
     pub fn synchronize(&self, timeout: Duration) -> Result<()> {
         // The driver's own wait has no limit, and the process that recorded may be dead.
-        let (start, mut backoff) = (Instant::now(), Backoff::new());
+        let start = Instant::now();
+        let mut backoff = Backoff::new();
         while !self.query()? {
             let left = timeout.saturating_sub(start.elapsed());
             if left.is_zero() {

@@ -89,7 +89,8 @@ pub(crate) fn take_unless(
     if let Some(held) = take_free(slots, domain) {
         return Ok(Some(held));
     }
-    let (start, mut stopped) = (Instant::now(), false);
+    let start = Instant::now();
+    let mut stopped = false;
     loop {
         match slots.take(link.row()) {
             Attempt::Held(held) => return Ok(Some(held)),

@@ -204,7 +204,8 @@ fn error(path: &Path) -> FileError {
 }
 
 fn get(memory: &Memory, selection: Option<&str>, format: Format) -> Result<Vec<u8>, FileError> {
-    let (mut out, told) = (Vec::new(), Cell::new(0));
+    let mut out = Vec::new();
+    let told = Cell::new(0);
     let written = write_to(memory, selection, format, &mut out, &|bytes| told.set(told.get() + bytes), &go())?;
     assert_eq!((written, told.get()), (out.len() as u64, out.len() as u64));
     Ok(out)
@@ -225,7 +226,8 @@ fn names(dir: &TempDir) -> Vec<String> {
 
 #[test]
 fn a_file_of_the_safetensors_library_comes_back_byte_for_byte() {
-    let (dir, model) = (folder(), model());
+    let dir = folder();
+    let model = model();
     let memory = load(&put(&dir, "m.safetensors", &model));
     assert!(memory.finished.load(Ordering::Relaxed) >= 1);
     let library = SafeTensors::deserialize(&model).unwrap();
@@ -761,7 +763,8 @@ fn a_copy_can_be_cancelled() {
     let dir = folder();
     let path = put(&dir, "m.bin", &noise(20 << 20, 1));
     let plan = Plan::from_path(&path).unwrap();
-    let (cancel, memory) = (go(), Memory::of(&plan));
+    let cancel = go();
+    let memory = Memory::of(&plan);
     let error = plan.copy_to(&memory, 2, &|_| cancel.store(true, Ordering::Relaxed), &cancel).unwrap_err();
     assert!(matches!(error, FileError::Cancelled { .. }), "{error}");
     let written = write_to(&memory, None, Format::Raw, &mut io::sink(), &|_| (), &cancel);

@@ -38,7 +38,8 @@ fn ended(ending: TimelineEnding) -> Error {
 }
 
 fn every_error() -> Vec<Error> {
-    let (name, socket) = ("x".to_owned(), PathBuf::from("/run/pw.sock"));
+    let name = "x".to_owned();
+    let socket = PathBuf::from("/run/pw.sock");
     let io = || std::io::Error::from_raw_os_error(2);
     vec![
         Error::NotFound {
@@ -197,7 +198,8 @@ fn every_error() -> Vec<Error> {
 #[test]
 fn each_error_is_quoted_by_its_entry() {
     for error in every_error() {
-        let (message, pattern) = (error.to_string(), quoted(error.anchor()));
+        let message = error.to_string();
+        let pattern = quoted(error.anchor());
         assert!(reads_like(&message, pattern), "{}: {message:?} does not read like {pattern:?}", error.anchor());
         assert!(!error.advice().is_empty());
     }

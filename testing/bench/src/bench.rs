@@ -36,7 +36,8 @@ impl Bench {
     /// Takes the samples, says the median and keeps the result.
     pub(crate) fn run(&mut self, comparison: Comparison<'_>, plan: Plan) -> Result<(), Failure> {
         let result = comparison.run(plan)?;
-        let (measured, unit) = (&result.measured, result.measured.case.unit);
+        let measured = &result.measured;
+        let unit = result.measured.case.unit;
         let ratio = result.ratio.map_or(String::new(), |ratio| format!(", {ratio:.2}x its floor"));
         eprintln!("  {}: p50 {:.2} {unit}{ratio}", measured.case, measured.percentiles.p50);
         self.report.push(result);

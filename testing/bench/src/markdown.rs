@@ -58,7 +58,8 @@ fn measured(result: &ComparisonResult) -> String {
 fn row(role: &str, measurement: &Measurement, ratio: &str, goal: &str, outcome: &str) -> String {
     let p = &measurement.percentiles;
     let figures = [p.min, p.p50, p.p90, p.p99, p.p999, p.max].map(figure).join(" | ");
-    let (case, unit) = (&measurement.case, measurement.case.unit);
+    let case = &measurement.case;
+    let unit = measurement.case.unit;
     format!("| {role}{case} | {} | {figures} | {unit} | {ratio} | {goal} | {outcome} |", p.n)
 }
 

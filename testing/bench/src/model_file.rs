@@ -26,7 +26,8 @@ pub(crate) struct ModelFile {
 impl ModelFile {
     /// 2 GiB, or 512 MiB for a quick run or where the machine cannot keep the file and two copies of it in memory.
     pub(crate) fn make(bench: &mut Bench) -> Result<Self, Failure> {
-        let (large, small) = (2 << 30, 512 << 20);
+        let large = 2 << 30;
+        let small = 512 << 20;
         let bytes = match meminfo(AVAILABLE) {
             _ if bench.quick => small,
             Some(available) if available < 4 * large => {
@@ -115,7 +116,8 @@ impl Shape {
 fn write(path: &Path, tensors: &[Shape]) -> std::io::Result<()> {
     let mut start = 0;
     let entry = |(i, shape): (usize, &Shape)| {
-        let (end, Shape { rows, columns }) = (start + shape.bytes(), shape);
+        let end = start + shape.bytes();
+        let Shape { rows, columns } = shape;
         let entry = format!(
             r#""layers.{i}.weight":{{"dtype":"BF16","shape":[{rows},{columns}],"data_offsets":[{start},{end}]}}"#
         );

@@ -79,7 +79,8 @@ impl Drop for PingPong {
 /// The other side: answers on standard input until that ends.
 pub(crate) fn answer(request: usize, reply: usize) -> Result<(), Failure> {
     let mut socket = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned()?);
-    let (mut request, reply) = (vec![0; request], vec![0; reply]);
+    let mut request = vec![0; request];
+    let reply = vec![0; reply];
     while socket.read_exact(&mut request).is_ok() {
         socket.write_all(&reply)?;
     }

@@ -90,7 +90,8 @@ mod tests {
     fn both_exclude_and_lose_nobody() {
         let (board, _fd) = Board::create().unwrap();
         let semaphore = PosixSemaphore::create(&board, 3, 1).unwrap();
-        let (mutex, counts) = (FutexMutex(board.futex(0)), [board.word(1), board.word(2)]);
+        let mutex = FutexMutex(board.futex(0));
+        let counts = [board.word(1), board.word(2)];
         let add_one = |count: &std::sync::atomic::AtomicU64| {
             let seen = count.load(Ordering::Relaxed);
             std::thread::yield_now();

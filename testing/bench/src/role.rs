@@ -120,7 +120,8 @@ fn gpu_segment(
     bytes: &OsString,
 ) -> Result<(), Failure> {
     let domain = connect(socket)?;
-    let (name, gpu) = (text(name)?, text(gpu)?.parse::<DeviceUuid>()?);
+    let name = text(name)?;
+    let gpu = text(gpu)?.parse::<DeviceUuid>()?;
     let (tensors, bytes): (usize, u64) = (parse(tensors)?, parse(bytes)?);
     let tensor = |index: usize| format!("tensor.{index}");
     let builder = domain.create(name, Place::Gpu(gpu)).kept(true);

@@ -177,7 +177,8 @@ impl World {
         self.runs += 1;
         let directory = self.sandbox.path().join(format!("run-{}", self.runs));
         fs::create_dir(&directory).expect("the sandbox can be written");
-        let (calls, ledger) = (directory.join("calls"), directory.join("ledger"));
+        let calls = directory.join("calls");
+        let ledger = directory.join("ledger");
         fs::create_dir(&ledger).expect("the sandbox can be written");
         let mut command = actor(&self.sandbox, &[actors::ACTOR, operation.name], &directory);
         command.env(actors::CALLS, &calls).env("SIMCUDA_LEDGER", &ledger);

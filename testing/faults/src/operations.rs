@@ -241,7 +241,8 @@ fn open_or_build(setting: &Setting) -> Outcome {
 }
 
 fn put_and_get(setting: &Setting) -> Outcome {
-    let (from, to) = (setting.directory.join("from.bin"), setting.directory.join("to.bin"));
+    let from = setting.directory.join("from.bin");
+    let to = setting.directory.join("to.bin");
     let bytes = noise(100_000);
     std::fs::write(&from, &bytes).expect("a file of one's own can be written");
     let segment = setting.domain.put(&setting.name, GPU).threads(1).path(&from)?;
@@ -310,7 +311,8 @@ fn memory_operations(setting: &Setting) -> Outcome {
     let stream = gpu.stream();
     let words = DeviceBuffer::new(gpu.context(), 16).map_err(|error| of(setting, error))?;
     let enqueue = || {
-        let (short, long) = (words.as_slice().slice(0, 4)?, words.as_slice().slice(8, 8)?);
+        let short = words.as_slice().slice(0, 4)?;
+        let long = words.as_slice().slice(8, 8)?;
         stream.enqueue_write_u32(short, 7)?;
         stream.enqueue_wait_u32(short, 7)?;
         stream.enqueue_write_u64(long, 8)?;
@@ -340,7 +342,8 @@ fn signal_and_wait(setting: &Setting) -> Outcome {
     let timeline = setting.domain.timeline(&setting.name)?;
     let passed = next_writer(setting, &format!("{}/passed", setting.name))?;
     // Run again after a failure, it finds the names still there: nobody knows whether the stream has passed its waits.
-    let (last, known) = (writer.value(), passed.value());
+    let last = writer.value();
+    let known = passed.value();
     let enqueue = || {
         timeline.wait_on(waiting.as_ref(), last + 1)?;
         writer.signal_on(gpu.stream(), last + 1)?;
@@ -426,7 +429,8 @@ fn open_a_pool(setting: &Setting) -> Outcome {
     let pool = setting.domain.pool(held::POOL).open()?;
     let block = pool.alloc(WATCHDOG)?;
     let copy = || {
-        let (range, bytes) = (block.device()?, noise(BLOCK_BYTES));
+        let range = block.device()?;
+        let bytes = noise(BLOCK_BYTES);
         range.copy_from_host(range.gpu().stream(), &bytes)?;
         let mut found = vec![0; BLOCK_BYTES];
         range.copy_to_host(range.gpu().stream(), &mut found)?;
@@ -465,7 +469,8 @@ fn a_sample_of_a_stream(setting: &Setting) -> Outcome {
     let topic = setting.domain.topic(&setting.name).max_bytes(BLOCK_BYTES as u64).place(GPU);
     let options = topic.depth(1).publishers(1).subscribers(1).held(1);
     let topic = once_gone(|| options.create())?;
-    let (publisher, subscriber) = (topic.publisher()?, topic.subscriber(Policy::Block)?);
+    let publisher = topic.publisher()?;
+    let subscriber = topic.subscriber(Policy::Block)?;
     let publish = || {
         let loan = publisher.loan(DType::U8, &[BLOCK_BYTES as u64], WATCHDOG)?;
         let set = gpu.stream().enqueue_set(loan.device()?.as_slice(), 7).map_err(|error| of(setting, fits(error)));

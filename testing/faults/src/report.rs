@@ -25,7 +25,8 @@ pub(crate) struct Tested {
 
 impl Tested {
     pub(crate) fn new(operation: &'static str) -> Self {
-        let (calls, problems) = (Vec::new(), Vec::new());
+        let calls = Vec::new();
+        let problems = Vec::new();
         Self { operation, calls, failed: 0, told: 0, unnoticed: BTreeMap::new(), killed: 0, problems }
     }
 

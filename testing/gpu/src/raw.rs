@@ -326,7 +326,8 @@ impl Words {
             unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::empty(), MapFlags::PRIVATE) };
         let base = base.map_err(|error| error.to_string())?;
         for (index, file) in files.iter().enumerate() {
-            let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::FIXED);
+            let protection = ProtFlags::READ | ProtFlags::WRITE;
+            let flags = MapFlags::SHARED | MapFlags::FIXED;
             // SAFETY: replaces a part of the mapping that was just made, which nobody uses.
             let mapped = unsafe { rustix::mm::mmap(base.byte_add(index * each), each, protection, flags, file, 0) };
             mapped.map_err(|error| error.to_string())?;

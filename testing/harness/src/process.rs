@@ -73,7 +73,8 @@ impl Running {
         let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
         let mut child = child.unwrap_or_else(|error| panic!("{command:?}: {error}"));
         let pidfd = process::pidfd(child.id()).expect("a child that nobody has reaped has a pidfd");
-        let (stdout, mut stderr) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
+        let stdout = child.stdout.take().unwrap();
+        let mut stderr = child.stderr.take().unwrap();
         let (sender, lines) = channel();
         std::thread::spawn(move || {
             let mut stdout = BufReader::new(stdout);

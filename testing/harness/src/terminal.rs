@@ -53,7 +53,8 @@ impl Terminal {
         let pidfd = process::pidfd(child.id()).expect("a child that nobody has reaped has a pidfd");
         let keyboard = File::from(ours);
         let screen = Arc::new(Mutex::new(Vec::new()));
-        let (mut from, to) = (keyboard.try_clone().unwrap(), screen.clone());
+        let mut from = keyboard.try_clone().unwrap();
+        let to = screen.clone();
         let reader = std::thread::spawn(move || {
             let mut buffer = [0; 4096];
             // It ends with an error once nobody has the other side open.

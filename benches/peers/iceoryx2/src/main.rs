@@ -110,8 +110,10 @@ impl Side {
             let service = node.service_builder(&name(directory, side, "wakes")?).event();
             Ok::<_, Failure>(service.max_notifiers(1).max_listeners(subscribers).open_or_create()?)
         };
-        let (our_messages, our_wakes) = (messages(ours)?, wakes(ours)?);
-        let (their_messages, their_wakes) = (messages(theirs)?, wakes(theirs)?);
+        let our_messages = messages(ours)?;
+        let our_wakes = wakes(ours)?;
+        let their_messages = messages(theirs)?;
+        let their_wakes = wakes(theirs)?;
         let publisher = our_messages.publisher_builder().create()?;
         let notifier = our_wakes.notifier_builder().create()?;
         let subscribers_of = |_| {

@@ -66,7 +66,8 @@ impl Registry {
         let Some(Claim { name, .. }) = self.drop_claim(id) else { return };
         let Some(entry) = self.entries.get(&name) else { return };
         let Some(next) = entry.waits.values().find(|wait| wait.want == Want::Build) else { return };
-        let (member, ticket) = (next.member, next.ticket);
+        let member = next.member;
+        let ticket = next.ticket;
         let claim = self.claim(member, ticket, &name);
         self.conclude(member, ticket, Ok(Verdict::Build { claim }.into()), out);
     }

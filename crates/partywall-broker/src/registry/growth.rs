@@ -64,7 +64,8 @@ impl Registry {
             tensors: growth.tensors,
             ..before.clone()
         };
-        let (reserved, needed) = (before.reserved, memory.bytes());
+        let reserved = before.reserved;
+        let needed = memory.bytes();
         if needed > reserved {
             return Err(cannot(NoGrowth::Reserved { reserved, needed }));
         }

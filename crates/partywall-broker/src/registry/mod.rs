@@ -242,7 +242,8 @@ impl Registry {
 
         // What follows from the call comes after its reply: the caller is the one who waits for an answer. Only control
         // memory has to be as the reply says before.
-        let (mut before, mut rest) = (Vec::new(), Vec::new());
+        let mut before = Vec::new();
+        let mut rest = Vec::new();
         let settled = match self.check_evicted(member, &call).and_then(|()| self.check_seat(member, &call)) {
             Ok(()) => repeated.then(|| self.outcome_of_repeated(member, request, &call)).flatten().map(Ok),
             Err(refused) => Some(Err(refused)),

@@ -52,7 +52,8 @@ fn distance(a: &[u8], b: &[u8]) -> Option<usize> {
     let mut row: Vec<usize> = (0..=b.len()).collect();
     for (i, x) in a.iter().enumerate() {
         // Cells farther than `limit` from the diagonal cannot be part of a short enough path.
-        let (low, high) = (i.saturating_sub(limit), (i + limit + 1).min(b.len()));
+        let low = i.saturating_sub(limit);
+        let high = (i + limit + 1).min(b.len());
         let mut diagonal = row[low];
         row[low] = if low == 0 { i + 1 } else { FAR + 1 };
         for j in low..high {

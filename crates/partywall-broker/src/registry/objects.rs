@@ -132,7 +132,8 @@ impl Registry {
 
     /// A page of timelines, then of semaphores.
     pub(super) fn list_objects(&self, after: Option<(ObjectKind, Name)>) -> Verdict {
-        let (mut objects, mut page) = (Vec::new(), Page::default());
+        let mut objects = Vec::new();
+        let mut page = Page::default();
         let (timelines, semaphores) = match &after {
             None => (Some(Unbounded), Unbounded),
             Some((ObjectKind::Timeline, name)) => (Some(Excluded(name)), Unbounded),

@@ -83,7 +83,9 @@ impl Registry {
         let Some(record) = self.members.get_mut(&member) else { return };
         match record.doubt() {
             Some(doubt) if record.all_leases() > 0 || !record.cells.is_empty() => {
-                let (pid, leases, bytes) = (record.identity.pid, record.all_leases(), record.bytes);
+                let pid = record.identity.pid;
+                let leases = record.all_leases();
+                let bytes = record.bytes;
                 tracing::warn!(%member, pid, ?doubt, leases, bytes, "is dead, and what it held is in quarantine");
                 record.life = Life::Unproven;
                 out.push(Effect::Quarantined(member));
@@ -99,7 +101,8 @@ impl Registry {
 
     /// Gives what a member held to others, and forgets it as soon as that is closed.
     pub(super) fn give_back(&mut self, member: MemberId, parting: Parting, out: &mut Vec<Effect>) {
-        let (before, told) = (self.given_up.versions.len(), out.len());
+        let before = self.given_up.versions.len();
+        let told = out.len();
         self.run(&GIVE_BACK, member, parting, out);
         let Some(Member { identity, since, row, .. }) = self.members.remove(&member) else { return };
         // Else its permits and blocks would be returned once they are those of the row's next member.
@@ -176,7 +179,9 @@ impl Registry {
 
     fn drop_leases(&mut self, member: MemberId, out: &mut Vec<Effect>) {
         let Some(record) = self.members.get(&member) else { return };
-        let (row, holds, leases) = (record.row, record.holds.clone(), record.leases.clone());
+        let row = record.row;
+        let holds = record.holds.clone();
+        let leases = record.leases.clone();
         let mut control: Vec<_> = holds.into_iter().filter_map(|lease| self.drop_hold(lease, out)).collect();
         let pools = leases.into_iter().filter_map(|lease| self.drop_lease(lease, out));
         control.extend(pools.map(|control| control.ledger()));

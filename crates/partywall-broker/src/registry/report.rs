@@ -55,7 +55,8 @@ impl Registry {
         let from = after.map_or(Unbounded, Excluded);
         let mut existing =
             self.entries.range::<Name, _>((from, Unbounded)).filter(|(_, entry)| !entry.versions.is_empty());
-        let (mut names, mut page) = (Vec::new(), Page::default());
+        let mut names = Vec::new();
+        let mut page = Page::default();
         for (name, entry) in existing.by_ref() {
             let row = name_row(name, entry);
             // As with permits, which blocks are free has to be counted.
@@ -77,7 +78,8 @@ impl Registry {
         let dead = self.closing.values().flat_map(|given_up| given_up.dead.range(from));
         let dead: BTreeMap<_, _> = dead.map(|(id, dead)| (*id, dead_row(*id, dead))).collect();
         let mut all = in_order(living, dead.into_iter()).peekable();
-        let (mut members, mut page) = (Vec::new(), Page::default());
+        let mut members = Vec::new();
+        let mut page = Page::default();
         for (_, row) in all.by_ref() {
             let full = page.is_full_with(row.command.len());
             members.push(row);
@@ -171,7 +173,8 @@ impl Registry {
     /// Bytes that leases hold, and whose these are: of one version of a name, or of all.
     pub(super) fn holders(&self, name: &Name, only: Option<u64>) -> (u64, Vec<Holder>) {
         let Some(entry) = self.entries.get(name) else { return (0, Vec::new()) };
-        let (mut bytes, mut leases) = (0_u64, BTreeMap::<MemberId, u64>::new());
+        let mut bytes = 0_u64;
+        let mut leases = BTreeMap::<MemberId, u64>::new();
         for (number, version) in &entry.versions {
             if only.is_none_or(|only| only == *number) && version.leases > 0 {
                 bytes = bytes.saturating_add(version.memory.bytes());
@@ -245,7 +248,8 @@ fn in_order<K: Ord, V>(
     a: impl Iterator<Item = (K, V)>,
     b: impl Iterator<Item = (K, V)>,
 ) -> impl Iterator<Item = (K, V)> {
-    let (mut a, mut b) = (a.peekable(), b.peekable());
+    let mut a = a.peekable();
+    let mut b = b.peekable();
     std::iter::from_fn(move || match (a.peek(), b.peek()) {
         (Some(x), Some(y)) if y.0 < x.0 => b.next(),
         (Some(_), _) => a.next(),

@@ -41,7 +41,8 @@ impl Registry {
             Some(before) => self.loose.push((name.clone(), before)),
             None => self.totals.names += 1,
         }
-        let (named, bytes) = (memory.named(), memory.bytes());
+        let named = memory.named();
+        let bytes = memory.bytes();
         let version = Version {
             memory,
             committer,
@@ -165,7 +166,8 @@ impl Registry {
     pub(super) fn opened(&self, id: LeaseId) -> Option<Granted> {
         let lease = self.leases.get(&id)?;
         let version = self.version(&lease.name, lease.version)?;
-        let (memory, growths) = (Arc::clone(&version.memory), version.growths);
+        let memory = Arc::clone(&version.memory);
+        let growths = version.growths;
         let fds = memory.fds();
         let opened = Opened { lease: id, name: lease.name.clone(), version: lease.version, growths, memory };
         Some(Granted(Verdict::Opened(opened), fds))
@@ -200,7 +202,8 @@ impl Registry {
     /// the lease keeps no name, or memory that only its publisher has.
     fn leave_name(&mut self, member: MemberId, lease: LeaseId) -> bool {
         let Some(held) = self.leases.get(&lease) else { return false };
-        let (name, number) = (held.name.clone(), held.version);
+        let name = held.name.clone();
+        let number = held.version;
         let Some(entry) = self.entries.get_mut(&name).filter(|entry| entry.latest == Some(number)) else {
             return false;
         };
@@ -217,7 +220,8 @@ impl Registry {
     /// Takes from a member all names that stand or fall with it.
     pub(super) fn withdraw_names(&mut self, member: MemberId, ending: Ending, by: MemberId, out: &mut Vec<Effect>) {
         let Some(record) = self.members.get(&member) else { return };
-        let (leases, names) = (record.leases.clone(), record.names.clone());
+        let leases = record.leases.clone();
+        let names = record.names.clone();
         for lease in leases {
             self.withdraw_if_owned_by(lease, ending, by, out);
         }
@@ -267,7 +271,8 @@ impl Registry {
     /// older version of legacy memory, whose publisher may free it from now on.
     pub(super) fn withdraw_if_owned_by(&mut self, lease: LeaseId, ending: Ending, by: MemberId, out: &mut Vec<Effect>) {
         let Some(held) = self.leases.get(&lease) else { return };
-        let (name, number) = (held.name.clone(), held.version);
+        let name = held.name.clone();
+        let number = held.version;
         let Some(entry) = self.entries.get_mut(&name) else { return };
         let is_latest = entry.latest == Some(number);
         let owned = |version: &&mut Version| version.owner == Some(lease) && version.is_owned();
@@ -308,7 +313,10 @@ impl Registry {
         for ticket in &lease.awaited_by {
             self.conclude(lease.member, *ticket, Err(STALE_LEASE), out);
         }
-        let (mut bytes, mut owned, mut control, mut is_last) = (0, false, None, false);
+        let mut bytes = 0;
+        let mut owned = false;
+        let mut control = None;
+        let mut is_last = false;
         if let Some(version) = self.version_mut(&lease.name, lease.version) {
             owned = version.owner.take_if(|owner| *owner == id).is_some();
             version.leases -= 1;
@@ -355,7 +363,8 @@ impl Registry {
                     record.names.remove(&(name.clone(), number));
                 }
                 self.totals.subtract(&version.memory);
-                let (named, bytes) = (version.memory.named(), version.memory.held_bytes());
+                let named = version.memory.named();
+                let bytes = version.memory.held_bytes();
                 self.given_up.versions.push(GivenUpVersion { name: name.clone(), version: number, named, bytes });
                 let fds = version.memory.fds();
                 if !fds.is_empty() {

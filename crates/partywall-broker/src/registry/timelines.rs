@@ -194,7 +194,8 @@ impl Registry {
     pub(super) fn end_timeline(&mut self, name: &Name, ending: CellEnding, out: &mut Vec<Effect>) {
         let Some(timeline) = self.timelines.get_mut(name).filter(|timeline| !timeline.ended) else { return };
         timeline.ended = true;
-        let (writer, present) = (timeline.writer.take(), timeline.present);
+        let writer = timeline.writer.take();
+        let present = timeline.present;
         self.end_cell(present, ending, out);
         let pid = writer.and_then(|lease| self.holder_pid(lease)).unwrap_or(0);
         match ending {

@@ -56,7 +56,8 @@ impl Log {
 
     /// As many events behind a point as one answer takes, and the point behind what was looked at.
     fn page(&self, after: u64, pattern: &Pattern) -> (Vec<Happening>, u64) {
-        let (mut events, mut page) = (Vec::new(), Page::default());
+        let mut events = Vec::new();
+        let mut page = Page::default();
         let from = usize::try_from(after.saturating_sub(self.begin())).unwrap_or(usize::MAX);
         for event in self.kept.range(from.min(self.kept.len())..) {
             if !pattern.matches(event.name.as_str()) {
@@ -107,7 +108,8 @@ impl Registry {
 
     /// Tells those who wait what has happened in this event.
     pub(super) fn tell_watchers(&mut self, out: &mut Vec<Effect>) {
-        let (told, last) = (std::mem::replace(&mut self.log.told, self.log.last), self.log.last);
+        let told = std::mem::replace(&mut self.log.told, self.log.last);
+        let last = self.log.last;
         if told == last {
             return;
         }

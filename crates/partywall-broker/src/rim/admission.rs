@@ -221,7 +221,9 @@ impl Server {
         random(&mut token.0).map_err(|_| Refusal::ShuttingDown)?;
         let (ours, theirs) = self.events_pair(id)?;
         let command = presentable(hello);
-        let (pid, uid, has_pidfd) = (client.pid, client.uid, client.pidfd.is_some());
+        let pid = client.pid;
+        let uid = client.uid;
+        let has_pidfd = client.pidfd.is_some();
         let member = self.members.join(client, token, id, process.key, hello.operator);
         let watched = match self.members.pidfd(member) {
             Some(pidfd) => epoll::add(&self.epoll, pidfd, Source::Exit(member).data(), EventFlags::IN),

@@ -283,7 +283,8 @@ mod tests {
     }
 
     fn member() -> (Membership, MemberId, ConnectionId) {
-        let (mut members, connection) = (Membership::default(), ConnectionId(1));
+        let mut members = Membership::default();
+        let connection = ConnectionId(1);
         let member = join(&mut members, client(), connection);
         (members, member, connection)
     }
@@ -305,7 +306,8 @@ mod tests {
 
     #[test]
     fn without_a_pidfd_the_end_of_its_connections_is_all_there_is() {
-        let (mut members, connection) = (Membership::default(), ConnectionId(1));
+        let mut members = Membership::default();
+        let connection = ConnectionId(1);
         let member = join(&mut members, Identified { pidfd: None, ..client() }, connection);
         assert_eq!(members.proof(member, Duration::ZERO), Proof::None);
         members.closed(member, connection);

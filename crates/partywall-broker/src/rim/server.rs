@@ -202,7 +202,8 @@ impl Server {
                 Err(errno) => break Err(RunError(errno.into())),
             }
             for event in &events {
-                let (token, flags) = (event.data.u64(), event.flags);
+                let token = event.data.u64();
+                let flags = event.flags;
                 self.on_event(Source::of(token), flags);
             }
             self.serve();
@@ -257,7 +258,8 @@ impl Server {
 
     /// Forgets handshakes that are over, and idleness that has ended.
     fn discard_timers(&mut self) {
-        let (connections, idle) = (&self.connections, self.idle_since.is_some());
+        let connections = &self.connections;
+        let idle = self.idle_since.is_some();
         self.timers.discard(|timer| match timer {
             Timer::Handshake(id) => connections.get(&id).is_none_or(|c| c.phase() != Phase::Handshake),
             Timer::Idle => !idle,

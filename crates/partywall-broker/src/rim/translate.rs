@@ -161,7 +161,8 @@ fn commit(
         control: None,
     };
     let claim = commit.claim.map(ClaimId);
-    let (if_absent, control) = (commit.if_absent, commit.control);
+    let if_absent = commit.if_absent;
+    let control = commit.control;
     Ok(event::Commit { name, memory: Arc::new(memory), if_absent, claim, control, made: Vec::new() })
 }
 
@@ -535,7 +536,8 @@ mod tests {
             log: u64::MAX,
         };
         let mut registry = Registry::new(bounds);
-        let (reclaimer, mut store) = (Reclaimer::start().unwrap(), FdStore::default());
+        let reclaimer = Reclaimer::start().unwrap();
+        let mut store = FdStore::default();
         let mut control = Control::create(&reclaimer).unwrap();
         let mut last = 0;
         let mut ask = |registry: &mut Registry, control: &Control, member: u64, call: Call| {
@@ -581,7 +583,8 @@ mod tests {
             })
         };
         let commit = |i: u64| {
-            let (name, memory) = (name(i), memory(i));
+            let name = name(i);
+            let memory = memory(i);
             Commit { name, memory, if_absent: false, claim: None, control: None, made: Vec::new() }
         };
         for i in (0..300).chain([0; 100]) {
@@ -617,7 +620,8 @@ mod tests {
         let shape = wire::Control { blocks: 1000, block_bytes: 1 << 40, zeroed: false, topic: Some(shape) };
         let pool = control.make(Lack::Pool(shape), &mut store, &reclaimer).unwrap();
         let topic = control.make(Lack::Topic(shape, pool.fd), &mut store, &reclaimer).unwrap();
-        let (words, commit) = (Topic::map(store.share(&[topic.fd])[0].fd().unwrap()).unwrap(), commit(5000));
+        let words = Topic::map(store.share(&[topic.fd])[0].fd().unwrap()).unwrap();
+        let commit = commit(5000);
         let commit = Commit { control: Some(shape), made: vec![pool, topic], ..commit };
         ask(&mut registry, &control, 1, Call::Commit(commit)).unwrap();
         for row in 0..topic::MAX_SUBSCRIBERS as u16 {

@@ -114,7 +114,8 @@ fn commits_that_contradict_themselves_are_refused() {
 #[test]
 fn requests_that_make_no_sense_are_refused() {
     let broker = TestBroker::start();
-    let (mut client, mut other) = (broker.client(), broker.client());
+    let mut client = broker.client();
+    let mut other = broker.client();
     for name in ["", "/a", "a b", &"x".repeat(10_000)] {
         assert!(matches!(client.open(name).0, Err(Refusal::BadName { .. })), "{name}");
     }

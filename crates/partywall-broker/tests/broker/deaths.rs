@@ -76,7 +76,8 @@ fn a_suspect_comes_back_as_who_it_was() {
     let mut watcher = broker.client();
     let mut member = broker.client();
     let (_, lease) = member.commit("mine", b"x", false);
-    let (identity, number) = (member.identity(), member.welcome.member);
+    let identity = member.identity();
+    let number = member.welcome.member;
     assert_eq!(member.ask(open("lost", true)), Ok(Answer::Pending));
     drop(member);
     eventually("it is a suspect", || watcher.state_of(number) == Some(MemberState::Suspect));

@@ -124,7 +124,8 @@ fn only_the_own_pidfd_will_do() {
     let (pipe, _write) = rustix::pipe::pipe().unwrap();
     assert!(is_no_pidfd(refusal_of(&broker, &[&pipe])));
     let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
-    let (foreign, guard) = (process::pidfd(child.id()).unwrap(), Orphan::of(&child.id().to_string()));
+    let foreign = process::pidfd(child.id()).unwrap();
+    let guard = Orphan::of(&child.id().to_string());
     assert!(is_no_pidfd(refusal_of(&broker, &[&foreign])));
     guard.kill();
     child.wait().unwrap();
@@ -155,7 +156,8 @@ fn strangers_do_not_fill_our_table_of_open_files() {
 #[test]
 fn too_many_clients_are_refused_and_the_next_one_after_a_goodbye_is_not() {
     let broker = TestBroker::with(|config| config.limits.clients = Some(2));
-    let (mut a, b) = (broker.client(), broker.client());
+    let mut a = broker.client();
+    let b = broker.client();
     let expected = Refusal::Limit { limit: Limit::Clients, allowed: 2, needed: 3 };
     assert_eq!(shake_hands(&broker.socket, None).err(), Some(expected));
     assert!(shake_hands(&broker.socket, Some(b.identity())).is_ok(), "who is counted already may resume");

@@ -23,7 +23,8 @@ fn publish(client: &mut Client, name: &str) -> u64 {
 #[test]
 fn handles_come_out_as_they_went_in() {
     let broker = TestBroker::start();
-    let (mut publisher, mut reader) = (broker.client(), broker.client());
+    let mut publisher = broker.client();
+    let mut reader = broker.client();
     publish(&mut publisher, "x");
     let (outcome, fds) = reader.open("x");
     let found = opened(outcome);

@@ -66,7 +66,8 @@ fn an_evicted_member_gets_nothing_and_keeps_its_memory_until_it_dies() {
 #[test]
 fn who_was_evicted_is_told_so_whatever_it_asks() {
     let broker = TestBroker::start();
-    let (mut watcher, mut victim) = (broker.client(), broker.client());
+    let mut watcher = broker.client();
+    let mut victim = broker.client();
     let number = victim.welcome.member;
     let (_, lease) = victim.commit("mine", b"x", true);
     assert_eq!(victim.ask(open("never", true)), Ok(Answer::Pending));
@@ -118,7 +119,8 @@ fn members_are_listed_with_their_timelines_permits_and_heartbeats() {
     let broker = TestBroker::start();
     let mut watcher = broker.client();
     let user = User::open(&broker.socket, "permits", 5);
-    let (_first, _second) = (user.acquire(), user.acquire());
+    let _first = user.acquire();
+    let _second = user.acquire();
     let mut other = User::open(&broker.socket, "permits", 5);
     let _third = other.acquire();
     for (name, writer) in [("a", true), ("b", true), ("c", false)] {

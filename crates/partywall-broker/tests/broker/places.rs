@@ -135,7 +135,8 @@ fn it_does_not_leave_while_somebody_looks_for_it() {
 #[test]
 fn stop_is_refused_while_in_use_and_leaves_nothing_when_forced() {
     let mut broker = TestBroker::start();
-    let (mut a, mut b) = (broker.client(), broker.client());
+    let mut a = broker.client();
+    let mut b = broker.client();
     b.commit("x", b"x", true);
     assert_eq!(a.ask(Call::Stop { force: false }), Err(Refusal::InUse { names: 1, members: 1 }));
     assert_eq!(a.ask(Call::Stop { force: true }), Ok(Answer::Done));

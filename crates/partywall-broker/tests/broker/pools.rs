@@ -29,7 +29,8 @@ const TOPIC: Control = Control { blocks: 6, block_bytes: 100, zeroed: false, top
 /// A commit of host memory, just as long as the blocks are.
 fn commit(name: &str, control: Control) -> Commit {
     let chunks = [control.data_bytes().unwrap()];
-    let (mutable, lifetime) = (true, Lifetime::Shared);
+    let mutable = true;
+    let lifetime = Lifetime::Shared;
     Commit { mutable, lifetime, control: Some(control), ..host_commit(name, &chunks) }
 }
 
@@ -67,11 +68,13 @@ fn hold(pool: &Pool, row: u16) -> Held {
 #[test]
 fn a_pool_comes_with_its_words_for_all_who_open_it() {
     let broker = TestBroker::start();
-    let (mut one, mut two) = (broker.client(), broker.client());
+    let mut one = broker.client();
+    let mut two = broker.client();
     let (_, words) = create(&mut one, "p", POOL).unwrap();
     let (opened, again) = open(&mut two, "p").unwrap();
     assert_eq!((opened.control, opened.lifetime, words.len(), again.len()), (Some(POOL), Lifetime::Shared, 1, 1));
-    let (mine, theirs) = (Pool::map(&words[0]).unwrap(), Pool::map(&again[0]).unwrap());
+    let mine = Pool::map(&words[0]).unwrap();
+    let theirs = Pool::map(&again[0]).unwrap();
     let _held = hold(&mine, one.welcome.row);
     assert_eq!(theirs.holders(), [(one.welcome.row, 1)], "they are the same words");
 
@@ -85,7 +88,8 @@ fn a_pool_comes_with_its_words_for_all_who_open_it() {
 #[test]
 fn its_name_is_all_of_its_users_and_nobody_elses() {
     let broker = TestBroker::start();
-    let (mut one, mut two) = (broker.client(), broker.client());
+    let mut one = broker.client();
+    let mut two = broker.client();
     let (first, _) = create(&mut one, "p", POOL).unwrap();
     let (opened, _) = open(&mut two, "p").unwrap();
     let taken = Refusal::NameExists { name: "p".into(), version: 1 };
@@ -186,10 +190,12 @@ fn blocks_of_the_evicted_and_of_who_a_child_holds_stay_until_the_death() {
 #[test]
 fn who_holds_up_others_is_seen_and_when_evicted_does_so_no_more() {
     let broker = TestBroker::start();
-    let (mut watcher, mut reader) = (broker.client(), broker.client());
+    let mut watcher = broker.client();
+    let mut reader = broker.client();
     let (_, words) = create(&mut watcher, "t", TOPIC).unwrap();
     open(&mut reader, "t").unwrap();
-    let (pool, topic) = (Pool::map(&words[0]).unwrap(), Topic::map(&words[1]).unwrap());
+    let pool = Pool::map(&words[0]).unwrap();
+    let topic = Topic::map(&words[1]).unwrap();
     let subscriber = topic.join_as_subscriber(reader.welcome.row, None, 0).unwrap();
     let mut publisher = topic.join_as_publisher(watcher.welcome.row).unwrap();
     let row = watcher.welcome.row;
@@ -233,7 +239,8 @@ fn of_who_goes_those_samples_are_complete_that_its_timeline_had_reached() {
     // Who is evicted keeps its place until it is dead.
     let shape = Control { blocks: 8, topic: Some(TopicShape { publishers: 2, ..SHAPE }), ..TOPIC };
     let (_, words) = create(&mut reader, "t", shape).unwrap();
-    let (pool, topic) = (Pool::map(&words[0]).unwrap(), Topic::map(&words[1]).unwrap());
+    let pool = Pool::map(&words[0]).unwrap();
+    let topic = Topic::map(&words[1]).unwrap();
     let mut subscriber = topic.join_as_subscriber(reader.welcome.row, None, 0).unwrap();
     for ending in [Ending::Evicted, Ending::Closed] {
         let mut writer = User::join(&broker.socket);
@@ -277,7 +284,8 @@ fn inspect(client: &mut Client, name: &str) -> SegmentInfo {
 #[test]
 fn it_is_told_who_has_how_many_blocks() {
     let broker = TestBroker::start();
-    let (mut one, mut two) = (broker.client(), broker.client());
+    let mut one = broker.client();
+    let mut two = broker.client();
     let (_, words) = create(&mut one, "p", POOL).unwrap();
     open(&mut two, "p").unwrap();
     let pool = Pool::map(&words[0]).unwrap();

@@ -45,7 +45,8 @@ fn other_process_has_a_seat(broker: &TestBroker) {
 #[test]
 fn operators_need_no_seat() {
     let mut broker = TestBroker::with(|config| config.limits.clients = Some(2));
-    let (mut a, b) = (broker.client(), broker.client());
+    let mut a = broker.client();
+    let b = broker.client();
     a.commit("name", b"x", true);
     assert_eq!(refused(join(&broker.socket)), (Limit::Clients, 2));
     let mut operator = operator(&broker.socket).unwrap();

@@ -164,7 +164,8 @@ fn permits_go_back_with_a_members_last_lease() {
 #[test]
 fn memory_is_free_and_a_row_anothers_only_when_all_permits_are_back() {
     let broker = TestBroker::start();
-    let (mut watcher, mut leaver) = (broker.client(), broker.client());
+    let mut watcher = broker.client();
+    let mut leaver = broker.client();
     let row = leaver.welcome.row;
     let mut watch = |after| match watcher.ask(Call::Watch { pattern: "gone".into(), after }) {
         Ok(Answer::Happened(happened)) => happened,
@@ -185,7 +186,8 @@ fn memory_is_free_and_a_row_anothers_only_when_all_permits_are_back() {
     }
     assert_eq!(leaver.ask(Call::Bye), Ok(Answer::Done));
     let are_back = || semaphores.iter().all(|semaphore| semaphore.audit().is_idle());
-    let (mut others, mut is_free) = (Vec::new(), false);
+    let mut others = Vec::new();
+    let mut is_free = false;
     eventually("the row is another's, and the memory free", || {
         is_free |= watch(Some(point)).events.iter().any(|event| matches!(event.change, Change::Reclaimed { .. }));
         assert!(!is_free || are_back());

@@ -7,7 +7,8 @@ use partywall_wire::{Answer, Call, Commit, Refusal, Table};
 #[test]
 fn what_one_member_commits_another_maps() {
     let broker = TestBroker::start();
-    let (mut producer, mut consumer) = (broker.client(), broker.client());
+    let mut producer = broker.client();
+    let mut consumer = broker.client();
     assert_eq!(producer.ask(Call::Ping), Ok(Answer::Done));
 
     let chunks = [memfd::frozen("partywall:a", b"first").unwrap(), memfd::frozen("partywall:a", b"second").unwrap()];
@@ -26,7 +27,8 @@ fn what_one_member_commits_another_maps() {
 #[test]
 fn who_waits_for_a_name_is_told() {
     let broker = TestBroker::start();
-    let (mut producer, mut consumer) = (broker.client(), broker.client());
+    let mut producer = broker.client();
+    let mut consumer = broker.client();
     assert_eq!(consumer.ask(open("soon", true)), Ok(Answer::Pending));
     let ticket = consumer.last;
     producer.commit("soon", b"here", true);
@@ -40,7 +42,8 @@ fn who_waits_for_a_name_is_told() {
 #[test]
 fn bye_takes_owned_names_at_once_and_ends_the_connection() {
     let broker = TestBroker::start();
-    let (mut owner, mut other) = (broker.client(), broker.client());
+    let mut owner = broker.client();
+    let mut other = broker.client();
     owner.commit("mine", b"x", false);
     owner.commit("ours", b"x", true);
     assert_eq!(owner.ask(Call::Bye), Ok(Answer::Done));

@@ -48,7 +48,8 @@ fn many_descriptors_come_in_groups() {
     publish(&mut client);
     client.send(open("big", false), &[]);
     eventually("the first group comes", || client.call.is_ready());
-    let (mut buffer, mut fds) = (vec![0; 1 << 16], Default::default());
+    let mut buffer = vec![0; 1 << 16];
+    let mut fds = Default::default();
     let received = socket::recv(&client.call.socket, &mut buffer, &mut fds).unwrap();
     assert_eq!((received.bytes, fds.len()), (frame::HEAD, FDS_AT_ONCE));
 }
@@ -56,7 +57,8 @@ fn many_descriptors_come_in_groups() {
 #[test]
 fn a_client_that_does_not_read_its_answers_is_asked_no_more_and_gets_all_of_them_later() {
     let broker = TestBroker::start();
-    let (mut deaf, mut other) = (broker.client(), broker.client());
+    let mut deaf = broker.client();
+    let mut other = broker.client();
     publish(&mut deaf);
     let leases = other.status().leases;
     let requests: Vec<_> = (0..15).map(|_| deaf.send(open("big", false), &[])).collect();
@@ -84,7 +86,8 @@ fn one_connection_locks_out_nobody_of_its_user() {
 pub(crate) fn one_connection_locks_nobody_out() {
     assert!(!rustix::process::geteuid().is_root(), "the kernel has no such limits for root");
     let broker = TestBroker::start();
-    let (mut deaf, mut other) = (broker.client(), broker.client());
+    let mut deaf = broker.client();
+    let mut other = broker.client();
     publish(&mut deaf);
     for _ in 0..15 {
         deaf.send(open("big", false), &[]);

@@ -31,7 +31,8 @@ enum Shell {
 
 /// Runs it.
 pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
-    let (mut script, mut cli) = (Vec::new(), Cli::command());
+    let mut script = Vec::new();
+    let mut cli = Cli::command();
     match arguments.shell {
         Shell::Bash => generate(Bash, &mut cli, NAME, &mut script),
         Shell::Zsh => generate(Zsh, &mut cli, NAME, &mut script),

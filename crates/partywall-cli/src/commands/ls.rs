@@ -61,7 +61,9 @@ fn show(output: Output, domain: &Domain, pattern: Option<&Pattern>) -> Result<()
         return Ok(());
     }
     let headings = ["NAME", ">VERSION", "KIND", "PLACE", ">SIZE", ">TENSORS", "LIFETIME", ">LEASES", ">OLDER", "AGE"];
-    let (mut segments, mut pools, mut topics) = (Vec::new(), Vec::new(), Vec::new());
+    let mut segments = Vec::new();
+    let mut pools = Vec::new();
+    let mut topics = Vec::new();
     for name in &names {
         match name.latest.as_ref().and_then(|latest| latest.control) {
             None => segments.push(row(name)),
@@ -106,7 +108,8 @@ fn semaphore(semaphore: &SemaphoreInfo) -> Vec<String> {
 const POOL: [&str; 9] = ["POOL", "KIND", "PLACE", ">BLOCKS", ">BYTES EACH", ">FREE", "LIFETIME", ">LEASES", "AGE"];
 
 fn pool(name: &NameInfo) -> Option<Vec<String>> {
-    let (latest, usage) = (name.latest.as_ref()?, name.usage?);
+    let latest = name.latest.as_ref()?;
+    let usage = name.usage?;
     let control = latest.control?;
     Some(vec![
         name.name.clone(),
@@ -136,7 +139,8 @@ const TOPIC: [&str; 11] = [
 ];
 
 fn topic(name: &NameInfo) -> Option<Vec<String>> {
-    let (latest, usage) = (name.latest.as_ref()?, name.usage?.topic?);
+    let latest = name.latest.as_ref()?;
+    let usage = name.usage?.topic?;
     let control = latest.control?;
     Some(vec![
         name.name.clone(),

@@ -105,7 +105,8 @@ fn exists(context: &Context, arguments: &Arguments, error: Error) -> Result<(), 
 }
 
 fn report(context: &Context, arguments: &Arguments, plan: &Plan, segment: &Segment, took: Duration) {
-    let (total, tensors) = (plan.total_bytes(), segment.len() as u64);
+    let total = plan.total_bytes();
+    let tensors = segment.len() as u64;
     let rate = total as f64 / took.as_secs_f64().max(1e-9);
     let hold = if arguments.hold { "; holding it until Ctrl-C or its removal" } else { "" };
     let text = format!(

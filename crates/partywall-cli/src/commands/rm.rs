@@ -36,7 +36,9 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
         return free(context, &domain, pid);
     }
     let output = context.output();
-    let (mut removed, mut failed, mut first) = (Vec::new(), Vec::new(), None::<ErrorKind>);
+    let mut removed = Vec::new();
+    let mut failed = Vec::new();
+    let mut first = None::<ErrorKind>;
     let names = wanted(&domain, &arguments.names)?;
     if arguments.names.iter().any(|name| is_pattern(name)) && !arguments.yes && !confirm(output, &domain, &names)? {
         return Err(Failure::silent(ErrorKind::CheckFailed));

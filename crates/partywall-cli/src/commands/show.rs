@@ -124,7 +124,8 @@ fn topic_facts(output: Output, domain: &Domain, info: &SegmentInfo, shape: &Topi
     let depth = text::count(shape.depth.into(), "sample");
     fact(output, "ring", format!("{depth}; a subscriber that joins later gets {late}"));
     if let Some(control) = control {
-        let (blocks, place) = (describe::control::blocks(control), describe::place((*place).into()));
+        let blocks = describe::control::blocks(control);
+        let place = describe::place((*place).into());
         fact(output, "memory", format!("{} on {place}: {blocks}", bytes(*allocated)));
         fact(output, "blocks", describe::control::sum(control, shape));
     }

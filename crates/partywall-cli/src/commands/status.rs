@@ -105,7 +105,8 @@ fn held(output: Output, status: &StatusInfo) {
     ];
     output.line(format!("holds    {}", held.join(", ")));
     if status.unproven > 0 {
-        let (dead, held) = (count(status.unproven, "dead member"), bytes(status.unproven_bytes));
+        let dead = count(status.unproven, "dead member");
+        let held = bytes(status.unproven_bytes);
         output.line(format!("unproven {held} of {dead}: nobody knows that their work is over (`partywall ps`)"));
     }
     if status.bytes.is_empty() {

@@ -132,7 +132,8 @@ fn wait(pidfd: Option<&OwnedFd>, location: &Location, patience: Duration) -> boo
 
 /// The refusal, with everything that is in the way.
 fn in_use(location: &Location, domain: &Domain, pid: Option<u32>) -> Failure {
-    let (names, members) = (domain.names().unwrap_or_default(), domain.members().unwrap_or_default());
+    let names = domain.names().unwrap_or_default();
+    let members = domain.members().unwrap_or_default();
     let (timelines, semaphores) = describe::apart(domain.objects().unwrap_or_default());
     let mut message = format!(
         "the broker{} at {} still has {} and {}",

@@ -115,7 +115,8 @@ fn line(event: &WatchEvent) -> String {
 fn value(event: &WatchEvent, point: Point) -> Value {
     let mut value = match event {
         WatchEvent::Name(NameEvent { at, named, name, change, .. }) => {
-            let (event, named) = (change.name(), named.name());
+            let event = change.name();
+            let named = named.name();
             let mut value = json!({ "event": event, "named": named, "name": name, "at_ms": at });
             if let Some((version, bytes)) = change.version() {
                 (value["version"], value["bytes"]) = (json!(version), json!(bytes));

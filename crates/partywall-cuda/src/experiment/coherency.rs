@@ -163,8 +163,10 @@ impl Coherency {
     ) -> Result<Polling<'a>, AccessError> {
         started.require_writable()?;
         started.elements(8)?;
-        let (mut word, mut answer) = (place(words, WORD)?, place(words, ANSWER)?);
-        let (mut value, mut started) = (value, started.slice(0, 8)?.device_ptr());
+        let mut word = place(words, WORD)?;
+        let mut answer = place(words, ANSWER)?;
+        let mut value = value;
+        let mut started = started.slice(0, 8)?.device_ptr();
         let mut result = self.clear(stream)?;
         if let Some(mut how) = load.code() {
             let mut limit = nanoseconds(limit);
@@ -220,8 +222,11 @@ impl Coherency {
         value: u64,
         limit: Duration,
     ) -> Result<Stored, AccessError> {
-        let (mut word, mut answer) = (place(words, WORD)?, place(words, ANSWER)?);
-        let (mut value, mut how, mut limit) = (value, store.code(), nanoseconds(limit));
+        let mut word = place(words, WORD)?;
+        let mut answer = place(words, ANSWER)?;
+        let mut value = value;
+        let mut how = store.code();
+        let mut limit = nanoseconds(limit);
         let mut result = self.clear(stream)?;
         // SAFETY: the parameters are those of `pw_store`; it writes to the word and the result, which were checked.
         unsafe {
@@ -255,9 +260,12 @@ impl Coherency {
         turns: u64,
         limit: Duration,
     ) -> Result<Turns, AccessError> {
-        let (leader, follower) = (place(words, LEADER)?, place(words, FOLLOWER)?);
+        let leader = place(words, LEADER)?;
+        let follower = place(words, FOLLOWER)?;
         let (mut mine, mut theirs) = if follows { (follower, leader) } else { (leader, follower) };
-        let (mut last, mut follows, mut limit) = (turns, u32::from(follows), nanoseconds(limit));
+        let mut last = turns;
+        let mut follows = u32::from(follows);
+        let mut limit = nanoseconds(limit);
         let mut result = self.clear(stream)?;
         // SAFETY: the parameters are those of `pw_turns`; it writes to one of the words and the result.
         unsafe {
@@ -520,11 +528,11 @@ mod tests {
             poll(Load::Acquire(scope), &format!("LoadAcquire{name}"));
             store(Store::Relaxed(scope), &format!("StoreRelaxed{name}"));
             store(Store::Release(scope), &format!("StoreRelease{name}"));
-            let (writer, reader) =
-                (format!("StoreWeak, Fence{name}, StoreVolatile"), format!("LoadVolatile, Fence{name}, LoadWeak"));
+            let writer = format!("StoreWeak, Fence{name}, StoreVolatile");
+            let reader = format!("LoadVolatile, Fence{name}, LoadWeak");
             pairs(Handover::Fence(scope), &writer, &reader);
-            let (writer, reader) =
-                (format!("StoreWeak, NoFence, StoreRelease{name}"), format!("LoadAcquire{name}, NoFence, LoadWeak"));
+            let writer = format!("StoreWeak, NoFence, StoreRelease{name}");
+            let reader = format!("LoadAcquire{name}, NoFence, LoadWeak");
             pairs(Handover::ReleaseAcquire(scope), &writer, &reader);
         }
     }

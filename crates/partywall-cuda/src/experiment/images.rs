@@ -44,8 +44,10 @@ impl Images {
     /// Memory that is too short, not aligned to 4 bytes or, of `to`, read-only; an image without pixels; the driver
     /// refuses.
     pub fn enqueue_resize(&self, stream: StreamRef<'_>, from: Image<'_>, to: Image<'_>) -> Result<(), AccessError> {
-        let (mut read, mut written) = (from.readable()?, to.writable()?);
-        let (mut from, mut to) = ((from.width, from.height), (to.width, to.height));
+        let mut read = from.readable()?;
+        let mut written = to.writable()?;
+        let mut from = (from.width, from.height);
+        let mut to = (to.width, to.height);
         let parameters = &mut [
             (&raw mut read).cast(),
             (&raw mut from.0).cast(),
@@ -71,11 +73,14 @@ impl Images {
         to: Image<'_>,
         radius: u32,
     ) -> Result<(), AccessError> {
-        let (mut read, mut written) = (from.readable()?, to.writable()?);
+        let mut read = from.readable()?;
+        let mut written = to.writable()?;
         if (from.width, from.height) != (to.width, to.height) {
             return Err(AccessError::OutOfRange { offset: 0, len: from.bytes(), available: to.bytes() });
         }
-        let (mut width, mut height, mut radius) = (to.width, to.height, radius.min(Self::MOST_RADIUS));
+        let mut width = to.width;
+        let mut height = to.height;
+        let mut radius = radius.min(Self::MOST_RADIUS);
         let parameters = &mut [
             (&raw mut read).cast(),
             (&raw mut written).cast(),

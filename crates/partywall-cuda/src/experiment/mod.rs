@@ -113,7 +113,8 @@ pub fn free_mapping(mapping: &IpcMapping) -> Result<(), CudaError> {
 /// # Errors
 /// The driver's answer.
 pub fn close_twice(mapping: IpcMapping) -> Result<(), CudaError> {
-    let (context, pointer) = (mapping.context().clone(), mapping.device_ptr());
+    let context = mapping.context().clone();
+    let pointer = mapping.device_ptr();
     drop(mapping);
     let _guard = context.guard_relaxed()?;
     // SAFETY: as for `free_mapping`.

@@ -78,7 +78,8 @@ fn memory_is_mapped_behind_other_memory_or_not_at_all_on_the_simulated_gpu() {
 
         // One fits, the second does not, and takes the first away again.
         let refused = mapping.extend([memory(), memory()]).unwrap_err();
-        let (offset, available) = (4 * GRANULARITY, 4 * GRANULARITY);
+        let offset = 4 * GRANULARITY;
+        let available = 4 * GRANULARITY;
         assert_eq!(refused, AccessError::OutOfRange { offset, len: GRANULARITY, available });
         drop(mapping.extend([memory()]).unwrap());
         assert_eq!(mapping.len(), 3 * GRANULARITY);
@@ -196,7 +197,8 @@ fn page_locked_memory_begins_as_zero_on_the_simulated_gpu() {
 #[test]
 fn time_does_not_run_backwards_on_the_simulated_gpu() {
     on_the_simulated_gpu(&[""], &[], |context, _| {
-        let (earlier, later) = (Event::new(context).unwrap(), Event::new(context).unwrap());
+        let earlier = Event::new(context).unwrap();
+        let later = Event::new(context).unwrap();
         let stream = StreamRef::legacy_default(context);
         for event in [&earlier, &later] {
             event.record(stream).unwrap();

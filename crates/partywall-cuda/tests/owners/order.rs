@@ -15,8 +15,10 @@ use crate::{GRANULARITY, call_of, is_failed, on_the_simulated_gpu, while_capturi
 fn kernels_run_behind_a_wait_and_check_what_they_are_given_on_the_simulated_gpu() {
     on_the_simulated_gpu(&[""], &[], |context, _| {
         let kernels = Kernels::load(context).unwrap();
-        let (buffer, word) = (DeviceBuffer::new(context, 64).unwrap(), DeviceBuffer::new(context, 8).unwrap());
-        let (stream, waiting) = (Stream::new(context).unwrap(), Stream::new(context).unwrap());
+        let buffer = DeviceBuffer::new(context, 64).unwrap();
+        let word = DeviceBuffer::new(context, 8).unwrap();
+        let stream = Stream::new(context).unwrap();
+        let waiting = Stream::new(context).unwrap();
         waiting.as_ref().enqueue_set(word.as_slice(), 0).unwrap();
         // Or the word might be set to 0 after it was written, on another stream.
         waiting.synchronize().unwrap();
@@ -117,7 +119,8 @@ fn what_a_stream_still_waits_for_is_never_freed_on_the_simulated_gpu() {
 #[test]
 fn a_host_function_runs_once_in_order_or_is_dropped_on_the_simulated_gpu() {
     on_the_simulated_gpu(&["", "cuLaunchHostFunc:1=801"], &[], |context, step| {
-        let (stream, word) = (Stream::new(context).unwrap(), DeviceBuffer::new(context, 8).unwrap());
+        let stream = Stream::new(context).unwrap();
+        let word = DeviceBuffer::new(context, 8).unwrap();
         let stream = stream.as_ref();
         stream.enqueue_set(word.as_slice(), 0).unwrap();
         stream.synchronize().unwrap();
@@ -144,7 +147,8 @@ fn a_host_function_runs_once_in_order_or_is_dropped_on_the_simulated_gpu() {
 #[test]
 fn streams_are_told_apart_on_the_simulated_gpu() {
     on_the_simulated_gpu(&[""], &[], |context, _| {
-        let (one, other) = (Stream::new(context).unwrap(), Stream::new(context).unwrap());
+        let one = Stream::new(context).unwrap();
+        let other = Stream::new(context).unwrap();
         let id = |stream: &Stream| stream.as_ref().id().unwrap();
         assert_eq!(id(&one), id(&one));
         assert_ne!(id(&one), id(&other));

@@ -70,7 +70,8 @@ fn a_second_open_shares_the_first_and_the_last_drop_closes_on_the_simulated_gpu(
         assert_ne!(other.device_ptr(), first.device_ptr());
 
         let kind = |address| PointerInfo::of(context, address).unwrap().kind;
-        let (address, other_address) = (first.device_ptr(), other.device_ptr());
+        let address = first.device_ptr();
+        let other_address = other.device_ptr();
         drop((first, other));
         assert_eq!((kind(address), kind(other_address)), (PointerKind::Imported, PointerKind::Unknown));
         drop(second);
@@ -179,7 +180,8 @@ fn a_graph_never_gets_the_address_of_a_registration_on_the_simulated_gpu() {
     on_the_simulated_gpu(&[""], &[], |context, _| {
         let map = Arc::new(SharedMap::writable(shared_memfd()).unwrap());
         let registration = HostRegistration::shared(context, map).unwrap();
-        let (buffer, stream) = (DeviceBuffer::new(context, 8).unwrap(), Stream::new(context).unwrap());
+        let buffer = DeviceBuffer::new(context, 8).unwrap();
+        let stream = Stream::new(context).unwrap();
         assert!(while_capturing(context, &stream, || {
             let refused = registration.enqueue_copy_to(stream.as_ref(), 0, buffer.as_slice());
             assert_eq!(refused, Err(AccessError::Capturing));

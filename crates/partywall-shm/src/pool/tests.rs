@@ -36,7 +36,8 @@ fn a_block_that_is_taken_again_is_another() {
 fn an_offered_block_is_taken_over_once() {
     let pool = pool(2);
     let given = pool.try_alloc(1).unwrap();
-    let (index, generation) = (given.index(), given.generation());
+    let index = given.index();
+    let generation = given.generation();
     assert_eq!(pool.accept(2, index, generation), None, "it is held");
     assert!(pool.offer(&given));
     assert!(!pool.offer(&given) && !pool.free(&given), "it is not held any more");
@@ -59,7 +60,8 @@ fn an_offered_block_is_taken_over_once() {
 fn what_the_dead_offered_comes_back() {
     let pool = pool(1);
     let given = pool.try_alloc(1).unwrap();
-    let (index, generation) = (given.index(), given.generation());
+    let index = given.index();
+    let generation = given.generation();
     assert!(pool.offer(&given));
     assert_eq!(pool.recover(|row| row == 2), 0);
     assert_eq!(pool.recover(|row| row == 1), 1);
@@ -107,7 +109,8 @@ enum Step {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let (row, any) = (0..4_u16, any::<usize>());
+    let row = 0..4_u16;
+    let any = any::<usize>();
     prop_oneof![
         4 => row.clone().prop_map(Step::Alloc),
         2 => any.prop_map(Step::Free),
@@ -130,7 +133,9 @@ proptest! {
     #[test]
     fn it_is_what_the_model_is(blocks in 1..6_u32, steps in vec(step(), 1..200)) {
         let pool = pool(blocks);
-        let (mut held, mut offered, mut published) = (Vec::<(u16, Held)>::new(), Vec::<(u16, Held)>::new(), Vec::new());
+        let mut held = Vec::<(u16, Held)>::new();
+        let mut offered = Vec::<(u16, Held)>::new();
+        let mut published = Vec::new();
         let mut stale = Vec::new();
         let mut generations = std::collections::BTreeSet::new();
         for step in steps {
@@ -179,7 +184,9 @@ proptest! {
                 prop_assert!(!pool.is_current(old.index(), old.generation()) && !pool.free(old) && !pool.offer(old));
                 prop_assert_eq!(pool.accept(9, old.index(), old.generation()), None);
             }
-            let (in_hands, in_transit, in_topic) = (held.len() as u32, offered.len() as u32, published.len() as u32);
+            let in_hands = held.len() as u32;
+            let in_transit = offered.len() as u32;
+            let in_topic = published.len() as u32;
             prop_assert_eq!(pool.audit(), Audit {
                 free: blocks - in_hands - in_transit - in_topic,
                 held: in_hands, offered: in_transit, published: in_topic,
@@ -195,7 +202,8 @@ proptest! {
         blocks in 1..20_u32,
     ) {
         let fd = Pool::create(blocks).unwrap();
-        let (pool, map) = (Pool::map(&fd).unwrap(), SharedMap::writable(&fd).unwrap());
+        let pool = Pool::map(&fd).unwrap();
+        let map = SharedMap::writable(&fd).unwrap();
         // Behind what is only looked at when it is mapped.
         let all = map.atomics::<AtomicU64>(64, slots::bytes(blocks) / 8 - 8).unwrap();
         for (index, word, sort) in words {

@@ -89,7 +89,9 @@ fn those_who_wait_are_served_in_their_order() {
 fn a_permit_that_comes_as_its_waiter_gives_up_is_his_or_the_nexts() {
     let semaphore = semaphore(1);
     let held = semaphore.try_acquire(0).unwrap();
-    let (first, second, mut third) = (waiter(&semaphore, 1), waiter(&semaphore, 2), waiter(&semaphore, 3));
+    let first = waiter(&semaphore, 1);
+    let second = waiter(&semaphore, 2);
+    let mut third = waiter(&semaphore, 3);
     assert!(semaphore.release(&held));
     let held = first.cancel().expect("it had been granted");
     assert!(semaphore.release(&held));
@@ -101,8 +103,9 @@ fn a_permit_that_comes_as_its_waiter_gives_up_is_his_or_the_nexts() {
 fn the_dead_hold_nothing_and_wait_for_nothing() {
     let semaphore = semaphore(2);
     let [dead, alive] = [7, 8].map(|row| semaphore.try_acquire(row).unwrap());
-    let (mut dead_waiter, mut granted, mut next) =
-        (waiter(&semaphore, 7), waiter(&semaphore, 7), waiter(&semaphore, 9));
+    let mut dead_waiter = waiter(&semaphore, 7);
+    let mut granted = waiter(&semaphore, 7);
+    let mut next = waiter(&semaphore, 9);
     assert!(semaphore.release(&alive));
     assert_eq!(semaphore.audit(), Audit { held: 1, handed: 1, granted: 1, waiting: 2, ..Audit::default() });
     assert_eq!(semaphore.recover(|row| row == 7), 2);
@@ -117,7 +120,8 @@ fn the_dead_hold_nothing_and_wait_for_nothing() {
 fn a_permit_that_nobody_takes_goes_to_the_next() {
     let semaphore = semaphore(1);
     let held = semaphore.try_acquire(0).unwrap();
-    let (mut stopped, mut next) = (waiter(&semaphore, 1), waiter(&semaphore, 2));
+    let mut stopped = waiter(&semaphore, 1);
+    let mut next = waiter(&semaphore, 2);
     assert!(semaphore.release(&held));
     let start = Instant::now();
     let held = loop {
@@ -158,7 +162,8 @@ fn more_wait_than_there_is_room_for() {
 #[test]
 fn wrong_hints_cost_time_and_no_permit() {
     let fd = Semaphore::create(2).unwrap();
-    let (semaphore, map) = (Semaphore::map(&fd).unwrap(), SharedMap::writable(&fd).unwrap());
+    let semaphore = Semaphore::map(&fd).unwrap();
+    let map = SharedMap::writable(&fd).unwrap();
     let [look, head, tail] = [72, 128, 192].map(|offset| &map.atomics::<AtomicU64>(offset, 1).unwrap()[0]);
     for garbage in [0, 1, 5, 1 << 20, 1 << 45, u64::MAX / 2, u64::MAX - 1, u64::MAX] {
         let held = [(); 2].map(|()| semaphore.try_acquire(0).unwrap());
@@ -183,7 +188,8 @@ fn wrong_hints_cost_time_and_no_permit() {
 #[test]
 fn positions_come_again_without_confusion() {
     let fd = Semaphore::create(1).unwrap();
-    let (semaphore, map) = (Semaphore::map(&fd).unwrap(), SharedMap::writable(&fd).unwrap());
+    let semaphore = Semaphore::map(&fd).unwrap();
+    let map = SharedMap::writable(&fd).unwrap();
     // As after 2⁴⁰ - 3 waits.
     let count = (1 << 40) - 3_u64;
     for offset in [128, 192] {
@@ -196,7 +202,8 @@ fn positions_come_again_without_confusion() {
     }
     for _ in 0..3 * MAX_WAITERS {
         let held = semaphore.try_acquire(0).unwrap();
-        let (mut first, mut second) = (waiter(&semaphore, 1), waiter(&semaphore, 2));
+        let mut first = waiter(&semaphore, 1);
+        let mut second = waiter(&semaphore, 2);
         semaphore.release(&held);
         let Polled::Held(held) = first.poll() else { panic!("it is first") };
         semaphore.release(&held);
@@ -213,7 +220,8 @@ fn threads_of_all_sorts_lose_no_permit() {
     let inside = AtomicU32::new(0);
     std::thread::scope(|scope| {
         for thread in 0..8_u16 {
-            let (semaphore, inside) = (Semaphore::map(&fd).unwrap(), &inside);
+            let semaphore = Semaphore::map(&fd).unwrap();
+            let inside = &inside;
             scope.spawn(move || {
                 for turn in 0..5_000_u32 {
                     let held = match (turn + u32::from(thread)) % 4 {
@@ -242,12 +250,15 @@ fn no_more_overtake_a_waiter_than_were_acquiring_when_he_came() {
     const THREADS: u64 = 8;
     let fd = Semaphore::create(1).unwrap();
     // In the order in which they happened, as far as one who waits can tell.
-    let (begun, done) = (AtomicU64::new(0), AtomicBool::new(false));
+    let begun = AtomicU64::new(0);
+    let done = AtomicBool::new(false);
     let passed = AtomicU64::new(0);
     std::thread::scope(|scope| {
         for _ in 1..THREADS {
             let semaphore = Semaphore::map(&fd).unwrap();
-            let (begun, passed, done) = (&begun, &passed, &done);
+            let begun = &begun;
+            let passed = &passed;
+            let done = &done;
             scope.spawn(move || {
                 while !done.load(Ordering::Relaxed) {
                     let mine = begun.fetch_add(1, Ordering::SeqCst);
@@ -483,7 +494,8 @@ proptest! {
         maximum in 1..20_u32,
     ) {
         let fd = Semaphore::create(maximum).unwrap();
-        let (semaphore, map) = (Semaphore::map(&fd).unwrap(), SharedMap::writable(&fd).unwrap());
+        let semaphore = Semaphore::map(&fd).unwrap();
+        let map = SharedMap::writable(&fd).unwrap();
         // Behind what is only looked at when it is mapped.
         let all = map.atomics::<AtomicU64>(64, slots::bytes(maximum) / 8 - 8).unwrap();
         for (index, word, sort) in words {

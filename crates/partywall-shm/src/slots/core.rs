@@ -354,7 +354,8 @@ impl<'a> Core<'a> {
         let mut tail = self.header.tail.0.load(Ordering::Acquire);
         for _ in 0..2 * self.ring.len() + MOST_ATTEMPTS {
             let (position, entry) = self.at(tail);
-            let (seen, waiting) = (entry.load(), EntryWord::waiting(row, position.lap));
+            let seen = entry.load();
+            let waiting = EntryWord::waiting(row, position.lap);
             let place = seen.place(position.lap);
             // One who was granted a slot and is stopped before he leaves the entry is passed over; not those who wait.
             if place == Place::Occupied && self.is_crowded(tail) {

@@ -114,11 +114,14 @@ mod mapped {
             let Some([header]) = memory.atomics::<Header>(0, 1) else {
                 return refuse(format!("{} bytes are too few for a {object}", memory.len()));
             };
-            let (magic, layout) = (header.magic.load(Ordering::Relaxed), header.layout.load(Ordering::Relaxed));
+            let magic = header.magic.load(Ordering::Relaxed);
+            let layout = header.layout.load(Ordering::Relaxed);
             crate::check_layout(object, (magic, layout), (u64::from_le_bytes(sort.magic), LAYOUT_HASH))?;
-            let (maximum, ring) = (header.maximum.load(Ordering::Relaxed), header.ring.load(Ordering::Relaxed));
+            let maximum = header.maximum.load(Ordering::Relaxed);
+            let ring = header.ring.load(Ordering::Relaxed);
             if !(1..=MAX_SLOTS).contains(&maximum) || ring != MAX_WAITERS || memory.len() != bytes(maximum) {
-                let (slots, len) = (sort.slots, memory.len());
+                let slots = sort.slots;
+                let len = memory.len();
                 return refuse(format!("a {object} of {maximum} {slots}, {ring} waiters and {len} bytes cannot be"));
             }
             let of_the_right_length = "its length is that of its parts";

@@ -219,14 +219,18 @@ impl TableBuilder {
         let mut order: Vec<usize> = (0..self.tensors.len()).collect();
         order.sort_unstable_by(|a, b| self.tensors[*a].name.cmp(&self.tensors[*b].name));
 
-        let (mut entries, mut dims, mut pairs, mut texts) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let mut entries = Vec::new();
+        let mut dims = Vec::new();
+        let mut pairs = Vec::new();
+        let mut texts = Vec::new();
         let mut text = |bytes: &str| {
             let place = [(texts.len() as u32).to_le_bytes(), (bytes.len() as u32).to_le_bytes()].concat();
             texts.extend_from_slice(bytes.as_bytes());
             place
         };
         for position in order {
-            let (tensor, (chunk, offset)) = (&self.tensors[position], places[position]);
+            let tensor = &self.tensors[position];
+            let (chunk, offset) = places[position];
             entries.extend_from_slice(&text(&tensor.name));
             entries.extend_from_slice(&[tensor.dtype.code(), (tensor.dims.len() / 2) as u8, 0, 0]);
             entries.extend_from_slice(&chunk.to_le_bytes());

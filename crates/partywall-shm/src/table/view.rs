@@ -68,8 +68,12 @@ impl<B: AsRef<[u8]>> Table<B> {
         if found != LAYOUT_HASH {
             return Err(TableError::ForeignLayout { found, expected: LAYOUT_HASH });
         }
-        let (tensors, chunks) = (half(b, 16) as usize, half(b, 20) as usize);
-        let (dims, texts, pairs, length) = (word(b, 24), word(b, 32), word(b, 40), word(b, 48));
+        let tensors = half(b, 16) as usize;
+        let chunks = half(b, 20) as usize;
+        let dims = word(b, 24);
+        let texts = word(b, 32);
+        let pairs = word(b, 40);
+        let length = word(b, 48);
         let size = |count: u64, each: usize| usize::try_from(count).ok()?.checked_mul(each);
         let places = (|| {
             let chunks_at = HEADER.checked_add(tensors.checked_mul(ENTRY)?)?;
@@ -93,7 +97,8 @@ impl<B: AsRef<[u8]>> Table<B> {
         let mut sum = 0;
         for index in 0..self.pairs {
             let at = self.pairs_at + index * PAIR;
-            let (key, value) = (self.text(at), self.text(at + 8));
+            let key = self.text(at);
+            let value = self.text(at + 8);
             let (Some(key), Some(value)) = (key, value) else {
                 return Err(TableError::Damaged("its metadata are no texts"));
             };
@@ -143,7 +148,8 @@ impl<B: AsRef<[u8]>> Table<B> {
     /// # Errors
     /// [`TableError::Damaged`] if it is not.
     pub fn check_growth_of<C: AsRef<[u8]>>(&self, before: &Table<C>) -> Result<(), TableError> {
-        let (old, new) = (before.in_given_order(), self.in_given_order());
+        let old = before.in_given_order();
+        let new = self.in_given_order();
         let last = old.len().saturating_sub(1);
         let kept = old.len() <= new.len()
             && old.iter().zip(&new).enumerate().all(|(i, (old, new))| new.continues(old, i == last))
@@ -168,7 +174,8 @@ impl<B: AsRef<[u8]>> Table<B> {
 
     /// The tensor named `name`.
     pub fn find(&self, name: &str) -> Option<Tensor<'_>> {
-        let (mut low, mut high) = (0, self.tensors);
+        let mut low = 0;
+        let mut high = self.tensors;
         while low < high {
             let middle = low + (high - low) / 2;
             let tensor = self.at(middle);
@@ -227,7 +234,8 @@ impl<B: AsRef<[u8]>> Table<B> {
     fn entry<'a>(&'a self, index: usize, name: &'a str, dtype: DType) -> Tensor<'a> {
         let b = self.bytes.as_ref();
         let at = HEADER + index * ENTRY;
-        let (rank, first) = (usize::from(b[at + 9]), word(b, at + 16) as usize);
+        let rank = usize::from(b[at + 9]);
+        let first = word(b, at + 16) as usize;
         let dims_at = self.dims_at + first * 8;
         Tensor {
             name,
@@ -311,7 +319,8 @@ impl<'a> Tensor<'a> {
     /// Whether whoever uses `before` can go on with this one.
     fn continues(&self, before: &Self, may_be_longer: bool) -> bool {
         let place = |tensor: &Self| (tensor.bytes > 0).then_some((tensor.chunk, tensor.offset));
-        let (shape, old) = (self.shape(), before.shape());
+        let shape = self.shape();
+        let old = before.shape();
         (self.name, self.dtype, self.rank()) == (before.name, before.dtype, before.rank())
             && self.strides().eq(before.strides())
             && (before.bytes == 0 || place(self) == place(before))
@@ -319,7 +328,8 @@ impl<'a> Tensor<'a> {
     }
 
     fn words(&self, skip: usize) -> impl ExactSizeIterator<Item = u64> + use<'a> {
-        let (dims, rank) = (self.dims, self.rank());
+        let dims = self.dims;
+        let rank = self.rank();
         (0..rank).map(move |i| word(dims, (skip + i) * 8))
     }
 }
@@ -397,7 +407,8 @@ mod tests {
 
     #[test]
     fn alignment_wastes_at_most_a_hundredth_of_large_tensors() {
-        let (mut table, mut payload) = (TableBuilder::new(), 0);
+        let mut table = TableBuilder::new();
+        let mut payload = 0;
         for i in 0..500 {
             let bytes = 32 * 1024 + i * 37;
             table.add(&format!("t{i}"), DType::U8, &[bytes]).unwrap();

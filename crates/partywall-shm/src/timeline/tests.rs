@@ -50,7 +50,8 @@ fn values_only_grow_and_end() {
 #[test]
 fn a_stream_owes_what_it_was_told_to_store() {
     let slab = slab();
-    let (cell, value) = (slab.cell(1).unwrap(), word(&slab, CELL_BYTES));
+    let cell = slab.cell(1).unwrap();
+    let value = word(&slab, CELL_BYTES);
     cell.check_next(5).unwrap();
     cell.announce(5);
     assert_eq!((cell.value(), cell.announced(), cell.progress(5)), (0, 5, Progress::Announced));
@@ -71,7 +72,8 @@ fn a_stream_owes_what_it_was_told_to_store() {
 #[test]
 fn a_late_store_counts_for_nobody() {
     let slab = slab();
-    let (cell, value) = (slab.cell(0).unwrap(), word(&slab, 0));
+    let cell = slab.cell(0).unwrap();
+    let value = word(&slab, 0);
     cell.signal(3).unwrap();
     cell.announce(4);
     assert_eq!(cell.end(Ending::Evicted).last, 3);
@@ -114,7 +116,8 @@ fn the_first_taint_stays() {
 #[test]
 fn a_sleeper_of_another_mapping_is_woken() {
     let fd = Slab::create().unwrap();
-    let (ours, theirs) = (Slab::map(&fd).unwrap(), Slab::map(&fd).unwrap());
+    let ours = Slab::map(&fd).unwrap();
+    let theirs = Slab::map(&fd).unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let cell = theirs.cell(5).unwrap();
@@ -145,7 +148,8 @@ fn what_is_no_slab_is_refused() {
     assert!(Slab::map(draft(0).share().unwrap()).is_err());
     assert!(Slab::map(std::fs::File::open("/dev/null").unwrap()).is_err());
 
-    let (fd, mut shorter) = (Slab::create().unwrap(), draft(4096));
+    let fd = Slab::create().unwrap();
+    let mut shorter = draft(4096);
     let header = SharedMap::writable(&fd).unwrap();
     let header = header.atomics::<AtomicU64>(0, 2).unwrap();
     for (at, word) in header.iter().enumerate() {

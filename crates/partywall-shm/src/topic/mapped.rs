@@ -96,7 +96,8 @@ impl Topic {
         let Some([header]) = memory.atomics::<Header>(0, 1) else {
             return refuse(format!("{} bytes are too few for a topic", memory.len()));
         };
-        let (magic, layout) = (header.magic.load(Ordering::Relaxed), header.layout.load(Ordering::Relaxed));
+        let magic = header.magic.load(Ordering::Relaxed);
+        let layout = header.layout.load(Ordering::Relaxed);
         crate::check_layout("topic", (magic, layout), (MAGIC, LAYOUT_HASH))?;
         let shape = Shape {
             blocks: header.blocks.load(Ordering::Relaxed),

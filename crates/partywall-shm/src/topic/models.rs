@@ -217,7 +217,8 @@ fn spawn(world: &Arc<World>, other: impl FnOnce(&World) + 'static) -> thread::Jo
 fn what_is_read_is_not_written() {
     check(3, || {
         let world = World::new(1, 3);
-        let (mut publisher, mut reader) = (world.publisher(1), world.subscriber(2, Some(1), 0));
+        let mut publisher = world.publisher(1);
+        let mut reader = world.subscriber(2, Some(1), 0);
         world.publish(&mut publisher, 1).unwrap();
         let other = spawn(&world, move |world| {
             if let Some((value, missed)) = world.receive(&mut reader) {
@@ -238,7 +239,8 @@ fn what_is_read_is_not_written() {
 fn there_may_be_no_block() {
     check(3, || {
         let world = World::new(1, 2);
-        let (mut publisher, mut reader) = (world.publisher(1), world.subscriber(2, Some(1), 0));
+        let mut publisher = world.publisher(1);
+        let mut reader = world.subscriber(2, Some(1), 0);
         world.publish(&mut publisher, 1).unwrap();
         let other = spawn(&world, move |world| {
             world.receive(&mut reader);
@@ -288,7 +290,8 @@ fn who_joins_misses_nothing_from_then_on() {
 fn who_joins_between_two_publishers_misses_nothing() {
     check(2, || {
         let world = World::new(2, 5);
-        let (mut first, mut second) = (world.publisher(1), world.publisher(2));
+        let mut first = world.publisher(1);
+        let mut second = world.publisher(2);
         world.publish(&mut first, 0).unwrap();
         let publish = |world: &World, place: &mut PublisherPlace, value| match world.publish(place, value) {
             Ok(_) | Err(Unpublished::Blocked { .. }) => {}
@@ -310,7 +313,8 @@ fn who_joins_between_two_publishers_misses_nothing() {
 fn who_sweeps_takes_nothing_that_is_read() {
     check(3, || {
         let world = World::new(1, 2);
-        let (mut publisher, mut reader) = (world.publisher(1), world.subscriber(2, Some(1), 0));
+        let mut publisher = world.publisher(1);
+        let mut reader = world.subscriber(2, Some(1), 0);
         world.publish(&mut publisher, 1).unwrap();
         let held = world.loan(1).unwrap();
         let readers = spawn(&world, move |world| {
@@ -333,7 +337,8 @@ fn who_sweeps_takes_nothing_that_is_read() {
 fn a_reader_that_sleeps_is_woken_for_each_sample() {
     check(3, || {
         let world = World::new(2, 4);
-        let (mut publisher, mut reader) = (world.publisher(1), world.subscriber(2, None, 0));
+        let mut publisher = world.publisher(1);
+        let mut reader = world.subscriber(2, None, 0);
         let other = spawn(&world, move |world| {
             for value in 0..2 {
                 world.publish(&mut publisher, value).unwrap();
@@ -350,7 +355,8 @@ fn a_reader_that_sleeps_is_woken_for_each_sample() {
 fn readers_that_sleep_are_all_woken() {
     check(2, || {
         let world = World::new(1, 4);
-        let (mut publisher, readers) = (world.publisher(1), [2, 3].map(|row| world.subscriber(row, None, 0)));
+        let mut publisher = world.publisher(1);
+        let readers = [2, 3].map(|row| world.subscriber(row, None, 0));
         let readers = readers.map(|mut reader| spawn(&world, move |world| _ = world.look_and_sleep(&mut reader)));
         world.publish(&mut publisher, 0).unwrap();
         readers.into_iter().for_each(|reader| reader.join().unwrap());
@@ -381,7 +387,8 @@ fn what_a_publisher_tells_nobody_of_is_received_with_the_next_sample() {
 fn what_a_publisher_tells_nobody_of_is_received_when_it_is_parted() {
     check(3, || {
         let world = World::new(2, 4);
-        let (mut dead, mut reader) = (world.publisher(1), world.subscriber(3, None, 0));
+        let mut dead = world.publisher(1);
+        let mut reader = world.subscriber(3, None, 0);
         let other = spawn(&world, move |world| {
             world.publish_and_die(&mut dead, 0);
             world.core().part(|row| row == 1, crate::timeline::Ending::OwnerDied, |_| None);
@@ -396,7 +403,8 @@ fn what_a_publisher_tells_nobody_of_is_received_when_it_is_parted() {
 fn a_publisher_that_waits_for_a_reader_that_dies_is_woken() {
     check(3, || {
         let world = World::new(1, 4);
-        let (mut publisher, reader) = (world.publisher(1), world.subscriber(2, None, 0));
+        let mut publisher = world.publisher(1);
+        let reader = world.subscriber(2, None, 0);
         world.publish(&mut publisher, 0).unwrap();
         let other = spawn(&world, move |world| {
             world.subscribers[reader.index].cursor.store(reader.next() + 1, Ordering::Release);
@@ -411,7 +419,8 @@ fn a_publisher_that_waits_for_a_reader_that_dies_is_woken() {
 fn a_publisher_that_waits_for_a_reader_is_woken() {
     check(3, || {
         let world = World::new(1, 4);
-        let (mut publisher, mut reader) = (world.publisher(1), world.subscriber(2, None, 0));
+        let mut publisher = world.publisher(1);
+        let mut reader = world.subscriber(2, None, 0);
         let other = spawn(&world, move |world| {
             for expected in 0..2 {
                 assert_eq!(world.receive_waiting(&mut reader), (expected, 0));
@@ -429,7 +438,8 @@ fn a_publisher_that_waits_for_a_reader_is_woken() {
 fn a_publisher_that_waits_for_a_reader_that_leaves_is_woken() {
     check(3, || {
         let world = World::new(1, 4);
-        let (mut publisher, reader) = (world.publisher(1), world.subscriber(2, None, 0));
+        let mut publisher = world.publisher(1);
+        let reader = world.subscriber(2, None, 0);
         world.publish(&mut publisher, 0).unwrap();
         let other = spawn(&world, move |world| {
             world.core().part_subscriber(reader.seated());
@@ -446,7 +456,8 @@ fn a_publisher_that_waits_for_a_reader_that_leaves_is_woken() {
 fn who_is_parted_reads_nothing_that_is_written() {
     check(2, || {
         let world = World::new(1, 2);
-        let (mut publisher, mut reader) = (world.publisher(1), world.subscriber(2, None, 0));
+        let mut publisher = world.publisher(1);
+        let mut reader = world.subscriber(2, None, 0);
         world.publish(&mut publisher, 0).unwrap();
         let broker = spawn(&world, |world| {
             world.core().part(|row| row == 2, crate::timeline::Ending::Evicted, |_| None);
@@ -498,7 +509,8 @@ fn two_publish_at_once_and_all_see_one_order() {
 fn who_waits_for_a_block_is_served() {
     check(2, || {
         let world = World::new(1, 2);
-        let (mut publisher, mut reader) = (world.publisher(1), world.subscriber(2, Some(1), 0));
+        let mut publisher = world.publisher(1);
+        let mut reader = world.subscriber(2, Some(1), 0);
         world.publish(&mut publisher, 0).unwrap();
         let held = world.loan(1).unwrap();
         let readers = spawn(&world, move |world| {
@@ -533,7 +545,8 @@ fn who_waits_for_a_block_is_served() {
 fn last_publisher_wakes_who_waits_for_its_leave() {
     check(3, || {
         let world = World::new(2, 4);
-        let (mut publisher, mut reader) = (world.publisher(1), world.subscriber(2, None, 0));
+        let mut publisher = world.publisher(1);
+        let mut reader = world.subscriber(2, None, 0);
         let other = spawn(&world, move |world| {
             world.publish(&mut publisher, 1).unwrap();
             world.core().part_publisher(publisher.seated());
@@ -561,7 +574,8 @@ fn topic_is_not_idle_while_one_publisher_takes_over_from_another() {
     check(3, || {
         let world = World::new(1, 2);
         // The later one has the seat that is looked at first.
-        let (left, first) = (world.publisher(1), world.publisher(1));
+        let left = world.publisher(1);
+        let first = world.publisher(1);
         world.core().leave_as_publisher(left.seated());
         let other = spawn(&world, move |world| {
             world.publisher(2);

@@ -168,7 +168,8 @@ fn a_topic_is_idle_once_its_publishers_have_left_and_all_is_received() {
 #[test]
 fn publishers_wait_for_who_must_not_miss_anything() {
     let world = World::new(SHAPE);
-    let (mut publisher, mut slow) = (world.publisher(1), world.subscriber(2, None));
+    let mut publisher = world.publisher(1);
+    let mut slow = world.subscriber(2, None);
     for value in 0..4 {
         world.publish(&mut publisher, value).unwrap();
     }
@@ -220,7 +221,8 @@ fn nobody_waits_for_who_may_miss_something() {
 fn a_ring_of_one_entry_holds_the_last_sample() {
     let world = World::new(Shape { depth: 1, ..SHAPE });
     let mut publisher = world.publisher(1);
-    let (mut latest, mut strict) = (world.subscriber(2, Some(1)), world.subscriber(3, None));
+    let mut latest = world.subscriber(2, Some(1));
+    let mut strict = world.subscriber(3, None);
     for value in 0..5 {
         world.publish(&mut publisher, value).unwrap();
         assert_eq!(world.publish(&mut publisher, 9), Err(Unpublished::Blocked { id: strict.id(), row: 3 }));
@@ -263,7 +265,8 @@ fn who_joins_late_begins_with_the_history_it_wants() {
 #[test]
 fn a_reader_keeps_what_it_holds_and_no_more_than_it_may() {
     let world = World::new(SHAPE);
-    let (mut publisher, mut reader) = (world.publisher(1), world.subscriber(2, Some(4)));
+    let mut publisher = world.publisher(1);
+    let mut reader = world.subscriber(2, Some(4));
     let mut held = Vec::new();
     for value in 0..4 {
         world.publish(&mut publisher, value).unwrap();
@@ -339,7 +342,8 @@ fn who_was_parted_counts_for_nobody_and_keeps_what_it_holds() {
 #[test]
 fn what_becomes_of_samples_whose_publisher_is_gone() {
     let world = World::new(SHAPE);
-    let (mut publisher, mut other) = (world.publisher(1), world.publisher(2));
+    let mut publisher = world.publisher(1);
+    let mut other = world.publisher(2);
     let mut subscriber = world.subscriber(3, None);
     let cell = TimelineCell { slab: 1, cell: 9, incarnation: 3 };
     world.topic.set_timeline(&publisher, cell);
@@ -370,7 +374,8 @@ fn what_becomes_of_samples_whose_publisher_is_gone() {
 #[test]
 fn a_block_that_a_stream_writes_is_not_used_again() {
     let world = World::new(SHAPE);
-    let (mut publisher, mut subscriber) = (world.publisher(1), world.subscriber(2, Some(1)));
+    let mut publisher = world.publisher(1);
+    let mut subscriber = world.subscriber(2, Some(1));
     let (_, written) = world.publish_as(&mut publisher, 1, Status::Timeline).unwrap();
     let taken = world.take(&mut subscriber).unwrap();
     for value in 2..100 {
@@ -389,7 +394,8 @@ fn a_block_that_a_stream_writes_is_not_used_again() {
 fn blocks_of_the_dead_come_back_and_what_they_published_stays() {
     let world = World::new(SHAPE);
     let mut publishers = [1, 2].map(|row| world.publisher(row));
-    let (mut dead, mut alive) = (world.subscriber(1, None), world.subscriber(3, None));
+    let mut dead = world.subscriber(1, None);
+    let mut alive = world.subscriber(3, None);
     // Loaned, published and still written, and published.
     let _kept = world.loan(1).unwrap();
     let _kept = world.publish_as(&mut publishers[0], 1, Status::Timeline).unwrap();
@@ -415,7 +421,8 @@ fn blocks_of_the_dead_come_back_and_what_they_published_stays() {
 fn who_waits_for_a_block_gets_what_a_reader_releases_or_a_publisher_overwrites() {
     let shape = Shape { blocks: 4, depth: 1, publishers: 1, loans: 2, subscribers: 1, held: 1 };
     let world = World::new(shape);
-    let (mut publisher, mut reader) = (world.publisher(1), world.subscriber(2, Some(1)));
+    let mut publisher = world.publisher(1);
+    let mut reader = world.subscriber(2, Some(1));
     world.publish(&mut publisher, 0).unwrap();
     let taken = world.take(&mut reader).unwrap();
     let mut loans: Vec<_> = (0..3).map(|_| world.loan(1).unwrap()).collect();
@@ -450,7 +457,8 @@ fn many_publish_and_receive_at_once() {
     let subscribers = [None, None, Some(4), Some(1)].map(|queue| (queue, world.subscriber(10, queue)));
     std::thread::scope(|scope| {
         let publishers = [1, 2].map(|row| {
-            let (world, mut place) = (&world, world.publisher(row));
+            let mut place = world.publisher(row);
+            let world = &world;
             scope.spawn(move || {
                 for count in 0..EACH {
                     let held = loop {
@@ -485,10 +493,12 @@ fn many_publish_and_receive_at_once() {
             })
         });
         for (queue, mut place) in subscribers {
-            let (world, over) = (&world, &over);
+            let world = &world;
+            let over = &over;
             scope.spawn(move || {
                 let mut next = BTreeMap::new();
-                let (mut received, mut missed) = (0, 0);
+                let mut received = 0;
+                let mut missed = 0;
                 loop {
                     let was_over = over.load(Ordering::Acquire);
                     let seen = world.topic.expect_sample();
@@ -584,7 +594,8 @@ impl Model {
 
     /// Passes over what a reader does not receive any more; returns what it would receive.
     fn next(&mut self, reader: usize) -> Option<u64> {
-        let (next, oldest) = (self.samples.len() as u64, self.oldest());
+        let next = self.samples.len() as u64;
+        let oldest = self.oldest();
         let Reader { next: cursor, queue, .. } = self.readers[reader].as_mut().unwrap();
         if let Some(queue) = queue.map(u64::from) {
             if queue < Self::DEPTH && next > *cursor + queue {
@@ -708,14 +719,16 @@ proptest! {
     #[test]
     fn nothing_is_believed(words in vec((any::<prop::sample::Index>(), any::<u64>(), 0..5_u8), 0..200), ring in any::<bool>()) {
         let shape = Shape { blocks: 24, depth: 4, publishers: 2, loans: 2, subscribers: 3, held: 4 };
-        let (topic, pool) = (Topic::create(shape).unwrap(), Pool::create(shape.blocks).unwrap());
+        let topic = Topic::create(shape).unwrap();
+        let pool = Pool::create(shape.blocks).unwrap();
         let maps = [&topic, &pool].map(|fd| SharedMap::writable(fd).unwrap());
         let world = World {
             topic: Topic::map(&topic).unwrap(),
             pool: Pool::map(&pool).unwrap(),
             memory: Vec::new(),
         };
-        let (mut old_publisher, mut old_reader) = (world.publisher(1), world.subscriber(2, None));
+        let mut old_publisher = world.publisher(1);
+        let mut old_reader = world.subscriber(2, None);
         // Behind what is only looked at when it is mapped.
         let all = maps.each_ref().map(|map| map.atomics::<AtomicU64>(64, map.len() / 8 - 8).unwrap());
         for (index, word, sort) in words {
@@ -756,7 +769,8 @@ proptest! {
         prop_assert_eq!((audit.held, audit.read, audit.handed, audit.unused), (0, 0, 0, 0));
         prop_assert_eq!(audit.free + audit.in_ring, 24);
         prop_assert!(world.topic.publishers().is_empty() && world.topic.subscribers().is_empty());
-        let (mut publisher, mut reader) = (world.publisher(1), world.subscriber(2, Some(1)));
+        let mut publisher = world.publisher(1);
+        let mut reader = world.subscriber(2, Some(1));
         use_all(&mut publisher, &mut reader);
         use_all(&mut old_publisher, &mut old_reader);
     }

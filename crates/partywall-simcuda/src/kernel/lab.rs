@@ -108,7 +108,8 @@ fn report(runner: &Runner, result: DevicePtr, words: &[u64]) -> Result<(), Code>
 
 /// Polls until `ready`, or for `limit`; how often it looked.
 fn poll_within(runner: &Runner, limit: Duration, mut ready: impl FnMut() -> Result<bool, Code>) -> Result<u64, Code> {
-    let (began, mut looks) = (Instant::now(), 0);
+    let began = Instant::now();
+    let mut looks = 0;
     runner.poll(|| {
         looks += 1;
         Ok(ready()? || began.elapsed() > limit)
@@ -120,7 +121,8 @@ fn poll(runner: &Runner, addresses: [DevicePtr; 4], value: u64, limit: Duration)
     let [word, started, answer, result] = addresses;
     let began = now();
     Word::new(runner, started, Want::Write)?.store(value)?;
-    let (word, mut seen) = (Word::new(runner, word, Want::Read)?, 0);
+    let word = Word::new(runner, word, Want::Read)?;
+    let mut seen = 0;
     let looks = poll_within(runner, limit, || {
         seen = if word.load()? == value { now() } else { 0 };
         Ok(seen != 0)
@@ -151,7 +153,8 @@ fn store(runner: &Runner, addresses: [DevicePtr; 3], value: u64, limit: Duration
     let [word, answer, result] = addresses;
     let began = now();
     Word::new(runner, word, Want::Write)?.store(value)?;
-    let (answer, mut answered) = (Word::new(runner, answer, Want::Read)?, 0);
+    let answer = Word::new(runner, answer, Want::Read)?;
+    let mut answered = 0;
     let looks = poll_within(runner, limit, || {
         answered = if answer.load()? == value { now() } else { 0 };
         Ok(answered != 0)
@@ -161,8 +164,10 @@ fn store(runner: &Runner, addresses: [DevicePtr; 3], value: u64, limit: Duration
 
 fn turns(runner: &Runner, addresses: [DevicePtr; 3], last: u64, follows: bool, limit: Duration) -> Result<(), Code> {
     let [mine, theirs, result] = addresses;
-    let (mine, theirs) = (Word::new(runner, mine, Want::Write)?, Word::new(runner, theirs, Want::Read)?);
-    let (mut turn, mut first) = (0, 0);
+    let mine = Word::new(runner, mine, Want::Write)?;
+    let theirs = Word::new(runner, theirs, Want::Read)?;
+    let mut turn = 0;
+    let mut first = 0;
     if !follows {
         mine.store(1)?;
     }
@@ -189,7 +194,8 @@ impl Pairs {
     }
 
     fn write(&self, limit: Duration) -> Result<(), Code> {
-        let (began, mut round) = (Instant::now(), 0);
+        let began = Instant::now();
+        let mut round = 0;
         while began.elapsed() <= limit {
             round += 1;
             for [data, flag] in &self.0 {
@@ -201,7 +207,8 @@ impl Pairs {
     }
 
     fn read(&self, runner: &Runner, limit: Duration, result: DevicePtr) -> Result<(), Code> {
-        let (began, mut last) = (Instant::now(), vec![0; self.0.len()]);
+        let began = Instant::now();
+        let mut last = vec![0; self.0.len()];
         let [mut looks, mut changes, mut old, mut worst] = [0; 4];
         while began.elapsed() <= limit {
             for ([data, flag], last) in self.0.iter().zip(&mut last) {

@@ -84,7 +84,8 @@ impl Pages {
         for line in maps.lines() {
             let (range, rest) = line.split_once(' ')?;
             let (first, last) = range.split_once('-')?;
-            let (first, last) = (u64::from_str_radix(first, 16).ok()?, u64::from_str_radix(last, 16).ok()?);
+            let first = u64::from_str_radix(first, 16).ok()?;
+            let last = u64::from_str_radix(last, 16).ok()?;
             if last <= at {
                 continue;
             }

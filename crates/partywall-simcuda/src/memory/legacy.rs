@@ -68,7 +68,8 @@ fn open(context: &Ctx, handle: IpcHandle) -> Result<DevicePtr, Code> {
                 return Err(Code::INVALID_VALUE);
             }
             let device = state::devices().iter().position(|device| device.physical == payload[9]);
-            let (address, id) = (memory.space.take(bytes, 0)?, memory.number());
+            let address = memory.space.take(bytes, 0)?;
+            let id = memory.number();
             let kind = Kind::Opened { by: context.device, inode };
             let region = Region { bytes, backing, offset: 0, kind, device, context: context.handle, id };
             memory.regions.insert(address, region);

@@ -22,7 +22,8 @@ impl Tables {
     /// `INVALID_VALUE`: part of it is not mapped, or a mapping only partly in it.
     fn mappings(&self, address: DevicePtr, bytes: u64) -> Result<Vec<DevicePtr>, Code> {
         let end = address.checked_add(bytes).filter(|_| bytes > 0).ok_or(Code::INVALID_VALUE)?;
-        let (mut at, mut found) = (address, Vec::new());
+        let mut at = address;
+        let mut found = Vec::new();
         while at < end {
             let region = self.regions.get(&at).filter(|region| matches!(region.kind, Kind::Mapped { .. }));
             found.push(at);
@@ -43,7 +44,8 @@ impl Tables {
             return Err(Code::NOT_SUPPORTED);
         }
         let id = self.number();
-        let (backing, device) = (physical.backing.clone(), physical.device);
+        let backing = physical.backing.clone();
+        let device = physical.device;
         let kind = Kind::Mapped { access: BTreeMap::new(), physical };
         self.regions.insert(address, Region { bytes, backing, offset: 0, kind, device, context: 0, id });
         ledger::record(MAPPING, address, bytes);

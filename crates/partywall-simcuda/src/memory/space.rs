@@ -34,7 +34,8 @@ impl Space {
         if bytes > AREA || alignment > AREA {
             return Err(Code::OUT_OF_MEMORY);
         }
-        let (bytes, alignment) = (bytes.next_multiple_of(GRANULE), alignment.max(GRANULE));
+        let bytes = bytes.next_multiple_of(GRANULE);
+        let alignment = alignment.max(GRANULE);
         let mut address = self.start.next_multiple_of(alignment);
         for (start, length) in &self.taken {
             if address + bytes <= *start {

@@ -34,7 +34,8 @@ fn export(event: Handle) -> IpcHandle {
 fn record_behind_a_wait() {
     begin();
     let words = SharedWords::inherited(4096);
-    let (stream, event) = (new_stream(), new_event());
+    let stream = new_stream();
+    let event = new_event();
     must!(cuStreamWaitValue64_v2(stream, words.device, 1, 0));
     must!(cuEventRecord(event, stream));
     for (index, bytes) in export(event).0.chunks(8).enumerate() {
@@ -59,7 +60,8 @@ fn told(words: &SharedWords) -> IpcHandle {
 /// The event of another process that plays [`record_behind_a_wait`], and a stream that waits for it.
 fn wait_for_it(words: &SharedWords) -> (Handle, Handle) {
     words.wait(1);
-    let (stream, mut event) = (new_stream(), 0);
+    let stream = new_stream();
+    let mut event = 0;
     must!(cuIpcOpenEventHandle(&mut event, told(words)));
     must!(cuStreamWaitEvent(stream, event, 0));
     (event, stream)

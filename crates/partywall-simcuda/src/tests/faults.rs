@@ -17,8 +17,11 @@ fn a_kernel_that_leaves_its_memory_takes_the_context_along() {
         return;
     }
     begin();
-    let (stream, waiting, words) = (new_stream(), new_stream(), SharedWords::new(4096));
-    let (fill, memory) = (kernel(c"pw_fill"), device_memory(64));
+    let stream = new_stream();
+    let waiting = new_stream();
+    let words = SharedWords::new(4096);
+    let fill = kernel(c"pw_fill");
+    let memory = device_memory(64);
     assert_eq!(launch(fill, stream, &mut [memory, 16]), Code::SUCCESS);
     synchronize(stream);
     let mut event = 0;
@@ -50,9 +53,12 @@ fn a_kernel_that_writes_through_a_read_only_mapping_takes_the_context_along() {
         return;
     }
     begin();
-    let (stream, fill, double) = (new_stream(), kernel(c"pw_fill"), kernel(c"pw_double"));
+    let stream = new_stream();
+    let fill = kernel(c"pw_fill");
+    let double = kernel(c"pw_double");
     let memory = create(GRANULE).unwrap();
-    let (writable, read_only) = (map(memory, GRANULE, READ_WRITE), map(memory, GRANULE, READ));
+    let writable = map(memory, GRANULE, READ_WRITE);
+    let read_only = map(memory, GRANULE, READ);
     assert_eq!(launch(fill, stream, &mut [writable, 16]), Code::SUCCESS);
     synchronize(stream);
     assert_eq!(launch(double, stream, &mut [read_only, 16]), Code::SUCCESS, "found out later");
@@ -64,7 +70,9 @@ fn a_kernel_that_writes_through_a_read_only_mapping_takes_the_context_along() {
 #[test]
 fn what_the_driver_can_see_it_refuses_at_the_call() {
     begin();
-    let (stream, fill, memory) = (new_stream(), kernel(c"pw_fill"), device_memory(64));
+    let stream = new_stream();
+    let fill = kernel(c"pw_fill");
+    let memory = device_memory(64);
     assert_eq!(answer!(cuMemsetD8_v2(8, 0, 1)), Code::INVALID_VALUE);
     assert_eq!(launch(fill + 1, stream, &mut [memory, 16]), Code::INVALID_HANDLE);
     assert_eq!(launch(fill, stream + 1, &mut [memory, 16]), Code::INVALID_HANDLE);

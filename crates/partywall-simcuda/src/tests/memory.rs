@@ -111,7 +111,8 @@ fn an_import_is_the_same_memory_and_cannot_be_exported() {
     }
     begin();
     let handle = create(GRANULE).unwrap();
-    let (descriptor, first) = (export(handle), map(handle, GRANULE, READ_WRITE));
+    let descriptor = export(handle);
+    let first = map(handle, GRANULE, READ_WRITE);
     let imported = import(descriptor).unwrap();
     let second = map(imported, GRANULE, READ);
     poke(first, 42).unwrap();
@@ -122,7 +123,8 @@ fn an_import_is_the_same_memory_and_cannot_be_exported() {
     let mut again = -1;
     let exported = answer!(cuMemExportToShareableHandle((&raw mut again).cast(), imported, 1, 0));
     assert_eq!(exported, Code::INVALID_VALUE);
-    let (mut retained, mut properties) = (0, exportable());
+    let mut retained = 0;
+    let mut properties = exportable();
     must!(cuMemRetainAllocationHandle(&mut retained, (second + 4096) as *mut c_void));
     must!(cuMemGetAllocationPropertiesFromHandle(&mut properties, retained));
     assert_eq!(properties, exportable());
@@ -166,8 +168,10 @@ fn another_device_needs_leave() {
         return;
     }
     begin();
-    let (first, mut second) = (context_handle(), 0);
-    let (plain, mapped) = (device_memory(64), map(create(GRANULE).unwrap(), GRANULE, READ_WRITE));
+    let first = context_handle();
+    let mut second = 0;
+    let plain = device_memory(64);
+    let mapped = map(create(GRANULE).unwrap(), GRANULE, READ_WRITE);
     must!(cuDevicePrimaryCtxRetain(&mut second, 1));
     make_current(second);
     assert_eq!([peek(plain), peek(mapped)], [Err(Code::ILLEGAL_ADDRESS); 2]);
@@ -229,7 +233,8 @@ fn pointers_say_what_they_are() {
     let plain = device_memory(1000);
     let mapped = map(create(GRANULE).unwrap(), GRANULE, READ_WRITE);
     let pinned = pinned(4096) as u64;
-    let (mut managed, mut pooled) = (0, 0);
+    let mut managed = 0;
+    let mut pooled = 0;
     must!(cuMemAllocManaged(&mut managed, 4096, 1));
     must!(cuMemAllocAsync(&mut pooled, 4096, stream));
     let registered = shared(4096, ProtFlags::READ | ProtFlags::WRITE);
@@ -262,7 +267,9 @@ fn pointers_say_what_they_are() {
             BTreeMap::from([(2, 0), (8, 0), (9, u64::from(u32::MAX - 1)), (10, 0), (11, 0), (12, 0), (14, 0)]);
         assert_eq!(attributes(unknown), nothing);
     }
-    let (mut base, mut bytes, mut flags) = (0, 0, 0);
+    let mut base = 0;
+    let mut bytes = 0;
+    let mut flags = 0;
     must!(cuMemGetAddressRange_v2(&mut base, &mut bytes, plain + 500));
     assert_eq!((base, bytes), (plain, 1000));
     must!(cuMemHostGetFlags(&mut flags, pinned as *mut c_void));
@@ -283,7 +290,8 @@ fn addresses_are_reserved_where_they_fit() {
         return;
     }
     begin();
-    let (mut first, mut second) = (0, 0);
+    let mut first = 0;
+    let mut second = 0;
     for (bytes, alignment) in [(0, 0), (4096, 0), (GRANULE, 3)] {
         assert_eq!(answer!(cuMemAddressReserve(&mut first, bytes, alignment, 0, 0)), Code::INVALID_VALUE);
     }
@@ -311,7 +319,8 @@ fn a_stream_crosses_from_one_mapping_into_the_next() {
         must!(cuMemMap(half, GRANULE, 0, create(GRANULE).unwrap(), 0));
     }
     must!(cuMemSetAccess(pointer, 2 * GRANULE, &rule(0, READ_WRITE), 1));
-    let (stream, border) = (new_stream(), pointer + GRANULE as u64);
+    let stream = new_stream();
+    let border = pointer + GRANULE as u64;
     must!(crate::copy::cuMemsetD8Async(border - 8, 3, 16, stream));
     synchronize(stream);
     let around = [border - 9, border - 8, border - 1, border, border + 7, border + 8].map(peek);

@@ -14,7 +14,8 @@ fn a_plain_store_of_another_process_ends_a_wait() {
         return;
     }
     begin();
-    let (stream, words) = (new_stream(), SharedWords::new(4096));
+    let stream = new_stream();
+    let words = SharedWords::new(4096);
     words.store(0, 5);
     must!(cuStreamWaitValue64_v2(stream, words.device, 6, 0));
     assert!(!is_done(stream));
@@ -30,7 +31,8 @@ fn a_process_ends_though_a_stream_waits() {
         return;
     }
     begin();
-    let (stream, words) = (new_stream(), SharedWords::new(4096));
+    let stream = new_stream();
+    let words = SharedWords::new(4096);
     must!(cuStreamWaitValue64_v2(stream, words.device, 1, 0));
     assert!(!is_done(stream));
 }
@@ -41,7 +43,9 @@ fn a_kill_in_the_middle_of_a_copy_leaves_a_prefix() {
     const BYTES: usize = 1024 * PIECE;
     if role().is_some() {
         begin();
-        let (words, source, stream) = (SharedWords::inherited(BYTES), pinned(BYTES), new_stream());
+        let words = SharedWords::inherited(BYTES);
+        let source = pinned(BYTES);
+        let stream = new_stream();
         // SAFETY: allocated above.
         unsafe { source.write_bytes(0xAB, BYTES) };
         must!(cuMemcpyAsync(words.device, source as u64, BYTES, stream));

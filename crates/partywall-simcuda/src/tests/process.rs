@@ -77,7 +77,9 @@ fn the_environment_chooses_the_devices() {
     const TEST: &str = "tests::process::the_environment_chooses_the_devices";
     if role().is_some() {
         let code = answer!(cuInit(0));
-        let (mut count, mut uuid, mut name) = (0, [0; 16], [0; 16]);
+        let mut count = 0;
+        let mut uuid = [0; 16];
+        let mut name = [0; 16];
         if code == Code::SUCCESS {
             must!(cuDeviceGetCount(&mut count));
             must!(cuDeviceGetUuid_v2(&mut uuid, 0));
@@ -105,12 +107,14 @@ fn a_device_has_no_more_memory_than_it_was_given() {
     }
     begin();
     let free = || {
-        let (mut free, mut total) = (0, 0);
+        let mut free = 0;
+        let mut total = 0;
         must!(cuMemGetInfo_v2(&mut free, &mut total));
         assert_eq!(total, 8 * MIB);
         free
     };
-    let (plain, handle) = (device_memory(3 * MIB), create(4 * MIB).unwrap());
+    let plain = device_memory(3 * MIB);
+    let handle = create(4 * MIB).unwrap();
     assert_eq!(free(), 0, "memory goes in blocks of 2 MiB");
     let mut more = 0;
     assert_eq!(answer!(cuMemAlloc_v2(&mut more, 1)), Code::OUT_OF_MEMORY);
@@ -165,7 +169,8 @@ fn a_process_that_ends_says_what_it_leaves() {
     const TEST: &str = "tests::process::a_process_that_ends_says_what_it_leaves";
     if let Some(role) = role() {
         begin();
-        let (freed, handle) = (device_memory(5000), create(2 * MIB).unwrap());
+        let freed = device_memory(5000);
+        let handle = create(2 * MIB).unwrap();
         // SAFETY: made by the driver for this process, which owns it.
         drop(unsafe { <std::os::fd::OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(export(handle)) });
         if role == "untidy" {

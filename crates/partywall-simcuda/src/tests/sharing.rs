@@ -37,7 +37,8 @@ fn a_descriptor_keeps_the_memory_of_a_killed_process() {
         _ => {
             begin();
             let file = File::options().read(true).write(true).open(heard()).unwrap();
-            let (mut handle, descriptor) = (0, file.as_raw_fd() as usize);
+            let mut handle = 0;
+            let descriptor = file.as_raw_fd() as usize;
             must!(cuMemImportFromShareableHandle(&mut handle, descriptor, 1));
             drop(file);
             say(peek(map(handle, GRANULE, READ)).unwrap());
@@ -67,7 +68,8 @@ fn handle_of(pointer: DevicePtr) -> Result<IpcHandle, Code> {
 /// Makes two allocations that share a block, tells the handle of the second, and frees it when told.
 fn export_legacy() {
     begin();
-    let (neighbour, shared) = (device_memory(100), device_memory(100));
+    let neighbour = device_memory(100);
+    let shared = device_memory(100);
     poke(neighbour, 1).unwrap();
     poke(shared, 2).unwrap();
     let handle = handle_of(shared).unwrap();
@@ -90,7 +92,8 @@ fn a_legacy_handle_opens_the_block_of_another_process() {
     match role().as_deref() {
         None => {
             let mut exporter = Peer::start(TEST, "export", &[]);
-            let (handle, distance) = (exporter.hear(), exporter.hear());
+            let handle = exporter.hear();
+            let distance = exporter.hear();
             let mut importer = Peer::start(TEST, "import", &[]);
             importer.tell(&handle);
             importer.tell(&distance);
@@ -106,7 +109,8 @@ fn a_legacy_handle_opens_the_block_of_another_process() {
         Some("export") => export_legacy(),
         _ => {
             begin();
-            let (handle, distance) = (from_text(&heard()), heard().parse::<u64>().unwrap());
+            let handle = from_text(&heard());
+            let distance = heard().parse::<u64>().unwrap();
             let pointer = open(handle).unwrap();
             assert_eq!(open(handle), Ok(pointer), "a second open counts");
             assert_eq!(peek(pointer), Ok(2));

@@ -20,7 +20,8 @@ use crate::stream::{cuLaunchHostFunc, cuStreamCreate, cuStreamDestroy_v2, cuStre
 
 /// One stream writes a byte and another copies it out: how often the copy was too early.
 fn stale_copies(rounds: u8, writer: Handle, reader: Handle, event: Option<Handle>) -> u32 {
-    let (memory, copy) = (device_memory(64), pinned(64));
+    let memory = device_memory(64);
+    let copy = pinned(64);
     (1..=rounds).fold(0, |stale, round| {
         must!(cuMemsetD8Async(memory, round, 64, writer));
         if let Some(event) = event {
@@ -81,7 +82,8 @@ fn the_legacy_default_stream_and_blocking_streams_wait_for_each_other() {
 fn an_event_stands_for_the_record_at_the_time_of_the_call() {
     begin();
     let words = SharedWords::new(4096);
-    let (slow, fast) = (new_stream(), new_stream());
+    let slow = new_stream();
+    let fast = new_stream();
     let event = new_event(0);
     must!(cuEventQuery(event));
     must!(cuStreamWaitValue64_v2(slow, words.device, 1, 0));
@@ -100,7 +102,9 @@ fn an_event_stands_for_the_record_at_the_time_of_the_call() {
 fn events_have_times_unless_they_were_made_without() {
     begin();
     let stream = new_stream();
-    let (start, end, timeless) = (new_event(0), new_event(0), new_event(2));
+    let start = new_event(0);
+    let end = new_event(0);
+    let timeless = new_event(2);
     let mut milliseconds = -1.0;
     assert_eq!(answer!(cuEventElapsedTime(&mut milliseconds, start, end)), Code::INVALID_HANDLE);
     for event in [start, end, timeless] {
@@ -130,7 +134,8 @@ fn enqueue_tell(stream: Handle, name: u32, sender: &Sender<(u32, Code)>) {
 fn host_functions_run_in_order_and_may_not_call_the_driver() {
     begin();
     let (sender, told): (_, Receiver<(u32, Code)>) = channel();
-    let (stream, words) = (new_stream(), SharedWords::new(4096));
+    let stream = new_stream();
+    let words = SharedWords::new(4096);
     must!(cuStreamWaitValue64_v2(stream, words.device, 1, 0));
     for name in 0..10 {
         enqueue_tell(stream, name, &sender);
@@ -145,7 +150,8 @@ fn host_functions_run_in_order_and_may_not_call_the_driver() {
 fn a_destroyed_stream_finishes_its_work() {
     begin();
     let (sender, told) = channel();
-    let (stream, words) = (new_stream(), SharedWords::new(4096));
+    let stream = new_stream();
+    let words = SharedWords::new(4096);
     must!(cuStreamWaitValue64_v2(stream, words.device, 1, 0));
     enqueue_tell(stream, 0, &sender);
     must!(cuStreamDestroy_v2(stream));
@@ -158,8 +164,11 @@ fn a_destroyed_stream_finishes_its_work() {
 #[test]
 fn pinned_memory_is_read_when_the_stream_gets_there_and_small_pageable_memory_at_once() {
     begin();
-    let (stream, words) = (new_stream(), SharedWords::new(4096));
-    let (memory, copy, page_locked) = (device_memory(2), pinned(2), pinned(1));
+    let stream = new_stream();
+    let words = SharedWords::new(4096);
+    let memory = device_memory(2);
+    let copy = pinned(2);
+    let page_locked = pinned(1);
     let mut pageable = [1_u8];
     must!(cuStreamWaitValue64_v2(stream, words.device, 1, 0));
     must!(cuMemcpyHtoDAsync_v2(memory, pageable.as_ptr().cast(), 1, stream));
@@ -185,8 +194,12 @@ fn loading_waits_for_the_whole_context_and_so_does_a_function_that_is_asked_for_
     }
     begin();
     let words = SharedWords::new(4096);
-    let (waiting, other, late, memory) = (new_stream(), new_stream(), new_stream(), device_memory(64));
-    let (module, known) = (load(), &mut [memory, 16]);
+    let waiting = new_stream();
+    let other = new_stream();
+    let late = new_stream();
+    let memory = device_memory(64);
+    let module = load();
+    let known = &mut [memory, 16];
     let early = function(module, c"pw_fill");
     must!(cuStreamWaitValue64_v2(waiting, words.device, 1, 0));
     assert_eq!(launch(early, other, known), Code::SUCCESS);
@@ -206,7 +219,9 @@ fn loading_waits_for_the_whole_context_and_so_does_a_function_that_is_asked_for_
 #[test]
 fn a_stream_writes_words_for_another() {
     begin();
-    let (writer, waiter, word) = (new_stream(), new_stream(), device_memory(8));
+    let writer = new_stream();
+    let waiter = new_stream();
+    let word = device_memory(8);
     must!(cuMemsetD32_v2(word, 0, 2));
     must!(cuCtxSynchronize());
     must!(cuStreamWaitValue64_v2(waiter, word, 1 << 40, 0));
@@ -225,8 +240,11 @@ fn a_capture_forbids_waiting_and_is_spoilt_by_it() {
         return;
     }
     begin();
-    let (stream, memory, copy) = (new_stream(), device_memory(1), pinned(1));
-    let (mut status, mut graph) = (9, 0);
+    let stream = new_stream();
+    let memory = device_memory(1);
+    let copy = pinned(1);
+    let mut status = 9;
+    let mut graph = 0;
     must!(cuStreamBeginCapture_v2(stream, 0));
     must!(cuStreamIsCapturing(stream, &mut status));
     assert_eq!(status, 1);

@@ -99,7 +99,8 @@ fn receive(socket: impl AsFd, deadline: Instant) -> io::Result<(Vec<u8>, VecDequ
     if !socket::wait(&socket, Ready::Read, Some(deadline))? {
         return Err(io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {} s", PATIENCE.as_secs())));
     }
-    let (mut buffer, mut fds) = (vec![0; MAX], VecDeque::new());
+    let mut buffer = vec![0; MAX];
+    let mut fds = VecDeque::new();
     let received = socket::recv(&socket, &mut buffer, &mut fds)?;
     buffer.truncate(received.bytes);
     Ok((buffer, fds))

@@ -45,7 +45,8 @@ const SOCKET_PATH: usize = 107;
 /// The kernel's version.
 pub(super) fn kernel() -> Finding {
     let uname = rustix::system::uname();
-    let (release, machine) = (uname.release().to_string_lossy(), uname.machine().to_string_lossy());
+    let release = uname.release().to_string_lossy();
+    let machine = uname.machine().to_string_lossy();
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map_while(|number| number.parse::<u32>().ok());
     let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
     let detail = format!("Linux {release} on {machine}");
@@ -101,7 +102,8 @@ pub(super) fn limits() -> Finding {
     let limit = rustix::process::getrlimit(Resource::Nofile);
     let text = |value: Option<u64>| value.map_or_else(|| "unlimited".to_owned(), |value| value.to_string());
     let locked = rustix::process::getrlimit(Resource::Memlock).current.map_or_else(|| "unlimited".to_owned(), bytes);
-    let (current, maximum) = (text(limit.current), text(limit.maximum));
+    let current = text(limit.current);
+    let maximum = text(limit.maximum);
     let detail = format!("open files: {current} (hard limit {maximum}); locked memory: {locked}");
     if limit.maximum.is_some_and(|maximum| maximum < FEW_FILES) {
         return Finding::warning(detail)

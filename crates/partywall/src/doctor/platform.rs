@@ -52,7 +52,9 @@ impl Platform {
     }
 
     fn finding(&self) -> Finding {
-        let (mut seen, mut means, mut fix) = (Vec::new(), Vec::new(), "");
+        let mut seen = Vec::new();
+        let mut means = Vec::new();
+        let mut fix = "";
         if self.wsl {
             seen.push("Windows Subsystem for Linux (WSL)");
             means.push(
@@ -96,7 +98,9 @@ fn separate(proc: &Path) -> Finding {
         let link = fs::read_link(path).ok()?;
         link.to_str()?.split_once('[')?.1.strip_suffix(']')?.parse().ok()
     };
-    let (mut own, mut unknown, mut means) = (Vec::new(), Vec::new(), Vec::new());
+    let mut own = Vec::new();
+    let mut unknown = Vec::new();
+    let mut means = Vec::new();
     for (name, first, meaning) in NAMESPACES {
         let mine = number(proc.join("self/ns").join(name));
         // Only the first process's owner may look there; and in a PID namespace of our own it is another process.
@@ -127,7 +131,8 @@ fn shm(directory: &Path) -> Finding {
         Ok(space) => space,
         Err(errno) => return Finding::warning(format!("{shown}: {errno}")).means(means).fix(fix),
     };
-    let (total, free) = (space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize);
+    let total = space.f_blocks * space.f_frsize;
+    let free = space.f_bavail * space.f_frsize;
     let left = fs::read_dir(directory).into_iter().flatten().flatten();
     let left = left.filter(|entry| entry.file_name().as_encoded_bytes().starts_with(b"cuda.shm.")).count();
     let mut detail = format!("{} free of {}", bytes(free), bytes(total));

@@ -59,7 +59,8 @@ impl Behinds {
             return;
         }
         drop(all);
-        let (behinds, mut backoff) = (self.clone(), Backoff::new());
+        let behinds = self.clone();
+        let mut backoff = Backoff::new();
         chores.add(backoff.next(), move |look| {
             let mut all = behinds.lock();
             let over = all.take_over(lost.get().is_some() || look == Look::Last);
@@ -121,10 +122,12 @@ mod tests {
 
     #[test]
     fn one_that_panics_keeps_no_other_from_being_done() {
-        let (behinds, chores) = (Arc::new(Behinds::default()), Chores::new().unwrap());
+        let behinds = Arc::new(Behinds::default());
+        let chores = Chores::new().unwrap();
         let (sender, receiver) = mpsc::channel();
         for number in 0..4 {
-            let (word, sender) = (PrivateWord::of_hosts(), sender.clone());
+            let word = PrivateWord::of_hosts();
+            let sender = sender.clone();
             word.place.cell().signal(word.target).unwrap();
             behinds.add(&chores, Arc::default(), word, move |behind| {
                 assert!(number % 2 > 0, "as it is meant");

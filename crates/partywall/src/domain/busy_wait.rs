@@ -79,7 +79,8 @@ mod tests {
     #[test]
     fn what_comes_later_is_read_all_the_same() {
         let (peer, ours) = socket::pair().unwrap();
-        let (mut busy, mut inbox) = (BusyWait::new(), Inbox::new());
+        let mut busy = BusyWait::new();
+        let mut inbox = Inbox::new();
         for _ in 0..10 {
             std::thread::scope(|scope| {
                 scope.spawn(|| {

@@ -168,10 +168,12 @@ mod tests {
 
     #[test]
     fn they_are_done_in_turn_until_they_are_over() {
-        let (chores, mut schedule) = (Chores::new().unwrap(), Schedule::default());
+        let chores = Chores::new().unwrap();
+        let mut schedule = Schedule::default();
         let (sender, receiver) = mpsc::channel();
         for name in ["late", "early"] {
-            let (sender, mut times) = (sender.clone(), 0);
+            let sender = sender.clone();
+            let mut times = 0;
             let pause = if name == "late" { Duration::from_secs(1000) } else { Duration::ZERO };
             chores.add(pause, move |look| {
                 times += 1;
@@ -189,13 +191,15 @@ mod tests {
             None
         });
         let looks: Vec<_> = receiver.try_iter().collect();
-        let (in_turn, last) = (Look::InTurn, Look::Last);
+        let in_turn = Look::InTurn;
+        let last = Look::Last;
         assert_eq!(looks, [("early", in_turn), ("early", in_turn), ("late", last), ("too late", last)]);
     }
 
     #[test]
     fn one_that_is_always_due_keeps_nobody() {
-        let (chores, mut schedule) = (Chores::new().unwrap(), Schedule::default());
+        let chores = Chores::new().unwrap();
+        let mut schedule = Schedule::default();
         chores.add(Duration::ZERO, |_| Some(Duration::ZERO));
         for _ in 0..10 {
             assert!(schedule.run(&chores).unwrap() <= Instant::now());

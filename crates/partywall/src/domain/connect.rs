@@ -169,7 +169,8 @@ pub(super) fn greet(call: OwnedFd, path: &Path, role: Role) -> Result<Greeted> {
     };
     let mut fds = fds.into_iter();
     let mut next = |what: &str| fds.next().ok_or_else(|| Error::NoFileDescriptor(what.into()));
-    let (events, members) = (next("the events socket of a connection")?, next("the memory of the members' rows")?);
+    let events = next("the events socket of a connection")?;
+    let members = next("the memory of the members' rows")?;
     Ok(Greeted { call, events, members, welcome })
 }
 

@@ -158,9 +158,11 @@ impl DomainOptions {
             // Else the broker would keep a member that has no connection until this process ends.
             let _ = link.leave();
         })?;
-        let (teller, errands) = (link.clone(), service.shared().errands.clone());
+        let teller = link.clone();
+        let errands = service.shared().errands.clone();
         let health = Health::new(move |lost| {
-            let (teller, gpu) = (teller.clone(), lost.gpu.0);
+            let teller = teller.clone();
+            let gpu = lost.gpu.0;
             errands.run(move || {
                 if let Err(error) = teller.call(Call::ContextLost { gpu: Some(gpu) }) {
                     tracing::warn!(%error, "the broker is not told that a CUDA context is lost");

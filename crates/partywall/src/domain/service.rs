@@ -82,7 +82,8 @@ impl Service {
             stop: AtomicBool::new(false),
             renewed: Mutex::default(),
         });
-        let (row, ticking) = (shared.link.row(), Arc::downgrade(&shared));
+        let row = shared.link.row();
+        let ticking = Arc::downgrade(&shared);
         shared.chores.add(Duration::ZERO, move |look| {
             members.beat(row, members::now());
             ticking.upgrade()?.streams.forget_passed();
@@ -365,9 +366,11 @@ mod tests {
         let stop = broker.stop_handle().unwrap();
         let broker = thread::spawn(move || broker.run());
         let connect = || Domain::options().socket(&socket).start(false).connect().unwrap();
-        let (domain, other) = (connect(), connect());
+        let domain = connect();
+        let other = connect();
         let (told, heard) = mpsc::channel();
-        let (shared, mut last) = (domain.connection.service.shared().clone(), Some(domain));
+        let shared = domain.connection.service.shared().clone();
+        let mut last = Some(domain);
         shared.chores.add(Duration::ZERO, move |_| {
             drop(last.take());
             told.send(()).unwrap();

@@ -134,7 +134,9 @@ impl Words {
         let place = slab.place(opened.cell);
         let place = place.ok_or_else(|| Error::Protocol(format!("it gave cell {} of a slab", opened.cell)))?;
         let OpenedTimeline { slab, incarnation, .. } = *opened;
-        let (waited, polled, gone) = (AtomicU64::new(0), AtomicBool::new(false), self.gone.clone());
+        let waited = AtomicU64::new(0);
+        let polled = AtomicBool::new(false);
+        let gone = self.gone.clone();
         let word = Arc::new(Word { place, slab, incarnation, waited, polled, gone });
         let mut open = lock(&self.open);
         if open.len() == open.capacity() {
@@ -231,7 +233,8 @@ impl Words {
 
     /// Waits until no timeline is being closed, but not longer than `limit`.
     pub(crate) fn await_closing(&self, limit: Duration) {
-        let (start, mut backoff) = (Instant::now(), Backoff::new());
+        let start = Instant::now();
+        let mut backoff = Backoff::new();
         while self.are_closing() {
             if start.elapsed() > limit {
                 tracing::warn!("a timeline is closed before what its streams owe is there");

@@ -125,7 +125,8 @@ impl Plan {
             let Some(last) = of.tensors.clone().next_back() else {
                 continue;
             };
-            let (mut start, end) = (self.starts()[of.tensors.start], self.starts()[last] + self.tensors()[last].bytes);
+            let mut start = self.starts()[of.tensors.start];
+            let end = self.starts()[last] + self.tensors()[last].bytes;
             while start < end {
                 let len = ITEM_BYTES.min(end - start);
                 items.push(Item { source, start, len });
@@ -203,7 +204,8 @@ impl<S: Sink> Job<'_, S> {
         let failed = |source| FileError::Sink { file: path.clone(), source };
         // The threads jump from item to item, which looks random to the kernel.
         let _ = fadvise(file, item.start, NonZeroU64::new(item.len), Advice::WillNeed);
-        let (mut at, end) = (item.start, item.start + item.len);
+        let mut at = item.start;
+        let end = item.start + item.len;
         while at < end {
             if self.cancel.load(Ordering::Relaxed) {
                 return Err(FileError::Cancelled { file: path.clone() });
@@ -226,10 +228,12 @@ impl<S: Sink> Job<'_, S> {
     fn pieces(&self, source: usize, at: u64, len: usize, pieces: &mut Vec<Piece>) {
         pieces.clear();
         let range = self.plan.sources()[source].tensors.clone();
-        let (starts, tensors) = (self.plan.starts(), self.plan.tensors());
+        let starts = self.plan.starts();
+        let tensors = self.plan.tensors();
         let end = |tensor: usize| starts[tensor] + tensors[tensor].bytes;
         // The first tensor that ends after `at`; without gaps it also begins before.
-        let (mut low, mut high) = (range.start, range.end);
+        let mut low = range.start;
+        let mut high = range.end;
         while low < high {
             let middle = low + (high - low) / 2;
             if end(middle) <= at {
@@ -238,7 +242,8 @@ impl<S: Sink> Job<'_, S> {
                 high = middle;
             }
         }
-        let (mut tensor, mut start) = (low, 0);
+        let mut tensor = low;
+        let mut start = 0;
         while start < len && tensor < range.end {
             let here = at + start as u64;
             let part = ((end(tensor) - here) as usize).min(len - start);

@@ -70,7 +70,8 @@ pub(super) fn header(path: &Path, tensor: &TensorInfo) -> Result<Vec<u8>, FileEr
         });
     };
     let Some((code, _)) = TYPES.iter().find(|(_, dtype)| *dtype == tensor.dtype) else {
-        let (file, name) = (path.to_owned(), tensor.name.clone());
+        let file = path.to_owned();
+        let name = tensor.name.clone();
         return Err(FileError::FormatLacksElements { file, tensor: name, dtype: tensor.dtype, format });
     };
     let byte_order = if tensor.dtype.bits() == 8 { '|' } else { '<' };
@@ -150,7 +151,9 @@ struct Literal<'a> {
 impl<'a> Literal<'a> {
     /// Reads the whole text.
     fn dictionary(mut self) -> Result<Dictionary<'a>, String> {
-        let (mut elements, mut order, mut shape) = (None, None, None);
+        let mut elements = None;
+        let mut order = None;
+        let mut shape = None;
         self.expect(b'{')?;
         while !self.take(b'}') {
             let key = self.string()?;

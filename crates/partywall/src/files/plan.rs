@@ -109,7 +109,8 @@ impl Plan {
         let path = Path::new("-");
         let spool = memfd_create("partywall:-", MemfdFlags::CLOEXEC);
         let mut spool = File::from(spool.map_err(|e| FileError::from_write(path, e.into()))?);
-        let (mut buffer, mut length) = (vec![0; BUFFER_BYTES], 0_u64);
+        let mut buffer = vec![0; BUFFER_BYTES];
+        let mut length = 0_u64;
         loop {
             let read = match reader.read(&mut buffer) {
                 Ok(0) => break,
@@ -188,8 +189,11 @@ impl Plan {
     }
 
     fn from_shards(paths: &[PathBuf], error: impl Fn(usize, FileError) -> FileError) -> Result<Self, FileError> {
-        let (mut sources, mut tensors, mut starts) = (Vec::with_capacity(paths.len()), Vec::new(), Vec::new());
-        let (mut metadata, mut keys) = (Vec::new(), HashSet::new());
+        let mut sources = Vec::with_capacity(paths.len());
+        let mut tensors = Vec::new();
+        let mut starts = Vec::new();
+        let mut metadata = Vec::new();
+        let mut keys = HashSet::new();
         for (shard, path) in paths.iter().enumerate() {
             let (file, stamp) = open(path).map_err(|e| error(shard, e))?;
             let header: Header = safetensors::read_header(path, &file, stamp.length)?;

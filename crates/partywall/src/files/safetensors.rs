@@ -86,12 +86,14 @@ pub(super) fn header(
     let format = Format::SafeTensors;
     let mut types = Vec::with_capacity(tensors.len());
     for tensor in tensors {
-        let (file, name) = (path.to_owned(), tensor.name.clone());
+        let file = path.to_owned();
+        let name = tensor.name.clone();
         if tensor.name == METADATA {
             return Err(FileError::ReservedName { file, tensor: name, format });
         }
         if !tensor.is_contiguous() {
-            let (shape, strides) = (tensor.shape.clone(), tensor.strides.clone());
+            let shape = tensor.shape.clone();
+            let strides = tensor.strides.clone();
             return Err(FileError::FormatLacksStrides { file, tensor: name, shape, strides, format });
         }
         let Some(dtype) = file_dtype(tensor.dtype) else {
@@ -105,7 +107,8 @@ pub(super) fn header(
 
     let mut end = 0;
     let entries = order.iter().map(|i| {
-        let (tensor, start) = (tensors[*i], end);
+        let tensor = tensors[*i];
+        let start = end;
         end += tensor.bytes as usize;
         let shape = tensor.shape.iter().map(|n| *n as usize).collect();
         (tensor.name.clone(), FileTensor { dtype: types[*i], shape, data_offsets: (start, end) })

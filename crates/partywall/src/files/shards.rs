@@ -120,13 +120,15 @@ impl Folder {
     /// Looks into a folder. Files other than shards and indexes do not matter.
     pub(super) fn read(folder: &Path) -> Result<Self, FileError> {
         let failed = |source| FileError::Open { file: folder.to_owned(), source };
-        let (mut shards, mut index) = (Vec::new(), None);
+        let mut shards = Vec::new();
+        let mut index = None;
         for entry in fs::read_dir(folder).map_err(failed)? {
             let path = entry.map_err(failed)?.path();
             if is_index(&path) {
                 if let Some(first) = index.replace(path.clone()) {
                     let name = |path: &Path| path.file_name().unwrap_or_default().into();
-                    let (first, second) = (name(&first), name(&path));
+                    let first = name(&first);
+                    let second = name(&path);
                     return Err(FileError::TwoIndexes { folder: folder.to_owned(), first, second });
                 }
             } else if is_safetensors(&path) {

@@ -164,7 +164,8 @@ impl<'a> Job<'a> {
     fn run(&self, out: &mut dyn Write, progress: &dyn Fn(u64), cancel: &AtomicBool) -> Result<u64, FileError> {
         let mut out = Output { path: self.path, out, progress, cancel, written: 0 };
         out.write(&self.header)?;
-        let (mut buffer, mut filled) = (vec![0; BUFFER_BYTES], 0);
+        let mut buffer = vec![0; BUFFER_BYTES];
+        let mut filled = 0;
         for (index, tensor) in &self.tensors {
             let mut offset = 0;
             while offset < tensor.bytes {

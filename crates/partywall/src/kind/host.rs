@@ -84,7 +84,9 @@ fn draft(name: &str, bytes: u64) -> Result<memfd::Draft> {
 }
 
 fn out_of_memory(name: &str, bytes: u64) -> Error {
-    let (free, total, held) = (None, None, None);
+    let free = None;
+    let total = None;
+    let held = None;
     Error::OutOfMemory { name: name.to_owned(), place: Place::Host, asked: bytes, free, total, held }
 }
 

@@ -82,7 +82,8 @@ pub(crate) fn publish(
     mutable: bool,
 ) -> Result<(Vec<LegacyHandle>, Box<dyn Memory>)> {
     let access = if mutable { Access::ReadWrite } else { Access::ReadOnly };
-    let (mut handles, mut chunks) = (Vec::new(), Vec::new());
+    let mut handles = Vec::new();
+    let mut chunks = Vec::new();
     for memory in allocations {
         let failed = cuda_error("asking for a handle of the memory");
         let driver = memory.first().map(ForeignMemory::handle).transpose().map_err(failed)?;

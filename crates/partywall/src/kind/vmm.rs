@@ -169,7 +169,8 @@ pub(super) fn reader(owner: DeviceUuid, version: &Attach<'_>) -> Result<Arc<Gpu>
 
 /// The error of reading memory of `owner` on `reader`.
 pub(super) fn remote(owner: DeviceUuid, reader: DeviceUuid, version: &Attach<'_>, link: String) -> Error {
-    let (owner, reader) = (owner.to_string(), reader.to_string());
+    let owner = owner.to_string();
+    let reader = reader.to_string();
     Error::RemoteDevice { name: version.name.to_owned(), owner, reader, link }
 }
 

@@ -85,7 +85,8 @@ impl Block {
     /// # Errors
     /// As [`bytes_mut`](Self::bytes_mut); [`Error::BlockTooSmall`] if not one fits.
     pub fn as_mut_slice<T: Element>(&mut self) -> Result<&mut [T]> {
-        let (len, pool) = (self.elements::<T>()?, self.blocks.clone());
+        let len = self.elements::<T>()?;
+        let pool = self.blocks.clone();
         bytemuck::try_cast_slice_mut(&mut self.bytes_mut()?[..len]).map_err(|e| not_elements(&pool, e))
     }
 
@@ -179,7 +180,8 @@ impl Block {
     /// [`Error::Forked`].
     pub fn release_on(mut self, stream: StreamRef<'_>) -> Result<(), UnreleasedBlock> {
         let Some(held) = self.let_go() else { return Ok(()) };
-        let (words, keep) = (self.blocks.words().clone(), self.blocks.keep());
+        let words = self.blocks.words().clone();
+        let keep = self.blocks.keep();
         // Neither is lost with what is refused.
         let held = Arc::new(held);
         let given = held.clone();
@@ -243,7 +245,8 @@ impl Block {
     }
 
     fn reference(&self) -> BlockRef {
-        let (pool, version) = (self.blocks.name().to_owned(), self.blocks.version());
+        let pool = self.blocks.name().to_owned();
+        let version = self.blocks.version();
         BlockRef { pool, version, index: self.index(), generation: self.generation() }
     }
 
@@ -256,7 +259,8 @@ impl Block {
 
     /// Bytes of the elements of a type that fit.
     fn elements<T: Element>(&self) -> Result<usize> {
-        let (has, needed) = (self.len(), size_of::<T>() as u64);
+        let has = self.len();
+        let needed = size_of::<T>() as u64;
         if has < needed {
             return Err(Error::BlockTooSmall { name: self.pool().to_owned(), of: Named::Pool, has, needed });
         }

@@ -45,24 +45,27 @@ impl Blocks {
         let name = segment.name().to_owned();
         let foreign = |what: &str| Error::Protocol(format!("it gave {name:?} {what}"));
         let control = segment.take_control().ok_or_else(|| foreign("without control memory"))?;
-        let (shape, mut fds) = (control.shape, control.fds.into_iter());
+        let shape = control.shape;
+        let mut fds = control.fds.into_iter();
         let place =
             segment.first_tensor().filter(|(_, bytes)| shape.data_bytes().is_some_and(|needed| needed <= *bytes));
         let outside = || foreign("with blocks that lie outside its memory");
         let ((base, _), stride) = place.zip(shape.stride()).ok_or_else(outside)?;
         let mut words = || fds.next().ok_or_else(|| Error::NoFileDescriptor(format!("the words of {name:?}")));
         let system = |source| Error::System { what: format!("mapping the words of {name:?}"), source };
-        let topic = shape.topic.is_some();
-        let (words, topic) = (words()?, topic.then(words).transpose()?);
-        let words = shm::Pool::map(words).map_err(system)?;
+        let pool = words()?;
+        let topic = shape.topic.is_some().then(words).transpose()?;
+        let words = shm::Pool::map(pool).map_err(system)?;
         let topic = topic.map(topic::Topic::map).transpose().map_err(system)?;
         let blocks = topic.as_ref().map_or(shape.blocks, |topic| topic.shape().blocks);
         if words.blocks() != shape.blocks || blocks != shape.blocks {
             return Err(foreign("with another number of words than blocks"));
         }
         let bytes = segment.divide(base, stride, shape.block_bytes, shape.blocks);
-        let (keep, waiting) = (segment.take_lease(), Mutex::default());
-        let (words, topic) = (Arc::new(words), topic.map(Arc::new));
+        let keep = segment.take_lease();
+        let waiting = Mutex::default();
+        let words = Arc::new(words);
+        let topic = topic.map(Arc::new);
         Ok(Self { segment: Some(segment), words, topic, shape, base, stride, bytes, keep, waiting })
     }
 

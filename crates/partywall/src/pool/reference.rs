@@ -57,7 +57,8 @@ impl FromStr for BlockRef {
             let (name, block) = text.rsplit_once('#')?;
             let (pool, version) = name.rsplit_once('@')?;
             let (index, generation) = block.split_once('.')?;
-            let (version, index) = (version.parse().ok()?, index.parse().ok()?);
+            let version = version.parse().ok()?;
+            let index = index.parse().ok()?;
             Some(Self { pool: pool.to_owned(), version, index, generation: generation.parse().ok()? })
         };
         parse().ok_or_else(|| Error::BadName {

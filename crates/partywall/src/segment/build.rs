@@ -314,7 +314,8 @@ impl Build {
             let why = format!("it has {} bytes, {} were given", entry.bytes(), bytes.len());
             return Err(Error::BadRange { tensor: tensor.to_owned(), why });
         }
-        let (chunk, mut offset) = (entry.chunk(), entry.offset());
+        let chunk = entry.chunk();
+        let mut offset = entry.offset();
         let failed = |error| named(error, &self.name);
         let uploads = self.draft.uploads();
         let mut upload = uploads.start().map_err(failed)?;
@@ -404,7 +405,8 @@ impl Build {
         let reserved = draft.reserved();
         let facts = Facts { name, version, place, mutable, reserved, lifetime, writable: mutable, fd_numbers };
         let first = Box::new(Stage::new(chunks, table, 0));
-        let (memory, lease) = (Some(draft.into_memory()), Some(lease));
+        let memory = Some(draft.into_memory());
+        let lease = Some(lease);
         let control = self.control.map(|shape| ControlMemory { shape, fds });
         Segment { memory, lease, domain, kind, facts, first, growing: Mutex::default(), control }
     }

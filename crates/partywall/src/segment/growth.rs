@@ -128,14 +128,16 @@ impl Growth<'_> {
         let Self { segment, longer, tensors, spare } = self;
         let Some(lease) = segment.lease else { return Ok(()) };
         let _turn = segment.turn()?;
-        let (facts, stage) = (&segment.facts, segment.stage());
+        let facts = &segment.facts;
+        let stage = segment.stage();
         if facts.reserved == 0 {
             return Err(segment.cannot_grow(NoGrowth::Fixed));
         }
         let bad_table = |source| Error::Table { name: facts.name.clone(), source };
         let (table, used) = longer_table(&stage.table, longer, &tensors).map_err(bad_table)?;
         let missing = used.saturating_add(spare).saturating_sub(stage.bytes());
-        let (reserved, needed) = (segment.memory().reserved(), stage.bytes().saturating_add(missing));
+        let reserved = segment.memory().reserved();
+        let needed = stage.bytes().saturating_add(missing);
         if needed > reserved {
             return Err(segment.cannot_grow(NoGrowth::Reserved { reserved, needed }));
         }
@@ -228,7 +230,8 @@ impl Segment {
     /// [`Segment::refresh`].
     pub fn wait_growth(&self, timeout: Duration) -> Result<Refreshed> {
         let Some(lease) = self.lease else { return Ok(Refreshed::Unchanged) };
-        let (deadline, growths) = (Instant::now().checked_add(timeout), self.stage().growths);
+        let deadline = Instant::now().checked_add(timeout);
+        let growths = self.stage().growths;
         match self.domain.link().call_waiting(|| Call::AwaitGrowth { lease, growths }, deadline)? {
             Some((Answer::Done, _)) => self.refresh(),
             Some((other, _)) => Err(unexpected(&other)),
@@ -249,7 +252,8 @@ impl Segment {
         }
         let table_fd = fds.drain(chunks.len()..).next();
         let ranges = info::ranges(facts.reserved, &[&stage.chunks[..], &chunks].concat())?;
-        let (bytes, reserved) = (ranges.iter().sum(), self.memory().reserved());
+        let bytes = ranges.iter().sum();
+        let reserved = self.memory().reserved();
         let table = info::table(&facts.name, table, table_fd, &ranges)?;
         let checked = table.check_growth_of(&stage.table);
         checked.map_err(|source| Error::DamagedTable { name: facts.name.clone(), source })?;

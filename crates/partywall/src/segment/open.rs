@@ -117,7 +117,9 @@ impl OpenOptions {
 
     /// Maps what the broker handed out, a pool or topic too. If that fails, the lease goes back.
     pub(crate) fn attach(&self, opened: Opened, fds: Vec<OwnedFd>) -> Result<Segment> {
-        let (lease, name, version) = (opened.lease, opened.name.clone(), opened.version);
+        let lease = opened.lease;
+        let name = opened.name.clone();
+        let version = opened.version;
         let is_legacy = opened.kind == Kind::Legacy;
         let mapped = self.map(opened, fds).map_err(|error| match error {
             Error::Cuda { ref source, .. } if is_legacy && is_void(source.code) => {
@@ -194,7 +196,8 @@ impl OpenOptions {
             allow_peer: self.allow_peer,
             gpus: self.domain.gpus()?,
         })?;
-        let (place, writable) = (place.into(), self.write);
+        let place = place.into();
+        let writable = self.write;
         let facts = Facts { name, version, place, mutable, reserved, lifetime, writable, fd_numbers };
         let first = Box::new(Stage::new(chunks, table, growths));
         Ok(Segment {

@@ -170,7 +170,8 @@ impl Publication {
             allocations[chunk].push(memory);
         }
         if allocations.len() > MAX_CHUNKS {
-            let (found, limit) = (allocations.len() as u64, MAX_CHUNKS as u64);
+            let found = allocations.len() as u64;
+            let limit = MAX_CHUNKS as u64;
             return Err(bad_table(TableError::Limit { what: "allocations", found, limit }));
         }
         let chunks: Vec<u64> = allocations.iter().map(|chunk| chunk[0].info().bytes).collect();
@@ -199,11 +200,14 @@ impl Publication {
         let fds: Vec<_> = table_fd.iter().map(AsFd::as_fd).collect();
         match domain.link().call_with(Call::Commit(commit), &fds)? {
             (Answer::Committed { version, lease }, fds) => {
-                let (writable, fd_numbers) = (mutable, Vec::new());
+                let writable = mutable;
+                let fd_numbers = Vec::new();
                 let lifetime = Lifetime::Owned;
                 let facts = Facts { name, version, place, mutable, reserved: 0, lifetime, writable, fd_numbers };
                 let first = Box::new(Stage::new(chunks, table, 0));
-                let (memory, lease, kind) = (Some(memory), Some(lease), by_wire(partywall_wire::Kind::Legacy)?);
+                let memory = Some(memory);
+                let lease = Some(lease);
+                let kind = by_wire(partywall_wire::Kind::Legacy)?;
                 let control = control.map(|shape| ControlMemory { shape, fds });
                 Ok(Segment { memory, lease, domain, kind, facts, first, growing: Mutex::default(), control })
             }
@@ -236,7 +240,8 @@ impl Publication {
         let build = builder.mutable(self.mutable).kept(self.kept).if_absent(self.if_absent).allocate()?;
         finish_work(&gpu, &self.name)?;
         let enqueue = |name: &str, pieces: Vec<DeviceSlice<'_>>| {
-            let (target, mut offset) = (build.device(name)?.as_slice(), 0);
+            let target = build.device(name)?.as_slice();
+            let mut offset = 0;
             for piece in pieces {
                 let copied = target.slice(offset, piece.len()).and_then(|part| gpu.stream().enqueue_copy(part, piece));
                 copied.map_err(|error| in_tensor(name, error))?;

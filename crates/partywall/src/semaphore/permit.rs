@@ -56,7 +56,8 @@ impl Permit {
     pub fn release_on(mut self, stream: StreamRef<'_>) -> Result<(), Unreleased> {
         let Some(held) = self.held.take() else { return Ok(()) };
         let Open { name, memory, keep, domain } = &*self.open;
-        let (memory, keep) = (memory.clone(), keep.clone());
+        let memory = memory.clone();
+        let keep = keep.clone();
         // Neither is lost with what is refused.
         let held = Arc::new(held);
         let given = held.clone();

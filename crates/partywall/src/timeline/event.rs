@@ -54,7 +54,8 @@ pub(super) fn watch(timeline: &Timeline, v: u64) -> Result<TimelineEvent> {
     let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
         .map_err(|errno| Error::system(format!("an event of timeline {:?}", at.name), errno))?;
     let fd = Arc::new(fd);
-    let (mut lookout, watched) = (Lookout::new(&hold.word, v), Arc::downgrade(&fd));
+    let mut lookout = Lookout::new(&hold.word, v);
+    let watched = Arc::downgrade(&fd);
     let Some(pause) = lookout.look() else {
         ring(&fd);
         return Ok(TimelineEvent { hold, v, fd });

@@ -72,9 +72,11 @@ pub(super) fn wait(timeline: &Timeline, stream: StreamRef<'_>, v: u64, limit: Du
         Ok(private)
     })?;
     word.note_wait(v);
-    let (told, mut lookout) = (end.clone(), Lookout::new(&word, v));
+    let told = end.clone();
+    let mut lookout = Lookout::new(&word, v);
     // A time-out too large for the clock is none.
-    let (deadline, mut private) = (Instant::now().checked_add(limit), Some(private));
+    let deadline = Instant::now().checked_add(limit);
+    let mut private = Some(private);
     domain.chores().add(Duration::ZERO, move |look| {
         let _kept = &keep;
         let left = deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()));

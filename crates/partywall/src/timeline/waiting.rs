@@ -50,7 +50,8 @@ impl Timeline {
         if now.is_none() {
             return verdict(progress);
         }
-        let (mut backoff, mut punctual) = (Backoff::attentive(), None);
+        let mut backoff = Backoff::attentive();
+        let mut punctual = None;
         loop {
             // Before looking: what happens from now on ends the sleep.
             let seen = cell.wakes();

@@ -177,7 +177,8 @@ impl TimelineWriter {
 
     /// Waits until a stream has stored what it owes.
     fn drain(&self, owed: u64) -> Result<()> {
-        let (start, mut lookout) = (Instant::now(), Lookout::new(&self.writer.word, owed));
+        let start = Instant::now();
+        let mut lookout = Lookout::new(&self.writer.word, owed);
         while let Some(pause) = lookout.look() {
             if start.elapsed() > DRAIN {
                 return Err(self.writer.at.too_late(owed, Progress::Reached, DRAIN));

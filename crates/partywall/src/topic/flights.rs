@@ -69,7 +69,8 @@ pub(super) struct Written {
 
 impl Flights {
     pub(super) fn new(words: Arc<Words>, seated: Seated, domain: &Domain) -> Self {
-        let (lost, errands) = (domain.health().lost(), domain.user_errands().clone());
+        let lost = domain.health().lost();
+        let errands = domain.user_errands().clone();
         Self { words, seated, lost, errands, all: Mutex::default(), count: AtomicUsize::new(0) }
     }
 
@@ -110,7 +111,8 @@ impl Flights {
     }
 
     fn watch(self: &Arc<Self>, domain: &Domain) {
-        let (flights, mut backoff) = (self.clone(), Backoff::new());
+        let flights = self.clone();
+        let mut backoff = Backoff::new();
         domain.chores().add(backoff.next(), move |look| {
             let mut all = flights.lock();
             let before = all.flights.len();

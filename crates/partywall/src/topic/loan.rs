@@ -101,8 +101,12 @@ impl Loan {
     pub(super) fn new(joined: Arc<Joined>, held: Held, dtype: DType, extents: &[u64], bytes: u64) -> Self {
         let mut shape = [0; MAX_RANK];
         shape[..extents.len()].copy_from_slice(extents);
-        let (rank, used) = (extents.len(), Used::default());
-        let (held, told, header, inputs) = (Some(held), AtomicBool::new(false), Vec::new(), Vec::new());
+        let rank = extents.len();
+        let used = Used::default();
+        let held = Some(held);
+        let told = AtomicBool::new(false);
+        let header = Vec::new();
+        let inputs = Vec::new();
         Self { joined, lent: None, held, told, dtype, rank, shape, bytes, header, inputs, used }
     }
 
@@ -299,7 +303,9 @@ impl Filled {
         if status == Status::Unverified {
             let Words { topic, pool, .. } = &*joined.open.words;
             topic.retire(pool, &held);
-            let (block, generation, inputs) = (held.index(), held.generation(), std::mem::take(inputs));
+            let block = held.index();
+            let generation = held.generation();
+            let inputs = std::mem::take(inputs);
             joined.flights().add(joined.open.domain(), Flight { block, generation, written: None, inputs });
         }
         Ok(published)
@@ -340,7 +346,9 @@ impl Filled {
             Err(error) => return Err(UnpublishedSample { error, filled: Box::new(self) }),
         };
         let Loan { joined, inputs, used, .. } = &mut self.0;
-        let (block, generation, inputs) = (held.index(), held.generation(), std::mem::take(inputs));
+        let block = held.index();
+        let generation = held.generation();
+        let inputs = std::mem::take(inputs);
         let written = Some(Written { held, order, value, used: used.take() });
         joined.flights().add(joined.open.domain(), Flight { block, generation, written, inputs });
         Ok(published)
@@ -389,7 +397,8 @@ impl Filled {
         if let Ok(published) = try_it() {
             return Ok(published);
         }
-        let (start, mut blocked) = (Instant::now(), None);
+        let start = Instant::now();
+        let mut blocked = None;
         loop {
             let seen = match try_it() {
                 Ok(published) => return Ok(published),

@@ -241,8 +241,10 @@ impl Open {
         let name = blocks.name();
         let foreign = || Error::Protocol(format!("it gave {name:?} without the words of a topic"));
         let &Control { topic: shape, .. } = blocks.shape();
-        let (shape, topic) = (shape.ok_or_else(foreign)?, blocks.topic().ok_or_else(foreign)?);
-        let (topic, pool) = (topic.clone(), blocks.words().clone());
+        let shape = shape.ok_or_else(foreign)?;
+        let topic = blocks.topic().ok_or_else(foreign)?;
+        let topic = topic.clone();
+        let pool = blocks.words().clone();
         let words = Words { topic, pool, _keep: blocks.keep(), generation: fork_generation() };
         Ok(Self { words: Arc::new(words), sample_type: SampleType::of(&shape), shape, blocks })
     }

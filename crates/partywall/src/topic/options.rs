@@ -219,8 +219,10 @@ impl TopicOptions {
                 "its name has at most {MAX_NAME} bytes, for its publishers' timelines have longer ones"
             )));
         }
-        let (depth, history) = (self.depth.unwrap_or(DEPTH), self.history.unwrap_or(0));
-        let (publishers, loans) = (self.publishers.unwrap_or(PUBLISHERS), self.loans.unwrap_or(LOANS));
+        let depth = self.depth.unwrap_or(DEPTH);
+        let history = self.history.unwrap_or(0);
+        let publishers = self.publishers.unwrap_or(PUBLISHERS);
+        let loans = self.loans.unwrap_or(LOANS);
         let subscribers = self.subscribers.unwrap_or(SUBSCRIBERS);
         let held = self.held.unwrap_or(HELD);
         let limits = [
@@ -295,7 +297,8 @@ impl TopicOptions {
             Some(control @ Control { topic: Some(topic), .. }) => (control, topic),
         };
         let wrong = |why: String| Err(Error::WrongTopic { name: name(), why });
-        let (asked, has) = (self.sample_type()?, SampleType::of(topic));
+        let asked = self.sample_type()?;
+        let has = SampleType::of(topic);
         if asked.dtype.is_some() && asked.dtype != has.dtype || asked.shape.is_some() && asked.shape != has.shape {
             return wrong(format!("its samples are of {has}, not of {asked}"));
         }

@@ -67,7 +67,9 @@ impl Publisher {
             return Err(Error::TooManyPublishers { topic: open.name().to_owned(), most: topic.shape().publishers });
         };
         let flights = Flights::new(open.words.clone(), place.seated(), open.domain());
-        let (seated, place, writer) = (place.seated(), Mutex::new(place), Mutex::default());
+        let seated = place.seated();
+        let place = Mutex::new(place);
+        let writer = Mutex::default();
         let joined = Joined { open, seated, place, writer, flights: Arc::new(flights) };
         Ok(Self { joined: Arc::new(joined), attention: Attention::new() })
     }
@@ -84,7 +86,8 @@ impl Publisher {
     /// another type or shape; [`Error::BadRange`] for a tensor of more than 8 dimensions, or that does not fill whole bytes; [`Error::Timeout`];
     /// [`Error::BrokerGone`] when it has to wait; [`Error::Forked`].
     pub fn loan(&self, dtype: DType, shape: &[u64], timeout: Duration) -> Result<Loan> {
-        let (bytes, joined) = (self.joined.bytes(dtype, shape)?, self.joined.one_more()?);
+        let bytes = self.joined.bytes(dtype, shape)?;
+        let joined = self.joined.one_more()?;
         match self.take_unless(timeout, || false)? {
             Some(held) => Ok(joined.lend(held, dtype, shape, bytes)),
             None => Err(self.joined.no_block(timeout)),
@@ -103,7 +106,8 @@ impl Publisher {
         timeout: Duration,
         stop: impl FnMut() -> bool,
     ) -> Result<Option<Loan>> {
-        let (bytes, joined) = (self.joined.bytes(dtype, shape)?, self.joined.one_more()?);
+        let bytes = self.joined.bytes(dtype, shape)?;
+        let joined = self.joined.one_more()?;
         Ok(self.take_unless(timeout, stop)?.map(|held| joined.lend(held, dtype, shape, bytes)))
     }
 
@@ -119,7 +123,8 @@ impl Publisher {
     /// # Errors
     /// As [`loan`](Self::loan), but for those of waiting.
     pub fn try_loan(&self, dtype: DType, shape: &[u64]) -> Result<Option<Loan>> {
-        let (bytes, joined) = (self.joined.bytes(dtype, shape)?, self.joined.one_more()?);
+        let bytes = self.joined.bytes(dtype, shape)?;
+        let joined = self.joined.one_more()?;
         if !joined.is_close()? {
             return Ok(None);
         }
@@ -220,7 +225,8 @@ impl Joined {
         if self.is_close()? {
             return Ok(Some(timeout));
         }
-        let (start, mut backoff) = (Instant::now(), Backoff::new());
+        let start = Instant::now();
+        let mut backoff = Backoff::new();
         loop {
             let left = timeout.saturating_sub(start.elapsed());
             if self.is_close()? {

@@ -105,7 +105,9 @@ impl Sample {
         let description = words.topic.describe(&taken).believed(blocks.shape().block_bytes);
         // Always, because most ask for them: doing it when the first does takes as long again.
         let bytes = blocks.lend(taken.block());
-        let (taken, shared, timeline) = (Some(taken), OnceLock::new(), OnceLock::new());
+        let taken = Some(taken);
+        let shared = OnceLock::new();
+        let timeline = OnceLock::new();
         Self { joined, taken, shared, description, bytes, timeline, told: AtomicBool::new(false) }
     }
 
@@ -224,7 +226,8 @@ impl Sample {
     /// [`Error::SampleFailed`]: its publisher ended before it was complete. [`Error::SampleTainted`]: it was made of one that
     /// had failed. [`Error::NotReady`] as long as a stream writes it. [`Error::Timeout`].
     pub fn check(&self) -> Result<()> {
-        let (start, mut backoff) = (Instant::now(), Backoff::new());
+        let start = Instant::now();
+        let mut backoff = Backoff::new();
         loop {
             if !self.is_complete()? {
                 return Err(self.not_ready());
@@ -370,7 +373,8 @@ impl Sample {
     /// What became of it after its timeline has ended before its value, as far as that one tells: the publisher or the
     /// broker says what counts.
     fn settled(&self) -> Result<()> {
-        let (start, mut backoff) = (Instant::now(), Backoff::new());
+        let start = Instant::now();
+        let mut backoff = Backoff::new();
         while !self.status().is_final() {
             if start.elapsed() > SETTLING {
                 let what = format!("sample {} of topic {:?} was not decided", self.position(), self.topic());
@@ -420,7 +424,9 @@ impl Sample {
 
     fn share(&self, taken: Taken) -> Arc<Reading> {
         let order = self.timeline.get().map_or_else(OnceLock::new, |known| OnceLock::from(Order::of(known)));
-        let (seat, value, lost) = (self.joined.seat().clone(), self.description.value, AtomicBool::new(false));
+        let seat = self.joined.seat().clone();
+        let value = self.description.value;
+        let lost = AtomicBool::new(false);
         Arc::new(Reading { seat, taken, value, order, lost })
     }
 }

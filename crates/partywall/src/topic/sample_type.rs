@@ -28,7 +28,8 @@ impl SampleType {
 
     /// Bytes of each sample, if type and shape leave no choice; `None` inside if that is no number of bytes.
     pub(super) fn bytes(&self) -> Option<Option<u64>> {
-        let (dtype, shape) = (self.dtype?, self.shape?);
+        let dtype = self.dtype?;
+        let shape = self.shape?;
         let extents: Vec<u64> = shape.extents().iter().copied().collect::<Option<_>>()?;
         let elements = extents.iter().try_fold(1_u64, |all, extent| all.checked_mul(*extent));
         Some(elements.and_then(|elements| dtype.bytes_for(elements)))

@@ -151,8 +151,11 @@ impl SubscriberOptions {
             let most = open.shape.subscribers;
             return Err(Error::TooManySubscribers { topic: open.name().to_owned(), most });
         };
-        let (words, seated, next) = (open.words.clone(), place.seated(), AtomicU64::new(place.next()));
-        let (lost, until_idle) = (AtomicBool::new(false), self.until_idle);
+        let words = open.words.clone();
+        let seated = place.seated();
+        let next = AtomicU64::new(place.next());
+        let lost = AtomicBool::new(false);
+        let until_idle = self.until_idle;
         let seat = Arc::new(Seat { words, seated, place: Mutex::new(place), next, lost, until_idle });
         let joined = Joined { open: open.clone(), seat, timelines: Timelines::default() };
         Ok(Subscriber { joined: Arc::new(joined), attention: Attention::new() })
@@ -180,7 +183,8 @@ impl Subscriber {
         if let Some(sample) = self.take()? {
             return Ok(Some(sample));
         }
-        let (topic, seat) = (&self.open().words.topic, &self.joined.seat);
+        let topic = &self.open().words.topic;
+        let seat = &self.joined.seat;
         let start = Instant::now();
         let mut now = self.attention.look(start, timeout, || seat.has_sample());
         // Who announces that he may sleep has publishers wake him.
@@ -231,7 +235,8 @@ impl Subscriber {
 
     /// Receives the next sample if there is one. Whether any more will come is not asked.
     fn take(&self) -> Result<Option<Sample>> {
-        let (open, seat) = (self.open(), &self.joined.seat);
+        let open = self.open();
+        let seat = &self.joined.seat;
         let Words { topic, pool, .. } = &*open.words;
         open.require_ours()?;
         // Who looks again and again need not take the lock each time.
@@ -434,7 +439,9 @@ impl SubscriberEvent {
         let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|errno| Error::system(format!("an event of topic {:?}", joined.open.name()), errno))?;
         let fd = Arc::new(fd);
-        let (watched, seat, mut backoff) = (Arc::downgrade(&fd), joined.seat.clone(), Backoff::new());
+        let watched = Arc::downgrade(&fd);
+        let seat = joined.seat.clone();
+        let mut backoff = Backoff::new();
         domain.chores().add(Duration::ZERO, move |look| {
             let fd = watched.upgrade()?;
             if seat.has_sample() || seat.is_over() || look == Look::Last {

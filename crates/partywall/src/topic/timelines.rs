@@ -54,7 +54,8 @@ impl Timelines {
     /// value. So it has to be the very incarnation that the publisher writes, and that is ended with it.
     pub(super) fn of(&self, open: &Open, taken: &Taken, publisher: u64) -> Result<Option<Arc<Timeline>>> {
         let Words { topic, .. } = &*open.words;
-        let (start, mut backoff) = (Instant::now(), Backoff::new());
+        let start = Instant::now();
+        let mut backoff = Backoff::new();
         loop {
             if topic.status(taken).is_final() {
                 return Ok(None);

@@ -90,7 +90,8 @@ impl Other {
     }
 
     fn wait_and(memory: &OwnedFd, looks_after: bool) -> Self {
-        let (pool, (sender, receiver)) = (Pool::map(memory).unwrap(), channel());
+        let pool = Pool::map(memory).unwrap();
+        let (sender, receiver) = channel();
         let thread = std::thread::spawn(move || {
             let held = alloc(&pool, OURS + 1, looks_after);
             assert!(pool.free(&held));
@@ -131,7 +132,8 @@ fn offering() {
             (command, (memory, pool, generation))
         },
         |crashed, (memory, pool, generation)| {
-            let (what, other) = (format!("{crashed:?}"), Other::wait(&memory));
+            let what = format!("{crashed:?}");
+            let other = Other::wait(&memory);
             let is_offered = crashed.point.contains("offered");
             let now = pool.audit();
             assert_eq!(
@@ -165,7 +167,8 @@ fn taking_over() {
             (command, (memory, pool, held.generation()))
         },
         |crashed, (memory, pool, generation)| {
-            let (what, other) = (format!("{crashed:?}"), Other::wait(&memory));
+            let what = format!("{crashed:?}");
+            let other = Other::wait(&memory);
             assert_eq!(pool.accept(OURS, 0, generation), None, "{what}: it is the other's, or was");
             assert_eq!(pool.recover(|row| row == OURS), 0, "{what}: it is not its giver's any more");
             if crashed.is_dead_in_the_end() {
@@ -187,7 +190,8 @@ fn taking_back() {
             (command, (memory, pool, generation))
         },
         |crashed, (memory, pool, generation)| {
-            let (what, other) = (format!("{crashed:?}"), Other::wait(&memory));
+            let what = format!("{crashed:?}");
+            let other = Other::wait(&memory);
             let taken = pool.accept(OURS, 0, generation);
             assert_eq!(taken.is_some(), crashed.point.contains("offered"), "{what}");
             if crashed.is_dead_in_the_end() {

@@ -88,7 +88,8 @@ impl Others {
     fn wait(memory: &OwnedFd, count: u16) -> Self {
         let (sender, receiver) = channel();
         let threads = (0..count).map(|number| {
-            let (semaphore, sender) = (Semaphore::map(memory).unwrap(), sender.clone());
+            let semaphore = Semaphore::map(memory).unwrap();
+            let sender = sender.clone();
             std::thread::spawn(move || {
                 let held = acquire(&semaphore, 20 + number);
                 assert!(semaphore.release(&held));

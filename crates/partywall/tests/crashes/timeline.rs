@@ -41,7 +41,8 @@ pub(crate) fn play(role: &str, memory: File) {
 
 /// Waits for `v` in a thread, as a host does.
 fn wait(memory: &OwnedFd, v: u64) -> Receiver<Progress> {
-    let (slab, (sender, receiver)) = (Slab::map(memory).unwrap(), channel());
+    let slab = Slab::map(memory).unwrap();
+    let (sender, receiver) = channel();
     std::thread::spawn(move || {
         let cell = slab.cell(0).unwrap();
         loop {

@@ -274,11 +274,13 @@ impl Others {
             pool: Pool::map(&pool).unwrap(),
             memory: SharedMap::writable(&data).unwrap(),
         };
-        let (world, over) = (Arc::new(world), Arc::new(AtomicBool::new(false)));
+        let world = Arc::new(world);
+        let over = Arc::new(AtomicBool::new(false));
         let publisher = world.topic.join_as_publisher(OURS).unwrap();
         let place = world.topic.join_as_subscriber(READER, None, 0).unwrap();
         let reader = std::thread::spawn({
-            let (world, over) = (world.clone(), over.clone());
+            let world = world.clone();
+            let over = over.clone();
             move || read_all(&world, place, &over)
         });
         (command, Self { world, publisher, _memory: [topic, pool, data], over, reader })
@@ -293,7 +295,8 @@ impl Others {
 
     /// What follows a crash, wherever it was. Returns how many samples the one who crashed has published.
     fn go_on(mut self, crashed: Crashed) -> u64 {
-        let (what, is_paused) = (format!("{crashed:?}"), crashed.fate == Fate::Paused);
+        let what = format!("{crashed:?}");
+        let is_paused = crashed.fate == Fate::Paused;
         self.publish(10);
         self.world.audit();
         if crashed.is_dead_in_the_end() {

@@ -10,7 +10,8 @@ use super::world::{World, commit, value};
 #[test]
 fn nobody_sees_a_version_before_its_commit() {
     let world = World::new();
-    let (ours, theirs) = (world.connect(), world.connect());
+    let ours = world.connect();
+    let theirs = world.connect();
     let build = ours.create("x", place()).tensor("x", DType::U32, &[4]).allocate().unwrap();
     assert!(matches!(theirs.open("x", Duration::ZERO), Err(Error::NotFound { .. })));
     assert_eq!(theirs.status().unwrap().names, 0);
@@ -21,7 +22,8 @@ fn nobody_sees_a_version_before_its_commit() {
 #[test]
 fn host_memory_is_read_by_others_without_a_copy() {
     let world = World::new();
-    let (ours, theirs) = (world.connect(), world.connect());
+    let ours = world.connect();
+    let theirs = world.connect();
     let builder = ours.create("model", Place::Host);
     let builder = builder.tensor("a", DType::F32, &[2, 3]).tensor("b", DType::BF16, &[5]).metadata("format", "pt");
     let mut build = builder.tensor("none", DType::I64, &[0]).allocate().unwrap();

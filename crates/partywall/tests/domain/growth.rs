@@ -81,10 +81,12 @@ fn cannot_grow(result: partywall::Result<impl Sized>) -> NoGrowth {
 #[test]
 fn a_segment_grows_where_it_is_and_others_follow_when_they_like() {
     let world = World::new();
-    let (ours, theirs) = (world.connect(), world.connect());
+    let ours = world.connect();
+    let theirs = world.connect();
     let log = log(&ours, "log", 3, 1 << 20);
     let reader = theirs.open("log", Duration::ZERO).unwrap();
-    let (old, bytes) = (rows(&reader), reader.bytes());
+    let old = rows(&reader);
+    let bytes = reader.bytes();
     assert_eq!(
         (log.reserved(), reader.reserved(), reader.refresh().unwrap()),
         (1 << 20, 1 << 20, Refreshed::Unchanged)
@@ -143,7 +145,8 @@ fn what_fits_into_spare_room_needs_no_memory() {
     let domain = world.connect();
     let log = log(&domain, "log", 3, 1 << 20);
     log.grow().spare(64 * 1024).commit().unwrap();
-    let (fds, bytes) = (domain.status().unwrap().fds, log.bytes());
+    let fds = domain.status().unwrap().fds;
+    let bytes = log.bytes();
     log.grow().extend("rows", 20).commit().unwrap();
     (3..20).for_each(|row| write(&log, row));
     assert_eq!((domain.status().unwrap().fds, log.bytes()), (fds, bytes));
@@ -153,7 +156,8 @@ fn what_fits_into_spare_room_needs_no_memory() {
 #[test]
 fn those_who_wait_for_a_growth_get_it_and_its_end() {
     let world = World::new();
-    let (ours, theirs) = (world.connect(), world.connect());
+    let ours = world.connect();
+    let theirs = world.connect();
     let log = log(&ours, "log", 3, 1 << 20);
     let reader = theirs.open("log", Duration::ZERO).unwrap();
     assert!(matches!(reader.wait_growth(Duration::ZERO), Err(Error::Timeout { .. })));
@@ -171,7 +175,8 @@ fn those_who_wait_for_a_growth_get_it_and_its_end() {
 #[test]
 fn refused_growths_of_host_memory_leave_the_segment_as_it_was() {
     let world = World::with(|config| config.limits.bytes = 1 << 20);
-    let (ours, theirs) = (world.connect(), world.connect());
+    let ours = world.connect();
+    let theirs = world.connect();
     let log = log(&ours, "log", 3, 2 << 20);
     let before = ours.status().unwrap();
     let frozen = commit(&ours, "frozen", 1, false);

@@ -27,7 +27,8 @@ fn a_missing_name_is_reported_with_names_like_it() {
 #[test]
 fn name_that_ended_just_now_is_reported_with_its_end() {
     let world = World::new();
-    let (ours, theirs) = (world.connect(), world.connect());
+    let ours = world.connect();
+    let theirs = world.connect();
     let ended = |result: partywall::Result<partywall::Segment>| match result {
         Err(error @ Error::NotFound { .. }) => {
             let text = format!("{error}; {}", error.advice());
@@ -94,7 +95,8 @@ fn other_kinds_are_refused_by_what_they_are_and_leave_no_lease() {
 #[test]
 fn an_open_waits_for_the_commit_and_gets_it_even_if_the_name_goes_at_once() {
     let world = World::new();
-    let (ours, theirs) = (world.connect(), world.connect());
+    let ours = world.connect();
+    let theirs = world.connect();
     std::thread::scope(|scope| {
         let readers: Vec<_> = (0..4).map(|_| scope.spawn(|| value(&theirs.open("later", PATIENCE).unwrap()))).collect();
         // Each reader waits in the broker before anything is committed.
@@ -251,7 +253,8 @@ fn one_caller_builds_and_the_others_get_the_version() {
 #[test]
 fn a_claim_that_is_dropped_passes_to_exactly_one_waiter() {
     let world = World::new();
-    let (ours, theirs) = (world.connect(), world.connect());
+    let ours = world.connect();
+    let theirs = world.connect();
     let claim = expect_claim(&ours, "model");
     assert_eq!(ours.names().unwrap().len(), 0);
     assert!(matches!(theirs.open_or_build("model", Duration::from_millis(20)), Err(Error::Timeout { .. })));

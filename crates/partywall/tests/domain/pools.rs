@@ -107,7 +107,8 @@ fn counts(pool: &Pool) -> (u32, u32, u32) {
 #[test]
 fn a_block_is_written_once_and_read_elsewhere_in_place() {
     let world = World::new();
-    let (one, other) = (world.connect(), world.connect());
+    let one = world.connect();
+    let other = world.connect();
     let ours = frames(&one, 3).create().unwrap();
     let theirs = other.pool("frames").open().unwrap();
     let facts = |pool: &Pool| (pool.name().to_owned(), pool.version(), pool.blocks(), pool.block_bytes(), pool.place());
@@ -206,7 +207,8 @@ fn those_who_wait_are_served_in_their_order() {
     let (sender, order) = channel();
     std::thread::scope(|scope| {
         for number in 0..5 {
-            let (pool, sender) = (world.connect().pool("frames").open().unwrap(), sender.clone());
+            let pool = world.connect().pool("frames").open().unwrap();
+            let sender = sender.clone();
             scope.spawn(move || {
                 let block = pool.alloc(PATIENCE).unwrap();
                 sender.send(number).unwrap();

@@ -27,7 +27,8 @@ fn names_are_listed_in_order_over_many_messages() {
 #[test]
 fn left_name_stays_without_a_lease_until_its_connection_ends() {
     let world = World::new();
-    let (domain, other) = (world.connect(), world.connect());
+    let domain = world.connect();
+    let other = world.connect();
     commit(&domain, "x", 7, false).leave_name().unwrap();
     let status = other.status().unwrap();
     assert_eq!((status.names, status.leases), (1, 0));
@@ -41,7 +42,8 @@ fn left_name_stays_without_a_lease_until_its_connection_ends() {
 #[test]
 fn left_names_keep_one_version_each() {
     let world = World::new();
-    let (domain, other) = (world.connect(), world.connect());
+    let domain = world.connect();
+    let other = world.connect();
     for version in 1..=2000 {
         commit(&domain, "x", version, false).leave_name().unwrap();
     }
@@ -61,7 +63,8 @@ fn left_names_keep_one_version_each() {
 #[test]
 fn withdrawn_names_are_those_of_the_connection() {
     let world = World::new();
-    let (domain, other) = (world.connect(), world.connect());
+    let domain = world.connect();
+    let other = world.connect();
     let held = commit(&domain, "held", 1, false);
     commit(&domain, "left", 1, false).leave_name().unwrap();
     drop(commit(&domain, "kept", 1, true));
@@ -104,7 +107,8 @@ fn inspection_shows_a_version_without_opening_it() {
 #[test]
 fn members_are_listed_with_what_they_hold() {
     let world = World::new();
-    let (ours, theirs) = (world.connect(), world.connect());
+    let ours = world.connect();
+    let theirs = world.connect();
     let segment = commit(&theirs, "x", 1, false);
     let members = ours.members().unwrap();
     assert_eq!(members.len(), 2);

@@ -52,8 +52,10 @@ fn linger() {
 #[test]
 fn at_most_so_many_have_one() {
     let world = World::new();
-    let (one, other) = (world.connect(), world.connect());
-    let (ours, theirs) = (one.semaphore("seats", 3).unwrap(), other.semaphore("seats", 3).unwrap());
+    let one = world.connect();
+    let other = world.connect();
+    let ours = one.semaphore("seats", 3).unwrap();
+    let theirs = other.semaphore("seats", 3).unwrap();
     assert_eq!((ours.name(), ours.maximum(), ours.available(), ours.waiting()), ("seats", 3, 3, 0));
     let mut permits = vec![ours.acquire(Duration::ZERO).unwrap(), theirs.try_acquire().unwrap().unwrap()];
     permits.push(ours.acquire(PATIENCE).unwrap());
@@ -77,7 +79,8 @@ fn those_who_wait_are_served_in_their_order() {
     let (sender, order) = channel();
     std::thread::scope(|scope| {
         for number in 0..5 {
-            let (semaphore, sender) = (world.connect().semaphore("seats", 1).unwrap(), sender.clone());
+            let semaphore = world.connect().semaphore("seats", 1).unwrap();
+            let sender = sender.clone();
             scope.spawn(move || {
                 let permit = semaphore.acquire(PATIENCE).unwrap();
                 sender.send(number).unwrap();
@@ -96,10 +99,13 @@ fn who_is_asked_whether_to_stop_keeps_his_place() {
     let domain = world.connect();
     let semaphore = domain.semaphore("seats", 1).unwrap();
     let permit = semaphore.acquire(PATIENCE).unwrap();
-    let (asked, (sender, order)) = (AtomicU32::new(0), channel());
+    let asked = AtomicU32::new(0);
+    let (sender, order) = channel();
     std::thread::scope(|scope| {
-        let (first, second) = (sender.clone(), sender);
-        let (semaphore, asked) = (&semaphore, &asked);
+        let first = sender.clone();
+        let second = sender;
+        let semaphore = &semaphore;
+        let asked = &asked;
         let ask = || {
             asked.fetch_add(1, Ordering::Relaxed);
             false
@@ -146,7 +152,8 @@ fn who_opens_it_says_the_same_number() {
 #[test]
 fn a_permit_keeps_its_semaphore() {
     let world = World::new();
-    let (domain, other) = (world.connect(), world.connect());
+    let domain = world.connect();
+    let other = world.connect();
     let permit: Permit = domain.semaphore("seats", 1).unwrap().acquire(Duration::ZERO).unwrap();
     assert_eq!(permit.semaphore(), "seats");
     drop(domain);

@@ -76,7 +76,8 @@ fn write(loan: &mut Loan, value: u32) {
     if device() == "host" {
         return loan.as_mut_slice::<u32>().unwrap().fill(value);
     }
-    let (range, bytes) = (loan.device().unwrap(), value.to_ne_bytes().repeat(loan.len() as usize / 4));
+    let range = loan.device().unwrap();
+    let bytes = value.to_ne_bytes().repeat(loan.len() as usize / 4);
     range.copy_from_host(range.gpu().stream(), &bytes).unwrap();
 }
 
@@ -124,7 +125,8 @@ fn signal(actor: &Actor, signal: Signal) {
 #[test]
 fn samples_are_written_once_and_read_in_place_by_all() {
     let world = World::new();
-    let (one, other) = (world.connect(), world.connect());
+    let one = world.connect();
+    let other = world.connect();
     let ours = frames(&one).create().unwrap();
     let theirs = other.topic("frames").open().unwrap();
     assert_eq!((theirs.max_bytes(), theirs.depth(), theirs.held(), theirs.place()), (1000, 4, 2, place()));
@@ -163,7 +165,8 @@ fn samples_are_written_once_and_read_in_place_by_all() {
 fn a_sample_may_have_no_elements() {
     let world = World::new();
     let topic = frames(&world.connect()).create().unwrap();
-    let (publisher, subscriber) = (topic.publisher().unwrap(), topic.subscriber(Policy::Block).unwrap());
+    let publisher = topic.publisher().unwrap();
+    let subscriber = topic.subscriber(Policy::Block).unwrap();
     for (dtype, shape, bytes) in [(DType::F64, &[3, 0][..], 0), (DType::U32, &[][..], 4)] {
         let mut loan = publisher.loan(dtype, shape, PATIENCE).unwrap();
         assert_eq!((loan.len(), loan.is_empty()), (bytes, bytes == 0));
@@ -223,7 +226,8 @@ fn who_waits_is_woken() {
     let world = World::new();
     let domain = world.connect();
     let topic = frames(&domain).create().unwrap();
-    let (publisher, subscriber) = (topic.publisher().unwrap(), topic.subscriber(Policy::Block).unwrap());
+    let publisher = topic.publisher().unwrap();
+    let subscriber = topic.subscriber(Policy::Block).unwrap();
     std::thread::scope(|scope| {
         let reader = scope.spawn(|| (0..100).map(|_| receive(&subscriber)).collect::<Vec<_>>());
         (0..100).for_each(|value| _ = publish(&publisher, value));
@@ -238,7 +242,8 @@ fn a_panic_while_a_publisher_waits_costs_no_block_and_ends_its_wait() {
     let world = World::new();
     let domain = world.connect();
     let topic = frames(&domain).create().unwrap();
-    let (publisher, _subscriber) = (topic.publisher().unwrap(), topic.subscriber(Policy::Block).unwrap());
+    let publisher = topic.publisher().unwrap();
+    let _subscriber = topic.subscriber(Policy::Block).unwrap();
     for value in 0..4 {
         publish(&publisher, value);
     }
@@ -260,7 +265,8 @@ fn threads_that_share_a_publisher_wait_each_as_long_as_it_wants_to() {
     let world = World::new();
     let domain = world.connect();
     let topic = frames(&domain).create().unwrap();
-    let (publisher, subscriber) = (topic.publisher().unwrap(), topic.subscriber(Policy::Block).unwrap());
+    let publisher = topic.publisher().unwrap();
+    let subscriber = topic.subscriber(Policy::Block).unwrap();
     for value in 0..4 {
         publish(&publisher, value);
     }
@@ -280,7 +286,8 @@ fn a_subscriber_in_an_event_loop() {
     let world = World::new();
     let domain = world.connect();
     let topic = frames(&domain).create().unwrap();
-    let (publisher, subscriber) = (topic.publisher().unwrap(), topic.subscriber(Policy::Block).unwrap());
+    let publisher = topic.publisher().unwrap();
+    let subscriber = topic.subscriber(Policy::Block).unwrap();
     let event = subscriber.event().unwrap();
     let is_readable = |wait: bool| {
         let timeout = if wait { PATIENCE } else { SHORT };
@@ -462,7 +469,8 @@ fn dtype_and_shape_are_the_type_of_all_samples() {
         assert!(matches!(wrong.open(), Err(Error::WrongTopic { .. })), "{wrong:?}");
     }
     let error = images().dtype(DType::I8).open_or_create().unwrap_err().to_string();
-    let (asked, has) = ("int8 [4, 6, 3]", "uint8 [4, 6, 3]");
+    let asked = "int8 [4, 6, 3]";
+    let has = "uint8 [4, 6, 3]";
     assert_eq!(error, format!("topic \"images\" is not as asked: its samples are of {has}, not of {asked}"));
     // What may be of any size needs one, and what is of one size has that.
     let other = || domain.topic("other").place(place());
@@ -687,7 +695,8 @@ fn without_a_broker_samples_go_round_and_waits_end() {
     let mut world = World::new();
     let domain = world.connect();
     let topic = frames(&domain).create().unwrap();
-    let (publisher, subscriber) = (topic.publisher().unwrap(), topic.subscriber(Policy::Block).unwrap());
+    let publisher = topic.publisher().unwrap();
+    let subscriber = topic.subscriber(Policy::Block).unwrap();
     world.end_broker();
     for value in 0..10 {
         publish(&publisher, value);
@@ -708,7 +717,8 @@ fn samples_outlive_their_subscriber_and_the_handle_of_the_topic() {
     let world = World::new();
     let domain = world.connect();
     let topic = frames(&domain).create().unwrap();
-    let (publisher, subscriber) = (topic.publisher().unwrap(), topic.subscriber(Policy::Block).unwrap());
+    let publisher = topic.publisher().unwrap();
+    let subscriber = topic.subscriber(Policy::Block).unwrap();
     publish(&publisher, 1);
     let sample = subscriber.recv(PATIENCE).unwrap();
     drop(subscriber);
@@ -744,7 +754,8 @@ fn a_topic_that_is_over_leaves_nothing_with_the_broker() {
     for streams in [false, true] {
         let domain = world.connect();
         let topic = frames(&domain).create().unwrap();
-        let (publisher, subscriber) = (topic.publisher().unwrap(), topic.subscriber(Policy::Block).unwrap());
+        let publisher = topic.publisher().unwrap();
+        let subscriber = topic.subscriber(Policy::Block).unwrap();
         let filled = filled(&publisher, 1);
         match topic.gpu().filter(|_| streams) {
             Some(gpu) => _ = filled.publish_on(gpu.stream(), PATIENCE).unwrap(),
@@ -767,7 +778,8 @@ fn who_parts_is_waited_for_no_more_and_what_a_loan_keeps_goes_with_it() {
     let world = World::new();
     let domain = world.connect();
     let topic = frames(&domain).create().unwrap();
-    let (publisher, subscriber) = (topic.publisher().unwrap(), topic.subscriber(Policy::Block).unwrap());
+    let publisher = topic.publisher().unwrap();
+    let subscriber = topic.subscriber(Policy::Block).unwrap();
     publish(&publisher, 1);
     let sample = subscriber.recv(PATIENCE).unwrap();
     subscriber.part();

@@ -57,7 +57,8 @@ fn next(watch: &mut partywall::Watch) -> (String, Change) {
 #[test]
 fn what_happens_is_told_in_order() {
     let world = World::new();
-    let (domain, other) = (world.connect(), world.connect());
+    let domain = world.connect();
+    let other = world.connect();
     let pid = std::process::id();
     drop(commit(&other, "before", 1, true));
     let mut watch = domain.watch("o*").unwrap();

@@ -34,21 +34,24 @@ fn write(block: &Block, value: u8) {
 }
 
 fn read(block: &Block) -> u8 {
-    let (range, mut bytes) = (block.device().unwrap(), [0; BYTES as usize]);
+    let range = block.device().unwrap();
+    let mut bytes = [0; BYTES as usize];
     range.copy_to_host(range.gpu().stream(), &mut bytes).unwrap();
     assert!(bytes.iter().all(|byte| *byte == bytes[0]), "{bytes:?}");
     bytes[0]
 }
 
 fn value_of(sample: &Sample) -> u8 {
-    let (stream, mut bytes) = (sample.gpu().unwrap().stream(), [0; 64]);
+    let stream = sample.gpu().unwrap().stream();
+    let mut bytes = [0; 64];
     sample.device_on(stream).unwrap().copy_to_host(stream, &mut bytes).unwrap();
     assert!(bytes.iter().all(|byte| *byte == bytes[0]), "{bytes:?}");
     bytes[0]
 }
 
 fn publish(topic: &Topic, publisher: &partywall::Publisher, value: u8) {
-    let (loan, stream) = (publisher.loan(DType::U8, &[64], PATIENCE).unwrap(), topic.gpu().unwrap().stream());
+    let loan = publisher.loan(DType::U8, &[64], PATIENCE).unwrap();
+    let stream = topic.gpu().unwrap().stream();
     loan.device().unwrap().copy_from_host(stream, &[value; 64]).unwrap();
     loan.filled().publish_on(stream, PATIENCE).unwrap();
 }
@@ -63,7 +66,8 @@ pub(crate) fn play(role: &str) {
     match role {
         "maker" => {
             let pool = make(&domain);
-            let (held, given) = (pool.alloc(PATIENCE).unwrap(), pool.alloc(PATIENCE).unwrap());
+            let held = pool.alloc(PATIENCE).unwrap();
+            let given = pool.alloc(PATIENCE).unwrap();
             write(&given, 7);
             let given = given.offer().unwrap();
             println!("\nready\n{given}");
@@ -124,10 +128,12 @@ fn it_is_where_it_was_and_goes_with_the_last_handle_of_its_maker_on_the_simulate
     simulated(
         "pools::it_is_where_it_was_and_goes_with_the_last_handle_of_its_maker_on_the_simulated_gpu",
         |world: &World| {
-            let (domain, other) = (world.connect(), world.connect());
+            let domain = world.connect();
+            let other = world.connect();
             let gpu = gpu(&domain);
             let memory = buffer(&gpu, LENGTH, 1);
-            let (begin, freed) = (memory.as_slice().device_ptr(), Arc::downgrade(&memory));
+            let begin = memory.as_slice().device_ptr();
+            let freed = Arc::downgrade(&memory);
             let pool = blocks(&domain).create_in(&memory.try_into().unwrap()).unwrap();
             let first = pool.alloc(PATIENCE).unwrap();
             assert_eq!((first.device().unwrap().device_ptr(), read(&first)), (begin, 1), "nothing was copied");

@@ -49,7 +49,8 @@ fn a_second_open_in_a_process_shares_the_mapping_on_the_simulated_gpu() {
 #[test]
 fn opening_it_where_it_was_made_finds_the_same_addresses_on_the_simulated_gpu() {
     simulated("publish::opening_it_where_it_was_made_finds_the_same_addresses_on_the_simulated_gpu", |world| {
-        let (domain, other) = (world.connect(), world.connect());
+        let domain = world.connect();
+        let other = world.connect();
         let memory = buffer(&gpu(&domain), 4096, 7);
         let address = memory.as_slice().device_ptr();
         let freed = Arc::downgrade(&memory);
@@ -69,7 +70,8 @@ fn opening_it_where_it_was_made_finds_the_same_addresses_on_the_simulated_gpu() 
 #[test]
 fn left_publication_keeps_its_memory_while_it_is_the_latest_on_the_simulated_gpu() {
     simulated("publish::left_publication_keeps_its_memory_while_it_is_the_latest_on_the_simulated_gpu", |world| {
-        let (domain, other) = (world.connect(), world.connect());
+        let domain = world.connect();
+        let other = world.connect();
         let mut freed = Vec::new();
         for value in [1, 2] {
             let memory = buffer(&gpu(&domain), 4096, value);
@@ -111,7 +113,8 @@ fn tensors_are_where_they_were_on_the_simulated_gpu() {
     simulated("publish::tensors_are_where_they_were_on_the_simulated_gpu", |world| {
         let domain = world.connect();
         let gpu = gpu(&domain);
-        let (one, two) = (buffer(&gpu, 8192, 1), buffer(&gpu, 4096, 2));
+        let one = buffer(&gpu, 8192, 1);
+        let two = buffer(&gpu, 4096, 2);
         let inside = kept_by_the_test(&gpu, one.as_slice().device_ptr() + 4096);
         gpu.stream().copy_from_host(one.slice(4096, 4096).unwrap(), &[3; 4096]).unwrap();
         let first = ForeignMemory::try_from(one.clone()).unwrap();

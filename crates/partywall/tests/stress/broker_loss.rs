@@ -128,7 +128,8 @@ fn calls_end_although_nothing_fits_into_the_socket_of_a_stopped_broker() {
     // Each is sent and not answered, until the socket is full; then sending ends the connection.
     let threads: Vec<_> = (0..4)
         .map(|_| {
-            let (domain, large) = (domain.clone(), large.clone());
+            let domain = domain.clone();
+            let large = large.clone();
             std::thread::spawn(move || {
                 let start = Instant::now();
                 while start.elapsed() < Duration::from_secs(1) {
@@ -245,7 +246,8 @@ fn connecting_never_fails_against_the_idle_exit() {
     std::fs::write(&wrapper, script).unwrap();
     std::fs::set_permissions(&wrapper, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
     assert!(Command::new(&wrapper).arg("--version").output().is_ok());
-    let (many, each) = (6, rounds(8));
+    let many = 6;
+    let each = rounds(8);
     let mut actors: Vec<Actor> = (0..many)
         .map(|_| {
             place.start_with(&format!("starter {each}"), |command| {
@@ -254,7 +256,8 @@ fn connecting_never_fails_against_the_idle_exit() {
         })
         .collect();
     actors.iter_mut().for_each(|actor| drop(actor.expect("ready")));
-    let (mut dice, mut brokers) = (Dice(5), std::collections::BTreeSet::new());
+    let mut dice = Dice(5);
+    let mut brokers = std::collections::BTreeSet::new();
     for _ in 0..each {
         for actor in &mut actors {
             std::thread::sleep(Duration::from_micros(dice.below(8000)));

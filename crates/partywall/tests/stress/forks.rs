@@ -131,7 +131,8 @@ pub(crate) fn play(words: &[&str]) {
             let loan = || publisher.loan(DType::U8, &[1], Duration::ZERO).unwrap();
             loan().filled().publish(Duration::ZERO).unwrap();
             loan().filled().publish(Duration::ZERO).unwrap();
-            let (half, filled) = (loan(), loan().filled());
+            let half = loan();
+            let filled = loan().filled();
             let sample = subscriber.recv(Duration::ZERO).unwrap();
             let event = subscriber.event().unwrap();
             let before = topic.stats();

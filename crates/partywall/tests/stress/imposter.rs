@@ -115,7 +115,8 @@ fn serve(call: OwnedFd, lie: Lie, done: &AtomicBool) -> Option<()> {
     }
     let (events, theirs) = socket::pair().unwrap();
     let events = Framed::new(events);
-    let (token, max_message) = (Token([0; 16]), 1 << 18);
+    let token = Token([0; 16]);
+    let max_message = 1 << 18;
     let welcome = Welcome { instance: 1, member: 1, row: 9, token, resumed: true, max_message };
     let fds = match lie {
         Lie::NoEvents => 0,

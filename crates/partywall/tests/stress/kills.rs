@@ -169,7 +169,9 @@ fn clients_killed_at_any_moment_leave_nothing_and_tear_nothing() {
     let kills = rounds(40);
     std::thread::scope(|scope| {
         let reader = scope.spawn(|| {
-            let (domain, mut last, mut reads) = (place.connect(), [0; 3], 0);
+            let domain = place.connect();
+            let mut last = [0; 3];
+            let mut reads = 0;
             while !done.load(Ordering::Relaxed) {
                 for (i, last) in last.iter_mut().enumerate() {
                     match domain.open(&format!("shared-{i}"), Duration::from_millis(10)) {

@@ -218,7 +218,8 @@ fn tables_that_lie_are_errors_of_whoever_opens_them() {
         layout.chunks.iter().map(|n| memfd::frozen("partywall:lies", &vec![1; *n as usize]).unwrap()).collect();
     let fds: Vec<&OwnedFd> = fds.iter().collect();
     let mut tell = |table: Vec<u8>, chunks: Vec<u64>, apart: bool| {
-        let (mut fds, mut apart_fd) = (fds[..chunks.len()].to_vec(), None);
+        let mut fds = fds[..chunks.len()].to_vec();
+        let mut apart_fd = None;
         let table = if apart {
             let fd = apart_fd.insert(memfd::frozen("partywall:lies", &table).unwrap());
             fds.push(fd);
@@ -239,7 +240,8 @@ fn tables_that_lie_are_errors_of_whoever_opens_them() {
     assert!(!tell(layout.table.clone(), Vec::new(), false));
     assert!(!tell(Vec::new(), layout.chunks.clone(), false));
     assert!(!tell(vec![0; 8192], layout.chunks.clone(), true));
-    let (mut dice, mut believed) = (Dice(31), 0);
+    let mut dice = Dice(31);
+    let mut believed = 0;
     for at in 0..layout.table.len() {
         for value in [0, 1, 0x7f, 0x80, 0xff] {
             let mut table = layout.table.clone();
@@ -374,7 +376,9 @@ fn a_growth_that_moves_what_was_there_is_refused_by_its_readers() {
         Table::Inline(vec![7; 100]),
     ];
     for (growths, table) in lies.into_iter().enumerate() {
-        let (growths, chunks, fd) = (growths as u64, vec![4096; usize::from(growths == 0)], chunk());
+        let chunks = vec![4096; usize::from(growths == 0)];
+        let growths = growths as u64;
+        let fd = chunk();
         let fds = if chunks.is_empty() { vec![] } else { vec![&fd] };
         let kind = partywall_wire::Kind::Host;
         let grow = partywall_wire::Grow { lease, growths, kind, chunks, table, tensors: 1 };
@@ -384,7 +388,8 @@ fn a_growth_that_moves_what_was_there_is_refused_by_its_readers() {
         assert_eq!((opened.len(), opened.bytes(), opened.tensor("x").unwrap().elements()), (1, 4096, 1024));
     }
     // The truth in the end is taken.
-    let (kind, table) = (partywall_wire::Kind::Host, table(&[("x", 2048)]));
+    let kind = partywall_wire::Kind::Host;
+    let table = table(&[("x", 2048)]);
     let grow = partywall_wire::Grow { lease, growths: 5, kind, chunks: vec![], table, tensors: 1 };
     assert_eq!(client.ask(Call::Grow(grow), &[]), Ok(Answer::Done));
     assert_eq!(opened.refresh().unwrap(), partywall::Refreshed::Grown);
@@ -404,9 +409,11 @@ fn nonsense_in_the_words_of_a_pool_ends_nobodys_calls() {
     let words = SharedMap::writable(fds.last().unwrap()).unwrap();
     // All but what is only looked at when it is mapped.
     let words = words.slice::<u64>(64, words.len() / 8 - 8).unwrap();
-    let (pool, done) = (Arc::new(pool), Arc::new(AtomicBool::new(false)));
+    let pool = Arc::new(pool);
+    let done = Arc::new(AtomicBool::new(false));
     let users = [(); 2].map(|()| {
-        let (pool, done) = (pool.clone(), done.clone());
+        let pool = pool.clone();
+        let done = done.clone();
         std::thread::spawn(move || {
             while !done.load(Ordering::Relaxed) {
                 use_for_a_while(&pool);
@@ -467,9 +474,11 @@ fn nonsense_in_the_words_of_a_topic_ends_nobodys_calls() {
     let maps: Vec<_> = fds[fds.len() - 2..].iter().map(|fd| SharedMap::writable(fd).unwrap()).collect();
     // All but what is only looked at when it is mapped.
     let words: Vec<_> = maps.iter().map(|map| map.slice::<u64>(64, map.len() / 8 - 8).unwrap()).collect();
-    let (topic, done) = (Arc::new(topic), Arc::new(AtomicBool::new(false)));
+    let topic = Arc::new(topic);
+    let done = Arc::new(AtomicBool::new(false));
     let users = [(); 2].map(|()| {
-        let (topic, done) = (topic.clone(), done.clone());
+        let topic = topic.clone();
+        let done = done.clone();
         std::thread::spawn(move || {
             while !done.load(Ordering::Relaxed) {
                 use_topic_for_a_while(&topic);
@@ -478,7 +487,8 @@ fn nonsense_in_the_words_of_a_topic_ends_nobodys_calls() {
     });
     // Others come and die, so that the broker recovers what there is; and it is asked what it sees.
     let asker = {
-        let (other, done) = (place.connect(), done.clone());
+        let other = place.connect();
+        let done = done.clone();
         std::thread::spawn(move || {
             while !done.load(Ordering::Relaxed) {
                 other.inspect("frames").unwrap();
@@ -523,7 +533,8 @@ fn a_ring_that_cannot_be_ends_the_calls_of_publishers_and_subscribers() {
     let (_, fds) = hostile.ask_with(wire::open("frames", false), &[]);
     let map = SharedMap::writable(fds.last().unwrap()).unwrap();
     let words = map.slice::<u64>(0, map.len() / 8).unwrap();
-    let (tail, entry) = (8, |index: usize| 32 + 16 * index);
+    let tail = 8;
+    let entry = |index: usize| 32 + 16 * index;
     let far = |lap: u64| lap << 16;
     let publisher = topic.publisher().unwrap();
     let publish = move || {
@@ -556,7 +567,8 @@ fn a_sample_whose_shape_lies_has_no_elements() {
     let (_, fds) = hostile.ask_with(wire::open("frames", false), &[]);
     let map = SharedMap::writable(fds.last().unwrap()).unwrap();
     let words = map.slice::<u64>(0, map.len() / 8).unwrap();
-    let (publisher, subscriber) = (topic.publisher().unwrap(), topic.subscriber(Policy::Block).unwrap());
+    let publisher = topic.publisher().unwrap();
+    let subscriber = topic.subscriber(Policy::Block).unwrap();
     let stats = topic.stats();
     // The first block's, which are the last words. In them the shape begins at byte 64.
     let shape = words.len() - 48 * stats.free as usize + 8;

@@ -152,7 +152,8 @@ impl Actor {
 
     /// How many files it has open once it has closed what it is about to close.
     pub(crate) fn open_files_at_rest(&self) -> usize {
-        let (mut last, mut same) = (self.open_files(), 0);
+        let mut last = self.open_files();
+        let mut same = 0;
         super::eventually("rest", || {
             let now = self.open_files();
             same = if now == last { same + 1 } else { 0 };

@@ -103,7 +103,8 @@ impl Churn<'_> {
 
     fn take_over(&mut self) -> Option<Block> {
         let letter = self.mail.get(self.dice.below(MAIL as u64) as usize).checked_sub(1)?;
-        let (index, generation) = (letter >> 48, letter & ((1 << 48) - 1));
+        let index = letter >> 48;
+        let generation = letter & ((1 << 48) - 1);
         let text = format!("frames@{}#{index}.{generation}", self.pool.version());
         match self.pool.accept(&text.parse().unwrap()) {
             Ok(block) => Some(block),
@@ -125,7 +126,8 @@ fn read(block: &Block) -> Vec<u8> {
     if device() == "host" {
         return block.bytes().unwrap().to_vec();
     }
-    let (range, mut bytes) = (block.device().unwrap(), vec![0; BYTES]);
+    let range = block.device().unwrap();
+    let mut bytes = vec![0; BYTES];
     range.copy_to_host(range.gpu().stream(), &mut bytes).unwrap();
     bytes
 }
@@ -147,7 +149,8 @@ fn processes_killed_at_any_moment_take_no_block_along() {
     let place = Place::new();
     let (_domain, pool, mail, mut victims) = stage(&place, 3);
     let done = AtomicBool::new(false);
-    let (kills, mut turns) = (rounds(60), 0);
+    let kills = rounds(60);
+    let mut turns = 0;
     std::thread::scope(|scope| {
         let survivor = scope.spawn(|| {
             let mail = mail.tensor("x").unwrap().shared::<u64>().unwrap();

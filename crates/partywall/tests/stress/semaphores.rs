@@ -94,10 +94,12 @@ fn processes_killed_at_any_moment_take_no_permit_along() {
     let domain = place.connect();
     let semaphore = domain.semaphore("some", PERMITS).unwrap();
     let done = AtomicBool::new(false);
-    let (kills, mut turns) = (rounds(60), 0);
+    let kills = rounds(60);
+    let mut turns = 0;
     std::thread::scope(|scope| {
         let survivor = scope.spawn(|| {
-            let (mut dice, mut turns) = (Dice(1), 0);
+            let mut dice = Dice(1);
+            let mut turns = 0;
             while !done.load(Ordering::Relaxed) {
                 churn(&semaphore, &mut dice);
                 turns += 1;

@@ -47,7 +47,8 @@ pub(crate) fn play(words: &[&str]) {
 fn clients_stopped_for_ever_hold_up_nobody_and_cost_the_broker_little() {
     let mut place = Place::new();
     let domain = place.connect();
-    let (mut stopped, mut dice) = (Vec::new(), Dice(3));
+    let mut stopped = Vec::new();
+    let mut dice = Dice(3);
     for _ in 0..rounds(6) {
         let actor = place.play("stopped calling");
         std::thread::sleep(Duration::from_micros(dice.below(5000)));

@@ -20,7 +20,8 @@ fn sixteen_threads_share_a_connection() {
     let calls = AtomicU64::new(0);
     std::thread::scope(|scope| {
         for thread in 0..16_u64 {
-            let (domain, calls) = (&domain, &calls);
+            let domain = &domain;
+            let calls = &calls;
             scope.spawn(move || {
                 let mut dice = Dice(thread);
                 for round in 0..rounds(100) {
@@ -66,11 +67,17 @@ fn sixteen_threads_share_a_connection() {
 #[test]
 fn opens_that_give_up_just_as_they_are_granted_leave_no_lease() {
     let place = Place::new();
-    let (ours, theirs) = (place.connect(), place.connect());
-    let (opened, gave_up, done) = (AtomicU64::new(0), AtomicU64::new(0), AtomicBool::new(false));
+    let ours = place.connect();
+    let theirs = place.connect();
+    let opened = AtomicU64::new(0);
+    let gave_up = AtomicU64::new(0);
+    let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         for thread in 0..4_u64 {
-            let (ours, opened, gave_up, done) = (&ours, &opened, &gave_up, &done);
+            let ours = &ours;
+            let opened = &opened;
+            let gave_up = &gave_up;
+            let done = &done;
             scope.spawn(move || {
                 let mut dice = Dice(thread);
                 while !done.load(Ordering::Relaxed) {

@@ -132,7 +132,8 @@ fn read(sample: &Sample) -> Result<Vec<u64>, Error> {
     if device() == "host" {
         return Ok(sample.as_slice::<u64>()?.to_vec());
     }
-    let (gpu, mut bytes) = (sample.gpu().unwrap(), vec![0; BYTES as usize]);
+    let gpu = sample.gpu().unwrap();
+    let mut bytes = vec![0; BYTES as usize];
     sample.device_on(gpu.stream())?.copy_to_host(gpu.stream(), &mut bytes)?;
     Ok(bytes.chunks(8).map(|word| u64::from_le_bytes(word.try_into().unwrap())).collect())
 }
@@ -476,7 +477,8 @@ fn publishers_and_subscribers_evicted_at_any_moment_take_nothing_along() {
         publisher = topic.publisher().ok();
         publisher.is_some()
     });
-    let (publisher, mut dice) = (publisher.unwrap(), Dice(13));
+    let publisher = publisher.unwrap();
+    let mut dice = Dice(13);
     for round in 0..rounds(20) {
         std::thread::sleep(Duration::from_micros(dice.below(10_000)));
         let victim = dice.below(2) as usize;
@@ -496,7 +498,8 @@ fn threads_share_publishers_and_subscribers() {
     let domain = place.connect();
     // A loan for each thread, in as many blocks.
     let topic = frames(&domain).publishers(1).loans(LOANS * PUBLISHERS).create().unwrap();
-    let (publisher, subscriber) = (topic.publisher().unwrap(), topic.subscriber(Policy::Block).unwrap());
+    let publisher = topic.publisher().unwrap();
+    let subscriber = topic.subscriber(Policy::Block).unwrap();
     let each = rounds(300) as u64;
     let positions = std::sync::Mutex::new(std::collections::BTreeSet::new());
     std::thread::scope(|scope| {

@@ -117,7 +117,8 @@ pub(super) fn tell_calls() {
     let domain = Domain::options().start(false).connect().unwrap();
     let gpu = gpu(&domain);
     let stream = Stream::new(gpu.context()).unwrap();
-    let (writer, timeline) = (domain.timeline_writer("ours").unwrap(), domain.timeline("theirs").unwrap());
+    let writer = domain.timeline_writer("ours").unwrap();
+    let timeline = domain.timeline("theirs").unwrap();
     let second = domain.gpu(partywall::gpu::devices().unwrap()[1].uuid().unwrap()).unwrap();
     gpu.context().make_current().unwrap();
     // The first call with a stream prepares all others.

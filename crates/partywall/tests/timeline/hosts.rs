@@ -17,7 +17,8 @@ use super::{
 /// A process that writes or waits as it is told.
 pub(crate) fn play(name: &str) {
     let domain = Domain::options().start(false).connect().unwrap();
-    let (mut writer, waiter) = (None, domain.timeline(name).unwrap());
+    let mut writer = None;
+    let waiter = domain.timeline(name).unwrap();
     say("ready");
     while let Some(order) = next_order() {
         let (order, v) = order.split_once(' ').unwrap_or((&order, "0"));
@@ -103,7 +104,8 @@ fn a_process_signals_what_this_one_waits_for() {
 fn values_only_grow_and_end_at_their_limit() {
     let world = World::new();
     let domain = world.connect();
-    let (timeline, writer) = (domain.timeline("x").unwrap(), domain.timeline_writer("x").unwrap());
+    let timeline = domain.timeline("x").unwrap();
+    let writer = domain.timeline_writer("x").unwrap();
     let refused = |result: Result<(), Error>, last| match result {
         Err(Error::BadValue { name, last: found, .. }) => assert_eq!((name.as_str(), found), ("x", last)),
         other => panic!("{other:?}"),
@@ -132,7 +134,8 @@ fn values_only_grow_and_end_at_their_limit() {
 fn there_is_one_writer_at_a_time() {
     let world = World::new();
     let domain = world.connect();
-    let (timeline, writer) = (domain.timeline("x").unwrap(), domain.timeline_writer("x").unwrap());
+    let timeline = domain.timeline("x").unwrap();
+    let writer = domain.timeline_writer("x").unwrap();
     let second = world.connect();
     for other in [&domain, &second] {
         match other.timeline_writer("x") {
@@ -177,7 +180,8 @@ fn who_follows_keeps_no_more_cells_the_longer_he_does() {
 fn an_early_close_is_heard_at_once() {
     let world = World::new();
     let domain = world.connect();
-    let (timeline, writer) = (domain.timeline("x").unwrap(), domain.timeline_writer("x").unwrap());
+    let timeline = domain.timeline("x").unwrap();
+    let writer = domain.timeline_writer("x").unwrap();
     thread::scope(|scope| {
         let waiter = scope.spawn(|| timeline.wait(2, PATIENCE));
         let announced = scope.spawn(|| timeline.wait_announced(2, PATIENCE));
@@ -195,7 +199,8 @@ fn an_early_close_is_heard_at_once() {
 fn to_abandon_a_timeline_ends_all_waits_and_its_writer() {
     let world = World::new();
     let domain = world.connect();
-    let (timeline, writer) = (domain.timeline("x").unwrap(), domain.timeline_writer("x").unwrap());
+    let timeline = domain.timeline("x").unwrap();
+    let writer = domain.timeline_writer("x").unwrap();
     writer.signal(1).unwrap();
     thread::scope(|scope| {
         let waiter = scope.spawn(|| timeline.wait(2, PATIENCE));
@@ -232,10 +237,12 @@ fn a_wait_ends_when_its_time_is_over() {
 fn event_loops_see_what_comes_and_what_will_not() {
     let world = World::new();
     let domain = world.connect();
-    let (timeline, writer) = (domain.timeline("x").unwrap(), domain.timeline_writer("x").unwrap());
+    let timeline = domain.timeline("x").unwrap();
+    let writer = domain.timeline_writer("x").unwrap();
     let readable = |event: &dyn AsFd, until| socket::wait(event, Ready::Read, Some(until)).unwrap();
     let soon = || Instant::now() + PATIENCE;
-    let (first, second) = (timeline.event(1).unwrap(), timeline.event(2).unwrap());
+    let first = timeline.event(1).unwrap();
+    let second = timeline.event(2).unwrap();
     assert!(!readable(&first, Instant::now()) && first.outcome().is_none());
     writer.signal(1).unwrap();
     assert!(readable(&first, soon()));
@@ -283,7 +290,8 @@ fn a_killed_writer_is_told_of_and_its_successor_goes_on() {
 fn without_a_broker_waits_end_and_so_do_signals() {
     let mut world = World::new();
     let domain = world.connect();
-    let (timeline, writer) = (domain.timeline("x").unwrap(), domain.timeline_writer("x").unwrap());
+    let timeline = domain.timeline("x").unwrap();
+    let writer = domain.timeline_writer("x").unwrap();
     writer.signal(1).unwrap();
     let event = timeline.event(2).unwrap();
     let mut other = world.play("host x");
@@ -302,10 +310,14 @@ fn without_a_broker_waits_end_and_so_do_signals() {
 
 #[test]
 fn two_domains_of_one_process_know_nothing_of_each_other() {
-    let (one, other) = (World::new(), World::new());
-    let (one, other) = (one.connect(), other.connect());
-    let (ours, theirs) = (one.timeline_writer("x").unwrap(), other.timeline_writer("x").unwrap());
-    let (waits, waits_too) = (one.timeline("x").unwrap(), other.timeline("x").unwrap());
+    let one = World::new();
+    let other = World::new();
+    let one = one.connect();
+    let other = other.connect();
+    let ours = one.timeline_writer("x").unwrap();
+    let theirs = other.timeline_writer("x").unwrap();
+    let waits = one.timeline("x").unwrap();
+    let waits_too = other.timeline("x").unwrap();
     ours.signal(1).unwrap();
     waits.wait(1, PATIENCE).unwrap();
     assert!(is_pending(&waits_too, 1));
@@ -318,8 +330,10 @@ fn two_domains_of_one_process_know_nothing_of_each_other() {
 fn a_forked_child_has_no_timelines() {
     let world = World::new();
     let domain = world.connect();
-    let (timeline, writer) = (domain.timeline("x").unwrap(), domain.timeline_writer("x").unwrap());
-    let (event, mut writer) = (timeline.event(5).unwrap(), Some(writer));
+    let timeline = domain.timeline("x").unwrap();
+    let writer = domain.timeline_writer("x").unwrap();
+    let event = timeline.event(5).unwrap();
+    let mut writer = Some(writer);
     let forked = |result: Result<(), Error>| matches!(result, Err(Error::Forked { .. }));
     let outcome = super::world::in_a_child(|| {
         let writer = writer.take().unwrap();
@@ -345,9 +359,12 @@ fn a_forked_child_has_no_timelines() {
 #[test]
 fn two_hundred_thousand_values_go_to_and_fro() {
     let world = World::new();
-    let (here, there) = (world.connect(), world.connect());
-    let (ping, pong) = (here.timeline_writer("ping").unwrap(), there.timeline_writer("pong").unwrap());
-    let (hears_ping, hears_pong) = (there.timeline("ping").unwrap(), here.timeline("pong").unwrap());
+    let here = world.connect();
+    let there = world.connect();
+    let ping = here.timeline_writer("ping").unwrap();
+    let pong = there.timeline_writer("pong").unwrap();
+    let hears_ping = there.timeline("ping").unwrap();
+    let hears_pong = here.timeline("pong").unwrap();
     let rounds = 100_000;
     thread::scope(|scope| {
         scope.spawn(|| {

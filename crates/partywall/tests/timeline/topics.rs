@@ -196,7 +196,8 @@ fn what_a_stream_used_may_panic_when_it_is_dropped() {
 #[test]
 fn who_is_evicted_hears_so_from_what_streams_were_to_complete() {
     simulated("topics::who_is_evicted_hears_so_from_what_streams_were_to_complete", |world| {
-        let (domain, other) = (world.connect(), world.connect());
+        let domain = world.connect();
+        let other = world.connect();
         let gpu = gpu(&domain);
         let publisher = frames(&domain, "frames").create().unwrap().publisher().unwrap();
         publish_on(&gpu, &publisher);

@@ -123,7 +123,8 @@ impl Actor {
 
 /// What a role is told next; `None` when the test has nothing more to say.
 pub(crate) fn next_order() -> Option<String> {
-    let (mut line, mut input) = (Vec::new(), std::io::stdin().lock());
+    let mut line = Vec::new();
+    let mut input = std::io::stdin().lock();
     loop {
         let mut byte = [0];
         match input.read(&mut byte).unwrap() {

@@ -19,7 +19,8 @@ pub(super) fn run(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
     let plan = bench.plan(500);
     let case = |what: &str| Case::new(what, Unit::GigabytesPerSecond).parameter("size", size(BYTES));
 
-    let (imported, local) = (gpu_open::open(broker, "data", None)?, Local::new(&domain, owner)?);
+    let imported = gpu_open::open(broker, "data", None)?;
+    let local = Local::new(&domain, owner)?;
     let range = imported.tensor("tensor.0")?.device()?;
     let through_mapping = Reads::new(range.gpu())?;
     let directly = Reads::new(&local.gpu)?;
@@ -31,7 +32,8 @@ pub(super) fn run(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
     let devices = partywall::gpu::devices()?;
     let Some(second) = devices.get(1) else { return Ok(()) };
     let reader = second.uuid()?;
-    let (imported, local) = (gpu_open::open(broker, "data", Some(reader))?, Local::new(&domain, reader)?);
+    let imported = gpu_open::open(broker, "data", Some(reader))?;
+    let local = Local::new(&domain, reader)?;
     let range = imported.tensor("tensor.0")?.device()?;
     let over_link = Reads::new(range.gpu())?;
     let directly = Reads::new(&local.gpu)?;

@@ -26,7 +26,8 @@ pub(super) fn run(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
         segment.release()?;
         Ok(file.bytes() as f64 / elapsed.as_secs_f64() / 1e9)
     });
-    let (source, destination) = (PinnedBuffer::new(gpu.context(), BUFFER)?, DeviceBuffer::new(gpu.context(), BUFFER)?);
+    let source = PinnedBuffer::new(gpu.context(), BUFFER)?;
+    let destination = DeviceBuffer::new(gpu.context(), BUFFER)?;
     let copy: Sampler<'_> = Box::new(|| {
         let (elapsed, ()) = clocked(|| gpu.stream().copy_from_host(destination.as_slice(), &source))?;
         Ok(BUFFER as f64 / elapsed.as_secs_f64() / 1e9)

@@ -20,7 +20,8 @@ const PLACEMENTS: [Placement; 2] = [Placement::OneProcessor, Placement::Free];
 const PAGE: usize = 4096;
 
 pub(super) fn run(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
-    let (producer, consumer) = (broker.connect()?, broker.connect()?);
+    let producer = broker.connect()?;
+    let consumer = broker.connect()?;
     let mut raw = PingPong::start()?;
     let held = SIZES.map(|bytes| commit(&producer, bytes));
     let _held = held.into_iter().collect::<Result<Vec<_>, _>>()?;

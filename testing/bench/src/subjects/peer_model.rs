@@ -32,13 +32,15 @@ const LONG: usize = 5;
 type Call<'a> = (&'a str, &'a [&'a dyn AsRef<OsStr>]);
 
 pub(super) fn run(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
-    let (domain, gpu) = (broker.connect()?, gpu_open::first()?);
+    let domain = broker.connect()?;
+    let gpu = gpu_open::first()?;
     let file = ModelFile::large(bench, domain.gpu(gpu)?.context().memory_info()?.free)?;
     domain.put(NAME, Place::Gpu(gpu)).kept(true).path(file.path())?.release()?;
     let (socket, path): (&Path, &Path) = (broker.socket(), file.path());
     let open: Call<'_> = (OURS, &[&"model", &socket, &NAME]);
     let load: Call<'_> = (SAFETENSORS, &[&path]);
-    let (ours, theirs) = ("open as torch tensors", "load_file of safetensors");
+    let ours = "open as torch tensors";
+    let theirs = "load_file of safetensors";
     let case = |what: &str, process: &str| {
         let case = Case::new(what, Unit::Milliseconds).parameter("process", process);
         case.parameter("size", size(file.bytes())).parameter("tensors", file.tensors())

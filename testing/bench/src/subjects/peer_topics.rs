@@ -46,7 +46,8 @@ pub(super) fn under_mps(bench: &mut Bench, broker: &Broker) -> Result<(), Failur
 }
 
 fn on_gpu(place: &'static str, fresh: &'static str) -> Setting {
-    let (rival, same) = ("torch.multiprocessing.SimpleQueue", Some("<= floor + 15 us"));
+    let rival = "torch.multiprocessing.SimpleQueue";
+    let same = Some("<= floor + 15 us");
     Setting { place, orders: &["host", "stream"], rival, fresh: Some(fresh), same }
 }
 

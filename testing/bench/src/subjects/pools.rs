@@ -99,7 +99,8 @@ fn contended(bench: &mut Bench, broker: &Broker, blocks: u32) -> Result<(), Fail
         for worker in &*workers {
             worker.tell(each)?;
         }
-        let (mut from, mut to) = (u64::MAX, 0_u64);
+        let mut from = u64::MAX;
+        let mut to = 0_u64;
         for worker in &mut *workers {
             let answer = worker.hear()?;
             let (start, end) = answer.split_once(' ').ok_or("a worker counts otherwise")?;

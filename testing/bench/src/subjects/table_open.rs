@@ -11,7 +11,8 @@ use crate::{
 const TENSORS: usize = 70_000;
 
 pub(super) fn run(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
-    let (producer, consumer) = (broker.connect()?, broker.connect()?);
+    let producer = broker.connect()?;
+    let consumer = broker.connect()?;
     let names: Vec<_> = names().take(TENSORS).collect();
     let _held = commit(&producer, &names)?;
     let segment = consumer.opener("model").open()?;

@@ -59,7 +59,8 @@ pub(super) fn published_memory_goes_with_its_publisher() -> Result<(), String> {
     let first = world.domain.open("test/legacy", PATIENCE).map_err(tell)?;
     verify(&first)?;
     let second = world.domain.open("test/legacy", PATIENCE).map_err(tell)?;
-    let (one, two) = (address(&first)?, address(&second)?);
+    let one = address(&first)?;
+    let two = address(&second)?;
     ensure(one == two, || format!("it is mapped twice: {one:#x} and {two:#x}"))?;
     drop(first);
     publisher.kill()?;

@@ -156,7 +156,8 @@ pub(crate) fn copies_and_times() -> Result<(), String> {
     for (index, byte) in host.iter_mut().enumerate() {
         *byte = index as u8;
     }
-    let (first, second) = (DeviceBuffer::new(&context, MIB).unwrap(), DeviceBuffer::new(&context, MIB).unwrap());
+    let first = DeviceBuffer::new(&context, MIB).unwrap();
+    let second = DeviceBuffer::new(&context, MIB).unwrap();
     stream.copy_from_host(first.as_slice(), &host).unwrap();
     stream.enqueue_copy(second.as_slice(), first.as_slice()).unwrap();
     let mut back = vec![0; host.len()];
@@ -165,7 +166,8 @@ pub(crate) fn copies_and_times() -> Result<(), String> {
     assert!(!stream.is_capturing().unwrap() && stream.is_done().unwrap());
 
     let large = Mapping::new(memory(&context, 256 * MIB), Access::ReadWrite).unwrap();
-    let (start, end) = (Event::new(&context).unwrap(), Event::new(&context).unwrap());
+    let start = Event::new(&context).unwrap();
+    let end = Event::new(&context).unwrap();
     kernels.enqueue_read(stream, large.as_slice()).unwrap();
     start.record(stream).unwrap();
     kernels.enqueue_read(stream, large.as_slice()).unwrap();

@@ -220,7 +220,8 @@ pub(crate) fn dropped_behind_a_wait() -> Result<(), String> {
     let word = cuda::DeviceBuffer::new(gpu.context(), 8).map_err(tell)?;
     gpu.stream().copy_from_host(word.as_slice(), &[0; 8]).map_err(tell)?;
     let [waiting, other] = [(), ()].map(|()| cuda::Stream::new(gpu.context()));
-    let (waiting, other) = (waiting.map_err(tell)?, other.map_err(tell)?);
+    let waiting = waiting.map_err(tell)?;
+    let other = other.map_err(tell)?;
     waiting.as_ref().enqueue_wait_u64(word.as_slice(), 1).map_err(tell)?;
     for _ in 0..3 {
         world.domain.open("x", PATIENCE).map_err(tell)?.release().map_err(tell)?;

@@ -193,7 +193,8 @@ impl Check {
 
     /// Registers words that processes share with CUDA, and returns where the device finds them.
     pub(crate) fn register(&self, words: &Words) -> Result<Address, String> {
-        let (address, mut device) = (words.address(), 0);
+        let address = words.address();
+        let mut device = 0;
         self.cuda.mem_host_register(address, words.bytes(), raw::PORTABLE_MAPPED).ok()?;
         self.undo(move |cuda| cuda.mem_host_unregister(address));
         self.cuda.mem_host_get_device_pointer(&mut device, address, 0).ok()?;
@@ -341,7 +342,8 @@ impl Line {
     /// The next message; nothing when the other end is closed.
     pub(crate) fn hear(&self) -> Result<Option<Message>, String> {
         ensure(self.speaks_within(PATIENCE)?, || format!("nothing was heard for {} s", PATIENCE.as_secs()))?;
-        let (mut bytes, mut descriptors) = (vec![0; 256], VecDeque::new());
+        let mut bytes = vec![0; 256];
+        let mut descriptors = VecDeque::new();
         let received = match socket::recv(&self.0, &mut bytes, &mut descriptors) {
             Ok(received) => received.bytes,
             Err(partywall_os::Errno::CONNRESET) => 0,

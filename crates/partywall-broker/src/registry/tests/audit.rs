@@ -105,7 +105,9 @@ pub(super) fn audit(
 
     let rows: BTreeSet<_> = registry.members.values().map(|member| member.row).collect();
     assert_eq!(rows.len(), registry.members.len(), "one row a member");
-    let (mut leases, mut claimed, mut waits) = (0, 0, 0);
+    let mut leases = 0;
+    let mut claimed = 0;
+    let mut waits = 0;
     for (id, member) in &registry.members {
         leases += member.leases.len();
         claimed += member.claims.len();

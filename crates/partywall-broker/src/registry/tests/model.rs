@@ -392,7 +392,8 @@ impl Model {
                 if *chunks > edition.memory.chunks.len() as u64 {
                     return Err(Refused::Invalid("the version never had so many chunks"));
                 }
-                let (chunks, memory) = (*chunks as usize, Arc::clone(&edition.memory));
+                let chunks = *chunks as usize;
+                let memory = Arc::clone(&edition.memory);
                 Ok(Verdict::Grown { growths: edition.growths, chunks, memory })
             }
             Call::AwaitGrowth { lease, growths } => {
@@ -511,7 +512,8 @@ impl Model {
             }
             Call::Stop { force } => {
                 let (timelines, semaphores) = self.object_counts();
-                let (names, members) = (self.names() + timelines + semaphores, self.people.len() as u64 - 1);
+                let names = self.names() + timelines + semaphores;
+                let members = self.people.len() as u64 - 1;
                 if !force && names + members > 0 {
                     return Err(Refused::InUse { names, members });
                 }
@@ -550,7 +552,8 @@ impl Model {
                 if meant.iter().all(|id| self.is_unproven(*id)) {
                     return Err(Refused::IsUnproven { pid: 100 + meant[0].0 as u32 });
                 }
-                let (by, at) = (100 + member.0 as u32, self.now);
+                let by = 100 + member.0 as u32;
+                let at = self.now;
                 let mut members = Vec::new();
                 for id in meant.into_iter().filter(|id| !self.is_unproven(*id)).collect::<Vec<_>>() {
                     if self.person(id).evicted.replace((by, at)).is_none() {
@@ -617,7 +620,8 @@ impl Model {
         let number = self.numbers.entry(name.clone()).or_default();
         *number += 1;
         let number = *number;
-        let (pid, named) = (100 + member.0 as u32, named(&memory));
+        let pid = 100 + member.0 as u32;
+        let named = named(&memory);
         if self.latest(name).is_none() {
             self.note(named, name, Change::Created { pid });
         }
@@ -659,7 +663,9 @@ impl Model {
 
     fn grow(&mut self, member: MemberId, request: RequestId, growth: &Growth, said: &mut Said) -> Outcome {
         let edition = self.held(member, growth.lease)?;
-        let (name, number, before) = (edition.name.clone(), edition.number, Arc::clone(&edition.memory));
+        let name = edition.name.clone();
+        let number = edition.number;
+        let before = Arc::clone(&edition.memory);
         let why = if before.reserved == 0 {
             Some(NoGrowth::Fixed)
         } else if edition.owner.is_none() {
@@ -715,7 +721,9 @@ impl Model {
         let wanted = version.or(latest);
         let found = self.editions.iter().find(|e| e.name == *name && Some(e.number) == wanted && !e.withdrawn);
         if let Some(edition) = found {
-            let (number, growths, memory) = (edition.number, edition.growths, Arc::clone(&edition.memory));
+            let number = edition.number;
+            let growths = edition.growths;
+            let memory = Arc::clone(&edition.memory);
             if *access == Access::Write && !memory.mutable {
                 return Err(Refused::ReadOnly { name: name.clone(), version: number });
             }
@@ -740,7 +748,8 @@ impl Model {
             Call::Open(_) | Call::OpenOrBuild { .. } => {
                 if let Some(h) = hold {
                     let edition = self.editions.iter().find(|e| e.name == h.name && e.number == h.number)?;
-                    let (name, growths) = (h.name.clone(), edition.growths);
+                    let name = h.name.clone();
+                    let growths = edition.growths;
                     let memory = Arc::clone(&edition.memory);
                     return Some(Verdict::Opened(Opened { lease: h.id, name, version: h.number, growths, memory }));
                 }
@@ -794,7 +803,8 @@ impl Model {
         let Hold { member, name, number, .. } = self.holds.remove(place);
         if let Some(edition) = self.editions.iter_mut().find(|e| e.owner == Some(lease)) {
             edition.owner = None;
-            let (name, number) = (edition.name.clone(), edition.number);
+            let name = edition.name.clone();
+            let number = edition.number;
             let last = Err(edition.cannot_grow(NoGrowth::CommitterGone));
             self.tell_growth(&name, number, &last, said);
         }
@@ -802,8 +812,9 @@ impl Model {
         let is_held = self.holds.iter().any(|h| on_it(&h));
         let holds_more = self.holds.iter().filter(on_it).any(|h| h.member == member);
         let edition = self.editions.iter().find(|e| e.name == name && e.number == number).unwrap();
-        let (control, latest, shared) =
-            (edition.memory.control, edition.latest, edition.memory.lifetime == Lifetime::Shared);
+        let control = edition.memory.control;
+        let latest = edition.latest;
+        let shared = edition.memory.lifetime == Lifetime::Shared;
         if !is_held && latest && shared {
             self.withdraw(&name, Ending::Unused, member, said);
         }
@@ -812,8 +823,11 @@ impl Model {
 
     fn withdraw(&mut self, name: &Name, ending: Ending, by: MemberId, said: &mut Said) {
         let latest = self.latest(name).unwrap();
-        let (named, version, legacy) = (named(&latest.memory), latest.number, latest.memory.kind == Kind::Legacy);
-        let (pid, command) = (100 + by.0 as u32, format!("member {}", by.0).into());
+        let named = named(&latest.memory);
+        let version = latest.number;
+        let legacy = latest.memory.kind == Kind::Legacy;
+        let pid = 100 + by.0 as u32;
+        let command = format!("member {}", by.0).into();
         self.ends.push((name.clone(), Tombstone { ending, version, pid, command, at: self.now, legacy }));
         for edition in self.editions.iter_mut().filter(|e| e.name == *name) {
             (edition.latest, edition.withdrawn) = (false, true);
@@ -845,7 +859,8 @@ impl Model {
     }
 
     fn unknown(&self, name: &Name, version: Option<u64>) -> Refused {
-        let (name, is) = (name.clone(), self.kinds_of(name));
+        let is = self.kinds_of(name);
+        let name = name.clone();
         match self.end_of(&name, version) {
             Some(tombstone) if tombstone.legacy => Refused::Ended { name, tombstone },
             ended => Refused::NotFound { name, near: Vec::new(), is, ended },
@@ -978,7 +993,8 @@ impl Model {
     }
 
     fn collect_garbage(&mut self, said: &mut Said) {
-        let (holds, given_up) = (&self.holds, &mut self.given_up);
+        let holds = &self.holds;
+        let given_up = &mut self.given_up;
         self.editions.retain(|e| {
             let needed = e.latest || holds.iter().any(|h| h.name == e.name && h.number == e.number);
             if !needed {

@@ -252,7 +252,8 @@ impl Model {
         match self.objects.gates.iter().find(|gate| gate.name == *name) {
             Some(gate) if gate.maximum == *maximum => return Ok(()),
             Some(gate) => {
-                let (maximum, asked) = (gate.maximum, *maximum);
+                let asked = *maximum;
+                let maximum = gate.maximum;
                 return Err(Refused::WrongMaximum { name: name.clone(), maximum, asked });
             }
             None => {}
@@ -291,7 +292,8 @@ impl Model {
     /// Gives a lease back.
     pub(super) fn loosen(&mut self, lease: LeaseId, said: &mut Said) {
         let index = self.objects.grips.iter().position(|grip| grip.id == lease).unwrap();
-        let (kind, name) = (self.objects.grips[index].kind, self.objects.grips[index].name.clone());
+        let kind = self.objects.grips[index].kind;
+        let name = self.objects.grips[index].name.clone();
         self.end_line_of(lease, CellEnding::Closed, said);
         let Grip { member, cells, .. } = self.objects.grips.remove(index);
         for number in cells {
@@ -443,7 +445,8 @@ impl Model {
         let holders = self.people.iter().filter_map(|person| {
             let leases = self.grips_on(kind, name).filter(|grip| grip.member == person.id).count() as u32;
             let command = format!("member {}", person.id).into();
-            let (pid, unproven) = (100 + person.id.0 as u32, person.life == Life::Unproven);
+            let pid = 100 + person.id.0 as u32;
+            let unproven = person.life == Life::Unproven;
             (leases > 0).then_some(Holder { pid, command, leases, unproven, row: person.row })
         });
         Ok(Verdict::Object(Box::new((row, holders.collect()))))
@@ -455,7 +458,8 @@ impl Model {
 
     /// Slabs and semaphores: how many, and their bytes.
     pub(super) fn control_memory(&self) -> (u64, u64) {
-        let (slabs, gates) = (self.objects.slabs.len() as u64, &self.objects.gates);
+        let slabs = self.objects.slabs.len() as u64;
+        let gates = &self.objects.gates;
         (slabs + gates.len() as u64, slabs * SLAB_BYTES + gates.iter().map(|gate| gate.memory.bytes).sum::<u64>())
     }
 

@@ -16,7 +16,8 @@ impl Model {
     }
 
     pub(super) fn watch(&mut self, member: MemberId, ticket: RequestId, watch: &Watch) -> Outcome {
-        let (begin, last) = (self.begin(), self.history.len() as u64);
+        let begin = self.begin();
+        let last = self.history.len() as u64;
         let Watch { pattern, after } = watch;
         let (gap, after) = match *after {
             After::Now => return Ok(Verdict::Happened(Happened { gap: None, events: Vec::new(), next: last })),
@@ -34,7 +35,8 @@ impl Model {
 
     /// Tells those who watch what this event has brought.
     pub(super) fn tell_watchers(&mut self, said: &mut Said) {
-        let (told, last) = (std::mem::replace(&mut self.told, self.history.len() as u64), self.history.len() as u64);
+        let told = std::mem::replace(&mut self.told, self.history.len() as u64);
+        let last = self.history.len() as u64;
         let begin = self.begin();
         for waiting in self.queue.clone() {
             let For::Watch(pattern, asked) = &waiting.for_what else { continue };

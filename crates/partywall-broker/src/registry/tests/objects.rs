@@ -123,7 +123,8 @@ fn a_timeline_goes_with_its_last_lease() {
 #[test]
 fn abandoning_ends_the_waits_and_the_writers_turn() {
     let (mut w, [a, b, c]) = Watched::with_members();
-    let (near, is) = (vec![], vec![]);
+    let near = vec![];
+    let is = vec![];
     let missing = Refused::ObjectNotFound { kind: ObjectKind::Timeline, name: Name::new("y"), near, is };
     assert_eq!(w.ask(a, abandon("y")).1, Err(missing));
     w.timeline(a, "wanted", false);
@@ -448,7 +449,8 @@ fn pages_of_objects_fit_a_message_and_miss_none() {
         let call = w.provide(a, call);
         w.registry.apply(Event::Request { member: a, request: RequestId(i + 1), call }, 0);
     }
-    let (mut after, mut seen) = (None, Vec::new());
+    let mut after = None;
+    let mut seen = Vec::new();
     loop {
         let Verdict::Objects { objects, more } = w.registry.list_objects(after.clone()) else { panic!("objects") };
         assert!(objects.len() < 150 && !objects.is_empty());

@@ -40,7 +40,8 @@ fn in_control(effects: &[Effect]) -> Vec<&Effect> {
 fn a_shared_name_goes_with_its_last_lease_whoever_made_it() {
     let (mut w, [a, b]) = Watched::with_members();
     let made = create(&mut w, a, "p", pool());
-    let (first, second) = (w.opened(b, "p"), w.opened(b, "p"));
+    let first = w.opened(b, "p");
+    let second = w.opened(b, "p");
     assert_eq!(closed(&w.release(a, made)), []);
     assert_eq!(closed(&w.release(b, first.lease)), []);
     assert_eq!(w.opened(a, "p").version, 1, "it is still there");
@@ -55,7 +56,8 @@ fn a_shared_name_goes_with_its_last_lease_whoever_made_it() {
 fn blocks_go_back_with_a_members_last_lease() {
     let (mut w, [a, b]) = Watched::with_members();
     create(&mut w, a, "p", pool());
-    let (first, second) = (w.opened(b, "p"), w.opened(b, "p"));
+    let first = w.opened(b, "p");
+    let second = w.opened(b, "p");
     assert_eq!(in_control(&w.release(b, first.lease)), [] as [&Effect; 0]);
     let ledger = second.memory.control.unwrap().ledger();
     assert_eq!(in_control(&w.release(b, second.lease)), [&Effect::Return { control: ledger, row: 1 }]);
@@ -150,7 +152,8 @@ fn those_who_watch_learn_what_the_name_is_of() {
     let watch = Watch { pattern: Pattern::new("*").unwrap(), after: After::Event(0) };
     let Ok(Verdict::Happened(happened)) = w.ask(b, Call::Watch(watch)).1 else { panic!("something has happened") };
     let told: Vec<_> = happened.events.iter().map(|event| (event.named, event.change)).collect();
-    let (created, withdrawn) = (Change::Created { pid: 101 }, Change::Withdrawn { pid: 101 });
+    let created = Change::Created { pid: 101 };
+    let withdrawn = Change::Withdrawn { pid: 101 };
     let committed = Change::Committed { version: 1, bytes: 10, pid: 101 };
     let expected = [
         (Named::Pool, created),

@@ -115,7 +115,8 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 fn ask() -> impl Strategy<Value = Ask> {
-    let (name, pick) = (0..3_usize, 0..8_usize);
+    let name = 0..3_usize;
+    let pick = 0..8_usize;
     let version = prop_oneof![2 => Just(None), 1 => (1..5_u64).prop_map(Some)];
     let commit = (
         name.clone(),

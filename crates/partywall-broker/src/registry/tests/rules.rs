@@ -152,7 +152,8 @@ fn exactly_one_waiter_follows_a_builder_who_gives_up_or_dies() {
     let (mut w, [a, b, c, d]) = Watched::with_members();
     let claim = w.claim(a, "x");
     let wait = |w: &mut Watched, m| w.ask(m, Call::OpenOrBuild { name: name("x") }).0;
-    let (first, second) = (wait(&mut w, b), wait(&mut w, c));
+    let first = wait(&mut w, b);
+    let second = wait(&mut w, c);
     wait(&mut w, d);
     let (.., effects) = w.ask(a, Call::AbandonBuild { claim });
     let next = notices(&effects);
@@ -368,7 +369,9 @@ fn listings_come_in_pages_that_fit_a_message() {
         let call = Call::Commit(commit(name, memory));
         w.registry.apply(Event::Request { member: a, request: RequestId(i + 1), call }, 0);
     }
-    let (mut after, mut seen, mut pages) = (None, Vec::new(), 0);
+    let mut after = None;
+    let mut seen = Vec::new();
+    let mut pages = 0;
     loop {
         let Verdict::Names { names, more } = w.registry.list(after.as_ref()) else { panic!("names") };
         assert!(names.len() < 150 && !names.is_empty());

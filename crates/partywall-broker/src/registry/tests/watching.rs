@@ -45,7 +45,8 @@ fn a_name_appears_and_goes_and_each_version_comes_and_is_reclaimed() {
     let _ = w.ask(a, Call::Remove { name: Name::new("x") });
     w.apply(Event::Died { member: b });
     let name = || "x".to_owned();
-    let (by_a, by_b) = (101, 102);
+    let by_a = 101;
+    let by_b = 102;
     let expected = [
         (name(), Change::Created { pid: by_a }),
         (name(), Change::Committed { version: 1, bytes: 10, pid: by_a }),

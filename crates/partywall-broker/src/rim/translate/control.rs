@@ -50,7 +50,9 @@ pub(super) fn info(ledger: &Ledger, rows: &BTreeMap<u16, RowOwner>, control: &Co
 }
 
 fn topic_info(topic: &Topic, rows: &BTreeMap<u16, RowOwner>, control: &Control) -> wire::TopicInfo {
-    let (now, publishers, subscribers) = (members::now(), topic.publishers(), topic.subscribers());
+    let now = members::now();
+    let publishers = topic.publishers();
+    let subscribers = topic.subscribers();
     let usage = topic_usage(topic, publishers.len(), subscribers.len());
     let who = |id, row, parted| {
         let owner = rows.get(&row);

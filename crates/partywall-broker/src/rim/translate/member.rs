@@ -21,7 +21,8 @@ const LATE: u64 = 2000;
 const COUNTED: u32 = 1 << 20;
 
 pub(super) fn rows(rows: &[MemberRow], control: &Control) -> Vec<wire::MemberInfo> {
-    let (now, mut slots) = (members::now(), Slots { control, left: COUNTED, counted: BTreeMap::new() });
+    let now = members::now();
+    let mut slots = Slots { control, left: COUNTED, counted: BTreeMap::new() };
     rows.iter().map(|row| self::row(row, now, &mut slots)).collect()
 }
 

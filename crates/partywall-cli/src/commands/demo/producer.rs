@@ -51,7 +51,8 @@ pub(super) fn run(session: &Session, corrupt: Option<u64>, crash_at: Option<Cras
 /// Allocates, writes and commits the array as `name`.
 fn make(session: &Session, name: &str, run: &str, mutable: bool, corrupt: Option<u64>) -> Result<Segment, Failure> {
     let Session { domain, narrator, place, granularity, .. } = session;
-    let (place, granularity) = (*place, *granularity);
+    let place = *place;
+    let granularity = *granularity;
     let builder = domain.create(name, place).tensor(TENSOR, DTYPE, &[ELEMENTS]).metadata(RUN, run);
     let builder = builder.mutable(mutable).if_absent(true);
     let (mut build, took) = timed(|| {

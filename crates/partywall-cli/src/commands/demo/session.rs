@@ -51,7 +51,8 @@ impl Session {
     ) -> Result<Self, Failure> {
         let narrator = Narrator::new(context.output(), role);
         let (domain, took) = timed(|| context.options().connect())?;
-        let (socket, broker) = (domain.socket().display().to_string(), domain.status()?.pid);
+        let socket = domain.socket().display().to_string();
+        let broker = domain.status()?.pid;
         narrator.step(
             "connect",
             Some(took),
@@ -316,7 +317,8 @@ struct Facts {
 
 impl Facts {
     fn of(gpu: &Arc<Gpu>) -> Result<Self, CudaError> {
-        let (context, device) = (gpu.context(), gpu.context().device());
+        let context = gpu.context();
+        let device = gpu.context().device();
         let memory = context.memory_info()?;
         Ok(Self {
             name: device.name()?,

@@ -93,7 +93,8 @@ impl<'a> Supervisor<'a> {
 
     /// Waits for both. When one fails, the other is ended; the worse exit code counts.
     pub(super) fn run(self, producer: Running, consumer: Running) -> Result<Duration, Failure> {
-        let (mut first, mut second) = (producer, consumer);
+        let mut first = producer;
+        let mut second = consumer;
         let ended = socket::wait_any([first.pidfd.as_fd(), second.pidfd.as_fd()], Some(self.deadline));
         if let Ok(Some([false, true])) = ended {
             std::mem::swap(&mut first, &mut second);

@@ -52,7 +52,8 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
 
 fn examine(output: Output, doctor: &Doctor, arguments: &Arguments) -> Result<(), Failure> {
     output.line(format!("partywall {VERSION}: trying what works on this machine\n"));
-    let (mut probes, mut simulated) = (Vec::new(), false);
+    let mut probes = Vec::new();
+    let mut simulated = false;
     let mut tell = |report: &Report| {
         show(output, report);
         simulated |= report.finding().is_simulated();

@@ -205,7 +205,8 @@ impl Peer {
     fn send<T: Serialize>(&self, message: &Message<T>, fds: &[BorrowedFd<'_>]) -> Result<(), Failure> {
         let mut line = serde_json::to_vec(message).map_err(|error| self.broken(error.to_string()))?;
         line.push(b'\n');
-        let (mut rest, mut fds) = (line.as_slice(), fds);
+        let mut rest = line.as_slice();
+        let mut fds = fds;
         let deadline = Instant::now() + PATIENCE;
         while !rest.is_empty() {
             match socket::send(&self.socket, rest, fds) {

@@ -147,7 +147,8 @@ impl Conclusion {
             let speaks = |step: &&Step| about(step) == Some(wanted) && (wanted.is_some() || tried(step));
             steps.iter().filter(speaks).map(|step| step.id.as_str()).collect::<Vec<_>>().join(", ")
         };
-        let (against, by) = (with(Some(false)), with(Some(true)));
+        let against = with(Some(false));
+        let by = with(Some(true));
         let (outcome, evidence) = if !against.is_empty() {
             (Outcome::DidNotHold, against)
         } else if !by.is_empty() {

@@ -34,8 +34,10 @@ impl Teller {
     /// Says what the lab shows, and on what.
     pub(super) fn header(&mut self, title: &str, gpu: &Gpu) -> Result<(), CudaError> {
         let device = gpu.context().device();
-        let (name, driver) = (device.name()?, gpu.context().driver());
-        let (version, total) = (driver.version()?, device.total_memory()?);
+        let name = device.name()?;
+        let driver = gpu.context().driver();
+        let version = driver.version()?;
+        let total = device.total_memory()?;
         self.head(title, &format!("{name}, {}, {}, CUDA {version}", gpu.uuid(), bytes(total)));
         self.simulated = driver.is_simulated();
         if self.simulated {

@@ -41,7 +41,8 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
         "rate": rate,
     }));
     if !output.is_json() {
-        let (samples, each_second) = (count(samples, "sample"), bytes((total as f64 / took.max(1e-9)) as u64));
+        let samples = count(samples, "sample");
+        let each_second = bytes((total as f64 / took.max(1e-9)) as u64);
         output.remark(format!(
             "{samples} in {took:.1} s: {rate:.1}/s, {each_second}/s; {missed} missed, {failed} failed"
         ));

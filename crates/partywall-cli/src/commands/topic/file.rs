@@ -188,7 +188,9 @@ impl Playback {
                     self.channels.insert(channel.id, (channel.topic, channel.metadata));
                 }
                 Ok(Record::Message { header, data }) if self.channels.contains_key(&header.channel_id) => {
-                    let (channel, log_time, message) = (header.channel_id, header.log_time, data.into_owned());
+                    let channel = header.channel_id;
+                    let log_time = header.log_time;
+                    let message = data.into_owned();
                     return Ok(Next::Sample { channel, log_time, message });
                 }
                 Ok(_) => {}

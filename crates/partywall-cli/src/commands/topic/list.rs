@@ -82,7 +82,8 @@ fn topics(domain: &Domain, pattern: Option<&Pattern>) -> Result<Vec<Found>, Fail
     let names = domain.names()?;
     let is_meant = |name: &NameInfo| pattern.is_none_or(|pattern| pattern.matches(&name.name));
     let topic = |name: NameInfo| {
-        let (version, usage) = (name.latest?, name.usage?.topic?);
+        let version = name.latest?;
+        let usage = name.usage?.topic?;
         let samples = SampleType::of(&version.control?.topic?);
         Some(Found { name: name.name, version, samples, usage })
     };

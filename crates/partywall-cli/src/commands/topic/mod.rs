@@ -136,7 +136,8 @@ impl Receiving {
     ) -> Result<Duration, Failure> {
         let mut presence = Presence { context, topic, publishers: None };
         presence.look();
-        let (start, mut left) = (Instant::now(), self.count.unwrap_or(u64::MAX));
+        let start = Instant::now();
+        let mut left = self.count.unwrap_or(u64::MAX);
         while left > 0 && !stop.load(Ordering::Relaxed) {
             let left_of_limit = self.limit.map_or(MOMENT, |limit| limit.saturating_sub(start.elapsed()));
             if left_of_limit.is_zero() {
@@ -173,7 +174,8 @@ impl Presence<'_> {
     /// Tells what is waited for when that has changed.
     fn look(&mut self) {
         let now = self.topic.stats().publishers.iter().filter(|publisher| is_there(publisher.parted)).count();
-        let (name, some) = (self.topic.name(), count(now as u64, "publisher"));
+        let name = self.topic.name();
+        let some = count(now as u64, "publisher");
         match (self.publishers.replace(now), now) {
             (None, 0) => self.tell(format!("waiting for a publisher of {name}; Ctrl-C ends it")),
             (None, _) => self.tell(format!("waiting for samples of {name}, which has {some}; Ctrl-C ends it")),
@@ -242,7 +244,8 @@ fn sleep_until(begun: Instant, due: Duration, stop: &AtomicBool) -> bool {
 /// [`Error::SampleFailed`] and [`Error::SampleTainted`] for one that never will be.
 fn bytes_of(sample: &Sample, most: u64, out: &mut Vec<u8>) -> Result<(), Error> {
     sample.wait(PATIENCE)?;
-    let (start, bytes) = (out.len(), sample.len().min(most));
+    let start = out.len();
+    let bytes = sample.len().min(most);
     match sample.gpu() {
         None => out.extend_from_slice(&sample.bytes()?[..bytes as usize]),
         Some(_) if bytes == 0 => {}

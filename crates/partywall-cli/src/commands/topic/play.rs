@@ -51,7 +51,8 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     let mut next = playback.next()?;
     let stop = cancel_flag()?;
     let domain = context.options().connect()?;
-    let (mut player, mut cut_off) = (Player::new(context, arguments, &domain, &stop), false);
+    let mut player = Player::new(context, arguments, &domain, &stop);
+    let mut cut_off = false;
     loop {
         match next {
             Next::Sample { channel, log_time, message } => {
@@ -160,7 +161,8 @@ impl<'a> Player<'a> {
 
     fn report(self, cut_off: bool) -> Result<(), Failure> {
         let Self { context, arguments, channel, start, samples, bytes: total, .. } = self;
-        let (output, path) = (context.output(), arguments.file.as_path());
+        let output = context.output();
+        let path = arguments.file.as_path();
         if cut_off && !output.is_json() {
             output.remark(format!("{} was not written to its end: what is whole was played", path.display()));
         }

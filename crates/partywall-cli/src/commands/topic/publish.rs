@@ -87,7 +87,8 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     publisher.drain(PATIENCE)?;
     let took = start.elapsed().as_secs_f64();
     let output = context.output();
-    let (samples_text, name) = (count(samples, "sample"), &arguments.name);
+    let samples_text = count(samples, "sample");
+    let name = &arguments.name;
     output.line(format!("published {samples_text} to {name}: {} in {took:.1} s", bytes(total)));
     output.value(&json!({ "name": name, "samples": samples, "bytes": total, "seconds": took }));
     Ok(())

@@ -36,7 +36,8 @@ pub(super) fn run(context: &Context, arguments: &Arguments, what: What) -> Resul
     let receiving = arguments.receiving.subscribe(&topic)?;
     let now = Instant::now();
     let output = context.output();
-    let (window, last) = (arguments.window, None);
+    let window = arguments.window;
+    let last = None;
     let mut meter = Meter { output, what, window, last, current: Tally::new(now), all: Tally::new(now), lines: 0 };
     arguments.receiving.receive(context, &topic, &receiving, &mut meter)?;
     meter.all.ended = Instant::now();
@@ -109,7 +110,8 @@ struct Tally {
 
 impl Tally {
     fn new(began: Instant) -> Self {
-        let (gaps, sizes) = (Spread::default(), Spread::default());
+        let gaps = Spread::default();
+        let sizes = Spread::default();
         Self { began, ended: began, samples: 0, missed: 0, bytes: 0, gaps, sizes }
     }
 

@@ -26,7 +26,8 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     let topic = arguments.receiving.open(context)?;
     // Before the file is made, or replaced: for nothing it stays as it is.
     let receiving = arguments.receiving.subscribe(&topic)?;
-    let (output, shown) = (context.output(), arguments.file.display());
+    let output = context.output();
+    let shown = arguments.file.display();
     let recording = Recording::create(&arguments.file, &topic, arguments.force)?;
     if !output.is_json() {
         output.remark(format!("recording {} in {shown}", topic.name()));

@@ -126,7 +126,10 @@ impl Facts {
 }
 
 fn judge(facts: &[(u32, Result<Facts, CudaError>)]) -> Finding {
-    let (mut lines, mut outcome, mut means, mut fixes) = (Vec::new(), Outcome::Ok, Vec::new(), Vec::new());
+    let mut lines = Vec::new();
+    let mut outcome = Outcome::Ok;
+    let mut means = Vec::new();
+    let mut fixes = Vec::new();
     for (ordinal, facts) in facts {
         let (line, (its, mean, fix)) = match facts {
             Ok(facts) => (facts.line(), facts.judgement()),
@@ -180,7 +183,8 @@ fn sharing(listens: bool, client: bool, pipes: &Path) -> Finding {
 /// Which GPU reaches the memory of which. Asks the driver only; no memory is taken.
 pub(in crate::doctor) fn peers(scope: Scope) -> Finding {
     let ask = || -> Result<Finding, Trouble> {
-        let (from, all) = (chosen(scope)?, Device::all(Driver::load()?)?);
+        let from = chosen(scope)?;
+        let all = Device::all(Driver::load()?)?;
         let mut links = Vec::new();
         for device in &from {
             for peer in all.iter().filter(|peer| peer.ordinal() != device.ordinal()) {

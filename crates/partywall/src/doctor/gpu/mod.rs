@@ -24,7 +24,8 @@ fn on_each(scope: Scope, try_it: impl Fn(Device) -> Result<String, Trouble>) -> 
         Ok(devices) => devices,
         Err(trouble) => return Finding::failed(trouble.to_string()),
     };
-    let (mut lines, mut outcome) = (Vec::new(), Outcome::Ok);
+    let mut lines = Vec::new();
+    let mut outcome = Outcome::Ok;
     for device in devices {
         let ordinal = device.ordinal();
         lines.push(match try_it(device) {

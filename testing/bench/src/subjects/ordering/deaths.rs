@@ -108,7 +108,8 @@ impl<'a> Scene<'a> {
         }
         let semaphore = self.domain.semaphore(PERMIT, 1)?;
         let timeline = self.domain.timeline(WORD)?;
-        let (domain, bystander) = (&self.domain, &mut self.bystander);
+        let domain = &self.domain;
+        let bystander = &mut self.bystander;
         let killed = Instant::now();
         thread::scope(|scope| {
             let permit = scope.spawn(|| {
@@ -156,8 +157,10 @@ const NEVER: &str = "never";
 pub(crate) fn hold(socket: &Path, memory: &str, gpu: Option<DeviceUuid>) -> Result<(), Failure> {
     let mut line = Line::of_this_process()?;
     let domain = connect(socket)?;
-    let (semaphore, writer) = (domain.semaphore(PERMIT, 1)?, domain.timeline_writer(WORD)?);
-    let (_lease, _permit) = (domain.opener(memory).open()?, semaphore.acquire(PATIENCE)?);
+    let semaphore = domain.semaphore(PERMIT, 1)?;
+    let writer = domain.timeline_writer(WORD)?;
+    let _lease = domain.opener(memory).open()?;
+    let _permit = semaphore.acquire(PATIENCE)?;
     let at = writer.value() + 1;
     writer.signal(at)?;
     if let Some(gpu) = gpu {

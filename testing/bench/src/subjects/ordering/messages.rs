@@ -35,7 +35,8 @@ impl Ends {
             let topic = domain.topic(&name).place(place).max_bytes(bytes).publishers(1);
             topic.subscribers(subscribers as u32).open_or_create()
         };
-        let (ours, theirs) = (topic(first)?, topic(!first)?);
+        let ours = topic(first)?;
+        let theirs = topic(!first)?;
         let subscribers = (0..subscribers).map(|_| theirs.subscriber(Policy::Block)).collect::<Result<_, _>>()?;
         Ok(Self { publisher: ours.publisher()?, subscribers })
     }
@@ -152,7 +153,8 @@ fn round_trips<T>(
 
 fn kernels_raw<const SUBSCRIBERS: usize>(side: &Side, count: usize) -> Result<Vec<f64>, Failure> {
     let device = side.device()?;
-    let (kernels, data) = (device.gpu.kernels()?, device.shared()?);
+    let kernels = device.gpu.kernels()?;
+    let data = device.shared()?;
     let [(our_word, our_futex), (their_word, their_futex)] =
         side.sides([0, 1].map(|index| (VALUE[index], side.board.futex(WAKE[index]))));
     let send = |at| {

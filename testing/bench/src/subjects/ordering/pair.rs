@@ -131,8 +131,10 @@ impl Side {
     fn new(domain: Domain, first: bool, board: Board, gpu: Option<(DeviceUuid, u64)>) -> Result<Self, Failure> {
         let (ours, theirs) = if first { ("first", "second") } else { ("second", "first") };
         let device = gpu.map(|(gpu, large)| Device::new(&domain, gpu, large, first, &board)).transpose()?;
-        let (ours, theirs) = (domain.timeline_writer(ours)?, domain.timeline(theirs)?);
-        let (ends, meetings) = (RefCell::default(), Cell::new(0));
+        let ours = domain.timeline_writer(ours)?;
+        let theirs = domain.timeline(theirs)?;
+        let ends = RefCell::default();
+        let meetings = Cell::new(0);
         let side = Self { first, board, ours, theirs, at: Cell::new(1), domain, device, ends, meetings };
         side.ours.signal(1)?;
         side.theirs.wait(1, PATIENCE)?;

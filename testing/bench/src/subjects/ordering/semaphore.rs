@@ -49,7 +49,8 @@ pub(crate) fn count(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
 fn alone(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
     let semaphore = broker.connect()?.semaphore("alone", 1)?;
     let (board, _fd) = Board::create()?;
-    let (mutex, posix) = (FutexMutex(board.futex(MUTEX)), PosixSemaphore::create(&board, POSIX, 1)?);
+    let mutex = FutexMutex(board.futex(MUTEX));
+    let posix = PosixSemaphore::create(&board, POSIX, 1)?;
     let ours = pairs(|| {
         drop(semaphore.acquire(PATIENCE)?);
         Ok(())
@@ -156,7 +157,8 @@ impl Crowd {
             for worker in &*workers {
                 worker.tell(format_args!("{} {each}", way.name()))?;
             }
-            let (mut from, mut to) = (u64::MAX, 0);
+            let mut from = u64::MAX;
+            let mut to = 0;
             for worker in &mut *workers {
                 let answer = worker.hear()?;
                 let numbers = answer.split(' ').map(str::parse).collect::<Result<Vec<u64>, _>>()?;
@@ -204,7 +206,8 @@ pub(crate) fn work(socket: &Path, workers: u64, permits: u32) -> Result<(), Fail
     line.hear(Some(PATIENCE))?;
     let board = Board::open(&line.fd()?)?;
     let semaphore = connect(socket)?.semaphore(&name(permits), permits)?;
-    let (mutex, posix) = (FutexMutex(board.futex(MUTEX)), PosixSemaphore::open(&board, POSIX));
+    let mutex = FutexMutex(board.futex(MUTEX));
+    let posix = PosixSemaphore::open(&board, POSIX);
     line.tell("ready")?;
     while let Some(order) = line.hear(None)? {
         let (way, pairs) = order.split_once(' ').ok_or("no order")?;
@@ -212,7 +215,8 @@ pub(crate) fn work(socket: &Path, workers: u64, permits: u32) -> Result<(), Fail
         let pairs: usize = pairs.parse()?;
         board.word(ARRIVED).fetch_add(1, Ordering::AcqRel);
         yield_until(board.word(ARRIVED), workers)?;
-        let (start, mut waited) = (now(), 0);
+        let start = now();
+        let mut waited = 0;
         for pair in 0..pairs {
             match way {
                 Way::Semaphore | Way::Crowded => {

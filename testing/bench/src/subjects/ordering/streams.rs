@@ -309,7 +309,8 @@ fn messages(side: &Side, count: usize, by: By) -> Result<Vec<f64>, Failure> {
 /// Nanoseconds from before the first side launches a kernel until the host of the second knows that it is done.
 fn completed(side: &Side, count: usize, kernel: Kernel, told: Told) -> Result<Vec<f64>, Failure> {
     let device = side.device()?;
-    let (futex, line) = (side.board.futex(WAKE[0]), side.board.word(VALUE[0]));
+    let futex = side.board.futex(WAKE[0]);
+    let line = side.board.word(VALUE[0]);
     let give = |at| {
         device.launch(kernel)?;
         match told {

@@ -16,8 +16,10 @@ pub(super) fn caller_behind_a_wait(check: &Check, line: &Line) -> Result<(), Str
     let call = message.text();
     let words = Words::map(message.descriptor()?, true)?;
     check.start()?;
-    let (waiting, word) = (check.stream()?, check.register(&words)?);
-    let (more, mut allocated) = (Words::map(Words::file(MIB)?, true)?, 0);
+    let waiting = check.stream()?;
+    let word = check.register(&words)?;
+    let more = Words::map(Words::file(MIB)?, true)?;
+    let mut allocated = 0;
     check.cuda.mem_alloc(&mut allocated, BYTES).ok()?;
     check.cuda.stream_wait_value64(waiting, word, 1, GEQ).ok()?;
     line.tell("waiting")?;
@@ -78,7 +80,8 @@ pub(super) fn crowd_behind_a_wait(check: &Check, line: &Line) -> Result<(), Stri
     let waiting: usize = message.text().parse().map_err(tell)?;
     let words = Words::map(message.descriptor()?, true)?;
     check.start()?;
-    let (writer, word) = (check.stream()?, check.register(&words)?);
+    let writer = check.stream()?;
+    let word = check.register(&words)?;
     let streams = (0..waiting).map(|_| check.stream()).collect::<Result<Vec<_>, _>>()?;
     for stream in &streams {
         check.cuda.stream_wait_value64(*stream, word, 1, GEQ).ok()?;
@@ -118,8 +121,11 @@ pub(super) fn streams_that_wait_hold_up_those_of_their_queue(check: &Check) -> R
 /// While one thread is held up in the driver, another one asks about a stream, and has one write what ends the wait.
 pub(super) fn a_call_that_is_held_up_keeps_no_other_thread(check: &Check) -> Result<(), String> {
     check.start()?;
-    let (waiting, other, (words, word)) = (check.stream()?, check.stream()?, check.words()?);
-    let (mut context, mut allocated) = (0, 0);
+    let waiting = check.stream()?;
+    let other = check.stream()?;
+    let (words, word) = check.words()?;
+    let mut context = 0;
+    let mut allocated = 0;
     check.cuda.ctx_get_current(&mut context).ok()?;
     check.cuda.mem_alloc(&mut allocated, BYTES).ok()?;
     check.cuda.stream_wait_value64(waiting, word, 1, GEQ).ok()?;

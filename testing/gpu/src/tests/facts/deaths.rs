@@ -13,7 +13,8 @@ use crate::tests::world::eventually;
 pub(super) fn waiter_for_an_event(check: &Check, line: &Line) -> Result<(), String> {
     let handle = line.hear()?.ok_or("nobody told a handle")?.handle()?;
     check.start()?;
-    let (stream, mut event) = (check.stream()?, 0);
+    let stream = check.stream()?;
+    let mut event = 0;
     check.cuda.ipc_open_event_handle(&mut event, handle).ok()?;
     check.cuda.stream_wait_event(stream, event, 0).ok()?;
     line.tell("waiting")?;
@@ -75,7 +76,8 @@ pub(super) fn writer_behind_a_wait(check: &Check, line: &Line) -> Result<(), Str
     let memory = line.hear()?.ok_or("nobody gave anything")?.descriptor()?;
     check.start()?;
     check.load_kernels()?;
-    let (stream, word) = (check.stream()?, check.register(&words)?);
+    let stream = check.stream()?;
+    let word = check.register(&words)?;
     let address = check.map(check.import(memory)?, BYTES, READ_WRITE)?;
     check.cuda.stream_wait_value64(stream, word, 1, GEQ).ok()?;
     check.enqueue_double(stream, address, BYTES)?;

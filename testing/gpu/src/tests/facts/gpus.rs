@@ -8,7 +8,9 @@ use crate::tests::stage::{Check, Peer};
 
 pub(super) fn devices_have_their_own_uuids(check: &Check) -> Result<(), String> {
     check.cuda.init(0).ok()?;
-    let (mut first, mut second, mut can) = ([0; 16], [0; 16], 0);
+    let mut first = [0; 16];
+    let mut second = [0; 16];
+    let mut can = 0;
     check.cuda.device_get_uuid(&mut first, 0).ok()?;
     check.cuda.device_get_uuid(&mut second, 1).ok()?;
     check.same("they differ", first != second, true);

@@ -8,8 +8,10 @@ use crate::tests::stage::{Check, Line, Peer, pattern};
 
 pub(super) fn host_memory_is_registered_once(check: &Check) -> Result<(), String> {
     check.start()?;
-    let (cuda, words) = (&check.cuda, Words::map(Words::file(8192)?, true)?);
-    let (address, mut device) = (words.address(), 0);
+    let cuda = &check.cuda;
+    let words = Words::map(Words::file(8192)?, true)?;
+    let address = words.address();
+    let mut device = 0;
     let already = CuResult::HOST_MEMORY_ALREADY_REGISTERED;
     let unknown = CuResult::HOST_MEMORY_NOT_REGISTERED;
     check.answers("unregister before register", cuda.mem_host_unregister(address), unknown);
@@ -45,7 +47,8 @@ pub(super) fn neighbouring_mappings_are_registered_as_one(check: &Check) -> Resu
 
 pub(super) fn pinned_memory_is_freed_once(check: &Check) -> Result<(), String> {
     check.start()?;
-    let (mut pinned, mut device) = (0, 0);
+    let mut pinned = 0;
+    let mut device = 0;
     check.answers("allocation", check.cuda.mem_host_alloc(&mut pinned, BYTES, 1), OK);
     check.answers("its device address", check.cuda.mem_host_get_device_pointer(&mut device, pinned, 0), OK);
     check.same("is its own address", device == pinned, true);

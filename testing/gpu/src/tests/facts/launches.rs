@@ -50,7 +50,10 @@ pub(super) fn launcher_behind_a_wait(check: &Check, line: &Line) -> Result<(), S
     let late = message.text();
     let words = Words::map(message.descriptor()?, true)?;
     check.start()?;
-    let (waiting, other, word, address) = (check.stream()?, check.stream()?, check.register(&words)?, check.alloc(8)?);
+    let waiting = check.stream()?;
+    let other = check.stream()?;
+    let word = check.register(&words)?;
+    let address = check.alloc(8)?;
     let wait = || {
         check.cuda.stream_wait_value64(waiting, word, 1, GEQ).ok()?;
         line.tell("waiting")
@@ -135,7 +138,8 @@ pub(super) fn a_launch_behind_a_wait_blocks_if_it_needs_more_local_memory(check:
 
 pub(super) fn modules_refuse_what_they_cannot_read(check: &Check) -> Result<(), String> {
     check.start()?;
-    let (mut module, mut function) = (0, 0);
+    let mut module = 0;
+    let mut function = 0;
     check.answers("no code at all", check.cuda.load_module(&mut module, c"no code at all"), CuResult::INVALID_IMAGE);
     let new = PTX.to_str().map_err(tell)?.replacen(".version 8.4", ".version 99.9", 1);
     let new = std::ffi::CString::new(new).map_err(tell)?;

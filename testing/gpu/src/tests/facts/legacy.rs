@@ -41,7 +41,8 @@ pub(super) fn only_memory_of_mem_alloc_has_a_legacy_handle(check: &Check) -> Res
     of("managed memory", managed, INVALID);
     check.cuda.mem_free(managed).ok()?;
 
-    let (stream, mut pooled) = (check.stream()?, 0);
+    let stream = check.stream()?;
+    let mut pooled = 0;
     check.cuda.mem_alloc_async(&mut pooled, BYTES, stream).ok()?;
     check.cuda.stream_synchronize(stream).ok()?;
     of("memory of the stream-ordered pool", pooled, INVALID);
@@ -58,7 +59,8 @@ pub(super) fn owner_of_legacy_memory(check: &Check, line: &Line) -> Result<(), S
     line.tell(check.legacy_handle(address)?.0)?;
     line.tell(check.legacy_handle(address + BYTES as u64 / 2)?.0)?;
     // Two that share a block, with their distance.
-    let (small, neighbour) = (check.alloc(1024)?, check.alloc(1024)?);
+    let small = check.alloc(1024)?;
+    let neighbour = check.alloc(1024)?;
     check.fill(neighbour, 1024)?;
     line.tell(check.legacy_handle(small)?.0)?;
     line.tell(neighbour.wrapping_sub(small).to_ne_bytes())?;
@@ -90,7 +92,9 @@ impl Legacy {
     /// As [`Legacy::start`], by a command that starts this program.
     pub(super) fn start_with(command: Command) -> Result<Self, String> {
         let mut owner = Peer::start_with("owner_of_legacy_memory", command)?;
-        let (whole, inside, small) = (owner.hear()?.handle()?, owner.hear()?.handle()?, owner.hear()?.handle()?);
+        let whole = owner.hear()?.handle()?;
+        let inside = owner.hear()?.handle()?;
+        let small = owner.hear()?.handle()?;
         let distance = owner.hear()?.bytes.try_into().map_err(|_| "no distance")?;
         Ok(Self { owner, whole, inside, small, neighbour: u64::from_ne_bytes(distance) })
     }
@@ -131,7 +135,8 @@ pub(super) fn a_legacy_handle_does_not_open_where_it_was_made(check: &Check) -> 
 pub(super) fn a_second_open_returns_the_same_address(check: &Check) -> Result<(), String> {
     let Legacy { owner, whole, .. } = Legacy::start()?;
     check.start()?;
-    let (mut first, mut second) = (0, 0);
+    let mut first = 0;
+    let mut second = 0;
     check.answers("the first open", check.cuda.ipc_open_mem_handle(&mut first, whole, LAZY_PEER), OK);
     check.answers("the second open", check.cuda.ipc_open_mem_handle(&mut second, whole, LAZY_PEER), OK);
     check.same("gives the same address", second == first, true);
@@ -146,7 +151,8 @@ pub(super) fn a_second_open_returns_the_same_address(check: &Check) -> Result<()
 pub(super) fn legacy_mappings_are_closed_and_not_freed(check: &Check) -> Result<(), String> {
     let Legacy { owner, whole, .. } = Legacy::start()?;
     check.start()?;
-    let (address, mut handle) = (check.open_legacy(whole)?, IpcHandle([0; 64]));
+    let address = check.open_legacy(whole)?;
+    let mut handle = IpcHandle([0; 64]);
     check.answers("freeing a mapping", check.cuda.mem_free(address), INVALID);
     check.answers("a handle of a mapping", check.cuda.ipc_get_mem_handle(&mut handle, address), INVALID);
     let ours = check.alloc(BYTES)?;
@@ -301,7 +307,9 @@ pub(super) fn pointer_attributes_tell_the_kinds_apart(check: &Check) -> Result<(
     ask("managed", managed + 4099, &[("is managed", 8, 1), ("has a legacy handle", 10, 0), ("start", 11, managed)]);
     check.cuda.mem_free(managed).ok()?;
 
-    let (stream, mut pooled, mut pool) = (check.stream()?, 0, 0);
+    let stream = check.stream()?;
+    let mut pooled = 0;
+    let mut pool = 0;
     check.cuda.mem_alloc_async(&mut pooled, BYTES, stream).ok()?;
     check.cuda.stream_synchronize(stream).ok()?;
     ask(
@@ -321,9 +329,11 @@ pub(super) fn pointer_attributes_tell_the_kinds_apart(check: &Check) -> Result<(
     check.cuda.mem_free_async(pooled, stream).ok()?;
     check.cuda.stream_synchronize(stream).ok()?;
 
-    let (mut freed, mut value) = (0, 0);
+    let mut freed = 0;
+    let mut value = 0;
     check.cuda.mem_alloc(&mut freed, 16 * MIB).ok()?;
-    let (mut first, mut second) = (0, 0);
+    let mut first = 0;
+    let mut second = 0;
     check.answers("buffer id", check.cuda.pointer_get_attribute(&mut first, 7, freed), OK);
     check.cuda.mem_free(freed).ok()?;
     let host = vec![0_u8; BYTES];

@@ -15,8 +15,10 @@ use crate::tests::world::{ensure, eventually, tell};
 
 pub(super) fn exportable_memory_comes_in_whole_granules(check: &Check) -> Result<(), String> {
     check.start()?;
-    let (cuda, exportable) = (&check.cuda, Properties::exportable(0));
-    let (mut granularity, mut handle) = (0, 0);
+    let cuda = &check.cuda;
+    let exportable = Properties::exportable(0);
+    let mut granularity = 0;
+    let mut handle = 0;
     check.answers("granularity", cuda.mem_get_allocation_granularity(&mut granularity, &exportable, 0), OK);
     check.same("granularity", granularity, 2 * MIB);
     check.answers("half a granule", cuda.mem_create(&mut handle, MIB, &exportable, 0), INVALID);
@@ -46,7 +48,8 @@ pub(super) fn exportable_memory_comes_in_whole_granules(check: &Check) -> Result
 
 pub(super) fn too_much_memory_is_out_of_memory(check: &Check) -> Result<(), String> {
     check.start()?;
-    let (mut handle, mut address) = (0, 0);
+    let mut handle = 0;
+    let mut address = 0;
     let exportable = Properties::exportable(0);
     check.answers(
         "32 TiB to export",
@@ -62,13 +65,15 @@ pub(super) fn too_much_memory_is_out_of_memory(check: &Check) -> Result<(), Stri
 pub(super) fn freed_memory_is_free_at_once(check: &Check) -> Result<(), String> {
     check.start()?;
     let free = || -> Result<usize, String> {
-        let (mut free, mut total) = (0, 0);
+        let mut free = 0;
+        let mut total = 0;
         check.cuda.mem_get_info(&mut free, &mut total).ok()?;
         ensure(free > 0 && free <= total, || format!("{free} of {total}"))?;
         Ok(free)
     };
     let before = free()?;
-    let (mut handle, size) = (0, 64 * MIB);
+    let mut handle = 0;
+    let size = 64 * MIB;
     check.cuda.mem_create(&mut handle, size, &Properties::exportable(0), 0).ok()?;
     check.same("an allocation takes its size", free()? + size, before);
     check.cuda.mem_release(handle).ok()?;
@@ -199,7 +204,8 @@ pub(super) fn a_holder_without_cuda_keeps_the_memory_of_a_killed_creator(check: 
 pub(super) fn the_last_descriptor_returns_the_memory(check: &Check) -> Result<(), String> {
     check.start()?;
     let free = || -> Result<usize, String> {
-        let (mut free, mut total) = (0, 0);
+        let mut free = 0;
+        let mut total = 0;
         check.cuda.mem_get_info(&mut free, &mut total).ok()?;
         Ok(free)
     };
@@ -238,7 +244,8 @@ pub(super) fn fresh_memory_reads_zero_after_another_process(check: &Check) -> Re
 
 pub(super) fn only_whole_allocations_can_be_mapped(check: &Check) -> Result<(), String> {
     check.start()?;
-    let (cuda, created) = (&check.cuda, check.create(BYTES)?);
+    let cuda = &check.cuda;
+    let created = check.create(BYTES)?;
     let imported = check.import(check.export(created)?)?;
     let address = check.reserve(4 * BYTES)?;
     for (whose, handle) in [("created", created), ("imported", imported)] {
@@ -282,7 +289,8 @@ pub(super) fn mapped_memory_outlives_its_handle(check: &Check) -> Result<(), Str
 pub(super) fn allocations_mapped_side_by_side_are_one_range(check: &Check) -> Result<(), String> {
     check.start()?;
     let address = check.reserve(4 * BYTES)?;
-    let (first, second) = (check.create(BYTES)?, check.create(BYTES)?);
+    let first = check.create(BYTES)?;
+    let second = check.create(BYTES)?;
     let rule = AccessRule::of(0, READ_WRITE);
     check.map_at(address, first, BYTES)?;
     let too_far = check.cuda.mem_set_access(address, 2 * BYTES, &rule, 1);
@@ -317,10 +325,12 @@ pub(super) fn many_more_addresses_than_memory_can_be_reserved(check: &Check) -> 
 
 pub(super) fn a_range_is_mapped_once(check: &Check) -> Result<(), String> {
     check.start()?;
-    let (first, second) = (check.create(BYTES)?, check.create(BYTES)?);
+    let first = check.create(BYTES)?;
+    let second = check.create(BYTES)?;
     let address = check.map(first, BYTES, READ_WRITE)?;
     check.answers("a range that is in use", check.cuda.mem_map(address, BYTES, 0, second, 0), INVALID);
-    let (mut other, hint) = (0, address);
+    let mut other = 0;
+    let hint = address;
     check.answers("a reservation there", check.cuda.mem_address_reserve(&mut other, BYTES, 0, hint, 0), OK);
     check.undo(move |cuda| cuda.mem_address_free(other, BYTES));
     check.same("is put elsewhere", other != address, true);
@@ -331,7 +341,8 @@ pub(super) fn a_range_is_mapped_once(check: &Check) -> Result<(), String> {
 
 pub(super) fn mappings_end_as_a_whole(check: &Check) -> Result<(), String> {
     check.start()?;
-    let (cuda, handle) = (&check.cuda, check.create(BYTES)?);
+    let cuda = &check.cuda;
+    let handle = check.create(BYTES)?;
     let mut address = 0;
     cuda.mem_address_reserve(&mut address, BYTES, 0, 0, 0).ok()?;
     check.answers("unmapping what was never mapped", cuda.mem_unmap(address, BYTES), OK);

@@ -19,7 +19,8 @@ pub(super) fn foreigner(check: &Check, line: &Line) -> Result<(), String> {
     check.start()?;
     let imported = check.map(check.import(memory)?, BYTES, READ)?;
     check.same("the memory of the descriptor", check.holds_pattern(imported, BYTES, 1)?, true);
-    let (mut address, mut event) = (0, 0);
+    let mut address = 0;
+    let mut event = 0;
     let opened = check.cuda.ipc_open_mem_handle(&mut address, legacy, LAZY_PEER);
     if opened.code.is_success() {
         check.undo(move |cuda| cuda.ipc_close_mem_handle(address));
@@ -36,10 +37,12 @@ pub(super) fn foreigner(check: &Check, line: &Line) -> Result<(), String> {
 /// Memory of both kinds opens in a process that `command` starts, and an event as expected.
 fn cross(check: &Check, command: Command, event_opens: CuResult) -> Result<(), String> {
     check.start()?;
-    let ((memory, address), legacy) = (check.mapped(BYTES)?, check.alloc(BYTES)?);
+    let (memory, address) = check.mapped(BYTES)?;
+    let legacy = check.alloc(BYTES)?;
     check.fill(address, BYTES)?;
     check.fill(legacy, BYTES)?;
-    let (event, mut handle) = (check.event(INTERPROCESS | NO_TIMING)?, IpcHandle([0; 64]));
+    let event = check.event(INTERPROCESS | NO_TIMING)?;
+    let mut handle = IpcHandle([0; 64]);
     check.cuda.ipc_get_event_handle(&mut handle, event).ok()?;
     let mut foreigner = Peer::start_with("foreigner", command)?;
     foreigner.give("memory", check.export(memory)?)?;

@@ -52,8 +52,11 @@ pub(super) fn victim(check: &Check, line: &Line) -> Result<(), String> {
     let words = Words::map(message.descriptor()?, true)?;
     check.start()?;
     check.load_kernels()?;
-    let (stream, word, (memory, address)) = (check.stream()?, check.register(&words)?, check.mapped(BYTES)?);
-    let (event, mut handle) = (check.event(INTERPROCESS | NO_TIMING)?, IpcHandle([0; 64]));
+    let stream = check.stream()?;
+    let word = check.register(&words)?;
+    let (memory, address) = check.mapped(BYTES)?;
+    let event = check.event(INTERPROCESS | NO_TIMING)?;
+    let mut handle = IpcHandle([0; 64]);
     check.cuda.ipc_get_event_handle(&mut handle, event).ok()?;
     let memory = check.export(memory)?;
     check.cuda.memset_d8_async(address, 0, BYTES, stream).ok()?;
@@ -110,7 +113,8 @@ pub(super) fn neighbour(check: &Check, line: &Line) -> Result<(), String> {
     check.start()?;
     let is_client = check.attribute(MPS_ENABLED)? != 0;
     check.same("a client of an MPS server", is_client, std::env::var_os(mps::PIPES).is_some());
-    let (stream, address) = (check.stream()?, check.alloc(BYTES)?);
+    let stream = check.stream()?;
+    let address = check.alloc(BYTES)?;
     let fill = check.function(check.module(PTX)?, c"pw_fill")?;
     let work = || {
         let launched = check.cuda.launch(fill, stream, &[address, BYTES as u64 / 4]);
@@ -170,7 +174,9 @@ pub(super) fn turn_taker(check: &Check, line: &Line) -> Result<(), String> {
     let first = message.text() == "first";
     let words = Words::map(message.descriptor()?, true)?;
     check.start()?;
-    let (stream, word, kernel) = (check.stream()?, check.register(&words)?, polling_kernel(check)?);
+    let stream = check.stream()?;
+    let word = check.register(&words)?;
+    let kernel = polling_kernel(check)?;
     let (mine, theirs) = if first {
         let (memory, address) = check.mapped(BYTES)?;
         check.cuda.memset_d8_async(address, 0, BYTES, stream).ok()?;

@@ -14,7 +14,8 @@ pub(super) fn producer(check: &Check, line: &Line) -> Result<(), String> {
     let memory = line.hear()?.ok_or("nobody gave anything")?.descriptor()?;
     check.start()?;
     check.load_kernels()?;
-    let (stream, word) = (check.stream()?, check.register(&words)?);
+    let stream = check.stream()?;
+    let word = check.register(&words)?;
     let address = check.map(check.import(memory)?, 2 * BYTES, READ_WRITE)?;
     while let Some(way) = line.hear()? {
         check.enqueue_fill(stream, address, BYTES)?;
@@ -38,7 +39,8 @@ fn orders_two_processes(check: &Check, ways: &[&str]) -> Result<(), String> {
     let mut producer = Peer::start("producer")?;
     check.start()?;
     check.load_kernels()?;
-    let (stream, word) = (check.stream()?, check.register(&words)?);
+    let stream = check.stream()?;
+    let word = check.register(&words)?;
     let (memory, address) = check.mapped(2 * BYTES)?;
     producer.give("words", &file)?;
     producer.give("memory", check.export(memory)?)?;
@@ -71,9 +73,11 @@ pub(super) fn recorder(check: &Check, line: &Line) -> Result<(), String> {
     let memory = line.hear()?.ok_or("nobody gave anything")?.descriptor()?;
     check.start()?;
     check.load_kernels()?;
-    let (stream, word) = (check.stream()?, check.register(&words)?);
+    let stream = check.stream()?;
+    let word = check.register(&words)?;
     let address = check.map(check.import(memory)?, BYTES, READ_WRITE)?;
-    let (event, mut handle) = (check.event(INTERPROCESS | NO_TIMING)?, IpcHandle([0; 64]));
+    let event = check.event(INTERPROCESS | NO_TIMING)?;
+    let mut handle = IpcHandle([0; 64]);
     check.cuda.ipc_get_event_handle(&mut handle, event).ok()?;
     check.cuda.stream_wait_value64(stream, word, 1, GEQ).ok()?;
     check.enqueue_fill(stream, address, BYTES)?;
@@ -89,7 +93,8 @@ pub(super) fn an_event_orders_two_processes(check: &Check) -> Result<(), String>
     check.start()?;
     check.load_kernels()?;
     let (memory, address) = check.mapped(BYTES)?;
-    let (stream, mut event) = (check.stream()?, 0);
+    let stream = check.stream()?;
+    let mut event = 0;
     recorder.give("words", &file)?;
     recorder.give("memory", check.export(memory)?)?;
     let handle = recorder.hear()?.handle()?;
@@ -108,8 +113,11 @@ pub(super) fn an_event_orders_two_processes(check: &Check) -> Result<(), String>
 pub(super) fn events_know_what_was_recorded(check: &Check) -> Result<(), String> {
     check.start()?;
     let cuda = &check.cuda;
-    let (stream, (words, word)) = (check.stream()?, check.words()?);
-    let (start, end, untimed) = (check.event(0)?, check.event(0)?, check.event(NO_TIMING)?);
+    let stream = check.stream()?;
+    let (words, word) = check.words()?;
+    let start = check.event(0)?;
+    let end = check.event(0)?;
+    let untimed = check.event(NO_TIMING)?;
     check.answers("an event never recorded", cuda.event_query(end), OK);
     check.answers("and waiting for it", cuda.event_synchronize(end), OK);
     let mut time = -1.0;
@@ -135,7 +143,8 @@ pub(super) fn events_know_what_was_recorded(check: &Check) -> Result<(), String>
 pub(super) fn event_handles_need_the_interprocess_flag(check: &Check) -> Result<(), String> {
     check.start()?;
     let cuda = &check.cuda;
-    let (mut event, mut handle) = (0, IpcHandle([0; 64]));
+    let mut event = 0;
+    let mut handle = IpcHandle([0; 64]);
     check.answers("interprocess with timing", cuda.event_create(&mut event, INTERPROCESS), INVALID);
     let plain = check.event(NO_TIMING)?;
     check.answers("a plain event", cuda.ipc_get_event_handle(&mut handle, plain), CuResult::INVALID_HANDLE);

@@ -8,7 +8,8 @@ use crate::raw;
 use crate::tests::stage::{Check, Line, Peer};
 
 pub(super) fn nothing_works_before_init(check: &Check) -> Result<(), String> {
-    let (mut number, mut context) = (0, 0);
+    let mut number = 0;
+    let mut context = 0;
     check.answers("before init", check.cuda.device_get_count(&mut number), CuResult::NOT_INITIALIZED);
     check.answers("before init", check.cuda.primary_ctx_retain(&mut context, 0), CuResult::NOT_INITIALIZED);
     check.answers("flags that must be 0", check.cuda.init(1), INVALID);
@@ -61,7 +62,8 @@ pub(super) fn counter_of_devices(check: &Check, line: &Line) -> Result<(), Strin
     if !init.code.is_success() {
         return line.tell(init.code.to_string());
     }
-    let (mut number, mut uuid) = (0, [0; 16]);
+    let mut number = 0;
+    let mut uuid = [0; 16];
     check.cuda.device_get_count(&mut number).ok()?;
     check.cuda.device_get_uuid(&mut uuid, 0).ok()?;
     line.tell(format!("{number} {uuid:?}"))
@@ -69,7 +71,8 @@ pub(super) fn counter_of_devices(check: &Check, line: &Line) -> Result<(), Strin
 
 pub(super) fn devices_are_found_by_ordinal(check: &Check) -> Result<(), String> {
     check.cuda.init(0).ok()?;
-    let (mut count, mut device) = (0, -1);
+    let mut count = 0;
+    let mut device = -1;
     check.cuda.device_get_count(&mut count).ok()?;
     for ordinal in 0..count {
         check.answers("an ordinal below the count", check.cuda.device_get(&mut device, ordinal), OK);
@@ -77,7 +80,8 @@ pub(super) fn devices_are_found_by_ordinal(check: &Check) -> Result<(), String> 
     }
     check.answers("the count as ordinal", check.cuda.device_get(&mut device, count), CuResult::INVALID_DEVICE);
     check.answers("ordinal -1", check.cuda.device_get(&mut device, -1), CuResult::INVALID_DEVICE);
-    let (mut value, mut context) = (0, 0);
+    let mut value = 0;
+    let mut context = 0;
     check.answers(
         "an attribute of no device",
         check.cuda.device_get_attribute(&mut value, 102, count),
@@ -119,7 +123,10 @@ pub(super) fn results_have_names(check: &Check) -> Result<(), String> {
 pub(super) fn a_primary_context_is_shared_and_counted(check: &Check) -> Result<(), String> {
     let cuda = &check.cuda;
     cuda.init(0).ok()?;
-    let (mut first, mut second, mut flags, mut active) = (0, 0, 0, -1);
+    let mut first = 0;
+    let mut second = 0;
+    let mut flags = 0;
+    let mut active = -1;
     let mut is_active = |question: &str, expected| {
         check.answers(question, cuda.primary_ctx_get_state(0, &mut flags, &mut active), OK);
         check.same(question, active, expected);
@@ -144,7 +151,10 @@ pub(super) fn a_primary_context_is_shared_and_counted(check: &Check) -> Result<(
 pub(super) fn a_context_is_current_on_one_thread(check: &Check) -> Result<(), String> {
     check.start()?;
     let ask = |question: &str, there: bool, code| {
-        let (mut context, mut device, mut stream, mut address) = (0, -1, 0, 0);
+        let mut context = 0;
+        let mut device = -1;
+        let mut stream = 0;
+        let mut address = 0;
         check.answers(question, check.cuda.ctx_get_current(&mut context), OK);
         check.same(&format!("{question}: there is one"), context != 0, there);
         check.answers(question, check.cuda.ctx_get_device(&mut device), code);

@@ -14,7 +14,9 @@ use crate::tests::world::{PATIENCE, ensure};
 pub(super) fn a_stream_works_in_order(check: &Check) -> Result<(), String> {
     check.start()?;
     check.load_kernels()?;
-    let (stream, address, (words, word)) = (check.stream()?, check.alloc(16 * MIB)?, check.words()?);
+    let stream = check.stream()?;
+    let address = check.alloc(16 * MIB)?;
+    let (words, word) = check.words()?;
     check.cuda.stream_wait_value64(stream, word, 1, GEQ).ok()?;
     check.enqueue_fill(stream, address, 16 * MIB)?;
     check.enqueue_double(stream, address, 16 * MIB)?;
@@ -88,7 +90,8 @@ pub(super) fn memory_operations_work_on_every_kind_of_memory(check: &Check) -> R
     let descriptor = owner.hear()?.descriptor()?;
     let Legacy { owner: legacy_owner, whole, .. } = Legacy::start()?;
     check.start()?;
-    let (writer, waiter) = (check.stream()?, check.stream()?);
+    let writer = check.stream()?;
+    let waiter = check.stream()?;
     let imported = check.map(check.import(descriptor)?, BYTES, READ_WRITE)?;
     let mut pinned = 0;
     check.cuda.mem_host_alloc(&mut pinned, 4096, 1).ok()?;
@@ -115,7 +118,8 @@ pub(super) fn memory_operations_work_on_every_kind_of_memory(check: &Check) -> R
 
 pub(super) fn memory_operations_refuse_what_they_cannot_address(check: &Check) -> Result<(), String> {
     check.start()?;
-    let (stream, address) = (check.stream()?, check.alloc(4096)?);
+    let stream = check.stream()?;
+    let address = check.alloc(4096)?;
     let host = vec![0_u64; 64];
     check.answers("8 bytes at 4", check.cuda.stream_wait_value64(stream, address + 4, 0, GEQ), INVALID);
     check.answers("8 bytes at 4", check.cuda.stream_write_value64(stream, address + 4, 0, 0), INVALID);
@@ -131,7 +135,8 @@ pub(super) fn memory_operations_refuse_what_they_cannot_address(check: &Check) -
 pub(super) fn a_written_value_comes_after_the_work_before_it(check: &Check) -> Result<(), String> {
     check.start()?;
     check.load_kernels()?;
-    let (stream, (words, word)) = (check.stream()?, check.words()?);
+    let stream = check.stream()?;
+    let (words, word) = check.words()?;
     let memory = Words::map(Words::file(16 * MIB)?, true)?;
     let device = check.register(&memory)?;
     let count = memory.bytes() as u64 / 4;
@@ -156,7 +161,9 @@ pub(super) fn waiter_for_a_store(check: &Check, line: &Line) -> Result<(), Strin
     let words = Words::map(line.hear()?.ok_or("nobody gave anything")?.descriptor()?, true)?;
     check.start()?;
     check.load_kernels()?;
-    let (stream, word, address) = (check.stream()?, check.register(&words)?, check.alloc(BYTES)?);
+    let stream = check.stream()?;
+    let word = check.register(&words)?;
+    let address = check.alloc(BYTES)?;
     check.cuda.stream_wait_value64(stream, word, 5, GEQ).ok()?;
     check.enqueue_fill(stream, address, BYTES)?;
     check.answers("before the store", look_twice(check, stream)?, CuResult::NOT_READY);
@@ -195,7 +202,8 @@ extern "C" fn call_the_driver(code: &'static AtomicU64) {
 
 pub(super) fn host_functions_run_in_order_and_may_not_call_the_driver(check: &Check) -> Result<(), String> {
     check.start()?;
-    let (stream, (words, word)) = (check.stream()?, check.words()?);
+    let stream = check.stream()?;
+    let (words, word) = check.words()?;
     check.cuda.stream_wait_value64(stream, word, 1, GEQ).ok()?;
     check.answers("enqueue", check.cuda.launch_host_function(stream, count, &CALLS), OK);
     check.answers("what is before it is not done", look_twice(check, stream)?, CuResult::NOT_READY);
@@ -212,7 +220,9 @@ pub(super) fn host_functions_run_in_order_and_may_not_call_the_driver(check: &Ch
 
 pub(super) fn streams_have_identities(check: &Check) -> Result<(), String> {
     check.start()?;
-    let (one, other, mut context) = (check.stream()?, check.stream()?, 0);
+    let one = check.stream()?;
+    let other = check.stream()?;
+    let mut context = 0;
     check.cuda.ctx_get_current(&mut context).ok()?;
     let id = |cuda: &Cuda, stream| {
         let mut id = 0;
@@ -249,7 +259,9 @@ pub(super) fn streams_have_identities(check: &Check) -> Result<(), String> {
 pub(super) fn a_fault_ends_the_context_and_skips_host_functions(check: &Check) -> Result<(), String> {
     check.start()?;
     check.load_kernels()?;
-    let (stream, other, (words, word)) = (check.stream()?, check.stream()?, check.words()?);
+    let stream = check.stream()?;
+    let other = check.stream()?;
+    let (words, word) = check.words()?;
     let event = check.event(NO_TIMING)?;
     check.cuda.stream_wait_value64(stream, word, 1, GEQ).ok()?;
     check.enqueue_fill(stream, 1 << 40, BYTES)?;
@@ -262,7 +274,9 @@ pub(super) fn a_fault_ends_the_context_and_skips_host_functions(check: &Check) -
     check.answers("the stream", check.cuda.stream_synchronize(stream), fault);
     check.answers("another stream", check.cuda.stream_query(other), fault);
     check.answers("an event behind it", check.cuda.event_query(event), fault);
-    let (mut address, mut free, mut total) = (0, 0, 0);
+    let mut address = 0;
+    let mut free = 0;
+    let mut total = 0;
     check.answers("an allocation", check.cuda.mem_alloc(&mut address, BYTES), fault);
     check.answers("free memory", check.cuda.mem_get_info(&mut free, &mut total), fault);
     check.answers("a write", check.cuda.stream_write_value64(other, word, 1, 0), fault);
@@ -274,8 +288,10 @@ pub(super) fn a_fault_ends_the_context_and_skips_host_functions(check: &Check) -
 
 pub(super) fn relaxed_calls_leave_a_capture_alone(check: &Check) -> Result<(), String> {
     check.start()?;
-    let (stream, address) = (check.stream()?, check.alloc(BYTES)?);
-    let (mut graph, mut other) = (0, 0);
+    let stream = check.stream()?;
+    let address = check.alloc(BYTES)?;
+    let mut graph = 0;
+    let mut other = 0;
     let begin = || check.cuda.stream_begin_capture(stream, CAPTURE_GLOBAL);
     begin().ok()?;
     check.answers("memset while capturing", check.cuda.memset_d8_async(address, 1, BYTES, stream), OK);

@@ -21,7 +21,8 @@ pub(crate) fn play() {
     let [stream, other] = [(); 2].map(|()| Stream::new(gpu.context()).unwrap());
     gpu.kernels().unwrap();
     let pool = domain.pool("frames").open().unwrap();
-    let (gate, filled) = (domain.timeline("gate").unwrap(), domain.timeline_writer("filled").unwrap());
+    let gate = domain.timeline("gate").unwrap();
+    let filled = domain.timeline_writer("filled").unwrap();
     let mut block: Option<Block> = None;
     say("ready");
     while let Some(order) = next_order() {
@@ -202,12 +203,14 @@ pub(crate) fn blocks_of_a_lost_context_come_back_with_the_end_of_their_process(w
 /// Filled by a kernel in one process, read by one in another, which is enqueued before the first has run.
 pub(crate) fn a_block_is_handed_over_while_a_kernel_is_still_to_fill_it(world: &World) {
     let (domain, pool, gate) = stage(world, 1);
-    let (gpu, mut other) = (gpu(&domain), world.play("block"));
+    let gpu = gpu(&domain);
+    let mut other = world.play("block");
     for order in ["alloc", "stop 1", "fill", "signal"] {
         other.have(order);
     }
     let block = pool.accept(&other.have("offer").parse().unwrap()).unwrap();
-    let (stream, doubled) = (Stream::new(gpu.context()).unwrap(), block.device().unwrap().as_slice());
+    let stream = Stream::new(gpu.context()).unwrap();
+    let doubled = block.device().unwrap().as_slice();
     domain.timeline("filled").unwrap().wait_on(stream.as_ref(), 1).unwrap();
     gpu.kernels().unwrap().enqueue_double(stream.as_ref(), doubled).unwrap();
     assert!(!stream.as_ref().is_done().unwrap());
@@ -222,7 +225,8 @@ pub(crate) fn a_block_is_handed_over_while_a_kernel_is_still_to_fill_it(world: &
 
 pub(crate) fn a_block_is_zeroed_on_a_stream(world: &World) {
     let (domain, pool, _gate) = stage(world, 1);
-    let (gpu, mut block) = (gpu(&domain), pool.alloc(PATIENCE).unwrap());
+    let gpu = gpu(&domain);
+    let mut block = pool.alloc(PATIENCE).unwrap();
     let stream = Stream::new(gpu.context()).unwrap();
     fill(&gpu, &stream, &block);
     block.zero_on(stream.as_ref()).unwrap();
@@ -233,7 +237,8 @@ pub(crate) fn a_block_is_zeroed_on_a_stream(world: &World) {
 
 pub(crate) fn a_zeroed_block_has_nothing_of_those_who_had_it_before(world: &World) {
     let (domain, pool, gate) = stage_with(world, |options| options.blocks(1).zeroed(true));
-    let (gpu, mut other) = (gpu(&domain), world.play("block"));
+    let gpu = gpu(&domain);
+    let mut other = world.play("block");
     for order in ["alloc", "fill", "release"] {
         other.have(order);
     }

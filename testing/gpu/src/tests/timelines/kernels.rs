@@ -21,11 +21,14 @@ pub(crate) fn play() {
     let domain = Domain::options().start(false).connect().unwrap();
     let gpu = gpu(&domain);
     let stream = Stream::new(gpu.context()).unwrap();
-    let (endless, hand_over) = (kernel(gpu.context(), c"endless"), kernel(gpu.context(), c"hand_over"));
+    let endless = kernel(gpu.context(), c"endless");
+    let hand_over = kernel(gpu.context(), c"hand_over");
     let data = DeviceBuffer::new(gpu.context(), 16).unwrap();
     gpu.stream().copy_from_host(data.as_slice(), &[0; 16]).unwrap();
-    let (input, writer) = (domain.timeline("in").unwrap(), domain.timeline_writer("out").unwrap());
-    let (from, to) = (input.device_ptr(&gpu).unwrap(), writer.device_ptr(&gpu).unwrap());
+    let input = domain.timeline("in").unwrap();
+    let writer = domain.timeline_writer("out").unwrap();
+    let from = input.device_ptr(&gpu).unwrap();
+    let to = writer.device_ptr(&gpu).unwrap();
     say("ready");
     while let Some(order) = next_order() {
         let (order, v) = order.split_once(' ').unwrap_or((&order, "0"));
@@ -51,7 +54,8 @@ pub(crate) fn play() {
 
 pub(crate) fn a_stream_that_is_captured_is_refused(world: &World) {
     let stage = Stage::new(world);
-    let (timeline, writer) = (stage.domain.timeline("x").unwrap(), stage.domain.timeline_writer("x").unwrap());
+    let timeline = stage.domain.timeline("x").unwrap();
+    let writer = stage.domain.timeline_writer("x").unwrap();
     let captured = Stream::new(stage.gpu.context()).unwrap();
     let cuda = Cuda::load().unwrap();
     let _guard = stage.gpu.context().guard().unwrap();
@@ -92,7 +96,8 @@ pub(crate) fn a_writer_killed_in_an_endless_kernel_ends_every_wait(world: &World
 /// The recipe of [`partywall::Timeline::device_ptr`], on both sides.
 pub(crate) fn kernels_wait_and_signal_by_themselves(world: &World) {
     let stage = Stage::new(world);
-    let (input, writer) = (stage.domain.timeline("out").unwrap(), stage.domain.timeline_writer("in").unwrap());
+    let input = stage.domain.timeline("out").unwrap();
+    let writer = stage.domain.timeline_writer("in").unwrap();
     let mut other = world.play("kernels");
     for v in 1..=3 {
         other.have(&format!("hand-over {v}"));

@@ -18,8 +18,9 @@ use super::{
 pub(crate) fn play() {
     let domain = Domain::options().start(false).connect().unwrap();
     let gpu = gpu(&domain);
-    let (stream, other, gate) =
-        (Stream::new(gpu.context()).unwrap(), Stream::new(gpu.context()).unwrap(), Gate::new(&gpu));
+    let stream = Stream::new(gpu.context()).unwrap();
+    let other = Stream::new(gpu.context()).unwrap();
+    let gate = Gate::new(&gpu);
     gpu.kernels().unwrap();
     let semaphore = domain.semaphore("seats", 1).unwrap();
     let mut permit = None;
@@ -90,8 +91,9 @@ pub(crate) fn a_connection_that_ends_keeps_the_permits_of_streams(world: &World)
     let outside = world.connect().semaphore("seats", 1).unwrap();
     let domain = world.connect();
     let gpu = gpu(&domain);
-    let (stream, other, gate) =
-        (Stream::new(gpu.context()).unwrap(), Stream::new(gpu.context()).unwrap(), Gate::new(&gpu));
+    let stream = Stream::new(gpu.context()).unwrap();
+    let other = Stream::new(gpu.context()).unwrap();
+    let gate = Gate::new(&gpu);
     gate.stop(&stream);
     let permit = domain.semaphore("seats", 1).unwrap().acquire(PATIENCE).unwrap();
     permit.release_on(stream.as_ref()).unwrap();
@@ -132,7 +134,8 @@ pub(crate) fn a_permit_of_a_lost_context_comes_back_with_the_end_of_its_process(
 
 pub(crate) fn a_forked_child_gives_no_permit_to_a_stream(world: &World) {
     let domain = world.connect();
-    let (gpu, semaphore) = (gpu(&domain), domain.semaphore("seats", 1).unwrap());
+    let gpu = gpu(&domain);
+    let semaphore = domain.semaphore("seats", 1).unwrap();
     let stream = Stream::new(gpu.context()).unwrap();
     let mut permit = Some(semaphore.acquire(PATIENCE).unwrap());
     assert!(in_a_child(|| {

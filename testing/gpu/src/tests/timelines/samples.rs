@@ -23,8 +23,11 @@ pub(crate) fn play() {
     let gpu = gpu(&domain);
     let [stream, other] = [(); 2].map(|()| Stream::new(gpu.context()).unwrap());
     gpu.kernels().unwrap();
-    let (topic, gate) = (domain.topic("frames").open().unwrap(), domain.timeline("gate").unwrap());
-    let (mut publisher, mut subscriber, mut sample) = (None, None, None);
+    let topic = domain.topic("frames").open().unwrap();
+    let gate = domain.timeline("gate").unwrap();
+    let mut publisher = None;
+    let mut subscriber = None;
+    let mut sample = None;
     say("ready");
     while let Some(order) = next_order() {
         let (what, argument) = order.split_once(' ').unwrap_or((&order, ""));
@@ -106,7 +109,9 @@ fn unused(topic: &Topic) {
 
 pub(crate) fn a_sample_is_received_before_it_is_written_and_read_behind_that(world: &World) {
     let (domain, topic, gate) = stage(world);
-    let (gpu, subscriber, mut other) = (gpu(&domain), topic.subscriber(Policy::Block).unwrap(), world.play("sample"));
+    let gpu = gpu(&domain);
+    let subscriber = topic.subscriber(Policy::Block).unwrap();
+    let mut other = world.play("sample");
     let stream = Stream::new(gpu.context()).unwrap();
     for order in ["join", "stop 1", "publish"] {
         other.have(order);
@@ -146,12 +151,14 @@ pub(crate) fn a_sample_is_received_before_it_is_written_and_read_behind_that(wor
 
 pub(crate) fn blocks_that_streams_write_are_not_used_again(world: &World) {
     let (domain, topic, gate) = stage(world);
-    let (gpu, mut other) = (gpu(&domain), world.play("sample"));
+    let gpu = gpu(&domain);
+    let mut other = world.play("sample");
     for order in ["join", "stop 1", "publish", "publish", "leave"] {
         other.have(order);
     }
     // They are overwritten in the ring, and nobody has received them.
-    let (publisher, stream) = (topic.publisher().unwrap(), Stream::new(gpu.context()).unwrap());
+    let publisher = topic.publisher().unwrap();
+    let stream = Stream::new(gpu.context()).unwrap();
     for _ in 0..50 {
         publish(&gpu, &stream, &publisher, &[]);
         stream.synchronize().unwrap();
@@ -166,11 +173,13 @@ pub(crate) fn blocks_that_streams_write_are_not_used_again(world: &World) {
 /// As far as the ring is deep, and what it is promised besides. What it may not take is there for others, even if it is stopped.
 pub(crate) fn a_publisher_that_is_ahead_of_its_gpu_leaves_blocks_for_others(world: &World) {
     let (domain, topic, gate) = stage(world);
-    let (gpu, mut other) = (gpu(&domain), world.play("sample"));
+    let gpu = gpu(&domain);
+    let mut other = world.play("sample");
     for order in ["join", "stop 1", "publish", "publish", "publish", "publish", "full"] {
         other.have(order);
     }
-    let (publisher, stream) = (topic.publisher().unwrap(), Stream::new(gpu.context()).unwrap());
+    let publisher = topic.publisher().unwrap();
+    let stream = Stream::new(gpu.context()).unwrap();
     for _ in 0..20 {
         publish(&gpu, &stream, &publisher, &[]);
         stream.synchronize().unwrap();
@@ -185,18 +194,21 @@ pub(crate) fn a_publisher_that_is_ahead_of_its_gpu_leaves_blocks_for_others(worl
 /// As above, with all publishers but one ahead of their GPUs, and a subscriber that keeps what it may. The topic has the ring's
 /// depth more blocks for each of them than it needs.
 pub(crate) fn all_publishers_but_one_ahead_of_their_gpus_leave_blocks_for_the_last(world: &World) {
-    let (depth, publishers) = (2, 3);
+    let depth = 2;
+    let publishers = 3;
     let needed = depth + 2 * publishers + 1;
     let (domain, topic, gate) = stage_of(world, |topic| {
         topic.publishers(publishers).subscribers(1).held(1).blocks(needed + (publishers - 1) * depth)
     });
-    let (gpu, subscriber) = (gpu(&domain), topic.subscriber(Policy::Latest).unwrap());
+    let gpu = gpu(&domain);
+    let subscriber = topic.subscriber(Policy::Latest).unwrap();
     let mut others = [(); 2].map(|()| world.play("sample"));
     for order in ["join", "stop 1", "publish", "publish", "publish", "publish", "full"] {
         others.iter_mut().for_each(|other| _ = other.have(order));
     }
     let _held = receive(&subscriber);
-    let (publisher, stream) = (topic.publisher().unwrap(), Stream::new(gpu.context()).unwrap());
+    let publisher = topic.publisher().unwrap();
+    let stream = Stream::new(gpu.context()).unwrap();
     for _ in 0..20 {
         publish(&gpu, &stream, &publisher, &[]);
         stream.synchronize().unwrap();
@@ -209,8 +221,11 @@ pub(crate) fn all_publishers_but_one_ahead_of_their_gpus_leave_blocks_for_the_la
 /// was made of it.
 pub(crate) fn what_a_dead_publisher_did_not_finish_has_failed_and_so_has_what_was_made_of_it(world: &World) {
     let (domain, topic, _gate) = stage(world);
-    let (gpu, subscriber, mut other) = (gpu(&domain), topic.subscriber(Policy::Block).unwrap(), world.play("sample"));
-    let (stream, publisher) = (Stream::new(gpu.context()).unwrap(), topic.publisher().unwrap());
+    let gpu = gpu(&domain);
+    let subscriber = topic.subscriber(Policy::Block).unwrap();
+    let mut other = world.play("sample");
+    let stream = Stream::new(gpu.context()).unwrap();
+    let publisher = topic.publisher().unwrap();
     for order in ["join", "publish", "synchronise", "stop 1", "publish"] {
         other.have(order);
     }
@@ -246,8 +261,11 @@ pub(crate) fn what_a_dead_publisher_did_not_finish_has_failed_and_so_has_what_wa
 /// A sample that is made of one that is not decided is not decided either.
 pub(crate) fn what_a_sample_is_made_of_is_waited_for_by_its_check(world: &World) {
     let (domain, topic, gate) = stage(world);
-    let (gpu, subscriber, mut other) = (gpu(&domain), topic.subscriber(Policy::Block).unwrap(), world.play("sample"));
-    let (stream, publisher) = (Stream::new(gpu.context()).unwrap(), topic.publisher().unwrap());
+    let gpu = gpu(&domain);
+    let subscriber = topic.subscriber(Policy::Block).unwrap();
+    let mut other = world.play("sample");
+    let stream = Stream::new(gpu.context()).unwrap();
+    let publisher = topic.publisher().unwrap();
     for order in ["join", "stop 1", "publish"] {
         other.have(order);
     }
@@ -271,8 +289,10 @@ pub(crate) fn what_a_sample_is_made_of_is_waited_for_by_its_check(world: &World)
 /// Whatever reads them is not over before the process is.
 pub(crate) fn samples_come_back_when_the_gpu_is_done_or_the_process_is_dead(world: &World) {
     let (domain, topic, gate) = stage(world);
-    let (gpu, mut other) = (gpu(&domain), world.play("sample"));
-    let (stream, publisher) = (Stream::new(gpu.context()).unwrap(), topic.publisher().unwrap());
+    let gpu = gpu(&domain);
+    let mut other = world.play("sample");
+    let stream = Stream::new(gpu.context()).unwrap();
+    let publisher = topic.publisher().unwrap();
     let is_read = || {
         thread::sleep(MOMENT);
         topic.stats().subscribers.iter().map(|subscriber| subscriber.held).sum::<u32>()
@@ -301,7 +321,8 @@ pub(crate) fn samples_come_back_when_the_gpu_is_done_or_the_process_is_dead(worl
 /// Nobody knows what its streams still do: its block stays.
 pub(crate) fn what_a_publisher_with_a_lost_context_did_not_finish_has_failed(world: &World) {
     let (domain, topic, _gate) = stage(world);
-    let (subscriber, mut other) = (topic.subscriber(Policy::Block).unwrap(), world.play("sample"));
+    let subscriber = topic.subscriber(Policy::Block).unwrap();
+    let mut other = world.play("sample");
     for order in ["join", "stop 1", "publish", "fault"] {
         other.have(order);
     }
@@ -310,7 +331,8 @@ pub(crate) fn what_a_publisher_with_a_lost_context_did_not_finish_has_failed(wor
         matches!(sample.check(), Err(Error::SampleFailed { ending: TimelineEnding::OwnerFaulted, .. }))
     });
     drop(sample);
-    let (gpu, publisher) = (gpu(&domain), topic.publisher().unwrap());
+    let gpu = gpu(&domain);
+    let publisher = topic.publisher().unwrap();
     let stream = Stream::new(gpu.context()).unwrap();
     for _ in 0..2 {
         publish(&gpu, &stream, &publisher, &[]);

@@ -22,10 +22,12 @@ pub(crate) fn play(prepared: bool) {
     let domain = Domain::options().start(false).connect().unwrap();
     let gpu = gpu(&domain);
     let data = domain.opener("data").read_write().timeout(PATIENCE).open().unwrap();
-    let (stream, other) = (Stream::new(gpu.context()).unwrap(), Stream::new(gpu.context()).unwrap());
+    let stream = Stream::new(gpu.context()).unwrap();
+    let other = Stream::new(gpu.context()).unwrap();
     let gate = Gate::new(&gpu);
     gpu.kernels().unwrap();
-    let (mut writer, input) = (None, domain.timeline("in").unwrap());
+    let mut writer = None;
+    let input = domain.timeline("in").unwrap();
     if prepared {
         prepare(&domain, &stream);
     }
@@ -145,7 +147,8 @@ impl Stage {
     pub(crate) fn new(world: &World) -> Self {
         let domain = world.connect();
         let gpu = gpu(&domain);
-        let (data, stream) = (data(&domain, &gpu), Stream::new(gpu.context()).unwrap());
+        let data = data(&domain, &gpu);
+        let stream = Stream::new(gpu.context()).unwrap();
         gpu.kernels().unwrap();
         let other = (Stream::new(gpu.context()).unwrap(), DeviceBuffer::new(gpu.context(), 4096).unwrap());
         prepare(&domain, &stream);
@@ -169,7 +172,8 @@ impl Stage {
 
 pub(crate) fn kernels_of_two_processes_come_one_after_the_other(world: &World) {
     let Stage { domain, gpu, data, stream, .. } = &Stage::new(world);
-    let (answer, order) = (domain.timeline("out").unwrap(), domain.timeline_writer("in").unwrap());
+    let answer = domain.timeline("out").unwrap();
+    let order = domain.timeline_writer("in").unwrap();
     let mut other = world.play("gpu");
     // Everything is enqueued ahead, and the other one waits before it was told anything.
     other.have("write");
@@ -206,7 +210,8 @@ pub(crate) fn a_wait_may_come_before_its_writer(world: &World) {
 /// Trap: a kernel's first launch behind a wait, which loads code and waits for the device.
 pub(crate) fn kernels_run_while_a_stream_waits_if_they_were_loaded_before(world: &World) {
     let stage = Stage::new(world);
-    let (timeline, gpu) = (stage.domain.timeline("x").unwrap(), &stage.gpu);
+    let timeline = stage.domain.timeline("x").unwrap();
+    let gpu = &stage.gpu;
     let writer = stage.domain.timeline_writer("x").unwrap();
     timeline.wait_on(stage.stream.as_ref(), 1).unwrap();
     assert!(stage.still_waits());
@@ -245,7 +250,8 @@ pub(crate) fn launch_blocking_is_found_before_a_wait_is_enqueued(world: &World) 
 /// Trap: what waits for the whole device behind a wait. Nothing that ends the wait needs the driver.
 pub(crate) fn a_thread_that_is_held_up_in_the_driver_holds_up_no_signal(world: &World) {
     let stage = Stage::new(world);
-    let (timeline, writer) = (stage.domain.timeline("x").unwrap(), stage.domain.timeline_writer("x").unwrap());
+    let timeline = stage.domain.timeline("x").unwrap();
+    let writer = stage.domain.timeline_writer("x").unwrap();
     let buffers = [(), ()].map(|()| DeviceBuffer::new(stage.gpu.context(), 1 << 20).unwrap());
     let [first, second] = buffers;
     thread::scope(|scope| {
@@ -274,7 +280,8 @@ pub(crate) fn a_thread_that_is_held_up_in_the_driver_holds_up_no_signal(world: &
 /// Trap: two streams signal one timeline, and the earlier value would come later.
 pub(crate) fn a_second_stream_waits_for_what_the_first_one_owes(world: &World) {
     let stage = Stage::new(world);
-    let (timeline, writer) = (stage.domain.timeline("x").unwrap(), stage.domain.timeline_writer("x").unwrap());
+    let timeline = stage.domain.timeline("x").unwrap();
+    let writer = stage.domain.timeline_writer("x").unwrap();
     let [second, opener] = [(), ()].map(|()| Stream::new(stage.gpu.context()).unwrap());
     let gate = Gate::new(&stage.gpu);
     gate.stop(&stage.stream);
@@ -299,7 +306,8 @@ pub(crate) fn whichever_device_is_current(world: &World) {
     let stage = Stage::new(world);
     let second = stage.domain.gpu(partywall::gpu::devices().unwrap()[1].uuid().unwrap()).unwrap();
     let there = Stream::new(second.context()).unwrap();
-    let (timeline, writer) = (stage.domain.timeline("x").unwrap(), stage.domain.timeline_writer("x").unwrap());
+    let timeline = stage.domain.timeline("x").unwrap();
+    let writer = stage.domain.timeline_writer("x").unwrap();
     second.context().make_current().unwrap();
     timeline.wait_on(stage.stream.as_ref(), 1).unwrap();
     timeline.wait_on(there.as_ref(), 1).unwrap();
@@ -316,7 +324,8 @@ pub(crate) fn whichever_device_is_current(world: &World) {
 /// Trap: values near the end of their range, where a wrong comparison takes large for small.
 pub(crate) fn streams_compare_the_largest_values(world: &World) {
     let stage = Stage::new(world);
-    let (timeline, writer) = (stage.domain.timeline("x").unwrap(), stage.domain.timeline_writer("x").unwrap());
+    let timeline = stage.domain.timeline("x").unwrap();
+    let writer = stage.domain.timeline_writer("x").unwrap();
     timeline.wait_on(stage.stream.as_ref(), MAX_VALUE).unwrap();
     assert!(matches!(timeline.wait_on(stage.stream.as_ref(), MAX_VALUE + 1), Err(Error::BadValue { .. })));
     assert!(matches!(writer.signal_on(stage.gpu.stream(), u64::MAX), Err(Error::BadValue { .. })));
@@ -336,7 +345,8 @@ pub(crate) fn streams_compare_the_largest_values(world: &World) {
 /// Trap: a waiter is killed while its stream waits.
 pub(crate) fn a_killed_waiter_harms_nobody(world: &World) {
     let stage = Stage::new(world);
-    let (timeline, writer) = (stage.domain.timeline("in").unwrap(), stage.domain.timeline_writer("in").unwrap());
+    let timeline = stage.domain.timeline("in").unwrap();
+    let writer = stage.domain.timeline_writer("in").unwrap();
     let mut victim = world.play("gpu");
     for order in ["wait 1", "double"] {
         victim.have(order);
@@ -401,7 +411,8 @@ pub(crate) fn a_writer_that_closes_keeps_what_its_streams_promised(world: &World
     timeline.wait_on(stage.stream.as_ref(), 1).unwrap();
     timeline.wait_on(beyond.as_ref(), 2).unwrap();
     thread::scope(|scope| {
-        let (promised, more) = (scope.spawn(|| timeline.wait(1, PATIENCE)), scope.spawn(|| timeline.wait(2, PATIENCE)));
+        let promised = scope.spawn(|| timeline.wait(1, PATIENCE));
+        let more = scope.spawn(|| timeline.wait(2, PATIENCE));
         writer.have("close");
         assert_eq!(ended(more.join().unwrap()), (TimelineEnding::Closed, 2, 0));
         assert!(stage.still_waits() && !promised.is_finished());
@@ -462,8 +473,10 @@ pub(crate) fn what_rests_on_a_dead_stage_is_marked_down_the_chain(world: &World)
     let [on_second, on_third] = [&second, &third].map(|domain| Stream::new(gpu(domain).context()).unwrap());
     let mut first = world.play("gpu");
     first.have("write");
-    let (input, middle) = (second.timeline("out").unwrap(), second.timeline_writer("middle").unwrap());
-    let (output, end) = (third.timeline("middle").unwrap(), stage.domain.timeline_writer("end").unwrap());
+    let input = second.timeline("out").unwrap();
+    let middle = second.timeline_writer("middle").unwrap();
+    let output = third.timeline("middle").unwrap();
+    let end = stage.domain.timeline_writer("end").unwrap();
     let last = third.timeline("end").unwrap();
     middle.rests_on(&input);
     end.rests_on(&output);
@@ -510,8 +523,10 @@ pub(crate) fn what_rests_on_a_dead_stage_is_marked_down_the_chain(world: &World)
 
 pub(crate) fn an_input_counts_though_its_handle_is_gone(world: &World) {
     let stage = Stage::new(world);
-    let (domain, stream) = (&stage.domain, stage.stream.as_ref());
-    let (input, writer) = (domain.timeline("out").unwrap(), domain.timeline_writer("own").unwrap());
+    let domain = &stage.domain;
+    let stream = stage.stream.as_ref();
+    let input = domain.timeline("out").unwrap();
+    let writer = domain.timeline_writer("own").unwrap();
     let mut first = world.play("gpu");
     for order in ["write", "stop", "signal 1"] {
         first.have(order);
@@ -532,8 +547,10 @@ pub(crate) fn an_input_counts_though_its_handle_is_gone(world: &World) {
 
 pub(crate) fn a_failed_input_that_nothing_rests_on_yet_only_refuses(world: &World) {
     let stage = Stage::new(world);
-    let (domain, stream) = (&stage.domain, stage.stream.as_ref());
-    let (input, writer) = (domain.timeline("in").unwrap(), domain.timeline_writer("out").unwrap());
+    let domain = &stage.domain;
+    let stream = stage.stream.as_ref();
+    let input = domain.timeline("in").unwrap();
+    let writer = domain.timeline_writer("out").unwrap();
     let first = domain.timeline_writer("in").unwrap();
     writer.rests_on(&input);
     writer.signal(1).unwrap();
@@ -555,7 +572,8 @@ pub(crate) fn a_failed_input_that_nothing_rests_on_yet_only_refuses(world: &Worl
 
 pub(crate) fn a_limited_wait_ends_by_the_value_or_by_the_clock(world: &World) {
     let stage = Stage::new(world);
-    let (timeline, writer) = (stage.domain.timeline("x").unwrap(), stage.domain.timeline_writer("x").unwrap());
+    let timeline = stage.domain.timeline("x").unwrap();
+    let writer = stage.domain.timeline_writer("x").unwrap();
     let stream = stage.stream.as_ref();
     let start = Instant::now();
     let late = timeline.wait_on_for(stream, 1, Duration::from_millis(30)).unwrap();
@@ -586,8 +604,10 @@ pub(crate) fn a_limited_wait_ends_by_the_value_or_by_the_clock(world: &World) {
 
 pub(crate) fn a_sleeping_host_is_woken_by_a_stream(world: &World) {
     let stage = Stage::new(world);
-    let (timeline, writer) = (stage.domain.timeline("x").unwrap(), stage.domain.timeline_writer("x").unwrap());
-    let (gate, opener) = (Gate::new(&stage.gpu), Stream::new(stage.gpu.context()).unwrap());
+    let timeline = stage.domain.timeline("x").unwrap();
+    let writer = stage.domain.timeline_writer("x").unwrap();
+    let gate = Gate::new(&stage.gpu);
+    let opener = Stream::new(stage.gpu.context()).unwrap();
     for v in 1..=20 {
         thread::scope(|scope| {
             let waiter = scope.spawn(|| timeline.wait(v, PATIENCE));
@@ -604,7 +624,8 @@ pub(crate) fn a_sleeping_host_is_woken_by_a_stream(world: &World) {
 
 pub(crate) fn a_kernel_signals_what_its_host_promises(world: &World) {
     let stage = Stage::new(world);
-    let (timeline, writer) = (stage.domain.timeline("x").unwrap(), stage.domain.timeline_writer("x").unwrap());
+    let timeline = stage.domain.timeline("x").unwrap();
+    let writer = stage.domain.timeline_writer("x").unwrap();
     let word = writer.device_ptr(&stage.gpu).unwrap();
     // SAFETY: the word of a timeline, which outlives the work.
     #[allow(unsafe_code)]
@@ -627,7 +648,8 @@ fn names(domain: &Domain) -> usize {
 
 pub(crate) fn a_lease_is_kept_until_streams_have_passed_their_waits(world: &World) {
     let stage = Stage::new(world);
-    let (domain, other) = (&stage.domain, world.connect());
+    let domain = &stage.domain;
+    let other = world.connect();
     let signals = other.timeline_writer("theirs").unwrap();
     let theirs = domain.timeline("theirs").unwrap();
     let ours = domain.timeline_writer("ours").unwrap();
@@ -682,7 +704,8 @@ pub(crate) fn a_domain_that_is_dropped_lives_on_for_streams_that_wait(world: &Wo
 /// Trap: two domains in one process, which both register their words.
 pub(crate) fn two_domains_of_one_process_use_one_gpu(world: &World) {
     let elsewhere = World::new();
-    let (one, other) = (Stage::new(world), Stage::new(&elsewhere));
+    let one = Stage::new(world);
+    let other = Stage::new(&elsewhere);
     let pairs =
         [&one, &other].map(|stage| (stage.domain.timeline("x").unwrap(), stage.domain.timeline_writer("x").unwrap()));
     let [(waits, signals), (waits_too, signals_too)] = &pairs;
@@ -698,7 +721,8 @@ pub(crate) fn two_domains_of_one_process_use_one_gpu(world: &World) {
 /// Trap: a fork after the connection was made, and used with a GPU.
 pub(crate) fn a_forked_child_enqueues_nothing(world: &World) {
     let stage = Stage::new(world);
-    let (timeline, writer) = (stage.domain.timeline("x").unwrap(), stage.domain.timeline_writer("x").unwrap());
+    let timeline = stage.domain.timeline("x").unwrap();
+    let writer = stage.domain.timeline_writer("x").unwrap();
     timeline.wait_on(stage.stream.as_ref(), 1).unwrap();
     let stream = stage.stream.as_ref();
     let forked = |result: Result<(), Error>| matches!(result, Err(Error::Forked { .. }));

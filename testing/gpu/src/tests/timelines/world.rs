@@ -55,7 +55,8 @@ impl World {
         command.args([world::ROLE, &format!("{}{role}", super::ROLE)]).env("PARTYWALL_SOCKET", self.socket());
         change(&mut command);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let (input, output) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
+        let input = child.stdin.take().unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
         let mut actor = Actor { child, input, output };
         actor.expect("ready");
         actor
@@ -111,7 +112,8 @@ impl Drop for Actor {
 
 /// What a role is told next; `None` when there is nothing more to say.
 pub(crate) fn next_order() -> Option<String> {
-    let (mut line, mut input) = (Vec::new(), std::io::stdin().lock());
+    let mut line = Vec::new();
+    let mut input = std::io::stdin().lock();
     loop {
         let mut byte = [0];
         match input.read(&mut byte).unwrap() {

@@ -196,7 +196,8 @@ impl Reader<'_> {
              promises nothing between kernels. The PTX manual speaks of threads of one program only; that these rules \
              hold between processes is seen here, not promised.",
         );
-        let (mut missed, mut all) = (Vec::new(), true);
+        let mut missed = Vec::new();
+        let mut all = true;
         for (name, load, must) in LOADS {
             let tries = self.tries(teller, memory, load, PLAIN_STORE, if must { PATIENCE } else { TRIAL })?;
             let seen = tries.after.len() as u64 == TRIES;
@@ -229,7 +230,8 @@ impl Reader<'_> {
             "Stores go through to the memory that all share, whatever their scope: it decides about order, not about \
              whether. The storing kernel goes on running until it sees an answer, so nothing here waited for its end.",
         );
-        let (mut missed, mut answered) = (Vec::new(), Vec::new());
+        let mut missed = Vec::new();
+        let mut answered = Vec::new();
         for (index, (name, _)) in STORES.iter().enumerate() {
             let mut tries = self.tries(teller, memory, SURE_LOAD, index, PATIENCE)?;
             if tries.after.len() as u64 != TRIES {
@@ -300,7 +302,8 @@ impl Reader<'_> {
              that still has the old data, or from stores that overtake each other. None seen proves nothing: without \
              order it may come tomorrow, or under MPS.",
         );
-        let (mut wrong, mut broken) = (Vec::new(), Vec::new());
+        let mut wrong = Vec::new();
+        let mut broken = Vec::new();
         for (index, (name, handover, must)) in HANDOVERS.iter().enumerate() {
             let read = self.pairs(teller, memory, index)?;
             step = step.value(*name, pairs_text(&read));
@@ -343,7 +346,9 @@ impl Reader<'_> {
         let mut tries = Tries::default();
         for _ in 0..TRIES {
             self.value += 1;
-            let (value, gpu, starts) = (self.value, self.shared.gpu, self.shared.starts());
+            let value = self.value;
+            let gpu = self.shared.gpu;
+            let starts = self.shared.starts();
             let (kernels, words, started) = self.shared.parts(memory)?;
             let failed = copy_failed("polling shared memory");
             let polling = kernels.poll(gpu.stream(), words, started, load, value, limit).map_err(&failed)?;

@@ -97,7 +97,8 @@ impl<'a> Shared<'a> {
 
     /// Tells where the words are.
     pub(super) fn describe(&self) -> Step {
-        let (gpu, host) = (self.mapping.device_ptr(), self.host.device_ptr());
+        let gpu = self.mapping.device_ptr();
+        let host = self.host.device_ptr();
         Step::new(
             "words",
             "The words that kernels of both processes use",

@@ -205,7 +205,8 @@ impl Actor {
     fn second_stage(&mut self) -> Result<(), Failure> {
         let batch = self.domain.opener(BATCH).read_write().timeout(PATIENCE).open()?;
         let input = self.domain.timeline(FIRST)?;
-        let (resting, careless) = (self.domain.timeline_writer(RESTING)?, self.domain.timeline_writer(CARELESS)?);
+        let resting = self.domain.timeline_writer(RESTING)?;
+        let careless = self.domain.timeline_writer(CARELESS)?;
         resting.rests_on(&input);
         let stream = self.stream.as_ref();
         input.wait_on(stream, 1)?;

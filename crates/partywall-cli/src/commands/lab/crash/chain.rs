@@ -27,7 +27,8 @@ pub(super) fn run(witness: &mut Witness<'_>) -> Result<(), Failure> {
     let Ready = first.peer.hear(witness.teller)?;
     witness.waiter.say(Task::SecondStage, &[])?;
     let Ready = witness.waiter.hear(witness.teller)?;
-    let (resting, careless) = (witness.domain.timeline(RESTING)?, witness.domain.timeline(CARELESS)?);
+    let resting = witness.domain.timeline(RESTING)?;
+    let careless = witness.domain.timeline(CARELESS)?;
     let stream = Stream::new(witness.gpu.context()).map_err(failed("making a stream"))?;
     resting.wait_on(stream.as_ref(), 1)?;
     careless.wait_on(stream.as_ref(), 1)?;
@@ -44,7 +45,8 @@ pub(super) fn run(witness: &mut Witness<'_>) -> Result<(), Failure> {
     }
     witness.waiter.say(Task::SecondLook, &[])?;
     let Ready = witness.waiter.hear(witness.teller)?;
-    let (told, untold) = (ending(&resting.check()), ending(&careless.check()));
+    let told = ending(&resting.check());
+    let untold = ending(&careless.check());
     let right = has(&witness.gpu, &batch, 2)?;
     let step = Step::new(
         "third-stage",

@@ -217,7 +217,8 @@ fn one_client(how: How, step: Step, witness: &mut Witness<'_>) -> Result<Step, F
     while holds(witness, &name, client.pid)? && Moment::now().since(at) < limit {
         thread::sleep(Duration::from_millis(1));
     }
-    let (gone, after) = (!holds(witness, &name, client.pid)?, Moment::now().since(at));
+    let gone = !holds(witness, &name, client.pid)?;
+    let after = Moment::now().since(at);
     let since = if how == How::Faulted { "since the end of its process" } else { "since then" };
     step = step.value("its lease", if gone { format!("gone after {} {since}", millis(after)) } else { "there".into() });
     let mut lease = held && gone;

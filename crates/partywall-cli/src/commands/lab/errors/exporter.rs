@@ -256,8 +256,8 @@ impl Exporter<'_> {
         .answer("cuIpcGetMemHandle", code(&inside));
         Ok(match inside {
             Ok(inside) => {
-                let (same, other) =
-                    ("the same 64 bytes as the handle of the base", "a handle of its own: see what it leads to");
+                let same = "the same 64 bytes as the handle of the base";
+                let other = "a handle of its own: see what it leads to";
                 let step = step.value("handle", if inside == whole { same } else { other });
                 step.judge(inside == whole, same, other)
             }

@@ -219,7 +219,8 @@ fn codes(teller: &Teller) -> Step {
         "What the codes of all these refusals tell",
         "Look at the pointer before the call, not at the code after it: the pointer's attributes say what it is.",
     );
-    let (refusals, codes) = (reasons.iter().map(|(_, ids)| ids.len()).sum::<usize>(), reasons.len());
+    let refusals = reasons.iter().map(|(_, ids)| ids.len()).sum::<usize>();
+    let codes = reasons.len();
     for (code, ids) in reasons {
         step = step.value(code.to_string(), ids.join(", "));
     }

@@ -83,7 +83,8 @@ mod tests {
     #[test]
     fn means_of_what_is_covered() {
         let gray = |values: &[u8]| values.iter().flat_map(|value| [*value, *value, *value, 255]).collect::<Vec<_>>();
-        let (from, size) = (gray(&[0, 10, 20, 30, 40, 50]), Size { width: 3, height: 2 });
+        let from = gray(&[0, 10, 20, 30, 40, 50]);
+        let size = Size { width: 3, height: 2 };
         let half = size.at_most(1);
         assert_eq!(half, Size { width: 1, height: 1 });
         let mut small = vec![0; 4];

@@ -49,7 +49,8 @@ fn play(stage: Stage, peer: &mut Peer, teller: &mut Teller) -> Result<(), Failur
             decode(&meet, &frames)?
         }
         Stage::Filter => {
-            let (frames, results) = (open(&domain, FRAMES)?, open(&domain, RESULTS)?);
+            let frames = open(&domain, FRAMES)?;
+            let results = open(&domain, RESULTS)?;
             let gpu = match results.place() {
                 Place::Host => None,
                 Place::Gpu(uuid) => Some(domain.gpu(uuid)?),
@@ -69,7 +70,8 @@ fn play(stage: Stage, peer: &mut Peer, teller: &mut Teller) -> Result<(), Failur
 }
 
 fn decode(meet: &Meet, frames: &Topic) -> Result<Vec<Duration>, Failure> {
-    let (publisher, mut times) = (frames.publisher()?, Vec::new());
+    let publisher = frames.publisher()?;
+    let mut times = Vec::new();
     for frame in next_frame(frames)?..meet.frames {
         let start = Instant::now();
         let picture = files::decode(meet.file(frame))?;
@@ -116,7 +118,8 @@ impl<'a> Filter<'a> {
     }
 
     fn run(&self, frames: &Topic, results: &Topic) -> Result<Vec<Duration>, Failure> {
-        let (publisher, mut times) = (results.publisher()?, Vec::new());
+        let publisher = results.publisher()?;
+        let mut times = Vec::new();
         let first = next_frame(results)?;
         let subscriber = subscribe(frames)?;
         let mut done = first;
@@ -173,7 +176,8 @@ impl<'a> Filter<'a> {
 
 fn encode(meet: &Meet, results: &Topic, peer: &Peer) -> Result<Vec<Duration>, Failure> {
     let subscriber = subscribe(results)?;
-    let (mut done, mut times) = (meet.unwritten, Vec::new());
+    let mut done = meet.unwritten;
+    let mut times = Vec::new();
     while done < meet.frames {
         let sample = subscriber.recv(PATIENCE)?;
         let frame = frame_of(&sample)?;

@@ -123,7 +123,8 @@ impl Watcher {
             let middle = frame >= self.meet.frames / 2 && self.meet.unwritten < self.meet.frames;
             if let Some(stage) = self.kill.take_if(|_| middle) {
                 let (peer, pid) = &mut stages[stage as usize];
-                let (pid, moment) = (*pid, Instant::now());
+                let pid = *pid;
+                let moment = Instant::now();
                 peer.kill();
                 stages[stage as usize] = self.start(stage, teller)?;
                 killed = Some(Killed { stage, pid, successor: stages[stage as usize].1, moment });
@@ -168,7 +169,8 @@ impl Watcher {
         let mut frames: Vec<_> = self.written.iter().map(|(frame, _)| *frame).collect();
         frames.sort_unstable();
         frames.dedup();
-        let (lost, twice) = (self.meet.frames - frames.len() as u64, self.written.len() - frames.len());
+        let lost = self.meet.frames - frames.len() as u64;
+        let twice = self.written.len() - frames.len();
         let time = match (self.written.first(), self.written.last()) {
             (Some(first), Some(last)) => (last.1 - first.1).as_secs_f64(),
             _ => 0.0,

@@ -30,7 +30,8 @@ fn play(hello: Hello, peer: &mut Peer, teller: &mut Teller) -> Result<(), Failur
     let Meet { socket } = peer.hear(teller)?;
     let pool = open(&broker::connect(&socket)?)?;
     peer.say(Ready, &[])?;
-    let (mut kept, mut told) = (Vec::new(), false);
+    let mut kept = Vec::new();
+    let mut told = false;
     loop {
         match peer.hear(teller)? {
             Wish::End => return Ok(()),

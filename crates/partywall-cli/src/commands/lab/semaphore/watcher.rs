@@ -176,7 +176,8 @@ impl Watcher {
         let waited = self.semaphore.acquire(MOMENT);
         let after = Moment::now().since(began);
         let waiting = self.semaphore.waiting();
-        let (none, timed_out) = (tried.is_none(), matches!(waited, Err(Error::Timeout { .. })));
+        let none = tried.is_none();
+        let timed_out = matches!(waited, Err(Error::Timeout { .. }));
         drop(all);
         let answer = waited.map_or_else(|error| error.to_string(), |_| "a permit".into());
         Ok(Step::new(
@@ -273,7 +274,8 @@ impl Watcher {
 
     /// Nothing was lost.
     fn whole(&self) -> Step {
-        let (free, waiting) = (self.semaphore.available(), self.semaphore.waiting());
+        let free = self.semaphore.available();
+        let waiting = self.semaphore.waiting();
         let step = Step::new(
             "whole",
             "What is left after all this",
@@ -329,7 +331,8 @@ fn most_at_once(turns: &[Turn]) -> usize {
     // At equal times who gives a permit back comes first.
     let mut changes: Vec<_> = turns.iter().flat_map(|turn| [(turn.got, true), (turn.gave, false)]).collect();
     changes.sort_unstable();
-    let (mut now, mut most) = (0_usize, 0);
+    let mut now = 0_usize;
+    let mut most = 0;
     for (_, begins) in changes {
         now = if begins { now + 1 } else { now.saturating_sub(1) };
         most = most.max(now);

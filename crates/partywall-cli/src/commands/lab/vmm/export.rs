@@ -56,16 +56,12 @@ fn play(options: &Options, peer: &mut Peer, teller: &mut Teller) -> Result<(), F
 
     let first = map(&gpu, &memory)?;
     let second = map(&gpu, &memory)?;
-    let (title, why) = (
-        "cuMemAddressReserve, cuMemMap, cuMemSetAccess: an address for it",
-        "Addresses are reserved first, then memory is put behind them, then each GPU gets the right to use them. Before \
-         the last call every access is a fault.",
-    );
+    let title = "cuMemAddressReserve, cuMemMap, cuMemSetAccess: an address for it";
+    let why = "Addresses are reserved first, then memory is put behind them, then each GPU gets the right to use them. Before \
+         the last call every access is a fault.";
     peer.tell(teller, mapped("map", title, why, &gpu, &first))?;
-    let (title, why) = (
-        "The same three calls again: a second address",
-        "Each mapping is a reference of its own to the memory, with rights of its own.",
-    );
+    let title = "The same three calls again: a second address";
+    let why = "Each mapping is a reference of its own to the memory, with rights of its own.";
     peer.tell(teller, mapped("map-again", title, why, &gpu, &second))?;
     peer.tell(teller, two_addresses(&gpu, &first, &second)?)?;
     for step in parts(&memory) {

@@ -32,11 +32,9 @@ pub(super) fn run(options: &Options, mut exporter: Peer, teller: &mut Teller) ->
     let memory = import(&gpu, &mut exporter, &parcel, teller)?;
 
     let reading = Mapping::new(Arc::clone(&memory), Access::ReadOnly).map_err(failed("mapping memory"))?;
-    let (title, why) = (
-        "The three calls in this process, for reading",
-        "The importer chooses its own rights: the hardware then stops its own mistakes, but the descriptor would have \
-         let it write.",
-    );
+    let title = "The three calls in this process, for reading";
+    let why = "The importer chooses its own rights: the hardware then stops its own mistakes, but the descriptor would have \
+         let it write.";
     teller.tell(mapped("map-here", title, why, &gpu, &reading));
     teller.tell(read(&gpu, &reading, &parcel)?);
     teller.tell(pass_on(&memory));
