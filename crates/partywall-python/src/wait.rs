@@ -16,7 +16,7 @@ use pyo3::{
 use crate::errors::{Raise, closed};
 
 /// How long a signal may have to wait.
-const SLICE: Duration = Duration::from_millis(100);
+const MAX_SLEEP: Duration = Duration::from_millis(100);
 /// For how long to look for what a thread has to say before sleeping.
 const LOOK: Duration = Duration::from_micros(20);
 /// Pauses between questions to a GPU: the first one, and the longest.
@@ -50,13 +50,13 @@ pub(crate) fn in_slices<T: Send>(
 ) -> PyResult<T> {
     // A time-out too large for the clock is none.
     let deadline = Instant::now().checked_add(timeout);
-    let mut slice = timeout.min(SLICE);
+    let mut slice = timeout.min(MAX_SLEEP);
     loop {
         match py.detach(|| attempt(slice)) {
             Err(Error::Timeout { what, .. }) => {
                 interrupted(py)?;
-                slice =
-                    deadline.map_or(SLICE, |deadline| deadline.saturating_duration_since(Instant::now()).min(SLICE));
+                slice = deadline
+                    .map_or(MAX_SLEEP, |deadline| deadline.saturating_duration_since(Instant::now()).min(MAX_SLEEP));
                 if slice.is_zero() {
                     return Err(Error::Timeout { what, after: timeout }).or_raise(py);
                 }
@@ -106,8 +106,8 @@ pub(crate) fn receive<T: Send>(
 ) -> PyResult<Result<T, RecvTimeoutError>> {
     let deadline = Instant::now().checked_add(timeout);
     loop {
-        let left = deadline.map_or(SLICE, |deadline| deadline.saturating_duration_since(Instant::now()));
-        let slice = left.min(SLICE);
+        let left = deadline.map_or(MAX_SLEEP, |deadline| deadline.saturating_duration_since(Instant::now()));
+        let slice = left.min(MAX_SLEEP);
         let channel = &mut *channel;
         match py.detach(move || channel.recv_timeout(slice)) {
             Err(RecvTimeoutError::Timeout) if left > slice => {}
@@ -184,7 +184,7 @@ pub(crate) fn for_stream(py: Python<'_>, stream: StreamRef<'_>) -> PyResult<()> 
                 if !matches!(stream.is_done(), Ok(false)) {
                     return true;
                 }
-                if slice.elapsed() >= SLICE {
+                if slice.elapsed() >= MAX_SLEEP {
                     return false;
                 }
                 std::thread::sleep(pause);

@@ -11,12 +11,12 @@
 //! cleared after `rings` is added to, it might be the mark of one who has seen the new `rings`, and the next who rings
 //! would not wake him.)
 //!
-//! If who rings is killed or stopped before he has woken all, they look again after [`SLICE`].
+//! If who rings is killed or stopped before he has woken all, they look again after [`MAX_SLEEP`].
 
 use std::time::Duration;
 
 use crate::{
-    SLICE,
+    MAX_SLEEP,
     crash::point,
     sync::{AtomicU32, FutexWord, Ordering, fence},
 };
@@ -46,9 +46,9 @@ impl Bell {
         seen
     }
 
-    /// Sleeps until somebody has rung since `seen`; not longer than `limit` and [`SLICE`]. May return early: look again.
+    /// Sleeps until somebody has rung since `seen`; not longer than `limit` and [`MAX_SLEEP`]. May return early: look again.
     pub(crate) fn sleep(&self, seen: Rings, limit: Duration) {
-        self.rings.sleep(seen.0, limit.min(SLICE));
+        self.rings.sleep(seen.0, limit.min(MAX_SLEEP));
     }
 
     /// Wakes all who sleep to look again.

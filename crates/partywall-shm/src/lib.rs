@@ -34,7 +34,7 @@ pub use table::{Layout, Table, TableBuilder, TableError, Tensor};
 
 /// The longest that anybody sleeps without looking again: he who had to wake him may have been killed, or stopped for ever,
 /// between the change and the wake.
-pub const SLICE: std::time::Duration = std::time::Duration::from_millis(100);
+pub const MAX_SLEEP: std::time::Duration = std::time::Duration::from_millis(100);
 
 /// That memory begins with the magic number of an object's words, and the hash of their layout as it is here.
 #[cfg(not(loom))]

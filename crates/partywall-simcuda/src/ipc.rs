@@ -164,7 +164,7 @@ fn new_socket() -> io::Result<OwnedFd> {
 
 fn set_timeouts(socket: &OwnedFd) -> io::Result<()> {
     for which in [Timeout::Recv, Timeout::Send] {
-        set_socket_timeout(socket, which, Some(PATIENCE))?;
+        set_socket_timeout(socket, which, Some(TIMEOUT))?;
     }
     Ok(())
 }
@@ -175,4 +175,4 @@ fn address(server: u64) -> io::Result<SocketAddrUnix> {
 
 const MAGIC: [u8; 8] = *b"simcuda1";
 /// Far more than a process needs that is not stopped.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);

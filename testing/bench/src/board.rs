@@ -17,7 +17,7 @@ use rustix::{
     time::{ClockId, clock_gettime},
 };
 
-use crate::process::PATIENCE;
+use crate::process::TIMEOUT;
 
 /// As long as the memory that the library registers with CUDA.
 const BYTES: u64 = 64 << 10;
@@ -68,7 +68,7 @@ pub(crate) fn spin_until(word: &AtomicU64, value: u64) {
 
 /// Looks at `word` until it is at least `value`, and lets others run meanwhile. For what is not measured.
 pub(crate) fn yield_until(word: &AtomicU64, value: u64) -> Result<(), Failure> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while word.load(Ordering::Acquire) < value {
         if Instant::now() > deadline {
             return Err("the other process does not come".into());
@@ -97,7 +97,7 @@ pub(crate) fn sleep_until_within(word: &AtomicU32, value: u32) {
         if seen >= value {
             return;
         }
-        futex::wait(word, seen, PATIENCE);
+        futex::wait(word, seen, TIMEOUT);
     }
 }
 

@@ -15,7 +15,7 @@ use partywall_measure::Failure;
 use tempfile::TempDir;
 
 /// How long it may take to come up, and to end.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A running `partywall serve`. Dropping it kills it.
 #[derive(Debug)]
@@ -50,7 +50,7 @@ impl Broker {
     }
 
     fn await_start(&mut self) -> Result<(), String> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             if let Ok(Some(status)) = self.child.try_wait() {
                 return Err(format!("ended at once ({status})"));
@@ -79,7 +79,7 @@ impl Broker {
     /// Ends it, with all that it holds.
     pub(crate) fn stop(mut self) -> Result<(), Failure> {
         self.connect()?.stop_broker(true)?;
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while self.child.try_wait()?.is_none() {
             if Instant::now() > deadline {
                 return Err("the broker was asked to stop, and did not end".into());

@@ -20,7 +20,7 @@ use partywall_os::{
 use rustix::process::{Signal, set_parent_process_death_signal};
 
 /// How long an answer may take, with all that is to be done for it.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How long a process may take to end when its line has ended.
 const FAREWELL: Duration = Duration::from_secs(20);
@@ -64,7 +64,7 @@ impl Process {
 
     /// What it says next.
     pub(crate) fn hear(&mut self) -> Result<String, Failure> {
-        let heard = self.line.as_mut().ok_or("the process was ended")?.hear(Some(PATIENCE));
+        let heard = self.line.as_mut().ok_or("the process was ended")?.hear(Some(TIMEOUT));
         match heard {
             Ok(Some(text)) => Ok(text),
             Ok(None) => Err(format!("process {} has ended: {}", self.pid(), self.finish()?).into()),
@@ -128,7 +128,7 @@ impl Line {
     fn send(&self, text: impl Display, mut fds: &[BorrowedFd<'_>]) -> Result<(), Failure> {
         let text = format!("{text}\n");
         let mut left = text.as_bytes();
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while !left.is_empty() {
             match socket::send(&self.socket, left, fds) {
                 Ok(sent) => (left, fds) = (&left[sent..], &[]),

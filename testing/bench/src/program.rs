@@ -17,7 +17,7 @@ use partywall_measure::{Failure, Sampler};
 use tempfile::NamedTempFile;
 
 /// How long a program may take to prepare itself, and for each answer: several times what the slowest one takes.
-const PATIENCE: Duration = Duration::from_secs(90);
+const TIMEOUT: Duration = Duration::from_secs(90);
 
 /// How long it may take to end, with what it has on the GPU.
 const FAREWELL: Duration = Duration::from_secs(10);
@@ -105,27 +105,27 @@ impl Program {
     }
 
     fn reply(&mut self) -> Result<String, Failure> {
-        self.replies.recv_timeout(PATIENCE).map_err(|error| match error {
+        self.replies.recv_timeout(TIMEOUT).map_err(|error| match error {
             RecvTimeoutError::Timeout => {
-                self.failure(&format!("says nothing for {} s", PATIENCE.as_secs()), Duration::ZERO)
+                self.failure(&format!("says nothing for {} s", TIMEOUT.as_secs()), Duration::ZERO)
             }
             RecvTimeoutError::Disconnected => self.failure("has ended", FAREWELL),
         })
     }
 
-    /// Has it end, within `patience`, and tells what it said.
-    fn failure(&mut self, how: &str, patience: Duration) -> Failure {
-        let status = self.end(patience);
+    /// Has it end, within `timeout`, and tells what it said.
+    fn failure(&mut self, how: &str, timeout: Duration) -> Failure {
+        let status = self.end(timeout);
         let said = fs::read_to_string(&self.errors).unwrap_or_default();
         let said: Vec<_> = said.lines().filter(|line| !line.trim().is_empty()).collect();
         let said = said[said.len().saturating_sub(TOLD)..].join(" | ");
         format!("{} {how} ({status}): {said}", self.what).into()
     }
 
-    /// Has it end, and kills it if it has not within `patience`.
-    pub(crate) fn end(&mut self, patience: Duration) -> String {
+    /// Has it end, and kills it if it has not within `timeout`.
+    pub(crate) fn end(&mut self, timeout: Duration) -> String {
         self.requests = None;
-        let deadline = Instant::now() + patience;
+        let deadline = Instant::now() + timeout;
         while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(5));
         }

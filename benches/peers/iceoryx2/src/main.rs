@@ -36,7 +36,7 @@ const EXCHANGES: u64 = 100;
 const TO_FALL_ASLEEP: Duration = Duration::from_micros(500);
 
 /// How long the other one may take to come.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 fn main() -> ExitCode {
     match run() {
@@ -121,7 +121,7 @@ impl Side {
             Ok::<_, Failure>((subscriber, their_wakes.listener_builder().create()?))
         };
         let all = (0..subscribers).map(subscribers_of).collect::<Result<_, _>>()?;
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while our_messages.dynamic_config().number_of_subscribers() < subscribers
             || our_wakes.dynamic_config().number_of_listeners() < subscribers
             || their_messages.dynamic_config().number_of_publishers() < 1

@@ -58,7 +58,7 @@ impl Server {
             self.control.end(cell, Ending::BrokerGone);
         }
         self.turn_away_the_rest();
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         let unread_until = Instant::now() + UNREAD;
         for connection in self.connections.values_mut() {
             while connection.owes_reply() {
@@ -78,7 +78,7 @@ impl Server {
         }
         let Self { reclaimer, connections, store, control, place, .. } = self;
         drop((connections, store, control, place));
-        reclaimer.finish(PATIENCE);
+        reclaimer.finish(TIMEOUT);
         tracing::info!("ended");
     }
 
@@ -106,4 +106,4 @@ const UNREAD: Duration = Duration::from_millis(200);
 const UNREAD_RETRY: Duration = Duration::from_millis(1);
 
 /// How long the end may take on account of others.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);

@@ -55,7 +55,7 @@ impl Reclaimer {
                     Job::Report(id) => ours.put(id),
                 }
             }
-            // Nobody listens if the broker had no patience.
+            // Nobody listens after the broker has stopped waiting.
             let _ = report.send(());
         })?;
         Ok(Self { jobs, reports, done })
@@ -85,9 +85,9 @@ impl Reclaimer {
     }
 
     /// Waits until everything is closed, but not for ever: the kernel does the rest when the process exits.
-    pub(super) fn finish(self, patience: Duration) {
+    pub(super) fn finish(self, timeout: Duration) {
         drop(self.jobs);
-        if self.done.recv_timeout(patience).is_err() {
+        if self.done.recv_timeout(timeout).is_err() {
             tracing::warn!("closing file descriptors takes long; leaving that to the kernel");
         }
     }

@@ -217,8 +217,8 @@ impl Server {
                     }
                 }
                 Effect::Quarantined(member) => {
-                    if let Some(patience) = self.unproven_after {
-                        self.timers.set(Instant::now() + patience, Timer::Quarantine(member));
+                    if let Some(timeout) = self.unproven_after {
+                        self.timers.set(Instant::now() + timeout, Timer::Quarantine(member));
                     }
                 }
                 Effect::Stop => {

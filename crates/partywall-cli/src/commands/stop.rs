@@ -93,20 +93,20 @@ fn ask(context: &Context, location: &Location, domain: &Domain, force: bool) -> 
         Err(Error::BrokerGone { .. }) => {}
         Err(error) => return Err(error.into()),
     }
-    if wait(pidfd.as_ref(), location, PATIENCE) {
+    if wait(pidfd.as_ref(), location, TIMEOUT) {
         return Ok(Ended { pid, how: "asked" });
     }
     let message = format!(
         "the broker{} at {} was asked to end and has not within {} s",
         pid.map_or_else(String::new, |pid| format!(" with pid {pid}")),
         location.socket.display(),
-        PATIENCE.as_secs()
+        TIMEOUT.as_secs()
     );
     match pidfd {
         Some(pidfd) if force => {
             context.output().remark(format!("{message}; it is killed (SIGKILL)"));
             let _ = process::kill(&pidfd, Signal::KILL);
-            if wait(Some(&pidfd), location, PATIENCE) {
+            if wait(Some(&pidfd), location, TIMEOUT) {
                 return Ok(Ended { pid, how: "killed" });
             }
             Err(Failure::new(ErrorKind::Refused, message, "the kernel does not end it: see `dmesg`"))
@@ -116,8 +116,8 @@ fn ask(context: &Context, location: &Location, domain: &Domain, force: bool) -> 
 }
 
 /// Waits until the process has ended; where it cannot be seen, until nobody listens.
-fn wait(pidfd: Option<&OwnedFd>, location: &Location, patience: Duration) -> bool {
-    let deadline = Instant::now() + patience;
+fn wait(pidfd: Option<&OwnedFd>, location: &Location, timeout: Duration) -> bool {
+    let deadline = Instant::now() + timeout;
     if let Some(pidfd) = pidfd {
         return socket::wait(pidfd, Ready::Read, Some(deadline)).unwrap_or(false);
     }
@@ -180,19 +180,19 @@ fn signal(context: &Context, location: &Location) -> Result<Ended, Failure> {
         return Err(Failure::new(ErrorKind::Refused, message, "try again"));
     }
     process::kill(&pidfd, Signal::TERM).map_err(system)?;
-    if wait(Some(&pidfd), location, PATIENCE_TERM) {
+    if wait(Some(&pidfd), location, TERM_TIMEOUT) {
         return Ok(Ended { pid: Some(pid), how: "terminated" });
     }
     context.output().remark(format!(
         "the broker with pid {pid} has not ended within {} s of SIGTERM; it is killed (SIGKILL)",
-        PATIENCE_TERM.as_secs()
+        TERM_TIMEOUT.as_secs()
     ));
     process::kill(&pidfd, Signal::KILL)
         .or_else(|errno| if errno == Errno::SRCH { Ok(()) } else { Err(system(errno)) })?;
-    if wait(Some(&pidfd), location, PATIENCE) {
+    if wait(Some(&pidfd), location, TIMEOUT) {
         return Ok(Ended { pid: Some(pid), how: "killed" });
     }
-    let message = format!("the broker with pid {pid} has not ended within {} s of SIGKILL", PATIENCE.as_secs());
+    let message = format!("the broker with pid {pid} has not ended within {} s of SIGKILL", TIMEOUT.as_secs());
     Err(Failure::new(ErrorKind::Refused, message, "the kernel does not end it: see `dmesg`"))
 }
 
@@ -228,7 +228,7 @@ fn remove_stale(location: &Location) -> Result<bool, Failure> {
         Failure::from(Error::System { what: format!("{what} {}", path.display()), source: errno.into() })
     };
     // Whoever starts a broker holds this lock: a socket without a listener is then really one of the past.
-    let lock = directory.lock(Instant::now() + PATIENCE).map_err(|errno| system("locking the directory of", errno))?;
+    let lock = directory.lock(Instant::now() + TIMEOUT).map_err(|errno| system("locking the directory of", errno))?;
     if lock.is_none() {
         let message = format!("another process is starting a broker at {}", path.display());
         return Err(Failure::new(ErrorKind::Refused, message, "try again"));
@@ -243,7 +243,7 @@ fn remove_stale(location: &Location) -> Result<bool, Failure> {
 const LISTED: usize = 20;
 
 /// How long a broker may take to end.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long after SIGTERM.
-const PATIENCE_TERM: Duration = Duration::from_secs(5);
+const TERM_TIMEOUT: Duration = Duration::from_secs(5);

@@ -10,14 +10,14 @@
 //!    leaves the entry.
 //! 3. Anybody may serve, and who meets a slot that is handed completes that: tells him who waits, or takes the slot
 //!    if he waits no more.
-//! 4. A waiter who sleeps looks again after [`SLICE`], at all entries, whatever the hints say.
+//! 4. A waiter who sleeps looks again after [`MAX_SLEEP`], at all entries, whatever the hints say.
 //! 5. A slot that was granted is not held before its waiter has taken it. Who does not for [`OVERDUE`](super::OVERDUE),
 //!    because he is stopped, loses it to the next ([`Core::revoke`]); if he goes on he begins to wait anew.
 //!
 //! If a process is killed or stopped between any two steps:
-//! * its slot was freed, nobody was served: a waiter does within [`SLICE`], or who comes next;
+//! * its slot was freed, nobody was served: a waiter does within [`MAX_SLEEP`], or who comes next;
 //! * a slot was handed, its waiter not told: rule 3;
-//! * the waiter was told, and not woken: he wakes within [`SLICE`];
+//! * the waiter was told, and not woken: he wakes within [`MAX_SLEEP`];
 //! * the waiter was told, and is stopped: rule 5;
 //! * it had begun to wait, and `tail` was not advanced: the next who comes advances it;
 //! * its slot was held, its entry not left: that entry is passed over, for ever if it is stopped for ever;
@@ -32,7 +32,7 @@ use std::{fmt, time::Duration};
 
 use super::word::{Entry, EntryWord, Place, Position, Row, Slot, SlotWord, State};
 use crate::{
-    SLICE,
+    MAX_SLEEP,
     crash::point,
     sync::{AtomicU32, AtomicU64, Ordering, fence},
 };
@@ -492,9 +492,9 @@ impl Waiter<'_> {
         !self.over && self.core.ring[self.position.index].load() == self.waiting
     }
 
-    /// Sleeps until its turn may have come; not longer than `limit` and [`SLICE`].
+    /// Sleeps until its turn may have come; not longer than `limit` and [`MAX_SLEEP`].
     pub fn sleep(&self, limit: Duration) {
-        let woken = self.core.ring[self.position.index].sleep(self.waiting, limit.min(SLICE));
+        let woken = self.core.ring[self.position.index].sleep(self.waiting, limit.min(MAX_SLEEP));
         if !woken {
             // Whoever had to serve us may have been killed or stopped.
             self.core.serve_all();

@@ -83,7 +83,7 @@ impl World {
             Attempt::Waiting(mut waiter) => loop {
                 match waiter.poll() {
                     Polled::Held(held) => break Some(held),
-                    Polled::Waiting => waiter.sleep(crate::SLICE),
+                    Polled::Waiting => waiter.sleep(crate::MAX_SLEEP),
                     Polled::Lost => break self.acquire(row),
                 }
             },
@@ -239,7 +239,7 @@ fn a_permit_that_was_handed_and_not_granted_is_not_lost() {
                 loop {
                     match waiter.poll() {
                         Polled::Held(held) => break world.use_alone(&held),
-                        Polled::Waiting => waiter.sleep(crate::SLICE),
+                        Polled::Waiting => waiter.sleep(crate::MAX_SLEEP),
                         Polled::Lost => panic!("it waits"),
                     }
                 }

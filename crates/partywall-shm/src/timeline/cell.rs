@@ -32,14 +32,14 @@
 //! If the writer is killed or stopped between any two steps:
 //! * between `value` and `announced` of a host's signal: both are read as the larger of them;
 //! * between the stream's order to signal and `announced`: the value comes unannounced, or not at all;
-//! * before adding to `wakes`, or before waking: who sleeps looks again after [`SLICE`];
+//! * before adding to `wakes`, or before waking: who sleeps looks again after [`MAX_SLEEP`];
 //! * between any two steps of an end: the next who looks completes it.
 
 use std::time::Duration;
 
 use super::value::{MAX_VALUE, Reading, poison, read};
 use crate::{
-    SLICE,
+    MAX_SLEEP,
     crash::point,
     sync::{AtomicU32, AtomicU64, FutexWord, Ordering, fence},
 };
@@ -352,7 +352,7 @@ impl Cell {
     }
 
     /// Sleeps until something has been promised, signalled by a host, closed, tainted or ended since `seen`; not longer
-    /// than `limit` and [`SLICE`]. May return early: look again.
+    /// than `limit` and [`MAX_SLEEP`]. May return early: look again.
     ///
     /// A stream's store ends no sleep.
     pub fn sleep(&self, seen: Wakes, limit: Duration) {
@@ -361,7 +361,7 @@ impl Cell {
         point("timeline: marked as a sleeper, not asleep");
         // Pairs with the one in `tell`: either the waker finds the mark, or the kernel finds `wakes` changed.
         fence(Ordering::SeqCst);
-        self.wakes.sleep(seen.0, limit.min(SLICE));
+        self.wakes.sleep(seen.0, limit.min(MAX_SLEEP));
     }
 
     /// Wakes all sleepers to look again: rule 5.

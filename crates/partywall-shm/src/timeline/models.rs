@@ -11,7 +11,7 @@ use loom::{
 };
 
 use super::*;
-use crate::SLICE;
+use crate::MAX_SLEEP;
 
 fn check(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     let mut builder = Builder::new();
@@ -26,7 +26,7 @@ fn wait<T>(cell: &Cell, look: impl Fn(&Cell) -> Option<T>) -> T {
         if let Some(found) = look(cell) {
             return found;
         }
-        cell.sleep(seen, SLICE);
+        cell.sleep(seen, MAX_SLEEP);
     }
 }
 

@@ -209,7 +209,7 @@ impl Topic {
         self.core().header.space.expect()
     }
 
-    /// Sleeps until there may be room; not longer than `limit` and [`SLICE`](crate::SLICE). May return early.
+    /// Sleeps until there may be room; not longer than `limit` and [`MAX_SLEEP`](crate::MAX_SLEEP). May return early.
     pub fn sleep_for_space(&self, seen: Rings, limit: Duration) {
         self.core().header.space.sleep(seen, limit);
     }
@@ -283,7 +283,7 @@ impl Topic {
         self.core().header.samples.expect()
     }
 
-    /// Sleeps until there may be a sample; not longer than `limit` and [`SLICE`](crate::SLICE). May return early.
+    /// Sleeps until there may be a sample; not longer than `limit` and [`MAX_SLEEP`](crate::MAX_SLEEP). May return early.
     pub fn sleep_for_sample(&self, seen: Rings, limit: Duration) {
         self.core().header.samples.sleep(seen, limit);
     }

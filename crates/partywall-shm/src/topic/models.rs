@@ -19,7 +19,7 @@ use super::{
     *,
 };
 use crate::{
-    SLICE,
+    MAX_SLEEP,
     slots::{Attempt, Held, Polled, models::Words},
 };
 
@@ -123,7 +123,7 @@ impl World {
             let seen = self.header.space.expect();
             match self.publish_block(place, &held, value) {
                 Ok(position) => return position,
-                Err(Unpublished::Blocked { .. }) => self.header.space.sleep(seen, SLICE),
+                Err(Unpublished::Blocked { .. }) => self.header.space.sleep(seen, MAX_SLEEP),
                 Err(other) => panic!("{other:?}"),
             }
         }
@@ -154,7 +154,7 @@ impl World {
             let seen = self.header.samples.expect();
             match self.receive(place) {
                 Some(received) => return received,
-                None => self.header.samples.sleep(seen, SLICE),
+                None => self.header.samples.sleep(seen, MAX_SLEEP),
             }
         }
     }
@@ -170,7 +170,7 @@ impl World {
             if let Some((value, _)) = receive() {
                 return value;
             }
-            self.header.samples.sleep(seen, SLICE);
+            self.header.samples.sleep(seen, MAX_SLEEP);
             if let Some((value, _)) = receive() {
                 return value;
             }
@@ -363,7 +363,7 @@ fn readers_that_sleep_are_all_woken() {
     });
 }
 
-/// A publisher is killed when its sample is in the ring and nobody is told. For processes, [`SLICE`] is the end of every
+/// A publisher is killed when its sample is in the ring and nobody is told. For processes, [`MAX_SLEEP`] is the end of every
 /// sleep, and bounds this. A model has no clock, and shows that whoever publishes next wakes the reader, too.
 #[test]
 fn what_a_publisher_tells_nobody_of_is_received_with_the_next_sample() {
@@ -526,7 +526,7 @@ fn who_waits_for_a_block_is_served() {
                 loop {
                     match waiter.poll() {
                         Polled::Held(held) => break held,
-                        Polled::Waiting => waiter.sleep(SLICE),
+                        Polled::Waiting => waiter.sleep(MAX_SLEEP),
                         Polled::Lost => panic!("it waits"),
                     }
                 }
@@ -560,7 +560,7 @@ fn last_publisher_wakes_who_waits_for_its_leave() {
             } else if world.core().is_idle(reader.next()) {
                 break;
             } else {
-                world.header.samples.sleep(seen, SLICE);
+                world.header.samples.sleep(seen, MAX_SLEEP);
             }
         }
         assert_eq!(received, 1);

@@ -10,7 +10,7 @@
 //! 4. It moves the hint of the tail, lets go of the block – which now belongs to the topic – and wakes who sleeps.
 //!
 //! If it is killed or stopped between any two steps: before 3 the block is its own, and nothing else has happened. After 3
-//! everything has; whoever comes next moves the hint, a sleeper looks by itself after [`SLICE`](crate::SLICE), and the block
+//! everything has; whoever comes next moves the hint, a sleeper looks by itself after [`MAX_SLEEP`](crate::MAX_SLEEP), and the block
 //! stays the publisher's until it goes on or is proved dead. It may be that then the ring and subscribers have it too: it is free
 //! when all have let go.
 //!

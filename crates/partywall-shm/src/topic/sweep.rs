@@ -13,7 +13,7 @@
 //!
 //! Why nobody waits in vain. Who waits for a block says so, and behind a fence sweeps. Who fills an entry, retires a
 //! block or clears a hold does so, and behind a fence looks whether somebody waits. One of them sees what the other did. And
-//! who waits sweeps again after [`SLICE`](crate::SLICE).
+//! who waits sweeps again after [`MAX_SLEEP`](crate::MAX_SLEEP).
 //!
 //! If who sweeps is killed or stopped between any two steps, some blocks are freed and others are left to the next.
 

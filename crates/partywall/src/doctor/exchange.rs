@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::{Doctor, Probe, runner};
 
 /// How long the other process may take. Less than a probe may, so that the probe can still say so.
-const PATIENCE: Duration = Duration::from_secs(15);
+const TIMEOUT: Duration = Duration::from_secs(15);
 
 /// A message or an answer has at most so many bytes.
 const MAX: usize = 4096;
@@ -47,7 +47,7 @@ pub(super) fn hand_over(
     // It has the other end of the socket as well, and would hide the child's death from us.
     drop(command);
 
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     let answer = send(&ours, parcel, memory).and_then(|()| receive(&ours, deadline).map(|(answer, _)| answer));
     let ended = runner::wait(&mut child, deadline);
     match answer {
@@ -89,7 +89,7 @@ fn send(socket: &OwnedFd, parcel: &Parcel, memory: Option<BorrowedFd<'_>>) -> io
 }
 
 fn take(socket: BorrowedFd<'_>) -> Result<(Parcel, Option<OwnedFd>), String> {
-    let (bytes, fds) = receive(socket, Instant::now() + PATIENCE).map_err(|error| error.to_string())?;
+    let (bytes, fds) = receive(socket, Instant::now() + TIMEOUT).map_err(|error| error.to_string())?;
     let parcel = serde_json::from_slice(&bytes).map_err(|error| error.to_string())?;
     Ok((parcel, fds.into_iter().next()))
 }
@@ -97,7 +97,7 @@ fn take(socket: BorrowedFd<'_>) -> Result<(Parcel, Option<OwnedFd>), String> {
 /// One message, whole in one read since it was sent in one piece; nothing if the other end hung up.
 fn receive(socket: impl AsFd, deadline: Instant) -> io::Result<(Vec<u8>, VecDeque<OwnedFd>)> {
     if !socket::wait(&socket, Ready::Read, Some(deadline))? {
-        return Err(io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {} s", PATIENCE.as_secs())));
+        return Err(io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {} s", TIMEOUT.as_secs())));
     }
     let mut buffer = vec![0; MAX];
     let mut fds = VecDeque::new();

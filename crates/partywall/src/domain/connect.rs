@@ -31,7 +31,7 @@ use crate::error::{Error, Result};
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// How long a broker may take to answer in the handshake, and to come up.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long to wait for processes of this user to read file descriptors, and how often to look.
 const IN_FLIGHT: Duration = Duration::from_secs(1);
@@ -88,7 +88,7 @@ pub(super) fn open(location: &Location) -> Result<OwnedFd> {
     let path = &location.socket;
     let unreachable = |why: String| Error::BrokerUnreachable { socket: path.clone(), why };
     let ours = rustix::process::geteuid().as_raw();
-    let call = socket::connect_within(path, PATIENCE).map_err(|errno| match errno {
+    let call = socket::connect_within(path, TIMEOUT).map_err(|errno| match errno {
         Errno::AGAIN => unreachable("it does not accept connections; is it stopped?".into()),
         Errno::MFILE | Errno::NFILE => Error::system("connecting to the broker", errno),
         Errno::NOENT => unreachable("there is no socket".into()),
@@ -134,14 +134,14 @@ pub(super) fn greet(call: OwnedFd, path: &Path, role: Role) -> Result<Greeted> {
         errno => gone(errno),
     })?;
 
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     let mut inbox = Inbox::new();
     let (frame, fds) = loop {
         if let Some(message) = inbox.next().map_err(Error::Protocol)? {
             break message;
         }
         if !socket::wait(&call, Ready::Read, Some(deadline)).map_err(gone)? {
-            let why = format!("it did not answer within {} s", PATIENCE.as_secs());
+            let why = format!("it did not answer within {} s", TIMEOUT.as_secs());
             return Err(Error::BrokerUnreachable { socket: path.to_owned(), why });
         }
         if !inbox.read(&call).map_err(gone)? {
@@ -212,7 +212,7 @@ fn start_broker(location: &Location, program: Option<&Path>) -> Result<OwnedFd> 
     let path = location.directory();
     let directory = PrivateDir::open(path, true).map_err(|why| Error::directory(path, why))?;
     let lock =
-        directory.lock(Instant::now() + PATIENCE).map_err(|e| Error::system("locking the socket's directory", e))?;
+        directory.lock(Instant::now() + TIMEOUT).map_err(|e| Error::system("locking the socket's directory", e))?;
     let Some(lock) = lock else {
         let why = "another process has been starting one for too long".into();
         return Err(Error::BrokerNotStarted { why, advice: None });
@@ -242,7 +242,7 @@ fn start_broker(location: &Location, program: Option<&Path>) -> Result<OwnedFd> 
 fn run(command: &mut Command) -> Result<(), String> {
     let command = command.stdout(Stdio::null()).stderr(Stdio::piped());
     let mut child = command.spawn().map_err(|e| e.to_string())?;
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     let status = loop {
         match child.try_wait() {
             Ok(Some(status)) => break status,
@@ -250,7 +250,7 @@ fn run(command: &mut Command) -> Result<(), String> {
             Ok(None) => {
                 let _ = child.kill();
                 let _ = child.wait();
-                return Err(format!("it was not ready within {} s", PATIENCE.as_secs()));
+                return Err(format!("it was not ready within {} s", TIMEOUT.as_secs()));
             }
             // The process ignores SIGCHLD, so nobody can say how it ended: connecting will.
             Err(_) => return Ok(()),

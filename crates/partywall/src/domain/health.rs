@@ -28,7 +28,7 @@ const THREAD: &str = "partywall-gpu";
 const ASK: Duration = Duration::from_millis(250);
 
 /// How long to wait for the thread to end. Held up by the driver, it ends by itself later.
-const PATIENCE: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Asks about each GPU that a connection has opened.
 pub(crate) struct Health {
@@ -110,7 +110,7 @@ impl Health {
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(thread) = thread else { return };
         thread.thread().unpark();
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while !thread.is_finished() && Instant::now() < deadline {
             thread::sleep(Duration::from_micros(100));
         }

@@ -31,11 +31,11 @@ use super::{
 use crate::error::{Error, Result};
 
 /// How long a broker may take to answer a call. It answers within microseconds, unless it is stopped.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long it may take for the next one, once it has not answered in time: whoever drops a hundred segments is not to
 /// wait a hundred times as long. It has its full time again when it has answered anything.
-const LESS_PATIENCE: Duration = Duration::from_millis(500);
+const SHORT_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Grants that wait to be given back. Only a broker that grants what nobody asked for comes near.
 const MAX_OWED: usize = 4096;
@@ -271,7 +271,7 @@ impl Link {
         });
         let verdict = match cancelled {
             // The verdict was sent before we took the question back: it is ours, with the lease that it carries.
-            Ok(Some((Err(Refusal::Stale { .. }), _))) => self.verdict_until(id, Some(Instant::now() + PATIENCE))?,
+            Ok(Some((Err(Refusal::Stale { .. }), _))) => self.verdict_until(id, Some(Instant::now() + TIMEOUT))?,
             // With the connection the broker has forgotten the question.
             Ok(None) => None,
             Ok(Some(outcome)) => self.accept(outcome).map(|_| None)?,
@@ -362,7 +362,7 @@ impl Link {
         let mut queue = lock(&self.queue);
         if queue.in_use {
             queue.waiting += 1;
-            let waited = self.freed.wait_timeout_while(queue, PATIENCE, |queue| queue.in_use);
+            let waited = self.freed.wait_timeout_while(queue, TIMEOUT, |queue| queue.in_use);
             queue = waited.unwrap_or_else(PoisonError::into_inner).0;
             queue.waiting -= 1;
             if queue.in_use {
@@ -387,8 +387,8 @@ impl Link {
                 // Nobody renews it any more; what was to be given back has gone back with the good-bye.
                 return Err(self.gone());
             }
-            let patience = if calls.silent { LESS_PATIENCE } else { PATIENCE };
-            if Instant::now() >= *deadline.get_or_insert_with(|| Instant::now() + patience) {
+            let timeout = if calls.silent { SHORT_TIMEOUT } else { TIMEOUT };
+            if Instant::now() >= *deadline.get_or_insert_with(|| Instant::now() + timeout) {
                 calls.silent = true;
                 return Err(self.unreachable("the connection was lost and could not be renewed yet; is it stopped?"));
             }
@@ -506,7 +506,7 @@ impl Calls {
     }
 
     fn exchange(&mut self, message: &[u8], id: u64, fds: &[BorrowedFd<'_>]) -> Result<(Reply, Vec<OwnedFd>), Lost> {
-        let deadline = Instant::now() + if self.silent { LESS_PATIENCE } else { PATIENCE };
+        let deadline = Instant::now() + if self.silent { SHORT_TIMEOUT } else { TIMEOUT };
         self.send(message, fds, deadline)?;
         let socket = self.socket.as_ref().ok_or(Lost::Ended)?.as_fd();
         loop {

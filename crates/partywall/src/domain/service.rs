@@ -45,7 +45,7 @@ const TICK: Duration = Duration::from_millis(250);
 const GUARD: Duration = Duration::from_millis(100);
 
 /// How long the end of a connection waits for what its own streams owe, and then for the driver.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A running service thread.
 #[derive(Debug)]
@@ -112,7 +112,7 @@ impl Service {
         // Where no thread could be had for what ends the connection, the service thread does it, and waits for nobody.
         let is_ours = self.thread.as_ref().is_some_and(|thread| thread.thread().id() == thread::current().id());
         if !is_ours {
-            shared.words.await_closing(PATIENCE);
+            shared.words.await_closing(TIMEOUT);
             if !shared.words.are_registered() {
                 shared.part();
                 return self.stop();
@@ -141,7 +141,7 @@ impl Service {
                 let _ = parted.send(());
             }
         });
-        if wait.recv_timeout(PATIENCE).is_ok() {
+        if wait.recv_timeout(TIMEOUT).is_ok() {
             self.stop();
         }
     }

@@ -6,7 +6,7 @@ use partywall::{DType, Error};
 use partywall_harness::place;
 
 use super::{
-    PATIENCE,
+    TIMEOUT,
     world::{World, commit, eventually, value},
 };
 
@@ -20,7 +20,7 @@ fn memory_stays_readable_and_calls_say_that_the_broker_is_gone() {
     eventually("the news", || matches!(domain.ping(), Err(Error::BrokerGone { .. })));
     assert_eq!(value(&segment), 7);
     assert!(matches!(build.commit(), Err(Error::BrokerGone { .. })));
-    assert!(matches!(domain.open("x", PATIENCE), Err(Error::BrokerGone { .. })));
+    assert!(matches!(domain.open("x", TIMEOUT), Err(Error::BrokerGone { .. })));
     drop(segment);
     assert!(matches!(
         partywall::Domain::options().socket(world.socket()).start(false).connect(),
@@ -33,7 +33,7 @@ fn a_waiting_open_ends_when_the_broker_does() {
     let mut world = World::new();
     let domain = world.connect();
     std::thread::scope(|scope| {
-        let waiter = scope.spawn(|| domain.open("never", PATIENCE));
+        let waiter = scope.spawn(|| domain.open("never", TIMEOUT));
         std::thread::sleep(Duration::from_millis(30));
         world.end_broker();
         assert!(matches!(waiter.join().unwrap(), Err(Error::BrokerGone { .. })));

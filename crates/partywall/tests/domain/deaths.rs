@@ -10,7 +10,7 @@ use partywall::{Domain, Error, OpenOrBuild, info::MemberState};
 use partywall_harness::place;
 
 use super::{
-    PATIENCE,
+    TIMEOUT,
     world::{Actor, World, commit, eventually, value},
 };
 
@@ -29,12 +29,12 @@ pub(crate) fn play(role: &str) {
             wait();
         }
         "reader" => {
-            let segment = domain.open("kept", PATIENCE).unwrap();
+            let segment = domain.open("kept", TIMEOUT).unwrap();
             assert_eq!(value(&segment), 2);
             wait();
         }
         "builder" => {
-            let OpenOrBuild::Build(claim) = domain.open_or_build("model", PATIENCE).unwrap() else {
+            let OpenOrBuild::Build(claim) = domain.open_or_build("model", TIMEOUT).unwrap() else {
                 panic!("somebody else builds");
             };
             let _build = claim.create(place()).allocate().unwrap();
@@ -88,10 +88,10 @@ fn what_a_killed_process_owned_goes_and_what_it_kept_stays() {
     let world = World::new();
     let domain = world.connect();
     let mut owner = world.play("owner");
-    let reader = domain.open("owned", PATIENCE).unwrap();
+    let reader = domain.open("owned", TIMEOUT).unwrap();
     assert_eq!(domain.names().unwrap().len(), 2);
     owner.kill();
-    reader.wait_withdrawn(PATIENCE).unwrap();
+    reader.wait_withdrawn(TIMEOUT).unwrap();
     eventually("the end of the owner", || !is_member(&domain, &owner));
     assert!(matches!(domain.open("owned", Duration::ZERO), Err(Error::NotFound { .. })));
     assert_eq!(value(&reader), 1, "a reader keeps what it has");
@@ -116,7 +116,7 @@ fn a_waiter_takes_over_from_a_killed_builder() {
     let domain = world.connect();
     let mut builder = world.play("builder");
     std::thread::scope(|scope| {
-        let waiter = scope.spawn(|| domain.open_or_build("model", PATIENCE).unwrap());
+        let waiter = scope.spawn(|| domain.open_or_build("model", TIMEOUT).unwrap());
         std::thread::sleep(Duration::from_millis(20));
         builder.kill();
         assert!(matches!(waiter.join().unwrap(), OpenOrBuild::Build(_)));
@@ -148,8 +148,8 @@ fn needs_namespaces_a_process_of_another_one_is_proved_dead_too() {
     let members = domain.members().unwrap();
     let theirs = members.iter().find(|member| member.member != domain.member()).unwrap();
     assert!(theirs.pid > 0 && theirs.pid != owner.pid() && theirs.pid != std::process::id());
-    let reader = domain.open("owned", PATIENCE).unwrap();
+    let reader = domain.open("owned", TIMEOUT).unwrap();
     owner.kill();
-    reader.wait_withdrawn(PATIENCE).unwrap();
+    reader.wait_withdrawn(TIMEOUT).unwrap();
     eventually("the end of the owner", || domain.members().unwrap().len() == 1);
 }

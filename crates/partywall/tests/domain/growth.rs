@@ -5,7 +5,7 @@ use std::{io::Read, time::Duration};
 use partywall::{DType, Domain, Error, Limit, NoGrowth, Place, Refreshed, Segment, SharedSlice};
 
 use super::{
-    PATIENCE,
+    TIMEOUT,
     world::{World, commit, eventually},
 };
 
@@ -33,10 +33,10 @@ pub(crate) fn play(role: &str) {
         "follower" => {
             println!("ready");
             // Waits for the commit, and so has what it was before any growth.
-            let log = domain.open("log", PATIENCE).unwrap();
+            let log = domain.open("log", TIMEOUT).unwrap();
             let first = rows(&log);
             while (rows(&log).len() as u64) < 100 * ROW {
-                assert_eq!(log.wait_growth(PATIENCE).unwrap(), Refreshed::Grown);
+                assert_eq!(log.wait_growth(TIMEOUT).unwrap(), Refreshed::Grown);
                 // What was there before stays where it is, while it is longer.
                 assert_eq!((first.len() as u64, first.get(0)), (3 * ROW, 1));
             }
@@ -134,7 +134,7 @@ fn a_reader_without_room_keeps_the_old_length_and_is_told() {
     log.grow().extend("rows", 30).commit().unwrap();
     (3..30).for_each(|row| write(&log, row));
     let told = Refreshed::DoesNotFit { bytes: log.bytes(), reserved: reader.bytes() };
-    assert_eq!((reader.refresh().unwrap(), reader.wait_growth(PATIENCE).unwrap()), (told, told));
+    assert_eq!((reader.refresh().unwrap(), reader.wait_growth(TIMEOUT).unwrap()), (told, told));
     assert_rows(&reader, 3);
     assert_rows(&domain.opener("log").reserve(0).open().unwrap(), 30);
 }
@@ -162,10 +162,10 @@ fn those_who_wait_for_a_growth_get_it_and_its_end() {
     let reader = theirs.open("log", Duration::ZERO).unwrap();
     assert!(matches!(reader.wait_growth(Duration::ZERO), Err(Error::Timeout { .. })));
     std::thread::scope(|scope| {
-        let waiter = scope.spawn(|| reader.wait_growth(PATIENCE).unwrap());
+        let waiter = scope.spawn(|| reader.wait_growth(TIMEOUT).unwrap());
         log.grow().extend("rows", 4).commit().unwrap();
         assert_eq!(waiter.join().unwrap(), Refreshed::Grown);
-        let waiter = scope.spawn(|| cannot_grow(reader.wait_growth(PATIENCE)));
+        let waiter = scope.spawn(|| cannot_grow(reader.wait_growth(TIMEOUT)));
         drop(log);
         assert_eq!(waiter.join().unwrap(), NoGrowth::CommitterGone);
     });
@@ -181,7 +181,7 @@ fn refused_growths_of_host_memory_leave_the_segment_as_it_was() {
     let before = ours.status().unwrap();
     let frozen = commit(&ours, "frozen", 1, false);
     assert_eq!(cannot_grow(frozen.grow().tensor("a", DType::U8, &[1]).commit()), NoGrowth::Fixed);
-    assert_eq!(cannot_grow(frozen.wait_growth(PATIENCE)), NoGrowth::Fixed);
+    assert_eq!(cannot_grow(frozen.wait_growth(TIMEOUT)), NoGrowth::Fixed);
     assert_eq!(frozen.refresh().unwrap(), Refreshed::Unchanged);
     drop(frozen);
     let writer = theirs.opener("log").read_write().open().unwrap();
@@ -275,7 +275,7 @@ fn a_grower_that_is_killed_leaves_the_old_length_or_the_new_one() {
     let mut lengths = std::collections::BTreeSet::new();
     for round in 0..12_u64 {
         let mut grower = world.play("grower");
-        let reader = domain.open("log", PATIENCE).unwrap();
+        let reader = domain.open("log", TIMEOUT).unwrap();
         let said = 4 + round * 3;
         grower.expect(&format!("rows {said}"));
         // A moment that differs from round to round: the grower is somewhere in its next steps.
@@ -295,7 +295,7 @@ fn a_grower_that_is_killed_leaves_the_old_length_or_the_new_one() {
         // All but the last row were written before the next one came.
         let values = rows(&reader);
         assert!((0..(count - 1) * ROW).all(|i| u64::from(values.get(i as usize)) == i / ROW + 1));
-        assert_eq!(cannot_grow(reader.wait_growth(PATIENCE)), NoGrowth::CommitterGone);
+        assert_eq!(cannot_grow(reader.wait_growth(TIMEOUT)), NoGrowth::CommitterGone);
         lengths.insert(count);
         drop((values, whole));
         domain.remove("log").unwrap();

@@ -19,7 +19,7 @@ use std::time::Duration;
 use partywall::{Claim, Domain, Segment, SharedSlice, Tensor};
 
 /// How long anything may take that should take no time: a watchdog, not a limit.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 #[test]
 fn owners_go_to_any_thread() {

@@ -6,7 +6,7 @@ use partywall::{DType, Domain, Ended, Ending, Error, Language, OpenOrBuild, Plac
 use partywall_harness::place;
 
 use super::{
-    PATIENCE,
+    TIMEOUT,
     world::{World, commit, value},
 };
 
@@ -98,7 +98,7 @@ fn an_open_waits_for_the_commit_and_gets_it_even_if_the_name_goes_at_once() {
     let ours = world.connect();
     let theirs = world.connect();
     std::thread::scope(|scope| {
-        let readers: Vec<_> = (0..4).map(|_| scope.spawn(|| value(&theirs.open("later", PATIENCE).unwrap()))).collect();
+        let readers: Vec<_> = (0..4).map(|_| scope.spawn(|| value(&theirs.open("later", TIMEOUT).unwrap()))).collect();
         // Each reader waits in the broker before anything is committed.
         super::world::eventually("waiting", || {
             drop(commit(&ours, "other", 0, false));
@@ -172,7 +172,7 @@ fn a_removed_name_stays_with_its_readers() {
     assert!(matches!(domain.open("x", Duration::ZERO), Err(Error::NotFound { .. })));
     assert!(matches!(domain.remove("x"), Err(Error::NotFound { .. })));
     assert_eq!(value(&reader), 1);
-    reader.wait_withdrawn(PATIENCE).unwrap();
+    reader.wait_withdrawn(TIMEOUT).unwrap();
     drop(reader);
     assert_eq!(domain.status().unwrap().versions, 0);
 }
@@ -215,7 +215,7 @@ fn mutable_host_memory_is_written_in_place() {
 }
 
 fn expect_claim(domain: &Domain, name: &str) -> partywall::Claim {
-    match domain.open_or_build(name, PATIENCE).unwrap() {
+    match domain.open_or_build(name, TIMEOUT).unwrap() {
         OpenOrBuild::Build(claim) => claim,
         OpenOrBuild::Opened(segment) => panic!("{segment:?}"),
     }
@@ -230,7 +230,7 @@ fn one_caller_builds_and_the_others_get_the_version() {
             .map(|_| {
                 let domain = world.connect();
                 let builds = &builds;
-                scope.spawn(move || match domain.open_or_build("model", PATIENCE).unwrap() {
+                scope.spawn(move || match domain.open_or_build("model", TIMEOUT).unwrap() {
                     OpenOrBuild::Opened(segment) => (value(&segment), segment),
                     OpenOrBuild::Build(claim) => {
                         builds.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
@@ -265,7 +265,7 @@ fn a_claim_that_is_dropped_passes_to_exactly_one_waiter() {
         let claim = waiter.join().unwrap();
         assert_eq!(claim.name(), "model");
         let segment = claim.create(place()).allocate().unwrap().commit().unwrap();
-        assert!(matches!(ours.open_or_build("model", PATIENCE).unwrap(), OpenOrBuild::Opened(_)));
+        assert!(matches!(ours.open_or_build("model", TIMEOUT).unwrap(), OpenOrBuild::Opened(_)));
         drop(segment);
     });
 }

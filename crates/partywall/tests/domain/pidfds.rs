@@ -11,7 +11,7 @@ use seccompiler::{
 };
 
 use super::{
-    PATIENCE,
+    TIMEOUT,
     world::{Actor, World, commit, eventually, value},
 };
 
@@ -34,7 +34,7 @@ pub(crate) fn play() {
     forbid();
     let domain = Domain::options().start(false).connect().unwrap();
     let owned = commit(&domain, "owned", 1, false);
-    let kept = domain.open("kept", PATIENCE).unwrap();
+    let kept = domain.open("kept", TIMEOUT).unwrap();
     println!("ready");
     let _ = std::io::stdin().read(&mut [0]);
     drop((owned, kept, domain));
@@ -60,16 +60,16 @@ fn without_a_pidfd_a_death_is_unproven() {
     let mut actor = world.play("sandboxed");
     let alive = Some((MemberState::Alive, Some(Doubt::NoPidfd), 2));
     eventually("it is well", || states(&domain, &actor) == alive);
-    let reader = domain.open("owned", PATIENCE).unwrap();
+    let reader = domain.open("owned", TIMEOUT).unwrap();
     let pid = actor.pid();
     assert!(matches!(domain.free_unproven(Some(pid)), Err(Error::NotUnproven { .. })));
 
     actor.kill();
-    reader.wait_withdrawn(PATIENCE).unwrap();
+    reader.wait_withdrawn(TIMEOUT).unwrap();
     eventually("it is unproven", || states(&domain, &actor).is_some_and(|(state, ..)| state == MemberState::Unproven));
     assert_eq!(states(&domain, &actor), Some((MemberState::Unproven, Some(Doubt::NoPidfd), 2)));
     assert_eq!(value(&reader), 1, "a reader keeps what it has");
-    assert_eq!(value(&domain.open("kept", PATIENCE).unwrap()), 2);
+    assert_eq!(value(&domain.open("kept", TIMEOUT).unwrap()), 2);
     drop(reader);
     let status = domain.status().unwrap();
     assert_eq!((status.unproven, status.versions, status.leases), (1, 2, 2));

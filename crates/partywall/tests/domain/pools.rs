@@ -13,7 +13,7 @@ use partywall::{
 use partywall_harness::{device, place};
 
 use super::{
-    PATIENCE, pidfds,
+    TIMEOUT, pidfds,
     world::{World, commit, eventually},
 };
 
@@ -26,22 +26,22 @@ pub(crate) fn play(role: &str) {
         pidfds::forbid();
     }
     let domain = Domain::options().start(false).connect().unwrap();
-    let pool = || domain.pool("frames").timeout(PATIENCE).open().unwrap();
+    let pool = || domain.pool("frames").timeout(TIMEOUT).open().unwrap();
     match role {
         "pool holder" | "pool sandboxed" => {
             let pool = pool();
-            let _block = pool.alloc(PATIENCE).unwrap();
+            let _block = pool.alloc(TIMEOUT).unwrap();
             linger();
         }
         // Says good-bye with a block that it has forgotten.
         "pool loser" => {
             let pool = pool();
-            std::mem::forget(pool.alloc(PATIENCE).unwrap());
+            std::mem::forget(pool.alloc(TIMEOUT).unwrap());
             linger();
         }
         "pool giver" => {
             let pool = pool();
-            let mut block = pool.alloc(PATIENCE).unwrap();
+            let mut block = pool.alloc(TIMEOUT).unwrap();
             write(&mut block, 7);
             println!("offer {}", block.offer().unwrap());
             linger();
@@ -134,7 +134,7 @@ fn a_block_is_written_once_and_read_elsewhere_in_place() {
     }
     eventually("all are free", || counts(&ours) == (3, 0, 0));
     // What is left in a block stays there, unless it is zeroed.
-    let block = ours.alloc(PATIENCE).unwrap();
+    let block = ours.alloc(TIMEOUT).unwrap();
     assert!((1..=3).contains(&read(&block)));
 }
 
@@ -190,7 +190,7 @@ fn who_takes_a_block_of_a_zeroed_pool_finds_nothing_of_others() {
     let (mut giver, _) = world.play_after("pool giver", "offer ");
     assert_eq!(counts(&pool), (0, 0, 1));
     giver.kill();
-    assert_eq!(read(&pool.alloc(PATIENCE).unwrap()), 0);
+    assert_eq!(read(&pool.alloc(TIMEOUT).unwrap()), 0);
 
     let wrong = |zeroed| domain.pool("frames").zeroed(zeroed).open();
     assert!(matches!(wrong(false), Err(Error::WrongPool { why, .. }) if why.contains("are zeroed")));
@@ -203,20 +203,20 @@ fn who_takes_a_block_of_a_zeroed_pool_finds_nothing_of_others() {
 fn those_who_wait_are_served_in_their_order() {
     let world = World::new();
     let pool = frames(&world.connect(), 1).create().unwrap();
-    let block = pool.alloc(PATIENCE).unwrap();
+    let block = pool.alloc(TIMEOUT).unwrap();
     let (sender, order) = channel();
     std::thread::scope(|scope| {
         for number in 0..5 {
             let pool = world.connect().pool("frames").open().unwrap();
             let sender = sender.clone();
             scope.spawn(move || {
-                let block = pool.alloc(PATIENCE).unwrap();
+                let block = pool.alloc(TIMEOUT).unwrap();
                 sender.send(number).unwrap();
                 drop(block);
             });
             eventually("he waits", || world.connect().pool("frames").open().unwrap().stats().waiting == number + 1);
         }
-        assert!(pool.alloc_unless(PATIENCE, || true).unwrap().is_none());
+        assert!(pool.alloc_unless(TIMEOUT, || true).unwrap().is_none());
         drop(block);
     });
     assert!(order.try_iter().eq(0..5));
@@ -299,7 +299,7 @@ fn a_reference_to_a_pool_that_is_gone_names_no_block_of_the_next_one() {
     let world = World::new();
     let domain = world.connect();
     let offer = |pool: &Pool| {
-        let mut block = pool.alloc(PATIENCE).unwrap();
+        let mut block = pool.alloc(TIMEOUT).unwrap();
         write(&mut block, 7);
         block.offer().unwrap()
     };
@@ -357,11 +357,11 @@ fn blocks_of_the_dead_come_back() {
         let mut holder = world.play("pool holder");
         assert_eq!(counts(&pool), (0, 1, 0));
         holder.kill();
-        pool.alloc(PATIENCE).unwrap().release().unwrap();
+        pool.alloc(TIMEOUT).unwrap().release().unwrap();
     }
     let mut loser = world.play("pool loser");
     loser.nudge();
-    pool.alloc(PATIENCE).unwrap().release().unwrap();
+    pool.alloc(TIMEOUT).unwrap().release().unwrap();
 }
 
 #[test]
@@ -371,7 +371,7 @@ fn an_offered_block_comes_back_with_its_givers_death() {
     let (mut giver, offered) = world.play_after("pool giver", "offer ");
     assert_eq!(counts(&pool), (0, 0, 1));
     giver.kill();
-    pool.alloc(PATIENCE).unwrap().release().unwrap();
+    pool.alloc(TIMEOUT).unwrap().release().unwrap();
     assert!(matches!(pool.accept(&offered.parse().unwrap()), Err(Error::StaleBlock { .. })));
 }
 
@@ -403,7 +403,7 @@ fn without_a_proof_of_death_blocks_are_in_quarantine() {
     eventually("it is unproven", || states().contains(&MemberState::Unproven));
     assert!(matches!(pool.alloc(Duration::from_millis(50)), Err(Error::Timeout { .. })));
     domain.free_unproven(Some(holder.pid())).unwrap();
-    pool.alloc(PATIENCE).unwrap().release().unwrap();
+    pool.alloc(TIMEOUT).unwrap().release().unwrap();
 }
 
 #[test]
@@ -423,7 +423,7 @@ fn a_pool_goes_with_the_last_who_has_it_and_stays_if_it_is_kept() {
     drop(frames(&domain, 1).kept(true).create().unwrap());
     let mut holder = world.play("pool holder");
     holder.kill();
-    domain.pool("frames").open().unwrap().alloc(PATIENCE).unwrap().release().unwrap();
+    domain.pool("frames").open().unwrap().alloc(TIMEOUT).unwrap().release().unwrap();
     domain.remove("frames").unwrap();
     assert!(domain.names().unwrap().is_empty());
 }
@@ -437,7 +437,7 @@ fn without_a_broker_nobody_waits_and_what_is_free_goes_round() {
     world.end_broker();
     for _ in 0..10 {
         let block = pool.alloc(Duration::ZERO).unwrap();
-        assert!(matches!(pool.alloc(PATIENCE), Err(Error::BrokerGone { .. })));
+        assert!(matches!(pool.alloc(TIMEOUT), Err(Error::BrokerGone { .. })));
         let block = pool.accept(&block.offer().unwrap()).unwrap();
         block.release().unwrap();
     }

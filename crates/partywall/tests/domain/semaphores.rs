@@ -14,7 +14,7 @@ use partywall::{Domain, Error, MAX_PERMITS, Permit, Semaphore};
 use partywall_wire::ObjectKind;
 
 use super::{
-    PATIENCE,
+    TIMEOUT,
     world::{World, eventually},
 };
 
@@ -29,7 +29,7 @@ pub(crate) fn play(role: &str) {
         }
         "permit waiter" => {
             std::thread::scope(|scope| {
-                scope.spawn(|| semaphore.acquire(PATIENCE));
+                scope.spawn(|| semaphore.acquire(TIMEOUT));
                 linger();
             });
         }
@@ -58,7 +58,7 @@ fn at_most_so_many_have_one() {
     let theirs = other.semaphore("seats", 3).unwrap();
     assert_eq!((ours.name(), ours.maximum(), ours.available(), ours.waiting()), ("seats", 3, 3, 0));
     let mut permits = vec![ours.acquire(Duration::ZERO).unwrap(), theirs.try_acquire().unwrap().unwrap()];
-    permits.push(ours.acquire(PATIENCE).unwrap());
+    permits.push(ours.acquire(TIMEOUT).unwrap());
     assert_eq!((ours.available(), theirs.available()), (0, 0));
     assert!(ours.try_acquire().unwrap().is_none());
     assert!(matches!(theirs.acquire(Duration::ZERO), Err(Error::Timeout { .. })));
@@ -75,14 +75,14 @@ fn those_who_wait_are_served_in_their_order() {
     let world = World::new();
     let domain = world.connect();
     let semaphore = domain.semaphore("seats", 1).unwrap();
-    let permit = semaphore.acquire(PATIENCE).unwrap();
+    let permit = semaphore.acquire(TIMEOUT).unwrap();
     let (sender, order) = channel();
     std::thread::scope(|scope| {
         for number in 0..5 {
             let semaphore = world.connect().semaphore("seats", 1).unwrap();
             let sender = sender.clone();
             scope.spawn(move || {
-                let permit = semaphore.acquire(PATIENCE).unwrap();
+                let permit = semaphore.acquire(TIMEOUT).unwrap();
                 sender.send(number).unwrap();
                 drop(permit);
             });
@@ -98,7 +98,7 @@ fn who_is_asked_whether_to_stop_keeps_his_place() {
     let world = World::new();
     let domain = world.connect();
     let semaphore = domain.semaphore("seats", 1).unwrap();
-    let permit = semaphore.acquire(PATIENCE).unwrap();
+    let permit = semaphore.acquire(TIMEOUT).unwrap();
     let asked = AtomicU32::new(0);
     let (sender, order) = channel();
     std::thread::scope(|scope| {
@@ -111,19 +111,19 @@ fn who_is_asked_whether_to_stop_keeps_his_place() {
             false
         };
         scope.spawn(move || {
-            let permit = semaphore.acquire_unless(PATIENCE, ask).unwrap();
+            let permit = semaphore.acquire_unless(TIMEOUT, ask).unwrap();
             first.send(1).unwrap();
             drop(permit);
         });
         eventually("the first one waits", || semaphore.waiting() == 1);
         scope.spawn(move || {
-            let permit = semaphore.acquire(PATIENCE).unwrap();
+            let permit = semaphore.acquire(TIMEOUT).unwrap();
             second.send(2).unwrap();
             drop(permit);
         });
         eventually("the second one waits", || semaphore.waiting() == 2);
         eventually("the first one was asked", || asked.load(Ordering::Relaxed) > 3);
-        assert!(semaphore.acquire_unless(PATIENCE, || true).unwrap().is_none());
+        assert!(semaphore.acquire_unless(TIMEOUT, || true).unwrap().is_none());
         assert_eq!(semaphore.waiting(), 2, "who is stopped waits no more");
         drop(permit);
     });
@@ -172,7 +172,7 @@ fn permits_of_the_dead_come_back() {
         let mut holder = world.play("permit holder");
         eventually("it has it", || semaphore.available() == 0);
         holder.kill();
-        semaphore.acquire(PATIENCE).unwrap().release().unwrap();
+        semaphore.acquire(TIMEOUT).unwrap().release().unwrap();
     }
 }
 
@@ -180,11 +180,11 @@ fn permits_of_the_dead_come_back() {
 fn the_dead_wait_for_nothing() {
     let world = World::new();
     let semaphore = world.connect().semaphore("seats", 1).unwrap();
-    let permit = semaphore.acquire(PATIENCE).unwrap();
+    let permit = semaphore.acquire(TIMEOUT).unwrap();
     let mut waiter = world.play("permit waiter");
     eventually("it waits", || semaphore.waiting() == 1);
     std::thread::scope(|scope| {
-        let next = scope.spawn(|| world.connect().semaphore("seats", 1).unwrap().acquire(PATIENCE).map(drop));
+        let next = scope.spawn(|| world.connect().semaphore("seats", 1).unwrap().acquire(TIMEOUT).map(drop));
         eventually("two wait", || semaphore.waiting() == 2);
         waiter.kill();
         // It is the dead one's turn, until that is known.
@@ -202,7 +202,7 @@ fn a_good_bye_gives_all_permits_back() {
     let mut loser = world.play("permit loser");
     eventually("it has it", || semaphore.available() == 0);
     loser.nudge();
-    semaphore.acquire(PATIENCE).unwrap().release().unwrap();
+    semaphore.acquire(TIMEOUT).unwrap().release().unwrap();
 }
 
 #[test]
@@ -212,7 +212,7 @@ fn without_a_broker_nobody_waits_and_what_is_free_goes_round() {
     let semaphore: Semaphore = domain.semaphore("seats", 2).unwrap();
     let mut permits: VecDeque<_> = (0..2).map(|_| semaphore.acquire(Duration::ZERO).unwrap()).collect();
     std::thread::scope(|scope| {
-        let waiter = scope.spawn(|| semaphore.acquire(PATIENCE).map(drop));
+        let waiter = scope.spawn(|| semaphore.acquire(TIMEOUT).map(drop));
         eventually("he waits", || semaphore.waiting() == 1);
         world.end_broker();
         assert!(matches!(waiter.join().unwrap(), Err(Error::BrokerGone { .. })));
@@ -221,6 +221,6 @@ fn without_a_broker_nobody_waits_and_what_is_free_goes_round() {
         permits.pop_front().unwrap().release().unwrap();
         permits.push_back(semaphore.acquire(Duration::ZERO).unwrap());
     }
-    assert!(matches!(semaphore.acquire(PATIENCE), Err(Error::BrokerGone { .. })));
+    assert!(matches!(semaphore.acquire(TIMEOUT), Err(Error::BrokerGone { .. })));
     assert_eq!(semaphore.waiting(), 0);
 }

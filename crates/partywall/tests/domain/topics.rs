@@ -23,7 +23,7 @@ use rustix::{
 };
 
 use super::{
-    PATIENCE,
+    TIMEOUT,
     world::{Actor, World, eventually},
 };
 
@@ -33,12 +33,12 @@ const SHORT: Duration = Duration::from_millis(20);
 #[allow(clippy::print_stdout)] // it is how a role talks to the test
 pub(crate) fn play(role: &str) {
     let domain = Domain::options().start(false).connect().unwrap();
-    let topic = domain.topic("frames").timeout(PATIENCE).open().unwrap();
+    let topic = domain.topic("frames").timeout(TIMEOUT).open().unwrap();
     match role {
         "topic publisher" => {
             let publisher = topic.publisher().unwrap();
             publish(&publisher, 7);
-            let _half = publisher.loan(DType::U32, &[4], PATIENCE).unwrap();
+            let _half = publisher.loan(DType::U32, &[4], TIMEOUT).unwrap();
             linger();
         }
         "topic reader" | "topic latest reader" => {
@@ -46,13 +46,13 @@ pub(crate) fn play(role: &str) {
             let subscriber = topic.subscriber(policy).unwrap();
             println!("subscribed");
             let receive = |_| {
-                let sample = subscriber.recv(PATIENCE).unwrap();
+                let sample = subscriber.recv(TIMEOUT).unwrap();
                 println!("received");
                 sample
             };
             let held: Vec<_> = (0..2).map(receive).collect();
             let _ = std::io::stdin().lock().read_line(&mut String::new());
-            println!("verdict {:?}", subscriber.recv(PATIENCE).map(|sample| value(&sample)));
+            println!("verdict {:?}", subscriber.recv(TIMEOUT).map(|sample| value(&sample)));
             println!("still {:?}", held.iter().map(value).collect::<Vec<_>>());
             linger();
         }
@@ -97,17 +97,17 @@ fn value(sample: &Sample) -> u32 {
 }
 
 fn filled(publisher: &Publisher, value: u32) -> partywall::Filled {
-    let mut loan = publisher.loan(DType::U32, &[2, 5], PATIENCE).unwrap();
+    let mut loan = publisher.loan(DType::U32, &[2, 5], TIMEOUT).unwrap();
     write(&mut loan, value);
     loan.filled()
 }
 
 fn publish(publisher: &Publisher, value: u32) -> Published {
-    filled(publisher, value).publish(PATIENCE).unwrap()
+    filled(publisher, value).publish(TIMEOUT).unwrap()
 }
 
 fn receive(subscriber: &Subscriber) -> u32 {
-    value(&subscriber.recv(PATIENCE).unwrap())
+    value(&subscriber.recv(TIMEOUT).unwrap())
 }
 
 /// Nobody uses a block that is not in the ring.
@@ -136,14 +136,14 @@ fn samples_are_written_once_and_read_in_place_by_all() {
     assert!(matches!(subscribers[1].recv(SHORT), Err(Error::Timeout { .. })));
     for round in 0..20 {
         let publisher = &publishers[round % 2];
-        let mut loan = publisher.loan(DType::U32, &[2, 5], PATIENCE).unwrap();
+        let mut loan = publisher.loan(DType::U32, &[2, 5], TIMEOUT).unwrap();
         assert_eq!((loan.dtype(), loan.shape(), loan.len(), loan.is_empty()), (DType::U32, &[2, 5][..], 40, false));
         write(&mut loan, round as u32);
         loan.header(&[round as u8; 256]).unwrap();
-        let Published { sequence, position, .. } = loan.filled().publish(PATIENCE).unwrap();
+        let Published { sequence, position, .. } = loan.filled().publish(TIMEOUT).unwrap();
         assert_eq!((sequence, position), (round as u64 / 2, round as u64));
         for subscriber in &subscribers {
-            let sample = subscriber.recv(PATIENCE).unwrap();
+            let sample = subscriber.recv(TIMEOUT).unwrap();
             assert_eq!((sample.dtype(), sample.shape(), sample.len()), (DType::U32, &[2, 5][..], 40));
             assert_eq!((value(&sample), sample.header()), (round as u32, vec![round as u8; 256]));
             assert_eq!((sample.publisher(), sample.sequence()), (publisher.id(), sequence));
@@ -168,7 +168,7 @@ fn a_sample_may_have_no_elements() {
     let publisher = topic.publisher().unwrap();
     let subscriber = topic.subscriber(Policy::Block).unwrap();
     for (dtype, shape, bytes) in [(DType::F64, &[3, 0][..], 0), (DType::U32, &[][..], 4)] {
-        let mut loan = publisher.loan(dtype, shape, PATIENCE).unwrap();
+        let mut loan = publisher.loan(dtype, shape, TIMEOUT).unwrap();
         assert_eq!((loan.len(), loan.is_empty()), (bytes, bytes == 0));
         if bytes > 0 {
             write(&mut loan, 7);
@@ -176,8 +176,8 @@ fn a_sample_may_have_no_elements() {
             assert_eq!(loan.as_mut_slice::<f64>().unwrap(), [0.0; 0]);
         }
         loan.header(b"all there is").unwrap();
-        loan.filled().publish(PATIENCE).unwrap();
-        let sample = subscriber.recv(PATIENCE).unwrap();
+        loan.filled().publish(TIMEOUT).unwrap();
+        let sample = subscriber.recv(TIMEOUT).unwrap();
         assert_eq!((sample.dtype(), sample.shape(), sample.len()), (dtype, shape, bytes));
         assert_eq!(sample.header(), b"all there is");
         match bytes {
@@ -207,9 +207,9 @@ fn each_subscriber_is_as_reliable_as_it_wants_to_be() {
     for value in 5..9 {
         publish(&publisher, value);
     }
-    let sample = latest.recv(PATIENCE).unwrap();
+    let sample = latest.recv(TIMEOUT).unwrap();
     assert_eq!((value(&sample), sample.missed()), (8, 8));
-    let sample = lossy.recv(PATIENCE).unwrap();
+    let sample = lossy.recv(TIMEOUT).unwrap();
     assert_eq!((value(&sample), sample.missed(), lossy.stats().dropped), (6, 6, 6));
     assert_eq!(lossy.iter().take(2).map(|sample| value(&sample.unwrap())).collect::<Vec<_>>(), [7, 8]);
     // Who is to miss nothing and leaves keeps nobody waiting.
@@ -233,7 +233,7 @@ fn who_waits_is_woken() {
         (0..100).for_each(|value| _ = publish(&publisher, value));
         assert_eq!(reader.join().unwrap(), (0..100).collect::<Vec<_>>());
     });
-    let stopped = subscriber.recv_unless(PATIENCE, || true).unwrap();
+    let stopped = subscriber.recv_unless(TIMEOUT, || true).unwrap();
     assert!(stopped.is_none());
 }
 
@@ -254,7 +254,7 @@ fn a_panic_while_a_publisher_waits_costs_no_block_and_ends_its_wait() {
         assert!(asked < 3, "it is asked whether to stop");
         false
     };
-    let wait = || filled.publish_unless(PATIENCE, stop);
+    let wait = || filled.publish_unless(TIMEOUT, stop);
     assert!(catch_unwind(AssertUnwindSafe(wait)).is_err());
     assert_eq!(topic.stats().publishers[0].blocked, None);
     eventually("its block is free", || topic.stats().held == 0);
@@ -290,7 +290,7 @@ fn a_subscriber_in_an_event_loop() {
     let subscriber = topic.subscriber(Policy::Block).unwrap();
     let event = subscriber.event().unwrap();
     let is_readable = |wait: bool| {
-        let timeout = if wait { PATIENCE } else { SHORT };
+        let timeout = if wait { TIMEOUT } else { SHORT };
         let timeout =
             rustix::event::Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
         let fd = event.as_fd();
@@ -327,7 +327,7 @@ fn subscriber_until_idle_ends_with_the_last_publisher() {
         let loan = filled(&second, 2);
         // It leaves with its last loan.
         drop(second);
-        loan.publish(PATIENCE).unwrap();
+        loan.publish(TIMEOUT).unwrap();
         assert_eq!(reading.join().unwrap(), [1, 2]);
     });
     let mut polled = [PollFd::new(&event, PollFlags::IN)];
@@ -356,7 +356,7 @@ fn nobody_takes_blocks_that_others_were_promised() {
     let topic = frames(&world.connect()).loans(3).create().unwrap();
     assert_eq!((topic.loans(), world.connect().topic("frames").loans(3).open().unwrap().loans()), (3, 3));
     let [greedy, modest] = [(); 2].map(|()| topic.publisher().unwrap());
-    let loan = |publisher: &Publisher| publisher.loan(DType::U32, &[1], PATIENCE);
+    let loan = |publisher: &Publisher| publisher.loan(DType::U32, &[1], TIMEOUT);
     let too_many = |outcome| matches!(outcome, Err(Error::TooManyLoans { loans: 3, .. }));
     let mut loans: Vec<_> = (0..3).map(|_| loan(&greedy).unwrap()).collect();
     // Waiting would not help; what is filled is still its own.
@@ -370,7 +370,7 @@ fn nobody_takes_blocks_that_others_were_promised() {
         publish(&modest, value);
         // Each another one.
         if value < 6 {
-            kept.push(keepers[value as usize % 3].recv(PATIENCE).unwrap());
+            kept.push(keepers[value as usize % 3].recv(TIMEOUT).unwrap());
         }
     }
     let others = [(); 3].map(|()| modest.try_loan(DType::U32, &[1]).unwrap().unwrap());
@@ -378,11 +378,11 @@ fn nobody_takes_blocks_that_others_were_promised() {
     assert_eq!(topic.stats().free, 0, "all keep what they may");
     drop((others, kept));
     // What is published or dropped is its own no more.
-    filled.publish(PATIENCE).unwrap();
+    filled.publish(TIMEOUT).unwrap();
     loans.push(loan(&greedy).unwrap());
     assert!(too_many(loan(&greedy).map(drop)));
     drop(loans.pop());
-    loan(&greedy).unwrap().filled().publish(PATIENCE).unwrap();
+    loan(&greedy).unwrap().filled().publish(TIMEOUT).unwrap();
     // Of a sample that is not published in time, too.
     drop((loans, keepers));
     let blocking = topic.subscriber(Policy::Block).unwrap();
@@ -403,7 +403,7 @@ fn of_threads_that_want_the_last_loan_one_has_it() {
     let world = World::new();
     let topic = frames(&world.connect()).create().unwrap();
     let publisher = topic.publisher().unwrap();
-    let _first = publisher.loan(DType::U32, &[1], PATIENCE).unwrap();
+    let _first = publisher.loan(DType::U32, &[1], TIMEOUT).unwrap();
     // A barrier, or yielding alone, lets the threads go one after the other.
     let arrived = AtomicU32::new(0);
     let together = |all| {
@@ -566,7 +566,7 @@ fn bad_input_is_refused_each_with_its_error() {
     let mut held = Vec::new();
     for value in 0..2 {
         publish(&publisher, value);
-        held.push(subscribers[0].recv(PATIENCE).unwrap());
+        held.push(subscribers[0].recv(TIMEOUT).unwrap());
     }
     publish(&publisher, 2);
     assert!(matches!(subscribers[0].try_recv(), Err(Error::TooManyHeld { held: 2, .. })));
@@ -593,7 +593,7 @@ fn what_a_publisher_had_published_before_it_died_stays() {
     dead.kill();
     eventually("its loan is back", || topic.stats().held == 0);
     assert!(topic.stats().publishers.is_empty());
-    let sample = subscriber.recv(PATIENCE).unwrap();
+    let sample = subscriber.recv(TIMEOUT).unwrap();
     assert_eq!(value(&sample), 7);
     sample.check().unwrap();
     drop(sample);
@@ -626,7 +626,7 @@ fn nobody_waits_for_a_reader_that_is_dead_and_what_it_held_comes_back() {
     assert!(matches!(full.error, Error::TopicFull { .. }));
     assert_eq!((topic.stats().read, topic.stats().subscribers.len()), (2, 1));
     dead.kill();
-    full.filled.publish(PATIENCE).unwrap();
+    full.filled.publish(TIMEOUT).unwrap();
     eventually("its seat is free", || topic.stats().subscribers.is_empty());
     unused(&topic);
 }
@@ -641,7 +641,7 @@ fn a_stopped_reader_that_may_miss_something_slows_nobody() {
     signal(&stopped, Signal::STOP);
     let ours = topic.subscriber(Policy::Block).unwrap();
     for value in 3..1000 {
-        filled(&publisher, value).publish(PATIENCE).unwrap();
+        filled(&publisher, value).publish(TIMEOUT).unwrap();
         assert_eq!(receive(&ours), value);
     }
     assert_eq!(topic.stats().read, 2, "it holds what it held");
@@ -671,7 +671,7 @@ fn a_hung_reader_that_is_waited_for_is_named_and_can_be_evicted() {
         other => panic!("{other:?}"),
     }
     let waiting = std::thread::scope(|scope| {
-        let waiting = scope.spawn(|| full.filled.publish(PATIENCE));
+        let waiting = scope.spawn(|| full.filled.publish(TIMEOUT));
         eventually("it is seen to be stalled", || topic.stats().subscribers[0].stalled.is_some());
         assert_eq!(topic.stats().publishers[0].blocked.unwrap().0, topic.stats().subscribers[0].id);
         domain.evict(hung.pid(), false).unwrap();
@@ -700,7 +700,7 @@ fn without_a_broker_samples_go_round_and_waits_end() {
     world.end_broker();
     for value in 0..10 {
         publish(&publisher, value);
-        let sample = subscriber.recv(PATIENCE).unwrap();
+        let sample = subscriber.recv(TIMEOUT).unwrap();
         assert_eq!(self::value(&sample), value);
         // Not dropped: room that a GPU is about to make would have to be waited for.
         sample.release().unwrap();
@@ -709,7 +709,7 @@ fn without_a_broker_samples_go_round_and_waits_end() {
     for value in 0..4 {
         publish(&publisher, value);
     }
-    assert!(matches!(filled(&publisher, 4).publish(PATIENCE).unwrap_err().error, Error::BrokerGone { .. }));
+    assert!(matches!(filled(&publisher, 4).publish(TIMEOUT).unwrap_err().error, Error::BrokerGone { .. }));
 }
 
 #[test]
@@ -720,12 +720,12 @@ fn samples_outlive_their_subscriber_and_the_handle_of_the_topic() {
     let publisher = topic.publisher().unwrap();
     let subscriber = topic.subscriber(Policy::Block).unwrap();
     publish(&publisher, 1);
-    let sample = subscriber.recv(PATIENCE).unwrap();
+    let sample = subscriber.recv(TIMEOUT).unwrap();
     drop(subscriber);
     for value in 2..50 {
         publish(&publisher, value);
     }
-    let loan = publisher.loan(DType::U32, &[1], PATIENCE).unwrap();
+    let loan = publisher.loan(DType::U32, &[1], TIMEOUT).unwrap();
     drop((publisher, topic));
     assert_eq!(value(&sample), 1);
     let again = domain.topic("frames").open().unwrap();
@@ -758,8 +758,8 @@ fn a_topic_that_is_over_leaves_nothing_with_the_broker() {
         let subscriber = topic.subscriber(Policy::Block).unwrap();
         let filled = filled(&publisher, 1);
         match topic.gpu().filter(|_| streams) {
-            Some(gpu) => _ = filled.publish_on(gpu.stream(), PATIENCE).unwrap(),
-            None => _ = filled.publish(PATIENCE).unwrap(),
+            Some(gpu) => _ = filled.publish_on(gpu.stream(), TIMEOUT).unwrap(),
+            None => _ = filled.publish(TIMEOUT).unwrap(),
         }
         assert_eq!(receive(&subscriber), 1);
         drop((publisher, subscriber, topic));
@@ -781,20 +781,20 @@ fn who_parts_is_waited_for_no_more_and_what_a_loan_keeps_goes_with_it() {
     let publisher = topic.publisher().unwrap();
     let subscriber = topic.subscriber(Policy::Block).unwrap();
     publish(&publisher, 1);
-    let sample = subscriber.recv(PATIENCE).unwrap();
+    let sample = subscriber.recv(TIMEOUT).unwrap();
     subscriber.part();
     subscriber.part();
     assert!(matches!(subscriber.try_recv(), Err(Error::Parted { .. })));
     let kept = Arc::new(());
     for value in 2..50 {
-        let mut loan = publisher.loan(DType::U32, &[1], PATIENCE).unwrap();
+        let mut loan = publisher.loan(DType::U32, &[1], TIMEOUT).unwrap();
         loan.keep(kept.clone());
         write(&mut loan, value);
-        loan.filled().publish(PATIENCE).unwrap();
+        loan.filled().publish(TIMEOUT).unwrap();
     }
-    publisher.drain(PATIENCE).unwrap();
+    publisher.drain(TIMEOUT).unwrap();
     assert_eq!((value(&sample), Arc::strong_count(&kept)), (1, 1));
-    let mut loan = publisher.loan(DType::U32, &[1], PATIENCE).unwrap();
+    let mut loan = publisher.loan(DType::U32, &[1], TIMEOUT).unwrap();
     loan.keep(kept.clone());
     drop(loan);
     eventually("what the loan kept is let go of", || Arc::strong_count(&kept) == 1);

@@ -8,7 +8,7 @@ use partywall::{
 };
 
 use super::{
-    PATIENCE,
+    TIMEOUT,
     world::{World, commit},
 };
 
@@ -19,7 +19,7 @@ pub(crate) fn play() {
     let mut watch = domain.watch("*").unwrap();
     println!("ready");
     loop {
-        match watch.next(PATIENCE).unwrap().unwrap() {
+        match watch.next(TIMEOUT).unwrap().unwrap() {
             WatchEvent::Name(NameEvent { sequence, name, .. }) => println!("told {sequence} {name}"),
             other => panic!("{other:?}"),
         }
@@ -48,7 +48,7 @@ fn shut(fd: i32) {
 }
 
 fn next(watch: &mut partywall::Watch) -> (String, Change) {
-    match watch.next(PATIENCE).unwrap() {
+    match watch.next(TIMEOUT).unwrap() {
         Some(WatchEvent::Name(NameEvent { name, change, named: Named::Segment, .. })) => (name, change),
         other => panic!("{other:?}"),
     }
@@ -105,7 +105,7 @@ fn who_goes_on_from_long_ago_is_told_what_it_missed_of_host_memory() {
         drop(commit(&domain, &name(i), 1, true));
     }
     let mut late = domain.watch_after("*", begin).unwrap();
-    let Some(WatchEvent::Missed { events: Some(missed) }) = late.next(PATIENCE).unwrap() else {
+    let Some(WatchEvent::Missed { events: Some(missed) }) = late.next(TIMEOUT).unwrap() else {
         panic!("a mebibyte of events is kept, not more")
     };
     assert!(late.point().sequence == begin.sequence + missed && missed > 1000, "{missed}");
@@ -125,8 +125,8 @@ fn who_goes_on_from_long_ago_is_told_what_it_missed_of_host_memory() {
     let never = Point { sequence: u64::MAX, ..begin };
     for point in [elsewhere, never] {
         let mut lost = domain.watch_after(&name(2999), point).unwrap();
-        assert_eq!(lost.next(PATIENCE).unwrap(), Some(WatchEvent::Missed { events: None }));
-        assert!(matches!(lost.next(PATIENCE).unwrap(), Some(WatchEvent::Name(event)) if event.name == name(2999)));
+        assert_eq!(lost.next(TIMEOUT).unwrap(), Some(WatchEvent::Missed { events: None }));
+        assert!(matches!(lost.next(TIMEOUT).unwrap(), Some(WatchEvent::Name(event)) if event.name == name(2999)));
     }
 }
 

@@ -12,7 +12,7 @@ use partywall::{DType, Domain, Segment};
 use partywall_broker::{Broker, Config, StopHandle};
 use partywall_harness::place;
 
-use super::{PATIENCE, pidfds};
+use super::{TIMEOUT, pidfds};
 
 /// The environment variable that makes the test program play a role.
 pub(crate) const ROLE: &str = "PARTYWALL_TEST_ROLE";
@@ -165,7 +165,7 @@ impl Drop for Actor {
 
 /// Asks until `true`.
 pub(crate) fn eventually(what: &str, mut ask: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while !ask() {
         assert!(Instant::now() < deadline, "{what} did not happen");
         std::thread::sleep(Duration::from_millis(5));

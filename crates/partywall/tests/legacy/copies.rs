@@ -8,7 +8,7 @@ use partywall::{
     info::Enforcement,
 };
 
-use super::world::{PATIENCE, gpu, kept_by_the_test, publication, simulated, value_of};
+use super::world::{TIMEOUT, gpu, kept_by_the_test, publication, simulated, value_of};
 
 #[test]
 fn a_copy_survives_its_publisher_on_the_simulated_gpu() {
@@ -47,7 +47,7 @@ fn a_copy_is_of_what_was_there_on_the_simulated_gpu() {
         assert!(matches!(refused, Err(Error::NotShareable { kind: PointerKind::Pinned, .. })), "{refused:?}");
 
         let _publisher = world.play("publisher");
-        let opened = domain.open("theirs", PATIENCE).unwrap();
+        let opened = domain.open("theirs", TIMEOUT).unwrap();
         let theirs = kept_by_the_test(&gpu, opened.tensor("x").unwrap().device().unwrap().device_ptr());
         let theirs = domain.publish("theirs-too").tensor("x", DType::U8, &[4096], &theirs).commit_copy().unwrap();
         assert_eq!(value_of(&theirs, "x"), 5, "what another process published");

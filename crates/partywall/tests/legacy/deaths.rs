@@ -5,7 +5,7 @@ use std::{io::Read, time::Duration};
 use partywall::{Domain, Error};
 use partywall_harness::{Signal, eventually};
 
-use super::world::{PATIENCE, publication, publish, simulated, value_of};
+use super::world::{TIMEOUT, publication, publish, simulated, value_of};
 
 /// What the other processes of these tests do.
 #[allow(clippy::print_stdout)] // it is how they talk to the test
@@ -28,7 +28,7 @@ pub(crate) fn play(role: &str) {
         }
         "reader of many" => {
             ready();
-            let many = domain.open("many", PATIENCE).unwrap();
+            let many = domain.open("many", TIMEOUT).unwrap();
             let end = many.tensor("end").unwrap();
             assert_eq!((end.shape(), end.strides()), (vec![2, 8], vec![64, 1]));
             assert_eq!(many.metadata().collect::<Vec<_>>(), [("made by", "a test")]);
@@ -85,7 +85,7 @@ fn who_opens_what_a_dead_publisher_had_is_told_so_on_the_simulated_gpu() {
     simulated("deaths::who_opens_what_a_dead_publisher_had_is_told_so_on_the_simulated_gpu", |world| {
         let domain = world.connect();
         let publisher = world.play("publisher");
-        let opened = domain.open("theirs", PATIENCE).unwrap();
+        let opened = domain.open("theirs", TIMEOUT).unwrap();
         let pid = publisher.pid();
         publisher.kill();
         // At once, before the broker can have proof: the driver refuses, the library finds out why.
@@ -96,7 +96,7 @@ fn who_opens_what_a_dead_publisher_had_is_told_so_on_the_simulated_gpu() {
             Ok(shared) => assert_eq!(value_of(&shared, "x"), 5),
             Err(other) => panic!("{other}"),
         }
-        opened.wait_withdrawn(PATIENCE).unwrap();
+        opened.wait_withdrawn(TIMEOUT).unwrap();
         assert_eq!(value_of(&opened, "x"), 5, "what is open stays readable");
         drop(opened);
         for timeout in [Duration::ZERO, Duration::from_millis(20)] {
@@ -129,7 +129,7 @@ fn a_dropped_publication_is_withdrawn_on_the_simulated_gpu() {
         let published = publish(&domain, "ours", 3);
         let opened = reader.open("ours", Duration::ZERO).unwrap();
         published.release().unwrap();
-        opened.wait_withdrawn(PATIENCE).unwrap();
+        opened.wait_withdrawn(TIMEOUT).unwrap();
         assert_eq!(value_of(&opened, "x"), 3);
         let pid = std::process::id();
         for timeout in [Duration::ZERO, Duration::from_millis(20)] {
@@ -152,7 +152,7 @@ fn who_waits_gets_the_next_publication_on_the_simulated_gpu() {
         publisher.kill();
         eventually("the proof of its death", || domain.members().unwrap().len() == 1);
         std::thread::scope(|scope| {
-            let waiter = scope.spawn(|| domain.open("theirs", PATIENCE));
+            let waiter = scope.spawn(|| domain.open("theirs", TIMEOUT));
             let publisher = world.play("publisher");
             assert_eq!(value_of(&waiter.join().unwrap().unwrap(), "x"), 5);
             publisher.signal(Signal::KILL);
@@ -165,6 +165,6 @@ fn a_forked_child_takes_no_address_of_its_parents_on_the_simulated_gpu() {
     simulated("deaths::a_forked_child_takes_no_address_of_its_parents_on_the_simulated_gpu", |world| {
         let mut forker = world.play("forker");
         assert_eq!(forker.line(), "refused");
-        assert_eq!(value_of(&world.connect().open("theirs", PATIENCE).unwrap(), "x"), 5);
+        assert_eq!(value_of(&world.connect().open("theirs", TIMEOUT).unwrap(), "x"), 5);
     });
 }

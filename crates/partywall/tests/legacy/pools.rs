@@ -5,7 +5,7 @@ use std::{io::Read, sync::Arc, time::Duration};
 use partywall::{Block, DType, Domain, Error, Place, Policy, Pool, PoolOptions, Sample, Topic, cuda::PinnedBuffer};
 use partywall_harness::eventually;
 
-use super::world::{PATIENCE, World, buffer, gpu, kept_by_the_test, simulated};
+use super::world::{TIMEOUT, World, buffer, gpu, kept_by_the_test, simulated};
 
 const BLOCKS: u32 = 4;
 const BYTES: u64 = 1000;
@@ -50,10 +50,10 @@ fn value_of(sample: &Sample) -> u8 {
 }
 
 fn publish(topic: &Topic, publisher: &partywall::Publisher, value: u8) {
-    let loan = publisher.loan(DType::U8, &[64], PATIENCE).unwrap();
+    let loan = publisher.loan(DType::U8, &[64], TIMEOUT).unwrap();
     let stream = topic.gpu().unwrap().stream();
     loan.device().unwrap().copy_from_host(stream, &[value; 64]).unwrap();
-    loan.filled().publish_on(stream, PATIENCE).unwrap();
+    loan.filled().publish_on(stream, TIMEOUT).unwrap();
 }
 
 #[allow(clippy::print_stdout)] // it is how they talk to the test
@@ -66,8 +66,8 @@ pub(crate) fn play(role: &str) {
     match role {
         "maker" => {
             let pool = make(&domain);
-            let held = pool.alloc(PATIENCE).unwrap();
-            let given = pool.alloc(PATIENCE).unwrap();
+            let held = pool.alloc(TIMEOUT).unwrap();
+            let given = pool.alloc(TIMEOUT).unwrap();
             write(&given, 7);
             let given = given.offer().unwrap();
             println!("\nready\n{given}");
@@ -75,8 +75,8 @@ pub(crate) fn play(role: &str) {
             drop(held);
         }
         "taker" => {
-            let pool = blocks(&domain).timeout(PATIENCE).open().unwrap();
-            let all = [(); BLOCKS as usize].map(|()| pool.alloc(PATIENCE).unwrap());
+            let pool = blocks(&domain).timeout(TIMEOUT).open().unwrap();
+            let all = [(); BLOCKS as usize].map(|()| pool.alloc(TIMEOUT).unwrap());
             all.iter().for_each(|block| write(block, 9));
             linger(&all);
         }
@@ -114,7 +114,7 @@ fn blocks_go_round_in_it_and_outlive_its_maker_for_who_has_them_on_the_simulated
             eventually("what its maker held comes back", || pool.stats().free == BLOCKS - 1);
             assert_eq!(read(&taken), 8, "who has the pool has its memory");
             drop(taken);
-            let all = [(); BLOCKS as usize].map(|()| pool.alloc(PATIENCE).unwrap());
+            let all = [(); BLOCKS as usize].map(|()| pool.alloc(TIMEOUT).unwrap());
             all.iter().for_each(|block| write(block, 3));
             assert!(all.iter().all(|block| read(block) == 3));
             let refused = world.connect().pool("blocks").open();
@@ -135,17 +135,17 @@ fn it_is_where_it_was_and_goes_with_the_last_handle_of_its_maker_on_the_simulate
             let begin = memory.as_slice().device_ptr();
             let freed = Arc::downgrade(&memory);
             let pool = blocks(&domain).create_in(&memory.try_into().unwrap()).unwrap();
-            let first = pool.alloc(PATIENCE).unwrap();
+            let first = pool.alloc(TIMEOUT).unwrap();
             assert_eq!((first.device().unwrap().device_ptr(), read(&first)), (begin, 1), "nothing was copied");
             let again = blocks(&other).open().unwrap();
-            let second = again.alloc(PATIENCE).unwrap();
+            let second = again.alloc(TIMEOUT).unwrap();
             assert_eq!(second.device().unwrap().device_ptr(), begin + 1024, "this process needs no handle");
             first.release().unwrap();
             second.release().unwrap();
             let taker = world.play("pool: taker");
             taker.kill();
             eventually("what it had comes back", || is_free(&pool));
-            assert_eq!(read(&pool.alloc(PATIENCE).unwrap()), 9, "another process has written here");
+            assert_eq!(read(&pool.alloc(TIMEOUT).unwrap()), 9, "another process has written here");
             eventually("the GPU is done with it", || is_free(&pool));
             drop(pool);
             assert!(matches!(blocks(&domain).open(), Err(Error::Withdrawn { .. })));
@@ -165,7 +165,7 @@ fn a_topic_in_it_on_the_simulated_gpu() {
         let topic = options.create_in(&memory).unwrap();
         let subscriber = topic.subscriber(Policy::Block).unwrap();
         let publisher = world.play("pool: publisher");
-        let sample = subscriber.recv(PATIENCE).unwrap();
+        let sample = subscriber.recv(TIMEOUT).unwrap();
         assert_eq!(value_of(&sample), 5);
         sample.check().unwrap();
         sample.release().unwrap();
@@ -173,7 +173,7 @@ fn a_topic_in_it_on_the_simulated_gpu() {
         eventually("its place is free", || topic.stats().publishers.is_empty());
         let ours = topic.publisher().unwrap();
         publish(&topic, &ours, 6);
-        assert_eq!(value_of(&subscriber.recv(PATIENCE).unwrap()), 6);
+        assert_eq!(value_of(&subscriber.recv(TIMEOUT).unwrap()), 6);
         let small = buffer(&gpu(&domain), 4 * 256, 0).try_into().unwrap();
         let refused =
             domain.topic("small").max_bytes(64).depth(2).publishers(1).subscribers(1).held(1).create_in(&small);

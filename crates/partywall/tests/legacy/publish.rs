@@ -9,14 +9,14 @@ use partywall::{
 };
 use partywall_shm::TableError;
 
-use super::world::{PATIENCE, buffer, gpu, kept_by_the_test, kind_of, publication, publish, simulated, value_of};
+use super::world::{TIMEOUT, buffer, gpu, kept_by_the_test, kind_of, publication, publish, simulated, value_of};
 
 #[test]
 fn a_reader_in_another_process_sees_it_on_the_simulated_gpu() {
     simulated("publish::a_reader_in_another_process_sees_it_on_the_simulated_gpu", |world| {
         let domain = world.connect();
         let publisher = world.play("publisher");
-        let opened = domain.open("theirs", PATIENCE).unwrap();
+        let opened = domain.open("theirs", TIMEOUT).unwrap();
         assert_eq!(value_of(&opened, "x"), 5);
         assert_eq!((opened.kind(), opened.is_kept(), opened.is_writable()), ("legacy", false, false));
         let promises = opened.promises();
@@ -37,8 +37,8 @@ fn a_second_open_in_a_process_shares_the_mapping_on_the_simulated_gpu() {
     simulated("publish::a_second_open_in_a_process_shares_the_mapping_on_the_simulated_gpu", |world| {
         let domain = world.connect();
         let _publisher = world.play("publisher");
-        let first = domain.open("theirs", PATIENCE).unwrap();
-        let second = domain.open("theirs", PATIENCE).unwrap();
+        let first = domain.open("theirs", TIMEOUT).unwrap();
+        let second = domain.open("theirs", TIMEOUT).unwrap();
         let address = |segment: &partywall::Segment| segment.tensor("x").unwrap().device().unwrap().device_ptr();
         assert_eq!(address(&first), address(&second));
         drop(first);
@@ -152,7 +152,7 @@ fn memory_that_has_no_handle_is_refused_by_its_kind_on_the_simulated_gpu() {
         let domain = world.connect();
         let gpu = gpu(&domain);
         let _publisher = world.play("publisher");
-        let imported = domain.open("theirs", PATIENCE).unwrap();
+        let imported = domain.open("theirs", TIMEOUT).unwrap();
         let granularity = PhysicalMemory::granularity(gpu.context()).unwrap();
         let vmm = PhysicalMemory::create(gpu.context(), granularity).unwrap();
         let vmm = Mapping::new(vmm, Access::ReadWrite).unwrap();

@@ -12,7 +12,7 @@ use partywall_harness::{Running, simulated_driver};
 pub(crate) const ROLE: &str = "PARTYWALL_TEST_ROLE";
 
 /// Far beyond anything that a test waits for.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Runs a test's body in a process on the simulated driver: this program again, which chooses its driver once.
 pub(crate) fn simulated(test: &str, body: impl FnOnce(&World)) {

@@ -14,8 +14,8 @@ use super::{
     rounds, within,
 };
 
-/// Longer than a library has patience with a broker, twice: for the call, and for what is dropped after it.
-const PATIENCE: Duration = Duration::from_secs(35);
+/// Longer than the library waits for a broker, twice: for the call, and for what is dropped after it.
+const TIMEOUT: Duration = Duration::from_secs(35);
 
 fn is_loss(error: &Error) -> bool {
     matches!(error, Error::BrokerGone { .. } | Error::BrokerUnreachable { .. })
@@ -63,7 +63,7 @@ fn every_call_ends_when_the_broker_is_killed_at_any_moment() {
         std::thread::sleep(Duration::from_micros(dice.below(30_000)));
         place.broker().kill();
         for mut load in loads.drain(..) {
-            within(PATIENCE, "the end of a client", move || {
+            within(TIMEOUT, "the end of a client", move || {
                 load.expect("lost");
                 assert!(load.join().success());
             });
@@ -81,7 +81,7 @@ fn dropping_everything_right_after_the_broker_died_ends() {
         let domain = place.connect();
         let segment = commit(&domain, "x", 1, false).unwrap();
         place.broker().kill();
-        within(PATIENCE, "dropping", move || drop((segment, domain)));
+        within(TIMEOUT, "dropping", move || drop((segment, domain)));
     }
 }
 
@@ -106,7 +106,7 @@ fn every_call_ends_when_the_broker_is_stopped() {
         })
         .collect();
     let waiting = Instant::now();
-    within(PATIENCE, "calls", move || threads.into_iter().for_each(|thread| thread.join().unwrap()));
+    within(TIMEOUT, "calls", move || threads.into_iter().for_each(|thread| thread.join().unwrap()));
     eprintln!("eight calls ended after {:?}", waiting.elapsed());
     assert_eq!(value(&segment), 1);
 
@@ -139,8 +139,8 @@ fn calls_end_although_nothing_fits_into_the_socket_of_a_stopped_broker() {
             })
         })
         .collect();
-    within(PATIENCE, "calls", move || threads.into_iter().for_each(|thread| thread.join().unwrap()));
-    within(PATIENCE, "dropping", move || drop(domain));
+    within(TIMEOUT, "calls", move || threads.into_iter().for_each(|thread| thread.join().unwrap()));
+    within(TIMEOUT, "dropping", move || drop(domain));
 }
 
 #[test]
@@ -161,7 +161,7 @@ fn connecting_to_a_stopped_broker_ends_although_its_backlog_is_full() {
         }
         waiting.push(client);
     }
-    let result = within(PATIENCE, "connecting", move || {
+    let result = within(TIMEOUT, "connecting", move || {
         Domain::options().socket(socket).start(false).connect().map(|_| ()).unwrap_err()
     });
     assert!(matches!(result, Error::BrokerUnreachable { .. }), "{result}");

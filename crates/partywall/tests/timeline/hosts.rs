@@ -11,7 +11,7 @@ use partywall_os::socket::{self, Ready};
 
 use super::{
     scenes::{ended, is_pending},
-    world::{PATIENCE, World, eventually, next_order, say},
+    world::{TIMEOUT, World, eventually, next_order, say},
 };
 
 /// A process that writes or waits as it is told.
@@ -36,7 +36,7 @@ pub(crate) fn play(name: &str) {
                 drop(writer.take());
                 say("done");
             }
-            "wait" => say(&match waiter.wait(v, PATIENCE) {
+            "wait" => say(&match waiter.wait(v, TIMEOUT) {
                 Ok(()) => "done".to_owned(),
                 Err(error) => format!("done {}", error.anchor()),
             }),
@@ -84,7 +84,7 @@ fn a_process_signals_what_this_one_waits_for() {
             .map(|v| {
                 scope.spawn({
                     let timeline = &timeline;
-                    move || timeline.wait(v, PATIENCE)
+                    move || timeline.wait(v, TIMEOUT)
                 })
             })
             .collect();
@@ -116,14 +116,14 @@ fn values_only_grow_and_end_at_their_limit() {
     refused(writer.signal(4), 5);
     refused(writer.signal(MAX_VALUE + 1), 5);
     refused(writer.signal(u64::MAX), 5);
-    refused(timeline.wait(MAX_VALUE + 1, PATIENCE), 5);
-    refused(timeline.wait(u64::MAX, PATIENCE), 5);
+    refused(timeline.wait(MAX_VALUE + 1, TIMEOUT), 5);
+    refused(timeline.wait(u64::MAX, TIMEOUT), 5);
     refused(timeline.event(u64::MAX).map(drop), 5);
     assert!(is_pending(&timeline, MAX_VALUE));
     writer.signal(MAX_VALUE - 1).unwrap();
     assert!(is_pending(&timeline, MAX_VALUE));
     writer.signal(MAX_VALUE).unwrap();
-    timeline.wait(MAX_VALUE, PATIENCE).unwrap();
+    timeline.wait(MAX_VALUE, TIMEOUT).unwrap();
     refused(writer.signal(MAX_VALUE), MAX_VALUE);
     drop(writer);
     timeline.wait(MAX_VALUE, Duration::ZERO).unwrap();
@@ -145,16 +145,16 @@ fn there_is_one_writer_at_a_time() {
     }
     writer.signal(3).unwrap();
     drop(writer);
-    assert_eq!(ended(timeline.wait(4, PATIENCE)), (TimelineEnding::Closed, 4, 3));
+    assert_eq!(ended(timeline.wait(4, TIMEOUT)), (TimelineEnding::Closed, 4, 3));
     assert!(!timeline.follow().unwrap(), "there is no other writer yet");
     let writer = second.timeline_writer("x").unwrap();
     assert_eq!(writer.value(), 3, "it goes on where the former one was");
-    assert_eq!(ended(timeline.wait(4, PATIENCE)), (TimelineEnding::Closed, 4, 3));
+    assert_eq!(ended(timeline.wait(4, TIMEOUT)), (TimelineEnding::Closed, 4, 3));
     assert!(timeline.follow().unwrap());
     assert!(!timeline.follow().unwrap());
     assert!(is_pending(&timeline, 4));
     writer.signal(4).unwrap();
-    timeline.wait(4, PATIENCE).unwrap();
+    timeline.wait(4, TIMEOUT).unwrap();
     // The name goes with its last handle.
     drop((timeline, writer));
     assert_eq!(domain.timeline("x").unwrap().value(), 0);
@@ -170,7 +170,7 @@ fn who_follows_keeps_no_more_cells_the_longer_he_does() {
         let writer = domain.timeline_writer("x").unwrap();
         timeline.follow().unwrap();
         writer.signal(v).unwrap();
-        timeline.wait(v, PATIENCE).unwrap();
+        timeline.wait(v, TIMEOUT).unwrap();
     }
     let status = domain.status().unwrap();
     assert_eq!((status.fds, status.leases), (1, 1), "one slab is enough");
@@ -183,15 +183,15 @@ fn an_early_close_is_heard_at_once() {
     let timeline = domain.timeline("x").unwrap();
     let writer = domain.timeline_writer("x").unwrap();
     thread::scope(|scope| {
-        let waiter = scope.spawn(|| timeline.wait(2, PATIENCE));
-        let announced = scope.spawn(|| timeline.wait_announced(2, PATIENCE));
+        let waiter = scope.spawn(|| timeline.wait(2, TIMEOUT));
+        let announced = scope.spawn(|| timeline.wait_announced(2, TIMEOUT));
         thread::sleep(Duration::from_millis(20));
         writer.signal(1).unwrap();
         writer.close();
         assert_eq!(ended(waiter.join().unwrap()), (TimelineEnding::Closed, 2, 1));
         assert_eq!(ended(announced.join().unwrap()), (TimelineEnding::Closed, 2, 1));
     });
-    timeline.wait(1, PATIENCE).unwrap();
+    timeline.wait(1, TIMEOUT).unwrap();
     timeline.check().unwrap();
 }
 
@@ -203,7 +203,7 @@ fn to_abandon_a_timeline_ends_all_waits_and_its_writer() {
     let writer = domain.timeline_writer("x").unwrap();
     writer.signal(1).unwrap();
     thread::scope(|scope| {
-        let waiter = scope.spawn(|| timeline.wait(2, PATIENCE));
+        let waiter = scope.spawn(|| timeline.wait(2, TIMEOUT));
         thread::sleep(Duration::from_millis(20));
         timeline.abandon().unwrap();
         assert_eq!(ended(waiter.join().unwrap()), (TimelineEnding::Abandoned, 2, 1));
@@ -213,7 +213,7 @@ fn to_abandon_a_timeline_ends_all_waits_and_its_writer() {
     let writer = domain.timeline_writer("x").unwrap();
     writer.signal(2).unwrap();
     assert!(timeline.follow().unwrap());
-    timeline.wait(2, PATIENCE).unwrap();
+    timeline.wait(2, TIMEOUT).unwrap();
 }
 
 #[test]
@@ -240,7 +240,7 @@ fn event_loops_see_what_comes_and_what_will_not() {
     let timeline = domain.timeline("x").unwrap();
     let writer = domain.timeline_writer("x").unwrap();
     let readable = |event: &dyn AsFd, until| socket::wait(event, Ready::Read, Some(until)).unwrap();
-    let soon = || Instant::now() + PATIENCE;
+    let soon = || Instant::now() + TIMEOUT;
     let first = timeline.event(1).unwrap();
     let second = timeline.event(2).unwrap();
     assert!(!readable(&first, Instant::now()) && first.outcome().is_none());
@@ -276,7 +276,7 @@ fn a_killed_writer_is_told_of_and_its_successor_goes_on() {
         writer.have(&format!("signal {}", 10 * round));
         last = 10 * round;
         thread::scope(|scope| {
-            let waiter = scope.spawn(|| timeline.wait(last + 1, PATIENCE));
+            let waiter = scope.spawn(|| timeline.wait(last + 1, TIMEOUT));
             thread::sleep(Duration::from_millis(20));
             writer.kill();
             assert_eq!(ended(waiter.join().unwrap()), (TimelineEnding::OwnerDied, last + 1, last));
@@ -297,15 +297,15 @@ fn without_a_broker_waits_end_and_so_do_signals() {
     let mut other = world.play("host x");
     other.order("wait 2");
     thread::scope(|scope| {
-        let waiter = scope.spawn(|| timeline.wait(2, PATIENCE));
+        let waiter = scope.spawn(|| timeline.wait(2, TIMEOUT));
         thread::sleep(Duration::from_millis(20));
         world.end_broker();
         assert_eq!(ended(waiter.join().unwrap()), (TimelineEnding::BrokerGone, 2, 1));
     });
     assert_eq!(other.expect("done"), "timeline-lost");
-    assert!(socket::wait(&event, Ready::Read, Some(Instant::now() + PATIENCE)).unwrap());
+    assert!(socket::wait(&event, Ready::Read, Some(Instant::now() + TIMEOUT)).unwrap());
     assert_eq!(ended(writer.signal(2)), (TimelineEnding::BrokerGone, 2, 1));
-    timeline.wait(1, PATIENCE).unwrap();
+    timeline.wait(1, TIMEOUT).unwrap();
 }
 
 #[test]
@@ -319,10 +319,10 @@ fn two_domains_of_one_process_know_nothing_of_each_other() {
     let waits = one.timeline("x").unwrap();
     let waits_too = other.timeline("x").unwrap();
     ours.signal(1).unwrap();
-    waits.wait(1, PATIENCE).unwrap();
+    waits.wait(1, TIMEOUT).unwrap();
     assert!(is_pending(&waits_too, 1));
     theirs.signal(2).unwrap();
-    waits_too.wait(2, PATIENCE).unwrap();
+    waits_too.wait(2, TIMEOUT).unwrap();
     assert_eq!((waits.value(), waits_too.value()), (1, 2));
 }
 
@@ -340,7 +340,7 @@ fn a_forked_child_has_no_timelines() {
         let calls = [
             forked(writer.signal(1)),
             forked(timeline.wait(1, Duration::ZERO)),
-            forked(timeline.wait_announced(1, PATIENCE)),
+            forked(timeline.wait_announced(1, TIMEOUT)),
             forked(timeline.event(1).map(drop)),
             forked(timeline.follow().map(drop)),
             forked(timeline.abandon()),
@@ -353,7 +353,7 @@ fn a_forked_child_has_no_timelines() {
     assert!(outcome);
     writer.as_ref().unwrap().signal(5).unwrap();
     event.outcome().unwrap().unwrap();
-    timeline.wait(5, PATIENCE).unwrap();
+    timeline.wait(5, TIMEOUT).unwrap();
 }
 
 #[test]
@@ -369,13 +369,13 @@ fn two_hundred_thousand_values_go_to_and_fro() {
     thread::scope(|scope| {
         scope.spawn(|| {
             for v in 1..=rounds {
-                hears_ping.wait(v, PATIENCE).unwrap();
+                hears_ping.wait(v, TIMEOUT).unwrap();
                 pong.signal(v).unwrap();
             }
         });
         for v in 1..=rounds {
             ping.signal(v).unwrap();
-            hears_pong.wait(v, PATIENCE).unwrap();
+            hears_pong.wait(v, TIMEOUT).unwrap();
         }
     });
 }

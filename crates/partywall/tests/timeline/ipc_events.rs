@@ -7,7 +7,7 @@ use partywall::{
     cuda::{CuResult, DeviceBuffer},
 };
 
-use super::world::{PATIENCE, gpu, next_order, say, simulated};
+use super::world::{TIMEOUT, gpu, next_order, say, simulated};
 
 /// Another process, which makes an event and records it when told to, behind work that waits until it is told more.
 pub(crate) fn play() {
@@ -28,7 +28,7 @@ pub(crate) fn play() {
             }
             _ => {
                 release.as_ref().enqueue_write_u64(word.as_slice(), 1).unwrap();
-                event.synchronize(PATIENCE).unwrap();
+                event.synchronize(TIMEOUT).unwrap();
                 say("done");
             }
         }
@@ -59,7 +59,7 @@ fn an_event_orders_the_streams_of_two_processes_on_the_simulated_gpu() {
         assert!(matches!(late, Err(Error::Timeout { .. })), "{late:?}");
         assert_eq!(gpu.stream().is_done(), Ok(false));
         recorder.have("release");
-        event.synchronize(PATIENCE).unwrap();
+        event.synchronize(TIMEOUT).unwrap();
         assert!(event.query().unwrap());
         gpu.stream().synchronize().unwrap();
     });

@@ -11,7 +11,7 @@ use partywall::{
     info::Whom,
 };
 
-use super::world::{PATIENCE, World, eventually, gpu, next_order, say, simulated};
+use super::world::{TIMEOUT, World, eventually, gpu, next_order, say, simulated};
 
 fn frames(domain: &Domain, name: &str) -> TopicOptions {
     let place = Place::Gpu(gpu(domain).uuid());
@@ -19,19 +19,19 @@ fn frames(domain: &Domain, name: &str) -> TopicOptions {
 }
 
 fn publish_on(gpu: &Gpu, publisher: &Publisher) -> u64 {
-    let loan = publisher.loan(DType::U32, &[1024], PATIENCE).unwrap();
+    let loan = publisher.loan(DType::U32, &[1024], TIMEOUT).unwrap();
     gpu.kernels().unwrap().enqueue_fill(gpu.stream(), loan.device().unwrap().as_slice()).unwrap();
-    loan.filled().publish_on(gpu.stream(), PATIENCE).unwrap().position
+    loan.filled().publish_on(gpu.stream(), TIMEOUT).unwrap().position
 }
 
 fn goes_round(gpu: &Gpu, topic: &Topic, publisher: &Publisher) {
     let subscriber = topic.subscriber(Policy::Latest).unwrap();
     let position = publish_on(gpu, publisher);
-    let sample = subscriber.recv(PATIENCE).unwrap();
+    let sample = subscriber.recv(TIMEOUT).unwrap();
     assert_eq!(sample.position(), position);
     let range = sample.device_on(gpu.stream()).unwrap();
     assert!(gpu.kernels().unwrap().verify(gpu.stream(), range.as_slice(), 1).unwrap().is_none());
-    sample.wait(PATIENCE).unwrap();
+    sample.wait(TIMEOUT).unwrap();
     sample.check().unwrap();
     // Dropped, it would keep the subscriber's place until another thread had waited for the GPU.
     sample.release().unwrap();
@@ -71,10 +71,10 @@ fn who_receives_forgets_publishers_that_are_gone() {
             // So that whoever receives has to ask by which timeline it is complete.
             waiting.wait_on(gpu.stream(), turn).unwrap();
             publish_on(&gpu, &publisher);
-            let sample = subscriber.recv(PATIENCE).unwrap();
+            let sample = subscriber.recv(TIMEOUT).unwrap();
             assert!(matches!(sample.check(), Err(Error::NotReady { .. })));
             gate.signal(turn).unwrap();
-            sample.wait(PATIENCE).unwrap();
+            sample.wait(TIMEOUT).unwrap();
             sample.release().unwrap();
             drop(publisher);
             eventually("its place is free", || topic.stats().publishers.is_empty());
@@ -93,9 +93,9 @@ fn what_a_stream_uses_may_be_its_publisher() {
         let gate = domain.timeline_writer("gate").unwrap();
         domain.timeline("gate").unwrap().wait_on(gpu.stream(), 1).unwrap();
         let publisher = Arc::new(topic.publisher().unwrap());
-        let mut loan = publisher.loan(DType::U32, &[1024], PATIENCE).unwrap();
+        let mut loan = publisher.loan(DType::U32, &[1024], TIMEOUT).unwrap();
         loan.keep(publisher.clone());
-        loan.filled().publish_on(gpu.stream(), PATIENCE).unwrap();
+        loan.filled().publish_on(gpu.stream(), TIMEOUT).unwrap();
         drop(publisher);
         assert_eq!(topic.stats().publishers.len(), 1);
         gate.signal(1).unwrap();
@@ -122,9 +122,9 @@ impl Drop for Used {
 
 /// Publishes what a stream completes that uses all that.
 fn publish_using(gpu: &Gpu, publisher: &Publisher, all: impl IntoIterator<Item = Used>) {
-    let mut loan = publisher.loan(DType::U32, &[1024], PATIENCE).unwrap();
+    let mut loan = publisher.loan(DType::U32, &[1024], TIMEOUT).unwrap();
     all.into_iter().for_each(|used| loan.keep(used));
-    loan.filled().publish_on(gpu.stream(), PATIENCE).unwrap();
+    loan.filled().publish_on(gpu.stream(), TIMEOUT).unwrap();
 }
 
 #[test]
@@ -139,14 +139,14 @@ fn what_a_stream_used_may_wait_for_the_service_thread_when_it_is_dropped() {
         let used = Used::until(move || {
             told.send("begins").unwrap();
             // The service thread hears that it is there.
-            let opened = asking.open("later", PATIENCE);
+            let opened = asking.open("later", TIMEOUT);
             told.send(if opened.is_ok() { "opened" } else { "late" }).unwrap();
         });
         publish_using(&gpu, &publisher, [used]);
-        assert_eq!(heard.recv_timeout(PATIENCE), Ok("begins"));
+        assert_eq!(heard.recv_timeout(TIMEOUT), Ok("begins"));
         let build = domain.create("later", Place::Host).tensor("x", DType::U8, &[1]).allocate().unwrap();
         let _segment = build.commit().unwrap();
-        assert_eq!(heard.recv_timeout(PATIENCE * 2), Ok("opened"));
+        assert_eq!(heard.recv_timeout(TIMEOUT * 2), Ok("opened"));
     });
 }
 
@@ -170,7 +170,7 @@ fn what_a_stream_used_may_be_the_last_of_its_connection() {
         }
         assert_eq!(other.members().unwrap().len(), 2);
         gate.signal(1).unwrap();
-        assert_eq!(heard.recv_timeout(PATIENCE), Ok(()));
+        assert_eq!(heard.recv_timeout(TIMEOUT), Ok(()));
         eventually("the connection is closed", || other.members().unwrap().len() == 1);
     });
 }
@@ -188,7 +188,7 @@ fn what_a_stream_used_may_panic_when_it_is_dropped() {
             let told = told.clone();
             let tells = Used::until(move || told.send(turn).unwrap());
             publish_using(&gpu, &publisher, [panics(), tells, panics()]);
-            assert_eq!(heard.recv_timeout(PATIENCE), Ok(turn));
+            assert_eq!(heard.recv_timeout(TIMEOUT), Ok(turn));
         }
     });
 }
@@ -201,9 +201,9 @@ fn who_is_evicted_hears_so_from_what_streams_were_to_complete() {
         let gpu = gpu(&domain);
         let publisher = frames(&domain, "frames").create().unwrap().publisher().unwrap();
         publish_on(&gpu, &publisher);
-        let filled = publisher.loan(DType::U32, &[1024], PATIENCE).unwrap().filled();
+        let filled = publisher.loan(DType::U32, &[1024], TIMEOUT).unwrap().filled();
         other.evict(Whom::Member(domain.member()), false).unwrap();
-        let refused = filled.publish_on(gpu.stream(), PATIENCE).unwrap_err();
+        let refused = filled.publish_on(gpu.stream(), TIMEOUT).unwrap_err();
         assert!(matches!(refused.error, Error::Evicted { .. }), "{:?}", refused.error);
     });
 }
@@ -235,7 +235,7 @@ pub(crate) fn play() {
     while let Some(order) = next_order() {
         match order.as_str() {
             "read" => {
-                let received = subscriber.recv(PATIENCE).unwrap();
+                let received = subscriber.recv(TIMEOUT).unwrap();
                 received.device_on(stream.as_ref()).unwrap();
                 sample = Some(received);
             }

@@ -12,7 +12,7 @@ use partywall::{Domain, Gpu, cuda::Driver};
 use partywall_broker::{Broker, Config, StopHandle};
 use partywall_harness::{Running, simulated_driver};
 
-pub(crate) use partywall_harness::{WATCHDOG as PATIENCE, eventually};
+pub(crate) use partywall_harness::{WATCHDOG as TIMEOUT, eventually};
 
 pub(crate) const ROLE: &str = "PARTYWALL_TEST_ROLE";
 

@@ -13,7 +13,7 @@ use crate::{
     bench::{Bench, size},
     board::{Board, now, yield_until},
     broker::{Broker, connect},
-    process::{Line, PATIENCE, Process},
+    process::{Line, Process, TIMEOUT},
     role,
 };
 
@@ -68,7 +68,7 @@ fn case(what: &str, unit: Unit, blocks: u32) -> Case {
 }
 
 fn ours(pool: &Pool) -> Sampler<'_> {
-    pairs(|| Ok(pool.alloc(PATIENCE)?.release()?))
+    pairs(|| Ok(pool.alloc(TIMEOUT)?.release()?))
 }
 
 /// Memory of this process alone, of which each page is written: what blocks spare.
@@ -126,7 +126,7 @@ const ARRIVED: usize = 1;
 /// The role of one who takes blocks and gives them back: obeys until its line ends.
 pub(crate) fn allocate(socket: &Path, workers: u64) -> Result<(), Failure> {
     let mut line = Line::of_this_process()?;
-    line.hear(Some(PATIENCE))?;
+    line.hear(Some(TIMEOUT))?;
     let board = Board::open(&line.fd()?)?;
     let pool = connect(socket)?.pool(CONTENDED).open()?;
     line.tell("ready")?;
@@ -136,7 +136,7 @@ pub(crate) fn allocate(socket: &Path, workers: u64) -> Result<(), Failure> {
         yield_until(board.word(ARRIVED), workers)?;
         let start = now();
         for _ in 0..pairs {
-            pool.alloc(PATIENCE)?.release()?;
+            pool.alloc(TIMEOUT)?.release()?;
         }
         line.tell(format_args!("{start} {}", now()))?;
     }

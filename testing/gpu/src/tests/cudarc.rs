@@ -4,7 +4,7 @@ use ::cudarc::driver::CudaContext;
 use partywall::{Domain, cuda::Driver, cuda::kernels::expected};
 
 use super::segments::{commit, verify};
-use super::world::{PATIENCE, World, ensure, say, tell};
+use super::world::{TIMEOUT, World, ensure, say, tell};
 
 /// What another process does in [`works_in_place`].
 pub(crate) const ROLE: &str = "cudarc";
@@ -30,13 +30,13 @@ pub(crate) fn play() -> Result<(), String> {
     let domain = Domain::options().start(false).connect().map_err(tell)?;
     let stream = CudaContext::new(0).and_then(|context| context.new_stream()).map_err(tell)?;
 
-    let frozen = domain.open("frozen", PATIENCE).map_err(tell)?;
+    let frozen = domain.open("frozen", TIMEOUT).map_err(tell)?;
     let mut frozen = frozen.tensor("x").map_err(tell)?.to_cudarc::<u32>(&stream).map_err(tell)?;
     let pattern: Vec<u32> = (0..frozen.len() as u64).map(expected).collect();
     ensure(stream.clone_dtoh(&frozen.view()).map_err(tell)? == pattern, || "cudarc reads something else".into())?;
     ensure(frozen.view_mut().is_err(), || "frozen memory may be written".into())?;
 
-    let shared = domain.opener("shared").timeout(PATIENCE).read_write().open().map_err(tell)?;
+    let shared = domain.opener("shared").timeout(TIMEOUT).read_write().open().map_err(tell)?;
     let tensor = shared.tensor("x").map_err(tell)?;
     let mut slice = tensor.to_cudarc::<u32>(&stream).map_err(tell)?;
     stream.memset_zeros(&mut slice.view_mut().map_err(tell)?).map_err(tell)?;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use partywall::{DType, Domain, Error, Place, Refreshed, Segment, cuda};
 
-use super::world::{PATIENCE, World, ensure, first_gpu, ready_and_wait, tell};
+use super::world::{TIMEOUT, World, ensure, first_gpu, ready_and_wait, tell};
 
 /// Elements of 2 MiB, the granularity of GPU memory: a tensor of so many fills its chunk, and the next byte is another
 /// allocation's.
@@ -15,12 +15,12 @@ const CHUNKS: u64 = 5;
 
 /// The role of the reader that follows.
 pub(crate) fn follow(domain: &Domain, name: &str) -> Result<(), String> {
-    let segment = domain.open(name, PATIENCE).map_err(tell)?;
+    let segment = domain.open(name, TIMEOUT).map_err(tell)?;
     let whole = domain.opener(name).reserve(0).open().map_err(tell)?;
     let range = segment.tensor("x").map_err(tell)?.device().map_err(tell)?;
     verify(&segment, CHUNK)?;
     ready_and_wait();
-    let grown = segment.wait_growth(PATIENCE).map_err(tell)?;
+    let grown = segment.wait_growth(TIMEOUT).map_err(tell)?;
     ensure(grown == Refreshed::Grown, || format!("{grown:?}"))?;
     let longer = segment.tensor("x").map_err(tell)?.device().map_err(tell)?;
     ensure(longer.device_ptr() == range.device_ptr(), || "it has moved".into())?;

@@ -7,7 +7,7 @@ use partywall::{
     cuda::{Access, DeviceBuffer, ForeignMemory, Mapping, PhysicalMemory, PinnedBuffer, PointerKind},
 };
 
-use super::world::{PATIENCE, World, ensure, first_gpu, ready_and_wait, tell};
+use super::world::{TIMEOUT, World, ensure, first_gpu, ready_and_wait, tell};
 
 /// Large enough for an allocation of its own.
 const BYTES: u64 = 4 << 20;
@@ -56,15 +56,15 @@ fn verify(segment: &Segment) -> Result<(), String> {
 pub(super) fn published_memory_goes_with_its_publisher() -> Result<(), String> {
     let world = World::new()?;
     let mut publisher = world.play("legacy_publish", &[])?;
-    let first = world.domain.open("test/legacy", PATIENCE).map_err(tell)?;
+    let first = world.domain.open("test/legacy", TIMEOUT).map_err(tell)?;
     verify(&first)?;
-    let second = world.domain.open("test/legacy", PATIENCE).map_err(tell)?;
+    let second = world.domain.open("test/legacy", TIMEOUT).map_err(tell)?;
     let one = address(&first)?;
     let two = address(&second)?;
     ensure(one == two, || format!("it is mapped twice: {one:#x} and {two:#x}"))?;
     drop(first);
     publisher.kill()?;
-    second.wait_withdrawn(PATIENCE).map_err(tell)?;
+    second.wait_withdrawn(TIMEOUT).map_err(tell)?;
     verify(&second)?;
     drop(second);
     let refused = world.domain.open("test/legacy", Duration::ZERO);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use partywall::{DType, Domain, Error, Place, Segment, cuda};
 
-use super::world::{PATIENCE, World, ensure, eventually, first_gpu, free_bytes, ready_and_wait, say, tell};
+use super::world::{TIMEOUT, World, ensure, eventually, first_gpu, free_bytes, ready_and_wait, say, tell};
 
 const MIB: u64 = 1 << 20;
 /// Elements of the test pattern: 64 MiB.
@@ -31,13 +31,13 @@ pub(crate) fn play(role: &str, arguments: &[String]) -> Result<(), String> {
             build.commit().map(drop).map_err(tell)
         }
         "verify" => {
-            let segment = domain.open(name, PATIENCE).map_err(tell)?;
+            let segment = domain.open(name, TIMEOUT).map_err(tell)?;
             verify(&domain, &segment, 1)?;
             ready_and_wait();
             verify(&domain, &segment, 1)
         }
         "double" => {
-            let segment = domain.opener(name).timeout(PATIENCE).read_write().open().map_err(tell)?;
+            let segment = domain.opener(name).timeout(TIMEOUT).read_write().open().map_err(tell)?;
             let range = segment.tensor("x").map_err(tell)?.device().map_err(tell)?;
             let gpu = range.gpu();
             gpu.kernels().map_err(tell)?.enqueue_double(gpu.stream(), range.as_slice()).map_err(tell)?;
@@ -164,7 +164,7 @@ pub(crate) fn frozen_memory_is_read_only() -> Result<(), String> {
 /// Writes through a read-only mapping, which must end this process's context.
 #[allow(unsafe_code)]
 fn write_read_only(domain: &Domain, name: &str) -> Result<(), String> {
-    let segment = domain.open(name, PATIENCE).map_err(tell)?;
+    let segment = domain.open(name, TIMEOUT).map_err(tell)?;
     let range = segment.tensor("x").map_err(tell)?.device().map_err(tell)?;
     let gpu = range.gpu();
     let refused = gpu.kernels().map_err(tell)?.enqueue_double(gpu.stream(), range.as_slice());
@@ -224,7 +224,7 @@ pub(crate) fn dropped_behind_a_wait() -> Result<(), String> {
     let other = other.map_err(tell)?;
     waiting.as_ref().enqueue_wait_u64(word.as_slice(), 1).map_err(tell)?;
     for _ in 0..3 {
-        world.domain.open("x", PATIENCE).map_err(tell)?.release().map_err(tell)?;
+        world.domain.open("x", TIMEOUT).map_err(tell)?.release().map_err(tell)?;
     }
     let waits = !waiting.as_ref().is_done().map_err(tell)?;
     ensure(waits, || "the stream did not wait".to_owned())?;

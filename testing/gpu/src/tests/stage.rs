@@ -13,7 +13,7 @@ use partywall::cuda::{CuResult, kernels};
 use partywall_os::socket::{self, Ready};
 
 use super::facts;
-use super::world::{PATIENCE, ROLE, ensure, say, tell};
+use super::world::{ROLE, TIMEOUT, ensure, say, tell};
 use crate::raw::{
     self, AccessRule, Address, Answer, Cuda, Handle, IpcHandle, LAZY_PEER, Properties, READ_WRITE, Words,
 };
@@ -341,7 +341,7 @@ impl Line {
 
     /// The next message; nothing when the other end is closed.
     pub(crate) fn hear(&self) -> Result<Option<Message>, String> {
-        ensure(self.speaks_within(PATIENCE)?, || format!("nothing was heard for {} s", PATIENCE.as_secs()))?;
+        ensure(self.speaks_within(TIMEOUT)?, || format!("nothing was heard for {} s", TIMEOUT.as_secs()))?;
         let mut bytes = vec![0; 256];
         let mut descriptors = VecDeque::new();
         let received = match socket::recv(&self.0, &mut bytes, &mut descriptors) {

@@ -13,7 +13,7 @@ use partywall::{Domain, Place, cuda, gpu};
 pub(crate) const ROLE: &str = "--role";
 
 /// How long anything may take that should not take long.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A broker in a directory of its own. Dropping it ends the broker.
 pub(crate) struct World {
@@ -146,13 +146,13 @@ pub(crate) fn free_bytes() -> Result<u64, String> {
 
 /// Asks until `true`, or fails.
 pub(crate) fn eventually(what: &str, mut ask: impl FnMut() -> Result<bool, String>) -> Result<(), String> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         if ask()? {
             return Ok(());
         }
         if Instant::now() >= deadline {
-            return Err(format!("{what} did not happen within {} s", PATIENCE.as_secs()));
+            return Err(format!("{what} did not happen within {} s", TIMEOUT.as_secs()));
         }
         std::thread::sleep(Duration::from_millis(10));
     }

@@ -46,7 +46,7 @@ impl Broker {
         // From here on dropping it clears up.
         let mut broker = Self { child, directory, socket };
         let told = broker.child.stdout.take().filter(|output| {
-            let deadline = Instant::now() + PATIENCE;
+            let deadline = Instant::now() + TIMEOUT;
             matches!(socket::wait(output, Ready::Read, Some(deadline)), Ok(true))
         });
         match told.and_then(|output| BufReader::new(output).lines().next()).transpose().map_err(system)? {
@@ -101,4 +101,4 @@ pub(super) fn make_ready(domain: &Domain, stream: &Stream) {
 }
 
 /// How long it may take to become ready.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);

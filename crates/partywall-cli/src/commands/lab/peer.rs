@@ -26,13 +26,13 @@ use super::{step::Step, teller::Teller};
 use crate::{Context, failure::Failure, output::Output, simulation};
 
 /// How long the other role may take for one thing. The driver's start is the longest.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How long a lab may take, from when both roles are there.
 const MOST: Duration = Duration::from_secs(600);
 
 /// How long a role waits for somebody to start the other one in another terminal.
-const PATIENCE_FOR_PEOPLE: Duration = Duration::from_secs(600);
+const TIMEOUT_FOR_PEOPLE: Duration = Duration::from_secs(600);
 
 /// What a role says to the other.
 #[derive(Debug, Serialize, Deserialize)]
@@ -114,13 +114,13 @@ impl Peer {
     pub(super) fn meet(context: &Context, lab: &str, role: &'static str, teller: &Teller) -> Result<Self, Failure> {
         let place = Rendezvous::new(context, lab)?;
         teller.remark(&format!("Waiting for `partywall lab {lab} {role}{}` in another terminal.", simulation::flag()));
-        let deadline = Instant::now() + PATIENCE_FOR_PEOPLE;
+        let deadline = Instant::now() + TIMEOUT_FOR_PEOPLE;
         let system = |errno: Errno| Error::System { what: format!("waiting for the {role}"), source: errno.into() };
         loop {
             if !socket::wait(&place.listener, Ready::Read, Some(deadline)).map_err(system)? {
                 return Err(Failure::new(
                     ErrorKind::TimedOut,
-                    format!("nobody started the {role} within {} minutes", PATIENCE_FOR_PEOPLE.as_secs() / 60),
+                    format!("nobody started the {role} within {} minutes", TIMEOUT_FOR_PEOPLE.as_secs() / 60),
                     format!(
                         "run `partywall lab {lab} {role}{}` in another terminal while this one waits",
                         simulation::flag()
@@ -207,13 +207,13 @@ impl Peer {
         line.push(b'\n');
         let mut rest = line.as_slice();
         let mut fds = fds;
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while !rest.is_empty() {
             match socket::send(&self.socket, rest, fds) {
                 Ok(sent) => (rest, fds) = (&rest[sent..], &[]),
                 Err(Errno::AGAIN) => match socket::wait(&self.socket, Ready::Write, Some(deadline)) {
                     Ok(true) => {}
-                    Ok(false) => return Err(self.broken(format!("it heard nothing for {} s", PATIENCE.as_secs()))),
+                    Ok(false) => return Err(self.broken(format!("it heard nothing for {} s", TIMEOUT.as_secs()))),
                     Err(errno) => return Err(self.broken(errno.to_string())),
                 },
                 Err(errno) => return Err(self.broken(errno.to_string())),
@@ -223,14 +223,14 @@ impl Peer {
     }
 
     fn receive<T: DeserializeOwned>(&mut self) -> Result<Message<T>, Failure> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             if let Some(end) = self.received.iter().position(|byte| *byte == b'\n') {
                 let line: Vec<u8> = self.received.drain(..=end).collect();
                 return serde_json::from_slice(&line).map_err(|error| self.broken(error.to_string()));
             }
             if !socket::wait(&self.socket, Ready::Read, Some(deadline)).map_err(|e| self.broken(e.to_string()))? {
-                return Err(self.broken(format!("it said nothing for {} s", PATIENCE.as_secs())));
+                return Err(self.broken(format!("it said nothing for {} s", TIMEOUT.as_secs())));
             }
             let mut buffer = [0; 4096];
             match socket::recv_now(&self.socket, &mut buffer, &mut self.fds) {
@@ -268,7 +268,7 @@ fn limit_this_process() {
 /// Waits until a process has ended, which `pid` names; whether it has.
 pub(super) fn has_ended(pid: u32) -> bool {
     match process::pidfd(pid) {
-        Ok(pidfd) => matches!(socket::wait(pidfd, Ready::Read, Some(Instant::now() + PATIENCE)), Ok(true)),
+        Ok(pidfd) => matches!(socket::wait(pidfd, Ready::Read, Some(Instant::now() + TIMEOUT)), Ok(true)),
         // Reaped already.
         Err(errno) => errno == Errno::SRCH,
     }

@@ -210,14 +210,14 @@ fn publish(
     stop: &AtomicBool,
 ) -> Result<bool, Failure> {
     let stop = || stop.load(Ordering::Relaxed);
-    let Some(mut loan) = publisher.loan_unless(dtype, shape, PATIENCE, stop)? else { return Ok(false) };
+    let Some(mut loan) = publisher.loan_unless(dtype, shape, TIMEOUT, stop)? else { return Ok(false) };
     match topic.gpu() {
         None => loan.bytes_mut()?.copy_from_slice(bytes),
         Some(_) if bytes.is_empty() => {}
         Some(gpu) => loan.device()?.copy_from_host(gpu.stream(), bytes)?,
     }
     loan.header(header)?;
-    match loan.filled().publish_unless(PATIENCE, stop) {
+    match loan.filled().publish_unless(TIMEOUT, stop) {
         Ok(_) => Ok(true),
         Err(_) if stop() => Ok(false),
         Err(failed) => Err(failed.error.into()),
@@ -243,7 +243,7 @@ fn sleep_until(begun: Instant, due: Duration, stop: &AtomicBool) -> bool {
 /// # Errors
 /// [`Error::SampleFailed`] and [`Error::SampleTainted`] for one that never will be.
 fn bytes_of(sample: &Sample, most: u64, out: &mut Vec<u8>) -> Result<(), Error> {
-    sample.wait(PATIENCE)?;
+    sample.wait(TIMEOUT)?;
     let start = out.len();
     let bytes = sample.len().min(most);
     match sample.gpu() {
@@ -275,4 +275,4 @@ const NAP: Duration = Duration::from_millis(100);
 const MOMENT: Duration = Duration::from_millis(250);
 
 /// How long a stream of a publisher may take to complete a sample, and a subscriber to make room for one.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);

@@ -15,7 +15,7 @@ use partywall::{
 use serde_json::json;
 
 use super::{
-    PATIENCE, cancel_flag,
+    TIMEOUT, cancel_flag,
     making::{Audience, Numbers, Type},
     sleep_until, values,
 };
@@ -84,7 +84,7 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     let sent = sender.send_all(&source);
     let Sender { publisher, start, samples, bytes: total, .. } = sender;
     sent?;
-    publisher.drain(PATIENCE)?;
+    publisher.drain(TIMEOUT)?;
     let took = start.elapsed().as_secs_f64();
     let output = context.output();
     let samples_text = count(samples, "sample");

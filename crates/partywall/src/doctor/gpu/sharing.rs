@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// How long a stream of the other process may wait for a record that has happened.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The least that a legacy handle shares: a smaller allocation lies in a block with others, which would be shared too.
 const LEGACY_BYTES: u64 = 2 << 20;
@@ -117,7 +117,7 @@ pub(in crate::doctor) fn take_legacy_event(parcel: &Parcel, _: Option<OwnedFd>) 
         let event = IpcEvent::open(context, &IpcEventHandle(bytes_of(parcel)?))?;
         let stream = Stream::new(context)?;
         event.enqueue_wait(stream.as_ref())?;
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while !stream.as_ref().is_done()? {
             if Instant::now() > deadline {
                 return Err(Trouble::Wrong("its stream still waits for an event that has happened".into()));

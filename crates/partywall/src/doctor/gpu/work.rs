@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// How long a stream may take to see a word: a wait ends within 20 µs (measured on H200).
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Host memory that is registered: more than the usual limit of locked memory, 8 MiB, so that it shows if it counts.
 const REGISTERED: u64 = 16 << 20;
@@ -37,7 +37,7 @@ pub(in crate::doctor) fn kernels(scope: Scope) -> Finding {
 /// Whether streams wait for words in GPU memory.
 pub(in crate::doctor) fn device_words(scope: Scope) -> Finding {
     on_each(scope, |device| {
-        memop::probe_device_word(&Context::retain(device)?, PATIENCE)?;
+        memop::probe_device_word(&Context::retain(device)?, TIMEOUT)?;
         let said = if device.supports_memory_operations()? { "" } else { ", though its attribute says no" };
         Ok(format!("a stream waited for a word in GPU memory until another wrote it, 32 and 64 bits{said}"))
     })
@@ -51,7 +51,7 @@ pub(in crate::doctor) fn host_words(scope: Scope) -> Finding {
         let memory = memfd::Draft::create("partywall:doctor", REGISTERED).and_then(memfd::Draft::share);
         let map = memory.and_then(SharedMap::writable);
         let map = map.map_err(|errno| Trouble::Wrong(format!("making shared memory: {errno}")))?;
-        memop::probe_host_word(&context, &Arc::new(map), PATIENCE)?;
+        memop::probe_host_word(&context, &Arc::new(map), TIMEOUT)?;
         Ok(format!(
             "{} of shared memory registered; a stream waited for a word there until another or the host wrote it",
             bytes(REGISTERED)

@@ -17,7 +17,7 @@ use super::super::gpu_open;
 use crate::{
     bench::{Bench, milliseconds},
     broker::{Broker, connect},
-    process::{Line, PATIENCE, Process},
+    process::{Line, Process, TIMEOUT},
     role,
 };
 
@@ -113,19 +113,19 @@ impl<'a> Scene<'a> {
         let killed = Instant::now();
         thread::scope(|scope| {
             let permit = scope.spawn(|| {
-                let permit = semaphore.acquire(PATIENCE)?;
+                let permit = semaphore.acquire(TIMEOUT)?;
                 let freed = killed.elapsed();
                 permit.release()?;
                 Ok::<_, Failure>(freed)
             });
-            let word = scope.spawn(|| match timeline.wait(timeline.value() + 1, PATIENCE) {
+            let word = scope.spawn(|| match timeline.wait(timeline.value() + 1, TIMEOUT) {
                 Err(Error::TimelineEnded { ending: TimelineEnding::OwnerDied, .. }) => Ok(killed.elapsed()),
                 Err(other) => Err(other.into()),
                 Ok(()) => Err("a value was signalled that nobody signals".into()),
             });
             let lease = scope.spawn(|| {
                 while domain.status()?.versions > 0 {
-                    if killed.elapsed() > PATIENCE {
+                    if killed.elapsed() > TIMEOUT {
                         return Err("the lease of a killed process stays".into());
                     }
                     thread::sleep(Duration::from_micros(500));
@@ -139,7 +139,7 @@ impl<'a> Scene<'a> {
                 })
             });
             holder.kill()?;
-            let gone = socket::wait(holder.pidfd(), Ready::Read, Some(killed + PATIENCE))?;
+            let gone = socket::wait(holder.pidfd(), Ready::Read, Some(killed + TIMEOUT))?;
             let gone = gone.then(|| killed.elapsed()).ok_or("a killed process does not end")?;
             let threads = [Some(permit), Some(word), Some(lease), stream];
             let freed = threads.into_iter().flatten().map(|thread| thread.join().map_err(|_| "a thread panicked")?);
@@ -160,7 +160,7 @@ pub(crate) fn hold(socket: &Path, memory: &str, gpu: Option<DeviceUuid>) -> Resu
     let semaphore = domain.semaphore(PERMIT, 1)?;
     let writer = domain.timeline_writer(WORD)?;
     let _lease = domain.opener(memory).open()?;
-    let _permit = semaphore.acquire(PATIENCE)?;
+    let _permit = semaphore.acquire(TIMEOUT)?;
     let at = writer.value() + 1;
     writer.signal(at)?;
     if let Some(gpu) = gpu {

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     board::{sleep_until, store_and_wake},
-    process::PATIENCE,
+    process::TIMEOUT,
 };
 
 /// What one side has of two topics.
@@ -42,9 +42,9 @@ impl Ends {
     }
 
     fn give(&self, value: u64) -> Result<(), Failure> {
-        let mut loan = self.publisher.loan(DType::U64, &[1], PATIENCE)?;
+        let mut loan = self.publisher.loan(DType::U64, &[1], TIMEOUT)?;
         loan.as_mut_slice()?[0] = value;
-        loan.filled().publish(PATIENCE).map_err(|refused| refused.error)?;
+        loan.filled().publish(TIMEOUT).map_err(|refused| refused.error)?;
         Ok(())
     }
 
@@ -73,7 +73,7 @@ impl Ends {
     }
 
     fn wait(&self, value: u64) -> Result<(), Failure> {
-        self.take(value, |subscriber| subscriber.recv(PATIENCE).map(Some))
+        self.take(value, |subscriber| subscriber.recv(TIMEOUT).map(Some))
     }
 }
 
@@ -188,9 +188,9 @@ fn kernels_topic<const SUBSCRIBERS: usize>(side: &Side, count: usize) -> Result<
 /// A message that a kernel writes.
 fn publish_on(side: &Side, ends: &Ends, words: u64) -> Result<(), Failure> {
     let device = side.device()?;
-    let loan = ends.publisher.loan(DType::U32, &[words], PATIENCE)?;
+    let loan = ends.publisher.loan(DType::U32, &[words], TIMEOUT)?;
     device.gpu.kernels()?.enqueue_fill(device.stream(), loan.device()?.as_slice())?;
-    loan.filled().publish_on(device.stream(), PATIENCE).map_err(|refused| refused.error)?;
+    loan.filled().publish_on(device.stream(), TIMEOUT).map_err(|refused| refused.error)?;
     Ok(())
 }
 
@@ -199,7 +199,7 @@ fn receive_on(side: &Side, ends: &Ends) -> Result<Vec<Sample>, Failure> {
     let device = side.device()?;
     let mut samples = Vec::with_capacity(ends.subscribers.len());
     for subscriber in &ends.subscribers {
-        let sample = subscriber.recv(PATIENCE)?;
+        let sample = subscriber.recv(TIMEOUT)?;
         device.gpu.kernels()?.enqueue_read(device.stream(), sample.device_on(device.stream())?.as_slice())?;
         samples.push(sample);
     }

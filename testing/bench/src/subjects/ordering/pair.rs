@@ -22,7 +22,7 @@ use crate::{
     board::{Board, yield_until},
     broker::{Broker, connect},
     placement::Placement,
-    process::{Line, PATIENCE, Process},
+    process::{Line, Process, TIMEOUT},
     role,
 };
 
@@ -137,7 +137,7 @@ impl Side {
         let meetings = Cell::new(0);
         let side = Self { first, board, ours, theirs, at: Cell::new(1), domain, device, ends, meetings };
         side.ours.signal(1)?;
-        side.theirs.wait(1, PATIENCE)?;
+        side.theirs.wait(1, TIMEOUT)?;
         if side.device.is_some() {
             streams::warm_up(&side)?;
         }
@@ -187,7 +187,7 @@ const UNDER_MPS: &str = "ready, under MPS";
 /// The role of one of them: obeys until its line ends.
 pub(crate) fn play(socket: &Path, side: &str, gpu: Option<(DeviceUuid, u64)>) -> Result<(), Failure> {
     let mut line = Line::of_this_process()?;
-    line.hear(Some(PATIENCE))?;
+    line.hear(Some(TIMEOUT))?;
     let board = Board::open(&line.fd()?)?;
     let side = Side::new(connect(socket)?, side == "first", board, gpu)?;
     let under_mps = side.device.as_ref().map(Device::is_under_mps).transpose()?.unwrap_or(false);

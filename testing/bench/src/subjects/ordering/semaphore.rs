@@ -14,7 +14,7 @@ use crate::{
     board::{Board, now, yield_until},
     broker::{Broker, connect},
     posix::{FutexMutex, PosixSemaphore},
-    process::{Line, PATIENCE, Process},
+    process::{Line, Process, TIMEOUT},
     role,
 };
 
@@ -52,7 +52,7 @@ fn alone(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
     let mutex = FutexMutex(board.futex(MUTEX));
     let posix = PosixSemaphore::create(&board, POSIX, 1)?;
     let ours = pairs(|| {
-        drop(semaphore.acquire(PATIENCE)?);
+        drop(semaphore.acquire(TIMEOUT)?);
         Ok(())
     });
     let raw = pairs(|| {
@@ -203,7 +203,7 @@ const INSIDE: usize = 4;
 /// The role of one of them: obeys until its line ends.
 pub(crate) fn work(socket: &Path, workers: u64, permits: u32) -> Result<(), Failure> {
     let mut line = Line::of_this_process()?;
-    line.hear(Some(PATIENCE))?;
+    line.hear(Some(TIMEOUT))?;
     let board = Board::open(&line.fd()?)?;
     let semaphore = connect(socket)?.semaphore(&name(permits), permits)?;
     let mutex = FutexMutex(board.futex(MUTEX));
@@ -224,7 +224,7 @@ pub(crate) fn work(socket: &Path, workers: u64, permits: u32) -> Result<(), Fail
                         Some(permit) => permit,
                         None => {
                             waited += 1;
-                            semaphore.acquire(PATIENCE)?
+                            semaphore.acquire(TIMEOUT)?
                         }
                     };
                     be_inside(&board, permits, way == Way::Crowded && pair % 16 == 0)?;

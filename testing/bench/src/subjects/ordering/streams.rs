@@ -21,7 +21,7 @@ use crate::{
     board::{Board, sleep_until, spin_until, store_and_wake},
     broker::Broker,
     mps::Mps,
-    process::PATIENCE,
+    process::TIMEOUT,
 };
 
 /// With the two processes taking turns on the GPU, as they do by default.
@@ -136,7 +136,7 @@ impl Device {
             let builder = domain.create(SHARED, Place::Gpu(uuid)).mutable(true).tensor(SHARED, DType::U32, &[SHORT]);
             builder.allocate()?.commit()?
         } else {
-            domain.opener(SHARED).read_write().timeout(PATIENCE).open()?
+            domain.opener(SHARED).read_write().timeout(TIMEOUT).open()?
         };
         Ok(Self {
             stream: Stream::new(context)?,
@@ -331,7 +331,7 @@ fn completed(side: &Side, count: usize, kernel: Kernel, told: Told) -> Result<Ve
         match told {
             Told::Futex => sleep_until(futex, at as u32),
             Told::Line => spin_until(line, at),
-            Told::Timeline | Told::HostFunction => side.theirs.wait(at, PATIENCE)?,
+            Told::Timeline | Told::HostFunction => side.theirs.wait(at, TIMEOUT)?,
         }
         Ok(())
     };
@@ -417,7 +417,7 @@ fn send(side: &Side, by: By, at: u64) -> Result<(), Failure> {
 fn receive(side: &Side, by: By, at: u64) -> Result<(), Failure> {
     match by {
         By::Driver => sleep_until(side.board.futex(side.sides(WAKE)[1]), at as u32),
-        By::Timeline => side.theirs.wait_announced(at, PATIENCE)?,
+        By::Timeline => side.theirs.wait_announced(at, TIMEOUT)?,
     }
     wait_on(side, by, at)
 }

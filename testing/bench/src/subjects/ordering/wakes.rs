@@ -14,7 +14,7 @@ use crate::{
     board::{now, sleep_until, sleep_until_within, spin_until, store_and_wake},
     broker::Broker,
     placement::Placement,
-    process::PATIENCE,
+    process::TIMEOUT,
 };
 
 pub(crate) fn run(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
@@ -87,13 +87,13 @@ pub(super) const WAYS: &[Way] = &[
     ("exchange-limited", |side, count| exchange_by_futex(side, count, sleep_until_within)),
     ("exchange-timeline", |side, count| {
         let give = |at| Ok(side.ours.signal(at)?);
-        let take = |at| Ok(side.theirs.wait(at, PATIENCE)?);
+        let take = |at| Ok(side.theirs.wait(at, TIMEOUT)?);
         exchange(side, count, give, take)
     }),
     ("wake-raw", |side, count| wake_by_futex(side, count, sleep_until)),
     ("wake-limited", |side, count| wake_by_futex(side, count, sleep_until_within)),
     ("wake-timeline", |side, count| {
-        wake(side, count, |at| Ok(side.ours.signal(at)?), |at| Ok(side.theirs.wait(at, PATIENCE)?))
+        wake(side, count, |at| Ok(side.ours.signal(at)?), |at| Ok(side.theirs.wait(at, TIMEOUT)?))
     }),
 ];
 

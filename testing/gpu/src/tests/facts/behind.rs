@@ -8,7 +8,7 @@ use super::neighbours::ourselves;
 use super::{BYTES, MIB, OK, wait_for};
 use crate::raw::{Cuda, GEQ, READ_WRITE, Words};
 use crate::tests::stage::{Check, Line, Peer};
-use crate::tests::world::{PATIENCE, tell};
+use crate::tests::world::{TIMEOUT, tell};
 
 /// Makes a call while a stream of the context waits, and says whether it came back before the wait was released.
 pub(super) fn caller_behind_a_wait(check: &Check, line: &Line) -> Result<(), String> {
@@ -53,7 +53,7 @@ fn calls_behind_a_wait(check: &Check, calls: &[&str], expected: &str) -> Result<
         let mut caller = Peer::start_with("caller_behind_a_wait", ourselves())?;
         caller.give(call, &file)?;
         caller.expect("waiting")?;
-        let pause = if expected == "before" { PATIENCE / 4 } else { Duration::from_secs(1) };
+        let pause = if expected == "before" { TIMEOUT / 4 } else { Duration::from_secs(1) };
         if !caller.speaks_within(pause)? {
             words.store(0, 1);
         }
@@ -106,7 +106,7 @@ pub(super) fn streams_that_wait_hold_up_those_of_their_queue(check: &Check) -> R
         let mut crowd = Peer::start_with("crowd_behind_a_wait", command)?;
         crowd.give(waiting.to_string(), &file)?;
         crowd.expect("waiting")?;
-        let pause = if expected == "before" { PATIENCE / 4 } else { Duration::from_secs(1) };
+        let pause = if expected == "before" { TIMEOUT / 4 } else { Duration::from_secs(1) };
         if !crowd.speaks_within(pause)? {
             words.store(0, 1);
         }

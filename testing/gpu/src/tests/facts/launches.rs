@@ -8,7 +8,7 @@ use partywall::cuda::CuResult;
 use super::neighbours::ourselves;
 use crate::raw::{GEQ, Words};
 use crate::tests::stage::{Check, Line, PTX, Peer};
-use crate::tests::world::{PATIENCE, tell};
+use crate::tests::world::{TIMEOUT, tell};
 
 /// A step towards a first launch that comes only after a stream of the context has begun to wait.
 #[derive(Clone, Copy, Debug)]
@@ -108,7 +108,7 @@ fn behind_a_wait(check: &Check, late: Late, lazy: [&str; 2], eager: [&str; 2]) -
         launcher.give(format!("{late:?}"), &file)?;
         launcher.expect("waiting")?;
         for (what, expected) in ["the step", "the kernel"].into_iter().zip(expected) {
-            let pause = if expected == "before" { PATIENCE / 4 } else { Duration::from_secs(1) };
+            let pause = if expected == "before" { TIMEOUT / 4 } else { Duration::from_secs(1) };
             if !launcher.speaks_within(pause)? {
                 words.store(0, 1);
             }

@@ -32,7 +32,7 @@ pub(crate) use mps::Mps;
 use partywall::cuda::CuResult;
 
 use super::stage::{Check, Line};
-use super::world::PATIENCE;
+use super::world::TIMEOUT;
 use super::{FREE_MEMORY, Needs, Test};
 use crate::raw::{self, Handle};
 
@@ -233,7 +233,7 @@ pub(crate) fn play(role: &str) -> Result<(), String> {
 
 /// Waits until a stream has nothing left, but not for ever as `cuStreamSynchronize` does.
 fn wait_for(check: &Check, stream: Handle) -> Result<raw::Answer, String> {
-    let deadline = Instant::now() + PATIENCE / 4;
+    let deadline = Instant::now() + TIMEOUT / 4;
     loop {
         let answer = check.cuda.stream_query(stream);
         if answer.code != CuResult::NOT_READY || Instant::now() > deadline {

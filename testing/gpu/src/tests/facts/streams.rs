@@ -9,7 +9,7 @@ use super::legacy::Legacy;
 use super::{BYTES, INVALID, MIB, OK, look_twice, wait_for};
 use crate::raw::{CAPTURE_GLOBAL, CAPTURE_RELAXED, Cuda, GEQ, NO_TIMING, NON_BLOCKING, READ_WRITE, Words};
 use crate::tests::stage::{Check, Line, Peer, pattern};
-use crate::tests::world::{PATIENCE, ensure};
+use crate::tests::world::{TIMEOUT, ensure};
 
 pub(super) fn a_stream_works_in_order(check: &Check) -> Result<(), String> {
     check.start()?;
@@ -146,7 +146,7 @@ pub(super) fn a_written_value_comes_after_the_work_before_it(check: &Check) -> R
         check.cuda.stream_synchronize(stream).ok()?;
         check.enqueue_fill(stream, device, memory.bytes())?;
         check.cuda.stream_write_value64(stream, word, round, 0).ok()?;
-        let deadline = Instant::now() + PATIENCE / 4;
+        let deadline = Instant::now() + TIMEOUT / 4;
         while words.load(0) < round {
             ensure(Instant::now() < deadline, || "the value did not come".into())?;
         }

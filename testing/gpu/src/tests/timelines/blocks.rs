@@ -9,7 +9,7 @@ use partywall::{
     info::MemberState,
 };
 
-use super::world::{PATIENCE, World, eventually, gpu, in_a_child, next_order, say};
+use super::world::{TIMEOUT, World, eventually, gpu, in_a_child, next_order, say};
 
 /// A moment: what does not happen meanwhile does not happen by itself.
 const MOMENT: Duration = Duration::from_millis(50);
@@ -28,7 +28,7 @@ pub(crate) fn play() {
     while let Some(order) = next_order() {
         let (what, argument) = order.split_once(' ').unwrap_or((&order, ""));
         match what {
-            "alloc" => block = Some(pool.alloc(PATIENCE).unwrap()),
+            "alloc" => block = Some(pool.alloc(TIMEOUT).unwrap()),
             "stop" => gate.wait_on(stream.as_ref(), argument.parse().unwrap()).unwrap(),
             "stop-other" => gate.wait_on(other.as_ref(), argument.parse().unwrap()).unwrap(),
             "fill" => fill(&gpu, &stream, block.as_ref().unwrap()),
@@ -100,14 +100,14 @@ pub(crate) fn a_dropped_block_comes_back_when_the_gpu_is_done_with_it(world: &Wo
     }
     assert!(is_taken(&pool), "a kernel is still to write it");
     gate.signal(1).unwrap();
-    let block = pool.alloc(PATIENCE).unwrap();
+    let block = pool.alloc(TIMEOUT).unwrap();
     assert!(is_filled(&gpu(&domain), &block), "the kernel wrote it before");
     block.release().unwrap();
     // One that no kernel can use comes back at once, whatever streams do.
     for order in ["alloc", "stop 2", "drop"] {
         other.have(order);
     }
-    pool.alloc(PATIENCE).unwrap().release().unwrap();
+    pool.alloc(TIMEOUT).unwrap().release().unwrap();
     gate.signal(2).unwrap();
 }
 
@@ -118,7 +118,7 @@ pub(crate) fn many_dropped_blocks_come_back_together(world: &World) {
     for round in 1..=3 {
         domain.timeline("gate").unwrap().wait_on(stream.as_ref(), round).unwrap();
         for _ in 0..64 {
-            let block = pool.alloc(PATIENCE).unwrap();
+            let block = pool.alloc(TIMEOUT).unwrap();
             fill(&gpu, &stream, &block);
         }
         assert!(is_taken(&pool));
@@ -136,12 +136,12 @@ pub(crate) fn a_block_goes_back_behind_the_work_of_its_stream(world: &World) {
     }
     assert!(is_taken(&pool));
     gate.signal(1).unwrap();
-    pool.alloc(PATIENCE).unwrap().release().unwrap();
+    pool.alloc(TIMEOUT).unwrap().release().unwrap();
     for _ in 0..20 {
         for order in ["alloc", "fill", "give"] {
             other.have(order);
         }
-        pool.alloc(PATIENCE).unwrap().release().unwrap();
+        pool.alloc(TIMEOUT).unwrap().release().unwrap();
     }
     gate.signal(2).unwrap();
     // One that is released in person waits for the GPU.
@@ -159,7 +159,7 @@ pub(crate) fn blocks_of_the_gpu_come_back_when_their_process_is_killed(world: &W
     }
     assert!(is_taken(&pool));
     other.kill();
-    let both = [(); 2].map(|()| pool.alloc(PATIENCE).unwrap());
+    let both = [(); 2].map(|()| pool.alloc(TIMEOUT).unwrap());
     drop(both);
 }
 
@@ -171,7 +171,7 @@ pub(crate) fn a_connection_that_ends_keeps_the_blocks_of_the_gpu(world: &World) 
     let stream = Stream::new(gpu.context()).unwrap();
     gpu.kernels().unwrap();
     let theirs = domain.pool("frames").open().unwrap();
-    let block = theirs.alloc(PATIENCE).unwrap();
+    let block = theirs.alloc(TIMEOUT).unwrap();
     domain.timeline("gate").unwrap().wait_on(stream.as_ref(), 1).unwrap();
     fill(&gpu, &stream, &block);
     drop((block, theirs));
@@ -179,7 +179,7 @@ pub(crate) fn a_connection_that_ends_keeps_the_blocks_of_the_gpu(world: &World) 
     assert!(is_taken(&pool));
     gate.signal(1).unwrap();
     ending.join().unwrap();
-    let block = pool.alloc(PATIENCE).unwrap();
+    let block = pool.alloc(TIMEOUT).unwrap();
     assert!(is_filled(pool.gpu().unwrap(), &block));
 }
 
@@ -226,7 +226,7 @@ pub(crate) fn a_block_is_handed_over_while_a_kernel_is_still_to_fill_it(world: &
 pub(crate) fn a_block_is_zeroed_on_a_stream(world: &World) {
     let (domain, pool, _gate) = stage(world, 1);
     let gpu = gpu(&domain);
-    let mut block = pool.alloc(PATIENCE).unwrap();
+    let mut block = pool.alloc(TIMEOUT).unwrap();
     let stream = Stream::new(gpu.context()).unwrap();
     fill(&gpu, &stream, &block);
     block.zero_on(stream.as_ref()).unwrap();
@@ -242,7 +242,7 @@ pub(crate) fn a_zeroed_block_has_nothing_of_those_who_had_it_before(world: &Worl
     for order in ["alloc", "fill", "release"] {
         other.have(order);
     }
-    let block = pool.alloc(PATIENCE).unwrap();
+    let block = pool.alloc(TIMEOUT).unwrap();
     assert!(is_zero(&gpu, &block));
     block.release().unwrap();
     for order in ["alloc", "fill"] {
@@ -251,7 +251,7 @@ pub(crate) fn a_zeroed_block_has_nothing_of_those_who_had_it_before(world: &Worl
     other.kill();
     let stream = Stream::new(gpu.context()).unwrap();
     domain.timeline("gate").unwrap().wait_on(stream.as_ref(), 1).unwrap();
-    let block = pool.alloc_on(stream.as_ref(), PATIENCE).unwrap();
+    let block = pool.alloc_on(stream.as_ref(), TIMEOUT).unwrap();
     assert!(!stream.as_ref().is_done().unwrap(), "it is zeroed behind what is on the stream");
     gate.signal(1).unwrap();
     stream.synchronize().unwrap();
@@ -261,7 +261,7 @@ pub(crate) fn a_zeroed_block_has_nothing_of_those_who_had_it_before(world: &Worl
 pub(crate) fn a_forked_child_gives_no_block_back(world: &World) {
     let (domain, pool, _gate) = stage(world, 1);
     let stream = Stream::new(gpu(&domain).context()).unwrap();
-    let mut block = Some(pool.alloc(PATIENCE).unwrap());
+    let mut block = Some(pool.alloc(TIMEOUT).unwrap());
     block.as_ref().unwrap().device().unwrap();
     assert!(in_a_child(|| {
         let Err(refused) = block.take().unwrap().release_on(stream.as_ref()) else { return false };

@@ -12,7 +12,7 @@ use partywall::{
 
 use super::{
     scenes::{Stage, ended, is_pending},
-    world::{PATIENCE, World, gpu, next_order, say},
+    world::{TIMEOUT, World, gpu, next_order, say},
 };
 use crate::raw::{CAPTURE_RELAXED, Cuda};
 
@@ -62,7 +62,7 @@ pub(crate) fn a_stream_that_is_captured_is_refused(world: &World) {
     cuda.stream_begin_capture(captured.as_ref().raw().0, CAPTURE_RELAXED).ok().unwrap();
     let is_refused = |result: Result<(), Error>| matches!(result, Err(Error::Captured { .. }));
     assert!(is_refused(timeline.wait_on(captured.as_ref(), 1)));
-    assert!(is_refused(timeline.wait_on_for(captured.as_ref(), 1, PATIENCE).map(drop)));
+    assert!(is_refused(timeline.wait_on_for(captured.as_ref(), 1, TIMEOUT).map(drop)));
     assert!(is_refused(writer.signal_on(captured.as_ref(), 1)));
     assert!(is_refused(writer.signal_on_and_wake(captured.as_ref(), 1)));
     // Neither is anything promised, nor the capture spoilt.
@@ -71,7 +71,7 @@ pub(crate) fn a_stream_that_is_captured_is_refused(world: &World) {
     cuda.stream_end_capture(captured.as_ref().raw().0, &mut graph).ok().unwrap();
     cuda.graph_destroy(graph).ok().unwrap();
     writer.signal_on(captured.as_ref(), 1).unwrap();
-    timeline.wait(1, PATIENCE).unwrap();
+    timeline.wait(1, TIMEOUT).unwrap();
 }
 
 pub(crate) fn a_writer_killed_in_an_endless_kernel_ends_every_wait(world: &World) {
@@ -81,11 +81,11 @@ pub(crate) fn a_writer_killed_in_an_endless_kernel_ends_every_wait(world: &World
     for order in ["signal 1", "endless", "signal 2"] {
         writer.have(order);
     }
-    timeline.wait(1, PATIENCE).unwrap();
+    timeline.wait(1, TIMEOUT).unwrap();
     timeline.wait_on(stage.stream.as_ref(), 2).unwrap();
     assert!(is_pending(&timeline, 2));
     std::thread::scope(|scope| {
-        let waiter = scope.spawn(|| timeline.wait(2, PATIENCE));
+        let waiter = scope.spawn(|| timeline.wait(2, TIMEOUT));
         writer.kill();
         assert_eq!(ended(waiter.join().unwrap()), (TimelineEnding::OwnerDied, 2, 1));
     });
@@ -101,14 +101,14 @@ pub(crate) fn kernels_wait_and_signal_by_themselves(world: &World) {
     let mut other = world.play("kernels");
     for v in 1..=3 {
         other.have(&format!("hand-over {v}"));
-        input.wait_announced(v, PATIENCE).unwrap();
+        input.wait_announced(v, TIMEOUT).unwrap();
         assert!(is_pending(&input, v));
         if v == 2 {
             writer.signal(v).unwrap()
         } else {
             writer.signal_on(stage.stream.as_ref(), v).unwrap()
         }
-        input.wait(v, PATIENCE).unwrap();
+        input.wait(v, TIMEOUT).unwrap();
         assert_eq!(other.have("counted"), v.to_string());
     }
     // Poison ends the kernel, which then counts and signals nothing.

@@ -11,7 +11,7 @@ use partywall::{
 
 use super::{
     scenes::Gate,
-    world::{PATIENCE, World, eventually, gpu, in_a_child, next_order, say},
+    world::{TIMEOUT, World, eventually, gpu, in_a_child, next_order, say},
 };
 
 /// What another process is told: each word is done in turn.
@@ -27,7 +27,7 @@ pub(crate) fn play() {
     say("ready");
     while let Some(order) = next_order() {
         match order.as_str() {
-            "acquire" => permit = Some(semaphore.acquire(PATIENCE).unwrap()),
+            "acquire" => permit = Some(semaphore.acquire(TIMEOUT).unwrap()),
             "stop" => gate.stop(&stream),
             "give" => permit.take().unwrap().release_on(stream.as_ref()).unwrap(),
             "go" => gate.go(&other),
@@ -64,7 +64,7 @@ pub(crate) fn a_permit_goes_back_behind_the_work_of_its_stream(world: &World) {
     assert!(is_taken(&semaphore));
     assert!(matches!(semaphore.acquire(Duration::from_millis(50)), Err(Error::Timeout { .. })));
     thread::scope(|scope| {
-        let next = scope.spawn(|| semaphore.acquire(PATIENCE).map(drop));
+        let next = scope.spawn(|| semaphore.acquire(TIMEOUT).map(drop));
         other.have("go");
         next.join().unwrap().unwrap();
     });
@@ -72,7 +72,7 @@ pub(crate) fn a_permit_goes_back_behind_the_work_of_its_stream(world: &World) {
     for _ in 0..20 {
         other.have("acquire");
         other.have("give");
-        semaphore.acquire(PATIENCE).unwrap().release().unwrap();
+        semaphore.acquire(TIMEOUT).unwrap().release().unwrap();
     }
 }
 
@@ -83,7 +83,7 @@ pub(crate) fn a_permit_of_a_stream_comes_back_when_its_process_is_killed(world: 
         other.have(order);
     }
     other.kill();
-    semaphore.acquire(PATIENCE).unwrap().release().unwrap();
+    semaphore.acquire(TIMEOUT).unwrap().release().unwrap();
 }
 
 /// The connection ends, and with it the permits of the process: but not before the stream has come so far.
@@ -95,14 +95,14 @@ pub(crate) fn a_connection_that_ends_keeps_the_permits_of_streams(world: &World)
     let other = Stream::new(gpu.context()).unwrap();
     let gate = Gate::new(&gpu);
     gate.stop(&stream);
-    let permit = domain.semaphore("seats", 1).unwrap().acquire(PATIENCE).unwrap();
+    let permit = domain.semaphore("seats", 1).unwrap().acquire(TIMEOUT).unwrap();
     permit.release_on(stream.as_ref()).unwrap();
     let ending = thread::spawn(move || drop(domain));
     assert!(matches!(outside.acquire(Duration::from_millis(100)), Err(Error::Timeout { .. })));
     assert!(!ending.is_finished());
     gate.go(&other);
     ending.join().unwrap();
-    outside.acquire(PATIENCE).unwrap().release().unwrap();
+    outside.acquire(TIMEOUT).unwrap().release().unwrap();
 }
 
 /// Nobody knows whether the work is over.
@@ -117,7 +117,7 @@ pub(crate) fn a_permit_of_a_lost_context_comes_back_with_the_end_of_its_process(
     assert!(matches!(semaphore.acquire(Duration::from_millis(500)), Err(Error::Timeout { .. })));
     eventually("the loss is told", || states() == [MemberState::Alive, MemberState::LostContext]);
     other.kill();
-    let permit = semaphore.acquire(PATIENCE).unwrap();
+    let permit = semaphore.acquire(TIMEOUT).unwrap();
     assert_eq!(states(), [MemberState::Alive]);
     // What is refused leaves the permit where it is.
     let mut another = world.play("permit");
@@ -129,7 +129,7 @@ pub(crate) fn a_permit_of_a_lost_context_comes_back_with_the_end_of_its_process(
     eventually("the loss is told", || states() == [MemberState::Alive, MemberState::LostContext]);
     assert!(is_taken(&semaphore));
     another.kill();
-    semaphore.acquire(PATIENCE).unwrap().release().unwrap();
+    semaphore.acquire(TIMEOUT).unwrap().release().unwrap();
 }
 
 pub(crate) fn a_forked_child_gives_no_permit_to_a_stream(world: &World) {
@@ -137,7 +137,7 @@ pub(crate) fn a_forked_child_gives_no_permit_to_a_stream(world: &World) {
     let gpu = gpu(&domain);
     let semaphore = domain.semaphore("seats", 1).unwrap();
     let stream = Stream::new(gpu.context()).unwrap();
-    let mut permit = Some(semaphore.acquire(PATIENCE).unwrap());
+    let mut permit = Some(semaphore.acquire(TIMEOUT).unwrap());
     assert!(in_a_child(|| {
         let Err(refused) = permit.take().unwrap().release_on(stream.as_ref()) else { return false };
         matches!(refused.error, Error::Forked { .. }) && matches!(refused.permit.release(), Err(Error::Forked { .. }))

@@ -9,7 +9,7 @@ use partywall::{
     cuda::{Access, DeviceSlice, Stream},
 };
 
-use super::world::{PATIENCE, World, eventually, gpu, next_order, say};
+use super::world::{TIMEOUT, World, eventually, gpu, next_order, say};
 
 /// A moment: what does not happen meanwhile does not happen by itself.
 const MOMENT: Duration = Duration::from_millis(50);
@@ -41,7 +41,7 @@ pub(crate) fn play() {
                 assert!(publisher.try_loan(DType::U32, &[ELEMENTS]).unwrap().is_none());
                 let late = publisher.loan(DType::U32, &[ELEMENTS], MOMENT);
                 assert!(matches!(late, Err(Error::Timeout { .. })), "{late:?}");
-                let stopped = publisher.loan_unless(DType::U32, &[ELEMENTS], PATIENCE, || true);
+                let stopped = publisher.loan_unless(DType::U32, &[ELEMENTS], TIMEOUT, || true);
                 assert!(matches!(stopped, Ok(None)), "{stopped:?}");
             }
             "synchronise" => stream.synchronize().unwrap(),
@@ -68,14 +68,14 @@ pub(crate) fn play() {
 
 /// Publishes what a kernel writes, when `stream` comes to it.
 fn publish(gpu: &Gpu, stream: &Stream, publisher: &Publisher, inputs: &[&Sample]) -> Published {
-    let mut loan = publisher.loan(DType::U32, &[ELEMENTS], PATIENCE).unwrap();
+    let mut loan = publisher.loan(DType::U32, &[ELEMENTS], TIMEOUT).unwrap();
     inputs.iter().for_each(|input| loan.rests_on(input).unwrap());
     gpu.kernels().unwrap().enqueue_fill(stream.as_ref(), loan.device().unwrap().as_slice()).unwrap();
-    loan.filled().publish_on(stream.as_ref(), PATIENCE).unwrap()
+    loan.filled().publish_on(stream.as_ref(), TIMEOUT).unwrap()
 }
 
 fn receive(subscriber: &Subscriber) -> Sample {
-    subscriber.recv(PATIENCE).unwrap()
+    subscriber.recv(TIMEOUT).unwrap()
 }
 
 /// Whether a kernel on `stream` finds what another has written.
@@ -274,7 +274,7 @@ pub(crate) fn what_a_sample_is_made_of_is_waited_for_by_its_check(world: &World)
     publish(&gpu, &stream, &publisher, &[&input]);
     stream.synchronize().unwrap();
     let made_of_it = receive(&subscriber);
-    made_of_it.wait(PATIENCE).unwrap();
+    made_of_it.wait(TIMEOUT).unwrap();
     assert!(matches!(made_of_it.check(), Err(Error::Timeout { .. })), "nobody knows yet");
     // The input is kept until it is known.
     drop(input);

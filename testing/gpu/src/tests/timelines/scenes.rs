@@ -15,13 +15,13 @@ use partywall::{
     cuda::{Access, DeviceBuffer, DeviceSlice, Stream},
 };
 
-use super::world::{PATIENCE, World, eventually, gpu, in_a_child, next_order, say};
+use super::world::{TIMEOUT, World, eventually, gpu, in_a_child, next_order, say};
 
 /// What the other processes of these scenes do: what they are told, in turn.
 pub(crate) fn play(prepared: bool) {
     let domain = Domain::options().start(false).connect().unwrap();
     let gpu = gpu(&domain);
-    let data = domain.opener("data").read_write().timeout(PATIENCE).open().unwrap();
+    let data = domain.opener("data").read_write().timeout(TIMEOUT).open().unwrap();
     let stream = Stream::new(gpu.context()).unwrap();
     let other = Stream::new(gpu.context()).unwrap();
     let gate = Gate::new(&gpu);
@@ -181,12 +181,12 @@ pub(crate) fn kernels_of_two_processes_come_one_after_the_other(world: &World) {
         other.have(order);
     }
     gpu.kernels().unwrap().enqueue_fill(stream.as_ref(), slice(data)).unwrap();
-    answer.wait_announced(2, PATIENCE).unwrap();
+    answer.wait_announced(2, TIMEOUT).unwrap();
     assert_eq!((answer.announced(), answer.value()), (2, 0));
     order.signal_on(stream.as_ref(), 1).unwrap();
     answer.wait_on(stream.as_ref(), 1).unwrap();
     assert_eq!(found(gpu, stream, data), 2);
-    answer.wait(1, PATIENCE).unwrap();
+    answer.wait(1, TIMEOUT).unwrap();
     assert!(is_pending(&answer, 2));
     order.signal(2).unwrap();
     answer.wait_on(stream.as_ref(), 2).unwrap();
@@ -318,7 +318,7 @@ pub(crate) fn whichever_device_is_current(world: &World) {
     stage.stream.synchronize().unwrap();
     there.synchronize().unwrap();
     assert_eq!(timeline.device_ptr(&second).unwrap(), timeline.device_ptr(&stage.gpu).unwrap());
-    timeline.wait(2, PATIENCE).unwrap();
+    timeline.wait(2, TIMEOUT).unwrap();
 }
 
 /// Trap: values near the end of their range, where a wrong comparison takes large for small.
@@ -368,14 +368,14 @@ pub(crate) fn a_killed_writer_with_signals_under_way_ends_every_wait(world: &Wor
     for order in ["write", "fill", "signal 1", "stop", "fill", "signal 2"] {
         writer.have(order);
     }
-    timeline.wait(1, PATIENCE).unwrap();
-    timeline.wait_announced(2, PATIENCE).unwrap();
+    timeline.wait(1, TIMEOUT).unwrap();
+    timeline.wait_announced(2, TIMEOUT).unwrap();
     assert!(is_pending(&timeline, 2));
     timeline.wait_on(stage.stream.as_ref(), 2).unwrap();
-    let limited = timeline.wait_on_for(stage.gpu.stream(), 2, PATIENCE).unwrap();
+    let limited = timeline.wait_on_for(stage.gpu.stream(), 2, TIMEOUT).unwrap();
     timeline.check().unwrap();
     thread::scope(|scope| {
-        let waiter = scope.spawn(|| timeline.wait(2, PATIENCE));
+        let waiter = scope.spawn(|| timeline.wait(2, TIMEOUT));
         assert!(stage.still_waits());
         writer.kill();
         assert_eq!(ended(waiter.join().unwrap()), (TimelineEnding::OwnerDied, 2, 1));
@@ -411,8 +411,8 @@ pub(crate) fn a_writer_that_closes_keeps_what_its_streams_promised(world: &World
     timeline.wait_on(stage.stream.as_ref(), 1).unwrap();
     timeline.wait_on(beyond.as_ref(), 2).unwrap();
     thread::scope(|scope| {
-        let promised = scope.spawn(|| timeline.wait(1, PATIENCE));
-        let more = scope.spawn(|| timeline.wait(2, PATIENCE));
+        let promised = scope.spawn(|| timeline.wait(1, TIMEOUT));
+        let more = scope.spawn(|| timeline.wait(2, TIMEOUT));
         writer.have("close");
         assert_eq!(ended(more.join().unwrap()), (TimelineEnding::Closed, 2, 0));
         assert!(stage.still_waits() && !promised.is_finished());
@@ -439,11 +439,11 @@ pub(crate) fn the_end_of_a_connection_waits_for_what_its_streams_promised(world:
         let ending = scope.spawn(move || drop((writer, domain)));
         thread::sleep(Duration::from_millis(50));
         assert!(!ending.is_finished());
-        assert_eq!(ended(timeline.wait(2, PATIENCE)), (TimelineEnding::Closed, 2, 0));
+        assert_eq!(ended(timeline.wait(2, TIMEOUT)), (TimelineEnding::Closed, 2, 0));
         gate.go(&opener);
         ending.join().unwrap();
     });
-    timeline.wait(1, PATIENCE).unwrap();
+    timeline.wait(1, TIMEOUT).unwrap();
     assert_eq!(stage.domain.members().unwrap().len(), 1);
 }
 
@@ -454,11 +454,11 @@ pub(crate) fn a_lost_context_is_found_and_told(world: &World) {
     for order in ["write", "signal 1", "stop", "signal 2"] {
         writer.have(order);
     }
-    timeline.wait(1, PATIENCE).unwrap();
+    timeline.wait(1, TIMEOUT).unwrap();
     timeline.wait_on(stage.stream.as_ref(), 2).unwrap();
     writer.have("fault");
     // It makes no call any more: its service threads find it.
-    assert_eq!(ended(timeline.wait(2, PATIENCE)), (TimelineEnding::OwnerFaulted, 2, 1));
+    assert_eq!(ended(timeline.wait(2, TIMEOUT)), (TimelineEnding::OwnerFaulted, 2, 1));
     stage.stream.synchronize().unwrap();
     assert_eq!(ended(timeline.check()), (TimelineEnding::OwnerFaulted, 2, 1));
     assert_eq!(writer.have("try-signal 3"), "broken-context");
@@ -489,11 +489,11 @@ pub(crate) fn what_rests_on_a_dead_stage_is_marked_down_the_chain(world: &World)
     for order in ["fill", "signal 1", "stop", "fill", "signal 2"] {
         first.have(order);
     }
-    last.wait(100, PATIENCE).unwrap();
+    last.wait(100, TIMEOUT).unwrap();
     last.check().unwrap();
     first.kill();
     // Streams cannot be told: they run to the end, on garbage.
-    last.wait(300, PATIENCE).unwrap();
+    last.wait(300, TIMEOUT).unwrap();
     assert_eq!((middle.value(), end.value()), (30, 300));
     eventually("the mark", || last.check().is_err());
     let from = |refused: Result<(), Error>| match refused {
@@ -517,7 +517,7 @@ pub(crate) fn what_rests_on_a_dead_stage_is_marked_down_the_chain(world: &World)
     input.wait_on(on_second.as_ref(), 2).unwrap();
     middle.signal_on(on_second.as_ref(), 40).unwrap();
     first.have("signal 2");
-    output.wait(40, PATIENCE).unwrap();
+    output.wait(40, TIMEOUT).unwrap();
     output.check().unwrap();
 }
 
@@ -538,7 +538,7 @@ pub(crate) fn an_input_counts_though_its_handle_is_gone(world: &World) {
     drop(input);
     first.kill();
     let own = domain.timeline("own").unwrap();
-    own.wait(2, PATIENCE).unwrap();
+    own.wait(2, TIMEOUT).unwrap();
     eventually("the mark", || matches!(own.check(), Err(Error::Tainted { from: 2, .. })));
     // Closing does not hide it.
     drop(writer);
@@ -610,7 +610,7 @@ pub(crate) fn a_sleeping_host_is_woken_by_a_stream(world: &World) {
     let opener = Stream::new(stage.gpu.context()).unwrap();
     for v in 1..=20 {
         thread::scope(|scope| {
-            let waiter = scope.spawn(|| timeline.wait(v, PATIENCE));
+            let waiter = scope.spawn(|| timeline.wait(v, TIMEOUT));
             writer.signal_on_and_wake(stage.stream.as_ref(), v).unwrap();
             waiter.join().unwrap().unwrap();
         });
@@ -619,7 +619,7 @@ pub(crate) fn a_sleeping_host_is_woken_by_a_stream(world: &World) {
     writer.signal_on_and_wake(stage.stream.as_ref(), 21).unwrap();
     assert!(is_pending(&timeline, 21));
     gate.go(&opener);
-    timeline.wait(21, PATIENCE).unwrap();
+    timeline.wait(21, TIMEOUT).unwrap();
 }
 
 pub(crate) fn a_kernel_signals_what_its_host_promises(world: &World) {
@@ -635,10 +635,10 @@ pub(crate) fn a_kernel_signals_what_its_host_promises(world: &World) {
     // As a kernel of the caller's would.
     stage.stream.as_ref().enqueue_write_u64(word, 1).unwrap();
     writer.promise_on(stage.stream.as_ref(), 1).unwrap();
-    timeline.wait_announced(1, PATIENCE).unwrap();
+    timeline.wait_announced(1, TIMEOUT).unwrap();
     assert!(is_pending(&timeline, 1));
     gate.go(&Stream::new(stage.gpu.context()).unwrap());
-    timeline.wait(1, PATIENCE).unwrap();
+    timeline.wait(1, TIMEOUT).unwrap();
     writer.signal(2).unwrap();
 }
 
@@ -728,7 +728,7 @@ pub(crate) fn a_forked_child_enqueues_nothing(world: &World) {
     let forked = |result: Result<(), Error>| matches!(result, Err(Error::Forked { .. }));
     assert!(in_a_child(|| {
         forked(timeline.wait_on(stream, 2))
-            && forked(timeline.wait_on_for(stream, 2, PATIENCE).map(drop))
+            && forked(timeline.wait_on_for(stream, 2, TIMEOUT).map(drop))
             && forked(writer.signal_on(stream, 1))
             && forked(writer.signal_on_and_wake(stream, 1))
             && forked(timeline.device_ptr(&stage.gpu).map(drop))

@@ -16,7 +16,7 @@ use partywall::{Domain, Gpu};
 use crate::tests::world;
 
 /// How long anything may take that should not take long. A test that takes longer is killed with its processes.
-pub(crate) const PATIENCE: Duration = world::PATIENCE;
+pub(crate) const TIMEOUT: Duration = world::TIMEOUT;
 
 /// A broker in a directory of its own. Dropping it ends the broker.
 pub(crate) struct World {
@@ -128,7 +128,7 @@ pub(crate) use world::say;
 
 /// Asks until `true`.
 pub(crate) fn eventually(what: &str, mut ask: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while !ask() {
         assert!(Instant::now() < deadline, "{what} did not happen");
         std::thread::sleep(Duration::from_millis(5));

@@ -150,7 +150,7 @@ const HANDOVERS: [(&str, Handover, bool); 11] = [
 const LAB: &str = "coherency";
 
 /// How long a kernel polls for what it must see: far more than it takes, also on a slow day.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// How long it polls for what it may never see: some tens of time slices.
 const TRIAL: Duration = Duration::from_millis(60);
 /// How long data and flags are written and read.

@@ -11,9 +11,9 @@ use partywall::{
 };
 
 use super::{
-    BELIEFS, BLOCK, EVERY_LOAD, HANDOVERS, Hello, IN_ORDER, KERNEL_END, LAB, LOADS, LOOP, Memory, Over, PATIENCE,
-    PLAIN_STORE, RACE, SCOPED, SIDE_BY_SIDE, STORES, SURE_LOAD, Stored, TITLE, TRIAL, TRIES, TURNS, VOLATILE,
-    WRITER_FENCE, Wish, shared::Shared,
+    BELIEFS, BLOCK, EVERY_LOAD, HANDOVERS, Hello, IN_ORDER, KERNEL_END, LAB, LOADS, LOOP, Memory, Over, PLAIN_STORE,
+    RACE, SCOPED, SIDE_BY_SIDE, STORES, SURE_LOAD, Stored, TIMEOUT, TITLE, TRIAL, TRIES, TURNS, VOLATILE, WRITER_FENCE,
+    Wish, shared::Shared,
 };
 use crate::{
     commands::lab::{
@@ -199,7 +199,7 @@ impl Reader<'_> {
         let mut missed = Vec::new();
         let mut all = true;
         for (name, load, must) in LOADS {
-            let tries = self.tries(teller, memory, load, PLAIN_STORE, if must { PATIENCE } else { TRIAL })?;
+            let tries = self.tries(teller, memory, load, PLAIN_STORE, if must { TIMEOUT } else { TRIAL })?;
             let seen = tries.after.len() as u64 == TRIES;
             all &= seen;
             if must && !seen {
@@ -233,7 +233,7 @@ impl Reader<'_> {
         let mut missed = Vec::new();
         let mut answered = Vec::new();
         for (index, (name, _)) in STORES.iter().enumerate() {
-            let mut tries = self.tries(teller, memory, SURE_LOAD, index, PATIENCE)?;
+            let mut tries = self.tries(teller, memory, SURE_LOAD, index, TIMEOUT)?;
             if tries.after.len() as u64 != TRIES {
                 missed.push(*name);
             }
@@ -258,7 +258,7 @@ impl Reader<'_> {
         self.writer.say(Wish::Turns { memory }, &[])?;
         let gpu = self.shared.gpu;
         let (kernels, words, _) = self.shared.parts(memory)?;
-        let turns = kernels.take_turns(gpu.stream(), words, false, TURNS, PATIENCE);
+        let turns = kernels.take_turns(gpu.stream(), words, false, TURNS, TIMEOUT);
         let Over = self.writer.hear(teller)?;
         let turns = turns.map_err(copy_failed("polling shared memory"))?;
         let hops = 2 * turns.taken.saturating_sub(1).max(1);
@@ -352,7 +352,7 @@ impl Reader<'_> {
             let (kernels, words, started) = self.shared.parts(memory)?;
             let failed = copy_failed("polling shared memory");
             let polling = kernels.poll(gpu.stream(), words, started, load, value, limit).map_err(&failed)?;
-            let runs = starts.wait(value, PATIENCE);
+            let runs = starts.wait(value, TIMEOUT);
             if runs {
                 self.writer.say(Wish::Store { memory, how, value, limit }, &[])?;
             }
@@ -360,7 +360,7 @@ impl Reader<'_> {
             if !runs {
                 return Err(Failure::new(
                     ErrorKind::Device,
-                    format!("a kernel did not start within {} s", PATIENCE.as_secs()),
+                    format!("a kernel did not start within {} s", TIMEOUT.as_secs()),
                     "see with `nvidia-smi` what else runs on this GPU, and start the lab again",
                 ));
             }

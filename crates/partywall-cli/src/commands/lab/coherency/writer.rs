@@ -2,7 +2,7 @@
 
 use std::os::fd::AsFd;
 
-use super::{HANDOVERS, Hello, LAB, Over, PATIENCE, RACE, STORES, Stored, TITLE, TURNS, Wish, shared::Shared};
+use super::{HANDOVERS, Hello, LAB, Over, RACE, STORES, Stored, TIMEOUT, TITLE, TURNS, Wish, shared::Shared};
 use crate::{
     Context,
     commands::lab::{
@@ -47,7 +47,7 @@ fn play(options: &Options, peer: &mut Peer, teller: &mut Teller) -> Result<(), F
             }
             Wish::Turns { memory } => {
                 let (kernels, words, _) = shared.parts(memory)?;
-                kernels.take_turns(gpu.stream(), words, true, TURNS, PATIENCE).map_err(&failed)?;
+                kernels.take_turns(gpu.stream(), words, true, TURNS, TIMEOUT).map_err(&failed)?;
                 peer.say(Over, &[])?;
             }
             Wish::Pairs { memory, how } => {

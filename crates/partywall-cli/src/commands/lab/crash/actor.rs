@@ -14,8 +14,8 @@ use partywall::{
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 
 use super::{
-    BATCH, CARELESS, FIRST, Faulted, Hello, KEPT, LAB, LINE, Looked, MUCH, Meet, OWNED, PATIENCE, RESTING, Ready,
-    Served, TENSOR, TITLE, Task, Woken, ending, make, of,
+    BATCH, CARELESS, FIRST, Faulted, Hello, KEPT, LAB, LINE, Looked, MUCH, Meet, OWNED, RESTING, Ready, Served, TENSOR,
+    TIMEOUT, TITLE, Task, Woken, ending, make, of,
 };
 use crate::{
     Context,
@@ -148,8 +148,8 @@ impl Actor {
         peer.say(Ready, &[])?;
         let began = Moment::now();
         let (host, host_at, stream_at) = thread::scope(|scope| {
-            let streams = scope.spawn(|| ends(stream.as_ref(), PATIENCE).map(|done| done.then(Moment::now)));
-            let host = timeline.wait(value, PATIENCE);
+            let streams = scope.spawn(|| ends(stream.as_ref(), TIMEOUT).map(|done| done.then(Moment::now)));
+            let host = timeline.wait(value, TIMEOUT);
             (host, Moment::now(), streams.join())
         });
         let stream_at = stream_at.unwrap_or(Ok(None))?;
@@ -182,7 +182,7 @@ impl Actor {
 
     /// Holds what a client holds: a lease, a mapping, and a stream that waits for the server.
     fn hold(&mut self, scene: &str) -> Result<(), Failure> {
-        let segment = self.domain.open(&of(scene, OWNED), PATIENCE)?;
+        let segment = self.domain.open(&of(scene, OWNED), TIMEOUT)?;
         let timeline = self.domain.timeline(&of(scene, LINE))?;
         timeline.wait_on(self.stream.as_ref(), 1)?;
         self.keep.push(Box::new((segment, timeline)));
@@ -190,7 +190,7 @@ impl Actor {
     }
 
     fn first_stage(&mut self) -> Result<(), Failure> {
-        let batch = self.domain.opener(BATCH).read_write().timeout(PATIENCE).open()?;
+        let batch = self.domain.opener(BATCH).read_write().timeout(TIMEOUT).open()?;
         let writer = self.domain.timeline_writer(FIRST)?;
         self.wait_for_ever(self.stream.as_ref())?;
         let range = batch.tensor(TENSOR)?.device()?;
@@ -203,7 +203,7 @@ impl Actor {
     }
 
     fn second_stage(&mut self) -> Result<(), Failure> {
-        let batch = self.domain.opener(BATCH).read_write().timeout(PATIENCE).open()?;
+        let batch = self.domain.opener(BATCH).read_write().timeout(TIMEOUT).open()?;
         let input = self.domain.timeline(FIRST)?;
         let resting = self.domain.timeline_writer(RESTING)?;
         let careless = self.domain.timeline_writer(CARELESS)?;
@@ -222,7 +222,7 @@ impl Actor {
 
     /// What the second stage finds when its input has ended.
     fn second_look(&self) -> Result<Step, Failure> {
-        let went_on = ends(self.stream.as_ref(), PATIENCE)?;
+        let went_on = ends(self.stream.as_ref(), TIMEOUT)?;
         let input = self.input.as_ref().map_or_else(|| "nothing".into(), |input| ending(&input.check()));
         let signal = self.writer.as_ref().map_or_else(|| "nothing".into(), |writer| ending(&writer.signal(2)));
         let told = went_on && input == "OwnerDied" && signal == "Tainted";
@@ -244,7 +244,7 @@ impl Actor {
         let stream = Stream::new(self.gpu.context()).map_err(failed("making a stream"))?;
         experiment::fault(self.gpu.kernels()?, stream.as_ref()).map_err(copy_failed("launching a kernel"))?;
         // It is over when the driver says so.
-        let _ = ends(stream.as_ref(), PATIENCE);
+        let _ = ends(stream.as_ref(), TIMEOUT);
         let at = Moment::now();
         let own_call = match &self.writer {
             Some(writer) => ending(&writer.signal_on(stream.as_ref(), 3)),

@@ -3,7 +3,7 @@
 use partywall::{DType, Place, cuda::Stream};
 
 use super::{
-    BATCH, CARELESS, ELEMENTS, MOMENT, PATIENCE, RESTING, Ready, TENSOR, TRAVELS, Task, actor::ends, ending, has,
+    BATCH, CARELESS, ELEMENTS, MOMENT, RESTING, Ready, TENSOR, TIMEOUT, TRAVELS, Task, actor::ends, ending, has,
     witness::Witness,
 };
 use crate::{
@@ -36,7 +36,7 @@ pub(super) fn run(witness: &mut Witness<'_>) -> Result<(), Failure> {
 
     let killed = Moment::now();
     first.peer.kill();
-    let went_on = ends(stream.as_ref(), PATIENCE)?;
+    let went_on = ends(stream.as_ref(), TIMEOUT)?;
     let after = Moment::now().since(killed);
     if !went_on {
         // Else dropping the stream would wait as well.

@@ -167,7 +167,7 @@ const MUCH: u64 = 64 << 20;
 /// How long a stream is looked at that waits for the event of a dead process.
 const LOOK: Duration = Duration::from_secs(1);
 /// A wait that must end: far more than it takes, also on a slow day.
-const PATIENCE: Duration = Duration::from_secs(15);
+const TIMEOUT: Duration = Duration::from_secs(15);
 /// How long nothing is waited for, to see that it does not come.
 const MOMENT: Duration = Duration::from_millis(100);
 

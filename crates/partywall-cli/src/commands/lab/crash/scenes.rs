@@ -9,7 +9,7 @@ use partywall::{
 
 use super::{
     BROKER_MEMORY, CLIENT_HARMS, EVENT_WAKES, FAULT_ENDS, Faulted, HANGS, KEPT, LEAK, LINE, LOOK, Looked, MAKER, MUCH,
-    OUTLIVES, OWNED, PATIENCE, Ready, Served, TENSOR, Task, VALID, Woken,
+    OUTLIVES, OWNED, Ready, Served, TENSOR, TIMEOUT, Task, VALID, Woken,
     actor::ends,
     ending, has, make, of,
     witness::{Actor, Witness},
@@ -101,7 +101,7 @@ fn one_server(how: How, step: Step, witness: &mut Witness<'_>) -> Result<Step, F
     let mut server = witness.start()?;
     server.peer.say(Task::Serve { scene: scene.clone() }, &[])?;
     let Served { event } = server.peer.hear(witness.teller)?;
-    let open = witness.domain.open(&of(&scene, OWNED), PATIENCE)?;
+    let open = witness.domain.open(&of(&scene, OWNED), TIMEOUT)?;
     witness.waiter.say(Task::Await { scene: scene.clone(), value: 2 }, &[])?;
     let Ready = witness.waiter.hear(witness.teller)?;
     let blocked = match event {
@@ -125,7 +125,7 @@ fn one_server(how: How, step: Step, witness: &mut Witness<'_>) -> Result<Step, F
         looked
     });
     let intact = has(&witness.gpu, &open, 1)?;
-    let kept = witness.domain.open(&of(&scene, KEPT), PATIENCE)?;
+    let kept = witness.domain.open(&of(&scene, KEPT), TIMEOUT)?;
     let kept_intact = has(&witness.gpu, &kept, 1)?;
     let owned = ending(&witness.domain.open(&of(&scene, OWNED), Duration::ZERO));
     if how == How::Faulted {
@@ -213,7 +213,7 @@ fn one_client(how: How, step: Step, witness: &mut Witness<'_>) -> Result<Step, F
         at = Moment::now();
         client.peer.say(Task::End, &[])?;
     }
-    let limit = if mps { LOOK } else { PATIENCE };
+    let limit = if mps { LOOK } else { TIMEOUT };
     while holds(witness, &name, client.pid)? && Moment::now().since(at) < limit {
         thread::sleep(Duration::from_millis(1));
     }
@@ -279,10 +279,10 @@ pub(super) fn broker(witness: &mut Witness<'_>) -> Result<(), Failure> {
     let woken: Woken = witness.waiter.hear(witness.teller)?;
     let freed = free_memory(witness)?.saturating_sub(before);
     gate.open()?;
-    ends(stream.as_ref(), PATIENCE)?;
+    ends(stream.as_ref(), TIMEOUT)?;
     let by_event = blocked.and_then(|(mut actor, _event)| {
         let mut looked = Ok(false);
-        while looked == Ok(false) && Moment::now().since(killed) < PATIENCE {
+        while looked == Ok(false) && Moment::now().since(killed) < TIMEOUT {
             looked = look(&mut actor, witness);
         }
         actor.peer.kill();

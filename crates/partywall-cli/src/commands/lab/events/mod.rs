@@ -120,7 +120,7 @@ const SLOW: Duration = Duration::from_millis(200);
 /// How long nothing is waited for, to see that it does not come.
 const MOMENT: Duration = Duration::from_millis(100);
 /// A wait that must end: far more than it takes, also on a slow day.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 const HOST_WAITS: Belief = belief("host-waits", "To wait for another process's kernel, the host has to wait.");
 const NEXT_RECORD: Belief = belief("next-record", "Who waits for an event too early waits until it is recorded.");

@@ -13,8 +13,8 @@ use partywall::{
 };
 
 use super::{
-    BELIEFS, Behind, CANCEL, Enqueued, HOST_WAITS, Hello, LAB, MOMENT, Meet, NEXT_RECORD, NOT_YET, Over, PATIENCE,
-    POLLING, ROUNDS, Ready, SLOW, TIMELINE, TITLE, Wish,
+    BELIEFS, Behind, CANCEL, Enqueued, HOST_WAITS, Hello, LAB, MOMENT, Meet, NEXT_RECORD, NOT_YET, Over, POLLING,
+    ROUNDS, Ready, SLOW, TIMELINE, TIMEOUT, TITLE, Wish,
 };
 use crate::{
     Context,
@@ -182,7 +182,7 @@ impl Waiter<'_> {
         let found = if went_on { Some(self.new_bytes()?) } else { None };
         let worked = self.work(Behind::Event(index), teller)?;
         self.finish(teller)?;
-        self.ends(PATIENCE)?;
+        self.ends(TIMEOUT)?;
         if let Err(why) = worked {
             return Ok(step.untried(Some(belief), why));
         }
@@ -236,7 +236,7 @@ impl Waiter<'_> {
             self.timeline.abandon()?;
             return Ok(step.untried(Some(NOT_YET), why));
         }
-        let ended = self.ends(PATIENCE)?;
+        let ended = self.ends(TIMEOUT)?;
         let waited = Moment::now().since(began);
         self.finish(teller)?;
         let new = ended && self.new_bytes()?;
@@ -268,7 +268,7 @@ impl Waiter<'_> {
                 return Ok(step.untried(Some(POLLING), why));
             }
             let began = Moment::now();
-            let waited = self.timeline.wait(value, PATIENCE);
+            let waited = self.timeline.wait(value, TIMEOUT);
             let woken = Moment::now();
             let ended = self.finish(teller)?;
             waits.push((waited, woken.since(began), woken.since(ended)));
@@ -299,7 +299,7 @@ impl Waiter<'_> {
         let host = self.timeline.wait(NEVER, MOMENT);
         let began = Moment::now();
         let limited = self.timeline.wait_on_for(self.stream.as_ref(), NEVER, MOMENT)?;
-        let ended = self.ends(PATIENCE)?;
+        let ended = self.ends(TIMEOUT)?;
         let waited = Moment::now().since(began);
         let told = limited.outcome().unwrap_or(Ok(()));
         let step = step.value("the host, limit 100 ms", outcome(&host)).value(
@@ -346,10 +346,10 @@ impl Waiter<'_> {
     fn wait(&self, wait: impl FnOnce(StreamRef<'_>) -> partywall::Result<()>) -> Result<Waited, Failure> {
         let began = Moment::now();
         let enqueuing = self.enqueue(wait)?;
-        if !self.ends(PATIENCE)? {
+        if !self.ends(TIMEOUT)? {
             return Err(Failure::new(
                 ErrorKind::Device,
-                format!("the stream still waits after {} s", PATIENCE.as_secs()),
+                format!("the stream still waits after {} s", TIMEOUT.as_secs()),
                 "see what the recorder says, and start the lab again",
             ));
         }

@@ -128,7 +128,7 @@ const RESULTS: &str = "results";
 const DEPTH: u32 = 4;
 
 /// A wait that must end: far more than it takes, also on a slow day.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 const FALLS: Belief = belief("falls", "A pipeline falls with any of its stages.");
 const AGAIN: Belief = belief("again", "What a killed stage was working on is done again.");
@@ -147,7 +147,7 @@ fn create(domain: &Domain, name: &str, bytes: u64, place: Place) -> Result<Topic
 }
 
 fn open(domain: &Domain, name: &str) -> Result<Topic, Failure> {
-    Ok(domain.topic(name).timeout(PATIENCE).open()?)
+    Ok(domain.topic(name).timeout(TIMEOUT).open()?)
 }
 
 /// From what is still there on.

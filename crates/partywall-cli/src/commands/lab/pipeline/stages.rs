@@ -15,7 +15,7 @@ use partywall::{
 };
 
 use super::{
-    Done, FRAMES, Hello, Meet, PATIENCE, RESULTS, Stage, Written,
+    Done, FRAMES, Hello, Meet, RESULTS, Stage, TIMEOUT, Written,
     files::{self, Picture},
     frame_of, next_frame, open,
     pixels::{Size, blur, resize},
@@ -85,7 +85,7 @@ fn decode(meet: &Meet, frames: &Topic) -> Result<Vec<Duration>, Failure> {
         }
         times.push(start.elapsed());
         await_listener(frames)?;
-        loan.filled().publish(PATIENCE).map_err(|refused| refused.error)?;
+        loan.filled().publish(TIMEOUT).map_err(|refused| refused.error)?;
     }
     Ok(times)
 }
@@ -124,7 +124,7 @@ impl<'a> Filter<'a> {
         let subscriber = subscribe(frames)?;
         let mut done = first;
         while done < self.meet.frames {
-            let sample = subscriber.recv(PATIENCE)?;
+            let sample = subscriber.recv(TIMEOUT)?;
             let frame = frame_of(&sample)?;
             done = frame + 1;
             if frame < first {
@@ -152,7 +152,7 @@ impl<'a> Filter<'a> {
         resize(sample.as_slice::<u8>()?, from, &mut small, size);
         drop(sample);
         blur(&small, loan.as_mut_slice::<u8>()?, size, self.meet.radius);
-        loan.filled().publish(PATIENCE).map_err(|refused| refused.error)?;
+        loan.filled().publish(TIMEOUT).map_err(|refused| refused.error)?;
         Ok(())
     }
 
@@ -168,7 +168,7 @@ impl<'a> Filter<'a> {
         let enqueued = device.images.enqueue_blur(stream, small, blurred, self.meet.radius);
         enqueued.map_err(copy_failed("launching a kernel"))?;
         loan.rests_on(&sample)?;
-        loan.filled().publish_on(stream, PATIENCE).map_err(|refused| refused.error)?;
+        loan.filled().publish_on(stream, TIMEOUT).map_err(|refused| refused.error)?;
         sample.release_on(stream).map_err(|refused| refused.error)?;
         Ok(())
     }
@@ -179,7 +179,7 @@ fn encode(meet: &Meet, results: &Topic, peer: &Peer) -> Result<Vec<Duration>, Fa
     let mut done = meet.unwritten;
     let mut times = Vec::new();
     while done < meet.frames {
-        let sample = subscriber.recv(PATIENCE)?;
+        let sample = subscriber.recv(TIMEOUT)?;
         let frame = frame_of(&sample)?;
         done = done.max(frame + 1);
         if frame < meet.unwritten {
@@ -215,14 +215,14 @@ fn pixels_of(sample: &Sample) -> Result<Vec<u8>, Failure> {
 }
 
 fn loan(publisher: &Publisher, frame: u64, size: Size) -> Result<Loan, Failure> {
-    let mut loan = publisher.loan(DType::U8, &size.shape(), PATIENCE)?;
+    let mut loan = publisher.loan(DType::U8, &size.shape(), TIMEOUT)?;
     loan.header(&frame.to_le_bytes())?;
     Ok(loan)
 }
 
 /// Waits until somebody listens: frames that come while the next stage is started again would pass it by.
 fn await_listener(topic: &Topic) -> Result<(), Failure> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while topic.stats().subscribers.is_empty() && Instant::now() < deadline {
         thread::sleep(Duration::from_millis(1));
     }

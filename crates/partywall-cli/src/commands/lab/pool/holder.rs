@@ -2,7 +2,7 @@
 
 use std::thread;
 
-use super::{Hello, LAB, MOMENT, Meet, Offered, PATIENCE, Ready, TITLE, Wish, fill, open};
+use super::{Hello, LAB, MOMENT, Meet, Offered, Ready, TIMEOUT, TITLE, Wish, fill, open};
 use crate::{
     Context,
     commands::lab::{MemoryOptions, broker, peer::Peer, step::Step, teller::Teller},
@@ -36,7 +36,7 @@ fn play(hello: Hello, peer: &mut Peer, teller: &mut Teller) -> Result<(), Failur
         match peer.hear(teller)? {
             Wish::End => return Ok(()),
             Wish::Offer(mark) => {
-                let mut block = pool.alloc(PATIENCE)?;
+                let mut block = pool.alloc(TIMEOUT)?;
                 fill(&mut block, pool.place(), mark)?;
                 let shown = format!("{}, generation {}", block.index(), block.generation());
                 let reference = block.offer()?.to_string();

@@ -113,7 +113,7 @@ const QUESTIONS: u32 = 1_000;
 /// How long nothing is waited for, to see that it does not come; and after which a block comes that is waited for.
 const MOMENT: Duration = Duration::from_millis(100);
 /// A wait that must end: far more than it takes, also on a slow day.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 const ASKS: Belief = belief("asks", "Who wants memory has to ask a driver or a server for it.");
 const COPIED: Belief = belief("copied", "What is handed to another process is copied.");
@@ -128,7 +128,7 @@ const fn belief(id: &'static str, text: &'static str) -> Belief {
 }
 
 fn open(domain: &Domain) -> Result<Pool, Failure> {
-    Ok(domain.pool(POOL).timeout(PATIENCE).open()?)
+    Ok(domain.pool(POOL).timeout(TIMEOUT).open()?)
 }
 
 /// Writes every byte of a block, and returns when it is done.

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use partywall::{Block, BlockRef, Error, ErrorKind, Pool};
 
 use super::{
-    ASKS, BELIEFS, BLOCK_BYTES, BLOCKS, COPIED, Hello, LAB, LOST, MARK, MOMENT, Meet, OTHER_MARK, Offered, PAIRS,
-    PATIENCE, POOL, QUESTIONS, Ready, STALE, TITLE, TWICE, Wish, fill, first_byte,
+    ASKS, BELIEFS, BLOCK_BYTES, BLOCKS, COPIED, Hello, LAB, LOST, MARK, MOMENT, Meet, OTHER_MARK, Offered, PAIRS, POOL,
+    QUESTIONS, Ready, STALE, TIMEOUT, TITLE, TWICE, Wish, fill, first_byte,
 };
 use crate::{
     Context,
@@ -55,12 +55,12 @@ struct Taker {
 
 impl Taker {
     fn alloc(&mut self, _: &mut Teller) -> Result<Step, Failure> {
-        let block = self.pool.alloc(PATIENCE)?;
+        let block = self.pool.alloc(TIMEOUT)?;
         let before = (block.index(), block.generation());
         block.release()?;
         let start = Instant::now();
         for _ in 0..PAIRS {
-            self.pool.alloc(PATIENCE)?.release()?;
+            self.pool.alloc(TIMEOUT)?.release()?;
         }
         let pair = start.elapsed() / PAIRS;
         let start = Instant::now();
@@ -68,7 +68,7 @@ impl Taker {
             self.pool.domain().ping()?;
         }
         let question = start.elapsed() / QUESTIONS;
-        let block = self.pool.alloc(PATIENCE)?;
+        let block = self.pool.alloc(TIMEOUT)?;
         let after = (block.index(), block.generation());
         let shown = |(index, generation)| format!("block {index}, generation {generation}");
         Ok(Step::new(
@@ -144,7 +144,7 @@ impl Taker {
         self.holder.say(Wish::GiveOneBack, &[])?;
         let Ready = self.holder.hear(teller)?;
         let start = Instant::now();
-        let waited = self.pool.alloc(PATIENCE).map(|block| (block.index(), start.elapsed()));
+        let waited = self.pool.alloc(TIMEOUT).map(|block| (block.index(), start.elapsed()));
         let right = at_once.is_none() && matches!(limited, Err(Error::Timeout { .. })) && waited.is_ok();
         Ok(Step::new(
             "exhausted",
@@ -172,7 +172,7 @@ impl Taker {
         let held = BLOCKS - self.pool.stats().free;
         victim.kill();
         let start = Instant::now();
-        let block = self.pool.alloc(PATIENCE);
+        let block = self.pool.alloc(TIMEOUT);
         let time = start.elapsed();
         let came = block.is_ok();
         drop(block);
@@ -189,7 +189,7 @@ impl Taker {
     }
 
     fn whole(&mut self, _: &mut Teller) -> Result<Step, Failure> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         // The last blocks of the dead may come a moment after the first.
         while self.pool.stats().free < BLOCKS && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(1));

@@ -115,7 +115,7 @@ const DTYPE: DType = DType::U64;
 /// How long nothing is waited for, to see that it does not come.
 const MOMENT: Duration = Duration::from_millis(100);
 /// A wait that must end: far more than it takes, also on a slow day.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 const BRAKE: Belief = belief("brake", "A fast writer overwrites what a slow reader has not read.");
 const SLOWED: Belief = belief("slowed", "A slow reader slows the writer, and all other readers.");

@@ -5,7 +5,7 @@ use std::time::Instant;
 use partywall::{Error, ErrorKind, Place, Policy, Sample, Subscriber, Topic};
 
 use super::{
-    BELIEFS, BRAKE, DEPTH, HISTORY, Hello, LAB, LATE, MOMENT, Meet, NUMBERS, PATIENCE, Published, SLOWED, TITLE, TORN,
+    BELIEFS, BRAKE, DEPTH, HISTORY, Hello, LAB, LATE, MOMENT, Meet, NUMBERS, Published, SLOWED, TIMEOUT, TITLE, TORN,
     UNNOTICED, Wish, create,
     numbers::{Numbers, Pattern},
 };
@@ -93,7 +93,7 @@ impl Reader {
         self.writer.say(Wish::Messages(self.messages), &[])?;
         let mut seen = self.nothing_seen();
         for _ in 0..self.messages {
-            self.check(subscriber.recv(PATIENCE)?, &mut seen)?;
+            self.check(subscriber.recv(TIMEOUT)?, &mut seen)?;
         }
         let time = start.elapsed().as_secs_f64();
         let Published { .. } = self.writer.hear(teller)?;
@@ -177,7 +177,7 @@ impl Reader {
         victim.say(Wish::Endless, &[])?;
         let mut seen = self.nothing_seen();
         for _ in 0..10 * DEPTH {
-            self.check(subscriber.recv(PATIENCE)?, &mut seen)?;
+            self.check(subscriber.recv(TIMEOUT)?, &mut seen)?;
         }
         victim.kill();
         self.check_all(&subscriber, &mut seen)?;
@@ -186,7 +186,7 @@ impl Reader {
         let more = u64::from(DEPTH) * 10;
         self.writer.say(Wish::Messages(more), &[])?;
         for _ in 0..more {
-            self.check(subscriber.recv(PATIENCE)?, &mut others)?;
+            self.check(subscriber.recv(TIMEOUT)?, &mut others)?;
         }
         let Published { .. } = self.writer.hear(teller)?;
         let right = seen.is_right() && seen.missed == 0 && others.is_right() && others.missed == 0;

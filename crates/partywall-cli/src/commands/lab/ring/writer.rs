@@ -7,7 +7,7 @@ use std::{
 
 use partywall::{Error, Place, Publisher};
 
-use super::{DTYPE, Hello, LAB, MOMENT, Meet, NUMBERS, PATIENCE, Published, RING, TITLE, Wish, numbers::Numbers};
+use super::{DTYPE, Hello, LAB, MOMENT, Meet, NUMBERS, Published, RING, TIMEOUT, TITLE, Wish, numbers::Numbers};
 use crate::{
     Context,
     commands::lab::{MemoryOptions, broker, clock::short, device::copy_failed, peer::Peer, step::Step, teller::Teller},
@@ -33,19 +33,19 @@ pub(super) fn run(context: &Context, options: &MemoryOptions, teller: &mut Telle
 fn play(hello: Hello, place: Place, peer: &mut Peer, teller: &mut Teller) -> Result<(), Failure> {
     peer.say(hello, &[])?;
     let Meet { socket, pattern } = peer.hear(teller)?;
-    let topic = broker::connect(&socket)?.topic(RING).timeout(PATIENCE).open()?;
+    let topic = broker::connect(&socket)?.topic(RING).timeout(TIMEOUT).open()?;
     let mut writer = Writer { publisher: topic.publisher()?, place, numbers: Numbers::of(&pattern) };
     peer.say(Published { messages: 0, refused: None }, &[])?;
     let mut told = false;
     loop {
-        let (most, patience) = match peer.hear(teller)? {
+        let (most, timeout) = match peer.hear(teller)? {
             Wish::End => return Ok(()),
-            Wish::Messages(messages) => (messages, PATIENCE),
+            Wish::Messages(messages) => (messages, TIMEOUT),
             Wish::UntilFull => (u64::MAX, MOMENT),
-            Wish::Endless => (u64::MAX, PATIENCE),
+            Wish::Endless => (u64::MAX, TIMEOUT),
         };
         let start = Instant::now();
-        let published = writer.publish(most, patience)?;
+        let published = writer.publish(most, timeout)?;
         if !mem::replace(&mut told, true) {
             peer.tell(teller, describe(&published, start.elapsed()))?;
         }
@@ -61,10 +61,10 @@ struct Writer {
 
 impl Writer {
     /// Publishes so many messages, or until there is no room for one for so long.
-    fn publish(&mut self, most: u64, patience: Duration) -> Result<Published, Failure> {
+    fn publish(&mut self, most: u64, timeout: Duration) -> Result<Published, Failure> {
         for messages in 0..most {
             let first = self.numbers.at();
-            let mut loan = self.publisher.loan(DTYPE, &[NUMBERS], PATIENCE)?;
+            let mut loan = self.publisher.loan(DTYPE, &[NUMBERS], TIMEOUT)?;
             loan.header(&first.to_le_bytes())?;
             let numbers = self.numbers.by_ref().take(NUMBERS as usize);
             if self.place == Place::Host {
@@ -77,7 +77,7 @@ impl Writer {
                 let copied = range.gpu().stream().copy_from_host(range.as_slice(), &bytes);
                 copied.map_err(copy_failed("writing a message"))?;
             }
-            match loan.filled().publish(patience) {
+            match loan.filled().publish(timeout) {
                 Ok(_) => {}
                 Err(refused) => match refused.error {
                     error @ Error::TopicFull { .. } => {

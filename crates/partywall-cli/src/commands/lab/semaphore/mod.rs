@@ -121,7 +121,7 @@ const SLOW: Duration = Duration::from_millis(200);
 /// How long nothing is waited for, to see that it does not come.
 const MOMENT: Duration = Duration::from_millis(100);
 /// A wait that must end: far more than it takes, also on a slow day.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 const NEVER_MORE: Belief = belief("never-more", "There are never more holders than permits.");
 const IN_TURN: Belief = belief("in-turn", "Who asks first gets a permit first.");

@@ -9,8 +9,8 @@ use std::{
 use partywall::{Error, ErrorKind, Permit, Semaphore};
 
 use super::{
-    BELIEFS, HOST_GIVES, Handed, Hello, IN_TURN, LAB, LOST, MOMENT, Meet, NEVER_MORE, PATIENCE, PERMITS, Ready,
-    SEMAPHORE, SLOW, STUCK, TITLE, TURNS, Turn, Wish,
+    BELIEFS, HOST_GIVES, Handed, Hello, IN_TURN, LAB, LOST, MOMENT, Meet, NEVER_MORE, PERMITS, Ready, SEMAPHORE, SLOW,
+    STUCK, TIMEOUT, TITLE, TURNS, Turn, Wish,
 };
 use crate::{
     Context,
@@ -258,7 +258,7 @@ impl Watcher {
         let worker = self.workers.first_mut().ok_or_else(|| unexpected("there is no worker"))?;
         worker.peer.say(Wish::OnStream, &[])?;
         let handed: Handed = worker.peer.hear(teller)?;
-        let permit = self.semaphore.acquire(PATIENCE)?;
+        let permit = self.semaphore.acquire(TIMEOUT)?;
         let got = Moment::now();
         drop((permit, others));
         let Ready = self.workers[0].peer.hear(teller)?;
@@ -294,12 +294,12 @@ impl Watcher {
 
     /// Takes permits, so that so many are left.
     fn take_all_but(&self, left: u32) -> Result<Vec<Permit>, Failure> {
-        (left..PERMITS).map(|_| Ok(self.semaphore.acquire(PATIENCE)?)).collect()
+        (left..PERMITS).map(|_| Ok(self.semaphore.acquire(TIMEOUT)?)).collect()
     }
 
     /// Waits until so many are in the queue.
     fn wait_for_waiters(&self, count: usize) -> Result<(), Failure> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while (self.semaphore.waiting() as usize) < count {
             if Instant::now() > deadline {
                 return Err(unexpected("a worker did not ask for a permit"));
@@ -319,7 +319,7 @@ impl Watcher {
 }
 
 fn got_after(turn: Option<Turn>, since: Moment) -> String {
-    turn.map_or_else(|| format!("never, within {} s", PATIENCE.as_secs()), |turn| millis(turn.got.since(since)))
+    turn.map_or_else(|| format!("never, within {} s", TIMEOUT.as_secs()), |turn| millis(turn.got.since(since)))
 }
 
 fn unexpected(what: &str) -> Failure {

@@ -7,7 +7,7 @@ use partywall::{
     cuda::{Stream, experiment::Delay},
 };
 
-use super::{Handed, Hello, LAB, Meet, PATIENCE, PERMITS, Ready, SEMAPHORE, SLOW, TITLE, TURNS, Turn, WORK, Wish};
+use super::{Handed, Hello, LAB, Meet, PERMITS, Ready, SEMAPHORE, SLOW, TIMEOUT, TITLE, TURNS, Turn, WORK, Wish};
 use crate::{
     Context,
     commands::lab::{
@@ -57,15 +57,15 @@ fn play(options: &Options, peer: &mut Peer, teller: &mut Teller) -> Result<(), F
                 peer.say(turns, &[])?;
             }
             Wish::Keep => {
-                let permit = worker.semaphore.acquire(PATIENCE)?;
+                let permit = worker.semaphore.acquire(TIMEOUT)?;
                 peer.say(Ready, &[])?;
                 // Whoever asked for this kills this process.
-                thread::sleep(PATIENCE);
+                thread::sleep(TIMEOUT);
                 drop(permit);
             }
             Wish::OnStream => {
                 broker::make_ready(&domain, &worker.stream);
-                let permit = worker.semaphore.acquire(PATIENCE)?;
+                let permit = worker.semaphore.acquire(TIMEOUT)?;
                 worker.work(SLOW)?;
                 let before = Moment::now();
                 permit.release_on(worker.stream.as_ref()).map_err(|refused| refused.error)?;
@@ -87,7 +87,7 @@ impl Worker {
     /// Uses the GPU while it has a permit, if one comes.
     fn turn(&self) -> Result<Option<Turn>, Failure> {
         let asked = Moment::now();
-        let permit = match self.semaphore.acquire(PATIENCE) {
+        let permit = match self.semaphore.acquire(TIMEOUT) {
             Err(Error::Timeout { .. }) => return Ok(None),
             permit => permit?,
         };
