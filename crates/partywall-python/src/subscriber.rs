@@ -145,7 +145,7 @@ impl Subscriber {
         let unfinished = std::mem::take(&mut *self.unfinished());
         py.detach(|| {
             if let Some(receiver) = receiver {
-                receiver.subscriber.part();
+                receiver.subscriber.detach();
             }
             drop(unfinished);
         });
@@ -158,7 +158,7 @@ impl Drop for Subscriber {
         let unfinished = std::mem::take(&mut *self.unfinished());
         if let Some(receiver) = receiver {
             // Nobody is to wait for it. Its samples keep the rest, and it the topic.
-            receiver.subscriber.part();
+            receiver.subscriber.detach();
             reaper::later(move || drop((receiver, unfinished)));
         }
     }

@@ -193,7 +193,7 @@ pub struct Participant {
     /// What is known of the member's life, if its row is a member's.
     pub state: Option<MemberState>,
     /// Whether it is reckoned with no more.
-    pub parted: bool,
+    pub detached: bool,
 }
 
 /// A publisher.

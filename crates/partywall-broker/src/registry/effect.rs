@@ -32,7 +32,7 @@ pub(crate) enum Effect {
     Return { control: FdId, row: u16 },
     /// Have nobody reckon with a member in a topic any more: what it publishes or reads there ends, and what it holds stays
     /// its own.
-    Part { topic: FdId, row: u16, ending: CellEnding },
+    Detach { topic: FdId, row: u16, ending: CellEnding },
     /// Give back all permits and blocks of a member that is gone, and say so
     /// ([`Event::RowCleared`](super::Event::RowCleared)): until then the row is nobody's.
     ClearRow { row: u16, control: Vec<FdId> },

@@ -51,7 +51,7 @@ const TELL: [(&str, Hook); 5] = [
     ("claims", |registry, member, _, out| registry.drop_claims(member, out)),
     ("owned names", Registry::drop_owned_names),
     ("timelines", |registry, member, parting, out| registry.end_timelines_of(member, parting.into(), out)),
-    ("topics", |registry, member, parting, out| registry.part_topics(member, parting.into(), out)),
+    ("topics", |registry, member, parting, out| registry.detach_topics(member, parting.into(), out)),
 ];
 
 /// The second part. Names went before leases, because an owned name is found by its owner's lease; memory goes last, when
@@ -169,12 +169,12 @@ impl Registry {
     }
 
     /// What others do in a topic no longer depends on the member, whatever it holds there.
-    pub(super) fn part_topics(&self, member: MemberId, ending: CellEnding, out: &mut Vec<Effect>) {
+    pub(super) fn detach_topics(&self, member: MemberId, ending: CellEnding, out: &mut Vec<Effect>) {
         let Some(record) = self.members.get(&member) else { return };
         let held = record.leases.iter().filter_map(|lease| self.leases.get(lease));
         let topics = held.filter_map(|lease| self.version(&lease.name, lease.version)?.memory.control?.topic);
         let topics: BTreeSet<_> = topics.map(|made| made.fd).collect();
-        out.extend(topics.into_iter().map(|topic| Effect::Part { topic, row: record.row, ending }));
+        out.extend(topics.into_iter().map(|topic| Effect::Detach { topic, row: record.row, ending }));
     }
 
     fn drop_leases(&mut self, member: MemberId, out: &mut Vec<Effect>) {

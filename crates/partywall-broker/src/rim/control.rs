@@ -59,7 +59,7 @@ pub(super) enum Ledger {
 #[derive(Debug)]
 enum Clearing {
     /// Nobody is to reckon with a row in a topic any more.
-    Part { topic: FdId, row: u16, ending: Ending },
+    Detach { topic: FdId, row: u16, ending: Ending },
     /// What a row has in these ledgers is to go to others.
     Row { row: u16, ledgers: Vec<FdId> },
 }
@@ -217,7 +217,7 @@ impl Control {
 
     /// Gives all permits or blocks of a row to others, of a member that has nothing more to do with it.
     pub(super) fn give_back(&self, ledger: FdId, row: u16, slabs: &[FdId]) {
-        self.part(ledger, row, Ending::Closed, slabs);
+        self.detach(ledger, row, Ending::Closed, slabs);
         self.recover(ledger, row);
     }
 
@@ -229,11 +229,11 @@ impl Control {
         }
     }
 
-    fn part(&self, topic: FdId, row: u16, ending: Ending, slabs: &[FdId]) {
+    fn detach(&self, topic: FdId, row: u16, ending: Ending, slabs: &[FdId]) {
         let Some(Ledger::Topic(mapped, _)) = self.ledgers.get(&topic) else { return };
-        let seats = mapped.part(|other| other == row, ending, |cell| self.reached(cell, slabs));
-        if seats > 0 {
-            tracing::info!(%topic, row, seats, "took publishers and subscribers out of a topic");
+        let ports = mapped.detach(|other| other == row, ending, |cell| self.reached(cell, slabs));
+        if ports > 0 {
+            tracing::info!(%topic, row, ports, "took publishers and subscribers out of a topic");
         }
     }
 
@@ -246,8 +246,8 @@ impl Control {
     }
 
     /// The member of a row is to be reckoned with no more in a topic.
-    pub(super) fn part_later(&mut self, topic: FdId, row: u16, ending: Ending) {
-        self.clearing.push_back(Clearing::Part { topic, row, ending });
+    pub(super) fn detach_later(&mut self, topic: FdId, row: u16, ending: Ending) {
+        self.clearing.push_back(Clearing::Detach { topic, row, ending });
     }
 
     /// The member of a row is gone: its permits and blocks are to go back.
@@ -263,9 +263,9 @@ impl Control {
             && let Some(clearing) = self.clearing.pop_front()
         {
             match clearing {
-                Clearing::Part { topic, row, ending } => {
+                Clearing::Detach { topic, row, ending } => {
                     self.looked_at += self.slots(topic) + MAX_WAITERS;
-                    self.part(topic, row, ending, slabs);
+                    self.detach(topic, row, ending, slabs);
                 }
                 Clearing::Row { row, mut ledgers } => match ledgers.pop() {
                     Some(ledger) => {

@@ -198,8 +198,8 @@ impl Server {
                 // The next look at it will tell.
                 Effect::SettleCell(_) => {}
                 Effect::Return { control, row } => self.control.give_back(control, row, self.registry.slabs()),
-                Effect::Part { topic, row, ending } => {
-                    self.control.part_later(topic, row, ending.into());
+                Effect::Detach { topic, row, ending } => {
+                    self.control.detach_later(topic, row, ending.into());
                     effects.extend(self.clear());
                 }
                 Effect::ClearRow { row, control } => {

@@ -210,7 +210,7 @@ fn who_holds_up_others_is_seen_and_when_evicted_does_so_no_more() {
         panic!("the subscriber has read nothing")
     };
     assert_eq!((id, row), (subscriber.id(), reader.welcome.row));
-    topic.set_blocked(publisher.seated(), Some((id, 1)));
+    topic.set_blocked(publisher.port(), Some((id, 1)));
 
     let mut asker = broker.client();
     let ControlInfo { blocks, topic: told } = inspect(&mut asker, "t").control.unwrap();
@@ -229,7 +229,7 @@ fn who_holds_up_others_is_seen_and_when_evicted_does_so_no_more() {
     asker.ask(Call::Ping).unwrap();
     assert_eq!(publish(&mut publisher), Ok(2), "nobody waits for it any more");
     let told = inspect(&mut asker, "t").control.unwrap().topic.unwrap();
-    assert!(told.subscribers[0].who.parted && told.subscribers[0].stalled.is_some());
+    assert!(told.subscribers[0].who.detached && told.subscribers[0].stalled.is_some());
 }
 
 #[test]

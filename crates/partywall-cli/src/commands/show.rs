@@ -352,9 +352,9 @@ fn participants(output: Output, used: &ControlInfo) {
 }
 
 fn who(who: &Participant) -> Vec<String> {
-    let state = match (who.state, who.parted) {
+    let state = match (who.state, who.detached) {
         (Some(state), false) => describe::state(state).to_owned(),
-        (Some(state), true) => format!("{}, parted", describe::state(state)),
+        (Some(state), true) => format!("{}, detached", describe::state(state)),
         (None, _) => "gone".to_owned(),
     };
     let pid = who.pid.map_or_else(|| "?".to_owned(), |pid| pid.to_string());

@@ -112,7 +112,7 @@ fn subscriber(subscriber: &SubscriberInfo) -> Value {
 }
 
 fn participant(who: &Participant) -> Value {
-    json!({ "id": who.id, "pid": who.pid, "state": who.state.map(|state| state.name()), "parted": who.parted })
+    json!({ "id": who.id, "pid": who.pid, "state": who.state.map(|state| state.name()), "parted": who.detached })
 }
 
 /// `clean`, or what is wrong.

@@ -1,6 +1,6 @@
 //! What a topic's words say, counted.
 
-use super::{PublisherState, SubscriberState, core::Core, seat::Occupancy, sweep::Blocks};
+use super::{PublisherState, SubscriberState, core::Core, port::Occupancy, sweep::Blocks};
 use crate::{
     members::NOBODY,
     slots::{self, State},
@@ -32,7 +32,7 @@ pub struct Audit {
 impl Core<'_> {
     pub(super) fn audit(self, slots: slots::Core<'_>) -> Audit {
         let of_slots = slots.audit();
-        let invalid = of_slots.invalid + self.seats().filter(|seat| *seat == Occupancy::Invalid).count() as u32;
+        let invalid = of_slots.invalid + self.ports().filter(|port| *port == Occupancy::Invalid).count() as u32;
         let mut audit = Audit { waiting: of_slots.waiting, invalid, ..Audit::default() };
         let blocks = self.descriptors.len() as u32;
         let mut in_ring = Blocks::none(blocks);
@@ -73,26 +73,26 @@ impl Core<'_> {
         audit
     }
 
-    fn seats(self) -> impl Iterator<Item = Occupancy> {
-        let publishers = self.publishers.iter().map(|publisher| &publisher.seat);
-        let seats = publishers.chain(self.subscribers.iter().map(|subscriber| &subscriber.seat));
-        seats.map(|seat| seat.load().occupancy())
+    fn ports(self) -> impl Iterator<Item = Occupancy> {
+        let publishers = self.publishers.iter().map(|publisher| &publisher.port);
+        let ports = publishers.chain(self.subscribers.iter().map(|subscriber| &subscriber.port));
+        ports.map(|port| port.load().occupancy())
     }
 
     pub(super) fn publishers(self) -> Vec<PublisherState> {
         let mut states = Vec::new();
         for publisher in self.publishers {
-            let seat = publisher.seat.load();
-            if !matches!(seat.occupancy(), Occupancy::Active | Occupancy::Parted) {
+            let port = publisher.port.load();
+            if !matches!(port.occupancy(), Occupancy::Active | Occupancy::Detached) {
                 continue;
             }
             let since = publisher.blocked_since.load(Ordering::Relaxed);
             states.push(PublisherState {
-                row: seat.row(),
-                id: seat.id(),
+                row: port.row(),
+                id: port.id(),
                 published: publisher.published.load(Ordering::Relaxed),
                 blocked: (since != 0).then(|| (publisher.blocked_by.load(Ordering::Relaxed), since)),
-                parted: seat.occupancy() == Occupancy::Parted,
+                detached: port.occupancy() == Occupancy::Detached,
             });
         }
         states
@@ -103,22 +103,22 @@ impl Core<'_> {
         let publishers = self.publishers();
         let mut states = Vec::new();
         for (index, subscriber) in self.subscribers.iter().enumerate() {
-            let seat = subscriber.seat.load();
-            if !matches!(seat.occupancy(), Occupancy::Active | Occupancy::Parted) {
+            let port = subscriber.port.load();
+            if !matches!(port.occupancy(), Occupancy::Active | Occupancy::Detached) {
                 continue;
             }
             let holds = self.holds_of(index);
             let waited = publishers.iter().filter_map(|publisher| publisher.blocked);
             states.push(SubscriberState {
-                row: seat.row(),
-                id: seat.id(),
+                row: port.row(),
+                id: port.id(),
                 queue: Some(subscriber.queue.load(Ordering::Relaxed) as u32).filter(|queue| *queue != 0),
                 lag: tail.saturating_sub(subscriber.cursor.load(Ordering::Relaxed)),
                 received: subscriber.received.load(Ordering::Relaxed),
                 dropped: subscriber.dropped.load(Ordering::Relaxed),
                 held: holds.filter(|hold| hold.load(Ordering::Relaxed) != 0).count() as u32,
-                stalled: waited.filter(|(by, _)| *by == seat.id()).map(|(_, since)| since).min(),
-                parted: seat.occupancy() == Occupancy::Parted,
+                stalled: waited.filter(|(by, _)| *by == port.id()).map(|(_, since)| since).min(),
+                detached: port.occupancy() == Occupancy::Detached,
             });
         }
         states

@@ -58,7 +58,7 @@ impl<'a> Core<'a> {
     pub(super) fn timeline_of(self, block: usize) -> Option<TimelineCell> {
         let descriptor = &self.descriptors[block];
         let publisher = self.publishers.get(usize::from(descriptor.origin().place))?;
-        (publisher.seat.load().id() == descriptor.publisher()).then(|| publisher.timeline())?
+        (publisher.port.load().id() == descriptor.publisher()).then(|| publisher.timeline())?
     }
 
     /// A subscriber's holds.

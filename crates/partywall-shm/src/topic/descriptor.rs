@@ -31,7 +31,7 @@
 //! | generation | bits 18–63 | |
 //!
 //! If the publisher is killed or stopped while it writes these words, nobody looks at them. If it ends before a status is
-//! final, [`Topic::part`](super::Topic::part) makes it so.
+//! final, [`Topic::detach`](super::Topic::detach) makes it so.
 
 use super::{Description, Message};
 use crate::{

@@ -13,7 +13,7 @@ use partywall_os::{
 };
 
 use super::{
-    Ahead, Audit, Description, Header, MAX_HEADER, MAX_RANK, Message, PublisherPlace, PublisherState, Received, Seated,
+    Ahead, Audit, Description, Header, MAX_HEADER, MAX_RANK, Message, PortId, PublisherPlace, PublisherState, Received,
     Shape, Status, SubscriberPlace, SubscriberState, Taken, TimelineCell, Unpublished,
     core::Core,
     descriptor::Descriptor,
@@ -60,17 +60,17 @@ impl Topic {
     /// subscribers any more, and of their publishers' samples it is decided which are complete. `reached` says how far an
     /// incarnation of a timeline, which has ended, really came.
     ///
-    /// What they hold stays theirs. Ends, whatever the bytes are, and may be repeated. Returns how many seats were parted.
-    pub fn part(
+    /// What they hold stays theirs. Ends, whatever the bytes are, and may be repeated. Returns how many ports were detached.
+    pub fn detach(
         &self,
         gone: impl Fn(u16) -> bool,
         ending: Ending,
         reached: impl Fn(TimelineCell) -> Option<u64>,
     ) -> u32 {
-        self.core().part(gone, ending, reached)
+        self.core().detach(gone, ending, reached)
     }
 
-    /// Takes everything of the rows that are `dead` back: their seats, holds and blocks, and their places among those who
+    /// Takes everything of the rows that are `dead` back: their ports, holds and blocks, and their places among those who
     /// wait for a block. Returns how many blocks they held. To be called instead of [`Pool::recover`].
     ///
     /// To be called once the rows' processes are proved dead. Ends, whatever the bytes are, and may be repeated.
@@ -143,7 +143,7 @@ impl Topic {
 
 /// For publishers.
 impl Topic {
-    /// Makes a member's row a publisher. `None` if there are as many as there can be, or the row was parted meanwhile.
+    /// Makes a member's row a publisher. `None` if there are as many as there can be, or the row was detached meanwhile.
     pub fn join_as_publisher(&self, row: u16) -> Option<PublisherPlace> {
         self.core().join_as_publisher(row)
     }
@@ -180,7 +180,7 @@ impl Topic {
     }
 
     /// Samples that a publisher has published, also for those who do not have its place.
-    pub fn published_by(&self, place: Seated) -> u64 {
+    pub fn published_by(&self, place: PortId) -> u64 {
         self.core().publishers[place.index].published.load(Ordering::Relaxed)
     }
 
@@ -200,7 +200,7 @@ impl Topic {
     }
 
     /// Says for which subscriber a publisher waits, and since when, for those who look.
-    pub fn set_blocked(&self, place: Seated, blocked: Option<(u64, u64)>) {
+    pub fn set_blocked(&self, place: PortId, blocked: Option<(u64, u64)>) {
         self.core().set_blocked(place, blocked);
     }
 
@@ -215,12 +215,12 @@ impl Topic {
     }
 
     /// A publisher publishes no more.
-    pub fn part_publisher(&self, place: Seated) {
-        self.core().part_publisher(place);
+    pub fn detach_publisher(&self, place: PortId) {
+        self.core().detach_publisher(place);
     }
 
-    /// Gives a publisher's seat back, once all that it has published is final.
-    pub fn leave_as_publisher(&self, place: Seated) {
+    /// Gives a publisher's port back, once all that it has published is final.
+    pub fn leave_as_publisher(&self, place: PortId) {
         self.core().leave_as_publisher(place);
     }
 }
@@ -229,7 +229,7 @@ impl Topic {
 impl Topic {
     /// Makes a member's row a subscriber, which may be `queue` samples behind, or which publishers wait for, if that is
     /// `None`. It begins with the last `history` samples, or with as many as the ring keeps. `None` if there are as many
-    /// subscribers as there can be, or the row was parted meanwhile.
+    /// subscribers as there can be, or the row was detached meanwhile.
     pub fn join_as_subscriber(&self, row: u16, queue: Option<u32>, history: u32) -> Option<SubscriberPlace> {
         self.core().join_as_subscriber(row, queue, history)
     }
@@ -242,7 +242,7 @@ impl Topic {
     /// What [`Topic::receive`] would find for a subscriber whose [`SubscriberPlace::next`] is, or was, that; for those who look
     /// again and again. Has the processor fetch what is said of the sample.
     #[inline]
-    pub fn look(&self, place: Seated, next: u64) -> Ahead {
+    pub fn look(&self, place: PortId, next: u64) -> Ahead {
         self.core().look(place, next)
     }
 
@@ -289,12 +289,12 @@ impl Topic {
     }
 
     /// Nobody waits for a subscriber any more. What it holds it keeps.
-    pub fn part_subscriber(&self, place: Seated) {
-        self.core().part_subscriber(place);
+    pub fn detach_subscriber(&self, place: PortId) {
+        self.core().detach_subscriber(place);
     }
 
-    /// Gives a subscriber's seat back, once it holds nothing.
-    pub fn leave_as_subscriber(&self, place: Seated) {
+    /// Gives a subscriber's port back, once it holds nothing.
+    pub fn leave_as_subscriber(&self, place: PortId) {
         self.core().leave_as_subscriber(place);
     }
 }

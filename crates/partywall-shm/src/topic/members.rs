@@ -1,17 +1,17 @@
 //! What each publisher and each subscriber says of itself: [`LINES`] each, which its member alone writes. Only the
-//! [`Seat`] is changed by others, too.
+//! [`PortSlot`] is changed by others, too.
 //!
 //! What one is killed between is of no consequence: a cursor is moved once a hold is written, and the rest is told to
 //! people.
 
-use super::{LINES, seat::Seat};
+use super::{LINES, port::PortSlot};
 use crate::sync::{AtomicU64, Ordering};
 
 /// A publisher's.
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub(super) struct Publishing {
-    pub(super) seat: Seat,
+    pub(super) port: PortSlot,
     /// The samples that it has published.
     pub(super) published: AtomicU64,
     /// The cell of its timeline: the slab in the upper half, the cell in the lower one.
@@ -29,7 +29,7 @@ pub(super) struct Publishing {
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub(super) struct Subscribing {
-    pub(super) seat: Seat,
+    pub(super) port: PortSlot,
     /// The position of the next sample that it will look at.
     pub(super) cursor: AtomicU64,
     /// How many samples it may be behind; 0: publishers wait for it.
@@ -77,7 +77,7 @@ pub struct TimelineCell {
 
 #[cfg(all(test, loom))]
 mod new {
-    use super::{AtomicU64, Holds, Publishing, Seat, Subscribing};
+    use super::{AtomicU64, Holds, PortSlot, Publishing, Subscribing};
 
     fn zero() -> AtomicU64 {
         AtomicU64::new(0)
@@ -86,7 +86,7 @@ mod new {
     impl Publishing {
         pub(in super::super) fn new() -> Self {
             Self {
-                seat: Seat::new(),
+                port: PortSlot::new(),
                 published: zero(),
                 cell: zero(),
                 incarnation: zero(),
@@ -100,7 +100,7 @@ mod new {
     impl Subscribing {
         pub(in super::super) fn new() -> Self {
             Self {
-                seat: Seat::new(),
+                port: PortSlot::new(),
                 cursor: zero(),
                 queue: zero(),
                 received: zero(),

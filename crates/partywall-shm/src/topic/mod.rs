@@ -30,10 +30,10 @@ mod mapped;
 mod members;
 #[cfg(all(test, loom))]
 mod models;
+mod port;
 mod publish;
 mod receive;
 mod recovery;
-mod seat;
 mod sweep;
 #[cfg(all(test, not(loom)))]
 mod tests;
@@ -50,9 +50,9 @@ pub use descriptor::{MAX_HEADER, MAX_RANK, Status};
 #[cfg(not(loom))]
 pub use mapped::Topic;
 pub use members::TimelineCell;
+pub use port::PortId;
 pub use publish::{Message, PublisherPlace, Unpublished};
 pub use receive::{Ahead, Received, SubscriberPlace, Taken};
-pub use seat::Seated;
 
 /// The most entries that a ring can have.
 pub const MAX_DEPTH: u32 = 1 << 12;
@@ -200,8 +200,8 @@ pub struct PublisherState {
     pub published: u64,
     /// For which subscriber's id it waits, if it does, and since which millisecond of [`members::now`](crate::members::now).
     pub blocked: Option<(u64, u64)>,
-    /// Whether it was parted from the topic by the broker, or is about to leave.
-    pub parted: bool,
+    /// Whether it was detached from the topic by the broker, or is about to leave.
+    pub detached: bool,
 }
 
 /// What a subscriber is doing. While it does, the numbers are of no single moment.
@@ -223,6 +223,6 @@ pub struct SubscriberState {
     pub held: u32,
     /// Since which millisecond of [`members::now`](crate::members::now) a publisher waits for it.
     pub stalled: Option<u64>,
-    /// Whether it was parted from the topic by the broker, or is about to leave. It counts for nobody then.
-    pub parted: bool,
+    /// Whether it was detached from the topic by the broker, or is about to leave. It counts for nobody then.
+    pub detached: bool,
 }

@@ -161,7 +161,7 @@ impl World {
 
     /// As a subscriber of the library does: it looks before it receives, and again before it announces another sleep.
     fn look_and_sleep(&self, place: &mut SubscriberPlace) -> u64 {
-        let mut receive = || match self.core().look(place.seated(), place.next()) {
+        let mut receive = || match self.core().look(place.port(), place.next()) {
             Ahead::Nothing => None,
             Ahead::Sample(_) | Ahead::Other => self.receive(place),
         };
@@ -384,14 +384,14 @@ fn what_a_publisher_tells_nobody_of_is_received_with_the_next_sample() {
 
 /// As above, but nobody publishes any more: the broker wakes the reader when it takes the dead one out.
 #[test]
-fn what_a_publisher_tells_nobody_of_is_received_when_it_is_parted() {
+fn unannounced_sample_is_received_when_its_publisher_is_detached() {
     check(3, || {
         let world = World::new(2, 4);
         let mut dead = world.publisher(1);
         let mut reader = world.subscriber(3, None, 0);
         let other = spawn(&world, move |world| {
             world.publish_and_die(&mut dead, 0);
-            world.core().part(|row| row == 1, crate::timeline::Ending::OwnerDied, |_| None);
+            world.core().detach(|row| row == 1, crate::timeline::Ending::OwnerDied, |_| None);
         });
         assert_eq!(world.look_and_sleep(&mut reader), 0);
         other.join().unwrap();
@@ -408,7 +408,7 @@ fn a_publisher_that_waits_for_a_reader_that_dies_is_woken() {
         world.publish(&mut publisher, 0).unwrap();
         let other = spawn(&world, move |world| {
             world.subscribers[reader.index].cursor.store(reader.next() + 1, Ordering::Release);
-            world.core().part(|row| row == 2, crate::timeline::Ending::OwnerDied, |_| None);
+            world.core().detach(|row| row == 2, crate::timeline::Ending::OwnerDied, |_| None);
         });
         assert_eq!(world.publish_waiting(&mut publisher, 1), 1);
         other.join().unwrap();
@@ -442,8 +442,8 @@ fn a_publisher_that_waits_for_a_reader_that_leaves_is_woken() {
         let reader = world.subscriber(2, None, 0);
         world.publish(&mut publisher, 0).unwrap();
         let other = spawn(&world, move |world| {
-            world.core().part_subscriber(reader.seated());
-            world.core().leave_as_subscriber(reader.seated());
+            world.core().detach_subscriber(reader.port());
+            world.core().leave_as_subscriber(reader.port());
         });
         assert_eq!(world.publish_waiting(&mut publisher, 1), 1);
         other.join().unwrap();
@@ -451,16 +451,16 @@ fn a_publisher_that_waits_for_a_reader_that_leaves_is_woken() {
     });
 }
 
-/// The broker parts a reader while it receives.
+/// The broker detaches a reader while it receives.
 #[test]
-fn who_is_parted_reads_nothing_that_is_written() {
+fn detached_reader_reads_nothing_that_is_written() {
     check(2, || {
         let world = World::new(1, 2);
         let mut publisher = world.publisher(1);
         let mut reader = world.subscriber(2, None, 0);
         world.publish(&mut publisher, 0).unwrap();
         let broker = spawn(&world, |world| {
-            world.core().part(|row| row == 2, crate::timeline::Ending::Evicted, |_| None);
+            world.core().detach(|row| row == 2, crate::timeline::Ending::Evicted, |_| None);
         });
         let other = spawn(&world, move |world| {
             world.receive(&mut reader);
@@ -549,8 +549,8 @@ fn last_publisher_wakes_who_waits_for_its_leave() {
         let mut reader = world.subscriber(2, None, 0);
         let other = spawn(&world, move |world| {
             world.publish(&mut publisher, 1).unwrap();
-            world.core().part_publisher(publisher.seated());
-            world.core().leave_as_publisher(publisher.seated());
+            world.core().detach_publisher(publisher.port());
+            world.core().leave_as_publisher(publisher.port());
         });
         let mut received = 0;
         loop {
@@ -573,13 +573,13 @@ fn last_publisher_wakes_who_waits_for_its_leave() {
 fn topic_is_not_idle_while_one_publisher_takes_over_from_another() {
     check(3, || {
         let world = World::new(1, 2);
-        // The later one has the seat that is looked at first.
+        // The later one has the port that is looked at first.
         let left = world.publisher(1);
         let first = world.publisher(1);
-        world.core().leave_as_publisher(left.seated());
+        world.core().leave_as_publisher(left.port());
         let other = spawn(&world, move |world| {
             world.publisher(2);
-            world.core().part_publisher(first.seated());
+            world.core().detach_publisher(first.port());
         });
         assert!(!world.core().is_idle(0));
         other.join().unwrap();

@@ -26,7 +26,7 @@ use super::{
     core::Core,
     descriptor::{Origin, Words},
     entry::{EntryWord, Filling},
-    seat::{Occupancy, SeatWord, Seated},
+    port::{Occupancy, PortId, PortWord},
 };
 use crate::{
     crash::point,
@@ -38,7 +38,7 @@ use crate::{
 #[derive(Debug)]
 pub struct PublisherPlace {
     pub(super) index: usize,
-    pub(super) seat: SeatWord,
+    pub(super) port: PortWord,
     /// Samples that it has published.
     sequence: u64,
     /// Before which position everything may be overwritten, as of `joins`.
@@ -78,23 +78,23 @@ pub enum Unpublished {
     },
     /// Other publishers were always faster. To be tried again.
     Busy,
-    /// The broker has parted it from the topic.
-    Parted,
+    /// The broker has detached it from the topic.
+    Detached,
 }
 
 impl PublisherPlace {
-    pub(super) fn new(index: usize, seat: SeatWord) -> Self {
-        Self { index, seat, sequence: 0, floor: 0, joins: None, fenced: 0 }
+    pub(super) fn new(index: usize, port: PortWord) -> Self {
+        Self { index, port, sequence: 0, floor: 0, joins: None, fenced: 0 }
     }
 
     /// Its number, which no other publisher or subscriber of the topic ever has.
     pub fn id(&self) -> u64 {
-        self.seat.id()
+        self.port.id()
     }
 
     /// The place itself.
-    pub fn seated(&self) -> Seated {
-        Seated { index: self.index, seat: self.seat }
+    pub fn port(&self) -> PortId {
+        PortId { index: self.index, port: self.port }
     }
 
     /// Samples that it has published.
@@ -113,8 +113,8 @@ impl Core<'_> {
         message: &Message<'_>,
     ) -> Result<u64, Unpublished> {
         let us = &self.publishers[place.index];
-        if us.seat.load() != place.seat {
-            return Err(Unpublished::Parted);
+        if us.port.load() != place.port {
+            return Err(Unpublished::Detached);
         }
         self.describe(place, held, message);
         point("topic: described, not in the ring");
@@ -143,12 +143,12 @@ impl Core<'_> {
             generation: held.generation(),
             origin: Origin {
                 place: place.index as u16,
-                row: place.seat.row(),
+                row: place.port.row(),
                 dtype: message.dtype,
                 rank: message.shape.len() as u8,
                 header: message.header.len() as u16,
             },
-            publisher: place.seat.id(),
+            publisher: place.port.id(),
             sequence: place.sequence,
             message,
         });
@@ -182,7 +182,7 @@ impl Core<'_> {
     /// Whether nobody who is waited for needs what `position` overwrites.
     fn check_space(self, place: &mut PublisherPlace, position: u64) -> Result<(), Unpublished> {
         let depth = self.ring.len() as u64;
-        // Pairs with the addition: who sees it sees the subscriber's seat and cursor.
+        // Pairs with the addition: who sees it sees the subscriber's port and cursor.
         let joins = self.header.joins.load(Ordering::Acquire);
         if place.joins == Some(joins) && position < place.floor.saturating_add(depth) {
             return Ok(());
@@ -190,20 +190,20 @@ impl Core<'_> {
         let mut slowest = None;
         place.floor = u64::MAX;
         for subscriber in self.subscribers {
-            let seat = subscriber.seat.load();
-            if seat.occupancy() != Occupancy::Active || subscriber.queue.load(Ordering::Relaxed) != 0 {
+            let port = subscriber.port.load();
+            if port.occupancy() != Occupancy::Active || subscriber.queue.load(Ordering::Relaxed) != 0 {
                 continue;
             }
             // Pairs with the store of who has received: what it holds is seen by who looks for holds.
             let cursor = subscriber.cursor.load(Ordering::Acquire);
             if cursor < place.floor {
-                (slowest, place.floor) = (Some(seat), cursor);
+                (slowest, place.floor) = (Some(port), cursor);
             }
         }
         place.joins = Some(joins);
         match slowest {
-            Some(seat) if position >= place.floor.saturating_add(depth) => {
-                Err(Unpublished::Blocked { id: seat.id(), row: seat.row() })
+            Some(port) if position >= place.floor.saturating_add(depth) => {
+                Err(Unpublished::Blocked { id: port.id(), row: port.row() })
             }
             _ => Ok(()),
         }

@@ -2,7 +2,7 @@
 //!
 //! 1. The subscriber looks at the entry of its cursor, and finds a block.
 //! 2. It writes the block into one of its holds. If publishers wait for it, it moves its cursor.
-//! 3. Behind a fence it looks whether its hold will be seen: if publishers wait for it, whether its seat is still its own, and
+//! 3. Behind a fence it looks whether its hold will be seen: if publishers wait for it, whether its port is still its own, and
 //!    otherwise whether the entry is still the same.
 //! 4. If publishers wait for it, it wakes those that sleep; otherwise it moves its cursor.
 //! 5. It reads the descriptor and the block in place, and in the end clears the hold.
@@ -11,7 +11,7 @@
 //! does not find ours, its fence came before ours, so that we see what it had seen: that the block has left the ring.
 //!
 //! A publisher that waits for us overwrites our entry when it has seen the cursor behind it, and so the hold; who sees the
-//! entry overwritten sees that hold, too. One that does not wait for us has seen us parted. Whoever frees the block after that,
+//! entry overwritten sees that hold, too. One that does not wait for us has seen us detached. Whoever frees the block after that,
 //! and does not find our hold, had seen it before his fence, and we see it behind ours. So one fence is for the hold and for
 //! those who sleep, and the entry, which the next publisher may be about to take, need not be looked at again.
 //!
@@ -24,7 +24,7 @@
 use super::{
     core::Core,
     entry::Filling,
-    seat::{Occupancy, Seat, SeatWord, Seated},
+    port::{Occupancy, PortId, PortSlot, PortWord},
 };
 use crate::{
     crash::point,
@@ -36,7 +36,7 @@ use crate::{
 #[derive(Debug)]
 pub struct SubscriberPlace {
     pub(super) index: usize,
-    pub(super) seat: SeatWord,
+    pub(super) port: PortWord,
     /// As it has written it.
     pub(super) cursor: u64,
     /// How many samples it may be behind; 0: publishers wait for it.
@@ -56,8 +56,8 @@ pub enum Received {
     Full,
     /// Publishers were always faster. To be tried again.
     Busy,
-    /// The broker has parted it from the topic.
-    Parted,
+    /// The broker has detached it from the topic.
+    Detached,
 }
 
 /// What there is to receive, as far as a look at the ring tells.
@@ -67,7 +67,7 @@ pub enum Ahead {
     Nothing,
     /// A sample in this block of the pool, if there is such a one.
     Sample(u32),
-    /// A later sample, or that the broker has parted us.
+    /// A later sample, or that the broker has detached us.
     Other,
 }
 
@@ -108,7 +108,7 @@ impl Taken {
 impl SubscriberPlace {
     /// Its number, which no other publisher or subscriber of the topic ever has.
     pub fn id(&self) -> u64 {
-        self.seat.id()
+        self.port.id()
     }
 
     /// The first position that it has not looked at.
@@ -117,8 +117,8 @@ impl SubscriberPlace {
     }
 
     /// The place itself.
-    pub fn seated(&self) -> Seated {
-        Seated { index: self.index, seat: self.seat }
+    pub fn port(&self) -> PortId {
+        PortId { index: self.index, port: self.port }
     }
 }
 
@@ -126,8 +126,8 @@ impl<'a> Core<'a> {
     /// Takes the next sample.
     pub(super) fn receive(self, slots: slots::Core<'_>, place: &mut SubscriberPlace) -> Received {
         let us = &self.subscribers[place.index];
-        if us.seat.load() != place.seat {
-            return Received::Parted;
+        if us.port.load() != place.port {
+            return Received::Detached;
         }
         for _ in 0..MOST_ATTEMPTS {
             self.keep_up(place);
@@ -156,7 +156,7 @@ impl<'a> Core<'a> {
             }
             // Pairs with the one of who frees blocks, and with that of publishers who are about to sleep for room.
             fence(Ordering::SeqCst);
-            let safe = if waited_for { us.seat.load() == place.seat } else { entry.load() == seen };
+            let safe = if waited_for { us.port.load() == place.port } else { entry.load() == seen };
             if !safe {
                 word.store(0, Ordering::Release);
                 point("topic: hold given up, nobody told");
@@ -164,7 +164,7 @@ impl<'a> Core<'a> {
                 fence(Ordering::SeqCst);
                 self.collect(slots);
                 if waited_for {
-                    return Received::Parted;
+                    return Received::Detached;
                 }
                 continue;
             }
@@ -184,7 +184,7 @@ impl<'a> Core<'a> {
 
     /// What there is to receive at a position or behind it.
     #[inline]
-    pub(super) fn look(self, place: Seated, next: u64) -> Ahead {
+    pub(super) fn look(self, place: PortId, next: u64) -> Ahead {
         let (at, _, seen) = self.at(next);
         match seen.filling(at) {
             Filling::Filled(block) => {
@@ -197,25 +197,25 @@ impl<'a> Core<'a> {
                 }
                 Ahead::Sample(block.into())
             }
-            Filling::Next | Filling::Later if self.subscribers[place.index].seat.load() == place.seat => Ahead::Nothing,
+            Filling::Next | Filling::Later if self.subscribers[place.index].port.load() == place.port => Ahead::Nothing,
             Filling::Next | Filling::Later | Filling::Overwritten => Ahead::Other,
         }
     }
 
     /// See [`Topic::is_idle`](super::Topic::is_idle).
     ///
-    /// A publisher that is killed or stopped while it joins or leaves keeps its seat, and so the topic busy, until the broker
+    /// A publisher that is killed or stopped while it joins or leaves keeps its port, and so the topic busy, until the broker
     /// parts it.
     pub(super) fn is_idle(self, next: u64) -> bool {
         // Pairs with the addition of a publisher that joins: if one has left behind our back, and had waited for another to
         // join, then the second load sees that one counted.
         let joined = || self.header.publishers_joined.load(Ordering::Acquire);
         let before = joined();
-        let is_present = |seat: &Seat| matches!(seat.load().occupancy(), Occupancy::Taken | Occupancy::Active);
-        if before == 0 || self.publishers.iter().any(|publisher| is_present(&publisher.seat)) {
+        let is_present = |port: &PortSlot| matches!(port.load().occupancy(), Occupancy::Taken | Occupancy::Active);
+        if before == 0 || self.publishers.iter().any(|publisher| is_present(&publisher.port)) {
             return false;
         }
-        // Behind the seats: who sees that a publisher has left sees all that it has published.
+        // Behind the ports: who sees that a publisher has left sees all that it has published.
         let (at, _, seen) = self.at(next);
         matches!(seen.filling(at), Filling::Next | Filling::Later) && joined() == before
     }

@@ -5,7 +5,7 @@ use std::cell::Cell;
 use super::{
     Status, TimelineCell,
     core::Core,
-    seat::{Occupancy, Seat, SeatWord},
+    port::{Occupancy, PortSlot, PortWord},
 };
 use crate::{
     crash::point,
@@ -16,59 +16,59 @@ use crate::{
 };
 
 impl Core<'_> {
-    /// See [`Topic::part`](super::Topic::part).
-    pub(super) fn part(
+    /// See [`Topic::detach`](super::Topic::detach).
+    pub(super) fn detach(
         self,
         gone: impl Fn(u16) -> bool,
         ending: Ending,
         reached: impl Fn(TimelineCell) -> Option<u64>,
     ) -> u32 {
-        let mut parted = 0;
-        let mut part = |seat: &Seat| {
-            // A member changes its seat twice at most; who does more is not one of ours.
+        let mut detached = 0;
+        let mut detach = |port: &PortSlot| {
+            // A member changes its port twice at most; who does more is not one of ours.
             for _ in 0..MOST_ATTEMPTS {
-                let seen = seat.load();
+                let seen = port.load();
                 let present = matches!(seen.occupancy(), Occupancy::Taken | Occupancy::Active);
                 if !present || !gone(seen.row()) {
                     return;
                 }
-                if seat.part(seen) {
-                    parted += 1;
+                if port.detach(seen) {
+                    detached += 1;
                     return;
                 }
             }
         };
-        self.publishers.iter().for_each(|publisher| part(&publisher.seat));
-        self.subscribers.iter().for_each(|subscriber| part(&subscriber.seat));
-        point("topic: parted, samples not settled");
+        self.publishers.iter().for_each(|publisher| detach(&publisher.port));
+        self.subscribers.iter().for_each(|subscriber| detach(&subscriber.port));
+        point("topic: detached, samples not settled");
         self.settle(&gone, ending, reached);
-        point("topic: parted, nobody told");
+        point("topic: detached, nobody told");
         self.header.space.ring();
         self.header.samples.ring();
-        parted
+        detached
     }
 
     /// See [`Topic::recover`](super::Topic::recover).
     pub(super) fn recover(self, slots: slots::Core<'_>, dead: impl Fn(u16) -> bool) -> u32 {
         // Were it not done before, nobody would ever say what became of their samples.
-        self.part(&dead, Ending::OwnerDied, |_| None);
+        self.detach(&dead, Ending::OwnerDied, |_| None);
         for (index, subscriber) in self.subscribers.iter().enumerate() {
-            let seen = subscriber.seat.load();
+            let seen = subscriber.port.load();
             if is_lost(seen, &dead) {
                 for hold in self.holds_of(index) {
                     hold.store(0, Ordering::Release);
                 }
-                point("topic: holds of the dead cleared, seat not free");
-                subscriber.seat.free(seen);
+                point("topic: holds of the dead cleared, port not free");
+                subscriber.port.free(seen);
             }
         }
         for publisher in self.publishers {
-            let seen = publisher.seat.load();
+            let seen = publisher.port.load();
             if is_lost(seen, &dead) {
-                publisher.seat.free(seen);
+                publisher.port.free(seen);
             }
         }
-        point("topic: seats of the dead free, blocks not taken");
+        point("topic: ports of the dead free, blocks not taken");
         // Whether they had put a block into the ring nobody needs to know: it becomes the topic's, and who sweeps finds it
         // in the ring, or in no use.
         let taken = Cell::new(0);
@@ -100,11 +100,11 @@ impl Core<'_> {
     }
 }
 
-/// Whether a seat is a dead member's, or in a state that nobody may make.
-fn is_lost(seat: SeatWord, dead: impl Fn(u16) -> bool) -> bool {
-    match seat.occupancy() {
+/// Whether a port is a dead member's, or in a state that nobody may make.
+fn is_lost(port: PortWord, dead: impl Fn(u16) -> bool) -> bool {
+    match port.occupancy() {
         Occupancy::Free => false,
-        Occupancy::Taken | Occupancy::Active | Occupancy::Parted => dead(seat.row()),
+        Occupancy::Taken | Occupancy::Active | Occupancy::Detached => dead(port.row()),
         Occupancy::Invalid => true,
     }
 }

@@ -17,7 +17,7 @@
 //!
 //! If who sweeps is killed or stopped between any two steps, some blocks are freed and others are left to the next.
 
-use super::{core::Core, seat::Occupancy};
+use super::{core::Core, port::Occupancy};
 use crate::{
     crash::point,
     members::NOBODY,
@@ -63,8 +63,8 @@ impl Core<'_> {
     /// Calls `found` for each block in a hold.
     pub(super) fn each_hold(self, mut found: impl FnMut(u32)) {
         for (index, subscriber) in self.subscribers.iter().enumerate() {
-            // Who takes the seat after this look takes its holds behind a fence that comes after ours.
-            if subscriber.seat.load().occupancy() == Occupancy::Free {
+            // Who takes the port after this look takes its holds behind a fence that comes after ours.
+            if subscriber.port.load().occupancy() == Occupancy::Free {
                 continue;
             }
             // Pairs with the store of who lets go.

@@ -47,7 +47,7 @@ impl World {
     }
 
     fn publish_as(&self, place: &mut PublisherPlace, value: u64, status: Status) -> Result<(u64, Held), Unpublished> {
-        let held = self.loan(place.seat.row()).expect("there are blocks enough");
+        let held = self.loan(place.port.row()).expect("there are blocks enough");
         self.memory[held.index() as usize].store(value, Ordering::Relaxed);
         let message = Message { status, value, dtype: 12, shape: &[2, value], bytes: 8, header: &value.to_le_bytes() };
         match self.topic.publish(&self.pool, place, &held, &message) {
@@ -106,9 +106,9 @@ fn samples_come_in_their_order_to_all() {
         let publisher = &mut publishers[value as usize % 2];
         assert_eq!(world.publish(publisher, value), Ok(value - 1));
         for subscriber in &mut subscribers {
-            assert_ne!(world.topic.look(subscriber.seated(), subscriber.next()), Ahead::Nothing);
+            assert_ne!(world.topic.look(subscriber.port(), subscriber.next()), Ahead::Nothing);
             assert_eq!((world.receive(subscriber), world.receive(subscriber)), (Some(value), None));
-            assert_eq!(world.topic.look(subscriber.seated(), subscriber.next()), Ahead::Nothing);
+            assert_eq!(world.topic.look(subscriber.port(), subscriber.next()), Ahead::Nothing);
         }
     }
     assert_eq!(world.topic.published(), 1000);
@@ -146,13 +146,13 @@ fn a_topic_is_idle_once_its_publishers_have_left_and_all_is_received() {
     assert!(!is_idle(&subscriber), "there is one");
     world.publish(&mut first, 5).unwrap();
     let second = world.publisher(2);
-    world.topic.part_publisher(first.seated());
-    world.topic.leave_as_publisher(first.seated());
+    world.topic.detach_publisher(first.port());
+    world.topic.leave_as_publisher(first.port());
     assert_eq!(world.receive(&mut subscriber), Some(5));
     assert!(!is_idle(&subscriber), "the second one is there");
     world.publish(&mut world.publisher(1), 6).unwrap();
     // Of dead ones.
-    world.topic.part(|row| row < 3, Ending::OwnerDied, |_| None);
+    world.topic.detach(|row| row < 3, Ending::OwnerDied, |_| None);
     assert!(!is_idle(&subscriber), "a sample is left");
     assert_eq!(world.receive(&mut subscriber), Some(6));
     assert!(is_idle(&subscriber));
@@ -160,8 +160,8 @@ fn a_topic_is_idle_once_its_publishers_have_left_and_all_is_received() {
     assert!(is_idle(&subscriber));
     let third = world.publisher(1);
     assert!(!is_idle(&subscriber), "another one has come");
-    world.topic.leave_as_publisher(third.seated());
-    world.topic.leave_as_publisher(second.seated());
+    world.topic.leave_as_publisher(third.port());
+    world.topic.leave_as_publisher(second.port());
     assert!(is_idle(&subscriber), "who has published nothing leaves, too");
 }
 
@@ -175,11 +175,11 @@ fn publishers_wait_for_who_must_not_miss_anything() {
     }
     let blocked = Unpublished::Blocked { id: slow.id(), row: 2 };
     assert_eq!(world.publish(&mut publisher, 4), Err(blocked));
-    world.topic.set_blocked(publisher.seated(), Some((slow.id(), 77)));
+    world.topic.set_blocked(publisher.port(), Some((slow.id(), 77)));
     let [state] = world.topic.subscribers()[..] else { panic!("there is one") };
     assert_eq!((state.lag, state.queue, state.stalled), (4, None, Some(77)));
     assert_eq!(world.topic.publishers()[0].blocked, Some((slow.id(), 77)));
-    world.topic.set_blocked(publisher.seated(), None);
+    world.topic.set_blocked(publisher.port(), None);
     assert_eq!(world.receive(&mut slow), Some(0));
     assert_eq!(world.publish(&mut publisher, 4), Ok(4));
     assert_eq!(world.publish(&mut publisher, 5), Err(blocked));
@@ -249,8 +249,8 @@ fn who_joins_late_begins_with_the_history_it_wants() {
     for (history, first) in [(0, None), (1, Some(2)), (2, Some(1)), (3, Some(0)), (4, Some(0))] {
         let mut late = world.topic.join_as_subscriber(3, None, history).unwrap();
         assert_eq!(world.receive(&mut late), first, "{history}");
-        world.topic.part_subscriber(late.seated());
-        world.topic.leave_as_subscriber(late.seated());
+        world.topic.detach_subscriber(late.port());
+        world.topic.leave_as_subscriber(late.port());
     }
     world.receive(&mut early);
     world.receive(&mut early);
@@ -286,34 +286,34 @@ fn a_reader_keeps_what_it_holds_and_no_more_than_it_may() {
 }
 
 #[test]
-fn there_are_as_many_seats_as_agreed_and_each_is_used_again() {
+fn there_are_as_many_ports_as_agreed_and_each_is_used_again() {
     let world = World::new(SHAPE);
     let publishers = [1, 2].map(|row| world.publisher(row));
     let subscribers = [1, 2, 3, 4].map(|row| world.subscriber(row, None));
     assert!(world.topic.join_as_publisher(5).is_none() && world.topic.join_as_subscriber(5, None, 0).is_none());
     for publisher in &publishers {
-        world.topic.part_publisher(publisher.seated());
+        world.topic.detach_publisher(publisher.port());
         assert!(world.topic.join_as_publisher(5).is_none(), "it has not left");
-        world.topic.leave_as_publisher(publisher.seated());
-        world.topic.leave_as_publisher(publisher.seated());
+        world.topic.leave_as_publisher(publisher.port());
+        world.topic.leave_as_publisher(publisher.port());
         let next = world.publisher(5);
         assert_ne!(next.id(), publisher.id());
-        world.topic.leave_as_publisher(publisher.seated());
+        world.topic.leave_as_publisher(publisher.port());
         assert!(world.topic.publishers().iter().any(|state| state.id == next.id()), "it is another's");
     }
     world.topic.recover(&world.pool, |row| row == 5);
     for subscriber in &subscribers {
-        world.topic.part_subscriber(subscriber.seated());
-        world.topic.leave_as_subscriber(subscriber.seated());
+        world.topic.detach_subscriber(subscriber.port());
+        world.topic.leave_as_subscriber(subscriber.port());
         let next = world.subscriber(5, Some(1));
         assert_ne!(next.id(), subscriber.id());
-        world.topic.leave_as_subscriber(next.seated());
+        world.topic.leave_as_subscriber(next.port());
     }
     assert!(world.topic.publishers().is_empty() && world.topic.subscribers().is_empty());
 }
 
 #[test]
-fn who_was_parted_counts_for_nobody_and_keeps_what_it_holds() {
+fn detached_member_counts_for_nobody_and_keeps_what_it_holds() {
     let world = World::new(SHAPE);
     let mut publishers = [1, 2].map(|row| world.publisher(row));
     let mut subscribers = [2, 3].map(|row| world.subscriber(row, None));
@@ -324,18 +324,18 @@ fn who_was_parted_counts_for_nobody_and_keeps_what_it_holds() {
     let held = world.take(&mut subscribers[0]).unwrap();
     world.publish(&mut publishers[0], 4).unwrap();
     assert!(world.publish(&mut publishers[0], 5).is_err());
-    assert_eq!(world.topic.part(|row| row == 2, Ending::Evicted, |_| None), 2);
-    assert_eq!(world.topic.part(|row| row == 2, Ending::Evicted, |_| None), 0);
+    assert_eq!(world.topic.detach(|row| row == 2, Ending::Evicted, |_| None), 2);
+    assert_eq!(world.topic.detach(|row| row == 2, Ending::Evicted, |_| None), 0);
     assert_eq!(world.publish(&mut publishers[0], 5), Ok(5));
-    assert_eq!(world.publish(&mut publishers[1], 6), Err(Unpublished::Parted));
-    assert_eq!(world.topic.receive(&world.pool, &mut subscribers[0]), Received::Parted);
-    let ahead = world.topic.look(subscribers[0].seated(), subscribers[0].next());
+    assert_eq!(world.publish(&mut publishers[1], 6), Err(Unpublished::Detached));
+    assert_eq!(world.topic.receive(&world.pool, &mut subscribers[0]), Received::Detached);
+    let ahead = world.topic.look(subscribers[0].port(), subscribers[0].next());
     assert_ne!(ahead, Ahead::Nothing, "there is something to hear");
-    assert!(world.topic.subscribers()[0].parted && world.topic.publishers()[1].parted);
+    assert!(world.topic.subscribers()[0].detached && world.topic.publishers()[1].detached);
     assert_eq!((world.receive(&mut subscribers[1]), world.receive(&mut subscribers[1])), (Some(4), Some(5)));
     assert_eq!((world.read(&held), world.audit().read), (0, 1));
     world.topic.release(&world.pool, &held);
-    world.topic.leave_as_subscriber(subscribers[0].seated());
+    world.topic.leave_as_subscriber(subscribers[0].port());
     assert_eq!(world.topic.subscribers().len(), 1);
 }
 
@@ -355,13 +355,13 @@ fn what_becomes_of_samples_whose_publisher_is_gone() {
     let taken: Vec<_> = (0..4).map(|_| world.take(&mut subscriber).unwrap()).collect();
     let now = |world: &World| taken.iter().map(|taken| world.topic.status(taken)).collect::<Vec<_>>();
     assert_eq!(now(&world), [&statuses[..], &[Status::Timeline]].concat());
-    assert_eq!(world.topic.part(|row| row == 1, Ending::OwnerFaulted, |asked| (asked == cell).then_some(1)), 1);
+    assert_eq!(world.topic.detach(|row| row == 1, Ending::OwnerFaulted, |asked| (asked == cell).then_some(1)), 1);
     let failed = Status::Failed(Ending::OwnerFaulted);
     assert_eq!(now(&world), [Status::Done, failed, failed, Status::Timeline]);
     // That was the last word.
     let first = world.topic.describe(&taken[0]);
     world.topic.settle(taken[0].block(), first.generation, Status::Tainted);
-    world.topic.part(|row| row == 1, Ending::OwnerDied, |_| None);
+    world.topic.detach(|row| row == 1, Ending::OwnerDied, |_| None);
     assert_eq!(world.topic.status(&taken[0]), Status::Done);
     let last = world.topic.describe(&taken[3]);
     world.topic.settle(taken[3].block(), last.generation + 1, Status::Tainted);
@@ -486,7 +486,7 @@ fn many_publish_and_receive_at_once() {
                             Err(Unpublished::Blocked { .. }) => {
                                 world.topic.sleep_for_space(seen, Duration::from_millis(50));
                             }
-                            Err(Unpublished::Parted) => panic!("nobody has parted us"),
+                            Err(Unpublished::Detached) => panic!("nobody has detached us"),
                         }
                     }
                 }
@@ -686,9 +686,9 @@ proptest! {
                 }
                 Step::Leave(who) => if let Some((place, held)) = readers[who].take() {
                     model.readers[who] = None;
-                    world.topic.part_subscriber(place.seated());
+                    world.topic.detach_subscriber(place.port());
                     held.iter().for_each(|taken| world.topic.release(&world.pool, taken));
-                    world.topic.leave_as_subscriber(place.seated());
+                    world.topic.leave_as_subscriber(place.port());
                 },
                 Step::Die(row) => {
                     world.topic.recover(&world.pool, |dead| dead == row);
@@ -750,7 +750,7 @@ proptest! {
                 world.topic.settle(held.index(), held.generation(), Status::Done);
                 world.topic.retire(&world.pool, &held);
             }
-            world.topic.look(reader.seated(), reader.next());
+            world.topic.look(reader.port(), reader.next());
             if let Received::Sample(taken) = world.topic.receive(&world.pool, reader) {
                 world.topic.describe(&taken);
                 world.topic.status(&taken);
@@ -762,7 +762,7 @@ proptest! {
         world.topic.publishers();
         world.topic.subscribers();
         world.topic.audit(&world.pool);
-        world.topic.part(|row| row % 2 == 0, Ending::OwnerDied, |_| Some(u64::MAX));
+        world.topic.detach(|row| row % 2 == 0, Ending::OwnerDied, |_| Some(u64::MAX));
         world.topic.recover(&world.pool, |row| row % 2 == 0);
         world.topic.recover(&world.pool, |_| true);
         let audit = world.topic.audit(&world.pool);

@@ -114,7 +114,7 @@ impl Service {
         if !is_ours {
             shared.words.await_closing(TIMEOUT);
             if !shared.words.are_registered() {
-                shared.part();
+                shared.detach();
                 return self.stop();
             }
         }
@@ -127,7 +127,7 @@ impl Service {
                         return Some(TICK);
                     }
                     let parting = shared.clone();
-                    shared.errands.run(move || parting.part());
+                    shared.errands.run(move || parting.detach());
                     None
                 }
             });
@@ -137,7 +137,7 @@ impl Service {
         shared.errands.run({
             let shared = shared.clone();
             move || {
-                shared.part();
+                shared.detach();
                 let _ = parted.send(());
             }
         });
@@ -302,7 +302,7 @@ impl Shared {
     }
 
     /// Gives back what the driver has been given, says good-bye, and has the service thread end.
-    fn part(&self) {
+    fn detach(&self) {
         // It waits for what the process runs. When the lease of a word goes, no stream must be about to wait for it.
         self.words.unregister();
         // Said so that the broker needs no proof of our death; if it cannot be said, the proof does. And said before the

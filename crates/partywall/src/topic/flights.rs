@@ -12,7 +12,7 @@ use std::{
 use partywall_shm::{
     semaphore::Held,
     timeline::Progress,
-    topic::{Seated, Status},
+    topic::{PortId, Status},
 };
 
 use super::{
@@ -29,7 +29,7 @@ use crate::{
 /// Those of one publisher. They outlive it; nothing here has a connection.
 pub(super) struct Flights {
     words: Arc<Words>,
-    seated: Seated,
+    port: PortId,
     lost: Arc<OnceLock<Lost>>,
     /// Where the service thread has dropped what streams used.
     errands: Arc<Errands>,
@@ -68,10 +68,10 @@ pub(super) struct Written {
 }
 
 impl Flights {
-    pub(super) fn new(words: Arc<Words>, seated: Seated, domain: &Domain) -> Self {
+    pub(super) fn new(words: Arc<Words>, port: PortId, domain: &Domain) -> Self {
         let lost = domain.health().lost();
         let errands = domain.user_errands().clone();
-        Self { words, seated, lost, errands, all: Mutex::default(), count: AtomicUsize::new(0) }
+        Self { words, port, lost, errands, all: Mutex::default(), count: AtomicUsize::new(0) }
     }
 
     /// Has the service thread look after another one.
@@ -98,7 +98,7 @@ impl Flights {
 
     /// The publisher is gone. Its place is free once its last sample is decided.
     pub(super) fn leave(self: &Arc<Self>, domain: &Domain) {
-        self.words.topic.part_publisher(self.seated);
+        self.words.topic.detach_publisher(self.port);
         let mut all = self.lock();
         all.leaving = true;
         let over = self.look_at(&mut all);
@@ -143,7 +143,7 @@ impl Flights {
         });
         self.count.store(all.flights.len(), Ordering::Relaxed);
         if all.leaving && all.flights.is_empty() {
-            self.words.topic.leave_as_publisher(self.seated);
+            self.words.topic.leave_as_publisher(self.port);
         }
         over
     }

@@ -253,7 +253,7 @@ impl Drop for Kept {
 
 impl Drop for Blocked<'_> {
     fn drop(&mut self) {
-        self.joined.open.words.topic.set_blocked(self.joined.seated(), None);
+        self.joined.open.words.topic.set_blocked(self.joined.port(), None);
     }
 }
 
@@ -407,14 +407,14 @@ impl Filled {
                     return Err(joined.busy(start.elapsed()));
                 }
                 Err(Unpublished::Busy) => continue,
-                Err(Unpublished::Parted) => return Err(joined.open.parted()),
+                Err(Unpublished::Detached) => return Err(joined.open.parted()),
                 // Announced before it is tried once more.
                 Err(Unpublished::Blocked { .. }) => topic.expect_space(),
             };
             let id = match try_it() {
                 Ok(published) => return Ok(published),
                 Err(Unpublished::Blocked { id, .. }) => id,
-                Err(Unpublished::Busy | Unpublished::Parted) => continue,
+                Err(Unpublished::Busy | Unpublished::Detached) => continue,
             };
             let left = timeout.saturating_sub(start.elapsed());
             if left.is_zero() || stop() {
@@ -422,7 +422,7 @@ impl Filled {
             }
             domain.link().require_broker()?;
             let blocked = blocked.get_or_insert_with(|| Blocked { joined, since: members::now() });
-            topic.set_blocked(joined.seated(), Some((id, blocked.since)));
+            topic.set_blocked(joined.port(), Some((id, blocked.since)));
             topic.sleep_for_space(seen, left);
         }
     }

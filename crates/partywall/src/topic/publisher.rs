@@ -10,7 +10,7 @@ use partywall_cuda::StreamRef;
 use partywall_shm::{
     DType,
     semaphore::{Attempt, Held},
-    topic::{MAX_RANK, PublisherPlace, Seated},
+    topic::{MAX_RANK, PortId, PublisherPlace},
 };
 use partywall_wire::{Named, Participant};
 
@@ -39,7 +39,7 @@ pub struct Publisher {
 
 /// What a publisher and its loans have.
 pub(super) struct Joined {
-    seated: Seated,
+    port: PortId,
     place: Mutex<PublisherPlace>,
     /// How streams say that samples are complete, once one does.
     writer: Mutex<Option<Writer>>,
@@ -66,11 +66,11 @@ impl Publisher {
             open.domain().ping()?;
             return Err(Error::TooManyPublishers { topic: open.name().to_owned(), most: topic.shape().publishers });
         };
-        let flights = Flights::new(open.words.clone(), place.seated(), open.domain());
-        let seated = place.seated();
+        let flights = Flights::new(open.words.clone(), place.port(), open.domain());
+        let port = place.port();
         let place = Mutex::new(place);
         let writer = Mutex::default();
-        let joined = Joined { open, seated, place, writer, flights: Arc::new(flights) };
+        let joined = Joined { open, port, place, writer, flights: Arc::new(flights) };
         Ok(Self { joined: Arc::new(joined), attention: Attention::new() })
     }
 
@@ -151,7 +151,7 @@ impl Publisher {
     /// Samples that it has published.
     pub fn published(&self) -> u64 {
         // In a forked child the lock on the place may be held by nobody who is still there.
-        self.joined.open.words.topic.published_by(self.joined.seated)
+        self.joined.open.words.topic.published_by(self.joined.port)
     }
 
     /// The topic's name.
@@ -162,11 +162,11 @@ impl Publisher {
 
 impl Joined {
     pub(super) fn id(&self) -> u64 {
-        self.seated.id()
+        self.port.id()
     }
 
-    pub(super) fn seated(&self) -> Seated {
-        self.seated
+    pub(super) fn port(&self) -> PortId {
+        self.port
     }
 
     /// Samples are published one after the other.

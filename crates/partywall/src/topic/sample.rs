@@ -20,7 +20,7 @@ use partywall_shm::{
 use super::{
     Open,
     loan::{check_dtype, not_elements},
-    subscriber::{Joined, Seat},
+    subscriber::{Joined, Port},
     timelines::{Order, SETTLING},
 };
 use crate::{
@@ -68,7 +68,7 @@ pub struct UnreleasedSample {
 /// A hold on a block, until the last who has this lets go. Nothing here has a connection.
 pub(super) struct Reading {
     /// Keeps the subscriber's place, of which the hold is.
-    seat: Arc<Seat>,
+    port: Arc<Port>,
     taken: Taken,
     /// What the publisher's timeline has to reach.
     value: u64,
@@ -424,10 +424,10 @@ impl Sample {
 
     fn share(&self, taken: Taken) -> Arc<Reading> {
         let order = self.timeline.get().map_or_else(OnceLock::new, |known| OnceLock::from(Order::of(known)));
-        let seat = self.joined.seat().clone();
+        let port = self.joined.port().clone();
         let value = self.description.value;
         let lost = AtomicBool::new(false);
-        Arc::new(Reading { seat, taken, value, order, lost })
+        Arc::new(Reading { port, taken, value, order, lost })
     }
 }
 
@@ -437,11 +437,11 @@ impl Drop for Sample {
             // Nobody else has anything of it.
             self.end_reading();
             if let Some(taken) = self.taken.take() {
-                self.joined.seat().release(&taken);
+                self.joined.port().release(&taken);
             }
         } else if let Some(reading) = self.let_go()
             && self.is_told()
-            && reading.seat.words().are_ours()
+            && reading.port.words().are_ours()
         {
             self.open().blocks.when_idle(move || drop(reading));
         }
@@ -457,7 +457,7 @@ impl fmt::Debug for Sample {
 impl Reading {
     /// What is known of it. Does not wait.
     pub(super) fn verdict(&self) -> Verdict {
-        match self.seat.words().topic.status(&self.taken) {
+        match self.port.words().topic.status(&self.taken) {
             Status::Ready | Status::Done => Verdict::Sound,
             Status::Failed(_) | Status::Tainted => Verdict::Failed,
             Status::Unverified => Verdict::Undecided,
@@ -474,14 +474,14 @@ impl Reading {
     /// Leaves its block as it is until the broker takes back what this process has.
     fn lose(&self) {
         self.lost.store(true, Ordering::Release);
-        self.seat.lose();
+        self.port.lose();
     }
 }
 
 impl Drop for Reading {
     fn drop(&mut self) {
         if !self.lost.load(Ordering::Acquire) {
-            self.seat.release(&self.taken);
+            self.port.release(&self.taken);
         }
     }
 }

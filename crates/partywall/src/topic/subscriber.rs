@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use partywall_shm::topic::{Ahead, Received, Seated, SubscriberPlace, Taken};
+use partywall_shm::topic::{Ahead, PortId, Received, SubscriberPlace, Taken};
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::{Open, Sample, Words, timelines::Timelines};
@@ -45,16 +45,16 @@ pub struct Subscriber {
 
 /// What a subscriber and its samples have.
 pub(super) struct Joined {
-    seat: Arc<Seat>,
+    port: Arc<Port>,
     timelines: Timelines,
     /// Last: the connection may end with it.
     open: Arc<Open>,
 }
 
 /// A subscriber's place, until nobody holds any of its samples. Nothing here has a connection.
-pub(super) struct Seat {
+pub(super) struct Port {
     words: Arc<Words>,
-    seated: Seated,
+    id: PortId,
     place: Mutex<SubscriberPlace>,
     /// A position before which nothing is to be received any more, for those who look without the lock.
     next: AtomicU64,
@@ -152,12 +152,12 @@ impl SubscriberOptions {
             return Err(Error::TooManySubscribers { topic: open.name().to_owned(), most });
         };
         let words = open.words.clone();
-        let seated = place.seated();
+        let id = place.port();
         let next = AtomicU64::new(place.next());
         let lost = AtomicBool::new(false);
         let until_idle = self.until_idle;
-        let seat = Arc::new(Seat { words, seated, place: Mutex::new(place), next, lost, until_idle });
-        let joined = Joined { open: open.clone(), seat, timelines: Timelines::default() };
+        let port = Arc::new(Port { words, id, place: Mutex::new(place), next, lost, until_idle });
+        let joined = Joined { open: open.clone(), port, timelines: Timelines::default() };
         Ok(Subscriber { joined: Arc::new(joined), attention: Attention::new() })
     }
 }
@@ -184,9 +184,9 @@ impl Subscriber {
             return Ok(Some(sample));
         }
         let topic = &self.open().words.topic;
-        let seat = &self.joined.seat;
+        let port = &self.joined.port;
         let start = Instant::now();
-        let mut now = self.attention.look(start, timeout, || seat.has_sample());
+        let mut now = self.attention.look(start, timeout, || port.has_sample());
         // Who announces that he may sleep has publishers wake him.
         if now.is_none()
             && let Some(sample) = self.take()?
@@ -209,7 +209,7 @@ impl Subscriber {
             }
             self.open().domain().link().require_broker()?;
             // A GPU that lets go of a sample, so that there is room, wakes nobody.
-            if seat.has_sample() {
+            if port.has_sample() {
                 std::thread::sleep(backoff.next().min(left));
             } else {
                 topic.sleep_for_sample(seen, left);
@@ -228,7 +228,7 @@ impl Subscriber {
     /// As [`recv`](Self::recv), but for those of waiting.
     pub fn try_recv(&self) -> Result<Option<Sample>> {
         match self.take()? {
-            None if self.joined.seat.is_over() => Err(Error::TopicIdle { topic: self.topic().to_owned() }),
+            None if self.joined.port.is_over() => Err(Error::TopicIdle { topic: self.topic().to_owned() }),
             taken => Ok(taken),
         }
     }
@@ -236,11 +236,11 @@ impl Subscriber {
     /// Receives the next sample if there is one. Whether any more will come is not asked.
     fn take(&self) -> Result<Option<Sample>> {
         let open = self.open();
-        let seat = &self.joined.seat;
+        let port = &self.joined.port;
         let Words { topic, pool, .. } = &*open.words;
         open.require_ours()?;
         // Who looks again and again need not take the lock each time.
-        match seat.look() {
+        match port.look() {
             Ahead::Nothing => return Ok(None),
             Ahead::Sample(block) => open.blocks.prefetch(block),
             Ahead::Other => {}
@@ -248,9 +248,9 @@ impl Subscriber {
         // Before: what is dropped meanwhile makes room.
         let is_full = self.is_full();
         let receive = || {
-            let mut place = seat.place();
+            let mut place = port.place();
             let received = topic.receive(pool, &mut place);
-            seat.next.store(place.next(), Ordering::Relaxed);
+            port.next.store(place.next(), Ordering::Relaxed);
             received
         };
         let mut received = receive();
@@ -268,15 +268,15 @@ impl Subscriber {
             }
             // There will be room.
             Received::Full => Ok(None),
-            Received::Parted => Err(open.parted()),
+            Received::Detached => Err(open.parted()),
         }
     }
 
     /// Takes it out of the topic now, as dropping it does: nobody waits for it any more. Receiving is [`Error::Parted`] then.
-    pub fn part(&self) {
-        let seat = &self.joined.seat;
-        if seat.words.are_ours() {
-            seat.words.topic.part_subscriber(seat.seated);
+    pub fn detach(&self) {
+        let port = &self.joined.port;
+        if port.words.are_ours() {
+            port.words.topic.detach_subscriber(port.id);
         }
     }
 
@@ -309,7 +309,7 @@ impl Subscriber {
 
     /// Its number, which no other publisher or subscriber of the topic ever has.
     pub fn id(&self) -> u64 {
-        self.joined.seat.seated.id()
+        self.joined.port.id.id()
     }
 
     /// The topic's name.
@@ -334,7 +334,7 @@ impl Subscriber {
 
 impl Drop for Subscriber {
     fn drop(&mut self) {
-        self.part();
+        self.detach();
     }
 }
 
@@ -343,8 +343,8 @@ impl Joined {
         &self.open
     }
 
-    pub(super) fn seat(&self) -> &Arc<Seat> {
-        &self.seat
+    pub(super) fn port(&self) -> &Arc<Port> {
+        &self.port
     }
 
     pub(super) fn timelines(&self) -> &Timelines {
@@ -352,7 +352,7 @@ impl Joined {
     }
 }
 
-impl Seat {
+impl Port {
     /// Its place is not free before the broker takes it back.
     pub(super) fn lose(&self) {
         self.lost.store(true, Ordering::Release);
@@ -370,7 +370,7 @@ impl Seat {
         }
     }
 
-    /// Whether there is something to receive, or the broker has parted it.
+    /// Whether there is something to receive, or the broker has detached it.
     fn has_sample(&self) -> bool {
         self.look() != Ahead::Nothing
     }
@@ -382,7 +382,7 @@ impl Seat {
 
     fn look(&self) -> Ahead {
         // Another thread may have received since: then it looks as if there were something, and who receives sees better.
-        self.words.topic.look(self.seated, self.next.load(Ordering::Relaxed))
+        self.words.topic.look(self.id, self.next.load(Ordering::Relaxed))
     }
 
     fn place(&self) -> MutexGuard<'_, SubscriberPlace> {
@@ -391,10 +391,10 @@ impl Seat {
     }
 }
 
-impl Drop for Seat {
+impl Drop for Port {
     fn drop(&mut self) {
         if self.words.are_ours() && !self.lost.load(Ordering::Acquire) {
-            self.words.topic.leave_as_subscriber(self.seated);
+            self.words.topic.leave_as_subscriber(self.id);
         }
     }
 }
@@ -440,11 +440,11 @@ impl SubscriberEvent {
             .map_err(|errno| Error::system(format!("an event of topic {:?}", joined.open.name()), errno))?;
         let fd = Arc::new(fd);
         let watched = Arc::downgrade(&fd);
-        let seat = joined.seat.clone();
+        let port = joined.port.clone();
         let mut backoff = Backoff::new();
         domain.chores().add(Duration::ZERO, move |look| {
             let fd = watched.upgrade()?;
-            if seat.has_sample() || seat.is_over() || look == Look::Last {
+            if port.has_sample() || port.is_over() || look == Look::Last {
                 backoff = Backoff::new();
                 // It fails only if it is readable already.
                 let _ = rustix::io::write(&fd, &1_u64.to_ne_bytes());

@@ -45,16 +45,16 @@ pub(crate) const PUBLISHING: &[&str] = &[
 ];
 pub(crate) const RINGING: &[&str] = &["bell: mark cleared, not counted", "bell: counted, nobody woken"];
 pub(crate) const RETIRING: &[&str] = &["topic: retired, nobody told"];
-pub(crate) const SITTING_DOWN: &[&str] = &["topic: number taken, seat not", "topic: seat taken, words not set"];
+pub(crate) const TAKING_A_PORT: &[&str] = &["topic: number taken, port not", "topic: port taken, words not set"];
 pub(crate) const JOINING_TO_PUBLISH: &[&str] =
-    &["topic: publisher's words set, seat not open", "topic: publisher parted, nobody told"];
+    &["topic: publisher's words set, port not open", "topic: publisher detached, nobody told"];
 pub(crate) const SUBSCRIBING: &[&str] = &[
-    "topic: subscriber's words set, seat not open",
-    "topic: subscriber's seat open, not counted",
+    "topic: subscriber's words set, port not open",
+    "topic: subscriber's port open, not counted",
     "topic: subscriber counted, cursor not final",
     "topic: subscriber joined, not told",
-    "topic: subscriber parted, nobody told",
-    "topic: subscriber's seat free, nobody told",
+    "topic: subscriber detached, nobody told",
+    "topic: subscriber's port free, nobody told",
 ];
 pub(crate) const RECEIVING: &[&str] = &[
     "bell: marked as a sleeper, not asleep",
@@ -65,10 +65,10 @@ pub(crate) const RECEIVING: &[&str] = &[
 pub(crate) const MAKING_SPACE: &[&str] = &["topic: cursor moved, hold not known to be seen"];
 pub(crate) const OVERTAKEN: &[&str] = &["topic: hold given up, nobody told"];
 pub(crate) const TOPIC_RECOVERED: &[&str] = &[
-    "topic: parted, samples not settled",
-    "topic: parted, nobody told",
-    "topic: holds of the dead cleared, seat not free",
-    "topic: seats of the dead free, blocks not taken",
+    "topic: detached, samples not settled",
+    "topic: detached, nobody told",
+    "topic: holds of the dead cleared, port not free",
+    "topic: ports of the dead free, blocks not taken",
     "topic: blocks of the dead taken, not free",
 ];
 
@@ -89,7 +89,7 @@ const PASSED: &[&[&str]] = &[
     PUBLISHING,
     RINGING,
     RETIRING,
-    SITTING_DOWN,
+    TAKING_A_PORT,
     JOINING_TO_PUBLISH,
     SUBSCRIBING,
     RECEIVING,

@@ -29,7 +29,7 @@ use partywall_shm::{
 };
 
 use super::points::{
-    JOINING_TO_PUBLISH, MAKING_SPACE, OVERTAKEN, PUBLISHING, RECEIVING, RETIRING, RINGING, SITTING_DOWN, SUBSCRIBING,
+    JOINING_TO_PUBLISH, MAKING_SPACE, OVERTAKEN, PUBLISHING, RECEIVING, RETIRING, RINGING, SUBSCRIBING, TAKING_A_PORT,
     TOPIC_RECOVERED, assert_passed,
 };
 
@@ -82,28 +82,28 @@ impl World {
                 Ok(_) => break,
                 Err(Unpublished::Busy) => {}
                 Err(Unpublished::Blocked { id, .. }) => {
-                    self.topic.set_blocked(place.seated(), Some((id, members::now())));
+                    self.topic.set_blocked(place.port(), Some((id, members::now())));
                     self.topic.sleep_for_space(seen, Duration::from_millis(20));
                 }
-                Err(Unpublished::Parted) => {
+                Err(Unpublished::Detached) => {
                     assert!(self.pool.free(&held));
                     return None;
                 }
             }
             assert!(started.elapsed() < WATCHDOG, "watchdog: it waits in vain");
         }
-        self.topic.set_blocked(place.seated(), None);
+        self.topic.set_blocked(place.port(), None);
         Some(held)
     }
 
-    /// Waits for a sample. `None` if it was parted, or there is to be none any more.
+    /// Waits for a sample. `None` if it was detached, or there is to be none any more.
     fn receive(&self, place: &mut SubscriberPlace, is_over: impl Fn() -> bool) -> Option<Taken> {
         loop {
             let was_over = is_over();
             let seen = self.topic.expect_sample();
             match self.topic.receive(&self.pool, place) {
                 Received::Sample(taken) => return Some(taken),
-                Received::Parted => return None,
+                Received::Detached => return None,
                 Received::Empty if was_over => return None,
                 Received::Empty => self.topic.sleep_for_sample(seen, Duration::from_millis(20)),
                 Received::Busy => {}
@@ -144,8 +144,8 @@ fn overwrite(point: &'static str) {
     for value in 0..SAMPLES {
         world.publish(&mut place, CRASHING, value, Status::Ready);
     }
-    world.topic.part_publisher(place.seated());
-    world.topic.leave_as_publisher(place.seated());
+    world.topic.detach_publisher(place.port());
+    world.topic.leave_as_publisher(place.port());
     crash::arm();
 }
 
@@ -204,15 +204,15 @@ pub(crate) fn play(role: &str, topic: File) {
             crash::arm();
             let mut place = publisher();
             world.publish(&mut place, CRASHING, 0, Status::Ready);
-            topic.part_publisher(place.seated());
-            topic.leave_as_publisher(place.seated());
+            topic.detach_publisher(place.port());
+            topic.leave_as_publisher(place.port());
         }
         "joins as a subscriber and leaves" => {
             crash::arm();
-            // It may have been parted before it had joined.
+            // It may have been detached before it had joined.
             if let Some(place) = topic.join_as_subscriber(CRASHING, None, 1) {
-                topic.part_subscriber(place.seated());
-                topic.leave_as_subscriber(place.seated());
+                topic.detach_subscriber(place.port());
+                topic.leave_as_subscriber(place.port());
             }
         }
         "receives" | "receives the latest" => {
@@ -230,8 +230,8 @@ pub(crate) fn play(role: &str, topic: File) {
             if let Some(last) = before {
                 topic.release(pool, &last);
             }
-            topic.part_subscriber(place.seated());
-            topic.leave_as_subscriber(place.seated());
+            topic.detach_subscriber(place.port());
+            topic.leave_as_subscriber(place.port());
         }
         "receives what is overwritten" => {
             let mut place = topic.join_as_subscriber(CRASHING, Some(1), 0).unwrap();
@@ -243,7 +243,7 @@ pub(crate) fn play(role: &str, topic: File) {
         }
         "is the broker" => {
             crash::arm();
-            topic.part(|row| row == DEAD, Ending::OwnerDied, |_| None);
+            topic.detach(|row| row == DEAD, Ending::OwnerDied, |_| None);
             topic.recover(pool, |row| row == DEAD);
         }
         _ => panic!("{role}"),
@@ -395,7 +395,7 @@ fn joining_and_leaving_as_a_publisher() {
             assert!(others.go_on(crashed) <= 1);
         },
     );
-    assert_passed(&points, &[SITTING_DOWN, JOINING_TO_PUBLISH]);
+    assert_passed(&points, &[TAKING_A_PORT, JOINING_TO_PUBLISH]);
 }
 
 /// Publishes; waits until that is done, or until the one who crashed is waited for; then parts that one, as the broker does with
@@ -414,7 +414,7 @@ fn part_once_it_is_waited_for(world: &World, publishing: &JoinHandle<Others>) {
     let all = || world.topic.subscribers();
     let keeps_waiting = || all().iter().any(|state| state.row == CRASHING && state.stalled.is_some());
     eventually("they go on, or it is to be waited for", || publishing.is_finished() || keeps_waiting());
-    world.topic.part(|row| row == CRASHING, Ending::Evicted, |_| None);
+    world.topic.detach(|row| row == CRASHING, Ending::Evicted, |_| None);
 }
 
 #[test]
@@ -429,7 +429,7 @@ fn joining_and_leaving_as_a_subscriber() {
             part_if_it_is_waited_for(others).go_on(crashed);
         },
     );
-    assert_passed(&points, &[SITTING_DOWN, SUBSCRIBING]);
+    assert_passed(&points, &[TAKING_A_PORT, SUBSCRIBING]);
 }
 
 /// A process that receives while ours publishes.
@@ -452,7 +452,7 @@ fn receiving(role: &str) -> std::collections::BTreeSet<String> {
             eventually("they go on, or it is to be waited for", || publishing.is_finished() || keeps_waiting());
             // One that may miss something keeps nobody waiting.
             assert!(role == "receives" || publishing.is_finished());
-            world.topic.part(|row| row == CRASHING, Ending::Evicted, |_| None);
+            world.topic.detach(|row| row == CRASHING, Ending::Evicted, |_| None);
             publishing.join().unwrap().go_on(crashed);
         },
     )
@@ -492,7 +492,7 @@ fn taking_back_what_the_dead_had() {
         },
         |crashed, others| {
             let world = others.world.clone();
-            world.topic.part(|row| row == DEAD, Ending::OwnerDied, |_| None);
+            world.topic.detach(|row| row == DEAD, Ending::OwnerDied, |_| None);
             world.topic.recover(&world.pool, |row| row == DEAD);
             assert_eq!(others.go_on(crashed), 1);
         },

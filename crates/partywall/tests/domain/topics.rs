@@ -782,8 +782,8 @@ fn who_parts_is_waited_for_no_more_and_what_a_loan_keeps_goes_with_it() {
     let subscriber = topic.subscriber(Policy::Block).unwrap();
     publish(&publisher, 1);
     let sample = subscriber.recv(TIMEOUT).unwrap();
-    subscriber.part();
-    subscriber.part();
+    subscriber.detach();
+    subscriber.detach();
     assert!(matches!(subscriber.try_recv(), Err(Error::Parted { .. })));
     let kept = Arc::new(());
     for value in 2..50 {

@@ -538,7 +538,7 @@ impl Model {
             Call::ContextLost => {
                 self.person(member).lost_context = true;
                 self.end_lines_of(member, CellEnding::OwnerFaulted, said);
-                self.part(member, CellEnding::OwnerFaulted, said);
+                self.detach(member, CellEnding::OwnerFaulted, said);
                 Ok(Verdict::Done)
             }
             Call::Evict { whom, kill } => {
@@ -898,7 +898,7 @@ impl Model {
             Ending::Removed | Ending::Unused => CellEnding::Evicted,
         };
         self.end_lines_of(member, ending, said);
-        self.part(member, ending, said);
+        self.detach(member, ending, said);
     }
 
     fn pools_open_to(&self, member: MemberId) -> Vec<FdId> {
@@ -908,13 +908,13 @@ impl Model {
         pools.collect::<BTreeSet<_>>().into_iter().collect()
     }
 
-    fn part(&mut self, member: MemberId, ending: CellEnding, said: &mut Said) {
+    fn detach(&mut self, member: MemberId, ending: CellEnding, said: &mut Said) {
         let row = self.person(member).row;
         let is_held =
             |e: &&Edition| self.holds.iter().any(|h| h.member == member && h.name == e.name && h.number == e.number);
         let topics = self.editions.iter().filter(is_held).filter_map(|e| e.memory.control?.topic);
         let topics: BTreeSet<_> = topics.map(|made| made.fd).collect();
-        said.control.extend(topics.into_iter().map(|topic| Effect::Part { topic, row, ending }));
+        said.control.extend(topics.into_iter().map(|topic| Effect::Detach { topic, row, ending }));
     }
 
     fn give_back(&mut self, member: MemberId, is_dead: bool, said: &mut Said) {

@@ -32,7 +32,7 @@ fn topic() -> Control {
 /// What is done in control memory, in order.
 fn in_control(effects: &[Effect]) -> Vec<&Effect> {
     let is_there =
-        |effect: &&Effect| matches!(effect, Effect::Return { .. } | Effect::Part { .. } | Effect::ClearRow { .. });
+        |effect: &&Effect| matches!(effect, Effect::Return { .. } | Effect::Detach { .. } | Effect::ClearRow { .. });
     effects.iter().filter(is_there).collect()
 }
 
@@ -75,20 +75,20 @@ fn who_goes_is_parted_from_topics_at_once_and_gives_back_when_it_is_dead() {
     create(&mut w, a, "t", topic());
     let pool = w.opened(b, "p").memory.control.unwrap().ledger();
     let topic = w.opened(b, "t").memory.control.unwrap().ledger();
-    let part = |ending| Effect::Part { topic, row: 1, ending };
+    let detach = |ending| Effect::Detach { topic, row: 1, ending };
     let faulted = w.ask(b, Call::ContextLost).2;
-    assert_eq!(in_control(&faulted), [&part(CellEnding::OwnerFaulted)]);
+    assert_eq!(in_control(&faulted), [&detach(CellEnding::OwnerFaulted)]);
     let lease = w.registry.members[&b].leases.first().copied().unwrap();
     assert_eq!(in_control(&w.release(b, lease)), [] as [&Effect; 0], "its end will tell what it still did");
     let evicted = w.ask(c, Call::Evict { whom: Whom::Member(b), kill: false }).2;
-    assert_eq!(in_control(&evicted), [&part(CellEnding::Evicted)]);
+    assert_eq!(in_control(&evicted), [&detach(CellEnding::Evicted)]);
     let dead = w.apply(Event::Died { member: b });
     let cleared = Effect::ClearRow { row: 1, control: vec![pool, topic] };
-    assert_eq!(in_control(&dead), [&part(CellEnding::OwnerDied), &cleared]);
+    assert_eq!(in_control(&dead), [&detach(CellEnding::OwnerDied), &cleared]);
 
     w.opened(c, "t");
     let left = w.ask(c, Call::Leave).2;
-    let closed = Effect::Part { topic, row: 2, ending: CellEnding::Closed };
+    let closed = Effect::Detach { topic, row: 2, ending: CellEnding::Closed };
     assert_eq!(in_control(&left), [&closed, &Effect::ClearRow { row: 2, control: vec![topic] }]);
 }
 
@@ -99,7 +99,7 @@ fn what_the_unproven_have_stays_in_quarantine_and_keeps_the_name() {
     w.apply(Event::Joined { member: b, identity: identity(b, false, false) });
     create(&mut w, b, "t", topic());
     let effects = w.apply(Event::Died { member: b });
-    assert!(matches!(in_control(&effects)[..], [Effect::Part { ending: CellEnding::OwnerDied, .. }]), "{effects:?}");
+    assert!(matches!(in_control(&effects)[..], [Effect::Detach { ending: CellEnding::OwnerDied, .. }]), "{effects:?}");
     let opened = w.opened(a, "t");
     let effects = w.ask(a, Call::FreeUnproven { pid: None }).2;
     let ledger = opened.memory.control.unwrap().ledger();

@@ -321,7 +321,7 @@ impl Run {
                 | Effect::EndCell { .. }
                 | Effect::SettleCell(_)
                 | Effect::Return { .. }
-                | Effect::Part { .. }
+                | Effect::Detach { .. }
                 | Effect::ClearRow { .. } => {
                     said.control.push(effect);
                 }

@@ -54,22 +54,22 @@ fn topic_info(topic: &Topic, rows: &BTreeMap<u16, RowOwner>, control: &Control) 
     let publishers = topic.publishers();
     let subscribers = topic.subscribers();
     let usage = topic_usage(topic, publishers.len(), subscribers.len());
-    let who = |id, row, parted| {
+    let who = |id, row, detached| {
         let owner = rows.get(&row);
         wire::Participant {
             id,
             pid: owner.map(|owner| owner.pid),
             state: owner.map(|owner| member::state_in(row, owner.state, control)),
-            parted,
+            detached,
         }
     };
     let publishers = publishers.iter().take(PARTICIPANTS).map(|publisher| wire::PublisherInfo {
-        who: who(publisher.id, publisher.row, publisher.parted),
+        who: who(publisher.id, publisher.row, publisher.detached),
         published: publisher.published,
         blocked: publisher.blocked.map(|(by, since)| (by, now.saturating_sub(since))),
     });
     let subscribers = subscribers.iter().take(PARTICIPANTS).map(|subscriber| wire::SubscriberInfo {
-        who: who(subscriber.id, subscriber.row, subscriber.parted),
+        who: who(subscriber.id, subscriber.row, subscriber.detached),
         queue: subscriber.queue,
         lag: subscriber.lag,
         received: subscriber.received,

@@ -126,7 +126,7 @@ impl Audience {
     /// Waits until they are there. False if it was interrupted.
     pub(super) fn wait_for(&self, context: &Context, topic: &Topic, stop: &AtomicBool) -> Result<bool, Failure> {
         let Some(wanted) = self.wait_subscribers else { return Ok(true) };
-        let has = || topic.stats().subscribers.iter().filter(|subscriber| is_there(subscriber.parted)).count();
+        let has = || topic.stats().subscribers.iter().filter(|subscriber| is_there(subscriber.detached)).count();
         let what = format!("{} of topic {:?}", count(wanted as u64, "subscriber"), topic.name());
         let start = Instant::now();
         if has() < wanted && !context.output().is_json() {

@@ -173,7 +173,7 @@ struct Presence<'a> {
 impl Presence<'_> {
     /// Tells what is waited for when that has changed.
     fn look(&mut self) {
-        let now = self.topic.stats().publishers.iter().filter(|publisher| is_there(publisher.parted)).count();
+        let now = self.topic.stats().publishers.iter().filter(|publisher| is_there(publisher.detached)).count();
         let name = self.topic.name();
         let some = count(now as u64, "publisher");
         match (self.publishers.replace(now), now) {
@@ -196,8 +196,8 @@ impl Presence<'_> {
 }
 
 /// Whether a publisher or subscriber counts: one that was detached does not.
-fn is_there(parted: bool) -> bool {
-    !parted
+fn is_there(detached: bool) -> bool {
+    !detached
 }
 
 /// Publishes a sample. False if it was interrupted.

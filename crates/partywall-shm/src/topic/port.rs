@@ -2,18 +2,18 @@
 //!
 //! | bits | | |
 //! |---|---|---|
-//! | state | 0–1 | 0 free (the whole word is 0), 1 taken, 2 active, 3 parted |
+//! | state | 0–1 | 0 free (the whole word is 0), 1 taken, 2 active, 3 detached |
 //! | row | 2–17 | the member that has it |
 //! | id | 18–63 | the number of the join, of one counter for publishers and subscribers: it never comes again |
 //!
 //! | change | by | |
 //! |---|---|---|
-//! | [`Seat::take`] | who joins | free → taken |
-//! | [`Seat::open`] | its owner, once the words beside it are set | taken → active |
-//! | [`Seat::part`] | its owner, who leaves; the broker, of one that is dead or evicted | taken, active → parted |
-//! | [`Seat::free`] | its owner, who holds nothing more; the broker, of one proved dead | any → free |
+//! | [`PortSlot::take`] | who joins | free → taken |
+//! | [`PortSlot::open`] | its owner, once the words beside it are set | taken → active |
+//! | [`PortSlot::detach`] | its owner, who leaves; the broker, of one that is dead or evicted | taken, active → detached |
+//! | [`PortSlot::free`] | its owner, who holds nothing more; the broker, of one proved dead | any → free |
 //!
-//! A place counts while it is active. One that is parted keeps what it holds. The words beside a seat are written by its
+//! A place counts while it is active. One that is detached keeps what it holds. The words beside a port are written by its
 //! owner alone, from taking it to freeing it.
 //!
 //! If its owner is killed or stopped between any two changes, the place is its own until it is proved dead, and nobody
@@ -24,23 +24,23 @@ use crate::sync::{AtomicU64, Ordering};
 /// See the head of this file.
 #[derive(Debug)]
 #[repr(transparent)]
-pub(super) struct Seat(AtomicU64);
+pub(super) struct PortSlot(AtomicU64);
 
-/// A seat as it was seen.
+/// A port as it was seen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct SeatWord(u64);
+pub(super) struct PortWord(u64);
 
-/// A publisher's or a subscriber's place, for parting and leaving.
+/// A publisher's or a subscriber's place, for detaching and leaving.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Seated {
+pub struct PortId {
     pub(super) index: usize,
-    pub(super) seat: SeatWord,
+    pub(super) port: PortWord,
 }
 
-impl Seated {
+impl PortId {
     /// Its number, which no other publisher or subscriber of the topic ever has.
     pub fn id(&self) -> u64 {
-        self.seat.id()
+        self.port.id()
     }
 }
 
@@ -50,12 +50,12 @@ pub(super) enum Occupancy {
     Free,
     Taken,
     Active,
-    Parted,
+    Detached,
     /// Bits that nobody may write.
     Invalid,
 }
 
-impl SeatWord {
+impl PortWord {
     pub(super) fn taken(row: u16, id: u64) -> Self {
         Self(TAKEN | u64::from(row) << 2 | (id & MAX_ID) << ID)
     }
@@ -65,7 +65,7 @@ impl SeatWord {
             _ if self.0 == 0 => Occupancy::Free,
             TAKEN => Occupancy::Taken,
             ACTIVE => Occupancy::Active,
-            PARTED => Occupancy::Parted,
+            DETACHED => Occupancy::Detached,
             _ => Occupancy::Invalid,
         }
     }
@@ -83,39 +83,39 @@ impl SeatWord {
     }
 }
 
-impl Seat {
-    pub(super) fn load(&self) -> SeatWord {
+impl PortSlot {
+    pub(super) fn load(&self) -> PortWord {
         // Pairs with the changes below: who sees one sees what its owner wrote before.
-        SeatWord(self.0.load(Ordering::Acquire))
+        PortWord(self.0.load(Ordering::Acquire))
     }
 
-    pub(super) fn take(&self, taken: SeatWord) -> bool {
-        self.change(SeatWord(0), taken)
+    pub(super) fn take(&self, taken: PortWord) -> bool {
+        self.change(PortWord(0), taken)
     }
 
-    /// Returns the word as it is afterwards; `None` if the broker has parted it already.
-    pub(super) fn open(&self, taken: SeatWord) -> Option<SeatWord> {
+    /// Returns the word as it is afterwards; `None` if the broker has detached it already.
+    pub(super) fn open(&self, taken: PortWord) -> Option<PortWord> {
         let active = taken.with(ACTIVE);
         self.change(taken, active).then_some(active)
     }
 
-    /// Returns whether it has this moment parted.
-    pub(super) fn part(&self, seen: SeatWord) -> bool {
-        seen.0 & STATE != PARTED && self.change(seen, seen.with(PARTED))
+    /// Returns whether it has this moment detached.
+    pub(super) fn detach(&self, seen: PortWord) -> bool {
+        seen.0 & STATE != DETACHED && self.change(seen, seen.with(DETACHED))
     }
 
     /// `false` if it is no longer as it was seen.
-    pub(super) fn free(&self, seen: SeatWord) -> bool {
-        self.change(seen, SeatWord(0))
+    pub(super) fn free(&self, seen: PortWord) -> bool {
+        self.change(seen, PortWord(0))
     }
 
-    fn change(&self, from: SeatWord, to: SeatWord) -> bool {
+    fn change(&self, from: PortWord, to: PortWord) -> bool {
         self.0.compare_exchange(from.0, to.0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 }
 
 #[cfg(all(test, loom))]
-impl Seat {
+impl PortSlot {
     pub(super) fn new() -> Self {
         Self(AtomicU64::new(0))
     }
@@ -123,7 +123,7 @@ impl Seat {
 
 const TAKEN: u64 = 1;
 const ACTIVE: u64 = 2;
-const PARTED: u64 = 3;
+const DETACHED: u64 = 3;
 /// The bits of the state.
 const STATE: u64 = 3;
 /// Where the id begins.
