@@ -4,12 +4,12 @@
 //! |---|---|
 //! | [`memfd`] | anonymous files with seals: creation, sealing, checking |
 //! | [`map`] | mappings of them: private while building, sealed for readers, shared for `mutable` memory |
-//! | [`lent`] | parts of mappings that belong to one holder at a time |
+//! | [`borrow`] | blocks of mappings as plain bytes: one writer or many readers |
 //! | [`cpu`] | hints to the processor |
 //! | [`futex`] | sleeping on a word of shared memory, and waking who sleeps there |
 //! | [`socket`] | Unix stream sockets that carry file descriptors and tell who is at the other end |
 //! | [`process`] | pidfds, daemons, resource limits |
-//! | [`punctual`] | short sleeps that end when they should |
+//! | [`timer_slack`] | short sleeps that end in time |
 //! | [`per_process`] | global state that a forked child begins anew |
 //! | [`fd`] | what a received file descriptor really is |
 //! | [`dir`] | directories that only we can enter, and locks on them |
@@ -17,16 +17,16 @@
 //! Linux 5.10 on x86-64 is the least that is supported; where a newer kernel offers more, the function says so and
 //! works without. Every file descriptor is close-on-exec, every interrupted call is repeated.
 
+pub mod borrow;
 pub mod cpu;
 pub mod dir;
 pub mod fd;
 pub mod futex;
-pub mod lent;
 pub mod map;
 pub mod memfd;
 pub mod per_process;
 pub mod process;
-pub mod punctual;
 pub mod socket;
+pub mod timer_slack;
 
 pub use rustix::io::Errno;

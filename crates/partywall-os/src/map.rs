@@ -5,7 +5,7 @@
 //! | [`Draft`](crate::memfd::Draft) | its owner alone: the file has been given to nobody yet | `&mut [u8]` |
 //! | [`SealedMap`] | nobody, the kernel refuses | `&[u8]` |
 //! | [`SharedMap`] | any process, at any time | [`SharedSlice`], by volatile accesses; [`Atomics`], by atomic ones |
-//! | [`Lent`](crate::lent::Lent), [`LentMut`](crate::lent::LentMut) | by agreement, nobody; their holder | `&[u8]`; `&mut [u8]` |
+//! | [`BorrowedBlock`](crate::borrow::BorrowedBlock), [`BorrowedBlockMut`](crate::borrow::BorrowedBlockMut) | by agreement, nobody; their holder | `&[u8]`; `&mut [u8]` |
 #![allow(unsafe_code)]
 
 use std::{
@@ -221,8 +221,8 @@ pub struct SharedMap {
     /// Held by the one who maps behind `len`.
     extending: Mutex<()>,
     writable: bool,
-    /// Whether there is a [`Division`](crate::lent::Division) of it.
-    divided: AtomicBool,
+    /// Whether the map has [`BlockBorrows`](crate::borrow::BlockBorrows).
+    has_borrows: AtomicBool,
 }
 
 impl SharedMap {
@@ -255,8 +255,8 @@ impl SharedMap {
         }
         let region = Region::reserve(reserved.max(bytes)).or_else(|_| Region::reserve(bytes))?;
         let len = AtomicUsize::new(0);
-        let divided = AtomicBool::new(false);
-        let map = Self { region, len, extending: Mutex::new(()), writable, divided };
+        let has_borrows = AtomicBool::new(false);
+        let map = Self { region, len, extending: Mutex::new(()), writable, has_borrows };
         map.extend(files)?.publish();
         Ok(map)
     }
@@ -302,9 +302,9 @@ impl SharedMap {
         Ok(extension)
     }
 
-    /// Whether there is a division of it; changed by who makes one, and by its end.
-    pub(crate) fn divided(&self) -> &AtomicBool {
-        &self.divided
+    /// Whether the map has `BlockBorrows`, which sets this when it is made and clears it when it is dropped.
+    pub(crate) fn has_borrows(&self) -> &AtomicBool {
+        &self.has_borrows
     }
 
     /// Its length in bytes now.

@@ -11,7 +11,7 @@ use std::{
 use partywall_cuda::HostRegistration;
 use partywall_os::{
     Errno,
-    lent::Division,
+    borrow::BlockBorrows,
     map::{self, SealedMap, SharedMap},
     memfd,
 };
@@ -264,9 +264,9 @@ impl Memory for HostMemory {
         self.mutable(chunk).map(|map| &**map)
     }
 
-    fn divide(&self, chunk: usize, offset: u64, stride: u64, bytes: u64, count: u32) -> Option<Division> {
+    fn block_borrows(&self, chunk: usize, offset: u64, stride: u64, bytes: u64, count: u32) -> Option<BlockBorrows> {
         let map = self.mutable(chunk).ok()?.clone();
-        Division::new(map, offset as usize, stride as usize, bytes as usize, count as usize)
+        BlockBorrows::new(map, offset as usize, stride as usize, bytes as usize, count as usize)
     }
 
     fn device(&self, _: usize, _: u64, _: u64) -> Result<DeviceRange<'_>> {

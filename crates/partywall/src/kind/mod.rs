@@ -14,7 +14,7 @@ use std::{
 };
 
 use partywall_cuda::{DeviceUuid, HostRegistration};
-use partywall_os::{lent::Division, map::SharedMap};
+use partywall_os::{borrow::BlockBorrows, map::SharedMap};
 use partywall_wire::{Kind as WireKind, LegacyHandle};
 
 use crate::{
@@ -141,9 +141,17 @@ pub(crate) trait Memory: Send + Sync {
     /// A chunk that the CPU can reach, and that may change at any time.
     fn shared(&self, chunk: usize) -> Result<&SharedMap>;
 
-    /// A chunk, if the CPU can write it, in `count` parts of `bytes` bytes, the first from `offset` on, and each `stride` bytes
-    /// behind the one before; `None` if they do not lie within it, or if it is divided already.
-    fn divide(&self, _chunk: usize, _offset: u64, _stride: u64, _bytes: u64, _count: u32) -> Option<Division> {
+    /// Divides a chunk that the CPU can write into `count` blocks of `bytes` bytes, which start at `offset` and then every
+    /// `stride` bytes, to be borrowed one by one. Returns `None` on a GPU, if the blocks do not lie within the chunk, or if
+    /// the chunk is divided already.
+    fn block_borrows(
+        &self,
+        _chunk: usize,
+        _offset: u64,
+        _stride: u64,
+        _bytes: u64,
+        _count: u32,
+    ) -> Option<BlockBorrows> {
         None
     }
 

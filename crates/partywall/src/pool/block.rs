@@ -10,7 +10,7 @@ use std::{
 
 use bytemuck::PodCastError;
 use partywall_cuda::{AccessError, StreamRef};
-use partywall_os::lent::LentMut;
+use partywall_os::borrow::BorrowedBlockMut;
 use partywall_shm::pool::Held;
 
 use super::{BlockRef, Blocks};
@@ -35,7 +35,7 @@ pub struct Block {
     /// `None` once it is given back, or belongs to another.
     held: Option<Held>,
     /// Its bytes, once they were asked for.
-    bytes: OnceLock<Option<LentMut>>,
+    bytes: OnceLock<Option<BorrowedBlockMut>>,
     /// Whether somebody was told where it is on the GPU.
     told: AtomicBool,
 }
@@ -65,9 +65,9 @@ impl Block {
     /// [`Error::WrongKind`]; [`Error::BlockNotHeld`] if the broker gave it to others, because it took this process for dead,
     /// and another thread of this process has it now.
     pub fn bytes_mut(&mut self) -> Result<&mut [u8]> {
-        self.lend()?;
+        self.borrow()?;
         match self.bytes.get_mut() {
-            Some(Some(lent)) => Ok(self.blocks.bytes()?.bytes_mut(lent)),
+            Some(Some(borrowed)) => Ok(self.blocks.bytes()?.bytes_mut(borrowed)),
             _ => Err(Error::BlockNotHeld { pool: self.blocks.name().to_owned() }),
         }
     }
@@ -77,7 +77,7 @@ impl Block {
     /// # Errors
     /// As [`bytes_mut`](Self::bytes_mut).
     pub fn bytes(&self) -> Result<&[u8]> {
-        Ok(self.blocks.bytes()?.bytes_of_mut(self.lend()?))
+        Ok(self.blocks.bytes()?.bytes_of_mut(self.borrow()?))
     }
 
     /// Its first elements of a type, as many as fit, to be written by the CPU. Host memory only.
@@ -104,7 +104,7 @@ impl Block {
     /// # Errors
     /// As [`bytes_mut`](Self::bytes_mut).
     pub fn as_ptr(&self) -> Result<*mut u8> {
-        Ok(self.blocks.bytes()?.as_ptr(self.lend()?))
+        Ok(self.blocks.bytes()?.as_ptr(self.borrow()?))
     }
 
     /// Where it is on its GPU, for kernels and copies of the caller's.
@@ -251,10 +251,10 @@ impl Block {
     }
 
     /// Its bytes, taken from the mapping when they are first asked for.
-    fn lend(&self) -> Result<&LentMut> {
+    fn borrow(&self) -> Result<&BorrowedBlockMut> {
         // Once, whatever threads ask at the same time: they would not lend to each other.
-        let lent = self.bytes.get_or_init(|| self.blocks.lend_mut(self.index())).as_ref();
-        lent.ok_or_else(|| self.blocks.bytes().err().unwrap_or_else(|| self.not_held()))
+        let borrowed = self.bytes.get_or_init(|| self.blocks.borrow_mut(self.index())).as_ref();
+        borrowed.ok_or_else(|| self.blocks.bytes().err().unwrap_or_else(|| self.not_held()))
     }
 
     /// Bytes of the elements of a type that fit.

@@ -7,7 +7,7 @@ use std::{
 };
 
 use partywall_cuda::{CuResult, CudaError};
-use partywall_os::lent::{Division, Lent, LentMut};
+use partywall_os::borrow::{BlockBorrows, BorrowedBlock, BorrowedBlockMut};
 use partywall_shm::{pool as shm, topic};
 use partywall_wire::Control;
 
@@ -30,7 +30,7 @@ pub(crate) struct Blocks {
     base: u64,
     stride: u64,
     /// Their bytes, in host memory. `None` on a GPU, and once this is dropped.
-    bytes: Option<Division>,
+    bytes: Option<BlockBorrows>,
     /// `None` once this is dropped.
     keep: Option<Arc<Keep>>,
     /// What is to be done once the GPU is idle.
@@ -61,7 +61,7 @@ impl Blocks {
         if words.blocks() != shape.blocks || blocks != shape.blocks {
             return Err(foreign("with another number of words than blocks"));
         }
-        let bytes = segment.divide(base, stride, shape.block_bytes, shape.blocks);
+        let bytes = segment.block_borrows(base, stride, shape.block_bytes, shape.blocks);
         let keep = segment.take_lease();
         let waiting = Mutex::default();
         let words = Arc::new(words);
@@ -105,36 +105,37 @@ impl Blocks {
         self.keep.clone()
     }
 
-    /// A block in host memory, for those who read it while nobody writes. `None` on a GPU, and if somebody in this process may
-    /// write it. To be [given back](Self::give_back).
-    pub(crate) fn lend(&self, index: u32) -> Option<Lent> {
-        self.bytes.as_ref()?.lend(index as usize)
+    /// Borrows a block in host memory for reading, until it is [given back](Self::give_back). Returns `None` on a GPU, or if
+    /// this process borrows the block for writing.
+    pub(crate) fn borrow(&self, index: u32) -> Option<BorrowedBlock> {
+        self.bytes.as_ref()?.borrow(index as usize)
     }
 
-    /// The same for the one who has it alone. `None` on a GPU, and if another in this process uses it.
-    pub(crate) fn lend_mut(&self, index: u32) -> Option<LentMut> {
-        self.bytes.as_ref()?.lend_mut(index as usize)
+    /// Borrows a block in host memory for writing, until it is [given back](Self::give_back_mut). Returns `None` on a GPU, or
+    /// if this process borrows the block already.
+    pub(crate) fn borrow_mut(&self, index: u32) -> Option<BorrowedBlockMut> {
+        self.bytes.as_ref()?.borrow_mut(index as usize)
     }
 
-    /// Ends the use of what was lent.
-    pub(crate) fn give_back(&self, lent: Option<Lent>) {
-        if let (Some(bytes), Some(lent)) = (&self.bytes, lent) {
-            bytes.give_back(lent);
+    /// Ends the use of a block that was borrowed for reading.
+    pub(crate) fn give_back(&self, borrowed: Option<BorrowedBlock>) {
+        if let (Some(bytes), Some(borrowed)) = (&self.bytes, borrowed) {
+            bytes.give_back(borrowed);
         }
     }
 
-    /// The same.
-    pub(crate) fn give_back_mut(&self, lent: Option<LentMut>) {
-        if let (Some(bytes), Some(lent)) = (&self.bytes, lent) {
-            bytes.give_back_mut(lent);
+    /// Ends the use of a block that was borrowed for writing.
+    pub(crate) fn give_back_mut(&self, borrowed: Option<BorrowedBlockMut>) {
+        if let (Some(bytes), Some(borrowed)) = (&self.bytes, borrowed) {
+            bytes.give_back_mut(borrowed);
         }
     }
 
-    /// Who shows the bytes of what was lent.
+    /// Returns the lender, which shows the bytes of borrowed blocks.
     ///
     /// # Errors
     /// [`Error::WrongKind`] for memory of a GPU.
-    pub(crate) fn bytes(&self) -> Result<&Division> {
+    pub(crate) fn bytes(&self) -> Result<&BlockBorrows> {
         self.bytes.as_ref().ok_or_else(|| self.segment().is_on_gpu())
     }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use partywall_os::lent::Division;
+use partywall_os::borrow::BlockBorrows;
 
 use super::Segment;
 use crate::{
@@ -29,9 +29,9 @@ impl Segment {
         self.lease.take().map(|lease| Arc::new(self.domain.keep(lease)))
     }
 
-    /// Its host memory in `count` parts of `bytes` bytes, to be lent one by one; `None` on a GPU.
-    pub(crate) fn divide(&self, offset: u64, stride: u64, bytes: u64, count: u32) -> Option<Division> {
-        self.memory().divide(0, offset, stride, bytes, count)
+    /// Divides its host memory into `count` blocks of `bytes` bytes, to be borrowed one by one. Returns `None` on a GPU.
+    pub(crate) fn block_borrows(&self, offset: u64, stride: u64, bytes: u64, count: u32) -> Option<BlockBorrows> {
+        self.memory().block_borrows(0, offset, stride, bytes, count)
     }
 
     /// What those are told who ask for such a part nevertheless.

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use partywall_os::punctual::Punctual;
+use partywall_os::timer_slack::LeastSlack;
 use partywall_shm::timeline::Progress;
 
 use super::Timeline;
@@ -51,7 +51,7 @@ impl Timeline {
             return verdict(progress);
         }
         let mut backoff = Backoff::attentive();
-        let mut punctual = None;
+        let mut slack = None;
         loop {
             // Before looking: what happens from now on ends the sleep.
             let seen = cell.wakes();
@@ -66,7 +66,7 @@ impl Timeline {
             }
             // Promised values are stored by a stream, which wakes nobody.
             let pause = if progress == Progress::Announced {
-                punctual.get_or_insert_with(Punctual::begin);
+                slack.get_or_insert_with(LeastSlack::begin);
                 backoff.next()
             } else {
                 left

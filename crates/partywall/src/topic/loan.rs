@@ -13,7 +13,7 @@ use std::{
 
 use bytemuck::PodCastError;
 use partywall_cuda::StreamRef;
-use partywall_os::lent::LentMut;
+use partywall_os::borrow::BorrowedBlockMut;
 use partywall_shm::{
     DType, members,
     semaphore::Held,
@@ -42,7 +42,7 @@ use crate::{
 pub struct Loan {
     joined: Arc<Joined>,
     /// The block's bytes, once they were asked for; given back before it.
-    lent: Option<LentMut>,
+    borrowed: Option<BorrowedBlockMut>,
     /// The block; `None` once it is given back, or published.
     held: Option<Held>,
     /// Whether somebody was told where it is on the GPU.
@@ -107,7 +107,7 @@ impl Loan {
         let told = AtomicBool::new(false);
         let header = Vec::new();
         let inputs = Vec::new();
-        Self { joined, lent: None, held, told, dtype, rank, shape, bytes, header, inputs, used }
+        Self { joined, borrowed: None, held, told, dtype, rank, shape, bytes, header, inputs, used }
     }
 
     /// Its bytes, to be written by the CPU. Host memory only.
@@ -115,7 +115,7 @@ impl Loan {
     /// # Errors
     /// [`Error::WrongKind`]; [`Error::BlockNotHeld`] if the broker gave it to others, because it took this process for dead.
     pub fn bytes_mut(&mut self) -> Result<&mut [u8]> {
-        lend(&mut self.lent, &self.joined, &self.held, self.bytes)
+        borrow(&mut self.borrowed, &self.joined, &self.held, self.bytes)
     }
 
     /// Its elements, to be written by the CPU. Host memory only.
@@ -125,7 +125,7 @@ impl Loan {
     pub fn as_mut_slice<T: Element>(&mut self) -> Result<&mut [T]> {
         let topic = || self.joined.open.name();
         check_dtype::<T>(topic, self.dtype)?;
-        let bytes = lend(&mut self.lent, &self.joined, &self.held, self.bytes)?;
+        let bytes = borrow(&mut self.borrowed, &self.joined, &self.held, self.bytes)?;
         elements_mut(bytes).map_err(|error| not_elements(topic(), error))
     }
 
@@ -205,7 +205,7 @@ impl Loan {
 
     /// The bytes are the next one's.
     fn end_writing(&mut self) {
-        self.joined.open.blocks.give_back_mut(self.lent.take());
+        self.joined.open.blocks.give_back_mut(self.borrowed.take());
     }
 
     /// The block, as one that is not to be published.
@@ -459,20 +459,20 @@ impl fmt::Display for UnpublishedSample {
 }
 
 /// The first `bytes` bytes of a block, taken from the mapping when they are first asked for.
-fn lend<'a>(
-    lent: &'a mut Option<LentMut>,
+fn borrow<'a>(
+    borrowed: &'a mut Option<BorrowedBlockMut>,
     joined: &'a Joined,
     held: &Option<Held>,
     bytes: u64,
 ) -> Result<&'a mut [u8]> {
     let blocks = &joined.open.blocks;
     let shown = blocks.bytes()?;
-    if let (None, Some(held)) = (&lent, held) {
-        *lent = blocks.lend_mut(held.index());
+    if let (None, Some(held)) = (&borrowed, held) {
+        *borrowed = blocks.borrow_mut(held.index());
     }
-    let lent = lent.as_mut().ok_or_else(|| Error::BlockNotHeld { pool: blocks.name().to_owned() })?;
+    let borrowed = borrowed.as_mut().ok_or_else(|| Error::BlockNotHeld { pool: blocks.name().to_owned() })?;
     // `Publisher::loan` has found it to fit.
-    Ok(&mut shown.bytes_mut(lent)[..bytes as usize])
+    Ok(&mut shown.bytes_mut(borrowed)[..bytes as usize])
 }
 
 /// That elements of a sample of a topic are such.

@@ -10,7 +10,7 @@ use std::{
 };
 
 use partywall_cuda::StreamRef;
-use partywall_os::lent::Lent;
+use partywall_os::borrow::BorrowedBlock;
 use partywall_shm::{
     DType,
     timeline::Progress,
@@ -47,7 +47,7 @@ pub struct Sample {
     shared: OnceLock<Arc<Reading>>,
     description: Description,
     /// Its bytes in host memory. `None` on a GPU, and if somebody in this process writes them, which nobody may.
-    bytes: Option<Lent>,
+    bytes: Option<BorrowedBlock>,
     /// The timeline that says when it is complete, once it was asked for.
     timeline: OnceLock<Arc<Timeline>>,
     /// Whether somebody was told where it is on the GPU.
@@ -104,7 +104,7 @@ impl Sample {
         let Open { words, blocks, .. } = joined.open();
         let description = words.topic.describe(&taken).believed(blocks.shape().block_bytes);
         // Always, because most ask for them: doing it when the first does takes as long again.
-        let bytes = blocks.lend(taken.block());
+        let bytes = blocks.borrow(taken.block());
         let taken = Some(taken);
         let shared = OnceLock::new();
         let timeline = OnceLock::new();
@@ -171,9 +171,9 @@ impl Sample {
             return Err(self.not_ready());
         }
         let shown = self.open().blocks.bytes()?;
-        let lent = self.bytes.as_ref().ok_or_else(|| Error::BlockNotHeld { pool: self.topic().to_owned() })?;
+        let borrowed = self.bytes.as_ref().ok_or_else(|| Error::BlockNotHeld { pool: self.topic().to_owned() })?;
         // As long as a block at most.
-        Ok(&shown.bytes(lent)[..self.len() as usize])
+        Ok(&shown.bytes(borrowed)[..self.len() as usize])
     }
 
     /// Its elements in host memory.
@@ -287,7 +287,7 @@ impl Sample {
             }
         });
         released.map_err(|error| {
-            self.bytes = self.open().blocks.lend(reading.taken.block());
+            self.bytes = self.open().blocks.borrow(reading.taken.block());
             self.taken = Some(reading.taken.again());
             self.shared = OnceLock::from(reading);
             UnreleasedSample { error, sample: Box::new(self) }
@@ -412,8 +412,8 @@ impl Sample {
 
     /// Ends the use of its bytes.
     fn end_reading(&mut self) {
-        let lent = self.bytes.take();
-        self.open().blocks.give_back(lent);
+        let borrowed = self.bytes.take();
+        self.open().blocks.give_back(borrowed);
     }
 
     fn let_go(&mut self) -> Option<Arc<Reading>> {

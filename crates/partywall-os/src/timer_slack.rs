@@ -1,38 +1,39 @@
-//! Short sleeps that end when they should.
+//! Timer slack: how much longer than asked the kernel lets a thread sleep.
 
 use std::{marker::PhantomData, num::NonZeroU64};
 
 use rustix::thread::{current_timer_slack, set_current_timer_slack};
 
-/// Has what this thread sleeps end in time. The kernel lets sleeps last 50 µs longer, so that it wakes for several at once,
-/// which is too long for who looks for something every 20 µs. Dropping it makes that as it was; where it may not be changed,
-/// nothing is.
+/// Reduces the calling thread's timer slack to the least, until it is dropped.
+///
+/// By default a sleep may last 50 µs longer than asked, so that the kernel can wake for several sleeps at once. That is too
+/// long for a thread that polls every 20 µs. Where the slack cannot be changed, it stays as it is.
 #[derive(Debug)]
-pub struct Punctual {
+pub struct LeastSlack {
     before: Option<u64>,
-    /// It is the thread's.
+    /// The slack is the thread's.
     _not_send: PhantomData<*const ()>,
 }
 
-impl Punctual {
-    /// From now on.
-    #[must_use = "it ends when it is dropped"]
+impl LeastSlack {
+    /// Reduces the slack from now on.
+    #[must_use = "the slack is restored when this is dropped"]
     pub fn begin() -> Self {
         let before = current_timer_slack().ok().filter(|_| set_current_timer_slack(Some(LEAST)).is_ok());
         Self { before, _not_send: PhantomData }
     }
 }
 
-impl Drop for Punctual {
+impl Drop for LeastSlack {
     fn drop(&mut self) {
         if let Some(before) = self.before {
-            // The call has worked before. Zero, as threads in real time have it, is what the thread began with.
+            // The call has worked before. Zero, which real-time threads have, restores what the thread began with.
             let _ = set_current_timer_slack(NonZeroU64::new(before));
         }
     }
 }
 
-/// Nanoseconds.
+/// In nanoseconds.
 const LEAST: NonZeroU64 = NonZeroU64::MIN;
 
 #[cfg(test)]
@@ -40,11 +41,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_is_punctual_for_a_while() {
+    fn slack_is_least_until_the_outer_guard_is_dropped() {
         let before = current_timer_slack().unwrap();
         assert_ne!(before, LEAST.get(), "otherwise this shows nothing");
-        let outer = Punctual::begin();
-        drop(Punctual::begin());
+        let outer = LeastSlack::begin();
+        drop(LeastSlack::begin());
         assert_eq!(current_timer_slack().unwrap(), LEAST.get());
         drop(outer);
         assert_eq!(current_timer_slack().unwrap(), before);
