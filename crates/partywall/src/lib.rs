@@ -97,7 +97,7 @@
 //! | [`Error`] | everything that can go wrong, with advice |
 #![forbid(unsafe_code)]
 
-mod attention;
+mod adaptive_spin;
 mod backoff;
 pub mod doctor;
 mod domain;

@@ -9,7 +9,7 @@ use partywall_shm::{
 use partywall_wire::Call;
 
 use crate::{
-    attention::Attention,
+    adaptive_spin::AdaptiveSpin,
     domain::Domain,
     error::{Error, Result},
 };
@@ -79,7 +79,7 @@ fn take_free(slots: &impl Slots, domain: &Domain) -> Option<Held> {
 pub(crate) fn take_unless(
     slots: &impl Slots,
     domain: &Domain,
-    attention: &Attention,
+    spin: &AdaptiveSpin,
     timeout: Duration,
     mut stop: impl FnMut() -> bool,
     late: impl FnOnce() -> Error,
@@ -99,7 +99,7 @@ pub(crate) fn take_unless(
                     stopped = stop();
                     stopped
                 };
-                if let Some(held) = wait(slots, domain, attention, waiter, (start, timeout), is_stopped)? {
+                if let Some(held) = wait(slots, domain, spin, waiter, (start, timeout), is_stopped)? {
                     return Ok(Some(held));
                 }
             }
@@ -121,12 +121,12 @@ pub(crate) fn take_unless(
 fn wait(
     slots: &impl Slots,
     domain: &Domain,
-    attention: &Attention,
+    spin: &AdaptiveSpin,
     mut waiter: Waiter<'_>,
     (start, timeout): (Instant, Duration),
     mut is_stopped: impl FnMut() -> bool,
 ) -> Result<Option<Held>> {
-    let mut now = attention.look(start, timeout, || !waiter.is_waiting());
+    let mut now = spin.spin(start, timeout, || !waiter.is_waiting());
     loop {
         match waiter.poll() {
             Polled::Held(held) => return Ok(Some(held)),

@@ -4,6 +4,7 @@ use std::{
     collections::VecDeque,
     fmt,
     os::fd::{AsFd, OwnedFd},
+    time::{Duration, Instant},
 };
 
 use partywall_os::{
@@ -14,6 +15,8 @@ use partywall_wire::{
     Frame, FrameReader, WireError,
     limits::{MAX_FDS, MAX_MESSAGE},
 };
+
+use crate::adaptive_spin::AdaptiveSpin;
 
 /// The receiving side of a socket.
 pub(super) struct Inbox {
@@ -51,13 +54,20 @@ impl Inbox {
         Ok(self.take_in(received))
     }
 
-    /// As [`Inbox::read`], but never waits.
+    /// As [`Inbox::read`], but polls the socket for a while before it sleeps.
     ///
     /// # Errors
-    /// As [`socket::recv_now`]; `EAGAIN` if nothing is there.
-    pub(super) fn read_now(&mut self, socket: impl AsFd) -> Result<bool, Errno> {
-        let received = socket::recv_now(socket, &mut self.buffer, &mut self.fds)?;
-        Ok(self.take_in(received))
+    /// As [`socket::recv`].
+    pub(super) fn read_soon(&mut self, spin: &AdaptiveSpin, socket: impl AsFd) -> Result<bool, Errno> {
+        let mut read = Err(Errno::AGAIN);
+        spin.spin(Instant::now(), Duration::MAX, || {
+            read = socket::recv_now(&socket, &mut self.buffer, &mut self.fds);
+            !matches!(read, Err(Errno::AGAIN))
+        });
+        match read {
+            Err(Errno::AGAIN) => self.read(socket),
+            read => read.map(|received| self.take_in(received)),
+        }
     }
 
     fn take_in(&mut self, received: Received) -> bool {
@@ -103,5 +113,23 @@ mod tests {
     #[test]
     fn debug_output_leaves_the_buffer_out() {
         assert!(format!("{:?}", Inbox::new()).len() < 100);
+    }
+
+    #[test]
+    fn message_that_spinning_missed_is_read_all_the_same() {
+        let (peer, ours) = socket::pair().unwrap();
+        let spin = AdaptiveSpin::on_socket();
+        let mut inbox = Inbox::new();
+        for _ in 0..10 {
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    std::thread::sleep(Duration::from_millis(2));
+                    socket::send(&peer, b"x", &[]).unwrap();
+                });
+                assert_eq!(inbox.read_soon(&spin, &ours), Ok(true));
+            });
+        }
+        drop(peer);
+        assert_eq!(inbox.read_soon(&spin, &ours), Ok(false));
     }
 }

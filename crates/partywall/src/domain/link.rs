@@ -23,12 +23,14 @@ use partywall_os::{
 use partywall_wire::{Answer, Call, Refusal, Reply, Request, Resume, WireError, frame};
 
 use super::{
-    busy_wait::BusyWait,
     connect::{self, Greeted},
     inbox::Inbox,
     locate::Location,
 };
-use crate::error::{Error, Result};
+use crate::{
+    adaptive_spin::AdaptiveSpin,
+    error::{Error, Result},
+};
 
 /// How long a broker may take to answer a call. It answers within microseconds, unless it is stopped.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -83,7 +85,7 @@ struct Calls {
     /// Absent while the connection is lost.
     socket: Option<OwnedFd>,
     inbox: Inbox,
-    busy_wait: BusyWait,
+    spin: AdaptiveSpin,
     next: u64,
     /// A call was not answered in time, and nothing has come since.
     silent: bool,
@@ -492,7 +494,7 @@ impl Calls {
         Self {
             socket: Some(socket),
             inbox: Inbox::new(),
-            busy_wait: BusyWait::new(),
+            spin: AdaptiveSpin::on_socket(),
             next: 1,
             silent: false,
             unanswered: Vec::new(),
@@ -512,7 +514,7 @@ impl Calls {
         loop {
             // Usually the socket's own time limit is enough, and spares us a call.
             let in_time = !self.silent || socket::wait(socket, Ready::Read, Some(deadline)) == Ok(true);
-            match if in_time { self.busy_wait.read(&mut self.inbox, socket) } else { Err(Errno::AGAIN) } {
+            match if in_time { self.inbox.read_soon(&self.spin, socket) } else { Err(Errno::AGAIN) } {
                 Ok(true) => {}
                 Err(Errno::AGAIN) => break,
                 _ => return Err(Lost::Ended),

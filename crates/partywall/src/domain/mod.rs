@@ -1,7 +1,6 @@
 //! A connection to a domain: one broker and everything that is shared through it.
 
 mod behind;
-mod busy_wait;
 mod chores;
 mod connect;
 mod errands;

@@ -19,7 +19,7 @@ pub use self::{
 };
 pub(crate) use self::{blocks::Blocks, pools::Pools, wanted::Wanted};
 use crate::{
-    attention::Attention,
+    adaptive_spin::AdaptiveSpin,
     domain::Domain,
     error::{Error, Result},
     gpu::Gpu,
@@ -62,7 +62,7 @@ pub const MAX_BLOCKS: u32 = MOST;
 #[derive(Debug)]
 pub struct Pool {
     blocks: Arc<Blocks>,
-    attention: Attention,
+    spin: AdaptiveSpin,
 }
 
 /// What a pool's blocks are at the moment. While others use it the numbers are of no single moment.
@@ -104,7 +104,7 @@ impl Domain {
 
 impl Pool {
     fn new(blocks: Arc<Blocks>) -> Self {
-        Self { blocks, attention: Attention::new() }
+        Self { blocks, spin: AdaptiveSpin::on_memory() }
     }
 
     /// Takes a block, and waits for one up to `timeout`. If it is to be [zeroed](PoolOptions::zeroed), it is by then.
@@ -226,9 +226,9 @@ impl Pool {
     }
 
     fn take_unless(&self, timeout: Duration, stop: impl FnMut() -> bool) -> Result<Option<Held>> {
-        let Self { blocks, attention } = self;
+        let Self { blocks, spin } = self;
         let late = || self.late(timeout);
-        slots::take_unless(&**blocks.words(), blocks.domain(), attention, timeout, stop, late)
+        slots::take_unless(&**blocks.words(), blocks.domain(), spin, timeout, stop, late)
     }
 
     /// As the pool promises a block that was just taken. By whoever takes it, so that nobody has to be relied upon to clear

@@ -8,7 +8,7 @@ use partywall_shm::semaphore::{self as shm, Held};
 
 pub use self::permit::{Permit, Unreleased};
 use crate::{
-    attention::Attention,
+    adaptive_spin::AdaptiveSpin,
     domain::{Domain, Keep},
     error::{Error, Result},
     slots,
@@ -66,7 +66,7 @@ pub const MAX_PERMITS: u32 = shm::MAX_PERMITS;
 #[derive(Debug)]
 pub struct Semaphore {
     open: Arc<Open>,
-    attention: Attention,
+    spin: AdaptiveSpin,
 }
 
 /// An open semaphore. Permits have it, too: a lease that goes back takes the permits along.
@@ -95,7 +95,7 @@ impl Domain {
         let mapped = shm::Semaphore::map(fd);
         let memory = mapped.map_err(|source| Error::System { what: format!("mapping semaphore {name:?}"), source })?;
         let open = Open { name: name.to_owned(), memory: Arc::new(memory), keep, domain: self.clone() };
-        Ok(Semaphore { open: Arc::new(open), attention: Attention::new() })
+        Ok(Semaphore { open: Arc::new(open), spin: AdaptiveSpin::on_memory() })
     }
 }
 
@@ -115,7 +115,7 @@ impl Semaphore {
     /// As [`acquire`](Self::acquire).
     pub fn acquire_unless(&self, timeout: Duration, stop: impl FnMut() -> bool) -> Result<Option<Permit>> {
         let Open { memory, domain, .. } = &*self.open;
-        let held = slots::take_unless(&**memory, domain, &self.attention, timeout, stop, || self.late(timeout))?;
+        let held = slots::take_unless(&**memory, domain, &self.spin, timeout, stop, || self.late(timeout))?;
         Ok(held.map(|held| self.permit(held)))
     }
 

@@ -20,7 +20,7 @@ use partywall_wire::TimelineEnding;
 
 pub use self::{event::TimelineEvent, limited::LimitedWait, writer::TimelineWriter};
 use crate::{
-    attention::Attention,
+    adaptive_spin::AdaptiveSpin,
     domain::{Domain, Keep, Word},
     error::{Error, Result},
     gpu::Gpu,
@@ -85,7 +85,7 @@ use crate::{
 #[derive(Debug)]
 pub struct Timeline {
     at: Arc<At>,
-    attention: Attention,
+    spin: AdaptiveSpin,
     /// After the lease, since the connection may end with it.
     domain: Domain,
 }
@@ -139,7 +139,7 @@ impl Timeline {
     fn open(domain: &Domain, name: &str, writer: bool) -> Result<Self> {
         let now = RwLock::new(Incarnation::open(domain, name, writer)?);
         let at = Arc::new(At { name: name.to_owned(), now });
-        Ok(Self { at, attention: Attention::new(), domain: domain.clone() })
+        Ok(Self { at, spin: AdaptiveSpin::on_memory(), domain: domain.clone() })
     }
 
     /// Waits until the timeline has reached `v`: until the work is done that `v` stands for.

@@ -46,7 +46,7 @@ impl Timeline {
             progress = word.progress(v);
             is_over(progress)
         };
-        let mut now = self.attention.look(start, timeout, look);
+        let mut now = self.spin.spin(start, timeout, look);
         if now.is_none() {
             return verdict(progress);
         }

@@ -16,7 +16,7 @@ use partywall_wire::{Named, Participant};
 
 use super::{Loan, Open, Words, flights::Flights, timelines};
 use crate::{
-    attention::Attention,
+    adaptive_spin::AdaptiveSpin,
     backoff::Backoff,
     error::{Error, Result},
     slots::{self, Slots},
@@ -34,7 +34,7 @@ use crate::{
 #[must_use = "a publisher that is dropped leaves the topic"]
 pub struct Publisher {
     joined: Arc<Joined>,
-    attention: Attention,
+    spin: AdaptiveSpin,
 }
 
 /// What a publisher and its loans have.
@@ -71,7 +71,7 @@ impl Publisher {
         let place = Mutex::new(place);
         let writer = Mutex::default();
         let joined = Joined { open, port, place, writer, flights: Arc::new(flights) };
-        Ok(Self { joined: Arc::new(joined), attention: Attention::new() })
+        Ok(Self { joined: Arc::new(joined), spin: AdaptiveSpin::on_memory() })
     }
 
     /// Borrows a block for a tensor, and waits for one up to `timeout`. What is in it is what its last user left there.
@@ -112,10 +112,10 @@ impl Publisher {
     }
 
     fn take_unless(&self, timeout: Duration, mut stop: impl FnMut() -> bool) -> Result<Option<Held>> {
-        let Self { joined, attention } = self;
+        let Self { joined, spin } = self;
         let late = || joined.no_block(timeout);
         let Some(left) = joined.await_flights(timeout, &mut stop)? else { return Ok(None) };
-        slots::take_unless(&**joined, joined.open.domain(), attention, left, stop, late)
+        slots::take_unless(&**joined, joined.open.domain(), spin, left, stop, late)
     }
 
     /// Borrows a block if one is free.

@@ -15,7 +15,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use super::{Open, Sample, Words, timelines::Timelines};
 use crate::{
-    attention::Attention,
+    adaptive_spin::AdaptiveSpin,
     backoff::Backoff,
     domain::Look,
     error::{Error, Result},
@@ -40,7 +40,7 @@ pub enum Policy {
 #[must_use = "a subscriber that is dropped leaves the topic"]
 pub struct Subscriber {
     joined: Arc<Joined>,
-    attention: Attention,
+    spin: AdaptiveSpin,
 }
 
 /// What a subscriber and its samples have.
@@ -158,7 +158,7 @@ impl SubscriberOptions {
         let until_idle = self.until_idle;
         let port = Arc::new(Port { words, id, place: Mutex::new(place), next, lost, until_idle });
         let joined = Joined { open: open.clone(), port, timelines: Timelines::default() };
-        Ok(Subscriber { joined: Arc::new(joined), attention: Attention::new() })
+        Ok(Subscriber { joined: Arc::new(joined), spin: AdaptiveSpin::on_memory() })
     }
 }
 
@@ -186,7 +186,7 @@ impl Subscriber {
         let topic = &self.open().words.topic;
         let port = &self.joined.port;
         let start = Instant::now();
-        let mut now = self.attention.look(start, timeout, || port.has_sample());
+        let mut now = self.spin.spin(start, timeout, || port.has_sample());
         // Who announces that he may sleep has publishers wake him.
         if now.is_none()
             && let Some(sample) = self.take()?
