@@ -99,6 +99,7 @@
 
 mod adaptive_spin;
 mod backoff;
+mod completion;
 pub mod doctor;
 mod domain;
 mod error;

@@ -69,7 +69,7 @@ pub(crate) fn try_take(slots: &impl Slots, domain: &Domain) -> Result<Option<Hel
 fn take_free(slots: &impl Slots, domain: &Domain) -> Option<Held> {
     let row = domain.link().row();
     slots.try_take(row).or_else(|| {
-        domain.behinds().look();
+        domain.completions().look();
         slots.try_take(row)
     })
 }

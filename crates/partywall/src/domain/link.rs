@@ -422,7 +422,7 @@ impl Link {
     }
 
     /// Gives back what a verdict granted to somebody who no longer waits. Not by an ordinary call: that would wait for
-    /// the connection to be renewed, which comes after the caller among the errands.
+    /// the connection to be renewed, which comes after the caller among the background jobs.
     pub(super) fn give_back(&self, call: Call) {
         match self.turn() {
             Ok(mut turn) => {

@@ -1,17 +1,15 @@
 //! A connection to a domain: one broker and everything that is shared through it.
 
-mod behind;
-mod chores;
 mod connect;
-mod errands;
 mod health;
 mod inbox;
 mod link;
 mod locate;
 mod members;
 mod objects;
+mod poll_tasks;
 mod service;
-mod streams;
+mod stream_waits;
 mod watch;
 mod words;
 
@@ -26,21 +24,20 @@ use partywall_os::socket;
 use partywall_wire::{Access, Answer, Call, limits};
 
 use self::service::Service;
-pub(crate) use self::{
-    behind::{Behind, Behinds},
-    chores::{Chores, Look},
-    errands::{Errands, contained},
-    health::{Health, Lost},
-    link::Link,
-    streams::{Keep, Streams},
-    words::{MappedSlab, PrivateWord, Word, Words},
-};
 pub use self::{
     connect::VERSION,
     locate::{DEFAULT_DOMAIN, Location},
     watch::{Watch, WatchEvent},
 };
+pub(crate) use self::{
+    health::{Health, Lost},
+    link::Link,
+    poll_tasks::{PollReason, PollTasks},
+    stream_waits::{LeaseGuard, StreamWaits},
+    words::{MappedSlab, PrivateWord, Word, Words},
+};
 use crate::{
+    completion::{Completions, Worker},
     error::{Error, Result, nothing_came},
     gpu::{Gpu, Gpus},
     info::{self, NameInfo, Removed, SegmentInfo, StatusInfo},
@@ -69,9 +66,9 @@ struct Connection {
     pools: Pools,
     /// Jobs that wait for a GPU, for as long as that takes. A job keeps the connection: its last handle may be dropped
     /// there, and a process that returns from `main` before that ends without a good-bye.
-    gpu_errands: Arc<Errands>,
+    gpu_worker: Arc<Worker>,
     /// What ends something of the user's, who may wait there for whatever he likes.
-    user_errands: Arc<Errands>,
+    user_worker: Arc<Worker>,
 }
 
 impl Drop for Connection {
@@ -79,8 +76,8 @@ impl Drop for Connection {
         if self.link.require_ours().is_err() {
             self.service.forget();
             self.gpus.health.forget();
-            self.gpu_errands.forget();
-            self.user_errands.forget();
+            self.gpu_worker.forget();
+            self.user_worker.forget();
             return;
         }
         self.gpus.health.stop();
@@ -158,11 +155,11 @@ impl DomainOptions {
             let _ = link.leave();
         })?;
         let teller = link.clone();
-        let errands = service.shared().errands.clone();
+        let broker_worker = service.shared().broker_worker.clone();
         let health = Health::new(move |lost| {
             let teller = teller.clone();
             let gpu = lost.gpu.0;
-            errands.run(move || {
+            broker_worker.run(move || {
                 if let Err(error) = teller.call(Call::ContextLost { gpu: Some(gpu) }) {
                     tracing::warn!(%error, "the broker is not told that a CUDA context is lost");
                 }
@@ -175,8 +172,8 @@ impl DomainOptions {
                 service,
                 gpus,
                 pools: Pools::default(),
-                gpu_errands: Arc::default(),
-                user_errands: Arc::new(Errands::lingering()),
+                gpu_worker: Arc::default(),
+                user_worker: Arc::new(Worker::lingering()),
             }),
         })
     }
@@ -350,28 +347,28 @@ impl Domain {
     }
 
     /// Keeps a lease on a timeline or a semaphore.
-    pub(crate) fn keep(&self, lease: u64) -> Keep {
-        Keep::new(lease, self.connection.link.clone(), self.errands().clone())
+    pub(crate) fn keep(&self, lease: u64) -> LeaseGuard {
+        LeaseGuard::new(lease, self.connection.link.clone(), self.broker_worker().clone())
     }
 
-    pub(crate) fn chores(&self) -> &Chores {
-        &self.connection.service.shared().chores
+    pub(crate) fn poll_tasks(&self) -> &PollTasks {
+        &self.connection.service.shared().poll_tasks
     }
 
-    pub(crate) fn behinds(&self) -> &Arc<Behinds> {
-        &self.connection.service.shared().behinds
+    pub(crate) fn completions(&self) -> &Arc<Completions> {
+        &self.connection.service.shared().completions
     }
 
-    pub(crate) fn errands(&self) -> &Arc<Errands> {
-        &self.connection.service.shared().errands
+    pub(crate) fn broker_worker(&self) -> &Arc<Worker> {
+        &self.connection.service.shared().broker_worker
     }
 
-    pub(crate) fn gpu_errands(&self) -> &Arc<Errands> {
-        &self.connection.gpu_errands
+    pub(crate) fn gpu_worker(&self) -> &Arc<Worker> {
+        &self.connection.gpu_worker
     }
 
-    pub(crate) fn user_errands(&self) -> &Arc<Errands> {
-        &self.connection.user_errands
+    pub(crate) fn user_worker(&self) -> &Arc<Worker> {
+        &self.connection.user_worker
     }
 
     pub(crate) fn pools(&self) -> &Pools {
@@ -382,8 +379,8 @@ impl Domain {
         &self.connection.service.shared().words
     }
 
-    pub(crate) fn streams(&self) -> &Streams {
-        &self.connection.service.shared().streams
+    pub(crate) fn stream_waits(&self) -> &StreamWaits {
+        &self.connection.service.shared().stream_waits
     }
 
     /// A GPU, opened once a connection.

@@ -1,7 +1,7 @@
 //! The one background thread of a connection: it reads events, and does by the clock what has to be looked at again and
-//! again ([chores](super::chores)), such as telling others that this process is well.
+//! again ([poll tasks](super::poll_tasks)), such as telling others that this process is well.
 //!
-//! It never waits: not for the broker, whose answers are [errands](super::errands), not for the driver, and not for a
+//! It never waits: not for the broker, whose answers are [background jobs](crate::completion::Worker), not for the driver, and not for a
 //! stream of anybody's. So whoever waits for it, a stream of this process among them, waits for nobody else. It touches
 //! no memory of the user's.
 
@@ -24,16 +24,17 @@ use partywall_shm::{
 use partywall_wire::Event;
 
 use super::{
-    behind::Behinds,
-    chores::{Chores, Look, Schedule},
     connect::{self, Greeted, Role},
-    errands::Errands,
     inbox::Inbox,
     link::{Link, Verdict, giving_back},
-    streams::Streams,
+    poll_tasks::{PollReason, PollTasks, Schedule},
+    stream_waits::StreamWaits,
     words::{CellPlace, Words},
 };
-use crate::error::{Error, Result};
+use crate::{
+    completion::{Completions, Worker},
+    error::{Error, Result},
+};
 
 /// For how long a lost connection is renewed before the broker counts as gone.
 const RENEWAL: Duration = Duration::from_secs(10);
@@ -58,11 +59,11 @@ pub(super) struct Service {
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) link: Arc<Link>,
-    pub(super) chores: Arc<Chores>,
-    pub(super) behinds: Arc<Behinds>,
-    pub(super) errands: Arc<Errands>,
+    pub(super) poll_tasks: Arc<PollTasks>,
+    pub(super) completions: Arc<Completions>,
+    pub(super) broker_worker: Arc<Worker>,
     pub(super) words: Words,
-    pub(super) streams: Streams,
+    pub(super) stream_waits: StreamWaits,
     stop: AtomicBool,
     /// The events of a connection that was renewed, for the service thread.
     renewed: Mutex<Option<OwnedFd>>,
@@ -74,20 +75,20 @@ impl Service {
         let members = Members::map(members).map_err(|e| Error::system("mapping the members' rows", e))?;
         let shared = Arc::new(Shared {
             link,
-            chores: Arc::new(Chores::new()?),
-            behinds: Arc::default(),
-            errands: Arc::default(),
+            poll_tasks: Arc::new(PollTasks::new()?),
+            completions: Arc::default(),
+            broker_worker: Arc::default(),
             words: Words::default(),
-            streams: Streams::default(),
+            stream_waits: StreamWaits::default(),
             stop: AtomicBool::new(false),
             renewed: Mutex::default(),
         });
         let row = shared.link.row();
         let ticking = Arc::downgrade(&shared);
-        shared.chores.add(Duration::ZERO, move |look| {
+        shared.poll_tasks.add(Duration::ZERO, move |reason| {
             members.beat(row, members::now());
-            ticking.upgrade()?.streams.forget_passed();
-            (look == Look::InTurn).then_some(TICK)
+            ticking.upgrade()?.stream_waits.forget_passed();
+            (reason == PollReason::Due).then_some(TICK)
         });
         let reader = Reader { shared: shared.clone(), events: Some(events), inbox: Inbox::new() };
         let thread = thread::Builder::new()
@@ -118,23 +119,23 @@ impl Service {
                 return self.stop();
             }
         }
-        if is_ours || !lost && shared.streams.may_wait() {
-            shared.chores.add(TICK, {
+        if is_ours || !lost && shared.stream_waits.may_wait() {
+            shared.poll_tasks.add(TICK, {
                 let shared = shared.clone();
-                move |look| {
+                move |reason| {
                     let is_owed = is_ours && shared.words.are_closing();
-                    if look == Look::InTurn && (is_owed || !lost && shared.streams.may_wait()) {
+                    if reason == PollReason::Due && (is_owed || !lost && shared.stream_waits.may_wait()) {
                         return Some(TICK);
                     }
                     let parting = shared.clone();
-                    shared.errands.run(move || parting.detach());
+                    shared.broker_worker.run(move || parting.detach());
                     None
                 }
             });
             return;
         }
         let (parted, wait) = mpsc::channel();
-        shared.errands.run({
+        shared.broker_worker.run({
             let shared = shared.clone();
             move || {
                 shared.detach();
@@ -149,18 +150,18 @@ impl Service {
     /// Ends the thread and waits for it; it ends within one step. What is left to do is done for the last time.
     fn stop(&mut self) {
         self.shared.stop.store(true, Ordering::Release);
-        self.shared.chores.ring();
+        self.shared.poll_tasks.ring();
         if let Some(thread) = self.thread.take() {
             // A panic there has been reported by the thread itself.
             let _ = thread.join();
         }
-        self.shared.errands.finish();
+        self.shared.broker_worker.finish();
     }
 
     /// Lets the thread be forgotten in a forked child, where it does not exist.
     pub(super) fn forget(&mut self) {
         std::mem::forget(self.thread.take());
-        self.shared.errands.forget();
+        self.shared.broker_worker.forget();
     }
 }
 
@@ -179,7 +180,7 @@ impl Reader {
             if let Some(events) = shared.take_renewed() {
                 (self.events, self.inbox) = (Some(events), Inbox::new());
             }
-            let next = schedule.run(&shared.chores);
+            let next = schedule.run(&shared.poll_tasks);
             let events = match self.sleep(next) {
                 Ok(events) => events,
                 Err(error) => {
@@ -194,18 +195,18 @@ impl Reader {
                 shared.lost();
             }
         }
-        schedule.end(&shared.chores);
+        schedule.end(&shared.poll_tasks);
     }
 
     /// Sleeps until `until` or the bell; whether there are events to read.
     fn sleep(&self, until: Option<Instant>) -> Result<bool, Errno> {
-        let bell = self.shared.chores.bell();
+        let bell = self.shared.poll_tasks.bell();
         let [rung, events] = match &self.events {
             Some(events) => socket::wait_any([bell, events.as_fd()], until)?.unwrap_or_default(),
             None => [socket::wait_any([bell], until)?.is_some(), false],
         };
         if rung {
-            self.shared.chores.heard();
+            self.shared.poll_tasks.heard();
         }
         Ok(events)
     }
@@ -247,14 +248,14 @@ impl Shared {
             && let Some(call) = giving_back(&answer)
         {
             let link = self.link.clone();
-            self.errands.run(move || link.give_back(call));
+            self.broker_worker.run(move || link.give_back(call));
         }
     }
 
     /// The connection is lost: it is renewed, unless that is how it was meant.
     fn lost(self: &Arc<Self>) {
         let shared = self.clone();
-        self.errands.run(move || {
+        self.broker_worker.run(move || {
             let Self { link, .. } = &*shared;
             // Whoever still waits when we leave waits for nothing.
             if link.is_leaving() {
@@ -272,7 +273,7 @@ impl Shared {
                 tracing::info!(socket = %link.socket_path().display(), "connection renewed");
             }
             *shared.renewed.lock().unwrap_or_else(PoisonError::into_inner) = Some(events);
-            shared.chores.ring();
+            shared.poll_tasks.ring();
         });
     }
 
@@ -287,18 +288,18 @@ impl Shared {
             place.cell().end(Ending::BrokerGone);
         });
         let guarding = Arc::downgrade(self);
-        self.chores.add(GUARD, move |look| {
+        self.poll_tasks.add(GUARD, move |reason| {
             // A living writer may have had a stream store something since.
             guarding.upgrade()?.each_place(|place| {
                 place.cell().guard();
             });
-            (look == Look::InTurn).then_some(GUARD)
+            (reason == PollReason::Due).then_some(GUARD)
         });
     }
 
     /// Every cell that somebody of this process, or a stream of it, may wait for.
     fn each_place(&self, act: impl Fn(&CellPlace)) {
-        self.words.places().iter().chain(&self.streams.places()).for_each(act);
+        self.words.places().iter().chain(&self.stream_waits.places()).for_each(act);
     }
 
     /// Gives back what the driver has been given, says good-bye, and has the service thread end.
@@ -311,7 +312,7 @@ impl Shared {
             tracing::debug!(%error, "could not say good-bye");
         }
         self.stop.store(true, Ordering::Release);
-        self.chores.ring();
+        self.poll_tasks.ring();
     }
 
     fn take_renewed(&self) -> Option<OwnedFd> {
@@ -371,7 +372,7 @@ mod tests {
         let (told, heard) = mpsc::channel();
         let shared = domain.connection.service.shared().clone();
         let mut last = Some(domain);
-        shared.chores.add(Duration::ZERO, move |_| {
+        shared.poll_tasks.add(Duration::ZERO, move |_| {
             drop(last.take());
             told.send(()).unwrap();
             None

@@ -351,7 +351,7 @@ impl PrivateWord {
 #[cfg(test)]
 impl PrivateWord {
     /// One that only hosts write.
-    pub(super) fn of_hosts() -> Self {
+    pub(crate) fn of_hosts() -> Self {
         let slab = Slab::create().and_then(Slab::map).expect("a memfd can be had");
         Self { place: CellPlace { slab, index: 0 }, target: 1, slab: 0, free: Arc::default() }
     }

@@ -15,7 +15,7 @@ use partywall_shm::pool::Held;
 
 use super::{BlockRef, Blocks};
 use crate::{
-    domain::Behind,
+    completion::Completion,
     error::{Error, Result},
     gpu::{DeviceRange, failed_call},
     segment::Element,
@@ -188,10 +188,10 @@ impl Block {
         let released = self.blocks.domain().behind(
             stream,
             || format!("giving a block of pool {:?} to a stream", self.pool()),
-            move |behind| {
+            move |completion| {
                 // With its lease: without one the broker would give it to others at once.
                 let _kept = keep;
-                if behind == Behind::Done {
+                if completion == Completion::Done {
                     words.free(&given);
                 }
             },

@@ -12,7 +12,8 @@ use partywall_shm::{pool as shm, topic};
 use partywall_wire::Control;
 
 use crate::{
-    domain::{Domain, Keep, contained},
+    completion::contained,
+    domain::{Domain, LeaseGuard},
     error::{Error, Result},
     gpu::{DeviceRange, Gpu, failed_call},
     segment::Segment,
@@ -32,7 +33,7 @@ pub(crate) struct Blocks {
     /// Their bytes, in host memory. `None` on a GPU, and once this is dropped.
     bytes: Option<BlockBorrows>,
     /// `None` once this is dropped.
-    keep: Option<Arc<Keep>>,
+    keep: Option<Arc<LeaseGuard>>,
     /// What is to be done once the GPU is idle.
     waiting: Mutex<Vec<Then>>,
 }
@@ -101,7 +102,7 @@ impl Blocks {
     }
 
     /// The lease, for what may outlive this: without it the broker gives to others what this process has.
-    pub(crate) fn keep(&self) -> Option<Arc<Keep>> {
+    pub(crate) fn keep(&self) -> Option<Arc<LeaseGuard>> {
         self.keep.clone()
     }
 
@@ -163,7 +164,7 @@ impl Blocks {
         }
         drop(waiting);
         let blocks = self.clone();
-        self.domain().gpu_errands().run(move || {
+        self.domain().gpu_worker().run(move || {
             // Taken before the wait: what comes later may be used by work that this does not wait for.
             let waiting = std::mem::take(&mut *blocks.waiting());
             match blocks.gpu().map_or(Ok(()), |gpu| blocks.wait_idle(gpu)) {

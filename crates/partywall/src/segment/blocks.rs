@@ -6,7 +6,7 @@ use partywall_os::borrow::BlockBorrows;
 
 use super::Segment;
 use crate::{
-    domain::Keep,
+    domain::LeaseGuard,
     error::{Error, Result},
     gpu::DeviceRange,
     kind::wrong_kind,
@@ -25,7 +25,7 @@ impl Segment {
     }
 
     /// Its lease, which is then no longer the segment's to give back.
-    pub(crate) fn take_lease(&mut self) -> Option<Arc<Keep>> {
+    pub(crate) fn take_lease(&mut self) -> Option<Arc<LeaseGuard>> {
         self.lease.take().map(|lease| Arc::new(self.domain.keep(lease)))
     }
 

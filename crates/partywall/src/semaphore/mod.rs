@@ -9,7 +9,7 @@ use partywall_shm::semaphore::{self as shm, Held};
 pub use self::permit::{Permit, Unreleased};
 use crate::{
     adaptive_spin::AdaptiveSpin,
-    domain::{Domain, Keep},
+    domain::{Domain, LeaseGuard},
     error::{Error, Result},
     slots,
 };
@@ -75,7 +75,7 @@ struct Open {
     name: String,
     memory: Arc<shm::Semaphore>,
     /// `None` once this is dropped.
-    keep: Option<Arc<Keep>>,
+    keep: Option<Arc<LeaseGuard>>,
     domain: Domain,
 }
 

@@ -7,7 +7,7 @@ use partywall_shm::semaphore::Held;
 
 use super::Open;
 use crate::{
-    domain::Behind,
+    completion::Completion,
     error::{Error, Result},
 };
 
@@ -64,10 +64,10 @@ impl Permit {
         let released = domain.behind(
             stream,
             || format!("giving a permit of semaphore {name:?} to a stream"),
-            move |behind| {
+            move |completion| {
                 // With its lease: without one the broker would give it to others at once.
                 let _kept = keep;
-                if behind == Behind::Done {
+                if completion == Completion::Done {
                     memory.release(&given);
                 }
             },

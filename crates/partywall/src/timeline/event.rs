@@ -10,7 +10,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use super::{Hold, Timeline, waiting::Lookout};
 use crate::{
-    domain::Look,
+    domain::PollReason,
     error::{Error, Result},
 };
 
@@ -61,10 +61,10 @@ pub(super) fn watch(timeline: &Timeline, v: u64) -> Result<TimelineEvent> {
         return Ok(TimelineEvent { hold, v, fd });
     };
     // As long as the event is there, so is its lease, and the cell is the timeline's.
-    domain.chores().add(pause, move |look| {
+    domain.poll_tasks().add(pause, move |reason| {
         let fd = watched.upgrade()?;
         let pause = lookout.look();
-        if pause.is_none() || look == Look::Last {
+        if pause.is_none() || reason == PollReason::Closing {
             ring(&fd);
             return None;
         }

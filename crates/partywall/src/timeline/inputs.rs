@@ -3,13 +3,13 @@
 use std::{collections::VecDeque, sync::Arc};
 
 use super::{At, Timeline};
-use crate::domain::{Keep, Word};
+use crate::domain::{LeaseGuard, Word};
 
 /// A timeline that the values of another one are made from.
 #[derive(Debug)]
 pub(super) struct Input {
     /// So that the word stays the input's.
-    _keep: Arc<Keep>,
+    _keep: Arc<LeaseGuard>,
     at: Arc<At>,
     /// The incarnation that values rest on.
     word: Arc<Word>,

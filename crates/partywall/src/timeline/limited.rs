@@ -10,10 +10,10 @@ use partywall_shm::timeline::Progress;
 
 use super::{
     Hold, Timeline,
-    streams::{self, Work},
+    enqueue::{self, Work},
     waiting::Lookout,
 };
-use crate::{domain::Look, error::Result};
+use crate::{domain::PollReason, error::Result};
 
 /// A wait of a stream with a time limit ([`Timeline::wait_on_for`]). Dropping it changes nothing for the stream.
 #[derive(Debug)]
@@ -55,7 +55,7 @@ impl LimitedWait {
 pub(super) fn wait(timeline: &Timeline, stream: StreamRef<'_>, v: u64, limit: Duration) -> Result<LimitedWait> {
     let Timeline { at, domain, .. } = timeline;
     let end = Arc::new(OnceLock::new());
-    let Some((word, keep)) = streams::begin(timeline, v)? else {
+    let Some((word, keep)) = enqueue::begin(timeline, v)? else {
         let _ = end.set(End::Decided);
         return Ok(LimitedWait { hold: timeline.hold(), v, limit, end });
     };
@@ -77,12 +77,12 @@ pub(super) fn wait(timeline: &Timeline, stream: StreamRef<'_>, v: u64, limit: Du
     // A time-out too large for the clock is none.
     let deadline = Instant::now().checked_add(limit);
     let mut private = Some(private);
-    domain.chores().add(Duration::ZERO, move |look| {
+    domain.poll_tasks().add(Duration::ZERO, move |reason| {
         let _kept = &keep;
         let left = deadline.map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()));
         let pause = lookout.look();
         if let Some(pause) = pause
-            && look == Look::InTurn
+            && reason == PollReason::Due
             && !left.is_zero()
         {
             return Some(pause.min(left));

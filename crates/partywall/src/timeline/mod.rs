@@ -1,10 +1,9 @@
 //! Timelines: how the work of several processes is ordered.
 
-mod behind;
+mod enqueue;
 mod event;
 mod inputs;
 mod limited;
-mod streams;
 mod waiting;
 mod writer;
 
@@ -18,10 +17,11 @@ pub use partywall_shm::timeline::MAX_VALUE;
 use partywall_shm::timeline::{Ending, Progress};
 use partywall_wire::TimelineEnding;
 
+pub(crate) use self::enqueue::Work;
 pub use self::{event::TimelineEvent, limited::LimitedWait, writer::TimelineWriter};
 use crate::{
     adaptive_spin::AdaptiveSpin,
-    domain::{Domain, Keep, Word},
+    domain::{Domain, LeaseGuard, Word},
     error::{Error, Result},
     gpu::Gpu,
 };
@@ -96,7 +96,7 @@ struct Hold {
     at: Arc<At>,
     word: Arc<Word>,
     /// `None` once this is dropped.
-    keep: Option<Arc<Keep>>,
+    keep: Option<Arc<LeaseGuard>>,
     /// As in [`Timeline`].
     _domain: Domain,
 }
@@ -113,7 +113,7 @@ pub(crate) struct At {
 struct Incarnation {
     word: Arc<Word>,
     /// `None` once it is given back.
-    keep: Option<Arc<Keep>>,
+    keep: Option<Arc<LeaseGuard>>,
 }
 
 impl Domain {
@@ -168,7 +168,7 @@ impl Timeline {
     /// on, and [`check`](Self::check) says so. [`Error::LaunchBlocking`], [`Error::Captured`], [`Error::ContextLost`],
     /// [`Error::Cuda`]; [`Error::BadValue`], [`Error::Forked`].
     pub fn wait_on(&self, stream: StreamRef<'_>, v: u64) -> Result<()> {
-        streams::wait(self, stream, v)
+        enqueue::wait(self, stream, v)
     }
 
     /// As [`wait_on`](Self::wait_on), but the stream goes on after `limit` at the latest.
@@ -264,7 +264,7 @@ impl Timeline {
     /// # Errors
     /// [`Error::Cuda`], [`Error::ContextLost`], [`Error::Forked`].
     pub fn device_ptr(&self, gpu: &Gpu) -> Result<u64> {
-        streams::device_ptr(self, gpu)
+        enqueue::device_ptr(self, gpu)
     }
 
     /// The name.
@@ -278,7 +278,7 @@ impl Timeline {
     }
 
     /// The present incarnation, with its lease.
-    pub(crate) fn present(&self) -> (Arc<Word>, Arc<Keep>) {
+    pub(crate) fn present(&self) -> (Arc<Word>, Arc<LeaseGuard>) {
         self.at.now()
     }
 
@@ -292,7 +292,7 @@ impl Drop for Timeline {
     fn drop(&mut self) {
         // In a forked child a lock may be held by nobody who is still there.
         if self.domain.link().require_ours().is_ok() {
-            self.domain.streams().forget_passed();
+            self.domain.stream_waits().forget_passed();
         }
         At::release(&mut self.at);
     }
@@ -325,7 +325,7 @@ impl At {
     }
 
     /// The same, with its lease: without that the cell may become another timeline's.
-    fn now(&self) -> (Arc<Word>, Arc<Keep>) {
+    fn now(&self) -> (Arc<Word>, Arc<LeaseGuard>) {
         let now = self.now.read().unwrap_or_else(PoisonError::into_inner);
         // Only the last who has this takes it.
         (now.word.clone(), now.keep.clone().expect("a handle has its lease until it is dropped"))

@@ -11,12 +11,12 @@ use partywall_shm::timeline::{Cell, Ending, Progress, Refused};
 
 use super::{
     At, Timeline,
+    enqueue::Work,
     inputs::{Fate, Input},
-    streams::Work,
     waiting::Lookout,
 };
 use crate::{
-    domain::{Keep, Look, Word},
+    domain::{LeaseGuard, PollReason, Word},
     error::{Error, Result},
 };
 
@@ -35,11 +35,11 @@ pub struct TimelineWriter {
     timeline: Timeline,
 }
 
-/// What chores share with a writer: no connection, and nothing of the driver's.
+/// What poll tasks share with a writer: no connection, and nothing of the driver's.
 #[derive(Debug)]
 struct Writer {
     /// So that the word stays ours.
-    _keep: Arc<Keep>,
+    _keep: Arc<LeaseGuard>,
     at: Arc<At>,
     word: Arc<Word>,
     state: Mutex<State>,
@@ -134,9 +134,9 @@ impl TimelineWriter {
         drop(state);
         if first {
             let writer = Arc::downgrade(&self.writer);
-            self.timeline.domain.chores().add(LOOK, move |look| {
+            self.timeline.domain.poll_tasks().add(LOOK, move |reason| {
                 writer.upgrade()?.look_at_inputs();
-                (look == Look::InTurn).then_some(LOOK)
+                (reason == PollReason::Due).then_some(LOOK)
             });
         }
     }
@@ -163,7 +163,7 @@ impl TimelineWriter {
             if state.stream.is_some_and(|last| last != id) {
                 self.drain(self.cell().announced())?;
             }
-            let track = domain.streams().track(id);
+            let track = domain.stream_waits().track(id);
             let mut waits = track.lock();
             store(stream, slab.word(place)?)?;
             waits.mark(place, v);
@@ -234,10 +234,10 @@ impl Drop for TimelineWriter {
         let Some(pause) = lookout.look() else { return writer.end() };
         // Kept until then is the lease, too: without it the broker would end what a stream still owes.
         let closing = domain.words().begin_closing();
-        domain.chores().add(pause, move |look| {
+        domain.poll_tasks().add(pause, move |reason| {
             let _counted = &closing;
             let pause = lookout.look();
-            if pause.is_some() && look == Look::InTurn {
+            if pause.is_some() && reason == PollReason::Due {
                 return pause;
             }
             writer.end();

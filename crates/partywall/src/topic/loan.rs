@@ -22,12 +22,12 @@ use partywall_shm::{
 
 use super::{
     MAX_HEADER, Words,
-    flights::{Flight, Written},
+    in_flight::{InFlightSample, Written},
     publisher::Joined,
-    sample::{Reading, Sample, Verdict},
+    sample::{Reading, Sample, Validity},
 };
 use crate::{
-    domain::contained,
+    completion::contained,
     error::{Error, Result},
     gpu::DeviceRange,
     pool::{Block, Blocks},
@@ -289,10 +289,10 @@ impl Filled {
         timeout: Duration,
         stop: impl FnMut() -> bool,
     ) -> Result<Published, UnpublishedSample> {
-        let status = match self.verdict() {
-            Verdict::Sound => Status::Ready,
-            Verdict::Undecided => Status::Unverified,
-            Verdict::Failed => Status::Tainted,
+        let status = match self.validity() {
+            Validity::Valid => Status::Ready,
+            Validity::Undecided => Status::Unverified,
+            Validity::Invalid => Status::Tainted,
         };
         let (published, held) = match self.give(status, 0, timeout, stop) {
             Ok(given) => given,
@@ -306,7 +306,7 @@ impl Filled {
             let block = held.index();
             let generation = held.generation();
             let inputs = std::mem::take(inputs);
-            joined.flights().add(joined.open.domain(), Flight { block, generation, written: None, inputs });
+            joined.in_flight().add(joined.open.domain(), InFlightSample { block, generation, written: None, inputs });
         }
         Ok(published)
     }
@@ -339,7 +339,7 @@ impl Filled {
             Ok(signalled) => signalled,
             Err(error) => return Err(UnpublishedSample { error, filled: Box::new(self) }),
         };
-        let is_sound = self.verdict() == Verdict::Sound;
+        let is_sound = self.validity() == Validity::Valid;
         let status = if is_sound { Status::Timeline } else { Status::Unverified };
         let (published, held) = match self.give(status, value, timeout, stop) {
             Ok(given) => given,
@@ -350,7 +350,7 @@ impl Filled {
         let generation = held.generation();
         let inputs = std::mem::take(inputs);
         let written = Some(Written { held, order, value, used: used.take() });
-        joined.flights().add(joined.open.domain(), Flight { block, generation, written, inputs });
+        joined.in_flight().add(joined.open.domain(), InFlightSample { block, generation, written, inputs });
         Ok(published)
     }
 
@@ -428,8 +428,8 @@ impl Filled {
     }
 
     /// What is known of what it rests on.
-    fn verdict(&self) -> Verdict {
-        self.0.inputs.iter().fold(Verdict::Sound, |all, input| all.and(input.verdict()))
+    fn validity(&self) -> Validity {
+        self.0.inputs.iter().fold(Validity::Valid, |all, input| all.and(input.validity()))
     }
 }
 

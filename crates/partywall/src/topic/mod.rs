@@ -1,6 +1,6 @@
 //! Topics: streams of samples between processes, written once and read in place.
 
-mod flights;
+mod in_flight;
 mod loan;
 mod options;
 mod publisher;
@@ -27,7 +27,7 @@ pub use self::{
     subscriber::{Policy, Samples, Subscriber, SubscriberEvent, SubscriberOptions, SubscriberStats},
 };
 use crate::{
-    domain::{Domain, Keep},
+    domain::{Domain, LeaseGuard},
     error::{Error, Result},
     gpu::Gpu,
     place::Place,
@@ -88,7 +88,7 @@ struct Words {
     topic: Arc<shm::Topic>,
     pool: Arc<shm_pool::Pool>,
     /// Without the lease the broker gives to others what this process has.
-    _keep: Option<Arc<Keep>>,
+    _keep: Option<Arc<LeaseGuard>>,
     /// In a forked child all of it is the parent's.
     generation: u64,
 }

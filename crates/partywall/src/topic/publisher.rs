@@ -14,7 +14,7 @@ use partywall_shm::{
 };
 use partywall_wire::{Named, Participant};
 
-use super::{Loan, Open, Words, flights::Flights, timelines};
+use super::{Loan, Open, Words, in_flight::InFlightSamples, timelines};
 use crate::{
     adaptive_spin::AdaptiveSpin,
     backoff::Backoff,
@@ -43,7 +43,7 @@ pub(super) struct Joined {
     place: Mutex<PublisherPlace>,
     /// How streams say that samples are complete, once one does.
     writer: Mutex<Option<Writer>>,
-    flights: Arc<Flights>,
+    in_flight: Arc<InFlightSamples>,
     /// Last: the connection may end with it.
     pub(super) open: Arc<Open>,
 }
@@ -66,11 +66,11 @@ impl Publisher {
             open.domain().ping()?;
             return Err(Error::TooManyPublishers { topic: open.name().to_owned(), most: topic.shape().publishers });
         };
-        let flights = Flights::new(open.words.clone(), place.port(), open.domain());
+        let in_flight = InFlightSamples::new(open.words.clone(), place.port(), open.domain());
         let port = place.port();
         let place = Mutex::new(place);
         let writer = Mutex::default();
-        let joined = Joined { open, port, place, writer, flights: Arc::new(flights) };
+        let joined = Joined { open, port, place, writer, in_flight: Arc::new(in_flight) };
         Ok(Self { joined: Arc::new(joined), spin: AdaptiveSpin::on_memory() })
     }
 
@@ -114,7 +114,7 @@ impl Publisher {
     fn take_unless(&self, timeout: Duration, mut stop: impl FnMut() -> bool) -> Result<Option<Held>> {
         let Self { joined, spin } = self;
         let late = || joined.no_block(timeout);
-        let Some(left) = joined.await_flights(timeout, &mut stop)? else { return Ok(None) };
+        let Some(left) = joined.await_in_flight(timeout, &mut stop)? else { return Ok(None) };
         slots::take_unless(&**joined, joined.open.domain(), spin, left, stop, late)
     }
 
@@ -175,8 +175,8 @@ impl Joined {
         self.place.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn flights(&self) -> &Arc<Flights> {
-        &self.flights
+    pub(super) fn in_flight(&self) -> &Arc<InFlightSamples> {
+        &self.in_flight
     }
 
     /// Has `stream` say when what is on it now is done. Returns the value that stands for that.
@@ -202,7 +202,7 @@ impl Joined {
 
     /// Whether its GPU is not further behind than it may be.
     fn is_close(self: &Arc<Self>) -> Result<bool> {
-        if self.flights.count() == 0 {
+        if self.in_flight.count() == 0 {
             return Ok(true);
         }
         let shape = self.open.words.topic.shape();
@@ -211,17 +211,21 @@ impl Joined {
         let needed = shape.needed_blocks() + (publishers - 1) * depth;
         let spare = u64::from(shape.blocks).saturating_sub(needed);
         let most = depth + loans + spare / publishers;
-        let is_close = || (self.flights.count() + self.loans()) as u64 <= most;
+        let is_close = || (self.in_flight.count() + self.loans()) as u64 <= most;
         if is_close() {
             return Ok(true);
         }
         self.open.domain().link().require_ours()?;
-        self.flights.look();
+        self.in_flight.look();
         Ok(is_close())
     }
 
     /// Waits until it is. Returns how much of the time is left; `None` if it is stopped.
-    fn await_flights(self: &Arc<Self>, timeout: Duration, stop: &mut impl FnMut() -> bool) -> Result<Option<Duration>> {
+    fn await_in_flight(
+        self: &Arc<Self>,
+        timeout: Duration,
+        stop: &mut impl FnMut() -> bool,
+    ) -> Result<Option<Duration>> {
         if self.is_close()? {
             return Ok(Some(timeout));
         }
@@ -345,7 +349,7 @@ impl Slots for Joined {
     fn try_take(&self, row: u16) -> Option<Held> {
         let Words { topic, pool, .. } = &*self.open.words;
         pool.try_alloc(row).or_else(|| {
-            self.flights.look();
+            self.in_flight.look();
             topic.sweep(pool);
             pool.try_alloc(row)
         })
@@ -370,7 +374,7 @@ impl Slots for Joined {
 impl Drop for Joined {
     fn drop(&mut self) {
         if self.open.words.are_ours() {
-            self.flights.leave(self.open.domain());
+            self.in_flight.leave(self.open.domain());
         }
     }
 }

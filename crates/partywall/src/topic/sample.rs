@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{
     backoff::Backoff,
-    domain::Behind,
+    completion::Completion,
     error::{Error, Result},
     gpu::{DeviceRange, Gpu},
     segment::{Element, elements},
@@ -80,21 +80,21 @@ pub(super) struct Reading {
 
 /// What is known of what a sample contains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(super) enum Validity {
     /// It is as its publisher wanted it.
-    Sound,
+    Valid,
     /// It is not yet known.
     Undecided,
     /// It is garbage, or made of garbage.
-    Failed,
+    Invalid,
 }
 
-impl Verdict {
+impl Validity {
     pub(super) fn and(self, other: Self) -> Self {
         match (self, other) {
-            (Self::Failed, _) | (_, Self::Failed) => Self::Failed,
+            (Self::Invalid, _) | (_, Self::Invalid) => Self::Invalid,
             (Self::Undecided, _) | (_, Self::Undecided) => Self::Undecided,
-            (Self::Sound, Self::Sound) => Self::Sound,
+            (Self::Valid, Self::Valid) => Self::Valid,
         }
     }
 }
@@ -281,8 +281,8 @@ impl Sample {
         let given = reading.clone();
         let domain = self.open().domain();
         let what = || format!("giving a sample of topic {:?} to a stream", self.topic());
-        let released = domain.behind(stream, what, move |behind| {
-            if behind == Behind::Unknown {
+        let released = domain.behind(stream, what, move |completion| {
+            if completion == Completion::Unknown {
                 given.lose();
             }
         });
@@ -456,15 +456,15 @@ impl fmt::Debug for Sample {
 
 impl Reading {
     /// What is known of it. Does not wait.
-    pub(super) fn verdict(&self) -> Verdict {
+    pub(super) fn validity(&self) -> Validity {
         match self.port.words().topic.status(&self.taken) {
-            Status::Ready | Status::Done => Verdict::Sound,
-            Status::Failed(_) | Status::Tainted => Verdict::Failed,
-            Status::Unverified => Verdict::Undecided,
+            Status::Ready | Status::Done => Validity::Valid,
+            Status::Failed(_) | Status::Tainted => Validity::Invalid,
+            Status::Unverified => Validity::Undecided,
             Status::Timeline => match self.order.get().map(|order| order.progress(self.value)) {
-                Some(Progress::Reached) => Verdict::Sound,
-                Some(Progress::Ended(_)) => Verdict::Failed,
-                Some(Progress::Pending | Progress::Announced) | None => Verdict::Undecided,
+                Some(Progress::Reached) => Validity::Valid,
+                Some(Progress::Ended(_)) => Validity::Invalid,
+                Some(Progress::Pending | Progress::Announced) | None => Validity::Undecided,
             },
         }
     }

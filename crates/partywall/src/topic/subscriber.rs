@@ -17,7 +17,7 @@ use super::{Open, Sample, Words, timelines::Timelines};
 use crate::{
     adaptive_spin::AdaptiveSpin,
     backoff::Backoff,
-    domain::Look,
+    domain::PollReason,
     error::{Error, Result},
 };
 
@@ -256,7 +256,7 @@ impl Subscriber {
         let mut received = receive();
         if received == Received::Full {
             // A stream may have let go of some, and nobody have looked since. Not under the lock: who knows what goes with it.
-            open.domain().behinds().look();
+            open.domain().completions().look();
             received = receive();
         }
         match received {
@@ -442,14 +442,14 @@ impl SubscriberEvent {
         let watched = Arc::downgrade(&fd);
         let port = joined.port.clone();
         let mut backoff = Backoff::new();
-        domain.chores().add(Duration::ZERO, move |look| {
+        domain.poll_tasks().add(Duration::ZERO, move |reason| {
             let fd = watched.upgrade()?;
-            if port.has_sample() || port.is_over() || look == Look::Last {
+            if port.has_sample() || port.is_over() || reason == PollReason::Closing {
                 backoff = Backoff::new();
                 // It fails only if it is readable already.
                 let _ = rustix::io::write(&fd, &1_u64.to_ne_bytes());
             }
-            (look == Look::InTurn).then(|| backoff.next())
+            (reason == PollReason::Due).then(|| backoff.next())
         });
         Ok(Self { fd })
     }

@@ -14,7 +14,7 @@ use partywall_shm::{
 use super::{Open, Words};
 use crate::{
     backoff::Backoff,
-    domain::{Keep, Word},
+    domain::{LeaseGuard, Word},
     error::{Error, Result},
     timeline::Timeline,
 };
@@ -28,7 +28,7 @@ pub(super) struct Timelines(Mutex<BTreeMap<u64, Arc<Timeline>>>);
 pub(super) struct Order {
     pub(super) word: Arc<Word>,
     /// So that the word stays the publisher's.
-    _keep: Arc<Keep>,
+    _keep: Arc<LeaseGuard>,
 }
 
 impl Order {

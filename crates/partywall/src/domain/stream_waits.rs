@@ -19,27 +19,26 @@ use partywall_shm::timeline::Progress;
 use partywall_wire::{Answer, Call};
 
 use super::{
-    errands::Errands,
     link::Link,
     words::{CellPlace, PrivateWord},
 };
-use crate::error::Result;
+use crate::{completion::Worker, error::Result};
 
 /// The waits of all streams of a connection.
 #[derive(Debug, Default)]
-pub(crate) struct Streams {
+pub(crate) struct StreamWaits {
     all: RwLock<Vec<Arc<Track>>>,
     /// Kept to the end, because a kernel may look at the cell whenever it likes.
-    for_good: Mutex<Vec<Arc<Keep>>>,
+    for_good: Mutex<Vec<Arc<LeaseGuard>>>,
 }
 
 /// A lease. It goes back with the last of those who keep it.
 #[derive(Debug)]
-pub(crate) struct Keep {
+pub(crate) struct LeaseGuard {
     /// `None` once it is given back.
     lease: Option<u64>,
     link: Arc<Link>,
-    errands: Arc<Errands>,
+    worker: Arc<Worker>,
 }
 
 /// One stream. Its identity is never another's.
@@ -60,14 +59,14 @@ pub(crate) struct Waits {
 
 #[derive(Debug)]
 struct Wait {
-    keep: Arc<Keep>,
+    keep: Arc<LeaseGuard>,
     place: CellPlace,
     value: u64,
     /// What the stream writes after it: the wait is passed when it is there.
     mark: Option<(CellPlace, u64)>,
 }
 
-impl Streams {
+impl StreamWaits {
     /// The stream with this identity.
     pub(crate) fn track(&self, stream: StreamId) -> Arc<Track> {
         let known = |all: &Vec<Arc<Track>>| all.iter().find(|track| track.stream == stream).cloned();
@@ -83,7 +82,7 @@ impl Streams {
     }
 
     /// Keeps a lease as long as the connection.
-    pub(crate) fn keep_for_good(&self, keep: &Arc<Keep>) {
+    pub(crate) fn keep_for_good(&self, keep: &Arc<LeaseGuard>) {
         let mut kept = self.for_good.lock().unwrap_or_else(PoisonError::into_inner);
         if !kept.iter().any(|known| Arc::ptr_eq(known, keep)) {
             kept.push(keep.clone());
@@ -126,7 +125,7 @@ impl Track {
 
 impl Waits {
     /// Notes a wait that is enqueued next.
-    pub(crate) fn wait(&mut self, keep: &Arc<Keep>, place: &CellPlace, value: u64) {
+    pub(crate) fn wait(&mut self, keep: &Arc<LeaseGuard>, place: &CellPlace, value: u64) {
         let place = place.clone();
         if let Some(wait) = self.unmarked().find(|wait| Arc::ptr_eq(&wait.keep, keep)) {
             // Who has passed the later one has passed the earlier one.
@@ -172,9 +171,9 @@ impl Waits {
     }
 }
 
-impl Keep {
-    pub(crate) fn new(lease: u64, link: Arc<Link>, errands: Arc<Errands>) -> Self {
-        Self { lease: Some(lease), link, errands }
+impl LeaseGuard {
+    pub(crate) fn new(lease: u64, link: Arc<Link>, worker: Arc<Worker>) -> Self {
+        Self { lease: Some(lease), link, worker }
     }
 
     /// The lease, while anybody has this.
@@ -198,13 +197,13 @@ impl Keep {
     }
 }
 
-impl Drop for Keep {
+impl Drop for LeaseGuard {
     fn drop(&mut self) {
         // On any thread, those among them that must not wait.
-        let errands = self.errands.clone();
+        let worker = self.worker.clone();
         self.give_back(|link, call| {
             let link = link.clone();
-            errands.run(move || told(link.call(call)));
+            worker.run(move || told(link.call(call)));
         });
     }
 }

@@ -9,11 +9,11 @@ use std::{
     time::Duration,
 };
 
-type Errand = Box<dyn FnOnce() + Send>;
+type Job = Box<dyn FnOnce() + Send>;
 
-/// Runs errands one after the other, on a thread that exists only while there are any, and for as long as it lingers.
+/// Runs background jobs one after another, on a thread that exists only while there are any, and for as long as it lingers.
 #[derive(Default)]
-pub(crate) struct Errands {
+pub(crate) struct Worker {
     state: Mutex<State>,
     more: Condvar,
     linger: Duration,
@@ -21,7 +21,7 @@ pub(crate) struct Errands {
 
 #[derive(Default)]
 struct State {
-    queue: VecDeque<Errand>,
+    queue: VecDeque<Job>,
     running: bool,
     thread: Option<JoinHandle<()>>,
 }
@@ -31,16 +31,16 @@ pub(crate) fn contained(act: impl FnOnce()) {
     let _ = panic::catch_unwind(AssertUnwindSafe(act));
 }
 
-impl Errands {
+impl Worker {
     /// Those that come again and again: the thread stays for a while when it has nothing to do.
-    pub(super) fn lingering() -> Self {
+    pub(crate) fn lingering() -> Self {
         Self { linger: LINGER, ..Self::default() }
     }
 
     /// Has it done soon. Where no thread can be had it is done here.
-    pub(crate) fn run(self: &Arc<Self>, errand: impl FnOnce() + Send + 'static) {
+    pub(crate) fn run(self: &Arc<Self>, job: impl FnOnce() + Send + 'static) {
         let mut state = self.lock();
-        state.queue.push_back(Box::new(errand));
+        state.queue.push_back(Box::new(job));
         if state.running {
             self.more.notify_one();
             return;
@@ -59,7 +59,7 @@ impl Errands {
     }
 
     /// Waits until everything is done.
-    pub(super) fn finish(&self) {
+    pub(crate) fn finish(&self) {
         let thread = self.lock().thread.take();
         if let Some(thread) = thread {
             // A panic there has been reported by the thread itself.
@@ -68,7 +68,7 @@ impl Errands {
     }
 
     /// Lets the thread be forgotten in a forked child, where it does not exist.
-    pub(super) fn forget(&self) {
+    pub(crate) fn forget(&self) {
         // In a child the lock may be held by nobody who is still there.
         if let Ok(mut state) = self.state.try_lock() {
             std::mem::forget(state.thread.take());
@@ -82,12 +82,12 @@ impl Errands {
                 let waited = self.more.wait_timeout_while(state, linger, |state| state.queue.is_empty());
                 state = waited.unwrap_or_else(PoisonError::into_inner).0;
             }
-            let Some(errand) = state.queue.pop_front() else {
+            let Some(job) = state.queue.pop_front() else {
                 state.running = false;
                 return;
             };
             drop(state);
-            contained(errand);
+            contained(job);
         }
     }
 
@@ -96,9 +96,9 @@ impl Errands {
     }
 }
 
-impl fmt::Debug for Errands {
+impl fmt::Debug for Worker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Errands").finish_non_exhaustive()
+        f.debug_struct("Worker").finish_non_exhaustive()
     }
 }
 
@@ -113,46 +113,46 @@ mod tests {
 
     #[test]
     fn each_is_run_once_in_order() {
-        let errands = Arc::new(Errands::default());
+        let worker = Arc::new(Worker::default());
         let (sender, receiver) = mpsc::channel();
         for round in 0..50 {
             for number in 0..4 {
                 let sender = sender.clone();
-                errands.run(move || sender.send(round * 4 + number).unwrap());
+                worker.run(move || sender.send(round * 4 + number).unwrap());
             }
             if round % 2 == 0 {
-                errands.finish();
+                worker.finish();
             }
         }
-        errands.finish();
+        worker.finish();
         assert!(receiver.try_iter().eq(0..200));
     }
 
     #[test]
     fn one_that_panics_keeps_no_other_from_being_run() {
-        for errands in [Errands::default(), Errands::lingering()] {
-            let errands = Arc::new(errands);
+        for worker in [Worker::default(), Worker::lingering()] {
+            let worker = Arc::new(worker);
             let (sender, receiver) = mpsc::channel();
             for number in 0..10 {
                 let sender = sender.clone();
-                errands.run(|| panic!("as it is meant"));
-                errands.run(move || sender.send(number).unwrap());
+                worker.run(|| panic!("as it is meant"));
+                worker.run(move || sender.send(number).unwrap());
             }
-            errands.finish();
+            worker.finish();
             assert!(receiver.try_iter().eq(0..10));
         }
     }
 
     #[test]
     fn a_thread_that_lingers_runs_what_comes_later() {
-        let errands = Arc::new(Errands::lingering());
+        let worker = Arc::new(Worker::lingering());
         let (sender, receiver) = mpsc::channel();
         for _ in 0..50 {
             let sender = sender.clone();
-            errands.run(move || sender.send(()).unwrap());
+            worker.run(move || sender.send(()).unwrap());
             receiver.recv().unwrap();
         }
-        errands.finish();
-        assert!(!errands.lock().running, "it ends at last");
+        worker.finish();
+        assert!(!worker.lock().running, "it ends at last");
     }
 }

@@ -18,21 +18,22 @@ use partywall_shm::{
 use super::{
     Words,
     loan::Kept,
-    sample::{Reading, Verdict},
+    sample::{Reading, Validity},
     timelines::Order,
 };
 use crate::{
     backoff::Backoff,
-    domain::{Domain, Errands, Look, Lost},
+    completion::Worker,
+    domain::{Domain, Lost, PollReason},
 };
 
 /// Those of one publisher. They outlive it; nothing here has a connection.
-pub(super) struct Flights {
+pub(super) struct InFlightSamples {
     words: Arc<Words>,
     port: PortId,
     lost: Arc<OnceLock<Lost>>,
     /// Where the service thread has dropped what streams used.
-    errands: Arc<Errands>,
+    user_worker: Arc<Worker>,
     all: Mutex<All>,
     /// How many there are, for those who need not know exactly.
     count: AtomicUsize,
@@ -40,7 +41,7 @@ pub(super) struct Flights {
 
 #[derive(Default)]
 struct All {
-    flights: VecDeque<Flight>,
+    in_flight: VecDeque<InFlightSample>,
     /// The service thread looks at them.
     watched: bool,
     /// The publisher is gone.
@@ -48,7 +49,7 @@ struct All {
 }
 
 /// One of them.
-pub(super) struct Flight {
+pub(super) struct InFlightSample {
     pub(super) block: u32,
     pub(super) generation: u64,
     /// What a stream still writes.
@@ -67,18 +68,18 @@ pub(super) struct Written {
     pub(super) used: Kept,
 }
 
-impl Flights {
+impl InFlightSamples {
     pub(super) fn new(words: Arc<Words>, port: PortId, domain: &Domain) -> Self {
         let lost = domain.health().lost();
-        let errands = domain.user_errands().clone();
-        Self { words, port, lost, errands, all: Mutex::default(), count: AtomicUsize::new(0) }
+        let user_worker = domain.user_worker().clone();
+        Self { words, port, lost, user_worker, all: Mutex::default(), count: AtomicUsize::new(0) }
     }
 
     /// Has the service thread look after another one.
-    pub(super) fn add(self: &Arc<Self>, domain: &Domain, flight: Flight) {
+    pub(super) fn add(self: &Arc<Self>, domain: &Domain, sample: InFlightSample) {
         let mut all = self.lock();
-        all.flights.push_back(flight);
-        self.count.store(all.flights.len(), Ordering::Relaxed);
+        all.in_flight.push_back(sample);
+        self.count.store(all.in_flight.len(), Ordering::Relaxed);
         if !std::mem::replace(&mut all.watched, true) {
             drop(all);
             self.watch(domain);
@@ -102,7 +103,7 @@ impl Flights {
         let mut all = self.lock();
         all.leaving = true;
         let over = self.look_at(&mut all);
-        let is_unwatched = !all.flights.is_empty() && !std::mem::replace(&mut all.watched, true);
+        let is_unwatched = !all.in_flight.is_empty() && !std::mem::replace(&mut all.watched, true);
         drop(all);
         if is_unwatched {
             self.watch(domain);
@@ -111,20 +112,20 @@ impl Flights {
     }
 
     fn watch(self: &Arc<Self>, domain: &Domain) {
-        let flights = self.clone();
+        let in_flight = self.clone();
         let mut backoff = Backoff::new();
-        domain.chores().add(backoff.next(), move |look| {
-            let mut all = flights.lock();
-            let before = all.flights.len();
-            let over = flights.look_at(&mut all);
-            if !over.is_empty() || all.flights.len() != before {
+        domain.poll_tasks().add(backoff.next(), move |reason| {
+            let mut all = in_flight.lock();
+            let before = all.in_flight.len();
+            let over = in_flight.look_at(&mut all);
+            if !over.is_empty() || all.in_flight.len() != before {
                 backoff = Backoff::new();
             }
-            all.watched = !all.flights.is_empty() && look != Look::Last;
+            all.watched = !all.in_flight.is_empty() && reason != PollReason::Closing;
             let again = all.watched;
             drop(all);
             if over.iter().any(|written| !written.used.is_empty()) {
-                flights.errands.run(move || drop(over));
+                in_flight.user_worker.run(move || drop(over));
             }
             again.then(|| backoff.next())
         });
@@ -134,23 +135,23 @@ impl Flights {
     /// even use, this publisher with it.
     fn look_at(&self, all: &mut All) -> Vec<Written> {
         let mut over = Vec::new();
-        all.flights.retain_mut(|flight| {
-            let stays = self.is_undecided(flight, &mut over);
+        all.in_flight.retain_mut(|sample| {
+            let stays = self.is_undecided(sample, &mut over);
             if !stays {
-                over.extend(flight.written.take());
+                over.extend(sample.written.take());
             }
             stays
         });
-        self.count.store(all.flights.len(), Ordering::Relaxed);
-        if all.leaving && all.flights.is_empty() {
+        self.count.store(all.in_flight.len(), Ordering::Relaxed);
+        if all.leaving && all.in_flight.is_empty() {
             self.words.topic.leave_as_publisher(self.port);
         }
         over
     }
 
-    fn is_undecided(&self, flight: &mut Flight, over: &mut Vec<Written>) -> bool {
+    fn is_undecided(&self, sample: &mut InFlightSample, over: &mut Vec<Written>) -> bool {
         let Words { topic, pool, .. } = &*self.words;
-        let Flight { block, generation, written, inputs } = flight;
+        let InFlightSample { block, generation, written, inputs } = sample;
         if let Some(Written { held, order, value, .. }) = written {
             match order.progress(*value) {
                 Progress::Reached => topic.retire(pool, held),
@@ -163,27 +164,27 @@ impl Flights {
             }
             over.extend(written.take());
         }
-        let mut verdict = Verdict::Sound;
+        let mut validity = Validity::Valid;
         for input in &*inputs {
-            verdict = verdict.and(input.verdict());
+            validity = validity.and(input.validity());
         }
-        let status = match verdict {
-            Verdict::Sound => Status::Done,
-            Verdict::Failed => Status::Tainted,
-            Verdict::Undecided => return true,
+        let status = match validity {
+            Validity::Valid => Status::Done,
+            Validity::Invalid => Status::Tainted,
+            Validity::Undecided => return true,
         };
         topic.settle(*block, *generation, status);
         false
     }
 
     fn lock(&self) -> MutexGuard<'_, All> {
-        // Each flight is as far as it was brought.
+        // Each sample is as far as it was brought.
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl fmt::Debug for Flights {
+impl fmt::Debug for InFlightSamples {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Flights").finish_non_exhaustive()
+        f.debug_struct("InFlightSamples").finish_non_exhaustive()
     }
 }

@@ -7,7 +7,7 @@ use partywall_shm::timeline::Progress;
 
 use super::Timeline;
 use crate::{
-    domain::{Domain, Keep, MappedSlab, PrivateWord, Word},
+    domain::{Domain, LeaseGuard, MappedSlab, PrivateWord, Word},
     error::{Error, Result},
     gpu::{Gpu, failed_call},
 };
@@ -19,7 +19,7 @@ pub(super) fn wait(timeline: &Timeline, stream: StreamRef<'_>, v: u64) -> Result
     let work = Work { domain, stream, what: &|| format!("waiting on a stream for timeline {:?}", at.name) };
     work.run(|stream| {
         let slab = work.ready(word.slab)?;
-        let track = domain.streams().track(stream.id()?);
+        let track = domain.stream_waits().track(stream.id()?);
         let mut waits = track.lock();
         if waits.need_a_mark() {
             let mark = match waits.take_mark() {
@@ -39,7 +39,7 @@ pub(super) fn wait(timeline: &Timeline, stream: StreamRef<'_>, v: u64) -> Result
 }
 
 /// The word that a stream has to wait for, with its lease, or nothing if `v` is there already.
-pub(super) fn begin(timeline: &Timeline, v: u64) -> Result<Option<(Arc<Word>, Arc<Keep>)>> {
+pub(super) fn begin(timeline: &Timeline, v: u64) -> Result<Option<(Arc<Word>, Arc<LeaseGuard>)>> {
     let Timeline { at, domain, .. } = timeline;
     domain.link().require_ours()?;
     at.check_value(v)?;
@@ -69,21 +69,21 @@ pub(super) fn device_ptr(timeline: &Timeline, gpu: &Gpu) -> Result<u64> {
         None => prepare(domain, gpu.context(), word.slab)?,
     };
     // A kernel may look whenever it likes, for whatever value.
-    domain.streams().keep_for_good(&keep);
+    domain.stream_waits().keep_for_good(&keep);
     word.note_polled();
     Ok(slab.word(&word.place)?.device_ptr())
 }
 
 /// Something that is enqueued on a stream.
-pub(super) struct Work<'a> {
-    pub(super) domain: &'a Domain,
-    pub(super) stream: StreamRef<'a>,
+pub(crate) struct Work<'a> {
+    pub(crate) domain: &'a Domain,
+    pub(crate) stream: StreamRef<'a>,
     /// For errors: "signalling timeline x on a stream".
-    pub(super) what: &'a dyn Fn() -> String,
+    pub(crate) what: &'a dyn Fn() -> String,
 }
 
 /// Why something could not be enqueued.
-pub(super) enum Refusal {
+pub(crate) enum Refusal {
     /// The driver, or the stream, refuses.
     Access(AccessError),
     Error(Error),
@@ -97,7 +97,7 @@ impl Work<'_> {
     /// to change it and to change it back, if it has not); whether the stream is being captured, since the driver would
     /// put the operation into the graph without a word; and, by those who call [`CurrentStream::id`], which stream it is,
     /// since the driver gives the handle of a stream that was destroyed to the next one.
-    pub(super) fn run<T>(&self, enqueue: impl FnOnce(&CurrentStream<'_>) -> Result<T, Refusal>) -> Result<T> {
+    pub(crate) fn run<T>(&self, enqueue: impl FnOnce(&CurrentStream<'_>) -> Result<T, Refusal>) -> Result<T> {
         self.domain.health().check()?;
         let run = || {
             let stream = self.stream.current()?;
@@ -126,7 +126,7 @@ impl Work<'_> {
     }
 
     /// A private word, once it can be used on the stream, and its slab.
-    pub(super) fn take_private(&self) -> Result<(PrivateWord, Arc<MappedSlab>)> {
+    pub(crate) fn take_private(&self) -> Result<(PrivateWord, Arc<MappedSlab>)> {
         let words = self.domain.words();
         if !words.are_registered() {
             words.prepare(self.stream.context())?;

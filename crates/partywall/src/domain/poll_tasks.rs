@@ -15,29 +15,29 @@ use crate::error::{Error, Result};
 /// Something that is done now and then until it is over.
 ///
 /// It must not wait: not for a lock that is held for long, not for the broker, not for the driver. What has to is an
-/// [errand](super::errands).
-pub(crate) trait Chore: Send {
-    /// Does it once. Returns when to do it again, or `None` when it is over. After [`Look::Last`] it is over.
-    fn look(&mut self, look: Look) -> Option<Duration>;
+/// [background job](crate::completion::Worker).
+pub(crate) trait PollTask: Send {
+    /// Does it once. Returns when to do it again, or `None` when it is over. After [`PollReason::Closing`] it is over.
+    fn poll(&mut self, reason: PollReason) -> Option<Duration>;
 }
 
-impl<F: FnMut(Look) -> Option<Duration> + Send> Chore for F {
-    fn look(&mut self, look: Look) -> Option<Duration> {
-        self(look)
+impl<F: FnMut(PollReason) -> Option<Duration> + Send> PollTask for F {
+    fn poll(&mut self, reason: PollReason) -> Option<Duration> {
+        self(reason)
     }
 }
 
-/// Why a chore is done.
+/// Why a task is polled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Look {
+pub(crate) enum PollReason {
     /// It is time.
-    InTurn,
+    Due,
     /// The connection ends: whoever waits for it must not wait any longer.
-    Last,
+    Closing,
 }
 
-/// The chores of a connection, as those see them who hand them in.
-pub(crate) struct Chores {
+/// The poll tasks of a connection, as those see them who hand them in.
+pub(crate) struct PollTasks {
     new: Mutex<New>,
     /// Rung to have the service thread look up.
     bell: OwnedFd,
@@ -45,38 +45,38 @@ pub(crate) struct Chores {
 
 #[derive(Default)]
 struct New {
-    chores: Vec<Due>,
+    tasks: Vec<Scheduled>,
     /// The service thread has ended, or will without looking here again.
     over: bool,
 }
 
-struct Due {
+struct Scheduled {
     at: Instant,
-    chore: Box<dyn Chore>,
+    task: Box<dyn PollTask>,
 }
 
-/// The chores that the service thread has taken over, the most urgent one first.
+/// The poll tasks that the service thread has taken over, the most urgent one first.
 #[derive(Default)]
 pub(super) struct Schedule {
-    due: BinaryHeap<Due>,
+    due: BinaryHeap<Scheduled>,
 }
 
-impl Chores {
-    pub(super) fn new() -> Result<Self> {
+impl PollTasks {
+    pub(crate) fn new() -> Result<Self> {
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|e| Error::system("making the service thread's eventfd", e))?;
         Ok(Self { new: Mutex::default(), bell })
     }
 
-    /// Has the service thread do `chore`, for the first time after `pause`.
-    pub(crate) fn add(&self, pause: Duration, mut chore: impl Chore + 'static) {
+    /// Has the service thread do `task`, for the first time after `pause`.
+    pub(crate) fn add(&self, pause: Duration, mut task: impl PollTask + 'static) {
         let mut new = self.lock();
         if new.over {
             drop(new);
-            chore.look(Look::Last);
+            task.poll(PollReason::Closing);
             return;
         }
-        new.chores.push(Due { at: Instant::now() + pause, chore: Box::new(chore) });
+        new.tasks.push(Scheduled { at: Instant::now() + pause, task: Box::new(task) });
         drop(new);
         self.ring();
     }
@@ -102,23 +102,23 @@ impl Chores {
     }
 }
 
-impl fmt::Debug for Chores {
+impl fmt::Debug for PollTasks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Chores").finish_non_exhaustive()
+        f.debug_struct("PollTasks").finish_non_exhaustive()
     }
 }
 
 impl Schedule {
     /// Does what is due; returns when there is something to do again.
-    pub(super) fn run(&mut self, chores: &Chores) -> Option<Instant> {
-        self.due.extend(std::mem::take(&mut chores.lock().chores));
+    pub(super) fn run(&mut self, poll_tasks: &PollTasks) -> Option<Instant> {
+        self.due.extend(std::mem::take(&mut poll_tasks.lock().tasks));
         // What is due at this moment, and not what becomes due while it is done: nobody may keep the thread.
         let now = Instant::now();
         let mut again = Vec::new();
         while self.due.peek().is_some_and(|due| due.at <= now) {
-            let Some(Due { mut chore, .. }) = self.due.pop() else { break };
-            if let Some(pause) = chore.look(Look::InTurn) {
-                again.push(Due { at: Instant::now() + pause, chore });
+            let Some(Scheduled { mut task, .. }) = self.due.pop() else { break };
+            if let Some(pause) = task.poll(PollReason::Due) {
+                again.push(Scheduled { at: Instant::now() + pause, task });
             }
         }
         self.due.extend(again);
@@ -126,37 +126,37 @@ impl Schedule {
     }
 
     /// Does everything for the last time, and whatever is handed in from now on at once.
-    pub(super) fn end(mut self, chores: &Chores) {
-        let mut new = chores.lock();
+    pub(super) fn end(mut self, poll_tasks: &PollTasks) {
+        let mut new = poll_tasks.lock();
         new.over = true;
-        self.due.extend(std::mem::take(&mut new.chores));
+        self.due.extend(std::mem::take(&mut new.tasks));
         drop(new);
         for mut due in self.due {
-            due.chore.look(Look::Last);
+            due.task.poll(PollReason::Closing);
         }
     }
 }
 
-impl Ord for Due {
+impl Ord for Scheduled {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         // The heap gives the largest first.
         other.at.cmp(&self.at)
     }
 }
 
-impl PartialOrd for Due {
+impl PartialOrd for Scheduled {
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl PartialEq for Due {
+impl PartialEq for Scheduled {
     fn eq(&self, other: &Self) -> bool {
         self.at == other.at
     }
 }
 
-impl Eq for Due {}
+impl Eq for Scheduled {}
 
 #[cfg(test)]
 mod tests {
@@ -168,52 +168,52 @@ mod tests {
 
     #[test]
     fn they_are_done_in_turn_until_they_are_over() {
-        let chores = Chores::new().unwrap();
+        let poll_tasks = PollTasks::new().unwrap();
         let mut schedule = Schedule::default();
         let (sender, receiver) = mpsc::channel();
         for name in ["late", "early"] {
             let sender = sender.clone();
             let mut times = 0;
             let pause = if name == "late" { Duration::from_secs(1000) } else { Duration::ZERO };
-            chores.add(pause, move |look| {
+            poll_tasks.add(pause, move |reason| {
                 times += 1;
-                sender.send((name, look)).unwrap();
+                sender.send((name, reason)).unwrap();
                 (times < 2).then_some(Duration::ZERO)
             });
         }
-        assert!(schedule.run(&chores).is_some());
-        schedule.run(&chores);
-        let next = schedule.run(&chores).unwrap();
+        assert!(schedule.run(&poll_tasks).is_some());
+        schedule.run(&poll_tasks);
+        let next = schedule.run(&poll_tasks).unwrap();
         assert!(next > Instant::now() + Duration::from_secs(500), "only the late one is left");
-        schedule.end(&chores);
-        chores.add(Duration::from_secs(1000), move |look| {
-            sender.send(("too late", look)).unwrap();
+        schedule.end(&poll_tasks);
+        poll_tasks.add(Duration::from_secs(1000), move |reason| {
+            sender.send(("too late", reason)).unwrap();
             None
         });
-        let looks: Vec<_> = receiver.try_iter().collect();
-        let in_turn = Look::InTurn;
-        let last = Look::Last;
-        assert_eq!(looks, [("early", in_turn), ("early", in_turn), ("late", last), ("too late", last)]);
+        let polls: Vec<_> = receiver.try_iter().collect();
+        let due = PollReason::Due;
+        let closing = PollReason::Closing;
+        assert_eq!(polls, [("early", due), ("early", due), ("late", closing), ("too late", closing)]);
     }
 
     #[test]
     fn one_that_is_always_due_keeps_nobody() {
-        let chores = Chores::new().unwrap();
+        let poll_tasks = PollTasks::new().unwrap();
         let mut schedule = Schedule::default();
-        chores.add(Duration::ZERO, |_| Some(Duration::ZERO));
+        poll_tasks.add(Duration::ZERO, |_| Some(Duration::ZERO));
         for _ in 0..10 {
-            assert!(schedule.run(&chores).unwrap() <= Instant::now());
+            assert!(schedule.run(&poll_tasks).unwrap() <= Instant::now());
         }
     }
 
     #[test]
     fn handing_one_in_rings_the_bell() {
-        let chores = Arc::new(Chores::new().unwrap());
-        let rung = || socket::wait_any([chores.bell()], Some(Instant::now())).unwrap().is_some();
+        let poll_tasks = Arc::new(PollTasks::new().unwrap());
+        let rung = || socket::wait_any([poll_tasks.bell()], Some(Instant::now())).unwrap().is_some();
         assert!(!rung());
-        chores.add(Duration::ZERO, |_| None);
+        poll_tasks.add(Duration::ZERO, |_| None);
         assert!(rung());
-        chores.heard();
+        poll_tasks.heard();
         assert!(!rung());
     }
 }

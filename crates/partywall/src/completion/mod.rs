@@ -1,7 +1,10 @@
-//! What is to be done when streams have come to a point.
+//! Runs callbacks once streams have reached a point.
 //!
-//! A stream says so by a private word, which wakes nobody. All those words are one [chore](super::chores) of the service
+//! A stream says so by a private word, which wakes nobody. All those words are one [poll task](crate::domain::PollTasks) of the service
 //! thread, which is woken for the first of them only. Who needs what streams let go of looks himself.
+
+mod stream;
+mod worker;
 
 use std::{
     fmt,
@@ -10,17 +13,15 @@ use std::{
 
 use partywall_shm::timeline::Progress;
 
-use super::{
-    chores::{Chores, Look},
-    errands::contained,
-    health::Lost,
-    words::PrivateWord,
+pub(crate) use self::worker::{Worker, contained};
+use crate::{
+    backoff::Backoff,
+    domain::{Lost, PollReason, PollTasks, PrivateWord},
 };
-use crate::backoff::Backoff;
 
 /// What became of the work that something was to be done behind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Behind {
+pub(crate) enum Completion {
     /// It is done.
     Done,
     /// Nobody will know: the context is lost, or the connection ends.
@@ -29,7 +30,7 @@ pub(crate) enum Behind {
 
 /// What is to be done behind the work of a connection's streams.
 #[derive(Default)]
-pub(crate) struct Behinds(Mutex<All>);
+pub(crate) struct Completions(Mutex<All>);
 
 #[derive(Default)]
 struct All {
@@ -40,18 +41,18 @@ struct All {
 
 struct Undone {
     word: PrivateWord,
-    then: Box<dyn FnOnce(Behind) + Send>,
+    then: Box<dyn FnOnce(Completion) + Send>,
 }
 
-impl Behinds {
+impl Completions {
     /// Has `then` done once a stream has written `word`, or when it is known that nobody will know: by the service thread,
-    /// with pauses of up to 1 ms, or by who [looks](Self::look). It must not wait, as any chore.
+    /// with pauses of up to 1 ms, or by who [looks](Self::look). It must not wait, as any poll task.
     pub(crate) fn add(
         self: &Arc<Self>,
-        chores: &Chores,
+        poll_tasks: &PollTasks,
         lost: Arc<OnceLock<Lost>>,
         word: PrivateWord,
-        then: impl FnOnce(Behind) + Send + 'static,
+        then: impl FnOnce(Completion) + Send + 'static,
     ) {
         let mut all = self.lock();
         all.undone.push(Undone { word, then: Box::new(then) });
@@ -59,11 +60,11 @@ impl Behinds {
             return;
         }
         drop(all);
-        let behinds = self.clone();
+        let completions = self.clone();
         let mut backoff = Backoff::new();
-        chores.add(backoff.next(), move |look| {
-            let mut all = behinds.lock();
-            let over = all.take_over(lost.get().is_some() || look == Look::Last);
+        poll_tasks.add(backoff.next(), move |reason| {
+            let mut all = completions.lock();
+            let over = all.take_over(lost.get().is_some() || reason == PollReason::Closing);
             all.watched = !all.undone.is_empty();
             let again = all.watched;
             drop(all);
@@ -104,13 +105,13 @@ impl Undone {
         if is_reached {
             self.word.give_back();
         }
-        contained(|| (self.then)(if is_reached { Behind::Done } else { Behind::Unknown }));
+        contained(|| (self.then)(if is_reached { Completion::Done } else { Completion::Unknown }));
     }
 }
 
-impl fmt::Debug for Behinds {
+impl fmt::Debug for Completions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Behinds").finish_non_exhaustive()
+        f.debug_struct("Completions").finish_non_exhaustive()
     }
 }
 
@@ -122,20 +123,20 @@ mod tests {
 
     #[test]
     fn one_that_panics_keeps_no_other_from_being_done() {
-        let behinds = Arc::new(Behinds::default());
-        let chores = Chores::new().unwrap();
+        let completions = Arc::new(Completions::default());
+        let poll_tasks = PollTasks::new().unwrap();
         let (sender, receiver) = mpsc::channel();
         for number in 0..4 {
             let word = PrivateWord::of_hosts();
             let sender = sender.clone();
             word.place.cell().signal(word.target).unwrap();
-            behinds.add(&chores, Arc::default(), word, move |behind| {
+            completions.add(&poll_tasks, Arc::default(), word, move |completion| {
                 assert!(number % 2 > 0, "as it is meant");
-                sender.send((number, behind)).unwrap();
+                sender.send((number, completion)).unwrap();
             });
         }
-        behinds.look();
+        completions.look();
         let done: Vec<_> = receiver.try_iter().collect();
-        assert_eq!(done, [(1, Behind::Done), (3, Behind::Done)]);
+        assert_eq!(done, [(1, Completion::Done), (3, Completion::Done)]);
     }
 }
