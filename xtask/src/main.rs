@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`steps`] | `test`: the steps, their order, and the table at the end |
 //! | [`tools`] | the workspace, child processes, and tools that Rust does not bring along |
+//! | [`lines`] | `lines`: the code lines of each crate |
 //! | [`ptx`] | `ptx`: the GPU kernels, compiled and compared |
 //! | [`python`] | the Python package: built, installed and tested |
 //! | [`gpu_bundle`] | `gpu-bundle`: what a machine with a GPU needs to run the tests there |
@@ -11,11 +12,13 @@
 #![allow(clippy::print_stdout, reason = "a program that people run and read; the lint is meant for libraries")]
 
 mod gpu_bundle;
+mod lines;
 mod ptx;
 mod python;
 mod steps;
 mod tools;
 
+use std::path::Path;
 use std::process::ExitCode;
 
 use tools::Workspace;
@@ -32,6 +35,8 @@ usage: cargo xtask COMMAND
   ptx --check     compile them and compare with what is checked in
   gpu-bundle      pack the binary, the GPU tests and the benchmarks into target/gpu-bundle/, to be
                   run on a machine that has an NVIDIA driver and nothing else
+  lines           count the code lines in crates/*/src, without tests, comments and blank lines
+  lines ROOT      the same for another checkout
   help            this text
 ";
 
@@ -45,6 +50,8 @@ fn main() -> ExitCode {
         ["ptx"] => ptx::regenerate(),
         ["ptx", "--check"] => check_ptx(),
         ["gpu-bundle"] => Workspace::locate().and_then(|workspace| gpu_bundle::build(&workspace)),
+        ["lines"] => Workspace::locate().and_then(|workspace| print_lines(&workspace.root)),
+        ["lines", root] => print_lines(Path::new(root)),
         ["help" | "--help" | "-h"] => {
             print!("{HELP}");
             Ok(())
@@ -75,6 +82,11 @@ fn check_ptx() -> Result<(), String> {
             Ok(())
         }
     }
+}
+
+fn print_lines(root: &Path) -> Result<(), String> {
+    print!("{}", lines::report(root)?);
+    Ok(())
 }
 
 fn misused(what: &str) -> ExitCode {
