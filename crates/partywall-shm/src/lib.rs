@@ -17,9 +17,9 @@
 //! Whatever is read here was written by another process and is believed only as far as it has been checked: reading
 //! never panics, allocates in proportion to what is there, and ends.
 
-mod bell;
 pub mod crash;
 pub mod dtype;
+mod eventcount;
 pub mod members;
 pub mod pool;
 pub mod semaphore;
@@ -30,6 +30,7 @@ pub mod timeline;
 pub mod topic;
 
 pub use dtype::DType;
+pub use eventcount::EventKey;
 pub use table::{Layout, Table, TableBuilder, TableError, Tensor};
 
 /// The longest that anybody sleeps without looking again: he who had to wake him may have been killed, or stopped for ever,

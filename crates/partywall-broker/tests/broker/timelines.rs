@@ -79,9 +79,9 @@ impl Opened {
     /// Sleeps until `v` is there or never will be.
     pub(crate) fn wait(&self, v: u64) -> Progress {
         loop {
-            let seen = self.cell().wakes();
+            let key = self.cell().prepare();
             match self.cell().progress(v) {
-                Progress::Pending | Progress::Announced => self.cell().sleep(seen, Duration::from_millis(100)),
+                Progress::Pending | Progress::Announced => self.cell().sleep(key, Duration::from_millis(100)),
                 progress => return progress,
             }
         }

@@ -162,7 +162,7 @@ impl<'a> Core<'a> {
     /// Lets whoever knows index and generation have what is held.
     pub(crate) fn offer(self, held: &Held) -> bool {
         let offered = self.slots.get(held.slot as usize).is_some_and(|slot| slot.offer(held.word));
-        point("slots: slot offered, holder not told");
+        point("slots: slot offered, holder not notified");
         offered
     }
 
@@ -175,7 +175,7 @@ impl<'a> Core<'a> {
         }
         let word = SlotWord::held(row, self.ticket());
         let accepted = slot.accept(seen, word);
-        point("slots: slot accepted, holder not told");
+        point("slots: slot accepted, holder not notified");
         accepted.then_some(Held { slot: index, word })
     }
 
@@ -303,7 +303,7 @@ impl<'a> Core<'a> {
     fn take_for(self, row: Row) -> Option<Held> {
         let word = SlotWord::held(row, self.ticket());
         let slot = self.take(word)?;
-        point("slots: slot held, holder not told");
+        point("slots: slot held, holder not notified");
         Some(Held { slot, word })
     }
 
@@ -432,7 +432,7 @@ impl<'a> Core<'a> {
             let Place::Waiting(row) = waiting.place(position.lap) else { return };
             let handed = SlotWord::handed(row, position.tag(self.ring.len()));
             let Some(slot) = self.take(handed) else { return };
-            point("slots: slot handed, waiter not told");
+            point("slots: slot handed, waiter not notified");
             if !self.ring[position.index].grant(waiting, slot as u16) {
                 // He waits no more, or somebody else told him, of this one or of another.
                 if self.complete(slot as usize, row, position) == Some(true) {
@@ -508,7 +508,7 @@ impl Waiter<'_> {
 
     fn stop(&mut self) -> Option<Held> {
         if !self.over && self.core.ring[self.position.index].finish(self.waiting) {
-            point("slots: waits no more, nobody told");
+            point("slots: waits no more, nobody notified");
             self.over = true;
         }
         match self.poll() {

@@ -4,8 +4,7 @@
 //! |---|---|---|
 //! | 0 | `value: u64` | the writer's host, or one stream of it; whoever completes an end, once; the broker, again |
 //! | 8 | `announced: u64` the highest value promised | the writer's host |
-//! | 16 | `wakes: u32` counts what a sleeper may look for; slept on | the writer's host, whoever ends |
-//! | 20 | `sleepers: u32` a hint: 1 if somebody may sleep | sleepers set it, wakers clear it |
+//! | 16 | `events: EventCount` (8 bytes, see [`eventcount`](crate::eventcount)) what sleepers wait for has changed | all |
 //! | 24 | `ending: u32` why no further value comes, 0 while one may | once, from 0: the writer (`Closed`), the broker, `BrokerGone` anybody |
 //! | 28 | `incarnation: u32` | the broker, before it hands the cell out |
 //! | 32 | `closing: u64` the last value that will come, + 1; 0 if that is not said | the writer's host |
@@ -23,25 +22,23 @@
 //!    ([`Cell::guard`]) as long as such a store is possible.
 //! 4. `value` is loaded before `ending`. The other way about, a late store as in rule 3 could count: `ending` was still
 //!    0, then everything happened, then the late value was loaded.
-//! 5. Who changes something that a sleeper may look for does so first, then clears `sleepers`, then adds to `wakes`, then
-//!    looks at `sleepers` again; it wakes if either look found 1. Who sleeps loads `wakes`, looks whether it has to
-//!    sleep, sets `sleepers`, and sleeps if `wakes` is still the same. (Were `sleepers` cleared after `wakes` is added
-//!    to, it might be the mark of a sleeper who has seen the new `wakes`, and the next waker would not wake him.)
+//! 5. Every change that a sleeper may wait for is followed by a notification of `events`.
 //! 6. Nobody sleeps on `value`: a stream wakes nobody, and growing by 2³² would leave the half that a futex has unchanged.
 //!
 //! If the writer is killed or stopped between any two steps:
 //! * between `value` and `announced` of a host's signal: both are read as the larger of them;
 //! * between the stream's order to signal and `announced`: the value comes unannounced, or not at all;
-//! * before adding to `wakes`, or before waking: who sleeps looks again after [`MAX_SLEEP`];
+//! * before or within a notification: sleepers look again after [`MAX_SLEEP`](crate::MAX_SLEEP);
 //! * between any two steps of an end: the next who looks completes it.
 
 use std::time::Duration;
 
 use super::value::{MAX_VALUE, Reading, poison, read};
 use crate::{
-    MAX_SLEEP,
+    EventKey,
     crash::point,
-    sync::{AtomicU32, AtomicU64, FutexWord, Ordering, fence},
+    eventcount::EventCount,
+    sync::{AtomicU32, AtomicU64, Ordering},
 };
 
 /// See the head of this file.
@@ -50,8 +47,7 @@ use crate::{
 pub struct Cell {
     value: AtomicU64,
     announced: AtomicU64,
-    wakes: FutexWord<AtomicU32>,
-    sleepers: AtomicU32,
+    events: EventCount,
     ending: AtomicU32,
     incarnation: AtomicU32,
     closing: AtomicU64,
@@ -68,8 +64,7 @@ impl Cell {
         Self {
             value: zero(),
             announced: zero(),
-            wakes: FutexWord::new(AtomicU32::new(0)),
-            sleepers: AtomicU32::new(0),
+            events: EventCount::new(),
             ending: AtomicU32::new(0),
             incarnation: AtomicU32::new(0),
             closing: zero(),
@@ -90,11 +85,15 @@ impl Cell {
 mod layout {
     #![allow(unsafe_code)]
 
+    use std::mem::offset_of;
+
     use super::Cell;
 
-    const _: () = assert!(size_of::<Cell>() == super::super::CELL_BYTES && std::mem::offset_of!(Cell, last) == 48);
+    const _: () = assert!(size_of::<Cell>() == super::super::CELL_BYTES);
+    const _: () =
+        assert!(offset_of!(Cell, events) == 16 && offset_of!(Cell, ending) == 24 && offset_of!(Cell, last) == 48);
 
-    // SAFETY: `repr(C)`, its fields are atomics (or one in a transparent struct), and lie without gaps.
+    // SAFETY: `repr(C)`, its fields are atomics, or structs of them, and lie without gaps.
     unsafe impl partywall_os::map::Atomics for Cell {}
 }
 
@@ -168,10 +167,6 @@ pub struct Ended {
     pub last: u64,
 }
 
-/// A moment of a cell, before which nothing is waited for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Wakes(u32);
-
 /// For the broker.
 impl Cell {
     /// Makes it a new incarnation, at the value `from`.
@@ -179,13 +174,12 @@ impl Cell {
     /// Nobody else may have the cell: not its members before, not their streams.
     pub fn start(&self, from: u64, incarnation: u32) {
         let from = from.min(MAX_VALUE);
-        // `wakes` goes on, whatever it was. What orders these stores is the message that hands the cell out.
+        // `events` goes on, whatever it was. What orders these stores is the message that hands the cell out.
         self.value.store(from, Ordering::Relaxed);
         self.announced.store(from, Ordering::Relaxed);
         for word in [&self.closing, &self.tainted, &self.last] {
             word.store(0, Ordering::Relaxed);
         }
-        self.sleepers.store(0, Ordering::Relaxed);
         self.incarnation.store(incarnation, Ordering::Relaxed);
         self.ending.store(0, Ordering::Release);
     }
@@ -196,8 +190,8 @@ impl Cell {
         let first = self.ending.compare_exchange(0, ending as u32, Ordering::AcqRel, Ordering::Acquire);
         point("timeline: ending stored, value not poisoned");
         let last = self.settle();
-        point("timeline: ended, nobody told");
-        self.tell();
+        point("timeline: ended, nobody notified");
+        self.events.notify();
         let ending = first.err().and_then(Ending::from_code).unwrap_or(ending);
         Ended { ending, last }
     }
@@ -234,8 +228,8 @@ impl Cell {
             if self.value.compare_exchange(word, v, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
                 point("timeline: value stored, not announced");
                 self.announced.store(v, Ordering::Release);
-                point("timeline: signalled, nobody told");
-                self.tell();
+                point("timeline: signalled, nobody notified");
+                self.events.notify();
                 return Ok(());
             }
             // It was ended meanwhile, or a stream's store came.
@@ -266,8 +260,8 @@ impl Cell {
     pub fn announce(&self, v: u64) {
         // Pairs with the load in `progress`: who sees the promise sees what the host did before it.
         self.announced.store(v, Ordering::Release);
-        point("timeline: announced, nobody told");
-        self.tell();
+        point("timeline: announced, nobody notified");
+        self.events.notify();
     }
 
     /// Says that nothing comes after what has been promised; returns the last value that will. Who waits for more gets
@@ -276,8 +270,8 @@ impl Cell {
         let last = self.announced();
         // Pairs with the load in `closing`.
         self.closing.store(last + 1, Ordering::Release);
-        point("timeline: closing stored, nobody told");
-        self.tell();
+        point("timeline: closing stored, nobody notified");
+        self.events.notify();
         last
     }
 
@@ -287,7 +281,7 @@ impl Cell {
         let smaller = |tainted| (tainted == 0 || word < tainted).then_some(word);
         // Pairs with the load in `tainted`.
         if self.tainted.fetch_update(Ordering::AcqRel, Ordering::Acquire, smaller).is_ok() {
-            self.tell();
+            self.events.notify();
         }
     }
 }
@@ -345,38 +339,22 @@ impl Cell {
         }
     }
 
-    /// Now: taken before looking whether there is something to wait for.
-    pub fn wakes(&self) -> Wakes {
-        // Pairs with `tell`: who sees the count sees what was counted.
-        Wakes(self.wakes.load(Ordering::Acquire))
+    /// Announces that the caller may sleep. What it sleeps for is to be checked afterwards.
+    pub fn prepare(&self) -> EventKey {
+        self.events.prepare()
     }
 
-    /// Sleeps until something has been promised, signalled by a host, closed, tainted or ended since `seen`; not longer
-    /// than `limit` and [`MAX_SLEEP`]. May return early: look again.
+    /// Sleeps until a value has been promised, signalled by a host or tainted, or the timeline is closed or has ended, since
+    /// `key`; at most for `limit` and [`MAX_SLEEP`](crate::MAX_SLEEP). May return early.
     ///
     /// A stream's store ends no sleep.
-    pub fn sleep(&self, seen: Wakes, limit: Duration) {
-        // Not a store: loom forgets some of what it knows of the order of stores, and finds a mark missing that is there.
-        self.sleepers.swap(1, Ordering::Relaxed);
-        point("timeline: marked as a sleeper, not asleep");
-        // Pairs with the one in `tell`: either the waker finds the mark, or the kernel finds `wakes` changed.
-        fence(Ordering::SeqCst);
-        self.wakes.sleep(seen.0, limit.min(MAX_SLEEP));
+    pub fn sleep(&self, key: EventKey, limit: Duration) {
+        self.events.sleep(key, limit);
     }
 
-    /// Wakes all sleepers to look again: rule 5.
-    pub fn tell(&self) {
-        let marked = || self.sleepers.load(Ordering::Relaxed) != 0;
-        let cleared = marked() && self.sleepers.swap(0, Ordering::Relaxed) != 0;
-        point("timeline: sleepers cleared, change not counted");
-        // Pairs with `wakes`.
-        self.wakes.fetch_add(1, Ordering::Release);
-        // Pairs with the one in `sleep`.
-        fence(Ordering::SeqCst);
-        if cleared || marked() {
-            point("timeline: change counted, sleepers not woken");
-            self.wakes.wake_all();
-        }
+    /// Wakes all sleepers, to look again.
+    pub fn notify(&self) {
+        self.events.notify();
     }
 }
 

@@ -13,7 +13,7 @@ mod models;
 mod tests;
 mod value;
 
-pub use cell::{Cell, Ended, Ending, Progress, Refused, Wakes};
+pub use cell::{Cell, Ended, Ending, Progress, Refused};
 #[cfg(not(loom))]
 pub use mapped::{SLAB_BYTES, Slab, cell_offset};
 pub use value::MAX_VALUE;

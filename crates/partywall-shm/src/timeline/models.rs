@@ -22,11 +22,11 @@ fn check(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
 /// Sleeps until `look` finds something.
 fn wait<T>(cell: &Cell, look: impl Fn(&Cell) -> Option<T>) -> T {
     loop {
-        let seen = cell.wakes();
+        let key = cell.prepare();
         if let Some(found) = look(cell) {
             return found;
         }
-        cell.sleep(seen, MAX_SLEEP);
+        cell.sleep(key, MAX_SLEEP);
     }
 }
 

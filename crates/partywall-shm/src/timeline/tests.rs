@@ -122,11 +122,11 @@ fn a_sleeper_of_another_mapping_is_woken() {
         scope.spawn(|| {
             let cell = theirs.cell(5).unwrap();
             loop {
-                let seen = cell.wakes();
+                let key = cell.prepare();
                 if cell.progress(2000) == Progress::Reached {
                     return;
                 }
-                cell.sleep(seen, Duration::MAX);
+                cell.sleep(key, Duration::MAX);
             }
         });
         for v in 1..=2000 {

@@ -61,10 +61,10 @@ impl Core<'_> {
         fence(Ordering::SeqCst);
         let cursor = first(self.tail());
         us.cursor.store(cursor, Ordering::Release);
-        point("topic: subscriber joined, not told");
+        point("topic: subscriber joined, not notified");
         if queue == 0 {
             // Somebody may wait for the first cursor.
-            self.header.space.ring();
+            self.header.space.notify();
         }
         Some(SubscriberPlace { index, port, cursor, queue, missed: 0 })
     }
@@ -72,9 +72,9 @@ impl Core<'_> {
     /// A publisher publishes no more.
     pub(super) fn detach_publisher(self, place: PortId) {
         self.publishers[place.index].port.detach(place.port);
-        point("topic: publisher detached, nobody told");
+        point("topic: publisher detached, nobody notified");
         // A subscriber may wait for the last publisher to leave.
-        self.header.samples.ring();
+        self.header.samples.notify();
     }
 
     /// A publisher's port is free for others. What it has published must be final.
@@ -85,15 +85,15 @@ impl Core<'_> {
     /// Nobody waits for this subscriber any more.
     pub(super) fn detach_subscriber(self, place: PortId) {
         self.subscribers[place.index].port.detach(place.port);
-        point("topic: subscriber detached, nobody told");
-        self.header.space.ring();
+        point("topic: subscriber detached, nobody notified");
+        self.header.space.notify();
     }
 
     /// A subscriber's port is free for others. It must hold no sample.
     pub(super) fn leave_as_subscriber(self, place: PortId) {
         leave(&self.subscribers[place.index].port, place.port);
-        point("topic: subscriber's port free, nobody told");
-        self.header.space.ring();
+        point("topic: subscriber's port free, nobody notified");
+        self.header.space.notify();
     }
 
     /// Says which timeline a publisher's samples are complete by.

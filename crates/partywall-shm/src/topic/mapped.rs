@@ -21,7 +21,7 @@ use super::{
     members::{HOLDS, Holds, Publishing, Subscribing},
 };
 use crate::{
-    bell::Rings,
+    EventKey,
     pool::{Held, Pool},
     timeline::Ending,
 };
@@ -204,14 +204,14 @@ impl Topic {
         self.core().set_blocked(place, blocked);
     }
 
-    /// Announces that we may sleep for room. To be called before [`Topic::publish`].
-    pub fn expect_space(&self) -> Rings {
-        self.core().header.space.expect()
+    /// Announces that the caller may sleep until there is room. To be called before [`Topic::publish`].
+    pub fn prepare_for_space(&self) -> EventKey {
+        self.core().header.space.prepare()
     }
 
     /// Sleeps until there may be room; not longer than `limit` and [`MAX_SLEEP`](crate::MAX_SLEEP). May return early.
-    pub fn sleep_for_space(&self, seen: Rings, limit: Duration) {
-        self.core().header.space.sleep(seen, limit);
+    pub fn sleep_for_space(&self, key: EventKey, limit: Duration) {
+        self.core().header.space.sleep(key, limit);
     }
 
     /// A publisher publishes no more.
@@ -278,14 +278,14 @@ impl Topic {
         self.core().release(pool.core(), taken);
     }
 
-    /// Announces that we may sleep for a sample. To be called before [`Topic::receive`].
-    pub fn expect_sample(&self) -> Rings {
-        self.core().header.samples.expect()
+    /// Announces that the caller may sleep until there is a sample. To be called before [`Topic::receive`].
+    pub fn prepare_for_sample(&self) -> EventKey {
+        self.core().header.samples.prepare()
     }
 
     /// Sleeps until there may be a sample; not longer than `limit` and [`MAX_SLEEP`](crate::MAX_SLEEP). May return early.
-    pub fn sleep_for_sample(&self, seen: Rings, limit: Duration) {
-        self.core().header.samples.sleep(seen, limit);
+    pub fn sleep_for_sample(&self, key: EventKey, limit: Duration) {
+        self.core().header.samples.sleep(key, limit);
     }
 
     /// Nobody waits for a subscriber any more. What it holds it keeps.
@@ -367,7 +367,7 @@ impl Places {
 
 const MAGIC: u64 = u64::from_le_bytes(*b"PWTOPIC1");
 
-/// Change the text whenever the bytes change.
+/// Hash of the text below: change the text whenever the bytes change, and never for a name alone.
 const LAYOUT_HASH: u64 = crate::layout_hash(
     b"header 256: magic8 hash8 blocks4 depth4 publishers4 subscribers4 held4 loans4 0:24 tail8 samples:bell8 0:48 \
     space:bell8 0:56 joins8 ids8 publishers_joined8 0:40; bell: rings4 sleepers4; ring128: block16 lap48 0:120; \

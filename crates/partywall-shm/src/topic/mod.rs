@@ -7,8 +7,8 @@
 //!     0  magic         "PWTOPIC1"
 //!     8  layout hash   of the description of this layout: another one is refused, never guessed
 //!    16  blocks: u32, depth: u32, publishers: u32, subscribers: u32, held: u32
-//!    64  tail: u64     a position before which all are filled; then the bell of who waits for samples
-//!   128  space         the bell of who waits for subscribers
+//!    64  tail: u64     a position before which all are filled; then the eventcount of subscribers that wait for samples
+//!   128  space         the eventcount of publishers that wait for subscribers
 //!   192  joins: u64    counts subscribers that have joined; then ids: u64, which counts all who have, and
 //!                      publishers_joined: u64, which counts publishers alone
 //!   256  ring          128 bytes an entry, `depth` of them
@@ -40,11 +40,10 @@ mod tests;
 
 use crate::{
     DType,
-    bell::Bell,
+    eventcount::EventCount,
     sync::{AtomicU32, AtomicU64},
 };
 
-pub use crate::bell::Rings;
 pub use audit::Audit;
 pub use descriptor::{MAX_HEADER, MAX_RANK, Status};
 #[cfg(not(loom))]
@@ -128,9 +127,9 @@ struct Header {
     zero: [AtomicU64; 3],
     /// A hint: every position before it is filled.
     tail: AtomicU64,
-    samples: Bell,
+    samples: EventCount,
     zero_64: [AtomicU64; 6],
-    space: Bell,
+    space: EventCount,
     zero_128: [AtomicU64; 7],
     joins: AtomicU64,
     ids: AtomicU64,

@@ -56,9 +56,9 @@ impl World {
             loans: zero_32(),
             zero: std::array::from_fn(|_| zero()),
             tail: zero(),
-            samples: Bell::new(),
+            samples: EventCount::new(),
             zero_64: std::array::from_fn(|_| zero()),
-            space: Bell::new(),
+            space: EventCount::new(),
             zero_128: std::array::from_fn(|_| zero()),
             joins: zero(),
             ids: zero(),
@@ -120,7 +120,7 @@ impl World {
     fn publish_waiting(&self, place: &mut PublisherPlace, value: u64) -> u64 {
         let held = self.loan(1).unwrap();
         loop {
-            let seen = self.header.space.expect();
+            let seen = self.header.space.prepare();
             match self.publish_block(place, &held, value) {
                 Ok(position) => return position,
                 Err(Unpublished::Blocked { .. }) => self.header.space.sleep(seen, MAX_SLEEP),
@@ -151,7 +151,7 @@ impl World {
     /// Sleeps until there is a sample.
     fn receive_waiting(&self, place: &mut SubscriberPlace) -> (u64, u64) {
         loop {
-            let seen = self.header.samples.expect();
+            let seen = self.header.samples.prepare();
             match self.receive(place) {
                 Some(received) => return received,
                 None => self.header.samples.sleep(seen, MAX_SLEEP),
@@ -166,7 +166,7 @@ impl World {
             Ahead::Sample(_) | Ahead::Other => self.receive(place),
         };
         loop {
-            let seen = self.header.samples.expect();
+            let seen = self.header.samples.prepare();
             if let Some((value, _)) = receive() {
                 return value;
             }
@@ -554,7 +554,7 @@ fn last_publisher_wakes_who_waits_for_its_leave() {
         });
         let mut received = 0;
         loop {
-            let seen = world.header.samples.expect();
+            let seen = world.header.samples.prepare();
             if world.receive(&mut reader).is_some() {
                 received += 1;
             } else if world.core().is_idle(reader.next()) {

@@ -127,8 +127,8 @@ impl Core<'_> {
         if message.status.is_final() {
             slots.publish(held.index(), held.word());
         }
-        point("topic: published, nobody told");
-        self.header.samples.ring();
+        point("topic: published, nobody notified");
+        self.header.samples.notify();
         // Behind the fence of that.
         place.fenced = position + 1;
         self.collect(slots);
@@ -212,7 +212,7 @@ impl Core<'_> {
     /// Lets go of a block that was published while a stream wrote it.
     pub(super) fn retire(self, slots: slots::Core<'_>, held: &Held) {
         slots.publish(held.index(), held.word());
-        point("topic: retired, nobody told");
+        point("topic: retired, nobody notified");
         fence(Ordering::SeqCst);
         self.collect(slots);
     }

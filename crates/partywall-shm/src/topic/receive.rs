@@ -159,7 +159,7 @@ impl<'a> Core<'a> {
             let safe = if waited_for { us.port.load() == place.port } else { entry.load() == seen };
             if !safe {
                 word.store(0, Ordering::Release);
-                point("topic: hold given up, nobody told");
+                point("topic: hold given up, nobody notified");
                 // Who looked for blocks meanwhile has passed over this one.
                 fence(Ordering::SeqCst);
                 self.collect(slots);
@@ -168,12 +168,12 @@ impl<'a> Core<'a> {
                 }
                 continue;
             }
-            point("topic: sample held, nobody told");
+            point("topic: sample held, nobody notified");
             let taken = Taken { subscriber: place.index, hold, block, position: place.cursor, missed: place.missed };
             (place.cursor, place.missed) = (place.cursor + 1, 0);
             us.received.store(us.received.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
             if waited_for {
-                self.header.space.ring_behind_fence();
+                self.header.space.notify_after_fence();
             } else {
                 us.cursor.store(place.cursor, Ordering::Relaxed);
             }
@@ -224,7 +224,7 @@ impl<'a> Core<'a> {
     pub(super) fn release(self, slots: slots::Core<'_>, taken: &Taken) {
         // Pairs with the load of who frees blocks: what we have read was read before it is written again.
         self.hold(taken.subscriber, taken.hold).store(0, Ordering::Release);
-        point("topic: sample released, nobody told");
+        point("topic: sample released, nobody notified");
         fence(Ordering::SeqCst);
         self.collect(slots);
     }

@@ -42,9 +42,9 @@ impl Core<'_> {
         self.subscribers.iter().for_each(|subscriber| detach(&subscriber.port));
         point("topic: detached, samples not settled");
         self.settle(&gone, ending, reached);
-        point("topic: detached, nobody told");
-        self.header.space.ring();
-        self.header.samples.ring();
+        point("topic: detached, nobody notified");
+        self.header.space.notify();
+        self.header.samples.notify();
         detached
     }
 

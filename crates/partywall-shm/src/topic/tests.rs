@@ -479,7 +479,7 @@ fn many_publish_and_receive_at_once() {
                         header: &header,
                     };
                     loop {
-                        let seen = world.topic.expect_space();
+                        let seen = world.topic.prepare_for_space();
                         match world.topic.publish(&world.pool, &mut place, &held, &message) {
                             Ok(_) => break,
                             Err(Unpublished::Busy) => {}
@@ -501,7 +501,7 @@ fn many_publish_and_receive_at_once() {
                 let mut missed = 0;
                 loop {
                     let was_over = over.load(Ordering::Acquire);
-                    let seen = world.topic.expect_sample();
+                    let seen = world.topic.prepare_for_sample();
                     let taken = match world.topic.receive(&world.pool, &mut place) {
                         Received::Sample(taken) => taken,
                         Received::Empty if was_over => break,

@@ -53,8 +53,8 @@ impl Timeline {
         let mut backoff = Backoff::attentive();
         let mut slack = None;
         loop {
-            // Before looking: what happens from now on ends the sleep.
-            let seen = cell.wakes();
+            // Before the last check: what happens from now on ends the sleep.
+            let key = cell.prepare();
             let progress = word.progress(v);
             if is_over(progress) {
                 return verdict(progress);
@@ -71,7 +71,12 @@ impl Timeline {
             } else {
                 left
             };
-            cell.sleep(seen, pause.min(left));
+            cell.sleep(key, pause.min(left));
+            // Before the next `prepare`, whose mark would cost the next notifier a system call for nothing.
+            let progress = word.progress(v);
+            if is_over(progress) {
+                return verdict(progress);
+            }
         }
     }
 }

@@ -104,7 +104,7 @@ impl TimelineWriter {
         self.signal_on(stream, v)?;
         let place = self.writer.word.place.clone();
         let work = Work { domain: &self.timeline.domain, stream, what: &|| self.signalling() };
-        work.run(|stream| Ok(stream.enqueue_host_function(move || place.cell().tell())?))
+        work.run(|stream| Ok(stream.enqueue_host_function(move || place.cell().notify())?))
     }
 
     /// Says that a kernel which is on `stream` already will store `v` ([`Timeline::device_ptr`]), and that nothing else

@@ -409,7 +409,7 @@ impl Filled {
                 Err(Unpublished::Busy) => continue,
                 Err(Unpublished::Detached) => return Err(joined.open.parted()),
                 // Announced before it is tried once more.
-                Err(Unpublished::Blocked { .. }) => topic.expect_space(),
+                Err(Unpublished::Blocked { .. }) => topic.prepare_for_space(),
             };
             let id = match try_it() {
                 Ok(published) => return Ok(published),

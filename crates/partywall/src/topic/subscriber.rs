@@ -196,7 +196,7 @@ impl Subscriber {
         let mut backoff = Backoff::new();
         loop {
             // What is published from now on ends the sleep, and so does a publisher that leaves.
-            let seen = topic.expect_sample();
+            let seen = topic.prepare_for_sample();
             if let Some(sample) = self.try_recv()? {
                 return Ok(Some(sample));
             }

@@ -2,38 +2,38 @@
 
 use std::{collections::BTreeSet, fs, path::Path};
 
-pub(crate) const SLOT_TAKEN: &[&str] = &["slots: slot held, holder not told", "slots: slot freed, nobody served"];
+pub(crate) const SLOT_TAKEN: &[&str] = &["slots: slot held, holder not notified", "slots: slot freed, nobody served"];
 pub(crate) const SLOT_WAITED_FOR: &[&str] = &[
     "slots: entry waiting, tail not advanced",
     "slots: turn has come, slot not taken",
     "slots: slot held, entry not left",
 ];
-pub(crate) const SLOT_GIVEN_UP: &[&str] = &["slots: waits no more, nobody told"];
+pub(crate) const SLOT_GIVEN_UP: &[&str] = &["slots: waits no more, nobody notified"];
 pub(crate) const SLOT_HANDED: &[&str] = &[
     "slots: slot freed, nobody served",
-    "slots: slot handed, waiter not told",
+    "slots: slot handed, waiter not notified",
     "slots: entry granted, waiter not woken",
 ];
 pub(crate) const SLOT_REVOKED: &[&str] = &["slots: slot revoked, nobody served"];
-pub(crate) const SLOT_OFFERED: &[&str] = &["slots: slot offered, holder not told"];
-pub(crate) const SLOT_ACCEPTED: &[&str] = &["slots: slot accepted, holder not told"];
+pub(crate) const SLOT_OFFERED: &[&str] = &["slots: slot offered, holder not notified"];
+pub(crate) const SLOT_ACCEPTED: &[&str] = &["slots: slot accepted, holder not notified"];
 pub(crate) const SLOTS_RECOVERED: &[&str] =
     &["slots: entries of the dead left, slots not freed", "slots: those of the dead freed, nobody served"];
 
 pub(crate) const SIGNALLING: &[&str] = &[
     "timeline: value stored, not announced",
-    "timeline: signalled, nobody told",
-    "timeline: sleepers cleared, change not counted",
-    "timeline: change counted, sleepers not woken",
+    "timeline: signalled, nobody notified",
+    "eventcount: mark cleared, not counted",
+    "eventcount: counted, nobody woken",
 ];
-pub(crate) const PROMISING: &[&str] = &["timeline: announced, nobody told"];
-pub(crate) const CLOSING: &[&str] = &["timeline: closing stored, nobody told"];
+pub(crate) const PROMISING: &[&str] = &["timeline: announced, nobody notified"];
+pub(crate) const CLOSING: &[&str] = &["timeline: closing stored, nobody notified"];
 pub(crate) const ENDING: &[&str] = &[
     "timeline: ending stored, value not poisoned",
     "timeline: value poisoned, last not stored",
-    "timeline: ended, nobody told",
+    "timeline: ended, nobody notified",
 ];
-pub(crate) const SLEEPING: &[&str] = &["timeline: marked as a sleeper, not asleep"];
+pub(crate) const SLEEPING: &[&str] = &["eventcount: marked as a sleeper, not asleep"];
 
 pub(crate) const PUBLISHING: &[&str] = &[
     "topic: blocks found unused, not freed",
@@ -41,32 +41,32 @@ pub(crate) const PUBLISHING: &[&str] = &[
     "topic: space found, entry not filled",
     "topic: in the ring, tail not moved",
     "topic: in the ring, block still held",
-    "topic: published, nobody told",
+    "topic: published, nobody notified",
 ];
-pub(crate) const RINGING: &[&str] = &["bell: mark cleared, not counted", "bell: counted, nobody woken"];
-pub(crate) const RETIRING: &[&str] = &["topic: retired, nobody told"];
+pub(crate) const NOTIFYING: &[&str] = &["eventcount: mark cleared, not counted", "eventcount: counted, nobody woken"];
+pub(crate) const RETIRING: &[&str] = &["topic: retired, nobody notified"];
 pub(crate) const TAKING_A_PORT: &[&str] = &["topic: number taken, port not", "topic: port taken, words not set"];
 pub(crate) const JOINING_TO_PUBLISH: &[&str] =
-    &["topic: publisher's words set, port not open", "topic: publisher detached, nobody told"];
+    &["topic: publisher's words set, port not open", "topic: publisher detached, nobody notified"];
 pub(crate) const SUBSCRIBING: &[&str] = &[
     "topic: subscriber's words set, port not open",
     "topic: subscriber's port open, not counted",
     "topic: subscriber counted, cursor not final",
-    "topic: subscriber joined, not told",
-    "topic: subscriber detached, nobody told",
-    "topic: subscriber's port free, nobody told",
+    "topic: subscriber joined, not notified",
+    "topic: subscriber detached, nobody notified",
+    "topic: subscriber's port free, nobody notified",
 ];
 pub(crate) const RECEIVING: &[&str] = &[
-    "bell: marked as a sleeper, not asleep",
+    "eventcount: marked as a sleeper, not asleep",
     "topic: hold written, not known to be seen",
-    "topic: sample held, nobody told",
-    "topic: sample released, nobody told",
+    "topic: sample held, nobody notified",
+    "topic: sample released, nobody notified",
 ];
 pub(crate) const MAKING_SPACE: &[&str] = &["topic: cursor moved, hold not known to be seen"];
-pub(crate) const OVERTAKEN: &[&str] = &["topic: hold given up, nobody told"];
+pub(crate) const OVERTAKEN: &[&str] = &["topic: hold given up, nobody notified"];
 pub(crate) const TOPIC_RECOVERED: &[&str] = &[
     "topic: detached, samples not settled",
-    "topic: detached, nobody told",
+    "topic: detached, nobody notified",
     "topic: holds of the dead cleared, port not free",
     "topic: ports of the dead free, blocks not taken",
     "topic: blocks of the dead taken, not free",
@@ -87,7 +87,7 @@ const PASSED: &[&[&str]] = &[
     ENDING,
     SLEEPING,
     PUBLISHING,
-    RINGING,
+    NOTIFYING,
     RETIRING,
     TAKING_A_PORT,
     JOINING_TO_PUBLISH,

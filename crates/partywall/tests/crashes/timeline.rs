@@ -22,7 +22,7 @@ pub(crate) fn play(role: &str, memory: File) {
     let cell = slab.cell(0).unwrap();
     cell.start(0, 1);
     // Somebody sleeps, or is about to: else nobody would be woken.
-    cell.sleep(cell.wakes(), Duration::from_nanos(1));
+    cell.sleep(cell.prepare(), Duration::from_nanos(1));
     crash::arm();
     match role {
         "signals" => cell.signal(1).unwrap(),
@@ -33,7 +33,7 @@ pub(crate) fn play(role: &str, memory: File) {
             cell.end(Ending::Closed);
         }
         "ends" => drop(cell.end(Ending::OwnerDied)),
-        "waits" => cell.sleep(cell.wakes(), Duration::from_millis(1)),
+        "waits" => cell.sleep(cell.prepare(), Duration::from_millis(1)),
         _ => panic!("{role}"),
     }
     crash::disarm();
@@ -46,9 +46,9 @@ fn wait(memory: &OwnedFd, v: u64) -> Receiver<Progress> {
     std::thread::spawn(move || {
         let cell = slab.cell(0).unwrap();
         loop {
-            let seen = cell.wakes();
+            let key = cell.prepare();
             match cell.progress(v) {
-                Progress::Pending | Progress::Announced => cell.sleep(seen, Duration::MAX),
+                Progress::Pending | Progress::Announced => cell.sleep(key, Duration::MAX),
                 decided => return sender.send(decided),
             }
         }

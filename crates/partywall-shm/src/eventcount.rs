@@ -1,0 +1,88 @@
+//! An eventcount: threads of several processes sleep on it until a condition may have changed.
+//!
+//! | offset | field | written by |
+//! |---|---|---|
+//! | 0 | `count: u32` the notifications that found a sleeper; slept on | notifiers |
+//! | 4 | `sleepers: u32` a hint: 1 if a thread may sleep | sleepers set it, notifiers clear it |
+//!
+//! Rules:
+//! 1. A sleeper loads `count`, sets `sleepers`, and checks its condition behind a fence. It sleeps if the condition does not
+//!    hold and `count` is still the same.
+//! 2. A notifier changes the condition, and loads `sleepers` behind a fence. If it finds 1, it clears `sleepers`, adds to
+//!    `count` and wakes all sleepers.
+//! 3. `sleepers` is cleared before `count` is added to. In the other order a notifier could clear the mark of a sleeper that
+//!    has seen the new `count`, and the next notifier would not wake it.
+//!
+//! By the two fences, either the notifier sees the mark or the sleeper sees the change.
+//!
+//! If a notifier is killed or stopped between any two steps, its sleepers check their condition after [`MAX_SLEEP`]. If a
+//! sleeper is, one later notification wakes nobody.
+
+use std::time::Duration;
+
+use crate::{
+    MAX_SLEEP,
+    crash::point,
+    sync::{AtomicU32, FutexWord, Ordering, fence},
+};
+
+/// See the head of this file.
+#[derive(Debug)]
+#[repr(C)]
+pub(crate) struct EventCount {
+    count: FutexWord<AtomicU32>,
+    sleepers: AtomicU32,
+}
+
+/// The notifications that an eventcount had when a sleeper announced itself. A later one ends its sleep.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EventKey(u32);
+
+impl EventCount {
+    /// Announces a sleeper. Its condition has to be checked afterwards, and before [`sleep`](Self::sleep).
+    ///
+    /// A sleeper that finds its condition true and does not sleep costs the next notifier one system call.
+    pub(crate) fn prepare(&self) -> EventKey {
+        // Pairs with the addition in `notify`: a sleeper that sees the count sees that the mark was cleared before.
+        let key = EventKey(self.count.load(Ordering::Acquire));
+        // Not a store: loom forgets part of the order of stores, and finds a mark missing that is there.
+        self.sleepers.swap(1, Ordering::Relaxed);
+        // Pairs with the fence in `notify`.
+        fence(Ordering::SeqCst);
+        point("eventcount: marked as a sleeper, not asleep");
+        key
+    }
+
+    /// Sleeps until a notification since `key`; at most for `limit` and [`MAX_SLEEP`]. May return early.
+    pub(crate) fn sleep(&self, key: EventKey, limit: Duration) {
+        self.count.sleep(key.0, limit.min(MAX_SLEEP));
+    }
+
+    /// Wakes all sleepers to check their conditions again.
+    ///
+    /// Contains a sequentially consistent fence.
+    pub(crate) fn notify(&self) {
+        // Pairs with the fence in `prepare`.
+        fence(Ordering::SeqCst);
+        self.notify_after_fence();
+    }
+
+    /// As [`notify`](Self::notify), for a caller that has had a sequentially consistent fence since its change.
+    #[inline]
+    pub(crate) fn notify_after_fence(&self) {
+        if self.sleepers.load(Ordering::Relaxed) != 0 && self.sleepers.swap(0, Ordering::Relaxed) != 0 {
+            point("eventcount: mark cleared, not counted");
+            // Pairs with the load in `prepare`.
+            self.count.fetch_add(1, Ordering::Release);
+            point("eventcount: counted, nobody woken");
+            self.count.wake_all();
+        }
+    }
+}
+
+#[cfg(all(test, loom))]
+impl EventCount {
+    pub(crate) fn new() -> Self {
+        Self { count: FutexWord::new(AtomicU32::new(0)), sleepers: AtomicU32::new(0) }
+    }
+}
