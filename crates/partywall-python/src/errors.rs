@@ -133,7 +133,7 @@ fn class(error: &Error) -> &'static str {
         Error::RemoteDevice { .. } => "RemoteDevice",
         Error::Cuda { .. } => "CudaError",
         Error::ContextLost { .. } => "ContextLost",
-        Error::Timeout { .. } => "TimeoutError",
+        Error::Timeout { .. } | Error::Cancelled { .. } => "TimeoutError",
         Error::BrokerGone { .. } => "BrokerGone",
         Error::BrokerNotFound { .. } | Error::BrokerNotStarted { .. } | Error::BrokerUnreachable { .. } => {
             "BrokerUnreachable"

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use partywall::{Domain, Error, Place};
-use pyo3::{exceptions::PyValueError, prelude::*};
+use pyo3::prelude::*;
 
 use crate::{
     build::place,
@@ -83,8 +83,7 @@ impl Pool {
         let pool = self.inner(py)?;
         let timeout = wait::timeout(timeout)?;
         let closed = || self.closed();
-        let block = wait::for_turn(py, "pool", closed, None, |stop| pool.alloc_unless(timeout, stop))?;
-        let block = block.ok_or_else(|| PyValueError::new_err("the interpreter ends"))?;
+        let block = wait::for_turn(py, "pool", timeout, closed, |wait| pool.alloc(wait))?;
         Ok(Block::new(pool, block))
     }
 

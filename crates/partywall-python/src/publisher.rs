@@ -9,7 +9,7 @@ use std::{
 };
 
 use partywall::{Error, Filled, Published, cuda::RawStream};
-use pyo3::{exceptions::PyValueError, prelude::*};
+use pyo3::prelude::*;
 
 use crate::{
     errors::{Raise, bad_source, closed, parse_dtype},
@@ -88,29 +88,24 @@ impl Sender {
         sends: bool,
         is_closed: impl Fn() -> bool + Sync,
     ) -> PyResult<(Option<Sending<'_>>, partywall::Loan)> {
-        let loan = wait::for_turn(py, "publisher", is_closed, None, |stop| {
-            let start = Instant::now();
+        let (sending, mut loan) = wait::for_turn(py, "publisher", timeout, is_closed, |wait| {
+            let wait = wait.started();
             loop {
                 let ended = self.sends.ended.load(Ordering::SeqCst);
                 let sending = sends.then(|| self.sends.begin());
-                let left = timeout.saturating_sub(start.elapsed());
-                let refused = match self.publisher.loan_unless(dtype, shape, left, &mut *stop) {
-                    Err(error @ Error::TooManyLoans { .. }) if !left.is_zero() => error,
-                    loan => return loan.map(|loan| loan.map(|loan| (sending, loan))),
+                let refused = match self.publisher.loan(dtype, shape, wait) {
+                    Err(error @ Error::TooManyLoans { .. }) => error,
+                    loan => return loan.map(|loan| (sending, loan)),
                 };
                 // Who waits here has no loan: two of these would else wait for each other.
                 drop(sending);
                 let others = self.sends.begun.load(Ordering::SeqCst) - ended - u64::from(sends);
-                if others == 0 {
+                if others == 0 || wait.is_over() {
                     return Err(refused);
-                }
-                if stop() {
-                    return Ok(None);
                 }
                 std::thread::sleep(PAUSE);
             }
         })?;
-        let (sending, mut loan) = loan.ok_or_else(|| PyValueError::new_err("the interpreter ends"))?;
         loan.header(header).or_raise(py)?;
         Ok((sending, loan))
     }
@@ -123,26 +118,17 @@ impl Sender {
         let published = wait::for_turn(
             py,
             "publisher",
+            timeout,
             || false,
-            None,
-            |stop| {
-                let mut stopped = false;
-                let stop = || {
-                    stopped = stop();
-                    stopped
+            |wait| {
+                let published = match stream {
+                    Some(stream) => filled.publish_on(stream.borrow(), wait),
+                    None => filled.publish(wait),
                 };
-                let outcome = match stream {
-                    Some(stream) => filled.publish_on_unless(stream.borrow(), timeout, stop),
-                    None => filled.publish_unless(timeout, stop),
-                };
-                match outcome {
-                    Ok(published) => Ok(Some(published)),
-                    Err(_) if stopped => Ok(None),
-                    Err(unpublished) => Err(unpublished.error),
-                }
+                published.map_err(|unpublished| unpublished.error)
             },
-        )?;
-        let Published { sequence, .. } = published.ok_or_else(|| PyValueError::new_err("the interpreter ends"))?;
+        );
+        let Published { sequence, .. } = published?;
         Ok(sequence)
     }
 

@@ -41,13 +41,8 @@ impl Semaphore {
     fn acquire(&self, py: Python<'_>, timeout: Option<f64>, stop: Option<Py<PyAny>>) -> PyResult<Option<Permit>> {
         let semaphore = self.inner(py)?;
         let timeout = wait::timeout(timeout)?;
-        let acquired = wait::for_turn(
-            py,
-            "semaphore",
-            || self.closed(),
-            stop.as_ref(),
-            |stop| semaphore.acquire_unless(timeout, stop),
-        )?;
+        let acquired =
+            wait::until(py, "semaphore", timeout, || self.closed(), stop.as_ref(), |wait| semaphore.acquire(wait))?;
         Ok(acquired.map(|permit| Self::permit(semaphore, permit)))
     }
 

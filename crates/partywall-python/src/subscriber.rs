@@ -8,7 +8,7 @@ use std::{
 };
 
 use partywall::Error;
-use pyo3::{exceptions::PyValueError, prelude::*};
+use pyo3::prelude::*;
 
 use crate::{
     errors::{Raise, closed},
@@ -60,15 +60,9 @@ impl Subscriber {
         if let Some(owner) = self.unfinished().pop_front() {
             return Ok(owner);
         }
-        let received = wait::for_turn(
-            py,
-            "subscriber",
-            || self.closed(),
-            None,
-            |stop| receiver.subscriber.recv_unless(timeout, stop),
-        );
+        let closed = || self.closed();
+        let received = wait::for_turn(py, "subscriber", timeout, closed, |wait| receiver.subscriber.recv(wait));
         let sample = self.unless_closed(py, received)?;
-        let sample = sample.ok_or_else(|| PyValueError::new_err("the interpreter ends"))?;
         Ok(Owner::of_sample(sample, receiver.subscriber.clone()))
     }
 

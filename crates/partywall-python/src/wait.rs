@@ -1,11 +1,14 @@
 //! Waits that release the GIL, and obey Ctrl-C and exceptions that other threads set.
 
 use std::{
-    sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, TryRecvError},
+    sync::{
+        Mutex, PoisonError,
+        mpsc::{self, Receiver, RecvTimeoutError, Sender, TryRecvError},
+    },
     time::{Duration, Instant},
 };
 
-use partywall::{Error, cuda::StreamRef};
+use partywall::{Error, Wait, cuda::StreamRef};
 use partywall_os::per_process::PerProcess;
 use pyo3::{
     exceptions::{PyRuntimeError, PyValueError},
@@ -66,18 +69,31 @@ pub(crate) fn in_slices<T: Send>(
     }
 }
 
-/// Has `take` wait for a turn, in one piece: who tries again goes to the end of those who wait. What it is given says when to
-/// give up, which it asks again and again: a signal has come, the handle is closed, or `stop` says so.
+/// Has `take` wait in one piece: a thread that waits for a turn and tries again loses its place. A signal, or that the handle
+/// is closed, cancels the wait and is raised.
 pub(crate) fn for_turn<T: Send>(
     py: Python<'_>,
     what: &str,
+    timeout: Duration,
+    is_closed: impl Fn() -> bool + Sync,
+    take: impl FnOnce(Wait<'_>) -> partywall::Result<T> + Send,
+) -> PyResult<T> {
+    let taken = until(py, what, timeout, is_closed, None, take)?;
+    taken.ok_or_else(|| PyRuntimeError::new_err("the interpreter ends"))
+}
+
+/// As [`for_turn`], but `stop` can cancel the wait, too: then it is `None`.
+pub(crate) fn until<T: Send>(
+    py: Python<'_>,
+    what: &str,
+    timeout: Duration,
     is_closed: impl Fn() -> bool + Sync,
     stop: Option<&Py<PyAny>>,
-    take: impl FnOnce(&mut dyn FnMut() -> bool) -> partywall::Result<Option<T>> + Send,
+    take: impl FnOnce(Wait<'_>) -> partywall::Result<T> + Send,
 ) -> PyResult<Option<T>> {
-    let mut raised = None;
+    let raised = Mutex::new(None);
     let taken = py.detach(|| {
-        take(&mut || {
+        let is_cancelled = || {
             // At the end of the interpreter there is nobody left to ask.
             Python::try_attach(|py| {
                 let asked = interrupted(py).and_then(|()| match stop {
@@ -86,16 +102,20 @@ pub(crate) fn for_turn<T: Send>(
                     None => Ok(false),
                 });
                 asked.unwrap_or_else(|error| {
-                    raised = Some(error);
+                    *raised.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
                     true
                 })
             })
             .unwrap_or(true)
-        })
+        };
+        take(Wait::from(timeout).cancelled_by(&is_cancelled))
     });
-    // It goes back if it came all the same.
-    let taken = taken.or_raise(py)?;
-    raised.map_or(Ok(taken), Err)
+    match (taken, raised.into_inner().unwrap_or_else(PoisonError::into_inner)) {
+        // What was taken all the same goes back.
+        (_, Some(error)) => Err(error),
+        (Err(Error::Cancelled { .. }), None) => Ok(None),
+        (taken, None) => taken.map(Some).or_raise(py),
+    }
 }
 
 /// The next value of a channel, if it comes within `timeout`; the outer error is the signal's.

@@ -1,6 +1,6 @@
 //! From a name to a file: which tensor is meant, and writing it.
 
-use std::{fmt, io::Write, path::Path, str::FromStr, sync::atomic::AtomicBool, time::Duration};
+use std::{fmt, io::Write, path::Path, str::FromStr, sync::atomic::AtomicBool};
 
 use crate::{
     domain::{Domain, check_name, parse_version},
@@ -8,6 +8,7 @@ use crate::{
     files::{self, Content, Format, SinkError, TensorInfo},
     put::unwrap,
     segment::{Segment, Tensor},
+    wait::Wait,
 };
 
 /// A segment, a version of it, a tensor in it, as people write it: `NAME`, `NAME@V`, `NAME:TENSOR`, `NAME@V:TENSOR`
@@ -79,15 +80,15 @@ impl fmt::Display for Address {
 }
 
 impl Domain {
-    /// Opens the version that an address means for reading, and says which of its tensors is meant. Waits up to
-    /// `timeout` for one that is not there.
+    /// Opens the version that an address means for reading, and says which of its tensors is meant. Waits for one
+    /// that is not there.
     ///
     /// # Errors
     /// As [`Domain::open`]; [`Error::NoSuchTensor`].
-    pub fn open_address(&self, address: &Address, timeout: Duration) -> Result<(Segment, Option<String>)> {
-        let opener = self.opener(&address.name).timeout(timeout);
+    pub fn open_address<'w>(&self, address: &Address, wait: impl Into<Wait<'w>>) -> Result<(Segment, Option<String>)> {
+        let opener = self.opener(&address.name);
         let opener = if let Some(version) = address.version { opener.version(version) } else { opener };
-        let mut segment = opener.open()?;
+        let mut segment = opener.open_within(wait.into())?;
         let mut tensor = address.tensor.clone();
         if let (Some(whole), Some((stem, version))) = (&tensor, &address.perhaps)
             && segment.tensor(whole).is_err()

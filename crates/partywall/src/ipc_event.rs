@@ -1,9 +1,6 @@
 //! CUDA's interprocess events, for code that uses them already.
 
-use std::{
-    thread,
-    time::{Duration, Instant},
-};
+use std::{thread, time::Instant};
 
 use partywall_cuda::{self as cuda, CudaError, DeviceUuid, StreamRef};
 
@@ -13,6 +10,7 @@ use crate::{
     backoff::Backoff,
     error::{Error, Result},
     gpu::{Gpu, failed_call},
+    wait::Wait,
 };
 
 /// An event of CUDA's that several processes share: one records it on a stream, the stream of another waits for it.
@@ -92,19 +90,15 @@ impl IpcEvent {
     /// Waits on the host until the last record is reached; at once if there is none.
     ///
     /// # Errors
-    /// [`Error::Timeout`]; [`Error::Cuda`] as for [`query`](Self::query).
-    pub fn synchronize(&self, timeout: Duration) -> Result<()> {
+    /// [`Error::Timeout`], [`Error::Cancelled`]; [`Error::Cuda`] as for [`query`](Self::query).
+    pub fn synchronize<'w>(&self, wait: impl Into<Wait<'w>>) -> Result<()> {
         // The driver's own wait has no limit, and the process that recorded may be dead.
-        let start = Instant::now();
+        let waiting = wait.into().begin();
         let mut backoff = Backoff::new();
         while !self.query()? {
-            let left = timeout.saturating_sub(start.elapsed());
-            if left.is_zero() {
-                return Err(Error::Timeout {
-                    what: "the work that the event records was not done".into(),
-                    after: timeout,
-                });
-            }
+            let Some(left) = waiting.left(Instant::now()) else {
+                return Err(waiting.error("the work that the event records was not done".into()));
+            };
             thread::sleep(backoff.next().min(left));
         }
         Ok(())

@@ -94,6 +94,7 @@
 //! | [`files`] | model files into segments and back |
 //! | [`info`] | what a domain tells about itself |
 //! | [`Watch`] | what happens to names, as it happens |
+//! | [`Wait`] | how long a call waits, and what cancels it |
 //! | [`Error`] | everything that can go wrong, with advice |
 #![forbid(unsafe_code)]
 
@@ -118,6 +119,7 @@ mod semaphore;
 mod slots;
 mod timeline;
 mod topic;
+mod wait;
 
 pub use partywall_cuda as cuda;
 pub use partywall_cuda::DeviceUuid;
@@ -149,4 +151,5 @@ pub use self::{
         SubscriberEvent, SubscriberOptions, SubscriberStats, Topic, TopicOptions, TopicStats, UnpublishedSample,
         UnreleasedSample,
     },
+    wait::{Cancel, Wait},
 };

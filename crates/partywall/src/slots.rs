@@ -11,7 +11,8 @@ use partywall_wire::Call;
 use crate::{
     adaptive_spin::AdaptiveSpin,
     domain::Domain,
-    error::{Error, Result},
+    error::Result,
+    wait::{Wait, Waiting},
 };
 
 /// What is taken, waited for and given back in shared memory.
@@ -74,59 +75,50 @@ fn take_free(slots: &impl Slots, domain: &Domain) -> Option<Held> {
     })
 }
 
-/// Takes one, and waits for it up to `timeout`, or until `stop` says so: then it is `None`. While it waits `stop` is asked
-/// every 100 ms at least, and the place among those who wait is kept. `late` is the error of not getting one in time.
-pub(crate) fn take_unless(
+/// Takes one, and waits for it. Its place among those who wait is kept until the wait is over. `what` says what did not
+/// happen if it gets none.
+pub(crate) fn take(
     slots: &impl Slots,
     domain: &Domain,
     spin: &AdaptiveSpin,
-    timeout: Duration,
-    mut stop: impl FnMut() -> bool,
-    late: impl FnOnce() -> Error,
-) -> Result<Option<Held>> {
+    wait: Wait<'_>,
+    what: impl FnOnce() -> String,
+) -> Result<Held> {
     let link = domain.link();
     link.require_ours()?;
     if let Some(held) = take_free(slots, domain) {
-        return Ok(Some(held));
+        return Ok(held);
     }
-    let start = Instant::now();
-    let mut stopped = false;
+    let waiting = wait.begin();
     loop {
         match slots.take(link.row()) {
-            Attempt::Held(held) => return Ok(Some(held)),
+            Attempt::Held(held) => return Ok(held),
             Attempt::Waiting(waiter) => {
-                let is_stopped = || {
-                    stopped = stop();
-                    stopped
-                };
-                if let Some(held) = wait(slots, domain, spin, waiter, (start, timeout), is_stopped)? {
-                    return Ok(Some(held));
+                if let Some(held) = await_turn(slots, domain, spin, waiter, &waiting)? {
+                    return Ok(held);
                 }
             }
             Attempt::Crowded => {
                 link.require_broker()?;
-                std::thread::sleep(CROWDED.min(timeout.saturating_sub(start.elapsed())));
-                stopped = stop();
+                std::thread::sleep(CROWDED.min(waiting.left(Instant::now()).unwrap_or_default()));
             }
         }
-        let is_late = start.elapsed() >= timeout;
-        if is_late || stopped {
+        if waiting.left(Instant::now()).is_none() {
             slots.look_after();
-            return if stopped { Ok(None) } else { Err(late()) };
+            return Err(waiting.error(what()));
         }
     }
 }
 
-/// Waits for a turn until a time after a start. Nothing if the time is over, it is stopped, or the turn was lost.
-fn wait(
+/// Waits for a turn. Returns nothing if the wait is over, or the turn was lost.
+fn await_turn(
     slots: &impl Slots,
     domain: &Domain,
     spin: &AdaptiveSpin,
     mut waiter: Waiter<'_>,
-    (start, timeout): (Instant, Duration),
-    mut is_stopped: impl FnMut() -> bool,
+    waiting: &Waiting<'_>,
 ) -> Result<Option<Held>> {
-    let mut now = spin.spin(start, timeout, || !waiter.is_waiting());
+    let mut now = spin.spin(waiting.start(), waiting.timeout(), || !waiter.is_waiting());
     loop {
         match waiter.poll() {
             Polled::Held(held) => return Ok(Some(held)),
@@ -134,10 +126,9 @@ fn wait(
             // This process was stopped for a while, or the broker took it back: then it knows why.
             Polled::Lost => return domain.link().call(Call::Ping).map(|_| None),
         }
-        let left = timeout.saturating_sub(now.take().unwrap_or_else(Instant::now) - start);
-        if left.is_zero() || is_stopped() {
+        let Some(left) = waiting.left(now.take().unwrap_or_else(Instant::now)) else {
             return Ok(waiter.cancel());
-        }
+        };
         if let Err(gone) = domain.link().require_broker() {
             return waiter.cancel().map(Some).ok_or(gone);
         }

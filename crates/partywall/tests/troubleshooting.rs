@@ -157,6 +157,7 @@ fn every_error() -> Vec<Error> {
         Error::RemoteDevice { name: name.clone(), owner: "a".into(), reader: "b".into(), link: "NVLink".into() },
         Error::Captured { what: "waiting for timeline \"x\"".into() },
         Error::Timeout { what: "cannot open \"x\": no process committed it".into(), after: Duration::from_secs(1) },
+        Error::Cancelled { what: "cannot open \"x\": no process committed it".into() },
         Error::BrokerNotFound { tried: vec!["/bin/partywall".into()] },
         Error::BrokerNotStarted { why: "no".into(), advice: None },
         Error::BrokerUnreachable { socket: socket.clone(), why: "there is no socket".into() },

@@ -20,6 +20,7 @@ use partywall_os::{
     process::fork_generation,
     socket::{self, Ready},
 };
+use partywall_shm::MAX_SLEEP;
 use partywall_wire::{Answer, Call, Refusal, Reply, Request, Resume, WireError, frame};
 
 use super::{
@@ -30,6 +31,7 @@ use super::{
 use crate::{
     adaptive_spin::AdaptiveSpin,
     error::{Error, Result},
+    wait::{Wait, Waiting},
 };
 
 /// How long a broker may take to answer a call. It answers within microseconds, unless it is stopped.
@@ -232,9 +234,9 @@ impl Link {
         self.leaving.load(Ordering::Relaxed)
     }
 
-    /// Asks for something that may have to wait, until `deadline`; without one for ever. `call` makes the request
-    /// anew where it has to be asked again.
-    pub(crate) fn call_waiting(&self, call: impl Fn() -> Call, deadline: Option<Instant>) -> Result<Option<Answered>> {
+    /// Asks for something that may have to wait; `None` once the wait is over. `call` makes the request anew where it has
+    /// to be asked again.
+    pub(crate) fn call_waiting(&self, call: impl Fn() -> Call, waiting: &Waiting<'_>) -> Result<Option<Answered>> {
         loop {
             let mut turn = self.connected_turn()?;
             let id = turn.calls().next_id();
@@ -254,7 +256,7 @@ impl Link {
                 lock(&self.waits).tickets.remove(&id);
                 return self.accept(outcome?.ok_or_else(|| self.gone())?).map(Some);
             }
-            match self.await_verdict(id, deadline)? {
+            match self.await_verdict(id, waiting)? {
                 Some(Verdict::Ended(outcome, fds)) => return self.accept((*outcome, fds)).map(Some),
                 Some(Verdict::AskAgain) => {}
                 None => return Ok(None),
@@ -262,8 +264,8 @@ impl Link {
         }
     }
 
-    fn await_verdict(&self, id: u64, deadline: Option<Instant>) -> Result<Option<Verdict>> {
-        if let Some(verdict) = self.verdict_until(id, deadline)? {
+    fn await_verdict(&self, id: u64, waiting: &Waiting<'_>) -> Result<Option<Verdict>> {
+        if let Some(verdict) = self.verdict_within(id, waiting)? {
             return Ok(Some(verdict));
         }
         let cancelled = self.connected_turn().and_then(|mut turn| {
@@ -273,7 +275,7 @@ impl Link {
         });
         let verdict = match cancelled {
             // The verdict was sent before we took the question back: it is ours, with the lease that it carries.
-            Ok(Some((Err(Refusal::Stale { .. }), _))) => self.verdict_until(id, Some(Instant::now() + TIMEOUT))?,
+            Ok(Some((Err(Refusal::Stale { .. }), _))) => self.verdict_within(id, &Wait::from(TIMEOUT).begin())?,
             // With the connection the broker has forgotten the question.
             Ok(None) => None,
             Ok(Some(outcome)) => self.accept(outcome).map(|_| None)?,
@@ -287,9 +289,11 @@ impl Link {
         Ok(verdict.or(late.filter(|verdict| matches!(verdict, Verdict::Ended(..)))))
     }
 
-    fn verdict_until(&self, id: u64, deadline: Option<Instant>) -> Result<Option<Verdict>> {
-        let mut waits = lock(&self.waits);
+    fn verdict_within(&self, id: u64, waiting: &Waiting<'_>) -> Result<Option<Verdict>> {
         loop {
+            // Not under the lock: this may ask the caller whether the wait is cancelled.
+            let left = waiting.left(Instant::now());
+            let mut waits = lock(&self.waits);
             if waits.tickets.get(&id).is_some_and(Option::is_some) {
                 return Ok(waits.tickets.remove(&id).flatten());
             }
@@ -297,16 +301,8 @@ impl Link {
                 waits.tickets.remove(&id);
                 return Err(self.gone());
             }
-            waits = match deadline {
-                None => self.changed.wait(waits).unwrap_or_else(PoisonError::into_inner),
-                Some(deadline) => {
-                    let left = deadline.saturating_duration_since(Instant::now());
-                    if left.is_zero() {
-                        return Ok(None);
-                    }
-                    self.changed.wait_timeout(waits, left).unwrap_or_else(PoisonError::into_inner).0
-                }
-            };
+            let Some(left) = left else { return Ok(None) };
+            drop(self.changed.wait_timeout(waits, left.min(MAX_SLEEP)));
         }
     }
 

@@ -16,7 +16,6 @@ mod words;
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
-    time::{Duration, Instant},
 };
 
 use partywall_cuda::DeviceUuid;
@@ -44,6 +43,7 @@ use crate::{
     place::Place,
     pool::Pools,
     segment::{Builder, Claim, OpenOptions, OpenOrBuild, Publication, Segment},
+    wait::Wait,
 };
 
 /// A place where processes share memory by name: a connection to one broker.
@@ -205,15 +205,15 @@ impl Domain {
         Publication::new(self.clone(), name)
     }
 
-    /// Opens the latest version of `name`, or `NAME@V`, for reading. Waits up to `timeout` for one that is not there.
+    /// Opens the latest version of `name`, or `NAME@V`, for reading. Waits for one that is not there.
     ///
     /// # Errors
-    /// [`Error::NotFound`] if it is not there in time and `timeout` is zero, [`Error::Timeout`] otherwise; or in place
-    /// of both, for a name of legacy memory that was there, [`Error::OwnerDied`] or [`Error::Withdrawn`];
+    /// [`Error::NotFound`] if it is not there and the timeout is zero, [`Error::Timeout`] if it does not come in time; or in
+    /// place of both, for a name of legacy memory that was there, [`Error::OwnerDied`] or [`Error::Withdrawn`];
     /// [`Error::NotASegment`] for a pool or topic;
     /// [`Error::VersionNotFound`] for a version that is gone; the kind's own errors of mapping it.
-    pub fn open(&self, name: &str, timeout: Duration) -> Result<Segment> {
-        self.opener(name).timeout(timeout).open()
+    pub fn open<'w>(&self, name: &str, wait: impl Into<Wait<'w>>) -> Result<Segment> {
+        self.opener(name).open_within(wait.into())
     }
 
     /// Opens a version in another way than [`Domain::open`]: for writing, on another device.
@@ -222,24 +222,21 @@ impl Domain {
     }
 
     /// Opens the latest version of `name`, or makes the caller its builder if there is none. While another process
-    /// builds it, waits up to `timeout` for the commit; if that process dies or gives up, one waiter becomes builder.
+    /// builds it, waits for the commit; if that process dies or gives up, one waiter becomes builder.
     ///
     /// # Errors
-    /// [`Error::Timeout`]; the kind's own errors of mapping it.
-    pub fn open_or_build(&self, name: &str, timeout: Duration) -> Result<OpenOrBuild> {
+    /// [`Error::Timeout`], [`Error::Cancelled`]; the kind's own errors of mapping it.
+    pub fn open_or_build<'w>(&self, name: &str, wait: impl Into<Wait<'w>>) -> Result<OpenOrBuild> {
         let link = self.link();
         let call = || Call::OpenOrBuild { name: name.to_owned() };
-        // A time-out too large for the clock is none.
-        match link.call_waiting(call, Instant::now().checked_add(timeout))? {
+        let waiting = wait.into().begin();
+        match link.call_waiting(call, &waiting)? {
             Some((Answer::Build { claim }, _)) => Ok(OpenOrBuild::Build(Claim::new(self.clone(), name, claim))),
             Some((Answer::Opened(opened), fds)) => {
                 OpenOptions::new(self.clone(), name).attach_segment(opened, fds).map(OpenOrBuild::Opened)
             }
             Some((other, _)) => Err(unexpected(&other)),
-            None => Err(Error::Timeout {
-                what: format!("cannot open {name:?}: its builder did not commit it"),
-                after: timeout,
-            }),
+            None => Err(waiting.error(format!("cannot open {name:?}: its builder did not commit it"))),
         }
     }
 
@@ -397,23 +394,21 @@ impl Domain {
         name: &str,
         version: Option<u64>,
         access: Access,
-        timeout: Duration,
+        wait: Wait<'_>,
     ) -> Result<link::Answered> {
         let open = |wait| Call::Open(partywall_wire::Open { name: name.to_owned(), version, access, wait });
-        if timeout.is_zero() {
+        let waiting = wait.begin();
+        if waiting.timeout().is_zero() {
             return self.link().call_with(open(false), &[]);
         }
-        // A time-out too large for the clock is none.
-        let deadline = Instant::now().checked_add(timeout);
-        if let Some(answered) = self.link().call_waiting(|| open(true), deadline)? {
+        if let Some(answered) = self.link().call_waiting(|| open(true), &waiting)? {
             return Ok(answered);
         }
         // Asked once more without waiting: it may just have come, or have been there before and ended.
         match self.link().call_with(open(false), &[]) {
             Err(refusal @ (Error::NotFound { .. } | Error::VersionNotFound { .. })) => {
                 let name = info::with_version(name, version);
-                let what = format!("cannot open {name}: {}", nothing_came(&refusal));
-                Err(Error::Timeout { what, after: timeout })
+                Err(waiting.error(format!("cannot open {name}: {}", nothing_came(&refusal))))
             }
             answered => answered,
         }

@@ -1,9 +1,6 @@
 //! What happens to names, as it happens.
 
-use std::{
-    collections::VecDeque,
-    time::{Duration, Instant},
-};
+use std::{collections::VecDeque, time::Duration};
 
 use partywall_wire::{Answer, Call, Gap, Happened, NameEvent, Pattern};
 
@@ -11,6 +8,7 @@ use super::{Domain, unexpected};
 use crate::{
     error::{Error, Result},
     info::Point,
+    wait::Wait,
 };
 
 /// What happens to the names of a domain that are like a pattern: those of segments, timelines and semaphores.
@@ -87,13 +85,12 @@ impl Domain {
 }
 
 impl Watch {
-    /// The next event, for which it waits up to `timeout`; `None` if there is none in that time.
+    /// Returns the next event, and waits for one; `None` if there is none in time.
     ///
     /// # Errors
-    /// [`Error::BrokerGone`]: with it are its names, and what happened last may not have been told.
-    pub fn next(&mut self, timeout: Duration) -> Result<Option<WatchEvent>> {
-        // A time-out too large for the clock is none.
-        let deadline = Instant::now().checked_add(timeout);
+    /// [`Error::Cancelled`]; [`Error::BrokerGone`]: with it are its names, and what happened last may not have been told.
+    pub fn next<'w>(&mut self, wait: impl Into<Wait<'w>>) -> Result<Option<WatchEvent>> {
+        let waiting = wait.into().begin();
         loop {
             if let Some((point, event)) = self.ready.pop_front() {
                 self.taken = point;
@@ -101,8 +98,11 @@ impl Watch {
             }
             self.taken = self.asked;
             let question = || self.question(Some(self.asked));
-            match self.domain.link().call_waiting(question, deadline)? {
+            match self.domain.link().call_waiting(question, &waiting)? {
                 Some((answer, _)) => self.take(happened(answer)?)?,
+                None if waiting.was_cancelled() => {
+                    return Err(waiting.error(format!("no name that is like {:?} changed", self.pattern.as_str())));
+                }
                 None => return Ok(None),
             }
         }

@@ -27,7 +27,7 @@ pub enum ErrorKind {
     Refused,
     /// The GPU or its driver.
     Device,
-    /// Something that was waited for did not happen in time.
+    /// Something that was waited for did not happen in time, or before the wait was cancelled.
     TimedOut,
 }
 
@@ -90,7 +90,7 @@ impl Error {
             }
             Self::Captured { .. } => ErrorKind::Usage,
             Self::OutOfMemory { place: Place::Gpu(_), .. } => ErrorKind::Device,
-            Self::Timeout { .. } => ErrorKind::TimedOut,
+            Self::Timeout { .. } | Self::Cancelled { .. } => ErrorKind::TimedOut,
             Self::File(e) => file_kind(e),
             _ => ErrorKind::Refused,
         }
@@ -186,6 +186,7 @@ impl Error {
             Self::Cuda { source, .. } if cuda_anchor(source) == "event-not-shared" => "both processes need one /dev/shm and one user, and the maker keeps the event; a timeline needs none of this".into(),
             Self::Cuda { .. } => "`partywall doctor` checks the driver".into(),
             Self::Timeout { .. } => "wait longer, or check the process that should have done it: `partywall ps` lists members, `partywall ls` names".into(),
+            Self::Cancelled { .. } => "call it again to wait further: what it waited for was neither taken nor lost".into(),
             Self::BrokerNotFound { .. } => "set PARTYWALL_BIN to the partywall binary, or put it on PATH (cargo install --locked --path crates/partywall-cli)".into(),
             Self::BrokerNotStarted { advice: Some(advice), .. } => advice.clone(),
             Self::BrokerNotStarted { .. } => "run `partywall serve` to see why, and `partywall doctor`".into(),
@@ -305,6 +306,7 @@ impl Error {
             Self::ContextLost { .. } => "broken-context",
             Self::Captured { .. } => "captured",
             Self::Timeout { .. } => "timeout",
+            Self::Cancelled { .. } => "cancelled",
             Self::BrokerNotFound { .. } => "broker-not-found",
             Self::BrokerNotStarted { .. } => "broker-not-started",
             Self::BrokerUnreachable { .. } => "connection-refused",

@@ -606,6 +606,12 @@ pub enum Error {
         /// How long.
         after: Duration,
     },
+    /// The caller cancelled the wait ([`Wait::cancelled_by`](crate::Wait::cancelled_by)).
+    #[error("{what} before the wait was cancelled")]
+    Cancelled {
+        /// What was to be done, and what did not happen, as for [`Timeout`](Self::Timeout).
+        what: String,
+    },
     /// No broker runs, and no program was found that could be started as one.
     #[error("no broker program was found; tried {}", .tried.join(", "))]
     BrokerNotFound {

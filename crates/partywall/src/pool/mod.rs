@@ -7,7 +7,7 @@ mod pools;
 mod reference;
 mod wanted;
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use partywall_cuda::StreamRef;
 use partywall_shm::pool::{Held, MAX_BLOCKS as MOST};
@@ -25,6 +25,7 @@ use crate::{
     gpu::Gpu,
     place::Place,
     slots,
+    wait::Wait,
 };
 
 /// The most blocks that a pool can have.
@@ -107,13 +108,14 @@ impl Pool {
         Self { blocks, spin: AdaptiveSpin::on_memory() }
     }
 
-    /// Takes a block, and waits for one up to `timeout`. If it is to be [zeroed](PoolOptions::zeroed), it is by then.
+    /// Takes a block, and waits for one. A waiter keeps its place in the queue until the wait is over. The block of a
+    /// [zeroed](PoolOptions::zeroed) pool is zeroed when this returns.
     ///
     /// # Errors
-    /// [`Error::Timeout`]; [`Error::BrokerGone`] when it has to wait; [`Error::Forked`]. Of zeroing it: as [`Block::zero`] in
-    /// host memory; [`Error::ContextLost`], [`Error::Cuda`] on a GPU.
-    pub fn alloc(&self, timeout: Duration) -> Result<Block> {
-        self.alloc_unless(timeout, || false)?.ok_or_else(|| self.late(timeout))
+    /// [`Error::Timeout`], [`Error::Cancelled`]; [`Error::BrokerGone`] when it has to wait; [`Error::Forked`]. Of zeroing
+    /// it: as [`Block::zero`] in host memory; [`Error::ContextLost`], [`Error::Cuda`] on a GPU.
+    pub fn alloc<'w>(&self, wait: impl Into<Wait<'w>>) -> Result<Block> {
+        self.fresh(self.take(wait.into())?)
     }
 
     /// As [`alloc`](Self::alloc), for work on `stream`: if the block is to be [zeroed](PoolOptions::zeroed) on a GPU, that is
@@ -121,22 +123,12 @@ impl Pool {
     ///
     /// # Errors
     /// As [`alloc`](Self::alloc); [`Error::BadRange`] for a stream of another GPU.
-    pub fn alloc_on(&self, stream: StreamRef<'_>, timeout: Duration) -> Result<Block> {
-        let held = self.take_unless(timeout, || false)?.ok_or_else(|| self.late(timeout))?;
-        let mut block = self.block(held);
+    pub fn alloc_on<'w>(&self, stream: StreamRef<'_>, wait: impl Into<Wait<'w>>) -> Result<Block> {
+        let mut block = self.take(wait.into())?;
         match self.gpu() {
             Some(_) if self.is_zeroed() => block.zero_on(stream).map(|()| block),
             _ => self.fresh(block),
         }
-    }
-
-    /// As [`alloc`](Self::alloc), but gives up when `stop` says so: then it is `None`. While it waits `stop` is asked every
-    /// 100 ms at least, and the place among those who wait is kept.
-    ///
-    /// # Errors
-    /// As [`alloc`](Self::alloc).
-    pub fn alloc_unless(&self, timeout: Duration, stop: impl FnMut() -> bool) -> Result<Option<Block>> {
-        self.take_unless(timeout, stop)?.map(|held| self.fresh(self.block(held))).transpose()
     }
 
     /// Takes a block if one is free and nobody waits for it.
@@ -221,14 +213,10 @@ impl Pool {
         self.blocks.domain()
     }
 
-    fn late(&self, after: Duration) -> Error {
-        Error::Timeout { what: format!("cannot take a block of pool {:?}: none became free", self.name()), after }
-    }
-
-    fn take_unless(&self, timeout: Duration, stop: impl FnMut() -> bool) -> Result<Option<Held>> {
+    fn take(&self, wait: Wait<'_>) -> Result<Block> {
         let Self { blocks, spin } = self;
-        let late = || self.late(timeout);
-        slots::take_unless(&**blocks.words(), blocks.domain(), spin, timeout, stop, late)
+        let what = || format!("cannot take a block of pool {:?}: none became free", self.name());
+        slots::take(&**blocks.words(), blocks.domain(), spin, wait, what).map(|held| self.block(held))
     }
 
     /// As the pool promises a block that was just taken. By whoever takes it, so that nobody has to be relied upon to clear

@@ -1,10 +1,6 @@
 //! Making blocks, and finding those that others have made: what the options of pools and topics share.
 
-use std::{
-    os::fd::OwnedFd,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{os::fd::OwnedFd, sync::Arc, time::Duration};
 
 use partywall_cuda::{DeviceUuid, ForeignMemory};
 use partywall_shm::DType;
@@ -17,6 +13,7 @@ use crate::{
     gpu::{self, cuda_error},
     place::{DeviceChoice, Place},
     segment::{Builder, Claim},
+    wait::Wait,
 };
 
 /// Which blocks, and where.
@@ -73,7 +70,7 @@ impl Wanted {
         check_name(&self.name)?;
         // For reading: what has no blocks would be refused for a reason that is beside the point.
         let timeout = self.timeout.unwrap_or_default();
-        let (answer, fds) = self.domain.ask_to_open(&self.name, None, Access::Read, timeout)?;
+        let (answer, fds) = self.domain.ask_to_open(&self.name, None, Access::Read, timeout.into())?;
         match answer {
             Answer::Opened(opened) => self.attach(opened, fds, check),
             other => Err(unexpected(&other)),
@@ -89,12 +86,10 @@ impl Wanted {
         check: impl Fn(&Opened) -> Result<()>,
     ) -> Result<Arc<Blocks>> {
         check_name(&self.name)?;
-        let timeout = self.timeout.unwrap_or(CREATION);
-        // A time-out too large for the clock is none.
-        let deadline = Instant::now().checked_add(timeout);
+        let waiting = Wait::from(self.timeout.unwrap_or(CREATION)).begin();
         loop {
             let call = || Call::OpenOrBuild { name: self.name.clone() };
-            match self.domain.link().call_waiting(call, deadline)? {
+            match self.domain.link().call_waiting(call, &waiting)? {
                 Some((Answer::Build { claim }, _)) => {
                     let claim = Claim::new(self.domain.clone(), &self.name, claim);
                     match self.build(claim.create(self.home()?), control) {
@@ -110,7 +105,7 @@ impl Wanted {
                         "cannot open {what} {:?}: another process began to make it and did not finish",
                         self.name
                     );
-                    return Err(Error::Timeout { what, after: timeout });
+                    return Err(waiting.error(what));
                 }
             }
         }

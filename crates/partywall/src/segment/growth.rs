@@ -6,7 +6,6 @@
 use std::{
     os::fd::{AsFd, OwnedFd},
     sync::{MutexGuard, OnceLock, PoisonError},
-    time::{Duration, Instant},
 };
 
 use partywall_shm::{DType, Layout, Table, TableBuilder, TableError};
@@ -20,6 +19,7 @@ use crate::{
     domain::unexpected,
     error::{Error, Result},
     info::{self, TableBytes},
+    wait::Wait,
 };
 
 /// What a version consists of, as far as this process knows; and behind it, what it became.
@@ -223,19 +223,19 @@ impl Segment {
         }
     }
 
-    /// Waits up to `timeout` until the version is longer than this process knows it, and refreshes.
+    /// Waits until the version is longer than this process knows it, and refreshes.
     ///
     /// # Errors
-    /// [`Error::Timeout`]; [`Error::CannotGrow`] for a version that is frozen, or whose committer has dropped it; as
+    /// [`Error::Timeout`], [`Error::Cancelled`]; [`Error::CannotGrow`] for a version that is frozen, or whose committer has dropped it; as
     /// [`Segment::refresh`].
-    pub fn wait_growth(&self, timeout: Duration) -> Result<Refreshed> {
+    pub fn wait_growth<'w>(&self, wait: impl Into<Wait<'w>>) -> Result<Refreshed> {
         let Some(lease) = self.lease else { return Ok(Refreshed::Unchanged) };
-        let deadline = Instant::now().checked_add(timeout);
+        let waiting = wait.into().begin();
         let growths = self.stage().growths;
-        match self.domain.link().call_waiting(|| Call::AwaitGrowth { lease, growths }, deadline)? {
+        match self.domain.link().call_waiting(|| Call::AwaitGrowth { lease, growths }, &waiting)? {
             Some((Answer::Done, _)) => self.refresh(),
             Some((other, _)) => Err(unexpected(&other)),
-            None => Err(Error::Timeout { what: format!("{:?} did not grow", self.facts.name), after: timeout }),
+            None => Err(waiting.error(format!("{:?} did not grow", self.facts.name))),
         }
     }
 

@@ -13,7 +13,6 @@ use std::{
     fmt,
     os::fd::{OwnedFd, RawFd},
     sync::Mutex,
-    time::{Duration, Instant},
 };
 
 use partywall_shm::Table;
@@ -36,6 +35,7 @@ use crate::{
     info::{Promises, TableBytes},
     kind::{Kind, Memory},
     place::Place,
+    wait::Wait,
 };
 
 /// An open version of a name: its memory, mapped into this process, and a lease that keeps it openable by others.
@@ -185,17 +185,17 @@ impl Segment {
         self.control.take()
     }
 
-    /// Waits up to `timeout` until the name is removed or goes with its owner; a newer version does not end the wait.
+    /// Waits until the name is removed or goes with its owner; a newer version does not end the wait.
     ///
     /// # Errors
-    /// [`Error::Timeout`]; those of every call.
-    pub fn wait_withdrawn(&self, timeout: Duration) -> Result<()> {
+    /// [`Error::Timeout`], [`Error::Cancelled`]; those of every call.
+    pub fn wait_withdrawn<'w>(&self, wait: impl Into<Wait<'w>>) -> Result<()> {
         let Some(lease) = self.lease else { return Ok(()) };
-        let deadline = Instant::now().checked_add(timeout);
-        match self.domain.link().call_waiting(|| Call::AwaitWithdrawal { lease }, deadline)? {
+        let waiting = wait.into().begin();
+        match self.domain.link().call_waiting(|| Call::AwaitWithdrawal { lease }, &waiting)? {
             Some((Answer::Withdrawn, _)) => Ok(()),
             Some((other, _)) => Err(unexpected(&other)),
-            None => Err(Error::Timeout { what: format!("{:?} was not withdrawn", self.facts.name), after: timeout }),
+            None => Err(waiting.error(format!("{:?} was not withdrawn", self.facts.name))),
         }
     }
 

@@ -3,7 +3,7 @@
 use std::{
     os::fd::{AsRawFd, OwnedFd},
     sync::Mutex,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use partywall_cuda::{CuResult, DeviceUuid};
@@ -15,6 +15,7 @@ use crate::{
     error::{Error, Result},
     info,
     kind::{self, Attach},
+    wait::Wait,
 };
 
 /// How long a publisher's death may take to be proved. It takes the broker's settle time, usually 100 ms.
@@ -94,10 +95,14 @@ impl OpenOptions {
     /// [`Error::ReadOnly`]; [`Error::RemoteDevice`]; [`Error::Table`] if the table is damaged; those of mapping the
     /// memory.
     pub fn open(&self) -> Result<Segment> {
+        self.open_within(self.timeout.into())
+    }
+
+    pub(crate) fn open_within(&self, wait: Wait<'_>) -> Result<Segment> {
         let (name, version) = split_version(&self.name)?;
         check_name(&name)?;
         let access = if self.write { Access::Write } else { Access::Read };
-        let (answer, fds) = self.domain.ask_to_open(&name, self.version.or(version), access, self.timeout)?;
+        let (answer, fds) = self.domain.ask_to_open(&name, self.version.or(version), access, wait)?;
         match answer {
             Answer::Opened(opened) => self.attach_segment(opened, fds),
             other => Err(unexpected(&other)),
@@ -139,10 +144,10 @@ impl OpenOptions {
     /// Why the driver does not open memory that its publisher may just have taken along: the broker knows within
     /// moments. `None` if the publisher seems to be well.
     fn reason(&self, name: &str, version: u64, lease: u64) -> Option<Error> {
-        let deadline = Instant::now().checked_add(PROOF);
-        let told = self.domain.link().call_waiting(|| Call::AwaitWithdrawal { lease }, deadline);
+        let waiting = Wait::from(PROOF).begin();
+        let told = self.domain.link().call_waiting(|| Call::AwaitWithdrawal { lease }, &waiting);
         if matches!(told, Ok(Some((Answer::Withdrawn, _)))) {
-            return self.domain.ask_to_open(name, Some(version), Access::Read, Duration::ZERO).err();
+            return self.domain.ask_to_open(name, Some(version), Access::Read, Duration::ZERO.into()).err();
         }
         let pid = self.domain.inspect(&format!("{name}@{version}")).ok()?.version.committer;
         let publisher = self.domain.members().ok()?.into_iter().find(|member| member.pid == pid)?;

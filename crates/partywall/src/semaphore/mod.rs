@@ -2,7 +2,7 @@
 
 mod permit;
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use partywall_shm::semaphore::{self as shm, Held};
 
@@ -12,6 +12,7 @@ use crate::{
     domain::{Domain, LeaseGuard},
     error::{Error, Result},
     slots,
+    wait::Wait,
 };
 
 /// The most permits that a semaphore can have.
@@ -100,23 +101,14 @@ impl Domain {
 }
 
 impl Semaphore {
-    /// Takes a permit, and waits for one up to `timeout`.
+    /// Takes a permit, and waits for one. A waiter keeps its place in the queue until the wait is over.
     ///
     /// # Errors
-    /// [`Error::Timeout`]; [`Error::BrokerGone`] when it has to wait; [`Error::Forked`].
-    pub fn acquire(&self, timeout: Duration) -> Result<Permit> {
-        self.acquire_unless(timeout, || false)?.ok_or_else(|| self.late(timeout))
-    }
-
-    /// As [`acquire`](Self::acquire), but gives up when `stop` says so: then it is `None`. While it waits `stop` is asked
-    /// every 100 ms at least, and the place among those who wait is kept.
-    ///
-    /// # Errors
-    /// As [`acquire`](Self::acquire).
-    pub fn acquire_unless(&self, timeout: Duration, stop: impl FnMut() -> bool) -> Result<Option<Permit>> {
-        let Open { memory, domain, .. } = &*self.open;
-        let held = slots::take_unless(&**memory, domain, &self.spin, timeout, stop, || self.late(timeout))?;
-        Ok(held.map(|held| self.permit(held)))
+    /// [`Error::Timeout`], [`Error::Cancelled`]; [`Error::BrokerGone`] when it has to wait; [`Error::Forked`].
+    pub fn acquire<'w>(&self, wait: impl Into<Wait<'w>>) -> Result<Permit> {
+        let Open { name, memory, domain, .. } = &*self.open;
+        let what = || format!("cannot acquire a permit of semaphore {name:?}: none was given back");
+        slots::take(&**memory, domain, &self.spin, wait.into(), what).map(|held| self.permit(held))
     }
 
     /// Takes a permit if one is free and nobody waits for it.
@@ -151,11 +143,6 @@ impl Semaphore {
     /// The domain.
     pub fn domain(&self) -> &Domain {
         &self.open.domain
-    }
-
-    fn late(&self, after: Duration) -> Error {
-        let what = format!("cannot acquire a permit of semaphore {:?}: none was given back", self.open.name);
-        Error::Timeout { what, after }
     }
 
     fn permit(&self, held: Held) -> Permit {

@@ -13,7 +13,10 @@ use super::{
     enqueue::{self, Work},
     waiting::Lookout,
 };
-use crate::{domain::PollReason, error::Result};
+use crate::{
+    domain::PollReason,
+    error::{Error, Result},
+};
 
 /// A wait of a stream with a time limit ([`Timeline::wait_on_for`]). Dropping it changes nothing for the stream.
 #[derive(Debug)]
@@ -41,13 +44,13 @@ impl LimitedWait {
     /// How it ended; `None` as long as it has not.
     ///
     /// # Errors
-    /// [`Error::Timeout`](crate::Error::Timeout): the stream went on because the time was over; as [`Timeline::check`]
+    /// [`Error::Timeout`]: the stream went on because the time was over; as [`Timeline::check`]
     /// otherwise.
     pub fn outcome(&self) -> Option<Result<()>> {
         let Hold { at, word, .. } = &self.hold;
         self.end.get().map(|end| match end {
             End::Decided => at.check(word, self.v),
-            End::Over => Err(at.too_late(self.v, Progress::Reached, self.limit)),
+            End::Over => Err(Error::Timeout { what: at.not_come(self.v, Progress::Reached), after: self.limit }),
         })
     }
 }

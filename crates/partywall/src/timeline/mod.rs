@@ -24,6 +24,7 @@ use crate::{
     domain::{Domain, LeaseGuard, Word},
     error::{Error, Result},
     gpu::Gpu,
+    wait::Wait,
 };
 
 /// A named 64-bit value that only grows, from 0 to [`MAX_VALUE`]: one process writes it, any number of them wait for it,
@@ -145,10 +146,10 @@ impl Timeline {
     /// Waits until the timeline has reached `v`: until the work is done that `v` stands for.
     ///
     /// # Errors
-    /// [`Error::TimelineEnded`] as soon as it is known that it will not; [`Error::Timeout`]; [`Error::BadValue`] for one
-    /// that no timeline reaches; [`Error::Forked`].
-    pub fn wait(&self, v: u64, timeout: Duration) -> Result<()> {
-        self.wait_for(v, Progress::Reached, timeout)
+    /// [`Error::TimelineEnded`] as soon as it is known that it will not; [`Error::Timeout`], [`Error::Cancelled`];
+    /// [`Error::BadValue`] for one that no timeline reaches; [`Error::Forked`].
+    pub fn wait<'w>(&self, v: u64, wait: impl Into<Wait<'w>>) -> Result<()> {
+        self.wait_for(v, Progress::Reached, wait.into())
     }
 
     /// Waits until `v` is promised: until the work that it stands for is enqueued. To be followed by
@@ -156,8 +157,8 @@ impl Timeline {
     ///
     /// # Errors
     /// As [`wait`](Self::wait).
-    pub fn wait_announced(&self, v: u64, timeout: Duration) -> Result<()> {
-        self.wait_for(v, Progress::Announced, timeout)
+    pub fn wait_announced<'w>(&self, v: u64, wait: impl Into<Wait<'w>>) -> Result<()> {
+        self.wait_for(v, Progress::Announced, wait.into())
     }
 
     /// Has what is enqueued on `stream` from now on wait until the timeline has reached `v`. Returns at once, and enqueues

@@ -9,15 +9,11 @@ use partywall_os::timer_slack::LeastSlack;
 use partywall_shm::timeline::Progress;
 
 use super::Timeline;
-use crate::{
-    backoff::Backoff,
-    domain::Word,
-    error::{Error, Result},
-};
+use crate::{backoff::Backoff, domain::Word, error::Result, wait::Wait};
 
 impl Timeline {
     /// Waits until the timeline has come as far as `goal` on the way to `v`: reached it, or only announced it.
-    pub(super) fn wait_for(&self, v: u64, goal: Progress, timeout: Duration) -> Result<()> {
+    pub(super) fn wait_for(&self, v: u64, goal: Progress, wait: Wait<'_>) -> Result<()> {
         self.domain.link().require_ours()?;
         self.at.check_value(v)?;
         // With its lease: others may follow meanwhile.
@@ -41,12 +37,12 @@ impl Timeline {
         if is_over(progress) {
             return verdict(progress);
         }
-        let start = Instant::now();
+        let waiting = wait.begin();
         let look = || {
             progress = word.progress(v);
             is_over(progress)
         };
-        let mut now = self.spin.spin(start, timeout, look);
+        let mut now = self.spin.spin(waiting.start(), waiting.timeout(), look);
         if now.is_none() {
             return verdict(progress);
         }
@@ -60,10 +56,9 @@ impl Timeline {
                 return verdict(progress);
             }
             // The clock is not looked at between being woken and finding out why.
-            let left = timeout.saturating_sub(now.take().unwrap_or_else(Instant::now) - start);
-            if left.is_zero() {
-                return Err(self.at.too_late(v, goal, timeout));
-            }
+            let Some(left) = waiting.left(now.take().unwrap_or_else(Instant::now)) else {
+                return Err(waiting.error(self.at.not_come(v, goal)));
+            };
             // Promised values are stored by a stream, which wakes nobody.
             let pause = if progress == Progress::Announced {
                 slack.get_or_insert_with(LeastSlack::begin);
@@ -108,8 +103,9 @@ impl Lookout {
 }
 
 impl super::At {
-    pub(super) fn too_late(&self, v: u64, goal: Progress, after: Duration) -> Error {
+    /// What has not happened when a wait is over.
+    pub(super) fn not_come(&self, v: u64, goal: Progress) -> String {
         let what = if goal == Progress::Announced { "promised" } else { "reached" };
-        Error::Timeout { what: format!("value {v} of timeline {:?} was not {what}", self.name), after }
+        format!("value {v} of timeline {:?} was not {what}", self.name)
     }
 }

@@ -181,7 +181,7 @@ impl TimelineWriter {
         let mut lookout = Lookout::new(&self.writer.word, owed);
         while let Some(pause) = lookout.look() {
             if start.elapsed() > DRAIN {
-                return Err(self.writer.at.too_late(owed, Progress::Reached, DRAIN));
+                return Err(Error::Timeout { what: self.writer.at.not_come(owed, Progress::Reached), after: DRAIN });
             }
             self.timeline.domain.health().check()?;
             std::thread::sleep(pause);

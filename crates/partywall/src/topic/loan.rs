@@ -8,7 +8,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use bytemuck::PodCastError;
@@ -32,6 +32,7 @@ use crate::{
     gpu::DeviceRange,
     pool::{Block, Blocks},
     segment::{Element, elements_mut},
+    wait::Wait,
 };
 
 /// A block of a topic that nobody else sees, to be filled. Dropping it gives it back.
@@ -267,34 +268,25 @@ impl Filled {
         self.0.take_back().map_or(Ok(()), Block::release)
     }
 
-    /// Publishes it, and waits up to `timeout` for subscribers that are not to miss anything. What it contains was written
-    /// by the CPU, or by streams that were waited for.
+    /// Publishes it, and waits for subscribers that are to miss nothing. The sample's contents were written by the CPU, or by
+    /// streams that were waited for.
     ///
     /// # Errors
     /// The sample comes back with the error. [`Error::TopicFull`]; [`Error::Timeout`] if other publishers were faster all the
-    /// time; [`Error::BrokerGone`] when it has to wait;
+    /// time; [`Error::Cancelled`]; [`Error::BrokerGone`] when it has to wait;
     /// [`Error::BlockNotHeld`] if the broker gave its block to others, because it took this process for dead;
     /// [`Error::Evicted`], [`Error::ContextLost`], [`Error::Parted`]; [`Error::Forked`].
-    pub fn publish(self, timeout: Duration) -> Result<Published, UnpublishedSample> {
-        self.publish_unless(timeout, || false)
+    pub fn publish<'w>(self, wait: impl Into<Wait<'w>>) -> Result<Published, UnpublishedSample> {
+        self.publish_within(wait.into())
     }
 
-    /// As [`publish`](Self::publish), but gives up when `stop` says so, as if the time were over. While it waits `stop` is
-    /// asked every 100 ms at least.
-    ///
-    /// # Errors
-    /// As [`publish`](Self::publish).
-    pub fn publish_unless(
-        mut self,
-        timeout: Duration,
-        stop: impl FnMut() -> bool,
-    ) -> Result<Published, UnpublishedSample> {
+    fn publish_within(mut self, wait: Wait<'_>) -> Result<Published, UnpublishedSample> {
         let status = match self.validity() {
             Validity::Valid => Status::Ready,
             Validity::Undecided => Status::Unverified,
             Validity::Invalid => Status::Tainted,
         };
-        let (published, held) = match self.give(status, 0, timeout, stop) {
+        let (published, held) = match self.give(status, 0, wait) {
             Ok(given) => given,
             Err(error) => return Err(UnpublishedSample { error, filled: Box::new(self) }),
         };
@@ -311,37 +303,31 @@ impl Filled {
         Ok(published)
     }
 
-    /// Publishes it as what it will be when everything is done that is on `stream` now. Nobody waits for that: who receives
-    /// it has a stream of its own wait for it ([`Sample::device_on`]). Waits up to `timeout` for subscribers that are not
-    /// to miss anything.
+    /// Publishes it as what it will be when everything is done that is on `stream` now. Returns without waiting for that: a
+    /// subscriber has a stream of its own wait for it ([`Sample::device_on`]). Waits for subscribers that are to miss
+    /// nothing.
     ///
     /// Until the stream has come there its block is used for nothing else, whatever becomes of the sample.
     ///
     /// # Errors
     /// As [`publish`](Self::publish) and [`TimelineWriter::signal_on`](crate::TimelineWriter::signal_on). The sample comes
     /// back with the error.
-    pub fn publish_on(self, stream: StreamRef<'_>, timeout: Duration) -> Result<Published, UnpublishedSample> {
-        self.publish_on_unless(stream, timeout, || false)
+    pub fn publish_on<'w>(
+        self,
+        stream: StreamRef<'_>,
+        wait: impl Into<Wait<'w>>,
+    ) -> Result<Published, UnpublishedSample> {
+        self.publish_on_within(stream, wait.into())
     }
 
-    /// As [`publish_on`](Self::publish_on), but gives up when `stop` says so, as if the time were over. While it waits
-    /// `stop` is asked every 100 ms at least.
-    ///
-    /// # Errors
-    /// As [`publish_on`](Self::publish_on).
-    pub fn publish_on_unless(
-        mut self,
-        stream: StreamRef<'_>,
-        timeout: Duration,
-        stop: impl FnMut() -> bool,
-    ) -> Result<Published, UnpublishedSample> {
+    fn publish_on_within(mut self, stream: StreamRef<'_>, wait: Wait<'_>) -> Result<Published, UnpublishedSample> {
         let (order, value) = match self.0.joined.signal_on(stream) {
             Ok(signalled) => signalled,
             Err(error) => return Err(UnpublishedSample { error, filled: Box::new(self) }),
         };
         let is_sound = self.validity() == Validity::Valid;
         let status = if is_sound { Status::Timeline } else { Status::Unverified };
-        let (published, held) = match self.give(status, value, timeout, stop) {
+        let (published, held) = match self.give(status, value, wait) {
             Ok(given) => given,
             Err(error) => return Err(UnpublishedSample { error, filled: Box::new(self) }),
         };
@@ -355,30 +341,17 @@ impl Filled {
     }
 
     /// Publishes it. Its block is then the caller's.
-    fn give(
-        &mut self,
-        status: Status,
-        value: u64,
-        timeout: Duration,
-        stop: impl FnMut() -> bool,
-    ) -> Result<(Published, Held)> {
+    fn give(&mut self, status: Status, value: u64, wait: Wait<'_>) -> Result<(Published, Held)> {
         self.0.end_writing();
-        // Its own until it is published: should `stop` panic, it comes back.
-        let published = self.put(self.0.held(), status, value, timeout, stop)?;
+        // Its own until it is published: should what cancels the wait panic, it comes back.
+        let published = self.put(self.0.held(), status, value, wait)?;
         let held = self.0.held.take().expect("a loan is held until it is published");
         self.0.joined.look_ahead();
         Ok((published, held))
     }
 
     /// Puts it into the ring.
-    fn put(
-        &self,
-        held: &Held,
-        status: Status,
-        value: u64,
-        timeout: Duration,
-        mut stop: impl FnMut() -> bool,
-    ) -> Result<Published> {
+    fn put(&self, held: &Held, status: Status, value: u64, wait: Wait<'_>) -> Result<Published> {
         let Loan { joined, dtype, bytes, header, .. } = &self.0;
         let Words { topic, pool, .. } = &*joined.open.words;
         let domain = joined.open.domain();
@@ -397,14 +370,16 @@ impl Filled {
         if let Ok(published) = try_it() {
             return Ok(published);
         }
-        let start = Instant::now();
+        let waiting = wait.begin();
         let mut blocked = None;
         loop {
             let seen = match try_it() {
                 Ok(published) => return Ok(published),
                 // In a ring that somebody has spoiled it would be for ever.
-                Err(Unpublished::Busy) if start.elapsed() > timeout || stop() => {
-                    return Err(joined.busy(start.elapsed()));
+                Err(Unpublished::Busy) if waiting.left(Instant::now()).is_none() => {
+                    let name = joined.open.name();
+                    let what = format!("cannot publish in topic {name:?}: other publishers took every place");
+                    return Err(waiting.error(what));
                 }
                 Err(Unpublished::Busy) => continue,
                 Err(Unpublished::Detached) => return Err(joined.open.parted()),
@@ -416,10 +391,7 @@ impl Filled {
                 Err(Unpublished::Blocked { id, .. }) => id,
                 Err(Unpublished::Busy | Unpublished::Detached) => continue,
             };
-            let left = timeout.saturating_sub(start.elapsed());
-            if left.is_zero() || stop() {
-                return Err(joined.full(id, timeout, start.elapsed()));
-            }
+            let Some(left) = waiting.left(Instant::now()) else { return Err(joined.full(id, &waiting)) };
             domain.link().require_broker()?;
             let blocked = blocked.get_or_insert_with(|| Blocked { joined, since: members::now() });
             topic.set_blocked(joined.port(), Some((id, blocked.since)));

@@ -3,7 +3,7 @@
 use std::{
     fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use partywall_cuda::StreamRef;
@@ -21,6 +21,7 @@ use crate::{
     error::{Error, Result},
     slots::{self, Slots},
     timeline::TimelineWriter,
+    wait::{Wait, Waiting},
 };
 
 /// Someone who publishes samples. Those of one publisher are received in the order in which it published them.
@@ -74,48 +75,27 @@ impl Publisher {
         Ok(Self { joined: Arc::new(joined), spin: AdaptiveSpin::on_memory() })
     }
 
-    /// Borrows a block for a tensor, and waits for one up to `timeout`. What is in it is what its last user left there.
+    /// Borrows a block for a tensor, and waits for one. The block contains what its last user left in it.
     ///
-    /// A publisher has as many loans at a time as [agreed](super::TopicOptions::loans), whatever threads have them or wait for
-    /// one. What is published is no loan any more, even if a stream still writes it. But it waits for its GPU while that and
-    /// its loans are as many blocks as the ring keeps, and it may have loans, or more where the topic has
-    /// [blocks for that](super::TopicOptions::blocks).
+    /// A publisher holds at most as many loans as [agreed](super::TopicOptions::loans), in all its threads together. A
+    /// published sample is no loan any more, even if a stream still writes it. `loan` blocks while in-flight samples plus
+    /// loans reach `depth + loans`, or more if the topic has [blocks for that](super::TopicOptions::blocks).
     ///
     /// # Errors
     /// [`Error::TooManyLoans`]; [`Error::BlockTooSmall`]; [`Error::WrongSample`] if the topic's samples are of
-    /// another type or shape; [`Error::BadRange`] for a tensor of more than 8 dimensions, or that does not fill whole bytes; [`Error::Timeout`];
-    /// [`Error::BrokerGone`] when it has to wait; [`Error::Forked`].
-    pub fn loan(&self, dtype: DType, shape: &[u64], timeout: Duration) -> Result<Loan> {
+    /// another type or shape; [`Error::BadRange`] for a tensor of more than 8 dimensions, or that does not fill whole bytes;
+    /// [`Error::Timeout`], [`Error::Cancelled`]; [`Error::BrokerGone`] when it has to wait; [`Error::Forked`].
+    pub fn loan<'w>(&self, dtype: DType, shape: &[u64], wait: impl Into<Wait<'w>>) -> Result<Loan> {
         let bytes = self.joined.bytes(dtype, shape)?;
         let joined = self.joined.one_more()?;
-        match self.take_unless(timeout, || false)? {
-            Some(held) => Ok(joined.lend(held, dtype, shape, bytes)),
-            None => Err(self.joined.no_block(timeout)),
-        }
+        let held = self.take(wait.into())?;
+        Ok(joined.lend(held, dtype, shape, bytes))
     }
 
-    /// As [`loan`](Self::loan), but gives up when `stop` says so: then it is `None`. While it waits `stop` is asked every
-    /// 100 ms at least.
-    ///
-    /// # Errors
-    /// As [`loan`](Self::loan).
-    pub fn loan_unless(
-        &self,
-        dtype: DType,
-        shape: &[u64],
-        timeout: Duration,
-        stop: impl FnMut() -> bool,
-    ) -> Result<Option<Loan>> {
-        let bytes = self.joined.bytes(dtype, shape)?;
-        let joined = self.joined.one_more()?;
-        Ok(self.take_unless(timeout, stop)?.map(|held| joined.lend(held, dtype, shape, bytes)))
-    }
-
-    fn take_unless(&self, timeout: Duration, mut stop: impl FnMut() -> bool) -> Result<Option<Held>> {
+    fn take(&self, wait: Wait<'_>) -> Result<Held> {
         let Self { joined, spin } = self;
-        let late = || joined.no_block(timeout);
-        let Some(left) = joined.await_in_flight(timeout, &mut stop)? else { return Ok(None) };
-        slots::take_unless(&**joined, joined.open.domain(), spin, left, stop, late)
+        let wait = joined.await_in_flight(wait)?;
+        slots::take(&**joined, joined.open.domain(), spin, wait, || joined.no_block())
     }
 
     /// Borrows a block if one is free.
@@ -132,13 +112,14 @@ impl Publisher {
         Ok(held.map(|held| joined.lend(held, dtype, shape, bytes)))
     }
 
-    /// Waits up to `timeout` until streams have completed all that it has published. Nothing is published meanwhile.
+    /// Waits until streams have completed everything that this publisher has published. Other threads cannot publish
+    /// through it meanwhile.
     ///
     /// # Errors
-    /// [`Error::Timeout`]; as [`Timeline::wait`](crate::Timeline::wait).
-    pub fn drain(&self, timeout: Duration) -> Result<()> {
+    /// As [`Timeline::wait`](crate::Timeline::wait).
+    pub fn drain<'w>(&self, wait: impl Into<Wait<'w>>) -> Result<()> {
         match &*self.joined.writer() {
-            Some(Writer { timeline, last, .. }) => timeline.wait(*last, timeout),
+            Some(Writer { timeline, last, .. }) => timeline.wait(*last, wait),
             None => Ok(()),
         }
     }
@@ -220,28 +201,18 @@ impl Joined {
         Ok(is_close())
     }
 
-    /// Waits until it is. Returns how much of the time is left; `None` if it is stopped.
-    fn await_in_flight(
-        self: &Arc<Self>,
-        timeout: Duration,
-        stop: &mut impl FnMut() -> bool,
-    ) -> Result<Option<Duration>> {
+    /// Waits until it is. Returns the rest of the wait.
+    fn await_in_flight<'w>(self: &Arc<Self>, wait: Wait<'w>) -> Result<Wait<'w>> {
         if self.is_close()? {
-            return Ok(Some(timeout));
+            return Ok(wait);
         }
-        let start = Instant::now();
+        let waiting = wait.begin();
         let mut backoff = Backoff::new();
         loop {
-            let left = timeout.saturating_sub(start.elapsed());
             if self.is_close()? {
-                return Ok(Some(left));
+                return Ok(waiting.resume());
             }
-            if left.is_zero() {
-                return Err(self.no_block(timeout));
-            }
-            if stop() {
-                return Ok(None);
-            }
+            let Some(left) = waiting.left(Instant::now()) else { return Err(waiting.error(self.no_block())) };
             std::thread::sleep(backoff.next().min(left));
         }
     }
@@ -318,12 +289,17 @@ impl Joined {
         Ok(needed)
     }
 
-    /// A subscriber has kept us waiting for too long: whose it is, and how that is. Who does not wait for it does not wait
-    /// for the broker's answer either.
-    pub(super) fn full(&self, subscriber: u64, timeout: Duration, after: Duration) -> Error {
-        let known = if timeout.is_zero() { None } else { self.find_subscriber(subscriber) };
+    /// The error of a wait for a subscriber that is over. A publisher that does not wait for the subscriber does not wait
+    /// for the broker's answer about it either.
+    pub(super) fn full(&self, subscriber: u64, waiting: &Waiting<'_>) -> Error {
+        let topic = self.open.name();
+        if waiting.was_cancelled() {
+            let what = format!("cannot publish in topic {topic:?}: a subscriber did not consume the oldest sample");
+            return waiting.error(what);
+        }
+        let known = if waiting.timeout().is_zero() { None } else { self.find_subscriber(subscriber) };
         let (pid, state) = known.map_or((None, None), |who| (who.pid, who.state));
-        Error::TopicFull { topic: self.open.name().to_owned(), pid, state, after }
+        Error::TopicFull { topic: topic.to_owned(), pid, state, after: waiting.start().elapsed() }
     }
 
     fn find_subscriber(&self, id: u64) -> Option<Participant> {
@@ -332,15 +308,8 @@ impl Joined {
         topic.subscribers.into_iter().map(|info| info.who).find(|who| who.id == id)
     }
 
-    /// Other publishers were always faster.
-    pub(super) fn busy(&self, after: Duration) -> Error {
-        let what = format!("cannot publish in topic {:?}: other publishers took every place", self.open.name());
-        Error::Timeout { what, after }
-    }
-
-    fn no_block(&self, after: Duration) -> Error {
-        let what = format!("cannot loan a block of topic {:?}: none became free", self.open.name());
-        Error::Timeout { what, after }
+    fn no_block(&self) -> String {
+        format!("cannot loan a block of topic {:?}: none became free", self.open.name())
     }
 }
 

@@ -6,7 +6,7 @@ use std::{
         Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use partywall_cuda::StreamRef;
@@ -30,6 +30,7 @@ use crate::{
     gpu::{DeviceRange, Gpu},
     segment::{Element, elements},
     timeline::{Timeline, ending},
+    wait::Wait,
 };
 
 /// A sample, read in place. It stays as it is, and its block is used for nothing else, until this is dropped.
@@ -185,13 +186,13 @@ impl Sample {
         elements(self.bytes()?).map_err(|error| not_elements(self.topic(), error))
     }
 
-    /// Waits up to `timeout` until it is complete. One that its publisher's CPU has written always is.
+    /// Waits until it is complete. One that its publisher's CPU has written always is.
     ///
     /// # Errors
-    /// [`Error::SampleFailed`], [`Error::SampleTainted`]; [`Error::Timeout`].
-    pub fn wait(&self, timeout: Duration) -> Result<()> {
+    /// [`Error::SampleFailed`], [`Error::SampleTainted`]; [`Error::Timeout`], [`Error::Cancelled`].
+    pub fn wait<'w>(&self, wait: impl Into<Wait<'w>>) -> Result<()> {
         let Some(timeline) = self.pending()? else { return Ok(()) };
-        match timeline.wait(self.description.value, timeout) {
+        match timeline.wait(self.description.value, wait) {
             Err(Error::TimelineEnded { .. }) => self.settled(),
             waited => waited,
         }

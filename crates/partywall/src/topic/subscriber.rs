@@ -19,6 +19,7 @@ use crate::{
     backoff::Backoff,
     domain::PollReason,
     error::{Error, Result},
+    wait::Wait,
 };
 
 /// What becomes of samples that a subscriber has not received in time.
@@ -163,50 +164,41 @@ impl SubscriberOptions {
 }
 
 impl Subscriber {
-    /// Receives the next sample, and waits for one up to `timeout`.
+    /// Receives the next sample, and waits for one.
     ///
     /// # Errors
-    /// [`Error::Timeout`]; [`Error::TopicIdle`] if it was to [end then](SubscriberOptions::until_idle);
+    /// [`Error::Timeout`], [`Error::Cancelled`]; [`Error::TopicIdle`] if it was to [end then](SubscriberOptions::until_idle);
     /// [`Error::TooManyHeld`] if it holds as many samples as it may and has dropped none of them; [`Error::BrokerGone`] when it has to
     /// wait; [`Error::Evicted`], [`Error::ContextLost`], [`Error::Parted`] if the broker has taken it out of the topic;
     /// [`Error::Forked`].
-    pub fn recv(&self, timeout: Duration) -> Result<Sample> {
-        self.recv_unless(timeout, || false)?.ok_or_else(|| self.late(timeout))
+    pub fn recv<'w>(&self, wait: impl Into<Wait<'w>>) -> Result<Sample> {
+        self.recv_within(wait.into())
     }
 
-    /// As [`recv`](Self::recv), but gives up when `stop` says so: then it is `None`. While it waits `stop` is asked every
-    /// 100 ms at least.
-    ///
-    /// # Errors
-    /// As [`recv`](Self::recv).
-    pub fn recv_unless(&self, timeout: Duration, mut stop: impl FnMut() -> bool) -> Result<Option<Sample>> {
+    fn recv_within(&self, wait: Wait<'_>) -> Result<Sample> {
         if let Some(sample) = self.take()? {
-            return Ok(Some(sample));
+            return Ok(sample);
         }
         let topic = &self.open().words.topic;
         let port = &self.joined.port;
-        let start = Instant::now();
-        let mut now = self.spin.spin(start, timeout, || port.has_sample());
+        let waiting = wait.begin();
+        let mut now = self.spin.spin(waiting.start(), waiting.timeout(), || port.has_sample());
         // Who announces that he may sleep has publishers wake him.
         if now.is_none()
             && let Some(sample) = self.take()?
         {
-            return Ok(Some(sample));
+            return Ok(sample);
         }
         let mut backoff = Backoff::new();
         loop {
             // What is published from now on ends the sleep, and so does a publisher that leaves.
             let seen = topic.prepare_for_sample();
             if let Some(sample) = self.try_recv()? {
-                return Ok(Some(sample));
+                return Ok(sample);
             }
-            let left = timeout.saturating_sub(now.take().unwrap_or_else(Instant::now) - start);
-            if left.is_zero() {
-                return Err(self.late(timeout));
-            }
-            if stop() {
-                return Ok(None);
-            }
+            let Some(left) = waiting.left(now.take().unwrap_or_else(Instant::now)) else {
+                return Err(waiting.error(format!("no sample of topic {:?} was published", self.topic())));
+            };
             self.open().domain().link().require_broker()?;
             // A GPU that lets go of a sample, so that there is room, wakes nobody.
             if port.has_sample() {
@@ -215,7 +207,7 @@ impl Subscriber {
                 topic.sleep_for_sample(seen, left);
                 // Before the next announcement: its mark would stay, and have the next publisher wake nobody.
                 if let Some(sample) = self.take()? {
-                    return Ok(Some(sample));
+                    return Ok(sample);
                 }
             }
         }
@@ -325,10 +317,6 @@ impl Subscriber {
     /// holds: of what a GPU still reads, and of what others are made of.
     fn is_full(&self) -> bool {
         Arc::strong_count(&self.joined) > self.open().shape.held as usize
-    }
-
-    fn late(&self, after: Duration) -> Error {
-        Error::Timeout { what: format!("no sample of topic {:?} was published", self.topic()), after }
     }
 }
 

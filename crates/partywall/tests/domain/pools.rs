@@ -7,7 +7,7 @@ use std::{
 };
 
 use partywall::{
-    Block, BlockRef, Domain, Error, MAX_BLOCKS, Place, Pool, PoolOptions,
+    Block, BlockRef, Domain, Error, MAX_BLOCKS, Place, Pool, PoolOptions, Wait,
     info::{MemberState, Named},
 };
 use partywall_harness::{device, place};
@@ -216,7 +216,8 @@ fn those_who_wait_are_served_in_their_order() {
             });
             eventually("he waits", || world.connect().pool("frames").open().unwrap().stats().waiting == number + 1);
         }
-        assert!(pool.alloc_unless(TIMEOUT, || true).unwrap().is_none());
+        let wait = Wait::from(TIMEOUT).cancelled_by(&|| true);
+        assert!(matches!(pool.alloc(wait), Err(Error::Cancelled { .. })));
         drop(block);
     });
     assert!(order.try_iter().eq(0..5));

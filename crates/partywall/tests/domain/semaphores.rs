@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use partywall::{Domain, Error, MAX_PERMITS, Permit, Semaphore};
+use partywall::{Domain, Error, MAX_PERMITS, Permit, Semaphore, Wait};
 use partywall_wire::ObjectKind;
 
 use super::{
@@ -111,7 +111,7 @@ fn who_is_asked_whether_to_stop_keeps_his_place() {
             false
         };
         scope.spawn(move || {
-            let permit = semaphore.acquire_unless(TIMEOUT, ask).unwrap();
+            let permit = semaphore.acquire(Wait::from(TIMEOUT).cancelled_by(&ask)).unwrap();
             first.send(1).unwrap();
             drop(permit);
         });
@@ -123,7 +123,8 @@ fn who_is_asked_whether_to_stop_keeps_his_place() {
         });
         eventually("the second one waits", || semaphore.waiting() == 2);
         eventually("the first one was asked", || asked.load(Ordering::Relaxed) > 3);
-        assert!(semaphore.acquire_unless(TIMEOUT, || true).unwrap().is_none());
+        let cancelled = semaphore.acquire(Wait::from(TIMEOUT).cancelled_by(&|| true));
+        assert!(matches!(cancelled, Err(Error::Cancelled { .. })));
         assert_eq!(semaphore.waiting(), 2, "who is stopped waits no more");
         drop(permit);
     });

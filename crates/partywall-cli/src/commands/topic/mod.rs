@@ -20,7 +20,7 @@ use std::{
 };
 
 use clap::{Args, Subcommand};
-use partywall::{DType, Error, ErrorKind, Publisher, Sample, Subscriber, Topic};
+use partywall::{DType, Error, ErrorKind, Publisher, Sample, Subscriber, Topic, Wait};
 
 use crate::{
     Context,
@@ -144,12 +144,12 @@ impl Receiving {
                 break;
             }
             let time = left_of_limit.min(MOMENT).min(receiver.moment());
-            match subscriber.recv_unless(time, || stop.load(Ordering::Relaxed)) {
-                Ok(Some(sample)) => {
+            match subscriber.recv(Wait::from(time).cancelled_by(&**stop)) {
+                Ok(sample) => {
                     receiver.sample(sample, subscriber)?;
                     left -= 1;
                 }
-                Ok(None) => break,
+                Err(Error::Cancelled { .. }) => break,
                 Err(Error::Timeout { .. }) => presence.look(),
                 Err(Error::TopicIdle { .. }) => {
                     presence.tell(format!("the last publisher of {} has left", topic.name()));
@@ -209,18 +209,21 @@ fn publish(
     header: &[u8],
     stop: &AtomicBool,
 ) -> Result<bool, Failure> {
-    let stop = || stop.load(Ordering::Relaxed);
-    let Some(mut loan) = publisher.loan_unless(dtype, shape, TIMEOUT, stop)? else { return Ok(false) };
+    let wait = Wait::from(TIMEOUT).cancelled_by(stop);
+    let mut loan = match publisher.loan(dtype, shape, wait) {
+        Err(Error::Cancelled { .. }) => return Ok(false),
+        loan => loan?,
+    };
     match topic.gpu() {
         None => loan.bytes_mut()?.copy_from_slice(bytes),
         Some(_) if bytes.is_empty() => {}
         Some(gpu) => loan.device()?.copy_from_host(gpu.stream(), bytes)?,
     }
     loan.header(header)?;
-    match loan.filled().publish_unless(TIMEOUT, stop) {
+    match loan.filled().publish(wait).map_err(|failed| failed.error) {
         Ok(_) => Ok(true),
-        Err(_) if stop() => Ok(false),
-        Err(failed) => Err(failed.error.into()),
+        Err(Error::Cancelled { .. }) => Ok(false),
+        Err(error) => Err(error.into()),
     }
 }
 

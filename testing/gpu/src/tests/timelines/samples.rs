@@ -5,7 +5,7 @@ use std::{thread, time::Duration};
 
 use partywall::{
     DType, Domain, Error, Gpu, Place, Policy, Published, Publisher, Sample, Subscriber, TimelineEnding, TimelineWriter,
-    Topic, TopicOptions,
+    Topic, TopicOptions, Wait,
     cuda::{Access, DeviceSlice, Stream},
 };
 
@@ -41,8 +41,9 @@ pub(crate) fn play() {
                 assert!(publisher.try_loan(DType::U32, &[ELEMENTS]).unwrap().is_none());
                 let late = publisher.loan(DType::U32, &[ELEMENTS], MOMENT);
                 assert!(matches!(late, Err(Error::Timeout { .. })), "{late:?}");
-                let stopped = publisher.loan_unless(DType::U32, &[ELEMENTS], TIMEOUT, || true);
-                assert!(matches!(stopped, Ok(None)), "{stopped:?}");
+                let wait = Wait::from(TIMEOUT).cancelled_by(&|| true);
+                let cancelled = publisher.loan(DType::U32, &[ELEMENTS], wait);
+                assert!(matches!(cancelled, Err(Error::Cancelled { .. })), "{cancelled:?}");
             }
             "synchronise" => stream.synchronize().unwrap(),
             "subscribe" => subscriber = Some(topic.subscriber(Policy::Latest).unwrap()),
