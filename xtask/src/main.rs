@@ -31,7 +31,7 @@ usage: cargo xtask COMMAND
                   the kernels' PTX
   test --quick    format, clippy and tests only
   python          the Python package's part of `test` alone
-  ptx             compile the kernels in kernels/ to PTX, which is checked in
+  ptx             compile crates/*/kernels/*.cu to PTX, which is checked in
   ptx --check     compile them and compare with what is checked in
   gpu-bundle      pack the binary, the GPU tests and the benchmarks into target/gpu-bundle/, to be
                   run on a machine that has an NVIDIA driver and nothing else

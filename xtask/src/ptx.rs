@@ -1,4 +1,4 @@
-//! `cargo xtask ptx`: makes the checked-in PTX of `kernels/*.cu` again, or holds it against what is checked in.
+//! `cargo xtask ptx`: compiles `crates/*/kernels/*.cu` to the PTX beside them, or compares with what is checked in.
 //!
 //! The compiler is NVRTC 12.4 from its wheel, pinned by version and hash: it needs neither a GPU nor a driver, and the
 //! PTX ISA 8.4 that it writes loads on every driver from 550 on. The same wheel writes the same bytes, so the check is
@@ -12,6 +12,8 @@ use std::process::Command;
 use std::ptr;
 
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
+
+use crate::tools;
 
 /// What a comparison of the checked-in PTX came to.
 #[derive(Debug)]
@@ -263,22 +265,17 @@ fn python(arguments: &[&str]) -> Result<(), String> {
     Err(format!("{} ({})", reason.trim(), output.status))
 }
 
-/// `kernels/*.cu`, sorted by name.
+/// Returns `crates/*/kernels/*.cu`, sorted.
 fn kernel_sources(root: &Path) -> Result<Vec<PathBuf>, String> {
-    let folder = root.join("kernels");
-    let entries = fs::read_dir(&folder).map_err(|error| format!("cannot read {}: {error}", folder.display()))?;
     let mut sources = Vec::new();
-    for entry in entries {
-        let path = entry.map_err(|error| format!("cannot read {}: {error}", folder.display()))?.path();
-        if path.extension().is_some_and(|extension| extension == "cu") {
-            sources.push(path);
+    for package in tools::entries(&root.join("crates"))? {
+        let folder = package.join("kernels");
+        if folder.is_dir() {
+            sources.extend(tools::entries(&folder)?);
         }
     }
-    if sources.is_empty() {
-        return Err(format!("no *.cu in {}", folder.display()));
-    }
-    sources.sort();
-    Ok(sources)
+    sources.retain(|path| path.extension().is_some_and(|extension| extension == "cu"));
+    if sources.is_empty() { Err("there is no crates/*/kernels/*.cu".to_owned()) } else { Ok(sources) }
 }
 
 /// The first line in which two texts differ, or nothing if they are the same bytes.

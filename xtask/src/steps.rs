@@ -347,7 +347,6 @@ fn in_test_environment<'a>(workspace: &Workspace, command: &'a mut Command) -> &
 
 fn kernels() -> Outcome {
     match ptx::check() {
-        Ok(ptx::CheckOutcome::Passed { files: 0 }) => Outcome::Skipped("there are no kernels".to_owned()),
         Ok(ptx::CheckOutcome::Passed { files }) => {
             println!("{files} kernel files compile to the PTX that is checked in");
             Outcome::Passed

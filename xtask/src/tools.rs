@@ -139,6 +139,18 @@ fn version(text: &str) -> Option<(u32, u32)> {
     Some((major, minor))
 }
 
+/// Returns what a folder holds, sorted.
+pub(crate) fn entries(folder: &Path) -> Result<Vec<PathBuf>, String> {
+    let read = || std::fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>();
+    let mut paths = read().map_err(|error| cannot_read(folder, &error))?;
+    paths.sort();
+    Ok(paths)
+}
+
+pub(crate) fn cannot_read(path: &Path, error: &std::io::Error) -> String {
+    format!("cannot read {}: {error}", path.display())
+}
+
 fn announce(command: &Command) {
     let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy()).collect();
     println!("$ {} {}", program(command), words.join(" "));

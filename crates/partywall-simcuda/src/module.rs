@@ -234,11 +234,11 @@ mod tests {
 
     #[test]
     fn kernels_are_found_in_the_text() {
-        let names = entries(&without_comments(include_str!("../../../kernels/partywall.ptx"))).unwrap();
+        let names = entries(&without_comments(include_str!("../../partywall-cuda/kernels/partywall.ptx"))).unwrap();
         assert_eq!(names, ["pw_fill", "pw_verify", "pw_double", "pw_read"]);
-        let labs = entries(&without_comments(include_str!("../../../kernels/lab.ptx"))).unwrap();
+        let labs = entries(&without_comments(include_str!("../../partywall-cuda/kernels/lab.ptx"))).unwrap();
         assert_eq!(labs.len(), 7);
-        let images = entries(&without_comments(include_str!("../../../kernels/images.ptx"))).unwrap();
+        let images = entries(&without_comments(include_str!("../../partywall-cuda/kernels/images.ptx"))).unwrap();
         assert_eq!(images, ["pw_resize", "pw_blur"]);
         assert!(names.iter().chain(&labs).chain(&images).all(|name| kernel::find(name).is_some()), "each is emulated");
     }

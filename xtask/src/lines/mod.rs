@@ -11,6 +11,8 @@ use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use crate::tools::{cannot_read, entries};
+
 /// Stands in for the vendor's driver in tests and demonstrations, so that its size says nothing about Partywall's.
 const SIMULATED_DRIVER: &str = "partywall-simcuda";
 
@@ -94,18 +96,6 @@ fn rust_files(folder: &Path, files: &mut BTreeSet<PathBuf>) -> Result<(), String
         }
     }
     Ok(())
-}
-
-/// Returns what a folder holds, sorted.
-fn entries(folder: &Path) -> Result<Vec<PathBuf>, String> {
-    let read = || fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>();
-    let mut paths = read().map_err(|error| cannot_read(folder, &error))?;
-    paths.sort();
-    Ok(paths)
-}
-
-fn cannot_read(path: &Path, error: &std::io::Error) -> String {
-    format!("cannot read {}: {error}", path.display())
 }
 
 #[cfg(test)]

@@ -493,7 +493,7 @@ const RESULT_BYTES: usize = RESULTS * 8;
 mod tests {
     use super::*;
 
-    const SOURCE: &str = include_str!("../../../../kernels/lab.cu");
+    const SOURCE: &str = include_str!("../../kernels/lab.cu");
     const SCOPES: [(Scope, &str); 3] = [(Scope::Block, "Block"), (Scope::Gpu, "Gpu"), (Scope::System, "System")];
 
     #[track_caller]

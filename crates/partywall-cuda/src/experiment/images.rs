@@ -139,11 +139,10 @@ const THREADS: u32 = 256;
 const MOST_BLOCKS: u64 = 4096;
 
 /// The checked-in PTX, closed by the NUL that the driver looks for.
-const PTX: &CStr =
-    match CStr::from_bytes_with_nul(concat!(include_str!("../../../../kernels/images.ptx"), "\0").as_bytes()) {
-        Ok(ptx) => ptx,
-        Err(_) => panic!("the PTX contains a NUL byte"),
-    };
+const PTX: &CStr = match CStr::from_bytes_with_nul(concat!(include_str!("../../kernels/images.ptx"), "\0").as_bytes()) {
+    Ok(ptx) => ptx,
+    Err(_) => panic!("the PTX contains a NUL byte"),
+};
 
 #[cfg(test)]
 mod tests {

@@ -212,11 +212,11 @@ fn lab_module(context: &Context) -> Result<Module, CudaError> {
 }
 
 /// The checked-in PTX of the labs, closed by the NUL that the driver looks for.
-const LAB_PTX: &CStr =
-    match CStr::from_bytes_with_nul(concat!(include_str!("../../../../kernels/lab.ptx"), "\0").as_bytes()) {
-        Ok(ptx) => ptx,
-        Err(_) => panic!("the PTX contains a NUL byte"),
-    };
+const LAB_PTX: &CStr = match CStr::from_bytes_with_nul(concat!(include_str!("../../kernels/lab.ptx"), "\0").as_bytes())
+{
+    Ok(ptx) => ptx,
+    Err(_) => panic!("the PTX contains a NUL byte"),
+};
 
 /// In the first pages, where the driver never maps anything.
 const NOWHERE: u64 = 4096;

@@ -1,4 +1,4 @@
-//! The kernels of `kernels/images.cu`.
+//! The kernels of `partywall-cuda/kernels/images.cu`.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};

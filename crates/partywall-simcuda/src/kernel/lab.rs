@@ -1,4 +1,4 @@
-//! The kernels of `kernels/lab.cu`. Every load and store here is a processor's: what it sees is always new, and in
+//! The kernels of `partywall-cuda/kernels/lab.cu`. Every load and store here is a processor's: what it sees is always new, and in
 //! order. Only the loop that a compiler loads once for loads once.
 
 use std::hint::black_box;

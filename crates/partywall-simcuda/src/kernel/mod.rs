@@ -1,5 +1,5 @@
-//! Partywall's kernels and one of the driver facts, emulated by their names: `kernels/partywall.cu` here, those of
-//! `kernels/lab.cu` in [`lab`], those of `kernels/images.cu` in [`images`].
+//! Partywall's kernels and one of the driver facts, emulated by their names: `partywall-cuda/kernels/partywall.cu` here, those of
+//! `partywall-cuda/kernels/lab.cu` in [`lab`], those of `partywall-cuda/kernels/images.cu` in [`images`].
 //!
 //! Their results do not depend on the grid's shape: they stride over it, or are told how much there is to do.
 

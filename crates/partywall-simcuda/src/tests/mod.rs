@@ -101,7 +101,7 @@ fn synchronize(stream: Handle) {
 
 /// Partywall's kernels, loaded once more.
 fn load() -> Handle {
-    let text = CString::new(include_str!("../../../../kernels/partywall.ptx")).expect("text");
+    let text = CString::new(include_str!("../../../partywall-cuda/kernels/partywall.ptx")).expect("text");
     let mut module = 0;
     must!(cuModuleLoadData(&mut module, text.as_ptr().cast()));
     module

@@ -439,8 +439,9 @@ impl Drop for Peer {
 }
 
 /// The checked-in kernels, closed by the NUL that the driver looks for.
-pub(crate) const PTX: &CStr =
-    match CStr::from_bytes_with_nul(concat!(include_str!("../../../../kernels/partywall.ptx"), "\0").as_bytes()) {
-        Ok(ptx) => ptx,
-        Err(_) => panic!("the PTX contains a NUL byte"),
-    };
+pub(crate) const PTX: &CStr = match CStr::from_bytes_with_nul(
+    concat!(include_str!("../../../../crates/partywall-cuda/kernels/partywall.ptx"), "\0").as_bytes(),
+) {
+    Ok(ptx) => ptx,
+    Err(_) => panic!("the PTX contains a NUL byte"),
+};

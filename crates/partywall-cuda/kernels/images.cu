@@ -1,6 +1,6 @@
 // The kernels of `partywall lab pipeline`: an image made smaller, and blurred. Nothing else launches them.
 //
-// Compiled as kernels/partywall.cu is, and by its rules. A pixel is a word of four channels of 8 bits. All is integer
+// Compiled as partywall.cu is, and by its rules. A pixel is a word of four channels of 8 bits. All is integer
 // arithmetic, so that the host's version of the same (crates/partywall-cli) gives the same bytes.
 
 typedef unsigned int uint32_t;

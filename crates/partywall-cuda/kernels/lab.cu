@@ -2,7 +2,7 @@
 // words that a kernel of another process polls and changes, in each way that CUDA has for a load and a store. Nothing
 // else launches them.
 //
-// Compiled as kernels/partywall.cu is, and by its rules but for one: they spin, because that is the experiment. Each
+// Compiled as partywall.cu is, and by its rules but for one: they spin, because that is the experiment. Each
 // loop ends at a time limit, and at a number of rounds in case that the clock stands still.
 //
 // Loads and stores are inline PTX: one instruction each, so that what is seen is that instruction and not the compiler's

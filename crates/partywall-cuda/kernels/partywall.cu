@@ -1,6 +1,6 @@
 // The kernels that partywall-cuda embeds: a test pattern, its check, a change that a reader can see, and a read for timing.
 //
-// Compiled by NVRTC alone (no headers) into kernels/partywall.ptx by `cargo xtask ptx`; CI makes that file again and
+// Compiled by NVRTC alone (no headers) into partywall.ptx by `cargo xtask ptx`; CI makes that file again and
 // compares. Rules for what stands here:
 //  - extern "C" names with the prefix pw_, because the loader finds them by name;
 //  - grid-stride loops, so that any grid is correct and the launch code may choose it for speed alone;
