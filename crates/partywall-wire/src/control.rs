@@ -192,7 +192,7 @@ pub struct Participant {
     pub pid: Option<u32>,
     /// What is known of the member's life, if its row is a member's.
     pub state: Option<MemberState>,
-    /// Whether it is reckoned with no more.
+    /// Whether it is detached from the topic: nobody waits for it any more.
     pub detached: bool,
 }
 

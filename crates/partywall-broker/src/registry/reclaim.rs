@@ -184,7 +184,7 @@ impl Registry {
         let leases = record.leases.clone();
         let mut control: Vec<_> = holds.into_iter().filter_map(|lease| self.drop_hold(lease, out)).collect();
         let pools = leases.into_iter().filter_map(|lease| self.drop_lease(lease, out));
-        control.extend(pools.map(|control| control.ledger()));
+        control.extend(pools.map(|control| control.slot_table()));
         if !control.is_empty() {
             out.push(Effect::ClearRow { row, control });
         }

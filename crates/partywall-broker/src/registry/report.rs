@@ -102,7 +102,7 @@ impl Registry {
             What::Timeline { .. } => None,
         });
         let versions = member.leases.iter().filter_map(|lease| self.leases.get(lease));
-        let pools = versions.filter_map(|l| Some(self.version(&l.name, l.version)?.memory.control?.ledger()));
+        let pools = versions.filter_map(|l| Some(self.version(&l.name, l.version)?.memory.control?.slot_table()));
         MemberRow {
             member: id,
             pid: identity.pid,

@@ -193,7 +193,7 @@ impl Registry {
             && let Some(control) = self.drop_lease(lease, out)
             && let Some(row) = self.row(member)
         {
-            out.push(Effect::Return { control: control.ledger(), row });
+            out.push(Effect::Return { control: control.slot_table(), row });
         }
         Ok(Verdict::Done.into())
     }

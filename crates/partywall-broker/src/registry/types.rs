@@ -242,7 +242,7 @@ impl BlockControl {
     }
 
     /// The memory that says who has what: the topic's, if it is one.
-    pub(crate) fn ledger(&self) -> FdId {
+    pub(crate) fn slot_table(&self) -> FdId {
         self.topic.unwrap_or(self.pool).fd
     }
 }

@@ -38,7 +38,7 @@ pub(super) struct Control {
     rows: Members,
     rows_fd: Arc<Donated>,
     slabs: IdMap<FdId, Slab>,
-    ledgers: IdMap<FdId, Ledger>,
+    tables: IdMap<FdId, SlotTable>,
     /// The highest value that was stored in a cell after its end, and undone.
     undone: BTreeMap<CellAt, u64>,
     /// What is to be done for those who are gone.
@@ -47,9 +47,9 @@ pub(super) struct Control {
     looked_at: u32,
 }
 
-/// What says who has what.
+/// A mapped object that says which member holds which of its permits or blocks.
 #[derive(Debug)]
-pub(super) enum Ledger {
+pub(super) enum SlotTable {
     Semaphore(Semaphore),
     Pool(Pool),
     Topic(Box<Topic>, Pool),
@@ -58,13 +58,13 @@ pub(super) enum Ledger {
 /// A step of what is to be done for a member that is gone, in bounded turns.
 #[derive(Debug)]
 enum Clearing {
-    /// Nobody is to reckon with a row in a topic any more.
+    /// A row is detached from a topic.
     Detach { topic: FdId, row: u16, ending: Ending },
-    /// What a row has in these ledgers is to go to others.
-    Row { row: u16, ledgers: Vec<FdId> },
+    /// What a row holds in these tables goes to others.
+    Row { row: u16, tables: Vec<FdId> },
 }
 
-impl Ledger {
+impl SlotTable {
     /// Gives all that a row has to others. Returns how much that was.
     fn recover(&self, row: u16) -> u32 {
         // Nobody holds anything here but in a topic: whoever wrote that broke the rules, and would keep it for ever.
@@ -116,7 +116,7 @@ impl Control {
             rows,
             rows_fd: Arc::new(reclaimer.keep(fd)),
             slabs: IdMap::default(),
-            ledgers: IdMap::default(),
+            tables: IdMap::default(),
             undone: BTreeMap::new(),
             clearing: VecDeque::new(),
             looked_at: 0,
@@ -147,21 +147,21 @@ impl Control {
             Lack::Topic(shape, _) => Topic::create(topic_shape(&shape).ok_or(io::ErrorKind::InvalidInput)?)?,
         };
         let bytes = memfd::len(&fd)?;
-        let (slab, ledger) = match lack {
+        let (slab, table) = match lack {
             Lack::Slab => (Some(Slab::map(&fd)?), None),
-            Lack::Semaphore(_) => (None, Some(Ledger::Semaphore(Semaphore::map(&fd)?))),
-            Lack::Pool(_) => (None, Some(Ledger::Pool(Pool::map(&fd)?))),
+            Lack::Semaphore(_) => (None, Some(SlotTable::Semaphore(Semaphore::map(&fd)?))),
+            Lack::Pool(_) => (None, Some(SlotTable::Pool(Pool::map(&fd)?))),
             Lack::Topic(_, pool) => {
                 let topic = Topic::map(&fd)?;
-                let Some(Ledger::Pool(pool)) = self.ledgers.remove(&pool) else {
+                let Some(SlotTable::Pool(pool)) = self.tables.remove(&pool) else {
                     return Err(io::Error::new(io::ErrorKind::NotFound, "the topic's pool is gone"));
                 };
-                (None, Some(Ledger::Topic(Box::new(topic), pool)))
+                (None, Some(SlotTable::Topic(Box::new(topic), pool)))
             }
         };
         let fd = store.keep(reclaimer.keep(fd));
         self.slabs.extend(slab.map(|slab| (fd, slab)));
-        self.ledgers.extend(ledger.map(|ledger| (fd, ledger)));
+        self.tables.extend(table.map(|table| (fd, table)));
         Ok(Made { fd, bytes })
     }
 
@@ -169,7 +169,7 @@ impl Control {
     pub(super) fn forget(&mut self, fds: &[FdId]) {
         for fd in fds {
             self.slabs.remove(fd);
-            self.ledgers.remove(fd);
+            self.tables.remove(fd);
         }
     }
 
@@ -216,21 +216,21 @@ impl Control {
     }
 
     /// Gives all permits or blocks of a row to others, of a member that has nothing more to do with it.
-    pub(super) fn give_back(&self, ledger: FdId, row: u16, slabs: &[FdId]) {
-        self.detach(ledger, row, Ending::Closed, slabs);
-        self.recover(ledger, row);
+    pub(super) fn give_back(&self, table: FdId, row: u16, slabs: &[FdId]) {
+        self.detach(table, row, Ending::Closed, slabs);
+        self.recover(table, row);
     }
 
-    fn recover(&self, ledger: FdId, row: u16) {
-        let Some(mapped) = self.ledgers.get(&ledger) else { return };
+    fn recover(&self, table: FdId, row: u16) {
+        let Some(mapped) = self.tables.get(&table) else { return };
         let slots = mapped.recover(row);
         if slots > 0 {
-            tracing::info!(%ledger, row, slots, "gave permits or blocks back");
+            tracing::info!(%table, row, slots, "gave permits or blocks back");
         }
     }
 
     fn detach(&self, topic: FdId, row: u16, ending: Ending, slabs: &[FdId]) {
-        let Some(Ledger::Topic(mapped, _)) = self.ledgers.get(&topic) else { return };
+        let Some(SlotTable::Topic(mapped, _)) = self.tables.get(&topic) else { return };
         let ports = mapped.detach(|other| other == row, ending, |cell| self.reached(cell, slabs));
         if ports > 0 {
             tracing::info!(%topic, row, ports, "took publishers and subscribers out of a topic");
@@ -251,8 +251,8 @@ impl Control {
     }
 
     /// The member of a row is gone: its permits and blocks are to go back.
-    pub(super) fn clear_row(&mut self, row: u16, ledgers: Vec<FdId>) {
-        self.clearing.push_back(Clearing::Row { row, ledgers });
+    pub(super) fn clear_row(&mut self, row: u16, tables: Vec<FdId>) {
+        self.clearing.push_back(Clearing::Row { row, tables });
     }
 
     /// Does that, as much as one turn of the loop allows. `slabs` are those of timelines, in the order of their numbers.
@@ -267,11 +267,11 @@ impl Control {
                     self.looked_at += self.slots(topic) + MAX_WAITERS;
                     self.detach(topic, row, ending, slabs);
                 }
-                Clearing::Row { row, mut ledgers } => match ledgers.pop() {
-                    Some(ledger) => {
-                        self.looked_at += self.slots(ledger) + MAX_WAITERS;
-                        self.recover(ledger, row);
-                        self.clearing.push_front(Clearing::Row { row, ledgers });
+                Clearing::Row { row, mut tables } => match tables.pop() {
+                    Some(table) => {
+                        self.looked_at += self.slots(table) + MAX_WAITERS;
+                        self.recover(table, row);
+                        self.clearing.push_front(Clearing::Row { row, tables });
                     }
                     None => cleared.push(row),
                 },
@@ -292,24 +292,24 @@ impl Control {
 
     /// How many permits of a semaphore are where.
     pub(super) fn permits(&self, semaphore: FdId) -> Audit {
-        match self.ledgers.get(&semaphore) {
-            Some(Ledger::Semaphore(semaphore)) => semaphore.audit(),
+        match self.tables.get(&semaphore) {
+            Some(SlotTable::Semaphore(semaphore)) => semaphore.audit(),
             _ => Audit::default(),
         }
     }
 
     /// How many permits or blocks there are, and so how much it takes to count them.
-    pub(super) fn slots(&self, ledger: FdId) -> u32 {
-        self.ledgers.get(&ledger).map_or(0, Ledger::slots)
+    pub(super) fn slots(&self, table: FdId) -> u32 {
+        self.tables.get(&table).map_or(0, SlotTable::slots)
     }
 
     /// How many permits or blocks each row has, without those that have none.
-    pub(super) fn holders(&self, ledger: FdId) -> BTreeMap<u16, u32> {
-        self.ledgers.get(&ledger).map(Ledger::holders).unwrap_or_default()
+    pub(super) fn holders(&self, table: FdId) -> BTreeMap<u16, u32> {
+        self.tables.get(&table).map(SlotTable::holders).unwrap_or_default()
     }
 
-    pub(super) fn ledger(&self, ledger: FdId) -> Option<&Ledger> {
-        self.ledgers.get(&ledger)
+    pub(super) fn slot_table(&self, table: FdId) -> Option<&SlotTable> {
+        self.tables.get(&table)
     }
 
     fn cell(&self, at: CellAt) -> Option<&Cell> {

@@ -22,7 +22,7 @@ use crate::{
         types::{self, Access, Bound, ClaimId, Kind, LeaseId, Lifetime, Memory, Name, Place, Table},
     },
     rim::{
-        control::{Control, Ledger, topic_shape},
+        control::{Control, SlotTable, topic_shape},
         fds::{Expected, FdStore},
         reclaimer::Donated,
     },
@@ -290,8 +290,8 @@ fn opened(opened: &Opened) -> wire::Opened {
 }
 
 fn info(info: &Info, control: &Control) -> wire::SegmentInfo {
-    let ledger = info.memory.control.and_then(|words| control.ledger(words.ledger()));
-    let blocks = ledger.map(Ledger::holders).unwrap_or_default();
+    let slots = info.memory.control.and_then(|words| control.slot_table(words.slot_table()));
+    let blocks = slots.map(SlotTable::holders).unwrap_or_default();
     let holder = |holder: &Holder| wire::HolderInfo {
         blocks: blocks.get(&holder.row).copied().unwrap_or(0),
         ..self::holder(holder)
@@ -305,7 +305,7 @@ fn info(info: &Info, control: &Control) -> wire::SegmentInfo {
         versions: info.versions.iter().map(version_row).collect(),
         holders: info.holders.iter().map(holder).collect(),
         builder: info.builder,
-        control: ledger.and_then(|ledger| control::info(ledger, &info.rows, control)),
+        control: slots.and_then(|slots| control::info(slots, &info.rows, control)),
     }
 }
 
@@ -334,11 +334,11 @@ fn status(counts: &Counts, about: &About) -> wire::StatusInfo {
 
 fn name_row(row: &NameRow, control: &Control) -> wire::NameInfo {
     let words = row.latest.as_ref().and_then(|latest| latest.control);
-    let ledger = words.and_then(|words| control.ledger(words.ledger()));
+    let slots = words.and_then(|words| control.slot_table(words.slot_table()));
     wire::NameInfo {
         name: row.name.to_string(),
         latest: row.latest.as_ref().map(version_row),
-        usage: ledger.and_then(control::usage),
+        usage: slots.and_then(control::usage),
         older: row.older,
         older_bytes: row.older_bytes,
     }

@@ -359,7 +359,7 @@ impl Model {
                     && let Some(control) = self.let_go(*lease, said)
                 {
                     let row = self.person(member).row;
-                    said.control.push(Effect::Return { control: control.ledger(), row });
+                    said.control.push(Effect::Return { control: control.slot_table(), row });
                 }
                 Ok(Verdict::Done)
             }
@@ -904,7 +904,7 @@ impl Model {
     fn pools_open_to(&self, member: MemberId) -> Vec<FdId> {
         let is_open =
             |e: &&Edition| self.holds.iter().any(|h| h.member == member && h.name == e.name && h.number == e.number);
-        let pools = self.editions.iter().filter(is_open).filter_map(|e| Some(e.memory.control?.ledger()));
+        let pools = self.editions.iter().filter(is_open).filter_map(|e| Some(e.memory.control?.slot_table()));
         pools.collect::<BTreeSet<_>>().into_iter().collect()
     }
 
@@ -920,7 +920,7 @@ impl Model {
     fn give_back(&mut self, member: MemberId, is_dead: bool, said: &mut Said) {
         let mut control = self.give_objects_back(member, is_dead, said);
         for lease in self.holds_of(member) {
-            control.extend(self.let_go(lease, said).map(|control| control.ledger()));
+            control.extend(self.let_go(lease, said).map(|control| control.slot_table()));
         }
         self.clear_row(member, control, said);
         let before = self.given_up.len();

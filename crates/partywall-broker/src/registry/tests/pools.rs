@@ -59,8 +59,8 @@ fn blocks_go_back_with_a_members_last_lease() {
     let first = w.opened(b, "p");
     let second = w.opened(b, "p");
     assert_eq!(in_control(&w.release(b, first.lease)), [] as [&Effect; 0]);
-    let ledger = second.memory.control.unwrap().ledger();
-    assert_eq!(in_control(&w.release(b, second.lease)), [&Effect::Return { control: ledger, row: 1 }]);
+    let table = second.memory.control.unwrap().slot_table();
+    assert_eq!(in_control(&w.release(b, second.lease)), [&Effect::Return { control: table, row: 1 }]);
 
     let call = commit_call(&mut w, "kept", topic(), Lifetime::Kept);
     let Ok(Verdict::Committed { lease, .. }) = w.ask(b, call).1 else { panic!("it is made") };
@@ -73,8 +73,8 @@ fn who_goes_is_parted_from_topics_at_once_and_gives_back_when_it_is_dead() {
     let (mut w, [a, b, c]) = Watched::with_members();
     create(&mut w, a, "p", pool());
     create(&mut w, a, "t", topic());
-    let pool = w.opened(b, "p").memory.control.unwrap().ledger();
-    let topic = w.opened(b, "t").memory.control.unwrap().ledger();
+    let pool = w.opened(b, "p").memory.control.unwrap().slot_table();
+    let topic = w.opened(b, "t").memory.control.unwrap().slot_table();
     let detach = |ending| Effect::Detach { topic, row: 1, ending };
     let faulted = w.ask(b, Call::ContextLost).2;
     assert_eq!(in_control(&faulted), [&detach(CellEnding::OwnerFaulted)]);
@@ -102,8 +102,8 @@ fn what_the_unproven_have_stays_in_quarantine_and_keeps_the_name() {
     assert!(matches!(in_control(&effects)[..], [Effect::Detach { ending: CellEnding::OwnerDied, .. }]), "{effects:?}");
     let opened = w.opened(a, "t");
     let effects = w.ask(a, Call::FreeUnproven { pid: None }).2;
-    let ledger = opened.memory.control.unwrap().ledger();
-    assert_eq!(in_control(&effects), [&Effect::ClearRow { row: 1, control: vec![ledger] }]);
+    let table = opened.memory.control.unwrap().slot_table();
+    assert_eq!(in_control(&effects), [&Effect::ClearRow { row: 1, control: vec![table] }]);
     assert_eq!(w.opened(a, "t").version, 1);
 }
 

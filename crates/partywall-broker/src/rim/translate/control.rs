@@ -8,7 +8,7 @@ use partywall_wire as wire;
 use crate::{
     registry::effect::RowOwner,
     rim::{
-        control::{Control, Ledger},
+        control::{Control, SlotTable},
         translate::member,
     },
 };
@@ -16,22 +16,22 @@ use crate::{
 /// Publishers and subscribers, each, in one answer.
 const PARTICIPANTS: usize = 100;
 
-pub(super) fn usage(ledger: &Ledger) -> Option<wire::Usage> {
-    match ledger {
-        Ledger::Semaphore(_) => None,
-        Ledger::Pool(pool) => Some(wire::Usage { free: free(&pool.audit()), topic: None }),
-        Ledger::Topic(topic, pool) => {
+pub(super) fn usage(table: &SlotTable) -> Option<wire::Usage> {
+    match table {
+        SlotTable::Semaphore(_) => None,
+        SlotTable::Pool(pool) => Some(wire::Usage { free: free(&pool.audit()), topic: None }),
+        SlotTable::Topic(topic, pool) => {
             let topic = topic_usage(topic, topic.publishers().len(), topic.subscribers().len());
             Some(wire::Usage { free: free(&pool.audit()), topic: Some(topic) })
         }
     }
 }
 
-pub(super) fn info(ledger: &Ledger, rows: &BTreeMap<u16, RowOwner>, control: &Control) -> Option<wire::ControlInfo> {
-    match ledger {
-        Ledger::Semaphore(_) => None,
-        Ledger::Pool(pool) => Some(wire::ControlInfo { blocks: blocks(&pool.audit()), topic: None }),
-        Ledger::Topic(topic, pool) => {
+pub(super) fn info(table: &SlotTable, rows: &BTreeMap<u16, RowOwner>, control: &Control) -> Option<wire::ControlInfo> {
+    match table {
+        SlotTable::Semaphore(_) => None,
+        SlotTable::Pool(pool) => Some(wire::ControlInfo { blocks: blocks(&pool.audit()), topic: None }),
+        SlotTable::Topic(topic, pool) => {
             let audit = topic.audit(pool);
             let blocks = wire::BlockCounts {
                 free: audit.free,

@@ -71,12 +71,12 @@ struct Slots<'a> {
 }
 
 impl Slots<'_> {
-    fn of(&mut self, row: &MemberRow, ledgers: &[FdId]) -> Option<u32> {
+    fn of(&mut self, row: &MemberRow, tables: &[FdId]) -> Option<u32> {
         let Some(holder) = row.row else { return Some(0) };
-        ledgers.iter().try_fold(0_u32, |sum, ledger| {
-            let counted = self.counted.entry(*ledger).or_insert_with(|| {
-                self.left = self.left.checked_sub(self.control.slots(*ledger))?;
-                Some(self.control.holders(*ledger))
+        tables.iter().try_fold(0_u32, |sum, table| {
+            let counted = self.counted.entry(*table).or_insert_with(|| {
+                self.left = self.left.checked_sub(self.control.slots(*table))?;
+                Some(self.control.holders(*table))
             });
             Some(sum.saturating_add(counted.as_ref()?.get(&holder).copied().unwrap_or(0)))
         })
