@@ -5,8 +5,10 @@ use std::{
     io::{self, Write},
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Mutex, MutexGuard},
 };
+
+use partywall_os::lock::IgnorePoison;
 
 /// A file that is set aside as `<path>.1` when it is full, in place of the one before. Both together never exceed
 /// twice [`RotatingLog::FILE_BYTES`].
@@ -50,7 +52,7 @@ impl RotatingLog {
 
     fn state(&self) -> MutexGuard<'_, State> {
         // A panic while writing a line leaves at worst half a line.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().ignore_poison()
     }
 
     fn append(&self, line: &[u8]) -> io::Result<usize> {

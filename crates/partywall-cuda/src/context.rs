@@ -3,7 +3,9 @@
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
+
+use partywall_os::lock::IgnorePoison;
 
 use crate::abi::{Handle, STREAM_CAPTURE_MODE_RELAXED};
 use crate::{CudaError, Device, Driver, MemoryInfo};
@@ -136,7 +138,7 @@ impl Context {
     /// it; what it failed to free stays allocated until the process ends.
     #[must_use]
     pub fn take_drop_error(&self) -> Option<CudaError> {
-        self.inner.drop_error.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.inner.drop_error.lock().ignore_poison().take()
     }
 
     /// The device.
@@ -183,7 +185,7 @@ impl Context {
     /// Keeps the failure of a `Drop`, if it is the first.
     pub(crate) fn record_drop(&self, result: Result<(), CudaError>) {
         if let Err(error) = result {
-            let mut first = self.inner.drop_error.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut first = self.inner.drop_error.lock().ignore_poison();
             first.get_or_insert(error);
         }
     }

@@ -6,7 +6,9 @@
 
 use std::ffi::{CStr, c_void};
 use std::fmt;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
+
+use partywall_os::lock::IgnorePoison;
 
 use crate::{
     AccessError, Context, CuResult, CudaError, DeviceAttribute, DeviceBuffer, DeviceSlice, Function, LaunchConfig,
@@ -120,7 +122,7 @@ impl Kernels {
         data.elements(4)?;
         stream.require_not_capturing()?;
         // A thread that panicked meanwhile left nothing in it that matters: each check sets it anew.
-        let mut result = self.result.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut result = self.result.lock().ignore_poison();
         let VerifyResult { device, host } = &mut *result;
         let mut factor = factor;
         let mut first_bad = device.as_slice().device_ptr();

@@ -3,7 +3,9 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use partywall_os::lock::IgnorePoison;
 
 use crate::abi::{
     DevicePtr, MEM_ACCESS_FLAGS_PROT_READ, MEM_ACCESS_FLAGS_PROT_READWRITE, MEM_LOCATION_TYPE_DEVICE, MemAccessDesc,
@@ -104,7 +106,7 @@ impl Mapping {
         memories: impl IntoIterator<Item = M>,
     ) -> Result<Extension<'_>, AccessError> {
         // A panic under this lock drops, and so unmaps, what was not published.
-        let more = self.more.lock().unwrap_or_else(PoisonError::into_inner);
+        let more = self.more.lock().ignore_poison();
         let mut extension = Extension { mapping: self, parts: Vec::new(), more, len: self.len() };
         for memory in memories {
             let memory = memory.into();
@@ -146,7 +148,7 @@ impl Mapping {
             return Ok(());
         }
         let settled = if *self.named.get_mut() { self.context().settle() } else { Ok(()) };
-        let more = self.more.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let more = self.more.get_mut().ignore_poison();
         more.iter_mut().rev().chain([&mut self.first]).map(Part::unmap).fold(settled, Result::and)
     }
 

@@ -7,6 +7,7 @@
 //! | [`borrow`] | blocks of mappings as plain bytes: one writer or many readers |
 //! | [`cpu`] | hints to the processor |
 //! | [`futex`] | sleeping on a word of shared memory, and waking who sleeps there |
+//! | [`lock`] | locks whose data stays valid when a thread panics |
 //! | [`socket`] | Unix stream sockets that carry file descriptors and tell who is at the other end |
 //! | [`process`] | pidfds, daemons, resource limits |
 //! | [`timer_slack`] | short sleeps that end in time |
@@ -22,6 +23,7 @@ pub mod cpu;
 pub mod dir;
 pub mod fd;
 pub mod futex;
+pub mod lock;
 pub mod map;
 pub mod memfd;
 pub mod per_process;

@@ -16,7 +16,7 @@ use std::{
     os::fd::{AsFd, BorrowedFd},
     ptr::{self, NonNull},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering},
     },
 };
@@ -28,6 +28,7 @@ use rustix::{
 };
 
 use crate::{
+    lock::IgnorePoison,
     memfd::{self, Seals},
     process::fork_generation,
 };
@@ -279,7 +280,7 @@ impl SharedMap {
     /// frozen and the map is for writing; else as mmap(2). The map is then as it was.
     pub fn extend<F: AsFd>(&self, files: impl AsRef<[F]>) -> io::Result<Extension<'_>> {
         // A panic under this lock leaves pages behind `len` mapped, which the next extension replaces.
-        let turn = self.extending.lock().unwrap_or_else(PoisonError::into_inner);
+        let turn = self.extending.lock().ignore_poison();
         let prot = if self.writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
         let start = self.len();
         let mut extension = Extension { map: self, start, end: start, _turn: turn };

@@ -4,12 +4,12 @@
 use std::{
     ptr,
     sync::{
-        Mutex, MutexGuard, PoisonError,
+        Mutex, MutexGuard,
         atomic::{AtomicPtr, Ordering},
     },
 };
 
-use crate::process::fork_generation;
+use crate::{lock::IgnorePoison, process::fork_generation};
 
 /// A value for a `static` that each process begins anew, a forked child too: what the parent knows is not true of the
 /// child, and a lock that another thread held during the fork would never be released there.
@@ -42,7 +42,7 @@ impl<T: Default + Send> PerProcess<T> {
             if let Some(cell) = unsafe { found.as_ref() }
                 && cell.generation == generation
             {
-                return cell.value.lock().unwrap_or_else(PoisonError::into_inner);
+                return cell.value.lock().ignore_poison();
             }
             let fresh = Box::into_raw(Box::new(Cell { generation, value: Mutex::default() }));
             // A parent's cell stays where it is: nobody here can know who had locked it.

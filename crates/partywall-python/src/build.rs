@@ -2,10 +2,11 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
 };
 
 use partywall::{Builder, DType, DeviceChoice, Place};
+use partywall_os::lock::IgnorePoison;
 use pyo3::prelude::*;
 
 use crate::{
@@ -67,7 +68,7 @@ impl Build {
     }
 
     fn owner(&self, py: Python<'_>) -> PyResult<Arc<Owner>> {
-        let owner = self.owner.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let owner = self.owner.lock().ignore_poison().clone();
         owner.ok_or_else(|| closed(py, "build"))
     }
 
@@ -114,25 +115,25 @@ impl Build {
             Some(committed) => committed.or_raise(py)?,
             None => return Err(closed(py, "build")),
         }
-        self.owner.lock().unwrap_or_else(PoisonError::into_inner).take();
+        self.owner.lock().ignore_poison().take();
         Segment::of(owner).ok_or_else(|| closed(py, "build"))
     }
 
     /// Whether it was closed or committed.
     #[getter]
     fn closed(&self) -> bool {
-        self.owner.lock().unwrap_or_else(PoisonError::into_inner).is_none()
+        self.owner.lock().ignore_poison().is_none()
     }
 
     /// Frees the memory, once no tensor of it is used any more. Calling it again does nothing.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        let owner = self.owner.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let owner = self.owner.lock().ignore_poison().take();
         owner.map_or(Ok(()), |owner| owner.close(py))
     }
 
     /// As `close`, and leaves all waiting to the reaper.
     fn let_go(&self) {
-        drop(self.owner.lock().unwrap_or_else(PoisonError::into_inner).take());
+        drop(self.owner.lock().ignore_poison().take());
     }
 }
 
@@ -166,7 +167,7 @@ impl Claim {
     }
 
     fn take(&self) -> Option<partywall::Claim> {
-        self.claim.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.claim.lock().ignore_poison().take()
     }
 }
 

@@ -4,7 +4,7 @@ use std::{
     ffi::OsString,
     path::PathBuf,
     sync::{
-        Mutex, PoisonError,
+        Mutex,
         atomic::{AtomicBool, Ordering},
         mpsc,
     },
@@ -12,6 +12,7 @@ use std::{
 };
 
 use partywall::{Builder, Error, OpenOrBuild, Place, info::Lifetime, kind_name};
+use partywall_os::lock::IgnorePoison;
 use pyo3::{exceptions::PyValueError, prelude::*};
 
 use crate::{
@@ -49,7 +50,7 @@ type Row = (String, u64, &'static str, String, u64, u64, bool, bool);
 
 impl Domain {
     fn inner(&self, py: Python<'_>) -> PyResult<partywall::Domain> {
-        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let inner = self.inner.lock().ignore_poison().clone();
         inner.ok_or_else(|| closed(py, "domain"))
     }
 }
@@ -321,20 +322,20 @@ impl Domain {
     /// Whether `close` was called.
     #[getter]
     fn closed(&self) -> bool {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner).is_none()
+        self.inner.lock().ignore_poison().is_none()
     }
 
     /// Takes away the names that go with the connection, and ends that once no build or segment of it is used any more.
     /// Calling it again does nothing.
     fn close(&self, py: Python<'_>) {
-        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let inner = self.inner.lock().ignore_poison().take();
         py.detach(|| inner.map(end));
     }
 }
 
 impl Drop for Domain {
     fn drop(&mut self) {
-        if let Some(inner) = self.inner.get_mut().unwrap_or_else(PoisonError::into_inner).take() {
+        if let Some(inner) = self.inner.get_mut().ignore_poison().take() {
             reaper::later(move || end(inner));
         }
     }

@@ -1,7 +1,8 @@
 //! What Python closes, or only lets go of.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
+use partywall_os::lock::IgnorePoison;
 use pyo3::prelude::*;
 
 use crate::{errors::closed, reaper};
@@ -17,7 +18,7 @@ impl<T: Send + 'static> Handle<T> {
 
     /// It, for as long as the guard.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Option<T>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().ignore_poison()
     }
 
     /// A share of it; `what` is for the error that it is closed.

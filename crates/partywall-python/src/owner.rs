@@ -1,7 +1,7 @@
 //! What tensors keep: a build, a segment, a block, a loan or a sample, until nothing uses it any more.
 use std::{
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -11,6 +11,7 @@ use partywall::{
     Block, Build, Error, Loan, Sample, Segment, Subscriber, Topic,
     cuda::{Context, CuResult, RawStream},
 };
+use partywall_os::lock::IgnorePoison;
 use pyo3::prelude::*;
 
 use crate::{
@@ -164,7 +165,7 @@ impl Owner {
     /// The sample and its subscriber, if nobody else keeps them; else whoever keeps them last lets go.
     pub(crate) fn into_sample(self: Arc<Self>) -> Option<(Sample, Arc<Subscriber>)> {
         let mut owner = Arc::into_inner(self)?;
-        match std::mem::replace(owner.state.get_mut().unwrap_or_else(PoisonError::into_inner), State::Closed) {
+        match std::mem::replace(owner.state.get_mut().ignore_poison(), State::Closed) {
             State::Received(Received { sample, subscriber, .. }) => Some((Arc::into_inner(sample)?, subscriber)),
             _ => None,
         }
@@ -173,10 +174,10 @@ impl Owner {
     /// The block, if nobody else keeps it; else whoever keeps it last gives it back.
     pub(crate) fn into_block(self: Arc<Self>) -> Result<Block, Arc<Self>> {
         let mut owner = Arc::try_unwrap(self)?;
-        match std::mem::replace(owner.state.get_mut().unwrap_or_else(PoisonError::into_inner), State::Closed) {
+        match std::mem::replace(owner.state.get_mut().ignore_poison(), State::Closed) {
             State::Taken(block) => Ok(block),
             other => {
-                *owner.state.get_mut().unwrap_or_else(PoisonError::into_inner) = other;
+                *owner.state.get_mut().ignore_poison() = other;
                 Err(Arc::new(owner))
             }
         }
@@ -231,7 +232,7 @@ impl Owner {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         // A panic between taking a state and putting the next one leaves `Closed`.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().ignore_poison()
     }
 
     /// Where its memory is, for DLPack.
@@ -276,11 +277,10 @@ impl Owner {
             return Ok(());
         }
         let released = py.detach(move || {
-            let segment =
-                match std::mem::replace(owner.state.get_mut().unwrap_or_else(PoisonError::into_inner), State::Closed) {
-                    State::Committed(segment) => Arc::into_inner(segment),
-                    _ => None,
-                };
+            let segment = match std::mem::replace(owner.state.get_mut().ignore_poison(), State::Closed) {
+                State::Committed(segment) => Arc::into_inner(segment),
+                _ => None,
+            };
             match segment.map_or(Ok(()), Segment::release) {
                 // In a forked child the lease is the parent's, and without the broker it is nobody's.
                 Err(Error::Forked { .. } | Error::BrokerGone { .. }) => Ok(()),
@@ -326,7 +326,7 @@ pub(crate) fn let_go<T: Send + 'static>(shared: Arc<T>) {
 impl Drop for Owner {
     /// A tensor may go in the middle of anything: in another library's deleter, while kernels still read it.
     fn drop(&mut self) {
-        let state = std::mem::replace(self.state.get_mut().unwrap_or_else(PoisonError::into_inner), State::Closed);
+        let state = std::mem::replace(self.state.get_mut().ignore_poison(), State::Closed);
         let state = match state {
             State::Closed => return,
             // At once, so that there is room for the next one. It knows by itself what is to be waited for, and who does.

@@ -2,13 +2,14 @@
 
 use std::{
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
 
 use partywall::{Error, Filled, Published, cuda::RawStream};
+use partywall_os::lock::IgnorePoison;
 use pyo3::prelude::*;
 
 use crate::{
@@ -135,7 +136,7 @@ impl Sender {
     /// Waits for what the stream owes that has published last, if this is another. The library waits for that, too, and
     /// obeys no signal.
     fn take_turns(&self, py: Python<'_>, next: &Stream) -> PyResult<()> {
-        let last = || self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = || self.last.lock().ignore_poison();
         let (_, next) = next.id();
         if last().is_some_and(|former| former != next) {
             wait::in_slices(py, TURN, |slice| match self.publisher.drain(slice) {
@@ -248,12 +249,12 @@ pub(crate) struct Loan {
 
 impl Loan {
     fn owner(&self, py: Python<'_>) -> PyResult<Arc<Owner>> {
-        let owner = self.owner.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let owner = self.owner.lock().ignore_poison().clone();
         owner.ok_or_else(|| closed(py, "loan"))
     }
 
     fn take(&self, py: Python<'_>) -> PyResult<partywall::Loan> {
-        let owner = self.owner.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let owner = self.owner.lock().ignore_poison().take();
         py.detach(|| owner.and_then(|owner| owner.take_loan())).ok_or_else(|| closed(py, "loan"))
     }
 
@@ -301,12 +302,12 @@ impl Loan {
     /// Whether it was published or given back.
     #[getter]
     fn closed(&self) -> bool {
-        self.owner.lock().unwrap_or_else(PoisonError::into_inner).is_none()
+        self.owner.lock().ignore_poison().is_none()
     }
 
     /// Gives the block back, unless it was published. Calling it again does nothing.
     fn close(&self, py: Python<'_>) {
-        let owner = self.owner.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let owner = self.owner.lock().ignore_poison().take();
         py.detach(|| drop(owner.and_then(|owner| owner.take_loan())));
         self.sender.close(py);
     }

@@ -2,11 +2,12 @@
 //! as long as everything else that is done for a sample.
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock},
     time::Duration,
 };
 
 use partywall::Error;
+use partywall_os::lock::IgnorePoison;
 use pyo3::{
     exceptions::{PyTypeError, PyValueError},
     intern,
@@ -102,7 +103,7 @@ impl Sample {
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Held>> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+        self.held.lock().ignore_poison()
     }
 
     /// Where it is, now that it is complete.

@@ -2,11 +2,12 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
 use partywall::{Place, Refreshed};
+use partywall_os::lock::IgnorePoison;
 use pyo3::{exceptions::PyValueError, prelude::*};
 
 use crate::{
@@ -69,13 +70,13 @@ impl Segment {
 
     /// Takes what keeps it, for it to be closed.
     fn take_closed(&self) -> Option<Arc<Owner>> {
-        let owner = self.owner.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let owner = self.owner.lock().ignore_poison().take();
         owner.inspect(|owner| owner.note_closed())
     }
 
     /// What keeps it, unless it is closed.
     fn open(&self) -> Option<Arc<Owner>> {
-        self.owner.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.owner.lock().ignore_poison().clone()
     }
 
     /// Looks at the segment. It stays open meanwhile.
@@ -210,7 +211,7 @@ impl Segment {
     /// Whether `close` was called.
     #[getter]
     fn closed(&self) -> bool {
-        self.owner.lock().unwrap_or_else(PoisonError::into_inner).is_none()
+        self.owner.lock().ignore_poison().is_none()
     }
 
     /// Gives the lease back, once no tensor of it is used any more, and with it a name that it has committed. Calling it
@@ -244,12 +245,12 @@ impl Pinned {
     /// Whether `close` was called.
     #[getter]
     fn closed(&self) -> bool {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner).is_none()
+        self.held.lock().ignore_poison().is_none()
     }
 
     /// Unregisters the memory, after all that this process does on the GPU. Calling it again does nothing.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        let held = self.held.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let held = self.held.lock().ignore_poison().take();
         let Some(held) = held else { return Ok(()) };
         // If a signal ends this wait, the rest is up to the reaper.
         let held = LetGo(Some(held));
@@ -262,7 +263,7 @@ impl Pinned {
 
     /// As `close`, and leaves all waiting to the reaper.
     fn let_go(&self) {
-        drop(LetGo(self.held.lock().unwrap_or_else(PoisonError::into_inner).take()));
+        drop(LetGo(self.held.lock().ignore_poison().take()));
     }
 }
 

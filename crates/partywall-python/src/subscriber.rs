@@ -3,11 +3,12 @@
 use std::{
     collections::VecDeque,
     os::fd::{AsFd, AsRawFd},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
     time::{Duration, Instant},
 };
 
 use partywall::Error;
+use partywall_os::lock::IgnorePoison;
 use pyo3::prelude::*;
 
 use crate::{
@@ -47,12 +48,12 @@ impl Subscriber {
     }
 
     fn inner(&self, py: Python<'_>) -> PyResult<Receiver> {
-        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let inner = self.inner.lock().ignore_poison().clone();
         inner.ok_or_else(|| closed(py, "subscriber"))
     }
 
     fn unfinished(&self) -> MutexGuard<'_, VecDeque<Arc<Owner>>> {
-        self.unfinished.lock().unwrap_or_else(PoisonError::into_inner)
+        self.unfinished.lock().ignore_poison()
     }
 
     /// The next sample, complete or not.
@@ -130,12 +131,12 @@ impl Subscriber {
     /// Whether `close` was called.
     #[getter]
     fn closed(&self) -> bool {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner).is_none()
+        self.inner.lock().ignore_poison().is_none()
     }
 
     /// Takes it out of the topic. Samples stay. Calling it again does nothing.
     fn close(&self, py: Python<'_>) {
-        let receiver = self.inner.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let receiver = self.inner.lock().ignore_poison().take();
         let unfinished = std::mem::take(&mut *self.unfinished());
         py.detach(|| {
             if let Some(receiver) = receiver {
@@ -148,7 +149,7 @@ impl Subscriber {
 
 impl Drop for Subscriber {
     fn drop(&mut self) {
-        let receiver = self.inner.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        let receiver = self.inner.get_mut().ignore_poison().take();
         let unfinished = std::mem::take(&mut *self.unfinished());
         if let Some(receiver) = receiver {
             // Nobody is to wait for it. Its samples keep the rest, and it the topic.

@@ -3,7 +3,7 @@
 use std::{
     ops::Deref,
     os::fd::{AsFd, AsRawFd},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
 
@@ -11,6 +11,7 @@ use partywall::{
     DeviceUuid, Error, TimelineEnding, TimelineWriter,
     cuda::{RawStream, StreamRef},
 };
+use partywall_os::lock::IgnorePoison;
 use pyo3::prelude::*;
 
 use crate::{
@@ -64,7 +65,7 @@ impl Timeline {
 
     /// What has signalled last.
     fn last(&self) -> MutexGuard<'_, Option<(DeviceUuid, RawStream)>> {
-        self.last.lock().unwrap_or_else(PoisonError::into_inner)
+        self.last.lock().ignore_poison()
     }
 
     fn writer(&self, py: Python<'_>) -> PyResult<Arc<TimelineWriter>> {

@@ -2,14 +2,14 @@
 
 use std::{
     sync::{
-        Mutex, PoisonError,
+        Mutex,
         mpsc::{self, Receiver, RecvTimeoutError, Sender, TryRecvError},
     },
     time::{Duration, Instant},
 };
 
 use partywall::{Error, Wait, cuda::StreamRef};
-use partywall_os::per_process::PerProcess;
+use partywall_os::{lock::IgnorePoison, per_process::PerProcess};
 use pyo3::{
     exceptions::{PyRuntimeError, PyValueError},
     prelude::*,
@@ -102,7 +102,7 @@ pub(crate) fn until<T: Send>(
                     None => Ok(false),
                 });
                 asked.unwrap_or_else(|error| {
-                    *raised.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                    *raised.lock().ignore_poison() = Some(error);
                     true
                 })
             })
@@ -110,7 +110,7 @@ pub(crate) fn until<T: Send>(
         };
         take(Wait::from(timeout).cancelled_by(&is_cancelled))
     });
-    match (taken, raised.into_inner().unwrap_or_else(PoisonError::into_inner)) {
+    match (taken, raised.into_inner().ignore_poison()) {
         // What was taken all the same goes back.
         (_, Some(error)) => Err(error),
         (Err(Error::Cancelled { .. }), None) => Ok(None),

@@ -2,8 +2,10 @@
 //! forbidden call invalidates it. What is captured is dropped, and the graph cannot be launched.
 
 use std::cell::Cell;
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::thread::{self, ThreadId};
+
+use partywall_os::lock::IgnorePoison;
 
 use crate::abi::{Code, Handle};
 use crate::entry::{entry_points, store};
@@ -81,7 +83,7 @@ fn implicitly_captured(legacy: &Stream) -> Vec<Arc<Stream>> {
 }
 
 fn lock(stream: &Stream) -> MutexGuard<'_, Option<Capture>> {
-    stream.capture.lock().unwrap_or_else(PoisonError::into_inner)
+    stream.capture.lock().ignore_poison()
 }
 
 entry_points! {

@@ -4,7 +4,9 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
+
+use partywall_os::lock::IgnorePoison;
 
 use crate::abi::{Code, Handle, RawDevice};
 use crate::entry::{entry_points, store};
@@ -67,7 +69,7 @@ impl Ctx {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock().ignore_poison()
 }
 
 /// The primary context of each device.

@@ -11,7 +11,9 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{LazyLock, Mutex, PoisonError};
+use std::sync::{LazyLock, Mutex};
+
+use partywall_os::lock::IgnorePoison;
 
 use crate::abi::Code;
 use crate::faults::{self, Action};
@@ -117,7 +119,7 @@ pub(crate) fn store<T>(to: *mut T, value: T) -> Result<(), Code> {
 /// Counts a call; its index and what was asked to happen instead of it.
 fn count(function: &'static str) -> (u64, Option<Action>) {
     static COUNTS: LazyLock<Mutex<(u64, HashMap<&'static str, u64>)>> = LazyLock::new(Mutex::default);
-    let mut counts = COUNTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut counts = COUNTS.lock().ignore_poison();
     counts.0 += 1;
     let index = counts.0;
     let of_function = counts.1.entry(function).or_default();

@@ -8,9 +8,10 @@ use std::collections::BTreeMap;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
+use partywall_os::lock::IgnorePoison;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
@@ -95,7 +96,7 @@ struct Served {
 
 fn served() -> MutexGuard<'static, Served> {
     static SERVED: Mutex<Served> = Mutex::new(Served { descriptors: BTreeMap::new(), last: 0 });
-    SERVED.lock().unwrap_or_else(PoisonError::into_inner)
+    SERVED.lock().ignore_poison()
 }
 
 /// Starts the thread that serves; the name of its socket.

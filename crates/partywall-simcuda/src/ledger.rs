@@ -8,7 +8,9 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::os::fd::{BorrowedFd, RawFd};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
+
+use partywall_os::lock::IgnorePoison;
 
 use crate::entry::{self, Call};
 use crate::state;
@@ -53,7 +55,7 @@ pub(crate) fn record_fd(descriptor: RawFd, bytes: u64) {
 }
 
 fn entries() -> std::sync::MutexGuard<'static, Entries> {
-    ENTRIES.lock().unwrap_or_else(PoisonError::into_inner)
+    ENTRIES.lock().ignore_poison()
 }
 
 fn inode(descriptor: RawFd) -> Option<u64> {

@@ -9,7 +9,9 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_void};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock};
+
+use partywall_os::lock::IgnorePoison;
 
 use crate::abi::{Code, Handle};
 use crate::context::{self, Ctx};
@@ -41,7 +43,7 @@ struct Modules {
 static MODULES: Mutex<Modules> = Mutex::new(Modules { modules: BTreeMap::new(), functions: BTreeMap::new() });
 
 fn lock() -> MutexGuard<'static, Modules> {
-    MODULES.lock().unwrap_or_else(PoisonError::into_inner)
+    MODULES.lock().ignore_poison()
 }
 
 /// # Safety

@@ -9,9 +9,11 @@
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard};
 use std::thread;
 use std::time::Duration;
+
+use partywall_os::lock::IgnorePoison;
 
 use crate::abi::Code;
 use crate::context::Ctx;
@@ -98,7 +100,7 @@ impl Queue {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().ignore_poison()
     }
 
     fn next(&self) -> Option<Work> {
@@ -110,7 +112,7 @@ impl Queue {
             if state.closed {
                 return None;
             }
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self.changed.wait(state).ignore_poison();
         }
     }
 }
@@ -124,7 +126,7 @@ impl Ticket {
     pub(crate) fn wait(&self) {
         let mut state = self.queue.lock();
         while state.done < self.number {
-            state = self.queue.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self.queue.changed.wait(state).ignore_poison();
         }
     }
 }

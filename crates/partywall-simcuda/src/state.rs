@@ -3,7 +3,9 @@
 //! One lock over all of it: calls are short, and whoever waits for a stream does so without it.
 
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock};
+
+use partywall_os::lock::IgnorePoison;
 
 use crate::abi::{Code, Handle};
 use crate::context::Contexts;
@@ -52,7 +54,7 @@ pub(crate) fn new_handle() -> Handle {
 
 /// The tables. Not to be held while waiting for a stream.
 pub(crate) fn lock() -> MutexGuard<'static, State> {
-    STATE.get().expect("a call runs after cuInit").lock().unwrap_or_else(PoisonError::into_inner)
+    STATE.get().expect("a call runs after cuInit").lock().ignore_poison()
 }
 
 /// The devices that this process sees, by ordinal.

@@ -8,7 +8,9 @@ use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use partywall_os::lock::IgnorePoison;
 
 use crate::abi::{Code, Handle};
 use crate::capture::{self, Capture};
@@ -180,7 +182,7 @@ pub(crate) fn end_context(context: &Ctx) {
 }
 
 fn lock() -> MutexGuard<'static, Streams> {
-    STREAMS.lock().unwrap_or_else(PoisonError::into_inner)
+    STREAMS.lock().ignore_poison()
 }
 
 fn create(stream: *mut Handle, flags: u32, priority: c_int) -> Result<(), Code> {

@@ -4,11 +4,12 @@ use std::fs;
 use std::io::Write as _;
 use std::path::Path;
 use std::process::{ChildStdin, Command};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use partywall_harness::{Running, Sandbox};
+use partywall_os::lock::IgnorePoison;
 
 use crate::actors::{self, Holdings, Line, Told};
 use crate::operations::{self, Operation, held};
@@ -27,12 +28,12 @@ pub(crate) fn run(filter: &str, file: Option<&Path>) -> Result<bool, String> {
                 let mut world = World::new();
                 while let Some(operation) = operations.get(next.fetch_add(1, Ordering::Relaxed)) {
                     let result = world.test(operation);
-                    tested.lock().unwrap_or_else(PoisonError::into_inner).push(result);
+                    tested.lock().ignore_poison().push(result);
                 }
             });
         }
     });
-    let mut tested = tested.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let mut tested = tested.into_inner().ignore_poison();
     tested.sort_by_key(|one| operations.iter().position(|operation| operation.name == one.operation));
     if let Some(file) = file {
         report::write(&tested, file)?;

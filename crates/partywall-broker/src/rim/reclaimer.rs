@@ -7,13 +7,14 @@ use std::{
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex,
         mpsc::{Receiver, Sender, channel},
     },
     thread,
     time::Duration,
 };
 
+use partywall_os::lock::IgnorePoison;
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::registry::CloseId;
@@ -81,7 +82,7 @@ impl Reclaimer {
     pub(super) fn closed(&self) -> Vec<CloseId> {
         // First the bell: who rings it after this has put something that may not be taken below.
         let _ = rustix::io::read(&self.reports.bell, &mut [0; 8]);
-        std::mem::take(&mut *self.reports.closed.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *self.reports.closed.lock().ignore_poison())
     }
 
     /// Waits until everything is closed, but not for ever: the kernel does the rest when the process exits.
@@ -95,7 +96,7 @@ impl Reclaimer {
 
 impl Reports {
     fn put(&self, id: CloseId) {
-        self.closed.lock().unwrap_or_else(PoisonError::into_inner).push(id);
+        self.closed.lock().ignore_poison().push(id);
         // It cannot be full: it is read as often as the loop turns.
         let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
     }

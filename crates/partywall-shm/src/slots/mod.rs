@@ -56,11 +56,12 @@ mod mapped {
     use std::{
         io,
         os::fd::{AsFd, OwnedFd},
-        sync::{Arc, Mutex, PoisonError, atomic::Ordering},
+        sync::{Arc, Mutex, atomic::Ordering},
         time::{Instant, SystemTime, UNIX_EPOCH},
     };
 
     use partywall_os::{
+        lock::IgnorePoison,
         map::{Part, SharedMap},
         memfd,
     };
@@ -141,7 +142,7 @@ mod mapped {
         pub(crate) fn look_after_granted(&self) {
             let core = self.core();
             // Nothing is left half-done behind it.
-            let mut granted = self.granted.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut granted = self.granted.lock().ignore_poison();
             match *granted {
                 Some((since, seen)) if core.is(seen) => {
                     if since.elapsed() >= OVERDUE {

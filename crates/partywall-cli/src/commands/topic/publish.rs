@@ -4,7 +4,7 @@ use std::{
     fs,
     io::Read,
     path::{Path, PathBuf},
-    sync::{Mutex, PoisonError, atomic::AtomicBool},
+    sync::{Mutex, atomic::AtomicBool},
     time::{Duration, Instant},
 };
 
@@ -12,6 +12,7 @@ use partywall::{
     DType, ErrorKind, Publisher, Topic, bytes,
     files::{FileError, Lane, Piece, Plan, Sink, SinkError, TensorInfo},
 };
+use partywall_os::lock::IgnorePoison;
 use serde_json::json;
 
 use super::{
@@ -114,7 +115,7 @@ impl Arguments {
         let never = AtomicBool::new(false);
         plan.copy_to(&whole, 1, &|_| (), &never).map_err(partywall::Error::from)?;
         let tensor = tensor.clone();
-        Ok(Source::Tensor(tensor, whole.0.into_inner().unwrap_or_else(PoisonError::into_inner)))
+        Ok(Source::Tensor(tensor, whole.0.into_inner().ignore_poison()))
     }
 }
 
@@ -283,7 +284,7 @@ impl Lane for Part<'_> {
     }
 
     fn submit(&mut self, pieces: &[Piece]) -> Result<(), SinkError> {
-        let mut whole = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut whole = self.0.0.lock().ignore_poison();
         for Piece { start, len, offset, .. } in pieces {
             let at = *offset as usize;
             whole[at..at + len].copy_from_slice(&self.1[*start..start + len]);
