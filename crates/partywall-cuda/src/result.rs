@@ -41,7 +41,8 @@ pub struct CudaError {
 }
 
 impl CudaError {
-    pub(crate) fn new(call: &'static str, code: CuResult) -> Self {
+    /// The error of a call that returned `code`.
+    pub fn new(call: &'static str, code: CuResult) -> Self {
         Self { call, code, context: None, memory: None }
     }
 

@@ -70,7 +70,7 @@ pub(crate) fn try_take(slots: &impl Slots, domain: &Domain) -> Result<Option<Hel
 fn take_free(slots: &impl Slots, domain: &Domain) -> Option<Held> {
     let row = domain.link().row();
     slots.try_take(row).or_else(|| {
-        domain.completions().look();
+        domain.completions().poll();
         slots.try_take(row)
     })
 }

@@ -10,7 +10,8 @@ use std::{
 };
 
 /// The threads of a connection.
-const HELPERS: [&str; 4] = ["partywall", "partywall-call", "partywall-gpu", "partywall-name"];
+const HELPERS: [&str; 6] =
+    ["partywall", "partywall-call", "partywall-idle", "partywall-user", "partywall-gpu", "partywall-name"];
 
 /// How long to wait for them. A connection whose GPU never becomes idle has them until the process ends.
 const TIMEOUT: Duration = Duration::from_secs(20);

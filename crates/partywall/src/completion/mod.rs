@@ -1,111 +1,269 @@
-//! Runs callbacks once streams have reached a point.
+//! Runs callbacks once the GPU has reached a point.
 //!
-//! A stream says so by a private word, which wakes nobody. All those words are one [poll task](crate::domain::PollTasks) of the service
-//! thread, which is woken for the first of them only. Who needs what streams let go of looks himself.
+//! The point is a [`Fence`], the callback gets a [`Completion`]:
+//!
+//! | fence | how it is found | where the callback runs |
+//! |---|---|---|
+//! | [`PrivateWord`](Fence::PrivateWord), [`Timeline`](Fence::Timeline), [`Condition`](Fence::Condition) | polled: a write by the GPU wakes no thread | on the service thread, or on a thread that calls [`Completions::poll`] |
+//! | [`DeviceIdle`](Fence::DeviceIdle) | a call that blocks in the driver | on the [gpu worker](Workers::gpu) |
+//!
+//! All polled fences together are one [poll task](crate::domain::PollTasks) of the service thread, which polls with pauses
+//! of up to 1 ms. Only the first pending fence has to wake it. A caller that needs what callbacks give back calls
+//! [`Completions::poll`] instead of waiting for that.
+//!
+//! **Order.** One poll runs the callbacks of all fences that were reached by then, in the order in which they were handed
+//! in. Two polls at once, or a poll and the gpu worker, may overlap.
+//!
+//! **What a callback may do.** It runs under no lock of this module, and may hand in a further fence. The callback of a
+//! polled fence must not block, because streams of this process may wait for the service thread: not on the broker, not on
+//! the driver, and not on a value of the user's, which it hands to the [user worker](Workers::user). It has no handle of the
+//! connection either, since the connection would not end before the fence is reached.
+//!
+//! **Panics.** A callback that panics ends nothing but itself.
+//!
+//! **Ends.** Every polled callback runs once. Those that are pending when the connection ends get
+//! [`Completion::Unknown`], and so do private words when a CUDA context is lost. The callback of an idle device keeps the
+//! connection until it has run.
+//!
+//! **Forks.** In a forked child everything is the parent's: nothing runs there, and nothing is dropped.
 
-mod stream;
 mod worker;
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
 };
 
+use partywall_cuda::DeviceUuid;
+use partywall_os::process::fork_generation;
 use partywall_shm::timeline::Progress;
 
-pub(crate) use self::worker::{Worker, contained};
+pub(crate) use self::worker::{Worker, Workers, contained};
 use crate::{
     backoff::Backoff,
-    domain::{Lost, PollReason, PollTasks, PrivateWord},
+    domain::{Lost, PollReason, PollTasks, PrivateWord, Word},
+    gpu::Gpu,
+    pool::Blocks,
 };
 
-/// What became of the work that something was to be done behind.
+/// A point that the work of the GPU reaches.
+pub(crate) enum Fence {
+    /// A stream stores the word's value. Nobody else waits for it.
+    PrivateWord(PrivateWord),
+    /// A stream of this process brings the timeline to the value. The callback keeps the lease on the word.
+    Timeline(Arc<Word>, u64),
+    /// Shared memory says so. Runs under the lock of this module: it only reads.
+    Condition(Box<dyn Fn() -> bool + Send>),
+    /// Everything is over that this process runs now on the GPU of these blocks. Always reached for host memory.
+    DeviceIdle(Arc<Blocks>),
+}
+
+/// What became of a fence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Completion {
-    /// It is done.
+    /// It was reached.
     Done,
-    /// Nobody will know: the context is lost, or the connection ends.
+    /// Nobody will know whether it is reached: the context is lost, the timeline has ended, or the connection ends.
     Unknown,
 }
 
-/// What is to be done behind the work of a connection's streams.
-#[derive(Default)]
-pub(crate) struct Completions(Mutex<All>);
-
-#[derive(Default)]
-struct All {
-    undone: Vec<Undone>,
-    /// The service thread looks at them.
-    watched: bool,
+/// The pending fences of a connection, and their callbacks.
+pub(crate) struct Completions {
+    poll_tasks: Arc<PollTasks>,
+    gpu: Arc<Worker>,
+    /// The context that is lost, if one is.
+    lost: Arc<OnceLock<Lost>>,
+    polled: Mutex<Polled>,
+    idle: Mutex<Vec<Idle>>,
+    /// How many timelines are pending, or have a callback that has not returned.
+    owed: AtomicUsize,
+    /// The [`fork_generation`] of the process that these belong to.
+    generation: u64,
 }
 
-struct Undone {
-    word: PrivateWord,
-    then: Box<dyn FnOnce(Completion) + Send>,
+#[derive(Default)]
+struct Polled {
+    pending: Vec<Pending>,
+    /// Some were handed in since the service thread polled last.
+    is_fresh: bool,
+    /// The service thread polls them.
+    is_watched: bool,
+}
+
+type Callback = Box<dyn FnOnce(Completion) + Send>;
+
+struct Pending {
+    fence: Fence,
+    callback: Callback,
+    /// What became of the fence, once that is known.
+    completion: Option<Completion>,
+}
+
+/// A callback that waits until a GPU is idle.
+struct Idle {
+    gpu: DeviceUuid,
+    blocks: Arc<Blocks>,
+    callback: Callback,
 }
 
 impl Completions {
-    /// Has `then` done once a stream has written `word`, or when it is known that nobody will know: by the service thread,
-    /// with pauses of up to 1 ms, or by who [looks](Self::look). It must not wait, as any poll task.
-    pub(crate) fn add(
-        self: &Arc<Self>,
-        poll_tasks: &PollTasks,
-        lost: Arc<OnceLock<Lost>>,
-        word: PrivateWord,
-        then: impl FnOnce(Completion) + Send + 'static,
-    ) {
-        let mut all = self.lock();
-        all.undone.push(Undone { word, then: Box::new(then) });
-        if std::mem::replace(&mut all.watched, true) {
+    pub(crate) fn new(poll_tasks: Arc<PollTasks>, gpu: Arc<Worker>, lost: Arc<OnceLock<Lost>>) -> Self {
+        let polled = Mutex::default();
+        let idle = Mutex::default();
+        Self { poll_tasks, gpu, lost, polled, idle, owed: AtomicUsize::new(0), generation: fork_generation() }
+    }
+
+    /// Runs `callback` once `fence` is reached, or once it is known that nobody will know. If that is so already, runs it
+    /// here.
+    pub(crate) fn on(self: &Arc<Self>, fence: Fence, callback: impl FnOnce(Completion) + Send + 'static) {
+        if !self.is_ours() {
+            // Dropping them would give back what is the parent's.
+            return std::mem::forget((fence, callback));
+        }
+        let callback: Callback = Box::new(callback);
+        if let Fence::DeviceIdle(blocks) = fence {
+            return match blocks.gpu().map(Gpu::uuid) {
+                Some(gpu) => self.on_idle(Idle { gpu, blocks, callback }),
+                None => contained(|| callback(Completion::Done)),
+            };
+        }
+        if let Fence::Timeline(..) = fence {
+            self.owed.fetch_add(1, Ordering::AcqRel);
+        }
+        let mut pending = Pending { fence, callback, completion: None };
+        if pending.is_decided(&self.lost, PollReason::Due) {
+            return self.finish(pending);
+        }
+        let mut polled = lock(&self.polled);
+        polled.pending.push(pending);
+        polled.is_fresh = true;
+        if std::mem::replace(&mut polled.is_watched, true) {
             return;
         }
-        drop(all);
+        drop(polled);
         let completions = self.clone();
         let mut backoff = Backoff::new();
-        poll_tasks.add(backoff.next(), move |reason| {
-            let mut all = completions.lock();
-            let over = all.take_over(lost.get().is_some() || reason == PollReason::Closing);
-            all.watched = !all.undone.is_empty();
-            let again = all.watched;
-            drop(all);
-            if !over.is_empty() {
+        self.poll_tasks.add(backoff.next(), move |reason| {
+            let mut polled = lock(&completions.polled);
+            let decided = polled.take_decided(&completions.lost, reason);
+            polled.is_watched = !polled.pending.is_empty();
+            let is_watched = polled.is_watched;
+            if std::mem::take(&mut polled.is_fresh) || !decided.is_empty() {
                 backoff = Backoff::new();
             }
-            over.into_iter().for_each(Undone::end);
-            again.then(|| backoff.next())
+            drop(polled);
+            decided.into_iter().for_each(|pending| completions.finish(pending));
+            is_watched.then(|| backoff.next())
         });
     }
 
-    /// Does what is to be done by now. Does not wait.
-    pub(crate) fn look(&self) {
-        let over = self.lock().take_over(false);
-        over.into_iter().for_each(Undone::end);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, All> {
-        // Nothing is done while it is locked.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl All {
-    /// Those whose streams have come there, or all.
-    fn take_over(&mut self, all: bool) -> Vec<Undone> {
-        self.undone.extract_if(.., |undone| all || undone.is_reached()).collect()
-    }
-}
-
-impl Undone {
-    fn is_reached(&self) -> bool {
-        self.word.place.cell().progress(self.word.target) == Progress::Reached
-    }
-
-    fn end(self) {
-        let is_reached = self.is_reached();
-        if is_reached {
-            self.word.give_back();
+    /// Runs the callbacks of all polled fences that are reached by now. Does not block.
+    pub(crate) fn poll(&self) {
+        if self.is_ours() {
+            let decided = lock(&self.polled).take_decided(&self.lost, PollReason::Due);
+            decided.into_iter().for_each(|pending| self.finish(pending));
         }
-        contained(|| (self.then)(if is_reached { Completion::Done } else { Completion::Unknown }));
+    }
+
+    /// Whether streams of this process owe timelines a value, or a callback that follows from one has not returned.
+    pub(crate) fn are_owed(&self) -> bool {
+        self.owed.load(Ordering::Acquire) > 0
+    }
+
+    /// Waits until streams owe timelines nothing, but not longer than `timeout`.
+    pub(crate) fn await_owed(&self, timeout: Duration) {
+        let start = Instant::now();
+        let mut backoff = Backoff::new();
+        while self.are_owed() {
+            if start.elapsed() > timeout {
+                tracing::warn!("a timeline is closed before its streams have brought it to what was promised");
+                return;
+            }
+            std::thread::sleep(backoff.next());
+        }
+    }
+
+    fn finish(&self, pending: Pending) {
+        let Pending { fence, callback, completion } = pending;
+        let is_owed = matches!(fence, Fence::Timeline(..));
+        let completion = completion.unwrap_or(Completion::Unknown);
+        if let (Fence::PrivateWord(word), Completion::Done) = (fence, completion) {
+            word.give_back();
+        }
+        contained(|| callback(completion));
+        if is_owed {
+            self.owed.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+
+    /// Has the gpu worker wait for all callbacks of one GPU together.
+    fn on_idle(self: &Arc<Self>, waiting: Idle) {
+        let gpu = waiting.gpu;
+        let mut idle = lock(&self.idle);
+        let has_job = idle.iter().any(|other| other.gpu == gpu);
+        idle.push(waiting);
+        drop(idle);
+        if !has_job {
+            let completions = self.clone();
+            self.gpu.run(move || completions.await_idle(gpu));
+        }
+    }
+
+    fn await_idle(&self, gpu: DeviceUuid) {
+        // Taken before the wait: what is handed in later may be used by work that this does not wait for.
+        let waiting: Vec<Idle> = lock(&self.idle).extract_if(.., |waiting| waiting.gpu == gpu).collect();
+        let Some(Idle { blocks, .. }) = waiting.first() else { return };
+        let completion = match blocks.wait_idle() {
+            Ok(()) => Completion::Done,
+            Err(error) => {
+                tracing::warn!(%gpu, %error, "what the GPU may use stays held until this process ends");
+                Completion::Unknown
+            }
+        };
+        for Idle { blocks, callback, .. } in waiting {
+            contained(|| {
+                callback(completion);
+                // The connection may end with them.
+                drop(blocks);
+            });
+        }
+    }
+
+    fn is_ours(&self) -> bool {
+        self.generation == fork_generation()
+    }
+}
+
+impl Polled {
+    fn take_decided(&mut self, lost: &OnceLock<Lost>, reason: PollReason) -> Vec<Pending> {
+        self.pending.extract_if(.., |pending| pending.is_decided(lost, reason)).collect()
+    }
+}
+
+impl Pending {
+    /// Whether it is known what became of the fence.
+    fn is_decided(&mut self, lost: &OnceLock<Lost>, reason: PollReason) -> bool {
+        let (is_reached, is_over) = match &self.fence {
+            Fence::PrivateWord(word) => (word.is_reached(), lost.get().is_some()),
+            // A timeline ends when its writer's context is lost.
+            Fence::Timeline(word, value) => match word.progress(*value) {
+                Progress::Reached => (true, true),
+                Progress::Ended(_) => (false, true),
+                Progress::Pending | Progress::Announced => (false, false),
+            },
+            Fence::Condition(is_met) => (is_met(), false),
+            Fence::DeviceIdle(_) => (false, false),
+        };
+        self.completion = match is_reached {
+            true => Some(Completion::Done),
+            false if is_over || reason == PollReason::Closing => Some(Completion::Unknown),
+            false => None,
+        };
+        self.completion.is_some()
     }
 }
 
@@ -115,28 +273,10 @@ impl fmt::Debug for Completions {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use std::sync::mpsc;
-
-    use super::*;
-
-    #[test]
-    fn one_that_panics_keeps_no_other_from_being_done() {
-        let completions = Arc::new(Completions::default());
-        let poll_tasks = PollTasks::new().unwrap();
-        let (sender, receiver) = mpsc::channel();
-        for number in 0..4 {
-            let word = PrivateWord::of_hosts();
-            let sender = sender.clone();
-            word.place.cell().signal(word.target).unwrap();
-            completions.add(&poll_tasks, Arc::default(), word, move |completion| {
-                assert!(number % 2 > 0, "as it is meant");
-                sender.send((number, completion)).unwrap();
-            });
-        }
-        completions.look();
-        let done: Vec<_> = receiver.try_iter().collect();
-        assert_eq!(done, [(1, Completion::Done), (3, Completion::Done)]);
-    }
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // No callback runs while these are locked.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests;

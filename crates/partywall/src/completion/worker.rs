@@ -1,4 +1,4 @@
-//! What has to wait and is nobody's call: done beside the service thread, which never waits.
+//! Background jobs: what has to block and is part of no call. They run beside the service thread, which never blocks.
 
 use std::{
     collections::VecDeque,
@@ -11,67 +11,93 @@ use std::{
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// Runs background jobs one after another, on a thread that exists only while there are any, and for as long as it lingers.
-#[derive(Default)]
+/// The workers of a connection: a queue for each kind of thing that a job may wait for, so that no kind holds up another.
+#[derive(Debug)]
+pub(crate) struct Workers {
+    /// Calls of the broker. None of these jobs has a handle of the connection.
+    pub(crate) broker: Arc<Worker>,
+    /// Waits for a GPU, which may take as long as it likes. A job keeps its connection, which may end on this thread. A
+    /// process that returns from `main` before that ends without a good-bye.
+    pub(crate) gpu: Arc<Worker>,
+    /// Drops values of the user. Such a value may block, panic, or be the last that keeps the connection.
+    pub(crate) user: Arc<Worker>,
+}
+
+/// Runs jobs one after another, on a thread that exists only while there are jobs, and for as long as it lingers.
 pub(crate) struct Worker {
+    name: &'static str,
     state: Mutex<State>,
     more: Condvar,
+    /// How long the thread stays when it has nothing to do.
     linger: Duration,
 }
 
 #[derive(Default)]
 struct State {
     queue: VecDeque<Job>,
-    running: bool,
+    is_running: bool,
     thread: Option<JoinHandle<()>>,
 }
 
-/// Does what may be the user's. Its panic, which has been reported, ends nothing else that this thread is to do.
+/// Runs code that may be the user's. A panic, which the panic hook has reported, ends nothing else that this thread does.
 pub(crate) fn contained(act: impl FnOnce()) {
     let _ = panic::catch_unwind(AssertUnwindSafe(act));
 }
 
-impl Worker {
-    /// Those that come again and again: the thread stays for a while when it has nothing to do.
-    pub(crate) fn lingering() -> Self {
-        Self { linger: LINGER, ..Self::default() }
+impl Workers {
+    pub(crate) fn new() -> Self {
+        let worker = |name, linger| Arc::new(Worker::new(name, linger));
+        Self {
+            broker: worker("partywall-call", Duration::ZERO),
+            gpu: worker("partywall-idle", Duration::ZERO),
+            // Values come again and again.
+            user: worker("partywall-user", LINGER),
+        }
     }
 
-    /// Has it done soon. Where no thread can be had it is done here.
+    /// Forgets the threads in a forked child, where they do not exist.
+    pub(crate) fn forget(&self) {
+        for worker in [&self.broker, &self.gpu, &self.user] {
+            // In a child the lock may be held by a thread that does not exist there.
+            if let Ok(mut state) = worker.state.try_lock() {
+                std::mem::forget(state.thread.take());
+            }
+        }
+    }
+}
+
+impl Worker {
+    pub(crate) fn new(name: &'static str, linger: Duration) -> Self {
+        Self { name, state: Mutex::default(), more: Condvar::new(), linger }
+    }
+
+    /// Runs `job` soon, behind those that were handed in before. If no thread can be started, runs it here.
     pub(crate) fn run(self: &Arc<Self>, job: impl FnOnce() + Send + 'static) {
         let mut state = self.lock();
         state.queue.push_back(Box::new(job));
-        if state.running {
+        if state.is_running {
             self.more.notify_one();
             return;
         }
-        state.running = true;
-        let runner = self.clone();
-        match thread::Builder::new().name("partywall-call".into()).spawn(move || runner.work(runner.linger)) {
-            // The one before has ended, or is about to without touching anything.
+        state.is_running = true;
+        let worker = self.clone();
+        match thread::Builder::new().name(self.name.into()).spawn(move || worker.work(worker.linger)) {
+            // The thread before it has ended, or is about to without touching anything.
             Ok(thread) => state.thread = Some(thread),
             Err(error) => {
                 drop(state);
-                tracing::warn!(%error, "no thread can be had; the service thread does its work");
+                tracing::warn!(%error, worker = self.name, "cannot start a thread: this one runs the job");
                 self.work(Duration::ZERO);
             }
         }
     }
 
-    /// Waits until everything is done.
+    /// Waits until every job has run.
     pub(crate) fn finish(&self) {
         let thread = self.lock().thread.take();
         if let Some(thread) = thread {
             // A panic there has been reported by the thread itself.
             let _ = thread.join();
-        }
-    }
-
-    /// Lets the thread be forgotten in a forked child, where it does not exist.
-    pub(crate) fn forget(&self) {
-        // In a child the lock may be held by nobody who is still there.
-        if let Ok(mut state) = self.state.try_lock() {
-            std::mem::forget(state.thread.take());
         }
     }
 
@@ -83,7 +109,7 @@ impl Worker {
                 state = waited.unwrap_or_else(PoisonError::into_inner).0;
             }
             let Some(job) = state.queue.pop_front() else {
-                state.running = false;
+                state.is_running = false;
                 return;
             };
             drop(state);
@@ -98,11 +124,11 @@ impl Worker {
 
 impl fmt::Debug for Worker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Worker").finish_non_exhaustive()
+        f.debug_struct("Worker").field("name", &self.name).finish_non_exhaustive()
     }
 }
 
-/// How long a thread lingers: longer than streams take from one of their points to the next.
+/// How long a thread lingers: longer than streams take from one of their fences to the next.
 const LINGER: Duration = Duration::from_millis(100);
 
 #[cfg(test)]
@@ -111,9 +137,13 @@ mod tests {
 
     use super::*;
 
+    fn worker(linger: Duration) -> Arc<Worker> {
+        Arc::new(Worker::new("partywall-test", linger))
+    }
+
     #[test]
-    fn each_is_run_once_in_order() {
-        let worker = Arc::new(Worker::default());
+    fn each_job_runs_once_in_order() {
+        let worker = worker(Duration::ZERO);
         let (sender, receiver) = mpsc::channel();
         for round in 0..50 {
             for number in 0..4 {
@@ -129,9 +159,8 @@ mod tests {
     }
 
     #[test]
-    fn one_that_panics_keeps_no_other_from_being_run() {
-        for worker in [Worker::default(), Worker::lingering()] {
-            let worker = Arc::new(worker);
+    fn job_that_panics_keeps_no_other_from_running() {
+        for worker in [worker(Duration::ZERO), worker(LINGER)] {
             let (sender, receiver) = mpsc::channel();
             for number in 0..10 {
                 let sender = sender.clone();
@@ -144,8 +173,8 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_lingers_runs_what_comes_later() {
-        let worker = Arc::new(Worker::lingering());
+    fn thread_that_lingers_runs_later_jobs() {
+        let worker = worker(LINGER);
         let (sender, receiver) = mpsc::channel();
         for _ in 0..50 {
             let sender = sender.clone();
@@ -153,6 +182,6 @@ mod tests {
             receiver.recv().unwrap();
         }
         worker.finish();
-        assert!(!worker.lock().running, "it ends at last");
+        assert!(!worker.lock().is_running, "it ends at last");
     }
 }

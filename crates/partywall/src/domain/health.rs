@@ -40,7 +40,7 @@ struct Shared {
     watched: Mutex<Vec<Arc<Watched>>>,
     lost: Arc<OnceLock<Lost>>,
     /// Called once, with what was lost.
-    told: Box<dyn Fn(&Lost) + Send + Sync>,
+    notify: Box<dyn Fn(&Lost) + Send + Sync>,
     stop: AtomicBool,
 }
 
@@ -60,10 +60,9 @@ struct Watched {
 }
 
 impl Health {
-    /// `told` is called once, on any thread, as soon as a context is found to be lost.
-    pub(crate) fn new(told: impl Fn(&Lost) + Send + Sync + 'static) -> Self {
-        let (watched, lost) = Default::default();
-        let shared = Shared { watched, lost, told: Box::new(told), stop: AtomicBool::new(false) };
+    /// `notify` is called once, on any thread, as soon as a context is found to be lost, which `lost` says from then on.
+    pub(crate) fn new(lost: Arc<OnceLock<Lost>>, notify: impl Fn(&Lost) + Send + Sync + 'static) -> Self {
+        let shared = Shared { watched: Mutex::default(), lost, notify: Box::new(notify), stop: AtomicBool::new(false) };
         Self { shared: Arc::new(shared), thread: Mutex::default() }
     }
 
@@ -92,11 +91,6 @@ impl Health {
             None => Ok(()),
             Some(Lost { gpu, error }) => Err(Error::ContextLost { what: format!("GPU {gpu}"), source: error.clone() }),
         }
-    }
-
-    /// What is lost, for those who must not keep anything of the driver's.
-    pub(crate) fn lost(&self) -> Arc<OnceLock<Lost>> {
-        self.shared.lost.clone()
     }
 
     /// Takes in what a call of the driver failed with: it may be the end of its context.
@@ -151,7 +145,7 @@ impl Shared {
         if error.is_sticky() && self.lost.set(Lost { gpu, error: error.clone() }).is_ok() {
             tracing::error!(%gpu, %error, "a CUDA context of this process is lost");
             if let Some(lost) = self.lost.get() {
-                (self.told)(lost);
+                (self.notify)(lost);
             }
         }
     }

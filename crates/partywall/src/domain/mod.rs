@@ -3,6 +3,7 @@
 mod connect;
 mod health;
 mod inbox;
+mod lease;
 mod link;
 mod locate;
 mod members;
@@ -15,13 +16,15 @@ mod words;
 
 use std::{
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, OnceLock},
 };
 
 use partywall_cuda::DeviceUuid;
 use partywall_os::socket;
 use partywall_wire::{Access, Answer, Call, limits};
 
+#[cfg(test)]
+pub(crate) use self::poll_tasks::Schedule;
 use self::service::Service;
 pub use self::{
     connect::VERSION,
@@ -30,13 +33,14 @@ pub use self::{
 };
 pub(crate) use self::{
     health::{Health, Lost},
+    lease::LeaseGuard,
     link::Link,
     poll_tasks::{PollReason, PollTasks},
-    stream_waits::{LeaseGuard, StreamWaits},
+    stream_waits::StreamWaits,
     words::{MappedSlab, PrivateWord, Word, Words},
 };
 use crate::{
-    completion::{Completions, Worker},
+    completion::{Completions, Workers},
     error::{Error, Result, nothing_came},
     gpu::{Gpu, Gpus},
     info::{self, NameInfo, Removed, SegmentInfo, StatusInfo},
@@ -64,11 +68,6 @@ struct Connection {
     service: Service,
     gpus: Gpus,
     pools: Pools,
-    /// Jobs that wait for a GPU, for as long as that takes. A job keeps the connection: its last handle may be dropped
-    /// there, and a process that returns from `main` before that ends without a good-bye.
-    gpu_worker: Arc<Worker>,
-    /// What ends something of the user's, who may wait there for whatever he likes.
-    user_worker: Arc<Worker>,
 }
 
 impl Drop for Connection {
@@ -76,8 +75,6 @@ impl Drop for Connection {
         if self.link.require_ours().is_err() {
             self.service.forget();
             self.gpus.health.forget();
-            self.gpu_worker.forget();
-            self.user_worker.forget();
             return;
         }
         self.gpus.health.stop();
@@ -150,32 +147,24 @@ impl DomainOptions {
         let greeted = connect::connect(&location, self.start, self.program.as_deref(), self.operator)?;
         let (link, events, members) = Link::new(location, greeted);
         let link = Arc::new(link);
-        let service = Service::start(link.clone(), events, &members).inspect_err(|_| {
+        let lost: Arc<OnceLock<Lost>> = Arc::default();
+        let service = Service::start(link.clone(), events, &members, lost.clone()).inspect_err(|_| {
             // Else the broker would keep a member that has no connection until this process ends.
             let _ = link.leave();
         })?;
-        let teller = link.clone();
-        let broker_worker = service.shared().broker_worker.clone();
-        let health = Health::new(move |lost| {
-            let teller = teller.clone();
+        let reporter = link.clone();
+        let worker = service.shared().workers.broker.clone();
+        let health = Health::new(lost, move |lost| {
+            let reporter = reporter.clone();
             let gpu = lost.gpu.0;
-            broker_worker.run(move || {
-                if let Err(error) = teller.call(Call::ContextLost { gpu: Some(gpu) }) {
-                    tracing::warn!(%error, "the broker is not told that a CUDA context is lost");
+            worker.run(move || {
+                if let Err(error) = reporter.call(Call::ContextLost { gpu: Some(gpu) }) {
+                    tracing::warn!(%error, "the broker is not notified that a CUDA context is lost");
                 }
             });
         });
         let gpus = Gpus::new(link.clone(), health);
-        Ok(Domain {
-            connection: Arc::new(Connection {
-                link,
-                service,
-                gpus,
-                pools: Pools::default(),
-                gpu_worker: Arc::default(),
-                user_worker: Arc::new(Worker::lingering()),
-            }),
-        })
+        Ok(Domain { connection: Arc::new(Connection { link, service, gpus, pools: Pools::default() }) })
     }
 }
 
@@ -345,7 +334,7 @@ impl Domain {
 
     /// Keeps a lease on a timeline or a semaphore.
     pub(crate) fn keep(&self, lease: u64) -> LeaseGuard {
-        LeaseGuard::new(lease, self.connection.link.clone(), self.broker_worker().clone())
+        LeaseGuard::new(lease, self.connection.link.clone(), self.workers().broker.clone())
     }
 
     pub(crate) fn poll_tasks(&self) -> &PollTasks {
@@ -356,16 +345,8 @@ impl Domain {
         &self.connection.service.shared().completions
     }
 
-    pub(crate) fn broker_worker(&self) -> &Arc<Worker> {
-        &self.connection.service.shared().broker_worker
-    }
-
-    pub(crate) fn gpu_worker(&self) -> &Arc<Worker> {
-        &self.connection.gpu_worker
-    }
-
-    pub(crate) fn user_worker(&self) -> &Arc<Worker> {
-        &self.connection.user_worker
+    pub(crate) fn workers(&self) -> &Workers {
+        &self.connection.service.shared().workers
     }
 
     pub(crate) fn pools(&self) -> &Pools {

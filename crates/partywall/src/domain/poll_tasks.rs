@@ -1,7 +1,6 @@
-//! What the service thread does by the clock: looking at words that wake nobody, and whatever follows from them.
+//! Tasks that the service thread polls by the clock: words that wake no thread, and what follows from them.
 
 use std::{
-    collections::BinaryHeap,
     fmt,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{Mutex, MutexGuard, PoisonError},
@@ -12,93 +11,86 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::error::{Error, Result};
 
-/// Something that is done now and then until it is over.
+/// A task that is polled again and again until it is over.
 ///
-/// It must not wait: not for a lock that is held for long, not for the broker, not for the driver. What has to is an
-/// [background job](crate::completion::Worker).
-pub(crate) trait PollTask: Send {
-    /// Does it once. Returns when to do it again, or `None` when it is over. After [`PollReason::Closing`] it is over.
-    fn poll(&mut self, reason: PollReason) -> Option<Duration>;
-}
-
-impl<F: FnMut(PollReason) -> Option<Duration> + Send> PollTask for F {
-    fn poll(&mut self, reason: PollReason) -> Option<Duration> {
-        self(reason)
-    }
-}
+/// Each call returns the pause until the next one, or `None` when the task is over. After [`PollReason::Closing`] it is
+/// over in any case.
+///
+/// A poll task must not block: not on a lock that is held for long, not on the broker, not on the driver. Streams of this
+/// process may wait for the service thread. What has to block is a [background job](crate::completion::Worker).
+type PollTask = Box<dyn FnMut(PollReason) -> Option<Duration> + Send>;
 
 /// Why a task is polled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PollReason {
-    /// It is time.
+    /// Its pause is over.
     Due,
-    /// The connection ends: whoever waits for it must not wait any longer.
+    /// The connection ends: a thread that waits for the task must not wait any longer.
     Closing,
 }
 
-/// The poll tasks of a connection, as those see them who hand them in.
+/// The poll tasks of a connection, for those who add one.
 pub(crate) struct PollTasks {
-    new: Mutex<New>,
-    /// Rung to have the service thread look up.
-    bell: OwnedFd,
+    added: Mutex<Added>,
+    /// Readable while the service thread is to wake up.
+    wake: OwnedFd,
 }
 
 #[derive(Default)]
-struct New {
+struct Added {
     tasks: Vec<Scheduled>,
-    /// The service thread has ended, or will without looking here again.
-    over: bool,
+    /// The service thread has ended, or will end without looking here again.
+    is_over: bool,
 }
 
 struct Scheduled {
     at: Instant,
-    task: Box<dyn PollTask>,
+    task: PollTask,
 }
 
-/// The poll tasks that the service thread has taken over, the most urgent one first.
+/// The poll tasks that the service thread has taken over.
 #[derive(Default)]
-pub(super) struct Schedule {
-    due: BinaryHeap<Scheduled>,
-}
+pub(crate) struct Schedule(Vec<Scheduled>);
 
 impl PollTasks {
     pub(crate) fn new() -> Result<Self> {
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|e| Error::system("making the service thread's eventfd", e))?;
-        Ok(Self { new: Mutex::default(), bell })
+        Ok(Self { added: Mutex::default(), wake })
     }
 
-    /// Has the service thread do `task`, for the first time after `pause`.
-    pub(crate) fn add(&self, pause: Duration, mut task: impl PollTask + 'static) {
-        let mut new = self.lock();
-        if new.over {
-            drop(new);
-            task.poll(PollReason::Closing);
+    /// Has the service thread poll `task`, for the first time after `pause`. Once the connection has ended, polls it here,
+    /// for the last time.
+    pub(crate) fn add(&self, pause: Duration, mut task: impl FnMut(PollReason) -> Option<Duration> + Send + 'static) {
+        let mut added = self.lock();
+        if added.is_over {
+            drop(added);
+            task(PollReason::Closing);
             return;
         }
-        new.tasks.push(Scheduled { at: Instant::now() + pause, task: Box::new(task) });
-        drop(new);
-        self.ring();
+        added.tasks.push(Scheduled { at: Instant::now() + pause, task: Box::new(task) });
+        drop(added);
+        self.wake();
     }
 
-    /// Has the service thread look up from its sleep.
-    pub(super) fn ring(&self) {
-        // It fails only when it has been rung so often that it rings anyway.
-        let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
+    /// Wakes the service thread.
+    pub(super) fn wake(&self) {
+        // It fails only if so many wake-ups are pending that the thread wakes up anyway.
+        let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
     }
 
-    /// Readable when it was rung.
-    pub(super) fn bell(&self) -> BorrowedFd<'_> {
-        self.bell.as_fd()
+    /// Readable while the service thread is to wake up.
+    pub(super) fn wake_fd(&self) -> BorrowedFd<'_> {
+        self.wake.as_fd()
     }
 
-    /// Makes the bell silent again.
-    pub(super) fn heard(&self) {
-        let _ = rustix::io::read(&self.bell, &mut [0; 8]);
+    /// Clears all wake-ups so far.
+    pub(super) fn clear_wake(&self) {
+        let _ = rustix::io::read(&self.wake, &mut [0; 8]);
     }
 
-    fn lock(&self) -> MutexGuard<'_, New> {
-        self.new.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Added> {
+        self.added.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -109,54 +101,33 @@ impl fmt::Debug for PollTasks {
 }
 
 impl Schedule {
-    /// Does what is due; returns when there is something to do again.
-    pub(super) fn run(&mut self, poll_tasks: &PollTasks) -> Option<Instant> {
-        self.due.extend(std::mem::take(&mut poll_tasks.lock().tasks));
-        // What is due at this moment, and not what becomes due while it is done: nobody may keep the thread.
+    /// Polls the tasks that are due. Returns when the next one is.
+    pub(crate) fn run(&mut self, poll_tasks: &PollTasks) -> Option<Instant> {
+        self.0.append(&mut poll_tasks.lock().tasks);
+        // Only the tasks that are due at this moment: one that is always due must not keep the thread.
         let now = Instant::now();
-        let mut again = Vec::new();
-        while self.due.peek().is_some_and(|due| due.at <= now) {
-            let Some(Scheduled { mut task, .. }) = self.due.pop() else { break };
-            if let Some(pause) = task.poll(PollReason::Due) {
-                again.push(Scheduled { at: Instant::now() + pause, task });
+        self.0.retain_mut(|Scheduled { at, task }| {
+            if *at > now {
+                return true;
             }
+            let pause = task(PollReason::Due);
+            *at = Instant::now() + pause.unwrap_or_default();
+            pause.is_some()
+        });
+        self.0.iter().map(|scheduled| scheduled.at).min()
+    }
+
+    /// Polls every task for the last time. A task that is added from now on is polled at once, by the thread that adds it.
+    pub(crate) fn end(mut self, poll_tasks: &PollTasks) {
+        let mut added = poll_tasks.lock();
+        added.is_over = true;
+        self.0.append(&mut added.tasks);
+        drop(added);
+        for Scheduled { mut task, .. } in self.0 {
+            task(PollReason::Closing);
         }
-        self.due.extend(again);
-        self.due.peek().map(|due| due.at)
-    }
-
-    /// Does everything for the last time, and whatever is handed in from now on at once.
-    pub(super) fn end(mut self, poll_tasks: &PollTasks) {
-        let mut new = poll_tasks.lock();
-        new.over = true;
-        self.due.extend(std::mem::take(&mut new.tasks));
-        drop(new);
-        for mut due in self.due {
-            due.task.poll(PollReason::Closing);
-        }
     }
 }
-
-impl Ord for Scheduled {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        // The heap gives the largest first.
-        other.at.cmp(&self.at)
-    }
-}
-
-impl PartialOrd for Scheduled {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for Scheduled {
-    fn eq(&self, other: &Self) -> bool {
-        self.at == other.at
-    }
-}
-
-impl Eq for Scheduled {}
 
 #[cfg(test)]
 mod tests {
@@ -167,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn they_are_done_in_turn_until_they_are_over() {
+    fn tasks_are_polled_until_they_are_over() {
         let poll_tasks = PollTasks::new().unwrap();
         let mut schedule = Schedule::default();
         let (sender, receiver) = mpsc::channel();
@@ -197,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_always_due_keeps_nobody() {
+    fn task_that_is_always_due_does_not_keep_the_thread() {
         let poll_tasks = PollTasks::new().unwrap();
         let mut schedule = Schedule::default();
         poll_tasks.add(Duration::ZERO, |_| Some(Duration::ZERO));
@@ -207,13 +178,13 @@ mod tests {
     }
 
     #[test]
-    fn handing_one_in_rings_the_bell() {
+    fn adding_a_task_wakes_the_thread() {
         let poll_tasks = Arc::new(PollTasks::new().unwrap());
-        let rung = || socket::wait_any([poll_tasks.bell()], Some(Instant::now())).unwrap().is_some();
-        assert!(!rung());
+        let is_woken = || socket::wait_any([poll_tasks.wake_fd()], Some(Instant::now())).unwrap().is_some();
+        assert!(!is_woken());
         poll_tasks.add(Duration::ZERO, |_| None);
-        assert!(rung());
-        poll_tasks.heard();
-        assert!(!rung());
+        assert!(is_woken());
+        poll_tasks.clear_wake();
+        assert!(!is_woken());
     }
 }

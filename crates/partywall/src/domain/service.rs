@@ -8,7 +8,7 @@
 use std::{
     os::fd::{AsFd, OwnedFd},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicBool, Ordering},
         mpsc,
     },
@@ -25,6 +25,7 @@ use partywall_wire::Event;
 
 use super::{
     connect::{self, Greeted, Role},
+    health::Lost,
     inbox::Inbox,
     link::{Link, Verdict, giving_back},
     poll_tasks::{PollReason, PollTasks, Schedule},
@@ -32,7 +33,7 @@ use super::{
     words::{CellPlace, Words},
 };
 use crate::{
-    completion::{Completions, Worker},
+    completion::{Completions, Workers},
     error::{Error, Result},
 };
 
@@ -61,7 +62,7 @@ pub(super) struct Shared {
     pub(super) link: Arc<Link>,
     pub(super) poll_tasks: Arc<PollTasks>,
     pub(super) completions: Arc<Completions>,
-    pub(super) broker_worker: Arc<Worker>,
+    pub(super) workers: Workers,
     pub(super) words: Words,
     pub(super) stream_waits: StreamWaits,
     stop: AtomicBool,
@@ -70,14 +71,22 @@ pub(super) struct Shared {
 }
 
 impl Service {
-    /// Starts the thread.
-    pub(super) fn start(link: Arc<Link>, events: OwnedFd, members: &OwnedFd) -> Result<Self> {
+    /// Starts the thread. `lost` says once that a CUDA context is lost.
+    pub(super) fn start(
+        link: Arc<Link>,
+        events: OwnedFd,
+        members: &OwnedFd,
+        lost: Arc<OnceLock<Lost>>,
+    ) -> Result<Self> {
         let members = Members::map(members).map_err(|e| Error::system("mapping the members' rows", e))?;
+        let poll_tasks = Arc::new(PollTasks::new()?);
+        let workers = Workers::new();
+        let completions = Completions::new(poll_tasks.clone(), workers.gpu.clone(), lost);
         let shared = Arc::new(Shared {
             link,
-            poll_tasks: Arc::new(PollTasks::new()?),
-            completions: Arc::default(),
-            broker_worker: Arc::default(),
+            poll_tasks,
+            completions: Arc::new(completions),
+            workers,
             words: Words::default(),
             stream_waits: StreamWaits::default(),
             stop: AtomicBool::new(false),
@@ -113,7 +122,7 @@ impl Service {
         // Where no thread could be had for what ends the connection, the service thread does it, and waits for nobody.
         let is_ours = self.thread.as_ref().is_some_and(|thread| thread.thread().id() == thread::current().id());
         if !is_ours {
-            shared.words.await_closing(TIMEOUT);
+            shared.completions.await_owed(TIMEOUT);
             if !shared.words.are_registered() {
                 shared.detach();
                 return self.stop();
@@ -123,19 +132,19 @@ impl Service {
             shared.poll_tasks.add(TICK, {
                 let shared = shared.clone();
                 move |reason| {
-                    let is_owed = is_ours && shared.words.are_closing();
+                    let is_owed = is_ours && shared.completions.are_owed();
                     if reason == PollReason::Due && (is_owed || !lost && shared.stream_waits.may_wait()) {
                         return Some(TICK);
                     }
                     let parting = shared.clone();
-                    shared.broker_worker.run(move || parting.detach());
+                    shared.workers.broker.run(move || parting.detach());
                     None
                 }
             });
             return;
         }
         let (parted, wait) = mpsc::channel();
-        shared.broker_worker.run({
+        shared.workers.broker.run({
             let shared = shared.clone();
             move || {
                 shared.detach();
@@ -150,18 +159,18 @@ impl Service {
     /// Ends the thread and waits for it; it ends within one step. What is left to do is done for the last time.
     fn stop(&mut self) {
         self.shared.stop.store(true, Ordering::Release);
-        self.shared.poll_tasks.ring();
+        self.shared.poll_tasks.wake();
         if let Some(thread) = self.thread.take() {
             // A panic there has been reported by the thread itself.
             let _ = thread.join();
         }
-        self.shared.broker_worker.finish();
+        self.shared.workers.broker.finish();
     }
 
     /// Lets the thread be forgotten in a forked child, where it does not exist.
     pub(super) fn forget(&mut self) {
         std::mem::forget(self.thread.take());
-        self.shared.broker_worker.forget();
+        self.shared.workers.forget();
     }
 }
 
@@ -198,15 +207,15 @@ impl Reader {
         schedule.end(&shared.poll_tasks);
     }
 
-    /// Sleeps until `until` or the bell; whether there are events to read.
+    /// Sleeps until `until` or a wake-up. Returns whether there are events to read.
     fn sleep(&self, until: Option<Instant>) -> Result<bool, Errno> {
-        let bell = self.shared.poll_tasks.bell();
-        let [rung, events] = match &self.events {
-            Some(events) => socket::wait_any([bell, events.as_fd()], until)?.unwrap_or_default(),
-            None => [socket::wait_any([bell], until)?.is_some(), false],
+        let wake = self.shared.poll_tasks.wake_fd();
+        let [is_woken, events] = match &self.events {
+            Some(events) => socket::wait_any([wake, events.as_fd()], until)?.unwrap_or_default(),
+            None => [socket::wait_any([wake], until)?.is_some(), false],
         };
-        if rung {
-            self.shared.poll_tasks.heard();
+        if is_woken {
+            self.shared.poll_tasks.clear_wake();
         }
         Ok(events)
     }
@@ -248,14 +257,14 @@ impl Shared {
             && let Some(call) = giving_back(&answer)
         {
             let link = self.link.clone();
-            self.broker_worker.run(move || link.give_back(call));
+            self.workers.broker.run(move || link.give_back(call));
         }
     }
 
     /// The connection is lost: it is renewed, unless that is how it was meant.
     fn lost(self: &Arc<Self>) {
         let shared = self.clone();
-        self.broker_worker.run(move || {
+        self.workers.broker.run(move || {
             let Self { link, .. } = &*shared;
             // Whoever still waits when we leave waits for nothing.
             if link.is_leaving() {
@@ -273,7 +282,7 @@ impl Shared {
                 tracing::info!(socket = %link.socket_path().display(), "connection renewed");
             }
             *shared.renewed.lock().unwrap_or_else(PoisonError::into_inner) = Some(events);
-            shared.poll_tasks.ring();
+            shared.poll_tasks.wake();
         });
     }
 
@@ -312,7 +321,7 @@ impl Shared {
             tracing::debug!(%error, "could not say good-bye");
         }
         self.stop.store(true, Ordering::Release);
-        self.poll_tasks.ring();
+        self.poll_tasks.wake();
     }
 
     fn take_renewed(&self) -> Option<OwnedFd> {

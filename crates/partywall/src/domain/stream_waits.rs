@@ -16,13 +16,11 @@ use std::{
 
 use partywall_cuda::StreamId;
 use partywall_shm::timeline::Progress;
-use partywall_wire::{Answer, Call};
 
 use super::{
-    link::Link,
+    lease::LeaseGuard,
     words::{CellPlace, PrivateWord},
 };
-use crate::{completion::Worker, error::Result};
 
 /// The waits of all streams of a connection.
 #[derive(Debug, Default)]
@@ -30,15 +28,6 @@ pub(crate) struct StreamWaits {
     all: RwLock<Vec<Arc<Track>>>,
     /// Kept to the end, because a kernel may look at the cell whenever it likes.
     for_good: Mutex<Vec<Arc<LeaseGuard>>>,
-}
-
-/// A lease. It goes back with the last of those who keep it.
-#[derive(Debug)]
-pub(crate) struct LeaseGuard {
-    /// `None` once it is given back.
-    lease: Option<u64>,
-    link: Arc<Link>,
-    worker: Arc<Worker>,
 }
 
 /// One stream. Its identity is never another's.
@@ -168,49 +157,6 @@ impl Waits {
         {
             self.noted.pop_front();
         }
-    }
-}
-
-impl LeaseGuard {
-    pub(crate) fn new(lease: u64, link: Arc<Link>, worker: Arc<Worker>) -> Self {
-        Self { lease: Some(lease), link, worker }
-    }
-
-    /// The lease, while anybody has this.
-    pub(crate) fn lease(&self) -> u64 {
-        self.lease.unwrap_or_default()
-    }
-
-    /// Gives the lease back at once, if nobody else keeps it. Waits for the broker.
-    pub(crate) fn release(self: Arc<Self>) {
-        if let Some(mut keep) = Arc::into_inner(self) {
-            keep.give_back(|link, call| told(link.call(call)));
-        }
-    }
-
-    fn give_back(&mut self, how: impl FnOnce(&Arc<Link>, Call)) {
-        let Some(lease) = self.lease.take() else { return };
-        // In a forked child it is not the child's; and a good-bye gives everything back.
-        if self.link.require_ours().is_ok() && !self.link.is_leaving() {
-            how(&self.link, Call::Release { lease });
-        }
-    }
-}
-
-impl Drop for LeaseGuard {
-    fn drop(&mut self) {
-        // On any thread, those among them that must not wait.
-        let worker = self.worker.clone();
-        self.give_back(|link, call| {
-            let link = link.clone();
-            worker.run(move || told(link.call(call)));
-        });
-    }
-}
-
-fn told(released: Result<Answer>) {
-    if let Err(error) = released {
-        tracing::debug!(%error, "a lease goes back with the connection");
     }
 }
 

@@ -8,9 +8,9 @@ use std::{
     os::fd::OwnedFd,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, Weak,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use partywall_cuda::{Context, DeviceSlice, HostRegistration, memop};
@@ -18,7 +18,6 @@ use partywall_shm::timeline::{CELLS, Cell, Ending, MAX_VALUE, Progress, Slab, ce
 use partywall_wire::OpenedTimeline;
 
 use crate::{
-    backoff::Backoff,
     error::{Error, Result},
     gpu::cuda_error,
 };
@@ -31,8 +30,6 @@ pub(crate) struct Words {
     registering: Mutex<()>,
     /// Words that somebody has, for ending their waits when the broker is gone.
     open: Mutex<Vec<Weak<Word>>>,
-    /// How many timelines are being closed that streams of ours still owe something.
-    closing: Arc<AtomicUsize>,
     private: Private,
     /// There is no broker for us any more.
     gone: Arc<AtomicBool>,
@@ -75,10 +72,6 @@ pub(crate) struct Word {
     /// There is no broker for us any more, who would end the word if its writer died.
     gone: Arc<AtomicBool>,
 }
-
-/// Counts as a timeline that is being closed.
-#[derive(Debug)]
-pub(crate) struct Closing(Arc<AtomicUsize>);
 
 /// Words that no other process has: for waits with a time limit, and for learning that a stream has come to a point.
 ///
@@ -225,30 +218,6 @@ impl Words {
         lock(&self.private.slabs).get(word.slab).cloned()
     }
 
-    /// Notes that a timeline is being closed, until what is returned is dropped.
-    pub(crate) fn begin_closing(&self) -> Closing {
-        self.closing.fetch_add(1, Ordering::AcqRel);
-        Closing(self.closing.clone())
-    }
-
-    /// Waits until no timeline is being closed, but not longer than `limit`.
-    pub(crate) fn await_closing(&self, limit: Duration) {
-        let start = Instant::now();
-        let mut backoff = Backoff::new();
-        while self.are_closing() {
-            if start.elapsed() > limit {
-                tracing::warn!("a timeline is closed before what its streams owe is there");
-                return;
-            }
-            std::thread::sleep(backoff.next());
-        }
-    }
-
-    /// Whether timelines are being closed that streams still owe something.
-    pub(crate) fn are_closing(&self) -> bool {
-        self.closing.load(Ordering::Acquire) > 0
-    }
-
     /// Whether a GPU has ever been told of a word.
     pub(crate) fn are_registered(&self) -> bool {
         self.read().context.is_some()
@@ -328,6 +297,11 @@ impl CellPlace {
 }
 
 impl PrivateWord {
+    /// Whether its value has been stored.
+    pub(crate) fn is_reached(&self) -> bool {
+        self.place.cell().progress(self.target) == Progress::Reached
+    }
+
     /// Stores its value, by the host, and gives it back.
     pub(crate) fn store(self) {
         // It is refused where the value is there already.
@@ -349,11 +323,28 @@ impl PrivateWord {
 }
 
 #[cfg(test)]
+impl CellPlace {
+    /// One that only this process has.
+    fn of_tests() -> Self {
+        Self { slab: Slab::create().and_then(Slab::map).expect("a memfd can be had"), index: 0 }
+    }
+}
+
+#[cfg(test)]
 impl PrivateWord {
     /// One that only hosts write.
     pub(crate) fn of_hosts() -> Self {
-        let slab = Slab::create().and_then(Slab::map).expect("a memfd can be had");
-        Self { place: CellPlace { slab, index: 0 }, target: 1, slab: 0, free: Arc::default() }
+        Self { place: CellPlace::of_tests(), target: 1, slab: 0, free: Arc::default() }
+    }
+}
+
+#[cfg(test)]
+impl Word {
+    /// One that only hosts write.
+    pub(crate) fn of_hosts() -> Self {
+        let waited = AtomicU64::new(0);
+        let polled = AtomicBool::new(false);
+        Self { place: CellPlace::of_tests(), slab: 0, incarnation: 0, waited, polled, gone: Arc::default() }
     }
 }
 
@@ -396,12 +387,6 @@ impl Word {
     /// Whether kernels were told where it is.
     pub(crate) fn is_polled(&self) -> bool {
         self.polled.load(Ordering::Acquire)
-    }
-}
-
-impl Drop for Closing {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
     }
 }
 

@@ -15,7 +15,7 @@ use partywall_shm::pool::Held;
 
 use super::{BlockRef, Blocks};
 use crate::{
-    completion::Completion,
+    completion::{Completion, Fence},
     error::{Error, Result},
     gpu::{DeviceRange, failed_call},
     segment::Element,
@@ -161,10 +161,8 @@ impl Block {
     pub fn release(mut self) -> Result<()> {
         self.blocks.domain().link().require_ours()?;
         let Some(held) = self.let_go() else { return Ok(()) };
-        if self.is_told()
-            && let Some(gpu) = self.blocks.gpu()
-        {
-            self.blocks.wait_idle(gpu)?;
+        if self.is_told() {
+            self.blocks.wait_idle()?;
         }
         self.free(&held)
     }
@@ -179,27 +177,22 @@ impl Block {
     /// The block comes back with the error, still held: [`Error::Captured`], [`Error::ContextLost`], [`Error::Cuda`];
     /// [`Error::Forked`].
     pub fn release_on(mut self, stream: StreamRef<'_>) -> Result<(), UnreleasedBlock> {
+        let domain = self.blocks.domain();
+        let fence = match domain.fence_on(stream, || format!("giving a block of pool {:?} to a stream", self.pool())) {
+            Ok(fence) => fence,
+            Err(error) => return Err(UnreleasedBlock { error, block: Box::new(self) }),
+        };
         let Some(held) = self.let_go() else { return Ok(()) };
         let words = self.blocks.words().clone();
+        // Without the lease the broker would give the block to others at once.
         let keep = self.blocks.keep();
-        // Neither is lost with what is refused.
-        let held = Arc::new(held);
-        let given = held.clone();
-        let released = self.blocks.domain().behind(
-            stream,
-            || format!("giving a block of pool {:?} to a stream", self.pool()),
-            move |completion| {
-                // With its lease: without one the broker would give it to others at once.
-                let _kept = keep;
-                if completion == Completion::Done {
-                    words.free(&given);
-                }
-            },
-        );
-        released.map_err(|error| {
-            self.held = Arc::into_inner(held);
-            UnreleasedBlock { error, block: Box::new(self) }
-        })
+        self.blocks.domain().completions().on(fence, move |completion| {
+            if completion == Completion::Done {
+                words.free(&held);
+            }
+            drop(keep);
+        });
+        Ok(())
     }
 
     /// Offers it to whoever gets the reference and [accepts](super::Pool::accept) it. It stays this process's until then:
@@ -301,7 +294,12 @@ impl Drop for Block {
         }
         if self.is_told() {
             let words = self.blocks.words().clone();
-            return self.blocks.when_idle(move || _ = words.free(&held));
+            let fence = Fence::DeviceIdle(self.blocks.clone());
+            return self.blocks.domain().completions().on(fence, move |completion| {
+                if completion == Completion::Done {
+                    words.free(&held);
+                }
+            });
         }
         if let Err(error) = self.free(&held) {
             tracing::warn!(%error, "a block was given back too late");

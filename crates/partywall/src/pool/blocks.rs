@@ -1,10 +1,6 @@
 //! Blocks as this process has them: their memory, the words that say whose they are, and the lease that keeps both.
 
-use std::{
-    fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{fmt, sync::Arc, time::Duration};
 
 use partywall_cuda::{CuResult, CudaError};
 use partywall_os::borrow::{BlockBorrows, BorrowedBlock, BorrowedBlockMut};
@@ -12,7 +8,6 @@ use partywall_shm::{pool as shm, topic};
 use partywall_wire::Control;
 
 use crate::{
-    completion::contained,
     domain::{Domain, LeaseGuard},
     error::{Error, Result},
     gpu::{DeviceRange, Gpu, failed_call},
@@ -34,11 +29,7 @@ pub(crate) struct Blocks {
     bytes: Option<BlockBorrows>,
     /// `None` once this is dropped.
     keep: Option<Arc<LeaseGuard>>,
-    /// What is to be done once the GPU is idle.
-    waiting: Mutex<Vec<Then>>,
 }
-
-type Then = Box<dyn FnOnce() + Send>;
 
 impl Blocks {
     /// Of a segment that is a pool or topic.
@@ -64,10 +55,9 @@ impl Blocks {
         }
         let bytes = segment.block_borrows(base, stride, shape.block_bytes, shape.blocks);
         let keep = segment.take_lease();
-        let waiting = Mutex::default();
         let words = Arc::new(words);
         let topic = topic.map(Arc::new);
-        Ok(Self { segment: Some(segment), words, topic, shape, base, stride, bytes, keep, waiting })
+        Ok(Self { segment: Some(segment), words, topic, shape, base, stride, bytes, keep })
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -150,36 +140,9 @@ impl Blocks {
         self.segment().gpu()
     }
 
-    /// Has `then` done, on another thread, when everything is over that this process runs on the GPU now. Never, if the
-    /// context is lost: then nobody knows what is over.
-    pub(crate) fn when_idle(self: &Arc<Self>, then: impl FnOnce() + Send + 'static) {
-        if self.gpu().is_none() {
-            return then();
-        }
-        let mut waiting = self.waiting();
-        waiting.push(Box::new(then));
-        if waiting.len() > 1 {
-            // Whoever put the first one there has somebody wait for all of them.
-            return;
-        }
-        drop(waiting);
-        let blocks = self.clone();
-        self.domain().gpu_worker().run(move || {
-            // Taken before the wait: what comes later may be used by work that this does not wait for.
-            let waiting = std::mem::take(&mut *blocks.waiting());
-            match blocks.gpu().map_or(Ok(()), |gpu| blocks.wait_idle(gpu)) {
-                Ok(()) => waiting.into_iter().for_each(contained),
-                Err(error) => {
-                    tracing::warn!(pool = blocks.name(), %error, "blocks stay held until this process ends");
-                    // Dropping some of them would give a block back.
-                    std::mem::forget(waiting);
-                }
-            }
-        });
-    }
-
-    /// Waits until everything is over that this process runs on `gpu` now.
-    pub(crate) fn wait_idle(&self, gpu: &Gpu) -> Result<()> {
+    /// Waits until everything is over that this process runs now on the GPU. Returns at once for host memory.
+    pub(crate) fn wait_idle(&self) -> Result<()> {
+        let Some(gpu) = self.gpu() else { return Ok(()) };
         let health = self.domain().health();
         loop {
             health.check()?;
@@ -208,11 +171,6 @@ impl Blocks {
         if let Some(bytes) = &self.bytes {
             bytes.prefetch_to_write(index as usize);
         }
-    }
-
-    fn waiting(&self) -> MutexGuard<'_, Vec<Then>> {
-        // Nothing is left half-done behind it.
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn offset(&self, index: u32) -> u64 {

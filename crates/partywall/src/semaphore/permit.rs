@@ -54,28 +54,22 @@ impl Permit {
     /// The permit comes back with the error, still held: [`Error::Captured`], [`Error::ContextLost`], [`Error::Cuda`];
     /// [`Error::Forked`].
     pub fn release_on(mut self, stream: StreamRef<'_>) -> Result<(), Unreleased> {
-        let Some(held) = self.held.take() else { return Ok(()) };
         let Open { name, memory, keep, domain } = &*self.open;
+        let fence = match domain.fence_on(stream, || format!("giving a permit of semaphore {name:?} to a stream")) {
+            Ok(fence) => fence,
+            Err(error) => return Err(Unreleased { error, permit: Box::new(self) }),
+        };
+        let Some(held) = self.held.take() else { return Ok(()) };
         let memory = memory.clone();
+        // Without the lease the broker would give the permit to others at once.
         let keep = keep.clone();
-        // Neither is lost with what is refused.
-        let held = Arc::new(held);
-        let given = held.clone();
-        let released = domain.behind(
-            stream,
-            || format!("giving a permit of semaphore {name:?} to a stream"),
-            move |completion| {
-                // With its lease: without one the broker would give it to others at once.
-                let _kept = keep;
-                if completion == Completion::Done {
-                    memory.release(&given);
-                }
-            },
-        );
-        released.map_err(|error| {
-            self.held = Arc::into_inner(held);
-            Unreleased { error, permit: Box::new(self) }
-        })
+        domain.completions().on(fence, move |completion| {
+            if completion == Completion::Done {
+                memory.release(&held);
+            }
+            drop(keep);
+        });
+        Ok(())
     }
 
     /// The semaphore's name.

@@ -7,6 +7,7 @@ use partywall_shm::timeline::Progress;
 
 use super::Timeline;
 use crate::{
+    completion::Fence,
     domain::{Domain, LeaseGuard, MappedSlab, PrivateWord, Word},
     error::{Error, Result},
     gpu::{Gpu, failed_call},
@@ -74,16 +75,32 @@ pub(super) fn device_ptr(timeline: &Timeline, gpu: &Gpu) -> Result<u64> {
     Ok(slab.word(&word.place)?.device_ptr())
 }
 
+impl Domain {
+    /// Returns a fence that `stream` reaches when everything is done that is on it now: it writes a private word behind it.
+    ///
+    /// `what` is for errors: "giving a permit to a stream". After an error the stream may write the word all the same; it is
+    /// not used again.
+    pub(crate) fn fence_on(&self, stream: StreamRef<'_>, what: impl Fn() -> String) -> Result<Fence> {
+        self.link().require_ours()?;
+        let work = Work { domain: self, stream, what: &what };
+        work.run(|stream| {
+            let (word, slab) = work.take_private()?;
+            stream.enqueue_write_u64(slab.word(&word.place)?, word.target)?;
+            Ok(Fence::PrivateWord(word))
+        })
+    }
+}
+
 /// Something that is enqueued on a stream.
-pub(crate) struct Work<'a> {
-    pub(crate) domain: &'a Domain,
-    pub(crate) stream: StreamRef<'a>,
+pub(super) struct Work<'a> {
+    pub(super) domain: &'a Domain,
+    pub(super) stream: StreamRef<'a>,
     /// For errors: "signalling timeline x on a stream".
-    pub(crate) what: &'a dyn Fn() -> String,
+    pub(super) what: &'a dyn Fn() -> String,
 }
 
 /// Why something could not be enqueued.
-pub(crate) enum Refusal {
+pub(super) enum Refusal {
     /// The driver, or the stream, refuses.
     Access(AccessError),
     Error(Error),
@@ -97,7 +114,7 @@ impl Work<'_> {
     /// to change it and to change it back, if it has not); whether the stream is being captured, since the driver would
     /// put the operation into the graph without a word; and, by those who call [`CurrentStream::id`], which stream it is,
     /// since the driver gives the handle of a stream that was destroyed to the next one.
-    pub(crate) fn run<T>(&self, enqueue: impl FnOnce(&CurrentStream<'_>) -> Result<T, Refusal>) -> Result<T> {
+    pub(super) fn run<T>(&self, enqueue: impl FnOnce(&CurrentStream<'_>) -> Result<T, Refusal>) -> Result<T> {
         self.domain.health().check()?;
         let run = || {
             let stream = self.stream.current()?;
@@ -126,7 +143,7 @@ impl Work<'_> {
     }
 
     /// A private word, once it can be used on the stream, and its slab.
-    pub(crate) fn take_private(&self) -> Result<(PrivateWord, Arc<MappedSlab>)> {
+    pub(super) fn take_private(&self) -> Result<(PrivateWord, Arc<MappedSlab>)> {
         let words = self.domain.words();
         if !words.are_registered() {
             words.prepare(self.stream.context())?;

@@ -17,7 +17,6 @@ pub use partywall_shm::timeline::MAX_VALUE;
 use partywall_shm::timeline::{Ending, Progress};
 use partywall_wire::TimelineEnding;
 
-pub(crate) use self::enqueue::Work;
 pub use self::{event::TimelineEvent, limited::LimitedWait, writer::TimelineWriter};
 use crate::{
     adaptive_spin::AdaptiveSpin,

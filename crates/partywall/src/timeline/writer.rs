@@ -16,6 +16,7 @@ use super::{
     waiting::Lookout,
 };
 use crate::{
+    completion::Fence,
     domain::{LeaseGuard, PollReason, Word},
     error::{Error, Result},
 };
@@ -228,21 +229,10 @@ impl Drop for TimelineWriter {
             return;
         }
         let writer = self.writer.clone();
-        // Who waits for more hears of it at once.
+        // A wait for more than was promised ends at once.
         let owed = writer.word.cell().begin_close();
-        let mut lookout = Lookout::new(&writer.word, owed);
-        let Some(pause) = lookout.look() else { return writer.end() };
-        // Kept until then is the lease, too: without it the broker would end what a stream still owes.
-        let closing = domain.words().begin_closing();
-        domain.poll_tasks().add(pause, move |reason| {
-            let _counted = &closing;
-            let pause = lookout.look();
-            if pause.is_some() && reason == PollReason::Due {
-                return pause;
-            }
-            writer.end();
-            None
-        });
+        // The writer keeps the lease until then: without it the broker would end what a stream still owes.
+        domain.completions().on(Fence::Timeline(writer.word.clone(), owed), move |_| writer.end());
     }
 }
 

@@ -22,15 +22,15 @@ use partywall_shm::{
 
 use super::{
     MAX_HEADER, Words,
-    in_flight::{InFlightSample, Written},
+    in_flight::{InFlight, Written},
     publisher::Joined,
     sample::{Reading, Sample, Validity},
 };
 use crate::{
-    completion::contained,
+    completion::{Completion, Fence, contained},
     error::{Error, Result},
     gpu::DeviceRange,
-    pool::{Block, Blocks},
+    pool::Block,
     segment::{Element, elements_mut},
     wait::Wait,
 };
@@ -54,15 +54,7 @@ pub struct Loan {
     bytes: u64,
     header: Vec<u8>,
     inputs: Vec<Arc<Reading>>,
-    used: Used,
-}
-
-/// What streams that fill a sample use. Dropped before they have, it waits for the GPU, as the block does.
-#[derive(Default)]
-struct Used {
-    things: Kept,
-    /// Whose they are, once there are any.
-    blocks: Option<Arc<Blocks>>,
+    used: Kept,
 }
 
 /// Things of the user's. A panic of one that is dropped is nobody else's.
@@ -103,7 +95,7 @@ impl Loan {
         let mut shape = [0; MAX_RANK];
         shape[..extents.len()].copy_from_slice(extents);
         let rank = extents.len();
-        let used = Used::default();
+        let used = Kept::default();
         let held = Some(held);
         let told = AtomicBool::new(false);
         let header = Vec::new();
@@ -166,11 +158,10 @@ impl Loan {
 
     /// Keeps something that work on a stream uses to fill it, such as memory that it is copied from, until that is done.
     ///
-    /// It is dropped by whoever finds that out first: a call with this publisher, or a thread of the connection that does
-    /// nothing else. There it may wait, and may be the last that keeps the connection; what is dropped after it waits for it.
+    /// A thread of the connection that does nothing else drops it then. There it may block, and may be the last that keeps
+    /// the connection; things that are dropped after it wait for it.
     pub fn keep(&mut self, thing: impl Any + Send + Sync) {
-        self.used.blocks.get_or_insert_with(|| self.joined.open.blocks.clone());
-        self.used.things.0.push(Box::new(thing));
+        self.used.0.push(Box::new(thing));
     }
 
     /// Says that it is filled. Where a stream fills it, what that needs is enqueued by now.
@@ -204,6 +195,10 @@ impl Loan {
         self.held.as_ref().expect("a loan is held until it is published")
     }
 
+    fn take_used(&mut self) -> Kept {
+        std::mem::take(&mut self.used)
+    }
+
     /// The bytes are the next one's.
     fn end_writing(&mut self) {
         self.joined.open.blocks.give_back_mut(self.borrowed.take());
@@ -220,23 +215,20 @@ impl Loan {
 impl Drop for Loan {
     fn drop(&mut self) {
         drop(self.take_back());
-    }
-}
-
-impl Used {
-    fn take(&mut self) -> Kept {
-        std::mem::take(&mut self.things)
-    }
-}
-
-impl Drop for Used {
-    fn drop(&mut self) {
-        let things = self.take();
-        if let Some(blocks) = self.blocks.take().filter(|_| !things.is_empty())
-            && blocks.domain().link().require_ours().is_ok()
-        {
-            blocks.when_idle(move || drop(things));
+        let used = self.take_used();
+        if used.is_empty() {
+            return;
         }
+        // Streams that were to fill the sample may still use these.
+        let domain = self.joined.open.domain();
+        let user = domain.workers().user.clone();
+        domain.completions().on(
+            Fence::DeviceIdle(self.joined.open.blocks.clone()),
+            move |completion| match completion {
+                Completion::Done => user.run(move || drop(used)),
+                Completion::Unknown => std::mem::forget(used),
+            },
+        );
     }
 }
 
@@ -254,7 +246,7 @@ impl Drop for Kept {
 
 impl Drop for Blocked<'_> {
     fn drop(&mut self) {
-        self.joined.open.words.topic.set_blocked(self.joined.port(), None);
+        self.joined.open.words.topic.set_blocked(self.joined.port().id(), None);
     }
 }
 
@@ -290,15 +282,13 @@ impl Filled {
             Ok(given) => given,
             Err(error) => return Err(UnpublishedSample { error, filled: Box::new(self) }),
         };
-        let Loan { joined, inputs, used, .. } = &mut self.0;
-        drop(used.take());
+        drop(self.0.take_used());
         if status == Status::Unverified {
+            let joined = &self.0.joined;
             let Words { topic, pool, .. } = &*joined.open.words;
             topic.retire(pool, &held);
-            let block = held.index();
-            let generation = held.generation();
-            let inputs = std::mem::take(inputs);
-            joined.in_flight().add(joined.open.domain(), InFlightSample { block, generation, written: None, inputs });
+            let sample = InFlight::new(joined.port().clone(), &held, std::mem::take(&mut self.0.inputs));
+            sample.settle(self.0.joined.open.domain().completions());
         }
         Ok(published)
     }
@@ -331,12 +321,11 @@ impl Filled {
             Ok(given) => given,
             Err(error) => return Err(UnpublishedSample { error, filled: Box::new(self) }),
         };
-        let Loan { joined, inputs, used, .. } = &mut self.0;
-        let block = held.index();
-        let generation = held.generation();
-        let inputs = std::mem::take(inputs);
-        let written = Some(Written { held, order, value, used: used.take() });
-        joined.in_flight().add(joined.open.domain(), InFlightSample { block, generation, written, inputs });
+        let inputs = std::mem::take(&mut self.0.inputs);
+        let used = self.0.take_used();
+        let joined = &self.0.joined;
+        let sample = InFlight::new(joined.port().clone(), &held, inputs);
+        sample.settle_after(Written { held, order, value, used }, joined.open.domain());
         Ok(published)
     }
 
@@ -394,14 +383,14 @@ impl Filled {
             let Some(left) = waiting.left(Instant::now()) else { return Err(joined.full(id, &waiting)) };
             domain.link().require_broker()?;
             let blocked = blocked.get_or_insert_with(|| Blocked { joined, since: members::now() });
-            topic.set_blocked(joined.port(), Some((id, blocked.since)));
+            topic.set_blocked(joined.port().id(), Some((id, blocked.since)));
             topic.sleep_for_space(seen, left);
         }
     }
 
     /// What is known of what it rests on.
     fn validity(&self) -> Validity {
-        self.0.inputs.iter().fold(Validity::Valid, |all, input| all.and(input.validity()))
+        Validity::of(&self.0.inputs)
     }
 }
 

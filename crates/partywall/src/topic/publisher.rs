@@ -10,11 +10,11 @@ use partywall_cuda::StreamRef;
 use partywall_shm::{
     DType,
     semaphore::{Attempt, Held},
-    topic::{MAX_RANK, PortId, PublisherPlace},
+    topic::{MAX_RANK, PublisherPlace},
 };
 use partywall_wire::{Named, Participant};
 
-use super::{Loan, Open, Words, in_flight::InFlightSamples, timelines};
+use super::{Loan, Open, Words, in_flight::PublisherPort, timelines};
 use crate::{
     adaptive_spin::AdaptiveSpin,
     backoff::Backoff,
@@ -40,11 +40,10 @@ pub struct Publisher {
 
 /// What a publisher and its loans have.
 pub(super) struct Joined {
-    port: PortId,
+    port: Arc<PublisherPort>,
     place: Mutex<PublisherPlace>,
     /// How streams say that samples are complete, once one does.
     writer: Mutex<Option<Writer>>,
-    in_flight: Arc<InFlightSamples>,
     /// Last: the connection may end with it.
     pub(super) open: Arc<Open>,
 }
@@ -67,11 +66,10 @@ impl Publisher {
             open.domain().ping()?;
             return Err(Error::TooManyPublishers { topic: open.name().to_owned(), most: topic.shape().publishers });
         };
-        let in_flight = InFlightSamples::new(open.words.clone(), place.port(), open.domain());
-        let port = place.port();
+        let port = PublisherPort::new(open.words.clone(), place.port());
         let place = Mutex::new(place);
         let writer = Mutex::default();
-        let joined = Joined { open, port, place, writer, in_flight: Arc::new(in_flight) };
+        let joined = Joined { open, port, place, writer };
         Ok(Self { joined: Arc::new(joined), spin: AdaptiveSpin::on_memory() })
     }
 
@@ -132,7 +130,7 @@ impl Publisher {
     /// Samples that it has published.
     pub fn published(&self) -> u64 {
         // In a forked child the lock on the place may be held by nobody who is still there.
-        self.joined.open.words.topic.published_by(self.joined.port)
+        self.joined.open.words.topic.published_by(self.joined.port.id())
     }
 
     /// The topic's name.
@@ -143,21 +141,17 @@ impl Publisher {
 
 impl Joined {
     pub(super) fn id(&self) -> u64 {
-        self.port.id()
+        self.port.id().id()
     }
 
-    pub(super) fn port(&self) -> PortId {
-        self.port
+    pub(super) fn port(&self) -> &Arc<PublisherPort> {
+        &self.port
     }
 
     /// Samples are published one after the other.
     pub(super) fn place(&self) -> MutexGuard<'_, PublisherPlace> {
         // What it remembers is right after each step.
         self.place.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(super) fn in_flight(&self) -> &Arc<InFlightSamples> {
-        &self.in_flight
     }
 
     /// Has `stream` say when what is on it now is done. Returns the value that stands for that.
@@ -183,7 +177,7 @@ impl Joined {
 
     /// Whether its GPU is not further behind than it may be.
     fn is_close(self: &Arc<Self>) -> Result<bool> {
-        if self.in_flight.count() == 0 {
+        if self.port.in_flight() == 0 {
             return Ok(true);
         }
         let shape = self.open.words.topic.shape();
@@ -192,12 +186,12 @@ impl Joined {
         let needed = shape.needed_blocks() + (publishers - 1) * depth;
         let spare = u64::from(shape.blocks).saturating_sub(needed);
         let most = depth + loans + spare / publishers;
-        let is_close = || (self.in_flight.count() + self.loans()) as u64 <= most;
+        let is_close = || (self.port.in_flight() + self.loans()) as u64 <= most;
         if is_close() {
             return Ok(true);
         }
         self.open.domain().link().require_ours()?;
-        self.in_flight.look();
+        self.open.domain().completions().poll();
         Ok(is_close())
     }
 
@@ -318,7 +312,6 @@ impl Slots for Joined {
     fn try_take(&self, row: u16) -> Option<Held> {
         let Words { topic, pool, .. } = &*self.open.words;
         pool.try_alloc(row).or_else(|| {
-            self.in_flight.look();
             topic.sweep(pool);
             pool.try_alloc(row)
         })
@@ -343,7 +336,9 @@ impl Slots for Joined {
 impl Drop for Joined {
     fn drop(&mut self) {
         if self.open.words.are_ours() {
-            self.in_flight.leave(self.open.domain());
+            self.open.words.topic.detach_publisher(self.port.id());
+            // What streams have completed keeps the port no longer.
+            self.open.domain().completions().poll();
         }
     }
 }

@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{
     backoff::Backoff,
-    completion::Completion,
+    completion::{Completion, Fence},
     error::{Error, Result},
     gpu::{DeviceRange, Gpu},
     segment::{Element, elements},
@@ -79,8 +79,8 @@ pub(super) struct Reading {
     lost: AtomicBool,
 }
 
-/// What is known of what a sample contains.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// What is known of what a sample contains, from the best to the worst.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Validity {
     /// It is as its publisher wanted it.
     Valid,
@@ -91,12 +91,9 @@ pub(super) enum Validity {
 }
 
 impl Validity {
-    pub(super) fn and(self, other: Self) -> Self {
-        match (self, other) {
-            (Self::Invalid, _) | (_, Self::Invalid) => Self::Invalid,
-            (Self::Undecided, _) | (_, Self::Undecided) => Self::Undecided,
-            (Self::Valid, Self::Valid) => Self::Valid,
-        }
+    /// What is known of a sample that is made of these.
+    pub(super) fn of(inputs: &[Arc<Reading>]) -> Self {
+        inputs.iter().map(|input| input.validity()).max().unwrap_or(Self::Valid)
     }
 }
 
@@ -258,8 +255,7 @@ impl Sample {
     pub fn release(mut self) -> Result<()> {
         let Some(reading) = self.let_go() else { return Ok(()) };
         if self.is_told()
-            && let Some(gpu) = self.open().blocks.gpu()
-            && let Err(error) = self.open().blocks.wait_idle(gpu)
+            && let Err(error) = self.open().blocks.wait_idle()
         {
             // Kernels may still read it.
             reading.lose();
@@ -278,21 +274,13 @@ impl Sample {
     /// The sample comes back with the error: [`Error::Captured`], [`Error::ContextLost`], [`Error::Cuda`];
     /// [`Error::Forked`].
     pub fn release_on(mut self, stream: StreamRef<'_>) -> Result<(), UnreleasedSample> {
-        let Some(reading) = self.let_go() else { return Ok(()) };
-        let given = reading.clone();
-        let domain = self.open().domain();
         let what = || format!("giving a sample of topic {:?} to a stream", self.topic());
-        let released = domain.behind(stream, what, move |completion| {
-            if completion == Completion::Unknown {
-                given.lose();
-            }
-        });
-        released.map_err(|error| {
-            self.bytes = self.open().blocks.borrow(reading.taken.block());
-            self.taken = Some(reading.taken.again());
-            self.shared = OnceLock::from(reading);
-            UnreleasedSample { error, sample: Box::new(self) }
-        })
+        let fence = match self.open().domain().fence_on(stream, what) {
+            Ok(fence) => fence,
+            Err(error) => return Err(UnreleasedSample { error, sample: Box::new(self) }),
+        };
+        self.let_go_after(fence);
+        Ok(())
     }
 
     /// The GPU that this process uses it on; `None` for host memory.
@@ -423,6 +411,16 @@ impl Sample {
         Some(self.shared.take().unwrap_or_else(|| self.share(taken)))
     }
 
+    /// Lets go of it once `fence` is reached.
+    fn let_go_after(&mut self, fence: Fence) {
+        let Some(reading) = self.let_go() else { return };
+        self.open().domain().completions().on(fence, move |completion| {
+            if completion == Completion::Unknown {
+                reading.lose();
+            }
+        });
+    }
+
     fn share(&self, taken: Taken) -> Arc<Reading> {
         let order = self.timeline.get().map_or_else(OnceLock::new, |known| OnceLock::from(Order::of(known)));
         let port = self.joined.port().clone();
@@ -440,11 +438,10 @@ impl Drop for Sample {
             if let Some(taken) = self.taken.take() {
                 self.joined.port().release(&taken);
             }
-        } else if let Some(reading) = self.let_go()
-            && self.is_told()
-            && reading.port.words().are_ours()
-        {
-            self.open().blocks.when_idle(move || drop(reading));
+        } else if self.is_told() {
+            self.let_go_after(Fence::DeviceIdle(self.open().blocks.clone()));
+        } else {
+            self.let_go();
         }
     }
 }

@@ -248,7 +248,7 @@ impl Subscriber {
         let mut received = receive();
         if received == Received::Full {
             // A stream may have let go of some, and nobody have looked since. Not under the lock: who knows what goes with it.
-            open.domain().completions().look();
+            open.domain().completions().poll();
             received = receive();
         }
         match received {

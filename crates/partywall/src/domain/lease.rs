@@ -1,0 +1,61 @@
+//! Leases: what the broker keeps for this process until it gives them back.
+
+use std::sync::Arc;
+
+use partywall_wire::{Answer, Call};
+
+use super::link::Link;
+use crate::{completion::Worker, error::Result};
+
+/// A lease. It goes back to the broker with the last owner of this guard.
+#[derive(Debug)]
+pub(crate) struct LeaseGuard {
+    /// `None` once it is given back.
+    lease: Option<u64>,
+    link: Arc<Link>,
+    /// The [broker worker](crate::completion::Workers::broker).
+    worker: Arc<Worker>,
+}
+
+impl LeaseGuard {
+    pub(crate) fn new(lease: u64, link: Arc<Link>, worker: Arc<Worker>) -> Self {
+        Self { lease: Some(lease), link, worker }
+    }
+
+    /// The number of the lease. Zero once it is given back, which only the last owner sees.
+    pub(crate) fn lease(&self) -> u64 {
+        self.lease.unwrap_or_default()
+    }
+
+    /// Gives the lease back at once if this is the last owner. Blocks on the broker, which dropping does not.
+    pub(crate) fn release(self: Arc<Self>) {
+        if let Some(mut guard) = Arc::into_inner(self) {
+            guard.give_back(|link, call| log(link.call(call)));
+        }
+    }
+
+    fn give_back(&mut self, how: impl FnOnce(&Arc<Link>, Call)) {
+        let Some(lease) = self.lease.take() else { return };
+        // In a forked child the lease is the parent's. A good-bye gives everything back.
+        if self.link.require_ours().is_ok() && !self.link.is_leaving() {
+            how(&self.link, Call::Release { lease });
+        }
+    }
+}
+
+impl Drop for LeaseGuard {
+    fn drop(&mut self) {
+        // Any thread may drop it, also one that must not block.
+        let worker = self.worker.clone();
+        self.give_back(|link, call| {
+            let link = link.clone();
+            worker.run(move || log(link.call(call)));
+        });
+    }
+}
+
+fn log(released: Result<Answer>) {
+    if let Err(error) = released {
+        tracing::debug!(%error, "a lease goes back with the connection");
+    }
+}
