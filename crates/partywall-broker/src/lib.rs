@@ -10,7 +10,7 @@
 //! | module | contains | rule |
 //! |---|---|---|
 //! | `registry` | names, versions, leases, claims, waiting requests, timelines, semaphores, members | pure: events in, effects out |
-//! | `rim` | sockets, file descriptors, control memory, clocks, proofs of death | no decision that the registry could take |
+//! | `server` | sockets, file descriptors, control memory, clocks, proofs of death | no decision that the registry could take |
 //! | `bind` | the place where members look for the broker | replaces only what is provably dead |
 //! | [`log`] | a log file that cannot grow beyond its size | knows nothing of the rest |
 //!
@@ -31,7 +31,7 @@ mod bind;
 mod config;
 pub mod log;
 mod registry;
-mod rim;
+mod server;
 
 use std::{
     io,
@@ -44,7 +44,7 @@ pub use config::{Config, Limits};
 /// A broker that listens. Dropping it without [`Broker::run`] leaves the socket's file behind, as a crash would.
 #[derive(Debug)]
 pub struct Broker {
-    server: rim::server::Server,
+    server: server::event_loop::Server,
 }
 
 impl Broker {
@@ -54,7 +54,7 @@ impl Broker {
     /// # Errors
     /// [`StartError`] if another broker listens there, or the place must not be used; nothing has changed then.
     pub fn bind(config: Config) -> Result<Self, StartError> {
-        Ok(Self { server: rim::server::Server::bind(config)? })
+        Ok(Self { server: server::event_loop::Server::bind(config)? })
     }
 
     /// Serves until a member or a [`StopHandle`] ends it, or nobody needs it any more. The socket's file is gone then.

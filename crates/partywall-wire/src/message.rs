@@ -43,7 +43,7 @@ pub struct Reply {
 #[non_exhaustive]
 pub enum Event {
     /// The end of a request that was answered with [`Answer::Pending`]. File descriptors as with that answer.
-    Verdict {
+    Completion {
         /// The request's number.
         ticket: u64,
         /// As if it had just been asked.
@@ -72,7 +72,7 @@ pub enum Call {
         /// The claim.
         claim: u64,
     },
-    /// Takes a pending request back. Answer: [`Answer::Done`], or [`Refusal::Stale`] if its verdict is on its way
+    /// Takes a pending request back. Answer: [`Answer::Done`], or [`Refusal::Stale`] if its completion is on its way
     /// (or never was pending).
     Cancel {
         /// The request's number.
@@ -420,7 +420,7 @@ pub struct Grown {
 pub enum Answer {
     /// Done.
     Done,
-    /// The verdict will come as an [`Event::Verdict`] with the request's number.
+    /// The completion will come as an [`Event::Completion`] with the request's number.
     Pending,
     /// The new version, and the committer's lease on it. File descriptors: its control memory, if it is a pool or topic.
     Committed {

@@ -10,7 +10,7 @@ use super::{
     Registry,
     effect::{CellEnding, Effect, Refused},
     segments::limit,
-    types::{Bound, Bounds, CellAt, CellId, FdId, LeaseId, Made, MemberId},
+    types::{Bound, Bounds, CellAt, CellId, ControlMemory, FdId, LeaseId, MemberId},
 };
 
 /// All cells.
@@ -39,7 +39,7 @@ pub(super) struct Cell {
     pub(super) writer: Option<LeaseId>,
 }
 
-/// A cell that the rim looks after.
+/// A cell that the server looks after.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Guarded {
     pub(crate) at: CellAt,
@@ -124,7 +124,7 @@ impl Cells {
 
 impl Registry {
     /// Where the next cell would come from; `slab` is made for it, perhaps.
-    pub(super) fn cell_source(&self, slab: Option<Made>) -> Result<Source, Refused> {
+    pub(super) fn cell_source(&self, slab: Option<ControlMemory>) -> Result<Source, Refused> {
         if let Some(source) = self.cells.source(&self.bounds) {
             return Ok(source);
         }
@@ -135,7 +135,7 @@ impl Registry {
         }
     }
 
-    fn check_slab(&self, slab: Option<Made>) -> Result<(), Refused> {
+    fn check_slab(&self, slab: Option<ControlMemory>) -> Result<(), Refused> {
         if self.cells.slabs.len() as u64 >= self.bounds.slabs {
             let allowed = self.bounds.slabs * self.bounds.cells;
             return Err(Refused::Limit { bound: Bound::Timelines, allowed, needed: allowed + 1 });
@@ -150,7 +150,7 @@ impl Registry {
     pub(super) fn start_cell(
         &mut self,
         source: Source,
-        slab: Option<Made>,
+        slab: Option<ControlMemory>,
         from: Option<CellId>,
         incarnation: u32,
         before: &mut Vec<Effect>,
@@ -178,7 +178,7 @@ impl Registry {
         }
     }
 
-    /// Ends an incarnation. Its writer may still store in it; the rim looks after that.
+    /// Ends an incarnation. Its writer may still store in it; the server looks after that.
     pub(super) fn end_cell(&mut self, id: CellId, ending: CellEnding, out: &mut Vec<Effect>) {
         let Some(at) = self.at(id) else { return };
         let Some(cell) = self.cells.used.get_mut(&id) else { return };

@@ -2,7 +2,7 @@
 
 use super::{
     Granted, Registry, STALE_CLAIM,
-    effect::{Effect, Refused, Verdict},
+    effect::{Answer, Effect, Refused},
     segments::limit,
     state::{Claim, Want},
     types::{Access, Bound, ClaimId, MemberId, Name, RequestId},
@@ -26,7 +26,7 @@ impl Registry {
         // A claim is a name to be. Without a bound on them, asking for ever new names would fill our memory.
         limit(Bound::Names, self.bounds.names, self.totals.names + self.claims.len() as u64 + 1)?;
         let claim = self.claim(member, request, &name);
-        Ok(Verdict::Build { claim }.into())
+        Ok(Answer::Build { claim }.into())
     }
 
     /// Gives a claim back unused.
@@ -38,7 +38,7 @@ impl Registry {
     ) -> Result<Granted, Refused> {
         self.claims.get(&claim).filter(|c| c.member == member).ok_or(STALE_CLAIM)?;
         self.hand_on(claim, out);
-        Ok(Verdict::Done.into())
+        Ok(Answer::Done.into())
     }
 
     /// Takes all claims of a member and makes the longest waiting request of each name the builder.
@@ -58,7 +58,7 @@ impl Registry {
         if let Some(entry) = self.entries.get_mut(&claim.name) {
             entry.claim = None;
         }
-        self.loosen(claim.name.clone());
+        self.mark_unreferenced(claim.name.clone());
         Some(claim)
     }
 
@@ -69,7 +69,7 @@ impl Registry {
         let member = next.member;
         let ticket = next.ticket;
         let claim = self.claim(member, ticket, &name);
-        self.conclude(member, ticket, Ok(Verdict::Build { claim }.into()), out);
+        self.conclude(member, ticket, Ok(Answer::Build { claim }.into()), out);
     }
 
     fn claim(&mut self, member: MemberId, origin: RequestId, name: &Name) -> ClaimId {

@@ -8,12 +8,12 @@ use super::types::{
     ObjectKind, Place, RequestId, Whom,
 };
 
-/// Something that the rim has to do, in this order.
+/// Something that the server has to do, in this order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Effect {
     /// Answer a request, sending `fds` along.
     Reply { member: MemberId, request: RequestId, outcome: Outcome, fds: Vec<FdId> },
-    /// Tell the end of a request that was answered with [`Verdict::Pending`].
+    /// Tell the end of a request that was answered with [`Answer::Pending`].
     Notify { member: MemberId, ticket: RequestId, outcome: Outcome, fds: Vec<FdId> },
     /// Close these for good: nothing in the registry refers to them any more.
     Close(Vec<FdId>),
@@ -62,11 +62,11 @@ pub(crate) enum CellEnding {
 }
 
 /// What came of a request.
-pub(crate) type Outcome = Result<Verdict, Refused>;
+pub(crate) type Outcome = Result<Answer, Refused>;
 
 /// A request that was granted.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum Answer {
     Done,
     Pending,
     Committed {
@@ -100,11 +100,11 @@ pub(crate) enum Verdict {
     },
     Happened(Happened),
     Evicted {
-        members: Vec<Parted>,
+        members: Vec<Departed>,
         kill: bool,
     },
     Freed {
-        members: Vec<Parted>,
+        members: Vec<Departed>,
         more: bool,
     },
     Timeline(OpenedTimeline),
@@ -307,7 +307,7 @@ pub(crate) struct Holder {
 
 /// A member that got nothing any more, or holds nothing any more, by somebody's will.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Parted {
+pub(crate) struct Departed {
     pub(crate) member: MemberId,
     pub(crate) pid: u32,
     pub(crate) command: Arc<str>,

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use partywall_wire::{Control, Pattern};
 
 use super::types::{
-    Access, CellAt, Chunk, ClaimId, CloseId, FdId, Kind, LeaseId, Made, MemberId, Memory, Name, ObjectKind, RequestId,
-    Table, Whom, fds,
+    Access, CellAt, Chunk, ClaimId, CloseId, ControlMemory, FdId, Kind, LeaseId, MemberId, Memory, Name, ObjectKind,
+    RequestId, Table, Whom, fds,
 };
 
-/// Something that happened at the rim.
+/// Something that happened at the server.
 #[derive(Debug, Clone)]
 pub(crate) enum Event {
     /// A process became a member.
@@ -137,7 +137,7 @@ impl Call {
     }
 }
 
-/// A built version. The rim has checked its file descriptors and given them numbers that nothing else has.
+/// A built version. The server has checked its file descriptors and given them numbers that nothing else has.
 #[derive(Debug, Clone)]
 pub(crate) struct Commit {
     pub(crate) name: Name,
@@ -147,7 +147,7 @@ pub(crate) struct Commit {
     /// What it is to be, if it is to be a pool or topic.
     pub(crate) control: Option<Control>,
     /// Memory for that, where [`Registry::lacks`](super::Registry::lacks) has said that it is needed.
-    pub(crate) made: Vec<Made>,
+    pub(crate) made: Vec<ControlMemory>,
 }
 
 impl Commit {
@@ -210,7 +210,7 @@ pub(crate) struct OpenTimeline {
     /// How many slabs the member has mapped.
     pub(crate) slabs: u32,
     /// A slab for it, where [`Registry::lacks`](super::Registry::lacks) has said that one is needed.
-    pub(crate) slab: Option<Made>,
+    pub(crate) slab: Option<ControlMemory>,
 }
 
 /// Which semaphore to open.
@@ -219,5 +219,5 @@ pub(crate) struct OpenSemaphore {
     pub(crate) name: Name,
     pub(crate) maximum: u32,
     /// Memory for it, where [`Registry::lacks`](super::Registry::lacks) has said that it is needed.
-    pub(crate) memory: Option<Made>,
+    pub(crate) memory: Option<ControlMemory>,
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::{
     Granted, Registry, STALE_LEASE,
-    effect::{Effect, NoGrowth, Refused, Verdict},
+    effect::{Answer, Effect, NoGrowth, Refused},
     event::Growth,
     segments::limit,
     state::{Lease, Version, Want},
@@ -41,8 +41,8 @@ impl Registry {
         self.totals.subtract(&before);
         self.totals.add(&memory);
         out.extend(before.table_fd().map(|table| Effect::Close(vec![table])));
-        self.tell_growth_waiters(&name, number, || Ok(Verdict::Done.into()), out);
-        Ok(Verdict::Done.into())
+        self.notify_growth_waiters(&name, number, || Ok(Answer::Done.into()), out);
+        Ok(Answer::Done.into())
     }
 
     /// Which version is to grow, and what it will be.
@@ -88,13 +88,13 @@ impl Registry {
     ) -> Result<Granted, Refused> {
         let (_, version) = self.held(member, lease)?;
         if version.growths <= growths {
-            return Ok(Verdict::Done.into());
+            return Ok(Answer::Done.into());
         }
         let memory = Arc::clone(&version.memory);
         let chunks = usize::try_from(chunks).ok().filter(|chunks| *chunks <= memory.chunks.len());
         let chunks = chunks.ok_or(Refused::Invalid("the version never had so many chunks"))?;
         let fds = memory.fds_from(chunks);
-        Ok(Granted(Verdict::Grown { growths: version.growths, chunks, memory }, fds))
+        Ok(Granted(Answer::Grown { growths: version.growths, chunks, memory }, fds))
     }
 
     /// Answers as soon as a version has grown more than `growths` times.
@@ -107,7 +107,7 @@ impl Registry {
     ) -> Result<Granted, Refused> {
         let (lease, version) = self.held(member, id)?;
         if version.growths > growths {
-            return Ok(Verdict::Done.into());
+            return Ok(Answer::Done.into());
         }
         let why = if version.memory.reserved == 0 { Some(NoGrowth::Fixed) } else { None };
         match why.or(version.owner.is_none().then_some(NoGrowth::CommitterGone)) {
@@ -117,13 +117,13 @@ impl Registry {
     }
 
     /// Tells everybody who waits for the growth of a version that nobody can make it grow any more.
-    pub(super) fn tell_last_length(&mut self, name: &Name, version: u64, out: &mut Vec<Effect>) {
+    pub(super) fn notify_last_length(&mut self, name: &Name, version: u64, out: &mut Vec<Effect>) {
         let why = NoGrowth::CommitterGone;
         let refused = || Err(Refused::CannotGrow { name: name.clone(), version, why });
-        self.tell_growth_waiters(name, version, refused, out);
+        self.notify_growth_waiters(name, version, refused, out);
     }
 
-    fn tell_growth_waiters(
+    fn notify_growth_waiters(
         &mut self,
         name: &Name,
         version: u64,

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use super::{
     Call, Granted, Registry,
-    effect::{CellEnding, Effect, Parted, Refused, Verdict},
+    effect::{Answer, CellEnding, Departed, Effect, Refused},
     near::near_numbers,
-    reclaim::Parting,
+    reclaim::Departure,
     report::count,
     state::{Eviction, Life},
     types::{MemberId, Whom},
@@ -14,21 +14,21 @@ use super::{
 
 impl Registry {
     /// The member has opened a GPU.
-    pub(super) fn uses_gpu(&mut self, member: MemberId, mps: bool) -> Verdict {
+    pub(super) fn uses_gpu(&mut self, member: MemberId, mps: bool) -> Answer {
         if let Some(record) = self.members.get_mut(&member) {
             record.mps |= mps;
         }
-        Verdict::Done
+        Answer::Done
     }
 
     /// The member can do nothing on a GPU any more, and cannot know either what of its work was still done.
-    pub(super) fn context_lost(&mut self, member: MemberId, out: &mut Vec<Effect>) -> Verdict {
+    pub(super) fn context_lost(&mut self, member: MemberId, out: &mut Vec<Effect>) -> Answer {
         if let Some(record) = self.members.get_mut(&member) {
             record.lost_context = true;
         }
         self.end_timelines_of(member, CellEnding::OwnerFaulted, out);
         self.detach_topics(member, CellEnding::OwnerFaulted, out);
-        Verdict::Done
+        Answer::Done
     }
 
     /// Takes from members what others wait for or could want, and keeps what they hold: only the end of a process ends
@@ -59,13 +59,13 @@ impl Registry {
             let eviction = Eviction { by, at: self.now };
             let Some(record) = self.members.get_mut(&id) else { continue };
             if record.eviction.replace(eviction).is_none() {
-                self.tell(id, Parting::Evicted { by: member }, out);
+                self.notify(id, Departure::Evicted { by: member }, out);
             }
             if evicted.len() < ROWS {
                 evicted.extend(self.parted(id));
             }
         }
-        Ok(Verdict::Evicted { members: evicted, kill }.into())
+        Ok(Answer::Evicted { members: evicted, kill }.into())
     }
 
     /// Gives back what dead members held, on the asker's word that their work is over: as many as one answer names.
@@ -86,15 +86,15 @@ impl Registry {
         freed.truncate(ROWS);
         let rows = freed.iter().filter_map(|id| self.parted(*id)).collect();
         for id in freed {
-            self.give_back(id, Parting::Died, out);
+            self.give_back(id, Departure::Died, out);
         }
-        Ok(Verdict::Freed { members: rows, more }.into())
+        Ok(Answer::Freed { members: rows, more }.into())
     }
 
     /// The operator did not want to wait longer for somebody who knows.
     pub(super) fn expire(&mut self, member: MemberId, out: &mut Vec<Effect>) {
         if self.members.get(&member).is_some_and(|record| record.life == Life::Unproven) {
-            self.give_back(member, Parting::Died, out);
+            self.give_back(member, Departure::Died, out);
         }
     }
 
@@ -126,9 +126,9 @@ impl Registry {
         near_numbers(others, wanted)
     }
 
-    fn parted(&self, id: MemberId) -> Option<Parted> {
+    fn parted(&self, id: MemberId) -> Option<Departed> {
         let record = self.members.get(&id)?;
-        Some(Parted {
+        Some(Departed {
             member: id,
             pid: record.identity.pid,
             command: Arc::clone(&record.identity.command),

@@ -1,9 +1,9 @@
 //! The registry: who is a member, which names and versions exist, who holds, builds and waits for them.
 //!
-//! A pure state machine. [`Registry::apply`] takes one [`Event`] and returns the [`Effect`]s that the rim has to carry
+//! A pure state machine. [`Registry::apply`] takes one [`Event`] and returns the [`Effect`]s that the server has to carry
 //! out in their order; an event is applied whole or, if it is a refused request, not at all. There is no clock, no
 //! randomness, no I/O and no file descriptor in here: time comes with the events, and descriptors are numbers
-//! ([`FdId`]) that the rim keeps and closes when told to.
+//! ([`FdId`]) that the server keeps and closes when told to.
 //!
 //! | module | contains |
 //! |---|---|
@@ -50,9 +50,9 @@ mod watch;
 use std::collections::BTreeMap;
 
 pub(crate) use cells::Guarded;
-pub(crate) use effect::{Effect, Outcome, Refused, Verdict};
+pub(crate) use effect::{Answer, Effect, Outcome, Refused};
 pub(crate) use event::{Call, Event};
-pub(crate) use objects::Lack;
+pub(crate) use objects::ControlNeeded;
 pub(crate) use types::{Bounds, CloseId, FdId, MemberId, RequestId};
 
 use cells::Cells;
@@ -60,7 +60,7 @@ use effect::{CellEnding, Handle};
 use objects::Hold;
 use segments::limit;
 use semaphores::Semaphore;
-use state::{Claim, Entry, GivenUp, Lease, Life, Member, Rows, Totals, Version};
+use state::{Claim, Entry, Lease, Life, Member, PendingClose, Rows, Totals, Version};
 use timelines::Timeline;
 use tombstones::Tombstones;
 use types::{Bound, ClaimId, LeaseId, Millis, Name, Place, WaitId};
@@ -72,7 +72,7 @@ pub(crate) struct Registry {
     bounds: Bounds,
     members: BTreeMap<MemberId, Member>,
     rows: Rows,
-    /// Entries with a version, a claim or a waiting request; others are forgotten ([`Registry::sweep`]).
+    /// Entries with a version, a claim or a waiting request; others are forgotten ([`Registry::drop_unreferenced`]).
     entries: BTreeMap<Name, Entry>,
     leases: BTreeMap<LeaseId, Lease>,
     claims: BTreeMap<ClaimId, Claim>,
@@ -84,11 +84,11 @@ pub(crate) struct Registry {
     /// Always what a recount would give.
     totals: Totals,
     /// Versions that may have lost their last reason to exist. Empty between events.
-    loose: Vec<(Name, u64)>,
+    maybe_unreferenced: Vec<(Name, u64)>,
     /// What the event that is being applied gave up. Empty between events.
-    given_up: GivenUp,
+    pending_close: PendingClose,
     /// What was given up and is not closed yet.
-    closing: BTreeMap<CloseId, GivenUp>,
+    closing: BTreeMap<CloseId, PendingClose>,
     /// What has happened to names.
     log: Log,
     watchers: BTreeMap<WaitId, Watcher>,
@@ -105,11 +105,11 @@ pub(crate) struct Registry {
 }
 
 /// A granted request and the file descriptors that go with the answer.
-struct Granted(Verdict, Vec<FdId>);
+struct Granted(Answer, Vec<FdId>);
 
-impl From<Verdict> for Granted {
-    fn from(verdict: Verdict) -> Self {
-        Self(verdict, Vec::new())
+impl From<Answer> for Granted {
+    fn from(answer: Answer) -> Self {
+        Self(answer, Vec::new())
     }
 }
 
@@ -129,8 +129,8 @@ impl Registry {
             holds: BTreeMap::new(),
             cells: Cells::default(),
             totals: Totals::default(),
-            loose: Vec::new(),
-            given_up: GivenUp::default(),
+            maybe_unreferenced: Vec::new(),
+            pending_close: PendingClose::default(),
             closing: BTreeMap::new(),
             log: Log::default(),
             watchers: BTreeMap::new(),
@@ -150,7 +150,7 @@ impl Registry {
         let mut out = Vec::new();
         match event {
             Event::Joined { member, identity } => {
-                // The rim has asked whether there is room.
+                // The server has asked whether there is room.
                 if let Some(row) = self.rows.take() {
                     if !identity.operator {
                         self.simulated = identity.simulated;
@@ -181,9 +181,9 @@ impl Registry {
             Event::TimelineEnded { name } => self.end_timeline(&name, CellEnding::Abandoned, &mut out),
             Event::Request { member, request, call } => self.request(member, request, call, &mut out),
         }
-        self.sweep(&mut out);
+        self.drop_unreferenced(&mut out);
         self.ask_for_closing(&mut out);
-        self.tell_watchers(&mut out);
+        self.notify_watchers(&mut out);
         out
     }
 
@@ -259,7 +259,7 @@ impl Registry {
             None => self.call(member, request, call, &mut before, &mut rest),
         };
         let (outcome, fds) = match granted {
-            Ok(Granted(verdict, fds)) => (Ok(verdict), fds),
+            Ok(Granted(answer, fds)) => (Ok(answer), fds),
             Err(refused) => (Err(refused), Vec::new()),
         };
         out.append(&mut before);
@@ -276,7 +276,7 @@ impl Registry {
         out: &mut Vec<Effect>,
     ) -> Result<Granted, Refused> {
         match call {
-            Call::Ping => Ok(Verdict::Done.into()),
+            Call::Ping => Ok(Answer::Done.into()),
             Call::Commit(commit) => self.commit(member, request, commit, out),
             Call::Open(open) => self.open(member, request, open),
             Call::OpenOrBuild { name } => self.open_or_build(member, request, name),
@@ -286,7 +286,7 @@ impl Registry {
             Call::LeaveName { lease } => self.release(member, lease, true, out),
             Call::WithdrawNames => {
                 self.withdraw_names(member, tombstones::Ending::Withdrawn, member, out);
-                Ok(Verdict::Done.into())
+                Ok(Answer::Done.into())
             }
             Call::AwaitWithdrawal { lease } => self.await_withdrawal(member, request, lease),
             Call::Grow(growth) => self.grow(member, request, growth, out),
@@ -311,7 +311,7 @@ impl Registry {
             Call::FreeUnproven { pid } => self.free_unproven(pid, out),
             Call::Leave => {
                 self.leave(member, out);
-                Ok(Verdict::Done.into())
+                Ok(Answer::Done.into())
             }
         }
     }
@@ -329,17 +329,17 @@ impl Registry {
                 }
                 let claims = &self.members.get(&member)?.claims;
                 let made = |id: &&ClaimId| self.claims.get(id).is_some_and(|c| c.origin == request);
-                claims.iter().find(made).map(|id| Verdict::Build { claim: *id }.into())
+                claims.iter().find(made).map(|id| Answer::Build { claim: *id }.into())
             }
             Call::Grow(growth) => {
                 let lease = self.leases.get(&growth.lease).filter(|lease| lease.member == member)?;
                 let version = self.version(&lease.name, lease.version)?;
-                (version.owner == Some(growth.lease) && version.grown_by == Some(request)).then(|| Verdict::Done.into())
+                (version.owner == Some(growth.lease) && version.grown_by == Some(request)).then(|| Answer::Done.into())
             }
             Call::OpenTimeline(open) => self.opened_timeline(self.held_since(member, request)?, open.slabs),
             Call::OpenSemaphore(_) => self.opened_semaphore(self.held_since(member, request)?),
             Call::AbandonTimeline { .. } => {
-                (self.members.get(&member)?.abandoned == Some(request)).then(|| Verdict::Done.into())
+                (self.members.get(&member)?.abandoned == Some(request)).then(|| Answer::Done.into())
             }
             _ => None,
         }
@@ -352,7 +352,7 @@ impl Registry {
             return Err(Refused::InUse { names, members });
         }
         out.push(Effect::Stop);
-        Ok(Verdict::Done.into())
+        Ok(Answer::Done.into())
     }
 
     /// How many members there are besides `member`.

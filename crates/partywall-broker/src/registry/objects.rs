@@ -1,4 +1,4 @@
-//! What timelines and semaphores have in common: leases on them, memory that the rim makes for them, listings.
+//! What timelines and semaphores have in common: leases on them, memory that the server makes for them, listings.
 
 use std::{
     collections::BTreeMap,
@@ -10,7 +10,7 @@ use partywall_wire::Control;
 use super::{
     Granted, Registry, STALE_LEASE,
     cells::Source,
-    effect::{CellEnding, Effect, ObjectRow, Refused, SemaphoreRow, TimelineRow, Verdict},
+    effect::{Answer, CellEnding, Effect, ObjectRow, Refused, SemaphoreRow, TimelineRow},
     event::Call,
     near::near,
     report::{Page, SLOTS_AS_A_BYTE, count},
@@ -37,9 +37,9 @@ pub(super) enum What {
     Semaphore { name: Name },
 }
 
-/// Memory that a request takes and the rim has to make first.
+/// Memory that a request takes and the server has to make first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Lack {
+pub(crate) enum ControlNeeded {
     /// A slab for timelines.
     Slab,
     /// A semaphore's, for so many permits.
@@ -52,23 +52,23 @@ pub(crate) enum Lack {
 
 impl Registry {
     /// Which memory a request takes that has not been made for it yet: to be asked again when that is made.
-    pub(crate) fn lacks(&self, member: MemberId, call: &Call) -> Option<Lack> {
+    pub(crate) fn control_needed(&self, member: MemberId, call: &Call) -> Option<ControlNeeded> {
         self.check_evicted(member, call).ok()?;
         match call {
             Call::OpenTimeline(open) if open.slab.is_none() => {
                 let source = self.check_open_timeline(member, &open.name, open.writer, None);
-                (source == Ok(Some(Source::Slab))).then_some(Lack::Slab)
+                (source == Ok(Some(Source::Slab))).then_some(ControlNeeded::Slab)
             }
             Call::OpenSemaphore(open) if open.memory.is_none() => {
                 let is_new = self.check_open_semaphore(member, &open.name, open.maximum, None);
-                (is_new == Ok(true)).then_some(Lack::Semaphore(open.maximum))
+                (is_new == Ok(true)).then_some(ControlNeeded::Semaphore(open.maximum))
             }
             Call::Commit(commit) => {
                 let control = commit.control?;
                 self.check_commit(member, commit).ok()?;
                 match commit.made[..] {
-                    [] => Some(Lack::Pool(control)),
-                    [pool] if control.topic.is_some() => Some(Lack::Topic(control, pool.fd)),
+                    [] => Some(ControlNeeded::Pool(control)),
+                    [pool] if control.topic.is_some() => Some(ControlNeeded::Topic(control, pool.fd)),
                     _ => None,
                 }
             }
@@ -101,7 +101,7 @@ impl Registry {
         } else if let (Some(semaphore), Some(row)) = (self.drop_hold(lease, out), self.row(member)) {
             out.push(Effect::Return { control: semaphore, row });
         }
-        Ok(Verdict::Done.into())
+        Ok(Answer::Done.into())
     }
 
     /// Takes a lease away. Returns the memory of the semaphore to which the member's permits are to go back.
@@ -131,7 +131,7 @@ impl Registry {
     }
 
     /// A page of timelines, then of semaphores.
-    pub(super) fn list_objects(&self, after: Option<(ObjectKind, Name)>) -> Verdict {
+    pub(super) fn list_objects(&self, after: Option<(ObjectKind, Name)>) -> Answer {
         let mut objects = Vec::new();
         let mut page = Page::default();
         let (timelines, semaphores) = match &after {
@@ -149,10 +149,10 @@ impl Registry {
             let full = page.is_full_with(row.name().as_str().len() + permits);
             objects.push(row);
             if full {
-                return Verdict::Objects { objects, more: rows.next().is_some() };
+                return Answer::Objects { objects, more: rows.next().is_some() };
             }
         }
-        Verdict::Objects { objects, more: false }
+        Answer::Objects { objects, more: false }
     }
 
     /// Everything about one of them.
@@ -174,7 +174,7 @@ impl Registry {
             };
             return Err(Refused::ObjectNotFound { kind, near, is: self.kinds_of(name), name: name.clone() });
         };
-        Ok(Verdict::Object(Box::new((row, self.holders_of(holders)))).into())
+        Ok(Answer::Object(Box::new((row, self.holders_of(holders)))).into())
     }
 
     fn timeline_row(&self, name: &Name, timeline: &Timeline) -> ObjectRow {

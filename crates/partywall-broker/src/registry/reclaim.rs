@@ -9,14 +9,14 @@ use std::collections::BTreeSet;
 use super::{
     Registry,
     effect::{CellEnding, Change, Effect, Refused},
-    state::{Dead, Eviction, GivenUp, GivenUpVersion, Life, Member},
+    state::{Dead, Eviction, Life, Member, PendingClose, PendingVersion},
     tombstones::Ending,
     types::{CloseId, MemberId},
 };
 
 /// How a member goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Parting {
+pub(super) enum Departure {
     /// It has said good-bye.
     Left,
     /// It is proved dead.
@@ -28,38 +28,38 @@ pub(super) enum Parting {
     },
 }
 
-impl From<Parting> for CellEnding {
-    fn from(parting: Parting) -> Self {
-        match parting {
-            Parting::Left => Self::Closed,
-            Parting::Died => Self::OwnerDied,
-            Parting::Evicted { .. } => Self::Evicted,
+impl From<Departure> for CellEnding {
+    fn from(departure: Departure) -> Self {
+        match departure {
+            Departure::Left => Self::Closed,
+            Departure::Died => Self::OwnerDied,
+            Departure::Evicted { .. } => Self::Evicted,
         }
     }
 }
 
 /// Takes one kind of object away from a member that is gone.
-type Hook = fn(&mut Registry, MemberId, Parting, &mut Vec<Effect>);
+type Hook = fn(&mut Registry, MemberId, Departure, &mut Vec<Effect>);
 
 /// The first part, one hook a kind of object, in the order in which they run. Objects to come add theirs here or below.
 ///
 /// The order matters: the dead must not be granted anything by what follows, so its waits go first; others get its
 /// claims before they see its names go, as they would if it had abandoned them; and what others wait for in control
 /// memory ends when all names are as they will be, so that who is woken finds them so.
-const TELL: [(&str, Hook); 5] = [
+const NOTIFY: [(&str, Hook); 5] = [
     ("waits", Registry::end_waits),
     ("claims", |registry, member, _, out| registry.drop_claims(member, out)),
     ("owned names", Registry::drop_owned_names),
-    ("timelines", |registry, member, parting, out| registry.end_timelines_of(member, parting.into(), out)),
-    ("topics", |registry, member, parting, out| registry.detach_topics(member, parting.into(), out)),
+    ("timelines", |registry, member, departure, out| registry.end_timelines_of(member, departure.into(), out)),
+    ("topics", |registry, member, departure, out| registry.detach_topics(member, departure.into(), out)),
 ];
 
 /// The second part. Names went before leases, because an owned name is found by its owner's lease; memory goes last, when
 /// nothing refers to it.
 const GIVE_BACK: [(&str, Hook); 3] = [
-    ("cells", |registry, member, parting, _| registry.settle_cells_of(member, parting == Parting::Died)),
+    ("cells", |registry, member, departure, _| registry.settle_cells_of(member, departure == Departure::Died)),
     ("leases", |registry, member, _, out| registry.drop_leases(member, out)),
-    ("memory", |registry, _, _, out| registry.sweep(out)),
+    ("memory", |registry, _, _, out| registry.drop_unreferenced(out)),
 ];
 
 impl Registry {
@@ -68,9 +68,9 @@ impl Registry {
     pub(super) fn leave(&mut self, member: MemberId, out: &mut Vec<Effect>) {
         let Some(record) = self.members.get(&member) else { return };
         let is_believed = record.eviction.is_none() && !record.lost_context;
-        self.tell(member, Parting::Left, out);
+        self.notify(member, Departure::Left, out);
         if is_believed {
-            self.give_back(member, Parting::Left, out);
+            self.give_back(member, Departure::Left, out);
             out.push(Effect::Disconnect(member));
         } else {
             out.push(Effect::HangUp(member));
@@ -79,7 +79,7 @@ impl Registry {
 
     /// The member is dead, as far as a process can be.
     pub(super) fn bury(&mut self, member: MemberId, out: &mut Vec<Effect>) {
-        self.tell(member, Parting::Died, out);
+        self.notify(member, Departure::Died, out);
         let Some(record) = self.members.get_mut(&member) else { return };
         match record.doubt() {
             Some(doubt) if record.all_leases() > 0 || !record.cells.is_empty() => {
@@ -90,48 +90,48 @@ impl Registry {
                 record.life = Life::Unproven;
                 out.push(Effect::Quarantined(member));
             }
-            _ => self.give_back(member, Parting::Died, out),
+            _ => self.give_back(member, Departure::Died, out),
         }
     }
 
     /// Lets others know that a member is to be reckoned with no more.
-    pub(super) fn tell(&mut self, member: MemberId, parting: Parting, out: &mut Vec<Effect>) {
-        self.run(&TELL, member, parting, out);
+    pub(super) fn notify(&mut self, member: MemberId, departure: Departure, out: &mut Vec<Effect>) {
+        self.run(&NOTIFY, member, departure, out);
     }
 
     /// Gives what a member held to others, and forgets it as soon as that is closed.
-    pub(super) fn give_back(&mut self, member: MemberId, parting: Parting, out: &mut Vec<Effect>) {
-        let before = self.given_up.versions.len();
+    pub(super) fn give_back(&mut self, member: MemberId, departure: Departure, out: &mut Vec<Effect>) {
+        let before = self.pending_close.versions.len();
         let told = out.len();
-        self.run(&GIVE_BACK, member, parting, out);
+        self.run(&GIVE_BACK, member, departure, out);
         let Some(Member { identity, since, row, .. }) = self.members.remove(&member) else { return };
         // Else its permits and blocks would be returned once they are those of the row's next member.
         if !out[told..].iter().any(|effect| matches!(effect, Effect::ClearRow { .. })) {
             self.rows.give_back(row);
         }
-        let with_it = &self.given_up.versions[before..];
-        if parting == Parting::Died && !with_it.is_empty() {
+        let with_it = &self.pending_close.versions[before..];
+        if departure == Departure::Died && !with_it.is_empty() {
             let bytes = with_it.iter().fold(0, |sum: u64, version| sum.saturating_add(version.bytes));
-            self.given_up.dead.insert(member, Dead { identity, since, bytes });
+            self.pending_close.dead.insert(member, Dead { identity, since, bytes });
         }
     }
 
     /// Asks to be told when what this event gave up is closed.
     pub(super) fn ask_for_closing(&mut self, out: &mut Vec<Effect>) {
-        let given_up = std::mem::take(&mut self.given_up);
-        if !given_up.versions.is_empty() {
+        let pending_close = std::mem::take(&mut self.pending_close);
+        if !pending_close.versions.is_empty() {
             self.last_close += 1;
             let id = CloseId(self.last_close);
-            self.closing.insert(id, given_up);
+            self.closing.insert(id, pending_close);
             out.push(Effect::Confirm(id));
         }
     }
 
     /// What was given up is closed: the driver and the kernel have taken it back.
     pub(super) fn closed(&mut self, id: CloseId) {
-        let Some(GivenUp { mut versions, dead }) = self.closing.remove(&id) else { return };
+        let Some(PendingClose { mut versions, dead }) = self.closing.remove(&id) else { return };
         versions.sort_by(|a, b| (&a.name, a.version).cmp(&(&b.name, b.version)));
-        for GivenUpVersion { name, version, named, bytes } in versions {
+        for PendingVersion { name, version, named, bytes } in versions {
             self.log(named, &name, Change::Reclaimed { version, bytes });
         }
         for (member, Dead { bytes, .. }) in dead {
@@ -139,25 +139,25 @@ impl Registry {
         }
     }
 
-    fn run(&mut self, hooks: &[(&str, Hook)], member: MemberId, parting: Parting, out: &mut Vec<Effect>) {
+    fn run(&mut self, hooks: &[(&str, Hook)], member: MemberId, departure: Departure, out: &mut Vec<Effect>) {
         for (kind, hook) in hooks {
             tracing::trace!(%member, kind, "reclaiming");
-            hook(self, member, parting, out);
+            hook(self, member, departure, out);
         }
     }
 
-    fn drop_owned_names(&mut self, member: MemberId, parting: Parting, out: &mut Vec<Effect>) {
-        let (ending, by) = match parting {
-            Parting::Left => (Ending::Withdrawn, member),
-            Parting::Died => (Ending::OwnerDied, member),
-            Parting::Evicted { by } => (Ending::Removed, by),
+    fn drop_owned_names(&mut self, member: MemberId, departure: Departure, out: &mut Vec<Effect>) {
+        let (ending, by) = match departure {
+            Departure::Left => (Ending::Withdrawn, member),
+            Departure::Died => (Ending::OwnerDied, member),
+            Departure::Evicted { by } => (Ending::Removed, by),
         };
         self.withdraw_names(member, ending, by, out);
     }
 
     /// Nobody reads what a member that is gone waited for; one that lives on is told that it waits in vain.
-    fn end_waits(&mut self, member: MemberId, parting: Parting, out: &mut Vec<Effect>) {
-        if matches!(parting, Parting::Evicted { .. })
+    fn end_waits(&mut self, member: MemberId, departure: Departure, out: &mut Vec<Effect>) {
+        if matches!(departure, Departure::Evicted { .. })
             && let Some(record) = self.members.get(&member)
             && let Some(Eviction { by, at }) = record.eviction
         {

@@ -8,7 +8,7 @@ use std::{
 
 use super::{
     Granted, Registry,
-    effect::{Counts, Holder, Info, MemberRow, MemberState, NameRow, Refused, RowOwner, Verdict, VersionRow},
+    effect::{Answer, Counts, Holder, Info, MemberRow, MemberState, NameRow, Refused, RowOwner, VersionRow},
     objects::What,
     state::{Dead, Entry, Life, Member, Version},
     types::{MemberId, Name, Place},
@@ -47,11 +47,11 @@ impl Registry {
             rows: found.memory.control.map_or_else(BTreeMap::new, |_| self.rows_of(found)),
         };
         let fds = found.memory.table_fd().into_iter().collect();
-        Ok(Granted(Verdict::Info(Box::new(info)), fds))
+        Ok(Granted(Answer::Info(Box::new(info)), fds))
     }
 
     /// A page of names.
-    pub(super) fn list(&self, after: Option<&Name>) -> Verdict {
+    pub(super) fn list(&self, after: Option<&Name>) -> Answer {
         let from = after.map_or(Unbounded, Excluded);
         let mut existing =
             self.entries.range::<Name, _>((from, Unbounded)).filter(|(_, entry)| !entry.versions.is_empty());
@@ -67,15 +67,15 @@ impl Registry {
                 break;
             }
         }
-        Verdict::Names { names, more: existing.next().is_some() }
+        Answer::Names { names, more: existing.next().is_some() }
     }
 
     /// A page of members.
-    pub(super) fn list_members(&self, after: Option<MemberId>) -> Verdict {
+    pub(super) fn list_members(&self, after: Option<MemberId>) -> Answer {
         let from = (after.map_or(Unbounded, Excluded), Unbounded);
         let living = self.members.range(from).filter(|(_, member)| !member.identity.operator);
         let living = living.map(|(id, member)| (*id, self.member_row(*id, member)));
-        let dead = self.closing.values().flat_map(|given_up| given_up.dead.range(from));
+        let dead = self.closing.values().flat_map(|pending_close| pending_close.dead.range(from));
         let dead: BTreeMap<_, _> = dead.map(|(id, dead)| (*id, dead_row(*id, dead))).collect();
         let mut all = in_order(living, dead.into_iter()).peekable();
         let mut members = Vec::new();
@@ -87,7 +87,7 @@ impl Registry {
                 break;
             }
         }
-        Verdict::Members { members, more: all.peek().is_some() }
+        Answer::Members { members, more: all.peek().is_some() }
     }
 
     fn member_row(&self, id: MemberId, member: &Member) -> MemberRow {
@@ -122,7 +122,7 @@ impl Registry {
     }
 
     /// The sums, as `asker` wants to know them: without itself.
-    pub(super) fn status(&self, asker: MemberId) -> Verdict {
+    pub(super) fn status(&self, asker: MemberId) -> Answer {
         let mut bytes: Vec<(Place, u64)> = self.totals.places.iter().map(|(place, bytes)| (*place, *bytes)).collect();
         bytes.sort_by_key(|(place, bytes)| (std::cmp::Reverse(*bytes), *place));
         bytes.truncate(PLACES);
@@ -142,7 +142,7 @@ impl Registry {
         }
         largest.sort_by(|a, b| (b.2, a.0).cmp(&(a.2, b.0)));
         let (unproven, unproven_bytes) = self.unproven();
-        Verdict::Status(Box::new(Counts {
+        Answer::Status(Box::new(Counts {
             simulated: self.simulated,
             members: self.others(asker),
             names: self.totals.names,

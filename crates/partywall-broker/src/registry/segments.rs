@@ -4,10 +4,10 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use super::{
     Granted, Registry, STALE_CLAIM, STALE_LEASE,
-    effect::{Change, Effect, Named, Opened, Refused, Verdict},
+    effect::{Answer, Change, Effect, Named, Opened, Refused},
     event::{Commit, Open},
     near::near,
-    state::{Entry, GivenUpVersion, Lease, Member, Version, Want},
+    state::{Entry, Lease, Member, PendingVersion, Version, Want},
     tombstones::{Ending, Tombstone},
     types::{Access, BlockControl, Bound, LeaseId, Lifetime, MemberId, Memory, Name, RequestId},
 };
@@ -38,7 +38,7 @@ impl Registry {
         let number = entry.last;
         let before = entry.latest.replace(number);
         match before {
-            Some(before) => self.loose.push((name.clone(), before)),
+            Some(before) => self.maybe_unreferenced.push((name.clone(), before)),
             None => self.totals.names += 1,
         }
         let named = memory.named();
@@ -76,7 +76,7 @@ impl Registry {
         let held = self.leases.get(&lease)?;
         let control = self.version(&held.name, held.version)?.memory.control;
         let fds = control.iter().flat_map(BlockControl::made).map(|made| made.fd).collect();
-        Some(Granted(Verdict::Committed { version: held.version, lease }, fds))
+        Some(Granted(Answer::Committed { version: held.version, lease }, fds))
     }
 
     /// What a commit makes, with all that was made for it.
@@ -170,7 +170,7 @@ impl Registry {
         let growths = version.growths;
         let fds = memory.fds();
         let opened = Opened { lease: id, name: lease.name.clone(), version: lease.version, growths, memory };
-        Some(Granted(Verdict::Opened(opened), fds))
+        Some(Granted(Answer::Opened(opened), fds))
     }
 
     /// Drops a lease, and with the committer's of an owned version the name, unless it is left.
@@ -195,7 +195,7 @@ impl Registry {
         {
             out.push(Effect::Return { control: control.slot_table(), row });
         }
-        Ok(Verdict::Done.into())
+        Ok(Answer::Done.into())
     }
 
     /// Leaves the name of an owned version to the member, if its committer's lease is given back without it. False if
@@ -239,7 +239,7 @@ impl Registry {
         };
         self.withdraw(name, Ending::Removed, member, out);
         let (bytes_kept, holders) = self.holders(name, None);
-        Ok(Verdict::Removed { version, bytes_kept, holders }.into())
+        Ok(Answer::Removed { version, bytes_kept, holders }.into())
     }
 
     /// Takes a name away: it has no latest version until the next commit, and nothing of it can be opened any more.
@@ -257,14 +257,14 @@ impl Registry {
         self.tombstones.put(name, Tombstone { ending, version: number, pid, command, at: self.now, legacy });
         for (number, version) in &mut entry.versions {
             version.withdrawn = true;
-            self.loose.push((name.clone(), *number));
+            self.maybe_unreferenced.push((name.clone(), *number));
         }
         let change = match ending {
             Ending::Withdrawn | Ending::Removed | Ending::Unused => Change::Withdrawn { pid },
             Ending::OwnerDied => Change::OwnerDied { pid },
         };
         self.log(named, name, change);
-        self.tell_withdrawn(name, out);
+        self.notify_withdrawn(name, out);
     }
 
     /// Withdraws what stands or falls with `lease`: the name whose latest version its committer owns with it, or an
@@ -281,7 +281,7 @@ impl Registry {
             self.withdraw(&name, ending, by, out);
         } else if version.is_legacy() {
             version.withdrawn = true;
-            self.tell_withdrawn(&name, out);
+            self.notify_withdrawn(&name, out);
         }
     }
 
@@ -335,13 +335,13 @@ impl Registry {
             record.bytes = record.bytes.saturating_sub(bytes);
         }
         if owned {
-            self.tell_last_length(&lease.name, lease.version, out);
+            self.notify_last_length(&lease.name, lease.version, out);
         }
         if is_last && self.entries.get(&lease.name).is_some_and(|entry| entry.latest == Some(lease.version)) {
             self.withdraw(&lease.name, Ending::Unused, lease.member, out);
         }
         let control = control.filter(|_| self.is_needed(&lease.name, lease.version));
-        self.loose.push((lease.name, lease.version));
+        self.maybe_unreferenced.push((lease.name, lease.version));
         control
     }
 
@@ -353,9 +353,9 @@ impl Registry {
     }
 
     /// Gives up the memory of versions that lost their last reason to exist, and forgets entries that hold nothing.
-    /// The only place where either happens: whoever takes a reason away puts the version into `loose`.
-    pub(super) fn sweep(&mut self, out: &mut Vec<Effect>) {
-        for (name, number) in std::mem::take(&mut self.loose) {
+    /// The only place where either happens: whoever takes a reason away puts the version into `maybe_unreferenced`.
+    pub(super) fn drop_unreferenced(&mut self, out: &mut Vec<Effect>) {
+        for (name, number) in std::mem::take(&mut self.maybe_unreferenced) {
             let is_needed = self.is_needed(&name, number);
             let Some(entry) = self.entries.get_mut(&name) else { continue };
             if !is_needed && let Some(version) = entry.versions.remove(&number) {
@@ -365,7 +365,7 @@ impl Registry {
                 self.totals.subtract(&version.memory);
                 let named = version.memory.named();
                 let bytes = version.memory.held_bytes();
-                self.given_up.versions.push(GivenUpVersion { name: name.clone(), version: number, named, bytes });
+                self.pending_close.versions.push(PendingVersion { name: name.clone(), version: number, named, bytes });
                 let fds = version.memory.fds();
                 if !fds.is_empty() {
                     out.push(Effect::Close(fds));
@@ -380,9 +380,9 @@ impl Registry {
         }
     }
 
-    /// Marks an entry for [`Registry::sweep`] although no version of it is concerned.
-    pub(super) fn loosen(&mut self, name: Name) {
-        self.loose.push((name, 0));
+    /// Marks an entry for [`Registry::drop_unreferenced`] although no version of it is concerned.
+    pub(super) fn mark_unreferenced(&mut self, name: Name) {
+        self.maybe_unreferenced.push((name, 0));
     }
 
     /// The refusal of a request for a segment, pool or topic that is not there.

@@ -5,17 +5,17 @@ use std::collections::BTreeMap;
 
 use super::{
     Granted, Registry, STALE_LEASE,
-    effect::{Change, Effect, Named, Refused, Verdict},
+    effect::{Answer, Change, Effect, Named, Refused},
     event::OpenSemaphore,
     objects::What,
     segments::limit,
-    types::{Bound, FdId, LeaseId, Made, MemberId, Name, RequestId},
+    types::{Bound, ControlMemory, FdId, LeaseId, MemberId, Name, RequestId},
 };
 
 /// A name that somebody has open.
 #[derive(Debug)]
 pub(super) struct Semaphore {
-    pub(super) memory: Made,
+    pub(super) memory: ControlMemory,
     pub(super) maximum: u32,
     /// Leases by member.
     pub(super) holders: BTreeMap<MemberId, u64>,
@@ -55,7 +55,7 @@ impl Registry {
         member: MemberId,
         name: &Name,
         maximum: u32,
-        memory: Option<Made>,
+        memory: Option<ControlMemory>,
     ) -> Result<bool, Refused> {
         self.check_leases(member)?;
         if let Some(semaphore) = self.semaphores.get(name) {
@@ -102,6 +102,6 @@ impl Registry {
     pub(super) fn opened_semaphore(&self, lease: LeaseId) -> Option<Granted> {
         let What::Semaphore { name } = &self.holds.get(&lease)?.what else { return None };
         let semaphore = self.semaphores.get(name)?;
-        Some(Granted(Verdict::Semaphore { lease, maximum: semaphore.maximum }, vec![semaphore.memory.fd]))
+        Some(Granted(Answer::Semaphore { lease, maximum: semaphore.maximum }, vec![semaphore.memory.fd]))
     }
 }

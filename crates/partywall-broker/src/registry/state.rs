@@ -9,8 +9,8 @@ use super::{
     effect::{Doubt, MemberState, Named},
     event::Identity,
     types::{
-        Access, CellId, ClaimId, Kind, LeaseId, Lifetime, Made, MemberId, Memory, Millis, Name, Place, RequestId,
-        WaitId,
+        Access, CellId, ClaimId, ControlMemory, Kind, LeaseId, Lifetime, MemberId, Memory, Millis, Name, Place,
+        RequestId, WaitId,
     },
 };
 
@@ -113,17 +113,17 @@ pub(super) struct Eviction {
     pub(super) at: Millis,
 }
 
-/// What one event gave up, until the rim says that it is closed.
+/// What one event gave up, until the server says that it is closed.
 #[derive(Debug, Default)]
-pub(super) struct GivenUp {
-    pub(super) versions: Vec<GivenUpVersion>,
+pub(super) struct PendingClose {
+    pub(super) versions: Vec<PendingVersion>,
     /// Members whose end was the reason, as far as anything was given up with them.
     pub(super) dead: BTreeMap<MemberId, Dead>,
 }
 
 /// A version whose memory is being closed.
 #[derive(Debug)]
-pub(super) struct GivenUpVersion {
+pub(super) struct PendingVersion {
     pub(super) name: Name,
     pub(super) version: u64,
     pub(super) named: Named,
@@ -301,12 +301,12 @@ impl Totals {
         }
     }
 
-    pub(super) fn add_control(&mut self, memory: Made) {
+    pub(super) fn add_control(&mut self, memory: ControlMemory) {
         self.fds += 1;
         *self.places.entry(Place::Host).or_default() += memory.bytes;
     }
 
-    pub(super) fn subtract_control(&mut self, memory: Made) {
+    pub(super) fn subtract_control(&mut self, memory: ControlMemory) {
         self.fds -= 1;
         if let Some(held) = self.places.get_mut(&Place::Host) {
             *held -= memory.bytes;

@@ -9,12 +9,12 @@ use std::collections::BTreeMap;
 use super::{
     Granted, Registry, STALE_LEASE,
     cells::Source,
-    effect::{CellEnding, Change, Effect, Named, OpenedTimeline, Refused, Verdict},
+    effect::{Answer, CellEnding, Change, Effect, Named, OpenedTimeline, Refused},
     event::OpenTimeline,
     near::near,
     objects::What,
     segments::limit,
-    types::{Bound, CellAt, CellId, LeaseId, Made, MemberId, Name, ObjectKind, RequestId},
+    types::{Bound, CellAt, CellId, ControlMemory, LeaseId, MemberId, Name, ObjectKind, RequestId},
 };
 
 /// A name that somebody waits for or writes.
@@ -83,7 +83,7 @@ impl Registry {
         member: MemberId,
         name: &Name,
         writer: bool,
-        slab: Option<Made>,
+        slab: Option<ControlMemory>,
     ) -> Result<Option<Source>, Refused> {
         self.check_leases(member)?;
         let begins = match self.timelines.get(name) {
@@ -132,7 +132,7 @@ impl Registry {
         if let Some(record) = self.members.get_mut(&member) {
             record.abandoned = Some(request);
         }
-        Ok(Verdict::Done.into())
+        Ok(Answer::Done.into())
     }
 
     /// Ends the incarnations that a member writes.
@@ -214,6 +214,6 @@ impl Registry {
         let (slab, cell) = self.place_in_slab(id);
         let lacking = self.cells.slabs.get(slabs as usize..=slab as usize).unwrap_or_default();
         let opened = OpenedTimeline { lease, slab, cell, incarnation, writer };
-        Some(Granted(Verdict::Timeline(opened), lacking.to_vec()))
+        Some(Granted(Answer::Timeline(opened), lacking.to_vec()))
     }
 }

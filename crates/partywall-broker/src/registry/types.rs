@@ -1,4 +1,4 @@
-//! What the registry talks about. Its own types: the wire's are mapped at the rim, so that neither binds the other.
+//! What the registry talks about. Its own types: the wire's are mapped at the server, so that neither binds the other.
 
 use std::{fmt, sync::Arc};
 
@@ -31,7 +31,7 @@ ids! {
     ClaimId,
     /// Something that was given up and is being closed.
     CloseId,
-    /// A file descriptor that the rim keeps. The registry never sees the descriptor itself.
+    /// A file descriptor that the server keeps. The registry never sees the descriptor itself.
     FdId,
     /// A waiting request; the order of these is the order of waiting.
     WaitId,
@@ -48,7 +48,7 @@ pub(crate) enum Whom {
     Member(MemberId),
 }
 
-/// Milliseconds since 1970, as the rim read them.
+/// Milliseconds since 1970, as the server read them.
 pub(crate) type Millis = u64;
 
 /// The name of a segment, timeline or semaphore. Whoever makes one has checked it by the rules of the wire.
@@ -231,13 +231,13 @@ impl Memory {
 pub(crate) struct BlockControl {
     /// As its members have agreed on it.
     pub(crate) shape: wire::Control,
-    pub(crate) pool: Made,
-    pub(crate) topic: Option<Made>,
+    pub(crate) pool: ControlMemory,
+    pub(crate) topic: Option<ControlMemory>,
 }
 
 impl BlockControl {
     /// All of its memory: the pool's, then the topic's.
-    pub(crate) fn made(&self) -> impl Iterator<Item = Made> {
+    pub(crate) fn made(&self) -> impl Iterator<Item = ControlMemory> {
         std::iter::once(self.pool).chain(self.topic)
     }
 
@@ -247,14 +247,14 @@ impl BlockControl {
     }
 }
 
-/// BlockControl memory that the rim has made.
+/// BlockControl memory that the server has made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Made {
+pub(crate) struct ControlMemory {
     pub(crate) fd: FdId,
     pub(crate) bytes: u64,
 }
 
-/// Where the rim finds a cell.
+/// Where the server finds a cell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct CellAt {
     pub(crate) slab: FdId,

@@ -5,7 +5,7 @@
 
 use super::{
     Granted, Registry, STALE_LEASE, STALE_TICKET,
-    effect::{Effect, Refused, Verdict},
+    effect::{Answer, Effect, Refused},
     segments::limit,
     state::{Wait, Waiting, Want},
     types::{Access, Bound, LeaseId, MemberId, Name, RequestId, WaitId},
@@ -22,7 +22,7 @@ impl Registry {
     ) -> Result<Granted, Refused> {
         let id = self.enlist(member, ticket, Waiting::For(name.clone()))?;
         self.entries.entry(name.clone()).or_default().waits.insert(id, Wait { member, ticket, want });
-        Ok(Verdict::Pending.into())
+        Ok(Answer::Pending.into())
     }
 
     /// Takes a request down as one of those that its member waits for.
@@ -41,7 +41,7 @@ impl Registry {
     /// Takes a waiting request back.
     pub(super) fn cancel(&mut self, member: MemberId, ticket: RequestId) -> Result<Granted, Refused> {
         self.end_wait(member, ticket).ok_or(STALE_TICKET)?;
-        Ok(Verdict::Done.into())
+        Ok(Answer::Done.into())
     }
 
     /// Answers as soon as the version behind a lease is withdrawn. That a newer version follows it does not count.
@@ -53,7 +53,7 @@ impl Registry {
     ) -> Result<Granted, Refused> {
         let lease = self.leases.get(&id).filter(|lease| lease.member == member).ok_or(STALE_LEASE)?;
         if self.version(&lease.name, lease.version).is_none_or(|version| version.withdrawn) {
-            return Ok(Verdict::Withdrawn.into());
+            return Ok(Answer::Withdrawn.into());
         }
         self.wait_by(member, request, id, Want::Withdrawal(id))
     }
@@ -91,7 +91,7 @@ impl Registry {
     }
 
     /// Tells everybody who waits for it that a name, or a version of it, was withdrawn.
-    pub(super) fn tell_withdrawn(&mut self, name: &Name, out: &mut Vec<Effect>) {
+    pub(super) fn notify_withdrawn(&mut self, name: &Name, out: &mut Vec<Effect>) {
         let Some(entry) = self.entries.get(name) else { return };
         let withdrawn = |lease| {
             let version = self.leases.get(&lease).and_then(|lease| entry.versions.get(&lease.version));
@@ -99,11 +99,11 @@ impl Registry {
         };
         let waiting = entry.waits.values().filter(|w| matches!(w.want, Want::Withdrawal(lease) if withdrawn(lease)));
         for (member, ticket) in waiting.map(|wait| (wait.member, wait.ticket)).collect::<Vec<_>>() {
-            self.conclude(member, ticket, Ok(Verdict::Withdrawn.into()), out);
+            self.conclude(member, ticket, Ok(Answer::Withdrawn.into()), out);
         }
     }
 
-    /// Sends a waiting request its verdict.
+    /// Sends a waiting request its answer.
     pub(super) fn conclude(
         &mut self,
         member: MemberId,
@@ -115,7 +115,7 @@ impl Registry {
             return;
         }
         let (outcome, fds) = match granted {
-            Ok(Granted(verdict, fds)) => (Ok(verdict), fds),
+            Ok(Granted(answer, fds)) => (Ok(answer), fds),
             Err(refused) => (Err(refused), Vec::new()),
         };
         out.push(Effect::Notify { member, ticket, outcome, fds });
@@ -141,7 +141,7 @@ impl Registry {
         {
             lease.awaited_by.retain(|awaiting| *awaiting != ticket);
         }
-        self.loosen(name);
+        self.mark_unreferenced(name);
         Some(())
     }
 }

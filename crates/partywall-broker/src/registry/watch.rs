@@ -10,7 +10,7 @@ use partywall_wire::Pattern;
 
 use super::{
     Granted, Registry,
-    effect::{Change, Effect, Gap, Happened, Happening, Named, Refused, Verdict},
+    effect::{Answer, Change, Effect, Gap, Happened, Happening, Named, Refused},
     event::{After, Watch},
     report::Page,
     state::Waiting,
@@ -91,7 +91,7 @@ impl Registry {
         let (after, gap) = match after {
             After::Now => {
                 let now = Happened { gap: None, events: Vec::new(), next: self.log.last };
-                return Ok(Verdict::Happened(now).into());
+                return Ok(Answer::Happened(now).into());
             }
             After::Event(after) if after >= begin && after <= self.log.last => (after, None),
             After::Event(after) if after < begin => (begin, Some(Gap::Behind { events: begin - after })),
@@ -99,15 +99,15 @@ impl Registry {
         };
         let (events, next) = self.log.page(after, &pattern);
         if gap.is_some() || !events.is_empty() {
-            return Ok(Verdict::Happened(Happened { gap, events, next }).into());
+            return Ok(Answer::Happened(Happened { gap, events, next }).into());
         }
         let id = self.enlist(member, ticket, Waiting::Watching)?;
         self.watchers.insert(id, Watcher { member, ticket, pattern, asked: after });
-        Ok(Verdict::Pending.into())
+        Ok(Answer::Pending.into())
     }
 
     /// Tells those who wait what has happened in this event.
-    pub(super) fn tell_watchers(&mut self, out: &mut Vec<Effect>) {
+    pub(super) fn notify_watchers(&mut self, out: &mut Vec<Effect>) {
         let told = std::mem::replace(&mut self.log.told, self.log.last);
         let last = self.log.last;
         if told == last {
@@ -126,7 +126,7 @@ impl Registry {
             }
         }
         for (member, ticket, happened) in happened {
-            self.conclude(member, ticket, Ok(Verdict::Happened(happened).into()), out);
+            self.conclude(member, ticket, Ok(Answer::Happened(happened).into()), out);
         }
     }
 }

@@ -195,10 +195,10 @@ impl Client {
     }
 
     /// The next verdict of a waiting request.
-    pub(crate) fn verdict(&mut self) -> (u64, Result<Answer, Refusal>, Vec<OwnedFd>) {
+    pub(crate) fn completion(&mut self) -> (u64, Result<Answer, Refusal>, Vec<OwnedFd>) {
         let (body, fds) = self.events.receive().expect("an event, not the end");
         match (partywall_wire::Frame { body, fds: fds.len() }).decode().unwrap() {
-            Event::Verdict { ticket, outcome } => (ticket, outcome, fds),
+            Event::Completion { ticket, outcome } => (ticket, outcome, fds),
             event => panic!("{event:?}"),
         }
     }

@@ -24,7 +24,7 @@ fn what_a_killed_process_held_is_taken_back() {
     assert_eq!(watcher.status().leases, 5);
 
     holder.kill();
-    let mut told = [watcher.verdict(), watcher.verdict()].map(|(ticket, outcome, _)| (ticket, outcome.unwrap()));
+    let mut told = [watcher.completion(), watcher.completion()].map(|(ticket, outcome, _)| (ticket, outcome.unwrap()));
     told.sort_by_key(|(ticket, _)| *ticket);
     assert_eq!(told[0], (withdrawal, Answer::Withdrawn));
     assert!(matches!(told[1], (ticket, Answer::Build { .. }) if ticket == build));
@@ -47,7 +47,7 @@ fn a_child_that_holds_the_connection_holds_the_memory() {
 
     parent.kill();
     eventually("the child is noticed", || watcher.state_of(member) == Some(MemberState::HeldByChild));
-    let (_, outcome, _) = watcher.verdict();
+    let (_, outcome, _) = watcher.completion();
     assert!(matches!(outcome, Ok(Answer::Build { .. })), "who was to build has exited");
     assert!(watcher.open("owned").0.is_ok(), "the child may still have it mapped");
 

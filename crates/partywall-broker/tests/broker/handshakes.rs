@@ -145,7 +145,7 @@ fn who_can_have_no_pidfd_is_let_in_and_told_apart() {
 }
 
 #[test]
-fn strangers_do_not_fill_our_table_of_open_files() {
+fn unauthenticated_connections_do_not_fill_the_table_of_open_files() {
     let broker = TestBroker::start();
     let own = process::own_pidfd().unwrap();
     let mut connection = connect(&broker);

@@ -4,9 +4,9 @@
 mod bad_input;
 mod common;
 mod deaths;
+mod departures;
 mod handshakes;
 mod legacy;
-mod parting;
 mod places;
 mod pools;
 mod roles;

@@ -34,7 +34,7 @@ fn who_waits_for_a_name_is_told() {
     producer.commit("soon", b"here", true);
     // The publisher may be gone before anybody has looked.
     assert_eq!(producer.ask(Call::Bye), Ok(Answer::Done));
-    let (answered, outcome, fds) = consumer.verdict();
+    let (answered, outcome, fds) = consumer.completion();
     assert_eq!((answered, opened(outcome).version), (ticket, 1));
     assert_eq!(SealedMap::new(&fds[0]).unwrap().bytes(), b"here");
 }

@@ -248,7 +248,7 @@ impl Reader {
 
 impl Shared {
     fn handle(&self, event: Event, fds: Vec<OwnedFd>) {
-        let Event::Verdict { ticket, outcome } = event else {
+        let Event::Completion { ticket, outcome } = event else {
             return;
         };
         // Its waiter may have given up meanwhile: then what it was granted goes back.

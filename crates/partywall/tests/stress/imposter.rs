@@ -154,7 +154,7 @@ fn serve(call: OwnedFd, lie: Lie, done: &AtomicBool) -> Option<()> {
     drop(theirs);
     let noise = |ticket: u64, fds: usize| {
         let outcome = Ok(Answer::Opened(opened(1)));
-        frame::encode(&Event::Verdict { ticket, outcome }, fds, MAX_MESSAGE).unwrap()
+        frame::encode(&Event::Completion { ticket, outcome }, fds, MAX_MESSAGE).unwrap()
     };
     loop {
         let (body, _) = call.receive()?;

@@ -6,18 +6,18 @@ use super::SLAB_BYTES;
 use crate::registry::{
     CloseId, FdId, MemberId, Registry, RequestId,
     state::{Life, Totals, Waiting, Want},
-    types::{LeaseId, Lifetime, Made},
+    types::{ControlMemory, LeaseId, Lifetime},
 };
 
-/// Panics if `registry` contradicts itself, or what its effects have told the rim so far.
+/// Panics if `registry` contradicts itself, or what its effects have told the server so far.
 pub(super) fn audit(
     registry: &Registry,
     open_fds: &BTreeSet<FdId>,
     pending: &BTreeSet<(MemberId, RequestId)>,
     unclosed: &BTreeSet<CloseId>,
 ) {
-    assert!(registry.loose.is_empty());
-    assert!(registry.given_up.versions.is_empty() && registry.given_up.dead.is_empty());
+    assert!(registry.maybe_unreferenced.is_empty());
+    assert!(registry.pending_close.versions.is_empty() && registry.pending_close.dead.is_empty());
     assert_eq!(registry.closing.keys().copied().collect::<BTreeSet<_>>(), *unclosed);
     let mut totals = Totals::default();
     let mut fds = BTreeSet::new();
@@ -87,7 +87,7 @@ pub(super) fn audit(
         }
     }
     for slab in &registry.cells.slabs {
-        totals.add_control(Made { fd: *slab, bytes: SLAB_BYTES });
+        totals.add_control(ControlMemory { fd: *slab, bytes: SLAB_BYTES });
         assert!(fds.insert(*slab), "{slab} is in two places");
     }
     for semaphore in registry.semaphores.values() {
@@ -99,7 +99,7 @@ pub(super) fn audit(
         assert_eq!(registry.members[&watcher.member].waits[&watcher.ticket], (*id, Waiting::Watching));
     }
     assert_eq!(registry.totals, totals);
-    assert_eq!(fds, *open_fds, "file descriptors in versions and control memory, and those that the rim holds");
+    assert_eq!(fds, *open_fds, "file descriptors in versions and control memory, and those that the server holds");
     assert_eq!(waiting, *pending, "requests that wait, and those that were told so");
     assert_eq!(registry.claims.keys().copied().collect::<BTreeSet<_>>(), claims, "one claim a name");
 

@@ -9,7 +9,7 @@ use crate::registry::{
     types::{CellAt, CellId, Name},
 };
 
-/// Panics if `registry` contradicts itself, or what its effects have told the rim so far.
+/// Panics if `registry` contradicts itself, or what its effects have told the server so far.
 pub(super) fn audit(registry: &Registry, live_cells: &BTreeSet<CellAt>) {
     let mut uses = BTreeMap::<CellId, u64>::new();
     let mut timelines = BTreeMap::<&Name, BTreeMap<MemberId, u64>>::new();
@@ -77,5 +77,5 @@ pub(super) fn audit(registry: &Registry, live_cells: &BTreeSet<CellAt>) {
     assert!(uses.keys().all(|id| cells.used.contains_key(id)));
     assert!(registry.members.values().flat_map(|member| &member.cells).all(|id| cells.used.contains_key(id)));
     let not_ended = cells.used.iter().filter(|(_, cell)| !cell.ended).filter_map(|(id, _)| registry.at(*id));
-    assert_eq!(not_ended.collect::<BTreeSet<_>>(), *live_cells, "cells that have not ended, here and at the rim");
+    assert_eq!(not_ended.collect::<BTreeSet<_>>(), *live_cells, "cells that have not ended, here and at the server");
 }

@@ -2,11 +2,11 @@
 
 mod audit;
 mod control;
+mod departures;
 mod model;
 mod model_objects;
 mod model_watch;
 mod objects;
-mod parting;
 mod pools;
 mod random;
 mod rules;
@@ -17,12 +17,12 @@ use std::{collections::BTreeSet, sync::Arc};
 use partywall_wire::{Control, Pattern, TopicShape};
 
 use super::{
-    Bounds, Call, CloseId, Effect, Event, FdId, Guarded, Lack, MemberId, Outcome, Registry, RequestId, Verdict,
+    Answer, Bounds, Call, CloseId, ControlNeeded, Effect, Event, FdId, Guarded, MemberId, Outcome, Registry, RequestId,
     effect::{CellEnding, Opened, OpenedTimeline},
     event::{Commit, Growth, Identity, Open, OpenSemaphore, OpenTimeline},
     types::{
-        Access, Bound, CellAt, Chunk, ClaimId, Handle, Kind, LeaseId, Lifetime, Made, Memory, Name, ObjectKind, Place,
-        Table,
+        Access, Bound, CellAt, Chunk, ClaimId, ControlMemory, Handle, Kind, LeaseId, Lifetime, Memory, Name,
+        ObjectKind, Place, Table,
     },
 };
 
@@ -54,7 +54,7 @@ const HANDLE: Handle = Handle { origin: [1; 16], driver: [[2; 32]; 2] };
 
 const GPU: Place = Place::Gpu([7; 16]);
 
-/// A registry that is audited after each event, with the file descriptors and tickets that a rim would know of.
+/// A registry that is audited after each event, with the file descriptors and tickets that a server would know of.
 struct Watched {
     registry: Registry,
     open_fds: BTreeSet<FdId>,
@@ -118,15 +118,15 @@ impl Watched {
         let effects = self.registry.apply(event, self.now);
         for effect in &effects {
             match effect {
-                Effect::Reply { member, request, outcome: Ok(Verdict::Pending), .. } => {
+                Effect::Reply { member, request, outcome: Ok(Answer::Pending), .. } => {
                     assert!(self.pending.insert((*member, *request)), "pending twice");
                 }
-                Effect::Reply { outcome: Ok(Verdict::Done), .. } if cancelled.is_some() => {
+                Effect::Reply { outcome: Ok(Answer::Done), .. } if cancelled.is_some() => {
                     assert!(cancelled.is_some_and(|ticket| self.pending.remove(&ticket)), "cancelled without waiting");
                 }
                 Effect::Notify { member, ticket, outcome, .. } => {
-                    assert_ne!(outcome, &Ok(Verdict::Pending));
-                    assert!(self.pending.remove(&(*member, *ticket)), "a verdict for nobody");
+                    assert_ne!(outcome, &Ok(Answer::Pending));
+                    assert!(self.pending.remove(&(*member, *ticket)), "a answer for nobody");
                 }
                 Effect::Confirm(id) => assert!(self.unclosed.insert(*id), "asked for twice"),
                 Effect::StartCell { at, .. } => assert!(self.live_cells.insert(*at), "{at:?} is in use"),
@@ -207,26 +207,28 @@ impl Watched {
         }
     }
 
-    /// Makes the memory that a request needs, as the rim does.
+    /// Makes the memory that a request needs, as the server does.
     fn provide(&mut self, member: MemberId, mut call: Call) -> Call {
-        while let Some(lack) = self.registry.lacks(member, &call) {
+        while let Some(needed) = self.registry.control_needed(member, &call) {
             self.last_fd += 1;
             let fd = FdId(self.last_fd);
             self.open_fds.insert(fd);
-            match (lack, &mut call) {
-                (Lack::Slab, Call::OpenTimeline(open)) => open.slab = Some(Made { fd, bytes: SLAB_BYTES }),
-                (Lack::Semaphore(permits), Call::OpenSemaphore(open)) => {
-                    open.memory = Some(Made { fd, bytes: u64::from(permits) });
+            match (needed, &mut call) {
+                (ControlNeeded::Slab, Call::OpenTimeline(open)) => {
+                    open.slab = Some(ControlMemory { fd, bytes: SLAB_BYTES })
                 }
-                (Lack::Pool(control), Call::Commit(commit)) => {
-                    commit.made.push(Made { fd, bytes: u64::from(control.blocks) });
+                (ControlNeeded::Semaphore(permits), Call::OpenSemaphore(open)) => {
+                    open.memory = Some(ControlMemory { fd, bytes: u64::from(permits) });
                 }
-                (Lack::Topic(control, pool), Call::Commit(commit)) => {
+                (ControlNeeded::Pool(control), Call::Commit(commit)) => {
+                    commit.made.push(ControlMemory { fd, bytes: u64::from(control.blocks) });
+                }
+                (ControlNeeded::Topic(control, pool), Call::Commit(commit)) => {
                     assert_eq!(pool, commit.made[0].fd);
                     let bytes = control.topic.map_or(0, |topic| u64::from(topic.depth));
-                    commit.made.push(Made { fd, bytes });
+                    commit.made.push(ControlMemory { fd, bytes });
                 }
-                (lack, call) => panic!("{lack:?} is no memory for {call:?}"),
+                (needed, call) => panic!("{needed:?} is no memory for {call:?}"),
             }
         }
         call
@@ -235,7 +237,7 @@ impl Watched {
     fn commit(&mut self, member: MemberId, name: &str, kept: bool) -> (u64, LeaseId) {
         let commit = self.commit_call(name, false, kept);
         match self.ask(member, Call::Commit(commit)).1 {
-            Ok(Verdict::Committed { version, lease }) => (version, lease),
+            Ok(Answer::Committed { version, lease }) => (version, lease),
             other => panic!("{other:?}"),
         }
     }
@@ -247,14 +249,14 @@ impl Watched {
 
     fn opened(&mut self, member: MemberId, name: &str) -> Opened {
         match self.open(member, name, None, false) {
-            Ok(Verdict::Opened(opened)) => opened,
+            Ok(Answer::Opened(opened)) => opened,
             other => panic!("{other:?}"),
         }
     }
 
     fn release(&mut self, member: MemberId, lease: LeaseId) -> Vec<Effect> {
         let (_, outcome, effects) = self.ask(member, Call::Release { lease });
-        assert_eq!(outcome, Ok(Verdict::Done));
+        assert_eq!(outcome, Ok(Answer::Done));
         effects
     }
 
@@ -265,14 +267,14 @@ impl Watched {
 
     fn timeline(&mut self, member: MemberId, name: &str, writer: bool) -> OpenedTimeline {
         match self.open_timeline(member, name, writer) {
-            Ok(Verdict::Timeline(opened)) => opened,
+            Ok(Answer::Timeline(opened)) => opened,
             other => panic!("{other:?}"),
         }
     }
 
     fn follow(&mut self, member: MemberId, lease: LeaseId) -> OpenedTimeline {
         match self.ask(member, Call::FollowTimeline { lease, slabs: 0 }).1 {
-            Ok(Verdict::Timeline(opened)) => opened,
+            Ok(Answer::Timeline(opened)) => opened,
             other => panic!("{other:?}"),
         }
     }
@@ -284,14 +286,14 @@ impl Watched {
 
     fn semaphore(&mut self, member: MemberId, name: &str, maximum: u32) -> LeaseId {
         match self.open_semaphore(member, name, maximum) {
-            Ok(Verdict::Semaphore { lease, .. }) => lease,
+            Ok(Answer::Semaphore { lease, .. }) => lease,
             other => panic!("{other:?}"),
         }
     }
 
     fn claim(&mut self, member: MemberId, name: &str) -> ClaimId {
         match self.ask(member, Call::OpenOrBuild { name: Name::new(name) }).1 {
-            Ok(Verdict::Build { claim }) => claim,
+            Ok(Answer::Build { claim }) => claim,
             other => panic!("{other:?}"),
         }
     }

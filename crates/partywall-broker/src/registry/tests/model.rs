@@ -5,8 +5,8 @@ use std::{collections::BTreeMap, sync::Arc};
 use super::{model_objects::Objects, *};
 use crate::registry::{
     effect::{
-        Change, Counts, Doubt, Handle, Happening, Holder, MemberRow, MemberState, NameRow, Named, NoGrowth, Opened,
-        Parted, Refused, VersionRow,
+        Change, Counts, Departed, Doubt, Handle, Happening, Holder, MemberRow, MemberState, NameRow, Named, NoGrowth,
+        Opened, Refused, VersionRow,
     },
     state::Life,
     tombstones::{Ending, REMEMBERED, Tombstone},
@@ -69,7 +69,7 @@ impl Person {
 }
 
 /// Versions whose memory is being closed, and its bytes.
-type GivenUp = Vec<(Name, u64, Named, u64)>;
+type PendingClose = Vec<(Name, u64, Named, u64)>;
 
 /// A dead member whose memory is being closed.
 #[derive(Debug)]
@@ -145,10 +145,10 @@ pub(super) struct Model {
     pub(super) people: Vec<Person>,
     corpses: Vec<Corpse>,
     /// Each version that this event has given up so far, and its bytes.
-    given_up: GivenUp,
+    pending_close: PendingClose,
     closings: u64,
     /// What was given up and is not closed yet.
-    unclosed: Vec<(CloseId, GivenUp)>,
+    unclosed: Vec<(CloseId, PendingClose)>,
     /// Everything that ever happened to a name.
     pub(super) history: Vec<Happening>,
     /// How much of it those know who watch.
@@ -174,7 +174,7 @@ impl Model {
             simulated: false,
             people: Vec::new(),
             corpses: Vec::new(),
-            given_up: Vec::new(),
+            pending_close: Vec::new(),
             closings: 0,
             unclosed: Vec::new(),
             history: Vec::new(),
@@ -238,7 +238,7 @@ impl Model {
                 self.person(*member).life = Life::HeldByChild;
             }
             Event::Died { member } => {
-                self.tell_of(*member, Ending::OwnerDied, *member, &mut said);
+                self.notify_of(*member, Ending::OwnerDied, *member, &mut said);
                 if self.person(*member).doubt().is_some() && (self.leases_of(*member) > 0 || self.writes(*member)) {
                     self.person(*member).life = Life::Unproven;
                     said.quarantined.push(*member);
@@ -279,16 +279,16 @@ impl Model {
             }
         }
         self.collect_garbage(&mut said);
-        let given_up = std::mem::take(&mut self.given_up);
-        if !given_up.is_empty() {
+        let pending_close = std::mem::take(&mut self.pending_close);
+        if !pending_close.is_empty() {
             self.closings += 1;
             said.confirm = Some(CloseId(self.closings));
-            self.unclosed.push((CloseId(self.closings), given_up));
+            self.unclosed.push((CloseId(self.closings), pending_close));
         }
         for corpse in self.corpses.iter_mut().filter(|corpse| corpse.until == CloseId(0)) {
             corpse.until = CloseId(self.closings);
         }
-        self.tell_watchers(&mut said);
+        self.notify_watchers(&mut said);
         said.closed.sort();
         // Their order among each other is no promise; what each says is.
         said.notices.sort_by_key(|(member, ticket, _)| (*member, *ticket));
@@ -321,14 +321,14 @@ impl Model {
                     return Err(Refused::Stale(Handle::Claim));
                 };
                 self.pass_on(i, said);
-                Ok(Verdict::Done)
+                Ok(Answer::Done)
             }
             Call::Cancel { ticket } => {
                 let Some(i) = self.queue.iter().position(|q| q.member == member && q.ticket == *ticket) else {
                     return Err(Refused::Stale(Handle::Ticket));
                 };
                 self.queue.remove(i);
-                Ok(Verdict::Done)
+                Ok(Answer::Done)
             }
             Call::Release { lease } | Call::LeaveName { lease }
                 if self.objects.grips.iter().any(|g| g.id == *lease) =>
@@ -341,7 +341,7 @@ impl Model {
                 } else {
                     self.loosen(*lease, said);
                 }
-                Ok(Verdict::Done)
+                Ok(Answer::Done)
             }
             Call::Release { lease } | Call::LeaveName { lease } => {
                 if !self.holds.iter().any(|h| h.id == *lease && h.member == member) {
@@ -361,11 +361,11 @@ impl Model {
                     let row = self.person(member).row;
                     said.control.push(Effect::Return { control: control.slot_table(), row });
                 }
-                Ok(Verdict::Done)
+                Ok(Answer::Done)
             }
             Call::WithdrawNames => {
                 self.disown_all(member, Ending::Withdrawn, member, said);
-                Ok(Verdict::Done)
+                Ok(Answer::Done)
             }
             Call::AwaitWithdrawal { lease } => {
                 let Some(hold) = self.holds.iter().find(|h| h.id == *lease && h.member == member) else {
@@ -373,7 +373,7 @@ impl Model {
                 };
                 let edition = self.editions.iter().find(|e| e.name == hold.name && e.number == hold.number).unwrap();
                 if edition.withdrawn {
-                    return Ok(Verdict::Withdrawn);
+                    return Ok(Answer::Withdrawn);
                 }
                 self.enqueue(member, request, For::Withdrawal(*lease))
             }
@@ -387,19 +387,19 @@ impl Model {
             Call::Refresh { lease, growths, chunks } => {
                 let edition = self.held(member, *lease)?;
                 if edition.growths <= *growths {
-                    return Ok(Verdict::Done);
+                    return Ok(Answer::Done);
                 }
                 if *chunks > edition.memory.chunks.len() as u64 {
                     return Err(Refused::Invalid("the version never had so many chunks"));
                 }
                 let chunks = *chunks as usize;
                 let memory = Arc::clone(&edition.memory);
-                Ok(Verdict::Grown { growths: edition.growths, chunks, memory })
+                Ok(Answer::Grown { growths: edition.growths, chunks, memory })
             }
             Call::AwaitGrowth { lease, growths } => {
                 let edition = self.held(member, *lease)?;
                 if edition.growths > *growths {
-                    return Ok(Verdict::Done);
+                    return Ok(Answer::Done);
                 }
                 if edition.memory.reserved == 0 {
                     return Err(edition.cannot_grow(NoGrowth::Fixed));
@@ -424,7 +424,7 @@ impl Model {
                     let unproven = p.life == Life::Unproven;
                     (leases > 0).then_some(Holder { pid: p.pid(), command, leases, unproven, row: p.row })
                 });
-                Ok(Verdict::Removed { version, bytes_kept, holders: holders.collect() })
+                Ok(Answer::Removed { version, bytes_kept, holders: holders.collect() })
             }
             Call::List { after: None } => {
                 let names = self.numbers.keys().map(|name| {
@@ -436,7 +436,7 @@ impl Model {
                         older_bytes: older.iter().map(|e| e.memory.bytes()).sum(),
                     }
                 });
-                Ok(Verdict::Names { names: names.collect(), more: false })
+                Ok(Answer::Names { names: names.collect(), more: false })
             }
             Call::Members { after: None } => {
                 let rows = self.people.iter().map(|p| MemberRow {
@@ -473,7 +473,7 @@ impl Model {
                 });
                 let mut members: Vec<_> = rows.chain(dead).collect();
                 members.sort_by_key(|row| row.member);
-                Ok(Verdict::Members { members, more: false })
+                Ok(Answer::Members { members, more: false })
             }
             Call::Status => {
                 let at = |place| {
@@ -495,7 +495,7 @@ impl Model {
                     })
                     .collect();
                 largest.sort_by_key(|(name, _, bytes)| (std::cmp::Reverse(*bytes), name.clone()));
-                Ok(Verdict::Status(Box::new(Counts {
+                Ok(Answer::Status(Box::new(Counts {
                     simulated: self.simulated,
                     members: self.people.iter().filter(|p| p.id != member).count() as u64,
                     names: self.names(),
@@ -518,28 +518,28 @@ impl Model {
                     return Err(Refused::InUse { names, members });
                 }
                 said.stop = true;
-                Ok(Verdict::Done)
+                Ok(Answer::Done)
             }
             Call::Leave => {
                 let person = self.person(member);
                 let is_believed = person.evicted.is_none() && !person.lost_context;
-                self.tell_of(member, Ending::Withdrawn, member, said);
+                self.notify_of(member, Ending::Withdrawn, member, said);
                 if is_believed {
                     self.give_back(member, false, said);
                 }
                 (said.disconnect, said.hang_up) = (is_believed, !is_believed);
-                Ok(Verdict::Done)
+                Ok(Answer::Done)
             }
             Call::Watch(watch) => self.watch(member, request, watch),
             Call::UsesGpu { mps } => {
                 self.person(member).mps |= mps;
-                Ok(Verdict::Done)
+                Ok(Answer::Done)
             }
             Call::ContextLost => {
                 self.person(member).lost_context = true;
                 self.end_lines_of(member, CellEnding::OwnerFaulted, said);
                 self.detach(member, CellEnding::OwnerFaulted, said);
-                Ok(Verdict::Done)
+                Ok(Answer::Done)
             }
             Call::Evict { whom, kill } => {
                 let meant: Vec<_> = self.people.iter().filter(|p| is_meant(p, *whom)).map(|p| p.id).collect();
@@ -558,13 +558,13 @@ impl Model {
                 for id in meant.into_iter().filter(|id| !self.is_unproven(*id)).collect::<Vec<_>>() {
                     if self.person(id).evicted.replace((by, at)).is_none() {
                         for waiting in self.queue.clone().iter().filter(|q| q.member == id) {
-                            self.tell(waiting, Err(Refused::Evicted { by, at }), said);
+                            self.notify(waiting, Err(Refused::Evicted { by, at }), said);
                         }
-                        self.tell_of(id, Ending::Removed, member, said);
+                        self.notify_of(id, Ending::Removed, member, said);
                     }
                     members.push(self.parted(id));
                 }
-                Ok(Verdict::Evicted { members, kill: *kill })
+                Ok(Answer::Evicted { members, kill: *kill })
             }
             Call::FreeUnproven { pid } => {
                 let meant: Vec<_> =
@@ -581,15 +581,15 @@ impl Model {
                 }
                 let members = unproven.iter().map(|id| self.parted(*id)).collect();
                 unproven.into_iter().for_each(|id| self.give_back(id, true, said));
-                Ok(Verdict::Freed { members, more: false })
+                Ok(Answer::Freed { members, more: false })
             }
             Call::OpenTimeline(open) => self.open_line(member, request, open, said),
             Call::FollowTimeline { lease, .. } => self.follow(member, *lease),
             Call::AbandonTimeline { name } => self.abandon_line(member, request, name, said),
             Call::OpenSemaphore(open) => self.open_gate(member, request, open, said),
-            Call::Objects { after: None } => Ok(Verdict::Objects { objects: self.objects_listed(), more: false }),
+            Call::Objects { after: None } => Ok(Answer::Objects { objects: self.objects_listed(), more: false }),
             Call::InspectObject { kind, name } => self.inspect_object(*kind, name),
-            Call::Ping => Ok(Verdict::Done),
+            Call::Ping => Ok(Answer::Done),
             other => panic!("not in the model: {other:?}"),
         }
     }
@@ -652,7 +652,7 @@ impl Model {
             let outcome = self.open(waiting.member, waiting.ticket, &open);
             said.notices.push((waiting.member, waiting.ticket, outcome));
         }
-        Ok(Verdict::Committed { version: number, lease })
+        Ok(Answer::Committed { version: number, lease })
     }
 
     pub(super) fn held(&self, member: MemberId, lease: LeaseId) -> Result<&Edition, Refused> {
@@ -701,16 +701,16 @@ impl Model {
             edition.growths += 1;
             edition.grown_by = Some(request);
         }
-        self.tell_growth(&name, number, &Ok(Verdict::Done), said);
-        Ok(Verdict::Done)
+        self.notify_growth(&name, number, &Ok(Answer::Done), said);
+        Ok(Answer::Done)
     }
 
-    fn tell_growth(&mut self, name: &Name, number: u64, outcome: &Outcome, said: &mut Said) {
+    fn notify_growth(&mut self, name: &Name, number: u64, outcome: &Outcome, said: &mut Said) {
         for waiting in self.queue.clone() {
             if let For::Growth(lease) = &waiting.for_what
                 && self.holds.iter().any(|h| h.id == *lease && h.name == *name && h.number == number)
             {
-                self.tell(&waiting, outcome.clone(), said);
+                self.notify(&waiting, outcome.clone(), said);
             }
         }
     }
@@ -729,7 +729,7 @@ impl Model {
             }
             over(Bound::Leases, self.bounds.leases, self.leases_of(member) + 1)?;
             let lease = self.hold(member, name, number, request);
-            return Ok(Verdict::Opened(Opened { lease, name: name.clone(), version: number, growths, memory }));
+            return Ok(Answer::Opened(Opened { lease, name: name.clone(), version: number, growths, memory }));
         }
         match (self.numbers.get(name), version) {
             (Some(last), Some(v)) if v <= last || !wait => {
@@ -741,28 +741,28 @@ impl Model {
         }
     }
 
-    fn known(&self, member: MemberId, request: RequestId, call: &Call) -> Option<Verdict> {
+    fn known(&self, member: MemberId, request: RequestId, call: &Call) -> Option<Answer> {
         let hold = self.holds.iter().find(|h| h.member == member && h.origin == request);
         match call {
-            Call::Commit(_) => hold.map(|h| Verdict::Committed { version: h.number, lease: h.id }),
+            Call::Commit(_) => hold.map(|h| Answer::Committed { version: h.number, lease: h.id }),
             Call::Open(_) | Call::OpenOrBuild { .. } => {
                 if let Some(h) = hold {
                     let edition = self.editions.iter().find(|e| e.name == h.name && e.number == h.number)?;
                     let name = h.name.clone();
                     let growths = edition.growths;
                     let memory = Arc::clone(&edition.memory);
-                    return Some(Verdict::Opened(Opened { lease: h.id, name, version: h.number, growths, memory }));
+                    return Some(Answer::Opened(Opened { lease: h.id, name, version: h.number, growths, memory }));
                 }
                 let right = self.rights.iter().find(|r| r.member == member && r.origin == request)?;
-                Some(Verdict::Build { claim: right.id })
+                Some(Answer::Build { claim: right.id })
             }
             Call::Grow(growth) => {
                 let edition = self.held(member, growth.lease).ok()?;
-                (edition.grown_by == Some(request)).then_some(Verdict::Done)
+                (edition.grown_by == Some(request)).then_some(Answer::Done)
             }
             Call::OpenTimeline(_) => self.known_object(member, request, ObjectKind::Timeline),
             Call::OpenSemaphore(_) => self.known_object(member, request, ObjectKind::Semaphore),
-            Call::AbandonTimeline { .. } => self.has_abandoned(member, request).then_some(Verdict::Done),
+            Call::AbandonTimeline { .. } => self.has_abandoned(member, request).then_some(Answer::Done),
             _ => None,
         }
     }
@@ -774,7 +774,7 @@ impl Model {
         let waits = self.queue.iter().filter(|q| q.member == member).count() as u64;
         over(Bound::Waits, self.bounds.waits, waits + 1)?;
         self.queue.push(Queued { member, ticket, for_what });
-        Ok(Verdict::Pending)
+        Ok(Answer::Pending)
     }
 
     /// Withdraws what goes with this lease.
@@ -787,7 +787,7 @@ impl Model {
                 self.withdraw(&name, ending, by, said);
             } else if edition.memory.kind == Kind::Legacy {
                 edition.withdrawn = true;
-                self.tell_withdrawn(said);
+                self.notify_withdrawn(said);
             }
         }
     }
@@ -796,7 +796,7 @@ impl Model {
     fn let_go(&mut self, lease: LeaseId, said: &mut Said) -> Option<BlockControl> {
         for waiting in self.queue.clone() {
             if matches!(waiting.for_what, For::Withdrawal(l) | For::Growth(l) if l == lease) {
-                self.tell(&waiting, Err(Refused::Stale(Handle::Lease)), said);
+                self.notify(&waiting, Err(Refused::Stale(Handle::Lease)), said);
             }
         }
         let place = self.holds.iter().position(|h| h.id == lease).unwrap();
@@ -806,7 +806,7 @@ impl Model {
             let name = edition.name.clone();
             let number = edition.number;
             let last = Err(edition.cannot_grow(NoGrowth::CommitterGone));
-            self.tell_growth(&name, number, &last, said);
+            self.notify_growth(&name, number, &last, said);
         }
         let on_it = |h: &&Hold| h.name == name && h.number == number;
         let is_held = self.holds.iter().any(|h| on_it(&h));
@@ -838,16 +838,16 @@ impl Model {
             Ending::Withdrawn | Ending::Removed | Ending::Unused => Change::Withdrawn { pid },
         };
         self.note(named, name, change);
-        self.tell_withdrawn(said);
+        self.notify_withdrawn(said);
     }
 
-    fn tell_withdrawn(&mut self, said: &mut Said) {
+    fn notify_withdrawn(&mut self, said: &mut Said) {
         for waiting in self.queue.clone() {
             if let For::Withdrawal(lease) = &waiting.for_what
                 && let Some(hold) = self.holds.iter().find(|h| h.id == *lease)
                 && self.editions.iter().any(|e| e.name == hold.name && e.number == hold.number && e.withdrawn)
             {
-                self.tell(&waiting, Ok(Verdict::Withdrawn), said);
+                self.notify(&waiting, Ok(Answer::Withdrawn), said);
             }
         }
     }
@@ -888,7 +888,7 @@ impl Model {
         }
     }
 
-    fn tell_of(&mut self, member: MemberId, ending: Ending, by: MemberId, said: &mut Said) {
+    fn notify_of(&mut self, member: MemberId, ending: Ending, by: MemberId, said: &mut Said) {
         self.queue.retain(|q| q.member != member);
         self.give_up_claims(member, said);
         self.disown_all(member, ending, by, said);
@@ -923,12 +923,12 @@ impl Model {
             control.extend(self.let_go(lease, said).map(|control| control.slot_table()));
         }
         self.clear_row(member, control, said);
-        let before = self.given_up.len();
+        let before = self.pending_close.len();
         self.collect_garbage(said);
         let place = self.people.iter().position(|p| p.id == member).unwrap();
         let Person { id, since, simulated, .. } = self.people.remove(place);
-        if is_dead && self.given_up.len() > before {
-            let bytes = self.given_up[before..].iter().map(|(.., bytes)| bytes).sum();
+        if is_dead && self.pending_close.len() > before {
+            let bytes = self.pending_close[before..].iter().map(|(.., bytes)| bytes).sum();
             self.corpses.push(Corpse { id, since, simulated, bytes, until: CloseId(0) });
         }
     }
@@ -948,8 +948,8 @@ impl Model {
         self.editions.iter().filter(held).map(|e| e.memory.bytes()).sum()
     }
 
-    fn parted(&self, member: MemberId) -> Parted {
-        Parted {
+    fn parted(&self, member: MemberId) -> Departed {
+        Departed {
             member,
             pid: 100 + member.0 as u32,
             command: format!("member {member}").into(),
@@ -968,21 +968,21 @@ impl Model {
         let name = self.rights.remove(right).name;
         let next = self.queue.iter().find(|q| matches!(&q.for_what, For::Build(of) if *of == name)).cloned();
         if let Some(next) = next {
-            let verdict = self.entitle(next.member, next.ticket, &name);
-            self.tell(&next, Ok(verdict), said);
+            let answer = self.entitle(next.member, next.ticket, &name);
+            self.notify(&next, Ok(answer), said);
         }
     }
 
-    pub(super) fn tell(&mut self, waiting: &Queued, outcome: Outcome, said: &mut Said) {
+    pub(super) fn notify(&mut self, waiting: &Queued, outcome: Outcome, said: &mut Said) {
         self.queue.retain(|q| (q.member, q.ticket) != (waiting.member, waiting.ticket));
         said.notices.push((waiting.member, waiting.ticket, outcome));
     }
 
-    fn entitle(&mut self, member: MemberId, origin: RequestId, name: &Name) -> Verdict {
+    fn entitle(&mut self, member: MemberId, origin: RequestId, name: &Name) -> Answer {
         self.claims += 1;
         let claim = ClaimId(self.claims);
         self.rights.push(Right { id: claim, member, name: name.clone(), origin });
-        Verdict::Build { claim }
+        Answer::Build { claim }
     }
 
     fn hold(&mut self, member: MemberId, name: &Name, number: u64, origin: RequestId) -> LeaseId {
@@ -994,11 +994,11 @@ impl Model {
 
     fn collect_garbage(&mut self, said: &mut Said) {
         let holds = &self.holds;
-        let given_up = &mut self.given_up;
+        let pending_close = &mut self.pending_close;
         self.editions.retain(|e| {
             let needed = e.latest || holds.iter().any(|h| h.name == e.name && h.number == e.number);
             if !needed {
-                given_up.push((e.name.clone(), e.number, named(&e.memory), e.memory.held_bytes()));
+                pending_close.push((e.name.clone(), e.number, named(&e.memory), e.memory.held_bytes()));
                 said.closed.extend(e.memory.fds());
             }
             needed

@@ -49,7 +49,7 @@ struct Line {
 #[derive(Debug)]
 struct Gate {
     name: Name,
-    memory: Made,
+    memory: ControlMemory,
     maximum: u32,
 }
 
@@ -93,7 +93,7 @@ impl Model {
         &mut self,
         member: MemberId,
         open: &OpenTimeline,
-        slab: &mut Option<Made>,
+        slab: &mut Option<ControlMemory>,
         said: &mut Said,
     ) -> Result<(), Refused> {
         over(Bound::Leases, self.bounds.leases, self.leases_of(member) + 1)?;
@@ -171,11 +171,11 @@ impl Model {
         Ok(self.line_of(lease).unwrap())
     }
 
-    pub(super) fn line_of(&self, lease: LeaseId) -> Option<Verdict> {
+    pub(super) fn line_of(&self, lease: LeaseId) -> Option<Answer> {
         let grip = self.objects.grips.iter().find(|grip| grip.id == lease)?;
         let number = *grip.cells.last()?;
         let writer = self.objects.lines.iter().any(|line| line.writer == Some(lease));
-        Some(Verdict::Timeline(OpenedTimeline {
+        Some(Answer::Timeline(OpenedTimeline {
             lease,
             slab: (number / self.bounds.cells) as u32,
             cell: (number % self.bounds.cells) as u32,
@@ -198,7 +198,7 @@ impl Model {
         self.end_line(name, CellEnding::Abandoned, said);
         self.objects.abandoned.retain(|(who, _)| *who != member);
         self.objects.abandoned.push((member, request));
-        Ok(Verdict::Done)
+        Ok(Answer::Done)
     }
 
     pub(super) fn end_line(&mut self, name: &Name, ending: CellEnding, said: &mut Said) {
@@ -243,10 +243,15 @@ impl Model {
         said.closed.extend(unused.map(|made| made.fd));
         made?;
         let lease = self.grip(member, request, ObjectKind::Semaphore, &open.name);
-        Ok(Verdict::Semaphore { lease, maximum: open.maximum })
+        Ok(Answer::Semaphore { lease, maximum: open.maximum })
     }
 
-    fn make_gate(&mut self, member: MemberId, open: &OpenSemaphore, made: &mut Option<Made>) -> Result<(), Refused> {
+    fn make_gate(
+        &mut self,
+        member: MemberId,
+        open: &OpenSemaphore,
+        made: &mut Option<ControlMemory>,
+    ) -> Result<(), Refused> {
         over(Bound::Leases, self.bounds.leases, self.leases_of(member) + 1)?;
         let OpenSemaphore { name, maximum, .. } = open;
         match self.objects.gates.iter().find(|gate| gate.name == *name) {
@@ -266,14 +271,14 @@ impl Model {
         Ok(())
     }
 
-    pub(super) fn known_object(&self, member: MemberId, request: RequestId, kind: ObjectKind) -> Option<Verdict> {
+    pub(super) fn known_object(&self, member: MemberId, request: RequestId, kind: ObjectKind) -> Option<Answer> {
         let since = |grip: &&Grip| grip.member == member && grip.origin == request && grip.kind == kind;
         let grip = self.objects.grips.iter().find(since)?;
         match kind {
             ObjectKind::Timeline => self.line_of(grip.id),
             ObjectKind::Semaphore => {
                 let gate = self.objects.gates.iter().find(|gate| gate.name == grip.name)?;
-                Some(Verdict::Semaphore { lease: grip.id, maximum: gate.maximum })
+                Some(Answer::Semaphore { lease: grip.id, maximum: gate.maximum })
             }
         }
     }
@@ -449,7 +454,7 @@ impl Model {
             let unproven = person.life == Life::Unproven;
             (leases > 0).then_some(Holder { pid, command, leases, unproven, row: person.row })
         });
-        Ok(Verdict::Object(Box::new((row, holders.collect()))))
+        Ok(Answer::Object(Box::new((row, holders.collect()))))
     }
 
     fn grips_on(&self, kind: ObjectKind, name: &Name) -> impl Iterator<Item = &Grip> {

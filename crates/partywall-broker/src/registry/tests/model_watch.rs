@@ -20,7 +20,7 @@ impl Model {
         let last = self.history.len() as u64;
         let Watch { pattern, after } = watch;
         let (gap, after) = match *after {
-            After::Now => return Ok(Verdict::Happened(Happened { gap: None, events: Vec::new(), next: last })),
+            After::Now => return Ok(Answer::Happened(Happened { gap: None, events: Vec::new(), next: last })),
             After::Event(after) if after > last => (Some(Gap::OtherBroker), begin),
             After::Elsewhere => (Some(Gap::OtherBroker), begin),
             After::Event(after) if after < begin => (Some(Gap::Behind { events: begin - after }), begin),
@@ -28,13 +28,13 @@ impl Model {
         };
         let events = self.since(after, pattern);
         if gap.is_some() || !events.is_empty() {
-            return Ok(Verdict::Happened(Happened { gap, events, next: last }));
+            return Ok(Answer::Happened(Happened { gap, events, next: last }));
         }
         self.enqueue(member, ticket, For::Watch(pattern.clone(), after))
     }
 
     /// Tells those who watch what this event has brought.
-    pub(super) fn tell_watchers(&mut self, said: &mut Said) {
+    pub(super) fn notify_watchers(&mut self, said: &mut Said) {
         let told = std::mem::replace(&mut self.told, self.history.len() as u64);
         let last = self.history.len() as u64;
         let begin = self.begin();
@@ -43,7 +43,7 @@ impl Model {
             let gap = (told < begin).then(|| Gap::Behind { events: begin - told });
             let events = self.since(told.max(begin), pattern);
             if told < last && (gap.is_some() || !events.is_empty() || *asked < begin) {
-                self.tell(&waiting, Ok(Verdict::Happened(Happened { gap, events, next: last })), said);
+                self.notify(&waiting, Ok(Answer::Happened(Happened { gap, events, next: last })), said);
             }
         }
     }

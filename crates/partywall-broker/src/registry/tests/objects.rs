@@ -82,7 +82,7 @@ fn waits_end_when_the_writer_is_proved_dead_and_the_next_writer_goes_on() {
 
     let (_, outcome, effects) =
         w.ask(c, Call::OpenTimeline(OpenTimeline { name: Name::new("x"), writer: true, slabs: 0, slab: None }));
-    let Ok(Verdict::Timeline(second)) = outcome else { panic!("{outcome:?}") };
+    let Ok(Answer::Timeline(second)) = outcome else { panic!("{outcome:?}") };
     let [(at, Some(from), 2)] = starts(&effects)[..] else { panic!("{effects:?}") };
     assert!(from == first && at != first);
     let followed = w.follow(a, reader.lease);
@@ -138,7 +138,7 @@ fn abandoning_ends_the_waits_and_the_writers_turn() {
 
     let old = w.timeline(b, "x", true);
     let (_, outcome, effects) = w.ask(c, abandon("x"));
-    assert_eq!(outcome, Ok(Verdict::Done));
+    assert_eq!(outcome, Ok(Answer::Done));
     assert!(matches!(ends(&effects)[..], [(_, CellEnding::Abandoned)]));
     assert_eq!(ends(&w.ask(c, abandon("x")).2), [], "it has ended");
     assert!(!w.follow(b, old.lease).writer);
@@ -164,7 +164,7 @@ fn a_repeated_request_gives_the_same_lease_and_abandons_once() {
     assert_eq!(ends(&effects).len(), 1);
     w.timeline(a, "x", true);
     let (outcome, effects) = w.ask_as(b, request, abandon("x"));
-    assert_eq!((outcome, ends(&effects)), (Ok(Verdict::Done), vec![]), "the new writer is not meant");
+    assert_eq!((outcome, ends(&effects)), (Ok(Answer::Done), vec![]), "the new writer is not meant");
 }
 
 #[test]
@@ -255,7 +255,8 @@ fn waits_end_when_the_writer_is_evicted_or_loses_its_context() {
     let [(evicted, CellEnding::Evicted)] = ends(&w.ask(a, evict).2)[..] else { panic!("one end") };
     assert!(matches!(w.ask(b, Call::Release { lease }).1, Err(Refused::Evicted { .. })));
     assert_eq!(
-        w.registry.lacks(b, &Call::OpenSemaphore(OpenSemaphore { name: Name::new("s"), maximum: 1, memory: None })),
+        w.registry
+            .control_needed(b, &Call::OpenSemaphore(OpenSemaphore { name: Name::new("s"), maximum: 1, memory: None })),
         None
     );
     let lease = w.timeline(c, "x", true).lease;
@@ -263,7 +264,7 @@ fn waits_end_when_the_writer_is_evicted_or_loses_its_context() {
     assert_eq!(guarded(&w), [evicted, faulted], "both live on");
 
     // It cannot know whether its streams still wait; its end will tell.
-    assert_eq!(w.ask(c, Call::Release { lease }).1, Ok(Verdict::Done));
+    assert_eq!(w.ask(c, Call::Release { lease }).1, Ok(Answer::Done));
     assert!(w.registry.holds.contains_key(&lease));
     w.apply(Event::Died { member: b });
     w.apply(Event::Died { member: c });
@@ -395,9 +396,9 @@ fn they_are_in_use_and_counted() {
     w.timeline(b, "x", true);
     w.semaphore(b, "s", 1);
     assert_eq!(w.ask(a, Call::Stop { force: false }).1, Err(Refused::InUse { names: 2, members: 1 }));
-    let Ok(Verdict::Status(counts)) = w.ask(a, Call::Status).1 else { panic!("a status") };
+    let Ok(Answer::Status(counts)) = w.ask(a, Call::Status).1 else { panic!("a status") };
     assert_eq!((counts.timelines, counts.semaphores, counts.leases, counts.fds), (1, 1, 2, 2));
-    let Ok(Verdict::Members { members, .. }) = w.ask(a, Call::Members { after: None }).1 else { panic!("members") };
+    let Ok(Answer::Members { members, .. }) = w.ask(a, Call::Members { after: None }).1 else { panic!("members") };
     assert_eq!(members.iter().map(|row| row.leases).collect::<Vec<_>>(), [0, 2]);
     w.apply(Event::Died { member: b });
     assert_eq!(w.ask(a, Call::Stop { force: false }).2, [Effect::Stop]);
@@ -413,7 +414,7 @@ fn listings_go_from_timelines_to_semaphores() {
     let list = |w: &mut Watched, after: Option<(ObjectKind, &str)>| {
         let after = after.map(|(kind, name)| (kind, Name::new(name)));
         match w.ask(a, Call::Objects { after }).1 {
-            Ok(Verdict::Objects { objects, more: false }) => objects,
+            Ok(Answer::Objects { objects, more: false }) => objects,
             other => panic!("{other:?}"),
         }
     };
@@ -424,7 +425,7 @@ fn listings_go_from_timelines_to_semaphores() {
     assert!(list(&mut w, Some((ObjectKind::Semaphore, "s"))).is_empty());
 
     let inspect = |w: &mut Watched, kind, name| w.ask(b, Call::InspectObject { kind, name: Name::new(name) }).1;
-    let Ok(Verdict::Object(detail)) = inspect(&mut w, ObjectKind::Timeline, "t2") else { panic!("it is there") };
+    let Ok(Answer::Object(detail)) = inspect(&mut w, ObjectKind::Timeline, "t2") else { panic!("it is there") };
     let (ObjectRow::Timeline(row), holders) = *detail else { panic!("a timeline") };
     assert_eq!((row.writer, row.leases, row.incarnation), (Some(101), 2, 1));
     let holder = |pid, row, name: &str| {
@@ -452,7 +453,7 @@ fn pages_of_objects_fit_a_message_and_miss_none() {
     let mut after = None;
     let mut seen = Vec::new();
     loop {
-        let Verdict::Objects { objects, more } = w.registry.list_objects(after.clone()) else { panic!("objects") };
+        let Answer::Objects { objects, more } = w.registry.list_objects(after.clone()) else { panic!("objects") };
         assert!(objects.len() < 150 && !objects.is_empty());
         after = objects.last().map(|row| match row {
             ObjectRow::Timeline(row) => (ObjectKind::Timeline, row.name.clone()),

@@ -16,7 +16,7 @@ fn commit_call(w: &mut Watched, name: &str, control: Control, lifetime: Lifetime
 fn create(w: &mut Watched, member: MemberId, name: &str, control: Control) -> LeaseId {
     let call = commit_call(w, name, control, Lifetime::Shared);
     match w.ask(member, call).1 {
-        Ok(Verdict::Committed { version: 1, lease }) => lease,
+        Ok(Answer::Committed { version: 1, lease }) => lease,
         other => panic!("{other:?}"),
     }
 }
@@ -63,13 +63,13 @@ fn blocks_go_back_with_a_members_last_lease() {
     assert_eq!(in_control(&w.release(b, second.lease)), [&Effect::Return { control: table, row: 1 }]);
 
     let call = commit_call(&mut w, "kept", topic(), Lifetime::Kept);
-    let Ok(Verdict::Committed { lease, .. }) = w.ask(b, call).1 else { panic!("it is made") };
+    let Ok(Answer::Committed { lease, .. }) = w.ask(b, call).1 else { panic!("it is made") };
     let effects = w.release(b, lease);
     assert!(matches!(in_control(&effects)[..], [Effect::Return { row: 1, .. }]), "it stays: {effects:?}");
 }
 
 #[test]
-fn who_goes_is_parted_from_topics_at_once_and_gives_back_when_it_is_dead() {
+fn who_goes_is_detached_from_topics_at_once_and_gives_back_when_it_is_dead() {
     let (mut w, [a, b, c]) = Watched::with_members();
     create(&mut w, a, "p", pool());
     create(&mut w, a, "t", topic());
@@ -132,10 +132,10 @@ fn a_claim_is_fulfilled_by_a_pool_and_all_who_wait_get_its_words() {
     let (mut w, [a, b]) = Watched::with_members();
     let claim = w.claim(a, "p");
     let (ticket, outcome, _) = w.ask(b, Call::OpenOrBuild { name: Name::new("p") });
-    assert_eq!(outcome, Ok(Verdict::Pending));
+    assert_eq!(outcome, Ok(Answer::Pending));
     let Call::Commit(call) = commit_call(&mut w, "p", topic(), Lifetime::Shared) else { unreachable!() };
     let effects = w.ask(a, Call::Commit(Commit { claim: Some(claim), ..call })).2;
-    let [Effect::Notify { member, ticket: told, outcome: Ok(Verdict::Opened(opened)), fds }] = &effects[..] else {
+    let [Effect::Notify { member, ticket: told, outcome: Ok(Answer::Opened(opened)), fds }] = &effects[..] else {
         panic!("{effects:?}")
     };
     assert_eq!((*member, *told, fds), (b, ticket, &opened.memory.fds()));
@@ -150,7 +150,7 @@ fn those_who_watch_learn_what_the_name_is_of() {
     w.release(a, lease);
     w.close_all();
     let watch = Watch { pattern: Pattern::new("*").unwrap(), after: After::Event(0) };
-    let Ok(Verdict::Happened(happened)) = w.ask(b, Call::Watch(watch)).1 else { panic!("something has happened") };
+    let Ok(Answer::Happened(happened)) = w.ask(b, Call::Watch(watch)).1 else { panic!("something has happened") };
     let told: Vec<_> = happened.events.iter().map(|event| (event.named, event.change)).collect();
     let created = Change::Created { pid: 101 };
     let withdrawn = Change::Withdrawn { pid: 101 };

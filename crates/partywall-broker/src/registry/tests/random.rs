@@ -453,15 +453,15 @@ impl Run {
 /// up to its own, a semaphore with its memory, everything else with none.
 fn check_fds(outcome: &Outcome, fds: &[FdId], model: &Model) {
     match outcome {
-        Ok(Verdict::Timeline(opened)) => assert_eq!(fds, &model.objects.slabs[..=opened.slab as usize]),
-        Ok(Verdict::Semaphore { .. }) => assert_eq!(fds.len(), 1),
-        Ok(Verdict::Opened(opened)) => assert_eq!(fds, opened.memory.fds()),
-        Ok(Verdict::Committed { lease, .. }) => {
+        Ok(Answer::Timeline(opened)) => assert_eq!(fds, &model.objects.slabs[..=opened.slab as usize]),
+        Ok(Answer::Semaphore { .. }) => assert_eq!(fds.len(), 1),
+        Ok(Answer::Opened(opened)) => assert_eq!(fds, opened.memory.fds()),
+        Ok(Answer::Committed { lease, .. }) => {
             let member = model.holds.iter().find(|hold| hold.id == *lease).unwrap().member;
             let control = model.held(member, *lease).unwrap().memory.control;
             assert_eq!(fds, control.iter().flat_map(BlockControl::made).map(|made| made.fd).collect::<Vec<_>>());
         }
-        Ok(Verdict::Grown { chunks, memory, .. }) => assert_eq!(fds, memory.fds_from(*chunks)),
+        Ok(Answer::Grown { chunks, memory, .. }) => assert_eq!(fds, memory.fds_from(*chunks)),
         _ => assert_eq!(fds, []),
     }
 }

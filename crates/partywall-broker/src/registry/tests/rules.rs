@@ -43,7 +43,7 @@ fn an_old_version_stays_as_long_as_it_is_held() {
     w.commit(a, "x", true);
     assert_eq!(w.opened(b, "x").version, 2);
     assert_eq!(closed(&w.release(a, first)), [], "b holds it");
-    let Ok(Verdict::Opened(again)) = w.open(b, "x", Some(1), false) else { panic!("x@1 is there") };
+    let Ok(Answer::Opened(again)) = w.open(b, "x", Some(1), false) else { panic!("x@1 is there") };
     assert_eq!(closed(&w.release(b, held.lease)), []);
     assert_eq!(closed(&w.release(b, again.lease)), again.memory.fds());
     let gone = Refused::VersionNotFound { name: name("x"), version: 1, latest: Some(2) };
@@ -96,7 +96,7 @@ fn writing_needs_a_mutable_version() {
     assert_eq!(w.ask(a, write("x", false)).1, Err(Refused::ReadOnly { name: name("x"), version: 1 }));
     let mutable = w.commit_call("y", true, true);
     let _ = w.ask(a, Call::Commit(mutable)).1.unwrap();
-    assert!(matches!(w.ask(a, write("y", false)).1, Ok(Verdict::Opened(_))));
+    assert!(matches!(w.ask(a, write("y", false)).1, Ok(Answer::Opened(_))));
     // The same for who waited.
     let (ticket, ..) = w.ask(a, write("z", true));
     let frozen = w.commit_call("z", false, true);
@@ -107,14 +107,14 @@ fn writing_needs_a_mutable_version() {
 #[test]
 fn a_commit_grants_every_waiter_in_the_same_step() {
     let (mut w, [a, b, c]) = Watched::with_members();
-    assert_eq!(w.open(b, "x", None, true), Ok(Verdict::Pending));
-    assert_eq!(w.open(c, "x", Some(1), true), Ok(Verdict::Pending));
-    assert_eq!(w.open(c, "x", Some(2), true), Ok(Verdict::Pending));
+    assert_eq!(w.open(b, "x", None, true), Ok(Answer::Pending));
+    assert_eq!(w.open(c, "x", Some(1), true), Ok(Answer::Pending));
+    assert_eq!(w.open(c, "x", Some(2), true), Ok(Answer::Pending));
     let commit = w.commit_call("x", false, false);
     let (.., effects) = w.ask(a, Call::Commit(commit));
     let granted = notices(&effects);
     assert_eq!(granted.len(), 2);
-    assert!(granted.iter().all(|(.., o)| matches!(o, Ok(Verdict::Opened(opened)) if opened.version == 1)));
+    assert!(granted.iter().all(|(.., o)| matches!(o, Ok(Answer::Opened(opened)) if opened.version == 1)));
     assert_eq!(closed(&w.apply(Event::Died { member: a })), [], "both hold it");
     assert_eq!(w.pending.len(), 1, "version 2 may still come");
 }
@@ -123,7 +123,7 @@ fn a_commit_grants_every_waiter_in_the_same_step() {
 fn one_builds_and_the_others_get_what_it_built() {
     let (mut w, [a, b, c]) = Watched::with_members();
     let claim = w.claim(a, "x");
-    assert_eq!(w.ask(b, Call::OpenOrBuild { name: name("x") }).1, Ok(Verdict::Pending));
+    assert_eq!(w.ask(b, Call::OpenOrBuild { name: name("x") }).1, Ok(Answer::Pending));
     let foreign = Commit { claim: Some(claim), ..w.commit_call("x", false, true) };
     assert_eq!(w.ask(c, Call::Commit(foreign)).1, stale(Handle::Claim));
     let other_name = Commit { claim: Some(claim), ..w.commit_call("y", false, true) };
@@ -131,8 +131,8 @@ fn one_builds_and_the_others_get_what_it_built() {
     let commit = Commit { claim: Some(claim), ..w.commit_call("x", false, true) };
     let (_, outcome, effects) = w.ask(a, Call::Commit(commit.clone()));
     assert!(outcome.is_ok());
-    assert!(matches!(notices(&effects)[..], [(to, _, Ok(Verdict::Opened(_)))] if to == b));
-    assert!(matches!(w.ask(c, Call::OpenOrBuild { name: name("x") }).1, Ok(Verdict::Opened(_))));
+    assert!(matches!(notices(&effects)[..], [(to, _, Ok(Answer::Opened(_)))] if to == b));
+    assert!(matches!(w.ask(c, Call::OpenOrBuild { name: name("x") }).1, Ok(Answer::Opened(_))));
     assert_eq!(w.ask(a, Call::AbandonBuild { claim }).1, stale(Handle::Claim), "it is fulfilled");
 }
 
@@ -144,7 +144,7 @@ fn a_commit_by_anybody_serves_those_who_wait_for_the_builder() {
     let commit = w.commit_call("x", false, true);
     let (.., effects) = w.ask(c, Call::Commit(commit));
     assert_eq!(notices(&effects).len(), 1);
-    assert_eq!(w.ask(a, Call::AbandonBuild { claim }).1, Ok(Verdict::Done), "the claim was still the builder's");
+    assert_eq!(w.ask(a, Call::AbandonBuild { claim }).1, Ok(Answer::Done), "the claim was still the builder's");
 }
 
 #[test]
@@ -157,11 +157,11 @@ fn exactly_one_waiter_follows_a_builder_who_gives_up_or_dies() {
     wait(&mut w, d);
     let (.., effects) = w.ask(a, Call::AbandonBuild { claim });
     let next = notices(&effects);
-    assert!(matches!(next[..], [(to, of, Ok(Verdict::Build { .. }))] if to == b && of == first));
+    assert!(matches!(next[..], [(to, of, Ok(Answer::Build { .. }))] if to == b && of == first));
     let next = notices(&w.apply(Event::Died { member: b }));
-    assert!(matches!(next[..], [(to, of, Ok(Verdict::Build { .. }))] if to == c && of == second));
+    assert!(matches!(next[..], [(to, of, Ok(Answer::Build { .. }))] if to == c && of == second));
     let next = notices(&w.apply(Event::HeldByChild { member: c }));
-    assert!(matches!(next[..], [(to, _, Ok(Verdict::Build { .. }))] if to == d));
+    assert!(matches!(next[..], [(to, _, Ok(Answer::Build { .. }))] if to == d));
 }
 
 #[test]
@@ -195,11 +195,11 @@ fn a_ticket_ends_once() {
     let open = Call::Open(Open { name: name("x"), version: None, access: Access::Read, wait: true });
     let (ticket, ..) = w.ask(a, open.clone());
     assert_eq!(w.ask(b, Call::Cancel { ticket }).1, stale(Handle::Ticket), "not theirs");
-    assert_eq!(w.ask(a, Call::Cancel { ticket }).1, Ok(Verdict::Done));
+    assert_eq!(w.ask(a, Call::Cancel { ticket }).1, Ok(Answer::Done));
     assert_eq!(w.ask(a, Call::Cancel { ticket }).1, stale(Handle::Ticket));
     let (ticket, ..) = w.ask(a, open);
     w.commit(b, "x", true);
-    assert_eq!(w.ask(a, Call::Cancel { ticket }).1, stale(Handle::Ticket), "its verdict is on the way");
+    assert_eq!(w.ask(a, Call::Cancel { ticket }).1, stale(Handle::Ticket), "its answer is on the way");
     assert!(w.registry.entries[&name("x")].waits.is_empty());
 }
 
@@ -211,14 +211,14 @@ fn a_withdrawal_is_told_to_all_who_hold_any_version() {
     w.commit(a, "x", true);
     let new = w.opened(c, "x").lease;
     let (first, outcome, _) = w.ask(b, Call::AwaitWithdrawal { lease: old });
-    assert_eq!(outcome, Ok(Verdict::Pending), "that a newer version came does not count");
+    assert_eq!(outcome, Ok(Answer::Pending), "that a newer version came does not count");
     let (second, ..) = w.ask(c, Call::AwaitWithdrawal { lease: new });
     assert_eq!(w.ask(c, Call::AwaitWithdrawal { lease: old }).1, stale(Handle::Lease), "not theirs");
     let (_, outcome, effects) = w.ask(a, Call::Remove { name: name("x") });
-    assert!(matches!(outcome, Ok(Verdict::Removed { version: 2, bytes_kept: 20, ref holders }) if holders.len() == 3));
-    assert_eq!(notices(&effects), [(b, first, Ok(Verdict::Withdrawn)), (c, second, Ok(Verdict::Withdrawn))]);
+    assert!(matches!(outcome, Ok(Answer::Removed { version: 2, bytes_kept: 20, ref holders }) if holders.len() == 3));
+    assert_eq!(notices(&effects), [(b, first, Ok(Answer::Withdrawn)), (c, second, Ok(Answer::Withdrawn))]);
     w.commit(a, "x", true);
-    assert_eq!(w.ask(b, Call::AwaitWithdrawal { lease: old }).1, Ok(Verdict::Withdrawn), "it was, before that");
+    assert_eq!(w.ask(b, Call::AwaitWithdrawal { lease: old }).1, Ok(Answer::Withdrawn), "it was, before that");
 }
 
 #[test]
@@ -252,10 +252,10 @@ fn leaving_is_answered_and_ends_the_connection() {
     let (mut w, [a, b]) = Watched::with_members();
     w.commit(a, "x", false);
     let (_, outcome, effects) = w.ask(a, Call::Leave);
-    assert_eq!(outcome, Ok(Verdict::Done));
+    assert_eq!(outcome, Ok(Answer::Done));
     assert!(effects.contains(&Effect::Disconnect(a)));
     assert!(not_found(w.open(b, "x", None, false)));
-    assert_eq!(w.ask(b, Call::Leave).1, Ok(Verdict::Done));
+    assert_eq!(w.ask(b, Call::Leave).1, Ok(Answer::Done));
     assert!(w.registry.is_idle());
 }
 
@@ -277,7 +277,7 @@ fn limits_name_themselves_and_change_nothing() {
     assert!(commit(&mut w, "b", &[10], false).is_ok());
     assert_eq!(commit(&mut w, "c", &[], false), over(Bound::Names, 2, 3));
     assert!(commit(&mut w, "b", &[], false).is_ok(), "an existing name is not one more");
-    assert_eq!(w.open(a, "q", None, true), Ok(Verdict::Pending));
+    assert_eq!(w.open(a, "q", None, true), Ok(Answer::Pending));
     assert_eq!(w.open(a, "r", None, true), over(Bound::Waits, 1, 2));
     w.opened(a, "a");
     w.opened(a, "a");
@@ -311,7 +311,7 @@ fn a_request_that_is_repeated_is_not_done_twice() {
     assert_eq!(repeated, outcome);
     assert_eq!(closed(&effects), fds, "they came a second time");
 
-    // A verdict that was lost on its way is found again under the same number.
+    // A answer that was lost on its way is found again under the same number.
     let open = Call::Open(Open { name: name("y"), version: None, access: Access::Read, wait: true });
     let (ticket, ..) = w.ask(a, open.clone());
     let commit = w.commit_call("y", false, true);
@@ -330,7 +330,7 @@ fn a_request_that_is_repeated_is_not_done_twice() {
     assert!(matches!(w.ask_as(a, ticket, open.clone()).0, Err(Refused::Invalid(_))), "it is waiting already");
     w.apply(Event::Suspected { member: a });
     w.apply(Event::Resumed { member: a });
-    assert_eq!(w.ask_as(a, ticket, open).0, Ok(Verdict::Pending));
+    assert_eq!(w.ask_as(a, ticket, open).0, Ok(Answer::Pending));
 }
 
 #[test]
@@ -373,7 +373,7 @@ fn listings_come_in_pages_that_fit_a_message() {
     let mut seen = Vec::new();
     let mut pages = 0;
     loop {
-        let Verdict::Names { names, more } = w.registry.list(after.as_ref()) else { panic!("names") };
+        let Answer::Names { names, more } = w.registry.list(after.as_ref()) else { panic!("names") };
         assert!(names.len() < 150 && !names.is_empty());
         after = names.last().map(|row| row.name.clone());
         seen.extend(names.into_iter().map(|row| row.name));
@@ -392,7 +392,7 @@ fn inspecting_a_name_tells_all_of_it() {
     w.opened(b, "x");
     w.commit(b, "x", false);
     let inspect = |w: &mut Watched, version| match w.ask(a, Call::Inspect { name: name("x"), version }).1 {
-        Ok(Verdict::Info(info)) => *info,
+        Ok(Answer::Info(info)) => *info,
         other => panic!("{other:?}"),
     };
     let info = inspect(&mut w, None);
@@ -420,35 +420,35 @@ fn members_show_their_state_and_what_they_hold() {
     w.apply(Event::Suspected { member: b });
     w.apply(Event::HeldByChild { member: c });
     let (_, outcome, _) = w.ask(a, Call::Members { after: None });
-    let Ok(Verdict::Members { members, more: false }) = outcome else { panic!("{outcome:?}") };
+    let Ok(Answer::Members { members, more: false }) = outcome else { panic!("{outcome:?}") };
     let rows: Vec<_> = members.iter().map(|m| (m.state, m.leases, m.bytes)).collect();
     let expected = [(MemberState::Alive, 2, 10), (MemberState::Suspect, 0, 0), (MemberState::HeldByChild, 0, 0)];
     assert_eq!(rows, expected, "a version counts once however many leases there are");
     let (_, outcome, _) = w.ask(a, Call::Members { after: Some(b) });
-    assert!(matches!(outcome, Ok(Verdict::Members { members, .. }) if members.len() == 1));
+    assert!(matches!(outcome, Ok(Answer::Members { members, .. }) if members.len() == 1));
 }
 
 #[test]
 fn a_version_grows_in_one_step_and_keeps_its_number() {
     let (mut w, [a, b]) = Watched::with_members();
     let commit = w.commit_call("x", true, false);
-    let Ok(Verdict::Committed { lease, .. }) = w.ask(a, Call::Commit(commit)).1 else { panic!("committed") };
+    let Ok(Answer::Committed { lease, .. }) = w.ask(a, Call::Commit(commit)).1 else { panic!("committed") };
     let held = w.opened(b, "x");
     let (ticket, pending, _) = w.ask(b, Call::AwaitGrowth { lease: held.lease, growths: 0 });
-    assert_eq!(pending, Ok(Verdict::Pending));
+    assert_eq!(pending, Ok(Answer::Pending));
 
     let (outcome, effects) = w.grow(a, lease, 0, &[5]);
-    assert_eq!(outcome, Ok(Verdict::Done));
-    assert_eq!(notices(&effects), [(b, ticket, Ok(Verdict::Done))]);
+    assert_eq!(outcome, Ok(Answer::Done));
+    assert_eq!(notices(&effects), [(b, ticket, Ok(Answer::Done))]);
     let again = w.opened(b, "x");
     assert_eq!((again.version, again.growths, again.memory.bytes()), (1, 1, 15));
-    let Ok(Verdict::Grown { growths: 1, chunks: 1, memory }) =
+    let Ok(Answer::Grown { growths: 1, chunks: 1, memory }) =
         w.ask(b, Call::Refresh { lease: held.lease, growths: 0, chunks: 1 }).1
     else {
         panic!("it has grown")
     };
     assert_eq!(memory, again.memory);
-    assert_eq!(w.ask(b, Call::Refresh { lease: held.lease, growths: 1, chunks: 2 }).1, Ok(Verdict::Done));
+    assert_eq!(w.ask(b, Call::Refresh { lease: held.lease, growths: 1, chunks: 2 }).1, Ok(Answer::Done));
     assert_eq!(w.registry.members[&b].bytes, 15, "each version counted once");
 }
 
@@ -456,14 +456,14 @@ fn a_version_grows_in_one_step_and_keeps_its_number() {
 fn a_growth_that_is_asked_for_again_happens_once() {
     let (mut w, [a]) = Watched::with_members();
     let commit = w.commit_call("x", true, true);
-    let Ok(Verdict::Committed { lease, .. }) = w.ask(a, Call::Commit(commit)).1 else { panic!("committed") };
+    let Ok(Answer::Committed { lease, .. }) = w.ask(a, Call::Commit(commit)).1 else { panic!("committed") };
     let growth = w.growth(lease, 0, &[5]);
     let (request, outcome, _) = w.ask(a, Call::Grow(growth));
-    assert_eq!(outcome, Ok(Verdict::Done));
+    assert_eq!(outcome, Ok(Answer::Done));
     let growth = w.growth(lease, 0, &[5]);
     let donated = growth.fds();
     let (outcome, effects) = w.ask_as(a, request, Call::Grow(growth));
-    assert_eq!((outcome, closed(&effects)), (Ok(Verdict::Done), donated));
+    assert_eq!((outcome, closed(&effects)), (Ok(Answer::Done), donated));
     assert_eq!(w.opened(a, "x").memory.bytes(), 15);
 }
 
@@ -471,12 +471,12 @@ fn a_growth_that_is_asked_for_again_happens_once() {
 fn a_growth_is_taken_for_a_repetition_only_from_the_committer() {
     let (mut w, [a, b]) = Watched::with_members();
     let commit = w.commit_call("x", true, true);
-    let Ok(Verdict::Committed { lease, .. }) = w.ask(a, Call::Commit(commit)).1 else { panic!("committed") };
+    let Ok(Answer::Committed { lease, .. }) = w.ask(a, Call::Commit(commit)).1 else { panic!("committed") };
     let theirs = w.opened(b, "x").lease;
     let growth = w.growth(lease, 0, &[5]);
     let (request, ..) = w.ask(a, Call::Grow(growth));
     // The request numbers of different members are the same ones.
-    assert_eq!(w.ask_as(b, request, Call::Ping).0, Ok(Verdict::Done));
+    assert_eq!(w.ask_as(b, request, Call::Ping).0, Ok(Answer::Done));
     let growth = w.growth(theirs, 1, &[5]);
     let (outcome, _) = w.ask_as(b, request, Call::Grow(growth));
     let why = NoGrowth::NotCommitter;
@@ -492,7 +492,7 @@ fn growths_are_refused_for_their_reasons_and_change_nothing() {
     assert_eq!(w.ask(a, Call::AwaitGrowth { lease: frozen, growths: 0 }).1, cannot("frozen", NoGrowth::Fixed));
 
     let commit = w.commit_call("x", true, true);
-    let Ok(Verdict::Committed { lease, .. }) = w.ask(a, Call::Commit(commit)).1 else { panic!("committed") };
+    let Ok(Answer::Committed { lease, .. }) = w.ask(a, Call::Commit(commit)).1 else { panic!("committed") };
     let theirs = w.opened(b, "x").lease;
     assert_eq!(w.grow(b, lease, 0, &[1]).0, stale(Handle::Lease));
     assert_eq!(w.grow(b, theirs, 0, &[1]).0, cannot("x", NoGrowth::NotCommitter));
@@ -515,13 +515,13 @@ fn growths_are_bounded() {
     let a = MemberId(1);
     w.join(a);
     let commit = w.commit_call("x", true, true);
-    let Ok(Verdict::Committed { lease, .. }) = w.ask(a, Call::Commit(commit)).1 else { panic!("committed") };
+    let Ok(Answer::Committed { lease, .. }) = w.ask(a, Call::Commit(commit)).1 else { panic!("committed") };
     let over = |bound, allowed, needed| Err(Refused::Limit { bound, allowed, needed });
     assert_eq!(w.grow(a, lease, 0, &[11]).0, over(Bound::Bytes, 20, 21));
     assert_eq!(w.grow(a, lease, 0, &[1, 1, 1]).0, over(Bound::Chunks, 3, 4));
-    assert_eq!(w.grow(a, lease, 0, &[1, 1]).0, Ok(Verdict::Done));
-    assert_eq!(w.grow(a, lease, 1, &[]).0, Ok(Verdict::Done), "only the table");
-    assert_eq!(w.grow(a, lease, 2, &[]).0, Ok(Verdict::Done));
+    assert_eq!(w.grow(a, lease, 0, &[1, 1]).0, Ok(Answer::Done));
+    assert_eq!(w.grow(a, lease, 1, &[]).0, Ok(Answer::Done), "only the table");
+    assert_eq!(w.grow(a, lease, 2, &[]).0, Ok(Answer::Done));
     assert_eq!(w.grow(a, lease, 3, &[]).0, over(Bound::Growths, 3, 4));
 }
 
@@ -529,7 +529,7 @@ fn publish(w: &mut Watched, member: MemberId, name: &str) -> (u64, LeaseId) {
     let memory = w.memory_of(Kind::Legacy, &[10], false, false, Lifetime::Owned);
     let commit = commit(Name::new(name), memory);
     match w.ask(member, Call::Commit(commit)).1 {
-        Ok(Verdict::Committed { version, lease }) => (version, lease),
+        Ok(Answer::Committed { version, lease }) => (version, lease),
         other => panic!("{other:?}"),
     }
 }
@@ -592,7 +592,7 @@ fn who_asks_within_a_minute_is_told_how_the_name_ended() {
     assert_eq!(ended(w.open(b, "x", Some(1), false)), withdrawn);
     assert_eq!(ended(w.ask(b, Call::Remove { name: name("x") }).1), withdrawn);
     assert_eq!(ended(w.ask(b, Call::Inspect { name: name("x"), version: None }).1), withdrawn);
-    assert_eq!(w.open(b, "x", None, true), Ok(Verdict::Pending), "it may come again");
+    assert_eq!(w.open(b, "x", None, true), Ok(Answer::Pending), "it may come again");
     w.now += 1;
     let forgotten = w.open(c, "x", None, false);
     assert!(matches!(forgotten, Err(Refused::NotFound { ended: None, .. })), "{forgotten:?}");
@@ -628,10 +628,10 @@ fn what_has_the_name_instead_is_told() {
 #[test]
 fn who_waits_for_legacy_memory_goes_on_waiting_when_its_publisher_dies() {
     let (mut w, [a, b, c]) = Watched::with_members();
-    assert_eq!(w.open(b, "x", Some(2), true), Ok(Verdict::Pending));
+    assert_eq!(w.open(b, "x", Some(2), true), Ok(Answer::Pending));
     publish(&mut w, a, "x");
     assert_eq!(notices(&w.apply(Event::Died { member: a })), []);
-    assert_eq!(w.open(b, "x", None, true), Ok(Verdict::Pending));
+    assert_eq!(w.open(b, "x", None, true), Ok(Answer::Pending));
     assert!(matches!(w.open(c, "x", None, false), Err(Refused::Ended { .. })));
     publish(&mut w, c, "x");
     assert_eq!(w.registry.leases.len(), 2, "one of those who waited has got it");
@@ -643,10 +643,10 @@ fn an_older_version_of_legacy_memory_ends_with_its_publisher_too() {
     let (_, lease) = publish(&mut w, a, "x");
     let held = w.opened(b, "x");
     let (awaits, outcome, _) = w.ask(b, Call::AwaitWithdrawal { lease: held.lease });
-    assert_eq!(outcome, Ok(Verdict::Pending));
+    assert_eq!(outcome, Ok(Answer::Pending));
     w.commit(b, "x", false);
     let effects = w.release(a, lease);
-    assert_eq!(notices(&effects), [(b, awaits, Ok(Verdict::Withdrawn))]);
+    assert_eq!(notices(&effects), [(b, awaits, Ok(Answer::Withdrawn))]);
     assert!(matches!(w.open(a, "x", Some(1), false), Err(Refused::VersionNotFound { latest: Some(2), .. })));
     assert_eq!(w.opened(a, "x").version, 2);
 }
@@ -656,6 +656,6 @@ fn legacy_memory_counts_for_no_limit_on_what_the_broker_keeps() {
     let mut w = Watched::new(Bounds { bytes: 5, fds: 0, ..UNBOUNDED });
     w.join(MemberId(1));
     publish(&mut w, MemberId(1), "x");
-    let Ok(Verdict::Status(counts)) = w.ask(MemberId(1), Call::Status).1 else { panic!("a status") };
+    let Ok(Answer::Status(counts)) = w.ask(MemberId(1), Call::Status).1 else { panic!("a status") };
     assert_eq!((counts.versions, counts.fds, &counts.bytes), (1, 0, &Vec::new()));
 }

@@ -13,7 +13,7 @@ fn watch(pattern: &str, after: After) -> Call {
 impl Watched {
     fn happened(&mut self, member: MemberId, pattern: &str, after: After) -> Happened {
         match self.ask(member, watch(pattern, after)).1 {
-            Ok(Verdict::Happened(happened)) => happened,
+            Ok(Answer::Happened(happened)) => happened,
             other => panic!("{other:?}"),
         }
     }
@@ -28,10 +28,10 @@ fn short(events: &[Happening]) -> Vec<(String, Change)> {
     events.iter().map(|event| (event.name.to_string(), event.change)).collect()
 }
 
-/// The events of the only verdict among the effects.
+/// The events of the only answer among the effects.
 fn told(effects: &[Effect]) -> Happened {
     match &notices(effects)[..] {
-        [(.., Ok(Verdict::Happened(happened)))] => happened.clone(),
+        [(.., Ok(Answer::Happened(happened)))] => happened.clone(),
         other => panic!("{other:?}"),
     }
 }
@@ -66,12 +66,12 @@ fn a_death_is_told_before_its_memory_is_free() {
     let held = w.opened(b, "theirs");
     let Happened { next, .. } = w.happened(b, "*", After::Now);
     let (ticket, outcome, _) = w.ask(b, watch("th*", After::Event(next)));
-    assert_eq!(outcome, Ok(Verdict::Pending));
+    assert_eq!(outcome, Ok(Answer::Pending));
     let effects = w.apply(Event::Died { member: a });
     assert_eq!(short(&told(&effects).events), [("theirs".into(), Change::OwnerDied { pid: 101 })]);
     assert_eq!(notices(&effects)[0].1, ticket);
     let next = told(&effects).next;
-    assert_eq!(w.ask(b, watch("*", After::Event(next))).1, Ok(Verdict::Pending));
+    assert_eq!(w.ask(b, watch("*", After::Event(next))).1, Ok(Answer::Pending));
     w.release(b, held.lease);
     let effects = w.close_all();
     assert_eq!(short(&told(&effects).events), [("theirs".into(), Change::Reclaimed { version: 1, bytes: 10 })]);
@@ -80,7 +80,7 @@ fn a_death_is_told_before_its_memory_is_free() {
 #[test]
 fn only_what_is_like_the_pattern_is_told() {
     let (mut w, [a, b]) = Watched::with_members();
-    assert_eq!(w.ask(b, watch("llm/*", After::Event(0))).1, Ok(Verdict::Pending));
+    assert_eq!(w.ask(b, watch("llm/*", After::Event(0))).1, Ok(Answer::Pending));
     let commit = w.commit_call("other", false, true);
     let (.., effects) = w.ask(a, Call::Commit(commit));
     assert_eq!(notices(&effects), []);
@@ -155,7 +155,7 @@ fn who_waits_misses_nothing_however_fast_the_log_runs_on() {
     let mut next = 0;
     // Long before the log has been filled a second time, it gets a later point to go on from.
     let mut renewed = 0;
-    assert_eq!(w.ask(b, watch("quiet", After::Event(next))).1, Ok(Verdict::Pending));
+    assert_eq!(w.ask(b, watch("quiet", After::Event(next))).1, Ok(Answer::Pending));
     for _ in 0..100 {
         let commit = w.commit_call("busy", false, true);
         let (.., effects) = w.ask(a, Call::Commit(commit));
@@ -163,7 +163,7 @@ fn who_waits_misses_nothing_however_fast_the_log_runs_on() {
             let Happened { gap: None, events, next: later } = told(&effects) else { panic!("{effects:?}") };
             assert!(events.is_empty() && later > next);
             (next, renewed) = (later, renewed + 1);
-            assert_eq!(w.ask(b, watch("quiet", After::Event(next))).1, Ok(Verdict::Pending));
+            assert_eq!(w.ask(b, watch("quiet", After::Event(next))).1, Ok(Answer::Pending));
         }
     }
     assert!((2..50).contains(&renewed), "{renewed}");
@@ -183,7 +183,7 @@ fn one_event_may_be_more_than_the_log_holds() {
         w.commit(a, &format!("name{i}"), false);
     }
     let Happened { next, .. } = w.happened(b, "*", After::Now);
-    assert_eq!(w.ask(b, watch("*", After::Event(next))).1, Ok(Verdict::Pending));
+    assert_eq!(w.ask(b, watch("*", After::Event(next))).1, Ok(Answer::Pending));
     let effects = w.apply(Event::Died { member: a });
     let Happened { gap: Some(Gap::Behind { events: missed }), events, next: last } = told(&effects) else {
         panic!("{effects:?}")
@@ -198,11 +198,11 @@ fn a_watcher_is_a_waiting_request_like_others() {
     let a = MemberId(1);
     w.join(a);
     let (ticket, outcome, _) = w.ask(a, watch("*", After::Event(0)));
-    assert_eq!(outcome, Ok(Verdict::Pending));
+    assert_eq!(outcome, Ok(Answer::Pending));
     let refused = w.ask(a, watch("*", After::Event(0))).1;
     assert_eq!(refused, Err(Refused::Limit { bound: Bound::Waits, allowed: 1, needed: 2 }));
-    assert_eq!(w.ask(a, Call::Cancel { ticket }).1, Ok(Verdict::Done));
-    assert_eq!(w.ask(a, watch("*", After::Event(0))).1, Ok(Verdict::Pending));
+    assert_eq!(w.ask(a, Call::Cancel { ticket }).1, Ok(Answer::Done));
+    assert_eq!(w.ask(a, watch("*", After::Event(0))).1, Ok(Answer::Pending));
     w.apply(Event::Suspected { member: a });
     w.apply(Event::Resumed { member: a });
     w.commit(a, "x", true);

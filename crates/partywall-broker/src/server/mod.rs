@@ -2,10 +2,10 @@
 //!
 //! | module | contains |
 //! |---|---|
-//! | [`server`] | the loop: waits for the kernel, feeds the registry, carries out its effects |
+//! | [`event_loop`] | the loop: waits for the kernel, feeds the registry, carries out its effects |
 //! | `admission` | new connections: accepting, refusing, shaking hands |
 //! | `requests` | a member's requests in, the registry's effects out |
-//! | `parting` | connections that end, processes that exit, and what they prove together |
+//! | `departures` | connections that end, processes that exit, and what they prove together |
 //! | `ending` | how the broker ends: idle, or asked to |
 //! | `connection` | bytes and file descriptors of one client, in and out, within bounds |
 //! | `membership` | who a client is, and the proof that it is dead |
@@ -20,14 +20,14 @@
 mod admission;
 mod connection;
 mod control;
+mod departures;
 mod ending;
+pub(crate) mod event_loop;
 mod fds;
 mod ids;
 mod in_flight;
 mod membership;
-mod parting;
 mod reclaimer;
 mod requests;
-pub(crate) mod server;
 mod timers;
 mod translate;

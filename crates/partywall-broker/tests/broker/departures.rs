@@ -50,7 +50,7 @@ fn an_evicted_member_gets_nothing_and_keeps_its_memory_until_it_dies() {
 
     let evicted = evict(&mut watcher, Whom::Pid(holder.pid()), false).unwrap();
     assert!(matches!(&evicted[..], [one] if one.member == member && one.leases == 3 && one.kill == Kill::NotAsked));
-    let told = [watcher.verdict(), watcher.verdict()].map(|(ticket, outcome, _)| (ticket, outcome.unwrap()));
+    let told = [watcher.completion(), watcher.completion()].map(|(ticket, outcome, _)| (ticket, outcome.unwrap()));
     assert!(told.contains(&(withdrawal, Answer::Withdrawn)));
     assert!(told.iter().any(|(_, answer)| matches!(answer, Answer::Build { .. })), "its claim goes to who waits");
     assert!(matches!(watcher.open("owned").0, Err(Refusal::NotFound { .. })));
@@ -76,7 +76,7 @@ fn who_was_evicted_is_told_so_whatever_it_asks() {
     let pid = std::process::id();
     let is_evicted =
         |outcome: &Result<Answer, Refusal>| matches!(outcome, Err(Refusal::Evicted { by, .. }) if *by == pid);
-    let (told, outcome, _) = victim.verdict();
+    let (told, outcome, _) = victim.completion();
     assert!(told == ticket && is_evicted(&outcome), "{outcome:?}");
     for call in [Call::Ping, open("mine", false), Call::Release { lease }, Call::Status, Call::Stop { force: true }] {
         assert!(is_evicted(&victim.ask(call.clone())), "{call:?}");
@@ -192,7 +192,7 @@ fn under_mps_a_death_proves_nothing_and_what_was_held_stays_in_quarantine() {
     assert!(matches!(free(&mut watcher, Some(pid)), Err(Refusal::NotUnproven { pid: of, .. }) if of == pid));
 
     holder.kill();
-    let (_, told, _) = watcher.verdict();
+    let (_, told, _) = watcher.completion();
     assert_eq!(told, Ok(Answer::Withdrawn), "others learn of the death all the same");
     assert_eq!(watcher.ask(Call::Release { lease }), Ok(Answer::Done));
     let dead = row(&mut watcher, member).unwrap();

@@ -3,7 +3,7 @@
 use super::*;
 use crate::registry::types::Whom;
 
-/// What others notice of a member that goes, in the order in which the rim does it.
+/// What others notice of a member that goes, in the order in which the server does it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Step {
     /// A request is answered that waited for its build, or for the end of its name.

@@ -22,19 +22,19 @@ use partywall_wire::{ClientHello, Refusal, Resume, Token, handshake::Speaker, li
 
 use crate::{
     registry::MemberId,
-    rim::{connection::ConnectionId, ids::IdMap, in_flight::ProcessKey},
+    server::{connection::ConnectionId, ids::IdMap, in_flight::ProcessKey},
 };
 
 /// All members that are not proved dead.
 #[derive(Debug, Default)]
 pub(super) struct Membership {
-    seats: IdMap<MemberId, Seat>,
+    seats: IdMap<MemberId, MemberRecord>,
     last: u64,
 }
 
-/// What the rim knows of a member.
+/// What the server knows of a member.
 #[derive(Debug)]
-pub(super) struct Seat {
+pub(super) struct MemberRecord {
     pub(super) token: Token,
     pub(super) pid: u32,
     process: ProcessKey,
@@ -87,7 +87,7 @@ impl Membership {
     ) -> MemberId {
         self.last += 1;
         let member = MemberId(self.last);
-        let seat = Seat {
+        let seat = MemberRecord {
             token,
             pid: client.pid,
             process,
@@ -110,9 +110,9 @@ impl Membership {
         let mut share = Share::default();
         for seat in self.seats.values().filter(|seat| seat.process == process && seat.exited.is_none()) {
             match seat {
-                Seat { operator: true, .. } => share.operators += 1,
-                Seat { current: Some(_), .. } => share.connected += 1,
-                Seat { current: None, .. } => share.hung_up += 1,
+                MemberRecord { operator: true, .. } => share.operators += 1,
+                MemberRecord { current: Some(_), .. } => share.connected += 1,
+                MemberRecord { current: None, .. } => share.hung_up += 1,
             }
         }
         share

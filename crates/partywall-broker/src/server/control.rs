@@ -21,11 +21,11 @@ use partywall_wire as wire;
 
 use crate::{
     registry::{
-        FdId, Lack,
+        ControlNeeded, FdId,
         effect::CellEnding,
-        types::{CellAt, Made},
+        types::{CellAt, ControlMemory},
     },
-    rim::{
+    server::{
         fds::FdStore,
         ids::IdMap,
         reclaimer::{Donated, Reclaimer},
@@ -139,19 +139,24 @@ impl Control {
     }
 
     /// Makes and maps what a request needs.
-    pub(super) fn make(&mut self, lack: Lack, store: &mut FdStore, reclaimer: &Reclaimer) -> io::Result<Made> {
-        let fd = match lack {
-            Lack::Slab => Slab::create()?,
-            Lack::Semaphore(maximum) => Semaphore::create(maximum)?,
-            Lack::Pool(shape) => Pool::create(shape.blocks)?,
-            Lack::Topic(shape, _) => Topic::create(topic_shape(&shape).ok_or(io::ErrorKind::InvalidInput)?)?,
+    pub(super) fn make(
+        &mut self,
+        needed: ControlNeeded,
+        store: &mut FdStore,
+        reclaimer: &Reclaimer,
+    ) -> io::Result<ControlMemory> {
+        let fd = match needed {
+            ControlNeeded::Slab => Slab::create()?,
+            ControlNeeded::Semaphore(maximum) => Semaphore::create(maximum)?,
+            ControlNeeded::Pool(shape) => Pool::create(shape.blocks)?,
+            ControlNeeded::Topic(shape, _) => Topic::create(topic_shape(&shape).ok_or(io::ErrorKind::InvalidInput)?)?,
         };
         let bytes = memfd::len(&fd)?;
-        let (slab, table) = match lack {
-            Lack::Slab => (Some(Slab::map(&fd)?), None),
-            Lack::Semaphore(_) => (None, Some(SlotTable::Semaphore(Semaphore::map(&fd)?))),
-            Lack::Pool(_) => (None, Some(SlotTable::Pool(Pool::map(&fd)?))),
-            Lack::Topic(_, pool) => {
+        let (slab, table) = match needed {
+            ControlNeeded::Slab => (Some(Slab::map(&fd)?), None),
+            ControlNeeded::Semaphore(_) => (None, Some(SlotTable::Semaphore(Semaphore::map(&fd)?))),
+            ControlNeeded::Pool(_) => (None, Some(SlotTable::Pool(Pool::map(&fd)?))),
+            ControlNeeded::Topic(_, pool) => {
                 let topic = Topic::map(&fd)?;
                 let Some(SlotTable::Pool(pool)) = self.tables.remove(&pool) else {
                     return Err(io::Error::new(io::ErrorKind::NotFound, "the topic's pool is gone"));
@@ -162,7 +167,7 @@ impl Control {
         let fd = store.keep(reclaimer.keep(fd));
         self.slabs.extend(slab.map(|slab| (fd, slab)));
         self.tables.extend(table.map(|table| (fd, table)));
-        Ok(Made { fd, bytes })
+        Ok(ControlMemory { fd, bytes })
     }
 
     /// Unmaps what is closed.

@@ -6,18 +6,18 @@ use std::{
 };
 
 use partywall_os::{Errno, process};
-use partywall_wire::{self as wire, Answer, Kill, Refusal, Reply, Request, frame, limits::MAX_MESSAGE};
+use partywall_wire::{self as wire, Kill, Refusal, Reply, Request, frame, limits::MAX_MESSAGE};
 use rustix::process::Signal;
 
 use crate::{
     Exit,
-    registry::{Call, Effect, Event, FdId, Guarded, MemberId, RequestId, Verdict},
-    rim::{
+    registry::{self, Call, Effect, Event, FdId, Guarded, MemberId, RequestId},
+    server::{
         admission::no_fds,
         connection::{Broken, Channel, Connection, ConnectionId, Message, Phase, Sent},
+        event_loop::{Server, now},
         fds::missing,
         in_flight::Room,
-        server::{Server, now},
         timers::Timer,
         translate,
     },
@@ -121,13 +121,13 @@ impl Server {
         {
             self.apply(Event::TimelineEnded { name: open.name.clone() });
         }
-        while let Some(lack) = self.registry.lacks(member, &call) {
-            let made = match self.control.make(lack, &mut self.store, &self.reclaimer) {
+        while let Some(needed) = self.registry.control_needed(member, &call) {
+            let made = match self.control.make(needed, &mut self.store, &self.reclaimer) {
                 Ok(made) => made,
                 Err(error) => {
-                    tracing::warn!(%error, ?lack, "control memory could not be made");
+                    tracing::warn!(%error, ?needed, "control memory could not be made");
                     self.carry_out(vec![Effect::Close(call.fds())]);
-                    return Err(not_made(&error));
+                    return Err(not_created(&error));
                 }
             };
             match &mut call {
@@ -166,9 +166,9 @@ impl Server {
                         // Whoever is told that this broker ends may start the next one at once.
                         self.place.file.remove();
                     }
-                    let kill = matches!(outcome, Ok(Verdict::Evicted { kill: true, .. }));
+                    let kill = matches!(outcome, Ok(registry::Answer::Evicted { kill: true, .. }));
                     let mut outcome = translate::outcome(outcome, &self.about, &self.control);
-                    if let (true, Ok(Answer::Evicted(evicted))) = (kill, &mut outcome) {
+                    if let (true, Ok(wire::Answer::Evicted(evicted))) = (kill, &mut outcome) {
                         self.kill(evicted);
                     }
                     let sent = self.send(member, Channel::Call, &Reply { id: request.0, outcome }, &fds);
@@ -176,8 +176,8 @@ impl Server {
                 }
                 Effect::Notify { member, ticket, outcome, fds } => {
                     let outcome = translate::outcome(outcome, &self.about, &self.control);
-                    let verdict = partywall_wire::Event::Verdict { ticket: ticket.0, outcome };
-                    let sent = self.send(member, Channel::Events, &verdict, &fds);
+                    let answer = partywall_wire::Event::Completion { ticket: ticket.0, outcome };
+                    let sent = self.send(member, Channel::Events, &answer, &fds);
                     effects.extend(self.hang_up_if_broken(member, sent));
                 }
                 Effect::Close(_) | Effect::Confirm(_) if self.control.is_clearing() => self.behind_permits.push(effect),
@@ -318,7 +318,7 @@ fn may_bring_descriptors(call: &wire::Call) -> bool {
 }
 
 /// The refusal of a request for which control memory could not be made.
-fn not_made(error: &std::io::Error) -> Refusal {
+fn not_created(error: &std::io::Error) -> Refusal {
     match error.raw_os_error().map(Errno::from_raw_os_error) {
         Some(Errno::MFILE | Errno::NFILE) => no_fds(),
         errno => Refusal::System {

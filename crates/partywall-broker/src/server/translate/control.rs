@@ -7,7 +7,7 @@ use partywall_wire as wire;
 
 use crate::{
     registry::effect::RowOwner,
-    rim::{
+    server::{
         control::{Control, SlotTable},
         translate::member,
     },

@@ -18,7 +18,7 @@ use std::{
 use partywall_os::{process, socket};
 use partywall_wire::{Refusal, limits::FDS_AT_ONCE};
 
-use crate::rim::connection::{Channel, ConnectionId};
+use crate::server::connection::{Channel, ConnectionId};
 
 /// Unread descriptors, by the sockets that carry them.
 #[derive(Debug, Default)]

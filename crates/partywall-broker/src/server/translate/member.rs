@@ -8,10 +8,10 @@ use partywall_wire as wire;
 use crate::{
     registry::{
         FdId, MemberId,
-        effect::{Doubt, MemberRow, MemberState, Parted},
+        effect::{Departed, Doubt, MemberRow, MemberState},
         types::Whom,
     },
-    rim::control::Control,
+    server::control::Control,
 };
 
 /// Milliseconds after which a heartbeat, which comes every 250, is late.
@@ -96,8 +96,8 @@ pub(super) fn state(state: MemberState) -> wire::MemberState {
 }
 
 /// Before a signal is sent, if one is.
-pub(super) fn evicted(parted: &Parted) -> wire::Evicted {
-    let Parted { member, pid, command, leases, bytes } = parted;
+pub(super) fn evicted(parted: &Departed) -> wire::Evicted {
+    let Departed { member, pid, command, leases, bytes } = parted;
     wire::Evicted {
         member: member.0,
         pid: *pid,
@@ -108,8 +108,8 @@ pub(super) fn evicted(parted: &Parted) -> wire::Evicted {
     }
 }
 
-pub(super) fn freed(parted: &Parted) -> wire::Freed {
-    let Parted { member, pid, command, leases, bytes } = parted;
+pub(super) fn freed(parted: &Departed) -> wire::Freed {
+    let Departed { member, pid, command, leases, bytes } = parted;
     wire::Freed { member: member.0, pid: *pid, command: command.to_string(), leases: *leases, bytes: *bytes }
 }
 

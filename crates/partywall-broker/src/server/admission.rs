@@ -16,11 +16,11 @@ use rustix::event::epoll::{self, EventFlags};
 use crate::{
     config::OPERATORS,
     registry::{Event, MemberId, event::Identity},
-    rim::{
+    server::{
         connection::{Channel, Connection, ConnectionId, Message},
+        event_loop::{RETRY, Server, Source, random, spare},
         in_flight::{Process, ProcessKey, Room},
         membership::{Identified, identify, presentable},
-        server::{RETRY, Server, Source, random, spare},
         timers::Timer,
         translate,
     },

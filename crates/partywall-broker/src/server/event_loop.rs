@@ -24,7 +24,7 @@ use crate::{
     bind::Place,
     config::Resolved,
     registry::{Bounds, Effect, Event, MemberId, Registry},
-    rim::{
+    server::{
         connection::{Broken, Channel, Connection, ConnectionId, Phase, Read, Sent},
         control::Control,
         fds::FdStore,

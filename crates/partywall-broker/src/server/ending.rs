@@ -11,9 +11,9 @@ use partywall_wire::Refusal;
 
 use crate::{
     Exit,
-    rim::{
+    server::{
         connection::{Channel, Phase, Sent},
-        server::Server,
+        event_loop::Server,
         timers::Timer,
     },
 };

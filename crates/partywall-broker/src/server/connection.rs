@@ -19,7 +19,7 @@ use rustix::{
 
 use crate::{
     registry::MemberId,
-    rim::{
+    server::{
         in_flight::{InFlight, Port, Process},
         reclaimer::Donated,
     },
@@ -66,7 +66,7 @@ pub(super) enum Read {
 #[derive(Debug)]
 pub(super) struct Message {
     pub(super) frame: partywall_wire::Frame,
-    /// In the order of sending; fewer than the frame says if the kernel lost some for lack of free ones.
+    /// In the order of sending; fewer than the frame says if the kernel lost some for needed of free ones.
     pub(super) fds: Vec<OwnedFd>,
 }
 

@@ -10,7 +10,7 @@ use crate::{
         effect::{Holder, ObjectRow, OpenedTimeline},
         types::ObjectKind,
     },
-    rim::{
+    server::{
         control::Control,
         translate::{holder, invalid},
     },

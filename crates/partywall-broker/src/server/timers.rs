@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{registry::MemberId, rim::connection::ConnectionId};
+use crate::{registry::MemberId, server::connection::ConnectionId};
 
 /// Why to wake up. No single timer is taken back: whoever is woken looks whether there is still something to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

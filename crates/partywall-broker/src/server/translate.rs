@@ -15,13 +15,13 @@ mod watch;
 
 use crate::{
     registry::{
-        Call, MemberId, Outcome, Refused, RequestId, Verdict,
+        self, Call, MemberId, Outcome, Refused, RequestId,
         effect::{Counts, Handle, Holder, Info, NameRow, NoGrowth, Opened, VersionRow},
         event,
         tombstones::{Ending, Tombstone},
         types::{self, Access, Bound, ClaimId, Kind, LeaseId, Lifetime, Memory, Name, Place, Table},
     },
-    rim::{
+    server::{
         control::{Control, SlotTable, topic_shape},
         fds::{Expected, FdStore},
         reclaimer::Donated,
@@ -228,45 +228,47 @@ pub(super) fn invalid(why: impl Into<String>) -> Refusal {
 ///
 /// What timelines and semaphores stand at is read from `control`.
 pub(super) fn outcome(outcome: Outcome, about: &About, control: &Control) -> Result<Answer, Refusal> {
-    outcome.map(|verdict| answer(verdict, about, control)).map_err(refusal)
+    outcome.map(|granted| answer(granted, about, control)).map_err(refusal)
 }
 
-fn answer(verdict: Verdict, about: &About, control: &Control) -> Answer {
-    match verdict {
-        Verdict::Done => Answer::Done,
-        Verdict::Pending => Answer::Pending,
-        Verdict::Committed { version, lease } => Answer::Committed { version, lease: lease.0 },
-        Verdict::Opened(opened) => Answer::Opened(self::opened(&opened)),
-        Verdict::Build { claim } => Answer::Build { claim: claim.0 },
-        Verdict::Grown { growths, chunks, memory } => Answer::Grown(wire::Grown {
+fn answer(granted: registry::Answer, about: &About, control: &Control) -> Answer {
+    match granted {
+        registry::Answer::Done => Answer::Done,
+        registry::Answer::Pending => Answer::Pending,
+        registry::Answer::Committed { version, lease } => Answer::Committed { version, lease: lease.0 },
+        registry::Answer::Opened(opened) => Answer::Opened(self::opened(&opened)),
+        registry::Answer::Build { claim } => Answer::Build { claim: claim.0 },
+        registry::Answer::Grown { growths, chunks, memory } => Answer::Grown(wire::Grown {
             growths,
             chunks: self::chunks(&memory).split_off(chunks),
             table: table(&memory.table),
         }),
-        Verdict::Withdrawn => Answer::Withdrawn,
-        Verdict::Removed { version, bytes_kept, holders } => {
+        registry::Answer::Withdrawn => Answer::Withdrawn,
+        registry::Answer::Removed { version, bytes_kept, holders } => {
             Answer::Removed { version, bytes_kept, holders: holders.iter().map(holder).collect() }
         }
-        Verdict::Info(info) => Answer::Info(Box::new(self::info(&info, control))),
-        Verdict::Names { names, more } => {
+        registry::Answer::Info(info) => Answer::Info(Box::new(self::info(&info, control))),
+        registry::Answer::Names { names, more } => {
             Answer::Names { names: names.iter().map(|row| name_row(row, control)).collect(), more }
         }
-        Verdict::Members { members, more } => Answer::Members { members: member::rows(&members, control), more },
-        Verdict::Happened(happened) => Answer::Happened(watch::happened(&happened, about.instance)),
-        Verdict::Evicted { members, .. } => Answer::Evicted(members.iter().map(member::evicted).collect()),
-        Verdict::Freed { members, more } => {
+        registry::Answer::Members { members, more } => {
+            Answer::Members { members: member::rows(&members, control), more }
+        }
+        registry::Answer::Happened(happened) => Answer::Happened(watch::happened(&happened, about.instance)),
+        registry::Answer::Evicted { members, .. } => Answer::Evicted(members.iter().map(member::evicted).collect()),
+        registry::Answer::Freed { members, more } => {
             Answer::Freed { members: members.iter().map(member::freed).collect(), more }
         }
-        Verdict::Timeline(opened) => Answer::Timeline(object::opened(opened)),
-        Verdict::Semaphore { lease, maximum } => Answer::Semaphore { lease: lease.0, maximum },
-        Verdict::Objects { objects, more } => {
+        registry::Answer::Timeline(opened) => Answer::Timeline(object::opened(opened)),
+        registry::Answer::Semaphore { lease, maximum } => Answer::Semaphore { lease: lease.0, maximum },
+        registry::Answer::Objects { objects, more } => {
             Answer::Objects { objects: objects.iter().map(|row| object::row(row, control)).collect(), more }
         }
-        Verdict::Object(detail) => {
+        registry::Answer::Object(detail) => {
             let (row, holders) = &*detail;
             Answer::Object(Box::new(object::detail(row, holders, control)))
         }
-        Verdict::Status(counts) => Answer::Status(Box::new(status(&counts, about))),
+        registry::Answer::Status(counts) => Answer::Status(Box::new(status(&counts, about))),
     }
 }
 
@@ -497,11 +499,11 @@ mod tests {
 
     use super::*;
     use crate::registry::{
-        Bounds, Event, Lack, Registry,
+        Bounds, ControlNeeded, Event, Registry,
         event::{Commit, Identity, Open},
         types::{Chunk, ObjectKind},
     };
-    use crate::rim::reclaimer::Reclaimer;
+    use crate::server::reclaimer::Reclaimer;
 
     fn about() -> About {
         About {
@@ -595,7 +597,7 @@ mod tests {
         }
         for (i, name) in (0..300).map(|i| (i, name(i))) {
             let member = if i == 0 { 1..=300 } else { 1..=1 };
-            let made = |i| Some(types::Made { fd: crate::registry::FdId(i), bytes: 0 });
+            let made = |i| Some(types::ControlMemory { fd: crate::registry::FdId(i), bytes: 0 });
             for member in member {
                 let writer = member == 1;
                 let slab = made(i).filter(|_| i == 0 && writer);
@@ -618,8 +620,8 @@ mod tests {
             shape: wire::SampleShape::new(&[Some(u64::MAX); wire::MAX_RANK]),
         };
         let shape = wire::Control { blocks: 1000, block_bytes: 1 << 40, zeroed: false, topic: Some(shape) };
-        let pool = control.make(Lack::Pool(shape), &mut store, &reclaimer).unwrap();
-        let topic = control.make(Lack::Topic(shape, pool.fd), &mut store, &reclaimer).unwrap();
+        let pool = control.make(ControlNeeded::Pool(shape), &mut store, &reclaimer).unwrap();
+        let topic = control.make(ControlNeeded::Topic(shape, pool.fd), &mut store, &reclaimer).unwrap();
         let words = Topic::map(store.share(&[topic.fd])[0].fd().unwrap()).unwrap();
         let commit = commit(5000);
         let commit = Commit { control: Some(shape), made: vec![pool, topic], ..commit };

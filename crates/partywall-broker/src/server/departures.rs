@@ -6,10 +6,10 @@ use rustix::event::epoll::{self, EventFlags};
 
 use crate::{
     registry::{Effect, Event, MemberId},
-    rim::{
+    server::{
         connection::{Channel, ConnectionId, Phase},
+        event_loop::{Server, Source, now},
         membership::Proof,
-        server::{Server, Source, now},
         timers::Timer,
     },
 };
@@ -59,7 +59,7 @@ impl Server {
         }
     }
 
-    /// Gives up all that the rim has of a member.
+    /// Gives up all that the server has of a member.
     pub(super) fn forget(&mut self, member: MemberId) {
         let Some((pidfd, connections)) = self.members.remove(member) else { return };
         if let Some(pidfd) = pidfd {

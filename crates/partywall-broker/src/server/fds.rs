@@ -16,7 +16,7 @@ use crate::{
         FdId,
         types::{Chunk, Kind, Table},
     },
-    rim::{ids::IdMap, reclaimer::Donated, translate::invalid},
+    server::{ids::IdMap, reclaimer::Donated, translate::invalid},
 };
 
 /// File descriptors by the numbers under which the registry knows them.
