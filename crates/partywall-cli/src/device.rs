@@ -1,14 +1,14 @@
-//! Where `--device` leads.
+//! Where memory is made: `--device`.
 
 use partywall::{DeviceChoice, Place, gpu};
 
-use crate::{Context, failure::Failure};
+use crate::output::Output;
 
-/// The place that a choice means here. If it is host memory only for want of a GPU, one line on standard error says so.
-pub(crate) fn place(context: &Context, choice: DeviceChoice) -> Result<Place, Failure> {
+/// Returns the place that a choice means here. If it is host memory only because there is no GPU, a remark says so.
+pub(crate) fn place(output: Output, choice: DeviceChoice) -> partywall::Result<Place> {
     let (place, why) = gpu::resolve(choice)?;
     if why.is_some() {
-        context.output().remark(
+        output.remark(
             "no GPU was found, so this is host memory: --device host asks for it, `partywall doctor` says what is missing",
         );
     }

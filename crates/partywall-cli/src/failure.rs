@@ -116,6 +116,17 @@ pub(crate) fn exit_codes_help() -> String {
     format!("Exit codes:{}", rows.collect::<String>())
 }
 
+impl From<partywall_labs::Failure> for Failure {
+    fn from(failure: partywall_labs::Failure) -> Self {
+        match failure {
+            partywall_labs::Failure::Library { error, advice: None } => error.into(),
+            partywall_labs::Failure::Library { error, advice: Some(advice) } => Self::from(error).with_advice(advice),
+            partywall_labs::Failure::Reported(kind) => Self::silent(kind),
+            failure => Self::new(failure.kind(), failure.message(), failure.advice()),
+        }
+    }
+}
+
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         Self {

@@ -7,24 +7,6 @@ pub(crate) fn count(n: u64, noun: &str) -> String {
     if n == 1 { format!("1 {noun}") } else { format!("{n} {noun}s") }
 }
 
-/// A number with its thousands set apart.
-pub(crate) fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
-    for (position, digit) in digits.chars().enumerate() {
-        if position > 0 && (digits.len() - position).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}
-
-/// `1,234 µs`.
-pub(crate) fn micros(duration: Duration) -> String {
-    format!("{} µs", grouped(duration.as_micros() as u64))
-}
-
 /// How long ago a moment was, given in milliseconds since 1970.
 pub(crate) fn since(ms: u64) -> Duration {
     let then = SystemTime::UNIX_EPOCH + Duration::from_millis(ms);
@@ -137,15 +119,6 @@ mod tests {
             assert!(parse_pid(text).unwrap_err().contains("partywall ps"), "{text}");
         }
         assert!(parse_pid("0").is_err());
-    }
-
-    #[test]
-    fn thousands_are_set_apart() {
-        for (number, text) in [(0, "0"), (999, "999"), (1000, "1,000"), (262_144, "262,144"), (1_048_576, "1,048,576")]
-        {
-            assert_eq!(grouped(number), text);
-        }
-        assert_eq!(micros(Duration::from_millis(12)), "12,000 µs");
     }
 
     #[test]

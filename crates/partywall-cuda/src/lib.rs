@@ -49,7 +49,7 @@
 //! | `stream`, `event` | [`Stream`], [`StreamRef`], [`CurrentStream`], [`Event`]: order, copies, host functions, times |
 //! | [`memop`] | a stream writes a word or waits for one: order between processes; whether that works here |
 //! | `ipc_event` | [`IpcEvent`], [`IpcEventHandle`]: events of several processes, for code that uses them |
-//! | [`experiment`] | calls that sharing code must not make, for labs and for tests of the driver |
+//! | `experiment` | calls that sharing code must not make, for labs and for tests of the driver (feature `experiment`) |
 //! | `cudarc_slice` | `CudarcSlice`: cudarc's streams in, its views out (feature `cudarc`) |
 //! | `upload` | [`Upload`]: filling device memory from the host at full speed |
 //! | `module`, [`kernels`] | [`Module`], [`Function`], [`Kernels`]: device code, ours included |
@@ -78,6 +78,7 @@ mod context;
 mod cudarc_slice;
 mod device;
 mod event;
+#[cfg(feature = "experiment")]
 pub mod experiment;
 mod foreign;
 mod ipc;

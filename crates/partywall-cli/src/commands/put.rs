@@ -57,7 +57,7 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     partywall::check_name(&arguments.name).map_err(|error| bad_name(&arguments.name, error))?;
     let plan = if stream { None } else { Some(Plan::from_path(&arguments.file).map_err(Error::from)?) };
     let domain = context.options().connect()?;
-    let place = device::place(context, arguments.device)?;
+    let place = device::place(context.output(), arguments.device)?;
     let threads = arguments.threads.map_or_else(default_threads, usize::from);
     let put = domain.put(&arguments.name, place).kept(!arguments.hold).mutable(arguments.mutable);
     let put = put.if_absent(arguments.if_absent).threads(threads);

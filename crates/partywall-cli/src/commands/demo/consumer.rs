@@ -7,7 +7,9 @@ use super::{
     pattern::{self, ELEMENTS},
     session::{RUN, Session, run_of, timed},
 };
-use crate::{failure::Failure, text::grouped};
+use partywall_labs::text::grouped;
+
+use crate::failure::Failure;
 
 /// Plays the role.
 pub(super) fn run(session: &Session, device: DeviceChoice) -> Result<(), Failure> {

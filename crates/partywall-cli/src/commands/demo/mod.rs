@@ -40,7 +40,9 @@ use rustix::process::Signal;
 use serde_json::json;
 
 use self::{narrator::Narrator, session::Session, supervisor::Supervisor};
-use crate::{Context, failure::Failure, simulation, text::grouped};
+use partywall_labs::text::grouped;
+
+use crate::{Context, failure::Failure, simulation};
 
 /// Its arguments.
 #[derive(Debug, Args)]

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use partywall_labs::text::micros;
 use serde_json::{Map, Value, json};
 
-use crate::{output::Output, text::micros};
+use crate::output::Output;
 
 /// Tells the steps of one role.
 #[derive(Debug, Clone, Copy)]

@@ -11,7 +11,9 @@ use super::{
     pattern::{self, BYTES, DTYPE, ELEMENTS, FORMULA, TENSOR},
     session::{RUN, Session, address, facts_of, fds_text, host_address, timed},
 };
-use crate::{failure::Failure, text::grouped};
+use partywall_labs::text::grouped;
+
+use crate::failure::Failure;
 
 /// Plays the role.
 pub(super) fn run(session: &Session, corrupt: Option<u64>, crash_at: Option<CrashPoint>) -> Result<(), Failure> {

@@ -12,7 +12,9 @@ use partywall::{
 use serde_json::{Value, json};
 
 use super::{Options, narrator::Narrator, pattern};
-use crate::{Context, failure::Failure, text::grouped};
+use partywall_labs::text::grouped;
+
+use crate::{Context, failure::Failure};
 
 /// The key under which the metadata of each segment names its run.
 pub(super) const RUN: &str = "run";

@@ -93,7 +93,7 @@ impl Numbers {
     ) -> Result<Topic, Failure> {
         let mut options = self.of(options);
         if let Some(device) = self.device {
-            options = options.place(device::place(context, device)?);
+            options = options.place(device::place(context.output(), device)?);
         }
         // One that is there may be anywhere: only for a new one a device has to be found.
         match options.open() {
@@ -101,7 +101,7 @@ impl Numbers {
             opened => return Ok(opened?),
         }
         if self.device.is_none() {
-            options = options.place(device::place(context, DeviceChoice::Auto)?);
+            options = options.place(device::place(context.output(), DeviceChoice::Auto)?);
         }
         Ok(type_of_new(options).open_or_create()?)
     }

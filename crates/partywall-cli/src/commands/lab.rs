@@ -1,0 +1,51 @@
+//! `partywall lab`: runs the experiments of [`partywall_labs`].
+
+use clap::Args;
+use partywall::{DeviceChoice, Place};
+use partywall_labs::Console;
+use serde_json::Value;
+
+use crate::{Context, device, failure::Failure, output::Output, simulation};
+
+/// Its arguments.
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    /// Use two GPUs that are simulated in software, and the domain `simulated`
+    #[arg(long, global = true)]
+    simulated: bool,
+    #[command(flatten)]
+    labs: partywall_labs::Arguments,
+}
+
+/// Runs it.
+pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
+    if arguments.simulated {
+        simulation::enter(context)?;
+    }
+    let output = context.output();
+    let context = partywall_labs::Context {
+        domain: context.domain.as_deref(),
+        socket: context.socket.as_deref(),
+        flag: simulation::flag(),
+        console: &output,
+    };
+    Ok(arguments.labs.run(&context)?)
+}
+
+impl Console for Output {
+    fn line(&self, text: &str) {
+        Output::line(*self, text);
+    }
+
+    fn value(&self, value: &Value) {
+        Output::value(*self, value);
+    }
+
+    fn table(&self, headings: &[&str], rows: &[Vec<String>], spare: &[&str]) {
+        Output::table(*self, headings, rows, spare);
+    }
+
+    fn place(&self, choice: DeviceChoice) -> partywall::Result<Place> {
+        device::place(*self, choice)
+    }
+}

@@ -1,0 +1,104 @@
+//! A broker of a lab's own: it may be killed, and what the lab shares by name is in nobody's way.
+
+use std::{
+    io::{BufRead, BufReader},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use partywall::{Domain, Error, ErrorKind, Location, cuda::Stream};
+use partywall_os::{
+    dir::PrivateDir,
+    socket::{self, Ready},
+};
+
+use crate::{Context, failure::Failure};
+
+/// It ends with this; should this process be killed, by itself.
+#[derive(Debug)]
+pub(super) struct Broker {
+    child: Child,
+    directory: PathBuf,
+    socket: PathBuf,
+}
+
+impl Broker {
+    /// Starts one, and waits until it is ready.
+    pub(super) fn start(context: &Context, lab: &str) -> Result<Self, Failure> {
+        let location = Location::find(context.domain, context.socket)?;
+        let directory = location.socket.with_extension(format!("lab-{lab}-{}", std::process::id()));
+        // That of the user's own broker, which may not be there yet. If it cannot be made, the next line says so.
+        let _ = directory.parent().map(|parent| PrivateDir::open(parent, true));
+        PrivateDir::open(&directory, true).map_err(|why| {
+            Failure::new(
+                ErrorKind::Refused,
+                format!("{} cannot be used: {why}", directory.display()),
+                "set XDG_RUNTIME_DIR to a directory of your own",
+            )
+        })?;
+        let socket = directory.join("broker.sock");
+        let system = |source| Error::System { what: "starting a broker for the lab".into(), source };
+        let mut command = Command::new(std::env::current_exe().map_err(system)?);
+        command.args(["serve", "--of-a-lab", &std::process::id().to_string(), "--socket"]).arg(&socket);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let child = command.spawn().map_err(system)?;
+        // From here on dropping it clears up.
+        let mut broker = Self { child, directory, socket };
+        let told = broker.child.stdout.take().filter(|output| {
+            let deadline = Instant::now() + TIMEOUT;
+            matches!(socket::wait(output, Ready::Read, Some(deadline)), Ok(true))
+        });
+        match told.and_then(|output| BufReader::new(output).lines().next()).transpose().map_err(system)? {
+            Some(_) => Ok(broker),
+            None => Err(Failure::new(
+                ErrorKind::Unreachable,
+                "the lab's broker did not become ready",
+                format!("see what `partywall serve --socket {}` says", broker.socket.display()),
+            )),
+        }
+    }
+
+    /// Where it listens.
+    pub(super) fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// Its directory, which goes with it.
+    pub(super) fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// Kills it.
+    pub(super) fn kill(&mut self) {
+        // The pid is ours until the child has been waited for; if it has been, there is nothing to kill.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Broker {
+    fn drop(&mut self) {
+        self.kill();
+        let _ = std::fs::remove_dir_all(&self.directory);
+    }
+}
+
+/// Connects to the broker of a lab, which nobody else would start again.
+pub(super) fn connect(socket: &Path) -> Result<Domain, Failure> {
+    Ok(Domain::options().socket(socket).start(false).connect()?)
+}
+
+/// Makes everything ready that the library needs to have streams wait for timelines. To be called before a stream waits
+/// for something else: memory that is registered with the driver then might have to wait as well. What fails here fails
+/// again, and is told, where it is needed.
+pub(super) fn make_ready(domain: &Domain, stream: &Stream) {
+    let Ok(writer) = domain.timeline_writer(&format!("ready/{}", std::process::id())) else { return };
+    if writer.signal_on(stream.as_ref(), 1).is_ok() {
+        let _ = stream.synchronize();
+    }
+    writer.close();
+}
+
+/// How long it may take to become ready.
+const TIMEOUT: Duration = Duration::from_secs(20);

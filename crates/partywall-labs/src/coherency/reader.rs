@@ -1,0 +1,411 @@
+//! The reader: lets its kernels look at what the writer's kernels store, in every way, and says which beliefs held.
+
+use std::time::Duration;
+
+use partywall::{
+    ErrorKind,
+    cuda::{
+        DeviceAttribute,
+        experiment::{Handover, Load, Read, Scope},
+    },
+};
+
+use super::{
+    BELIEFS, BLOCK, EVERY_LOAD, HANDOVERS, Hello, IN_ORDER, KERNEL_END, LAB, LOADS, LOOP, Memory, Over, PLAIN_STORE,
+    RACE, SCOPED, SIDE_BY_SIDE, STORES, SURE_LOAD, Stored, TIMEOUT, TITLE, TRIAL, TRIES, TURNS, VOLATILE, WRITER_FENCE,
+    Wish, shared::Shared,
+};
+use crate::{
+    Options,
+    clock::{short, spread},
+    device::{self, Chosen, Gpu, copy_failed, failed},
+    failure::Failure,
+    peer::Peer,
+    step::Step,
+    teller::Teller,
+    text::grouped,
+};
+
+/// Plays the role, and ends the lab.
+pub(super) fn run(options: &Options, mut writer: Peer, teller: &mut Teller) -> Result<(), Failure> {
+    let hello: Hello = writer.hear(teller)?;
+    let theirs = || hello.uuid.parse().map(Chosen::Uuid).unwrap_or(Chosen::Ordinal(0));
+    let gpu = device::open(options.device.unwrap_or_else(theirs))?;
+    teller.header(TITLE, &gpu).map_err(failed("asking about the GPU"))?;
+    let mode = Mode::of(&gpu)?;
+    let alone = !teller.tells_all();
+    look(&gpu, mode, writer, &hello, teller, |teller, step| {
+        teller.tell(step);
+        Ok(())
+    })?;
+    match mode {
+        Mode::Mps if !alone => {
+            let pipes = ("CUDA_MPS_PIPE_DIRECTORY", NO_DAEMON);
+            let mut again = Peer::spawn_with(LAB, "again", &gpu.uuid().to_string(), &[pipes])?;
+            let Over = again.hear(teller)?;
+            again.end();
+        }
+        Mode::Mps => {}
+        Mode::TimeSliced | Mode::Simulated => teller.tell(without_mps(mode)),
+    }
+    teller.conclude(&BELIEFS);
+    Ok(())
+}
+
+/// Plays the role once more for a reader that is a client of MPS, which this process is not, with a writer of its own.
+/// It is never played by hand.
+pub(super) fn run_again(options: &Options, teller: &mut Teller) -> Result<(), Failure> {
+    let mut first = Peer::on_standard_input("reader")?;
+    let mut again = |first: &mut Peer| {
+        let gpu = device::open(options.device())?;
+        let mut writer = Peer::spawn(LAB, "writer", &gpu.uuid().to_string())?;
+        let hello: Hello = writer.hear(teller)?;
+        look(&gpu, Mode::of(&gpu)?, writer, &hello, teller, |teller, step| first.tell(teller, step))?;
+        first.say(Over, &[])
+    };
+    again(&mut first).map_err(|failure| first.give_up(failure))
+}
+
+/// How the kernels of two processes get at one GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    TimeSliced,
+    Mps,
+    Simulated,
+}
+
+impl Mode {
+    fn of(gpu: &Gpu) -> Result<Self, Failure> {
+        let device = gpu.context().device();
+        let client = device.attribute(DeviceAttribute::MPS_ENABLED).map_err(failed("asking about MPS"))? != 0;
+        Ok(match client {
+            _ if gpu.context().driver().is_simulated() => Self::Simulated,
+            true => Self::Mps,
+            false => Self::TimeSliced,
+        })
+    }
+
+    /// The name of a step.
+    fn id(self, id: &str) -> String {
+        if self == Self::Mps { format!("mps-{id}") } else { id.to_owned() }
+    }
+
+    fn title(self, title: &str) -> String {
+        match self {
+            Self::TimeSliced => format!("{title}, time-sliced"),
+            Self::Mps => format!("{title}, under MPS"),
+            Self::Simulated => title.to_owned(),
+        }
+    }
+}
+
+fn without_mps(mode: Mode) -> Step {
+    let step = Step::new(
+        "mps",
+        "The same for clients of an MPS server",
+        "Without MPS the GPU gives each process slices of time, in which no kernel of another one runs: what is wrong may \
+         seem to work. Under MPS kernels of several processes run at the same time, as those of one process do.",
+    );
+    step.untried(
+        None,
+        match mode {
+            Mode::Simulated => "the simulation has no MPS",
+            _ => "no MPS daemon answers here: start one with `nvidia-cuda-mps-control -d`, and this lab again",
+        },
+    )
+}
+
+/// Makes all experiments, and ends the writer.
+fn look(
+    gpu: &Gpu,
+    mode: Mode,
+    mut writer: Peer,
+    hello: &Hello,
+    teller: &mut Teller,
+    mut tell: impl FnMut(&mut Teller, Step) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let descriptors = [writer.take_fd()?, writer.take_fd()?];
+    let shared = Shared::take(gpu, hello.bytes, &descriptors)?;
+    let mut reader = Reader { shared, writer, mode, value: 0 };
+    let step = reader.compiled(teller)?;
+    tell(teller, step)?;
+    for memory in [Memory::Gpu, Memory::Host] {
+        for experiment in [Reader::loads, Reader::stores, Reader::turns, Reader::handovers] {
+            let step = experiment(&mut reader, teller, memory)?;
+            tell(teller, step)?;
+        }
+    }
+    reader.writer.say(Wish::End, &[])?;
+    reader.writer.end();
+    Ok(())
+}
+
+struct Reader<'a> {
+    shared: Shared<'a>,
+    writer: Peer,
+    mode: Mode,
+    /// The last value that was polled for; each is another one.
+    value: u64,
+}
+
+/// What came of some tries of one load or store.
+#[derive(Debug, Default)]
+struct Tries {
+    looks: u64,
+    /// From the store to when the poll saw it, for each that did.
+    after: Vec<Duration>,
+    /// From the store to when its kernel saw the answer.
+    answered: Vec<Duration>,
+    /// For how long each look in vain took.
+    vain: Vec<Duration>,
+}
+
+impl Reader<'_> {
+    /// The loop that a compiler may load once for.
+    fn compiled(&mut self, teller: &mut Teller) -> Result<Step, Failure> {
+        let tries = self.tries(teller, Memory::Gpu, Load::Compiled, PLAIN_STORE, TRIAL)?;
+        let step = Step::new(
+            &self.mode.id("loop"),
+            self.mode.title("A loop over a plain variable"),
+            "for (…) { if (*word == value) break; work = …; } The language lets the compiler assume that nobody else \
+             changes *word meanwhile. It loads the word once, before the loop; the PTX shows it. That is no matter of \
+             caches, and no other GPU or mode helps.",
+        );
+        let seen = tries.after.len() as u64;
+        Ok(step
+            .value("seen", format!("{seen} of {TRIES}"))
+            .value("rounds of the loop", grouped(tries.looks))
+            .value("each look in vain", spread(&tries.vain))
+            .says(LOOP, seen == TRIES)
+            .judge(seen < TRIES, "it does not see what it looks for", "it did see it"))
+    }
+
+    /// Polls by every load.
+    fn loads(&mut self, teller: &mut Teller, memory: Memory) -> Result<Step, Failure> {
+        let (id, title) = match memory {
+            Memory::Gpu => ("loads", "A word of GPU memory, polled by each load"),
+            Memory::Host => ("loads-host", "A word of host memory, polled by each load"),
+        };
+        let mut step = Step::new(
+            &self.mode.id(id),
+            self.mode.title(title),
+            "A plain load may be answered by the cache of the multiprocessor, which nobody tells of changes. ld.volatile \
+             and ld.relaxed of GPU or system scope ask the memory that all share. cta is the scope of a block: it \
+             promises nothing between kernels. The PTX manual speaks of threads of one program only; that these rules \
+             hold between processes is seen here, not promised.",
+        );
+        let mut missed = Vec::new();
+        let mut all = true;
+        for (name, load, must) in LOADS {
+            let tries = self.tries(teller, memory, load, PLAIN_STORE, if must { TIMEOUT } else { TRIAL })?;
+            let seen = tries.after.len() as u64 == TRIES;
+            all &= seen;
+            if must && !seen {
+                missed.push(name);
+            }
+            step = step.value(name, tries.text());
+        }
+        Ok(step.says(EVERY_LOAD, all).judge(
+            missed.is_empty(),
+            if all {
+                "every load saw the store"
+            } else {
+                "loads of GPU and system scope saw every store; others did not"
+            },
+            format!("missed by {}", missed.join(", ")),
+        ))
+    }
+
+    /// Polls for every store.
+    fn stores(&mut self, teller: &mut Teller, memory: Memory) -> Result<Step, Failure> {
+        let (id, title) = match memory {
+            Memory::Gpu => ("stores", "Each store to GPU memory, polled for"),
+            Memory::Host => ("stores-host", "Each store to host memory, polled for"),
+        };
+        let mut step = Step::new(
+            &self.mode.id(id),
+            self.mode.title(title),
+            "Stores go through to the memory that all share, whatever their scope: it decides about order, not about \
+             whether. The storing kernel goes on running until it sees an answer, so nothing here waited for its end.",
+        );
+        let mut missed = Vec::new();
+        let mut answered = Vec::new();
+        for (index, (name, _)) in STORES.iter().enumerate() {
+            let mut tries = self.tries(teller, memory, SURE_LOAD, index, TIMEOUT)?;
+            if tries.after.len() as u64 != TRIES {
+                missed.push(*name);
+            }
+            step = step.value(*name, tries.text());
+            answered.append(&mut tries.answered);
+        }
+        let all = answered.len() as u64 == TRIES * STORES.len() as u64;
+        Ok(step.value("answer seen by the kernel", spread(&answered)).says(KERNEL_END, !all).judge(
+            missed.is_empty(),
+            "every store was seen while its kernel ran",
+            format!("{} missed", missed.join(", ")),
+        ))
+    }
+
+    /// Lets two kernels wait for each other.
+    fn turns(&mut self, teller: &mut Teller, memory: Memory) -> Result<Step, Failure> {
+        let (id, title) = match memory {
+            Memory::Gpu => ("turns", "Two kernels that wait for each other, in GPU memory"),
+            Memory::Host => ("turns-host", "Two kernels that wait for each other, in host memory"),
+        };
+        self.shared.clear(memory)?;
+        self.writer.say(Wish::Turns { memory }, &[])?;
+        let gpu = self.shared.gpu;
+        let (kernels, words, _) = self.shared.parts(memory)?;
+        let turns = kernels.take_turns(gpu.stream(), words, false, TURNS, TIMEOUT);
+        let Over = self.writer.hear(teller)?;
+        let turns = turns.map_err(copy_failed("polling shared memory"))?;
+        let hops = 2 * turns.taken.saturating_sub(1).max(1);
+        let hop = turns.time / u32::try_from(hops).unwrap_or(u32::MAX);
+        let step = Step::new(
+            &self.mode.id(id),
+            self.mode.title(title),
+            "Each kernel stores a number and polls for the other's answer. A kernel that polls keeps its time slice to \
+             the end, and the other one cannot answer before that: two milliseconds a hand-over. Streams that wait by a \
+             memory operation, or hosts, give the GPU away meanwhile.",
+        )
+        .value("turns", format!("{} of {TURNS}", turns.taken))
+        .value("from one kernel to the other", short(hop));
+        let side_by_side = hop < A_SLICE;
+        let step = match self.mode {
+            Mode::Simulated => step.leaves_open(SIDE_BY_SIDE),
+            Mode::TimeSliced | Mode::Mps => step.says(SIDE_BY_SIDE, side_by_side),
+        };
+        Ok(step.judge(
+            turns.taken == TURNS,
+            match (self.mode, side_by_side) {
+                (Mode::Simulated, _) => "they wait for each other; the time is that of a processor",
+                (_, true) => "they run at the same time",
+                (_, false) => "they do not run at the same time: each waits for the other's time slice to end",
+            },
+            "they did not come to their end within the limit",
+        ))
+    }
+
+    /// Reads flags and data while both are written.
+    fn handovers(&mut self, teller: &mut Teller, memory: Memory) -> Result<Step, Failure> {
+        let (id, title) = match memory {
+            Memory::Gpu => ("order", "Data and then a flag, in GPU memory"),
+            Memory::Host => ("order-host", "Data and then a flag, in host memory"),
+        };
+        let mut step = Step::new(
+            &self.mode.id(id),
+            self.mode.title(title),
+            "128 threads write pairs, 128 threads of the other process read them, flag first. Data older than its flag is \
+             an error that no later look repairs. It comes from the compiler that moves a load, from the reader's cache \
+             that still has the old data, or from stores that overtake each other. None seen proves nothing: without \
+             order it may come tomorrow, or under MPS.",
+        );
+        let mut wrong = Vec::new();
+        let mut broken = Vec::new();
+        for (index, (name, handover, must)) in HANDOVERS.iter().enumerate() {
+            let read = self.pairs(teller, memory, index)?;
+            step = step.value(*name, pairs_text(&read));
+            if read.old > 0 {
+                broken.push(*name);
+                wrong.extend(must.then_some(*name));
+            }
+            for (belief, about) in [
+                (IN_ORDER, !must),
+                (VOLATILE, matches!(handover, Handover::VolatileFlag | Handover::Volatile)),
+                (WRITER_FENCE, *handover == Handover::WriterFence),
+                (BLOCK, matches!(handover, Handover::Fence(Scope::Block) | Handover::ReleaseAcquire(Scope::Block))),
+            ] {
+                if about {
+                    step = if read.old > 0 { step.says(belief, false) } else { step.leaves_open(belief) };
+                }
+            }
+        }
+        let finding = if broken.is_empty() {
+            "old data was not seen behind a new flag".to_owned()
+        } else {
+            format!("old data behind a new flag: {}", broken.join("; "))
+        };
+        Ok(step.says(SCOPED, wrong.is_empty()).judge(
+            wrong.is_empty(),
+            finding,
+            format!("old data in spite of order: {}", wrong.join("; ")),
+        ))
+    }
+
+    /// Polls some times by `load` for the store with this index.
+    fn tries(
+        &mut self,
+        teller: &mut Teller,
+        memory: Memory,
+        load: Load,
+        how: usize,
+        limit: Duration,
+    ) -> Result<Tries, Failure> {
+        let mut tries = Tries::default();
+        for _ in 0..TRIES {
+            self.value += 1;
+            let value = self.value;
+            let gpu = self.shared.gpu;
+            let starts = self.shared.starts();
+            let (kernels, words, started) = self.shared.parts(memory)?;
+            let failed = copy_failed("polling shared memory");
+            let polling = kernels.poll(gpu.stream(), words, started, load, value, limit).map_err(&failed)?;
+            let runs = starts.wait(value, TIMEOUT);
+            if runs {
+                self.writer.say(Wish::Store { memory, how, value, limit }, &[])?;
+            }
+            let polled = polling.finish().map_err(&failed)?;
+            if !runs {
+                return Err(Failure::new(
+                    ErrorKind::Device,
+                    format!("a kernel did not start within {} s", TIMEOUT.as_secs()),
+                    "see with `nvidia-smi` what else runs on this GPU, and start the lab again",
+                ));
+            }
+            let stored: Stored = self.writer.hear(teller)?;
+            tries.looks += polled.looks;
+            let since = |time: u64| Duration::from_nanos(time.saturating_sub(stored.at));
+            tries.after.extend(polled.seen.map(since));
+            tries.answered.extend(stored.answered.map(since));
+            tries.vain.extend(polled.seen.is_none().then_some(polled.vain));
+        }
+        Ok(tries)
+    }
+
+    /// Reads pairs while the writer writes them in the way with this index.
+    fn pairs(&mut self, teller: &mut Teller, memory: Memory, how: usize) -> Result<Read, Failure> {
+        self.shared.clear(memory)?;
+        self.writer.say(Wish::Pairs { memory, how }, &[])?;
+        let gpu = self.shared.gpu;
+        let (kernels, words, _) = self.shared.parts(memory)?;
+        let read = kernels.read_pairs(gpu.stream(), words, HANDOVERS[how].1, RACE);
+        let Over = self.writer.hear(teller)?;
+        read.map_err(copy_failed("reading shared memory"))
+    }
+}
+
+impl Tries {
+    fn text(&self) -> String {
+        let seen = self.after.len() as u64;
+        let looks = grouped(self.looks / TRIES);
+        match seen {
+            0 => format!("never seen, {looks} looks in {} each", spread(&self.vain)),
+            TRIES => format!("seen after {}, {looks} looks", spread(&self.after)),
+            _ => format!("{seen} of {TRIES} seen, after {}, {looks} looks", spread(&self.after)),
+        }
+    }
+}
+
+fn pairs_text(read: &Read) -> String {
+    let old = match read.old {
+        0 => "none with old data".to_owned(),
+        old => format!("old data {} times, by up to {} steps", grouped(old), grouped(read.worst)),
+    };
+    format!("{} looks, {} new flags, {old}", grouped(read.looks), grouped(read.changes))
+}
+
+/// A hand-over between kernels that wait for slices of time takes longer than this, and any other one less.
+const A_SLICE: Duration = Duration::from_micros(500);
+
+/// A directory in which no MPS daemon answers.
+const NO_DAEMON: &str = "/nonexistent/partywall";

@@ -1,0 +1,142 @@
+//! The memory of both roles: a page of the GPU that travels as a file descriptor, and a memfd that both register.
+
+use std::{
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use partywall::{
+    Error, bytes,
+    cuda::{
+        Access, DeviceSlice, HostRegistration, Mapping, PhysicalMemory,
+        experiment::{Coherency, WORDS_BYTES},
+    },
+};
+use partywall_os::{Errno, map::SharedMap, memfd::Draft};
+
+use super::Memory;
+use crate::{
+    device::{self, Gpu, copy_failed, failed},
+    failure::Failure,
+    step::Step,
+};
+
+/// The memory, and the kernels that work on it.
+pub(super) struct Shared<'a> {
+    pub(super) gpu: &'a Gpu,
+    pub(super) kernels: Coherency,
+    /// Before the map, which it keeps: unregistered first.
+    host: HostRegistration,
+    map: Arc<SharedMap>,
+    mapping: Mapping,
+}
+
+impl<'a> Shared<'a> {
+    /// Makes it; the descriptors are for the other role, in this order.
+    pub(super) fn make(gpu: &'a Gpu) -> Result<(Self, [OwnedFd; 2]), Failure> {
+        let granularity = PhysicalMemory::granularity(gpu.context()).map_err(failed("asking for the granularity"))?;
+        let memory = PhysicalMemory::create(gpu.context(), granularity).map_err(failed("creating memory"))?;
+        let descriptor = memory.export().map_err(failed("exporting memory"))?;
+        let file = Draft::create("partywall:lab", HOST_BYTES).and_then(Draft::share).map_err(system)?;
+        Ok((Self::new(gpu, memory, file.as_fd())?, [descriptor, file]))
+    }
+
+    /// Takes what the other role has made.
+    pub(super) fn take(gpu: &'a Gpu, bytes: u64, [memory, file]: &[OwnedFd; 2]) -> Result<Self, Failure> {
+        let memory =
+            PhysicalMemory::import(gpu.context(), memory.as_fd(), bytes).map_err(failed("importing memory"))?;
+        Self::new(gpu, memory, file.as_fd())
+    }
+
+    fn new(gpu: &'a Gpu, memory: PhysicalMemory, file: BorrowedFd<'_>) -> Result<Self, Failure> {
+        let map = Arc::new(SharedMap::writable(file).map_err(system)?);
+        Ok(Self {
+            gpu,
+            kernels: Coherency::load(gpu.context()).map_err(failed("loading kernels"))?,
+            host: HostRegistration::shared(gpu.context(), Arc::clone(&map)).map_err(failed("registering memory"))?,
+            map,
+            mapping: Mapping::new(memory, Access::ReadWrite).map_err(failed("mapping memory"))?,
+        })
+    }
+
+    /// The kernels, the words that they work on, and the word that says that one has started.
+    pub(super) fn parts(
+        &mut self,
+        memory: Memory,
+    ) -> Result<(&mut Coherency, DeviceSlice<'_>, DeviceSlice<'_>), Failure> {
+        let words = match memory {
+            Memory::Gpu => self.mapping.as_slice(),
+            Memory::Host => self.host.as_slice(),
+        };
+        let started = self.host.slice(STARTED, 8).map_err(copy_failed("using shared memory"))?;
+        Ok((&mut self.kernels, words, started))
+    }
+
+    /// Sees that a kernel of this process has started.
+    pub(super) fn starts(&self) -> Starts {
+        Starts(Arc::clone(&self.map))
+    }
+
+    /// Sets all words to 0. No kernel of either role may run.
+    pub(super) fn clear(&self, memory: Memory) -> Result<(), Failure> {
+        match memory {
+            Memory::Gpu => device::set(self.gpu, self.mapping.as_slice(), 0),
+            Memory::Host => {
+                let words = self.map.slice::<u64>(0, (WORDS_BYTES / 8) as usize);
+                words.map_or(Ok(()), |words| {
+                    (0..words.len()).for_each(|index| words.set(index, 0));
+                    Ok(())
+                })
+            }
+        }
+    }
+
+    /// Tells where the words are.
+    pub(super) fn describe(&self) -> Step {
+        let gpu = self.mapping.device_ptr();
+        let host = self.host.device_ptr();
+        Step::new(
+            "words",
+            "The words that kernels of both processes use",
+            "The same memory in both, at addresses of their own: a page of the GPU, and pages of the host that the GPU \
+             reaches. Each word has 128 bytes for itself, so that no two of them come and go together.",
+        )
+        .value("cuMemCreate, exported", format!("{gpu:#x}, {}", bytes(self.mapping.len())))
+        .value("memfd, cuMemHostRegister", format!("{host:#x}, {}", bytes(self.host.len())))
+        .judge(true, "shared", "")
+    }
+
+    /// Bytes of the GPU memory.
+    pub(super) fn bytes(&self) -> u64 {
+        self.mapping.len()
+    }
+}
+
+/// The word that a kernel of the reader's writes first.
+pub(super) struct Starts(Arc<SharedMap>);
+
+impl Starts {
+    /// Waits until a kernel has started that looks for `value`; whether it has within the limit.
+    pub(super) fn wait(&self, value: u64, limit: Duration) -> bool {
+        let word = self.0.slice::<u64>(STARTED as usize, 1);
+        let started = || word.as_ref().is_some_and(|word| word.get(0) == value);
+        let deadline = Instant::now() + limit;
+        while !started() {
+            if Instant::now() > deadline {
+                return false;
+            }
+            thread::sleep(Duration::from_micros(20));
+        }
+        true
+    }
+}
+
+fn system(errno: Errno) -> Failure {
+    Error::System { what: "making shared host memory".into(), source: errno.into() }.into()
+}
+
+const HOST_BYTES: u64 = 64 << 10;
+const STARTED: u64 = HOST_BYTES - 128;
+const _: () = assert!(WORDS_BYTES <= STARTED);

@@ -1,0 +1,294 @@
+//! Everybody but the witness: processes that do one thing, and wait for their end.
+
+use std::{
+    any::Any,
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use partywall::{
+    DType, Domain, Gpu, IpcEvent, IpcEventHandle, Place, Timeline, TimelineWriter,
+    cuda::{DeviceBuffer, Stream, StreamRef, experiment},
+};
+use rustix::process::{DumpableBehavior, set_dumpable_behavior};
+
+use super::{
+    BATCH, CARELESS, FIRST, Faulted, Hello, KEPT, LAB, LINE, Looked, MUCH, Meet, OWNED, RESTING, Ready, Served, TENSOR,
+    TIMEOUT, TITLE, Task, Woken, ending, make, of,
+};
+use crate::{
+    Context, Options, broker,
+    clock::{Moment, millis},
+    device::{self, copy_failed, failed},
+    failure::Failure,
+    peer::Peer,
+    step::Step,
+    teller::Teller,
+};
+
+/// Plays the waiter.
+pub(super) fn run(context: &Context, options: &Options, teller: &mut Teller) -> Result<(), Failure> {
+    if options.on_standard_input {
+        return run_actor(options, teller);
+    }
+    let gpu = device::open(options.device())?;
+    teller.header(TITLE, &gpu).map_err(failed("asking about the GPU"))?;
+    let mut peer = Peer::meet(context, LAB, "witness", teller)?;
+    play(options, &mut peer, teller).map_err(|failure| peer.give_up(failure))?;
+    teller.remark("All have died who had to. The witness says which beliefs held.");
+    Ok(())
+}
+
+/// Plays a process that the witness starts and ends.
+pub(super) fn run_actor(options: &Options, teller: &mut Teller) -> Result<(), Failure> {
+    let mut peer = Peer::on_standard_input("witness")?;
+    play(options, &mut peer, teller).map_err(|failure| peer.give_up(failure))
+}
+
+fn play(options: &Options, peer: &mut Peer, teller: &mut Teller) -> Result<(), Failure> {
+    let uuid = device::open(options.device())?.uuid();
+    peer.say(Hello { pid: std::process::id(), uuid: uuid.to_string() }, &[])?;
+    let Meet { socket } = peer.hear(teller)?;
+    let domain = broker::connect(&socket)?;
+    let gpu = domain.gpu(uuid)?;
+    let mut actor = Actor::new(domain, gpu)?;
+    loop {
+        match peer.hear(teller)? {
+            Task::End => return Ok(()),
+            Task::Serve { scene } => peer.say(actor.serve(&scene)?, &[])?,
+            Task::Await { scene, value } => actor.wait(peer, teller, &scene, value)?,
+            Task::AwaitEvent { handle } => {
+                actor.wait_for_event(handle)?;
+                peer.say(Ready, &[])?;
+            }
+            Task::Look => peer.say(actor.look(), &[])?,
+            Task::Use { scene } => {
+                actor.hold(&scene)?;
+                peer.say(Ready, &[])?;
+            }
+            Task::FirstStage => {
+                actor.first_stage()?;
+                peer.say(Ready, &[])?;
+            }
+            Task::SecondStage => {
+                actor.second_stage()?;
+                peer.say(Ready, &[])?;
+            }
+            Task::SecondLook => {
+                peer.tell(teller, actor.second_look()?)?;
+                peer.say(Ready, &[])?;
+            }
+            Task::Abort => {
+                // While a core file is written the process is there, with all that it holds.
+                let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
+                std::process::abort();
+            }
+            Task::Fault => peer.say(actor.fault()?, &[])?,
+        }
+    }
+}
+
+struct Actor {
+    domain: Domain,
+    gpu: Arc<Gpu>,
+    /// What it does for others.
+    stream: Stream,
+    /// Stays 0: what waits for it to become 1 is never done.
+    never: DeviceBuffer,
+    writer: Option<TimelineWriter>,
+    input: Option<Timeline>,
+    /// Dropped when the process comes to its own end, and not before.
+    keep: Vec<Box<dyn Any>>,
+}
+
+impl Actor {
+    fn new(domain: Domain, gpu: Arc<Gpu>) -> Result<Self, Failure> {
+        // Before any stream waits.
+        gpu.kernels()?;
+        let never = DeviceBuffer::new(gpu.context(), 8).map_err(failed("allocating"))?;
+        device::set(&gpu, never.as_slice(), 0)?;
+        let stream = Stream::new(gpu.context()).map_err(failed("making a stream"))?;
+        broker::make_ready(&domain, &stream);
+        Ok(Self { domain, gpu, stream, never, writer: None, input: None, keep: Vec::new() })
+    }
+
+    /// Shares memory of each sort, signals 1, promises 2, and records an event, the last two behind work that will not
+    /// end.
+    fn serve(&mut self, scene: &str) -> Result<Served, Failure> {
+        for (name, kept) in [(KEPT, true), (OWNED, false)] {
+            self.keep.push(Box::new(make(&self.domain, &self.gpu, &of(scene, name), kept)?));
+        }
+        let draft = self.domain.create(&of(scene, "draft"), Place::Gpu(self.gpu.uuid()));
+        self.keep.push(Box::new(draft.tensor(TENSOR, DType::U8, &[MUCH]).allocate()?));
+
+        let writer = self.domain.timeline_writer(&of(scene, LINE))?;
+        writer.signal_on(self.stream.as_ref(), 1)?;
+        self.stream.synchronize().map_err(failed("signalling"))?;
+        let event = IpcEvent::create(&self.gpu).and_then(|event| Ok((event.export()?.0.to_vec(), event)));
+        self.wait_for_ever(self.stream.as_ref())?;
+        let event = event.and_then(|event| event.1.record(self.stream.as_ref()).map(|()| event));
+        writer.signal_on(self.stream.as_ref(), 2)?;
+        self.writer = Some(writer);
+        let event = event.map(|(handle, event)| {
+            self.keep.push(Box::new(event));
+            handle
+        });
+        Ok(Served { event: event.map_err(|error| error.to_string()) })
+    }
+
+    /// Waits on the host and on a stream, and says how both ended.
+    fn wait(&self, peer: &mut Peer, teller: &mut Teller, scene: &str, value: u64) -> Result<(), Failure> {
+        let timeline = self.domain.timeline(&of(scene, LINE))?;
+        let stream = Stream::new(self.gpu.context()).map_err(failed("making a stream"))?;
+        timeline.wait_on(stream.as_ref(), value)?;
+        peer.say(Ready, &[])?;
+        let began = Moment::now();
+        let (host, host_at, stream_at) = thread::scope(|scope| {
+            let streams = scope.spawn(|| ends(stream.as_ref(), TIMEOUT).map(|done| done.then(Moment::now)));
+            let host = timeline.wait(value, TIMEOUT);
+            (host, Moment::now(), streams.join())
+        });
+        let stream_at = stream_at.unwrap_or(Ok(None))?;
+        if stream_at.is_none() {
+            // Else dropping the stream would wait as well.
+            timeline.abandon()?;
+        }
+        let woken = Woken {
+            host: ending(&host),
+            host_at,
+            stream_at,
+            check: ending(&timeline.check()),
+            reached: timeline.value(),
+        };
+        peer.tell(teller, describe(scene, value, began, &woken))?;
+        peer.say(woken, &[])
+    }
+
+    fn wait_for_event(&mut self, handle: Vec<u8>) -> Result<(), Failure> {
+        let handle = <[u8; 64]>::try_from(handle).unwrap_or([0; 64]);
+        let event = IpcEvent::open(&self.gpu, &IpcEventHandle(handle))?;
+        event.wait(self.stream.as_ref())?;
+        self.keep.push(Box::new(event));
+        Ok(())
+    }
+
+    fn look(&self) -> Looked {
+        self.stream.as_ref().is_done().map_err(|error| error.to_string())
+    }
+
+    /// Holds what a client holds: a lease, a mapping, and a stream that waits for the server.
+    fn hold(&mut self, scene: &str) -> Result<(), Failure> {
+        let segment = self.domain.open(&of(scene, OWNED), TIMEOUT)?;
+        let timeline = self.domain.timeline(&of(scene, LINE))?;
+        timeline.wait_on(self.stream.as_ref(), 1)?;
+        self.keep.push(Box::new((segment, timeline)));
+        Ok(())
+    }
+
+    fn first_stage(&mut self) -> Result<(), Failure> {
+        let batch = self.domain.opener(BATCH).read_write().timeout(TIMEOUT).open()?;
+        let writer = self.domain.timeline_writer(FIRST)?;
+        self.wait_for_ever(self.stream.as_ref())?;
+        let range = batch.tensor(TENSOR)?.device()?;
+        let fill = self.gpu.kernels()?.enqueue_fill(self.stream.as_ref(), range.as_slice());
+        fill.map_err(copy_failed("filling memory by a kernel"))?;
+        writer.signal_on(self.stream.as_ref(), 1)?;
+        self.keep.push(Box::new(batch));
+        self.writer = Some(writer);
+        Ok(())
+    }
+
+    fn second_stage(&mut self) -> Result<(), Failure> {
+        let batch = self.domain.opener(BATCH).read_write().timeout(TIMEOUT).open()?;
+        let input = self.domain.timeline(FIRST)?;
+        let resting = self.domain.timeline_writer(RESTING)?;
+        let careless = self.domain.timeline_writer(CARELESS)?;
+        resting.rests_on(&input);
+        let stream = self.stream.as_ref();
+        input.wait_on(stream, 1)?;
+        let range = batch.tensor(TENSOR)?.device()?;
+        let double = self.gpu.kernels()?.enqueue_double(stream, range.as_slice());
+        double.map_err(copy_failed("doubling by a kernel"))?;
+        resting.signal_on(stream, 1)?;
+        careless.signal_on(stream, 1)?;
+        self.keep.push(Box::new((batch, careless)));
+        (self.input, self.writer) = (Some(input), Some(resting));
+        Ok(())
+    }
+
+    /// What the second stage finds when its input has ended.
+    fn second_look(&self) -> Result<Step, Failure> {
+        let went_on = ends(self.stream.as_ref(), TIMEOUT)?;
+        let input = self.input.as_ref().map_or_else(|| "nothing".into(), |input| ending(&input.check()));
+        let signal = self.writer.as_ref().map_or_else(|| "nothing".into(), |writer| ending(&writer.signal(2)));
+        let told = went_on && input == "OwnerDied" && signal == "Tainted";
+        Ok(Step::new(
+            "second-stage",
+            "The chain's second stage, after the first one was killed",
+            "Its stream waited for the first stage. The wait ended because that is dead, and the kernel behind it ran on \
+             what happened to be there. A GPU knows no errors of that sort: the host has to ask, and the library asks \
+             where it was told what rests on what.",
+        )
+        .value("its stream", if went_on { "went on, and doubled the batch" } else { "waits" })
+        .value("check of its input", input)
+        .value("its next signal", signal)
+        .judge(told, "told when it asked, and its next signal is refused", "it was not told"))
+    }
+
+    /// Ends CUDA in this process.
+    fn fault(&self) -> Result<Faulted, Failure> {
+        let stream = Stream::new(self.gpu.context()).map_err(failed("making a stream"))?;
+        experiment::fault(self.gpu.kernels()?, stream.as_ref()).map_err(copy_failed("launching a kernel"))?;
+        // It is over when the driver says so.
+        let _ = ends(stream.as_ref(), TIMEOUT);
+        let at = Moment::now();
+        let own_call = match &self.writer {
+            Some(writer) => ending(&writer.signal_on(stream.as_ref(), 3)),
+            None => ending(&self.gpu_call()),
+        };
+        Ok(Faulted { at, own_call })
+    }
+
+    /// Any call that needs the GPU.
+    fn gpu_call(&self) -> partywall::Result<()> {
+        self.domain
+            .create("client/more", Place::Gpu(self.gpu.uuid()))
+            .tensor(TENSOR, DType::U8, &[1])
+            .allocate()
+            .map(drop)
+    }
+
+    fn wait_for_ever(&self, stream: StreamRef<'_>) -> Result<(), Failure> {
+        stream.enqueue_wait_u64(self.never.as_slice(), 1).map_err(copy_failed("waiting on a stream"))
+    }
+}
+
+/// Whether everything on a stream ends within the limit.
+pub(super) fn ends(stream: StreamRef<'_>, limit: Duration) -> Result<bool, Failure> {
+    let deadline = Instant::now() + limit;
+    loop {
+        let done = stream.is_done().map_err(failed("working on a stream"))?;
+        if done || Instant::now() > deadline {
+            return Ok(done);
+        }
+        thread::sleep(Duration::from_micros(50));
+    }
+}
+
+fn describe(scene: &str, value: u64, began: Moment, woken: &Woken) -> Step {
+    let Woken { host, host_at, stream_at, check, reached } = woken;
+    let stream =
+        stream_at.map_or_else(|| "still waits".into(), |at| format!("went on after {}", millis(at.since(began))));
+    Step::new(
+        &format!("woken-{scene}"),
+        format!("Waiting for {value} on the host and on a stream: {scene}"),
+        "Woken is not valid. The host is told by the result; a stream cannot be told anything, so its host asks with check \
+         before it believes what the stream did.",
+    )
+    .value("the host", format!("{host}, after {}", millis(host_at.since(began))))
+    .value("the stream", stream)
+    .value("check afterwards", check)
+    .value("really signalled", reached.to_string())
+    .judge(stream_at.is_some() && host != "Timeout", "nobody was left waiting", "somebody was left waiting")
+}

@@ -1,0 +1,407 @@
+//! The scenes: a server dies in three ways, a client does, the broker does.
+
+use std::{sync::Arc, thread, time::Duration};
+
+use partywall::{
+    DType, Error, Gpu, IpcEvent, Place,
+    cuda::{DeviceAttribute, DeviceBuffer, Stream},
+};
+
+use super::{
+    BROKER_MEMORY, CLIENT_HARMS, EVENT_WAKES, FAULT_ENDS, Faulted, HANGS, KEPT, LEAK, LINE, LOOK, Looked, MAKER, MUCH,
+    OUTLIVES, OWNED, Ready, Served, TENSOR, TIMEOUT, Task, VALID, Woken,
+    actor::ends,
+    ending, has, make, of,
+    witness::{Actor, Witness},
+};
+use crate::{
+    clock::{Moment, millis},
+    device::{self, copy_failed, failed},
+    failure::Failure,
+    peer::has_ended,
+    step::Step,
+};
+
+/// How a process comes to its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum How {
+    Killed,
+    Aborted,
+    Faulted,
+}
+
+const ALL: [How; 3] = [How::Killed, How::Aborted, How::Faulted];
+
+impl How {
+    /// The name of a scene.
+    fn scene(self, who: &str) -> String {
+        match self {
+            Self::Killed => format!("{who}-killed"),
+            Self::Aborted => format!("{who}-aborted"),
+            Self::Faulted => format!("{who}-faulted"),
+        }
+    }
+
+    fn title(self, who: &str) -> String {
+        match self {
+            Self::Killed => format!("The {who} is killed (SIGKILL)"),
+            Self::Aborted => format!("The {who} calls abort()"),
+            Self::Faulted => format!("A kernel of the {who}'s writes to an illegal address"),
+        }
+    }
+
+    /// Has it come; from when on others can know, and what the process's own next call says if there is one.
+    fn come(self, actor: &mut Actor, witness: &mut Witness<'_, '_>) -> Result<(Moment, Option<String>), Failure> {
+        let now = Moment::now();
+        match self {
+            Self::Killed => actor.peer.kill(),
+            Self::Aborted => {
+                actor.peer.say(Task::Abort, &[])?;
+                has_ended(actor.pid);
+            }
+            Self::Faulted => {
+                actor.peer.say(Task::Fault, &[])?;
+                let Faulted { at, own_call } = actor.peer.hear(witness.teller)?;
+                return Ok((at, Some(own_call)));
+            }
+        }
+        Ok((now, None))
+    }
+
+    /// What others are told of its timelines.
+    fn ending(self) -> &'static str {
+        if self == Self::Faulted { "OwnerFaulted" } else { "OwnerDied" }
+    }
+}
+
+/// A server dies: it has memory, a timeline and an event, and others wait for both.
+pub(super) fn server(witness: &mut Witness<'_, '_>) -> Result<(), Failure> {
+    for how in ALL {
+        let step = Step::new(&how.scene("server"), how.title("server"), SERVER);
+        let step = match shared_fate(how, witness)? {
+            Some(why) => step.untried(None, why),
+            None => one_server(how, step, witness)?,
+        };
+        witness.tell(step);
+    }
+    Ok(())
+}
+
+const SERVER: &str = "Memory belongs to whoever has a reference: the broker has one to what is kept under a name, each \
+    reader has one. The broker proves the death by the process's pidfd and the end of its connection, or is told of the \
+    fault, and stores a number that ends every wait on the timeline. It can do nothing for an event: only the dead \
+    process's own work could have ended that wait.";
+
+fn one_server(how: How, step: Step, witness: &mut Witness<'_, '_>) -> Result<Step, Failure> {
+    let scene = how.scene("server");
+    let mps = under_mps(witness)?;
+    let before = free_memory(witness)?;
+    let mut server = witness.start()?;
+    server.peer.say(Task::Serve { scene: scene.clone() }, &[])?;
+    let Served { event } = server.peer.hear(witness.teller)?;
+    let open = witness.domain.open(&of(&scene, OWNED), TIMEOUT)?;
+    witness.waiter.say(Task::Await { scene: scene.clone(), value: 2 }, &[])?;
+    let Ready = witness.waiter.hear(witness.teller)?;
+    let blocked = match event {
+        Ok(_) if mps => Err(SHARED_EVENT.to_owned()),
+        Ok(handle) => {
+            let mut actor = witness.start()?;
+            actor.peer.say(Task::AwaitEvent { handle }, &[])?;
+            let Ready = actor.peer.hear(witness.teller)?;
+            Ok(actor)
+        }
+        Err(why) => Err(why),
+    };
+
+    let (at, own_call) = how.come(&mut server, witness)?;
+    let woken: Woken = witness.waiter.hear(witness.teller)?;
+    thread::sleep(LOOK.saturating_sub(Moment::now().since(at)));
+    let by_event = blocked.and_then(|mut actor| {
+        let looked = look(&mut actor, witness);
+        // It may be blocked for ever.
+        actor.peer.kill();
+        looked
+    });
+    let intact = has(&witness.gpu, &open, 1)?;
+    let kept = witness.domain.open(&of(&scene, KEPT), TIMEOUT)?;
+    let kept_intact = has(&witness.gpu, &kept, 1)?;
+    let owned = ending(&witness.domain.open(&of(&scene, OWNED), Duration::ZERO));
+    if how == How::Faulted {
+        server.peer.say(Task::End, &[])?;
+        has_ended(server.pid);
+    }
+    let taken = before.saturating_sub(free_memory(witness)?);
+    drop(kept);
+    witness.domain.remove(&of(&scene, KEPT))?;
+
+    let blocked_text = format!("still blocked after {}, and killed", millis(LOOK));
+    let mut step = step;
+    if let Some(own_call) = &own_call {
+        step = step.value("its process", "lives").value("its own next call", own_call).says(FAULT_ENDS, false);
+    }
+    step = step
+        .value("waiter, on the host", format!("{} after {}", woken.host, millis(woken.host_at.since(at))))
+        .value("waiter, on a stream", stream_text(&woken, at))
+        .value("who waits for its event", event_text(&by_event, &blocked_text))
+        .value("memory open since before", intact_text(intact))
+        .value("memory under a kept name", intact_text(kept_intact))
+        .value("the name that it owned", if owned == "no error" { "still there" } else { &owned });
+    step = if is_simulated(witness) {
+        step.leaves_open(LEAK)
+    } else {
+        let label = if how == How::Faulted { "GPU memory, after its end" } else { "GPU memory" };
+        let had = partywall::bytes(MUCH);
+        step.value(label, format!("{} are taken still; it had {had} under no name", partywall::bytes(taken)))
+            .says(LEAK, taken >= MUCH)
+    };
+    if let Ok(done) = by_event {
+        step = step.says(EVENT_WAKES, done);
+    }
+    let went_on = woken.stream_at.is_some();
+    let gone = own_call.is_some() || owned != "no error";
+    Ok(step
+        .says(MAKER, !(intact && kept_intact))
+        .says(HANGS, !went_on)
+        .says(VALID, !(went_on && woken.reached < 2))
+        .judge(
+            woken.host == how.ending() && woken.check == how.ending() && went_on && intact && kept_intact && gone,
+            "its memory is there for those who have it, and who waited on its timeline was told",
+            format!("not all as expected: {} was awaited", how.ending()),
+        ))
+}
+
+/// A client dies: it has a lease, and a stream that waits for the server, which is the witness.
+pub(super) fn client(witness: &mut Witness<'_, '_>) -> Result<(), Failure> {
+    for how in ALL {
+        let step = Step::new(&how.scene("client"), how.title("client"), CLIENT);
+        let step = match shared_fate(how, witness)? {
+            Some(why) => step.untried(None, why),
+            None => one_client(how, step, witness)?,
+        };
+        witness.tell(step);
+    }
+    Ok(())
+}
+
+const CLIENT: &str = "The client has a mapping of its own, which goes with it, and a lease, which the broker takes back \
+    when the death is proved; while a process lives whose CUDA is broken, nobody can know what its GPU work still does, \
+    and the lease stays. The server notices nothing.";
+
+fn one_client(how: How, step: Step, witness: &mut Witness<'_, '_>) -> Result<Step, Failure> {
+    let scene = how.scene("client");
+    let mps = under_mps(witness)?;
+    let name = of(&scene, OWNED);
+    let memory = make(&witness.domain, &witness.gpu, &name, false)?;
+    let line = witness.domain.timeline_writer(&of(&scene, LINE))?;
+    let mut client = witness.start()?;
+    client.peer.say(Task::Use { scene }, &[])?;
+    let Ready = client.peer.hear(witness.teller)?;
+    let held = holds(witness, &name, client.pid)?;
+
+    let (mut at, own_call) = how.come(&mut client, witness)?;
+    let mut step = step.value("its lease, before", if held { "there" } else { "missing" });
+    if let Some(own_call) = own_call {
+        thread::sleep(LOOK.saturating_sub(Moment::now().since(at)));
+        let still = holds(witness, &name, client.pid)?;
+        step = step
+            .value("its process", "lives")
+            .value("its own next call", own_call)
+            .value(format!("its lease, {} later", millis(LOOK)), if still { "there" } else { "gone" })
+            .says(FAULT_ENDS, false);
+        at = Moment::now();
+        client.peer.say(Task::End, &[])?;
+    }
+    let limit = if mps { LOOK } else { TIMEOUT };
+    while holds(witness, &name, client.pid)? && Moment::now().since(at) < limit {
+        thread::sleep(Duration::from_millis(1));
+    }
+    let gone = !holds(witness, &name, client.pid)?;
+    let after = Moment::now().since(at);
+    let since = if how == How::Faulted { "since the end of its process" } else { "since then" };
+    step = step.value("its lease", if gone { format!("gone after {} {since}", millis(after)) } else { "there".into() });
+    let mut lease = held && gone;
+    if mps {
+        let freed = witness.domain.free_unproven(Some(client.pid));
+        let still = holds(witness, &name, client.pid)?;
+        lease = held && !gone && freed.is_ok() && !still;
+        step = step
+            .value("under MPS", "nobody knows that its GPU work is over: what it held is kept, as unproven")
+            .value("its lease, after rm --unproven", if still { "there" } else { "gone" });
+    }
+    let intact = has(&witness.gpu, &memory, 1)?;
+    let signal = ending(&line.signal(1));
+    drop(client);
+    let unharmed = intact && signal == "no error";
+    Ok(step
+        .value("the server's memory", intact_text(intact))
+        .value("the server's next signal", signal)
+        .says(CLIENT_HARMS, !unharmed)
+        .judge(
+            lease && unharmed,
+            "the server goes on as if nothing had happened",
+            if lease { "the server was harmed" } else { "its lease is not what it ought to be" },
+        ))
+}
+
+/// The broker dies. Nothing that has a name is left afterwards.
+pub(super) fn broker(witness: &mut Witness<'_, '_>) -> Result<(), Failure> {
+    let scene = "broker-killed";
+    let memory = make(&witness.domain, &witness.gpu, &of(scene, OWNED), false)?;
+    let shelf = witness.domain.create(&of(scene, KEPT), Place::Gpu(witness.gpu.uuid()));
+    // Not mapped by anybody: it is the broker's alone.
+    drop(shelf.tensor(TENSOR, DType::U8, &[MUCH]).kept(true).allocate()?.commit()?);
+    let line = witness.domain.timeline_writer(&of(scene, LINE))?;
+    witness.waiter.say(Task::Await { scene: scene.into(), value: 1 }, &[])?;
+    let Ready = witness.waiter.hear(witness.teller)?;
+
+    // An event behind a word that the witness writes when the broker is dead.
+    let gate = Gate::new(&witness.gpu)?;
+    let stream = Stream::new(witness.gpu.context()).map_err(failed("making a stream"))?;
+    let event = IpcEvent::create(&witness.gpu).and_then(|event| Ok((event.export()?.0.to_vec(), event)));
+    let blocked = match event {
+        Ok((handle, event)) => {
+            let waits = stream.as_ref().enqueue_wait_u64(gate.word.as_slice(), 1);
+            waits.map_err(copy_failed("waiting on a stream"))?;
+            event.record(stream.as_ref())?;
+            let mut actor = witness.start()?;
+            actor.peer.say(Task::AwaitEvent { handle }, &[])?;
+            let Ready = actor.peer.hear(witness.teller)?;
+            Ok((actor, event))
+        }
+        Err(error) => Err(error.to_string()),
+    };
+
+    let before = free_memory(witness)?;
+    let killed = Moment::now();
+    witness.broker.kill();
+    let woken: Woken = witness.waiter.hear(witness.teller)?;
+    let freed = free_memory(witness)?.saturating_sub(before);
+    gate.open()?;
+    ends(stream.as_ref(), TIMEOUT)?;
+    let by_event = blocked.and_then(|(mut actor, _event)| {
+        let mut looked = Ok(false);
+        while looked == Ok(false) && Moment::now().since(killed) < TIMEOUT {
+            looked = look(&mut actor, witness);
+        }
+        actor.peer.kill();
+        looked
+    });
+    let intact = has(&witness.gpu, &memory, 1)?;
+    let open = ending(&witness.domain.open(&of(scene, OWNED), Duration::ZERO));
+    let signal = ending(&line.signal(1));
+
+    let went_on = woken.stream_at.is_some();
+    let step = Step::new(
+        scene,
+        "The broker is killed (SIGKILL)",
+        "Mappings are references of their own, and an event is between two drivers. But nobody is left who would notice a \
+         death, so each process ends its own waits on timelines, when nobody answers at the broker's socket any more; and \
+         what nobody has mapped is gone with the broker's descriptors.",
+    )
+    .value("memory that is mapped", intact_text(intact))
+    .value("waiter, on the host", format!("{} after {}", woken.host, millis(woken.host_at.since(killed))))
+    .value("waiter, on a stream", stream_text(&woken, killed))
+    .value("the writer's next signal", signal)
+    .value("who waits for an event", event_text(&by_event, "still blocked"))
+    .value("opening a name", open);
+    let step = if is_simulated(witness) {
+        step.leaves_open(OUTLIVES)
+    } else {
+        let all = partywall::bytes(MUCH);
+        step.value("memory that nobody had mapped", format!("{} came back of {all}", partywall::bytes(freed)))
+            .says(OUTLIVES, freed < MUCH)
+    };
+    witness.tell(step.says(BROKER_MEMORY, !intact).says(HANGS, !went_on).judge(
+        intact && went_on && woken.host == "BrokerGone",
+        "what is mapped stays, and nobody is left waiting",
+        "not all as expected: BrokerGone was awaited",
+    ));
+    Ok(())
+}
+
+/// A word that a stream waits for. It is written before it goes, because dropping memory waits for streams.
+struct Gate {
+    gpu: Arc<Gpu>,
+    word: DeviceBuffer,
+}
+
+impl Gate {
+    fn new(gpu: &Arc<Gpu>) -> Result<Self, Failure> {
+        let word = DeviceBuffer::new(gpu.context(), 8).map_err(failed("allocating"))?;
+        device::set(gpu, word.as_slice(), 0)?;
+        Ok(Self { gpu: gpu.clone(), word })
+    }
+
+    fn open(&self) -> Result<(), Failure> {
+        let written = self.gpu.stream().enqueue_write_u64(self.word.as_slice(), 1);
+        written.map_err(copy_failed("writing a word by a stream"))
+    }
+}
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        let _ = self.open();
+    }
+}
+
+/// How a stream is doing that waits for an event.
+fn look(actor: &mut Actor, witness: &mut Witness<'_, '_>) -> Looked {
+    let told = |failure: Failure| failure.message().to_owned();
+    actor.peer.say(Task::Look, &[]).map_err(told)?;
+    actor.peer.hear::<Looked>(witness.teller).map_err(told)?
+}
+
+fn event_text(looked: &Looked, blocked: &str) -> String {
+    match looked {
+        Ok(true) => "went on".into(),
+        Ok(false) => blocked.into(),
+        Err(why) => why.clone(),
+    }
+}
+
+fn stream_text(woken: &Woken, since: Moment) -> String {
+    match woken.stream_at {
+        Some(at) => format!("went on after {}, check: {}", millis(at.since(since)), woken.check),
+        None => "still waits".into(),
+    }
+}
+
+/// Why a fault is not tried: under MPS it would be everybody's.
+fn shared_fate(how: How, witness: &Witness<'_, '_>) -> Result<Option<String>, Failure> {
+    Ok((how == How::Faulted && under_mps(witness)?).then(|| {
+        "under MPS a fault ends CUDA in all clients of the server: run this lab without, by \
+         CUDA_MPS_PIPE_DIRECTORY=/nonexistent"
+            .to_owned()
+    }))
+}
+
+/// Why nobody waits for the event of a process that dies under MPS.
+const SHARED_EVENT: &str = "not tried: under MPS its CUDA would end with the recorder";
+
+fn under_mps(witness: &Witness<'_, '_>) -> Result<bool, Failure> {
+    let device = witness.gpu.context().device();
+    Ok(device.attribute(DeviceAttribute::MPS_ENABLED).map_err(failed("asking about MPS"))? != 0)
+}
+
+/// Whether free memory says nothing of what other processes have.
+fn is_simulated(witness: &Witness<'_, '_>) -> bool {
+    witness.gpu.context().driver().is_simulated()
+}
+
+/// Whether a process has a lease on a name.
+fn holds(witness: &Witness<'_, '_>, name: &str, pid: u32) -> Result<bool, Failure> {
+    match witness.domain.inspect(name) {
+        Ok(info) => Ok(info.holders.iter().any(|holder| holder.pid == pid)),
+        Err(Error::NotFound { .. }) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Free memory of the GPU, which others use as well.
+fn free_memory(witness: &Witness<'_, '_>) -> Result<u64, Failure> {
+    Ok(witness.gpu.context().memory_info().map_err(failed("asking for free memory"))?.free)
+}
+
+fn intact_text(intact: bool) -> &'static str {
+    if intact { "readable, every word as written" } else { "not what was written" }
+}

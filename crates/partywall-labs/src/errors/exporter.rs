@@ -1,0 +1,348 @@
+//! The exporter: has memory of every kind, asks the driver for handles of it, gives the good ones away, and ends.
+
+use partywall::cuda::{
+    Access, CuResult, CudaError, DeviceBuffer, IpcEvent, IpcMapping, IpcMemoryHandle, Mapping, PhysicalMemory,
+    PinnedBuffer, Stream, experiment,
+};
+
+use super::{
+    ANY_EVENT, ANY_POINTER, ANY_SIZE, BYTES, Done, EVENT_HERE, EVERYWHERE, Hello, INSIDE, INTERIOR, LAB, MARK,
+    MARK_INSIDE, MARK_ODD, NEW, ODD_BYTES, OLD, Offer, TITLE, Wish, handle_text,
+};
+use crate::{
+    Context, Options,
+    device::{self, Gpu, copy_failed, failed, kind_of},
+    failure::Failure,
+    peer::Peer,
+    step::{Step, code},
+    teller::Teller,
+};
+
+/// Plays the role.
+pub(super) fn run(context: &Context, options: &Options, teller: &mut Teller) -> Result<(), Failure> {
+    if options.on_standard_input {
+        let mut peer = Peer::on_standard_input("opener")?;
+        return play(options, &mut peer, teller).map_err(|failure| peer.give_up(failure));
+    }
+    let gpu = device::open(options.device())?;
+    teller.header(TITLE, &gpu).map_err(failed("asking about the GPU"))?;
+    let mut peer = Peer::meet(context, LAB, "opener", teller)?;
+    play(options, &mut peer, teller).map_err(|failure| peer.give_up(failure))?;
+    teller.remark("This process ends now, with all its memory. The opener goes on, and says which beliefs held.");
+    Ok(())
+}
+
+fn play(options: &Options, peer: &mut Peer, teller: &mut Teller) -> Result<(), Failure> {
+    let gpu = device::open(options.device())?;
+    peer.say(Hello { pid: std::process::id(), uuid: gpu.uuid().to_string() }, &[])?;
+    let exporter = Exporter { gpu: &gpu };
+    for step in exporter.pointers()?.into_iter().chain(exporter.events()).chain([exporter.unaligned()?]) {
+        peer.tell(teller, step)?;
+    }
+    let goods = exporter.goods()?;
+    for step in [exporter.interior(&goods)?, exporter.same_process(&goods)?] {
+        peer.tell(teller, step)?;
+    }
+    peer.say(goods.offer(&gpu)?, &[])?;
+    loop {
+        match peer.hear(teller)? {
+            Wish::End => return Ok(()),
+            // Nothing was enqueued that could be finished.
+            Wish::Finish => peer.say(Done::Ok(()), &[])?,
+            Wish::Enqueue => goods.late.fill(peer, teller)?,
+        }
+    }
+}
+
+struct Exporter<'a> {
+    gpu: &'a Gpu,
+}
+
+impl Exporter<'_> {
+    /// Asks for handles of every kind of memory that has none.
+    fn pointers(&self) -> Result<Vec<Step>, Failure> {
+        let context = self.gpu.context();
+        let host = vec![0_u8; 4096];
+        let freed = DeviceBuffer::new(context, BYTES).map_err(failed("allocating"))?.as_slice().device_ptr();
+        let mut steps = vec![
+            self.refused(
+                "host-pointer",
+                "A pointer to ordinary host memory",
+                ("vec![0_u8; 4096]", host.as_ptr() as u64),
+                "A handle names an allocation of the driver, and the driver has never seen this one.",
+            ),
+            self.refused(
+                "freed",
+                "A pointer to memory that was freed",
+                ("cuMemAlloc, cuMemFree", freed),
+                "The address is still a number that looks right; nothing is behind it. A framework's cache that gives \
+                 memory back leads here.",
+            ),
+            self.refused(
+                "uninitialised",
+                "A pointer that was never set",
+                ("whatever lay there", 0x0BAD_C0DE_0BAD_C0DE),
+                "The answer is the same as for freed memory: the code does not tell the two apart.",
+            ),
+        ];
+        let pinned = PinnedBuffer::new(context, 4096);
+        steps.push(self.of_kind(
+            "pinned",
+            "Page-locked host memory (cudaMallocHost)",
+            "cuMemHostAlloc(4096)",
+            pinned.as_ref().map(|buffer| buffer.as_ptr() as u64),
+            "Kernels reach it, but it belongs to this process. Share a memfd, and register it in each process instead.",
+        ));
+        let managed = experiment::UnshareableMemory::managed(context, 4096);
+        steps.push(self.of_kind(
+            "managed",
+            "Managed memory (cudaMallocManaged)",
+            "cuMemAllocManaged(4096)",
+            managed.as_ref().map(experiment::UnshareableMemory::device_ptr),
+            "Its pages move between host and device, so there is no one place that a handle could name.",
+        ));
+        let pooled = experiment::UnshareableMemory::pooled(context, 4096);
+        steps.push(self.of_kind(
+            "pool",
+            "Memory of a pool (cudaMallocAsync)",
+            "cuMemAllocAsync(4096)",
+            pooled.as_ref().map(experiment::UnshareableMemory::device_ptr),
+            "The default pool of a device cannot be shared at all. cudarc allocates from it by default, which is why \
+             its slices have no handle.",
+        ));
+        let granularity = PhysicalMemory::granularity(context);
+        let mapping = granularity
+            .and_then(|bytes| PhysicalMemory::create(context, bytes))
+            .and_then(|memory| Mapping::new(memory, Access::ReadWrite));
+        steps.push(self.of_kind(
+            "vmm",
+            "Memory of cuMemCreate, mapped",
+            "cuMemCreate, cuMemMap",
+            mapping.as_ref().map(Mapping::device_ptr),
+            "It travels as a file descriptor, never as a handle: the two ways are disjoint. torch with \
+             expandable_segments allocates so.",
+        ));
+        Ok(steps)
+    }
+
+    fn refused(&self, id: &str, title: &str, (how, address): (&str, u64), why: &str) -> Step {
+        let context = self.gpu.context();
+        let answer = code(&IpcMemoryHandle::of(context, address));
+        Step::new(id, title, why)
+            .value(how, format!("{address:#x}"))
+            .value("kind, as the driver says", kind_of(context, address))
+            .answer("cuIpcGetMemHandle", answer)
+            .judge_refusal(answer, None)
+    }
+
+    /// The same for memory that a kernel can use.
+    fn of_kind(&self, id: &str, title: &str, how: &str, made: Result<u64, &CudaError>, why: &str) -> Step {
+        match made {
+            Err(error) => Step::new(id, title, why).untried(None, error.to_string()),
+            Ok(address) => {
+                let step = self.refused(id, title, (how, address), why);
+                let accepted = step.refusal.is_none();
+                step.says(ANY_POINTER, accepted)
+            }
+        }
+    }
+
+    fn events(&self) -> [Step; 3] {
+        let context = self.gpu.context();
+        let lacking = |id, title, interprocess, timing, flags: &str, why| {
+            let answer = experiment::event_handle(context, interprocess, timing);
+            let call = answer.as_ref().err().map_or("cuIpcGetEventHandle", |error| error.call);
+            Step::new(id, title, why)
+                .value("flags of cuEventCreate", flags)
+                .answer(call, code(&answer))
+                .says(ANY_EVENT, answer.is_ok())
+                .judge_refusal(code(&answer), None)
+        };
+        let here = Step::new(
+            "event-here",
+            "An event opened in the process that made it",
+            "As for memory, the driver does not open what is its own. A program that talks to itself needs a way around.",
+        );
+        let here = match IpcEvent::new(context).and_then(|event| event.export().map(|handle| (event, handle))) {
+            Err(error) => here.untried(Some(EVENT_HERE), format!("events have no handles here: {error}")),
+            Ok((_event, handle)) => {
+                let answer = code(&IpcEvent::open(context, &handle));
+                here.value("flags of cuEventCreate", "INTERPROCESS, DISABLE_TIMING")
+                    .answer("cuIpcOpenEventHandle", answer)
+                    .says(EVENT_HERE, answer.is_success())
+                    .judge_refusal(answer, None)
+            }
+        };
+        [
+            lacking(
+                "event-plain",
+                "An event without the interprocess flag",
+                false,
+                false,
+                "DISABLE_TIMING",
+                "What can be shared is decided when the event is made; torch and the runtime make plain ones.",
+            ),
+            lacking(
+                "event-timing",
+                "A shared event that keeps a time",
+                true,
+                true,
+                "INTERPROCESS",
+                "Between processes an event is only a point in a stream: the flag for it demands the one against times.",
+            ),
+            here,
+        ]
+    }
+
+    fn unaligned(&self) -> Result<Step, Failure> {
+        let granularity =
+            PhysicalMemory::granularity(self.gpu.context()).map_err(failed("asking for the granularity"))?;
+        let answer = code(&PhysicalMemory::create(self.gpu.context(), granularity + 4096));
+        Ok(Step::new(
+            "vmm-size",
+            "A size that is no multiple of the granularity",
+            "Memory that travels as a file descriptor consists of whole pages of the device. Round up, and put many \
+             tensors into one allocation.",
+        )
+        .value("granularity", format!("{granularity} bytes"))
+        .answer(format!("cuMemCreate({})", granularity + 4096), answer)
+        .says(ANY_SIZE, answer.is_success())
+        .judge_refusal(answer, None))
+    }
+
+    fn goods(&self) -> Result<Goods, Failure> {
+        let allocate = |bytes, mark| {
+            let buffer = DeviceBuffer::new(self.gpu.context(), bytes).map_err(failed("allocating"))?;
+            device::set(self.gpu, buffer.as_slice(), mark)?;
+            Ok::<_, Failure>(buffer)
+        };
+        let base = allocate(BYTES, MARK)?;
+        let inside = base.slice(INSIDE, 1).map_err(copy_failed("marking memory"))?;
+        device::set(self.gpu, inside, MARK_INSIDE)?;
+        let odd = allocate(ODD_BYTES, MARK_ODD)?;
+        let first = odd.as_slice().device_ptr();
+        let kernels = self.gpu.kernels()?;
+        // The driver puts small allocations side by side; one of a few will follow the first one in its block.
+        let mut others = Vec::new();
+        let mut neighbour = None;
+        while neighbour.is_none() && others.len() < 8 {
+            let other = DeviceBuffer::new(self.gpu.context(), ODD_BYTES).map_err(failed("allocating"))?;
+            kernels.enqueue_fill(self.gpu.stream(), other.as_slice()).map_err(copy_failed("filling memory"))?;
+            let address = other.as_slice().device_ptr();
+            neighbour = (address > first && address >> 21 == first >> 21).then(|| address - first);
+            others.push(other);
+        }
+        self.gpu.stream().synchronize().map_err(failed("filling memory"))?;
+        let late = Late::new(self.gpu, allocate(BYTES, OLD)?)?;
+        Ok(Goods { base, odd, _others: others, neighbour, late, last: allocate(BYTES, MARK)? })
+    }
+
+    fn interior(&self, goods: &Goods) -> Result<Step, Failure> {
+        let context = self.gpu.context();
+        let base = goods.base.as_slice().device_ptr();
+        let whole = handle_of(self.gpu, &goods.base)?;
+        let inside = IpcMemoryHandle::of(context, base + INSIDE);
+        let step = Step::new(
+            "interior",
+            "A pointer into an allocation",
+            "The driver makes a handle of it without a word, but of the whole allocation. So the offset must travel \
+             beside the handle; without it the reader gets other bytes, and no error.",
+        )
+        .value("allocation", format!("{base:#x}, {BYTES} bytes"))
+        .value("pointer", format!("{:#x}, {INSIDE} bytes into it", base + INSIDE))
+        .answer("cuIpcGetMemHandle", code(&inside));
+        Ok(match inside {
+            Ok(inside) => {
+                let same = "the same 64 bytes as the handle of the base";
+                let other = "a handle of its own: see what it leads to";
+                let step = step.value("handle", if inside == whole { same } else { other });
+                step.judge(inside == whole, same, other)
+            }
+            Err(error) => step.says(INTERIOR, false).judge(false, "", format!("refused here: {}", error.code)),
+        })
+    }
+
+    fn same_process(&self, goods: &Goods) -> Result<Step, Failure> {
+        let handle = handle_of(self.gpu, &goods.base)?;
+        let answer = code(&IpcMapping::open(self.gpu.context(), handle, BYTES, Access::ReadOnly));
+        Ok(Step::new(
+            "same-process",
+            "A handle opened in the process that made it",
+            "The driver compares process ids, and refuses its own. A program that may talk to itself keeps a table of \
+             what it has exported. Two containers in which both are process 1 meet the same refusal.",
+        )
+        .value("handle", handle_text(handle))
+        .answer("cuIpcOpenMemHandle", answer)
+        .says(EVERYWHERE, answer.is_success())
+        .judge_refusal(answer, Some(CuResult::INVALID_CONTEXT)))
+    }
+}
+
+/// What is given away, alive until the exporter ends.
+struct Goods {
+    base: DeviceBuffer,
+    odd: DeviceBuffer,
+    _others: Vec<DeviceBuffer>,
+    neighbour: Option<u64>,
+    late: Late,
+    last: DeviceBuffer,
+}
+
+impl Goods {
+    fn offer(&self, gpu: &Gpu) -> Result<Offer, Failure> {
+        let text = |buffer| handle_of(gpu, buffer).map(handle_text);
+        let inside = IpcMemoryHandle::of(gpu.context(), self.base.as_slice().device_ptr() + INSIDE);
+        Ok(Offer {
+            base: text(&self.base)?,
+            inside: inside.ok().map(handle_text),
+            odd: text(&self.odd)?,
+            neighbour: self.neighbour,
+            late: text(&self.late.buffer)?,
+            last: text(&self.last)?,
+        })
+    }
+}
+
+/// Memory that is filled behind a wait. Everything that it needs is made, and warm, before the wait.
+struct Late {
+    buffer: DeviceBuffer,
+    /// The filling stream waits for it to become 1.
+    word: DeviceBuffer,
+    filling: Stream,
+    releasing: Stream,
+    /// Why it cannot be done here.
+    obstacle: Option<String>,
+}
+
+impl Late {
+    fn new(gpu: &Gpu, buffer: DeviceBuffer) -> Result<Self, Failure> {
+        let context = gpu.context();
+        let obstacle = device::streams_cannot_wait(gpu);
+        let word = DeviceBuffer::new(context, 4).map_err(failed("allocating"))?;
+        device::set(gpu, word.as_slice(), 0)?;
+        let stream = || Stream::new(context).map_err(failed("making a stream"));
+        Ok(Self { buffer, word, filling: stream()?, releasing: stream()?, obstacle })
+    }
+
+    /// Enqueues the filling, says so, and lets it run when the opener wants it or is gone.
+    fn fill(&self, peer: &mut Peer, teller: &mut Teller) -> Result<(), Failure> {
+        if let Some(why) = &self.obstacle {
+            return peer.say(Done::Err(why.clone()), &[]);
+        }
+        let failed = copy_failed("filling memory behind a wait");
+        let filling = self.filling.as_ref();
+        filling.enqueue_wait_u32(self.word.as_slice(), 1).map_err(&failed)?;
+        let enqueued = filling.enqueue_set(self.buffer.as_slice(), NEW).map_err(&failed);
+        let heard = peer.say(Done::Ok(()), &[]).and_then(|()| peer.hear::<Wish>(teller));
+        // Whatever happened meanwhile: nothing in this process could end while its stream waits.
+        self.releasing.as_ref().enqueue_write_u32(self.word.as_slice(), 1).map_err(&failed)?;
+        self.filling.synchronize().map_err(device::failed("filling memory behind a wait"))?;
+        enqueued?;
+        heard?;
+        peer.say(Done::Ok(()), &[])
+    }
+}
+
+fn handle_of(gpu: &Gpu, buffer: &DeviceBuffer) -> Result<IpcMemoryHandle, Failure> {
+    IpcMemoryHandle::of(gpu.context(), buffer.as_slice().device_ptr()).map_err(failed("asking for a handle"))
+}

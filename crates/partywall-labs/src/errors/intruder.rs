@@ -1,0 +1,203 @@
+//! The intruder: a process for what may end CUDA in it. Nobody else suffers from that, which is checked afterwards.
+
+use partywall::cuda::{Access, CuResult, IpcMapping, IpcMemoryHandle, experiment};
+use serde::{Deserialize, Serialize};
+
+use super::{BYTES, CHECKED, CLOSED_ONCE, LAB, MARK, ODD_BYTES, ONLY_SHARED, READER_FREES, received};
+use crate::{
+    Options,
+    device::{self, Gpu, copy_failed, failed, first_byte},
+    failure::Failure,
+    peer::Peer,
+    step::{Step, code},
+    teller::Teller,
+};
+
+/// What the intruder tries its hand at. Handles are hexadecimal.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Target {
+    pub(super) base: String,
+    pub(super) odd: String,
+    /// How far behind `odd` another allocation begins in the same 2 MiB.
+    pub(super) neighbour: Option<u64>,
+}
+
+/// It has nothing more to tell.
+#[derive(Debug, Serialize, Deserialize)]
+struct End;
+
+/// Runs the intruder, and checks that its deeds were its own ruin at most.
+pub(super) fn watch(gpu: &Gpu, target: Target, teller: &mut Teller) -> Result<(), Failure> {
+    let base = received(&target.base)?;
+    let mut intruder = Peer::spawn(LAB, "intruder", &gpu.uuid().to_string())?;
+    intruder.say(target, &[])?;
+    let ended = intruder.hear::<End>(teller);
+    intruder.end();
+    let mapping = IpcMapping::open(gpu.context(), base, BYTES, Access::ReadOnly).map_err(failed("opening it again"))?;
+    let found = first_byte(gpu, mapping.as_slice());
+    let step = Step::new(
+        "unharmed",
+        "The same memory, in the process that did nothing wrong",
+        "Each process has its own mapping and its own context. A fault ends CUDA in the process that made it (under MPS \
+         in every client of the server).",
+    )
+    .value("the intruder", ended.as_ref().map_or_else(|failure| failure.message().to_owned(), |End| "went to its end".into()))
+    .value("read here", found.as_ref().map_or_else(ToString::to_string, |byte| format!("{byte:#04x}")));
+    teller.tell(step.judge(found == Ok(MARK), "nothing has changed here", "it has suffered from the other"));
+    Ok(())
+}
+
+/// Plays the role. It is never played by hand.
+pub(super) fn run(options: &Options, teller: &mut Teller) -> Result<(), Failure> {
+    let mut opener = Peer::on_standard_input("opener")?;
+    play(options, &mut opener, teller).map_err(|failure| opener.give_up(failure))
+}
+
+fn play(options: &Options, opener: &mut Peer, teller: &mut Teller) -> Result<(), Failure> {
+    let gpu = device::open(options.device())?;
+    let target: Target = opener.hear(teller)?;
+    let base = received(&target.base)?;
+    opener.tell(teller, garbage(&gpu))?;
+    opener.tell(teller, damaged(&gpu, base))?;
+    opener.tell(teller, free(&gpu, base)?)?;
+    opener.tell(teller, close_twice(&gpu, base)?)?;
+    // Last, because it may fault.
+    opener.tell(teller, neighbour(&gpu, &target)?)?;
+    opener.say(End, &[])
+}
+
+fn open(gpu: &Gpu, handle: IpcMemoryHandle, bytes: u64) -> Result<IpcMapping, Failure> {
+    IpcMapping::open(gpu.context(), handle, bytes, Access::ReadOnly).map_err(failed("opening a handle"))
+}
+
+fn garbage(gpu: &Gpu) -> Step {
+    let open = |bytes| code(&IpcMapping::open(gpu.context(), IpcMemoryHandle(bytes), 1, Access::ReadOnly));
+    let zeros = open([0; 64]);
+    let noise = open(std::array::from_fn(|index| (index as u8).wrapping_mul(151) ^ 0x5A));
+    let step = Step::new(
+        "garbage",
+        "64 bytes that are no handle",
+        "Bytes that come from a file or a socket may be anything. The driver looks at them, but it is no parser to \
+         rely on: check who sent them.",
+    );
+    step.value("64 zeros", zeros.to_string())
+        .answer("noise", noise)
+        .says(CHECKED, !zeros.is_success() && !noise.is_success())
+        .judge_refusal(if zeros.is_success() { zeros } else { noise }, None)
+}
+
+/// Opens the handle with each byte changed in turn.
+fn damaged(gpu: &Gpu, handle: IpcMemoryHandle) -> Step {
+    let mut opened = Vec::new();
+    let mut codes: Vec<(CuResult, usize)> = Vec::new();
+    for position in 0..handle.0.len() {
+        let mut damaged = handle;
+        damaged.0[position] ^= 0x80;
+        let answer = code(&IpcMapping::open(gpu.context(), damaged, 1, Access::ReadOnly));
+        if answer.is_success() {
+            opened.push(position);
+        } else if let Some((_, count)) = codes.iter_mut().find(|(known, _)| *known == answer) {
+            *count += 1;
+        } else {
+            codes.push((answer, 1));
+        }
+    }
+    let mut step = Step::new(
+        "damaged",
+        "A good handle with one bit changed, 64 times",
+        "The driver promises nothing about damaged bytes. A bit that it does not look at changes nothing; another one may \
+         lead to another allocation.",
+    );
+    for (code, count) in codes {
+        step = step.value(code.to_string(), format!("{count} times"));
+    }
+    let opened_at = match opened.len() {
+        0 => "none".to_owned(),
+        count => format!("{count}, with the bit in byte {}", ranges(&opened)),
+    };
+    let finding = if opened.is_empty() { "every wrong bit was noticed" } else { "a wrong bit need not be noticed" };
+    step.value("opened all the same", opened_at).says(CHECKED, opened.is_empty()).judge(true, finding, "")
+}
+
+fn free(gpu: &Gpu, handle: IpcMemoryHandle) -> Result<Step, Failure> {
+    let mapping = open(gpu, handle, BYTES)?;
+    let answer = code(&experiment::free_mapping(&mapping));
+    Ok(Step::new(
+        "free-mapping",
+        "cuMemFree on what was opened by handle",
+        "The allocation belongs to the process that made it. A reader closes (cuIpcCloseMemHandle), it does not free.",
+    )
+    .value("address", format!("{:#x}", mapping.device_ptr()))
+    .answer("cuMemFree", answer)
+    .says(READER_FREES, answer.is_success())
+    .judge_refusal(answer, None))
+}
+
+fn close_twice(gpu: &Gpu, handle: IpcMemoryHandle) -> Result<Step, Failure> {
+    // What the step before did to its mapping is reported when that is closed, and no matter here.
+    let _ = gpu.context().take_drop_error();
+    let answer = code(&experiment::close_twice(open(gpu, handle, BYTES)?));
+    Ok(Step::new(
+        "closed-twice",
+        "A mapping closed twice",
+        "The driver counts how often a handle was opened. One close too many takes the memory from somebody else in the \
+         process who opened it as well, and then there is no error at all.",
+    )
+    .answer("second cuIpcCloseMemHandle", answer)
+    .says(CLOSED_ONCE, !answer.is_success())
+    .judge_refusal(answer, None))
+}
+
+fn neighbour(gpu: &Gpu, target: &Target) -> Result<Step, Failure> {
+    let step = Step::new(
+        "neighbour",
+        "What lies behind a small allocation that was shared",
+        "A handle maps whole blocks of 2 MiB. Give shared memory blocks of its own, in multiples of 2 MiB, or copy \
+         into such.",
+    );
+    let Some(offset) = target.neighbour else {
+        return Ok(step.untried(Some(ONLY_SHARED), "the exporter got no two small allocations in one block of 2 MiB"));
+    };
+    let kernels = gpu.kernels()?;
+    let mapping = open(gpu, received(&target.odd)?, ODD_BYTES)?;
+    let behind = experiment::beyond(&mapping, offset, ODD_BYTES).map_err(copy_failed("looking behind memory"))?;
+    let mut bytes = [0; ODD_BYTES as usize];
+    let copied = gpu.stream().copy_to_host(&mut bytes, behind);
+    // A copy may be refused by the driver; nobody looks after a kernel.
+    let checked = kernels.verify(gpu.stream(), behind, 1);
+    let seen = checked == Ok(None);
+    Ok(step
+        .value("shared", format!("{ODD_BYTES} bytes at {:#x}", mapping.device_ptr()))
+        .value("another allocation of the exporter", format!("{offset} bytes behind, never shared"))
+        .value("a copy of it", copied.map_or_else(|error| error.to_string(), |()| "was made".into()))
+        .value(
+            "a kernel that looks for what is there",
+            match checked {
+                Ok(None) => "finds every word that the exporter wrote".into(),
+                Ok(Some(_)) => "finds other words".into(),
+                Err(error) => error.to_string(),
+            },
+        )
+        .says(ONLY_SHARED, !seen)
+        .judge(seen, "the reader sees memory that was never shared", "the reader does not see it"))
+}
+
+/// Numbers in growing order, runs of them as `8–15`.
+fn ranges(numbers: &[usize]) -> String {
+    let runs = numbers.chunk_by(|a, b| a + 1 == *b).map(|run| match run {
+        [one] => one.to_string(),
+        run => format!("{}–{}", run[0], run[run.len() - 1]),
+    });
+    runs.collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_of_numbers_are_short() {
+        assert_eq!(ranges(&[1, 8, 9, 10, 32, 33, 63]), "1, 8–10, 32–33, 63");
+        assert_eq!(ranges(&[]), "");
+    }
+}

@@ -1,0 +1,230 @@
+//! The opener: opens what the exporter gave away, at the wrong time too, and says which beliefs held.
+
+use partywall::cuda::{Access, CuResult, IpcMapping, IpcMemoryHandle, PointerInfo};
+
+use super::{
+    BELIEFS, BYTES, CODES, DIES, Done, Hello, INTERIOR, KEEPS, MARK, MARK_INSIDE, MARK_ODD, NEW, ODD_BYTES, OLD, Offer,
+    TITLE, WAITS, Wish,
+    intruder::{self, Target},
+    received,
+};
+use crate::{
+    Options,
+    device::{self, Chosen, Gpu, copy_failed, failed, first_byte},
+    failure::Failure,
+    peer::{Peer, has_ended},
+    step::{Step, code},
+    teller::Teller,
+};
+
+/// Plays the role, and ends the lab.
+pub(super) fn run(
+    options: &Options,
+    mut exporter: Peer,
+    teller: &mut Teller,
+    kept: Option<IpcMemoryHandle>,
+) -> Result<(), Failure> {
+    let hello: Hello = exporter.hear(teller)?;
+    let theirs = || hello.uuid.parse().map(Chosen::Uuid).unwrap_or(Chosen::Ordinal(0));
+    let gpu = device::open(options.device.unwrap_or_else(theirs))?;
+    teller.header(TITLE, &gpu).map_err(failed("asking about the GPU"))?;
+    let offer: Offer = exporter.hear(teller)?;
+    let opener = Opener { gpu: &gpu, offer };
+
+    let base = opener.open(&opener.offer.base, BYTES)?;
+    if let Some(step) = opener.interior()? {
+        teller.tell(step);
+    }
+    teller.tell(opener.odd_size()?);
+    let step = opener.early(&mut exporter, teller)?;
+    teller.tell(step);
+    teller.tell(opener.other_boot(kept));
+    let target =
+        Target { base: opener.offer.base.clone(), odd: opener.offer.odd.clone(), neighbour: opener.offer.neighbour };
+    intruder::watch(&gpu, target, teller)?;
+
+    exporter.say(Wish::End, &[])?;
+    teller.tell(opener.gone(hello.pid)?);
+    teller.tell(opener.survives(&base)?);
+    teller.tell(codes(teller));
+    teller.conclude(&BELIEFS);
+    Ok(())
+}
+
+struct Opener<'a> {
+    gpu: &'a Gpu,
+    offer: Offer,
+}
+
+impl Opener<'_> {
+    fn open(&self, handle: &str, bytes: u64) -> Result<IpcMapping, Failure> {
+        IpcMapping::open(self.gpu.context(), received(handle)?, bytes, Access::ReadOnly)
+            .map_err(failed("opening a handle that the exporter made"))
+    }
+
+    /// Where the handle of an interior pointer leads.
+    fn interior(&self) -> Result<Option<Step>, Failure> {
+        let Some(inside) = &self.offer.inside else { return Ok(None) };
+        let mapping = self.open(inside, BYTES)?;
+        let found = first_byte(self.gpu, mapping.as_slice()).map_err(copy_failed("reading shared memory"))?;
+        let step = Step::new(
+            "interior-opened",
+            "What the handle of an interior pointer leads to",
+            "The exporter asked for the handle of an address in the middle, where it had written another mark.",
+        )
+        .value("cuIpcOpenMemHandle", format!("{:#x}", mapping.device_ptr()))
+        .value("first byte there", format!("{found:#04x}"))
+        .value("written at the base, and inside", format!("{MARK:#04x}, {MARK_INSIDE:#04x}"))
+        .says(INTERIOR, found == MARK_INSIDE);
+        Ok(Some(step.judge(
+            found == MARK,
+            "it leads to the base: without the offset these are the wrong bytes",
+            "it does not lead to the base",
+        )))
+    }
+
+    /// What the driver says of the mapping of a small allocation.
+    fn odd_size(&self) -> Result<Step, Failure> {
+        let mapping = self.open(&self.offer.odd, ODD_BYTES)?;
+        let info =
+            PointerInfo::of(self.gpu.context(), mapping.device_ptr()).map_err(failed("asking about an address"))?;
+        let found = first_byte(self.gpu, mapping.as_slice()).map_err(copy_failed("reading shared memory"))?;
+        Ok(Step::new(
+            "odd-size",
+            "An allocation of an odd size",
+            "The driver shares any size. But cuMemAlloc takes small allocations from blocks of 2 MiB, and what a \
+             reader gets is the block: see `neighbour`.",
+        )
+        .value("cuMemAlloc by the exporter", format!("{ODD_BYTES} bytes"))
+        .value("cuIpcOpenMemHandle", format!("{:#x}", mapping.device_ptr()))
+        .value("bytes, as the driver says here", info.bytes.to_string())
+        .value("first byte", format!("{found:#04x}"))
+        .judge(found == MARK_ODD, "opened and read like any other", "its first byte is not what was written"))
+    }
+
+    /// Opens memory whose contents are still to come.
+    fn early(&self, exporter: &mut Peer, teller: &mut Teller) -> Result<Step, Failure> {
+        let step = Step::new(
+            "too-early",
+            "A handle opened before the memory was filled",
+            "A handle says nothing about work. The filling is enqueued, and held back here by a stream memory \
+             operation so that there is no luck in it; the reader needs an order of its own: an event, or a timeline.",
+        );
+        exporter.say(Wish::Enqueue, &[])?;
+        if let Err(why) = exporter.hear::<Done>(teller)? {
+            return Ok(step.untried(Some(WAITS), why));
+        }
+        let mapping = self.open(&self.offer.late, BYTES);
+        let read = |mapping: &IpcMapping| {
+            first_byte(self.gpu, mapping.as_slice()).map_err(copy_failed("reading shared memory"))
+        };
+        let before = mapping.as_ref().map(read);
+        // The exporter's stream waits: first let it go on, then look at what went wrong here.
+        exporter.say(Wish::Finish, &[])?;
+        let done: Done = exporter.hear(teller)?;
+        let before = match before {
+            Ok(before) => before?,
+            Err(_) => return mapping.map(|_| step),
+        };
+        let after = read(&mapping?)?;
+        Ok(step
+            .value("written before, and by the work", format!("{OLD:#04x}, {NEW:#04x}"))
+            .value("read while the work waited", format!("{before:#04x}"))
+            .value("read after the exporter's stream", format!("{after:#04x}"))
+            .says(WAITS, before == NEW)
+            .judge(
+                before == OLD && after == NEW && done.is_ok(),
+                "old bytes, and no error",
+                "not the old bytes first and the new ones after the work",
+            ))
+    }
+
+    /// A handle from before the machine was restarted, if there is one.
+    fn other_boot(&self, kept: Option<IpcMemoryHandle>) -> Step {
+        let step = Step::new(
+            "other-boot",
+            "A handle from before the machine was restarted",
+            "A handle names a process and an allocation of one boot. What is written to a file and found again later \
+             has to be recognised by whoever wrote it.",
+        );
+        match kept {
+            None => step.untried(
+                None,
+                "it needs a restart: keep the handle that `same-process` shows, restart, and give it with --handle",
+            ),
+            Some(handle) => {
+                let answer = code(&IpcMapping::open(self.gpu.context(), handle, 1, Access::ReadOnly));
+                step.value("handle", format!("{handle:?}"))
+                    .answer("cuIpcOpenMemHandle", answer)
+                    .says(KEEPS, answer.is_success())
+                    .judge_refusal(answer, None)
+            }
+        }
+    }
+
+    /// Opens what nobody had opened before its maker ended.
+    fn gone(&self, pid: u32) -> Result<Step, Failure> {
+        let ended = has_ended(pid);
+        let handle = received(&self.offer.last)?;
+        let answer = code(&IpcMapping::open(self.gpu.context(), handle, BYTES, Access::ReadOnly));
+        let step = Step::new(
+            "exporter-gone",
+            "A handle whose maker has ended",
+            "A handle keeps nothing alive. It is good while its maker lives and has not freed the memory, and nobody \
+             else can vouch for that. A file descriptor of cuMemCreate memory is different: see `partywall lab vmm`.",
+        )
+        .value(format!("process {pid}"), if ended { "has ended" } else { "still runs" });
+        Ok(if ended {
+            step.answer("cuIpcOpenMemHandle", answer)
+                .says(KEEPS, answer.is_success())
+                .judge_refusal(answer, Some(CuResult::INVALID_HANDLE))
+        } else {
+            step.untried(Some(KEEPS), "the exporter did not end")
+        })
+    }
+
+    /// Reads what was open before its maker ended.
+    fn survives(&self, base: &IpcMapping) -> Result<Step, Failure> {
+        let found = first_byte(self.gpu, base.as_slice());
+        let shown = found.as_ref().map_or_else(ToString::to_string, |byte| format!("{byte:#04x}"));
+        let intact = found == Ok(MARK);
+        Ok(Step::new(
+            "still-open",
+            "Memory that was open when its maker ended",
+            "The mapping is a reference of its own, and holds the whole allocation on the GPU until it is closed here. \
+             That is how memory seems to leak: it belongs to no process that one would look at.",
+        )
+        .value("read now", shown)
+        .value("written by the exporter", format!("{MARK:#04x}"))
+        .says(DIES, !intact)
+        .judge(intact, "still there, every byte that was looked at", "not what the exporter wrote"))
+    }
+}
+
+/// How far the codes of all refusals tell the reasons apart.
+fn codes(teller: &Teller) -> Step {
+    let mut reasons: Vec<(CuResult, Vec<&str>)> = Vec::new();
+    for step in teller.steps() {
+        let Some(code) = step.refusal.map(CuResult) else { continue };
+        match reasons.iter_mut().find(|(known, _)| *known == code) {
+            Some((_, ids)) => ids.push(&step.id),
+            None => reasons.push((code, vec![&step.id])),
+        }
+    }
+    let most = reasons.iter().map(|(_, ids)| ids.len()).max().unwrap_or(0);
+    let mut step = Step::new(
+        "codes",
+        "What the codes of all these refusals tell",
+        "Look at the pointer before the call, not at the code after it: the pointer's attributes say what it is.",
+    );
+    let refusals = reasons.iter().map(|(_, ids)| ids.len()).sum::<usize>();
+    let codes = reasons.len();
+    for (code, ids) in reasons {
+        step = step.value(code.to_string(), ids.join(", "));
+    }
+    step.says(CODES, most <= 1).judge(
+        most > 1,
+        format!("{refusals} refusals share {codes} codes"),
+        format!("each of {refusals} refusals has a code of its own"),
+    )
+}

@@ -1,0 +1,69 @@
+//! How a lab fails. That a claim did not hold is no failure.
+
+use partywall::{Error, ErrorKind, Language};
+
+/// Why a lab could not be run to its end.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Failure {
+    /// An error of the library.
+    Library {
+        /// The error.
+        error: Error,
+        /// Replaces the error's own advice.
+        advice: Option<&'static str>,
+    },
+    /// An error of the lab itself.
+    Lab {
+        /// The class of the failure.
+        kind: ErrorKind,
+        /// What happened, and why.
+        message: String,
+        /// What to do.
+        advice: String,
+    },
+    /// A failure that the process that started this one reports. Only the exit code is left.
+    Reported(ErrorKind),
+}
+
+impl Failure {
+    pub(crate) fn new(kind: ErrorKind, message: impl Into<String>, advice: impl Into<String>) -> Self {
+        Self::Lab { kind, message: message.into(), advice: advice.into() }
+    }
+
+    /// Returns the class of the failure.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Library { error, .. } => error.kind(),
+            Self::Lab { kind, .. } | Self::Reported(kind) => *kind,
+        }
+    }
+
+    /// Returns what happened, and why.
+    #[must_use]
+    pub fn message(&self) -> String {
+        match self {
+            Self::Library { error, .. } => error.to_string(),
+            Self::Lab { message, .. } => message.clone(),
+            Self::Reported(_) => String::new(),
+        }
+    }
+
+    /// Returns what to do.
+    #[must_use]
+    pub fn advice(&self) -> String {
+        match self {
+            Self::Library { advice: Some(advice), .. } => (*advice).to_owned(),
+            Self::Library { error, advice: None } => error.advice_in(Language::Shell),
+            Self::Lab { advice, .. } => advice.clone(),
+            Self::Reported(_) => String::new(),
+        }
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self::Library { error, advice: None }
+    }
+}

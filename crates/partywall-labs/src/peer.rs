@@ -1,0 +1,328 @@
+//! The other role of a lab: a child process, or somebody's other terminal. JSON lines over a Unix socket, with file
+//! descriptors.
+
+use std::{
+    collections::VecDeque,
+    io::{self, Write},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+    sync::Once,
+    thread,
+    time::{Duration, Instant},
+};
+
+use partywall::{Error, ErrorKind, Location};
+use partywall_os::{
+    Errno,
+    dir::{DirLock, PrivateDir},
+    process,
+    socket::{self, Ready},
+};
+use rustix::process::{Signal, getpid, kill_process, set_parent_process_death_signal};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+
+use super::{step::Step, teller::Teller};
+use crate::{Context, failure::Failure};
+
+/// How long the other role may take for one thing. The driver's start is the longest.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// How long a lab may take, from when both roles are there.
+const MOST: Duration = Duration::from_secs(600);
+
+/// How long a role waits for somebody to start the other one in another terminal.
+const TIMEOUT_FOR_PEOPLE: Duration = Duration::from_secs(600);
+
+/// What a role says to the other.
+#[derive(Debug, Serialize, Deserialize)]
+enum Message<T> {
+    /// A step, told or to be told.
+    Step(Step),
+    /// Something that only these two roles understand.
+    Say(T),
+    /// It cannot go on: the message and the advice.
+    Failed(String, String),
+}
+
+/// The other role.
+#[derive(Debug)]
+pub(super) struct Peer {
+    role: &'static str,
+    socket: OwnedFd,
+    received: Vec<u8>,
+    fds: VecDeque<OwnedFd>,
+    /// Whether it started this process, and tells what is to be told.
+    tells_all: bool,
+    /// The child process that plays it, unless it has a terminal of its own. Killed when this goes.
+    child: Option<Running>,
+}
+
+#[derive(Debug)]
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // The pid is ours until the child has been waited for.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Peer {
+    fn new(role: &'static str, socket: OwnedFd) -> Self {
+        limit_this_process();
+        Self { role, socket, received: Vec::new(), fds: VecDeque::new(), tells_all: false, child: None }
+    }
+
+    /// Starts this program as a child that plays `role` and talks through its standard input.
+    pub(super) fn spawn(lab: &str, role: &'static str, device: &str) -> Result<Self, Failure> {
+        Self::spawn_with(lab, role, device, &[])
+    }
+
+    /// The same with something added to the environment.
+    pub(super) fn spawn_with(
+        lab: &str,
+        role: &'static str,
+        device: &str,
+        environment: &[(&str, &str)],
+    ) -> Result<Self, Failure> {
+        let system = |source| Error::System { what: format!("starting the {role} as a child process"), source };
+        let (ours, theirs) = socket::pair().map_err(|errno| system(errno.into()))?;
+        let mut command = Command::new(std::env::current_exe().map_err(system)?);
+        command.args(["lab", lab, role, "--device", device, "--on-standard-input"]);
+        command.envs(environment.iter().copied());
+        command.stdin(Stdio::from(theirs)).stdout(Stdio::null());
+        let child = command.spawn().map_err(system)?;
+        // `command` has the other end, too, and would hide the child's death.
+        drop(command);
+        Ok(Self { child: Some(Running(child)), ..Self::new(role, ours) })
+    }
+
+    /// The process that started this one.
+    pub(super) fn on_standard_input(role: &'static str) -> Result<Self, Failure> {
+        let system = |what: &str, source| Error::System { what: what.into(), source };
+        let socket = io::stdin().as_fd().try_clone_to_owned();
+        let socket = socket.map_err(|source| system("taking standard input", source))?;
+        // What it drops may wait for a process that is killed as well. If the other one is gone already, `socket` says so.
+        set_parent_process_death_signal(Some(Signal::KILL))
+            .map_err(|errno| system("asking for a signal", errno.into()))?;
+        Ok(Self { tells_all: true, ..Self::new(role, socket) })
+    }
+
+    /// Waits in this terminal until the other role has been started in another one.
+    pub(super) fn meet(context: &Context, lab: &str, role: &'static str, teller: &Teller) -> Result<Self, Failure> {
+        let place = Rendezvous::new(context, lab)?;
+        teller.remark(&format!("Waiting for `partywall lab {lab} {role}{}` in another terminal.", context.flag));
+        let deadline = Instant::now() + TIMEOUT_FOR_PEOPLE;
+        let system = |errno: Errno| Error::System { what: format!("waiting for the {role}"), source: errno.into() };
+        loop {
+            if !socket::wait(&place.listener, Ready::Read, Some(deadline)).map_err(system)? {
+                return Err(Failure::new(
+                    ErrorKind::TimedOut,
+                    format!("nobody started the {role} within {} minutes", TIMEOUT_FOR_PEOPLE.as_secs() / 60),
+                    format!(
+                        "run `partywall lab {lab} {role}{}` in another terminal while this one waits",
+                        context.flag
+                    ),
+                ));
+            }
+            if let Some(socket) = socket::accept(&place.listener).map_err(system)? {
+                return Ok(Self::new(role, socket));
+            }
+        }
+    }
+
+    /// Connects to the other role, which waits in another terminal.
+    pub(super) fn find(context: &Context, lab: &str, role: &'static str) -> Result<Self, Failure> {
+        let path = rendezvous(context, lab)?.join(SOCKET);
+        let socket = socket::connect(&path).map_err(|errno| {
+            Failure::new(
+                ErrorKind::NotFound,
+                format!("no {role} waits at {}: {errno}", path.display()),
+                format!(
+                    "start `partywall lab {lab} {role}{simulated}` in another terminal first; or `partywall lab \
+                     {lab}{simulated}` alone",
+                    simulated = context.flag
+                ),
+            )
+        })?;
+        Ok(Self::new(role, socket))
+    }
+
+    /// Kills the child that plays the role (SIGKILL), and waits until it is gone.
+    pub(super) fn kill(&mut self) {
+        self.child = None;
+    }
+
+    /// Lets a child come to its own end, in good time.
+    pub(super) fn end(self) {
+        if let Some(child) = &self.child {
+            has_ended(child.0.id());
+        }
+    }
+
+    /// Tells a step here and there.
+    pub(super) fn tell(&self, teller: &mut Teller, step: Step) -> Result<(), Failure> {
+        teller.tell(step);
+        match teller.steps().last() {
+            Some(step) => self.send(&Message::<()>::Step(step.clone()), &[]),
+            None => Ok(()),
+        }
+    }
+
+    /// Says something, with file descriptors.
+    pub(super) fn say(&self, what: impl Serialize, fds: &[BorrowedFd<'_>]) -> Result<(), Failure> {
+        self.send(&Message::Say(what), fds)
+    }
+
+    /// Says there that this process cannot go on. What is left to be told here is the exit code, if the other role
+    /// started this process.
+    pub(super) fn give_up(&self, failure: Failure) -> Failure {
+        // Whoever is gone need not know.
+        let _ = self.send(&Message::<()>::Failed(failure.message(), failure.advice()), &[]);
+        if self.tells_all { Failure::Reported(failure.kind()) } else { failure }
+    }
+
+    /// What the other role says next; the steps that come before it go to `teller`.
+    pub(super) fn hear<T: DeserializeOwned>(&mut self, teller: &mut Teller) -> Result<T, Failure> {
+        loop {
+            match self.receive()? {
+                Message::Step(step) => teller.take(step),
+                Message::Say(what) => return Ok(what),
+                Message::Failed(message, advice) => {
+                    return Err(Failure::new(ErrorKind::Device, format!("the {}: {message}", self.role), advice));
+                }
+            }
+        }
+    }
+
+    /// The next file descriptor that came along.
+    pub(super) fn take_fd(&mut self) -> Result<OwnedFd, Failure> {
+        self.fds.pop_front().ok_or_else(|| self.broken("a file descriptor is missing".into()))
+    }
+
+    fn send<T: Serialize>(&self, message: &Message<T>, fds: &[BorrowedFd<'_>]) -> Result<(), Failure> {
+        let mut line = serde_json::to_vec(message).map_err(|error| self.broken(error.to_string()))?;
+        line.push(b'\n');
+        let mut rest = line.as_slice();
+        let mut fds = fds;
+        let deadline = Instant::now() + TIMEOUT;
+        while !rest.is_empty() {
+            match socket::send(&self.socket, rest, fds) {
+                Ok(sent) => (rest, fds) = (&rest[sent..], &[]),
+                Err(Errno::AGAIN) => match socket::wait(&self.socket, Ready::Write, Some(deadline)) {
+                    Ok(true) => {}
+                    Ok(false) => return Err(self.broken(format!("it heard nothing for {} s", TIMEOUT.as_secs()))),
+                    Err(errno) => return Err(self.broken(errno.to_string())),
+                },
+                Err(errno) => return Err(self.broken(errno.to_string())),
+            }
+        }
+        Ok(())
+    }
+
+    fn receive<T: DeserializeOwned>(&mut self) -> Result<Message<T>, Failure> {
+        let deadline = Instant::now() + TIMEOUT;
+        loop {
+            if let Some(end) = self.received.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = self.received.drain(..=end).collect();
+                return serde_json::from_slice(&line).map_err(|error| self.broken(error.to_string()));
+            }
+            if !socket::wait(&self.socket, Ready::Read, Some(deadline)).map_err(|e| self.broken(e.to_string()))? {
+                return Err(self.broken(format!("it said nothing for {} s", TIMEOUT.as_secs())));
+            }
+            let mut buffer = [0; 4096];
+            match socket::recv_now(&self.socket, &mut buffer, &mut self.fds) {
+                Ok(received) if received.bytes == 0 => return Err(self.broken("it has ended".into())),
+                Ok(received) => self.received.extend_from_slice(&buffer[..received.bytes]),
+                Err(Errno::AGAIN) => {}
+                Err(errno) => return Err(self.broken(errno.to_string())),
+            }
+        }
+    }
+
+    fn broken(&self, why: String) -> Failure {
+        Failure::new(
+            ErrorKind::CheckFailed,
+            format!("the {} does not answer: {why}", self.role),
+            "see what it printed, then start the lab again",
+        )
+    }
+}
+
+/// Ends this process after a time that no lab takes, whatever it waits for: a stream that waits for the event of a dead
+/// process never goes on, and dropping memory waits for streams.
+fn limit_this_process() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        thread::spawn(|| {
+            thread::sleep(MOST);
+            let minutes = MOST.as_secs() / 60;
+            let _ = writeln!(io::stderr(), "error: the lab has not ended after {minutes} minutes, and is killed");
+            let _ = kill_process(getpid(), Signal::KILL);
+        });
+    });
+}
+
+/// Waits until a process has ended, which `pid` names; whether it has.
+pub(super) fn has_ended(pid: u32) -> bool {
+    match process::pidfd(pid) {
+        Ok(pidfd) => matches!(socket::wait(pidfd, Ready::Read, Some(Instant::now() + TIMEOUT)), Ok(true)),
+        // Reaped already.
+        Err(errno) => errno == Errno::SRCH,
+    }
+}
+
+/// Where the roles of two terminals meet: a directory with a socket, locked by the role that waits there.
+#[derive(Debug)]
+struct Rendezvous {
+    directory: PathBuf,
+    listener: OwnedFd,
+    _lock: DirLock,
+}
+
+impl Rendezvous {
+    fn new(context: &Context, lab: &str) -> Result<Self, Failure> {
+        let directory = rendezvous(context, lab)?;
+        // The broker's directory, which may not be there yet. If it cannot be made, the next line says so.
+        let _ = directory.parent().map(|parent| PrivateDir::open(parent, true));
+        let opened = PrivateDir::open(&directory, true).map_err(|why| {
+            Failure::new(
+                ErrorKind::Refused,
+                format!("{} cannot be used: {why}", directory.display()),
+                "set XDG_RUNTIME_DIR to a directory of your own",
+            )
+        })?;
+        let system = |errno: Errno| Error::System {
+            what: format!("listening in {}", directory.display()),
+            source: errno.into(),
+        };
+        let Some(lock) = opened.lock(Instant::now()).map_err(system)? else {
+            return Err(Failure::new(
+                ErrorKind::Refused,
+                format!("another terminal waits in {} already", directory.display()),
+                "end that one, or give both roles another --domain",
+            ));
+        };
+        let path = directory.join(SOCKET);
+        // We hold the lock: what lies there is of a process that was killed.
+        let _ = std::fs::remove_file(&path);
+        let listener = socket::listen(&path).map_err(system)?;
+        Ok(Self { directory, listener, _lock: lock })
+    }
+}
+
+impl Drop for Rendezvous {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(self.directory.join(SOCKET));
+        let _ = std::fs::remove_dir(&self.directory);
+    }
+}
+
+fn rendezvous(context: &Context, lab: &str) -> Result<PathBuf, Failure> {
+    let location = Location::find(context.domain, context.socket)?;
+    Ok(location.socket.with_extension(format!("lab-{lab}")))
+}
+
+const SOCKET: &str = "socket";

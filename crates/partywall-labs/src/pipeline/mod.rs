@@ -1,0 +1,174 @@
+//! `partywall lab pipeline`: three processes decode, filter and encode images, and one of them is killed.
+//!
+//! | role | process | does |
+//! |---|---|---|
+//! | decode | child | reads PNG and JPEG files, and publishes frames |
+//! | filter | child | makes frames smaller and blurs them, by kernels on a GPU or by the CPU, and publishes them |
+//! | encode | child | writes them to files |
+//! | watcher | `partywall lab pipeline` | starts a broker and the others, kills one and starts it again; concludes |
+
+mod files;
+mod pixels;
+mod stages;
+mod watcher;
+
+use std::{path::PathBuf, time::Duration};
+
+use clap::{Args, ValueEnum};
+use partywall::{DType, Domain, Place, Policy, Sample, Subscriber, Topic};
+use serde::{Deserialize, Serialize};
+
+use self::pixels::Size;
+use super::{MemoryOptions, step::Belief, teller::Teller};
+use crate::{Context, failure::Failure};
+
+pub(super) const TITLE: &str = "three processes decode, blur and encode images, and one may be killed";
+
+pub(super) const ROLES: [&str; 4] = ["decode", "filter", "encode", "watcher"];
+
+/// Its arguments.
+#[derive(Debug, Args)]
+pub(super) struct Arguments {
+    #[command(flatten)]
+    options: MemoryOptions,
+    /// A folder with PNG and JPEG files [default: the lab paints some]
+    #[arg(long, value_name = "FOLDER")]
+    images: Option<PathBuf>,
+    /// Where the results go, under the names of the images [default: nowhere; they are written and deleted]
+    #[arg(long, value_name = "FOLDER")]
+    out: Option<PathBuf>,
+    /// How many frames go through: the images, again and again
+    #[arg(long, value_name = "N", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..))]
+    frames: u64,
+    /// How wide results are at most, in pixels
+    #[arg(long, value_name = "PIXELS", default_value_t = 320, value_parser = clap::value_parser!(u32).range(1..=8192))]
+    width: u32,
+    /// How far the blur reaches, in pixels
+    #[arg(long, value_name = "PIXELS", default_value_t = 3, value_parser = clap::value_parser!(u32).range(0..=64))]
+    radius: u32,
+    /// Kill this stage (SIGKILL) in the middle, and start it again
+    #[arg(long, value_name = "STAGE")]
+    kill: Option<Stage>,
+    #[arg(hide = true)]
+    role: Option<Stage>,
+}
+
+/// A process of the pipeline.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Stage {
+    /// Reads files
+    Decode,
+    /// Makes smaller, and blurs
+    Filter,
+    /// Writes files
+    Encode,
+}
+
+impl Stage {
+    const ALL: [Self; 3] = [Self::Decode, Self::Filter, Self::Encode];
+
+    fn name(self) -> &'static str {
+        ROLES[self as usize]
+    }
+}
+
+/// Runs it.
+pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
+    let output = context.console;
+    match arguments.role {
+        Some(stage) => stages::run(stage, &mut Teller::new(output, LAB, stage.name(), false)),
+        None => {
+            let place = context.place(arguments.options.device)?;
+            watcher::run(context, arguments, place, &mut Teller::new(output, LAB, "watcher", true))
+        }
+    }
+}
+
+/// What a stage has to do.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Meet {
+    socket: PathBuf,
+    files: Vec<PathBuf>,
+    out: PathBuf,
+    frames: u64,
+    width: u32,
+    radius: u32,
+    /// The first frame that is not yet written.
+    unwritten: u64,
+}
+
+impl Meet {
+    /// Where a frame comes from.
+    fn file(&self, frame: u64) -> &PathBuf {
+        &self.files[(frame % self.files.len() as u64) as usize]
+    }
+}
+
+/// A stage is ready, and what process it is.
+#[derive(Debug, Serialize, Deserialize)]
+struct Hello {
+    pid: u32,
+}
+
+/// A stage has come to its end.
+#[derive(Debug, Serialize, Deserialize)]
+struct Done;
+
+/// The encoder has written a frame.
+#[derive(Debug, Serialize, Deserialize)]
+struct Written {
+    frame: u64,
+}
+
+const LAB: &str = "pipeline";
+
+/// The topics, and how many frames each keeps.
+const FRAMES: &str = "frames";
+const RESULTS: &str = "results";
+const DEPTH: u32 = 4;
+
+/// A wait that must end: far more than it takes, also on a slow day.
+const TIMEOUT: Duration = Duration::from_secs(20);
+
+const FALLS: Belief = belief("falls", "A pipeline falls with any of its stages.");
+const AGAIN: Belief = belief("again", "What a killed stage was working on is done again.");
+const PIXELS: Belief = belief("pixels", "A GPU and a CPU come to different pixels.");
+
+const BELIEFS: [Belief; 3] = [FALLS, AGAIN, PIXELS];
+
+const fn belief(id: &'static str, text: &'static str) -> Belief {
+    Belief { id, text }
+}
+
+/// Makes a topic for images of at most so many bytes.
+fn create(domain: &Domain, name: &str, bytes: u64, place: Place) -> Result<Topic, Failure> {
+    let topic = domain.topic(name).max_bytes(bytes).dtype(DType::U8).depth(DEPTH).place(place);
+    Ok(topic.publishers(2).subscribers(2).create()?)
+}
+
+fn open(domain: &Domain, name: &str) -> Result<Topic, Failure> {
+    Ok(domain.topic(name).timeout(TIMEOUT).open()?)
+}
+
+/// From what is still there on.
+fn subscribe(topic: &Topic) -> Result<Subscriber, Failure> {
+    Ok(topic.subscribe(Policy::Block).history(DEPTH).join()?)
+}
+
+/// The frame behind the newest one of a topic: where a stage goes on that was killed.
+fn next_frame(topic: &Topic) -> Result<u64, Failure> {
+    let newest = topic.subscribe(Policy::Latest).history(1).join()?.try_recv()?;
+    newest.map_or(Ok(0), |sample| Ok(frame_of(&sample)? + 1))
+}
+
+fn frame_of(sample: &Sample) -> Result<u64, Failure> {
+    sample.header().try_into().map(u64::from_le_bytes).map_err(|_| unexpected("a frame has no number"))
+}
+
+fn size_of(sample: &Sample) -> Result<Size, Failure> {
+    Size::of(sample.shape()).ok_or_else(|| unexpected("a frame is no image"))
+}
+
+fn unexpected(what: &str) -> Failure {
+    Failure::new(partywall::ErrorKind::CheckFailed, what, "start the lab again; if it comes again, report it")
+}

@@ -1,0 +1,247 @@
+//! The three stages. Each knows by itself where to begin: behind the newest frame that it, or the one that was killed in
+//! its place, has published.
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use partywall::{
+    DType, Error, Gpu, Loan, Place, Publisher, Sample, Topic,
+    cuda::{
+        DeviceBuffer, Stream,
+        experiment::{Image, Images},
+    },
+};
+
+use super::{
+    Done, FRAMES, Hello, Meet, RESULTS, Stage, TIMEOUT, Written,
+    files::{self, Picture},
+    frame_of, next_frame, open,
+    pixels::{Size, blur, resize},
+    size_of, subscribe,
+};
+use crate::{
+    broker,
+    clock::spread,
+    device::{copy_failed, failed},
+    failure::Failure,
+    peer::Peer,
+    step::Step,
+    teller::Teller,
+};
+
+/// Plays a stage, as a child of the watcher.
+pub(super) fn run(stage: Stage, teller: &mut Teller) -> Result<(), Failure> {
+    let mut peer = Peer::on_standard_input("watcher")?;
+    play(stage, &mut peer, teller).map_err(|failure| peer.give_up(failure))
+}
+
+fn play(stage: Stage, peer: &mut Peer, teller: &mut Teller) -> Result<(), Failure> {
+    let meet: Meet = peer.hear(teller)?;
+    let domain = broker::connect(&meet.socket)?;
+    let times = match stage {
+        Stage::Decode => {
+            let frames = open(&domain, FRAMES)?;
+            peer.say(Hello { pid: std::process::id() }, &[])?;
+            decode(&meet, &frames)?
+        }
+        Stage::Filter => {
+            let frames = open(&domain, FRAMES)?;
+            let results = open(&domain, RESULTS)?;
+            let gpu = match results.place() {
+                Place::Host => None,
+                Place::Gpu(uuid) => Some(domain.gpu(uuid)?),
+            };
+            let filter = Filter::new(&meet, gpu.as_deref(), results.max_bytes())?;
+            peer.say(Hello { pid: std::process::id() }, &[])?;
+            filter.run(&frames, &results)?
+        }
+        Stage::Encode => {
+            let results = open(&domain, RESULTS)?;
+            peer.say(Hello { pid: std::process::id() }, &[])?;
+            encode(&meet, &results, peer)?
+        }
+    };
+    peer.tell(teller, describe(stage, &times))?;
+    peer.say(Done, &[])
+}
+
+fn decode(meet: &Meet, frames: &Topic) -> Result<Vec<Duration>, Failure> {
+    let publisher = frames.publisher()?;
+    let mut times = Vec::new();
+    for frame in next_frame(frames)?..meet.frames {
+        let start = Instant::now();
+        let picture = files::decode(meet.file(frame))?;
+        let mut loan = loan(&publisher, frame, picture.size)?;
+        if frames.place() == Place::Host {
+            loan.as_mut_slice::<u8>()?.copy_from_slice(&picture.pixels);
+        } else {
+            let range = loan.device()?;
+            let copied = range.gpu().stream().copy_from_host(range.as_slice(), &picture.pixels);
+            copied.map_err(copy_failed("writing a frame"))?;
+        }
+        times.push(start.elapsed());
+        await_listener(frames)?;
+        loan.filled().publish(TIMEOUT).map_err(|refused| refused.error)?;
+    }
+    Ok(times)
+}
+
+/// Makes results of frames.
+struct Filter<'a> {
+    meet: &'a Meet,
+    device: Option<Device>,
+}
+
+/// What the kernels need.
+struct Device {
+    stream: Stream,
+    images: Images,
+    /// Frames that are made smaller, and not yet blurred.
+    small: DeviceBuffer,
+}
+
+impl<'a> Filter<'a> {
+    fn new(meet: &'a Meet, gpu: Option<&Gpu>, most: u64) -> Result<Self, Failure> {
+        let device = gpu.map(|gpu| {
+            let context = gpu.context();
+            Ok(Device {
+                stream: Stream::new(context)?,
+                images: Images::load(context)?,
+                small: DeviceBuffer::new(context, most)?,
+            })
+        });
+        Ok(Self { meet, device: device.transpose().map_err(failed("loading kernels"))? })
+    }
+
+    fn run(&self, frames: &Topic, results: &Topic) -> Result<Vec<Duration>, Failure> {
+        let publisher = results.publisher()?;
+        let mut times = Vec::new();
+        let first = next_frame(results)?;
+        let subscriber = subscribe(frames)?;
+        let mut done = first;
+        while done < self.meet.frames {
+            let sample = subscriber.recv(TIMEOUT)?;
+            let frame = frame_of(&sample)?;
+            done = frame + 1;
+            if frame < first {
+                continue;
+            }
+            let start = Instant::now();
+            let size = size_of(&sample)?;
+            let loan = loan(&publisher, frame, size.at_most(self.meet.width))?;
+            await_listener(results)?;
+            match &self.device {
+                None => self.on_host(sample, size, loan)?,
+                Some(device) => self.on_device(device, sample, size, loan)?,
+            }
+            times.push(start.elapsed());
+        }
+        if let Some(device) = &self.device {
+            device.stream.synchronize().map_err(failed("running kernels"))?;
+        }
+        Ok(times)
+    }
+
+    fn on_host(&self, sample: Sample, from: Size, mut loan: Loan) -> Result<(), Failure> {
+        let size = from.at_most(self.meet.width);
+        let mut small = vec![0; size.bytes() as usize];
+        resize(sample.as_slice::<u8>()?, from, &mut small, size);
+        drop(sample);
+        blur(&small, loan.as_mut_slice::<u8>()?, size, self.meet.radius);
+        loan.filled().publish(TIMEOUT).map_err(|refused| refused.error)?;
+        Ok(())
+    }
+
+    /// Nobody waits for the GPU here: the next stage's stream does.
+    fn on_device(&self, device: &Device, sample: Sample, from: Size, mut loan: Loan) -> Result<(), Failure> {
+        let stream = device.stream.as_ref();
+        let size = from.at_most(self.meet.width);
+        let image = |pixels, size: Size| Image { pixels, width: size.width, height: size.height };
+        let small = image(device.small.as_slice(), size);
+        let enqueued = device.images.enqueue_resize(stream, image(sample.device_on(stream)?.as_slice(), from), small);
+        enqueued.map_err(copy_failed("launching a kernel"))?;
+        let blurred = image(loan.device()?.as_slice(), size);
+        let enqueued = device.images.enqueue_blur(stream, small, blurred, self.meet.radius);
+        enqueued.map_err(copy_failed("launching a kernel"))?;
+        loan.rests_on(&sample)?;
+        loan.filled().publish_on(stream, TIMEOUT).map_err(|refused| refused.error)?;
+        sample.release_on(stream).map_err(|refused| refused.error)?;
+        Ok(())
+    }
+}
+
+fn encode(meet: &Meet, results: &Topic, peer: &Peer) -> Result<Vec<Duration>, Failure> {
+    let subscriber = subscribe(results)?;
+    let mut done = meet.unwritten;
+    let mut times = Vec::new();
+    while done < meet.frames {
+        let sample = subscriber.recv(TIMEOUT)?;
+        let frame = frame_of(&sample)?;
+        done = done.max(frame + 1);
+        if frame < meet.unwritten {
+            continue;
+        }
+        let start = Instant::now();
+        let pixels = match pixels_of(&sample) {
+            // Whoever made it was killed before its kernels had run.
+            Err(failure) if matches!(sample.check(), Err(Error::SampleFailed { .. } | Error::SampleTainted { .. })) => {
+                drop(failure);
+                continue;
+            }
+            pixels => pixels?,
+        };
+        let path = meet.out.join(meet.file(frame).file_name().unwrap_or_default());
+        let size = size_of(&sample)?;
+        sample.release()?;
+        files::write(&path, &files::encode(&path, Picture { size, pixels })?)?;
+        times.push(start.elapsed());
+        peer.say(Written { frame }, &[])?;
+    }
+    Ok(times)
+}
+
+/// The bytes of a result, when the GPU is done with it.
+fn pixels_of(sample: &Sample) -> Result<Vec<u8>, Failure> {
+    let Some(gpu) = sample.gpu() else { return Ok(sample.bytes()?.to_vec()) };
+    let range = sample.device_on(gpu.stream())?;
+    let mut pixels = vec![0; range.as_slice().len() as usize];
+    gpu.stream().copy_to_host(&mut pixels, range.as_slice()).map_err(copy_failed("reading a result"))?;
+    sample.check()?;
+    Ok(pixels)
+}
+
+fn loan(publisher: &Publisher, frame: u64, size: Size) -> Result<Loan, Failure> {
+    let mut loan = publisher.loan(DType::U8, &size.shape(), TIMEOUT)?;
+    loan.header(&frame.to_le_bytes())?;
+    Ok(loan)
+}
+
+/// Waits until somebody listens: frames that come while the next stage is started again would pass it by.
+fn await_listener(topic: &Topic) -> Result<(), Failure> {
+    let deadline = Instant::now() + TIMEOUT;
+    while topic.stats().subscribers.is_empty() && Instant::now() < deadline {
+        thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
+}
+
+fn describe(stage: Stage, times: &[Duration]) -> Step {
+    let (title, why) = match stage {
+        Stage::Decode => (
+            "Files into frames",
+            "The decoder writes pixels into a block that it has borrowed from the topic, and publishes the block.",
+        ),
+        Stage::Filter => (
+            "Frames into smaller, blurred ones",
+            "The filter reads a frame where the decoder has written it, and writes the result into a block of the second \
+             topic. On a GPU both are launches of kernels, and no host waits for them.",
+        ),
+        Stage::Encode => ("Results into files", "The encoder reads the result where the filter has written it."),
+    };
+    Step::new(stage.name(), title, why)
+        .value("frames", times.len().to_string())
+        .value("time of the host for each", spread(times))
+        .judge(true, "went to the end", "")
+}

@@ -1,0 +1,228 @@
+//! The taker: takes over blocks, tries what must not work, kills a holder, and says which beliefs held.
+
+use std::time::{Duration, Instant};
+
+use partywall::{Block, BlockRef, Error, ErrorKind, Pool};
+
+use super::{
+    ASKS, BELIEFS, BLOCK_BYTES, BLOCKS, COPIED, Hello, LAB, LOST, MARK, MOMENT, Meet, OTHER_MARK, Offered, PAIRS, POOL,
+    QUESTIONS, Ready, STALE, TIMEOUT, TITLE, TWICE, Wish, fill, first_byte,
+};
+use crate::{
+    Context,
+    broker::{self, Broker},
+    clock::millis,
+    failure::Failure,
+    peer::Peer,
+    step::Step,
+    teller::Teller,
+};
+
+/// Plays the role, and ends the lab.
+pub(super) fn run(context: &Context, mut holder: Peer, teller: &mut Teller) -> Result<(), Failure> {
+    let hello: Hello = holder.hear(teller)?;
+    let choice = hello.place.parse().map_err(|_| unexpected("the holder named no place"))?;
+    let place = context.place(choice)?;
+    teller.header_at(TITLE, place)?;
+    let broker = Broker::start(context, LAB)?;
+    let domain = broker::connect(broker.socket())?;
+    let pool = domain.pool(POOL).blocks(BLOCKS).block_bytes(BLOCK_BYTES).place(place).create()?;
+    let meet = Meet { socket: broker.socket().to_owned() };
+    holder.say(&meet, &[])?;
+    let Ready = holder.hear(teller)?;
+    let mut taker = Taker { pool, holder, meet };
+    for experiment in
+        [Taker::alloc, Taker::hand_over, Taker::take_twice, Taker::stale, Taker::exhausted, Taker::killed, Taker::whole]
+    {
+        let step = experiment(&mut taker, teller)?;
+        teller.tell(step);
+    }
+    taker.holder.say(Wish::End, &[])?;
+    taker.holder.end();
+    teller.conclude(&BELIEFS);
+    Ok(())
+}
+
+struct Taker {
+    pool: Pool,
+    /// It may have a terminal of its own, and is not killed.
+    holder: Peer,
+    meet: Meet,
+}
+
+impl Taker {
+    fn alloc(&mut self, _: &mut Teller) -> Result<Step, Failure> {
+        let block = self.pool.alloc(TIMEOUT)?;
+        let before = (block.index(), block.generation());
+        block.release()?;
+        let start = Instant::now();
+        for _ in 0..PAIRS {
+            self.pool.alloc(TIMEOUT)?.release()?;
+        }
+        let pair = start.elapsed() / PAIRS;
+        let start = Instant::now();
+        for _ in 0..QUESTIONS {
+            self.pool.domain().ping()?;
+        }
+        let question = start.elapsed() / QUESTIONS;
+        let block = self.pool.alloc(TIMEOUT)?;
+        let after = (block.index(), block.generation());
+        let shown = |(index, generation)| format!("block {index}, generation {generation}");
+        Ok(Step::new(
+            "alloc",
+            format!("A pool of {BLOCKS} blocks, one taken and given back again and again"),
+            "All blocks lie in one segment, which each process maps once. Taking one is a compare-and-swap on a word that \
+             all share: no driver and no broker is asked. The word counts: a block never has the same generation twice.",
+        )
+        .value("taken first", shown(before))
+        .value(format!("taken after {PAIRS} more"), shown(after))
+        .value("taken and given back in", format!("{} ns", pair.as_nanos()))
+        .value("asking the broker something takes", format!("{} ns", question.as_nanos()))
+        .says(ASKS, pair > question)
+        .judge(before != after, "a block that is taken again has another generation", "a generation came twice"))
+    }
+
+    fn hand_over(&mut self, teller: &mut Teller) -> Result<Step, Failure> {
+        let (text, reference) = self.offer(teller)?;
+        let mut block = self.pool.accept(&reference)?;
+        let found = first_byte(&block, self.pool.place())?;
+        // It is ours now, to write as well.
+        fill(&mut block, self.pool.place(), OTHER_MARK)?;
+        let right = found == MARK;
+        Ok(Step::new(
+            "hand-over",
+            "A block that another process has written",
+            "The holder says that whoever knows this reference may have the block, and sends the reference in whatever way: \
+             here as text over a socket. What was written stays where it is; only the word that says whose it is changes.",
+        )
+        .value("reference", text)
+        .value("first byte, written there", format!("{MARK:#04x}"))
+        .value("first byte, read here", format!("{found:#04x}"))
+        .says(COPIED, !right)
+        .judge(right, "the bytes of the other process, in place", "other bytes than those that were written"))
+    }
+
+    fn take_twice(&mut self, teller: &mut Teller) -> Result<Step, Failure> {
+        let (_, reference) = self.offer(teller)?;
+        let block = self.pool.accept(&reference)?;
+        let second = self.pool.accept(&reference);
+        let step = Step::new(
+            "take-twice",
+            "A reference that is used twice",
+            "Taking a block over is one compare-and-swap from `offered` to `held`, with the generation in the same word: \
+             of two who try, one fails.",
+        )
+        .value("first", format!("block {}", block.index()))
+        .value("second", answer(&second));
+        Ok(refusal(step, &second, |step, refused| step.says(TWICE, !refused)))
+    }
+
+    fn stale(&mut self, teller: &mut Teller) -> Result<Step, Failure> {
+        let (_, reference) = self.offer(teller)?;
+        self.pool.accept(&reference)?.release()?;
+        let free = self.pool.accept(&reference);
+        self.holder.say(Wish::TakeAll(OTHER_MARK), &[])?;
+        let Ready = self.holder.hear(teller)?;
+        let others = self.pool.accept(&reference);
+        let step = Step::new(
+            "stale",
+            "A reference to a block that somebody else has taken since",
+            "A reference is the number of the block and a generation. The block has gone on to another generation, so that \
+             an old reference is an error, never somebody else's data.",
+        )
+        .value("given back", answer(&free))
+        .value("taken by somebody else", answer(&others));
+        Ok(refusal(step, &others, |step, refused| step.says(STALE, !refused)))
+    }
+
+    fn exhausted(&mut self, teller: &mut Teller) -> Result<Step, Failure> {
+        let at_once = self.pool.try_alloc()?;
+        let limited = self.pool.alloc(MOMENT);
+        self.holder.say(Wish::GiveOneBack, &[])?;
+        let Ready = self.holder.hear(teller)?;
+        let start = Instant::now();
+        let waited = self.pool.alloc(TIMEOUT).map(|block| (block.index(), start.elapsed()));
+        let right = at_once.is_none() && matches!(limited, Err(Error::Timeout { .. })) && waited.is_ok();
+        Ok(Step::new(
+            "exhausted",
+            "All blocks are taken",
+            "Who finds no block takes a place in a queue, and sleeps until a block is handed to it. A wait has a limit.",
+        )
+        .value("asked without waiting", if at_once.is_none() { "none" } else { "a block" })
+        .value(format!("waited {} ms", MOMENT.as_millis()), limited.map_or_else(name, |_| "a block".into()))
+        .value(
+            "waited until one was given back",
+            waited.map_or_else(name, |(index, time): (u32, Duration)| format!("block {index} after {}", millis(time))),
+        )
+        .judge(right, "it says so, or waits", "a block came that is not there, or none came that is"))
+    }
+
+    fn killed(&mut self, teller: &mut Teller) -> Result<Step, Failure> {
+        self.holder.say(Wish::GiveAllBack, &[])?;
+        let Ready = self.holder.hear(teller)?;
+        let mut victim = Peer::spawn(LAB, "holder", &self.pool.place().to_string())?;
+        let hello: Hello = victim.hear(teller)?;
+        victim.say(&self.meet, &[])?;
+        let Ready = victim.hear(teller)?;
+        victim.say(Wish::TakeAll(MARK), &[])?;
+        let Ready = victim.hear(teller)?;
+        let held = BLOCKS - self.pool.stats().free;
+        victim.kill();
+        let start = Instant::now();
+        let block = self.pool.alloc(TIMEOUT);
+        let time = start.elapsed();
+        let came = block.is_ok();
+        drop(block);
+        Ok(Step::new(
+            "killed",
+            "Another holder is killed with all blocks",
+            "The broker waits until the process is proved dead, for a settle time of 100 ms, and gives its blocks to whoever \
+             waits. On a GPU under MPS they are kept until somebody vouches for it: work of the dead may still write.",
+        )
+        .value("killed", format!("process {}, with {held} of {BLOCKS} blocks", hello.pid))
+        .value("one of them is here after", if came { millis(time) } else { "never".into() })
+        .says(LOST, !came)
+        .judge(came && held == BLOCKS, "they come back", "they do not come back"))
+    }
+
+    fn whole(&mut self, _: &mut Teller) -> Result<Step, Failure> {
+        let deadline = Instant::now() + TIMEOUT;
+        // The last blocks of the dead may come a moment after the first.
+        while self.pool.stats().free < BLOCKS && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let free = self.pool.stats().free;
+        Ok(Step::new("whole", "What is left", "Each block is free, or somebody's who lives.")
+            .value("free blocks", format!("{free}, of {BLOCKS}"))
+            .judge(free == BLOCKS, "nothing was lost", "something was lost"))
+    }
+
+    /// A block from the holder.
+    fn offer(&mut self, teller: &mut Teller) -> Result<(String, BlockRef), Failure> {
+        self.holder.say(Wish::Offer(MARK), &[])?;
+        let Offered { reference } = self.holder.hear(teller)?;
+        let parsed = reference.parse().map_err(|_| unexpected("the holder sent no reference"))?;
+        Ok((reference, parsed))
+    }
+}
+
+/// Ends a step about a reference that ought to be refused as stale.
+fn refusal(step: Step, answer: &Result<Block, Error>, says: impl FnOnce(Step, bool) -> Step) -> Step {
+    let refused = matches!(answer, Err(Error::StaleBlock { .. }));
+    says(step, refused).judge(refused, "refused, as it ought to be", "not refused as it ought to be")
+}
+
+fn answer(result: &Result<Block, Error>) -> String {
+    match result {
+        Ok(block) => format!("block {}", block.index()),
+        Err(error) => error.to_string(),
+    }
+}
+
+fn name(error: Error) -> String {
+    error.to_string()
+}
+
+fn unexpected(what: &str) -> Failure {
+    Failure::new(ErrorKind::CheckFailed, what, "start the lab again; if it comes again, report it")
+}

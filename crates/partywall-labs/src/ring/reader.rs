@@ -1,0 +1,244 @@
+//! The reader: receives by each policy, checks every number, kills a writer, and says which beliefs held.
+
+use std::time::Instant;
+
+use partywall::{Error, ErrorKind, Place, Policy, Sample, Subscriber, Topic};
+
+use super::{
+    BELIEFS, BRAKE, DEPTH, HISTORY, Hello, LAB, LATE, MOMENT, Meet, NUMBERS, Published, SLOWED, TIMEOUT, TITLE, TORN,
+    UNNOTICED, Wish, create,
+    numbers::{Numbers, Pattern},
+};
+use crate::{
+    Context,
+    broker::{self, Broker},
+    device::copy_failed,
+    failure::Failure,
+    peer::Peer,
+    step::Step,
+    teller::Teller,
+};
+
+/// What shall be streamed.
+#[derive(Debug)]
+pub(super) struct Order {
+    pub(super) pattern: Pattern,
+    pub(super) messages: u64,
+}
+
+/// Plays the role, and ends the lab.
+pub(super) fn run(context: &Context, order: Order, mut writer: Peer, teller: &mut Teller) -> Result<(), Failure> {
+    let hello: Hello = writer.hear(teller)?;
+    let choice = hello.place.parse().map_err(|_| unexpected("the writer named no place"))?;
+    let place = context.place(choice)?;
+    teller.header_at(TITLE, place)?;
+    let broker = Broker::start(context, LAB)?;
+    let topic = create(&broker::connect(broker.socket())?, place)?;
+    let meet = Meet { socket: broker.socket().to_owned(), pattern: order.pattern };
+    greet(&mut writer, &meet, teller)?;
+    let mut reader = Reader { topic, place, writer, meet, messages: order.messages };
+    for experiment in [Reader::stream, Reader::slow_block, Reader::slow_latest, Reader::late, Reader::killed] {
+        let step = experiment(&mut reader, teller)?;
+        teller.tell(step);
+    }
+    reader.writer.say(Wish::End, &[])?;
+    reader.writer.end();
+    teller.conclude(&BELIEFS);
+    Ok(())
+}
+
+/// Has a writer open the ring.
+fn greet(writer: &mut Peer, meet: &Meet, teller: &mut Teller) -> Result<(), Failure> {
+    writer.say(meet, &[])?;
+    let Published { .. } = writer.hear(teller)?;
+    Ok(())
+}
+
+struct Reader {
+    topic: Topic,
+    place: Place,
+    /// It may have a terminal of its own, and is not killed.
+    writer: Peer,
+    meet: Meet,
+    messages: u64,
+}
+
+/// What was received, every number of it looked at.
+struct Checked {
+    numbers: Numbers,
+    /// The index of the number that comes next, if nothing is missing.
+    next: Option<u64>,
+    messages: u64,
+    /// Numbers that are others than they should be.
+    wrong: u64,
+    /// Messages that came out of turn.
+    unordered: u64,
+    /// Messages that this subscriber missed.
+    missed: u64,
+}
+
+impl Checked {
+    fn is_right(&self) -> bool {
+        self.wrong == 0 && self.unordered == 0
+    }
+}
+
+impl Reader {
+    fn stream(&mut self, teller: &mut Teller) -> Result<Step, Failure> {
+        let subscriber = self.topic.subscriber(Policy::Block)?;
+        let start = Instant::now();
+        self.writer.say(Wish::Messages(self.messages), &[])?;
+        let mut seen = self.nothing_seen();
+        for _ in 0..self.messages {
+            self.check(subscriber.recv(TIMEOUT)?, &mut seen)?;
+        }
+        let time = start.elapsed().as_secs_f64();
+        let Published { .. } = self.writer.hear(teller)?;
+        let right = seen.is_right() && seen.missed == 0 && seen.messages == self.messages;
+        Ok(Step::new(
+            "stream",
+            format!("{} messages of {NUMBERS} numbers: {}", self.messages, self.meet.pattern),
+            "A message is written once, into a block of a pool, and read where it lies. What goes through the ring is the \
+             number of the block. The reader computes each number itself, and compares.",
+        )
+        .value("messages received, in order", format!("{}", seen.messages - seen.unordered))
+        .value("numbers that were wrong", seen.wrong.to_string())
+        .value("messages a second", format!("{:.0}", self.messages as f64 / time))
+        .value("bytes a second", format!("{}/s", partywall::bytes((self.messages as f64 * 8192.0 / time) as u64)))
+        .judge(right, "every number is right", "numbers are wrong, missing or out of order"))
+    }
+
+    fn slow_block(&mut self, teller: &mut Teller) -> Result<Step, Failure> {
+        let subscriber = self.topic.subscriber(Policy::Block)?;
+        self.writer.say(Wish::UntilFull, &[])?;
+        let Published { messages, refused } = self.writer.hear(teller)?;
+        let mut seen = self.nothing_seen();
+        self.check_all(&subscriber, &mut seen)?;
+        let right = seen.is_right() && seen.missed == 0 && seen.messages == messages && refused.is_some();
+        Ok(Step::new(
+            "slow-block",
+            "A subscriber with the policy `block` that does not read",
+            "There is room for as many messages as the ring is deep. Then the writer waits, for as long as it wants to, and \
+             hears whom it waits for.",
+        )
+        .value("published, of room for", format!("{messages}, of {DEPTH}"))
+        .value("the next one", refused.unwrap_or_else(|| "published as well".into()))
+        .value("read afterwards", format!("{} messages, {} numbers wrong", seen.messages, seen.wrong))
+        .says(BRAKE, !right)
+        .judge(right, "the writer waits, and nothing is lost", "messages were lost"))
+    }
+
+    fn slow_latest(&mut self, teller: &mut Teller) -> Result<Step, Failure> {
+        let subscriber = self.topic.subscriber(Policy::Latest)?;
+        let messages = u64::from(DEPTH) * 10;
+        self.writer.say(Wish::Messages(messages), &[])?;
+        let Published { messages: published, .. } = self.writer.hear(teller)?;
+        let mut seen = self.nothing_seen();
+        self.check_all(&subscriber, &mut seen)?;
+        let right = seen.is_right() && published == messages && seen.messages == 1 && seen.missed == messages - 1;
+        Ok(Step::new(
+            "slow-latest",
+            "A subscriber with the policy `latest` that does not read meanwhile",
+            "It is asked by nobody: it gets the newest message when it wants one. Messages are numbered, so that it knows how \
+             many there were in between.",
+        )
+        .value("published meanwhile", format!("{published} messages"))
+        .value("received", seen.messages.to_string())
+        .value("missed, as the message says", seen.missed.to_string())
+        .says(SLOWED, published != messages)
+        .says(UNNOTICED, seen.missed != messages - 1)
+        .judge(right, "the newest message, and how many are missing", "not the newest one, or the gap was not told"))
+    }
+
+    fn late(&mut self, _: &mut Teller) -> Result<Step, Failure> {
+        let subscriber = self.topic.subscribe(Policy::Block).history(HISTORY).join()?;
+        let mut seen = self.nothing_seen();
+        self.check_all(&subscriber, &mut seen)?;
+        let right = seen.is_right() && seen.messages == u64::from(HISTORY);
+        Ok(Step::new(
+            "late",
+            "A subscriber that comes late, and asks for history",
+            "What has not been overwritten is still in the ring: a late subscriber may begin so far back.",
+        )
+        .value("asked for", format!("the last {HISTORY} messages, of {DEPTH} in the ring"))
+        .value("received", format!("{} messages, {} numbers wrong", seen.messages, seen.wrong))
+        .says(LATE, seen.messages == 0)
+        .judge(right, "as many as it has asked for", "fewer than it has asked for, or wrong ones"))
+    }
+
+    fn killed(&mut self, teller: &mut Teller) -> Result<Step, Failure> {
+        let mut victim = Peer::spawn(LAB, "writer", &self.place.to_string())?;
+        let hello: Hello = victim.hear(teller)?;
+        greet(&mut victim, &self.meet, teller)?;
+        let subscriber = self.topic.subscriber(Policy::Block)?;
+        victim.say(Wish::Endless, &[])?;
+        let mut seen = self.nothing_seen();
+        for _ in 0..10 * DEPTH {
+            self.check(subscriber.recv(TIMEOUT)?, &mut seen)?;
+        }
+        victim.kill();
+        self.check_all(&subscriber, &mut seen)?;
+        // Another one goes on, at once or after the proof of that death.
+        let mut others = self.nothing_seen();
+        let more = u64::from(DEPTH) * 10;
+        self.writer.say(Wish::Messages(more), &[])?;
+        for _ in 0..more {
+            self.check(subscriber.recv(TIMEOUT)?, &mut others)?;
+        }
+        let Published { .. } = self.writer.hear(teller)?;
+        let right = seen.is_right() && seen.missed == 0 && others.is_right() && others.missed == 0;
+        Ok(Step::new(
+            "killed",
+            "A writer is killed while it publishes as fast as it can",
+            "A message appears in the ring by one compare-and-swap. A writer that is killed before it leaves a block that \
+             the broker takes back; killed after it, a message that is complete.",
+        )
+        .value("killed", format!("process {}", hello.pid))
+        .value("received of it", format!("{} messages, {} numbers wrong", seen.messages, seen.wrong))
+        .value("then of the other writer", format!("{} messages, {} numbers wrong", others.messages, others.wrong))
+        .says(TORN, !right)
+        .judge(right, "complete messages, and the ring goes on", "messages are torn, lost or out of order"))
+    }
+
+    fn nothing_seen(&self) -> Checked {
+        let numbers = Numbers::of(&self.meet.pattern);
+        Checked { numbers, next: None, messages: 0, wrong: 0, unordered: 0, missed: 0 }
+    }
+
+    /// Checks what there is, until nothing comes for a moment.
+    fn check_all(&self, subscriber: &Subscriber, seen: &mut Checked) -> Result<(), Failure> {
+        loop {
+            match subscriber.recv(MOMENT) {
+                Ok(sample) => self.check(sample, seen)?,
+                Err(Error::Timeout { .. }) => return Ok(()),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    fn check(&self, sample: Sample, seen: &mut Checked) -> Result<(), Failure> {
+        let first = sample.header().try_into().map(u64::from_le_bytes);
+        let first = first.map_err(|_| unexpected("a message does not say which numbers it has"))?;
+        seen.messages += 1;
+        seen.missed += sample.missed();
+        seen.unordered += u64::from(seen.next.is_some_and(|next| next + sample.missed() * NUMBERS != first));
+        seen.next = Some(first + NUMBERS);
+        let numbers = seen.numbers.from(first);
+        let wrong = if self.place == Place::Host {
+            sample.as_slice::<u64>()?.iter().zip(numbers).filter(|(found, number)| *found != number).count()
+        } else {
+            let gpu = sample.gpu().ok_or_else(|| unexpected("a message on no GPU"))?;
+            let range = sample.device_on(gpu.stream())?;
+            let mut bytes = vec![0; (NUMBERS * 8) as usize];
+            gpu.stream().copy_to_host(&mut bytes, range.as_slice()).map_err(copy_failed("reading a message"))?;
+            let words = bytes.chunks_exact(8);
+            words.zip(numbers).filter(|(found, number)| **found != number.to_le_bytes()).count()
+        };
+        seen.wrong += wrong as u64;
+        Ok(sample.release()?)
+    }
+}
+
+fn unexpected(what: &str) -> Failure {
+    Failure::new(ErrorKind::CheckFailed, what, "start the lab again; if it comes again, report it")
+}

@@ -1,0 +1,227 @@
+//! The exporter: memory without an address, two addresses for it, a file descriptor, and an end.
+
+use std::{
+    collections::BTreeMap,
+    os::fd::{AsFd, AsRawFd},
+    sync::Arc,
+};
+
+use partywall::{
+    bytes,
+    cuda::{Access, CuResult, Mapping, PhysicalMemory, experiment},
+};
+
+use super::{
+    COPY, Hello, LAB, Looked, ONE_ADDRESS, PARTS, Parcel, TITLE, WRITTEN, WRITTEN_BACK, Wish, beyond, counted,
+    open_files,
+};
+use crate::{
+    Context, Options,
+    device::{self, Gpu, access_name, copy_failed, failed, first_byte, kind_of},
+    failure::Failure,
+    peer::Peer,
+    step::{Step, code},
+    teller::Teller,
+};
+
+/// Plays the role.
+pub(super) fn run(context: &Context, options: &Options, teller: &mut Teller) -> Result<(), Failure> {
+    if options.on_standard_input {
+        let mut peer = Peer::on_standard_input("import")?;
+        return play(options, &mut peer, teller).map_err(|failure| peer.give_up(failure));
+    }
+    let gpu = device::open(options.device())?;
+    teller.header(TITLE, &gpu).map_err(failed("asking about the GPU"))?;
+    let mut peer = Peer::meet(context, LAB, "import", teller)?;
+    play(options, &mut peer, teller).map_err(|failure| peer.give_up(failure))?;
+    teller.remark("This process ends now. The importer goes on, and says which beliefs held.");
+    Ok(())
+}
+
+fn play(options: &Options, peer: &mut Peer, teller: &mut Teller) -> Result<(), Failure> {
+    let gpu = device::open(options.device())?;
+    peer.say(Hello { pid: std::process::id(), uuid: gpu.uuid().to_string() }, &[])?;
+    let (memory, step) = create(&gpu)?;
+    peer.tell(teller, step)?;
+
+    let before = open_files();
+    peer.tell(teller, files_before(&before))?;
+    let descriptor = memory.export().map_err(failed("exporting memory"))?;
+    let after = open_files();
+    peer.tell(teller, exported(&memory, descriptor.as_raw_fd(), &before, &after))?;
+    peer.tell(teller, files_after(&before, &after))?;
+
+    let first = map(&gpu, &memory)?;
+    let second = map(&gpu, &memory)?;
+    let title = "cuMemAddressReserve, cuMemMap, cuMemSetAccess: an address for it";
+    let why = "Addresses are reserved first, then memory is put behind them, then each GPU gets the right to use them. Before \
+         the last call every access is a fault.";
+    peer.tell(teller, mapped("map", title, why, &gpu, &first))?;
+    let title = "The same three calls again: a second address";
+    let why = "Each mapping is a reference of its own to the memory, with rights of its own.";
+    peer.tell(teller, mapped("map-again", title, why, &gpu, &second))?;
+    peer.tell(teller, two_addresses(&gpu, &first, &second)?)?;
+    for step in parts(&memory) {
+        peer.tell(teller, step)?;
+    }
+
+    let parcel = Parcel { bytes: memory.len(), address: first.device_ptr(), fd: descriptor.as_raw_fd() };
+    peer.tell(teller, send(&parcel))?;
+    peer.say(&parcel, &[descriptor.as_fd()])?;
+    drop(descriptor);
+
+    loop {
+        match peer.hear(teller)? {
+            Wish::End => return Ok(()),
+            Wish::Look => {
+                peer.tell(teller, look(&gpu, &first)?)?;
+                peer.say(Looked, &[])?;
+            }
+        }
+    }
+}
+
+fn create(gpu: &Gpu) -> Result<(Arc<PhysicalMemory>, Step), Failure> {
+    let granularity = PhysicalMemory::granularity(gpu.context()).map_err(failed("asking for the granularity"))?;
+    let memory = PhysicalMemory::create(gpu.context(), 2 * granularity).map_err(failed("creating memory"))?;
+    let step = Step::new(
+        "create",
+        "cuMemCreate: memory without an address",
+        "Physical memory on one device. What it is for is said now and never again: memory that was not made to be \
+         exported as a file descriptor cannot become so.",
+    )
+    .value("cuMemGetAllocationGranularity", bytes(granularity))
+    .value("cuMemCreate", format!("{}, POSIX file descriptor → handle {:#x}", bytes(memory.len()), memory.as_raw()));
+    let step = step.judge(memory.len() == 2 * granularity, "made: two pages of the device", "");
+    Ok((Arc::new(memory), step))
+}
+
+fn files_before(before: &BTreeMap<i32, String>) -> Step {
+    Step::new(
+        "files-before",
+        "The open files of the exporter, before the export",
+        "What is shared below is a file descriptor like any other: it counts against the limit of open files, travels \
+         over Unix sockets, and keeps what it stands for alive.",
+    )
+    .value("/proc/self/fd", counted(before))
+    .judge(!before.is_empty(), "counted", "/proc/self/fd cannot be read")
+}
+
+fn exported(
+    memory: &PhysicalMemory,
+    descriptor: i32,
+    before: &BTreeMap<i32, String>,
+    after: &BTreeMap<i32, String>,
+) -> Step {
+    let link = after.get(&descriptor).map_or("", String::as_str);
+    Step::new(
+        "export",
+        "cuMemExportToShareableHandle: a file descriptor for it",
+        "Only memory that was made for it can be exported. The driver sets no close-on-exec; this library does, or every \
+         program that is started would inherit the memory.",
+    )
+    .value("cuMemExportToShareableHandle", format!("handle {:#x} → descriptor {descriptor}", memory.as_raw()))
+    .value("/proc/self/fd", format!("{descriptor} → {link}"))
+    .judge(!link.is_empty() && !before.contains_key(&descriptor), "a new open file", "no new open file can be seen")
+}
+
+fn files_after(before: &BTreeMap<i32, String>, after: &BTreeMap<i32, String>) -> Step {
+    Step::new(
+        "files-after",
+        "The open files of the exporter, after the export",
+        "One allocation is one descriptor. A model is therefore a table over a few large allocations, never an \
+         allocation for each tensor.",
+    )
+    .value("/proc/self/fd", counted(after))
+    .value("new", beyond(after, before))
+    .judge(after.len() == before.len() + 1, "one more", format!("{} before, {} now", before.len(), after.len()))
+}
+
+fn send(parcel: &Parcel) -> Step {
+    let open = open_files().contains_key(&parcel.fd);
+    Step::new(
+        "send",
+        "sendmsg with SCM_RIGHTS: the descriptor goes to the other process",
+        "The kernel puts the open file into the receiver's table, and this process may close its own. The size has to \
+         be told beside it: the descriptor does not know it.",
+    )
+    .value("sendmsg", format!("descriptor {}, and in words: {} bytes", parcel.fd, parcel.bytes))
+    .judge(open, "on its way", "the descriptor is not open")
+}
+
+fn map(gpu: &Gpu, memory: &Arc<PhysicalMemory>) -> Result<Mapping, Failure> {
+    let mapping = Mapping::new(Arc::clone(memory), Access::ReadWrite).map_err(failed("mapping memory"))?;
+    device::set(gpu, mapping.as_slice(), 0)?;
+    Ok(mapping)
+}
+
+/// Tells of a mapping.
+pub(super) fn mapped(id: &str, title: &str, why: &str, gpu: &Gpu, mapping: &Mapping) -> Step {
+    let address = mapping.device_ptr();
+    let kind = kind_of(gpu.context(), address);
+    Step::new(id, title, why)
+        .value("cuMemAddressReserve", format!("{} → {address:#x}", bytes(mapping.len())))
+        .value("cuMemMap", format!("{address:#x}, offset 0, handle {:#x}", mapping.memory().as_raw()))
+        .value("cuMemSetAccess", format!("{address:#x}, this GPU, {}", access_name(mapping.access())))
+        .value("kind, as the driver says", kind.clone())
+        .judge(kind.contains("cuMemCreate"), "mapped", format!("mapped, but the driver calls it {kind}"))
+}
+
+fn two_addresses(gpu: &Gpu, first: &Mapping, second: &Mapping) -> Result<Step, Failure> {
+    let read = |mapping: &Mapping| first_byte(gpu, mapping.as_slice()).map_err(copy_failed("reading memory"));
+    let before = read(second)?;
+    device::set(gpu, first.as_slice(), WRITTEN)?;
+    let after = read(second)?;
+    Ok(Step::new(
+        "two-addresses",
+        "Written through one address, read through the other",
+        "An address is only a way to the memory. That is why memory can be exchanged behind an address that stays, and \
+         why an address identifies nothing between processes.",
+    )
+    .value("second address, before", format!("{:#x}: {before:#04x}", second.device_ptr()))
+    .value("cuMemsetD8Async, first address", format!("{:#x}: {WRITTEN:#04x}", first.device_ptr()))
+    .value("second address, after", format!("{:#x}: {after:#04x}", second.device_ptr()))
+    .says(ONE_ADDRESS, !(after == WRITTEN && first.device_ptr() != second.device_ptr()))
+    .judge(before == 0 && after == WRITTEN, "the same memory at two addresses", "not the same memory"))
+}
+
+/// Tries to map less than the whole.
+fn parts(memory: &PhysicalMemory) -> [Step; 2] {
+    let half = memory.len() / 2;
+    let attempt = |id, title, why, offset: u64| {
+        let answer = code(&experiment::map_part(memory, offset as usize, half));
+        Step::new(id, title, why)
+            .answer(format!("cuMemMap(size {half}, offset {offset})"), answer)
+            .says(PARTS, answer.is_success())
+            .judge_refusal(answer, Some(CuResult::NOT_SUPPORTED))
+    };
+    [
+        attempt(
+            "map-offset",
+            "The second half alone, by an offset",
+            "The call has an offset, but the driver maps whole allocations only.",
+            half,
+        ),
+        attempt(
+            "map-half",
+            "The first half alone",
+            "The same for a size: what shall be mapped on its own must be an allocation of its own.",
+            0,
+        ),
+    ]
+}
+
+fn look(gpu: &Gpu, mapping: &Mapping) -> Result<Step, Failure> {
+    let found = first_byte(gpu, mapping.as_slice()).map_err(copy_failed("reading memory"))?;
+    Ok(Step::new(
+        "look",
+        "What the exporter sees after the importer has written",
+        "Both processes have the same physical memory. Nothing was copied, and nothing orders the two but what they say \
+         to each other.",
+    )
+    .value("written here at first", format!("{WRITTEN:#04x}"))
+    .value("written by the importer", format!("{WRITTEN_BACK:#04x}"))
+    .value("read here now", format!("{found:#04x}"))
+    .says(COPY, found == WRITTEN)
+    .judge(found == WRITTEN_BACK, "the importer's byte", "not what the importer wrote"))
+}
