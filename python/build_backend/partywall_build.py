@@ -1,6 +1,7 @@
 """Builds the wheel: the `partywall` program first, so that maturin can pack it, then maturin.
 
-`PARTYWALL_PROFILE` names the cargo profile of both; without it that is `release`.
+`PARTYWALL_PROFILE` names the cargo profile of both; the default is `release`. `PARTYWALL_PROGRAM` names a program to pack
+in place of building one, because a build of it alone would choose other features of its dependencies than the workspace.
 """
 
 import json
@@ -25,14 +26,19 @@ def build_wheel(wheel_directory: str, config_settings: Any = None, metadata_dire
         # What maturin would make in place of the stable ABI's wheel takes the GIL back, and nobody has tested it.
         raise RuntimeError("free-threaded builds of Python are not supported: use the ordinary build of this version")
     profile = os.environ.get("PARTYWALL_PROFILE", "release")
-    command = ["cargo", "build", "--locked", "--profile", profile, "-p", "partywall-cli", "--message-format=json"]
-    built = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True)
-    messages = map(json.loads, built.stdout.splitlines())
-    [program] = [path for message in messages if (path := message.get("executable"))]
+    program = os.environ.get("PARTYWALL_PROGRAM") or _build_program(profile)
     PROGRAM.parent.mkdir(exist_ok=True)
     shutil.copy2(program, PROGRAM)
     os.environ["MATURIN_PEP517_ARGS"] = f"--profile={profile} --generate-stubs {os.environ.get('MATURIN_PEP517_ARGS', '')}"
     return str(maturin.build_wheel(wheel_directory, config_settings, metadata_directory))
+
+
+def _build_program(profile: str) -> str:
+    command = ["cargo", "build", "--locked", "--profile", profile, "-p", "partywall-cli", "--message-format=json"]
+    built = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True)
+    messages = map(json.loads, built.stdout.splitlines())
+    [program] = [path for message in messages if (path := message.get("executable"))]
+    return str(program)
 
 
 def build_sdist(sdist_directory: str, config_settings: Any = None) -> str:

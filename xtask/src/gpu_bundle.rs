@@ -9,8 +9,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::python;
-use crate::tools::{Workspace, run};
+use crate::steps::Environment;
+use crate::tools::Workspace;
 
 const PROGRAMS: [(&str, &str); 3] = [
     ("partywall-cli", "partywall"),
@@ -35,14 +35,14 @@ pub(crate) fn build(workspace: &Workspace) -> Result<(), String> {
     for (package, _) in PROGRAMS {
         command.args(["-p", package]);
     }
-    run(&mut command)?;
+    workspace.run(&mut command)?;
 
     let bundle = workspace.target.join("gpu-bundle");
     let built = workspace.target.join(PROFILE);
     let failed = |error| format!("cannot pack {}: {error}", bundle.display());
     pack(&built, &bundle, &commit(workspace)).map_err(failed)?;
     pack_python(workspace, &bundle).map_err(failed)?;
-    python::Environment::fresh(workspace)?.wheel(PROFILE, &bundle)?;
+    Environment::fresh(workspace)?.wheel(PROFILE, &bundle)?;
     weigh(&bundle)
 }
 

@@ -2,19 +2,19 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`steps`] | `test`: the steps, their order, and the table at the end |
+//! | [`steps`] | `check` and `test`: the steps, and a table of what became of them |
+//! | [`changes`] | which packages have changed |
 //! | [`tools`] | the workspace, child processes, and tools that Rust does not bring along |
 //! | [`lines`] | `lines`: the code lines of each crate |
 //! | [`ptx`] | `ptx`: the GPU kernels, compiled and compared |
-//! | [`python`] | the Python package: built, installed and tested |
 //! | [`gpu_bundle`] | `gpu-bundle`: what a machine with a GPU needs to run the tests there |
 
 #![allow(clippy::print_stdout, reason = "a program that people run and read; the lint is meant for libraries")]
 
+mod changes;
 mod gpu_bundle;
 mod lines;
 mod ptx;
-mod python;
 mod steps;
 mod tools;
 
@@ -26,11 +26,11 @@ use tools::Workspace;
 const HELP: &str = "\
 usage: cargo xtask COMMAND
 
-  test            everything that has to hold before a change lands: format, clippy, rustdoc,
-                  licences, advisories, all tests, the Python package, an optimised binary,
-                  the kernels' PTX
-  test --quick    format, clippy and tests only
-  python          the Python package's part of `test` alone
+  check           format, clippy, and the unit tests of what changed: while you work
+  test            everything that has to hold before a change lands
+  test --long     what takes too long for that, and nothing else; CI runs both
+  test --list     the steps of both, with their names
+  test --only STEP...   these steps alone
   ptx             compile crates/*/kernels/*.cu to PTX, which is checked in
   ptx --check     compile them and compare with what is checked in
   gpu-bundle      pack the binary, the GPU tests and the benchmarks into target/gpu-bundle/, to be
@@ -44,9 +44,16 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let outcome = match words.as_slice() {
-        ["test"] => Workspace::locate().and_then(|workspace| steps::test(&workspace, false)),
-        ["test", "--quick"] => Workspace::locate().and_then(|workspace| steps::test(&workspace, true)),
-        ["python"] => Workspace::locate().and_then(|workspace| steps::python(&workspace)),
+        ["check"] => Workspace::locate().and_then(|workspace| steps::check(&workspace)),
+        ["test"] => Workspace::locate().and_then(|workspace| steps::test(&workspace)),
+        ["test", "--long"] => Workspace::locate().and_then(|workspace| steps::test_long(&workspace)),
+        ["test", "--list"] => {
+            print!("{}", steps::list());
+            Ok(())
+        }
+        ["test", "--only", names @ ..] if !names.is_empty() => {
+            Workspace::locate().and_then(|workspace| steps::only(&workspace, names))
+        }
         ["ptx"] => ptx::regenerate(),
         ["ptx", "--check"] => check_ptx(),
         ["gpu-bundle"] => Workspace::locate().and_then(|workspace| gpu_bundle::build(&workspace)),

@@ -1,8 +1,11 @@
 //! The workspace, child processes, and the tools that a machine with only Rust does not have.
 
 use std::ffi::OsString;
+use std::fs::File;
+use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// The version of cargo-deny that is built when none is found, and the first whose reading of
@@ -10,11 +13,31 @@ use std::time::{Duration, Instant};
 const CARGO_DENY: &str = "0.20.2";
 const CARGO_DENY_OLDEST: (u32, u32) = (0, 19);
 
-/// Where the sources are, where builds go, and which cargo builds them.
+/// Where the sources are, where builds go, which cargo builds them, and where output goes.
+#[derive(Clone)]
 pub(crate) struct Workspace {
     pub(crate) root: PathBuf,
     pub(crate) target: PathBuf,
+    pub(crate) packages: Vec<Package>,
+    pub(crate) once: Arc<Once>,
     cargo: OsString,
+    /// In place of our own output.
+    log: Option<Arc<File>>,
+}
+
+/// A package of the workspace.
+#[derive(Clone)]
+pub(crate) struct Package {
+    pub(crate) name: String,
+    /// Its folder, from the root.
+    pub(crate) folder: PathBuf,
+}
+
+/// What several steps need and one of them does.
+#[derive(Default)]
+pub(crate) struct Once {
+    pub(crate) built: OnceLock<Result<(), String>>,
+    pub(crate) python: OnceLock<Result<(), String>>,
 }
 
 impl Workspace {
@@ -32,11 +55,22 @@ impl Workspace {
         }
         let metadata: serde_json::Value = serde_json::from_slice(&output.stdout)
             .map_err(|error| format!("cannot read the output of cargo metadata: {error}"))?;
-        let path = |key: &str| match metadata[key].as_str() {
-            Some(path) => Ok(PathBuf::from(path)),
-            None => Err(format!("cargo metadata names no {key}; use the pinned toolchain")),
+        let lacks = |key| move || format!("cargo metadata names no {key}; use the pinned toolchain");
+        let path = |key| metadata[key].as_str().map(PathBuf::from).ok_or_else(lacks(key));
+        let root = path("workspace_root")?;
+        let package = |package: &serde_json::Value| {
+            let manifest = Path::new(package["manifest_path"].as_str()?);
+            let folder = manifest.parent()?.strip_prefix(&root).ok()?.to_path_buf();
+            Some(Package { name: package["name"].as_str()?.to_owned(), folder })
         };
-        Ok(Self { root: path("workspace_root")?, target: path("target_directory")?, cargo })
+        let packages = metadata["packages"].as_array().ok_or_else(lacks("packages"))?;
+        let packages = packages.iter().map(package).collect::<Option<_>>().ok_or_else(lacks("packages"))?;
+        Ok(Self { target: path("target_directory")?, root, packages, once: Arc::default(), cargo, log: None })
+    }
+
+    /// Returns the same workspace with its output in a file.
+    pub(crate) fn logging_to(&self, log: File) -> Self {
+        Self { log: Some(Arc::new(log)), ..self.clone() }
     }
 
     /// A cargo command in the root of the workspace.
@@ -62,33 +96,62 @@ impl Workspace {
     pub(crate) fn simulated_driver(&self) -> PathBuf {
         self.target.join("debug/libsimcuda.so")
     }
-}
 
-/// Runs a command with our own output, after printing it as one would type it.
-pub(crate) fn run(command: &mut Command) -> Result<(), String> {
-    announce(command);
-    let status = command.stdin(Stdio::null()).status().map_err(|error| cannot_start(command, &error))?;
-    judge(command, status)
-}
+    /// Prints a line.
+    pub(crate) fn say(&self, line: &str) {
+        match &self.log {
+            // A note that is lost with a full disk is not worth an error of its own.
+            Some(log) => drop(writeln!(&**log, "{line}")),
+            None => println!("{line}"),
+        }
+    }
 
-/// Like [`run`], but ends the command when it takes longer than `limit`.
-pub(crate) fn run_within(limit: Duration, command: &mut Command) -> Result<(), String> {
-    announce(command);
-    let mut child = command.stdin(Stdio::null()).spawn().map_err(|error| cannot_start(command, &error))?;
-    let start = Instant::now();
-    loop {
-        let status = child.try_wait().map_err(|error| format!("cannot wait for {}: {error}", program(command)))?;
-        if let Some(status) = status {
-            return judge(command, status);
+    /// Runs a command after printing it as one would type it.
+    pub(crate) fn run(&self, command: &mut Command) -> Result<(), String> {
+        let status = self.start(command)?.wait().map_err(|error| cannot_wait(command, &error))?;
+        judge(command, status)
+    }
+
+    /// Like [`run`](Self::run), but writes what the command prints to a file.
+    pub(crate) fn run_into(&self, file: File, command: &mut Command) -> Result<(), String> {
+        self.announce(command);
+        let status =
+            command.stdin(Stdio::null()).stdout(file).status().map_err(|error| cannot_start(command, &error))?;
+        judge(command, status)
+    }
+
+    /// Like [`run`](Self::run), but ends the command when it takes longer than `limit`.
+    pub(crate) fn run_within(&self, limit: Duration, command: &mut Command) -> Result<(), String> {
+        let mut child = self.start(command)?;
+        let start = Instant::now();
+        loop {
+            let status = child.try_wait().map_err(|error| cannot_wait(command, &error))?;
+            if let Some(status) = status {
+                return judge(command, status);
+            }
+            if start.elapsed() > limit {
+                // Either fails only if the child has ended by itself meanwhile.
+                let _ = child.kill();
+                let _ = child.wait();
+                let seconds = limit.as_secs();
+                return Err(format!("{} took over {seconds} s", program(command)));
+            }
+            std::thread::sleep(Duration::from_millis(50));
         }
-        if start.elapsed() > limit {
-            // Either fails only if the child has ended by itself meanwhile.
-            let _ = child.kill();
-            let _ = child.wait();
-            let seconds = limit.as_secs();
-            return Err(format!("{} took over {seconds} s", program(command)));
+    }
+
+    fn start(&self, command: &mut Command) -> Result<Child, String> {
+        self.announce(command);
+        if let Some(log) = &self.log {
+            let log = || log.try_clone().map_err(|error| format!("cannot share a log: {error}"));
+            command.stdout(log()?).stderr(log()?);
         }
-        std::thread::sleep(Duration::from_millis(50));
+        command.stdin(Stdio::null()).spawn().map_err(|error| cannot_start(command, &error))
+    }
+
+    fn announce(&self, command: &Command) {
+        let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy()).collect();
+        self.say(&format!("$ {} {}", program(command), words.join(" ")));
     }
 }
 
@@ -107,11 +170,11 @@ pub(crate) fn cargo_deny(workspace: &Workspace) -> Result<PathBuf, String> {
             return Ok(candidate);
         }
     }
-    println!("no cargo-deny of today: building {CARGO_DENY} for this repository, once");
+    workspace.say(&format!("no cargo-deny of today: building {CARGO_DENY} for this repository, once"));
     let mut install = workspace.cargo(["install", "cargo-deny", "--version", CARGO_DENY]);
     // Unoptimised: it runs for two seconds, and is built for five minutes otherwise.
     install.args(["--locked", "--quiet", "--debug", "--root"]).arg(&home);
-    run(&mut install).map_err(|error| {
+    workspace.run(&mut install).map_err(|error| {
         format!(
             "cargo-deny is not on the PATH and could not be built ({error}); install it with: \
              cargo install --locked cargo-deny@{CARGO_DENY}"
@@ -151,11 +214,6 @@ pub(crate) fn cannot_read(path: &Path, error: &std::io::Error) -> String {
     format!("cannot read {}: {error}", path.display())
 }
 
-fn announce(command: &Command) {
-    let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy()).collect();
-    println!("$ {} {}", program(command), words.join(" "));
-}
-
 /// The program's name without the folder that it was found in.
 fn program(command: &Command) -> String {
     let path = Path::new(command.get_program());
@@ -164,6 +222,10 @@ fn program(command: &Command) -> String {
 
 fn cannot_start(command: &Command, error: &std::io::Error) -> String {
     format!("cannot start {}: {error}", program(command))
+}
+
+fn cannot_wait(command: &Command, error: &std::io::Error) -> String {
+    format!("cannot wait for {}: {error}", program(command))
 }
 
 fn judge(command: &Command, status: ExitStatus) -> Result<(), String> {
@@ -205,9 +267,10 @@ mod tests {
 
     #[test]
     fn a_failure_names_program_and_status() {
-        let error = run(&mut sh("exit 3")).unwrap_err();
+        let workspace = Workspace::locate().unwrap();
+        let error = workspace.run(&mut sh("exit 3")).unwrap_err();
         assert!(error.contains("sh") && error.contains('3'), "{error}");
-        let error = run(&mut Command::new("/no/such/program")).unwrap_err();
+        let error = workspace.run(&mut Command::new("/no/such/program")).unwrap_err();
         assert!(error.contains("cannot start program"), "{error}");
     }
 
@@ -220,8 +283,9 @@ mod tests {
 
     #[test]
     fn a_command_that_takes_too_long_is_ended() {
-        let error = run_within(Duration::from_millis(50), &mut sh("exec sleep 60")).unwrap_err();
+        let workspace = Workspace::locate().unwrap();
+        let error = workspace.run_within(Duration::from_millis(50), &mut sh("exec sleep 60")).unwrap_err();
         assert!(error.contains("took over"), "{error}");
-        run_within(Duration::from_secs(60), &mut sh("true")).unwrap();
+        workspace.run_within(Duration::from_secs(60), &mut sh("true")).unwrap();
     }
 }

@@ -1,0 +1,327 @@
+//! `cargo xtask check` and `cargo xtask test`: runs steps and prints what became of each.
+//!
+//! | module | steps |
+//! |---|---|
+//! | [`sources`] | the text of the repository: format, lints, pages, dependencies, packages, kernels |
+//! | [`rust`] | the tests in Rust |
+//! | [`simulated`] | the programs that test the library on the simulated driver |
+//! | [`python`] | the Python package |
+//!
+//! Steps are in two lanes that run at the same time. The main lane mostly waits for processes that tests start and kill;
+//! the side lane mostly compiles, in target directories of its own as far as it can.
+
+mod python;
+mod rust;
+mod simulated;
+mod sources;
+
+use std::fmt;
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::PathBuf;
+use std::thread;
+use std::time::{Duration, Instant};
+
+pub(crate) use python::Environment;
+
+use crate::tools::{Workspace, cannot_read};
+
+/// A part of a test run that passes or fails by itself.
+struct Step {
+    /// The name that `--only` takes. Scripts rely on it, so that a step keeps its name.
+    name: &'static str,
+    /// What it makes sure of, for `--list`.
+    about: &'static str,
+    lane: Lane,
+    run: fn(&Workspace) -> Outcome,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Lane {
+    /// Shows its output while it runs.
+    Main,
+    /// Writes its output to a file, which is shown if the step fails.
+    Side,
+}
+
+/// The end of a step. A step that could not check anything is *skipped* with the reason, never *passed*.
+enum Outcome {
+    Passed,
+    Failed(String),
+    Skipped(String),
+}
+
+impl From<Result<(), String>> for Outcome {
+    fn from(result: Result<(), String>) -> Self {
+        match result {
+            Ok(()) => Self::Passed,
+            Err(message) => Self::Failed(message),
+        }
+    }
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Passed => write!(f, "passed"),
+            Self::Failed(message) => write!(f, "FAILED ({message})"),
+            Self::Skipped(reason) => write!(f, "skipped ({reason})"),
+        }
+    }
+}
+
+const CHECK: &[Step] = &[
+    Step { name: "format", about: "rustfmt", lane: Lane::Main, run: sources::format },
+    Step { name: "clippy", about: "clippy, with warnings as errors", lane: Lane::Main, run: sources::clippy },
+    Step {
+        name: "unit-tests",
+        about: "unit tests of the crates that changed since main, and of those that depend on them",
+        lane: Lane::Main,
+        run: rust::unit_tests_of_changes,
+    },
+];
+
+/// In the order in which each lane runs them.
+const TEST: &[Step] = &[
+    Step { name: "format", about: "rustfmt", lane: Lane::Side, run: sources::format },
+    Step {
+        name: "python-packages",
+        about: "what the tests of the Python package need, downloaded",
+        lane: Lane::Side,
+        run: python::packages,
+    },
+    Step {
+        name: "tests",
+        about: "all tests in Rust that need nothing special of the machine",
+        lane: Lane::Main,
+        run: rust::tests,
+    },
+    Step { name: "namespaces", about: "tests in namespaces of Linux", lane: Lane::Main, run: rust::in_namespaces },
+    Step { name: "with-python", about: "tests in Rust that start Python", lane: Lane::Main, run: rust::with_python },
+    Step { name: "without-gpu", about: "tests for machines without a GPU", lane: Lane::Main, run: rust::without_gpu },
+    Step {
+        name: "simulated-gpu",
+        about: "the integration tests once more, with segments on a simulated GPU",
+        lane: Lane::Main,
+        run: rust::on_simulated_gpu,
+    },
+    Step {
+        name: "faults",
+        about: "each driver call of each public operation, failed and killed in turn",
+        lane: Lane::Main,
+        run: simulated::faults,
+    },
+    Step {
+        name: "gpu-tests",
+        about: "the program that tests real GPUs, on two simulated ones",
+        lane: Lane::Main,
+        run: simulated::gpu_tests,
+    },
+    Step {
+        name: "python",
+        about: "the Python package: built, installed, type-checked and tested",
+        lane: Lane::Main,
+        run: python::package,
+    },
+    Step { name: "doc-tests", about: "the examples in rustdoc", lane: Lane::Main, run: rust::doc_tests },
+    Step {
+        name: "sanitizer",
+        about: "the tests of partywall-shm and partywall-os under the address sanitizer",
+        lane: Lane::Side,
+        run: rust::address_sanitizer,
+    },
+    Step { name: "loom", about: "the models of shared words, by loom", lane: Lane::Side, run: rust::loom },
+    Step {
+        name: "licences",
+        about: "licences, bans and sources of dependencies",
+        lane: Lane::Side,
+        run: sources::licences,
+    },
+    Step {
+        name: "advisories",
+        about: "known vulnerabilities of dependencies",
+        lane: Lane::Side,
+        run: sources::advisories,
+    },
+    Step {
+        name: "kernels",
+        about: "the kernels' PTX is what they compile to",
+        lane: Lane::Side,
+        run: sources::kernels,
+    },
+    Step { name: "clippy", about: "clippy, with warnings as errors", lane: Lane::Side, run: sources::clippy },
+    Step {
+        name: "rustdoc",
+        about: "the pages of rustdoc, with warnings as errors",
+        lane: Lane::Side,
+        run: sources::rustdoc,
+    },
+];
+
+const LONG: &[Step] = &[Step {
+    name: "binary",
+    about: "the program as a release builds it, and its size",
+    lane: Lane::Main,
+    run: sources::optimised_binary,
+}];
+
+/// Runs format, clippy and the unit tests of what changed.
+pub(crate) fn check(workspace: &Workspace) -> Result<(), String> {
+    report(workspace, &CHECK.iter().collect::<Vec<_>>())
+}
+
+/// Runs what has to hold before a change lands.
+pub(crate) fn test(workspace: &Workspace) -> Result<(), String> {
+    report(workspace, &TEST.iter().collect::<Vec<_>>())
+}
+
+/// Runs what takes too long for [`test`], and nothing else.
+pub(crate) fn test_long(workspace: &Workspace) -> Result<(), String> {
+    report(workspace, &LONG.iter().collect::<Vec<_>>())
+}
+
+/// Runs the named steps of [`test`] and [`test_long`].
+pub(crate) fn only(workspace: &Workspace, names: &[&str]) -> Result<(), String> {
+    let find = |name: &&str| {
+        let step = TEST.iter().chain(LONG).find(|step| step.name == *name);
+        step.ok_or_else(|| format!("there is no step '{name}'; run: cargo xtask test --list"))
+    };
+    report(workspace, &names.iter().map(find).collect::<Result<Vec<_>, _>>()?)
+}
+
+/// Returns a table of the steps of [`test`] and [`test_long`].
+pub(crate) fn list() -> String {
+    let width = TEST.iter().chain(LONG).map(|step| step.name.len()).max().unwrap_or(0);
+    let rows = |steps: &[Step]| steps.iter().map(|step| format!("  {:<width$}  {}\n", step.name, step.about)).collect();
+    let (test, long): (String, String) = (rows(TEST), rows(LONG));
+    format!("cargo xtask test\n{test}\ncargo xtask test --long\n{long}")
+}
+
+/// Runs steps, prints their table and fails if one of them did.
+///
+/// A step that fails does not keep the others from running, so that one run shows everything that is wrong.
+fn report(workspace: &Workspace, steps: &[&Step]) -> Result<(), String> {
+    let start = Instant::now();
+    let lines = run(workspace, steps);
+    for line in &lines {
+        if let (Outcome::Failed(_), Some(log)) = (&line.outcome, &line.log) {
+            let text = fs::read(log).map_err(|error| cannot_read(log, &error))?;
+            println!("\n==== {} ====", line.name);
+            // Standard output that nobody reads is not worth a second error.
+            let _ = std::io::stdout().write_all(&text);
+        }
+    }
+    println!("\n{}in {:.1} s", table(&lines), start.elapsed().as_secs_f64());
+    let failed = lines.iter().filter(|line| matches!(line.outcome, Outcome::Failed(_)));
+    let failed: Vec<_> = failed.map(|line| line.name).collect();
+    if failed.is_empty() { Ok(()) } else { Err(format!("failed: {}; see above", failed.join(", "))) }
+}
+
+/// Runs steps; those of the side lane in the background if there are others.
+fn run(workspace: &Workspace, steps: &[&Step]) -> Vec<Line> {
+    let (side, main): (Vec<&Step>, Vec<&Step>) = steps.iter().partition(|step| step.lane == Lane::Side);
+    if main.is_empty() || side.is_empty() {
+        return steps.iter().map(|step| run_shown(workspace, step)).collect();
+    }
+    thread::scope(|scope| {
+        let side = scope.spawn(|| side.into_iter().map(|step| run_logged(workspace, step)).collect::<Vec<_>>());
+        let mut lines: Vec<_> = main.into_iter().map(|step| run_shown(workspace, step)).collect();
+        lines.extend(side.join().expect("a step returns its failure"));
+        lines
+    })
+}
+
+fn run_shown(workspace: &Workspace, step: &Step) -> Line {
+    println!("\n==== {} ====", step.name);
+    let line = timed(workspace, step);
+    if !matches!(line.outcome, Outcome::Passed) {
+        println!("{}: {}", step.name, line.outcome);
+    }
+    line
+}
+
+fn run_logged(workspace: &Workspace, step: &Step) -> Line {
+    let folder = workspace.target.join("xtask");
+    let path = folder.join(step.name).with_extension("log");
+    let file = fs::create_dir_all(&folder).and_then(|()| File::create(&path));
+    let mut line = match file {
+        Ok(file) => timed(&workspace.logging_to(file), step),
+        Err(error) => {
+            let outcome = Outcome::Failed(format!("cannot create {}: {error}", path.display()));
+            return Line { name: step.name, time: Duration::ZERO, outcome, log: None };
+        }
+    };
+    line.log = Some(path);
+    println!("==== {} (in the background): {} ====", step.name, line.outcome);
+    line
+}
+
+fn timed(workspace: &Workspace, step: &Step) -> Line {
+    let start = Instant::now();
+    let outcome = (step.run)(workspace);
+    Line { name: step.name, time: start.elapsed(), outcome, log: None }
+}
+
+struct Line {
+    name: &'static str,
+    time: Duration,
+    outcome: Outcome,
+    /// The output of a step in the background.
+    log: Option<PathBuf>,
+}
+
+fn table(lines: &[Line]) -> String {
+    let width = lines.iter().map(|line| line.name.len()).max().unwrap_or(0);
+    let mut passed = 0;
+    let mut failed = 0;
+    let mut skipped = 0;
+    let mut text = String::new();
+    for line in lines {
+        match line.outcome {
+            Outcome::Passed => passed += 1,
+            Outcome::Failed(_) => failed += 1,
+            Outcome::Skipped(_) => skipped += 1,
+        }
+        let name = line.name;
+        let seconds = line.time.as_secs_f64();
+        text += &format!("{name:<width$}  {seconds:>7.1} s  {}\n", line.outcome);
+    }
+    text += &format!("\nsteps: {passed} passed, {failed} failed, {skipped} skipped, ");
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn table_gives_the_reason_of_a_skipped_step() {
+        let line = |name, outcome| Line { name, time: Duration::from_millis(1250), outcome, log: None };
+        let text = table(&[
+            line("format", Outcome::Passed),
+            line("clippy", Outcome::Failed("exit status: 101".to_owned())),
+            line("advisories", Outcome::Skipped("out of reach".to_owned())),
+        ]);
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!(lines[0], "format          1.2 s  passed");
+        assert_eq!(lines[1], "clippy          1.2 s  FAILED (exit status: 101)");
+        assert_eq!(lines[2], "advisories      1.2 s  skipped (out of reach)");
+        assert_eq!(lines[4], "steps: 1 passed, 1 failed, 1 skipped, ");
+    }
+
+    #[test]
+    fn names_of_steps_are_stable_and_documented() {
+        let contributing = include_str!("../../../CONTRIBUTING.md");
+        for step in TEST.iter().chain(LONG).chain(CHECK) {
+            assert!(contributing.contains(&format!("`{}`", step.name)), "CONTRIBUTING.md lacks `{}`", step.name);
+        }
+    }
+
+    #[test]
+    fn every_step_has_a_name_of_its_own() {
+        let mut names: Vec<_> = TEST.iter().chain(LONG).map(|step| step.name).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), TEST.len() + LONG.len());
+    }
+}

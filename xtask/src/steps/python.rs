@@ -1,0 +1,125 @@
+//! The Python package: built, installed into a virtual environment, and tested.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use super::Outcome;
+use super::rust::{LIBCUDA, build_what_tests_run};
+use crate::tools::Workspace;
+
+/// The time after which the packages that tests need count as out of reach.
+const FETCH_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// Downloads what the package's tests need. jax is among it and takes half a minute; torch is not: it has five gigabytes.
+pub(super) fn packages(workspace: &Workspace) -> Outcome {
+    match environment(workspace) {
+        Ok(_) => Outcome::Passed,
+        Err(outcome) => outcome,
+    }
+}
+
+/// Builds and installs the package as its users do, checks its types, and runs its tests on host memory and on the
+/// simulated GPU.
+pub(super) fn package(workspace: &Workspace) -> Outcome {
+    let environment = match environment(workspace) {
+        Ok(environment) => environment,
+        Err(outcome) => return outcome,
+    };
+    let simulated = [(LIBCUDA, workspace.simulated_driver())];
+    let steps = || {
+        build_what_tests_run(workspace)?;
+        environment.install()?;
+        environment.check_types()?;
+        environment.test("python/tests/host", &[])?;
+        environment.test("python/tests/simulated", &simulated)
+    };
+    steps().into()
+}
+
+/// Returns the environment that all steps of a run share.
+fn environment(workspace: &Workspace) -> Result<Environment<'_>, Outcome> {
+    if !is_here() {
+        return Err(Outcome::Skipped("there is no Python 3.11 or later here".to_owned()));
+    }
+    let fetched = workspace.once.python.get_or_init(|| Environment::fresh(workspace).map(drop));
+    fetched.clone().map_err(|message| Outcome::Skipped(format!("what its tests need is out of reach: {message}")))?;
+    Ok(Environment::of(workspace))
+}
+
+/// Returns whether there is a Python that the package supports, with what makes virtual environments.
+fn is_here() -> bool {
+    let mut python = Command::new("python3");
+    python.args(["-c", "import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))"]);
+    python.stdin(Stdio::null()).output().is_ok_and(|output| output.status.success())
+}
+
+/// A virtual environment in the target directory.
+pub(crate) struct Environment<'a> {
+    workspace: &'a Workspace,
+    folder: PathBuf,
+}
+
+impl<'a> Environment<'a> {
+    /// Makes it anew with everything that tests need but the package itself, from the package index.
+    pub(crate) fn fresh(workspace: &'a Workspace) -> Result<Self, String> {
+        let this = Self::of(workspace);
+        workspace.run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&this.folder))?;
+        let words = "-m pip install --quiet --disable-pip-version-check -r python/tests/requirements.txt";
+        workspace.run_within(FETCH_TIMEOUT, &mut this.python(words))?;
+        Ok(this)
+    }
+
+    fn of(workspace: &'a Workspace) -> Self {
+        Self { workspace, folder: workspace.target.join("python") }
+    }
+
+    /// Builds the package with the program that the workspace has built, unoptimised, and installs it.
+    fn install(&self) -> Result<(), String> {
+        let words = "-m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps ./python";
+        let mut command = self.python(words);
+        command.env("PARTYWALL_PROFILE", "dev").env("PARTYWALL_PROGRAM", self.workspace.debug_binary());
+        self.workspace.run(&mut command)
+    }
+
+    /// Builds the wheel for other machines into `folder`.
+    pub(crate) fn wheel(&self, profile: &str, folder: &Path) -> Result<(), String> {
+        let words = "-m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps ./python -w";
+        // Named after the oldest C library that it works with, which maturin finds out.
+        let mut command = self.python(words);
+        command.arg(folder).env("PARTYWALL_PROFILE", profile).env("MATURIN_PEP517_ARGS", "--compatibility pypi");
+        self.workspace.run(&mut command)
+    }
+
+    /// Checks types, those of the stubs that the build has made included, and these against what was built.
+    fn check_types(&self) -> Result<(), String> {
+        self.workspace.run(&mut self.python("-m mypy --config-file python/pyproject.toml -p partywall"))?;
+        self.workspace
+            .run(&mut self.python("-m mypy.stubtest --mypy-config-file python/pyproject.toml partywall._native"))?;
+        self.workspace.run(&mut self.python("-m mypy --config-file python/pyproject.toml python/examples"))?;
+        self.workspace.run(&mut self.python("-m mypy --config-file python/pyproject.toml benches/peers"))
+    }
+
+    /// Runs tests.
+    fn test(&self, folder: &str, variables: &[(&str, PathBuf)]) -> Result<(), String> {
+        let mut command = self.python("-m pytest -p no:cacheprovider");
+        command.arg(folder).envs(variables.iter().map(|(name, value)| (name, value)));
+        self.workspace.run(&mut command)
+    }
+
+    /// Its Python. Tests meet the program that the package brings along, and no broker of the user's.
+    fn python(&self, words: &str) -> Command {
+        let programs = self.folder.join("bin");
+        let mut command = Command::new(programs.join("python"));
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let path = std::env::join_paths(std::iter::once(programs).chain(std::env::split_paths(&path)));
+        command.args(words.split(' ')).current_dir(&self.workspace.root).env("PYTHONDONTWRITEBYTECODE", "1");
+        if let Ok(path) = path {
+            command.env("PATH", path);
+        }
+        for variable in ["PARTYWALL_BIN", "PARTYWALL_SOCKET", "PARTYWALL_DOMAIN"] {
+            command.env_remove(variable);
+        }
+        command
+    }
+}

@@ -1,0 +1,233 @@
+//! The tests in Rust: which of them a step runs, by which runner and in which environment.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread;
+
+use super::Outcome;
+use crate::changes;
+use crate::tools::{self, Workspace};
+
+/// Names the library that stands in for the vendor's driver.
+pub(super) const LIBCUDA: &str = "PARTYWALL_LIBCUDA";
+
+/// The packages that are built for tests in Rust. The compiled half of the Python package has none: maturin builds it.
+const PACKAGES: [&str; 3] = ["--workspace", "--exclude", "partywall-python"];
+
+/// Parts of the names of tests that need what a machine may lack.
+const NEEDS: [&str; 3] = ["needs_namespaces", "needs_python", "needs_no_gpu"];
+
+/// Which tests run.
+#[derive(Default)]
+struct Selection<'a> {
+    /// The test programs; all of them if there is none.
+    programs: &'a [&'a str],
+    /// A part of the name of each test.
+    with: Option<&'a str>,
+    /// Parts that no name of a test has.
+    without: &'a [&'a str],
+}
+
+impl Selection<'_> {
+    /// The filter expression of nextest.
+    fn expression(&self) -> String {
+        let programs =
+            self.programs.iter().map(|program| format!("binary(={program})")).collect::<Vec<_>>().join(" | ");
+        let programs = (!programs.is_empty()).then(|| format!("({programs})"));
+        let with = self.with.map(|part| format!("test({part})"));
+        let without = self.without.iter().map(|part| format!("not test({part})"));
+        programs.into_iter().chain(with).chain(without).collect::<Vec<_>>().join(" & ")
+    }
+
+    /// The arguments of `cargo test`.
+    fn arguments(&self) -> Vec<&str> {
+        let mut words: Vec<_> = self.programs.iter().flat_map(|program| ["--test", program]).collect();
+        if words.is_empty() {
+            words.push("--all-targets");
+        }
+        words.push("--");
+        words.extend(self.with);
+        words.extend(self.without.iter().flat_map(|part| ["--skip", part]));
+        words
+    }
+}
+
+pub(super) fn tests(workspace: &Workspace) -> Outcome {
+    run(workspace, &Selection { without: &NEEDS, ..Selection::default() }, &[]).into()
+}
+
+pub(super) fn in_namespaces(workspace: &Workspace) -> Outcome {
+    let probe = "unshare --user --map-root-user --pid --mount --fork --kill-child true";
+    if !succeeds(probe.split(' ')) {
+        return Outcome::Skipped("this machine refuses namespaces".to_owned());
+    }
+    run_those_that("needs_namespaces", workspace)
+}
+
+pub(super) fn with_python(workspace: &Workspace) -> Outcome {
+    if !succeeds(["python3", "-c", "import os; os.pidfd_open"].into_iter()) {
+        return Outcome::Skipped("there is no Python 3.9 or later here".to_owned());
+    }
+    run_those_that("needs_python", workspace)
+}
+
+pub(super) fn without_gpu(workspace: &Workspace) -> Outcome {
+    if Path::new("/dev/nvidiactl").exists() {
+        return Outcome::Skipped("there is a GPU here".to_owned());
+    }
+    run_those_that("needs_no_gpu", workspace)
+}
+
+fn run_those_that(part: &str, workspace: &Workspace) -> Outcome {
+    run(workspace, &Selection { with: Some(part), ..Selection::default() }, &[]).into()
+}
+
+/// Leaves out the tests of host memory alone, and those whose members are made by hand out of bytes.
+pub(super) fn on_simulated_gpu(workspace: &Workspace) -> Outcome {
+    let selection = Selection {
+        programs: &["domain", "stress", "put_get", "names", "members", "watch"],
+        with: None,
+        without: &["host_memory", "needs_", "peers::", "imposter::"],
+    };
+    let variables = [
+        (LIBCUDA, workspace.simulated_driver()),
+        ("PARTYWALL_TEST_DEVICE", PathBuf::from("cuda")),
+        // Each of thousands of small segments takes 2 MiB of it and touches a page or two.
+        ("SIMCUDA_MEMORY", PathBuf::from("64G")),
+    ];
+    run(workspace, &selection, &variables).into()
+}
+
+pub(super) fn doc_tests(workspace: &Workspace) -> Outcome {
+    let run = || {
+        build_what_tests_run(workspace)?;
+        let mut command = workspace.cargo(["test", "--doc", "--no-fail-fast"]);
+        command.args(PACKAGES);
+        workspace.run(in_test_environment(workspace, &mut command))
+    };
+    run().into()
+}
+
+/// Runs the unit tests of the packages that changed, and of those that depend on them.
+pub(super) fn unit_tests_of_changes(workspace: &Workspace) -> Outcome {
+    let packages = match changes::packages(workspace) {
+        Ok(packages) if packages.is_empty() => return Outcome::Skipped("no crate has changed".to_owned()),
+        Ok(packages) => packages,
+        Err(message) => return Outcome::Failed(message),
+    };
+    workspace.say(&format!("changed: {}", packages.join(", ")));
+    let mut command = if tools::has_nextest(workspace) {
+        let expression = packages.iter().map(|package| format!("rdeps(={package})")).collect::<Vec<_>>().join(" | ");
+        let words = ["nextest", "run", "--lib", "--bins", "--no-fail-fast", "--no-tests", "pass", "-E", &expression];
+        workspace.cargo(words)
+    } else {
+        workspace.cargo(["test", "--lib", "--bins", "--no-fail-fast"])
+    };
+    command.args(PACKAGES);
+    workspace.run(in_test_environment(workspace, &mut command)).into()
+}
+
+/// Runs the models of shared words, whose names contain `models`. Everything is compiled with another flag, so that it
+/// has a target directory of its own.
+pub(super) fn loom(workspace: &Workspace) -> Outcome {
+    let which = ["-p", "partywall-shm", "--lib", "--target-dir"];
+    let mut command = if tools::has_nextest(workspace) {
+        workspace.cargo(["nextest", "run", "--no-fail-fast", "--cargo-profile", "loom"].into_iter().chain(which))
+    } else {
+        workspace.cargo(["test", "--no-fail-fast", "--profile", "loom"].into_iter().chain(which))
+    };
+    command.arg(workspace.target.join("loom")).arg("models::").env("RUSTFLAGS", "--cfg loom");
+    workspace.run(&mut command).into()
+}
+
+/// Runs the tests of the crates whose `unsafe` is about memory alone, with every access checked. Miri has no toolchain of
+/// its own here and knows no memfds. The sanitizer is behind an unstable flag, which a stable compiler accepts with
+/// `RUSTC_BOOTSTRAP`; build scripts are compiled without it because a target is named.
+pub(super) fn address_sanitizer(workspace: &Workspace) -> Outcome {
+    const TARGET: &str = "x86_64-unknown-linux-gnu";
+    if !cfg!(all(target_arch = "x86_64", target_env = "gnu")) {
+        return Outcome::Skipped(format!("it is set up for {TARGET} alone"));
+    }
+    let which = ["-p", "partywall-shm", "-p", "partywall-os", "--target", TARGET, "--target-dir"];
+    let mut command = if tools::has_nextest(workspace) {
+        workspace.cargo(["nextest", "run", "--no-fail-fast"].into_iter().chain(which))
+    } else {
+        workspace.cargo(["test", "--no-fail-fast", "--lib", "--tests"].into_iter().chain(which))
+    };
+    command.arg(workspace.target.join("asan"));
+    command.env("RUSTC_BOOTSTRAP", "1").env("RUSTFLAGS", "-Zsanitizer=address");
+    workspace.run(&mut command).into()
+}
+
+/// Runs a selection of the workspace's tests.
+fn run(workspace: &Workspace, selection: &Selection<'_>, variables: &[(&str, PathBuf)]) -> Result<(), String> {
+    build_what_tests_run(workspace)?;
+    let mut command = if tools::has_nextest(workspace) {
+        let expression = selection.expression();
+        let mut command =
+            workspace.cargo(["nextest", "run", "--no-fail-fast", "-E", &expression, "--binaries-metadata"]);
+        command.arg(test_programs(workspace)).args(nextest_threads());
+        command
+    } else {
+        workspace.say("cargo-nextest is not installed; cargo test runs the tests, which takes longer");
+        workspace.cargo(["test", "--no-fail-fast"].into_iter().chain(PACKAGES).chain(selection.arguments()))
+    };
+    command.envs(variables.iter().map(|(name, value)| (name, value)));
+    workspace.run(in_test_environment(workspace, &mut command))
+}
+
+/// Builds, once a run, all tests and every program that they start.
+///
+/// Cargo builds the `partywall` program for its own package's tests only, and the simulated driver for none; neither may be
+/// an old one. The packages are always the same, because other ones would choose other features of their dependencies, and
+/// compile most of them once more.
+pub(super) fn build_what_tests_run(workspace: &Workspace) -> Result<(), String> {
+    let build = || {
+        workspace.run(workspace.cargo(["build", "--lib", "--bins", "--tests"]).args(PACKAGES))?;
+        if tools::has_nextest(workspace) {
+            // With this list nextest asks cargo for nothing, and does not wait for another step's compilation.
+            let path = test_programs(workspace);
+            let file = File::create(&path).map_err(|error| format!("cannot create {}: {error}", path.display()))?;
+            let words = "nextest list --list-type binaries-only --message-format json --lib --bins --tests";
+            workspace.run_into(file, workspace.cargo(words.split(' ')).args(PACKAGES))?;
+        }
+        Ok(())
+    };
+    workspace.once.built.get_or_init(build).clone()
+}
+
+/// The file with nextest's list of the programs that contain tests.
+fn test_programs(workspace: &Workspace) -> PathBuf {
+    workspace.target.join("test-programs.json")
+}
+
+/// Makes tests start the program that was just built, and meet no broker of the user's.
+pub(super) fn in_test_environment<'a>(workspace: &Workspace, command: &'a mut Command) -> &'a mut Command {
+    command.env("PARTYWALL_BIN", workspace.debug_binary()).env_remove("PARTYWALL_SOCKET").env_remove("PARTYWALL_DOMAIN")
+}
+
+/// Runs more tests at once than nextest would: most of them wait, above all for proofs that processes have ended.
+fn nextest_threads() -> [String; 2] {
+    let processors = thread::available_parallelism().map_or(1, usize::from);
+    ["--test-threads".to_owned(), (2 * processors).to_string()]
+}
+
+fn succeeds<'a>(mut words: impl Iterator<Item = &'a str>) -> bool {
+    let mut command = Command::new(words.next().unwrap_or_default());
+    command.args(words).stdin(Stdio::null()).output().is_ok_and(|output| output.status.success())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn selection_means_the_same_to_both_runners() {
+        let selection = Selection { programs: &["a", "b"], with: Some("c"), without: &["d", "e"] };
+        assert_eq!(selection.expression(), "(binary(=a) | binary(=b)) & test(c) & not test(d) & not test(e)");
+        let words = ["--test", "a", "--test", "b", "--", "c", "--skip", "d", "--skip", "e"];
+        assert_eq!(selection.arguments(), words);
+        assert_eq!(Selection { with: Some("c"), ..Selection::default() }.arguments(), ["--all-targets", "--", "c"]);
+    }
+}

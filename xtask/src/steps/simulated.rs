@@ -1,0 +1,37 @@
+//! The programs that test the library on the simulated driver.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use super::Outcome;
+use super::rust::{LIBCUDA, build_what_tests_run, in_test_environment};
+use crate::tools::Workspace;
+
+/// Names the seed of the pauses of simulated streams.
+const SEED: &str = "SIMCUDA_SEED";
+
+/// Runs the program that tests real GPUs on two simulated ones. Their streams pause at random, so that work that is only
+/// ordered by luck fails; the printed seed repeats a run.
+pub(super) fn gpu_tests(workspace: &Workspace) -> Outcome {
+    let run = || {
+        build_what_tests_run(workspace)?;
+        let seed = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+        workspace.say(&format!("{SEED}={seed}"));
+        let mut command = workspace.program("partywall-gpu-tests");
+        command.arg("--report").arg(workspace.target.join("simulated-gpu-tests.json"));
+        command.env(LIBCUDA, workspace.simulated_driver()).env(SEED, seed.to_string());
+        command.env("SIMCUDA_DEVICES", "2").env("SIMCUDA_DELAY", "300");
+        workspace.run(in_test_environment(workspace, &mut command))
+    };
+    run().into()
+}
+
+/// Fails each driver call of each public operation, and kills a process at each.
+pub(super) fn faults(workspace: &Workspace) -> Outcome {
+    let run = || {
+        build_what_tests_run(workspace)?;
+        let mut command = workspace.program("partywall-faults");
+        command.arg("--report").arg(workspace.target.join("driver-faults.json"));
+        workspace.run(in_test_environment(workspace, &mut command))
+    };
+    run().into()
+}

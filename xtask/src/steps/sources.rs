@@ -1,0 +1,87 @@
+//! The steps that read the repository and run none of its tests.
+
+use std::process::Command;
+use std::time::Duration;
+
+use super::Outcome;
+use crate::ptx;
+use crate::tools::{self, Workspace};
+
+/// The time after which the advisory database counts as out of reach.
+const FETCH_TIMEOUT: Duration = Duration::from_secs(120);
+
+pub(super) fn format(workspace: &Workspace) -> Outcome {
+    workspace.run(&mut workspace.cargo(["fmt", "--all", "--check"])).into()
+}
+
+pub(super) fn clippy(workspace: &Workspace) -> Outcome {
+    let words = "clippy --workspace --all-targets -- -D warnings";
+    workspace.run(&mut workspace.cargo(words.split(' '))).into()
+}
+
+/// The program has the name of the library, so that both write their pages to the same place. They are built in turn, and
+/// the pages of the library remain.
+pub(super) fn rustdoc(workspace: &Workspace) -> Outcome {
+    let build = |targets| {
+        let words = format!("doc --workspace {targets} --no-deps --document-private-items");
+        workspace.run(workspace.cargo(words.split(' ')).env("RUSTDOCFLAGS", "-D warnings"))
+    };
+    build("--bins").and_then(|()| build("--lib")).into()
+}
+
+pub(super) fn licences(workspace: &Workspace) -> Outcome {
+    let check = || workspace.run(deny(workspace)?.args(["check", "licenses", "bans", "sources"]));
+    check().into()
+}
+
+/// Fetches the database and checks against it in two commands, because only a failure of the second says anything about
+/// the dependencies.
+pub(super) fn advisories(workspace: &Workspace) -> Outcome {
+    let commands = deny(workspace).and_then(|fetch| Ok((fetch, deny(workspace)?)));
+    let (mut fetch, mut check) = match commands {
+        Ok(commands) => commands,
+        Err(message) => return Outcome::Failed(message),
+    };
+    if let Err(message) = workspace.run_within(FETCH_TIMEOUT, fetch.args(["fetch", "db"])) {
+        return Outcome::Skipped(format!("the advisory database is out of reach: {message}"));
+    }
+    workspace.run(check.args(["check", "--disable-fetch", "advisories"])).into()
+}
+
+fn deny(workspace: &Workspace) -> Result<Command, String> {
+    let mut command = Command::new(tools::cargo_deny(workspace)?);
+    command.arg("--locked").current_dir(&workspace.root);
+    Ok(command)
+}
+
+pub(super) fn kernels(workspace: &Workspace) -> Outcome {
+    match ptx::check() {
+        Ok(ptx::CheckOutcome::Passed { files }) => {
+            workspace.say(&format!("{files} kernel files compile to the PTX that is checked in"));
+            Outcome::Passed
+        }
+        Ok(ptx::CheckOutcome::Differs(what)) => {
+            workspace.say(&what);
+            Outcome::Failed("the PTX is not what the kernels compile to; run: cargo xtask ptx".to_owned())
+        }
+        Ok(ptx::CheckOutcome::Skipped(reason)) => Outcome::Skipped(reason),
+        Err(message) => Outcome::Failed(message),
+    }
+}
+
+/// Builds the program as `cargo install` does, but for what makes that slow, and checks its size: with debugging
+/// information it would be several times as large.
+pub(super) fn optimised_binary(workspace: &Workspace) -> Outcome {
+    const MAX_BYTES: u64 = 24 << 20;
+    let build = || {
+        workspace.run(&mut workspace.cargo(["build", "--profile", "ci", "-p", "partywall-cli"]))?;
+        let program = workspace.target.join("ci/partywall");
+        let bytes = std::fs::metadata(&program).map_err(|error| tools::cannot_read(&program, &error))?.len();
+        if bytes > MAX_BYTES {
+            let (mib, allowed) = (bytes >> 20, MAX_BYTES >> 20);
+            return Err(format!("{} has {mib} MiB, {allowed} are allowed: is it stripped?", program.display()));
+        }
+        Ok(())
+    };
+    build().into()
+}
