@@ -32,14 +32,14 @@ mod worker;
 use std::{
     fmt,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        Arc, Mutex, OnceLock,
         atomic::{AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
 };
 
 use partywall_cuda::DeviceUuid;
-use partywall_os::process::fork_generation;
+use partywall_os::{lock::IgnorePoison, process::fork_generation};
 use partywall_shm::timeline::Progress;
 
 pub(crate) use self::worker::{Worker, Workers, contained};
@@ -138,7 +138,7 @@ impl Completions {
         if pending.is_decided(&self.lost, PollReason::Due) {
             return self.finish(pending);
         }
-        let mut polled = lock(&self.polled);
+        let mut polled = self.polled.lock().ignore_poison();
         polled.pending.push(pending);
         polled.is_fresh = true;
         if std::mem::replace(&mut polled.is_watched, true) {
@@ -148,7 +148,7 @@ impl Completions {
         let completions = self.clone();
         let mut backoff = Backoff::new();
         self.poll_tasks.add(backoff.next(), move |reason| {
-            let mut polled = lock(&completions.polled);
+            let mut polled = completions.polled.lock().ignore_poison();
             let decided = polled.take_decided(&completions.lost, reason);
             polled.is_watched = !polled.pending.is_empty();
             let is_watched = polled.is_watched;
@@ -164,7 +164,7 @@ impl Completions {
     /// Runs the callbacks of all polled fences that are reached by now. Does not block.
     pub(crate) fn poll(&self) {
         if self.is_ours() {
-            let decided = lock(&self.polled).take_decided(&self.lost, PollReason::Due);
+            let decided = self.polled.lock().ignore_poison().take_decided(&self.lost, PollReason::Due);
             decided.into_iter().for_each(|pending| self.finish(pending));
         }
     }
@@ -203,7 +203,7 @@ impl Completions {
     /// Has the gpu worker wait for all callbacks of one GPU together.
     fn on_idle(self: &Arc<Self>, waiting: Idle) {
         let gpu = waiting.gpu;
-        let mut idle = lock(&self.idle);
+        let mut idle = self.idle.lock().ignore_poison();
         let has_job = idle.iter().any(|other| other.gpu == gpu);
         idle.push(waiting);
         drop(idle);
@@ -215,7 +215,8 @@ impl Completions {
 
     fn await_idle(&self, gpu: DeviceUuid) {
         // Taken before the wait: what is handed in later may be used by work that this does not wait for.
-        let waiting: Vec<Idle> = lock(&self.idle).extract_if(.., |waiting| waiting.gpu == gpu).collect();
+        let waiting: Vec<Idle> =
+            self.idle.lock().ignore_poison().extract_if(.., |waiting| waiting.gpu == gpu).collect();
         let Some(Idle { blocks, .. }) = waiting.first() else { return };
         let completion = match blocks.wait_idle() {
             Ok(()) => Completion::Done,
@@ -271,11 +272,6 @@ impl fmt::Debug for Completions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Completions").finish_non_exhaustive()
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // No callback runs while these are locked.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -4,10 +4,12 @@ use std::{
     collections::VecDeque,
     fmt,
     panic::{self, AssertUnwindSafe},
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Condvar, Mutex, MutexGuard},
     thread::{self, JoinHandle},
     time::Duration,
 };
+
+use partywall_os::lock::IgnorePoison;
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -106,7 +108,7 @@ impl Worker {
             let mut state = self.lock();
             if state.queue.is_empty() && !linger.is_zero() {
                 let waited = self.more.wait_timeout_while(state, linger, |state| state.queue.is_empty());
-                state = waited.unwrap_or_else(PoisonError::into_inner).0;
+                state = waited.ignore_poison().0;
             }
             let Some(job) = state.queue.pop_front() else {
                 state.is_running = false;
@@ -118,7 +120,7 @@ impl Worker {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().ignore_poison()
     }
 }
 

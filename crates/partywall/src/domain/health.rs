@@ -7,7 +7,7 @@
 use std::{
     fmt,
     sync::{
-        Arc, Mutex, OnceLock, PoisonError,
+        Arc, Mutex, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
     thread::{self, JoinHandle},
@@ -15,6 +15,7 @@ use std::{
 };
 
 use partywall_cuda::{CudaError, DeviceUuid, Stream};
+use partywall_os::lock::IgnorePoison;
 
 use crate::{
     error::{Error, Result},
@@ -71,8 +72,8 @@ impl Health {
         let stream =
             Stream::new(gpu.context()).map_err(cuda_error(format!("making a stream on GPU {}", gpu.uuid())))?;
         let watched = Arc::new(Watched { gpu: gpu.clone(), stream });
-        self.shared.watched.lock().unwrap_or_else(PoisonError::into_inner).push(watched);
-        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        self.shared.watched.lock().ignore_poison().push(watched);
+        let mut thread = self.thread.lock().ignore_poison();
         if thread.is_none() {
             let shared = self.shared.clone();
             let started = thread::Builder::new().name(THREAD.into()).spawn(move || shared.run());
@@ -101,7 +102,7 @@ impl Health {
     /// Ends the thread.
     pub(crate) fn stop(&self) {
         self.shared.stop.store(true, Ordering::Release);
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let thread = self.thread.lock().ignore_poison().take();
         let Some(thread) = thread else { return };
         thread.thread().unpark();
         let deadline = Instant::now() + TIMEOUT;
@@ -130,7 +131,7 @@ impl Shared {
             if self.stop.load(Ordering::Acquire) {
                 return;
             }
-            let watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let watched = self.watched.lock().ignore_poison().clone();
             for Watched { gpu, stream } in watched.iter().map(|watched| &**watched) {
                 // Relaxed, so that a capture of another thread's is not spoilt.
                 let asked = gpu.context().guard_relaxed().and_then(|_guard| stream.as_ref().is_done());

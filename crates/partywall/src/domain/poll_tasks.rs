@@ -3,10 +3,11 @@
 use std::{
     fmt,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Mutex, MutexGuard},
     time::{Duration, Instant},
 };
 
+use partywall_os::lock::IgnorePoison;
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::error::{Error, Result};
@@ -90,7 +91,7 @@ impl PollTasks {
     }
 
     fn lock(&self) -> MutexGuard<'_, Added> {
-        self.added.lock().unwrap_or_else(PoisonError::into_inner)
+        self.added.lock().ignore_poison()
     }
 }
 

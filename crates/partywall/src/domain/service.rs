@@ -8,7 +8,7 @@
 use std::{
     os::fd::{AsFd, OwnedFd},
     sync::{
-        Arc, Mutex, OnceLock, PoisonError,
+        Arc, Mutex, OnceLock,
         atomic::{AtomicBool, Ordering},
         mpsc,
     },
@@ -16,7 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use partywall_os::{Errno, socket};
+use partywall_os::{Errno, lock::IgnorePoison, socket};
 use partywall_shm::{
     members::{self, Members},
     timeline::Ending,
@@ -281,7 +281,7 @@ impl Shared {
             if link.renewed(call) {
                 tracing::info!(socket = %link.socket_path().display(), "connection renewed");
             }
-            *shared.renewed.lock().unwrap_or_else(PoisonError::into_inner) = Some(events);
+            *shared.renewed.lock().ignore_poison() = Some(events);
             shared.poll_tasks.wake();
         });
     }
@@ -325,7 +325,7 @@ impl Shared {
     }
 
     fn take_renewed(&self) -> Option<OwnedFd> {
-        self.renewed.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.renewed.lock().ignore_poison().take()
     }
 
     /// Connects as the member that we are.

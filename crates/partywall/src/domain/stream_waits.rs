@@ -11,10 +11,11 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock},
+    sync::{Arc, Mutex, MutexGuard, RwLock},
 };
 
 use partywall_cuda::StreamId;
+use partywall_os::lock::IgnorePoison;
 use partywall_shm::timeline::Progress;
 
 use super::{
@@ -59,10 +60,10 @@ impl StreamWaits {
     /// The stream with this identity.
     pub(crate) fn track(&self, stream: StreamId) -> Arc<Track> {
         let known = |all: &Vec<Arc<Track>>| all.iter().find(|track| track.stream == stream).cloned();
-        if let Some(track) = known(&self.all.read().unwrap_or_else(PoisonError::into_inner)) {
+        if let Some(track) = known(&self.all.read().ignore_poison()) {
             return track;
         }
-        let mut all = self.all.write().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.all.write().ignore_poison();
         known(&all).unwrap_or_else(|| {
             let track = Arc::new(Track { stream, waits: Mutex::default() });
             all.push(track.clone());
@@ -72,7 +73,7 @@ impl StreamWaits {
 
     /// Keeps a lease as long as the connection.
     pub(crate) fn keep_for_good(&self, keep: &Arc<LeaseGuard>) {
-        let mut kept = self.for_good.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.for_good.lock().ignore_poison();
         if !kept.iter().any(|known| Arc::ptr_eq(known, keep)) {
             kept.push(keep.clone());
         }
@@ -100,7 +101,7 @@ impl StreamWaits {
     }
 
     fn tracks(&self) -> Vec<Arc<Track>> {
-        self.all.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.all.read().ignore_poison().clone()
     }
 }
 
@@ -108,7 +109,7 @@ impl Track {
     /// Its waits, for as long as something is enqueued.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Waits> {
         // Nothing is left half-done behind it.
-        self.waits.lock().unwrap_or_else(PoisonError::into_inner)
+        self.waits.lock().ignore_poison()
     }
 }
 

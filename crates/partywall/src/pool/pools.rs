@@ -1,8 +1,9 @@
 //! The pools and topics that a connection has mapped: each once, however many handles there are.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use partywall_cuda::DeviceUuid;
+use partywall_os::lock::IgnorePoison;
 
 use super::blocks::Blocks;
 use crate::{error::Result, gpu::Gpu, segment::Segment};
@@ -17,7 +18,7 @@ pub(crate) struct Locked<'a>(MutexGuard<'a, Vec<Weak<Blocks>>>);
 impl Pools {
     pub(crate) fn lock(&self) -> Locked<'_> {
         // Nothing is left half-done behind it.
-        Locked(self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        Locked(self.0.lock().ignore_poison())
     }
 }
 

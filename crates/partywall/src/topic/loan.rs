@@ -246,7 +246,7 @@ impl Drop for Kept {
 
 impl Drop for Blocked<'_> {
     fn drop(&mut self) {
-        self.joined.open.words.topic.set_blocked(self.joined.port().id(), None);
+        self.joined.open.words.topic.set_blocked(self.joined.port.id(), None);
     }
 }
 
@@ -284,11 +284,10 @@ impl Filled {
         };
         drop(self.0.take_used());
         if status == Status::Unverified {
-            let joined = &self.0.joined;
-            let Words { topic, pool, .. } = &*joined.open.words;
-            topic.retire(pool, &held);
-            let sample = InFlight::new(joined.port().clone(), &held, std::mem::take(&mut self.0.inputs));
-            sample.settle(self.0.joined.open.domain().completions());
+            let inputs = std::mem::take(&mut self.0.inputs);
+            let Joined { open, port, .. } = &*self.0.joined;
+            open.words.topic.retire(&open.words.pool, &held);
+            InFlight::new(port.clone(), &held, inputs).settle(open.domain().completions());
         }
         Ok(published)
     }
@@ -323,9 +322,9 @@ impl Filled {
         };
         let inputs = std::mem::take(&mut self.0.inputs);
         let used = self.0.take_used();
-        let joined = &self.0.joined;
-        let sample = InFlight::new(joined.port().clone(), &held, inputs);
-        sample.settle_after(Written { held, order, value, used }, joined.open.domain());
+        let Joined { open, port, .. } = &*self.0.joined;
+        let sample = InFlight::new(port.clone(), &held, inputs);
+        sample.settle_after(Written { held, order, value, used }, open.domain());
         Ok(published)
     }
 
@@ -383,7 +382,7 @@ impl Filled {
             let Some(left) = waiting.left(Instant::now()) else { return Err(joined.full(id, &waiting)) };
             domain.link().require_broker()?;
             let blocked = blocked.get_or_insert_with(|| Blocked { joined, since: members::now() });
-            topic.set_blocked(joined.port().id(), Some((id, blocked.since)));
+            topic.set_blocked(joined.port.id(), Some((id, blocked.since)));
             topic.sleep_for_space(seen, left);
         }
     }

@@ -2,11 +2,12 @@
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
     time::Instant,
 };
 
 use partywall_cuda::StreamRef;
+use partywall_os::lock::IgnorePoison;
 use partywall_shm::{
     DType,
     semaphore::{Attempt, Held},
@@ -40,7 +41,7 @@ pub struct Publisher {
 
 /// What a publisher and its loans have.
 pub(super) struct Joined {
-    port: Arc<PublisherPort>,
+    pub(super) port: Arc<PublisherPort>,
     place: Mutex<PublisherPlace>,
     /// How streams say that samples are complete, once one does.
     writer: Mutex<Option<Writer>>,
@@ -86,14 +87,9 @@ impl Publisher {
     pub fn loan<'w>(&self, dtype: DType, shape: &[u64], wait: impl Into<Wait<'w>>) -> Result<Loan> {
         let bytes = self.joined.bytes(dtype, shape)?;
         let joined = self.joined.one_more()?;
-        let held = self.take(wait.into())?;
-        Ok(joined.lend(held, dtype, shape, bytes))
-    }
-
-    fn take(&self, wait: Wait<'_>) -> Result<Held> {
-        let Self { joined, spin } = self;
-        let wait = joined.await_in_flight(wait)?;
-        slots::take(&**joined, joined.open.domain(), spin, wait, || joined.no_block())
+        let wait = joined.await_in_flight(wait.into())?;
+        let held = slots::take(&*joined, joined.open.domain(), &self.spin, wait, || joined.no_block())?;
+        Ok(Loan::new(joined, held, dtype, shape, bytes))
     }
 
     /// Borrows a block if one is free.
@@ -107,7 +103,7 @@ impl Publisher {
             return Ok(None);
         }
         let held = slots::try_take(&*joined, joined.open.domain())?;
-        Ok(held.map(|held| joined.lend(held, dtype, shape, bytes)))
+        Ok(held.map(|held| Loan::new(joined, held, dtype, shape, bytes)))
     }
 
     /// Waits until streams have completed everything that this publisher has published. Other threads cannot publish
@@ -144,14 +140,10 @@ impl Joined {
         self.port.id().id()
     }
 
-    pub(super) fn port(&self) -> &Arc<PublisherPort> {
-        &self.port
-    }
-
     /// Samples are published one after the other.
     pub(super) fn place(&self) -> MutexGuard<'_, PublisherPlace> {
         // What it remembers is right after each step.
-        self.place.lock().unwrap_or_else(PoisonError::into_inner)
+        self.place.lock().ignore_poison()
     }
 
     /// Has `stream` say when what is on it now is done. Returns the value that stands for that.
@@ -172,7 +164,7 @@ impl Joined {
 
     fn writer(&self) -> MutexGuard<'_, Option<Writer>> {
         // What was promised is counted after it was.
-        self.writer.lock().unwrap_or_else(PoisonError::into_inner)
+        self.writer.lock().ignore_poison()
     }
 
     /// Whether its GPU is not further behind than it may be.
@@ -254,11 +246,6 @@ impl Joined {
     fn loans(self: &Arc<Self>) -> usize {
         // Each has one of these, and the publisher: they are counted as it is, without another word that threads share.
         Arc::strong_count(self) - 1
-    }
-
-    #[inline]
-    fn lend(self: Arc<Self>, held: Held, dtype: DType, shape: &[u64], bytes: u64) -> Loan {
-        Loan::new(self, held, dtype, shape, bytes)
     }
 
     /// Bytes of a tensor that this topic can have.

@@ -6,7 +6,6 @@ use std::{
         Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
-    time::Instant,
 };
 
 use partywall_cuda::StreamRef;
@@ -21,10 +20,9 @@ use super::{
     Open,
     loan::{check_dtype, not_elements},
     subscriber::{Joined, Port},
-    timelines::{Order, SETTLING},
+    timelines::{Order, await_settled},
 };
 use crate::{
-    backoff::Backoff,
     completion::{Completion, Fence},
     error::{Error, Result},
     gpu::{DeviceRange, Gpu},
@@ -99,7 +97,7 @@ impl Validity {
 
 impl Sample {
     pub(super) fn new(joined: Arc<Joined>, taken: Taken) -> Self {
-        let Open { words, blocks, .. } = joined.open();
+        let Open { words, blocks, .. } = &*joined.open;
         let description = words.topic.describe(&taken).believed(blocks.shape().block_bytes);
         // Always, because most ask for them: doing it when the first does takes as long again.
         let bytes = blocks.borrow(taken.block());
@@ -224,27 +222,13 @@ impl Sample {
     /// [`Error::SampleFailed`]: its publisher ended before it was complete. [`Error::SampleTainted`]: it was made of one that
     /// had failed. [`Error::NotReady`] as long as a stream writes it. [`Error::Timeout`].
     pub fn check(&self) -> Result<()> {
-        let start = Instant::now();
-        let mut backoff = Backoff::new();
-        loop {
+        let what = || format!("cannot check {}: its inputs were not decided", self.named());
+        await_settled(what, || {
             if !self.is_complete()? {
                 return Err(self.not_ready());
             }
-            match self.status() {
-                // Its stream has come there, and nothing else was to be known.
-                Status::Ready | Status::Done | Status::Timeline => return Ok(()),
-                Status::Failed(_) | Status::Tainted => {}
-                Status::Unverified if start.elapsed() > SETTLING => {
-                    let what = format!(
-                        "cannot check sample {} of topic {:?}: its inputs were not decided",
-                        self.position(),
-                        self.topic()
-                    );
-                    return Err(Error::Timeout { what, after: SETTLING });
-                }
-                Status::Unverified => std::thread::sleep(backoff.next()),
-            }
-        }
+            Ok((self.status() != Status::Unverified).then_some(()))
+        })
     }
 
     /// Lets go of it. If its address on the GPU was asked for, waits first until everything is over that this process runs
@@ -350,7 +334,7 @@ impl Sample {
         if let Some(known) = self.timeline.get() {
             return Ok(Some(known));
         }
-        let found = self.joined.timelines().of(self.open(), self.taken(), self.publisher())?;
+        let found = self.joined.timelines.of(self.open(), self.taken(), self.publisher())?;
         let Some(found) = found else { return Ok(None) };
         let known = self.timeline.get_or_init(|| found);
         if let Some(shared) = self.shared.get() {
@@ -359,19 +343,15 @@ impl Sample {
         Ok(Some(known))
     }
 
-    /// What became of it after its timeline has ended before its value, as far as that one tells: the publisher or the
-    /// broker says what counts.
+    /// Refuses the sample as what the publisher or the broker settles it as, after its timeline has ended before its value.
     fn settled(&self) -> Result<()> {
-        let start = Instant::now();
-        let mut backoff = Backoff::new();
-        while !self.status().is_final() {
-            if start.elapsed() > SETTLING {
-                let what = format!("sample {} of topic {:?} was not decided", self.position(), self.topic());
-                return Err(Error::Timeout { what, after: SETTLING });
-            }
-            std::thread::sleep(backoff.next());
-        }
+        let what = || format!("{} was not decided", self.named());
+        await_settled(what, || Ok(self.status().is_final().then_some(())))?;
         self.refuse_failed()
+    }
+
+    fn named(&self) -> String {
+        format!("sample {} of topic {:?}", self.position(), self.topic())
     }
 
     fn status(&self) -> Status {
@@ -391,7 +371,7 @@ impl Sample {
     }
 
     fn open(&self) -> &Open {
-        self.joined.open()
+        &self.joined.open
     }
 
     fn taken(&self) -> &Taken {
@@ -423,7 +403,7 @@ impl Sample {
 
     fn share(&self, taken: Taken) -> Arc<Reading> {
         let order = self.timeline.get().map_or_else(OnceLock::new, |known| OnceLock::from(Order::of(known)));
-        let port = self.joined.port().clone();
+        let port = self.joined.port.clone();
         let value = self.description.value;
         let lost = AtomicBool::new(false);
         Arc::new(Reading { port, taken, value, order, lost })
@@ -436,7 +416,7 @@ impl Drop for Sample {
             // Nobody else has anything of it.
             self.end_reading();
             if let Some(taken) = self.taken.take() {
-                self.joined.port().release(&taken);
+                self.joined.port.release(&taken);
             }
         } else if self.is_told() {
             self.let_go_after(Fence::DeviceIdle(self.open().blocks.clone()));
@@ -455,7 +435,7 @@ impl fmt::Debug for Sample {
 impl Reading {
     /// What is known of it. Does not wait.
     pub(super) fn validity(&self) -> Validity {
-        match self.port.words().topic.status(&self.taken) {
+        match self.port.words.topic.status(&self.taken) {
             Status::Ready | Status::Done => Validity::Valid,
             Status::Failed(_) | Status::Tainted => Validity::Invalid,
             Status::Unverified => Validity::Undecided,
@@ -466,9 +446,7 @@ impl Reading {
             },
         }
     }
-}
 
-impl Reading {
     /// Leaves its block as it is until the broker takes back what this process has.
     fn lose(&self) {
         self.lost.store(true, Ordering::Release);

@@ -4,12 +4,13 @@ use std::{
     fmt,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
 
+use partywall_os::lock::IgnorePoison;
 use partywall_shm::topic::{Ahead, PortId, Received, SubscriberPlace, Taken};
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -46,15 +47,15 @@ pub struct Subscriber {
 
 /// What a subscriber and its samples have.
 pub(super) struct Joined {
-    port: Arc<Port>,
-    timelines: Timelines,
+    pub(super) port: Arc<Port>,
+    pub(super) timelines: Timelines,
     /// Last: the connection may end with it.
-    open: Arc<Open>,
+    pub(super) open: Arc<Open>,
 }
 
 /// A subscriber's place, until nobody holds any of its samples. Nothing here has a connection.
 pub(super) struct Port {
-    words: Arc<Words>,
+    pub(super) words: Arc<Words>,
     id: PortId,
     place: Mutex<SubscriberPlace>,
     /// A position before which nothing is to be received any more, for those who look without the lock.
@@ -326,28 +327,10 @@ impl Drop for Subscriber {
     }
 }
 
-impl Joined {
-    pub(super) fn open(&self) -> &Open {
-        &self.open
-    }
-
-    pub(super) fn port(&self) -> &Arc<Port> {
-        &self.port
-    }
-
-    pub(super) fn timelines(&self) -> &Timelines {
-        &self.timelines
-    }
-}
-
 impl Port {
     /// Its place is not free before the broker takes it back.
     pub(super) fn lose(&self) {
         self.lost.store(true, Ordering::Release);
-    }
-
-    pub(super) fn words(&self) -> &Words {
-        &self.words
     }
 
     /// Lets go of a sample. Does nothing in a forked child.
@@ -375,7 +358,7 @@ impl Port {
 
     fn place(&self) -> MutexGuard<'_, SubscriberPlace> {
         // What it remembers is right after each step.
-        self.place.lock().unwrap_or_else(PoisonError::into_inner)
+        self.place.lock().ignore_poison()
     }
 }
 

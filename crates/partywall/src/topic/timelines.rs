@@ -2,10 +2,11 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
+use partywall_os::lock::IgnorePoison;
 use partywall_shm::{
     timeline::Progress,
     topic::{Taken, TimelineCell},
@@ -54,40 +55,53 @@ impl Timelines {
     /// value. So it has to be the very incarnation that the publisher writes, and that is ended with it.
     pub(super) fn of(&self, open: &Open, taken: &Taken, publisher: u64) -> Result<Option<Arc<Timeline>>> {
         let Words { topic, .. } = &*open.words;
-        let start = Instant::now();
-        let mut backoff = Backoff::new();
-        loop {
+        let what = || format!("sample {} of topic {:?} was not decided", taken.position(), open.name());
+        await_settled(what, || {
             if topic.status(taken).is_final() {
-                return Ok(None);
+                return Ok(Some(None));
             }
-            let known = self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&publisher).cloned();
+            let known = self.0.lock().ignore_poison().get(&publisher).cloned();
             let timeline = match known {
                 Some(known) => known,
                 None => Arc::new(open.domain().timeline(&name(open, publisher))?),
             };
-            if topic.timeline_of(taken) == Some(Order::of(&timeline).cell()) {
-                let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-                if all.contains_key(&publisher) {
-                    return Ok(Some(timeline));
-                }
-                // Those of publishers that are gone are forgotten, so that nobody finds them listed.
-                let is_needed =
-                    |timeline: &Arc<Timeline>| Arc::strong_count(timeline) > 1 || timeline.ending().is_none();
-                let (needed, gone) = std::mem::take(&mut *all).into_iter().partition(|(_, known)| is_needed(known));
-                *all = needed;
-                all.insert(publisher, timeline.clone());
-                drop(all);
-                // Waits for the broker.
-                drop::<BTreeMap<_, _>>(gone);
-                return Ok(Some(timeline));
-            }
-            // Its publisher is gone, and the broker is about to say what became of its samples.
-            if start.elapsed() > SETTLING {
-                let what = format!("sample {} of topic {:?} was not decided", taken.position(), open.name());
-                return Err(Error::Timeout { what, after: SETTLING });
-            }
-            std::thread::sleep(backoff.next());
+            // Otherwise its publisher is gone, and the broker is about to settle its samples.
+            let is_its = topic.timeline_of(taken) == Some(Order::of(&timeline).cell());
+            Ok(is_its.then(|| Some(self.keep(publisher, timeline))))
+        })
+    }
+
+    /// Keeps the timeline of a publisher, and forgets those of publishers that are gone, so that nobody finds them listed.
+    fn keep(&self, publisher: u64, timeline: Arc<Timeline>) -> Arc<Timeline> {
+        let is_gone = |_: &u64, known: &mut Arc<Timeline>| Arc::strong_count(known) == 1 && known.ending().is_some();
+        let mut all = self.0.lock().ignore_poison();
+        let gone: Vec<_> = match all.insert(publisher, timeline.clone()) {
+            Some(_) => Vec::new(),
+            None => all.extract_if(.., is_gone).collect(),
+        };
+        drop(all);
+        // Blocks on the broker.
+        drop(gone);
+        timeline
+    }
+}
+
+/// Polls until the publisher or the broker has settled a sample whose publisher is gone, or about to go. `what` is the
+/// error of a broker that does not.
+pub(super) fn await_settled<T>(
+    what: impl FnOnce() -> String,
+    mut poll: impl FnMut() -> Result<Option<T>>,
+) -> Result<T> {
+    let start = Instant::now();
+    let mut backoff = Backoff::new();
+    loop {
+        if let Some(settled) = poll()? {
+            return Ok(settled);
         }
+        if start.elapsed() > SETTLING {
+            return Err(Error::Timeout { what: what(), after: SETTLING });
+        }
+        std::thread::sleep(backoff.next());
     }
 }
 
@@ -98,4 +112,4 @@ pub(super) fn name(open: &Open, publisher: u64) -> String {
 }
 
 /// How long the broker may take to say what became of the samples of one that is gone.
-pub(super) const SETTLING: Duration = Duration::from_secs(1);
+const SETTLING: Duration = Duration::from_secs(1);
