@@ -1,7 +1,11 @@
 //! Members as a user of the command sees them: `ps`, `evict`, `rm --unproven`.
 #![allow(clippy::unwrap_used, reason = "helpers of tests are outside #[test]")]
 
-use partywall::{Error, info::MemberState};
+use partywall::{
+    Error,
+    error::{Gone, InvalidArgument},
+    info::MemberState,
+};
 use partywall_harness::{Running, Sandbox, Signal, device, eventually, place};
 use serde_json::{Value, json};
 
@@ -116,7 +120,7 @@ fn who_is_evicted_loses_its_names_and_is_told() {
     }
     sandbox.run(["get", "theirs", "out"]).expect(3);
     let told = victim.ping().unwrap_err();
-    assert!(matches!(told, Error::Evicted { .. }) && told.advice().contains("restart"), "{told}");
+    assert!(matches!(told, Error::Gone(Gone::Evicted { .. })) && told.advice().contains("restart"), "{told}");
     assert_eq!(segment.tensor("x").unwrap().to_vec().unwrap(), vec![0; 1 << 20], "what is mapped stays");
 
     assert_eq!(state(&sandbox, pid).as_deref(), Some("evicted"));
@@ -128,7 +132,7 @@ fn who_is_evicted_loses_its_names_and_is_told() {
     // A new connection of the same process is a new member.
     let again = sandbox.domain_of_running();
     assert_eq!(again.members().unwrap()[0].state, MemberState::Evicted);
-    assert!(matches!(again.evict(pid, true), Err(Error::NotYourself)));
+    assert!(matches!(again.evict(pid, true), Err(Error::InvalidArgument(InvalidArgument::Yourself))));
     let only = sandbox.json(["evict", "--member", &victim.member().to_string()]);
     assert_eq!(only["evicted"].as_array().unwrap().len(), 1);
     again.ping().unwrap();

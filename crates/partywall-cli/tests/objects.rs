@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use partywall::{DType, Error, TimelineEnding};
+use partywall::{DType, Error, TimelineEnding, error::Gone};
 use partywall_harness::{Sandbox, eventually, place};
 use serde_json::{Value, json};
 
@@ -100,7 +100,7 @@ fn abandon_ends_the_waits_for_a_writer_that_hangs() {
     assert!(text.contains("all waits for timeline \"t\" have ended"), "{text}");
     let error = waiting.join().unwrap().unwrap_err();
     assert!(
-        matches!(&error, Error::TimelineEnded { ending: TimelineEnding::Abandoned, wanted: 3, last: 2, .. }),
+        matches!(&error, Error::Gone(Gone::Timeline { ending: TimelineEnding::Abandoned, wanted: 3, last: 2, .. })),
         "{error}"
     );
     assert!(writer.signal(3).is_err(), "its turn is over");

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use partywall::Error;
+use partywall::{Error, error::NotFound};
 use partywall_harness::{Sandbox, kind, place};
 use serde_json::{Value, json};
 
@@ -52,7 +52,7 @@ fn pools_are_listed_shown_and_removed() {
 
     let removed = sandbox.run(["rm", "frames"]).expect(0).text();
     assert!(removed.contains("until pid") && removed.contains(&pid.to_string()), "{removed}");
-    assert!(matches!(domain.pool("frames").open(), Err(Error::NotFound { .. })));
+    assert!(matches!(domain.pool("frames").open(), Err(Error::NotFound(NotFound::Name { .. }))));
     assert_eq!(pool.stats().held, 1, "who has it open goes on");
     let gone = sandbox.json(["ls"])["names"][0].clone();
     assert_eq!((&gone["latest"], &gone["usage"]), (&Value::Null, &Value::Null));

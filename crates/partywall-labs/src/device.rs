@@ -5,6 +5,7 @@ use std::time::Duration;
 use partywall::{
     DeviceChoice, DeviceUuid, Error, Place,
     cuda::{Access, AccessError, Context, CudaError, DeviceSlice, PointerInfo, PointerKind, memop},
+    error::{DeviceFault, InvalidArgument},
     gpu,
 };
 
@@ -40,7 +41,9 @@ pub(super) fn open(chosen: Chosen) -> Result<Gpu, Failure> {
     let uuid = match gpu::resolve(choice) {
         Ok((Place::Gpu(uuid), _)) => uuid,
         Ok((Place::Host, _)) => unreachable!("a GPU was chosen"),
-        Err(error @ Error::NoDevice { .. }) => return Err(Failure::Library { error, advice: Some(WITHOUT_A_GPU) }),
+        Err(error @ Error::DeviceFault(DeviceFault::NoDevice { .. })) => {
+            return Err(Failure::Library { error, advice: Some(WITHOUT_A_GPU) });
+        }
         Err(error) => return Err(error.into()),
     };
     Ok(Gpu::open(uuid)?)
@@ -52,14 +55,16 @@ const WITHOUT_A_GPU: &str = "a lab is about a GPU's driver and needs a GPU: `par
 
 /// An error of the driver in something that is not the experiment itself.
 pub(super) fn failed(what: &str) -> impl Fn(CudaError) -> Failure + '_ {
-    move |source| Error::Cuda { what: what.to_owned(), source }.into()
+    move |source| Error::DeviceFault(DeviceFault::Cuda { what: what.to_owned(), source }).into()
 }
 
 /// The same for copies.
 pub(super) fn copy_failed(what: &str) -> impl Fn(AccessError) -> Failure + '_ {
     move |error| match error {
         AccessError::Driver(source) => failed(what)(source),
-        other => Error::BadRange { tensor: what.to_owned(), why: other.to_string() }.into(),
+        other => {
+            Error::InvalidArgument(InvalidArgument::Range { tensor: what.to_owned(), why: other.to_string() }).into()
+        }
     }
 }
 

@@ -11,7 +11,12 @@ use std::{
     time::Duration,
 };
 
-use partywall::{Builder, Error, OpenOrBuild, Place, info::Lifetime, kind_name};
+use partywall::{
+    Builder, Error, OpenOrBuild, Place,
+    error::{Gone, NotFound},
+    info::Lifetime,
+    kind_name,
+};
 use partywall_os::lock::IgnorePoison;
 use pyo3::{exceptions::PyValueError, prelude::*};
 
@@ -255,10 +260,8 @@ impl Domain {
         match py.detach(|| domain.inspect(name)) {
             Ok(info) => Ok(info.is_latest),
             Err(
-                Error::NotFound { .. }
-                | Error::VersionNotFound { .. }
-                | Error::OwnerDied { .. }
-                | Error::Withdrawn { .. },
+                Error::NotFound(NotFound::Name { .. } | NotFound::Version { .. })
+                | Error::Gone(Gone::OwnerDied { .. } | Gone::Withdrawn { .. }),
             ) => Ok(false),
             Err(error) => Err(error).or_raise(py),
         }

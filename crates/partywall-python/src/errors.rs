@@ -2,7 +2,13 @@
 
 use std::{fmt::Display, str::FromStr};
 
-use partywall::{DType, Error, ErrorKind, Language, Place, TimelineEnding, cuda::CuResult};
+use partywall::{
+    DType, Error, ErrorKind, Language, Place, TimelineEnding,
+    cuda::CuResult,
+    error::{
+        Busy, Denied, DeviceFault, Gone, InvalidArgument, InvalidData, LimitReached, Mismatch, NotFound, Unreachable,
+    },
+};
 use pyo3::{exceptions::PyValueError, prelude::*, types::PyType};
 
 /// Makes Python exceptions of the library's errors.
@@ -20,8 +26,10 @@ impl<T> Raise<T> for partywall::Result<T> {
 /// The exception that stands for an error.
 pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
     let cuda_error = match error {
-        Error::Cuda { source, .. } | Error::ContextLost { source, .. } => Some(source.code.0),
-        Error::OutOfMemory { place: Place::Gpu(_), .. } => Some(CuResult::OUT_OF_MEMORY.0),
+        Error::DeviceFault(DeviceFault::Cuda { source, .. } | DeviceFault::ContextLost { source, .. }) => {
+            Some(source.code.0)
+        }
+        Error::LimitReached(LimitReached::Memory { place: Place::Gpu(_), .. }) => Some(CuResult::OUT_OF_MEMORY.0),
         _ => None,
     };
     raise(py, class(error), &error.to_string(), &error.advice_in(Language::Python), error.anchor(), cuda_error)
@@ -74,15 +82,15 @@ fn raise(py: Python<'_>, class: &str, message: &str, advice: &str, anchor: &str,
 /// The name of its class in `partywall._errors`.
 fn class(error: &Error) -> &'static str {
     match error {
-        Error::NotFound { .. } | Error::ObjectNotFound { .. } => "NameNotFound",
-        Error::VersionNotFound { .. } => "VersionNotFound",
-        Error::OwnerDied { .. } => "OwnerDied",
-        Error::Withdrawn { .. } => "Withdrawn",
-        Error::NoSuchTensor { .. } => "TensorNotFound",
-        Error::NameExists { .. } => "NameExists",
-        Error::ReadOnly { .. } => "ReadOnly",
-        Error::CannotGrow { .. } => "CannotGrow",
-        Error::TimelineEnded { ending, .. } => match ending {
+        Error::NotFound(NotFound::Name { .. } | NotFound::Object { .. }) => "NameNotFound",
+        Error::NotFound(NotFound::Version { .. }) => "VersionNotFound",
+        Error::Gone(Gone::OwnerDied { .. }) => "OwnerDied",
+        Error::Gone(Gone::Withdrawn { .. }) => "Withdrawn",
+        Error::NotFound(NotFound::Tensor { .. }) => "TensorNotFound",
+        Error::Denied(Denied::NameExists { .. }) => "NameExists",
+        Error::Denied(Denied::ReadOnly { .. }) => "ReadOnly",
+        Error::Denied(Denied::Growth { .. }) => "CannotGrow",
+        Error::Gone(Gone::Timeline { ending, .. }) => match ending {
             TimelineEnding::OwnerDied => "WriterDied",
             TimelineEnding::OwnerFaulted => "WriterFaulted",
             TimelineEnding::Closed => "WriterClosed",
@@ -91,60 +99,66 @@ fn class(error: &Error) -> &'static str {
             TimelineEnding::Evicted => "WriterEvicted",
             _ => "TimelineEnded",
         },
-        Error::WriterExists { .. } => "WriterExists",
-        Error::BadValue { .. } => "BadValue",
-        Error::Tainted { .. } | Error::SampleTainted { .. } => "Tainted",
-        Error::LaunchBlocking { .. } => "LaunchBlocking",
-        Error::Captured { .. } => "Captured",
-        Error::WrongMaximum { .. } | Error::BadMaximum { .. } => "WrongMaximum",
-        Error::NotHeld { .. } | Error::BlockNotHeld { .. } => "NotHeld",
-        Error::NotAPool { .. } | Error::WrongPool { .. } | Error::BadPool { .. } => "WrongPool",
-        Error::BlockTooSmall { .. } => "BlockTooSmall",
-        Error::StaleBlock { .. } => "StaleBlock",
-        Error::NotATopic { .. } | Error::WrongTopic { .. } | Error::BadTopic { .. } | Error::PoolTooSmall { .. } => {
-            "WrongTopic"
+        Error::Busy(Busy::Writer { .. }) => "WriterExists",
+        Error::InvalidArgument(InvalidArgument::Value { .. }) => "BadValue",
+        Error::InvalidData(InvalidData::Tainted { .. } | InvalidData::SampleTainted { .. }) => "Tainted",
+        Error::DeviceFault(DeviceFault::LaunchBlocking { .. }) => "LaunchBlocking",
+        Error::DeviceFault(DeviceFault::Captured { .. }) => "Captured",
+        Error::Mismatch(Mismatch::Maximum { .. }) | Error::InvalidArgument(InvalidArgument::Maximum { .. }) => {
+            "WrongMaximum"
         }
-        Error::WrongSample { .. } => "WrongSample",
-        Error::TooManyPublishers { .. } | Error::TooManySubscribers { .. } => "LimitReached",
-        Error::TooManyLoans { .. } => "TooManyLoans",
-        Error::TooManyHeld { .. } => "TooManyHeld",
-        Error::TopicFull { .. } => "TopicFull",
-        Error::TopicIdle { .. } => "TopicIdle",
-        Error::NotReady { .. } => "NotReady",
-        Error::SampleFailed { .. } => "SampleFailed",
-        Error::Parted { .. } => "Parted",
-        Error::NoSuchMember { .. } => "NoSuchMember",
-        Error::NeedsSeat => "Error",
-        Error::NotYourself => "NotYourself",
-        Error::Unproven { .. } | Error::NotUnproven { .. } => "Unproven",
-        Error::Evicted { .. } => "Evicted",
-        Error::BadName { .. } | Error::BadVersion { .. } => "BadName",
-        Error::BadPattern { .. } => "BadPattern",
-        Error::Table { .. } | Error::BadRange { .. } => "BadTensor",
-        Error::WrongDType { .. } | Error::WrongKind { .. } | Error::NotASegment { .. } => "WrongKind",
-        Error::NotShareable { .. } => "NotShareable",
-        Error::CannotKeep { .. } => "CannotKeep",
-        Error::OutOfMemory { .. } => "OutOfMemory",
-        Error::LimitReached { .. }
-        | Error::NoFileDescriptor(_)
-        | Error::UnreadDescriptors { .. }
-        | Error::DescriptorsInFlight { .. } => "LimitReached",
-        Error::NoDevice { .. } => "NoDevice",
-        Error::RemoteDevice { .. } => "RemoteDevice",
-        Error::Cuda { .. } => "CudaError",
-        Error::ContextLost { .. } => "ContextLost",
+        Error::Gone(Gone::Permit { .. } | Gone::HeldBlock { .. }) => "NotHeld",
+        Error::Mismatch(Mismatch::NotAPool { .. } | Mismatch::Pool { .. })
+        | Error::InvalidArgument(InvalidArgument::Pool { .. }) => "WrongPool",
+        Error::Mismatch(Mismatch::BlockSize { .. }) => "BlockTooSmall",
+        Error::Gone(Gone::Block { .. }) => "StaleBlock",
+        Error::Mismatch(Mismatch::NotATopic { .. } | Mismatch::Topic { .. })
+        | Error::InvalidArgument(InvalidArgument::Topic { .. } | InvalidArgument::TooFewBlocks { .. }) => "WrongTopic",
+        Error::Mismatch(Mismatch::Sample { .. }) => "WrongSample",
+        Error::LimitReached(LimitReached::Publishers { .. } | LimitReached::Subscribers { .. }) => "LimitReached",
+        Error::LimitReached(LimitReached::Loans { .. }) => "TooManyLoans",
+        Error::LimitReached(LimitReached::Held { .. }) => "TooManyHeld",
+        Error::Busy(Busy::TopicFull { .. }) => "TopicFull",
+        Error::Gone(Gone::TopicIdle { .. }) => "TopicIdle",
+        Error::Busy(Busy::NotReady { .. }) => "NotReady",
+        Error::InvalidData(InvalidData::SampleFailed { .. }) => "SampleFailed",
+        Error::Gone(Gone::Detached { .. }) => "Parted",
+        Error::NotFound(NotFound::Member { .. }) => "NoSuchMember",
+        Error::Denied(Denied::NoSeat) => "Error",
+        Error::InvalidArgument(InvalidArgument::Yourself) => "NotYourself",
+        Error::Denied(Denied::Unproven { .. } | Denied::NotUnproven { .. }) => "Unproven",
+        Error::Gone(Gone::Evicted { .. }) => "Evicted",
+        Error::InvalidArgument(InvalidArgument::Name { .. } | InvalidArgument::Version { .. }) => "BadName",
+        Error::InvalidArgument(InvalidArgument::Pattern { .. }) => "BadPattern",
+        Error::InvalidArgument(InvalidArgument::Table { .. } | InvalidArgument::Range { .. }) => "BadTensor",
+        Error::Mismatch(Mismatch::DType { .. } | Mismatch::Kind { .. } | Mismatch::NotASegment { .. }) => "WrongKind",
+        Error::DeviceFault(DeviceFault::NotShareable { .. }) => "NotShareable",
+        Error::Denied(Denied::Keeping { .. }) => "CannotKeep",
+        Error::LimitReached(LimitReached::Memory { .. }) => "OutOfMemory",
+        Error::LimitReached(
+            LimitReached::Broker { .. }
+            | LimitReached::FileDescriptors(_)
+            | LimitReached::UnreadDescriptors { .. }
+            | LimitReached::DescriptorsInFlight { .. },
+        ) => "LimitReached",
+        Error::DeviceFault(DeviceFault::NoDevice { .. }) => "NoDevice",
+        Error::DeviceFault(DeviceFault::Remote { .. }) => "RemoteDevice",
+        Error::DeviceFault(DeviceFault::Cuda { .. }) => "CudaError",
+        Error::DeviceFault(DeviceFault::ContextLost { .. }) => "ContextLost",
         Error::Timeout { .. } | Error::Cancelled { .. } => "TimeoutError",
-        Error::BrokerGone { .. } => "BrokerGone",
-        Error::BrokerNotFound { .. } | Error::BrokerNotStarted { .. } | Error::BrokerUnreachable { .. } => {
-            "BrokerUnreachable"
-        }
-        Error::VersionMismatch { .. } => "VersionMismatch",
-        Error::NoDirectory { .. } => "BrokerUnreachable",
-        Error::PathTooLong { .. } => "BadName",
-        Error::NoMemory { .. } => "OutOfMemory",
-        Error::DamagedTable { .. } => "BadTensor",
-        Error::UnsafeDirectory { .. } | Error::WrongUser { .. } | Error::OtherDriver { .. } => "AccessDenied",
-        Error::Forked { .. } => "Forked",
+        Error::Unreachable(Unreachable::Gone { .. }) => "BrokerGone",
+        Error::Unreachable(
+            Unreachable::NoProgram { .. } | Unreachable::NotStarted { .. } | Unreachable::NoAnswer { .. },
+        ) => "BrokerUnreachable",
+        Error::Unreachable(Unreachable::Version { .. }) => "VersionMismatch",
+        Error::Unreachable(Unreachable::NoDirectory { .. }) => "BrokerUnreachable",
+        Error::InvalidArgument(InvalidArgument::SocketPath { .. }) => "BadName",
+        Error::LimitReached(LimitReached::SystemMemory { .. }) => "OutOfMemory",
+        Error::InvalidData(InvalidData::Table { .. }) => "BadTensor",
+        Error::Unreachable(
+            Unreachable::UnsafeDirectory { .. } | Unreachable::User { .. } | Unreachable::Driver { .. },
+        ) => "AccessDenied",
+        Error::Unreachable(Unreachable::Forked { .. }) => "Forked",
         Error::File(_) if error.kind() == ErrorKind::NotFound => "FileNotFound",
         Error::File(_) => "BadFile",
         _ => "Error",

@@ -10,6 +10,7 @@ use std::{
 use partywall::{
     Block, Build, Error, Loan, Sample, Segment, Subscriber, Topic,
     cuda::{Context, CuResult, RawStream},
+    error::{Gone, Unreachable},
 };
 use partywall_os::lock::IgnorePoison;
 use pyo3::prelude::*;
@@ -224,9 +225,9 @@ impl Owner {
                 drop(state);
                 look(Memory::Sample(&sample))
             }
-            State::Spent(topic) => Err(Error::BlockNotHeld { pool: topic.name().to_owned() }),
+            State::Spent(topic) => Err(Error::Gone(Gone::HeldBlock { pool: topic.name().to_owned() })),
             // Cannot be met: who asks keeps it from being closed.
-            State::Closed => Err(Error::Refused("its memory was closed".into())),
+            State::Closed => Err(Error::Unreachable(Unreachable::Refused("its memory was closed".into()))),
         }
     }
 
@@ -283,7 +284,7 @@ impl Owner {
             };
             match segment.map_or(Ok(()), Segment::release) {
                 // In a forked child the lease is the parent's, and without the broker it is nobody's.
-                Err(Error::Forked { .. } | Error::BrokerGone { .. }) => Ok(()),
+                Err(Error::Unreachable(Unreachable::Forked { .. } | Unreachable::Gone { .. })) => Ok(()),
                 released => released,
             }
         });

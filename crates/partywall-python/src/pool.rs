@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use partywall::{Domain, Error, Place};
+use partywall::{Domain, Error, Place, error::Gone};
 use pyo3::prelude::*;
 
 use crate::{
@@ -162,7 +162,7 @@ impl Block {
     }
 
     fn not_held(&self) -> Error {
-        Error::BlockNotHeld { pool: self.pool.clone() }
+        Error::Gone(Gone::HeldBlock { pool: self.pool.clone() })
     }
 
     fn get(&self, py: Python<'_>) -> PyResult<Held> {

@@ -8,7 +8,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use partywall::{Error, Filled, Published, cuda::RawStream};
+use partywall::{
+    Error, Filled, Published,
+    cuda::RawStream,
+    error::{Gone, LimitReached},
+};
 use partywall_os::lock::IgnorePoison;
 use pyo3::prelude::*;
 
@@ -95,7 +99,7 @@ impl Sender {
                 let ended = self.sends.ended.load(Ordering::SeqCst);
                 let sending = sends.then(|| self.sends.begin());
                 let refused = match self.publisher.loan(dtype, shape, wait) {
-                    Err(error @ Error::TooManyLoans { .. }) => error,
+                    Err(error @ Error::LimitReached(LimitReached::Loans { .. })) => error,
                     loan => return loan.map(|loan| (sending, loan)),
                 };
                 // Who waits here has no loan: two of these would else wait for each other.
@@ -141,7 +145,7 @@ impl Sender {
         if last().is_some_and(|former| former != next) {
             wait::in_slices(py, TURN, |slice| match self.publisher.drain(slice) {
                 // For the one who publishes to say.
-                Err(Error::TimelineEnded { .. }) => Ok(()),
+                Err(Error::Gone(Gone::Timeline { .. })) => Ok(()),
                 drained => drained,
             })?;
         }

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use partywall::Error;
+use partywall::{Error, error::Busy};
 use partywall_os::lock::IgnorePoison;
 use pyo3::{
     exceptions::{PyTypeError, PyValueError},
@@ -116,7 +116,7 @@ impl Sample {
                 Ok(()) => sample.device_on(gpu.stream())?.device_ptr() as usize,
                 Err(Error::Timeout { .. }) => {
                     let topic = sample.topic().to_owned();
-                    return Err(Error::NotReady { topic, position: sample.position() });
+                    return Err(Error::Busy(Busy::NotReady { topic, position: sample.position() }));
                 }
                 Err(error) => return Err(error),
             },

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use partywall::Error;
+use partywall::{Error, error::Gone};
 use pyo3::prelude::*;
 
 use crate::{errors::Raise, handle::Handle, stream::Stream, wait};
@@ -94,7 +94,7 @@ struct Held {
 impl Permit {
     fn take(&self, py: Python<'_>) -> PyResult<Held> {
         let held = self.held.lock().take();
-        held.ok_or_else(|| Error::NotHeld { name: self.name.clone() }).or_raise(py)
+        held.ok_or_else(|| Error::Gone(Gone::Permit { name: self.name.clone() })).or_raise(py)
     }
 }
 

@@ -6,6 +6,7 @@ use std::{borrow::Cow, sync::Arc};
 use partywall::{
     DType, DeviceRange, Error, Publication,
     cuda::{self, Access, AccessError, Context, DeviceSlice, Driver, ForeignMemory, RawStream, StreamRef},
+    error::{DeviceFault, InvalidArgument},
 };
 use pyo3::{
     buffer::PyUntypedBuffer,
@@ -334,10 +335,12 @@ impl Source {
     /// The primary context of its GPU, in which every library that speaks DLPack works.
     fn context(&self) -> partywall::Result<Context> {
         let wanted = self.device();
-        let driver = Driver::load().map_err(|e| Error::NoDevice { wanted: wanted.clone(), why: e.to_string() })?;
+        let driver = Driver::load().map_err(|e| {
+            Error::DeviceFault(DeviceFault::NoDevice { wanted: Some(wanted.clone()), why: e.to_string() })
+        })?;
         let ordinal = u32::try_from(self.device.device_id).unwrap_or(u32::MAX);
         let context = cuda::Device::by_ordinal(driver, ordinal).and_then(Context::retain);
-        context.map_err(|source| Error::Cuda { what: format!("using {wanted}"), source })
+        context.map_err(|source| Error::DeviceFault(DeviceFault::Cuda { what: format!("using {wanted}"), source }))
     }
 }
 
@@ -363,7 +366,7 @@ pub(crate) fn enqueue_copy(source: &Source, range: DeviceRange<'_>, stream: Stre
     let ordinal = range.gpu().context().device().ordinal();
     if i64::from(source.device.device_id) != i64::from(ordinal) {
         let why = format!("it is on cuda:{ordinal}, what is to be copied into it on cuda:{}", source.device.device_id);
-        return Err(Error::BadRange { tensor: "a tensor on a GPU".into(), why });
+        return Err(Error::InvalidArgument(InvalidArgument::Range { tensor: "a tensor on a GPU".into(), why }));
     }
     stream.enqueue_copy(range.as_slice(), source.slice()).map_err(copy_error)
 }
@@ -371,8 +374,8 @@ pub(crate) fn enqueue_copy(source: &Source, range: DeviceRange<'_>, stream: Stre
 fn copy_error(error: AccessError) -> Error {
     let what = "copying a tensor";
     match error {
-        AccessError::Driver(source) => Error::Cuda { what: what.into(), source },
-        other => Error::BadRange { tensor: what.into(), why: other.to_string() },
+        AccessError::Driver(source) => Error::DeviceFault(DeviceFault::Cuda { what: what.into(), source }),
+        other => Error::InvalidArgument(InvalidArgument::Range { tensor: what.into(), why: other.to_string() }),
     }
 }
 
@@ -399,10 +402,10 @@ pub(crate) fn prepare(py: Python<'_>, sources: &[(String, Source)]) -> PyResult<
 pub(crate) fn publish(mut publication: Publication, tensors: Vec<(String, Source)>) -> partywall::Result<Publication> {
     for (name, source) in tensors {
         let what = format!("asking the driver about {name:?}");
-        let cuda = |source| Error::Cuda { what: what.clone(), source };
+        let cuda = |source| Error::DeviceFault(DeviceFault::Cuda { what: what.clone(), source });
         if source.is_on_host() {
             let kind = cuda::PointerKind::Unknown;
-            return Err(Error::NotShareable { tensor: name, address: source.address, kind });
+            return Err(Error::DeviceFault(DeviceFault::NotShareable { tensor: name, address: source.address, kind }));
         }
         let strides = source.strides.iter().map(|n| n.unsigned_abs()).collect::<Vec<_>>();
         let context = source.context()?;

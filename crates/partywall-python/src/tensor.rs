@@ -10,6 +10,7 @@ use std::{
 use partywall::{
     Block, Build, DType, DeviceRange, Error, Loan, Sample,
     cuda::{RawStream, StreamRef},
+    error::{Denied, Gone, Mismatch},
     info::Named,
 };
 use pyo3::{
@@ -90,7 +91,7 @@ impl Tensor {
         let elements = shape.iter().try_fold(1_u64, |product, length| product.checked_mul(*length));
         let needed = elements.and_then(|elements| dtype.bytes_for(elements)).unwrap_or(u64::MAX);
         if needed > has {
-            return Err(Error::BlockTooSmall { name: pool, of: Named::Pool, has, needed });
+            return Err(Error::Mismatch(Mismatch::BlockSize { name: pool, of: Named::Pool, has, needed }));
         }
         owner.note_named();
         let address = match device == HOST {
@@ -175,7 +176,9 @@ impl Tensor {
                 Memory::Block(block) => block.device()?.slice(0, self.bytes)?,
                 Memory::Loan(loan) => loan.device()?,
                 Memory::Sample(sample) => {
-                    let Some(gpu) = sample.gpu() else { return Err(Error::BlockNotHeld { pool: self.name.clone() }) };
+                    let Some(gpu) = sample.gpu() else {
+                        return Err(Error::Gone(Gone::HeldBlock { pool: self.name.clone() }));
+                    };
                     // SAFETY: as below.
                     sample.device_on(unsafe { StreamRef::borrow(gpu.context(), stream) })?
                 }
@@ -607,7 +610,7 @@ fn array_type(dtype: DType) -> Option<(char, &'static str)> {
 
 /// What the mapping of a topic's blocks does not say.
 fn read_only(sample: &Sample) -> Error {
-    Error::ReadOnly { name: sample.topic().to_owned(), version: sample.version() }
+    Error::Denied(Denied::ReadOnly { name: sample.topic().to_owned(), version: sample.version() })
 }
 
 fn signed(numbers: &[u64]) -> Vec<i64> {

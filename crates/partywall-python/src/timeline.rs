@@ -10,6 +10,7 @@ use std::{
 use partywall::{
     DeviceUuid, Error, TimelineEnding, TimelineWriter,
     cuda::{RawStream, StreamRef},
+    error::Gone,
 };
 use partywall_os::lock::IgnorePoison;
 use pyo3::prelude::*;
@@ -121,7 +122,7 @@ impl Timeline {
         }
         wait::in_slices(py, TURN, |slice| match writer.wait(owed, slice) {
             // For the signal to say.
-            Err(Error::TimelineEnded { .. }) => Ok(()),
+            Err(Error::Gone(Gone::Timeline { .. })) => Ok(()),
             waited => waited,
         })
     }

@@ -4,7 +4,7 @@ use std::{fmt, io::Write, path::Path, str::FromStr, sync::atomic::AtomicBool};
 
 use crate::{
     domain::{Domain, check_name, parse_version},
-    error::{Error, Result},
+    error::{Error, InvalidArgument, Result},
     files::{self, Content, Format, SinkError, TensorInfo},
     put::unwrap,
     segment::{Segment, Tensor},
@@ -37,7 +37,8 @@ impl FromStr for Address {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        let bad = |why: &str| Error::BadName { name: text.to_owned(), why: why.to_owned() };
+        let bad =
+            |why: &str| Error::InvalidArgument(InvalidArgument::Name { name: text.to_owned(), why: why.to_owned() });
         let end = text.find([':', '@']).unwrap_or(text.len());
         let (name, rest) = text.split_at(end);
         check_name(name)?;
@@ -45,7 +46,12 @@ impl FromStr for Address {
         let tensor = match rest.strip_prefix('@') {
             Some(rest) => {
                 let (digits, tensor) = rest.split_once(':').map_or((rest, None), |(digits, rest)| (digits, Some(rest)));
-                let bad = || Error::BadVersion { name: name.to_owned(), version: digits.to_owned() };
+                let bad = || {
+                    Error::InvalidArgument(InvalidArgument::Version {
+                        name: name.to_owned(),
+                        version: digits.to_owned(),
+                    })
+                };
                 address.version = Some(parse_version(digits).ok_or_else(bad)?);
                 tensor
             }
@@ -84,7 +90,7 @@ impl Domain {
     /// that is not there.
     ///
     /// # Errors
-    /// As [`Domain::open`]; [`Error::NoSuchTensor`].
+    /// As [`Domain::open`]; [`NotFound::Tensor`](crate::error::NotFound::Tensor).
     pub fn open_address<'w>(&self, address: &Address, wait: impl Into<Wait<'w>>) -> Result<(Segment, Option<String>)> {
         let opener = self.opener(&address.name);
         let opener = if let Some(version) = address.version { opener.version(version) } else { opener };
@@ -112,7 +118,7 @@ impl Segment {
     /// `progress` is told how many bytes more have been written; `cancel` ends it.
     ///
     /// # Errors
-    /// [`Error::NoSuchTensor`], [`Error::File`], [`Error::Cuda`].
+    /// [`NotFound::Tensor`](crate::error::NotFound::Tensor), [`Error::File`], [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda).
     pub fn write_to_path(
         &self,
         tensor: Option<&str>,
@@ -207,7 +213,10 @@ mod tests {
     fn what_is_no_address_is_refused() {
         for text in ["", ":w", "@3", "a b", "a@", "a@x", "a@0", "a@+1", "a@-1", "a:", "a@3:", "a@3@4"] {
             let error = text.parse::<Address>().expect_err(text);
-            assert!(matches!(error, Error::BadName { .. } | Error::BadVersion { .. }), "{text}: {error}");
+            assert!(
+                matches!(error, Error::InvalidArgument(InvalidArgument::Name { .. } | InvalidArgument::Version { .. })),
+                "{text}: {error}"
+            );
         }
     }
 }

@@ -13,7 +13,7 @@ use partywall_wire::Call;
 
 use crate::{
     domain::{Health, Link},
-    error::{Error, Result},
+    error::{DeviceFault, Error, InvalidArgument, Result, Unreachable},
     mps,
     place::{DeviceChoice, Place},
 };
@@ -34,7 +34,7 @@ impl Gpu {
     /// The GPU with this UUID.
     ///
     /// # Errors
-    /// [`Error::NoDevice`] without a driver, or if this process does not see the GPU; [`Error::Cuda`].
+    /// [`DeviceFault::NoDevice`] without a driver, or if this process does not see the GPU; [`DeviceFault::Cuda`].
     pub fn open(uuid: DeviceUuid) -> Result<Self> {
         let device = find(uuid)?;
         let cuda = |what: &str| cuda_error(format!("{what} on GPU {uuid}"));
@@ -62,7 +62,7 @@ impl Gpu {
     /// A stream of cudarc's, as the calls of this library take it.
     ///
     /// # Errors
-    /// [`Error::BadRange`] for a stream of another GPU, or of a context that is not the primary one.
+    /// [`InvalidArgument::Range`] for a stream of another GPU, or of a context that is not the primary one.
     #[cfg(feature = "cudarc")]
     pub fn cudarc_stream<'a>(&'a self, stream: &'a cudarc::driver::CudaStream) -> Result<StreamRef<'a>> {
         StreamRef::from_cudarc(&self.context, stream).map_err(access_error("taking cudarc's stream"))
@@ -72,7 +72,7 @@ impl Gpu {
     /// the caller up until it ends.
     ///
     /// # Errors
-    /// [`Error::Cuda`].
+    /// [`DeviceFault::Cuda`].
     pub fn kernels(&self) -> Result<&Kernels> {
         if let Some(kernels) = self.kernels.get() {
             return Ok(kernels);
@@ -120,7 +120,7 @@ impl Gpus {
         if !open.told {
             match self.link.call(Call::UsesGpu { mps: gpu.mps }) {
                 // Without a broker nobody waits for a proof.
-                Ok(_) | Err(Error::BrokerGone { .. }) => open.told = true,
+                Ok(_) | Err(Error::Unreachable(Unreachable::Gone { .. })) => open.told = true,
                 Err(error) => return Err(error),
             }
         }
@@ -156,7 +156,7 @@ impl<'a> DeviceRange<'a> {
     /// Part of it.
     ///
     /// # Errors
-    /// [`Error::BadRange`] if it has not got so much.
+    /// [`InvalidArgument::Range`] if it has not got so much.
     pub fn slice(&self, offset: u64, bytes: u64) -> Result<Self> {
         let slice = self.slice.slice(offset, bytes).map_err(access_error("part of a tensor"))?;
         Ok(Self { gpu: self.gpu, slice })
@@ -171,7 +171,7 @@ impl<'a> DeviceRange<'a> {
     /// [`is_writable`](Self::is_writable). `stream` is any of cudarc's of this GPU.
     ///
     /// # Errors
-    /// [`Error::BadRange`] if the range is not of whole aligned elements, or the stream is of another context.
+    /// [`InvalidArgument::Range`] if the range is not of whole aligned elements, or the stream is of another context.
     ///
     /// # Panics
     /// Where cudarc does: it cannot make its events, because the context is lost.
@@ -192,7 +192,7 @@ impl<'a> DeviceRange<'a> {
     /// Copies `source` there on `stream`, and waits.
     ///
     /// # Errors
-    /// [`Error::BadRange`] if the lengths differ or it is read-only; [`Error::Cuda`].
+    /// [`InvalidArgument::Range`] if the lengths differ or it is read-only; [`DeviceFault::Cuda`].
     pub fn copy_from_host(&self, stream: StreamRef<'_>, source: &[u8]) -> Result<()> {
         stream.copy_from_host(self.slice, source).map_err(access_error("copying to the GPU"))
     }
@@ -200,7 +200,7 @@ impl<'a> DeviceRange<'a> {
     /// Copies it to `destination` on `stream`, and waits.
     ///
     /// # Errors
-    /// [`Error::BadRange`] if the lengths differ; [`Error::Cuda`].
+    /// [`InvalidArgument::Range`] if the lengths differ; [`DeviceFault::Cuda`].
     pub fn copy_to_host(&self, stream: StreamRef<'_>, destination: &mut [u8]) -> Result<()> {
         stream.copy_to_host(destination, self.slice).map_err(access_error("copying from the GPU"))
     }
@@ -215,25 +215,25 @@ impl fmt::Debug for DeviceRange<'_> {
 /// Every GPU that this process sees. Loads the driver.
 ///
 /// # Errors
-/// [`Error::NoDevice`] without a driver; [`Error::Cuda`].
+/// [`DeviceFault::NoDevice`] without a driver; [`DeviceFault::Cuda`].
 pub fn devices() -> Result<Vec<Device>> {
-    let driver = Driver::load().map_err(|e| no_device("any", e.to_string()))?;
-    Device::all(driver).map_err(|error| no_device("any", error.to_string()))
+    let driver = Driver::load().map_err(|e| no_device(None, e.to_string()))?;
+    Device::all(driver).map_err(|error| no_device(None, error.to_string()))
 }
 
 /// The place that a choice means for the calling thread. [`DeviceChoice::Auto`] never fails: without a GPU it is host
 /// memory, and the second value says why.
 ///
 /// # Errors
-/// [`Error::NoDevice`] if the GPU is not there.
+/// [`DeviceFault::NoDevice`] if the GPU is not there.
 pub fn resolve(choice: DeviceChoice) -> Result<(Place, Option<String>)> {
     let by_ordinal = |ordinal: u32| -> Result<Place> {
         let wanted = format!("cuda:{ordinal}");
         let all = devices().map_err(|error| match error {
-            Error::NoDevice { why, .. } => no_device(&wanted, why),
+            Error::DeviceFault(DeviceFault::NoDevice { why, .. }) => no_device(Some(&wanted), why),
             other => other,
         })?;
-        let device = all.get(ordinal as usize).ok_or_else(|| no_device(&wanted, visible(&all)))?;
+        let device = all.get(ordinal as usize).ok_or_else(|| no_device(Some(&wanted), visible(&all)))?;
         Ok(Place::Gpu(device.uuid().map_err(cuda_error(format!("asking for the UUID of {wanted}")))?))
     };
     match choice {
@@ -242,7 +242,7 @@ pub fn resolve(choice: DeviceChoice) -> Result<(Place, Option<String>)> {
         DeviceChoice::Uuid(uuid) => find(uuid).map(|_| (Place::Gpu(uuid), None)),
         DeviceChoice::Auto => Ok(match current().map_or_else(|| by_ordinal(0), Ok) {
             Ok(place) => (place, None),
-            Err(Error::NoDevice { why, .. }) => (Place::Host, Some(why)),
+            Err(Error::DeviceFault(DeviceFault::NoDevice { why, .. })) => (Place::Host, Some(why)),
             Err(error) => (Place::Host, Some(error.to_string())),
         }),
     }
@@ -258,7 +258,7 @@ fn current() -> Option<Place> {
 pub(crate) fn find(uuid: DeviceUuid) -> Result<Device> {
     let all = devices()?;
     let found = uuids_of(&all)?.iter().position(|other| *other == uuid);
-    found.map(|ordinal| all[ordinal]).ok_or_else(|| no_device(&uuid.to_string(), visible(&all)))
+    found.map(|ordinal| all[ordinal]).ok_or_else(|| no_device(Some(&uuid.to_string()), visible(&all)))
 }
 
 /// The UUIDs of all devices, in their order.
@@ -275,8 +275,8 @@ fn visible(devices: &[Device]) -> String {
     format!("this process sees {} GPUs{}", devices.len(), mask.unwrap_or_default())
 }
 
-fn no_device(wanted: &str, why: String) -> Error {
-    Error::NoDevice { wanted: wanted.to_owned(), why }
+fn no_device(wanted: Option<&str>, why: String) -> Error {
+    Error::DeviceFault(DeviceFault::NoDevice { wanted: wanted.map(str::to_owned), why })
 }
 
 pub(crate) fn cuda_error(what: impl Into<String>) -> impl Fn(CudaError) -> Error {
@@ -287,12 +287,16 @@ pub(crate) fn cuda_error(what: impl Into<String>) -> impl Fn(CudaError) -> Error
 /// A failed call of the driver, which may be the end of its context.
 pub(crate) fn failed_call(what: &str, source: CudaError) -> Error {
     let what = what.to_owned();
-    if source.is_sticky() { Error::ContextLost { what, source } } else { Error::Cuda { what, source } }
+    if source.is_sticky() {
+        Error::DeviceFault(DeviceFault::ContextLost { what, source })
+    } else {
+        Error::DeviceFault(DeviceFault::Cuda { what, source })
+    }
 }
 
 pub(crate) fn access_error(what: &'static str) -> impl Fn(AccessError) -> Error {
     move |error| match error {
         AccessError::Driver(source) => failed_call(what, source),
-        other => Error::BadRange { tensor: what.to_owned(), why: other.to_string() },
+        other => Error::InvalidArgument(InvalidArgument::Range { tensor: what.to_owned(), why: other.to_string() }),
     }
 }

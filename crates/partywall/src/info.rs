@@ -11,7 +11,7 @@ pub use partywall_wire::{
     TopicUsage, Usage, VersionInfo, Whom,
 };
 
-use crate::error::{Error, Result};
+use crate::error::{Error, InvalidData, LimitReached, Result, Unreachable};
 
 /// What a removal left.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -107,7 +107,7 @@ pub(crate) fn ranges(reserved: u64, chunks: &[u64]) -> Result<Vec<u64>> {
         return Ok(chunks.to_vec());
     }
     let total = chunks.iter().try_fold(0_u64, |sum, bytes| sum.checked_add(*bytes));
-    Ok(vec![total.ok_or_else(|| Error::Protocol("the chunks' lengths overflow".into()))?])
+    Ok(vec![total.ok_or_else(|| Error::Unreachable(Unreachable::Protocol("the chunks' lengths overflow".into())))?])
 }
 
 /// Reads a received table; `fd` is its memfd, if it has one.
@@ -123,10 +123,11 @@ pub(crate) fn table(
             SealedMap::new(&fd).map_err(|e| Error::system(format!("mapping the tensor table of {name:?}"), e))?,
         ),
         (partywall_wire::Table::Fd { .. }, None) => {
-            return Err(Error::NoFileDescriptor(format!("the tensor table of {name:?}")));
+            return Err(Error::LimitReached(LimitReached::FileDescriptors(format!("the tensor table of {name:?}"))));
         }
     };
-    Table::parse(bytes, chunks).map_err(|source| Error::DamagedTable { name: name.to_owned(), source })
+    Table::parse(bytes, chunks)
+        .map_err(|source| Error::InvalidData(InvalidData::Table { name: name.to_owned(), source }))
 }
 
 pub(crate) fn segment(info: partywall_wire::SegmentInfo, fds: Vec<OwnedFd>) -> Result<SegmentInfo> {

@@ -40,7 +40,7 @@ impl IpcEvent {
     /// A new event, which nothing was recorded in.
     ///
     /// # Errors
-    /// [`Error::Cuda`].
+    /// [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda).
     pub fn create(gpu: &Gpu) -> Result<Self> {
         Self::on(gpu, "making an event for other processes", cuda::IpcEvent::new(gpu.context()))
     }
@@ -48,7 +48,7 @@ impl IpcEvent {
     /// The event that another process has made on this GPU.
     ///
     /// # Errors
-    /// [`Error::Cuda`]: the other process has dropped it, has another `/dev/shm` or is of another user, or is this one.
+    /// [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda): the other process has dropped it, has another `/dev/shm` or is of another user, or is this one.
     pub fn open(gpu: &Gpu, handle: &IpcEventHandle) -> Result<Self> {
         Self::on(gpu, "opening the event of another process", cuda::IpcEvent::open(gpu.context(), handle))
     }
@@ -56,7 +56,7 @@ impl IpcEvent {
     /// What another process needs to open it. Only the process that made it can say.
     ///
     /// # Errors
-    /// [`Error::Cuda`]: it was opened here, or `/dev/shm` cannot be used.
+    /// [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda): it was opened here, or `/dev/shm` cannot be used.
     pub fn export(&self) -> Result<IpcEventHandle> {
         self.event.export().map_err(|source| failed("sharing an event with other processes", self.gpu, source))
     }
@@ -64,7 +64,7 @@ impl IpcEvent {
     /// Records the point after everything that is on the stream now. Later waits, by any process, are for this one.
     ///
     /// # Errors
-    /// [`Error::Cuda`], if the stream is of another GPU for instance.
+    /// [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda), if the stream is of another GPU for instance.
     pub fn record(&self, stream: StreamRef<'_>) -> Result<()> {
         self.event.record(stream).map_err(|source| failed("recording an event", self.gpu, source))
     }
@@ -74,7 +74,7 @@ impl IpcEvent {
     /// **Nobody can end this wait** if the process that recorded dies before its work is done.
     ///
     /// # Errors
-    /// [`Error::Cuda`].
+    /// [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda).
     pub fn wait(&self, stream: StreamRef<'_>) -> Result<()> {
         self.event.enqueue_wait(stream).map_err(|source| failed("waiting on a stream for an event", self.gpu, source))
     }
@@ -82,7 +82,7 @@ impl IpcEvent {
     /// Whether the last record is reached, or there is none. Does not wait.
     ///
     /// # Errors
-    /// [`Error::Cuda`]: what the work before it failed with.
+    /// [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda): what the work before it failed with.
     pub fn query(&self) -> Result<bool> {
         self.event.is_done().map_err(|source| failed("asking for the work before an event", self.gpu, source))
     }
@@ -90,7 +90,7 @@ impl IpcEvent {
     /// Waits on the host until the last record is reached; at once if there is none.
     ///
     /// # Errors
-    /// [`Error::Timeout`], [`Error::Cancelled`]; [`Error::Cuda`] as for [`query`](Self::query).
+    /// [`Error::Timeout`], [`Error::Cancelled`]; [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda) as for [`query`](Self::query).
     pub fn synchronize<'w>(&self, wait: impl Into<Wait<'w>>) -> Result<()> {
         // The driver's own wait has no limit, and the process that recorded may be dead.
         let waiting = wait.into().begin();

@@ -41,7 +41,7 @@
 //! 3. `partywall` beside the running executable, and for Cargo's examples and tests one directory above it;
 //! 4. `partywall` on `PATH`.
 //!
-//! [`Error::BrokerNotFound`] lists what was tried. With [`DomainOptions::start`]`(false)`, or where `partywall serve` runs
+//! [`Unreachable::NoProgram`](crate::error::Unreachable::NoProgram) lists what was tried. With [`DomainOptions::start`]`(false)`, or where `partywall serve` runs
 //! under a service manager, nothing is started.
 //!
 //! # Environment
@@ -103,7 +103,7 @@ mod backoff;
 mod completion;
 pub mod doctor;
 mod domain;
-mod error;
+pub mod error;
 pub mod files;
 mod get;
 pub mod gpu;

@@ -11,7 +11,7 @@ use partywall_shm::TableBuilder;
 
 use crate::{
     domain::{self, Domain},
-    error::{Error, Result},
+    error::{Denied, Error, NotFound, Result},
     files::{FileError, Plan, default_threads},
     place::Place,
     segment::Segment,
@@ -70,7 +70,7 @@ impl<'a> Put<'a> {
         self
     }
 
-    /// Fails with [`Error::NameExists`] if the name exists: before anything is read, and again at the commit.
+    /// Fails with [`Denied::NameExists`] if the name exists: before anything is read, and again at the commit.
     pub fn if_absent(mut self, if_absent: bool) -> Self {
         self.if_absent = if_absent;
         self
@@ -97,7 +97,7 @@ impl<'a> Put<'a> {
     /// Puts a file, or the shards of a folder or an index.
     ///
     /// # Errors
-    /// [`Error::File`]; [`Error::NameExists`]; those of [`Builder::allocate`](crate::Builder::allocate) and
+    /// [`Error::File`]; [`Denied::NameExists`]; those of [`Builder::allocate`](crate::Builder::allocate) and
     /// [`Build::commit`](crate::Build::commit).
     pub fn path(&self, path: &Path) -> Result<Segment> {
         self.check()?;
@@ -135,16 +135,18 @@ impl<'a> Put<'a> {
     /// What can be said before anything is read.
     ///
     /// # Errors
-    /// [`Error::BadName`], [`Error::NameExists`]; those of every call.
+    /// [`InvalidArgument::Name`](crate::error::InvalidArgument::Name), [`Denied::NameExists`]; those of every call.
     pub fn check(&self) -> Result<()> {
         check_name(&self.name)?;
         if !self.if_absent {
             return Ok(());
         }
         match self.domain.inspect(&self.name) {
-            Ok(found) if found.is_latest => Err(Error::NameExists { name: found.name, version: found.version.version }),
+            Ok(found) if found.is_latest => {
+                Err(Error::Denied(Denied::NameExists { name: found.name, version: found.version.version }))
+            }
             // Removed, and only still held.
-            Ok(_) | Err(Error::NotFound { .. }) => Ok(()),
+            Ok(_) | Err(Error::NotFound(NotFound::Name { .. })) => Ok(()),
             Err(error) => Err(error),
         }
     }
@@ -155,7 +157,7 @@ impl<'a> Put<'a> {
 /// Every call checks it; who has something to do before the first call may ask earlier.
 ///
 /// # Errors
-/// [`Error::BadName`] says which rule is broken.
+/// [`InvalidArgument::Name`](crate::error::InvalidArgument::Name) says which rule is broken.
 pub fn check_name(name: &str) -> Result<()> {
     domain::check_name(name)
 }
@@ -186,14 +188,15 @@ static NEVER: AtomicBool = AtomicBool::new(false);
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::LimitReached;
 
     #[test]
     fn our_own_errors_come_out_as_what_they_were() {
-        let ours = || Box::new(Error::NoFileDescriptor("x".into()));
+        let ours = || Box::new(Error::LimitReached(LimitReached::FileDescriptors("x".into())));
         let sink = FileError::Sink { file: "f".into(), source: ours() };
-        assert!(matches!(unwrap(sink), Error::NoFileDescriptor(_)));
+        assert!(matches!(unwrap(sink), Error::LimitReached(LimitReached::FileDescriptors(_))));
         let content = FileError::Content { file: "f".into(), tensor: "t".into(), source: ours() };
-        assert!(matches!(unwrap(content), Error::NoFileDescriptor(_)));
+        assert!(matches!(unwrap(content), Error::LimitReached(LimitReached::FileDescriptors(_))));
         let foreign = FileError::Sink { file: "f".into(), source: "else".into() };
         assert!(matches!(unwrap(foreign), Error::File(FileError::Sink { .. })));
         let other = FileError::Cancelled { file: "f".into() };

@@ -4,7 +4,11 @@
 
 use std::{path::Path, process::Command, thread::JoinHandle, time::Duration};
 
-use partywall::{DType, Domain, Error, Place, cuda_anchor, gpu};
+use partywall::{
+    DType, Domain, Error, Place, cuda_anchor,
+    error::{DeviceFault, LimitReached},
+    gpu,
+};
 use partywall_broker::{Broker, Config, StopHandle};
 use partywall_harness::{Running, simulated_driver};
 
@@ -27,7 +31,13 @@ fn role() {
             let before = calls();
             let grow = || log.grow().extend("x", 2 * CHUNK).commit();
             if let Err(error) = grow() {
-                assert!(matches!(error, Error::Cuda { .. } | Error::OutOfMemory { .. }), "{error}");
+                assert!(
+                    matches!(
+                        error,
+                        Error::DeviceFault(DeviceFault::Cuda { .. }) | Error::LimitReached(LimitReached::Memory { .. })
+                    ),
+                    "{error}"
+                );
                 assert_eq!(log.tensor("x").unwrap().elements(), CHUNK);
                 grow().unwrap();
             }
@@ -47,8 +57,8 @@ fn role() {
             let Place::Gpu(uuid) = place else { unreachable!() };
             let gpu = domain.gpu(uuid).unwrap();
             match segment.pin(&gpu) {
-                Err(error @ Error::Cuda { .. }) => {
-                    let Error::Cuda { source, .. } = &error else { unreachable!() };
+                Err(error @ Error::DeviceFault(DeviceFault::Cuda { .. })) => {
+                    let Error::DeviceFault(DeviceFault::Cuda { source, .. }) = &error else { unreachable!() };
                     println!("\nerror {}|{source}|{}|{}", cuda_anchor(source), error.anchor(), error.advice());
                 }
                 other => panic!("{other:?}"),

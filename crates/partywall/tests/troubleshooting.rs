@@ -4,7 +4,13 @@
 use std::{path::PathBuf, time::Duration};
 
 use partywall::{
-    DType, Domain, Ended, Ending, Error, MemoryLimit, Place, cuda::PointerKind, files::FileError, info::Named,
+    DType, Domain, Ended, Ending, Error, MemoryLimit, Place,
+    cuda::PointerKind,
+    error::{
+        Busy, Denied, DeviceFault, Gone, InvalidArgument, InvalidData, LimitReached, Mismatch, NotFound, Unreachable,
+    },
+    files::FileError,
+    info::Named,
 };
 use partywall_wire::{FdFault, Limit, MemberState, ObjectKind, TimelineEnding, Whom};
 
@@ -30,11 +36,11 @@ fn reads_like(text: &str, pattern: &str) -> bool {
 }
 
 fn not_shareable(kind: PointerKind) -> Error {
-    Error::NotShareable { tensor: "x".into(), address: 0x1000, kind }
+    Error::DeviceFault(DeviceFault::NotShareable { tensor: "x".into(), address: 0x1000, kind })
 }
 
 fn ended(ending: TimelineEnding) -> Error {
-    Error::TimelineEnded { name: "x".into(), ending, wanted: 5, last: 3 }
+    Error::Gone(Gone::Timeline { name: "x".into(), ending, wanted: 5, last: 3 })
 }
 
 fn every_error() -> Vec<Error> {
@@ -42,14 +48,14 @@ fn every_error() -> Vec<Error> {
     let socket = PathBuf::from("/run/pw.sock");
     let io = || std::io::Error::from_raw_os_error(2);
     vec![
-        Error::NotFound {
+        Error::NotFound(NotFound::Name {
             name: name.clone(),
             socket: socket.clone(),
             near: vec!["y".into()],
             is: vec![Named::Timeline],
             ended: None,
-        },
-        Error::NotFound {
+        }),
+        Error::NotFound(NotFound::Name {
             name: name.clone(),
             socket: socket.clone(),
             near: Vec::new(),
@@ -61,48 +67,54 @@ fn every_error() -> Vec<Error> {
                 program: "python".into(),
                 ago: Duration::from_millis(100),
             })),
-        },
-        Error::VersionNotFound { name: name.clone(), version: 3, latest: Some(5) },
-        Error::OwnerDied { name: name.clone(), pid: 7, ago: Duration::from_secs(1) },
-        Error::Withdrawn { name: name.clone(), pid: 7, ago: Duration::from_secs(1) },
-        Error::NoSuchTensor { segment: name.clone(), tensor: name.clone(), near: vec![] },
-        Error::NameExists { name: name.clone(), version: 1 },
-        Error::ReadOnly { name: name.clone(), version: 1 },
-        Error::CannotGrow { name: name.clone(), version: 1, why: partywall::NoGrowth::Fixed },
-        Error::ObjectNotFound {
+        }),
+        Error::NotFound(NotFound::Version { name: name.clone(), version: 3, latest: Some(5) }),
+        Error::Gone(Gone::OwnerDied { name: name.clone(), pid: 7, ago: Duration::from_secs(1) }),
+        Error::Gone(Gone::Withdrawn { name: name.clone(), pid: 7, ago: Duration::from_secs(1) }),
+        Error::NotFound(NotFound::Tensor { segment: name.clone(), tensor: name.clone(), near: vec![] }),
+        Error::Denied(Denied::NameExists { name: name.clone(), version: 1 }),
+        Error::Denied(Denied::ReadOnly { name: name.clone(), version: 1 }),
+        Error::Denied(Denied::Growth { name: name.clone(), version: 1, why: partywall::NoGrowth::Fixed }),
+        Error::NotFound(NotFound::Object {
             kind: ObjectKind::Timeline,
             name: name.clone(),
             socket: socket.clone(),
             near: vec![],
             is: vec![],
-        },
+        }),
         ended(TimelineEnding::OwnerDied),
         ended(TimelineEnding::OwnerFaulted),
         ended(TimelineEnding::Closed),
         ended(TimelineEnding::Abandoned),
         ended(TimelineEnding::BrokerGone),
         ended(TimelineEnding::Evicted),
-        Error::WriterExists { name: name.clone(), pid: 7 },
-        Error::BadValue { name: name.clone(), value: 3, last: 5 },
-        Error::Tainted { name: name.clone(), from: 5 },
-        Error::LaunchBlocking { name: name.clone() },
-        Error::WrongMaximum { name: name.clone(), maximum: 3, asked: 5 },
-        Error::BadMaximum { name: name.clone(), asked: 0 },
-        Error::NotHeld { name: name.clone() },
-        Error::NotASegment { name: name.clone(), is: Named::Topic },
-        Error::NotAPool { name: name.clone(), is: Named::Segment },
-        Error::WrongPool { name: name.clone(), why: "it has 3 blocks, not 4".into() },
-        Error::BadPool { name: name.clone(), why: "it has 1 to 65536 blocks, not 0".into() },
-        Error::BlockTooSmall { name: name.clone(), of: Named::Topic, has: 3, needed: 4 },
-        Error::StaleBlock { block: "x@1#2.3".into() },
-        Error::NotATopic { name: name.clone(), is: Named::Segment },
-        Error::WrongTopic { name: name.clone(), why: "it has room for 3 publishers, not 4".into() },
-        Error::WrongSample { topic: name.clone(), has: "uint8 [3]".into(), given: "float32 [3]".into() },
-        Error::BadTopic { name: name.clone(), why: "it has a depth of 1 to 4096, not 0".into() },
-        Error::UnreadDescriptors { unread: 64, allowed: 64, pids: vec![] },
-        Error::UnreadDescriptors { unread: 512, allowed: 512, pids: vec![7, 8] },
-        Error::DescriptorsInFlight { limit: 1024 },
-        Error::PoolTooSmall {
+        Error::Busy(Busy::Writer { name: name.clone(), pid: 7 }),
+        Error::InvalidArgument(InvalidArgument::Value { name: name.clone(), value: 3, last: 5 }),
+        Error::InvalidData(InvalidData::Tainted { name: name.clone(), from: 5 }),
+        Error::DeviceFault(DeviceFault::LaunchBlocking { name: name.clone() }),
+        Error::Mismatch(Mismatch::Maximum { name: name.clone(), maximum: 3, asked: 5 }),
+        Error::InvalidArgument(InvalidArgument::Maximum { name: name.clone(), asked: 0 }),
+        Error::Gone(Gone::Permit { name: name.clone() }),
+        Error::Mismatch(Mismatch::NotASegment { name: name.clone(), is: Named::Topic }),
+        Error::Mismatch(Mismatch::NotAPool { name: name.clone(), is: Named::Segment }),
+        Error::Mismatch(Mismatch::Pool { name: name.clone(), why: "it has 3 blocks, not 4".into() }),
+        Error::InvalidArgument(InvalidArgument::Pool {
+            name: name.clone(),
+            why: "it has 1 to 65536 blocks, not 0".into(),
+        }),
+        Error::Mismatch(Mismatch::BlockSize { name: name.clone(), of: Named::Topic, has: 3, needed: 4 }),
+        Error::Gone(Gone::Block { block: "x@1#2.3".into() }),
+        Error::Mismatch(Mismatch::NotATopic { name: name.clone(), is: Named::Segment }),
+        Error::Mismatch(Mismatch::Topic { name: name.clone(), why: "it has room for 3 publishers, not 4".into() }),
+        Error::Mismatch(Mismatch::Sample { topic: name.clone(), has: "uint8 [3]".into(), given: "float32 [3]".into() }),
+        Error::InvalidArgument(InvalidArgument::Topic {
+            name: name.clone(),
+            why: "it has a depth of 1 to 4096, not 0".into(),
+        }),
+        Error::LimitReached(LimitReached::UnreadDescriptors { unread: 64, allowed: 64, pids: vec![] }),
+        Error::LimitReached(LimitReached::UnreadDescriptors { unread: 512, allowed: 512, pids: vec![7, 8] }),
+        Error::LimitReached(LimitReached::DescriptorsInFlight { limit: 1024 }),
+        Error::InvalidArgument(InvalidArgument::TooFewBlocks {
             name: name.clone(),
             blocks: 3,
             needed: 48,
@@ -111,31 +123,44 @@ fn every_error() -> Vec<Error> {
             loans: 2,
             subscribers: 8,
             held: 4,
-        },
-        Error::TooManyPublishers { topic: name.clone(), most: 4 },
-        Error::TooManySubscribers { topic: name.clone(), most: 8 },
-        Error::TooManyLoans { topic: name.clone(), loans: 2 },
-        Error::TooManyHeld { topic: name.clone(), held: 4 },
-        Error::TopicIdle { topic: name.clone() },
-        Error::TopicFull {
+        }),
+        Error::LimitReached(LimitReached::Publishers { topic: name.clone(), most: 4 }),
+        Error::LimitReached(LimitReached::Subscribers { topic: name.clone(), most: 8 }),
+        Error::LimitReached(LimitReached::Loans { topic: name.clone(), loans: 2 }),
+        Error::LimitReached(LimitReached::Held { topic: name.clone(), held: 4 }),
+        Error::Gone(Gone::TopicIdle { topic: name.clone() }),
+        Error::Busy(Busy::TopicFull {
             topic: name.clone(),
             pid: Some(7),
             state: Some(MemberState::Hung),
             after: Duration::from_secs(1),
-        },
-        Error::NotReady { topic: name.clone(), position: 3 },
-        Error::SampleFailed { topic: name.clone(), position: 3, publisher: 1, ending: TimelineEnding::OwnerDied },
-        Error::SampleTainted { topic: name.clone(), position: 3 },
-        Error::Parted { topic: name.clone() },
-        Error::BlockNotHeld { pool: name.clone() },
-        Error::BadName { name: name.clone(), why: "it is empty".into() },
-        Error::BadVersion { name: name.clone(), version: "y".into() },
-        Error::BadPattern { pattern: "[a]".into(), why: "it has brackets".into() },
-        Error::Table { name: name.clone(), source: partywall_shm::TableError::Duplicate("a".into()) },
-        Error::WrongDType { what: "tensor \"x\"".into(), has: DType::F32, wanted: "uint8" },
-        Error::WrongKind { name: name.clone(), has: "host", wanted: "GPU", operation: "a device pointer" },
-        Error::BadRange { tensor: name.clone(), why: "too long".into() },
-        Error::CannotKeep { name: name.clone() },
+        }),
+        Error::Busy(Busy::NotReady { topic: name.clone(), position: 3 }),
+        Error::InvalidData(InvalidData::SampleFailed {
+            topic: name.clone(),
+            position: 3,
+            publisher: 1,
+            ending: TimelineEnding::OwnerDied,
+        }),
+        Error::InvalidData(InvalidData::SampleTainted { topic: name.clone(), position: 3 }),
+        Error::Gone(Gone::Detached { topic: name.clone() }),
+        Error::Gone(Gone::HeldBlock { pool: name.clone() }),
+        Error::InvalidArgument(InvalidArgument::Name { name: name.clone(), why: "it is empty".into() }),
+        Error::InvalidArgument(InvalidArgument::Version { name: name.clone(), version: "y".into() }),
+        Error::InvalidArgument(InvalidArgument::Pattern { pattern: "[a]".into(), why: "it has brackets".into() }),
+        Error::InvalidArgument(InvalidArgument::Table {
+            name: name.clone(),
+            source: partywall_shm::TableError::Duplicate("a".into()),
+        }),
+        Error::Mismatch(Mismatch::DType { what: "tensor \"x\"".into(), has: DType::F32, wanted: "uint8" }),
+        Error::Mismatch(Mismatch::Kind {
+            name: name.clone(),
+            has: "host",
+            wanted: "GPU",
+            operation: "a device pointer",
+        }),
+        Error::InvalidArgument(InvalidArgument::Range { tensor: name.clone(), why: "too long".into() }),
+        Error::Denied(Denied::Keeping { name: name.clone() }),
         not_shareable(PointerKind::Device),
         not_shareable(PointerKind::Imported),
         not_shareable(PointerKind::Pool),
@@ -144,53 +169,70 @@ fn every_error() -> Vec<Error> {
         not_shareable(PointerKind::Pinned),
         not_shareable(PointerKind::Registered),
         not_shareable(PointerKind::Unknown),
-        Error::OutOfMemory {
+        Error::LimitReached(LimitReached::Memory {
             name: name.clone(),
             place: Place::Host,
             asked: 1 << 40,
             free: None,
             total: None,
             held: None,
-        },
-        Error::NoFileDescriptor("a socket".into()),
-        Error::NoDevice { wanted: "cuda:0".into(), why: "no driver".into() },
-        Error::RemoteDevice { name: name.clone(), owner: "a".into(), reader: "b".into(), link: "NVLink".into() },
-        Error::Captured { what: "waiting for timeline \"x\"".into() },
+        }),
+        Error::LimitReached(LimitReached::FileDescriptors("a socket".into())),
+        Error::DeviceFault(DeviceFault::NoDevice { wanted: Some("cuda:0".into()), why: "no driver".into() }),
+        Error::DeviceFault(DeviceFault::Remote {
+            name: name.clone(),
+            owner: "a".into(),
+            reader: "b".into(),
+            link: "NVLink".into(),
+        }),
+        Error::DeviceFault(DeviceFault::Captured { what: "waiting for timeline \"x\"".into() }),
         Error::Timeout { what: "cannot open \"x\": no process committed it".into(), after: Duration::from_secs(1) },
         Error::Cancelled { what: "cannot open \"x\": no process committed it".into() },
-        Error::BrokerNotFound { tried: vec!["/bin/partywall".into()] },
-        Error::BrokerNotStarted { why: "no".into(), advice: None },
-        Error::BrokerUnreachable { socket: socket.clone(), why: "there is no socket".into() },
-        Error::BrokerGone { socket: socket.clone() },
-        Error::VersionMismatch {
+        Error::Unreachable(Unreachable::NoProgram { tried: vec!["/bin/partywall".into()] }),
+        Error::Unreachable(Unreachable::NotStarted { why: "no".into(), advice: None }),
+        Error::Unreachable(Unreachable::NoAnswer { socket: socket.clone(), why: "there is no socket".into() }),
+        Error::Unreachable(Unreachable::Gone { socket: socket.clone() }),
+        Error::Unreachable(Unreachable::Version {
             socket: socket.clone(),
             ours: "1".into(),
             our_protocol: 1,
             theirs: "2".into(),
             their_protocol: 2,
             pid: 7,
-        },
-        Error::UnsafeDirectory { path: socket.clone(), why: "a link".into() },
-        Error::NoDirectory { path: socket.clone(), parent: "/run".into() },
-        Error::PathTooLong { path: socket.clone() },
-        Error::DamagedTable { name: name.clone(), source: partywall_shm::TableError::Duplicate("a".into()) },
-        Error::NoMemory { what: "committing \"x\"".into(), limit: MemoryLimit::AddressSpace(1 << 30) },
-        Error::NoMemory { what: "committing \"x\"".into(), limit: MemoryLimit::Container(1 << 30) },
-        Error::NoMemory { what: "committing \"x\"".into(), limit: MemoryLimit::Unknown },
-        Error::WrongUser { socket, broker: 0, ours: 1000 },
-        Error::OtherDriver { socket: "/run/pw.sock".into(), simulated: true },
-        Error::LimitReached { limit: Limit::Names, allowed: 1, needed: 2 },
-        Error::BadFd { index: 0, fault: FdFault::Missing },
-        Error::NoSuchMember { whom: Whom::Pid(7), near: vec![70] },
-        Error::NeedsSeat,
-        Error::NotYourself,
-        Error::Unproven { pid: 7 },
-        Error::NotUnproven { pid: 7, state: MemberState::Alive },
-        Error::Evicted { by: 7, ago: Duration::from_secs(1) },
-        Error::InUse { names: 1, members: 2 },
-        Error::Forked { parent: 7 },
-        Error::Protocol("nonsense".into()),
-        Error::Refused("nonsense".into()),
+        }),
+        Error::Unreachable(Unreachable::UnsafeDirectory { path: socket.clone(), why: "a link".into() }),
+        Error::Unreachable(Unreachable::NoDirectory { path: socket.clone(), parent: "/run".into() }),
+        Error::InvalidArgument(InvalidArgument::SocketPath { path: socket.clone() }),
+        Error::InvalidData(InvalidData::Table {
+            name: name.clone(),
+            source: partywall_shm::TableError::Duplicate("a".into()),
+        }),
+        Error::LimitReached(LimitReached::SystemMemory {
+            what: "committing \"x\"".into(),
+            limit: MemoryLimit::AddressSpace(1 << 30),
+        }),
+        Error::LimitReached(LimitReached::SystemMemory {
+            what: "committing \"x\"".into(),
+            limit: MemoryLimit::Container(1 << 30),
+        }),
+        Error::LimitReached(LimitReached::SystemMemory {
+            what: "committing \"x\"".into(),
+            limit: MemoryLimit::Unknown,
+        }),
+        Error::Unreachable(Unreachable::User { socket, broker: 0, ours: 1000 }),
+        Error::Unreachable(Unreachable::Driver { socket: "/run/pw.sock".into(), simulated: true }),
+        Error::LimitReached(LimitReached::Broker { limit: Limit::Names, allowed: 1, needed: 2 }),
+        Error::Unreachable(Unreachable::FileDescriptor { index: 0, fault: FdFault::Missing }),
+        Error::NotFound(NotFound::Member { whom: Whom::Pid(7), near: vec![70] }),
+        Error::Denied(Denied::NoSeat),
+        Error::InvalidArgument(InvalidArgument::Yourself),
+        Error::Denied(Denied::Unproven { pid: 7 }),
+        Error::Denied(Denied::NotUnproven { pid: 7, state: MemberState::Alive }),
+        Error::Gone(Gone::Evicted { by: 7, ago: Duration::from_secs(1) }),
+        Error::Busy(Busy::BrokerInUse { names: 1, members: 2 }),
+        Error::Unreachable(Unreachable::Forked { parent: 7 }),
+        Error::Unreachable(Unreachable::Protocol("nonsense".into())),
+        Error::Unreachable(Unreachable::Refused("nonsense".into())),
         Error::System { what: "a call".into(), source: io() },
         Error::File(FileError::Open { file: "/x".into(), source: io() }),
     ]
@@ -218,7 +260,7 @@ fn file_that_no_descriptor_is_left_for_says_how_many_are_open() {
 #[test]
 fn reader_is_not_blamed_for_a_damaged_table() {
     let source = partywall_shm::TableError::Duplicate("a".into());
-    let error = Error::DamagedTable { name: "x".into(), source };
+    let error = Error::InvalidData(InvalidData::Table { name: "x".into(), source });
     assert!(error.advice().contains("this one only read it"), "{}", error.advice());
     assert!(!error.advice().contains("correct the tensors"), "{}", error.advice());
 }

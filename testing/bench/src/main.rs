@@ -191,7 +191,9 @@ fn measure(subject: &Subject, bench: &mut Bench) -> Result<(), Failure> {
 fn why_no_gpu() -> Option<String> {
     match partywall::gpu::devices() {
         Ok(devices) if devices.is_empty() => Some("this process sees no GPU".to_owned()),
-        Err(error @ partywall::Error::NoDevice { .. }) => Some(error.to_string()),
+        Err(error @ partywall::Error::DeviceFault(partywall::error::DeviceFault::NoDevice { .. })) => {
+            Some(error.to_string())
+        }
         _ => None,
     }
 }

@@ -9,6 +9,7 @@ use partywall_harness::WATCHDOG;
 use partywall::{
     DType, Domain, Error, Gpu, IpcEvent, OpenOrBuild, Place, Policy, Pool, PoolOptions, Refreshed, Segment, Timeline,
     TimelineWriter,
+    error::{Busy, Denied, DeviceFault},
 };
 
 /// Where an operation runs.
@@ -365,7 +366,7 @@ fn next_writer(setting: &Setting, name: &str) -> Result<TimelineWriter, Error> {
     let deadline = Instant::now() + WATCHDOG;
     loop {
         match setting.domain.timeline_writer(name) {
-            Err(Error::WriterExists { .. }) if Instant::now() < deadline => std::thread::yield_now(),
+            Err(Error::Busy(Busy::Writer { .. })) if Instant::now() < deadline => std::thread::yield_now(),
             opened => return opened,
         }
     }
@@ -508,7 +509,7 @@ fn once_gone<T>(make: impl Fn() -> Result<T, Error>) -> Result<T, Error> {
     let started = Instant::now();
     loop {
         match make() {
-            Err(Error::NameExists { .. }) if started.elapsed() < WATCHDOG => {
+            Err(Error::Denied(Denied::NameExists { .. })) if started.elapsed() < WATCHDOG => {
                 std::thread::sleep(Duration::from_millis(1))
             }
             made => return made,
@@ -528,7 +529,8 @@ fn mutable(setting: &Setting) -> Result<Segment, Error> {
 
 /// Memory as another library has it, with [`noise`] in it.
 fn foreign(gpu: &Gpu, name: &str) -> Result<ForeignMemory, Error> {
-    let cuda = |source| Error::Cuda { what: format!("memory to be published as {name:?}"), source };
+    let cuda =
+        |source| Error::DeviceFault(DeviceFault::Cuda { what: format!("memory to be published as {name:?}"), source });
     let buffer = DeviceBuffer::new(gpu.context(), HELD_BYTES as u64).map_err(cuda)?;
     let copied = gpu.stream().copy_from_host(buffer.as_slice(), &noise(HELD_BYTES));
     copied.map_err(|error| cuda(fits(error)))?;
@@ -552,7 +554,7 @@ fn fits(error: cuda::AccessError) -> cuda::CudaError {
 
 /// An error of a call that this program makes itself, about what the operation makes.
 fn of(setting: &Setting, source: cuda::CudaError) -> Error {
-    Error::Cuda { what: setting.name.clone(), source }
+    Error::DeviceFault(DeviceFault::Cuda { what: setting.name.clone(), source })
 }
 
 fn noise(bytes: usize) -> Vec<u8> {

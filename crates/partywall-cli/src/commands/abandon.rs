@@ -4,7 +4,7 @@
 //! works on garbage is the price; it is for a writer that hangs, and will never get there.
 
 use clap::Args;
-use partywall::{Domain, Error, ErrorKind};
+use partywall::{Domain, Error, ErrorKind, error::NotFound};
 use serde_json::json;
 
 use crate::{Context, describe, failure::Failure};
@@ -31,7 +31,7 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
 
 /// Why there is nothing to abandon: the name may be of another kind.
 fn explained(domain: &Domain, name: &str, error: Error) -> Failure {
-    if !matches!(error, Error::ObjectNotFound { .. }) {
+    if !matches!(error, Error::NotFound(NotFound::Object { .. })) {
         return error.into();
     }
     let Some(kind) = describe::kind_of(domain, name) else { return error.into() };

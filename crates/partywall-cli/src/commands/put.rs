@@ -11,6 +11,7 @@ use std::{
 use clap::Args;
 use partywall::{
     DeviceChoice, Domain, Error, ErrorKind, Segment, bytes,
+    error::Denied,
     files::{Plan, default_threads},
 };
 use serde_json::json;
@@ -95,7 +96,7 @@ fn bad_name(name: &str, error: Error) -> Failure {
 /// The name is there already: what `--if-absent` is for. Any other error is one.
 fn exists(context: &Context, arguments: &Arguments, error: Error) -> Result<(), Failure> {
     match error {
-        Error::NameExists { name, version } if arguments.if_absent => {
+        Error::Denied(Denied::NameExists { name, version }) if arguments.if_absent => {
             let text = format!("{name}@{version} is there already; nothing was done");
             context.output().announce(text, &json!({ "name": name, "version": version, "existed": true }));
             Ok(())

@@ -9,7 +9,11 @@
 use std::io::IsTerminal;
 
 use clap::Args;
-use partywall::{Domain, Error, ErrorKind, Pattern, bytes, info::Freed};
+use partywall::{
+    Domain, Error, ErrorKind, Pattern, bytes,
+    error::{InvalidArgument, NotFound},
+    info::Freed,
+};
 use serde_json::json;
 
 use crate::{Context, describe, failure::Failure, output::Output, text};
@@ -92,7 +96,7 @@ fn is_pattern(argument: &str) -> bool {
 
 /// The names that a pattern matches. A name whose last version was removed while somebody holds it is gone already.
 fn matching(domain: &Domain, pattern: &str) -> Result<Vec<String>, Failure> {
-    let usage = |why| Error::BadPattern { pattern: pattern.to_owned(), why };
+    let usage = |why| Error::InvalidArgument(InvalidArgument::Pattern { pattern: pattern.to_owned(), why });
     let pattern = Pattern::new(pattern).map_err(usage)?;
     let there = domain.names()?.into_iter().filter(|name| name.latest.is_some() && pattern.matches(&name.name));
     let names: Vec<_> = there.map(|name| name.name).collect();
@@ -129,11 +133,13 @@ fn confirm(output: Output, domain: &Domain, names: &[String]) -> Result<bool, Fa
 
 /// Why a name cannot be removed, which may be a timeline's or a semaphore's.
 fn explained(domain: &Domain, name: &str, error: Error) -> Failure {
-    if let (Error::BadName { .. }, Some((whole, _))) = (&error, name.split_once(['@', ':'])) {
+    if let (Error::InvalidArgument(InvalidArgument::Name { .. }), Some((whole, _))) =
+        (&error, name.split_once(['@', ':']))
+    {
         let message = format!("{name:?} is not a name: `rm` removes a name with all its versions and tensors");
         return Failure::new(ErrorKind::Usage, message, format!("`partywall rm {whole}` removes all of it"));
     }
-    if !matches!(error, Error::NotFound { .. }) {
+    if !matches!(error, Error::NotFound(NotFound::Name { .. })) {
         return error.into();
     }
     let (kind, also) = match describe::kind_of(domain, name) {

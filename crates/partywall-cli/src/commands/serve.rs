@@ -70,7 +70,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "N", value_parser = parse_number)]
     max_fds: Option<u64>,
     /// Most members, not counting unproven ones [default: 4096, or an eighth of `ulimit -Hn`]
-    #[arg(long, value_name = "N", value_parser = parse_number)]
+    #[arg(long, value_name = "N", value_parser = parse_members)]
     max_clients: Option<u64>,
     /// Most timelines [default: 65536]
     #[arg(long, value_name = "N", value_parser = parse_number)]
@@ -195,6 +195,13 @@ impl Ready<'_> {
             "version": partywall::VERSION,
             "log": self.log,
         })
+    }
+}
+
+fn parse_members(text: &str) -> Result<u64, String> {
+    match parse_number(text)? {
+        members if members < 1 << 16 => Ok(members),
+        members => Err(format!("a broker has at most 65535 members, not {members}")),
     }
 }
 

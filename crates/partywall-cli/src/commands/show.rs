@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use partywall::{
     Domain, Error, SampleType, bytes,
+    error::{Gone, NotFound},
     info::{
         Control, ControlInfo, HolderInfo, Lifetime, ObjectDetail, ObjectHolder, ObjectInfo, ObjectKind, Participant,
         PublisherInfo, SegmentInfo, SubscriberInfo, TopicInfo, TopicShape, VersionInfo,
@@ -46,18 +47,19 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
         for (place, kind) in objects.iter_mut().zip([ObjectKind::Timeline, ObjectKind::Semaphore]) {
             match domain.inspect_object(kind, &arguments.name) {
                 Ok(detail) => *place = Some(detail),
-                Err(error @ Error::ObjectNotFound { .. }) => missing.push(error),
+                Err(error @ Error::NotFound(NotFound::Object { .. })) => missing.push(error),
                 Err(error) => return Err(error.into()),
             }
         }
     }
     let info = match domain.inspect(&arguments.name) {
         Ok(info) => Some(info),
-        Err(Error::NotFound { .. }) if objects.iter().any(Option::is_some) => None,
+        Err(Error::NotFound(NotFound::Name { .. })) if objects.iter().any(Option::is_some) => None,
         // Whoever mistypes the name of a timeline wants to hear of that.
         Err(error) => {
-            let suggests = |error: &Error| matches!(error, Error::ObjectNotFound { near, .. } if !near.is_empty());
-            let is_lost = matches!(&error, Error::NotFound { near, .. } if near.is_empty());
+            let suggests =
+                |error: &Error| matches!(error, Error::NotFound(NotFound::Object { near, .. }) if !near.is_empty());
+            let is_lost = matches!(&error, Error::NotFound(NotFound::Name { near, .. }) if near.is_empty());
             let better = missing.into_iter().find(|error| is_lost && suggests(error));
             return Err(better.unwrap_or(error).into());
         }
@@ -159,7 +161,9 @@ fn published_per_second(domain: &Domain, info: &SegmentInfo, topic: &TopicInfo) 
     let later = match domain.inspect(&format!("{}@{}", info.name, info.version.version)) {
         Ok(later) => later.control.and_then(|control| control.topic).map(|topic| topic.usage.published),
         // It has gone meanwhile.
-        Err(Error::NotFound { .. } | Error::VersionNotFound { .. } | Error::Withdrawn { .. }) => None,
+        Err(
+            Error::NotFound(NotFound::Name { .. } | NotFound::Version { .. }) | Error::Gone(Gone::Withdrawn { .. }),
+        ) => None,
         Err(error) => return Err(error.into()),
     };
     let more = later.unwrap_or(topic.usage.published).saturating_sub(topic.usage.published);

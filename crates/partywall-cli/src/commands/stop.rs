@@ -15,7 +15,10 @@ use std::{
 };
 
 use clap::Args;
-use partywall::{Domain, Error, ErrorKind, Location};
+use partywall::{
+    Domain, Error, ErrorKind, Location,
+    error::{Busy, Unreachable},
+};
 use partywall_os::{
     Errno,
     dir::PrivateDir,
@@ -43,8 +46,12 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     let how = match options.connect() {
         Ok(domain) => ask(context, &location, &domain, arguments.force)?,
         Err(_) if nobody_listens(&location) => return nothing(context, &location),
-        Err(Error::VersionMismatch { .. }) if arguments.force => signal(context, &location)?,
-        Err(error @ (Error::BrokerUnreachable { .. } | Error::BrokerGone { .. } | Error::Protocol(_))) => {
+        Err(Error::Unreachable(Unreachable::Version { .. })) if arguments.force => signal(context, &location)?,
+        Err(
+            error @ Error::Unreachable(
+                Unreachable::NoAnswer { .. } | Unreachable::Gone { .. } | Unreachable::Protocol(_),
+            ),
+        ) => {
             return Err(unresponsive(&location, error));
         }
         Err(error) => return Err(error.into()),
@@ -88,9 +95,9 @@ fn ask(context: &Context, location: &Location, domain: &Domain, force: bool) -> 
     let pid = seen.or(said);
     match domain.stop_broker(force) {
         Ok(()) => {}
-        Err(Error::InUse { .. }) => return Err(in_use(location, domain, pid)),
+        Err(Error::Busy(Busy::BrokerInUse { .. })) => return Err(in_use(location, domain, pid)),
         // It has gone meanwhile, as we wanted.
-        Err(Error::BrokerGone { .. }) => {}
+        Err(Error::Unreachable(Unreachable::Gone { .. })) => {}
         Err(error) => return Err(error.into()),
     }
     if wait(pidfd.as_ref(), location, TIMEOUT) {
@@ -222,7 +229,8 @@ fn remove_stale(location: &Location) -> Result<bool, Failure> {
             return Err(Failure::new(ErrorKind::Refused, message, "remove it yourself, or name another --socket"));
         }
     }
-    let unsafe_directory = |why: String| Error::UnsafeDirectory { path: location.directory().to_owned(), why };
+    let unsafe_directory =
+        |why: String| Error::Unreachable(Unreachable::UnsafeDirectory { path: location.directory().to_owned(), why });
     let directory = PrivateDir::open(location.directory(), false).map_err(|why| unsafe_directory(why.to_string()))?;
     let system = |what: &str, errno: Errno| {
         Failure::from(Error::System { what: format!("{what} {}", path.display()), source: errno.into() })

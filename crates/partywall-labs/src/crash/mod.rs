@@ -17,7 +17,10 @@ mod witness;
 use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, Subcommand};
-use partywall::{DType, Domain, Error, Gpu, Place, Segment};
+use partywall::{
+    DType, Domain, Error, Gpu, Place, Segment,
+    error::{DeviceFault, Gone, InvalidData, NotFound, Unreachable},
+};
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -198,13 +201,13 @@ fn of(scene: &str, name: &str) -> String {
 fn ending<T>(result: &partywall::Result<T>) -> String {
     match result {
         Ok(_) => "no error".into(),
-        Err(Error::TimelineEnded { ending, .. }) => format!("{ending:?}"),
-        Err(Error::Tainted { .. }) => "Tainted".into(),
-        Err(Error::ContextLost { .. }) => "ContextLost".into(),
-        Err(Error::BrokerGone { .. }) => "BrokerGone".into(),
-        Err(Error::BrokerUnreachable { .. }) => "BrokerUnreachable".into(),
-        Err(Error::NotFound { .. }) => "NotFound".into(),
-        Err(Error::OwnerDied { .. }) => "OwnerDied".into(),
+        Err(Error::Gone(Gone::Timeline { ending, .. })) => format!("{ending:?}"),
+        Err(Error::InvalidData(InvalidData::Tainted { .. })) => "Tainted".into(),
+        Err(Error::DeviceFault(DeviceFault::ContextLost { .. })) => "ContextLost".into(),
+        Err(Error::Unreachable(Unreachable::Gone { .. })) => "BrokerGone".into(),
+        Err(Error::Unreachable(Unreachable::NoAnswer { .. })) => "BrokerUnreachable".into(),
+        Err(Error::NotFound(NotFound::Name { .. })) => "NotFound".into(),
+        Err(Error::Gone(Gone::OwnerDied { .. })) => "OwnerDied".into(),
         Err(Error::Timeout { .. }) => "Timeout".into(),
         Err(error) => error.to_string(),
     }

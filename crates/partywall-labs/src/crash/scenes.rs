@@ -5,6 +5,7 @@ use std::{sync::Arc, thread, time::Duration};
 use partywall::{
     DType, Error, Gpu, IpcEvent, Place,
     cuda::{DeviceAttribute, DeviceBuffer, Stream},
+    error::NotFound,
 };
 
 use super::{
@@ -392,7 +393,7 @@ fn is_simulated(witness: &Witness<'_, '_>) -> bool {
 fn holds(witness: &Witness<'_, '_>, name: &str, pid: u32) -> Result<bool, Failure> {
     match witness.domain.inspect(name) {
         Ok(info) => Ok(info.holders.iter().any(|holder| holder.pid == pid)),
-        Err(Error::NotFound { .. }) => Ok(false),
+        Err(Error::NotFound(NotFound::Name { .. })) => Ok(false),
         Err(error) => Err(error.into()),
     }
 }

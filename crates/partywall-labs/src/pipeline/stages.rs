@@ -12,6 +12,7 @@ use partywall::{
         DeviceBuffer, Stream,
         experiment::{Image, Images},
     },
+    error::InvalidData,
 };
 
 use super::{
@@ -186,7 +187,12 @@ fn encode(meet: &Meet, results: &Topic, peer: &Peer) -> Result<Vec<Duration>, Fa
         let start = Instant::now();
         let pixels = match pixels_of(&sample) {
             // Whoever made it was killed before its kernels had run.
-            Err(failure) if matches!(sample.check(), Err(Error::SampleFailed { .. } | Error::SampleTainted { .. })) => {
+            Err(failure)
+                if matches!(
+                    sample.check(),
+                    Err(Error::InvalidData(InvalidData::SampleFailed { .. } | InvalidData::SampleTainted { .. }))
+                ) =>
+            {
                 drop(failure);
                 continue;
             }

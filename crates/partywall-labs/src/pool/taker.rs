@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use partywall::{Block, BlockRef, Error, ErrorKind, Pool};
+use partywall::{Block, BlockRef, Error, ErrorKind, Pool, error::Gone};
 
 use super::{
     ASKS, BELIEFS, BLOCK_BYTES, BLOCKS, COPIED, Hello, LAB, LOST, MARK, MOMENT, Meet, OTHER_MARK, Offered, PAIRS, POOL,
@@ -208,7 +208,7 @@ impl Taker {
 
 /// Ends a step about a reference that ought to be refused as stale.
 fn refusal(step: Step, answer: &Result<Block, Error>, says: impl FnOnce(Step, bool) -> Step) -> Step {
-    let refused = matches!(answer, Err(Error::StaleBlock { .. }));
+    let refused = matches!(answer, Err(Error::Gone(Gone::Block { .. })));
     says(step, refused).judge(refused, "refused, as it ought to be", "not refused as it ought to be")
 }
 

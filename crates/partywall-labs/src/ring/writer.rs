@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use partywall::{Error, Place, Publisher};
+use partywall::{Error, Place, Publisher, error::Busy};
 
 use super::{DTYPE, Hello, LAB, MOMENT, Meet, NUMBERS, Published, RING, TIMEOUT, TITLE, Wish, numbers::Numbers};
 use crate::{
@@ -78,7 +78,7 @@ impl Writer {
             match loan.filled().publish(timeout) {
                 Ok(_) => {}
                 Err(refused) => match refused.error {
-                    error @ Error::TopicFull { .. } => {
+                    error @ Error::Busy(Busy::TopicFull { .. }) => {
                         self.numbers.from(first);
                         return Ok(Published { messages, refused: Some(error.to_string()) });
                     }

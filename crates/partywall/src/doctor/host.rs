@@ -30,7 +30,7 @@ use super::{
 };
 use crate::{
     domain::DomainOptions,
-    error::{Error, bytes},
+    error::{Error, Unreachable, bytes},
 };
 
 /// The oldest kernel that is supported.
@@ -196,7 +196,7 @@ pub(super) fn broker(options: &DomainOptions) -> Finding {
             "process {} runs release {} at {socket}: {} names, {} members",
             status.pid, status.version, status.names, status.members
         )),
-        Err(Error::BrokerUnreachable { socket, .. }) => {
+        Err(Error::Unreachable(Unreachable::NoAnswer { socket, .. })) => {
             Finding::ok(format!("none runs at {}; the first command that needs one starts it", socket.display()))
         }
         Err(error) => {

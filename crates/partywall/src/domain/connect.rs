@@ -25,7 +25,7 @@ use super::{
     inbox::Inbox,
     locate::{Location, broker_binary},
 };
-use crate::error::{Error, Result};
+use crate::error::{Error, InvalidArgument, LimitReached, Result, Unreachable};
 
 /// The release of this library, which the handshake tells.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -69,39 +69,44 @@ pub(super) fn connect(location: &Location, start: bool, program: Option<&Path>, 
             Err(error) => return Err(error),
         };
         match greet(call, &location.socket, if operator { Role::Operator } else { Role::Member }) {
-            Err(Error::BrokerGone { .. }) if start => {}
-            Err(Error::BrokerGone { socket }) => {
-                return Err(Error::BrokerUnreachable { socket, why: "it closed the connection".into() });
+            Err(Error::Unreachable(Unreachable::Gone { .. })) if start => {}
+            Err(Error::Unreachable(Unreachable::Gone { socket })) => {
+                return Err(Error::Unreachable(Unreachable::NoAnswer {
+                    socket,
+                    why: "it closed the connection".into(),
+                }));
             }
             other => return other,
         }
     }
-    Err(Error::BrokerGone { socket: location.socket.clone() })
+    Err(Error::Unreachable(Unreachable::Gone { socket: location.socket.clone() }))
 }
 
 fn is_absent(error: &Error) -> bool {
-    matches!(error, Error::BrokerUnreachable { .. })
+    matches!(error, Error::Unreachable(Unreachable::NoAnswer { .. }))
 }
 
 /// Connects, without greeting.
 pub(super) fn open(location: &Location) -> Result<OwnedFd> {
     let path = &location.socket;
-    let unreachable = |why: String| Error::BrokerUnreachable { socket: path.clone(), why };
+    let unreachable = |why: String| Error::Unreachable(Unreachable::NoAnswer { socket: path.clone(), why });
     let ours = rustix::process::geteuid().as_raw();
     let call = socket::connect_within(path, TIMEOUT).map_err(|errno| match errno {
         Errno::AGAIN => unreachable("it does not accept connections; is it stopped?".into()),
         Errno::MFILE | Errno::NFILE => Error::system("connecting to the broker", errno),
         Errno::NOENT => unreachable("there is no socket".into()),
         Errno::ACCESS => match barred_by(path) {
-            Some(owner) if owner != ours => Error::WrongUser { socket: path.clone(), broker: owner, ours },
+            Some(owner) if owner != ours => {
+                Error::Unreachable(Unreachable::User { socket: path.clone(), broker: owner, ours })
+            }
             _ => unreachable(errno.to_string()),
         },
         Errno::CONNREFUSED => unreachable("connection refused, nobody listens".into()),
-        Errno::NAMETOOLONG | Errno::INVAL => Error::PathTooLong { path: path.clone() },
+        Errno::NAMETOOLONG | Errno::INVAL => Error::InvalidArgument(InvalidArgument::SocketPath { path: path.clone() }),
         errno => unreachable(errno.to_string()),
     })?;
     match socket::peer(&call).map_err(|e| Error::system("asking who the broker is", e))?.uid {
-        broker if broker != ours => Err(Error::WrongUser { socket: path.clone(), broker, ours }),
+        broker if broker != ours => Err(Error::Unreachable(Unreachable::User { socket: path.clone(), broker, ours })),
         _ => Ok(call),
     }
 }
@@ -128,7 +133,7 @@ pub(super) fn greet(call: OwnedFd, path: &Path, role: Role) -> Result<Greeted> {
     };
     let hello = ClientHello { command: command_line(), operator, simulated: is_simulated(), resume };
     let hello = handshake::encode(&Speaker::new(VERSION), &hello, pidfds.len()).map_err(protocol)?;
-    let gone = |_| Error::BrokerGone { socket: path.to_owned() };
+    let gone = |_| Error::Unreachable(Unreachable::Gone { socket: path.to_owned() });
     send(&call, &hello, &pidfds).map_err(|errno| match errno {
         Errno::TOOMANYREFS => Error::descriptors_in_flight(),
         errno => gone(errno),
@@ -137,38 +142,41 @@ pub(super) fn greet(call: OwnedFd, path: &Path, role: Role) -> Result<Greeted> {
     let deadline = Instant::now() + TIMEOUT;
     let mut inbox = Inbox::new();
     let (frame, fds) = loop {
-        if let Some(message) = inbox.next().map_err(Error::Protocol)? {
+        if let Some(message) = inbox.next().map_err(Unreachable::Protocol)? {
             break message;
         }
         if !socket::wait(&call, Ready::Read, Some(deadline)).map_err(gone)? {
             let why = format!("it did not answer within {} s", TIMEOUT.as_secs());
-            return Err(Error::BrokerUnreachable { socket: path.to_owned(), why });
+            return Err(Error::Unreachable(Unreachable::NoAnswer { socket: path.to_owned(), why }));
         }
         if !inbox.read(&call).map_err(gone)? {
-            return Err(Error::BrokerGone { socket: path.to_owned() });
+            return Err(Error::Unreachable(Unreachable::Gone { socket: path.to_owned() }));
         }
     };
     let greeting = handshake::decode(&frame.body).map_err(protocol)?;
     let theirs = &greeting.speaker;
     if theirs.protocol != PROTOCOL {
-        return Err(Error::VersionMismatch {
+        return Err(Error::Unreachable(Unreachable::Version {
             socket: path.to_owned(),
             ours: VERSION.into(),
             our_protocol: PROTOCOL,
             theirs: theirs.version.clone(),
             their_protocol: theirs.protocol,
             pid: theirs.pid,
-        });
+        }));
     }
     let welcome = match greeting.decode::<BrokerHello>().map_err(protocol)?.outcome {
         Ok(welcome) => welcome,
-        Err(Refusal::ShuttingDown) => return Err(Error::BrokerGone { socket: path.to_owned() }),
+        Err(Refusal::ShuttingDown) => return Err(Error::Unreachable(Unreachable::Gone { socket: path.to_owned() })),
         // Not the end of a broker, but another one, or one that has given us up: no use in asking again.
-        Err(Refusal::CannotResume) => return Err(Error::Refused("it does not know this member".into())),
+        Err(Refusal::CannotResume) => {
+            return Err(Error::Unreachable(Unreachable::Refused("it does not know this member".into())));
+        }
         Err(refusal) => return Err(Error::refused(refusal, path)),
     };
     let mut fds = fds.into_iter();
-    let mut next = |what: &str| fds.next().ok_or_else(|| Error::NoFileDescriptor(what.into()));
+    let mut next =
+        |what: &str| fds.next().ok_or_else(|| Error::LimitReached(LimitReached::FileDescriptors(what.into())));
     let events = next("the events socket of a connection")?;
     let members = next("the memory of the members' rows")?;
     Ok(Greeted { call, events, members, welcome })
@@ -187,7 +195,7 @@ pub(super) fn send(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> s
 }
 
 fn protocol(error: WireError) -> Error {
-    Error::Protocol(error.to_string())
+    Error::Unreachable(Unreachable::Protocol(error.to_string()))
 }
 
 /// Whether this process runs on the simulated driver. Only who has chosen another driver than the vendor's may, and
@@ -215,7 +223,7 @@ fn start_broker(location: &Location, program: Option<&Path>) -> Result<OwnedFd> 
         directory.lock(Instant::now() + TIMEOUT).map_err(|e| Error::system("locking the socket's directory", e))?;
     let Some(lock) = lock else {
         let why = "another process has been starting one for too long".into();
-        return Err(Error::BrokerNotStarted { why, advice: None });
+        return Err(Error::Unreachable(Unreachable::NotStarted { why, advice: None }));
     };
     match open(location) {
         Err(error) if is_absent(&error) => {}
@@ -233,7 +241,7 @@ fn start_broker(location: &Location, program: Option<&Path>) -> Result<OwnedFd> 
         // A broker that refuses says why on the first line and what to do about it on the second.
         let (why, advice) = said.split_once('\n').unwrap_or((&said, ""));
         let advice = Some(advice.to_owned()).filter(|advice| !advice.is_empty());
-        Error::BrokerNotStarted { why: format!("{} serve: {why}", binary.display()), advice }
+        Error::Unreachable(Unreachable::NotStarted { why: format!("{} serve: {why}", binary.display()), advice })
     })?;
     open(location)
 }

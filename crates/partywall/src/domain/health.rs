@@ -18,7 +18,7 @@ use partywall_cuda::{CudaError, DeviceUuid, Stream};
 use partywall_os::lock::IgnorePoison;
 
 use crate::{
-    error::{Error, Result},
+    error::{DeviceFault, Error, Result},
     gpu::{Gpu, cuda_error},
 };
 
@@ -86,11 +86,13 @@ impl Health {
     /// That no context of this process is lost.
     ///
     /// # Errors
-    /// [`Error::ContextLost`].
+    /// [`DeviceFault::ContextLost`].
     pub(crate) fn check(&self) -> Result<()> {
         match self.shared.lost.get() {
             None => Ok(()),
-            Some(Lost { gpu, error }) => Err(Error::ContextLost { what: format!("GPU {gpu}"), source: error.clone() }),
+            Some(Lost { gpu, error }) => {
+                Err(Error::DeviceFault(DeviceFault::ContextLost { what: format!("GPU {gpu}"), source: error.clone() }))
+            }
         }
     }
 

@@ -30,7 +30,7 @@ use super::{
 };
 use crate::{
     adaptive_spin::AdaptiveSpin,
-    error::{Error, Result},
+    error::{Error, Result, Unreachable},
     wait::{Wait, Waiting},
 };
 
@@ -159,7 +159,11 @@ impl Link {
     /// That this is the process that connected, and not a forked child of it, where a lock may be held by nobody who is
     /// still there.
     pub(crate) fn require_ours(&self) -> Result<()> {
-        if self.generation == fork_generation() { Ok(()) } else { Err(Error::Forked { parent: self.owner }) }
+        if self.generation == fork_generation() {
+            Ok(())
+        } else {
+            Err(Error::Unreachable(Unreachable::Forked { parent: self.owner }))
+        }
     }
 
     /// That the broker is not gone for good, as far as is known.
@@ -333,7 +337,7 @@ impl Link {
             Err(Lost::InFlight) => Err(Error::descriptors_in_flight()),
             Err(Lost::Malformed(why)) => {
                 calls.socket = None;
-                Err(Error::Protocol(why))
+                Err(Error::Unreachable(Unreachable::Protocol(why)))
             }
         }
     }
@@ -400,11 +404,11 @@ impl Link {
     }
 
     fn unreachable(&self, why: &str) -> Error {
-        Error::BrokerUnreachable { socket: self.location.socket.clone(), why: why.into() }
+        Error::Unreachable(Unreachable::NoAnswer { socket: self.location.socket.clone(), why: why.into() })
     }
 
     fn gone(&self) -> Error {
-        Error::BrokerGone { socket: self.location.socket.clone() }
+        Error::Unreachable(Unreachable::Gone { socket: self.location.socket.clone() })
     }
 
     /// Hands a verdict to its waiter. A verdict that nobody waits for is returned: what it carries must be given back.
@@ -586,7 +590,7 @@ fn malformed(error: WireError) -> Lost {
 }
 
 fn too_large(error: WireError) -> Error {
-    Error::Refused(error.to_string())
+    Error::Unreachable(Unreachable::Refused(error.to_string()))
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::error::{Error, Result};
+use crate::error::{Error, InvalidArgument, Result, Unreachable};
 
 /// The domain that is used when nothing else is said.
 pub const DEFAULT_DOMAIN: &str = "default";
@@ -29,7 +29,7 @@ impl Location {
     /// under the temporary directory.
     ///
     /// # Errors
-    /// [`Error::BadName`] for a domain that cannot be a file name.
+    /// [`InvalidArgument::Name`] for a domain that cannot be a file name.
     pub fn find(domain: Option<&str>, socket: Option<&Path>) -> Result<Self> {
         let from_environment = |name| env::var_os(name).filter(|value| !value.is_empty());
         let socket = socket.map(Path::to_owned).or_else(|| match domain {
@@ -86,7 +86,8 @@ fn file_name_of(path: &Path) -> OsString {
 }
 
 fn check_domain(domain: &str) -> Result<()> {
-    let bad = |why: &str| Err(Error::BadName { name: domain.to_owned(), why: why.to_owned() });
+    let bad =
+        |why: &str| Err(Error::InvalidArgument(InvalidArgument::Name { name: domain.to_owned(), why: why.to_owned() }));
     if domain.is_empty() || domain.len() > 64 {
         return bad("a domain's name has 1 to 64 characters");
     }
@@ -99,7 +100,7 @@ fn check_domain(domain: &str) -> Result<()> {
 /// The program to start as broker: `PARTYWALL_BIN`, else `preferred`, else `partywall` beside the running executable, else on `PATH`.
 ///
 /// # Errors
-/// [`Error::BrokerNotFound`] with every place that was tried.
+/// [`Unreachable::NoProgram`] with every place that was tried.
 pub(crate) fn broker_binary(preferred: Option<&Path>) -> Result<PathBuf> {
     let mut tried = Vec::new();
     let mut candidates = Vec::new();
@@ -124,7 +125,7 @@ pub(crate) fn broker_binary(preferred: Option<&Path>) -> Result<PathBuf> {
         }
         tried.push(candidate.display().to_string());
     }
-    Err(Error::BrokerNotFound { tried })
+    Err(Error::Unreachable(Unreachable::NoProgram { tried }))
 }
 
 fn is_executable(path: &Path) -> bool {

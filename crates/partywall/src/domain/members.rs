@@ -4,7 +4,7 @@ use partywall_wire::{Answer, Call};
 
 use super::{Domain, unexpected};
 use crate::{
-    error::{Error, Result},
+    error::{Denied, Error, NotFound, Result, Unreachable},
     info::{Evicted, Freed, MemberInfo, Whom},
 };
 
@@ -20,7 +20,9 @@ impl Domain {
             match self.link().call(Call::Members { after })? {
                 Answer::Members { members, more } => {
                     if members.iter().any(|row| after.is_some_and(|after| row.member <= after)) {
-                        return Err(Error::Protocol("its list of members does not go on".into()));
+                        return Err(Error::Unreachable(Unreachable::Protocol(
+                            "its list of members does not go on".into(),
+                        )));
                     }
                     let more = more && !members.is_empty();
                     all.extend(members);
@@ -45,7 +47,7 @@ impl Domain {
     /// That a process could not be killed is no error: see [`Evicted::kill`].
     ///
     /// # Errors
-    /// [`Error::NoSuchMember`]; [`Error::NotYourself`] if this process is meant; [`Error::Unproven`] if it is dead.
+    /// [`NotFound::Member`]; [`InvalidArgument::Yourself`](crate::error::InvalidArgument::Yourself) if this process is meant; [`Denied::Unproven`] if it is dead.
     pub fn evict(&self, whom: impl Into<Whom>, kill: bool) -> Result<Vec<Evicted>> {
         match self.link().call(Call::Evict { whom: whom.into(), kill })? {
             Answer::Evicted(evicted) => Ok(evicted),
@@ -57,7 +59,7 @@ impl Domain {
     /// of those with this pid. The caller answers for it that nothing writes to the memory any more.
     ///
     /// # Errors
-    /// [`Error::NoSuchMember`]; [`Error::NotUnproven`] if it is not known to be dead.
+    /// [`NotFound::Member`]; [`Denied::NotUnproven`] if it is not known to be dead.
     pub fn free_unproven(&self, pid: Option<u32>) -> Result<Vec<Freed>> {
         let mut all = Vec::new();
         loop {
@@ -71,7 +73,11 @@ impl Domain {
                 }
                 Ok(other) => return Err(unexpected(&other)),
                 // Somebody else has freed the rest meanwhile.
-                Err(Error::NoSuchMember { .. } | Error::NotUnproven { .. }) if !all.is_empty() => return Ok(all),
+                Err(Error::NotFound(NotFound::Member { .. }) | Error::Denied(Denied::NotUnproven { .. }))
+                    if !all.is_empty() =>
+                {
+                    return Ok(all);
+                }
                 Err(error) => return Err(error),
             }
         }

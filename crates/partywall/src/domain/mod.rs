@@ -41,7 +41,7 @@ pub(crate) use self::{
 };
 use crate::{
     completion::{Completions, Workers},
-    error::{Error, Result, nothing_came},
+    error::{Error, InvalidArgument, NotFound, Result, Unreachable, nothing_came},
     gpu::{Gpu, Gpus},
     info::{self, NameInfo, Removed, SegmentInfo, StatusInfo},
     place::Place,
@@ -55,7 +55,7 @@ use crate::{
 /// Cheap to clone; all clones, segments and builds share the connection, which ends with the last of them. A block or
 /// sample that was dropped while the GPU may still use it keeps the connection until the GPU is idle: the connection then
 /// ends on another thread, after the last handle was dropped. [`Block::release_on`](crate::Block::release_on) and
-/// [`Sample::release_on`](crate::Sample::release_on) do not keep it. May be used from any thread. After a fork the child must connect anew: every call there returns [`Error::Forked`], and dropping
+/// [`Sample::release_on`](crate::Sample::release_on) do not keep it. May be used from any thread. After a fork the child must connect anew: every call there returns [`Unreachable::Forked`](crate::error::Unreachable::Forked), and dropping
 /// there does nothing.
 #[derive(Debug, Clone)]
 pub struct Domain {
@@ -115,7 +115,7 @@ impl DomainOptions {
     /// Whether to connect without a seat, as tools of operators do. By default no.
     ///
     /// Such a connection can list, show, evict, remove, and end the broker; every other call returns
-    /// [`Error::NeedsSeat`]. A few of them are kept free for when all seats are taken. Nobody sees it among the members.
+    /// [`Denied::NoSeat`](crate::error::Denied::NoSeat). A few of them are kept free for when all seats are taken. Nobody sees it among the members.
     pub fn operator(mut self, operator: bool) -> Self {
         self.operator = operator;
         self
@@ -131,7 +131,7 @@ impl DomainOptions {
     /// Where that leads.
     ///
     /// # Errors
-    /// [`Error::BadName`] if the domain cannot be a file name.
+    /// [`InvalidArgument::Name`](crate::error::InvalidArgument::Name) if the domain cannot be a file name.
     pub fn location(&self) -> Result<Location> {
         Location::find(self.domain.as_deref(), self.socket.as_deref())
     }
@@ -139,9 +139,9 @@ impl DomainOptions {
     /// Connects.
     ///
     /// # Errors
-    /// [`Error::BrokerUnreachable`] if there is no broker and none may be started, [`Error::BrokerNotFound`] or
-    /// [`Error::BrokerNotStarted`] if none can be, [`Error::VersionMismatch`], [`Error::WrongUser`],
-    /// [`Error::UnsafeDirectory`], [`Error::LimitReached`].
+    /// [`Unreachable::NoAnswer`](crate::error::Unreachable::NoAnswer) if there is no broker and none may be started, [`Unreachable::NoProgram`](crate::error::Unreachable::NoProgram) or
+    /// [`Unreachable::NotStarted`](crate::error::Unreachable::NotStarted) if none can be, [`Unreachable::Version`](crate::error::Unreachable::Version), [`Unreachable::User`](crate::error::Unreachable::User),
+    /// [`Unreachable::UnsafeDirectory`](crate::error::Unreachable::UnsafeDirectory), [`LimitReached::Broker`](crate::error::LimitReached::Broker).
     pub fn connect(&self) -> Result<Domain> {
         let location = self.location()?;
         let greeted = connect::connect(&location, self.start, self.program.as_deref(), self.operator)?;
@@ -197,10 +197,10 @@ impl Domain {
     /// Opens the latest version of `name`, or `NAME@V`, for reading. Waits for one that is not there.
     ///
     /// # Errors
-    /// [`Error::NotFound`] if it is not there and the timeout is zero, [`Error::Timeout`] if it does not come in time; or in
-    /// place of both, for a name of legacy memory that was there, [`Error::OwnerDied`] or [`Error::Withdrawn`];
-    /// [`Error::NotASegment`] for a pool or topic;
-    /// [`Error::VersionNotFound`] for a version that is gone; the kind's own errors of mapping it.
+    /// [`NotFound::Name`](crate::error::NotFound::Name) if it is not there and the timeout is zero, [`Error::Timeout`] if it does not come in time; or in
+    /// place of both, for a name of legacy memory that was there, [`Gone::OwnerDied`](crate::error::Gone::OwnerDied) or [`Gone::Withdrawn`](crate::error::Gone::Withdrawn);
+    /// [`Mismatch::NotASegment`](crate::error::Mismatch::NotASegment) for a pool or topic;
+    /// [`NotFound::Version`](crate::error::NotFound::Version) for a version that is gone; the kind's own errors of mapping it.
     pub fn open<'w>(&self, name: &str, wait: impl Into<Wait<'w>>) -> Result<Segment> {
         self.opener(name).open_within(wait.into())
     }
@@ -232,7 +232,7 @@ impl Domain {
     /// Removes `name`. Whoever has it open keeps it; its memory goes with the last of them.
     ///
     /// # Errors
-    /// [`Error::NotFound`].
+    /// [`NotFound::Name`](crate::error::NotFound::Name).
     pub fn remove(&self, name: &str) -> Result<Removed> {
         match self.link().call(Call::Remove { name: name.to_owned() })? {
             Answer::Removed { version, bytes_kept, holders } => Ok(Removed { version, bytes_kept, holders }),
@@ -252,7 +252,7 @@ impl Domain {
     /// Everything about a name, without opening it.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::VersionNotFound`].
+    /// [`NotFound::Name`](crate::error::NotFound::Name), [`NotFound::Version`](crate::error::NotFound::Version).
     pub fn inspect(&self, name: &str) -> Result<SegmentInfo> {
         let (name, version) = split_version(name)?;
         let (answer, fds) = self.link().call_with(Call::Inspect { name: name.clone(), version }, &[])?;
@@ -265,7 +265,7 @@ impl Domain {
     /// All names, in order.
     ///
     /// # Errors
-    /// Those of every call: [`Error::BrokerGone`], [`Error::Forked`].
+    /// Those of every call: [`Unreachable::Gone`](crate::error::Unreachable::Gone), [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn names(&self) -> Result<Vec<NameInfo>> {
         let mut all: Vec<NameInfo> = Vec::new();
         loop {
@@ -273,7 +273,9 @@ impl Domain {
             match self.link().call(Call::List { after: after.clone() })? {
                 Answer::Names { names, more } => {
                     if names.iter().any(|row| after.as_ref().is_some_and(|after| row.name <= *after)) {
-                        return Err(Error::Protocol("its list of names does not go on".into()));
+                        return Err(Error::Unreachable(Unreachable::Protocol(
+                            "its list of names does not go on".into(),
+                        )));
                     }
                     let more = more && !names.is_empty();
                     all.extend(names);
@@ -309,7 +311,7 @@ impl Domain {
     /// stays mapped.
     ///
     /// # Errors
-    /// [`Error::InUse`] without `force` while something exists.
+    /// [`Busy::BrokerInUse`](crate::error::Busy::BrokerInUse) without `force` while something exists.
     pub fn stop_broker(&self, force: bool) -> Result<()> {
         self.link().call(Call::Stop { force }).map(drop)
     }
@@ -364,7 +366,7 @@ impl Domain {
     /// A GPU, opened once a connection.
     ///
     /// # Errors
-    /// As [`Gpu::open`]; [`Error::Forked`].
+    /// As [`Gpu::open`]; [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn gpu(&self, uuid: DeviceUuid) -> Result<Arc<Gpu>> {
         self.gpus()?.get(uuid)
     }
@@ -387,7 +389,7 @@ impl Domain {
         }
         // Asked once more without waiting: it may just have come, or have been there before and ended.
         match self.link().call_with(open(false), &[]) {
-            Err(refusal @ (Error::NotFound { .. } | Error::VersionNotFound { .. })) => {
+            Err(refusal @ Error::NotFound(NotFound::Name { .. } | NotFound::Version { .. })) => {
                 let name = info::with_version(name, version);
                 Err(waiting.error(format!("cannot open {name}: {}", nothing_came(&refusal))))
             }
@@ -403,7 +405,9 @@ pub(crate) fn split_version(text: &str) -> Result<(String, Option<u64>)> {
     };
     match parse_version(version) {
         Some(version) => Ok((name.to_owned(), Some(version))),
-        None => Err(Error::BadVersion { name: name.to_owned(), version: version.to_owned() }),
+        None => {
+            Err(Error::InvalidArgument(InvalidArgument::Version { name: name.to_owned(), version: version.to_owned() }))
+        }
     }
 }
 
@@ -414,17 +418,17 @@ pub(crate) fn parse_version(digits: &str) -> Option<u64> {
 
 /// Checks a name before it is sent.
 pub(crate) fn check_name(name: &str) -> Result<()> {
-    limits::check_name(name).map_err(|why| Error::BadName { name: name.to_owned(), why })
+    limits::check_name(name).map_err(|why| Error::InvalidArgument(InvalidArgument::Name { name: name.to_owned(), why }))
 }
 
 pub(crate) fn unexpected(answer: &Answer) -> Error {
-    Error::Protocol(format!("it answered another question: {answer:?}"))
+    Error::Unreachable(Unreachable::Protocol(format!("it answered another question: {answer:?}")))
 }
 
 /// What connecting to a socket without greeting tells: whose it is.
 ///
 /// # Errors
-/// [`Error::BrokerUnreachable`] if nobody listens there, [`Error::WrongUser`].
+/// [`Unreachable::NoAnswer`](crate::error::Unreachable::NoAnswer) if nobody listens there, [`Unreachable::User`](crate::error::Unreachable::User).
 pub fn broker_pid(location: &Location) -> Result<Option<u32>> {
     let call = connect::open(location)?;
     socket::peer(&call).map(|peer| peer.pid).map_err(|e| Error::system("asking who the broker is", e))

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use partywall_wire::{Answer, Call, ObjectDetail, ObjectInfo, ObjectKind, OpenedTimeline};
 
 use super::{Domain, check_name, unexpected};
-use crate::error::{Error, Result};
+use crate::error::{Error, LimitReached, Result, Unreachable};
 
 impl Domain {
     /// All timelines, then all semaphores, each in order of their names.
@@ -22,7 +22,9 @@ impl Domain {
                         after.as_ref().is_none_or(|(kind, name)| (row.kind(), row.name()) > (*kind, name.as_str()))
                     };
                     if !objects.iter().all(goes_on) {
-                        return Err(Error::Protocol("its list of timelines and semaphores does not go on".into()));
+                        return Err(Error::Unreachable(Unreachable::Protocol(
+                            "its list of timelines and semaphores does not go on".into(),
+                        )));
                     }
                     let more = more && !objects.is_empty();
                     all.extend(objects);
@@ -38,7 +40,7 @@ impl Domain {
     /// Everything about one timeline or semaphore, without opening it.
     ///
     /// # Errors
-    /// [`Error::ObjectNotFound`].
+    /// [`NotFound::Object`](crate::error::NotFound::Object).
     pub fn inspect_object(&self, kind: ObjectKind, name: &str) -> Result<ObjectDetail> {
         check_name(name)?;
         match self.link().call(Call::InspectObject { kind, name: name.to_owned() })? {
@@ -50,7 +52,7 @@ impl Domain {
     /// Ends all waits for what timeline `name` has not reached, for everybody. Its writer has to open it again.
     ///
     /// # Errors
-    /// [`Error::ObjectNotFound`].
+    /// [`NotFound::Object`](crate::error::NotFound::Object).
     pub fn abandon_timeline(&self, name: &str) -> Result<()> {
         check_name(name)?;
         match self.link().call(Call::AbandonTimeline { name: name.to_owned() })? {
@@ -80,7 +82,7 @@ impl Domain {
                 None => {
                     // The lease is nobody's now; should it not go back, the connection's end takes it.
                     let _ = self.link().call(Call::Release { lease });
-                    Err(Error::NoFileDescriptor(format!("the memory of semaphore {name:?}")))
+                    Err(Error::LimitReached(LimitReached::FileDescriptors(format!("the memory of semaphore {name:?}"))))
                 }
             },
             other => Err(unexpected(&other)),

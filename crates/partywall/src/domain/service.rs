@@ -34,7 +34,7 @@ use super::{
 };
 use crate::{
     completion::{Completions, Workers},
-    error::{Error, Result},
+    error::{Error, Result, Unreachable},
 };
 
 /// For how long a lost connection is renewed before the broker counts as gone.
@@ -341,9 +341,13 @@ impl Shared {
                     return Ok(greeted);
                 }
                 // Another broker; or nobody listens any more.
-                Ok(_) | Err(Error::BrokerUnreachable { .. } | Error::VersionMismatch { .. }) => return Err(gone),
+                Ok(_) | Err(Error::Unreachable(Unreachable::NoAnswer { .. } | Unreachable::Version { .. })) => {
+                    return Err(gone);
+                }
                 // Another one, too, or ours has given us up. In that case others' waits are in good hands.
-                Err(Error::Refused(_)) => return Err(NoBroker { gone: !self.link.is_our_broker() }),
+                Err(Error::Unreachable(Unreachable::Refused(_))) => {
+                    return Err(NoBroker { gone: !self.link.is_our_broker() });
+                }
                 Err(_) => {}
             }
             // The broker itself is alive or about to be: try again, but stop at once when asked to.

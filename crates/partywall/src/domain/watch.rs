@@ -6,7 +6,7 @@ use partywall_wire::{Answer, Call, Gap, Happened, NameEvent, Pattern};
 
 use super::{Domain, unexpected};
 use crate::{
-    error::{Error, Result},
+    error::{Error, InvalidArgument, Result, Unreachable},
     info::Point,
     wait::Wait,
 };
@@ -64,7 +64,7 @@ impl Domain {
     /// with what happens after this call.
     ///
     /// # Errors
-    /// [`Error::BadPattern`].
+    /// [`InvalidArgument::Pattern`].
     pub fn watch(&self, pattern: &str) -> Result<Watch> {
         let mut watch = self.watch_after(pattern, Point { instance: 0, sequence: 0 })?;
         // Where it stands now.
@@ -76,10 +76,11 @@ impl Domain {
     /// As [`Domain::watch`], from a point on that another watch came to ([`Watch::point`]), of this or another process.
     ///
     /// # Errors
-    /// [`Error::BadPattern`].
+    /// [`InvalidArgument::Pattern`].
     pub fn watch_after(&self, pattern: &str, point: Point) -> Result<Watch> {
-        let pattern = Pattern::new(pattern)
-            .map_err(|why| Error::BadPattern { pattern: pattern.chars().take(256).collect(), why })?;
+        let pattern = Pattern::new(pattern).map_err(|why| {
+            Error::InvalidArgument(InvalidArgument::Pattern { pattern: pattern.chars().take(256).collect(), why })
+        })?;
         Ok(Watch { domain: self.clone(), pattern, ready: VecDeque::new(), asked: point, taken: point })
     }
 }
@@ -88,7 +89,7 @@ impl Watch {
     /// Returns the next event, and waits for one; `None` if there is none in time.
     ///
     /// # Errors
-    /// [`Error::Cancelled`]; [`Error::BrokerGone`]: with it are its names, and what happened last may not have been told.
+    /// [`Error::Cancelled`]; [`Unreachable::Gone`]: with it are its names, and what happened last may not have been told.
     pub fn next<'w>(&mut self, wait: impl Into<Wait<'w>>) -> Result<Option<WatchEvent>> {
         let waiting = wait.into().begin();
         loop {
@@ -132,7 +133,7 @@ impl Watch {
         let begins_anew = gap == Some(Gap::OtherBroker) || next.instance != self.asked.instance;
         let goes_on = begins_anew || next.sequence >= self.asked.sequence;
         if !goes_on || !events.is_sorted_by_key(|event| event.sequence) {
-            return Err(Error::Protocol("its list of events does not go on".into()));
+            return Err(Error::Unreachable(Unreachable::Protocol("its list of events does not go on".into())));
         }
         let before = |sequence: u64| Point { instance: next.instance, sequence };
         if let Some(gap) = gap {

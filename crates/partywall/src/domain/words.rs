@@ -18,7 +18,7 @@ use partywall_shm::timeline::{CELLS, Cell, Ending, MAX_VALUE, Progress, Slab, ce
 use partywall_wire::OpenedTimeline;
 
 use crate::{
-    error::{Error, Result},
+    error::{Error, LimitReached, Result, Unreachable},
     gpu::cuda_error,
 };
 
@@ -118,14 +118,21 @@ impl Words {
                 }
             }
             let slab = slabs.mapped.get(opened.slab as usize).cloned();
-            (slab.ok_or_else(|| Error::NoFileDescriptor("the memory of a timeline".into()))?, slabs.context.clone())
+            (
+                slab.ok_or_else(|| {
+                    Error::LimitReached(LimitReached::FileDescriptors("the memory of a timeline".into()))
+                })?,
+                slabs.context.clone(),
+            )
         };
         if let Some(context) = context {
             let _turn = lock(&self.registering);
             slab.register(&context)?;
         }
         let place = slab.place(opened.cell);
-        let place = place.ok_or_else(|| Error::Protocol(format!("it gave cell {} of a slab", opened.cell)))?;
+        let place = place.ok_or_else(|| {
+            Error::Unreachable(Unreachable::Protocol(format!("it gave cell {} of a slab", opened.cell)))
+        })?;
         let OpenedTimeline { slab, incarnation, .. } = *opened;
         let waited = AtomicU64::new(0);
         let polled = AtomicBool::new(false);
@@ -206,7 +213,8 @@ impl Words {
             }
             let _turn = lock(&self.registering);
             let context = self.read().context.clone();
-            let context = context.ok_or_else(|| Error::Refused("no GPU has been told of any word".into()))?;
+            let context = context
+                .ok_or_else(|| Error::Unreachable(Unreachable::Refused("no GPU has been told of any word".into())))?;
             if lock(&self.private.free).is_empty() {
                 self.make_private(&context, None)?;
             }
@@ -275,7 +283,7 @@ impl MappedSlab {
     pub(crate) fn word(&self, place: &CellPlace) -> Result<DeviceSlice<'_>> {
         let offset = cell_offset(place.index) as u64;
         let word = self.registration.get().and_then(|all| all.slice(offset, size_of::<u64>() as u64).ok());
-        word.ok_or_else(|| Error::Refused("a GPU was not told of this word".into()))
+        word.ok_or_else(|| Error::Unreachable(Unreachable::Refused("a GPU was not told of this word".into())))
     }
 }
 

@@ -7,47 +7,61 @@ use std::{
 
 use partywall_wire::{Ending, NameEnd, Refusal};
 
-use super::{Ended, Error};
+use super::{Busy, Denied, Ended, Error, Gone, InvalidArgument, LimitReached, Mismatch, NotFound, Unreachable};
 
 impl Error {
     pub(crate) fn refused(refusal: Refusal, socket: &Path) -> Self {
         match refusal {
             Refusal::NotFound { name, near, is, ended } => {
                 let ended = ended.map(|end| Box::new(ended_of(end)));
-                Self::NotFound { name, socket: socket.to_owned(), near, is, ended }
+                Self::NotFound(NotFound::Name { name, socket: socket.to_owned(), near, is, ended })
             }
-            Refusal::VersionNotFound { name, version, latest } => Self::VersionNotFound { name, version, latest },
+            Refusal::VersionNotFound { name, version, latest } => {
+                Self::NotFound(NotFound::Version { name, version, latest })
+            }
             Refusal::Ended { name, end: NameEnd { ending, pid, at, .. } } => match ending {
-                Ending::OwnerDied => Self::OwnerDied { name, pid, ago: ago(at) },
-                _ => Self::Withdrawn { name, pid, ago: ago(at) },
+                Ending::OwnerDied => Self::Gone(Gone::OwnerDied { name, pid, ago: ago(at) }),
+                _ => Self::Gone(Gone::Withdrawn { name, pid, ago: ago(at) }),
             },
-            Refusal::NameExists { name, version } => Self::NameExists { name, version },
-            Refusal::ReadOnly { name, version } => Self::ReadOnly { name, version },
-            Refusal::CannotGrow { name, version, why } => Self::CannotGrow { name, version, why },
+            Refusal::NameExists { name, version } => Self::Denied(Denied::NameExists { name, version }),
+            Refusal::ReadOnly { name, version } => Self::Denied(Denied::ReadOnly { name, version }),
+            Refusal::CannotGrow { name, version, why } => Self::Denied(Denied::Growth { name, version, why }),
             Refusal::ObjectNotFound { kind, name, near, is } => {
-                Self::ObjectNotFound { kind, name, socket: socket.to_owned(), near, is }
+                Self::NotFound(NotFound::Object { kind, name, socket: socket.to_owned(), near, is })
             }
-            Refusal::WriterExists { name, pid } => Self::WriterExists { name, pid },
-            Refusal::WrongMaximum { name, maximum, asked } => Self::WrongMaximum { name, maximum, asked },
-            Refusal::BadName { name, why } => Self::BadName { name, why },
-            Refusal::BadPattern { pattern, why } => Self::BadPattern { pattern, why },
-            Refusal::BadFd { index, fault } => Self::BadFd { index, fault },
-            Refusal::Limit { limit, allowed, needed } => Self::LimitReached { limit, allowed, needed },
-            Refusal::Unread { unread, allowed, pids } => Self::UnreadDescriptors { unread, allowed, pids },
-            Refusal::WrongUser { broker, peer } => Self::WrongUser { socket: socket.to_owned(), broker, ours: peer },
-            Refusal::OtherDriver { simulated } => Self::OtherDriver { socket: socket.to_owned(), simulated },
+            Refusal::WriterExists { name, pid } => Self::Busy(Busy::Writer { name, pid }),
+            Refusal::WrongMaximum { name, maximum, asked } => {
+                Self::Mismatch(Mismatch::Maximum { name, maximum, asked })
+            }
+            Refusal::BadName { name, why } => Self::InvalidArgument(InvalidArgument::Name { name, why }),
+            Refusal::BadPattern { pattern, why } => Self::InvalidArgument(InvalidArgument::Pattern { pattern, why }),
+            Refusal::BadFd { index, fault } => Self::Unreachable(Unreachable::FileDescriptor { index, fault }),
+            Refusal::Limit { limit, allowed, needed } => {
+                Self::LimitReached(LimitReached::Broker { limit, allowed, needed })
+            }
+            Refusal::Unread { unread, allowed, pids } => {
+                Self::LimitReached(LimitReached::UnreadDescriptors { unread, allowed, pids })
+            }
+            Refusal::WrongUser { broker, peer } => {
+                Self::Unreachable(Unreachable::User { socket: socket.to_owned(), broker, ours: peer })
+            }
+            Refusal::OtherDriver { simulated } => {
+                Self::Unreachable(Unreachable::Driver { socket: socket.to_owned(), simulated })
+            }
             Refusal::System { what, errno } => {
                 Self::System { what: format!("the broker, {what}"), source: std::io::Error::from_raw_os_error(errno) }
             }
-            Refusal::NoSuchMember { whom, near } => Self::NoSuchMember { whom, near },
-            Refusal::NeedsSeat => Self::NeedsSeat,
-            Refusal::NotYourself => Self::NotYourself,
-            Refusal::IsUnproven { pid } => Self::Unproven { pid },
-            Refusal::NotUnproven { pid, state } => Self::NotUnproven { pid, state },
-            Refusal::Evicted { by, at } => Self::Evicted { by, ago: ago(at) },
-            Refusal::InUse { names, members } => Self::InUse { names, members },
-            Refusal::ShuttingDown | Refusal::CannotResume => Self::BrokerGone { socket: socket.to_owned() },
-            other => Self::Refused(format!("{other:?}")),
+            Refusal::NoSuchMember { whom, near } => Self::NotFound(NotFound::Member { whom, near }),
+            Refusal::NeedsSeat => Self::Denied(Denied::NoSeat),
+            Refusal::NotYourself => Self::InvalidArgument(InvalidArgument::Yourself),
+            Refusal::IsUnproven { pid } => Self::Denied(Denied::Unproven { pid }),
+            Refusal::NotUnproven { pid, state } => Self::Denied(Denied::NotUnproven { pid, state }),
+            Refusal::Evicted { by, at } => Self::Gone(Gone::Evicted { by, ago: ago(at) }),
+            Refusal::InUse { names, members } => Self::Busy(Busy::BrokerInUse { names, members }),
+            Refusal::ShuttingDown | Refusal::CannotResume => {
+                Self::Unreachable(Unreachable::Gone { socket: socket.to_owned() })
+            }
+            other => Self::Unreachable(Unreachable::Refused(format!("{other:?}"))),
         }
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use partywall_cuda::PointerKind;
 use partywall_wire::{Ending, FdFault, Limit, MemberState, Named, NoGrowth, ObjectKind, TimelineEnding, Whom};
 
-use super::{Ended, Error, Held};
+use super::{Ended, Error, Held, NotFound};
 
 pub(super) fn near_names(near: &[String]) -> String {
     if near.is_empty() { String::new() } else { format!("; there is {}", near.join(", ")) }
@@ -34,10 +34,10 @@ pub(super) fn other_kinds(is: &[Named]) -> String {
 /// Why an open with a time-out got nothing, from the refusal of asking once more at its end.
 pub(crate) fn nothing_came(refusal: &Error) -> String {
     match refusal {
-        Error::NotFound { name, ended: ended @ Some(_), .. } => {
+        Error::NotFound(NotFound::Name { name, ended: ended @ Some(_), .. }) => {
             format!("{}, and no process committed it again", ended_text(name, ended).trim_start_matches(": "))
         }
-        Error::NotFound { is, .. } if !is.is_empty() => {
+        Error::NotFound(NotFound::Name { is, .. }) if !is.is_empty() => {
             format!("{}, and no process committed a segment", other_kinds(is).trim_start_matches("; "))
         }
         _ => "no process committed it".into(),
@@ -209,6 +209,16 @@ pub(super) fn fd_fault(fault: &FdFault) -> String {
 
 pub(super) fn seconds(duration: Duration) -> String {
     format!("{:.1} s", duration.as_secs_f64())
+}
+
+/// Something's name behind what it is; nothing if none is meant.
+pub(super) fn named(name: Option<&str>) -> String {
+    name.map_or_else(String::new, |name| format!(" {name}"))
+}
+
+/// A number of things: `1 name`, `2 names`.
+pub(super) fn counted(number: u64, what: &str) -> String {
+    if number == 1 { format!("1 {what}") } else { format!("{number} {what}s") }
 }
 
 /// A number of bytes for people: `1.5 GiB`.

@@ -19,7 +19,7 @@ use partywall_wire::Kind as WireKind;
 
 use super::{Attach, Copy, Draft, Extension, Kind, Memory, Upload, Uploads, wrong_kind};
 use crate::{
-    error::{Error, Result},
+    error::{Error, LimitReached, Result, Unreachable},
     gpu::{DeviceRange, Gpu, Gpus, cuda_error},
     place::Place,
 };
@@ -87,7 +87,14 @@ fn out_of_memory(name: &str, bytes: u64) -> Error {
     let free = None;
     let total = None;
     let held = None;
-    Error::OutOfMemory { name: name.to_owned(), place: Place::Host, asked: bytes, free, total, held }
+    Error::LimitReached(LimitReached::Memory {
+        name: name.to_owned(),
+        place: Place::Host,
+        asked: bytes,
+        free,
+        total,
+        held,
+    })
 }
 
 /// The next whole number of pages: only behind one can something be mapped without a gap.
@@ -99,7 +106,7 @@ fn whole_pages(bytes: u64) -> u64 {
 fn check_lengths(chunks: &[(u64, OwnedFd)]) -> Result<()> {
     for (bytes, fd) in chunks {
         if memfd::len(fd).map_err(|e| Error::system("asking for a chunk's length", e))? != *bytes {
-            return Err(Error::Protocol("a chunk has another length than it says".into()));
+            return Err(Error::Unreachable(Unreachable::Protocol("a chunk has another length than it says".into())));
         }
     }
     Ok(())
@@ -141,9 +148,9 @@ impl Draft for HostDraft {
         for draft in &mut self.chunks {
             let sealed = if mutable { draft.share_in_place() } else { draft.freeze_in_place() };
             sealed.map_err(|errno| match errno {
-                Errno::BUSY => Error::Refused(
+                Errno::BUSY => Error::Unreachable(Unreachable::Refused(
                     "the memory cannot be frozen while somebody else has it mapped for writing (through /proc?)".into(),
-                ),
+                )),
                 Errno::NOENT => Error::system("opening the memory for reading through /proc (is it mounted?)", errno),
                 errno => Error::system(format!("committing {:?}", self.name), errno),
             })?;
@@ -278,7 +285,9 @@ impl Memory for HostMemory {
             HostChunk::Frozen(map) => out.copy_from_slice(&map.bytes()[offset as usize..][..out.len()]),
             HostChunk::Mutable(map) => match map.slice::<u8>(offset as usize, out.len()) {
                 Some(slice) => slice.copy_to_slice(out),
-                None => return Err(Error::Protocol("a tensor lies outside its chunk".into())),
+                None => {
+                    return Err(Error::Unreachable(Unreachable::Protocol("a tensor lies outside its chunk".into())));
+                }
             },
         }
         Ok(())
@@ -287,7 +296,7 @@ impl Memory for HostMemory {
     fn write(&self, chunk: usize, offset: u64, bytes: &[u8]) -> Result<()> {
         match self.shared(chunk)?.slice::<u8>(offset as usize, bytes.len()) {
             Some(slice) => slice.copy_from_slice(bytes),
-            None => return Err(Error::Protocol("a tensor lies outside its chunk".into())),
+            None => return Err(Error::Unreachable(Unreachable::Protocol("a tensor lies outside its chunk".into()))),
         }
         Ok(())
     }

@@ -18,7 +18,7 @@ use partywall_os::{borrow::BlockBorrows, map::SharedMap};
 use partywall_wire::{Kind as WireKind, LegacyHandle};
 
 use crate::{
-    error::{Error, Result},
+    error::{Error, Mismatch, Result, Unreachable},
     gpu::{DeviceRange, Gpu, Gpus},
     place::Place,
 };
@@ -202,13 +202,13 @@ static KINDS: [&dyn Kind; 3] = [&host::Host, &vmm::Vmm, &legacy::Legacy];
 /// The kind that is native at `place`.
 pub(crate) fn native(place: Place) -> Result<&'static dyn Kind> {
     let found = KINDS.into_iter().find(|kind| kind.lives_at(place));
-    found.ok_or_else(|| Error::Refused(format!("no kind of memory lives at {place}")))
+    found.ok_or_else(|| Error::Unreachable(Unreachable::Refused(format!("no kind of memory lives at {place}"))))
 }
 
 /// The kind that the protocol calls `wire`.
 pub(crate) fn by_wire(wire: WireKind) -> Result<&'static dyn Kind> {
     let found = KINDS.into_iter().find(|kind| kind.wire() == wire);
-    found.ok_or_else(|| Error::Protocol(format!("the kind {wire:?} is unknown")))
+    found.ok_or_else(|| Error::Unreachable(Unreachable::Protocol(format!("the kind {wire:?} is unknown"))))
 }
 
 /// What people call a kind.
@@ -218,5 +218,5 @@ pub fn kind_name(kind: WireKind) -> &'static str {
 
 /// The error of asking `has` memory for what only `wanted` memory can do. The caller fills in whose it is.
 pub(crate) fn wrong_kind(has: &'static str, wanted: &'static str, operation: &'static str) -> Error {
-    Error::WrongKind { name: String::new(), has, wanted, operation }
+    Error::Mismatch(Mismatch::Kind { name: String::new(), has, wanted, operation })
 }

@@ -17,7 +17,7 @@ use partywall_wire::Kind as WireKind;
 
 use super::{Attach, Copy, Draft, Extension, Kind, Memory, Upload, Uploads, wrong_kind};
 use crate::{
-    error::{Error, Result},
+    error::{DeviceFault, Error, LimitReached, Result, Unreachable},
     gpu::{self, DeviceRange, Gpu, Gpus, access_error, cuda_error},
     place::Place,
 };
@@ -74,7 +74,7 @@ impl Kind for Vmm {
 
     fn attach(&self, version: Attach<'_>) -> Result<Box<dyn Memory>> {
         let Place::Gpu(owner) = version.place else {
-            return Err(Error::Protocol("GPU memory without a GPU".into()));
+            return Err(Error::Unreachable(Unreachable::Protocol("GPU memory without a GPU".into())));
         };
         let gpu = reader(owner, &version)?;
         let access = if version.write { Access::ReadWrite } else { Access::ReadOnly };
@@ -88,7 +88,9 @@ impl Kind for Vmm {
             return Ok(Box::new(VmmChunks::new(chunks, 0, gpu)));
         }
         let mut memories = version.chunks.iter().map(import);
-        let first = memories.next().ok_or_else(|| Error::Protocol("GPU memory without a chunk".into()))??;
+        let first = memories
+            .next()
+            .ok_or_else(|| Error::Unreachable(Unreachable::Protocol("GPU memory without a chunk".into())))??;
         let total = version.chunks.iter().map(|(bytes, _)| bytes).sum::<u64>();
         let granularity = PhysicalMemory::granularity(gpu.context()).map_err(unsupported(gpu.uuid()))?;
         let reserved = round_up(version.reserve, granularity).unwrap_or(0).max(total);
@@ -133,14 +135,14 @@ impl<'a> Asked<'a> {
     }
 
     fn out_of_memory(&self, asked: u64, memory: Option<MemoryInfo>) -> Error {
-        Error::OutOfMemory {
+        Error::LimitReached(LimitReached::Memory {
             name: self.name.to_owned(),
             place: self.place,
             asked,
             free: memory.map(|m| m.free),
             total: memory.map(|m| m.total),
             held: None,
-        }
+        })
     }
 
     /// Whole allocation units, and at least what is used.
@@ -157,7 +159,9 @@ pub(super) fn reader(owner: DeviceUuid, version: &Attach<'_>) -> Result<Arc<Gpu>
         None => {
             let visible = gpu::uuids()?;
             let why = "this process sees no GPU at all".to_owned();
-            let first = visible.first().ok_or_else(|| Error::NoDevice { wanted: owner.to_string(), why })?;
+            let first = visible
+                .first()
+                .ok_or_else(|| Error::DeviceFault(DeviceFault::NoDevice { wanted: Some(owner.to_string()), why }))?;
             *visible.iter().find(|uuid| **uuid == owner).unwrap_or(first)
         }
     };
@@ -171,7 +175,7 @@ pub(super) fn reader(owner: DeviceUuid, version: &Attach<'_>) -> Result<Arc<Gpu>
 pub(super) fn remote(owner: DeviceUuid, reader: DeviceUuid, version: &Attach<'_>, link: String) -> Error {
     let owner = owner.to_string();
     let reader = reader.to_string();
-    Error::RemoteDevice { name: version.name.to_owned(), owner, reader, link }
+    Error::DeviceFault(DeviceFault::Remote { name: version.name.to_owned(), owner, reader, link })
 }
 
 /// How two GPUs reach each other, and what that costs (measured on two H200 with NVLink).
@@ -329,7 +333,10 @@ impl Memory for VmmChunks {
             PhysicalMemory::import(self.gpu.context(), fd.as_fd(), *bytes).map_err(cuda_error(what))
         };
         let memories: Vec<_> = chunks.iter().map(import).collect::<Result<_>>()?;
-        let mapping = self.chunks.first().ok_or_else(|| Error::Protocol("GPU memory without a chunk".into()))?;
+        let mapping = self
+            .chunks
+            .first()
+            .ok_or_else(|| Error::Unreachable(Unreachable::Protocol("GPU memory without a chunk".into())))?;
         Ok(Box::new(mapping.extend(memories).map_err(access_error(what))?))
     }
 }

@@ -16,7 +16,7 @@ use partywall_shm::pool::Held;
 use super::{BlockRef, Blocks};
 use crate::{
     completion::{Completion, Fence},
-    error::{Error, Result},
+    error::{Error, Gone, InvalidArgument, Mismatch, Result},
     gpu::{DeviceRange, failed_call},
     segment::Element,
 };
@@ -62,13 +62,13 @@ impl Block {
     /// Its bytes, to be written by the CPU. Host memory only.
     ///
     /// # Errors
-    /// [`Error::WrongKind`]; [`Error::BlockNotHeld`] if the broker gave it to others, because it took this process for dead,
+    /// [`Mismatch::Kind`]; [`Gone::HeldBlock`] if the broker gave it to others, because it took this process for dead,
     /// and another thread of this process has it now.
     pub fn bytes_mut(&mut self) -> Result<&mut [u8]> {
         self.borrow()?;
         match self.bytes.get_mut() {
             Some(Some(borrowed)) => Ok(self.blocks.bytes()?.bytes_mut(borrowed)),
-            _ => Err(Error::BlockNotHeld { pool: self.blocks.name().to_owned() }),
+            _ => Err(Error::Gone(Gone::HeldBlock { pool: self.blocks.name().to_owned() })),
         }
     }
 
@@ -83,7 +83,7 @@ impl Block {
     /// Its first elements of a type, as many as fit, to be written by the CPU. Host memory only.
     ///
     /// # Errors
-    /// As [`bytes_mut`](Self::bytes_mut); [`Error::BlockTooSmall`] if not one fits.
+    /// As [`bytes_mut`](Self::bytes_mut); [`Mismatch::BlockSize`] if not one fits.
     pub fn as_mut_slice<T: Element>(&mut self) -> Result<&mut [T]> {
         let len = self.elements::<T>()?;
         let pool = self.blocks.clone();
@@ -110,7 +110,7 @@ impl Block {
     /// Where it is on its GPU, for kernels and copies of the caller's.
     ///
     /// # Errors
-    /// [`Error::WrongKind`] for host memory.
+    /// [`Mismatch::Kind`] for host memory.
     pub fn device(&self) -> Result<DeviceRange<'_>> {
         let range = self.blocks.device(self.index())?;
         self.told.store(true, Ordering::Relaxed);
@@ -128,8 +128,8 @@ impl Block {
     /// Enqueues setting all its bytes to zero. Returns at once.
     ///
     /// # Errors
-    /// [`Error::WrongKind`] for host memory; [`Error::BadRange`] for a stream of another GPU; [`Error::ContextLost`],
-    /// [`Error::Cuda`].
+    /// [`Mismatch::Kind`] for host memory; [`InvalidArgument::Range`] for a stream of another GPU; [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost),
+    /// [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda).
     pub fn zero_on(&mut self, stream: StreamRef<'_>) -> Result<()> {
         let range = self.device()?;
         stream.enqueue_set(range.as_slice(), 0).map_err(|error| self.not_zeroed(error))
@@ -156,8 +156,8 @@ impl Block {
     /// there.
     ///
     /// # Errors
-    /// [`Error::BlockNotHeld`] if it was not held any more: the broker gave it to others, because it took this process for
-    /// dead. [`Error::ContextLost`], [`Error::Cuda`]: it is given back when this process ends. [`Error::Forked`].
+    /// [`Gone::HeldBlock`] if it was not held any more: the broker gave it to others, because it took this process for
+    /// dead. [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost), [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda): it is given back when this process ends. [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn release(mut self) -> Result<()> {
         self.blocks.domain().link().require_ours()?;
         let Some(held) = self.let_go() else { return Ok(()) };
@@ -174,8 +174,8 @@ impl Block {
     /// nobody knows whether the work is over, and the block comes back with the process's end.
     ///
     /// # Errors
-    /// The block comes back with the error, still held: [`Error::Captured`], [`Error::ContextLost`], [`Error::Cuda`];
-    /// [`Error::Forked`].
+    /// The block comes back with the error, still held: [`DeviceFault::Captured`](crate::error::DeviceFault::Captured), [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost), [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda);
+    /// [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn release_on(mut self, stream: StreamRef<'_>) -> Result<(), UnreleasedBlock> {
         let domain = self.blocks.domain();
         let fence = match domain.fence_on(stream, || format!("giving a block of pool {:?} to a stream", self.pool())) {
@@ -202,7 +202,7 @@ impl Block {
     /// [`Timeline`](crate::Timeline).
     ///
     /// # Errors
-    /// [`Error::BlockNotHeld`], [`Error::Forked`].
+    /// [`Gone::HeldBlock`], [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn offer(mut self) -> Result<BlockRef> {
         self.blocks.domain().link().require_ours()?;
         let reference = self.reference();
@@ -255,7 +255,12 @@ impl Block {
         let has = self.len();
         let needed = size_of::<T>() as u64;
         if has < needed {
-            return Err(Error::BlockTooSmall { name: self.pool().to_owned(), of: Named::Pool, has, needed });
+            return Err(Error::Mismatch(Mismatch::BlockSize {
+                name: self.pool().to_owned(),
+                of: Named::Pool,
+                has,
+                needed,
+            }));
         }
         Ok((has - has % needed) as usize)
     }
@@ -277,12 +282,15 @@ impl Block {
     fn not_zeroed(&self, error: AccessError) -> Error {
         match error {
             AccessError::Driver(source) => failed_call(&format!("zeroing a block of {:?}", self.pool()), source),
-            other => Error::BadRange { tensor: self.pool().to_owned(), why: other.to_string() },
+            other => Error::InvalidArgument(InvalidArgument::Range {
+                tensor: self.pool().to_owned(),
+                why: other.to_string(),
+            }),
         }
     }
 
     fn not_held(&self) -> Error {
-        Error::BlockNotHeld { pool: self.pool().to_owned() }
+        Error::Gone(Gone::HeldBlock { pool: self.pool().to_owned() })
     }
 }
 
@@ -314,5 +322,8 @@ impl fmt::Debug for Block {
 }
 
 fn not_elements(blocks: &Blocks, error: PodCastError) -> Error {
-    Error::BadRange { tensor: blocks.name().to_owned(), why: format!("a block's bytes are no elements: {error}") }
+    Error::InvalidArgument(InvalidArgument::Range {
+        tensor: blocks.name().to_owned(),
+        why: format!("a block's bytes are no elements: {error}"),
+    })
 }

@@ -9,7 +9,7 @@ use partywall_wire::Control;
 
 use crate::{
     domain::{Domain, LeaseGuard},
-    error::{Error, Result},
+    error::{Error, LimitReached, Result, Unreachable},
     gpu::{DeviceRange, Gpu, failed_call},
     segment::Segment,
 };
@@ -35,7 +35,7 @@ impl Blocks {
     /// Of a segment that is a pool or topic.
     pub(crate) fn new(mut segment: Segment) -> Result<Self> {
         let name = segment.name().to_owned();
-        let foreign = |what: &str| Error::Protocol(format!("it gave {name:?} {what}"));
+        let foreign = |what: &str| Error::Unreachable(Unreachable::Protocol(format!("it gave {name:?} {what}")));
         let control = segment.take_control().ok_or_else(|| foreign("without control memory"))?;
         let shape = control.shape;
         let mut fds = control.fds.into_iter();
@@ -43,7 +43,10 @@ impl Blocks {
             segment.first_tensor().filter(|(_, bytes)| shape.data_bytes().is_some_and(|needed| needed <= *bytes));
         let outside = || foreign("with blocks that lie outside its memory");
         let ((base, _), stride) = place.zip(shape.stride()).ok_or_else(outside)?;
-        let mut words = || fds.next().ok_or_else(|| Error::NoFileDescriptor(format!("the words of {name:?}")));
+        let mut words = || {
+            fds.next()
+                .ok_or_else(|| Error::LimitReached(LimitReached::FileDescriptors(format!("the words of {name:?}"))))
+        };
         let system = |source| Error::System { what: format!("mapping the words of {name:?}"), source };
         let pool = words()?;
         let topic = shape.topic.is_some().then(words).transpose()?;
@@ -125,7 +128,7 @@ impl Blocks {
     /// Returns the lender, which shows the bytes of borrowed blocks.
     ///
     /// # Errors
-    /// [`Error::WrongKind`] for memory of a GPU.
+    /// [`Mismatch::Kind`](crate::error::Mismatch::Kind) for memory of a GPU.
     pub(crate) fn bytes(&self) -> Result<&BlockBorrows> {
         self.bytes.as_ref().ok_or_else(|| self.segment().is_on_gpu())
     }

@@ -21,7 +21,7 @@ pub(crate) use self::{blocks::Blocks, pools::Pools, wanted::Wanted};
 use crate::{
     adaptive_spin::AdaptiveSpin,
     domain::Domain,
-    error::{Error, Result},
+    error::{Error, Gone, Mismatch, Result},
     gpu::Gpu,
     place::Place,
     slots,
@@ -43,7 +43,7 @@ pub const MAX_BLOCKS: u32 = MOST;
 /// Who has taken a block is the only one who uses it, until he gives it back, or has [offered](Block::offer) it and somebody
 /// else [accepts](Pool::accept) it. Processes keep to that; the kernel does not enforce it. A block has a *generation*,
 /// another one each time that it is taken or taken over: a reference to what it was before is
-/// [stale](Error::StaleBlock), and never leads to somebody else's data. What a block contains when it is taken is what its
+/// [stale](Gone::Block), and never leads to somebody else's data. What a block contains when it is taken is what its
 /// last user left there, unless the pool's blocks are [zeroed](PoolOptions::zeroed) for whoever takes them;
 /// [`Block::zero`] and [`Block::zero_on`] clear it.
 ///
@@ -56,7 +56,7 @@ pub const MAX_BLOCKS: u32 = MOST;
 /// Blocks of a process that is killed, and those that it had offered, are free for others within a second of its death's
 /// proof; where that proves nothing, as under MPS, they are in quarantine with the process. One that is stopped keeps its
 /// blocks; what it waits for goes to the next. When the broker is gone, blocks go round as before, but waits end with
-/// [`Error::BrokerGone`].
+/// [`Unreachable::Gone`](crate::error::Unreachable::Gone).
 ///
 /// The pool goes with the last process that has it open, unless it is [kept](PoolOptions::kept). May be used from any
 /// thread.
@@ -112,8 +112,8 @@ impl Pool {
     /// [zeroed](PoolOptions::zeroed) pool is zeroed when this returns.
     ///
     /// # Errors
-    /// [`Error::Timeout`], [`Error::Cancelled`]; [`Error::BrokerGone`] when it has to wait; [`Error::Forked`]. Of zeroing
-    /// it: as [`Block::zero`] in host memory; [`Error::ContextLost`], [`Error::Cuda`] on a GPU.
+    /// [`Error::Timeout`], [`Error::Cancelled`]; [`Unreachable::Gone`](crate::error::Unreachable::Gone) when it has to wait; [`Unreachable::Forked`](crate::error::Unreachable::Forked). Of zeroing
+    /// it: as [`Block::zero`] in host memory; [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost), [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda) on a GPU.
     pub fn alloc<'w>(&self, wait: impl Into<Wait<'w>>) -> Result<Block> {
         self.fresh(self.take(wait.into())?)
     }
@@ -122,7 +122,7 @@ impl Pool {
     /// enqueued there, and not waited for.
     ///
     /// # Errors
-    /// As [`alloc`](Self::alloc); [`Error::BadRange`] for a stream of another GPU.
+    /// As [`alloc`](Self::alloc); [`InvalidArgument::Range`](crate::error::InvalidArgument::Range) for a stream of another GPU.
     pub fn alloc_on<'w>(&self, stream: StreamRef<'_>, wait: impl Into<Wait<'w>>) -> Result<Block> {
         let mut block = self.take(wait.into())?;
         match self.gpu() {
@@ -134,7 +134,7 @@ impl Pool {
     /// Takes a block if one is free and nobody waits for it.
     ///
     /// # Errors
-    /// [`Error::Forked`]; of zeroing it, as [`alloc`](Self::alloc).
+    /// [`Unreachable::Forked`](crate::error::Unreachable::Forked); of zeroing it, as [`alloc`](Self::alloc).
     pub fn try_alloc(&self) -> Result<Option<Block>> {
         let held = slots::try_take(&**self.blocks.words(), self.blocks.domain())?;
         held.map(|held| self.fresh(self.block(held))).transpose()
@@ -145,19 +145,19 @@ impl Pool {
     /// caller after work of the giver's that a GPU still does in it: a [`Timeline`](crate::Timeline) does.
     ///
     /// # Errors
-    /// [`Error::WrongPool`] for a block of another pool, or version of it; [`Error::StaleBlock`] if it is not offered any
-    /// more, or never was; [`Error::Forked`].
+    /// [`Mismatch::Pool`] for a block of another pool, or version of it; [`Gone::Block`] if it is not offered any
+    /// more, or never was; [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn accept(&self, block: &BlockRef) -> Result<Block> {
         let Self { blocks, .. } = self;
         let link = blocks.domain().link();
         link.require_ours()?;
         if (block.pool(), block.version()) != (blocks.name(), blocks.version()) {
             let why = format!("it is version {} of its name, and {block} is a block of another pool", blocks.version());
-            return Err(Error::WrongPool { name: blocks.name().to_owned(), why });
+            return Err(Error::Mismatch(Mismatch::Pool { name: blocks.name().to_owned(), why }));
         }
         match blocks.words().accept(link.row(), block.index, block.generation) {
             Some(held) => Ok(self.block(held)),
-            None => Err(Error::StaleBlock { block: block.to_string() }),
+            None => Err(Error::Gone(Gone::Block { block: block.to_string() })),
         }
     }
 

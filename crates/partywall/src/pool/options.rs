@@ -9,7 +9,7 @@ use partywall_wire::{Control, Named, Opened};
 use super::{Pool, wanted::Wanted};
 use crate::{
     domain::Domain,
-    error::{Error, Result},
+    error::{Error, InvalidArgument, Mismatch, Result},
     place::Place,
 };
 
@@ -86,7 +86,7 @@ impl PoolOptions {
     /// Makes it. All its bytes are zero then.
     ///
     /// # Errors
-    /// [`Error::NameExists`]; [`Error::BadPool`]; as [`Builder::allocate`](crate::Builder::allocate) and [`Build::commit`](crate::Build::commit).
+    /// [`Denied::NameExists`](crate::error::Denied::NameExists); [`InvalidArgument::Pool`]; as [`Builder::allocate`](crate::Builder::allocate) and [`Build::commit`](crate::Build::commit).
     pub fn create(&self) -> Result<Pool> {
         self.wanted.create(self.control()?).map(Pool::new)
     }
@@ -100,17 +100,17 @@ impl PoolOptions {
     /// the memory be used for something else, blocks are written there. So keep it open as long as others use it.
     ///
     /// # Errors
-    /// [`Error::BadPool`]; [`Error::Table`] if the blocks reach beyond `memory`'s allocation; [`Error::CannotKeep`],
-    /// [`Error::NotShareable`]; [`Error::NameExists`]; as [`Publication::commit`](crate::Publication::commit).
+    /// [`InvalidArgument::Pool`]; [`InvalidArgument::Table`] if the blocks reach beyond `memory`'s allocation; [`Denied::Keeping`](crate::error::Denied::Keeping),
+    /// [`DeviceFault::NotShareable`](crate::error::DeviceFault::NotShareable); [`Denied::NameExists`](crate::error::Denied::NameExists); as [`Publication::commit`](crate::Publication::commit).
     pub fn create_in(&self, memory: &ForeignMemory) -> Result<Pool> {
-        let bad = |why| Error::BadPool { name: self.wanted.name.clone(), why };
+        let bad = |why| Error::InvalidArgument(InvalidArgument::Pool { name: self.wanted.name.clone(), why });
         self.wanted.create_in(memory, self.control()?, bad).map(Pool::new)
     }
 
     /// Opens it.
     ///
     /// # Errors
-    /// [`Error::NotFound`] without a time-out, [`Error::Timeout`] with one; [`Error::NotAPool`]; [`Error::WrongPool`] if it
+    /// [`NotFound::Name`](crate::error::NotFound::Name) without a time-out, [`Error::Timeout`] with one; [`Mismatch::NotAPool`]; [`Mismatch::Pool`] if it
     /// is not as it was said to be; as [`OpenOptions::open`](crate::OpenOptions::open).
     pub fn open(&self) -> Result<Pool> {
         self.wanted.open(|opened| self.check(opened)).map(Pool::new)
@@ -121,7 +121,7 @@ impl PoolOptions {
     ///
     /// # Errors
     /// [`Error::Timeout`] while another process makes it; as [`create`](Self::create) and [`open`](Self::open), but for
-    /// [`Error::NameExists`] and [`Error::NotFound`].
+    /// [`Denied::NameExists`](crate::error::Denied::NameExists) and [`NotFound::Name`](crate::error::NotFound::Name).
     pub fn open_or_create(&self) -> Result<Pool> {
         let check = |opened: &Opened| self.check(opened);
         self.wanted.open_or_create(self.control()?, "pool", check).map(Pool::new)
@@ -129,7 +129,7 @@ impl PoolOptions {
 
     /// What is to be made.
     fn control(&self) -> Result<Control> {
-        let bad = |why: String| Error::BadPool { name: self.wanted.name.clone(), why };
+        let bad = |why: String| Error::InvalidArgument(InvalidArgument::Pool { name: self.wanted.name.clone(), why });
         let (Some(blocks), Some(block_bytes)) = (self.blocks, self.block_bytes) else {
             return Err(bad("the number of its blocks, and how many bytes each has, are to be given".into()));
         };
@@ -149,11 +149,13 @@ impl PoolOptions {
     fn check(&self, opened: &Opened) -> Result<()> {
         let name = || self.wanted.name.clone();
         let control = match &opened.control {
-            None => return Err(Error::NotAPool { name: name(), is: Named::Segment }),
-            Some(Control { topic: Some(_), .. }) => return Err(Error::NotAPool { name: name(), is: Named::Topic }),
+            None => return Err(Error::Mismatch(Mismatch::NotAPool { name: name(), is: Named::Segment })),
+            Some(Control { topic: Some(_), .. }) => {
+                return Err(Error::Mismatch(Mismatch::NotAPool { name: name(), is: Named::Topic }));
+            }
             Some(control) => control,
         };
-        let wrong = |why: String| Err(Error::WrongPool { name: name(), why });
+        let wrong = |why: String| Err(Error::Mismatch(Mismatch::Pool { name: name(), why }));
         match (self.blocks, self.block_bytes, self.zeroed, self.wanted.place) {
             (Some(asked), ..) if asked != control.blocks => {
                 wrong(format!("it has {} blocks, not {asked}", control.blocks))

@@ -4,7 +4,7 @@ use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, InvalidArgument, Result};
 
 /// Names a block that its holder has [offered](super::Block::offer), for whoever is to [take it over](super::Pool::accept):
 /// to be sent through any channel, as text or as bytes.
@@ -61,9 +61,11 @@ impl FromStr for BlockRef {
             let index = index.parse().ok()?;
             Some(Self { pool: pool.to_owned(), version, index, generation: generation.parse().ok()? })
         };
-        parse().ok_or_else(|| Error::BadName {
-            name: text.to_owned(),
-            why: "a block of a pool is NAME@VERSION#INDEX.GENERATION".into(),
+        parse().ok_or_else(|| {
+            Error::InvalidArgument(InvalidArgument::Name {
+                name: text.to_owned(),
+                why: "a block of a pool is NAME@VERSION#INDEX.GENERATION".into(),
+            })
         })
     }
 }
@@ -78,7 +80,10 @@ mod tests {
         assert_eq!(block.to_string(), "camera/left.0@3#65535.35184372088832");
         assert_eq!(block.to_string().parse::<BlockRef>().unwrap(), block);
         for text in ["", "frames", "frames@1", "frames#1.2", "frames@1#2", "frames@x#1.2", "f@1#-1.2", "f@1#65536.x"] {
-            assert!(matches!(text.parse::<BlockRef>(), Err(Error::BadName { .. })), "{text}");
+            assert!(
+                matches!(text.parse::<BlockRef>(), Err(Error::InvalidArgument(InvalidArgument::Name { .. }))),
+                "{text}"
+            );
         }
     }
 }

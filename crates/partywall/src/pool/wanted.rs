@@ -9,7 +9,7 @@ use partywall_wire::{Access, Answer, BLOCK_ALIGNMENT, Call, Control, Opened};
 use super::Blocks;
 use crate::{
     domain::{Domain, check_name, unexpected},
-    error::{Error, Result},
+    error::{Denied, Error, Result},
     gpu::{self, cuda_error},
     place::{DeviceChoice, Place},
     segment::{Builder, Claim},
@@ -94,7 +94,7 @@ impl Wanted {
                     let claim = Claim::new(self.domain.clone(), &self.name, claim);
                     match self.build(claim.create(self.home()?), control) {
                         // By somebody who had not asked whether to: it is there now.
-                        Err(Error::NameExists { .. }) => {}
+                        Err(Error::Denied(Denied::NameExists { .. })) => {}
                         made => return made,
                     }
                 }

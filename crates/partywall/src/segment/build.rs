@@ -16,7 +16,7 @@ use partywall_wire::{
 use super::{ControlMemory, Element, Facts, Segment, Stage, elements_mut, named, no_such_tensor};
 use crate::{
     domain::{Domain, check_name, unexpected},
-    error::{Error, Held, Result},
+    error::{Error, Held, InvalidArgument, LimitReached, Mismatch, Result},
     files::{self, Piece, SinkError},
     gpu::{DeviceRange, Gpu},
     info::TableBytes,
@@ -165,11 +165,11 @@ impl Builder {
     /// Allocates the memory, which reads as zero. Nobody else knows of it.
     ///
     /// # Errors
-    /// [`Error::BadName`]; [`Error::Table`] for tensors that make no sense; [`Error::OutOfMemory`];
-    /// [`Error::NoDevice`], [`Error::Cuda`].
+    /// [`InvalidArgument::Name`]; [`InvalidArgument::Table`] for tensors that make no sense; [`LimitReached::Memory`];
+    /// [`DeviceFault::NoDevice`](crate::error::DeviceFault::NoDevice), [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda).
     pub fn allocate(self) -> Result<Build> {
         check_name(&self.name)?;
-        let bad_table = |source| Error::Table { name: self.name.clone(), source };
+        let bad_table = |source| Error::InvalidArgument(InvalidArgument::Table { name: self.name.clone(), source });
         if let Some(source) = self.problem {
             return Err(bad_table(source));
         }
@@ -226,7 +226,7 @@ pub(super) fn wire_table(name: &str, encoded: &[u8]) -> Result<(partywall_wire::
 
 /// Says in an out-of-memory error what Partywall itself holds there, because no other tool will.
 pub(super) fn with_held(error: Error, domain: &Domain) -> Error {
-    let Error::OutOfMemory { name, place, asked, free, total, .. } = error else {
+    let Error::LimitReached(LimitReached::Memory { name, place, asked, free, total, .. }) = error else {
         return error;
     };
     let held = domain.status().ok().map(|status| {
@@ -235,7 +235,7 @@ pub(super) fn with_held(error: Error, domain: &Domain) -> Error {
         let largest = status.largest.into_iter().filter(|(_, p, _)| *p == at).map(|(name, _, n)| (name, n)).take(3);
         Box::new(Held { bytes, largest: largest.collect() })
     });
-    Error::OutOfMemory { name, place, asked, free, total, held }
+    Error::LimitReached(LimitReached::Memory { name, place, asked, free, total, held })
 }
 
 /// Memory that is being written and that nobody else sees. Dropping it frees it.
@@ -259,22 +259,30 @@ impl Build {
     /// A tensor's elements, to be written by the CPU. Host memory only.
     ///
     /// # Errors
-    /// [`Error::NoSuchTensor`], [`Error::WrongDType`], [`Error::WrongKind`].
+    /// [`NotFound::Tensor`](crate::error::NotFound::Tensor), [`Mismatch::DType`], [`Mismatch::Kind`].
     pub fn as_mut_slice<T: Element>(&mut self, tensor: &str) -> Result<&mut [T]> {
         let entry = find(&self.name, &self.table, tensor)?;
         if entry.dtype() != T::DTYPE {
             let wanted = T::DTYPE.name();
-            return Err(Error::WrongDType { what: format!("tensor {tensor:?}"), has: entry.dtype(), wanted });
+            return Err(Error::Mismatch(Mismatch::DType {
+                what: format!("tensor {tensor:?}"),
+                has: entry.dtype(),
+                wanted,
+            }));
         }
         let bytes = self.as_mut_bytes(tensor)?;
-        elements_mut(bytes)
-            .map_err(|e| Error::BadRange { tensor: tensor.to_owned(), why: format!("its bytes are no elements: {e}") })
+        elements_mut(bytes).map_err(|e| {
+            Error::InvalidArgument(InvalidArgument::Range {
+                tensor: tensor.to_owned(),
+                why: format!("its bytes are no elements: {e}"),
+            })
+        })
     }
 
     /// A tensor's bytes, to be written by the CPU. Host memory only.
     ///
     /// # Errors
-    /// [`Error::NoSuchTensor`], [`Error::WrongKind`].
+    /// [`NotFound::Tensor`](crate::error::NotFound::Tensor), [`Mismatch::Kind`].
     pub fn as_mut_bytes(&mut self, tensor: &str) -> Result<&mut [u8]> {
         let entry = find(&self.name, &self.table, tensor)?;
         if entry.bytes() == 0 {
@@ -288,12 +296,12 @@ impl Build {
     /// the commit.
     ///
     /// # Errors
-    /// [`Error::NoSuchTensor`], [`Error::WrongKind`]; [`Error::BadRange`] for a tensor without bytes.
+    /// [`NotFound::Tensor`](crate::error::NotFound::Tensor), [`Mismatch::Kind`]; [`InvalidArgument::Range`] for a tensor without bytes.
     pub fn device(&self, tensor: &str) -> Result<DeviceRange<'_>> {
         let entry = find(&self.name, &self.table, tensor)?;
         if entry.bytes() == 0 {
             let why = "it has no bytes, so it is nowhere".into();
-            return Err(Error::BadRange { tensor: tensor.to_owned(), why });
+            return Err(Error::InvalidArgument(InvalidArgument::Range { tensor: tensor.to_owned(), why }));
         }
         self.draft.device(entry.chunk(), entry.offset(), entry.bytes()).map_err(|e| named(e, &self.name))
     }
@@ -306,13 +314,13 @@ impl Build {
     /// Copies `bytes` into a tensor, wherever it is. Host-synchronous.
     ///
     /// # Errors
-    /// [`Error::NoSuchTensor`]; [`Error::BadRange`] unless there are exactly as many as the tensor has;
-    /// [`Error::Cuda`].
+    /// [`NotFound::Tensor`](crate::error::NotFound::Tensor); [`InvalidArgument::Range`] unless there are exactly as many as the tensor has;
+    /// [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda).
     pub fn write(&mut self, tensor: &str, mut bytes: &[u8]) -> Result<()> {
         let entry = find(&self.name, &self.table, tensor)?;
         if entry.bytes() != bytes.len() as u64 {
             let why = format!("it has {} bytes, {} were given", entry.bytes(), bytes.len());
-            return Err(Error::BadRange { tensor: tensor.to_owned(), why });
+            return Err(Error::InvalidArgument(InvalidArgument::Range { tensor: tensor.to_owned(), why }));
         }
         let chunk = entry.chunk();
         let mut offset = entry.offset();
@@ -349,7 +357,7 @@ impl Build {
     /// If the commit fails, the memory is freed and the name is as it was.
     ///
     /// # Errors
-    /// [`Error::NameExists`] if it was to be made only if absent; [`Error::LimitReached`]; those of every call.
+    /// [`Denied::NameExists`](crate::error::Denied::NameExists) if it was to be made only if absent; [`LimitReached::Broker`]; those of every call.
     pub fn commit(self) -> Result<Segment> {
         self.commit_or_keep().map_err(|failed| failed.error)
     }
@@ -475,7 +483,9 @@ impl files::Lane for UploadLane<'_> {
             let entry = &self.entries[piece.tensor];
             if piece.offset.checked_add(piece.len as u64).is_none_or(|end| end > entry.bytes()) {
                 let why = format!("bytes {} + {} are not among its {}", piece.offset, piece.len, entry.bytes());
-                return Err(Error::BadRange { tensor: entry.name().to_owned(), why }.into());
+                return Err(
+                    Error::InvalidArgument(InvalidArgument::Range { tensor: entry.name().to_owned(), why }).into()
+                );
             }
             let offset = entry.offset() + piece.offset;
             self.copies.push(Copy { start: piece.start, len: piece.len, chunk: entry.chunk(), offset });

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     domain::unexpected,
-    error::{Error, Result},
+    error::{Denied, Error, InvalidArgument, InvalidData, LimitReached, Result},
     info::{self, TableBytes},
     wait::Wait,
 };
@@ -120,9 +120,9 @@ impl Growth<'_> {
     /// Killed before that step, the process leaves the old length; killed after it, the new one.
     ///
     /// # Errors
-    /// [`Error::CannotGrow`] for a version that is frozen, or was committed by another or grown since;
-    /// [`Error::Table`] for tensors that make no sense; [`Error::OutOfMemory`]; [`Error::LimitReached`] for a limit of
-    /// the broker, 128 chunks or 1,024 growths of one version; [`Error::Cuda`]; those of every call. The segment is then
+    /// [`Denied::Growth`] for a version that is frozen, or was committed by another or grown since;
+    /// [`InvalidArgument::Table`] for tensors that make no sense; [`LimitReached::Memory`]; [`LimitReached::Broker`] for a limit of
+    /// the broker, 128 chunks or 1,024 growths of one version; [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda); those of every call. The segment is then
     /// as it was and works on; only if the broker's answer got lost it may have grown, which [`Segment::refresh`] finds.
     pub fn commit(self) -> Result<()> {
         let Self { segment, longer, tensors, spare } = self;
@@ -133,7 +133,7 @@ impl Growth<'_> {
         if facts.reserved == 0 {
             return Err(segment.cannot_grow(NoGrowth::Fixed));
         }
-        let bad_table = |source| Error::Table { name: facts.name.clone(), source };
+        let bad_table = |source| Error::InvalidArgument(InvalidArgument::Table { name: facts.name.clone(), source });
         let (table, used) = longer_table(&stage.table, longer, &tensors).map_err(bad_table)?;
         let missing = used.saturating_add(spare).saturating_sub(stage.bytes());
         let reserved = segment.memory().reserved();
@@ -209,7 +209,7 @@ impl Segment {
     /// stays valid and as long as it was; tensors that are asked for afterwards are the longer ones.
     ///
     /// # Errors
-    /// [`Error::Table`] if what was there before is described in another way now; those of mapping memory, and of every
+    /// [`InvalidArgument::Table`] if what was there before is described in another way now; those of mapping memory, and of every
     /// call. The segment is then as it was.
     pub fn refresh(&self) -> Result<Refreshed> {
         let Some(lease) = self.lease.filter(|_| self.facts.reserved > 0) else { return Ok(Refreshed::Unchanged) };
@@ -226,7 +226,7 @@ impl Segment {
     /// Waits until the version is longer than this process knows it, and refreshes.
     ///
     /// # Errors
-    /// [`Error::Timeout`], [`Error::Cancelled`]; [`Error::CannotGrow`] for a version that is frozen, or whose committer has dropped it; as
+    /// [`Error::Timeout`], [`Error::Cancelled`]; [`Denied::Growth`] for a version that is frozen, or whose committer has dropped it; as
     /// [`Segment::refresh`].
     pub fn wait_growth<'w>(&self, wait: impl Into<Wait<'w>>) -> Result<Refreshed> {
         let Some(lease) = self.lease else { return Ok(Refreshed::Unchanged) };
@@ -248,7 +248,7 @@ impl Segment {
         let Grown { growths, chunks, table } = grown;
         let facts = &self.facts;
         if fds.len() < chunks.len() {
-            return Err(Error::NoFileDescriptor(format!("the chunks of {:?}", facts.name)));
+            return Err(Error::LimitReached(LimitReached::FileDescriptors(format!("the chunks of {:?}", facts.name))));
         }
         let table_fd = fds.drain(chunks.len()..).next();
         let ranges = info::ranges(facts.reserved, &[&stage.chunks[..], &chunks].concat())?;
@@ -256,7 +256,7 @@ impl Segment {
         let reserved = self.memory().reserved();
         let table = info::table(&facts.name, table, table_fd, &ranges)?;
         let checked = table.check_growth_of(&stage.table);
-        checked.map_err(|source| Error::DamagedTable { name: facts.name.clone(), source })?;
+        checked.map_err(|source| Error::InvalidData(InvalidData::Table { name: facts.name.clone(), source }))?;
         if bytes > reserved {
             return Ok(Refreshed::DoesNotFit { bytes, reserved });
         }
@@ -274,6 +274,6 @@ impl Segment {
     }
 
     fn cannot_grow(&self, why: NoGrowth) -> Error {
-        Error::CannotGrow { name: self.facts.name.clone(), version: self.facts.version, why }
+        Error::Denied(Denied::Growth { name: self.facts.name.clone(), version: self.facts.version, why })
     }
 }

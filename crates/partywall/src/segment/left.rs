@@ -5,7 +5,7 @@ use std::{thread, time::Duration};
 use partywall_wire::Call;
 
 use super::Segment;
-use crate::error::{Error, Result};
+use crate::error::{Error, Gone, NotFound, Result, Unreachable};
 
 impl Segment {
     /// Unmaps the memory, gives the lease back, and leaves the name to the connection.
@@ -38,11 +38,17 @@ impl Segment {
         loop {
             match domain.inspect(&facts.name) {
                 Ok(info) if info.version.version == facts.version && info.is_latest => {}
-                Ok(_) | Err(Error::NotFound { .. } | Error::OwnerDied { .. } | Error::Withdrawn { .. }) => {
+                Ok(_)
+                | Err(
+                    Error::NotFound(NotFound::Name { .. })
+                    | Error::Gone(Gone::OwnerDied { .. } | Gone::Withdrawn { .. }),
+                ) => {
                     return Ok(());
                 }
                 // The broker is stopped, for instance: it still has the name.
-                Err(error @ (Error::BrokerGone { .. } | Error::Forked { .. })) => return Err(error),
+                Err(error @ Error::Unreachable(Unreachable::Gone { .. } | Unreachable::Forked { .. })) => {
+                    return Err(error);
+                }
                 Err(error) => tracing::debug!(name = facts.name, %error, "asking for the latest version"),
             }
             watch.next(Duration::MAX)?;

@@ -30,7 +30,7 @@ pub use self::{
 };
 use crate::{
     domain::{Domain, unexpected},
-    error::{Error, Result},
+    error::{DeviceFault, Error, Mismatch, NotFound, Result, Unreachable},
     gpu::Gpu,
     info::{Promises, TableBytes},
     kind::{Kind, Memory},
@@ -166,7 +166,7 @@ impl Segment {
     /// The tensor named `name`.
     ///
     /// # Errors
-    /// [`Error::NoSuchTensor`] with similar names.
+    /// [`NotFound::Tensor`] with similar names.
     pub fn tensor(&self, name: &str) -> Result<Tensor<'_>> {
         let table = &self.stage().table;
         match table.find(name) {
@@ -239,7 +239,7 @@ impl Drop for Segment {
     fn drop(&mut self) {
         match self.close(|lease| Call::Release { lease }) {
             // In a forked child the lease is the parent's, and without the broker it is nobody's.
-            Ok(()) | Err(Error::Forked { .. } | Error::BrokerGone { .. }) => {}
+            Ok(()) | Err(Error::Unreachable(Unreachable::Forked { .. } | Unreachable::Gone { .. })) => {}
             Err(error) => tracing::warn!(name = self.facts.name, %error, "a lease could not be given back"),
         }
     }
@@ -254,11 +254,11 @@ impl fmt::Debug for Segment {
 
 fn named(error: Error, name: &str) -> Error {
     match error {
-        Error::WrongKind { has, wanted, operation, .. } => {
-            Error::WrongKind { name: name.to_owned(), has, wanted, operation }
+        Error::Mismatch(Mismatch::Kind { has, wanted, operation, .. }) => {
+            Error::Mismatch(Mismatch::Kind { name: name.to_owned(), has, wanted, operation })
         }
-        Error::Cuda { what, source } if !what.contains(&format!("{name:?}")) => {
-            Error::Cuda { what: format!("{what} for {name:?}"), source }
+        Error::DeviceFault(DeviceFault::Cuda { what, source }) if !what.contains(&format!("{name:?}")) => {
+            Error::DeviceFault(DeviceFault::Cuda { what: format!("{what} for {name:?}"), source })
         }
         other => other,
     }
@@ -271,5 +271,5 @@ fn no_such_tensor(segment: &str, tensor: &str, table: &Table<TableBytes>) -> Err
         name.contains(tensor) || tensor.contains(name) || name.starts_with(&stem)
     });
     let near = near.take(3).map(str::to_owned).collect();
-    Error::NoSuchTensor { segment: segment.to_owned(), tensor: tensor.to_owned(), near }
+    Error::NotFound(NotFound::Tensor { segment: segment.to_owned(), tensor: tensor.to_owned(), near })
 }

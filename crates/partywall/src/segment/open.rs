@@ -12,7 +12,7 @@ use partywall_wire::{Access, Answer, Call, Control, Kind, MemberState, Named, Op
 use super::{Claim, ControlMemory, Facts, Segment, Stage};
 use crate::{
     domain::{Domain, check_name, split_version, unexpected},
-    error::{Error, Result},
+    error::{DeviceFault, Error, Gone, LimitReached, Mismatch, Result, Unreachable},
     info,
     kind::{self, Attach},
     wait::Wait,
@@ -90,9 +90,9 @@ impl OpenOptions {
     /// Opens it.
     ///
     /// # Errors
-    /// [`Error::NotFound`] without a time-out, [`Error::Timeout`] with one; [`Error::NotASegment`] for a pool or topic;
-    /// [`Error::VersionNotFound`];
-    /// [`Error::ReadOnly`]; [`Error::RemoteDevice`]; [`Error::Table`] if the table is damaged; those of mapping the
+    /// [`NotFound::Name`](crate::error::NotFound::Name) without a time-out, [`Error::Timeout`] with one; [`Mismatch::NotASegment`] for a pool or topic;
+    /// [`NotFound::Version`](crate::error::NotFound::Version);
+    /// [`Denied::ReadOnly`](crate::error::Denied::ReadOnly); [`DeviceFault::Remote`]; [`InvalidArgument::Table`](crate::error::InvalidArgument::Table) if the table is damaged; those of mapping the
     /// memory.
     pub fn open(&self) -> Result<Segment> {
         self.open_within(self.timeout.into())
@@ -117,7 +117,7 @@ impl OpenOptions {
             Some(_) => Named::Topic,
         };
         self.give_back(opened.lease);
-        Err(Error::NotASegment { name: opened.name, is })
+        Err(Error::Mismatch(Mismatch::NotASegment { name: opened.name, is }))
     }
 
     /// Maps what the broker handed out, a pool or topic too. If that fails, the lease goes back.
@@ -127,7 +127,7 @@ impl OpenOptions {
         let version = opened.version;
         let is_legacy = opened.kind == Kind::Legacy;
         let mapped = self.map(opened, fds).map_err(|error| match error {
-            Error::Cuda { ref source, .. } if is_legacy && is_void(source.code) => {
+            Error::DeviceFault(DeviceFault::Cuda { ref source, .. }) if is_legacy && is_void(source.code) => {
                 self.reason(&name, version, lease).unwrap_or(error)
             }
             error => error,
@@ -152,7 +152,7 @@ impl OpenOptions {
         let pid = self.domain.inspect(&format!("{name}@{version}")).ok()?.version.committer;
         let publisher = self.domain.members().ok()?.into_iter().find(|member| member.pid == pid)?;
         let gone = publisher.state != MemberState::Alive;
-        gone.then(|| Error::OwnerDied { name: name.to_owned(), pid, ago: Duration::ZERO })
+        gone.then(|| Error::Gone(Gone::OwnerDied { name: name.to_owned(), pid, ago: Duration::ZERO }))
     }
 
     fn map(&self, opened: Opened, mut fds: Vec<OwnedFd>) -> Result<Segment> {
@@ -172,16 +172,16 @@ impl OpenOptions {
             control,
         } = opened;
         if !handles.is_empty() && handles.len() != chunks.len() {
-            return Err(Error::Protocol(format!(
+            return Err(Error::Unreachable(Unreachable::Protocol(format!(
                 "{name:?} has {} chunks, but {} handles",
                 chunks.len(),
                 handles.len()
-            )));
+            ))));
         }
         let chunk_fds = chunks.len() - handles.len();
         let control_fds = control.map_or(0, |control| control.fds());
         if fds.len() < chunk_fds + control_fds {
-            return Err(Error::NoFileDescriptor(format!("the chunks of {name:?}")));
+            return Err(Error::LimitReached(LimitReached::FileDescriptors(format!("the chunks of {name:?}"))));
         }
         let control = control.map(|shape| ControlMemory { shape, fds: fds.split_off(fds.len() - control_fds) });
         let ranges = info::ranges(reserved, &chunks)?;

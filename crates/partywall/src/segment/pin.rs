@@ -7,7 +7,7 @@ use partywall_shm::Tensor as Entry;
 
 use super::{Segment, no_such_tensor};
 use crate::{
-    error::{Error, Result},
+    error::{Error, InvalidArgument, Result},
     gpu::{DeviceRange, Gpu, access_error},
 };
 
@@ -64,7 +64,7 @@ impl<S: Deref<Target = Segment>> Pinned<S> {
     /// As [`Segment::pin`], of a segment that is held in whatever way.
     ///
     /// # Errors
-    /// [`Error::WrongKind`] for memory on a GPU; as [`Domain::gpu`](crate::Domain::gpu); [`Error::Cuda`] if the pages
+    /// [`Mismatch::Kind`](crate::error::Mismatch::Kind) for memory on a GPU; as [`Domain::gpu`](crate::Domain::gpu); [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda) if the pages
     /// cannot be locked, or if the memory is mapped read-only and the GPU cannot have that.
     pub fn new(segment: S, gpu: Arc<Gpu>) -> Result<Self> {
         // Whichever way this GPU was opened: the broker has to know that there is one.
@@ -87,13 +87,13 @@ impl<S: Deref<Target = Segment>> Pinned<S> {
     /// Where a tensor is for kernels of the GPU.
     ///
     /// # Errors
-    /// [`Error::NoSuchTensor`]; [`Error::BadRange`] for a tensor without bytes, or one that the segment has grown by
+    /// [`NotFound::Tensor`](crate::error::NotFound::Tensor); [`InvalidArgument::Range`] for a tensor without bytes, or one that the segment has grown by
     /// since it was pinned.
     pub fn device(&self, tensor: &str) -> Result<DeviceRange<'_>> {
         let entry = self.find(tensor)?;
         if entry.bytes() == 0 {
             let why = "it has no bytes, so it is nowhere".into();
-            return Err(Error::BadRange { tensor: tensor.to_owned(), why });
+            return Err(Error::InvalidArgument(InvalidArgument::Range { tensor: tensor.to_owned(), why }));
         }
         let slice = self.registrations[entry.chunk()].slice(entry.offset(), entry.bytes());
         Ok(DeviceRange { gpu: &self.gpu, slice: slice.map_err(access_error("a tensor's range"))? })
@@ -103,8 +103,8 @@ impl<S: Deref<Target = Segment>> Pinned<S> {
     /// before the stream has done it.
     ///
     /// # Errors
-    /// [`Error::NoSuchTensor`]; [`Error::BadRange`] if the lengths differ, the destination is read-only, or the stream is
-    /// captured; [`Error::Cuda`]. Nothing is then enqueued.
+    /// [`NotFound::Tensor`](crate::error::NotFound::Tensor); [`InvalidArgument::Range`] if the lengths differ, the destination is read-only, or the stream is
+    /// captured; [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda). Nothing is then enqueued.
     pub fn enqueue_copy_to(&self, tensor: &str, stream: StreamRef<'_>, destination: DeviceSlice<'_>) -> Result<()> {
         let copy = |registration: &HostRegistration, offset| registration.enqueue_copy_to(stream, offset, destination);
         self.copy(tensor, destination.len(), copy)
@@ -113,7 +113,7 @@ impl<S: Deref<Target = Segment>> Pinned<S> {
     /// Enqueues a copy of device memory to a tensor of as many bytes, as [`Pinned::enqueue_copy_to`].
     ///
     /// # Errors
-    /// As there; [`Error::BadRange`] also unless the segment was opened for writing.
+    /// As there; [`InvalidArgument::Range`] also unless the segment was opened for writing.
     pub fn enqueue_copy_from(&self, tensor: &str, stream: StreamRef<'_>, source: DeviceSlice<'_>) -> Result<()> {
         let copy = |registration: &HostRegistration, offset| registration.enqueue_copy_from(stream, offset, source);
         self.copy(tensor, source.len(), copy)
@@ -128,7 +128,7 @@ impl<S: Deref<Target = Segment>> Pinned<S> {
         let entry = self.find(tensor)?;
         if entry.bytes() != bytes {
             let why = format!("it has {} bytes, the other side of the copy {bytes}", entry.bytes());
-            return Err(Error::BadRange { tensor: tensor.to_owned(), why });
+            return Err(Error::InvalidArgument(InvalidArgument::Range { tensor: tensor.to_owned(), why }));
         }
         if bytes == 0 {
             return Ok(());

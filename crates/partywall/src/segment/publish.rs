@@ -9,7 +9,7 @@ use partywall_wire::{Answer, Call, Commit, Control, Lifetime, limits::MAX_CHUNKS
 use super::{ControlMemory, Facts, Segment, Stage, build::wire_table, named};
 use crate::{
     domain::{Domain, check_name, unexpected},
-    error::{Error, Result},
+    error::{Denied, DeviceFault, Error, InvalidArgument, Result},
     gpu::{Gpu, access_error, cuda_error},
     info::TableBytes,
     kind::{by_wire, legacy},
@@ -25,8 +25,8 @@ use crate::{
 /// * It is not frozen. Readers see what the publisher writes, and the hardware would let them write too.
 /// * A reader maps whole allocations, and with them whatever else lies there: other tensors of torch's, and neighbours of
 ///   a small allocation in its 2 MiB.
-/// * It goes with its publisher. Who has it open keeps it; opening it anew is [`Error::Withdrawn`] once the
-///   publisher's segment is dropped, [`Error::OwnerDied`] once the publisher is proved dead.
+/// * It goes with its publisher. Who has it open keeps it; opening it anew is [`Gone::Withdrawn`](crate::error::Gone::Withdrawn) once the
+///   publisher's segment is dropped, [`Gone::OwnerDied`](crate::error::Gone::OwnerDied) once the publisher is proved dead.
 ///
 /// [`Publication::commit_copy`] copies once on the GPU, into a segment of kind `vmm` that promises all of this.
 ///
@@ -143,13 +143,13 @@ impl Publication {
     /// Host-synchronous: waits for all that this process does on that GPU, so that readers see it done.
     ///
     /// # Errors
-    /// [`Error::NotShareable`] for memory that the driver makes no handles of; [`Error::CannotKeep`]; [`Error::Table`]
+    /// [`DeviceFault::NotShareable`] for memory that the driver makes no handles of; [`Denied::Keeping`]; [`InvalidArgument::Table`]
     /// for tensors that make no sense, reach beyond their allocations, or lie in too many of these (128);
-    /// [`Error::BadRange`] for tensors on several GPUs; as [`Build::commit`](crate::Build::commit).
+    /// [`InvalidArgument::Range`] for tensors on several GPUs; as [`Build::commit`](crate::Build::commit).
     pub fn commit(self) -> Result<Segment> {
         let uuid = self.check()?;
         if self.kept {
-            return Err(Error::CannotKeep { name: self.name });
+            return Err(Error::Denied(Denied::Keeping { name: self.name }));
         }
         for (index, memory) in self.memory.iter().enumerate() {
             if !memory.info().legacy_ipc {
@@ -157,7 +157,7 @@ impl Publication {
             }
         }
         let Self { domain, name, table, memory, mutable, if_absent, control, .. } = self;
-        let bad_table = |source| Error::Table { name: name.clone(), source };
+        let bad_table = |source| Error::InvalidArgument(InvalidArgument::Table { name: name.clone(), source });
         let (mut allocations, mut places): (Vec<Vec<ForeignMemory>>, _) = (Vec::new(), Vec::new());
         for memory in memory {
             let info = *memory.info();
@@ -221,7 +221,7 @@ impl Publication {
     /// Host-synchronous: waits for all that this process does on that GPU, then for the copies.
     ///
     /// # Errors
-    /// [`Error::NotShareable`] for host memory and addresses that the driver does not know; [`Error::BadRange`] for
+    /// [`DeviceFault::NotShareable`] for host memory and addresses that the driver does not know; [`InvalidArgument::Range`] for
     /// tensors that reach beyond their memory or are on several GPUs; as [`Builder::allocate`](crate::Builder::allocate)
     /// and [`Build::commit`](crate::Build::commit).
     pub fn commit_copy(self) -> Result<Segment> {
@@ -229,7 +229,9 @@ impl Publication {
         let gpu = self.domain.gpu(uuid)?;
         let names: Vec<_> = self.table.names().map(str::to_owned).collect();
         let in_tensor = |name: &str, error| match access_error("copying a tensor")(error) {
-            Error::BadRange { why, .. } => Error::BadRange { tensor: name.to_owned(), why },
+            Error::InvalidArgument(InvalidArgument::Range { why, .. }) => {
+                Error::InvalidArgument(InvalidArgument::Range { tensor: name.to_owned(), why })
+            }
             error => error,
         };
         let mut sources = Vec::new();
@@ -261,7 +263,7 @@ impl Publication {
     fn check(&self) -> Result<DeviceUuid> {
         check_name(&self.name)?;
         if let Some(source) = self.problem.clone() {
-            return Err(Error::Table { name: self.name.clone(), source });
+            return Err(Error::InvalidArgument(InvalidArgument::Table { name: self.name.clone(), source }));
         }
         let mut common = None;
         for (index, memory) in self.memory.iter().enumerate() {
@@ -274,16 +276,20 @@ impl Publication {
             if *common.get_or_insert(uuid) != uuid {
                 let why =
                     format!("it is on GPU {uuid}, others are not; publish what is on each GPU under its own name");
-                return Err(Error::BadRange { tensor: self.tensor_name(index), why });
+                return Err(Error::InvalidArgument(InvalidArgument::Range { tensor: self.tensor_name(index), why }));
             }
         }
         let why = "there is no tensor, and so no GPU that it is on".to_owned();
-        common.ok_or_else(|| Error::BadRange { tensor: self.name.clone(), why })
+        common.ok_or_else(|| Error::InvalidArgument(InvalidArgument::Range { tensor: self.name.clone(), why }))
     }
 
     fn not_shareable(&self, index: usize) -> Error {
         let info = self.memory[index].info();
-        Error::NotShareable { tensor: self.tensor_name(index), address: info.address, kind: info.kind }
+        Error::DeviceFault(DeviceFault::NotShareable {
+            tensor: self.tensor_name(index),
+            address: info.address,
+            kind: info.kind,
+        })
     }
 
     fn tensor_name(&self, index: usize) -> String {

@@ -8,7 +8,7 @@ use partywall_shm::{DType, Tensor as Entry};
 
 use super::Segment;
 use crate::{
-    error::{Error, Result},
+    error::{Denied, Error, InvalidArgument, Mismatch, Result},
     gpu::DeviceRange,
 };
 
@@ -97,7 +97,7 @@ impl<'a> Tensor<'a> {
     /// Its elements in frozen host memory, in the order of memory.
     ///
     /// # Errors
-    /// [`Error::WrongDType`]; [`Error::WrongKind`] for memory that is mutable or on a GPU.
+    /// [`Mismatch::DType`]; [`Mismatch::Kind`] for memory that is mutable or on a GPU.
     pub fn as_slice<T: Element>(&self) -> Result<&'a [T]> {
         self.check::<T>()?;
         let bytes = self.as_bytes()?;
@@ -107,7 +107,7 @@ impl<'a> Tensor<'a> {
     /// Its bytes in frozen host memory.
     ///
     /// # Errors
-    /// [`Error::WrongKind`] for memory that is mutable or on a GPU.
+    /// [`Mismatch::Kind`] for memory that is mutable or on a GPU.
     pub fn as_bytes(&self) -> Result<&'a [u8]> {
         if self.entry.bytes() == 0 {
             return Ok(&[]);
@@ -119,7 +119,7 @@ impl<'a> Tensor<'a> {
     /// Its elements in mutable host memory, which any process may change at any time.
     ///
     /// # Errors
-    /// [`Error::WrongDType`]; [`Error::WrongKind`] for memory that is frozen or on a GPU; [`Error::BadRange`] for a
+    /// [`Mismatch::DType`]; [`Mismatch::Kind`] for memory that is frozen or on a GPU; [`InvalidArgument::Range`] for a
     /// tensor without bytes.
     pub fn shared<T: Element>(&self) -> Result<SharedSlice<'a, T>> {
         self.check::<T>()?;
@@ -136,7 +136,7 @@ impl<'a> Tensor<'a> {
     /// [`Segment::is_writable`] says so, else the process ends; null for a tensor without bytes.
     ///
     /// # Errors
-    /// [`Error::WrongKind`] for memory on a GPU.
+    /// [`Mismatch::Kind`] for memory on a GPU.
     pub fn as_ptr(&self) -> Result<*mut u8> {
         if self.entry.bytes() == 0 {
             return Ok(std::ptr::null_mut());
@@ -152,7 +152,7 @@ impl<'a> Tensor<'a> {
     /// Where it is on its GPU: for kernels of the caller's, on streams of the caller's.
     ///
     /// # Errors
-    /// [`Error::WrongKind`] for host memory; [`Error::BadRange`] for a tensor without bytes.
+    /// [`Mismatch::Kind`] for host memory; [`InvalidArgument::Range`] for a tensor without bytes.
     pub fn device(&self) -> Result<DeviceRange<'a>> {
         if self.entry.bytes() == 0 {
             return Err(self.range("it has no bytes, so it is nowhere".into()));
@@ -164,7 +164,7 @@ impl<'a> Tensor<'a> {
     /// Its elements on its GPU, in the order of memory, as cudarc takes them; `stream` is any of cudarc's of that GPU.
     ///
     /// # Errors
-    /// As for [`Tensor::device`] and [`DeviceRange::to_cudarc`]; [`Error::WrongDType`].
+    /// As for [`Tensor::device`] and [`DeviceRange::to_cudarc`]; [`Mismatch::DType`].
     ///
     /// # Panics
     /// As for [`DeviceRange::to_cudarc`].
@@ -180,7 +180,7 @@ impl<'a> Tensor<'a> {
     /// Copies its bytes from `offset` on into `out`, wherever they are. Host-synchronous: returns when they are there.
     ///
     /// # Errors
-    /// [`Error::BadRange`], [`Error::Cuda`].
+    /// [`InvalidArgument::Range`], [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda).
     pub fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()> {
         let start = self.inside(offset, out.len())?;
         if out.is_empty() {
@@ -202,11 +202,11 @@ impl<'a> Tensor<'a> {
     /// Copies `bytes` into it from `offset` on. Host-synchronous. Nothing orders this with what other processes do.
     ///
     /// # Errors
-    /// [`Error::ReadOnly`] unless the segment was opened for writing; [`Error::BadRange`], [`Error::Cuda`].
+    /// [`Denied::ReadOnly`] unless the segment was opened for writing; [`InvalidArgument::Range`], [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda).
     pub fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<()> {
         let facts = &self.segment.facts;
         if !facts.writable {
-            return Err(Error::ReadOnly { name: facts.name.clone(), version: facts.version });
+            return Err(Error::Denied(Denied::ReadOnly { name: facts.name.clone(), version: facts.version }));
         }
         let start = self.inside(offset, bytes.len())?;
         if bytes.is_empty() {
@@ -227,11 +227,15 @@ impl<'a> Tensor<'a> {
         if T::DTYPE == self.dtype() {
             return Ok(());
         }
-        Err(Error::WrongDType { what: format!("tensor {:?}", self.name()), has: self.dtype(), wanted: T::DTYPE.name() })
+        Err(Error::Mismatch(Mismatch::DType {
+            what: format!("tensor {:?}", self.name()),
+            has: self.dtype(),
+            wanted: T::DTYPE.name(),
+        }))
     }
 
     fn range(&self, why: String) -> Error {
-        Error::BadRange { tensor: self.name().to_owned(), why }
+        Error::InvalidArgument(InvalidArgument::Range { tensor: self.name().to_owned(), why })
     }
 }
 

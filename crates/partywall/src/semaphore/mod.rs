@@ -10,7 +10,7 @@ pub use self::permit::{Permit, Unreleased};
 use crate::{
     adaptive_spin::AdaptiveSpin,
     domain::{Domain, LeaseGuard},
-    error::{Error, Result},
+    error::{Error, InvalidArgument, Result},
     slots,
     wait::Wait,
 };
@@ -60,7 +60,7 @@ pub const MAX_PERMITS: u32 = shm::MAX_PERMITS;
 /// The permits of a process that is killed are free for others within a second of its death's proof, and what it waited
 /// for goes to the next. One that is stopped keeps what it holds; what it waits for goes to the next 1 s after its turn
 /// has come, and it begins to wait anew when it goes on. When the broker is gone, permits
-/// are acquired and given back as before, but waits end with [`Error::BrokerGone`]: nobody would bring back the permits of
+/// are acquired and given back as before, but waits end with [`Unreachable::Gone`](crate::error::Unreachable::Gone): nobody would bring back the permits of
 /// the dead.
 ///
 /// The semaphore goes with the last handle and the last permit. May be used from any thread.
@@ -84,11 +84,11 @@ impl Domain {
     /// Opens a semaphore with `maximum` permits. If there is none of this name it is made, with all of them free.
     ///
     /// # Errors
-    /// [`Error::WrongMaximum`] if it has another number of them, [`Error::BadMaximum`] unless it is 1 to [`MAX_PERMITS`];
-    /// [`Error::BadName`], [`Error::LimitReached`]; those of every call.
+    /// [`Mismatch::Maximum`](crate::error::Mismatch::Maximum) if it has another number of them, [`InvalidArgument::Maximum`] unless it is 1 to [`MAX_PERMITS`];
+    /// [`InvalidArgument::Name`], [`LimitReached::Broker`](crate::error::LimitReached::Broker); those of every call.
     pub fn semaphore(&self, name: &str, maximum: u32) -> Result<Semaphore> {
         if !(1..=MAX_PERMITS).contains(&maximum) {
-            return Err(Error::BadMaximum { name: name.to_owned(), asked: maximum });
+            return Err(Error::InvalidArgument(InvalidArgument::Maximum { name: name.to_owned(), asked: maximum }));
         }
         let (lease, fd) = self.open_semaphore(name, maximum)?;
         // Goes back if what follows fails.
@@ -104,7 +104,7 @@ impl Semaphore {
     /// Takes a permit, and waits for one. A waiter keeps its place in the queue until the wait is over.
     ///
     /// # Errors
-    /// [`Error::Timeout`], [`Error::Cancelled`]; [`Error::BrokerGone`] when it has to wait; [`Error::Forked`].
+    /// [`Error::Timeout`], [`Error::Cancelled`]; [`Unreachable::Gone`](crate::error::Unreachable::Gone) when it has to wait; [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn acquire<'w>(&self, wait: impl Into<Wait<'w>>) -> Result<Permit> {
         let Open { name, memory, domain, .. } = &*self.open;
         let what = || format!("cannot acquire a permit of semaphore {name:?}: none was given back");
@@ -114,7 +114,7 @@ impl Semaphore {
     /// Takes a permit if one is free and nobody waits for it.
     ///
     /// # Errors
-    /// [`Error::Forked`].
+    /// [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn try_acquire(&self) -> Result<Option<Permit>> {
         let Open { memory, domain, .. } = &*self.open;
         Ok(slots::try_take(&**memory, domain)?.map(|held| self.permit(held)))

@@ -8,7 +8,7 @@ use partywall_shm::semaphore::Held;
 use super::Open;
 use crate::{
     completion::Completion,
-    error::{Error, Result},
+    error::{Error, Gone, Result},
 };
 
 /// A permit of a [`Semaphore`](super::Semaphore). Dropping it gives it back. In a forked child it is the parent's, and
@@ -38,8 +38,8 @@ impl Permit {
     /// Gives it back.
     ///
     /// # Errors
-    /// [`Error::NotHeld`] if it was not held any more: the broker gave it to others, because it took this process for dead.
-    /// [`Error::Forked`].
+    /// [`Gone::Permit`] if it was not held any more: the broker gave it to others, because it took this process for dead.
+    /// [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn release(mut self) -> Result<()> {
         self.give_back()
     }
@@ -51,8 +51,8 @@ impl Permit {
     /// nobody knows whether the work is over, and the permit comes back with the process's end.
     ///
     /// # Errors
-    /// The permit comes back with the error, still held: [`Error::Captured`], [`Error::ContextLost`], [`Error::Cuda`];
-    /// [`Error::Forked`].
+    /// The permit comes back with the error, still held: [`DeviceFault::Captured`](crate::error::DeviceFault::Captured), [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost), [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda);
+    /// [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn release_on(mut self, stream: StreamRef<'_>) -> Result<(), Unreleased> {
         let Open { name, memory, keep, domain } = &*self.open;
         let fence = match domain.fence_on(stream, || format!("giving a permit of semaphore {name:?} to a stream")) {
@@ -83,13 +83,13 @@ impl Permit {
         if self.open.memory.release(&held) {
             return Ok(());
         }
-        Err(Error::NotHeld { name: self.open.name.clone() })
+        Err(Error::Gone(Gone::Permit { name: self.open.name.clone() }))
     }
 }
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        if let Err(error @ Error::NotHeld { .. }) = self.give_back() {
+        if let Err(error @ Error::Gone(Gone::Permit { .. })) = self.give_back() {
             tracing::warn!(%error, "a permit was given back too late");
         }
     }

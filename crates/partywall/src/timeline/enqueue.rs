@@ -9,7 +9,7 @@ use super::Timeline;
 use crate::{
     completion::Fence,
     domain::{Domain, LeaseGuard, MappedSlab, PrivateWord, Word},
-    error::{Error, Result},
+    error::{DeviceFault, Error, InvalidArgument, Result, Unreachable},
     gpu::{Gpu, failed_call},
 };
 
@@ -53,7 +53,7 @@ pub(super) fn begin(timeline: &Timeline, v: u64) -> Result<Option<(Arc<Word>, Ar
         }
         Progress::Ended(ending) => Err(at.ended(&word, ending, v)),
         Progress::Pending | Progress::Announced if domain.words().launches_block() => {
-            Err(Error::LaunchBlocking { name: at.name.clone() })
+            Err(Error::DeviceFault(DeviceFault::LaunchBlocking { name: at.name.clone() }))
         }
         Progress::Pending | Progress::Announced => Ok(Some((word, keep))),
     }
@@ -129,8 +129,12 @@ impl Work<'_> {
                 self.note(&source);
                 failed_call(&(self.what)(), source)
             }
-            Refusal::Access(AccessError::Capturing) => Error::Captured { what: (self.what)() },
-            Refusal::Access(other) => Error::BadRange { tensor: (self.what)(), why: other.to_string() },
+            Refusal::Access(AccessError::Capturing) => {
+                Error::DeviceFault(DeviceFault::Captured { what: (self.what)() })
+            }
+            Refusal::Access(other) => {
+                Error::InvalidArgument(InvalidArgument::Range { tensor: (self.what)(), why: other.to_string() })
+            }
         })
     }
 
@@ -192,5 +196,5 @@ fn prepare(domain: &Domain, context: &Context, slab: u32) -> Result<Arc<MappedSl
 }
 
 fn unknown_word() -> Error {
-    Error::Protocol("it gave a timeline that is nowhere".into())
+    Error::Unreachable(Unreachable::Protocol("it gave a timeline that is nowhere".into()))
 }

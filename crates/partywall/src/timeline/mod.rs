@@ -21,7 +21,7 @@ pub use self::{event::TimelineEvent, limited::LimitedWait, writer::TimelineWrite
 use crate::{
     adaptive_spin::AdaptiveSpin,
     domain::{Domain, LeaseGuard, Word},
-    error::{Error, Result},
+    error::{Error, Gone, InvalidArgument, InvalidData, Result},
     gpu::Gpu,
     wait::Wait,
 };
@@ -53,7 +53,7 @@ use crate::{
 ///
 /// ready.close(); // no more frames: whoever waits for one hears so
 /// match frames.wait(2, Duration::from_secs(10)) {
-///     Err(Error::TimelineEnded { last, .. }) => assert_eq!(last, 1),
+///     Err(Error::Gone(Gone::Timeline { last, .. })) => assert_eq!(last, 1),
 ///     other => panic!("{other:?}"),
 /// }
 /// # drop((frames, domain));
@@ -66,7 +66,7 @@ use crate::{
 ///
 /// By the value, or with the writer: when its process is proved dead, its CUDA context is lost, it is evicted, or closes
 /// the timeline before the value; by [`abandon`](Self::abandon); or when the broker is gone. A host's wait then returns
-/// [`Error::TimelineEnded`], and **a stream simply goes on**, for nobody can tell a stream. So what is enqueued behind a
+/// [`Gone::Timeline`], and **a stream simply goes on**, for nobody can tell a stream. So what is enqueued behind a
 /// wait may run on garbage, and [`check`](Self::check) says afterwards whether it did. A wait on a stream cannot be taken
 /// back by one waiter alone; [`wait_on_for`](Self::wait_on_for) has a time limit, at a price.
 ///
@@ -121,7 +121,7 @@ impl Domain {
     /// writes. The name goes with the last handle on it.
     ///
     /// # Errors
-    /// [`Error::BadName`], [`Error::LimitReached`]; those of every call.
+    /// [`InvalidArgument::Name`], [`LimitReached::Broker`](crate::error::LimitReached::Broker); those of every call.
     pub fn timeline(&self, name: &str) -> Result<Timeline> {
         Timeline::open(self, name, false)
     }
@@ -129,7 +129,7 @@ impl Domain {
     /// Opens a timeline to signal it, from the value on at which it stands.
     ///
     /// # Errors
-    /// [`Error::WriterExists`] while it has another writer, in whatever process; as [`timeline`](Self::timeline).
+    /// [`Busy::Writer`](crate::error::Busy::Writer) while it has another writer, in whatever process; as [`timeline`](Self::timeline).
     pub fn timeline_writer(&self, name: &str) -> Result<TimelineWriter> {
         Timeline::open(self, name, true).map(TimelineWriter::new)
     }
@@ -145,8 +145,8 @@ impl Timeline {
     /// Waits until the timeline has reached `v`: until the work is done that `v` stands for.
     ///
     /// # Errors
-    /// [`Error::TimelineEnded`] as soon as it is known that it will not; [`Error::Timeout`], [`Error::Cancelled`];
-    /// [`Error::BadValue`] for one that no timeline reaches; [`Error::Forked`].
+    /// [`Gone::Timeline`] as soon as it is known that it will not; [`Error::Timeout`], [`Error::Cancelled`];
+    /// [`InvalidArgument::Value`] for one that no timeline reaches; [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn wait<'w>(&self, v: u64, wait: impl Into<Wait<'w>>) -> Result<()> {
         self.wait_for(v, Progress::Reached, wait.into())
     }
@@ -164,9 +164,9 @@ impl Timeline {
     /// nothing if it has. The value need not be promised yet, and there need not be a writer.
     ///
     /// # Errors
-    /// Nothing is enqueued if the timeline has ended before `v`: [`Error::TimelineEnded`]. If it ends later the stream goes
-    /// on, and [`check`](Self::check) says so. [`Error::LaunchBlocking`], [`Error::Captured`], [`Error::ContextLost`],
-    /// [`Error::Cuda`]; [`Error::BadValue`], [`Error::Forked`].
+    /// Nothing is enqueued if the timeline has ended before `v`: [`Gone::Timeline`]. If it ends later the stream goes
+    /// on, and [`check`](Self::check) says so. [`DeviceFault::LaunchBlocking`](crate::error::DeviceFault::LaunchBlocking), [`DeviceFault::Captured`](crate::error::DeviceFault::Captured), [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost),
+    /// [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda); [`InvalidArgument::Value`], [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn wait_on(&self, stream: StreamRef<'_>, v: u64) -> Result<()> {
         enqueue::wait(self, stream, v)
     }
@@ -186,7 +186,7 @@ impl Timeline {
     /// A file descriptor for event loops: readable once the timeline has reached `v`, or is known not to.
     ///
     /// # Errors
-    /// [`Error::NoFileDescriptor`], [`Error::BadValue`], [`Error::Forked`].
+    /// [`LimitReached::FileDescriptors`](crate::error::LimitReached::FileDescriptors), [`InvalidArgument::Value`], [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn event(&self, v: u64) -> Result<TimelineEvent> {
         event::watch(self, v)
     }
@@ -210,8 +210,8 @@ impl Timeline {
     /// wait on a stream is done, before its results are used.
     ///
     /// # Errors
-    /// [`Error::TimelineEnded`] if the timeline ended before a value that a stream waited for (a wait of the host says so
-    /// itself); [`Error::Tainted`] if a value that was waited for was signalled by work that rested on another timeline,
+    /// [`Gone::Timeline`] if the timeline ended before a value that a stream waited for (a wait of the host says so
+    /// itself); [`InvalidData::Tainted`] if a value that was waited for was signalled by work that rested on another timeline,
     /// which has failed. Once kernels were told [where the value is](Self::device_ptr), for any value.
     pub fn check(&self) -> Result<()> {
         let word = self.at.word();
@@ -262,7 +262,7 @@ impl Timeline {
     /// does not.
     ///
     /// # Errors
-    /// [`Error::Cuda`], [`Error::ContextLost`], [`Error::Forked`].
+    /// [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda), [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost), [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn device_ptr(&self, gpu: &Gpu) -> Result<u64> {
         enqueue::device_ptr(self, gpu)
     }
@@ -345,20 +345,24 @@ impl At {
             return Err(self.ended(word, ending, v));
         }
         match word.cell().tainted() {
-            Some(from) if from <= v => Err(Error::Tainted { name: self.name.clone(), from }),
+            Some(from) if from <= v => Err(Error::InvalidData(InvalidData::Tainted { name: self.name.clone(), from })),
             _ => Ok(()),
         }
     }
 
     fn ended(&self, word: &Word, how: Ending, wanted: u64) -> Error {
-        Error::TimelineEnded { name: self.name.clone(), ending: ending(how), wanted, last: word.cell().value() }
+        Error::Gone(Gone::Timeline { name: self.name.clone(), ending: ending(how), wanted, last: word.cell().value() })
     }
 
     fn check_value(&self, v: u64) -> Result<()> {
         if v <= MAX_VALUE {
             return Ok(());
         }
-        Err(Error::BadValue { name: self.name.clone(), value: v, last: self.word().cell().announced() })
+        Err(Error::InvalidArgument(InvalidArgument::Value {
+            name: self.name.clone(),
+            value: v,
+            last: self.word().cell().announced(),
+        }))
     }
 }
 

@@ -18,7 +18,7 @@ use super::{
 use crate::{
     completion::Fence,
     domain::{LeaseGuard, PollReason, Word},
-    error::{Error, Result},
+    error::{Error, InvalidArgument, InvalidData, Result},
 };
 
 /// The one who signals a timeline. Everything that a [`Timeline`] does, it does too.
@@ -65,10 +65,10 @@ impl TimelineWriter {
     /// If a stream owes a value still, waits for that first, for at most 10 s.
     ///
     /// # Errors
-    /// [`Error::BadValue`] unless `v` is larger than every value before and no larger than
-    /// [`MAX_VALUE`](super::MAX_VALUE); [`Error::TimelineEnded`] if the timeline was ended, by
-    /// [`abandon`](Timeline::abandon) for instance; [`Error::Tainted`] if the value rests on an input that has failed
-    /// ([`rests_on`](Self::rests_on)); [`Error::Timeout`] for what a stream owes; [`Error::Forked`].
+    /// [`InvalidArgument::Value`] unless `v` is larger than every value before and no larger than
+    /// [`MAX_VALUE`](super::MAX_VALUE); [`Gone::Timeline`](crate::error::Gone::Timeline) if the timeline was ended, by
+    /// [`abandon`](Timeline::abandon) for instance; [`InvalidData::Tainted`] if the value rests on an input that has failed
+    /// ([`rests_on`](Self::rests_on)); [`Error::Timeout`] for what a stream owes; [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn signal(&self, v: u64) -> Result<()> {
         self.timeline.domain.link().require_ours()?;
         let mut state = self.writer.lock();
@@ -91,7 +91,7 @@ impl TimelineWriter {
     /// If another stream owes a value still, waits for that first, for at most 10 s.
     ///
     /// # Errors
-    /// As [`signal`](Self::signal); [`Error::Captured`], [`Error::ContextLost`], [`Error::Cuda`].
+    /// As [`signal`](Self::signal); [`DeviceFault::Captured`](crate::error::DeviceFault::Captured), [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost), [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda).
     pub fn signal_on(&self, stream: StreamRef<'_>, v: u64) -> Result<()> {
         self.enqueue(stream, v, |stream, word| stream.enqueue_write_u64(word, v))
     }
@@ -123,7 +123,7 @@ impl TimelineWriter {
     /// A stream that waits goes on when the timeline it waits for fails, and then signals what it has made of garbage.
     /// Poison does not travel by itself. Of an input this process remembers which value of its own was signalled after
     /// which wait. When the input ends before such a wait, or is tainted itself, the values that were promised behind it
-    /// are marked as [tainted](Error::Tainted), which their waiters' [`check`](Timeline::check) says, and further ones are
+    /// are marked as [tainted](InvalidData::Tainted), which their waiters' [`check`](Timeline::check) says, and further ones are
     /// refused. That is found with the next signal, or by the service thread within 250 ms.
     ///
     /// Waits of host and streams through this very handle count, also after it [follows](Timeline::follow); what kernels
@@ -208,7 +208,11 @@ impl TimelineWriter {
             Refused::Ended(ending) => at.ended(word, ending, v),
             Refused::Closing => at.ended(word, Ending::Closed, v),
             Refused::OutOfRange | Refused::NotLarger(_) | Refused::Owed(_) => {
-                Error::BadValue { name: at.name.clone(), value: v, last: word.cell().announced() }
+                Error::InvalidArgument(InvalidArgument::Value {
+                    name: at.name.clone(),
+                    value: v,
+                    last: word.cell().announced(),
+                })
             }
         }
     }
@@ -258,8 +262,10 @@ impl Writer {
         }
         let name = || self.at.name.clone();
         match self.word.cell().tainted() {
-            Some(from) => Err(Error::Tainted { name: name(), from }),
-            None if suspect => Err(Error::Tainted { name: name(), from: self.word.cell().announced() + 1 }),
+            Some(from) => Err(Error::InvalidData(InvalidData::Tainted { name: name(), from })),
+            None if suspect => {
+                Err(Error::InvalidData(InvalidData::Tainted { name: name(), from: self.word.cell().announced() + 1 }))
+            }
             None => Ok(()),
         }
     }

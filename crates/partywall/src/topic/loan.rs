@@ -28,7 +28,7 @@ use super::{
 };
 use crate::{
     completion::{Completion, Fence, contained},
-    error::{Error, Result},
+    error::{Error, Gone, InvalidArgument, Mismatch, Result},
     gpu::DeviceRange,
     pool::Block,
     segment::{Element, elements_mut},
@@ -106,7 +106,7 @@ impl Loan {
     /// Its bytes, to be written by the CPU. Host memory only.
     ///
     /// # Errors
-    /// [`Error::WrongKind`]; [`Error::BlockNotHeld`] if the broker gave it to others, because it took this process for dead.
+    /// [`Mismatch::Kind`]; [`Gone::HeldBlock`] if the broker gave it to others, because it took this process for dead.
     pub fn bytes_mut(&mut self) -> Result<&mut [u8]> {
         borrow(&mut self.borrowed, &self.joined, &self.held, self.bytes)
     }
@@ -114,7 +114,7 @@ impl Loan {
     /// Its elements, to be written by the CPU. Host memory only.
     ///
     /// # Errors
-    /// As [`bytes_mut`](Self::bytes_mut); [`Error::WrongDType`].
+    /// As [`bytes_mut`](Self::bytes_mut); [`Mismatch::DType`].
     pub fn as_mut_slice<T: Element>(&mut self) -> Result<&mut [T]> {
         let topic = || self.joined.open.name();
         check_dtype::<T>(topic, self.dtype)?;
@@ -125,7 +125,7 @@ impl Loan {
     /// Where it is on its GPU, for kernels and copies of the caller's.
     ///
     /// # Errors
-    /// [`Error::WrongKind`] for host memory.
+    /// [`Mismatch::Kind`] for host memory.
     pub fn device(&self) -> Result<DeviceRange<'_>> {
         let range = self.joined.open.blocks.device(self.held().index())?;
         self.told.store(true, Ordering::Relaxed);
@@ -135,11 +135,14 @@ impl Loan {
     /// Puts up to [`MAX_HEADER`] bytes of the caller's beside the sample.
     ///
     /// # Errors
-    /// [`Error::BadRange`] for more of them.
+    /// [`InvalidArgument::Range`] for more of them.
     pub fn header(&mut self, header: &[u8]) -> Result<()> {
         if header.len() > MAX_HEADER {
             let why = format!("it has at most {MAX_HEADER} bytes, not {}", header.len());
-            return Err(Error::BadRange { tensor: format!("a header of {:?}", self.joined.open.name()), why });
+            return Err(Error::InvalidArgument(InvalidArgument::Range {
+                tensor: format!("a header of {:?}", self.joined.open.name()),
+                why,
+            }));
         }
         self.header = header.to_vec();
         Ok(())
@@ -147,7 +150,7 @@ impl Loan {
 
     /// Says that the sample is made of another one. If that turns out to have failed, because its publisher died before it
     /// was complete, say, then so has this one: its receivers' [`check`](Sample::check) is
-    /// [`Error::SampleTainted`]. The other one's block is kept until that is known.
+    /// [`InvalidData::SampleTainted`](crate::error::InvalidData::SampleTainted). The other one's block is kept until that is known.
     ///
     /// # Errors
     /// Those of learning by which timeline the other one is complete: of [`Domain::timeline`](crate::Domain::timeline).
@@ -264,10 +267,10 @@ impl Filled {
     /// streams that were waited for.
     ///
     /// # Errors
-    /// The sample comes back with the error. [`Error::TopicFull`]; [`Error::Timeout`] if other publishers were faster all the
-    /// time; [`Error::Cancelled`]; [`Error::BrokerGone`] when it has to wait;
-    /// [`Error::BlockNotHeld`] if the broker gave its block to others, because it took this process for dead;
-    /// [`Error::Evicted`], [`Error::ContextLost`], [`Error::Parted`]; [`Error::Forked`].
+    /// The sample comes back with the error. [`Busy::TopicFull`](crate::error::Busy::TopicFull); [`Error::Timeout`] if other publishers were faster all the
+    /// time; [`Error::Cancelled`]; [`Unreachable::Gone`](crate::error::Unreachable::Gone) when it has to wait;
+    /// [`Gone::HeldBlock`] if the broker gave its block to others, because it took this process for dead;
+    /// [`Gone::Evicted`], [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost), [`Gone::Detached`]; [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn publish<'w>(self, wait: impl Into<Wait<'w>>) -> Result<Published, UnpublishedSample> {
         self.publish_within(wait.into())
     }
@@ -345,7 +348,7 @@ impl Filled {
         let domain = joined.open.domain();
         joined.open.require_ours()?;
         if !pool.is_current(held.index(), held.generation()) {
-            return Err(Error::BlockNotHeld { pool: joined.open.name().to_owned() });
+            return Err(Error::Gone(Gone::HeldBlock { pool: joined.open.name().to_owned() }));
         }
         let message = Message { status, value, dtype: dtype.code(), shape: self.0.shape(), bytes: *bytes, header };
         let try_it = || {
@@ -430,7 +433,7 @@ fn borrow<'a>(
     if let (None, Some(held)) = (&borrowed, held) {
         *borrowed = blocks.borrow_mut(held.index());
     }
-    let borrowed = borrowed.as_mut().ok_or_else(|| Error::BlockNotHeld { pool: blocks.name().to_owned() })?;
+    let borrowed = borrowed.as_mut().ok_or_else(|| Error::Gone(Gone::HeldBlock { pool: blocks.name().to_owned() }))?;
     // `Publisher::loan` has found it to fit.
     Ok(&mut shown.bytes_mut(borrowed)[..bytes as usize])
 }
@@ -440,10 +443,14 @@ pub(super) fn check_dtype<'a, T: Element>(topic: impl FnOnce() -> &'a str, has: 
     if T::DTYPE == has {
         return Ok(());
     }
-    Err(Error::WrongDType { what: format!("a sample of topic {:?}", topic()), has, wanted: T::DTYPE.name() })
+    Err(Error::Mismatch(Mismatch::DType {
+        what: format!("a sample of topic {:?}", topic()),
+        has,
+        wanted: T::DTYPE.name(),
+    }))
 }
 
 pub(super) fn not_elements(topic: &str, error: PodCastError) -> Error {
     let why = format!("its bytes are no elements: {error}");
-    Error::BadRange { tensor: format!("a sample of {topic:?}"), why }
+    Error::InvalidArgument(InvalidArgument::Range { tensor: format!("a sample of {topic:?}"), why })
 }

@@ -28,7 +28,7 @@ pub use self::{
 };
 use crate::{
     domain::{Domain, LeaseGuard},
-    error::{Error, Result},
+    error::{Error, Gone, Result, Unreachable},
     gpu::Gpu,
     place::Place,
     pool::Blocks,
@@ -55,14 +55,14 @@ pub const MAX_HEADER: usize = shm::MAX_HEADER;
 /// Each chooses a [`Policy`]. Publishers wait for those that *block*, once they are [depth](TopicOptions::depth) samples
 /// behind, and for nobody else. A sample that is held keeps one block, and each subscriber may hold as many as
 /// [agreed](TopicOptions::held); so a subscriber that is stopped, or hangs, takes nothing from the others, but for one that
-/// blocks: [`Error::TopicFull`] says whose process it is, and `partywall evict` ends the wait.
+/// blocks: [`Busy::TopicFull`](crate::error::Busy::TopicFull) says whose process it is, and `partywall evict` ends the wait.
 ///
 /// # Deaths
 ///
 /// What a process had published before it was killed stays. What its GPU had not finished by then is
-/// [failed](Error::SampleFailed) for whoever receives it. Blocks that it was filling and samples that it held are free for
+/// [failed](crate::error::InvalidData::SampleFailed) for whoever receives it. Blocks that it was filling and samples that it held are free for
 /// others when its death is proved; nobody waits for it from then on. A process that is stopped keeps what it has. When the
-/// broker is gone, samples are published and received as before, but waits end with [`Error::BrokerGone`], and with the
+/// broker is gone, samples are published and received as before, but waits end with [`Unreachable::Gone`], and with the
 /// timelines of publishers what streams complete.
 ///
 /// The topic goes with the last process that has it open, unless it is [kept](TopicOptions::kept). Cheap to clone; may be
@@ -142,7 +142,7 @@ impl Topic {
     /// Becomes a publisher.
     ///
     /// # Errors
-    /// [`Error::TooManyPublishers`]; [`Error::Evicted`]; [`Error::Forked`].
+    /// [`LimitReached::Publishers`](crate::error::LimitReached::Publishers); [`Gone::Evicted`]; [`Unreachable::Forked`].
     pub fn publisher(&self) -> Result<Publisher> {
         Publisher::join(self.open.clone())
     }
@@ -150,7 +150,7 @@ impl Topic {
     /// Becomes a subscriber, as the topic's [history](TopicOptions::history) says.
     ///
     /// # Errors
-    /// [`Error::TooManySubscribers`]; [`Error::Evicted`]; [`Error::Forked`].
+    /// [`LimitReached::Subscribers`](crate::error::LimitReached::Subscribers); [`Gone::Evicted`]; [`Unreachable::Forked`].
     pub fn subscriber(&self, policy: Policy) -> Result<Subscriber> {
         self.subscribe(policy).join()
     }
@@ -239,7 +239,8 @@ impl Topic {
 impl Open {
     fn new(blocks: Arc<Blocks>) -> Result<Self> {
         let name = blocks.name();
-        let foreign = || Error::Protocol(format!("it gave {name:?} without the words of a topic"));
+        let foreign =
+            || Error::Unreachable(Unreachable::Protocol(format!("it gave {name:?} without the words of a topic")));
         let &Control { topic: shape, .. } = blocks.shape();
         let shape = shape.ok_or_else(foreign)?;
         let topic = blocks.topic().ok_or_else(foreign)?;
@@ -266,7 +267,7 @@ impl Open {
     fn parted(&self) -> Error {
         let domain = self.domain();
         let asked = domain.ping().and_then(|()| domain.health().check());
-        asked.err().unwrap_or_else(|| Error::Parted { topic: self.name().to_owned() })
+        asked.err().unwrap_or_else(|| Error::Gone(Gone::Detached { topic: self.name().to_owned() }))
     }
 }
 

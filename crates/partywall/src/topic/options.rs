@@ -13,7 +13,7 @@ use partywall_wire::{Control, MAX_RANK, Named, Opened, SampleShape, TopicShape};
 use super::{Open, SampleType, Topic};
 use crate::{
     domain::Domain,
-    error::{Error, Result},
+    error::{Error, InvalidArgument, Mismatch, Result},
     place::Place,
     pool::Wanted,
 };
@@ -61,14 +61,14 @@ impl TopicOptions {
         self
     }
 
-    /// The type of the elements of all samples; publishing another one is [`Error::WrongSample`]. By default each sample may
+    /// The type of the elements of all samples; publishing another one is [`Mismatch::Sample`]. By default each sample may
     /// have another.
     pub fn dtype(mut self, dtype: DType) -> Self {
         self.dtype = Some(dtype);
         self
     }
 
-    /// The shape of all samples; publishing another one is [`Error::WrongSample`]. By default each sample may have another.
+    /// The shape of all samples; publishing another one is [`Mismatch::Sample`]. By default each sample may have another.
     pub fn shape(mut self, shape: &[u64]) -> Self {
         self.shape = Some(shape.iter().copied().map(Some).collect());
         self
@@ -109,7 +109,7 @@ impl TopicOptions {
     }
 
     /// How many loans each publisher may have at a time: blocks that it fills, or has filled, and has not published. 2 by
-    /// default: one that it fills while another waits for subscribers. More are [refused](Error::TooManyLoans).
+    /// default: one that it fills while another waits for subscribers. More are [refused](crate::error::LimitReached::Loans).
     pub fn loans(mut self, most: u32) -> Self {
         self.loans = Some(most);
         self
@@ -173,7 +173,7 @@ impl TopicOptions {
     /// Makes it.
     ///
     /// # Errors
-    /// [`Error::NameExists`]; [`Error::BadTopic`], [`Error::PoolTooSmall`]; as
+    /// [`Denied::NameExists`](crate::error::Denied::NameExists); [`InvalidArgument::Topic`], [`InvalidArgument::TooFewBlocks`]; as
     /// [`Builder::allocate`](crate::Builder::allocate) and [`Build::commit`](crate::Build::commit).
     pub fn create(&self) -> Result<Topic> {
         Topic::new(self.wanted.create(self.control()?)?)
@@ -184,16 +184,16 @@ impl TopicOptions {
     /// blocks, each with [`max_bytes`](Self::max_bytes) rounded up to a multiple of 256 bytes.
     ///
     /// # Errors
-    /// [`Error::BadTopic`], [`Error::PoolTooSmall`]; else as there.
+    /// [`InvalidArgument::Topic`], [`InvalidArgument::TooFewBlocks`]; else as there.
     pub fn create_in(&self, memory: &ForeignMemory) -> Result<Topic> {
-        let bad = |why| Error::BadTopic { name: self.wanted.name.clone(), why };
+        let bad = |why| Error::InvalidArgument(InvalidArgument::Topic { name: self.wanted.name.clone(), why });
         Topic::new(self.wanted.create_in(memory, self.control()?, bad)?)
     }
 
     /// Opens it.
     ///
     /// # Errors
-    /// [`Error::NotFound`] without a time-out, [`Error::Timeout`] with one; [`Error::NotATopic`]; [`Error::WrongTopic`] if it
+    /// [`NotFound::Name`](crate::error::NotFound::Name) without a time-out, [`Error::Timeout`] with one; [`Mismatch::NotATopic`]; [`Mismatch::Topic`] if it
     /// is not as it was said to be; as [`OpenOptions::open`](crate::OpenOptions::open).
     pub fn open(&self) -> Result<Topic> {
         Topic::new(self.wanted.open(|opened| self.check(opened))?)
@@ -204,14 +204,14 @@ impl TopicOptions {
     ///
     /// # Errors
     /// [`Error::Timeout`] while another process makes it; as [`create`](Self::create) and [`open`](Self::open), but for
-    /// [`Error::NameExists`] and [`Error::NotFound`].
+    /// [`Denied::NameExists`](crate::error::Denied::NameExists) and [`NotFound::Name`](crate::error::NotFound::Name).
     pub fn open_or_create(&self) -> Result<Topic> {
         Topic::new(self.wanted.open_or_create(self.control()?, "topic", |opened| self.check(opened))?)
     }
 
     /// What is to be made.
     fn control(&self) -> Result<Control> {
-        let bad = |why: String| Error::BadTopic { name: self.wanted.name.clone(), why };
+        let bad = |why: String| Error::InvalidArgument(InvalidArgument::Topic { name: self.wanted.name.clone(), why });
         let sample_type = self.sample_type()?;
         let block_bytes = self.block_bytes(&sample_type).map_err(bad)?;
         if self.wanted.name.len() > MAX_NAME {
@@ -247,7 +247,16 @@ impl TopicOptions {
         let blocks = self.blocks.unwrap_or(needed as u32);
         if u64::from(blocks) < needed {
             let name = self.wanted.name.clone();
-            return Err(Error::PoolTooSmall { name, blocks, needed, depth, publishers, loans, subscribers, held });
+            return Err(Error::InvalidArgument(InvalidArgument::TooFewBlocks {
+                name,
+                blocks,
+                needed,
+                depth,
+                publishers,
+                loans,
+                subscribers,
+                held,
+            }));
         }
         room.blocks = blocks;
         if !room.is_possible() {
@@ -267,9 +276,11 @@ impl TopicOptions {
     /// What is said of all samples.
     fn sample_type(&self) -> Result<SampleType> {
         let shape = self.shape.as_ref().map(|shape| {
-            SampleShape::new(shape).ok_or_else(|| Error::BadTopic {
-                name: self.wanted.name.clone(),
-                why: format!("samples have at most {MAX_RANK} dimensions, not {}", shape.len()),
+            SampleShape::new(shape).ok_or_else(|| {
+                Error::InvalidArgument(InvalidArgument::Topic {
+                    name: self.wanted.name.clone(),
+                    why: format!("samples have at most {MAX_RANK} dimensions, not {}", shape.len()),
+                })
             })
         });
         Ok(SampleType { dtype: self.dtype, shape: shape.transpose()? })
@@ -292,11 +303,13 @@ impl TopicOptions {
     fn check(&self, opened: &Opened) -> Result<()> {
         let name = || self.wanted.name.clone();
         let (control, topic) = match &opened.control {
-            None => return Err(Error::NotATopic { name: name(), is: Named::Segment }),
-            Some(Control { topic: None, .. }) => return Err(Error::NotATopic { name: name(), is: Named::Pool }),
+            None => return Err(Error::Mismatch(Mismatch::NotATopic { name: name(), is: Named::Segment })),
+            Some(Control { topic: None, .. }) => {
+                return Err(Error::Mismatch(Mismatch::NotATopic { name: name(), is: Named::Pool }));
+            }
             Some(control @ Control { topic: Some(topic), .. }) => (control, topic),
         };
-        let wrong = |why: String| Err(Error::WrongTopic { name: name(), why });
+        let wrong = |why: String| Err(Error::Mismatch(Mismatch::Topic { name: name(), why }));
         let asked = self.sample_type()?;
         let has = SampleType::of(topic);
         if asked.dtype.is_some() && asked.dtype != has.dtype || asked.shape.is_some() && asked.shape != has.shape {

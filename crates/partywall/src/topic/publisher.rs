@@ -19,7 +19,7 @@ use super::{Loan, Open, Words, in_flight::PublisherPort, timelines};
 use crate::{
     adaptive_spin::AdaptiveSpin,
     backoff::Backoff,
-    error::{Error, Result},
+    error::{Busy, Error, Gone, InvalidArgument, LimitReached, Mismatch, Result},
     slots::{self, Slots},
     timeline::TimelineWriter,
     wait::{Wait, Waiting},
@@ -65,7 +65,10 @@ impl Publisher {
         let Some(place) = topic.join_as_publisher(link.row()) else {
             // An evicted process finds no place either.
             open.domain().ping()?;
-            return Err(Error::TooManyPublishers { topic: open.name().to_owned(), most: topic.shape().publishers });
+            return Err(Error::LimitReached(LimitReached::Publishers {
+                topic: open.name().to_owned(),
+                most: topic.shape().publishers,
+            }));
         };
         let port = PublisherPort::new(open.words.clone(), place.port());
         let place = Mutex::new(place);
@@ -81,9 +84,9 @@ impl Publisher {
     /// loans reach `depth + loans`, or more if the topic has [blocks for that](super::TopicOptions::blocks).
     ///
     /// # Errors
-    /// [`Error::TooManyLoans`]; [`Error::BlockTooSmall`]; [`Error::WrongSample`] if the topic's samples are of
-    /// another type or shape; [`Error::BadRange`] for a tensor of more than 8 dimensions, or that does not fill whole bytes;
-    /// [`Error::Timeout`], [`Error::Cancelled`]; [`Error::BrokerGone`] when it has to wait; [`Error::Forked`].
+    /// [`LimitReached::Loans`]; [`Mismatch::BlockSize`]; [`Mismatch::Sample`] if the topic's samples are of
+    /// another type or shape; [`InvalidArgument::Range`] for a tensor of more than 8 dimensions, or that does not fill whole bytes;
+    /// [`Error::Timeout`], [`Error::Cancelled`]; [`Unreachable::Gone`](crate::error::Unreachable::Gone) when it has to wait; [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn loan<'w>(&self, dtype: DType, shape: &[u64], wait: impl Into<Wait<'w>>) -> Result<Loan> {
         let bytes = self.joined.bytes(dtype, shape)?;
         let joined = self.joined.one_more()?;
@@ -155,7 +158,7 @@ impl Joined {
         };
         timeline.signal_on(stream, *last + 1).map_err(|error| match error {
             // Nobody but us has begun it: it is our part in the topic that has ended.
-            Error::TimelineEnded { .. } => self.open.parted(),
+            Error::Gone(Gone::Timeline { .. }) => self.open.parted(),
             other => other,
         })?;
         *last += 1;
@@ -237,7 +240,10 @@ impl Joined {
             // Threads that try at the same time are too many together. The last of them that sees so finds the others gone.
             if self.loans() >= most {
                 self.open.domain().link().require_ours()?;
-                return Err(Error::TooManyLoans { topic: self.open.name().to_owned(), loans: most as u32 });
+                return Err(Error::LimitReached(LimitReached::Loans {
+                    topic: self.open.name().to_owned(),
+                    loans: most as u32,
+                }));
             }
         }
     }
@@ -254,9 +260,11 @@ impl Joined {
         let has = self.open.sample_type;
         if !has.accepts(dtype, shape) {
             let given = format!("{dtype} {shape:?}");
-            return Err(Error::WrongSample { topic: topic(), has: has.to_string(), given });
+            return Err(Error::Mismatch(Mismatch::Sample { topic: topic(), has: has.to_string(), given }));
         }
-        let bad = |why: String| Error::BadRange { tensor: format!("a sample of {:?}", topic()), why };
+        let bad = |why: String| {
+            Error::InvalidArgument(InvalidArgument::Range { tensor: format!("a sample of {:?}", topic()), why })
+        };
         if shape.len() > MAX_RANK {
             return Err(bad(format!("it has at most {MAX_RANK} dimensions, not {}", shape.len())));
         }
@@ -265,7 +273,7 @@ impl Joined {
         let needed = bytes.ok_or_else(|| bad(format!("{dtype} {shape:?} does not fill a number of whole bytes")))?;
         let has = self.open.blocks.shape().block_bytes;
         if needed > has {
-            return Err(Error::BlockTooSmall { name: topic(), of: Named::Topic, has, needed });
+            return Err(Error::Mismatch(Mismatch::BlockSize { name: topic(), of: Named::Topic, has, needed }));
         }
         Ok(needed)
     }
@@ -280,7 +288,7 @@ impl Joined {
         }
         let known = if waiting.timeout().is_zero() { None } else { self.find_subscriber(subscriber) };
         let (pid, state) = known.map_or((None, None), |who| (who.pid, who.state));
-        Error::TopicFull { topic: topic.to_owned(), pid, state, after: waiting.start().elapsed() }
+        Error::Busy(Busy::TopicFull { topic: topic.to_owned(), pid, state, after: waiting.start().elapsed() })
     }
 
     fn find_subscriber(&self, id: u64) -> Option<Participant> {

@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     completion::{Completion, Fence},
-    error::{Error, Result},
+    error::{Busy, Error, Gone, InvalidData, Result},
     gpu::{DeviceRange, Gpu},
     segment::{Element, elements},
     timeline::{Timeline, ending},
@@ -157,8 +157,8 @@ impl Sample {
     /// Its bytes in host memory.
     ///
     /// # Errors
-    /// [`Error::WrongKind`] for memory of a GPU; [`Error::NotReady`] as long as a stream writes it;
-    /// [`Error::SampleFailed`], [`Error::SampleTainted`].
+    /// [`Mismatch::Kind`](crate::error::Mismatch::Kind) for memory of a GPU; [`Busy::NotReady`] as long as a stream writes it;
+    /// [`InvalidData::SampleFailed`], [`InvalidData::SampleTainted`].
     pub fn bytes(&self) -> Result<&[u8]> {
         if self.is_empty() {
             return Ok(&[]);
@@ -167,7 +167,8 @@ impl Sample {
             return Err(self.not_ready());
         }
         let shown = self.open().blocks.bytes()?;
-        let borrowed = self.bytes.as_ref().ok_or_else(|| Error::BlockNotHeld { pool: self.topic().to_owned() })?;
+        let borrowed =
+            self.bytes.as_ref().ok_or_else(|| Error::Gone(Gone::HeldBlock { pool: self.topic().to_owned() }))?;
         // As long as a block at most.
         Ok(&shown.bytes(borrowed)[..self.len() as usize])
     }
@@ -175,7 +176,7 @@ impl Sample {
     /// Its elements in host memory.
     ///
     /// # Errors
-    /// As [`bytes`](Self::bytes); [`Error::WrongDType`].
+    /// As [`bytes`](Self::bytes); [`Mismatch::DType`](crate::error::Mismatch::DType).
     pub fn as_slice<T: Element>(&self) -> Result<&[T]> {
         check_dtype::<T>(|| self.topic(), self.dtype())?;
         elements(self.bytes()?).map_err(|error| not_elements(self.topic(), error))
@@ -184,11 +185,11 @@ impl Sample {
     /// Waits until it is complete. One that its publisher's CPU has written always is.
     ///
     /// # Errors
-    /// [`Error::SampleFailed`], [`Error::SampleTainted`]; [`Error::Timeout`], [`Error::Cancelled`].
+    /// [`InvalidData::SampleFailed`], [`InvalidData::SampleTainted`]; [`Error::Timeout`], [`Error::Cancelled`].
     pub fn wait<'w>(&self, wait: impl Into<Wait<'w>>) -> Result<()> {
         let Some(timeline) = self.pending()? else { return Ok(()) };
         match timeline.wait(self.description.value, wait) {
-            Err(Error::TimelineEnded { .. }) => self.settled(),
+            Err(Error::Gone(Gone::Timeline { .. })) => self.settled(),
             waited => waited,
         }
     }
@@ -199,13 +200,13 @@ impl Sample {
     /// If the publisher dies before it has completed the sample, `stream` goes on, and [`check`](Self::check) says so.
     ///
     /// # Errors
-    /// [`Error::SampleFailed`], [`Error::SampleTainted`]; [`Error::WrongKind`] for host memory; as
+    /// [`InvalidData::SampleFailed`], [`InvalidData::SampleTainted`]; [`Mismatch::Kind`](crate::error::Mismatch::Kind) for host memory; as
     /// [`Timeline::wait_on`](crate::Timeline::wait_on).
     pub fn device_on(&self, stream: StreamRef<'_>) -> Result<DeviceRange<'_>> {
         let range = self.open().blocks.device(self.taken().block())?.slice(0, self.len())?;
         if let Some(timeline) = self.pending()? {
             match timeline.wait_on(stream, self.description.value) {
-                Err(Error::TimelineEnded { .. }) => self.settled()?,
+                Err(Error::Gone(Gone::Timeline { .. })) => self.settled()?,
                 waited => waited?,
             }
         }
@@ -219,8 +220,8 @@ impl Sample {
     /// whether these were.
     ///
     /// # Errors
-    /// [`Error::SampleFailed`]: its publisher ended before it was complete. [`Error::SampleTainted`]: it was made of one that
-    /// had failed. [`Error::NotReady`] as long as a stream writes it. [`Error::Timeout`].
+    /// [`InvalidData::SampleFailed`]: its publisher ended before it was complete. [`InvalidData::SampleTainted`]: it was made of one that
+    /// had failed. [`Busy::NotReady`] as long as a stream writes it. [`Error::Timeout`].
     pub fn check(&self) -> Result<()> {
         let what = || format!("cannot check {}: its inputs were not decided", self.named());
         await_settled(what, || {
@@ -235,7 +236,7 @@ impl Sample {
     /// there.
     ///
     /// # Errors
-    /// [`Error::ContextLost`], [`Error::Cuda`]: its block stays until this process ends.
+    /// [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost), [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda): its block stays until this process ends.
     pub fn release(mut self) -> Result<()> {
         let Some(reading) = self.let_go() else { return Ok(()) };
         if self.is_told()
@@ -255,8 +256,8 @@ impl Sample {
     /// nobody knows whether the work is over, and the block is free with the process's end.
     ///
     /// # Errors
-    /// The sample comes back with the error: [`Error::Captured`], [`Error::ContextLost`], [`Error::Cuda`];
-    /// [`Error::Forked`].
+    /// The sample comes back with the error: [`DeviceFault::Captured`](crate::error::DeviceFault::Captured), [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost), [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda);
+    /// [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn release_on(mut self, stream: StreamRef<'_>) -> Result<(), UnreleasedSample> {
         let what = || format!("giving a sample of topic {:?} to a stream", self.topic());
         let fence = match self.open().domain().fence_on(stream, what) {
@@ -302,13 +303,15 @@ impl Sample {
     fn refuse_failed(&self) -> Result<()> {
         let topic = || self.topic().to_owned();
         match self.status() {
-            Status::Failed(how) => Err(Error::SampleFailed {
+            Status::Failed(how) => Err(Error::InvalidData(InvalidData::SampleFailed {
                 topic: topic(),
                 position: self.position(),
                 publisher: self.publisher(),
                 ending: ending(how),
-            }),
-            Status::Tainted => Err(Error::SampleTainted { topic: topic(), position: self.position() }),
+            })),
+            Status::Tainted => {
+                Err(Error::InvalidData(InvalidData::SampleTainted { topic: topic(), position: self.position() }))
+            }
             Status::Ready | Status::Timeline | Status::Unverified | Status::Done => Ok(()),
         }
     }
@@ -363,7 +366,7 @@ impl Sample {
     }
 
     fn not_ready(&self) -> Error {
-        Error::NotReady { topic: self.topic().to_owned(), position: self.position() }
+        Error::Busy(Busy::NotReady { topic: self.topic().to_owned(), position: self.position() })
     }
 
     fn is_told(&self) -> bool {

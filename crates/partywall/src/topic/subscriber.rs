@@ -19,7 +19,7 @@ use crate::{
     adaptive_spin::AdaptiveSpin,
     backoff::Backoff,
     domain::PollReason,
-    error::{Error, Result},
+    error::{Error, Gone, LimitReached, Result},
     wait::Wait,
 };
 
@@ -111,7 +111,7 @@ impl SubscriberOptions {
 
     /// Ends receiving once the topic is idle: its last publisher has left, or its death is proved, and the subscriber has
     /// received every sample that it was to receive. Then [`recv`](Subscriber::recv) and [`try_recv`](Subscriber::try_recv)
-    /// are [`Error::TopicIdle`], and iteration ends. False by default: a subscriber waits for further publishers.
+    /// are [`Gone::TopicIdle`], and iteration ends. False by default: a subscriber waits for further publishers.
     ///
     /// A topic that has never had a publisher is not idle, so a subscriber may start first and waits for one. One that joins
     /// after the last publisher has left receives the [history](Self::history) that it asks for, and ends. A publisher that is
@@ -135,7 +135,7 @@ impl SubscriberOptions {
     /// Becomes a subscriber.
     ///
     /// # Errors
-    /// [`Error::TooManySubscribers`]; [`Error::Evicted`]; [`Error::Forked`].
+    /// [`LimitReached::Subscribers`]; [`Gone::Evicted`]; [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn join(&self) -> Result<Subscriber> {
         let open = &self.open;
         let link = open.domain().link();
@@ -151,7 +151,7 @@ impl SubscriberOptions {
             // An evicted process finds no place either.
             open.domain().ping()?;
             let most = open.shape.subscribers;
-            return Err(Error::TooManySubscribers { topic: open.name().to_owned(), most });
+            return Err(Error::LimitReached(LimitReached::Subscribers { topic: open.name().to_owned(), most }));
         };
         let words = open.words.clone();
         let id = place.port();
@@ -168,10 +168,10 @@ impl Subscriber {
     /// Receives the next sample, and waits for one.
     ///
     /// # Errors
-    /// [`Error::Timeout`], [`Error::Cancelled`]; [`Error::TopicIdle`] if it was to [end then](SubscriberOptions::until_idle);
-    /// [`Error::TooManyHeld`] if it holds as many samples as it may and has dropped none of them; [`Error::BrokerGone`] when it has to
-    /// wait; [`Error::Evicted`], [`Error::ContextLost`], [`Error::Parted`] if the broker has taken it out of the topic;
-    /// [`Error::Forked`].
+    /// [`Error::Timeout`], [`Error::Cancelled`]; [`Gone::TopicIdle`] if it was to [end then](SubscriberOptions::until_idle);
+    /// [`LimitReached::Held`] if it holds as many samples as it may and has dropped none of them; [`Unreachable::Gone`](crate::error::Unreachable::Gone) when it has to
+    /// wait; [`Gone::Evicted`], [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost), [`Gone::Detached`] if the broker has taken it out of the topic;
+    /// [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn recv<'w>(&self, wait: impl Into<Wait<'w>>) -> Result<Sample> {
         self.recv_within(wait.into())
     }
@@ -221,7 +221,7 @@ impl Subscriber {
     /// As [`recv`](Self::recv), but for those of waiting.
     pub fn try_recv(&self) -> Result<Option<Sample>> {
         match self.take()? {
-            None if self.joined.port.is_over() => Err(Error::TopicIdle { topic: self.topic().to_owned() }),
+            None if self.joined.port.is_over() => Err(Error::Gone(Gone::TopicIdle { topic: self.topic().to_owned() })),
             taken => Ok(taken),
         }
     }
@@ -257,7 +257,7 @@ impl Subscriber {
             // Tried often enough: in a ring that somebody has spoiled it would be for ever.
             Received::Empty | Received::Busy => Ok(None),
             Received::Full if is_full => {
-                Err(Error::TooManyHeld { topic: open.name().to_owned(), held: open.shape.held })
+                Err(Error::LimitReached(LimitReached::Held { topic: open.name().to_owned(), held: open.shape.held }))
             }
             // There will be room.
             Received::Full => Ok(None),
@@ -265,7 +265,7 @@ impl Subscriber {
         }
     }
 
-    /// Takes it out of the topic now, as dropping it does: nobody waits for it any more. Receiving is [`Error::Parted`] then.
+    /// Takes it out of the topic now, as dropping it does: nobody waits for it any more. Receiving is [`Gone::Detached`] then.
     pub fn detach(&self) {
         let port = &self.joined.port;
         if port.words.are_ours() {
@@ -283,7 +283,7 @@ impl Subscriber {
     /// [has ended](SubscriberOptions::until_idle).
     ///
     /// # Errors
-    /// [`Error::NoFileDescriptor`], [`Error::Forked`].
+    /// [`LimitReached::FileDescriptors`], [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn event(&self) -> Result<SubscriberEvent> {
         SubscriberEvent::new(&self.joined)
     }
@@ -379,7 +379,7 @@ impl Iterator for Samples<'_> {
 
     fn next(&mut self) -> Option<Self::Item> {
         match self.0.recv(Duration::MAX) {
-            Err(Error::TopicIdle { .. }) => None,
+            Err(Error::Gone(Gone::TopicIdle { .. })) => None,
             received => Some(received),
         }
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use partywall::{DType, Error};
+use partywall::{DType, Error, error::Unreachable};
 use partywall_harness::place;
 
 use super::{
@@ -17,14 +17,14 @@ fn memory_stays_readable_and_calls_say_that_the_broker_is_gone() {
     let segment = commit(&domain, "x", 7, true);
     let build = domain.create("y", place()).tensor("x", DType::U32, &[4]).allocate().unwrap();
     world.end_broker();
-    eventually("the news", || matches!(domain.ping(), Err(Error::BrokerGone { .. })));
+    eventually("the news", || matches!(domain.ping(), Err(Error::Unreachable(Unreachable::Gone { .. }))));
     assert_eq!(value(&segment), 7);
-    assert!(matches!(build.commit(), Err(Error::BrokerGone { .. })));
-    assert!(matches!(domain.open("x", TIMEOUT), Err(Error::BrokerGone { .. })));
+    assert!(matches!(build.commit(), Err(Error::Unreachable(Unreachable::Gone { .. }))));
+    assert!(matches!(domain.open("x", TIMEOUT), Err(Error::Unreachable(Unreachable::Gone { .. }))));
     drop(segment);
     assert!(matches!(
         partywall::Domain::options().socket(world.socket()).start(false).connect(),
-        Err(Error::BrokerUnreachable { .. })
+        Err(Error::Unreachable(Unreachable::NoAnswer { .. }))
     ));
 }
 
@@ -36,7 +36,7 @@ fn a_waiting_open_ends_when_the_broker_does() {
         let waiter = scope.spawn(|| domain.open("never", TIMEOUT));
         std::thread::sleep(Duration::from_millis(30));
         world.end_broker();
-        assert!(matches!(waiter.join().unwrap(), Err(Error::BrokerGone { .. })));
+        assert!(matches!(waiter.join().unwrap(), Err(Error::Unreachable(Unreachable::Gone { .. }))));
     });
 }
 
@@ -62,7 +62,10 @@ fn a_broker_of_another_protocol_is_named_with_its_pid() {
     });
     let error = partywall::Domain::options().socket(&socket).start(false).connect().unwrap_err();
     let message = error.to_string();
-    assert!(matches!(error, Error::VersionMismatch { their_protocol: 999, pid: 4711, .. }), "{message}");
+    assert!(
+        matches!(error, Error::Unreachable(Unreachable::Version { their_protocol: 999, pid: 4711, .. })),
+        "{message}"
+    );
     for part in [partywall::VERSION, "9.9.9", "4711"] {
         assert!(message.contains(part), "{message}");
     }

@@ -2,7 +2,11 @@
 
 use std::time::Duration;
 
-use partywall::{DType, Error, Place, gpu::Gpu};
+use partywall::{
+    DType, Error, Place,
+    error::{Denied, InvalidArgument, LimitReached, Mismatch, NotFound},
+    gpu::Gpu,
+};
 use partywall_harness::place;
 
 use super::world::{World, commit, value};
@@ -13,7 +17,7 @@ fn nobody_sees_a_version_before_its_commit() {
     let ours = world.connect();
     let theirs = world.connect();
     let build = ours.create("x", place()).tensor("x", DType::U32, &[4]).allocate().unwrap();
-    assert!(matches!(theirs.open("x", Duration::ZERO), Err(Error::NotFound { .. })));
+    assert!(matches!(theirs.open("x", Duration::ZERO), Err(Error::NotFound(NotFound::Name { .. }))));
     assert_eq!(theirs.status().unwrap().names, 0);
     drop(build);
     assert_eq!(theirs.status().unwrap().bytes, []);
@@ -51,22 +55,25 @@ fn wrong_questions_about_host_memory_are_answered_with_their_own_errors() {
     let domain = world.connect();
     let segment = commit(&domain, "x", 1, false);
     let tensor = segment.tensor("x").unwrap();
-    assert!(matches!(tensor.as_slice::<f32>(), Err(Error::WrongDType { has: DType::U32, wanted: "float32", .. })));
+    assert!(matches!(
+        tensor.as_slice::<f32>(),
+        Err(Error::Mismatch(Mismatch::DType { has: DType::U32, wanted: "float32", .. }))
+    ));
     let error = tensor.as_slice::<f32>().unwrap_err();
     assert_eq!(error.to_string(), r#"tensor "x" is uint32, and float32 was asked for"#);
     assert_eq!(error.advice(), "use it as uint32, or use its bytes");
-    assert!(matches!(tensor.device(), Err(Error::WrongKind { has: "host", wanted: "GPU", .. })));
-    assert!(matches!(tensor.shared::<u32>(), Err(Error::WrongKind { .. })));
-    assert!(matches!(tensor.read_at(10, &mut [0; 10]), Err(Error::BadRange { .. })));
-    assert!(matches!(tensor.write_at(0, &[0]), Err(Error::ReadOnly { version: 1, .. })));
+    assert!(matches!(tensor.device(), Err(Error::Mismatch(Mismatch::Kind { has: "host", wanted: "GPU", .. }))));
+    assert!(matches!(tensor.shared::<u32>(), Err(Error::Mismatch(Mismatch::Kind { .. }))));
+    assert!(matches!(tensor.read_at(10, &mut [0; 10]), Err(Error::InvalidArgument(InvalidArgument::Range { .. }))));
+    assert!(matches!(tensor.write_at(0, &[0]), Err(Error::Denied(Denied::ReadOnly { version: 1, .. }))));
     match segment.tensor("xx") {
-        Err(Error::NoSuchTensor { near, .. }) => assert_eq!(near, ["x"]),
+        Err(Error::NotFound(NotFound::Tensor { near, .. })) => assert_eq!(near, ["x"]),
         other => panic!("{other:?}"),
     }
     let mut build = domain.create("y", Place::Host).tensor("x", DType::U32, &[4]).allocate().unwrap();
-    assert!(matches!(build.as_mut_slice::<u8>("x"), Err(Error::WrongDType { .. })));
-    assert!(matches!(build.write("x", &[0; 15]), Err(Error::BadRange { .. })));
-    assert!(matches!(build.write("z", &[]), Err(Error::NoSuchTensor { .. })));
+    assert!(matches!(build.as_mut_slice::<u8>("x"), Err(Error::Mismatch(Mismatch::DType { .. }))));
+    assert!(matches!(build.write("x", &[0; 15]), Err(Error::InvalidArgument(InvalidArgument::Range { .. }))));
+    assert!(matches!(build.write("z", &[]), Err(Error::NotFound(NotFound::Tensor { .. }))));
 }
 
 #[test]
@@ -75,12 +82,21 @@ fn impossible_builds_are_refused_before_anything_is_allocated() {
     let domain = world.connect();
     let create = |name: &str| domain.create(name, place());
     for name in ["", "a b", "../a", "a//b", "/a", "a@1", &"n".repeat(256)] {
-        assert!(matches!(create(name).allocate(), Err(Error::BadName { .. })), "{name:?}");
+        assert!(
+            matches!(create(name).allocate(), Err(Error::InvalidArgument(InvalidArgument::Name { .. }))),
+            "{name:?}"
+        );
     }
     let twice = create("x").tensor("a", DType::U8, &[1]).tensor("a", DType::U8, &[2]);
-    assert!(matches!(twice.allocate(), Err(Error::Table { .. })));
-    assert!(matches!(create("x").tensor("a", DType::F64, &[u64::MAX, 2]).allocate(), Err(Error::Table { .. })));
-    assert!(matches!(create("x").tensor("", DType::F64, &[2]).allocate(), Err(Error::Table { .. })));
+    assert!(matches!(twice.allocate(), Err(Error::InvalidArgument(InvalidArgument::Table { .. }))));
+    assert!(matches!(
+        create("x").tensor("a", DType::F64, &[u64::MAX, 2]).allocate(),
+        Err(Error::InvalidArgument(InvalidArgument::Table { .. }))
+    ));
+    assert!(matches!(
+        create("x").tensor("", DType::F64, &[2]).allocate(),
+        Err(Error::InvalidArgument(InvalidArgument::Table { .. }))
+    ));
     assert!(create("x").tensor("a", DType::U8, &[1 << 62]).allocate().is_err());
 }
 
@@ -103,7 +119,7 @@ fn if_absent_makes_a_name_once() {
     let domain = world.connect();
     let _first = commit(&domain, "x", 1, false);
     let second = domain.create("x", place()).tensor("x", DType::U32, &[4]).if_absent(true).allocate().unwrap();
-    assert!(matches!(second.commit(), Err(Error::NameExists { version: 1, .. })));
+    assert!(matches!(second.commit(), Err(Error::Denied(Denied::NameExists { version: 1, .. }))));
     assert_eq!(value(&domain.open("x", Duration::ZERO).unwrap()), 1);
     assert_eq!(domain.status().unwrap().versions, 1);
 }
@@ -141,8 +157,11 @@ fn limits_of_the_broker_for_host_memory_are_errors_of_their_own() {
     let _a = commit(&domain, "a", 1, true);
     let _b = commit(&domain, "b", 1, true);
     let build = |name: &str, n| domain.create(name, Place::Host).tensor("x", DType::U8, &[n]).allocate().unwrap();
-    assert!(matches!(build("c", 1).commit(), Err(Error::LimitReached { allowed: 2, needed: 3, .. })));
-    assert!(matches!(build("a", 100).commit(), Err(Error::LimitReached { allowed: 100, .. })));
+    assert!(matches!(
+        build("c", 1).commit(),
+        Err(Error::LimitReached(LimitReached::Broker { allowed: 2, needed: 3, .. }))
+    ));
+    assert!(matches!(build("a", 100).commit(), Err(Error::LimitReached(LimitReached::Broker { allowed: 100, .. }))));
     assert_eq!(domain.names().unwrap().len(), 2);
     domain.remove("b").unwrap();
     assert!(build("c", 1).commit().is_ok());

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use partywall::{Domain, Error, OpenOrBuild, info::MemberState};
+use partywall::{Domain, Error, OpenOrBuild, error::NotFound, info::MemberState};
 use partywall_harness::place;
 
 use super::{
@@ -93,7 +93,7 @@ fn what_a_killed_process_owned_goes_and_what_it_kept_stays() {
     owner.kill();
     reader.wait_withdrawn(TIMEOUT).unwrap();
     eventually("the end of the owner", || !is_member(&domain, &owner));
-    assert!(matches!(domain.open("owned", Duration::ZERO), Err(Error::NotFound { .. })));
+    assert!(matches!(domain.open("owned", Duration::ZERO), Err(Error::NotFound(NotFound::Name { .. }))));
     assert_eq!(value(&reader), 1, "a reader keeps what it has");
     assert_eq!(value(&domain.open("kept", Duration::ZERO).unwrap()), 2);
 }
@@ -136,7 +136,7 @@ fn a_forked_child_that_lives_on_delays_the_proof_of_death() {
     let pidfd = partywall_os::process::pidfd(child).unwrap();
     partywall_os::process::kill(&pidfd, rustix::process::Signal::KILL).unwrap();
     eventually("the proof of death", || state().is_none());
-    assert!(matches!(domain.open("owned", Duration::ZERO), Err(Error::NotFound { .. })));
+    assert!(matches!(domain.open("owned", Duration::ZERO), Err(Error::NotFound(NotFound::Name { .. }))));
 }
 
 #[test]

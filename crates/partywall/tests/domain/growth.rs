@@ -2,7 +2,10 @@
 
 use std::{io::Read, time::Duration};
 
-use partywall::{DType, Domain, Error, Limit, NoGrowth, Place, Refreshed, Segment, SharedSlice};
+use partywall::{
+    DType, Domain, Error, Limit, NoGrowth, Place, Refreshed, Segment, SharedSlice,
+    error::{Denied, InvalidArgument, LimitReached},
+};
 
 use super::{
     TIMEOUT,
@@ -72,7 +75,7 @@ fn assert_rows(log: &Segment, count: u64) {
 
 fn cannot_grow(result: partywall::Result<impl Sized>) -> NoGrowth {
     match result {
-        Err(Error::CannotGrow { why, .. }) => why,
+        Err(Error::Denied(Denied::Growth { why, .. })) => why,
         Err(other) => panic!("{other}"),
         Ok(_) => panic!("it has grown"),
     }
@@ -192,10 +195,13 @@ fn refused_growths_of_host_memory_leave_the_segment_as_it_was() {
     let reserved = cannot_grow(grow(|g| g.spare(2 << 20)));
     assert!(matches!(reserved, NoGrowth::Reserved { reserved: 0x20_0000, needed } if needed > 2 << 20));
     let bytes = grow(|g| g.spare(1 << 20));
-    assert!(matches!(bytes, Err(Error::LimitReached { limit: Limit::Bytes, .. })), "{bytes:?}");
-    assert!(matches!(grow(|g| g.extend("rows", 2)), Err(Error::Table { .. })));
-    assert!(matches!(grow(|g| g.extend("row", 9)), Err(Error::Table { .. })));
-    assert!(matches!(grow(|g| g.tensor("rows", DType::U8, &[1])), Err(Error::Table { .. })));
+    assert!(matches!(bytes, Err(Error::LimitReached(LimitReached::Broker { limit: Limit::Bytes, .. }))), "{bytes:?}");
+    assert!(matches!(grow(|g| g.extend("rows", 2)), Err(Error::InvalidArgument(InvalidArgument::Table { .. }))));
+    assert!(matches!(grow(|g| g.extend("row", 9)), Err(Error::InvalidArgument(InvalidArgument::Table { .. }))));
+    assert!(matches!(
+        grow(|g| g.tensor("rows", DType::U8, &[1])),
+        Err(Error::InvalidArgument(InvalidArgument::Table { .. }))
+    ));
     assert_eq!(ours.status().unwrap(), before);
     assert_rows(&log, 3);
     grow(|g| g.extend("rows", 30)).unwrap();
@@ -214,7 +220,13 @@ fn a_version_has_so_many_chunks_and_no_more() {
         log.grow().extend("rows", n * page / ROW / 4).commit().unwrap();
     }
     let full = log.grow().extend("rows", 129 * page / ROW / 4).commit();
-    assert!(matches!(full, Err(Error::LimitReached { limit: Limit::Chunks, allowed: 128, needed: 129 })), "{full:?}");
+    assert!(
+        matches!(
+            full,
+            Err(Error::LimitReached(LimitReached::Broker { limit: Limit::Chunks, allowed: 128, needed: 129 }))
+        ),
+        "{full:?}"
+    );
     assert_eq!(reader.refresh().unwrap(), Refreshed::Grown, "all at once");
     assert_eq!((reader.bytes(), log.bytes()), (128 * page, 128 * page));
     (4..128 * page / ROW / 4).for_each(|row| write(&log, row));

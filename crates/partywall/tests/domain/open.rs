@@ -2,7 +2,11 @@
 
 use std::time::Duration;
 
-use partywall::{DType, Domain, Ended, Ending, Error, Language, OpenOrBuild, Place, info::Named};
+use partywall::{
+    DType, Domain, Ended, Ending, Error, Language, OpenOrBuild, Place,
+    error::{Denied, InvalidArgument, Mismatch, NotFound},
+    info::Named,
+};
 use partywall_harness::place;
 
 use super::{
@@ -16,7 +20,7 @@ fn a_missing_name_is_reported_with_names_like_it() {
     let domain = world.connect();
     let _near = commit(&domain, "models/llama", 1, false);
     match domain.open("models/lama", Duration::ZERO) {
-        Err(Error::NotFound { near, socket, .. }) => {
+        Err(Error::NotFound(NotFound::Name { near, socket, .. })) => {
             assert_eq!(near, ["models/llama"]);
             assert_eq!(socket, world.socket());
         }
@@ -30,9 +34,9 @@ fn name_that_ended_just_now_is_reported_with_its_end() {
     let ours = world.connect();
     let theirs = world.connect();
     let ended = |result: partywall::Result<partywall::Segment>| match result {
-        Err(error @ Error::NotFound { .. }) => {
+        Err(error @ Error::NotFound(NotFound::Name { .. })) => {
             let text = format!("{error}; {}", error.advice());
-            let Error::NotFound { ended: Some(ended), .. } = error else { panic!("{text}") };
+            let Error::NotFound(NotFound::Name { ended: Some(ended), .. }) = error else { panic!("{text}") };
             let Ended { version: 1, pid, .. } = *ended else { panic!("{ended:?}") };
             assert_eq!(pid, std::process::id());
             (ended.ending, text)
@@ -44,8 +48,8 @@ fn name_that_ended_just_now_is_reported_with_its_end() {
     assert_eq!(ending, Ending::Withdrawn);
     let who = format!("owned@1 went with its owner, pid {} (domain-", std::process::id());
     assert!(text.contains(&who) && text.contains("s ago") && text.contains("kept(true)"), "{text}");
-    assert!(matches!(theirs.remove("owned"), Err(Error::NotFound { ended: Some(_), .. })));
-    assert!(matches!(theirs.inspect("owned"), Err(Error::NotFound { ended: Some(_), .. })));
+    assert!(matches!(theirs.remove("owned"), Err(Error::NotFound(NotFound::Name { ended: Some(_), .. }))));
+    assert!(matches!(theirs.inspect("owned"), Err(Error::NotFound(NotFound::Name { ended: Some(_), .. }))));
 
     let _segment = commit(&ours, "removed", 1, true);
     theirs.remove("removed").unwrap();
@@ -74,10 +78,13 @@ fn other_kinds_are_refused_by_what_they_are_and_leave_no_lease() {
         ("topic", Named::Topic, r#"Domain::topic("topic").open()"#),
     ] {
         let error = domain.open(name, Duration::ZERO).unwrap_err();
-        assert!(matches!(&error, Error::NotASegment { is, .. } if *is == kind), "{error:?}");
+        assert!(matches!(&error, Error::Mismatch(Mismatch::NotASegment { is, .. }) if *is == kind), "{error:?}");
         assert_eq!(error.to_string(), format!("{name:?} is a {name}, not a segment"));
         assert!(error.advice().contains(call), "{}", error.advice());
-        assert!(matches!(domain.open_or_build(name, Duration::ZERO), Err(Error::NotASegment { .. })));
+        assert!(matches!(
+            domain.open_or_build(name, Duration::ZERO),
+            Err(Error::Mismatch(Mismatch::NotASegment { .. }))
+        ));
     }
     assert_eq!(domain.status().unwrap().leases, leases);
 
@@ -152,11 +159,14 @@ fn versions_are_kept_by_their_readers() {
     assert_eq!(value(&domain.opener("x").version(2).open().unwrap()), 2);
     drop(reader);
     match domain.open("x@1", Duration::ZERO) {
-        Err(Error::VersionNotFound { version: 1, latest: Some(2), .. }) => {}
+        Err(Error::NotFound(NotFound::Version { version: 1, latest: Some(2), .. })) => {}
         other => panic!("{other:?}"),
     }
-    assert!(matches!(domain.open("x@0", Duration::ZERO), Err(Error::BadVersion { .. })));
-    assert!(matches!(domain.open("x@one", Duration::ZERO), Err(Error::BadVersion { .. })));
+    assert!(matches!(domain.open("x@0", Duration::ZERO), Err(Error::InvalidArgument(InvalidArgument::Version { .. }))));
+    assert!(matches!(
+        domain.open("x@one", Duration::ZERO),
+        Err(Error::InvalidArgument(InvalidArgument::Version { .. }))
+    ));
 }
 
 #[test]
@@ -169,8 +179,8 @@ fn a_removed_name_stays_with_its_readers() {
     assert_eq!((removed.version, removed.bytes_kept), (1, reader.bytes()));
     assert_eq!(removed.holders.len(), 1);
     assert_eq!(removed.holders[0].pid, std::process::id());
-    assert!(matches!(domain.open("x", Duration::ZERO), Err(Error::NotFound { .. })));
-    assert!(matches!(domain.remove("x"), Err(Error::NotFound { .. })));
+    assert!(matches!(domain.open("x", Duration::ZERO), Err(Error::NotFound(NotFound::Name { .. }))));
+    assert!(matches!(domain.remove("x"), Err(Error::NotFound(NotFound::Name { .. }))));
     assert_eq!(value(&reader), 1);
     reader.wait_withdrawn(TIMEOUT).unwrap();
     drop(reader);
@@ -183,7 +193,7 @@ fn owned_names_go_with_their_segment_and_kept_ones_stay() {
     let domain = world.connect();
     drop(commit(&domain, "owned", 1, false));
     drop(commit(&domain, "kept", 2, true));
-    assert!(matches!(domain.open("owned", Duration::ZERO), Err(Error::NotFound { .. })));
+    assert!(matches!(domain.open("owned", Duration::ZERO), Err(Error::NotFound(NotFound::Name { .. }))));
     drop(domain);
     let domain = world.connect();
     assert_eq!(value(&domain.open("kept", Duration::ZERO).unwrap()), 2);
@@ -194,7 +204,7 @@ fn frozen_memory_is_not_opened_for_writing() {
     let world = World::new();
     let domain = world.connect();
     let _frozen = commit(&domain, "frozen", 1, false);
-    assert!(matches!(domain.opener("frozen").read_write().open(), Err(Error::ReadOnly { .. })));
+    assert!(matches!(domain.opener("frozen").read_write().open(), Err(Error::Denied(Denied::ReadOnly { .. }))));
     assert_eq!(domain.status().unwrap().leases, 1);
 }
 
@@ -211,7 +221,7 @@ fn mutable_host_memory_is_written_in_place() {
     assert_eq!((seen.get(3), seen.get(4)), (7, 9));
     assert!(committed.tensor("x").unwrap().as_slice::<u32>().is_err(), "no plain slice of shared memory");
     let reader = domain.open("shared", Duration::ZERO).unwrap();
-    assert!(matches!(reader.tensor("x").unwrap().write_at(0, &[1]), Err(Error::ReadOnly { .. })));
+    assert!(matches!(reader.tensor("x").unwrap().write_at(0, &[1]), Err(Error::Denied(Denied::ReadOnly { .. }))));
 }
 
 fn expect_claim(domain: &Domain, name: &str) -> partywall::Claim {

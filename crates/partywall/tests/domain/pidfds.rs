@@ -4,6 +4,7 @@ use std::io::Read;
 
 use partywall::{
     Domain, Error,
+    error::Denied,
     info::{Doubt, MemberState},
 };
 use seccompiler::{
@@ -62,7 +63,7 @@ fn without_a_pidfd_a_death_is_unproven() {
     eventually("it is well", || states(&domain, &actor) == alive);
     let reader = domain.open("owned", TIMEOUT).unwrap();
     let pid = actor.pid();
-    assert!(matches!(domain.free_unproven(Some(pid)), Err(Error::NotUnproven { .. })));
+    assert!(matches!(domain.free_unproven(Some(pid)), Err(Error::Denied(Denied::NotUnproven { .. }))));
 
     actor.kill();
     reader.wait_withdrawn(TIMEOUT).unwrap();

@@ -8,6 +8,7 @@ use std::{
 
 use partywall::{
     Block, BlockRef, Domain, Error, MAX_BLOCKS, Place, Pool, PoolOptions, Wait,
+    error::{Denied, Gone, InvalidArgument, LimitReached, Mismatch, NotFound, Unreachable},
     info::{MemberState, Named},
 };
 use partywall_harness::{device, place};
@@ -129,7 +130,7 @@ fn a_block_is_written_once_and_read_elsewhere_in_place() {
         let block = theirs.accept(&reference).unwrap();
         assert_eq!((read(&block), block.index()), (value, reference.index()));
         assert_eq!((block.pool(), block.len()), ("frames", BYTES as u64));
-        assert!(matches!(ours.accept(&reference), Err(Error::StaleBlock { .. })), "it was taken over");
+        assert!(matches!(ours.accept(&reference), Err(Error::Gone(Gone::Block { .. }))), "it was taken over");
         block.release().unwrap();
     }
     eventually("all are free", || counts(&ours) == (3, 0, 0));
@@ -147,7 +148,7 @@ fn elements_and_zeros_in_host_memory() {
     block.as_mut_slice::<u32>().unwrap().copy_from_slice(&[1, 2]);
     block.bytes_mut().unwrap()[9] = 3;
     assert_eq!((block.as_slice::<u64>().unwrap(), block.bytes().unwrap().len()), (&[1 | 2 << 32][..], 10));
-    assert!(matches!(block.device(), Err(Error::WrongKind { .. })));
+    assert!(matches!(block.device(), Err(Error::Mismatch(Mismatch::Kind { .. }))));
     let error = domain
         .pool("tiny")
         .blocks(1)
@@ -158,7 +159,7 @@ fn elements_and_zeros_in_host_memory() {
         .try_alloc()
         .unwrap()
         .unwrap();
-    assert!(matches!(error.as_slice::<u64>(), Err(Error::BlockTooSmall { has: 7, needed: 8, .. })));
+    assert!(matches!(error.as_slice::<u64>(), Err(Error::Mismatch(Mismatch::BlockSize { has: 7, needed: 8, .. }))));
     block.zero().unwrap();
     assert_eq!(block.bytes().unwrap(), [0; 10]);
     // From two threads at once, for the first time.
@@ -193,10 +194,10 @@ fn who_takes_a_block_of_a_zeroed_pool_finds_nothing_of_others() {
     assert_eq!(read(&pool.alloc(TIMEOUT).unwrap()), 0);
 
     let wrong = |zeroed| domain.pool("frames").zeroed(zeroed).open();
-    assert!(matches!(wrong(false), Err(Error::WrongPool { why, .. }) if why.contains("are zeroed")));
+    assert!(matches!(wrong(false), Err(Error::Mismatch(Mismatch::Pool { why, .. })) if why.contains("are zeroed")));
     drop(pool);
     let _pool = frames(&domain, 1).create().unwrap();
-    assert!(matches!(wrong(true), Err(Error::WrongPool { why, .. }) if why.contains("are not zeroed")));
+    assert!(matches!(wrong(true), Err(Error::Mismatch(Mismatch::Pool { why, .. })) if why.contains("are not zeroed")));
 }
 
 #[test]
@@ -228,7 +229,10 @@ fn what_makes_no_pool_is_refused() {
     let world = World::new();
     let domain = world.connect();
     let bad = |options: PoolOptions| match (options.create(), options.open_or_create()) {
-        (Err(Error::BadPool { why, .. }), Err(Error::BadPool { .. })) => why,
+        (
+            Err(Error::InvalidArgument(InvalidArgument::Pool { why, .. })),
+            Err(Error::InvalidArgument(InvalidArgument::Pool { .. })),
+        ) => why,
         other => panic!("{other:?}"),
     };
     bad(domain.pool("x"));
@@ -239,9 +243,12 @@ fn what_makes_no_pool_is_refused() {
     bad(frames(&domain, 2).block_bytes(u64::MAX));
     bad(frames(&domain, 3).block_bytes(u64::MAX / 2));
     let error = frames(&domain, 1).block_bytes(1 << 60).create().unwrap_err();
-    assert!(matches!(error, Error::OutOfMemory { .. }), "{error}");
-    assert!(matches!(domain.pool("").blocks(1).block_bytes(1).create(), Err(Error::BadName { .. })));
-    assert!(matches!(domain.pool("x").open(), Err(Error::NotFound { .. })));
+    assert!(matches!(error, Error::LimitReached(LimitReached::Memory { .. })), "{error}");
+    assert!(matches!(
+        domain.pool("").blocks(1).block_bytes(1).create(),
+        Err(Error::InvalidArgument(InvalidArgument::Name { .. }))
+    ));
+    assert!(matches!(domain.pool("x").open(), Err(Error::NotFound(NotFound::Name { .. }))));
     let waited = domain.pool("x").timeout(Duration::from_millis(20)).open();
     assert!(matches!(waited, Err(Error::Timeout { .. })));
     assert_eq!(domain.names().unwrap().len(), 0);
@@ -254,7 +261,7 @@ fn who_opens_it_may_say_how_it_is() {
     let _pool = frames(&domain, 3).create().unwrap();
     frames(&world.connect(), 3).open().unwrap();
     let wrong = |options: PoolOptions| match (options.open(), options.open_or_create()) {
-        (Err(Error::WrongPool { why, .. }), Err(Error::WrongPool { .. })) => why,
+        (Err(Error::Mismatch(Mismatch::Pool { why, .. })), Err(Error::Mismatch(Mismatch::Pool { .. }))) => why,
         other => panic!("{other:?}"),
     };
     assert_eq!(wrong(frames(&domain, 4)), "it has 3 blocks, not 4");
@@ -262,12 +269,15 @@ fn who_opens_it_may_say_how_it_is() {
     if device() != "host" {
         assert!(wrong(frames(&domain, 3).place(Place::Host)).contains("not on host"));
     }
-    assert!(matches!(frames(&domain, 3).create(), Err(Error::NameExists { .. })));
+    assert!(matches!(frames(&domain, 3).create(), Err(Error::Denied(Denied::NameExists { .. }))));
     let _segment = commit(&domain, "weights", 1, false);
     for error in [domain.pool("weights").open(), domain.pool("weights").blocks(1).block_bytes(1).open_or_create()] {
-        assert!(matches!(error, Err(Error::NotAPool { is: Named::Segment, .. })), "{error:?}");
+        assert!(matches!(error, Err(Error::Mismatch(Mismatch::NotAPool { is: Named::Segment, .. }))), "{error:?}");
     }
-    assert!(matches!(domain.pool("weights").blocks(1).block_bytes(1).create(), Err(Error::NameExists { .. })));
+    assert!(matches!(
+        domain.pool("weights").blocks(1).block_bytes(1).create(),
+        Err(Error::Denied(Denied::NameExists { .. }))
+    ));
     // None of that has left a lease behind.
     assert_eq!(domain.status().unwrap().leases, 2);
 }
@@ -279,19 +289,19 @@ fn a_block_of_another_pool_is_refused() {
     let pool = frames(&domain, 1).create().unwrap();
     let offered = pool.alloc(Duration::ZERO).unwrap().offer().unwrap();
     let other = domain.pool("other").blocks(1).block_bytes(1).place(partywall::Place::Host).create().unwrap();
-    assert!(matches!(other.accept(&offered), Err(Error::WrongPool { .. })));
+    assert!(matches!(other.accept(&offered), Err(Error::Mismatch(Mismatch::Pool { .. }))));
     // It goes with its pool, and another pool of the name has other blocks.
     drop(pool);
-    assert!(matches!(domain.pool("frames").open(), Err(Error::NotFound { .. })));
+    assert!(matches!(domain.pool("frames").open(), Err(Error::NotFound(NotFound::Name { .. }))));
     let keeper = frames(&domain, 1).kept(true).create().unwrap();
     let reference = keeper.alloc(Duration::ZERO).unwrap().offer().unwrap();
     domain.remove("frames").unwrap();
     let new = frames(&domain, 1).create().unwrap();
     assert!(new.version() > keeper.version());
-    assert!(matches!(new.accept(&reference), Err(Error::WrongPool { .. })));
+    assert!(matches!(new.accept(&reference), Err(Error::Mismatch(Mismatch::Pool { .. }))));
     // Its giver takes it back.
     assert_eq!(keeper.accept(&reference).unwrap().index(), reference.index());
-    assert!(matches!(keeper.accept(&reference), Err(Error::StaleBlock { .. })));
+    assert!(matches!(keeper.accept(&reference), Err(Error::Gone(Gone::Block { .. }))));
 }
 
 /// Its version's number comes again when nobody has the pool any more.
@@ -310,7 +320,7 @@ fn a_reference_to_a_pool_that_is_gone_names_no_block_of_the_next_one() {
     eventually("the pool is gone", || domain.names().unwrap().is_empty());
     let pool = frames(&domain, 1).create().unwrap();
     let new = offer(&pool);
-    assert!(matches!(pool.accept(&old), Err(Error::StaleBlock { .. })), "{old} {new}");
+    assert!(matches!(pool.accept(&old), Err(Error::Gone(Gone::Block { .. }))), "{old} {new}");
     pool.accept(&new).unwrap().release().unwrap();
 }
 
@@ -373,7 +383,7 @@ fn an_offered_block_comes_back_with_its_givers_death() {
     assert_eq!(counts(&pool), (0, 0, 1));
     giver.kill();
     pool.alloc(TIMEOUT).unwrap().release().unwrap();
-    assert!(matches!(pool.accept(&offered.parse().unwrap()), Err(Error::StaleBlock { .. })));
+    assert!(matches!(pool.accept(&offered.parse().unwrap()), Err(Error::Gone(Gone::Block { .. }))));
 }
 
 #[test]
@@ -420,7 +430,7 @@ fn a_pool_goes_with_the_last_who_has_it_and_stays_if_it_is_kept() {
     assert_eq!(counts(&pool), (0, 1, 0));
     drop(pool);
     holder.kill();
-    eventually("it is gone", || matches!(domain.pool("frames").open(), Err(Error::NotFound { .. })));
+    eventually("it is gone", || matches!(domain.pool("frames").open(), Err(Error::NotFound(NotFound::Name { .. }))));
     drop(frames(&domain, 1).kept(true).create().unwrap());
     let mut holder = world.play("pool holder");
     holder.kill();
@@ -438,7 +448,7 @@ fn without_a_broker_nobody_waits_and_what_is_free_goes_round() {
     world.end_broker();
     for _ in 0..10 {
         let block = pool.alloc(Duration::ZERO).unwrap();
-        assert!(matches!(pool.alloc(TIMEOUT), Err(Error::BrokerGone { .. })));
+        assert!(matches!(pool.alloc(TIMEOUT), Err(Error::Unreachable(Unreachable::Gone { .. }))));
         let block = pool.accept(&block.offer().unwrap()).unwrap();
         block.release().unwrap();
     }

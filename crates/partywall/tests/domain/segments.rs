@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use partywall::{
     DType, Error,
+    error::{Busy, NotFound, Unreachable},
     info::{Lifetime, MemberState},
 };
 use partywall_harness::place;
@@ -35,7 +36,7 @@ fn left_name_stays_without_a_lease_until_its_connection_ends() {
     let opened = other.open("x", Duration::ZERO).unwrap();
     drop(domain);
     assert_eq!(other.names().unwrap().iter().filter(|name| name.latest.is_some()).count(), 0);
-    assert!(matches!(other.open("x", Duration::ZERO), Err(Error::NotFound { .. })));
+    assert!(matches!(other.open("x", Duration::ZERO), Err(Error::NotFound(NotFound::Name { .. }))));
     opened.wait_withdrawn(Duration::ZERO).unwrap();
 }
 
@@ -97,8 +98,8 @@ fn inspection_shows_a_version_without_opening_it() {
         (1, Lifetime::Kept, 0)
     );
     assert!(information.is_latest && information.holders.is_empty() && information.builder.is_none());
-    assert!(matches!(domain.inspect("model@7"), Err(Error::VersionNotFound { .. })));
-    assert!(matches!(domain.inspect("nothing"), Err(Error::NotFound { .. })));
+    assert!(matches!(domain.inspect("model@7"), Err(Error::NotFound(NotFound::Version { .. }))));
+    assert!(matches!(domain.inspect("nothing"), Err(Error::NotFound(NotFound::Name { .. }))));
     let opened = world.connect().open("model", Duration::ZERO).unwrap();
     assert_eq!(opened.len(), 3000);
     assert_eq!(domain.inspect("model").unwrap().holders.len(), 1);
@@ -124,8 +125,10 @@ fn a_broker_in_use_is_not_stopped_without_force() {
     let world = World::new();
     let domain = world.connect();
     let _segment = commit(&domain, "x", 1, false);
-    assert!(matches!(domain.stop_broker(false), Err(Error::InUse { names: 1, members: 0 })));
+    assert!(matches!(domain.stop_broker(false), Err(Error::Busy(Busy::BrokerInUse { names: 1, members: 0 }))));
     domain.stop_broker(true).unwrap();
-    super::world::eventually("the end of the broker", || matches!(domain.ping(), Err(Error::BrokerGone { .. })));
+    super::world::eventually("the end of the broker", || {
+        matches!(domain.ping(), Err(Error::Unreachable(Unreachable::Gone { .. })))
+    });
     assert!(!world.socket().exists());
 }

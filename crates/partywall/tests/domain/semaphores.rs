@@ -10,7 +10,10 @@ use std::{
     time::Duration,
 };
 
-use partywall::{Domain, Error, MAX_PERMITS, Permit, Semaphore, Wait};
+use partywall::{
+    Domain, Error, MAX_PERMITS, Permit, Semaphore, Wait,
+    error::{InvalidArgument, Mismatch, NotFound, Unreachable},
+};
 use partywall_wire::ObjectKind;
 
 use super::{
@@ -137,17 +140,23 @@ fn who_opens_it_says_the_same_number() {
     let domain = world.connect();
     let semaphore = domain.semaphore("seats", 3).unwrap();
     let error = world.connect().semaphore("seats", 4).unwrap_err();
-    assert!(matches!(error, Error::WrongMaximum { maximum: 3, asked: 4, .. }), "{error}");
-    assert!(matches!(domain.semaphore("none", 0), Err(Error::BadMaximum { asked: 0, .. })));
-    assert!(matches!(domain.semaphore("many", MAX_PERMITS + 1), Err(Error::BadMaximum { .. })));
-    assert!(matches!(domain.semaphore("", 1), Err(Error::BadName { .. })));
+    assert!(matches!(error, Error::Mismatch(Mismatch::Maximum { maximum: 3, asked: 4, .. })), "{error}");
+    assert!(matches!(
+        domain.semaphore("none", 0),
+        Err(Error::InvalidArgument(InvalidArgument::Maximum { asked: 0, .. }))
+    ));
+    assert!(matches!(
+        domain.semaphore("many", MAX_PERMITS + 1),
+        Err(Error::InvalidArgument(InvalidArgument::Maximum { .. }))
+    ));
+    assert!(matches!(domain.semaphore("", 1), Err(Error::InvalidArgument(InvalidArgument::Name { .. }))));
     let long = domain.semaphore(&"é".repeat(10_000), 1).unwrap_err().to_string();
     assert!(long.len() < 500 && long.contains("éé\"… is not a name: a name has at most"), "{long}");
     // It goes with the last handle.
     drop(semaphore);
     assert_eq!(domain.semaphore("seats", MAX_PERMITS).unwrap().available(), MAX_PERMITS);
     // And has nothing to do with what else is named so.
-    assert!(matches!(domain.open("seats", Duration::ZERO), Err(Error::NotFound { .. })));
+    assert!(matches!(domain.open("seats", Duration::ZERO), Err(Error::NotFound(NotFound::Name { .. }))));
 }
 
 #[test]
@@ -161,7 +170,10 @@ fn a_permit_keeps_its_semaphore() {
     assert!(other.semaphore("seats", 1).unwrap().try_acquire().unwrap().is_none());
     // On whatever thread.
     std::thread::spawn(move || drop(permit)).join().unwrap();
-    assert!(matches!(other.inspect_object(ObjectKind::Semaphore, "seats"), Err(Error::ObjectNotFound { .. })));
+    assert!(matches!(
+        other.inspect_object(ObjectKind::Semaphore, "seats"),
+        Err(Error::NotFound(NotFound::Object { .. }))
+    ));
 }
 
 #[test]
@@ -216,12 +228,12 @@ fn without_a_broker_nobody_waits_and_what_is_free_goes_round() {
         let waiter = scope.spawn(|| semaphore.acquire(TIMEOUT).map(drop));
         eventually("he waits", || semaphore.waiting() == 1);
         world.end_broker();
-        assert!(matches!(waiter.join().unwrap(), Err(Error::BrokerGone { .. })));
+        assert!(matches!(waiter.join().unwrap(), Err(Error::Unreachable(Unreachable::Gone { .. }))));
     });
     for _ in 0..10 {
         permits.pop_front().unwrap().release().unwrap();
         permits.push_back(semaphore.acquire(Duration::ZERO).unwrap());
     }
-    assert!(matches!(semaphore.acquire(TIMEOUT), Err(Error::BrokerGone { .. })));
+    assert!(matches!(semaphore.acquire(TIMEOUT), Err(Error::Unreachable(Unreachable::Gone { .. }))));
     assert_eq!(semaphore.waiting(), 0);
 }

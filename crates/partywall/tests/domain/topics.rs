@@ -14,6 +14,7 @@ use std::{
 
 use partywall::{
     DType, Domain, Error, Loan, Place, Policy, Published, Publisher, Sample, Subscriber, Topic, TopicOptions, Wait,
+    error::{Busy, Denied, Gone, InvalidArgument, LimitReached, Mismatch, NotFound, Unreachable},
     info::{MemberState, Named},
 };
 use partywall_harness::{device, place};
@@ -199,7 +200,7 @@ fn each_subscriber_is_as_reliable_as_it_wants_to_be() {
         publish(&publisher, value);
     }
     let unpublished = filled(&publisher, 4).publish(SHORT).unwrap_err();
-    assert!(matches!(&unpublished.error, Error::TopicFull { pid, after, .. }
+    assert!(matches!(&unpublished.error, Error::Busy(Busy::TopicFull { pid, after, .. })
         if pid.is_none_or(|pid| pid == std::process::id()) && *after >= SHORT));
     assert_eq!(receive(&strict), 0);
     assert_eq!(unpublished.filled.publish(Duration::ZERO).unwrap().position, 4);
@@ -273,7 +274,10 @@ fn threads_that_share_a_publisher_wait_each_as_long_as_it_wants_to() {
         let waiting = scope.spawn(|| publish(&publisher, 4).sequence);
         eventually("it waits", || topic.stats().publishers[0].blocked.is_some());
         let full = filled(&publisher, 5).publish(Duration::ZERO).unwrap_err();
-        assert!(matches!(full.error, Error::TopicFull { pid: None, .. }), "it would have waited for the broker");
+        assert!(
+            matches!(full.error, Error::Busy(Busy::TopicFull { pid: None, .. })),
+            "it would have waited for the broker"
+        );
         assert!(!waiting.is_finished() && publisher.published() == 4);
         (0..5).for_each(|value| assert_eq!(receive(&subscriber), value));
         assert_eq!(waiting.join().unwrap(), 4);
@@ -331,8 +335,8 @@ fn subscriber_until_idle_ends_with_the_last_publisher() {
     });
     let mut polled = [PollFd::new(&event, PollFlags::IN)];
     assert_eq!(poll(&mut polled, None).unwrap(), 1, "an event loop learns of the end");
-    assert!(matches!(subscriber.recv(Duration::MAX), Err(Error::TopicIdle { topic }) if topic == "frames"));
-    assert!(matches!(subscriber.try_recv(), Err(Error::TopicIdle { .. })));
+    assert!(matches!(subscriber.recv(Duration::MAX), Err(Error::Gone(Gone::TopicIdle { topic })) if topic == "frames"));
+    assert!(matches!(subscriber.try_recv(), Err(Error::Gone(Gone::TopicIdle { .. }))));
     // One that comes late reads what is left, and ends.
     let late = until_idle(Policy::DropOldest).history(1).join().unwrap();
     assert_eq!(late.iter().map(|sample| value(&sample.unwrap())).collect::<Vec<_>>(), [2]);
@@ -356,7 +360,7 @@ fn nobody_takes_blocks_that_others_were_promised() {
     assert_eq!((topic.loans(), world.connect().topic("frames").loans(3).open().unwrap().loans()), (3, 3));
     let [greedy, modest] = [(); 2].map(|()| topic.publisher().unwrap());
     let loan = |publisher: &Publisher| publisher.loan(DType::U32, &[1], TIMEOUT);
-    let too_many = |outcome| matches!(outcome, Err(Error::TooManyLoans { loans: 3, .. }));
+    let too_many = |outcome| matches!(outcome, Err(Error::LimitReached(LimitReached::Loans { loans: 3, .. })));
     let mut loans: Vec<_> = (0..3).map(|_| loan(&greedy).unwrap()).collect();
     // Waiting would not help; what is filled is still its own.
     assert!(too_many(loan(&greedy).map(drop)) && too_many(greedy.try_loan(DType::U32, &[1]).map(drop)));
@@ -390,7 +394,7 @@ fn nobody_takes_blocks_that_others_were_promised() {
     }
     let filled = || loan(&greedy).unwrap().filled();
     let refused = [(); 3].map(|()| filled().publish(Duration::ZERO).unwrap_err());
-    assert!(refused.iter().all(|unpublished| matches!(unpublished.error, Error::TopicFull { .. })));
+    assert!(refused.iter().all(|unpublished| matches!(unpublished.error, Error::Busy(Busy::TopicFull { .. }))));
     assert!(too_many(loan(&greedy).map(drop)));
     drop((refused, blocking));
     publish(&greedy, 4);
@@ -448,11 +452,17 @@ fn dtype_and_shape_are_the_type_of_all_samples() {
         (&varying, DType::U8, &[6, 3]),
         (&varying, DType::I8, &[4, 6, 3]),
     ] {
-        assert!(matches!(tries(topic, dtype, shape), Err(Error::WrongSample { .. })), "{topic:?}: {shape:?}");
+        assert!(
+            matches!(tries(topic, dtype, shape), Err(Error::Mismatch(Mismatch::Sample { .. }))),
+            "{topic:?}: {shape:?}"
+        );
     }
     let error = tries(&varying, DType::I8, &[2, 6]).unwrap_err().to_string();
     assert_eq!(error, "topic \"strips\" has samples of uint8 [any, 6, 3], not of int8 [2, 6]");
-    assert!(matches!(tries(&varying, DType::U8, &[5, 6, 3]), Err(Error::BlockTooSmall { has: 72, needed: 90, .. })));
+    assert!(matches!(
+        tries(&varying, DType::U8, &[5, 6, 3]),
+        Err(Error::Mismatch(Mismatch::BlockSize { has: 72, needed: 90, .. }))
+    ));
     // An opener says what it expects, or nothing.
     let open = || domain.topic("images");
     assert!(open().open().is_ok() && open().dtype(DType::U8).open().is_ok() && open().shape(&[4, 6, 3]).open().is_ok());
@@ -465,7 +475,7 @@ fn dtype_and_shape_are_the_type_of_all_samples() {
         open().dtype(DType::I8),
         images().dtype(DType::I8),
     ] {
-        assert!(matches!(wrong.open(), Err(Error::WrongTopic { .. })), "{wrong:?}");
+        assert!(matches!(wrong.open(), Err(Error::Mismatch(Mismatch::Topic { .. }))), "{wrong:?}");
     }
     let error = images().dtype(DType::I8).open_or_create().unwrap_err().to_string();
     let asked = "int8 [4, 6, 3]";
@@ -483,7 +493,7 @@ fn dtype_and_shape_are_the_type_of_all_samples() {
         other().dtype(DType::U8).shape(&[u64::MAX, 2]),
         other().max_bytes(4).shape(&[1; 9]),
     ] {
-        assert!(matches!(bad.create(), Err(Error::BadTopic { .. })), "{bad:?}");
+        assert!(matches!(bad.create(), Err(Error::InvalidArgument(InvalidArgument::Topic { .. }))), "{bad:?}");
     }
 }
 
@@ -494,11 +504,14 @@ fn bad_input_is_refused_each_with_its_error() {
     let topic = frames(&domain).dtype(DType::U32).create().unwrap();
     let open = || domain.topic("frames");
     // Topics.
-    assert!(matches!(frames(&domain).create(), Err(Error::NameExists { .. })));
-    assert!(matches!(domain.topic("none").open(), Err(Error::NotFound { .. })));
-    assert!(matches!(open().dtype(DType::F32).open(), Err(Error::WrongTopic { .. })));
-    assert!(matches!(domain.topic("plain").max_bytes(0).create(), Err(Error::BadTopic { .. })));
-    assert!(matches!(domain.topic("plain").create(), Err(Error::BadTopic { .. })));
+    assert!(matches!(frames(&domain).create(), Err(Error::Denied(Denied::NameExists { .. }))));
+    assert!(matches!(domain.topic("none").open(), Err(Error::NotFound(NotFound::Name { .. }))));
+    assert!(matches!(open().dtype(DType::F32).open(), Err(Error::Mismatch(Mismatch::Topic { .. }))));
+    assert!(matches!(
+        domain.topic("plain").max_bytes(0).create(),
+        Err(Error::InvalidArgument(InvalidArgument::Topic { .. }))
+    ));
+    assert!(matches!(domain.topic("plain").create(), Err(Error::InvalidArgument(InvalidArgument::Topic { .. }))));
     let plain = || domain.topic("plain").max_bytes(10).place(place());
     for bad in [
         plain().depth(0),
@@ -509,14 +522,20 @@ fn bad_input_is_refused_each_with_its_error() {
         plain().loans(0),
         plain().loans(257),
     ] {
-        assert!(matches!(bad.create(), Err(Error::BadTopic { .. })), "{bad:?}");
+        assert!(matches!(bad.create(), Err(Error::InvalidArgument(InvalidArgument::Topic { .. }))), "{bad:?}");
     }
-    assert!(matches!(plain().blocks(15).create(), Err(Error::PoolTooSmall { needed: 16, .. })));
-    assert!(matches!(plain().loans(3).blocks(17).create(), Err(Error::PoolTooSmall { needed: 18, loans: 3, .. })));
+    assert!(matches!(
+        plain().blocks(15).create(),
+        Err(Error::InvalidArgument(InvalidArgument::TooFewBlocks { needed: 16, .. }))
+    ));
+    assert!(matches!(
+        plain().loans(3).blocks(17).create(),
+        Err(Error::InvalidArgument(InvalidArgument::TooFewBlocks { needed: 18, loans: 3, .. }))
+    ));
     let any = plain().open_or_create().unwrap();
     assert_eq!((any.depth(), any.loans(), any.held(), any.dtype(), any.shape()), (4, 2, 2, None, None));
     assert_eq!(any.stats().free, 16, "4 + 2 · 2 + 4 · 2");
-    assert!(matches!(plain().dtype(DType::U8).open_or_create(), Err(Error::WrongTopic { .. })));
+    assert!(matches!(plain().dtype(DType::U8).open_or_create(), Err(Error::Mismatch(Mismatch::Topic { .. }))));
     let wrong = [
         open().max_bytes(999),
         open().depth(8),
@@ -528,51 +547,60 @@ fn bad_input_is_refused_each_with_its_error() {
         open().blocks(100),
     ];
     for wrong in wrong {
-        assert!(matches!(wrong.open(), Err(Error::WrongTopic { .. })), "{wrong:?}");
+        assert!(matches!(wrong.open(), Err(Error::Mismatch(Mismatch::Topic { .. }))), "{wrong:?}");
     }
     let elsewhere = if device() == "host" { Place::Gpu(partywall::DeviceUuid([0; 16])) } else { Place::Host };
-    assert!(matches!(open().place(elsewhere).open(), Err(Error::WrongTopic { .. })));
+    assert!(matches!(open().place(elsewhere).open(), Err(Error::Mismatch(Mismatch::Topic { .. }))));
     let pool = domain.pool("pool").blocks(1).block_bytes(1).place(place()).create().unwrap();
-    assert!(matches!(domain.topic("pool").open(), Err(Error::NotATopic { is: Named::Pool, .. })));
-    assert!(matches!(domain.pool("frames").open(), Err(Error::NotAPool { is: Named::Topic, .. })));
+    assert!(matches!(domain.topic("pool").open(), Err(Error::Mismatch(Mismatch::NotATopic { is: Named::Pool, .. }))));
+    assert!(matches!(domain.pool("frames").open(), Err(Error::Mismatch(Mismatch::NotAPool { is: Named::Topic, .. }))));
     let segment = super::world::commit(&domain, "segment", 1, false);
-    assert!(matches!(domain.topic("segment").open(), Err(Error::NotATopic { is: Named::Segment, .. })));
+    assert!(matches!(
+        domain.topic("segment").open(),
+        Err(Error::Mismatch(Mismatch::NotATopic { is: Named::Segment, .. }))
+    ));
     drop((segment, pool));
     // Publishers.
     let publisher = topic.publisher().unwrap();
     let loan = |dtype, shape: &[u64]| publisher.try_loan(dtype, shape);
-    assert!(matches!(loan(DType::U32, &[251]), Err(Error::BlockTooSmall { has: 1000, needed: 1004, .. })));
+    assert!(matches!(
+        loan(DType::U32, &[251]),
+        Err(Error::Mismatch(Mismatch::BlockSize { has: 1000, needed: 1004, .. }))
+    ));
     let error = loan(DType::U32, &[251]).unwrap_err();
     assert!(error.to_string().contains("a block of topic") && error.advice().contains("max_bytes"), "{error}");
-    assert!(matches!(loan(DType::F32, &[1]), Err(Error::WrongSample { .. })));
-    assert!(matches!(loan(DType::U32, &[1; 9]), Err(Error::BadRange { .. })));
-    assert!(matches!(loan(DType::U32, &[u64::MAX, 2]), Err(Error::BadRange { .. })));
+    assert!(matches!(loan(DType::F32, &[1]), Err(Error::Mismatch(Mismatch::Sample { .. }))));
+    assert!(matches!(loan(DType::U32, &[1; 9]), Err(Error::InvalidArgument(InvalidArgument::Range { .. }))));
+    assert!(matches!(loan(DType::U32, &[u64::MAX, 2]), Err(Error::InvalidArgument(InvalidArgument::Range { .. }))));
     let mut half = loan(DType::U32, &[250]).unwrap().unwrap();
-    assert!(matches!(half.header(&[0; 257]), Err(Error::BadRange { .. })));
+    assert!(matches!(half.header(&[0; 257]), Err(Error::InvalidArgument(InvalidArgument::Range { .. }))));
     if device() == "host" {
-        assert!(matches!(half.as_mut_slice::<f32>(), Err(Error::WrongDType { .. })));
-        assert!(matches!(half.device(), Err(Error::WrongKind { .. })));
+        assert!(matches!(half.as_mut_slice::<f32>(), Err(Error::Mismatch(Mismatch::DType { .. }))));
+        assert!(matches!(half.device(), Err(Error::Mismatch(Mismatch::Kind { .. }))));
     } else {
-        assert!(matches!(half.bytes_mut(), Err(Error::WrongKind { .. })));
+        assert!(matches!(half.bytes_mut(), Err(Error::Mismatch(Mismatch::Kind { .. }))));
     }
     let _other = topic.publisher().unwrap();
-    assert!(matches!(topic.publisher(), Err(Error::TooManyPublishers { most: 2, .. })));
+    assert!(matches!(topic.publisher(), Err(Error::LimitReached(LimitReached::Publishers { most: 2, .. }))));
     let advice = topic.publisher().unwrap_err().advice();
     assert!(advice.contains("publishers(3)"), "the number to raise is named: {advice}");
     // Subscribers.
     let subscribers = [(); 3].map(|()| topic.subscriber(Policy::Latest).unwrap());
-    assert!(matches!(topic.subscriber(Policy::Block), Err(Error::TooManySubscribers { most: 3, .. })));
+    assert!(matches!(
+        topic.subscriber(Policy::Block),
+        Err(Error::LimitReached(LimitReached::Subscribers { most: 3, .. }))
+    ));
     let mut held = Vec::new();
     for value in 0..2 {
         publish(&publisher, value);
         held.push(subscribers[0].recv(TIMEOUT).unwrap());
     }
     publish(&publisher, 2);
-    assert!(matches!(subscribers[0].try_recv(), Err(Error::TooManyHeld { held: 2, .. })));
+    assert!(matches!(subscribers[0].try_recv(), Err(Error::LimitReached(LimitReached::Held { held: 2, .. }))));
     if device() == "host" {
-        assert!(matches!(held[0].as_slice::<i32>(), Err(Error::WrongDType { .. })));
+        assert!(matches!(held[0].as_slice::<i32>(), Err(Error::Mismatch(Mismatch::DType { .. }))));
     } else {
-        assert!(matches!(held[0].bytes(), Err(Error::WrongKind { .. })));
+        assert!(matches!(held[0].bytes(), Err(Error::Mismatch(Mismatch::Kind { .. }))));
     }
     drop(held);
     assert_eq!(receive(&subscribers[0]), 2);
@@ -622,7 +650,7 @@ fn nobody_waits_for_a_reader_that_is_dead_and_what_it_held_comes_back() {
         publish(&publisher, value);
     }
     let full = filled(&publisher, 7).publish(SHORT).unwrap_err();
-    assert!(matches!(full.error, Error::TopicFull { .. }));
+    assert!(matches!(full.error, Error::Busy(Busy::TopicFull { .. })));
     assert_eq!((topic.stats().read, topic.stats().subscribers.len()), (2, 1));
     dead.kill();
     full.filled.publish(TIMEOUT).unwrap();
@@ -647,7 +675,7 @@ fn a_stopped_reader_that_may_miss_something_slows_nobody() {
     signal(&stopped, Signal::CONT);
     drop(ours);
     stopped.nudge();
-    assert_eq!(stopped.expect("verdict"), "Err(TooManyHeld { topic: \"frames\", held: 2 })");
+    assert_eq!(stopped.expect("verdict"), "Err(LimitReached(Held { topic: \"frames\", held: 2 }))");
     assert_eq!(stopped.expect("still"), "[1, 2]");
 }
 
@@ -664,7 +692,12 @@ fn a_hung_reader_that_is_waited_for_is_named_and_can_be_evicted() {
     }
     let full = filled(&publisher, 7).publish(SHORT).unwrap_err();
     match &full.error {
-        Error::TopicFull { topic, pid: Some(pid), state: Some(MemberState::Alive | MemberState::Hung), .. } => {
+        Error::Busy(Busy::TopicFull {
+            topic,
+            pid: Some(pid),
+            state: Some(MemberState::Alive | MemberState::Hung),
+            ..
+        }) => {
             assert_eq!((topic.as_str(), *pid), ("frames", hung.pid()));
         }
         other => panic!("{other:?}"),
@@ -704,11 +737,14 @@ fn without_a_broker_samples_go_round_and_waits_end() {
         // Not dropped: room that a GPU is about to make would have to be waited for.
         sample.release().unwrap();
     }
-    eventually("waits end", || matches!(subscriber.recv(SHORT), Err(Error::BrokerGone { .. })));
+    eventually("waits end", || matches!(subscriber.recv(SHORT), Err(Error::Unreachable(Unreachable::Gone { .. }))));
     for value in 0..4 {
         publish(&publisher, value);
     }
-    assert!(matches!(filled(&publisher, 4).publish(TIMEOUT).unwrap_err().error, Error::BrokerGone { .. }));
+    assert!(matches!(
+        filled(&publisher, 4).publish(TIMEOUT).unwrap_err().error,
+        Error::Unreachable(Unreachable::Gone { .. })
+    ));
 }
 
 #[test]
@@ -783,7 +819,7 @@ fn who_parts_is_waited_for_no_more_and_what_a_loan_keeps_goes_with_it() {
     let sample = subscriber.recv(TIMEOUT).unwrap();
     subscriber.detach();
     subscriber.detach();
-    assert!(matches!(subscriber.try_recv(), Err(Error::Parted { .. })));
+    assert!(matches!(subscriber.try_recv(), Err(Error::Gone(Gone::Detached { .. }))));
     let kept = Arc::new(());
     for value in 2..50 {
         let mut loan = publisher.loan(DType::U32, &[1], TIMEOUT).unwrap();

@@ -5,6 +5,7 @@ use std::time::Duration;
 use partywall::{
     DType, Error,
     cuda::{Access, Mapping, PhysicalMemory, PinnedBuffer, PointerKind},
+    error::{DeviceFault, InvalidArgument},
     info::Enforcement,
 };
 
@@ -40,11 +41,14 @@ fn a_copy_is_of_what_was_there_on_the_simulated_gpu() {
         assert_eq!(value_of(&copy, "t"), 4);
 
         let too_long = domain.publish("x").tensor("t", DType::U8, &[1 << 40], &memory).commit_copy();
-        assert!(matches!(too_long, Err(Error::BadRange { .. })), "{too_long:?}");
+        assert!(matches!(too_long, Err(Error::InvalidArgument(InvalidArgument::Range { .. }))), "{too_long:?}");
         let pinned = PinnedBuffer::new(gpu.context(), 64).unwrap();
         let pinned = kept_by_the_test(&gpu, pinned.as_ptr() as u64);
         let refused = domain.publish("x").tensor("t", DType::U8, &[64], &pinned).commit_copy();
-        assert!(matches!(refused, Err(Error::NotShareable { kind: PointerKind::Pinned, .. })), "{refused:?}");
+        assert!(
+            matches!(refused, Err(Error::DeviceFault(DeviceFault::NotShareable { kind: PointerKind::Pinned, .. }))),
+            "{refused:?}"
+        );
 
         let _publisher = world.play("publisher");
         let opened = domain.open("theirs", TIMEOUT).unwrap();

@@ -2,7 +2,10 @@
 
 use std::{io::Read, time::Duration};
 
-use partywall::{Domain, Error};
+use partywall::{
+    Domain, Error,
+    error::{DeviceFault, Gone, NotFound},
+};
 use partywall_harness::{Signal, eventually};
 
 use super::world::{TIMEOUT, publication, publish, simulated, value_of};
@@ -49,7 +52,7 @@ pub(crate) fn play(role: &str) {
                 let domain = Domain::options().start(false).connect().map_err(|e| e.to_string())?;
                 match domain.open("theirs", Duration::ZERO) {
                     Ok(_) => Err("the child has opened it".into()),
-                    Err(Error::Cuda { .. } | Error::NoDevice { .. }) => Ok(()),
+                    Err(Error::DeviceFault(DeviceFault::Cuda { .. } | DeviceFault::NoDevice { .. })) => Ok(()),
                     Err(other) => Err(other.to_string()),
                 }
             });
@@ -91,7 +94,9 @@ fn who_opens_what_a_dead_publisher_had_is_told_so_on_the_simulated_gpu() {
         // At once, before the broker can have proof: the driver refuses, the library finds out why.
         let other = world.connect();
         match other.open("theirs", Duration::ZERO) {
-            Err(Error::OwnerDied { name, pid: dead, .. }) => assert_eq!((name.as_str(), dead), ("theirs", pid)),
+            Err(Error::Gone(Gone::OwnerDied { name, pid: dead, .. })) => {
+                assert_eq!((name.as_str(), dead), ("theirs", pid))
+            }
             // The mapping that is open here is shared.
             Ok(shared) => assert_eq!(value_of(&shared, "x"), 5),
             Err(other) => panic!("{other}"),
@@ -101,9 +106,12 @@ fn who_opens_what_a_dead_publisher_had_is_told_so_on_the_simulated_gpu() {
         drop(opened);
         for timeout in [Duration::ZERO, Duration::from_millis(20)] {
             let refused = domain.open("theirs", timeout);
-            assert!(matches!(refused, Err(Error::OwnerDied { pid: dead, .. }) if dead == pid), "{refused:?}");
+            assert!(
+                matches!(refused, Err(Error::Gone(Gone::OwnerDied { pid: dead, .. })) if dead == pid),
+                "{refused:?}"
+            );
         }
-        assert!(matches!(domain.open("theirs@2", Duration::ZERO), Err(Error::NotFound { .. })));
+        assert!(matches!(domain.open("theirs@2", Duration::ZERO), Err(Error::NotFound(NotFound::Name { .. }))));
     });
 }
 
@@ -116,7 +124,7 @@ fn an_open_that_races_with_the_publishers_death_is_told_of_it_on_the_simulated_g
             // Gone, and the broker has no proof of it yet: it still gives the handle away.
             publisher.kill();
             let refused = domain.open("theirs", Duration::ZERO);
-            assert!(matches!(refused, Err(Error::OwnerDied { .. })), "{refused:?}");
+            assert!(matches!(refused, Err(Error::Gone(Gone::OwnerDied { .. }))), "{refused:?}");
         }
     });
 }
@@ -134,12 +142,12 @@ fn a_dropped_publication_is_withdrawn_on_the_simulated_gpu() {
         let pid = std::process::id();
         for timeout in [Duration::ZERO, Duration::from_millis(20)] {
             let refused = reader.open("ours", timeout);
-            assert!(matches!(refused, Err(Error::Withdrawn { pid: by, .. }) if by == pid), "{refused:?}");
+            assert!(matches!(refused, Err(Error::Gone(Gone::Withdrawn { pid: by, .. })) if by == pid), "{refused:?}");
         }
         let again = publish(&domain, "ours", 4);
         assert_eq!(value_of(&reader.open("ours", Duration::ZERO).unwrap(), "x"), 4);
         reader.remove("ours").unwrap();
-        assert!(matches!(reader.open("ours", Duration::ZERO), Err(Error::Withdrawn { .. })));
+        assert!(matches!(reader.open("ours", Duration::ZERO), Err(Error::Gone(Gone::Withdrawn { .. }))));
         assert_eq!(value_of(&again, "x"), 4);
     });
 }

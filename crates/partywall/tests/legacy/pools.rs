@@ -2,7 +2,11 @@
 
 use std::{io::Read, sync::Arc, time::Duration};
 
-use partywall::{Block, DType, Domain, Error, Place, Policy, Pool, PoolOptions, Sample, Topic, cuda::PinnedBuffer};
+use partywall::{
+    Block, DType, Domain, Error, Place, Policy, Pool, PoolOptions, Sample, Topic,
+    cuda::PinnedBuffer,
+    error::{Denied, DeviceFault, Gone, InvalidArgument, Mismatch, NotFound},
+};
 use partywall_harness::eventually;
 
 use super::world::{TIMEOUT, World, buffer, gpu, kept_by_the_test, simulated};
@@ -118,7 +122,10 @@ fn blocks_go_round_in_it_and_outlive_its_maker_for_who_has_them_on_the_simulated
             all.iter().for_each(|block| write(block, 3));
             assert!(all.iter().all(|block| read(block) == 3));
             let refused = world.connect().pool("blocks").open();
-            assert!(matches!(refused, Err(Error::OwnerDied { pid: dead, .. }) if dead == pid), "{refused:?}");
+            assert!(
+                matches!(refused, Err(Error::Gone(Gone::OwnerDied { pid: dead, .. })) if dead == pid),
+                "{refused:?}"
+            );
         },
     );
 }
@@ -148,7 +155,7 @@ fn it_is_where_it_was_and_goes_with_the_last_handle_of_its_maker_on_the_simulate
             assert_eq!(read(&pool.alloc(TIMEOUT).unwrap()), 9, "another process has written here");
             eventually("the GPU is done with it", || is_free(&pool));
             drop(pool);
-            assert!(matches!(blocks(&domain).open(), Err(Error::Withdrawn { .. })));
+            assert!(matches!(blocks(&domain).open(), Err(Error::Gone(Gone::Withdrawn { .. }))));
             assert!(freed.upgrade().is_some(), "the other handle keeps the memory");
             drop(again);
             eventually("nobody keeps it", || freed.upgrade().is_none());
@@ -177,7 +184,10 @@ fn a_topic_in_it_on_the_simulated_gpu() {
         let small = buffer(&gpu(&domain), 4 * 256, 0).try_into().unwrap();
         let refused =
             domain.topic("small").max_bytes(64).depth(2).publishers(1).subscribers(1).held(1).create_in(&small);
-        assert!(matches!(refused, Err(Error::Table { .. })), "five blocks are needed: {refused:?}");
+        assert!(
+            matches!(refused, Err(Error::InvalidArgument(InvalidArgument::Table { .. }))),
+            "five blocks are needed: {refused:?}"
+        );
     });
 }
 
@@ -190,25 +200,43 @@ fn what_cannot_be_a_pool_is_refused_on_the_simulated_gpu() {
         let begin = memory.as_slice().device_ptr();
         let at = |address| kept_by_the_test(&gpu, address);
         let refused = blocks(&domain).create_in(&at(begin + 8));
-        assert!(matches!(&refused, Err(Error::BadPool { why, .. }) if why.contains("256")), "{refused:?}");
+        assert!(
+            matches!(&refused, Err(Error::InvalidArgument(InvalidArgument::Pool { why, .. })) if why.contains("256")),
+            "{refused:?}"
+        );
         let refused = blocks(&domain).create_in(&at(begin + 256));
-        assert!(matches!(refused, Err(Error::Table { .. })), "it reaches beyond its allocation: {refused:?}");
+        assert!(
+            matches!(refused, Err(Error::InvalidArgument(InvalidArgument::Table { .. }))),
+            "it reaches beyond its allocation: {refused:?}"
+        );
         let refused = blocks(&domain).kept(true).create_in(&at(begin));
-        assert!(matches!(refused, Err(Error::CannotKeep { .. })), "{refused:?}");
+        assert!(matches!(refused, Err(Error::Denied(Denied::Keeping { .. }))), "{refused:?}");
         let other = Place::Gpu(partywall::gpu::devices().unwrap()[1].uuid().unwrap());
         for place in [Place::Host, other] {
             let refused = blocks(&domain).place(place).create_in(&at(begin));
-            assert!(matches!(&refused, Err(Error::BadPool { why, .. }) if why.contains("not on")), "{refused:?}");
+            assert!(
+                matches!(&refused, Err(Error::InvalidArgument(InvalidArgument::Pool { why, .. })) if why.contains("not on")),
+                "{refused:?}"
+            );
         }
         let pinned = PinnedBuffer::new(gpu.context(), LENGTH).unwrap();
         let refused = blocks(&domain).create_in(&at(pinned.as_ptr() as u64));
-        assert!(matches!(refused, Err(Error::NotShareable { .. })), "{refused:?}");
-        assert!(matches!(domain.pool("blocks").create_in(&at(begin)), Err(Error::BadPool { .. })), "no numbers");
-        assert!(matches!(blocks(&domain).open(), Err(Error::NotFound { .. })), "nothing came of any of them");
+        assert!(matches!(refused, Err(Error::DeviceFault(DeviceFault::NotShareable { .. }))), "{refused:?}");
+        assert!(
+            matches!(
+                domain.pool("blocks").create_in(&at(begin)),
+                Err(Error::InvalidArgument(InvalidArgument::Pool { .. }))
+            ),
+            "no numbers"
+        );
+        assert!(
+            matches!(blocks(&domain).open(), Err(Error::NotFound(NotFound::Name { .. }))),
+            "nothing came of any of them"
+        );
         let _pool = blocks(&domain).place(Place::Gpu(gpu.uuid())).create_in(&at(begin)).unwrap();
         let refused = blocks(&domain).create_in(&at(begin));
-        assert!(matches!(refused, Err(Error::NameExists { .. })), "{refused:?}");
+        assert!(matches!(refused, Err(Error::Denied(Denied::NameExists { .. }))), "{refused:?}");
         let wrong = domain.pool("blocks").blocks(1).timeout(Duration::ZERO).open();
-        assert!(matches!(wrong, Err(Error::WrongPool { .. })), "{wrong:?}");
+        assert!(matches!(wrong, Err(Error::Mismatch(Mismatch::Pool { .. }))), "{wrong:?}");
     });
 }

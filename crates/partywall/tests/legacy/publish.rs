@@ -5,6 +5,7 @@ use std::{sync::Arc, time::Duration};
 use partywall::{
     DType, Error,
     cuda::{Access, DeviceBuffer, ForeignMemory, Mapping, PhysicalMemory, PinnedBuffer, PointerKind},
+    error::{Denied, DeviceFault, InvalidArgument, NotFound},
     info::Enforcement,
 };
 use partywall_shm::TableError;
@@ -23,7 +24,7 @@ fn a_reader_in_another_process_sees_it_on_the_simulated_gpu() {
         assert_eq!(promises.read_only, Enforcement::Convention);
         assert!(!promises.outlives_publisher && !promises.hides_neighbours);
         let denied = opened.tensor("x").unwrap().write_at(0, &[1]);
-        assert!(matches!(denied, Err(Error::ReadOnly { .. })), "{denied:?}");
+        assert!(matches!(denied, Err(Error::Denied(Denied::ReadOnly { .. }))), "{denied:?}");
 
         let info = domain.inspect("theirs").unwrap();
         assert_eq!((info.version.committer, info.chunks.len()), (publisher.pid(), 1));
@@ -103,7 +104,7 @@ fn where_it_was_made_it_is_used_on_its_own_gpu_alone_on_the_simulated_gpu() {
         let other = partywall::gpu::devices().unwrap()[1].uuid().unwrap();
         for allow in [false, true] {
             let refused = domain.opener("ours").device(other).allow_peer(allow).open();
-            assert!(matches!(refused, Err(Error::RemoteDevice { .. })), "{refused:?}");
+            assert!(matches!(refused, Err(Error::DeviceFault(DeviceFault::Remote { .. }))), "{refused:?}");
         }
     });
 }
@@ -141,7 +142,7 @@ fn mutable_memory_is_written_by_its_readers_on_the_simulated_gpu() {
         assert_eq!(writer.line(), "written");
         assert_eq!(published.tensor("x").unwrap().to_vec().unwrap()[..2], [9, 1]);
         let frozen = publish(&domain, "frozen", 1);
-        assert!(matches!(domain.opener("frozen").read_write().open(), Err(Error::ReadOnly { .. })));
+        assert!(matches!(domain.opener("frozen").read_write().open(), Err(Error::Denied(Denied::ReadOnly { .. }))));
         drop(frozen);
     });
 }
@@ -169,13 +170,13 @@ fn memory_that_has_no_handle_is_refused_by_its_kind_on_the_simulated_gpu() {
             assert_eq!(kind_of(&gpu, address), kind);
             let memory = kept_by_the_test(&gpu, address);
             match domain.publish("x").tensor("t", DType::U8, &[16], &memory).commit() {
-                Err(Error::NotShareable { tensor, address: at, kind: found }) => {
+                Err(Error::DeviceFault(DeviceFault::NotShareable { tensor, address: at, kind: found })) => {
                     assert_eq!((tensor.as_str(), at, found), ("t", address, kind));
                 }
                 other => panic!("{kind:?}: {other:?}"),
             }
         }
-        assert!(matches!(domain.open("x", Duration::ZERO), Err(Error::NotFound { .. })));
+        assert!(matches!(domain.open("x", Duration::ZERO), Err(Error::NotFound(NotFound::Name { .. }))));
     });
 }
 
@@ -185,19 +186,31 @@ fn what_makes_no_sense_is_refused_and_publishes_nothing_on_the_simulated_gpu() {
         let domain = world.connect();
         let memory = ForeignMemory::try_from(buffer(&gpu(&domain), 4096, 1)).unwrap();
         let tensor = |bytes| domain.publish("x").tensor("t", DType::U8, &[bytes], &memory);
-        assert!(matches!(tensor(4097).commit(), Err(Error::Table { .. })), "longer than its allocation");
-        assert!(matches!(tensor(1).kept(true).commit(), Err(Error::CannotKeep { .. })));
+        assert!(
+            matches!(tensor(4097).commit(), Err(Error::InvalidArgument(InvalidArgument::Table { .. }))),
+            "longer than its allocation"
+        );
+        assert!(matches!(tensor(1).kept(true).commit(), Err(Error::Denied(Denied::Keeping { .. }))));
         let twice = tensor(1).tensor("t", DType::U8, &[1], &memory).commit();
-        assert!(matches!(twice, Err(Error::Table { source: TableError::Duplicate(_), .. })), "{twice:?}");
-        assert!(matches!(domain.publish("x").commit(), Err(Error::BadRange { .. })), "no tensor, no place");
-        assert!(matches!(domain.publish("a b").commit(), Err(Error::BadName { .. })));
+        assert!(
+            matches!(
+                twice,
+                Err(Error::InvalidArgument(InvalidArgument::Table { source: TableError::Duplicate(_), .. }))
+            ),
+            "{twice:?}"
+        );
+        assert!(
+            matches!(domain.publish("x").commit(), Err(Error::InvalidArgument(InvalidArgument::Range { .. }))),
+            "no tensor, no place"
+        );
+        assert!(matches!(domain.publish("a b").commit(), Err(Error::InvalidArgument(InvalidArgument::Name { .. }))));
         let elsewhere = domain.gpu(partywall::gpu::devices().unwrap()[1].uuid().unwrap()).unwrap();
         let elsewhere = ForeignMemory::try_from(buffer(&elsewhere, 4096, 1)).unwrap();
         let both = tensor(1).tensor("u", DType::U8, &[1], &elsewhere).commit();
-        assert!(matches!(both, Err(Error::BadRange { .. })), "{both:?}");
+        assert!(matches!(both, Err(Error::InvalidArgument(InvalidArgument::Range { .. }))), "{both:?}");
         assert_eq!(domain.names().unwrap(), []);
 
         let _published = publish(&domain, "x", 1);
-        assert!(matches!(tensor(1).if_absent(true).commit(), Err(Error::NameExists { .. })));
+        assert!(matches!(tensor(1).if_absent(true).commit(), Err(Error::Denied(Denied::NameExists { .. }))));
     });
 }

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use partywall::{Domain, Error};
+use partywall::{Domain, Error, error::Unreachable};
 
 use super::{
     Dice, eventually,
@@ -18,7 +18,7 @@ use super::{
 const TIMEOUT: Duration = Duration::from_secs(35);
 
 fn is_loss(error: &Error) -> bool {
-    matches!(error, Error::BrokerGone { .. } | Error::BrokerUnreachable { .. })
+    matches!(error, Error::Unreachable(Unreachable::Gone { .. } | Unreachable::NoAnswer { .. }))
 }
 
 /// Uses a domain until the broker is lost, and says how that went.
@@ -164,7 +164,7 @@ fn connecting_to_a_stopped_broker_ends_although_its_backlog_is_full() {
     let result = within(TIMEOUT, "connecting", move || {
         Domain::options().socket(socket).start(false).connect().map(|_| ()).unwrap_err()
     });
-    assert!(matches!(result, Error::BrokerUnreachable { .. }), "{result}");
+    assert!(matches!(result, Error::Unreachable(Unreachable::NoAnswer { .. })), "{result}");
 }
 
 #[test]

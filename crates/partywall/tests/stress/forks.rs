@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use partywall::{DType, Domain, Error, Place as At, Policy, Refreshed};
+use partywall::{DType, Domain, Error, Place as At, Policy, Refreshed, error::Unreachable};
 
 use super::{
     eventually,
@@ -57,7 +57,7 @@ pub(crate) fn play(words: &[&str]) {
             let copies = unsafe { (std::ptr::read(&domain), std::ptr::read(&segment), std::ptr::read(&claim)) };
             let good = in_child(move || {
                 let (domain, segment, claim) = copies;
-                let forked = |error| matches!(error, Error::Forked { parent } if parent != std::process::id());
+                let forked = |error| matches!(error, Error::Unreachable(Unreachable::Forked { parent }) if parent != std::process::id());
                 let good = value(&segment) == 7
                     && forked(domain.ping().unwrap_err())
                     && forked(domain.open("held", Duration::from_secs(9)).unwrap_err())
@@ -83,7 +83,7 @@ pub(crate) fn play(words: &[&str]) {
                     });
                 }
                 for _ in 0..100 {
-                    assert!(in_child(|| matches!(domain.ping(), Err(Error::Forked { .. }))));
+                    assert!(in_child(|| matches!(domain.ping(), Err(Error::Unreachable(Unreachable::Forked { .. })))));
                 }
                 done.store(true, Ordering::Relaxed);
             });
@@ -101,7 +101,7 @@ pub(crate) fn play(words: &[&str]) {
                         }
                     });
                 }
-                let forked = |result| matches!(result, Err(Error::Forked { .. }));
+                let forked = |result| matches!(result, Err(Error::Unreachable(Unreachable::Forked { .. })));
                 let refused = || forked(log.refresh().map(drop)) && forked(log.grow().spare(1).commit());
                 let good = (0..100).all(|_| in_child(refused));
                 done.store(true, Ordering::Relaxed);
@@ -114,7 +114,7 @@ pub(crate) fn play(words: &[&str]) {
             // SAFETY: as above.
             let [released, dropped] = unsafe { std::ptr::read(&permits) };
             let good = in_child(|| {
-                let refused = |result| matches!(result, Err(Error::Forked { .. }));
+                let refused = |result| matches!(result, Err(Error::Unreachable(Unreachable::Forked { .. })));
                 drop(dropped);
                 refused(semaphore.acquire(Duration::from_secs(9)).map(drop))
                     && refused(semaphore.try_acquire().map(drop))
@@ -141,7 +141,7 @@ pub(crate) fn play(words: &[&str]) {
             let copy = unsafe { std::ptr::read(&all) };
             let good = in_child(move || {
                 let (topic, publisher, subscriber, half, filled, sample, event) = copy;
-                let forked = |error| matches!(error, Error::Forked { .. });
+                let forked = |error| matches!(error, Error::Unreachable(Unreachable::Forked { .. }));
                 let good = forked(topic.publisher().unwrap_err())
                     && forked(topic.subscriber(Policy::Latest).unwrap_err())
                     && forked(publisher.loan(DType::U8, &[1], Duration::from_secs(9)).unwrap_err())
@@ -189,7 +189,7 @@ pub(crate) fn play(words: &[&str]) {
                         }
                     });
                 }
-                let forked = |result| matches!(result, Err(Error::Forked { .. }));
+                let forked = |result| matches!(result, Err(Error::Unreachable(Unreachable::Forked { .. })));
                 let refused = || {
                     forked(subscriber.try_recv().map(drop))
                         && forked(publisher.try_loan(DType::U8, &[1]).map(drop))

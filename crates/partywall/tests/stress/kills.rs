@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use partywall::{Domain, Error, OpenOrBuild};
+use partywall::{Domain, Error, OpenOrBuild, error::NotFound};
 use partywall_os::process;
 use partywall_wire::{Answer, Call};
 
@@ -134,7 +134,7 @@ pub(crate) fn churn(words: &[&str]) {
                         value(&segment);
                         held.push(segment);
                     }
-                    Err(Error::NotFound { .. } | Error::Timeout { .. }) => {}
+                    Err(Error::NotFound(NotFound::Name { .. }) | Error::Timeout { .. }) => {}
                     Err(error) => panic!("{error}"),
                 },
                 3 => match domain.open_or_build("built", Duration::from_millis(dice.below(3))) {
@@ -152,7 +152,7 @@ pub(crate) fn churn(words: &[&str]) {
                     drop(held.swap_remove(dice.below(held.len() as u64) as usize));
                 }
                 _ => match domain.open("never", Duration::from_micros(dice.below(500))) {
-                    Err(Error::Timeout { .. } | Error::NotFound { .. }) => {}
+                    Err(Error::Timeout { .. } | Error::NotFound(NotFound::Name { .. })) => {}
                     other => panic!("{other:?}"),
                 },
             }

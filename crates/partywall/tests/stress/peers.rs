@@ -9,7 +9,10 @@ use std::{
     time::Duration,
 };
 
-use partywall::{Block, DType, Domain, Error, Policy, Pool, TableBuilder, Topic};
+use partywall::{
+    Block, DType, Domain, Error, Policy, Pool, TableBuilder, Topic,
+    error::{Gone, LimitReached},
+};
 use partywall_os::{map::SharedMap, memfd, socket};
 use partywall_wire::{Answer, Call, Limit, Refusal, Resume, Table, Token, Welcome};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
@@ -384,7 +387,10 @@ fn a_growth_that_moves_what_was_there_is_refused_by_its_readers() {
         let grow = partywall_wire::Grow { lease, growths, kind, chunks, table, tensors: 1 };
         assert_eq!(client.ask(Call::Grow(grow), &fds), Ok(Answer::Done));
         let refused = opened.refresh();
-        assert!(matches!(refused, Err(partywall::Error::DamagedTable { .. })), "{growths}: {refused:?}");
+        assert!(
+            matches!(refused, Err(partywall::Error::InvalidData(partywall::error::InvalidData::Table { .. }))),
+            "{growths}: {refused:?}"
+        );
         assert_eq!((opened.len(), opened.bytes(), opened.tensor("x").unwrap().elements()), (1, 4096, 1024));
     }
     // The truth in the end is taken.
@@ -449,11 +455,11 @@ fn use_for_a_while(pool: &Pool) {
         match block.bytes_mut() {
             Ok(bytes) => bytes.fill(1),
             // Somebody else in this process was given it, too.
-            Err(Error::BlockNotHeld { .. }) => {}
+            Err(Error::Gone(Gone::HeldBlock { .. })) => {}
             Err(error) => panic!("{error}"),
         }
         match block.offer().and_then(|reference| pool.accept(&reference)).and_then(Block::release) {
-            Ok(()) | Err(Error::BlockNotHeld { .. } | Error::StaleBlock { .. }) => {}
+            Ok(()) | Err(Error::Gone(Gone::HeldBlock { .. } | Gone::Block { .. })) => {}
             Err(error) => panic!("{error}"),
         }
     }
@@ -600,7 +606,7 @@ fn use_topic_for_a_while(topic: &Topic) {
     topic.stats();
     let publisher = match topic.publisher() {
         Ok(publisher) => Some(publisher),
-        Err(Error::TooManyPublishers { .. }) => None,
+        Err(Error::LimitReached(LimitReached::Publishers { .. })) => None,
         Err(error) => panic!("{error}"),
     };
     let policies = [Policy::Block, Policy::DropOldest, Policy::Latest];

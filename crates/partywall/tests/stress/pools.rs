@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use partywall::{Block, BlockRef, DType, Domain, Error, Place as At, Pool, PoolOptions, SharedSlice};
+use partywall::{Block, BlockRef, DType, Domain, Error, Place as At, Pool, PoolOptions, SharedSlice, error::Gone};
 use partywall_harness::{device, place};
 
 use super::{
@@ -65,7 +65,7 @@ impl Churn<'_> {
         if let Some(offered) = self.offered.take() {
             match self.pool.accept(&offered) {
                 Ok(block) => return block.release().unwrap(),
-                Err(Error::StaleBlock { .. }) => {}
+                Err(Error::Gone(Gone::Block { .. })) => {}
                 Err(error) => panic!("{error}"),
             }
         }
@@ -108,7 +108,7 @@ impl Churn<'_> {
         let text = format!("frames@{}#{index}.{generation}", self.pool.version());
         match self.pool.accept(&text.parse().unwrap()) {
             Ok(block) => Some(block),
-            Err(Error::StaleBlock { .. }) => None,
+            Err(Error::Gone(Gone::Block { .. })) => None,
             Err(error) => panic!("{error}"),
         }
     }

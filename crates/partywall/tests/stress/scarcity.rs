@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use partywall::{DType, Domain, Error, MemoryLimit, Place as At};
+use partywall::{
+    DType, Domain, Error, MemoryLimit, Place as At,
+    error::{LimitReached, Unreachable},
+};
 use rustix::process::{Resource, Rlimit};
 
 use super::{
@@ -27,7 +30,7 @@ pub(crate) fn play(words: &[&str]) {
     match words[0] {
         "files" => {
             let scarce = |what: &str, error: Error| {
-                assert!(matches!(error, Error::NoFileDescriptor(_)), "{what}: {error}");
+                assert!(matches!(error, Error::LimitReached(LimitReached::FileDescriptors(_))), "{what}: {error}");
                 let advice = error.advice();
                 assert!(advice.starts_with("this process has 6") && advice.contains(" files open of 64"), "{advice}");
             };
@@ -62,8 +65,7 @@ pub(crate) fn play(words: &[&str]) {
             let builder = domain.create("large", At::Host).tensor("x", DType::U8, &[1 << 30]);
             let mut build = builder.allocate().unwrap();
             let limited = |error: Error| {
-                let is_said =
-                    matches!(&error, Error::NoMemory { limit: MemoryLimit::AddressSpace(n), .. } if *n == 256 << 20);
+                let is_said = matches!(&error, Error::LimitReached(LimitReached::SystemMemory { limit: MemoryLimit::AddressSpace(n), .. }) if *n == 256 << 20);
                 assert!(is_said && error.to_string().contains("address space of this process"), "{error:?}");
                 assert!(error.advice().contains("ulimit -v"), "{}", error.advice());
             };
@@ -114,11 +116,15 @@ fn a_broker_without_file_descriptors_refuses_and_recovers() {
             Err(error) => break error,
         }
     };
-    assert!(matches!(error, Error::LimitReached { .. }), "{error}");
+    assert!(matches!(error, Error::LimitReached(LimitReached::Broker { .. })), "{error}");
     // Commits of those who are in.
     for (i, member) in members.iter().enumerate() {
         match commit(member, &format!("n{i}"), 1, true) {
-            Ok(_) | Err(Error::BadFd { .. } | Error::LimitReached { .. }) => {}
+            Ok(_)
+            | Err(
+                Error::Unreachable(Unreachable::FileDescriptor { .. })
+                | Error::LimitReached(LimitReached::Broker { .. }),
+            ) => {}
             Err(error) => panic!("{error}"),
         }
     }

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use partywall::{Error, OpenOrBuild};
+use partywall::{Error, OpenOrBuild, error::NotFound};
 
 use super::{
     Dice, eventually,
@@ -31,7 +31,7 @@ fn sixteen_threads_share_a_connection() {
                         0 | 1 => drop(commit(domain, &name, round as u32, dice.below(2) == 0).unwrap()),
                         2 | 3 => match domain.open(&name, Duration::from_millis(dice.below(3))) {
                             Ok(segment) => drop(value(&segment)),
-                            Err(Error::NotFound { .. } | Error::Timeout { .. }) => {}
+                            Err(Error::NotFound(NotFound::Name { .. }) | Error::Timeout { .. }) => {}
                             Err(error) => panic!("{error}"),
                         },
                         4 => match domain.open_or_build(&name, Duration::from_millis(2)) {
@@ -43,7 +43,7 @@ fn sixteen_threads_share_a_connection() {
                                 Ok(()) | Err(Error::Timeout { .. }) => {}
                                 Err(error) => panic!("{error}"),
                             },
-                            Err(Error::NotFound { .. }) => {}
+                            Err(Error::NotFound(NotFound::Name { .. })) => {}
                             Err(error) => panic!("{error}"),
                         },
                         _ => drop(domain.remove(&name)),

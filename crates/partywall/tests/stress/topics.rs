@@ -8,7 +8,10 @@ use std::{
     time::Duration,
 };
 
-use partywall::{DType, Domain, Error, Policy, Publisher, Sample, Subscriber, Topic, TopicOptions};
+use partywall::{
+    DType, Domain, Error, Policy, Publisher, Sample, Subscriber, Topic, TopicOptions,
+    error::{Busy, Gone, InvalidData, LimitReached},
+};
 use partywall_harness::{device, place};
 
 use super::{
@@ -97,7 +100,7 @@ impl Reader {
     fn receive(&mut self, timeout: Duration) -> Option<Sample> {
         let sample = match self.subscriber.recv(timeout) {
             Ok(sample) => sample,
-            Err(Error::Timeout { .. } | Error::TooManyHeld { .. }) => return None,
+            Err(Error::Timeout { .. } | Error::LimitReached(LimitReached::Held { .. })) => return None,
             Err(error) => panic!("{error}"),
         };
         check(&sample);
@@ -122,7 +125,7 @@ fn check(sample: &Sample) {
     let mark = sample.publisher() << 32 | sample.sequence();
     assert_eq!(sample.header(), mark.to_le_bytes());
     let words = match read(sample).and_then(|words| sample.check().map(|()| words)) {
-        Err(Error::SampleFailed { .. }) if device() != "host" => return,
+        Err(Error::InvalidData(InvalidData::SampleFailed { .. })) if device() != "host" => return,
         read => read.unwrap(),
     };
     assert_eq!(words, [mark; BYTES as usize / 8], "it is torn");
@@ -142,13 +145,13 @@ fn read(sample: &Sample) -> Result<Vec<u64>, Error> {
 fn visit(topic: &Topic, dice: &mut Dice) {
     let publisher = match topic.publisher() {
         Ok(publisher) => Some(publisher),
-        Err(Error::TooManyPublishers { .. }) => None,
+        Err(Error::LimitReached(LimitReached::Publishers { .. })) => None,
         Err(error) => panic!("{error}"),
     };
     let policy = [Policy::Block, Policy::DropOldest, Policy::Latest][dice.below(3) as usize];
     let mut reader = match Reader::join(topic, policy, dice.below(6) as u32) {
         Ok(reader) => Some(reader),
-        Err(Error::TooManySubscribers { .. }) => None,
+        Err(Error::LimitReached(LimitReached::Subscribers { .. })) => None,
         Err(error) => panic!("{error}"),
     };
     let mut held = Vec::new();
@@ -156,7 +159,7 @@ fn visit(topic: &Topic, dice: &mut Dice) {
         let timeout = Duration::from_micros(dice.below(2) * dice.below(500));
         if let Some(publisher) = &publisher {
             match publish(topic, publisher, timeout) {
-                Ok(_) | Err(Error::TopicFull { .. } | Error::Timeout { .. }) => {}
+                Ok(_) | Err(Error::Busy(Busy::TopicFull { .. }) | Error::Timeout { .. }) => {}
                 Err(error) => panic!("{error}"),
             }
         }
@@ -274,7 +277,7 @@ fn subscriber_until_idle_receives_all_of_publishers_that_are_killed() {
             eventually("it ends with the last publisher", || reading.is_finished());
             assert_eq!(reading.join().unwrap(), topic.stats().published);
         });
-        assert!(matches!(subscriber.try_recv(), Err(Error::TopicIdle { .. })));
+        assert!(matches!(subscriber.try_recv(), Err(Error::Gone(Gone::TopicIdle { .. }))));
         drop(subscriber);
         eventually("all that the dead had comes back", || is_at_rest(&topic));
         drop(topic);
@@ -515,7 +518,7 @@ fn threads_share_publishers_and_subscribers() {
                     match subscriber.recv(Duration::from_millis(1)) {
                         Ok(sample) => assert!(positions.lock().unwrap().insert(sample.position())),
                         // The others hold as many as there may be.
-                        Err(Error::Timeout { .. } | Error::TooManyHeld { .. }) => {}
+                        Err(Error::Timeout { .. } | Error::LimitReached(LimitReached::Held { .. })) => {}
                         Err(error) => panic!("{error}"),
                     }
                 }

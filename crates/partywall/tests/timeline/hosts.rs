@@ -6,7 +6,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use partywall::{Domain, Error, MAX_VALUE, TimelineEnding};
+use partywall::{
+    Domain, Error, MAX_VALUE, TimelineEnding,
+    error::{Busy, InvalidArgument, Unreachable},
+};
 use partywall_os::socket::{self, Ready};
 
 use super::{
@@ -107,7 +110,9 @@ fn values_only_grow_and_end_at_their_limit() {
     let timeline = domain.timeline("x").unwrap();
     let writer = domain.timeline_writer("x").unwrap();
     let refused = |result: Result<(), Error>, last| match result {
-        Err(Error::BadValue { name, last: found, .. }) => assert_eq!((name.as_str(), found), ("x", last)),
+        Err(Error::InvalidArgument(InvalidArgument::Value { name, last: found, .. })) => {
+            assert_eq!((name.as_str(), found), ("x", last))
+        }
         other => panic!("{other:?}"),
     };
     refused(writer.signal(0), 0);
@@ -139,7 +144,7 @@ fn there_is_one_writer_at_a_time() {
     let second = world.connect();
     for other in [&domain, &second] {
         match other.timeline_writer("x") {
-            Err(Error::WriterExists { name, pid }) => assert_eq!((name.as_str(), pid), ("x", std::process::id())),
+            Err(Error::Busy(Busy::Writer { name, pid })) => assert_eq!((name.as_str(), pid), ("x", std::process::id())),
             refused => panic!("{refused:?}"),
         }
     }
@@ -334,7 +339,7 @@ fn a_forked_child_has_no_timelines() {
     let writer = domain.timeline_writer("x").unwrap();
     let event = timeline.event(5).unwrap();
     let mut writer = Some(writer);
-    let forked = |result: Result<(), Error>| matches!(result, Err(Error::Forked { .. }));
+    let forked = |result: Result<(), Error>| matches!(result, Err(Error::Unreachable(Unreachable::Forked { .. })));
     let outcome = super::world::in_a_child(|| {
         let writer = writer.take().unwrap();
         let calls = [

@@ -5,6 +5,7 @@ use std::time::Duration;
 use partywall::{
     Domain, Error, IpcEvent, IpcEventHandle,
     cuda::{CuResult, DeviceBuffer},
+    error::DeviceFault,
 };
 
 use super::world::{TIMEOUT, gpu, next_order, say, simulated};
@@ -80,7 +81,7 @@ fn what_cannot_be_shared_is_refused_with_a_hint_on_the_simulated_gpu() {
             (IpcEvent::open(&gpu, &IpcEventHandle([7; 64])).map(drop), CuResult::MAP_FAILED),
         ] {
             let error = refused.unwrap_err();
-            let Error::Cuda { source, .. } = &error else { panic!("{error:?}") };
+            let Error::DeviceFault(DeviceFault::Cuda { source, .. }) = &error else { panic!("{error:?}") };
             assert_eq!(source.code, code);
             assert_eq!(error.anchor(), "event-not-shared");
             assert!(error.advice().contains("timeline"), "{}", error.advice());

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use partywall::{DType, Domain, Error, Place, Refreshed, Segment, cuda};
+use partywall::{
+    DType, Domain, Error, Place, Refreshed, Segment, cuda,
+    error::{InvalidArgument, Mismatch},
+};
 
 use super::world::{TIMEOUT, World, ensure, first_gpu, ready_and_wait, tell};
 
@@ -110,7 +113,7 @@ pub(crate) fn pinned_segments_are_copied_asynchronously() -> Result<(), String> 
     }
     let short = device.slice(0, 8).map_err(tell)?;
     let refused = pinned.enqueue_copy_to("x", stream.as_ref(), short);
-    ensure(matches!(refused, Err(Error::BadRange { .. })), || format!("{refused:?}"))?;
+    ensure(matches!(refused, Err(Error::InvalidArgument(InvalidArgument::Range { .. }))), || format!("{refused:?}"))?;
     // The pin that is left still counts; then it can be pinned anew.
     drop(pinned);
     drop(mutable.pin(&gpu).map_err(tell)?);
@@ -121,14 +124,16 @@ pub(crate) fn pinned_segments_are_copied_asynchronously() -> Result<(), String> 
             let wrong = kernels.verify(stream.as_ref(), device.as_slice(), 1).map_err(tell)?;
             ensure(wrong.is_none(), || format!("element {wrong:?} of the frozen segment is wrong"))?;
             let refused = pinned.enqueue_copy_from("x", stream.as_ref(), device.as_slice());
-            ensure(matches!(refused, Err(Error::BadRange { .. })), || format!("{refused:?}"))?;
+            ensure(matches!(refused, Err(Error::InvalidArgument(InvalidArgument::Range { .. }))), || {
+                format!("{refused:?}")
+            })?;
         }
         // Not every GPU registers read-only memory; then the error says so.
         Err(error) => ensure(tell(&error).contains("read-only"), || tell(&error))?,
     }
     let vmm = world.domain.create("vmm", Place::Gpu(uuid)).tensor("x", DType::U8, &[1]).allocate().map_err(tell)?;
     let refused = vmm.commit().map_err(tell)?.pin(&gpu).map(drop);
-    ensure(matches!(refused, Err(Error::WrongKind { wanted: "host", .. })), || format!("{refused:?}"))?;
+    ensure(matches!(refused, Err(Error::Mismatch(Mismatch::Kind { wanted: "host", .. }))), || format!("{refused:?}"))?;
     let left = gpu.context().take_drop_error();
     ensure(left.is_none(), || format!("{left:?}"))
 }

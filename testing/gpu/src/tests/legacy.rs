@@ -5,6 +5,7 @@ use std::{sync::Arc, time::Duration};
 use partywall::{
     DType, Domain, Error, Gpu, Place, Segment,
     cuda::{Access, DeviceBuffer, ForeignMemory, Mapping, PhysicalMemory, PinnedBuffer, PointerKind},
+    error::{DeviceFault, Gone},
 };
 
 use super::world::{TIMEOUT, World, ensure, first_gpu, ready_and_wait, tell};
@@ -68,7 +69,7 @@ pub(super) fn published_memory_goes_with_its_publisher() -> Result<(), String> {
     verify(&second)?;
     drop(second);
     let refused = world.domain.open("test/legacy", Duration::ZERO);
-    ensure(matches!(refused, Err(Error::OwnerDied { .. })), || format!("{refused:?}"))
+    ensure(matches!(refused, Err(Error::Gone(Gone::OwnerDied { .. }))), || format!("{refused:?}"))
 }
 
 /// An open that follows on a kill, before the broker has proof, is told of the death and nothing else.
@@ -80,7 +81,7 @@ pub(super) fn a_race_with_death_is_told_as_one() -> Result<(), String> {
         let mut publisher = world.play("legacy_publish", &[])?;
         publisher.kill()?;
         let refused = world.domain.open("test/legacy", Duration::ZERO);
-        ensure(matches!(refused, Err(Error::OwnerDied { .. })), || format!("{refused:?}"))?;
+        ensure(matches!(refused, Err(Error::Gone(Gone::OwnerDied { .. }))), || format!("{refused:?}"))?;
     }
     Ok(())
 }
@@ -93,7 +94,7 @@ pub(super) fn published_memory_opens_where_it_was_made() -> Result<(), String> {
     drop(published);
     verify(&opened)?;
     let refused = world.domain.open("test/legacy", Duration::ZERO);
-    ensure(matches!(refused, Err(Error::Withdrawn { .. })), || format!("{refused:?}"))
+    ensure(matches!(refused, Err(Error::Gone(Gone::Withdrawn { .. }))), || format!("{refused:?}"))
 }
 
 /// Memory that has no handle is refused by its kind, and some of it can be copied.
@@ -113,7 +114,7 @@ pub(super) fn what_has_no_handle_is_refused_by_its_kind() -> Result<(), String> 
     ] {
         let memory = kept_by_the_test(&gpu, address)?;
         let refused = world.domain.publish("test/refused").tensor("x", DType::U8, &[16], &memory).commit();
-        let as_it_is = matches!(&refused, Err(Error::NotShareable { kind: found, .. }) if *found == kind);
+        let as_it_is = matches!(&refused, Err(Error::DeviceFault(DeviceFault::NotShareable { kind: found, .. })) if *found == kind);
         ensure(as_it_is, || format!("{kind:?}: {refused:?}"))?;
     }
     let memory = kept_by_the_test(&gpu, vmm.device_ptr())?;

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use partywall::{DType, Domain, Error, Place, Segment, cuda};
+use partywall::{
+    DType, Domain, Error, Place, Segment, cuda,
+    error::{Denied, DeviceFault, LimitReached, NotFound},
+};
 
 use super::world::{TIMEOUT, World, ensure, eventually, first_gpu, free_bytes, ready_and_wait, say, tell};
 
@@ -111,7 +114,7 @@ pub(crate) fn uncommitted_memory_comes_back() -> Result<(), String> {
     builder.kill()?;
     eventually("the return of the builder's memory", || Ok(free_bytes()? + SLACK >= before))?;
     match world.domain.open("never", Duration::ZERO) {
-        Err(Error::NotFound { .. }) => Ok(()),
+        Err(Error::NotFound(NotFound::Name { .. })) => Ok(()),
         other => Err(format!("{other:?}")),
     }
 }
@@ -141,7 +144,7 @@ pub(crate) fn owned_names_go_with_their_owner() -> Result<(), String> {
     eventually("the return of the lease", || Ok(world.domain.inspect("owned").map_err(tell)?.holders.len() == 1))?;
     drop(segment);
     match world.domain.open("owned", Duration::ZERO) {
-        Err(Error::NotFound { .. }) => Ok(()),
+        Err(Error::NotFound(NotFound::Name { .. })) => Ok(()),
         other => Err(format!("{other:?}")),
     }
 }
@@ -151,7 +154,7 @@ pub(crate) fn frozen_memory_is_read_only() -> Result<(), String> {
     let world = World::new()?;
     let segment = commit(&world.domain, "frozen", true, false)?;
     match world.domain.opener("frozen").read_write().open() {
-        Err(Error::ReadOnly { .. }) => {}
+        Err(Error::Denied(Denied::ReadOnly { .. })) => {}
         other => return Err(format!("{other:?}")),
     }
     let range = segment.tensor("x").map_err(tell)?.device().map_err(tell)?;
@@ -238,7 +241,12 @@ pub(crate) fn out_of_memory_says_what_is_free() -> Result<(), String> {
     let _held = commit(&world.domain, "held", true, false)?;
     let before = free_bytes()?;
     match world.domain.create("huge", first_gpu()?).tensor("x", DType::U8, &[1 << 42]).allocate() {
-        Err(Error::OutOfMemory { free: Some(free), total: Some(total), held: Some(held), .. }) => {
+        Err(Error::LimitReached(LimitReached::Memory {
+            free: Some(free),
+            total: Some(total),
+            held: Some(held),
+            ..
+        })) => {
             ensure(free <= total && held.bytes == 4 * ELEMENTS && held.largest.len() == 1, || format!("{held:?}"))?;
         }
         other => return Err(format!("{other:?}")),
@@ -280,7 +288,7 @@ pub(crate) fn another_gpu_needs_permission() -> Result<(), String> {
     let _segment = commit(&world.domain, "remote", true, false)?;
     let other = partywall::gpu::devices().map_err(tell)?[1].uuid().map_err(tell)?;
     match world.domain.opener("remote").device(other).open() {
-        Err(Error::RemoteDevice { .. }) => {}
+        Err(Error::DeviceFault(DeviceFault::Remote { .. })) => {}
         outcome => return Err(format!("{outcome:?}")),
     }
     let segment = world.domain.opener("remote").device(other).allow_peer(true).open().map_err(tell)?;
@@ -296,7 +304,7 @@ pub(crate) fn another_gpu_needs_permission() -> Result<(), String> {
 
 fn peer(domain: &Domain, name: &str) -> Result<(), String> {
     match domain.open(name, Duration::ZERO) {
-        Err(Error::RemoteDevice { .. }) => {}
+        Err(Error::DeviceFault(DeviceFault::Remote { .. })) => {}
         outcome => return Err(format!("{outcome:?}")),
     }
     let segment = domain.opener(name).allow_peer(true).open().map_err(tell)?;

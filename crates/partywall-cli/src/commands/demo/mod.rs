@@ -35,7 +35,7 @@ mod supervisor;
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
-use partywall::{DeviceChoice, Error, Place, cuda::Driver, gpu};
+use partywall::{DeviceChoice, Error, Place, cuda::Driver, error::DeviceFault, gpu};
 use rustix::process::Signal;
 use serde_json::json;
 
@@ -168,7 +168,7 @@ fn command_line(context: &Context) -> String {
 /// The place that a choice means. Says so if it is not what somebody with a GPU would expect.
 fn place(context: &Context, device: DeviceChoice) -> Result<Place, Failure> {
     let (place, why) = gpu::resolve(device).map_err(|error| match error {
-        Error::NoDevice { .. } => {
+        Error::DeviceFault(DeviceFault::NoDevice { .. }) => {
             let advice = format!("{}; {SIMULATED}", error.advice());
             Failure::from(error).with_advice(advice)
         }

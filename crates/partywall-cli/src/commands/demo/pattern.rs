@@ -4,6 +4,7 @@
 use partywall::{
     Build, DType, DeviceRange, Error, Place, Result, Segment, Tensor,
     cuda::{AccessError, kernels},
+    error::{DeviceFault, InvalidArgument},
 };
 
 /// How many integers.
@@ -122,13 +123,19 @@ fn first_bad(elements: impl Iterator<Item = u32>, factor: u32) -> Option<Bad> {
 }
 
 fn synchronize(range: DeviceRange<'_>) -> Result<()> {
-    range.gpu().stream().synchronize().map_err(|source| Error::Cuda { what: "waiting for a kernel".into(), source })
+    range
+        .gpu()
+        .stream()
+        .synchronize()
+        .map_err(|source| Error::DeviceFault(DeviceFault::Cuda { what: "waiting for a kernel".into(), source }))
 }
 
 fn refused(what: &'static str) -> impl Fn(AccessError) -> Error {
     move |error| match error {
-        AccessError::Driver(source) => Error::Cuda { what: what.into(), source },
-        other => Error::BadRange { tensor: TENSOR.into(), why: format!("{what}: {other}") },
+        AccessError::Driver(source) => Error::DeviceFault(DeviceFault::Cuda { what: what.into(), source }),
+        other => {
+            Error::InvalidArgument(InvalidArgument::Range { tensor: TENSOR.into(), why: format!("{what}: {other}") })
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use partywall::{Error, Place, Segment, bytes};
+use partywall::{Error, Place, Segment, bytes, error::Denied};
 use rustix::process::{Signal, getpid, kill_process};
 use serde_json::json;
 
@@ -94,7 +94,7 @@ fn make(session: &Session, name: &str, run: &str, mutable: bool, corrupt: Option
 
     let start = Instant::now();
     let segment = build.commit().map_err(|error| match error {
-        Error::NameExists { .. } => Failure::new(
+        Error::Denied(Denied::NameExists { .. }) => Failure::new(
             error.kind(),
             format!("{error}: another producer is at work there, or something else has the name"),
             format!("wait for it to end, give both roles another --name, or remove it with `partywall rm {name}`"),

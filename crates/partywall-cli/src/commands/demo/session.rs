@@ -8,6 +8,7 @@ use std::{
 use partywall::{
     DeviceUuid, Domain, Error, ErrorKind, Gpu, OpenOptions, Place, Segment, bytes,
     cuda::{CudaError, PhysicalMemory},
+    error::DeviceFault,
 };
 use serde_json::{Value, json};
 
@@ -94,8 +95,9 @@ impl Session {
             gpu.kernels()?;
             Ok(gpu)
         })?;
-        let facts =
-            Facts::of(&gpu).map_err(|source| Error::Cuda { what: format!("asking about GPU {uuid}"), source })?;
+        let facts = Facts::of(&gpu).map_err(|source| {
+            Error::DeviceFault(DeviceFault::Cuda { what: format!("asking about GPU {uuid}"), source })
+        })?;
         let yes = |it| if it { "yes" } else { "no" };
         let simulated = gpu.context().driver().is_simulated();
         let text = format!(
@@ -126,7 +128,9 @@ impl Session {
     pub(super) fn memory(&self, when: &str) -> Result<(), Failure> {
         let Place::Gpu(uuid) = self.place else { return Ok(()) };
         let memory = self.domain.gpu(uuid)?.context().memory_info();
-        let memory = memory.map_err(|source| Error::Cuda { what: "asking for free memory".into(), source })?;
+        let memory = memory.map_err(|source| {
+            Error::DeviceFault(DeviceFault::Cuda { what: "asking for free memory".into(), source })
+        })?;
         self.narrator.step(
             "memory",
             None,

@@ -2,6 +2,7 @@
 
 use partywall::{
     Error,
+    error::Mismatch,
     info::{Control, Named},
 };
 
@@ -25,5 +26,5 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
         Some(_) => Named::Pool,
         None => Named::Segment,
     };
-    Err(Error::NotATopic { name: name.clone(), is }.into())
+    Err(Error::Mismatch(Mismatch::NotATopic { name: name.clone(), is }).into())
 }

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use partywall::{DType, DeviceChoice, Error, Topic, TopicOptions};
+use partywall::{DType, DeviceChoice, Error, Topic, TopicOptions, error::NotFound};
 
 use super::{file::parse_shape, is_there};
 use crate::{
@@ -97,7 +97,7 @@ impl Numbers {
         }
         // One that is there may be anywhere: only for a new one a device has to be found.
         match options.open() {
-            Err(Error::NotFound { .. }) => {}
+            Err(Error::NotFound(NotFound::Name { .. })) => {}
             opened => return Ok(opened?),
         }
         if self.device.is_none() {

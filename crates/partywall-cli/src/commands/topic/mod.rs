@@ -20,7 +20,10 @@ use std::{
 };
 
 use clap::{Args, Subcommand};
-use partywall::{DType, Error, ErrorKind, Publisher, Sample, Subscriber, Topic, Wait};
+use partywall::{
+    DType, Error, ErrorKind, Publisher, Sample, Subscriber, Topic, Wait,
+    error::{Gone, InvalidData},
+};
 
 use crate::{
     Context,
@@ -151,7 +154,7 @@ impl Receiving {
                 }
                 Err(Error::Cancelled { .. }) => break,
                 Err(Error::Timeout { .. }) => presence.look(),
-                Err(Error::TopicIdle { .. }) => {
+                Err(Error::Gone(Gone::TopicIdle { .. })) => {
                     presence.tell(format!("the last publisher of {} has left", topic.name()));
                     break;
                 }
@@ -244,7 +247,7 @@ fn sleep_until(begun: Instant, due: Duration, stop: &AtomicBool) -> bool {
 /// The first `most` bytes of a sample, wherever it is, once it is complete.
 ///
 /// # Errors
-/// [`Error::SampleFailed`] and [`Error::SampleTainted`] for one that never will be.
+/// [`InvalidData::SampleFailed`](partywall::error::InvalidData::SampleFailed) and [`InvalidData::SampleTainted`](partywall::error::InvalidData::SampleTainted) for one that never will be.
 fn bytes_of(sample: &Sample, most: u64, out: &mut Vec<u8>) -> Result<(), Error> {
     sample.wait(TIMEOUT)?;
     let start = out.len();
@@ -262,7 +265,7 @@ fn bytes_of(sample: &Sample, most: u64, out: &mut Vec<u8>) -> Result<(), Error> 
 
 /// Whether an error says that a sample will never be complete.
 fn is_lost(error: &Error) -> bool {
-    matches!(error, Error::SampleFailed { .. } | Error::SampleTainted { .. })
+    matches!(error, Error::InvalidData(InvalidData::SampleFailed { .. } | InvalidData::SampleTainted { .. }))
 }
 
 fn cancel_flag() -> Result<Arc<AtomicBool>, Failure> {

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use partywall::{DType, DeviceUuid, Domain, Error, Place, TimelineEnding, cuda::Stream};
+use partywall::{DType, DeviceUuid, Domain, Error, Place, TimelineEnding, cuda::Stream, error::Gone};
 use partywall_measure::{Case, Comparison, Failure, Plan, Sampler, Unit};
 use partywall_os::socket::{self, Ready};
 
@@ -119,7 +119,7 @@ impl<'a> Scene<'a> {
                 Ok::<_, Failure>(freed)
             });
             let word = scope.spawn(|| match timeline.wait(timeline.value() + 1, TIMEOUT) {
-                Err(Error::TimelineEnded { ending: TimelineEnding::OwnerDied, .. }) => Ok(killed.elapsed()),
+                Err(Error::Gone(Gone::Timeline { ending: TimelineEnding::OwnerDied, .. })) => Ok(killed.elapsed()),
                 Err(other) => Err(other.into()),
                 Ok(()) => Err("a value was signalled that nobody signals".into()),
             });

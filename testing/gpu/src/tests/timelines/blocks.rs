@@ -6,6 +6,7 @@ use std::{thread, time::Duration};
 use partywall::{
     Block, Domain, Error, Gpu, Place, Pool, PoolOptions, TimelineWriter,
     cuda::{Access, DeviceSlice, Stream},
+    error::{Mismatch, Unreachable},
     info::MemberState,
 };
 
@@ -232,7 +233,7 @@ pub(crate) fn a_block_is_zeroed_on_a_stream(world: &World) {
     block.zero_on(stream.as_ref()).unwrap();
     stream.synchronize().unwrap();
     assert!(is_zero(&gpu, &block));
-    assert!(matches!(block.bytes_mut(), Err(Error::WrongKind { .. })));
+    assert!(matches!(block.bytes_mut(), Err(Error::Mismatch(Mismatch::Kind { .. }))));
 }
 
 pub(crate) fn a_zeroed_block_has_nothing_of_those_who_had_it_before(world: &World) {
@@ -265,9 +266,9 @@ pub(crate) fn a_forked_child_gives_no_block_back(world: &World) {
     block.as_ref().unwrap().device().unwrap();
     assert!(in_a_child(|| {
         let Err(refused) = block.take().unwrap().release_on(stream.as_ref()) else { return false };
-        matches!(refused.error, Error::Forked { .. })
-            && matches!(refused.block.offer(), Err(Error::Forked { .. }))
-            && matches!(pool.try_alloc(), Err(Error::Forked { .. }))
+        matches!(refused.error, Error::Unreachable(Unreachable::Forked { .. }))
+            && matches!(refused.block.offer(), Err(Error::Unreachable(Unreachable::Forked { .. })))
+            && matches!(pool.try_alloc(), Err(Error::Unreachable(Unreachable::Forked { .. })))
     }));
     assert_eq!(pool.stats().held, 1);
     block.unwrap().release_on(stream.as_ref()).unwrap();

@@ -8,6 +8,7 @@ use std::{
 use partywall::{
     Domain, Error, TimelineEnding,
     cuda::{Context, DeviceBuffer, Function, LaunchConfig, Module, Stream},
+    error::DeviceFault,
 };
 
 use super::{
@@ -60,7 +61,8 @@ pub(crate) fn a_stream_that_is_captured_is_refused(world: &World) {
     let cuda = Cuda::load().unwrap();
     let _guard = stage.gpu.context().guard().unwrap();
     cuda.stream_begin_capture(captured.as_ref().raw().0, CAPTURE_RELAXED).ok().unwrap();
-    let is_refused = |result: Result<(), Error>| matches!(result, Err(Error::Captured { .. }));
+    let is_refused =
+        |result: Result<(), Error>| matches!(result, Err(Error::DeviceFault(DeviceFault::Captured { .. })));
     assert!(is_refused(timeline.wait_on(captured.as_ref(), 1)));
     assert!(is_refused(timeline.wait_on_for(captured.as_ref(), 1, TIMEOUT).map(drop)));
     assert!(is_refused(writer.signal_on(captured.as_ref(), 1)));

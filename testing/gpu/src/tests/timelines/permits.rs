@@ -6,6 +6,7 @@ use std::{thread, time::Duration};
 use partywall::{
     Domain, Error, Semaphore,
     cuda::{Access, DeviceSlice, Stream},
+    error::Unreachable,
     info::MemberState,
 };
 
@@ -140,7 +141,8 @@ pub(crate) fn a_forked_child_gives_no_permit_to_a_stream(world: &World) {
     let mut permit = Some(semaphore.acquire(TIMEOUT).unwrap());
     assert!(in_a_child(|| {
         let Err(refused) = permit.take().unwrap().release_on(stream.as_ref()) else { return false };
-        matches!(refused.error, Error::Forked { .. }) && matches!(refused.permit.release(), Err(Error::Forked { .. }))
+        matches!(refused.error, Error::Unreachable(Unreachable::Forked { .. }))
+            && matches!(refused.permit.release(), Err(Error::Unreachable(Unreachable::Forked { .. })))
     }));
     assert_eq!(semaphore.available(), 0);
     permit.unwrap().release_on(stream.as_ref()).unwrap();

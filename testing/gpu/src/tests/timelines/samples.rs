@@ -7,6 +7,7 @@ use partywall::{
     DType, Domain, Error, Gpu, Place, Policy, Published, Publisher, Sample, Subscriber, TimelineEnding, TimelineWriter,
     Topic, TopicOptions, Wait,
     cuda::{Access, DeviceSlice, Stream},
+    error::{Busy, InvalidData},
 };
 
 use super::world::{TIMEOUT, World, eventually, gpu, next_order, say};
@@ -119,7 +120,7 @@ pub(crate) fn a_sample_is_received_before_it_is_written_and_read_behind_that(wor
     }
     let sample = receive(&subscriber);
     assert_eq!((sample.dtype(), sample.shape(), sample.sequence()), (DType::U32, &[ELEMENTS][..], 0));
-    assert!(matches!(sample.check(), Err(Error::NotReady { .. })));
+    assert!(matches!(sample.check(), Err(Error::Busy(Busy::NotReady { .. }))));
     assert!(matches!(sample.wait(MOMENT), Err(Error::Timeout { .. })));
     sample.device_on(stream.as_ref()).unwrap();
     assert!(!stream.as_ref().is_done().unwrap(), "it waits for the other's stream");
@@ -240,7 +241,9 @@ pub(crate) fn what_a_dead_publisher_did_not_finish_has_failed_and_so_has_what_wa
     stream.synchronize().unwrap();
     finished.check().unwrap();
     let failed = |error: Error| match error {
-        Error::SampleFailed { position, ending, .. } => assert_eq!((position, ending), (1, TimelineEnding::OwnerDied)),
+        Error::InvalidData(InvalidData::SampleFailed { position, ending, .. }) => {
+            assert_eq!((position, ending), (1, TimelineEnding::OwnerDied))
+        }
         other => panic!("{other:?}"),
     };
     failed(unfinished.check().unwrap_err());
@@ -248,7 +251,7 @@ pub(crate) fn what_a_dead_publisher_did_not_finish_has_failed_and_so_has_what_wa
     failed(unfinished.device_on(stream.as_ref()).unwrap_err());
     drop(finished);
     let made_of_it = receive(&subscriber);
-    assert!(matches!(made_of_it.check(), Err(Error::SampleTainted { position: 2, .. })));
+    assert!(matches!(made_of_it.check(), Err(Error::InvalidData(InvalidData::SampleTainted { position: 2, .. }))));
     // Others are not concerned.
     drop((unfinished, made_of_it));
     publish(&gpu, &stream, &publisher, &[]);
@@ -329,7 +332,10 @@ pub(crate) fn what_a_publisher_with_a_lost_context_did_not_finish_has_failed(wor
     }
     let sample = receive(&subscriber);
     eventually("it has failed", || {
-        matches!(sample.check(), Err(Error::SampleFailed { ending: TimelineEnding::OwnerFaulted, .. }))
+        matches!(
+            sample.check(),
+            Err(Error::InvalidData(InvalidData::SampleFailed { ending: TimelineEnding::OwnerFaulted, .. }))
+        )
     });
     drop(sample);
     let gpu = gpu(&domain);
@@ -360,7 +366,7 @@ pub(crate) fn a_connection_that_ends_completes_what_it_has_published(world: &Wor
     let sample = receive(&subscriber);
     let ending = thread::spawn(move || drop((publisher, theirs, domain)));
     thread::sleep(MOMENT);
-    assert!(matches!(sample.check(), Err(Error::NotReady { .. })));
+    assert!(matches!(sample.check(), Err(Error::Busy(Busy::NotReady { .. }))));
     gate.signal(1).unwrap();
     ending.join().unwrap();
     sample.check().unwrap();

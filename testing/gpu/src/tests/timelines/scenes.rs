@@ -13,6 +13,7 @@ use std::{
 use partywall::{
     DType, Domain, Error, Gpu, MAX_VALUE, Place, Segment, Timeline, TimelineEnding,
     cuda::{Access, DeviceBuffer, DeviceSlice, Stream},
+    error::{Gone, InvalidArgument, InvalidData, Unreachable},
 };
 
 use super::world::{TIMEOUT, World, eventually, gpu, in_a_child, next_order, say};
@@ -71,7 +72,7 @@ pub(crate) fn play(prepared: bool) {
 
 pub(crate) fn ended(result: Result<(), Error>) -> (TimelineEnding, u64, u64) {
     match result {
-        Err(Error::TimelineEnded { ending, wanted, last, .. }) => (ending, wanted, last),
+        Err(Error::Gone(Gone::Timeline { ending, wanted, last, .. })) => (ending, wanted, last),
         other => panic!("{other:?}"),
     }
 }
@@ -327,8 +328,14 @@ pub(crate) fn streams_compare_the_largest_values(world: &World) {
     let timeline = stage.domain.timeline("x").unwrap();
     let writer = stage.domain.timeline_writer("x").unwrap();
     timeline.wait_on(stage.stream.as_ref(), MAX_VALUE).unwrap();
-    assert!(matches!(timeline.wait_on(stage.stream.as_ref(), MAX_VALUE + 1), Err(Error::BadValue { .. })));
-    assert!(matches!(writer.signal_on(stage.gpu.stream(), u64::MAX), Err(Error::BadValue { .. })));
+    assert!(matches!(
+        timeline.wait_on(stage.stream.as_ref(), MAX_VALUE + 1),
+        Err(Error::InvalidArgument(InvalidArgument::Value { .. }))
+    ));
+    assert!(matches!(
+        writer.signal_on(stage.gpu.stream(), u64::MAX),
+        Err(Error::InvalidArgument(InvalidArgument::Value { .. }))
+    ));
     writer.signal_on(stage.gpu.stream(), MAX_VALUE - 1).unwrap();
     stage.gpu.stream().synchronize().unwrap();
     assert!(stage.still_waits());
@@ -497,7 +504,7 @@ pub(crate) fn what_rests_on_a_dead_stage_is_marked_down_the_chain(world: &World)
     assert_eq!((middle.value(), end.value()), (30, 300));
     eventually("the mark", || last.check().is_err());
     let from = |refused: Result<(), Error>| match refused {
-        Err(Error::Tainted { name, from }) => (name, from),
+        Err(Error::InvalidData(InvalidData::Tainted { name, from })) => (name, from),
         other => panic!("{other:?}"),
     };
     assert_eq!(from(last.check()), ("end".to_owned(), 200));
@@ -539,10 +546,10 @@ pub(crate) fn an_input_counts_though_its_handle_is_gone(world: &World) {
     first.kill();
     let own = domain.timeline("own").unwrap();
     own.wait(2, TIMEOUT).unwrap();
-    eventually("the mark", || matches!(own.check(), Err(Error::Tainted { from: 2, .. })));
+    eventually("the mark", || matches!(own.check(), Err(Error::InvalidData(InvalidData::Tainted { from: 2, .. }))));
     // Closing does not hide it.
     drop(writer);
-    assert!(matches!(own.check(), Err(Error::Tainted { from: 2, .. })));
+    assert!(matches!(own.check(), Err(Error::InvalidData(InvalidData::Tainted { from: 2, .. }))));
 }
 
 pub(crate) fn a_failed_input_that_nothing_rests_on_yet_only_refuses(world: &World) {
@@ -558,7 +565,7 @@ pub(crate) fn a_failed_input_that_nothing_rests_on_yet_only_refuses(world: &Worl
     first.signal(4).unwrap();
     drop(first);
     stage.stream.synchronize().unwrap();
-    assert!(matches!(writer.signal(2), Err(Error::Tainted { from: 2, .. })));
+    assert!(matches!(writer.signal(2), Err(Error::InvalidData(InvalidData::Tainted { from: 2, .. }))));
     let next = domain.timeline_writer("in").unwrap();
     assert!(input.follow().unwrap());
     writer.signal(2).unwrap();
@@ -725,7 +732,7 @@ pub(crate) fn a_forked_child_enqueues_nothing(world: &World) {
     let writer = stage.domain.timeline_writer("x").unwrap();
     timeline.wait_on(stage.stream.as_ref(), 1).unwrap();
     let stream = stage.stream.as_ref();
-    let forked = |result: Result<(), Error>| matches!(result, Err(Error::Forked { .. }));
+    let forked = |result: Result<(), Error>| matches!(result, Err(Error::Unreachable(Unreachable::Forked { .. })));
     assert!(in_a_child(|| {
         forked(timeline.wait_on(stream, 2))
             && forked(timeline.wait_on_for(stream, 2, TIMEOUT).map(drop))

@@ -1,0 +1,180 @@
+//! Arguments that no call accepts.
+
+use std::path::PathBuf;
+
+use partywall_shm::TableError;
+
+use super::{
+    ErrorKind,
+    text::{bad_value, beginning},
+};
+
+/// An argument that no call accepts, whatever the state of the domain.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum InvalidArgument {
+    /// The value cannot be signalled, or never be reached.
+    #[error("{value} is not a valid next value for timeline {name:?}: {}", bad_value(*value, *last))]
+    Value {
+        /// The timeline.
+        name: String,
+        /// The value.
+        value: u64,
+        /// The highest value that was signalled or promised.
+        last: u64,
+    },
+    /// No semaphore has so many permits, or none.
+    #[error("semaphore {name:?} cannot have {asked} permits: it has 1 to {}", crate::MAX_PERMITS)]
+    Maximum {
+        /// The semaphore.
+        name: String,
+        /// Permits that were asked for.
+        asked: u32,
+    },
+    /// No pool is as it was to be made.
+    #[error("cannot make pool {name:?}: {why}")]
+    Pool {
+        /// The pool.
+        name: String,
+        /// The rule that it breaks.
+        why: String,
+    },
+    /// No topic is as it was to be made.
+    #[error("cannot make topic {name:?}: {why}")]
+    Topic {
+        /// The topic.
+        name: String,
+        /// The rule that it breaks.
+        why: String,
+    },
+    /// A topic was to be made with fewer blocks than it promises to publishers and subscribers.
+    #[error(
+        "{blocks} blocks are too few for topic {name:?}: {depth} in its ring + {loans} for each of {publishers} \
+         publishers + {held} for each of {subscribers} subscribers are {needed}"
+    )]
+    TooFewBlocks {
+        /// The topic.
+        name: String,
+        /// Blocks that it was to have.
+        blocks: u32,
+        /// Blocks that it needs.
+        needed: u64,
+        /// Samples in its ring.
+        depth: u32,
+        /// Publishers at a time.
+        publishers: u32,
+        /// Loans that a publisher may have.
+        loans: u32,
+        /// Subscribers at a time.
+        subscribers: u32,
+        /// Samples that a subscriber may hold.
+        held: u32,
+    },
+    /// The name breaks the rules for names.
+    #[error("{} is not a name: {why}", beginning(name))]
+    Name {
+        /// The name.
+        name: String,
+        /// The rule.
+        why: String,
+    },
+    /// What stands behind the `@` of `NAME@VERSION` is not a version.
+    #[error("{} is not a version of {name:?}: versions are numbers from 1", beginning(version))]
+    Version {
+        /// The name.
+        name: String,
+        /// What stands behind the `@`.
+        version: String,
+    },
+    /// No name would be like the pattern.
+    #[error("{pattern:?} is not a pattern: {why}")]
+    Pattern {
+        /// The pattern.
+        pattern: String,
+        /// The rule that it breaks.
+        why: String,
+    },
+    /// The tensors cannot be laid out.
+    #[error("{name:?}: {source}")]
+    Table {
+        /// The segment.
+        name: String,
+        /// What is wrong.
+        source: TableError,
+    },
+    /// Bytes were given or asked for that the tensor does not have, or its elements are not where a plain slice has
+    /// them.
+    #[error("tensor {tensor:?}: {why}")]
+    Range {
+        /// The tensor.
+        tensor: String,
+        /// What does not fit.
+        why: String,
+    },
+    /// The socket's path does not fit into a socket's address.
+    #[error("the socket's path {} has {} bytes, and the limit is 107", path.display(), path.as_os_str().len())]
+    SocketPath {
+        /// The path.
+        path: PathBuf,
+    },
+    /// A process is among those that it wants to be evicted.
+    #[error("a process cannot evict itself")]
+    Yourself,
+}
+
+impl InvalidArgument {
+    /// The class of the error.
+    pub(super) fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Table { .. } => ErrorKind::Refused,
+            Self::Name { .. }
+            | Self::Version { .. }
+            | Self::Pattern { .. }
+            | Self::Range { .. }
+            | Self::Value { .. }
+            | Self::Maximum { .. }
+            | Self::Pool { .. }
+            | Self::Topic { .. }
+            | Self::TooFewBlocks { .. }
+            | Self::SocketPath { .. }
+            | Self::Yourself => ErrorKind::Usage,
+        }
+    }
+
+    /// What to do about it.
+    pub(super) fn advice(&self) -> String {
+        match self {
+            Self::Value { .. } => "signal values that grow, up to 2^61".into(),
+            Self::Maximum { .. } => "open it with a number in that range".into(),
+            Self::Pool { .. } => "give the number of blocks and their bytes, within that range".into(),
+            Self::Topic { .. } => "give dtype and shape, or max_bytes for samples that vary, and numbers within that range".into(),
+            Self::TooFewBlocks { needed, .. } => format!("leave the number of blocks out, or give at least {needed}; or promise less"),
+            Self::Version { name, .. } => format!("`partywall show {name}` lists its versions; without `@` it means the latest"),
+            Self::SocketPath { .. } => "name a shorter socket (--socket, PARTYWALL_SOCKET); one that is derived from the domain's name lies in $XDG_RUNTIME_DIR, else in $TMPDIR: shorten that".into(),
+            Self::Name { .. } => "choose a name of letters, digits and `._-`".into(),
+            Self::Pattern { .. } => "`*` stands for any characters and `?` for one, the rest is as in a name".into(),
+            Self::Table { source: TableError::ForeignLayout { .. }, .. } => "run the same Partywall release on both sides".into(),
+            Self::Table { .. } => "correct the tensors' names, shapes and dtypes".into(),
+            Self::Range { .. } => "use a range inside the tensor, or read(), in Python tobytes(), for a copy".into(),
+            Self::Yourself => "drop the Domain to leave, or name another process".into(),
+        }
+    }
+
+    /// The entry of `docs/troubleshooting.md` about it.
+    pub(super) fn anchor(&self) -> &'static str {
+        match self {
+            Self::Value { .. } => "bad-value",
+            Self::Maximum { .. } => "bad-maximum",
+            Self::Pool { .. } => "bad-pool",
+            Self::Topic { .. } => "bad-topic",
+            Self::TooFewBlocks { .. } => "pool-too-small",
+            Self::SocketPath { .. } => "path-too-long",
+            Self::Name { .. } => "bad-name",
+            Self::Version { .. } => "bad-version",
+            Self::Pattern { .. } => "bad-pattern",
+            Self::Table { .. } => "bad-table",
+            Self::Range { .. } => "bad-range",
+            Self::Yourself => "not-yourself",
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! What somebody else still uses.
+
+use std::time::Duration;
+
+use partywall_wire::MemberState;
+
+use super::{
+    ErrorKind,
+    text::{counted, seconds, subscriber_text},
+};
+
+/// Somebody else still uses what is needed. Trying again later may succeed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Busy {
+    /// Another lease signals this timeline: of this process, or of a living one.
+    #[error("timeline {name:?} has a writer, pid {pid}")]
+    Writer {
+        /// The timeline.
+        name: String,
+        /// The writer.
+        pid: u32,
+    },
+    /// A sample was not published in time, because a subscriber that is to miss nothing does not read.
+    #[error("topic {topic:?} is full: {} has not consumed the oldest sample for {}", subscriber_text(*pid, *state), seconds(*after))]
+    TopicFull {
+        /// The topic.
+        topic: String,
+        /// The subscriber's process, if it is known. Who does not wait is not told: it would wait for the broker.
+        pid: Option<u32>,
+        /// What is known of that.
+        state: Option<MemberState>,
+        /// For how long the publisher has waited.
+        after: Duration,
+    },
+    /// The sample is not complete yet: a stream of its publisher still writes it.
+    #[error("sample {position} of topic {topic:?} is not complete yet")]
+    NotReady {
+        /// The topic.
+        topic: String,
+        /// Which sample of the topic.
+        position: u64,
+    },
+    /// `stop` without force while something is held.
+    #[error("the broker still has {} and {}", counted(*names, "name"), counted(*members, "member"))]
+    BrokerInUse {
+        /// Names.
+        names: u64,
+        /// Members other than the caller.
+        members: u64,
+    },
+}
+
+impl Busy {
+    /// The class of the error.
+    pub(super) fn kind(&self) -> ErrorKind {
+        match self {
+            Self::NotReady { .. } => ErrorKind::CheckFailed,
+            Self::Writer { .. } | Self::TopicFull { .. } | Self::BrokerInUse { .. } => ErrorKind::Refused,
+        }
+    }
+
+    /// What to do about it.
+    pub(super) fn advice(&self) -> String {
+        match self {
+            Self::Writer { .. } => "one writer at a time: use another name, close that writer, or end its waits with `partywall abandon NAME`".into(),
+            Self::TopicFull { pid: Some(pid), .. } => format!("wait for it, or end its part in the topic with `partywall evict {pid}`; a subscriber that may miss samples keeps nobody waiting"),
+            Self::TopicFull { topic, .. } => format!("`partywall show {topic}` says which; `partywall evict PID` ends its part in the topic; a subscriber that may miss samples keeps nobody waiting"),
+            Self::NotReady { .. } => "wait() for it on the host, or order a stream behind it with device_on()".into(),
+            Self::BrokerInUse { .. } => "`partywall ls` and `partywall status` show them; `partywall stop --force` drops all".into(),
+        }
+    }
+
+    /// The entry of `docs/troubleshooting.md` about it.
+    pub(super) fn anchor(&self) -> &'static str {
+        match self {
+            Self::Writer { .. } => "writer-exists",
+            Self::TopicFull { .. } => "topic-full",
+            Self::NotReady { .. } => "not-ready",
+            Self::BrokerInUse { .. } => "in-use",
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! What is refused.
+
+use partywall_wire::{MemberState, NoGrowth};
+
+use super::text::{member_state, no_growth};
+
+/// The operation is not allowed on this object or for this process.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Denied {
+    /// The name exists and was to be made only if it did not.
+    #[error("{name:?} exists already (version {version})")]
+    NameExists {
+        /// The name.
+        name: String,
+        /// Its latest version.
+        version: u64,
+    },
+    /// The version is frozen and was opened for writing, or was opened for reading and written.
+    #[error("{name:?} version {version} is read-only")]
+    ReadOnly {
+        /// The name.
+        name: String,
+        /// The version.
+        version: u64,
+    },
+    /// The version does not become longer, by this call or at all.
+    #[error("{name:?} version {version} cannot grow: {}", no_growth(*why))]
+    Growth {
+        /// The name.
+        name: String,
+        /// The version.
+        version: u64,
+        /// Why.
+        why: NoGrowth,
+    },
+    /// Published memory goes with its publisher, so its name cannot stay.
+    #[error("{name:?} cannot be kept: its memory goes with this process")]
+    Keeping {
+        /// The name.
+        name: String,
+    },
+    /// The connection has no seat in the domain ([`DomainOptions::operator`](crate::DomainOptions::operator)).
+    #[error("this connection has no seat in the domain: it can only list, show, evict, remove, and end the broker")]
+    NoSeat,
+    /// The member is dead, and what it held is in quarantine, because nobody knows whether its work on a GPU is over.
+    #[error("pid {pid} is dead already, and what it held is in quarantine")]
+    Unproven {
+        /// The member's pid.
+        pid: u32,
+    },
+    /// Nothing of the member is in quarantine, because it is not known to be dead.
+    #[error("nothing of pid {pid} is in quarantine: it {}", member_state(*state))]
+    NotUnproven {
+        /// The member's pid.
+        pid: u32,
+        /// What is known of it.
+        state: MemberState,
+    },
+}
+
+impl Denied {
+    /// What to do about it.
+    pub(super) fn advice(&self) -> String {
+        match self {
+            Self::NameExists { name, .. } => format!(
+                "`partywall rm {name}` removes it; without if-absent a segment gets a new version, a pool or topic does not"
+            ),
+            Self::ReadOnly { .. } => {
+                "commit a new version, or create the segment as mutable and open it for writing".into()
+            }
+            Self::Growth { why: NoGrowth::Behind, .. } => "refresh() the segment, then grow it".into(),
+            Self::Growth { why: NoGrowth::Reserved { .. }, .. } => {
+                "create it with a larger reserve(), or commit a new version".into()
+            }
+            Self::Growth { .. } => "create it as mutable and let its committer grow it, or commit a new version".into(),
+            Self::Keeping { .. } => {
+                "publish a copy (commit_copy(), in Python put()), which the broker keeps; or leave out kept()".into()
+            }
+            Self::NoSeat => "connect without operator(true)".into(),
+            Self::Unproven { pid } => {
+                format!("`partywall rm --unproven {pid}` gives it back, once nothing of it runs on a GPU any more")
+            }
+            Self::NotUnproven { pid, .. } => {
+                format!("`partywall evict {pid} --kill` ends it; what it holds comes back when it is dead")
+            }
+        }
+    }
+
+    /// The entry of `docs/troubleshooting.md` about it.
+    pub(super) fn anchor(&self) -> &'static str {
+        match self {
+            Self::NameExists { .. } => "name-exists",
+            Self::ReadOnly { .. } => "read-only",
+            Self::Growth { .. } => "cannot-grow",
+            Self::Keeping { .. } => "cannot-keep",
+            Self::NoSeat => "needs-seat",
+            Self::Unproven { .. } => "unproven",
+            Self::NotUnproven { .. } => "not-unproven",
+        }
+    }
+}

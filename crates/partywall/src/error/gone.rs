@@ -1,0 +1,148 @@
+//! What was there and has ended.
+
+use std::time::Duration;
+
+use partywall_wire::TimelineEnding;
+
+use super::{
+    ErrorKind, Language,
+    text::{seconds, timeline_ending},
+};
+
+/// What was used has ended: with its owner, by somebody's will, or because it was given back.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Gone {
+    /// The process that published the name's memory is dead, and the memory, which nobody else keeps, is gone with it.
+    /// What was open before stays readable.
+    #[error("{name:?} is gone: its publisher, pid {pid}, died {} ago", seconds(*ago))]
+    OwnerDied {
+        /// The name.
+        name: String,
+        /// The publisher.
+        pid: u32,
+        /// How long ago that was proved.
+        ago: Duration,
+    },
+    /// The name's memory is its publisher's, and is no longer given to anybody: the publisher dropped it, or somebody
+    /// removed the name. What was open before stays readable.
+    #[error("{name:?} was withdrawn by pid {pid} {} ago", seconds(*ago))]
+    Withdrawn {
+        /// The name.
+        name: String,
+        /// The publisher, or whoever removed the name.
+        pid: u32,
+        /// How long ago.
+        ago: Duration,
+    },
+    /// The timeline ended before it reached the value. What was signalled until then is valid.
+    #[error("timeline {name:?} ended at {last}, before {wanted}: {}", timeline_ending(*ending))]
+    Timeline {
+        /// The timeline.
+        name: String,
+        /// How it ended.
+        ending: TimelineEnding,
+        /// The value that was waited for, or was to be signalled.
+        wanted: u64,
+        /// The last value that was signalled.
+        last: u64,
+    },
+    /// A permit was given back that is not held any more, or never was.
+    #[error("this permit of semaphore {name:?} is not held")]
+    Permit {
+        /// The semaphore.
+        name: String,
+    },
+    /// A reference to a block that is not offered any more: it was taken over, taken back, or came back with its holder's
+    /// death. What the block contains now is somebody else's.
+    #[error("{block} is not offered any more")]
+    Block {
+        /// The reference.
+        block: String,
+    },
+    /// A block was given back that is not held any more, or never was.
+    #[error("this block of pool {pool:?} is not held")]
+    HeldBlock {
+        /// The pool.
+        pool: String,
+    },
+    /// The topic's last publisher has left, and the subscriber has received everything: an end that the subscriber
+    /// [asked for](crate::SubscriberOptions::until_idle).
+    #[error("topic {topic:?} is idle: its last publisher has left, and all samples were received")]
+    TopicIdle {
+        /// The topic.
+        topic: String,
+    },
+    /// The broker has taken this publisher or subscriber out of the topic.
+    #[error("this process is detached from topic {topic:?}")]
+    Detached {
+        /// The topic.
+        topic: String,
+    },
+    /// This process was evicted from the domain: names that it owned are withdrawn, and it gets nothing any more. What it
+    /// has mapped stays mapped.
+    #[error("this process was evicted by pid {by} {} ago", seconds(*ago))]
+    Evicted {
+        /// Who wanted it.
+        by: u32,
+        /// How long ago.
+        ago: Duration,
+    },
+}
+
+impl Gone {
+    /// The class of the error.
+    pub(super) fn kind(&self) -> ErrorKind {
+        match self {
+            Self::OwnerDied { .. } | Self::Withdrawn { .. } | Self::Block { .. } => ErrorKind::NotFound,
+            Self::Timeline { .. } | Self::TopicIdle { .. } => ErrorKind::CheckFailed,
+            Self::Detached { .. } | Self::Evicted { .. } | Self::Permit { .. } | Self::HeldBlock { .. } => {
+                ErrorKind::Refused
+            }
+        }
+    }
+
+    /// What to do about it, as a sentence that names calls of `language`.
+    pub(super) fn advice(&self, language: Language) -> String {
+        match self {
+            Self::OwnerDied { .. } => "start its publisher again and wait for it with a time-out; memory that is to outlive its process is committed or published as a copy".into(),
+            Self::Withdrawn { .. } => "wait with a time-out if it is to be published again".into(),
+            Self::Timeline { ending: TimelineEnding::OwnerDied | TimelineEnding::OwnerFaulted | TimelineEnding::Evicted, .. } => "start its writer again, then follow() the timeline: the next writer goes on from the last value; treat work enqueued behind this wait as garbage".into(),
+            Self::Timeline { ending: TimelineEnding::Closed, .. } => "wait for values that its writer signals, or follow() the timeline when it has another writer".into(),
+            Self::Timeline { ending: TimelineEnding::Abandoned, .. } => "its writer opens it again to go on from the last value; waiters then follow()".into(),
+            Self::Timeline { .. } => "connect again; timelines are made anew by whoever opens them".into(),
+            Self::Permit { .. } => "give each permit back once, by the process that acquired it".into(),
+            Self::Block { .. } => "accept each reference once, while the process that offered it lives and has the pool open".into(),
+            Self::HeldBlock { .. } => "give each block back once, by the process that has it, and use it no more".into(),
+            Self::TopicIdle { .. } => match language {
+                Language::Rust => "stop receiving; to wait for further publishers subscribe without until_idle()",
+                Language::Python => "stop receiving; to wait for further publishers subscribe without until=\"idle\"",
+                Language::Shell => "stop receiving; to wait for further publishers leave out --until-idle",
+            }.into(),
+            Self::Detached { .. } => "join the topic again".into(),
+            Self::Evicted { .. } => "restart this process, or connect anew: a new connection is a new member".into(),
+        }
+    }
+
+    /// The entry of `docs/troubleshooting.md` about it.
+    pub(super) fn anchor(&self) -> &'static str {
+        match self {
+            Self::OwnerDied { .. } => "owner-died",
+            Self::Withdrawn { .. } => "withdrawn",
+            Self::Timeline { ending, .. } => match ending {
+                TimelineEnding::OwnerFaulted => "writer-faulted",
+                TimelineEnding::Closed => "timeline-closed",
+                TimelineEnding::Abandoned => "timeline-abandoned",
+                TimelineEnding::BrokerGone => "timeline-lost",
+                TimelineEnding::Evicted => "writer-evicted",
+                _ => "writer-died",
+            },
+            Self::Permit { .. } => "not-held",
+            Self::Block { .. } => "stale-block",
+            Self::HeldBlock { .. } => "block-not-held",
+            Self::TopicIdle { .. } => "topic-idle",
+            Self::Detached { .. } => "parted",
+            Self::Evicted { .. } => "evicted",
+        }
+    }
+}

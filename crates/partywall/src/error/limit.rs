@@ -1,0 +1,162 @@
+//! Limits that are reached.
+
+use partywall_wire::Limit;
+
+use super::{
+    ErrorKind, Held, Language, MemoryLimit,
+    advice::{more_room, open_files},
+    text::{bytes, free_text, held_text, limit_name, unread_text},
+};
+use crate::place::Place;
+
+/// A limit is reached: of the broker, of a topic, of this process or of the machine.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LimitReached {
+    /// The topic has as many publishers as it may have.
+    #[error("topic {topic:?} has {most} publishers, and no room for more")]
+    Publishers {
+        /// The topic.
+        topic: String,
+        /// How many there may be at a time.
+        most: u32,
+    },
+    /// The topic has as many subscribers as it may have.
+    #[error("topic {topic:?} has {most} subscribers, and no room for more")]
+    Subscribers {
+        /// The topic.
+        topic: String,
+        /// How many there may be at a time.
+        most: u32,
+    },
+    /// The publisher has as many loans as it may have.
+    #[error("this publisher of topic {topic:?} has as many loans as it may, {loans}")]
+    Loans {
+        /// The topic.
+        topic: String,
+        /// How many it may have at a time.
+        loans: u32,
+    },
+    /// The subscriber holds as many samples as it may.
+    #[error("this subscriber of topic {topic:?} holds as many samples as it may, {held}")]
+    Held {
+        /// The topic.
+        topic: String,
+        /// How many a subscriber may hold.
+        held: u32,
+    },
+    /// There is not enough memory.
+    #[error("cannot allocate {} for {name:?} on {place}{}{}", bytes(*asked), free_text(*free, *total), held_text(held))]
+    Memory {
+        /// The segment.
+        name: String,
+        /// Where.
+        place: Place,
+        /// Bytes asked for.
+        asked: u64,
+        /// Bytes free, where that is known.
+        free: Option<u64>,
+        /// Bytes in all.
+        total: Option<u64>,
+        /// What Partywall holds there: all bytes and the largest names. No tool of the vendor shows that.
+        held: Option<Box<Held>>,
+    },
+    /// The process may not open more files.
+    #[error("no file descriptor is free for {0}")]
+    FileDescriptors(String),
+    /// A limit of the broker is reached.
+    #[error("the broker's limit on {} is {allowed}, this needs {needed}", limit_name(*limit))]
+    Broker {
+        /// Which.
+        limit: Limit,
+        /// Its value.
+        allowed: u64,
+        /// What would be needed.
+        needed: u64,
+    },
+    /// File descriptors that the broker has sent are not read: by this process, or by others, and then the call has waited
+    /// for them in vain. They count against the limit of the whole user.
+    #[error("{}", unread_text(*unread, *allowed, pids))]
+    UnreadDescriptors {
+        /// How many are unread.
+        unread: u64,
+        /// How many may be.
+        allowed: u64,
+        /// Pids of processes that have not read for longest. Empty if it is this process.
+        pids: Vec<u32>,
+    },
+    /// The kernel refuses to send file descriptors because processes of this user have not read too many of them
+    /// (`ETOOMANYREFS`, unix(7)).
+    #[error("this user has more than {limit} file descriptors in flight")]
+    DescriptorsInFlight {
+        /// This process's limit of open files, which is what the kernel compares with.
+        limit: u64,
+    },
+    /// The kernel has no memory or addresses for the call.
+    #[error("{what}: {limit}")]
+    SystemMemory {
+        /// What it was for.
+        what: String,
+        /// Which limit is reached, as far as that can be told.
+        limit: MemoryLimit,
+    },
+}
+
+impl LimitReached {
+    /// The class of the error.
+    pub(super) fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Memory { place: Place::Gpu(_), .. } => ErrorKind::Device,
+            Self::Memory { .. }
+            | Self::Broker { .. }
+            | Self::Publishers { .. }
+            | Self::Subscribers { .. }
+            | Self::Loans { .. }
+            | Self::Held { .. }
+            | Self::FileDescriptors(_)
+            | Self::UnreadDescriptors { .. }
+            | Self::DescriptorsInFlight { .. }
+            | Self::SystemMemory { .. } => ErrorKind::Refused,
+        }
+    }
+
+    /// What to do about it, as a sentence that names calls of `language`.
+    pub(super) fn advice(&self, language: Language) -> String {
+        match self {
+            Self::Publishers { topic, most } => format!("close one of them, `partywall show {topic}` lists them; or {}", more_room("publishers", *most, language)),
+            Self::Subscribers { topic, most } => format!("close one of them and drop its samples, `partywall show {topic}` lists them; or {}", more_room("subscribers", *most, language)),
+            Self::Loans { loans, .. } => format!("publish or drop loans before taking more; or {}", more_room("loans", *loans, language)),
+            Self::Held { held, .. } => format!("drop samples before receiving more; or {}", more_room("held", *held, language)),
+            Self::SystemMemory { limit: MemoryLimit::AddressSpace(_), .. } => "raise the limit (`ulimit -v`, RLIMIT_AS), or share less at a time".into(),
+            Self::SystemMemory { limit: MemoryLimit::Container(_), .. } => "raise the container's memory limit, or remove names (`partywall ls`): host memory counts against the container that wrote it, for as long as the name is there".into(),
+            Self::SystemMemory { .. } => "free memory or addresses, or check the container's limits".into(),
+            Self::Memory { .. } => "free memory there: `partywall status` shows what Partywall holds, `partywall rm NAME` drops it".into(),
+            Self::FileDescriptors(_) => open_files(),
+            Self::Broker { limit: Limit::Chunks | Limit::Growths, .. } => "grow in fewer, larger steps (spare()), or commit a new version".into(),
+            Self::Broker { limit: Limit::ClientsOfProcess, .. } => "share one connection among the threads of the process, or start the broker with a higher --max-clients".into(),
+            Self::Broker { limit: Limit::HungUp, .. } => "close connections with a good-bye (drop the Domain, in Python close()); restart the process to forget the others".into(),
+            Self::Broker { limit: Limit::Operators, .. } => "try again in a second; `partywall logs` shows which process connects so often".into(),
+            Self::Broker { limit: Limit::Clients, .. } => "`partywall ps` lists them; `partywall rm --unproven` forgets those that are dead without proof; or start the broker with a higher --max-clients".into(),
+            Self::Broker { .. } => "remove something, or start the broker with a higher limit (`partywall serve --help`)".into(),
+            Self::UnreadDescriptors { pids, .. } if pids.is_empty() => "have the threads of this process that wait for the broker read their answers, or close those connections".into(),
+            Self::UnreadDescriptors { pids, .. } => format!("see whether those processes are stopped (`partywall ps`); `partywall evict {} --kill` ends one", pids[0]),
+            Self::DescriptorsInFlight { .. } => "end the processes of this user that do not read what they are sent, or raise the limit with `ulimit -n`".into(),
+        }
+    }
+
+    /// The entry of `docs/troubleshooting.md` about it.
+    pub(super) fn anchor(&self) -> &'static str {
+        match self {
+            Self::Publishers { .. } => "too-many-publishers",
+            Self::Subscribers { .. } => "too-many-subscribers",
+            Self::Loans { .. } => "too-many-loans",
+            Self::Held { .. } => "too-many-held",
+            Self::SystemMemory { .. } => "no-memory",
+            Self::Memory { .. } => "out-of-memory",
+            Self::FileDescriptors(_) => "no-file-descriptor",
+            Self::Broker { .. } => "limit-reached",
+            Self::UnreadDescriptors { .. } => "unread-descriptors",
+            Self::DescriptorsInFlight { .. } => "descriptors-in-flight",
+        }
+    }
+}

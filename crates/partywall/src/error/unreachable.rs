@@ -1,0 +1,175 @@
+//! Brokers that cannot be used.
+
+use std::path::PathBuf;
+
+use partywall_wire::FdFault;
+
+use super::{
+    ErrorKind,
+    text::{driver_name, fd_fault},
+};
+
+/// No broker, or not one that this process can work with.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Unreachable {
+    /// No broker runs, and no program was found that could be started as one.
+    #[error("no broker program was found; tried {}", .tried.join(", "))]
+    NoProgram {
+        /// Where it was looked for.
+        tried: Vec<String>,
+    },
+    /// A broker could not be started.
+    #[error("the broker could not be started: {why}")]
+    NotStarted {
+        /// What it said, or what the kernel said.
+        why: String,
+        /// What the broker advised, if it said anything.
+        advice: Option<String>,
+    },
+    /// Nobody answers at the socket, and starting a broker was not wanted.
+    #[error("no broker answers at {}: {why}", socket.display())]
+    NoAnswer {
+        /// The socket.
+        socket: PathBuf,
+        /// Why.
+        why: String,
+    },
+    /// The broker that this connection belonged to is gone. Memory that is mapped stays readable; names are lost.
+    /// A call that was under way may have taken effect.
+    #[error("the broker at {} is gone", socket.display())]
+    Gone {
+        /// Its socket.
+        socket: PathBuf,
+    },
+    /// The broker is another build with another protocol.
+    #[error(
+        "this is Partywall {ours} (protocol {our_protocol}), the broker with pid {pid} at {} is {theirs} (protocol {their_protocol})", socket.display()
+    )]
+    Version {
+        /// The broker's socket.
+        socket: PathBuf,
+        /// Our release.
+        ours: String,
+        /// Our protocol.
+        our_protocol: u32,
+        /// The broker's release.
+        theirs: String,
+        /// Its protocol.
+        their_protocol: u32,
+        /// Its pid.
+        pid: u32,
+    },
+    /// The directory of the socket is not safe to use.
+    #[error("cannot use the directory {} for sockets: {why}", path.display())]
+    UnsafeDirectory {
+        /// The directory.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The directory of the socket does not exist, and its parent does not either.
+    #[error("cannot make the directory {}: its parent directory {} does not exist", path.display(), parent.display())]
+    NoDirectory {
+        /// The directory.
+        path: PathBuf,
+        /// Its parent.
+        parent: PathBuf,
+    },
+    /// The socket belongs to another user.
+    #[error("the broker at {} runs as user {broker}, this process as user {ours}", socket.display())]
+    User {
+        /// The socket.
+        socket: PathBuf,
+        /// The broker's user.
+        broker: u32,
+        /// Ours.
+        ours: u32,
+    },
+    /// Members on the simulated CUDA driver and on the real one never share a domain.
+    #[error("the domain at {} runs on the {} CUDA driver, this process on the {} one", socket.display(), driver_name(*simulated), driver_name(!*simulated))]
+    Driver {
+        /// The socket.
+        socket: PathBuf,
+        /// Whether the domain is the simulated one.
+        simulated: bool,
+    },
+    /// The broker found a donated file descriptor to be something else.
+    #[error("the broker refused file descriptor {index} of the commit: {}", fd_fault(fault))]
+    FileDescriptor {
+        /// Its place in the commit.
+        index: u32,
+        /// What is wrong.
+        fault: FdFault,
+    },
+    /// The connection was made before a fork and is used in the child.
+    #[error("this connection was made before a fork, by process {parent}")]
+    Forked {
+        /// The process that made it.
+        parent: u32,
+    },
+    /// The broker said something that this library does not understand.
+    #[error("the broker broke the protocol: {0}")]
+    Protocol(String),
+    /// The broker refused for a reason of its own.
+    #[error("the broker refused: {0}")]
+    Refused(String),
+}
+
+impl Unreachable {
+    /// The class of the error.
+    pub(super) fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Driver { .. } | Self::Refused(_) | Self::FileDescriptor { .. } => ErrorKind::Refused,
+            Self::NoProgram { .. }
+            | Self::NotStarted { .. }
+            | Self::NoAnswer { .. }
+            | Self::Gone { .. }
+            | Self::Version { .. }
+            | Self::UnsafeDirectory { .. }
+            | Self::NoDirectory { .. }
+            | Self::User { .. }
+            | Self::Protocol(_)
+            | Self::Forked { .. } => ErrorKind::Unreachable,
+        }
+    }
+
+    /// What to do about it.
+    pub(super) fn advice(&self) -> String {
+        match self {
+            Self::NoDirectory { parent, .. } => format!("make it with `mkdir -p {}`, or check --socket, PARTYWALL_SOCKET and XDG_RUNTIME_DIR", parent.display()),
+            Self::NoProgram { .. } => "set PARTYWALL_BIN to the partywall binary, or put it on PATH (cargo install --locked --path crates/partywall-cli)".into(),
+            Self::NotStarted { advice: Some(advice), .. } => advice.clone(),
+            Self::NotStarted { .. } => "run `partywall serve` to see why, and `partywall doctor`".into(),
+            Self::NoAnswer { .. } => "start one with `partywall serve`, or check --domain and PARTYWALL_SOCKET".into(),
+            Self::Gone { .. } => "connect again; names are made anew by their owners".into(),
+            Self::Version { .. } => "run `partywall stop --force` (it drops all names), then try again".into(),
+            Self::UnsafeDirectory { path, .. } => format!("make it yours alone (chmod 700 {}), or set PARTYWALL_SOCKET to a socket in another directory", path.display()),
+            Self::User { .. } => "run both as one user, or use another PARTYWALL_SOCKET".into(),
+            Self::Driver { simulated: true, .. } => "choose another --domain, or set PARTYWALL_LIBCUDA as its members have".into(),
+            Self::Driver { .. } => "choose another --domain, or run without PARTYWALL_LIBCUDA and --simulated".into(),
+            Self::FileDescriptor { fault: FdFault::Missing, .. } => "the broker has no free file descriptor: remove names, or raise its limit".into(),
+            Self::FileDescriptor { .. } | Self::Protocol(_) | Self::Refused(_) => "this is a bug of Partywall, or a foreign program at its socket: please report it with the broker's log (`partywall status`)".into(),
+            Self::Forked { .. } => "connect in the child, or start it with exec (Python: the spawn start method)".into(),
+        }
+    }
+
+    /// The entry of `docs/troubleshooting.md` about it.
+    pub(super) fn anchor(&self) -> &'static str {
+        match self {
+            Self::NoDirectory { .. } => "no-directory",
+            Self::NoProgram { .. } => "broker-not-found",
+            Self::NotStarted { .. } => "broker-not-started",
+            Self::NoAnswer { .. } => "connection-refused",
+            Self::Gone { .. } => "broker-gone",
+            Self::Version { .. } => "version-mismatch",
+            Self::UnsafeDirectory { .. } => "unsafe-directory",
+            Self::User { .. } => "wrong-user",
+            Self::Driver { .. } => "simulated-driver",
+            Self::FileDescriptor { .. } => "bad-fd",
+            Self::Forked { .. } => "forked",
+            Self::Protocol(_) => "broken-protocol",
+            Self::Refused(_) => "refused",
+        }
+    }
+}
