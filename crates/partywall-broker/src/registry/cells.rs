@@ -8,9 +8,9 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::{
     Registry,
-    effect::{CellEnding, Effect, Refused},
+    effect::{Effect, Refused},
     segments::limit,
-    types::{Bound, Bounds, CellAt, CellId, ControlMemory, FdId, LeaseId, MemberId},
+    types::{Bounds, CellAt, CellEnding, CellId, ControlMemory, FdId, LeaseId, Limit, MemberId},
 };
 
 /// All cells.
@@ -138,10 +138,10 @@ impl Registry {
     fn check_slab(&self, slab: Option<ControlMemory>) -> Result<(), Refused> {
         if self.cells.slabs.len() as u64 >= self.bounds.slabs {
             let allowed = self.bounds.slabs * self.bounds.cells;
-            return Err(Refused::Limit { bound: Bound::Timelines, allowed, needed: allowed + 1 });
+            return Err(Refused::Limit { limit: Limit::Timelines, allowed, needed: allowed + 1 });
         }
-        limit(Bound::Fds, self.bounds.fds, self.totals.fds + 1)?;
-        limit(Bound::Bytes, self.bounds.bytes, self.totals.bytes().saturating_add(slab.map_or(0, |slab| slab.bytes)))
+        limit(Limit::Fds, self.bounds.fds, self.totals.fds + 1)?;
+        limit(Limit::Bytes, self.bounds.bytes, self.totals.bytes().saturating_add(slab.map_or(0, |slab| slab.bytes)))
     }
 
     /// Takes a cell for an incarnation that begins where `from` stands. It has one use: the timeline's.

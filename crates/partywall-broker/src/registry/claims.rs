@@ -5,7 +5,7 @@ use super::{
     effect::{Answer, Effect, Refused},
     segments::limit,
     state::{Claim, Want},
-    types::{Access, Bound, ClaimId, MemberId, Name, RequestId},
+    types::{Access, ClaimId, Limit, MemberId, Name, RequestId},
 };
 
 impl Registry {
@@ -24,7 +24,7 @@ impl Registry {
             return self.wait(member, request, &name, Want::Build);
         }
         // A claim is a name to be. Without a bound on them, asking for ever new names would fill our memory.
-        limit(Bound::Names, self.bounds.names, self.totals.names + self.claims.len() as u64 + 1)?;
+        limit(Limit::Names, self.bounds.names, self.totals.names + self.claims.len() as u64 + 1)?;
         let claim = self.claim(member, request, &name);
         Ok(Answer::Build { claim }.into())
     }

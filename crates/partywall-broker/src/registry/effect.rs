@@ -4,8 +4,8 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use super::tombstones::Tombstone;
 use super::types::{
-    BlockControl, Bound, CellAt, ClaimId, CloseId, FdId, Kind, LeaseId, Lifetime, MemberId, Memory, Millis, Name,
-    ObjectKind, Place, RequestId, Whom,
+    BlockControl, CellAt, CellEnding, Change, ClaimId, CloseId, Doubt, FdId, Gap, Kind, LeaseId, Lifetime, Limit,
+    MemberId, MemberState, Memory, Millis, Name, Named, NoGrowth, ObjectKind, Place, RequestId, Whom,
 };
 
 /// Something that the server has to do, in this order.
@@ -44,21 +44,6 @@ pub(crate) enum Effect {
     Quarantined(MemberId),
     /// End the broker.
     Stop,
-}
-
-/// Why a timeline's incarnation ends, or what somebody does in a topic.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum CellEnding {
-    /// Its writer is proved dead.
-    OwnerDied,
-    /// Its writer has lost its CUDA context.
-    OwnerFaulted,
-    /// Its writer has given it up, or left.
-    Closed,
-    /// Somebody ended all waits, or the last who had it open is gone.
-    Abandoned,
-    /// Its writer was evicted.
-    Evicted,
 }
 
 /// What came of a request.
@@ -129,15 +114,6 @@ pub(crate) struct Happened {
     pub(crate) next: u64,
 }
 
-/// What cannot be told any more.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Gap {
-    /// So many events.
-    Behind { events: u64 },
-    /// The point was of another broker.
-    OtherBroker,
-}
-
 /// Something that happened to a name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Happening {
@@ -153,27 +129,6 @@ impl Happening {
     pub(crate) fn cost(&self) -> u64 {
         (size_of::<Self>() + self.name.as_str().len()) as u64
     }
-}
-
-/// What has a name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Named {
-    Segment,
-    Timeline,
-    Semaphore,
-    Pool,
-    Topic,
-}
-
-/// What happened to a name. The pids are of those who did it, or who died.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Change {
-    Created { pid: u32 },
-    Committed { version: u64, bytes: u64, pid: u32 },
-    Withdrawn { pid: u32 },
-    OwnerDied { pid: u32 },
-    OwnerFaulted { pid: u32 },
-    Reclaimed { version: u64, bytes: u64 },
 }
 
 /// A version with the lease that was given on it.
@@ -231,7 +186,7 @@ pub(crate) enum Refused {
     },
     Invalid(&'static str),
     Limit {
-        bound: Bound,
+        limit: Limit,
         allowed: u64,
         needed: u64,
     },
@@ -273,16 +228,6 @@ pub(crate) enum Refused {
         maximum: u32,
         asked: u32,
     },
-}
-
-/// Why a version does not grow.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum NoGrowth {
-    Fixed,
-    NotCommitter,
-    CommitterGone,
-    Behind,
-    Reserved { reserved: u64, needed: u64 },
 }
 
 /// What a stale number was to stand for.
@@ -419,27 +364,6 @@ pub(crate) struct SemaphoreRow {
     pub(crate) memory: FdId,
     pub(crate) maximum: u32,
     pub(crate) leases: u32,
-}
-
-/// What is told of a member's life.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum MemberState {
-    Alive,
-    LostContext,
-    Suspect,
-    Evicted,
-    HeldByChild,
-    Unproven,
-    Dead,
-}
-
-/// Why a member's end is no proof that its work is over.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Doubt {
-    /// The server of MPS may go on with it.
-    Mps,
-    /// Nobody can say when its process ends.
-    NoPidfd,
 }
 
 /// How much there is of everything.

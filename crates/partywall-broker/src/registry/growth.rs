@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use super::{
     Granted, Registry, STALE_LEASE,
-    effect::{Answer, Effect, NoGrowth, Refused},
+    effect::{Answer, Effect, Refused},
     event::Growth,
     segments::limit,
     state::{Lease, Version, Want},
-    types::{Bound, LeaseId, MemberId, Memory, Name, RequestId},
+    types::{LeaseId, Limit, MemberId, Memory, Name, NoGrowth, RequestId},
 };
 
 impl Registry {
@@ -69,12 +69,12 @@ impl Registry {
         if needed > reserved {
             return Err(cannot(NoGrowth::Reserved { reserved, needed }));
         }
-        limit(Bound::Growths, self.bounds.growths, version.growths + 1)?;
-        limit(Bound::Chunks, self.bounds.chunks, memory.chunks.len() as u64)?;
+        limit(Limit::Growths, self.bounds.growths, version.growths + 1)?;
+        limit(Limit::Chunks, self.bounds.chunks, memory.chunks.len() as u64)?;
         let others = self.totals.bytes() - before.bytes() - before.other_bytes();
-        limit(Bound::Bytes, self.bounds.bytes, others.saturating_add(needed).saturating_add(memory.other_bytes()))?;
+        limit(Limit::Bytes, self.bounds.bytes, others.saturating_add(needed).saturating_add(memory.other_bytes()))?;
         let fds = self.totals.fds - before.fds().len() as u64 + memory.fds().len() as u64;
-        limit(Bound::Fds, self.bounds.fds, fds)?;
+        limit(Limit::Fds, self.bounds.fds, fds)?;
         Ok((lease.name.clone(), lease.version, Arc::new(memory)))
     }
 

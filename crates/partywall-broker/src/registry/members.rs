@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use super::{
     Call, Granted, Registry,
-    effect::{Answer, CellEnding, Departed, Effect, Refused},
+    effect::{Answer, Departed, Effect, Refused},
     near::near_numbers,
     reclaim::Departure,
     report::count,
     state::{Eviction, Life},
-    types::{MemberId, Whom},
+    types::{CellEnding, MemberId, Whom},
 };
 
 impl Registry {
@@ -62,7 +62,7 @@ impl Registry {
                 self.notify(id, Departure::Evicted { by: member }, out);
             }
             if evicted.len() < ROWS {
-                evicted.extend(self.parted(id));
+                evicted.extend(self.departed(id));
             }
         }
         Ok(Answer::Evicted { members: evicted, kill }.into())
@@ -84,7 +84,7 @@ impl Registry {
         }
         let more = freed.len() > ROWS;
         freed.truncate(ROWS);
-        let rows = freed.iter().filter_map(|id| self.parted(*id)).collect();
+        let rows = freed.iter().filter_map(|id| self.departed(*id)).collect();
         for id in freed {
             self.give_back(id, Departure::Died, out);
         }
@@ -111,6 +111,7 @@ impl Registry {
     fn meant(&self, whom: Whom) -> Vec<MemberId> {
         match whom {
             Whom::Member(id) => {
+                let id = MemberId(id);
                 let is_meant = self.members.contains_key(&id) && !self.is_operator(id);
                 is_meant.then_some(id).into_iter().collect()
             }
@@ -126,7 +127,7 @@ impl Registry {
         near_numbers(others, wanted)
     }
 
-    fn parted(&self, id: MemberId) -> Option<Departed> {
+    fn departed(&self, id: MemberId) -> Option<Departed> {
         let record = self.members.get(&id)?;
         Some(Departed {
             member: id,

@@ -56,14 +56,14 @@ pub(crate) use objects::ControlNeeded;
 pub(crate) use types::{Bounds, CloseId, FdId, MemberId, RequestId};
 
 use cells::Cells;
-use effect::{CellEnding, Handle};
+use effect::Handle;
 use objects::Hold;
 use segments::limit;
 use semaphores::Semaphore;
 use state::{Claim, Entry, Lease, Life, Member, PendingClose, Rows, Totals, Version};
 use timelines::Timeline;
 use tombstones::Tombstones;
-use types::{Bound, ClaimId, LeaseId, Millis, Name, Place, WaitId};
+use types::{CellEnding, ClaimId, Ending, LeaseId, Limit, Millis, Name, Place, WaitId};
 use watch::{Log, Watcher};
 
 /// All state of a broker that is not tied to its process.
@@ -192,13 +192,13 @@ impl Registry {
     pub(crate) fn check_seats(&self) -> Result<(), Refused> {
         let has_seat = |member: &&Member| matches!(member.life, Life::Alive | Life::HeldByChild);
         let seats = self.sharing_members().map(|(_, member)| member).filter(has_seat).count();
-        limit(Bound::Members, self.bounds.members, seats as u64 + 1)?;
+        limit(Limit::Clients, self.bounds.members, seats as u64 + 1)?;
         self.check_rows()
     }
 
     /// Refuses whoever could get no row.
     pub(crate) fn check_rows(&self) -> Result<(), Refused> {
-        limit(Bound::Members, self.bounds.rows, self.rows.in_use() + 1)
+        limit(Limit::Clients, self.bounds.rows, self.rows.in_use() + 1)
     }
 
     /// Members without operators.
@@ -285,7 +285,7 @@ impl Registry {
             Call::Release { lease } => self.release(member, lease, false, out),
             Call::LeaveName { lease } => self.release(member, lease, true, out),
             Call::WithdrawNames => {
-                self.withdraw_names(member, tombstones::Ending::Withdrawn, member, out);
+                self.withdraw_names(member, Ending::Withdrawn, member, out);
                 Ok(Answer::Done.into())
             }
             Call::AwaitWithdrawal { lease } => self.await_withdrawal(member, request, lease),

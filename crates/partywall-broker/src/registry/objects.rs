@@ -10,13 +10,13 @@ use partywall_wire::Control;
 use super::{
     Granted, Registry, STALE_LEASE,
     cells::Source,
-    effect::{Answer, CellEnding, Effect, ObjectRow, Refused, SemaphoreRow, TimelineRow},
+    effect::{Answer, Effect, ObjectRow, Refused, SemaphoreRow, TimelineRow},
     event::Call,
     near::near,
     report::{Page, SLOTS_AS_A_BYTE, count},
     semaphores::Semaphore,
     timelines::Timeline,
-    types::{CellId, FdId, LeaseId, MemberId, Name, ObjectKind, RequestId},
+    types::{CellEnding, CellId, FdId, LeaseId, MemberId, Name, ObjectKind, RequestId},
 };
 
 /// A member's hold on a timeline or semaphore.
@@ -137,7 +137,7 @@ impl Registry {
         let (timelines, semaphores) = match &after {
             None => (Some(Unbounded), Unbounded),
             Some((ObjectKind::Timeline, name)) => (Some(Excluded(name)), Unbounded),
-            Some((ObjectKind::Semaphore, name)) => (None, Excluded(name)),
+            Some((_, name)) => (None, Excluded(name)),
         };
         let timelines = timelines.into_iter().flat_map(|from| self.timelines.range::<Name, _>((from, Unbounded)));
         let semaphores = self.semaphores.range::<Name, _>((semaphores, Unbounded));
@@ -162,7 +162,7 @@ impl Registry {
                 let timeline = self.timelines.get(name);
                 timeline.map(|timeline| (self.timeline_row(name, timeline), &timeline.holders))
             }
-            ObjectKind::Semaphore => {
+            _ => {
                 let semaphore = self.semaphores.get(name);
                 semaphore.map(|semaphore| (semaphore_row(name, semaphore), &semaphore.holders))
             }
@@ -170,7 +170,7 @@ impl Registry {
         let Some((row, holders)) = found else {
             let near = match kind {
                 ObjectKind::Timeline => near(&self.timelines, name, |_| true),
-                ObjectKind::Semaphore => near(&self.semaphores, name, |_| true),
+                _ => near(&self.semaphores, name, |_| true),
             };
             return Err(Refused::ObjectNotFound { kind, near, is: self.kinds_of(name), name: name.clone() });
         };

@@ -8,10 +8,9 @@ use std::collections::BTreeSet;
 
 use super::{
     Registry,
-    effect::{CellEnding, Change, Effect, Refused},
+    effect::{Effect, Refused},
     state::{Dead, Eviction, Life, Member, PendingClose, PendingVersion},
-    tombstones::Ending,
-    types::{CloseId, MemberId},
+    types::{CellEnding, Change, CloseId, Ending, MemberId},
 };
 
 /// How a member goes.

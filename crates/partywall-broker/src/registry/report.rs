@@ -8,10 +8,10 @@ use std::{
 
 use super::{
     Granted, Registry,
-    effect::{Answer, Counts, Holder, Info, MemberRow, MemberState, NameRow, Refused, RowOwner, VersionRow},
+    effect::{Answer, Counts, Holder, Info, MemberRow, NameRow, Refused, RowOwner, VersionRow},
     objects::What,
     state::{Dead, Entry, Life, Member, Version},
-    types::{MemberId, Name, Place},
+    types::{MemberId, MemberState, Name, Place},
 };
 
 impl Registry {

@@ -4,12 +4,12 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use super::{
     Granted, Registry, STALE_CLAIM, STALE_LEASE,
-    effect::{Answer, Change, Effect, Named, Opened, Refused},
+    effect::{Answer, Effect, Opened, Refused},
     event::{Commit, Open},
     near::near,
     state::{Entry, Lease, Member, PendingVersion, Version, Want},
-    tombstones::{Ending, Tombstone},
-    types::{Access, BlockControl, Bound, LeaseId, Lifetime, MemberId, Memory, Name, RequestId},
+    tombstones::Tombstone,
+    types::{Access, BlockControl, Change, Ending, LeaseId, Lifetime, Limit, MemberId, Memory, Name, Named, RequestId},
 };
 
 impl Registry {
@@ -110,12 +110,12 @@ impl Registry {
             return Err(Refused::NameExists { name: name.clone(), version });
         }
         let names = self.totals.names + u64::from(latest.is_none());
-        limit(Bound::Names, self.bounds.names, names)?;
+        limit(Limit::Names, self.bounds.names, names)?;
         let bytes = self.totals.bytes().saturating_add(memory.held_bytes()).saturating_add(memory.other_bytes());
         let bytes = commit.made.iter().fold(bytes, |sum, made| sum.saturating_add(made.bytes));
-        limit(Bound::Bytes, self.bounds.bytes, bytes)?;
+        limit(Limit::Bytes, self.bounds.bytes, bytes)?;
         let fds = memory.fds().len() + commit.control.map_or(0, |control| control.fds());
-        limit(Bound::Fds, self.bounds.fds, self.totals.fds + fds as u64)?;
+        limit(Limit::Fds, self.bounds.fds, self.totals.fds + fds as u64)?;
         self.check_leases(member)
     }
 
@@ -260,8 +260,8 @@ impl Registry {
             self.maybe_unreferenced.push((name.clone(), *number));
         }
         let change = match ending {
-            Ending::Withdrawn | Ending::Removed | Ending::Unused => Change::Withdrawn { pid },
             Ending::OwnerDied => Change::OwnerDied { pid },
+            _ => Change::Withdrawn { pid },
         };
         self.log(named, name, change);
         self.notify_withdrawn(name, out);
@@ -418,11 +418,11 @@ impl Registry {
 
     pub(super) fn check_leases(&self, member: MemberId) -> Result<(), Refused> {
         let held = self.members.get(&member).map_or(0, Member::all_leases);
-        limit(Bound::Leases, self.bounds.leases, held + 1)
+        limit(Limit::Leases, self.bounds.leases, held + 1)
     }
 }
 
 /// Refuses what would exceed a bound.
-pub(super) fn limit(bound: Bound, allowed: u64, needed: u64) -> Result<(), Refused> {
-    if needed > allowed { Err(Refused::Limit { bound, allowed, needed }) } else { Ok(()) }
+pub(super) fn limit(limit: Limit, allowed: u64, needed: u64) -> Result<(), Refused> {
+    if needed > allowed { Err(Refused::Limit { limit, allowed, needed }) } else { Ok(()) }
 }

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 
 use super::{
     Granted, Registry, STALE_LEASE,
-    effect::{Answer, Change, Effect, Named, Refused},
+    effect::{Answer, Effect, Refused},
     event::OpenSemaphore,
     objects::What,
     segments::limit,
-    types::{Bound, ControlMemory, FdId, LeaseId, MemberId, Name, RequestId},
+    types::{Change, ControlMemory, FdId, LeaseId, Limit, MemberId, Name, Named, RequestId},
 };
 
 /// A name that somebody has open.
@@ -65,10 +65,10 @@ impl Registry {
             }
             return Ok(false);
         }
-        limit(Bound::Semaphores, self.bounds.semaphores, self.semaphores.len() as u64 + 1)?;
-        limit(Bound::Fds, self.bounds.fds, self.totals.fds + 1)?;
+        limit(Limit::Semaphores, self.bounds.semaphores, self.semaphores.len() as u64 + 1)?;
+        limit(Limit::Fds, self.bounds.fds, self.totals.fds + 1)?;
         let bytes = memory.map_or(0, |memory| memory.bytes);
-        limit(Bound::Bytes, self.bounds.bytes, self.totals.bytes().saturating_add(bytes))?;
+        limit(Limit::Bytes, self.bounds.bytes, self.totals.bytes().saturating_add(bytes))?;
         Ok(true)
     }
 

@@ -6,11 +6,10 @@ use std::{
 };
 
 use super::{
-    effect::{Doubt, MemberState, Named},
     event::Identity,
     types::{
-        Access, CellId, ClaimId, ControlMemory, Kind, LeaseId, Lifetime, MemberId, Memory, Millis, Name, Place,
-        RequestId, WaitId,
+        Access, CellId, ClaimId, ControlMemory, Doubt, Kind, LeaseId, Lifetime, MemberId, MemberState, Memory, Millis,
+        Name, Named, Place, RequestId, WaitId,
     },
 };
 

@@ -9,12 +9,14 @@ use std::collections::BTreeMap;
 use super::{
     Granted, Registry, STALE_LEASE,
     cells::Source,
-    effect::{Answer, CellEnding, Change, Effect, Named, OpenedTimeline, Refused},
+    effect::{Answer, Effect, OpenedTimeline, Refused},
     event::OpenTimeline,
     near::near,
     objects::What,
     segments::limit,
-    types::{Bound, CellAt, CellId, ControlMemory, LeaseId, MemberId, Name, ObjectKind, RequestId},
+    types::{
+        CellAt, CellEnding, CellId, Change, ControlMemory, LeaseId, Limit, MemberId, Name, Named, ObjectKind, RequestId,
+    },
 };
 
 /// A name that somebody waits for or writes.
@@ -88,7 +90,7 @@ impl Registry {
         self.check_leases(member)?;
         let begins = match self.timelines.get(name) {
             None => {
-                limit(Bound::Timelines, self.bounds.timelines, self.timelines.len() as u64 + 1)?;
+                limit(Limit::Timelines, self.bounds.timelines, self.timelines.len() as u64 + 1)?;
                 true
             }
             Some(timeline) => {
@@ -201,7 +203,7 @@ impl Registry {
         match ending {
             CellEnding::OwnerDied => self.log(Named::Timeline, name, Change::OwnerDied { pid }),
             CellEnding::OwnerFaulted => self.log(Named::Timeline, name, Change::OwnerFaulted { pid }),
-            CellEnding::Closed | CellEnding::Abandoned | CellEnding::Evicted => {}
+            _ => {}
         }
     }
 

@@ -3,20 +3,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use super::types::{Millis, Name};
-
-/// How a name ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Ending {
-    /// Its owner dropped it or left.
-    Withdrawn,
-    /// Its owner is proved dead.
-    OwnerDied,
-    /// A member removed it, or evicted its owner.
-    Removed,
-    /// The last member that had it open dropped it, left or died.
-    Unused,
-}
+use super::types::{Ending, Millis, Name};
 
 /// The end of a name.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,10 +1,15 @@
-//! What the registry talks about. Its own types: the wire's are mapped at the server, so that neither binds the other.
+//! What the registry talks about.
+//!
+//! Plain values are those of the wire and of control memory. Messages are not: the server maps them, so that neither side
+//! binds the other.
 
 use std::{fmt, sync::Arc};
 
-use partywall_wire as wire;
-
-use super::effect::Named;
+pub(crate) use partywall_shm::timeline::Ending as CellEnding;
+pub(crate) use partywall_wire::{
+    Access, Change, Doubt, Ending, Gap, Kind, LegacyHandle, Lifetime, Limit, MemberState, Named, NoGrowth, ObjectKind,
+    Place, Whom,
+};
 
 macro_rules! ids {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {$(
@@ -39,15 +44,6 @@ ids! {
     CellId,
 }
 
-/// Which member is meant.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Whom {
-    /// All with this pid.
-    Pid(u32),
-    /// The one with this number.
-    Member(MemberId),
-}
-
 /// Milliseconds since 1970, as the server read them.
 pub(crate) type Millis = u64;
 
@@ -77,46 +73,6 @@ impl fmt::Display for Name {
     }
 }
 
-/// The kind of memory of a version.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// Sealed memfds.
-    Host,
-    /// GPU memory, exported by the driver as file descriptors.
-    Vmm,
-    /// GPU memory that only its publisher keeps.
-    Legacy,
-}
-
-/// Where memory is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Place {
-    /// Main memory.
-    Host,
-    /// The GPU with this UUID.
-    Gpu([u8; 16]),
-}
-
-/// How long a name stays.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Lifetime {
-    /// It goes with its committer.
-    Owned,
-    /// Until it is removed.
-    Kept,
-    /// It goes with the last lease on its latest version.
-    Shared,
-}
-
-/// What an opener may do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Access {
-    /// Read.
-    Read,
-    /// Read and write.
-    Write,
-}
-
 /// One allocation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Chunk {
@@ -124,13 +80,6 @@ pub(crate) struct Chunk {
     pub(crate) bytes: u64,
     /// What keeps it alive. Nothing here does so for legacy memory.
     pub(crate) fd: Option<FdId>,
-}
-
-/// What opens legacy memory. The registry keeps it and never looks into it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Handle {
-    pub(crate) origin: [u8; 16],
-    pub(crate) driver: [[u8; 32]; 2],
 }
 
 /// A tensor table, which the registry keeps and never reads.
@@ -168,7 +117,7 @@ pub(crate) struct Memory {
     pub(crate) place: Place,
     pub(crate) chunks: Vec<Chunk>,
     /// One a chunk for legacy memory, else none.
-    pub(crate) handles: Vec<Handle>,
+    pub(crate) handles: Vec<LegacyHandle>,
     pub(crate) table: Table,
     pub(crate) tensors: u64,
     pub(crate) mutable: bool,
@@ -230,7 +179,7 @@ impl Memory {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct BlockControl {
     /// As its members have agreed on it.
-    pub(crate) shape: wire::Control,
+    pub(crate) shape: partywall_wire::Control,
     pub(crate) pool: ControlMemory,
     pub(crate) topic: Option<ControlMemory>,
 }
@@ -259,13 +208,6 @@ pub(crate) struct ControlMemory {
 pub(crate) struct CellAt {
     pub(crate) slab: FdId,
     pub(crate) index: u32,
-}
-
-/// What lives in control memory, in the order of listings.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum ObjectKind {
-    Timeline,
-    Semaphore,
 }
 
 /// What the registry refuses to exceed.
@@ -301,19 +243,4 @@ pub(crate) struct Bounds {
     pub(crate) rest: u64,
     /// Semaphores.
     pub(crate) semaphores: u64,
-}
-
-/// Which bound is reached.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Bound {
-    Members,
-    Bytes,
-    Names,
-    Fds,
-    Waits,
-    Leases,
-    Chunks,
-    Growths,
-    Timelines,
-    Semaphores,
 }

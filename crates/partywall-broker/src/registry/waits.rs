@@ -8,7 +8,7 @@ use super::{
     effect::{Answer, Effect, Refused},
     segments::limit,
     state::{Wait, Waiting, Want},
-    types::{Access, Bound, LeaseId, MemberId, Name, RequestId, WaitId},
+    types::{Access, LeaseId, Limit, MemberId, Name, RequestId, WaitId},
 };
 
 impl Registry {
@@ -31,7 +31,7 @@ impl Registry {
         if record.waits.contains_key(&ticket) {
             return Err(Refused::Invalid("a request with this number is already waiting"));
         }
-        limit(Bound::Waits, self.bounds.waits, record.waits.len() as u64 + 1)?;
+        limit(Limit::Waits, self.bounds.waits, record.waits.len() as u64 + 1)?;
         self.last_wait += 1;
         let id = WaitId(self.last_wait);
         record.waits.insert(ticket, (id, what));

@@ -10,11 +10,11 @@ use partywall_wire::Pattern;
 
 use super::{
     Granted, Registry,
-    effect::{Answer, Change, Effect, Gap, Happened, Happening, Named, Refused},
+    effect::{Answer, Effect, Happened, Happening, Refused},
     event::{After, Watch},
     report::Page,
     state::Waiting,
-    types::{MemberId, Name, RequestId},
+    types::{Change, Gap, MemberId, Name, Named, RequestId},
 };
 
 /// The last of what has happened.

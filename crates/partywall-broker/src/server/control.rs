@@ -22,7 +22,6 @@ use partywall_wire as wire;
 use crate::{
     registry::{
         ControlNeeded, FdId,
-        effect::CellEnding,
         types::{CellAt, ControlMemory},
     },
     server::{
@@ -330,15 +329,3 @@ pub(super) fn topic_shape(control: &wire::Control) -> Option<topic::Shape> {
 
 /// Slots of semaphores and pools that are looked at for the dead before others have their turn: it takes about a millisecond.
 const SLOTS_IN_TURN: u32 = 1 << 16;
-
-impl From<CellEnding> for Ending {
-    fn from(ending: CellEnding) -> Self {
-        match ending {
-            CellEnding::OwnerDied => Self::OwnerDied,
-            CellEnding::OwnerFaulted => Self::OwnerFaulted,
-            CellEnding::Closed => Self::Closed,
-            CellEnding::Abandoned => Self::Abandoned,
-            CellEnding::Evicted => Self::Evicted,
-        }
-    }
-}

@@ -187,7 +187,7 @@ impl Server {
                 }
                 Effect::StartCell { at, from, incarnation } => self.control.start(at, from, incarnation),
                 Effect::EndCell { at, ending } => {
-                    self.control.end(at, ending.into());
+                    self.control.end(at, ending);
                     if !self.guarding {
                         effects.extend(self.guard_cells());
                     }
@@ -199,7 +199,7 @@ impl Server {
                 Effect::SettleCell(_) => {}
                 Effect::Return { control, row } => self.control.give_back(control, row, self.registry.slabs()),
                 Effect::Detach { topic, row, ending } => {
-                    self.control.detach_later(topic, row, ending.into());
+                    self.control.detach_later(topic, row, ending);
                     effects.extend(self.clear());
                 }
                 Effect::ClearRow { row, control } => {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use partywall_shm::DType;
 use partywall_wire::{
-    self as wire, Answer, LegacyHandle, Refusal,
+    self as wire, Answer, Refusal,
     limits::{MAX_BLOCKS, MAX_PERMITS, check_name},
 };
 
@@ -16,10 +16,10 @@ mod watch;
 use crate::{
     registry::{
         self, Call, MemberId, Outcome, Refused, RequestId,
-        effect::{Counts, Handle, Holder, Info, NameRow, NoGrowth, Opened, VersionRow},
+        effect::{Counts, Handle, Holder, Info, NameRow, Opened, VersionRow},
         event,
-        tombstones::{Ending, Tombstone},
-        types::{self, Access, Bound, ClaimId, Kind, LeaseId, Lifetime, Memory, Name, Place, Table},
+        tombstones::Tombstone,
+        types::{ClaimId, Kind, LeaseId, Lifetime, Memory, Name, Place, Table},
     },
     server::{
         control::{Control, SlotTable, topic_shape},
@@ -60,10 +60,7 @@ pub(super) fn call(
         wire::Call::Open(open) => Call::Open(event::Open {
             name: name(open.name)?,
             version: version(open.version)?,
-            access: match open.access {
-                wire::Access::Read => Access::Read,
-                wire::Access::Write => Access::Write,
-            },
+            access: open.access,
             wait: open.wait,
         }),
         wire::Call::OpenOrBuild { name } => Call::OpenOrBuild { name: self::name(name)? },
@@ -86,7 +83,7 @@ pub(super) fn call(
         wire::Call::Watch { pattern, after } => Call::Watch(watch::watch(pattern, after, instance)?),
         wire::Call::UsesGpu { mps } => Call::UsesGpu { mps },
         wire::Call::ContextLost { .. } => Call::ContextLost,
-        wire::Call::Evict { whom, kill } => Call::Evict { whom: member::whom(whom), kill },
+        wire::Call::Evict { whom, kill } => Call::Evict { whom, kill },
         wire::Call::FreeUnproven { pid } => Call::FreeUnproven { pid },
         wire::Call::OpenTimeline { name, writer, slabs } => {
             Call::OpenTimeline(event::OpenTimeline { name: self::name(name)?, writer, slabs, slab: None })
@@ -100,12 +97,8 @@ pub(super) fn call(
         wire::Call::OpenSemaphore { name, maximum } => {
             Call::OpenSemaphore(event::OpenSemaphore { name: self::name(name)?, maximum, memory: None })
         }
-        wire::Call::Objects { after } => {
-            Call::Objects { after: after.map(|(kind, name)| Ok((object::kind(kind)?, Name::new(name)))).transpose()? }
-        }
-        wire::Call::InspectObject { kind, name } => {
-            Call::InspectObject { kind: object::kind(kind)?, name: self::name(name)? }
-        }
+        wire::Call::Objects { after } => Call::Objects { after: after.map(|(kind, name)| (kind, Name::new(name))) },
+        wire::Call::InspectObject { kind, name } => Call::InspectObject { kind, name: self::name(name)? },
         wire::Call::Status => Call::Status,
         wire::Call::Stop { force } => Call::Stop { force },
         wire::Call::Bye => Call::Leave,
@@ -123,13 +116,13 @@ fn commit(
         check_control(control, &commit)?;
     }
     let name = name(commit.name)?;
-    let kind = known_kind(commit.kind)?;
+    let kind = commit.kind;
     match (kind, commit.place) {
-        (Kind::Host, wire::Place::Host) | (Kind::Vmm | Kind::Legacy, wire::Place::Gpu(_)) => {}
+        (Kind::Host, Place::Host) | (Kind::Vmm | Kind::Legacy, Place::Gpu(_)) => {}
         (Kind::Host, _) => return Err(invalid("memory of kind host is in main memory")),
-        (Kind::Vmm | Kind::Legacy, _) => return Err(invalid("memory of this kind is on a GPU")),
+        _ => return Err(invalid("memory of this kind is on a GPU")),
     }
-    if kind == Kind::Legacy && (commit.lifetime != wire::Lifetime::Owned || commit.reserved > 0) {
+    if kind == Kind::Legacy && (commit.lifetime != Lifetime::Owned || commit.reserved > 0) {
         return Err(invalid("legacy memory goes with its publisher and stays as long as it is"));
     }
     if !commit.mutable && commit.reserved > 0 {
@@ -143,21 +136,14 @@ fn commit(
     let (chunks, table) = store.take(commit.chunks, commit.table, fds, expected)?;
     let memory = Memory {
         kind,
-        place: match commit.place {
-            wire::Place::Host => Place::Host,
-            wire::Place::Gpu(uuid) => Place::Gpu(uuid),
-        },
+        place: commit.place,
         chunks,
-        handles: commit.handles.iter().map(|h| types::Handle { origin: h.origin, driver: h.driver }).collect(),
+        handles: commit.handles,
         table,
         tensors: commit.tensors,
         mutable: commit.mutable,
         reserved: commit.reserved,
-        lifetime: match commit.lifetime {
-            wire::Lifetime::Owned => Lifetime::Owned,
-            wire::Lifetime::Kept => Lifetime::Kept,
-            wire::Lifetime::Shared => Lifetime::Shared,
-        },
+        lifetime: commit.lifetime,
         control: None,
     };
     let claim = commit.claim.map(ClaimId);
@@ -194,19 +180,9 @@ fn check_control(control: &wire::Control, commit: &wire::Commit) -> Result<(), R
 
 fn grow(grow: wire::Grow, fds: Vec<Donated>, store: &mut FdStore, simulated: bool) -> Result<event::Growth, Refusal> {
     let wire::Grow { lease, growths, kind, chunks, table, tensors } = grow;
-    let kind = known_kind(kind)?;
     let expected = Expected { kind, mutable: true, simulated };
     let (chunks, table) = store.take(chunks, table, fds, expected)?;
     Ok(event::Growth { lease: LeaseId(lease), growths, kind, chunks, table, tensors })
-}
-
-fn known_kind(kind: wire::Kind) -> Result<Kind, Refusal> {
-    match kind {
-        wire::Kind::Host => Ok(Kind::Host),
-        wire::Kind::Vmm => Ok(Kind::Vmm),
-        wire::Kind::Legacy => Ok(Kind::Legacy),
-        _ => Err(invalid("this broker does not know the kind of memory")),
-    }
 }
 
 fn name(name: String) -> Result<Name, Refusal> {
@@ -278,15 +254,15 @@ fn opened(opened: &Opened) -> wire::Opened {
         lease: opened.lease.0,
         name: opened.name.to_string(),
         version: opened.version,
-        kind: kind(memory.kind),
-        place: place(memory.place),
+        kind: memory.kind,
+        place: memory.place,
         chunks: chunks(memory),
-        handles: memory.handles.iter().map(|h| LegacyHandle { origin: h.origin, driver: h.driver }).collect(),
+        handles: memory.handles.clone(),
         table: table(&memory.table),
         mutable: memory.mutable,
         reserved: memory.reserved,
         growths: opened.growths,
-        lifetime: lifetime(memory.lifetime),
+        lifetime: memory.lifetime,
         control: memory.control.map(|control| control.shape),
     }
 }
@@ -328,8 +304,8 @@ fn status(counts: &Counts, about: &About) -> wire::StatusInfo {
         unproven: counts.unproven,
         unproven_bytes: counts.unproven_bytes,
         fds: counts.fds,
-        bytes: counts.bytes.iter().map(|(at, bytes)| (place(*at), *bytes)).collect(),
-        largest: counts.largest.iter().map(|(name, at, bytes)| (name.to_string(), place(*at), *bytes)).collect(),
+        bytes: counts.bytes.clone(),
+        largest: counts.largest.iter().map(|(name, at, bytes)| (name.to_string(), *at, *bytes)).collect(),
         limits: about.limits.clone(),
     }
 }
@@ -349,14 +325,14 @@ fn name_row(row: &NameRow, control: &Control) -> wire::NameInfo {
 fn version_row(row: &VersionRow) -> wire::VersionInfo {
     wire::VersionInfo {
         version: row.version,
-        kind: kind(row.kind),
-        place: place(row.place),
+        kind: row.kind,
+        place: row.place,
         bytes: row.bytes,
         tensors: row.tensors,
         mutable: row.mutable,
         reserved: row.reserved,
         growths: row.growths,
-        lifetime: lifetime(row.lifetime),
+        lifetime: row.lifetime,
         control: row.control.map(|control| control.shape),
         committer: row.committer,
         leases: row.leases,
@@ -385,36 +361,7 @@ fn table(table: &Table) -> wire::Table {
     }
 }
 
-fn kind(kind: Kind) -> wire::Kind {
-    match kind {
-        Kind::Host => wire::Kind::Host,
-        Kind::Vmm => wire::Kind::Vmm,
-        Kind::Legacy => wire::Kind::Legacy,
-    }
-}
-
-fn lifetime(lifetime: Lifetime) -> wire::Lifetime {
-    match lifetime {
-        Lifetime::Owned => wire::Lifetime::Owned,
-        Lifetime::Kept => wire::Lifetime::Kept,
-        Lifetime::Shared => wire::Lifetime::Shared,
-    }
-}
-
-fn place(place: Place) -> wire::Place {
-    match place {
-        Place::Host => wire::Place::Host,
-        Place::Gpu(uuid) => wire::Place::Gpu(uuid),
-    }
-}
-
 fn end(Tombstone { ending, version, pid, command, at, legacy: _ }: Tombstone) -> wire::NameEnd {
-    let ending = match ending {
-        Ending::Withdrawn => wire::Ending::Withdrawn,
-        Ending::OwnerDied => wire::Ending::OwnerDied,
-        Ending::Removed => wire::Ending::Removed,
-        Ending::Unused => wire::Ending::Unused,
-    };
     wire::NameEnd { version, ending, pid, command: command.to_string(), at }
 }
 
@@ -423,7 +370,7 @@ pub(super) fn refusal(refused: Refused) -> Refusal {
         Refused::NotFound { name, near, is, ended } => Refusal::NotFound {
             name: name.to_string(),
             near: near.iter().map(Name::to_string).collect(),
-            is: is.into_iter().map(watch::named).collect(),
+            is,
             ended: ended.map(end),
         },
         Refused::Ended { name, tombstone } => Refusal::Ended { name: name.to_string(), end: end(tombstone) },
@@ -432,19 +379,9 @@ pub(super) fn refusal(refused: Refused) -> Refusal {
         }
         Refused::NameExists { name, version } => Refusal::NameExists { name: name.to_string(), version },
         Refused::ReadOnly { name, version } => Refusal::ReadOnly { name: name.to_string(), version },
-        Refused::CannotGrow { name, version, why } => Refusal::CannotGrow {
-            name: name.to_string(),
-            version,
-            why: match why {
-                NoGrowth::Fixed => wire::NoGrowth::Fixed,
-                NoGrowth::NotCommitter => wire::NoGrowth::NotCommitter,
-                NoGrowth::CommitterGone => wire::NoGrowth::CommitterGone,
-                NoGrowth::Behind => wire::NoGrowth::Behind,
-                NoGrowth::Reserved { reserved, needed } => wire::NoGrowth::Reserved { reserved, needed },
-            },
-        },
+        Refused::CannotGrow { name, version, why } => Refusal::CannotGrow { name: name.to_string(), version, why },
         Refused::Invalid(why) => invalid(why),
-        Refused::Limit { bound, allowed, needed } => Refusal::Limit { limit: limit(bound), allowed, needed },
+        Refused::Limit { limit, allowed, needed } => Refusal::Limit { limit, allowed, needed },
         Refused::Stale(handle) => Refusal::Stale {
             what: match handle {
                 Handle::Lease => "lease",
@@ -454,37 +391,22 @@ pub(super) fn refusal(refused: Refused) -> Refusal {
             .into(),
         },
         Refused::ObjectNotFound { kind, name, near, is } => Refusal::ObjectNotFound {
-            kind: object::kind_of(kind),
+            kind,
             name: name.to_string(),
             near: near.iter().map(Name::to_string).collect(),
-            is: is.into_iter().map(watch::named).collect(),
+            is,
         },
         Refused::WriterExists { name, pid } => Refusal::WriterExists { name: name.to_string(), pid },
         Refused::WrongMaximum { name, maximum, asked } => {
             Refusal::WrongMaximum { name: name.to_string(), maximum, asked }
         }
         Refused::InUse { names, members } => Refusal::InUse { names, members },
-        Refused::NoSuchMember { whom, near } => Refusal::NoSuchMember { whom: member::whom_of(whom), near },
+        Refused::NoSuchMember { whom, near } => Refusal::NoSuchMember { whom, near },
         Refused::NotYourself => Refusal::NotYourself,
         Refused::NeedsSeat => Refusal::NeedsSeat,
         Refused::IsUnproven { pid } => Refusal::IsUnproven { pid },
-        Refused::NotUnproven { pid, state } => Refusal::NotUnproven { pid, state: member::state(state) },
+        Refused::NotUnproven { pid, state } => Refusal::NotUnproven { pid, state },
         Refused::Evicted { by, at } => Refusal::Evicted { by, at },
-    }
-}
-
-fn limit(bound: Bound) -> wire::Limit {
-    match bound {
-        Bound::Members => wire::Limit::Clients,
-        Bound::Bytes => wire::Limit::Bytes,
-        Bound::Names => wire::Limit::Names,
-        Bound::Fds => wire::Limit::Fds,
-        Bound::Waits => wire::Limit::Waits,
-        Bound::Leases => wire::Limit::Leases,
-        Bound::Chunks => wire::Limit::Chunks,
-        Bound::Growths => wire::Limit::Growths,
-        Bound::Timelines => wire::Limit::Timelines,
-        Bound::Semaphores => wire::Limit::Semaphores,
     }
 }
 
@@ -556,7 +478,7 @@ mod tests {
             reply.outcome
         };
         let name = |i: u64| Name::new(format!("{}{i:04}", "n".repeat(MAX_NAME - 4)));
-        let open = |i: u64| Call::Open(Open { name: name(i), version: None, access: Access::Read, wait: false });
+        let open = |i: u64| Call::Open(Open { name: name(i), version: None, access: wire::Access::Read, wait: false });
         for member in 1..=300 {
             let identity = Identity {
                 pid: if member == 1 { 1 } else { u32::MAX },
@@ -575,7 +497,7 @@ mod tests {
                 kind: Kind::Legacy,
                 place: Place::Gpu(uuid),
                 chunks: vec![Chunk { bytes: 1 << 45, fd: None }; MAX_CHUNKS],
-                handles: vec![types::Handle { origin: [0xff; 16], driver: [[0xff; 32]; 2] }; MAX_CHUNKS],
+                handles: vec![wire::LegacyHandle { origin: [0xff; 16], driver: [[0xff; 32]; 2] }; MAX_CHUNKS],
                 table: Table::Inline(vec![0; MAX_INLINE_TABLE].into()),
                 tensors: u64::MAX,
                 mutable: true,
@@ -597,7 +519,7 @@ mod tests {
         }
         for (i, name) in (0..300).map(|i| (i, name(i))) {
             let member = if i == 0 { 1..=300 } else { 1..=1 };
-            let made = |i| Some(types::ControlMemory { fd: crate::registry::FdId(i), bytes: 0 });
+            let made = |i| Some(crate::registry::types::ControlMemory { fd: crate::registry::FdId(i), bytes: 0 });
             for member in member {
                 let writer = member == 1;
                 let slab = made(i).filter(|_| i == 0 && writer);
@@ -644,7 +566,7 @@ mod tests {
             Call::Status,
             Call::Watch(event::Watch { pattern: wire::Pattern::new("*").unwrap(), after: event::After::Event(0) }),
             Call::Remove { name: name(0) },
-            Call::Evict { whom: types::Whom::Pid(u32::MAX), kill: false },
+            Call::Evict { whom: wire::Whom::Pid(u32::MAX), kill: false },
         ] {
             ask(&mut registry, &control, 1, call).unwrap();
         }

@@ -1,7 +1,6 @@
 //! In which order what a member had comes to others.
 
 use super::*;
-use crate::registry::types::Whom;
 
 /// What others notice of a member that goes, in the order in which the server does it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -86,7 +85,7 @@ fn without_a_proof_others_are_told_and_the_rest_comes_with_the_operators_word() 
 #[test]
 fn an_eviction_tells_at_once_and_gives_back_with_the_death() {
     let (mut w, victim, survivor) = busy(true);
-    let (.., effects) = w.ask(survivor, Call::Evict { whom: Whom::Member(victim), kill: false });
+    let (.., effects) = w.ask(survivor, Call::Evict { whom: Whom::Member(victim.0), kill: false });
     assert_eq!(steps(&effects), TOLD);
     let effects = w.apply(Event::Died { member: victim });
     assert_eq!(steps(&effects), GIVEN_BACK);

@@ -14,15 +14,15 @@ mod watching;
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use partywall_wire::{Control, Pattern, TopicShape};
+use partywall_wire::{Control, LegacyHandle, Pattern, TopicShape};
 
 use super::{
     Answer, Bounds, Call, CloseId, ControlNeeded, Effect, Event, FdId, Guarded, MemberId, Outcome, Registry, RequestId,
-    effect::{CellEnding, Opened, OpenedTimeline},
+    effect::{Opened, OpenedTimeline},
     event::{Commit, Growth, Identity, Open, OpenSemaphore, OpenTimeline},
     types::{
-        Access, Bound, CellAt, Chunk, ClaimId, ControlMemory, Handle, Kind, LeaseId, Lifetime, Memory, Name,
-        ObjectKind, Place, Table,
+        Access, CellAt, CellEnding, Change, Chunk, ClaimId, ControlMemory, Ending, Gap, Kind, LeaseId, Lifetime, Limit,
+        MemberState, Memory, Name, Named, NoGrowth, ObjectKind, Place, Table, Whom,
     },
 };
 
@@ -50,7 +50,7 @@ const SLAB_BYTES: u64 = 5;
 /// Bytes that mutable memory may grow to.
 const RESERVED: u64 = 25;
 
-const HANDLE: Handle = Handle { origin: [1; 16], driver: [[2; 32]; 2] };
+const HANDLE: LegacyHandle = LegacyHandle { origin: [1; 16], driver: [[2; 32]; 2] };
 
 const GPU: Place = Place::Gpu([7; 16]);
 

@@ -4,13 +4,10 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use super::{model_objects::Objects, *};
 use crate::registry::{
-    effect::{
-        Change, Counts, Departed, Doubt, Handle, Happening, Holder, MemberRow, MemberState, NameRow, Named, NoGrowth,
-        Opened, Refused, VersionRow,
-    },
+    effect::{Counts, Departed, Handle, Happening, Holder, MemberRow, NameRow, Opened, Refused, VersionRow},
     state::Life,
-    tombstones::{Ending, REMEMBERED, Tombstone},
-    types::{BlockControl, Bound, Whom},
+    tombstones::{REMEMBERED, Tombstone},
+    types::{BlockControl, Change, Doubt, Ending, Limit, MemberState, Named, NoGrowth, Whom},
 };
 
 /// What came of one event: the reply to a request, the verdicts of others, what was closed. Near names are left out.
@@ -312,7 +309,7 @@ impl Model {
                 } else if self.rights.iter().any(|r| r.name == *name) {
                     self.enqueue(member, request, For::Build(name.clone()))
                 } else {
-                    over(Bound::Names, self.bounds.names, self.names() + self.rights.len() as u64 + 1)?;
+                    over(Limit::Names, self.bounds.names, self.names() + self.rights.len() as u64 + 1)?;
                     Ok(self.entitle(member, request, name))
                 }
             }
@@ -607,12 +604,12 @@ impl Model {
             return Err(Refused::NameExists { name: name.clone(), version: latest.number });
         }
         let names = self.names() + u64::from(self.latest(name).is_none());
-        over(Bound::Names, self.bounds.names, names)?;
+        over(Limit::Names, self.bounds.names, names)?;
         let words = made.iter().map(|made| made.bytes).sum::<u64>();
-        over(Bound::Bytes, self.bounds.bytes, self.bytes() + memory.held_bytes() + memory.other_bytes() + words)?;
+        over(Limit::Bytes, self.bounds.bytes, self.bytes() + memory.held_bytes() + memory.other_bytes() + words)?;
         let words = control.map_or(0, |control| 1 + u64::from(control.topic.is_some()));
-        over(Bound::Fds, self.bounds.fds, self.fds() + memory.fds().len() as u64 + words)?;
-        over(Bound::Leases, self.bounds.leases, self.leases_of(member) + 1)?;
+        over(Limit::Fds, self.bounds.fds, self.fds() + memory.fds().len() as u64 + words)?;
+        over(Limit::Leases, self.bounds.leases, self.leases_of(member) + 1)?;
         let control = control.map(|shape| BlockControl { shape, pool: made[0], topic: made.get(1).copied() });
         let memory = Arc::new(Memory { control, ..(**memory).clone() });
 
@@ -689,11 +686,11 @@ impl Model {
             let why = NoGrowth::Reserved { reserved: before.reserved, needed: memory.bytes() };
             return Err(edition.cannot_grow(why));
         }
-        over(Bound::Growths, self.bounds.growths, edition.growths + 1)?;
-        over(Bound::Chunks, self.bounds.chunks, memory.chunks.len() as u64)?;
+        over(Limit::Growths, self.bounds.growths, edition.growths + 1)?;
+        over(Limit::Chunks, self.bounds.chunks, memory.chunks.len() as u64)?;
         let bytes = |memory: &Memory| memory.bytes() + memory.other_bytes();
-        over(Bound::Bytes, self.bounds.bytes, self.bytes() - bytes(&before) + bytes(&memory))?;
-        over(Bound::Fds, self.bounds.fds, self.fds() - before.fds().len() as u64 + memory.fds().len() as u64)?;
+        over(Limit::Bytes, self.bounds.bytes, self.bytes() - bytes(&before) + bytes(&memory))?;
+        over(Limit::Fds, self.bounds.fds, self.fds() - before.fds().len() as u64 + memory.fds().len() as u64)?;
 
         said.closed.extend(before.table_fd());
         for edition in self.editions.iter_mut().filter(|e| e.name == name && e.number == number) {
@@ -727,7 +724,7 @@ impl Model {
             if *access == Access::Write && !memory.mutable {
                 return Err(Refused::ReadOnly { name: name.clone(), version: number });
             }
-            over(Bound::Leases, self.bounds.leases, self.leases_of(member) + 1)?;
+            over(Limit::Leases, self.bounds.leases, self.leases_of(member) + 1)?;
             let lease = self.hold(member, name, number, request);
             return Ok(Answer::Opened(Opened { lease, name: name.clone(), version: number, growths, memory }));
         }
@@ -772,7 +769,7 @@ impl Model {
             return Err(Refused::Invalid("a request with this number is already waiting"));
         }
         let waits = self.queue.iter().filter(|q| q.member == member).count() as u64;
-        over(Bound::Waits, self.bounds.waits, waits + 1)?;
+        over(Limit::Waits, self.bounds.waits, waits + 1)?;
         self.queue.push(Queued { member, ticket, for_what });
         Ok(Answer::Pending)
     }
@@ -835,7 +832,7 @@ impl Model {
         let pid = 100 + by.0 as u32;
         let change = match ending {
             Ending::OwnerDied => Change::OwnerDied { pid },
-            Ending::Withdrawn | Ending::Removed | Ending::Unused => Change::Withdrawn { pid },
+            _ => Change::Withdrawn { pid },
         };
         self.note(named, name, change);
         self.notify_withdrawn(said);
@@ -895,7 +892,7 @@ impl Model {
         let ending = match ending {
             Ending::OwnerDied => CellEnding::OwnerDied,
             Ending::Withdrawn => CellEnding::Closed,
-            Ending::Removed | Ending::Unused => CellEnding::Evicted,
+            _ => CellEnding::Evicted,
         };
         self.end_lines_of(member, ending, said);
         self.detach(member, ending, said);
@@ -1064,10 +1061,10 @@ fn named(memory: &Memory) -> Named {
 fn is_meant(person: &Person, whom: Whom) -> bool {
     match whom {
         Whom::Pid(pid) => person.pid() == pid,
-        Whom::Member(id) => person.id == id,
+        Whom::Member(id) => person.id.0 == id,
     }
 }
 
-pub(super) fn over(bound: Bound, allowed: u64, needed: u64) -> Result<(), Refused> {
-    if needed > allowed { Err(Refused::Limit { bound, allowed, needed }) } else { Ok(()) }
+pub(super) fn over(limit: Limit, allowed: u64, needed: u64) -> Result<(), Refused> {
+    if needed > allowed { Err(Refused::Limit { limit, allowed, needed }) } else { Ok(()) }
 }

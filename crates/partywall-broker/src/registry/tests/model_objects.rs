@@ -5,7 +5,7 @@ use super::{
     *,
 };
 use crate::registry::{
-    effect::{Change, Handle, Holder, Named, ObjectRow, Refused, SemaphoreRow, TimelineRow},
+    effect::{Handle, Holder, ObjectRow, Refused, SemaphoreRow, TimelineRow},
     state::Life,
 };
 
@@ -96,11 +96,11 @@ impl Model {
         slab: &mut Option<ControlMemory>,
         said: &mut Said,
     ) -> Result<(), Refused> {
-        over(Bound::Leases, self.bounds.leases, self.leases_of(member) + 1)?;
+        over(Limit::Leases, self.bounds.leases, self.leases_of(member) + 1)?;
         let line = self.objects.lines.iter().find(|line| line.name == open.name);
         let former = match line {
             None => {
-                over(Bound::Timelines, self.bounds.timelines, self.objects.lines.len() as u64 + 1)?;
+                over(Limit::Timelines, self.bounds.timelines, self.objects.lines.len() as u64 + 1)?;
                 None
             }
             Some(Line { writer: Some(writer), .. }) if open.writer => {
@@ -146,10 +146,10 @@ impl Model {
 
     fn room_for_slab(&self, bytes: u64) -> Result<(), Refused> {
         let allowed = self.bounds.slabs * self.bounds.cells;
-        over(Bound::Timelines, allowed, (self.objects.slabs.len() as u64 + 1) * self.bounds.cells)
-            .map_err(|_| Refused::Limit { bound: Bound::Timelines, allowed, needed: allowed + 1 })?;
-        over(Bound::Fds, self.bounds.fds, self.fds() + 1)?;
-        over(Bound::Bytes, self.bounds.bytes, self.bytes() + bytes)
+        over(Limit::Timelines, allowed, (self.objects.slabs.len() as u64 + 1) * self.bounds.cells)
+            .map_err(|_| Refused::Limit { limit: Limit::Timelines, allowed, needed: allowed + 1 })?;
+        over(Limit::Fds, self.bounds.fds, self.fds() + 1)?;
+        over(Limit::Bytes, self.bounds.bytes, self.bytes() + bytes)
     }
 
     /// Whether nobody looks at a cell and nobody writes to it.
@@ -252,7 +252,7 @@ impl Model {
         open: &OpenSemaphore,
         made: &mut Option<ControlMemory>,
     ) -> Result<(), Refused> {
-        over(Bound::Leases, self.bounds.leases, self.leases_of(member) + 1)?;
+        over(Limit::Leases, self.bounds.leases, self.leases_of(member) + 1)?;
         let OpenSemaphore { name, maximum, .. } = open;
         match self.objects.gates.iter().find(|gate| gate.name == *name) {
             Some(gate) if gate.maximum == *maximum => return Ok(()),
@@ -263,9 +263,9 @@ impl Model {
             }
             None => {}
         }
-        over(Bound::Semaphores, self.bounds.semaphores, self.objects.gates.len() as u64 + 1)?;
-        over(Bound::Fds, self.bounds.fds, self.fds() + 1)?;
-        over(Bound::Bytes, self.bounds.bytes, self.bytes() + made.map_or(0, |made| made.bytes))?;
+        over(Limit::Semaphores, self.bounds.semaphores, self.objects.gates.len() as u64 + 1)?;
+        over(Limit::Fds, self.bounds.fds, self.fds() + 1)?;
+        over(Limit::Bytes, self.bounds.bytes, self.bytes() + made.map_or(0, |made| made.bytes))?;
         self.objects.gates.push(Gate { name: name.clone(), memory: made.take().unwrap(), maximum: *maximum });
         self.note(Named::Semaphore, name, Change::Created { pid: 100 + member.0 as u32 });
         Ok(())
@@ -276,7 +276,7 @@ impl Model {
         let grip = self.objects.grips.iter().find(since)?;
         match kind {
             ObjectKind::Timeline => self.line_of(grip.id),
-            ObjectKind::Semaphore => {
+            _ => {
                 let gate = self.objects.gates.iter().find(|gate| gate.name == grip.name)?;
                 Some(Answer::Semaphore { lease: grip.id, maximum: gate.maximum })
             }
@@ -319,7 +319,7 @@ impl Model {
                 self.note(Named::Timeline, &name, Change::Withdrawn { pid: 100 + member.0 as u32 });
             }
             ObjectKind::Timeline => {}
-            ObjectKind::Semaphore => {
+            _ => {
                 let gate = self.objects.gates.iter().find(|gate| gate.name == name).unwrap();
                 let semaphore = gate.memory.fd;
                 if !anybody {
@@ -436,7 +436,7 @@ impl Model {
     pub(super) fn has_object(&self, kind: ObjectKind, name: &Name) -> bool {
         match kind {
             ObjectKind::Timeline => self.objects.lines.iter().any(|line| line.name == *name),
-            ObjectKind::Semaphore => self.objects.gates.iter().any(|gate| gate.name == *name),
+            _ => self.objects.gates.iter().any(|gate| gate.name == *name),
         }
     }
 

@@ -5,7 +5,7 @@ use super::{
     *,
 };
 use crate::registry::{
-    effect::{Change, Gap, Happened, Happening, Named},
+    effect::{Happened, Happening},
     event::{After, Watch},
 };
 

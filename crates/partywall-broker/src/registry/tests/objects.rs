@@ -1,10 +1,7 @@
 //! The rules of timelines, semaphores and cells, one by one.
 
 use super::*;
-use crate::registry::{
-    effect::{Handle, Holder, ObjectRow, Refused},
-    types::Whom,
-};
+use crate::registry::effect::{Handle, Holder, ObjectRow, Refused};
 
 const STALE: Outcome = Err(Refused::Stale(Handle::Lease));
 
@@ -173,7 +170,7 @@ fn a_cell_is_used_again_only_when_nobody_can_see_or_write_it() {
     let mut w = Watched::new(bounds);
     let [a, b, c] = std::array::from_fn(|i| MemberId(i as u64 + 1));
     [a, b, c].into_iter().for_each(|member| w.join(member));
-    let full = Err(Refused::Limit { bound: Bound::Timelines, allowed: 4, needed: 5 });
+    let full = Err(Refused::Limit { limit: Limit::Timelines, allowed: 4, needed: 5 });
 
     // Three cells of four: a reader that does not follow keeps the cells that it had.
     let reader = w.timeline(a, "x", false);
@@ -241,7 +238,7 @@ fn a_cell_of_one_that_has_left_before_its_streams_were_done_is_used_again_when_t
     assert_eq!(guarded(&w), [cell]);
     w.release(a, reader.lease);
     assert_eq!(w.timeline(a, "y", false).cell, 1);
-    assert!(matches!(w.open_timeline(a, "z", false), Err(Refused::Limit { bound: Bound::Timelines, .. })));
+    assert!(matches!(w.open_timeline(a, "z", false), Err(Refused::Limit { limit: Limit::Timelines, .. })));
     w.apply(Event::CellSettled { at: cell });
     assert_eq!(w.timeline(a, "z", false).cell, 0);
 }
@@ -251,7 +248,7 @@ fn waits_end_when_the_writer_is_evicted_or_loses_its_context() {
     let (mut w, [a, b, c]) = Watched::with_members();
     w.timeline(a, "x", false);
     let lease = w.timeline(b, "x", true).lease;
-    let evict = Call::Evict { whom: Whom::Member(b), kill: false };
+    let evict = Call::Evict { whom: Whom::Member(b.0), kill: false };
     let [(evicted, CellEnding::Evicted)] = ends(&w.ask(a, evict).2)[..] else { panic!("one end") };
     assert!(matches!(w.ask(b, Call::Release { lease }).1, Err(Refused::Evicted { .. })));
     assert_eq!(
@@ -367,27 +364,27 @@ fn timelines_and_semaphores_are_bounded() {
     let mut w = Watched::new(Bounds { timelines: 1, semaphores: 1, fds: 2, leases: 3, bytes: 8, ..UNBOUNDED });
     let a = MemberId(1);
     w.join(a);
-    let over = |bound, allowed, needed| Err(Refused::Limit { bound, allowed, needed });
-    assert_eq!(w.open_semaphore(a, "s", 9), over(Bound::Bytes, 8, 9));
+    let over = |limit, allowed, needed| Err(Refused::Limit { limit, allowed, needed });
+    assert_eq!(w.open_semaphore(a, "s", 9), over(Limit::Bytes, 8, 9));
     w.semaphore(a, "s", 4);
-    assert_eq!(w.open_semaphore(a, "t", 4), over(Bound::Semaphores, 1, 2));
-    assert_eq!(w.open_timeline(a, "x", false), over(Bound::Bytes, 8, 4 + SLAB_BYTES));
+    assert_eq!(w.open_semaphore(a, "t", 4), over(Limit::Semaphores, 1, 2));
+    assert_eq!(w.open_timeline(a, "x", false), over(Limit::Bytes, 8, 4 + SLAB_BYTES));
     w.apply(Event::Died { member: a });
     w.join(a);
     w.timeline(a, "x", false);
-    assert_eq!(w.open_timeline(a, "y", false), over(Bound::Timelines, 1, 2));
+    assert_eq!(w.open_timeline(a, "y", false), over(Limit::Timelines, 1, 2));
     w.semaphore(a, "s", 1);
     w.timeline(a, "x", false);
-    assert_eq!(w.open_timeline(a, "x", false), over(Bound::Leases, 3, 4));
+    assert_eq!(w.open_timeline(a, "x", false), over(Limit::Leases, 3, 4));
 
     let mut w = Watched::new(Bounds { fds: 1, ..UNBOUNDED });
     w.join(a);
     w.timeline(a, "x", false);
-    assert_eq!(w.open_semaphore(a, "s", 1), over(Bound::Fds, 1, 2));
+    assert_eq!(w.open_semaphore(a, "s", 1), over(Limit::Fds, 1, 2));
     for i in 0..3 {
         w.timeline(a, &format!("{i}"), false);
     }
-    assert_eq!(w.open_timeline(a, "y", false), over(Bound::Fds, 1, 2));
+    assert_eq!(w.open_timeline(a, "y", false), over(Limit::Fds, 1, 2));
 }
 
 #[test]

@@ -2,9 +2,8 @@
 
 use super::*;
 use crate::registry::{
-    effect::{Change, Named, NoGrowth, Refused},
+    effect::Refused,
     event::{After, Watch},
-    types::Whom,
 };
 
 fn commit_call(w: &mut Watched, name: &str, control: Control, lifetime: Lifetime) -> Call {
@@ -80,7 +79,7 @@ fn who_goes_is_detached_from_topics_at_once_and_gives_back_when_it_is_dead() {
     assert_eq!(in_control(&faulted), [&detach(CellEnding::OwnerFaulted)]);
     let lease = w.registry.members[&b].leases.first().copied().unwrap();
     assert_eq!(in_control(&w.release(b, lease)), [] as [&Effect; 0], "its end will tell what it still did");
-    let evicted = w.ask(c, Call::Evict { whom: Whom::Member(b), kill: false }).2;
+    let evicted = w.ask(c, Call::Evict { whom: Whom::Member(b.0), kill: false }).2;
     assert_eq!(in_control(&evicted), [&detach(CellEnding::Evicted)]);
     let dead = w.apply(Event::Died { member: b });
     let cleared = Effect::ClearRow { row: 1, control: vec![pool, topic] };

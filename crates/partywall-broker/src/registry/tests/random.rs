@@ -422,7 +422,7 @@ impl Run {
             Ask::Evict(who, by_pid) => {
                 // One that is there, or one that never was.
                 let member = self.person(*who).filter(|_| *who < 6).map_or(MemberId(999), |(member, _)| member);
-                let whom = if *by_pid { Whom::Pid(100 + member.0 as u32) } else { Whom::Member(member) };
+                let whom = if *by_pid { Whom::Pid(100 + member.0 as u32) } else { Whom::Member(member.0) };
                 Call::Evict { whom, kill: false }
             }
             Ask::FreeUnproven(who) => {

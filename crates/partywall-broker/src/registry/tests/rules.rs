@@ -2,9 +2,8 @@
 
 use super::*;
 use crate::registry::{
-    effect::{Handle, MemberState, Named, NoGrowth, Refused},
-    tombstones::{Ending, REMEMBERED, Tombstone},
-    types::Bound,
+    effect::{Handle, Refused},
+    tombstones::{REMEMBERED, Tombstone},
 };
 
 fn name(name: &str) -> Name {
@@ -265,23 +264,23 @@ fn limits_name_themselves_and_change_nothing() {
     let mut w = Watched::new(bounds);
     let a = MemberId(1);
     w.join(a);
-    let over = |bound, allowed, needed| Err(Refused::Limit { bound, allowed, needed });
+    let over = |limit, allowed, needed| Err(Refused::Limit { limit, allowed, needed });
     let commit = |w: &mut Watched, name: &str, chunks: &[u64], table| {
         let memory = w.memory(chunks, table, false, Lifetime::Kept);
         w.ask(a, Call::Commit(commit(Name::new(name), memory))).1
     };
     assert!(commit(&mut w, "a", &[10], false).is_ok());
-    assert_eq!(commit(&mut w, "b", &[10, 3], true), over(Bound::Bytes, 25, 26), "a table counts");
-    assert_eq!(commit(&mut w, "b", &[u64::MAX, u64::MAX], false), over(Bound::Bytes, 25, u64::MAX));
-    assert_eq!(commit(&mut w, "b", &[0; 4], false), over(Bound::Fds, 4, 5));
+    assert_eq!(commit(&mut w, "b", &[10, 3], true), over(Limit::Bytes, 25, 26), "a table counts");
+    assert_eq!(commit(&mut w, "b", &[u64::MAX, u64::MAX], false), over(Limit::Bytes, 25, u64::MAX));
+    assert_eq!(commit(&mut w, "b", &[0; 4], false), over(Limit::Fds, 4, 5));
     assert!(commit(&mut w, "b", &[10], false).is_ok());
-    assert_eq!(commit(&mut w, "c", &[], false), over(Bound::Names, 2, 3));
+    assert_eq!(commit(&mut w, "c", &[], false), over(Limit::Names, 2, 3));
     assert!(commit(&mut w, "b", &[], false).is_ok(), "an existing name is not one more");
     assert_eq!(w.open(a, "q", None, true), Ok(Answer::Pending));
-    assert_eq!(w.open(a, "r", None, true), over(Bound::Waits, 1, 2));
+    assert_eq!(w.open(a, "r", None, true), over(Limit::Waits, 1, 2));
     w.opened(a, "a");
     w.opened(a, "a");
-    assert_eq!(w.open(a, "a", None, false), over(Bound::Leases, 5, 6));
+    assert_eq!(w.open(a, "a", None, false), over(Limit::Leases, 5, 6));
     assert_eq!(w.registry.totals.names, 2);
 }
 
@@ -293,7 +292,7 @@ fn no_sum_overflows_even_without_a_limit() {
     for _ in 0..3 {
         let memory = w.memory(&[u64::MAX, 7], true, false, Lifetime::Kept);
         let commit = commit(name("x"), memory);
-        assert!(matches!(w.ask(a, Call::Commit(commit)).1, Err(Refused::Limit { bound: Bound::Bytes, .. })));
+        assert!(matches!(w.ask(a, Call::Commit(commit)).1, Err(Refused::Limit { limit: Limit::Bytes, .. })));
     }
 }
 
@@ -516,13 +515,13 @@ fn growths_are_bounded() {
     w.join(a);
     let commit = w.commit_call("x", true, true);
     let Ok(Answer::Committed { lease, .. }) = w.ask(a, Call::Commit(commit)).1 else { panic!("committed") };
-    let over = |bound, allowed, needed| Err(Refused::Limit { bound, allowed, needed });
-    assert_eq!(w.grow(a, lease, 0, &[11]).0, over(Bound::Bytes, 20, 21));
-    assert_eq!(w.grow(a, lease, 0, &[1, 1, 1]).0, over(Bound::Chunks, 3, 4));
+    let over = |limit, allowed, needed| Err(Refused::Limit { limit, allowed, needed });
+    assert_eq!(w.grow(a, lease, 0, &[11]).0, over(Limit::Bytes, 20, 21));
+    assert_eq!(w.grow(a, lease, 0, &[1, 1, 1]).0, over(Limit::Chunks, 3, 4));
     assert_eq!(w.grow(a, lease, 0, &[1, 1]).0, Ok(Answer::Done));
     assert_eq!(w.grow(a, lease, 1, &[]).0, Ok(Answer::Done), "only the table");
     assert_eq!(w.grow(a, lease, 2, &[]).0, Ok(Answer::Done));
-    assert_eq!(w.grow(a, lease, 3, &[]).0, over(Bound::Growths, 3, 4));
+    assert_eq!(w.grow(a, lease, 3, &[]).0, over(Limit::Growths, 3, 4));
 }
 
 fn publish(w: &mut Watched, member: MemberId, name: &str) -> (u64, LeaseId) {

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::registry::{
-    effect::{Change, Gap, Happened, Happening, Named, Refused},
+    effect::{Happened, Happening, Refused},
     event::{After, Watch},
 };
 
@@ -200,7 +200,7 @@ fn a_watcher_is_a_waiting_request_like_others() {
     let (ticket, outcome, _) = w.ask(a, watch("*", After::Event(0)));
     assert_eq!(outcome, Ok(Answer::Pending));
     let refused = w.ask(a, watch("*", After::Event(0))).1;
-    assert_eq!(refused, Err(Refused::Limit { bound: Bound::Waits, allowed: 1, needed: 2 }));
+    assert_eq!(refused, Err(Refused::Limit { limit: Limit::Waits, allowed: 1, needed: 2 }));
     assert_eq!(w.ask(a, Call::Cancel { ticket }).1, Ok(Answer::Done));
     assert_eq!(w.ask(a, watch("*", After::Event(0))).1, Ok(Answer::Pending));
     w.apply(Event::Suspected { member: a });

@@ -3,13 +3,12 @@
 use std::collections::BTreeMap;
 
 use partywall_shm::members;
-use partywall_wire as wire;
+use partywall_wire::{self as wire, MemberState};
 
 use crate::{
     registry::{
-        FdId, MemberId,
-        effect::{Departed, Doubt, MemberRow, MemberState},
-        types::Whom,
+        FdId,
+        effect::{Departed, MemberRow},
     },
     server::control::Control,
 };
@@ -36,10 +35,7 @@ fn row(row: &MemberRow, now: u64, slots: &mut Slots<'_>) -> wire::MemberInfo {
         uid: row.uid,
         command: row.command.to_string(),
         state: state_by(row.state, quiet),
-        doubt: row.doubt.map(|doubt| match doubt {
-            Doubt::Mps => wire::Doubt::Mps,
-            Doubt::NoPidfd => wire::Doubt::NoPidfd,
-        }),
+        doubt: row.doubt,
         quiet,
         leases: row.leases,
         timelines: row.timelines,
@@ -52,13 +48,13 @@ fn row(row: &MemberRow, now: u64, slots: &mut Slots<'_>) -> wire::MemberInfo {
 }
 
 /// What is known of the life of a member in this row, with its heartbeat.
-pub(super) fn state_in(row: u16, state: MemberState, control: &Control) -> wire::MemberState {
+pub(super) fn state_in(row: u16, state: MemberState, control: &Control) -> MemberState {
     state_by(state, control.heartbeat(row).map(|beat| members::now().saturating_sub(beat)))
 }
 
-fn state_by(state: MemberState, quiet: Option<u64>) -> wire::MemberState {
+fn state_by(state: MemberState, quiet: Option<u64>) -> MemberState {
     let is_hung = state == MemberState::Alive && quiet.is_some_and(|quiet| quiet > LATE);
-    if is_hung { wire::MemberState::Hung } else { self::state(state) }
+    if is_hung { MemberState::Hung } else { state }
 }
 
 /// Counts the permits and blocks of members. Each semaphore and pool is looked through once for all of them, and not more
@@ -83,18 +79,6 @@ impl Slots<'_> {
     }
 }
 
-pub(super) fn state(state: MemberState) -> wire::MemberState {
-    match state {
-        MemberState::Alive => wire::MemberState::Alive,
-        MemberState::LostContext => wire::MemberState::LostContext,
-        MemberState::Suspect => wire::MemberState::Suspect,
-        MemberState::Evicted => wire::MemberState::Evicted,
-        MemberState::HeldByChild => wire::MemberState::HeldByChild,
-        MemberState::Unproven => wire::MemberState::Unproven,
-        MemberState::Dead => wire::MemberState::Dead,
-    }
-}
-
 /// Before a signal is sent, if one is.
 pub(super) fn evicted(parted: &Departed) -> wire::Evicted {
     let Departed { member, pid, command, leases, bytes } = parted;
@@ -111,18 +95,4 @@ pub(super) fn evicted(parted: &Departed) -> wire::Evicted {
 pub(super) fn freed(parted: &Departed) -> wire::Freed {
     let Departed { member, pid, command, leases, bytes } = parted;
     wire::Freed { member: member.0, pid: *pid, command: command.to_string(), leases: *leases, bytes: *bytes }
-}
-
-pub(super) fn whom(whom: wire::Whom) -> Whom {
-    match whom {
-        wire::Whom::Pid(pid) => Whom::Pid(pid),
-        wire::Whom::Member(member) => Whom::Member(MemberId(member)),
-    }
-}
-
-pub(super) fn whom_of(whom: Whom) -> wire::Whom {
-    match whom {
-        Whom::Pid(pid) => wire::Whom::Pid(pid),
-        Whom::Member(member) => wire::Whom::Member(member.0),
-    }
 }

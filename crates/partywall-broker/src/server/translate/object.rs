@@ -3,17 +3,11 @@
 use std::collections::BTreeMap;
 
 use partywall_shm::timeline::Ending;
-use partywall_wire::{self as wire, Refusal};
+use partywall_wire as wire;
 
 use crate::{
-    registry::{
-        effect::{Holder, ObjectRow, OpenedTimeline},
-        types::ObjectKind,
-    },
-    server::{
-        control::Control,
-        translate::{holder, invalid},
-    },
+    registry::effect::{Holder, ObjectRow, OpenedTimeline},
+    server::{control::Control, translate::holder},
 };
 
 pub(super) fn opened(opened: OpenedTimeline) -> wire::OpenedTimeline {
@@ -58,21 +52,6 @@ pub(super) fn detail(row: &ObjectRow, holders: &[Holder], control: &Control) -> 
         .iter()
         .map(|held| wire::ObjectHolder { holder: holder(held), permits: permits.get(&held.row).copied().unwrap_or(0) });
     wire::ObjectDetail { info: self::row(row, control), holders: holders.collect() }
-}
-
-pub(super) fn kind(kind: wire::ObjectKind) -> Result<ObjectKind, Refusal> {
-    match kind {
-        wire::ObjectKind::Timeline => Ok(ObjectKind::Timeline),
-        wire::ObjectKind::Semaphore => Ok(ObjectKind::Semaphore),
-        _ => Err(invalid("this broker does not know the kind of object")),
-    }
-}
-
-pub(super) fn kind_of(kind: ObjectKind) -> wire::ObjectKind {
-    match kind {
-        ObjectKind::Timeline => wire::ObjectKind::Timeline,
-        ObjectKind::Semaphore => wire::ObjectKind::Semaphore,
-    }
 }
 
 fn ending(ending: Ending) -> wire::TimelineEnding {

@@ -3,7 +3,7 @@
 use partywall_wire::{self as wire, Pattern, Point, Refusal};
 
 use crate::registry::{
-    effect::{Change, Gap, Happened, Happening, Named},
+    effect::{Happened, Happening},
     event::{After, Watch},
 };
 
@@ -21,22 +21,9 @@ pub(super) fn watch(pattern: String, after: Option<Point>, instance: u64) -> Res
 
 pub(super) fn happened(happened: &Happened, instance: u64) -> wire::Happened {
     wire::Happened {
-        gap: happened.gap.map(|gap| match gap {
-            Gap::Behind { events } => wire::Gap::Behind { events },
-            Gap::OtherBroker => wire::Gap::OtherBroker,
-        }),
+        gap: happened.gap,
         events: happened.events.iter().map(event).collect(),
         next: Point { instance, sequence: happened.next },
-    }
-}
-
-pub(super) fn named(named: Named) -> wire::Named {
-    match named {
-        Named::Segment => wire::Named::Segment,
-        Named::Timeline => wire::Named::Timeline,
-        Named::Semaphore => wire::Named::Semaphore,
-        Named::Pool => wire::Named::Pool,
-        Named::Topic => wire::Named::Topic,
     }
 }
 
@@ -44,15 +31,8 @@ fn event(happening: &Happening) -> wire::NameEvent {
     wire::NameEvent {
         sequence: happening.sequence,
         at: happening.at,
-        named: named(happening.named),
+        named: happening.named,
         name: happening.name.to_string(),
-        change: match happening.change {
-            Change::Created { pid } => wire::Change::Created { pid },
-            Change::Committed { version, bytes, pid } => wire::Change::Committed { version, bytes, pid },
-            Change::Withdrawn { pid } => wire::Change::Withdrawn { pid },
-            Change::OwnerDied { pid } => wire::Change::OwnerDied { pid },
-            Change::OwnerFaulted { pid } => wire::Change::OwnerFaulted { pid },
-            Change::Reclaimed { version, bytes } => wire::Change::Reclaimed { version, bytes },
-        },
+        change: happening.change,
     }
 }
