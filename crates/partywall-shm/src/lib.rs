@@ -37,17 +37,25 @@ pub use table::{Layout, Table, TableBuilder, TableError, Tensor};
 /// between the change and the wake.
 pub const MAX_SLEEP: std::time::Duration = std::time::Duration::from_millis(100);
 
-/// That memory begins with the magic number of an object's words, and the hash of their layout as it is here.
+/// Checks that memory begins with the magic number of an object, and the hash of the object's layout as it is here.
 #[cfg(not(loom))]
 fn check_layout(object: &str, found: (u64, u64), expected: (u64, u64)) -> std::io::Result<()> {
-    let text = match (found, expected) {
-        ((found, _), (expected, _)) if found != expected => format!("these are no words of a {object} ({found:016x})"),
-        ((_, found), (_, expected)) if found != expected => {
-            format!("the words of the {object} have another layout ({found:016x}, not {expected:016x})")
-        }
-        _ => return Ok(()),
-    };
-    Err(std::io::Error::new(std::io::ErrorKind::InvalidData, text))
+    if found.0 != expected.0 {
+        Err(invalid(format!("this is not the control memory of a {object} ({:016x})", found.0)))
+    } else if found.1 != expected.1 {
+        let text = format!(
+            "the control memory of the {object} has another layout ({:016x}, not {:016x})",
+            found.1, expected.1
+        );
+        Err(invalid(text))
+    } else {
+        Ok(())
+    }
+}
+
+#[cfg(not(loom))]
+fn invalid(text: String) -> std::io::Error {
+    std::io::Error::new(std::io::ErrorKind::InvalidData, text)
 }
 
 /// FNV-1a of the description of a layout.

@@ -8,12 +8,19 @@
 use std::{ops::Deref, time::Duration};
 
 #[cfg(not(loom))]
-pub(crate) use partywall_os::cpu::{prefetch, prefetch_to_write};
+pub(crate) use partywall_os::{
+    cpu::{prefetch, prefetch_to_write},
+    map::Part,
+};
 
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 #[cfg(not(loom))]
 pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+/// Words that all threads of a model share.
+#[cfg(loom)]
+pub(crate) type Part<T> = Vec<T>;
 
 /// A model has no caches.
 #[cfg(loom)]

@@ -1,11 +1,11 @@
 //! Waiting for one's turn at a permit of a semaphore or a block of a pool.
 
-use std::time::{Duration, Instant};
-
-use partywall_shm::{
-    pool,
-    semaphore::{self, Attempt, Held, Polled, Waiter},
+use std::{
+    ops::Deref,
+    time::{Duration, Instant},
 };
+
+use partywall_shm::semaphore::{self, Attempt, Held, Polled, Waiter};
 use partywall_wire::Call;
 
 use crate::{
@@ -27,31 +27,18 @@ pub(crate) trait Slots {
     fn look_after(&self);
 }
 
-impl Slots for semaphore::Semaphore {
+/// A semaphore, or a pool.
+impl<T: Deref<Target = semaphore::Slots>> Slots for T {
     fn try_take(&self, row: u16) -> Option<Held> {
-        self.try_acquire(row)
+        (**self).try_take(row)
     }
 
     fn take(&self, row: u16) -> Attempt<'_> {
-        self.acquire(row)
+        (**self).take(row)
     }
 
     fn look_after(&self) {
-        self.look_after_granted();
-    }
-}
-
-impl Slots for pool::Pool {
-    fn try_take(&self, row: u16) -> Option<Held> {
-        self.try_alloc(row)
-    }
-
-    fn take(&self, row: u16) -> Attempt<'_> {
-        self.alloc(row)
-    }
-
-    fn look_after(&self) {
-        self.look_after_granted();
+        self.revoke_overdue();
     }
 }
 

@@ -92,8 +92,8 @@ impl SlotTable {
     /// How many slots are looked at for that.
     fn slots(&self) -> u32 {
         match self {
-            Self::Semaphore(semaphore) => semaphore.maximum(),
-            Self::Pool(pool) | Self::Topic(_, pool) => pool.blocks(),
+            Self::Semaphore(semaphore) => semaphore.count(),
+            Self::Pool(pool) | Self::Topic(_, pool) => pool.count(),
         }
     }
 }

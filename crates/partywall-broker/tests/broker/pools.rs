@@ -59,7 +59,7 @@ pub(crate) fn open(client: &mut Client, name: &str) -> Result<(Opened, Vec<Owned
 }
 
 fn hold(pool: &Pool, row: u16) -> Held {
-    match pool.alloc(row) {
+    match pool.take(row) {
         Attempt::Held(held) => held,
         other => panic!("{other:?}"),
     }
@@ -81,7 +81,7 @@ fn a_pool_comes_with_its_words_for_all_who_open_it() {
     let (_, words) = create(&mut one, "t", TOPIC).unwrap();
     let (opened, again) = open(&mut two, "t").unwrap();
     assert_eq!((opened.control, words.len(), again.len()), (Some(TOPIC), 2, 2));
-    assert_eq!((Pool::map(&again[0]).unwrap().blocks(), Topic::map(&again[1]).unwrap().shape().depth), (6, 2));
+    assert_eq!((Pool::map(&again[0]).unwrap().count(), Topic::map(&again[1]).unwrap().shape().depth), (6, 2));
     assert_eq!(one.status().fds, 5, "two chunks, two pools' words, a topic's");
 }
 
@@ -200,7 +200,7 @@ fn who_holds_up_others_is_seen_and_when_evicted_does_so_no_more() {
     let mut publisher = topic.join_as_publisher(watcher.welcome.row).unwrap();
     let row = watcher.welcome.row;
     let publish = |publisher: &mut PublisherPlace| {
-        let held = pool.try_alloc(row).unwrap();
+        let held = pool.try_take(row).unwrap();
         let message = Message { status: Status::Ready, value: 0, dtype: 2, shape: &[1], bytes: 1, header: b"" };
         let published = topic.publish(&pool, publisher, &held, &message);
         published.inspect_err(|_| assert!(pool.free(&held)))
@@ -253,7 +253,7 @@ fn of_who_goes_those_samples_are_complete_that_its_timeline_had_reached() {
         opened.cell().signal(1).unwrap();
         opened.cell().announce(2);
         for value in [1, 2] {
-            let held = pool.try_alloc(row).unwrap();
+            let held = pool.try_take(row).unwrap();
             let message = Message { status: Status::Timeline, value, dtype: 2, shape: &[1], bytes: 1, header: b"" };
             topic.publish(&pool, &mut publisher, &held, &message).unwrap();
         }

@@ -323,7 +323,7 @@ fn block_holder(socket: &Path, forks: bool) {
     let (_, words) = pools::open(&mut client, "p").unwrap();
     let pool = Pool::map(&words[0]).unwrap();
     for _ in 0..3 {
-        assert!(pool.try_alloc(client.welcome.row).is_some());
+        assert!(pool.try_take(client.welcome.row).is_some());
     }
     if forks {
         let child = child_that_holds(&client);
@@ -341,7 +341,7 @@ fn acquirer(socket: &Path) {
     say("ready");
     loop {
         let held = [user.acquire(), user.acquire()];
-        assert!(held.iter().all(|held| user.semaphore.release(held)));
+        assert!(held.iter().all(|held| user.semaphore.free(held)));
     }
 }
 

@@ -36,7 +36,7 @@ impl User {
     /// Takes a permit, however long that takes.
     pub(crate) fn acquire(&self) -> Held {
         loop {
-            match self.semaphore.acquire(self.row()) {
+            match self.semaphore.take(self.row()) {
                 Attempt::Held(held) => return held,
                 Attempt::Waiting(mut waiter) => loop {
                     match waiter.poll() {
@@ -106,7 +106,7 @@ fn a_killed_waiter_is_passed_over() {
     eventually("the second waits", || watcher.inspect("s").0.waiting == 2);
     first.kill();
     eventually("the first is gone", || watcher.inspect("s").0.waiting == 1);
-    assert!(watcher.semaphore.release(&held));
+    assert!(watcher.semaphore.free(&held));
     assert_eq!(second.says(), "held");
 }
 
@@ -153,7 +153,7 @@ fn permits_go_back_with_a_members_last_lease() {
     assert_eq!(release(&mut user, lease), Ok(Answer::Done));
     user.client.ask(Call::Ping).unwrap();
     assert!(watcher.semaphore.audit().is_idle());
-    assert!(!user.semaphore.release(&held), "it is nobody's");
+    assert!(!user.semaphore.free(&held), "it is nobody's");
 
     let mut leaver = User::open(&broker.socket, "s", 3);
     let _held = leaver.acquire();
@@ -182,7 +182,7 @@ fn memory_is_free_and_a_row_anothers_only_when_all_permits_are_back() {
     });
     let semaphores: Vec<_> = semaphores.collect();
     for semaphore in &semaphores {
-        let Attempt::Held(_held) = semaphore.acquire(row) else { panic!("there are permits") };
+        let Attempt::Held(_held) = semaphore.take(row) else { panic!("there are permits") };
     }
     assert_eq!(leaver.ask(Call::Bye), Ok(Answer::Done));
     let are_back = || semaphores.iter().all(|semaphore| semaphore.audit().is_idle());
@@ -206,7 +206,7 @@ fn whoever_opens_it_first_says_how_many_permits_there_are() {
     let wrong = Refusal::WrongMaximum { name: "s".into(), maximum: 3, asked: 4 };
     assert_eq!(open(&mut two, "s", 4).err(), Some(wrong));
     let (_, memory) = open(&mut two, "s", 3).unwrap();
-    assert_eq!(Semaphore::map(memory).unwrap().maximum(), 3);
+    assert_eq!(Semaphore::map(memory).unwrap().count(), 3);
     for bad in [0, MAX_PERMITS + 1, u32::MAX] {
         assert!(matches!(open(&mut two, "t", bad), Err(Refusal::Invalid { .. })), "{bad}");
     }

@@ -19,11 +19,11 @@ fn idle(blocks: u32) -> Audit {
 #[test]
 fn a_block_that_is_taken_again_is_another() {
     let pool = pool(1);
-    let first = pool.try_alloc(1).unwrap();
+    let first = pool.try_take(1).unwrap();
     assert!(pool.is_current(0, first.generation()));
     assert!(pool.free(&first));
     assert!(!pool.is_current(0, first.generation()));
-    let second = pool.try_alloc(1).unwrap();
+    let second = pool.try_take(1).unwrap();
     assert_eq!((second.index(), pool.holders()), (0, vec![(1, 1)]));
     assert_ne!(first.generation(), second.generation());
     assert!(!pool.free(&first), "it is not the same");
@@ -35,7 +35,7 @@ fn a_block_that_is_taken_again_is_another() {
 #[test]
 fn an_offered_block_is_taken_over_once() {
     let pool = pool(2);
-    let given = pool.try_alloc(1).unwrap();
+    let given = pool.try_take(1).unwrap();
     let index = given.index();
     let generation = given.generation();
     assert_eq!(pool.accept(2, index, generation), None, "it is held");
@@ -59,7 +59,7 @@ fn an_offered_block_is_taken_over_once() {
 #[test]
 fn what_the_dead_offered_comes_back() {
     let pool = pool(1);
-    let given = pool.try_alloc(1).unwrap();
+    let given = pool.try_take(1).unwrap();
     let index = given.index();
     let generation = given.generation();
     assert!(pool.offer(&given));
@@ -72,15 +72,15 @@ fn what_the_dead_offered_comes_back() {
 #[test]
 fn a_published_block_survives_its_publisher() {
     let pool = pool(2);
-    let [published, held] = [(); 2].map(|()| pool.try_alloc(1).unwrap());
-    let seen = pool.core().publish(published.index(), published.word()).unwrap();
+    let [published, held] = [(); 2].map(|()| pool.try_take(1).unwrap());
+    let seen = pool.publish(published.index(), published.word()).unwrap();
     assert!(!pool.free(&published) && !pool.offer(&published));
     assert!(pool.is_current(published.index(), published.generation()));
     assert_eq!(pool.recover(|row| row == 1), 1);
     assert!(!pool.free(&held));
     assert_eq!((pool.audit(), pool.holders()), (Audit { free: 1, published: 1, ..Audit::default() }, vec![]));
-    assert!(pool.core().free(published.index(), seen));
-    assert!(!pool.core().free(published.index(), seen), "it is free");
+    assert!(pool.free_seen(published.index(), seen));
+    assert!(!pool.free_seen(published.index(), seen), "it is free");
     assert_eq!(pool.audit(), idle(2));
 }
 
@@ -89,12 +89,12 @@ fn what_is_no_pool_is_refused() {
     assert_eq!(Pool::create(0).unwrap_err().kind(), std::io::ErrorKind::InvalidInput);
     assert!(Pool::create(MAX_BLOCKS + 1).is_err());
     let other = Pool::map(Semaphore::create(3).unwrap()).unwrap_err();
-    assert!(other.to_string().contains("no words of a pool"), "it is another sort of slots: {other}");
+    assert!(other.to_string().contains("not the control memory of a pool"), "it is another sort of slots: {other}");
     let foreign = Pool::create(1).unwrap();
     let header = SharedMap::writable(&foreign).unwrap();
     header.atomics::<AtomicU64>(8, 1).unwrap()[0].fetch_add(1, Ordering::Relaxed);
     assert!(Pool::map(foreign).unwrap_err().to_string().contains("another layout"));
-    assert_eq!(Pool::map(Pool::create(MAX_BLOCKS).unwrap()).unwrap().blocks(), MAX_BLOCKS);
+    assert_eq!(Pool::map(Pool::create(MAX_BLOCKS).unwrap()).unwrap().count(), MAX_BLOCKS);
 }
 
 #[derive(Debug, Clone)]
@@ -142,7 +142,7 @@ proptest! {
             match step {
                 Step::Alloc(row) => {
                     let used = held.len() + offered.len() + published.len();
-                    let got = pool.try_alloc(row);
+                    let got = pool.try_take(row);
                     prop_assert_eq!(got.is_some(), used < blocks as usize);
                     if let Some(got) = got {
                         prop_assert!(generations.insert(got.generation()), "never twice");
@@ -165,12 +165,12 @@ proptest! {
                     stale.push(given);
                 }
                 Step::Publish(any) => if let Some((_, got)) = pick(&mut held, any) {
-                    published.push((got.index(), pool.core().publish(got.index(), got.word()).unwrap()));
+                    published.push((got.index(), pool.publish(got.index(), got.word()).unwrap()));
                     // A holder whose block is published has it no more.
                     prop_assert!(!pool.free(&got) && !pool.offer(&got));
                 }
                 Step::Retire(any) => if let Some((index, seen)) = pick(&mut published, any) {
-                    prop_assert!(pool.core().free(index, seen));
+                    prop_assert!(pool.free_seen(index, seen));
                 }
                 Step::Die(dead) => {
                     let gone = held.extract_if(.., |(row, _)| *row == dead)
@@ -227,14 +227,14 @@ proptest! {
                 }
             }
         }
-        if let Some(held) = pool.try_alloc(1) {
+        if let Some(held) = pool.try_take(1) {
             pool.free(&held);
         }
-        pool.look_after_granted();
-        pool.core().recover(|row| row % 2 == 0, |index, seen| index % 2 == 0 && seen.ticket() > 4);
+        pool.revoke_overdue();
+        pool.recover_or_publish(|row| row % 2 == 0, |index, seen| index % 2 == 0 && seen.ticket() > 4);
         pool.recover(|_| true);
         prop_assert_eq!(pool.audit(), idle(blocks));
-        let held = pool.try_alloc(3).expect("all are free, and nobody waits");
+        let held = pool.try_take(3).expect("all are free, and nobody waits");
         prop_assert!(pool.free(&held));
     }
 }

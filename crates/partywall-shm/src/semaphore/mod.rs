@@ -10,7 +10,7 @@ mod tests;
 #[cfg(not(loom))]
 pub use mapped::Semaphore;
 
-pub use crate::slots::{Attempt, Audit, Held, MAX_WAITERS, OVERDUE, Polled, Waiter};
+pub use crate::slots::{Attempt, Audit, Held, MAX_WAITERS, OVERDUE, Polled, Slots, Waiter};
 
 /// The most permits that a semaphore can have.
 pub const MAX_PERMITS: u32 = crate::slots::MAX_SLOTS;

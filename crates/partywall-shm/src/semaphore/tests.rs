@@ -24,14 +24,14 @@ fn idle(maximum: u32) -> Audit {
 /// Sleeps until it has a permit.
 fn acquire(semaphore: &Semaphore, row: u16) -> Held {
     loop {
-        match semaphore.acquire(row) {
+        match semaphore.take(row) {
             Attempt::Held(held) => return held,
             Attempt::Waiting(mut waiter) => loop {
                 match waiter.poll() {
                     Polled::Held(held) => return held,
                     Polled::Waiting => {
                         waiter.sleep(Duration::MAX);
-                        semaphore.look_after_granted();
+                        semaphore.revoke_overdue();
                     }
                     Polled::Lost => break,
                 }
@@ -42,7 +42,7 @@ fn acquire(semaphore: &Semaphore, row: u16) -> Held {
 }
 
 fn waiter(semaphore: &Semaphore, row: u16) -> Waiter<'_> {
-    match semaphore.acquire(row) {
+    match semaphore.take(row) {
         Attempt::Waiting(waiter) => waiter,
         other => panic!("{other:?}"),
     }
@@ -51,13 +51,13 @@ fn waiter(semaphore: &Semaphore, row: u16) -> Waiter<'_> {
 #[test]
 fn permits_are_taken_and_given_back_once() {
     let semaphore = semaphore(3);
-    let held: Vec<_> = (0..3).map(|row| semaphore.try_acquire(row % 2).unwrap()).collect();
-    assert_eq!(semaphore.try_acquire(2), None);
+    let held: Vec<_> = (0..3).map(|row| semaphore.try_take(row % 2).unwrap()).collect();
+    assert_eq!(semaphore.try_take(2), None);
     assert_eq!(semaphore.holders(), [(0, 2), (1, 1)]);
     assert_eq!(semaphore.audit(), Audit { held: 3, ..Audit::default() });
     for held in held {
-        assert!(semaphore.release(&held));
-        assert!(!semaphore.release(&held), "given back before");
+        assert!(semaphore.free(&held));
+        assert!(!semaphore.free(&held), "given back before");
     }
     assert_eq!(semaphore.audit(), idle(3));
     assert!(semaphore.audit().is_idle());
@@ -66,14 +66,14 @@ fn permits_are_taken_and_given_back_once() {
 #[test]
 fn those_who_wait_are_served_in_their_order() {
     let semaphore = semaphore(1);
-    let mut held = semaphore.try_acquire(0).unwrap();
+    let mut held = semaphore.try_take(0).unwrap();
     let mut waiters: VecDeque<_> = (1..=5).map(|row| waiter(&semaphore, row)).collect();
     assert_eq!(semaphore.audit().waiting, 5);
     // The third gives up, and nobody who comes later passes the others.
     assert_eq!(waiters.remove(2).unwrap().cancel(), None);
     for row in [1, 2, 4, 5] {
-        assert!(semaphore.release(&held));
-        assert_eq!(semaphore.try_acquire(9), None, "it is for somebody");
+        assert!(semaphore.free(&held));
+        assert_eq!(semaphore.try_take(9), None, "it is for somebody");
         let mut first = waiters.pop_front().unwrap();
         assert!(waiters.iter_mut().all(|waiter| waiter.poll() == Polled::Waiting));
         let Polled::Held(permit) = first.poll() else { panic!("row {row} is first") };
@@ -81,20 +81,20 @@ fn those_who_wait_are_served_in_their_order() {
         assert_eq!(semaphore.holders(), [(row, 1)]);
         held = permit;
     }
-    assert!(semaphore.release(&held));
+    assert!(semaphore.free(&held));
     assert_eq!(semaphore.audit(), idle(1));
 }
 
 #[test]
 fn a_permit_that_comes_as_its_waiter_gives_up_is_his_or_the_nexts() {
     let semaphore = semaphore(1);
-    let held = semaphore.try_acquire(0).unwrap();
+    let held = semaphore.try_take(0).unwrap();
     let first = waiter(&semaphore, 1);
     let second = waiter(&semaphore, 2);
     let mut third = waiter(&semaphore, 3);
-    assert!(semaphore.release(&held));
+    assert!(semaphore.free(&held));
     let held = first.cancel().expect("it had been granted");
-    assert!(semaphore.release(&held));
+    assert!(semaphore.free(&held));
     drop(second);
     assert!(matches!(third.poll(), Polled::Held(_)));
 }
@@ -102,15 +102,15 @@ fn a_permit_that_comes_as_its_waiter_gives_up_is_his_or_the_nexts() {
 #[test]
 fn the_dead_hold_nothing_and_wait_for_nothing() {
     let semaphore = semaphore(2);
-    let [dead, alive] = [7, 8].map(|row| semaphore.try_acquire(row).unwrap());
+    let [dead, alive] = [7, 8].map(|row| semaphore.try_take(row).unwrap());
     let mut dead_waiter = waiter(&semaphore, 7);
     let mut granted = waiter(&semaphore, 7);
     let mut next = waiter(&semaphore, 9);
-    assert!(semaphore.release(&alive));
+    assert!(semaphore.free(&alive));
     assert_eq!(semaphore.audit(), Audit { held: 1, handed: 1, granted: 1, waiting: 2, ..Audit::default() });
     assert_eq!(semaphore.recover(|row| row == 7), 2);
     assert_eq!((dead_waiter.poll(), granted.poll()), (Polled::Lost, Polled::Lost));
-    assert!(!semaphore.release(&dead));
+    assert!(!semaphore.free(&dead));
     assert!(matches!(next.poll(), Polled::Held(_)));
     assert_eq!(semaphore.recover(|row| row == 7), 0);
     assert_eq!(semaphore.audit(), Audit { held: 1, free: 1, ..Audit::default() });
@@ -119,13 +119,13 @@ fn the_dead_hold_nothing_and_wait_for_nothing() {
 #[test]
 fn a_permit_that_nobody_takes_goes_to_the_next() {
     let semaphore = semaphore(1);
-    let held = semaphore.try_acquire(0).unwrap();
+    let held = semaphore.try_take(0).unwrap();
     let mut stopped = waiter(&semaphore, 1);
     let mut next = waiter(&semaphore, 2);
-    assert!(semaphore.release(&held));
+    assert!(semaphore.free(&held));
     let start = Instant::now();
     let held = loop {
-        semaphore.look_after_granted();
+        semaphore.revoke_overdue();
         match next.poll() {
             Polled::Held(held) => break held,
             Polled::Waiting => next.sleep(Duration::from_millis(10)),
@@ -135,19 +135,19 @@ fn a_permit_that_nobody_takes_goes_to_the_next() {
     assert!(start.elapsed() >= OVERDUE, "it is not overdue any earlier");
     assert_eq!(stopped.poll(), Polled::Lost);
     assert_eq!(semaphore.holders(), [(2, 1)]);
-    assert!(semaphore.release(&held));
+    assert!(semaphore.free(&held));
     assert_eq!(semaphore.audit(), idle(1));
 }
 
 #[test]
 fn more_wait_than_there_is_room_for() {
     let semaphore = semaphore(1);
-    let held = semaphore.try_acquire(0).unwrap();
+    let held = semaphore.try_take(0).unwrap();
     let mut waiters: VecDeque<_> = (0..MAX_WAITERS).map(|_| waiter(&semaphore, 1)).collect();
-    assert!(matches!(semaphore.acquire(1), Attempt::Crowded));
+    assert!(matches!(semaphore.take(1), Attempt::Crowded));
     // One who was granted a permit, and is stopped for ever before he takes it, keeps his entry. Others go on.
     let stopped = waiters.pop_front().unwrap();
-    assert!(semaphore.release(&held));
+    assert!(semaphore.free(&held));
     for _ in 1..MAX_WAITERS {
         assert_eq!(waiters.pop_front().unwrap().cancel(), None);
     }
@@ -155,7 +155,7 @@ fn more_wait_than_there_is_room_for() {
         assert_eq!(waiter(&semaphore, 2).cancel(), None);
     }
     let held = stopped.cancel().unwrap();
-    assert!(semaphore.release(&held));
+    assert!(semaphore.free(&held));
     assert_eq!(semaphore.audit(), idle(1));
 }
 
@@ -166,19 +166,19 @@ fn wrong_hints_cost_time_and_no_permit() {
     let map = SharedMap::writable(&fd).unwrap();
     let [look, head, tail] = [72, 128, 192].map(|offset| &map.atomics::<AtomicU64>(offset, 1).unwrap()[0]);
     for garbage in [0, 1, 5, 1 << 20, 1 << 45, u64::MAX / 2, u64::MAX - 1, u64::MAX] {
-        let held = [(); 2].map(|()| semaphore.try_acquire(0).unwrap());
+        let held = [(); 2].map(|()| semaphore.try_take(0).unwrap());
         let mut waiter = waiter(&semaphore, 1);
         let before = (head.load(Ordering::Relaxed), tail.load(Ordering::Relaxed));
         for word in [look, head, tail] {
             word.store(garbage, Ordering::Relaxed);
         }
         for held in held {
-            assert!(semaphore.release(&held));
+            assert!(semaphore.free(&held));
         }
         // As he does who has slept in vain.
         waiter.sleep(Duration::from_millis(1));
         let Polled::Held(held) = waiter.poll() else { panic!("hints {garbage}: {:?}", semaphore.audit()) };
-        assert!(semaphore.release(&held));
+        assert!(semaphore.free(&held));
         assert_eq!(semaphore.audit(), idle(2));
         head.store(before.0, Ordering::Relaxed);
         tail.store(before.1, Ordering::Relaxed);
@@ -201,14 +201,14 @@ fn positions_come_again_without_confusion() {
         entry[0].store(lap << 34, Ordering::Relaxed);
     }
     for _ in 0..3 * MAX_WAITERS {
-        let held = semaphore.try_acquire(0).unwrap();
+        let held = semaphore.try_take(0).unwrap();
         let mut first = waiter(&semaphore, 1);
         let mut second = waiter(&semaphore, 2);
-        semaphore.release(&held);
+        semaphore.free(&held);
         let Polled::Held(held) = first.poll() else { panic!("it is first") };
-        semaphore.release(&held);
+        semaphore.free(&held);
         let Polled::Held(held) = second.poll() else { panic!("it is second") };
-        semaphore.release(&held);
+        semaphore.free(&held);
     }
     assert_eq!(semaphore.audit(), idle(1));
 }
@@ -225,8 +225,8 @@ fn threads_of_all_sorts_lose_no_permit() {
             scope.spawn(move || {
                 for turn in 0..5_000_u32 {
                     let held = match (turn + u32::from(thread)) % 4 {
-                        0 => semaphore.try_acquire(thread),
-                        1 => match semaphore.acquire(thread) {
+                        0 => semaphore.try_take(thread),
+                        1 => match semaphore.take(thread) {
                             Attempt::Held(held) => Some(held),
                             Attempt::Waiting(waiter) => waiter.cancel(),
                             Attempt::Crowded => None,
@@ -236,7 +236,7 @@ fn threads_of_all_sorts_lose_no_permit() {
                     let Some(held) = held else { continue };
                     assert!(inside.fetch_add(1, Ordering::Relaxed) < PERMITS);
                     inside.fetch_sub(1, Ordering::Relaxed);
-                    assert!(semaphore.release(&held));
+                    assert!(semaphore.free(&held));
                 }
             });
         }
@@ -265,17 +265,17 @@ fn no_more_overtake_a_waiter_than_were_acquiring_when_he_came() {
                     let held = acquire(&semaphore, 1);
                     // Whoever holds it says which attempt he is.
                     passed.store(mine, Ordering::SeqCst);
-                    assert!(semaphore.release(&held));
+                    assert!(semaphore.free(&held));
                 }
             });
         }
         let semaphore = Semaphore::map(&fd).unwrap();
         let _end = End(&done);
         for _ in 0..2_000 {
-            let mut waiter = match semaphore.acquire(2) {
+            let mut waiter = match semaphore.take(2) {
                 Attempt::Waiting(waiter) => waiter,
                 Attempt::Held(held) => {
-                    assert!(semaphore.release(&held));
+                    assert!(semaphore.free(&held));
                     continue;
                 }
                 Attempt::Crowded => panic!("there is room"),
@@ -287,7 +287,7 @@ fn no_more_overtake_a_waiter_than_were_acquiring_when_he_came() {
                 let last = passed.load(Ordering::SeqCst);
                 match waiter.poll() {
                     Polled::Held(held) => {
-                        assert!(semaphore.release(&held));
+                        assert!(semaphore.free(&held));
                         break;
                     }
                     Polled::Waiting => {
@@ -324,7 +324,7 @@ fn what_is_no_semaphore_is_refused() {
     }
     let fd: OwnedFd = Semaphore::create(MAX_PERMITS).unwrap();
     let map = SharedMap::writable(&fd).unwrap();
-    assert_eq!(Semaphore::map(&fd).unwrap().maximum(), MAX_PERMITS);
+    assert_eq!(Semaphore::map(&fd).unwrap().count(), MAX_PERMITS);
     for (offset, wrong) in [(0, 0), (8, 1), (16, 0), (16, MAX_PERMITS - 9), (16, u32::MAX), (20, 4)] {
         let word = &map.atomics::<AtomicU32>(offset, 1).unwrap()[0];
         let right = word.swap(wrong, Ordering::Relaxed);
@@ -336,12 +336,12 @@ fn what_is_no_semaphore_is_refused() {
 #[test]
 fn the_last_of_many_permits_is_found() {
     let semaphore = semaphore(MAX_PERMITS);
-    let held: Vec<_> = (0..MAX_PERMITS).map(|i| semaphore.try_acquire(i as u16).unwrap()).collect();
+    let held: Vec<_> = (0..MAX_PERMITS).map(|i| semaphore.try_take(i as u16).unwrap()).collect();
     let mut waiter = waiter(&semaphore, 0);
-    assert!(semaphore.release(&held[MAX_PERMITS as usize - 1]));
+    assert!(semaphore.free(&held[MAX_PERMITS as usize - 1]));
     let Polled::Held(last) = waiter.poll() else { panic!("it was given back") };
     assert_eq!((semaphore.holders().len(), semaphore.holders()[0]), (MAX_PERMITS as usize - 1, (0, 2)));
-    assert!(semaphore.release(&last));
+    assert!(semaphore.free(&last));
 }
 
 #[derive(Debug, Clone)]
@@ -407,7 +407,7 @@ proptest! {
             match step {
                 Step::Try(row) => {
                     let expected = model.taken.len() < model.maximum && model.queue.is_empty();
-                    let held = semaphore.try_acquire(row);
+                    let held = semaphore.try_take(row);
                     prop_assert_eq!(held.is_some(), expected);
                     if let Some(held) = held {
                         model.taken.push(number);
@@ -417,7 +417,7 @@ proptest! {
                 Step::Acquire(row) => {
                     model.queue.push_back(number);
                     model.serve();
-                    match semaphore.acquire(row) {
+                    match semaphore.take(row) {
                         Attempt::Held(held) => {
                             prop_assert!(model.taken.contains(&number));
                             holders.push((number, row, held));
@@ -453,7 +453,7 @@ proptest! {
                 }
                 Step::Release(any) if !holders.is_empty() => {
                     let (number, _, held) = holders.remove(any % holders.len());
-                    prop_assert!(semaphore.release(&held));
+                    prop_assert!(semaphore.free(&held));
                     model.forget(number);
                 }
                 Step::Die(dead) => {
@@ -482,7 +482,7 @@ proptest! {
         }
         drop(waiters);
         for (_, _, held) in holders {
-            prop_assert!(semaphore.release(&held));
+            prop_assert!(semaphore.free(&held));
         }
         prop_assert_eq!(semaphore.audit(), idle(maximum));
     }
@@ -510,24 +510,24 @@ proptest! {
         }
         semaphore.audit();
         semaphore.holders();
-        let held = semaphore.try_acquire(1);
-        let mut attempt = semaphore.acquire(2);
+        let held = semaphore.try_take(1);
+        let mut attempt = semaphore.take(2);
         if let Attempt::Waiting(waiter) = &mut attempt {
             waiter.sleep(Duration::ZERO);
             waiter.poll();
         }
         if let Some(held) = held {
-            semaphore.release(&held);
+            semaphore.free(&held);
         }
         drop(attempt);
-        semaphore.look_after_granted();
-        if let Some(granted) = semaphore.core().first_granted() {
-            semaphore.core().revoke(granted);
+        semaphore.revoke_overdue();
+        if let Some(granted) = semaphore.first_granted() {
+            semaphore.revoke(granted);
         }
         semaphore.recover(|row| row % 2 == 0);
         semaphore.recover(|_| true);
         prop_assert_eq!(semaphore.audit(), idle(maximum));
-        let held = semaphore.try_acquire(3).expect("all are free, and nobody waits");
-        prop_assert!(semaphore.release(&held));
+        let held = semaphore.try_take(3).expect("all are free, and nobody waits");
+        prop_assert!(semaphore.free(&held));
     }
 }

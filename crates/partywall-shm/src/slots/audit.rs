@@ -1,45 +1,44 @@
-//! What the words say, counted.
+//! Counts for observers.
 
-#[cfg(not(loom))]
-use super::word::Row;
 use super::{
-    core::Core,
-    word::{Place, Position, State},
+    Slots,
+    word::{Place, Position, Row, State},
 };
 use crate::members::NOBODY;
 
 /// Numbers of slots and waiters.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Audit {
-    /// Permits or blocks that anybody may take.
+    /// Permits or blocks that any member may take.
     pub free: u32,
-    /// Those that somebody has.
+    /// Permits or blocks that members hold.
     pub held: u32,
-    /// Blocks that their holder offers to whoever knows of them.
+    /// Blocks that their holder offers to members that know of them.
     pub offered: u32,
-    /// Blocks of a topic that are in its ring, or in the hands of readers.
+    /// Blocks of a topic that are in its ring, or that readers hold.
     pub published: u32,
-    /// Those that are on their way to a waiter.
+    /// Permits or blocks that are on their way to a waiter.
     pub handed: u32,
-    /// Those that were handed to one who waits no more. Whoever looks for one takes them.
+    /// Permits or blocks that were handed to a waiter that has left. The next member that looks for one takes them.
     pub stale: u32,
-    /// Those who wait.
+    /// Waiters.
     pub waiting: u32,
-    /// Those who were told of one and have not taken it yet.
+    /// Waiters that were granted a permit or block and have not taken it yet.
     pub granted: u32,
-    /// Words in a state that nobody may make.
+    /// Words in a state that no member may make.
     pub invalid: u32,
 }
 
 impl Audit {
-    /// Whether nobody has, or waits for, anything.
+    /// Returns whether everything is free and no member waits.
     pub fn is_idle(&self) -> bool {
         *self == Self { free: self.free, ..Self::default() }
     }
 }
 
-impl Core<'_> {
-    pub(crate) fn audit(self) -> Audit {
+impl Slots {
+    /// Counts the slots and waiters. While others use them, the numbers are of no single moment.
+    pub fn audit(&self) -> Audit {
         let mut audit = Audit::default();
         for (index, slot) in self.slots.iter().enumerate() {
             *match slot.load().state() {
@@ -60,7 +59,7 @@ impl Core<'_> {
                 }
             } += 1;
         }
-        for entry in self.ring {
+        for entry in self.ring.iter() {
             let seen = entry.load();
             match seen.place(seen.lap()) {
                 Place::Waiting(_) => audit.waiting += 1,
@@ -72,10 +71,10 @@ impl Core<'_> {
         audit
     }
 
-    #[cfg(not(loom))]
-    pub(crate) fn holders(self) -> Vec<(Row, u32)> {
+    /// Returns how many slots each row holds or offers, without rows that have none.
+    pub fn holders(&self) -> Vec<(Row, u32)> {
         let mut counts = std::collections::BTreeMap::new();
-        for slot in self.slots {
+        for slot in self.slots.iter() {
             if let State::Held(row) | State::Offered(row) | State::Handed(row, _) = slot.load().state()
                 && row != NOBODY
             {

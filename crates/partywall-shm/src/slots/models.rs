@@ -11,7 +11,7 @@ use loom::{
 };
 
 use super::{
-    core::{Core, Header, Line},
+    core::{Header, Line},
     word::{Entry, Position, Slot, SlotWord},
     *,
 };
@@ -22,15 +22,8 @@ fn check(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     builder.check(model);
 }
 
-/// The words of a model.
-pub(crate) struct Words {
-    header: Header,
-    slots: Vec<Slot>,
-    ring: Vec<Entry>,
-}
-
-impl Words {
-    /// So many slots, all free, and so many who can wait.
+impl Slots {
+    /// Slots for a model, all free, with room for so many waiters.
     pub(crate) fn new(slots: usize, waiters: usize) -> Self {
         let zero = || AtomicU64::new(0);
         let line = || Line(zero(), std::array::from_fn(|_| zero()));
@@ -48,19 +41,16 @@ impl Words {
             tail: line(),
         };
         Self {
-            header,
+            header: vec![header],
             slots: (0..slots).map(|_| Slot::new()).collect(),
             ring: (0..waiters).map(|_| Entry::new()).collect(),
+            granted: Mutex::default(),
         }
-    }
-
-    pub(crate) fn core(&self) -> Core<'_> {
-        Core { header: &self.header, slots: &self.slots, ring: &self.ring }
     }
 }
 
 struct World {
-    words: Words,
+    slots: Slots,
     /// Threads that have a permit.
     inside: AtomicU32,
     /// What a permit protects: no access is ordered but by it.
@@ -69,16 +59,12 @@ struct World {
 
 impl World {
     fn new(permits: usize, waiters: usize) -> Arc<Self> {
-        Arc::new(Self { words: Words::new(permits, waiters), inside: AtomicU32::new(0), data: AtomicU32::new(0) })
-    }
-
-    fn core(&self) -> Core<'_> {
-        self.words.core()
+        Arc::new(Self { slots: Slots::new(permits, waiters), inside: AtomicU32::new(0), data: AtomicU32::new(0) })
     }
 
     /// Sleeps until it has a permit.
     fn acquire(&self, row: u16) -> Option<Held> {
-        match self.core().acquire(row) {
+        match self.slots.take(row) {
             Attempt::Held(held) => Some(held),
             Attempt::Waiting(mut waiter) => loop {
                 match waiter.poll() {
@@ -95,7 +81,7 @@ impl World {
     fn use_alone(&self, held: &Held) {
         let seen = self.data.load(Ordering::Relaxed);
         self.data.store(seen + 1, Ordering::Relaxed);
-        assert!(self.core().release(held));
+        assert!(self.slots.free(held));
     }
 
     fn acquire_and_use(&self, row: u16) {
@@ -104,8 +90,8 @@ impl World {
     }
 
     fn idle(&self) {
-        let audit = self.core().audit();
-        assert_eq!(audit, Audit { free: self.words.slots.len() as u32, ..Audit::default() });
+        let audit = self.slots.audit();
+        assert_eq!(audit, Audit { free: self.slots.slots.len() as u32, ..Audit::default() });
     }
 }
 
@@ -144,10 +130,10 @@ fn two_who_wait_are_both_served() {
         }
         together(&world, [get as fn(&World), get], |world| {
             for held in held {
-                assert!(world.core().release(&held));
+                assert!(world.slots.free(&held));
             }
         });
-        assert_eq!(world.core().audit(), Audit { held: 2, ..Audit::default() });
+        assert_eq!(world.slots.audit(), Audit { held: 2, ..Audit::default() });
     });
 }
 
@@ -159,7 +145,7 @@ fn two_permits_are_two_at_a_time() {
             let held = world.acquire(1).unwrap();
             assert!(world.inside.fetch_add(1, Ordering::Relaxed) < 2);
             world.inside.fetch_sub(1, Ordering::Relaxed);
-            assert!(world.core().release(&held));
+            assert!(world.slots.free(&held));
         }
         together(&world, [visit as fn(&World), visit], visit);
         world.idle();
@@ -172,7 +158,7 @@ fn a_permit_that_comes_as_its_waiter_gives_up_is_not_lost() {
         let world = World::new(1, 2);
         let held = world.acquire(1).unwrap();
         fn give_up(world: &World) {
-            if let Some(held) = match world.core().acquire(2) {
+            if let Some(held) = match world.slots.take(2) {
                 Attempt::Held(held) => Some(held),
                 Attempt::Waiting(waiter) => waiter.cancel(),
                 Attempt::Crowded => None,
@@ -191,9 +177,9 @@ fn what_the_dead_held_goes_to_who_waits() {
         let world = World::new(1, 2);
         let dead = world.acquire(1).unwrap();
         together(&world, [(|world| world.acquire_and_use(2)) as fn(&World)], |world| {
-            assert_eq!(world.core().recover(|row| row == 1, |_, _| false), 1);
+            assert_eq!(world.slots.recover(|row| row == 1), 1);
         });
-        assert!(!world.core().release(&dead), "it is not his any more");
+        assert!(!world.slots.free(&dead), "it is not his any more");
         world.idle();
     });
 }
@@ -204,12 +190,12 @@ fn a_dead_waiter_keeps_nobody_waiting() {
     check(2, || {
         let world = World::new(1, 2);
         let held = world.acquire(2).unwrap();
-        let Attempt::Waiting(dead) = world.core().acquire(1) else { panic!("there was one permit") };
+        let Attempt::Waiting(dead) = world.slots.take(1) else { panic!("there was one permit") };
         std::mem::forget(dead);
         let others: [fn(&World); 2] = [
             |world| world.acquire_and_use(3),
             |world| {
-                world.core().recover(|row| row == 1, |_, _| false);
+                world.slots.recover(|row| row == 1);
             },
         ];
         together(&world, others, |world| world.use_alone(&held));
@@ -223,18 +209,18 @@ fn a_permit_that_was_handed_and_not_granted_is_not_lost() {
     check(2, || {
         let world = World::new(1, 2);
         let held = world.acquire(1).unwrap();
-        let Attempt::Waiting(mut waiter) = world.core().acquire(2) else { panic!("there was one permit") };
+        let Attempt::Waiting(mut waiter) = world.slots.take(2) else { panic!("there was one permit") };
         // Row 1 releases and dies in the middle of serving.
         let killed = |held: Held| {
-            assert!(world.words.slots[0].free(world.words.slots[0].load()));
+            assert!(world.slots.slots[0].free(world.slots.slots[0].load()));
             let first = Position::of(0, 2);
-            assert!(world.words.slots[0].take(world.words.slots[0].load(), SlotWord::handed(2, first.tag(2))));
+            assert!(world.slots.slots[0].take(world.slots.slots[0].load(), SlotWord::handed(2, first.tag(2))));
             std::mem::forget(held);
         };
         killed(held);
         together(
             &world,
-            [(|world| world.acquire_and_use(3)) as fn(&World), |world| world.core().serve_all()],
+            [(|world| world.acquire_and_use(3)) as fn(&World), |world| world.slots.serve_all()],
             |world| {
                 loop {
                     match waiter.poll() {
@@ -256,13 +242,13 @@ fn a_permit_that_is_revoked_as_it_is_taken_is_his_or_the_nexts() {
     check(2, || {
         let world = World::new(1, 2);
         let held = world.acquire(1).unwrap();
-        let Attempt::Waiting(mut waiter) = world.core().acquire(2) else { panic!("there was one permit") };
-        assert!(world.core().release(&held));
+        let Attempt::Waiting(mut waiter) = world.slots.take(2) else { panic!("there was one permit") };
+        assert!(world.slots.free(&held));
         let others: [fn(&World); 2] = [
             |world| world.acquire_and_use(3),
             |world| {
-                if let Some(granted) = world.core().first_granted() {
-                    world.core().revoke(granted);
+                if let Some(granted) = world.slots.first_granted() {
+                    world.slots.revoke(granted);
                 }
             },
         ];
@@ -305,17 +291,17 @@ fn what_is_offered_is_taken_once_or_comes_back() {
         let held = world.acquire(1).unwrap();
         world.data.store(1, Ordering::Relaxed);
         let generation = held.generation();
-        assert!(world.core().offer(&held));
-        assert!(!world.core().release(&held), "it is not its holder's any more");
+        assert!(world.slots.offer(&held));
+        assert!(!world.slots.free(&held), "it is not its holder's any more");
         let accept = move |world: &World, row| {
-            if let Some(held) = world.core().accept(row, 0, generation) {
+            if let Some(held) = world.slots.accept(row, 0, generation) {
                 world.use_alone(&held);
             }
         };
         let other = world.clone();
         let other = thread::spawn(move || accept(&other, 2));
         let broker = world.clone();
-        let broker = thread::spawn(move || broker.core().recover(|row| row == 1, |_, _| false));
+        let broker = thread::spawn(move || broker.slots.recover(|row| row == 1));
         accept(&world, 3);
         other.join().unwrap();
         let taken = world.data.load(Ordering::Relaxed) - 1;
@@ -334,15 +320,15 @@ fn what_is_offered_is_complete() {
         let giver = world.clone();
         let giver = thread::spawn(move || {
             giver.data.store(1, Ordering::Relaxed);
-            assert!(giver.core().offer(&held));
+            assert!(giver.slots.offer(&held));
         });
-        let taken = world.core().accept(2, 0, generation);
+        let taken = world.slots.accept(2, 0, generation);
         if let Some(held) = &taken {
             assert_eq!(world.data.load(Ordering::Relaxed), 1);
-            assert!(world.core().release(held));
+            assert!(world.slots.free(held));
         }
         giver.join().unwrap();
-        assert_eq!(world.core().audit().free, u32::from(taken.is_some()));
+        assert_eq!(world.slots.audit().free, u32::from(taken.is_some()));
     });
 }
 
@@ -353,12 +339,12 @@ fn what_is_offered_reaches_who_waits() {
         let world = World::new(1, 2);
         let held = world.acquire(1).unwrap();
         let generation = held.generation();
-        assert!(world.core().offer(&held));
+        assert!(world.slots.offer(&held));
         let broker: fn(&World) = |world| {
-            world.core().recover(|row| row == 1, |_, _| false);
+            world.slots.recover(|row| row == 1);
         };
         together(&world, [broker, |world| world.acquire_and_use(2)], |world| {
-            if let Some(held) = world.core().accept(3, 0, generation) {
+            if let Some(held) = world.slots.accept(3, 0, generation) {
                 world.use_alone(&held);
             }
         });
@@ -372,14 +358,14 @@ fn what_was_published_is_freed_once_and_reaches_who_waits() {
     check(2, || {
         let world = World::new(1, 2);
         let held = world.acquire(1).unwrap();
-        let seen = world.core().publish(0, held.word()).unwrap();
-        assert_eq!(world.core().publish(0, held.word()), None, "it is published");
-        assert_eq!(world.core().recover(|row| row == 1, |_, _| false), 0, "it is nobody's");
+        let seen = world.slots.publish(0, held.word()).unwrap();
+        assert_eq!(world.slots.publish(0, held.word()), None, "it is published");
+        assert_eq!(world.slots.recover(|row| row == 1), 0, "it is nobody's");
         let freed = world.clone();
-        let freed = thread::spawn(move || freed.core().free(0, seen));
+        let freed = thread::spawn(move || freed.slots.free_seen(0, seen));
         let waiter = world.clone();
         let waiter = thread::spawn(move || waiter.acquire_and_use(2));
-        let ours = world.core().free(0, seen);
+        let ours = world.slots.free_seen(0, seen);
         assert!(freed.join().unwrap() != ours);
         waiter.join().unwrap();
         world.idle();
@@ -394,9 +380,9 @@ fn what_the_dead_published_is_published() {
         let held = world.acquire(1).unwrap();
         let completed = world.clone();
         let seen = held.word();
-        let completed = thread::spawn(move || completed.core().publish(0, seen).is_some());
-        world.core().recover(|row| row == 1, |_, word| word == seen);
+        let completed = thread::spawn(move || completed.slots.publish(0, seen).is_some());
+        world.slots.recover_or_publish(|row| row == 1, |_, word| word == seen);
         completed.join().unwrap();
-        assert_eq!(world.core().audit(), Audit { published: 1, ..Audit::default() });
+        assert_eq!(world.slots.audit(), Audit { published: 1, ..Audit::default() });
     });
 }

@@ -1,34 +1,34 @@
-//! The two words of it, a slot's and a waiter's entry: their bits, and each change that is made to them.
+//! The words of a slot and of a waiter's entry: their bits, and every change that is made to them.
 //!
 //! | slot | bits | |
 //! |---|---|---|
 //! | state | 0–1 | 0 free, 1 held, 2 handed, 3 offered |
-//! | row | 2–17 | the member that holds it, that it was handed to, or that offers it; held by [`NOBODY`]: published |
-//! | tag | 18–63 | held, offered: the ticket, another for each time that it is taken; handed: the waiter's [`Position`] |
+//! | row | 2–17 | the member that holds it, was handed it, or offers it; held by [`NOBODY`]: published |
+//! | tag | 18–63 | held, offered: the ticket, which differs each time the slot is taken; handed: the waiter's [`Position`] |
 //!
 //! | entry | bits | |
 //! |---|---|---|
 //! | state | 0–1 | 0 empty, 1 waiting, 2 granted |
-//! | slot | 2–17 | granted: which |
-//! | row | 18–33 | waiting, granted: the member that waits |
-//! | lap | 34–63 | which of the positions that share the entry, modulo 2³⁰; empty: the first that may be taken |
+//! | slot | 2–17 | granted: the slot |
+//! | row | 18–33 | waiting, granted: the waiter's member |
+//! | lap | 34–63 | which of the positions that share the entry, modulo 2³⁰; empty: the first one that may be taken |
 //!
-//! The `p`-th wait is at the entry `p` modulo the ring's length, in the lap `p` divided by it. Laps come again after 2³⁰
-//! times the ring's length of waits, longer than anybody is stopped between two steps. The state is in the low half of
-//! the entry, which its waiter sleeps on.
+//! The `p`-th wait is at the entry `p` modulo the ring's length, in the lap `p` divided by it. Laps repeat after 2³⁰ times the
+//! ring's length of waits, longer than any process is stopped between two steps. The state is in the low half of the entry,
+//! on which the waiter sleeps.
 //!
 //! Each change is one compare-and-swap from what was seen:
 //!
 //! | change | by | |
 //! |---|---|---|
-//! | [`Slot::take`] | who takes; anybody, for a waiter | free, or handed to nobody → held; → handed |
+//! | [`Slot::take`] | a member that takes; any member, for a waiter | free, or handed to a waiter that has left → held; → handed |
 //! | [`Slot::keep`] | the waiter | handed → held |
 //! | [`Slot::offer`] | the holder | held → offered, with the same ticket |
-//! | [`Slot::accept`] | whoever knows the ticket | offered → held, with a ticket of his own |
-//! | [`Slot::publish`] | the holder; whoever completes that for him; the broker for the dead | held → held by nobody |
-//! | [`Slot::free`] | the holder; who handed in vain; who proves that a published one is in no use; the broker for the dead | held, handed, offered → free |
-//! | [`Entry::wait`] | who waits | empty → waiting |
-//! | [`Entry::grant`] | anybody who meets the slot handed | waiting → granted |
+//! | [`Slot::accept`] | a member that knows the ticket | offered → held, with another ticket |
+//! | [`Slot::publish`] | the holder; a member that completes that; the broker for the dead | held → held by nobody |
+//! | [`Slot::free`] | the holder; a member that handed in vain, or proves a published one unused; the broker for the dead | held, handed, offered → free |
+//! | [`Entry::wait`] | a member that begins to wait | empty → waiting |
+//! | [`Entry::grant`] | any member that meets the slot handed | waiting → granted |
 //! | [`Entry::finish`] | the waiter; the broker for the dead | waiting, granted → empty, in the next lap |
 
 use crate::{
@@ -36,13 +36,13 @@ use crate::{
     sync::{AtomicU64, FutexWord, Ordering},
 };
 
-/// Members that can be told apart.
+/// A member's row.
 pub(crate) type Row = u16;
 
-/// Where somebody waits.
+/// A place in the queue of waiters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Position {
-    /// Of the entry.
+    /// The entry's index.
     pub(super) index: usize,
     pub(super) lap: u64,
 }
@@ -52,9 +52,9 @@ pub(super) struct Position {
 pub(crate) struct Tag(u64);
 
 impl Position {
-    /// The position of the `count`-th wait in a ring of `len` entries, which is a power of two.
+    /// Returns the position of the `count`-th wait in a ring of `len` entries, which is a power of two.
     pub(super) fn of(count: u64, len: usize) -> Self {
-        // Not by division, which takes as long as all the rest of taking a slot.
+        // A division would take as long as the rest of taking a slot.
         Self { index: count as usize & (len - 1), lap: (count >> len.trailing_zeros()) & LAPS }
     }
 
@@ -77,11 +77,11 @@ pub(crate) struct Slot(AtomicU64);
 pub(crate) enum State {
     Free,
     Held(Row),
-    /// By the one who held it, to whoever knows the ticket.
+    /// By its holder, to any member that knows the ticket.
     Offered(Row),
     /// To the waiter at a position.
     Handed(Row, Tag),
-    /// Bits that nobody may write.
+    /// Bits that no member may write.
     Invalid,
 }
 
@@ -91,27 +91,27 @@ pub(crate) struct SlotWord(u64);
 
 impl SlotWord {
     pub(crate) fn state(self) -> State {
-        let row = (self.0 >> 2) as Row;
+        let row = (self.0 >> ROW) as Row;
         match self.0 & STATE {
             _ if self == FREE => State::Free,
-            1 => State::Held(row),
-            2 => State::Handed(row, Tag(self.0 >> TAG)),
-            3 => State::Offered(row),
+            HELD => State::Held(row),
+            HANDED => State::Handed(row, Tag(self.0 >> TAG)),
+            OFFERED => State::Offered(row),
             _ => State::Invalid,
         }
     }
 
-    /// Of a slot that is held or offered.
+    /// The ticket of a slot that is held or offered.
     pub(crate) fn ticket(self) -> u64 {
         self.0 >> TAG
     }
 
     pub(super) fn held(row: Row, ticket: u64) -> Self {
-        Self(1 | u64::from(row) << 2 | ticket << TAG)
+        Self(HELD | u64::from(row) << ROW | ticket << TAG)
     }
 
     fn offered(self) -> Self {
-        Self(self.0 | 3)
+        Self(self.0 & !STATE | OFFERED)
     }
 
     fn published(self) -> Self {
@@ -119,22 +119,22 @@ impl SlotWord {
     }
 
     pub(super) fn handed(row: Row, Tag(tag): Tag) -> Self {
-        Self(2 | u64::from(row) << 2 | tag << TAG)
+        Self(HANDED | u64::from(row) << ROW | tag << TAG)
     }
 }
 
 impl Slot {
     pub(super) fn load(&self) -> SlotWord {
-        // Pairs with the changes below: who sees a change sees what was done before it.
+        // Pairs with the changes below: a member that sees a change sees what was done before it.
         SlotWord(self.0.load(Ordering::Acquire))
     }
 
-    /// Makes a slot that was seen free, or handed to one who waits no more, the one of `taken`: held, or handed.
+    /// Changes a slot that was seen free, or handed to a waiter that has left, to `taken`: held, or handed.
     pub(super) fn take(&self, seen: SlotWord, taken: SlotWord) -> bool {
         self.change(seen, taken)
     }
 
-    /// Makes the slot that was set aside for us ours.
+    /// Makes the slot ours that was set aside for us.
     pub(super) fn keep(&self, handed: SlotWord, held: SlotWord) -> bool {
         self.change(handed, held)
     }
@@ -149,17 +149,17 @@ impl Slot {
         self.change(offered, held)
     }
 
-    /// Makes a slot that was seen held nobody's. Returns the word, if it still was.
+    /// Publishes a slot that was seen held. Returns its new word, or `None` if its word had changed.
     pub(super) fn publish(&self, held: SlotWord) -> Option<SlotWord> {
         self.change(held, held.published()).then(|| held.published())
     }
 
-    /// Gives a slot back. `false` if it is no longer as it was seen: somebody else has, and who had it has it no more.
+    /// Gives a slot back. Returns false if its word has changed: another member has given it back.
     pub(super) fn free(&self, seen: SlotWord) -> bool {
         self.change(seen, FREE)
     }
 
-    /// Release: what the holder did is seen by the next. Acquire: we see what the former one did.
+    /// Release: the next holder sees what this one did. Acquire: we see what the former one did.
     fn change(&self, from: SlotWord, to: SlotWord) -> bool {
         self.0.compare_exchange(from.0, to.0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
@@ -176,15 +176,15 @@ pub(super) struct Entry {
 /// What an entry's word says of a position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Place {
-    /// It belongs to a position a lap or more earlier, which is not finished.
+    /// The entry belongs to a position a lap or more earlier, which is not finished.
     Occupied,
-    /// Nobody has had it yet.
+    /// The position has not been taken yet.
     Open,
     Waiting(Row),
     Granted(Row, u16),
-    /// It is finished.
+    /// The position is finished.
     Done,
-    /// Bits that nobody may write.
+    /// Bits that no member may write.
     Invalid,
 }
 
@@ -195,33 +195,33 @@ pub(super) struct EntryWord(u64);
 impl EntryWord {
     /// What it says of a position in `lap`.
     pub(super) fn place(self, lap: u64) -> Place {
-        let row = (self.0 >> 18) as Row;
+        let row = (self.0 >> ENTRY_ROW) as Row;
         match (self.lap().wrapping_sub(lap) & LAPS, self.0 & STATE) {
-            (0, 0) => Place::Open,
-            (0, 1) => Place::Waiting(row),
-            (0, 2) => Place::Granted(row, (self.0 >> 2) as u16),
+            (0, EMPTY) => Place::Open,
+            (0, WAITING) => Place::Waiting(row),
+            (0, GRANTED) => Place::Granted(row, (self.0 >> ENTRY_SLOT) as u16),
             (0, _) => Place::Invalid,
             (1..=HALF, _) => Place::Done,
             _ => Place::Occupied,
         }
     }
 
-    /// The lap that it belongs to.
+    /// Returns the lap that it belongs to.
     pub(super) fn lap(self) -> u64 {
         self.0 >> LAP
     }
 
-    /// Whether its lap comes before that of `other`.
+    /// Returns whether its lap comes before that of `other`.
     pub(super) fn is_before(self, other: Self) -> bool {
         matches!(other.lap().wrapping_sub(self.lap()) & LAPS, 1..=HALF)
     }
 
     pub(super) fn waiting(row: Row, lap: u64) -> Self {
-        Self(1 | u64::from(row) << 18 | lap << LAP)
+        Self(WAITING | u64::from(row) << ENTRY_ROW | lap << LAP)
     }
 
     fn granted(self, slot: u16) -> Self {
-        Self(self.0 & !STATE & !(0xffff << 2) | 2 | u64::from(slot) << 2)
+        Self(self.0 & !STATE & !(0xffff << ENTRY_SLOT) | GRANTED | u64::from(slot) << ENTRY_SLOT)
     }
 
     fn finished(self) -> Self {
@@ -246,7 +246,7 @@ impl Entry {
         self.change(open, waiting)
     }
 
-    /// Tells the waiter of `waiting` that a slot has been handed to it, and wakes it.
+    /// Notifies the waiter of `waiting` that a slot was handed to it, and wakes it.
     pub(super) fn grant(&self, waiting: EntryWord, slot: u16) -> bool {
         let granted = self.change(waiting, waiting.granted(slot));
         if granted {
@@ -256,12 +256,12 @@ impl Entry {
         granted
     }
 
-    /// Leaves the entry to the next lap. `false` if it is no longer as it was seen.
+    /// Leaves the entry to the next lap. Returns false if its word has changed.
     pub(super) fn finish(&self, seen: EntryWord) -> bool {
         self.change(seen, seen.finished())
     }
 
-    /// Sleeps while it is as it was seen; `false` if the time ran out.
+    /// Sleeps while its word is unchanged. Returns false if the time ran out.
     pub(super) fn sleep(&self, seen: EntryWord, limit: std::time::Duration) -> bool {
         self.word.sleep(seen.0 as u32, limit)
     }
@@ -295,11 +295,27 @@ mod layout {
 const FREE: SlotWord = SlotWord(0);
 /// The bits of the state, in both words.
 const STATE: u64 = 3;
-/// Where the tag of a slot begins.
+
+// The states of a slot; `FREE` is the whole word.
+const HELD: u64 = 1;
+const HANDED: u64 = 2;
+const OFFERED: u64 = 3;
+/// The first bit of a slot's row.
+const ROW: u32 = 2;
+/// The first bit of a slot's tag.
 const TAG: u32 = 18;
-/// Where the lap of an entry begins.
+
+// The states of an entry.
+const EMPTY: u64 = 0;
+const WAITING: u64 = 1;
+const GRANTED: u64 = 2;
+/// The first bit of an entry's slot.
+const ENTRY_SLOT: u32 = 2;
+/// The first bit of an entry's row.
+const ENTRY_ROW: u32 = 18;
+/// The first bit of an entry's lap.
 const LAP: u32 = 34;
-/// A lap is modulo this plus 1.
+/// The largest lap: laps are modulo this plus 1.
 const LAPS: u64 = u64::MAX >> LAP;
 /// Half of the laps.
 const HALF: u64 = LAPS / 2;

@@ -144,7 +144,9 @@ fn what_is_no_slab_is_refused() {
     };
     let draft = |bytes| memfd::Draft::create("partywall:test", bytes).unwrap();
     assert!(refused(draft(8).share().unwrap()).contains("too few"));
-    assert!(refused(draft(SLAB_BYTES as u64).share().unwrap()).contains("no words of a slab of timelines"));
+    assert!(
+        refused(draft(SLAB_BYTES as u64).share().unwrap()).contains("not the control memory of a slab of timelines")
+    );
     assert!(Slab::map(draft(0).share().unwrap()).is_err());
     assert!(Slab::map(std::fs::File::open("/dev/null").unwrap()).is_err());
 

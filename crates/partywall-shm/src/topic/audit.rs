@@ -1,16 +1,16 @@
-//! What a topic's words say, counted.
+//! Counts and lists for observers.
 
-use super::{PublisherState, SubscriberState, core::Core, port::Occupancy, sweep::Blocks};
+use super::{PublisherState, SubscriberState, Topic, port::Occupancy, sweep::Blocks};
 use crate::{
     members::NOBODY,
-    slots::{self, State},
+    slots::{Slots, State},
     sync::Ordering,
 };
 
 /// Where the blocks of a topic are.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Audit {
-    /// Blocks that anybody may take.
+    /// Blocks that any member may take.
     pub free: u32,
     /// Blocks that members hold: to fill them, or while a stream writes what they have published.
     pub held: u32,
@@ -18,19 +18,20 @@ pub struct Audit {
     pub in_ring: u32,
     /// Published blocks that have left the ring, and that readers hold.
     pub read: u32,
-    /// Published blocks that nobody uses any more. Who needs a block next finds them.
+    /// Published blocks that nobody uses any more. The next sweep frees them.
     pub unused: u32,
-    /// Blocks that are on their way to somebody who waits for one.
+    /// Blocks that are on their way to a waiter.
     pub handed: u32,
-    /// Those who wait for a block.
+    /// Members that wait for a block.
     pub waiting: u32,
-    /// Words that nobody may have written: a block that is in the ring twice, or in the ring or a hold and free, or whose
-    /// state cannot be; a position that is not filled, and a later one is.
+    /// Words that no member may have written: a block that is in the ring twice, or in the ring or a hold and free, or whose
+    /// state is invalid; a position that is not filled although a later one is.
     pub invalid: u32,
 }
 
-impl Core<'_> {
-    pub(super) fn audit(self, slots: slots::Core<'_>) -> Audit {
+impl Topic {
+    /// Counts where the blocks are. While others use the topic, the numbers are of no single moment.
+    pub fn audit(&self, slots: &Slots) -> Audit {
         let of_slots = slots.audit();
         let invalid = of_slots.invalid + self.ports().filter(|port| *port == Occupancy::Invalid).count() as u32;
         let mut audit = Audit { waiting: of_slots.waiting, invalid, ..Audit::default() };
@@ -39,14 +40,14 @@ impl Core<'_> {
         let tail = self.tail();
         for (index, entry) in self.ring.iter().enumerate() {
             let seen = entry.load();
-            // The last position of this entry that was filled then, if there is one.
+            // The last position of this entry that was filled then, if any.
             let filled = (tail + self.ring.len() as u64).checked_sub(1 + index as u64);
             let laps = filled.map_or(0, |filled| filled / self.ring.len() as u64);
             audit.invalid += u32::from(seen.laps() < laps);
             let Some(block) = seen.block().map(u32::from) else { continue };
             let state = slots.seen(block).map(|seen| seen.state());
             let wrong = !matches!(state, Some(State::Held(_))) || in_ring.insert(block);
-            // Otherwise it has just left the ring.
+            // If the entry has changed, the block has just left the ring.
             audit.invalid += u32::from(wrong && entry.load() == seen);
         }
         let mut read = Blocks::none(blocks);
@@ -73,15 +74,16 @@ impl Core<'_> {
         audit
     }
 
-    fn ports(self) -> impl Iterator<Item = Occupancy> {
+    fn ports(&self) -> impl Iterator<Item = Occupancy> {
         let publishers = self.publishers.iter().map(|publisher| &publisher.port);
         let ports = publishers.chain(self.subscribers.iter().map(|subscriber| &subscriber.port));
         ports.map(|port| port.load().occupancy())
     }
 
-    pub(super) fn publishers(self) -> Vec<PublisherState> {
+    /// Returns the state of all publishers.
+    pub fn publishers(&self) -> Vec<PublisherState> {
         let mut states = Vec::new();
-        for publisher in self.publishers {
+        for publisher in self.publishers.iter() {
             let port = publisher.port.load();
             if !matches!(port.occupancy(), Occupancy::Active | Occupancy::Detached) {
                 continue;
@@ -98,7 +100,8 @@ impl Core<'_> {
         states
     }
 
-    pub(super) fn subscribers(self) -> Vec<SubscriberState> {
+    /// Returns the state of all subscribers.
+    pub fn subscribers(&self) -> Vec<SubscriberState> {
         let tail = self.tail();
         let publishers = self.publishers();
         let mut states = Vec::new();

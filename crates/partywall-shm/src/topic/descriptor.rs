@@ -1,4 +1,4 @@
-//! What is said of a sample: the words of its block's descriptor.
+//! The descriptor of a block: the words that describe its sample.
 //!
 //! | offset | field | |
 //! |---|---|---|
@@ -13,25 +13,25 @@
 //! | 128 | `header` | the user's, 32 words |
 //!
 //! Rules:
-//! 1. All words are written by the holder of the block, before it is in the ring, and by nobody while it is published.
-//! 2. A reader has a hold on the block, taken from the ring; so the words stay as they are until he lets go.
-//! 3. Who has no hold may read them, and believes nothing unless the block's slot still has the same word behind it.
-//! 4. `status` is changed afterwards by compare-and-swap, by the publisher or, when it is dead or evicted, by the broker,
-//!    from *by timeline* or *unverified* to something final. The generation is part of it, so that who was stopped before
-//!    the change changes nothing of a later sample.
+//! 1. The holder of the block writes all words before the block is in the ring; nobody writes them while it is published.
+//! 2. A reader has a hold on the block, taken from the ring, so the words do not change until it releases the hold.
+//! 3. A process without a hold may read the words, and believes them only if the block's slot word is unchanged afterwards.
+//! 4. `status` changes later by compare-and-swap, from *by timeline* or *unverified* to a final one. The publisher changes it;
+//!    once the publisher is dead or evicted, the broker does. The generation is part of the word, so a process that was
+//!    stopped before the change changes nothing of a later sample.
 //!
 //! | status | bits 0–2 | |
 //! |---|---|---|
 //! | ready | 0 | the host had written the block before it published it |
 //! | by timeline | 1 | a stream writes the block until the publisher's timeline has reached `value` |
-//! | unverified | 2 | the same, and it rests on samples that are not decided themselves |
+//! | unverified | 2 | as *by timeline*, and the sample rests on samples that are not final themselves |
 //! | done | 3 | final: a stream has written it |
 //! | failed | 4 | final: it will never be complete; bits 3–6 say how its publisher ended |
 //! | tainted | 5 | final: it was written from a sample that had failed |
 //! | generation | bits 18–63 | |
 //!
-//! If the publisher is killed or stopped while it writes these words, nobody looks at them. If it ends before a status is
-//! final, [`Topic::detach`](super::Topic::detach) makes it so.
+//! If the publisher is killed or stopped while it writes these words, nobody reads them. If it ends before a status is final,
+//! [`Topic::detach`](super::Topic::detach) makes the status final.
 
 use super::{Description, Message};
 use crate::{
@@ -61,20 +61,20 @@ pub(super) struct Descriptor {
     header: [AtomicU64; HEADER_WORDS],
 }
 
-/// Whether a sample's memory may be believed.
+/// Whether a sample is valid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Status {
-    /// Its publisher's host had written it before it published it.
+    /// Valid: its publisher's host had written it before publishing it.
     Ready,
-    /// A stream has written it once the publisher's timeline has reached the sample's value.
+    /// Valid once the publisher's timeline has reached the sample's value: a stream writes it.
     Timeline,
-    /// The same, and it rests on samples of which it is not known yet.
+    /// As [`Timeline`](Self::Timeline), and the sample rests on samples whose status is not final.
     Unverified,
-    /// A stream has written it.
+    /// Valid: a stream has written it.
     Done,
-    /// It will never be complete, because its publisher ended.
+    /// Never valid: its publisher ended before it was complete.
     Failed(Ending),
-    /// It was written from a sample that had failed.
+    /// Not valid: it was written from a sample that had failed.
     Tainted,
 }
 
@@ -82,9 +82,9 @@ pub enum Status {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct StatusWord(u64);
 
-/// What is written with a sample: rule 1.
+/// The words that are written with a sample: rule 1.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Words<'a> {
+pub(super) struct Written<'a> {
     pub(super) generation: u64,
     pub(super) origin: Origin,
     pub(super) publisher: u64,
@@ -92,10 +92,10 @@ pub(super) struct Words<'a> {
     pub(super) message: &'a Message<'a>,
 }
 
-/// Where a sample comes from, and what its other words mean.
+/// The origin of a sample, and the meaning of its other words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Origin {
-    /// The publisher's.
+    /// The index of the publisher's port.
     pub(super) place: u16,
     pub(super) row: u16,
     pub(super) dtype: u8,
@@ -127,25 +127,25 @@ impl Origin {
 impl StatusWord {
     fn new(generation: u64, status: Status) -> Self {
         let bits = match status {
-            Status::Ready => 0,
-            Status::Timeline => 1,
-            Status::Unverified => 2,
-            Status::Done => 3,
-            Status::Failed(ending) => 4 | (ending as u64) << 3,
-            Status::Tainted => 5,
+            Status::Ready => READY,
+            Status::Timeline => TIMELINE,
+            Status::Unverified => UNVERIFIED,
+            Status::Done => DONE,
+            Status::Failed(ending) => FAILED | (ending as u64) << ENDING,
+            Status::Tainted => TAINTED,
         };
         Self(bits | generation << GENERATION)
     }
 
-    /// What nobody may write is taken for a failure.
+    /// A status that no member may write counts as a failure.
     pub(super) fn status(self) -> Status {
-        match self.0 & 7 {
-            0 => Status::Ready,
-            1 => Status::Timeline,
-            2 => Status::Unverified,
-            3 => Status::Done,
-            5 => Status::Tainted,
-            _ => Status::Failed(Ending::from_code((self.0 >> 3 & 15) as u32).unwrap_or(Ending::OwnerFaulted)),
+        match self.0 & STATUS {
+            READY => Status::Ready,
+            TIMELINE => Status::Timeline,
+            UNVERIFIED => Status::Unverified,
+            DONE => Status::Done,
+            TAINTED => Status::Tainted,
+            _ => Status::Failed(Ending::from_code((self.0 >> ENDING & 15) as u32).unwrap_or(Ending::OwnerFaulted)),
         }
     }
 
@@ -155,7 +155,7 @@ impl StatusWord {
 }
 
 impl Status {
-    /// Whether it stays as it is.
+    /// Returns whether the status does not change any more.
     pub fn is_final(self) -> bool {
         !matches!(self, Self::Timeline | Self::Unverified)
     }
@@ -163,7 +163,7 @@ impl Status {
 
 /// For the holder of the block.
 impl Descriptor {
-    pub(super) fn write(&self, words: &Words<'_>) {
+    pub(super) fn write(&self, words: &Written<'_>) {
         let set = |word: &AtomicU64, value| word.store(value, Ordering::Relaxed);
         // What orders these stores is the change of the entry that shows them.
         set(&self.generation, words.generation);
@@ -180,21 +180,21 @@ impl Descriptor {
             bytes[..chunk.len()].copy_from_slice(chunk);
             set(word, u64::from_le_bytes(bytes));
         }
-        // Release, and last: who finds this status still there when he changes it knows that the words which he read
-        // after it are of this generation, or that nobody looks at that status any more.
+        // Release, and last: a process that finds this status unchanged when it changes it knows that the words it read
+        // after the status are of this generation, or that nobody reads that status any more.
         self.status.store(StatusWord::new(words.generation, words.message.status).0, Ordering::Release);
     }
 }
 
 /// For all.
 impl Descriptor {
-    /// Has the processor fetch what every reader reads.
+    /// Has the processor fetch the words that every reader reads.
     pub(super) fn prefetch(&self) {
         prefetch(&self.generation);
         prefetch(&self.shape);
     }
 
-    /// Has the processor fetch what every publisher writes.
+    /// Has the processor fetch the words that every publisher writes.
     pub(super) fn prefetch_to_write(&self) {
         prefetch_to_write(&self.generation);
         prefetch_to_write(&self.shape);
@@ -231,7 +231,7 @@ impl Descriptor {
         }
     }
 
-    /// The user's header; never more than [`MAX_HEADER`] bytes.
+    /// Returns the user's header; never more than [`MAX_HEADER`] bytes.
     pub(super) fn header(&self) -> Vec<u8> {
         let len = usize::from(self.origin().header).min(MAX_HEADER);
         let words = self.header.iter().take(len.div_ceil(8));
@@ -281,9 +281,19 @@ mod layout {
     unsafe impl partywall_os::map::Atomics for super::Descriptor {}
 }
 
-/// Where the generation begins in a status.
+/// The bits of the status itself.
+const STATUS: u64 = 7;
+const READY: u64 = 0;
+const TIMELINE: u64 = 1;
+const UNVERIFIED: u64 = 2;
+const DONE: u64 = 3;
+const FAILED: u64 = 4;
+const TAINTED: u64 = 5;
+/// The first bit of the ending.
+const ENDING: u32 = 3;
+/// The first bit of the generation.
 const GENERATION: u32 = 18;
-/// Words of a user's header. A model does not need them.
+/// Words of a user's header. A model does without them.
 const HEADER_WORDS: usize = if cfg!(loom) { 0 } else { MAX_HEADER / 8 };
 /// Words of a shape.
 const SHAPE_WORDS: usize = if cfg!(loom) { 0 } else { MAX_RANK };

@@ -3,20 +3,20 @@
 //! | bits | | |
 //! |---|---|---|
 //! | block | 0–15 | its index in the pool |
-//! | lap + 1 | 16–63 | which of the positions that share the entry; 0: none has been filled |
+//! | lap + 1 | 16–63 | which of the positions that share the entry; 0: none of them has been filled |
 //!
 //! Position `p` is at entry `p` modulo the depth, in the lap `p` divided by it. Laps end after 2⁴⁸ – 1: with ten million samples
 //! a second and a depth of one, after ten months.
 //!
-//! An entry is changed in one way ([`Entry::fill`]): by compare-and-swap from the word of the lap before to one of its next
-//! lap, by a publisher who has seen every earlier position filled. So positions are filled in their order, each word is
-//! there once, and who sees the same word twice knows that nothing came in between.
+//! An entry changes in one way ([`Entry::fill`]): by compare-and-swap from the word of one lap to a word of the next lap, by a
+//! publisher that has seen every earlier position filled. So positions are filled in order, each word occurs once, and a
+//! process that sees the same word twice knows that nothing came in between.
 //!
 //! If a publisher is killed or stopped before that change, nothing has happened; after it, everything has.
 
 use crate::sync::{AtomicU64, Ordering};
 
-/// In cache lines of its own (see [`LINES`](super::LINES)): readers look at it while they wait.
+/// An entry, in cache lines of its own (see [`LINES`](super::LINES)): readers poll it while they wait.
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub(super) struct Entry {
@@ -24,7 +24,7 @@ pub(super) struct Entry {
     _zero: [AtomicU64; 15],
 }
 
-/// Where a position is.
+/// The entry and the lap of a position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) index: usize,
@@ -32,9 +32,9 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Of `position` in a ring of `depth` entries, a power of two.
+    /// Returns the place of `position` in a ring of `depth` entries, a power of two.
     pub(super) fn of(position: u64, depth: usize) -> Self {
-        // Not by division, which takes as long as half of all the rest of a message.
+        // A division would take half as long as all the rest of a message.
         let index = position as usize & depth.wrapping_sub(1);
         Self { index, lap: (position >> depth.trailing_zeros()).min(MAX_LAP) }
     }
@@ -47,13 +47,13 @@ pub(super) struct EntryWord(u64);
 /// What an entry says of a position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Filling {
-    /// The position a lap before is there, or none if this is the first lap: it may be filled.
+    /// The position may be filled: the entry holds the position a lap before, or none in the first lap.
     Next,
-    /// It holds this block.
+    /// The position holds this block.
     Filled(u16),
-    /// It was filled, and a later one has its place.
+    /// The position was filled, and overwritten by a later one.
     Overwritten,
-    /// Positions before it are still to be filled.
+    /// Earlier positions have to be filled first.
     Later,
 }
 
@@ -75,17 +75,17 @@ impl EntryWord {
         }
     }
 
-    /// How many positions it has held.
+    /// Returns how many positions the entry has held.
     pub(super) fn laps(self) -> u64 {
         self.0 >> LAP
     }
 
-    /// The block that it holds, of whatever lap.
+    /// Returns the block that the entry holds, of any lap.
     pub(super) fn block(self) -> Option<u16> {
         (self.laps() != 0).then_some(self.0 as u16)
     }
 
-    /// The position that it holds, in a ring of `depth`, as the entry `index`.
+    /// Returns the position that the entry `index` holds, in a ring of `depth`.
     pub(super) fn position(self, index: usize, depth: usize) -> Option<u64> {
         self.laps().checked_sub(1).map(|lap| lap * depth as u64 + index as u64)
     }
@@ -93,11 +93,11 @@ impl EntryWord {
 
 impl Entry {
     pub(super) fn load(&self) -> EntryWord {
-        // Pairs with `fill`: who sees a block there sees what its publisher wrote into it and its descriptor.
+        // Pairs with `fill`: a reader that sees a block there sees what its publisher wrote into it and its descriptor.
         EntryWord(self.word.load(Ordering::Acquire))
     }
 
-    /// Puts a block into the place that was seen to be [next](Filling::Next).
+    /// Fills an entry that was seen to be [next](Filling::Next).
     pub(super) fn fill(&self, seen: EntryWord, filled: EntryWord) -> bool {
         self.word.compare_exchange(seen.0, filled.0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
@@ -121,7 +121,7 @@ mod layout {
     unsafe impl partywall_os::map::Atomics for super::Entry {}
 }
 
-/// Where the lap begins.
+/// The first bit of the lap.
 const LAP: u32 = 16;
 /// The last lap.
 const MAX_LAP: u64 = (u64::MAX >> LAP) - 1;

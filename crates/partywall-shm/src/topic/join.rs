@@ -1,14 +1,13 @@
 //! Joining and leaving.
 //!
-//! Who joins takes a port, sets the words beside it, and opens the port; only then does it count. A subscriber says in the
-//! end that it has joined, and looks for the tail once more: `publish` tells why nobody overruns it. If it is killed or
-//! stopped on the way, before the port is open nobody notices, and behind it it is a subscriber like any other.
+//! A member that joins takes a port, sets the words beside it, and opens the port; only then does the port count. A
+//! subscriber then counts itself in `joins`, and looks for the tail once more: `publish` says why no publisher overruns it.
+//! If the member is killed or stopped before its port is open, nobody notices; afterwards it is a member like any other.
 //!
-//! Who leaves detaches first. It gives the port back when it holds nothing any more.
+//! A member that leaves detaches first. It gives the port back when it holds nothing any more.
 
 use super::{
-    PublisherPlace, SubscriberPlace, TimelineCell,
-    core::Core,
+    PublisherPlace, SubscriberPlace, TimelineCell, Topic,
     port::{Occupancy, PortId, PortSlot, PortWord},
 };
 use crate::{
@@ -16,12 +15,13 @@ use crate::{
     sync::{Ordering, fence},
 };
 
-impl Core<'_> {
-    /// `None` if there are as many as there can be, or the broker has detached the member meanwhile.
-    pub(super) fn join_as_publisher(self, row: u16) -> Option<PublisherPlace> {
+impl Topic {
+    /// Makes a member's row a publisher. Returns `None` if the topic has as many as it can have, or the broker has detached the
+    /// row meanwhile.
+    pub fn join_as_publisher(&self, row: u16) -> Option<PublisherPlace> {
         let (index, taken) = self.take(self.publishers.iter().map(|publisher| &publisher.port), row)?;
         // Counted before the port opens, and so before it can become free again: pairs with `is_idle`.
-        self.header.publishers_joined.fetch_add(1, Ordering::Release);
+        self.control().publishers_joined.fetch_add(1, Ordering::Release);
         let us = &self.publishers[index];
         for word in [&us.published, &us.cell, &us.incarnation, &us.blocked_since, &us.blocked_by] {
             word.store(0, Ordering::Relaxed);
@@ -31,16 +31,17 @@ impl Core<'_> {
         Some(PublisherPlace::new(index, port))
     }
 
-    /// One that may be `queue` samples behind, or that publishers wait for; it begins with the last `history` samples. `None`
-    /// as above.
-    pub(super) fn join_as_subscriber(self, row: u16, queue: Option<u32>, history: u32) -> Option<SubscriberPlace> {
+    /// Makes a member's row a subscriber. It may fall `queue` samples behind; with `None`, publishers wait for it. It begins with
+    /// the last `history` samples, or with as many as the ring keeps. Returns `None` if the topic has as many subscribers as it
+    /// can have, or the broker has detached the row meanwhile.
+    pub fn join_as_subscriber(&self, row: u16, queue: Option<u32>, history: u32) -> Option<SubscriberPlace> {
         let (index, taken) = self.take(self.subscribers.iter().map(|subscriber| &subscriber.port), row)?;
         let us = &self.subscribers[index];
-        // The last one had none, unless somebody has written there who must not.
+        // The owner before left none, unless a process that breaks the rules has written there.
         for hold in self.holds_of(index) {
             hold.store(0, Ordering::Relaxed);
         }
-        // What the next sample overwrites is promised to nobody. Who may miss something may try.
+        // The position that the next sample overwrites is promised to nobody. A subscriber that may miss samples may try it.
         let oldest = |tail: u64| match queue {
             None => tail.saturating_sub(self.ring.len() as u64 - 1),
             Some(_) => self.oldest(tail),
@@ -54,54 +55,55 @@ impl Core<'_> {
         point("topic: subscriber's words set, port not open");
         let port = self.open(&us.port, taken)?;
         point("topic: subscriber's port open, not counted");
-        // Pairs with the load of publishers.
-        self.header.joins.fetch_add(1, Ordering::Release);
+        // Pairs with the load in `check_space`.
+        self.control().joins.fetch_add(1, Ordering::Release);
         point("topic: subscriber counted, cursor not final");
-        // Pairs with the one of publishers.
+        // Pairs with the fence in `fill`.
         fence(Ordering::SeqCst);
         let cursor = first(self.tail());
         us.cursor.store(cursor, Ordering::Release);
         point("topic: subscriber joined, not notified");
         if queue == 0 {
-            // Somebody may wait for the first cursor.
-            self.header.space.notify();
+            // A publisher may wait for the first cursor.
+            self.control().space.notify();
         }
         Some(SubscriberPlace { index, port, cursor, queue, missed: 0 })
     }
 
-    /// A publisher publishes no more.
-    pub(super) fn detach_publisher(self, place: PortId) {
+    /// Detaches a publisher: it publishes no more.
+    pub fn detach_publisher(&self, place: PortId) {
         self.publishers[place.index].port.detach(place.port);
         point("topic: publisher detached, nobody notified");
         // A subscriber may wait for the last publisher to leave.
-        self.header.samples.notify();
+        self.control().samples.notify();
     }
 
-    /// A publisher's port is free for others. What it has published must be final.
-    pub(super) fn leave_as_publisher(self, place: PortId) {
+    /// Gives a publisher's port back, once all its samples are final.
+    pub fn leave_as_publisher(&self, place: PortId) {
         leave(&self.publishers[place.index].port, place.port);
     }
 
-    /// Nobody waits for this subscriber any more.
-    pub(super) fn detach_subscriber(self, place: PortId) {
+    /// Detaches a subscriber: nobody waits for it any more. It keeps what it holds.
+    pub fn detach_subscriber(&self, place: PortId) {
         self.subscribers[place.index].port.detach(place.port);
         point("topic: subscriber detached, nobody notified");
-        self.header.space.notify();
+        self.control().space.notify();
     }
 
-    /// A subscriber's port is free for others. It must hold no sample.
-    pub(super) fn leave_as_subscriber(self, place: PortId) {
+    /// Gives a subscriber's port back, once it holds nothing.
+    pub fn leave_as_subscriber(&self, place: PortId) {
         leave(&self.subscribers[place.index].port, place.port);
         point("topic: subscriber's port free, nobody notified");
-        self.header.space.notify();
+        self.control().space.notify();
     }
 
-    /// Says which timeline a publisher's samples are complete by.
-    pub(super) fn set_timeline(self, place: &PublisherPlace, cell: TimelineCell) {
+    /// Sets the timeline that says when a publisher's samples are complete. Call this before the first of them.
+    pub fn set_timeline(&self, place: &PublisherPlace, cell: TimelineCell) {
         self.publishers[place.index].set_timeline(cell);
     }
 
-    pub(super) fn set_blocked(self, place: PortId, blocked: Option<(u64, u64)>) {
+    /// Says for which subscriber a publisher waits, and since when, for observers.
+    pub fn set_blocked(&self, place: PortId, blocked: Option<(u64, u64)>) {
         let us = &self.publishers[place.index];
         let (by, since) = blocked.unwrap_or_default();
         us.blocked_by.store(by, Ordering::Relaxed);
@@ -109,16 +111,16 @@ impl Core<'_> {
     }
 
     /// Takes a free port.
-    fn take<'a>(self, mut ports: impl Iterator<Item = &'a PortSlot>, row: u16) -> Option<(usize, PortWord)> {
-        let taken = PortWord::taken(row, self.header.ids.fetch_add(1, Ordering::Relaxed).wrapping_add(1));
+    fn take<'a>(&self, mut ports: impl Iterator<Item = &'a PortSlot>, row: u16) -> Option<(usize, PortWord)> {
+        let taken = PortWord::taken(row, self.control().ids.fetch_add(1, Ordering::Relaxed).wrapping_add(1));
         point("topic: number taken, port not");
         let index = ports.position(|port| port.take(taken))?;
         point("topic: port taken, words not set");
         Some((index, taken))
     }
 
-    /// Opens a port; if the broker was faster, gives it back.
-    fn open(self, port: &PortSlot, taken: PortWord) -> Option<PortWord> {
+    /// Opens a port; if the broker has detached it already, gives it back.
+    fn open(&self, port: &PortSlot, taken: PortWord) -> Option<PortWord> {
         let open = port.open(taken);
         if open.is_none() {
             leave(port, taken);
@@ -127,7 +129,7 @@ impl Core<'_> {
     }
 }
 
-/// Frees a port that is ours, whatever the broker has made of it. One that is another's by now stays.
+/// Frees our port, whether or not the broker has detached it. A port that is another's by now stays.
 fn leave(port: &PortSlot, ours: PortWord) {
     // The broker changes it once at most.
     for _ in 0..2 {

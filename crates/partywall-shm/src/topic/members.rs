@@ -1,55 +1,55 @@
-//! What each publisher and each subscriber says of itself: [`LINES`] each, which its member alone writes. Only the
-//! [`PortSlot`] is changed by others, too.
+//! The ports of publishers and subscribers: [`LINES`] bytes each, which the port's owner alone writes. Only the [`PortSlot`] is
+//! changed by others, too.
 //!
-//! What one is killed between is of no consequence: a cursor is moved once a hold is written, and the rest is told to
-//! people.
+//! It does not matter between which two steps an owner is killed: it moves its cursor once a hold is written, and the other
+//! words only inform people.
 
 use super::{LINES, port::PortSlot};
 use crate::sync::{AtomicU64, Ordering};
 
-/// A publisher's.
+/// A publisher's port.
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub(super) struct Publishing {
     pub(super) port: PortSlot,
-    /// The samples that it has published.
+    /// Samples published.
     pub(super) published: AtomicU64,
     /// The cell of its timeline: the slab in the upper half, the cell in the lower one.
     pub(super) cell: AtomicU64,
     /// The cell's incarnation + 1; 0: it has no timeline.
     pub(super) incarnation: AtomicU64,
-    /// Since when it waits for a subscriber: milliseconds, 0 if it does not.
+    /// The time since which it waits for a subscriber, in milliseconds; 0 if it does not wait.
     pub(super) blocked_since: AtomicU64,
-    /// For which one.
+    /// The id of that subscriber.
     pub(super) blocked_by: AtomicU64,
     pub(super) zero: [AtomicU64; 10],
 }
 
-/// A subscriber's.
+/// A subscriber's port.
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub(super) struct Subscribing {
     pub(super) port: PortSlot,
-    /// The position of the next sample that it will look at.
+    /// The next position that it will look at.
     pub(super) cursor: AtomicU64,
-    /// How many samples it may be behind; 0: publishers wait for it.
+    /// How many samples it may fall behind; 0: publishers wait for it.
     pub(super) queue: AtomicU64,
     pub(super) received: AtomicU64,
-    /// The samples that it has not received, because they were overwritten or it wanted later ones.
+    /// Samples that it did not receive, because they were overwritten or it wanted later ones.
     pub(super) dropped: AtomicU64,
     pub(super) zero: [AtomicU64; 11],
 }
 
-/// Some of a subscriber's holds, each a word: 0, or the index of a block, + 1, that may not be used again.
+/// Some of a subscriber's holds. A hold is a hazard pointer: 0, or 1 + the index of a block that may not be used again.
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub(super) struct Holds(pub(super) [AtomicU64; HOLDS]);
 
-/// How many are together.
+/// Holds in one [`Holds`].
 pub(super) const HOLDS: usize = LINES / 8;
 
 impl Publishing {
-    /// The cell of its timeline, if it has one.
+    /// Returns the cell of its timeline, if it has one.
     pub(super) fn timeline(&self) -> Option<TimelineCell> {
         // Pairs with `set_timeline`.
         let incarnation = self.incarnation.load(Ordering::Acquire).checked_sub(1)? as u32;
@@ -67,11 +67,11 @@ impl Publishing {
 /// One incarnation of a timeline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TimelineCell {
-    /// The number of its slab.
+    /// The number of the slab.
     pub slab: u32,
-    /// Its cell there.
+    /// The cell in the slab.
     pub cell: u32,
-    /// Which incarnation of the timeline it is.
+    /// The incarnation of the timeline.
     pub incarnation: u32,
 }
 

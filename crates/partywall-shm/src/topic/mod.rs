@@ -1,22 +1,43 @@
-//! A topic: samples that several publishers put into a ring of blocks, and several subscribers read in place.
+//! A topic: several publishers put samples into a ring of blocks, and several subscribers read them in place.
 //!
-//! The blocks are those of a [pool](crate::pool); this memory says which of them are in the ring, what they contain, and
-//! who reads them.
+//! The blocks are those of a [pool](crate::pool). A topic's own control memory says which blocks are in the ring, what they
+//! contain, and which members read them. The whole layout:
 //!
-//! ```text
-//!     0  magic         "PWTOPIC1"
-//!     8  layout hash   of the description of this layout: another one is refused, never guessed
-//!    16  blocks: u32, depth: u32, publishers: u32, subscribers: u32, held: u32
-//!    64  tail: u64     a position before which all are filled; then the eventcount of subscribers that wait for samples
-//!   128  space         the eventcount of publishers that wait for subscribers
-//!   192  joins: u64    counts subscribers that have joined; then ids: u64, which counts all who have, and
-//!                      publishers_joined: u64, which counts publishers alone
-//!   256  ring          128 bytes an entry, `depth` of them
-//!        publishers    128 bytes each
-//!        subscribers   128 bytes each
-//!        holds         `held` words for each subscriber, filled up to whole 128 bytes
-//!        descriptors   384 bytes a block
-//! ```
+//! | offset | part | bytes | written by |
+//! |---|---|---|---|
+//! | 0 | magic `"PWTOPIC1"` | 8 | the broker, before it hands the memory out, as everything up to 64 |
+//! | 8 | layout hash: of the description of this layout; memory of another layout is refused | 8 | |
+//! | 16 | `blocks`, `depth`, `publishers`, `subscribers`, `held`, `loans`: `u32` each | 24 | |
+//! | 64 | `tail: u64` a hint: every position before it is filled | 8 | publishers |
+//! | 72 | `samples` the eventcount of subscribers that wait for samples | 8 | all; see `eventcount` |
+//! | 128 | `space` the eventcount of publishers that wait for subscribers | 8 | all |
+//! | 192 | `joins: u64` counts subscribers that have joined | 8 | a member that joins |
+//! | 200 | `ids: u64` counts all members that have joined | 8 | a member that joins |
+//! | 208 | `publishers_joined: u64` counts publishers that have joined | 8 | a member that joins |
+//! | 256 | ring: `depth` entries | 128 each | publishers; see `entry` |
+//! | *P* | `publishers` ports of publishers | 128 each | their owners; see `members` and `port` |
+//! | *S* | `subscribers` ports of subscribers | 128 each | their owners |
+//! | *H* | holds: `held` words for each subscriber, filled up to whole 128 bytes | 8 each | their owners |
+//! | *D* | descriptors: one for each of the `blocks` | 384 each | the block's holder; see `descriptor` |
+//!
+//! *P* = 256 + 128 · `depth`, *S* = *P* + 128 · `publishers`, *H* = *S* + 128 · `subscribers`,
+//! *D* = *H* + 128 · `subscribers` · ⌈`held` / 16⌉. All other bytes are 0.
+//!
+//! A port, an entry and a descriptor in full:
+//!
+//! | publisher's port | | subscriber's port | | descriptor | |
+//! |---|---|---|---|---|---|
+//! | 0 | port slot | 0 | port slot | 0 | generation of the block |
+//! | 8 | samples published | 8 | cursor: the next position | 8 | status |
+//! | 16 | cell of its timeline | 16 | queue, 0: publishers wait for it | 16 | port `u16`, row `u16`, dtype `u8`, rank `u8`, length of the header `u16` |
+//! | 24 | the cell's incarnation + 1 | 24 | samples received | 24 | id of the publisher |
+//! | 32 | waiting since, in ms | 32 | samples missed | 32 | samples that it had published before |
+//! | 40 | waiting for this subscriber | | | 40 | bytes of the tensor |
+//! | | | | | 48 | value of the publisher's timeline that completes the sample |
+//! | | | | | 64 | shape: 8 words |
+//! | | | | | 128 | the user's header |
+//!
+//! An entry's word is at its offset 0. The protocols: `join`, `publish`, `receive`, `sweep` and `recovery`.
 
 #![cfg_attr(loom, allow(dead_code, reason = "a model does what processes do at the same time, and no more"))]
 
@@ -38,16 +59,19 @@ mod sweep;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
+use self::{
+    descriptor::Descriptor,
+    entry::Entry,
+    members::{Holds, Publishing, Subscribing},
+};
 use crate::{
     DType,
     eventcount::EventCount,
-    sync::{AtomicU32, AtomicU64},
+    sync::{AtomicU32, AtomicU64, Part},
 };
 
 pub use audit::Audit;
 pub use descriptor::{MAX_HEADER, MAX_RANK, Status};
-#[cfg(not(loom))]
-pub use mapped::Topic;
 pub use members::TimelineCell;
 pub use port::PortId;
 pub use publish::{Message, PublisherPlace, Unpublished};
@@ -68,37 +92,63 @@ pub const MAX_HELD: u32 = 256;
 /// The most loans that a publisher can have.
 pub const MAX_LOANS: u32 = 256;
 
-/// Bytes between words that different processes write: two cache lines. Processors of Intel's fetch the other line of a pair
-/// with each that they miss, and so take it from whoever writes that: with one line each, publishers and subscribers did so
-/// at each message.
+/// Bytes between words that different processes write: two cache lines. On a miss Intel's processors also fetch the other line
+/// of a pair, and so take it from the process that writes it. With one line each, publishers and subscribers did that at each
+/// message.
 const LINES: usize = 128;
+
+/// The mapped control memory of a topic.
+#[derive(Debug)]
+pub struct Topic {
+    /// As it was at the time of mapping; other processes may write the words that say it.
+    shape: Shape,
+    header: Part<Header>,
+    ring: Part<Entry>,
+    publishers: Part<Publishing>,
+    subscribers: Part<Subscribing>,
+    /// As many for each subscriber.
+    holds: Part<Holds>,
+    descriptors: Part<Descriptor>,
+}
 
 /// What a topic has room for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
-    /// Of its pool.
+    /// Blocks of its pool.
     pub blocks: u32,
     /// Entries of the ring, a power of two.
     pub depth: u32,
-    /// At once.
+    /// Publishers at a time.
     pub publishers: u32,
-    /// Blocks that one publisher may have at once and has not published.
+    /// Blocks that one publisher may hold without having published them.
     pub loans: u32,
-    /// At once.
+    /// Subscribers at a time.
     pub subscribers: u32,
-    /// Samples that one subscriber may hold at once.
+    /// Samples that one subscriber may hold at a time.
     pub held: u32,
 }
 
+impl Topic {
+    /// Returns what the topic has room for.
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// Returns how many samples have been published.
+    pub fn published(&self) -> u64 {
+        self.tail()
+    }
+}
+
 impl Shape {
-    /// The blocks that are needed so that nobody waits for one who keeps no more than was agreed.
+    /// Returns the least number of blocks with which no member waits for another that keeps to its limits.
     pub fn needed_blocks(&self) -> u64 {
         u64::from(self.depth)
             + u64::from(self.publishers) * u64::from(self.loans)
             + u64::from(self.subscribers) * u64::from(self.held)
     }
 
-    /// Whether there can be such a topic.
+    /// Returns whether there can be such a topic.
     pub fn is_possible(&self) -> bool {
         let within = |number: u32, most| (1..=most).contains(&number);
         within(self.depth, MAX_DEPTH)
@@ -112,7 +162,7 @@ impl Shape {
     }
 }
 
-/// The first bytes of a topic.
+/// The first 256 bytes.
 #[derive(Debug)]
 #[repr(C, align(64))]
 struct Header {
@@ -125,7 +175,6 @@ struct Header {
     held: AtomicU32,
     loans: AtomicU32,
     zero: [AtomicU64; 3],
-    /// A hint: every position before it is filled.
     tail: AtomicU64,
     samples: EventCount,
     zero_64: [AtomicU64; 6],
@@ -148,36 +197,36 @@ mod layout {
     unsafe impl partywall_os::map::Atomics for super::Header {}
 }
 
-/// What a sample's descriptor says.
+/// The description of a sample, as its publisher wrote it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Description {
-    /// Of its block.
+    /// The generation of its block.
     pub generation: u64,
-    /// Its publisher's number.
+    /// The id of its publisher.
     pub publisher: u64,
-    /// How many samples its publisher had published before.
+    /// The number of samples that its publisher had published before.
     pub sequence: u64,
     /// The code of the elements' type.
     pub dtype: u8,
     /// How many dimensions the tensor has.
     rank: usize,
     shape: [u64; MAX_RANK],
-    /// The tensor's.
+    /// Length of the tensor.
     pub bytes: u64,
-    /// What the publisher's timeline has to reach, where the status says so.
+    /// The value that the publisher's timeline has to reach, where the status says so.
     pub value: u64,
-    /// Whether its memory may be believed, as far as was known then.
+    /// Whether the sample is valid, as far as was known then.
     pub status: Status,
 }
 
 impl Description {
-    /// The tensor's.
+    /// Returns the tensor's shape.
     pub fn shape(&self) -> &[u64] {
         &self.shape[..self.rank]
     }
 
-    /// The same if type, shape and length agree, and there is room for that in a block of so many bytes; else without
-    /// elements, because whoever wrote that is none of ours.
+    /// Returns the description unchanged if type, shape and length agree and fit a block of `block_bytes`; otherwise without
+    /// elements, because a process that breaks the rules wrote it.
     pub fn believed(mut self, block_bytes: u64) -> Self {
         let elements = self.shape().iter().try_fold(1_u64, |all, extent| all.checked_mul(*extent));
         let bytes = elements.and_then(|elements| DType::from_code(self.dtype)?.bytes_for(elements));
@@ -188,40 +237,40 @@ impl Description {
     }
 }
 
-/// What a publisher is doing. While it does, the numbers are of no single moment.
+/// The state of a publisher. While it runs, the numbers are of no single moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PublisherState {
-    /// Its member's.
+    /// The row of its member.
     pub row: u16,
     /// Its number, which no other publisher or subscriber of the topic ever has.
     pub id: u64,
-    /// Samples that it has published.
+    /// Samples published.
     pub published: u64,
-    /// For which subscriber's id it waits, if it does, and since which millisecond of [`members::now`](crate::members::now).
+    /// The id of the subscriber that it waits for, if it does, and since when ([`members::now`](crate::members::now)).
     pub blocked: Option<(u64, u64)>,
-    /// Whether it was detached from the topic by the broker, or is about to leave.
+    /// Whether the broker has detached it, or it is about to leave.
     pub detached: bool,
 }
 
-/// What a subscriber is doing. While it does, the numbers are of no single moment.
+/// The state of a subscriber. While it runs, the numbers are of no single moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SubscriberState {
-    /// Its member's.
+    /// The row of its member.
     pub row: u16,
     /// Its number, which no other publisher or subscriber of the topic ever has.
     pub id: u64,
-    /// How many samples it may be behind; `None`: publishers wait for it.
+    /// How many samples it may fall behind; `None`: publishers wait for it.
     pub queue: Option<u32>,
     /// How many samples it is behind.
     pub lag: u64,
-    /// Samples that it has received.
+    /// Samples received.
     pub received: u64,
-    /// Samples that passed it.
+    /// Samples missed.
     pub dropped: u64,
-    /// Blocks that it keeps from being used again.
+    /// Samples held.
     pub held: u32,
-    /// Since which millisecond of [`members::now`](crate::members::now) a publisher waits for it.
+    /// Since when a publisher waits for it ([`members::now`](crate::members::now)).
     pub stalled: Option<u64>,
-    /// Whether it was detached from the topic by the broker, or is about to leave. It counts for nobody then.
+    /// Whether the broker has detached it, or it is about to leave. Nobody waits for it then.
     pub detached: bool,
 }

@@ -12,7 +12,6 @@ use loom::{
 };
 
 use super::{
-    core::Core,
     descriptor::Descriptor,
     entry::Entry,
     members::{Holds, Publishing, Subscribing},
@@ -20,7 +19,7 @@ use super::{
 };
 use crate::{
     MAX_SLEEP,
-    slots::{Attempt, Held, Polled, models::Words},
+    slots::{Attempt, Held, Polled, Slots},
 };
 
 fn check(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
@@ -31,13 +30,8 @@ fn check(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
 
 /// A topic with two publishers, two subscribers, and one hold for each of these.
 struct World {
-    words: Words,
-    header: Header,
-    ring: Vec<Entry>,
-    publishers: Vec<Publishing>,
-    subscribers: Vec<Subscribing>,
-    holds: Vec<Holds>,
-    descriptors: Vec<Descriptor>,
+    pool: Slots,
+    topic: Topic,
     /// What is in the blocks: the checker fails when one is written while another thread may read it.
     memory: Vec<UnsafeCell<u64>>,
 }
@@ -65,35 +59,25 @@ impl World {
             publishers_joined: zero(),
             zero_192: std::array::from_fn(|_| zero()),
         };
-        Arc::new(Self {
-            words: Words::new(blocks, 2),
-            header,
+        let shape =
+            Shape { blocks: blocks as u32, depth: depth as u32, publishers: 2, loans: 1, subscribers: 2, held: 1 };
+        let topic = Topic {
+            shape,
+            header: vec![header],
             ring: (0..depth).map(|_| Entry::new()).collect(),
             publishers: (0..2).map(|_| Publishing::new()).collect(),
             subscribers: (0..2).map(|_| Subscribing::new()).collect(),
             holds: (0..2).map(|_| Holds::new()).collect(),
             descriptors: (0..blocks).map(|_| Descriptor::new()).collect(),
-            memory: (0..blocks).map(|_| UnsafeCell::new(0)).collect(),
-        })
-    }
-
-    fn core(&self) -> Core<'_> {
-        Core {
-            header: &self.header,
-            ring: &self.ring,
-            publishers: &self.publishers,
-            subscribers: &self.subscribers,
-            holds: &self.holds,
-            descriptors: &self.descriptors,
-            held: 1,
-        }
+        };
+        let memory = (0..blocks).map(|_| UnsafeCell::new(0)).collect();
+        Arc::new(Self { pool: Slots::new(blocks, 2), topic, memory })
     }
 
     fn loan(&self, row: u16) -> Option<Held> {
-        let slots = self.words.core();
-        slots.try_acquire(row).or_else(|| {
-            self.core().sweep(slots);
-            slots.try_acquire(row)
+        self.pool.try_take(row).or_else(|| {
+            self.topic.sweep(&self.pool);
+            self.pool.try_take(row)
         })
     }
 
@@ -108,7 +92,7 @@ impl World {
     /// Writes a block and publishes it.
     fn publish_block(&self, place: &mut PublisherPlace, held: &Held, value: u64) -> Result<u64, Unpublished> {
         self.write(held, value);
-        self.core().publish(self.words.core(), place, held, &message(value))
+        self.topic.publish(&self.pool, place, held, &message(value))
     }
 
     fn publish(&self, place: &mut PublisherPlace, value: u64) -> Result<u64, Unpublished> {
@@ -120,10 +104,10 @@ impl World {
     fn publish_waiting(&self, place: &mut PublisherPlace, value: u64) -> u64 {
         let held = self.loan(1).unwrap();
         loop {
-            let seen = self.header.space.prepare();
+            let seen = self.topic.control().space.prepare();
             match self.publish_block(place, &held, value) {
                 Ok(position) => return position,
-                Err(Unpublished::Blocked { .. }) => self.header.space.sleep(seen, MAX_SLEEP),
+                Err(Unpublished::Blocked { .. }) => self.topic.control().space.sleep(seen, MAX_SLEEP),
                 Err(other) => panic!("{other:?}"),
             }
         }
@@ -136,41 +120,41 @@ impl World {
             unsafe { *memory }
         };
         let value = self.memory[taken.block() as usize].with(read);
-        assert_eq!(self.descriptors[taken.block() as usize].describe().value, value);
+        assert_eq!(self.topic.descriptors[taken.block() as usize].describe().value, value);
         value
     }
 
     fn receive(&self, place: &mut SubscriberPlace) -> Option<(u64, u64)> {
-        let Received::Sample(taken) = self.core().receive(self.words.core(), place) else { return None };
+        let Received::Sample(taken) = self.topic.receive(&self.pool, place) else { return None };
         let value = self.read(&taken);
         assert_eq!(self.read(&taken), value);
-        self.core().release(self.words.core(), &taken);
+        self.topic.release(&self.pool, &taken);
         Some((value, taken.missed()))
     }
 
     /// Sleeps until there is a sample.
     fn receive_waiting(&self, place: &mut SubscriberPlace) -> (u64, u64) {
         loop {
-            let seen = self.header.samples.prepare();
+            let seen = self.topic.control().samples.prepare();
             match self.receive(place) {
                 Some(received) => return received,
-                None => self.header.samples.sleep(seen, MAX_SLEEP),
+                None => self.topic.control().samples.sleep(seen, MAX_SLEEP),
             }
         }
     }
 
     /// As a subscriber of the library does: it looks before it receives, and again before it announces another sleep.
     fn look_and_sleep(&self, place: &mut SubscriberPlace) -> u64 {
-        let mut receive = || match self.core().look(place.port(), place.next()) {
+        let mut receive = || match self.topic.look(place.port(), place.next()) {
             Ahead::Nothing => None,
             Ahead::Sample(_) | Ahead::Other => self.receive(place),
         };
         loop {
-            let seen = self.header.samples.prepare();
+            let seen = self.topic.control().samples.prepare();
             if let Some((value, _)) = receive() {
                 return value;
             }
-            self.header.samples.sleep(seen, MAX_SLEEP);
+            self.topic.control().samples.sleep(seen, MAX_SLEEP);
             if let Some((value, _)) = receive() {
                 return value;
             }
@@ -181,24 +165,24 @@ impl World {
     fn publish_and_die(&self, place: &mut PublisherPlace, value: u64) {
         let held = self.loan(1).unwrap();
         self.write(&held, value);
-        self.core().describe(place, &held, &message(value));
-        self.core().fill(place, held.index() as u16).unwrap();
+        self.topic.write_descriptor(place, &held, &message(value));
+        self.topic.fill(place, held.index() as u16).unwrap();
     }
 
     fn publisher(&self, row: u16) -> PublisherPlace {
-        self.core().join_as_publisher(row).unwrap()
+        self.topic.join_as_publisher(row).unwrap()
     }
 
     fn subscriber(&self, row: u16, queue: Option<u32>, history: u32) -> SubscriberPlace {
-        self.core().join_as_subscriber(row, queue, history).unwrap()
+        self.topic.join_as_subscriber(row, queue, history).unwrap()
     }
 
     /// Everything is where it should be, once all have stopped.
     fn sound(&self) -> Audit {
-        self.core().sweep(self.words.core());
-        let audit = self.core().audit(self.words.core());
+        self.topic.sweep(&self.pool);
+        let audit = self.topic.audit(&self.pool);
         assert_eq!((audit.invalid, audit.unused, audit.handed), (0, 0, 0));
-        assert_eq!(audit.free + audit.held + audit.in_ring + audit.read, self.descriptors.len() as u32);
+        assert_eq!(audit.free + audit.held + audit.in_ring + audit.read, self.topic.descriptors.len() as u32);
         audit
     }
 }
@@ -325,7 +309,7 @@ fn who_sweeps_takes_nothing_that_is_read() {
         });
         if let Some(held) = world.loan(3) {
             world.write(&held, 3);
-            assert!(world.words.core().release(&held));
+            assert!(world.pool.free(&held));
         }
         readers.join().unwrap();
         publishers.join().unwrap();
@@ -391,7 +375,7 @@ fn unannounced_sample_is_received_when_its_publisher_is_detached() {
         let mut reader = world.subscriber(3, None, 0);
         let other = spawn(&world, move |world| {
             world.publish_and_die(&mut dead, 0);
-            world.core().detach(|row| row == 1, crate::timeline::Ending::OwnerDied, |_| None);
+            world.topic.detach(|row| row == 1, crate::timeline::Ending::OwnerDied, |_| None);
         });
         assert_eq!(world.look_and_sleep(&mut reader), 0);
         other.join().unwrap();
@@ -407,8 +391,8 @@ fn a_publisher_that_waits_for_a_reader_that_dies_is_woken() {
         let reader = world.subscriber(2, None, 0);
         world.publish(&mut publisher, 0).unwrap();
         let other = spawn(&world, move |world| {
-            world.subscribers[reader.index].cursor.store(reader.next() + 1, Ordering::Release);
-            world.core().detach(|row| row == 2, crate::timeline::Ending::OwnerDied, |_| None);
+            world.topic.subscribers[reader.index].cursor.store(reader.next() + 1, Ordering::Release);
+            world.topic.detach(|row| row == 2, crate::timeline::Ending::OwnerDied, |_| None);
         });
         assert_eq!(world.publish_waiting(&mut publisher, 1), 1);
         other.join().unwrap();
@@ -442,8 +426,8 @@ fn a_publisher_that_waits_for_a_reader_that_leaves_is_woken() {
         let reader = world.subscriber(2, None, 0);
         world.publish(&mut publisher, 0).unwrap();
         let other = spawn(&world, move |world| {
-            world.core().detach_subscriber(reader.port());
-            world.core().leave_as_subscriber(reader.port());
+            world.topic.detach_subscriber(reader.port());
+            world.topic.leave_as_subscriber(reader.port());
         });
         assert_eq!(world.publish_waiting(&mut publisher, 1), 1);
         other.join().unwrap();
@@ -460,7 +444,7 @@ fn detached_reader_reads_nothing_that_is_written() {
         let mut reader = world.subscriber(2, None, 0);
         world.publish(&mut publisher, 0).unwrap();
         let broker = spawn(&world, |world| {
-            world.core().detach(|row| row == 2, crate::timeline::Ending::Evicted, |_| None);
+            world.topic.detach(|row| row == 2, crate::timeline::Ending::Evicted, |_| None);
         });
         let other = spawn(&world, move |world| {
             world.receive(&mut reader);
@@ -469,7 +453,7 @@ fn detached_reader_reads_nothing_that_is_written() {
             if let Some(held) = world.loan(1)
                 && world.publish_block(&mut publisher, &held, value).is_err()
             {
-                assert!(world.words.core().release(&held));
+                assert!(world.pool.free(&held));
             }
         }
         broker.join().unwrap();
@@ -519,10 +503,10 @@ fn who_waits_for_a_block_is_served() {
         let publishers = spawn(&world, move |world| {
             world.publish_block(&mut publisher, &held, 1).unwrap();
         });
-        let waited = match world.words.core().acquire(3) {
+        let waited = match world.pool.take(3) {
             Attempt::Held(held) => held,
             Attempt::Waiting(mut waiter) => {
-                world.core().sweep(world.words.core());
+                world.topic.sweep(&world.pool);
                 loop {
                     match waiter.poll() {
                         Polled::Held(held) => break held,
@@ -535,7 +519,7 @@ fn who_waits_for_a_block_is_served() {
         };
         readers.join().unwrap();
         publishers.join().unwrap();
-        assert!(world.words.core().release(&waited));
+        assert!(world.pool.free(&waited));
         assert_eq!(world.sound(), Audit { free: 1, in_ring: 1, ..Audit::default() });
     });
 }
@@ -549,18 +533,18 @@ fn last_publisher_wakes_who_waits_for_its_leave() {
         let mut reader = world.subscriber(2, None, 0);
         let other = spawn(&world, move |world| {
             world.publish(&mut publisher, 1).unwrap();
-            world.core().detach_publisher(publisher.port());
-            world.core().leave_as_publisher(publisher.port());
+            world.topic.detach_publisher(publisher.port());
+            world.topic.leave_as_publisher(publisher.port());
         });
         let mut received = 0;
         loop {
-            let seen = world.header.samples.prepare();
+            let seen = world.topic.control().samples.prepare();
             if world.receive(&mut reader).is_some() {
                 received += 1;
-            } else if world.core().is_idle(reader.next()) {
+            } else if world.topic.is_idle(reader.next()) {
                 break;
             } else {
-                world.header.samples.sleep(seen, MAX_SLEEP);
+                world.topic.control().samples.sleep(seen, MAX_SLEEP);
             }
         }
         assert_eq!(received, 1);
@@ -576,12 +560,12 @@ fn topic_is_not_idle_while_one_publisher_takes_over_from_another() {
         // The later one has the port that is looked at first.
         let left = world.publisher(1);
         let first = world.publisher(1);
-        world.core().leave_as_publisher(left.port());
+        world.topic.leave_as_publisher(left.port());
         let other = spawn(&world, move |world| {
             world.publisher(2);
-            world.core().detach_publisher(first.port());
+            world.topic.detach_publisher(first.port());
         });
-        assert!(!world.core().is_idle(0));
+        assert!(!world.topic.is_idle(0));
         other.join().unwrap();
     });
 }

@@ -1,23 +1,23 @@
-//! Whose a publisher's or a subscriber's place is: one word, changed by compare-and-swap alone.
+//! The slot of a port: which member is this publisher or subscriber. One word, changed by compare-and-swap alone.
 //!
 //! | bits | | |
 //! |---|---|---|
 //! | state | 0–1 | 0 free (the whole word is 0), 1 taken, 2 active, 3 detached |
-//! | row | 2–17 | the member that has it |
-//! | id | 18–63 | the number of the join, of one counter for publishers and subscribers: it never comes again |
+//! | row | 2–17 | the member that owns it |
+//! | id | 18–63 | the number of the join, from one counter for publishers and subscribers; no two joins have the same |
 //!
 //! | change | by | |
 //! |---|---|---|
-//! | [`PortSlot::take`] | who joins | free → taken |
+//! | [`PortSlot::take`] | a member that joins | free → taken |
 //! | [`PortSlot::open`] | its owner, once the words beside it are set | taken → active |
-//! | [`PortSlot::detach`] | its owner, who leaves; the broker, of one that is dead or evicted | taken, active → detached |
-//! | [`PortSlot::free`] | its owner, who holds nothing more; the broker, of one proved dead | any → free |
+//! | [`PortSlot::detach`] | its owner, when it leaves; the broker, if the owner is dead or evicted | taken, active → detached |
+//! | [`PortSlot::free`] | its owner, when it holds nothing more; the broker, once the owner is proved dead | any → free |
 //!
-//! A place counts while it is active. One that is detached keeps what it holds. The words beside a port are written by its
-//! owner alone, from taking it to freeing it.
+//! A port counts while it is active. A detached port keeps what it holds. Its owner alone writes the words beside the slot,
+//! from taking it to freeing it.
 //!
-//! If its owner is killed or stopped between any two changes, the place is its own until it is proved dead, and nobody
-//! waits for the next change: who is taken, and not active, is not counted.
+//! If its owner is killed or stopped between any two changes, the port stays its own until the owner is proved dead. Nobody
+//! waits for the next change: a port that is taken, and not active, does not count.
 
 use crate::sync::{AtomicU64, Ordering};
 
@@ -26,11 +26,11 @@ use crate::sync::{AtomicU64, Ordering};
 #[repr(transparent)]
 pub(super) struct PortSlot(AtomicU64);
 
-/// A port as it was seen.
+/// The word of a port slot as it was seen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct PortWord(u64);
 
-/// A publisher's or a subscriber's place, for detaching and leaving.
+/// Names one publisher or subscriber of a topic: its port and the join.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PortId {
     pub(super) index: usize,
@@ -38,13 +38,13 @@ pub struct PortId {
 }
 
 impl PortId {
-    /// Its number, which no other publisher or subscriber of the topic ever has.
+    /// Returns its number, which no other publisher or subscriber of the topic ever has.
     pub fn id(&self) -> u64 {
         self.port.id()
     }
 }
 
-/// How far somebody is with a place.
+/// What a port slot says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Occupancy {
     Free,
@@ -85,7 +85,7 @@ impl PortWord {
 
 impl PortSlot {
     pub(super) fn load(&self) -> PortWord {
-        // Pairs with the changes below: who sees one sees what its owner wrote before.
+        // Pairs with the changes below: a process that sees one sees what the owner wrote before it.
         PortWord(self.0.load(Ordering::Acquire))
     }
 
@@ -93,18 +93,18 @@ impl PortSlot {
         self.change(PortWord(0), taken)
     }
 
-    /// Returns the word as it is afterwards; `None` if the broker has detached it already.
+    /// Returns the word afterwards; `None` if the broker has detached the port already.
     pub(super) fn open(&self, taken: PortWord) -> Option<PortWord> {
         let active = taken.with(ACTIVE);
         self.change(taken, active).then_some(active)
     }
 
-    /// Returns whether it has this moment detached.
+    /// Returns whether this call detached the port.
     pub(super) fn detach(&self, seen: PortWord) -> bool {
         seen.0 & STATE != DETACHED && self.change(seen, seen.with(DETACHED))
     }
 
-    /// `false` if it is no longer as it was seen.
+    /// Returns false if the word has changed since.
     pub(super) fn free(&self, seen: PortWord) -> bool {
         self.change(seen, PortWord(0))
     }
@@ -126,7 +126,7 @@ const ACTIVE: u64 = 2;
 const DETACHED: u64 = 3;
 /// The bits of the state.
 const STATE: u64 = 3;
-/// Where the id begins.
+/// The first bit of the id.
 const ID: u32 = 18;
 /// The largest id.
 const MAX_ID: u64 = u64::MAX >> ID;

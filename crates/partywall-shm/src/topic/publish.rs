@@ -1,84 +1,86 @@
 //! Publishing: how a block comes into the ring.
 //!
 //! 1. The publisher holds the block, and has written it and its descriptor.
-//! 2. It finds the first position that is not filled, and behind a fence looks whether subscribers that are waited for
-//!    still need what is in that entry. It knows the smallest of their cursors as of its last look, and looks again only
-//!    when that does not do – mostly behind a sample, for the next one – or when somebody has joined. If it has filled the
-//!    position before that one itself, the fence is that of its last wake.
-//! 3. It fills the entry by one compare-and-swap. That fails if somebody else was at this position first; then the next
-//!    one is tried. Now the sample is published.
-//! 4. It moves the hint of the tail, lets go of the block – which now belongs to the topic – and wakes who sleeps.
+//! 2. It finds the first position that is not filled. Behind a fence it checks whether a subscriber that is waited for still
+//!    needs the sample in that entry. It remembers the smallest cursor of those subscribers, and reads the cursors again only
+//!    when that one is too small – mostly after a sample, for the next one – or when a subscriber has joined. If the
+//!    publisher has filled the position before itself, the fence of its last notification serves.
+//! 3. It fills the entry by one compare-and-swap. That fails if another publisher was first; then the next position is
+//!    tried. Now the sample is published.
+//! 4. It moves the hint of the tail, releases the block to the topic, and notifies subscribers.
 //!
-//! If it is killed or stopped between any two steps: before 3 the block is its own, and nothing else has happened. After 3
-//! everything has; whoever comes next moves the hint, a sleeper looks by itself after [`MAX_SLEEP`](crate::MAX_SLEEP), and the block
-//! stays the publisher's until it goes on or is proved dead. It may be that then the ring and subscribers have it too: it is free
-//! when all have let go.
+//! If the publisher is killed or stopped between any two steps: before step 3 the block is its own, and nothing else has
+//! happened. After step 3 the sample is published: the next member moves the hint, a sleeper looks by itself after
+//! [`MAX_SLEEP`](crate::MAX_SLEEP), and the block stays the publisher's until it goes on or is proved dead. The ring and
+//! subscribers may have the block, too; it becomes free when all have released it.
 //!
-//! **Why nobody is overrun who joins.** A subscriber that joins counts itself in `joins`, and behind a fence looks
-//! for the tail; a publisher sees position `p` unfilled, and behind a fence looks at `joins`. If it does not see the
-//! subscriber there, its fence was first, so that the subscriber finds the positions before `p` filled, and begins at
-//! `p` − depth + 1 at least: it does not need what the publisher overwrites at `p`. If it comes later with another
-//! position, it looks at `joins` again. The fence has to come after the positions before `p` were filled: if they were before
-//! the publisher's last one, then that is it.
+//! **Why a subscriber that joins is not overrun.** The subscriber counts itself in `joins`, and behind a fence looks for the
+//! tail. A publisher sees position `p` unfilled, and behind a fence looks at `joins`. If it does not see the subscriber
+//! there, its fence came first: the subscriber finds the positions before `p` filled, begins at `p` − depth + 1 or later, and
+//! does not need the sample that the publisher overwrites at `p`. If the publisher comes later with another position, it
+//! looks at `joins` again. The fence has to come after the positions before `p` were filled; if they were filled before the
+//! publisher's last fence, that fence serves.
+
+use std::time::Duration;
 
 use super::{
-    Status,
-    core::Core,
-    descriptor::{Origin, Words},
+    MAX_HEADER, MAX_RANK, Status, Topic,
+    descriptor::{Origin, Written},
     entry::{EntryWord, Filling},
     port::{Occupancy, PortId, PortWord},
 };
 use crate::{
+    EventKey,
     crash::point,
-    slots::{self, Held},
+    slots::{Held, Slots},
     sync::{Ordering, fence},
 };
 
-/// A publisher's place, and what it remembers.
+/// A publisher's port, and what the publisher remembers.
 #[derive(Debug)]
 pub struct PublisherPlace {
     pub(super) index: usize,
     pub(super) port: PortWord,
-    /// Samples that it has published.
+    /// Samples published.
     sequence: u64,
-    /// Before which position everything may be overwritten, as of `joins`.
+    /// Every sample before this position may be overwritten, as of `joins`.
     floor: u64,
     joins: Option<u64>,
     /// All positions before it were filled before our last fence.
     fenced: u64,
 }
 
-/// What is said of a sample.
+/// A sample's description, for publishing it.
 #[derive(Debug, Clone, Copy)]
 pub struct Message<'a> {
     /// [`Status::Ready`], or [`Status::Timeline`] or [`Status::Unverified`], if a stream still writes the block: then it
     /// stays held until it is [retired](super::Topic::retire).
     pub status: Status,
-    /// The value that the publisher's timeline has afterwards.
+    /// The value of the publisher's timeline that completes the sample.
     pub value: u64,
     /// The code of the elements' type.
     pub dtype: u8,
-    /// The tensor's, of at most [`MAX_RANK`](super::MAX_RANK) dimensions.
+    /// The tensor's shape, of at most [`MAX_RANK`](super::MAX_RANK) dimensions.
     pub shape: &'a [u64],
-    /// The tensor's.
+    /// Length of the tensor.
     pub bytes: u64,
-    /// The user's, of at most [`MAX_HEADER`](super::MAX_HEADER) bytes.
+    /// The user's header, of at most [`MAX_HEADER`](super::MAX_HEADER) bytes.
     pub header: &'a [u8],
 }
 
-/// Why a sample has not been published.
+/// Why a sample was not published.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unpublished {
-    /// The subscriber with this id, of the member of this row, has not read what would be overwritten.
+    /// This subscriber has not read the sample that would be overwritten.
     Blocked {
-        /// The subscriber's.
+        /// The subscriber's id.
         id: u64,
-        /// Its member's.
+        /// Its member's row.
         row: u16,
     },
-    /// Other publishers were always faster. To be tried again.
+    /// Other publishers were always faster. Try again.
     Busy,
-    /// The broker has detached it from the topic.
+    /// The broker has detached the publisher.
     Detached,
 }
 
@@ -87,36 +89,51 @@ impl PublisherPlace {
         Self { index, port, sequence: 0, floor: 0, joins: None, fenced: 0 }
     }
 
-    /// Its number, which no other publisher or subscriber of the topic ever has.
+    /// Returns its number, which no other publisher or subscriber of the topic ever has.
     pub fn id(&self) -> u64 {
         self.port.id()
     }
 
-    /// The place itself.
+    /// Returns its port.
     pub fn port(&self) -> PortId {
         PortId { index: self.index, port: self.port }
     }
 
-    /// Samples that it has published.
+    /// Returns how many samples it has published.
     pub fn published(&self) -> u64 {
         self.sequence
     }
 }
 
-impl Core<'_> {
-    /// Publishes a block. Returns its position.
-    pub(super) fn publish(
-        self,
-        slots: slots::Core<'_>,
+impl Topic {
+    /// Has the processor fetch the words that [`publish`](Self::publish) will write of a block.
+    pub fn prefetch_to_write(&self, block: u32) {
+        if let Some(descriptor) = self.descriptors.get(block as usize) {
+            descriptor.prefetch_to_write();
+        }
+    }
+
+    /// Publishes a block that the publisher holds, and returns the sample's position. If the message's status is final, the
+    /// block is the topic's then; otherwise it stays held and has to be [retired](Topic::retire).
+    ///
+    /// # Errors
+    /// As [`Unpublished`] says. The block is then as it was.
+    ///
+    /// # Panics
+    /// If the shape or the header is too long, or the block is of another pool.
+    pub fn publish(
+        &self,
+        slots: &Slots,
         place: &mut PublisherPlace,
         held: &Held,
         message: &Message<'_>,
     ) -> Result<u64, Unpublished> {
+        assert!(message.shape.len() <= MAX_RANK && message.header.len() <= MAX_HEADER, "the caller has checked");
         let us = &self.publishers[place.index];
         if us.port.load() != place.port {
             return Err(Unpublished::Detached);
         }
-        self.describe(place, held, message);
+        self.write_descriptor(place, held, message);
         point("topic: described, not in the ring");
         let position = self.fill(place, held.index() as u16)?;
         point("topic: in the ring, tail not moved");
@@ -128,18 +145,18 @@ impl Core<'_> {
             slots.publish(held.index(), held.word());
         }
         point("topic: published, nobody notified");
-        self.header.samples.notify();
-        // Behind the fence of that.
+        self.control().samples.notify();
+        // The notification has a fence.
         place.fenced = position + 1;
         self.collect(slots);
-        // While readers are busy with this one: what has to be known of them for the next one has to come from them.
+        // While readers are busy with this sample: the cursors that the next one needs come from their caches.
         let _ = self.check_space(place, position + 1);
         Ok(position)
     }
 
-    /// Says what is in the block.
-    pub(super) fn describe(self, place: &PublisherPlace, held: &Held, message: &Message<'_>) {
-        self.descriptors[held.index() as usize].write(&Words {
+    /// Describes the sample in its block.
+    pub(super) fn write_descriptor(&self, place: &PublisherPlace, held: &Held, message: &Message<'_>) {
+        self.descriptors[held.index() as usize].write(&Written {
             generation: held.generation(),
             origin: Origin {
                 place: place.index as u16,
@@ -154,8 +171,8 @@ impl Core<'_> {
         });
     }
 
-    /// Puts the block into the first position that is not filled.
-    pub(super) fn fill(self, place: &mut PublisherPlace, block: u16) -> Result<u64, Unpublished> {
+    /// Fills the first position that is not filled with the block.
+    pub(super) fn fill(&self, place: &mut PublisherPlace, block: u16) -> Result<u64, Unpublished> {
         let mut position = self.tail();
         for _ in 0..MOST_ATTEMPTS {
             let (at, entry, seen) = self.at(position);
@@ -166,7 +183,7 @@ impl Core<'_> {
                     continue;
                 }
             }
-            // Pairs with the one of who joins: see the head of this file.
+            // Pairs with the fence in `join_as_subscriber`: see the head of this file.
             if position != place.fenced {
                 fence(Ordering::SeqCst);
             }
@@ -179,22 +196,22 @@ impl Core<'_> {
         Err(Unpublished::Busy)
     }
 
-    /// Whether nobody who is waited for needs what `position` overwrites.
-    fn check_space(self, place: &mut PublisherPlace, position: u64) -> Result<(), Unpublished> {
+    /// Checks that no subscriber that is waited for needs the sample that `position` overwrites.
+    fn check_space(&self, place: &mut PublisherPlace, position: u64) -> Result<(), Unpublished> {
         let depth = self.ring.len() as u64;
-        // Pairs with the addition: who sees it sees the subscriber's port and cursor.
-        let joins = self.header.joins.load(Ordering::Acquire);
+        // Pairs with the addition in `join_as_subscriber`: a publisher that sees it sees the subscriber's port and cursor.
+        let joins = self.control().joins.load(Ordering::Acquire);
         if place.joins == Some(joins) && position < place.floor.saturating_add(depth) {
             return Ok(());
         }
         let mut slowest = None;
         place.floor = u64::MAX;
-        for subscriber in self.subscribers {
+        for subscriber in self.subscribers.iter() {
             let port = subscriber.port.load();
             if port.occupancy() != Occupancy::Active || subscriber.queue.load(Ordering::Relaxed) != 0 {
                 continue;
             }
-            // Pairs with the store of who has received: what it holds is seen by who looks for holds.
+            // Pairs with the store in `receive`: a publisher that sees the cursor sees the hold when it looks for holds.
             let cursor = subscriber.cursor.load(Ordering::Acquire);
             if cursor < place.floor {
                 (slowest, place.floor) = (Some(port), cursor);
@@ -209,14 +226,38 @@ impl Core<'_> {
         }
     }
 
-    /// Lets go of a block that was published while a stream wrote it.
-    pub(super) fn retire(self, slots: slots::Core<'_>, held: &Held) {
+    /// Releases a published block, once no stream writes it any more.
+    pub fn retire(&self, slots: &Slots, held: &Held) {
         slots.publish(held.index(), held.word());
         point("topic: retired, nobody notified");
         fence(Ordering::SeqCst);
         self.collect(slots);
     }
+
+    /// Returns how many samples a publisher has published, for callers that do not have its place.
+    pub fn published_by(&self, port: PortId) -> u64 {
+        self.publishers[port.index].published.load(Ordering::Relaxed)
+    }
+
+    /// Makes the status of a published sample final. Does nothing if it is, or if the block holds another sample by now.
+    pub fn settle(&self, block: u32, generation: u64, status: Status) {
+        let Some(descriptor) = self.descriptors.get(block as usize) else { return };
+        let seen = descriptor.status();
+        if seen.generation() == generation && !seen.status().is_final() {
+            descriptor.settle(seen, status);
+        }
+    }
+
+    /// Announces that the caller may sleep until there is room. Call this before [`publish`](Self::publish).
+    pub fn prepare_for_space(&self) -> EventKey {
+        self.control().space.prepare()
+    }
+
+    /// Sleeps until there may be room; at most for `limit` and [`MAX_SLEEP`](crate::MAX_SLEEP). May return early.
+    pub fn sleep_for_space(&self, key: EventKey, limit: Duration) {
+        self.control().space.sleep(key, limit);
+    }
 }
 
-/// How often a position is tried, at most. Each failure is another publisher's success.
+/// Attempts to fill a position. Each failure is another publisher's success.
 const MOST_ATTEMPTS: usize = 64;

@@ -1,81 +1,88 @@
-//! Receiving: how a reader comes to a block, and lets go of it.
+//! Receiving: how a reader comes to a block, and releases it.
 //!
 //! 1. The subscriber looks at the entry of its cursor, and finds a block.
 //! 2. It writes the block into one of its holds. If publishers wait for it, it moves its cursor.
-//! 3. Behind a fence it looks whether its hold will be seen: if publishers wait for it, whether its port is still its own, and
-//!    otherwise whether the entry is still the same.
-//! 4. If publishers wait for it, it wakes those that sleep; otherwise it moves its cursor.
+//! 3. Behind a fence it checks that its hold will be seen. If publishers wait for it, it checks that its port is still its
+//!    own; otherwise, that the entry is unchanged.
+//! 4. If publishers wait for it, it notifies them; otherwise it moves its cursor.
 //! 5. It reads the descriptor and the block in place, and in the end clears the hold.
 //!
-//! **Why nobody writes what is read.** Who frees blocks looks at the entries first and, behind a fence, at the holds. If it
-//! does not find ours, its fence came before ours, so that we see what it had seen: that the block has left the ring.
+//! **Why no sample is written while it is read.** A member that frees blocks looks at the entries first and, behind a fence,
+//! at the holds. If it does not find our hold, its fence came before ours, so we see what it had seen: that the block has
+//! left the ring.
 //!
-//! A publisher that waits for us overwrites our entry when it has seen the cursor behind it, and so the hold; who sees the
-//! entry overwritten sees that hold, too. One that does not wait for us has seen us detached. Whoever frees the block after that,
-//! and does not find our hold, had seen it before his fence, and we see it behind ours. So one fence is for the hold and for
-//! those who sleep, and the entry, which the next publisher may be about to take, need not be looked at again.
+//! A publisher that waits for us overwrites our entry once it has seen the cursor behind it, and so the hold; a member that
+//! sees the entry overwritten sees the hold, too. A publisher that does not wait for us has seen us detached. A member that
+//! then frees the block, and does not find our hold, has seen us detached before its fence, and we see that behind ours. So
+//! one fence serves the hold and the sleepers, and the entry, which the next publisher may be about to take, need not be
+//! read again.
 //!
-//! A subscriber that may be `queue` samples behind looks whether the entry `queue` positions later is filled; if so it goes to
-//! those that are last. One whose next sample was overwritten goes to the oldest that will still be there for a moment.
+//! A subscriber that may fall `queue` samples behind checks whether the entry `queue` positions later is filled; if so, it
+//! goes on to the last `queue` samples. A subscriber whose next sample was overwritten goes to the oldest one that will stay
+//! for a moment.
 //!
-//! If it is killed or stopped between any two steps, a hold keeps one block from being used, of those that it is promised,
-//! until it goes on or is proved dead. If its publishers wait for it, they wait; anybody can see that, and part it.
+//! If the subscriber is killed or stopped between any two steps, a hold keeps one of the blocks that it was promised from
+//! being used, until it goes on or is proved dead. Publishers that wait for it keep waiting; everybody can see that, and have
+//! it detached.
+
+use std::time::Duration;
 
 use super::{
-    core::Core,
+    Description, Status, TimelineCell, Topic,
     entry::Filling,
     port::{Occupancy, PortId, PortSlot, PortWord},
 };
 use crate::{
+    EventKey,
     crash::point,
-    slots,
+    slots::Slots,
     sync::{AtomicU64, Ordering, fence, prefetch_to_write},
 };
 
-/// A subscriber's place, and what it remembers.
+/// A subscriber's port, and what the subscriber remembers.
 #[derive(Debug)]
 pub struct SubscriberPlace {
     pub(super) index: usize,
     pub(super) port: PortWord,
-    /// As it has written it.
+    /// The cursor, as the subscriber has written it.
     pub(super) cursor: u64,
-    /// How many samples it may be behind; 0: publishers wait for it.
+    /// How many samples it may fall behind; 0: publishers wait for it.
     pub(super) queue: u64,
     /// Samples that passed since the last one.
     pub(super) missed: u64,
 }
 
-/// What became of an attempt to receive.
+/// The outcome of an attempt to receive.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Received {
     /// A sample.
     Sample(Taken),
     /// There is none.
     Empty,
-    /// It holds as many as it may.
+    /// The subscriber holds as many samples as it may.
     Full,
-    /// Publishers were always faster. To be tried again.
+    /// Publishers were always faster. Try again.
     Busy,
-    /// The broker has detached it from the topic.
+    /// The broker has detached the subscriber.
     Detached,
 }
 
-/// What there is to receive, as far as a look at the ring tells.
+/// What there is to receive, judged by the ring alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ahead {
     /// Nothing.
     Nothing,
-    /// A sample in this block of the pool, if there is such a one.
+    /// A sample in this block of the pool, if there is such a block.
     Sample(u32),
-    /// A later sample, or that the broker has detached us.
+    /// A later sample, or the broker has detached the subscriber.
     Other,
 }
 
-/// A sample that is held. Its block is lost, until its reader dies, if it is not [released](super::Topic::release).
+/// A sample that is held. Its block is lost until its reader dies if it is not [released](super::Topic::release).
 #[derive(Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Taken {
-    /// Whose: the index of the subscriber's place.
+    /// The index of the subscriber's port.
     subscriber: usize,
     hold: usize,
     block: u32,
@@ -84,47 +91,47 @@ pub struct Taken {
 }
 
 impl Taken {
-    /// The block's index in its pool.
+    /// Returns the block's index in its pool.
     pub fn block(&self) -> u32 {
         self.block
     }
 
-    /// Which sample of the topic it is.
+    /// Returns the sample's position in the topic.
     pub fn position(&self) -> u64 {
         self.position
     }
 
-    /// The same hold once more. It is released once.
+    /// Returns the same hold once more. It is released once.
     pub fn again(&self) -> Self {
         Self { ..*self }
     }
 
-    /// Samples between the one before, of this subscriber, and this one, which it has not received.
+    /// Returns how many samples the subscriber missed between its sample before and this one.
     pub fn missed(&self) -> u64 {
         self.missed
     }
 }
 
 impl SubscriberPlace {
-    /// Its number, which no other publisher or subscriber of the topic ever has.
+    /// Returns its number, which no other publisher or subscriber of the topic ever has.
     pub fn id(&self) -> u64 {
         self.port.id()
     }
 
-    /// The first position that it has not looked at.
+    /// Returns the first position that it has not looked at.
     pub fn next(&self) -> u64 {
         self.cursor
     }
 
-    /// The place itself.
+    /// Returns its port.
     pub fn port(&self) -> PortId {
         PortId { index: self.index, port: self.port }
     }
 }
 
-impl<'a> Core<'a> {
+impl Topic {
     /// Takes the next sample.
-    pub(super) fn receive(self, slots: slots::Core<'_>, place: &mut SubscriberPlace) -> Received {
+    pub fn receive(&self, slots: &Slots, place: &mut SubscriberPlace) -> Received {
         let us = &self.subscribers[place.index];
         if us.port.load() != place.port {
             return Received::Detached;
@@ -141,7 +148,7 @@ impl<'a> Core<'a> {
                 Filling::Filled(block) => u32::from(block),
             };
             if block as usize >= self.descriptors.len() {
-                // None of ours has written that.
+                // A process that breaks the rules has written that.
                 self.skip_to(place, place.cursor + 1);
                 continue;
             }
@@ -150,17 +157,17 @@ impl<'a> Core<'a> {
             point("topic: hold written, not known to be seen");
             let waited_for = place.queue == 0;
             if waited_for {
-                // Pairs with the load of publishers.
+                // Pairs with the load in `check_space`.
                 us.cursor.store(place.cursor + 1, Ordering::Release);
                 point("topic: cursor moved, hold not known to be seen");
             }
-            // Pairs with the one of who frees blocks, and with that of publishers who are about to sleep for room.
+            // Pairs with the fence in `unused`, and with that of publishers that prepare to sleep for room.
             fence(Ordering::SeqCst);
             let safe = if waited_for { us.port.load() == place.port } else { entry.load() == seen };
             if !safe {
                 word.store(0, Ordering::Release);
                 point("topic: hold given up, nobody notified");
-                // Who looked for blocks meanwhile has passed over this one.
+                // A member that looked for blocks meanwhile has passed over this one.
                 fence(Ordering::SeqCst);
                 self.collect(slots);
                 if waited_for {
@@ -173,7 +180,7 @@ impl<'a> Core<'a> {
             (place.cursor, place.missed) = (place.cursor + 1, 0);
             us.received.store(us.received.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
             if waited_for {
-                self.header.space.notify_after_fence();
+                self.control().space.notify_after_fence();
             } else {
                 us.cursor.store(place.cursor, Ordering::Relaxed);
             }
@@ -182,14 +189,15 @@ impl<'a> Core<'a> {
         Received::Busy
     }
 
-    /// What there is to receive at a position or behind it.
+    /// Returns what [`receive`](Self::receive) would find for a subscriber whose [`SubscriberPlace::next`] is `next`, for callers
+    /// that poll. Has the processor fetch the sample's description.
     #[inline]
-    pub(super) fn look(self, place: PortId, next: u64) -> Ahead {
+    pub fn look(&self, place: PortId, next: u64) -> Ahead {
         let (at, _, seen) = self.at(next);
         match seen.filling(at) {
             Filling::Filled(block) => {
-                // They take longer to come than all that has to be done before they are needed: what is said of the sample,
-                // and what of ours publishers have looked at.
+                // Fetching takes longer than all that has to be done before these are needed: the sample's description, and
+                // our words that publishers have read.
                 prefetch_to_write(&self.subscribers[place.index]);
                 prefetch_to_write(self.hold(place.index, 0));
                 if let Some(descriptor) = self.descriptors.get(usize::from(block)) {
@@ -202,40 +210,40 @@ impl<'a> Core<'a> {
         }
     }
 
-    /// See [`Topic::is_idle`](super::Topic::is_idle).
+    /// Returns whether all publishers have left and the subscriber whose [`SubscriberPlace::next`] is `next` has received
+    /// everything. False as long as the topic has never had a publisher.
     ///
-    /// A publisher that is killed or stopped while it joins or leaves keeps its port, and so the topic busy, until the broker
-    /// parts it.
-    pub(super) fn is_idle(self, next: u64) -> bool {
-        // Pairs with the addition of a publisher that joins: if one has left behind our back, and had waited for another to
-        // join, then the second load sees that one counted.
-        let joined = || self.header.publishers_joined.load(Ordering::Acquire);
+    /// A publisher that is killed or stopped while it joins or leaves keeps the topic busy until the broker detaches it.
+    pub fn is_idle(&self, next: u64) -> bool {
+        // Pairs with the addition in `join_as_publisher`: if a publisher has left meanwhile, and had waited for another one to
+        // join, the second load sees the other one counted.
+        let joined = || self.control().publishers_joined.load(Ordering::Acquire);
         let before = joined();
         let is_present = |port: &PortSlot| matches!(port.load().occupancy(), Occupancy::Taken | Occupancy::Active);
         if before == 0 || self.publishers.iter().any(|publisher| is_present(&publisher.port)) {
             return false;
         }
-        // Behind the ports: who sees that a publisher has left sees all that it has published.
+        // After the ports: a reader that sees that a publisher has left sees all its samples.
         let (at, _, seen) = self.at(next);
         matches!(seen.filling(at), Filling::Next | Filling::Later) && joined() == before
     }
 
-    /// Lets go of a sample.
-    pub(super) fn release(self, slots: slots::Core<'_>, taken: &Taken) {
-        // Pairs with the load of who frees blocks: what we have read was read before it is written again.
+    /// Releases a sample.
+    pub fn release(&self, slots: &Slots, taken: &Taken) {
+        // Pairs with the load in `each_hold`: our reads come before the block is written again.
         self.hold(taken.subscriber, taken.hold).store(0, Ordering::Release);
         point("topic: sample released, nobody notified");
         fence(Ordering::SeqCst);
         self.collect(slots);
     }
 
-    /// The oldest position that is not the next to be overwritten, with that tail; with one entry, that one.
-    pub(super) fn oldest(self, tail: u64) -> u64 {
+    /// Returns the oldest position that is not the next to be overwritten, for a given tail; with one entry, that one.
+    pub(super) fn oldest(&self, tail: u64) -> u64 {
         tail.saturating_sub((self.ring.len() as u64 - 1).max(1))
     }
 
-    /// Passes over what one who may be `queue` samples behind does not want any more.
-    fn keep_up(self, place: &mut SubscriberPlace) {
+    /// Passes over the samples that a subscriber that may fall `queue` behind does not want any more.
+    fn keep_up(&self, place: &mut SubscriberPlace) {
         if place.queue == 0 || place.queue >= self.ring.len() as u64 {
             return;
         }
@@ -246,7 +254,7 @@ impl<'a> Core<'a> {
     }
 
     /// Moves the cursor on without receiving.
-    fn skip_to(self, place: &mut SubscriberPlace, position: u64) {
+    fn skip_to(&self, place: &mut SubscriberPlace, position: u64) {
         let us = &self.subscribers[place.index];
         let skipped = position.saturating_sub(place.cursor);
         place.cursor += skipped;
@@ -255,11 +263,42 @@ impl<'a> Core<'a> {
         us.cursor.store(place.cursor, Ordering::Release);
     }
 
-    /// One of our holds that is free. Nobody else makes one of them anything else.
-    fn free_hold(self, subscriber: usize) -> Option<(usize, &'a AtomicU64)> {
+    /// Returns a free hold of ours. Nobody else writes our holds.
+    fn free_hold(&self, subscriber: usize) -> Option<(usize, &AtomicU64)> {
         self.holds_of(subscriber).enumerate().find(|(_, hold)| hold.load(Ordering::Relaxed) == 0)
+    }
+
+    /// Returns the description of a sample. It does not change while the sample is held.
+    pub fn describe(&self, taken: &Taken) -> Description {
+        self.descriptors[taken.block as usize].describe()
+    }
+
+    /// Returns the user's header of a sample.
+    pub fn header(&self, taken: &Taken) -> Vec<u8> {
+        self.descriptors[taken.block as usize].header()
+    }
+
+    /// Returns whether a sample is valid, as far as it is known now.
+    pub fn status(&self, taken: &Taken) -> Status {
+        self.descriptors[taken.block as usize].status().status()
+    }
+
+    /// Returns the timeline of a sample's publisher, until the publisher has left the topic. It stays while it has samples
+    /// whose status is not final.
+    pub fn timeline_of(&self, taken: &Taken) -> Option<TimelineCell> {
+        self.timeline_of_block(taken.block as usize)
+    }
+
+    /// Announces that the caller may sleep until there is a sample. Call this before [`receive`](Self::receive).
+    pub fn prepare_for_sample(&self) -> EventKey {
+        self.control().samples.prepare()
+    }
+
+    /// Sleeps until there may be a sample; at most for `limit` and [`MAX_SLEEP`](crate::MAX_SLEEP). May return early.
+    pub fn sleep_for_sample(&self, key: EventKey, limit: Duration) {
+        self.control().samples.sleep(key, limit);
     }
 }
 
-/// How often a sample is tried, at most. Each failure is a publisher's success.
+/// Attempts to receive a sample. Each failure is a publisher's success.
 const MOST_ATTEMPTS: usize = 64;

@@ -1,31 +1,34 @@
-//! What the broker does for those who are gone.
+//! What the broker does for members that are gone.
 
 use std::cell::Cell;
 
 use super::{
-    Status, TimelineCell,
-    core::Core,
+    Status, TimelineCell, Topic,
     port::{Occupancy, PortSlot, PortWord},
 };
 use crate::{
     crash::point,
     members::NOBODY,
-    slots::{self, SlotWord, State},
+    slots::{SlotWord, Slots, State},
     sync::Ordering,
     timeline::Ending,
 };
 
-impl Core<'_> {
-    /// See [`Topic::detach`](super::Topic::detach).
-    pub(super) fn detach(
-        self,
+impl Topic {
+    /// Detaches the `gone` rows, because they ended as `ending` says: nobody waits for their subscribers any more, and the
+    /// samples of their publishers get a final status. `reached` says how far an incarnation of a timeline, which has ended,
+    /// really came.
+    ///
+    /// What the rows hold stays theirs. Ends whatever the bytes are, and may be repeated. Returns how many ports were detached.
+    pub fn detach(
+        &self,
         gone: impl Fn(u16) -> bool,
         ending: Ending,
         reached: impl Fn(TimelineCell) -> Option<u64>,
     ) -> u32 {
         let mut detached = 0;
         let mut detach = |port: &PortSlot| {
-            // A member changes its port twice at most; who does more is not one of ours.
+            // A member changes its port twice at most; a process that does more breaks the rules.
             for _ in 0..MOST_ATTEMPTS {
                 let seen = port.load();
                 let present = matches!(seen.occupancy(), Occupancy::Taken | Occupancy::Active);
@@ -41,16 +44,19 @@ impl Core<'_> {
         self.publishers.iter().for_each(|publisher| detach(&publisher.port));
         self.subscribers.iter().for_each(|subscriber| detach(&subscriber.port));
         point("topic: detached, samples not settled");
-        self.settle(&gone, ending, reached);
+        self.settle_samples_of(&gone, ending, reached);
         point("topic: detached, nobody notified");
-        self.header.space.notify();
-        self.header.samples.notify();
+        self.control().space.notify();
+        self.control().samples.notify();
         detached
     }
 
-    /// See [`Topic::recover`](super::Topic::recover).
-    pub(super) fn recover(self, slots: slots::Core<'_>, dead: impl Fn(u16) -> bool) -> u32 {
-        // Were it not done before, nobody would ever say what became of their samples.
+    /// Takes back everything of the `dead` rows: ports, holds, blocks, and their places in the queue for a block. Returns how
+    /// many blocks they held. Call this instead of [`Slots::recover`], once the rows' processes are proved dead.
+    ///
+    /// Ends whatever the bytes are, and may be repeated.
+    pub fn recover(&self, slots: &Slots, dead: impl Fn(u16) -> bool) -> u32 {
+        // Otherwise the status of their samples would never become final.
         self.detach(&dead, Ending::OwnerDied, |_| None);
         for (index, subscriber) in self.subscribers.iter().enumerate() {
             let seen = subscriber.port.load();
@@ -62,45 +68,50 @@ impl Core<'_> {
                 subscriber.port.free(seen);
             }
         }
-        for publisher in self.publishers {
+        for publisher in self.publishers.iter() {
             let seen = publisher.port.load();
             if is_lost(seen, &dead) {
                 publisher.port.free(seen);
             }
         }
         point("topic: ports of the dead free, blocks not taken");
-        // Whether they had put a block into the ring nobody needs to know: it becomes the topic's, and who sweeps finds it
-        // in the ring, or in no use.
+        // Whether they had put a block into the ring does not matter: it becomes the topic's, and a sweep finds it in the
+        // ring, or unused.
         let taken = Cell::new(0);
         let publish = |_, seen: SlotWord| {
             taken.set(taken.get() + u32::from(seen.state() != State::Held(NOBODY)));
             true
         };
-        // What is published stays so. Nothing else can be nobody's.
-        let freed = slots.recover(|row| row == NOBODY || dead(row), publish);
+        // A published block stays so. Nothing else belongs to `NOBODY`.
+        let freed = slots.recover_or_publish(|row| row == NOBODY || dead(row), publish);
         point("topic: blocks of the dead taken, not free");
         self.sweep(slots);
         freed + taken.get()
     }
 
-    /// Makes the status of what the rows that are `gone` have published final.
-    fn settle(self, gone: impl Fn(u16) -> bool, ending: Ending, reached: impl Fn(TimelineCell) -> Option<u64>) {
+    /// Makes the status of samples of the `gone` rows final.
+    fn settle_samples_of(
+        &self,
+        gone: impl Fn(u16) -> bool,
+        ending: Ending,
+        reached: impl Fn(TimelineCell) -> Option<u64>,
+    ) {
         for (block, descriptor) in self.descriptors.iter().enumerate() {
             let seen = descriptor.status();
             let origin = descriptor.origin();
             if seen.status().is_final() || !gone(origin.row) {
                 continue;
             }
-            let value = self.timeline_of(block).and_then(&reached);
-            // Nobody is left who could say what an unverified one rests on.
+            let value = self.timeline_of_block(block).and_then(&reached);
+            // Nobody is left to say what an unverified sample rests on.
             let complete = seen.status() == Status::Timeline && value.is_some_and(|value| descriptor.value() <= value);
-            // If it has changed, it is final, or another sample's.
+            // A status that has changed is final, or another sample's.
             descriptor.settle(seen, if complete { Status::Done } else { Status::Failed(ending) });
         }
     }
 }
 
-/// Whether a port is a dead member's, or in a state that nobody may make.
+/// Returns whether a port is a dead member's, or in a state that no member may make.
 fn is_lost(port: PortWord, dead: impl Fn(u16) -> bool) -> bool {
     match port.occupancy() {
         Occupancy::Free => false,

@@ -1,58 +1,61 @@
-//! How blocks become free: those that are in no entry of the ring and in no hold of a reader.
+//! Sweeping: how blocks become free that are in no entry of the ring and in no hold of a reader.
 //!
-//! Nobody counts references. Who finds no free block, for now or for the next sample, or lets go of one while somebody
-//! waits for a block, *sweeps*: looks at all blocks' slots, then at all entries, and behind a fence at all holds; what is
-//! published, in no entry and in no hold is freed by compare-and-swap from the word that it began with. So a block may be in
-//! no use and not free for a while; that costs nobody anything, and otherwise no publisher and no reader looks at another's
-//! holds.
+//! Nobody counts references. A member *sweeps* if it finds no free block, for now or for the next sample, or if it releases
+//! a block while another member waits for one. It looks at the slots of all blocks, then at all entries, and behind a fence
+//! at all holds. It frees the blocks that are published, in no entry and in no hold, by compare-and-swap from the slot word
+//! that it saw first. So a block may be unused and not free for a while, which costs nothing; and otherwise no publisher and
+//! no reader looks at another's holds.
 //!
-//! Why it is right. A slot word is there once. If it is unchanged in the end, the block was published all the time; since it
-//! was put into the ring before that, and leaves it once, it was out of the ring from our look at its entry on. A reader
-//! takes its hold from an entry, and behind a fence looks whether the block may have left the ring without anybody having seen
-//! that hold (`topic/receive.rs` says how). If we have not found its hold, our fence came before its own, and it finds so.
+//! **Why this is right.** A slot word occurs once. If it is unchanged in the end, the block was published all the time. The
+//! block was put into the ring before that, and leaves it once, so it was out of the ring since we looked at its entry. A
+//! reader takes its hold from an entry, and behind a fence checks whether the block may have left the ring without anybody
+//! having seen that hold (see `receive`). If we have not found its hold, our fence came before its own, and the reader
+//! notices.
 //!
-//! Why nobody waits in vain. Who waits for a block says so, and behind a fence sweeps. Who fills an entry, retires a
-//! block or clears a hold does so, and behind a fence looks whether somebody waits. One of them sees what the other did. And
-//! who waits sweeps again after [`MAX_SLEEP`](crate::MAX_SLEEP).
+//! **Why no member waits in vain.** A member that waits for a block announces that, and behind a fence sweeps. A member that
+//! fills an entry, retires a block or clears a hold does so, and behind a fence checks for waiters. One of the two sees what
+//! the other did. A waiter also sweeps again after [`MAX_SLEEP`](crate::MAX_SLEEP).
 //!
-//! If who sweeps is killed or stopped between any two steps, some blocks are freed and others are left to the next.
+//! If a member that sweeps is killed or stopped between any two steps, some blocks are freed and the others are left to the
+//! next sweep.
 
-use super::{core::Core, port::Occupancy};
+use super::{Topic, port::Occupancy};
 use crate::{
     crash::point,
     members::NOBODY,
-    slots::{self, SlotWord, State},
+    slots::{SlotWord, Slots, State},
     sync::{Ordering, fence},
 };
 
-impl Core<'_> {
-    /// Sweeps if somebody waits for a block. To be called behind a fence.
-    pub(super) fn collect(self, slots: slots::Core<'_>) {
+impl Topic {
+    /// Sweeps if a member waits for a block. Call this behind a fence.
+    pub(super) fn collect(&self, slots: &Slots) {
         if slots.somebody_waits() {
             self.sweep(slots);
         }
     }
 
-    /// Frees the blocks that are in no use. Returns how many.
-    pub(super) fn sweep(self, slots: slots::Core<'_>) -> u32 {
+    /// Frees the unused blocks, and returns how many. A member that finds no free block calls this once it waits for one, and now
+    /// and then while it waits.
+    pub fn sweep(&self, slots: &Slots) -> u32 {
         let candidates = self.unused(slots);
         point("topic: blocks found unused, not freed");
         slots.free_all(candidates)
     }
 
-    /// The published blocks that are in no use, each as it was seen.
-    pub(super) fn unused(self, slots: slots::Core<'_>) -> impl Iterator<Item = (u32, SlotWord)> {
+    /// Returns the published blocks that nobody uses, each with its word as it was seen.
+    pub(super) fn unused(&self, slots: &Slots) -> impl Iterator<Item = (u32, SlotWord)> {
         let blocks = self.descriptors.len() as u32;
         let mut published = Vec::with_capacity(blocks as usize);
         let seen = (0..blocks).filter_map(|block| Some((block, slots.seen(block)?)));
         published.extend(seen.filter(|(_, seen)| seen.state() == State::Held(NOBODY)));
         let mut used = Blocks::none(blocks);
-        for entry in self.ring {
+        for entry in self.ring.iter() {
             if let Some(block) = entry.load().block() {
                 used.insert(block.into());
             }
         }
-        // Pairs with the one of who receives.
+        // Pairs with the fence in `receive`.
         fence(Ordering::SeqCst);
         self.each_hold(|block| {
             used.insert(block);
@@ -61,13 +64,13 @@ impl Core<'_> {
     }
 
     /// Calls `found` for each block in a hold.
-    pub(super) fn each_hold(self, mut found: impl FnMut(u32)) {
+    pub(super) fn each_hold(&self, mut found: impl FnMut(u32)) {
         for (index, subscriber) in self.subscribers.iter().enumerate() {
-            // Who takes the port after this look takes its holds behind a fence that comes after ours.
+            // A member that takes the port after this look takes its holds behind a fence that comes after ours.
             if subscriber.port.load().occupancy() == Occupancy::Free {
                 continue;
             }
-            // Pairs with the store of who lets go.
+            // Pairs with the store in `release`.
             for hold in self.holds_of(index) {
                 if let Some(block) = hold.load(Ordering::Acquire).checked_sub(1) {
                     found(u32::try_from(block).unwrap_or(u32::MAX));
@@ -77,7 +80,7 @@ impl Core<'_> {
     }
 }
 
-/// A set of blocks.
+/// A set of blocks. Few blocks need no allocation.
 pub(super) enum Blocks {
     Few([u64; FEW]),
     Many(Vec<u64>),
@@ -91,31 +94,25 @@ impl Blocks {
         }
     }
 
-    fn words(&self) -> &[u64] {
-        match self {
-            Self::Few(words) => words,
-            Self::Many(words) => words,
-        }
-    }
-
-    fn words_mut(&mut self) -> &mut [u64] {
-        match self {
-            Self::Few(words) => words,
-            Self::Many(words) => words,
-        }
-    }
-
-    /// Does nothing for a block that there is not. Returns whether it was there already.
+    /// Does nothing for a block that does not exist. Returns whether the set contained the block already.
     pub(super) fn insert(&mut self, block: u32) -> bool {
-        let Some(word) = self.words_mut().get_mut(block as usize / 64) else { return false };
+        let words = match self {
+            Self::Few(words) => &mut words[..],
+            Self::Many(words) => words,
+        };
+        let Some(word) = words.get_mut(block as usize / 64) else { return false };
         let bit = 1 << (block % 64);
         std::mem::replace(word, *word | bit) & bit != 0
     }
 
     pub(super) fn contains(&self, block: u32) -> bool {
-        self.words().get(block as usize / 64).is_some_and(|word| word & 1 << (block % 64) != 0)
+        let words = match self {
+            Self::Few(words) => &words[..],
+            Self::Many(words) => words,
+        };
+        words.get(block as usize / 64).is_some_and(|word| word & 1 << (block % 64) != 0)
     }
 }
 
-/// Words of a set for which no memory is allocated.
+/// Words of a set that needs no allocation.
 const FEW: usize = 4;

@@ -40,9 +40,9 @@ impl World {
     }
 
     fn loan(&self, row: u16) -> Option<Held> {
-        self.pool.try_alloc(row).or_else(|| {
+        self.pool.try_take(row).or_else(|| {
             self.topic.sweep(&self.pool);
-            self.pool.try_alloc(row)
+            self.pool.try_take(row)
         })
     }
 
@@ -91,7 +91,7 @@ impl World {
         let audit = self.topic.audit(&self.pool);
         assert_eq!(audit.invalid, 0, "{audit:?}");
         let blocks = audit.free + audit.held + audit.in_ring + audit.read + audit.unused + audit.handed;
-        assert_eq!(blocks, self.pool.blocks(), "{audit:?}");
+        assert_eq!(blocks, self.pool.count(), "{audit:?}");
         audit
     }
 }
@@ -426,7 +426,7 @@ fn who_waits_for_a_block_gets_what_a_reader_releases_or_a_publisher_overwrites()
     world.publish(&mut publisher, 0).unwrap();
     let taken = world.take(&mut reader).unwrap();
     let mut loans: Vec<_> = (0..3).map(|_| world.loan(1).unwrap()).collect();
-    let wait = || match world.pool.alloc(3) {
+    let wait = || match world.pool.take(3) {
         Attempt::Waiting(waiter) => waiter,
         other => panic!("{other:?}"),
     };

@@ -53,7 +53,7 @@ impl Blocks {
         let words = shm::Pool::map(pool).map_err(system)?;
         let topic = topic.map(topic::Topic::map).transpose().map_err(system)?;
         let blocks = topic.as_ref().map_or(shape.blocks, |topic| topic.shape().blocks);
-        if words.blocks() != shape.blocks || blocks != shape.blocks {
+        if words.count() != shape.blocks || blocks != shape.blocks {
             return Err(foreign("with another number of words than blocks"));
         }
         let bytes = segment.block_borrows(base, stride, shape.block_bytes, shape.blocks);

@@ -132,7 +132,7 @@ impl Semaphore {
 
     /// How many permits there are.
     pub fn maximum(&self) -> u32 {
-        self.open.memory.maximum()
+        self.open.memory.count()
     }
 
     /// The name.

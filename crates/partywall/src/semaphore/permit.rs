@@ -65,7 +65,7 @@ impl Permit {
         let keep = keep.clone();
         domain.completions().on(fence, move |completion| {
             if completion == Completion::Done {
-                memory.release(&held);
+                memory.free(&held);
             }
             drop(keep);
         });
@@ -80,7 +80,7 @@ impl Permit {
     fn give_back(&mut self) -> Result<()> {
         let Some(held) = self.held.take() else { return Ok(()) };
         self.open.domain.link().require_ours()?;
-        if self.open.memory.release(&held) {
+        if self.open.memory.free(&held) {
             return Ok(());
         }
         Err(Error::Gone(Gone::Permit { name: self.open.name.clone() }))

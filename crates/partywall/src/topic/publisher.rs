@@ -306,15 +306,15 @@ impl Joined {
 impl Slots for Joined {
     fn try_take(&self, row: u16) -> Option<Held> {
         let Words { topic, pool, .. } = &*self.open.words;
-        pool.try_alloc(row).or_else(|| {
+        pool.try_take(row).or_else(|| {
             topic.sweep(pool);
-            pool.try_alloc(row)
+            pool.try_take(row)
         })
     }
 
     fn take(&self, row: u16) -> Attempt<'_> {
         let Words { topic, pool, .. } = &*self.open.words;
-        let attempt = pool.alloc(row);
+        let attempt = pool.take(row);
         if matches!(attempt, Attempt::Waiting(_)) {
             topic.sweep(pool);
         }
@@ -323,7 +323,7 @@ impl Slots for Joined {
 
     fn look_after(&self) {
         let Words { topic, pool, .. } = &*self.open.words;
-        pool.look_after_granted();
+        pool.revoke_overdue();
         topic.sweep(pool);
     }
 }

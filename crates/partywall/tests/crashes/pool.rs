@@ -32,11 +32,11 @@ pub(crate) fn play(role: &str, memory: File) {
     match role {
         "takes a block and offers it" => {
             crash::arm();
-            let held = pool.try_alloc(CRASHING).unwrap();
+            let held = pool.try_take(CRASHING).unwrap();
             assert!(pool.offer(&held));
         }
         "takes back what it has offered" => {
-            let held = pool.try_alloc(CRASHING).unwrap();
+            let held = pool.try_take(CRASHING).unwrap();
             crash::arm();
             assert!(pool.offer(&held));
             // The test may have been quicker.
@@ -45,10 +45,10 @@ pub(crate) fn play(role: &str, memory: File) {
             }
         }
         "takes for another what that one does not take" => {
-            pool.look_after_granted();
+            pool.revoke_overdue();
             std::thread::sleep(OVERDUE);
             crash::arm();
-            pool.look_after_granted();
+            pool.revoke_overdue();
         }
         "is the broker" => {
             eventually("another waits", || pool.audit().waiting == 1);
@@ -63,7 +63,7 @@ pub(crate) fn play(role: &str, memory: File) {
 /// Sleeps until it has a block, and looks after those who were given one, or leaves that to others.
 fn alloc(pool: &Pool, row: u16, looks_after: bool) -> Held {
     loop {
-        let mut waiter = match pool.alloc(row) {
+        let mut waiter = match pool.take(row) {
             Attempt::Held(held) => return held,
             Attempt::Waiting(waiter) => waiter,
             Attempt::Crowded => panic!("there is room"),
@@ -75,7 +75,7 @@ fn alloc(pool: &Pool, row: u16, looks_after: bool) -> Held {
                 Polled::Lost => break,
             }
             if looks_after {
-                pool.look_after_granted();
+                pool.revoke_overdue();
             }
         }
     }
@@ -114,13 +114,13 @@ fn start(what: &str, blocks: u32) -> (std::process::Command, OwnedFd, Pool) {
 
 /// The generation of what the next process takes of a pool that nobody uses.
 fn next_generation(pool: &Pool) -> u64 {
-    let held = pool.try_alloc(OURS).unwrap();
+    let held = pool.try_take(OURS).unwrap();
     assert!(pool.free(&held));
     held.generation() + 1
 }
 
 fn idle(pool: &Pool) -> Audit {
-    Audit { free: pool.blocks(), ..Audit::default() }
+    Audit { free: pool.count(), ..Audit::default() }
 }
 
 #[test]
@@ -161,7 +161,7 @@ fn taking_over() {
         || {
             let memory = Pool::create(1).unwrap();
             let pool = Pool::map(&memory).unwrap();
-            let held = pool.try_alloc(OURS).unwrap();
+            let held = pool.try_take(OURS).unwrap();
             assert!(pool.offer(&held));
             let command = super::role(&format!("pool {TAKES_OVER}{}", held.generation()), &memory);
             (command, (memory, pool, held.generation()))
@@ -210,7 +210,7 @@ fn taking_back_what_the_dead_offered() {
     let points = at_each_point(
         || {
             let (command, memory, pool) = start("is the broker", 2);
-            let [held, offered] = [(); 2].map(|()| pool.try_alloc(DEAD).unwrap());
+            let [held, offered] = [(); 2].map(|()| pool.try_take(DEAD).unwrap());
             assert!(pool.offer(&offered));
             let other = Other::wait(&memory);
             (command, (memory, pool, held, offered, other))
@@ -224,7 +224,7 @@ fn taking_back_what_the_dead_offered() {
             // One may have been handed to him who has the other: whoever looks for one takes it.
             let end = pool.audit();
             assert_eq!((end.free + end.stale, end.waiting, end.granted, end.invalid), (2, 0, 0, 0), "{end:?}");
-            let all = [(); 2].map(|()| pool.try_alloc(OURS).expect("all are to be had"));
+            let all = [(); 2].map(|()| pool.try_take(OURS).expect("all are to be had"));
             all.iter().for_each(|held| assert!(pool.free(held)));
             assert_eq!(pool.audit(), idle(&pool));
         },
@@ -239,9 +239,9 @@ fn taking_what_was_given_and_is_not_taken() {
     let points = at_each_point(
         || {
             let (command, memory, pool) = start("takes for another what that one does not take", 1);
-            let held = pool.try_alloc(OURS).unwrap();
+            let held = pool.try_take(OURS).unwrap();
             // Waits in the row of one who is stopped: neither looks nor gives up.
-            let Attempt::Waiting(stopped) = pool.alloc(DEAD) else { panic!("there is no block") };
+            let Attempt::Waiting(stopped) = pool.take(DEAD) else { panic!("there is no block") };
             std::mem::forget(stopped);
             let other = Other::wait_and(&memory, false);
             eventually("another waits behind it", || pool.audit().waiting == 2);

@@ -24,32 +24,32 @@ const DEAD: u16 = 7;
 
 pub(crate) fn play(role: &str, memory: File) {
     let semaphore = Semaphore::map(memory).unwrap();
-    let try_acquire = || semaphore.try_acquire(CRASHING).unwrap();
+    let try_acquire = || semaphore.try_take(CRASHING).unwrap();
     match role {
         "takes a permit and gives it back" => {
             crash::arm();
             let held = try_acquire();
-            semaphore.release(&held);
+            semaphore.free(&held);
         }
         // The test holds the permit, and gives it back as soon as somebody waits.
         "waits" => {
             crash::arm();
             let held = acquire(&semaphore, CRASHING);
-            semaphore.release(&held);
+            semaphore.free(&held);
         }
         "gives up waiting" => {
             crash::arm();
-            let Attempt::Waiting(waiter) = semaphore.acquire(CRASHING) else { panic!("the test holds it") };
+            let Attempt::Waiting(waiter) = semaphore.take(CRASHING) else { panic!("the test holds it") };
             // If it was paused, the permit may have come meanwhile.
             if let Some(held) = waiter.cancel() {
-                semaphore.release(&held);
+                semaphore.free(&held);
             }
         }
         "gives a permit to those who wait" => {
             let held = try_acquire();
             eventually("others wait", || semaphore.audit().waiting == 2);
             crash::arm();
-            semaphore.release(&held);
+            semaphore.free(&held);
         }
         "is the broker" => {
             eventually("another waits", || semaphore.audit().waiting == 2);
@@ -64,7 +64,7 @@ pub(crate) fn play(role: &str, memory: File) {
 /// Sleeps until it has a permit.
 fn acquire(semaphore: &Semaphore, row: u16) -> Held {
     loop {
-        let mut waiter = match semaphore.acquire(row) {
+        let mut waiter = match semaphore.take(row) {
             Attempt::Held(held) => return held,
             Attempt::Waiting(waiter) => waiter,
             Attempt::Crowded => panic!("there is room"),
@@ -76,7 +76,7 @@ fn acquire(semaphore: &Semaphore, row: u16) -> Held {
                 // It was stopped when its turn came.
                 Polled::Lost => break,
             }
-            semaphore.look_after_granted();
+            semaphore.revoke_overdue();
         }
     }
 }
@@ -92,7 +92,7 @@ impl Others {
             let sender = sender.clone();
             std::thread::spawn(move || {
                 let held = acquire(&semaphore, 20 + number);
-                assert!(semaphore.release(&held));
+                assert!(semaphore.free(&held));
                 sender.send(()).unwrap();
             })
         });
@@ -131,7 +131,7 @@ fn others_go_on(memory: &OwnedFd, semaphore: &Semaphore, crashed: Crashed, other
         others.finish();
     }
     let end = semaphore.audit();
-    assert_eq!(end, Audit { free: semaphore.maximum(), ..Audit::default() }, "{what}");
+    assert_eq!(end, Audit { free: semaphore.count(), ..Audit::default() }, "{what}");
 }
 
 fn start(what: &str, maximum: u32) -> (std::process::Command, OwnedFd, Semaphore) {
@@ -161,11 +161,11 @@ fn waiting_for_a_permit_that_comes() {
         || {
             let (command, memory, semaphore) = start("waits", 1);
             // It comes once he waits; or once he is no more.
-            let held = semaphore.try_acquire(20).unwrap();
+            let held = semaphore.try_take(20).unwrap();
             let giver = Semaphore::map(&memory).unwrap();
             let giving = std::thread::spawn(move || {
                 eventually("somebody waits", || giver.audit().waiting == 1);
-                assert!(giver.release(&held));
+                assert!(giver.free(&held));
             });
             (command, (memory, semaphore, giving))
         },
@@ -183,12 +183,12 @@ fn giving_up() {
     let points = at_each_point(
         || {
             let (command, memory, semaphore) = start("gives up waiting", 1);
-            let held = semaphore.try_acquire(20).unwrap();
+            let held = semaphore.try_take(20).unwrap();
             (command, (memory, semaphore, held))
         },
         |crashed, (memory, semaphore, held)| {
             let others = Others::wait(&memory, 2);
-            assert!(semaphore.release(&held));
+            assert!(semaphore.free(&held));
             others_go_on(&memory, &semaphore, crashed, others);
         },
     );
@@ -223,9 +223,9 @@ fn taking_back_what_the_dead_had() {
         || {
             let (command, memory, semaphore) = start("is the broker", 2);
             // Two permits are held, one of them by the dead, who also waits for another, before somebody who lives.
-            let dead = semaphore.try_acquire(DEAD).unwrap();
-            let held = semaphore.try_acquire(20).unwrap();
-            let Attempt::Waiting(waiter) = semaphore.acquire(DEAD) else { panic!("both are held") };
+            let dead = semaphore.try_take(DEAD).unwrap();
+            let held = semaphore.try_take(20).unwrap();
+            let Attempt::Waiting(waiter) = semaphore.take(DEAD) else { panic!("both are held") };
             std::mem::forget(waiter);
             let others = Others::wait(&memory, 1);
             (command, (memory, semaphore, dead, held, others))
@@ -234,8 +234,8 @@ fn taking_back_what_the_dead_had() {
             crashed.is_dead_in_the_end();
             semaphore.recover(|row| row == DEAD);
             others.finish();
-            assert!(!semaphore.release(&dead), "it was taken back");
-            assert!(semaphore.release(&held));
+            assert!(!semaphore.free(&dead), "it was taken back");
+            assert!(semaphore.free(&held));
             assert_eq!(semaphore.audit(), Audit { free: 2, ..Audit::default() });
         },
     );

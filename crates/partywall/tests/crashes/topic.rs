@@ -59,9 +59,9 @@ impl World {
     fn loan(&self, row: u16) -> Held {
         let started = Instant::now();
         loop {
-            let found = self.pool.try_alloc(row).or_else(|| {
+            let found = self.pool.try_take(row).or_else(|| {
                 self.topic.sweep(&self.pool);
-                self.pool.try_alloc(row)
+                self.pool.try_take(row)
             });
             match found {
                 Some(held) => return held,
@@ -487,7 +487,7 @@ fn taking_back_what_the_dead_had() {
             let _written = others.world.publish(&mut publisher, DEAD, 1, Status::Timeline).unwrap();
             let mut reader = topic.join_as_subscriber(DEAD, None, 1).unwrap();
             let _read = others.world.receive(&mut reader, || true).unwrap();
-            let _loan = pool.try_alloc(DEAD).unwrap();
+            let _loan = pool.try_take(DEAD).unwrap();
             (command, others)
         },
         |crashed, others| {

@@ -1,0 +1,98 @@
+//! Slots in memory that the broker creates and members map.
+
+use std::{
+    io,
+    os::fd::{AsFd, OwnedFd},
+    sync::{Arc, Mutex, atomic::Ordering},
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use partywall_os::{map::SharedMap, memfd};
+
+use super::{
+    MAX_SLOTS, MAX_WAITERS, Slots,
+    core::Header,
+    word::{Entry, Slot},
+};
+use crate::invalid;
+
+/// What the slots are.
+#[derive(Debug)]
+pub(crate) struct Sort {
+    pub(crate) magic: [u8; 8],
+    /// What the slots belong to, for messages.
+    pub(crate) object: &'static str,
+    pub(crate) slots: &'static str,
+}
+
+impl Slots {
+    /// Creates a memfd with `maximum` slots, all free.
+    ///
+    /// # Errors
+    /// `InvalidInput` unless there are 1 to [`MAX_SLOTS`]; otherwise as memfd_create(2).
+    pub(crate) fn create(sort: &Sort, maximum: u32) -> io::Result<OwnedFd> {
+        let Sort { magic, object, slots } = sort;
+        if !(1..=MAX_SLOTS).contains(&maximum) {
+            let text = format!("a {object} has 1 to {MAX_SLOTS} {slots}, not {maximum}");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
+        let mut draft = memfd::Draft::create(&format!("partywall:{object}"), bytes(maximum) as u64)?;
+        let header = draft.writer();
+        header.write_all_at(magic, 0)?;
+        header.write_all_at(&LAYOUT_HASH.to_le_bytes(), 8)?;
+        header.write_all_at(&maximum.to_le_bytes(), 16)?;
+        header.write_all_at(&MAX_WAITERS.to_le_bytes(), 20)?;
+        header.write_all_at(&first_ticket().to_le_bytes(), 64)?;
+        Ok(draft.share()?)
+    }
+
+    /// Maps slots that a broker has created.
+    ///
+    /// # Errors
+    /// `InvalidData` if the memory holds no slots of that sort, or has another layout; otherwise as [`SharedMap::writable`].
+    pub(crate) fn map(sort: &Sort, fd: impl AsFd) -> io::Result<Self> {
+        let Sort { magic, object, slots } = sort;
+        let memory = Arc::new(SharedMap::writable(fd)?);
+        let len = memory.len();
+        let Some(header) = memory.part::<Header>(0, 1) else {
+            return Err(invalid(format!("{len} bytes are too few for a {object}")));
+        };
+        let found = (header[0].magic.load(Ordering::Relaxed), header[0].layout.load(Ordering::Relaxed));
+        crate::check_layout(object, found, (u64::from_le_bytes(*magic), LAYOUT_HASH))?;
+        let maximum = header[0].maximum.load(Ordering::Relaxed);
+        let entries = header[0].ring.load(Ordering::Relaxed);
+        if !(1..=MAX_SLOTS).contains(&maximum) || entries != MAX_WAITERS || len != bytes(maximum) {
+            let text = format!("a {object} of {maximum} {slots}, {entries} waiters and {len} bytes cannot be");
+            return Err(invalid(text));
+        }
+        let slots = memory.part(size_of::<Header>(), maximum as usize);
+        let ring = memory.part(ring_offset(maximum), entries as usize);
+        let (slots, ring) = slots.zip(ring).expect("the length is that of the parts");
+        Ok(Self { header, slots, ring, granted: Mutex::default() })
+    }
+}
+
+/// Returns a ticket that is larger than any of slots that were created before. Those tickets grow more slowly than this one:
+/// by one for each attempt to take a slot. So a slot and its ticket name nothing in slots that are created later under the
+/// same name. (A ticket has 46 bits: the same tickets come again after 52 days.)
+fn first_ticket() -> u64 {
+    // Before 1970, and in some centuries, it is any number.
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    now.as_nanos() as u64 / 64
+}
+
+/// Byte offset of the ring.
+fn ring_offset(maximum: u32) -> usize {
+    size_of::<Header>() + (maximum as usize * size_of::<Slot>()).next_multiple_of(align_of::<Entry>())
+}
+
+/// Bytes of the memory of `maximum` slots.
+pub(crate) fn bytes(maximum: u32) -> usize {
+    ring_offset(maximum) + MAX_WAITERS as usize * size_of::<Entry>()
+}
+
+/// Change the text whenever the bytes change, and never for a name alone.
+const LAYOUT_HASH: u64 = crate::layout_hash(
+    b"header 256: magic8 hash8 maximum4 ring4 0:40 tickets8 look4 0:52 head8 0:56 tail8 0:56; \
+    slots8: state2 (free held handed offered) row16 tag46; ring64: state2 slot16 row16 lap30 0:56",
+);
