@@ -14,6 +14,7 @@
 mod changes;
 mod gpu_bundle;
 mod lines;
+mod pages;
 mod ptx;
 mod steps;
 mod tools;

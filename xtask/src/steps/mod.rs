@@ -85,6 +85,12 @@ const CHECK: &[Step] = &[
 const TEST: &[Step] = &[
     Step { name: "format", about: "rustfmt", lane: Lane::Side, run: sources::format },
     Step {
+        name: "pages",
+        about: "tests, benchmarks, files and dependencies that SPEC, ARCHITECTURE and README name",
+        lane: Lane::Side,
+        run: sources::pages,
+    },
+    Step {
         name: "python-packages",
         about: "what the tests of the Python package need, downloaded",
         lane: Lane::Side,

@@ -4,8 +4,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use super::Outcome;
-use crate::ptx;
 use crate::tools::{self, Workspace};
+use crate::{pages, ptx};
 
 /// The time after which the advisory database counts as out of reach.
 const FETCH_TIMEOUT: Duration = Duration::from_secs(120);
@@ -52,6 +52,17 @@ fn deny(workspace: &Workspace) -> Result<Command, String> {
     let mut command = Command::new(tools::cargo_deny(workspace)?);
     command.arg("--locked").current_dir(&workspace.root);
     Ok(command)
+}
+
+pub(super) fn pages(workspace: &Workspace) -> Outcome {
+    match pages::check(workspace) {
+        Ok(wrong) if wrong.is_empty() => Outcome::Passed,
+        Ok(wrong) => {
+            workspace.say(&wrong.join("\n"));
+            Outcome::Failed(format!("{} sentences of the pages are wrong; mend the page or what it names", wrong.len()))
+        }
+        Err(message) => Outcome::Failed(message),
+    }
 }
 
 pub(super) fn kernels(workspace: &Workspace) -> Outcome {

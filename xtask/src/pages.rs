@@ -1,0 +1,284 @@
+//! Checks what the pages of the repository say about the repository itself.
+//!
+//! SPEC.md names tests, benchmarks and files; ARCHITECTURE.md, CONTRIBUTING.md and README.md name files, and the first of
+//! them says where `unsafe` is allowed and that the broker links no CUDA. Renames make such sentences wrong without
+//! anybody noticing.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::tools::{Workspace, cannot_read};
+
+/// The pages whose paths have to exist.
+const PAGES: &[&str] = &["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"];
+
+/// The statuses of a promise in SPEC.md.
+const STATUSES: &[&str] = &["held", "met", "missed", "untested"];
+
+/// How ARCHITECTURE.md begins its sentence about `unsafe`.
+const UNSAFE: &str = "* `unsafe` lives in ";
+
+/// Packages that the broker must not be built with.
+const CUDA: &[&str] = &["cudarc", "libloading", "partywall-cuda", "partywall-simcuda"];
+
+/// Returns every sentence that is wrong, or nothing.
+pub(crate) fn check(workspace: &Workspace) -> Result<Vec<String>, String> {
+    let tree = Tree::read(workspace)?;
+    let page = |name: &str| {
+        let path = workspace.root.join(name);
+        fs::read_to_string(&path).map_err(|error| cannot_read(&path, &error))
+    };
+    let mut wrong = promises(&page("SPEC.md")?, &tree);
+    for name in PAGES {
+        wrong.extend(paths(name, &page(name)?, &tree));
+    }
+    wrong.extend(places_of_unsafe(&page("ARCHITECTURE.md")?, &tree));
+    wrong.extend(dependencies_of_broker(workspace)?);
+    Ok(wrong)
+}
+
+/// The files of the repository, with the contents of those that define tests.
+struct Tree {
+    files: Vec<(PathBuf, String)>,
+}
+
+impl Tree {
+    fn read(workspace: &Workspace) -> Result<Self, String> {
+        let mut list = Command::new("git");
+        list.args(["ls-files", "--cached", "--others", "--exclude-standard"]).current_dir(&workspace.root);
+        let output = output(&mut list)?;
+        let source = |path: &Path| path.extension().is_some_and(|extension| extension == "rs" || extension == "py");
+        let read = |line: &str| {
+            let path = PathBuf::from(line);
+            let text = if source(&path) { fs::read_to_string(workspace.root.join(&path)).ok()? } else { String::new() };
+            Some((path, text))
+        };
+        Ok(Self { files: output.lines().filter_map(read).collect() })
+    }
+
+    /// Returns the files at a path, or below it if it is a folder. Paths of crates may leave out `crates/`.
+    fn find(&self, path: &str) -> Vec<&(PathBuf, String)> {
+        let path = path.trim_end_matches('/');
+        let below = |root: &Path| self.files.iter().filter(|file| file.0.starts_with(root)).collect::<Vec<_>>();
+        let found = below(Path::new(path));
+        if found.is_empty() { below(&Path::new("crates").join(path)) } else { found }
+    }
+
+    fn defines(files: &[&(PathBuf, String)], function: &str) -> bool {
+        let definition = |text: &str, keyword: &str| {
+            text.match_indices(keyword).any(|(at, _)| {
+                let rest = &text[at + keyword.len()..];
+                rest.strip_prefix(function).is_some_and(|rest| !rest.starts_with(is_word))
+            })
+        };
+        files.iter().any(|(_, text)| definition(text, "fn ") || definition(text, "def "))
+    }
+
+    /// Tests of `testing/gpu` are named by a string or, for scenes, by `module::function` and the prefix `timeline_`.
+    fn has_gpu_test(&self, name: &str) -> bool {
+        let tests = self.find("testing/gpu/src/tests");
+        let quoted = format!("\"{name}\"");
+        let scene = name.strip_prefix("timeline_").map(|scene| format!("::{scene}\n"));
+        let registers = |text: &str| text.contains(&quoted) || scene.as_ref().is_some_and(|scene| text.contains(scene));
+        tests.iter().any(|(_, text)| registers(text))
+    }
+
+    fn has_benchmark(&self, name: &str) -> bool {
+        let quoted = format!("(\"{name}\",");
+        self.find("testing/bench/src/subjects/mod.rs").iter().any(|(_, text)| text.contains(&quoted))
+    }
+}
+
+/// Returns what is wrong in the tables of SPEC.md.
+fn promises(page: &str, tree: &Tree) -> Vec<String> {
+    let mut wrong = Vec::new();
+    let mut expected = 1;
+    for line in page.lines() {
+        let cells: Vec<_> = line.trim_matches('|').split(" | ").map(str::trim).collect();
+        let Some(number) = cells[0].parse::<u32>().ok().filter(|_| line.starts_with('|')) else { continue };
+        let mut say = |what: String| wrong.push(format!("SPEC.md, promise {number}: {what}"));
+        if number != expected {
+            say(format!("its number should be {expected}"));
+        }
+        expected = number + 1;
+        let [_, _, status, held] = cells[..] else {
+            say("a row has four cells: number, promise, status, what holds it".to_owned());
+            continue;
+        };
+        let known =
+            |status: &str| STATUSES.iter().any(|known| status == *known || status.starts_with(&format!("{known}: ")));
+        if !known(status) {
+            say(format!("{status:?} is no status"));
+        }
+        if status != "untested" && !held.contains('`') {
+            say("nothing holds it; name a test or a benchmark, or call it untested".to_owned());
+        }
+        references(held, tree).into_iter().for_each(say);
+    }
+    if expected == 1 {
+        wrong.push("SPEC.md has no promises".to_owned());
+    }
+    wrong
+}
+
+/// Returns what does not exist of a cell such as `` `file` `function`, `function`; GPU `name`; bench `name` ``.
+fn references(cell: &str, tree: &Tree) -> Vec<String> {
+    let mut missing = Vec::new();
+    for part in cell.split(';').map(str::trim) {
+        let mut names = code(part);
+        if part.starts_with("GPU ") {
+            missing.extend(
+                names.filter(|name| !tree.has_gpu_test(name)).map(|name| format!("there is no GPU test {name}")),
+            );
+        } else if part.starts_with("bench ") {
+            missing.extend(
+                names.filter(|name| !tree.has_benchmark(name)).map(|name| format!("there is no benchmark {name}")),
+            );
+        } else if let Some(path) = names.next() {
+            let files = tree.find(path);
+            if files.is_empty() {
+                missing.push(format!("there is no file {path}"));
+            }
+            let absent = names.filter(|name| !files.is_empty() && !Tree::defines(&files, name));
+            missing.extend(absent.map(|name| format!("{path} has no function {name}")));
+        }
+    }
+    missing
+}
+
+/// Returns the paths in a page that do not exist. A path is code that begins with a top-level folder.
+fn paths(name: &str, page: &str, tree: &Tree) -> Vec<String> {
+    let folders = ["crates/", "testing/", "python/", "docs/", "xtask/", "benches/", "kernels/", "fuzz/", "examples/"];
+    let is_path = |text: &&str| {
+        let plain = text.chars().all(|c| is_word(c) || matches!(c, '/' | '.' | '-'));
+        plain && folders.iter().any(|folder| text.starts_with(folder))
+    };
+    let absent = code(page).filter(is_path).filter(|path| tree.find(path).is_empty());
+    absent.map(|path| format!("{name}: there is no {path}")).collect()
+}
+
+/// Returns the files with `unsafe` that ARCHITECTURE.md does not name, by their crate or by themselves.
+fn places_of_unsafe(architecture: &str, tree: &Tree) -> Vec<String> {
+    let Some(sentence) = architecture.lines().find(|line| line.starts_with(UNSAFE)) else {
+        return vec![format!("ARCHITECTURE.md has no sentence that begins with {UNSAFE:?}")];
+    };
+    let named = |path: &Path| code(sentence).any(|place| path.starts_with(Path::new("crates").join(place)));
+    let sources = tree.files.iter().filter(|(path, _)| {
+        let mut parts = path.components().map(|part| part.as_os_str());
+        parts.next().is_some_and(|part| part == "crates") && parts.nth(1).is_some_and(|part| part == "src")
+    });
+    let allowed = sources.filter(|(_, text)| text.contains("allow(unsafe_code")).map(|(path, _)| path.as_path());
+    let unnamed = allowed.filter(|path| !named(path));
+    unnamed.map(|path| format!("ARCHITECTURE.md does not say that {} has unsafe code", path.display())).collect()
+}
+
+fn dependencies_of_broker(workspace: &Workspace) -> Result<Vec<String>, String> {
+    let mut command = workspace.cargo(["tree", "--package", "partywall-broker", "--edges", "normal,build"]);
+    command.args(["--prefix", "none", "--format", "{p}"]);
+    let tree = output(&mut command)?;
+    let packages: Vec<_> = tree.lines().filter_map(|line| line.split(' ').next()).collect();
+    if !packages.contains(&"partywall-broker") {
+        return Err("cargo tree does not list partywall-broker".to_owned());
+    }
+    let linked = CUDA.iter().filter(|package| packages.contains(package));
+    Ok(linked
+        .map(|package| format!("ARCHITECTURE.md: the broker contains no CUDA, but depends on {package}"))
+        .collect())
+}
+
+/// Runs a command and returns what it prints.
+fn output(command: &mut Command) -> Result<String, String> {
+    let output = command.output().map_err(|error| format!("cannot start {command:?}: {error}"))?;
+    if !output.status.success() {
+        return Err(format!("{command:?} failed: {}", String::from_utf8_lossy(&output.stderr).trim()));
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Returns the code spans of a text.
+fn code(text: &str) -> impl Iterator<Item = &str> {
+    text.split('`').skip(1).step_by(2)
+}
+
+fn is_word(c: char) -> bool {
+    c.is_ascii_alphanumeric() || c == '_'
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tree() -> Tree {
+        let file = |path: &str, text: &str| (PathBuf::from(path), text.to_owned());
+        Tree {
+            files: vec![
+                file("crates/partywall/tests/domain/open.rs", "fn versions_are_kept() {}\nasync fn other() {}"),
+                file("crates/partywall-os/src/map.rs", "#![allow(unsafe_code)]"),
+                file("crates/partywall-cli/src/main.rs", ""),
+                file("python/tests/host/test_topics.py", "def test_arrays_keep(d):"),
+                file("testing/gpu/src/tests/mod.rs", "test(\"segment_is_there\", 1, f),\n  ONE scenes::a_wait_ends\n"),
+                file("testing/bench/src/subjects/mod.rs", "host(\"round_trip\", \"asking\", run),"),
+            ],
+        }
+    }
+
+    fn spec(row: &str) -> Vec<String> {
+        promises(&format!("| # | Promise | Status | Held by |\n|---|---|---|---|\n{row}\n"), &tree())
+    }
+
+    #[test]
+    fn existing_references_are_accepted() {
+        let held = "`partywall/tests/domain/open.rs` `versions_are_kept`; `python/tests/host/test_topics.py` \
+                    `test_arrays_keep`; `partywall/tests/domain`; GPU `segment_is_there`, `timeline_a_wait_ends`; \
+                    bench `round_trip`";
+        assert_eq!(spec(&format!("| 1 | A promise | held | {held} |")), [""; 0]);
+        assert_eq!(spec("| 1 | A promise | missed: 1.4 × | bench `round_trip` |"), [""; 0]);
+        assert_eq!(spec("| 1 | A promise | untested | nothing yet |"), [""; 0]);
+    }
+
+    #[test]
+    fn missing_references_are_named() {
+        let cases = [
+            ("`partywall/tests/domain/shut.rs` `versions_are_kept`", "no file partywall/tests/domain/shut.rs"),
+            ("`partywall/tests/domain/open.rs` `versions_are`", "has no function versions_are"),
+            ("`partywall/tests/domain/open.rs` `test_arrays_keep`", "has no function test_arrays_keep"),
+            ("GPU `segment_is_gone`", "no GPU test segment_is_gone"),
+            ("GPU `timeline_a_wait`", "no GPU test timeline_a_wait"),
+            ("bench `round`", "no benchmark round"),
+        ];
+        for (held, expected) in cases {
+            let wrong = spec(&format!("| 1 | A promise | held | {held} |"));
+            assert!(wrong.len() == 1 && wrong[0].contains(expected), "{held}: {wrong:?}");
+        }
+    }
+
+    #[test]
+    fn bad_rows_are_named() {
+        let cases = [
+            ("| 2 | A promise | held | bench `round_trip` |", "should be 1"),
+            ("| 1 | A promise | fine | bench `round_trip` |", "is no status"),
+            ("| 1 | A promise | held | by itself |", "nothing holds it"),
+            ("| 1 | A promise | bench `round_trip` |", "four cells"),
+            ("", "no promises"),
+        ];
+        for (row, expected) in cases {
+            let wrong = spec(row);
+            assert!(wrong.len() == 1 && wrong[0].contains(expected), "{row}: {wrong:?}");
+        }
+    }
+
+    #[test]
+    fn paths_that_do_not_exist_are_named() {
+        let page = "| a row | `crates/partywall/tests/`, `crates/gone.rs` and `partywall put ./crates` |";
+        assert_eq!(paths("README.md", page, &tree()), ["README.md: there is no crates/gone.rs"]);
+    }
+
+    #[test]
+    fn unsafe_has_to_be_in_a_named_place() {
+        assert_eq!(places_of_unsafe("* `unsafe` lives in `partywall-os`.", &tree()), [""; 0]);
+        let wrong = places_of_unsafe("* `unsafe` lives in `partywall-cli`.", &tree());
+        assert_eq!(wrong, ["ARCHITECTURE.md does not say that crates/partywall-os/src/map.rs has unsafe code"]);
+        assert_eq!(places_of_unsafe("It lives in `partywall-os`.", &tree()).len(), 1);
+    }
+}
