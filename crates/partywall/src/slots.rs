@@ -17,13 +17,13 @@ use crate::{
 
 /// What is taken, waited for and given back in shared memory.
 pub(crate) trait Slots {
-    /// Takes one if one is free and nobody waits.
+    /// Takes one if one is free and no thread waits for one.
     fn try_take(&self, row: u16) -> Option<Held>;
 
     /// Takes one, or begins to wait for one.
     fn take(&self, row: u16) -> Attempt<'_>;
 
-    /// To be called now and then by those who find none: whatever somebody who is stopped keeps others from.
+    /// Frees what a stopped process keeps from others. Callers that find no slot call it now and then.
     fn look_after(&self);
 }
 
@@ -42,7 +42,7 @@ impl<T: Deref<Target = semaphore::Slots>> Slots for T {
     }
 }
 
-/// Takes one if one is free and nobody waits for it.
+/// Takes one if one is free and no thread waits for one.
 pub(crate) fn try_take(slots: &impl Slots, domain: &Domain) -> Result<Option<Held>> {
     let link = domain.link();
     link.require_ours()?;
@@ -53,7 +53,7 @@ pub(crate) fn try_take(slots: &impl Slots, domain: &Domain) -> Result<Option<Hel
     Ok(held)
 }
 
-/// Takes one if one is free, also one that a stream has let go of and nobody has looked since.
+/// Takes one if one is free, also one that a stream is done with and that no poll has found yet.
 fn take_free(slots: &impl Slots, domain: &Domain) -> Option<Held> {
     let row = domain.link().row();
     slots.try_take(row).or_else(|| {
@@ -124,5 +124,5 @@ fn await_turn(
     }
 }
 
-/// How long to wait where there is no room among those who wait.
+/// How long to wait if there is no room for another waiter.
 const CROWDED: Duration = Duration::from_millis(1);

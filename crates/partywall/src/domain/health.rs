@@ -1,8 +1,8 @@
 //! Whether the CUDA contexts of this process are well.
 //!
-//! A fault in a kernel ends the context, and with it whatever the process owes others. Who makes no calls learns nothing
-//! of it, so a stream of our own is asked now and then. By a thread of its own, since the driver may hold up whoever
-//! calls it, for as long as another thread waits in it; and those whom the service thread feeds wait for no driver.
+//! A fault in a kernel ends the context, and with it everything that the process owes others. A process that makes no calls
+//! does not notice, so a thread queries a stream of its own now and then. It is a thread of its own because the driver may
+//! block a call for as long as another thread waits in the driver, and the service thread must not block.
 
 use std::{
     fmt,
@@ -22,7 +22,7 @@ use crate::{
     gpu::{Gpu, cuda_error},
 };
 
-/// The thread's name, which the simulated driver is told not to count among those whose calls it fails.
+/// The thread's name. Tests exempt it from the calls that the simulated driver counts and fails.
 const THREAD: &str = "partywall-gpu";
 
 /// How often to ask.
@@ -56,7 +56,7 @@ pub(crate) struct Lost {
 
 struct Watched {
     gpu: Arc<Gpu>,
-    /// Nobody else's, so that nobody captures it.
+    /// Used for nothing else, so that no graph captures it.
     stream: Stream,
 }
 
@@ -119,7 +119,7 @@ impl Health {
 
     /// Lets the thread be forgotten in a forked child, where it does not exist.
     pub(crate) fn forget(&self) {
-        // In a child the lock may be held by nobody who is still there.
+        // In a child the lock may be held by a thread that does not exist there.
         if let Ok(mut thread) = self.thread.try_lock() {
             std::mem::forget(thread.take());
         }

@@ -1,9 +1,8 @@
 //! The one background thread of a connection: it reads events, and does by the clock what has to be looked at again and
 //! again ([poll tasks](super::poll_tasks)), such as telling others that this process is well.
 //!
-//! It never waits: not for the broker, whose answers are [background jobs](crate::completion::Worker), not for the driver, and not for a
-//! stream of anybody's. So whoever waits for it, a stream of this process among them, waits for nobody else. It touches
-//! no memory of the user's.
+//! It never blocks: not on the broker, whose calls are [background jobs](crate::completion::Worker), not on the driver, and
+//! not on a stream. So a thread or stream that waits for it waits for nothing else. It touches no memory of the user.
 
 use std::{
     os::fd::{AsFd, OwnedFd},
@@ -112,14 +111,14 @@ impl Service {
         &self.shared
     }
 
-    /// Says good-bye, and ends the thread. Nobody uses the connection any more, but streams may.
+    /// Says good-bye, and ends the thread. No handle uses the connection any more, but streams may.
     ///
-    /// As long as one of them may have to wait for another process, both live on: somebody has to release it if that one
-    /// dies. Then, and when the driver takes its time, this returns before they have ended.
+    /// As long as a stream may have to wait for another process, connection and thread live on: they release the stream if
+    /// that process dies. Then, and when the driver takes its time, this returns before they have ended.
     /// Without a context (`lost`) no stream waits for anything any more.
     pub(super) fn end(&mut self, lost: bool) {
         let shared = self.shared.clone();
-        // Where no thread could be had for what ends the connection, the service thread does it, and waits for nobody.
+        // If no thread could be started for the job that ends the connection, the service thread runs it, and must not block.
         let is_ours = self.thread.as_ref().is_some_and(|thread| thread.thread().id() == thread::current().id());
         if !is_ours {
             shared.completions.await_owed(TIMEOUT);
@@ -136,19 +135,19 @@ impl Service {
                     if reason == PollReason::Due && (is_owed || !lost && shared.stream_waits.may_wait()) {
                         return Some(TICK);
                     }
-                    let parting = shared.clone();
-                    shared.workers.broker.run(move || parting.detach());
+                    let ending = shared.clone();
+                    shared.workers.broker.run(move || ending.detach());
                     None
                 }
             });
             return;
         }
-        let (parted, wait) = mpsc::channel();
+        let (done, wait) = mpsc::channel();
         shared.workers.broker.run({
             let shared = shared.clone();
             move || {
                 shared.detach();
-                let _ = parted.send(());
+                let _ = done.send(());
             }
         });
         if wait.recv_timeout(TIMEOUT).is_ok() {
@@ -266,7 +265,7 @@ impl Shared {
         let shared = self.clone();
         self.workers.broker.run(move || {
             let Self { link, .. } = &*shared;
-            // Whoever still waits when we leave waits for nothing.
+            // Waits that are left when we leave end here.
             if link.is_leaving() {
                 return link.set_gone();
             }
@@ -287,7 +286,7 @@ impl Shared {
     }
 
     /// Ends our hosts' waits; and if the broker is `gone`, those of everybody and every stream for the timelines that we
-    /// have open, because nobody else would end them when a writer died.
+    /// have open, because nothing else would end them when a writer died.
     fn end_waits(self: &Arc<Self>, gone: bool) {
         self.words.set_gone();
         if !gone {
@@ -306,7 +305,7 @@ impl Shared {
         });
     }
 
-    /// Every cell that somebody of this process, or a stream of it, may wait for.
+    /// Every cell that a thread or a stream of this process may wait for.
     fn each_place(&self, act: impl Fn(&CellPlace)) {
         self.words.places().iter().chain(&self.stream_waits.places()).for_each(act);
     }
@@ -340,7 +339,7 @@ impl Shared {
                 Ok(greeted) if greeted.welcome.instance == self.link.resume.instance && greeted.welcome.resumed => {
                     return Ok(greeted);
                 }
-                // Another broker; or nobody listens any more.
+                // Another broker, or none listens any more.
                 Ok(_) | Err(Error::Unreachable(Unreachable::NoAnswer { .. } | Unreachable::Version { .. })) => {
                     return Err(gone);
                 }

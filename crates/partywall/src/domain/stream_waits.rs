@@ -1,6 +1,6 @@
-//! What streams were told to wait for, and until when that has to be remembered.
+//! The waits that were enqueued on streams, and how long their leases have to be kept.
 //!
-//! A cell becomes another timeline's when nobody has a lease on it any more. A stream that has not come to its wait by
+//! A cell becomes another timeline's when there is no lease on it any more. A stream that has not come to its wait by
 //! then would wait for that other timeline, perhaps for ever. So a lease is kept until every stream has passed the waits
 //! that were enqueued under it, whenever its handle is dropped.
 //!
@@ -38,7 +38,7 @@ pub(crate) struct Track {
     waits: Mutex<Waits>,
 }
 
-/// The waits of one stream. Who enqueues one has this locked meanwhile, so that they stand here in the order in which
+/// The waits of one stream. A thread that enqueues one locks this meanwhile, so that they stand here in the order in which
 /// the stream comes to them.
 #[derive(Debug, Default)]
 pub(crate) struct Waits {
@@ -108,7 +108,6 @@ impl StreamWaits {
 impl Track {
     /// Its waits, for as long as something is enqueued.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Waits> {
-        // Nothing is left half-done behind it.
         self.waits.lock().ignore_poison()
     }
 }
@@ -118,7 +117,7 @@ impl Waits {
     pub(crate) fn wait(&mut self, keep: &Arc<LeaseGuard>, place: &CellPlace, value: u64) {
         let place = place.clone();
         if let Some(wait) = self.unmarked().find(|wait| Arc::ptr_eq(&wait.keep, keep)) {
-            // Who has passed the later one has passed the earlier one.
+            // A stream that has passed the later wait has passed the earlier one.
             (wait.place, wait.value) = (place, value);
             return;
         }
@@ -140,7 +139,7 @@ impl Waits {
         self.mark = Some(mark);
     }
 
-    /// Notes that the stream has been told to store `value` at `place`, behind everything that is noted.
+    /// Notes that the stream stores `value` at `place`, behind everything that is noted.
     pub(crate) fn mark(&mut self, place: &CellPlace, value: u64) {
         for wait in self.unmarked() {
             wait.mark = Some((place.clone(), value));

@@ -1,4 +1,4 @@
-//! What is allocated, given back, and handed on.
+//! Blocks: allocated, given back, and handed on.
 
 use std::{
     fmt,
@@ -22,10 +22,10 @@ use crate::{
 };
 use partywall_wire::Named;
 
-/// A block of a [`Pool`](super::Pool), of which nobody else has anything. Dropping it gives it back.
+/// A block of a [`Pool`](super::Pool) that its holder alone uses. Dropping it gives it back.
 ///
-/// If its address on the GPU was asked for, work that this process has enqueued may still use it: then a dropped block comes
-/// back when everything is over that the process runs on that GPU at that moment, which a thread waits for. That is always
+/// If its GPU address was asked for, work that this process has enqueued may still use it. A dropped block then comes back
+/// when everything is over that the process runs on that GPU at that moment: a thread waits for the GPU. That is always
 /// right, and often later than necessary: [`release_on`](Self::release_on) waits for one stream.
 ///
 /// In a forked child it is the parent's, and dropping it there does nothing.
@@ -36,8 +36,8 @@ pub struct Block {
     held: Option<Held>,
     /// Its bytes, once they were asked for.
     bytes: OnceLock<Option<BorrowedBlockMut>>,
-    /// Whether somebody was told where it is on the GPU.
-    told: AtomicBool,
+    /// Whether its GPU address was handed out: then work of this process may use it.
+    exposed: AtomicBool,
 }
 
 /// A block that could not be given to a stream.
@@ -51,12 +51,12 @@ pub struct UnreleasedBlock {
 
 impl Block {
     pub(crate) fn new(blocks: Arc<Blocks>, held: Held) -> Self {
-        Self::told(blocks, held, false)
+        Self::exposed(blocks, held, false)
     }
 
-    /// One of which somebody was told where it is on the GPU, or was not.
-    pub(crate) fn told(blocks: Arc<Blocks>, held: Held, told: bool) -> Self {
-        Self { blocks, held: Some(held), bytes: OnceLock::new(), told: AtomicBool::new(told) }
+    /// A block whose GPU address may have been handed out.
+    pub(crate) fn exposed(blocks: Arc<Blocks>, held: Held, exposed: bool) -> Self {
+        Self { blocks, held: Some(held), bytes: OnceLock::new(), exposed: AtomicBool::new(exposed) }
     }
 
     /// Its bytes, to be written by the CPU. Host memory only.
@@ -113,7 +113,7 @@ impl Block {
     /// [`Mismatch::Kind`] for host memory.
     pub fn device(&self) -> Result<DeviceRange<'_>> {
         let range = self.blocks.device(self.index())?;
-        self.told.store(true, Ordering::Relaxed);
+        self.exposed.store(true, Ordering::Relaxed);
         Ok(range)
     }
 
@@ -145,10 +145,10 @@ impl Block {
         let stream = gpu.stream();
         let set = stream.enqueue_set(blocks.device(self.index())?.as_slice(), 0);
         set.map_err(|error| self.not_zeroed(error))?;
-        // Dropped by a failure, it comes back when the GPU is done with it; afterwards nobody there knows it.
-        self.told = true.into();
+        // A failure drops the block, which then comes back when the GPU is done with it. After a success no work uses it.
+        self.exposed = true.into();
         stream.synchronize().map_err(|error| self.not_zeroed(AccessError::Driver(error)))?;
-        self.told = false.into();
+        self.exposed = false.into();
         Ok(self)
     }
 
@@ -161,7 +161,7 @@ impl Block {
     pub fn release(mut self) -> Result<()> {
         self.blocks.domain().link().require_ours()?;
         let Some(held) = self.let_go() else { return Ok(()) };
-        if self.is_told() {
+        if self.is_exposed() {
             self.blocks.wait_idle()?;
         }
         self.free(&held)
@@ -169,8 +169,8 @@ impl Block {
 
     /// Gives it back when everything that is on `stream` now is done. Returns at once.
     ///
-    /// The stream writes a word behind its work, for which the connection's service thread looks, with pauses of up to
-    /// 1 ms. If the process is killed before, the block comes back when its death is proved. If its CUDA context is lost,
+    /// The stream writes a word behind its work, which the connection's service thread polls with pauses of up to 1 ms.
+    /// If the process is killed before, the block comes back when its death is proved. If its CUDA context is lost,
     /// nobody knows whether the work is over, and the block comes back with the process's end.
     ///
     /// # Errors
@@ -195,11 +195,11 @@ impl Block {
         Ok(())
     }
 
-    /// Offers it to whoever gets the reference and [accepts](super::Pool::accept) it. It stays this process's until then:
-    /// it comes back if this process dies, or closes the last handle of the pool, before that. Its bytes are to be complete.
+    /// Offers it to the process that gets the reference and [accepts](super::Pool::accept) it. Until then it stays this
+    /// process's: it comes back if this process dies, or closes the last handle of the pool. Its bytes must be complete.
     ///
-    /// Nothing is waited for: who takes it over orders himself after work that a GPU still does in it, by a
-    /// [`Timeline`](crate::Timeline).
+    /// Does not wait for the GPU. If the GPU still works in the block, the process that accepts it must wait for that work,
+    /// by a [`Timeline`](crate::Timeline).
     ///
     /// # Errors
     /// [`Gone::HeldBlock`], [`Unreachable::Forked`](crate::error::Unreachable::Forked).
@@ -265,11 +265,11 @@ impl Block {
         Ok((has - has % needed) as usize)
     }
 
-    fn is_told(&self) -> bool {
-        self.told.load(Ordering::Relaxed)
+    fn is_exposed(&self) -> bool {
+        self.exposed.load(Ordering::Relaxed)
     }
 
-    /// Ends the use of its bytes, so that the next who has it can use them.
+    /// Ends the use of its bytes, so that the next holder can use them.
     fn let_go(&mut self) -> Option<Held> {
         self.blocks.give_back_mut(self.bytes.take().flatten());
         self.held.take()
@@ -300,7 +300,7 @@ impl Drop for Block {
         if self.blocks.domain().link().require_ours().is_err() {
             return;
         }
-        if self.is_told() {
+        if self.is_exposed() {
             let words = self.blocks.words().clone();
             let fence = Fence::DeviceIdle(self.blocks.clone());
             return self.blocks.domain().completions().on(fence, move |completion| {

@@ -1,4 +1,4 @@
-//! Blocks as this process has them: their memory, the words that say whose they are, and the lease that keeps both.
+//! The blocks of a pool or topic in this process: their memory, their control memory, and the lease that keeps both.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -14,7 +14,7 @@ use crate::{
     segment::Segment,
 };
 
-/// The blocks of an open pool or topic. Whoever has a block has this, too.
+/// The blocks of an open pool or topic. Every block in use keeps this.
 pub(crate) struct Blocks {
     /// Without its lease. `None` once this is dropped.
     segment: Option<Segment>,
@@ -75,7 +75,7 @@ impl Blocks {
         self.segment().domain()
     }
 
-    /// Where they are, which nobody changes any more.
+    /// The segment that they are in.
     pub(crate) fn segment(&self) -> &Segment {
         // Only `drop` takes it.
         self.segment.as_ref().expect("the blocks are mapped until they are dropped")
@@ -184,7 +184,7 @@ impl Blocks {
 
 impl Drop for Blocks {
     fn drop(&mut self) {
-        // What others open must stay until the broker gives it to nobody any more.
+        // Memory that others open must stay until the broker hands it out no more.
         let published = self.segment.take_if(|segment| segment.is_published());
         // Unmapped before the lease is given back; on a GPU that waits for whatever still uses it.
         (self.bytes, self.segment) = (None, None);

@@ -1,4 +1,4 @@
-//! Pools: equal blocks of shared memory that go round between processes.
+//! Pools: equal blocks of shared memory that processes take, give back and hand on.
 
 mod block;
 mod blocks;
@@ -38,18 +38,17 @@ pub const MAX_BLOCKS: u32 = MOST;
 /// microsecond while one is free. All blocks are one mapping, made when the pool is opened, however many handles of it a
 /// connection has.
 ///
-/// # Whose a block is
+/// # Ownership
 ///
-/// Who has taken a block is the only one who uses it, until he gives it back, or has [offered](Block::offer) it and somebody
-/// else [accepts](Pool::accept) it. Processes keep to that; the kernel does not enforce it. A block has a *generation*,
-/// another one each time that it is taken or taken over: a reference to what it was before is
-/// [stale](Gone::Block), and never leads to somebody else's data. What a block contains when it is taken is what its
-/// last user left there, unless the pool's blocks are [zeroed](PoolOptions::zeroed) for whoever takes them;
-/// [`Block::zero`] and [`Block::zero_on`] clear it.
+/// The holder of a block is the only one that uses it, until it gives the block back, or has [offered](Block::offer) it and
+/// another process [accepts](Pool::accept) it. Processes keep to that; the kernel does not enforce it. Each time that a
+/// block is taken or accepted it gets another *generation*: a reference to an earlier one is [stale](Gone::Block), and
+/// never leads to other data. A block contains what its last user left in it, unless the pool's blocks are
+/// [zeroed](PoolOptions::zeroed); [`Block::zero`] and [`Block::zero_on`] clear it.
 ///
 /// # Order
 ///
-/// Who finds no block waits, and is served in order, exactly as with a [`Semaphore`](crate::Semaphore).
+/// Callers that find no block wait, and are served in order, exactly as with a [`Semaphore`](crate::Semaphore).
 ///
 /// # Deaths
 ///
@@ -74,7 +73,7 @@ pub struct PoolStats {
     pub blocks: u32,
     /// How many anybody may take.
     pub free: u32,
-    /// How many somebody has, or is just getting.
+    /// How many are held, or handed to a waiting thread.
     pub held: u32,
     /// How many their holders have offered to others.
     pub offered: u32,
@@ -131,7 +130,7 @@ impl Pool {
         }
     }
 
-    /// Takes a block if one is free and nobody waits for it.
+    /// Takes a block if one is free and no other thread waits for one.
     ///
     /// # Errors
     /// [`Unreachable::Forked`](crate::error::Unreachable::Forked); of zeroing it, as [`alloc`](Self::alloc).
@@ -183,7 +182,7 @@ impl Pool {
         self.blocks.shape().block_bytes
     }
 
-    /// Whether whoever takes a block finds it all zero.
+    /// Whether a block is all zero when it is taken.
     pub fn is_zeroed(&self) -> bool {
         self.blocks.shape().zeroed
     }
@@ -219,8 +218,8 @@ impl Pool {
         slots::take(&**blocks.words(), blocks.domain(), spin, wait, what).map(|held| self.block(held))
     }
 
-    /// As the pool promises a block that was just taken. By whoever takes it, so that nobody has to be relied upon to clear
-    /// what he leaves, least of all the dead.
+    /// Zeroes a block that was just taken, if the pool promises that. The holder before cannot be relied upon to clear it: it
+    /// may have died.
     fn fresh(&self, block: Block) -> Result<Block> {
         if self.is_zeroed() { block.zeroed() } else { Ok(block) }
     }

@@ -12,12 +12,11 @@ use crate::{error::Result, gpu::Gpu, segment::Segment};
 #[derive(Debug, Default)]
 pub(crate) struct Pools(Mutex<Vec<Weak<Blocks>>>);
 
-/// The same, while nobody else looks.
+/// Exclusive access to them.
 pub(crate) struct Locked<'a>(MutexGuard<'a, Vec<Weak<Blocks>>>);
 
 impl Pools {
     pub(crate) fn lock(&self) -> Locked<'_> {
-        // Nothing is left half-done behind it.
         Locked(self.0.lock().ignore_poison())
     }
 }

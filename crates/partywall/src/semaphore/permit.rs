@@ -46,8 +46,8 @@ impl Permit {
 
     /// Gives it back when everything that is on `stream` now is done. Returns at once.
     ///
-    /// The stream writes a word behind its work, for which the connection's service thread looks, with pauses of up to
-    /// 1 ms. If the process is killed before, the permit comes back when its death is proved. If its CUDA context is lost,
+    /// The stream writes a word behind its work, which the connection's service thread polls with pauses of up to 1 ms.
+    /// If the process is killed before, the permit comes back when its death is proved. If its CUDA context is lost,
     /// nobody knows whether the work is over, and the permit comes back with the process's end.
     ///
     /// # Errors

@@ -1,5 +1,5 @@
-//! From a borrowed block to a published sample, in three types: what is half written cannot be published, and what was
-//! published cannot be written.
+//! Loans, filled samples and published samples are three types: a half-written sample cannot be published, and a published
+//! one cannot be written.
 
 use std::{
     any::Any,
@@ -35,10 +35,10 @@ use crate::{
     wait::Wait,
 };
 
-/// A block of a topic that nobody else sees, to be filled. Dropping it gives it back.
+/// A block of a topic, to be filled. No other process sees it. Dropping it gives it back.
 ///
-/// If its address on the GPU was asked for, work that this process has enqueued may still use it: then a dropped one comes
-/// back when everything is over that the process runs on that GPU at that moment.
+/// If its GPU address was asked for, work that this process has enqueued may still use it. A dropped loan then comes back
+/// when everything is over that the process runs on that GPU at that moment.
 #[must_use = "what is not published comes back"]
 pub struct Loan {
     joined: Arc<Joined>,
@@ -46,8 +46,8 @@ pub struct Loan {
     borrowed: Option<BorrowedBlockMut>,
     /// The block; `None` once it is given back, or published.
     held: Option<Held>,
-    /// Whether somebody was told where it is on the GPU.
-    told: AtomicBool,
+    /// Whether its GPU address was handed out: then work of this process may use it.
+    exposed: AtomicBool,
     dtype: DType,
     rank: usize,
     shape: [u64; MAX_RANK],
@@ -57,17 +57,17 @@ pub struct Loan {
     used: Kept,
 }
 
-/// Things of the user's. A panic of one that is dropped is nobody else's.
+/// Values of the user. If dropping one panics, the others are dropped all the same.
 #[derive(Default)]
 pub(super) struct Kept(Vec<Box<dyn Any + Send + Sync>>);
 
-/// A publisher that waits for a subscriber, as others see it, until this is dropped: a panic may end that, too.
+/// Shows other processes that a publisher waits for a subscriber, until this is dropped. A panic may end the wait, too.
 struct Blocked<'a> {
     joined: &'a Joined,
     since: u64,
 }
 
-/// A block that is filled, or that a stream is going to fill, and nothing is written to any more by anybody else.
+/// A sample that is filled, or that a stream will have filled. Its bytes can be written no more.
 #[must_use = "what is not published comes back"]
 pub struct Filled(Loan);
 
@@ -97,10 +97,10 @@ impl Loan {
         let rank = extents.len();
         let used = Kept::default();
         let held = Some(held);
-        let told = AtomicBool::new(false);
+        let exposed = AtomicBool::new(false);
         let header = Vec::new();
         let inputs = Vec::new();
-        Self { joined, borrowed: None, held, told, dtype, rank, shape, bytes, header, inputs, used }
+        Self { joined, borrowed: None, held, exposed, dtype, rank, shape, bytes, header, inputs, used }
     }
 
     /// Its bytes, to be written by the CPU. Host memory only.
@@ -128,7 +128,7 @@ impl Loan {
     /// [`Mismatch::Kind`] for host memory.
     pub fn device(&self) -> Result<DeviceRange<'_>> {
         let range = self.joined.open.blocks.device(self.held().index())?;
-        self.told.store(true, Ordering::Relaxed);
+        self.exposed.store(true, Ordering::Relaxed);
         range.slice(0, self.bytes)
     }
 
@@ -148,9 +148,10 @@ impl Loan {
         Ok(())
     }
 
-    /// Says that the sample is made of another one. If that turns out to have failed, because its publisher died before it
-    /// was complete, say, then so has this one: its receivers' [`check`](Sample::check) is
-    /// [`InvalidData::SampleTainted`](crate::error::InvalidData::SampleTainted). The other one's block is kept until that is known.
+    /// Notes that the sample is made of `input`. If `input` turns out to have failed, because its publisher died before it was
+    /// complete, for instance, this sample has failed, too: [`check`](Sample::check) of its receivers is
+    /// [`InvalidData::SampleTainted`](crate::error::InvalidData::SampleTainted). The block of `input` is kept until that is
+    /// known.
     ///
     /// # Errors
     /// Those of learning by which timeline the other one is complete: of [`Domain::timeline`](crate::Domain::timeline).
@@ -202,7 +203,7 @@ impl Loan {
         std::mem::take(&mut self.used)
     }
 
-    /// The bytes are the next one's.
+    /// Ends the use of its bytes, so that the next holder can use them.
     fn end_writing(&mut self) {
         self.joined.open.blocks.give_back_mut(self.borrowed.take());
     }
@@ -211,7 +212,7 @@ impl Loan {
     fn take_back(&mut self) -> Option<Block> {
         self.end_writing();
         let held = self.held.take()?;
-        Some(Block::told(self.joined.open.blocks.clone(), held, self.told.load(Ordering::Relaxed)))
+        Some(Block::exposed(self.joined.open.blocks.clone(), held, self.exposed.load(Ordering::Relaxed)))
     }
 }
 
@@ -366,7 +367,7 @@ impl Filled {
         loop {
             let seen = match try_it() {
                 Ok(published) => return Ok(published),
-                // In a ring that somebody has spoiled it would be for ever.
+                // In a ring that a broken process has written it would be for ever.
                 Err(Unpublished::Busy) if waiting.left(Instant::now()).is_none() => {
                     let name = joined.open.name();
                     let what = format!("cannot publish in topic {name:?}: other publishers took every place");
@@ -390,7 +391,7 @@ impl Filled {
         }
     }
 
-    /// What is known of what it rests on.
+    /// What is known of its inputs.
     fn validity(&self) -> Validity {
         Validity::of(&self.0.inputs)
     }

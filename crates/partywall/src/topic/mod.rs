@@ -53,15 +53,15 @@ pub const MAX_HEADER: usize = shm::MAX_HEADER;
 /// # Subscribers that are slow
 ///
 /// Each chooses a [`Policy`]. Publishers wait for those that *block*, once they are [depth](TopicOptions::depth) samples
-/// behind, and for nobody else. A sample that is held keeps one block, and each subscriber may hold as many as
+/// behind, and for no others. A sample that is held keeps one block, and each subscriber may hold as many as
 /// [agreed](TopicOptions::held); so a subscriber that is stopped, or hangs, takes nothing from the others, but for one that
 /// blocks: [`Busy::TopicFull`](crate::error::Busy::TopicFull) says whose process it is, and `partywall evict` ends the wait.
 ///
 /// # Deaths
 ///
-/// What a process had published before it was killed stays. What its GPU had not finished by then is
-/// [failed](crate::error::InvalidData::SampleFailed) for whoever receives it. Blocks that it was filling and samples that it held are free for
-/// others when its death is proved; nobody waits for it from then on. A process that is stopped keeps what it has. When the
+/// Samples that a process had published before it was killed stay. Those that its GPU had not finished by then have
+/// [failed](crate::error::InvalidData::SampleFailed) for their receivers. Blocks that it was filling and samples that it held
+/// are free for others when its death is proved; no wait is for it from then on. A process that is stopped keeps what it has. When the
 /// broker is gone, samples are published and received as before, but waits end with [`Unreachable::Gone`], and with the
 /// timelines of publishers what streams complete.
 ///

@@ -1,4 +1,4 @@
-//! Publishers: who has samples to give.
+//! Publishers: they take blocks and publish samples in them.
 
 use std::{
     fmt,
@@ -25,13 +25,14 @@ use crate::{
     wait::{Wait, Waiting},
 };
 
-/// Someone who publishes samples. Those of one publisher are received in the order in which it published them.
+/// Publishes samples in a topic. Subscribers receive the samples of one publisher in the order of publication.
 ///
-/// Samples that a stream completes ([`Filled::publish_on`](super::Filled::publish_on)) are ordered by a timeline of the
-/// publisher's own, and so all come from one stream at a time: changing between streams waits for the former one. For
-/// several streams, make several publishers.
+/// A timeline of the publisher orders the samples that streams complete ([`Filled::publish_on`](super::Filled::publish_on)).
+/// So they come from one stream at a time, and a change of streams waits for the former stream. Make one publisher for each
+/// stream.
 ///
-/// Dropping it takes it out of the topic; what its streams still owe comes all the same. May be used from any thread.
+/// Dropping a publisher takes it out of the topic. Samples that its streams still write are completed all the same. May be
+/// used from any thread.
 #[derive(Debug)]
 #[must_use = "a publisher that is dropped leaves the topic"]
 pub struct Publisher {
@@ -39,11 +40,11 @@ pub struct Publisher {
     spin: AdaptiveSpin,
 }
 
-/// What a publisher and its loans have.
+/// What a publisher and its loans share.
 pub(super) struct Joined {
     pub(super) port: Arc<PublisherPort>,
     place: Mutex<PublisherPlace>,
-    /// How streams say that samples are complete, once one does.
+    /// How streams complete samples, once one does.
     writer: Mutex<Option<Writer>>,
     /// Last: the connection may end with it.
     pub(super) open: Arc<Open>,
@@ -128,7 +129,7 @@ impl Publisher {
 
     /// Samples that it has published.
     pub fn published(&self) -> u64 {
-        // In a forked child the lock on the place may be held by nobody who is still there.
+        // In a forked child the lock on the place may be held by a thread that does not exist there.
         self.joined.open.words.topic.published_by(self.joined.port.id())
     }
 
@@ -143,13 +144,12 @@ impl Joined {
         self.port.id().id()
     }
 
-    /// Samples are published one after the other.
+    /// Its lock makes threads publish one after another.
     pub(super) fn place(&self) -> MutexGuard<'_, PublisherPlace> {
-        // What it remembers is right after each step.
         self.place.lock().ignore_poison()
     }
 
-    /// Has `stream` say when what is on it now is done. Returns the value that stands for that.
+    /// Has `stream` signal once it is done with what is on it now. Returns the timeline and the value of that signal.
     pub(super) fn signal_on(&self, stream: StreamRef<'_>) -> Result<(timelines::Order, u64)> {
         let mut writer = self.writer();
         let Writer { timeline, order, last } = match &mut *writer {
@@ -166,18 +166,17 @@ impl Joined {
     }
 
     fn writer(&self) -> MutexGuard<'_, Option<Writer>> {
-        // What was promised is counted after it was.
         self.writer.lock().ignore_poison()
     }
 
-    /// Whether its GPU is not further behind than it may be.
+    /// Whether the publisher is not further ahead of its GPU than it may be.
     fn is_close(self: &Arc<Self>) -> Result<bool> {
         if self.port.in_flight() == 0 {
             return Ok(true);
         }
         let shape = self.open.words.topic.shape();
         let [depth, publishers, loans] = [shape.depth, shape.publishers, shape.loans].map(u64::from);
-        // All others may be stopped when they are so far ahead, and what they have published overwritten in the ring.
+        // All other publishers may be stopped that far ahead, with samples that the ring keeps no more.
         let needed = shape.needed_blocks() + (publishers - 1) * depth;
         let spare = u64::from(shape.blocks).saturating_sub(needed);
         let most = depth + loans + spare / publishers;
@@ -190,7 +189,7 @@ impl Joined {
         Ok(is_close())
     }
 
-    /// Waits until it is. Returns the rest of the wait.
+    /// Waits until the publisher is [close](Self::is_close) to its GPU. Returns the rest of the wait.
     fn await_in_flight<'w>(self: &Arc<Self>, wait: Wait<'w>) -> Result<Wait<'w>> {
         if self.is_close()? {
             return Ok(wait);
@@ -214,7 +213,7 @@ impl Joined {
         Ok(Writer { timeline, order, last })
     }
 
-    /// Readies a block for the next loan: whoever waits for what has just been published is not kept from it.
+    /// Readies a block for the next loan, while receivers read what was just published.
     pub(super) fn look_ahead(&self) {
         let Words { topic, pool, .. } = &*self.open.words;
         let next = pool.next_free().or_else(|| {
@@ -227,7 +226,7 @@ impl Joined {
         }
     }
 
-    /// For another loan, if it may have one. Counts as such for as long as it lives.
+    /// Returns what one more loan needs, which counts as a loan while it lives.
     #[inline]
     fn one_more(self: &Arc<Self>) -> Result<Arc<Self>> {
         let most = self.open.shape.loans as usize;
@@ -237,7 +236,7 @@ impl Joined {
                 return Ok(joined);
             }
             drop(joined);
-            // Threads that try at the same time are too many together. The last of them that sees so finds the others gone.
+            // Threads that try at once may be too many together. The last one to drop its clone finds the others gone.
             if self.loans() >= most {
                 self.open.domain().link().require_ours()?;
                 return Err(Error::LimitReached(LimitReached::Loans {
@@ -248,13 +247,13 @@ impl Joined {
         }
     }
 
-    /// How many it has, and others try to get.
+    /// How many loans there are, and attempts to get one.
     fn loans(self: &Arc<Self>) -> usize {
-        // Each has one of these, and the publisher: they are counted as it is, without another word that threads share.
+        // Each has a reference, and so has the publisher: no further word that threads share is needed.
         Arc::strong_count(self) - 1
     }
 
-    /// Bytes of a tensor that this topic can have.
+    /// Bytes of a tensor, if the topic accepts it.
     fn bytes(&self, dtype: DType, shape: &[u64]) -> Result<u64> {
         let topic = || self.open.name().to_owned();
         let has = self.open.sample_type;
@@ -302,7 +301,7 @@ impl Joined {
     }
 }
 
-/// Blocks are found by sweeping.
+/// Sweeps find free blocks.
 impl Slots for Joined {
     fn try_take(&self, row: u16) -> Option<Held> {
         let Words { topic, pool, .. } = &*self.open.words;

@@ -1,4 +1,4 @@
-//! What a subscriber receives.
+//! Samples, as a subscriber receives them.
 
 use std::{
     fmt,
@@ -33,24 +33,24 @@ use crate::{
 
 /// A sample, read in place. It stays as it is, and its block is used for nothing else, until this is dropped.
 ///
-/// If its address on the GPU was asked for, work that this process has enqueued may still read it: then the block of a
-/// dropped sample is free when everything is over that the process runs on that GPU at that moment, which a thread waits for.
-/// That is always right, and often later than necessary: [`release_on`](Self::release_on) waits for one stream.
+/// If its GPU address was asked for, work that this process has enqueued may still read it. The block of a dropped sample is
+/// then free when everything is over that the process runs on that GPU at that moment: a thread waits for the GPU. That is
+/// always right, and often later than necessary: [`release_on`](Self::release_on) waits for one stream.
 ///
 /// In a forked child it is the parent's, and dropping it there does nothing.
 #[must_use = "a sample that is dropped is gone"]
 pub struct Sample {
     /// `None` once it is released.
     taken: Option<Taken>,
-    /// The hold, once others have it, too: then the last of them lets go.
+    /// The hold, once it is shared: the last owner releases it.
     shared: OnceLock<Arc<Reading>>,
     description: Description,
-    /// Its bytes in host memory. `None` on a GPU, and if somebody in this process writes them, which nobody may.
+    /// Its bytes in host memory. `None` on a GPU, and if this process writes them, which it must not.
     bytes: Option<BorrowedBlock>,
     /// The timeline that says when it is complete, once it was asked for.
     timeline: OnceLock<Arc<Timeline>>,
-    /// Whether somebody was told where it is on the GPU.
-    told: AtomicBool,
+    /// Whether its GPU address was handed out: then work of this process may use it.
+    exposed: AtomicBool,
     /// Last: the connection may end with it.
     joined: Arc<Joined>,
 }
@@ -64,16 +64,16 @@ pub struct UnreleasedSample {
     pub sample: Box<Sample>,
 }
 
-/// A hold on a block, until the last who has this lets go. Nothing here has a connection.
+/// A hold on a block, which its last owner releases. Nothing here has a connection.
 pub(super) struct Reading {
-    /// Keeps the subscriber's place, of which the hold is.
+    /// The subscriber's port, to which the hold belongs.
     port: Arc<Port>,
     taken: Taken,
     /// What the publisher's timeline has to reach.
     value: u64,
     /// That timeline, once it was asked for.
     order: OnceLock<Order>,
-    /// Nobody will know when the GPU is done with it.
+    /// It is unknown when the GPU is done with it.
     lost: AtomicBool,
 }
 
@@ -104,12 +104,12 @@ impl Sample {
         let taken = Some(taken);
         let shared = OnceLock::new();
         let timeline = OnceLock::new();
-        Self { joined, taken, shared, description, bytes, timeline, told: AtomicBool::new(false) }
+        Self { joined, taken, shared, description, bytes, timeline, exposed: AtomicBool::new(false) }
     }
 
     /// The type of its elements.
     pub fn dtype(&self) -> DType {
-        // Who reads bytes knows what he makes of them.
+        // A caller that reads bytes knows what they mean.
         DType::from_code(self.description.dtype).unwrap_or(DType::U8)
     }
 
@@ -210,7 +210,7 @@ impl Sample {
                 waited => waited?,
             }
         }
-        self.told.store(true, Ordering::Relaxed);
+        self.exposed.store(true, Ordering::Relaxed);
         Ok(range)
     }
 
@@ -239,7 +239,7 @@ impl Sample {
     /// [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost), [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda): its block stays until this process ends.
     pub fn release(mut self) -> Result<()> {
         let Some(reading) = self.let_go() else { return Ok(()) };
-        if self.is_told()
+        if self.is_exposed()
             && let Err(error) = self.open().blocks.wait_idle()
         {
             // Kernels may still read it.
@@ -251,9 +251,9 @@ impl Sample {
 
     /// Lets go of it when everything that is on `stream` now is done. Returns at once.
     ///
-    /// The stream writes a word behind its work, for which the connection's service thread looks, with pauses of up to
-    /// 1 ms. If the process is killed before, the block is free when its death is proved. If its CUDA context is lost,
-    /// nobody knows whether the work is over, and the block is free with the process's end.
+    /// The stream writes a word behind its work, which the connection's service thread polls with pauses of up to 1 ms.
+    /// If the process is killed before, the block is free when its death is proved. If its CUDA context is lost, nobody
+    /// knows whether the work is over, and the block is free with the process's end.
     ///
     /// # Errors
     /// The sample comes back with the error: [`DeviceFault::Captured`](crate::error::DeviceFault::Captured), [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost), [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda);
@@ -283,8 +283,8 @@ impl Sample {
         self.open().blocks.version()
     }
 
-    /// The same, for a sample that is made of it. Says by which timeline it is complete, because somebody else is going to
-    /// ask who cannot find out.
+    /// Returns the hold, for a sample that is made of this one. Finds out first by which timeline this one is complete, because
+    /// the other sample cannot.
     pub(super) fn input(&self) -> Result<Arc<Reading>> {
         self.timeline()?;
         Ok(self.shared.get_or_init(|| self.share(self.taken().again())).clone())
@@ -358,7 +358,7 @@ impl Sample {
     }
 
     fn status(&self) -> Status {
-        // Most were final when they were received, and that is closer.
+        // Most samples are final when they are received, and the copy is closer.
         if self.description.status.is_final() {
             return self.description.status;
         }
@@ -369,8 +369,8 @@ impl Sample {
         Error::Busy(Busy::NotReady { topic: self.topic().to_owned(), position: self.position() })
     }
 
-    fn is_told(&self) -> bool {
-        self.told.load(Ordering::Relaxed)
+    fn is_exposed(&self) -> bool {
+        self.exposed.load(Ordering::Relaxed)
     }
 
     fn open(&self) -> &Open {
@@ -415,13 +415,13 @@ impl Sample {
 
 impl Drop for Sample {
     fn drop(&mut self) {
-        if !self.is_told() && self.shared.get().is_none() {
-            // Nobody else has anything of it.
+        if !self.is_exposed() && self.shared.get().is_none() {
+            // The hold is not shared.
             self.end_reading();
             if let Some(taken) = self.taken.take() {
                 self.joined.port.release(&taken);
             }
-        } else if self.is_told() {
+        } else if self.is_exposed() {
             self.let_go_after(Fence::DeviceIdle(self.open().blocks.clone()));
         } else {
             self.let_go();

@@ -1,4 +1,4 @@
-//! Subscribers: who receives samples.
+//! Subscribers: they receive samples.
 
 use std::{
     fmt,
@@ -23,21 +23,21 @@ use crate::{
     wait::Wait,
 };
 
-/// What becomes of samples that a subscriber has not received in time.
+/// What happens to samples that a subscriber does not receive in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Policy {
     /// Publishers wait for it: it misses nothing.
     Block,
-    /// It misses the oldest ones, once it is further behind than it may be. Nobody waits for it.
+    /// It misses the oldest samples once it falls too far behind. No publisher waits for it.
     DropOldest,
-    /// It receives the latest one and misses those before. Nobody waits for it.
+    /// It receives the latest sample and misses those before. No publisher waits for it.
     Latest,
 }
 
-/// Someone who receives the samples of a topic.
+/// Receives the samples of a topic.
 ///
-/// Dropping it takes it out of the topic: nobody waits for it any more. Samples that it has received stay until they are
-/// dropped, and its place with them. May be used from any thread; each sample is received once.
+/// Dropping a subscriber takes it out of the topic: no publisher waits for it any more. Samples that it has received, and its
+/// port in the topic, stay until they are dropped. May be used from any thread; each sample is received once.
 #[derive(Debug)]
 #[must_use = "a subscriber that is dropped leaves the topic"]
 pub struct Subscriber {
@@ -45,7 +45,7 @@ pub struct Subscriber {
     spin: AdaptiveSpin,
 }
 
-/// What a subscriber and its samples have.
+/// What a subscriber and its samples share.
 pub(super) struct Joined {
     pub(super) port: Arc<Port>,
     pub(super) timelines: Timelines,
@@ -53,12 +53,12 @@ pub(super) struct Joined {
     pub(super) open: Arc<Open>,
 }
 
-/// A subscriber's place, until nobody holds any of its samples. Nothing here has a connection.
+/// A subscriber's port. It is free for others once none of its samples is held. Nothing here has a connection.
 pub(super) struct Port {
     pub(super) words: Arc<Words>,
     id: PortId,
     place: Mutex<SubscriberPlace>,
-    /// A position before which nothing is to be received any more, for those who look without the lock.
+    /// A position before which everything was received, for polls without the lock.
     next: AtomicU64,
     /// One of its holds stays until the broker takes it back.
     lost: AtomicBool,
@@ -184,7 +184,7 @@ impl Subscriber {
         let port = &self.joined.port;
         let waiting = wait.begin();
         let mut now = self.spin.spin(waiting.start(), waiting.timeout(), || port.has_sample());
-        // Who announces that he may sleep has publishers wake him.
+        // The spin found something: an announcement of sleep would cost the next publisher a system call.
         if now.is_none()
             && let Some(sample) = self.take()?
         {
@@ -192,7 +192,7 @@ impl Subscriber {
         }
         let mut backoff = Backoff::new();
         loop {
-            // What is published from now on ends the sleep, and so does a publisher that leaves.
+            // A sample that is published from now on ends the sleep, and so does a publisher that leaves.
             let seen = topic.prepare_for_sample();
             if let Some(sample) = self.try_recv()? {
                 return Ok(sample);
@@ -201,12 +201,12 @@ impl Subscriber {
                 return Err(waiting.error(format!("no sample of topic {:?} was published", self.topic())));
             };
             self.open().domain().link().require_broker()?;
-            // A GPU that lets go of a sample, so that there is room, wakes nobody.
+            // There is no room: a GPU that is done with a sample wakes no thread.
             if port.has_sample() {
                 std::thread::sleep(backoff.next().min(left));
             } else {
                 topic.sleep_for_sample(seen, left);
-                // Before the next announcement: its mark would stay, and have the next publisher wake nobody.
+                // Before the next announcement, whose mark would stay and cost the next publisher a system call.
                 if let Some(sample) = self.take()? {
                     return Ok(sample);
                 }
@@ -214,8 +214,8 @@ impl Subscriber {
         }
     }
 
-    /// Receives the next sample if there is one, and room for it: one that was dropped is still held
-    /// while a GPU may read it, and while it is not known whether another one that is made of it is valid.
+    /// Receives the next sample if there is one, and room for it. A dropped sample still takes room while a GPU may read it,
+    /// and until it is known whether samples that are made of it are valid.
     ///
     /// # Errors
     /// As [`recv`](Self::recv), but for those of waiting.
@@ -226,19 +226,19 @@ impl Subscriber {
         }
     }
 
-    /// Receives the next sample if there is one. Whether any more will come is not asked.
+    /// Receives the next sample if there is one, whether or not more will come.
     fn take(&self) -> Result<Option<Sample>> {
         let open = self.open();
         let port = &self.joined.port;
         let Words { topic, pool, .. } = &*open.words;
         open.require_ours()?;
-        // Who looks again and again need not take the lock each time.
+        // A loop that polls need not take the lock each time.
         match port.look() {
             Ahead::Nothing => return Ok(None),
             Ahead::Sample(block) => open.blocks.prefetch(block),
             Ahead::Other => {}
         }
-        // Before: what is dropped meanwhile makes room.
+        // Checked before receiving: a sample that is dropped meanwhile makes room.
         let is_full = self.is_full();
         let receive = || {
             let mut place = port.place();
@@ -248,24 +248,25 @@ impl Subscriber {
         };
         let mut received = receive();
         if received == Received::Full {
-            // A stream may have let go of some, and nobody have looked since. Not under the lock: who knows what goes with it.
+            // Streams may be done with some, which no poll has found yet. Not under the lock: callbacks run here.
             open.domain().completions().poll();
             received = receive();
         }
         match received {
             Received::Sample(taken) => Ok(Some(Sample::new(self.joined.clone(), taken))),
-            // Tried often enough: in a ring that somebody has spoiled it would be for ever.
+            // In a ring that a broken process has written, more attempts would not help.
             Received::Empty | Received::Busy => Ok(None),
             Received::Full if is_full => {
                 Err(Error::LimitReached(LimitReached::Held { topic: open.name().to_owned(), held: open.shape.held }))
             }
-            // There will be room.
+            // The dropped ones will make room.
             Received::Full => Ok(None),
             Received::Detached => Err(open.parted()),
         }
     }
 
-    /// Takes it out of the topic now, as dropping it does: nobody waits for it any more. Receiving is [`Gone::Detached`] then.
+    /// Takes it out of the topic now, as dropping it does: no publisher waits for it any more. Receiving is [`Gone::Detached`]
+    /// then.
     pub fn detach(&self) {
         let port = &self.joined.port;
         if port.words.are_ours() {
@@ -328,7 +329,7 @@ impl Drop for Subscriber {
 }
 
 impl Port {
-    /// Its place is not free before the broker takes it back.
+    /// Leaves the port to the broker, which takes it back.
     pub(super) fn lose(&self) {
         self.lost.store(true, Ordering::Release);
     }
@@ -352,12 +353,11 @@ impl Port {
     }
 
     fn look(&self) -> Ahead {
-        // Another thread may have received since: then it looks as if there were something, and who receives sees better.
+        // If another thread has received since, this may find what is gone already; receiving finds out.
         self.words.topic.look(self.id, self.next.load(Ordering::Relaxed))
     }
 
     fn place(&self) -> MutexGuard<'_, SubscriberPlace> {
-        // What it remembers is right after each step.
         self.place.lock().ignore_poison()
     }
 }
@@ -397,7 +397,7 @@ impl<'a> IntoIterator for &'a Subscriber {
 /// A file descriptor that is readable while a subscriber has something to receive ([`Subscriber::event`]). Poll it for
 /// reading, then receive until there is nothing more, then [clear](Self::clear) it.
 ///
-/// The connection's service thread looks for samples, with pauses of up to 1 ms. Dropping this ends that.
+/// The connection's service thread polls for samples, with pauses of up to 1 ms. Dropping this ends that.
 #[derive(Debug)]
 pub struct SubscriberEvent {
     fd: Arc<OwnedFd>,

@@ -1,4 +1,4 @@
-//! The timelines by which publishers' streams say that samples are complete.
+//! The timelines by which the streams of publishers complete samples.
 
 use std::{
     collections::BTreeMap,
@@ -20,11 +20,11 @@ use crate::{
     timeline::Timeline,
 };
 
-/// Those that a subscriber has met.
+/// The timelines of publishers that a subscriber has received from.
 #[derive(Debug, Default)]
 pub(super) struct Timelines(Mutex<BTreeMap<u64, Arc<Timeline>>>);
 
-/// One incarnation of a publisher's timeline, for those who look at it later.
+/// One incarnation of a publisher's timeline, to be polled later.
 #[derive(Debug, Clone)]
 pub(super) struct Order {
     pub(super) word: Arc<Word>,
@@ -49,10 +49,10 @@ impl Order {
 }
 
 impl Timelines {
-    /// The timeline of the one who has published a sample; `None` if by now it is known without it what became of that.
+    /// Returns the timeline of a sample's publisher; `None` if the sample is settled by now.
     ///
-    /// A timeline of that name that others have made meanwhile, because the publisher is gone, would never come to the
-    /// value. So it has to be the very incarnation that the publisher writes, and that is ended with it.
+    /// If the publisher is gone, another process may have made a timeline of that name, which would never reach the value. So
+    /// this has to be the very incarnation that the publisher writes, and that ends with the publisher.
     pub(super) fn of(&self, open: &Open, taken: &Taken, publisher: u64) -> Result<Option<Arc<Timeline>>> {
         let Words { topic, .. } = &*open.words;
         let what = || format!("sample {} of topic {:?} was not decided", taken.position(), open.name());
@@ -105,11 +105,11 @@ pub(super) fn await_settled<T>(
     }
 }
 
-/// What a publisher's timeline is called. With the version: one that was removed and is still used may have a publisher
-/// of the same number.
+/// The name of a publisher's timeline. It has the topic's version, since a removed topic that is still in use may have a
+/// publisher of the same number.
 pub(super) fn name(open: &Open, publisher: u64) -> String {
     format!("{}/{}/publisher-{publisher}", open.name(), open.blocks.version())
 }
 
-/// How long the broker may take to say what became of the samples of one that is gone.
+/// How long the broker may take to settle the samples of a publisher that is gone.
 const SETTLING: Duration = Duration::from_secs(1);
