@@ -31,6 +31,8 @@ pub(crate) struct Package {
     pub(crate) name: String,
     /// Its folder, from the root.
     pub(crate) folder: PathBuf,
+    /// Its manifest as cargo reads it.
+    pub(crate) manifest: serde_json::Value,
 }
 
 /// What several steps need and one of them does.
@@ -61,7 +63,7 @@ impl Workspace {
         let package = |package: &serde_json::Value| {
             let manifest = Path::new(package["manifest_path"].as_str()?);
             let folder = manifest.parent()?.strip_prefix(&root).ok()?.to_path_buf();
-            Some(Package { name: package["name"].as_str()?.to_owned(), folder })
+            Some(Package { name: package["name"].as_str()?.to_owned(), folder, manifest: package.clone() })
         };
         let packages = metadata["packages"].as_array().ok_or_else(lacks("packages"))?;
         let packages = packages.iter().map(package).collect::<Option<_>>().ok_or_else(lacks("packages"))?;

@@ -2,7 +2,8 @@
 //!
 //! | module | steps |
 //! |---|---|
-//! | [`sources`] | the text of the repository: format, lints, pages, dependencies, packages, kernels |
+//! | [`sources`] | the text of the repository: format, lints, pages, dependencies, kernels |
+//! | [`packages`] | the crates, packed as a release publishes them |
 //! | [`rust`] | the tests in Rust |
 //! | [`simulated`] | the programs that test the library on the simulated driver |
 //! | [`python`] | the Python package |
@@ -10,6 +11,7 @@
 //! Steps are in two lanes that run at the same time. The main lane mostly waits for processes that tests start and kill;
 //! the side lane mostly compiles, in target directories of its own as far as it can.
 
+mod packages;
 mod python;
 mod rust;
 mod simulated;
@@ -131,6 +133,12 @@ const TEST: &[Step] = &[
     },
     Step { name: "doc-tests", about: "the examples in rustdoc", lane: Lane::Main, run: rust::doc_tests },
     Step {
+        name: "packages",
+        about: "the crates are complete for publishing, and pack",
+        lane: Lane::Side,
+        run: packages::pack,
+    },
+    Step {
         name: "sanitizer",
         about: "the tests of partywall-shm and partywall-os under the address sanitizer",
         lane: Lane::Side,
@@ -164,12 +172,26 @@ const TEST: &[Step] = &[
     },
 ];
 
-const LONG: &[Step] = &[Step {
-    name: "binary",
-    about: "the program as a release builds it, and its size",
-    lane: Lane::Main,
-    run: sources::optimised_binary,
-}];
+const LONG: &[Step] = &[
+    Step {
+        name: "binary",
+        about: "the program as a release builds it, and its size",
+        lane: Lane::Main,
+        run: sources::optimised_binary,
+    },
+    Step {
+        name: "wheel",
+        about: "the Python package as its users build it: optimised, installed and tested",
+        lane: Lane::Main,
+        run: python::wheel,
+    },
+    Step {
+        name: "packages-compiled",
+        about: "each crate compiles from its package",
+        lane: Lane::Main,
+        run: packages::compile,
+    },
+];
 
 /// Runs format, clippy and the unit tests of what changed.
 pub(crate) fn check(workspace: &Workspace) -> Result<(), String> {

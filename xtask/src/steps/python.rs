@@ -11,6 +11,9 @@ use crate::tools::Workspace;
 /// The time after which the packages that tests need count as out of reach.
 const FETCH_TIMEOUT: Duration = Duration::from_secs(600);
 
+/// The profile of a release without what makes that slow to build.
+pub(super) const OPTIMISED: &str = "ci";
+
 /// Downloads what the package's tests need. jax is among it and takes half a minute; torch is not: it has five gigabytes.
 pub(super) fn packages(workspace: &Workspace) -> Outcome {
     match environment(workspace) {
@@ -33,6 +36,21 @@ pub(super) fn package(workspace: &Workspace) -> Outcome {
         environment.check_types()?;
         environment.test("python/tests/host", &[])?;
         environment.test("python/tests/simulated", &simulated)
+    };
+    steps().into()
+}
+
+/// Builds the wheel as its users do, optimised and with a program of its own, and tests it on host memory.
+pub(super) fn wheel(workspace: &Workspace) -> Outcome {
+    let environment = match environment(workspace) {
+        Ok(environment) => environment,
+        Err(outcome) => return outcome,
+    };
+    let folder = workspace.target.join("wheels");
+    let steps = || {
+        environment.wheel(OPTIMISED, &folder)?;
+        environment.install_wheel(&folder)?;
+        environment.test("python/tests/host", &[])
     };
     steps().into()
 }
@@ -89,6 +107,13 @@ impl<'a> Environment<'a> {
         let mut command = self.python(words);
         command.arg(folder).env("PARTYWALL_PROFILE", profile).env("MATURIN_PEP517_ARGS", "--compatibility pypi");
         self.workspace.run(&mut command)
+    }
+
+    /// Installs the wheel of a folder in place of what is installed.
+    fn install_wheel(&self, folder: &Path) -> Result<(), String> {
+        let words =
+            "-m pip install --quiet --disable-pip-version-check --force-reinstall --no-index --no-deps partywall";
+        self.workspace.run(self.python(words).arg("--find-links").arg(folder))
     }
 
     /// Checks types, those of the stubs that the build has made included, and these against what was built.

@@ -3,7 +3,7 @@
 use std::process::Command;
 use std::time::Duration;
 
-use super::Outcome;
+use super::{Outcome, python::OPTIMISED};
 use crate::tools::{self, Workspace};
 use crate::{pages, ptx};
 
@@ -85,8 +85,8 @@ pub(super) fn kernels(workspace: &Workspace) -> Outcome {
 pub(super) fn optimised_binary(workspace: &Workspace) -> Outcome {
     const MAX_BYTES: u64 = 24 << 20;
     let build = || {
-        workspace.run(&mut workspace.cargo(["build", "--profile", "ci", "-p", "partywall-cli"]))?;
-        let program = workspace.target.join("ci/partywall");
+        workspace.run(&mut workspace.cargo(["build", "--profile", OPTIMISED, "-p", "partywall-cli"]))?;
+        let program = workspace.target.join(OPTIMISED).join("partywall");
         let bytes = std::fs::metadata(&program).map_err(|error| tools::cannot_read(&program, &error))?.len();
         if bytes > MAX_BYTES {
             let (mib, allowed) = (bytes >> 20, MAX_BYTES >> 20);

@@ -354,7 +354,7 @@ fn half(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(half)
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::super::{Layout, TableBuilder};
     use super::*;

@@ -42,7 +42,7 @@ pub(super) fn poison(last: u64) -> u64 {
 /// that the low half differs from that of the value.
 const POISON: u64 = (1 << 62) + 1;
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use proptest::prelude::*;
