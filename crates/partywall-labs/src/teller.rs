@@ -177,28 +177,11 @@ impl<'a> Teller<'a> {
     }
 }
 
-/// Lines of at most `width` characters, broken between words, and inside a word only if it is longer than that.
+/// Wraps a text into lines of at most `width` characters, broken between words, and inside a word only if it is longer.
 fn wrapped(text: &str, width: usize) -> Vec<String> {
-    let mut lines = Vec::new();
-    let mut line = String::new();
-    for word in text.split_whitespace() {
-        let mut word = word.chars().peekable();
-        let length = word.clone().count();
-        if !line.is_empty() && line.chars().count() + 1 + length > width {
-            lines.push(std::mem::take(&mut line));
-        }
-        if !line.is_empty() {
-            line.push(' ');
-        }
-        while word.peek().is_some() {
-            line.extend(word.by_ref().take(width));
-            if word.peek().is_some() {
-                lines.push(std::mem::take(&mut line));
-            }
-        }
-    }
-    lines.push(line);
-    lines
+    let options = textwrap::Options::new(width).word_splitter(textwrap::WordSplitter::NoHyphenation);
+    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    textwrap::wrap(&words, options).into_iter().map(Into::into).collect()
 }
 
 /// Columns that a terminal is taken to have.
