@@ -37,7 +37,7 @@ impl Domain {
 
     /// The number of this process among the domain's members.
     pub fn member(&self) -> u64 {
-        self.link().resume.member
+        self.link().member()
     }
 
     /// Takes from members what they wait for, build and own, and refuses them everything from now on; a pid means all

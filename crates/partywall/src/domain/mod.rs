@@ -11,8 +11,8 @@ mod objects;
 mod poll_tasks;
 mod service;
 mod stream_waits;
+mod timeline_memory;
 mod watch;
-mod words;
 
 use std::{
     path::{Path, PathBuf},
@@ -37,7 +37,7 @@ pub(crate) use self::{
     link::Link,
     poll_tasks::{PollReason, PollTasks},
     stream_waits::StreamWaits,
-    words::{MappedSlab, PrivateWord, Word, Words},
+    timeline_memory::{MappedSlab, PrivateWord, TimelineMemory, Word},
 };
 use crate::{
     completion::{Completions, Workers},
@@ -355,8 +355,8 @@ impl Domain {
         &self.connection.pools
     }
 
-    pub(crate) fn words(&self) -> &Words {
-        &self.connection.service.shared().words
+    pub(crate) fn timeline_memory(&self) -> &TimelineMemory {
+        &self.connection.service.shared().timeline_memory
     }
 
     pub(crate) fn stream_waits(&self) -> &StreamWaits {

@@ -23,21 +23,18 @@ use partywall_shm::{
 use partywall_wire::Event;
 
 use super::{
-    connect::{self, Greeted, Role},
+    connect::Greeted,
     health::Lost,
     inbox::Inbox,
-    link::{Link, Verdict, giving_back},
+    link::{Completion, Link, NoBroker, giving_back},
     poll_tasks::{PollReason, PollTasks, Schedule},
     stream_waits::StreamWaits,
-    words::{CellPlace, Words},
+    timeline_memory::{CellPlace, TimelineMemory},
 };
 use crate::{
     completion::{Completions, Workers},
-    error::{Error, Result, Unreachable},
+    error::{Error, Result},
 };
-
-/// For how long a lost connection is renewed before the broker counts as gone.
-const RENEWAL: Duration = Duration::from_secs(10);
 
 /// How often to tell that we are well, and to look at what is in no hurry.
 const TICK: Duration = Duration::from_millis(250);
@@ -62,7 +59,7 @@ pub(super) struct Shared {
     pub(super) poll_tasks: Arc<PollTasks>,
     pub(super) completions: Arc<Completions>,
     pub(super) workers: Workers,
-    pub(super) words: Words,
+    pub(super) timeline_memory: TimelineMemory,
     pub(super) stream_waits: StreamWaits,
     stop: AtomicBool,
     /// The events of a connection that was renewed, for the service thread.
@@ -86,7 +83,7 @@ impl Service {
             poll_tasks,
             completions: Arc::new(completions),
             workers,
-            words: Words::default(),
+            timeline_memory: TimelineMemory::default(),
             stream_waits: StreamWaits::default(),
             stop: AtomicBool::new(false),
             renewed: Mutex::default(),
@@ -122,7 +119,7 @@ impl Service {
         let is_ours = self.thread.as_ref().is_some_and(|thread| thread.thread().id() == thread::current().id());
         if !is_ours {
             shared.completions.await_owed(TIMEOUT);
-            if !shared.words.are_registered() {
+            if !shared.timeline_memory.is_registered() {
                 shared.detach();
                 return self.stop();
             }
@@ -251,7 +248,8 @@ impl Shared {
             return;
         };
         // Its waiter may have given up meanwhile: then what it was granted goes back.
-        if let Some(Verdict::Ended(outcome, _)) = self.link.deliver(ticket, Verdict::Ended(Box::new(outcome), fds))
+        if let Some(Completion::Ended(outcome, _)) =
+            self.link.deliver(ticket, Completion::Ended(Box::new(outcome), fds))
             && let Ok(answer) = *outcome
             && let Some(call) = giving_back(&answer)
         {
@@ -270,7 +268,7 @@ impl Shared {
                 return link.set_gone();
             }
             link.lost();
-            let Greeted { call, events, .. } = match shared.renew() {
+            let Greeted { call, events, .. } = match link.renew(&shared.stop) {
                 Ok(greeted) => greeted,
                 Err(NoBroker { gone }) => {
                     link.set_gone();
@@ -288,7 +286,7 @@ impl Shared {
     /// Ends our hosts' waits; and if the broker is `gone`, those of everybody and every stream for the timelines that we
     /// have open, because nothing else would end them when a writer died.
     fn end_waits(self: &Arc<Self>, gone: bool) {
-        self.words.set_gone();
+        self.timeline_memory.set_gone();
         if !gone {
             return;
         }
@@ -307,13 +305,13 @@ impl Shared {
 
     /// Every cell that a thread or a stream of this process may wait for.
     fn each_place(&self, act: impl Fn(&CellPlace)) {
-        self.words.places().iter().chain(&self.stream_waits.places()).for_each(act);
+        self.timeline_memory.places().iter().chain(&self.stream_waits.places()).for_each(act);
     }
 
     /// Gives back what the driver has been given, says good-bye, and has the service thread end.
     fn detach(&self) {
         // It waits for what the process runs. When the lease of a word goes, no stream must be about to wait for it.
-        self.words.unregister();
+        self.timeline_memory.unregister();
         // Said so that the broker needs no proof of our death; if it cannot be said, the proof does. And said before the
         // service thread closes its socket, which would look like a death.
         if let Err(error) = self.link.leave() {
@@ -326,42 +324,6 @@ impl Shared {
     fn take_renewed(&self) -> Option<OwnedFd> {
         self.renewed.lock().ignore_poison().take()
     }
-
-    /// Connects as the member that we are.
-    fn renew(&self) -> Result<Greeted, NoBroker> {
-        let deadline = Instant::now() + RENEWAL;
-        let gone = NoBroker { gone: true };
-        loop {
-            let greeted = connect::open(&self.link.location).and_then(|call| {
-                connect::greet(call, self.link.socket_path(), Role::Resumed(self.link.resume.clone()))
-            });
-            match greeted {
-                Ok(greeted) if greeted.welcome.instance == self.link.resume.instance && greeted.welcome.resumed => {
-                    return Ok(greeted);
-                }
-                // Another broker, or none listens any more.
-                Ok(_) | Err(Error::Unreachable(Unreachable::NoAnswer { .. } | Unreachable::Version { .. })) => {
-                    return Err(gone);
-                }
-                // Another one, too, or ours has given us up. In that case others' waits are in good hands.
-                Err(Error::Unreachable(Unreachable::Refused(_))) => {
-                    return Err(NoBroker { gone: !self.link.is_our_broker() });
-                }
-                Err(_) => {}
-            }
-            // The broker itself is alive or about to be: try again, but stop at once when asked to.
-            if Instant::now() >= deadline || self.stop.load(Ordering::Acquire) {
-                return Err(gone);
-            }
-            thread::sleep(Duration::from_millis(20));
-        }
-    }
-}
-
-/// A connection cannot be renewed.
-struct NoBroker {
-    /// Whether because the broker is gone.
-    gone: bool,
 }
 
 #[cfg(test)]

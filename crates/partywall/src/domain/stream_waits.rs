@@ -20,7 +20,7 @@ use partywall_shm::timeline::Progress;
 
 use super::{
     lease::LeaseGuard,
-    words::{CellPlace, PrivateWord},
+    timeline_memory::{CellPlace, PrivateWord},
 };
 
 /// The waits of all streams of a connection.

@@ -25,7 +25,7 @@ pub(super) fn wait(timeline: &Timeline, stream: StreamRef<'_>, v: u64) -> Result
         if waits.need_a_mark() {
             let mark = match waits.take_mark() {
                 Some(mark) => mark,
-                None => domain.words().take_private()?,
+                None => domain.timeline_memory().take_private()?,
             };
             stream.enqueue_write_u64(work.private(&mark)?.word(&mark.place)?, mark.target)?;
             waits.mark(&mark.place, mark.target);
@@ -52,7 +52,7 @@ pub(super) fn begin(timeline: &Timeline, v: u64) -> Result<Option<(Arc<Word>, Ar
             Ok(None)
         }
         Progress::Ended(ending) => Err(at.ended(&word, ending, v)),
-        Progress::Pending | Progress::Announced if domain.words().launches_block() => {
+        Progress::Pending | Progress::Announced if domain.timeline_memory().launches_block() => {
             Err(Error::DeviceFault(DeviceFault::LaunchBlocking { name: at.name.clone() }))
         }
         Progress::Pending | Progress::Announced => Ok(Some((word, keep))),
@@ -65,7 +65,7 @@ pub(super) fn device_ptr(timeline: &Timeline, gpu: &Gpu) -> Result<u64> {
     domain.link().require_ours()?;
     domain.health().check()?;
     let (word, keep) = timeline.at.now();
-    let slab = match domain.words().slab(word.slab) {
+    let slab = match domain.timeline_memory().slab(word.slab) {
         Some(slab) => slab,
         None => prepare(domain, gpu.context(), word.slab)?,
     };
@@ -140,7 +140,7 @@ impl Work<'_> {
 
     /// The slab with this number, once its words can be used on the stream.
     pub(super) fn ready(&self, slab: u32) -> Result<Arc<MappedSlab>> {
-        match self.domain.words().slab(slab) {
+        match self.domain.timeline_memory().slab(slab) {
             Some(slab) => Ok(slab),
             None => prepare(self.domain, self.stream.context(), slab),
         }
@@ -148,17 +148,17 @@ impl Work<'_> {
 
     /// A private word, once it can be used on the stream, and its slab.
     pub(super) fn take_private(&self) -> Result<(PrivateWord, Arc<MappedSlab>)> {
-        let words = self.domain.words();
-        if !words.are_registered() {
-            words.prepare(self.stream.context())?;
+        let memory = self.domain.timeline_memory();
+        if !memory.is_registered() {
+            memory.prepare(self.stream.context())?;
         }
-        let word = words.take_private()?;
+        let word = memory.take_private()?;
         let slab = self.private(&word)?;
         Ok((word, slab))
     }
 
     fn private(&self, word: &PrivateWord) -> Result<Arc<MappedSlab>> {
-        self.domain.words().private_slab(word).ok_or_else(unknown_word)
+        self.domain.timeline_memory().private_slab(word).ok_or_else(unknown_word)
     }
 
     /// A call of the driver has failed; that may be the end of the context.
@@ -191,8 +191,8 @@ impl From<Error> for Refusal {
 
 /// Makes everything ready that the driver might not let us make behind a wait.
 fn prepare(domain: &Domain, context: &Context, slab: u32) -> Result<Arc<MappedSlab>> {
-    domain.words().prepare(context)?;
-    domain.words().slab(slab).ok_or_else(unknown_word)
+    domain.timeline_memory().prepare(context)?;
+    domain.timeline_memory().slab(slab).ok_or_else(unknown_word)
 }
 
 fn unknown_word() -> Error {

@@ -310,11 +310,11 @@ impl Drop for Hold {
 impl Incarnation {
     /// The present one.
     fn open(domain: &Domain, name: &str, writer: bool) -> Result<Self> {
-        let known = domain.words().mapped();
+        let known = domain.timeline_memory().mapped();
         let (opened, fds) = domain.open_timeline(name, writer, known)?;
         // Goes back if what follows fails.
         let keep = Some(Arc::new(domain.keep(opened.lease)));
-        Ok(Self { word: domain.words().take_in(&opened, known, fds)?, keep })
+        Ok(Self { word: domain.timeline_memory().take_in(&opened, known, fds)?, keep })
     }
 }
 

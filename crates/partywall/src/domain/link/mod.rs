@@ -1,0 +1,328 @@
+//! The connection of one process to one broker.
+//!
+//! A call is written and answered on the *call* socket by the calling thread itself, one at a time: no other thread
+//! is woken, so a round trip costs what the kernel takes. Calls never wait in the broker. A call that has to wait is
+//! answered with `Pending`, and its completion arrives on the *events* socket, which the service thread reads.
+//!
+//! | file | contains |
+//! |---|---|
+//! | this one | calls, and whose turn it is |
+//! | `socket` | one request and its reply |
+//! | `waits` | calls that wait for a completion |
+//! | `renewal` | what becomes of a connection that is lost |
+
+mod renewal;
+mod socket;
+mod waits;
+
+use std::{
+    os::fd::{BorrowedFd, OwnedFd},
+    path::Path,
+    sync::{
+        Condvar, Mutex, MutexGuard,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use partywall_os::{lock::IgnorePoison, process::fork_generation};
+use partywall_shm::MAX_SLEEP;
+use partywall_wire::{Answer, Call, Refusal, Request, Resume, frame};
+
+pub(super) use self::{renewal::NoBroker, socket::giving_back, waits::Completion};
+use self::{
+    socket::{CallSocket, Lost},
+    waits::Waits,
+};
+use super::{connect::Greeted, locate::Location};
+use crate::error::{Error, Result, Unreachable};
+
+/// How long a broker may take to answer a call. It answers within microseconds, unless it is stopped.
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// After one timeout, later calls use this shorter one, so that dropping a hundred segments does not wait a hundred times
+/// as long. Any answer restores the full time.
+const SHORT_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// Grants that wait to be given back. Only a broker that grants what nobody asked for comes near.
+const MAX_OWED: usize = 4096;
+
+/// An answer and the file descriptors that came with it.
+pub(crate) type Answered = (Answer, Vec<OwnedFd>);
+
+/// An answer or a refusal, and the file descriptors that came with it.
+type Outcome = (Result<Answer, Refusal>, Vec<OwnedFd>);
+
+/// What a question came to.
+struct Asked {
+    outcome: Outcome,
+    /// The connection was lost before the answer came, and this is the answer to the second question.
+    twice: bool,
+}
+
+/// A connection.
+#[derive(Debug)]
+pub(crate) struct Link {
+    location: Location,
+    resume: Resume,
+    /// Our row in the memory of all members, and our mark in semaphores.
+    row: u16,
+    /// The broker's pid, as far as it can be told.
+    broker: Option<u32>,
+    owner: u32,
+    /// The owner's [`fork_generation`].
+    generation: u64,
+    max_message: usize,
+    /// Whose turn it is to use `calls`. Apart from them, because a `Mutex` cannot be waited for with a time limit.
+    queue: Mutex<Queue>,
+    freed: Condvar,
+    /// Locked only by the thread that has the turn, and so without waiting.
+    calls: Mutex<CallSocket>,
+    waits: Waits,
+    leaving: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    in_use: bool,
+    /// Threads that wait for their turn. Waking nobody would cost a system call.
+    waiting: usize,
+}
+
+/// The use of the call socket, by one thread at a time.
+struct Turn<'a> {
+    link: &'a Link,
+    /// An option, because it ends before the turn does, and fields are dropped only after `drop`.
+    calls: Option<MutexGuard<'a, CallSocket>>,
+}
+
+impl Link {
+    /// A connection, and what its service thread needs of it: the events socket and the memory of the members' rows.
+    pub(super) fn new(location: Location, greeted: Greeted) -> (Self, OwnedFd, OwnedFd) {
+        let Greeted { call, events, members, welcome } = greeted;
+        let resume = Resume { instance: welcome.instance, member: welcome.member, token: welcome.token };
+        let broker = partywall_os::socket::peer(&call).ok().and_then(|peer| peer.pid);
+        let link = Self {
+            location,
+            resume,
+            row: welcome.row,
+            broker,
+            owner: std::process::id(),
+            generation: fork_generation(),
+            max_message: welcome.max_message as usize,
+            queue: Mutex::default(),
+            freed: Condvar::new(),
+            calls: Mutex::new(CallSocket::new(call)),
+            waits: Waits::default(),
+            leaving: AtomicBool::new(false),
+        };
+        (link, events, members)
+    }
+
+    /// Checks that this is the process that connected. In a forked child, a lock may be held by a thread that does not
+    /// exist there.
+    pub(crate) fn require_ours(&self) -> Result<()> {
+        if self.generation == fork_generation() {
+            return Ok(());
+        }
+        Err(Error::Unreachable(Unreachable::Forked { parent: self.owner }))
+    }
+
+    /// Checks that the broker is not gone for good, as far as is known.
+    pub(crate) fn require_broker(&self) -> Result<()> {
+        if self.waits.is_gone() { Err(self.gone()) } else { Ok(()) }
+    }
+
+    /// Our row in the memory of all members, and our mark in semaphores.
+    pub(crate) fn row(&self) -> u16 {
+        self.row
+    }
+
+    /// Our number in the domain.
+    pub(super) fn member(&self) -> u64 {
+        self.resume.member
+    }
+
+    pub(crate) fn socket_path(&self) -> &Path {
+        &self.location.socket
+    }
+
+    /// Asks, and returns the answer.
+    pub(crate) fn call(&self, call: Call) -> Result<Answer> {
+        Ok(self.call_with(call, &[])?.0)
+    }
+
+    /// Asks, sending and receiving file descriptors.
+    pub(crate) fn call_with(&self, call: Call, fds: &[BorrowedFd<'_>]) -> Result<Answered> {
+        let gives_back = matches!(call, Call::Release { .. } | Call::LeaveName { .. } | Call::AbandonBuild { .. });
+        let Asked { outcome, twice } = self.ask(call, fds, |_| ())?;
+        if gives_back && twice && matches!(outcome, (Err(Refusal::Stale { .. }), _)) {
+            return Ok((Answer::Done, Vec::new()));
+        }
+        self.accept(outcome)
+    }
+
+    /// Says good-bye. The connection ends, and is not renewed: if it is lost already, there is nobody to say it to.
+    pub(super) fn leave(&self) -> Result<()> {
+        self.leaving.store(true, Ordering::Relaxed);
+        let mut turn = self.turn()?;
+        match self.ask_once(&mut turn, Call::Bye)? {
+            Some(outcome) => self.accept(outcome).map(drop),
+            None => Err(self.gone()),
+        }
+    }
+
+    /// Whether the end of the connection is wanted.
+    pub(super) fn is_leaving(&self) -> bool {
+        self.leaving.load(Ordering::Relaxed)
+    }
+
+    /// Asks, and once more if the connection was lost before the answer came. Asked again under its number, the broker
+    /// answers what came of the call, and does not do it twice. `before` hears the number before each question.
+    fn ask(&self, call: Call, fds: &[BorrowedFd<'_>], mut before: impl FnMut(u64)) -> Result<Asked> {
+        let mut turn = self.connected_turn()?;
+        let id = turn.calls().next_id();
+        let message = self.encode(id, call, fds.len())?;
+        before(id);
+        if let Some(outcome) = self.exchange(&mut turn, id, &message, fds)? {
+            return Ok(Asked { outcome, twice: false });
+        }
+        drop(turn);
+        turn = self.connected_turn()?;
+        before(id);
+        let outcome = self.exchange(&mut turn, id, &message, fds)?.ok_or_else(|| self.gone())?;
+        Ok(Asked { outcome, twice: true })
+    }
+
+    /// Asks on a connection as it is; `None` if it is lost.
+    fn ask_once(&self, turn: &mut Turn<'_>, call: Call) -> Result<Option<Outcome>> {
+        let id = turn.calls().next_id();
+        let message = self.encode(id, call, 0)?;
+        self.exchange(turn, id, &message, &[])
+    }
+
+    /// Turns a refusal into an error.
+    fn accept(&self, (outcome, fds): Outcome) -> Result<Answered> {
+        match outcome {
+            Ok(answer) => Ok((answer, fds)),
+            Err(refusal) => Err(Error::refused(refusal, self.socket_path())),
+        }
+    }
+
+    fn encode(&self, id: u64, call: Call, fds: usize) -> Result<Vec<u8>> {
+        frame::encode(&Request { id, call }, fds, self.max_message)
+            .map_err(|error| Error::Unreachable(Unreachable::Refused(error.to_string())))
+    }
+
+    /// Sends a request and waits for its answer. `None` if the connection is lost: the service thread renews it.
+    fn exchange(
+        &self,
+        turn: &mut Turn<'_>,
+        id: u64,
+        message: &[u8],
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<Option<Outcome>> {
+        let calls = turn.calls();
+        match calls.exchange(message, id, fds) {
+            Ok((reply, fds)) => {
+                self.return_owed(calls);
+                Ok(Some((reply.outcome, fds)))
+            }
+            Err(Lost::Ended) => {
+                calls.close();
+                Ok(None)
+            }
+            Err(Lost::Silent) => Err(self.unreachable("it did not answer a call in time; is it stopped?")),
+            Err(Lost::InFlight) => Err(Error::descriptors_in_flight()),
+            Err(Lost::Malformed(why)) => {
+                calls.close();
+                Err(Error::Unreachable(Unreachable::Protocol(why)))
+            }
+        }
+    }
+
+    /// Gives back what was granted too late.
+    fn return_owed(&self, calls: &mut CallSocket) {
+        while let Some(call) = calls.owed().pop() {
+            let id = calls.next_id();
+            let Ok(message) = self.encode(id, call.clone(), 0) else { continue };
+            match calls.exchange(&message, id, &[]) {
+                Ok((reply, _)) => tracing::debug!(?call, outcome = ?reply.outcome, "gave back a late grant"),
+                Err(_) => {
+                    // Once there is an answer again.
+                    calls.owed().push(call);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Waits for the use of the call socket, after those that came before.
+    fn turn(&self) -> Result<Turn<'_>> {
+        self.require_ours()?;
+        let mut queue = self.queue.lock().ignore_poison();
+        if queue.in_use {
+            queue.waiting += 1;
+            queue = self.freed.wait_timeout_while(queue, TIMEOUT, |queue| queue.in_use).ignore_poison().0;
+            queue.waiting -= 1;
+            if queue.in_use {
+                return Err(self.unreachable("other calls of this process have been waiting for it for too long"));
+            }
+        }
+        queue.in_use = true;
+        drop(queue);
+        Ok(Turn { link: self, calls: Some(self.calls.lock().ignore_poison()) })
+    }
+
+    /// Waits for the use of a call socket that is connected, and for one that is being renewed.
+    fn connected_turn(&self) -> Result<Turn<'_>> {
+        let mut deadline = None;
+        loop {
+            let mut turn = self.turn()?;
+            let calls = turn.calls();
+            if calls.is_connected() {
+                return Ok(turn);
+            }
+            if self.is_leaving() {
+                // Nobody renews it any more; what was to be given back has gone back with the good-bye.
+                return Err(self.gone());
+            }
+            let timeout = calls.timeout();
+            if Instant::now() >= *deadline.get_or_insert_with(|| Instant::now() + timeout) {
+                calls.set_silent();
+                return Err(self.unreachable("the connection was lost and could not be renewed yet; is it stopped?"));
+            }
+            drop(turn);
+            self.require_broker()?;
+            self.waits.sleep(MAX_SLEEP);
+        }
+    }
+
+    fn unreachable(&self, why: &str) -> Error {
+        Error::Unreachable(Unreachable::NoAnswer { socket: self.location.socket.clone(), why: why.into() })
+    }
+
+    fn gone(&self) -> Error {
+        Error::Unreachable(Unreachable::Gone { socket: self.location.socket.clone() })
+    }
+}
+
+impl Turn<'_> {
+    fn calls(&mut self) -> &mut CallSocket {
+        // Only `drop` takes it.
+        self.calls.as_mut().expect("a turn has the calls until it ends")
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.calls = None;
+        let mut queue = self.link.queue.lock().ignore_poison();
+        queue.in_use = false;
+        let waiting = queue.waiting > 0;
+        drop(queue);
+        if waiting {
+            self.link.freed.notify_one();
+        }
+    }
+}

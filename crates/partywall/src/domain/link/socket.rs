@@ -1,0 +1,185 @@
+//! The call socket: one request out, one reply in.
+
+use std::{
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    time::{Duration, Instant},
+};
+
+use partywall_os::{
+    Errno,
+    socket::{self, Ready},
+};
+use partywall_wire::{Answer, Call, Reply, WireError};
+
+use super::{
+    super::{connect, inbox::Inbox},
+    SHORT_TIMEOUT, TIMEOUT,
+};
+use crate::adaptive_spin::AdaptiveSpin;
+
+/// The call socket and what is known of the replies that it still owes.
+#[derive(Debug)]
+pub(super) struct CallSocket {
+    /// Absent while the connection is lost.
+    socket: Option<OwnedFd>,
+    inbox: Inbox,
+    spin: AdaptiveSpin,
+    next: u64,
+    /// A call was not answered in time, and nothing has come since.
+    silent: bool,
+    /// Calls that gave up waiting for their answers.
+    unanswered: Vec<u64>,
+    /// Calls that give back what was granted when nobody waited for it any more.
+    owed: Vec<Call>,
+}
+
+/// Why no reply came.
+pub(super) enum Lost {
+    /// The connection ended.
+    Ended,
+    /// Nothing came in time. The connection can be used further, if no message was sent in part.
+    Silent,
+    /// The kernel lets no process of this user send file descriptors. Nothing was sent, and the connection can be used
+    /// further.
+    InFlight,
+    /// What came cannot be understood.
+    Malformed(String),
+}
+
+impl CallSocket {
+    pub(super) fn new(socket: OwnedFd) -> Self {
+        Self {
+            socket: Some(socket),
+            inbox: Inbox::new(),
+            spin: AdaptiveSpin::on_socket(),
+            next: 1,
+            silent: false,
+            unanswered: Vec::new(),
+            owed: Vec::new(),
+        }
+    }
+
+    /// Goes on with the socket of a renewed connection. Numbers are not used twice, and grants are still owed.
+    pub(super) fn renew(&mut self, socket: OwnedFd) {
+        *self = Self { next: self.next, owed: std::mem::take(&mut self.owed), ..Self::new(socket) };
+    }
+
+    pub(super) fn is_connected(&self) -> bool {
+        self.socket.is_some()
+    }
+
+    /// Closes the socket, which lets the broker and the service thread notice, if they have not yet.
+    pub(super) fn close(&mut self) {
+        self.socket = None;
+    }
+
+    pub(super) fn is_silent(&self) -> bool {
+        self.silent
+    }
+
+    pub(super) fn set_silent(&mut self) {
+        self.silent = true;
+    }
+
+    /// How long the broker may take to answer.
+    pub(super) fn timeout(&self) -> Duration {
+        if self.silent { SHORT_TIMEOUT } else { TIMEOUT }
+    }
+
+    pub(super) fn next_id(&mut self) -> u64 {
+        self.next += 1;
+        self.next - 1
+    }
+
+    /// Calls that give back late grants.
+    pub(super) fn owed(&mut self) -> &mut Vec<Call> {
+        &mut self.owed
+    }
+
+    /// Sends a request and waits for its reply.
+    pub(super) fn exchange(
+        &mut self,
+        message: &[u8],
+        id: u64,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(Reply, Vec<OwnedFd>), Lost> {
+        let deadline = Instant::now() + self.timeout();
+        self.send(message, fds, deadline)?;
+        let socket = self.socket.as_ref().ok_or(Lost::Ended)?.as_fd();
+        loop {
+            // Usually the socket's own time limit is enough, and spares a call.
+            let in_time = !self.silent || socket::wait(socket, Ready::Read, Some(deadline)) == Ok(true);
+            match if in_time { self.inbox.read_soon(&self.spin, socket) } else { Err(Errno::AGAIN) } {
+                Ok(true) => {}
+                Err(Errno::AGAIN) => break,
+                _ => return Err(Lost::Ended),
+            }
+            while let Some((frame, fds)) = self.inbox.next().map_err(Lost::Malformed)? {
+                let reply: Reply = frame.decode().map_err(malformed)?;
+                self.silent = false;
+                if reply.id == id {
+                    return Ok((reply, fds));
+                }
+                // The late answer to a call that gave up waiting; its file descriptors are closed here.
+                let late = self.unanswered.iter().position(|asked| *asked == reply.id);
+                let late = late.ok_or_else(|| Lost::Malformed("an answer to what was not asked".into()))?;
+                self.unanswered.swap_remove(late);
+                self.owed.extend(returning(reply));
+            }
+            // A broker that keeps sending other things does not answer either.
+            if Instant::now() >= deadline {
+                break;
+            }
+        }
+        self.silent = true;
+        self.unanswered.push(id);
+        Err(Lost::Silent)
+    }
+
+    /// Sends all of a message. If only a part of it goes, nothing can be sent after it: the connection ends.
+    fn send(&mut self, message: &[u8], fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<(), Lost> {
+        let socket = self.socket.as_ref().ok_or(Lost::Ended)?.as_fd();
+        let (mut rest, mut fds): (&[u8], &[BorrowedFd<'_>]) = (message, fds);
+        while !rest.is_empty() {
+            let in_time = !self.silent || socket::wait(socket, Ready::Write, Some(deadline)) == Ok(true);
+            match if in_time { connect::send(socket, rest, fds) } else { Err(Errno::AGAIN) } {
+                Ok(sent) => (rest, fds) = (&rest[sent..], &[]),
+                Err(Errno::AGAIN) => {
+                    self.silent = true;
+                    if rest.len() < message.len() {
+                        self.socket = None;
+                    }
+                    return Err(Lost::Silent);
+                }
+                Err(Errno::TOOMANYREFS) => return Err(Lost::InFlight),
+                Err(_) => return Err(Lost::Ended),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns the call that gives back what a reply grants.
+fn returning(reply: Reply) -> Option<Call> {
+    match reply.outcome {
+        Ok(Answer::Pending) => Some(Call::Cancel { ticket: reply.id }),
+        Ok(answer) => giving_back(&answer),
+        Err(_) => None,
+    }
+}
+
+/// Returns the call that gives back what an answer grants.
+pub(in super::super) fn giving_back(answer: &Answer) -> Option<Call> {
+    match answer {
+        Answer::Opened(opened) => Some(Call::Release { lease: opened.lease }),
+        Answer::Committed { lease, .. } => Some(Call::Release { lease: *lease }),
+        Answer::Build { claim } => Some(Call::AbandonBuild { claim: *claim }),
+        Answer::Timeline(opened) => Some(Call::Release { lease: opened.lease }),
+        Answer::Semaphore { lease, .. } => Some(Call::Release { lease: *lease }),
+        _ => None,
+    }
+}
+
+fn malformed(error: WireError) -> Lost {
+    Lost::Malformed(error.to_string())
+}

@@ -1,0 +1,162 @@
+//! Calls that have to wait: the broker answers them with `Pending`, and later completes them on the events socket.
+
+use std::{
+    collections::HashMap,
+    os::fd::OwnedFd,
+    sync::{Condvar, Mutex},
+    time::{Duration, Instant},
+};
+
+use partywall_os::lock::IgnorePoison;
+use partywall_shm::MAX_SLEEP;
+use partywall_wire::{Answer, Call, Refusal};
+
+use super::{Answered, Link, TIMEOUT};
+use crate::{
+    error::Result,
+    wait::{Wait, Waiting},
+};
+
+/// What the service thread brings to a waiting caller.
+#[derive(Debug)]
+pub(in super::super) enum Completion {
+    /// The end of the wait.
+    Ended(Box<Result<Answer, Refusal>>, Vec<OwnedFd>),
+    /// The connection was renewed, and the broker has forgotten the wait: ask again.
+    AskAgain,
+}
+
+/// Callers that wait for completions.
+#[derive(Debug, Default)]
+pub(super) struct Waits {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// By the numbers of their calls, with their completions once these are there.
+    tickets: HashMap<u64, Option<Completion>>,
+    /// The broker is gone for good.
+    gone: bool,
+}
+
+impl Waits {
+    /// Expects a completion of a call.
+    fn register(&self, id: u64) {
+        self.state.lock().ignore_poison().tickets.insert(id, None);
+    }
+
+    /// Expects none any more. Returns the one that has come.
+    fn forget(&self, id: u64) -> Option<Completion> {
+        self.state.lock().ignore_poison().tickets.remove(&id).flatten()
+    }
+
+    /// Hands a completion to its waiter. One that nobody waits for is returned: what it carries must be given back.
+    fn deliver(&self, id: u64, completion: Completion) -> Option<Completion> {
+        match self.state.lock().ignore_poison().tickets.get_mut(&id) {
+            Some(place) => *place = Some(completion),
+            None => return Some(completion),
+        }
+        self.changed.notify_all();
+        None
+    }
+
+    /// Has all waiters ask again, on a renewed connection.
+    pub(super) fn ask_again(&self) {
+        for place in self.state.lock().ignore_poison().tickets.values_mut().filter(|place| place.is_none()) {
+            *place = Some(Completion::AskAgain);
+        }
+    }
+
+    /// Has all waiters look again.
+    pub(super) fn wake(&self) {
+        self.changed.notify_all();
+    }
+
+    pub(super) fn set_gone(&self) {
+        self.state.lock().ignore_poison().gone = true;
+    }
+
+    pub(super) fn is_gone(&self) -> bool {
+        self.state.lock().ignore_poison().gone
+    }
+
+    /// Sleeps until something changes, at most for `limit`. Returns at once if the broker is gone.
+    pub(super) fn sleep(&self, limit: Duration) {
+        let state = self.state.lock().ignore_poison();
+        if !state.gone {
+            drop(self.changed.wait_timeout(state, limit));
+        }
+    }
+}
+
+impl Link {
+    /// Asks for something that may have to wait; `None` once the wait is over. `call` makes the request anew where it has
+    /// to be asked again.
+    pub(crate) fn call_waiting(&self, call: impl Fn() -> Call, waiting: &Waiting<'_>) -> Result<Option<Answered>> {
+        loop {
+            let mut ticket = None;
+            // Registered before the question, so that a completion cannot overtake it.
+            let asked = self.ask(call(), &[], |id| {
+                self.waits.register(id);
+                ticket = Some(id);
+            });
+            let Some(id) = ticket else { return asked.and_then(|asked| self.accept(asked.outcome)).map(Some) };
+            if !asked.as_ref().is_ok_and(|asked| matches!(asked.outcome, (Ok(Answer::Pending), _))) {
+                self.waits.forget(id);
+                return self.accept(asked?.outcome).map(Some);
+            }
+            match self.await_completion(id, waiting)? {
+                Some(Completion::Ended(outcome, fds)) => return self.accept((*outcome, fds)).map(Some),
+                Some(Completion::AskAgain) => {}
+                None => return Ok(None),
+            }
+        }
+    }
+
+    /// Hands a completion to its waiter. One that nobody waits for is returned: what it carries must be given back.
+    pub(in super::super) fn deliver(&self, ticket: u64, completion: Completion) -> Option<Completion> {
+        self.waits.deliver(ticket, completion)
+    }
+
+    /// Waits for a completion. If the wait is over before it comes, takes the question back.
+    fn await_completion(&self, id: u64, waiting: &Waiting<'_>) -> Result<Option<Completion>> {
+        if let Some(completion) = self.completion_within(id, waiting)? {
+            return Ok(Some(completion));
+        }
+        let cancelled =
+            self.connected_turn().and_then(|mut turn| self.ask_once(&mut turn, Call::Cancel { ticket: id }));
+        let completion = match cancelled {
+            // The completion was sent before the question was taken back: it is ours, with the lease that it carries.
+            Ok(Some((Err(Refusal::Stale { .. }), _))) => self.completion_within(id, &Wait::from(TIMEOUT).begin())?,
+            // With the connection the broker has forgotten the question.
+            Ok(None) => None,
+            Ok(Some(outcome)) => self.accept(outcome).map(|_| None)?,
+            Err(error) => {
+                self.waits.forget(id);
+                return Err(error);
+            }
+        };
+        // What comes from now on is given back by the service thread.
+        let late = self.waits.forget(id);
+        Ok(completion.or(late.filter(|completion| matches!(completion, Completion::Ended(..)))))
+    }
+
+    fn completion_within(&self, id: u64, waiting: &Waiting<'_>) -> Result<Option<Completion>> {
+        loop {
+            // Not under the lock: this may ask the caller whether the wait is cancelled.
+            let left = waiting.left(Instant::now());
+            let mut state = self.waits.state.lock().ignore_poison();
+            if state.tickets.get(&id).is_some_and(Option::is_some) {
+                return Ok(state.tickets.remove(&id).flatten());
+            }
+            if state.gone {
+                state.tickets.remove(&id);
+                return Err(self.gone());
+            }
+            let Some(left) = left else { return Ok(None) };
+            drop(self.waits.changed.wait_timeout(state, left.min(MAX_SLEEP)));
+        }
+    }
+}

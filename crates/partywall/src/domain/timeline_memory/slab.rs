@@ -1,0 +1,94 @@
+//! Slabs of timelines in this process, and where hosts and streams find the cells in them.
+
+use std::sync::OnceLock;
+
+use partywall_cuda::{Context, DeviceSlice, HostRegistration};
+use partywall_shm::timeline::{Cell, Progress, Slab, cell_offset};
+
+use crate::{
+    error::{Error, Result, Unreachable},
+    gpu::cuda_error,
+};
+
+/// A slab in this process.
+#[derive(Debug)]
+pub(crate) struct MappedSlab {
+    slab: Slab,
+    registration: OnceLock<HostRegistration>,
+}
+
+/// A cell, wherever it is needed. It keeps the memory mapped, and nothing else: any thread may drop it.
+#[derive(Debug, Clone)]
+pub(crate) struct CellPlace {
+    slab: Slab,
+    index: u32,
+}
+
+impl MappedSlab {
+    pub(super) fn new(slab: Slab) -> Self {
+        Self { slab, registration: OnceLock::new() }
+    }
+
+    /// Registers it with CUDA, unless it is. One thread at a time does.
+    pub(super) fn register(&self, context: &Context) -> Result<()> {
+        self.register_checked(context, Ok)
+    }
+
+    /// As [`register`](Self::register), if `check` accepts the registration.
+    pub(super) fn register_checked(
+        &self,
+        context: &Context,
+        check: impl FnOnce(HostRegistration) -> Result<HostRegistration>,
+    ) -> Result<()> {
+        if self.registration.get().is_none() {
+            let registered = HostRegistration::shared(context, self.slab.memory().clone());
+            let registered = registered.map_err(cuda_error("registering the words of timelines with the GPU"))?;
+            let _ = self.registration.set(check(registered)?);
+        }
+        Ok(())
+    }
+
+    /// Whether streams can use its words.
+    pub(super) fn is_registered(&self) -> bool {
+        self.registration.get().is_some()
+    }
+
+    pub(super) fn place(&self, index: u32) -> Option<CellPlace> {
+        self.slab.cell(index).is_some().then(|| CellPlace { slab: self.slab.clone(), index })
+    }
+
+    /// The word of a cell, as streams take it.
+    ///
+    /// # Errors
+    /// Before [`TimelineMemory::prepare`](super::TimelineMemory::prepare) no stream can have it.
+    pub(crate) fn word(&self, place: &CellPlace) -> Result<DeviceSlice<'_>> {
+        let offset = cell_offset(place.index) as u64;
+        let word = self.registration.get().and_then(|all| all.slice(offset, size_of::<u64>() as u64).ok());
+        word.ok_or_else(|| Error::Unreachable(Unreachable::Refused("a GPU was not told of this word".into())))
+    }
+}
+
+impl CellPlace {
+    pub(crate) fn cell(&self) -> &Cell {
+        // Made by `MappedSlab::place` alone, and a slab has as many cells as it had.
+        self.slab.cell(self.index).expect("a place is in its slab")
+    }
+
+    /// Its number in its slab.
+    pub(crate) fn index(&self) -> u32 {
+        self.index
+    }
+
+    /// Whether it is not known yet if `v` will be reached.
+    pub(crate) fn is_undecided(&self, v: u64) -> bool {
+        matches!(self.cell().progress(v), Progress::Pending | Progress::Announced)
+    }
+}
+
+#[cfg(test)]
+impl CellPlace {
+    /// One that only this process has.
+    pub(super) fn of_tests() -> Self {
+        Self { slab: Slab::create().and_then(Slab::map).expect("a memfd can be had"), index: 0 }
+    }
+}
