@@ -5,7 +5,7 @@
 //! anybody noticing.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::process::Command;
 
 use crate::tools::{Workspace, cannot_read};
@@ -33,12 +33,13 @@ pub(crate) fn check(workspace: &Workspace) -> Result<Vec<String>, String> {
     for name in PAGES {
         wrong.extend(paths(name, &page(name)?, &tree));
     }
+    wrong.extend(links(&tree));
     wrong.extend(places_of_unsafe(&page("ARCHITECTURE.md")?, &tree));
     wrong.extend(dependencies_of_broker(workspace)?);
     Ok(wrong)
 }
 
-/// The files of the repository, with the contents of those that define tests.
+/// The files of the repository, with the text of sources and pages.
 struct Tree {
     files: Vec<(PathBuf, String)>,
 }
@@ -48,10 +49,14 @@ impl Tree {
         let mut list = Command::new("git");
         list.args(["ls-files", "--cached", "--others", "--exclude-standard"]).current_dir(&workspace.root);
         let output = output(&mut list)?;
-        let source = |path: &Path| path.extension().is_some_and(|extension| extension == "rs" || extension == "py");
+        let is_text = |path: &Path| {
+            let extension = path.extension().and_then(|extension| extension.to_str());
+            matches!(extension, Some("rs" | "py" | "md"))
+        };
         let read = |line: &str| {
             let path = PathBuf::from(line);
-            let text = if source(&path) { fs::read_to_string(workspace.root.join(&path)).ok()? } else { String::new() };
+            let text =
+                if is_text(&path) { fs::read_to_string(workspace.root.join(&path)).ok()? } else { String::new() };
             Some((path, text))
         };
         Ok(Self { files: output.lines().filter_map(read).collect() })
@@ -156,6 +161,45 @@ fn paths(name: &str, page: &str, tree: &Tree) -> Vec<String> {
     };
     let absent = code(page).filter(is_path).filter(|path| tree.find(path).is_empty());
     absent.map(|path| format!("{name}: there is no {path}")).collect()
+}
+
+/// Returns the links of all pages to files and headings that do not exist.
+fn links(tree: &Tree) -> Vec<String> {
+    let pages = tree.files.iter().filter(|(path, _)| path.extension().is_some_and(|extension| extension == "md"));
+    let broken = |(path, text): &'_ (PathBuf, String)| -> Vec<String> {
+        let targets = text.split("](").skip(1).filter_map(|rest| rest.split_once(')')).map(|(target, _)| target);
+        let inside = targets.filter(|target| !target.contains("://") && !target.contains(' '));
+        let absent = inside.filter(|target| !leads_somewhere(path, text, target, tree));
+        absent.map(|target| format!("{}: the link to {target} leads nowhere", path.display())).collect()
+    };
+    pages.flat_map(broken).collect()
+}
+
+fn leads_somewhere(page: &Path, text: &str, target: &str, tree: &Tree) -> bool {
+    let (file, heading) = target.split_once('#').unwrap_or((target, ""));
+    let mut path = page.parent().unwrap_or(Path::new("")).to_path_buf();
+    for part in Path::new(file).components() {
+        match part {
+            Component::ParentDir => drop(path.pop()),
+            part => path.push(part),
+        }
+    }
+    let found: Vec<_> = tree.files.iter().filter(|(other, _)| other.starts_with(&path)).collect();
+    if file.is_empty() {
+        has_heading(text, heading)
+    } else {
+        !found.is_empty() && (heading.is_empty() || found.iter().any(|(_, text)| has_heading(text, heading)))
+    }
+}
+
+/// Forges make the anchor of a heading of its letters, digits, hyphens and underscores, with hyphens for spaces.
+fn has_heading(text: &str, anchor: &str) -> bool {
+    let headings = text.lines().filter(|line| line.starts_with('#')).map(|line| line.trim_start_matches('#').trim());
+    let mut anchors = headings.map(|heading| {
+        let kept = heading.chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
+        kept.collect::<String>().to_lowercase().replace(' ', "-")
+    });
+    anchors.any(|other| other == anchor) || text.contains(&format!("id=\"{anchor}\""))
 }
 
 /// Returns the files with `unsafe` that ARCHITECTURE.md does not name, by their crate or by themselves.
@@ -272,6 +316,17 @@ mod tests {
     fn paths_that_do_not_exist_are_named() {
         let page = "| a row | `crates/partywall/tests/`, `crates/gone.rs` and `partywall put ./crates` |";
         assert_eq!(paths("README.md", page, &tree()), ["README.md: there is no crates/gone.rs"]);
+    }
+
+    #[test]
+    fn links_that_lead_nowhere_are_named() {
+        let page = |path: &str, text: &str| (PathBuf::from(path), text.to_owned());
+        let mut tree = tree();
+        tree.files.push(page("docs/cli.md", "# The command line\n[a](../README.md#try-it) [b](gone.md) [c](#exit)"));
+        tree.files.push(page("README.md", "## Try it\n[a](docs) [b](docs/cli.md#the-command-line) [c](https://x.y)"));
+        let expected =
+            ["docs/cli.md: the link to gone.md leads nowhere", "docs/cli.md: the link to #exit leads nowhere"];
+        assert_eq!(links(&tree), expected);
     }
 
     #[test]

@@ -88,7 +88,7 @@ const TEST: &[Step] = &[
     Step { name: "format", about: "rustfmt", lane: Lane::Side, run: sources::format },
     Step {
         name: "pages",
-        about: "tests, benchmarks, files and dependencies that SPEC, ARCHITECTURE and README name",
+        about: "tests, benchmarks, files, links and dependencies that the pages name exist",
         lane: Lane::Side,
         run: sources::pages,
     },
