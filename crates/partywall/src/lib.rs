@@ -65,6 +65,7 @@
 //! |---|---|
 //! | `half` | `half::f16` and `half::bf16` as [`Element`]s |
 //! | `cudarc` | streams of cudarc go in, its views come out: `Tensor::to_cudarc`, `Gpu::cudarc_stream` |
+//! | `experiment` | `cuda::experiment`: driver calls and kernels for the labs, which break the rules of sharing on purpose |
 //!
 //! # Errors
 //!
