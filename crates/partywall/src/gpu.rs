@@ -2,12 +2,13 @@
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, OnceLock, PoisonError},
+    sync::{Arc, Mutex, OnceLock},
 };
 
 use partywall_cuda::{
     Access, AccessError, Context, CudaError, Device, DeviceSlice, DeviceUuid, Driver, Kernels, Stream, StreamRef,
 };
+use partywall_os::lock::IgnorePoison;
 
 use partywall_wire::Call;
 
@@ -111,7 +112,7 @@ impl Gpus {
 
     /// The GPU with this UUID, opened on first use.
     pub(crate) fn get(&self, uuid: DeviceUuid) -> Result<Arc<Gpu>> {
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = self.open.lock().ignore_poison();
         if let Some(gpu) = open.gpus.iter().find(|gpu| gpu.uuid == uuid) {
             return Ok(gpu.clone());
         }

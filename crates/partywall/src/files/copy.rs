@@ -4,12 +4,13 @@ use std::{
     fs::File,
     num::NonZeroU64,
     sync::{
-        Mutex, PoisonError,
+        Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread,
 };
 
+use partywall_os::lock::IgnorePoison;
 use rustix::fs::{Advice, fadvise};
 
 use super::{
@@ -112,7 +113,7 @@ impl Plan {
             }
             job.work();
         });
-        match job.error.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        match job.error.into_inner().ignore_poison() {
             Some(error) => Err(error),
             None => self.sources().iter().try_for_each(Source::check),
         }
@@ -162,7 +163,7 @@ impl<S: Sink> Job<'_, S> {
     /// Copies items until there are none, or one has failed.
     fn work(&self) {
         if let Err(error) = self.try_work() {
-            self.error.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+            self.error.lock().ignore_poison().get_or_insert(error);
             self.failed.store(true, Ordering::Relaxed);
         }
     }

@@ -5,13 +5,14 @@
 
 use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Arc, Mutex, Weak},
 };
 
 use partywall_cuda::HostRegistration;
 use partywall_os::{
     Errno,
     borrow::BlockBorrows,
+    lock::IgnorePoison,
     map::{self, SealedMap, SharedMap},
     memfd,
 };
@@ -303,7 +304,7 @@ impl Memory for HostMemory {
 
     fn pin(&self, gpu: &Gpu) -> Result<Vec<Arc<HostRegistration>>> {
         // A panic under this lock leaves what was registered registered, by somebody or by nobody.
-        let mut pins = self.pins.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pins = self.pins.lock().ignore_poison();
         let pin = |(chunk, pin): (&HostChunk, &mut Weak<HostRegistration>)| {
             if let Some(registration) = pin.upgrade() {
                 return Ok(registration);
@@ -321,7 +322,7 @@ impl Memory for HostMemory {
 
     fn unpin(&self, registrations: Vec<Arc<HostRegistration>>) {
         // Under the lock: else somebody could find a chunk neither pinned nor unregistered yet.
-        let _pins = self.pins.lock().unwrap_or_else(PoisonError::into_inner);
+        let _pins = self.pins.lock().ignore_poison();
         drop(registrations);
     }
 

@@ -183,12 +183,12 @@ impl Block {
             Err(error) => return Err(UnreleasedBlock { error, block: Box::new(self) }),
         };
         let Some(held) = self.let_go() else { return Ok(()) };
-        let words = self.blocks.words().clone();
+        let control = self.blocks.control().clone();
         // Without the lease the broker would give the block to others at once.
         let keep = self.blocks.keep();
         self.blocks.domain().completions().on(fence, move |completion| {
             if completion == Completion::Done {
-                words.free(&held);
+                control.free(&held);
             }
             drop(keep);
         });
@@ -207,7 +207,7 @@ impl Block {
         self.blocks.domain().link().require_ours()?;
         let reference = self.reference();
         match self.let_go() {
-            Some(held) if self.blocks.words().offer(&held) => Ok(reference),
+            Some(held) if self.blocks.control().offer(&held) => Ok(reference),
             _ => Err(self.not_held()),
         }
     }
@@ -276,7 +276,7 @@ impl Block {
     }
 
     fn free(&self, held: &Held) -> Result<()> {
-        if self.blocks.words().free(held) { Ok(()) } else { Err(self.not_held()) }
+        if self.blocks.control().free(held) { Ok(()) } else { Err(self.not_held()) }
     }
 
     fn not_zeroed(&self, error: AccessError) -> Error {
@@ -301,11 +301,11 @@ impl Drop for Block {
             return;
         }
         if self.is_exposed() {
-            let words = self.blocks.words().clone();
+            let control = self.blocks.control().clone();
             let fence = Fence::DeviceIdle(self.blocks.clone());
             return self.blocks.domain().completions().on(fence, move |completion| {
                 if completion == Completion::Done {
-                    words.free(&held);
+                    control.free(&held);
                 }
             });
         }

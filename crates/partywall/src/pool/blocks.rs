@@ -18,7 +18,7 @@ use crate::{
 pub(crate) struct Blocks {
     /// Without its lease. `None` once this is dropped.
     segment: Option<Segment>,
-    words: Arc<shm::Pool>,
+    control: Arc<shm::Pool>,
     /// Of a topic.
     topic: Option<Arc<topic::Topic>>,
     shape: Control,
@@ -43,24 +43,25 @@ impl Blocks {
             segment.first_tensor().filter(|(_, bytes)| shape.data_bytes().is_some_and(|needed| needed <= *bytes));
         let outside = || foreign("with blocks that lie outside its memory");
         let ((base, _), stride) = place.zip(shape.stride()).ok_or_else(outside)?;
-        let mut words = || {
-            fds.next()
-                .ok_or_else(|| Error::LimitReached(LimitReached::FileDescriptors(format!("the words of {name:?}"))))
+        let mut fd = || {
+            fds.next().ok_or_else(|| {
+                Error::LimitReached(LimitReached::FileDescriptors(format!("the control memory of {name:?}")))
+            })
         };
-        let system = |source| Error::System { what: format!("mapping the words of {name:?}"), source };
-        let pool = words()?;
-        let topic = shape.topic.is_some().then(words).transpose()?;
-        let words = shm::Pool::map(pool).map_err(system)?;
+        let system = |source| Error::System { what: format!("mapping the control memory of {name:?}"), source };
+        let pool = fd()?;
+        let topic = shape.topic.is_some().then(fd).transpose()?;
+        let control = shm::Pool::map(pool).map_err(system)?;
         let topic = topic.map(topic::Topic::map).transpose().map_err(system)?;
         let blocks = topic.as_ref().map_or(shape.blocks, |topic| topic.shape().blocks);
-        if words.count() != shape.blocks || blocks != shape.blocks {
-            return Err(foreign("with another number of words than blocks"));
+        if control.count() != shape.blocks || blocks != shape.blocks {
+            return Err(foreign("with control memory for another number of blocks"));
         }
         let bytes = segment.block_borrows(base, stride, shape.block_bytes, shape.blocks);
         let keep = segment.take_lease();
-        let words = Arc::new(words);
+        let control = Arc::new(control);
         let topic = topic.map(Arc::new);
-        Ok(Self { segment: Some(segment), words, topic, shape, base, stride, bytes, keep })
+        Ok(Self { segment: Some(segment), control, topic, shape, base, stride, bytes, keep })
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -81,11 +82,12 @@ impl Blocks {
         self.segment.as_ref().expect("the blocks are mapped until they are dropped")
     }
 
-    pub(crate) fn words(&self) -> &Arc<shm::Pool> {
-        &self.words
+    /// The control memory of the blocks.
+    pub(crate) fn control(&self) -> &Arc<shm::Pool> {
+        &self.control
     }
 
-    /// The words of a topic.
+    /// The control memory of a topic.
     pub(crate) fn topic(&self) -> Option<&Arc<topic::Topic>> {
         self.topic.as_ref()
     }

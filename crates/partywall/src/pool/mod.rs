@@ -135,7 +135,7 @@ impl Pool {
     /// # Errors
     /// [`Unreachable::Forked`](crate::error::Unreachable::Forked); of zeroing it, as [`alloc`](Self::alloc).
     pub fn try_alloc(&self) -> Result<Option<Block>> {
-        let held = slots::try_take(&**self.blocks.words(), self.blocks.domain())?;
+        let held = slots::try_take(&**self.blocks.control(), self.blocks.domain())?;
         held.map(|held| self.fresh(self.block(held))).transpose()
     }
 
@@ -154,7 +154,7 @@ impl Pool {
             let why = format!("it is version {} of its name, and {block} is a block of another pool", blocks.version());
             return Err(Error::Mismatch(Mismatch::Pool { name: blocks.name().to_owned(), why }));
         }
-        match blocks.words().accept(link.row(), block.index, block.generation) {
+        match blocks.control().accept(link.row(), block.index, block.generation) {
             Some(held) => Ok(self.block(held)),
             None => Err(Error::Gone(Gone::Block { block: block.to_string() })),
         }
@@ -162,7 +162,7 @@ impl Pool {
 
     /// What its blocks are at the moment. Takes as long as looking at all of them.
     pub fn stats(&self) -> PoolStats {
-        let audit = self.blocks.words().audit();
+        let audit = self.blocks.control().audit();
         PoolStats {
             blocks: self.blocks(),
             free: audit.free + audit.stale,
@@ -215,7 +215,7 @@ impl Pool {
     fn take(&self, wait: Wait<'_>) -> Result<Block> {
         let Self { blocks, spin } = self;
         let what = || format!("cannot take a block of pool {:?}: none became free", self.name());
-        slots::take(&**blocks.words(), blocks.domain(), spin, wait, what).map(|held| self.block(held))
+        slots::take(&**blocks.control(), blocks.domain(), spin, wait, what).map(|held| self.block(held))
     }
 
     /// Zeroes a block that was just taken, if the pool promises that. The holder before cannot be relied upon to clear it: it

@@ -5,9 +5,10 @@
 
 use std::{
     os::fd::{AsFd, OwnedFd},
-    sync::{MutexGuard, OnceLock, PoisonError},
+    sync::{MutexGuard, OnceLock},
 };
 
+use partywall_os::lock::IgnorePoison;
 use partywall_shm::{DType, Layout, Table, TableBuilder, TableError};
 use partywall_wire::{Answer, Call, Grow, Grown, NoGrowth};
 
@@ -270,7 +271,7 @@ impl Segment {
     fn turn(&self) -> Result<MutexGuard<'_, ()>> {
         self.domain.link().require_ours()?;
         // Nothing is half-done behind it: a stage follows in one step.
-        Ok(self.growing.lock().unwrap_or_else(PoisonError::into_inner))
+        Ok(self.growing.lock().ignore_poison())
     }
 
     fn cannot_grow(&self, why: NoGrowth) -> Error {

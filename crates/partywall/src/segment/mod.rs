@@ -67,7 +67,7 @@ pub struct Segment {
 #[derive(Debug)]
 pub(crate) struct ControlMemory {
     pub(crate) shape: Control,
-    /// The pool's words, then the topic's.
+    /// The control memory of the pool, then of the topic.
     pub(crate) fds: Vec<OwnedFd>,
 }
 

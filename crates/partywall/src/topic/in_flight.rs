@@ -12,7 +12,7 @@ use partywall_shm::{
 };
 
 use super::{
-    Words,
+    ControlMemory,
     loan::Kept,
     sample::{Reading, Validity},
     timelines::Order,
@@ -25,7 +25,7 @@ use crate::{
 /// A publisher's port. It is free for others once neither the publisher nor an in-flight sample has it. Nothing here has a
 /// connection.
 pub(super) struct PublisherPort {
-    words: Arc<Words>,
+    control: Arc<ControlMemory>,
     id: PortId,
     /// A sample was not settled. The port stays until the broker takes it back.
     lost: AtomicBool,
@@ -52,8 +52,8 @@ pub(super) struct Written {
 }
 
 impl PublisherPort {
-    pub(super) fn new(words: Arc<Words>, id: PortId) -> Arc<Self> {
-        Arc::new(Self { words, id, lost: AtomicBool::new(false) })
+    pub(super) fn new(control: Arc<ControlMemory>, id: PortId) -> Arc<Self> {
+        Arc::new(Self { control, id, lost: AtomicBool::new(false) })
     }
 
     pub(super) fn id(&self) -> PortId {
@@ -68,8 +68,8 @@ impl PublisherPort {
 
 impl Drop for PublisherPort {
     fn drop(&mut self) {
-        if self.words.are_ours() && !self.lost.load(Ordering::Acquire) {
-            self.words.topic.leave_as_publisher(self.id);
+        if self.control.are_ours() && !self.lost.load(Ordering::Acquire) {
+            self.control.topic.leave_as_publisher(self.id);
         }
     }
 }
@@ -87,7 +87,7 @@ impl InFlight {
         domain.completions().on(Fence::Timeline(order.word.clone(), value), move |completion| {
             match (completion, order.progress(value)) {
                 (Completion::Done, _) => {
-                    self.port.words.topic.retire(&self.port.words.pool, &held);
+                    self.port.control.topic.retire(&self.port.control.pool, &held);
                     self.settle(&completions);
                 }
                 // Nobody knows what the stream still does: the block stays held until this process ends.
@@ -121,7 +121,7 @@ impl InFlight {
     }
 
     fn settle_as(&self, status: Status) {
-        self.port.words.topic.settle(self.block, self.generation, status);
+        self.port.control.topic.settle(self.block, self.generation, status);
     }
 
     /// Leaves it to the broker to settle the sample.

@@ -21,7 +21,7 @@ use partywall_shm::{
 };
 
 use super::{
-    MAX_HEADER, Words,
+    ControlMemory, MAX_HEADER,
     in_flight::{InFlight, Written},
     publisher::Joined,
     sample::{Reading, Sample, Validity},
@@ -250,7 +250,7 @@ impl Drop for Kept {
 
 impl Drop for Blocked<'_> {
     fn drop(&mut self) {
-        self.joined.open.words.topic.set_blocked(self.joined.port.id(), None);
+        self.joined.open.control.topic.set_blocked(self.joined.port.id(), None);
     }
 }
 
@@ -290,7 +290,7 @@ impl Filled {
         if status == Status::Unverified {
             let inputs = std::mem::take(&mut self.0.inputs);
             let Joined { open, port, .. } = &*self.0.joined;
-            open.words.topic.retire(&open.words.pool, &held);
+            open.control.topic.retire(&open.control.pool, &held);
             InFlight::new(port.clone(), &held, inputs).settle(open.domain().completions());
         }
         Ok(published)
@@ -345,7 +345,7 @@ impl Filled {
     /// Puts it into the ring.
     fn put(&self, held: &Held, status: Status, value: u64, wait: Wait<'_>) -> Result<Published> {
         let Loan { joined, dtype, bytes, header, .. } = &self.0;
-        let Words { topic, pool, .. } = &*joined.open.words;
+        let ControlMemory { topic, pool, .. } = &*joined.open.control;
         let domain = joined.open.domain();
         joined.open.require_ours()?;
         if !pool.is_current(held.index(), held.generation()) {

@@ -75,16 +75,16 @@ pub struct Topic {
 /// A topic that is open.
 #[derive(Debug)]
 struct Open {
-    words: Arc<Words>,
+    control: Arc<ControlMemory>,
     shape: TopicShape,
     sample_type: SampleType,
     /// Last: the connection may end with it.
     blocks: Arc<Blocks>,
 }
 
-/// What may be used later than the connection lasts, and by its own threads.
+/// The control memory of a topic, which may be used after the connection has ended, and by the library's own threads.
 #[derive(Debug)]
-struct Words {
+struct ControlMemory {
     topic: Arc<shm::Topic>,
     pool: Arc<shm_pool::Pool>,
     /// Without the lease the broker gives to others what this process has.
@@ -162,7 +162,7 @@ impl Topic {
 
     /// What is going on in it. Takes as long as looking at all blocks.
     pub fn stats(&self) -> TopicStats {
-        let Words { topic, pool, .. } = &*self.open.words;
+        let ControlMemory { topic, pool, .. } = &*self.open.control;
         let audit = topic.audit(pool);
         TopicStats {
             published: topic.published(),
@@ -239,15 +239,16 @@ impl Topic {
 impl Open {
     fn new(blocks: Arc<Blocks>) -> Result<Self> {
         let name = blocks.name();
-        let foreign =
-            || Error::Unreachable(Unreachable::Protocol(format!("it gave {name:?} without the words of a topic")));
+        let foreign = || {
+            Error::Unreachable(Unreachable::Protocol(format!("it gave {name:?} without the control memory of a topic")))
+        };
         let &Control { topic: shape, .. } = blocks.shape();
         let shape = shape.ok_or_else(foreign)?;
         let topic = blocks.topic().ok_or_else(foreign)?;
         let topic = topic.clone();
-        let pool = blocks.words().clone();
-        let words = Words { topic, pool, _keep: blocks.keep(), generation: fork_generation() };
-        Ok(Self { words: Arc::new(words), sample_type: SampleType::of(&shape), shape, blocks })
+        let pool = blocks.control().clone();
+        let control = ControlMemory { topic, pool, _keep: blocks.keep(), generation: fork_generation() };
+        Ok(Self { control: Arc::new(control), sample_type: SampleType::of(&shape), shape, blocks })
     }
 
     fn name(&self) -> &str {
@@ -260,7 +261,7 @@ impl Open {
 
     /// That this is no forked child, by what is at hand.
     fn require_ours(&self) -> Result<()> {
-        if self.words.are_ours() { Ok(()) } else { self.domain().link().require_ours() }
+        if self.control.are_ours() { Ok(()) } else { self.domain().link().require_ours() }
     }
 
     /// Why this process is not a publisher or subscriber any more: the broker knows.
@@ -271,7 +272,7 @@ impl Open {
     }
 }
 
-impl Words {
+impl ControlMemory {
     /// Not in a forked child.
     fn are_ours(&self) -> bool {
         self.generation == fork_generation()

@@ -15,7 +15,7 @@ use partywall_shm::{
 };
 use partywall_wire::{Named, Participant};
 
-use super::{Loan, Open, Words, in_flight::PublisherPort, timelines};
+use super::{ControlMemory, Loan, Open, in_flight::PublisherPort, timelines};
 use crate::{
     adaptive_spin::AdaptiveSpin,
     backoff::Backoff,
@@ -62,7 +62,7 @@ impl Publisher {
     pub(super) fn join(open: Arc<Open>) -> Result<Self> {
         let link = open.domain().link();
         link.require_ours()?;
-        let Words { topic, .. } = &*open.words;
+        let ControlMemory { topic, .. } = &*open.control;
         let Some(place) = topic.join_as_publisher(link.row()) else {
             // An evicted process finds no place either.
             open.domain().ping()?;
@@ -71,7 +71,7 @@ impl Publisher {
                 most: topic.shape().publishers,
             }));
         };
-        let port = PublisherPort::new(open.words.clone(), place.port());
+        let port = PublisherPort::new(open.control.clone(), place.port());
         let place = Mutex::new(place);
         let writer = Mutex::default();
         let joined = Joined { open, port, place, writer };
@@ -130,7 +130,7 @@ impl Publisher {
     /// Samples that it has published.
     pub fn published(&self) -> u64 {
         // In a forked child the lock on the place may be held by a thread that does not exist there.
-        self.joined.open.words.topic.published_by(self.joined.port.id())
+        self.joined.open.control.topic.published_by(self.joined.port.id())
     }
 
     /// The topic's name.
@@ -174,7 +174,7 @@ impl Joined {
         if self.port.in_flight() == 0 {
             return Ok(true);
         }
-        let shape = self.open.words.topic.shape();
+        let shape = self.open.control.topic.shape();
         let [depth, publishers, loans] = [shape.depth, shape.publishers, shape.loans].map(u64::from);
         // All other publishers may be stopped that far ahead, with samples that the ring keeps no more.
         let needed = shape.needed_blocks() + (publishers - 1) * depth;
@@ -209,13 +209,13 @@ impl Joined {
         let timeline = self.open.domain().timeline_writer(&timelines::name(&self.open, self.id()))?;
         let order = timelines::Order::of(&timeline);
         let last = timeline.announced();
-        self.open.words.topic.set_timeline(&self.place(), order.cell());
+        self.open.control.topic.set_timeline(&self.place(), order.cell());
         Ok(Writer { timeline, order, last })
     }
 
     /// Readies a block for the next loan, while receivers read what was just published.
     pub(super) fn look_ahead(&self) {
-        let Words { topic, pool, .. } = &*self.open.words;
+        let ControlMemory { topic, pool, .. } = &*self.open.control;
         let next = pool.next_free().or_else(|| {
             topic.sweep(pool);
             pool.next_free()
@@ -304,7 +304,7 @@ impl Joined {
 /// Sweeps find free blocks.
 impl Slots for Joined {
     fn try_take(&self, row: u16) -> Option<Held> {
-        let Words { topic, pool, .. } = &*self.open.words;
+        let ControlMemory { topic, pool, .. } = &*self.open.control;
         pool.try_take(row).or_else(|| {
             topic.sweep(pool);
             pool.try_take(row)
@@ -312,7 +312,7 @@ impl Slots for Joined {
     }
 
     fn take(&self, row: u16) -> Attempt<'_> {
-        let Words { topic, pool, .. } = &*self.open.words;
+        let ControlMemory { topic, pool, .. } = &*self.open.control;
         let attempt = pool.take(row);
         if matches!(attempt, Attempt::Waiting(_)) {
             topic.sweep(pool);
@@ -321,7 +321,7 @@ impl Slots for Joined {
     }
 
     fn look_after(&self) {
-        let Words { topic, pool, .. } = &*self.open.words;
+        let ControlMemory { topic, pool, .. } = &*self.open.control;
         pool.revoke_overdue();
         topic.sweep(pool);
     }
@@ -329,8 +329,8 @@ impl Slots for Joined {
 
 impl Drop for Joined {
     fn drop(&mut self) {
-        if self.open.words.are_ours() {
-            self.open.words.topic.detach_publisher(self.port.id());
+        if self.open.control.are_ours() {
+            self.open.control.topic.detach_publisher(self.port.id());
             // What streams have completed keeps the port no longer.
             self.open.domain().completions().poll();
         }

@@ -97,8 +97,8 @@ impl Validity {
 
 impl Sample {
     pub(super) fn new(joined: Arc<Joined>, taken: Taken) -> Self {
-        let Open { words, blocks, .. } = &*joined.open;
-        let description = words.topic.describe(&taken).believed(blocks.shape().block_bytes);
+        let Open { control, blocks, .. } = &*joined.open;
+        let description = control.topic.describe(&taken).believed(blocks.shape().block_bytes);
         // Always, because most ask for them: doing it when the first does takes as long again.
         let bytes = blocks.borrow(taken.block());
         let taken = Some(taken);
@@ -130,7 +130,7 @@ impl Sample {
 
     /// What its publisher has put beside it.
     pub fn header(&self) -> Vec<u8> {
-        self.open().words.topic.header(self.taken())
+        self.open().control.topic.header(self.taken())
     }
 
     /// Its publisher's number.
@@ -362,7 +362,7 @@ impl Sample {
         if self.description.status.is_final() {
             return self.description.status;
         }
-        self.open().words.topic.status(self.taken())
+        self.open().control.topic.status(self.taken())
     }
 
     fn not_ready(&self) -> Error {
@@ -438,7 +438,7 @@ impl fmt::Debug for Sample {
 impl Reading {
     /// What is known of it. Does not wait.
     pub(super) fn validity(&self) -> Validity {
-        match self.port.words.topic.status(&self.taken) {
+        match self.port.control.topic.status(&self.taken) {
             Status::Ready | Status::Done => Validity::Valid,
             Status::Failed(_) | Status::Tainted => Validity::Invalid,
             Status::Unverified => Validity::Undecided,

@@ -14,7 +14,7 @@ use partywall_os::lock::IgnorePoison;
 use partywall_shm::topic::{Ahead, PortId, Received, SubscriberPlace, Taken};
 use rustix::event::{EventfdFlags, eventfd};
 
-use super::{Open, Sample, Words, timelines::Timelines};
+use super::{ControlMemory, Open, Sample, timelines::Timelines};
 use crate::{
     adaptive_spin::AdaptiveSpin,
     backoff::Backoff,
@@ -55,7 +55,7 @@ pub(super) struct Joined {
 
 /// A subscriber's port. It is free for others once none of its samples is held. Nothing here has a connection.
 pub(super) struct Port {
-    pub(super) words: Arc<Words>,
+    pub(super) control: Arc<ControlMemory>,
     id: PortId,
     place: Mutex<SubscriberPlace>,
     /// A position before which everything was received, for polls without the lock.
@@ -147,18 +147,18 @@ impl SubscriberOptions {
             Policy::Latest => Some(1),
         };
         let history = self.history.unwrap_or(open.shape.history);
-        let Some(place) = open.words.topic.join_as_subscriber(link.row(), queue, history) else {
+        let Some(place) = open.control.topic.join_as_subscriber(link.row(), queue, history) else {
             // An evicted process finds no place either.
             open.domain().ping()?;
             let most = open.shape.subscribers;
             return Err(Error::LimitReached(LimitReached::Subscribers { topic: open.name().to_owned(), most }));
         };
-        let words = open.words.clone();
+        let control = open.control.clone();
         let id = place.port();
         let next = AtomicU64::new(place.next());
         let lost = AtomicBool::new(false);
         let until_idle = self.until_idle;
-        let port = Arc::new(Port { words, id, place: Mutex::new(place), next, lost, until_idle });
+        let port = Arc::new(Port { control, id, place: Mutex::new(place), next, lost, until_idle });
         let joined = Joined { open: open.clone(), port, timelines: Timelines::default() };
         Ok(Subscriber { joined: Arc::new(joined), spin: AdaptiveSpin::on_memory() })
     }
@@ -180,7 +180,7 @@ impl Subscriber {
         if let Some(sample) = self.take()? {
             return Ok(sample);
         }
-        let topic = &self.open().words.topic;
+        let topic = &self.open().control.topic;
         let port = &self.joined.port;
         let waiting = wait.begin();
         let mut now = self.spin.spin(waiting.start(), waiting.timeout(), || port.has_sample());
@@ -230,7 +230,7 @@ impl Subscriber {
     fn take(&self) -> Result<Option<Sample>> {
         let open = self.open();
         let port = &self.joined.port;
-        let Words { topic, pool, .. } = &*open.words;
+        let ControlMemory { topic, pool, .. } = &*open.control;
         open.require_ours()?;
         // A loop that polls need not take the lock each time.
         match port.look() {
@@ -269,8 +269,8 @@ impl Subscriber {
     /// then.
     pub fn detach(&self) {
         let port = &self.joined.port;
-        if port.words.are_ours() {
-            port.words.topic.detach_subscriber(port.id);
+        if port.control.are_ours() {
+            port.control.topic.detach_subscriber(port.id);
         }
     }
 
@@ -291,7 +291,7 @@ impl Subscriber {
 
     /// What it has seen.
     pub fn stats(&self) -> SubscriberStats {
-        let subscribers = self.open().words.topic.subscribers();
+        let subscribers = self.open().control.topic.subscribers();
         let ours = subscribers.iter().find(|state| state.id == self.id());
         ours.map_or(SubscriberStats { received: 0, dropped: 0, lag: 0, held: 0 }, |state| SubscriberStats {
             received: state.received,
@@ -336,8 +336,8 @@ impl Port {
 
     /// Lets go of a sample. Does nothing in a forked child.
     pub(super) fn release(&self, taken: &Taken) {
-        let Words { topic, pool, .. } = &*self.words;
-        if self.words.are_ours() {
+        let ControlMemory { topic, pool, .. } = &*self.control;
+        if self.control.are_ours() {
             topic.release(pool, taken);
         }
     }
@@ -349,12 +349,12 @@ impl Port {
 
     /// Whether it was to end once the topic is idle, and that is so.
     fn is_over(&self) -> bool {
-        self.until_idle && self.words.topic.is_idle(self.next.load(Ordering::Relaxed))
+        self.until_idle && self.control.topic.is_idle(self.next.load(Ordering::Relaxed))
     }
 
     fn look(&self) -> Ahead {
         // If another thread has received since, this may find what is gone already; receiving finds out.
-        self.words.topic.look(self.id, self.next.load(Ordering::Relaxed))
+        self.control.topic.look(self.id, self.next.load(Ordering::Relaxed))
     }
 
     fn place(&self) -> MutexGuard<'_, SubscriberPlace> {
@@ -364,8 +364,8 @@ impl Port {
 
 impl Drop for Port {
     fn drop(&mut self) {
-        if self.words.are_ours() && !self.lost.load(Ordering::Acquire) {
-            self.words.topic.leave_as_subscriber(self.id);
+        if self.control.are_ours() && !self.lost.load(Ordering::Acquire) {
+            self.control.topic.leave_as_subscriber(self.id);
         }
     }
 }

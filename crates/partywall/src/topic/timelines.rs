@@ -12,7 +12,7 @@ use partywall_shm::{
     topic::{Taken, TimelineCell},
 };
 
-use super::{Open, Words};
+use super::{ControlMemory, Open};
 use crate::{
     backoff::Backoff,
     domain::{LeaseGuard, Word},
@@ -54,7 +54,7 @@ impl Timelines {
     /// If the publisher is gone, another process may have made a timeline of that name, which would never reach the value. So
     /// this has to be the very incarnation that the publisher writes, and that ends with the publisher.
     pub(super) fn of(&self, open: &Open, taken: &Taken, publisher: u64) -> Result<Option<Arc<Timeline>>> {
-        let Words { topic, .. } = &*open.words;
+        let ControlMemory { topic, .. } = &*open.control;
         let what = || format!("sample {} of topic {:?} was not decided", taken.position(), open.name());
         await_settled(what, || {
             if topic.status(taken).is_final() {
