@@ -67,11 +67,15 @@ class Child:
         self.end()
 
 
-# Whoever runs the tests may ignore SIGINT, as shells do for what they start in the background.
+# A process inherits the signals that its parent blocks or ignores. A shell ignores SIGINT in what it starts in the
+# background, and nohup ignores SIGHUP.
 PRELUDE = """
 import signal
 import sys
+signal.pthread_sigmask(signal.SIG_SETMASK, [])
 signal.signal(signal.SIGINT, signal.default_int_handler)
+for number in signal.SIGHUP, signal.SIGTERM:
+    signal.signal(number, signal.SIG_DFL)
 import numpy as np
 import partywall as pw
 def say(*words):

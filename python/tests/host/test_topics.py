@@ -340,8 +340,8 @@ def test_ctrl_c_ends_a_wait(frames, child, socket):
         """
 with pw.connect(socket=sys.argv[1], start=False) as d, d.topic("frames") as frames:
     subscriber, publisher = frames.subscriber(), frames.publisher()
-    say("ready")
     try:
+        say("ready")
         subscriber.recv()
     except KeyboardInterrupt:
         say("received nothing")

@@ -14,6 +14,7 @@ pub mod mps;
 mod place;
 mod process;
 mod sandbox;
+mod signals;
 mod terminal;
 
 use std::time::{Duration, Instant};

@@ -15,7 +15,7 @@ use partywall_os::{
 };
 use rustix::process::Signal;
 
-use crate::WATCHDOG;
+use crate::{WATCHDOG, signals::reset_in_children};
 
 /// What a process has left.
 #[derive(Debug, Clone)]
@@ -70,6 +70,7 @@ impl Running {
     /// # Panics
     /// If it cannot be started.
     pub fn spawn(command: &mut Command) -> Self {
+        reset_in_children();
         let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
         let mut child = child.unwrap_or_else(|error| panic!("{command:?}: {error}"));
         let pidfd = process::pidfd(child.id()).expect("a child that nobody has reaped has a pidfd");

@@ -20,7 +20,7 @@ use rustix::{
     termios::{Winsize, tcsetwinsize},
 };
 
-use crate::{WATCHDOG, eventually};
+use crate::{WATCHDOG, eventually, signals::reset_in_children};
 
 /// A process whose standard streams are a terminal. It is killed when this is dropped.
 #[derive(Debug)]
@@ -45,6 +45,7 @@ impl Terminal {
         let path = ptsname(&ours, Vec::new()).unwrap();
         let theirs = File::options().read(true).write(true).open(path.to_str().unwrap()).unwrap();
         let stream = || Stdio::from(theirs.try_clone().unwrap());
+        reset_in_children();
         let child = command.stdin(stream()).stdout(stream()).stderr(stream()).spawn();
         let child = child.unwrap_or_else(|error| panic!("{command:?}: {error}"));
         // It keeps the child's side open, and the reader would never end.

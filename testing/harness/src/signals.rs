@@ -1,0 +1,33 @@
+//! The signals with which child processes begin.
+
+use std::sync::{Arc, Once};
+
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+
+/// The signals that tests send and that whoever starts the tests may ignore.
+const SENT: [i32; 4] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM];
+
+/// Makes processes that are started from now on begin with the default action of every signal.
+///
+/// A shell ignores SIGINT in what it starts in the background, `nohup` ignores SIGHUP, and a process inherits what is
+/// ignored. What is *handled* begins with its default action after `exec`. This process therefore handles the signals that
+/// it ignores, and does nothing then, as before. The standard library clears the mask of blocked signals itself.
+///
+/// # Panics
+/// If the kernel does not say what is ignored.
+pub(crate) fn reset_in_children() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let ignored = ignored();
+        for signal in SENT.into_iter().filter(|signal| ignored & (1 << (signal - 1)) != 0) {
+            signal_hook::flag::register(signal, Arc::default()).expect("these signals may be handled");
+        }
+    });
+}
+
+/// Returns the set of signals that this process ignores, one bit each (proc_pid_status(5)).
+fn ignored() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let set = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).expect("a status has SigIgn");
+    u64::from_str_radix(set.trim(), 16).unwrap()
+}
