@@ -105,7 +105,6 @@ mod completion;
 pub mod doctor;
 mod domain;
 pub mod error;
-pub mod files;
 mod get;
 pub mod gpu;
 pub mod info;
@@ -124,6 +123,7 @@ mod wait;
 
 pub use partywall_cuda as cuda;
 pub use partywall_cuda::DeviceUuid;
+pub use partywall_files as files;
 pub use partywall_os::map::SharedSlice;
 pub use partywall_shm::{
     DType, TableBuilder,

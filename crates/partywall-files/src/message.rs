@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{
+use crate::{
     error::FileError,
     safetensors::{self, Header},
     tensor::TensorInfo,

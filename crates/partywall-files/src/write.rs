@@ -10,7 +10,7 @@ use std::{
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
-use super::{
+use crate::{
     copy::BUFFER_BYTES,
     error::{FileError, SinkError},
     npy, safetensors,

@@ -13,7 +13,7 @@ use std::{
 use partywall_shm::{DType, TableBuilder, TableError};
 use rustix::fs::{MemfdFlags, OFlags, memfd_create};
 
-use super::{
+use crate::{
     BUFFER_BYTES, SINGLE_TENSOR,
     error::FileError,
     npy,
@@ -35,14 +35,14 @@ pub struct Plan {
 }
 
 /// A file, and which of the tensors are in it.
-pub(super) struct Source {
-    pub(super) path: PathBuf,
-    pub(super) bytes: Bytes,
-    pub(super) tensors: Range<usize>,
+pub(crate) struct Source {
+    pub(crate) path: PathBuf,
+    pub(crate) bytes: Bytes,
+    pub(crate) tensors: Range<usize>,
 }
 
 /// Where the bytes of a file are.
-pub(super) enum Bytes {
+pub(crate) enum Bytes {
     /// Under its path, if what is there still looks like this.
     File(Stamp),
     /// A stream that was read to its end into a file without a name.
@@ -52,7 +52,7 @@ pub(super) enum Bytes {
 /// What tells whether a file is still the same. A change within the tick of the file system's clock (up to 10 ms
 /// before Linux 6.13) in which the plan was made is not seen if the length stays.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Stamp {
+pub(crate) struct Stamp {
     device: u64,
     inode: u64,
     length: u64,
@@ -162,17 +162,17 @@ impl Plan {
         Ok(())
     }
 
-    pub(super) fn sources(&self) -> &[Source] {
+    pub(crate) fn sources(&self) -> &[Source] {
         &self.sources
     }
 
     /// Where the tensors of a source begin in its file.
-    pub(super) fn starts(&self) -> &[u64] {
+    pub(crate) fn starts(&self) -> &[u64] {
         &self.starts
     }
 
     /// A path to name in an error that is about none in particular.
-    pub(super) fn first_path(&self) -> &Path {
+    pub(crate) fn first_path(&self) -> &Path {
         self.sources.first().map_or(Path::new(""), |source| &source.path)
     }
 
@@ -245,7 +245,7 @@ impl fmt::Debug for Plan {
 
 impl Source {
     /// Opens it, if it is still the same.
-    pub(super) fn open(&self) -> Result<File, FileError> {
+    pub(crate) fn open(&self) -> Result<File, FileError> {
         match &self.bytes {
             Bytes::Spool(file) => {
                 file.try_clone().map_err(|source| FileError::Open { file: self.path.clone(), source })
@@ -258,7 +258,7 @@ impl Source {
     }
 
     /// Fails if it is no longer the same.
-    pub(super) fn check(&self) -> Result<(), FileError> {
+    pub(crate) fn check(&self) -> Result<(), FileError> {
         let Bytes::File(stamp) = &self.bytes else {
             return Ok(());
         };
@@ -299,7 +299,7 @@ impl Stamp {
 }
 
 /// Reads all of `out` at `offset`. A file that ends before has changed: its length was known.
-pub(super) fn read_exact_at(path: &Path, file: &File, out: &mut [u8], offset: u64) -> Result<(), FileError> {
+pub(crate) fn read_exact_at(path: &Path, file: &File, out: &mut [u8], offset: u64) -> Result<(), FileError> {
     file.read_exact_at(out, offset).map_err(|source| match source.kind() {
         io::ErrorKind::UnexpectedEof => changed(path, "it became shorter"),
         _ => FileError::Read { file: path.to_owned(), source },

@@ -26,7 +26,7 @@ impl TensorInfo {
 
     /// A tensor whose elements follow each other without gaps, in `order`; `None` if it is larger than 2⁶³ bytes or
     /// does not fill whole bytes.
-    pub(super) fn dense(name: &str, dtype: DType, shape: Vec<u64>, order: Order) -> Option<Self> {
+    pub(crate) fn dense(name: &str, dtype: DType, shape: Vec<u64>, order: Order) -> Option<Self> {
         let strides = order.strides(&shape)?;
         let elements = if shape.contains(&0) { 0 } else { shape.iter().try_fold(1_u64, |n, d| n.checked_mul(*d))? };
         let bytes = dtype.bytes_for(elements)?;
@@ -39,7 +39,7 @@ impl TensorInfo {
     }
 
     /// Whether its elements follow each other without gaps in `order`. Strides that are never taken do not count.
-    pub(super) fn lies_in(&self, order: Order) -> bool {
+    pub(crate) fn lies_in(&self, order: Order) -> bool {
         let Some(expected) = order.strides(&self.shape) else {
             return false;
         };
@@ -51,7 +51,7 @@ impl TensorInfo {
 
 /// Which dimension is the fastest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Order {
+pub(crate) enum Order {
     /// The last.
     C,
     /// The first.

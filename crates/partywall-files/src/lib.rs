@@ -1,7 +1,7 @@
 //! Model files: what is in them, and copying it into memory and back into files.
 //!
-//! Knows no broker, no segment and no GPU: [`Plan::copy_to`] writes through a [`Sink`], [`write_to`] and
-//! [`write_to_path`] read from a [`Content`].
+//! This crate knows no broker, no segment and no GPU: [`Plan::copy_to`] writes through a [`Sink`], [`write_to`] and
+//! [`write_to_path`] read from a [`Content`]. The crate `partywall` contains it as `partywall::files`.
 //!
 //! | file | read as | written from |
 //! |---|---|---|
@@ -15,7 +15,7 @@
 //!
 //! ```
 //! use std::sync::atomic::AtomicBool;
-//! use partywall::files::{Lane, Piece, Plan, Sink, SinkError};
+//! use partywall_files::{Lane, Piece, Plan, Sink, SinkError};
 //!
 //! /// Counts the bytes that it is given.
 //! struct Count;
@@ -24,7 +24,7 @@
 //! impl Sink for Count {
 //!     type Lane<'a> = CountLane;
 //!     fn lane(&self) -> Result<CountLane, SinkError> {
-//!         Ok(CountLane(vec![0; partywall::files::BUFFER_BYTES]))
+//!         Ok(CountLane(vec![0; partywall_files::BUFFER_BYTES]))
 //!     }
 //! }
 //!
@@ -53,6 +53,7 @@
 //! plan.copy_to(&Count, 2, &|_bytes| (), &AtomicBool::new(false))?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+#![forbid(unsafe_code)]
 
 mod copy;
 mod error;

@@ -304,7 +304,7 @@ pub enum FileError {
 
 impl FileError {
     /// Whether the process, or the machine, may not open another file.
-    pub(crate) fn lacks_files(&self) -> bool {
+    pub fn lacks_files(&self) -> bool {
         let errno = match self {
             Self::Open { source, .. } | Self::Read { source, .. } | Self::Write { source, .. } => source.raw_os_error(),
             _ => None,
@@ -366,7 +366,7 @@ impl FileError {
     }
 
     /// What went wrong in writing to `file`.
-    pub(super) fn from_write(file: &Path, source: io::Error) -> Self {
+    pub(crate) fn from_write(file: &Path, source: io::Error) -> Self {
         let file = file.to_owned();
         match source.kind() {
             io::ErrorKind::BrokenPipe => Self::ClosedPipe { file, source },
@@ -378,7 +378,7 @@ impl FileError {
     }
 
     /// `file` is damaged in the way that `why` says.
-    pub(super) fn malformed(file: &Path, why: impl Into<SinkError>) -> Self {
+    pub(crate) fn malformed(file: &Path, why: impl Into<SinkError>) -> Self {
         Self::Malformed { file: file.to_owned(), source: why.into() }
     }
 }

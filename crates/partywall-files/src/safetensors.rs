@@ -7,7 +7,7 @@ use partywall_shm::DType;
 use safetensors::tensor::{Dtype as FileDType, Metadata, TensorInfo as FileTensor};
 use serde_json::{Map, Value};
 
-use super::{
+use crate::{
     error::FileError,
     plan::read_exact_at,
     tensor::{Order, TensorInfo},
@@ -16,15 +16,15 @@ use super::{
 
 /// What a header says.
 #[derive(Debug, Default)]
-pub(super) struct Header {
+pub(crate) struct Header {
     /// The tensors in the order of their bytes, each with the place of its first byte in the file.
-    pub(super) tensors: Vec<(TensorInfo, u64)>,
+    pub(crate) tensors: Vec<(TensorInfo, u64)>,
     /// The pairs in the order of the file.
-    pub(super) metadata: Vec<(String, String)>,
+    pub(crate) metadata: Vec<(String, String)>,
 }
 
 /// Reads the header of `file`, which has `length` bytes, and checks it against that length.
-pub(super) fn read_header(path: &Path, file: &File, length: u64) -> Result<Header, FileError> {
+pub(crate) fn read_header(path: &Path, file: &File, length: u64) -> Result<Header, FileError> {
     let truncated = |expected| FileError::Truncated { file: path.to_owned(), expected, found: length };
     if length < PREFIX {
         return Err(truncated(PREFIX));
@@ -48,7 +48,7 @@ pub(super) fn read_header(path: &Path, file: &File, length: u64) -> Result<Heade
 }
 
 /// Reads the header of a file that is in memory as a whole, and checks it against the file's length.
-pub(super) fn parse_bytes(path: &Path, bytes: &[u8]) -> Result<Header, FileError> {
+pub(crate) fn parse_bytes(path: &Path, bytes: &[u8]) -> Result<Header, FileError> {
     let length = bytes.len() as u64;
     let truncated = |expected| FileError::Truncated { file: path.to_owned(), expected, found: length };
     let Some((prefix, rest)) = bytes.split_first_chunk::<{ PREFIX as usize }>() else {
@@ -78,7 +78,7 @@ fn whole(path: &Path, json: &[u8], start: u64, length: u64) -> Result<Header, Fi
 }
 
 /// The header that the safetensors crate writes for these tensors, and the order in which their bytes follow it.
-pub(super) fn header(
+pub(crate) fn header(
     path: &Path,
     tensors: &[&TensorInfo],
     metadata: &[(String, String)],

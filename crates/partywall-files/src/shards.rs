@@ -9,11 +9,11 @@ use std::{
 
 use serde_json::{Map, Value};
 
-use super::error::FileError;
+use crate::error::FileError;
 
 /// Which tensor an index wants from which of its shards.
 #[derive(Debug)]
-pub(super) struct Index {
+pub(crate) struct Index {
     path: PathBuf,
     shards: Vec<PathBuf>,
     /// Tensor → place in `shards`.
@@ -22,7 +22,7 @@ pub(super) struct Index {
 
 /// What a folder means.
 #[derive(Debug)]
-pub(super) enum Folder {
+pub(crate) enum Folder {
     /// It has an index.
     Index(PathBuf),
     /// It has none: all its shards, sorted by name.
@@ -31,7 +31,7 @@ pub(super) enum Folder {
 
 impl Index {
     /// Reads an index.
-    pub(super) fn read(path: &Path, file: &File, length: u64) -> Result<Self, FileError> {
+    pub(crate) fn read(path: &Path, file: &File, length: u64) -> Result<Self, FileError> {
         if length > MAX_INDEX {
             return Err(FileError::HeaderTooLarge { file: path.to_owned(), bytes: length, limit: MAX_INDEX });
         }
@@ -42,12 +42,12 @@ impl Index {
     }
 
     /// The shards in the order of their names.
-    pub(super) fn shards(&self) -> &[PathBuf] {
+    pub(crate) fn shards(&self) -> &[PathBuf] {
         &self.shards
     }
 
     /// The error for a shard that cannot be opened.
-    pub(super) fn shard_error(&self, shard: usize, error: FileError) -> FileError {
+    pub(crate) fn shard_error(&self, shard: usize, error: FileError) -> FileError {
         match error {
             FileError::Open { file, source } if source.kind() == std::io::ErrorKind::NotFound => {
                 FileError::MissingShard {
@@ -62,7 +62,7 @@ impl Index {
     }
 
     /// Compares the index with what the shards contain: tensor → place of its shard.
-    pub(super) fn check(&self, found: &HashMap<&str, usize>) -> Result<(), FileError> {
+    pub(crate) fn check(&self, found: &HashMap<&str, usize>) -> Result<(), FileError> {
         let missing = self.first(|tensor, from| found.get(tensor) != Some(&from));
         if let Some(tensor) = missing {
             let shard = self.shards[self.wanted[&tensor]].clone();
@@ -118,7 +118,7 @@ impl Index {
 
 impl Folder {
     /// Looks into a folder. Files other than shards and indexes do not matter.
-    pub(super) fn read(folder: &Path) -> Result<Self, FileError> {
+    pub(crate) fn read(folder: &Path) -> Result<Self, FileError> {
         let failed = |source| FileError::Open { file: folder.to_owned(), source };
         let mut shards = Vec::new();
         let mut index = None;
@@ -145,17 +145,17 @@ impl Folder {
 }
 
 /// Whether the name says that it is an index.
-pub(super) fn is_index(path: &Path) -> bool {
+pub(crate) fn is_index(path: &Path) -> bool {
     has_suffix(path, ".safetensors.index.json")
 }
 
 /// Whether the name says that it is a safetensors file.
-pub(super) fn is_safetensors(path: &Path) -> bool {
+pub(crate) fn is_safetensors(path: &Path) -> bool {
     has_suffix(path, ".safetensors")
 }
 
 /// Whether the name ends in `suffix`, in letters of any case.
-pub(super) fn has_suffix(path: &Path, suffix: &str) -> bool {
+pub(crate) fn has_suffix(path: &Path, suffix: &str) -> bool {
     let name = path.file_name().unwrap_or_default().as_encoded_bytes();
     name.len() >= suffix.len() && name[name.len() - suffix.len()..].eq_ignore_ascii_case(suffix.as_bytes())
 }

@@ -8,7 +8,7 @@ use std::{fmt, fs::File, path::Path};
 
 use partywall_shm::DType;
 
-use super::{
+use crate::{
     SINGLE_TENSOR,
     error::FileError,
     plan::read_exact_at,
@@ -18,7 +18,7 @@ use super::{
 
 /// Reads the header of `file`, which has `length` bytes, and checks it against that length. Returns the tensor and the
 /// place of its first byte.
-pub(super) fn read_header(path: &Path, file: &File, length: u64) -> Result<(TensorInfo, u64), FileError> {
+pub(crate) fn read_header(path: &Path, file: &File, length: u64) -> Result<(TensorInfo, u64), FileError> {
     let truncated = |expected| FileError::Truncated { file: path.to_owned(), expected, found: length };
     let mut prefix = [0; 12];
     let have = length.min(12) as usize;
@@ -58,7 +58,7 @@ pub(super) fn read_header(path: &Path, file: &File, length: u64) -> Result<(Tens
 }
 
 /// Returns the header for `tensor`, byte for byte as `numpy.save` writes it.
-pub(super) fn header(path: &Path, tensor: &TensorInfo) -> Result<Vec<u8>, FileError> {
+pub(crate) fn header(path: &Path, tensor: &TensorInfo) -> Result<Vec<u8>, FileError> {
     let format = Format::Npy;
     let Some(order) = [Order::C, Order::Fortran].into_iter().find(|order| tensor.lies_in(*order)) else {
         return Err(FileError::FormatLacksStrides {

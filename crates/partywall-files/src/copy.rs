@@ -13,7 +13,7 @@ use std::{
 use partywall_os::lock::IgnorePoison;
 use rustix::fs::{Advice, fadvise};
 
-use super::{
+use crate::{
     error::{FileError, SinkError},
     plan::{Plan, Source, read_exact_at},
 };
