@@ -1,17 +1,14 @@
 //! Checks what the pages of the repository say about the repository itself.
 //!
-//! SPEC.md names tests, benchmarks and files; ARCHITECTURE.md, CONTRIBUTING.md and README.md name files, and the first of
-//! them says where `unsafe` is allowed and that the broker links no CUDA. Renames make such sentences wrong without
-//! anybody noticing.
+//! SPEC.md names tests, benchmarks and files. Every page names files, and links to pages and their headings.
+//! ARCHITECTURE.md says where `unsafe` is allowed and that the broker links no CUDA. Renames make such sentences wrong
+//! without anybody noticing.
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 use std::process::Command;
 
 use crate::tools::{Workspace, cannot_read};
-
-/// The pages whose paths have to exist.
-const PAGES: &[&str] = &["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"];
 
 /// The statuses of a promise in SPEC.md.
 const STATUSES: &[&str] = &["held", "met", "missed", "untested"];
@@ -30,8 +27,8 @@ pub(crate) fn check(workspace: &Workspace) -> Result<Vec<String>, String> {
         fs::read_to_string(&path).map_err(|error| cannot_read(&path, &error))
     };
     let mut wrong = promises(&page("SPEC.md")?, &tree);
-    for name in PAGES {
-        wrong.extend(paths(name, &page(name)?, &tree));
+    for (path, text) in tree.pages() {
+        wrong.extend(paths(path, text, &tree));
     }
     wrong.extend(links(&tree));
     wrong.extend(places_of_unsafe(&page("ARCHITECTURE.md")?, &tree));
@@ -62,6 +59,10 @@ impl Tree {
         Ok(Self { files: output.lines().filter_map(read).collect() })
     }
 
+    fn pages(&self) -> impl Iterator<Item = &(PathBuf, String)> {
+        self.files.iter().filter(|(path, _)| path.extension().is_some_and(|extension| extension == "md"))
+    }
+
     /// Returns the files at a path, or below it if it is a folder. Paths of crates may leave out `crates/`.
     fn find(&self, path: &str) -> Vec<&(PathBuf, String)> {
         let path = path.trim_end_matches('/');
@@ -70,14 +71,19 @@ impl Tree {
         if found.is_empty() { below(&Path::new("crates").join(path)) } else { found }
     }
 
-    fn defines(files: &[&(PathBuf, String)], function: &str) -> bool {
-        let definition = |text: &str, keyword: &str| {
-            text.match_indices(keyword).any(|(at, _)| {
-                let rest = &text[at + keyword.len()..];
-                rest.strip_prefix(function).is_some_and(|rest| !rest.starts_with(is_word))
-            })
-        };
-        files.iter().any(|(_, text)| definition(text, "fn ") || definition(text, "def "))
+    /// Returns whether one of the files has a test of this name: a function that is marked as a test, or, where a macro
+    /// makes the tests, one that its table lists.
+    fn has_test(files: &[&(PathBuf, String)], function: &str) -> bool {
+        let listed = format!("{function},");
+        files.iter().any(|(_, text)| {
+            let is_marked = |at: usize| {
+                let above = text[..text[..at].rfind('\n').unwrap_or(0)].lines().rev().map(str::trim);
+                above.take_while(|line| line.starts_with("#[") || line.starts_with("//")).any(|line| line == "#[test]")
+            };
+            let in_rust = |at: usize| is_marked(at) || text.lines().any(|line| line.trim() == listed);
+            function.starts_with("test_") && definition(text, "def ", function).is_some()
+                || definition(text, "fn ", function).is_some_and(in_rust)
+        })
     }
 
     /// Tests of `testing/gpu` are named by a string or, for scenes, by `module::function` and the prefix `timeline_`.
@@ -145,34 +151,41 @@ fn references(cell: &str, tree: &Tree) -> Vec<String> {
             if files.is_empty() {
                 missing.push(format!("there is no file {path}"));
             }
-            let absent = names.filter(|name| !files.is_empty() && !Tree::defines(&files, name));
-            missing.extend(absent.map(|name| format!("{path} has no function {name}")));
+            let absent = names.filter(|name| !files.is_empty() && !Tree::has_test(&files, name));
+            missing.extend(absent.map(|name| format!("{path} has no test {name}")));
         }
     }
     missing
 }
 
+/// Returns where a text defines a function.
+fn definition(text: &str, keyword: &str, function: &str) -> Option<usize> {
+    text.match_indices(keyword).map(|(at, _)| at).find(|at| {
+        let rest = &text[at + keyword.len()..];
+        rest.strip_prefix(function).is_some_and(|rest| !rest.starts_with(is_word))
+    })
+}
+
 /// Returns the paths in a page that do not exist. A path is code that begins with a top-level folder.
-fn paths(name: &str, page: &str, tree: &Tree) -> Vec<String> {
-    let folders = ["crates/", "testing/", "python/", "docs/", "xtask/", "benches/", "kernels/", "fuzz/", "examples/"];
+fn paths(page: &Path, text: &str, tree: &Tree) -> Vec<String> {
+    let folders = ["crates/", "testing/", "python/", "docs/", "xtask/", "benches/"];
     let is_path = |text: &&str| {
         let plain = text.chars().all(|c| is_word(c) || matches!(c, '/' | '.' | '-'));
         plain && folders.iter().any(|folder| text.starts_with(folder))
     };
-    let absent = code(page).filter(is_path).filter(|path| tree.find(path).is_empty());
-    absent.map(|path| format!("{name}: there is no {path}")).collect()
+    let absent = code(text).filter(is_path).filter(|path| tree.find(path).is_empty());
+    absent.map(|path| format!("{}: there is no {path}", page.display())).collect()
 }
 
 /// Returns the links of all pages to files and headings that do not exist.
 fn links(tree: &Tree) -> Vec<String> {
-    let pages = tree.files.iter().filter(|(path, _)| path.extension().is_some_and(|extension| extension == "md"));
     let broken = |(path, text): &'_ (PathBuf, String)| -> Vec<String> {
         let targets = text.split("](").skip(1).filter_map(|rest| rest.split_once(')')).map(|(target, _)| target);
         let inside = targets.filter(|target| !target.contains("://") && !target.contains(' '));
         let absent = inside.filter(|target| !leads_somewhere(path, text, target, tree));
         absent.map(|target| format!("{}: the link to {target} leads nowhere", path.display())).collect()
     };
-    pages.flat_map(broken).collect()
+    tree.pages().flat_map(broken).collect()
 }
 
 fn leads_somewhere(page: &Path, text: &str, target: &str, tree: &Tree) -> bool {
@@ -257,7 +270,10 @@ mod tests {
         let file = |path: &str, text: &str| (PathBuf::from(path), text.to_owned());
         Tree {
             files: vec![
-                file("crates/partywall/tests/domain/open.rs", "fn versions_are_kept() {}\nasync fn other() {}"),
+                file(
+                    "crates/partywall/tests/domain/open.rs",
+                    "#[test]\n/// So.\nfn versions_are_kept() {}\n\nfn helper() {}\n    scene,\nfn scene() {}\n",
+                ),
                 file("crates/partywall-os/src/map.rs", "#![allow(unsafe_code)]"),
                 file("crates/partywall-cli/src/main.rs", ""),
                 file("python/tests/host/test_topics.py", "def test_arrays_keep(d):"),
@@ -273,7 +289,7 @@ mod tests {
 
     #[test]
     fn existing_references_are_accepted() {
-        let held = "`partywall/tests/domain/open.rs` `versions_are_kept`; `python/tests/host/test_topics.py` \
+        let held = "`partywall/tests/domain/open.rs` `versions_are_kept`, `scene`; `python/tests/host/test_topics.py` \
                     `test_arrays_keep`; `partywall/tests/domain`; GPU `segment_is_there`, `timeline_a_wait_ends`; \
                     bench `round_trip`";
         assert_eq!(spec(&format!("| 1 | A promise | held | {held} |")), [""; 0]);
@@ -285,8 +301,9 @@ mod tests {
     fn missing_references_are_named() {
         let cases = [
             ("`partywall/tests/domain/shut.rs` `versions_are_kept`", "no file partywall/tests/domain/shut.rs"),
-            ("`partywall/tests/domain/open.rs` `versions_are`", "has no function versions_are"),
-            ("`partywall/tests/domain/open.rs` `test_arrays_keep`", "has no function test_arrays_keep"),
+            ("`partywall/tests/domain/open.rs` `versions_are`", "has no test versions_are"),
+            ("`partywall/tests/domain/open.rs` `helper`", "has no test helper"),
+            ("`partywall/tests/domain/open.rs` `test_arrays_keep`", "has no test test_arrays_keep"),
             ("GPU `segment_is_gone`", "no GPU test segment_is_gone"),
             ("GPU `timeline_a_wait`", "no GPU test timeline_a_wait"),
             ("bench `round`", "no benchmark round"),
@@ -315,7 +332,7 @@ mod tests {
     #[test]
     fn paths_that_do_not_exist_are_named() {
         let page = "| a row | `crates/partywall/tests/`, `crates/gone.rs` and `partywall put ./crates` |";
-        assert_eq!(paths("README.md", page, &tree()), ["README.md: there is no crates/gone.rs"]);
+        assert_eq!(paths(Path::new("README.md"), page, &tree()), ["README.md: there is no crates/gone.rs"]);
     }
 
     #[test]
