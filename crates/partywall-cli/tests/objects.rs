@@ -105,7 +105,7 @@ fn abandon_ends_the_waits_for_a_writer_that_hangs() {
     );
     assert!(writer.signal(3).is_err(), "its turn is over");
     let next = domain.timeline_writer("t").unwrap();
-    assert_eq!(next.value(), 2);
+    assert_eq!(next.timeline().value(), 2);
 
     let abandoned = sandbox.json(["abandon", "t"]);
     assert_eq!((&abandoned["name"], &abandoned["abandoned"]), (&json!("t"), &json!(true)));

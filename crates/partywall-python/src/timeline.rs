@@ -46,7 +46,7 @@ impl Deref for Role {
     fn deref(&self) -> &partywall::Timeline {
         match self {
             Self::Waiter(timeline) => timeline,
-            Self::Writer(writer) => writer,
+            Self::Writer(writer) => writer.timeline(),
         }
     }
 }
@@ -100,7 +100,7 @@ impl Timeline {
         enqueue: impl FnOnce(&TimelineWriter, StreamRef<'_>) -> partywall::Result<()> + Send,
     ) -> PyResult<()> {
         let writer = self.writer(py)?;
-        let stream = Stream::find(py, writer.domain(), device, stream)?;
+        let stream = Stream::find(py, writer.timeline().domain(), device, stream)?;
         self.take_turns(py, &writer, Some(stream.id()))?;
         py.detach(|| enqueue(&writer, stream.borrow())).or_raise(py)?;
         *self.last() = Some(stream.id());
@@ -116,11 +116,11 @@ impl Timeline {
         next: Option<(DeviceUuid, RawStream)>,
     ) -> PyResult<()> {
         let last = *self.last();
-        let owed = writer.announced();
-        if last.is_none() || last == next || writer.value() >= owed {
+        let owed = writer.timeline().announced();
+        if last.is_none() || last == next || writer.timeline().value() >= owed {
             return Ok(());
         }
-        wait::in_slices(py, TURN, |slice| match writer.wait(owed, slice) {
+        wait::in_slices(py, TURN, |slice| match writer.timeline().wait(owed, slice) {
             // For the signal to say.
             Err(Error::Gone(Gone::Timeline { .. })) => Ok(()),
             waited => waited,

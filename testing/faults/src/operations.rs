@@ -343,8 +343,8 @@ fn signal_and_wait(setting: &Setting) -> Outcome {
     let timeline = setting.domain.timeline(&setting.name)?;
     let passed = next_writer(setting, &format!("{}/passed", setting.name))?;
     // Run again after a failure, it finds the names still there: nobody knows whether the stream has passed its waits.
-    let last = writer.value();
-    let known = passed.value();
+    let last = writer.timeline().value();
+    let known = passed.timeline().value();
     let enqueue = || {
         timeline.wait_on(waiting.as_ref(), last + 1)?;
         writer.signal_on(gpu.stream(), last + 1)?;
@@ -352,7 +352,7 @@ fn signal_and_wait(setting: &Setting) -> Outcome {
         timeline.wait_on(waiting.as_ref(), last + 2)?;
         writer.signal_on_and_wake(gpu.stream(), last + 2)?;
         passed.signal_on(waiting.as_ref(), known + 1)?;
-        passed.wait(known + 1, WATCHDOG)
+        passed.timeline().wait(known + 1, WATCHDOG)
     };
     let enqueued = enqueue();
     // Whatever came of it: who waits for more than was signalled goes on.

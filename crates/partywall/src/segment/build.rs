@@ -3,7 +3,6 @@
 use std::{
     fmt,
     os::fd::{AsFd, AsRawFd, OwnedFd, RawFd},
-    sync::Mutex,
 };
 
 use partywall_os::memfd;
@@ -13,7 +12,7 @@ use partywall_wire::{
     limits::{MAX_CHUNKS, MAX_INLINE_TABLE},
 };
 
-use super::{ControlMemory, Element, Facts, Segment, Stage, elements_mut, named, no_such_tensor};
+use super::{ControlMemory, Element, Facts, Granted, Segment, elements_mut, named, no_such_tensor};
 use crate::{
     domain::{Domain, check_name, unexpected},
     error::{Error, Held, InvalidArgument, LimitReached, Mismatch, Result},
@@ -412,11 +411,9 @@ impl Build {
         }
         let reserved = draft.reserved();
         let facts = Facts { name, version, place, mutable, reserved, lifetime, writable: mutable, fd_numbers };
-        let first = Box::new(Stage::new(chunks, table, 0));
-        let memory = Some(draft.into_memory());
-        let lease = Some(lease);
+        let memory = draft.into_memory();
         let control = self.control.map(|shape| ControlMemory { shape, fds });
-        Segment { memory, lease, domain, kind, facts, first, growing: Mutex::default(), control }
+        Granted { domain, lease, kind, memory, facts, chunks, table, growths: 0, control }.into()
     }
 }
 

@@ -86,6 +86,36 @@ struct Facts {
     fd_numbers: Vec<RawFd>,
 }
 
+/// What a segment is made of, once the broker has granted it.
+struct Granted {
+    domain: Domain,
+    lease: u64,
+    kind: &'static dyn Kind,
+    memory: Box<dyn Memory>,
+    facts: Facts,
+    chunks: Vec<u64>,
+    table: Table<TableBytes>,
+    /// How often it has grown.
+    growths: u64,
+    control: Option<ControlMemory>,
+}
+
+impl From<Granted> for Segment {
+    fn from(granted: Granted) -> Self {
+        let Granted { domain, lease, kind, memory, facts, chunks, table, growths, control } = granted;
+        Self {
+            memory: Some(memory),
+            lease: Some(lease),
+            domain,
+            kind,
+            facts,
+            first: Box::new(Stage::new(chunks, table, growths)),
+            growing: Mutex::default(),
+            control,
+        }
+    }
+}
+
 impl Segment {
     /// Its name.
     pub fn name(&self) -> &str {

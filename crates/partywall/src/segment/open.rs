@@ -2,14 +2,13 @@
 
 use std::{
     os::fd::{AsRawFd, OwnedFd},
-    sync::Mutex,
     time::Duration,
 };
 
 use partywall_cuda::{CuResult, DeviceUuid};
 use partywall_wire::{Access, Answer, Call, Control, Kind, MemberState, Named, Opened};
 
-use super::{Claim, ControlMemory, Facts, Segment, Stage};
+use super::{Claim, ControlMemory, Facts, Granted, Segment};
 use crate::{
     domain::{Domain, check_name, split_version, unexpected},
     error::{DeviceFault, Error, Gone, LimitReached, Mismatch, Result, Unreachable},
@@ -204,17 +203,8 @@ impl OpenOptions {
         let place = place.into();
         let writable = self.write;
         let facts = Facts { name, version, place, mutable, reserved, lifetime, writable, fd_numbers };
-        let first = Box::new(Stage::new(chunks, table, growths));
-        Ok(Segment {
-            memory: Some(memory),
-            lease: Some(lease),
-            domain: self.domain.clone(),
-            kind,
-            facts,
-            first,
-            growing: Mutex::default(),
-            control,
-        })
+        let domain = self.domain.clone();
+        Ok(Granted { domain, lease, kind, memory, facts, chunks, table, growths, control }.into())
     }
 }
 

@@ -1,12 +1,12 @@
 //! Publishing memory that other code allocated.
 
-use std::{os::fd::AsFd, sync::Mutex};
+use std::os::fd::AsFd;
 
 use partywall_cuda::{DeviceSlice, DeviceUuid, ForeignMemory, PointerKind};
 use partywall_shm::{DType, Table, TableBuilder, TableError};
 use partywall_wire::{Answer, Call, Commit, Control, Lifetime, limits::MAX_CHUNKS};
 
-use super::{ControlMemory, Facts, Segment, Stage, build::wire_table, named};
+use super::{ControlMemory, Facts, Granted, Segment, build::wire_table, named};
 use crate::{
     domain::{Domain, check_name, unexpected},
     error::{Denied, DeviceFault, Error, InvalidArgument, Result},
@@ -204,12 +204,9 @@ impl Publication {
                 let fd_numbers = Vec::new();
                 let lifetime = Lifetime::Owned;
                 let facts = Facts { name, version, place, mutable, reserved: 0, lifetime, writable, fd_numbers };
-                let first = Box::new(Stage::new(chunks, table, 0));
-                let memory = Some(memory);
-                let lease = Some(lease);
                 let kind = by_wire(partywall_wire::Kind::Legacy)?;
                 let control = control.map(|shape| ControlMemory { shape, fds });
-                Ok(Segment { memory, lease, domain, kind, facts, first, growing: Mutex::default(), control })
+                Ok(Granted { domain, lease, kind, memory, facts, chunks, table, growths: 0, control }.into())
             }
             (other, _) => Err(unexpected(&other)),
         }

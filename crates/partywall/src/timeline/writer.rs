@@ -1,7 +1,6 @@
 //! Writing: values signalled by the host or by one stream at a time.
 
 use std::{
-    ops::Deref,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
@@ -21,7 +20,7 @@ use crate::{
     error::{Error, InvalidArgument, InvalidData, Result},
 };
 
-/// The one who signals a timeline. Everything that a [`Timeline`] does, it does too.
+/// The one writer of a timeline. Waiting is what its [`timeline`](Self::timeline) does.
 ///
 /// Values are signalled by the host ([`signal`](Self::signal)) or by a stream behind its work
 /// ([`signal_on`](Self::signal_on)), by one at a time: who changes between streams, or from a stream to the host, waits
@@ -142,6 +141,11 @@ impl TimelineWriter {
         }
     }
 
+    /// The timeline, for waiting for it and asking it.
+    pub fn timeline(&self) -> &Timeline {
+        &self.timeline
+    }
+
     /// Closes the timeline, as dropping does. Returns at once; what streams owe comes all the same.
     pub fn close(self) {}
 
@@ -215,14 +219,6 @@ impl TimelineWriter {
                 })
             }
         }
-    }
-}
-
-impl Deref for TimelineWriter {
-    type Target = Timeline;
-
-    fn deref(&self) -> &Timeline {
-        &self.timeline
     }
 }
 

@@ -52,8 +52,8 @@ pub(super) struct Joined {
 
 /// The timeline of a publisher.
 pub(super) struct Writer {
-    pub(super) timeline: TimelineWriter,
-    pub(super) order: timelines::Order,
+    signals: TimelineWriter,
+    order: timelines::Order,
     /// The last value that was promised.
     last: u64,
 }
@@ -117,7 +117,7 @@ impl Publisher {
     /// As [`Timeline::wait`](crate::Timeline::wait).
     pub fn drain<'w>(&self, wait: impl Into<Wait<'w>>) -> Result<()> {
         match &*self.joined.writer() {
-            Some(Writer { timeline, last, .. }) => timeline.wait(*last, wait),
+            Some(Writer { signals, last, .. }) => signals.timeline().wait(*last, wait),
             None => Ok(()),
         }
     }
@@ -152,11 +152,11 @@ impl Joined {
     /// Has `stream` signal once it is done with what is on it now. Returns the timeline and the value of that signal.
     pub(super) fn signal_on(&self, stream: StreamRef<'_>) -> Result<(timelines::Order, u64)> {
         let mut writer = self.writer();
-        let Writer { timeline, order, last } = match &mut *writer {
+        let Writer { signals, order, last } = match &mut *writer {
             Some(writer) => writer,
             none => none.insert(self.begin_timeline()?),
         };
-        timeline.signal_on(stream, *last + 1).map_err(|error| match error {
+        signals.signal_on(stream, *last + 1).map_err(|error| match error {
             // Nobody but us has begun it: it is our part in the topic that has ended.
             Error::Gone(Gone::Timeline { .. }) => self.open.parted(),
             other => other,
@@ -206,11 +206,11 @@ impl Joined {
     }
 
     fn begin_timeline(&self) -> Result<Writer> {
-        let timeline = self.open.domain().timeline_writer(&timelines::name(&self.open, self.id()))?;
-        let order = timelines::Order::of(&timeline);
-        let last = timeline.announced();
+        let signals = self.open.domain().timeline_writer(&timelines::name(&self.open, self.id()))?;
+        let order = timelines::Order::of(signals.timeline());
+        let last = signals.timeline().announced();
         self.open.control.topic.set_timeline(&self.place(), order.cell());
-        Ok(Writer { timeline, order, last })
+        Ok(Writer { signals, order, last })
     }
 
     /// Readies a block for the next loan, while receivers read what was just published.

@@ -57,7 +57,7 @@ fn a_value_is_waited_for_by_another_process() {
     waiter.order("wait 1");
     thread::sleep(Duration::from_millis(20));
     let writer = domain.timeline_writer("steps").unwrap();
-    assert_eq!((writer.value(), writer.announced(), writer.ending()), (0, 0, None));
+    assert_eq!((writer.timeline().value(), writer.timeline().announced(), writer.timeline().ending()), (0, 0, None));
     writer.signal(1).unwrap();
     assert_eq!(waiter.expect("done"), "");
     // A jump by 2^32, which leaves half of the word as it was.
@@ -153,7 +153,7 @@ fn there_is_one_writer_at_a_time() {
     assert_eq!(ended(timeline.wait(4, TIMEOUT)), (TimelineEnding::Closed, 4, 3));
     assert!(!timeline.follow().unwrap(), "there is no other writer yet");
     let writer = second.timeline_writer("x").unwrap();
-    assert_eq!(writer.value(), 3, "it goes on where the former one was");
+    assert_eq!(writer.timeline().value(), 3, "it goes on where the former one was");
     assert_eq!(ended(timeline.wait(4, TIMEOUT)), (TimelineEnding::Closed, 4, 3));
     assert!(timeline.follow().unwrap());
     assert!(!timeline.follow().unwrap());

@@ -161,7 +161,7 @@ pub(crate) fn hold(socket: &Path, memory: &str, gpu: Option<DeviceUuid>) -> Resu
     let writer = domain.timeline_writer(WORD)?;
     let _lease = domain.opener(memory).open()?;
     let _permit = semaphore.acquire(TIMEOUT)?;
-    let at = writer.value() + 1;
+    let at = writer.timeline().value() + 1;
     writer.signal(at)?;
     if let Some(gpu) = gpu {
         let stream = Stream::new(domain.gpu(gpu)?.context())?;

@@ -29,7 +29,7 @@ pub(crate) fn play() {
     let input = domain.timeline("in").unwrap();
     let writer = domain.timeline_writer("out").unwrap();
     let from = input.device_ptr(&gpu).unwrap();
-    let to = writer.device_ptr(&gpu).unwrap();
+    let to = writer.timeline().device_ptr(&gpu).unwrap();
     say("ready");
     while let Some(order) = next_order() {
         let (order, v) = order.split_once(' ').unwrap_or((&order, "0"));

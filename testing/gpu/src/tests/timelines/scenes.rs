@@ -501,7 +501,7 @@ pub(crate) fn what_rests_on_a_dead_stage_is_marked_down_the_chain(world: &World)
     first.kill();
     // Streams cannot be told: they run to the end, on garbage.
     last.wait(300, TIMEOUT).unwrap();
-    assert_eq!((middle.value(), end.value()), (30, 300));
+    assert_eq!((middle.timeline().value(), end.timeline().value()), (30, 300));
     eventually("the mark", || last.check().is_err());
     let from = |refused: Result<(), Error>| match refused {
         Err(Error::InvalidData(InvalidData::Tainted { name, from })) => (name, from),
@@ -574,7 +574,7 @@ pub(crate) fn a_failed_input_that_nothing_rests_on_yet_only_refuses(world: &Worl
     drop(next);
     writer.signal_on(stream, 3).unwrap();
     writer.signal(4).unwrap();
-    writer.check().unwrap();
+    writer.timeline().check().unwrap();
 }
 
 pub(crate) fn a_limited_wait_ends_by_the_value_or_by_the_clock(world: &World) {
@@ -633,7 +633,7 @@ pub(crate) fn a_kernel_signals_what_its_host_promises(world: &World) {
     let stage = Stage::new(world);
     let timeline = stage.domain.timeline("x").unwrap();
     let writer = stage.domain.timeline_writer("x").unwrap();
-    let word = writer.device_ptr(&stage.gpu).unwrap();
+    let word = writer.timeline().device_ptr(&stage.gpu).unwrap();
     // SAFETY: the word of a timeline, which outlives the work.
     #[allow(unsafe_code)]
     let word = unsafe { DeviceSlice::from_raw(word, 8, Access::ReadWrite) };
