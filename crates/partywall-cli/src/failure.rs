@@ -119,8 +119,8 @@ pub(crate) fn exit_codes_help() -> String {
 impl From<partywall_labs::Failure> for Failure {
     fn from(failure: partywall_labs::Failure) -> Self {
         match failure {
-            partywall_labs::Failure::Library { error, advice: None } => error.into(),
-            partywall_labs::Failure::Library { error, advice: Some(advice) } => Self::from(error).with_advice(advice),
+            partywall_labs::Failure::Library { error, advice: None } => (*error).into(),
+            partywall_labs::Failure::Library { error, advice: Some(advice) } => Self::from(*error).with_advice(advice),
             partywall_labs::Failure::Reported(kind) => Self::silent(kind),
             failure => Self::new(failure.kind(), failure.message(), failure.advice()),
         }

@@ -26,7 +26,7 @@ pub(super) struct Broker {
 impl Broker {
     /// Starts one, and waits until it is ready.
     pub(super) fn start(context: &Context, lab: &str) -> Result<Self, Failure> {
-        let location = Location::find(context.domain, context.socket)?;
+        let location = Location::find(context.domain.as_deref(), context.socket.as_deref())?;
         let directory = location.socket.with_extension(format!("lab-{lab}-{}", std::process::id()));
         // That of the user's own broker, which may not be there yet. If it cannot be made, the next line says so.
         let _ = directory.parent().map(|parent| PrivateDir::open(parent, true));
@@ -92,7 +92,7 @@ pub(super) fn connect(socket: &Path) -> Result<Domain, Failure> {
 /// Makes everything ready that the library needs to have streams wait for timelines. To be called before a stream waits
 /// for something else: memory that is registered with the driver then might have to wait as well. What fails here fails
 /// again, and is told, where it is needed.
-pub(super) fn make_ready(domain: &Domain, stream: &Stream) {
+pub(super) fn prepare(domain: &Domain, stream: &Stream) {
     let Ok(writer) = domain.timeline_writer(&format!("ready/{}", std::process::id())) else { return };
     if writer.signal_on(stream.as_ref(), 1).is_ok() {
         let _ = stream.synchronize();

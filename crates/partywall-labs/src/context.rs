@@ -1,30 +1,22 @@
 //! What a lab needs of the program that runs it.
 
-use std::{fmt, path::Path};
+use std::{fmt, path::PathBuf, rc::Rc};
 
 use partywall::{DeviceChoice, Place};
 use serde_json::Value;
 
-use crate::failure::Failure;
-
 /// The program's options and its console. The program's own executable must accept the arguments `lab NAME ROLE` and
 /// `serve`: labs start roles and brokers with it.
-#[derive(Debug, Clone, Copy)]
-pub struct Context<'a> {
+#[derive(Debug, Clone)]
+pub struct Context {
     /// The domain that was chosen, if one was.
-    pub domain: Option<&'a str>,
+    pub domain: Option<String>,
     /// The broker's socket that was chosen, if one was.
-    pub socket: Option<&'a Path>,
+    pub socket: Option<PathBuf>,
     /// What makes another command run on the same driver: ` --simulated`, or nothing.
     pub flag: &'static str,
     /// Where the lab prints.
-    pub console: &'a dyn Console,
-}
-
-impl Context<'_> {
-    pub(crate) fn place(&self, choice: DeviceChoice) -> Result<Place, Failure> {
-        Ok(self.console.place(choice)?)
-    }
+    pub console: Rc<dyn Console>,
 }
 
 /// Where a lab prints. Lines are for people, values for programs; a console shows one of the two.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use partywall::{
-    DeviceChoice, DeviceUuid, Error, Place,
+    DeviceChoice, Error, Gpu, Place,
     cuda::{Access, AccessError, Context, CudaError, DeviceSlice, PointerInfo, PointerKind, memop},
     error::{DeviceFault, InvalidArgument},
     gpu,
@@ -11,67 +11,58 @@ use partywall::{
 
 use crate::failure::Failure;
 
-/// The GPU of a lab.
-pub(super) use partywall::Gpu;
-
-/// A GPU as labs name it: its number here, or its UUID.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Chosen {
-    Ordinal(u32),
-    Uuid(DeviceUuid),
-}
-
-impl std::str::FromStr for Chosen {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let number = text.strip_prefix("cuda:").unwrap_or(text);
-        number.parse().map(Self::Ordinal).or_else(|_| text.parse().map(Self::Uuid)).map_err(|_| {
-            "use the number of a GPU in this process (0), or its UUID (GPU-…): labs run on GPUs only".to_owned()
-        })
-    }
+/// Parses a GPU as labs name it: its number here, or its UUID.
+pub(super) fn parse_gpu(text: &str) -> Result<DeviceChoice, String> {
+    let number = text.strip_prefix("cuda:").unwrap_or(text);
+    number.parse().map(DeviceChoice::Cuda).or_else(|_| text.parse().map(DeviceChoice::Uuid)).map_err(|_| {
+        "use the number of a GPU in this process (0), or its UUID (GPU-…): labs run on GPUs only".to_owned()
+    })
 }
 
 /// Opens a GPU.
-pub(super) fn open(chosen: Chosen) -> Result<Gpu, Failure> {
-    let choice = match chosen {
-        Chosen::Ordinal(ordinal) => DeviceChoice::Cuda(ordinal),
-        Chosen::Uuid(uuid) => DeviceChoice::Uuid(uuid),
-    };
-    let uuid = match gpu::resolve(choice) {
-        Ok((Place::Gpu(uuid), _)) => uuid,
+pub(super) fn open(choice: DeviceChoice) -> Result<Gpu, Failure> {
+    match gpu::resolve(choice) {
+        Ok((Place::Gpu(uuid), _)) => Ok(Gpu::open(uuid)?),
         Ok((Place::Host, _)) => unreachable!("a GPU was chosen"),
         Err(error @ Error::DeviceFault(DeviceFault::NoDevice { .. })) => {
-            return Err(Failure::Library { error, advice: Some(WITHOUT_A_GPU) });
+            Err(Failure::Library { error: Box::new(error), advice: Some(WITHOUT_A_GPU) })
         }
-        Err(error) => return Err(error.into()),
-    };
-    Ok(Gpu::open(uuid)?)
+        Err(error) => Err(error.into()),
+    }
 }
 
 const WITHOUT_A_GPU: &str = "a lab is about a GPU's driver and needs a GPU: `partywall doctor --device all` lists those that are \
     here, `partywall doctor` says what is missing; where there is none, add --simulated to run it on GPUs simulated in \
     software";
 
-/// An error of the driver in something that is not the experiment itself.
-pub(super) fn failed(what: &str) -> impl Fn(CudaError) -> Failure + '_ {
-    move |source| Error::DeviceFault(DeviceFault::Cuda { what: what.to_owned(), source }).into()
+/// Says what failed, in something that is not the experiment itself.
+pub(super) trait Doing<T> {
+    /// Turns an error of the driver into a failure of the lab in doing `what`.
+    fn doing(self, what: &str) -> Result<T, Failure>;
 }
 
-/// The same for copies.
-pub(super) fn copy_failed(what: &str) -> impl Fn(AccessError) -> Failure + '_ {
-    move |error| match error {
-        AccessError::Driver(source) => failed(what)(source),
-        other => {
-            Error::InvalidArgument(InvalidArgument::Range { tensor: what.to_owned(), why: other.to_string() }).into()
-        }
+impl<T> Doing<T> for Result<T, CudaError> {
+    fn doing(self, what: &str) -> Result<T, Failure> {
+        self.map_err(|source| Error::DeviceFault(DeviceFault::Cuda { what: what.to_owned(), source }).into())
+    }
+}
+
+impl<T> Doing<T> for Result<T, AccessError> {
+    fn doing(self, what: &str) -> Result<T, Failure> {
+        self.or_else(|error| match error {
+            AccessError::Driver(source) => Err(source).doing(what),
+            other => {
+                let range = InvalidArgument::Range { tensor: what.to_owned(), why: other.to_string() };
+                Err(Error::InvalidArgument(range).into())
+            }
+        })
     }
 }
 
 /// Sets every byte, and waits until it is done.
 pub(super) fn set(gpu: &Gpu, slice: DeviceSlice<'_>, value: u8) -> Result<(), Failure> {
-    gpu.stream().enqueue_set(slice, value).map_err(copy_failed("filling memory"))?;
-    gpu.stream().synchronize().map_err(failed("filling memory"))
+    gpu.stream().enqueue_set(slice, value).doing("filling memory")?;
+    gpu.stream().synchronize().doing("filling memory")
 }
 
 /// Why streams of this GPU cannot wait for words of memory, if they cannot.

@@ -9,7 +9,7 @@ pub enum Failure {
     /// An error of the library.
     Library {
         /// The error.
-        error: Error,
+        error: Box<Error>,
         /// Replaces the error's own advice.
         advice: Option<&'static str>,
     },
@@ -64,6 +64,6 @@ impl Failure {
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        Self::Library { error, advice: None }
+        Self::Library { error: Box::new(error), advice: None }
     }
 }

@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use partywall::{Error, ErrorKind, Location};
+use partywall::{DeviceChoice, Error, ErrorKind, Location, Place};
 use partywall_os::{
     Errno,
     dir::{DirLock, PrivateDir},
@@ -22,8 +22,7 @@ use partywall_os::{
 use rustix::process::{Signal, getpid, kill_process, set_parent_process_death_signal};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use super::{step::Step, teller::Teller};
-use crate::{Context, failure::Failure};
+use crate::{Context, failure::Failure, reporter::Reporter, step::Step};
 
 /// How long the other role may take for one thing. The driver's start is the longest.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -37,23 +36,31 @@ const TIMEOUT_FOR_PEOPLE: Duration = Duration::from_secs(600);
 /// What a role says to the other.
 #[derive(Debug, Serialize, Deserialize)]
 enum Message<T> {
+    /// The sender's process id, and where its memory is.
+    Hello(u32, String),
     /// A step, told or to be told.
     Step(Step),
     /// Something that only these two roles understand.
     Say(T),
-    /// It cannot go on: the message and the advice.
+    /// The sender cannot go on: the message and the advice.
     Failed(String, String),
+    /// The receiver has to end.
+    End,
 }
 
 /// The other role.
 #[derive(Debug)]
 pub(super) struct Peer {
     role: &'static str,
+    /// Its process id, and where its memory is. Only the observer's peers say so.
+    pub(super) pid: u32,
+    pub(super) place: DeviceChoice,
+    reporter: Reporter,
     socket: OwnedFd,
     received: Vec<u8>,
     fds: VecDeque<OwnedFd>,
-    /// Whether it started this process, and tells what is to be told.
-    tells_all: bool,
+    /// Whether it started this process, and reports its failure.
+    is_parent: bool,
     /// The child process that plays it, unless it has a terminal of its own. Killed when this goes.
     child: Option<Running>,
 }
@@ -70,50 +77,56 @@ impl Drop for Running {
 }
 
 impl Peer {
-    fn new(role: &'static str, socket: OwnedFd) -> Self {
+    fn new(role: &'static str, reporter: &Reporter, socket: OwnedFd) -> Self {
         limit_this_process();
-        Self { role, socket, received: Vec::new(), fds: VecDeque::new(), tells_all: false, child: None }
+        Self {
+            role,
+            pid: 0,
+            place: DeviceChoice::default(),
+            reporter: reporter.clone(),
+            socket,
+            received: Vec::new(),
+            fds: VecDeque::new(),
+            is_parent: false,
+            child: None,
+        }
     }
 
     /// Starts this program as a child that plays `role` and talks through its standard input.
-    pub(super) fn spawn(lab: &str, role: &'static str, device: &str) -> Result<Self, Failure> {
-        Self::spawn_with(lab, role, device, &[])
-    }
-
-    /// The same with something added to the environment.
-    pub(super) fn spawn_with(
+    pub(super) fn spawn(
         lab: &str,
         role: &'static str,
-        device: &str,
+        place: Place,
         environment: &[(&str, &str)],
+        reporter: &Reporter,
     ) -> Result<Self, Failure> {
         let system = |source| Error::System { what: format!("starting the {role} as a child process"), source };
         let (ours, theirs) = socket::pair().map_err(|errno| system(errno.into()))?;
         let mut command = Command::new(std::env::current_exe().map_err(system)?);
-        command.args(["lab", lab, role, "--device", device, "--on-standard-input"]);
+        command.args(["lab", lab, role, "--device", &place.to_string(), "--on-standard-input"]);
         command.envs(environment.iter().copied());
         command.stdin(Stdio::from(theirs)).stdout(Stdio::null());
         let child = command.spawn().map_err(system)?;
         // `command` has the other end, too, and would hide the child's death.
         drop(command);
-        Ok(Self { child: Some(Running(child)), ..Self::new(role, ours) })
+        Self { child: Some(Running(child)), ..Self::new(role, reporter, ours) }.met()
     }
 
     /// The process that started this one.
-    pub(super) fn on_standard_input(role: &'static str) -> Result<Self, Failure> {
+    pub(super) fn on_standard_input(role: &'static str, reporter: &Reporter) -> Result<Self, Failure> {
         let system = |what: &str, source| Error::System { what: what.into(), source };
         let socket = io::stdin().as_fd().try_clone_to_owned();
         let socket = socket.map_err(|source| system("taking standard input", source))?;
         // What it drops may wait for a process that is killed as well. If the other one is gone already, `socket` says so.
         set_parent_process_death_signal(Some(Signal::KILL))
             .map_err(|errno| system("asking for a signal", errno.into()))?;
-        Ok(Self { tells_all: true, ..Self::new(role, socket) })
+        Ok(Self { is_parent: true, ..Self::new(role, reporter, socket) })
     }
 
     /// Waits in this terminal until the other role has been started in another one.
-    pub(super) fn meet(context: &Context, lab: &str, role: &'static str, teller: &Teller) -> Result<Self, Failure> {
+    pub(super) fn wait(context: &Context, lab: &str, role: &'static str, reporter: &Reporter) -> Result<Self, Failure> {
         let place = Rendezvous::new(context, lab)?;
-        teller.remark(&format!("Waiting for `partywall lab {lab} {role}{}` in another terminal.", context.flag));
+        reporter.remark(&format!("Waiting for `partywall lab {lab} {role}{}` in another terminal.", context.flag));
         let deadline = Instant::now() + TIMEOUT_FOR_PEOPLE;
         let system = |errno: Errno| Error::System { what: format!("waiting for the {role}"), source: errno.into() };
         loop {
@@ -128,13 +141,13 @@ impl Peer {
                 ));
             }
             if let Some(socket) = socket::accept(&place.listener).map_err(system)? {
-                return Ok(Self::new(role, socket));
+                return Ok(Self::new(role, reporter, socket));
             }
         }
     }
 
     /// Connects to the other role, which waits in another terminal.
-    pub(super) fn find(context: &Context, lab: &str, role: &'static str) -> Result<Self, Failure> {
+    pub(super) fn find(context: &Context, lab: &str, role: &'static str, reporter: &Reporter) -> Result<Self, Failure> {
         let path = rendezvous(context, lab)?.join(SOCKET);
         let socket = socket::connect(&path).map_err(|errno| {
             Failure::new(
@@ -147,7 +160,24 @@ impl Peer {
                 ),
             )
         })?;
-        Ok(Self::new(role, socket))
+        Self::new(role, reporter, socket).met()
+    }
+
+    /// Says who this process is.
+    pub(super) fn introduce(&self, place: Place) -> Result<(), Failure> {
+        self.send(&Message::<()>::Hello(std::process::id(), place.to_string()), &[])
+    }
+
+    /// Waits until the other role has said who it is.
+    fn met(mut self) -> Result<Self, Failure> {
+        match self.receive::<()>()? {
+            Message::Hello(pid, place) => {
+                let place = place.parse().map_err(|why| self.broken(format!("{place:?}: {why}")))?;
+                Ok(Self { pid, place, ..self })
+            }
+            Message::Failed(message, advice) => Err(self.failed(&message, advice)),
+            _ => Err(self.broken("it does not say who it is".into())),
+        }
     }
 
     /// Kills the child that plays the role (SIGKILL), and waits until it is gone.
@@ -155,44 +185,57 @@ impl Peer {
         self.child = None;
     }
 
-    /// Lets a child come to its own end, in good time.
+    /// Tells the role to end. Waits until a child has come to its own end.
     pub(super) fn end(self) {
+        // A role that is gone need not know.
+        let _ = self.send(&Message::<()>::End, &[]);
         if let Some(child) = &self.child {
             has_ended(child.0.id());
         }
     }
 
-    /// Tells a step here and there.
-    pub(super) fn tell(&self, teller: &mut Teller, step: Step) -> Result<(), Failure> {
-        teller.tell(step);
-        match teller.steps().last() {
-            Some(step) => self.send(&Message::<()>::Step(step.clone()), &[]),
-            None => Ok(()),
-        }
+    /// Says something.
+    pub(super) fn say(&self, what: impl Serialize) -> Result<(), Failure> {
+        self.say_with(what, &[])
     }
 
     /// Says something, with file descriptors.
-    pub(super) fn say(&self, what: impl Serialize, fds: &[BorrowedFd<'_>]) -> Result<(), Failure> {
+    pub(super) fn say_with(&self, what: impl Serialize, fds: &[BorrowedFd<'_>]) -> Result<(), Failure> {
         self.send(&Message::Say(what), fds)
+    }
+
+    pub(super) fn send_step(&self, step: &Step) -> Result<(), Failure> {
+        self.send(&Message::<()>::Step(step.clone()), &[])
+    }
+
+    /// Says something, and returns the answer.
+    pub(super) fn ask<T: DeserializeOwned>(&mut self, what: impl Serialize) -> Result<T, Failure> {
+        self.say(what)?;
+        self.hear()
     }
 
     /// Says there that this process cannot go on. What is left to be told here is the exit code, if the other role
     /// started this process.
     pub(super) fn give_up(&self, failure: Failure) -> Failure {
-        // Whoever is gone need not know.
+        // A role that is gone need not know.
         let _ = self.send(&Message::<()>::Failed(failure.message(), failure.advice()), &[]);
-        if self.tells_all { Failure::Reported(failure.kind()) } else { failure }
+        if self.is_parent { Failure::Reported(failure.kind()) } else { failure }
     }
 
-    /// What the other role says next; the steps that come before it go to `teller`.
-    pub(super) fn hear<T: DeserializeOwned>(&mut self, teller: &mut Teller) -> Result<T, Failure> {
+    /// Returns what the other role says next; the steps that come before it go to the reporter.
+    pub(super) fn hear<T: DeserializeOwned>(&mut self) -> Result<T, Failure> {
+        self.next()?.ok_or_else(|| self.broken("it has nothing more to say".into()))
+    }
+
+    /// The same; nothing if this role has to end.
+    pub(super) fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, Failure> {
         loop {
             match self.receive()? {
-                Message::Step(step) => teller.take(step),
-                Message::Say(what) => return Ok(what),
-                Message::Failed(message, advice) => {
-                    return Err(Failure::new(ErrorKind::Device, format!("the {}: {message}", self.role), advice));
-                }
+                Message::Step(step) => self.reporter.take(step),
+                Message::Say(what) => return Ok(Some(what)),
+                Message::End => return Ok(None),
+                Message::Failed(message, advice) => return Err(self.failed(&message, advice)),
+                Message::Hello(..) => return Err(self.broken("it says twice who it is".into())),
             }
         }
     }
@@ -240,6 +283,10 @@ impl Peer {
                 Err(errno) => return Err(self.broken(errno.to_string())),
             }
         }
+    }
+
+    fn failed(&self, message: &str, advice: String) -> Failure {
+        Failure::new(ErrorKind::Device, format!("the {}: {message}", self.role), advice)
     }
 
     fn broken(&self, why: String) -> Failure {
@@ -321,7 +368,7 @@ impl Drop for Rendezvous {
 }
 
 fn rendezvous(context: &Context, lab: &str) -> Result<PathBuf, Failure> {
-    let location = Location::find(context.domain, context.socket)?;
+    let location = Location::find(context.domain.as_deref(), context.socket.as_deref())?;
     Ok(location.socket.with_extension(format!("lab-{lab}")))
 }
 

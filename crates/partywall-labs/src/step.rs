@@ -1,4 +1,4 @@
-//! A step of a lab: what was done, what came of it, why, and what it says about common beliefs.
+//! A step of a lab: what was done, what came of it, why, and what it says about common claims.
 
 use partywall::cuda::{CuResult, CudaError};
 use serde::{Deserialize, Serialize};
@@ -13,11 +13,11 @@ pub(super) struct Step {
     /// What was called or looked at, and what came of it.
     pub(super) values: Vec<(String, String)>,
     pub(super) why: String,
-    pub(super) verdict: Verdict,
+    pub(super) outcome: Outcome,
     /// The verdict in words.
     pub(super) finding: String,
-    /// What the step says of a belief, by its id; nothing if it could not be tried, or if what was tried decides nothing.
-    pub(super) beliefs: Vec<(String, Option<bool>)>,
+    /// What the step says of a claim, by its id; nothing if it could not be tried, or if what was tried decides nothing.
+    pub(super) claims: Vec<(String, Option<bool>)>,
     /// The code of the driver's refusal that the step is about.
     pub(super) refusal: Option<u32>,
 }
@@ -25,7 +25,7 @@ pub(super) struct Step {
 /// How a step's own check came out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum Verdict {
+pub(super) enum Outcome {
     /// As the text before it says.
     AsExpected,
     /// Otherwise: this machine or driver differs.
@@ -36,25 +36,34 @@ pub(super) enum Verdict {
 
 /// A sentence that many believe, put to the test by steps.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Belief {
+pub(super) struct Claim {
     /// By which steps name it.
     pub(super) id: &'static str,
     pub(super) text: &'static str,
 }
 
-/// What came of a belief.
+/// Declares claims as constants, each with its id and its text, and all of them as `CLAIMS`.
+macro_rules! claims {
+    ($($name:ident = $id:literal: $text:literal,)+) => {
+        $(const $name: Claim = Claim { id: $id, text: $text };)+
+        const CLAIMS: &[Claim] = &[$($name),+];
+    };
+}
+pub(crate) use claims;
+
+/// What came of a claim.
 #[derive(Debug)]
 pub(super) struct Conclusion {
-    pub(super) belief: Belief,
-    pub(super) outcome: Outcome,
-    /// The steps that speak of it; for a belief that could not be tried, why.
+    pub(super) claim: Claim,
+    pub(super) validity: Validity,
+    /// The steps that speak of it; for a claim that could not be tried, why.
     pub(super) evidence: String,
 }
 
-/// What steps say of a belief together.
+/// What steps say of a claim together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum Outcome {
+pub(super) enum Validity {
     Held,
     DidNotHold,
     /// It was tried, and nothing came of it: that something was not seen does not prove that it cannot be.
@@ -71,9 +80,9 @@ impl Step {
             title: title.into(),
             values: Vec::new(),
             why: why.into(),
-            verdict: Verdict::NotTried,
+            outcome: Outcome::NotTried,
             finding: String::new(),
-            beliefs: Vec::new(),
+            claims: Vec::new(),
             refusal: None,
         }
     }
@@ -90,22 +99,22 @@ impl Step {
         self.value(call, code.to_string())
     }
 
-    /// Says something about a belief.
-    pub(super) fn says(mut self, belief: Belief, holds: bool) -> Self {
-        self.beliefs.push((belief.id.into(), Some(holds)));
+    /// Says something about a claim.
+    pub(super) fn says(mut self, claim: Claim, holds: bool) -> Self {
+        self.claims.push((claim.id.into(), Some(holds)));
         self
     }
 
-    /// Says that what was tried decides nothing about a belief.
-    pub(super) fn leaves_open(mut self, belief: Belief) -> Self {
-        self.beliefs.push((belief.id.into(), None));
+    /// Says that what was tried decides nothing about a claim.
+    pub(super) fn leaves_open(mut self, claim: Claim) -> Self {
+        self.claims.push((claim.id.into(), None));
         self
     }
 
     /// Ends it with its verdict: the finding for a check that came out as the text says, or the other one.
     pub(super) fn judge(mut self, as_expected: bool, finding: impl Into<String>, otherwise: impl Into<String>) -> Self {
-        (self.verdict, self.finding) =
-            if as_expected { (Verdict::AsExpected, finding.into()) } else { (Verdict::Different, otherwise.into()) };
+        (self.outcome, self.finding) =
+            if as_expected { (Outcome::AsExpected, finding.into()) } else { (Outcome::Different, otherwise.into()) };
         self
     }
 
@@ -121,9 +130,9 @@ impl Step {
     }
 
     /// Ends a step that cannot be tried here.
-    pub(super) fn untried(mut self, belief: Option<Belief>, why: impl Into<String>) -> Self {
-        self.beliefs.extend(belief.map(|belief| (belief.id.into(), None)));
-        (self.verdict, self.finding) = (Verdict::NotTried, why.into());
+    pub(super) fn untried(mut self, claim: Option<Claim>, why: impl Into<String>) -> Self {
+        self.claims.extend(claim.map(|claim| (claim.id.into(), None)));
+        (self.outcome, self.finding) = (Outcome::NotTried, why.into());
         self
     }
 
@@ -132,16 +141,16 @@ impl Step {
         let values: Map<_, _> = self.values.iter().map(|(label, value)| (label.clone(), json!(value))).collect();
         json!({
             "role": self.role, "step": self.id, "title": self.title, "values": values, "why": self.why,
-            "verdict": self.verdict, "finding": self.finding, "refusal": self.refusal,
+            "verdict": self.outcome, "finding": self.finding, "refusal": self.refusal,
         })
     }
 }
 
 impl Conclusion {
-    /// What the steps say of a belief. One that did not hold in one step did not hold.
-    pub(super) fn of(belief: Belief, steps: &[Step]) -> Self {
-        let about = |step: &'_ Step| step.beliefs.iter().find(|(id, _)| id == belief.id).map(|(_, holds)| *holds);
-        let tried = |step: &Step| step.verdict != Verdict::NotTried;
+    /// What the steps say of a claim. One that did not hold in one step did not hold.
+    pub(super) fn of(claim: Claim, steps: &[Step]) -> Self {
+        let about = |step: &'_ Step| step.claims.iter().find(|(id, _)| id == claim.id).map(|(_, holds)| *holds);
+        let tried = |step: &Step| step.outcome != Outcome::NotTried;
         let with = |wanted: Option<bool>| {
             // A step that was not tried leaves nothing open.
             let speaks = |step: &&Step| about(step) == Some(wanted) && (wanted.is_some() || tried(step));
@@ -149,25 +158,25 @@ impl Conclusion {
         };
         let against = with(Some(false));
         let by = with(Some(true));
-        let (outcome, evidence) = if !against.is_empty() {
-            (Outcome::DidNotHold, against)
+        let (validity, evidence) = if !against.is_empty() {
+            (Validity::DidNotHold, against)
         } else if !by.is_empty() {
-            (Outcome::Held, by)
+            (Validity::Held, by)
         } else {
             let open = with(None);
             match steps.iter().find(|step| about(step) == Some(None)) {
-                Some(_) if !open.is_empty() => (Outcome::Open, open),
-                Some(untried) => (Outcome::NotTried, untried.finding.clone()),
-                None => (Outcome::NotTried, "its step was not reached".into()),
+                Some(_) if !open.is_empty() => (Validity::Open, open),
+                Some(untried) => (Validity::NotTried, untried.finding.clone()),
+                None => (Validity::NotTried, "its step was not reached".into()),
             }
         };
-        Self { belief, outcome, evidence }
+        Self { claim, validity, evidence }
     }
 
     /// As programs get it.
     pub(super) fn to_json(&self) -> Value {
-        let Self { belief, outcome, evidence } = self;
-        json!({ "belief": belief.id, "text": belief.text, "verdict": outcome, "evidence": evidence })
+        let Self { claim, validity, evidence } = self;
+        json!({ "belief": claim.id, "text": claim.text, "verdict": validity, "evidence": evidence })
     }
 }
 
@@ -180,36 +189,36 @@ pub(super) fn code<T>(answer: &Result<T, CudaError>) -> CuResult {
 mod tests {
     use super::*;
 
-    const BELIEF: Belief = Belief { id: "b", text: "text" };
+    const CLAIM: Claim = Claim { id: "b", text: "text" };
 
     #[test]
-    fn one_step_against_a_belief_outweighs_all_for_it() {
-        let step = |id, holds| Step::new(id, "", "").says(BELIEF, holds);
-        let conclusion = Conclusion::of(BELIEF, &[step("one", true), step("two", false), step("three", true)]);
-        assert_eq!((conclusion.outcome, conclusion.evidence.as_str()), (Outcome::DidNotHold, "two"));
-        let conclusion = Conclusion::of(BELIEF, &[step("one", true), Step::new("x", "", ""), step("three", true)]);
-        assert_eq!((conclusion.outcome, conclusion.evidence.as_str()), (Outcome::Held, "one, three"));
+    fn one_step_against_a_claim_outweighs_all_for_it() {
+        let step = |id, holds| Step::new(id, "", "").says(CLAIM, holds);
+        let conclusion = Conclusion::of(CLAIM, &[step("one", true), step("two", false), step("three", true)]);
+        assert_eq!((conclusion.validity, conclusion.evidence.as_str()), (Validity::DidNotHold, "two"));
+        let conclusion = Conclusion::of(CLAIM, &[step("one", true), Step::new("x", "", ""), step("three", true)]);
+        assert_eq!((conclusion.validity, conclusion.evidence.as_str()), (Validity::Held, "one, three"));
     }
 
     #[test]
-    fn a_belief_without_a_trial_says_why() {
-        let untried = Step::new("one", "", "").untried(Some(BELIEF), "no such memory here");
-        let conclusion = Conclusion::of(BELIEF, std::slice::from_ref(&untried));
-        assert_eq!((conclusion.outcome, conclusion.evidence.as_str()), (Outcome::NotTried, "no such memory here"));
-        let open = Step::new("open", "", "").leaves_open(BELIEF).judge(true, "nothing was seen", "");
-        let conclusion = Conclusion::of(BELIEF, &[untried.clone(), open.clone()]);
-        assert_eq!((conclusion.outcome, conclusion.evidence.as_str()), (Outcome::Open, "open"));
-        let conclusion = Conclusion::of(BELIEF, &[untried, open, Step::new("two", "", "").says(BELIEF, true)]);
-        assert_eq!((conclusion.outcome, conclusion.evidence.as_str()), (Outcome::Held, "two"));
-        assert_eq!(Conclusion::of(BELIEF, &[]).evidence, "its step was not reached");
+    fn a_claim_without_a_trial_says_why() {
+        let untried = Step::new("one", "", "").untried(Some(CLAIM), "no such memory here");
+        let conclusion = Conclusion::of(CLAIM, std::slice::from_ref(&untried));
+        assert_eq!((conclusion.validity, conclusion.evidence.as_str()), (Validity::NotTried, "no such memory here"));
+        let open = Step::new("open", "", "").leaves_open(CLAIM).judge(true, "nothing was seen", "");
+        let conclusion = Conclusion::of(CLAIM, &[untried.clone(), open.clone()]);
+        assert_eq!((conclusion.validity, conclusion.evidence.as_str()), (Validity::Open, "open"));
+        let conclusion = Conclusion::of(CLAIM, &[untried, open, Step::new("two", "", "").says(CLAIM, true)]);
+        assert_eq!((conclusion.validity, conclusion.evidence.as_str()), (Validity::Held, "two"));
+        assert_eq!(Conclusion::of(CLAIM, &[]).evidence, "its step was not reached");
     }
 
     #[test]
     fn a_refusal_is_judged_by_its_code_where_one_was_measured() {
-        let judge = |code, measured| Step::new("", "", "").judge_refusal(code, measured).verdict;
-        assert_eq!(judge(CuResult::NOT_SUPPORTED, None), Verdict::AsExpected);
-        assert_eq!(judge(CuResult::NOT_SUPPORTED, Some(CuResult::NOT_SUPPORTED)), Verdict::AsExpected);
-        assert_eq!(judge(CuResult::NOT_SUPPORTED, Some(CuResult::INVALID_VALUE)), Verdict::Different);
-        assert_eq!(judge(CuResult::SUCCESS, None), Verdict::Different);
+        let judge = |code, measured| Step::new("", "", "").judge_refusal(code, measured).outcome;
+        assert_eq!(judge(CuResult::NOT_SUPPORTED, None), Outcome::AsExpected);
+        assert_eq!(judge(CuResult::NOT_SUPPORTED, Some(CuResult::NOT_SUPPORTED)), Outcome::AsExpected);
+        assert_eq!(judge(CuResult::NOT_SUPPORTED, Some(CuResult::INVALID_VALUE)), Outcome::Different);
+        assert_eq!(judge(CuResult::SUCCESS, None), Outcome::Different);
     }
 }

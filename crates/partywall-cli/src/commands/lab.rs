@@ -1,5 +1,7 @@
 //! `partywall lab`: runs the experiments of [`partywall_labs`].
 
+use std::rc::Rc;
+
 use clap::Args;
 use partywall::{DeviceChoice, Place};
 use partywall_labs::Console;
@@ -22,12 +24,11 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     if arguments.simulated {
         simulation::enter(context)?;
     }
-    let output = context.output();
     let context = partywall_labs::Context {
-        domain: context.domain.as_deref(),
-        socket: context.socket.as_deref(),
+        domain: context.domain.clone(),
+        socket: context.socket.clone(),
         flag: simulation::flag(),
-        console: &output,
+        console: Rc::new(context.output()),
     };
     Ok(arguments.labs.run(&context)?)
 }

@@ -13,64 +13,29 @@ mod reader;
 mod shared;
 mod writer;
 
-use std::time::Duration;
-
-use clap::{Args, Subcommand};
 use partywall::cuda::experiment::{Handover, Load, Scope, Store};
-use serde::{Deserialize, Serialize};
 
-use super::{Options, device, peer::Peer, step::Belief, teller::Teller};
-use crate::{Context, failure::Failure};
+use crate::prelude::*;
 
-pub(super) const TITLE: &str = "what a kernel sees of another process's stores, when, and in which order";
-
-pub(super) const ROLES: [&str; 2] = ["writer", "reader"];
-
-/// Its arguments.
-#[derive(Debug, Args)]
-pub(super) struct Arguments {
-    #[command(flatten)]
-    options: Options,
-    #[command(subcommand)]
-    role: Option<Role>,
-}
-
-#[derive(Debug, Clone, Copy, Subcommand)]
-enum Role {
-    /// Make the memory, and store to it when the reader looks
-    Writer,
-    /// Poll the memory in every way, and say what was seen
-    Reader,
-    #[command(hide = true)]
-    Again,
-}
-
-/// Runs it.
-pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
-    let Arguments { options, role } = arguments;
-    let output = context.console;
-    match role {
-        Some(Role::Writer) => writer::run(context, options, &mut Teller::new(output, LAB, "writer", false)),
-        Some(Role::Again) => reader::run_again(options, &mut Teller::new(output, LAB, "reader", false)),
-        Some(Role::Reader) => {
-            let mut teller = Teller::new(output, LAB, "reader", false);
-            reader::run(options, Peer::find(context, LAB, "writer")?, &mut teller)
-        }
-        None => {
-            let gpu = device::open(options.device())?;
-            let mut teller = Teller::new(output, LAB, "reader", true);
-            let peer = Peer::spawn(LAB, "writer", &gpu.uuid().to_string())?;
-            reader::run(options, peer, &mut teller)
-        }
-    }
-}
-
-/// What the writer says first. Two file descriptors come with it: of the GPU memory, and of the host memory.
-#[derive(Debug, Serialize, Deserialize)]
-struct Hello {
-    uuid: String,
-    bytes: u64,
-}
+pub(super) static LAB: Lab = Lab {
+    name: "coherency",
+    about: "What a kernel sees of another process's stores, when, and in which order",
+    title: "what a kernel sees of another process's stores, when, and in which order",
+    on_host: false,
+    broker: false,
+    options: |command| command,
+    roles: &[
+        Role::new(
+            "writer",
+            "Make the memory, and store to it when the reader looks",
+            "The reader has seen enough, and says which beliefs held.",
+            writer::play,
+        ),
+        Role::hidden("again", reader::play_again),
+    ],
+    observer: Role::new("reader", "Poll the memory in every way, and say what was seen", "", reader::play),
+    claims: CLAIMS,
+};
 
 /// Where the words are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -79,17 +44,15 @@ enum Memory {
     Host,
 }
 
-/// What the reader wants next. The writer's answer is the outcome of the kernel.
+/// What the reader wants next. The writer answers when its kernel has ended, most commands with nothing more.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-enum Wish {
+enum Command {
     /// One store, in the way with this index in [`STORES`]; answered by [`Stored`].
     Store { memory: Memory, how: usize, value: u64, limit: Duration },
-    /// Turns, as the one who follows; answered by [`Over`].
+    /// Turns, as the one who follows.
     Turns { memory: Memory },
-    /// Data and flags, in the way with this index in [`HANDOVERS`]; answered by [`Over`].
+    /// Data and flags, in the way with this index in [`HANDOVERS`].
     Pairs { memory: Memory, how: usize },
-    /// End.
-    End,
 }
 
 /// When a store was made, and when its kernel saw the answer to it.
@@ -98,10 +61,6 @@ struct Stored {
     at: u64,
     answered: Option<u64>,
 }
-
-/// The writer's kernel has ended.
-#[derive(Debug, Serialize, Deserialize)]
-struct Over;
 
 /// The loads by which a kernel polls, but for the compiler's: their PTX, and whether they must see a store of another
 /// kernel on the same GPU.
@@ -147,8 +106,6 @@ const HANDOVERS: [(&str, Handover, bool); 11] = [
     ("release, acquire: sys", Handover::ReleaseAcquire(Scope::System), true),
 ];
 
-const LAB: &str = "coherency";
-
 /// How long a kernel polls for what it must see: far more than it takes, also on a slow day.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// How long it polls for what it may never see: some tens of time slices.
@@ -160,19 +117,14 @@ const TRIES: u64 = 5;
 /// How many turns two kernels take.
 const TURNS: u64 = 20;
 
-const LOOP: Belief = belief("loop", "A loop that reads a variable sees when another kernel changes it.");
-const EVERY_LOAD: Belief = belief("every-load", "A load that is made sees what is in memory at that moment.");
-const KERNEL_END: Belief = belief("kernel-end", "What a kernel writes becomes visible to others when it ends.");
-const SIDE_BY_SIDE: Belief = belief("side-by-side", "Kernels of two processes run side by side on a GPU.");
-const IN_ORDER: Belief = belief("in-order", "Who sees the flag sees the data that was written before it.");
-const VOLATILE: Belief = belief("volatile", "It is enough that the flag is volatile.");
-const WRITER_FENCE: Belief = belief("writer-fence", "It is enough that the writer has a fence.");
-const BLOCK: Belief = belief("block", "For kernels on one GPU, a fence for the block is enough.");
-const SCOPED: Belief = belief("scoped", "Release and acquire for the GPU or the system keep data and flag in order.");
-
-const BELIEFS: [Belief; 9] =
-    [LOOP, EVERY_LOAD, KERNEL_END, SIDE_BY_SIDE, IN_ORDER, VOLATILE, WRITER_FENCE, BLOCK, SCOPED];
-
-const fn belief(id: &'static str, text: &'static str) -> Belief {
-    Belief { id, text }
+claims! {
+    LOOP = "loop": "A loop that reads a variable sees when another kernel changes it.",
+    EVERY_LOAD = "every-load": "A load that is made sees what is in memory at that moment.",
+    KERNEL_END = "kernel-end": "What a kernel writes becomes visible to others when it ends.",
+    SIDE_BY_SIDE = "side-by-side": "Kernels of two processes run side by side on a GPU.",
+    IN_ORDER = "in-order": "Who sees the flag sees the data that was written before it.",
+    VOLATILE = "volatile": "It is enough that the flag is volatile.",
+    WRITER_FENCE = "writer-fence": "It is enough that the writer has a fence.",
+    BLOCK = "block": "For kernels on one GPU, a fence for the block is enough.",
+    SCOPED = "scoped": "Release and acquire for the GPU or the system keep data and flag in order.",
 }

@@ -1,69 +1,31 @@
-//! The reader: lets its kernels look at what the writer's kernels store, in every way, and says which beliefs held.
+//! The reader: lets its kernels look at what the writer's kernels store, in every way, and says which claims held.
 
-use std::time::Duration;
+use partywall::cuda::{DeviceAttribute, experiment::Read};
 
-use partywall::{
-    ErrorKind,
-    cuda::{
-        DeviceAttribute,
-        experiment::{Handover, Load, Read, Scope},
-    },
-};
+use super::{shared::Shared, *};
+use crate::text::grouped;
 
-use super::{
-    BELIEFS, BLOCK, EVERY_LOAD, HANDOVERS, Hello, IN_ORDER, KERNEL_END, LAB, LOADS, LOOP, Memory, Over, PLAIN_STORE,
-    RACE, SCOPED, SIDE_BY_SIDE, STORES, SURE_LOAD, Stored, TIMEOUT, TITLE, TRIAL, TRIES, TURNS, VOLATILE, WRITER_FENCE,
-    Wish, shared::Shared,
-};
-use crate::{
-    Options,
-    clock::{short, spread},
-    device::{self, Chosen, Gpu, copy_failed, failed},
-    failure::Failure,
-    peer::Peer,
-    step::Step,
-    teller::Teller,
-    text::grouped,
-};
-
-/// Plays the role, and ends the lab.
-pub(super) fn run(options: &Options, mut writer: Peer, teller: &mut Teller) -> Result<(), Failure> {
-    let hello: Hello = writer.hear(teller)?;
-    let theirs = || hello.uuid.parse().map(Chosen::Uuid).unwrap_or(Chosen::Ordinal(0));
-    let gpu = device::open(options.device.unwrap_or_else(theirs))?;
-    teller.header(TITLE, &gpu).map_err(failed("asking about the GPU"))?;
-    let mode = Mode::of(&gpu)?;
-    let alone = !teller.tells_all();
-    look(&gpu, mode, writer, &hello, teller, |teller, step| {
-        teller.tell(step);
-        Ok(())
-    })?;
+pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
+    let writer = session.partner();
+    let mode = look(session, writer)?;
     match mode {
-        Mode::Mps if !alone => {
+        Mode::Mps if session.reporter().tells_all() => {
             let pipes = ("CUDA_MPS_PIPE_DIRECTORY", NO_DAEMON);
-            let mut again = Peer::spawn_with(LAB, "again", &gpu.uuid().to_string(), &[pipes])?;
-            let Over = again.hear(teller)?;
+            let mut again = session.spawn_with("again", &[pipes])?;
+            again.hear::<()>()?;
             again.end();
+            Ok(())
         }
-        Mode::Mps => {}
-        Mode::TimeSliced | Mode::Simulated => teller.tell(without_mps(mode)),
+        Mode::Mps => Ok(()),
+        Mode::TimeSliced | Mode::Simulated => session.tell(without_mps(mode)),
     }
-    teller.conclude(&BELIEFS);
-    Ok(())
 }
 
-/// Plays the role once more for a reader that is a client of MPS, which this process is not, with a writer of its own.
-/// It is never played by hand.
-pub(super) fn run_again(options: &Options, teller: &mut Teller) -> Result<(), Failure> {
-    let mut first = Peer::on_standard_input("reader")?;
-    let mut again = |first: &mut Peer| {
-        let gpu = device::open(options.device())?;
-        let mut writer = Peer::spawn(LAB, "writer", &gpu.uuid().to_string())?;
-        let hello: Hello = writer.hear(teller)?;
-        look(&gpu, Mode::of(&gpu)?, writer, &hello, teller, |teller, step| first.tell(teller, step))?;
-        first.say(Over, &[])
-    };
-    again(&mut first).map_err(|failure| first.give_up(failure))
+/// Plays the role once more, with a writer of its own, for a reader that is a client of MPS: this process is none.
+pub(super) fn play_again(session: &mut Session) -> Result<(), Failure> {
+    let writer = session.spawn("writer")?;
+    look(session, writer)?;
+    session.parent().say(())
 }
 
 /// How the kernels of two processes get at one GPU.
@@ -77,7 +39,7 @@ enum Mode {
 impl Mode {
     fn of(gpu: &Gpu) -> Result<Self, Failure> {
         let device = gpu.context().device();
-        let client = device.attribute(DeviceAttribute::MPS_ENABLED).map_err(failed("asking about MPS"))? != 0;
+        let client = device.attribute(DeviceAttribute::MPS_ENABLED).doing("asking about MPS")? != 0;
         Ok(match client {
             _ if gpu.context().driver().is_simulated() => Self::Simulated,
             true => Self::Mps,
@@ -116,28 +78,21 @@ fn without_mps(mode: Mode) -> Step {
 }
 
 /// Makes all experiments, and ends the writer.
-fn look(
-    gpu: &Gpu,
-    mode: Mode,
-    mut writer: Peer,
-    hello: &Hello,
-    teller: &mut Teller,
-    mut tell: impl FnMut(&mut Teller, Step) -> Result<(), Failure>,
-) -> Result<(), Failure> {
+fn look(session: &Session, mut writer: Peer) -> Result<Mode, Failure> {
+    let gpu = session.gpu();
+    let mode = Mode::of(&gpu)?;
+    let bytes = writer.hear()?;
     let descriptors = [writer.take_fd()?, writer.take_fd()?];
-    let shared = Shared::take(gpu, hello.bytes, &descriptors)?;
+    let shared = Shared::take(&gpu, bytes, &descriptors)?;
     let mut reader = Reader { shared, writer, mode, value: 0 };
-    let step = reader.compiled(teller)?;
-    tell(teller, step)?;
+    session.tell(reader.compiled()?)?;
     for memory in [Memory::Gpu, Memory::Host] {
         for experiment in [Reader::loads, Reader::stores, Reader::turns, Reader::handovers] {
-            let step = experiment(&mut reader, teller, memory)?;
-            tell(teller, step)?;
+            session.tell(experiment(&mut reader, memory)?)?;
         }
     }
-    reader.writer.say(Wish::End, &[])?;
     reader.writer.end();
-    Ok(())
+    Ok(mode)
 }
 
 struct Reader<'a> {
@@ -162,8 +117,8 @@ struct Tries {
 
 impl Reader<'_> {
     /// The loop that a compiler may load once for.
-    fn compiled(&mut self, teller: &mut Teller) -> Result<Step, Failure> {
-        let tries = self.tries(teller, Memory::Gpu, Load::Compiled, PLAIN_STORE, TRIAL)?;
+    fn compiled(&mut self) -> Result<Step, Failure> {
+        let tries = self.tries(Memory::Gpu, Load::Compiled, PLAIN_STORE, TRIAL)?;
         let step = Step::new(
             &self.mode.id("loop"),
             self.mode.title("A loop over a plain variable"),
@@ -181,7 +136,7 @@ impl Reader<'_> {
     }
 
     /// Polls by every load.
-    fn loads(&mut self, teller: &mut Teller, memory: Memory) -> Result<Step, Failure> {
+    fn loads(&mut self, memory: Memory) -> Result<Step, Failure> {
         let (id, title) = match memory {
             Memory::Gpu => ("loads", "A word of GPU memory, polled by each load"),
             Memory::Host => ("loads-host", "A word of host memory, polled by each load"),
@@ -197,7 +152,7 @@ impl Reader<'_> {
         let mut missed = Vec::new();
         let mut all = true;
         for (name, load, must) in LOADS {
-            let tries = self.tries(teller, memory, load, PLAIN_STORE, if must { TIMEOUT } else { TRIAL })?;
+            let tries = self.tries(memory, load, PLAIN_STORE, if must { TIMEOUT } else { TRIAL })?;
             let seen = tries.after.len() as u64 == TRIES;
             all &= seen;
             if must && !seen {
@@ -217,7 +172,7 @@ impl Reader<'_> {
     }
 
     /// Polls for every store.
-    fn stores(&mut self, teller: &mut Teller, memory: Memory) -> Result<Step, Failure> {
+    fn stores(&mut self, memory: Memory) -> Result<Step, Failure> {
         let (id, title) = match memory {
             Memory::Gpu => ("stores", "Each store to GPU memory, polled for"),
             Memory::Host => ("stores-host", "Each store to host memory, polled for"),
@@ -231,7 +186,7 @@ impl Reader<'_> {
         let mut missed = Vec::new();
         let mut answered = Vec::new();
         for (index, (name, _)) in STORES.iter().enumerate() {
-            let mut tries = self.tries(teller, memory, SURE_LOAD, index, TIMEOUT)?;
+            let mut tries = self.tries(memory, SURE_LOAD, index, TIMEOUT)?;
             if tries.after.len() as u64 != TRIES {
                 missed.push(*name);
             }
@@ -247,18 +202,18 @@ impl Reader<'_> {
     }
 
     /// Lets two kernels wait for each other.
-    fn turns(&mut self, teller: &mut Teller, memory: Memory) -> Result<Step, Failure> {
+    fn turns(&mut self, memory: Memory) -> Result<Step, Failure> {
         let (id, title) = match memory {
             Memory::Gpu => ("turns", "Two kernels that wait for each other, in GPU memory"),
             Memory::Host => ("turns-host", "Two kernels that wait for each other, in host memory"),
         };
         self.shared.clear(memory)?;
-        self.writer.say(Wish::Turns { memory }, &[])?;
+        self.writer.say(Command::Turns { memory })?;
         let gpu = self.shared.gpu;
         let (kernels, words, _) = self.shared.parts(memory)?;
         let turns = kernels.take_turns(gpu.stream(), words, false, TURNS, TIMEOUT);
-        let Over = self.writer.hear(teller)?;
-        let turns = turns.map_err(copy_failed("polling shared memory"))?;
+        self.writer.hear::<()>()?;
+        let turns = turns.doing("polling shared memory")?;
         let hops = 2 * turns.taken.saturating_sub(1).max(1);
         let hop = turns.time / u32::try_from(hops).unwrap_or(u32::MAX);
         let step = Step::new(
@@ -287,7 +242,7 @@ impl Reader<'_> {
     }
 
     /// Reads flags and data while both are written.
-    fn handovers(&mut self, teller: &mut Teller, memory: Memory) -> Result<Step, Failure> {
+    fn handovers(&mut self, memory: Memory) -> Result<Step, Failure> {
         let (id, title) = match memory {
             Memory::Gpu => ("order", "Data and then a flag, in GPU memory"),
             Memory::Host => ("order-host", "Data and then a flag, in host memory"),
@@ -303,20 +258,20 @@ impl Reader<'_> {
         let mut wrong = Vec::new();
         let mut broken = Vec::new();
         for (index, (name, handover, must)) in HANDOVERS.iter().enumerate() {
-            let read = self.pairs(teller, memory, index)?;
+            let read = self.pairs(memory, index)?;
             step = step.value(*name, pairs_text(&read));
             if read.old > 0 {
                 broken.push(*name);
                 wrong.extend(must.then_some(*name));
             }
-            for (belief, about) in [
+            for (claim, about) in [
                 (IN_ORDER, !must),
                 (VOLATILE, matches!(handover, Handover::VolatileFlag | Handover::Volatile)),
                 (WRITER_FENCE, *handover == Handover::WriterFence),
                 (BLOCK, matches!(handover, Handover::Fence(Scope::Block) | Handover::ReleaseAcquire(Scope::Block))),
             ] {
                 if about {
-                    step = if read.old > 0 { step.says(belief, false) } else { step.leaves_open(belief) };
+                    step = if read.old > 0 { step.says(claim, false) } else { step.leaves_open(claim) };
                 }
             }
         }
@@ -333,14 +288,7 @@ impl Reader<'_> {
     }
 
     /// Polls some times by `load` for the store with this index.
-    fn tries(
-        &mut self,
-        teller: &mut Teller,
-        memory: Memory,
-        load: Load,
-        how: usize,
-        limit: Duration,
-    ) -> Result<Tries, Failure> {
+    fn tries(&mut self, memory: Memory, load: Load, how: usize, limit: Duration) -> Result<Tries, Failure> {
         let mut tries = Tries::default();
         for _ in 0..TRIES {
             self.value += 1;
@@ -348,13 +296,13 @@ impl Reader<'_> {
             let gpu = self.shared.gpu;
             let starts = self.shared.starts();
             let (kernels, words, started) = self.shared.parts(memory)?;
-            let failed = copy_failed("polling shared memory");
-            let polling = kernels.poll(gpu.stream(), words, started, load, value, limit).map_err(&failed)?;
+            let what = "polling shared memory";
+            let polling = kernels.poll(gpu.stream(), words, started, load, value, limit).doing(what)?;
             let runs = starts.wait(value, TIMEOUT);
             if runs {
-                self.writer.say(Wish::Store { memory, how, value, limit }, &[])?;
+                self.writer.say(Command::Store { memory, how, value, limit })?;
             }
-            let polled = polling.finish().map_err(&failed)?;
+            let polled = polling.finish().doing(what)?;
             if !runs {
                 return Err(Failure::new(
                     ErrorKind::Device,
@@ -362,7 +310,7 @@ impl Reader<'_> {
                     "see with `nvidia-smi` what else runs on this GPU, and start the lab again",
                 ));
             }
-            let stored: Stored = self.writer.hear(teller)?;
+            let stored: Stored = self.writer.hear()?;
             tries.looks += polled.looks;
             let since = |time: u64| Duration::from_nanos(time.saturating_sub(stored.at));
             tries.after.extend(polled.seen.map(since));
@@ -373,14 +321,14 @@ impl Reader<'_> {
     }
 
     /// Reads pairs while the writer writes them in the way with this index.
-    fn pairs(&mut self, teller: &mut Teller, memory: Memory, how: usize) -> Result<Read, Failure> {
+    fn pairs(&mut self, memory: Memory, how: usize) -> Result<Read, Failure> {
         self.shared.clear(memory)?;
-        self.writer.say(Wish::Pairs { memory, how }, &[])?;
+        self.writer.say(Command::Pairs { memory, how })?;
         let gpu = self.shared.gpu;
         let (kernels, words, _) = self.shared.parts(memory)?;
         let read = kernels.read_pairs(gpu.stream(), words, HANDOVERS[how].1, RACE);
-        let Over = self.writer.hear(teller)?;
-        read.map_err(copy_failed("reading shared memory"))
+        self.writer.hear::<()>()?;
+        read.doing("reading shared memory")
     }
 }
 

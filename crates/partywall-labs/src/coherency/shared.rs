@@ -1,27 +1,17 @@
 //! The memory of both roles: a page of the GPU that travels as a file descriptor, and a memfd that both register.
 
-use std::{
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
-    sync::Arc,
-    thread,
-    time::{Duration, Instant},
-};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use partywall::{
-    Error, bytes,
+    bytes,
     cuda::{
-        Access, DeviceSlice, HostRegistration, Mapping, PhysicalMemory,
+        DeviceSlice, HostRegistration,
         experiment::{Coherency, WORDS_BYTES},
     },
 };
 use partywall_os::{Errno, map::SharedMap, memfd::Draft};
 
-use super::Memory;
-use crate::{
-    device::{self, Gpu, copy_failed, failed},
-    failure::Failure,
-    step::Step,
-};
+use super::*;
 
 /// The memory, and the kernels that work on it.
 pub(super) struct Shared<'a> {
@@ -36,17 +26,16 @@ pub(super) struct Shared<'a> {
 impl<'a> Shared<'a> {
     /// Makes it; the descriptors are for the other role, in this order.
     pub(super) fn make(gpu: &'a Gpu) -> Result<(Self, [OwnedFd; 2]), Failure> {
-        let granularity = PhysicalMemory::granularity(gpu.context()).map_err(failed("asking for the granularity"))?;
-        let memory = PhysicalMemory::create(gpu.context(), granularity).map_err(failed("creating memory"))?;
-        let descriptor = memory.export().map_err(failed("exporting memory"))?;
+        let granularity = PhysicalMemory::granularity(gpu.context()).doing("asking for the granularity")?;
+        let memory = PhysicalMemory::create(gpu.context(), granularity).doing("creating memory")?;
+        let descriptor = memory.export().doing("exporting memory")?;
         let file = Draft::create("partywall:lab", HOST_BYTES).and_then(Draft::share).map_err(system)?;
         Ok((Self::new(gpu, memory, file.as_fd())?, [descriptor, file]))
     }
 
     /// Takes what the other role has made.
     pub(super) fn take(gpu: &'a Gpu, bytes: u64, [memory, file]: &[OwnedFd; 2]) -> Result<Self, Failure> {
-        let memory =
-            PhysicalMemory::import(gpu.context(), memory.as_fd(), bytes).map_err(failed("importing memory"))?;
+        let memory = PhysicalMemory::import(gpu.context(), memory.as_fd(), bytes).doing("importing memory")?;
         Self::new(gpu, memory, file.as_fd())
     }
 
@@ -54,10 +43,10 @@ impl<'a> Shared<'a> {
         let map = Arc::new(SharedMap::writable(file).map_err(system)?);
         Ok(Self {
             gpu,
-            kernels: Coherency::load(gpu.context()).map_err(failed("loading kernels"))?,
-            host: HostRegistration::shared(gpu.context(), Arc::clone(&map)).map_err(failed("registering memory"))?,
+            kernels: Coherency::load(gpu.context()).doing("loading kernels")?,
+            host: HostRegistration::shared(gpu.context(), Arc::clone(&map)).doing("registering memory")?,
             map,
-            mapping: Mapping::new(memory, Access::ReadWrite).map_err(failed("mapping memory"))?,
+            mapping: Mapping::new(memory, Access::ReadWrite).doing("mapping memory")?,
         })
     }
 
@@ -70,7 +59,7 @@ impl<'a> Shared<'a> {
             Memory::Gpu => self.mapping.as_slice(),
             Memory::Host => self.host.as_slice(),
         };
-        let started = self.host.slice(STARTED, 8).map_err(copy_failed("using shared memory"))?;
+        let started = self.host.slice(STARTED, 8).doing("using shared memory")?;
         Ok((&mut self.kernels, words, started))
     }
 

@@ -1,92 +1,40 @@
-//! Everybody but the witness: processes that do one thing, and wait for their end.
+//! Every process but the observer: each does one thing, and waits for its end.
 
-use std::{
-    any::Any,
-    sync::Arc,
-    thread,
-    time::{Duration, Instant},
-};
+use std::process;
 
-use partywall::{
-    DType, Domain, Gpu, IpcEvent, IpcEventHandle, Place, Timeline, TimelineWriter,
-    cuda::{DeviceBuffer, Stream, StreamRef, experiment},
-};
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 
-use super::{
-    BATCH, CARELESS, FIRST, Faulted, Hello, KEPT, LAB, LINE, Looked, MUCH, Meet, OWNED, RESTING, Ready, Served, TENSOR,
-    TIMEOUT, TITLE, Task, Woken, ending, make, of,
-};
-use crate::{
-    Context, Options, broker,
-    clock::{Moment, millis},
-    device::{self, copy_failed, failed},
-    failure::Failure,
-    peer::Peer,
-    step::Step,
-    teller::Teller,
-};
+use super::*;
 
-/// Plays the waiter.
-pub(super) fn run(context: &Context, options: &Options, teller: &mut Teller) -> Result<(), Failure> {
-    if options.on_standard_input {
-        return run_actor(options, teller);
-    }
-    let gpu = device::open(options.device())?;
-    teller.header(TITLE, &gpu).map_err(failed("asking about the GPU"))?;
-    let mut peer = Peer::meet(context, LAB, "witness", teller)?;
-    play(options, &mut peer, teller).map_err(|failure| peer.give_up(failure))?;
-    teller.remark("All have died who had to. The witness says which beliefs held.");
-    Ok(())
-}
-
-/// Plays a process that the witness starts and ends.
-pub(super) fn run_actor(options: &Options, teller: &mut Teller) -> Result<(), Failure> {
-    let mut peer = Peer::on_standard_input("witness")?;
-    play(options, &mut peer, teller).map_err(|failure| peer.give_up(failure))
-}
-
-fn play(options: &Options, peer: &mut Peer, teller: &mut Teller) -> Result<(), Failure> {
-    let uuid = device::open(options.device())?.uuid();
-    peer.say(Hello { pid: std::process::id(), uuid: uuid.to_string() }, &[])?;
-    let Meet { socket } = peer.hear(teller)?;
-    let domain = broker::connect(&socket)?;
-    let gpu = domain.gpu(uuid)?;
+/// Plays the waiter, or a process that the observer starts and ends.
+pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
+    let domain = session.domain().clone();
+    let gpu = domain.gpu(session.gpu().uuid())?;
     let mut actor = Actor::new(domain, gpu)?;
-    loop {
-        match peer.hear(teller)? {
-            Task::End => return Ok(()),
-            Task::Serve { scene } => peer.say(actor.serve(&scene)?, &[])?,
-            Task::Await { scene, value } => actor.wait(peer, teller, &scene, value)?,
-            Task::AwaitEvent { handle } => {
-                actor.wait_for_event(handle)?;
-                peer.say(Ready, &[])?;
-            }
-            Task::Look => peer.say(actor.look(), &[])?,
-            Task::Use { scene } => {
-                actor.hold(&scene)?;
-                peer.say(Ready, &[])?;
-            }
-            Task::FirstStage => {
-                actor.first_stage()?;
-                peer.say(Ready, &[])?;
-            }
-            Task::SecondStage => {
-                actor.second_stage()?;
-                peer.say(Ready, &[])?;
-            }
-            Task::SecondLook => {
-                peer.tell(teller, actor.second_look()?)?;
-                peer.say(Ready, &[])?;
-            }
-            Task::Abort => {
+    while let Some(command) = session.parent().next()? {
+        match command {
+            Command::Serve { scene } => session.parent().say(actor.serve(&scene)?)?,
+            Command::Await { scene, value } => actor.wait(session, &scene, value)?,
+            Command::Poll => session.parent().say(actor.poll())?,
+            Command::Fault => session.parent().say(actor.fault()?)?,
+            Command::Abort => {
                 // While a core file is written the process is there, with all that it holds.
                 let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
-                std::process::abort();
+                process::abort();
             }
-            Task::Fault => peer.say(actor.fault()?, &[])?,
+            command => {
+                match command {
+                    Command::AwaitEvent { handle } => actor.wait_for_event(handle)?,
+                    Command::Use { scene } => actor.hold(&scene)?,
+                    Command::FirstStage => actor.first_stage()?,
+                    Command::SecondStage => actor.second_stage()?,
+                    _ => session.tell(actor.describe_second_stage()?)?,
+                }
+                session.parent().say(())?;
+            }
         }
     }
+    Ok(())
 }
 
 struct Actor {
@@ -106,10 +54,10 @@ impl Actor {
     fn new(domain: Domain, gpu: Arc<Gpu>) -> Result<Self, Failure> {
         // Before any stream waits.
         gpu.kernels()?;
-        let never = DeviceBuffer::new(gpu.context(), 8).map_err(failed("allocating"))?;
+        let never = DeviceBuffer::new(gpu.context(), 8).doing("allocating")?;
         device::set(&gpu, never.as_slice(), 0)?;
-        let stream = Stream::new(gpu.context()).map_err(failed("making a stream"))?;
-        broker::make_ready(&domain, &stream);
+        let stream = Stream::new(gpu.context()).doing("making a stream")?;
+        broker::prepare(&domain, &stream);
         Ok(Self { domain, gpu, stream, never, writer: None, input: None, keep: Vec::new() })
     }
 
@@ -124,7 +72,7 @@ impl Actor {
 
         let writer = self.domain.timeline_writer(&of(scene, LINE))?;
         writer.signal_on(self.stream.as_ref(), 1)?;
-        self.stream.synchronize().map_err(failed("signalling"))?;
+        self.stream.synchronize().doing("signalling")?;
         let event = IpcEvent::create(&self.gpu).and_then(|event| Ok((event.export()?.0.to_vec(), event)));
         self.wait_for_ever(self.stream.as_ref())?;
         let event = event.and_then(|event| event.1.record(self.stream.as_ref()).map(|()| event));
@@ -138,11 +86,11 @@ impl Actor {
     }
 
     /// Waits on the host and on a stream, and says how both ended.
-    fn wait(&self, peer: &mut Peer, teller: &mut Teller, scene: &str, value: u64) -> Result<(), Failure> {
+    fn wait(&self, session: &mut Session, scene: &str, value: u64) -> Result<(), Failure> {
         let timeline = self.domain.timeline(&of(scene, LINE))?;
-        let stream = Stream::new(self.gpu.context()).map_err(failed("making a stream"))?;
+        let stream = Stream::new(self.gpu.context()).doing("making a stream")?;
         timeline.wait_on(stream.as_ref(), value)?;
-        peer.say(Ready, &[])?;
+        session.parent().say(())?;
         let began = Moment::now();
         let (host, host_at, stream_at) = thread::scope(|scope| {
             let streams = scope.spawn(|| ends(stream.as_ref(), TIMEOUT).map(|done| done.then(Moment::now)));
@@ -161,8 +109,8 @@ impl Actor {
             check: ending(&timeline.check()),
             reached: timeline.value(),
         };
-        peer.tell(teller, describe(scene, value, began, &woken))?;
-        peer.say(woken, &[])
+        session.tell(describe(scene, value, began, &woken))?;
+        session.parent().say(woken)
     }
 
     fn wait_for_event(&mut self, handle: Vec<u8>) -> Result<(), Failure> {
@@ -173,7 +121,7 @@ impl Actor {
         Ok(())
     }
 
-    fn look(&self) -> Looked {
+    fn poll(&self) -> StreamDone {
         self.stream.as_ref().is_done().map_err(|error| error.to_string())
     }
 
@@ -192,7 +140,7 @@ impl Actor {
         self.wait_for_ever(self.stream.as_ref())?;
         let range = batch.tensor(TENSOR)?.device()?;
         let fill = self.gpu.kernels()?.enqueue_fill(self.stream.as_ref(), range.as_slice());
-        fill.map_err(copy_failed("filling memory by a kernel"))?;
+        fill.doing("filling memory by a kernel")?;
         writer.signal_on(self.stream.as_ref(), 1)?;
         self.keep.push(Box::new(batch));
         self.writer = Some(writer);
@@ -209,7 +157,7 @@ impl Actor {
         input.wait_on(stream, 1)?;
         let range = batch.tensor(TENSOR)?.device()?;
         let double = self.gpu.kernels()?.enqueue_double(stream, range.as_slice());
-        double.map_err(copy_failed("doubling by a kernel"))?;
+        double.doing("doubling by a kernel")?;
         resting.signal_on(stream, 1)?;
         careless.signal_on(stream, 1)?;
         self.keep.push(Box::new((batch, careless)));
@@ -218,7 +166,7 @@ impl Actor {
     }
 
     /// What the second stage finds when its input has ended.
-    fn second_look(&self) -> Result<Step, Failure> {
+    fn describe_second_stage(&self) -> Result<Step, Failure> {
         let went_on = ends(self.stream.as_ref(), TIMEOUT)?;
         let input = self.input.as_ref().map_or_else(|| "nothing".into(), |input| ending(&input.check()));
         let signal = self.writer.as_ref().map_or_else(|| "nothing".into(), |writer| ending(&writer.signal(2)));
@@ -238,8 +186,8 @@ impl Actor {
 
     /// Ends CUDA in this process.
     fn fault(&self) -> Result<Faulted, Failure> {
-        let stream = Stream::new(self.gpu.context()).map_err(failed("making a stream"))?;
-        experiment::fault(self.gpu.kernels()?, stream.as_ref()).map_err(copy_failed("launching a kernel"))?;
+        let stream = Stream::new(self.gpu.context()).doing("making a stream")?;
+        experiment::fault(self.gpu.kernels()?, stream.as_ref()).doing("launching a kernel")?;
         // It is over when the driver says so.
         let _ = ends(stream.as_ref(), TIMEOUT);
         let at = Moment::now();
@@ -260,7 +208,7 @@ impl Actor {
     }
 
     fn wait_for_ever(&self, stream: StreamRef<'_>) -> Result<(), Failure> {
-        stream.enqueue_wait_u64(self.never.as_slice(), 1).map_err(copy_failed("waiting on a stream"))
+        stream.enqueue_wait_u64(self.never.as_slice(), 1).doing("waiting on a stream")
     }
 }
 
@@ -268,7 +216,7 @@ impl Actor {
 pub(super) fn ends(stream: StreamRef<'_>, limit: Duration) -> Result<bool, Failure> {
     let deadline = Instant::now() + limit;
     loop {
-        let done = stream.is_done().map_err(failed("working on a stream"))?;
+        let done = stream.is_done().doing("working on a stream")?;
         if done || Instant::now() > deadline {
             return Ok(done);
         }

@@ -1,39 +1,27 @@
 //! A chain of three processes of which the first one dies: the last one's stream goes on all the same.
 
-use partywall::{DType, Place, cuda::Stream};
+use super::{actor::ends, observer::Observer, *};
 
-use super::{
-    BATCH, CARELESS, ELEMENTS, MOMENT, RESTING, Ready, TENSOR, TIMEOUT, TRAVELS, Task, actor::ends, ending, has,
-    witness::Witness,
-};
-use crate::{
-    clock::{Moment, millis},
-    device::{self, failed},
-    failure::Failure,
-    step::Step,
-};
-
-/// The witness is the third stage, the waiter the second one.
-pub(super) fn run(witness: &mut Witness<'_, '_>) -> Result<(), Failure> {
-    let builder = witness.domain.create(BATCH, Place::Gpu(witness.gpu.uuid())).tensor(TENSOR, DType::U32, &[ELEMENTS]);
+/// The observer is the third stage, the waiter the second one.
+pub(super) fn run(observer: &mut Observer<'_>) -> Result<(), Failure> {
+    let builder =
+        observer.domain.create(BATCH, Place::Gpu(observer.gpu.uuid())).tensor(TENSOR, DType::U32, &[ELEMENTS]);
     let build = builder.mutable(true).allocate()?;
-    device::set(&witness.gpu, build.device(TENSOR)?.as_slice(), 0)?;
+    device::set(&observer.gpu, build.device(TENSOR)?.as_slice(), 0)?;
     let batch = build.commit()?;
 
-    let mut first = witness.start()?;
-    first.peer.say(Task::FirstStage, &[])?;
-    let Ready = first.peer.hear(witness.teller)?;
-    witness.waiter.say(Task::SecondStage, &[])?;
-    let Ready = witness.waiter.hear(witness.teller)?;
-    let resting = witness.domain.timeline(RESTING)?;
-    let careless = witness.domain.timeline(CARELESS)?;
-    let stream = Stream::new(witness.gpu.context()).map_err(failed("making a stream"))?;
+    let mut first = observer.start()?;
+    first.ask::<()>(Command::FirstStage)?;
+    observer.waiter.ask::<()>(Command::SecondStage)?;
+    let resting = observer.domain.timeline(RESTING)?;
+    let careless = observer.domain.timeline(CARELESS)?;
+    let stream = Stream::new(observer.gpu.context()).doing("making a stream")?;
     resting.wait_on(stream.as_ref(), 1)?;
     careless.wait_on(stream.as_ref(), 1)?;
     let waits = !ends(stream.as_ref(), MOMENT)?;
 
     let killed = Moment::now();
-    first.peer.kill();
+    first.kill();
     let went_on = ends(stream.as_ref(), TIMEOUT)?;
     let after = Moment::now().since(killed);
     if !went_on {
@@ -41,11 +29,10 @@ pub(super) fn run(witness: &mut Witness<'_, '_>) -> Result<(), Failure> {
         resting.abandon()?;
         careless.abandon()?;
     }
-    witness.waiter.say(Task::SecondLook, &[])?;
-    let Ready = witness.waiter.hear(witness.teller)?;
+    observer.waiter.ask::<()>(Command::TellSecondStage)?;
     let told = ending(&resting.check());
     let untold = ending(&careless.check());
-    let right = has(&witness.gpu, &batch, 2)?;
+    let right = has(&observer.gpu, &batch, 2)?;
     let step = Step::new(
         "third-stage",
         "The chain's third stage, after the first one was killed",
@@ -58,10 +45,9 @@ pub(super) fn run(witness: &mut Witness<'_, '_>) -> Result<(), Failure> {
     .value("the batch", if right { "right" } else { "never written by the first stage" })
     .value("check, with rests_on", &told)
     .value("check, without", &untold);
-    witness.tell(step.says(TRAVELS, untold != "no error").judge(
+    observer.session.tell(step.says(TRAVELS, untold != "no error").judge(
         waits && went_on && !right && told == "Tainted" && untold == "no error",
         "it goes on with a wrong batch, and only check tells",
         "it was told otherwise",
-    ));
-    Ok(())
+    ))
 }

@@ -1,27 +1,8 @@
 //! The scenes: a server dies in three ways, a client does, the broker does.
 
-use std::{sync::Arc, thread, time::Duration};
+use partywall::cuda::DeviceAttribute;
 
-use partywall::{
-    DType, Error, Gpu, IpcEvent, Place,
-    cuda::{DeviceAttribute, DeviceBuffer, Stream},
-    error::NotFound,
-};
-
-use super::{
-    BROKER_MEMORY, CLIENT_HARMS, EVENT_WAKES, FAULT_ENDS, Faulted, HANGS, KEPT, LEAK, LINE, LOOK, Looked, MAKER, MUCH,
-    OUTLIVES, OWNED, Ready, Served, TENSOR, TIMEOUT, Task, VALID, Woken,
-    actor::ends,
-    ending, has, make, of,
-    witness::{Actor, Witness},
-};
-use crate::{
-    clock::{Moment, millis},
-    device::{self, copy_failed, failed},
-    failure::Failure,
-    peer::has_ended,
-    step::Step,
-};
+use super::{actor::ends, observer::Observer, *};
 
 /// How a process comes to its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,17 +33,16 @@ impl How {
     }
 
     /// Has it come; from when on others can know, and what the process's own next call says if there is one.
-    fn come(self, actor: &mut Actor, witness: &mut Witness<'_, '_>) -> Result<(Moment, Option<String>), Failure> {
+    fn come(self, actor: &mut Peer) -> Result<(Moment, Option<String>), Failure> {
         let now = Moment::now();
         match self {
-            Self::Killed => actor.peer.kill(),
+            Self::Killed => actor.kill(),
             Self::Aborted => {
-                actor.peer.say(Task::Abort, &[])?;
+                actor.say(Command::Abort)?;
                 has_ended(actor.pid);
             }
             Self::Faulted => {
-                actor.peer.say(Task::Fault, &[])?;
-                let Faulted { at, own_call } = actor.peer.hear(witness.teller)?;
+                let Faulted { at, own_call } = actor.ask(Command::Fault)?;
                 return Ok((at, Some(own_call)));
             }
         }
@@ -76,14 +56,14 @@ impl How {
 }
 
 /// A server dies: it has memory, a timeline and an event, and others wait for both.
-pub(super) fn server(witness: &mut Witness<'_, '_>) -> Result<(), Failure> {
+pub(super) fn server(observer: &mut Observer<'_>) -> Result<(), Failure> {
     for how in ALL {
         let step = Step::new(&how.scene("server"), how.title("server"), SERVER);
-        let step = match shared_fate(how, witness)? {
+        let step = match shared_fate(how, observer)? {
             Some(why) => step.untried(None, why),
-            None => one_server(how, step, witness)?,
+            None => one_server(how, step, observer)?,
         };
-        witness.tell(step);
+        observer.session.tell(step)?;
     }
     Ok(())
 }
@@ -93,49 +73,45 @@ const SERVER: &str = "Memory belongs to whoever has a reference: the broker has 
     fault, and stores a number that ends every wait on the timeline. It can do nothing for an event: only the dead \
     process's own work could have ended that wait.";
 
-fn one_server(how: How, step: Step, witness: &mut Witness<'_, '_>) -> Result<Step, Failure> {
+fn one_server(how: How, step: Step, observer: &mut Observer<'_>) -> Result<Step, Failure> {
     let scene = how.scene("server");
-    let mps = under_mps(witness)?;
-    let before = free_memory(witness)?;
-    let mut server = witness.start()?;
-    server.peer.say(Task::Serve { scene: scene.clone() }, &[])?;
-    let Served { event } = server.peer.hear(witness.teller)?;
-    let open = witness.domain.open(&of(&scene, OWNED), TIMEOUT)?;
-    witness.waiter.say(Task::Await { scene: scene.clone(), value: 2 }, &[])?;
-    let Ready = witness.waiter.hear(witness.teller)?;
+    let mps = under_mps(observer)?;
+    let before = free_memory(observer)?;
+    let mut server = observer.start()?;
+    let Served { event } = server.ask(Command::Serve { scene: scene.clone() })?;
+    let open = observer.domain.open(&of(&scene, OWNED), TIMEOUT)?;
+    observer.waiter.ask::<()>(Command::Await { scene: scene.clone(), value: 2 })?;
     let blocked = match event {
         Ok(_) if mps => Err(SHARED_EVENT.to_owned()),
         Ok(handle) => {
-            let mut actor = witness.start()?;
-            actor.peer.say(Task::AwaitEvent { handle }, &[])?;
-            let Ready = actor.peer.hear(witness.teller)?;
+            let mut actor = observer.start()?;
+            actor.ask::<()>(Command::AwaitEvent { handle })?;
             Ok(actor)
         }
         Err(why) => Err(why),
     };
 
-    let (at, own_call) = how.come(&mut server, witness)?;
-    let woken: Woken = witness.waiter.hear(witness.teller)?;
-    thread::sleep(LOOK.saturating_sub(Moment::now().since(at)));
+    let (at, own_call) = how.come(&mut server)?;
+    let woken: Woken = observer.waiter.hear()?;
+    thread::sleep(POLLED.saturating_sub(Moment::now().since(at)));
     let by_event = blocked.and_then(|mut actor| {
-        let looked = look(&mut actor, witness);
+        let polled = poll(&mut actor);
         // It may be blocked for ever.
-        actor.peer.kill();
-        looked
+        actor.kill();
+        polled
     });
-    let intact = has(&witness.gpu, &open, 1)?;
-    let kept = witness.domain.open(&of(&scene, KEPT), TIMEOUT)?;
-    let kept_intact = has(&witness.gpu, &kept, 1)?;
-    let owned = ending(&witness.domain.open(&of(&scene, OWNED), Duration::ZERO));
+    let intact = has(&observer.gpu, &open, 1)?;
+    let kept = observer.domain.open(&of(&scene, KEPT), TIMEOUT)?;
+    let kept_intact = has(&observer.gpu, &kept, 1)?;
+    let owned = ending(&observer.domain.open(&of(&scene, OWNED), Duration::ZERO));
     if how == How::Faulted {
-        server.peer.say(Task::End, &[])?;
-        has_ended(server.pid);
+        server.end();
     }
-    let taken = before.saturating_sub(free_memory(witness)?);
+    let taken = before.saturating_sub(free_memory(observer)?);
     drop(kept);
-    witness.domain.remove(&of(&scene, KEPT))?;
+    observer.domain.remove(&of(&scene, KEPT))?;
 
-    let blocked_text = format!("still blocked after {}, and killed", millis(LOOK));
+    let blocked_text = format!("still blocked after {}, and killed", millis(POLLED));
     let mut step = step;
     if let Some(own_call) = &own_call {
         step = step.value("its process", "lives").value("its own next call", own_call).says(FAULT_ENDS, false);
@@ -147,7 +123,7 @@ fn one_server(how: How, step: Step, witness: &mut Witness<'_, '_>) -> Result<Ste
         .value("memory open since before", intact_text(intact))
         .value("memory under a kept name", intact_text(kept_intact))
         .value("the name that it owned", if owned == "no error" { "still there" } else { &owned });
-    step = if is_simulated(witness) {
+    step = if is_simulated(observer) {
         step.leaves_open(LEAK)
     } else {
         let label = if how == How::Faulted { "GPU memory, after its end" } else { "GPU memory" };
@@ -171,15 +147,15 @@ fn one_server(how: How, step: Step, witness: &mut Witness<'_, '_>) -> Result<Ste
         ))
 }
 
-/// A client dies: it has a lease, and a stream that waits for the server, which is the witness.
-pub(super) fn client(witness: &mut Witness<'_, '_>) -> Result<(), Failure> {
+/// A client dies: it has a lease, and a stream that waits for the server, which is the observer.
+pub(super) fn client(observer: &mut Observer<'_>) -> Result<(), Failure> {
     for how in ALL {
         let step = Step::new(&how.scene("client"), how.title("client"), CLIENT);
-        let step = match shared_fate(how, witness)? {
+        let step = match shared_fate(how, observer)? {
             Some(why) => step.untried(None, why),
-            None => one_client(how, step, witness)?,
+            None => one_client(how, step, observer)?,
         };
-        witness.tell(step);
+        observer.session.tell(step)?;
     }
     Ok(())
 }
@@ -188,50 +164,49 @@ const CLIENT: &str = "The client has a mapping of its own, which goes with it, a
     when the death is proved; while a process lives whose CUDA is broken, nobody can know what its GPU work still does, \
     and the lease stays. The server notices nothing.";
 
-fn one_client(how: How, step: Step, witness: &mut Witness<'_, '_>) -> Result<Step, Failure> {
+fn one_client(how: How, step: Step, observer: &mut Observer<'_>) -> Result<Step, Failure> {
     let scene = how.scene("client");
-    let mps = under_mps(witness)?;
+    let mps = under_mps(observer)?;
     let name = of(&scene, OWNED);
-    let memory = make(&witness.domain, &witness.gpu, &name, false)?;
-    let line = witness.domain.timeline_writer(&of(&scene, LINE))?;
-    let mut client = witness.start()?;
-    client.peer.say(Task::Use { scene }, &[])?;
-    let Ready = client.peer.hear(witness.teller)?;
-    let held = holds(witness, &name, client.pid)?;
+    let memory = make(&observer.domain, &observer.gpu, &name, false)?;
+    let line = observer.domain.timeline_writer(&of(&scene, LINE))?;
+    let mut client = observer.start()?;
+    let pid = client.pid;
+    client.ask::<()>(Command::Use { scene })?;
+    let held = holds(observer, &name, pid)?;
 
-    let (mut at, own_call) = how.come(&mut client, witness)?;
+    let (mut at, own_call) = how.come(&mut client)?;
     let mut step = step.value("its lease, before", if held { "there" } else { "missing" });
     if let Some(own_call) = own_call {
-        thread::sleep(LOOK.saturating_sub(Moment::now().since(at)));
-        let still = holds(witness, &name, client.pid)?;
+        thread::sleep(POLLED.saturating_sub(Moment::now().since(at)));
+        let still = holds(observer, &name, pid)?;
         step = step
             .value("its process", "lives")
             .value("its own next call", own_call)
-            .value(format!("its lease, {} later", millis(LOOK)), if still { "there" } else { "gone" })
+            .value(format!("its lease, {} later", millis(POLLED)), if still { "there" } else { "gone" })
             .says(FAULT_ENDS, false);
         at = Moment::now();
-        client.peer.say(Task::End, &[])?;
+        client.end();
     }
-    let limit = if mps { LOOK } else { TIMEOUT };
-    while holds(witness, &name, client.pid)? && Moment::now().since(at) < limit {
+    let limit = if mps { POLLED } else { TIMEOUT };
+    while holds(observer, &name, pid)? && Moment::now().since(at) < limit {
         thread::sleep(Duration::from_millis(1));
     }
-    let gone = !holds(witness, &name, client.pid)?;
+    let gone = !holds(observer, &name, pid)?;
     let after = Moment::now().since(at);
     let since = if how == How::Faulted { "since the end of its process" } else { "since then" };
     step = step.value("its lease", if gone { format!("gone after {} {since}", millis(after)) } else { "there".into() });
     let mut lease = held && gone;
     if mps {
-        let freed = witness.domain.free_unproven(Some(client.pid));
-        let still = holds(witness, &name, client.pid)?;
+        let freed = observer.domain.free_unproven(Some(pid));
+        let still = holds(observer, &name, pid)?;
         lease = held && !gone && freed.is_ok() && !still;
         step = step
             .value("under MPS", "nobody knows that its GPU work is over: what it held is kept, as unproven")
             .value("its lease, after rm --unproven", if still { "there" } else { "gone" });
     }
-    let intact = has(&witness.gpu, &memory, 1)?;
+    let intact = has(&observer.gpu, &memory, 1)?;
     let signal = ending(&line.signal(1));
-    drop(client);
     let unharmed = intact && signal == "no error";
     Ok(step
         .value("the server's memory", intact_text(intact))
@@ -245,50 +220,48 @@ fn one_client(how: How, step: Step, witness: &mut Witness<'_, '_>) -> Result<Ste
 }
 
 /// The broker dies. Nothing that has a name is left afterwards.
-pub(super) fn broker(witness: &mut Witness<'_, '_>) -> Result<(), Failure> {
+pub(super) fn broker(observer: &mut Observer<'_>) -> Result<(), Failure> {
     let scene = "broker-killed";
-    let memory = make(&witness.domain, &witness.gpu, &of(scene, OWNED), false)?;
-    let shelf = witness.domain.create(&of(scene, KEPT), Place::Gpu(witness.gpu.uuid()));
+    let memory = make(&observer.domain, &observer.gpu, &of(scene, OWNED), false)?;
+    let shelf = observer.domain.create(&of(scene, KEPT), Place::Gpu(observer.gpu.uuid()));
     // Not mapped by anybody: it is the broker's alone.
     drop(shelf.tensor(TENSOR, DType::U8, &[MUCH]).kept(true).allocate()?.commit()?);
-    let line = witness.domain.timeline_writer(&of(scene, LINE))?;
-    witness.waiter.say(Task::Await { scene: scene.into(), value: 1 }, &[])?;
-    let Ready = witness.waiter.hear(witness.teller)?;
+    let line = observer.domain.timeline_writer(&of(scene, LINE))?;
+    observer.waiter.ask::<()>(Command::Await { scene: scene.into(), value: 1 })?;
 
-    // An event behind a word that the witness writes when the broker is dead.
-    let gate = Gate::new(&witness.gpu)?;
-    let stream = Stream::new(witness.gpu.context()).map_err(failed("making a stream"))?;
-    let event = IpcEvent::create(&witness.gpu).and_then(|event| Ok((event.export()?.0.to_vec(), event)));
+    // An event behind a word that the observer writes when the broker is dead.
+    let gate = Gate::new(&observer.gpu)?;
+    let stream = Stream::new(observer.gpu.context()).doing("making a stream")?;
+    let event = IpcEvent::create(&observer.gpu).and_then(|event| Ok((event.export()?.0.to_vec(), event)));
     let blocked = match event {
         Ok((handle, event)) => {
             let waits = stream.as_ref().enqueue_wait_u64(gate.word.as_slice(), 1);
-            waits.map_err(copy_failed("waiting on a stream"))?;
+            waits.doing("waiting on a stream")?;
             event.record(stream.as_ref())?;
-            let mut actor = witness.start()?;
-            actor.peer.say(Task::AwaitEvent { handle }, &[])?;
-            let Ready = actor.peer.hear(witness.teller)?;
+            let mut actor = observer.start()?;
+            actor.ask::<()>(Command::AwaitEvent { handle })?;
             Ok((actor, event))
         }
         Err(error) => Err(error.to_string()),
     };
 
-    let before = free_memory(witness)?;
+    let before = free_memory(observer)?;
     let killed = Moment::now();
-    witness.broker.kill();
-    let woken: Woken = witness.waiter.hear(witness.teller)?;
-    let freed = free_memory(witness)?.saturating_sub(before);
+    observer.session.broker().kill();
+    let woken: Woken = observer.waiter.hear()?;
+    let freed = free_memory(observer)?.saturating_sub(before);
     gate.open()?;
     ends(stream.as_ref(), TIMEOUT)?;
     let by_event = blocked.and_then(|(mut actor, _event)| {
-        let mut looked = Ok(false);
-        while looked == Ok(false) && Moment::now().since(killed) < TIMEOUT {
-            looked = look(&mut actor, witness);
+        let mut polled = Ok(false);
+        while polled == Ok(false) && Moment::now().since(killed) < TIMEOUT {
+            polled = poll(&mut actor);
         }
-        actor.peer.kill();
-        looked
+        actor.kill();
+        polled
     });
-    let intact = has(&witness.gpu, &memory, 1)?;
-    let open = ending(&witness.domain.open(&of(scene, OWNED), Duration::ZERO));
+    let intact = has(&observer.gpu, &memory, 1)?;
+    let open = ending(&observer.domain.open(&of(scene, OWNED), Duration::ZERO));
     let signal = ending(&line.signal(1));
 
     let went_on = woken.stream_at.is_some();
@@ -305,19 +278,18 @@ pub(super) fn broker(witness: &mut Witness<'_, '_>) -> Result<(), Failure> {
     .value("the writer's next signal", signal)
     .value("who waits for an event", event_text(&by_event, "still blocked"))
     .value("opening a name", open);
-    let step = if is_simulated(witness) {
+    let step = if is_simulated(observer) {
         step.leaves_open(OUTLIVES)
     } else {
         let all = partywall::bytes(MUCH);
         step.value("memory that nobody had mapped", format!("{} came back of {all}", partywall::bytes(freed)))
             .says(OUTLIVES, freed < MUCH)
     };
-    witness.tell(step.says(BROKER_MEMORY, !intact).says(HANGS, !went_on).judge(
+    observer.session.tell(step.says(BROKER_MEMORY, !intact).says(HANGS, !went_on).judge(
         intact && went_on && woken.host == "BrokerGone",
         "what is mapped stays, and nobody is left waiting",
         "not all as expected: BrokerGone was awaited",
-    ));
-    Ok(())
+    ))
 }
 
 /// A word that a stream waits for. It is written before it goes, because dropping memory waits for streams.
@@ -328,14 +300,14 @@ struct Gate {
 
 impl Gate {
     fn new(gpu: &Arc<Gpu>) -> Result<Self, Failure> {
-        let word = DeviceBuffer::new(gpu.context(), 8).map_err(failed("allocating"))?;
+        let word = DeviceBuffer::new(gpu.context(), 8).doing("allocating")?;
         device::set(gpu, word.as_slice(), 0)?;
         Ok(Self { gpu: gpu.clone(), word })
     }
 
     fn open(&self) -> Result<(), Failure> {
         let written = self.gpu.stream().enqueue_write_u64(self.word.as_slice(), 1);
-        written.map_err(copy_failed("writing a word by a stream"))
+        written.doing("writing a word by a stream")
     }
 }
 
@@ -346,14 +318,12 @@ impl Drop for Gate {
 }
 
 /// How a stream is doing that waits for an event.
-fn look(actor: &mut Actor, witness: &mut Witness<'_, '_>) -> Looked {
-    let told = |failure: Failure| failure.message().to_owned();
-    actor.peer.say(Task::Look, &[]).map_err(told)?;
-    actor.peer.hear::<Looked>(witness.teller).map_err(told)?
+fn poll(actor: &mut Peer) -> StreamDone {
+    actor.ask::<StreamDone>(Command::Poll).map_err(|failure| failure.message())?
 }
 
-fn event_text(looked: &Looked, blocked: &str) -> String {
-    match looked {
+fn event_text(polled: &StreamDone, blocked: &str) -> String {
+    match polled {
         Ok(true) => "went on".into(),
         Ok(false) => blocked.into(),
         Err(why) => why.clone(),
@@ -368,8 +338,8 @@ fn stream_text(woken: &Woken, since: Moment) -> String {
 }
 
 /// Why a fault is not tried: under MPS it would be everybody's.
-fn shared_fate(how: How, witness: &Witness<'_, '_>) -> Result<Option<String>, Failure> {
-    Ok((how == How::Faulted && under_mps(witness)?).then(|| {
+fn shared_fate(how: How, observer: &Observer<'_>) -> Result<Option<String>, Failure> {
+    Ok((how == How::Faulted && under_mps(observer)?).then(|| {
         "under MPS a fault ends CUDA in all clients of the server: run this lab without, by \
          CUDA_MPS_PIPE_DIRECTORY=/nonexistent"
             .to_owned()
@@ -379,19 +349,19 @@ fn shared_fate(how: How, witness: &Witness<'_, '_>) -> Result<Option<String>, Fa
 /// Why nobody waits for the event of a process that dies under MPS.
 const SHARED_EVENT: &str = "not tried: under MPS its CUDA would end with the recorder";
 
-fn under_mps(witness: &Witness<'_, '_>) -> Result<bool, Failure> {
-    let device = witness.gpu.context().device();
-    Ok(device.attribute(DeviceAttribute::MPS_ENABLED).map_err(failed("asking about MPS"))? != 0)
+fn under_mps(observer: &Observer<'_>) -> Result<bool, Failure> {
+    let device = observer.gpu.context().device();
+    Ok(device.attribute(DeviceAttribute::MPS_ENABLED).doing("asking about MPS")? != 0)
 }
 
 /// Whether free memory says nothing of what other processes have.
-fn is_simulated(witness: &Witness<'_, '_>) -> bool {
-    witness.gpu.context().driver().is_simulated()
+fn is_simulated(observer: &Observer<'_>) -> bool {
+    observer.gpu.context().driver().is_simulated()
 }
 
 /// Whether a process has a lease on a name.
-fn holds(witness: &Witness<'_, '_>, name: &str, pid: u32) -> Result<bool, Failure> {
-    match witness.domain.inspect(name) {
+fn holds(observer: &Observer<'_>, name: &str, pid: u32) -> Result<bool, Failure> {
+    match observer.domain.inspect(name) {
         Ok(info) => Ok(info.holders.iter().any(|holder| holder.pid == pid)),
         Err(Error::NotFound(NotFound::Name { .. })) => Ok(false),
         Err(error) => Err(error.into()),
@@ -399,8 +369,8 @@ fn holds(witness: &Witness<'_, '_>, name: &str, pid: u32) -> Result<bool, Failur
 }
 
 /// Free memory of the GPU, which others use as well.
-fn free_memory(witness: &Witness<'_, '_>) -> Result<u64, Failure> {
-    Ok(witness.gpu.context().memory_info().map_err(failed("asking for free memory"))?.free)
+fn free_memory(observer: &Observer<'_>) -> Result<u64, Failure> {
+    Ok(observer.gpu.context().memory_info().doing("asking for free memory")?.free)
 }
 
 fn intact_text(intact: bool) -> &'static str {

@@ -1,57 +1,28 @@
 //! The exporter: has memory of every kind, asks the driver for handles of it, gives the good ones away, and ends.
 
-use partywall::cuda::{
-    Access, CuResult, CudaError, DeviceBuffer, IpcEvent, IpcMapping, IpcMemoryHandle, Mapping, PhysicalMemory,
-    PinnedBuffer, Stream, experiment,
-};
+use super::*;
+use crate::device::kind_of;
 
-use super::{
-    ANY_EVENT, ANY_POINTER, ANY_SIZE, BYTES, Done, EVENT_HERE, EVERYWHERE, Hello, INSIDE, INTERIOR, LAB, MARK,
-    MARK_INSIDE, MARK_ODD, NEW, ODD_BYTES, OLD, Offer, TITLE, Wish, handle_text,
-};
-use crate::{
-    Context, Options,
-    device::{self, Gpu, copy_failed, failed, kind_of},
-    failure::Failure,
-    peer::Peer,
-    step::{Step, code},
-    teller::Teller,
-};
-
-/// Plays the role.
-pub(super) fn run(context: &Context, options: &Options, teller: &mut Teller) -> Result<(), Failure> {
-    if options.on_standard_input {
-        let mut peer = Peer::on_standard_input("opener")?;
-        return play(options, &mut peer, teller).map_err(|failure| peer.give_up(failure));
-    }
-    let gpu = device::open(options.device())?;
-    teller.header(TITLE, &gpu).map_err(failed("asking about the GPU"))?;
-    let mut peer = Peer::meet(context, LAB, "opener", teller)?;
-    play(options, &mut peer, teller).map_err(|failure| peer.give_up(failure))?;
-    teller.remark("This process ends now, with all its memory. The opener goes on, and says which beliefs held.");
-    Ok(())
-}
-
-fn play(options: &Options, peer: &mut Peer, teller: &mut Teller) -> Result<(), Failure> {
-    let gpu = device::open(options.device())?;
-    peer.say(Hello { pid: std::process::id(), uuid: gpu.uuid().to_string() }, &[])?;
+pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
+    let gpu = session.gpu();
     let exporter = Exporter { gpu: &gpu };
     for step in exporter.pointers()?.into_iter().chain(exporter.events()).chain([exporter.unaligned()?]) {
-        peer.tell(teller, step)?;
+        session.tell(step)?;
     }
     let goods = exporter.goods()?;
     for step in [exporter.interior(&goods)?, exporter.same_process(&goods)?] {
-        peer.tell(teller, step)?;
+        session.tell(step)?;
     }
-    peer.say(goods.offer(&gpu)?, &[])?;
-    loop {
-        match peer.hear(teller)? {
-            Wish::End => return Ok(()),
+    let opener = session.parent();
+    opener.say(goods.offer(&gpu)?)?;
+    while let Some(command) = opener.next()? {
+        match command {
             // Nothing was enqueued that could be finished.
-            Wish::Finish => peer.say(Done::Ok(()), &[])?,
-            Wish::Enqueue => goods.late.fill(peer, teller)?,
+            Command::Finish => opener.say(Done::Ok(()))?,
+            Command::Enqueue => goods.late.fill(opener)?,
         }
     }
+    Ok(())
 }
 
 struct Exporter<'a> {
@@ -63,7 +34,7 @@ impl Exporter<'_> {
     fn pointers(&self) -> Result<Vec<Step>, Failure> {
         let context = self.gpu.context();
         let host = vec![0_u8; 4096];
-        let freed = DeviceBuffer::new(context, BYTES).map_err(failed("allocating"))?.as_slice().device_ptr();
+        let freed = DeviceBuffer::new(context, BYTES).doing("allocating")?.as_slice().device_ptr();
         let mut steps = vec![
             self.refused(
                 "host-pointer",
@@ -195,8 +166,7 @@ impl Exporter<'_> {
     }
 
     fn unaligned(&self) -> Result<Step, Failure> {
-        let granularity =
-            PhysicalMemory::granularity(self.gpu.context()).map_err(failed("asking for the granularity"))?;
+        let granularity = PhysicalMemory::granularity(self.gpu.context()).doing("asking for the granularity")?;
         let answer = code(&PhysicalMemory::create(self.gpu.context(), granularity + 4096));
         Ok(Step::new(
             "vmm-size",
@@ -212,12 +182,12 @@ impl Exporter<'_> {
 
     fn goods(&self) -> Result<Goods, Failure> {
         let allocate = |bytes, mark| {
-            let buffer = DeviceBuffer::new(self.gpu.context(), bytes).map_err(failed("allocating"))?;
+            let buffer = DeviceBuffer::new(self.gpu.context(), bytes).doing("allocating")?;
             device::set(self.gpu, buffer.as_slice(), mark)?;
             Ok::<_, Failure>(buffer)
         };
         let base = allocate(BYTES, MARK)?;
-        let inside = base.slice(INSIDE, 1).map_err(copy_failed("marking memory"))?;
+        let inside = base.slice(INSIDE, 1).doing("marking memory")?;
         device::set(self.gpu, inside, MARK_INSIDE)?;
         let odd = allocate(ODD_BYTES, MARK_ODD)?;
         let first = odd.as_slice().device_ptr();
@@ -226,13 +196,13 @@ impl Exporter<'_> {
         let mut others = Vec::new();
         let mut neighbour = None;
         while neighbour.is_none() && others.len() < 8 {
-            let other = DeviceBuffer::new(self.gpu.context(), ODD_BYTES).map_err(failed("allocating"))?;
-            kernels.enqueue_fill(self.gpu.stream(), other.as_slice()).map_err(copy_failed("filling memory"))?;
+            let other = DeviceBuffer::new(self.gpu.context(), ODD_BYTES).doing("allocating")?;
+            kernels.enqueue_fill(self.gpu.stream(), other.as_slice()).doing("filling memory")?;
             let address = other.as_slice().device_ptr();
             neighbour = (address > first && address >> 21 == first >> 21).then(|| address - first);
             others.push(other);
         }
-        self.gpu.stream().synchronize().map_err(failed("filling memory"))?;
+        self.gpu.stream().synchronize().doing("filling memory")?;
         let late = Late::new(self.gpu, allocate(BYTES, OLD)?)?;
         Ok(Goods { base, odd, _others: others, neighbour, late, last: allocate(BYTES, MARK)? })
     }
@@ -318,31 +288,31 @@ impl Late {
     fn new(gpu: &Gpu, buffer: DeviceBuffer) -> Result<Self, Failure> {
         let context = gpu.context();
         let obstacle = device::streams_cannot_wait(gpu);
-        let word = DeviceBuffer::new(context, 4).map_err(failed("allocating"))?;
+        let word = DeviceBuffer::new(context, 4).doing("allocating")?;
         device::set(gpu, word.as_slice(), 0)?;
-        let stream = || Stream::new(context).map_err(failed("making a stream"));
+        let stream = || Stream::new(context).doing("making a stream");
         Ok(Self { buffer, word, filling: stream()?, releasing: stream()?, obstacle })
     }
 
     /// Enqueues the filling, says so, and lets it run when the opener wants it or is gone.
-    fn fill(&self, peer: &mut Peer, teller: &mut Teller) -> Result<(), Failure> {
+    fn fill(&self, opener: &mut Peer) -> Result<(), Failure> {
         if let Some(why) = &self.obstacle {
-            return peer.say(Done::Err(why.clone()), &[]);
+            return opener.say(Done::Err(why.clone()));
         }
-        let failed = copy_failed("filling memory behind a wait");
+        let what = "filling memory behind a wait";
         let filling = self.filling.as_ref();
-        filling.enqueue_wait_u32(self.word.as_slice(), 1).map_err(&failed)?;
-        let enqueued = filling.enqueue_set(self.buffer.as_slice(), NEW).map_err(&failed);
-        let heard = peer.say(Done::Ok(()), &[]).and_then(|()| peer.hear::<Wish>(teller));
+        filling.enqueue_wait_u32(self.word.as_slice(), 1).doing(what)?;
+        let enqueued = filling.enqueue_set(self.buffer.as_slice(), NEW).doing(what);
+        let heard = opener.ask::<Command>(Done::Ok(()));
         // Whatever happened meanwhile: nothing in this process could end while its stream waits.
-        self.releasing.as_ref().enqueue_write_u32(self.word.as_slice(), 1).map_err(&failed)?;
-        self.filling.synchronize().map_err(device::failed("filling memory behind a wait"))?;
+        self.releasing.as_ref().enqueue_write_u32(self.word.as_slice(), 1).doing(what)?;
+        self.filling.synchronize().doing(what)?;
         enqueued?;
         heard?;
-        peer.say(Done::Ok(()), &[])
+        opener.say(Done::Ok(()))
     }
 }
 
 fn handle_of(gpu: &Gpu, buffer: &DeviceBuffer) -> Result<IpcMemoryHandle, Failure> {
-    IpcMemoryHandle::of(gpu.context(), buffer.as_slice().device_ptr()).map_err(failed("asking for a handle"))
+    IpcMemoryHandle::of(gpu.context(), buffer.as_slice().device_ptr()).doing("asking for a handle")
 }

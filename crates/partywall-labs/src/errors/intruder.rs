@@ -1,17 +1,6 @@
 //! The intruder: a process for what may end CUDA in it. Nobody else suffers from that, which is checked afterwards.
 
-use partywall::cuda::{Access, CuResult, IpcMapping, IpcMemoryHandle, experiment};
-use serde::{Deserialize, Serialize};
-
-use super::{BYTES, CHECKED, CLOSED_ONCE, LAB, MARK, ODD_BYTES, ONLY_SHARED, READER_FREES, received};
-use crate::{
-    Options,
-    device::{self, Gpu, copy_failed, failed, first_byte},
-    failure::Failure,
-    peer::Peer,
-    step::{Step, code},
-    teller::Teller,
-};
+use super::*;
 
 /// What the intruder tries its hand at. Handles are hexadecimal.
 #[derive(Debug, Serialize, Deserialize)]
@@ -22,52 +11,41 @@ pub(super) struct Target {
     pub(super) neighbour: Option<u64>,
 }
 
-/// It has nothing more to tell.
-#[derive(Debug, Serialize, Deserialize)]
-struct End;
-
-/// Runs the intruder, and checks that its deeds were its own ruin at most.
-pub(super) fn watch(gpu: &Gpu, target: Target, teller: &mut Teller) -> Result<(), Failure> {
+/// Runs the intruder, and checks that nobody else suffers from what it does.
+pub(super) fn watch(session: &Session, target: Target) -> Result<Step, Failure> {
+    let gpu = session.gpu();
     let base = received(&target.base)?;
-    let mut intruder = Peer::spawn(LAB, "intruder", &gpu.uuid().to_string())?;
-    intruder.say(target, &[])?;
-    let ended = intruder.hear::<End>(teller);
+    let mut intruder = session.spawn("intruder")?;
+    let ended = intruder.ask::<()>(target);
     intruder.end();
-    let mapping = IpcMapping::open(gpu.context(), base, BYTES, Access::ReadOnly).map_err(failed("opening it again"))?;
-    let found = first_byte(gpu, mapping.as_slice());
+    let mapping = IpcMapping::open(gpu.context(), base, BYTES, Access::ReadOnly).doing("opening it again")?;
+    let found = first_byte(&gpu, mapping.as_slice());
     let step = Step::new(
         "unharmed",
         "The same memory, in the process that did nothing wrong",
         "Each process has its own mapping and its own context. A fault ends CUDA in the process that made it (under MPS \
          in every client of the server).",
     )
-    .value("the intruder", ended.as_ref().map_or_else(|failure| failure.message().to_owned(), |End| "went to its end".into()))
+    .value("the intruder", ended.map_or_else(|failure| failure.message(), |()| "went to its end".into()))
     .value("read here", found.as_ref().map_or_else(ToString::to_string, |byte| format!("{byte:#04x}")));
-    teller.tell(step.judge(found == Ok(MARK), "nothing has changed here", "it has suffered from the other"));
-    Ok(())
+    Ok(step.judge(found == Ok(MARK), "nothing has changed here", "it has suffered from the other"))
 }
 
-/// Plays the role. It is never played by hand.
-pub(super) fn run(options: &Options, teller: &mut Teller) -> Result<(), Failure> {
-    let mut opener = Peer::on_standard_input("opener")?;
-    play(options, &mut opener, teller).map_err(|failure| opener.give_up(failure))
-}
-
-fn play(options: &Options, opener: &mut Peer, teller: &mut Teller) -> Result<(), Failure> {
-    let gpu = device::open(options.device())?;
-    let target: Target = opener.hear(teller)?;
+pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
+    let gpu = session.gpu();
+    let target: Target = session.parent().hear()?;
     let base = received(&target.base)?;
-    opener.tell(teller, garbage(&gpu))?;
-    opener.tell(teller, damaged(&gpu, base))?;
-    opener.tell(teller, free(&gpu, base)?)?;
-    opener.tell(teller, close_twice(&gpu, base)?)?;
+    session.tell(garbage(&gpu))?;
+    session.tell(damaged(&gpu, base))?;
+    session.tell(free(&gpu, base)?)?;
+    session.tell(close_twice(&gpu, base)?)?;
     // Last, because it may fault.
-    opener.tell(teller, neighbour(&gpu, &target)?)?;
-    opener.say(End, &[])
+    session.tell(neighbour(&gpu, &target)?)?;
+    session.parent().say(())
 }
 
 fn open(gpu: &Gpu, handle: IpcMemoryHandle, bytes: u64) -> Result<IpcMapping, Failure> {
-    IpcMapping::open(gpu.context(), handle, bytes, Access::ReadOnly).map_err(failed("opening a handle"))
+    IpcMapping::open(gpu.context(), handle, bytes, Access::ReadOnly).doing("opening a handle")
 }
 
 fn garbage(gpu: &Gpu) -> Step {
@@ -160,7 +138,7 @@ fn neighbour(gpu: &Gpu, target: &Target) -> Result<Step, Failure> {
     };
     let kernels = gpu.kernels()?;
     let mapping = open(gpu, received(&target.odd)?, ODD_BYTES)?;
-    let behind = experiment::beyond(&mapping, offset, ODD_BYTES).map_err(copy_failed("looking behind memory"))?;
+    let behind = experiment::beyond(&mapping, offset, ODD_BYTES).doing("looking behind memory")?;
     let mut bytes = [0; ODD_BYTES as usize];
     let copied = gpu.stream().copy_to_host(&mut bytes, behind);
     // A copy may be refused by the driver; nobody looks after a kernel.

@@ -10,73 +10,45 @@ mod exporter;
 mod intruder;
 mod opener;
 
-use clap::{Args, Subcommand};
-use partywall::cuda::IpcMemoryHandle;
-use serde::{Deserialize, Serialize};
+use clap::Args;
+use partywall::cuda::{DeviceBuffer, IpcEvent, IpcMapping, IpcMemoryHandle, PinnedBuffer, PointerInfo};
 
-use super::{Options, device, peer::Peer, step::Belief, teller::Teller};
-use crate::{Context, failure::Failure};
+use crate::prelude::*;
 
-pub(super) const TITLE: &str = "each way in which sharing GPU memory fails, and what the driver answers";
+pub(super) static LAB: Lab = Lab {
+    name: "errors",
+    about: "Each way in which sharing fails, and what the driver answers",
+    title: "each way in which sharing GPU memory fails, and what the driver answers",
+    on_host: false,
+    broker: false,
+    options: Kept::augment_args,
+    roles: &[
+        Role::new(
+            "exporter",
+            "Have memory of every kind, ask for handles, give them to the opener, and end",
+            "This process ends now, with all its memory. The opener goes on, and says which beliefs held.",
+            exporter::play,
+        ),
+        Role::hidden("intruder", intruder::play),
+    ],
+    observer: Role::new(
+        "opener",
+        "Open handles, also too early, damaged, and after their maker's end",
+        "",
+        opener::play,
+    ),
+    claims: CLAIMS,
+};
 
-pub(super) const ROLES: [&str; 2] = ["exporter", "opener"];
-
-/// Its arguments.
 #[derive(Debug, Args)]
-pub(super) struct Arguments {
-    #[command(flatten)]
-    options: Options,
+struct Kept {
     /// A handle that `exporter` printed before this machine was restarted: try to open it
     #[arg(long, global = true, value_name = "HEX", value_parser = parse_handle)]
     handle: Option<IpcMemoryHandle>,
-    #[command(subcommand)]
-    role: Option<Role>,
-}
-
-#[derive(Debug, Clone, Copy, Subcommand)]
-enum Role {
-    /// Have memory of every kind, ask for handles, give them to the opener, and end
-    Exporter,
-    /// Open handles, also too early, damaged, and after their maker's end
-    Opener,
-    #[command(hide = true)]
-    Intruder,
-}
-
-/// Runs it.
-pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
-    let Arguments { options, handle, role } = arguments;
-    let output = context.console;
-    match role {
-        Some(Role::Exporter) => {
-            let mut teller = Teller::new(output, LAB, "exporter", false);
-            exporter::run(context, options, &mut teller)
-        }
-        Some(Role::Intruder) => intruder::run(options, &mut Teller::new(output, LAB, "intruder", false)),
-        Some(Role::Opener) => {
-            let mut teller = Teller::new(output, LAB, "opener", false);
-            let peer = Peer::find(context, LAB, "exporter")?;
-            opener::run(options, peer, &mut teller, *handle)
-        }
-        None => {
-            // Here, so that a machine without a GPU is told so once, and by this process.
-            let gpu = device::open(options.device())?;
-            let mut teller = Teller::new(output, LAB, "opener", true);
-            let peer = Peer::spawn(LAB, "exporter", &gpu.uuid().to_string())?;
-            opener::run(options, peer, &mut teller, *handle)
-        }
-    }
-}
-
-/// What the exporter says first: who it is.
-#[derive(Debug, Serialize, Deserialize)]
-struct Hello {
-    pid: u32,
-    uuid: String,
 }
 
 /// What the exporter gives away. Handles are hexadecimal.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 struct Offer {
     /// An allocation of [`BYTES`], marked at its beginning and at [`INSIDE`], and its handle.
     base: String,
@@ -93,19 +65,15 @@ struct Offer {
 
 /// What the opener wants next.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-enum Wish {
+enum Command {
     /// Enqueue the work that fills `late`, behind a wait.
     Enqueue,
     /// Let the wait end, and say when the work is done.
     Finish,
-    /// End.
-    End,
 }
 
 /// How the exporter answers a wish: why it could not be done.
 type Done = Result<(), String>;
-
-const LAB: &str = "errors";
 
 /// Bytes of an allocation. More than a block of 2 MiB, so that it has its blocks for itself.
 const BYTES: u64 = 4 << 20;
@@ -120,40 +88,21 @@ const MARK_ODD: u8 = 0x33;
 const OLD: u8 = 0x44;
 const NEW: u8 = 0x55;
 
-const ANY_POINTER: Belief = belief("any-pointer", "Whatever a kernel can use can be shared by handle.");
-const INTERIOR: Belief = belief("interior", "The handle of a pointer into an allocation leads to that pointer.");
-const ONLY_SHARED: Belief = belief("only-shared", "Who opens a handle sees that allocation and nothing else.");
-const EVERYWHERE: Belief = belief("everywhere", "A handle opens in any process, the one that made it included.");
-const CHECKED: Belief = belief("checked", "A handle with a wrong bit is refused.");
-const KEEPS: Belief = belief("keeps", "A handle is good for as long as somebody has it.");
-const DIES: Belief = belief("dies", "What is open goes away with the process that made it.");
-const WAITS: Belief = belief("waits", "Opening a handle waits for the work that fills the memory.");
-const READER_FREES: Belief = belief("reader-frees", "cuMemFree gives back what was opened by handle.");
-const CLOSED_ONCE: Belief = belief("closed-once", "Closing a mapping twice is reported.");
-const ANY_SIZE: Belief = belief("any-size", "Memory of any size can be made to be shared by file descriptor.");
-const ANY_EVENT: Belief = belief("any-event", "Any event can be shared between processes.");
-const EVENT_HERE: Belief = belief("event-here", "The handle of an event opens in the process that made it.");
-const CODES: Belief = belief("codes", "The error code says what was wrong.");
-
-const BELIEFS: [Belief; 14] = [
-    ANY_POINTER,
-    INTERIOR,
-    ONLY_SHARED,
-    EVERYWHERE,
-    CHECKED,
-    KEEPS,
-    DIES,
-    WAITS,
-    READER_FREES,
-    CLOSED_ONCE,
-    ANY_SIZE,
-    ANY_EVENT,
-    EVENT_HERE,
-    CODES,
-];
-
-const fn belief(id: &'static str, text: &'static str) -> Belief {
-    Belief { id, text }
+claims! {
+    ANY_POINTER = "any-pointer": "Whatever a kernel can use can be shared by handle.",
+    INTERIOR = "interior": "The handle of a pointer into an allocation leads to that pointer.",
+    ONLY_SHARED = "only-shared": "Who opens a handle sees that allocation and nothing else.",
+    EVERYWHERE = "everywhere": "A handle opens in any process, the one that made it included.",
+    CHECKED = "checked": "A handle with a wrong bit is refused.",
+    KEEPS = "keeps": "A handle is good for as long as somebody has it.",
+    DIES = "dies": "What is open goes away with the process that made it.",
+    WAITS = "waits": "Opening a handle waits for the work that fills the memory.",
+    READER_FREES = "reader-frees": "cuMemFree gives back what was opened by handle.",
+    CLOSED_ONCE = "closed-once": "Closing a mapping twice is reported.",
+    ANY_SIZE = "any-size": "Memory of any size can be made to be shared by file descriptor.",
+    ANY_EVENT = "any-event": "Any event can be shared between processes.",
+    EVENT_HERE = "event-here": "The handle of an event opens in the process that made it.",
+    CODES = "codes": "The error code says what was wrong.",
 }
 
 fn handle_text(handle: IpcMemoryHandle) -> String {
@@ -176,9 +125,7 @@ fn parse_handle(text: &str) -> Result<IpcMemoryHandle, String> {
 
 /// The handle that another role sent.
 fn received(text: &str) -> Result<IpcMemoryHandle, Failure> {
-    parse_handle(text).map_err(|why| {
-        Failure::new(partywall::ErrorKind::CheckFailed, format!("the other role sent no handle: {why}"), "start again")
-    })
+    parse_handle(text).map_err(|why| unexpected(&format!("the other role sent no handle: {why}")))
 }
 
 #[cfg(test)]

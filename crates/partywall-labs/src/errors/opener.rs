@@ -1,54 +1,28 @@
-//! The opener: opens what the exporter gave away, at the wrong time too, and says which beliefs held.
+//! The opener: opens what the exporter gave away, at the wrong time too, and says which claims held.
 
-use partywall::cuda::{Access, CuResult, IpcMapping, IpcMemoryHandle, PointerInfo};
+use super::{intruder::Target, *};
 
-use super::{
-    BELIEFS, BYTES, CODES, DIES, Done, Hello, INTERIOR, KEEPS, MARK, MARK_INSIDE, MARK_ODD, NEW, ODD_BYTES, OLD, Offer,
-    TITLE, WAITS, Wish,
-    intruder::{self, Target},
-    received,
-};
-use crate::{
-    Options,
-    device::{self, Chosen, Gpu, copy_failed, failed, first_byte},
-    failure::Failure,
-    peer::{Peer, has_ended},
-    step::{Step, code},
-    teller::Teller,
-};
-
-/// Plays the role, and ends the lab.
-pub(super) fn run(
-    options: &Options,
-    mut exporter: Peer,
-    teller: &mut Teller,
-    kept: Option<IpcMemoryHandle>,
-) -> Result<(), Failure> {
-    let hello: Hello = exporter.hear(teller)?;
-    let theirs = || hello.uuid.parse().map(Chosen::Uuid).unwrap_or(Chosen::Ordinal(0));
-    let gpu = device::open(options.device.unwrap_or_else(theirs))?;
-    teller.header(TITLE, &gpu).map_err(failed("asking about the GPU"))?;
-    let offer: Offer = exporter.hear(teller)?;
-    let opener = Opener { gpu: &gpu, offer };
+pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
+    let gpu = session.gpu();
+    let mut exporter = session.partner();
+    let pid = exporter.pid;
+    let Kept { handle } = session.options()?;
+    let opener = Opener { gpu: &gpu, offer: exporter.hear()? };
 
     let base = opener.open(&opener.offer.base, BYTES)?;
     if let Some(step) = opener.interior()? {
-        teller.tell(step);
+        session.tell(step)?;
     }
-    teller.tell(opener.odd_size()?);
-    let step = opener.early(&mut exporter, teller)?;
-    teller.tell(step);
-    teller.tell(opener.other_boot(kept));
-    let target =
-        Target { base: opener.offer.base.clone(), odd: opener.offer.odd.clone(), neighbour: opener.offer.neighbour };
-    intruder::watch(&gpu, target, teller)?;
+    session.tell(opener.odd_size()?)?;
+    session.tell(opener.early(&mut exporter)?)?;
+    session.tell(opener.other_boot(handle))?;
+    let Offer { base: handle, odd, neighbour, .. } = opener.offer.clone();
+    session.tell(intruder::watch(session, Target { base: handle, odd, neighbour })?)?;
 
-    exporter.say(Wish::End, &[])?;
-    teller.tell(opener.gone(hello.pid)?);
-    teller.tell(opener.survives(&base)?);
-    teller.tell(codes(teller));
-    teller.conclude(&BELIEFS);
-    Ok(())
+    exporter.end();
+    session.tell(opener.gone(pid)?)?;
+    session.tell(opener.survives(&base)?)?;
+    session.tell(codes(&session.reporter().steps()))
 }
 
 struct Opener<'a> {
@@ -59,14 +33,14 @@ struct Opener<'a> {
 impl Opener<'_> {
     fn open(&self, handle: &str, bytes: u64) -> Result<IpcMapping, Failure> {
         IpcMapping::open(self.gpu.context(), received(handle)?, bytes, Access::ReadOnly)
-            .map_err(failed("opening a handle that the exporter made"))
+            .doing("opening a handle that the exporter made")
     }
 
     /// Where the handle of an interior pointer leads.
     fn interior(&self) -> Result<Option<Step>, Failure> {
         let Some(inside) = &self.offer.inside else { return Ok(None) };
         let mapping = self.open(inside, BYTES)?;
-        let found = first_byte(self.gpu, mapping.as_slice()).map_err(copy_failed("reading shared memory"))?;
+        let found = first_byte(self.gpu, mapping.as_slice()).doing("reading shared memory")?;
         let step = Step::new(
             "interior-opened",
             "What the handle of an interior pointer leads to",
@@ -86,9 +60,8 @@ impl Opener<'_> {
     /// What the driver says of the mapping of a small allocation.
     fn odd_size(&self) -> Result<Step, Failure> {
         let mapping = self.open(&self.offer.odd, ODD_BYTES)?;
-        let info =
-            PointerInfo::of(self.gpu.context(), mapping.device_ptr()).map_err(failed("asking about an address"))?;
-        let found = first_byte(self.gpu, mapping.as_slice()).map_err(copy_failed("reading shared memory"))?;
+        let info = PointerInfo::of(self.gpu.context(), mapping.device_ptr()).doing("asking about an address")?;
+        let found = first_byte(self.gpu, mapping.as_slice()).doing("reading shared memory")?;
         Ok(Step::new(
             "odd-size",
             "An allocation of an odd size",
@@ -103,25 +76,21 @@ impl Opener<'_> {
     }
 
     /// Opens memory whose contents are still to come.
-    fn early(&self, exporter: &mut Peer, teller: &mut Teller) -> Result<Step, Failure> {
+    fn early(&self, exporter: &mut Peer) -> Result<Step, Failure> {
         let step = Step::new(
             "too-early",
             "A handle opened before the memory was filled",
             "A handle says nothing about work. The filling is enqueued, and held back here by a stream memory \
              operation so that there is no luck in it; the reader needs an order of its own: an event, or a timeline.",
         );
-        exporter.say(Wish::Enqueue, &[])?;
-        if let Err(why) = exporter.hear::<Done>(teller)? {
+        if let Err(why) = exporter.ask::<Done>(Command::Enqueue)? {
             return Ok(step.untried(Some(WAITS), why));
         }
         let mapping = self.open(&self.offer.late, BYTES);
-        let read = |mapping: &IpcMapping| {
-            first_byte(self.gpu, mapping.as_slice()).map_err(copy_failed("reading shared memory"))
-        };
+        let read = |mapping: &IpcMapping| first_byte(self.gpu, mapping.as_slice()).doing("reading shared memory");
         let before = mapping.as_ref().map(read);
         // The exporter's stream waits: first let it go on, then look at what went wrong here.
-        exporter.say(Wish::Finish, &[])?;
-        let done: Done = exporter.hear(teller)?;
+        let done: Done = exporter.ask(Command::Finish)?;
         let before = match before {
             Ok(before) => before?,
             Err(_) => return mapping.map(|_| step),
@@ -202,9 +171,9 @@ impl Opener<'_> {
 }
 
 /// How far the codes of all refusals tell the reasons apart.
-fn codes(teller: &Teller) -> Step {
+fn codes(steps: &[Step]) -> Step {
     let mut reasons: Vec<(CuResult, Vec<&str>)> = Vec::new();
-    for step in teller.steps() {
+    for step in steps {
         let Some(code) = step.refusal.map(CuResult) else { continue };
         match reasons.iter_mut().find(|(known, _)| *known == code) {
             Some((_, ids)) => ids.push(&step.id),

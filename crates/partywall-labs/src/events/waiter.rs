@@ -1,68 +1,31 @@
-//! The waiter: waits for the recorder's work by event and by timeline, in time and too early, and says which beliefs
+//! The waiter: waits for the recorder's work by event and by timeline, in time and too early, and says which claims
 //! held.
 
-use std::{
-    os::fd::AsFd,
-    thread,
-    time::{Duration, Instant},
-};
+use std::{mem, os::fd::AsFd};
 
-use partywall::{
-    Error, ErrorKind, Gpu, IpcEvent, IpcEventHandle, Timeline,
-    cuda::{Access, Mapping, PhysicalMemory, Stream, StreamRef},
-};
+use super::*;
 
-use super::{
-    BELIEFS, Behind, CANCEL, Enqueued, HOST_WAITS, Hello, LAB, MOMENT, Meet, NEXT_RECORD, NOT_YET, Over, POLLING,
-    ROUNDS, Ready, SLOW, TIMELINE, TIMEOUT, TITLE, Wish,
-};
-use crate::{
-    Context, Options,
-    broker::{self, Broker},
-    clock::{Moment, millis, short},
-    device::{self, Chosen, copy_failed, failed},
-    failure::Failure,
-    peer::Peer,
-    step::{Belief, Step},
-    teller::Teller,
-};
-
-/// Plays the role, and ends the lab.
-pub(super) fn run(
-    context: &Context,
-    options: &Options,
-    mut recorder: Peer,
-    teller: &mut Teller,
-) -> Result<(), Failure> {
-    let hello: Hello = recorder.hear(teller)?;
-    let theirs = || hello.uuid.parse().map(Chosen::Uuid).unwrap_or(Chosen::Ordinal(0));
-    let gpu = device::open(options.device.unwrap_or_else(theirs))?;
-    teller.header(TITLE, &gpu).map_err(failed("asking about the GPU"))?;
-    let memory = PhysicalMemory::import(gpu.context(), recorder.take_fd()?.as_fd(), hello.bytes);
-    let memory = memory.map_err(failed("importing memory"))?;
-    let mapping = Mapping::new(memory, Access::ReadWrite).map_err(failed("mapping memory"))?;
-
-    let broker = Broker::start(context, LAB)?;
-    recorder.say(Meet { socket: broker.socket().to_owned() }, &[])?;
-    let domain = broker::connect(broker.socket())?;
-    let Ready { events } = recorder.hear(teller)?;
-    let timeline = domain.timeline(TIMELINE)?;
+pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
+    let gpu = session.gpu();
+    let mut recorder = session.partner();
+    let Offer { bytes, events } = recorder.hear()?;
+    let memory = PhysicalMemory::import(gpu.context(), recorder.take_fd()?.as_fd(), bytes);
+    let mapping = Mapping::new(memory.doing("importing memory")?, Access::ReadWrite).doing("mapping memory")?;
+    let timeline = session.domain().timeline(TIMELINE)?;
     // Before anything waits.
     gpu.kernels()?;
-    let stream = Stream::new(gpu.context()).map_err(failed("making a stream"))?;
+    let stream = Stream::new(gpu.context()).doing("making a stream")?;
     let obstacle = device::streams_cannot_wait(&gpu);
-    broker::make_ready(&domain, &stream);
+    broker::prepare(session.domain(), &stream);
     let mut waiter = Waiter { gpu: &gpu, mapping, stream, timeline, recorder, obstacle };
 
-    if let Err(failure) = waiter.make_all(events, teller) {
+    if let Err(failure) = waiter.make_all(session, events) {
         // If the recorder has died, a stream may wait for its event for ever, and dropping memory waits for streams.
-        std::mem::forget(waiter);
-        std::mem::forget((domain, gpu));
+        mem::forget(waiter);
+        mem::forget((session.domain().clone(), gpu));
         return Err(failure);
     }
-    waiter.recorder.say(Wish::End, &[])?;
     waiter.recorder.end();
-    teller.conclude(&BELIEFS);
     Ok(())
 }
 
@@ -87,17 +50,16 @@ struct Waited {
 }
 
 impl Waiter<'_> {
-    fn make_all(&mut self, events: Result<Vec<Vec<u8>>, String>, teller: &mut Teller) -> Result<(), Failure> {
-        self.by_event(events, teller)?;
+    fn make_all(&mut self, session: &Session, events: Result<Vec<Vec<u8>>, String>) -> Result<(), Failure> {
+        self.by_event(session, events)?;
         for experiment in [Self::in_time, Self::early, Self::on_the_host, Self::in_vain] {
-            let step = experiment(self, teller)?;
-            teller.tell(step);
+            session.tell(experiment(self)?)?;
         }
         Ok(())
     }
 
     /// The three steps with events.
-    fn by_event(&mut self, events: Result<Vec<Vec<u8>>, String>, teller: &mut Teller) -> Result<(), Failure> {
+    fn by_event(&mut self, session: &Session, events: Result<Vec<Vec<u8>>, String>) -> Result<(), Failure> {
         let opened = events.and_then(|handles| {
             let open = |handle: Vec<u8>| {
                 let bytes = <[u8; 64]>::try_from(handle).map_err(|_| "a handle has 64 bytes".to_owned())?;
@@ -111,13 +73,12 @@ impl Waiter<'_> {
             Err(why) => Err(why.clone()),
         };
         for experiment in [Self::event_in_time, Self::event_early, Self::event_again] {
-            let step = experiment(self, &opened, teller)?;
-            teller.tell(step);
+            session.tell(experiment(self, &opened)?)?;
         }
         Ok(())
     }
 
-    fn event_in_time(&mut self, events: &Result<[&IpcEvent; 2], String>, teller: &mut Teller) -> Result<Step, Failure> {
+    fn event_in_time(&mut self, events: &Result<[&IpcEvent; 2], String>) -> Result<Step, Failure> {
         let step = Step::new(
             "event",
             "The stream waits for an event that was recorded behind the work",
@@ -129,15 +90,15 @@ impl Waiter<'_> {
             Err(why) => return Ok(step.untried(Some(HOST_WAITS), why)),
         };
         self.clear()?;
-        if let Err(why) = self.work(Behind::Event(0), teller)? {
+        if let Err(why) = self.work(Behind::Event(0))? {
             return Ok(step.untried(Some(HOST_WAITS), why));
         }
         let waited = self.wait(|stream| event.wait(stream))?;
-        self.finish(teller)?;
+        self.finish()?;
         Ok(waited.in_time(step))
     }
 
-    fn event_early(&mut self, events: &Result<[&IpcEvent; 2], String>, teller: &mut Teller) -> Result<Step, Failure> {
+    fn event_early(&mut self, events: &Result<[&IpcEvent; 2], String>) -> Result<Step, Failure> {
         let step = Step::new(
             "event-early",
             "The stream waits for an event that nothing was recorded in yet",
@@ -145,12 +106,12 @@ impl Waiter<'_> {
              no error, and reads what was there before. So a message \"I have recorded\" has to come first.",
         );
         match events {
-            Ok([_, event]) => self.too_early(step, NEXT_RECORD, event, 1, teller),
+            Ok([_, event]) => self.too_early(step, NEXT_RECORD, event, 1),
             Err(why) => Ok(step.untried(Some(NEXT_RECORD), why)),
         }
     }
 
-    fn event_again(&mut self, events: &Result<[&IpcEvent; 2], String>, teller: &mut Teller) -> Result<Step, Failure> {
+    fn event_again(&mut self, events: &Result<[&IpcEvent; 2], String>) -> Result<Step, Failure> {
         let step = Step::new(
             "event-again",
             "The stream waits for the second record of the first event, too early",
@@ -158,36 +119,29 @@ impl Waiter<'_> {
              say which record is meant.",
         );
         match events {
-            Ok([event, _]) => self.too_early(step, ROUNDS, event, 0, teller),
+            Ok([event, _]) => self.too_early(step, ROUNDS, event, 0),
             Err(why) => Ok(step.untried(Some(ROUNDS), why)),
         }
     }
 
     /// Waits for an event before it is recorded.
-    fn too_early(
-        &mut self,
-        step: Step,
-        belief: Belief,
-        event: &IpcEvent,
-        index: usize,
-        teller: &mut Teller,
-    ) -> Result<Step, Failure> {
+    fn too_early(&mut self, step: Step, claim: Claim, event: &IpcEvent, index: usize) -> Result<Step, Failure> {
         self.clear()?;
         let enqueued = self.enqueue(|stream| event.wait(stream))?;
         // Should it wait after all, the recorder's work ends that.
         let went_on = self.ends(SLOW)?;
         let found = if went_on { Some(self.new_bytes()?) } else { None };
-        let worked = self.work(Behind::Event(index), teller)?;
-        self.finish(teller)?;
+        let worked = self.work(Behind::Event(index))?;
+        self.finish()?;
         self.ends(TIMEOUT)?;
         if let Err(why) = worked {
-            return Ok(step.untried(Some(belief), why));
+            return Ok(step.untried(Some(claim), why));
         }
         Ok(step
             .value("waited on the stream", if went_on { "not at all" } else { "until the record came" })
             .value("enqueuing the wait, and work", short(enqueued))
             .value("the work behind the wait found", bytes_text(found == Some(true)))
-            .says(belief, !went_on)
+            .says(claim, !went_on)
             .judge(
                 found == Some(false),
                 "it waited for nothing: old bytes, and no error",
@@ -195,7 +149,7 @@ impl Waiter<'_> {
             ))
     }
 
-    fn in_time(&mut self, teller: &mut Teller) -> Result<Step, Failure> {
+    fn in_time(&mut self) -> Result<Step, Failure> {
         let step = Step::new(
             "timeline",
             "The stream waits for a value that was signalled behind the work",
@@ -206,15 +160,15 @@ impl Waiter<'_> {
             return Ok(step.untried(Some(HOST_WAITS), why));
         }
         self.clear()?;
-        if let Err(why) = self.work(Behind::Signal(1), teller)? {
+        if let Err(why) = self.work(Behind::Signal(1))? {
             return Ok(step.untried(Some(HOST_WAITS), why));
         }
         let waited = self.wait(|stream| self.timeline.wait_on(stream, 1))?;
-        self.finish(teller)?;
+        self.finish()?;
         Ok(waited.in_time(step))
     }
 
-    fn early(&mut self, teller: &mut Teller) -> Result<Step, Failure> {
+    fn early(&mut self) -> Result<Step, Failure> {
         let step = Step::new(
             "timeline-early",
             "The stream waits for a value before the work is even launched",
@@ -228,14 +182,14 @@ impl Waiter<'_> {
         let began = Moment::now();
         let enqueuing = self.enqueue(|stream| self.timeline.wait_on(stream, 2))?;
         let waits = !self.ends(MOMENT)?;
-        if let Err(why) = self.work(Behind::Signal(2), teller)? {
+        if let Err(why) = self.work(Behind::Signal(2))? {
             // Nobody would end the wait.
             self.timeline.abandon()?;
             return Ok(step.untried(Some(NOT_YET), why));
         }
         let ended = self.ends(TIMEOUT)?;
         let waited = Moment::now().since(began);
-        self.finish(teller)?;
+        self.finish()?;
         let new = ended && self.new_bytes()?;
         Ok(step
             .value("enqueuing the wait, and work", short(enqueuing))
@@ -247,7 +201,7 @@ impl Waiter<'_> {
     }
 
     /// The host sleeps until the value is reached.
-    fn on_the_host(&mut self, teller: &mut Teller) -> Result<Step, Failure> {
+    fn on_the_host(&mut self) -> Result<Step, Failure> {
         let step = Step::new(
             "timeline-host",
             "The host waits for a value",
@@ -261,13 +215,13 @@ impl Waiter<'_> {
         let mut waits = Vec::new();
         for behind in [Behind::Signal(3), Behind::SignalAndWake(4)] {
             let (Behind::Signal(value) | Behind::SignalAndWake(value)) = behind else { continue };
-            if let Err(why) = self.work(behind, teller)? {
+            if let Err(why) = self.work(behind)? {
                 return Ok(step.untried(Some(POLLING), why));
             }
             let began = Moment::now();
             let waited = self.timeline.wait(value, TIMEOUT);
             let woken = Moment::now();
-            let ended = self.finish(teller)?;
+            let ended = self.finish()?;
             waits.push((waited, woken.since(began), woken.since(ended)));
         }
         let mut step = step;
@@ -281,7 +235,7 @@ impl Waiter<'_> {
     }
 
     /// Waits for what never comes.
-    fn in_vain(&mut self, _: &mut Teller) -> Result<Step, Failure> {
+    fn in_vain(&mut self) -> Result<Step, Failure> {
         const NEVER: u64 = 1 << 40;
         let step = Step::new(
             "timeline-limit",
@@ -317,16 +271,13 @@ impl Waiter<'_> {
     }
 
     /// Has the recorder enqueue its work; why it could not.
-    fn work(&mut self, behind: Behind, teller: &mut Teller) -> Result<Enqueued, Failure> {
-        self.recorder.say(Wish::Work(behind), &[])?;
-        self.recorder.hear(teller)
+    fn work(&mut self, behind: Behind) -> Result<Enqueued, Failure> {
+        self.recorder.ask(Command::Work(behind))
     }
 
     /// Waits until the recorder's host has seen that its work is done; when that was.
-    fn finish(&mut self, teller: &mut Teller) -> Result<Moment, Failure> {
-        self.recorder.say(Wish::Finish, &[])?;
-        let Over { at } = self.recorder.hear(teller)?;
-        Ok(at)
+    fn finish(&mut self) -> Result<Moment, Failure> {
+        self.recorder.ask(Command::Finish)
     }
 
     /// Enqueues a wait, and behind it the doubling of the memory; how long that took.
@@ -335,7 +286,7 @@ impl Waiter<'_> {
         let began = Moment::now();
         wait(stream)?;
         let double = self.gpu.kernels()?.enqueue_double(stream, self.mapping.as_slice());
-        double.map_err(copy_failed("doubling by a kernel"))?;
+        double.doing("doubling by a kernel")?;
         Ok(Moment::now().since(began))
     }
 
@@ -358,7 +309,7 @@ impl Waiter<'_> {
     fn ends(&self, limit: Duration) -> Result<bool, Failure> {
         let deadline = Instant::now() + limit;
         loop {
-            let done = self.stream.as_ref().is_done().map_err(failed("working behind a wait"))?;
+            let done = self.stream.as_ref().is_done().doing("working behind a wait")?;
             if done || Instant::now() > deadline {
                 return Ok(done);
             }
@@ -369,7 +320,7 @@ impl Waiter<'_> {
     /// Whether the memory is what the recorder's work leaves, doubled.
     fn new_bytes(&self) -> Result<bool, Failure> {
         let bad = self.gpu.kernels()?.verify(self.gpu.stream(), self.mapping.as_slice(), 2);
-        Ok(bad.map_err(copy_failed("checking by a kernel"))?.is_none())
+        Ok(bad.doing("checking by a kernel")?.is_none())
     }
 }
 

@@ -1,16 +1,10 @@
 //! PNG and JPEG files.
 
-use std::{
-    fs,
-    io::Cursor,
-    path::{Path, PathBuf},
-};
+use std::{io::Cursor, path::Path};
 
 use image::{DynamicImage, ImageFormat, ImageReader, Rgba, RgbaImage};
-use partywall::ErrorKind;
 
-use super::pixels::Size;
-use crate::failure::Failure;
+use super::*;
 
 /// An image, row by row, with four bytes a pixel.
 #[derive(Debug)]

@@ -12,25 +12,35 @@ mod pixels;
 mod stages;
 mod watcher;
 
-use std::{path::PathBuf, time::Duration};
+use std::{fs, path::PathBuf};
 
-use clap::{Args, ValueEnum};
-use partywall::{DType, Domain, Place, Policy, Sample, Subscriber, Topic};
-use serde::{Deserialize, Serialize};
+use clap::{Args, ValueEnum, value_parser};
+use partywall::{DType, Loan, Policy, Publisher, Sample, Subscriber, Topic, cuda::DeviceBuffer};
 
-use self::pixels::Size;
-use super::{MemoryOptions, step::Belief, teller::Teller};
-use crate::{Context, failure::Failure};
+use self::{
+    files::Picture,
+    pixels::{Size, blur, resize},
+};
+use crate::prelude::*;
 
-pub(super) const TITLE: &str = "three processes decode, blur and encode images, and one may be killed";
+pub(super) static LAB: Lab = Lab {
+    name: "pipeline",
+    about: "Three processes decode, blur and encode images, and one may be killed",
+    title: "three processes decode, blur and encode images, and one may be killed",
+    on_host: true,
+    broker: true,
+    options: Order::augment_args,
+    roles: &[
+        Role::hidden("decode", |session| stages::play(Stage::Decode, session)),
+        Role::hidden("filter", |session| stages::play(Stage::Filter, session)),
+        Role::hidden("encode", |session| stages::play(Stage::Encode, session)),
+    ],
+    observer: Role::hidden("watcher", watcher::play),
+    claims: CLAIMS,
+};
 
-pub(super) const ROLES: [&str; 4] = ["decode", "filter", "encode", "watcher"];
-
-/// Its arguments.
 #[derive(Debug, Args)]
-pub(super) struct Arguments {
-    #[command(flatten)]
-    options: MemoryOptions,
+struct Order {
     /// A folder with PNG and JPEG files [default: the lab paints some]
     #[arg(long, value_name = "FOLDER")]
     images: Option<PathBuf>,
@@ -38,19 +48,17 @@ pub(super) struct Arguments {
     #[arg(long, value_name = "FOLDER")]
     out: Option<PathBuf>,
     /// How many frames go through: the images, again and again
-    #[arg(long, value_name = "N", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 120, value_parser = value_parser!(u64).range(1..))]
     frames: u64,
     /// How wide results are at most, in pixels
-    #[arg(long, value_name = "PIXELS", default_value_t = 320, value_parser = clap::value_parser!(u32).range(1..=8192))]
+    #[arg(long, value_name = "PIXELS", default_value_t = 320, value_parser = value_parser!(u32).range(1..=8192))]
     width: u32,
     /// How far the blur reaches, in pixels
-    #[arg(long, value_name = "PIXELS", default_value_t = 3, value_parser = clap::value_parser!(u32).range(0..=64))]
+    #[arg(long, value_name = "PIXELS", default_value_t = 3, value_parser = value_parser!(u32).range(0..=64))]
     radius: u32,
     /// Kill this stage (SIGKILL) in the middle, and start it again
     #[arg(long, value_name = "STAGE")]
     kill: Option<Stage>,
-    #[arg(hide = true)]
-    role: Option<Stage>,
 }
 
 /// A process of the pipeline.
@@ -68,26 +76,13 @@ impl Stage {
     const ALL: [Self; 3] = [Self::Decode, Self::Filter, Self::Encode];
 
     fn name(self) -> &'static str {
-        ROLES[self as usize]
-    }
-}
-
-/// Runs it.
-pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
-    let output = context.console;
-    match arguments.role {
-        Some(stage) => stages::run(stage, &mut Teller::new(output, LAB, stage.name(), false)),
-        None => {
-            let place = context.place(arguments.options.device)?;
-            watcher::run(context, arguments, place, &mut Teller::new(output, LAB, "watcher", true))
-        }
+        LAB.roles[self as usize].name
     }
 }
 
 /// What a stage has to do.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct Meet {
-    socket: PathBuf,
+struct Job {
     files: Vec<PathBuf>,
     out: PathBuf,
     frames: u64,
@@ -97,30 +92,12 @@ struct Meet {
     unwritten: u64,
 }
 
-impl Meet {
+impl Job {
     /// Where a frame comes from.
     fn file(&self, frame: u64) -> &PathBuf {
         &self.files[(frame % self.files.len() as u64) as usize]
     }
 }
-
-/// A stage is ready, and what process it is.
-#[derive(Debug, Serialize, Deserialize)]
-struct Hello {
-    pid: u32,
-}
-
-/// A stage has come to its end.
-#[derive(Debug, Serialize, Deserialize)]
-struct Done;
-
-/// The encoder has written a frame.
-#[derive(Debug, Serialize, Deserialize)]
-struct Written {
-    frame: u64,
-}
-
-const LAB: &str = "pipeline";
 
 /// The topics, and how many frames each keeps.
 const FRAMES: &str = "frames";
@@ -130,24 +107,16 @@ const DEPTH: u32 = 4;
 /// A wait that must end: far more than it takes, also on a slow day.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-const FALLS: Belief = belief("falls", "A pipeline falls with any of its stages.");
-const AGAIN: Belief = belief("again", "What a killed stage was working on is done again.");
-const PIXELS: Belief = belief("pixels", "A GPU and a CPU come to different pixels.");
-
-const BELIEFS: [Belief; 3] = [FALLS, AGAIN, PIXELS];
-
-const fn belief(id: &'static str, text: &'static str) -> Belief {
-    Belief { id, text }
+claims! {
+    FALLS = "falls": "A pipeline falls with any of its stages.",
+    AGAIN = "again": "What a killed stage was working on is done again.",
+    PIXELS = "pixels": "A GPU and a CPU come to different pixels.",
 }
 
 /// Makes a topic for images of at most so many bytes.
-fn create(domain: &Domain, name: &str, bytes: u64, place: Place) -> Result<Topic, Failure> {
-    let topic = domain.topic(name).max_bytes(bytes).dtype(DType::U8).depth(DEPTH).place(place);
+fn create(session: &Session, name: &str, bytes: u64) -> Result<Topic, Failure> {
+    let topic = session.domain().topic(name).max_bytes(bytes).dtype(DType::U8).depth(DEPTH).place(session.place);
     Ok(topic.publishers(2).subscribers(2).create()?)
-}
-
-fn open(domain: &Domain, name: &str) -> Result<Topic, Failure> {
-    Ok(domain.topic(name).timeout(TIMEOUT).open()?)
 }
 
 /// From what is still there on.
@@ -167,8 +136,4 @@ fn frame_of(sample: &Sample) -> Result<u64, Failure> {
 
 fn size_of(sample: &Sample) -> Result<Size, Failure> {
     Size::of(sample.shape()).ok_or_else(|| unexpected("a frame is no image"))
-}
-
-fn unexpected(what: &str) -> Failure {
-    Failure::new(partywall::ErrorKind::CheckFailed, what, "start the lab again; if it comes again, report it")
 }

@@ -1,86 +1,55 @@
 //! The three stages. Each knows by itself where to begin: behind the newest frame that it, or the one that was killed in
 //! its place, has published.
 
-use std::{
-    thread,
-    time::{Duration, Instant},
-};
+use partywall::cuda::experiment::{Image, Images};
 
-use partywall::{
-    DType, Error, Gpu, Loan, Place, Publisher, Sample, Topic,
-    cuda::{
-        DeviceBuffer, Stream,
-        experiment::{Image, Images},
-    },
-    error::InvalidData,
-};
+use super::*;
 
-use super::{
-    Done, FRAMES, Hello, Meet, RESULTS, Stage, TIMEOUT, Written,
-    files::{self, Picture},
-    frame_of, next_frame, open,
-    pixels::{Size, blur, resize},
-    size_of, subscribe,
-};
-use crate::{
-    broker,
-    clock::spread,
-    device::{copy_failed, failed},
-    failure::Failure,
-    peer::Peer,
-    step::Step,
-    teller::Teller,
-};
-
-/// Plays a stage, as a child of the watcher.
-pub(super) fn run(stage: Stage, teller: &mut Teller) -> Result<(), Failure> {
-    let mut peer = Peer::on_standard_input("watcher")?;
-    play(stage, &mut peer, teller).map_err(|failure| peer.give_up(failure))
-}
-
-fn play(stage: Stage, peer: &mut Peer, teller: &mut Teller) -> Result<(), Failure> {
-    let meet: Meet = peer.hear(teller)?;
-    let domain = broker::connect(&meet.socket)?;
+/// Plays a stage. It says when it is ready, and when it has come to its end; the encoder, between, each frame that it has
+/// written.
+pub(super) fn play(stage: Stage, session: &mut Session) -> Result<(), Failure> {
+    let job: Job = session.parent().hear()?;
+    let open = |name| session.domain().topic(name).timeout(TIMEOUT).open();
     let times = match stage {
         Stage::Decode => {
-            let frames = open(&domain, FRAMES)?;
-            peer.say(Hello { pid: std::process::id() }, &[])?;
-            decode(&meet, &frames)?
+            let frames = open(FRAMES)?;
+            session.parent().say(())?;
+            decode(&job, &frames)?
         }
         Stage::Filter => {
-            let frames = open(&domain, FRAMES)?;
-            let results = open(&domain, RESULTS)?;
+            let frames = open(FRAMES)?;
+            let results = open(RESULTS)?;
             let gpu = match results.place() {
                 Place::Host => None,
-                Place::Gpu(uuid) => Some(domain.gpu(uuid)?),
+                Place::Gpu(uuid) => Some(session.domain().gpu(uuid)?),
             };
-            let filter = Filter::new(&meet, gpu.as_deref(), results.max_bytes())?;
-            peer.say(Hello { pid: std::process::id() }, &[])?;
+            let filter = Filter::new(&job, gpu.as_deref(), results.max_bytes())?;
+            session.parent().say(())?;
             filter.run(&frames, &results)?
         }
         Stage::Encode => {
-            let results = open(&domain, RESULTS)?;
-            peer.say(Hello { pid: std::process::id() }, &[])?;
-            encode(&meet, &results, peer)?
+            let results = open(RESULTS)?;
+            session.parent().say(())?;
+            encode(&job, &results, session.parent())?
         }
     };
-    peer.tell(teller, describe(stage, &times))?;
-    peer.say(Done, &[])
+    session.tell(describe(stage, &times))?;
+    session.parent().say(())
 }
 
-fn decode(meet: &Meet, frames: &Topic) -> Result<Vec<Duration>, Failure> {
+fn decode(job: &Job, frames: &Topic) -> Result<Vec<Duration>, Failure> {
     let publisher = frames.publisher()?;
     let mut times = Vec::new();
-    for frame in next_frame(frames)?..meet.frames {
+    for frame in next_frame(frames)?..job.frames {
         let start = Instant::now();
-        let picture = files::decode(meet.file(frame))?;
+        let picture = files::decode(job.file(frame))?;
         let mut loan = loan(&publisher, frame, picture.size)?;
         if frames.place() == Place::Host {
             loan.as_mut_slice::<u8>()?.copy_from_slice(&picture.pixels);
         } else {
             let range = loan.device()?;
             let copied = range.gpu().stream().copy_from_host(range.as_slice(), &picture.pixels);
-            copied.map_err(copy_failed("writing a frame"))?;
+            copied.doing("writing a frame")?;
         }
         times.push(start.elapsed());
         await_listener(frames)?;
@@ -91,7 +60,7 @@ fn decode(meet: &Meet, frames: &Topic) -> Result<Vec<Duration>, Failure> {
 
 /// Makes results of frames.
 struct Filter<'a> {
-    meet: &'a Meet,
+    job: &'a Job,
     device: Option<Device>,
 }
 
@@ -103,17 +72,18 @@ struct Device {
     small: DeviceBuffer,
 }
 
+impl Device {
+    fn new(gpu: &Gpu, most: u64) -> Result<Self, CudaError> {
+        let context = gpu.context();
+        let small = DeviceBuffer::new(context, most)?;
+        Ok(Self { stream: Stream::new(context)?, images: Images::load(context)?, small })
+    }
+}
+
 impl<'a> Filter<'a> {
-    fn new(meet: &'a Meet, gpu: Option<&Gpu>, most: u64) -> Result<Self, Failure> {
-        let device = gpu.map(|gpu| {
-            let context = gpu.context();
-            Ok(Device {
-                stream: Stream::new(context)?,
-                images: Images::load(context)?,
-                small: DeviceBuffer::new(context, most)?,
-            })
-        });
-        Ok(Self { meet, device: device.transpose().map_err(failed("loading kernels"))? })
+    fn new(job: &'a Job, gpu: Option<&Gpu>, most: u64) -> Result<Self, Failure> {
+        let device = gpu.map(|gpu| Device::new(gpu, most)).transpose().doing("loading kernels")?;
+        Ok(Self { job, device })
     }
 
     fn run(&self, frames: &Topic, results: &Topic) -> Result<Vec<Duration>, Failure> {
@@ -122,7 +92,7 @@ impl<'a> Filter<'a> {
         let first = next_frame(results)?;
         let subscriber = subscribe(frames)?;
         let mut done = first;
-        while done < self.meet.frames {
+        while done < self.job.frames {
             let sample = subscriber.recv(TIMEOUT)?;
             let frame = frame_of(&sample)?;
             done = frame + 1;
@@ -131,7 +101,7 @@ impl<'a> Filter<'a> {
             }
             let start = Instant::now();
             let size = size_of(&sample)?;
-            let loan = loan(&publisher, frame, size.at_most(self.meet.width))?;
+            let loan = loan(&publisher, frame, size.at_most(self.job.width))?;
             await_listener(results)?;
             match &self.device {
                 None => self.on_host(sample, size, loan)?,
@@ -140,17 +110,17 @@ impl<'a> Filter<'a> {
             times.push(start.elapsed());
         }
         if let Some(device) = &self.device {
-            device.stream.synchronize().map_err(failed("running kernels"))?;
+            device.stream.synchronize().doing("running kernels")?;
         }
         Ok(times)
     }
 
     fn on_host(&self, sample: Sample, from: Size, mut loan: Loan) -> Result<(), Failure> {
-        let size = from.at_most(self.meet.width);
+        let size = from.at_most(self.job.width);
         let mut small = vec![0; size.bytes() as usize];
         resize(sample.as_slice::<u8>()?, from, &mut small, size);
         drop(sample);
-        blur(&small, loan.as_mut_slice::<u8>()?, size, self.meet.radius);
+        blur(&small, loan.as_mut_slice::<u8>()?, size, self.job.radius);
         loan.filled().publish(TIMEOUT).map_err(|refused| refused.error)?;
         Ok(())
     }
@@ -158,14 +128,14 @@ impl<'a> Filter<'a> {
     /// Nobody waits for the GPU here: the next stage's stream does.
     fn on_device(&self, device: &Device, sample: Sample, from: Size, mut loan: Loan) -> Result<(), Failure> {
         let stream = device.stream.as_ref();
-        let size = from.at_most(self.meet.width);
+        let size = from.at_most(self.job.width);
         let image = |pixels, size: Size| Image { pixels, width: size.width, height: size.height };
         let small = image(device.small.as_slice(), size);
         let enqueued = device.images.enqueue_resize(stream, image(sample.device_on(stream)?.as_slice(), from), small);
-        enqueued.map_err(copy_failed("launching a kernel"))?;
+        enqueued.doing("launching a kernel")?;
         let blurred = image(loan.device()?.as_slice(), size);
-        let enqueued = device.images.enqueue_blur(stream, small, blurred, self.meet.radius);
-        enqueued.map_err(copy_failed("launching a kernel"))?;
+        let enqueued = device.images.enqueue_blur(stream, small, blurred, self.job.radius);
+        enqueued.doing("launching a kernel")?;
         loan.rests_on(&sample)?;
         loan.filled().publish_on(stream, TIMEOUT).map_err(|refused| refused.error)?;
         sample.release_on(stream).map_err(|refused| refused.error)?;
@@ -173,39 +143,36 @@ impl<'a> Filter<'a> {
     }
 }
 
-fn encode(meet: &Meet, results: &Topic, peer: &Peer) -> Result<Vec<Duration>, Failure> {
+fn encode(job: &Job, results: &Topic, watcher: &Peer) -> Result<Vec<Duration>, Failure> {
     let subscriber = subscribe(results)?;
-    let mut done = meet.unwritten;
+    let mut done = job.unwritten;
     let mut times = Vec::new();
-    while done < meet.frames {
+    while done < job.frames {
         let sample = subscriber.recv(TIMEOUT)?;
         let frame = frame_of(&sample)?;
         done = done.max(frame + 1);
-        if frame < meet.unwritten {
+        if frame < job.unwritten {
             continue;
         }
         let start = Instant::now();
         let pixels = match pixels_of(&sample) {
-            // Whoever made it was killed before its kernels had run.
-            Err(failure)
-                if matches!(
-                    sample.check(),
-                    Err(Error::InvalidData(InvalidData::SampleFailed { .. } | InvalidData::SampleTainted { .. }))
-                ) =>
-            {
-                drop(failure);
-                continue;
-            }
+            // The filter was killed before its kernels had run.
+            Err(_) if never_made(&sample) => continue,
             pixels => pixels?,
         };
-        let path = meet.out.join(meet.file(frame).file_name().unwrap_or_default());
+        let path = job.out.join(job.file(frame).file_name().unwrap_or_default());
         let size = size_of(&sample)?;
         sample.release()?;
         files::write(&path, &files::encode(&path, Picture { size, pixels })?)?;
         times.push(start.elapsed());
-        peer.say(Written { frame }, &[])?;
+        watcher.say(frame)?;
     }
     Ok(times)
+}
+
+fn never_made(sample: &Sample) -> bool {
+    use partywall::error::InvalidData::{SampleFailed, SampleTainted};
+    matches!(sample.check(), Err(Error::InvalidData(SampleFailed { .. } | SampleTainted { .. })))
 }
 
 /// The bytes of a result, when the GPU is done with it.
@@ -213,7 +180,7 @@ fn pixels_of(sample: &Sample) -> Result<Vec<u8>, Failure> {
     let Some(gpu) = sample.gpu() else { return Ok(sample.bytes()?.to_vec()) };
     let range = sample.device_on(gpu.stream())?;
     let mut pixels = vec![0; range.as_slice().len() as usize];
-    gpu.stream().copy_to_host(&mut pixels, range.as_slice()).map_err(copy_failed("reading a result"))?;
+    gpu.stream().copy_to_host(&mut pixels, range.as_slice()).doing("reading a result")?;
     sample.check()?;
     Ok(pixels)
 }

@@ -1,63 +1,43 @@
 //! The holder: takes blocks, writes into them, and hands them over.
 
-use std::thread;
+use super::*;
 
-use super::{Hello, LAB, MOMENT, Meet, Offered, Ready, TIMEOUT, TITLE, Wish, fill, open};
-use crate::{Context, MemoryOptions, broker, failure::Failure, peer::Peer, step::Step, teller::Teller};
-
-/// Plays the role.
-pub(super) fn run(context: &Context, options: &MemoryOptions, teller: &mut Teller) -> Result<(), Failure> {
-    let place = context.place(options.device)?;
-    let hello = Hello { pid: std::process::id(), place: place.to_string() };
-    if options.on_standard_input {
-        let mut peer = Peer::on_standard_input("taker")?;
-        return play(hello, &mut peer, teller).map_err(|failure| peer.give_up(failure));
-    }
-    teller.header_at(TITLE, place)?;
-    let mut peer = Peer::meet(context, LAB, "taker", teller)?;
-    play(hello, &mut peer, teller).map_err(|failure| peer.give_up(failure))?;
-    teller.remark("The taker has seen enough, and says which beliefs held.");
-    Ok(())
-}
-
-fn play(hello: Hello, peer: &mut Peer, teller: &mut Teller) -> Result<(), Failure> {
-    peer.say(hello, &[])?;
-    let Meet { socket } = peer.hear(teller)?;
-    let pool = open(&broker::connect(&socket)?)?;
-    peer.say(Ready, &[])?;
+pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
+    // The taker makes it; opening waits until it is there.
+    let pool = session.domain().pool(POOL).timeout(TIMEOUT).open()?;
     let mut kept = Vec::new();
     let mut told = false;
-    loop {
-        match peer.hear(teller)? {
-            Wish::End => return Ok(()),
-            Wish::Offer(mark) => {
+    while let Some(command) = session.parent().next()? {
+        match command {
+            Command::Offer(mark) => {
                 let mut block = pool.alloc(TIMEOUT)?;
                 fill(&mut block, pool.place(), mark)?;
                 let shown = format!("{}, generation {}", block.index(), block.generation());
                 let reference = block.offer()?.to_string();
-                if !std::mem::replace(&mut told, true) {
-                    peer.tell(teller, describe(shown, mark, &reference))?;
+                if !mem::replace(&mut told, true) {
+                    session.tell(describe(shown, mark, &reference))?;
                 }
-                peer.say(Offered { reference }, &[])?;
+                session.parent().say(reference)?;
             }
-            Wish::TakeAll(mark) => {
+            Command::TakeAll(mark) => {
                 while let Some(mut block) = pool.try_alloc()? {
                     fill(&mut block, pool.place(), mark)?;
                     kept.push(block);
                 }
-                peer.say(Ready, &[])?;
+                session.parent().say(())?;
             }
-            Wish::GiveOneBack => {
-                peer.say(Ready, &[])?;
+            Command::GiveOneBack => {
+                session.parent().say(())?;
                 thread::sleep(MOMENT);
                 drop(kept.pop());
             }
-            Wish::GiveAllBack => {
+            Command::GiveAllBack => {
                 kept.clear();
-                peer.say(Ready, &[])?;
+                session.parent().say(())?;
             }
         }
     }
+    Ok(())
 }
 
 fn describe(block: String, mark: u8, reference: &str) -> Step {

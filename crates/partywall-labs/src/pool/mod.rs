@@ -8,94 +8,47 @@
 mod holder;
 mod taker;
 
-use std::{path::PathBuf, time::Duration};
+use std::mem;
 
-use clap::{Args, Subcommand};
-use partywall::{Block, Domain, Place, Pool};
-use serde::{Deserialize, Serialize};
+use partywall::{Block, BlockRef, Pool, error::Gone};
 
-use super::{MemoryOptions, device, peer::Peer, step::Belief, teller::Teller};
-use crate::{Context, failure::Failure};
+use crate::prelude::*;
 
-pub(super) const TITLE: &str = "blocks that processes take, hand over, and lose by dying";
+pub(super) static LAB: Lab = Lab {
+    name: "pool",
+    about: "Blocks that processes take, hand over, and lose by dying",
+    title: "blocks that processes take, hand over, and lose by dying",
+    on_host: true,
+    broker: true,
+    options: |command| command,
+    roles: &[Role::new(
+        "holder",
+        "Take blocks, write into them, and hand them over",
+        "The taker has seen enough, and says which beliefs held.",
+        holder::play,
+    )],
+    observer: Role::new(
+        "taker",
+        "Take over what is handed over, kill another holder, and say what came of it",
+        "",
+        taker::play,
+    ),
+    claims: CLAIMS,
+};
 
-pub(super) const ROLES: [&str; 2] = ["holder", "taker"];
-
-/// Its arguments.
-#[derive(Debug, Args)]
-pub(super) struct Arguments {
-    #[command(flatten)]
-    options: MemoryOptions,
-    #[command(subcommand)]
-    role: Option<Role>,
-}
-
-#[derive(Debug, Clone, Copy, Subcommand)]
-enum Role {
-    /// Take blocks, write into them, and hand them over
-    Holder,
-    /// Take over what is handed over, kill another holder, and say what came of it
-    Taker,
-}
-
-/// Runs it.
-pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
-    let Arguments { options, role } = arguments;
-    let output = context.console;
-    match role {
-        Some(Role::Holder) => holder::run(context, options, &mut Teller::new(output, LAB, "holder", false)),
-        Some(Role::Taker) => {
-            let mut teller = Teller::new(output, LAB, "taker", false);
-            taker::run(context, Peer::find(context, LAB, "holder")?, &mut teller)
-        }
-        None => {
-            let mut teller = Teller::new(output, LAB, "taker", true);
-            let place = context.place(options.device)?;
-            taker::run(context, Peer::spawn(LAB, "holder", &place.to_string())?, &mut teller)
-        }
-    }
-}
-
-/// What the holder says first.
-#[derive(Debug, Serialize, Deserialize)]
-struct Hello {
-    pid: u32,
-    /// Where the blocks shall be.
-    place: String,
-}
-
-/// Where the broker is. The pool is there.
-#[derive(Debug, Serialize, Deserialize)]
-struct Meet {
-    socket: PathBuf,
-}
-
-/// What was wished for is done.
-#[derive(Debug, Serialize, Deserialize)]
-struct Ready;
-
-/// What the taker wants next.
+/// What the taker wants next. What has no other answer is answered when it is done.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-enum Wish {
-    /// A block with this in each byte, handed over; answered by [`Offered`]. The first is told.
+enum Command {
+    /// A block with this in each byte, handed over; answered by its reference, which is all that another process
+    /// needs. The first is told.
     Offer(u8),
-    /// All blocks there are, with this in each byte; answered by [`Ready`]. They are kept.
+    /// All blocks there are, with this in each byte. They are kept.
     TakeAll(u8),
-    /// One of those is given back, in a moment; answered by [`Ready`] before it is.
+    /// One of those is given back, in a moment; answered before it is.
     GiveOneBack,
-    /// All of those are given back; answered by [`Ready`].
+    /// All of those are given back.
     GiveAllBack,
-    /// End.
-    End,
 }
-
-/// A block was handed over: the reference is all that another process needs.
-#[derive(Debug, Serialize, Deserialize)]
-struct Offered {
-    reference: String,
-}
-
-const LAB: &str = "pool";
 
 /// The pool, and its blocks.
 const POOL: &str = "blocks";
@@ -115,20 +68,12 @@ const MOMENT: Duration = Duration::from_millis(100);
 /// A wait that must end: far more than it takes, also on a slow day.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-const ASKS: Belief = belief("asks", "Who wants memory has to ask a driver or a server for it.");
-const COPIED: Belief = belief("copied", "What is handed to another process is copied.");
-const STALE: Belief = belief("stale", "An old reference leads to what somebody else has written since.");
-const TWICE: Belief = belief("twice", "What is handed over once can be taken by two.");
-const LOST: Belief = belief("lost", "The blocks of a killed process are lost.");
-
-const BELIEFS: [Belief; 5] = [ASKS, COPIED, STALE, TWICE, LOST];
-
-const fn belief(id: &'static str, text: &'static str) -> Belief {
-    Belief { id, text }
-}
-
-fn open(domain: &Domain) -> Result<Pool, Failure> {
-    Ok(domain.pool(POOL).timeout(TIMEOUT).open()?)
+claims! {
+    ASKS = "asks": "Who wants memory has to ask a driver or a server for it.",
+    COPIED = "copied": "What is handed to another process is copied.",
+    STALE = "stale": "An old reference leads to what somebody else has written since.",
+    TWICE = "twice": "What is handed over once can be taken by two.",
+    LOST = "lost": "The blocks of a killed process are lost.",
 }
 
 /// Writes every byte of a block, and returns when it is done.
@@ -147,5 +92,5 @@ fn first_byte(block: &Block, place: Place) -> Result<u8, Failure> {
         return Ok(block.bytes()?[0]);
     }
     let range = block.device()?;
-    device::first_byte(range.gpu(), range.as_slice()).map_err(device::copy_failed("reading a block"))
+    device::first_byte(range.gpu(), range.as_slice()).doing("reading a block")
 }

@@ -1,57 +1,30 @@
-//! The taker: takes over blocks, tries what must not work, kills a holder, and says which beliefs held.
+//! The taker: takes over blocks, tries what must not work, kills a holder, and says which claims held.
 
-use std::time::{Duration, Instant};
+use super::*;
 
-use partywall::{Block, BlockRef, Error, ErrorKind, Pool, error::Gone};
-
-use super::{
-    ASKS, BELIEFS, BLOCK_BYTES, BLOCKS, COPIED, Hello, LAB, LOST, MARK, MOMENT, Meet, OTHER_MARK, Offered, PAIRS, POOL,
-    QUESTIONS, Ready, STALE, TIMEOUT, TITLE, TWICE, Wish, fill, first_byte,
-};
-use crate::{
-    Context,
-    broker::{self, Broker},
-    clock::millis,
-    failure::Failure,
-    peer::Peer,
-    step::Step,
-    teller::Teller,
-};
-
-/// Plays the role, and ends the lab.
-pub(super) fn run(context: &Context, mut holder: Peer, teller: &mut Teller) -> Result<(), Failure> {
-    let hello: Hello = holder.hear(teller)?;
-    let choice = hello.place.parse().map_err(|_| unexpected("the holder named no place"))?;
-    let place = context.place(choice)?;
-    teller.header_at(TITLE, place)?;
-    let broker = Broker::start(context, LAB)?;
-    let domain = broker::connect(broker.socket())?;
-    let pool = domain.pool(POOL).blocks(BLOCKS).block_bytes(BLOCK_BYTES).place(place).create()?;
-    let meet = Meet { socket: broker.socket().to_owned() };
-    holder.say(&meet, &[])?;
-    let Ready = holder.hear(teller)?;
-    let mut taker = Taker { pool, holder, meet };
+pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
+    let pool = session.domain().pool(POOL).blocks(BLOCKS).block_bytes(BLOCK_BYTES).place(session.place).create()?;
+    let holder = session.partner();
+    let mut taker = Taker { session, pool, holder };
     for experiment in
         [Taker::alloc, Taker::hand_over, Taker::take_twice, Taker::stale, Taker::exhausted, Taker::killed, Taker::whole]
     {
-        let step = experiment(&mut taker, teller)?;
-        teller.tell(step);
+        let step = experiment(&mut taker)?;
+        taker.session.tell(step)?;
     }
-    taker.holder.say(Wish::End, &[])?;
     taker.holder.end();
-    teller.conclude(&BELIEFS);
     Ok(())
 }
 
-struct Taker {
+struct Taker<'a> {
+    session: &'a Session,
     pool: Pool,
     /// It may have a terminal of its own, and is not killed.
     holder: Peer,
-    meet: Meet,
 }
 
-impl Taker {
-    fn alloc(&mut self, _: &mut Teller) -> Result<Step, Failure> {
+impl Taker<'_> {
+    fn alloc(&mut self) -> Result<Step, Failure> {
         let block = self.pool.alloc(TIMEOUT)?;
         let before = (block.index(), block.generation());
         block.release()?;
@@ -82,8 +55,8 @@ impl Taker {
         .judge(before != after, "a block that is taken again has another generation", "a generation came twice"))
     }
 
-    fn hand_over(&mut self, teller: &mut Teller) -> Result<Step, Failure> {
-        let (text, reference) = self.offer(teller)?;
+    fn hand_over(&mut self) -> Result<Step, Failure> {
+        let (text, reference) = self.offer()?;
         let mut block = self.pool.accept(&reference)?;
         let found = first_byte(&block, self.pool.place())?;
         // It is ours now, to write as well.
@@ -102,8 +75,8 @@ impl Taker {
         .judge(right, "the bytes of the other process, in place", "other bytes than those that were written"))
     }
 
-    fn take_twice(&mut self, teller: &mut Teller) -> Result<Step, Failure> {
-        let (_, reference) = self.offer(teller)?;
+    fn take_twice(&mut self) -> Result<Step, Failure> {
+        let (_, reference) = self.offer()?;
         let block = self.pool.accept(&reference)?;
         let second = self.pool.accept(&reference);
         let step = Step::new(
@@ -117,12 +90,11 @@ impl Taker {
         Ok(refusal(step, &second, |step, refused| step.says(TWICE, !refused)))
     }
 
-    fn stale(&mut self, teller: &mut Teller) -> Result<Step, Failure> {
-        let (_, reference) = self.offer(teller)?;
+    fn stale(&mut self) -> Result<Step, Failure> {
+        let (_, reference) = self.offer()?;
         self.pool.accept(&reference)?.release()?;
         let free = self.pool.accept(&reference);
-        self.holder.say(Wish::TakeAll(OTHER_MARK), &[])?;
-        let Ready = self.holder.hear(teller)?;
+        self.holder.ask::<()>(Command::TakeAll(OTHER_MARK))?;
         let others = self.pool.accept(&reference);
         let step = Step::new(
             "stale",
@@ -135,11 +107,10 @@ impl Taker {
         Ok(refusal(step, &others, |step, refused| step.says(STALE, !refused)))
     }
 
-    fn exhausted(&mut self, teller: &mut Teller) -> Result<Step, Failure> {
+    fn exhausted(&mut self) -> Result<Step, Failure> {
         let at_once = self.pool.try_alloc()?;
         let limited = self.pool.alloc(MOMENT);
-        self.holder.say(Wish::GiveOneBack, &[])?;
-        let Ready = self.holder.hear(teller)?;
+        self.holder.ask::<()>(Command::GiveOneBack)?;
         let start = Instant::now();
         let waited = self.pool.alloc(TIMEOUT).map(|block| (block.index(), start.elapsed()));
         let right = at_once.is_none() && matches!(limited, Err(Error::Timeout { .. })) && waited.is_ok();
@@ -157,15 +128,10 @@ impl Taker {
         .judge(right, "it says so, or waits", "a block came that is not there, or none came that is"))
     }
 
-    fn killed(&mut self, teller: &mut Teller) -> Result<Step, Failure> {
-        self.holder.say(Wish::GiveAllBack, &[])?;
-        let Ready = self.holder.hear(teller)?;
-        let mut victim = Peer::spawn(LAB, "holder", &self.pool.place().to_string())?;
-        let hello: Hello = victim.hear(teller)?;
-        victim.say(&self.meet, &[])?;
-        let Ready = victim.hear(teller)?;
-        victim.say(Wish::TakeAll(MARK), &[])?;
-        let Ready = victim.hear(teller)?;
+    fn killed(&mut self) -> Result<Step, Failure> {
+        self.holder.ask::<()>(Command::GiveAllBack)?;
+        let mut victim = self.session.spawn("holder")?;
+        victim.ask::<()>(Command::TakeAll(MARK))?;
         let held = BLOCKS - self.pool.stats().free;
         victim.kill();
         let start = Instant::now();
@@ -179,17 +145,17 @@ impl Taker {
             "The broker waits until the process is proved dead, for a settle time of 100 ms, and gives its blocks to whoever \
              waits. On a GPU under MPS they are kept until somebody vouches for it: work of the dead may still write.",
         )
-        .value("killed", format!("process {}, with {held} of {BLOCKS} blocks", hello.pid))
+        .value("killed", format!("process {}, with {held} of {BLOCKS} blocks", victim.pid))
         .value("one of them is here after", if came { millis(time) } else { "never".into() })
         .says(LOST, !came)
         .judge(came && held == BLOCKS, "they come back", "they do not come back"))
     }
 
-    fn whole(&mut self, _: &mut Teller) -> Result<Step, Failure> {
+    fn whole(&mut self) -> Result<Step, Failure> {
         let deadline = Instant::now() + TIMEOUT;
         // The last blocks of the dead may come a moment after the first.
         while self.pool.stats().free < BLOCKS && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(1));
+            thread::sleep(Duration::from_millis(1));
         }
         let free = self.pool.stats().free;
         Ok(Step::new("whole", "What is left", "Each block is free, or somebody's who lives.")
@@ -198,9 +164,8 @@ impl Taker {
     }
 
     /// A block from the holder.
-    fn offer(&mut self, teller: &mut Teller) -> Result<(String, BlockRef), Failure> {
-        self.holder.say(Wish::Offer(MARK), &[])?;
-        let Offered { reference } = self.holder.hear(teller)?;
+    fn offer(&mut self) -> Result<(String, BlockRef), Failure> {
+        let reference: String = self.holder.ask(Command::Offer(MARK))?;
         let parsed = reference.parse().map_err(|_| unexpected("the holder sent no reference"))?;
         Ok((reference, parsed))
     }
@@ -221,8 +186,4 @@ fn answer(result: &Result<Block, Error>) -> String {
 
 fn name(error: Error) -> String {
     error.to_string()
-}
-
-fn unexpected(what: &str) -> Failure {
-    Failure::new(ErrorKind::CheckFailed, what, "start the lab again; if it comes again, report it")
 }

@@ -1,65 +1,28 @@
-//! The reader: receives by each policy, checks every number, kills a writer, and says which beliefs held.
+//! The reader: receives by each policy, checks every number, kills a writer, and says which claims held.
 
-use std::time::Instant;
+use super::*;
 
-use partywall::{Error, ErrorKind, Place, Policy, Sample, Subscriber, Topic};
-
-use super::{
-    BELIEFS, BRAKE, DEPTH, HISTORY, Hello, LAB, LATE, MOMENT, Meet, NUMBERS, Published, SLOWED, TIMEOUT, TITLE, TORN,
-    UNNOTICED, Wish, create,
-    numbers::{Numbers, Pattern},
-};
-use crate::{
-    Context,
-    broker::{self, Broker},
-    device::copy_failed,
-    failure::Failure,
-    peer::Peer,
-    step::Step,
-    teller::Teller,
-};
-
-/// What shall be streamed.
-#[derive(Debug)]
-pub(super) struct Order {
-    pub(super) pattern: Pattern,
-    pub(super) messages: u64,
-}
-
-/// Plays the role, and ends the lab.
-pub(super) fn run(context: &Context, order: Order, mut writer: Peer, teller: &mut Teller) -> Result<(), Failure> {
-    let hello: Hello = writer.hear(teller)?;
-    let choice = hello.place.parse().map_err(|_| unexpected("the writer named no place"))?;
-    let place = context.place(choice)?;
-    teller.header_at(TITLE, place)?;
-    let broker = Broker::start(context, LAB)?;
-    let topic = create(&broker::connect(broker.socket())?, place)?;
-    let meet = Meet { socket: broker.socket().to_owned(), pattern: order.pattern };
-    greet(&mut writer, &meet, teller)?;
-    let mut reader = Reader { topic, place, writer, meet, messages: order.messages };
+pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
+    let Order { pattern, messages } = session.options()?;
+    let topic = session.domain().topic(RING).max_bytes(NUMBERS * 8).dtype(DTYPE).depth(DEPTH).place(session.place);
+    let topic = topic.create()?;
+    let mut writer = session.partner();
+    writer.ask::<()>(&pattern)?;
+    let mut reader = Reader { session, topic, writer, pattern, messages };
     for experiment in [Reader::stream, Reader::slow_block, Reader::slow_latest, Reader::late, Reader::killed] {
-        let step = experiment(&mut reader, teller)?;
-        teller.tell(step);
+        let step = experiment(&mut reader)?;
+        reader.session.tell(step)?;
     }
-    reader.writer.say(Wish::End, &[])?;
     reader.writer.end();
-    teller.conclude(&BELIEFS);
     Ok(())
 }
 
-/// Has a writer open the ring.
-fn greet(writer: &mut Peer, meet: &Meet, teller: &mut Teller) -> Result<(), Failure> {
-    writer.say(meet, &[])?;
-    let Published { .. } = writer.hear(teller)?;
-    Ok(())
-}
-
-struct Reader {
+struct Reader<'a> {
+    session: &'a Session,
     topic: Topic,
-    place: Place,
     /// It may have a terminal of its own, and is not killed.
     writer: Peer,
-    meet: Meet,
+    pattern: Pattern,
     messages: u64,
 }
 
@@ -83,21 +46,21 @@ impl Checked {
     }
 }
 
-impl Reader {
-    fn stream(&mut self, teller: &mut Teller) -> Result<Step, Failure> {
+impl Reader<'_> {
+    fn stream(&mut self) -> Result<Step, Failure> {
         let subscriber = self.topic.subscriber(Policy::Block)?;
         let start = Instant::now();
-        self.writer.say(Wish::Messages(self.messages), &[])?;
+        self.writer.say(Command::Messages(self.messages))?;
         let mut seen = self.nothing_seen();
         for _ in 0..self.messages {
             self.check(subscriber.recv(TIMEOUT)?, &mut seen)?;
         }
         let time = start.elapsed().as_secs_f64();
-        let Published { .. } = self.writer.hear(teller)?;
+        let Published { .. } = self.writer.hear()?;
         let right = seen.is_right() && seen.missed == 0 && seen.messages == self.messages;
         Ok(Step::new(
             "stream",
-            format!("{} messages of {NUMBERS} numbers: {}", self.messages, self.meet.pattern),
+            format!("{} messages of {NUMBERS} numbers: {}", self.messages, self.pattern),
             "A message is written once, into a block of a pool, and read where it lies. What goes through the ring is the \
              number of the block. The reader computes each number itself, and compares.",
         )
@@ -108,10 +71,10 @@ impl Reader {
         .judge(right, "every number is right", "numbers are wrong, missing or out of order"))
     }
 
-    fn slow_block(&mut self, teller: &mut Teller) -> Result<Step, Failure> {
+    fn slow_block(&mut self) -> Result<Step, Failure> {
         let subscriber = self.topic.subscriber(Policy::Block)?;
-        self.writer.say(Wish::UntilFull, &[])?;
-        let Published { messages, refused } = self.writer.hear(teller)?;
+        self.writer.say(Command::UntilFull)?;
+        let Published { messages, refused } = self.writer.hear()?;
         let mut seen = self.nothing_seen();
         self.check_all(&subscriber, &mut seen)?;
         let right = seen.is_right() && seen.missed == 0 && seen.messages == messages && refused.is_some();
@@ -128,11 +91,11 @@ impl Reader {
         .judge(right, "the writer waits, and nothing is lost", "messages were lost"))
     }
 
-    fn slow_latest(&mut self, teller: &mut Teller) -> Result<Step, Failure> {
+    fn slow_latest(&mut self) -> Result<Step, Failure> {
         let subscriber = self.topic.subscriber(Policy::Latest)?;
         let messages = u64::from(DEPTH) * 10;
-        self.writer.say(Wish::Messages(messages), &[])?;
-        let Published { messages: published, .. } = self.writer.hear(teller)?;
+        self.writer.say(Command::Messages(messages))?;
+        let Published { messages: published, .. } = self.writer.hear()?;
         let mut seen = self.nothing_seen();
         self.check_all(&subscriber, &mut seen)?;
         let right = seen.is_right() && published == messages && seen.messages == 1 && seen.missed == messages - 1;
@@ -150,7 +113,7 @@ impl Reader {
         .judge(right, "the newest message, and how many are missing", "not the newest one, or the gap was not told"))
     }
 
-    fn late(&mut self, _: &mut Teller) -> Result<Step, Failure> {
+    fn late(&mut self) -> Result<Step, Failure> {
         let subscriber = self.topic.subscribe(Policy::Block).history(HISTORY).join()?;
         let mut seen = self.nothing_seen();
         self.check_all(&subscriber, &mut seen)?;
@@ -166,12 +129,11 @@ impl Reader {
         .judge(right, "as many as it has asked for", "fewer than it has asked for, or wrong ones"))
     }
 
-    fn killed(&mut self, teller: &mut Teller) -> Result<Step, Failure> {
-        let mut victim = Peer::spawn(LAB, "writer", &self.place.to_string())?;
-        let hello: Hello = victim.hear(teller)?;
-        greet(&mut victim, &self.meet, teller)?;
+    fn killed(&mut self) -> Result<Step, Failure> {
+        let mut victim = self.session.spawn("writer")?;
+        victim.ask::<()>(&self.pattern)?;
         let subscriber = self.topic.subscriber(Policy::Block)?;
-        victim.say(Wish::Endless, &[])?;
+        victim.say(Command::Endless)?;
         let mut seen = self.nothing_seen();
         for _ in 0..10 * DEPTH {
             self.check(subscriber.recv(TIMEOUT)?, &mut seen)?;
@@ -181,11 +143,11 @@ impl Reader {
         // Another one goes on, at once or after the proof of that death.
         let mut others = self.nothing_seen();
         let more = u64::from(DEPTH) * 10;
-        self.writer.say(Wish::Messages(more), &[])?;
+        self.writer.say(Command::Messages(more))?;
         for _ in 0..more {
             self.check(subscriber.recv(TIMEOUT)?, &mut others)?;
         }
-        let Published { .. } = self.writer.hear(teller)?;
+        let Published { .. } = self.writer.hear()?;
         let right = seen.is_right() && seen.missed == 0 && others.is_right() && others.missed == 0;
         Ok(Step::new(
             "killed",
@@ -193,7 +155,7 @@ impl Reader {
             "A message appears in the ring by one compare-and-swap. A writer that is killed before it leaves a block that \
              the broker takes back; killed after it, a message that is complete.",
         )
-        .value("killed", format!("process {}", hello.pid))
+        .value("killed", format!("process {}", victim.pid))
         .value("received of it", format!("{} messages, {} numbers wrong", seen.messages, seen.wrong))
         .value("then of the other writer", format!("{} messages, {} numbers wrong", others.messages, others.wrong))
         .says(TORN, !right)
@@ -201,7 +163,7 @@ impl Reader {
     }
 
     fn nothing_seen(&self) -> Checked {
-        let numbers = Numbers::of(&self.meet.pattern);
+        let numbers = Numbers::of(&self.pattern);
         Checked { numbers, next: None, messages: 0, wrong: 0, unordered: 0, missed: 0 }
     }
 
@@ -224,21 +186,17 @@ impl Reader {
         seen.unordered += u64::from(seen.next.is_some_and(|next| next + sample.missed() * NUMBERS != first));
         seen.next = Some(first + NUMBERS);
         let numbers = seen.numbers.from(first);
-        let wrong = if self.place == Place::Host {
+        let wrong = if self.session.place == Place::Host {
             sample.as_slice::<u64>()?.iter().zip(numbers).filter(|(found, number)| *found != number).count()
         } else {
             let gpu = sample.gpu().ok_or_else(|| unexpected("a message on no GPU"))?;
             let range = sample.device_on(gpu.stream())?;
             let mut bytes = vec![0; (NUMBERS * 8) as usize];
-            gpu.stream().copy_to_host(&mut bytes, range.as_slice()).map_err(copy_failed("reading a message"))?;
+            gpu.stream().copy_to_host(&mut bytes, range.as_slice()).doing("reading a message")?;
             let words = bytes.chunks_exact(8);
             words.zip(numbers).filter(|(found, number)| **found != number.to_le_bytes()).count()
         };
         seen.wrong += wrong as u64;
         Ok(sample.release()?)
     }
-}
-
-fn unexpected(what: &str) -> Failure {
-    Failure::new(ErrorKind::CheckFailed, what, "start the lab again; if it comes again, report it")
 }

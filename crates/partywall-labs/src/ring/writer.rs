@@ -1,54 +1,27 @@
 //! The writer: publishes messages full of numbers.
 
-use std::{
-    mem,
-    time::{Duration, Instant},
-};
+use super::*;
 
-use partywall::{Error, Place, Publisher, error::Busy};
-
-use super::{DTYPE, Hello, LAB, MOMENT, Meet, NUMBERS, Published, RING, TIMEOUT, TITLE, Wish, numbers::Numbers};
-use crate::{
-    Context, MemoryOptions, broker, clock::short, device::copy_failed, failure::Failure, peer::Peer, step::Step,
-    teller::Teller,
-};
-
-/// Plays the role.
-pub(super) fn run(context: &Context, options: &MemoryOptions, teller: &mut Teller) -> Result<(), Failure> {
-    let place = context.place(options.device)?;
-    let hello = Hello { pid: std::process::id(), place: place.to_string() };
-    if options.on_standard_input {
-        let mut peer = Peer::on_standard_input("reader")?;
-        return play(hello, place, &mut peer, teller).map_err(|failure| peer.give_up(failure));
-    }
-    teller.header_at(TITLE, place)?;
-    let mut peer = Peer::meet(context, LAB, "reader", teller)?;
-    play(hello, place, &mut peer, teller).map_err(|failure| peer.give_up(failure))?;
-    teller.remark("The reader has seen enough, and says which beliefs held.");
-    Ok(())
-}
-
-fn play(hello: Hello, place: Place, peer: &mut Peer, teller: &mut Teller) -> Result<(), Failure> {
-    peer.say(hello, &[])?;
-    let Meet { socket, pattern } = peer.hear(teller)?;
-    let topic = broker::connect(&socket)?.topic(RING).timeout(TIMEOUT).open()?;
-    let mut writer = Writer { publisher: topic.publisher()?, place, numbers: Numbers::of(&pattern) };
-    peer.say(Published { messages: 0, refused: None }, &[])?;
+pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
+    let pattern = session.parent().hear()?;
+    let topic = session.domain().topic(RING).timeout(TIMEOUT).open()?;
+    let mut writer = Writer { publisher: topic.publisher()?, place: session.place, numbers: Numbers::of(&pattern) };
+    session.parent().say(())?;
     let mut told = false;
-    loop {
-        let (most, timeout) = match peer.hear(teller)? {
-            Wish::End => return Ok(()),
-            Wish::Messages(messages) => (messages, TIMEOUT),
-            Wish::UntilFull => (u64::MAX, MOMENT),
-            Wish::Endless => (u64::MAX, TIMEOUT),
+    while let Some(command) = session.parent().next()? {
+        let (most, timeout) = match command {
+            Command::Messages(messages) => (messages, TIMEOUT),
+            Command::UntilFull => (u64::MAX, MOMENT),
+            Command::Endless => (u64::MAX, TIMEOUT),
         };
         let start = Instant::now();
         let published = writer.publish(most, timeout)?;
         if !mem::replace(&mut told, true) {
-            peer.tell(teller, describe(&published, start.elapsed()))?;
+            session.tell(describe(&published, start.elapsed()))?;
         }
-        peer.say(published, &[])?;
+        session.parent().say(published)?;
     }
+    Ok(())
 }
 
 struct Writer {
@@ -73,7 +46,7 @@ impl Writer {
                 let bytes: Vec<u8> = numbers.flat_map(u64::to_le_bytes).collect();
                 let range = loan.device()?;
                 let copied = range.gpu().stream().copy_from_host(range.as_slice(), &bytes);
-                copied.map_err(copy_failed("writing a message"))?;
+                copied.doing("writing a message")?;
             }
             match loan.filled().publish(timeout) {
                 Ok(_) => {}

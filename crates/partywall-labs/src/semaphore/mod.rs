@@ -8,87 +8,45 @@
 mod watcher;
 mod worker;
 
-use std::{path::PathBuf, time::Duration};
+use clap::{Args, value_parser};
+use partywall::{Permit, Semaphore};
 
-use clap::{Args, Subcommand, value_parser};
-use serde::{Deserialize, Serialize};
+use crate::prelude::*;
 
-use super::{Options, clock::Moment, device, peer::Peer, step::Belief, teller::Teller};
-use crate::{Context, failure::Failure};
+pub(super) static LAB: Lab = Lab {
+    name: "semaphore",
+    about: "Several processes, a few permits, and what becomes of those of the dead",
+    title: "several processes, a few permits, and what becomes of those of the dead",
+    on_host: false,
+    broker: true,
+    options: Workers::augment_args,
+    roles: &[Role::new(
+        "worker",
+        "Ask for permits, use the GPU with them, and give them back",
+        "The watcher has seen enough, and says which beliefs held.",
+        worker::play,
+    )],
+    observer: Role::new("watcher", "Watch the workers, kill two of them, and say what came of it", "", watcher::play),
+    claims: CLAIMS,
+};
 
-pub(super) const TITLE: &str = "several processes, a few permits, and what becomes of those of the dead";
-
-pub(super) const ROLES: [&str; 2] = ["worker", "watcher"];
-
-/// Its arguments.
 #[derive(Debug, Args)]
-pub(super) struct Arguments {
-    #[command(flatten)]
-    options: Options,
+struct Workers {
     /// How many workers there are, 3 to 32; the watcher starts those that are missing
     #[arg(long, global = true, value_name = "N", default_value_t = 4, value_parser = value_parser!(u8).range(3..=32))]
     workers: u8,
-    #[command(subcommand)]
-    role: Option<Role>,
 }
 
-#[derive(Debug, Clone, Copy, Subcommand)]
-enum Role {
-    /// Ask for permits, use the GPU with them, and give them back
-    Worker,
-    /// Watch the workers, kill two of them, and say what came of it
-    Watcher,
-}
-
-/// Runs it.
-pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
-    let Arguments { options, workers, role } = arguments;
-    let output = context.console;
-    match role {
-        Some(Role::Worker) => worker::run(context, options, &mut Teller::new(output, LAB, "worker", false)),
-        Some(Role::Watcher) => {
-            let mut teller = Teller::new(output, LAB, "watcher", false);
-            watcher::run(context, options, *workers, Peer::find(context, LAB, "worker")?, &mut teller)
-        }
-        None => {
-            let gpu = device::open(options.device())?;
-            let mut teller = Teller::new(output, LAB, "watcher", true);
-            let peer = Peer::spawn(LAB, "worker", &gpu.uuid().to_string())?;
-            watcher::run(context, options, *workers, peer, &mut teller)
-        }
-    }
-}
-
-/// What a worker says first.
-#[derive(Debug, Serialize, Deserialize)]
-struct Hello {
-    pid: u32,
-    uuid: String,
-}
-
-/// Where the broker is, and who the worker is among the others: the first one tells what it does.
-#[derive(Debug, Serialize, Deserialize)]
-struct Meet {
-    socket: PathBuf,
-    first: bool,
-}
-
-/// The worker has opened the semaphore.
-#[derive(Debug, Serialize, Deserialize)]
-struct Ready;
-
-/// What the watcher wants next.
+/// What the watcher wants next. What has no other answer is answered by nothing more than that it is done.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-enum Wish {
-    /// Some turns, one after the other; answered by a list of [`Turn`]s, which ends before one for which no permit came.
-    Turns(usize),
-    /// A permit, to be kept until the worker is killed; answered by [`Ready`].
+enum Command {
+    /// Some turns, one after the other, and whether to tell of them; answered by a list of [`Turn`]s, which ends before one for which no permit came.
+    Turns(usize, bool),
+    /// A permit, to be kept until the worker is killed.
     Keep,
-    /// A permit that a stream gives back, behind a slow kernel; answered by [`Handed`], and by [`Ready`] when the kernel
-    /// has ended.
+    /// A permit that a stream gives back, behind a slow kernel; answered by [`Handed`], and again when the
+    /// kernel has ended.
     OnStream,
-    /// End.
-    End,
 }
 
 /// A permit was had.
@@ -106,8 +64,6 @@ struct Handed {
     after: Moment,
 }
 
-const LAB: &str = "semaphore";
-
 /// The semaphore, and its permits.
 const SEMAPHORE: &str = "gpu";
 const PERMITS: u32 = 2;
@@ -123,14 +79,10 @@ const MOMENT: Duration = Duration::from_millis(100);
 /// A wait that must end: far more than it takes, also on a slow day.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-const NEVER_MORE: Belief = belief("never-more", "There are never more holders than permits.");
-const IN_TURN: Belief = belief("in-turn", "Who asks first gets a permit first.");
-const LOST: Belief = belief("lost", "The permit of a killed process is lost.");
-const STUCK: Belief = belief("stuck", "A process that is killed while it waits holds up those behind it.");
-const HOST_GIVES: Belief = belief("host-gives", "Only a host that has waited for the GPU can give a permit back.");
-
-const BELIEFS: [Belief; 5] = [NEVER_MORE, IN_TURN, LOST, STUCK, HOST_GIVES];
-
-const fn belief(id: &'static str, text: &'static str) -> Belief {
-    Belief { id, text }
+claims! {
+    NEVER_MORE = "never-more": "There are never more holders than permits.",
+    IN_TURN = "in-turn": "Who asks first gets a permit first.",
+    LOST = "lost": "The permit of a killed process is lost.",
+    STUCK = "stuck": "A process that is killed while it waits holds up those behind it.",
+    HOST_GIVES = "host-gives": "Only a host that has waited for the GPU can give a permit back.",
 }

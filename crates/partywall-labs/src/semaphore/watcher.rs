@@ -1,52 +1,19 @@
-//! The watcher: starts workers, takes permits away from them, kills two, and says which beliefs held.
+//! The watcher: starts workers, takes permits away from them, kills two, and says which claims held.
 
-use std::{
-    path::Path,
-    thread,
-    time::{Duration, Instant},
-};
+use super::*;
 
-use partywall::{Error, ErrorKind, Permit, Semaphore};
-
-use super::{
-    BELIEFS, HOST_GIVES, Handed, Hello, IN_TURN, LAB, LOST, MOMENT, Meet, NEVER_MORE, PERMITS, Ready, SEMAPHORE, SLOW,
-    STUCK, TIMEOUT, TITLE, TURNS, Turn, Wish,
-};
-use crate::{
-    Context, Options,
-    broker::{self, Broker},
-    clock::{Moment, millis, short, spread},
-    device::{self, Chosen, failed},
-    failure::Failure,
-    peer::Peer,
-    step::Step,
-    teller::Teller,
-};
-
-/// Plays the role, and ends the lab.
-pub(super) fn run(
-    context: &Context,
-    options: &Options,
-    workers: u8,
-    mut worker: Peer,
-    teller: &mut Teller,
-) -> Result<(), Failure> {
-    let hello: Hello = worker.hear(teller)?;
-    let theirs = || hello.uuid.parse().map(Chosen::Uuid).unwrap_or(Chosen::Ordinal(0));
-    let gpu = device::open(options.device.unwrap_or_else(theirs))?;
-    teller.header(TITLE, &gpu).map_err(failed("asking about the GPU"))?;
-    let broker = Broker::start(context, LAB)?;
-    let domain = broker::connect(broker.socket())?;
+pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
+    let Workers { workers } = session.options()?;
     let mut watcher = Watcher {
-        semaphore: domain.semaphore(SEMAPHORE, PERMITS)?,
-        workers: Vec::new(),
-        obstacle: device::streams_cannot_wait(&gpu),
+        semaphore: session.domain().semaphore(SEMAPHORE, PERMITS)?,
+        workers: vec![session.partner()],
+        obstacle: device::streams_cannot_wait(&session.gpu()),
     };
-    watcher.hire(worker, hello.pid, broker.socket(), teller)?;
     for _ in 1..workers {
-        let mut worker = Peer::spawn(LAB, "worker", &gpu.uuid().to_string())?;
-        let hello: Hello = worker.hear(teller)?;
-        watcher.hire(worker, hello.pid, broker.socket(), teller)?;
+        watcher.workers.push(session.spawn("worker")?);
+    }
+    for worker in &mut watcher.workers {
+        worker.hear::<()>()?;
     }
     for experiment in [
         Watcher::maximum,
@@ -55,65 +22,41 @@ pub(super) fn run(
         Watcher::killed_holder,
         Watcher::killed_waiter,
         Watcher::stream,
+        Watcher::whole,
     ] {
-        let step = experiment(&mut watcher, teller)?;
-        teller.tell(step);
+        session.tell(experiment(&mut watcher)?)?;
     }
-    teller.tell(watcher.whole());
-    for worker in watcher.workers {
-        worker.peer.say(Wish::End, &[])?;
-        worker.peer.end();
-    }
-    teller.conclude(&BELIEFS);
+    watcher.workers.into_iter().for_each(Peer::end);
     Ok(())
 }
 
 struct Watcher {
     semaphore: Semaphore,
     /// The first one may have a terminal of its own; those at the end are killed.
-    workers: Vec<Worker>,
+    workers: Vec<Peer>,
     /// Why streams cannot write words that others see here.
     obstacle: Option<String>,
 }
 
-struct Worker {
-    pid: u32,
-    peer: Peer,
+/// Asks a worker for one turn.
+fn ask(worker: &Peer) -> Result<(), Failure> {
+    worker.say(Command::Turns(1, false))
 }
 
-impl Worker {
-    /// Asks for one turn.
-    fn ask(&self) -> Result<(), Failure> {
-        self.peer.say(Wish::Turns(1), &[])
-    }
-
-    /// What came of the turns that were asked for.
-    fn turns(&mut self, teller: &mut Teller) -> Result<Vec<Turn>, Failure> {
-        self.peer.hear(teller)
-    }
-
-    /// What came of one turn, if a permit came.
-    fn turn(&mut self, teller: &mut Teller) -> Result<Option<Turn>, Failure> {
-        Ok(self.turns(teller)?.pop())
-    }
+/// Returns the turn that a worker was asked for, if a permit came.
+fn turn(worker: &mut Peer) -> Result<Option<Turn>, Failure> {
+    Ok(worker.hear::<Vec<Turn>>()?.pop())
 }
 
 impl Watcher {
-    fn hire(&mut self, mut peer: Peer, pid: u32, socket: &Path, teller: &mut Teller) -> Result<(), Failure> {
-        peer.say(Meet { socket: socket.to_owned(), first: self.workers.is_empty() }, &[])?;
-        let Ready = peer.hear(teller)?;
-        self.workers.push(Worker { pid, peer });
-        Ok(())
-    }
-
     /// All work at once.
-    fn maximum(&mut self, teller: &mut Teller) -> Result<Step, Failure> {
-        for worker in &self.workers {
-            worker.peer.say(Wish::Turns(TURNS), &[])?;
+    fn maximum(&mut self) -> Result<Step, Failure> {
+        for (index, worker) in self.workers.iter().enumerate() {
+            worker.say(Command::Turns(TURNS, index == 0))?;
         }
-        let mut turns = Vec::new();
+        let mut turns: Vec<Turn> = Vec::new();
         for worker in &mut self.workers {
-            turns.append(&mut worker.turns(teller)?);
+            turns.append(&mut worker.hear()?);
         }
         let most = most_at_once(&turns);
         let waited: Vec<_> = turns.iter().map(|turn| turn.got.since(turn.asked)).collect();
@@ -136,17 +79,17 @@ impl Watcher {
     }
 
     /// Each worker asks when the one before it waits.
-    fn order(&mut self, teller: &mut Teller) -> Result<Step, Failure> {
+    fn order(&mut self) -> Result<Step, Failure> {
         let mut all = self.take_all()?;
         for (index, worker) in self.workers.iter().enumerate() {
-            worker.ask()?;
+            ask(worker)?;
             self.wait_for_waiters(index + 1)?;
         }
         // One permit goes round, so that nobody gets his at the same moment as another.
         drop(all.pop());
         let mut got = Vec::new();
         for (index, worker) in self.workers.iter_mut().enumerate() {
-            got.extend(worker.turn(teller)?.map(|turn| (turn.got, index + 1)));
+            got.extend(turn(worker)?.map(|turn| (turn.got, index + 1)));
         }
         drop(all);
         got.sort_unstable();
@@ -166,7 +109,7 @@ impl Watcher {
     }
 
     /// Nobody waits longer than he wants to.
-    fn limit(&mut self, _: &mut Teller) -> Result<Step, Failure> {
+    fn limit(&mut self) -> Result<Step, Failure> {
         let all = self.take_all()?;
         let tried = self.semaphore.try_acquire()?;
         let began = Moment::now();
@@ -190,17 +133,15 @@ impl Watcher {
     }
 
     /// The last worker is killed while it has a permit.
-    fn killed_holder(&mut self, teller: &mut Teller) -> Result<Step, Failure> {
+    fn killed_holder(&mut self) -> Result<Step, Failure> {
         let mut victim = self.workers.pop().ok_or_else(|| unexpected("there is no worker to be killed"))?;
-        victim.peer.say(Wish::Keep, &[])?;
-        let Ready = victim.peer.hear(teller)?;
+        victim.ask::<()>(Command::Keep)?;
         let others = self.take_all_but(1)?;
-        let last = self.last()?;
-        last.ask()?;
+        ask(self.last()?)?;
         self.wait_for_waiters(1)?;
         let killed = Moment::now();
-        victim.peer.kill();
-        let turn = self.last_mut()?.turn(teller)?;
+        victim.kill();
+        let turn = turn(self.last()?)?;
         drop(others);
         Ok(Step::new(
             "killed",
@@ -215,18 +156,18 @@ impl Watcher {
     }
 
     /// The last worker is killed while it waits, in front of another one.
-    fn killed_waiter(&mut self, teller: &mut Teller) -> Result<Step, Failure> {
+    fn killed_waiter(&mut self) -> Result<Step, Failure> {
         let mut all = self.take_all()?;
         let mut victim = self.workers.pop().ok_or_else(|| unexpected("there is no worker to be killed"))?;
-        victim.peer.say(Wish::Keep, &[])?;
+        victim.say(Command::Keep)?;
         self.wait_for_waiters(1)?;
-        self.last()?.ask()?;
+        ask(self.last()?)?;
         self.wait_for_waiters(2)?;
-        victim.peer.kill();
+        victim.kill();
         let freed = Moment::now();
         // One, which is for the first place.
         drop(all.pop());
-        let turn = self.last_mut()?.turn(teller)?;
+        let turn = turn(self.last()?)?;
         drop(all);
         Ok(Step::new(
             "killed-waiting",
@@ -241,7 +182,7 @@ impl Watcher {
     }
 
     /// A permit that comes back when a kernel has ended.
-    fn stream(&mut self, teller: &mut Teller) -> Result<Step, Failure> {
+    fn stream(&mut self) -> Result<Step, Failure> {
         let step = Step::new(
             "stream",
             "A permit that a stream gives back",
@@ -253,12 +194,11 @@ impl Watcher {
         }
         let others = self.take_all_but(1)?;
         let worker = self.workers.first_mut().ok_or_else(|| unexpected("there is no worker"))?;
-        worker.peer.say(Wish::OnStream, &[])?;
-        let handed: Handed = worker.peer.hear(teller)?;
+        let handed: Handed = worker.ask(Command::OnStream)?;
         let permit = self.semaphore.acquire(TIMEOUT)?;
         let got = Moment::now();
         drop((permit, others));
-        let Ready = self.workers[0].peer.hear(teller)?;
+        self.workers[0].hear::<()>()?;
         let waited = got.since(handed.after);
         let right = waited > SLOW / 4;
         Ok(step
@@ -270,7 +210,7 @@ impl Watcher {
     }
 
     /// Nothing was lost.
-    fn whole(&self) -> Step {
+    fn whole(&mut self) -> Result<Step, Failure> {
         let free = self.semaphore.available();
         let waiting = self.semaphore.waiting();
         let step = Step::new(
@@ -278,11 +218,9 @@ impl Watcher {
             "What is left after all this",
             "Two workers are dead, one of them with a permit, one with a place in the queue.",
         );
-        step.value("free permits", format!("{free}, of {PERMITS}")).value("waiting", waiting.to_string()).judge(
-            free == PERMITS && waiting == 0,
-            "all permits are there, and nobody waits",
-            "something was lost",
-        )
+        let step = step.value("free permits", format!("{free}, of {PERMITS}")).value("waiting", waiting.to_string());
+        let right = free == PERMITS && waiting == 0;
+        Ok(step.judge(right, "all permits are there, and nobody waits", "something was lost"))
     }
 
     fn take_all(&self) -> Result<Vec<Permit>, Failure> {
@@ -306,21 +244,13 @@ impl Watcher {
         Ok(())
     }
 
-    fn last(&self) -> Result<&Worker, Failure> {
-        self.workers.last().ok_or_else(|| unexpected("there is no worker"))
-    }
-
-    fn last_mut(&mut self) -> Result<&mut Worker, Failure> {
+    fn last(&mut self) -> Result<&mut Peer, Failure> {
         self.workers.last_mut().ok_or_else(|| unexpected("there is no worker"))
     }
 }
 
 fn got_after(turn: Option<Turn>, since: Moment) -> String {
     turn.map_or_else(|| format!("never, within {} s", TIMEOUT.as_secs()), |turn| millis(turn.got.since(since)))
-}
-
-fn unexpected(what: &str) -> Failure {
-    Failure::new(ErrorKind::CheckFailed, what, "start the lab again; if it comes again, report it")
 }
 
 /// How many of the turns were at the same time, at most.

@@ -1,77 +1,46 @@
 //! A worker: asks for a permit, lets a kernel run while it has it, and gives it back.
 
-use std::{thread, time::Duration};
+use partywall::cuda::experiment::Delay;
 
-use partywall::{
-    Error, Semaphore,
-    cuda::{Stream, experiment::Delay},
-};
+use super::*;
 
-use super::{Handed, Hello, LAB, Meet, PERMITS, Ready, SEMAPHORE, SLOW, TIMEOUT, TITLE, TURNS, Turn, WORK, Wish};
-use crate::{
-    Context, Options, broker,
-    clock::{Moment, spread},
-    device::{self, failed},
-    failure::Failure,
-    peer::Peer,
-    step::Step,
-    teller::Teller,
-};
-
-/// Plays the role.
-pub(super) fn run(context: &Context, options: &Options, teller: &mut Teller) -> Result<(), Failure> {
-    if options.on_standard_input {
-        let mut peer = Peer::on_standard_input("watcher")?;
-        return play(options, &mut peer, teller).map_err(|failure| peer.give_up(failure));
-    }
-    let gpu = device::open(options.device())?;
-    teller.header(TITLE, &gpu).map_err(failed("asking about the GPU"))?;
-    let mut peer = Peer::meet(context, LAB, "watcher", teller)?;
-    play(options, &mut peer, teller).map_err(|failure| peer.give_up(failure))?;
-    teller.remark("The watcher has seen enough, and says which beliefs held.");
-    Ok(())
-}
-
-fn play(options: &Options, peer: &mut Peer, teller: &mut Teller) -> Result<(), Failure> {
-    let gpu = device::open(options.device())?;
-    peer.say(Hello { pid: std::process::id(), uuid: gpu.uuid().to_string() }, &[])?;
-    let Meet { socket, first } = peer.hear(teller)?;
-    let domain = broker::connect(&socket)?;
+pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
+    let gpu = session.gpu();
     let worker = Worker {
-        semaphore: domain.semaphore(SEMAPHORE, PERMITS)?,
-        stream: Stream::new(gpu.context()).map_err(failed("making a stream"))?,
-        delay: Delay::load(gpu.context()).map_err(failed("loading kernels"))?,
+        semaphore: session.domain().semaphore(SEMAPHORE, PERMITS)?,
+        stream: Stream::new(gpu.context()).doing("making a stream")?,
+        delay: Delay::load(gpu.context()).doing("loading kernels")?,
     };
-    peer.say(Ready, &[])?;
-    loop {
-        match peer.hear(teller)? {
-            Wish::End => return Ok(()),
-            Wish::Turns(count) => {
+    session.parent().say(())?;
+    while let Some(command) = session.parent().next()? {
+        match command {
+            Command::Turns(count, tell) => {
                 let turns = (0..count).map_while(|_| worker.turn().transpose()).collect::<Result<Vec<_>, _>>()?;
-                if first && count > 1 {
-                    peer.tell(teller, describe(&turns))?;
+                if tell {
+                    session.tell(describe(&turns))?;
                 }
-                peer.say(turns, &[])?;
+                session.parent().say(turns)?;
             }
-            Wish::Keep => {
+            Command::Keep => {
                 let permit = worker.semaphore.acquire(TIMEOUT)?;
-                peer.say(Ready, &[])?;
-                // Whoever asked for this kills this process.
+                session.parent().say(())?;
+                // The watcher kills this process.
                 thread::sleep(TIMEOUT);
                 drop(permit);
             }
-            Wish::OnStream => {
-                broker::make_ready(&domain, &worker.stream);
+            Command::OnStream => {
+                broker::prepare(session.domain(), &worker.stream);
                 let permit = worker.semaphore.acquire(TIMEOUT)?;
                 worker.work(SLOW)?;
                 let before = Moment::now();
                 permit.release_on(worker.stream.as_ref()).map_err(|refused| refused.error)?;
-                peer.say(Handed { before, after: Moment::now() }, &[])?;
-                worker.stream.synchronize().map_err(failed("running a kernel"))?;
-                peer.say(Ready, &[])?;
+                session.parent().say(Handed { before, after: Moment::now() })?;
+                worker.stream.synchronize().doing("running a kernel")?;
+                session.parent().say(())?;
             }
         }
     }
+    Ok(())
 }
 
 struct Worker {
@@ -90,14 +59,14 @@ impl Worker {
         };
         let got = Moment::now();
         self.work(WORK)?;
-        self.stream.synchronize().map_err(failed("running a kernel"))?;
+        self.stream.synchronize().doing("running a kernel")?;
         let gave = Moment::now();
         permit.release()?;
         Ok(Some(Turn { asked, got, gave }))
     }
 
     fn work(&self, time: Duration) -> Result<(), Failure> {
-        self.delay.enqueue(self.stream.as_ref(), time).map_err(failed("launching a kernel"))
+        self.delay.enqueue(self.stream.as_ref(), time).doing("launching a kernel")
     }
 }
 

@@ -1,89 +1,54 @@
 //! The exporter: memory without an address, two addresses for it, a file descriptor, and an end.
 
-use std::{
-    collections::BTreeMap,
-    os::fd::{AsFd, AsRawFd},
-    sync::Arc,
-};
+use std::os::fd::{AsFd, AsRawFd};
 
-use partywall::{
-    bytes,
-    cuda::{Access, CuResult, Mapping, PhysicalMemory, experiment},
-};
+use partywall::bytes;
 
-use super::{
-    COPY, Hello, LAB, Looked, ONE_ADDRESS, PARTS, Parcel, TITLE, WRITTEN, WRITTEN_BACK, Wish, beyond, counted,
-    open_files,
-};
-use crate::{
-    Context, Options,
-    device::{self, Gpu, access_name, copy_failed, failed, first_byte, kind_of},
-    failure::Failure,
-    peer::Peer,
-    step::{Step, code},
-    teller::Teller,
-};
+use super::*;
+use crate::device::{access_name, kind_of};
 
-/// Plays the role.
-pub(super) fn run(context: &Context, options: &Options, teller: &mut Teller) -> Result<(), Failure> {
-    if options.on_standard_input {
-        let mut peer = Peer::on_standard_input("import")?;
-        return play(options, &mut peer, teller).map_err(|failure| peer.give_up(failure));
-    }
-    let gpu = device::open(options.device())?;
-    teller.header(TITLE, &gpu).map_err(failed("asking about the GPU"))?;
-    let mut peer = Peer::meet(context, LAB, "import", teller)?;
-    play(options, &mut peer, teller).map_err(|failure| peer.give_up(failure))?;
-    teller.remark("This process ends now. The importer goes on, and says which beliefs held.");
-    Ok(())
-}
-
-fn play(options: &Options, peer: &mut Peer, teller: &mut Teller) -> Result<(), Failure> {
-    let gpu = device::open(options.device())?;
-    peer.say(Hello { pid: std::process::id(), uuid: gpu.uuid().to_string() }, &[])?;
+pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
+    let gpu = session.gpu();
     let (memory, step) = create(&gpu)?;
-    peer.tell(teller, step)?;
+    session.tell(step)?;
 
     let before = open_files();
-    peer.tell(teller, files_before(&before))?;
-    let descriptor = memory.export().map_err(failed("exporting memory"))?;
+    session.tell(files_before(&before))?;
+    let descriptor = memory.export().doing("exporting memory")?;
     let after = open_files();
-    peer.tell(teller, exported(&memory, descriptor.as_raw_fd(), &before, &after))?;
-    peer.tell(teller, files_after(&before, &after))?;
+    session.tell(exported(&memory, descriptor.as_raw_fd(), &before, &after))?;
+    session.tell(files_after(&before, &after))?;
 
     let first = map(&gpu, &memory)?;
     let second = map(&gpu, &memory)?;
     let title = "cuMemAddressReserve, cuMemMap, cuMemSetAccess: an address for it";
     let why = "Addresses are reserved first, then memory is put behind them, then each GPU gets the right to use them. Before \
          the last call every access is a fault.";
-    peer.tell(teller, mapped("map", title, why, &gpu, &first))?;
+    session.tell(mapped("map", title, why, &gpu, &first))?;
     let title = "The same three calls again: a second address";
     let why = "Each mapping is a reference of its own to the memory, with rights of its own.";
-    peer.tell(teller, mapped("map-again", title, why, &gpu, &second))?;
-    peer.tell(teller, two_addresses(&gpu, &first, &second)?)?;
+    session.tell(mapped("map-again", title, why, &gpu, &second))?;
+    session.tell(two_addresses(&gpu, &first, &second)?)?;
     for step in parts(&memory) {
-        peer.tell(teller, step)?;
+        session.tell(step)?;
     }
 
     let parcel = Parcel { bytes: memory.len(), address: first.device_ptr(), fd: descriptor.as_raw_fd() };
-    peer.tell(teller, send(&parcel))?;
-    peer.say(&parcel, &[descriptor.as_fd()])?;
+    session.tell(send(&parcel))?;
+    session.parent().say_with(&parcel, &[descriptor.as_fd()])?;
     drop(descriptor);
 
-    loop {
-        match peer.hear(teller)? {
-            Wish::End => return Ok(()),
-            Wish::Look => {
-                peer.tell(teller, look(&gpu, &first)?)?;
-                peer.say(Looked, &[])?;
-            }
-        }
+    // The importer has written.
+    while session.parent().next::<()>()?.is_some() {
+        session.tell(look(&gpu, &first)?)?;
+        session.parent().say(())?;
     }
+    Ok(())
 }
 
 fn create(gpu: &Gpu) -> Result<(Arc<PhysicalMemory>, Step), Failure> {
-    let granularity = PhysicalMemory::granularity(gpu.context()).map_err(failed("asking for the granularity"))?;
-    let memory = PhysicalMemory::create(gpu.context(), 2 * granularity).map_err(failed("creating memory"))?;
+    let granularity = PhysicalMemory::granularity(gpu.context()).doing("asking for the granularity")?;
+    let memory = PhysicalMemory::create(gpu.context(), 2 * granularity).doing("creating memory")?;
     let step = Step::new(
         "create",
         "cuMemCreate: memory without an address",
@@ -150,7 +115,7 @@ fn send(parcel: &Parcel) -> Step {
 }
 
 fn map(gpu: &Gpu, memory: &Arc<PhysicalMemory>) -> Result<Mapping, Failure> {
-    let mapping = Mapping::new(Arc::clone(memory), Access::ReadWrite).map_err(failed("mapping memory"))?;
+    let mapping = Mapping::new(Arc::clone(memory), Access::ReadWrite).doing("mapping memory")?;
     device::set(gpu, mapping.as_slice(), 0)?;
     Ok(mapping)
 }
@@ -168,7 +133,7 @@ pub(super) fn mapped(id: &str, title: &str, why: &str, gpu: &Gpu, mapping: &Mapp
 }
 
 fn two_addresses(gpu: &Gpu, first: &Mapping, second: &Mapping) -> Result<Step, Failure> {
-    let read = |mapping: &Mapping| first_byte(gpu, mapping.as_slice()).map_err(copy_failed("reading memory"));
+    let read = |mapping: &Mapping| first_byte(gpu, mapping.as_slice()).doing("reading memory");
     let before = read(second)?;
     device::set(gpu, first.as_slice(), WRITTEN)?;
     let after = read(second)?;
@@ -212,7 +177,7 @@ fn parts(memory: &PhysicalMemory) -> [Step; 2] {
 }
 
 fn look(gpu: &Gpu, mapping: &Mapping) -> Result<Step, Failure> {
-    let found = first_byte(gpu, mapping.as_slice()).map_err(copy_failed("reading memory"))?;
+    let found = first_byte(gpu, mapping.as_slice()).doing("reading memory")?;
     Ok(Step::new(
         "look",
         "What the exporter sees after the importer has written",

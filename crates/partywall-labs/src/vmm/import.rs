@@ -1,61 +1,36 @@
 //! The importer: a file descriptor becomes memory, and stays memory when its maker is gone.
 
-use std::{
-    os::fd::{AsFd, AsRawFd},
-    sync::Arc,
-};
+use std::os::fd::{AsFd, AsRawFd};
 
-use partywall::cuda::{Access, CuResult, Mapping, PhysicalMemory};
+use super::{export::mapped, *};
 
-use super::{
-    BELIEFS, CONSUMED, FD_HOLDS, Hello, Looked, MAKER, PASSED_ON, Parcel, SAME_ADDRESS, SAME_NUMBER, TITLE, WRITTEN,
-    WRITTEN_BACK, Wish, beyond, counted, export::mapped, open_files,
-};
-use crate::{
-    Options,
-    device::{self, Chosen, Gpu, copy_failed, failed, first_byte},
-    failure::Failure,
-    peer::{Peer, has_ended},
-    step::{Step, code},
-    teller::Teller,
-};
+pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
+    let gpu = session.gpu();
+    let mut exporter = session.partner();
+    let pid = exporter.pid;
+    let parcel: Parcel = exporter.hear()?;
+    let memory = import(session, &mut exporter, &parcel)?;
 
-/// Plays the role, and ends the lab.
-pub(super) fn run(options: &Options, mut exporter: Peer, teller: &mut Teller) -> Result<(), Failure> {
-    let hello: Hello = exporter.hear(teller)?;
-    let theirs = || hello.uuid.parse().map(Chosen::Uuid).unwrap_or(Chosen::Ordinal(0));
-    let gpu = device::open(options.device.unwrap_or_else(theirs))?;
-    teller.header(TITLE, &gpu).map_err(failed("asking about the GPU"))?;
-    let parcel: Parcel = exporter.hear(teller)?;
-    let memory = import(&gpu, &mut exporter, &parcel, teller)?;
-
-    let reading = Mapping::new(Arc::clone(&memory), Access::ReadOnly).map_err(failed("mapping memory"))?;
+    let reading = Mapping::new(Arc::clone(&memory), Access::ReadOnly).doing("mapping memory")?;
     let title = "The three calls in this process, for reading";
     let why = "The importer chooses its own rights: the hardware then stops its own mistakes, but the descriptor would have \
          let it write.";
-    teller.tell(mapped("map-here", title, why, &gpu, &reading));
-    teller.tell(read(&gpu, &reading, &parcel)?);
-    teller.tell(pass_on(&memory));
+    session.tell(mapped("map-here", title, why, &gpu, &reading))?;
+    session.tell(read(&gpu, &reading, &parcel)?)?;
+    session.tell(pass_on(&memory))?;
 
-    let writing = Mapping::new(memory, Access::ReadWrite).map_err(failed("mapping memory"))?;
+    let writing = Mapping::new(memory, Access::ReadWrite).doing("mapping memory")?;
     device::set(&gpu, writing.as_slice(), WRITTEN_BACK)?;
-    exporter.say(Wish::Look, &[])?;
-    let Looked = exporter.hear(teller)?;
+    exporter.ask::<()>(())?;
 
-    exporter.say(Wish::End, &[])?;
-    teller.tell(maker_gone(&gpu, &reading, hello.pid)?);
-    teller.tell(give_back(&gpu, [reading, writing]));
-    teller.conclude(&BELIEFS);
-    Ok(())
+    exporter.end();
+    session.tell(maker_gone(&gpu, &reading, pid)?)?;
+    session.tell(give_back(&gpu, [reading, writing]))
 }
 
 /// Receives the descriptor, imports it, and closes it.
-fn import(
-    gpu: &Gpu,
-    exporter: &mut Peer,
-    parcel: &Parcel,
-    teller: &mut Teller,
-) -> Result<Arc<PhysicalMemory>, Failure> {
+fn import(session: &Session, exporter: &mut Peer, parcel: &Parcel) -> Result<Arc<PhysicalMemory>, Failure> {
+    let gpu = session.gpu();
     let descriptor = exporter.take_fd()?;
     let number = descriptor.as_raw_fd();
     let link = open_files().remove(&number).unwrap_or_default();
@@ -64,15 +39,15 @@ fn import(
         "recvmsg: the descriptor arrives under a number of this process",
         "A number means something in one process only. What is the same is the open file behind it.",
     );
-    teller.tell(
+    session.tell(
         step.value("descriptor there, and here", format!("{}, {number}", parcel.fd))
             .value("/proc/self/fd", format!("{number} → {link}"))
             .says(SAME_NUMBER, number == parcel.fd)
             .judge(!link.is_empty(), "an open file of this process", "it cannot be seen in /proc/self/fd"),
-    );
+    )?;
 
     let memory = PhysicalMemory::import(gpu.context(), descriptor.as_fd(), parcel.bytes);
-    let memory = memory.map_err(failed("importing memory"))?;
+    let memory = memory.doing("importing memory")?;
     let with = open_files();
     let still_open = with.contains_key(&number);
     let step = Step::new(
@@ -81,12 +56,12 @@ fn import(
         "Only the descriptor is needed: any process that has it may import, of any user, in any container. Forgotten \
          copies of it keep the memory alive, so it is closed at once.",
     );
-    teller.tell(
+    session.tell(
         step.value("cuMemImportFromShareableHandle", format!("descriptor {number} → handle {:#x}", memory.as_raw()))
             .value(format!("descriptor {number} afterwards"), if still_open { "still open" } else { "closed" })
             .says(CONSUMED, !still_open)
             .judge(still_open, "imported; the descriptor is ours to close", "imported, and the descriptor is gone"),
-    );
+    )?;
 
     drop(descriptor);
     let without = open_files();
@@ -95,7 +70,7 @@ fn import(
         "The open files of the importer, with the descriptor and without",
         "The handle is a reference of its own, and so will be each mapping. What is mapped costs no open file.",
     );
-    teller.tell(
+    session.tell(
         step.value("/proc/self/fd, before", counted(&with))
             .value("/proc/self/fd, after", counted(&without))
             .value("closed", beyond(&with, &without))
@@ -104,13 +79,13 @@ fn import(
                 "one less",
                 format!("{} before, {} now", with.len(), without.len()),
             ),
-    );
+    )?;
     Ok(Arc::new(memory))
 }
 
 fn read(gpu: &Gpu, mapping: &Mapping, parcel: &Parcel) -> Result<Step, Failure> {
     let mut bytes = vec![0; parcel.bytes as usize];
-    gpu.stream().copy_to_host(&mut bytes, mapping.as_slice()).map_err(copy_failed("reading memory"))?;
+    gpu.stream().copy_to_host(&mut bytes, mapping.as_slice()).doing("reading memory")?;
     let wrong = bytes.iter().filter(|byte| **byte != WRITTEN).count();
     Ok(Step::new(
         "read",
@@ -141,7 +116,7 @@ fn pass_on(memory: &PhysicalMemory) -> Step {
 
 fn maker_gone(gpu: &Gpu, mapping: &Mapping, pid: u32) -> Result<Step, Failure> {
     let ended = has_ended(pid);
-    let found = first_byte(gpu, mapping.as_slice()).map_err(copy_failed("reading memory"))?;
+    let found = first_byte(gpu, mapping.as_slice()).doing("reading memory")?;
     let step = Step::new(
         "maker-gone",
         "The memory after the end of the process that made it",

@@ -10,58 +10,29 @@ mod import;
 
 use std::collections::BTreeMap;
 
-use clap::{Args, Subcommand};
-use serde::{Deserialize, Serialize};
+use crate::prelude::*;
 
-use super::{Options, device, peer::Peer, step::Belief, teller::Teller};
-use crate::{Context, failure::Failure};
-
-pub(super) const TITLE: &str = "GPU memory handed to another process by file descriptor, call by call";
-
-pub(super) const ROLES: [&str; 2] = ["export", "import"];
-
-/// Its arguments.
-#[derive(Debug, Args)]
-pub(super) struct Arguments {
-    #[command(flatten)]
-    options: Options,
-    #[command(subcommand)]
-    role: Option<Role>,
-}
-
-#[derive(Debug, Clone, Copy, Subcommand)]
-enum Role {
-    /// Make memory, map it twice, give its file descriptor away, and end
-    Export,
-    /// Receive the file descriptor, map the memory, and go on after its maker's end
-    Import,
-}
-
-/// Runs it.
-pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
-    let Arguments { options, role } = arguments;
-    let output = context.console;
-    match role {
-        Some(Role::Export) => export::run(context, options, &mut Teller::new(output, LAB, "export", false)),
-        Some(Role::Import) => {
-            let mut teller = Teller::new(output, LAB, "import", false);
-            import::run(options, Peer::find(context, LAB, "export")?, &mut teller)
-        }
-        None => {
-            let gpu = device::open(options.device())?;
-            let mut teller = Teller::new(output, LAB, "import", true);
-            let peer = Peer::spawn(LAB, "export", &gpu.uuid().to_string())?;
-            import::run(options, peer, &mut teller)
-        }
-    }
-}
-
-/// What the exporter says first: who it is.
-#[derive(Debug, Serialize, Deserialize)]
-struct Hello {
-    pid: u32,
-    uuid: String,
-}
+pub(super) static LAB: Lab = Lab {
+    name: "vmm",
+    about: "A hand-over of memory by file descriptor, call by call",
+    title: "GPU memory handed to another process by file descriptor, call by call",
+    on_host: false,
+    broker: false,
+    options: |command| command,
+    roles: &[Role::new(
+        "export",
+        "Make memory, map it twice, give its file descriptor away, and end",
+        "This process ends now. The importer goes on, and says which beliefs held.",
+        export::play,
+    )],
+    observer: Role::new(
+        "import",
+        "Receive the file descriptor, map the memory, and go on after its maker's end",
+        "",
+        import::play,
+    ),
+    claims: CLAIMS,
+};
 
 /// What goes along with the file descriptor, which says nothing of this itself.
 #[derive(Debug, Serialize, Deserialize)]
@@ -72,40 +43,20 @@ struct Parcel {
     fd: i32,
 }
 
-/// What the importer wants next.
-#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-enum Wish {
-    /// Look at what the importer has written.
-    Look,
-    /// End.
-    End,
-}
-
-/// The exporter has looked.
-#[derive(Debug, Serialize, Deserialize)]
-struct Looked;
-
-const LAB: &str = "vmm";
-
 /// What the exporter writes, and then the importer.
 const WRITTEN: u8 = 0xA1;
 const WRITTEN_BACK: u8 = 0xB2;
 
-const ONE_ADDRESS: Belief = belief("one-address", "An allocation has one address.");
-const PARTS: Belief = belief("parts", "A part of an allocation can be mapped.");
-const SAME_NUMBER: Belief = belief("same-number", "A file descriptor has the same number in both processes.");
-const CONSUMED: Belief = belief("consumed", "Importing a file descriptor uses it up.");
-const FD_HOLDS: Belief = belief("fd-holds", "Closing the file descriptor takes the memory away.");
-const SAME_ADDRESS: Belief = belief("same-address", "The memory has the same address in both processes.");
-const COPY: Belief = belief("copy", "What the other process maps is a copy.");
-const PASSED_ON: Belief = belief("passed-on", "Whoever has imported memory can export it further.");
-const MAKER: Belief = belief("maker", "The memory goes away with the process that made it.");
-
-const BELIEFS: [Belief; 9] =
-    [ONE_ADDRESS, PARTS, SAME_NUMBER, CONSUMED, FD_HOLDS, SAME_ADDRESS, COPY, PASSED_ON, MAKER];
-
-const fn belief(id: &'static str, text: &'static str) -> Belief {
-    Belief { id, text }
+claims! {
+    ONE_ADDRESS = "one-address": "An allocation has one address.",
+    PARTS = "parts": "A part of an allocation can be mapped.",
+    SAME_NUMBER = "same-number": "A file descriptor has the same number in both processes.",
+    CONSUMED = "consumed": "Importing a file descriptor uses it up.",
+    FD_HOLDS = "fd-holds": "Closing the file descriptor takes the memory away.",
+    SAME_ADDRESS = "same-address": "The memory has the same address in both processes.",
+    COPY = "copy": "What the other process maps is a copy.",
+    PASSED_ON = "passed-on": "Whoever has imported memory can export it further.",
+    MAKER = "maker": "The memory goes away with the process that made it.",
 }
 
 /// The open files of this process: what each descriptor leads to, as `/proc/self/fd` says.

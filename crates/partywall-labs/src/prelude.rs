@@ -1,0 +1,28 @@
+//! What every lab needs.
+
+pub(crate) use std::{
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+pub(crate) use partywall::{
+    Domain, Error, ErrorKind, Gpu, Place,
+    cuda::{Access, CuResult, CudaError, Mapping, PhysicalMemory, Stream, StreamRef, experiment},
+};
+pub(crate) use serde::{Deserialize, Serialize};
+
+pub(crate) use crate::{
+    broker,
+    clock::{Moment, millis, short, spread},
+    device::{self, Doing, first_byte},
+    failure::Failure,
+    lab::{Lab, Role, Session},
+    peer::{Peer, has_ended},
+    step::{Claim, Step, claims, code},
+};
+
+/// The failure of a lab whose other role, or whose own files, are not what they should be.
+pub(crate) fn unexpected(what: &str) -> Failure {
+    Failure::new(ErrorKind::CheckFailed, what, "start the lab again; if it comes again, report it")
+}

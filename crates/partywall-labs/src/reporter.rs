@@ -1,0 +1,234 @@
+//! Telling a lab: steps and conclusions, as text that fits 100 columns or as one JSON object a line.
+
+use std::{
+    cell::{Cell, RefCell},
+    io::IsTerminal,
+    rc::Rc,
+};
+
+use partywall::{Gpu, Place, bytes, cuda::CudaError};
+use serde_json::{Value, json};
+
+use crate::{
+    Console, Context,
+    device::Doing,
+    failure::Failure,
+    lab::Lab,
+    step::{Claim, Conclusion, Outcome, Step, Validity},
+};
+
+/// Tells the steps of a lab, and keeps them for its conclusions. Clones share the steps.
+#[derive(Debug, Clone)]
+pub(super) struct Reporter {
+    console: Rc<dyn Console>,
+    lab: &'static str,
+    title: &'static str,
+    role: &'static str,
+    /// Whether this process tells the steps of the other roles, too; otherwise each has a terminal of its own.
+    tells_all: bool,
+    colour: bool,
+    shared: Rc<Shared>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    /// Whether the driver is simulated, which each step then says.
+    simulated: Cell<bool>,
+    steps: RefCell<Vec<Step>>,
+}
+
+impl Reporter {
+    pub(super) fn new(context: &Context, lab: &Lab, role: &'static str, tells_all: bool) -> Self {
+        Self {
+            console: context.console.clone(),
+            lab: lab.name,
+            title: lab.title,
+            role,
+            tells_all,
+            colour: std::io::stdout().is_terminal(),
+            shared: Rc::default(),
+        }
+    }
+
+    /// Says what the lab shows, and on what.
+    pub(super) fn header(&self, place: Place, gpu: Option<&Gpu>) -> Result<(), Failure> {
+        let opened = match (place, gpu) {
+            (Place::Gpu(uuid), None) => Some(Gpu::open(uuid)?),
+            _ => None,
+        };
+        let mut value = json!({
+            "lab": self.lab, "title": self.title, "role": self.role, "pid": std::process::id(), "device": "host",
+        });
+        self.console.line(&self.bold(&format!("Lab `{}`: {}", self.lab, self.title)));
+        match gpu.or(opened.as_ref()) {
+            Some(gpu) => self.describe(gpu, &mut value).doing("asking about the GPU")?,
+            None => self.console.line("Host memory: no GPU has a part in it."),
+        }
+        self.console.line("");
+        value["simulated"] = self.shared.simulated.get().into();
+        self.console.value(&value);
+        Ok(())
+    }
+
+    fn describe(&self, gpu: &Gpu, value: &mut Value) -> Result<(), CudaError> {
+        let device = gpu.context().device();
+        let driver = gpu.context().driver();
+        let name = device.name()?;
+        let version = driver.version()?;
+        let total = bytes(device.total_memory()?);
+        self.console.line(&format!("{name}, {}, {total}, CUDA {version}", gpu.uuid()));
+        if driver.is_simulated() {
+            self.shared.simulated.set(true);
+            let notice = "The driver is SIMULATED: what follows shows the simulation and proves nothing about a GPU.";
+            self.console.line(notice);
+        }
+        value["device"] = name.into();
+        value["uuid"] = gpu.uuid().to_string().into();
+        value["cuda"] = version.to_string().into();
+        Ok(())
+    }
+
+    /// Returns the role that this process plays.
+    pub(super) fn role(&self) -> &'static str {
+        self.role
+    }
+
+    /// Returns whether this process tells the steps of all roles.
+    pub(super) fn tells_all(&self) -> bool {
+        self.tells_all
+    }
+
+    /// Returns the steps so far.
+    pub(super) fn steps(&self) -> Vec<Step> {
+        self.shared.steps.borrow().clone()
+    }
+
+    /// Tells a step of this process.
+    pub(super) fn tell(&self, step: Step) {
+        self.show(&step);
+        self.shared.steps.borrow_mut().push(step);
+    }
+
+    /// Takes a step of another process, which it tells if nobody else does.
+    pub(super) fn take(&self, step: Step) {
+        if self.tells_all {
+            self.show(&step);
+        }
+        self.shared.steps.borrow_mut().push(step);
+    }
+
+    /// A remark between steps, for people only.
+    pub(super) fn remark(&self, text: &str) {
+        for line in wrapped(text, WIDTH) {
+            self.console.line(&line);
+        }
+        self.console.line("");
+    }
+
+    /// Ends the lab: which claims held on this machine.
+    pub(super) fn conclude(&self, claims: &[Claim]) {
+        let steps = self.steps();
+        let conclusions: Vec<_> = claims.iter().map(|claim| Conclusion::of(*claim, &steps)).collect();
+        let different = steps.iter().filter(|step| step.outcome == Outcome::Different).count();
+        let whereabouts = if self.shared.simulated.get() { "in the simulation" } else { "on this machine" };
+        self.console.line(&self.bold(&format!("Common beliefs, and whether they held {whereabouts}")));
+        for Conclusion { claim, validity, evidence } in &conclusions {
+            let (validity, colour) = match validity {
+                Validity::Held => ("held", GREEN),
+                Validity::DidNotHold => ("did not hold", YELLOW),
+                Validity::Open => ("open", DIM),
+                Validity::NotTried => ("not tried", DIM),
+            };
+            let mut head = format!("{validity:<12}");
+            for line in wrapped(&format!("{} ({evidence})", claim.text), WIDTH - VALIDITY_WIDTH) {
+                self.console.line(&format!("  {}  {line}", self.paint(&head, colour)));
+                head = " ".repeat(12);
+            }
+        }
+        let count = |validity| conclusions.iter().filter(|conclusion| conclusion.validity == validity).count();
+        self.console.line(&format!(
+            "\n{}{} steps, {different} of them not as expected. {} beliefs: {} held, {} did not, {} open, {} not tried.",
+            if self.shared.simulated.get() { "SIMULATED: " } else { "" },
+            steps.len(),
+            claims.len(),
+            count(Validity::Held),
+            count(Validity::DidNotHold),
+            count(Validity::Open),
+            count(Validity::NotTried)
+        ));
+        let conclusions: Vec<Value> = conclusions.iter().map(Conclusion::to_json).collect();
+        self.console.value(&json!({
+            "lab": self.lab, "steps": steps.len(), "different": different, "beliefs": conclusions,
+        }));
+    }
+
+    fn show(&self, step: &Step) {
+        let gutter = " ".repeat(ROLE_WIDTH);
+        self.console.line(&format!("{:<ROLE_WIDTH$} │ {:<20} {}", step.role, step.id, self.bold(&step.title)));
+        let room = WIDTH - ROLE_WIDTH - 5;
+        let label_width = step.values.iter().map(|(label, _)| label.chars().count()).max().unwrap_or(0);
+        for (label, value) in &step.values {
+            let mut head = label.as_str();
+            for line in wrapped(value, room.saturating_sub(label_width + 2)) {
+                self.console.line(&format!("{gutter} │   {head:<label_width$}  {line}"));
+                head = "";
+            }
+        }
+        for line in wrapped(&step.why, room) {
+            self.console.line(&format!("{gutter} │   {}", self.paint(&line, DIM)));
+        }
+        let (mark, colour) = match step.outcome {
+            Outcome::AsExpected => ("✓", GREEN),
+            Outcome::Different => ("≠", YELLOW),
+            Outcome::NotTried => ("– not tried:", DIM),
+        };
+        // Steps scroll away from the header: no screen of them shall look like one of a real GPU.
+        let simulated = if self.shared.simulated.get() { "SIMULATED: " } else { "" };
+        for line in wrapped(&format!("{mark} {simulated}{}", step.finding), room) {
+            self.console.line(&format!("{gutter} │   {}", self.paint(&line, colour)));
+        }
+        self.console.line("");
+        self.console.value(&step.to_json());
+    }
+
+    fn bold(&self, text: &str) -> String {
+        self.paint(text, "1")
+    }
+
+    fn paint(&self, text: &str, code: &str) -> String {
+        if self.colour { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
+    }
+}
+
+/// Lines of at most `width` characters, broken between words, and inside a word only if it is longer than that.
+fn wrapped(text: &str, width: usize) -> Vec<String> {
+    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let options = textwrap::Options::new(width).word_splitter(textwrap::WordSplitter::NoHyphenation);
+    textwrap::wrap(&words, options).into_iter().map(Into::into).collect()
+}
+
+/// Columns that a terminal is taken to have.
+const WIDTH: usize = 100;
+
+/// Columns of the longest role.
+const ROLE_WIDTH: usize = 8;
+
+/// Columns before a claim: two spaces, its validity, two spaces.
+const VALIDITY_WIDTH: usize = 16;
+
+const GREEN: &str = "32";
+const YELLOW: &str = "33";
+const DIM: &str = "2";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_is_broken_between_words() {
+        assert_eq!(wrapped("one two  three", 7), ["one two", "three"]);
+        assert_eq!(wrapped("a 0123456789ab b", 5), ["a", "01234", "56789", "ab b"]);
+        assert_eq!(wrapped("", 5), [""]);
+        assert!(wrapped(&"µ ".repeat(99), 20).iter().all(|line| line.chars().count() <= 20));
+    }
+}
