@@ -213,6 +213,22 @@ impl Domain {
     /// Opens the latest version of `name`, or makes the caller its builder if there is none. While another process
     /// builds it, waits for the commit; if that process dies or gives up, one waiter becomes builder.
     ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # use partywall::{DType, Domain, OpenOrBuild, Place, Result, Segment};
+    /// # fn weights(domain: &Domain) -> Result<Segment> {
+    /// match domain.open_or_build("weights", Duration::from_secs(60))? {
+    ///     OpenOrBuild::Opened(segment) => Ok(segment),
+    ///     // This process is the only one that loads; the others wait for its commit.
+    ///     OpenOrBuild::Build(claim) => {
+    ///         let mut build = claim.create(Place::Host).kept(true).tensor("w", DType::F32, &[1024]).allocate()?;
+    ///         build.as_mut_slice::<f32>("w")?.fill(0.5);
+    ///         build.commit() // kept: the name stays when this process ends
+    ///     }
+    /// }
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// [`Error::Timeout`], [`Error::Cancelled`]; the kind's own errors of mapping it.
     pub fn open_or_build<'w>(&self, name: &str, wait: impl Into<Wait<'w>>) -> Result<OpenOrBuild> {

@@ -110,6 +110,17 @@ impl Pool {
     /// Takes a block, and waits for one. A waiter keeps its place in the queue until the wait is over. The block of a
     /// [zeroed](PoolOptions::zeroed) pool is zeroed when this returns.
     ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # use partywall::{Pool, Result};
+    /// # fn alloc(frames: &Pool) -> Result<()> {
+    /// let mut frame = frames.alloc(Duration::from_secs(1))?;
+    /// frame.bytes_mut()?.fill(7);
+    /// drop(frame); // it is free again; `offer` hands it to another process instead
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// [`Error::Timeout`], [`Error::Cancelled`]; [`Unreachable::Gone`](crate::error::Unreachable::Gone) when it has to wait; [`Unreachable::Forked`](crate::error::Unreachable::Forked). Of zeroing
     /// it: as [`Block::zero`] in host memory; [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost), [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda) on a GPU.

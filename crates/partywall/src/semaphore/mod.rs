@@ -103,6 +103,18 @@ impl Domain {
 impl Semaphore {
     /// Takes a permit, and waits for one. A waiter keeps its place in the queue until the wait is over.
     ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # use partywall::{Domain, Result};
+    /// # fn acquire(domain: &Domain) -> Result<()> {
+    /// let seats = domain.semaphore("encoder", 2)?; // two processes encode at a time
+    /// let permit = seats.acquire(Duration::from_secs(60))?;
+    /// // … encode …
+    /// drop(permit); // also given back if this process is killed
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// [`Error::Timeout`], [`Error::Cancelled`]; [`Unreachable::Gone`](crate::error::Unreachable::Gone) when it has to wait; [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn acquire<'w>(&self, wait: impl Into<Wait<'w>>) -> Result<Permit> {

@@ -34,7 +34,7 @@ use crate::{
 ///
 /// ```
 /// use std::time::Duration;
-/// use partywall::Error;
+/// use partywall::{Error, error::Gone};
 ///
 /// # let directory = tempfile::tempdir()?;
 /// # let socket = directory.path().join("sockets/doc.sock");
@@ -143,6 +143,20 @@ impl Timeline {
     }
 
     /// Waits until the timeline has reached `v`: until the work is done that `v` stands for.
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # use partywall::{Error, Result, Timeline, error::Gone};
+    /// # fn wait(frames: &Timeline) -> Result<()> {
+    /// match frames.wait(7, Duration::from_secs(1)) {
+    ///     Ok(()) => println!("frame 7 is complete"),
+    ///     Err(Error::Timeout { .. }) => println!("not yet"),
+    ///     Err(Error::Gone(Gone::Timeline { last, .. })) => println!("no frame follows frame {last}"),
+    ///     Err(error) => return Err(error),
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// [`Gone::Timeline`] as soon as it is known that it will not; [`Error::Timeout`], [`Error::Cancelled`];

@@ -63,6 +63,17 @@ impl TimelineWriter {
     ///
     /// If a stream owes a value still, waits for that first, for at most 10 s.
     ///
+    /// ```no_run
+    /// # use partywall::{Result, TimelineWriter};
+    /// # fn signal(frames: &TimelineWriter, fill: impl Fn(u64)) -> Result<()> {
+    /// for frame in 1..=100 {
+    ///     fill(frame);
+    ///     frames.signal(frame)?; // waiters for `frame` see what was written before
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// [`InvalidArgument::Value`] unless `v` is larger than every value before and no larger than
     /// [`MAX_VALUE`](super::MAX_VALUE); [`Gone::Timeline`](crate::error::Gone::Timeline) if the timeline was ended, by
@@ -88,6 +99,16 @@ impl TimelineWriter {
     /// its way. Hosts that sleep until `v` look for it themselves from then on.
     ///
     /// If another stream owes a value still, waits for that first, for at most 10 s.
+    ///
+    /// ```no_run
+    /// # use partywall::{Gpu, Result, TimelineWriter};
+    /// # fn signal(frames: &TimelineWriter, gpu: &Gpu) -> Result<()> {
+    /// let stream = gpu.stream(); // or a stream of the caller's own
+    /// // … kernels that write frame 1 are enqueued on `stream` …
+    /// frames.signal_on(stream, 1)?; // returns at once; the GPU signals behind them
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// As [`signal`](Self::signal); [`DeviceFault::Captured`](crate::error::DeviceFault::Captured), [`DeviceFault::ContextLost`](crate::error::DeviceFault::ContextLost), [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda).

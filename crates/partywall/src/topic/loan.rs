@@ -267,6 +267,20 @@ impl Filled {
     /// Publishes it, and waits for subscribers that are to miss nothing. The sample's contents were written by the CPU, or by
     /// streams that were waited for.
     ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # use partywall::{Error, Result, error::Busy};
+    /// # fn publish(filled: partywall::Filled) -> Result<()> {
+    /// match filled.publish(Duration::from_millis(10)) {
+    ///     Ok(published) => println!("sample {} of this publisher", published.sequence),
+    ///     // A subscriber that misses nothing is too slow: the sample is dropped here, or published later.
+    ///     Err(unpublished) if matches!(unpublished.error, Error::Busy(Busy::TopicFull { .. })) => drop(unpublished.filled),
+    ///     Err(unpublished) => return Err(unpublished.error),
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// The sample comes back with the error. [`Busy::TopicFull`](crate::error::Busy::TopicFull); [`Error::Timeout`] if other publishers were faster all the
     /// time; [`Error::Cancelled`]; [`Unreachable::Gone`](crate::error::Unreachable::Gone) when it has to wait;

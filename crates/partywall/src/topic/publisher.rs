@@ -84,6 +84,17 @@ impl Publisher {
     /// published sample is no loan any more, even if a stream still writes it. `loan` blocks while in-flight samples plus
     /// loans reach `depth + loans`, or more if the topic has [blocks for that](super::TopicOptions::blocks).
     ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # use partywall::{DType, Publisher, Result};
+    /// # fn publish(publisher: &Publisher) -> Result<()> {
+    /// let mut loan = publisher.loan(DType::F32, &[1024], Duration::from_secs(1))?;
+    /// loan.as_mut_slice::<f32>()?.fill(0.5);
+    /// loan.filled().publish(Duration::from_secs(1))?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// [`LimitReached::Loans`]; [`Mismatch::BlockSize`]; [`Mismatch::Sample`] if the topic's samples are of
     /// another type or shape; [`InvalidArgument::Range`] for a tensor of more than 8 dimensions, or that does not fill whole bytes;

@@ -167,6 +167,17 @@ impl SubscriberOptions {
 impl Subscriber {
     /// Receives the next sample, and waits for one.
     ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # use partywall::{Result, Subscriber};
+    /// # fn receive(subscriber: &Subscriber) -> Result<()> {
+    /// let sample = subscriber.recv(Duration::from_secs(1))?;
+    /// println!("{} {:?}, {} missed", sample.dtype(), sample.shape(), sample.missed());
+    /// let values = sample.as_slice::<f32>()?; // in place, as long as `sample` lives
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// [`Error::Timeout`], [`Error::Cancelled`]; [`Gone::TopicIdle`] if it was to [end then](SubscriberOptions::until_idle);
     /// [`LimitReached::Held`] if it holds as many samples as it may and has dropped none of them; [`Unreachable::Gone`](crate::error::Unreachable::Gone) when it has to
