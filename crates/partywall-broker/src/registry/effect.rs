@@ -8,16 +8,16 @@ use super::types::{
     MemberId, MemberState, Memory, Millis, Name, Named, NoGrowth, ObjectKind, Place, RequestId, Whom,
 };
 
-/// Something that the server has to do, in this order.
+/// Something that the server has to do. Effects are carried out in the order in which the registry returns them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Effect {
     /// Answer a request, sending `fds` along.
     Reply { member: MemberId, request: RequestId, outcome: Outcome, fds: Vec<FdId> },
-    /// Tell the end of a request that was answered with [`Answer::Pending`].
+    /// Complete a request that was answered with [`Answer::Pending`].
     Notify { member: MemberId, ticket: RequestId, outcome: Outcome, fds: Vec<FdId> },
-    /// Close these for good: nothing in the registry refers to them any more.
+    /// Close these for good: nothing in the registry refers to them any more. Held back while a row is being cleared.
     Close(Vec<FdId>),
-    /// Say when everything is closed that was to be closed until now.
+    /// Say when everything is closed that was to be closed until now. Held back with [`Effect::Close`].
     Confirm(CloseId),
     /// Make a cell the beginning of an incarnation, at the value that `from` stands at.
     StartCell { at: CellAt, from: Option<CellAt>, incarnation: u32 },
@@ -42,6 +42,10 @@ pub(crate) enum Effect {
     HangUp(MemberId),
     /// The member is dead, and what it held is in quarantine until somebody or the clock says otherwise.
     Quarantined(MemberId),
+    /// Send SIGKILL to a member's process. What came of it goes into the reply that follows.
+    Kill(MemberId),
+    /// Remove the socket's file: a process that hears that this broker ends may start the next one at once.
+    RemoveSocket,
     /// End the broker.
     Stop,
 }
@@ -84,10 +88,7 @@ pub(crate) enum Answer {
         more: bool,
     },
     Happened(Happened),
-    Evicted {
-        members: Vec<Departed>,
-        kill: bool,
-    },
+    Evicted(Vec<Departed>),
     Freed {
         members: Vec<Departed>,
         more: bool,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use partywall_wire::{Control, Pattern};
+use partywall_wire::Pattern;
 
 use super::types::{
     Access, CellAt, Chunk, ClaimId, CloseId, ControlMemory, FdId, Kind, LeaseId, MemberId, Memory, Name, ObjectKind,
@@ -128,33 +128,23 @@ impl Call {
     /// File descriptors that come with it.
     pub(crate) fn fds(&self) -> Vec<FdId> {
         match self {
-            Self::Commit(commit) => commit.fds(),
+            Self::Commit(commit) => commit.memory.fds(),
             Self::Grow(growth) => growth.fds(),
-            Self::OpenTimeline(open) => open.slab.iter().map(|made| made.fd).collect(),
-            Self::OpenSemaphore(open) => open.memory.iter().map(|made| made.fd).collect(),
+            Self::OpenTimeline(open) => open.slab.iter().map(|slab| slab.fd).collect(),
+            Self::OpenSemaphore(open) => open.memory.iter().map(|memory| memory.fd).collect(),
             _ => Vec::new(),
         }
     }
 }
 
-/// A built version. The server has checked its file descriptors and given them numbers that nothing else has.
+/// A built version. The server has checked its file descriptors and given each a number of its own. The control memory of
+/// a pool or topic depends on the request alone, so the server has created it.
 #[derive(Debug, Clone)]
 pub(crate) struct Commit {
     pub(crate) name: Name,
     pub(crate) memory: Arc<Memory>,
     pub(crate) if_absent: bool,
     pub(crate) claim: Option<ClaimId>,
-    /// What it is to be, if it is to be a pool or topic.
-    pub(crate) control: Option<Control>,
-    /// Memory for that, where [`Registry::lacks`](super::Registry::lacks) has said that it is needed.
-    pub(crate) made: Vec<ControlMemory>,
-}
-
-impl Commit {
-    /// Its file descriptors, and those that were made for it.
-    pub(super) fn fds(&self) -> Vec<FdId> {
-        self.memory.fds().into_iter().chain(self.made.iter().map(|made| made.fd)).collect()
-    }
 }
 
 /// What a version grows by. File descriptors as in [`Commit`].
@@ -209,7 +199,7 @@ pub(crate) struct OpenTimeline {
     pub(crate) writer: bool,
     /// How many slabs the member has mapped.
     pub(crate) slabs: u32,
-    /// A slab for it, where [`Registry::lacks`](super::Registry::lacks) has said that one is needed.
+    /// A new slab, if [`Registry::control_needed`](super::Registry::control_needed) asked for one.
     pub(crate) slab: Option<ControlMemory>,
 }
 
@@ -218,6 +208,6 @@ pub(crate) struct OpenTimeline {
 pub(crate) struct OpenSemaphore {
     pub(crate) name: Name,
     pub(crate) maximum: u32,
-    /// Memory for it, where [`Registry::lacks`](super::Registry::lacks) has said that it is needed.
+    /// New memory for it, if [`Registry::control_needed`](super::Registry::control_needed) asked for it.
     pub(crate) memory: Option<ControlMemory>,
 }

@@ -38,6 +38,7 @@ impl Registry {
         member: MemberId,
         whom: Whom,
         kill: bool,
+        before: &mut Vec<Effect>,
         out: &mut Vec<Effect>,
     ) -> Result<Granted, Refused> {
         let meant = self.meant(whom);
@@ -63,9 +64,10 @@ impl Registry {
             }
             if evicted.len() < ROWS {
                 evicted.extend(self.departed(id));
+                before.extend(kill.then_some(Effect::Kill(id)));
             }
         }
-        Ok(Answer::Evicted { members: evicted, kill }.into())
+        Ok(Answer::Evicted(evicted).into())
     }
 
     /// Gives back what dead members held, on the asker's word that their work is over: as many as one answer names.

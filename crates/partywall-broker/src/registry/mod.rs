@@ -89,6 +89,10 @@ pub(crate) struct Registry {
     pending_close: PendingClose,
     /// What was given up and is not closed yet.
     closing: BTreeMap<CloseId, PendingClose>,
+    /// Rows that are being cleared.
+    uncleared: usize,
+    /// Closes and confirmations that wait until no row is being cleared.
+    held_back: Vec<Effect>,
     /// What has happened to names.
     log: Log,
     watchers: BTreeMap<WaitId, Watcher>,
@@ -132,6 +136,8 @@ impl Registry {
             maybe_unreferenced: Vec::new(),
             pending_close: PendingClose::default(),
             closing: BTreeMap::new(),
+            uncleared: 0,
+            held_back: Vec::new(),
             log: Log::default(),
             watchers: BTreeMap::new(),
             tombstones: Tombstones::default(),
@@ -177,13 +183,17 @@ impl Registry {
             Event::Expired { member } => self.expire(member, &mut out),
             Event::Closed { id } => self.closed(id),
             Event::CellSettled { at } => self.settle_cell(at),
-            Event::RowCleared { row } => self.rows.give_back(row),
+            Event::RowCleared { row } => {
+                self.uncleared -= 1;
+                self.rows.give_back(row);
+            }
             Event::TimelineEnded { name } => self.end_timeline(&name, CellEnding::Abandoned, &mut out),
             Event::Request { member, request, call } => self.request(member, request, call, &mut out),
         }
         self.drop_unreferenced(&mut out);
         self.ask_for_closing(&mut out);
         self.notify_watchers(&mut out);
+        self.hold_back_closes(&mut out);
         out
     }
 
@@ -240,8 +250,8 @@ impl Registry {
         let repeated = request <= record.last_request;
         record.last_request = record.last_request.max(request);
 
-        // What follows from the call comes after its reply: the caller is the one who waits for an answer. Only control
-        // memory has to be as the reply says before.
+        // What follows from the call comes after its reply, because the caller waits for the answer. Before the reply comes
+        // only what the reply says has happened.
         let mut before = Vec::new();
         let mut rest = Vec::new();
         let settled = match self.check_evicted(member, &call).and_then(|()| self.check_seat(member, &call)) {
@@ -303,11 +313,11 @@ impl Registry {
             Call::Objects { after } => Ok(self.list_objects(after).into()),
             Call::InspectObject { kind, name } => self.inspect_object(kind, &name),
             Call::Status => Ok(self.status(member).into()),
-            Call::Stop { force } => self.stop(member, force, out),
+            Call::Stop { force } => self.stop(member, force, before, out),
             Call::UsesGpu { mps } => Ok(self.uses_gpu(member, mps).into()),
             Call::ContextLost => Ok(self.context_lost(member, out).into()),
             Call::Watch(watch) => self.watch(member, request, watch),
-            Call::Evict { whom, kill } => self.evict(member, whom, kill, out),
+            Call::Evict { whom, kill } => self.evict(member, whom, kill, before, out),
             Call::FreeUnproven { pid } => self.free_unproven(pid, out),
             Call::Leave => {
                 self.leave(member, out);
@@ -345,12 +355,19 @@ impl Registry {
         }
     }
 
-    fn stop(&mut self, member: MemberId, force: bool, out: &mut Vec<Effect>) -> Result<Granted, Refused> {
+    fn stop(
+        &mut self,
+        member: MemberId,
+        force: bool,
+        before: &mut Vec<Effect>,
+        out: &mut Vec<Effect>,
+    ) -> Result<Granted, Refused> {
         let names = self.totals.names + (self.timelines.len() + self.semaphores.len()) as u64;
         let members = self.others(member);
         if !force && (names > 0 || members > 0) {
             return Err(Refused::InUse { names, members });
         }
+        before.push(Effect::RemoveSocket);
         out.push(Effect::Stop);
         Ok(Answer::Done.into())
     }

@@ -5,8 +5,6 @@ use std::{
     ops::Bound::{Excluded, Unbounded},
 };
 
-use partywall_wire::Control;
-
 use super::{
     Granted, Registry, STALE_LEASE,
     cells::Source,
@@ -37,21 +35,18 @@ pub(super) enum What {
     Semaphore { name: Name },
 }
 
-/// Memory that a request takes and the server has to make first.
+/// Control memory that the server has to create before it applies a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ControlNeeded {
     /// A slab for timelines.
     Slab,
-    /// A semaphore's, for so many permits.
+    /// The memory of a semaphore with this many permits.
     Semaphore(u32),
-    /// A pool's.
-    Pool(Control),
-    /// A topic's, over the pool in this memory.
-    Topic(Control, FdId),
 }
 
 impl Registry {
-    /// Which memory a request takes that has not been made for it yet: to be asked again when that is made.
+    /// Returns the control memory that a request needs and that depends on the registry's state: whether a free cell is
+    /// left, and whether the semaphore exists. `None` if it needs none, or would be refused.
     pub(crate) fn control_needed(&self, member: MemberId, call: &Call) -> Option<ControlNeeded> {
         self.check_evicted(member, call).ok()?;
         match call {
@@ -62,15 +57,6 @@ impl Registry {
             Call::OpenSemaphore(open) if open.memory.is_none() => {
                 let is_new = self.check_open_semaphore(member, &open.name, open.maximum, None);
                 (is_new == Ok(true)).then_some(ControlNeeded::Semaphore(open.maximum))
-            }
-            Call::Commit(commit) => {
-                let control = commit.control?;
-                self.check_commit(member, commit).ok()?;
-                match commit.made[..] {
-                    [] => Some(ControlNeeded::Pool(control)),
-                    [pool] if control.topic.is_some() => Some(ControlNeeded::Topic(control, pool.fd)),
-                    _ => None,
-                }
             }
             _ => None,
         }

@@ -126,6 +126,16 @@ impl Registry {
         }
     }
 
+    /// Holds closes back until everything that dead members had in control memory is with others, and then lets them go.
+    pub(super) fn hold_back_closes(&mut self, out: &mut Vec<Effect>) {
+        if self.uncleared == 0 {
+            out.append(&mut self.held_back);
+        } else {
+            let is_close = |effect: &mut Effect| matches!(effect, Effect::Close(_) | Effect::Confirm(_));
+            self.held_back.extend(out.extract_if(.., is_close));
+        }
+    }
+
     /// What was given up is closed: the driver and the kernel have taken it back.
     pub(super) fn closed(&mut self, id: CloseId) {
         let Some(PendingClose { mut versions, dead }) = self.closing.remove(&id) else { return };
@@ -172,7 +182,7 @@ impl Registry {
         let Some(record) = self.members.get(&member) else { return };
         let held = record.leases.iter().filter_map(|lease| self.leases.get(lease));
         let topics = held.filter_map(|lease| self.version(&lease.name, lease.version)?.memory.control?.topic);
-        let topics: BTreeSet<_> = topics.map(|made| made.fd).collect();
+        let topics: BTreeSet<_> = topics.map(|memory| memory.fd).collect();
         out.extend(topics.into_iter().map(|topic| Effect::Detach { topic, row: record.row, ending }));
     }
 
@@ -185,6 +195,7 @@ impl Registry {
         let pools = leases.into_iter().filter_map(|lease| self.drop_lease(lease, out));
         control.extend(pools.map(|control| control.slot_table()));
         if !control.is_empty() {
+            self.uncleared += 1;
             out.push(Effect::ClearRow { row, control });
         }
     }

@@ -9,7 +9,7 @@ use super::{
     near::near,
     state::{Entry, Lease, Member, PendingVersion, Version, Want},
     tombstones::Tombstone,
-    types::{Access, BlockControl, Change, Ending, LeaseId, Lifetime, Limit, MemberId, Memory, Name, Named, RequestId},
+    types::{Access, BlockControl, Change, Ending, LeaseId, Lifetime, Limit, MemberId, Name, Named, RequestId},
 };
 
 impl Registry {
@@ -22,14 +22,11 @@ impl Registry {
         commit: Commit,
         out: &mut Vec<Effect>,
     ) -> Result<Granted, Refused> {
-        let memory = match self.committed(member, &commit) {
-            Ok(memory) => memory,
-            Err(refused) => {
-                out.push(Effect::Close(commit.fds()));
-                return Err(refused);
-            }
-        };
-        let Commit { name, claim, .. } = commit;
+        if let Err(refused) = self.check_commit(member, &commit) {
+            out.push(Effect::Close(commit.memory.fds()));
+            return Err(refused);
+        }
+        let Commit { name, memory, claim, .. } = commit;
         self.tombstones.remove(&name);
         self.totals.add(&memory);
         let committer = self.pid_of(member);
@@ -75,25 +72,12 @@ impl Registry {
     pub(super) fn committed_by(&self, lease: LeaseId) -> Option<Granted> {
         let held = self.leases.get(&lease)?;
         let control = self.version(&held.name, held.version)?.memory.control;
-        let fds = control.iter().flat_map(BlockControl::made).map(|made| made.fd).collect();
+        let fds = control.iter().flat_map(BlockControl::created).map(|created| created.fd).collect();
         Some(Granted(Answer::Committed { version: held.version, lease }, fds))
     }
 
-    /// What a commit makes, with all that was made for it.
-    fn committed(&self, member: MemberId, commit: &Commit) -> Result<Arc<Memory>, Refused> {
-        self.check_commit(member, commit)?;
-        let Some(shape) = commit.control else { return Ok(Arc::clone(&commit.memory)) };
-        let (pool, topic) = match (shape.topic, &commit.made[..]) {
-            (None, [pool]) => (*pool, None),
-            (Some(_), [pool, topic]) => (*pool, Some(*topic)),
-            _ => return Err(Refused::Invalid("no control memory was made for the commit")),
-        };
-        let control = Some(BlockControl { shape, pool, topic });
-        Ok(Arc::new(Memory { control, ..(*commit.memory).clone() }))
-    }
-
-    /// Whether a commit can be, as far as that is known before its control memory is made.
-    pub(super) fn check_commit(&self, member: MemberId, commit: &Commit) -> Result<(), Refused> {
+    /// Refuses a commit whose name, claim or size does not allow it.
+    fn check_commit(&self, member: MemberId, commit: &Commit) -> Result<(), Refused> {
         let Commit { name, memory, .. } = commit;
         if let Some(claim) = commit.claim {
             let held = self.claims.get(&claim).is_some_and(|c| c.member == member && c.name == *name);
@@ -102,8 +86,8 @@ impl Registry {
             }
         }
         let latest = self.entries.get(name).and_then(Entry::latest);
-        // Who uses a pool by its name means all others who do.
-        let alone = commit.if_absent || commit.control.is_some();
+        // A process that uses a pool by its name relies on sharing it with all others that do.
+        let alone = commit.if_absent || memory.control.is_some();
         if let Some((version, found)) = latest
             && (alone || found.memory.control.is_some())
         {
@@ -112,10 +96,8 @@ impl Registry {
         let names = self.totals.names + u64::from(latest.is_none());
         limit(Limit::Names, self.bounds.names, names)?;
         let bytes = self.totals.bytes().saturating_add(memory.held_bytes()).saturating_add(memory.other_bytes());
-        let bytes = commit.made.iter().fold(bytes, |sum, made| sum.saturating_add(made.bytes));
         limit(Limit::Bytes, self.bounds.bytes, bytes)?;
-        let fds = memory.fds().len() + commit.control.map_or(0, |control| control.fds());
-        limit(Limit::Fds, self.bounds.fds, self.totals.fds + fds as u64)?;
+        limit(Limit::Fds, self.bounds.fds, self.totals.fds + memory.fds().len() as u64)?;
         self.check_leases(member)
     }
 

@@ -137,7 +137,7 @@ impl Memory {
     /// As [`Memory::fds`], without the first `chunks` chunks.
     pub(crate) fn fds_from(&self, chunks: usize) -> Vec<FdId> {
         let mut fds = fds(self.chunks.get(chunks..).unwrap_or_default(), &self.table);
-        fds.extend(self.control.iter().flat_map(BlockControl::made).map(|made| made.fd));
+        fds.extend(self.control.iter().flat_map(BlockControl::created).map(|created| created.fd));
         fds
     }
 
@@ -171,7 +171,10 @@ impl Memory {
             Table::Inline(_) => 0,
             Table::Fd { bytes, .. } => bytes,
         };
-        self.control.iter().flat_map(BlockControl::made).fold(table, |sum, made| sum.saturating_add(made.bytes))
+        self.control
+            .iter()
+            .flat_map(BlockControl::created)
+            .fold(table, |sum, created| sum.saturating_add(created.bytes))
     }
 }
 
@@ -185,8 +188,8 @@ pub(crate) struct BlockControl {
 }
 
 impl BlockControl {
-    /// All of its memory: the pool's, then the topic's.
-    pub(crate) fn made(&self) -> impl Iterator<Item = ControlMemory> {
+    /// Returns its memory: the pool's, then the topic's.
+    pub(crate) fn created(&self) -> impl Iterator<Item = ControlMemory> {
         std::iter::once(self.pool).chain(self.topic)
     }
 
@@ -196,7 +199,7 @@ impl BlockControl {
     }
 }
 
-/// BlockControl memory that the server has made.
+/// Control memory that the server has created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ControlMemory {
     pub(crate) fd: FdId,

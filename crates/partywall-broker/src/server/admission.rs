@@ -1,9 +1,6 @@
-//! New connections: accepting, refusing, shaking hands.
+//! Handshakes: who becomes a member or an operator, and who comes back as one.
 
-use std::{
-    os::fd::{AsFd, OwnedFd},
-    time::{Duration, Instant},
-};
+use std::{os::fd::OwnedFd, time::Duration};
 
 use partywall_os::socket;
 use partywall_wire::{
@@ -11,121 +8,26 @@ use partywall_wire::{
     handshake::{self, Speaker},
     limits::PROTOCOL,
 };
-use rustix::event::epoll::{self, EventFlags};
+use rustix::event::epoll::EventFlags;
 
 use crate::{
     config::OPERATORS,
     registry::{Event, MemberId, event::Identity},
     server::{
+        acceptor::{no_fds, spare},
         connection::{Channel, Connection, ConnectionId, Message},
-        event_loop::{RETRY, Server, Source, random, spare},
-        in_flight::{Process, ProcessKey, Room},
+        event_loop::{Server, random},
+        in_flight::{ProcessKey, Room},
         membership::{Identified, identify, presentable},
-        timers::Timer,
+        reactor::Source,
         translate,
     },
 };
 
 impl Server {
-    /// Takes in the connections that wait, as many as one turn allows.
-    pub(super) fn accept(&mut self) {
-        for _ in 0..ACCEPTS_IN_TURN {
-            if self.unauthenticated.len() >= MAX_HANDSHAKES && !self.drop_silent(None) {
-                // Those that wait to be accepted can wait until one of these has spoken, or has been silent for long.
-                return self.pause_accepting(HANDSHAKE_RETRY);
-            }
-            match socket::accept(&self.place.listener) {
-                Ok(None) => return,
-                Ok(Some(call)) => self.greet(call),
-                Err(errno) => {
-                    tracing::warn!(%errno, "a connection could not be accepted");
-                    if !self.turn_away_one() {
-                        return self.pause_accepting(RETRY);
-                    }
-                }
-            }
-        }
-    }
-
-    /// New connections may be accepted again.
-    pub(super) fn resume_accepting(&mut self) {
-        if self.spare.is_none() {
-            self.spare = spare().ok();
-        }
-        if !self.accepting
-            && epoll::modify(&self.epoll, &self.place.listener, Source::Listener.data(), EventFlags::IN).is_ok()
-        {
-            self.accepting = true;
-        }
-    }
-
-    /// The kernel would report a connection that cannot be accepted over and over.
-    fn pause_accepting(&mut self, pause: Duration) {
-        if epoll::modify(&self.epoll, &self.place.listener, Source::Listener.data(), EventFlags::empty()).is_ok() {
-            self.accepting = false;
-        }
-        self.timers.set(Instant::now() + pause, Timer::Accept);
-    }
-
-    /// Tells one connection that there is no file descriptor for it, by means of the spare one.
-    fn turn_away_one(&mut self) -> bool {
-        if self.spare.take().is_none() {
-            return false;
-        }
-        if let Ok(Some(call)) = socket::accept(&self.place.listener) {
-            self.refuse(&call, no_fds());
-        }
-        self.spare = spare().ok();
-        self.spare.is_some()
-    }
-
-    fn greet(&mut self, call: OwnedFd) {
-        let ours = rustix::process::geteuid().as_raw();
-        let pid = match socket::peer(&call) {
-            Ok(peer) if peer.uid != ours => {
-                return self.refuse(&call, Refusal::WrongUser { broker: ours, peer: peer.uid });
-            }
-            Ok(peer) => peer.pid,
-            Err(errno) => return tracing::warn!(%errno, "dropped a connection whose end is unknown"),
-        };
-        self.last_connection += 1;
-        let id = ConnectionId(self.last_connection);
-        let process = Process::of(call.as_fd(), pid, id);
-        let is_of_same = |(of, _): &&(ProcessKey, Instant)| *of == process.key;
-        while self.unauthenticated.values().filter(is_of_same).count() >= MAX_HANDSHAKES_OF_PROCESS
-            && self.drop_silent(Some(process.key))
-        {}
-        if let Err(errno) = epoll::add(&self.epoll, &call, Source::Socket(Channel::Call, id).data(), EventFlags::IN) {
-            return tracing::warn!(%errno, "dropped a connection that cannot be watched");
-        }
-        self.timers.set(Instant::now() + self.handshake_timeout, Timer::Handshake(id));
-        self.unauthenticated.insert(id, (process.key, Instant::now()));
-        self.connections.insert(id, Connection::new(id, call, process));
-    }
-
-    /// Drops the connection that has been silent for longest, of all or of one process. False if none has been silent for
-    /// long: its first message may be on its way.
-    fn drop_silent(&mut self, of: Option<ProcessKey>) -> bool {
-        let oldest = self.unauthenticated.iter().find(|(id, (process, _))| {
-            of.is_none_or(|of| of == *process)
-                && self.connections.get(id).is_some_and(|connection| !connection.is_parked)
-        });
-        let Some((id, since)) = oldest.map(|(id, (_, since))| (*id, *since)) else { return false };
-        if since.elapsed() < SILENT {
-            return false;
-        }
-        // Its first message may be there, and only we may not have come to it yet.
-        self.hear(id);
-        if self.unauthenticated.contains_key(&id) && self.connections.get(&id).is_some_and(|c| !c.is_parked) {
-            tracing::warn!(connection = id.0, "dropped: too many connections do not say who they are");
-            self.drop_connection(id);
-        }
-        true
-    }
-
     /// Refuses a seat beyond the share of a process, and one beyond all.
     fn check_seats(&self, process: ProcessKey) -> Result<(), Refusal> {
-        let share = self.members.share_of(process);
+        let share = self.peers.members.share_of(process);
         let allowed = (self.limits.clients / PROCESS_SHARE).max(MIN_PROCESS_SHARE);
         if share.connected >= allowed {
             return Err(Refusal::Limit { limit: Limit::ClientsOfProcess, allowed, needed: share.connected + 1 });
@@ -138,12 +40,12 @@ impl Server {
 
     /// Finds a place for a connection without a seat, if need be that of the one that has been idle for longest.
     fn check_operators(&mut self, process: ProcessKey) -> Result<(), Refusal> {
-        let share = self.members.share_of(process).operators;
+        let share = self.peers.members.share_of(process).operators;
         let allowed = OPERATORS / PROCESS_SHARE;
         if share >= allowed {
             return Err(Refusal::Limit { limit: Limit::Operators, allowed, needed: share + 1 });
         }
-        if let (OPERATORS.., Some((idle, last_request))) = self.members.operators() {
+        if let (OPERATORS.., Some((idle, last_request))) = self.peers.members.operators() {
             if last_request.elapsed() < OPERATOR_IDLE {
                 return Err(Refusal::Limit { limit: Limit::Operators, allowed: OPERATORS, needed: OPERATORS + 1 });
             }
@@ -155,21 +57,21 @@ impl Server {
 
     /// The first message of a connection.
     pub(super) fn on_hello(&mut self, id: ConnectionId, message: Message) {
-        let Some(connection) = self.connections.get(&id) else { return };
+        let Some(connection) = self.peers.connections.get(&id) else { return };
         let process = connection.process();
         let (speaker, hello) = match self.read_hello(&message.frame.body) {
             Ok(Ok(hello)) => hello,
             Ok(Err(refusal)) => return self.send_away(id, refusal),
             Err(why) => return self.hang_up(id, &why),
         };
-        match self.in_flight.room(process, hello.operator) {
+        match self.peers.in_flight.room(process, hello.operator) {
             Room::Free => {}
             Room::Refused(refusal) => return self.send_away(id, refusal),
-            Room::Later(_) => return self.park(id, message, hello.operator),
+            Room::Later(_) => return self.peers.park(&mut self.reactor, id, message, hello.operator),
         }
         let Message { frame, fds } = message;
         let lost = fds.len() < frame.fds;
-        let Some(connection) = self.connections.get(&id) else { return };
+        let Some(connection) = self.peers.connections.get(&id) else { return };
         // Telling what the client sent takes a file descriptor: without one, a pidfd would look like anything else.
         if lost || spare().is_err() {
             return self.send_away(id, no_fds());
@@ -177,7 +79,7 @@ impl Server {
         match identify(connection.call(), &speaker, fds.into_iter().next()) {
             Ok(client) => {
                 let admitted = match &hello.resume {
-                    Some(resume) => match self.members.resumable(resume, self.about.instance, &client) {
+                    Some(resume) => match self.peers.members.resumable(resume, self.about.instance, &client) {
                         Some(member) => self.resume(id, member),
                         None => Err(Refusal::CannotResume),
                     },
@@ -208,7 +110,7 @@ impl Server {
     }
 
     fn join(&mut self, id: ConnectionId, client: Identified, hello: &ClientHello) -> Result<(), Refusal> {
-        let process = self.connections.get(&id).map(Connection::process).ok_or(Refusal::ShuttingDown)?;
+        let process = self.peers.connections.get(&id).map(Connection::process).ok_or(Refusal::ShuttingDown)?;
         if hello.operator {
             self.check_operators(process.key)?;
         } else {
@@ -224,14 +126,14 @@ impl Server {
         let pid = client.pid;
         let uid = client.uid;
         let has_pidfd = client.pidfd.is_some();
-        let member = self.members.join(client, token, id, process.key, hello.operator);
-        let watched = match self.members.pidfd(member) {
-            Some(pidfd) => epoll::add(&self.epoll, pidfd, Source::Exit(member).data(), EventFlags::IN),
+        let member = self.peers.members.join(client, token, id, process.key, hello.operator);
+        let watched = match self.peers.members.pidfd(member) {
+            Some(pidfd) => self.reactor.watch(pidfd, Source::Exit(member), EventFlags::IN),
             None => Ok(()),
         };
         if let Err(errno) = watched {
             tracing::warn!(%errno, "a member's end cannot be watched");
-            self.members.remove(member);
+            self.peers.members.remove(member);
             return Err(no_fds());
         }
         let ClientHello { operator, simulated, .. } = *hello;
@@ -239,7 +141,7 @@ impl Server {
         let identity = Identity { pid, uid, command: command.into(), simulated, operator, has_pidfd };
         self.apply(Event::Joined { member, identity });
         if let Some(row) = self.registry.row(member) {
-            self.control.begin_row(row);
+            self.runner.control.begin_row(row);
         }
         self.welcome(id, member, ours, theirs, false);
         Ok(())
@@ -247,14 +149,14 @@ impl Server {
 
     fn resume(&mut self, id: ConnectionId, member: MemberId) -> Result<(), Refusal> {
         let (ours, theirs) = self.events_pair(id)?;
-        if let Some(old) = self.members.current(member) {
+        if let Some(old) = self.peers.members.current(member) {
             self.hang_up(old, "its member goes on at another connection");
         }
-        self.members.resume(member, id);
+        self.peers.members.resume(member, id);
         tracing::info!(%member, "resumed");
         self.apply(Event::Resumed { member });
         if let Some(row) = self.registry.row(member) {
-            self.control.begin_row(row);
+            self.runner.control.begin_row(row);
         }
         self.welcome(id, member, ours, theirs, true);
         Ok(())
@@ -263,16 +165,15 @@ impl Server {
     /// The events socket of a connection, and the end for the client.
     fn events_pair(&self, id: ConnectionId) -> Result<(OwnedFd, OwnedFd), Refusal> {
         let (ours, theirs) = socket::pair().map_err(|_| no_fds())?;
-        epoll::add(&self.epoll, &ours, Source::Socket(Channel::Events, id).data(), EventFlags::empty())
-            .map_err(|_| no_fds())?;
+        self.reactor.watch(&ours, Source::Socket(Channel::Events, id), EventFlags::empty()).map_err(|_| no_fds())?;
         Ok((ours, theirs))
     }
 
     fn welcome(&mut self, id: ConnectionId, member: MemberId, ours: OwnedFd, theirs: OwnedFd, resumed: bool) {
-        let (Some(token), Some(row)) = (self.members.token(member), self.registry.row(member)) else { return };
-        let Some(connection) = self.connections.get_mut(&id) else { return };
+        let (Some(token), Some(row)) = (self.peers.members.token(member), self.registry.row(member)) else { return };
+        let Some(connection) = self.peers.connections.get_mut(&id) else { return };
         connection.admit(member, ours, self.limits.message);
-        self.unauthenticated.remove(&id);
+        self.acceptor.forget(id);
         let welcome = Welcome {
             instance: self.about.instance,
             member: member.0,
@@ -284,56 +185,16 @@ impl Server {
         let hello = BrokerHello { outcome: Ok(welcome) };
         let sent = match handshake::encode(&Speaker::new(&self.about.version), &hello, 2) {
             Ok(bytes) => {
-                let fds = vec![self.reclaimer.keep(theirs).into(), self.control.rows_fd()];
-                connection.send(Channel::Call, bytes, fds, &mut self.in_flight)
+                let fds = vec![self.runner.store.adopt(theirs).into(), self.runner.control.rows_fd()];
+                self.peers.send_bytes(&mut self.reactor, id, Channel::Call, bytes, fds)
             }
             Err(error) => return self.hang_up(id, &error.to_string()),
         };
-        if let Err(broken) = self.after_sending(id, Channel::Call, sent) {
+        if let Err(broken) = sent {
             self.hang_up(id, &broken.to_string());
         }
     }
-
-    /// Refuses a connection and drops it.
-    pub(super) fn send_away(&mut self, id: ConnectionId, refusal: Refusal) {
-        if let Some(connection) = self.connections.get(&id) {
-            self.refuse(connection.call(), refusal);
-        }
-        self.drop_connection(id);
-    }
-
-    /// Tells a client why it does not become a member. It costs nothing to ask again.
-    pub(super) fn refuse(&self, call: impl AsFd, refusal: Refusal) {
-        tracing::info!(?refusal, "refused a connection");
-        let hello = BrokerHello { outcome: Err(refusal) };
-        match handshake::encode(&Speaker::new(&self.about.version), &hello, 0) {
-            // A fresh socket has room for this; a client that is gone needs no reason.
-            Ok(bytes) => drop(socket::send(call, &bytes, &[])),
-            Err(error) => tracing::error!(%error, "a refusal could not be encoded"),
-        }
-    }
 }
-
-/// This process cannot open another file.
-pub(super) fn no_fds() -> Refusal {
-    let open_files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
-    Refusal::Limit { limit: Limit::Fds, allowed: open_files, needed: open_files.saturating_add(1) }
-}
-
-/// Connections accepted before others have their turn.
-const ACCEPTS_IN_TURN: usize = 64;
-
-/// Connections at once that have not said yet who they are. Clients say it as soon as they are connected.
-const MAX_HANDSHAKES: usize = 64;
-
-/// A connection that has said nothing for so long may make room for others.
-const SILENT: Duration = Duration::from_millis(100);
-
-/// How soon to look for room for the next one.
-const HANDSHAKE_RETRY: Duration = Duration::from_millis(5);
-
-/// Such connections of one process.
-const MAX_HANDSHAKES_OF_PROCESS: usize = MAX_HANDSHAKES / 4;
 
 /// A process gets one part in so many of all seats.
 const PROCESS_SHARE: u64 = 4;

@@ -22,13 +22,9 @@ use partywall_wire as wire;
 use crate::{
     registry::{
         ControlNeeded, FdId,
-        types::{CellAt, ControlMemory},
+        types::{BlockControl, CellAt, ControlMemory},
     },
-    server::{
-        fds::FdStore,
-        ids::IdMap,
-        reclaimer::{Donated, Reclaimer},
-    },
+    server::{fds::FdStore, ids::IdMap, reclaimer::Donated},
 };
 
 /// Everything that is mapped.
@@ -107,13 +103,13 @@ pub(super) struct Standing {
 }
 
 impl Control {
-    pub(super) fn create(reclaimer: &Reclaimer) -> Result<Self, Errno> {
+    pub(super) fn create(store: &FdStore) -> Result<Self, Errno> {
         // As many as there can be, of which only those that are in use take memory.
         let fd = Members::create(members::MAX_ROWS)?;
         let rows = Members::map(&fd)?;
         Ok(Self {
             rows,
-            rows_fd: Arc::new(reclaimer.keep(fd)),
+            rows_fd: Arc::new(store.adopt(fd)),
             slabs: IdMap::default(),
             tables: IdMap::default(),
             undone: BTreeMap::new(),
@@ -137,36 +133,50 @@ impl Control {
         Arc::clone(&self.rows_fd)
     }
 
-    /// Makes and maps what a request needs.
-    pub(super) fn make(
-        &mut self,
-        needed: ControlNeeded,
-        store: &mut FdStore,
-        reclaimer: &Reclaimer,
-    ) -> io::Result<ControlMemory> {
-        let fd = match needed {
-            ControlNeeded::Slab => Slab::create()?,
-            ControlNeeded::Semaphore(maximum) => Semaphore::create(maximum)?,
-            ControlNeeded::Pool(shape) => Pool::create(shape.blocks)?,
-            ControlNeeded::Topic(shape, _) => Topic::create(topic_shape(&shape).ok_or(io::ErrorKind::InvalidInput)?)?,
-        };
-        let bytes = memfd::len(&fd)?;
-        let (slab, table) = match needed {
-            ControlNeeded::Slab => (Some(Slab::map(&fd)?), None),
-            ControlNeeded::Semaphore(_) => (None, Some(SlotTable::Semaphore(Semaphore::map(&fd)?))),
-            ControlNeeded::Pool(_) => (None, Some(SlotTable::Pool(Pool::map(&fd)?))),
-            ControlNeeded::Topic(_, pool) => {
-                let topic = Topic::map(&fd)?;
-                let Some(SlotTable::Pool(pool)) = self.tables.remove(&pool) else {
-                    return Err(io::Error::new(io::ErrorKind::NotFound, "the topic's pool is gone"));
-                };
-                (None, Some(SlotTable::Topic(Box::new(topic), pool)))
+    /// Creates and maps control memory that a request needs.
+    pub(super) fn provide(&mut self, needed: ControlNeeded, store: &mut FdStore) -> io::Result<ControlMemory> {
+        match needed {
+            ControlNeeded::Slab => {
+                let fd = Slab::create()?;
+                let slab = Slab::map(&fd)?;
+                let bytes = memfd::len(&fd)?;
+                let created = store.keep_control(fd, bytes);
+                self.slabs.insert(created.fd, slab);
+                Ok(created)
             }
+            ControlNeeded::Semaphore(maximum) => {
+                let fd = Semaphore::create(maximum)?;
+                let semaphore = Semaphore::map(&fd)?;
+                let bytes = memfd::len(&fd)?;
+                let created = store.keep_control(fd, bytes);
+                self.tables.insert(created.fd, SlotTable::Semaphore(semaphore));
+                Ok(created)
+            }
+        }
+    }
+
+    /// Creates and maps the control memory of a pool or topic.
+    ///
+    /// A request that is refused afterwards has cost two memfds, which are closed with the refusal. Their length is bounded
+    /// by the limits that the shape was checked against, and only pages that are written take memory.
+    pub(super) fn provide_blocks(&mut self, shape: wire::Control, store: &mut FdStore) -> io::Result<BlockControl> {
+        let pool_fd = Pool::create(shape.blocks)?;
+        let pool_bytes = memfd::len(&pool_fd)?;
+        let pool = Pool::map(&pool_fd)?;
+        let (table, topic) = match topic_shape(&shape) {
+            Some(shape) => {
+                let fd = Topic::create(shape)?;
+                let bytes = memfd::len(&fd)?;
+                let topic = Topic::map(&fd)?;
+                (SlotTable::Topic(Box::new(topic), pool), Some((fd, bytes)))
+            }
+            None => (SlotTable::Pool(pool), None),
         };
-        let fd = store.keep(reclaimer.keep(fd));
-        self.slabs.extend(slab.map(|slab| (fd, slab)));
-        self.tables.extend(table.map(|table| (fd, table)));
-        Ok(ControlMemory { fd, bytes })
+        let pool = store.keep_control(pool_fd, pool_bytes);
+        let topic = topic.map(|(fd, bytes)| store.keep_control(fd, bytes));
+        let control = BlockControl { shape, pool, topic };
+        self.tables.insert(control.slot_table(), table);
+        Ok(control)
     }
 
     /// Unmaps what is closed.

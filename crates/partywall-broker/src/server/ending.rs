@@ -22,12 +22,11 @@ impl Server {
     /// Begins to count the time without members and names, or stops counting.
     pub(super) fn note_idleness(&mut self) {
         let Some(idle_exit) = self.idle_exit else { return };
-        if !self.registry.is_idle() || !self.connections.is_empty() {
+        if !self.registry.is_idle() || !self.peers.connections.is_empty() {
             self.idle_since = None;
         } else if self.idle_since.is_none() {
-            let now = Instant::now();
-            self.idle_since = Some(now);
-            self.timers.set(now + idle_exit, Timer::Idle);
+            self.idle_since = Some(Instant::now());
+            self.reactor.set_timer(idle_exit, Timer::Idle);
         }
     }
 
@@ -38,31 +37,31 @@ impl Server {
             return;
         }
         // Whoever holds the lock is looking for a broker: it will find this one.
-        let Ok(_lock) = self.place.file.lock_directory() else {
-            self.timers.set(Instant::now() + IDLE_RETRY, Timer::Idle);
+        let Ok(_lock) = self.acceptor.place.file.lock_directory() else {
+            self.reactor.set_timer(IDLE_RETRY, Timer::Idle);
             return;
         };
         self.accept();
-        if !self.connections.is_empty() {
+        if !self.peers.connections.is_empty() {
             return;
         }
-        self.place.file.remove();
+        self.acceptor.place.file.remove();
         tracing::info!("leaving: nobody needs this broker");
         self.exit = Some(Exit::Idle);
     }
 
     /// Leaves nothing behind.
     pub(super) fn finish(mut self) {
-        self.place.file.remove();
+        self.acceptor.place.file.remove();
         for cell in self.registry.live_cells() {
-            self.control.end(cell, Ending::BrokerGone);
+            self.runner.control.end(cell, Ending::BrokerGone);
         }
         self.turn_away_the_rest();
         let deadline = Instant::now() + TIMEOUT;
         let unread_until = Instant::now() + UNREAD;
-        for connection in self.connections.values_mut() {
+        for connection in self.peers.connections.values_mut() {
             while connection.owes_reply() {
-                let is_worth_trying = match connection.flush(Channel::Call, &mut self.in_flight) {
+                let is_worth_trying = match connection.flush(Channel::Call, &mut self.peers.in_flight) {
                     Ok(Sent::Blocked) => socket::wait(connection.call(), Ready::Write, Some(deadline)) == Ok(true),
                     // A read cannot be waited for as room can.
                     Ok(Sent::Unread) if Instant::now() < unread_until => {
@@ -76,21 +75,21 @@ impl Server {
                 }
             }
         }
-        let Self { reclaimer, connections, store, control, place, .. } = self;
-        drop((connections, store, control, place));
-        reclaimer.finish(TIMEOUT);
+        let Self { peers, runner, acceptor, .. } = self;
+        drop((peers, acceptor));
+        runner.finish(TIMEOUT);
         tracing::info!("ended");
     }
 
     /// Refuses whoever waits to be accepted: the broker is about to end.
     fn turn_away_the_rest(&mut self) {
-        self.spare = None;
-        while let Ok(Some(call)) = socket::accept(&self.place.listener) {
-            self.refuse(&call, Refusal::ShuttingDown);
+        self.acceptor.spare = None;
+        while let Ok(Some(call)) = socket::accept(&self.acceptor.place.listener) {
+            self.acceptor.refuse(&call, Refusal::ShuttingDown);
         }
-        for connection in self.connections.values() {
+        for connection in self.peers.connections.values() {
             if connection.phase() == Phase::Handshake {
-                self.refuse(connection.call(), Refusal::ShuttingDown);
+                self.acceptor.refuse(connection.call(), Refusal::ShuttingDown);
             }
         }
     }

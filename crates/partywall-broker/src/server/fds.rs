@@ -1,8 +1,9 @@
 //! Donated file descriptors: what they are, and who keeps them.
 
 use std::{
-    os::fd::{AsFd, BorrowedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::Arc,
+    time::Duration,
 };
 
 use partywall_os::fd::{FdKind, classify};
@@ -14,22 +15,59 @@ use partywall_wire::{
 use crate::{
     registry::{
         FdId,
-        types::{Chunk, Kind, Table},
+        types::{Chunk, ControlMemory, Kind, Table},
     },
-    server::{ids::IdMap, reclaimer::Donated, translate::invalid},
+    server::{
+        ids::IdMap,
+        reclaimer::{Donated, Reclaimer},
+        translate::invalid,
+    },
 };
 
 /// File descriptors by the numbers under which the registry knows them.
 ///
-/// Shared, because an answer on its way out still needs a file descriptor that the registry has given up meanwhile.
-#[derive(Debug, Default)]
+/// An answer on its way out may still need a file descriptor that the registry has closed meanwhile.
+#[derive(Debug)]
 pub(super) struct FdStore {
+    /// Shared with answers on their way out.
     held: IdMap<FdId, Arc<Donated>>,
+    /// The last number that was given.
     last: u64,
+    reclaimer: Reclaimer,
 }
 
 impl FdStore {
-    pub(super) fn keep(&mut self, fd: Donated) -> FdId {
+    pub(super) fn new(reclaimer: Reclaimer) -> Self {
+        Self { held: IdMap::default(), last: 0, reclaimer }
+    }
+
+    /// Takes a file descriptor over: the reclaimer closes it, wherever the result is dropped.
+    pub(super) fn adopt(&self, fd: OwnedFd) -> Donated {
+        self.reclaimer.keep(fd)
+    }
+
+    /// Has the reclaimer close file descriptors that nobody wants.
+    pub(super) fn discard(&self, fds: impl IntoIterator<Item = OwnedFd>) {
+        fds.into_iter().for_each(|fd| drop(self.adopt(fd)));
+    }
+
+    pub(super) fn reclaimer(&self) -> &Reclaimer {
+        &self.reclaimer
+    }
+
+    /// Closes everything, waiting for `timeout` at most.
+    pub(super) fn finish(self, timeout: Duration) {
+        let Self { held, reclaimer, .. } = self;
+        drop(held);
+        reclaimer.finish(timeout);
+    }
+
+    /// Keeps control memory of this many bytes.
+    pub(super) fn keep_control(&mut self, fd: OwnedFd, bytes: u64) -> ControlMemory {
+        ControlMemory { fd: self.keep(self.adopt(fd)), bytes }
+    }
+
+    fn keep(&mut self, fd: Donated) -> FdId {
         self.last += 1;
         let id = FdId(self.last);
         self.held.insert(id, Arc::new(fd));

@@ -11,6 +11,8 @@ use partywall_wire::{
 mod control;
 mod member;
 mod object;
+#[cfg(test)]
+mod tests;
 mod watch;
 
 use crate::{
@@ -25,6 +27,7 @@ use crate::{
         control::{Control, SlotTable, topic_shape},
         fds::{Expected, FdStore},
         reclaimer::Donated,
+        runner::{Kills, Runner},
     },
 };
 
@@ -39,15 +42,15 @@ pub(super) struct About {
     pub(super) limits: Vec<(wire::Limit, u64)>,
 }
 
-/// A request as the registry takes it. The file descriptors of a commit or growth are checked, and given to `store` only
-/// if the request is well-formed.
+/// Returns a request as the registry takes it. The file descriptors of a commit or growth are checked, and kept only if
+/// the request is well-formed. The control memory of a pool or topic is created.
 ///
 /// Only members on the simulated driver may donate what that makes, which is no memory of a GPU. `instance` is this
 /// broker's.
 pub(super) fn call(
     call: wire::Call,
     fds: Vec<Donated>,
-    store: &mut FdStore,
+    runner: &mut Runner,
     simulated: bool,
     instance: u64,
 ) -> Result<Call, Refusal> {
@@ -56,7 +59,7 @@ pub(super) fn call(
     }
     Ok(match call {
         wire::Call::Ping => Call::Ping,
-        wire::Call::Commit(commit) => Call::Commit(self::commit(commit, fds, store, simulated)?),
+        wire::Call::Commit(commit) => Call::Commit(self::commit(commit, fds, runner, simulated)?),
         wire::Call::Open(open) => Call::Open(event::Open {
             name: name(open.name)?,
             version: version(open.version)?,
@@ -70,7 +73,7 @@ pub(super) fn call(
         wire::Call::LeaveName { lease } => Call::LeaveName { lease: LeaseId(lease) },
         wire::Call::WithdrawNames => Call::WithdrawNames,
         wire::Call::AwaitWithdrawal { lease } => Call::AwaitWithdrawal { lease: LeaseId(lease) },
-        wire::Call::Grow(grow) => Call::Grow(self::grow(grow, fds, store, simulated)?),
+        wire::Call::Grow(grow) => Call::Grow(self::grow(grow, fds, &mut runner.store, simulated)?),
         wire::Call::Refresh { lease, growths, chunks } => Call::Refresh { lease: LeaseId(lease), growths, chunks },
         wire::Call::AwaitGrowth { lease, growths } => Call::AwaitGrowth { lease: LeaseId(lease), growths },
         wire::Call::Remove { name } => Call::Remove { name: self::name(name)? },
@@ -109,7 +112,7 @@ pub(super) fn call(
 fn commit(
     commit: wire::Commit,
     fds: Vec<Donated>,
-    store: &mut FdStore,
+    runner: &mut Runner,
     simulated: bool,
 ) -> Result<event::Commit, Refusal> {
     if let Some(control) = &commit.control {
@@ -133,8 +136,8 @@ fn commit(
         return Err(invalid(format!("{handles} handles are needed, {} came", commit.handles.len())));
     }
     let expected = Expected { kind, mutable: commit.mutable, simulated };
-    let (chunks, table) = store.take(commit.chunks, commit.table, fds, expected)?;
-    let memory = Memory {
+    let (chunks, table) = runner.store.take(commit.chunks, commit.table, fds, expected)?;
+    let mut memory = Memory {
         kind,
         place: commit.place,
         chunks,
@@ -146,10 +149,17 @@ fn commit(
         lifetime: commit.lifetime,
         control: None,
     };
+    if let Some(shape) = commit.control {
+        match runner.provide_blocks(shape) {
+            Ok(control) => memory.control = Some(control),
+            Err(refusal) => {
+                runner.close(&memory.fds());
+                return Err(refusal);
+            }
+        }
+    }
     let claim = commit.claim.map(ClaimId);
-    let if_absent = commit.if_absent;
-    let control = commit.control;
-    Ok(event::Commit { name, memory: Arc::new(memory), if_absent, claim, control, made: Vec::new() })
+    Ok(event::Commit { name, memory: Arc::new(memory), if_absent: commit.if_absent, claim })
 }
 
 /// Refuses a pool or topic that cannot be.
@@ -202,12 +212,12 @@ pub(super) fn invalid(why: impl Into<String>) -> Refusal {
 
 /// The wire's form of what came of a request.
 ///
-/// What timelines and semaphores stand at is read from `control`.
-pub(super) fn outcome(outcome: Outcome, about: &About, control: &Control) -> Result<Answer, Refusal> {
-    outcome.map(|granted| answer(granted, about, control)).map_err(refusal)
+/// What timelines and semaphores stand at is read from `control`. `kills` is what came of killing evicted members.
+pub(super) fn outcome(outcome: Outcome, about: &About, control: &Control, kills: &Kills) -> Result<Answer, Refusal> {
+    outcome.map(|granted| answer(granted, about, control, kills)).map_err(refusal)
 }
 
-fn answer(granted: registry::Answer, about: &About, control: &Control) -> Answer {
+fn answer(granted: registry::Answer, about: &About, control: &Control, kills: &Kills) -> Answer {
     match granted {
         registry::Answer::Done => Answer::Done,
         registry::Answer::Pending => Answer::Pending,
@@ -231,7 +241,9 @@ fn answer(granted: registry::Answer, about: &About, control: &Control) -> Answer
             Answer::Members { members: member::rows(&members, control), more }
         }
         registry::Answer::Happened(happened) => Answer::Happened(watch::happened(&happened, about.instance)),
-        registry::Answer::Evicted { members, .. } => Answer::Evicted(members.iter().map(member::evicted).collect()),
+        registry::Answer::Evicted(members) => {
+            Answer::Evicted(members.iter().map(|departed| member::evicted(departed, kills)).collect())
+        }
         registry::Answer::Freed { members, more } => {
             Answer::Freed { members: members.iter().map(member::freed).collect(), more }
         }
@@ -407,178 +419,5 @@ pub(super) fn refusal(refused: Refused) -> Refusal {
         Refused::IsUnproven { pid } => Refusal::IsUnproven { pid },
         Refused::NotUnproven { pid, state } => Refusal::NotUnproven { pid, state },
         Refused::Evicted { by, at } => Refusal::Evicted { by, at },
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use partywall_wire::{
-        Reply, frame,
-        limits::{MAX_CHUNKS, MAX_COMMAND, MAX_INLINE_TABLE, MAX_NAME, MIN_MESSAGE},
-    };
-
-    use partywall_shm::topic::{self, Topic};
-
-    use super::*;
-    use crate::registry::{
-        Bounds, ControlNeeded, Event, Registry,
-        event::{Commit, Identity, Open},
-        types::{Chunk, ObjectKind},
-    };
-    use crate::server::reclaimer::Reclaimer;
-
-    fn about() -> About {
-        About {
-            pid: 1,
-            version: "0".into(),
-            instance: u64::MAX,
-            started_at: 0,
-            log: Some("x".repeat(4096)),
-            limits: Vec::new(),
-        }
-    }
-
-    /// The longest names and command lines, the most chunks, the largest table inside a message, many of everything.
-    #[test]
-    fn every_answer_fits_the_smallest_message() {
-        let many = 1 << 30;
-        let bounds = Bounds {
-            members: many,
-            rows: many,
-            bytes: u64::MAX,
-            names: many,
-            fds: many,
-            waits: many,
-            leases: many,
-            chunks: many,
-            growths: many,
-            timelines: many,
-            slabs: many,
-            cells: many,
-            rest: many,
-            semaphores: many,
-            log: u64::MAX,
-        };
-        let mut registry = Registry::new(bounds);
-        let reclaimer = Reclaimer::start().unwrap();
-        let mut store = FdStore::default();
-        let mut control = Control::create(&reclaimer).unwrap();
-        let mut last = 0;
-        let mut ask = |registry: &mut Registry, control: &Control, member: u64, call: Call| {
-            last += 1;
-            let request = RequestId(last);
-            let effects = registry.apply(Event::Request { member: MemberId(member), request, call }, u64::MAX);
-            let reply = effects.into_iter().find_map(|effect| match effect {
-                crate::registry::Effect::Reply { outcome, fds, .. } => Some((outcome, fds)),
-                _ => None,
-            });
-            let (outcome, fds) = reply.unwrap();
-            let reply = Reply { id: u64::MAX, outcome: self::outcome(outcome, &about(), control) };
-            frame::encode(&reply, fds.len(), MIN_MESSAGE).unwrap();
-            reply.outcome
-        };
-        let name = |i: u64| Name::new(format!("{}{i:04}", "n".repeat(MAX_NAME - 4)));
-        let open = |i: u64| Call::Open(Open { name: name(i), version: None, access: wire::Access::Read, wait: false });
-        for member in 1..=300 {
-            let identity = Identity {
-                pid: if member == 1 { 1 } else { u32::MAX },
-                uid: u32::MAX,
-                command: "c".repeat(MAX_COMMAND).into(),
-                simulated: true,
-                operator: false,
-                has_pidfd: member != 2,
-            };
-            registry.apply(Event::Joined { member: MemberId(member), identity }, u64::MAX);
-        }
-        let memory = |i: u64| {
-            let mut uuid = [0xff; 16];
-            uuid[..8].copy_from_slice(&i.to_le_bytes());
-            Arc::new(Memory {
-                kind: Kind::Legacy,
-                place: Place::Gpu(uuid),
-                chunks: vec![Chunk { bytes: 1 << 45, fd: None }; MAX_CHUNKS],
-                handles: vec![wire::LegacyHandle { origin: [0xff; 16], driver: [[0xff; 32]; 2] }; MAX_CHUNKS],
-                table: Table::Inline(vec![0; MAX_INLINE_TABLE].into()),
-                tensors: u64::MAX,
-                mutable: true,
-                reserved: u64::MAX,
-                lifetime: Lifetime::Owned,
-                control: None,
-            })
-        };
-        let commit = |i: u64| {
-            let name = name(i);
-            let memory = memory(i);
-            Commit { name, memory, if_absent: false, claim: None, control: None, made: Vec::new() }
-        };
-        for i in (0..300).chain([0; 100]) {
-            ask(&mut registry, &control, 1, Call::Commit(commit(i))).unwrap();
-        }
-        for member in 2..=300 {
-            ask(&mut registry, &control, member, open(0)).unwrap();
-        }
-        for (i, name) in (0..300).map(|i| (i, name(i))) {
-            let member = if i == 0 { 1..=300 } else { 1..=1 };
-            let made = |i| Some(crate::registry::types::ControlMemory { fd: crate::registry::FdId(i), bytes: 0 });
-            for member in member {
-                let writer = member == 1;
-                let slab = made(i).filter(|_| i == 0 && writer);
-                let open = event::OpenTimeline { name: name.clone(), writer, slabs: 0, slab };
-                ask(&mut registry, &control, member, Call::OpenTimeline(open)).unwrap();
-                let memory = made(i + 1).filter(|_| writer);
-                let open = event::OpenSemaphore { name: name.clone(), maximum: u32::MAX, memory };
-                ask(&mut registry, &control, member, Call::OpenSemaphore(open)).unwrap();
-            }
-        }
-        // As many publish and subscribe as can, and very many have it open.
-        let shape = wire::TopicShape {
-            depth: 1,
-            history: 0,
-            publishers: topic::MAX_PUBLISHERS,
-            loans: 1,
-            subscribers: topic::MAX_SUBSCRIBERS,
-            held: 1,
-            dtype: Some(1),
-            shape: wire::SampleShape::new(&[Some(u64::MAX); wire::MAX_RANK]),
-        };
-        let shape = wire::Control { blocks: 1000, block_bytes: 1 << 40, zeroed: false, topic: Some(shape) };
-        let pool = control.make(ControlNeeded::Pool(shape), &mut store, &reclaimer).unwrap();
-        let topic = control.make(ControlNeeded::Topic(shape, pool.fd), &mut store, &reclaimer).unwrap();
-        let words = Topic::map(store.share(&[topic.fd])[0].fd().unwrap()).unwrap();
-        let commit = commit(5000);
-        let commit = Commit { control: Some(shape), made: vec![pool, topic], ..commit };
-        ask(&mut registry, &control, 1, Call::Commit(commit)).unwrap();
-        for row in 0..topic::MAX_SUBSCRIBERS as u16 {
-            ask(&mut registry, &control, u64::from(row) + 1, open(5000)).unwrap();
-            assert!(words.join_as_publisher(row).is_some());
-            assert!(words.join_as_subscriber(row, Some(u32::MAX), 0).is_some());
-        }
-        for call in [
-            Call::Inspect { name: name(5000), version: None },
-            Call::List { after: Some(name(4999)) },
-            Call::Objects { after: None },
-            Call::Objects { after: Some((ObjectKind::Timeline, name(299))) },
-            Call::InspectObject { kind: ObjectKind::Timeline, name: name(0) },
-            Call::InspectObject { kind: ObjectKind::Semaphore, name: name(0) },
-            Call::Inspect { name: name(0), version: None },
-            Call::List { after: None },
-            Call::Members { after: None },
-            Call::Status,
-            Call::Watch(event::Watch { pattern: wire::Pattern::new("*").unwrap(), after: event::After::Event(0) }),
-            Call::Remove { name: name(0) },
-            Call::Evict { whom: wire::Whom::Pid(u32::MAX), kill: false },
-        ] {
-            ask(&mut registry, &control, 1, call).unwrap();
-        }
-        assert!(
-            matches!(ask(&mut registry, &control, 1, open(9999)), Err(Refusal::NotFound { near, .. }) if !near.is_empty())
-        );
-        for member in 2..=300 {
-            ask(&mut registry, &control, member, Call::UsesGpu { mps: true }).unwrap();
-            registry.apply(Event::Died { member: MemberId(member) }, u64::MAX);
-        }
-        for call in [Call::Members { after: None }, Call::FreeUnproven { pid: None }] {
-            ask(&mut registry, &control, 1, call).unwrap();
-        }
     }
 }

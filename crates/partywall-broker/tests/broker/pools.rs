@@ -338,7 +338,7 @@ fn pools_that_cannot_be_are_refused() {
 }
 
 #[test]
-fn what_is_made_for_them_is_bounded() {
+fn control_memory_is_bounded() {
     let broker = TestBroker::with(|config| config.limits.bytes = POOL.data_bytes().unwrap() + 100);
     let mut client = broker.client();
     assert!(matches!(create(&mut client, "p", POOL), Err(Refusal::Limit { limit: Limit::Bytes, .. })));

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::SLAB_BYTES;
 use crate::registry::{
-    CloseId, FdId, MemberId, Registry, RequestId,
+    CloseId, Effect, FdId, MemberId, Registry, RequestId,
     state::{Life, Totals, Waiting, Want},
     types::{ControlMemory, LeaseId, Lifetime},
 };
@@ -18,7 +18,17 @@ pub(super) fn audit(
 ) {
     assert!(registry.maybe_unreferenced.is_empty());
     assert!(registry.pending_close.versions.is_empty() && registry.pending_close.dead.is_empty());
-    assert_eq!(registry.closing.keys().copied().collect::<BTreeSet<_>>(), *unclosed);
+    let mut held_back = BTreeSet::new();
+    let mut unconfirmed = unclosed.clone();
+    for effect in &registry.held_back {
+        match effect {
+            Effect::Close(fds) => held_back.extend(fds.iter().copied()),
+            Effect::Confirm(id) => assert!(unconfirmed.insert(*id)),
+            other => panic!("{other:?} is held back"),
+        }
+    }
+    assert!(registry.uncleared > 0 || registry.held_back.is_empty());
+    assert_eq!(registry.closing.keys().copied().collect::<BTreeSet<_>>(), unconfirmed);
     let mut totals = Totals::default();
     let mut fds = BTreeSet::new();
     let mut waiting = BTreeSet::new();
@@ -99,6 +109,8 @@ pub(super) fn audit(
         assert_eq!(registry.members[&watcher.member].waits[&watcher.ticket], (*id, Waiting::Watching));
     }
     assert_eq!(registry.totals, totals);
+    assert!(fds.is_disjoint(&held_back));
+    fds.append(&mut held_back);
     assert_eq!(fds, *open_fds, "file descriptors in versions and control memory, and those that the server holds");
     assert_eq!(waiting, *pending, "requests that wait, and those that were told so");
     assert_eq!(registry.claims.keys().copied().collect::<BTreeSet<_>>(), claims, "one claim a name");

@@ -21,8 +21,8 @@ use super::{
     effect::{Opened, OpenedTimeline},
     event::{Commit, Growth, Identity, Open, OpenSemaphore, OpenTimeline},
     types::{
-        Access, CellAt, CellEnding, Change, Chunk, ClaimId, ControlMemory, Ending, Gap, Kind, LeaseId, Lifetime, Limit,
-        MemberState, Memory, Name, Named, NoGrowth, ObjectKind, Place, Table, Whom,
+        Access, BlockControl, CellAt, CellEnding, Change, Chunk, ClaimId, ControlMemory, Ending, Gap, Kind, LeaseId,
+        Lifetime, Limit, MemberState, Memory, Name, Named, NoGrowth, ObjectKind, Place, Table, Whom,
     },
 };
 
@@ -62,6 +62,8 @@ struct Watched {
     live_cells: BTreeSet<CellAt>,
     pending: BTreeSet<(MemberId, RequestId)>,
     unclosed: BTreeSet<CloseId>,
+    /// Whether rows are cleared by events of the test's own, instead of at once.
+    clears_later: bool,
     last_fd: u64,
     last_request: u64,
     now: u64,
@@ -75,6 +77,7 @@ impl Watched {
             live_cells: BTreeSet::new(),
             pending: BTreeSet::new(),
             unclosed: BTreeSet::new(),
+            clears_later: false,
             last_fd: 0,
             last_request: 0,
             now: 0,
@@ -115,7 +118,17 @@ impl Watched {
             Event::Request { member, call: Call::Cancel { ticket }, .. } => Some((*member, *ticket)),
             _ => None,
         };
-        let effects = self.registry.apply(event, self.now);
+        let mut effects = self.registry.apply(event, self.now);
+        if !self.clears_later {
+            let rows: Vec<_> = effects
+                .iter()
+                .filter_map(|effect| match effect {
+                    Effect::ClearRow { row, .. } => Some(*row),
+                    _ => None,
+                })
+                .collect();
+            effects.extend(rows.into_iter().flat_map(|row| self.registry.apply(Event::RowCleared { row }, self.now)));
+        }
         for effect in &effects {
             match effect {
                 Effect::Reply { member, request, outcome: Ok(Answer::Pending), .. } => {
@@ -126,7 +139,7 @@ impl Watched {
                 }
                 Effect::Notify { member, ticket, outcome, .. } => {
                     assert_ne!(outcome, &Ok(Answer::Pending));
-                    assert!(self.pending.remove(&(*member, *ticket)), "a answer for nobody");
+                    assert!(self.pending.remove(&(*member, *ticket)), "an answer for nobody");
                 }
                 Effect::Confirm(id) => assert!(self.unclosed.insert(*id), "asked for twice"),
                 Effect::StartCell { at, .. } => assert!(self.live_cells.insert(*at), "{at:?} is in use"),
@@ -157,12 +170,23 @@ impl Watched {
         Arc::new(Memory { kind, place, chunks, handles, table, tensors: 1, mutable, reserved, lifetime, control })
     }
 
+    /// A version's memory with the control memory of a pool or topic, as the server creates it.
+    fn with_control(&mut self, memory: &Memory, shape: Control) -> Arc<Memory> {
+        let mut create = |bytes: u32| ControlMemory { fd: self.create_fd(), bytes: u64::from(bytes) };
+        let pool = create(shape.blocks);
+        let topic = shape.topic.map(|topic| create(topic.depth));
+        let control = Some(BlockControl { shape, pool, topic });
+        Arc::new(Memory { mutable: true, reserved: 0, control, ..memory.clone() })
+    }
+
+    fn create_fd(&mut self) -> FdId {
+        self.last_fd += 1;
+        self.open_fds.insert(FdId(self.last_fd));
+        FdId(self.last_fd)
+    }
+
     fn donate(&mut self, kind: Kind, chunks: &[u64], table: bool) -> (Vec<Chunk>, Table) {
-        let mut fd = || {
-            self.last_fd += 1;
-            self.open_fds.insert(FdId(self.last_fd));
-            FdId(self.last_fd)
-        };
+        let mut fd = || self.create_fd();
         let chunks: Vec<_> =
             chunks.iter().map(|bytes| Chunk { bytes: *bytes, fd: (kind != Kind::Legacy).then(&mut fd) }).collect();
         let table = if table { Table::Fd { bytes: 3, fd: fd() } } else { Table::Inline(Arc::from([])) };
@@ -197,36 +221,29 @@ impl Watched {
     fn ask_as(&mut self, member: MemberId, request: RequestId, call: Call) -> (Outcome, Vec<Effect>) {
         let call = self.provide(member, call);
         let mut effects = self.apply(Event::Request { member, request, call });
-        let in_control = |effect: &Effect| matches!(effect, Effect::StartCell { .. } | Effect::EndCell { .. });
+        let in_control = |effect: &Effect| {
+            use Effect::{EndCell, Kill, RemoveSocket, StartCell};
+            matches!(effect, StartCell { .. } | EndCell { .. } | Kill(_) | RemoveSocket)
+        };
         let first = effects.iter().position(|effect| !in_control(effect)).unwrap_or(0);
         match effects.remove(first) {
             Effect::Reply { member: to, request: of, outcome, .. } if to == member && of == request => {
                 (outcome, effects)
             }
-            effect => panic!("the reply comes first, but for control memory, not {effect:?}"),
+            effect => panic!("the reply comes first, but for what it says has happened, not {effect:?}"),
         }
     }
 
     /// Makes the memory that a request needs, as the server does.
     fn provide(&mut self, member: MemberId, mut call: Call) -> Call {
-        while let Some(needed) = self.registry.control_needed(member, &call) {
-            self.last_fd += 1;
-            let fd = FdId(self.last_fd);
-            self.open_fds.insert(fd);
+        if let Some(needed) = self.registry.control_needed(member, &call) {
+            let fd = self.create_fd();
             match (needed, &mut call) {
                 (ControlNeeded::Slab, Call::OpenTimeline(open)) => {
                     open.slab = Some(ControlMemory { fd, bytes: SLAB_BYTES })
                 }
                 (ControlNeeded::Semaphore(permits), Call::OpenSemaphore(open)) => {
                     open.memory = Some(ControlMemory { fd, bytes: u64::from(permits) });
-                }
-                (ControlNeeded::Pool(control), Call::Commit(commit)) => {
-                    commit.made.push(ControlMemory { fd, bytes: u64::from(control.blocks) });
-                }
-                (ControlNeeded::Topic(control, pool), Call::Commit(commit)) => {
-                    assert_eq!(pool, commit.made[0].fd);
-                    let bytes = control.topic.map_or(0, |topic| u64::from(topic.depth));
-                    commit.made.push(ControlMemory { fd, bytes });
                 }
                 (needed, call) => panic!("{needed:?} is no memory for {call:?}"),
             }
@@ -300,7 +317,7 @@ impl Watched {
 }
 
 fn commit(name: Name, memory: Arc<Memory>) -> Commit {
-    Commit { name, memory, if_absent: false, claim: None, control: None, made: Vec::new() }
+    Commit { name, memory, if_absent: false, claim: None }
 }
 
 /// A pool; with a depth, a topic.

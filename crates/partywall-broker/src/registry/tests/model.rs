@@ -17,7 +17,7 @@ pub(super) struct Said {
     pub(super) notices: Vec<(MemberId, RequestId, Outcome)>,
     pub(super) closed: Vec<FdId>,
     /// The question when what was given up is closed.
-    pub(super) confirm: Option<CloseId>,
+    pub(super) confirm: Vec<CloseId>,
     pub(super) quarantined: Vec<MemberId>,
     pub(super) disconnect: bool,
     pub(super) hang_up: bool,
@@ -143,6 +143,8 @@ pub(super) struct Model {
     corpses: Vec<Corpse>,
     /// Each version that this event has given up so far, and its bytes.
     pending_close: PendingClose,
+    /// Closes and confirmations that wait until no row is being cleared.
+    held_back: (Vec<FdId>, Vec<CloseId>),
     closings: u64,
     /// What was given up and is not closed yet.
     unclosed: Vec<(CloseId, PendingClose)>,
@@ -172,6 +174,7 @@ impl Model {
             people: Vec::new(),
             corpses: Vec::new(),
             pending_close: Vec::new(),
+            held_back: Default::default(),
             closings: 0,
             unclosed: Vec::new(),
             history: Vec::new(),
@@ -279,14 +282,21 @@ impl Model {
         let pending_close = std::mem::take(&mut self.pending_close);
         if !pending_close.is_empty() {
             self.closings += 1;
-            said.confirm = Some(CloseId(self.closings));
+            said.confirm.push(CloseId(self.closings));
             self.unclosed.push((CloseId(self.closings), pending_close));
         }
         for corpse in self.corpses.iter_mut().filter(|corpse| corpse.until == CloseId(0)) {
             corpse.until = CloseId(self.closings);
         }
         self.notify_watchers(&mut said);
+        let held_back = &mut self.held_back;
+        held_back.0.append(&mut said.closed);
+        held_back.1.append(&mut said.confirm);
+        if self.objects.uncleared.is_empty() {
+            (said.closed, said.confirm) = std::mem::take(held_back);
+        }
         said.closed.sort();
+        said.confirm.sort();
         // Their order among each other is no promise; what each says is.
         said.notices.sort_by_key(|(member, ticket, _)| (*member, *ticket));
         said
@@ -297,7 +307,7 @@ impl Model {
             Call::Commit(commit) => {
                 let outcome = self.commit(member, request, commit, said);
                 if outcome.is_err() {
-                    said.closed.extend(commit.fds());
+                    said.closed.extend(commit.memory.fds());
                 }
                 outcome
             }
@@ -561,7 +571,11 @@ impl Model {
                     }
                     members.push(self.parted(id));
                 }
-                Ok(Answer::Evicted { members, kill: *kill })
+                if *kill {
+                    let kills = members.iter().map(|departed| Effect::Kill(departed.member));
+                    said.control.splice(0..0, kills.collect::<Vec<_>>());
+                }
+                Ok(Answer::Evicted(members))
             }
             Call::FreeUnproven { pid } => {
                 let meant: Vec<_> =
@@ -592,26 +606,23 @@ impl Model {
     }
 
     fn commit(&mut self, member: MemberId, request: RequestId, commit: &Commit, said: &mut Said) -> Outcome {
-        let Commit { name, memory, if_absent, claim, control, made } = commit;
+        let Commit { name, memory, if_absent, claim } = commit;
         if let Some(claim) = claim
             && !self.rights.iter().any(|r| r.id == *claim && r.member == member && r.name == *name)
         {
             return Err(Refused::Stale(Handle::Claim));
         }
         if let Some(latest) = self.latest(name)
-            && (*if_absent || control.is_some() || latest.memory.control.is_some())
+            && (*if_absent || memory.control.is_some() || latest.memory.control.is_some())
         {
             return Err(Refused::NameExists { name: name.clone(), version: latest.number });
         }
         let names = self.names() + u64::from(self.latest(name).is_none());
         over(Limit::Names, self.bounds.names, names)?;
-        let words = made.iter().map(|made| made.bytes).sum::<u64>();
-        over(Limit::Bytes, self.bounds.bytes, self.bytes() + memory.held_bytes() + memory.other_bytes() + words)?;
-        let words = control.map_or(0, |control| 1 + u64::from(control.topic.is_some()));
-        over(Limit::Fds, self.bounds.fds, self.fds() + memory.fds().len() as u64 + words)?;
+        over(Limit::Bytes, self.bounds.bytes, self.bytes() + memory.held_bytes() + memory.other_bytes())?;
+        over(Limit::Fds, self.bounds.fds, self.fds() + memory.fds().len() as u64)?;
         over(Limit::Leases, self.bounds.leases, self.leases_of(member) + 1)?;
-        let control = control.map(|shape| BlockControl { shape, pool: made[0], topic: made.get(1).copied() });
-        let memory = Arc::new(Memory { control, ..(**memory).clone() });
+        let memory = Arc::clone(memory);
 
         self.ends.retain(|(ended, _)| ended != name);
         let number = self.numbers.entry(name.clone()).or_default();
@@ -910,7 +921,7 @@ impl Model {
         let is_held =
             |e: &&Edition| self.holds.iter().any(|h| h.member == member && h.name == e.name && h.number == e.number);
         let topics = self.editions.iter().filter(is_held).filter_map(|e| e.memory.control?.topic);
-        let topics: BTreeSet<_> = topics.map(|made| made.fd).collect();
+        let topics: BTreeSet<_> = topics.map(|memory| memory.fd).collect();
         said.control.extend(topics.into_iter().map(|topic| Effect::Detach { topic, row, ending }));
     }
 

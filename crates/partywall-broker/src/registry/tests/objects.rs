@@ -284,6 +284,7 @@ fn cells_and_permits_of_a_death_without_proof_are_in_quarantine() {
     w.join(MemberId(3));
     assert_ne!(w.registry.row(MemberId(3)), Some(row), "the row is a dead one's");
 
+    w.clears_later = true;
     let effects = w.apply(Event::Expired { member: b });
     assert_eq!((returned(&effects).len(), guarded(&w)), (1, vec![]));
     w.join(MemberId(4));
@@ -398,7 +399,7 @@ fn they_are_in_use_and_counted() {
     let Ok(Answer::Members { members, .. }) = w.ask(a, Call::Members { after: None }).1 else { panic!("members") };
     assert_eq!(members.iter().map(|row| row.leases).collect::<Vec<_>>(), [0, 2]);
     w.apply(Event::Died { member: b });
-    assert_eq!(w.ask(a, Call::Stop { force: false }).2, [Effect::Stop]);
+    assert_eq!(w.ask(a, Call::Stop { force: false }).2, [Effect::RemoveSocket, Effect::Stop]);
 }
 
 #[test]

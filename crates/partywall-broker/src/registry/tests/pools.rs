@@ -8,8 +8,8 @@ use crate::registry::{
 
 fn commit_call(w: &mut Watched, name: &str, control: Control, lifetime: Lifetime) -> Call {
     let memory = w.memory(&[10], false, true, lifetime);
-    let memory = Arc::new(Memory { reserved: 0, ..(*memory).clone() });
-    Call::Commit(Commit { control: Some(control), ..commit(Name::new(name), memory) })
+    let memory = w.with_control(&memory, control);
+    Call::Commit(commit(Name::new(name), memory))
 }
 
 fn create(w: &mut Watched, member: MemberId, name: &str, control: Control) -> LeaseId {
@@ -113,7 +113,7 @@ fn a_name_is_a_pools_or_it_is_a_segments() {
     let taken = |name| Err(Refused::NameExists { name: Name::new(name), version: 1 });
     let call = commit_call(&mut w, "p", topic(), Lifetime::Shared);
     let (_, outcome, effects) = w.ask(b, call);
-    assert_eq!((outcome, closed(&effects).len()), (taken("p"), 1), "no memory is made in vain");
+    assert_eq!((outcome, closed(&effects).len()), (taken("p"), 3), "its memory and its control memory are dropped");
     let segment = w.commit_call("p", false, true);
     assert_eq!(w.ask(b, Call::Commit(segment)).1, taken("p"));
     w.commit(b, "s", true);

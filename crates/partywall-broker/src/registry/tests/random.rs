@@ -203,7 +203,8 @@ impl Run {
             semaphores: 2,
             log: 500,
         };
-        Self { watched: Watched::new(bounds), model: Model::new(bounds), last_member: 0, last_asked: Vec::new() }
+        let watched = Watched { clears_later: true, ..Watched::new(bounds) };
+        Self { watched, model: Model::new(bounds), last_member: 0, last_asked: Vec::new() }
     }
 
     fn step(&mut self, step: &Step) {
@@ -306,8 +307,10 @@ impl Run {
                     said.notices.push((member, ticket, outcome));
                 }
                 Effect::Close(fds) => said.closed.extend(fds),
+                // Always together.
+                Effect::RemoveSocket => {}
                 Effect::Stop => said.stop = true,
-                Effect::Confirm(id) => assert_eq!(said.confirm.replace(id), None),
+                Effect::Confirm(id) => said.confirm.push(id),
                 Effect::Quarantined(member) => said.quarantined.push(member),
                 Effect::Disconnect(member) => {
                     assert_eq!(request.map(|(asker, _)| asker), Some(member));
@@ -322,12 +325,14 @@ impl Run {
                 | Effect::SettleCell(_)
                 | Effect::Return { .. }
                 | Effect::Detach { .. }
+                | Effect::Kill(_)
                 | Effect::ClearRow { .. } => {
                     said.control.push(effect);
                 }
             }
         }
         said.closed.sort();
+        said.confirm.sort();
         said.notices.sort_by_key(|(member, ticket, _)| (*member, *ticket));
         assert_eq!(said, expected);
     }
@@ -349,16 +354,14 @@ impl Run {
             Ask::Commit { name: of, kind, chunks, table, mutable, lifetime, if_absent, claim: by, control } => {
                 let lifetime = if *kind == Kind::Legacy { Lifetime::Owned } else { *lifetime };
                 let mut memory = self.watched.memory_of(*kind, chunks, *table, *mutable, lifetime);
-                if control.is_some() {
-                    memory = Arc::new(Memory { mutable: true, reserved: 0, ..(*memory).clone() });
+                if let Some(shape) = control {
+                    memory = self.watched.with_control(&memory, *shape);
                 }
                 Call::Commit(Commit {
                     name: name(*of),
                     memory,
                     if_absent: *if_absent,
                     claim: by.map(|i| claim(&self.model, i)),
-                    control: *control,
-                    made: Vec::new(),
                 })
             }
             Ask::Open { name: of, version, write, wait } => Call::Open(Open {
@@ -423,7 +426,7 @@ impl Run {
                 // One that is there, or one that never was.
                 let member = self.person(*who).filter(|_| *who < 6).map_or(MemberId(999), |(member, _)| member);
                 let whom = if *by_pid { Whom::Pid(100 + member.0 as u32) } else { Whom::Member(member.0) };
-                Call::Evict { whom, kill: false }
+                Call::Evict { whom, kill: *by_pid }
             }
             Ask::FreeUnproven(who) => {
                 let pid = |who: usize| self.person(who).map_or(999, |(member, _)| 100 + member.0 as u32);
@@ -459,7 +462,10 @@ fn check_fds(outcome: &Outcome, fds: &[FdId], model: &Model) {
         Ok(Answer::Committed { lease, .. }) => {
             let member = model.holds.iter().find(|hold| hold.id == *lease).unwrap().member;
             let control = model.held(member, *lease).unwrap().memory.control;
-            assert_eq!(fds, control.iter().flat_map(BlockControl::made).map(|made| made.fd).collect::<Vec<_>>());
+            assert_eq!(
+                fds,
+                control.iter().flat_map(BlockControl::created).map(|created| created.fd).collect::<Vec<_>>()
+            );
         }
         Ok(Answer::Grown { chunks, memory, .. }) => assert_eq!(fds, memory.fds_from(*chunks)),
         _ => assert_eq!(fds, []),
@@ -489,6 +495,9 @@ proptest! {
         // In the end everybody dies, and what nobody asked to keep is gone.
         while let Some((member, life)) = run.person(0) {
             run.both(if life == Life::Unproven { Event::Expired { member } } else { Event::Died { member } });
+        }
+        while let Some(row) = run.model.objects.uncleared.first().copied() {
+            run.both(Event::RowCleared { row });
         }
         while let Some(id) = run.watched.unclosed.first().copied() {
             run.both(Event::Closed { id });

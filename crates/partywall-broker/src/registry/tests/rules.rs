@@ -339,9 +339,9 @@ fn stop_is_refused_while_anything_is_in_use() {
     w.commit(b, "x", true);
     w.apply(Event::Died { member: b });
     assert_eq!(w.ask(a, Call::Stop { force: false }).1, Err(Refused::InUse { names: 1, members: 0 }));
-    assert_eq!(w.ask(a, Call::Stop { force: true }).2, [Effect::Stop]);
+    assert_eq!(w.ask(a, Call::Stop { force: true }).2, [Effect::RemoveSocket, Effect::Stop]);
     let _ = w.ask(a, Call::Remove { name: name("x") });
-    assert_eq!(w.ask(a, Call::Stop { force: false }).2, [Effect::Stop]);
+    assert_eq!(w.ask(a, Call::Stop { force: false }).2, [Effect::RemoveSocket, Effect::Stop]);
 }
 
 #[test]

@@ -10,7 +10,7 @@ use crate::{
         FdId,
         effect::{Departed, MemberRow},
     },
-    server::control::Control,
+    server::{control::Control, runner::Kills},
 };
 
 /// Milliseconds after which a heartbeat, which comes every 250, is late.
@@ -79,20 +79,19 @@ impl Slots<'_> {
     }
 }
 
-/// Before a signal is sent, if one is.
-pub(super) fn evicted(parted: &Departed) -> wire::Evicted {
-    let Departed { member, pid, command, leases, bytes } = parted;
+pub(super) fn evicted(departed: &Departed, kills: &Kills) -> wire::Evicted {
+    let Departed { member, pid, command, leases, bytes } = departed;
     wire::Evicted {
         member: member.0,
         pid: *pid,
         command: command.to_string(),
         leases: *leases,
         bytes: *bytes,
-        kill: wire::Kill::NotAsked,
+        kill: kills.get(member).copied().unwrap_or(wire::Kill::NotAsked),
     }
 }
 
-pub(super) fn freed(parted: &Departed) -> wire::Freed {
-    let Departed { member, pid, command, leases, bytes } = parted;
+pub(super) fn freed(departed: &Departed) -> wire::Freed {
+    let Departed { member, pid, command, leases, bytes } = departed;
     wire::Freed { member: member.0, pid: *pid, command: command.to_string(), leases: *leases, bytes: *bytes }
 }

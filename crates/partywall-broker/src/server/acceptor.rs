@@ -1,0 +1,207 @@
+//! New connections: the listening socket, and those who have not said yet who they are.
+
+use std::{
+    collections::BTreeMap,
+    os::fd::{AsFd, OwnedFd},
+    time::{Duration, Instant},
+};
+
+use partywall_os::{Errno, socket};
+use partywall_wire::{
+    BrokerHello, Limit, Refusal,
+    handshake::{self, Speaker},
+};
+use rustix::event::{EventfdFlags, epoll::EventFlags, eventfd};
+
+use crate::{
+    bind::Place,
+    server::{
+        connection::{Channel, Connection, ConnectionId},
+        event_loop::Server,
+        in_flight::{Process, ProcessKey},
+        peers::RETRY,
+        reactor::{Reactor, Source},
+        timers::Timer,
+    },
+};
+
+/// The listening socket and the unauthenticated connections.
+#[derive(Debug)]
+pub(super) struct Acceptor {
+    pub(super) place: Place,
+    /// Closed for a moment to refuse a connection when no other file descriptor is left. Absent only if it could not be
+    /// opened again; then a timer tries.
+    pub(super) spare: Option<OwnedFd>,
+    /// Whether the kernel reports new connections. A timer is set while it does not.
+    accepting: bool,
+    /// Connections that have not said yet who they are, the oldest first: their processes, and since when. Each is among
+    /// the peers' connections, and has a timer until [`Acceptor::timeout`].
+    unauthenticated: BTreeMap<ConnectionId, (ProcessKey, Instant)>,
+    /// The number of the last connection.
+    last: u64,
+    /// How long a connection has to say who it is.
+    timeout: Duration,
+    /// The release that refusals name.
+    version: String,
+}
+
+impl Acceptor {
+    pub(super) fn new(place: Place, timeout: Duration, version: &str) -> Result<Self, Errno> {
+        let unauthenticated = BTreeMap::new();
+        let version = version.to_owned();
+        Ok(Self { place, spare: Some(spare()?), accepting: true, unauthenticated, last: 0, timeout, version })
+    }
+
+    /// The connection has said who it is, or is gone.
+    pub(super) fn forget(&mut self, id: ConnectionId) {
+        self.unauthenticated.remove(&id);
+    }
+
+    /// Accepts connections again after a pause.
+    pub(super) fn resume(&mut self, reactor: &Reactor) {
+        if self.spare.is_none() {
+            self.spare = spare().ok();
+        }
+        if !self.accepting && reactor.change(&self.place.listener, Source::Listener, EventFlags::IN).is_ok() {
+            self.accepting = true;
+        }
+    }
+
+    /// The kernel would report a connection that cannot be accepted over and over.
+    fn pause(&mut self, reactor: &mut Reactor, pause: Duration) {
+        if reactor.change(&self.place.listener, Source::Listener, EventFlags::empty()).is_ok() {
+            self.accepting = false;
+        }
+        reactor.set_timer(pause, Timer::Accept);
+    }
+
+    /// Refuses one connection for want of a file descriptor, by means of the spare one.
+    fn turn_away_one(&mut self) -> bool {
+        if self.spare.take().is_none() {
+            return false;
+        }
+        if let Ok(Some(call)) = socket::accept(&self.place.listener) {
+            self.refuse(&call, no_fds());
+        }
+        self.spare = spare().ok();
+        self.spare.is_some()
+    }
+
+    /// Sends a client the reason why it does not become a member. Asking again costs it nothing.
+    pub(super) fn refuse(&self, call: impl AsFd, refusal: Refusal) {
+        tracing::info!(?refusal, "refused a connection");
+        let hello = BrokerHello { outcome: Err(refusal) };
+        match handshake::encode(&Speaker::new(&self.version), &hello, 0) {
+            // A fresh socket has room for this; a client that is gone needs no reason.
+            Ok(bytes) => drop(socket::send(call, &bytes, &[])),
+            Err(error) => tracing::error!(%error, "a refusal could not be encoded"),
+        }
+    }
+
+    fn of_process(&self, process: ProcessKey) -> usize {
+        self.unauthenticated.values().filter(|(of, _)| *of == process).count()
+    }
+}
+
+impl Server {
+    /// Accepts the connections that wait, as many as one turn allows.
+    pub(super) fn accept(&mut self) {
+        for _ in 0..ACCEPTS_IN_TURN {
+            if self.acceptor.unauthenticated.len() >= MAX_HANDSHAKES && !self.drop_silent(None) {
+                // Those that wait to be accepted can wait until one of these has spoken, or has been silent for long.
+                return self.acceptor.pause(&mut self.reactor, HANDSHAKE_RETRY);
+            }
+            match socket::accept(&self.acceptor.place.listener) {
+                Ok(None) => return,
+                Ok(Some(call)) => self.greet(call),
+                Err(errno) => {
+                    tracing::warn!(%errno, "a connection could not be accepted");
+                    if !self.acceptor.turn_away_one() {
+                        return self.acceptor.pause(&mut self.reactor, RETRY);
+                    }
+                }
+            }
+        }
+    }
+
+    fn greet(&mut self, call: OwnedFd) {
+        let ours = rustix::process::geteuid().as_raw();
+        let pid = match socket::peer(&call) {
+            Ok(peer) if peer.uid != ours => {
+                return self.acceptor.refuse(&call, Refusal::WrongUser { broker: ours, peer: peer.uid });
+            }
+            Ok(peer) => peer.pid,
+            Err(errno) => return tracing::warn!(%errno, "dropped a connection whose end is unknown"),
+        };
+        self.acceptor.last += 1;
+        let id = ConnectionId(self.acceptor.last);
+        let process = Process::of(call.as_fd(), pid, id);
+        while self.acceptor.of_process(process.key) >= MAX_HANDSHAKES_OF_PROCESS && self.drop_silent(Some(process.key))
+        {
+        }
+        if let Err(errno) = self.reactor.watch(&call, Source::Socket(Channel::Call, id), EventFlags::IN) {
+            return tracing::warn!(%errno, "dropped a connection that cannot be watched");
+        }
+        self.reactor.set_timer(self.acceptor.timeout, Timer::Handshake(id));
+        self.acceptor.unauthenticated.insert(id, (process.key, Instant::now()));
+        self.peers.connections.insert(id, Connection::new(id, call, process));
+    }
+
+    /// Drops the connection that has been silent for longest, of all or of one process. Returns false if none has been
+    /// silent for long: its first message may be on its way.
+    fn drop_silent(&mut self, of: Option<ProcessKey>) -> bool {
+        let Some((id, since)) = self.oldest_silent(of) else { return false };
+        if since.elapsed() < SILENT {
+            return false;
+        }
+        // Its first message may have arrived and only not been read.
+        self.hear(id);
+        if self.oldest_silent(of).is_some_and(|(oldest, _)| oldest == id) {
+            tracing::warn!(connection = id.0, "dropped: too many connections do not say who they are");
+            self.drop_connection(id);
+        }
+        true
+    }
+
+    /// Returns the unauthenticated connection that has been silent for longest, of all or of one process, and since when.
+    fn oldest_silent(&self, of: Option<ProcessKey>) -> Option<(ConnectionId, Instant)> {
+        let is_silent = |id| self.peers.connections.get(id).is_some_and(|connection| !connection.is_parked);
+        let mut unauthenticated = self.acceptor.unauthenticated.iter();
+        let found = unauthenticated.find(|(id, (process, _))| of.is_none_or(|of| of == *process) && is_silent(id));
+        found.map(|(id, (_, since))| (*id, *since))
+    }
+
+    /// Refuses a connection and drops it.
+    pub(super) fn send_away(&mut self, id: ConnectionId, refusal: Refusal) {
+        if let Some(connection) = self.peers.connections.get(&id) {
+            self.acceptor.refuse(connection.call(), refusal);
+        }
+        self.drop_connection(id);
+    }
+}
+
+/// Opens a file descriptor without a use.
+pub(super) fn spare() -> Result<OwnedFd, Errno> {
+    eventfd(0, EventfdFlags::CLOEXEC)
+}
+
+/// This process cannot open another file.
+pub(super) fn no_fds() -> Refusal {
+    let open_files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
+    Refusal::Limit { limit: Limit::Fds, allowed: open_files, needed: open_files.saturating_add(1) }
+}
+
+/// Connections accepted before others have their turn.
+const ACCEPTS_IN_TURN: usize = 64;
+
+/// Connections at once that have not said yet who they are. Clients say it as soon as they are connected.
+const MAX_HANDSHAKES: usize = 64;
+
+/// A connection that has said nothing for so long may make room for others.
+const SILENT: Duration = Duration::from_millis(100);
+
+/// How soon to look for room for the next one.
+const HANDSHAKE_RETRY: Duration = Duration::from_millis(5);
+
+/// Such connections of one process.
+const MAX_HANDSHAKES_OF_PROCESS: usize = MAX_HANDSHAKES / 4;

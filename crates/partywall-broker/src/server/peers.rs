@@ -1,0 +1,170 @@
+//! The other ends of the broker's sockets: connections, who speaks through them, and what waits for them.
+
+use std::{
+    collections::{BTreeSet, VecDeque},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use partywall_wire::{frame, limits::MAX_MESSAGE};
+
+use crate::{
+    registry::MemberId,
+    server::{
+        connection::{Broken, Channel, Connection, ConnectionId, Message, Sent},
+        fds::FdStore,
+        ids::IdMap,
+        in_flight::InFlight,
+        membership::Membership,
+        reactor::{Reactor, Source},
+        reclaimer::Donated,
+        timers::Timer,
+    },
+};
+
+/// All clients.
+#[derive(Debug, Default)]
+pub(super) struct Peers {
+    /// Every connection that is watched, also those that have not said yet who they are.
+    pub(super) connections: IdMap<ConnectionId, Connection>,
+    /// Members that are not proved dead. A connection of a member is in `connections` until nobody holds its other end.
+    pub(super) members: Membership,
+    /// Descriptors that clients have not read yet, also those of connections that are gone.
+    pub(super) in_flight: InFlight,
+    /// Connections that have sent something since they had their turn. One that has ended meanwhile is skipped.
+    pub(super) readable: Vec<ConnectionId>,
+    /// Connections with messages that are read and have not had their turn.
+    pub(super) unfinished: BTreeSet<ConnectionId>,
+    /// Messages that wait until they can be answered with descriptors, in the order of waiting. Their connections are marked
+    /// ([`Connection::is_parked`]); without the mark, the client has closed its end and the message is forgotten.
+    pub(super) parked: VecDeque<Parked>,
+    /// Whether a timer is set for unread descriptors: always while there are any.
+    watching_unread: bool,
+}
+
+/// A message that waits until it can be answered with descriptors.
+#[derive(Debug)]
+pub(super) struct Parked {
+    pub(super) connection: ConnectionId,
+    pub(super) message: Message,
+    pub(super) operator: bool,
+    pub(super) until: Instant,
+}
+
+impl Peers {
+    /// Sends a message to a member, wherever it speaks now. A suspect gets nothing: it will ask again.
+    pub(super) fn send<T: serde::Serialize>(
+        &mut self,
+        reactor: &mut Reactor,
+        member: MemberId,
+        channel: Channel,
+        message: &T,
+        fds: Vec<Arc<Donated>>,
+    ) -> Result<(), Broken> {
+        let Some(id) = self.members.current(member) else { return Ok(()) };
+        let bytes = frame::encode(message, fds.len(), MAX_MESSAGE).map_err(|e| Broken::Malformed(e.to_string()))?;
+        self.send_bytes(reactor, id, channel, bytes, fds)
+    }
+
+    pub(super) fn send_bytes(
+        &mut self,
+        reactor: &mut Reactor,
+        id: ConnectionId,
+        channel: Channel,
+        bytes: Vec<u8>,
+        fds: Vec<Arc<Donated>>,
+    ) -> Result<(), Broken> {
+        let Some(connection) = self.connections.get_mut(&id) else { return Ok(()) };
+        let sent = connection.send(channel, bytes, fds, &mut self.in_flight)?;
+        self.after_sending(reactor, id, channel, sent)
+    }
+
+    /// Goes on sending what waits for a client.
+    pub(super) fn flush(&mut self, reactor: &mut Reactor, id: ConnectionId, channel: Channel) -> Result<(), Broken> {
+        let Some(connection) = self.connections.get_mut(&id) else { return Ok(()) };
+        let sent = connection.flush(channel, &mut self.in_flight)?;
+        self.after_sending(reactor, id, channel, sent)?;
+        if channel == Channel::Call {
+            // Requests that came meanwhile were left until now.
+            self.unfinished.insert(id);
+        }
+        Ok(())
+    }
+
+    /// Discards what waits for a client that no longer reads.
+    pub(super) fn discard(&mut self, reactor: &mut Reactor, id: ConnectionId, channel: Channel) {
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        connection.discard(channel, &mut self.in_flight);
+        // As if it had read everything. The socket is known to the kernel, so this does not fail.
+        let _ = self.after_sending(reactor, id, channel, Sent::All);
+    }
+
+    /// Has a message wait until descriptors of other processes are read, for [`PARKED`] at most.
+    pub(super) fn park(&mut self, reactor: &mut Reactor, id: ConnectionId, message: Message, operator: bool) {
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        connection.is_parked = true;
+        self.parked.push_back(Parked { connection: id, message, operator, until: Instant::now() + PARKED });
+        // Nothing is to be sent: this only stops the kernel from reporting what the client sends meanwhile. The socket is
+        // known to the kernel, so this does not fail.
+        let _ = self.after_sending(reactor, id, Channel::Call, Sent::All);
+    }
+
+    /// Looks again later for descriptors that have been read, as long as some are not.
+    pub(super) fn watch_unread(&mut self, reactor: &mut Reactor) {
+        self.watching_unread = !self.in_flight.is_empty();
+        if self.watching_unread {
+            reactor.set_timer(SETTLE_UNREAD, Timer::Unread);
+        }
+    }
+
+    /// Forgets a connection, whoever speaks through it.
+    pub(super) fn drop_connection(&mut self, reactor: &Reactor, store: &FdStore, id: ConnectionId) {
+        let Some(mut connection) = self.connections.remove(&id) else { return };
+        for socket in [Channel::Call, Channel::Events].into_iter().filter_map(|channel| connection.socket(channel)) {
+            reactor.unwatch(socket);
+        }
+        connection.close(&mut self.in_flight);
+        store.discard(connection.take_received());
+    }
+
+    /// Returns the connections that have something to be done, those first that have cost the least recently.
+    pub(super) fn by_cost(&mut self, readable: &BTreeSet<ConnectionId>, now: Instant) -> Vec<(Duration, ConnectionId)> {
+        let cost = |id: &ConnectionId| Some((self.connections.get(id)?.recent_cost(now), *id));
+        let mut turn: Vec<_> = readable.union(&self.unfinished).filter_map(cost).collect();
+        turn.sort_unstable();
+        self.unfinished.retain(|id| self.connections.contains_key(id));
+        turn
+    }
+
+    /// Arranges for the rest to be sent, if there is a rest.
+    fn after_sending(
+        &mut self,
+        reactor: &mut Reactor,
+        id: ConnectionId,
+        channel: Channel,
+        sent: Sent,
+    ) -> Result<(), Broken> {
+        if !self.watching_unread {
+            self.watch_unread(reactor);
+        }
+        let Some(connection) = self.connections.get_mut(&id) else { return Ok(()) };
+        if sent == Sent::NoRoom && !std::mem::replace(&mut connection.awaits_retry, true) {
+            reactor.set_timer(RETRY, Timer::Flush(id));
+        }
+        if let Some(interest) = connection.change_of_interest(channel, sent)
+            && let Some(socket) = connection.socket(channel)
+        {
+            reactor.change(socket, Source::Socket(channel, id), interest)?;
+        }
+        Ok(())
+    }
+}
+
+/// How long a message waits for descriptors of other processes to be read.
+const PARKED: Duration = Duration::from_secs(1);
+
+/// How often to find out which descriptors have been read, where nothing depends on it.
+const SETTLE_UNREAD: Duration = Duration::from_secs(1);
+
+/// How long to wait where the kernel does not report when it has room again.
+pub(super) const RETRY: Duration = Duration::from_millis(100);

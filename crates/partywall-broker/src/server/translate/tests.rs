@@ -1,0 +1,170 @@
+//! The longest answers.
+
+use partywall_shm::topic::{self, Topic};
+use partywall_wire::{
+    Reply, frame,
+    limits::{MAX_CHUNKS, MAX_COMMAND, MAX_INLINE_TABLE, MAX_NAME, MIN_MESSAGE},
+};
+
+use super::*;
+use crate::{
+    registry::{
+        Bounds, Event, Registry,
+        event::{Commit, Identity, Open},
+        types::{Chunk, ObjectKind},
+    },
+    server::{fds::FdStore, reclaimer::Reclaimer},
+};
+
+fn about() -> About {
+    About {
+        pid: 1,
+        version: "0".into(),
+        instance: u64::MAX,
+        started_at: 0,
+        log: Some("x".repeat(4096)),
+        limits: Vec::new(),
+    }
+}
+
+/// The longest names and command lines, the most chunks, the largest table inside a message, many of everything.
+#[test]
+fn every_answer_fits_the_smallest_message() {
+    let many = 1 << 30;
+    let bounds = Bounds {
+        members: many,
+        rows: many,
+        bytes: u64::MAX,
+        names: many,
+        fds: many,
+        waits: many,
+        leases: many,
+        chunks: many,
+        growths: many,
+        timelines: many,
+        slabs: many,
+        cells: many,
+        rest: many,
+        semaphores: many,
+        log: u64::MAX,
+    };
+    let mut registry = Registry::new(bounds);
+    let mut runner = Runner::new(FdStore::new(Reclaimer::start().unwrap()), None).unwrap();
+    let mut last = 0;
+    let mut ask = |registry: &mut Registry, control: &Control, member: u64, call: Call| {
+        last += 1;
+        let request = RequestId(last);
+        let effects = registry.apply(Event::Request { member: MemberId(member), request, call }, u64::MAX);
+        let reply = effects.into_iter().find_map(|effect| match effect {
+            crate::registry::Effect::Reply { outcome, fds, .. } => Some((outcome, fds)),
+            _ => None,
+        });
+        let (outcome, fds) = reply.unwrap();
+        let reply = Reply { id: u64::MAX, outcome: self::outcome(outcome, &about(), control, &Kills::new()) };
+        frame::encode(&reply, fds.len(), MIN_MESSAGE).unwrap();
+        reply.outcome
+    };
+    let name = |i: u64| Name::new(format!("{}{i:04}", "n".repeat(MAX_NAME - 4)));
+    let open = |i: u64| Call::Open(Open { name: name(i), version: None, access: wire::Access::Read, wait: false });
+    for member in 1..=300 {
+        let identity = Identity {
+            pid: if member == 1 { 1 } else { u32::MAX },
+            uid: u32::MAX,
+            command: "c".repeat(MAX_COMMAND).into(),
+            simulated: true,
+            operator: false,
+            has_pidfd: member != 2,
+        };
+        registry.apply(Event::Joined { member: MemberId(member), identity }, u64::MAX);
+    }
+    let memory = |i: u64| {
+        let mut uuid = [0xff; 16];
+        uuid[..8].copy_from_slice(&i.to_le_bytes());
+        Arc::new(Memory {
+            kind: Kind::Legacy,
+            place: Place::Gpu(uuid),
+            chunks: vec![Chunk { bytes: 1 << 45, fd: None }; MAX_CHUNKS],
+            handles: vec![wire::LegacyHandle { origin: [0xff; 16], driver: [[0xff; 32]; 2] }; MAX_CHUNKS],
+            table: Table::Inline(vec![0; MAX_INLINE_TABLE].into()),
+            tensors: u64::MAX,
+            mutable: true,
+            reserved: u64::MAX,
+            lifetime: Lifetime::Owned,
+            control: None,
+        })
+    };
+    let commit = |i: u64| {
+        let name = name(i);
+        let memory = memory(i);
+        Commit { name, memory, if_absent: false, claim: None }
+    };
+    for i in (0..300).chain([0; 100]) {
+        ask(&mut registry, &runner.control, 1, Call::Commit(commit(i))).unwrap();
+    }
+    for member in 2..=300 {
+        ask(&mut registry, &runner.control, member, open(0)).unwrap();
+    }
+    for (i, name) in (0..300).map(|i| (i, name(i))) {
+        let member = if i == 0 { 1..=300 } else { 1..=1 };
+        let created = |i| Some(crate::registry::types::ControlMemory { fd: crate::registry::FdId(i), bytes: 0 });
+        for member in member {
+            let writer = member == 1;
+            let slab = created(i).filter(|_| i == 0 && writer);
+            let open = event::OpenTimeline { name: name.clone(), writer, slabs: 0, slab };
+            ask(&mut registry, &runner.control, member, Call::OpenTimeline(open)).unwrap();
+            let memory = created(i + 1).filter(|_| writer);
+            let open = event::OpenSemaphore { name: name.clone(), maximum: u32::MAX, memory };
+            ask(&mut registry, &runner.control, member, Call::OpenSemaphore(open)).unwrap();
+        }
+    }
+    // As many publish and subscribe as can, and very many have it open.
+    let shape = wire::TopicShape {
+        depth: 1,
+        history: 0,
+        publishers: topic::MAX_PUBLISHERS,
+        loans: 1,
+        subscribers: topic::MAX_SUBSCRIBERS,
+        held: 1,
+        dtype: Some(1),
+        shape: wire::SampleShape::new(&[Some(u64::MAX); wire::MAX_RANK]),
+    };
+    let shape = wire::Control { blocks: 1000, block_bytes: 1 << 40, zeroed: false, topic: Some(shape) };
+    let blocks = runner.provide_blocks(shape).unwrap();
+    let topic = Topic::map(runner.store.share(&[blocks.slot_table()])[0].fd().unwrap()).unwrap();
+    let commit = commit(5000);
+    let memory = Arc::new(Memory { control: Some(blocks), ..(*commit.memory).clone() });
+    let commit = Commit { memory, ..commit };
+    ask(&mut registry, &runner.control, 1, Call::Commit(commit)).unwrap();
+    for row in 0..topic::MAX_SUBSCRIBERS as u16 {
+        ask(&mut registry, &runner.control, u64::from(row) + 1, open(5000)).unwrap();
+        assert!(topic.join_as_publisher(row).is_some());
+        assert!(topic.join_as_subscriber(row, Some(u32::MAX), 0).is_some());
+    }
+    for call in [
+        Call::Inspect { name: name(5000), version: None },
+        Call::List { after: Some(name(4999)) },
+        Call::Objects { after: None },
+        Call::Objects { after: Some((ObjectKind::Timeline, name(299))) },
+        Call::InspectObject { kind: ObjectKind::Timeline, name: name(0) },
+        Call::InspectObject { kind: ObjectKind::Semaphore, name: name(0) },
+        Call::Inspect { name: name(0), version: None },
+        Call::List { after: None },
+        Call::Members { after: None },
+        Call::Status,
+        Call::Watch(event::Watch { pattern: wire::Pattern::new("*").unwrap(), after: event::After::Event(0) }),
+        Call::Remove { name: name(0) },
+        Call::Evict { whom: wire::Whom::Pid(u32::MAX), kill: false },
+    ] {
+        ask(&mut registry, &runner.control, 1, call).unwrap();
+    }
+    assert!(
+        matches!(ask(&mut registry, &runner.control, 1, open(9999)), Err(Refusal::NotFound { near, .. }) if !near.is_empty())
+    );
+    for member in 2..=300 {
+        ask(&mut registry, &runner.control, member, Call::UsesGpu { mps: true }).unwrap();
+        registry.apply(Event::Died { member: MemberId(member) }, u64::MAX);
+    }
+    for call in [Call::Members { after: None }, Call::FreeUnproven { pid: None }] {
+        ask(&mut registry, &runner.control, 1, call).unwrap();
+    }
+}
