@@ -19,18 +19,30 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 /// Waits until no connection of this process has a thread any more. The ledger judges what is left after the timeout.
 pub(crate) fn await_connections() {
     let deadline = Instant::now() + TIMEOUT;
-    while has_any(&HELPERS) && Instant::now() < deadline {
+    while (has_any(&HELPERS) || has_nameless()) && Instant::now() < deadline {
         thread::sleep(Duration::from_millis(2));
     }
 }
 
-/// Whether a thread of this process has one of these names.
+/// Returns whether a thread of this process has one of these names.
 fn has_any(names: &[&str]) -> bool {
-    let Ok(threads) = fs::read_dir("/proc/self/task") else { return false };
-    threads.flatten().any(|entry| {
+    threads().any(|(_, name)| names.contains(&name.as_str()))
+}
+
+/// Returns whether a thread has not given itself a name yet: until then it has the name of the thread that started it.
+fn has_nameless() -> bool {
+    let main = std::process::id();
+    let name = threads().find(|(id, _)| *id == main).map(|(_, name)| name);
+    threads().any(|(id, other)| id != main && Some(other) == name)
+}
+
+/// Returns the threads of this process with their names.
+fn threads() -> impl Iterator<Item = (u32, String)> {
+    fs::read_dir("/proc/self/task").into_iter().flatten().flatten().filter_map(|entry| {
+        let id = entry.file_name().to_str()?.parse().ok()?;
         // A thread that has just ended has no name.
         let name = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
-        names.contains(&name.trim_end())
+        Some((id, name.trim_end().to_owned()))
     })
 }
 
