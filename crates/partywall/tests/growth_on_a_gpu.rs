@@ -2,17 +2,14 @@
 //! segment whose pages cannot be locked.
 #![allow(clippy::unwrap_used, clippy::print_stdout)] // tests, their helpers included
 
-use std::{path::Path, process::Command, thread::JoinHandle, time::Duration};
+use std::{process::Command, time::Duration};
 
 use partywall::{
     DType, Domain, Error, Place, cuda_anchor,
     error::{DeviceFault, LimitReached},
     gpu,
 };
-use partywall_broker::{Broker, Config, StopHandle};
-use partywall_harness::{Running, simulated_driver};
-
-const ROLE: &str = "PARTYWALL_TEST_ROLE";
+use partywall_harness::{ROLE, Running, World, simulated_driver};
 
 /// Elements of 2 MiB, the granularity.
 const CHUNK: u64 = 1 << 19;
@@ -74,72 +71,42 @@ fn calls() -> usize {
     std::fs::read_to_string(std::env::var_os("SIMCUDA_CALLS").unwrap()).unwrap().lines().count()
 }
 
-struct World {
-    directory: tempfile::TempDir,
-    stop: StopHandle,
-    broker: Option<JoinHandle<()>>,
-}
-
-impl World {
-    fn new() -> Self {
-        let directory = tempfile::tempdir().unwrap();
-        let mut config = Config::new(directory.path().join("sockets/test.sock"), "test", partywall::VERSION);
-        config.idle_exit = None;
-        let broker = Broker::bind(config).unwrap();
-        let stop = broker.stop_handle().unwrap();
-        let broker = std::thread::spawn(move || {
-            broker.run().unwrap();
-        });
-        Self { directory, stop, broker: Some(broker) }
-    }
-
-    /// Another process, to its end: what it said behind `word`, if it lived to say it.
-    fn play(&self, role: &str, word: &str, faults: &str) -> Option<String> {
-        let calls = self.directory.path().join("calls");
-        let _ = std::fs::remove_file(&calls);
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "role", "--nocapture"]).env(ROLE, role).env("SIMCUDA_CALLS", &calls);
-        command.env("PARTYWALL_LIBCUDA", simulated_driver()).env("SIMCUDA_FAULTS", faults);
-        command.env("SIMCUDA_APART", "partywall-gpu");
-        let socket: &Path = &self.directory.path().join("sockets/test.sock");
-        let output = Running::spawn(command.env("PARTYWALL_SOCKET", socket)).wait();
-        let text = output.text();
-        let said = text.lines().find_map(|line| line.strip_prefix(word)).map(|said| said.trim().to_owned());
-        let killed = faults.ends_with("=kill") && output.code.is_none();
-        assert!(killed || (output.code == Some(0) && said.is_some()), "{faults}: {text}\n{}", output.stderr);
-        said
-    }
-}
-
-impl Drop for World {
-    fn drop(&mut self) {
-        self.stop.stop();
-        if let Some(broker) = self.broker.take() {
-            broker.join().unwrap();
-        }
-    }
+/// Runs another process to its end, and returns what it said behind `word` if it lived to say it.
+fn play(world: &World, role: &str, word: &str, faults: &str) -> Option<String> {
+    let calls = world.directory().join("calls");
+    let _ = std::fs::remove_file(&calls);
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "role", "--nocapture"]).env(ROLE, role).env("SIMCUDA_CALLS", &calls);
+    command.env("PARTYWALL_LIBCUDA", simulated_driver()).env("SIMCUDA_FAULTS", faults);
+    command.env("SIMCUDA_APART", "partywall-gpu");
+    let output = Running::spawn(command.env("PARTYWALL_SOCKET", world.socket())).wait();
+    let text = output.text();
+    let said = text.lines().find_map(|line| line.strip_prefix(word)).map(|said| said.trim().to_owned());
+    let killed = faults.ends_with("=kill") && output.code.is_none();
+    assert!(killed || (output.code == Some(0) && said.is_some()), "{faults}: {text}\n{}", output.stderr);
+    said
 }
 
 #[test]
 fn each_driver_call_of_a_growth_may_fail_or_be_the_last_on_the_simulated_gpu() {
     let world = World::new();
-    let said = world.play("grower", "calls ", "").unwrap();
+    let said = play(&world, "grower", "calls ", "").unwrap();
     let (before, after) = said.split_once(' ').unwrap();
     let (before, after): (usize, usize) = (before.parse().unwrap(), after.parse().unwrap());
     assert!(after > before + 5, "a growth makes driver calls");
     for call in before + 1..=after {
-        assert!(world.play("grower", "calls ", &format!("*:{call}=2")).is_some());
-        let grown = world.play("reader", "elements ", "").unwrap();
+        assert!(play(&world, "grower", "calls ", &format!("*:{call}=2")).is_some());
+        let grown = play(&world, "reader", "elements ", "").unwrap();
         assert_eq!(grown, (2 * CHUNK).to_string(), "call {call} failed");
-        assert_eq!(world.play("grower", "calls ", &format!("*:{call}=kill")), None);
-        let old = world.play("reader", "elements ", "").unwrap();
+        assert_eq!(play(&world, "grower", "calls ", &format!("*:{call}=kill")), None);
+        let old = play(&world, "reader", "elements ", "").unwrap();
         assert_eq!(old, CHUNK.to_string(), "killed at call {call}, before it was said");
     }
 }
 
 #[test]
 fn pages_that_cannot_be_locked_are_an_error_of_their_own_on_the_simulated_gpu() {
-    let said = World::new().play("pinner", "error ", "cuMemHostRegister:1=2").unwrap();
+    let said = play(&World::new(), "pinner", "error ", "cuMemHostRegister:1=2").unwrap();
     let [anchor, message, of_error, advice] = said.split('|').collect::<Vec<_>>()[..] else { panic!("{said}") };
     assert_eq!((anchor, of_error), ("cannot-page-lock", "cannot-page-lock"));
     let document = include_str!("../../../docs/troubleshooting.md");

@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a harness fails by panicking, as tests do")]
 
+mod actor;
 #[cfg(feature = "crash-points")]
 pub mod crash;
 pub mod mps;
@@ -16,14 +17,17 @@ mod process;
 mod sandbox;
 mod signals;
 mod terminal;
+mod world;
 
 use std::time::{Duration, Instant};
 
+pub use actor::Actor;
 pub use place::{device, kind, place};
 pub use process::{Output, Running, pidfd_of};
 pub use rustix::process::Signal;
 pub use sandbox::{Sandbox, binary, simulated_driver};
 pub use terminal::Terminal;
+pub use world::{ROLE, World, next_order, say, simulated};
 
 /// After this long a test counts as hanging.
 pub const WATCHDOG: Duration = Duration::from_secs(120);

@@ -4,7 +4,10 @@ use std::{
     io::{BufRead, BufReader, Read},
     os::fd::OwnedFd,
     process::{Child, ChildStdin, Command, ExitStatus, Stdio},
-    sync::mpsc::{Receiver, RecvTimeoutError, channel},
+    sync::{
+        Mutex,
+        mpsc::{Receiver, RecvTimeoutError, channel},
+    },
     thread::JoinHandle,
     time::Instant,
 };
@@ -59,7 +62,8 @@ impl Output {
 pub struct Running {
     child: Child,
     pidfd: OwnedFd,
-    lines: Receiver<Vec<u8>>,
+    /// Behind a lock, so that threads may share the process.
+    lines: Mutex<Receiver<Vec<u8>>>,
     seen: Vec<u8>,
     stderr: Option<JoinHandle<String>>,
 }
@@ -93,7 +97,7 @@ impl Running {
             let _ = stderr.read_to_end(&mut text);
             String::from_utf8_lossy(&text).into_owned()
         });
-        Self { child, pidfd, lines, seen: Vec::new(), stderr: Some(stderr) }
+        Self { child, pidfd, lines: Mutex::new(lines), seen: Vec::new(), stderr: Some(stderr) }
     }
 
     /// Its pid.
@@ -114,7 +118,7 @@ impl Running {
     /// # Panics
     /// If there is none any more, or the watchdog ends it.
     pub fn line(&mut self) -> String {
-        match self.lines.recv_timeout(WATCHDOG) {
+        match self.lines.get_mut().unwrap().recv_timeout(WATCHDOG) {
             Ok(line) => {
                 self.seen.extend_from_slice(&line);
                 String::from_utf8_lossy(&line).trim_end().to_owned()
@@ -158,7 +162,7 @@ impl Running {
         let mut stdout = std::mem::take(&mut self.seen);
         // Ends with the last process that has inherited it.
         loop {
-            match self.lines.recv_timeout(WATCHDOG) {
+            match self.lines.get_mut().unwrap().recv_timeout(WATCHDOG) {
                 Ok(line) => stdout.extend_from_slice(&line),
                 Err(RecvTimeoutError::Disconnected) => break,
                 Err(RecvTimeoutError::Timeout) => panic!("watchdog: somebody keeps standard output open"),
@@ -174,7 +178,7 @@ impl Running {
         self.wait()
     }
 
-    fn reap(&mut self) -> ExitStatus {
+    pub(crate) fn reap(&mut self) -> ExitStatus {
         let ended = socket::wait(&self.pidfd, Ready::Read, Some(Instant::now() + WATCHDOG)).unwrap();
         if !ended {
             let _ = self.child.kill();

@@ -44,7 +44,7 @@ pub(crate) fn play() {
 }
 
 fn world() -> (World, Domain) {
-    let world = World::without_pidfds();
+    let world = World::prepared(|_| (), forbid);
     let domain = world.connect();
     drop(commit(&domain, "kept", 2, true));
     (world, domain)

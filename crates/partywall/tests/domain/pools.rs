@@ -405,7 +405,7 @@ fn a_block_that_was_taken_over_stays_when_its_giver_dies() {
 
 #[test]
 fn without_a_proof_of_death_blocks_are_in_quarantine() {
-    let world = World::without_pidfds();
+    let world = World::prepared(|_| (), super::pidfds::forbid);
     let domain = world.connect();
     let pool = frames(&domain, 1).create().unwrap();
     let mut holder = world.play("pool sandboxed");

@@ -15,7 +15,7 @@ use super::world::{TIMEOUT, gpu, kept_by_the_test, publication, simulated, value
 fn a_copy_survives_its_publisher_on_the_simulated_gpu() {
     simulated("copies::a_copy_survives_its_publisher_on_the_simulated_gpu", |world| {
         let domain = world.connect();
-        let publisher = world.play("copier");
+        let mut publisher = world.play("copier");
         publisher.kill();
         let opened = domain.open("copy", Duration::ZERO).unwrap();
         assert_eq!((opened.kind(), value_of(&opened, "x")), ("vmm", 6));

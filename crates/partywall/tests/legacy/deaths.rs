@@ -87,7 +87,7 @@ fn in_a_child(body: impl FnOnce() -> Result<(), String>) -> bool {
 fn who_opens_what_a_dead_publisher_had_is_told_so_on_the_simulated_gpu() {
     simulated("deaths::who_opens_what_a_dead_publisher_had_is_told_so_on_the_simulated_gpu", |world| {
         let domain = world.connect();
-        let publisher = world.play("publisher");
+        let mut publisher = world.play("publisher");
         let opened = domain.open("theirs", TIMEOUT).unwrap();
         let pid = publisher.pid();
         publisher.kill();
@@ -120,7 +120,7 @@ fn an_open_that_races_with_the_publishers_death_is_told_of_it_on_the_simulated_g
     simulated("deaths::an_open_that_races_with_the_publishers_death_is_told_of_it_on_the_simulated_gpu", |world| {
         let domain = world.connect();
         for _ in 0..10 {
-            let publisher = world.play("publisher");
+            let mut publisher = world.play("publisher");
             // Gone, and the broker has no proof of it yet: it still gives the handle away.
             publisher.kill();
             let refused = domain.open("theirs", Duration::ZERO);
@@ -156,12 +156,12 @@ fn a_dropped_publication_is_withdrawn_on_the_simulated_gpu() {
 fn who_waits_gets_the_next_publication_on_the_simulated_gpu() {
     simulated("deaths::who_waits_gets_the_next_publication_on_the_simulated_gpu", |world| {
         let domain = world.connect();
-        let publisher = world.play("publisher");
+        let mut publisher = world.play("publisher");
         publisher.kill();
         eventually("the proof of its death", || domain.members().unwrap().len() == 1);
         std::thread::scope(|scope| {
             let waiter = scope.spawn(|| domain.open("theirs", TIMEOUT));
-            let publisher = world.play("publisher");
+            let mut publisher = world.play("publisher");
             assert_eq!(value_of(&waiter.join().unwrap().unwrap(), "x"), 5);
             publisher.signal(Signal::KILL);
         });

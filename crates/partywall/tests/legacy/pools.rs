@@ -149,7 +149,7 @@ fn it_is_where_it_was_and_goes_with_the_last_handle_of_its_maker_on_the_simulate
             assert_eq!(second.device().unwrap().device_ptr(), begin + 1024, "this process needs no handle");
             first.release().unwrap();
             second.release().unwrap();
-            let taker = world.play("pool: taker");
+            let mut taker = world.play("pool: taker");
             taker.kill();
             eventually("what it had comes back", || is_free(&pool));
             assert_eq!(read(&pool.alloc(TIMEOUT).unwrap()), 9, "another process has written here");
@@ -171,7 +171,7 @@ fn a_topic_in_it_on_the_simulated_gpu() {
         let memory = buffer(&gpu(&domain), 5 * 256, 0).try_into().unwrap();
         let topic = options.create_in(&memory).unwrap();
         let subscriber = topic.subscriber(Policy::Block).unwrap();
-        let publisher = world.play("pool: publisher");
+        let mut publisher = world.play("pool: publisher");
         let sample = subscriber.recv(TIMEOUT).unwrap();
         assert_eq!(value_of(&sample), 5);
         sample.check().unwrap();

@@ -1,75 +1,16 @@
-//! A process on the simulated driver with a broker of its own, and other processes that play a role in the test.
+//! Memory of other allocators, and what is published of it.
 
-use std::{process::Command, sync::Arc, thread::JoinHandle, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use partywall::{
     DType, Domain, Gpu, Publication, Segment,
-    cuda::{DeviceBuffer, Driver, ForeignMemory, PointerInfo},
+    cuda::{DeviceBuffer, ForeignMemory, PointerInfo},
 };
-use partywall_broker::{Broker, Config, StopHandle};
-use partywall_harness::{Running, simulated_driver};
 
-pub(crate) const ROLE: &str = "PARTYWALL_TEST_ROLE";
+pub(crate) use partywall_harness::{ROLE, World, simulated};
 
 /// Far beyond anything that a test waits for.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
-
-/// Runs a test's body in a process on the simulated driver: this program again, which chooses its driver once.
-pub(crate) fn simulated(test: &str, body: impl FnOnce(&World)) {
-    if std::env::var_os(Driver::LIBRARY_VARIABLE).is_none() {
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", test, "--nocapture"]).env(Driver::LIBRARY_VARIABLE, simulated_driver());
-        let output = Running::spawn(command.env("SIMCUDA_DEVICES", "2")).wait();
-        let text = output.text();
-        assert!(output.code == Some(0) && text.contains("1 passed"), "{text}\n{}", output.stderr);
-        return;
-    }
-    body(&World::new());
-}
-
-/// A broker in a thread, with a socket of its own.
-pub(crate) struct World {
-    directory: tempfile::TempDir,
-    stop: StopHandle,
-    broker: Option<JoinHandle<()>>,
-}
-
-impl World {
-    fn new() -> Self {
-        let directory = tempfile::tempdir().unwrap();
-        let mut config = Config::new(directory.path().join("sockets/test.sock"), "test", partywall::VERSION);
-        config.idle_exit = None;
-        let broker = Broker::bind(config).unwrap();
-        let stop = broker.stop_handle().unwrap();
-        let broker = std::thread::spawn(move || {
-            broker.run().unwrap();
-        });
-        Self { directory, stop, broker: Some(broker) }
-    }
-
-    pub(crate) fn connect(&self) -> Domain {
-        Domain::options().socket(self.directory.path().join("sockets/test.sock")).start(false).connect().unwrap()
-    }
-
-    /// Starts this test program as another process that plays `role`, and waits until it is ready.
-    pub(crate) fn play(&self, role: &str) -> Running {
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "role", "--nocapture"]).env(ROLE, role);
-        let mut actor =
-            Running::spawn(command.env("PARTYWALL_SOCKET", self.directory.path().join("sockets/test.sock")));
-        while actor.line() != "ready" {}
-        actor
-    }
-}
-
-impl Drop for World {
-    fn drop(&mut self) {
-        self.stop.stop();
-        if let Some(broker) = self.broker.take() {
-            broker.join().unwrap();
-        }
-    }
-}
 
 /// The first GPU of this process.
 pub(crate) fn gpu(domain: &Domain) -> Arc<Gpu> {

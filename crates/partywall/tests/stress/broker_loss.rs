@@ -209,7 +209,7 @@ pub(crate) fn starter(words: &[&str]) {
 }
 
 fn nudge(actor: &mut Actor) {
-    actor.tell("\n");
+    actor.nudge();
 }
 
 #[test]

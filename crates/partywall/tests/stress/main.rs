@@ -20,21 +20,11 @@ mod wire;
 
 use std::time::{Duration, Instant};
 
-/// How long anything may take that should take no time: a watchdog, not a limit.
-const WATCHDOG: Duration = Duration::from_secs(60);
+use partywall_harness::{WATCHDOG, eventually};
 
 /// `n` rounds, or as many times more as the environment asks for.
 fn rounds(n: usize) -> usize {
     n * std::env::var("PARTYWALL_STRESS").ok().and_then(|n| n.parse().ok()).unwrap_or(1)
-}
-
-/// Asks until `true`.
-fn eventually(what: &str, mut ask: impl FnMut() -> bool) {
-    let deadline = Instant::now() + WATCHDOG;
-    while !ask() {
-        assert!(Instant::now() < deadline, "{what} did not happen");
-        std::thread::sleep(Duration::from_millis(2));
-    }
 }
 
 /// What `work` returns, if it returns at all: a thread that hangs fails the test instead of hanging it.

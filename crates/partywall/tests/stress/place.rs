@@ -1,18 +1,17 @@
 //! A broker in a process of its own, so that it can be killed, stopped and counted, and other processes.
 
 use std::{
-    io::{BufRead, BufReader, Read},
+    io::Read,
     path::{Path, PathBuf},
-    process::{Child, ChildStdout, Command, Stdio},
+    process::Command,
     time::Duration,
 };
 
 use partywall::{DType, Domain, Result, Segment};
 use partywall_broker::{Broker, Config};
-use rustix::process::{Pid, Resource, Rlimit, Signal};
+use rustix::process::{Resource, Rlimit};
 
-/// The environment variable that makes the test program play a role.
-pub(crate) const ROLE: &str = "PARTYWALL_TEST_ROLE";
+pub(crate) use partywall_harness::{Actor, ROLE};
 
 /// A socket of a test's own, and a broker behind it.
 pub(crate) struct Place {
@@ -80,107 +79,7 @@ impl Place {
     pub(crate) fn start_with(&self, role: &str, change: impl FnOnce(&mut Command)) -> Actor {
         let mut command = Command::new(std::env::current_exe().unwrap());
         change(&mut command);
-        command.args(["--exact", "role", "--nocapture", "--test-threads=1"]);
-        command.env(ROLE, role).env("PARTYWALL_SOCKET", self.socket());
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let output = BufReader::new(child.stdout.take().unwrap());
-        Actor { child, output }
-    }
-}
-
-/// Another process. Dropping it kills it.
-pub(crate) struct Actor {
-    child: Child,
-    output: BufReader<ChildStdout>,
-}
-
-impl Actor {
-    /// Reads up to a line that contains `word`, and returns what follows it.
-    pub(crate) fn expect(&mut self, word: &str) -> String {
-        let mut line = String::new();
-        loop {
-            line.clear();
-            assert_ne!(self.output.read_line(&mut line).unwrap(), 0, "it ended before it said {word:?}");
-            if let Some((_, rest)) = line.split_once(word) {
-                return rest.trim().to_owned();
-            }
-        }
-    }
-
-    pub(crate) fn pid(&self) -> u32 {
-        self.child.id()
-    }
-
-    /// Writes to its standard input.
-    pub(crate) fn tell(&mut self, what: &str) {
-        std::io::Write::write_all(self.child.stdin.as_mut().unwrap(), what.as_bytes()).unwrap();
-    }
-
-    /// Waits for its end by itself.
-    pub(crate) fn join(&mut self) -> std::process::ExitStatus {
-        self.child.wait().unwrap()
-    }
-
-    pub(crate) fn kill(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-
-    pub(crate) fn stop(&self) {
-        self.signal(Signal::STOP);
-        super::eventually("the stop", || self.state() == 'T');
-    }
-
-    pub(crate) fn go_on(&self) {
-        self.signal(Signal::CONT);
-    }
-
-    fn signal(&self, signal: Signal) {
-        let pid = Pid::from_raw(self.pid().try_into().unwrap()).unwrap();
-        rustix::process::kill_process(pid, signal).unwrap();
-    }
-
-    fn state(&self) -> char {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid())).unwrap();
-        stat.rsplit_once(')').unwrap().1.trim().chars().next().unwrap()
-    }
-
-    /// How many files it has open.
-    pub(crate) fn open_files(&self) -> usize {
-        std::fs::read_dir(format!("/proc/{}/fd", self.pid())).unwrap().count()
-    }
-
-    /// How many files it has open once it has closed what it is about to close.
-    pub(crate) fn open_files_at_rest(&self) -> usize {
-        let mut last = self.open_files();
-        let mut same = 0;
-        super::eventually("rest", || {
-            let now = self.open_files();
-            same = if now == last { same + 1 } else { 0 };
-            last = now;
-            same >= 10
-        });
-        last
-    }
-
-    /// Waits until it has no more files open than it had. It may be kept from closing them for as long as others keep it
-    /// from its processor.
-    pub(crate) fn await_files(&self, before: usize) {
-        super::eventually("the end of what was opened", || self.open_files() <= before);
-    }
-
-    /// Its resident memory in KiB.
-    pub(crate) fn memory(&self) -> u64 {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
-        line.trim().trim_end_matches(" kB").parse().unwrap()
-    }
-}
-
-impl Drop for Actor {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        Actor::start(command.env("PARTYWALL_SOCKET", self.socket()), role)
     }
 }
 

@@ -76,7 +76,7 @@ fn many_operations_of_several_processes_lose_no_permit() {
     let mut adders: Vec<_> = (0..PROCESSES).map(|_| place.play(&format!("semaphore adding {each}"))).collect();
     let start = Instant::now();
     for adder in &mut adders {
-        adder.tell("\n");
+        adder.nudge();
     }
     for adder in &mut adders {
         assert!(adder.join().success());

@@ -403,7 +403,7 @@ fn nothing_is_left_of_what_was_opened_joined_and_published() {
     let mut guest = place.play("topic coming and going");
     let mut first = None;
     for _ in 0..3 {
-        guest.tell("\n");
+        guest.nudge();
         guest.expect("gone");
         eventually("all leases are back", || domain.status().unwrap().leases <= 1 + kept_for_streams());
         let broker = place.broker();

@@ -54,21 +54,21 @@ fn a_value_is_waited_for_by_another_process() {
     let domain = world.connect();
     let mut waiter = world.play("host steps");
     // It waits before there is a writer, and longer than a look.
-    waiter.order("wait 1");
+    waiter.tell("wait 1");
     thread::sleep(Duration::from_millis(20));
     let writer = domain.timeline_writer("steps").unwrap();
     assert_eq!((writer.timeline().value(), writer.timeline().announced(), writer.timeline().ending()), (0, 0, None));
     writer.signal(1).unwrap();
     assert_eq!(waiter.expect("done"), "");
     // A jump by 2^32, which leaves half of the word as it was.
-    waiter.order(&format!("wait {}", (1_u64 << 32) + 1));
+    waiter.tell(&format!("wait {}", (1_u64 << 32) + 1));
     thread::sleep(Duration::from_millis(20));
     writer.signal((1 << 32) + 1).unwrap();
     assert_eq!(waiter.expect("done"), "");
     assert_eq!(waiter.have("wait 7"), "", "what is below has been reached, too");
 
     waiter.have("close");
-    waiter.order(&format!("wait {MAX_VALUE}"));
+    waiter.tell(&format!("wait {MAX_VALUE}"));
     thread::sleep(Duration::from_millis(20));
     drop(writer);
     assert_eq!(waiter.expect("done"), "timeline-closed");
@@ -300,7 +300,7 @@ fn without_a_broker_waits_end_and_so_do_signals() {
     writer.signal(1).unwrap();
     let event = timeline.event(2).unwrap();
     let mut other = world.play("host x");
-    other.order("wait 2");
+    other.tell("wait 2");
     thread::scope(|scope| {
         let waiter = scope.spawn(|| timeline.wait(2, TIMEOUT));
         thread::sleep(Duration::from_millis(20));

@@ -1,0 +1,224 @@
+//! A broker in a thread, and other processes that run the same test program.
+
+use std::{
+    io::Read,
+    path::{Path, PathBuf},
+    process::Command,
+    thread::JoinHandle,
+};
+
+use partywall::{Domain, cuda::Driver};
+use partywall_broker::{Broker, Config, Exit, StopHandle};
+
+use crate::{Actor, Running, eventually, simulated_driver};
+
+/// The environment variable that makes a test program play a role: the test `role` reads it and is no test otherwise.
+pub const ROLE: &str = "PARTYWALL_TEST_ROLE";
+
+/// A broker in a thread, with a socket of its own. Dropping it ends the broker.
+#[derive(Debug)]
+pub struct World {
+    socket: PathBuf,
+    stop: StopHandle,
+    broker: Option<JoinHandle<Exit>>,
+    // Dropped last.
+    directory: tempfile::TempDir,
+}
+
+impl World {
+    /// Starts a broker that stays without members.
+    ///
+    /// # Panics
+    /// If it cannot be started.
+    pub fn new() -> Self {
+        Self::with(|_| ())
+    }
+
+    /// As [`new`](Self::new), with a change to the broker's configuration.
+    ///
+    /// # Panics
+    /// If it cannot be started.
+    pub fn with(change: impl FnOnce(&mut Config)) -> Self {
+        Self::prepared(change, || ())
+    }
+
+    /// As [`with`](Self::with). The broker's thread calls `prepare` first.
+    ///
+    /// # Panics
+    /// If it cannot be started.
+    pub fn prepared(change: impl FnOnce(&mut Config), prepare: fn()) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let mut config = Config::new(directory.path().join("sockets/test.sock"), "test", partywall::VERSION);
+        config.idle_exit = None;
+        change(&mut config);
+        let socket = config.socket.clone();
+        let broker = Broker::bind(config).unwrap();
+        let stop = broker.stop_handle().unwrap();
+        let broker = std::thread::spawn(move || {
+            prepare();
+            broker.run().unwrap()
+        });
+        Self { socket, stop, broker: Some(broker), directory }
+    }
+
+    /// The broker's socket.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// A directory for the test's own files.
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// Returns a connection of this process.
+    ///
+    /// # Panics
+    /// If the broker refuses it.
+    pub fn connect(&self) -> Domain {
+        Domain::options().socket(&self.socket).start(false).connect().unwrap()
+    }
+
+    /// Tells the broker to end.
+    pub fn stop(&self) {
+        self.stop.stop();
+    }
+
+    /// Waits until the broker has ended.
+    ///
+    /// # Panics
+    /// If it has panicked, or was waited for before.
+    pub fn exit(&mut self) -> Exit {
+        let broker = self.broker.take().expect("a broker ends once");
+        eventually("the broker ends", || broker.is_finished());
+        broker.join().unwrap()
+    }
+
+    /// Ends the broker.
+    ///
+    /// # Panics
+    /// If it has panicked.
+    pub fn end_broker(&mut self) {
+        self.stop();
+        if let Some(broker) = self.broker.take() {
+            broker.join().unwrap();
+        }
+    }
+
+    /// Starts this test program as another process that plays `role`, and waits until it says `ready`.
+    ///
+    /// # Panics
+    /// If it ends before.
+    pub fn play(&self, role: &str) -> Actor {
+        self.play_with(role, |_| ())
+    }
+
+    /// As [`play`](Self::play), with a change to the command.
+    ///
+    /// # Panics
+    /// If it ends before it says `ready`.
+    pub fn play_with(&self, role: &str, change: impl FnOnce(&mut Command)) -> Actor {
+        let mut command = Command::new(this_program());
+        change(&mut command);
+        let mut actor = self.start(role, command);
+        actor.expect("ready");
+        actor
+    }
+
+    /// As [`play`](Self::play), but waits until it says `word`.
+    ///
+    /// # Panics
+    /// If it ends before.
+    pub fn play_until(&self, role: &str, word: &str) -> Actor {
+        let mut actor = self.start(role, Command::new(this_program()));
+        actor.expect(word);
+        actor
+    }
+
+    /// As [`play`](Self::play). Also returns what the role said behind `word` before it was ready.
+    ///
+    /// # Panics
+    /// If it ends before.
+    pub fn play_after(&self, role: &str, word: &str) -> (Actor, String) {
+        let mut actor = self.start(role, Command::new(this_program()));
+        let said = actor.expect(word);
+        actor.expect("ready");
+        (actor, said)
+    }
+
+    /// As [`play`](Self::play), through a launcher whose last argument is to be this test program.
+    ///
+    /// # Panics
+    /// If it ends before it says `ready`.
+    pub fn play_through(&self, role: &str, launcher: &[&str]) -> Actor {
+        let mut command = Command::new(launcher[0]);
+        command.args(&launcher[1..]).arg(this_program());
+        let mut actor = self.start(role, command);
+        actor.expect("ready");
+        actor
+    }
+
+    fn start(&self, role: &str, mut command: Command) -> Actor {
+        Actor::start(command.env("PARTYWALL_SOCKET", &self.socket), role)
+    }
+}
+
+impl Default for World {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        self.stop();
+        if let Some(broker) = self.broker.take() {
+            let outcome = broker.join();
+            assert!(outcome.is_ok() || std::thread::panicking(), "the broker has panicked");
+        }
+    }
+}
+
+/// Runs the body of the test with this name in a process on two simulated GPUs: this program again, because a process
+/// chooses its driver once.
+///
+/// # Panics
+/// If the test fails there.
+pub fn simulated(test: &str, body: impl FnOnce(&World)) {
+    if std::env::var_os(Driver::LIBRARY_VARIABLE).is_some() {
+        return body(&World::new());
+    }
+    let mut command = Command::new(this_program());
+    command.args(["--exact", test, "--nocapture"]);
+    command.env(Driver::LIBRARY_VARIABLE, simulated_driver()).env("SIMCUDA_DEVICES", "2");
+    let output = Running::spawn(&mut command).wait();
+    let text = output.text();
+    assert!(output.code == Some(0) && text.contains("1 passed"), "{text}\n{}", output.stderr);
+}
+
+/// Says something to [`Actor::expect`], at the beginning of a line.
+#[allow(clippy::print_stdout, reason = "it is how roles talk to the test")]
+pub fn say(text: &str) {
+    println!("\n{text}");
+}
+
+/// Returns what a role is told next, or nothing when the test says no more. Reads no further than the end of the line.
+///
+/// # Panics
+/// If standard input cannot be read or is not text.
+pub fn next_order() -> Option<String> {
+    let mut line = Vec::new();
+    let mut input = std::io::stdin().lock();
+    loop {
+        let mut byte = [0];
+        match input.read(&mut byte).unwrap() {
+            0 => return None,
+            _ if byte == *b"\n" => return Some(String::from_utf8(line).unwrap()),
+            _ => line.extend(byte),
+        }
+    }
+}
+
+fn this_program() -> PathBuf {
+    std::env::current_exe().unwrap()
+}
