@@ -14,7 +14,7 @@ use crate::{
     error::{Denied, Error, NotFound, Result},
     files::{FileError, Plan, default_threads},
     place::Place,
-    segment::Segment,
+    segment::{CommitOptions, Segment, commit_setters},
 };
 
 impl Domain {
@@ -31,9 +31,7 @@ impl Domain {
             domain: self.clone(),
             name: name.to_owned(),
             place,
-            mutable: false,
-            kept: false,
-            if_absent: false,
+            commit: CommitOptions::default(),
             threads: default_threads(),
             progress: &|_| (),
             cancel: &NEVER,
@@ -49,32 +47,14 @@ pub struct Put<'a> {
     domain: Domain,
     name: String,
     place: Place,
-    mutable: bool,
-    kept: bool,
-    if_absent: bool,
+    commit: CommitOptions,
     threads: usize,
     progress: &'a (dyn Fn(u64) + Sync),
     cancel: &'a AtomicBool,
 }
 
 impl<'a> Put<'a> {
-    /// As [`Builder::mutable`](crate::Builder::mutable).
-    pub fn mutable(mut self, mutable: bool) -> Self {
-        self.mutable = mutable;
-        self
-    }
-
-    /// As [`Builder::kept`](crate::Builder::kept).
-    pub fn kept(mut self, kept: bool) -> Self {
-        self.kept = kept;
-        self
-    }
-
-    /// Fails with [`Denied::NameExists`] if the name exists: before anything is read, and again at the commit.
-    pub fn if_absent(mut self, if_absent: bool) -> Self {
-        self.if_absent = if_absent;
-        self
-    }
+    commit_setters!();
 
     /// How many threads copy; [`default_threads`] unless this says otherwise.
     pub fn threads(mut self, threads: usize) -> Self {
@@ -123,7 +103,7 @@ impl<'a> Put<'a> {
         let mut table = TableBuilder::new();
         plan.add_to(&mut table)?;
         let builder = self.domain.create(&self.name, self.place).table(table);
-        let mut build = builder.mutable(self.mutable).kept(self.kept).if_absent(self.if_absent).allocate()?;
+        let mut build = builder.commit_options(self.commit).allocate()?;
         plan.copy_to(&build.uploader(), self.threads, self.progress, self.cancel).map_err(unwrap)?;
         if self.cancel.load(Ordering::Relaxed) {
             // Asked for when the last byte had been copied: still early enough to leave nothing.
@@ -138,7 +118,7 @@ impl<'a> Put<'a> {
     /// [`InvalidArgument::Name`](crate::error::InvalidArgument::Name), [`Denied::NameExists`]; those of every call.
     pub fn check(&self) -> Result<()> {
         check_name(&self.name)?;
-        if !self.if_absent {
+        if !self.commit.if_absent {
             return Ok(());
         }
         match self.domain.inspect(&self.name) {

@@ -17,7 +17,11 @@ pub use self::{
     options::PoolOptions,
     reference::BlockRef,
 };
-pub(crate) use self::{blocks::Blocks, pools::Pools, wanted::Wanted};
+pub(crate) use self::{
+    blocks::Blocks,
+    pools::Pools,
+    wanted::{Wanted, wanted_setters},
+};
 use crate::{
     adaptive_spin::AdaptiveSpin,
     domain::Domain,

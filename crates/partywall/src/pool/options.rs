@@ -6,7 +6,10 @@ use partywall_cuda::{DeviceUuid, ForeignMemory};
 use partywall_shm::pool::MAX_BLOCKS;
 use partywall_wire::{Control, Named, Opened};
 
-use super::{Pool, wanted::Wanted};
+use super::{
+    Pool,
+    wanted::{Wanted, wanted_setters},
+};
 use crate::{
     domain::Domain,
     error::{Error, InvalidArgument, Mismatch, Result},
@@ -51,37 +54,7 @@ impl PoolOptions {
         self
     }
 
-    /// Where the blocks are; by default where [`DeviceChoice::Auto`](crate::DeviceChoice::Auto) says. A pool that is there has to be there, if this is given.
-    pub fn place(mut self, place: Place) -> Self {
-        self.wanted.place = Some(place);
-        self
-    }
-
-    /// Keeps a pool that is made until it is removed, the broker ends, the machine restarts or the GPU is reset. By default it
-    /// goes with the last process that has it open.
-    pub fn kept(mut self, kept: bool) -> Self {
-        self.wanted.kept = kept;
-        self
-    }
-
-    /// The GPU that is to use a pool that is there. By default the one that has it, or the only one in sight.
-    pub fn device(mut self, device: DeviceUuid) -> Self {
-        self.wanted.device = Some(device);
-        self
-    }
-
-    /// Whether blocks of another GPU than the user's may be mapped: every access then crosses the link between them.
-    pub fn allow_peer(mut self, allow: bool) -> Self {
-        self.wanted.allow_peer = allow;
-        self
-    }
-
-    /// How long to wait for a pool that is not there yet, or that another process is just making. By default
-    /// [`open`](Self::open) does not wait, and [`open_or_create`](Self::open_or_create) 10 s.
-    pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.wanted.timeout = Some(timeout);
-        self
-    }
+    wanted_setters!("pool", "blocks");
 
     /// Makes it. All its bytes are zero then.
     ///

@@ -149,5 +149,47 @@ impl Wanted {
     }
 }
 
+/// Defines the setters of the options of a pool or topic, whose field `wanted` is [`Wanted`].
+macro_rules! wanted_setters {
+    ($what:literal, $parts:literal) => {
+        #[doc = concat!("Where the ", $parts, " are; by default where [`DeviceChoice::Auto`](crate::DeviceChoice::Auto) says.")]
+        #[doc = concat!("A ", $what, " that exists has to be there, if this is given.")]
+        pub fn place(mut self, place: Place) -> Self {
+            self.wanted.place = Some(place);
+            self
+        }
+
+        #[doc = concat!("Keeps a ", $what, " that is created until it is removed, the broker ends, the machine restarts or")]
+        /// the GPU is reset. By default it goes with the last process that has it open.
+        pub fn kept(mut self, kept: bool) -> Self {
+            self.wanted.kept = kept;
+            self
+        }
+
+        #[doc = concat!("The GPU that is to use a ", $what, " that exists. By default the one that has it, or the only one")]
+        /// that this process sees.
+        pub fn device(mut self, device: DeviceUuid) -> Self {
+            self.wanted.device = Some(device);
+            self
+        }
+
+        #[doc = concat!("Whether ", $parts, " of another GPU than the user's may be mapped: every access then crosses the")]
+        /// link between them.
+        pub fn allow_peer(mut self, allow: bool) -> Self {
+            self.wanted.allow_peer = allow;
+            self
+        }
+
+        #[doc = concat!("How long to wait for a ", $what, " that does not exist yet, or that another process is creating.")]
+        /// By default [`open`](Self::open) does not wait, and [`open_or_create`](Self::open_or_create) waits 10 s.
+        pub fn timeout(mut self, timeout: Duration) -> Self {
+            self.wanted.timeout = Some(timeout);
+            self
+        }
+    };
+}
+
+pub(crate) use wanted_setters;
+
 /// How long others may take to make what is waited for.
 const CREATION: Duration = Duration::from_secs(10);

@@ -12,7 +12,9 @@ use partywall_wire::{
     limits::{MAX_CHUNKS, MAX_INLINE_TABLE},
 };
 
-use super::{ControlMemory, Element, Facts, Granted, Segment, elements_mut, named, no_such_tensor};
+use super::{
+    CommitOptions, ControlMemory, Element, Facts, Granted, Segment, commit_setters, elements_mut, named, no_such_tensor,
+};
 use crate::{
     domain::{Domain, check_name, unexpected},
     error::{Error, Held, InvalidArgument, LimitReached, Mismatch, Result},
@@ -73,10 +75,8 @@ pub struct Builder {
     table: TableBuilder,
     problem: Option<TableError>,
     chunk_bytes: u64,
-    mutable: bool,
+    commit: CommitOptions,
     reserve: Option<u64>,
-    kept: bool,
-    if_absent: bool,
     claim: Option<Claim>,
     control: Option<Control>,
 }
@@ -90,10 +90,8 @@ impl Builder {
             table: TableBuilder::new(),
             problem: None,
             chunk_bytes: CHUNK_BYTES,
-            mutable: false,
+            commit: CommitOptions::default(),
             reserve: None,
-            kept: false,
-            if_absent: false,
             claim: None,
             control: None,
         }
@@ -120,31 +118,19 @@ impl Builder {
         self
     }
 
-    /// Lets processes open the version for writing after the commit, and its committer make it longer
-    /// ([`Segment::grow`]). They order their access themselves.
-    pub fn mutable(mut self, mutable: bool) -> Self {
-        self.mutable = mutable;
-        self
-    }
-
-    /// Keeps the name when its committer goes: until it is removed, the broker ends, the machine restarts or the GPU
-    /// is reset. By default a name is *owned* and goes with its committer.
-    pub fn kept(mut self, kept: bool) -> Self {
-        self.kept = kept;
-        self
-    }
-
-    /// Refuses to commit if the name exists by then.
-    pub fn if_absent(mut self, if_absent: bool) -> Self {
-        self.if_absent = if_absent;
-        self
-    }
+    commit_setters!();
 
     /// How many bytes a mutable version may grow to. As many addresses are reserved in each process that opens it, which
     /// costs no memory; a process that has no room for them takes the version as long as it is. By default eight times
     /// what it begins with, at least 64 MiB and at most 256 GiB.
     pub fn reserve(mut self, bytes: u64) -> Self {
         self.reserve = Some(bytes);
+        self
+    }
+
+    /// Commits it so.
+    pub(crate) fn commit_options(mut self, commit: CommitOptions) -> Self {
+        self.commit = commit;
         self
     }
 
@@ -168,14 +154,15 @@ impl Builder {
     /// [`DeviceFault::NoDevice`](crate::error::DeviceFault::NoDevice), [`DeviceFault::Cuda`](crate::error::DeviceFault::Cuda).
     pub fn allocate(self) -> Result<Build> {
         check_name(&self.name)?;
+        let CommitOptions { mutable, kept, if_absent } = self.commit;
         let bad_table = |source| Error::InvalidArgument(InvalidArgument::Table { name: self.name.clone(), source });
         if let Some(source) = self.problem {
             return Err(bad_table(source));
         }
-        let (chunk_bytes, max_chunks) = if self.mutable { (u64::MAX, 1) } else { (self.chunk_bytes, MAX_CHUNKS) };
+        let (chunk_bytes, max_chunks) = if mutable { (u64::MAX, 1) } else { (self.chunk_bytes, MAX_CHUNKS) };
         let Layout { table, mut chunks } = self.table.layout(chunk_bytes, max_chunks).map_err(bad_table)?;
         let table = Table::parse(TableBytes::Inline(table), &chunks).map_err(bad_table)?;
-        let grows = self.mutable && self.control.is_none();
+        let grows = mutable && self.control.is_none();
         let reserve = grows.then(|| {
             // Something to follow, also where there is no tensor yet.
             if chunks.is_empty() {
@@ -195,13 +182,13 @@ impl Builder {
             domain: self.domain,
             name: self.name,
             place: self.place,
-            mutable: self.mutable,
+            mutable,
             lifetime: match self.control {
-                _ if self.kept => Lifetime::Kept,
+                _ if kept => Lifetime::Kept,
                 Some(_) => Lifetime::Shared,
                 None => Lifetime::Owned,
             },
-            if_absent: self.if_absent,
+            if_absent,
             claim: self.claim,
             control: self.control,
         })

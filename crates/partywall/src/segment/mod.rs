@@ -5,6 +5,7 @@ mod build;
 mod growth;
 mod left;
 mod open;
+mod options;
 mod pin;
 mod publish;
 mod tensor;
@@ -19,7 +20,6 @@ use partywall_shm::Table;
 use partywall_wire::{Answer, Call, Control, Lifetime};
 
 use self::growth::Stage;
-pub(crate) use self::tensor::{elements, elements_mut};
 pub use self::{
     build::{Build, Builder, Claim, Uncommitted, UploadLane, Uploader},
     growth::{Growth, Refreshed},
@@ -27,6 +27,10 @@ pub use self::{
     pin::Pinned,
     publish::Publication,
     tensor::{Element, Tensor},
+};
+pub(crate) use self::{
+    options::{CommitOptions, commit_setters},
+    tensor::{elements, elements_mut},
 };
 use crate::{
     domain::{Domain, unexpected},

@@ -6,7 +6,7 @@ use partywall_cuda::{DeviceSlice, DeviceUuid, ForeignMemory, PointerKind};
 use partywall_shm::{DType, Table, TableBuilder, TableError};
 use partywall_wire::{Answer, Call, Commit, Control, Lifetime, limits::MAX_CHUNKS};
 
-use super::{ControlMemory, Facts, Granted, Segment, build::wire_table, named};
+use super::{CommitOptions, ControlMemory, Facts, Granted, Segment, build::wire_table, commit_setters, named};
 use crate::{
     domain::{Domain, check_name, unexpected},
     error::{Denied, DeviceFault, Error, InvalidArgument, Result},
@@ -57,9 +57,7 @@ pub struct Publication {
     /// Where each tensor of the table is.
     memory: Vec<ForeignMemory>,
     problem: Option<TableError>,
-    mutable: bool,
-    kept: bool,
-    if_absent: bool,
+    commit: CommitOptions,
     control: Option<Control>,
 }
 
@@ -71,9 +69,7 @@ impl Publication {
             table: TableBuilder::new(),
             memory: Vec::new(),
             problem: None,
-            mutable: false,
-            kept: false,
-            if_absent: false,
+            commit: CommitOptions::default(),
             control: None,
         }
     }
@@ -113,28 +109,12 @@ impl Publication {
         self
     }
 
-    /// Lets processes open the version for writing. They order their access themselves.
-    pub fn mutable(mut self, mutable: bool) -> Self {
-        self.mutable = mutable;
-        self
-    }
+    commit_setters!();
 
     /// Makes it a pool or topic, whose blocks are its first tensor.
     pub(crate) fn control(mut self, control: Control) -> Self {
         self.control = Some(control);
         self.mutable(true)
-    }
-
-    /// Keeps the name when this process goes. Only a copy can be kept.
-    pub fn kept(mut self, kept: bool) -> Self {
-        self.kept = kept;
-        self
-    }
-
-    /// Refuses to commit if the name exists by then.
-    pub fn if_absent(mut self, if_absent: bool) -> Self {
-        self.if_absent = if_absent;
-        self
     }
 
     /// Makes the memory itself the next version of its name. The segment that is returned keeps the memory's owners; so
@@ -148,7 +128,7 @@ impl Publication {
     /// [`InvalidArgument::Range`] for tensors on several GPUs; as [`Build::commit`](crate::Build::commit).
     pub fn commit(self) -> Result<Segment> {
         let uuid = self.check()?;
-        if self.kept {
+        if self.commit.kept {
             return Err(Error::Denied(Denied::Keeping { name: self.name }));
         }
         for (index, memory) in self.memory.iter().enumerate() {
@@ -156,7 +136,8 @@ impl Publication {
                 return Err(self.not_shareable(index));
             }
         }
-        let Self { domain, name, table, memory, mutable, if_absent, control, .. } = self;
+        let Self { domain, name, table, memory, commit, control, .. } = self;
+        let CommitOptions { mutable, if_absent, .. } = commit;
         let bad_table = |source| Error::InvalidArgument(InvalidArgument::Table { name: name.clone(), source });
         let (mut allocations, mut places): (Vec<Vec<ForeignMemory>>, _) = (Vec::new(), Vec::new());
         for memory in memory {
@@ -236,7 +217,7 @@ impl Publication {
             sources.push(memory.pieces(bytes).map_err(|error| in_tensor(name, error))?);
         }
         let builder = self.domain.create(&self.name, Place::Gpu(uuid)).table(self.table);
-        let build = builder.mutable(self.mutable).kept(self.kept).if_absent(self.if_absent).allocate()?;
+        let build = builder.commit_options(self.commit).allocate()?;
         finish_work(&gpu, &self.name)?;
         let enqueue = |name: &str, pieces: Vec<DeviceSlice<'_>>| {
             let target = build.device(name)?.as_slice();

@@ -15,7 +15,7 @@ use crate::{
     domain::Domain,
     error::{Error, InvalidArgument, Mismatch, Result},
     place::Place,
-    pool::Wanted,
+    pool::{Wanted, wanted_setters},
 };
 
 /// Which topic, and how it is to be; see [`Domain::topic`].
@@ -138,37 +138,7 @@ impl TopicOptions {
         self
     }
 
-    /// Where the samples are; by default where [`DeviceChoice::Auto`](crate::DeviceChoice::Auto) says.
-    pub fn place(mut self, place: Place) -> Self {
-        self.wanted.place = Some(place);
-        self
-    }
-
-    /// Keeps a topic that is made until it is removed, the broker ends, the machine restarts or the GPU is reset. By default
-    /// it goes with the last process that has it open.
-    pub fn kept(mut self, kept: bool) -> Self {
-        self.wanted.kept = kept;
-        self
-    }
-
-    /// The GPU that is to use a topic that is there. By default the one that has it, or the only one in sight.
-    pub fn device(mut self, device: DeviceUuid) -> Self {
-        self.wanted.device = Some(device);
-        self
-    }
-
-    /// Whether samples on another GPU than the user's may be mapped: every access then crosses the link between them.
-    pub fn allow_peer(mut self, allow: bool) -> Self {
-        self.wanted.allow_peer = allow;
-        self
-    }
-
-    /// How long to wait for a topic that is not there yet, or that another process is just making. By default
-    /// [`open`](Self::open) does not wait, and [`open_or_create`](Self::open_or_create) 10 s.
-    pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.wanted.timeout = Some(timeout);
-        self
-    }
+    wanted_setters!("topic", "samples");
 
     /// Makes it.
     ///

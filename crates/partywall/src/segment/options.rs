@@ -1,0 +1,37 @@
+//! What the options of building, publishing and putting share.
+
+/// How a version is committed.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct CommitOptions {
+    pub(crate) mutable: bool,
+    pub(crate) kept: bool,
+    pub(crate) if_absent: bool,
+}
+
+/// Defines the setters of a builder whose field `commit` is [`CommitOptions`].
+macro_rules! commit_setters {
+    () => {
+        /// Lets processes open the version for writing after the commit. They order their access themselves. The committer
+        /// of a version that it has built can also make it longer ([`Segment::grow`](crate::Segment::grow)).
+        pub fn mutable(mut self, mutable: bool) -> Self {
+            self.commit.mutable = mutable;
+            self
+        }
+
+        /// Keeps the name when its committer goes: until it is removed, the broker ends, the machine restarts or the GPU
+        /// is reset. By default a name is *owned* and goes with its committer. Memory that is published without a copy
+        /// cannot be kept.
+        pub fn kept(mut self, kept: bool) -> Self {
+            self.commit.kept = kept;
+            self
+        }
+
+        /// Refuses to commit if the name exists by then. [`Put`](crate::Put) also looks before it reads anything.
+        pub fn if_absent(mut self, if_absent: bool) -> Self {
+            self.commit.if_absent = if_absent;
+            self
+        }
+    };
+}
+
+pub(crate) use commit_setters;
