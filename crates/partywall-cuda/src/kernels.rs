@@ -202,11 +202,15 @@ impl fmt::Debug for Kernels {
     }
 }
 
-/// The checked-in PTX, closed by the NUL that the driver looks for.
-const PTX: &CStr = match CStr::from_bytes_with_nul(concat!(include_str!("../kernels/partywall.ptx"), "\0").as_bytes()) {
-    Ok(ptx) => ptx,
-    Err(_) => panic!("the PTX contains a NUL byte"),
-};
+const PTX: &CStr = ptx(concat!(include_str!("../kernels/partywall.ptx"), "\0"));
+
+/// Returns checked-in PTX as the driver takes it: closed by a NUL, which the caller has added.
+pub(crate) const fn ptx(text: &'static str) -> &'static CStr {
+    match CStr::from_bytes_with_nul(text.as_bytes()) {
+        Ok(ptx) => ptx,
+        Err(_) => panic!("the PTX contains a NUL byte"),
+    }
+}
 
 const THREADS_PER_BLOCK: u32 = 256;
 

@@ -2,11 +2,11 @@
 //!
 //! Their source is `kernels/lab.cu`. They spin, which nothing else of this crate does; each ends at a limit.
 
-use std::ffi::c_void;
 use std::fmt;
 use std::time::Duration;
 
-use crate::{AccessError, Context, CudaError, DeviceBuffer, DeviceSlice, Function, LaunchConfig, StreamRef};
+use super::launch;
+use crate::{AccessError, Context, CudaError, DeviceBuffer, DeviceSlice, Function, StreamRef};
 
 /// Bytes of the memory in which two processes make an experiment. All are 0 before it.
 pub const WORDS_BYTES: u64 = PAIRS_DATA + 2 * PAIRS * LINE;
@@ -163,49 +163,22 @@ impl Coherency {
     ) -> Result<Polling<'a>, AccessError> {
         started.require_writable()?;
         started.elements(8)?;
-        let mut word = place(words, WORD)?;
-        let mut answer = place(words, ANSWER)?;
-        let mut value = value;
-        let mut started = started.slice(0, 8)?.device_ptr();
-        let mut result = self.clear(stream)?;
-        if let Some(mut how) = load.code() {
-            let mut limit = nanoseconds(limit);
-            // SAFETY: the parameters are those of `pw_poll`; it writes to `started`, the answer's word and the result,
-            // which were checked.
-            unsafe {
-                launch(
-                    &self.poll,
-                    stream,
-                    ONE_THREAD,
-                    [
-                        pointer(&mut word),
-                        pointer(&mut value),
-                        pointer(&mut started),
-                        pointer(&mut answer),
-                        pointer(&mut how),
-                        pointer(&mut limit),
-                        pointer(&mut result),
-                    ],
-                )
-            }?;
-        } else {
-            let mut rounds = COMPILED_ROUNDS;
-            // SAFETY: as above, for `pw_poll_compiled`.
-            unsafe {
-                launch(
-                    &self.poll_compiled,
-                    stream,
-                    ONE_THREAD,
-                    [
-                        pointer(&mut word),
-                        pointer(&mut value),
-                        pointer(&mut started),
-                        pointer(&mut answer),
-                        pointer(&mut rounds),
-                        pointer(&mut result),
-                    ],
-                )
-            }?;
+        let word = place(words, WORD)?;
+        let answer = place(words, ANSWER)?;
+        let started = started.slice(0, 8)?.device_ptr();
+        let result = self.clear(stream)?;
+        match load.code() {
+            Some(how) => {
+                let parameters = [word, value, started, answer, how.into(), nanoseconds(limit), result];
+                // SAFETY: the parameters are those of `pw_poll`; it writes to `started`, the answer's word and the
+                // result, which were checked.
+                unsafe { launch(&self.poll, stream, ONE_THREAD, parameters) }?;
+            }
+            None => {
+                let parameters = [word, value, started, answer, COMPILED_ROUNDS, result];
+                // SAFETY: as above, for `pw_poll_compiled`.
+                unsafe { launch(&self.poll_compiled, stream, ONE_THREAD, parameters) }?;
+            }
         }
         Ok(Polling { kernels: self, stream })
     }
@@ -222,28 +195,12 @@ impl Coherency {
         value: u64,
         limit: Duration,
     ) -> Result<Stored, AccessError> {
-        let mut word = place(words, WORD)?;
-        let mut answer = place(words, ANSWER)?;
-        let mut value = value;
-        let mut how = store.code();
-        let mut limit = nanoseconds(limit);
-        let mut result = self.clear(stream)?;
+        let word = place(words, WORD)?;
+        let answer = place(words, ANSWER)?;
+        let result = self.clear(stream)?;
+        let parameters = [word, value, answer, store.code().into(), nanoseconds(limit), result];
         // SAFETY: the parameters are those of `pw_store`; it writes to the word and the result, which were checked.
-        unsafe {
-            launch(
-                &self.store,
-                stream,
-                ONE_THREAD,
-                [
-                    pointer(&mut word),
-                    pointer(&mut value),
-                    pointer(&mut answer),
-                    pointer(&mut how),
-                    pointer(&mut limit),
-                    pointer(&mut result),
-                ],
-            )
-        }?;
+        unsafe { launch(&self.store, stream, ONE_THREAD, parameters) }?;
         let [_, at, answered, ..] = self.outcome(stream)?;
         Ok(Stored { at, answered: (answered != 0).then_some(answered) })
     }
@@ -262,27 +219,11 @@ impl Coherency {
     ) -> Result<Turns, AccessError> {
         let leader = place(words, LEADER)?;
         let follower = place(words, FOLLOWER)?;
-        let (mut mine, mut theirs) = if follows { (follower, leader) } else { (leader, follower) };
-        let mut last = turns;
-        let mut follows = u32::from(follows);
-        let mut limit = nanoseconds(limit);
-        let mut result = self.clear(stream)?;
+        let (mine, theirs) = if follows { (follower, leader) } else { (leader, follower) };
+        let result = self.clear(stream)?;
+        let parameters = [mine, theirs, turns, follows.into(), nanoseconds(limit), result];
         // SAFETY: the parameters are those of `pw_turns`; it writes to one of the words and the result.
-        unsafe {
-            launch(
-                &self.turns,
-                stream,
-                ONE_THREAD,
-                [
-                    pointer(&mut mine),
-                    pointer(&mut theirs),
-                    pointer(&mut last),
-                    pointer(&mut follows),
-                    pointer(&mut limit),
-                    pointer(&mut result),
-                ],
-            )
-        }?;
+        unsafe { launch(&self.turns, stream, ONE_THREAD, parameters) }?;
         let [taken, first, end, ..] = self.outcome(stream)?;
         Ok(Turns { taken, time: Duration::from_nanos(end.saturating_sub(first)) })
     }
@@ -298,9 +239,9 @@ impl Coherency {
         handover: Handover,
         limit: Duration,
     ) -> Result<(), AccessError> {
-        let mut pairs = Pairs::new(words, handover, limit)?;
+        let parameters = pairs(words, handover, limit)?;
         // SAFETY: the parameters are those of `pw_write_pairs`, which stays below the number of pairs, inside the words.
-        unsafe { launch(&self.write_pairs, stream, A_THREAD_A_PAIR, pairs.parameters()) }?;
+        unsafe { launch(&self.write_pairs, stream, A_THREAD_A_PAIR, parameters) }?;
         Ok(stream.synchronize()?)
     }
 
@@ -315,10 +256,9 @@ impl Coherency {
         handover: Handover,
         limit: Duration,
     ) -> Result<Read, AccessError> {
-        let mut result = self.clear(stream)?;
-        let mut pairs = Pairs::new(words, handover, limit)?;
-        let [data, flags, stride, count, how, limit] = pairs.parameters();
-        let parameters = [data, flags, stride, count, how, limit, pointer(&mut result)];
+        let result = self.clear(stream)?;
+        let [data, flags, stride, count, how, limit] = pairs(words, handover, limit)?;
+        let parameters = [data, flags, stride, count, how, limit, result];
         // SAFETY: as above, for `pw_read_pairs`, which writes its result besides.
         unsafe { launch(&self.read_pairs, stream, A_THREAD_A_PAIR, parameters) }?;
         let [looks, changes, old, worst, ..] = self.outcome(stream)?;
@@ -410,32 +350,10 @@ impl Scope {
     }
 }
 
-/// The parameters that both kernels of pairs have.
-struct Pairs {
-    data: u64,
-    flags: u64,
-    stride: u64,
-    count: u64,
-    how: u32,
-    limit: u64,
-}
-
-impl Pairs {
-    fn new(words: DeviceSlice<'_>, handover: Handover, limit: Duration) -> Result<Self, AccessError> {
-        Ok(Self {
-            data: place(words, PAIRS_DATA)?,
-            flags: place(words, PAIRS_DATA + PAIRS * LINE)?,
-            stride: LINE / 8,
-            count: PAIRS,
-            how: handover.code(),
-            limit: nanoseconds(limit),
-        })
-    }
-
-    fn parameters(&mut self) -> [*mut c_void; 6] {
-        let Self { data, flags, stride, count, how, limit } = self;
-        [pointer(data), pointer(flags), pointer(stride), pointer(count), pointer(how), pointer(limit)]
-    }
+/// Returns the parameters that both kernels of pairs have: data, flags, words between two of them, how many, how, limit.
+fn pairs(words: DeviceSlice<'_>, handover: Handover, limit: Duration) -> Result<[u64; 6], AccessError> {
+    let data = place(words, PAIRS_DATA)?;
+    Ok([data, data + PAIRS * LINE, LINE / 8, PAIRS, handover.code().into(), nanoseconds(limit)])
 }
 
 /// The address of a place in the words, which are as long as they ought to be.
@@ -448,24 +366,6 @@ fn place(words: DeviceSlice<'_>, offset: u64) -> Result<u64, AccessError> {
 
 fn nanoseconds(limit: Duration) -> u64 {
     u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX)
-}
-
-fn pointer<T>(value: &mut T) -> *mut c_void {
-    std::ptr::from_mut(value).cast()
-}
-
-/// # Safety
-/// As for [`Function::launch`].
-unsafe fn launch<const N: usize>(
-    kernel: &Function,
-    stream: StreamRef<'_>,
-    [blocks, threads]: [u32; 2],
-    mut parameters: [*mut c_void; N],
-) -> Result<(), AccessError> {
-    let config = LaunchConfig { grid: [blocks, 1, 1], block: [threads, 1, 1], shared_bytes: 0 };
-    // SAFETY: the caller's promise.
-    unsafe { kernel.launch(stream, config, &mut parameters) }?;
-    Ok(())
 }
 
 /// Bytes between two words: each has a line of every cache for itself.

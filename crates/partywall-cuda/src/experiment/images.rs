@@ -2,10 +2,12 @@
 //!
 //! Their source is `kernels/images.cu`. A pixel is a word of four channels of 8 bits.
 
-use std::ffi::{CStr, c_void};
+use std::ffi::CStr;
 use std::fmt;
 
-use crate::{AccessError, Context, CudaError, DeviceSlice, Function, LaunchConfig, Module, StreamRef};
+use super::launch;
+use crate::kernels::ptx;
+use crate::{AccessError, Context, CudaError, DeviceSlice, Function, Module, StreamRef};
 
 /// An image on a device: rows of pixels, one behind the other.
 #[derive(Clone, Copy, Debug)]
@@ -44,21 +46,13 @@ impl Images {
     /// Memory that is too short, not aligned to 4 bytes or, of `to`, read-only; an image without pixels; the driver
     /// refuses.
     pub fn enqueue_resize(&self, stream: StreamRef<'_>, from: Image<'_>, to: Image<'_>) -> Result<(), AccessError> {
-        let mut read = from.readable()?;
-        let mut written = to.writable()?;
-        let mut from = (from.width, from.height);
-        let mut to = (to.width, to.height);
-        let parameters = &mut [
-            (&raw mut read).cast(),
-            (&raw mut from.0).cast(),
-            (&raw mut from.1).cast(),
-            (&raw mut written).cast(),
-            (&raw mut to.0).cast(),
-            (&raw mut to.1).cast(),
-        ];
+        let read = from.readable()?;
+        let written = to.writable()?;
+        let [width, height] = to.size();
+        let parameters = [read, from.width.into(), from.height.into(), written, width, height];
         // SAFETY: the parameters are those of the kernel. It reads pixels of `from` and writes those of `to`, all of
         // which lie in the ranges that were checked.
-        unsafe { launch(&self.resize, stream, u64::from(to.0) * u64::from(to.1), parameters) }
+        Ok(unsafe { launch(&self.resize, stream, shape(width * height), parameters) }?)
     }
 
     /// Enqueues making `to` of `from`, which is as large and other memory: each pixel is the mean of the square around it
@@ -73,23 +67,15 @@ impl Images {
         to: Image<'_>,
         radius: u32,
     ) -> Result<(), AccessError> {
-        let mut read = from.readable()?;
-        let mut written = to.writable()?;
-        if (from.width, from.height) != (to.width, to.height) {
+        let read = from.readable()?;
+        let written = to.writable()?;
+        let [width, height] = to.size();
+        if from.size() != to.size() {
             return Err(AccessError::OutOfRange { offset: 0, len: from.bytes(), available: to.bytes() });
         }
-        let mut width = to.width;
-        let mut height = to.height;
-        let mut radius = radius.min(Self::MOST_RADIUS);
-        let parameters = &mut [
-            (&raw mut read).cast(),
-            (&raw mut written).cast(),
-            (&raw mut width).cast(),
-            (&raw mut height).cast(),
-            (&raw mut radius).cast(),
-        ];
+        let parameters = [read, written, width, height, radius.min(Self::MOST_RADIUS).into()];
         // SAFETY: as above; what lies outside of the image is not read.
-        unsafe { launch(&self.blur, stream, u64::from(width) * u64::from(height), parameters) }
+        Ok(unsafe { launch(&self.blur, stream, shape(width * height), parameters) }?)
     }
 }
 
@@ -100,6 +86,11 @@ impl fmt::Debug for Images {
 }
 
 impl Image<'_> {
+    /// Returns its width and height.
+    fn size(&self) -> [u64; 2] {
+        [self.width.into(), self.height.into()]
+    }
+
     fn bytes(&self) -> u64 {
         (u64::from(self.width) * u64::from(self.height)).saturating_mul(4)
     }
@@ -119,30 +110,16 @@ impl Image<'_> {
     }
 }
 
-/// Launches a kernel that strides over `pixels`.
-///
-/// # Safety
-/// As for [`Function::launch`].
-unsafe fn launch(
-    kernel: &Function,
-    stream: StreamRef<'_>,
-    pixels: u64,
-    parameters: &mut [*mut c_void],
-) -> Result<(), AccessError> {
-    let blocks = pixels.div_ceil(u64::from(THREADS)).min(MOST_BLOCKS);
-    let config = LaunchConfig { grid: [blocks as u32, 1, 1], block: [THREADS, 1, 1], shared_bytes: 0 };
-    // SAFETY: the caller's promise.
-    Ok(unsafe { kernel.launch(stream, config, parameters) }?)
+/// Returns the blocks and threads of a kernel that strides over so many pixels.
+fn shape(pixels: u64) -> [u32; 2] {
+    // At most `MOST_BLOCKS`, which is 32 bits wide.
+    [pixels.div_ceil(u64::from(THREADS)).min(MOST_BLOCKS) as u32, THREADS]
 }
 
 const THREADS: u32 = 256;
 const MOST_BLOCKS: u64 = 4096;
 
-/// The checked-in PTX, closed by the NUL that the driver looks for.
-const PTX: &CStr = match CStr::from_bytes_with_nul(concat!(include_str!("../../kernels/images.ptx"), "\0").as_bytes()) {
-    Ok(ptx) => ptx,
-    Err(_) => panic!("the PTX contains a NUL byte"),
-};
+const PTX: &CStr = ptx(concat!(include_str!("../../kernels/images.ptx"), "\0"));
 
 #[cfg(test)]
 mod tests {

@@ -16,6 +16,7 @@ pub use coherency::{Coherency, Handover, Load, Polled, Polling, Read, Scope, Sto
 pub use images::{Image, Images};
 
 use crate::abi::{DevicePtr, EVENT_DISABLE_TIMING, EVENT_INTERPROCESS, IpcHandle, MEM_ATTACH_GLOBAL};
+use crate::kernels::ptx;
 use crate::mapping::AddressRange;
 use crate::{
     Access, AccessError, Context, CudaError, DeviceSlice, Function, IpcEventHandle, IpcMapping, Kernels, LaunchConfig,
@@ -189,10 +190,8 @@ impl Delay {
     /// # Errors
     /// The driver refuses.
     pub fn enqueue(&self, stream: StreamRef<'_>, time: Duration) -> Result<(), CudaError> {
-        let mut time = time.as_nanos() as u64;
-        let config = LaunchConfig { grid: [1; 3], block: [1; 3], shared_bytes: 0 };
         // SAFETY: its one parameter is a 64-bit number; it touches no memory.
-        unsafe { self.kernel.launch(stream, config, &mut [(&raw mut time).cast()]) }
+        unsafe { launch(&self.kernel, stream, [1, 1], [time.as_nanos() as u64]) }
     }
 }
 
@@ -211,12 +210,23 @@ fn lab_module(context: &Context) -> Result<Module, CudaError> {
     Module::from_ptx(context, LAB_PTX)
 }
 
-/// The checked-in PTX of the labs, closed by the NUL that the driver looks for.
-const LAB_PTX: &CStr = match CStr::from_bytes_with_nul(concat!(include_str!("../../kernels/lab.ptx"), "\0").as_bytes())
-{
-    Ok(ptx) => ptx,
-    Err(_) => panic!("the PTX contains a NUL byte"),
-};
+/// Launches a kernel on `blocks` of `threads`. Its parameters are numbers and addresses of 32 or 64 bits.
+///
+/// # Safety
+/// As for [`Function::launch`]. A parameter of 32 bits is the low half of its value.
+unsafe fn launch<const N: usize>(
+    kernel: &Function,
+    stream: StreamRef<'_>,
+    [blocks, threads]: [u32; 2],
+    mut values: [u64; N],
+) -> Result<(), CudaError> {
+    const { assert!(cfg!(target_endian = "little"), "the low half of a value comes first") };
+    let config = LaunchConfig { grid: [blocks, 1, 1], block: [threads, 1, 1], shared_bytes: 0 };
+    // SAFETY: the caller's promise; the values outlive the call.
+    unsafe { kernel.launch(stream, config, &mut values.each_mut().map(|value| std::ptr::from_mut(value).cast())) }
+}
+
+const LAB_PTX: &CStr = ptx(concat!(include_str!("../../kernels/lab.ptx"), "\0"));
 
 /// In the first pages, where the driver never maps anything.
 const NOWHERE: u64 = 4096;
