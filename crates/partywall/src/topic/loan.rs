@@ -16,6 +16,7 @@ use partywall_cuda::StreamRef;
 use partywall_os::borrow::BorrowedBlockMut;
 use partywall_shm::{
     DType, members,
+    pool::Pool,
     semaphore::Held,
     topic::{MAX_RANK, Message, Status, Unpublished},
 };
@@ -91,16 +92,51 @@ pub struct UnpublishedSample {
 }
 
 impl Loan {
-    pub(super) fn new(joined: Arc<Joined>, held: Held, dtype: DType, extents: &[u64], bytes: u64) -> Self {
-        let mut shape = [0; MAX_RANK];
-        shape[..extents.len()].copy_from_slice(extents);
-        let rank = extents.len();
-        let used = Kept::default();
-        let held = Some(held);
-        let exposed = AtomicBool::new(false);
-        let header = Vec::new();
-        let inputs = Vec::new();
-        Self { joined, borrowed: None, held, exposed, dtype, rank, shape, bytes, header, inputs, used }
+    pub(super) fn new(joined: Arc<Joined>, held: Held) -> Self {
+        Self {
+            joined,
+            borrowed: None,
+            held: Some(held),
+            exposed: AtomicBool::new(false),
+            dtype: DType::U8,
+            rank: 0,
+            shape: [0; MAX_RANK],
+            bytes: 0,
+            header: Vec::new(),
+            inputs: Vec::new(),
+            used: Kept::default(),
+        }
+    }
+
+    /// As a loan for a tensor.
+    pub(super) fn of(mut self, dtype: DType, extents: &[u64], bytes: u64) -> Self {
+        self.dtype = dtype;
+        self.rank = extents.len();
+        self.shape[..extents.len()].copy_from_slice(extents);
+        self.bytes = bytes;
+        self
+    }
+
+    /// The loan, if its block is still this process's.
+    pub(super) fn if_held(mut self, pool: &Pool) -> Option<Self> {
+        let held = self.held();
+        if pool.is_current(held.index(), held.generation()) {
+            return Some(self);
+        }
+        self.held = None;
+        None
+    }
+
+    /// Becomes the reserve of its publisher, with another block. Its own is published.
+    fn refill(mut self) {
+        let reserve = self.joined.reserve.clone();
+        let Some(held) = self.joined.take_ahead() else { return };
+        self.borrowed = self.joined.open.blocks.borrow_mut(held.index());
+        self.held = Some(held);
+        *self.exposed.get_mut() = false;
+        self.header.clear();
+        self.inputs.clear();
+        reserve.put(self);
     }
 
     /// Its bytes, to be written by the CPU. Host memory only.
@@ -307,6 +343,7 @@ impl Filled {
             open.control.topic.retire(&open.control.pool, &held);
             InFlight::new(port.clone(), &held, inputs).settle(open.domain().completions());
         }
+        self.0.refill();
         Ok(published)
     }
 
@@ -343,6 +380,7 @@ impl Filled {
         let Joined { open, port, .. } = &*self.0.joined;
         let sample = InFlight::new(port.clone(), &held, inputs);
         sample.settle_after(Written { held, order, value, used }, open.domain());
+        self.0.joined.look_ahead();
         Ok(published)
     }
 
@@ -352,7 +390,6 @@ impl Filled {
         // Its own until it is published: should what cancels the wait panic, it comes back.
         let published = self.put(self.0.held(), status, value, wait)?;
         let held = self.0.held.take().expect("a loan is held until it is published");
-        self.0.joined.look_ahead();
         Ok((published, held))
     }
 

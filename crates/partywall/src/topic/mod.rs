@@ -4,6 +4,7 @@ mod in_flight;
 mod loan;
 mod options;
 mod publisher;
+mod reserve;
 mod sample;
 mod sample_type;
 mod subscriber;
@@ -101,7 +102,7 @@ pub struct TopicStats {
     pub published: u64,
     /// Blocks that anybody may take for a new sample, or that are in no use any more.
     pub free: u32,
-    /// Blocks that publishers have: to fill them, or while a stream writes what they have published.
+    /// Blocks that publishers have: to fill them, in reserve for their next loan, or while a stream writes a published sample.
     pub held: u32,
     /// Blocks that are in the ring.
     pub in_ring: u32,

@@ -15,7 +15,7 @@ use partywall_shm::{
 };
 use partywall_wire::{Named, Participant};
 
-use super::{ControlMemory, Loan, Open, in_flight::PublisherPort, timelines};
+use super::{ControlMemory, Loan, Open, in_flight::PublisherPort, reserve::Reserve, timelines};
 use crate::{
     adaptive_spin::AdaptiveSpin,
     backoff::Backoff,
@@ -46,6 +46,7 @@ pub(super) struct Joined {
     place: Mutex<PublisherPlace>,
     /// How streams complete samples, once one does.
     writer: Mutex<Option<Writer>>,
+    pub(super) reserve: Arc<Reserve>,
     /// Last: the connection may end with it.
     pub(super) open: Arc<Open>,
 }
@@ -74,7 +75,7 @@ impl Publisher {
         let port = PublisherPort::new(open.control.clone(), place.port());
         let place = Mutex::new(place);
         let writer = Mutex::default();
-        let joined = Joined { open, port, place, writer };
+        let joined = Joined { open, port, place, writer, reserve: Arc::default() };
         Ok(Self { joined: Arc::new(joined), spin: AdaptiveSpin::on_memory() })
     }
 
@@ -101,10 +102,13 @@ impl Publisher {
     /// [`Error::Timeout`], [`Error::Cancelled`]; [`Unreachable::Gone`](crate::error::Unreachable::Gone) when it has to wait; [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn loan<'w>(&self, dtype: DType, shape: &[u64], wait: impl Into<Wait<'w>>) -> Result<Loan> {
         let bytes = self.joined.bytes(dtype, shape)?;
+        if let Some(loan) = self.joined.take_reserve() {
+            return Ok(loan.of(dtype, shape, bytes));
+        }
         let joined = self.joined.one_more()?;
         let wait = joined.await_in_flight(wait.into())?;
         let held = slots::take(&*joined, joined.open.domain(), &self.spin, wait, || joined.no_block())?;
-        Ok(Loan::new(joined, held, dtype, shape, bytes))
+        Ok(Loan::new(joined, held).of(dtype, shape, bytes))
     }
 
     /// Borrows a block if one is free.
@@ -113,12 +117,15 @@ impl Publisher {
     /// As [`loan`](Self::loan), but for those of waiting.
     pub fn try_loan(&self, dtype: DType, shape: &[u64]) -> Result<Option<Loan>> {
         let bytes = self.joined.bytes(dtype, shape)?;
+        if let Some(loan) = self.joined.take_reserve() {
+            return Ok(Some(loan.of(dtype, shape, bytes)));
+        }
         let joined = self.joined.one_more()?;
         if !joined.is_close()? {
             return Ok(None);
         }
         let held = slots::try_take(&*joined, joined.open.domain())?;
-        Ok(held.map(|held| Loan::new(joined, held, dtype, shape, bytes)))
+        Ok(held.map(|held| Loan::new(joined, held).of(dtype, shape, bytes)))
     }
 
     /// Waits until streams have completed everything that this publisher has published. Other threads cannot publish
@@ -237,6 +244,27 @@ impl Joined {
         }
     }
 
+    /// Takes the loan in reserve, unless the broker has given its block to others.
+    fn take_reserve(&self) -> Option<Loan> {
+        let ControlMemory { pool, .. } = &*self.open.control;
+        // In a forked child the lock may be held by a thread that does not exist there.
+        if !self.open.control.are_ours() {
+            return None;
+        }
+        self.reserve.take()?.if_held(pool)
+    }
+
+    /// Takes a block for the reserve, if one is free and the publisher is not ahead of its GPU.
+    pub(super) fn take_ahead(&self) -> Option<Held> {
+        if self.port.in_flight() > 0 {
+            return None;
+        }
+        let held = self.try_take(self.open.domain().link().row())?;
+        self.open.control.topic.prefetch_to_write(held.index());
+        self.open.blocks.prefetch_to_write(held.index());
+        Some(held)
+    }
+
     /// Returns what one more loan needs, which counts as a loan while it lives.
     #[inline]
     fn one_more(self: &Arc<Self>) -> Result<Arc<Self>> {
@@ -335,6 +363,14 @@ impl Slots for Joined {
         let ControlMemory { topic, pool, .. } = &*self.open.control;
         pool.revoke_overdue();
         topic.sweep(pool);
+    }
+}
+
+impl Drop for Publisher {
+    fn drop(&mut self) {
+        if self.joined.open.control.are_ours() {
+            self.joined.reserve.close();
+        }
     }
 }
 

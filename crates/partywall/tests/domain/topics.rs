@@ -111,11 +111,12 @@ fn receive(subscriber: &Subscriber) -> u32 {
     value(&subscriber.recv(TIMEOUT).unwrap())
 }
 
-/// Nobody uses a block that is not in the ring.
+/// Waits until every block is free, in the ring, or the reserve of a publisher.
 fn unused(topic: &Topic) {
     eventually("all blocks are back", || {
         let stats = topic.stats();
-        (stats.held, stats.read) == (0, 0) && stats.free + stats.in_ring == 4 + 2 * 2 + 3 * 2
+        let is_reserve = stats.held as usize <= stats.publishers.len();
+        is_reserve && stats.read == 0 && stats.free + stats.held + stats.in_ring == 4 + 2 * 2 + 3 * 2
     });
 }
 
@@ -606,6 +607,27 @@ fn bad_input_is_refused_each_with_its_error() {
     assert_eq!(receive(&subscribers[0]), 2);
     // Nothing of that has cost a block.
     drop((half, subscribers, publisher));
+    unused(&topic);
+}
+
+#[test]
+fn reserve_of_a_publisher_counts_among_its_loans() {
+    let world = World::new();
+    let domain = world.connect();
+    let topic = frames(&domain).loans(2).blocks(4 + 2 * 2 + 3 * 2).create().unwrap();
+    let publisher = topic.publisher().unwrap();
+    publish(&publisher, 1);
+    assert_eq!(topic.stats().held, 1, "a block is in reserve");
+    let loans = [filled(&publisher, 2), filled(&publisher, 3)];
+    assert_eq!(topic.stats().held, 2, "the first of them was the reserve");
+    let refused = publisher.try_loan(DType::U32, &[1]);
+    assert!(matches!(refused, Err(Error::LimitReached(LimitReached::Loans { loans: 2, .. }))));
+    let [first, second] = loans;
+    first.publish(TIMEOUT).unwrap();
+    drop(second);
+    assert_eq!(topic.stats().held, 1);
+    drop(publisher);
+    assert_eq!((topic.stats().held, topic.stats().publishers.len()), (0, 0));
     unused(&topic);
 }
 
