@@ -1,11 +1,11 @@
 //! The Partywall broker: a daemon that keeps names, versions, leases and memory alive for the processes that share
 //! them, and takes back what the dead held.
 //!
-//! It holds file descriptors and knows what they are for. It never maps, reads or writes the memory that members give it,
-//! and there is no CUDA in it: no fault of a GPU can reach it, and it runs the same on a machine without one. What it
-//! maps is of its own making, and small: the words of timelines and semaphores, in which it ends the waits for the dead
-//! and gives their permits back. The data path does not pass through it. It serves one user, over a Unix socket in a
-//! directory that only this user enters.
+//! It holds file descriptors and knows what they are for. It never maps, reads or writes the memory that members give
+//! it, and there is no CUDA in it: no fault of a GPU can reach it, and it runs the same on a machine without one. What
+//! it maps is of its own making, and small: the words of timelines and semaphores, in which it ends the waits for the
+//! dead and gives their permits back. The data path does not pass through it. It serves one user, over a Unix socket in
+//! a directory that only this user enters.
 //!
 //! | module | contains | rule |
 //! |---|---|---|

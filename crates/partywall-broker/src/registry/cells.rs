@@ -1,7 +1,7 @@
 //! Cells: one incarnation of a timeline each, in slabs that all members map.
 //!
-//! A cell is given to another timeline only when nobody can look at it any more and nothing can be stored in it any
-//! more: no lease has led to it, no timeline stands at it, and whoever wrote it is proved dead, or has given its lease
+//! A cell is given to another timeline only when nobody can read it any more and nothing can be stored in it any
+//! more: no lease has led to it, no timeline stands at it, and its writer is proved dead, or has given its lease
 //! back and been seen to have stored all that it had promised. Even then it rests for a while.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -27,7 +27,7 @@ pub(super) struct Cells {
     pub(super) restless: BTreeSet<CellId>,
 }
 
-/// A cell that somebody may look at or write to.
+/// A cell that somebody may read or write.
 #[derive(Debug)]
 pub(super) struct Cell {
     pub(super) incarnation: u32,
@@ -39,7 +39,7 @@ pub(super) struct Cell {
     pub(super) writer: Option<LeaseId>,
 }
 
-/// A cell that the server looks after.
+/// A cell that the server guards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Guarded {
     pub(crate) at: CellAt,
@@ -47,7 +47,7 @@ pub(crate) struct Guarded {
     pub(crate) given_back: bool,
 }
 
-/// Who may store in a cell.
+/// The member that may store in a cell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Writing {
     /// Nobody: it has no writer, or that one is done.
@@ -66,7 +66,7 @@ pub(super) enum Source {
     Resting,
     /// It was not, and its slab is there.
     Fresh,
-    /// Its slab has to be made.
+    /// Its slab has to be created.
     Slab,
 }
 
@@ -123,7 +123,7 @@ impl Cells {
 }
 
 impl Registry {
-    /// Where the next cell would come from; `slab` is made for it, perhaps.
+    /// Returns where the next cell would come from. `slab` is the new slab, if one has been created for it.
     pub(super) fn cell_source(&self, slab: Option<ControlMemory>) -> Result<Source, Refused> {
         if let Some(source) = self.cells.source(&self.bounds) {
             return Ok(source);
@@ -146,7 +146,7 @@ impl Registry {
 
     /// Takes a cell for an incarnation that begins where `from` stands. It has one use: the timeline's.
     ///
-    /// `source` is what [`Registry::cell_source`] says; `slab` comes with it if it has to be made.
+    /// `source` is what [`Registry::cell_source`] says; `slab` comes with [`Source::Slab`].
     pub(super) fn start_cell(
         &mut self,
         source: Source,
@@ -178,7 +178,7 @@ impl Registry {
         }
     }
 
-    /// Ends an incarnation. Its writer may still store in it; the server looks after that.
+    /// Ends an incarnation. Its writer may still store in it, so the server guards it.
     pub(super) fn end_cell(&mut self, id: CellId, ending: CellEnding, out: &mut Vec<Effect>) {
         let Some(at) = self.at(id) else { return };
         let Some(cell) = self.cells.used.get_mut(&id) else { return };

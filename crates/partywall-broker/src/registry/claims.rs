@@ -1,4 +1,4 @@
-//! Who builds a name that is not there: one member at a time, and after it the one that waited longest.
+//! Claims: one member at a time builds a name that does not exist, and after it the one that has waited longest.
 
 use super::{
     Granted, Registry, STALE_CLAIM,
@@ -9,7 +9,7 @@ use super::{
 };
 
 impl Registry {
-    /// Opens the latest version, becomes its builder, or waits for the one who is.
+    /// Opens the latest version, makes the member its builder, or waits for the present builder.
     pub(super) fn open_or_build(
         &mut self,
         member: MemberId,

@@ -21,7 +21,7 @@ pub(crate) enum Effect {
     Confirm(CloseId),
     /// Make a cell the beginning of an incarnation, at the value that `from` stands at.
     StartCell { at: CellAt, from: Option<CellAt>, incarnation: u32 },
-    /// End an incarnation: whoever waits for what it has not reached is woken. Look after the cell from now on
+    /// End an incarnation: waits for what it has not reached end. Guard the cell from now on
     /// ([`Registry::guarded`](super::Registry::guarded)): its writer may just be having a stream store in it.
     EndCell { at: CellAt, ending: CellEnding },
     /// Nothing new is promised in a cell that has ended. Say when all that was promised has been stored
@@ -30,8 +30,7 @@ pub(crate) enum Effect {
     /// Give back all permits or blocks that a member has, at once, because it may go on taking some, and let those who
     /// wait have them.
     Return { control: FdId, row: u16 },
-    /// Have nobody reckon with a member in a topic any more: what it publishes or reads there ends, and what it holds stays
-    /// its own.
+    /// Detach a member from a topic: what it publishes or reads there ends, and what it holds stays its own.
     Detach { topic: FdId, row: u16, ending: CellEnding },
     /// Give back all permits and blocks of a member that is gone, and say so
     /// ([`Event::RowCleared`](super::Event::RowCleared)): until then the row is nobody's.
@@ -66,7 +65,7 @@ pub(crate) enum Answer {
     Build {
         claim: ClaimId,
     },
-    /// What a version has become, for one who has its first `chunks` chunks.
+    /// What a version has become, for a member that has its first `chunks` chunks.
     Grown {
         growths: u64,
         chunks: usize,
@@ -111,7 +110,7 @@ pub(crate) enum Answer {
 pub(crate) struct Happened {
     pub(crate) gap: Option<Gap>,
     pub(crate) events: Vec<Happening>,
-    /// The number of the last event that was looked at.
+    /// The number of the last event that was compared with the pattern.
     pub(crate) next: u64,
 }
 
@@ -325,7 +324,7 @@ pub(crate) struct MemberRow {
     pub(crate) timelines: u32,
     /// Semaphores that it has open.
     pub(crate) semaphores: Vec<FdId>,
-    /// Pools and topics that it has open, by what says who has their blocks.
+    /// The slot tables of the pools and topics that it has open.
     pub(crate) pools: Vec<FdId>,
     pub(crate) bytes: u64,
     pub(crate) since: Millis,
@@ -358,7 +357,7 @@ pub(crate) struct TimelineRow {
     pub(crate) leases: u32,
 }
 
-/// A semaphore in a listing. Who has its permits is in its memory.
+/// A semaphore in a listing. Its memory says which rows have its permits.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SemaphoreRow {
     pub(crate) name: Name,

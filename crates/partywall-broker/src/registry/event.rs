@@ -26,7 +26,7 @@ pub(crate) enum Event {
     Died { member: MemberId },
     /// A dead member's holdings have been in quarantine for as long as the operator wanted.
     Expired { member: MemberId },
-    /// What was given up before this was asked is closed.
+    /// Everything that was to be closed before this confirmation is closed.
     Closed { id: CloseId },
     /// All that was promised in a cell that has ended is there: nothing more will be stored in it.
     CellSettled { at: CellAt },
@@ -38,7 +38,7 @@ pub(crate) enum Event {
     Request { member: MemberId, request: RequestId, call: Call },
 }
 
-/// Who a member is, for people.
+/// A member's process, as people know it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Identity {
     pub(crate) pid: u32,
@@ -137,8 +137,8 @@ impl Call {
     }
 }
 
-/// A built version. The server has checked its file descriptors and given each a number of its own. The control memory of
-/// a pool or topic depends on the request alone, so the server has created it.
+/// A built version. The server has checked its file descriptors and given each a number of its own. The control memory
+/// of a pool or topic depends on the request alone, so the server has created it.
 #[derive(Debug, Clone)]
 pub(crate) struct Commit {
     pub(crate) name: Name,
@@ -174,7 +174,7 @@ pub(crate) struct Open {
     pub(crate) wait: bool,
 }
 
-/// Names to be told of.
+/// Names to be watched.
 #[derive(Debug, Clone)]
 pub(crate) struct Watch {
     pub(crate) pattern: Pattern,

@@ -13,7 +13,7 @@ use super::{
 };
 
 impl Registry {
-    /// Adds chunks to a version and replaces its table. Its number stays: who has it open keeps what it has.
+    /// Adds chunks to a version and replaces its table. Its number stays, and its holders keep what they have.
     pub(super) fn grow(
         &mut self,
         member: MemberId,
@@ -78,7 +78,8 @@ impl Registry {
         Ok((lease.name.clone(), lease.version, Arc::new(memory)))
     }
 
-    /// What a version has become for one who has its first `chunks` chunks and knows of `growths` growths.
+    /// Returns what a version has become, for a member that has its first `chunks` chunks and knows of `growths`
+    /// growths.
     pub(super) fn refresh(
         &self,
         member: MemberId,
@@ -116,7 +117,7 @@ impl Registry {
         }
     }
 
-    /// Tells everybody who waits for the growth of a version that nobody can make it grow any more.
+    /// Refuses all requests that wait for a version's growth: nobody can make it grow any more.
     pub(super) fn notify_last_length(&mut self, name: &Name, version: u64, out: &mut Vec<Effect>) {
         let why = NoGrowth::CommitterGone;
         let refused = || Err(Refused::CannotGrow { name: name.clone(), version, why });

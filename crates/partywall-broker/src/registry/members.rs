@@ -1,4 +1,4 @@
-//! Members who are to go: evicted ones, those whose CUDA context is broken, and the dead whose work may go on.
+//! Members that have to go: evicted ones, those with a broken CUDA context, and dead ones whose work may go on.
 
 use std::sync::Arc;
 
@@ -93,7 +93,7 @@ impl Registry {
         Ok(Answer::Freed { members: rows, more }.into())
     }
 
-    /// The operator did not want to wait longer for somebody who knows.
+    /// Ends the quarantine of a member after the time that the operator set.
     pub(super) fn expire(&mut self, member: MemberId, out: &mut Vec<Effect>) {
         if self.members.get(&member).is_some_and(|record| record.life == Life::Unproven) {
             self.give_back(member, Departure::Died, out);

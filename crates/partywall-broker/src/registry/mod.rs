@@ -1,9 +1,9 @@
-//! The registry: who is a member, which names and versions exist, who holds, builds and waits for them.
+//! The registry: members, names and versions, and which members hold, build and wait for them.
 //!
-//! A pure state machine. [`Registry::apply`] takes one [`Event`] and returns the [`Effect`]s that the server has to carry
-//! out in their order; an event is applied whole or, if it is a refused request, not at all. There is no clock, no
-//! randomness, no I/O and no file descriptor in here: time comes with the events, and descriptors are numbers
-//! ([`FdId`]) that the server keeps and closes when told to.
+//! A pure state machine. [`Registry::apply`] takes one [`Event`] and returns the [`Effect`]s that the server has to
+//! carry out in their order; an event is applied whole or, if it is a refused request, not at all. There is no clock,
+//! no randomness, no I/O and no file descriptor in here: time comes with the events, and descriptors are numbers
+//! ([`FdId`]) that the server keeps, and closes by an effect.
 //!
 //! | module | contains |
 //! |---|---|
@@ -11,17 +11,17 @@
 //! | [`event`] | what goes in |
 //! | [`effect`] | what comes out |
 //! | `state` | the objects and the sums over them |
-//! | `segments` | commit, open, release, withdrawal, and the one place where memory is given up |
-//! | `growth` | versions that become longer, and those who wait for that |
-//! | `claims` | who builds a name that is not there |
+//! | `segments` | commit, open, release, withdrawal, and the one place where memory is released |
+//! | `growth` | versions that become longer, and requests that wait for that |
+//! | `claims` | the right to build a name that does not exist |
 //! | `waits` | requests that have to wait, and their verdicts |
-//! | `timelines`, `semaphores` | names in control memory: who writes, who has them open |
-//! | `cells` | cells of control memory: who may look at them and write to them |
+//! | `timelines`, `semaphores` | names in control memory: their writers and holders |
+//! | `cells` | cells of control memory: who may read and write them |
 //! | `objects` | what timelines and semaphores have in common |
 //! | `reclaim` | what happens to the things of a member that is gone |
-//! | `members` | who is to go: evicted, without its CUDA context, or dead without proof |
+//! | `members` | members that have to go: evicted, without their CUDA context, or dead without proof |
 //! | `report` | listings |
-//! | `watch` | what happens to names, and those who wait for it |
+//! | `watch` | what happens to names, and requests that wait for it |
 //! | [`tombstones`] | how names ended in the last minute |
 //! | `near` | names that look like one that was not found |
 
@@ -85,9 +85,9 @@ pub(crate) struct Registry {
     totals: Totals,
     /// Versions that may have lost their last reason to exist. Empty between events.
     maybe_unreferenced: Vec<(Name, u64)>,
-    /// What the event that is being applied gave up. Empty between events.
+    /// What the event that is being applied released. Empty between events.
     pending_close: PendingClose,
-    /// What was given up and is not closed yet.
+    /// What was released and is not closed yet.
     closing: BTreeMap<CloseId, PendingClose>,
     /// Rows that are being cleared.
     uncleared: usize,
@@ -197,8 +197,8 @@ impl Registry {
         out
     }
 
-    /// Refuses another member if all seats are taken, by those who are connected or whose children are. Operators take
-    /// none, and those who have hung up or are in quarantine have left theirs. Only rows end with them.
+    /// Refuses another member if all seats are taken, by members that are connected or whose children are. Operators
+    /// take none, and members that have hung up or are in quarantine have left theirs. They still have a row.
     pub(crate) fn check_seats(&self) -> Result<(), Refused> {
         let has_seat = |member: &&Member| matches!(member.life, Life::Alive | Life::HeldByChild);
         let seats = self.sharing_members().map(|(_, member)| member).filter(has_seat).count();
@@ -206,7 +206,7 @@ impl Registry {
         self.check_rows()
     }
 
-    /// Refuses whoever could get no row.
+    /// Refuses a member if no row is left.
     pub(crate) fn check_rows(&self) -> Result<(), Refused> {
         limit(Limit::Clients, self.bounds.rows, self.rows.in_use() + 1)
     }
@@ -250,8 +250,8 @@ impl Registry {
         let repeated = request <= record.last_request;
         record.last_request = record.last_request.max(request);
 
-        // What follows from the call comes after its reply, because the caller waits for the answer. Before the reply comes
-        // only what the reply says has happened.
+        // What follows from the call comes after its reply, because the caller waits for the answer. Before the reply
+        // comes only what the reply says has happened.
         let mut before = Vec::new();
         let mut rest = Vec::new();
         let settled = match self.check_evicted(member, &call).and_then(|()| self.check_seat(member, &call)) {
@@ -328,7 +328,7 @@ impl Registry {
 
     /// A member that lost its connection sends its last request again under the same number. If that request had been
     /// carried out and only its answer was lost, doing it again would commit twice, or grant a lease that nobody
-    /// knows of: what it made is answered instead. Requests that make nothing are simply done again.
+    /// knows of: the answer says what it created. Requests that create nothing are simply done again.
     fn outcome_of_repeated(&self, member: MemberId, request: RequestId, call: &Call) -> Option<Granted> {
         let made = |lease: &&LeaseId| self.leases.get(lease).is_some_and(|l| l.origin == request);
         match call {

@@ -7,7 +7,8 @@ use std::{
 
 use super::types::Name;
 
-/// At most [`NEAR`] names that a person may have meant by `wanted`, the likeliest first; of those that `exists` lets pass.
+/// At most [`NEAR`] names that a person may have meant by `wanted`, the likeliest first; of those that `exists` lets
+/// pass.
 ///
 /// Looks only at the neighbours in alphabetical order, so that a miss costs the same among ten names and ten thousand.
 /// A typing error in the first letters of a name is therefore found among few names only.

@@ -82,7 +82,7 @@ impl Registry {
     ) -> Result<Granted, Refused> {
         self.holds.get(&lease).filter(|hold| hold.member == member).ok_or(STALE_LEASE)?;
         if self.members.get(&member).is_some_and(|record| record.lost_context) {
-            // As with a lease on memory: its end will tell what of its work was still done.
+            // As with a lease on memory: only its end shows that its work is over.
             self.end_timeline_of(lease, CellEnding::Closed, out);
         } else if let (Some(semaphore), Some(row)) = (self.drop_hold(lease, out), self.row(member)) {
             out.push(Effect::Return { control: semaphore, row });

@@ -1,8 +1,8 @@
 //! What happens to the things of a member that has left or is proved dead.
 //!
 //! It happens in two parts, because a death that is proved of a process is not always the end of its work on a GPU. In
-//! the first part others learn of it, and nobody waits for the member any more. In the second what it held is given to
-//! others: only when nothing of it can be written or read any more.
+//! the first part the other members are notified, and nothing waits for the member any more. In the second part what it
+//! held is given to others, once none of it can be written or read any more.
 
 use std::collections::BTreeSet;
 
@@ -22,7 +22,7 @@ pub(super) enum Departure {
     Died,
     /// It was evicted by this member. It may live on.
     Evicted {
-        /// Who wanted it.
+        /// The member that asked for it.
         by: MemberId,
     },
 }
@@ -44,7 +44,7 @@ type Hook = fn(&mut Registry, MemberId, Departure, &mut Vec<Effect>);
 ///
 /// The order matters: the dead must not be granted anything by what follows, so its waits go first; others get its
 /// claims before they see its names go, as they would if it had abandoned them; and what others wait for in control
-/// memory ends when all names are as they will be, so that who is woken finds them so.
+/// memory ends when all names are as they will be, so that a woken waiter finds them so.
 const NOTIFY: [(&str, Hook); 5] = [
     ("waits", Registry::end_waits),
     ("claims", |registry, member, _, out| registry.drop_claims(member, out)),
@@ -53,8 +53,8 @@ const NOTIFY: [(&str, Hook); 5] = [
     ("topics", |registry, member, departure, out| registry.detach_topics(member, departure.into(), out)),
 ];
 
-/// The second part. Names went before leases, because an owned name is found by its owner's lease; memory goes last, when
-/// nothing refers to it.
+/// The second part. Names went before leases, because an owned name is found by its owner's lease; memory goes last,
+/// when nothing refers to it.
 const GIVE_BACK: [(&str, Hook); 3] = [
     ("cells", |registry, member, departure, _| registry.settle_cells_of(member, departure == Departure::Died)),
     ("leases", |registry, member, _, out| registry.drop_leases(member, out)),
@@ -115,7 +115,7 @@ impl Registry {
         }
     }
 
-    /// Asks to be told when what this event gave up is closed.
+    /// Asks for a confirmation once everything that this event released is closed.
     pub(super) fn ask_for_closing(&mut self, out: &mut Vec<Effect>) {
         let pending_close = std::mem::take(&mut self.pending_close);
         if !pending_close.versions.is_empty() {
@@ -136,7 +136,7 @@ impl Registry {
         }
     }
 
-    /// What was given up is closed: the driver and the kernel have taken it back.
+    /// Records that released memory is closed: the driver and the kernel have taken it back.
     pub(super) fn closed(&mut self, id: CloseId) {
         let Some(PendingClose { mut versions, dead }) = self.closing.remove(&id) else { return };
         versions.sort_by(|a, b| (&a.name, a.version).cmp(&(&b.name, b.version)));
@@ -164,7 +164,7 @@ impl Registry {
         self.withdraw_names(member, ending, by, out);
     }
 
-    /// Nobody reads what a member that is gone waited for; one that lives on is told that it waits in vain.
+    /// Drops a member's waits. An evicted member lives on, so its waits are completed with the refusal.
     fn end_waits(&mut self, member: MemberId, departure: Departure, out: &mut Vec<Effect>) {
         if matches!(departure, Departure::Evicted { .. })
             && let Some(record) = self.members.get(&member)

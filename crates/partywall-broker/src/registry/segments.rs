@@ -13,7 +13,7 @@ use super::{
 };
 
 impl Registry {
-    /// Makes the next version of a name. Everybody who waits for it gets a lease in this same step, so that a
+    /// Makes the next version of a name. All requests that wait for it get a lease in this same step, so that a
     /// publisher that leaves right afterwards loses nobody.
     pub(super) fn commit(
         &mut self,
@@ -68,7 +68,7 @@ impl Registry {
         self.committed_by(lease).ok_or(STALE_LEASE)
     }
 
-    /// What a committer is told of its version.
+    /// Returns the answer to a commit.
     pub(super) fn committed_by(&self, lease: LeaseId) -> Option<Granted> {
         let held = self.leases.get(&lease)?;
         let control = self.version(&held.name, held.version)?.memory.control;
@@ -170,7 +170,7 @@ impl Registry {
         if !(leaves_name && self.leave_name(member, lease)) {
             self.withdraw_if_owned_by(lease, Ending::Withdrawn, member, out);
         }
-        // Without its context a process cannot know what of its work is still being done: its end will tell.
+        // Without its context a process cannot know which of its work still runs: only its end shows that it is over.
         if self.members.get(&member).is_none_or(|record| !record.lost_context)
             && let Some(control) = self.drop_lease(lease, out)
             && let Some(row) = self.row(member)
@@ -288,8 +288,8 @@ impl Registry {
         id
     }
 
-    /// Ends a lease. Requests that wait for the withdrawal of what it held have nothing to wait for any more. Returns the
-    /// control memory in which the member's blocks are to go back.
+    /// Ends a lease. Requests that wait for the withdrawal of what it held have nothing to wait for any more. Returns
+    /// the control memory in which the member's blocks are to go back.
     pub(super) fn drop_lease(&mut self, id: LeaseId, out: &mut Vec<Effect>) -> Option<BlockControl> {
         let lease = self.leases.remove(&id)?;
         for ticket in &lease.awaited_by {
@@ -335,7 +335,7 @@ impl Registry {
     }
 
     /// Gives up the memory of versions that lost their last reason to exist, and forgets entries that hold nothing.
-    /// The only place where either happens: whoever takes a reason away puts the version into `maybe_unreferenced`.
+    /// The only place where either happens: code that takes a reason away puts the version into `maybe_unreferenced`.
     pub(super) fn drop_unreferenced(&mut self, out: &mut Vec<Effect>) {
         for (name, number) in std::mem::take(&mut self.maybe_unreferenced) {
             let is_needed = self.is_needed(&name, number);

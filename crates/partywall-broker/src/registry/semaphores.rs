@@ -1,5 +1,5 @@
-//! Semaphores: names with a number of permits, which live in control memory alone. The registry knows who has one open,
-//! and so whose permits go back.
+//! Semaphores: names with a number of permits, which live in control memory alone. The registry knows which members have
+//! one open, and so whose permits go back.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ pub(super) struct Semaphore {
 }
 
 impl Registry {
-    /// Opens a semaphore, which is made if there is none.
+    /// Opens a semaphore, and creates it if there is none.
     pub(super) fn open_semaphore(
         &mut self,
         member: MemberId,
@@ -49,7 +49,7 @@ impl Registry {
         self.opened_semaphore(lease).ok_or(STALE_LEASE)
     }
 
-    /// Whether opening this semaphore makes it, in `memory` if that is made already.
+    /// Returns whether opening this semaphore creates it, in `memory` if that has been created already.
     pub(super) fn check_open_semaphore(
         &self,
         member: MemberId,

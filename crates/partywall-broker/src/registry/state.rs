@@ -78,7 +78,7 @@ impl Member {
         (self.leases.len() + self.holds.len()) as u64
     }
 
-    /// What people are told of it.
+    /// Returns the state that listings show.
     pub(super) fn state(&self) -> MemberState {
         match self.life {
             Life::Unproven => MemberState::Unproven,
@@ -107,16 +107,16 @@ pub(super) enum Life {
 /// That a member is to get nothing any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Eviction {
-    /// The pid of whoever wanted it.
+    /// The pid of the member that asked for it.
     pub(super) by: u32,
     pub(super) at: Millis,
 }
 
-/// What one event gave up, until the server says that it is closed.
+/// What one event released, until the server reports that it is closed.
 #[derive(Debug, Default)]
 pub(super) struct PendingClose {
     pub(super) versions: Vec<PendingVersion>,
-    /// Members whose end was the reason, as far as anything was given up with them.
+    /// Dead members whose end released some of it.
     pub(super) dead: BTreeMap<MemberId, Dead>,
 }
 
@@ -174,7 +174,7 @@ pub(super) struct Entry {
     pub(super) latest: Option<u64>,
     /// Versions whose memory is held: the latest, and those with leases.
     pub(super) versions: BTreeMap<u64, Version>,
-    /// Who builds. Requests wait to build only while this is set and `latest` is not.
+    /// The claim of the member that builds. Requests wait to build only while this is set and `latest` is not.
     pub(super) claim: Option<ClaimId>,
     /// In the order of waiting.
     pub(super) waits: BTreeMap<WaitId, Wait>,
@@ -208,7 +208,7 @@ pub(super) struct Version {
     pub(super) leases: u64,
     /// Leases by member; their sum is `leases`.
     pub(super) holders: BTreeMap<MemberId, u64>,
-    /// Its name was withdrawn since: whoever holds it keeps it, nobody else gets it.
+    /// Its name was withdrawn since: its holders keep it, and nobody else can open it.
     pub(super) withdrawn: bool,
 }
 

@@ -1,8 +1,8 @@
 //! Timelines: names with one writer at a time, and what they stand at.
 //!
-//! A timeline stands at one cell, its present incarnation. That one ends with its writer, or by being abandoned; the next
-//! writer gets a fresh cell, and whoever had the former follows when it likes. A name is there as long as somebody has a
-//! lease on it.
+//! A timeline stands at one cell, its present incarnation. That one ends with its writer, or by being abandoned; the
+//! next writer gets a fresh cell, and members that had the former one follow when they like. A name is there as long as
+//! somebody has a lease on it.
 
 use std::collections::BTreeMap;
 
@@ -33,7 +33,7 @@ pub(super) struct Timeline {
 }
 
 impl Registry {
-    /// Opens a timeline, which is made if there is none.
+    /// Opens a timeline, and creates it if there is none.
     pub(super) fn open_timeline(
         &mut self,
         member: MemberId,
@@ -104,7 +104,7 @@ impl Registry {
         if begins { self.cell_source(slab).map(Some) } else { Ok(None) }
     }
 
-    /// What a timeline stands at now, for one who may have seen it end.
+    /// Returns what a timeline stands at now, for a member that may have seen it end.
     pub(super) fn follow_timeline(&mut self, member: MemberId, lease: LeaseId, slabs: u32) -> Result<Granted, Refused> {
         let hold = self.holds.get_mut(&lease).filter(|hold| hold.member == member).ok_or(STALE_LEASE)?;
         let What::Timeline { name, cells } = &mut hold.what else { return Err(STALE_LEASE) };

@@ -1,5 +1,5 @@
-//! How names ended that are not there now. A caller that asks for one a moment too late is told that it was there, who
-//! ended it and how: its owner's end is the usual reason.
+//! How names ended that do not exist now. The refusal of a request that comes a moment too late says that the name
+//! existed, who ended it and how: its owner's end is the usual reason.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -68,7 +68,7 @@ impl Tombstone {
 /// How many are kept.
 pub(super) const MOST: usize = 1024;
 
-/// How long an end is told, in milliseconds.
+/// How long an end is remembered, in milliseconds.
 pub(super) const REMEMBERED: Millis = 60_000;
 
 #[cfg(test)]

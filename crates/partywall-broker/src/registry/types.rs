@@ -1,7 +1,7 @@
 //! What the registry talks about.
 //!
-//! Plain values are those of the wire and of control memory. Messages are not: the server maps them, so that neither side
-//! binds the other.
+//! Plain values are those of the wire and of control memory. Messages are not: the server maps them, so that neither
+//! side binds the other.
 
 use std::{fmt, sync::Arc};
 
@@ -34,7 +34,7 @@ ids! {
     LeaseId,
     /// The right to build a name's version.
     ClaimId,
-    /// Something that was given up and is being closed.
+    /// Something that was released and is being closed.
     CloseId,
     /// A file descriptor that the server keeps. The registry never sees the descriptor itself.
     FdId,
@@ -47,7 +47,7 @@ ids! {
 /// Milliseconds since 1970, as the server read them.
 pub(crate) type Millis = u64;
 
-/// The name of a segment, timeline or semaphore. Whoever makes one has checked it by the rules of the wire.
+/// The name of a segment, timeline or semaphore. The caller of [`Name::new`] has checked it by the rules of the wire.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Name(Arc<str>);
 
@@ -146,7 +146,7 @@ impl Memory {
         self.table.fd()
     }
 
-    /// What the name of a version of it is of.
+    /// Returns what a name with this memory is a name of.
     pub(crate) fn named(&self) -> Named {
         match self.control {
             None => Named::Segment,
@@ -193,7 +193,7 @@ impl BlockControl {
         std::iter::once(self.pool).chain(self.topic)
     }
 
-    /// The memory that says who has what: the topic's, if it is one.
+    /// Returns the memory with the slot table: the topic's, if it is one.
     pub(crate) fn slot_table(&self) -> FdId {
         self.topic.unwrap_or(self.pool).fd
     }

@@ -1,7 +1,8 @@
 //! Requests that have to wait, and what ends the waiting.
 //!
 //! A request waits in its name's entry, in the order of arrival, or among the watchers, and is answered exactly once:
-//! whoever answers it takes it out first ([`Registry::conclude`]). A member that lost its connection waits for nothing: it asks again.
+//! it is taken out before it is answered ([`Registry::conclude`]). A member that lost its connection waits for nothing:
+//! it asks again.
 
 use super::{
     Granted, Registry, STALE_LEASE, STALE_TICKET,
@@ -74,7 +75,7 @@ impl Registry {
         Ok(pending)
     }
 
-    /// Gives the version `number`, which has just become the latest, to everybody who waits for it.
+    /// Gives the version `number`, which has just become the latest, to all requests that wait for it.
     pub(super) fn grant_waiters(&mut self, name: &Name, number: u64, out: &mut Vec<Effect>) {
         let Some(entry) = self.entries.get(name) else { return };
         let waiting = entry.waits.values().filter_map(|wait| match wait.want {
@@ -90,7 +91,7 @@ impl Registry {
         }
     }
 
-    /// Tells everybody who waits for it that a name, or a version of it, was withdrawn.
+    /// Completes the requests that wait for the withdrawal of a name, or of a version of it.
     pub(super) fn notify_withdrawn(&mut self, name: &Name, out: &mut Vec<Effect>) {
         let Some(entry) = self.entries.get(name) else { return };
         let withdrawn = |lease| {

@@ -1,8 +1,8 @@
-//! What happens to names, for those who watch.
+//! What happens to names, for watchers.
 //!
 //! Events are kept in one log, which is bounded by bytes, so that a watcher costs what it waits with and nothing else:
-//! who asks late is told how much it has missed. Watchers ask, get what has happened since their point, and wait if
-//! that is nothing. While they wait they miss nothing, however fast the log runs on.
+//! one that asks late learns how many events it has missed. Watchers ask, get what has happened since their point, and
+//! wait if that is nothing. While they wait they miss nothing, however fast the log runs on.
 
 use std::collections::VecDeque;
 
@@ -24,8 +24,8 @@ pub(super) struct Log {
     bytes: u64,
     /// The number of the last event. They count from 1 without a hole.
     pub(super) last: u64,
-    /// Up to where all who wait have been told.
-    told: u64,
+    /// The event up to which all watchers have been notified.
+    notified: u64,
 }
 
 /// A request that waits for something to happen.
@@ -73,7 +73,7 @@ impl Log {
 }
 
 impl Registry {
-    /// Writes down what has happened. Whoever waits for it is told when the event that is being applied is over.
+    /// Logs what has happened. Watchers are notified at the end of the event that is being applied.
     pub(super) fn log(&mut self, named: Named, name: &Name, change: Change) {
         self.log.last += 1;
         let happening = Happening { sequence: self.log.last, at: self.now, named, name: name.clone(), change };
@@ -106,20 +106,20 @@ impl Registry {
         Ok(Answer::Pending.into())
     }
 
-    /// Tells those who wait what has happened in this event.
+    /// Notifies watchers of what has happened in this event.
     pub(super) fn notify_watchers(&mut self, out: &mut Vec<Effect>) {
-        let told = std::mem::replace(&mut self.log.told, self.log.last);
+        let notified = std::mem::replace(&mut self.log.notified, self.log.last);
         let last = self.log.last;
-        if told == last {
+        if notified == last {
             return;
         }
         // One event may be more than the log holds: a death with very many names.
         let begin = self.log.begin();
-        let gap = (told < begin).then(|| Gap::Behind { events: begin - told });
+        let gap = (notified < begin).then(|| Gap::Behind { events: begin - notified });
         let mut happened = Vec::new();
         for watcher in self.watchers.values() {
-            // All that this one waits for is behind what was told last.
-            let (events, next) = self.log.page(told, &watcher.pattern);
+            // This watcher has been notified of everything before.
+            let (events, next) = self.log.page(notified, &watcher.pattern);
             // When the log leaves the point behind that it would ask of if it had to ask again, it gets a later one.
             if gap.is_some() || !events.is_empty() || watcher.asked < begin {
                 happened.push((watcher.member, watcher.ticket, Happened { gap, events, next }));

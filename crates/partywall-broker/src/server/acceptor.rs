@@ -1,4 +1,4 @@
-//! New connections: the listening socket, and those who have not said yet who they are.
+//! New connections: the listening socket and unauthenticated connections.
 
 use std::{
     collections::BTreeMap,
@@ -34,12 +34,12 @@ pub(super) struct Acceptor {
     pub(super) spare: Option<OwnedFd>,
     /// Whether the kernel reports new connections. A timer is set while it does not.
     accepting: bool,
-    /// Connections that have not said yet who they are, the oldest first: their processes, and since when. Each is among
+    /// Unauthenticated connections, the oldest first: their processes, and since when. Each is among
     /// the peers' connections, and has a timer until [`Acceptor::timeout`].
     unauthenticated: BTreeMap<ConnectionId, (ProcessKey, Instant)>,
     /// The number of the last connection.
     last: u64,
-    /// How long a connection has to say who it is.
+    /// How long a handshake may take.
     timeout: Duration,
     /// The release that refusals name.
     version: String,
@@ -52,7 +52,7 @@ impl Acceptor {
         Ok(Self { place, spare: Some(spare()?), accepting: true, unauthenticated, last: 0, timeout, version })
     }
 
-    /// The connection has said who it is, or is gone.
+    /// Forgets a connection that is authenticated, or gone.
     pub(super) fn forget(&mut self, id: ConnectionId) {
         self.unauthenticated.remove(&id);
     }
@@ -163,7 +163,8 @@ impl Server {
         true
     }
 
-    /// Returns the unauthenticated connection that has been silent for longest, of all or of one process, and since when.
+    /// Returns the unauthenticated connection that has been silent for longest, of all or of one process, and since
+    /// when.
     fn oldest_silent(&self, of: Option<ProcessKey>) -> Option<(ConnectionId, Instant)> {
         let is_silent = |id| self.peers.connections.get(id).is_some_and(|connection| !connection.is_parked);
         let mut unauthenticated = self.acceptor.unauthenticated.iter();
@@ -194,7 +195,7 @@ pub(super) fn no_fds() -> Refusal {
 /// Connections accepted before others have their turn.
 const ACCEPTS_IN_TURN: usize = 64;
 
-/// Connections at once that have not said yet who they are. Clients say it as soon as they are connected.
+/// Unauthenticated connections at once. Clients send their handshake as soon as they are connected.
 const MAX_HANDSHAKES: usize = 64;
 
 /// A connection that has said nothing for so long may make room for others.

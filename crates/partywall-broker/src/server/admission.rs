@@ -1,4 +1,4 @@
-//! Handshakes: who becomes a member or an operator, and who comes back as one.
+//! Handshakes: members and operators that join, and members that resume.
 
 use std::{os::fd::OwnedFd, time::Duration};
 

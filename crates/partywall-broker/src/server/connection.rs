@@ -32,13 +32,13 @@ pub(super) struct ConnectionId(pub(super) u64);
 /// How far a connection has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// It has not said yet who it is.
+    /// It is unauthenticated.
     Handshake,
     /// It speaks for this member.
     Member(MemberId),
-    /// We no longer talk to this member here. The socket stays because its end tells that nobody holds the other end
-    /// any more, also no child of the member's process: a proof of death needs that. What still comes is read and
-    /// thrown away, or the member would hang in the middle of sending a request.
+    /// The broker no longer talks to this member here. The socket stays because its end shows that nobody holds the
+    /// other end any more, also no child of the member's process: a proof of death needs that. What still comes is read
+    /// and thrown away, or the member would hang in the middle of sending a request.
     Lingering(MemberId),
 }
 
@@ -173,7 +173,7 @@ impl Connection {
                     return Ok(Read::End);
                 }
                 if self.phase == Phase::Handshake && self.received.len() > 1 {
-                    // Nobody whom we do not know yet may fill our table of open files.
+                    // An unauthenticated connection must not fill the broker's table of open files.
                     return Err(Broken::Malformed("more than one file descriptor came with the handshake".into()));
                 }
                 if !matches!(self.phase, Phase::Lingering(_)) {
@@ -264,9 +264,8 @@ impl Connection {
         }
     }
 
-    /// What the kernel is to tell of a socket from now on, if that is not what it tells already: requests, or that what
-    /// waits can be sent. A client gets its answer before its next request is read. The end of a connection is told in
-    /// any case.
+    /// Returns what the kernel has to report of a socket from now on, if that changes: requests, or room for what
+    /// waits. A client gets its answer before its next request is read. The end of a connection is always reported.
     pub(super) fn change_of_interest(&mut self, channel: Channel, sent: Sent) -> Option<EventFlags> {
         let interest = match (sent, channel) {
             (Sent::All, Channel::Call) if !self.is_parked => EventFlags::IN,
@@ -348,7 +347,7 @@ struct OutQueue {
     bytes: usize,
     /// What became of the last attempt to send.
     last: Sent,
-    /// What the kernel tells of the socket, once that was changed.
+    /// What the kernel reports of the socket, once that was changed.
     interest: Option<EventFlags>,
     is_closed: bool,
 }
@@ -431,5 +430,5 @@ impl OutQueue {
 /// No client is remembered to have cost more.
 const MAX_COST: Duration = Duration::from_millis(100);
 
-/// A client asks one thing at a time: nobody who reads comes anywhere near.
+/// A client asks one thing at a time: one that reads comes nowhere near this.
 const MAX_WAITING_BYTES: usize = 4 << 20;

@@ -36,9 +36,9 @@ pub(super) struct Control {
     tables: IdMap<FdId, SlotTable>,
     /// The highest value that was stored in a cell after its end, and undone.
     undone: BTreeMap<CellAt, u64>,
-    /// What is to be done for those who are gone.
+    /// What is to be done for members that are gone.
     clearing: VecDeque<Clearing>,
-    /// How many slots were looked at for that in this turn of the loop.
+    /// How many slots were read for that in this turn of the loop.
     looked_at: u32,
 }
 
@@ -62,7 +62,8 @@ enum Clearing {
 impl SlotTable {
     /// Gives all that a row has to others. Returns how much that was.
     fn recover(&self, row: u16) -> u32 {
-        // Nobody holds anything here but in a topic: whoever wrote that broke the rules, and would keep it for ever.
+        // Only in a topic blocks may be held by nobody. Elsewhere a row of nobody breaks the rules and would keep the
+        // slot.
         let is_lost = |other| other == row || other == members::NOBODY;
         match self {
             Self::Semaphore(semaphore) => semaphore.recover(is_lost),
@@ -85,7 +86,7 @@ impl SlotTable {
         holders
     }
 
-    /// How many slots are looked at for that.
+    /// Returns how many slots are read for that.
     fn slots(&self) -> u32 {
         match self {
             Self::Semaphore(semaphore) => semaphore.count(),
@@ -157,8 +158,8 @@ impl Control {
 
     /// Creates and maps the control memory of a pool or topic.
     ///
-    /// A request that is refused afterwards has cost two memfds, which are closed with the refusal. Their length is bounded
-    /// by the limits that the shape was checked against, and only pages that are written take memory.
+    /// A request that is refused afterwards has cost two memfds, which are closed with the refusal. Their length is
+    /// bounded by the limits that the shape was checked against, and only pages that are written take memory.
     pub(super) fn provide_blocks(&mut self, shape: wire::Control, store: &mut FdStore) -> io::Result<BlockControl> {
         let pool_fd = Pool::create(shape.blocks)?;
         let pool_bytes = memfd::len(&pool_fd)?;
@@ -196,7 +197,7 @@ impl Control {
         }
     }
 
-    /// Ends an incarnation and wakes who waits for it.
+    /// Ends an incarnation and wakes its waiters.
     pub(super) fn end(&self, at: CellAt, ending: Ending) {
         if let Some(cell) = self.cell(at) {
             cell.end(ending);
@@ -337,5 +338,5 @@ pub(super) fn topic_shape(control: &wire::Control) -> Option<topic::Shape> {
     Some(topic::Shape { blocks: control.blocks, depth, publishers, loans, subscribers, held })
 }
 
-/// Slots of semaphores and pools that are looked at for the dead before others have their turn: it takes about a millisecond.
+/// Slots that are read for dead members before others have their turn: about a millisecond.
 const SLOTS_IN_TURN: u32 = 1 << 16;

@@ -100,7 +100,7 @@ impl Server {
         if suspended { self.registry.apply(Event::Suspected { member }, now()) } else { Vec::new() }
     }
 
-    /// Forgets a connection, whoever speaks through it.
+    /// Forgets a connection.
     pub(super) fn drop_connection(&mut self, id: ConnectionId) {
         self.acceptor.forget(id);
         self.peers.drop_connection(&self.reactor, &self.runner.store, id);

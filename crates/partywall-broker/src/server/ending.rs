@@ -36,7 +36,7 @@ impl Server {
         if since.elapsed() < idle_exit {
             return;
         }
-        // Whoever holds the lock is looking for a broker: it will find this one.
+        // A process that holds the lock is looking for a broker: it will find this one.
         let Ok(_lock) = self.acceptor.place.file.lock_directory() else {
             self.reactor.set_timer(IDLE_RETRY, Timer::Idle);
             return;
@@ -81,7 +81,7 @@ impl Server {
         tracing::info!("ended");
     }
 
-    /// Refuses whoever waits to be accepted: the broker is about to end.
+    /// Refuses the connections that wait to be accepted: the broker is about to end.
     fn turn_away_the_rest(&mut self) {
         self.acceptor.spare = None;
         while let Ok(Some(call)) = socket::accept(&self.acceptor.place.listener) {

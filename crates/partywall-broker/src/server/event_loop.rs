@@ -43,8 +43,8 @@ pub(crate) struct Server {
     /// A pipe through which any byte ends the broker. The end that is read stays open because it is watched.
     _stop: OwnedFd,
     stopper: OwnedFd,
-    /// Decides everything. Each of its effects is carried out before the next event is applied, or queued behind those of the
-    /// event before.
+    /// Decides everything. Each of its effects is carried out before the next event is applied, or queued behind those
+    /// of the event before.
     pub(super) registry: Registry,
     pub(super) acceptor: Acceptor,
     pub(super) peers: Peers,
@@ -289,9 +289,9 @@ const READ_BYTES: usize = 64 * 1024;
 /// Events taken from the kernel at once.
 const EVENTS: usize = 256;
 
-/// Cells of timelines that rest before the first of them is used again. Whoever forgets to wait for its streams before it
-/// gives a lease back harms nobody, most of the time.
+/// Cells of timelines that rest before the first of them is used again. A member that
+/// gives a lease back before its streams are done then harms nobody, most of the time.
 const REST: u64 = 512;
 
-/// Bytes of events that are kept for those who watch: some thousand.
+/// Bytes of events that are kept for watchers: some thousand events.
 const WATCH_LOG: u64 = 1 << 20;

@@ -1,9 +1,10 @@
 //! Descriptors that clients have not read yet: how many are on their way to one process, and to all together.
 //!
-//! The kernel counts descriptors in flight per user, not per socket, and refuses to send more (`ETOOMANYREFS`, unix(7)) once
-//! they exceed the sender's limit of open files. Without a bound here, one process that does not read would keep every
-//! other process of its user from connecting. The kernel gives a descriptor back when the receiver reads it or closes its
-//! end; closing our end does not. So a socket with unread descriptors is kept here even after its connection is gone.
+//! The kernel counts descriptors in flight per user, not per socket, and refuses to send more (`ETOOMANYREFS`, unix(7))
+//! once they exceed the sender's limit of open files. Without a bound here, one process that does not read would keep
+//! every other process of its user from connecting. The kernel gives a descriptor back when the receiver reads it or
+//! closes its end; closing our end does not. So a socket with unread descriptors is kept here even after its connection
+//! is gone.
 //!
 //! A message reserves a slot for each descriptor that it sends at once. The slots are its own from its first group of
 //! descriptors until the last group is read, so that a message that has begun never waits for other processes.
@@ -31,7 +32,7 @@ pub(super) struct InFlight {
 /// One direction to a client.
 pub(super) type Port = (ConnectionId, Channel);
 
-/// A process, as far as the kernel tells processes apart for us.
+/// A process, as far as the kernel lets the broker distinguish processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Process {
     pub(super) key: ProcessKey,
@@ -190,7 +191,7 @@ const GRACE: Duration = Duration::from_millis(50);
 /// by which the kernel measures what a client may send.
 const MAX_TOTAL: usize = 512;
 
-/// Of these only connections without a seat may use so many, or nobody could find out who does not read.
+/// Of these only connections without a seat may use so many, or nobody could find out which process does not read.
 const KEPT_FOR_OPERATORS: usize = 2 * FDS_AT_ONCE;
 
 /// Processes that a refusal names.
@@ -235,7 +236,7 @@ mod tests {
         let common = Refusal::Unread { unread: 512, allowed: 512, pids: vec![1, 2, 3, 4] };
         assert_eq!(in_flight.room(process(9), false), Room::Later(common.clone()));
         assert_eq!(in_flight.room(process(9), true), Room::Later(common));
-        // Two sockets' worth is kept for those who find out who does not read.
+        // Two sockets' worth is kept for operators that look for the process that does not read.
         theirs.drain(..2);
         assert!(matches!(in_flight.room(process(9), false), Room::Later(_)));
         assert_eq!(in_flight.room(process(9), true), Room::Free);

@@ -28,7 +28,7 @@ use crate::{
 /// All members that are not proved dead.
 #[derive(Debug, Default)]
 pub(super) struct Membership {
-    seats: IdMap<MemberId, MemberRecord>,
+    records: IdMap<MemberId, MemberRecord>,
     last: u64,
 }
 
@@ -51,7 +51,7 @@ pub(super) struct MemberRecord {
     provable: bool,
     exited: Option<Instant>,
     hung_up: Option<Instant>,
-    /// Whether the registry was told that a child holds its connection.
+    /// Whether the registry knows that a child holds its connection.
     held_by_child: bool,
 }
 
@@ -61,7 +61,7 @@ pub(super) struct Share {
     pub(super) connected: u64,
     /// Those that it has hung up on without a good-bye.
     pub(super) hung_up: u64,
-    /// Those without a seat.
+    /// Operators, which take no seat.
     pub(super) operators: u64,
 }
 
@@ -87,7 +87,7 @@ impl Membership {
     ) -> MemberId {
         self.last += 1;
         let member = MemberId(self.last);
-        let seat = MemberRecord {
+        let record = MemberRecord {
             token,
             pid: client.pid,
             process,
@@ -101,15 +101,15 @@ impl Membership {
             hung_up: None,
             held_by_child: false,
         };
-        self.seats.insert(member, seat);
+        self.records.insert(member, record);
         member
     }
 
     /// What the members of a process have of what there is for all.
     pub(super) fn share_of(&self, process: ProcessKey) -> Share {
         let mut share = Share::default();
-        for seat in self.seats.values().filter(|seat| seat.process == process && seat.exited.is_none()) {
-            match seat {
+        for record in self.records.values().filter(|record| record.process == process && record.exited.is_none()) {
+            match record {
                 MemberRecord { operator: true, .. } => share.operators += 1,
                 MemberRecord { current: Some(_), .. } => share.connected += 1,
                 MemberRecord { current: None, .. } => share.hung_up += 1,
@@ -120,38 +120,39 @@ impl Membership {
 
     /// How many operators there are, and which of them has asked for nothing for longest.
     pub(super) fn operators(&self) -> (u64, Option<(MemberId, Instant)>) {
-        let operators = self.seats.iter().filter(|(_, seat)| seat.operator).map(|(id, seat)| (*id, seat.last_request));
+        let operators =
+            self.records.iter().filter(|(_, record)| record.operator).map(|(id, record)| (*id, record.last_request));
         (operators.clone().count() as u64, operators.min_by_key(|(_, last_request)| *last_request))
     }
 
     /// The member has asked for something. Returns whether it is an operator.
     pub(super) fn note_request(&mut self, member: MemberId) -> bool {
-        let operator = self.seats.get_mut(&member).filter(|seat| seat.operator);
-        operator.map(|seat| seat.last_request = Instant::now()).is_some()
+        let operator = self.records.get_mut(&member).filter(|record| record.operator);
+        operator.map(|record| record.last_request = Instant::now()).is_some()
     }
 
     /// The member that a client may go on as.
     pub(super) fn resumable(&self, resume: &Resume, instance: u64, client: &Identified) -> Option<MemberId> {
         let member = MemberId(resume.member);
-        let seat = self.seats.get(&member)?;
+        let record = self.records.get(&member)?;
         // A forked child knows its parent's token; it is another process all the same.
-        let same = resume.instance == instance && seat.token == resume.token && seat.pid == client.pid;
-        (same && seat.exited.is_none()).then_some(member)
+        let same = resume.instance == instance && record.token == resume.token && record.pid == client.pid;
+        (same && record.exited.is_none()).then_some(member)
     }
 
     /// The member goes on at another connection. Returns the one that it had until now.
     pub(super) fn resume(&mut self, member: MemberId, connection: ConnectionId) -> Option<ConnectionId> {
-        let seat = self.seats.get_mut(&member)?;
-        seat.held.insert(connection);
-        seat.hung_up = None;
-        seat.current.replace(connection)
+        let record = self.records.get_mut(&member)?;
+        record.held.insert(connection);
+        record.hung_up = None;
+        record.current.replace(connection)
     }
 
     /// The member has no connection to speak through any more, though somebody may still hold the old one.
     pub(super) fn suspend(&mut self, member: MemberId, connection: ConnectionId) -> bool {
-        match self.seats.get_mut(&member) {
-            Some(seat) if seat.current == Some(connection) => {
-                seat.current = None;
+        match self.records.get_mut(&member) {
+            Some(record) if record.current == Some(connection) => {
+                record.current = None;
                 true
             }
             _ => false,
@@ -160,71 +161,71 @@ impl Membership {
 
     /// Nobody holds the other end of this connection any more.
     pub(super) fn closed(&mut self, member: MemberId, connection: ConnectionId) {
-        if let Some(seat) = self.seats.get_mut(&member) {
-            seat.held.remove(&connection);
-            if seat.held.is_empty() {
-                seat.hung_up = Some(Instant::now());
+        if let Some(record) = self.records.get_mut(&member) {
+            record.held.remove(&connection);
+            if record.held.is_empty() {
+                record.hung_up = Some(Instant::now());
             }
         }
     }
 
-    /// The member's process has exited. Returns its pidfd, which has told all it can.
+    /// The member's process has exited. Returns its pidfd, which is of no further use.
     pub(super) fn exited(&mut self, member: MemberId) -> Option<OwnedFd> {
-        let seat = self.seats.get_mut(&member)?;
-        seat.exited.get_or_insert_with(Instant::now);
-        seat.pidfd.take()
+        let record = self.records.get_mut(&member)?;
+        record.exited.get_or_insert_with(Instant::now);
+        record.pidfd.take()
     }
 
     /// Marks that the registry knows of the child. False if it did already.
     pub(super) fn note_child(&mut self, member: MemberId) -> bool {
-        self.seats.get_mut(&member).is_some_and(|seat| !std::mem::replace(&mut seat.held_by_child, true))
+        self.records.get_mut(&member).is_some_and(|record| !std::mem::replace(&mut record.held_by_child, true))
     }
 
     /// Forgets a member. Returns its pidfd and its connections.
     pub(super) fn remove(&mut self, member: MemberId) -> Option<(Option<OwnedFd>, Vec<ConnectionId>)> {
-        let seat = self.seats.remove(&member)?;
-        Some((seat.pidfd, seat.held.into_iter().collect()))
+        let record = self.records.remove(&member)?;
+        Some((record.pidfd, record.held.into_iter().collect()))
     }
 
     /// The oldest connection of a member that is not its current one, if it has more of them than is reasonable.
     pub(super) fn surplus(&self, member: MemberId) -> Option<ConnectionId> {
-        let seat = self.seats.get(&member)?;
-        let mut old = seat.held.iter().filter(|held| seat.current != Some(**held));
+        let record = self.records.get(&member)?;
+        let mut old = record.held.iter().filter(|held| record.current != Some(**held));
         old.next().copied().filter(|_| old.count() >= MAX_LINGERING)
     }
 
     pub(super) fn current(&self, member: MemberId) -> Option<ConnectionId> {
-        self.seats.get(&member)?.current
+        self.records.get(&member)?.current
     }
 
     pub(super) fn token(&self, member: MemberId) -> Option<Token> {
-        Some(self.seats.get(&member)?.token)
+        Some(self.records.get(&member)?.token)
     }
 
     pub(super) fn pidfd(&self, member: MemberId) -> Option<BorrowedFd<'_>> {
-        self.seats.get(&member)?.pidfd.as_ref().map(std::os::fd::AsFd::as_fd)
+        self.records.get(&member)?.pidfd.as_ref().map(std::os::fd::AsFd::as_fd)
     }
 
     /// What is proved of a member by now.
     pub(super) fn proof(&self, member: MemberId, settle: Duration) -> Proof {
-        let Some(seat) = self.seats.get(&member) else { return Proof::None };
+        let Some(record) = self.records.get(&member) else { return Proof::None };
         let settled = |since: Instant| since.elapsed() >= settle;
-        match (seat.exited, seat.hung_up) {
+        match (record.exited, record.hung_up) {
             (Some(exited), Some(hung_up)) if settled(exited) && settled(hung_up) => Proof::Dead,
             (Some(exited), None) if settled(exited) => Proof::HeldByChild,
-            (None, Some(hung_up)) if !seat.provable && settled(hung_up) => Proof::Dead,
+            (None, Some(hung_up)) if !record.provable && settled(hung_up) => Proof::Dead,
             _ => Proof::None,
         }
     }
 
     /// Whether a member's process has exited.
     pub(super) fn has_exited(&self, member: MemberId) -> bool {
-        self.seats.get(&member).is_some_and(|seat| seat.exited.is_some())
+        self.records.get(&member).is_some_and(|record| record.exited.is_some())
     }
 
     /// Whether the end of its last connection is all that will be known of a member's end, or all that was missing.
     pub(super) fn ends_with_its_connections(&self, member: MemberId) -> bool {
-        self.seats.get(&member).is_some_and(|seat| seat.exited.is_some() || !seat.provable)
+        self.records.get(&member).is_some_and(|record| record.exited.is_some() || !record.provable)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Between the registry and the world: sockets, file descriptors, clocks, processes.
 //!
-//! [`event_loop::Server`] owns one value of each part. A part changes its own fields alone; what concerns several of them,
-//! because the registry has to be asked, is written on the server.
+//! [`event_loop::Server`] owns one value of each part. A part changes its own fields alone; what concerns several of
+//! them, because the registry has to be asked, is written on the server.
 //!
 //! | part | contains |
 //! |---|---|

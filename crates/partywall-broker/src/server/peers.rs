@@ -1,4 +1,4 @@
-//! The other ends of the broker's sockets: connections, who speaks through them, and what waits for them.
+//! Connections, the members that speak through them, and what waits for them.
 
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -25,7 +25,7 @@ use crate::{
 /// All clients.
 #[derive(Debug, Default)]
 pub(super) struct Peers {
-    /// Every connection that is watched, also those that have not said yet who they are.
+    /// Every connection that is watched, also unauthenticated ones.
     pub(super) connections: IdMap<ConnectionId, Connection>,
     /// Members that are not proved dead. A connection of a member is in `connections` until nobody holds its other end.
     pub(super) members: Membership,
@@ -35,8 +35,9 @@ pub(super) struct Peers {
     pub(super) readable: Vec<ConnectionId>,
     /// Connections with messages that are read and have not had their turn.
     pub(super) unfinished: BTreeSet<ConnectionId>,
-    /// Messages that wait until they can be answered with descriptors, in the order of waiting. Their connections are marked
-    /// ([`Connection::is_parked`]); without the mark, the client has closed its end and the message is forgotten.
+    /// Messages that wait until they can be answered with descriptors, in the order of waiting. Their connections are
+    /// marked ([`Connection::is_parked`]); without the mark, the client has closed its end and the message is
+    /// forgotten.
     pub(super) parked: VecDeque<Parked>,
     /// Whether a timer is set for unread descriptors: always while there are any.
     watching_unread: bool,
@@ -104,8 +105,8 @@ impl Peers {
         let Some(connection) = self.connections.get_mut(&id) else { return };
         connection.is_parked = true;
         self.parked.push_back(Parked { connection: id, message, operator, until: Instant::now() + PARKED });
-        // Nothing is to be sent: this only stops the kernel from reporting what the client sends meanwhile. The socket is
-        // known to the kernel, so this does not fail.
+        // Nothing is to be sent: this only stops the kernel from reporting what the client sends meanwhile. The socket
+        // is known to the kernel, so this does not fail.
         let _ = self.after_sending(reactor, id, Channel::Call, Sent::All);
     }
 
@@ -117,7 +118,7 @@ impl Peers {
         }
     }
 
-    /// Forgets a connection, whoever speaks through it.
+    /// Forgets a connection.
     pub(super) fn drop_connection(&mut self, reactor: &Reactor, store: &FdStore, id: ConnectionId) {
         let Some(mut connection) = self.connections.remove(&id) else { return };
         for socket in [Channel::Call, Channel::Events].into_iter().filter_map(|channel| connection.socket(channel)) {

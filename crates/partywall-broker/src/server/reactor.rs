@@ -38,8 +38,8 @@ impl Reactor {
         epoll::modify(&self.epoll, fd, source.data(), interest)
     }
 
-    /// Ends the watching of a file descriptor. Closing it would not: the other process, or a socket that is kept for what
-    /// its client has not read, may still have the same file open.
+    /// Ends the watching of a file descriptor. Closing it would not: the other process, or a socket that is kept for
+    /// what its client has not read, may still have the same file open.
     pub(super) fn unwatch(&self, fd: impl AsFd) {
         let _ = epoll::delete(&self.epoll, fd);
     }

@@ -39,15 +39,15 @@ enum Job {
 struct Reports {
     closed: Mutex<Vec<CloseId>>,
     /// Readable while there is something.
-    bell: OwnedFd,
+    readable: OwnedFd,
 }
 
 impl Reclaimer {
     pub(super) fn start() -> io::Result<Self> {
         let (jobs, inbox) = channel::<Job>();
         let (report, done) = channel();
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let reports = Arc::new(Reports { closed: Mutex::default(), bell });
+        let readable = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let reports = Arc::new(Reports { closed: Mutex::default(), readable });
         let ours = Arc::clone(&reports);
         thread::Builder::new().name("reclaimer".into()).spawn(move || {
             for job in inbox {
@@ -62,7 +62,7 @@ impl Reclaimer {
         Ok(Self { jobs, reports, done })
     }
 
-    /// Takes `fd` into keeping: it is closed by the thread, whoever drops the result, and wherever.
+    /// Takes `fd` over: the thread closes it, wherever the result is dropped.
     pub(super) fn keep(&self, fd: OwnedFd) -> Donated {
         Donated { fd: Some(fd), jobs: self.jobs.clone() }
     }
@@ -75,13 +75,13 @@ impl Reclaimer {
 
     /// Readable when there is a report.
     pub(super) fn reports(&self) -> BorrowedFd<'_> {
-        self.reports.bell.as_fd()
+        self.reports.readable.as_fd()
     }
 
     /// The reports that have come since the last time.
     pub(super) fn closed(&self) -> Vec<CloseId> {
-        // First the bell: who rings it after this has put something that may not be taken below.
-        let _ = rustix::io::read(&self.reports.bell, &mut [0; 8]);
+        // First the eventfd: a report that comes after this read makes it readable again.
+        let _ = rustix::io::read(&self.reports.readable, &mut [0; 8]);
         std::mem::take(&mut *self.reports.closed.lock().ignore_poison())
     }
 
@@ -98,7 +98,7 @@ impl Reports {
     fn put(&self, id: CloseId) {
         self.closed.lock().ignore_poison().push(id);
         // It cannot be full: it is read as often as the loop turns.
-        let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
+        let _ = rustix::io::write(&self.readable, &1_u64.to_ne_bytes());
     }
 }
 
@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whoever_drops_it_last_it_is_closed_and_then_reported() {
+    fn last_drop_closes_it_and_then_it_is_reported() {
         let reclaimer = Reclaimer::start().unwrap();
         let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
         let shared = std::sync::Arc::new(reclaimer.keep(write));

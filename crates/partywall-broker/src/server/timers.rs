@@ -8,10 +8,10 @@ use std::{
 
 use crate::{registry::MemberId, server::connection::ConnectionId};
 
-/// Why to wake up. No single timer is taken back: whoever is woken looks whether there is still something to do.
+/// Why to wake up. No single timer is cancelled: its handler checks whether there is still something to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Timer {
-    /// The connection has to have said who it is.
+    /// The connection's handshake has to be complete.
     Handshake(ConnectionId),
     /// What a member's process and connections did some time ago counts now.
     Settle(MemberId),

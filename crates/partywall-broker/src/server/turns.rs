@@ -13,8 +13,8 @@ use crate::server::{
 };
 
 impl Server {
-    /// Does what clients ask for, those first that have cost the least recently, until the turn is over. So a client that
-    /// asks now and then waits for one turn at most, however many others ask without pause.
+    /// Does what clients ask for, those first that have cost the least recently, until the turn is over. So a client
+    /// that asks now and then waits for one turn at most, however many others ask without pause.
     pub(super) fn serve(&mut self) {
         if self.peers.unfinished.is_empty() && self.peers.readable.len() <= 1 {
             // With nobody else to be answered the order is no question.
@@ -45,8 +45,8 @@ impl Server {
         }
     }
 
-    /// Reads what a client has sent and does it. One that has closed its events socket may have said good-bye on the other
-    /// one before; as long as it goes on there, it is a client like others.
+    /// Reads what a client has sent and does it. One that has closed its events socket may have said good-bye on the
+    /// other one before; as long as it goes on there, it is a client like others.
     pub(super) fn hear(&mut self, id: ConnectionId) {
         let Some(connection) = self.peers.connections.get(&id) else { return };
         let is_half = connection.is_closed(Channel::Events);
@@ -150,5 +150,5 @@ const MESSAGES_IN_TURN: usize = 32;
 /// After this long others have their turn, however much the messages of a client cost.
 const SLICE: Duration = Duration::from_micros(100);
 
-/// After this long the kernel is asked who else has sent something.
+/// After this long the kernel is asked which other clients have sent something.
 const TURN: Duration = Duration::from_micros(300);

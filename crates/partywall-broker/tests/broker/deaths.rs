@@ -71,7 +71,7 @@ fn hanging_up_is_no_death() {
 }
 
 #[test]
-fn a_suspect_comes_back_as_who_it_was() {
+fn suspect_resumes_as_the_same_member() {
     let broker = TestBroker::start();
     let mut watcher = broker.client();
     let mut member = broker.client();

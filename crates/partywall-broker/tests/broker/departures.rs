@@ -64,7 +64,7 @@ fn an_evicted_member_gets_nothing_and_keeps_its_memory_until_it_dies() {
 }
 
 #[test]
-fn who_was_evicted_is_told_so_whatever_it_asks() {
+fn evicted_member_is_refused_everything() {
     let broker = TestBroker::start();
     let mut watcher = broker.client();
     let mut victim = broker.client();

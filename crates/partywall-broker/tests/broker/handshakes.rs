@@ -105,7 +105,7 @@ fn slow_bytes_in_time_are_as_good_as_quick_ones() {
 }
 
 #[test]
-fn another_protocol_is_told_ours() {
+fn other_protocol_learns_ours() {
     let broker = TestBroker::start();
     let mut connection = connect(&broker);
     let speaker = Speaker { protocol: 999, pid: 1, version: "9.9.9".into() };
@@ -133,7 +133,7 @@ fn only_the_own_pidfd_will_do() {
 }
 
 #[test]
-fn who_can_have_no_pidfd_is_let_in_and_told_apart() {
+fn client_without_pidfd_is_admitted_and_distinguished() {
     let broker = TestBroker::start();
     let mut connection = connect(&broker);
     // Newer kernels tell the broker by themselves.

@@ -54,7 +54,7 @@ fn legacy_commits_that_contradict_themselves_are_refused() {
 }
 
 #[test]
-fn a_publisher_that_is_killed_is_told_from_one_that_leaves() {
+fn killed_publisher_is_distinguished_from_one_that_leaves() {
     let broker = TestBroker::start();
     let mut watcher = broker.client();
     let mut leaver = broker.client();

@@ -165,7 +165,7 @@ fn the_socket_of_another_is_not_removed_at_the_end() {
 }
 
 #[test]
-fn who_is_still_shaking_hands_as_it_ends_is_told() {
+fn ending_broker_refuses_unfinished_handshakes() {
     let mut broker = TestBroker::start();
     let mut connection = Framed::new(socket::connect(&broker.socket).unwrap());
     broker.client();

@@ -66,7 +66,7 @@ fn hold(pool: &Pool, row: u16) -> Held {
 }
 
 #[test]
-fn a_pool_comes_with_its_words_for_all_who_open_it() {
+fn pool_comes_with_its_control_memory() {
     let broker = TestBroker::start();
     let mut one = broker.client();
     let mut two = broker.client();
@@ -121,7 +121,7 @@ fn host_commit_of_256(name: &str) -> Commit {
 }
 
 #[test]
-fn a_commit_whose_answer_was_lost_brings_the_words_again() {
+fn repeated_commit_brings_its_control_memory_again() {
     let broker = TestBroker::start();
     let mut member = broker.client();
     let chunk = Draft::create("partywall:test", POOL.data_bytes().unwrap()).unwrap().share().unwrap();
@@ -171,7 +171,7 @@ fn blocks_go_back_with_a_members_last_lease_its_good_bye_and_its_death() {
 }
 
 #[test]
-fn blocks_of_the_evicted_and_of_who_a_child_holds_stay_until_the_death() {
+fn blocks_of_evicted_members_and_of_those_a_child_holds_stay_until_death() {
     let broker = TestBroker::start();
     let mut watcher = broker.client();
     let (_, words) = create(&mut watcher, "p", POOL).unwrap();
@@ -233,7 +233,7 @@ fn who_holds_up_others_is_seen_and_when_evicted_does_so_no_more() {
 }
 
 #[test]
-fn of_who_goes_those_samples_are_complete_that_its_timeline_had_reached() {
+fn samples_of_a_departed_publisher_are_complete_up_to_its_timeline() {
     let broker = TestBroker::start();
     let mut reader = broker.client();
     // Who is evicted keeps its place until it is dead.
@@ -282,7 +282,7 @@ fn inspect(client: &mut Client, name: &str) -> SegmentInfo {
 }
 
 #[test]
-fn it_is_told_who_has_how_many_blocks() {
+fn listings_say_who_has_how_many_blocks() {
     let broker = TestBroker::start();
     let mut one = broker.client();
     let mut two = broker.client();
@@ -351,7 +351,7 @@ fn control_memory_is_bounded() {
 }
 
 #[test]
-fn whatever_stands_in_their_words_the_broker_goes_on() {
+fn broker_survives_any_control_memory_of_pools() {
     let broker = TestBroker::start();
     let mut watcher = broker.client();
     let (_, words) = create(&mut watcher, "t", TOPIC).unwrap();

@@ -132,7 +132,7 @@ fn a_process_that_hangs_up_without_a_goodbye_takes_no_seat_from_others() {
 }
 
 #[test]
-fn needs_namespaces_processes_of_other_pid_namespaces_are_told_apart() {
+fn needs_namespaces_processes_of_other_pid_namespaces_are_distinguished() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("pw/test.sock");
     let mut broker = Role::broker_elsewhere(&socket).expect("this machine lets us make namespaces");

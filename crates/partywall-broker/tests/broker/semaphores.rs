@@ -75,7 +75,7 @@ fn open(client: &mut Client, name: &str, maximum: u32) -> Result<(u64, OwnedFd),
 }
 
 #[test]
-fn permits_of_a_killed_process_go_to_who_waits() {
+fn permits_of_a_killed_process_go_to_waiters() {
     let broker = TestBroker::start();
     let mut watcher = User::open(&broker.socket, "s", 3);
     let mut holder = Role::start("permit holder", &broker.socket);
@@ -111,7 +111,7 @@ fn a_killed_waiter_is_passed_over() {
 }
 
 #[test]
-fn no_permit_is_lost_however_often_who_has_it_is_killed() {
+fn no_permit_is_lost_however_often_its_holder_is_killed() {
     let broker = TestBroker::start();
     let mut watcher = User::open(&broker.socket, "s", 4);
     for round in 0..10_u64 {
@@ -199,7 +199,7 @@ fn memory_is_free_and_a_row_anothers_only_when_all_permits_are_back() {
 }
 
 #[test]
-fn whoever_opens_it_first_says_how_many_permits_there_are() {
+fn first_open_decides_how_many_permits_there_are() {
     let broker = TestBroker::start();
     let mut one = User::open(&broker.socket, "s", 3);
     let mut two = broker.client();

@@ -25,7 +25,7 @@ fn what_one_member_commits_another_maps() {
 }
 
 #[test]
-fn who_waits_for_a_name_is_told() {
+fn waiter_gets_the_name_once_it_is_committed() {
     let broker = TestBroker::start();
     let mut producer = broker.client();
     let mut consumer = broker.client();
@@ -67,7 +67,7 @@ fn a_goodbye_without_waiting_for_its_answer_counts() {
 }
 
 #[test]
-fn status_tells_limits_and_sums() {
+fn status_has_limits_and_sums() {
     let broker = TestBroker::start();
     let (mut a, _b): (Client, Client) = (broker.client(), broker.client());
     a.commit("x", &[0; 100], true);

@@ -76,7 +76,7 @@ fn a_memfd_is_memory_of_a_gpu_only_for_simulated_members() {
 }
 
 #[test]
-fn who_comes_back_is_still_who_it_was() {
+fn resumed_member_keeps_its_identity() {
     let broker = TestBroker::start();
     let member = join(&broker, true).unwrap();
     assert!(shake_hands(&broker.socket, Some(member.identity())).is_ok());

@@ -111,7 +111,7 @@ fn poison(last: u64) -> u64 {
 }
 
 #[test]
-fn who_waits_for_a_killed_writer_is_told_and_the_next_writer_goes_on() {
+fn waits_for_a_killed_writer_end_and_the_next_writer_continues() {
     let broker = TestBroker::start();
     let mut reader = User::join(&broker.socket);
     let first = reader.open("t", false).unwrap();

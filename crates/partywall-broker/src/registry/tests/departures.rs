@@ -6,9 +6,9 @@ use super::*;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Step {
     /// A request is answered that waited for its build, or for the end of its name.
-    WaitersTold,
+    WaitersNotified,
     TimelinesRescued,
-    PermitsReturned,
+    HoldingsReturned,
     MemoryFreed,
     Asked,
     Quarantined,
@@ -16,9 +16,9 @@ enum Step {
 
 fn steps(effects: &[Effect]) -> Vec<Step> {
     let step = |effect: &Effect| match effect {
-        Effect::Notify { .. } => Some(Step::WaitersTold),
+        Effect::Notify { .. } => Some(Step::WaitersNotified),
         Effect::EndCell { .. } => Some(Step::TimelinesRescued),
-        Effect::Return { .. } | Effect::ClearRow { .. } => Some(Step::PermitsReturned),
+        Effect::Return { .. } | Effect::ClearRow { .. } => Some(Step::HoldingsReturned),
         Effect::Close(_) => Some(Step::MemoryFreed),
         Effect::Confirm(_) => Some(Step::Asked),
         Effect::Quarantined(_) => Some(Step::Quarantined),
@@ -50,28 +50,29 @@ fn busy(has_pidfd: bool) -> (Watched, MemberId, MemberId) {
     (w, victim, survivor)
 }
 
-const TOLD: [Step; 4] = [Step::WaitersTold, Step::WaitersTold, Step::TimelinesRescued, Step::TimelinesRescued];
-const GIVEN_BACK: [Step; 3] = [Step::PermitsReturned, Step::MemoryFreed, Step::Asked];
+const NOTIFIED: [Step; 4] =
+    [Step::WaitersNotified, Step::WaitersNotified, Step::TimelinesRescued, Step::TimelinesRescued];
+const GIVEN_BACK: [Step; 3] = [Step::HoldingsReturned, Step::MemoryFreed, Step::Asked];
 
 #[test]
-fn waiters_are_told_timelines_rescued_holdings_returned_and_then_memory_is_freed() {
+fn death_notifies_waiters_ends_timelines_returns_holdings_then_frees_memory() {
     let (mut w, victim, _) = busy(true);
     let effects = w.apply(Event::Died { member: victim });
-    assert_eq!(steps(&effects), [&TOLD[..], &GIVEN_BACK].concat());
+    assert_eq!(steps(&effects), [&NOTIFIED[..], &GIVEN_BACK].concat());
 }
 
 #[test]
 fn a_good_bye_does_it_in_the_same_order() {
     let (mut w, victim, _) = busy(true);
     let (.., effects) = w.ask(victim, Call::Leave);
-    assert_eq!(steps(&effects), [&TOLD[..], &GIVEN_BACK].concat());
+    assert_eq!(steps(&effects), [&NOTIFIED[..], &GIVEN_BACK].concat());
 }
 
 #[test]
-fn without_a_proof_others_are_told_and_the_rest_comes_with_the_operators_word() {
+fn unproven_death_notifies_others_and_quarantines_the_rest() {
     let (mut w, victim, survivor) = busy(false);
     let effects = w.apply(Event::Died { member: victim });
-    assert_eq!(steps(&effects), [&TOLD[..], &[Step::Quarantined]].concat());
+    assert_eq!(steps(&effects), [&NOTIFIED[..], &[Step::Quarantined]].concat());
     let (.., effects) = w.ask(survivor, Call::FreeUnproven { pid: None });
     assert_eq!(steps(&effects), GIVEN_BACK);
 
@@ -83,10 +84,10 @@ fn without_a_proof_others_are_told_and_the_rest_comes_with_the_operators_word() 
 }
 
 #[test]
-fn an_eviction_tells_at_once_and_gives_back_with_the_death() {
+fn eviction_notifies_at_once_and_gives_back_with_the_death() {
     let (mut w, victim, survivor) = busy(true);
     let (.., effects) = w.ask(survivor, Call::Evict { whom: Whom::Member(victim.0), kill: false });
-    assert_eq!(steps(&effects), TOLD);
+    assert_eq!(steps(&effects), NOTIFIED);
     let effects = w.apply(Event::Died { member: victim });
     assert_eq!(steps(&effects), GIVEN_BACK);
 }
@@ -95,7 +96,7 @@ fn an_eviction_tells_at_once_and_gives_back_with_the_death() {
 fn a_lost_context_ends_timelines_at_once_and_the_rest_comes_with_the_death() {
     let (mut w, victim, _) = busy(true);
     let (.., effects) = w.ask(victim, Call::ContextLost);
-    assert_eq!(steps(&effects), TOLD[2..]);
+    assert_eq!(steps(&effects), NOTIFIED[2..]);
     let effects = w.apply(Event::Died { member: victim });
-    assert_eq!(steps(&effects), [&TOLD[..2], &GIVEN_BACK].concat());
+    assert_eq!(steps(&effects), [&NOTIFIED[..2], &GIVEN_BACK].concat());
 }

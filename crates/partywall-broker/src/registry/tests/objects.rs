@@ -45,7 +45,7 @@ fn place(opened: &OpenedTimeline) -> (u32, u32) {
 }
 
 #[test]
-fn who_waits_first_and_who_writes_first_share_a_cell() {
+fn first_waiter_and_first_writer_share_a_cell() {
     let (mut w, [a, b, c]) = Watched::with_members();
     let waiter = w.timeline(a, "x", false);
     let writer = w.timeline(b, "x", true);

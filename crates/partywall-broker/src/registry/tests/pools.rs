@@ -36,7 +36,7 @@ fn in_control(effects: &[Effect]) -> Vec<&Effect> {
 }
 
 #[test]
-fn a_shared_name_goes_with_its_last_lease_whoever_made_it() {
+fn shared_name_ends_with_its_last_lease() {
     let (mut w, [a, b]) = Watched::with_members();
     let made = create(&mut w, a, "p", pool());
     let first = w.opened(b, "p");
@@ -68,7 +68,7 @@ fn blocks_go_back_with_a_members_last_lease() {
 }
 
 #[test]
-fn who_goes_is_detached_from_topics_at_once_and_gives_back_when_it_is_dead() {
+fn departed_member_is_detached_from_topics_at_once_and_gives_back_when_dead() {
     let (mut w, [a, b, c]) = Watched::with_members();
     create(&mut w, a, "p", pool());
     create(&mut w, a, "t", topic());
@@ -127,7 +127,7 @@ fn a_name_is_a_pools_or_it_is_a_segments() {
 }
 
 #[test]
-fn a_claim_is_fulfilled_by_a_pool_and_all_who_wait_get_its_words() {
+fn pool_fulfils_a_claim_and_waiters_get_its_control_memory() {
     let (mut w, [a, b]) = Watched::with_members();
     let claim = w.claim(a, "p");
     let (ticket, outcome, _) = w.ask(b, Call::OpenOrBuild { name: Name::new("p") });
@@ -142,7 +142,7 @@ fn a_claim_is_fulfilled_by_a_pool_and_all_who_wait_get_its_words() {
 }
 
 #[test]
-fn those_who_watch_learn_what_the_name_is_of() {
+fn watchers_learn_what_has_the_name() {
     let (mut w, [a, b]) = Watched::with_members();
     let lease = create(&mut w, a, "p", pool());
     create(&mut w, a, "t", topic());

@@ -452,8 +452,8 @@ impl Run {
     }
 }
 
-/// An opened version comes with all of its file descriptors, a committed one with its control memory, a grown one with those that are new, a timeline with the slabs
-/// up to its own, a semaphore with its memory, everything else with none.
+/// An opened version comes with all of its file descriptors, a committed one with its control memory, a grown one with
+/// those that are new, a timeline with the slabs up to its own, a semaphore with its memory, everything else with none.
 fn check_fds(outcome: &Outcome, fds: &[FdId], model: &Model) {
     match outcome {
         Ok(Answer::Timeline(opened)) => assert_eq!(fds, &model.objects.slabs[..=opened.slab as usize]),

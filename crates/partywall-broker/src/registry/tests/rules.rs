@@ -136,7 +136,7 @@ fn one_builds_and_the_others_get_what_it_built() {
 }
 
 #[test]
-fn a_commit_by_anybody_serves_those_who_wait_for_the_builder() {
+fn any_commit_serves_those_that_wait_for_the_builder() {
     let (mut w, [a, b, c]) = Watched::with_members();
     let claim = w.claim(a, "x");
     let _ = w.ask(b, Call::OpenOrBuild { name: name("x") });
@@ -147,7 +147,7 @@ fn a_commit_by_anybody_serves_those_who_wait_for_the_builder() {
 }
 
 #[test]
-fn exactly_one_waiter_follows_a_builder_who_gives_up_or_dies() {
+fn one_waiter_follows_a_builder_that_abandons_or_dies() {
     let (mut w, [a, b, c, d]) = Watched::with_members();
     let claim = w.claim(a, "x");
     let wait = |w: &mut Watched, m| w.ask(m, Call::OpenOrBuild { name: name("x") }).0;
@@ -203,7 +203,7 @@ fn a_ticket_ends_once() {
 }
 
 #[test]
-fn a_withdrawal_is_told_to_all_who_hold_any_version() {
+fn withdrawal_notifies_all_holders_of_any_version() {
     let (mut w, [a, b, c]) = Watched::with_members();
     w.commit(a, "x", true);
     let old = w.opened(b, "x").lease;
@@ -385,7 +385,7 @@ fn listings_come_in_pages_that_fit_a_message() {
 }
 
 #[test]
-fn inspecting_a_name_tells_all_of_it() {
+fn inspect_returns_everything_about_a_name() {
     let (mut w, [a, b]) = Watched::with_members();
     w.commit(a, "x", true);
     w.opened(b, "x");
@@ -547,7 +547,7 @@ fn tombstone(ending: Ending, member: u32, at: u64, legacy: bool) -> Tombstone {
 }
 
 #[test]
-fn who_asks_for_legacy_memory_is_told_how_it_ended() {
+fn open_of_ended_legacy_memory_says_how_it_ended() {
     let (mut w, [a, b, c]) = Watched::with_members();
     let (_, lease) = publish(&mut w, a, "x");
     let held = w.opened(b, "x");
@@ -580,7 +580,7 @@ fn who_asks_for_legacy_memory_is_told_how_it_ended() {
 }
 
 #[test]
-fn who_asks_within_a_minute_is_told_how_the_name_ended() {
+fn open_within_a_minute_says_how_the_name_ended() {
     let (mut w, [a, b, c]) = Watched::with_members();
     let (_, lease) = w.commit(a, "x", false);
     w.now = 7;
@@ -610,7 +610,7 @@ fn who_asks_within_a_minute_is_told_how_the_name_ended() {
 }
 
 #[test]
-fn what_has_the_name_instead_is_told() {
+fn refusal_names_what_has_the_name_instead() {
     let (mut w, [a, b, _]) = Watched::with_members();
     w.timeline(a, "x", true);
     let is = |outcome: Outcome| match outcome {

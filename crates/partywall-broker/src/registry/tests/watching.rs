@@ -60,7 +60,7 @@ fn a_name_appears_and_goes_and_each_version_comes_and_is_reclaimed() {
 }
 
 #[test]
-fn a_death_is_told_before_its_memory_is_free() {
+fn death_is_reported_before_its_memory_is_free() {
     let (mut w, [a, b]) = Watched::with_members();
     w.commit(a, "theirs", false);
     let held = w.opened(b, "theirs");
@@ -78,7 +78,7 @@ fn a_death_is_told_before_its_memory_is_free() {
 }
 
 #[test]
-fn only_what_is_like_the_pattern_is_told() {
+fn watchers_get_only_names_that_match() {
     let (mut w, [a, b]) = Watched::with_members();
     assert_eq!(w.ask(b, watch("llm/*", After::Event(0))).1, Ok(Answer::Pending));
     let commit = w.commit_call("other", false, true);
@@ -122,7 +122,7 @@ fn timelines_and_semaphores_have_their_own_events() {
 }
 
 #[test]
-fn who_comes_too_late_is_told_how_much_is_missing() {
+fn late_watcher_learns_how_many_events_it_missed() {
     let bounds = Bounds { log: 1000, ..UNBOUNDED };
     let mut w = Watched::new(bounds);
     let [a, b] = [1, 2].map(MemberId);

@@ -98,7 +98,7 @@ fn blocks(audit: &pool::Audit) -> wire::BlockCounts {
     }
 }
 
-/// Also those that were handed to somebody who waits no more are anybody's.
+/// Blocks that were handed to a waiter that is gone are free, too.
 fn free(audit: &pool::Audit) -> u32 {
     audit.free + audit.stale
 }

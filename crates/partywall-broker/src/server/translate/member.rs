@@ -16,7 +16,7 @@ use crate::{
 /// Milliseconds after which a heartbeat, which comes every 250, is late.
 const LATE: u64 = 2000;
 
-/// Slots of semaphores and pools that one listing looks at: a few milliseconds.
+/// Slots of semaphores and pools that one listing reads: a few milliseconds.
 const COUNTED: u32 = 1 << 20;
 
 pub(super) fn rows(rows: &[MemberRow], control: &Control) -> Vec<wire::MemberInfo> {
@@ -57,11 +57,11 @@ fn state_by(state: MemberState, quiet: Option<u64>) -> MemberState {
     if is_hung { MemberState::Hung } else { state }
 }
 
-/// Counts the permits and blocks of members. Each semaphore and pool is looked through once for all of them, and not more
-/// than a bounded number of slots: a member chooses how many there are.
+/// Counts the permits and blocks of members. Each semaphore and pool is looked through once for all of them, and not
+/// more than a bounded number of slots: a member chooses how many there are.
 struct Slots<'a> {
     control: &'a Control,
-    /// Slots that may still be looked at.
+    /// Slots that may still be read.
     left: u32,
     counted: BTreeMap<FdId, Option<BTreeMap<u16, u32>>>,
 }
