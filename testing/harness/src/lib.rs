@@ -17,6 +17,7 @@ mod process;
 mod sandbox;
 mod signals;
 mod terminal;
+pub mod wire;
 mod world;
 
 use std::time::{Duration, Instant};

@@ -83,10 +83,10 @@ fn suspect_resumes_as_the_same_member() {
     eventually("it is a suspect", || watcher.state_of(number) == Some(MemberState::Suspect));
     watcher.commit("lost", b"x", true);
 
-    let (call, events, welcome) = shake_hands(&broker.socket, Some(identity.clone())).unwrap();
-    assert!(welcome.resumed);
-    assert_eq!((welcome.member, welcome.token), (number, identity.token));
-    let mut member = Client { call, events, welcome, last: 2 };
+    let mut member = shake_hands(&broker.socket, Some(identity.clone())).unwrap();
+    assert!(member.welcome.resumed);
+    assert_eq!((member.welcome.member, member.welcome.token), (number, identity.token));
+    member.last = 2;
     assert_eq!(watcher.state_of(number), Some(MemberState::Alive));
     assert!(member.ask(open("lost", true)).is_ok(), "its request is asked again, and served");
     assert_eq!(member.ask(Call::Release { lease }), Ok(Answer::Done));
@@ -99,8 +99,8 @@ fn a_new_connection_replaces_the_old_one() {
     let mut old = broker.client();
     old.commit("mine", b"x", false);
     for _ in 0..10 {
-        let (call, events, welcome) = shake_hands(&broker.socket, Some(old.identity())).unwrap();
-        let mut new = Client { call, events, welcome, last: old.last };
+        let mut new = shake_hands(&broker.socket, Some(old.identity())).unwrap();
+        new.last = old.last;
         assert!(old.call.receive().is_none() && old.events.receive().is_none());
         assert_eq!(new.ask(Call::Ping), Ok(Answer::Done));
         // Both stay open: none of the old ones ends anything.
@@ -131,8 +131,8 @@ fn a_commit_whose_answer_was_lost_is_not_done_twice() {
     let chunk = partywall_os::memfd::frozen("partywall:test", b"x").unwrap();
     let commit = Call::Commit(Commit { lifetime: Lifetime::Kept, ..host_commit("x", &[1]) });
     let (first, _) = member.ask_with(commit.clone(), &[&chunk]);
-    let (call, events, welcome) = shake_hands(&broker.socket, Some(member.identity())).unwrap();
-    let mut again = Client { call, events, welcome, last: member.last - 1 };
+    let mut again = shake_hands(&broker.socket, Some(member.identity())).unwrap();
+    again.last = member.last - 1;
     assert_eq!(again.ask_with(commit, &[&chunk]).0, first);
     assert_eq!(again.status().fds, 1);
 }

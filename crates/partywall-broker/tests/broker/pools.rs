@@ -128,8 +128,8 @@ fn repeated_commit_brings_its_control_memory_again() {
     let call = Call::Commit(commit("p", POOL));
     let (first, words) = member.ask_with(call.clone(), &[&chunk]);
     let held = hold(&Pool::map(&words[0]).unwrap(), member.welcome.row);
-    let (call_socket, events, welcome) = shake_hands(&broker.socket, Some(member.identity())).unwrap();
-    let mut again = Client { call: call_socket, events, welcome, last: member.last - 1 };
+    let mut again = shake_hands(&broker.socket, Some(member.identity())).unwrap();
+    again.last = member.last - 1;
     let (second, words) = again.ask_with(call, &[&chunk]);
     assert_eq!(second, first);
     assert!(Pool::map(&words[0]).unwrap().is_current(held.index(), held.generation()));

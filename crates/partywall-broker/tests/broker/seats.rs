@@ -11,13 +11,12 @@ use crate::{
 };
 
 fn join(socket: &Path) -> Result<Client, Refusal> {
-    shake_hands(socket, None).map(|(call, events, welcome)| Client { call, events, welcome, last: 0 })
+    shake_hands(socket, None)
 }
 
 fn operator(socket: &Path) -> Result<Client, Refusal> {
     let hello = ClientHello { command: "operator".into(), operator: true, simulated: true, resume: None };
-    let (call, events, welcome) = shake_hands_as(socket, hello)?;
-    Ok(Client { call, events, welcome, last: 0 })
+    shake_hands_as(socket, &hello)
 }
 
 fn refused(result: Result<Client, Refusal>) -> (Limit, u64) {

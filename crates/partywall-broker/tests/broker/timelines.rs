@@ -436,8 +436,8 @@ fn an_open_whose_answer_was_lost_gives_the_same_lease() {
     let id = user.client.last;
     let identity = user.client.identity();
     drop(user);
-    let (call, events, welcome) = shake_hands(&broker.socket, Some(identity)).unwrap();
-    let mut client = Client { call, events, welcome, last: id };
+    let mut client = shake_hands(&broker.socket, Some(identity)).unwrap();
+    client.last = id;
     let request = Request { id, call: Call::OpenTimeline { name: "t".into(), writer: true, slabs: 0 } };
     client.call.send(&frame::encode(&request, 0, MAX_MESSAGE).unwrap(), &[]);
     let (reply, fds) = client.reply();

@@ -147,7 +147,7 @@ fn at_the_common_bound_calls_wait_then_name_processes_that_do_not_read() {
     };
     let refusal = other.open("big").0.unwrap_err();
     assert!(names_a_hog(&refusal), "{refusal:?}");
-    let refusal = shake_hands(&broker.socket, None).err().expect("a welcome brings descriptors");
+    let refusal = shake_hands(&broker.socket, None).expect_err("a welcome brings descriptors");
     assert!(names_a_hog(&refusal), "{refusal:?}");
     // What brings none is answered all the while, and what waits when there is room again is done.
     assert_eq!(other.ask(Call::Ping), Ok(Answer::Done));

@@ -161,7 +161,7 @@ fn who_waits_gets_the_next_publication_on_the_simulated_gpu() {
         eventually("the proof of its death", || domain.members().unwrap().len() == 1);
         std::thread::scope(|scope| {
             let waiter = scope.spawn(|| domain.open("theirs", TIMEOUT));
-            let mut publisher = world.play("publisher");
+            let publisher = world.play("publisher");
             assert_eq!(value_of(&waiter.join().unwrap().unwrap(), "x"), 5);
             publisher.signal(Signal::KILL);
         });

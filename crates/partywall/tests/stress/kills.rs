@@ -14,7 +14,7 @@ use super::{
     Dice, eventually,
     place::{Actor, Place, commit, say, value},
     rounds,
-    wire::{self, Client, Framed, greeted, hello},
+    wire::{self, Client, Framed, encoded, greeted, hello},
 };
 
 /// The messages of the session that is cut off.
@@ -41,7 +41,7 @@ pub(crate) fn fragment(words: &[&str]) {
         assert!(call.send(encoded, fds));
     };
     let pidfd = process::own_pidfd().unwrap();
-    cut(0, &hello(false, None), &[&pidfd], &call);
+    cut(0, &encoded(&hello(false, None)), &[&pidfd], &call);
     let mut call = call;
     let (welcome, events) = greeted(&mut call).unwrap();
     let mut client = Client { call, events, welcome, last: 0 };

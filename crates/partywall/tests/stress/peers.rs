@@ -21,7 +21,7 @@ use super::{
     Dice, WATCHDOG, eventually,
     place::{Place, commit, say},
     rounds,
-    wire::{self, Client, hello, shake_hands},
+    wire::{self, Client, encoded, hello, shake_hands},
     within,
 };
 
@@ -46,7 +46,7 @@ fn send_nonsense(dice: &mut Dice) {
         if round % 4 == 0 {
             let call = wire::Framed::new(socket::connect(&place.socket()).unwrap());
             // Without a seat, so that none is left to a process that lives on.
-            let mut bytes = hello(true, None);
+            let mut bytes = encoded(&hello(true, None));
             let at = dice.below(bytes.len() as u64) as usize;
             bytes[at] ^= 1 << dice.below(8);
             call.send(&bytes, &[&pidfd]);
@@ -70,7 +70,7 @@ fn send_nonsense(dice: &mut Dice) {
             let Welcome { instance, member, token, .. } = client.welcome;
             let mut again = wire::shake_hands(&place.socket(), Some(Resume { instance, member, token })).unwrap();
             again.last = client.last + 1;
-            assert_eq!(again.ask(Call::Bye, &[]), Ok(Answer::Done));
+            assert_eq!(again.ask(Call::Bye), Ok(Answer::Done));
             suspects -= 1;
         }
     }
@@ -127,15 +127,15 @@ fn files_of_every_wrong_kind_are_refused() {
             continue;
         };
         let call = |table| Call::Commit(wire::host("wrong", true, vec![4096], table));
-        let outcome = client.ask(call(Table::Inline(Vec::new())), &[fd]);
+        let outcome = client.ask_with(call(Table::Inline(Vec::new())), &[fd]).0;
         assert!(matches!(outcome, Err(Refusal::BadFd { index: 0, .. })), "{what}: {outcome:?}");
         let good = memfd::frozen("partywall:stress", &[0; 4096]).unwrap();
-        let outcome = client.ask(call(Table::Fd { bytes: 4096 }), &[&good, fd]);
+        let outcome = client.ask_with(call(Table::Fd { bytes: 4096 }), &[&good, fd]).0;
         assert!(matches!(outcome, Err(Refusal::BadFd { index: 1, .. })), "{what}: {outcome:?}");
         // Sealing it afterwards changes nothing: nobody has it.
         let _ = fcntl_add_seals(fd, fixed | SealFlags::WRITE);
     }
-    assert!(matches!(client.ask(wire::open("wrong", false), &[]), Err(Refusal::NotFound { .. })));
+    assert!(matches!(client.ask(wire::open("wrong", false)), Err(Refusal::NotFound { .. })));
     drop(wrong);
     place.broker().await_files(before);
 }
@@ -149,9 +149,9 @@ fn hundreds_of_files_at_once_hurt_only_their_sender() {
     let many = vec![&one; socket::MAX_FDS];
     // With a first message, with a request, with each byte of one.
     let call = wire::Framed::new(socket::connect(&place.socket()).unwrap());
-    call.send(&hello(false, None), &many);
+    call.send(&encoded(&hello(false, None)), &many);
     let mut client = Client::join(&place.socket());
-    assert!(matches!(client.ask(Call::Ping, &many), Err(Refusal::Invalid { .. })));
+    assert!(matches!(client.ask_with(Call::Ping, &many).0, Err(Refusal::Invalid { .. })));
     let mut client = Client::join(&place.socket());
     let bytes = client.request(Call::Ping, 5);
     for byte in bytes {
@@ -230,10 +230,10 @@ fn tables_that_lie_are_errors_of_whoever_opens_them() {
         } else {
             Table::Inline(table)
         };
-        let committed = client.ask(Call::Commit(wire::host("lies", true, chunks, table)), &fds);
+        let committed = client.ask_with(Call::Commit(wire::host("lies", true, chunks, table)), &fds).0;
         let Ok(Answer::Committed { lease, .. }) = committed else { panic!("{committed:?}") };
         let believed = touch(&domain, "lies");
-        client.ask(Call::Release { lease }, &[]).unwrap();
+        client.ask(Call::Release { lease }).unwrap();
         believed
     };
     assert!(tell(layout.table.clone(), layout.chunks.clone(), false));
@@ -313,7 +313,7 @@ fn a_client_that_asks_without_reading_holds_up_nobody() {
     let mut client = Client::join(&place.socket());
     for i in 0..3000 {
         let commit = wire::host(&format!("name-{i}"), true, vec![8], Table::Inline(Vec::new()));
-        client.ask(Call::Commit(commit), &[&fd]).unwrap();
+        client.ask_with(Call::Commit(commit), &[&fd]).0.unwrap();
     }
     drop(domain);
     let socket = place.socket();
@@ -332,9 +332,9 @@ fn a_client_that_asks_without_reading_holds_up_nobody() {
 fn claims_of_names_without_end_reach_a_limit() {
     let place = Place::with("names=100");
     let mut client = Client::join(&place.socket());
-    let refusal = (0..1000).find_map(|i| client.ask(Call::OpenOrBuild { name: format!("n{i}") }, &[]).err());
+    let refusal = (0..1000).find_map(|i| client.ask(Call::OpenOrBuild { name: format!("n{i}") }).err());
     assert!(matches!(refusal, Some(Refusal::Limit { limit: Limit::Names, allowed: 100, .. })), "{refusal:?}");
-    assert_eq!(client.ask(Call::Bye, &[]), Ok(Answer::Done));
+    assert_eq!(client.ask(Call::Bye), Ok(Answer::Done));
     let domain = place.connect();
     drop(commit(&domain, "x", 1, false).unwrap());
     drop(domain.open_or_build("x", Duration::ZERO).unwrap());
@@ -346,7 +346,7 @@ fn what_is_frozen_and_said_to_be_mutable_is_an_error_of_its_writer() {
     let mut client = Client::join(&place.socket());
     let (mut commit, fds) = wire::commit("x", true, false);
     commit.mutable = true;
-    client.ask(Call::Commit(commit), &fds.iter().collect::<Vec<_>>()).unwrap();
+    client.ask_with(Call::Commit(commit), &fds.iter().collect::<Vec<_>>()).0.unwrap();
     let domain = place.connect();
     assert!(domain.opener("x").read_write().open().is_err());
     let opened = domain.open("x", Duration::ZERO).unwrap();
@@ -362,7 +362,9 @@ fn a_growth_that_moves_what_was_there_is_refused_by_its_readers() {
     let chunk = || memfd::Draft::create("partywall:stress", 4096).unwrap().share().unwrap();
     let (mut commit, mut fds) = wire::commit("x", true, false);
     (commit.mutable, commit.reserved, fds[0]) = (true, 1 << 20, chunk());
-    let Ok(Answer::Committed { lease, .. }) = client.ask(Call::Commit(commit), &[&fds[0]]) else { panic!("committed") };
+    let Ok(Answer::Committed { lease, .. }) = client.ask_with(Call::Commit(commit), &[&fds[0]]).0 else {
+        panic!("committed")
+    };
     let domain = place.connect();
     let opened = domain.open("x", Duration::ZERO).unwrap();
 
@@ -385,7 +387,7 @@ fn a_growth_that_moves_what_was_there_is_refused_by_its_readers() {
         let fds = if chunks.is_empty() { vec![] } else { vec![&fd] };
         let kind = partywall_wire::Kind::Host;
         let grow = partywall_wire::Grow { lease, growths, kind, chunks, table, tensors: 1 };
-        assert_eq!(client.ask(Call::Grow(grow), &fds), Ok(Answer::Done));
+        assert_eq!(client.ask_with(Call::Grow(grow), &fds).0, Ok(Answer::Done));
         let refused = opened.refresh();
         assert!(
             matches!(refused, Err(partywall::Error::InvalidData(partywall::error::InvalidData::Table { .. }))),
@@ -397,7 +399,7 @@ fn a_growth_that_moves_what_was_there_is_refused_by_its_readers() {
     let kind = partywall_wire::Kind::Host;
     let table = table(&[("x", 2048)]);
     let grow = partywall_wire::Grow { lease, growths: 5, kind, chunks: vec![], table, tensors: 1 };
-    assert_eq!(client.ask(Call::Grow(grow), &[]), Ok(Answer::Done));
+    assert_eq!(client.ask(Call::Grow(grow)), Ok(Answer::Done));
     assert_eq!(opened.refresh().unwrap(), partywall::Refreshed::Grown);
     assert_eq!(opened.tensor("x").unwrap().shared::<u32>().unwrap().len(), 2048);
 }

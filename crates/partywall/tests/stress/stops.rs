@@ -34,7 +34,7 @@ pub(crate) fn play(words: &[&str]) {
         "waiting" => {
             let mut client = Client::join(path.as_ref());
             for _ in 0..1024 {
-                client.ask(wire::open("big", true), &[]).unwrap();
+                client.ask(wire::open("big", true)).unwrap();
             }
             say("ready");
             linger();
