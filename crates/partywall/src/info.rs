@@ -123,7 +123,7 @@ pub(crate) fn table(
             SealedMap::new(&fd).map_err(|e| Error::system(format!("mapping the tensor table of {name:?}"), e))?,
         ),
         (partywall_wire::Table::Fd { .. }, None) => {
-            return Err(Error::LimitReached(LimitReached::FileDescriptors(format!("the tensor table of {name:?}"))));
+            return Err(LimitReached::FileDescriptors(format!("the tensor table of {name:?}")).into());
         }
     };
     Table::parse(bytes, chunks)

@@ -123,7 +123,7 @@ impl<'a> Put<'a> {
         }
         match self.domain.inspect(&self.name) {
             Ok(found) if found.is_latest => {
-                Err(Error::Denied(Denied::NameExists { name: found.name, version: found.version.version }))
+                Err(Denied::NameExists { name: found.name, version: found.version.version }.into())
             }
             // Removed, and only still held.
             Ok(_) | Err(Error::NotFound(NotFound::Name { .. })) => Ok(()),

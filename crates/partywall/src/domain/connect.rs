@@ -71,15 +71,12 @@ pub(super) fn connect(location: &Location, start: bool, program: Option<&Path>, 
         match greet(call, &location.socket, if operator { Role::Operator } else { Role::Member }) {
             Err(Error::Unreachable(Unreachable::Gone { .. })) if start => {}
             Err(Error::Unreachable(Unreachable::Gone { socket })) => {
-                return Err(Error::Unreachable(Unreachable::NoAnswer {
-                    socket,
-                    why: "it closed the connection".into(),
-                }));
+                return Err(Unreachable::NoAnswer { socket, why: "it closed the connection".into() }.into());
             }
             other => return other,
         }
     }
-    Err(Error::Unreachable(Unreachable::Gone { socket: location.socket.clone() }))
+    Err(Unreachable::Gone { socket: location.socket.clone() }.into())
 }
 
 fn is_absent(error: &Error) -> bool {
@@ -106,7 +103,7 @@ pub(super) fn open(location: &Location) -> Result<OwnedFd> {
         errno => unreachable(errno.to_string()),
     })?;
     match socket::peer(&call).map_err(|e| Error::system("asking who the broker is", e))?.uid {
-        broker if broker != ours => Err(Error::Unreachable(Unreachable::User { socket: path.clone(), broker, ours })),
+        broker if broker != ours => Err(Unreachable::User { socket: path.clone(), broker, ours }.into()),
         _ => Ok(call),
     }
 }
@@ -147,30 +144,31 @@ pub(super) fn greet(call: OwnedFd, path: &Path, role: Role) -> Result<Greeted> {
         }
         if !socket::wait(&call, Ready::Read, Some(deadline)).map_err(gone)? {
             let why = format!("it did not answer within {} s", TIMEOUT.as_secs());
-            return Err(Error::Unreachable(Unreachable::NoAnswer { socket: path.to_owned(), why }));
+            return Err(Unreachable::NoAnswer { socket: path.to_owned(), why }.into());
         }
         if !inbox.read(&call).map_err(gone)? {
-            return Err(Error::Unreachable(Unreachable::Gone { socket: path.to_owned() }));
+            return Err(Unreachable::Gone { socket: path.to_owned() }.into());
         }
     };
     let greeting = handshake::decode(&frame.body).map_err(protocol)?;
     let theirs = &greeting.speaker;
     if theirs.protocol != PROTOCOL {
-        return Err(Error::Unreachable(Unreachable::Version {
+        return Err(Unreachable::Version {
             socket: path.to_owned(),
             ours: VERSION.into(),
             our_protocol: PROTOCOL,
             theirs: theirs.version.clone(),
             their_protocol: theirs.protocol,
             pid: theirs.pid,
-        }));
+        }
+        .into());
     }
     let welcome = match greeting.decode::<BrokerHello>().map_err(protocol)?.outcome {
         Ok(welcome) => welcome,
-        Err(Refusal::ShuttingDown) => return Err(Error::Unreachable(Unreachable::Gone { socket: path.to_owned() })),
+        Err(Refusal::ShuttingDown) => return Err(Unreachable::Gone { socket: path.to_owned() }.into()),
         // Not the end of a broker, but another one, or one that has given us up: no use in asking again.
         Err(Refusal::CannotResume) => {
-            return Err(Error::Unreachable(Unreachable::Refused("it does not know this member".into())));
+            return Err(Unreachable::Refused("it does not know this member".into()).into());
         }
         Err(refusal) => return Err(Error::refused(refusal, path)),
     };
@@ -223,7 +221,7 @@ fn start_broker(location: &Location, program: Option<&Path>) -> Result<OwnedFd> 
         directory.lock(Instant::now() + TIMEOUT).map_err(|e| Error::system("locking the socket's directory", e))?;
     let Some(lock) = lock else {
         let why = "another process has been starting one for too long".into();
-        return Err(Error::Unreachable(Unreachable::NotStarted { why, advice: None }));
+        return Err(Unreachable::NotStarted { why, advice: None }.into());
     };
     match open(location) {
         Err(error) if is_absent(&error) => {}

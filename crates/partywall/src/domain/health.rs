@@ -91,7 +91,7 @@ impl Health {
         match self.shared.lost.get() {
             None => Ok(()),
             Some(Lost { gpu, error }) => {
-                Err(Error::DeviceFault(DeviceFault::ContextLost { what: format!("GPU {gpu}"), source: error.clone() }))
+                Err(DeviceFault::ContextLost { what: format!("GPU {gpu}"), source: error.clone() }.into())
             }
         }
     }

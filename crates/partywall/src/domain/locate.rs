@@ -125,7 +125,7 @@ pub(crate) fn broker_binary(preferred: Option<&Path>) -> Result<PathBuf> {
         }
         tried.push(candidate.display().to_string());
     }
-    Err(Error::Unreachable(Unreachable::NoProgram { tried }))
+    Err(Unreachable::NoProgram { tried }.into())
 }
 
 fn is_executable(path: &Path) -> bool {

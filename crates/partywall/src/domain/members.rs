@@ -20,9 +20,7 @@ impl Domain {
             match self.link().call(Call::Members { after })? {
                 Answer::Members { members, more } => {
                     if members.iter().any(|row| after.is_some_and(|after| row.member <= after)) {
-                        return Err(Error::Unreachable(Unreachable::Protocol(
-                            "its list of members does not go on".into(),
-                        )));
+                        return Err(Unreachable::Protocol("its list of members does not go on".into()).into());
                     }
                     let more = more && !members.is_empty();
                     all.extend(members);

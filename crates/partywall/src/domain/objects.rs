@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use partywall_wire::{Answer, Call, ObjectDetail, ObjectInfo, ObjectKind, OpenedTimeline};
 
 use super::{Domain, check_name, unexpected};
-use crate::error::{Error, LimitReached, Result, Unreachable};
+use crate::error::{LimitReached, Result, Unreachable};
 
 impl Domain {
     /// All timelines, then all semaphores, each in order of their names.
@@ -22,9 +22,10 @@ impl Domain {
                         after.as_ref().is_none_or(|(kind, name)| (row.kind(), row.name()) > (*kind, name.as_str()))
                     };
                     if !objects.iter().all(goes_on) {
-                        return Err(Error::Unreachable(Unreachable::Protocol(
+                        return Err(Unreachable::Protocol(
                             "its list of timelines and semaphores does not go on".into(),
-                        )));
+                        )
+                        .into());
                     }
                     let more = more && !objects.is_empty();
                     all.extend(objects);
@@ -82,7 +83,7 @@ impl Domain {
                 None => {
                     // The lease is nobody's now; should it not go back, the connection's end takes it.
                     let _ = self.link().call(Call::Release { lease });
-                    Err(Error::LimitReached(LimitReached::FileDescriptors(format!("the memory of semaphore {name:?}"))))
+                    Err(LimitReached::FileDescriptors(format!("the memory of semaphore {name:?}")).into())
                 }
             },
             other => Err(unexpected(&other)),

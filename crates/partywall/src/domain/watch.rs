@@ -133,7 +133,7 @@ impl Watch {
         let begins_anew = gap == Some(Gap::OtherBroker) || next.instance != self.asked.instance;
         let goes_on = begins_anew || next.sequence >= self.asked.sequence;
         if !goes_on || !events.is_sorted_by_key(|event| event.sequence) {
-            return Err(Error::Unreachable(Unreachable::Protocol("its list of events does not go on".into())));
+            return Err(Unreachable::Protocol("its list of events does not go on".into()).into());
         }
         let before = |sequence: u64| Point { instance: next.instance, sequence };
         if let Some(gap) = gap {

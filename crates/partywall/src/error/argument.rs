@@ -31,7 +31,7 @@ pub enum InvalidArgument {
         /// Permits that were asked for.
         asked: u32,
     },
-    /// No pool is as it was to be made.
+    /// The pool options are invalid.
     #[error("cannot make pool {name:?}: {why}")]
     Pool {
         /// The pool.
@@ -39,7 +39,7 @@ pub enum InvalidArgument {
         /// The rule that it breaks.
         why: String,
     },
-    /// No topic is as it was to be made.
+    /// The topic options are invalid.
     #[error("cannot make topic {name:?}: {why}")]
     Topic {
         /// The topic.

@@ -26,7 +26,7 @@ pub enum Busy {
     TopicFull {
         /// The topic.
         topic: String,
-        /// The subscriber's process, if it is known. Who does not wait is not told: it would wait for the broker.
+        /// The subscriber's process, if it is known. Not asked for without a timeout: the publisher would wait for the broker.
         pid: Option<u32>,
         /// What is known of that.
         state: Option<MemberState>,

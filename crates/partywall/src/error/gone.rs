@@ -30,7 +30,7 @@ pub enum Gone {
     Withdrawn {
         /// The name.
         name: String,
-        /// The publisher, or whoever removed the name.
+        /// The process that dropped or removed it.
         pid: u32,
         /// How long ago.
         ago: Duration,
@@ -83,7 +83,7 @@ pub enum Gone {
     /// has mapped stays mapped.
     #[error("this process was evicted by pid {by} {} ago", seconds(*ago))]
     Evicted {
-        /// Who wanted it.
+        /// The process that wanted it.
         by: u32,
         /// How long ago.
         ago: Duration,

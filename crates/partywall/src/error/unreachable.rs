@@ -27,7 +27,7 @@ pub enum Unreachable {
         /// What the broker advised, if it said anything.
         advice: Option<String>,
     },
-    /// Nobody answers at the socket, and starting a broker was not wanted.
+    /// No process answers at the socket, and starting a broker was not wanted.
     #[error("no broker answers at {}: {why}", socket.display())]
     NoAnswer {
         /// The socket.

@@ -74,7 +74,7 @@ impl Kind for Vmm {
 
     fn attach(&self, version: Attach<'_>) -> Result<Box<dyn Memory>> {
         let Place::Gpu(owner) = version.place else {
-            return Err(Error::Unreachable(Unreachable::Protocol("GPU memory without a GPU".into())));
+            return Err(Unreachable::Protocol("GPU memory without a GPU".into()).into());
         };
         let gpu = reader(owner, &version)?;
         let access = if version.write { Access::ReadWrite } else { Access::ReadOnly };

@@ -68,7 +68,7 @@ impl Block {
         self.borrow()?;
         match self.bytes.get_mut() {
             Some(Some(borrowed)) => Ok(self.blocks.bytes()?.bytes_mut(borrowed)),
-            _ => Err(Error::Gone(Gone::HeldBlock { pool: self.blocks.name().to_owned() })),
+            _ => Err(Gone::HeldBlock { pool: self.blocks.name().to_owned() }.into()),
         }
     }
 
@@ -255,12 +255,7 @@ impl Block {
         let has = self.len();
         let needed = size_of::<T>() as u64;
         if has < needed {
-            return Err(Error::Mismatch(Mismatch::BlockSize {
-                name: self.pool().to_owned(),
-                of: Named::Pool,
-                has,
-                needed,
-            }));
+            return Err(Mismatch::BlockSize { name: self.pool().to_owned(), of: Named::Pool, has, needed }.into());
         }
         Ok((has - has % needed) as usize)
     }

@@ -122,9 +122,9 @@ impl PoolOptions {
     fn check(&self, opened: &Opened) -> Result<()> {
         let name = || self.wanted.name.clone();
         let control = match &opened.control {
-            None => return Err(Error::Mismatch(Mismatch::NotAPool { name: name(), is: Named::Segment })),
+            None => return Err(Mismatch::NotAPool { name: name(), is: Named::Segment }.into()),
             Some(Control { topic: Some(_), .. }) => {
-                return Err(Error::Mismatch(Mismatch::NotAPool { name: name(), is: Named::Topic }));
+                return Err(Mismatch::NotAPool { name: name(), is: Named::Topic }.into());
             }
             Some(control) => control,
         };

@@ -250,11 +250,7 @@ impl Build {
         let entry = find(&self.name, &self.table, tensor)?;
         if entry.dtype() != T::DTYPE {
             let wanted = T::DTYPE.name();
-            return Err(Error::Mismatch(Mismatch::DType {
-                what: format!("tensor {tensor:?}"),
-                has: entry.dtype(),
-                wanted,
-            }));
+            return Err(Mismatch::DType { what: format!("tensor {tensor:?}"), has: entry.dtype(), wanted }.into());
         }
         let bytes = self.as_mut_bytes(tensor)?;
         elements_mut(bytes).map_err(|e| {
@@ -287,7 +283,7 @@ impl Build {
         let entry = find(&self.name, &self.table, tensor)?;
         if entry.bytes() == 0 {
             let why = "it has no bytes, so it is nowhere".into();
-            return Err(Error::InvalidArgument(InvalidArgument::Range { tensor: tensor.to_owned(), why }));
+            return Err(InvalidArgument::Range { tensor: tensor.to_owned(), why }.into());
         }
         self.draft.device(entry.chunk(), entry.offset(), entry.bytes()).map_err(|e| named(e, &self.name))
     }
@@ -306,7 +302,7 @@ impl Build {
         let entry = find(&self.name, &self.table, tensor)?;
         if entry.bytes() != bytes.len() as u64 {
             let why = format!("it has {} bytes, {} were given", entry.bytes(), bytes.len());
-            return Err(Error::InvalidArgument(InvalidArgument::Range { tensor: tensor.to_owned(), why }));
+            return Err(InvalidArgument::Range { tensor: tensor.to_owned(), why }.into());
         }
         let chunk = entry.chunk();
         let mut offset = entry.offset();

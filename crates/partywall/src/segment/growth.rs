@@ -249,7 +249,7 @@ impl Segment {
         let Grown { growths, chunks, table } = grown;
         let facts = &self.facts;
         if fds.len() < chunks.len() {
-            return Err(Error::LimitReached(LimitReached::FileDescriptors(format!("the chunks of {:?}", facts.name))));
+            return Err(LimitReached::FileDescriptors(format!("the chunks of {:?}", facts.name)).into());
         }
         let table_fd = fds.drain(chunks.len()..).next();
         let ranges = info::ranges(facts.reserved, &[&stage.chunks[..], &chunks].concat())?;

@@ -116,7 +116,7 @@ impl OpenOptions {
             Some(_) => Named::Topic,
         };
         self.give_back(opened.lease);
-        Err(Error::Mismatch(Mismatch::NotASegment { name: opened.name, is }))
+        Err(Mismatch::NotASegment { name: opened.name, is }.into())
     }
 
     /// Maps what the broker handed out, a pool or topic too. If that fails, the lease goes back.
@@ -171,16 +171,17 @@ impl OpenOptions {
             control,
         } = opened;
         if !handles.is_empty() && handles.len() != chunks.len() {
-            return Err(Error::Unreachable(Unreachable::Protocol(format!(
+            return Err(Unreachable::Protocol(format!(
                 "{name:?} has {} chunks, but {} handles",
                 chunks.len(),
                 handles.len()
-            ))));
+            ))
+            .into());
         }
         let chunk_fds = chunks.len() - handles.len();
         let control_fds = control.map_or(0, |control| control.fds());
         if fds.len() < chunk_fds + control_fds {
-            return Err(Error::LimitReached(LimitReached::FileDescriptors(format!("the chunks of {name:?}"))));
+            return Err(LimitReached::FileDescriptors(format!("the chunks of {name:?}")).into());
         }
         let control = control.map(|shape| ControlMemory { shape, fds: fds.split_off(fds.len() - control_fds) });
         let ranges = info::ranges(reserved, &chunks)?;

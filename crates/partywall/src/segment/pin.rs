@@ -7,7 +7,7 @@ use partywall_shm::Tensor as Entry;
 
 use super::{Segment, no_such_tensor};
 use crate::{
-    error::{Error, InvalidArgument, Result},
+    error::{InvalidArgument, Result},
     gpu::{DeviceRange, Gpu, access_error},
 };
 
@@ -93,7 +93,7 @@ impl<S: Deref<Target = Segment>> Pinned<S> {
         let entry = self.find(tensor)?;
         if entry.bytes() == 0 {
             let why = "it has no bytes, so it is nowhere".into();
-            return Err(Error::InvalidArgument(InvalidArgument::Range { tensor: tensor.to_owned(), why }));
+            return Err(InvalidArgument::Range { tensor: tensor.to_owned(), why }.into());
         }
         let slice = self.registrations[entry.chunk()].slice(entry.offset(), entry.bytes());
         Ok(DeviceRange { gpu: &self.gpu, slice: slice.map_err(access_error("a tensor's range"))? })
@@ -128,7 +128,7 @@ impl<S: Deref<Target = Segment>> Pinned<S> {
         let entry = self.find(tensor)?;
         if entry.bytes() != bytes {
             let why = format!("it has {} bytes, the other side of the copy {bytes}", entry.bytes());
-            return Err(Error::InvalidArgument(InvalidArgument::Range { tensor: tensor.to_owned(), why }));
+            return Err(InvalidArgument::Range { tensor: tensor.to_owned(), why }.into());
         }
         if bytes == 0 {
             return Ok(());

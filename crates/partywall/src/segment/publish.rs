@@ -129,7 +129,7 @@ impl Publication {
     pub fn commit(self) -> Result<Segment> {
         let uuid = self.check()?;
         if self.commit.kept {
-            return Err(Error::Denied(Denied::Keeping { name: self.name }));
+            return Err(Denied::Keeping { name: self.name }.into());
         }
         for (index, memory) in self.memory.iter().enumerate() {
             if !memory.info().legacy_ipc {
@@ -241,7 +241,7 @@ impl Publication {
     fn check(&self) -> Result<DeviceUuid> {
         check_name(&self.name)?;
         if let Some(source) = self.problem.clone() {
-            return Err(Error::InvalidArgument(InvalidArgument::Table { name: self.name.clone(), source }));
+            return Err(InvalidArgument::Table { name: self.name.clone(), source }.into());
         }
         let mut common = None;
         for (index, memory) in self.memory.iter().enumerate() {
@@ -254,7 +254,7 @@ impl Publication {
             if *common.get_or_insert(uuid) != uuid {
                 let why =
                     format!("it is on GPU {uuid}, others are not; publish what is on each GPU under its own name");
-                return Err(Error::InvalidArgument(InvalidArgument::Range { tensor: self.tensor_name(index), why }));
+                return Err(InvalidArgument::Range { tensor: self.tensor_name(index), why }.into());
             }
         }
         let why = "there is no tensor, and so no GPU that it is on".to_owned();

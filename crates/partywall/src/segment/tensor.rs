@@ -206,7 +206,7 @@ impl<'a> Tensor<'a> {
     pub fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<()> {
         let facts = &self.segment.facts;
         if !facts.writable {
-            return Err(Error::Denied(Denied::ReadOnly { name: facts.name.clone(), version: facts.version }));
+            return Err(Denied::ReadOnly { name: facts.name.clone(), version: facts.version }.into());
         }
         let start = self.inside(offset, bytes.len())?;
         if bytes.is_empty() {
@@ -227,11 +227,8 @@ impl<'a> Tensor<'a> {
         if T::DTYPE == self.dtype() {
             return Ok(());
         }
-        Err(Error::Mismatch(Mismatch::DType {
-            what: format!("tensor {:?}", self.name()),
-            has: self.dtype(),
-            wanted: T::DTYPE.name(),
-        }))
+        Err(Mismatch::DType { what: format!("tensor {:?}", self.name()), has: self.dtype(), wanted: T::DTYPE.name() }
+            .into())
     }
 
     fn range(&self, why: String) -> Error {

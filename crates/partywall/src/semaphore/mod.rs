@@ -88,7 +88,7 @@ impl Domain {
     /// [`InvalidArgument::Name`], [`LimitReached::Broker`](crate::error::LimitReached::Broker); those of every call.
     pub fn semaphore(&self, name: &str, maximum: u32) -> Result<Semaphore> {
         if !(1..=MAX_PERMITS).contains(&maximum) {
-            return Err(Error::InvalidArgument(InvalidArgument::Maximum { name: name.to_owned(), asked: maximum }));
+            return Err(InvalidArgument::Maximum { name: name.to_owned(), asked: maximum }.into());
         }
         let (lease, fd) = self.open_semaphore(name, maximum)?;
         // Goes back if what follows fails.

@@ -83,7 +83,7 @@ impl Permit {
         if self.open.memory.free(&held) {
             return Ok(());
         }
-        Err(Error::Gone(Gone::Permit { name: self.open.name.clone() }))
+        Err(Gone::Permit { name: self.open.name.clone() }.into())
     }
 }
 

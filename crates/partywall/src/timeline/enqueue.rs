@@ -53,7 +53,7 @@ pub(super) fn begin(timeline: &Timeline, v: u64) -> Result<Option<(Arc<Word>, Ar
         }
         Progress::Ended(ending) => Err(at.ended(&word, ending, v)),
         Progress::Pending | Progress::Announced if domain.timeline_memory().launches_block() => {
-            Err(Error::DeviceFault(DeviceFault::LaunchBlocking { name: at.name.clone() }))
+            Err(DeviceFault::LaunchBlocking { name: at.name.clone() }.into())
         }
         Progress::Pending | Progress::Announced => Ok(Some((word, keep))),
     }

@@ -359,7 +359,7 @@ impl At {
             return Err(self.ended(word, ending, v));
         }
         match word.cell().tainted() {
-            Some(from) if from <= v => Err(Error::InvalidData(InvalidData::Tainted { name: self.name.clone(), from })),
+            Some(from) if from <= v => Err(InvalidData::Tainted { name: self.name.clone(), from }.into()),
             _ => Ok(()),
         }
     }
@@ -372,11 +372,7 @@ impl At {
         if v <= MAX_VALUE {
             return Ok(());
         }
-        Err(Error::InvalidArgument(InvalidArgument::Value {
-            name: self.name.clone(),
-            value: v,
-            last: self.word().cell().announced(),
-        }))
+        Err(InvalidArgument::Value { name: self.name.clone(), value: v, last: self.word().cell().announced() }.into())
     }
 }
 

@@ -279,9 +279,9 @@ impl Writer {
         }
         let name = || self.at.name.clone();
         match self.word.cell().tainted() {
-            Some(from) => Err(Error::InvalidData(InvalidData::Tainted { name: name(), from })),
+            Some(from) => Err(InvalidData::Tainted { name: name(), from }.into()),
             None if suspect => {
-                Err(Error::InvalidData(InvalidData::Tainted { name: name(), from: self.word.cell().announced() + 1 }))
+                Err(InvalidData::Tainted { name: name(), from: self.word.cell().announced() + 1 }.into())
             }
             None => Ok(()),
         }

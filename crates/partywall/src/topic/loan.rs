@@ -175,10 +175,9 @@ impl Loan {
     pub fn header(&mut self, header: &[u8]) -> Result<()> {
         if header.len() > MAX_HEADER {
             let why = format!("it has at most {MAX_HEADER} bytes, not {}", header.len());
-            return Err(Error::InvalidArgument(InvalidArgument::Range {
-                tensor: format!("a header of {:?}", self.joined.open.name()),
-                why,
-            }));
+            return Err(
+                InvalidArgument::Range { tensor: format!("a header of {:?}", self.joined.open.name()), why }.into()
+            );
         }
         self.header = header.to_vec();
         Ok(())
@@ -400,7 +399,7 @@ impl Filled {
         let domain = joined.open.domain();
         joined.open.require_ours()?;
         if !pool.is_current(held.index(), held.generation()) {
-            return Err(Error::Gone(Gone::HeldBlock { pool: joined.open.name().to_owned() }));
+            return Err(Gone::HeldBlock { pool: joined.open.name().to_owned() }.into());
         }
         let message = Message { status, value, dtype: dtype.code(), shape: self.0.shape(), bytes: *bytes, header };
         let try_it = || {
@@ -495,11 +494,7 @@ pub(super) fn check_dtype<'a, T: Element>(topic: impl FnOnce() -> &'a str, has: 
     if T::DTYPE == has {
         return Ok(());
     }
-    Err(Error::Mismatch(Mismatch::DType {
-        what: format!("a sample of topic {:?}", topic()),
-        has,
-        wanted: T::DTYPE.name(),
-    }))
+    Err(Mismatch::DType { what: format!("a sample of topic {:?}", topic()), has, wanted: T::DTYPE.name() }.into())
 }
 
 pub(super) fn not_elements(topic: &str, error: PodCastError) -> Error {

@@ -217,7 +217,7 @@ impl TopicOptions {
         let blocks = self.blocks.unwrap_or(needed as u32);
         if u64::from(blocks) < needed {
             let name = self.wanted.name.clone();
-            return Err(Error::InvalidArgument(InvalidArgument::TooFewBlocks {
+            return Err(InvalidArgument::TooFewBlocks {
                 name,
                 blocks,
                 needed,
@@ -226,7 +226,8 @@ impl TopicOptions {
                 loans,
                 subscribers,
                 held,
-            }));
+            }
+            .into());
         }
         room.blocks = blocks;
         if !room.is_possible() {
@@ -273,9 +274,9 @@ impl TopicOptions {
     fn check(&self, opened: &Opened) -> Result<()> {
         let name = || self.wanted.name.clone();
         let (control, topic) = match &opened.control {
-            None => return Err(Error::Mismatch(Mismatch::NotATopic { name: name(), is: Named::Segment })),
+            None => return Err(Mismatch::NotATopic { name: name(), is: Named::Segment }.into()),
             Some(Control { topic: None, .. }) => {
-                return Err(Error::Mismatch(Mismatch::NotATopic { name: name(), is: Named::Pool }));
+                return Err(Mismatch::NotATopic { name: name(), is: Named::Pool }.into());
             }
             Some(control @ Control { topic: Some(topic), .. }) => (control, topic),
         };

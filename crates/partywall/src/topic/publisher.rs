@@ -67,10 +67,9 @@ impl Publisher {
         let Some(place) = topic.join_as_publisher(link.row()) else {
             // An evicted process finds no place either.
             open.domain().ping()?;
-            return Err(Error::LimitReached(LimitReached::Publishers {
-                topic: open.name().to_owned(),
-                most: topic.shape().publishers,
-            }));
+            return Err(
+                LimitReached::Publishers { topic: open.name().to_owned(), most: topic.shape().publishers }.into()
+            );
         };
         let port = PublisherPort::new(open.control.clone(), place.port());
         let place = Mutex::new(place);
@@ -278,10 +277,7 @@ impl Joined {
             // Threads that try at once may be too many together. The last one to drop its clone finds the others gone.
             if self.loans() >= most {
                 self.open.domain().link().require_ours()?;
-                return Err(Error::LimitReached(LimitReached::Loans {
-                    topic: self.open.name().to_owned(),
-                    loans: most as u32,
-                }));
+                return Err(LimitReached::Loans { topic: self.open.name().to_owned(), loans: most as u32 }.into());
             }
         }
     }
@@ -298,7 +294,7 @@ impl Joined {
         let has = self.open.sample_type;
         if !has.accepts(dtype, shape) {
             let given = format!("{dtype} {shape:?}");
-            return Err(Error::Mismatch(Mismatch::Sample { topic: topic(), has: has.to_string(), given }));
+            return Err(Mismatch::Sample { topic: topic(), has: has.to_string(), given }.into());
         }
         let bad = |why: String| {
             Error::InvalidArgument(InvalidArgument::Range { tensor: format!("a sample of {:?}", topic()), why })
@@ -311,7 +307,7 @@ impl Joined {
         let needed = bytes.ok_or_else(|| bad(format!("{dtype} {shape:?} does not fill a number of whole bytes")))?;
         let has = self.open.blocks.shape().block_bytes;
         if needed > has {
-            return Err(Error::Mismatch(Mismatch::BlockSize { name: topic(), of: Named::Topic, has, needed }));
+            return Err(Mismatch::BlockSize { name: topic(), of: Named::Topic, has, needed }.into());
         }
         Ok(needed)
     }

@@ -303,15 +303,14 @@ impl Sample {
     fn refuse_failed(&self) -> Result<()> {
         let topic = || self.topic().to_owned();
         match self.status() {
-            Status::Failed(how) => Err(Error::InvalidData(InvalidData::SampleFailed {
+            Status::Failed(how) => Err(InvalidData::SampleFailed {
                 topic: topic(),
                 position: self.position(),
                 publisher: self.publisher(),
                 ending: ending(how),
-            })),
-            Status::Tainted => {
-                Err(Error::InvalidData(InvalidData::SampleTainted { topic: topic(), position: self.position() }))
             }
+            .into()),
+            Status::Tainted => Err(InvalidData::SampleTainted { topic: topic(), position: self.position() }.into()),
             Status::Ready | Status::Timeline | Status::Unverified | Status::Done => Ok(()),
         }
     }

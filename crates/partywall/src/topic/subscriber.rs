@@ -151,7 +151,7 @@ impl SubscriberOptions {
             // An evicted process finds no place either.
             open.domain().ping()?;
             let most = open.shape.subscribers;
-            return Err(Error::LimitReached(LimitReached::Subscribers { topic: open.name().to_owned(), most }));
+            return Err(LimitReached::Subscribers { topic: open.name().to_owned(), most }.into());
         };
         let control = open.control.clone();
         let id = place.port();
@@ -232,7 +232,7 @@ impl Subscriber {
     /// As [`recv`](Self::recv), but for those of waiting.
     pub fn try_recv(&self) -> Result<Option<Sample>> {
         match self.take()? {
-            None if self.joined.port.is_over() => Err(Error::Gone(Gone::TopicIdle { topic: self.topic().to_owned() })),
+            None if self.joined.port.is_over() => Err(Gone::TopicIdle { topic: self.topic().to_owned() }.into()),
             taken => Ok(taken),
         }
     }
@@ -268,7 +268,7 @@ impl Subscriber {
             // In a ring that a broken process has written, more attempts would not help.
             Received::Empty | Received::Busy => Ok(None),
             Received::Full if is_full => {
-                Err(Error::LimitReached(LimitReached::Held { topic: open.name().to_owned(), held: open.shape.held }))
+                Err(LimitReached::Held { topic: open.name().to_owned(), held: open.shape.held }.into())
             }
             // The dropped ones will make room.
             Received::Full => Ok(None),

@@ -125,7 +125,7 @@ impl Link {
         if self.generation == fork_generation() {
             return Ok(());
         }
-        Err(Error::Unreachable(Unreachable::Forked { parent: self.owner }))
+        Err(Unreachable::Forked { parent: self.owner }.into())
     }
 
     /// Checks that the broker is not gone for good, as far as is known.
@@ -236,7 +236,7 @@ impl Link {
             Err(Lost::InFlight) => Err(Error::descriptors_in_flight()),
             Err(Lost::Malformed(why)) => {
                 calls.close();
-                Err(Error::Unreachable(Unreachable::Protocol(why)))
+                Err(Unreachable::Protocol(why).into())
             }
         }
     }
@@ -284,7 +284,7 @@ impl Link {
                 return Ok(turn);
             }
             if self.is_leaving() {
-                // Nobody renews it any more; what was to be given back has gone back with the good-bye.
+                // It is not renewed any more; what was to be given back has gone back with the good-bye.
                 return Err(self.gone());
             }
             let timeout = calls.timeout();
