@@ -1,4 +1,4 @@
-//! A broker of a lab's own: it may be killed, and what the lab shares by name is in nobody's way.
+//! A lab's own broker: the lab may kill it, and its names are apart from those of the user's broker.
 
 use std::{
     io::{BufRead, BufReader},
@@ -15,7 +15,7 @@ use partywall_os::{
 
 use crate::{Context, failure::Failure};
 
-/// It ends with this; should this process be killed, by itself.
+/// A broker that ends when this value is dropped, or when this process ends.
 #[derive(Debug)]
 pub(super) struct Broker {
     child: Child,
@@ -84,14 +84,14 @@ impl Drop for Broker {
     }
 }
 
-/// Connects to the broker of a lab, which nobody else would start again.
+/// Connects to the broker of a lab, which does not start again by itself.
 pub(super) fn connect(socket: &Path) -> Result<Domain, Failure> {
     Ok(Domain::options().socket(socket).start(false).connect()?)
 }
 
-/// Makes everything ready that the library needs to have streams wait for timelines. To be called before a stream waits
-/// for something else: memory that is registered with the driver then might have to wait as well. What fails here fails
-/// again, and is told, where it is needed.
+/// Prepares what the library needs to have streams wait for timelines. Call it before a stream waits for something else:
+/// registering memory with the driver might then have to wait as well. An error is ignored here; the first real use
+/// reports it.
 pub(super) fn prepare(domain: &Domain, stream: &Stream) {
     let Ok(writer) = domain.timeline_writer(&format!("ready/{}", std::process::id())) else { return };
     if writer.signal_on(stream.as_ref(), 1).is_ok() {

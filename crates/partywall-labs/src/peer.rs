@@ -1,4 +1,4 @@
-//! The other role of a lab: a child process, or somebody's other terminal. JSON lines over a Unix socket, with file
+//! The other role of a lab: a child process, or another terminal. JSON lines over a Unix socket, with file
 //! descriptors.
 
 use std::{
@@ -30,7 +30,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// How long a lab may take, from when both roles are there.
 const MOST: Duration = Duration::from_secs(600);
 
-/// How long a role waits for somebody to start the other one in another terminal.
+/// How long a role waits for a person to start the other one in another terminal.
 const TIMEOUT_FOR_PEOPLE: Duration = Duration::from_secs(600);
 
 /// What a role says to the other.

@@ -109,7 +109,7 @@ impl Reporter {
         self.shared.steps.borrow_mut().push(step);
     }
 
-    /// Takes a step of another process, which it tells if nobody else does.
+    /// Takes a step of another process, which it tells unless that process has a terminal of its own.
     pub(super) fn take(&self, step: Step) {
         if self.tells_all {
             self.show(&step);

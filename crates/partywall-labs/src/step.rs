@@ -14,7 +14,7 @@ pub(super) struct Step {
     pub(super) values: Vec<(String, String)>,
     pub(super) why: String,
     pub(super) outcome: Outcome,
-    /// The verdict in words.
+    /// The outcome in words.
     pub(super) finding: String,
     /// What the step says of a claim, by its id; nothing if it could not be tried, or if what was tried decides nothing.
     pub(super) claims: Vec<(String, Option<bool>)>,
@@ -34,7 +34,7 @@ pub(super) enum Outcome {
     NotTried,
 }
 
-/// A sentence that many believe, put to the test by steps.
+/// A common belief, put to the test by steps.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Claim {
     /// By which steps name it.
@@ -111,7 +111,7 @@ impl Step {
         self
     }
 
-    /// Ends it with its verdict: the finding for a check that came out as the text says, or the other one.
+    /// Ends the step with its outcome: the finding for a check that came out as the text says, or the other one.
     pub(super) fn judge(mut self, as_expected: bool, finding: impl Into<String>, otherwise: impl Into<String>) -> Self {
         (self.outcome, self.finding) =
             if as_expected { (Outcome::AsExpected, finding.into()) } else { (Outcome::Different, otherwise.into()) };

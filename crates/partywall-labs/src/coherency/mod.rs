@@ -49,7 +49,7 @@ enum Memory {
 enum Command {
     /// One store, in the way with this index in [`STORES`]; answered by [`Stored`].
     Store { memory: Memory, how: usize, value: u64, limit: Duration },
-    /// Turns, as the one who follows.
+    /// Turns, as the kernel that follows.
     Turns { memory: Memory },
     /// Data and flags, in the way with this index in [`HANDOVERS`].
     Pairs { memory: Memory, how: usize },
@@ -122,7 +122,7 @@ claims! {
     EVERY_LOAD = "every-load": "A load that is made sees what is in memory at that moment.",
     KERNEL_END = "kernel-end": "What a kernel writes becomes visible to others when it ends.",
     SIDE_BY_SIDE = "side-by-side": "Kernels of two processes run side by side on a GPU.",
-    IN_ORDER = "in-order": "Who sees the flag sees the data that was written before it.",
+    IN_ORDER = "in-order": "A kernel that sees the flag sees the data that was written before it.",
     VOLATILE = "volatile": "It is enough that the flag is volatile.",
     WRITER_FENCE = "writer-fence": "It is enough that the writer has a fence.",
     BLOCK = "block": "For kernels on one GPU, a fence for the block is enough.",

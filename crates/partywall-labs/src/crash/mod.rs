@@ -4,10 +4,10 @@
 //! |---|---|---|
 //! | waiter | child | waits on the host and on a stream for a timeline, in each scene; is a stage of the chain |
 //! | observer | `partywall lab crash` | starts a broker, starts and ends the others, looks at the memory; concludes |
-//! | (actor) | children of the observer | the server, the client, the first stage, and who waits for an event |
+//! | (actor) | children of the witness | the server, the client, the first stage, and the process that waits for an event |
 //!
-//! Whoever waits for the event of a dead process stays blocked, and cannot be helped: that is an actor, which the
-//! observer kills. All other waits are known to end, or have a limit.
+//! A process that waits for the event of a dead one stays blocked, and nothing ends that wait: it is an actor, which
+//! the witness kills. All other waits are known to end, or have a limit.
 
 mod actor;
 mod chain;
@@ -47,7 +47,7 @@ pub(super) static LAB: Lab = Lab {
 /// What the observer wants of a process. It answers when it is done, with nothing more if nothing is said here.
 #[derive(Debug, Serialize, Deserialize)]
 enum Command {
-    /// Share memory of each sort; signal 1 by a stream, and promise 2 behind a wait that nobody ends. Answered by [`Served`].
+    /// Share memory of each sort; signal 1 by a stream, and promise 2 behind a wait that does not end. Answered by [`Served`].
     Serve { scene: String },
     /// Wait for a value of the scene's timeline on the host and on a stream. Answered
     /// when it waits, then by [`Woken`].
@@ -58,7 +58,7 @@ enum Command {
     Poll,
     /// Hold the scene's segment, and let a stream wait for its timeline.
     Use { scene: String },
-    /// The first stage of the chain: fill its memory behind a wait that nobody ends, and promise 1.
+    /// The first stage of the chain: fill its memory behind a wait that does not end, and promise 1.
     FirstStage,
     /// The second one: double what the first one writes, and signal 1 on two timelines.
     SecondStage,
@@ -127,7 +127,7 @@ claims! {
     MAKER = "maker": "Memory is gone when the process that made it is.",
     LEAK = "leak": "What a killed process had allocated stays allocated.",
     EVENT_WAKES = "event-wakes": "A stream that waits for an event goes on when the recorder dies.",
-    HANGS = "hangs": "Who waits for a process that dies waits for ever.",
+    HANGS = "hangs": "A process that waits for one that dies waits for ever.",
     VALID = "valid": "A stream that goes on has what it waited for.",
     FAULT_ENDS = "fault-ends": "A process whose kernel faults ends.",
     CLIENT_HARMS = "client-harms": "A client that dies takes the server's memory along.",

@@ -68,7 +68,7 @@ pub(super) fn server(observer: &mut Observer<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-const SERVER: &str = "Memory belongs to whoever has a reference: the broker has one to what is kept under a name, each \
+const SERVER: &str = "Memory belongs to every process that has a reference: the broker has one to what is kept under a name, each \
     reader has one. The broker proves the death by the process's pidfd and the end of its connection, or is told of the \
     fault, and stores a number that ends every wait on the timeline. It can do nothing for an event: only the dead \
     process's own work could have ended that wait.";
@@ -142,7 +142,7 @@ fn one_server(how: How, step: Step, observer: &mut Observer<'_>) -> Result<Step,
         .says(VALID, !(went_on && woken.reached < 2))
         .judge(
             woken.host == how.ending() && woken.check == how.ending() && went_on && intact && kept_intact && gone,
-            "its memory is there for those who have it, and who waited on its timeline was told",
+            "its memory is there for those who have it, and a process that waited on its timeline was told",
             format!("not all as expected: {} was awaited", how.ending()),
         ))
 }
@@ -337,7 +337,7 @@ fn stream_text(woken: &Woken, since: Moment) -> String {
     }
 }
 
-/// Why a fault is not tried: under MPS it would be everybody's.
+/// Why a fault is not tried: under MPS it would end CUDA in every process.
 fn shared_fate(how: How, observer: &Observer<'_>) -> Result<Option<String>, Failure> {
     Ok((how == How::Faulted && under_mps(observer)?).then(|| {
         "under MPS a fault ends CUDA in all clients of the server: run this lab without, by \
@@ -346,7 +346,7 @@ fn shared_fate(how: How, observer: &Observer<'_>) -> Result<Option<String>, Fail
     }))
 }
 
-/// Why nobody waits for the event of a process that dies under MPS.
+/// Why no process waits for the event of a process that dies under MPS.
 const SHARED_EVENT: &str = "not tried: under MPS its CUDA would end with the recorder";
 
 fn under_mps(observer: &Observer<'_>) -> Result<bool, Failure> {

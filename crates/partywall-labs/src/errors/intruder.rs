@@ -1,4 +1,5 @@
-//! The intruder: a process for what may end CUDA in it. Nobody else suffers from that, which is checked afterwards.
+//! The intruder: a process for what may end CUDA in it. No other process suffers from that, which is checked
+//! afterwards.
 
 use super::*;
 
@@ -11,7 +12,7 @@ pub(super) struct Target {
     pub(super) neighbour: Option<u64>,
 }
 
-/// Runs the intruder, and checks that nobody else suffers from what it does.
+/// Runs the intruder, and checks that no other process suffers from what it does.
 pub(super) fn watch(session: &Session, target: Target) -> Result<Step, Failure> {
     let gpu = session.gpu();
     let base = received(&target.base)?;
@@ -141,7 +142,7 @@ fn neighbour(gpu: &Gpu, target: &Target) -> Result<Step, Failure> {
     let behind = experiment::beyond(&mapping, offset, ODD_BYTES).doing("looking behind memory")?;
     let mut bytes = [0; ODD_BYTES as usize];
     let copied = gpu.stream().copy_to_host(&mut bytes, behind);
-    // A copy may be refused by the driver; nobody looks after a kernel.
+    // The driver may refuse a copy; it does not check what a kernel reads.
     let checked = kernels.verify(gpu.stream(), behind, 1);
     let seen = checked == Ok(None);
     Ok(step

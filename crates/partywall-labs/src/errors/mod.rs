@@ -59,7 +59,7 @@ struct Offer {
     neighbour: Option<u64>,
     /// An allocation of [`BYTES`] that holds old bytes until the exporter is told to write it.
     late: String,
-    /// An allocation of [`BYTES`] that nobody opens before the exporter has ended.
+    /// An allocation of [`BYTES`] that no process opens before the exporter has ended.
     last: String,
 }
 
@@ -91,7 +91,7 @@ const NEW: u8 = 0x55;
 claims! {
     ANY_POINTER = "any-pointer": "Whatever a kernel can use can be shared by handle.",
     INTERIOR = "interior": "The handle of a pointer into an allocation leads to that pointer.",
-    ONLY_SHARED = "only-shared": "Who opens a handle sees that allocation and nothing else.",
+    ONLY_SHARED = "only-shared": "A process that opens a handle sees that allocation and nothing else.",
     EVERYWHERE = "everywhere": "A handle opens in any process, the one that made it included.",
     CHECKED = "checked": "A handle with a wrong bit is refused.",
     KEEPS = "keeps": "A handle is good for as long as somebody has it.",

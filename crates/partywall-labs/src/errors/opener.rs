@@ -114,7 +114,7 @@ impl Opener<'_> {
             "other-boot",
             "A handle from before the machine was restarted",
             "A handle names a process and an allocation of one boot. What is written to a file and found again later \
-             has to be recognised by whoever wrote it.",
+             has to be recognised by the program that wrote it.",
         );
         match kept {
             None => step.untried(
@@ -131,7 +131,7 @@ impl Opener<'_> {
         }
     }
 
-    /// Opens what nobody had opened before its maker ended.
+    /// Opens what no process had opened before its maker ended.
     fn gone(&self, pid: u32) -> Result<Step, Failure> {
         let ended = has_ended(pid);
         let handle = received(&self.offer.last)?;

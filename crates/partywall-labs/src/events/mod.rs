@@ -6,7 +6,7 @@
 //! | recorder | child | makes the memory; runs slow kernels that fill it, and records or signals behind them |
 //! | waiter | `partywall lab events` | starts a broker; waits, in time and too early; concludes |
 //!
-//! Nobody dies here: see `partywall lab crash` for that.
+//! No process dies here: see `partywall lab crash` for that.
 
 mod recorder;
 mod waiter;
@@ -75,7 +75,7 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 
 claims! {
     HOST_WAITS = "host-waits": "To wait for another process's kernel, the host has to wait.",
-    NEXT_RECORD = "next-record": "Who waits for an event too early waits until it is recorded.",
+    NEXT_RECORD = "next-record": "A stream that waits for an event too early waits until it is recorded.",
     ROUNDS = "rounds": "One event can stand for one round after the other.",
     NOT_YET = "not-yet": "A stream can only wait for work that has been enqueued already.",
     POLLING = "polling": "A host that waits for another process's kernel has to poll.",

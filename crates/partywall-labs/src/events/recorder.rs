@@ -103,7 +103,7 @@ impl<'a> Recorder<'a> {
             "work",
             "The slow work that the other process will wait for",
             "A kernel that takes its time, and one behind it that fills memory which both processes have. Launching \
-             returns at once; whoever reads the memory now reads what was there before.",
+             returns at once; a process that reads the memory now reads what was there before.",
         )
         .value("memory", format!("{} at {:#x}", bytes(self.mapping.len()), self.mapping.device_ptr()))
         .value("launching both kernels", short(enqueued.since(began)))

@@ -115,7 +115,7 @@ impl Waiter<'_> {
         let step = Step::new(
             "event-again",
             "The stream waits for the second record of the first event, too early",
-            "There is a record, that of the round before, and it is reached. An event knows no rounds: who waits cannot \
+            "There is a record, that of the round before, and it is reached. An event knows no rounds: a waiter cannot \
              say which record is meant.",
         );
         match events {
@@ -183,7 +183,7 @@ impl Waiter<'_> {
         let enqueuing = self.enqueue(|stream| self.timeline.wait_on(stream, 2))?;
         let waits = !self.ends(MOMENT)?;
         if let Err(why) = self.work(Behind::Signal(2))? {
-            // Nobody would end the wait.
+            // Nothing else would end the wait.
             self.timeline.abandon()?;
             return Ok(step.untried(Some(NOT_YET), why));
         }

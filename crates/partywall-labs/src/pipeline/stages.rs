@@ -125,7 +125,7 @@ impl<'a> Filter<'a> {
         Ok(())
     }
 
-    /// Nobody waits for the GPU here: the next stage's stream does.
+    /// No host waits for the GPU here: the next stage's stream does.
     fn on_device(&self, device: &Device, sample: Sample, from: Size, mut loan: Loan) -> Result<(), Failure> {
         let stream = device.stream.as_ref();
         let size = from.at_most(self.job.width);
@@ -191,7 +191,7 @@ fn loan(publisher: &Publisher, frame: u64, size: Size) -> Result<Loan, Failure> 
     Ok(loan)
 }
 
-/// Waits until somebody listens: frames that come while the next stage is started again would pass it by.
+/// Waits until the topic has a subscriber: frames that come while the next stage is started again would pass it by.
 fn await_listener(topic: &Topic) -> Result<(), Failure> {
     let deadline = Instant::now() + TIMEOUT;
     while topic.stats().subscribers.is_empty() && Instant::now() < deadline {

@@ -55,7 +55,7 @@ const POOL: &str = "blocks";
 const BLOCKS: u32 = 8;
 const BLOCK_BYTES: u64 = 1 << 20;
 
-/// What is written into blocks: by the holder at first, and by whoever has one later.
+/// What is written into blocks: by the holder at first, and by its later owner.
 const MARK: u8 = 0x5a;
 const OTHER_MARK: u8 = 0xa5;
 
@@ -69,7 +69,7 @@ const MOMENT: Duration = Duration::from_millis(100);
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 claims! {
-    ASKS = "asks": "Who wants memory has to ask a driver or a server for it.",
+    ASKS = "asks": "A process that wants memory has to ask a driver or a server for it.",
     COPIED = "copied": "What is handed to another process is copied.",
     STALE = "stale": "An old reference leads to what somebody else has written since.",
     TWICE = "twice": "What is handed over once can be taken by two.",

@@ -65,7 +65,7 @@ impl Taker<'_> {
         Ok(Step::new(
             "hand-over",
             "A block that another process has written",
-            "The holder says that whoever knows this reference may have the block, and sends the reference in whatever way: \
+            "The holder says that a process that knows this reference may have the block, and sends the reference in whatever way: \
              here as text over a socket. What was written stays where it is; only the word that says whose it is changes.",
         )
         .value("reference", text)
@@ -83,7 +83,7 @@ impl Taker<'_> {
             "take-twice",
             "A reference that is used twice",
             "Taking a block over is one compare-and-swap from `offered` to `held`, with the generation in the same word: \
-             of two who try, one fails.",
+             of two processes that try, one fails.",
         )
         .value("first", format!("block {}", block.index()))
         .value("second", answer(&second));
@@ -117,7 +117,7 @@ impl Taker<'_> {
         Ok(Step::new(
             "exhausted",
             "All blocks are taken",
-            "Who finds no block takes a place in a queue, and sleeps until a block is handed to it. A wait has a limit.",
+            "A process that finds no block takes a place in a queue, and sleeps until a block is handed to it. A wait has a limit.",
         )
         .value("asked without waiting", if at_once.is_none() { "none" } else { "a block" })
         .value(format!("waited {} ms", MOMENT.as_millis()), limited.map_or_else(name, |_| "a block".into()))
@@ -142,8 +142,8 @@ impl Taker<'_> {
         Ok(Step::new(
             "killed",
             "Another holder is killed with all blocks",
-            "The broker waits until the process is proved dead, for a settle time of 100 ms, and gives its blocks to whoever \
-             waits. On a GPU under MPS they are kept until somebody vouches for it: work of the dead may still write.",
+            "The broker waits until the process is proved dead, for a settle time of 100 ms, and gives its blocks to processes \
+             that wait. On a GPU under MPS they are kept until somebody vouches for it: work of the dead may still write.",
         )
         .value("killed", format!("process {}, with {held} of {BLOCKS} blocks", victim.pid))
         .value("one of them is here after", if came { millis(time) } else { "never".into() })
@@ -158,7 +158,7 @@ impl Taker<'_> {
             thread::sleep(Duration::from_millis(1));
         }
         let free = self.pool.stats().free;
-        Ok(Step::new("whole", "What is left", "Each block is free, or somebody's who lives.")
+        Ok(Step::new("whole", "What is left", "Each block is free, or belongs to a process that lives.")
             .value("free blocks", format!("{free}, of {BLOCKS}"))
             .judge(free == BLOCKS, "nothing was lost", "something was lost"))
     }

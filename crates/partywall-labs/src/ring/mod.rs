@@ -87,6 +87,6 @@ claims! {
     BRAKE = "brake": "A fast writer overwrites what a slow reader has not read.",
     SLOWED = "slowed": "A slow reader slows the writer, and all other readers.",
     UNNOTICED = "unnoticed": "Messages that a reader misses are missed unnoticed.",
-    LATE = "late": "Who comes late has missed what was said before.",
+    LATE = "late": "A subscriber that comes late has missed what was published before.",
     TORN = "torn": "A writer that is killed leaves half a message, or a ring that nobody can use.",
 }

@@ -81,7 +81,7 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 
 claims! {
     NEVER_MORE = "never-more": "There are never more holders than permits.",
-    IN_TURN = "in-turn": "Who asks first gets a permit first.",
+    IN_TURN = "in-turn": "The process that asks first gets a permit first.",
     LOST = "lost": "The permit of a killed process is lost.",
     STUCK = "stuck": "A process that is killed while it waits holds up those behind it.",
     HOST_GIVES = "host-gives": "Only a host that has waited for the GPU can give a permit back.",

@@ -85,7 +85,7 @@ impl Watcher {
             ask(worker)?;
             self.wait_for_waiters(index + 1)?;
         }
-        // One permit goes round, so that nobody gets his at the same moment as another.
+        // One permit goes round, so that no two workers get one at the same moment.
         drop(all.pop());
         let mut got = Vec::new();
         for (index, worker) in self.workers.iter_mut().enumerate() {
@@ -99,7 +99,7 @@ impl Watcher {
         Ok(Step::new(
             "order",
             "The workers ask one after the other, while no permit is free",
-            "Who does not find a free permit takes the next place of a queue, and a permit that comes back is handed to \
+            "A process that does not find a free permit takes the next place of a queue, and a permit that comes back is handed to \
              the first place. Only a process that was looking for a free permit at the very moment may come in between.",
         )
         .value("asked", list(&asked))
@@ -108,7 +108,7 @@ impl Watcher {
         .judge(right, "in the order in which they asked", "in another order"))
     }
 
-    /// Nobody waits longer than he wants to.
+    /// No process waits longer than its timeout.
     fn limit(&mut self) -> Result<Step, Failure> {
         let all = self.take_all()?;
         let tried = self.semaphore.try_acquire()?;
@@ -152,7 +152,7 @@ impl Watcher {
         .value(format!("process {}", victim.pid), "killed with its permit")
         .value("from the kill to the next holder", got_after(turn, killed))
         .says(LOST, turn.is_none())
-        .judge(turn.is_some(), "the permit came back, and went to the one who waited", "nobody has got it"))
+        .judge(turn.is_some(), "the permit came back, and went to the process that waited", "no process has got it"))
     }
 
     /// The last worker is killed while it waits, in front of another one.
@@ -255,7 +255,7 @@ fn got_after(turn: Option<Turn>, since: Moment) -> String {
 
 /// How many of the turns were at the same time, at most.
 fn most_at_once(turns: &[Turn]) -> usize {
-    // At equal times who gives a permit back comes first.
+    // At equal times a release comes before an acquisition.
     let mut changes: Vec<_> = turns.iter().flat_map(|turn| [(turn.got, true), (turn.gave, false)]).collect();
     changes.sort_unstable();
     let mut now = 0_usize;

@@ -106,7 +106,7 @@ fn pass_on(memory: &PhysicalMemory) -> Step {
     Step::new(
         "pass-on",
         "Imported memory exported again",
-        "Only its maker can make descriptors of it. Whoever shall hand it on must keep the descriptor that came, as the \
+        "Only its maker can make descriptors of it. A process that hands it on must keep the descriptor that came, as the \
          broker does.",
     )
     .answer("cuMemExportToShareableHandle", answer)

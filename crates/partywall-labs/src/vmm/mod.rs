@@ -55,7 +55,7 @@ claims! {
     FD_HOLDS = "fd-holds": "Closing the file descriptor takes the memory away.",
     SAME_ADDRESS = "same-address": "The memory has the same address in both processes.",
     COPY = "copy": "What the other process maps is a copy.",
-    PASSED_ON = "passed-on": "Whoever has imported memory can export it further.",
+    PASSED_ON = "passed-on": "A process that has imported memory can export it further.",
     MAKER = "maker": "The memory goes away with the process that made it.",
 }
 
