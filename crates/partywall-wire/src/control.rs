@@ -1,5 +1,5 @@
-//! Pools and topics, as they are encoded: versions whose memory is used block by block, by the words in control memory
-//! that the broker makes for them.
+//! Pools and topics, as they are encoded: versions whose memory is used block by block, by control memory that the
+//! broker creates for them.
 
 use std::fmt;
 
@@ -16,14 +16,14 @@ pub const MAX_RANK: usize = 8;
 /// What a pool or topic is. Its data are the version's: blocks from the beginning of the first chunk on, one every
 /// [`Control::stride`] bytes.
 ///
-/// Where it is sent, its control memory follows the version's file descriptors: the pool's words, then the topic's.
+/// Where it is sent, its control memory follows the version's file descriptors: the pool's, then the topic's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Control {
     /// How many blocks, at most [`crate::limits::MAX_BLOCKS`].
     pub blocks: u32,
     /// Bytes of a block that are for use.
     pub block_bytes: u64,
-    /// Whether whoever takes a block sets it to zero first. No topic's are.
+    /// Whether a process that takes a block sets it to zero first. Never of a topic.
     pub zeroed: bool,
     /// Of a topic.
     pub topic: Option<TopicShape>,
@@ -143,21 +143,21 @@ pub struct TopicUsage {
 /// moment.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BlockCounts {
-    /// Those that anybody may take at once.
+    /// Blocks that anybody may take at once.
     pub free: u32,
-    /// Those that members have: to fill them, or while a stream writes what they have published.
+    /// Blocks that members have: to fill them, or while a stream writes what they have published.
     pub held: u32,
-    /// Those that their holders offer to whoever knows of them.
+    /// Blocks that their holders offer to processes that know of them.
     pub offered: u32,
-    /// Those in a topic's ring.
+    /// Blocks in a topic's ring.
     pub in_ring: u32,
-    /// Those that have left the ring, and that readers hold.
+    /// Blocks that have left the ring, and that readers hold.
     pub read: u32,
-    /// Those that were published and that nobody uses any more. Who needs a block next finds them.
+    /// Blocks that were published and that nobody uses any more. The next process that needs a block finds them.
     pub unused: u32,
-    /// Those that are on their way to somebody who waits for one.
+    /// Blocks that are on their way to a waiter.
     pub handed: u32,
-    /// Who waits for a block.
+    /// Waiters for a block.
     pub waiting: u32,
     /// What nobody may have written: 0, unless something is wrong.
     pub invalid: u32,
@@ -203,7 +203,7 @@ pub struct PublisherInfo {
     pub who: Participant,
     /// Samples that it has published.
     pub published: u64,
-    /// For which subscriber's number it waits, if for one, and milliseconds since when.
+    /// The number of the subscriber that it waits for, and for how many milliseconds.
     pub blocked: Option<(u64, u64)>,
 }
 

@@ -1,7 +1,8 @@
 //! What travels between a Partywall member and its broker: messages, their framing, and the limits on both.
 //!
 //! Bytes go in, messages come out: nothing here opens a socket, keeps a clock or allocates on a peer's word alone.
-//! The types of this crate exist to be encoded; the broker's registry and the library have their own.
+//! The messages of this crate exist to be encoded; the broker's registry and the library have their own. Plain values,
+//! such as [`Kind`] and [`MemberState`], exist once and are used everywhere.
 //!
 //! | module | contains |
 //! |---|---|

@@ -13,7 +13,7 @@ pub const FDS_AT_ONCE: usize = 16;
 /// Chunks of one version. Below [`MAX_FDS`], so that a version with its table always fits one message.
 pub const MAX_CHUNKS: usize = 128;
 
-/// Growths of one version. Who opened it early keeps a table for each: growing is for large steps.
+/// Growths of one version. A member that opened it early keeps a table for each, so growing is for large steps.
 pub const MAX_GROWTHS: u64 = 1024;
 
 /// Permits of one semaphore.

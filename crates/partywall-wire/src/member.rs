@@ -1,8 +1,8 @@
-//! Members, as they are encoded: what is known of their lives, and what is done with those who are to go.
+//! Members, as they are encoded: what is known of their lives, and what is done with those that have to go.
 
 use serde::{Deserialize, Serialize};
 
-/// What is known of a member's life. Where more than one of these is true, the one that stands further below is told.
+/// What is known of a member's life. If several of these are true, the last of them in this list is reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum MemberState {
@@ -47,7 +47,7 @@ impl MemberState {
 pub enum Doubt {
     /// It is a client of MPS: the server may go on with its work on the GPU when its process has ended.
     Mps,
-    /// There is no pidfd of it, so that nobody can say when its process ends: only that its connection has.
+    /// There is no pidfd of it, so that the end of its process cannot be seen: only that of its connection.
     NoPidfd,
 }
 

@@ -38,7 +38,7 @@ pub struct Reply {
     pub outcome: Result<Answer, Refusal>,
 }
 
-/// What a broker tells unasked, on the events socket.
+/// What a broker sends unasked, on the events socket.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Event {
@@ -609,12 +609,11 @@ pub struct StatusInfo {
     pub semaphores: u64,
     /// Leases.
     pub leases: u64,
-    /// File descriptors held for versions and for control memory.
     /// Members that are dead without proof that their work is over.
     pub unproven: u64,
     /// Bytes of the versions that these hold leases on, each counted once.
     pub unproven_bytes: u64,
-    /// File descriptors held for versions.
+    /// File descriptors held for versions and for control memory.
     pub fds: u64,
     /// Bytes held in each place.
     pub bytes: Vec<(Place, u64)>,

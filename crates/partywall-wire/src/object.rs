@@ -44,7 +44,7 @@ pub enum TimelineEnding {
     Closed,
     /// Its writer or an operator abandoned it.
     Abandoned,
-    /// The broker is gone, and with it whoever would have noticed the writer's death.
+    /// The broker is gone, which would have noticed the writer's death.
     BrokerGone,
     /// The writer was evicted from the domain.
     Evicted,

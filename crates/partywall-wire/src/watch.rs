@@ -67,7 +67,7 @@ impl Named {
 pub enum Change {
     /// It is there, and was not before.
     Created {
-        /// Who made it.
+        /// The process that created it.
         pid: u32,
     },
     /// The segment has a next version.
@@ -76,12 +76,12 @@ pub enum Change {
         version: u64,
         /// Bytes of it, as allocated.
         bytes: u64,
-        /// Who made it.
+        /// The process that committed it.
         pid: u32,
     },
     /// It is there no longer: it was removed, or its owner has dropped it, or it went with its last user.
     Withdrawn {
-        /// Who did that.
+        /// The process that did that.
         pid: u32,
     },
     /// Its owner is dead. An owned segment is there no longer; a timeline is, and has no writer.
@@ -124,7 +124,7 @@ impl Change {
         }
     }
 
-    /// Who did it, or whose end it was.
+    /// Returns the process that did it, or that ended.
     pub fn pid(self) -> Option<u32> {
         match self {
             Self::Created { pid }
@@ -152,11 +152,11 @@ pub struct NameEvent {
     pub change: Change,
 }
 
-/// Why some of what happened cannot be told any more.
+/// Why some events are missing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Gap {
-    /// The asker asked too late for these: a broker keeps the last mebibyte.
+    /// The request came too late for these: a broker keeps the last mebibyte.
     Behind {
         /// How many events, whatever their names.
         events: u64,
