@@ -142,12 +142,13 @@ pub(crate) fn typed(tensors: Vec<Planned>) -> PyResult<Vec<(String, DType, Vec<u
     tensors.into_iter().map(|(name, dtype, shape)| Ok((name, parse_dtype(&dtype)?, shape))).collect()
 }
 
-/// The place that Python names, for the calling thread: `cuda` is its current device, as in torch and cupy.
+/// Returns the place that Python names, for the calling thread: `cuda`, or `gpu`, is its current device, as in torch and cupy.
 pub(crate) fn place(py: Python<'_>, device: &str) -> PyResult<Place> {
     let choice = parse(device)?;
-    let resolve = || match partywall::gpu::resolve(if device == "cuda" { DeviceChoice::Auto } else { choice })? {
+    let is_current = matches!(device, "cuda" | "gpu");
+    let resolve = || match partywall::gpu::resolve(if is_current { DeviceChoice::Auto } else { choice })? {
         // The choice itself says why there is none.
-        (Place::Host, Some(_)) if device == "cuda" => partywall::gpu::resolve(choice),
+        (Place::Host, Some(_)) if is_current => partywall::gpu::resolve(choice),
         resolved => Ok(resolved),
     };
     Ok(py.detach(resolve).or_raise(py)?.0)

@@ -18,7 +18,11 @@ use partywall::{
     kind_name,
 };
 use partywall_os::lock::IgnorePoison;
-use pyo3::{exceptions::PyValueError, prelude::*};
+use pyo3::{
+    exceptions::{PyTypeError, PyValueError},
+    inspect::PyStaticExpr,
+    prelude::*,
+};
 
 use crate::{
     build::{Build, Claim, Planned, place},
@@ -53,6 +57,21 @@ pub(crate) enum Opened {
 /// Of a name: name, latest version, kind, place, bytes, tensors, mutable, kept.
 type Row = (String, u64, &'static str, String, u64, u64, bool, bool);
 
+/// A name, as Python gives it.
+#[derive(Clone, Copy)]
+struct Name<'a>(&'a str);
+
+impl<'a, 'py> FromPyObject<'a, 'py> for Name<'a> {
+    type Error = PyErr;
+
+    const INPUT_TYPE: PyStaticExpr = <&'a str>::INPUT_TYPE;
+
+    fn extract(object: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
+        let name = object.extract().map(Self);
+        name.map_err(|_| PyTypeError::new_err(format!("a name is a string, not {:?}", *object)))
+    }
+}
+
 impl Domain {
     fn inner(&self, py: Python<'_>) -> PyResult<partywall::Domain> {
         let inner = self.inner.lock().ignore_poison().clone();
@@ -75,7 +94,7 @@ impl Domain {
         let options = options(domain, socket).start(start);
         let options = program.into_iter().fold(options, partywall::DomainOptions::program);
         // A broker takes its time to start, if it does.
-        let inner = wait::aside(py, move || options.connect())?.or_raise(py)?;
+        let inner = wait::on_helper_thread(py, move || options.connect())?.or_raise(py)?;
         let socket = inner.socket().as_os_str().to_owned();
         Ok(Self { inner: Mutex::new(Some(inner)), socket })
     }
@@ -92,7 +111,7 @@ impl Domain {
     fn create(
         &self,
         py: Python<'_>,
-        name: &str,
+        name: Name<'_>,
         device: &str,
         tensors: Vec<Planned>,
         metadata: Vec<(String, String)>,
@@ -102,8 +121,8 @@ impl Domain {
         if_absent: bool,
     ) -> PyResult<Build> {
         let domain = self.inner(py)?;
-        Build::allocate(py, name, device, tensors, metadata, |place| {
-            let builder = domain.create(name, place).mutable(mutable).kept(kept).if_absent(if_absent);
+        Build::allocate(py, name.0, device, tensors, metadata, |place| {
+            let builder = domain.create(name.0, place).mutable(mutable).kept(kept).if_absent(if_absent);
             reserve.into_iter().fold(builder, Builder::reserve)
         })
     }
@@ -115,7 +134,7 @@ impl Domain {
     fn open(
         &self,
         py: Python<'_>,
-        name: &str,
+        name: Name<'_>,
         version: Option<u64>,
         timeout: Option<f64>,
         write: bool,
@@ -123,7 +142,7 @@ impl Domain {
         allow_peer: bool,
     ) -> PyResult<Segment> {
         let timeout = wait::timeout(timeout)?;
-        let mut opener = self.inner(py)?.opener(name).allow_peer(allow_peer);
+        let mut opener = self.inner(py)?.opener(name.0).allow_peer(allow_peer);
         if let Some(version) = version {
             opener = opener.version(version);
         }
@@ -140,10 +159,10 @@ impl Domain {
     }
 
     /// Opens the latest version of a name, or makes the caller its builder.
-    fn open_or_build(&self, py: Python<'_>, name: &str, timeout: Option<f64>) -> PyResult<Opened> {
+    fn open_or_build(&self, py: Python<'_>, name: Name<'_>, timeout: Option<f64>) -> PyResult<Opened> {
         let domain = self.inner(py)?;
         let timeout = wait::timeout(timeout)?;
-        Ok(match wait::in_slices(py, timeout, |slice| domain.open_or_build(name, slice))? {
+        Ok(match wait::in_slices(py, timeout, |slice| domain.open_or_build(name.0, slice))? {
             OpenOrBuild::Opened(segment) => Opened::Segment(Segment::opened(segment)),
             OpenOrBuild::Build(claim) => Opened::Claim(Claim::new(claim)),
         })
@@ -154,14 +173,14 @@ impl Domain {
     fn publish(
         &self,
         py: Python<'_>,
-        name: &str,
+        name: Name<'_>,
         tensors: Vec<(String, Bound<'_, Source>)>,
         metadata: Vec<(String, String)>,
         mutable: bool,
         if_absent: bool,
     ) -> PyResult<Segment> {
         let domain = self.inner(py)?;
-        let mut publication = domain.publish(name).mutable(mutable).if_absent(if_absent);
+        let mut publication = domain.publish(name.0).mutable(mutable).if_absent(if_absent);
         for (key, value) in &metadata {
             publication = publication.metadata(key, value);
         }
@@ -179,7 +198,7 @@ impl Domain {
         &self,
         py: Python<'_>,
         path: PathBuf,
-        name: &str,
+        name: Name<'_>,
         device: &str,
         mutable: bool,
         kept: bool,
@@ -192,7 +211,8 @@ impl Domain {
         let received = py.detach(|| {
             std::thread::scope(|scope| {
                 scope.spawn(|| {
-                    let put = domain.put(name, place).mutable(mutable).kept(kept).if_absent(if_absent).cancel(&cancel);
+                    let put =
+                        domain.put(name.0, place).mutable(mutable).kept(kept).if_absent(if_absent).cancel(&cancel);
                     // Nobody listens any more once a signal has come.
                     let _ = done.send(put.path(&path));
                 });
@@ -206,15 +226,15 @@ impl Domain {
     }
 
     /// Opens a timeline, to wait for it or to signal it, too.
-    fn timeline(&self, py: Python<'_>, name: &str, writer: bool) -> PyResult<Timeline> {
+    fn timeline(&self, py: Python<'_>, name: Name<'_>, writer: bool) -> PyResult<Timeline> {
         let domain = self.inner(py)?;
-        py.detach(|| Timeline::open(&domain, name, writer)).or_raise(py)
+        py.detach(|| Timeline::open(&domain, name.0, writer)).or_raise(py)
     }
 
     /// Opens a semaphore.
-    fn semaphore(&self, py: Python<'_>, name: &str, maximum: u32) -> PyResult<Semaphore> {
+    fn semaphore(&self, py: Python<'_>, name: Name<'_>, maximum: u32) -> PyResult<Semaphore> {
         let domain = self.inner(py)?;
-        let semaphore = py.detach(|| domain.semaphore(name, maximum)).or_raise(py)?;
+        let semaphore = py.detach(|| domain.semaphore(name.0, maximum)).or_raise(py)?;
         Ok(Semaphore::new(semaphore))
     }
 
@@ -224,7 +244,7 @@ impl Domain {
     fn pool(
         &self,
         py: Python<'_>,
-        name: &str,
+        name: Name<'_>,
         blocks: Option<u32>,
         block_bytes: Option<u64>,
         device: Option<&str>,
@@ -234,7 +254,7 @@ impl Domain {
         timeout: Option<f64>,
     ) -> PyResult<Pool> {
         let numbers = (blocks, block_bytes, zeroed);
-        Pool::open(py, &self.inner(py)?, name, numbers, device, (kept, allow_peer), timeout)
+        Pool::open(py, &self.inner(py)?, name.0, numbers, device, (kept, allow_peer), timeout)
     }
 
     /// Opens a topic, or makes it.
@@ -243,7 +263,7 @@ impl Domain {
     fn topic(
         &self,
         py: Python<'_>,
-        name: &str,
+        name: Name<'_>,
         samples: Samples,
         numbers: Numbers,
         device: Option<&str>,
@@ -251,13 +271,13 @@ impl Domain {
         allow_peer: bool,
         timeout: Option<f64>,
     ) -> PyResult<Topic> {
-        Topic::open(py, &self.inner(py)?, name, (samples, numbers), device, (kept, allow_peer), timeout)
+        Topic::open(py, &self.inner(py)?, name.0, (samples, numbers), device, (kept, allow_peer), timeout)
     }
 
     /// Whether a name has a latest version; of `NAME@V`, whether that is it.
-    fn exists(&self, py: Python<'_>, name: &str) -> PyResult<bool> {
+    fn exists(&self, py: Python<'_>, name: Name<'_>) -> PyResult<bool> {
         let domain = self.inner(py)?;
-        match py.detach(|| domain.inspect(name)) {
+        match py.detach(|| domain.inspect(name.0)) {
             Ok(info) => Ok(info.is_latest),
             Err(
                 Error::NotFound(NotFound::Name { .. } | NotFound::Version { .. })
@@ -290,9 +310,9 @@ impl Domain {
     }
 
     /// Removes a name: the version that was the latest, and how many bytes stay until their holders drop them.
-    fn remove(&self, py: Python<'_>, name: &str) -> PyResult<(u64, u64)> {
+    fn remove(&self, py: Python<'_>, name: Name<'_>) -> PyResult<(u64, u64)> {
         let domain = self.inner(py)?;
-        let removed = py.detach(|| domain.remove(name)).or_raise(py)?;
+        let removed = py.detach(|| domain.remove(name.0)).or_raise(py)?;
         Ok((removed.version, removed.bytes_kept))
     }
 

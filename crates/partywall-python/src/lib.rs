@@ -5,6 +5,7 @@
 //! |---|---|
 //! | `domain`, `build`, `segment`, `pool`, `topic`, `publisher`, `subscriber`, `sample`, `timeline`, `semaphore`, `watch` | handles of the library's objects; each Python object is one file here and one there |
 //! | `tensor` | a tensor of a build, segment, block, loan or sample, as other libraries take it |
+//! | `memory` | reading and writing what a tensor is of |
 //! | `owner` | what a tensor keeps: its build, segment, block, loan or sample, until nothing uses it any more |
 //! | `dlpack` | capsules out, and the C structs of DLPack |
 //! | `exchange` | tensors in by DLPack's C interface |
@@ -25,6 +26,7 @@ mod errors;
 mod exchange;
 mod handle;
 mod members;
+mod memory;
 mod owner;
 mod pool;
 mod publisher;

@@ -18,6 +18,7 @@ use pyo3::prelude::*;
 use crate::{
     dlpack::{CUDA, Device},
     errors::Raise,
+    memory::Memory,
     reaper,
     tensor::HOST,
     wait,
@@ -40,15 +41,6 @@ pub(crate) struct Owner {
     closed: AtomicBool,
     /// Of GPU memory: who lets go of it waits for the work in it first.
     context: Option<Context>,
-}
-
-/// What an owner has.
-pub(crate) enum Memory<'a> {
-    Build(&'a mut Build),
-    Segment(&'a Segment),
-    Block(&'a mut Block),
-    Loan(&'a mut Loan),
-    Sample(&'a Sample),
 }
 
 enum State {
@@ -75,53 +67,38 @@ struct Received {
 }
 
 impl Owner {
-    /// Of a build, on a GPU if it has a context.
+    /// The owner of a build, on a GPU if it has a context.
     pub(crate) fn of_build(build: Build, context: Option<Context>) -> Arc<Self> {
-        Arc::new(Self {
-            state: Mutex::new(State::Building(Box::new(build))),
-            writable: true.into(),
-            named: false.into(),
-            closed: false.into(),
-            context,
-        })
+        Self::of(State::Building(Box::new(build)), true, context)
     }
 
-    /// Of a segment.
+    /// The owner of a segment.
     pub(crate) fn of_segment(segment: Segment) -> Arc<Self> {
         let context = segment.gpu().map(|gpu| gpu.context().clone());
-        let writable = segment.is_writable().into();
-        Arc::new(Self {
-            state: Mutex::new(State::Committed(Arc::new(segment))),
-            writable,
-            named: false.into(),
-            closed: false.into(),
-            context,
-        })
+        let writable = segment.is_writable();
+        Self::of(State::Committed(Arc::new(segment)), writable, context)
     }
 
-    /// Of a block of a pool, on a GPU if it has a context.
+    /// The owner of a block of a pool, on a GPU if it has a context.
     pub(crate) fn of_block(block: Block, context: Option<Context>) -> Arc<Self> {
-        Arc::new(Self {
-            state: Mutex::new(State::Taken(block)),
-            writable: true.into(),
-            named: false.into(),
-            closed: false.into(),
-            context,
-        })
+        Self::of(State::Taken(block), true, context)
     }
 
-    /// Of a loan.
+    /// The owner of a loan.
     pub(crate) fn of_loan(loan: Loan, topic: Arc<Topic>) -> Arc<Self> {
         let context = topic.gpu().map(|gpu| gpu.context().clone());
-        let state = Mutex::new(State::Lent(Box::new(loan), topic));
-        Arc::new(Self { state, writable: true.into(), named: false.into(), closed: false.into(), context })
+        Self::of(State::Lent(Box::new(loan), topic), true, context)
     }
 
-    /// Of a sample, and its subscriber.
+    /// The owner of a sample, and of its subscriber.
     pub(crate) fn of_sample(sample: Sample, subscriber: Arc<Subscriber>) -> Arc<Self> {
         let context = sample.gpu().map(|gpu| gpu.context().clone());
-        let state = Mutex::new(State::Received(Received { sample: Arc::new(sample), subscriber, stream: None }));
-        Arc::new(Self { state, writable: false.into(), named: false.into(), closed: false.into(), context })
+        Self::of(State::Received(Received { sample: Arc::new(sample), subscriber, stream: None }), false, context)
+    }
+
+    fn of(state: State, writable: bool, context: Option<Context>) -> Arc<Self> {
+        let [named, closed] = [(); 2].map(|()| AtomicBool::new(false));
+        Arc::new(Self { state: Mutex::new(state), writable: writable.into(), named, closed, context })
     }
 
     /// The loan, unless it was taken before. Whoever keeps this keeps no more than the mapping from now on.
@@ -208,25 +185,33 @@ impl Owner {
         }
     }
 
-    /// Looks at whichever it is.
-    pub(crate) fn with<T>(&self, look: impl FnOnce(Memory<'_>) -> partywall::Result<T>) -> partywall::Result<T> {
+    /// Looks at the block, if it is one.
+    pub(crate) fn with_block<T>(&self, look: impl FnOnce(&mut Block) -> T) -> Option<T> {
+        match &mut *self.lock() {
+            State::Taken(block) => Some(look(block)),
+            _ => None,
+        }
+    }
+
+    /// Looks at its memory, whatever has it.
+    pub(crate) fn with<T>(&self, look: impl FnOnce(&mut dyn Memory) -> partywall::Result<T>) -> partywall::Result<T> {
         let mut state = self.lock();
         match &mut *state {
-            State::Building(build) => look(Memory::Build(build)),
-            State::Taken(block) => look(Memory::Block(block)),
-            State::Lent(loan, _) => look(Memory::Loan(loan)),
+            State::Building(build) => look(&mut **build),
+            State::Taken(block) => look(block),
+            State::Lent(loan, _) => look(&mut **loan),
             State::Committed(segment) => {
-                let segment = segment.clone();
+                let mut segment = segment.clone();
                 drop(state);
-                look(Memory::Segment(&segment))
+                look(&mut segment)
             }
             State::Received(Received { sample, .. }) => {
-                let sample = sample.clone();
+                let mut sample = sample.clone();
                 drop(state);
-                look(Memory::Sample(&sample))
+                look(&mut sample)
             }
             State::Spent(topic) => Err(Error::Gone(Gone::HeldBlock { pool: topic.name().to_owned() })),
-            // Cannot be met: who asks keeps it from being closed.
+            // Not met: a caller keeps the owner from being closed.
             State::Closed => Err(Error::Unreachable(Unreachable::Refused("its memory was closed".into()))),
         }
     }
@@ -360,7 +345,7 @@ impl Drop for Owner {
 /// As [`is_drained`], until a signal ends the wait: the driver's cannot be ended, and goes on in a thread of its own.
 pub(crate) fn drain(py: Python<'_>, context: &Context) -> PyResult<bool> {
     let context = context.clone();
-    wait::aside(py, move || is_drained(&context))
+    wait::on_helper_thread(py, move || is_drained(&context))
 }
 
 /// Waits for all work of this process on the GPU. False if that cannot be done now, because a graph is being captured.

@@ -9,7 +9,7 @@ use crate::{
     build::place,
     errors::{Raise, parse_dtype, still_used},
     handle::Handle,
-    owner::{Memory, Owner},
+    owner::Owner,
     stream::Stream,
     tensor::Tensor,
     wait,
@@ -201,10 +201,7 @@ impl Block {
         owner: &Owner,
         look: impl FnOnce(&mut partywall::Block) -> partywall::Result<T>,
     ) -> partywall::Result<T> {
-        owner.with(|memory| match memory {
-            Memory::Block(block) => look(block),
-            _ => Err(self.not_held()),
-        })
+        owner.with_block(look).unwrap_or_else(|| Err(self.not_held()))
     }
 }
 

@@ -1,18 +1,11 @@
 //! Publishers of topics, and their loans.
 
 use std::{
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
-use partywall::{
-    Error, Filled, Published,
-    cuda::RawStream,
-    error::{Gone, LimitReached},
-};
+use partywall::{Error, Filled, Published, cuda::RawStream, error::Gone};
 use partywall_os::lock::IgnorePoison;
 use pyo3::prelude::*;
 
@@ -44,31 +37,7 @@ struct Sender {
     publisher: partywall::Publisher,
     /// The stream that has published last.
     last: Mutex<Option<RawStream>>,
-    sends: Sends,
     open: Open,
-}
-
-/// How many sends have begun and ended. Between, each has one of the publisher's loans, or asks for one.
-#[derive(Default)]
-struct Sends {
-    begun: AtomicU64,
-    ended: AtomicU64,
-}
-
-/// One of them.
-struct Sending<'a>(&'a Sends);
-
-impl Sends {
-    fn begin(&self) -> Sending<'_> {
-        self.begun.fetch_add(1, Ordering::SeqCst);
-        Sending(self)
-    }
-}
-
-impl Drop for Sending<'_> {
-    fn drop(&mut self) {
-        self.0.ended.fetch_add(1, Ordering::SeqCst);
-    }
 }
 
 impl Publisher {
@@ -76,45 +45,11 @@ impl Publisher {
         let topic = publisher.topic().to_owned();
         let id = publisher.id();
         let last = Mutex::default();
-        let sends = Sends::default();
-        Self { inner: Handle::new(Arc::new(Sender { publisher, last, sends, open })), topic, id }
+        Self { inner: Handle::new(Arc::new(Sender { publisher, last, open })), topic, id }
     }
 }
 
 impl Sender {
-    /// Waits for a block, and while other threads send for one of the publisher's loans: theirs come back. If it `sends`,
-    /// others so wait for this thread, as long as it keeps what is returned beside the loan.
-    fn loan(
-        &self,
-        py: Python<'_>,
-        (dtype, shape): (partywall::DType, &[u64]),
-        header: &[u8],
-        timeout: Duration,
-        sends: bool,
-        is_closed: impl Fn() -> bool + Sync,
-    ) -> PyResult<(Option<Sending<'_>>, partywall::Loan)> {
-        let (sending, mut loan) = wait::for_turn(py, "publisher", timeout, is_closed, |wait| {
-            let wait = wait.started();
-            loop {
-                let ended = self.sends.ended.load(Ordering::SeqCst);
-                let sending = sends.then(|| self.sends.begin());
-                let refused = match self.publisher.loan(dtype, shape, wait) {
-                    Err(error @ Error::LimitReached(LimitReached::Loans { .. })) => error,
-                    loan => return loan.map(|loan| (sending, loan)),
-                };
-                // Who waits here has no loan: two of these would else wait for each other.
-                drop(sending);
-                let others = self.sends.begun.load(Ordering::SeqCst) - ended - u64::from(sends);
-                if others == 0 || wait.is_over() {
-                    return Err(refused);
-                }
-                std::thread::sleep(PAUSE);
-            }
-        })?;
-        loan.header(header).or_raise(py)?;
-        Ok((sending, loan))
-    }
-
     /// Publishes behind what is on a stream, or what the host has written. What cannot be published goes back.
     fn publish(&self, py: Python<'_>, filled: Filled, stream: Option<&Stream>, timeout: Duration) -> PyResult<u64> {
         if let Some(stream) = stream {
@@ -198,7 +133,13 @@ impl Publisher {
             let why = format!("it is on cuda:{from}, and topic {:?} on cuda:{to}", self.topic);
             return Err(bad_source(py, &why, "copy it to the topic's GPU first"));
         }
-        let (_sending, mut loan) = sender.loan(py, source.layout(), header, timeout, true, || self.closed())?;
+        let (dtype, shape) = source.layout();
+        let is_closed = || self.closed();
+        let (_turn, mut loan) = wait::for_turn(py, "publisher", timeout, is_closed, |wait| {
+            let (turn, mut loan) = sender.publisher.loan_in_turn(dtype, shape, wait)?;
+            loan.header(header)?;
+            Ok((turn, loan))
+        })?;
         let stream = sender.open.gpu.clone().map(|gpu| Stream::of(gpu, stream));
         if stream.is_none() && !source.is_on_host() {
             // Here a signal ends the wait.
@@ -220,7 +161,13 @@ impl Publisher {
     ) -> PyResult<Loan> {
         let sender = self.inner.get(py, "publisher")?;
         let timeout = wait::timeout(timeout)?;
-        let (_, loan) = sender.loan(py, (parse_dtype(dtype)?, &shape), header, timeout, false, || self.closed())?;
+        let dtype = parse_dtype(dtype)?;
+        let is_closed = || self.closed();
+        let loan = wait::for_turn(py, "publisher", timeout, is_closed, |wait| {
+            let mut loan = sender.publisher.loan(dtype, &shape, wait)?;
+            loan.header(header)?;
+            Ok(loan)
+        })?;
         let owner = Owner::of_loan(loan, sender.open.topic.clone());
         Ok(Loan { owner: Mutex::new(Some(owner)), topic: self.topic.clone(), sender: Handle::new(sender) })
     }
@@ -319,6 +266,3 @@ impl Loan {
 
 /// How long a change between streams waits for what the former owes, as in the library.
 const TURN: Duration = Duration::from_secs(10);
-
-/// Between two looks whether another thread has sent what it sends: as long as sending takes.
-const PAUSE: Duration = Duration::from_micros(20);

@@ -330,7 +330,8 @@ impl Sample {
         self.close(py);
     }
 
-    fn __reduce__(&self) -> PyResult<String> {
+    #[pyo3(signature = () -> "NoReturn")]
+    fn __reduce__(&self) -> PyResult<()> {
         Err(PyTypeError::new_err("a sample is this process's own: others subscribe, or are sent a copy"))
     }
 

@@ -10,7 +10,7 @@ use std::{
 use partywall::{
     Block, Build, DType, DeviceRange, Error, Loan, Sample,
     cuda::{RawStream, StreamRef},
-    error::{Denied, Gone, Mismatch},
+    error::Mismatch,
     info::Named,
 };
 use pyo3::{
@@ -26,7 +26,8 @@ use pyo3::{
 use crate::{
     dlpack::{self, Device, Export, Managed, ManagedVersioned, contiguous, data_type},
     errors::{Raise, no_such_view, parse_dtype},
-    owner::{Memory, Owner},
+    memory::read_only,
+    owner::Owner,
     source::{self, Source},
     stream, wait,
 };
@@ -62,7 +63,7 @@ impl Tensor {
         Ok(Self { owner: owner.clone(), name, dtype, shape, strides, address, bytes, device })
     }
 
-    /// Of a build, whose owner has the lock meanwhile.
+    /// A tensor without gaps, of a build, whose owner has the lock meanwhile.
     pub(crate) fn of_build(
         owner: &Arc<Owner>,
         build: &mut Build,
@@ -70,64 +71,54 @@ impl Tensor {
         dtype: DType,
         shape: &[u64],
     ) -> partywall::Result<Self> {
-        let device = owner.device();
-        owner.note_named();
         let bytes = dtype.bytes_for(shape.iter().product()).unwrap_or(0);
-        let address = match (bytes, device == HOST) {
+        let address = match (bytes, owner.device() == HOST) {
             (0, _) => 0,
             (_, true) => build.as_mut_bytes(name)?.as_mut_ptr() as usize,
             (_, false) => build.device(name)?.device_ptr() as usize,
         };
-        let strides = signed(&contiguous(shape));
-        let shape = signed(shape);
-        Ok(Self { owner: owner.clone(), name: name.to_owned(), dtype, shape, strides, address, bytes, device })
+        owner.note_named();
+        Ok(Self::dense(owner, name.to_owned(), dtype, shape, address, bytes))
     }
 
-    /// Of the beginning of a block, whose owner has the lock meanwhile.
+    /// The beginning of a block, whose owner has the lock meanwhile.
     pub(crate) fn of_block(owner: &Arc<Owner>, block: &Block, dtype: DType, shape: &[u64]) -> partywall::Result<Self> {
         let has = block.len();
-        let pool = block.pool().to_owned();
-        let device = owner.device();
+        let pool = block.pool();
         let elements = shape.iter().try_fold(1_u64, |product, length| product.checked_mul(*length));
         let needed = elements.and_then(|elements| dtype.bytes_for(elements)).unwrap_or(u64::MAX);
         if needed > has {
-            return Err(Error::Mismatch(Mismatch::BlockSize { name: pool, of: Named::Pool, has, needed }));
+            return Err(Error::Mismatch(Mismatch::BlockSize { name: pool.to_owned(), of: Named::Pool, has, needed }));
         }
-        owner.note_named();
-        let address = match device == HOST {
+        let address = match owner.device() == HOST {
             true => block.as_ptr()? as usize,
             false => block.device()?.device_ptr() as usize,
         };
-        let strides = signed(&contiguous(shape));
-        let shape = signed(shape);
-        let name = format!("{pool}#{}", block.index());
-        Ok(Self { owner: owner.clone(), name, dtype, shape, strides, address, bytes: needed, device })
+        owner.note_named();
+        Ok(Self::dense(owner, format!("{pool}#{}", block.index()), dtype, shape, address, needed))
     }
 
-    /// Of a loan, whose owner has the lock meanwhile.
+    /// The tensor of a loan, whose owner has the lock meanwhile.
     pub(crate) fn of_loan(owner: &Arc<Owner>, loan: &mut Loan, name: String) -> partywall::Result<Self> {
-        let dtype = loan.dtype();
         let bytes = loan.len();
-        let device = owner.device();
-        let shape = signed(loan.shape());
-        let strides = signed(&contiguous(loan.shape()));
-        let address = match (bytes, device == HOST) {
+        let address = match (bytes, owner.device() == HOST) {
             (0, _) => 0,
             (_, true) => loan.bytes_mut()?.as_mut_ptr() as usize,
             (_, false) => loan.device()?.device_ptr() as usize,
         };
-        Ok(Self { owner: owner.clone(), name, dtype, shape, strides, address, bytes, device })
+        Ok(Self::dense(owner, name, loan.dtype(), loan.shape(), address, bytes))
     }
 
-    /// Of a sample, which is at this address.
+    /// The tensor of a sample, which is at this address.
     pub(crate) fn of_sample(owner: &Arc<Owner>, sample: &Sample, address: usize) -> Self {
         let name = format!("{} {}", sample.topic(), sample.position());
-        let dtype = sample.dtype();
-        let bytes = sample.len();
-        let device = owner.device();
-        let shape = signed(sample.shape());
-        let strides = signed(&contiguous(sample.shape()));
-        Self { owner: owner.clone(), name, dtype, shape, strides, address, bytes, device }
+        Self::dense(owner, name, sample.dtype(), sample.shape(), address, sample.len())
+    }
+
+    fn dense(owner: &Arc<Owner>, name: String, dtype: DType, shape: &[u64], address: usize, bytes: u64) -> Self {
+        let strides = signed(&contiguous(shape));
+        let shape = signed(shape);
+        Self { owner: owner.clone(), name, dtype, shape, strides, address, bytes, device: owner.device() }
     }
 
     fn is_on_host(&self) -> bool {
@@ -169,20 +160,7 @@ impl Tensor {
         work: impl FnOnce(DeviceRange<'_>, StreamRef<'_>) -> partywall::Result<T>,
     ) -> partywall::Result<T> {
         self.owner.with(|memory| {
-            let range = match &memory {
-                Memory::Build(build) => build.device(&self.name)?,
-                // It may have grown, and have more than this.
-                Memory::Segment(segment) => segment.tensor(&self.name)?.device()?.slice(0, self.bytes)?,
-                Memory::Block(block) => block.device()?.slice(0, self.bytes)?,
-                Memory::Loan(loan) => loan.device()?,
-                Memory::Sample(sample) => {
-                    let Some(gpu) = sample.gpu() else {
-                        return Err(Error::Gone(Gone::HeldBlock { pool: self.name.clone() }));
-                    };
-                    // SAFETY: as below.
-                    sample.device_on(unsafe { StreamRef::borrow(gpu.context(), stream) })?
-                }
-            };
+            let range = memory.device(&self.name, self.bytes, stream)?;
             // SAFETY: the caller's promise: a stream of the primary context of the tensor's GPU that lives for as long as
             // this call, as DLPack's consumers are promised too.
             work(range, unsafe { StreamRef::borrow(range.gpu().context(), stream) })
@@ -191,27 +169,7 @@ impl Tensor {
 
     /// Copies bytes of main memory into it.
     fn write_bytes(&self, bytes: &[u8]) -> partywall::Result<()> {
-        self.owner.with(|memory| match memory {
-            Memory::Build(build) => build.write(&self.name, bytes),
-            Memory::Segment(segment) => segment.tensor(&self.name)?.write_at(0, bytes),
-            Memory::Block(block) if self.is_on_host() => {
-                block.bytes_mut()?[..bytes.len()].copy_from_slice(bytes);
-                Ok(())
-            }
-            Memory::Block(block) => {
-                let range = block.device()?.slice(0, self.bytes)?;
-                range.copy_from_host(range.gpu().stream(), bytes)
-            }
-            Memory::Loan(loan) if self.is_on_host() => {
-                loan.bytes_mut()?.copy_from_slice(bytes);
-                Ok(())
-            }
-            Memory::Loan(loan) => {
-                let range = loan.device()?;
-                range.copy_from_host(range.gpu().stream(), bytes)
-            }
-            Memory::Sample(sample) => Err(read_only(sample)),
-        })
+        self.owner.with(|memory| memory.write(&self.name, bytes, self.is_on_host()))
     }
 }
 
@@ -292,13 +250,9 @@ impl Tensor {
                 return Err(PyValueError::new_err(why));
             }
         };
-        let Self { owner, name, address, bytes, device, .. } = self;
-        let owner = owner.clone();
-        let name = name.clone();
-        let address = *address;
-        let bytes = *bytes;
-        let device = *device;
-        Ok(Self { owner, name, dtype, shape, strides, address, bytes, device })
+        let Self { address, bytes, device, .. } = *self;
+        let owner = self.owner.clone();
+        Ok(Self { owner, name: self.name.clone(), dtype, shape, strides, address, bytes, device })
     }
 
     /// A copy of its bytes. On a GPU it is made after what is on `stream`, by default torch's or cupy's current one, and
@@ -313,25 +267,7 @@ impl Tensor {
         PyBytes::new_with(py, self.bytes as usize, |out| {
             let copied = py.detach(|| match self.is_on_host() {
                 _ if out.is_empty() => Ok(()),
-                true => self.owner.with(|memory| match memory {
-                    Memory::Build(build) => {
-                        out.copy_from_slice(build.as_mut_bytes(&self.name)?);
-                        Ok(())
-                    }
-                    Memory::Segment(segment) => segment.tensor(&self.name)?.read_at(0, out),
-                    Memory::Block(block) => {
-                        out.copy_from_slice(&block.bytes()?[..out.len()]);
-                        Ok(())
-                    }
-                    Memory::Loan(loan) => {
-                        out.copy_from_slice(loan.bytes_mut()?);
-                        Ok(())
-                    }
-                    Memory::Sample(sample) => {
-                        out.copy_from_slice(sample.bytes()?);
-                        Ok(())
-                    }
-                }),
+                true => self.owner.with(|memory| memory.read(&self.name, out)),
                 false => self.on_device(stream, |range, stream| range.copy_to_host(stream, out)),
             });
             copied.or_raise(py)
@@ -386,7 +322,8 @@ impl Tensor {
         slf.py().import("partywall._exchange")?.call_method1("array", (slf, dtype, copy))
     }
 
-    fn __reduce__(&self) -> PyResult<String> {
+    #[pyo3(signature = () -> "NoReturn")]
+    fn __reduce__(&self) -> PyResult<()> {
         Err(PyTypeError::new_err("a tensor is not sent to another process: send its segment"))
     }
 
@@ -609,10 +546,6 @@ fn array_type(dtype: DType) -> Option<(char, &'static str)> {
 }
 
 /// What the mapping of a topic's blocks does not say.
-fn read_only(sample: &Sample) -> Error {
-    Error::Denied(Denied::ReadOnly { name: sample.topic().to_owned(), version: sample.version() })
-}
-
 fn signed(numbers: &[u64]) -> Vec<i64> {
     // A table's numbers are below 2⁶³.
     numbers.iter().map(|n| *n as i64).collect()

@@ -20,8 +20,8 @@ use crate::errors::{Raise, closed};
 
 /// How long a signal may have to wait.
 const MAX_SLEEP: Duration = Duration::from_millis(100);
-/// For how long to look for what a thread has to say before sleeping.
-const LOOK: Duration = Duration::from_micros(20);
+/// How long to poll for the result of a helper thread before sleeping.
+const MAX_SPIN: Duration = Duration::from_micros(20);
 /// Pauses between questions to a GPU: the first one, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_micros(10), Duration::from_millis(1));
 
@@ -138,23 +138,26 @@ pub(crate) fn receive<T: Send>(
     }
 }
 
-/// Has a thread do what no signal can end. A signal ends the wait for it, and the thread goes on.
-pub(crate) fn aside<T: Send + 'static>(py: Python<'_>, work: impl FnOnce() -> T + Send + 'static) -> PyResult<T> {
+/// Does on a helper thread what no signal can end. A signal ends the wait for it, and the thread goes on.
+pub(crate) fn on_helper_thread<T: Send + 'static>(
+    py: Python<'_>,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> PyResult<T> {
     let (done, mut outcome) = mpsc::channel();
     let job = move |is_free: &dyn Fn()| {
         let result = work();
-        // Before anybody knows of the result, so that who then asks for a thread finds this one.
+        // Before the result is known, so that the next caller finds this thread free.
         is_free();
-        // Nobody listens any more once a signal has come.
+        // After a signal nobody listens any more.
         _ = done.send(result);
     };
     py.detach(|| hand_over(Box::new(job)))?;
-    // Mostly there is nothing to wait for: sleeping and being woken would take several times as long.
-    let looked_at = &mut outcome;
+    // Mostly the result is there at once: sleeping and being woken would take several times as long.
+    let results = &mut outcome;
     let soon = py.detach(move || {
-        let end = Instant::now() + LOOK;
+        let end = Instant::now() + MAX_SPIN;
         loop {
-            match looked_at.try_recv() {
+            match results.try_recv() {
                 Err(TryRecvError::Empty) if Instant::now() < end => std::thread::yield_now(),
                 looked => return looked.ok(),
             }
@@ -167,16 +170,16 @@ pub(crate) fn aside<T: Send + 'static>(py: Python<'_>, work: impl FnOnce() -> T 
     received.map_err(|_| PyRuntimeError::new_err("the thread that did the waiting has panicked"))
 }
 
-/// What a thread is to do; it calls what it is given when it could do the next.
+/// The work of a helper thread, which calls its argument when the thread could take the next job.
 type Job = Box<dyn FnOnce(&dyn Fn()) + Send>;
 
-/// Threads that have nothing to do. Starting one takes longer than most waits.
+/// Free helper threads. Starting a thread takes longer than most waits.
 static FREE: PerProcess<Vec<Sender<Job>>> = PerProcess::new();
 
-/// Has a thread do it that is free, or a new one.
+/// Gives a job to a free helper thread, or a new one.
 fn hand_over(job: Job) -> std::io::Result<()> {
     let free = FREE.lock().pop();
-    // One that has panicked takes nothing.
+    // A thread that has panicked takes no job.
     let job = match free {
         Some(thread) => match thread.send(job) {
             Ok(()) => return Ok(()),
@@ -188,7 +191,7 @@ fn hand_over(job: Job) -> std::io::Result<()> {
     let itself = thread.clone();
     let work = move || jobs.into_iter().for_each(|job| job(&|| FREE.lock().push(itself.clone())));
     std::thread::Builder::new().name("partywall-wait".into()).spawn(work)?;
-    // It listens for as long as it has itself.
+    // The thread listens for as long as it holds its own sender.
     _ = thread.send(job);
     Ok(())
 }

@@ -149,7 +149,7 @@ pub use self::{
     timeline::{LimitedWait, MAX_VALUE, Timeline, TimelineEvent, TimelineWriter},
     topic::{
         Filled, Loan, MAX_HEADER, Policy, Published, Publisher, Sample, SampleType, Samples, Subscriber,
-        SubscriberEvent, SubscriberOptions, SubscriberStats, Topic, TopicOptions, TopicStats, UnpublishedSample,
+        SubscriberEvent, SubscriberOptions, SubscriberStats, Topic, TopicOptions, TopicStats, Turn, UnpublishedSample,
         UnreleasedSample,
     },
     wait::{Cancel, Wait},

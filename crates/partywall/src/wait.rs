@@ -66,16 +66,6 @@ impl<'a> Wait<'a> {
         self
     }
 
-    /// Starts the clock, so that all calls that take this wait share its time.
-    pub fn started(self) -> Self {
-        self.begin().resume()
-    }
-
-    /// Whether the time is over, or the wait cancelled.
-    pub fn is_over(self) -> bool {
-        self.begin().left(Instant::now()).is_none()
-    }
-
     /// Begins to wait.
     pub(crate) fn begin(self) -> Waiting<'a> {
         let now = Instant::now();
@@ -190,7 +180,6 @@ mod tests {
         let waiting = Wait::from(LONG).cancelled_by(&flag).begin();
         let start = waiting.start();
         let resumed = waiting.resume();
-        assert!(!resumed.is_over());
         let resumed = resumed.begin();
         assert_eq!(resumed.left(start), Some(LONG));
         flag.store(true, Ordering::Relaxed);

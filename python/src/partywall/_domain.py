@@ -78,8 +78,9 @@ class Domain(Handle[_native.Domain]):
         """Begins the next version of `name`, of one tensor: zeroes on `device`, which nobody else sees before `commit`.
 
         `device` is `auto`: the calling thread's current CUDA device, else the first GPU, and `host` where there is none. Or
-        it is `cuda`, the same without `host`; `cuda:N`; a GPU's UUID; or `host`. A `mutable` version can be written after the commit, and grow to `reserve` bytes. A `kept` one stays when this
-        process goes. With `if_absent` the commit fails if the name exists.
+        it is `cuda` or `gpu`, the same without `host`; `cuda:N`; a GPU's UUID; or `host` or `cpu`. A `mutable` version can be
+        written after the commit, and grow to `reserve` bytes. A `kept` one stays when this process goes. With `if_absent` the
+        commit fails if the name exists.
         """
         tensors = {_arrays.SINGLE: (shape, dtype)}
         return self.create_many(

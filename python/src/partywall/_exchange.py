@@ -79,8 +79,10 @@ class Tensors(OneTensor, Mapping[str, _native.Tensor]):
     def tensor(self) -> _native.Tensor:
         """Its only tensor. A `TypeError` if it has several, or none."""
         tensors = self._tensors()
-        if len(tensors) != 1:
-            raise TypeError(f"{self!r} has {len(tensors)} tensors: choose one by its name, in []")
+        if not tensors:
+            raise TypeError(f"{self!r} has no tensor")
+        if len(tensors) > 1:
+            raise TypeError(f'{self!r} has {len(tensors)} tensors: choose one by its name, such as ["{tensors[0].name}"]')
         return tensors[0]
 
     def _contents(self, native: _native.Segment | _native.Build) -> str:

@@ -9,6 +9,7 @@ mod sample;
 mod sample_type;
 mod subscriber;
 mod timelines;
+mod turns;
 
 use std::sync::Arc;
 
@@ -26,6 +27,7 @@ pub use self::{
     sample::{Sample, UnreleasedSample},
     sample_type::SampleType,
     subscriber::{Policy, Samples, Subscriber, SubscriberEvent, SubscriberOptions, SubscriberStats},
+    turns::Turn,
 };
 use crate::{
     domain::{Domain, LeaseGuard},

@@ -15,7 +15,7 @@ use partywall_shm::{
 };
 use partywall_wire::{Named, Participant};
 
-use super::{ControlMemory, Loan, Open, in_flight::PublisherPort, reserve::Reserve, timelines};
+use super::{ControlMemory, Loan, Open, in_flight::PublisherPort, reserve::Reserve, timelines, turns::Turns};
 use crate::{
     adaptive_spin::AdaptiveSpin,
     backoff::Backoff,
@@ -38,6 +38,7 @@ use crate::{
 pub struct Publisher {
     joined: Arc<Joined>,
     spin: AdaptiveSpin,
+    pub(super) turns: Turns,
 }
 
 /// What a publisher and its loans share.
@@ -75,13 +76,14 @@ impl Publisher {
         let place = Mutex::new(place);
         let writer = Mutex::default();
         let joined = Joined { open, port, place, writer, reserve: Arc::default() };
-        Ok(Self { joined: Arc::new(joined), spin: AdaptiveSpin::on_memory() })
+        Ok(Self { joined: Arc::new(joined), spin: AdaptiveSpin::on_memory(), turns: Turns::default() })
     }
 
     /// Borrows a block for a tensor, and waits for one. The block contains what its last user left in it.
     ///
-    /// A publisher holds at most as many loans as [agreed](super::TopicOptions::loans), in all its threads together. A
-    /// published sample is no loan any more, even if a stream still writes it. `loan` blocks while in-flight samples plus
+    /// A publisher holds at most as many loans as [agreed](super::TopicOptions::loans), in all its threads together; one more
+    /// fails at once, unless another thread is about to publish [in its turn](Self::loan_in_turn). A published sample is no
+    /// loan any more, even if a stream still writes it. `loan` blocks while in-flight samples plus
     /// loans reach `depth + loans`, or more if the topic has [blocks for that](super::TopicOptions::blocks).
     ///
     /// ```no_run
@@ -100,12 +102,16 @@ impl Publisher {
     /// another type or shape; [`InvalidArgument::Range`] for a tensor of more than 8 dimensions, or that does not fill whole bytes;
     /// [`Error::Timeout`], [`Error::Cancelled`]; [`Unreachable::Gone`](crate::error::Unreachable::Gone) when it has to wait; [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn loan<'w>(&self, dtype: DType, shape: &[u64], wait: impl Into<Wait<'w>>) -> Result<Loan> {
+        self.await_turns(wait.into(), 0, |wait| self.loan_now(dtype, shape, wait))
+    }
+
+    pub(super) fn loan_now(&self, dtype: DType, shape: &[u64], wait: Wait<'_>) -> Result<Loan> {
         let bytes = self.joined.bytes(dtype, shape)?;
         if let Some(loan) = self.joined.take_reserve() {
             return Ok(loan.of(dtype, shape, bytes));
         }
         let joined = self.joined.one_more()?;
-        let wait = joined.await_in_flight(wait.into())?;
+        let wait = joined.await_in_flight(wait)?;
         let held = slots::take(&*joined, joined.open.domain(), &self.spin, wait, || joined.no_block())?;
         Ok(Loan::new(joined, held).of(dtype, shape, bytes))
     }
