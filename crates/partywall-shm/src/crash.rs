@@ -1,6 +1,6 @@
-//! Points at which a process may be killed or stopped by a test: between any two steps of a change of shared memory.
+//! Crash points: places between two steps of a change of shared memory at which a test kills or stops a process.
 //!
-//! Without the feature `crash-points` nothing of this is there. With it, nothing happens before `arm` is called.
+//! Without the feature `crash-points` they are empty. With it, they do nothing before `arm` is called.
 
 #[cfg(feature = "crash-points")]
 pub use armed::{Action, arm, disarm, point};

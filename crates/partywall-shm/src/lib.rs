@@ -1,21 +1,21 @@
-//! Structures in memory that processes share, and their audit. Knows no GPU, no sockets, no names of segments.
+//! The structures in memory that processes share, and their audit. This crate knows no GPU, no sockets and no names of
+//! segments.
 //!
 //! | module | contains |
 //! |---|---|
 //! | [`dtype`] | element types and their names |
 //! | [`members`] | a row for each member: its heartbeat |
-//! | [`pool`] | blocks of memory, who holds them, and who waits for one |
-//! | [`semaphore`] | permits, who holds them, and who waits for one |
+//! | [`pool`] | blocks of memory: which members hold them, and wait for one |
+//! | [`semaphore`] | permits: which members hold them, and wait for one |
 //! | [`table`] | the tensor table of a version: name → dtype, shape, strides, place |
-//! | [`timeline`] | the words that say how far a writer is: a value that only grows, sleeping until it does, its end |
-//! | [`topic`] | which blocks of a pool are a topic's, what they contain, who reads them |
+//! | [`timeline`] | a value that only grows: signalling it, sleeping until it does, its end |
+//! | [`topic`] | the blocks of a topic: which are in its ring, what they contain, which members read them |
 //!
-//! Words that several processes change are atomics, which come from `sync` alone: there they are those of a model
-//! checker when it is built with `--cfg loom`. A process may be killed, or stopped for ever, between any two
-//! instructions; each module says what the others see then.
+//! Shared words are atomics, which come from `sync` alone: with `--cfg loom` they are those of a model checker. A process
+//! may be killed, or stopped for ever, between any two instructions; each module says what other processes see then.
 //!
-//! Whatever is read here was written by another process and is believed only as far as it has been checked: reading
-//! never panics, allocates in proportion to what is there, and ends.
+//! All of this memory is written by other processes, and is believed only as far as it has been checked: reading never
+//! panics, allocates in proportion to what is there, and ends.
 
 pub mod crash;
 pub mod dtype;
@@ -33,8 +33,8 @@ pub use dtype::DType;
 pub use eventcount::EventKey;
 pub use table::{Layout, Table, TableBuilder, TableError, Tensor};
 
-/// The longest that anybody sleeps without looking again: he who had to wake him may have been killed, or stopped for ever,
-/// between the change and the wake.
+/// The longest sleep of any waiter before it looks again: the process that had to wake it may have been killed, or stopped for
+/// ever, between the change and the wake.
 pub const MAX_SLEEP: std::time::Duration = std::time::Duration::from_millis(100);
 
 /// Checks that memory begins with the magic number of an object, and the hash of the object's layout as it is here.
@@ -58,7 +58,7 @@ fn invalid(text: String) -> std::io::Error {
     std::io::Error::new(std::io::ErrorKind::InvalidData, text)
 }
 
-/// FNV-1a of the description of a layout.
+/// Returns the FNV-1a hash of the description of a layout.
 const fn layout_hash(text: &[u8]) -> u64 {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
     let mut i = 0;

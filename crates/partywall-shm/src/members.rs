@@ -1,12 +1,12 @@
-//! The members' rows: one cache line for each process that a domain can have, written by that process alone.
+//! The rows of members: one cache line for each member that a domain can have, written by that member alone.
 //!
 //! | offset | field | written by |
 //! |---|---|---|
 //! | 0 | `heartbeat: u64`, milliseconds of `CLOCK_MONOTONIC` | its member; the broker, before it gives the row out |
 //!
-//! A row belongs to a member from its welcome until nothing of it is left, and only then to another. The words are
-//! hints: a late heartbeat is reported, and nothing else follows from it. A row that a hostile member has written
-//! makes another seem hung, or not hung.
+//! A row belongs to a member from its welcome until nothing of the member is left; then another member may get it. The words
+//! are hints: a late heartbeat is reported, and nothing else follows from it. A hostile member that writes another's row makes
+//! that member seem hung, or not hung.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -16,21 +16,21 @@ use partywall_os::{
     memfd::{self, Draft},
 };
 
-/// The number of no row: what it holds belongs to an object itself.
+/// The number of no row: what it holds belongs to the object itself.
 pub const NOBODY: u16 = u16::MAX;
 
-/// Rows that there can be: each has a number of 16 bits, but [`NOBODY`].
+/// The most rows: each has a number of 16 bits other than [`NOBODY`].
 pub const MAX_ROWS: usize = NOBODY as usize;
 
 /// Bytes of a row.
 pub const ROW_BYTES: usize = 64;
 
-/// Rows of members, mapped.
+/// The mapped rows of members.
 #[derive(Debug)]
 pub struct Members(SharedMap);
 
 impl Members {
-    /// The memory of `rows` rows, zeroed, to be mapped by everybody.
+    /// Creates the memory of `rows` rows, zeroed.
     ///
     /// # Errors
     /// As [`Draft::create`].
@@ -38,10 +38,10 @@ impl Members {
         Draft::create("partywall:members", rows as u64 * ROW_BYTES as u64)?.share()
     }
 
-    /// Maps rows that [`Members::create`] has made.
+    /// Maps rows that [`Members::create`] has created.
     ///
     /// # Errors
-    /// `EINVAL` if it is no whole number of rows; else as [`SharedMap::writable`].
+    /// `EINVAL` if it is not a whole number of rows; otherwise as [`SharedMap::writable`].
     pub fn map(fd: impl AsFd) -> Result<Self, Errno> {
         if !memfd::len(&fd)?.is_multiple_of(ROW_BYTES as u64) {
             return Err(Errno::INVAL);
@@ -49,30 +49,30 @@ impl Members {
         SharedMap::writable(fd).map(Self)
     }
 
-    /// How many rows there are.
+    /// Returns the number of rows.
     pub fn len(&self) -> usize {
         self.0.len() / ROW_BYTES
     }
 
-    /// Whether there are none.
+    /// Returns whether there are none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Tells that the member of `row` is well [`now`]. Nothing happens where there is no such row.
+    /// Says that the member of `row` is well [`now`]. Does nothing if there is no such row.
     pub fn beat(&self, row: u16, now: u64) {
         if let Some(word) = self.0.slice(usize::from(row) * ROW_BYTES, 1) {
             word.set(0, now);
         }
     }
 
-    /// When the member of `row` was well for the last time.
+    /// Returns when the member of `row` was well for the last time.
     pub fn heartbeat(&self, row: u16) -> Option<u64> {
         Some(self.0.slice(usize::from(row) * ROW_BYTES, 1)?.get(0))
     }
 }
 
-/// Milliseconds of `CLOCK_MONOTONIC`, which all processes of a machine read alike.
+/// Returns the milliseconds of `CLOCK_MONOTONIC`, which all processes of a machine read alike.
 pub fn now() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     // It counts from the machine's start.

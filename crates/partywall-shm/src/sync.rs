@@ -46,7 +46,7 @@ impl FutexWord<AtomicU32> {
         partywall_os::futex::wait(&self.word, seen, limit);
     }
 
-    /// Wakes all who sleep here.
+    /// Wakes all sleepers.
     pub(crate) fn wake_all(&self) {
         partywall_os::futex::wake_all(&self.word);
     }
@@ -59,7 +59,7 @@ impl FutexWord<AtomicU64> {
         partywall_os::futex::wait(partywall_os::futex::low_half(&self.word), seen, limit)
     }
 
-    /// Wakes all who sleep here.
+    /// Wakes all sleepers.
     pub(crate) fn wake_all(&self) {
         partywall_os::futex::wake_all(partywall_os::futex::low_half(&self.word));
     }

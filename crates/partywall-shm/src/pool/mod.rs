@@ -1,11 +1,11 @@
-//! Which blocks of a pool are whose: the words behind memory that holds the blocks themselves.
+//! The control memory of a pool: which member has each block. The blocks themselves are in another memory.
 //!
-//! A block is a slot of `slots`, where the layout, and what is done with it, are told. Its index is the
-//! slot's; its *generation* is the slot's ticket, so that one that was freed, or handed over, and taken again is another.
+//! A block is a slot; `slots` documents layout and protocol. The block's index is the slot's. Its *generation* is the slot's
+//! ticket, so a block that was freed, or handed over, and taken again has another generation.
 //!
-//! A block that is [offered](Slots::offer) is its giver's until somebody who knows its index and generation has
-//! [accepted](Slots::accept) it, and comes back with the giver's death. A *published* block is a topic's: it belongs to no
-//! member, and no member's death changes that.
+//! An [offered](Slots::offer) block belongs to its giver until a member that knows its index and generation has
+//! [accepted](Slots::accept) it, and comes back with the giver's death. A *published* block belongs to a topic and to no
+//! member, so no member's death changes that.
 
 #[cfg(not(loom))]
 mod mapped;

@@ -1,6 +1,6 @@
-//! A counting semaphore that processes share: permits that survive nobody, and a queue of those who wait for one.
+//! A counting semaphore that processes share: permits that come back with their holder's death, and a queue of waiters.
 //!
-//! A permit is a slot of `slots`, where its layout, and what is done with it, are told.
+//! A permit is a slot; `slots` documents layout and protocol.
 
 #[cfg(not(loom))]
 mod mapped;

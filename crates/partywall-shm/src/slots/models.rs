@@ -77,7 +77,7 @@ impl World {
         }
     }
 
-    /// Does what only who has the one permit may do, and gives it back.
+    /// Does what only the holder of the one permit may do, and gives the permit back.
     fn use_alone(&self, held: &Held) {
         let seen = self.data.load(Ordering::Relaxed);
         self.data.store(seen + 1, Ordering::Relaxed);
@@ -179,12 +179,12 @@ fn what_the_dead_held_goes_to_who_waits() {
         together(&world, [(|world| world.acquire_and_use(2)) as fn(&World)], |world| {
             assert_eq!(world.slots.recover(|row| row == 1), 1);
         });
-        assert!(!world.slots.free(&dead), "it is not his any more");
+        assert!(!world.slots.free(&dead), "it is not its holder's any more");
         world.idle();
     });
 }
 
-/// The dead waited: what he was handed, and his place, are passed on, whatever others were about to do with them.
+/// A waiter died: the slot that it was handed, and its place, are passed on, whatever others were about to do with them.
 #[test]
 fn a_dead_waiter_keeps_nobody_waiting() {
     check(2, || {
@@ -203,7 +203,7 @@ fn a_dead_waiter_keeps_nobody_waiting() {
     });
 }
 
-/// Who serves was killed after he had handed the permit: whoever serves next tells its waiter, or hands it to another.
+/// A member that served was killed after it had handed the permit: the next one notifies the waiter, or hands it to another.
 #[test]
 fn a_permit_that_was_handed_and_not_granted_is_not_lost() {
     check(2, || {
@@ -236,7 +236,7 @@ fn a_permit_that_was_handed_and_not_granted_is_not_lost() {
     });
 }
 
-/// Somebody takes the permit of one who was granted it for one who is stopped, just as he goes on.
+/// A granted permit is revoked from a stopped waiter just as the waiter goes on.
 #[test]
 fn a_permit_that_is_revoked_as_it_is_taken_is_his_or_the_nexts() {
     check(2, || {
@@ -310,7 +310,7 @@ fn what_is_offered_is_taken_once_or_comes_back() {
     });
 }
 
-/// Who takes it over sees what its giver has written.
+/// A member that takes a block over sees what its giver has written.
 #[test]
 fn what_is_offered_is_complete() {
     check(3, || {
@@ -332,7 +332,7 @@ fn what_is_offered_is_complete() {
     });
 }
 
-/// Its giver dies while somebody waits for a block: who accepts it and gives it back, or the broker, serves him.
+/// The giver dies while a member waits for a block: the member that accepts and frees the block, or the broker, serves it.
 #[test]
 fn what_is_offered_reaches_who_waits() {
     check(2, || {
@@ -352,7 +352,7 @@ fn what_is_offered_reaches_who_waits() {
     });
 }
 
-/// Two prove that a published block is in no use: one of them frees it, and who waits has it.
+/// Two members prove that a published block is unused: one of them frees it, and the waiter gets it.
 #[test]
 fn what_was_published_is_freed_once_and_reaches_who_waits() {
     check(2, || {
@@ -372,7 +372,7 @@ fn what_was_published_is_freed_once_and_reaches_who_waits() {
     });
 }
 
-/// The broker takes back what a dead publisher held while somebody completes for him that he published it.
+/// The broker takes back what a dead publisher held while another member completes the publication.
 #[test]
 fn what_the_dead_published_is_published() {
     check(3, || {

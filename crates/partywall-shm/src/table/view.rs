@@ -316,7 +316,7 @@ impl<'a> Tensor<'a> {
         is_contiguous(&shape, &strides)
     }
 
-    /// Whether whoever uses `before` can go on with this one.
+    /// Returns whether a user of `before` can go on with this tensor.
     fn continues(&self, before: &Self, may_be_longer: bool) -> bool {
         let place = |tensor: &Self| (tensor.bytes > 0).then_some((tensor.chunk, tensor.offset));
         let shape = self.shape();

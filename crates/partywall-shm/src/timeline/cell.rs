@@ -2,34 +2,35 @@
 //!
 //! | offset | field | written by |
 //! |---|---|---|
-//! | 0 | `value: u64` | the writer's host, or one stream of it; whoever completes an end, once; the broker, again |
+//! | 0 | `value: u64` | the writer's host, or one of its streams; a process that completes an end, once; the broker, again |
 //! | 8 | `announced: u64` the highest value promised | the writer's host |
 //! | 16 | `events: EventCount` (8 bytes, see [`eventcount`](crate::eventcount)) what sleepers wait for has changed | all |
-//! | 24 | `ending: u32` why no further value comes, 0 while one may | once, from 0: the writer (`Closed`), the broker, `BrokerGone` anybody |
+//! | 24 | `ending: u32` why no further value comes, 0 while one may | once, from 0: the writer (`Closed`), the broker; any process (`BrokerGone`) |
 //! | 28 | `incarnation: u32` | the broker, before it hands the cell out |
 //! | 32 | `closing: u64` the last value that will come, + 1; 0 if that is not said | the writer's host |
 //! | 40 | `tainted: u64` the first value that rests on a failed input, + 1; 0 if none does | the writer's host |
-//! | 48 | `last: u64` the last value that counts, + 1; 0 before the end is complete | once, from 0, by whoever completes the end |
+//! | 48 | `last: u64` the last value that counts, + 1; 0 before the end is complete | once, from 0, by a process that completes the end |
 //! | 56 | eight zero bytes | |
 //!
 //! Rules:
 //! 1. `value` only grows. The writer's host changes it by compare-and-swap, so that it never overwrites poison. A GPU's
-//!    store may.
-//! 2. It ends in three steps, each one compare-and-swap: `ending` from 0, `value` to poison, `last` from 0. Whoever meets
-//!    an end that is not complete completes it ([`Cell::settle`]). What counts is what `value` was when it was poisoned.
-//! 3. Once `ending` is set, `last` alone says what has been reached. A store of the GPU that comes later, from a writer
-//!    that was not dead, and replaces the poison, changes nothing for hosts; the broker repairs the poison for streams
-//!    ([`Cell::guard`]) as long as such a store is possible.
-//! 4. `value` is loaded before `ending`. The other way about, a late store as in rule 3 could count: `ending` was still
-//!    0, then everything happened, then the late value was loaded.
+//!    store may overwrite poison.
+//! 2. A timeline ends in three steps, each one compare-and-swap: `ending` from 0, `value` to poison, `last` from 0. A process
+//!    that meets an incomplete end completes it ([`Cell::settle`]). The value that counts is the one that was poisoned.
+//! 3. Once `ending` is set, `last` alone says what has been reached. A later store of the GPU, from a writer that was not
+//!    dead, that replaces the poison changes nothing for hosts; the broker repairs the poison for streams ([`Cell::guard`])
+//!    as long as such a store is possible.
+//! 4. `value` is loaded before `ending`. In the other order, a late store as in rule 3 could count: `ending` was still 0, then
+//!    everything happened, then the late value was loaded.
 //! 5. Every change that a sleeper may wait for is followed by a notification of `events`.
-//! 6. Nobody sleeps on `value`: a stream wakes nobody, and growing by 2³² would leave the half that a futex has unchanged.
+//! 6. No process sleeps on `value`: a stream wakes nobody, and growing by 2³² would leave the half that a futex has
+//!    unchanged.
 //!
 //! If the writer is killed or stopped between any two steps:
-//! * between `value` and `announced` of a host's signal: both are read as the larger of them;
+//! * between `value` and `announced` of a host's signal: readers take the larger of the two for both;
 //! * between the stream's order to signal and `announced`: the value comes unannounced, or not at all;
 //! * before or within a notification: sleepers look again after [`MAX_SLEEP`](crate::MAX_SLEEP);
-//! * between any two steps of an end: the next who looks completes it.
+//! * between any two steps of an end: the next process that looks completes it.
 
 use std::time::Duration;
 
@@ -107,9 +108,9 @@ pub enum Ending {
     OwnerFaulted = 2,
     /// The writer closed the timeline.
     Closed = 3,
-    /// Somebody ended all waits.
+    /// A process ended all waits.
     Abandoned = 4,
-    /// The broker is gone, who would have ended the waits when the writer died.
+    /// The broker is gone, which would have ended the waits when the writer died.
     BrokerGone = 5,
     /// The writer was evicted.
     Evicted = 6,
@@ -124,29 +125,29 @@ impl Ending {
             4 => Self::Abandoned,
             5 => Self::BrokerGone,
             6 => Self::Evicted,
-            // 2, and whatever else somebody has written who should not.
+            // 2, and whatever a process that breaks the rules has written.
             _ => Self::OwnerFaulted,
         })
     }
 }
 
-/// How far a timeline is on the way to a value.
+/// The progress of a timeline towards a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Progress {
     /// The value has not been promised.
     Pending,
-    /// It has been promised, and comes unless the writer dies.
+    /// The value has been promised, and comes unless the writer dies.
     Announced,
-    /// It has been signalled. Final.
+    /// The value has been signalled. Final.
     Reached,
-    /// It will never be. Final.
+    /// The value will never be reached. Final.
     Ended(Ending),
 }
 
-/// Why a value cannot be the next one.
+/// Why a value is not a valid next one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refused {
-    /// It is 0, or larger than [`MAX_VALUE`].
+    /// The value is 0, or larger than [`MAX_VALUE`].
     OutOfRange,
     /// This value, which is not smaller, has been signalled or promised.
     NotLarger(u64),
@@ -154,14 +155,14 @@ pub enum Refused {
     Owed(u64),
     /// The writer has said that no further value comes.
     Closing,
-    /// It has ended.
+    /// The timeline has ended.
     Ended(Ending),
 }
 
-/// What [`Cell::end`] has found.
+/// The outcome of [`Cell::end`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ended {
-    /// Why it ended; another reason than the one given, if somebody else came first.
+    /// Why the timeline ended; not for the given reason, if another process was first.
     pub ending: Ending,
     /// The last value that counts: where the next incarnation starts.
     pub last: u64,
@@ -169,9 +170,9 @@ pub struct Ended {
 
 /// For the broker.
 impl Cell {
-    /// Makes it a new incarnation, at the value `from`.
+    /// Begins a new incarnation at the value `from`.
     ///
-    /// Nobody else may have the cell: not its members before, not their streams.
+    /// No other process may have the cell: not its former members, not their streams.
     pub fn start(&self, from: u64, incarnation: u32) {
         let from = from.min(MAX_VALUE);
         // `events` goes on, whatever it was. What orders these stores is the message that hands the cell out.
@@ -184,9 +185,9 @@ impl Cell {
         self.ending.store(0, Ordering::Release);
     }
 
-    /// Ends it, unless it has ended, and wakes all who wait; streams go on.
+    /// Ends the timeline, unless it has ended, and wakes all waiters; streams go on.
     pub fn end(&self, ending: Ending) -> Ended {
-        // Pairs with the load in `ending`: who sees the end sees what the one who ended it had done before.
+        // Pairs with the load in `ending`: a process that sees the end sees what was done before it.
         let first = self.ending.compare_exchange(0, ending as u32, Ordering::AcqRel, Ordering::Acquire);
         point("timeline: ending stored, value not poisoned");
         let last = self.settle();
@@ -196,12 +197,12 @@ impl Cell {
         Ended { ending, last }
     }
 
-    /// Poisons it again if a late store has replaced the poison of one that has ended; returns what was stored. To be
-    /// called now and then while the writer of a cell that was ended may still write.
+    /// Poisons an ended timeline again if a late store has replaced the poison; returns the stored value. Call this now and then
+    /// while the writer of an ended cell may still write.
     pub fn guard(&self) -> Option<u64> {
         self.ending()?;
         let poison = poison(self.settle());
-        // Hosts do not look at it any more.
+        // Hosts do not read it any more.
         let found = self.value.swap(poison, Ordering::AcqRel);
         (found != poison).then(|| live(found))
     }
@@ -215,7 +216,7 @@ impl Cell {
     /// As [`Refused`] says. Nothing has changed then.
     pub fn signal(&self, v: u64) -> Result<(), Refused> {
         loop {
-            // Acquire, so that who sees our value sees what the former was signalled for as well.
+            // Acquire, so that a process that sees our value sees what the former one was signalled for, too.
             let word = self.value.load(Ordering::Acquire);
             self.check_next(v)?;
             let announced = self.announced.load(Ordering::Relaxed);
@@ -232,11 +233,11 @@ impl Cell {
                 self.events.notify();
                 return Ok(());
             }
-            // It was ended meanwhile, or a stream's store came.
+            // The timeline was ended meanwhile, or a stream's store came.
         }
     }
 
-    /// Whether `v` may be the next value: to be asked before a stream is told to store it.
+    /// Checks that `v` is a valid next value. Call this before a stream is told to store it.
     ///
     /// # Errors
     /// As [`Refused`] says, but not [`Refused::Owed`]: a stream may promise further values.
@@ -256,16 +257,16 @@ impl Cell {
         }
     }
 
-    /// Promises `v`, once a stream has really been told to store it, and wakes who waits for the promise.
+    /// Promises `v`, once a stream has been told to store it, and wakes waiters for the promise.
     pub fn announce(&self, v: u64) {
-        // Pairs with the load in `progress`: who sees the promise sees what the host did before it.
+        // Pairs with the load in `progress`: a process that sees the promise sees what the host did before it.
         self.announced.store(v, Ordering::Release);
         point("timeline: announced, nobody notified");
         self.events.notify();
     }
 
-    /// Says that nothing comes after what has been promised; returns the last value that will. Who waits for more gets
-    /// [`Ending::Closed`] at once. When that value is there, [`Cell::end`] has to follow.
+    /// Says that no value comes after those that were promised; returns the last one. Waiters for later values get
+    /// [`Ending::Closed`] at once. Once the last value is there, call [`Cell::end`].
     pub fn begin_close(&self) -> u64 {
         let last = self.announced();
         // Pairs with the load in `closing`.
@@ -275,7 +276,7 @@ impl Cell {
         last
     }
 
-    /// Says that the values from `v` on rest on an input that has failed.
+    /// Says that the values from `v` on rest on a failed input.
     pub fn taint(&self, v: u64) {
         let word = v.min(MAX_VALUE) + 1;
         let smaller = |tainted| (tainted == 0 || word < tainted).then_some(word);
@@ -288,7 +289,7 @@ impl Cell {
 
 /// For all.
 impl Cell {
-    /// The last value really signalled.
+    /// Returns the last value that was really signalled.
     pub fn value(&self) -> u64 {
         let word = self.value.load(Ordering::Acquire);
         match self.ending() {
@@ -297,32 +298,32 @@ impl Cell {
         }
     }
 
-    /// The highest value promised; not smaller than what is signalled.
+    /// Returns the highest promised value, which is not smaller than the signalled one.
     pub fn announced(&self) -> u64 {
         self.announced.load(Ordering::Acquire).min(MAX_VALUE).max(self.value())
     }
 
-    /// Why no further value comes, or `None` while one may.
+    /// Returns why no further value comes, or `None` while one may.
     pub fn ending(&self) -> Option<Ending> {
         Ending::from_code(self.ending.load(Ordering::Acquire))
     }
 
-    /// The last value that will come, if the writer is closing.
+    /// Returns the last value that will come, if the writer is closing.
     pub fn closing(&self) -> Option<u64> {
         stored(self.closing.load(Ordering::Acquire))
     }
 
-    /// The first value that rests on a failed input.
+    /// Returns the first value that rests on a failed input.
     pub fn tainted(&self) -> Option<u64> {
         stored(self.tainted.load(Ordering::Acquire))
     }
 
-    /// Which incarnation of its timeline it is.
+    /// Returns the incarnation of the timeline.
     pub fn incarnation(&self) -> u32 {
         self.incarnation.load(Ordering::Relaxed)
     }
 
-    /// How far it is on the way to `v`.
+    /// Returns the progress towards `v`.
     pub fn progress(&self, v: u64) -> Progress {
         // Before `ending`: rule 4.
         let word = self.value.load(Ordering::Acquire);
@@ -331,7 +332,7 @@ impl Cell {
         }
         match read(word) {
             Reading::Live(value) if v <= value => Progress::Reached,
-            // Poison without an end: the writer's own store, which nobody asked it for.
+            // Poison without an end: the writer's own store, against the rules.
             Reading::Poisoned(_) | Reading::Invalid => Progress::Ended(Ending::OwnerFaulted),
             Reading::Live(_) if self.closing().is_some_and(|last| v > last) => Progress::Ended(Ending::Closed),
             Reading::Live(_) if v <= self.announced.load(Ordering::Acquire) => Progress::Announced,
@@ -359,8 +360,7 @@ impl Cell {
 }
 
 impl Cell {
-    /// Completes an end that somebody has begun, and returns the last value that counts. To be called once `ending` is
-    /// not 0.
+    /// Completes an end that has begun, and returns the last value that counts. `ending` must not be 0.
     fn settle(&self) -> u64 {
         let mut attempts = 0;
         loop {
@@ -381,8 +381,8 @@ impl Cell {
                 }
             };
             point("timeline: value poisoned, last not stored");
-            // Pairs with the load above. Somebody else may have found an earlier value than a late store left here:
-            // what is stored first counts for all.
+            // Pairs with the load above. Another process may have found an earlier value than a late store left here: the
+            // first one that is stored counts for all.
             let first = self.last.compare_exchange(0, last + 1, Ordering::AcqRel, Ordering::Acquire);
             return first.err().and_then(stored).unwrap_or(last);
         }
@@ -393,11 +393,11 @@ impl Cell {
     }
 }
 
-/// Values that a writer signals between two looks at them, at most. A writer that is faster than this for so long is no
-/// writer of ours; the broker, who calls this, goes on, and `guard` stores the poison.
+/// Attempts to poison a value. A writer that is faster for so long breaks the rules; the broker, which calls this, goes on, and
+/// `guard` stores the poison.
 const MOST_ATTEMPTS: u32 = 1000;
 
-/// The value of a word without poison; of one that nobody may have written, none.
+/// The value of a word without poison; 0 for a word that no member may have written.
 fn live(word: u64) -> u64 {
     match read(word) {
         Reading::Live(value) => value,
@@ -405,7 +405,7 @@ fn live(word: u64) -> u64 {
     }
 }
 
-/// A value that is stored with 1 added to it.
+/// Decodes a value that is stored with 1 added to it.
 fn stored(word: u64) -> Option<u64> {
     word.checked_sub(1).map(|value| value.min(MAX_VALUE))
 }

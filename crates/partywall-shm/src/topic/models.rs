@@ -292,7 +292,7 @@ fn who_joins_between_two_publishers_misses_nothing() {
     });
 }
 
-/// Who takes a block is neither its reader nor the publisher that has overwritten it.
+/// The member that takes a block is neither its reader nor the publisher that has overwritten it.
 #[test]
 fn who_sweeps_takes_nothing_that_is_read() {
     check(3, || {
@@ -347,8 +347,8 @@ fn readers_that_sleep_are_all_woken() {
     });
 }
 
-/// A publisher is killed when its sample is in the ring and nobody is told. For processes, [`MAX_SLEEP`] is the end of every
-/// sleep, and bounds this. A model has no clock, and shows that whoever publishes next wakes the reader, too.
+/// A publisher is killed when its sample is in the ring and nobody is notified. For processes, [`MAX_SLEEP`] ends every sleep,
+/// and bounds this. A model has no clock, and shows that the next publisher wakes the reader, too.
 #[test]
 fn what_a_publisher_tells_nobody_of_is_received_with_the_next_sample() {
     check(3, || {
@@ -382,7 +382,7 @@ fn unannounced_sample_is_received_when_its_publisher_is_detached() {
     });
 }
 
-/// A reader is killed when it has moved its cursor and told nobody: the broker wakes who waits for it.
+/// A reader is killed when it has moved its cursor and notified nobody: the broker wakes the publisher that waits for it.
 #[test]
 fn a_publisher_that_waits_for_a_reader_that_dies_is_woken() {
     check(3, || {
