@@ -1,6 +1,6 @@
 //! The library's errors as Python's.
 
-use std::{fmt::Display, str::FromStr};
+use std::{convert::Infallible, fmt::Display, str::FromStr};
 
 use partywall::{
     DType, Error, ErrorKind, Language, Place, TimelineEnding,
@@ -9,7 +9,7 @@ use partywall::{
         Busy, Denied, DeviceFault, Gone, InvalidArgument, InvalidData, LimitReached, Mismatch, NotFound, Unreachable,
     },
 };
-use pyo3::{exceptions::PyValueError, prelude::*, types::PyType};
+use pyo3::{exceptions::PyValueError, inspect::PyStaticExpr, prelude::*, type_hint_identifier, types::PyType};
 
 /// Makes Python exceptions of the library's errors.
 pub(crate) trait Raise<T> {
@@ -20,6 +20,21 @@ pub(crate) trait Raise<T> {
 impl<T> Raise<T> for partywall::Result<T> {
     fn or_raise(self, py: Python<'_>) -> PyResult<T> {
         self.map_err(|error| exception(py, &error))
+    }
+}
+
+/// The result of a method that always raises.
+pub(crate) enum Never {}
+
+impl<'py> IntoPyObject<'py> for Never {
+    type Target = PyAny;
+    type Output = Bound<'py, PyAny>;
+    type Error = Infallible;
+
+    const OUTPUT_TYPE: PyStaticExpr = type_hint_identifier!("typing", "NoReturn");
+
+    fn into_pyobject(self, _: Python<'py>) -> Result<Self::Output, Infallible> {
+        match self {}
     }
 }
 

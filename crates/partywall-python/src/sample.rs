@@ -16,7 +16,7 @@ use pyo3::{
 };
 
 use crate::{
-    errors::{Raise, closed, exception},
+    errors::{Never, Raise, closed, exception},
     owner::{Owner, let_go},
     stream::{self, Stream},
     tensor::{Capsule, CudaArray, Lengths, Tensor},
@@ -330,8 +330,7 @@ impl Sample {
         self.close(py);
     }
 
-    #[pyo3(signature = () -> "NoReturn")]
-    fn __reduce__(&self) -> PyResult<()> {
+    fn __reduce__(&self) -> PyResult<Never> {
         Err(PyTypeError::new_err("a sample is this process's own: others subscribe, or are sent a copy"))
     }
 

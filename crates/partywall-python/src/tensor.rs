@@ -25,7 +25,7 @@ use pyo3::{
 
 use crate::{
     dlpack::{self, Device, Export, Managed, ManagedVersioned, contiguous, data_type},
-    errors::{Raise, no_such_view, parse_dtype},
+    errors::{Never, Raise, no_such_view, parse_dtype},
     memory::read_only,
     owner::Owner,
     source::{self, Source},
@@ -322,8 +322,7 @@ impl Tensor {
         slf.py().import("partywall._exchange")?.call_method1("array", (slf, dtype, copy))
     }
 
-    #[pyo3(signature = () -> "NoReturn")]
-    fn __reduce__(&self) -> PyResult<()> {
+    fn __reduce__(&self) -> PyResult<Never> {
         Err(PyTypeError::new_err("a tensor is not sent to another process: send its segment"))
     }
 

@@ -127,6 +127,30 @@ def test_names_and_tensors_may_have_parts(domain):
         assert list(opened) == list(put) == ["größe/ä"]
 
 
+@pytest.mark.parametrize("name", [5, None, b"x"])
+def test_name_that_is_no_string_is_refused(domain, name):
+    for use in (domain.open, domain.rm, domain.exists, domain.timeline, lambda name: domain.put(name, np.zeros(1))):
+        with pytest.raises(TypeError, match="^a name is a string, not "):
+            use(name)
+
+
+def test_segment_of_several_tensors_names_one(domain):
+    with domain.put("x", {"b": np.zeros(2), "a": np.ones(2)}) as segment:
+        with pytest.raises(TypeError, match=r'has 2 tensors: choose one by its name, such as \["b"\]'):
+            np.from_dlpack(segment)
+
+
+def test_gpu_is_another_word_for_cuda(domain):
+    def outcome(device):
+        try:
+            with domain.create("x", 1, "uint8", device=device) as build:
+                return build.place
+        except pw.NoDevice as error:
+            return str(error)
+
+    assert outcome("gpu") == outcome("cuda")
+
+
 @pytest.mark.parametrize("metadata", [{"a": 1}, {1: "a"}, [("a", None)]])
 def test_metadata_are_strings(domain, metadata):
     with pytest.raises(TypeError, match="metadata are strings"):
