@@ -43,7 +43,7 @@ pub(super) fn play(session: &mut Session) -> Result<(), Failure> {
 fn describe(block: String, mark: u8, reference: &str) -> Step {
     Step::new(
         "offer",
-        "A block is taken, written, and offered to the process that gets the reference",
+        "A block is taken, written, and offered by its reference",
         "Until somebody takes it over the block is the giver's, and dies with the giver.",
     )
     .value("block", block)
