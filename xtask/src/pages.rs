@@ -166,15 +166,19 @@ fn definition(text: &str, keyword: &str, function: &str) -> Option<usize> {
     })
 }
 
-/// Returns the paths in a page that do not exist. A path is code that begins with a top-level folder.
+/// Returns the paths in a page that do not exist. A path is code that begins with a top-level folder, or that ends as the
+/// names of sources and pages do: that may be the end of a path.
 fn paths(page: &Path, text: &str, tree: &Tree) -> Vec<String> {
     let folders = ["crates/", "testing/", "python/", "docs/", "xtask/", "benches/"];
-    let is_path = |text: &&str| {
-        let plain = text.chars().all(|c| is_word(c) || matches!(c, '/' | '.' | '-'));
-        plain && folders.iter().any(|folder| text.starts_with(folder))
+    let endings = [".rs", ".md", ".cu", ".toml"];
+    let is_absent = |text: &&str| {
+        let is_plain = text.chars().all(|c| is_word(c) || matches!(c, '/' | '.' | '-'));
+        let is_whole = folders.iter().any(|folder| text.starts_with(folder));
+        let is_end = endings.iter().any(|ending| text.ends_with(ending));
+        let ends = || tree.files.iter().any(|(path, _)| path.ends_with(text));
+        is_plain && (is_whole && tree.find(text).is_empty() || !is_whole && is_end && !ends())
     };
-    let absent = code(text).filter(is_path).filter(|path| tree.find(path).is_empty());
-    absent.map(|path| format!("{}: there is no {path}", page.display())).collect()
+    code(text).filter(is_absent).map(|path| format!("{}: there is no {path}", page.display())).collect()
 }
 
 /// Returns the links of all pages to files and headings that do not exist.
@@ -331,8 +335,9 @@ mod tests {
 
     #[test]
     fn paths_that_do_not_exist_are_named() {
-        let page = "| a row | `crates/partywall/tests/`, `crates/gone.rs` and `partywall put ./crates` |";
-        assert_eq!(paths(Path::new("README.md"), page, &tree()), ["README.md: there is no crates/gone.rs"]);
+        let page = "| a row | `crates/partywall/tests/`, `domain/open.rs`, `crates/gone.rs`, `pen.rs`, `partywall put ./crates` |";
+        let wrong = ["README.md: there is no crates/gone.rs", "README.md: there is no pen.rs"];
+        assert_eq!(paths(Path::new("README.md"), page, &tree()), wrong);
     }
 
     #[test]
