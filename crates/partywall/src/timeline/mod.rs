@@ -8,11 +8,12 @@ mod waiting;
 mod writer;
 
 use std::{
-    sync::{Arc, PoisonError, RwLock},
+    sync::{Arc, RwLock},
     time::Duration,
 };
 
 use partywall_cuda::StreamRef;
+use partywall_os::lock::IgnorePoison;
 pub use partywall_shm::timeline::MAX_VALUE;
 use partywall_shm::timeline::{Ending, Progress};
 use partywall_wire::TimelineEnding;
@@ -246,7 +247,7 @@ impl Timeline {
         }
         // By a lease of its own: the former keeps every cell that it has led to, as long as a stream may wait there.
         let next = Incarnation::open(&self.domain, self.name(), false)?;
-        *self.at.now.write().unwrap_or_else(PoisonError::into_inner) = next;
+        *self.at.now.write().ignore_poison() = next;
         drop(word);
         keep.release();
         Ok(true)
@@ -335,19 +336,19 @@ impl Incarnation {
 impl At {
     /// The incarnation.
     pub(crate) fn word(&self) -> Arc<Word> {
-        self.now.read().unwrap_or_else(PoisonError::into_inner).word.clone()
+        self.now.read().ignore_poison().word.clone()
     }
 
     /// The same, with its lease: without that the cell may become another timeline's.
     fn now(&self) -> (Arc<Word>, Arc<LeaseGuard>) {
-        let now = self.now.read().unwrap_or_else(PoisonError::into_inner);
+        let now = self.now.read().ignore_poison();
         // Only the last who has this takes it.
         (now.word.clone(), now.keep.clone().expect("a handle has its lease until it is dropped"))
     }
 
     /// Gives the lease back at once, if nobody else has this.
     fn release(this: &mut Arc<Self>) {
-        let now = Arc::get_mut(this).map(|at| at.now.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let now = Arc::get_mut(this).map(|at| at.now.get_mut().ignore_poison());
         if let Some(keep) = now.and_then(|now| now.keep.take()) {
             keep.release();
         }

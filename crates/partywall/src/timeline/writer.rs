@@ -1,11 +1,12 @@
 //! Writing: values signalled by the host or by one stream at a time.
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
     time::{Duration, Instant},
 };
 
 use partywall_cuda::{AccessError, CurrentStream, DeviceSlice, StreamId, StreamRef};
+use partywall_os::lock::IgnorePoison;
 use partywall_shm::timeline::{Cell, Ending, Progress, Refused};
 
 use super::{
@@ -302,7 +303,7 @@ impl Writer {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         // A thread that panicked with it has signalled, or has not.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().ignore_poison()
     }
 }
 

@@ -429,6 +429,27 @@ fn of_threads_that_want_the_last_loan_one_has_it() {
     assert!(one.iter().zip(other).all(|(one, other)| *one != other));
 }
 
+/// More threads than the publisher has loans.
+#[test]
+fn threads_send_in_turns() {
+    let world = World::new();
+    let topic = frames(&world.connect()).create().unwrap();
+    let publisher = topic.publisher().unwrap();
+    let send = || {
+        for value in 0..100 {
+            let (_turn, mut loan) = publisher.loan_in_turn(DType::U32, &[1], TIMEOUT).unwrap();
+            loan.bytes_mut().unwrap().copy_from_slice(&u32::to_ne_bytes(value));
+            loan.filled().publish(TIMEOUT).unwrap();
+        }
+    };
+    thread::scope(|scope| (0..8).for_each(|_| _ = scope.spawn(send)));
+    assert_eq!(publisher.published(), 800);
+    let loans = [(); 2].map(|()| publisher.loan(DType::U32, &[1], TIMEOUT).unwrap());
+    let refused = publisher.loan_in_turn(DType::U32, &[1], TIMEOUT);
+    assert!(matches!(refused.map(drop), Err(Error::LimitReached(LimitReached::Loans { .. }))), "no turn ends the wait");
+    drop(loans);
+}
+
 /// What a topic is made of is the type of all its samples, for publishers and for who opens it.
 #[test]
 fn dtype_and_shape_are_the_type_of_all_samples() {
