@@ -7,14 +7,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let device: DeviceChoice = std::env::args().nth(1).as_deref().unwrap_or("auto").parse()?;
     let (place, _) = gpu::resolve(device)?; // `auto`: the current or first GPU, or host memory
 
-    let domain = Domain::connect()?; // starts the broker if none is there
+    let domain = Domain::connect()?; // starts the broker if none is running
     let mut build = domain.create("example", place).tensor("x", DType::F32, &[1024, 1024]).allocate()?;
 
     let values: Vec<f32> = (0..1024 * 1024).map(|i| i as f32).collect();
     build.write("x", bytemuck::cast_slice(&values))?;
 
-    let segment = build.commit()?; // from here on others see it, and nobody can change it
+    let segment = build.commit()?; // from here on it is visible and cannot change
     println!("{}@{} is there, on {}: press Enter to end it", segment.name(), segment.version(), segment.place());
     std::io::stdin().read_line(&mut String::new())?;
-    Ok(()) // the name goes with its owner; whoever has it open keeps the memory
+    Ok(()) // the name ends with its owner; processes that have it open keep the memory
 }
