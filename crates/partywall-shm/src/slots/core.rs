@@ -457,7 +457,7 @@ impl Slots {
             // Pairs with itself. Before it a member has freed a slot, or begun to wait; behind it, it looks for a waiter and a
             // slot. If two members do so at once, one of them sees what the other did.
             fence(Ordering::SeqCst);
-            let Some((position, waiting)) = first(&self) else { return };
+            let Some((position, waiting)) = first(self) else { return };
             let Place::Waiting(row) = waiting.place(position.lap) else { return };
             let handed = SlotWord::handed(row, position.tag(self.ring.len()));
             let Some(slot) = self.take_as(handed) else { return };
