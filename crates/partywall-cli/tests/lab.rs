@@ -498,22 +498,45 @@ fn the_roles_meet_in_two_terminals_on_the_simulated_gpu() {
     }
 }
 
+/// Two tests for each lab, because some take long.
+macro_rules! labs_run_without_a_gpu {
+    ($($lab:ident),*) => {
+        const LABS: &[&str] = &[$(stringify!($lab)),*];
+        $(
+            mod $lab {
+                #[test]
+                fn runs_on_one_simulated_gpu() {
+                    super::runs_without_a_gpu(stringify!($lab), "1");
+                }
+
+                #[test]
+                fn runs_on_two_simulated_gpus() {
+                    super::runs_without_a_gpu(stringify!($lab), "2");
+                }
+            }
+        )*
+    };
+}
+
+labs_run_without_a_gpu!(errors, vmm, coherency, events, semaphore, crash, pool, ring, pipeline);
+
+fn runs_without_a_gpu(name: &str, devices: &str) {
+    let sandbox = Sandbox::new();
+    let mut command = sandbox.command(["lab", name, "--simulated", "--json"]);
+    let report = Report::of(&Running::spawn(command.env("SIMCUDA_DEVICES", devices)).wait().expect(0));
+    assert_eq!(report.header["simulated"], true);
+    assert_eq!(report.steps_with("different"), [""; 0]);
+}
+
 #[test]
 fn every_lab_runs_without_a_gpu_where_it_is_told_to_simulate() {
-    let sandbox = Sandbox::new();
-    let names = ["errors", "vmm", "coherency", "events", "semaphore", "crash", "pool", "ring", "pipeline"];
-    let listed = sandbox.json(["lab"])["labs"].as_array().unwrap().len();
-    assert_eq!(names.len(), listed, "a lab is missing in this test");
-    for devices in ["1", "2"] {
-        for name in names {
-            let mut command = sandbox.command(["lab", name, "--simulated", "--json"]);
-            let report = Report::of(&Running::spawn(command.env("SIMCUDA_DEVICES", devices)).wait().expect(0));
-            assert_eq!(report.header["simulated"], true, "{name}");
-            assert_eq!(report.steps_with("different"), [""; 0], "{name}");
-        }
-    }
-    // What no simulation can show is not among what was tried.
-    let coherency = Report::of(&sandbox.run(["lab", "coherency", "--simulated", "--json"]).expect(0));
+    let listed = Sandbox::new().json(["lab"])["labs"].as_array().unwrap().len();
+    assert_eq!(LABS.len(), listed, "a lab is missing in these tests");
+}
+
+#[test]
+fn what_no_simulation_can_show_is_not_among_what_was_tried() {
+    let coherency = Report::of(&Sandbox::new().run(["lab", "coherency", "--simulated", "--json"]).expect(0));
     assert_ne!(coherency.steps_with("not-tried"), [""; 0]);
     assert_ne!(coherency.with("open"), [""; 0]);
 }
