@@ -60,11 +60,11 @@ pub struct Message<'a> {
     pub value: u64,
     /// The code of the elements' type.
     pub dtype: u8,
-    /// The tensor's shape, of at most [`MAX_RANK`](super::MAX_RANK) dimensions.
+    /// The tensor's shape, of at most [`MAX_RANK`] dimensions.
     pub shape: &'a [u64],
     /// Length of the tensor.
     pub bytes: u64,
-    /// The user's header, of at most [`MAX_HEADER`](super::MAX_HEADER) bytes.
+    /// The user's header, of at most [`MAX_HEADER`] bytes.
     pub header: &'a [u8],
 }
 
