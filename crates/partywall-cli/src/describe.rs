@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stays_names_who_holds_it() {
+    fn remaining_memory_names_its_holder() {
         assert_eq!(what_stays(0, &[]), None);
         let one = [holder(123, "/usr/bin/python train.py")];
         assert_eq!(what_stays(14 << 30, &one).unwrap(), "14 GiB stay until pid 123 (python train.py) drops it");

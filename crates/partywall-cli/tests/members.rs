@@ -39,7 +39,7 @@ fn state(sandbox: &Sandbox, pid: u32) -> Option<String> {
 }
 
 #[test]
-fn ps_lists_who_is_there_and_what_they_hold() {
+fn ps_lists_members_and_what_they_hold() {
     let sandbox = Sandbox::new();
     sandbox.broker();
     let nobody = sandbox.run(["ps"]).expect(0);
@@ -95,7 +95,7 @@ fn a_stopped_process_is_hung_and_nothing_follows_from_that() {
 }
 
 #[test]
-fn who_is_evicted_loses_its_names_and_is_told() {
+fn an_evicted_member_loses_its_names_and_is_notified() {
     let sandbox = Sandbox::new();
     let victim = sandbox.domain();
     let segment = victim
@@ -169,7 +169,7 @@ fn evicting_can_kill() {
 }
 
 #[test]
-fn evicting_nobody_says_who_is_there() {
+fn evicting_an_unknown_pid_lists_the_members() {
     let sandbox = Sandbox::new();
     let holder = holder(&sandbox, "held");
     // A digit too many.

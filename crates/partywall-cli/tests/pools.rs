@@ -74,7 +74,7 @@ fn a_pool_is_no_segment_to_put_over() {
 }
 
 #[test]
-fn whoever_watches_is_told_of_a_pool() {
+fn a_watcher_is_notified_of_a_pool() {
     let sandbox = Sandbox::new();
     let domain = sandbox.domain();
     let mut watching = sandbox.spawn(["watch", "--json"]);

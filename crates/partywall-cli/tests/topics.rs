@@ -585,7 +585,7 @@ fn what_cannot_be_recorded_says_why() {
 }
 
 #[test]
-fn who_holds_up_a_topic_is_listed_shown_and_evicted() {
+fn a_subscriber_that_blocks_a_topic_is_listed_shown_and_evicted() {
     let sandbox = Sandbox::new();
     let domain = sandbox.domain();
     let camera =

@@ -33,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_mps_daemon_is_somebody_who_listens() {
+    fn an_mps_daemon_is_a_process_that_listens() {
         let directory = tempfile::tempdir().unwrap();
         let control = directory.path().join("control");
         assert!(!listens(directory.path()));

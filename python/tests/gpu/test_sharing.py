@@ -306,7 +306,7 @@ def test_another_user_is_refused_with_a_sentence(domain):
         assert refused.stdout.startswith(f"the broker at {domain.socket} runs as user 0"), refused
 
 
-def test_who_writes_what_is_frozen_loses_its_context_and_nobody_else_does(domain, child):
+def test_only_the_writer_of_frozen_memory_loses_its_context(domain, child):
     with domain.put("x", torch.full((1000,), 7, dtype=torch.int64, device="cuda")) as put:
         writer = child(
             """

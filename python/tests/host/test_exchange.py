@@ -88,7 +88,7 @@ def test_scalars_and_tensors_without_elements(domain, shape):
         assert np.from_dlpack(put).sum() == values.sum()
 
 
-def test_capsules_are_versioned_for_who_asks(domain):
+def test_capsules_are_versioned_on_request(domain):
     with domain.put("x", np.zeros(3)) as put:
         assert capsule_name(put.__dlpack__()) == "dltensor"
         assert capsule_name(put.__dlpack__(max_version=(0, 8))) == "dltensor"
@@ -173,7 +173,7 @@ def test_a_write_into_a_view_that_is_frozen_ends_the_process(socket, child):
     assert writer.end() == -signal.SIGSEGV
 
 
-def test_a_mutable_segment_is_written_by_all_who_open_it_so(domain):
+def test_a_mutable_segment_is_written_by_all_its_writers(domain):
     with domain.create("x", 4, "int32", device="host", mutable=True) as build:
         before = np.from_dlpack(build)
         with build.commit() as committed, domain.open("x", write=True) as writer, domain.open("x") as reader:

@@ -186,7 +186,7 @@ def test_pools_are_as_was_said(domain, frames):
         domain.pool("weights")
 
 
-def test_who_takes_a_zeroed_block_finds_nothing_of_others(domain, child, socket):
+def test_a_zeroed_block_has_no_data_of_earlier_holders(domain, child, socket):
     with domain.pool("frames", blocks=1, block_bytes=1000, zeroed=True, device="host") as frames:
         assert frames.zeroed
         for take in (frames.alloc, frames.try_alloc):
@@ -217,7 +217,7 @@ def test_blocks_are_not_zeroed_unless_that_is_said(domain, frames):
             np.asarray(block)[:] = 7
 
 
-def test_who_waits_has_a_block_when_one_comes(frames):
+def test_a_waiter_gets_a_block_when_one_comes_back(frames):
     blocks = [frames.alloc(), frames.alloc()]
     for timeout in (0, 0.01):
         with pytest.raises(TimeoutError, match='a block of pool "frames": none became free'):

@@ -50,7 +50,7 @@ def test_a_build_is_a_mapping(domain):
             list(build.items())
 
 
-def test_versions_follow_each_other_and_stay_for_who_has_them(domain):
+def test_versions_follow_each_other_and_stay_for_their_readers(domain):
     with domain.put("x", np.zeros(2)), domain.open("x") as first, domain.put("x", np.ones(2)), domain.open("x") as second:
         assert (first.version, second.version) == (1, 2)
         assert [np.from_dlpack(it).sum() for it in (first, second)] == [0, 2]

@@ -154,7 +154,7 @@ def test_the_permits_of_the_dead_come_back(semaphore, child):
         semaphore.acquire(WATCHDOG).release()
 
 
-def test_those_who_wait_are_served_in_their_order_however_long_it_takes(semaphore):
+def test_waiters_are_served_in_order_however_long_it_takes(semaphore):
     order = []
 
     def wait(number: int) -> None:

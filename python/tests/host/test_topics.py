@@ -233,7 +233,7 @@ def test_what_is_made_of_samples_rests_on_them(domain, frames):
 
 
 @pytest.mark.parametrize(("policy", "left"), [("drop-oldest", (6, 7)), ("latest", (9,))])
-def test_who_may_miss_samples_keeps_nobody_waiting(frames, policy, left):
+def test_a_subscriber_that_may_miss_samples_keeps_no_publisher_waiting(frames, policy, left):
     with frames.publisher() as publisher, frames.subscriber(policy) as subscriber:
         for n in range(10):
             publisher.send(np.array(n), timeout=0)
@@ -257,7 +257,7 @@ def test_queue_and_history(frames):
             assert short.recv(0).sequence == 12
 
 
-def test_a_full_topic_says_who_does_not_read(frames, child, socket):
+def test_a_full_topic_names_the_process_that_does_not_read(frames, child, socket):
     reader = child(READER, socket, "block")
     assert reader.says() == "ready"
     with frames.publisher() as publisher:

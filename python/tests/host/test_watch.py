@@ -102,7 +102,7 @@ with pw.connect(socket=sys.argv[1], start=False) as d, d.open("x"), d.timeline("
 """
 
 
-def test_ps_says_who_is_there_and_what_they_hold(domain, child):
+def test_ps_lists_members_and_what_they_hold(domain, child):
     with (
         domain.put("x", np.zeros(1 << 16)) as put,
         domain.pool("p", blocks=3, block_bytes=9, device="host") as pool,
@@ -123,7 +123,7 @@ def test_ps_says_who_is_there_and_what_they_hold(domain, child):
         assert holder.end() == 0
 
 
-def test_who_is_evicted_gets_nothing_any_more(domain, child):
+def test_an_evicted_process_gets_nothing_any_more(domain, child):
     with domain.put("x", np.zeros(9)) as put, domain.timeline("t") as t:
         holder = child(HOLDER, domain.socket)
         assert holder.says() == "ready"
@@ -137,7 +137,7 @@ def test_who_is_evicted_gets_nothing_any_more(domain, child):
         assert holder.says() == "evicted True"
 
 
-def test_who_is_to_be_killed_is_killed(domain, child):
+def test_evict_kills_on_request(domain, child):
     with domain.put("x", np.zeros(9)):
         holder = child(HOLDER, domain.socket)
         assert holder.says() == "ready"

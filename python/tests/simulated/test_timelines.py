@@ -142,7 +142,7 @@ def test_a_wait_with_a_limit_ends_by_the_value_or_by_the_clock(writer, timeline)
         timeline.wait_on(2, gate.stream, limit=-1)
 
 
-def test_who_signals_next_waits_for_what_a_stream_owes(writer):
+def test_the_next_signal_waits_for_the_signals_of_the_former_stream(writer):
     first, second = driver.Gate(), open_gate()
     writer.signal_on(1, first.stream)
     thread = threading.Thread(target=lambda: (writer.signal_on(2, second.stream), writer.signal(3)))

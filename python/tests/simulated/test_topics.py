@@ -70,7 +70,7 @@ def filled(byte: int, stream: int) -> driver.DeviceBytes:
     return KEPT[-1]
 
 
-def test_a_copy_on_the_device_is_waited_for_by_who_receives_it(publisher, subscriber):
+def test_a_copy_on_the_device_is_waited_for_by_its_receiver(publisher, subscriber):
     gate = driver.Gate()
     tensor = filled(7, gate.stream)
     assert publisher.send(tensor, b"header", stream=gate.stream) == 0
@@ -153,7 +153,7 @@ def test_what_was_not_complete_in_time_is_received_next(publisher, subscriber):
     assert [subscriber.recv(WATCHDOG).tobytes()[0], asyncio.run(subscriber.recv_async(WATCHDOG)).tobytes()[0]] == [1, 2]
 
 
-def test_who_is_interrupted_by_whatever_receives_the_sample_next(publisher, subscriber):
+def test_an_interrupted_receiver_gets_the_sample_next(publisher, subscriber):
     class Alarm(Exception):
         pass
 
@@ -245,7 +245,7 @@ def test_a_forgotten_sample_comes_back_when_the_gpu_is_done(publisher, subscribe
     eventually(lambda: subscriber.stats().held == 0)
 
 
-def test_who_dies_before_its_stream_is_done_leaves_no_sample(frames, subscriber, child, socket):
+def test_a_publisher_that_dies_before_its_stream_is_done_leaves_no_sample(frames, subscriber, child, socket):
     sender = child(SENDER, socket)
     assert sender.says() == "published"
     with pytest.raises(pw.TimeoutError):

@@ -252,7 +252,7 @@ fn a_good_bye_is_believed_under_mps_too() {
 }
 
 #[test]
-fn who_held_nothing_leaves_nothing_in_doubt() {
+fn a_member_without_resources_leaves_nothing_in_doubt() {
     let broker = TestBroker::start();
     let mut watcher = broker.client();
     let mut idler = Role::start("idler under MPS", &broker.socket);

@@ -188,7 +188,7 @@ fn blocks_of_evicted_members_and_of_those_a_child_holds_stay_until_death() {
 }
 
 #[test]
-fn who_holds_up_others_is_seen_and_when_evicted_does_so_no_more() {
+fn a_process_that_blocks_others_is_seen_and_stops_when_evicted() {
     let broker = TestBroker::start();
     let mut watcher = broker.client();
     let mut reader = broker.client();
@@ -282,7 +282,7 @@ fn inspect(client: &mut Client, name: &str) -> SegmentInfo {
 }
 
 #[test]
-fn listings_say_who_has_how_many_blocks() {
+fn listings_say_how_many_blocks_each_process_has() {
     let broker = TestBroker::start();
     let mut one = broker.client();
     let mut two = broker.client();

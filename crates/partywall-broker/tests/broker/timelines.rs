@@ -179,7 +179,7 @@ fn a_killed_waiter_costs_the_writer_nothing() {
 }
 
 #[test]
-fn who_closes_or_leaves_ends_the_waits_at_once() {
+fn closing_or_leaving_ends_the_waits_at_once() {
     let broker = TestBroker::start();
     let mut reader = User::join(&broker.socket);
     let opened = reader.open("t", false).unwrap();

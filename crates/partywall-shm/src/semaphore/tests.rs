@@ -64,7 +64,7 @@ fn permits_are_taken_and_given_back_once() {
 }
 
 #[test]
-fn those_who_wait_are_served_in_their_order() {
+fn waiters_are_served_in_order() {
     let semaphore = semaphore(1);
     let mut held = semaphore.try_take(0).unwrap();
     let mut waiters: VecDeque<_> = (1..=5).map(|row| waiter(&semaphore, row)).collect();
@@ -86,7 +86,7 @@ fn those_who_wait_are_served_in_their_order() {
 }
 
 #[test]
-fn a_permit_that_comes_as_its_waiter_gives_up_is_his_or_the_nexts() {
+fn a_permit_granted_as_its_waiter_gives_up_goes_to_it_or_the_next() {
     let semaphore = semaphore(1);
     let held = semaphore.try_take(0).unwrap();
     let first = waiter(&semaphore, 1);
@@ -246,7 +246,7 @@ fn threads_of_all_sorts_lose_no_permit() {
 
 /// Whoever passes a waiter had begun to acquire before the waiter was in the queue: never one who came later.
 #[test]
-fn no_more_overtake_a_waiter_than_were_acquiring_when_he_came() {
+fn no_more_overtake_a_waiter_than_were_acquiring_when_it_came() {
     const THREADS: u64 = 8;
     let fd = Semaphore::create(1).unwrap();
     // In the order in which they happened, as far as one who waits can tell.

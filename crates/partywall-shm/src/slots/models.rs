@@ -121,7 +121,7 @@ fn one_permit_is_one_at_a_time_and_is_passed_on() {
 }
 
 #[test]
-fn two_who_wait_are_both_served() {
+fn two_waiters_are_both_served() {
     check(2, || {
         let world = World::new(2, 2);
         let held = [(); 2].map(|()| world.acquire(1).unwrap());
@@ -172,7 +172,7 @@ fn a_permit_that_comes_as_its_waiter_gives_up_is_not_lost() {
 }
 
 #[test]
-fn what_the_dead_held_goes_to_who_waits() {
+fn blocks_of_the_dead_go_to_waiters() {
     check(3, || {
         let world = World::new(1, 2);
         let dead = world.acquire(1).unwrap();
@@ -238,7 +238,7 @@ fn a_permit_that_was_handed_and_not_granted_is_not_lost() {
 
 /// A granted permit is revoked from a stopped waiter just as the waiter goes on.
 #[test]
-fn a_permit_that_is_revoked_as_it_is_taken_is_his_or_the_nexts() {
+fn a_permit_revoked_as_it_is_taken_goes_to_it_or_the_next() {
     check(2, || {
         let world = World::new(1, 2);
         let held = world.acquire(1).unwrap();
@@ -334,7 +334,7 @@ fn what_is_offered_is_complete() {
 
 /// The giver dies while a member waits for a block: the member that accepts and frees the block, or the broker, serves it.
 #[test]
-fn what_is_offered_reaches_who_waits() {
+fn an_offered_block_reaches_a_waiter() {
     check(2, || {
         let world = World::new(1, 2);
         let held = world.acquire(1).unwrap();
@@ -354,7 +354,7 @@ fn what_is_offered_reaches_who_waits() {
 
 /// Two members prove that a published block is unused: one of them frees it, and the waiter gets it.
 #[test]
-fn what_was_published_is_freed_once_and_reaches_who_waits() {
+fn a_published_block_is_freed_once_and_reaches_a_waiter() {
     check(2, || {
         let world = World::new(1, 2);
         let held = world.acquire(1).unwrap();

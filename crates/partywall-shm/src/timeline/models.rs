@@ -43,7 +43,7 @@ fn promised(cell: &Cell, v: u64) -> Progress {
 }
 
 #[test]
-fn who_is_woken_sees_what_came_before_the_signal() {
+fn a_woken_waiter_sees_what_came_before_the_signal() {
     check(2, || {
         let shared = Arc::new((Cell::new(), AtomicU32::new(0)));
         let waiter = {

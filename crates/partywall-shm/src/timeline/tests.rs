@@ -86,7 +86,7 @@ fn a_late_store_counts_for_nobody() {
 }
 
 #[test]
-fn who_looks_completes_an_end_that_was_only_begun() {
+fn an_observer_completes_an_end_that_was_only_begun() {
     let slab = slab();
     let cell = slab.cell(0).unwrap();
     cell.signal(3).unwrap();

@@ -241,7 +241,7 @@ fn there_may_be_no_block() {
 }
 
 #[test]
-fn who_joins_misses_nothing_from_then_on() {
+fn a_joined_subscriber_misses_nothing() {
     check(3, || {
         let world = World::new(2, 4);
         let mut publisher = world.publisher(1);
@@ -271,7 +271,7 @@ fn who_joins_misses_nothing_from_then_on() {
 
 /// As above, where one publisher follows the other.
 #[test]
-fn who_joins_between_two_publishers_misses_nothing() {
+fn a_subscriber_that_joins_between_two_publishers_misses_nothing() {
     check(2, || {
         let world = World::new(2, 5);
         let mut first = world.publisher(1);
@@ -294,7 +294,7 @@ fn who_joins_between_two_publishers_misses_nothing() {
 
 /// The member that takes a block is neither its reader nor the publisher that has overwritten it.
 #[test]
-fn who_sweeps_takes_nothing_that_is_read() {
+fn a_sweep_takes_nothing_that_is_read() {
     check(3, || {
         let world = World::new(1, 2);
         let mut publisher = world.publisher(1);
@@ -490,7 +490,7 @@ fn two_publish_at_once_and_all_see_one_order() {
 /// One waits for a block, which becomes free when its reader lets go, or gives up, or when it is overwritten, whichever
 /// is last.
 #[test]
-fn who_waits_for_a_block_is_served() {
+fn a_waiter_for_a_block_is_served() {
     check(2, || {
         let world = World::new(1, 2);
         let mut publisher = world.publisher(1);
@@ -526,7 +526,7 @@ fn who_waits_for_a_block_is_served() {
 
 /// A subscriber that ends once the topic is idle receives what the last publisher has published, and sleeps no longer.
 #[test]
-fn last_publisher_wakes_who_waits_for_its_leave() {
+fn last_publisher_wakes_waiters_when_it_leaves() {
     check(3, || {
         let world = World::new(2, 4);
         let mut publisher = world.publisher(1);

@@ -166,7 +166,7 @@ fn a_topic_is_idle_once_its_publishers_have_left_and_all_is_received() {
 }
 
 #[test]
-fn publishers_wait_for_who_must_not_miss_anything() {
+fn publishers_wait_for_subscribers_that_must_not_miss_samples() {
     let world = World::new(SHAPE);
     let mut publisher = world.publisher(1);
     let mut slow = world.subscriber(2, None);
@@ -194,7 +194,7 @@ fn publishers_wait_for_who_must_not_miss_anything() {
 }
 
 #[test]
-fn nobody_waits_for_who_may_miss_something() {
+fn publishers_do_not_wait_for_subscribers_that_may_miss_samples() {
     let world = World::new(SHAPE);
     let mut publisher = world.publisher(1);
     let mut subscribers = [1, 2, 4].map(|queue| world.subscriber(2, Some(queue)));
@@ -239,7 +239,7 @@ fn a_ring_of_one_entry_holds_the_last_sample() {
 }
 
 #[test]
-fn who_joins_late_begins_with_the_history_it_wants() {
+fn a_late_subscriber_begins_with_the_history_it_wants() {
     let world = World::new(SHAPE);
     let mut publisher = world.publisher(1);
     let mut early = world.topic.join_as_subscriber(2, None, 3).unwrap();
@@ -418,7 +418,7 @@ fn blocks_of_the_dead_come_back_and_what_they_published_stays() {
 }
 
 #[test]
-fn who_waits_for_a_block_gets_what_a_reader_releases_or_a_publisher_overwrites() {
+fn a_waiter_gets_a_block_that_is_released_or_overwritten() {
     let shape = Shape { blocks: 4, depth: 1, publishers: 1, loans: 2, subscribers: 1, held: 1 };
     let world = World::new(shape);
     let mut publisher = world.publisher(1);

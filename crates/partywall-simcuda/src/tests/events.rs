@@ -91,8 +91,8 @@ fn a_stream_waits_for_the_record_of_another_process() {
 }
 
 #[test]
-fn nobody_releases_who_waits_for_the_event_of_a_killed_process() {
-    const TEST: &str = "tests::events::nobody_releases_who_waits_for_the_event_of_a_killed_process";
+fn a_wait_for_the_event_of_a_killed_process_never_ends() {
+    const TEST: &str = "tests::events::a_wait_for_the_event_of_a_killed_process_never_ends";
     match role().as_deref() {
         None => Peer::start(TEST, "waiter", &[]).succeeds(),
         // A process of its own: its stream waits for ever.

@@ -196,7 +196,7 @@ fn giving_up() {
 }
 
 #[test]
-fn giving_a_permit_to_those_who_wait() {
+fn giving_a_permit_to_waiters() {
     let points = at_each_point(
         || {
             let (command, memory, semaphore) = start("gives a permit to those who wait", 1);

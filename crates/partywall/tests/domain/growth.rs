@@ -157,7 +157,7 @@ fn what_fits_into_spare_room_needs_no_memory() {
 }
 
 #[test]
-fn those_who_wait_for_a_growth_get_it_and_its_end() {
+fn waiters_for_a_growth_get_it_and_its_end() {
     let world = World::new();
     let ours = world.connect();
     let theirs = world.connect();

@@ -173,7 +173,7 @@ fn elements_and_zeros_in_host_memory() {
 
 /// Also of what the dead had in them, and with no other thread's work in between.
 #[test]
-fn who_takes_a_block_of_a_zeroed_pool_finds_nothing_of_others() {
+fn a_block_of_a_zeroed_pool_has_no_data_of_earlier_holders() {
     let world = World::new();
     let domain = world.connect();
     let pool = frames(&domain, 1).zeroed(true).create().unwrap();
@@ -201,7 +201,7 @@ fn who_takes_a_block_of_a_zeroed_pool_finds_nothing_of_others() {
 }
 
 #[test]
-fn those_who_wait_are_served_in_their_order() {
+fn waiters_are_served_in_order() {
     let world = World::new();
     let pool = frames(&world.connect(), 1).create().unwrap();
     let block = pool.alloc(TIMEOUT).unwrap();
@@ -255,7 +255,7 @@ fn what_makes_no_pool_is_refused() {
 }
 
 #[test]
-fn who_opens_it_may_say_how_it_is() {
+fn openers_may_state_the_options() {
     let world = World::new();
     let domain = world.connect();
     let _pool = frames(&domain, 3).create().unwrap();
@@ -347,7 +347,7 @@ fn a_pool_is_mapped_once_whatever_the_number_of_handles() {
 }
 
 #[test]
-fn of_many_who_want_it_one_makes_it() {
+fn one_of_many_processes_creates_the_pool() {
     let world = World::new();
     std::thread::scope(|scope| {
         let makers: Vec<_> = (0..4).map(|_| scope.spawn(|| world.play_after("pool maker", "version ").1)).collect();
@@ -418,7 +418,7 @@ fn without_a_proof_of_death_blocks_are_in_quarantine() {
 }
 
 #[test]
-fn a_pool_goes_with_the_last_who_has_it_and_stays_if_it_is_kept() {
+fn a_pool_ends_with_its_last_user_unless_it_is_kept() {
     let world = World::new();
     let domain = world.connect();
     let mut holder = {

@@ -74,7 +74,7 @@ fn at_most_so_many_have_one() {
 }
 
 #[test]
-fn those_who_wait_are_served_in_their_order() {
+fn waiters_are_served_in_order() {
     let world = World::new();
     let domain = world.connect();
     let semaphore = domain.semaphore("seats", 1).unwrap();
@@ -97,7 +97,7 @@ fn those_who_wait_are_served_in_their_order() {
 }
 
 #[test]
-fn who_is_asked_whether_to_stop_keeps_his_place() {
+fn a_waiter_that_is_asked_to_stop_keeps_its_place() {
     let world = World::new();
     let domain = world.connect();
     let semaphore = domain.semaphore("seats", 1).unwrap();
@@ -135,7 +135,7 @@ fn who_is_asked_whether_to_stop_keeps_his_place() {
 }
 
 #[test]
-fn who_opens_it_says_the_same_number() {
+fn openers_state_the_same_number() {
     let world = World::new();
     let domain = world.connect();
     let semaphore = domain.semaphore("seats", 3).unwrap();

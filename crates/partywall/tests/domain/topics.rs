@@ -224,7 +224,7 @@ fn each_subscriber_is_as_reliable_as_it_wants_to_be() {
 }
 
 #[test]
-fn who_waits_is_woken() {
+fn a_waiter_is_woken() {
     let world = World::new();
     let domain = world.connect();
     let topic = frames(&domain).create().unwrap();
@@ -852,7 +852,7 @@ fn a_topic_that_is_over_leaves_nothing_with_the_broker() {
 }
 
 #[test]
-fn who_parts_is_waited_for_no_more_and_what_a_loan_keeps_goes_with_it() {
+fn a_detached_subscriber_is_not_waited_for_and_a_loan_drops_what_it_keeps() {
     let world = World::new();
     let domain = world.connect();
     let topic = frames(&domain).create().unwrap();

@@ -96,7 +96,7 @@ fn nothing_is_lost_with_a_connection() {
 }
 
 #[test]
-fn who_goes_on_from_long_ago_is_told_what_it_missed_of_host_memory() {
+fn a_watch_from_long_ago_learns_what_it_missed_of_host_memory() {
     let world = World::new();
     let domain = world.connect();
     let watch = domain.watch("*").unwrap();

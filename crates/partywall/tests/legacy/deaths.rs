@@ -84,8 +84,8 @@ fn in_a_child(body: impl FnOnce() -> Result<(), String>) -> bool {
 }
 
 #[test]
-fn who_opens_what_a_dead_publisher_had_is_told_so_on_the_simulated_gpu() {
-    simulated("deaths::who_opens_what_a_dead_publisher_had_is_told_so_on_the_simulated_gpu", |world| {
+fn an_opener_learns_that_the_publisher_is_dead_on_the_simulated_gpu() {
+    simulated("deaths::an_opener_learns_that_the_publisher_is_dead_on_the_simulated_gpu", |world| {
         let domain = world.connect();
         let mut publisher = world.play("publisher");
         let opened = domain.open("theirs", TIMEOUT).unwrap();
@@ -153,8 +153,8 @@ fn a_dropped_publication_is_withdrawn_on_the_simulated_gpu() {
 }
 
 #[test]
-fn who_waits_gets_the_next_publication_on_the_simulated_gpu() {
-    simulated("deaths::who_waits_gets_the_next_publication_on_the_simulated_gpu", |world| {
+fn a_waiter_gets_the_next_publication_on_the_simulated_gpu() {
+    simulated("deaths::a_waiter_gets_the_next_publication_on_the_simulated_gpu", |world| {
         let domain = world.connect();
         let mut publisher = world.play("publisher");
         publisher.kill();

@@ -99,9 +99,9 @@ fn is_free(pool: &Pool) -> bool {
 }
 
 #[test]
-fn blocks_go_round_in_it_and_outlive_its_maker_for_who_has_them_on_the_simulated_gpu() {
+fn blocks_outlive_their_creator_in_processes_that_hold_them_on_the_simulated_gpu() {
     simulated(
-        "pools::blocks_go_round_in_it_and_outlive_its_maker_for_who_has_them_on_the_simulated_gpu",
+        "pools::blocks_outlive_their_creator_in_processes_that_hold_them_on_the_simulated_gpu",
         |world: &World| {
             let domain = world.connect();
             let mut maker = world.play("pool: maker");

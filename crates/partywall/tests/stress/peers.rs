@@ -207,7 +207,7 @@ fn touch(domain: &Domain, name: &str) -> bool {
 }
 
 #[test]
-fn tables_that_lie_are_errors_of_whoever_opens_them() {
+fn lying_tables_are_errors_of_the_opener() {
     let place = Place::new();
     let domain = place.connect();
     let mut client = Client::join(&place.socket());

@@ -62,7 +62,7 @@ tests! {
         blocks_of_a_lost_context_come_back_with_the_end_of_their_process,
         a_block_is_handed_over_while_a_kernel_is_still_to_fill_it,
         a_block_is_zeroed_on_a_stream,
-        a_zeroed_block_has_nothing_of_those_who_had_it_before,
+        a_zeroed_block_has_no_data_of_earlier_holders,
         a_forked_child_gives_no_block_back,
     }
     alone::{

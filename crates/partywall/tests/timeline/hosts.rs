@@ -166,7 +166,7 @@ fn there_is_one_writer_at_a_time() {
 }
 
 #[test]
-fn who_follows_keeps_no_more_cells_the_longer_he_does() {
+fn a_follower_keeps_a_constant_number_of_cells() {
     let world = World::new();
     let domain = world.connect();
     let timeline = domain.timeline("x").unwrap();

@@ -57,8 +57,8 @@ fn topics_of_one_name_are_in_nobodys_way() {
 }
 
 #[test]
-fn who_receives_forgets_publishers_that_are_gone() {
-    simulated("topics::who_receives_forgets_publishers_that_are_gone", |world| {
+fn a_subscriber_forgets_publishers_that_are_gone() {
+    simulated("topics::a_subscriber_forgets_publishers_that_are_gone", |world| {
         let domain = world.connect();
         let gpu = gpu(&domain);
         let topic = frames(&domain, "frames").create().unwrap();
@@ -195,8 +195,8 @@ fn what_a_stream_used_may_panic_when_it_is_dropped() {
 }
 
 #[test]
-fn who_is_evicted_hears_so_from_what_streams_were_to_complete() {
-    simulated("topics::who_is_evicted_hears_so_from_what_streams_were_to_complete", |world| {
+fn an_evicted_publisher_learns_it_from_its_in_flight_samples() {
+    simulated("topics::an_evicted_publisher_learns_it_from_its_in_flight_samples", |world| {
         let domain = world.connect();
         let other = world.connect();
         let gpu = gpu(&domain);

@@ -197,7 +197,7 @@ fn a_cell_is_used_again_only_when_nobody_can_see_or_write_it() {
 }
 
 #[test]
-fn who_gives_a_writers_lease_back_promises_nothing_new() {
+fn a_writer_that_released_its_lease_promises_nothing_new() {
     let (mut w, [a, b]) = Watched::with_members();
     let settled = |effects: &[Effect]| effects.iter().any(|effect| matches!(effect, Effect::SettleCell(_)));
     w.timeline(a, "x", false);

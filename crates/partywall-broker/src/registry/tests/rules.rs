@@ -625,7 +625,7 @@ fn refusal_names_what_has_the_name_instead() {
 }
 
 #[test]
-fn who_waits_for_legacy_memory_goes_on_waiting_when_its_publisher_dies() {
+fn a_wait_for_legacy_memory_survives_its_publisher() {
     let (mut w, [a, b, c]) = Watched::with_members();
     assert_eq!(w.open(b, "x", Some(2), true), Ok(Answer::Pending));
     publish(&mut w, a, "x");

@@ -147,7 +147,7 @@ fn late_watcher_learns_how_many_events_it_missed() {
 }
 
 #[test]
-fn who_waits_misses_nothing_however_fast_the_log_runs_on() {
+fn a_waiting_watch_misses_nothing_however_fast_the_log_grows() {
     let mut w = Watched::new(Bounds { log: 1000, ..UNBOUNDED });
     let [a, b] = [1, 2].map(MemberId);
     w.join(a);

@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn compute_modes_say_who_may_share() {
+    fn compute_modes_say_which_processes_may_share() {
         let exclusive = Facts { mode: ComputeMode::EXCLUSIVE_PROCESS, ..gpu("NVIDIA H200") };
         let found = judge(&[(0, Ok(exclusive.clone()))]);
         assert_eq!(found.outcome(), Outcome::Warning);

@@ -236,7 +236,7 @@ pub(crate) fn a_block_is_zeroed_on_a_stream(world: &World) {
     assert!(matches!(block.bytes_mut(), Err(Error::Mismatch(Mismatch::Kind { .. }))));
 }
 
-pub(crate) fn a_zeroed_block_has_nothing_of_those_who_had_it_before(world: &World) {
+pub(crate) fn a_zeroed_block_has_no_data_of_earlier_holders(world: &World) {
     let (domain, pool, gate) = stage_with(world, |options| options.blocks(1).zeroed(true));
     let gpu = gpu(&domain);
     let mut other = world.play("block");

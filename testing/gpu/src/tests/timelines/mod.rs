@@ -68,7 +68,7 @@ scenes! {
     ONE blocks::blocks_of_a_lost_context_come_back_with_the_end_of_their_process
     ONE blocks::a_block_is_handed_over_while_a_kernel_is_still_to_fill_it
     ONE blocks::a_block_is_zeroed_on_a_stream
-    ONE blocks::a_zeroed_block_has_nothing_of_those_who_had_it_before
+    ONE blocks::a_zeroed_block_has_no_data_of_earlier_holders
     ONE blocks::a_forked_child_gives_no_block_back
     ONE samples::a_sample_is_received_before_it_is_written_and_read_behind_that
     ONE samples::blocks_that_streams_write_are_not_used_again
