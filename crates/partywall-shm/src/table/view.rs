@@ -356,6 +356,8 @@ fn half(bytes: &[u8], at: usize) -> u32 {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    #![allow(clippy::unwrap_used, reason = "what is said of tests holds for their helpers")]
+
     use super::super::{Layout, TableBuilder};
     use super::*;
     use proptest::prelude::*;
