@@ -1,4 +1,4 @@
-//! What the domain tells, as JSON and as text. The JSON keys are a contract: see the heads of the commands.
+//! Objects of the domain as JSON and as text. The JSON keys are stable: see the heads of the commands.
 
 pub(crate) mod control;
 
@@ -14,9 +14,10 @@ use serde_json::{Value, json};
 
 use crate::text::count;
 
-/// A version: `version`, `kind`, `place`, `bytes`, `tensors`, `mutable`, `reserved`
-/// (bytes that it may grow to, 0 if it may not), `growths` (how often it has), `lifetime` (`kept`, `owned` or `shared`), `committer`
-/// (a pid), `leases`, `committed_at_ms` (since 1970), `control` (of a pool or topic [`control::shape`], else null).
+/// Returns a version: `version`, `kind`, `place`, `bytes`, `tensors`, `mutable`, `reserved`
+/// (bytes that it may grow to, 0 if it may not), `growths` (how often it has), `lifetime` (`kept`, `owned` or
+/// `shared`), `committer` (a pid), `leases`, `committed_at_ms` (since 1970), `control` (of a pool or topic
+/// [`control::shape`], else null).
 pub(crate) fn version(version: &VersionInfo) -> Value {
     json!({
         "version": version.version,
@@ -35,8 +36,8 @@ pub(crate) fn version(version: &VersionInfo) -> Value {
     })
 }
 
-/// What a version's kind of memory promises: `read_only` (enforced by `kernel`, `hardware`, or `convention` only; null for one
-/// that is mutable), `outlives_publisher`, `hides_neighbours`.
+/// Returns what a version's kind of memory promises: `read_only` (enforced by `kernel`, `hardware`, or `convention`
+/// only; null for one that is mutable), `outlives_publisher`, `hides_neighbours`.
 pub(crate) fn promises_value(kind: Kind, mutable: bool) -> Value {
     let Promises { read_only, outlives_publisher, hides_neighbours, .. } = Promises::of(kind);
     let read_only = match read_only {
@@ -51,7 +52,7 @@ pub(crate) fn promises_value(kind: Kind, mutable: bool) -> Value {
     })
 }
 
-/// The same for people.
+/// Returns the same as text for people.
 pub(crate) fn promises(kind: Kind, mutable: bool) -> String {
     let Promises { read_only, outlives_publisher, hides_neighbours, .. } = Promises::of(kind);
     let read_only = match read_only {
@@ -65,7 +66,7 @@ pub(crate) fn promises(kind: Kind, mutable: bool) -> String {
     format!("{read_only}{life}{neighbours}")
 }
 
-/// A name in a listing: `name`, `latest` (a version, or null for a removed name whose versions are still held),
+/// Returns a name in a listing: `name`, `latest` (a version, or null for a removed name whose versions are still held),
 /// `older_versions`, `older_bytes`, `usage` (of a pool or topic [`control::usage`], else null).
 pub(crate) fn name(name: &NameInfo) -> Value {
     json!({
@@ -77,9 +78,9 @@ pub(crate) fn name(name: &NameInfo) -> Value {
     })
 }
 
-/// A timeline: `name`, `incarnation` (which writer's turn it is, from 1), `value` (the last that was signalled), `announced`
-/// (the highest that was promised), `writer` (a pid or null), `ending` (null, `owner_died`, `owner_faulted`, `closed`,
-/// `abandoned`, `broker_gone` or `evicted`), `leases`.
+/// Returns a timeline: `name`, `incarnation` (which writer's turn it is, from 1), `value` (the last that was
+/// signalled), `announced` (the highest that was promised), `writer` (a pid or null), `ending` (null, `owner_died`,
+/// `owner_faulted`, `closed`, `abandoned`, `broker_gone` or `evicted`), `leases`.
 pub(crate) fn timeline(timeline: &TimelineInfo) -> Value {
     json!({
         "name": timeline.name,
@@ -92,7 +93,7 @@ pub(crate) fn timeline(timeline: &TimelineInfo) -> Value {
     })
 }
 
-/// Who signals a timeline, or why nobody does.
+/// Returns the writer of a timeline, or why it has none.
 pub(crate) fn writer(timeline: &TimelineInfo) -> String {
     match (timeline.ending, timeline.writer) {
         (Some(ending), _) => format!("none: {}", why_none(ending)),
@@ -101,7 +102,7 @@ pub(crate) fn writer(timeline: &TimelineInfo) -> String {
     }
 }
 
-/// A timeline in one line: `grads, writer: pid 123`.
+/// Returns a timeline in one line: `grads, writer: pid 123`.
 pub(crate) fn timeline_line(timeline: &TimelineInfo) -> String {
     format!("{}, writer: {}", timeline.name, writer(timeline))
 }
@@ -109,16 +110,16 @@ pub(crate) fn timeline_line(timeline: &TimelineInfo) -> String {
 fn why_none(ending: TimelineEnding) -> &'static str {
     match ending {
         TimelineEnding::OwnerDied => "it died",
-        TimelineEnding::OwnerFaulted => "it lost its CUDA context",
+        TimelineEnding::OwnerFaulted => "its writer lost its CUDA context",
         TimelineEnding::Closed => "it has closed",
         TimelineEnding::Abandoned => "abandoned",
         TimelineEnding::BrokerGone => "a broker was gone",
         TimelineEnding::Evicted => "it was evicted",
-        _ => "for a reason newer than this program",
+        _ => "for a reason that this version does not know",
     }
 }
 
-/// A semaphore: `name`, `maximum` (permits), `held` (of them), `waiting` (acquirers), `leases`.
+/// Returns a semaphore: `name`, `maximum` (permits), `held` (of them), `waiting` (acquirers), `leases`.
 pub(crate) fn semaphore(semaphore: &SemaphoreInfo) -> Value {
     json!({
         "name": semaphore.name,
@@ -129,7 +130,7 @@ pub(crate) fn semaphore(semaphore: &SemaphoreInfo) -> Value {
     })
 }
 
-/// Timelines and semaphores, each by itself.
+/// Returns the timelines and the semaphores separately.
 pub(crate) fn apart(objects: Vec<ObjectInfo>) -> (Vec<TimelineInfo>, Vec<SemaphoreInfo>) {
     let mut timelines = Vec::new();
     let mut semaphores = Vec::new();
@@ -143,7 +144,8 @@ pub(crate) fn apart(objects: Vec<ObjectInfo>) -> (Vec<TimelineInfo>, Vec<Semapho
     (timelines, semaphores)
 }
 
-/// What a name is of: `segment`, `pool`, `topic`, `timeline` or `semaphore`; `None` if there is no such name.
+/// Returns the kind of a name: `segment`, `pool`, `topic`, `timeline` or `semaphore`; `None` if the name does not
+/// exist.
 pub(crate) fn kind_of(domain: &Domain, name: &str) -> Option<&'static str> {
     let names = domain.names().unwrap_or_default();
     if let Some(latest) = names.iter().find(|info| info.name == name).and_then(|info| info.latest.as_ref()) {
@@ -161,25 +163,25 @@ pub(crate) fn kind_of(domain: &Domain, name: &str) -> Option<&'static str> {
     }
 }
 
-/// Who has a timeline or semaphore open: as [`holder`], and `permits` (of a semaphore).
+/// Returns a holder of a timeline or semaphore: the keys of [`holder`], and `permits` (of a semaphore).
 pub(crate) fn object_holder(held: &ObjectHolder) -> Value {
     let mut value = holder(&held.holder);
     value["permits"] = json!(held.permits);
     value
 }
 
-/// A holder: `pid`, `command`, `leases`, `blocks` (of a pool or topic that is shown), `unproven` (whether it is dead, and these
-/// are in quarantine).
+/// Returns a holder: `pid`, `command`, `leases`, `blocks` (of a pool or topic that is shown), `unproven` (whether it is
+/// dead, and these are in quarantine).
 pub(crate) fn holder(holder: &HolderInfo) -> Value {
     let HolderInfo { pid, command, leases, blocks, unproven } = holder;
     json!({ "pid": pid, "command": command, "leases": leases, "blocks": blocks, "unproven": unproven })
 }
 
-/// A member: `member`, `pid`, `uid`, `command`, `state` (`alive`, `hung`, `lost_context`, `suspect`, `evicted`,
+/// Returns a member: `member`, `pid`, `uid`, `command`, `state` (`alive`, `hung`, `lost_context`, `suspect`, `evicted`,
 /// `held_by_child`, `unproven`, `dead`), `doubt` (why its death is no proof that its work is over: `mps`, `no_pidfd` or
 /// null), `quiet_ms` (since its last heartbeat; null where none is expected), `leases`, `timelines` (that it writes),
-/// `permits` (of semaphores) and `blocks` (of pools and topics; each null if they are too many to be counted), `bytes`, `since_ms` (since 1970), `simulated` (whether
-/// it runs on the simulated CUDA driver).
+/// `permits` (of semaphores) and `blocks` (of pools and topics; each null if they are too many to be counted), `bytes`,
+/// `since_ms` (since 1970), `simulated` (whether it runs on the simulated CUDA driver).
 pub(crate) fn member(member: &MemberInfo) -> Value {
     json!({
         "member": member.member,
@@ -199,12 +201,12 @@ pub(crate) fn member(member: &MemberInfo) -> Value {
     })
 }
 
-/// A place: `host`, or a GPU's UUID.
+/// Returns a place: `host`, or a GPU's UUID.
 pub(crate) fn place(place: Place) -> String {
     place.to_string()
 }
 
-/// A member's state in a word or two.
+/// Returns a member's state in a word or two.
 pub(crate) fn state(state: MemberState) -> &'static str {
     match state {
         MemberState::Alive => "alive",
@@ -219,22 +221,20 @@ pub(crate) fn state(state: MemberState) -> &'static str {
     }
 }
 
-/// What a state means, unless it is the usual one.
+/// Returns the meaning of a state that is not the usual one.
 pub(crate) fn meaning(state: MemberState) -> Option<&'static str> {
     Some(match state {
         MemberState::Alive => return None,
-        MemberState::Hung => "it has not given a sign of life for two seconds; it is stopped, or has no processor",
-        MemberState::LostContext => "its CUDA context is broken; what it holds comes back when its process ends",
-        MemberState::Suspect => "its connection has ended, its process has not; it may come back",
-        MemberState::Evicted => "it gets nothing any more; what it holds comes back when its process ends",
-        MemberState::HeldByChild => {
-            "it has exited, but a child that it forked holds its connection and perhaps its memory"
-        }
+        MemberState::Hung => "it has sent no heartbeat for two seconds; it is stopped, or gets no CPU time",
+        MemberState::LostContext => "its CUDA context is broken; the broker reclaims its memory when its process ends",
+        MemberState::Suspect => "its connection has ended, but its process still runs; it may reconnect",
+        MemberState::Evicted => "the broker refuses its requests; the broker reclaims its memory when its process ends",
+        MemberState::HeldByChild => "it has exited, but a forked child holds its connection and perhaps its memory",
         MemberState::Unproven => {
-            "it is dead, but its work may go on, so what it held is kept back; `partywall rm --unproven PID` frees it"
+            "it is dead, but its GPU work may still run, so its memory stays in quarantine; `partywall rm --unproven PID` frees it"
         }
-        MemberState::Dead => "it is dead, and its memory is being given back",
-        _ => "newer than this program",
+        MemberState::Dead => "it is dead, and the broker is reclaiming its memory",
+        _ => "a state that this version does not know",
     })
 }
 
@@ -281,13 +281,14 @@ pub(crate) fn process(pid: u32, command: &str, width: usize) -> String {
     if command.is_empty() { format!("pid {pid}") } else { format!("pid {pid} ({command})") }
 }
 
-/// A command line in at most `width` characters. The path of the program would take room that its arguments need.
+/// Returns a command line in at most `width` characters. The path of the program would take room that its arguments
+/// need.
 pub(crate) fn command(command: &str, width: usize) -> String {
     let program = command.split(' ').next().unwrap_or_default();
     shorten(&command[program.rfind('/').map_or(0, |slash| slash + 1)..], width)
 }
 
-/// A name, its latest version and size in one line: `llm@3, 14 GiB, kept`.
+/// Returns a name, its latest version and size in one line: `llm@3, 14 GiB, kept`.
 pub(crate) fn name_line(name: &NameInfo) -> String {
     match &name.latest {
         Some(latest) => {
@@ -309,7 +310,7 @@ pub(crate) fn name_line(name: &NameInfo) -> String {
     }
 }
 
-/// A member in one line: `pid 123 (python train.py), 2 leases`.
+/// Returns a member in one line: `pid 123 (python train.py), 2 leases`.
 pub(crate) fn member_line(member: &MemberInfo) -> String {
     let state = if member.state == MemberState::Alive { String::new() } else { format!(", {}", state(member.state)) };
     let who = process(member.pid, &member.command, LONG);

@@ -1,4 +1,4 @@
-//! How a command fails: a sentence that says what, why and what to do, and an exit code.
+//! How a command fails: a message, advice, and an exit code.
 
 use std::process::ExitCode;
 
@@ -13,53 +13,53 @@ pub(crate) struct Failure {
     kind: ErrorKind,
     message: String,
     advice: String,
-    /// Its entry in `docs/troubleshooting.md`; only errors of the library have one.
+    /// The entry in `docs/troubleshooting.md`; only errors of the library have one.
     entry: Option<&'static str>,
-    /// Already shown; only the exit code is left to be told.
+    /// Whether the output has shown the failure already, so that only the exit code remains.
     silent: bool,
-    /// More for programs, beside the error in the JSON object.
+    /// Further members of the JSON object, beside `error`.
     details: Option<Box<Value>>,
 }
 
 impl Failure {
-    /// A failure of the command itself.
+    /// Returns a failure of the command itself.
     pub(crate) fn new(kind: ErrorKind, message: impl Into<String>, advice: impl Into<String>) -> Self {
         Self { kind, message: message.into(), advice: advice.into(), entry: None, silent: false, details: None }
     }
 
-    /// A failure that the command's output has shown already.
+    /// Returns a failure that the command's output has shown already.
     pub(crate) fn silent(kind: ErrorKind) -> Self {
         Self { kind, message: String::new(), advice: String::new(), entry: None, silent: true, details: None }
     }
 
-    /// The same failure with other advice.
+    /// Replaces the advice.
     pub(crate) fn with_advice(mut self, advice: impl Into<String>) -> Self {
         self.advice = advice.into();
         self
     }
 
-    /// Adds the members of a JSON object to what programs get, beside `error`.
+    /// Adds the members of a JSON object beside `error`.
     pub(crate) fn with_details(mut self, details: Value) -> Self {
         self.details = Some(Box::new(details));
         self
     }
 
-    /// What it is about.
+    /// Returns the class of the failure.
     pub(crate) fn kind(&self) -> ErrorKind {
         self.kind
     }
 
-    /// What happened, and why.
+    /// Returns what happened, and why.
     pub(crate) fn message(&self) -> &str {
         &self.message
     }
 
-    /// What to do.
+    /// Returns what the user can do.
     pub(crate) fn advice(&self) -> &str {
         &self.advice
     }
 
-    /// The error as programs get it.
+    /// Returns the value of `error` in the JSON output.
     pub(crate) fn to_json(&self) -> Value {
         json!({
             "code": self.code(),
@@ -70,14 +70,14 @@ impl Failure {
         })
     }
 
-    /// The exit code, see [`EXIT_CODES`].
+    /// Returns the exit code, see [`EXIT_CODES`].
     pub(crate) fn code(&self) -> u8 {
         let of_kind = EXIT_CODES.iter().find(|(_, kind, _)| *kind == Some(self.kind));
-        // `ErrorKind` is non-exhaustive: a kind that this table lacks is a refusal.
+        // `ErrorKind` is non-exhaustive: a kind that is not in the table counts as a refusal.
         of_kind.map_or(5, |(code, ..)| *code)
     }
 
-    /// Tells it on standard error, or as JSON on standard output.
+    /// Prints the failure on standard error, or as JSON on standard output.
     pub(crate) fn report(&self, context: &Context) -> ExitCode {
         if !self.silent {
             let mut value = json!({ "error": self.to_json() });
@@ -103,14 +103,14 @@ pub(crate) const EXIT_CODES: [(u8, Option<ErrorKind>, &str); 8] = [
     (7, Some(ErrorKind::TimedOut), "timed out"),
 ];
 
-/// The class of failure of a `partywall` process that ended with this exit code; the reverse of [`Failure::code`]. A
-/// process that a signal ended, or whose code is not in the table, has failed its check.
+/// Returns the class of failure of a `partywall` process that ended with this exit code; the reverse of
+/// [`Failure::code`]. A process that a signal ended, or whose code is not in the table, counts as a failed check.
 pub(crate) fn kind_of(code: Option<i32>) -> ErrorKind {
     let of_code = EXIT_CODES.iter().find(|(number, ..)| code == Some(i32::from(*number)));
     of_code.and_then(|(_, kind, _)| *kind).unwrap_or(ErrorKind::CheckFailed)
 }
 
-/// The table of exit codes at the end of `partywall --help`.
+/// Returns the table of exit codes at the end of `partywall --help`.
 pub(crate) fn exit_codes_help() -> String {
     let rows = EXIT_CODES.iter().map(|(code, _, meaning)| format!("\n  {code}  {meaning}"));
     format!("Exit codes:{}", rows.collect::<String>())

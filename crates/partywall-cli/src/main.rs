@@ -1,4 +1,4 @@
-//! The `partywall` command. Each subcommand is a file of [`commands`]; what it knows of sharing memory is the library's.
+//! The `partywall` command. Each subcommand is a file of [`commands`]; the library shares the memory.
 
 mod commands;
 mod describe;
@@ -28,7 +28,7 @@ struct Cli {
     command: Command,
 }
 
-/// What every command knows.
+/// The options and the connection that every command has.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Context {
     /// The domain [default: $PARTYWALL_DOMAIN, else `default`]
@@ -49,7 +49,7 @@ pub(crate) struct Context {
 const GLOBAL: &str = "Global options";
 
 impl Context {
-    /// How to connect. Only commands that make something start a broker.
+    /// Returns the connection options. Only commands that create something start a broker.
     pub(crate) fn options(&self) -> DomainOptions {
         let mut options = Domain::options();
         if let Some(domain) = &self.domain {
@@ -61,7 +61,7 @@ impl Context {
         options
     }
 
-    /// The arguments that make a child process of this one use the same broker.
+    /// Returns the arguments with which a child process uses the same broker.
     pub(crate) fn arguments(&self) -> Vec<std::ffi::OsString> {
         let mut arguments = Vec::new();
         if let Some(domain) = &self.domain {
@@ -76,7 +76,7 @@ impl Context {
         arguments
     }
 
-    /// Where the command prints.
+    /// Returns the output to which the command prints.
     pub(crate) fn output(&self) -> Output {
         Output::new(self.json).quiet(self.quiet)
     }
@@ -84,7 +84,7 @@ impl Context {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Show that it works: two processes share an array
+    /// Show that sharing works: two processes share an array
     Demo(commands::demo::Arguments),
     /// Run the broker
     Serve(commands::serve::Arguments),
@@ -104,19 +104,19 @@ enum Command {
     Rm(commands::rm::Arguments),
     /// List the processes that share memory and what they hold
     Ps(commands::ps::Arguments),
-    /// Print what happens to names, as it happens
+    /// Print each change of a name as it happens
     Watch(commands::watch::Arguments),
     /// Take away a process's names and access, and kill it on request
     Evict(commands::evict::Arguments),
     /// End all waits for a timeline whose writer hangs
     Abandon(commands::abandon::Arguments),
-    /// Look at the samples of a topic, record them in a file, and play them back
+    /// Show, measure, publish, record and play the samples of a topic
     Topic(commands::topic::Arguments),
     /// Print the broker's log
     Logs(commands::logs::Arguments),
-    /// Find out what works on this machine, and how to fix what does not
+    /// Test what works on this machine, and say how to fix the rest
     Doctor(commands::doctor::Arguments),
-    /// Try out how the driver shares memory, and how it fails, step by step
+    /// Run experiments that show how the driver shares memory and how it fails
     Lab(commands::lab::Arguments),
     /// Print a script that completes commands and options in a shell
     Completions(commands::completions::Arguments),
@@ -130,12 +130,12 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return usage(&error),
     };
-    // Many names are many file descriptors. Nothing in this program uses `select`, which stops at 1,024. The doctor
+    // Each name takes a file descriptor. Nothing in this program uses `select`, which stops at 1,024. The doctor
     // reports the limit that other programs have.
     if !matches!(command, Command::Doctor(_)) {
         partywall_os::process::raise_fd_limit();
     }
-    // Without a handler the signal ends the process at the file size limit, and nobody learns why. With one the write
+    // Without a handler, SIGXFSZ ends the process at the file size limit without a reason. With a handler, the write
     // fails and is reported. A handler does not reach the programs that this one starts, as an ignored signal would.
     let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::default());
     let result = match command {
@@ -165,14 +165,14 @@ fn main() -> ExitCode {
     }
 }
 
-/// What clap says: help, the version, or what is wrong with the arguments, which programs get as JSON too.
+/// Prints the help, the version, or the error in the arguments; with `--json` the error is JSON.
 fn usage(error: &clap::Error) -> ExitCode {
     if std::env::args_os().len() < 2 {
-        // `partywall` alone asks what there is: clap's answer is the help, which is no error here.
+        // `partywall` without arguments prints the help, which is not an error here.
         Output::new(false).line(error.render().to_string().trim_end());
         return ExitCode::SUCCESS;
     }
-    // The arguments could not be read, so whether JSON is wanted has to be found out in another way.
+    // Parsing failed, so `--json` is searched for in the raw arguments.
     let json = std::env::args_os().skip(1).take_while(|argument| argument != "--").any(|argument| argument == "--json");
     if !json || !error.use_stderr() {
         let _ = error.print();

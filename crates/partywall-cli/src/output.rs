@@ -1,4 +1,4 @@
-//! What commands print: plain sentences and aligned columns for people, JSON for programs.
+//! The output of commands: sentences and aligned columns for people, JSON for programs.
 #![allow(clippy::print_stdout)] // the one place that prints
 
 use std::io::{IsTerminal, Write};
@@ -23,82 +23,83 @@ impl Output {
         Self { json, quiet: false }
     }
 
-    /// The same, without remarks and progress if `quiet`.
+    /// Leaves out remarks and progress if `quiet`.
     pub(crate) fn quiet(self, quiet: bool) -> Self {
         Self { quiet, ..self }
     }
 
-    /// Whether progress is shown: neither to programs nor with `--quiet`.
+    /// Returns whether progress is shown: not with `--json` and not with `--quiet`.
     pub(crate) fn shows_progress(self) -> bool {
         !self.json && !self.quiet
     }
 
-    /// Whether programs read it.
+    /// Returns whether the output is JSON for programs.
     pub(crate) fn is_json(self) -> bool {
         self.json
     }
 
-    /// A sentence for people; programs do not get it.
+    /// Prints a line for people; `--json` leaves it out.
     pub(crate) fn line(self, text: impl AsRef<str>) {
         if !self.json {
             print(text.as_ref());
         }
     }
 
-    /// What a process that goes on has to say: a sentence for people, a value for programs. Whether anybody listens
-    /// does not matter to it.
+    /// Prints a message of a process that continues: a sentence for people, a value for programs. A closed output does
+    /// not stop the process.
     pub(crate) fn announce(self, text: impl AsRef<str>, value: &Value) {
         let _ = write!(std::io::stdout(), "{}", self.announcement(text, value));
     }
 
-    /// The line that [`Self::announce`] prints.
+    /// Returns the line that [`Self::announce`] prints.
     pub(crate) fn announcement(self, text: impl AsRef<str>, value: &Value) -> String {
         if self.json { format!("{value}\n") } else { format!("{}\n", text.as_ref()) }
     }
 
-    /// A remark that does not belong to the result, on standard error. `--quiet` leaves it out.
+    /// Prints a remark that does not belong to the result on standard error. `--quiet` leaves it out.
     pub(crate) fn remark(self, text: impl AsRef<str>) {
         if !self.quiet {
             self.relay(text);
         }
     }
 
-    /// A line on standard error in any case: what a question is about, or what a process that this one started prints there.
+    /// Prints a line on standard error, also with `--quiet`: the subject of a question, or the output of a child
+    /// process.
     pub(crate) fn relay(self, text: impl AsRef<str>) {
         let _ = writeln!(std::io::stderr(), "{}", text.as_ref());
     }
 
-    /// A question on standard error, whose answer goes on the same line.
+    /// Prints a question on standard error; the answer follows on the same line.
     pub(crate) fn ask(self, text: impl AsRef<str>) {
         let _ = write!(std::io::stderr(), "{}", text.as_ref());
     }
 
-    /// Whether anybody may still read what is printed. A pipe tells when its other end is closed.
+    /// Returns whether the output may still have a reader. A pipe reports that its other end is closed.
     pub(crate) fn is_read(self) -> bool {
         let stdout = std::io::stdout();
-        // What was printed until now is to be seen now.
+        // The reader should see all earlier output now.
         let _ = stdout.lock().flush();
         let mut fds = [PollFd::new(&stdout, PollFlags::empty())];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         poll(&mut fds, Some(&now)).is_err() || !fds[0].revents().contains(PollFlags::ERR)
     }
 
-    /// A whole document, which people and programs get as it is.
+    /// Prints a whole document, with and without `--json`.
     pub(crate) fn document(self, text: &str) {
         print(text.trim_end());
     }
 
-    /// A value for programs; people do not get it.
+    /// Prints a value for programs; only `--json` shows it.
     pub(crate) fn value(self, value: &Value) {
         if self.json {
             print(&value.to_string());
         }
     }
 
-    /// Rows under headings, aligned for people. Columns whose heading begins with `>` are aligned to the right.
+    /// Prints aligned rows under headings, for people. A heading that begins with `>` aligns its column to the right.
     ///
-    /// Where the rows are wider than the terminal, the columns of `spare` are left out, one after the other, until they
-    /// fit; then the last column is cut off, unless it is short. Nothing is left out where the output is no terminal.
+    /// If the rows are wider than the terminal, the columns of `spare` are left out one by one until the rows
+    /// fit; then the last column is cut off, unless it is short. Output that is not a terminal gets all columns.
     pub(crate) fn table(self, headings: &[&str], rows: &[Vec<String>], spare: &[&str]) {
         if self.json {
             return;
@@ -108,7 +109,7 @@ impl Output {
         }
     }
 
-    /// A failure: what and why, what to do, and where more is said about it; to programs `value`.
+    /// Prints a failure: the message, the advice and the entry of the documentation; with `--json` prints `value`.
     pub(crate) fn failure(self, message: &str, advice: &str, entry: Option<&str>, value: &Value) {
         if self.json {
             print(&value.to_string());
@@ -126,14 +127,14 @@ impl Output {
     }
 }
 
-/// Characters of a line: `COLUMNS` if it is set, as for `ps`, else the terminal's, else no limit.
+/// Returns the characters of a line: `COLUMNS` if it is set, as for `ps`, else the terminal's width, else no limit.
 fn line_width() -> usize {
     let set = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok()).filter(|columns| *columns > 0);
     set.or_else(|| Some(usize::from(tcgetwinsize(std::io::stdout()).ok()?.ws_col)).filter(|columns| *columns > 0))
         .unwrap_or(usize::MAX)
 }
 
-/// The lines of a table, see [`Output::table`].
+/// Returns the lines of a table, see [`Output::table`].
 fn table(headings: &[&str], rows: &[Vec<String>], spare: &[&str], limit: usize) -> Vec<String> {
     let name = |column: usize| headings[column].trim_start_matches('>');
     let widest = |column: usize| {
@@ -172,19 +173,19 @@ fn table(headings: &[&str], rows: &[Vec<String>], spare: &[&str], limit: usize) 
     [head].into_iter().chain(rows.iter().map(|row| line(&|column| cell(row, column)))).collect()
 }
 
-/// Between two columns.
+/// The space between two columns.
 const GAP: &str = "  ";
 
 /// A last column of up to this many characters is not cut off.
 const SHORT: usize = 20;
 
-/// Prints a line. A reader that has gone (`| head`) wants no more, which is no failure.
+/// Prints a line. A reader that has closed the pipe (`| head`) is not a failure.
 fn print(text: &str) {
     match writeln!(std::io::stdout(), "{text}") {
         Ok(()) => {}
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => std::process::exit(0),
         Err(error) => {
-            let _ = writeln!(std::io::stderr(), "error: standard output cannot be written: {error}");
+            let _ = writeln!(std::io::stderr(), "error: cannot write standard output: {error}");
             std::process::exit(5);
         }
     }

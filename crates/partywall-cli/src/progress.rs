@@ -4,13 +4,13 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::output::Output;
 
-/// A bar of bytes. It disappears when it is dropped.
+/// A bar of bytes. Dropping it removes it from the screen.
 #[derive(Debug)]
 pub(crate) struct Progress(ProgressBar);
 
 impl Progress {
-    /// A bar of `total` bytes on standard error, or none if that is no terminal, programs read the output, or
-    /// `--quiet` is given.
+    /// Returns a bar of `total` bytes on standard error. The bar is hidden if standard error is no terminal, with
+    /// `--json`, or with `--quiet`.
     pub(crate) fn new(output: Output, what: &str, total: u64) -> Self {
         // The target itself draws nothing where there is no terminal.
         let target = if output.shows_progress() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
@@ -19,7 +19,7 @@ impl Progress {
         Self(bar.with_message(what.to_owned()))
     }
 
-    /// So many bytes more.
+    /// Advances the bar by `bytes`.
     pub(crate) fn add(&self, bytes: u64) {
         self.0.inc(bytes);
     }

@@ -1,4 +1,4 @@
-//! `--watch`: what a command shows, again and again.
+//! `--watch`: repeats the output of a command.
 
 use std::{
     io::IsTerminal,
@@ -10,8 +10,8 @@ use partywall::ErrorKind;
 
 use crate::{failure::Failure, output::Output, signals, text};
 
-/// Shows it once, or again after each interval until Ctrl-C, SIGTERM, or until nobody reads it: in place on a terminal,
-/// else one block after the other.
+/// Shows the output once, or after each interval until Ctrl-C, SIGTERM or the end of its reader. On a terminal it is
+/// replaced in place, elsewhere blocks follow each other.
 pub(crate) fn repeat(
     output: Output,
     every: Option<Duration>,
@@ -19,7 +19,7 @@ pub(crate) fn repeat(
 ) -> Result<(), Failure> {
     let Some(every) = every else { return show() };
     let stop = signals::cancel_flag().map_err(|error| {
-        Failure::new(ErrorKind::Refused, format!("handling signals: {error}"), "see what the kernel says")
+        Failure::new(ErrorKind::Refused, format!("handling signals: {error}"), "check the system error")
     })?;
     let mut separator = if std::io::stdout().is_terminal() { CLEAR } else { "" };
     loop {
@@ -34,14 +34,14 @@ pub(crate) fn repeat(
     }
 }
 
-/// Waits so long. Returns false if it is to end.
+/// Waits for the interval. Returns false if the command should end.
 pub(crate) fn pause(output: Output, length: Duration, stop: &AtomicBool) -> bool {
     let deadline = Instant::now() + length;
     loop {
         if stop.load(Ordering::Relaxed) || !output.is_read() {
             return false;
         }
-        // A signal ends no sleep, and neither does a reader that goes: both are polled.
+        // Neither a signal nor a closed pipe ends a sleep, so both are polled.
         match deadline.saturating_duration_since(Instant::now()) {
             Duration::ZERO => return true,
             left => std::thread::sleep(left.min(POLL)),
@@ -49,7 +49,7 @@ pub(crate) fn pause(output: Output, length: Duration, stop: &AtomicBool) -> bool
     }
 }
 
-/// An interval in seconds, as an argument.
+/// Parses an interval in seconds.
 pub(crate) fn parse_interval(argument: &str) -> Result<Duration, String> {
     let interval = text::parse_seconds(argument)?;
     if interval < POLL {
@@ -63,11 +63,11 @@ fn now() -> String {
     text::moment(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
 }
 
-/// The seconds between two blocks, if none are given.
+/// The default interval, in seconds.
 pub(crate) const INTERVAL: &str = "2";
 
-/// How often it is looked whether to end.
+/// How often the end conditions are polled.
 const POLL: Duration = Duration::from_millis(100);
 
-/// Moves to the upper left corner of a terminal and clears what is there.
+/// Moves to the upper left corner of a terminal and clears the screen.
 const CLEAR: &str = "\x1b[H\x1b[J";

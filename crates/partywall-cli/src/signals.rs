@@ -1,4 +1,4 @@
-//! Ctrl-C and `kill`: what is under way is undone or closed before the process ends.
+//! Ctrl-C and `kill`: the command undoes or closes its work before the process ends.
 
 use std::{
     io,
@@ -7,7 +7,7 @@ use std::{
 
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-/// A flag that the first Ctrl-C or SIGTERM sets. The second one ends the process at once.
+/// Returns a flag that the first Ctrl-C or SIGTERM sets. A second signal ends the process immediately.
 ///
 /// # Errors
 /// If the kernel refuses the handler.

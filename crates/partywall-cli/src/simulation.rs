@@ -1,4 +1,4 @@
-//! `--simulated`: the same command once more, on the CUDA driver in software that this program contains.
+//! `--simulated`: runs the same command on the simulated CUDA driver that this program contains.
 
 use std::{env, ffi::OsString, os::unix::process::CommandExt, process::Command};
 
@@ -6,12 +6,12 @@ use partywall::{Error, cuda::Driver};
 
 use crate::{Context, failure::Failure};
 
-/// The domain of simulated commands that name none. Simulated and real memory never share one.
+/// The default domain of simulated commands. Simulated and real memory never share a domain.
 pub(crate) const DOMAIN: &str = "simulated";
 
-/// Replaces this process by the same command on the simulated driver. Returns if it runs on that already.
+/// Replaces this process by the same command on the simulated driver. Returns if the process already uses that driver.
 ///
-/// The driver is chosen by the environment, so that child processes have the same one.
+/// The environment chooses the driver, so that child processes use the same one.
 pub(crate) fn enter(context: &Context) -> Result<(), Failure> {
     let names_broker = context.domain.is_some() || context.socket.is_some();
     let own_domain =
@@ -30,12 +30,12 @@ pub(crate) fn enter(context: &Context) -> Result<(), Failure> {
     Err(system(command.exec()))
 }
 
-/// Whether this process runs on the simulated driver that the program contains.
+/// Returns whether this process runs on the simulated driver that the program contains.
 pub(crate) fn is_chosen() -> bool {
     env::var_os(Driver::LIBRARY_VARIABLE).is_some_and(|library| library == Driver::SIMULATED)
 }
 
-/// What makes another command run on the same driver: ` --simulated`, or nothing.
+/// Returns the option with which another command uses the same driver: ` --simulated`, or nothing.
 pub(crate) fn flag() -> &'static str {
     if is_chosen() { " --simulated" } else { "" }
 }

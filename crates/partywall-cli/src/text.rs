@@ -1,4 +1,4 @@
-//! Numbers, times and patterns as people write them.
+//! Numbers, times and patterns in the form that people write and read.
 
 use std::time::{Duration, SystemTime};
 
@@ -7,14 +7,14 @@ pub(crate) fn count(n: u64, noun: &str) -> String {
     if n == 1 { format!("1 {noun}") } else { format!("{n} {noun}s") }
 }
 
-/// How long ago a moment was, given in milliseconds since 1970.
+/// Returns how long ago a moment was, given in milliseconds since 1970.
 pub(crate) fn since(ms: u64) -> Duration {
     let then = SystemTime::UNIX_EPOCH + Duration::from_millis(ms);
-    // A clock that was set back meanwhile is no reason to fail.
+    // The clock may have been set back meanwhile.
     SystemTime::now().duration_since(then).unwrap_or_default()
 }
 
-/// A duration in its two largest units: `3 h 12 min`.
+/// Formats a duration in its two largest units: `3 h 12 min`.
 pub(crate) fn duration(duration: Duration) -> String {
     let seconds = duration.as_secs();
     match (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60, seconds % 60) {
@@ -25,7 +25,7 @@ pub(crate) fn duration(duration: Duration) -> String {
     }
 }
 
-/// A moment in milliseconds since 1970: `2026-11-20 11:32:05 UTC`.
+/// Formats a moment, given in milliseconds since 1970: `2026-11-20 11:32:05 UTC`.
 pub(crate) fn moment(ms: u64) -> String {
     let days = ms / 86_400_000;
     let seconds = ms / 1000 % 86_400;
@@ -36,7 +36,7 @@ pub(crate) fn moment(ms: u64) -> String {
     format!("{year}-{month:02}-{day:02} {h:02}:{m:02}:{s:02} UTC")
 }
 
-/// The date that is so many days after 1970-01-01, by the algorithm of Howard Hinnant's "chrono-compatible low-level
+/// Returns the date that is `days` after 1970-01-01, by the algorithm of Howard Hinnant's "chrono-compatible low-level
 /// date algorithms" (`civil_from_days`), for days after 1970 only.
 fn date(days: u64) -> (u64, u64, u64) {
     let days = days + 719_468;
@@ -50,9 +50,9 @@ fn date(days: u64) -> (u64, u64, u64) {
     (year_of_era + era * 400 + u64::from(month <= 2), month, day)
 }
 
-/// A number of bytes: `4096`, `64KiB`, `1.5 GiB`.
+/// Parses a number of bytes: `4096`, `64KiB`, `1.5 GiB`.
 pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
-    let bad = || format!("{text:?} is no number of bytes: write 4096, 64KiB, 512MiB, 1.5GiB or 2TiB");
+    let bad = || format!("{text:?} is not a number of bytes: write 4096, 64KiB, 512MiB, 1.5GiB or 2TiB");
     let text_end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(text_end);
     let factor: u64 = match unit.trim().to_ascii_lowercase().as_str() {
@@ -68,25 +68,25 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     }
     let number: f64 = number.parse().map_err(|_| bad())?;
     let bytes = number * factor as f64;
-    // A fraction of a byte, or more than a float counts exactly, is a mistake.
+    // A fraction of a byte, or a number too large for an exact float, is an error.
     if bytes.fract() == 0.0 && bytes < (1_u64 << 53) as f64 { Ok(bytes as u64) } else { Err(bad()) }
 }
 
-/// A number of seconds that is not negative: `3`, `0.5`.
+/// Parses a number of seconds that is not negative: `3`, `0.5`.
 pub(crate) fn parse_seconds(text: &str) -> Result<Duration, String> {
-    let seconds: f64 = text.parse().map_err(|_| format!("{text:?} is no number of seconds"))?;
-    Duration::try_from_secs_f64(seconds).map_err(|e| format!("{text:?} is no number of seconds: {e}"))
+    let seconds: f64 = text.parse().map_err(|_| format!("{text:?} is not a number of seconds"))?;
+    Duration::try_from_secs_f64(seconds).map_err(|e| format!("{text:?} is not a number of seconds: {e}"))
 }
 
-/// A process id, as `partywall ps` shows it.
+/// Parses a process id, as `partywall ps` shows it.
 pub(crate) fn parse_pid(text: &str) -> Result<u32, String> {
     let pid = text.parse().ok().filter(|pid| *pid > 0);
-    pid.ok_or_else(|| format!("{text:?} is no process id: give a number, as `partywall ps` shows it"))
+    pid.ok_or_else(|| format!("{text:?} is not a process id: give a number, as `partywall ps` shows it"))
 }
 
-/// A number that is not negative.
+/// Parses a number that is not negative.
 pub(crate) fn parse_number(text: &str) -> Result<u64, String> {
-    text.parse().map_err(|_| format!("{text:?} is no whole number: write digits alone, as in 4096"))
+    text.parse().map_err(|_| format!("{text:?} is not a whole number: write digits only, as in 4096"))
 }
 
 #[cfg(test)]

@@ -153,10 +153,10 @@ fn one_wrong_element_is_found() {
 fn a_role_alone_gives_up_in_time() {
     let sandbox = Sandbox::new();
     let consumer = sandbox.run(["demo", "consumer", "--device", "host", "--timeout", "0.3"]).expect(7);
-    assert!(consumer.stderr.contains("waited 0.3 s for demo/data"), "{}", consumer.stderr);
+    assert!(consumer.stderr.contains("demo/data was not committed within 0.3 s"), "{}", consumer.stderr);
     assert!(consumer.stderr.contains("partywall demo producer"), "{}", consumer.stderr);
     let producer = sandbox.run(["demo", "producer", "--device", "host", "--timeout", "0.3"]).expect(7);
-    assert!(producer.stderr.contains("waited 0.3 s for demo/data-read"), "{}", producer.stderr);
+    assert!(producer.stderr.contains("demo/data-read was not committed within 0.3 s"), "{}", producer.stderr);
     assert_eq!(sandbox.json(["ls"])["names"], Value::Array(Vec::new()));
 }
 
@@ -164,8 +164,8 @@ fn a_role_alone_gives_up_in_time() {
 fn the_consumer_notices_that_the_producer_was_killed() {
     let sandbox = Sandbox::new();
     let points = [
-        ("committed", "the producer is gone"),
-        ("acknowledged", "the producer is gone"),
+        ("committed", "the producer has ended"),
+        ("acknowledged", "the producer has ended"),
         ("shared", "died before it had checked"),
     ];
     for (point, message) in points {

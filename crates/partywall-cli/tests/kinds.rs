@@ -43,12 +43,12 @@ fn mistaken_versions_and_numbers_are_explained() {
         (&["get", "a@x", "out"], 2, &["\"x\" is not a version of \"a\""]),
         (&["put", "f", "a@2"], 2, &["\"2\" of \"a\" cannot be chosen", "`partywall put FILE a`"]),
         (&["rm", "a@1"], 2, &["\"a@1\" is not a name", "`partywall rm a` removes all of it"]),
-        (&["evict", "abc"], 2, &["\"abc\" is no process id", "partywall ps"]),
-        (&["rm", "--unproven", "abc"], 2, &["\"abc\" is no process id"]),
-        (&["evict", "--member", "abc"], 2, &["\"abc\" is no whole number"]),
-        (&["serve", "--max-names", "4k"], 2, &["\"4k\" is no whole number"]),
+        (&["evict", "abc"], 2, &["\"abc\" is not a process id", "partywall ps"]),
+        (&["rm", "--unproven", "abc"], 2, &["\"abc\" is not a process id"]),
+        (&["evict", "--member", "abc"], 2, &["\"abc\" is not a whole number"]),
+        (&["serve", "--max-names", "4k"], 2, &["\"4k\" is not a whole number"]),
         (&["put", "f", "a", "--threads", "0"], 2, &["use 1 to 256"]),
-        (&["logs", "-n", "all"], 2, &["\"all\" is no whole number"]),
+        (&["logs", "-n", "all"], 2, &["\"all\" is not a whole number"]),
     ] {
         let refused = sandbox.run(arguments).expect(code);
         for part in parts {

@@ -43,7 +43,7 @@ fn ps_lists_members_and_what_they_hold() {
     let sandbox = Sandbox::new();
     sandbox.broker();
     let nobody = sandbox.run(["ps"]).expect(0);
-    assert!(nobody.stdout.is_empty() && nobody.stderr.contains("nobody is in the domain"), "{nobody:?}");
+    assert!(nobody.stdout.is_empty() && nobody.stderr.contains("no process has joined the domain"), "{nobody:?}");
     assert_eq!(members(&sandbox), [Value::Null; 0]);
 
     let holder = holder(&sandbox, "held");
@@ -88,7 +88,7 @@ fn a_stopped_process_is_hung_and_nothing_follows_from_that() {
     let row = member(&sandbox, pid).unwrap();
     assert!(row["quiet_ms"].as_u64().unwrap() > 2000 && row["leases"] == 1, "{row}");
     let text = sandbox.run(["ps"]).expect(0).text();
-    assert!(text.contains("\nhung: it has not given a sign of life"), "{text}");
+    assert!(text.contains("\nhung: it has sent no heartbeat"), "{text}");
     sandbox.run(["get", "held", "out"]).expect(0);
     holder.signal(Signal::CONT);
     eventually("it is well again", || state(&sandbox, pid).as_deref() == Some("alive"));
@@ -125,7 +125,7 @@ fn an_evicted_member_loses_its_names_and_is_notified() {
 
     assert_eq!(state(&sandbox, pid).as_deref(), Some("evicted"));
     let text = sandbox.run(["ps"]).expect(0).text();
-    assert!(text.contains("\nevicted: it gets nothing any more"), "{text}");
+    assert!(text.contains("\nevicted: the broker refuses its requests"), "{text}");
     let status = sandbox.run(["status"]).expect(0).text();
     assert!(status.contains("evicted"), "{status}");
 
@@ -196,7 +196,7 @@ fn under_mps_what_the_killed_held_is_unproven_until_somebody_says_otherwise() {
     let pid = holder.pid();
     assert_eq!(member(&sandbox, pid).unwrap()["doubt"], "mps");
     let text = sandbox.run(["ps"]).expect(0).text();
-    assert!(text.contains("under MPS a death proves nothing"), "{text}");
+    assert!(text.contains("under MPS a client's death does not prove"), "{text}");
     let alive = sandbox.run(["rm", "--unproven", &pid.to_string()]).expect(5);
     assert!(alive.stderr.contains("it is alive") && alive.stderr.contains("partywall evict"), "{alive:?}");
 
@@ -209,7 +209,7 @@ fn under_mps_what_the_killed_held_is_unproven_until_somebody_says_otherwise() {
     assert!(text.contains(&format!("{pid} (unproven)")) && text.contains("removed"), "{text}");
     sandbox.run(["get", "held", "out"]).expect(3);
     let text = sandbox.run(["ps"]).expect(0).text();
-    assert!(text.contains("\nunproven: it is dead, but its work may go on"), "{text}");
+    assert!(text.contains("\nunproven: it is dead, but its GPU work may still run"), "{text}");
     let status = sandbox.json(["status"]);
     assert_eq!(status["unproven"], json!({ "members": 1, "bytes": 2 << 20 }));
     let text = sandbox.run(["status"]).expect(0).text();

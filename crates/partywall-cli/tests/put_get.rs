@@ -455,7 +455,7 @@ fn if_absent_does_nothing_when_it_is_there() {
     let first = put(&sandbox, &["f", "x", "--if-absent"]).expect(0);
     assert!(first.text().starts_with("x@1:"), "{first:?}");
     let second = put(&sandbox, &["g", "x", "--if-absent"]).expect(0);
-    assert!(second.text().contains("x@1 is there already; nothing was done"), "{second:?}");
+    assert!(second.text().contains("x@1 exists already; nothing was done"), "{second:?}");
     assert_eq!(
         sandbox.json(["put", "g", "x", "--if-absent", "--device", device()]),
         json!({ "name": "x", "version": 1, "existed": true })
@@ -463,7 +463,7 @@ fn if_absent_does_nothing_when_it_is_there() {
     // Not even its standard input is read.
     let mut stream = sandbox.spawn(["put", "-", "x", "--if-absent", "--device", device()]);
     let stdin = stream.stdin();
-    assert!(stream.line().contains("is there already"));
+    assert!(stream.line().contains("exists already"));
     drop(stdin);
     stream.wait().expect(0);
     assert_eq!(sandbox.run(["get", "x", "-"]).expect(0).stdout, b"first");
@@ -504,7 +504,7 @@ fn needs_no_gpu_auto_says_so_in_one_line_and_cuda_fails() {
     assert!(!partywall::gpu::devices().is_ok_and(|all| !all.is_empty()), "there is a GPU here");
     let auto = sandbox.run(["put", "f", "x"]).expect(0);
     assert_eq!(auto.stderr.lines().count(), 1, "{auto:?}");
-    assert!(auto.stderr.contains("host memory"), "{auto:?}");
+    assert!(auto.stderr.contains("the memory is on the host"), "{auto:?}");
     let json = sandbox.run(["put", "f", "x", "--json"]).expect(0);
     assert_eq!((json.json()["place"].as_str(), json.stderr.lines().count()), (Some("host"), 1));
     for device in ["cuda", "cuda:3", "GPU-12345678-1234-1234-1234-123456789abc"] {

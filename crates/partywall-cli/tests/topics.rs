@@ -474,10 +474,10 @@ fn files_that_cannot_be_played_say_why() {
     let missing = refused(&sandbox.path().join("missing"), &["screen"], 3);
     assert!(missing.contains("cannot be opened"), "{missing}");
     sandbox.file("text", b"no such thing, but longer than a magic number is");
-    assert!(refused(&sandbox.path().join("text"), &["screen"], 5).contains("no MCAP file"));
+    assert!(refused(&sandbox.path().join("text"), &["screen"], 5).contains("not an MCAP file"));
     sandbox.file("empty", b"");
-    assert!(refused(&sandbox.path().join("empty"), &["screen"], 5).contains("no MCAP file"));
-    assert!(refused(sandbox.path(), &["screen"], 5).contains("no regular file"));
+    assert!(refused(&sandbox.path().join("empty"), &["screen"], 5).contains("not an MCAP file"));
+    assert!(refused(sandbox.path(), &["screen"], 5).contains("not a regular file"));
 
     // As other tools write them, unless they are told not to: a chunk says so behind its times, length and checksum.
     let path = sandbox.path().join("compressed.mcap");
@@ -519,7 +519,7 @@ fn files_that_cannot_be_played_say_why() {
     for (message, code, why) in [
         (b"none".to_vec(), 5, "truncated"),
         (message(&[2], "", &one), 5, "truncated"),
-        (message(&[1], "0", &one), 5, "no hexadecimal text"),
+        (message(&[1], "0", &one), 5, "not hexadecimal text"),
         (message(&[1], &"00".repeat(257), &one), 2, "256 bytes"),
         (message(&[1; 9], "", &one), 2, "8 dimensions"),
     ] {
@@ -555,7 +555,7 @@ fn what_cannot_be_recorded_says_why() {
     assert!(!Path::new(file).exists(), "nothing is made for nothing");
     record("camera", file, &[]).expect(0);
     let there = record("camera", file, &[]).expect(5).stderr;
-    assert!(there.contains("is there already") && there.contains("--force"), "{there}");
+    assert!(there.contains("exists already") && there.contains("--force"), "{there}");
     record("camera", file, &["--force"]).expect(0);
     record("camera", "/nowhere/f", &[]).expect(3);
     record("camera", file, &["--count", "0"]).expect(2);

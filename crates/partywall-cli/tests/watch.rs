@@ -110,7 +110,7 @@ fn a_watch_goes_on_where_another_one_has_ended() {
     assert_eq!(next(&mut events)["event"], "created");
     drop(events);
     let mut text = sandbox.spawn(["watch", "--after", "0123456789abcdef-7"]);
-    assert!(text.line().contains("look at all names again"));
+    assert!(text.line().contains("list all names again"));
 }
 
 #[test]

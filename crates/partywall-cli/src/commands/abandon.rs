@@ -1,7 +1,7 @@
 //! `partywall abandon`. With `--json`: `name`, `abandoned` (true), `socket`.
 //!
-//! Whoever waits for what the timeline has not reached is told so at once, streams too. That what runs behind such a wait
-//! works on garbage is the price; it is for a writer that hangs, and will never get there.
+//! All waits for values that the timeline has not reached end immediately, waits of streams too. The work behind such a
+//! wait then reads incomplete data, so abandon a timeline only if its writer hangs and will never signal.
 
 use clap::Args;
 use partywall::{Domain, Error, ErrorKind, error::NotFound};
@@ -9,14 +9,14 @@ use serde_json::json;
 
 use crate::{Context, describe, failure::Failure};
 
-/// Its arguments.
+/// The arguments of the command.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     /// The timeline
     name: String,
 }
 
-/// Runs it.
+/// Runs the command.
 pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
     let domain = context.options().start(false).operator(true).connect()?;
     domain.abandon_timeline(&arguments.name).map_err(|error| explained(&domain, &arguments.name, error))?;
@@ -29,7 +29,7 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     Ok(())
 }
 
-/// Why there is nothing to abandon: the name may be of another kind.
+/// Returns why there is nothing to abandon: the name may be of another kind.
 fn explained(domain: &Domain, name: &str, error: Error) -> Failure {
     if !matches!(error, Error::NotFound(NotFound::Object { .. })) {
         return error.into();

@@ -8,7 +8,7 @@ use clap_complete::{
 
 use crate::{Cli, Context, failure::Failure};
 
-/// Its arguments.
+/// The arguments of the command.
 #[derive(Debug, Args)]
 #[command(after_help = INSTALL)]
 pub(crate) struct Arguments {
@@ -16,7 +16,7 @@ pub(crate) struct Arguments {
     shell: Shell,
 }
 
-/// Where each shell looks for it.
+/// The directory in which each shell looks for its script.
 const INSTALL: &str = "\
 bash: partywall completions bash > ~/.local/share/bash-completion/completions/partywall
 zsh:  partywall completions zsh > DIRECTORY/_partywall, with DIRECTORY in $fpath
@@ -29,7 +29,7 @@ enum Shell {
     Fish,
 }
 
-/// Runs it.
+/// Runs the command.
 pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
     let mut script = Vec::new();
     let mut cli = Cli::command();

@@ -1,7 +1,7 @@
-//! `partywall evict`. With `--json`: `evicted`, a list of `member`, `pid`, `command`, `leases`, `bytes` (in quarantine until
-//! it is dead), `kill` (`not_asked`, `sent`, `exited`, `no_pidfd` or `refused`), `errno` (a number or null).
+//! `partywall evict`. With `--json`: `evicted`, a list of `member`, `pid`, `command`, `leases`, `bytes` (in quarantine
+//! until it is dead), `kill` (`not_asked`, `sent`, `exited`, `no_pidfd` or `refused`), `errno` (a number or null).
 //!
-//! The exit code is 5 if it was to be killed and could not be; it is evicted then all the same.
+//! The exit code is 5 if `--kill` could not kill the process; the process is evicted nevertheless.
 
 use clap::Args;
 use partywall::{
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::{Context, describe, failure::Failure, output::Output, text};
 
-/// Its arguments.
+/// The arguments of the command.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     /// The process: all members with this pid, as `partywall ps` shows it
@@ -26,7 +26,7 @@ pub(crate) struct Arguments {
     kill: bool,
 }
 
-/// Runs it.
+/// Runs the command.
 pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
     let whom = match (arguments.pid, arguments.member) {
         (_, Some(member)) => Whom::Member(member),
@@ -45,7 +45,7 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
             Ok(())
         }
         Some((pid, why)) => {
-            let advice = format!("it gets nothing any more, and what it holds comes back when it ends: kill -9 {pid}");
+            let advice = format!("the broker refuses its requests; end it to reclaim its memory: kill -9 {pid}");
             let message = format!("pid {pid} is evicted and could not be killed: {why}");
             Err(Failure::new(ErrorKind::Refused, message, advice).with_details(values))
         }
@@ -81,11 +81,11 @@ fn value(evicted: &Evicted) -> Value {
     })
 }
 
-/// Why it lives on, although it was to be killed.
+/// Returns why the process was not killed.
 fn obstacle(evicted: &Evicted) -> Option<(u32, String)> {
     let why = match evicted.kill {
-        Kill::Exited => "it has exited already, and a child that it forked holds its connection".to_owned(),
-        Kill::NoPidfd => "there is no pidfd of it, and its pid may be another process by now".to_owned(),
+        Kill::Exited => "it has exited already, and a forked child holds its connection".to_owned(),
+        Kill::NoPidfd => "it has no pidfd, and its pid may belong to another process by now".to_owned(),
         Kill::Refused(errno) => std::io::Error::from_raw_os_error(errno).to_string(),
         _ => return None,
     };

@@ -1,6 +1,6 @@
-//! `partywall get`. With `--json`: `name`, `version`, `tensor` (or null), `file`, `format` (`raw`, `npy`, `safetensors`), `bytes`
-//! (of the file), `seconds`, `bytes_per_second`. With `-` standard output carries the tensor and nothing else, so `--json` is
-//! refused there.
+//! `partywall get`. With `--json`: `name`, `version`, `tensor` (or null), `file`, `format` (`raw`, `npy`,
+//! `safetensors`), `bytes` (of the file), `seconds`, `bytes_per_second`. With `-` standard output carries the tensor
+//! and nothing else, so `--json` is refused there.
 
 use std::{
     io::IsTerminal,
@@ -18,7 +18,7 @@ use serde_json::json;
 
 use crate::{Context, failure::Failure, progress::Progress, signals, text::parse_seconds};
 
-/// Its arguments.
+/// The arguments of the command.
 #[derive(Debug, Args)]
 #[command(after_help = ADDRESSES)]
 pub(crate) struct Arguments {
@@ -31,7 +31,7 @@ pub(crate) struct Arguments {
     /// What to write to standard output [default: raw]
     #[arg(long)]
     format: Option<Shape>,
-    /// Wait so long for a name that is not there yet
+    /// Wait this long for a name that does not exist yet
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     wait: Option<Duration>,
     /// Replace the file if it exists
@@ -43,7 +43,7 @@ const ADDRESSES: &str = "\
 NAME@V:TENSOR means the same as NAME:TENSOR@V. A name ends at the first `:` or `@`; a tensor's name may contain both.
 If the latest version has a tensor that is really named TENSOR@V, that one is meant; NAME@V:TENSOR is never ambiguous.";
 
-/// A format, by the name of its suffix.
+/// The format of a file, named by its suffix.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum Shape {
     /// The bytes of one tensor
@@ -64,13 +64,13 @@ impl From<Shape> for Format {
     }
 }
 
-/// Runs it.
+/// Runs the command.
 pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
     let address: Address = arguments.address.parse()?;
     let stream = arguments.file == Path::new("-");
     let usage = |message: &str, advice: &str| Err(Failure::new(ErrorKind::Usage, message, advice));
     if stream && context.output().is_json() {
-        return usage("--json has no place: standard output carries the tensor", "leave it out, or name a file");
+        return usage("--json cannot be used: standard output carries the tensor", "leave out --json, or name a file");
     }
     if !stream && arguments.format.is_some() {
         return usage("--format is for standard output", "a file's suffix says its format: .npy, .safetensors, or raw");
@@ -79,28 +79,29 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
         let advice = format!("name a file, or use a pipe: partywall get {} - | xxd | head", arguments.address);
         return usage("standard output is a terminal, and a tensor's bytes would garble it", &advice);
     }
-    // Devices and pipes are written to. A file that appears later, while this one is written beside it, is replaced.
+    // Devices and pipes are opened and written. A file that another process creates while this command writes its
+    // temporary file is replaced.
     if !stream && !arguments.force && std::fs::metadata(&arguments.file).is_ok_and(|file| file.is_file()) {
-        let message = format!("{} exists, and was not replaced", arguments.file.display());
+        let message = format!("{} exists already", arguments.file.display());
         return Err(Failure::new(ErrorKind::Refused, message, "name another file, or add --force to replace this one"));
     }
     let wait = arguments.wait.unwrap_or_default();
-    // Who waits for a name may be the first to come.
+    // A process that waits for a name may be the first one in the domain, so it starts a broker.
     let domain = context.options().start(!wait.is_zero()).connect()?;
     let (segment, tensor) = domain.open_address(&address, wait)?;
     let tensor = tensor.as_deref();
     if stream {
         let format = arguments.format.map_or(Format::Raw, Format::from);
-        // Nothing of a stream can be undone, so signals simply end the process.
+        // Output to a stream cannot be undone, so signals end the process directly.
         let mut out = std::io::stdout().lock();
         return match segment.write_to(tensor, format, &mut out, &|_| (), &AtomicBool::new(false)) {
-            // A reader that has gone (`| head`) had enough, which is no failure.
+            // A reader that has closed the pipe (`| head`) is not a failure.
             Ok(_) | Err(Error::File(FileError::ClosedPipe { .. })) => Ok(()),
             Err(error) => Err(error.into()),
         };
     }
     let cancel = signals::cancel_flag()
-        .map_err(|e| Failure::new(ErrorKind::Refused, format!("handling signals: {e}"), "see what the kernel says"))?;
+        .map_err(|e| Failure::new(ErrorKind::Refused, format!("handling signals: {e}"), "check the system error"))?;
     let start = Instant::now();
     let written = {
         let progress = Progress::new(context.output(), &arguments.address, expected(&segment, tensor));
@@ -134,7 +135,7 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     Ok(())
 }
 
-/// About how many bytes the file will have.
+/// Returns the approximate size of the file in bytes.
 fn expected(segment: &Segment, tensor: Option<&str>) -> u64 {
     match tensor {
         Some(tensor) => segment.tensor(tensor).map_or(0, |tensor| tensor.bytes()),

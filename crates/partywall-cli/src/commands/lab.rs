@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::{Context, device, failure::Failure, output::Output, simulation};
 
-/// Its arguments.
+/// The arguments of the command.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     /// Use two GPUs that are simulated in software, and the domain `simulated`
@@ -19,7 +19,7 @@ pub(crate) struct Arguments {
     labs: partywall_labs::Arguments,
 }
 
-/// Runs it.
+/// Runs the command.
 pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
     if arguments.simulated {
         simulation::enter(context)?;

@@ -1,8 +1,8 @@
-//! `partywall logs`. With `--json` one object a line: `log` (its path) and `line`; and with `--follow`, when the broker has
-//! ended, `log` and `ended` (its pid, or null if there was none).
+//! `partywall logs`. With `--json` one object a line: `log` (its path) and `line`; and with `--follow`, when the broker
+//! has ended, `log` and `ended` (its pid, or null if there was none).
 //!
-//! It needs no broker: the log of one that has ended is where it was. While it follows it is no member, so that it keeps no
-//! broker from leaving.
+//! It needs no broker: the log of a broker that has ended remains. While it follows the log it is not a member, so it
+//! keeps no broker running.
 
 use std::{
     fs::{self, File},
@@ -23,22 +23,22 @@ use serde_json::json;
 use super::stop::nobody_listens;
 use crate::{Context, failure::Failure, output::Output, repeat::pause, signals, text::parse_number};
 
-/// Its arguments.
+/// The arguments of the command.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// Print what is added, until Ctrl-C or until the broker ends
+    /// Print new lines until Ctrl-C or until the broker ends
     #[arg(short, long)]
     follow: bool,
-    /// Only the last N lines
+    /// Print only the last N lines
     #[arg(short = 'n', long, value_name = "N", value_parser = parse_number)]
     lines: Option<u64>,
 }
 
-/// Runs it.
+/// Runs the command.
 pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
     let output = context.output();
     let stop = signals::cancel_flag().map_err(|error| {
-        Failure::new(ErrorKind::Refused, format!("handling signals: {error}"), "see what the kernel says")
+        Failure::new(ErrorKind::Refused, format!("handling signals: {error}"), "check the system error")
     })?;
     let (path, broker) = find(context)?;
     let mut log = Log::open(&path).map_err(|error| unreadable(&path, &error))?;
@@ -75,27 +75,31 @@ fn print(output: Output, path: &Path, line: &str) {
 
 fn unreadable(path: &Path, error: &io::Error) -> Failure {
     if error.kind() == IoErrorKind::NotFound {
-        let advice = "the first broker begins one: `partywall serve`; check --domain and PARTYWALL_SOCKET";
-        return Failure::new(ErrorKind::NotFound, format!("there is no log at {}", path.display()), advice);
+        let advice = "check --domain and PARTYWALL_SOCKET; `partywall serve` starts a broker, which creates the log";
+        return Failure::new(ErrorKind::NotFound, format!("no log exists at {}", path.display()), advice);
     }
-    let what = format!("the log {} cannot be read: {error}", path.display());
+    let what = format!("cannot read the log {}: {error}", path.display());
     Failure::new(ErrorKind::Refused, what, "check the path and its permissions")
 }
 
-/// Where the log is, as the broker says or as it follows from the socket, and who writes it.
+/// Returns the path of the log and its writer, from the broker or derived from the socket.
 fn find(context: &Context) -> Result<(PathBuf, Broker), Failure> {
     let options = context.options().start(false).operator(true);
     let location = options.location()?;
-    // Any failure to speak with a broker is a reason to read its log.
+    // A broker that cannot be reached is itself a reason to read its log.
     let Some(status) = options.connect().and_then(|domain| domain.status()).ok() else {
         let path = location.log();
         return Ok((path, Broker { pid: None, pidfd: None, location }));
     };
     let Some(path) = status.log.as_ref().map(PathBuf::from) else {
         let what = format!("the broker with pid {} keeps no log", status.pid);
-        return Err(Failure::new(ErrorKind::NotFound, what, "its start said why; `partywall serve` says so again"));
+        return Err(Failure::new(
+            ErrorKind::NotFound,
+            what,
+            "see the message at its start; `partywall serve` repeats it",
+        ));
     };
-    // In another PID namespace the broker has a number that means nothing here.
+    // The pid of a broker in another PID namespace means nothing here.
     let pidfd = partywall::broker_pid(&location).ok().flatten().and_then(|pid| process::pidfd(pid).ok());
     Ok((path, Broker { pid: Some(status.pid), pidfd, location }))
 }
@@ -127,7 +131,7 @@ impl Broker {
 struct Log {
     path: PathBuf,
     file: File,
-    /// The beginning of a line whose end is not written yet.
+    /// The beginning of an incomplete line.
     rest: Vec<u8>,
 }
 
@@ -136,13 +140,13 @@ impl Log {
         Ok(Self { path: path.to_owned(), file: File::open(path)?, rest: Vec::new() })
     }
 
-    /// Everything there is, with what was set aside.
+    /// Returns all lines, also those of `<path>.1`.
     fn all(&mut self) -> io::Result<Vec<String>> {
         let mut aside = self.path.clone().into_os_string();
         aside.push(".1");
         let mut lines = Vec::new();
         if let Ok(mut older) = File::open(aside)
-            // It may have been set aside just now.
+            // The log may have been renamed just now.
             && older.metadata()?.ino() != self.file.metadata()?.ino()
         {
             older.read_to_end(&mut self.rest)?;
@@ -152,7 +156,7 @@ impl Log {
         Ok(lines)
     }
 
-    /// The lines that are new since the last call, also those of a log that was begun meanwhile.
+    /// Returns the lines since the last call, also those of a log that was started meanwhile.
     fn added(&mut self) -> io::Result<Vec<String>> {
         // Asked before it is read to its end: a log that was set aside grows no more.
         let is_new =
@@ -165,7 +169,7 @@ impl Log {
         Ok(self.take_lines())
     }
 
-    /// Takes the whole lines that have been read.
+    /// Removes and returns the complete lines.
     fn take_lines(&mut self) -> Vec<String> {
         let end = self.rest.iter().rposition(|byte| *byte == b'\n').map_or(0, |last| last + 1);
         let whole: Vec<u8> = self.rest.drain(..end).collect();
@@ -173,7 +177,7 @@ impl Log {
     }
 }
 
-/// How often it is looked for more.
+/// How often the log is polled.
 const POLL: Duration = Duration::from_millis(200);
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
-//! `partywall ls`. With `--json`, with `--watch` again and again, each on a line: `socket`, and `names`, a list of `name`, `latest` (a version, or null), `older_versions`,
-//! `older_bytes`, `usage` (of a pool or topic [`describe::control::usage`], else null); a version has the keys of
-//! [`describe::version`]. Also `timelines` ([`describe::timeline`]) and `semaphores`
-//! ([`describe::semaphore`]), which have names of their own.
+//! `partywall ls`. With `--json`, with `--watch` again and again, each on a line: `socket`, and `names`, a list of
+//! `name`, `latest` (a version, or null), `older_versions`, `older_bytes`, `usage` (of a pool or topic
+//! [`describe::control::usage`], else null); a version has the keys of [`describe::version`]. Also `timelines`
+//! ([`describe::timeline`]) and `semaphores` ([`describe::semaphore`]), which have names of their own.
 
 use std::time::Duration;
 
@@ -21,19 +21,19 @@ use crate::{
     text,
 };
 
-/// Its arguments.
+/// The arguments of the command.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     /// Only names like this; `*` stands for any characters, also `/`, and `?` for one
     #[arg(value_parser = Pattern::new)]
     pattern: Option<Pattern>,
-    /// Show it again every SECONDS until Ctrl-C: in place on a terminal, else one block after the other [default: 2]
+    /// Repeat the output every SECONDS until Ctrl-C: in place on a terminal, else block after block [default: 2]
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true, default_missing_value = INTERVAL)]
     #[arg(value_parser = parse_interval)]
     watch: Option<Duration>,
 }
 
-/// Runs it.
+/// Runs the command.
 pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
     let domain = context.options().start(false).operator(true).connect()?;
     let output = context.output();

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use crate::{Cli, Context, failure::Failure, text};
 
-/// Its arguments.
+/// The arguments of the command.
 #[derive(Debug, Args)]
 #[command(after_help = INSTALL)]
 pub(crate) struct Arguments {
@@ -23,19 +23,19 @@ const INSTALL: &str = "\
 Install:  partywall man --out ~/.local/share/man/man1
 Read:     man partywall, man partywall-get; without installing: partywall man | man -l -";
 
-/// Runs it.
+/// Runs the command.
 pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
     let output = context.output();
     let Some(directory) = &arguments.out else {
         let mut page = Vec::new();
-        // A vector takes everything.
+        // Writing to a vector cannot fail.
         let _ = Man::new(Cli::command()).render(&mut page);
         output.document(&String::from_utf8_lossy(&page));
         return Ok(());
     };
     let failed = |error| {
-        let what = format!("the manual pages cannot be written to {}: {error}", directory.display());
-        Failure::new(ErrorKind::Refused, what, "name a directory that can be written")
+        let what = format!("cannot write the manual pages to {}: {error}", directory.display());
+        Failure::new(ErrorKind::Refused, what, "name a writable directory")
     };
     fs::create_dir_all(directory).map_err(failed)?;
     generate_to(Cli::command(), directory).map_err(failed)?;

@@ -1,4 +1,4 @@
-//! One file a command: its arguments, and `run`.
+//! The commands: each file holds the arguments of one and its `run`.
 
 pub(crate) mod abandon;
 pub(crate) mod completions;

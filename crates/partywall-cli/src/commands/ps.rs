@@ -1,4 +1,5 @@
-//! `partywall ps`. With `--json`, with `--watch` again and again, each on a line: `socket`, and `members`, a list of [`describe::member`], without this process.
+//! `partywall ps`. With `--json`, with `--watch` again and again, each on a line: `socket`, and `members`, a list of
+//! [`describe::member`], without this process.
 
 use std::time::Duration;
 
@@ -17,15 +18,15 @@ use crate::{
     text,
 };
 
-/// Its arguments.
+/// The arguments of the command.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// Show it again every SECONDS until Ctrl-C: in place on a terminal, else one block after the other [default: 2]
+    /// Repeat the output every SECONDS until Ctrl-C: in place on a terminal, else block after block [default: 2]
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = INTERVAL, value_parser = parse_interval)]
     watch: Option<Duration>,
 }
 
-/// Runs it.
+/// Runs the command.
 pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
     let domain = context.options().start(false).operator(true).connect()?;
     let output = context.output();
@@ -42,7 +43,7 @@ fn show(output: Output, domain: &Domain) -> Result<(), Failure> {
         return Ok(());
     }
     if members.is_empty() {
-        output.remark(format!("nobody is in the domain at {}", domain.socket().display()));
+        output.remark(format!("no process has joined the domain at {}", domain.socket().display()));
         return Ok(());
     }
     let headings = [
@@ -83,14 +84,14 @@ fn row(member: &MemberInfo) -> Vec<String> {
     ]
 }
 
-/// Columns that a narrow terminal does without, the first one first.
+/// Columns that a narrow terminal leaves out, in this order.
 const SPARE: [&str; 8] = ["UID", "MEMBER", "PERMITS", "TIMELINES", "BLOCKS", "HEARTBEAT", "SINCE", "LEASES"];
 
 fn counted(slots: Option<u32>) -> String {
     slots.map_or_else(|| "many".into(), |slots| slots.to_string())
 }
 
-/// What the states in the table mean that are not as usual.
+/// Returns what the states in the table mean that are not as usual.
 fn remarks(members: &[MemberInfo]) -> Vec<String> {
     let mut states: Vec<_> = members.iter().map(|member| member.state).collect();
     states.sort();
@@ -101,13 +102,13 @@ fn remarks(members: &[MemberInfo]) -> Vec<String> {
     let in_doubt = |doubt| members.iter().any(|m| m.doubt == Some(doubt) && m.state != MemberState::Unproven);
     if in_doubt(Doubt::Mps) {
         remarks.push(
-            "under MPS a death proves nothing: what clients held goes to quarantine, unless they left by themselves"
+            "under MPS a client's death does not prove that its GPU work has ended: its memory goes to quarantine unless it disconnected cleanly"
                 .into(),
         );
     }
     if in_doubt(Doubt::NoPidfd) {
         remarks.push(
-            "of some there is no pidfd: what they held goes to quarantine, unless they left by themselves".into(),
+            "some members have no pidfd: their memory goes to quarantine at their death unless they disconnected cleanly".into(),
         );
     }
     if let Some(first) = remarks.first_mut() {

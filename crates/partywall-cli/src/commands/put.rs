@@ -18,7 +18,7 @@ use serde_json::json;
 
 use crate::{Context, describe, device, failure::Failure, progress::Progress, signals, text::count};
 
-/// Its arguments.
+/// The arguments of the command.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     /// A .safetensors or .npy file, a folder or *.safetensors.index.json of shards, any other file as raw bytes, or `-`
@@ -30,31 +30,31 @@ pub(crate) struct Arguments {
     /// Where the memory is: auto (the first GPU, else host memory), host, cuda, cuda:N, or a GPU's UUID
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     device: DeviceChoice,
-    /// Do nothing if the name exists already, and say so; that is no failure
+    /// Do nothing if the name exists already; this is not a failure
     #[arg(long)]
     if_absent: bool,
-    /// Hold the name and stay, until Ctrl-C, SIGTERM, or the name's removal; it goes with this process. Otherwise it
+    /// Keep running and hold the name until Ctrl-C, SIGTERM or its removal; it ends with this process. Otherwise it
     /// stays until `partywall rm`
     #[arg(long)]
     hold: bool,
-    /// Let processes write the memory after the commit
+    /// Allow processes to write the memory after the commit
     #[arg(long)]
     mutable: bool,
-    /// Threads that read and copy [default: one a CPU, at most 8]
+    /// Threads that read and copy [default: one per CPU, at most 8]
     #[arg(long, value_name = "N", value_parser = parse_threads)]
     threads: Option<u16>,
 }
 
 fn parse_threads(argument: &str) -> Result<u16, String> {
     let threads = argument.parse().ok().filter(|threads| (1..=256).contains(threads));
-    threads.ok_or_else(|| format!("{argument:?} is no number of threads: use 1 to 256"))
+    threads.ok_or_else(|| format!("{argument:?} is not a number of threads: use 1 to 256"))
 }
 
-/// Runs it.
+/// Runs the command.
 pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
     let output = context.output();
     let stream = arguments.file == Path::new("-");
-    // A bad name, and a file that is not there or is damaged, start no broker.
+    // Checked first, so that an invalid name or an unusable file starts no broker.
     partywall::check_name(&arguments.name).map_err(|error| bad_name(&arguments.name, error))?;
     let plan = if stream { None } else { Some(Plan::from_path(&arguments.file).map_err(Error::from)?) };
     let domain = context.options().connect()?;
@@ -67,7 +67,7 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     }
     let plan = match plan {
         Some(plan) => plan,
-        // Until here nothing is anybody's: Ctrl-C may end the process in the middle of a read that never returns.
+        // Nothing is shared yet, so until here Ctrl-C ends the process, even inside a read that never returns.
         None => Plan::from_reader(std::io::stdin().lock(), limit(&domain)).map_err(Error::from)?,
     };
     let cancel = signals::cancel_flag().map_err(|e| system("handling signals", e))?;
@@ -86,18 +86,18 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     if arguments.hold { hold(context, &segment, &cancel) } else { Ok(segment.release()?) }
 }
 
-/// What is wrong with a name, which may have a version that nobody can choose.
+/// Returns why a name is invalid; it may include a version, which cannot be chosen.
 fn bad_name(name: &str, error: Error) -> Failure {
     let Some((name, version)) = name.split_once('@') else { return error.into() };
     let message = format!("version {version:?} of {name:?} cannot be chosen: versions are counted, from 1");
     Failure::new(ErrorKind::Usage, message, format!("`partywall put FILE {name}` commits the next version"))
 }
 
-/// The name is there already: what `--if-absent` is for. Any other error is one.
+/// Handles a name that exists already, for `--if-absent`. Returns every other error.
 fn exists(context: &Context, arguments: &Arguments, error: Error) -> Result<(), Failure> {
     match error {
         Error::Denied(Denied::NameExists { name, version }) if arguments.if_absent => {
-            let text = format!("{name}@{version} is there already; nothing was done");
+            let text = format!("{name}@{version} exists already; nothing was done");
             context.output().announce(text, &json!({ "name": name, "version": version, "existed": true }));
             Ok(())
         }
@@ -138,10 +138,10 @@ fn report(context: &Context, arguments: &Arguments, plan: &Plan, segment: &Segme
     context.output().announce(text, &value);
 }
 
-/// Stays until somebody ends it or takes the name away.
+/// Waits until a signal arrives or the name is removed.
 fn hold(context: &Context, segment: &Segment, stop: &AtomicBool) -> Result<(), Failure> {
     while !stop.load(Ordering::Relaxed) {
-        // The broker tells; the flag has to be looked at now and then, because a signal ends no wait.
+        // The broker reports the removal. A signal does not end the wait, so its flag is polled.
         match segment.wait_withdrawn(Duration::from_millis(250)) {
             Err(Error::Timeout { .. }) => {}
             Ok(()) => {
@@ -154,7 +154,7 @@ fn hold(context: &Context, segment: &Segment, stop: &AtomicBool) -> Result<(), F
     Ok(())
 }
 
-/// Bytes of a stream that may still be put: what the broker's limit leaves.
+/// Returns how many bytes of a stream the broker's limit still allows.
 fn limit(domain: &Domain) -> u64 {
     let Ok(status) = domain.status() else { return u64::MAX };
     let allowed = status.limits.iter().find(|(limit, _)| *limit == partywall::Limit::Bytes).map_or(u64::MAX, |l| l.1);
@@ -162,5 +162,5 @@ fn limit(domain: &Domain) -> u64 {
 }
 
 fn system(what: &str, error: std::io::Error) -> Failure {
-    Failure::new(ErrorKind::Refused, format!("{what}: {error}"), "see what the kernel says")
+    Failure::new(ErrorKind::Refused, format!("{what}: {error}"), "check the system error")
 }

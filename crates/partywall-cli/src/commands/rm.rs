@@ -1,8 +1,8 @@
-//! `partywall rm NAME…`. With `--json`: `removed`, a list of `name`, `version`, `bytes_kept`, `holders` ([`describe::holder`]), and
-//! `failed`, a list of `name`, `error` (`code`, `kind`, `message`, `advice`).
+//! `partywall rm NAME…`. With `--json`: `removed`, a list of `name`, `version`, `bytes_kept`, `holders`
+//! ([`describe::holder`]), and `failed`, a list of `name`, `error` (`code`, `kind`, `message`, `advice`).
 //!
-//! Every name is tried. The exit code is that of the first failure. A pattern asks before it removes what it matches,
-//! unless `--yes` is given; where nobody can be asked it is refused without.
+//! Every name is tried. The exit code is that of the first failure. Before it removes the matches of a pattern, the
+//! command asks for confirmation unless `--yes` is given. Without a terminal to ask at, it refuses.
 //!
 //! `partywall rm --unproven [PID]`. With `--json`: `freed`, a list of `member`, `pid`, `command`, `leases`, `bytes`.
 
@@ -18,22 +18,22 @@ use serde_json::json;
 
 use crate::{Context, describe, failure::Failure, output::Output, text};
 
-/// Its arguments.
+/// The arguments of the command.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     /// The names, or patterns in quotes: `*` matches any characters, also `/`, and `?` matches one
     #[arg(required_unless_present = "unproven", value_name = "NAME|PATTERN")]
     names: Vec<String>,
-    /// Do not ask before removing what a pattern matches
+    /// Do not ask before removing the matches of a pattern
     #[arg(short, long)]
     yes: bool,
-    /// Free what dead processes held although their GPU work may go on (`partywall ps`): of all of them, or of one. Use it
-    /// only when nothing of theirs runs on a GPU any more
+    /// Free the memory of unproven dead processes (`partywall ps`), of all or of one, although their GPU work may still
+    /// run. Use it only when none of their GPU work runs any more
     #[arg(long, value_name = "PID", num_args = 0..=1, value_parser = text::parse_pid, conflicts_with_all = ["names", "yes"])]
     unproven: Option<Option<u32>>,
 }
 
-/// Runs it.
+/// Runs the command.
 pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
     let domain = context.options().start(false).operator(true).connect()?;
     if let Some(pid) = arguments.unproven {
@@ -76,7 +76,7 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     first.map_or(Ok(()), |kind| Err(Failure::silent(kind)))
 }
 
-/// The names that were given, and those that match a pattern, each once.
+/// Returns the given names and the matches of the patterns, each once.
 fn wanted(domain: &Domain, arguments: &[String]) -> Result<Vec<String>, Failure> {
     let mut wanted: Vec<String> = Vec::new();
     for argument in arguments {
@@ -94,7 +94,8 @@ fn is_pattern(argument: &str) -> bool {
     argument.contains(['*', '?'])
 }
 
-/// The names that a pattern matches. A name whose last version was removed while somebody holds it is gone already.
+/// Returns the names that a pattern matches. A name whose last version was removed counts as removed, even while a
+/// process holds that version.
 fn matching(domain: &Domain, pattern: &str) -> Result<Vec<String>, Failure> {
     let usage = |why| Error::InvalidArgument(InvalidArgument::Pattern { pattern: pattern.to_owned(), why });
     let pattern = Pattern::new(pattern).map_err(usage)?;
@@ -107,14 +108,14 @@ fn matching(domain: &Domain, pattern: &str) -> Result<Vec<String>, Failure> {
     Ok(names)
 }
 
-/// Lists what is to be removed, and asks for it.
+/// Lists the names to remove and asks for confirmation.
 fn confirm(output: Output, domain: &Domain, names: &[String]) -> Result<bool, Failure> {
     let count = text::count(names.len() as u64, "name");
     if !std::io::stdin().is_terminal() {
         let listed = names.iter().take(LISTED).map(|name| format!("\n  {name}")).collect::<String>();
         let more = names.len().saturating_sub(LISTED);
         let rest = if more > 0 { format!("\n  … and {more} more") } else { String::new() };
-        let what = format!("a pattern matches {count}, and there is no terminal to confirm that:{listed}{rest}");
+        let what = format!("a pattern matches {count}, and no terminal is available for confirmation:{listed}{rest}");
         let advice = "add --yes to remove them; `partywall ls PATTERN` shows what matches";
         return Err(Failure::new(ErrorKind::Usage, what, advice).with_details(json!({ "names": names })));
     }
@@ -131,7 +132,7 @@ fn confirm(output: Output, domain: &Domain, names: &[String]) -> Result<bool, Fa
     Ok(agreed)
 }
 
-/// Why a name cannot be removed, which may be a timeline's or a semaphore's.
+/// Returns why a name cannot be removed; it may name a timeline or a semaphore.
 fn explained(domain: &Domain, name: &str, error: Error) -> Failure {
     if let (Error::InvalidArgument(InvalidArgument::Name { .. }), Some((whole, _))) =
         (&error, name.split_once(['@', ':']))
@@ -151,7 +152,7 @@ fn explained(domain: &Domain, name: &str, error: Error) -> Failure {
     Failure::new(ErrorKind::Refused, message, format!("`partywall show {name}` lists those processes{also}"))
 }
 
-/// Names that a refusal lists.
+/// How many names a refusal lists.
 const LISTED: usize = 20;
 
 fn free(context: &Context, domain: &Domain, pid: Option<u32>) -> Result<(), Failure> {

@@ -30,34 +30,34 @@ use crate::{
     text::{parse_number, parse_seconds, parse_size},
 };
 
-/// Its arguments.
+/// The arguments of the command.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     /// Leave the terminal: return as soon as the broker is ready
     #[arg(long)]
     background: bool,
-    /// Whoever starts this holds the lock on the socket's directory until it is ready. Only together with
-    /// --background, by the library: the process itself becomes the daemon, and says why it could not on standard error
+    /// The starter holds the lock on the socket's directory until the broker is ready. Used only with
+    /// --background and by the library: the process itself becomes the daemon, and prints a failure on standard error
     #[arg(long, hide = true, requires = "background")]
     starter_holds_lock: bool,
     /// Become the daemon itself, as the command that --background starts
     #[arg(long, hide = true, requires = "background")]
     detach: bool,
-    /// End when the process with this pid does, or the thread of it that starts this, keep no log, and remove the socket's
-    /// directory. Only by `partywall lab`
+    /// End when the process with this pid does, or the thread of it that starts this, keep no log, and remove the
+    /// socket's directory. Only by `partywall lab`
     #[arg(long, value_name = "PID", hide = true, conflicts_with = "background")]
     of_a_lab: Option<i32>,
-    /// Leave after so many seconds without members and names, or never [default: 60 in the background, else never]
+    /// Exit after this many seconds without members and names, or never [default: 60 in the background, else never]
     #[arg(long, value_name = "SECONDS|never", value_parser = parse_idle)]
     idle_exit: Option<Idle>,
     /// Milliseconds after a process's exit and hang-up until it counts as dead
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = parse_number)]
     settle_ms: u64,
-    /// Seconds after which what a dead process held is given back although nobody knows that its work on it is over, as
+    /// Seconds until the memory of a dead process is freed although its GPU work may still run, as
     /// under MPS [default: never, only by `partywall rm --unproven`]
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     unproven_after: Option<Duration>,
-    /// Milliseconds a connection may take to say who it is
+    /// Milliseconds that a new connection has to introduce itself
     #[arg(long, value_name = "N", default_value_t = 2000, value_parser = parse_number)]
     handshake_timeout_ms: u64,
     /// Most bytes of all versions and semaphores together: 4096, 64KiB, 512MiB, 1.5GiB, 2TiB [default: 16TiB]
@@ -83,7 +83,7 @@ pub(crate) struct Arguments {
     max_message: Option<u64>,
 }
 
-/// When to leave.
+/// When an idle broker exits.
 #[derive(Debug, Clone, Copy)]
 enum Idle {
     After(Duration),
@@ -94,7 +94,7 @@ fn parse_idle(text: &str) -> Result<Idle, String> {
     if text == "never" { Ok(Idle::Never) } else { parse_seconds(text).map(Idle::After) }
 }
 
-/// Runs it.
+/// Runs the command.
 pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
     let location = context.options().location()?;
     // Absolute, because a daemon leaves its working directory.
@@ -120,7 +120,7 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
             None => tracing::error!(why = failure.message(), "the broker ended"),
         }
     }
-    // Nobody reads a daemon's standard streams.
+    // A daemon's standard streams have no reader.
     served.map_err(|failure| Failure::silent(failure.kind()))
 }
 
@@ -136,7 +136,7 @@ fn serve(
     let system = |what: &str| {
         let what = what.to_owned();
         move |error: std::io::Error| {
-            Failure::new(ErrorKind::Refused, format!("{what}: {error}"), "see what the kernel says")
+            Failure::new(ErrorKind::Refused, format!("{what}: {error}"), "check the system error")
         }
     };
     for signal in [SIGINT, SIGTERM] {
@@ -153,7 +153,11 @@ fn serve(
     }
     when_ready(&Ready { pid: std::process::id(), location, log: log.as_deref() });
     let exit = broker.run().map_err(|error| {
-        Failure::new(ErrorKind::Refused, format!("the broker cannot go on: {error}"), "start it again; names are lost")
+        Failure::new(
+            ErrorKind::Refused,
+            format!("the broker cannot continue: {error}"),
+            "start it again; names are lost",
+        )
     })?;
     tracing::info!(?exit, "the broker has ended");
     if let (Some(_), Some(directory)) = (arguments.of_a_lab, location.socket.parent()) {
@@ -163,9 +167,9 @@ fn serve(
     Ok(())
 }
 
-/// Where the log is, if there is one.
+/// Returns where the log is, if there is one.
 fn try_log(context: &Context, log: PathBuf) -> Option<PathBuf> {
-    // A broker without a log is better than none: the home directory of many a container cannot be written.
+    // The broker starts without a log too: many containers have a read-only home directory.
     if let Err(error) = start_log(&log) {
         context.output().remark(format!("no log is written: {}: {error}", log.display()));
         return None;
@@ -173,7 +177,7 @@ fn try_log(context: &Context, log: PathBuf) -> Option<PathBuf> {
     Some(log)
 }
 
-/// What is said when a broker is ready.
+/// The message of a broker that is ready.
 struct Ready<'a> {
     pid: u32,
     location: &'a Location,
@@ -234,7 +238,7 @@ fn config(arguments: &Arguments, location: &Location, log: Option<PathBuf>) -> C
     }
 }
 
-/// Sends what `tracing` is told to the log, panics too.
+/// Writes the events of `tracing` and panics to the log.
 fn start_log(path: &Path) -> std::io::Result<()> {
     let directory = path.parent().unwrap_or(Path::new("/"));
     // The mode counts for what is made here; where the log lies in the socket's directory, that must be 0700.
@@ -264,7 +268,7 @@ fn failure(error: StartError) -> Failure {
             (ErrorKind::Unreachable, advice)
         }
         StartError::Locked { .. } => {
-            (ErrorKind::Refused, "end whoever starts or ends a broker there, then try again".into())
+            (ErrorKind::Refused, "end the process that starts or ends a broker there, then try again".into())
         }
         StartError::AlreadyRunning { .. } => {
             (ErrorKind::Refused, "use it, end it with `partywall stop`, or name another --domain".into())

@@ -1,8 +1,10 @@
 //! `partywall show`. With `--json`: `name`, `socket`, `timeline` and `semaphore` of that name ([`describe::timeline`],
-//! [`describe::semaphore`], each with `holders`; or null), and of a segment `latest` (whether it is), the keys of [`describe::version`] for the
-//! version that is shown, `promises` ([`describe::promises_value`]), `bytes_requested`, `chunks` (bytes each), `holders` ([`describe::holder`]), `detail` (of a pool or topic [`describe::control::detail`], else null), `versions` (all of
-//! them), `builder` (a pid or null), `metadata` (an object), `tensors`: all, in the order in which they were given, each
-//! with `name`, `dtype`, `shape`, `strides` (in elements), `bytes`, `chunk`, `offset`.
+//! [`describe::semaphore`], each with `holders`; or null), and of a segment `latest` (whether it is), the keys of
+//! [`describe::version`] for the version that is shown, `promises` ([`describe::promises_value`]), `bytes_requested`,
+//! `chunks` (bytes each), `holders` ([`describe::holder`]), `detail` (of a pool or topic [`describe::control::detail`],
+//! else null), `versions` (all of them), `builder` (a pid or null), `metadata` (an object), `tensors`: all, in the
+//! order in which they were given, each with `name`, `dtype`, `shape`, `strides` (in elements), `bytes`, `chunk`,
+//! `offset`.
 
 use std::time::{Duration, Instant};
 
@@ -20,24 +22,25 @@ use serde_json::{Map, Value, json};
 
 use crate::{Context, describe, failure::Failure, output::Output, text};
 
-/// Its arguments.
+/// The arguments of the command.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// The name of a segment, pool, topic, timeline or semaphore; `NAME@V` for another version of a segment than the latest
+    /// The name of a segment, pool, topic, timeline or semaphore; `NAME@V` for another version of a segment than the
+    /// latest
     #[arg(value_name = "NAME[@V]")]
     name: String,
-    /// All tensors, not only the first 20
+    /// List all tensors, not only the first 20
     #[arg(long)]
     all: bool,
 }
 
-/// How long samples are counted for their rate.
+/// How long samples are counted to measure their rate.
 const MEASURED: Duration = Duration::from_millis(250);
 
 /// Tensors that are listed without `--all`.
 const SOME: usize = 20;
 
-/// Runs it.
+/// Runs the command.
 pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
     let domain = context.options().start(false).operator(true).connect()?;
     let mut objects = [None, None];
@@ -55,7 +58,7 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     let info = match domain.inspect(&arguments.name) {
         Ok(info) => Some(info),
         Err(Error::NotFound(NotFound::Name { .. })) if objects.iter().any(Option::is_some) => None,
-        // Whoever mistypes the name of a timeline wants to hear of that.
+        // The name may be a mistyped timeline, so its near matches are listed too.
         Err(error) => {
             let suggests =
                 |error: &Error| matches!(error, Error::NotFound(NotFound::Object { near, .. }) if !near.is_empty());
@@ -110,7 +113,7 @@ pub(crate) fn topic(context: &Context, domain: &Domain, info: &SegmentInfo) -> R
         .map_or(Ok(()), |shape| topic_facts(output, domain, info, &shape))
 }
 
-/// What its users want to know of a topic: its samples, its memory, and who publishes and subscribes.
+/// Prints a topic: its samples, its memory, its publishers and subscribers.
 fn topic_facts(output: Output, domain: &Domain, info: &SegmentInfo, shape: &TopicShape) -> Result<(), Failure> {
     if output.is_json() {
         return Ok(());
@@ -146,12 +149,12 @@ fn topic_facts(output: Output, domain: &Domain, info: &SegmentInfo, shape: &Topi
     if let Some(control) = &info.control {
         participants(output, control);
     }
-    // Those that publish and subscribe are among them.
+    // The holders include the publishers and subscribers.
     people(output, info);
     Ok(())
 }
 
-/// Samples a second, just now.
+/// Returns the current number of samples per second.
 fn published_per_second(domain: &Domain, info: &SegmentInfo, topic: &TopicInfo) -> Result<f64, Failure> {
     if topic.publishers.is_empty() {
         return Ok(0.0);
@@ -160,7 +163,7 @@ fn published_per_second(domain: &Domain, info: &SegmentInfo, topic: &TopicInfo) 
     std::thread::sleep(MEASURED);
     let later = match domain.inspect(&format!("{}@{}", info.name, info.version.version)) {
         Ok(later) => later.control.and_then(|control| control.topic).map(|topic| topic.usage.published),
-        // It has gone meanwhile.
+        // The topic has ended meanwhile.
         Err(
             Error::NotFound(NotFound::Name { .. } | NotFound::Version { .. }) | Error::Gone(Gone::Withdrawn { .. }),
         ) => None,
@@ -216,7 +219,7 @@ fn object_facts(output: Output, object: &ObjectDetail) {
     output.table(headings, &object.holders.iter().map(row).collect::<Vec<_>>(), &[]);
 }
 
-/// A row of [`HOLDER`].
+/// Returns a row of [`HOLDER`].
 fn person(holder: &HolderInfo) -> Vec<String> {
     let unproven = if holder.unproven { " (unproven)" } else { "" };
     vec![
@@ -280,7 +283,7 @@ fn facts(output: Output, info: &SegmentInfo) {
         (false, true) => "removed: it can no longer be opened, and goes with its last lease",
     };
     let used = info.table.tensor_bytes();
-    let access = if *mutable { "mutable: its users order their access themselves" } else { "frozen" };
+    let access = if *mutable { "mutable: its users must synchronize their access" } else { "frozen" };
     fact(output, if control.is_some() { "pool" } else { "name" }, &info.name);
     // A pool has one version, and divides its memory itself.
     if control.is_none() || !info.is_latest {
@@ -313,9 +316,9 @@ fn facts(output: Output, info: &SegmentInfo) {
     }
 }
 
-/// What makes it a pool, and how that is used.
+/// Prints the options of a pool and how it is used.
 fn control_facts(output: Output, control: &Control, used: Option<&ControlInfo>) {
-    let zeroed = if control.zeroed { ", zeroed for whoever takes one" } else { "" };
+    let zeroed = if control.zeroed { ", zeroed for each taker" } else { "" };
     fact(output, "memory", format!("{}{zeroed}", describe::control::blocks(control)));
     let Some(ControlInfo { blocks, .. }) = used else { return };
     fact(output, "blocks", describe::control::counts(blocks));
@@ -323,7 +326,7 @@ fn control_facts(output: Output, control: &Control, used: Option<&ControlInfo>) 
     fact(output, "audit", describe::control::audit(blocks));
 }
 
-/// Who publishes and who subscribes.
+/// Prints the publishers and subscribers.
 fn participants(output: Output, used: &ControlInfo) {
     let Some(topic) = &used.topic else { return };
     if !topic.publishers.is_empty() {

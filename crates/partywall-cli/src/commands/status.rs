@@ -1,8 +1,8 @@
-//! `partywall status`. With `--json`: `pid`, `version`, `instance` (in hexadecimal), `domain`, `socket`, `log` (a path or
-//! null), `simulated` (whether its members run on the simulated CUDA driver), `started_at_ms` (since 1970),
+//! `partywall status`. With `--json`: `pid`, `version`, `instance` (in hexadecimal), `domain`, `socket`, `log` (a path
+//! or null), `simulated` (whether its members run on the simulated CUDA driver), `started_at_ms` (since 1970),
 //! `uptime_seconds`, `names`, `versions`, `timelines`, `semaphores`, `leases`, `fds` (numbers), `unproven` (what is in
-//! quarantine: `members`, `bytes`), `members` (a list of [`describe::member`], without this process), `bytes` (a list of
-//! `place`, `bytes`), `largest` (a list of `name`, `place`, `bytes`), `limits` (an object: `bytes`, `names`, `fds`,
+//! quarantine: `members`, `bytes`), `members` (a list of [`describe::member`], without this process), `bytes` (a list
+//! of `place`, `bytes`), `largest` (a list of `name`, `place`, `bytes`), `limits` (an object: `bytes`, `names`, `fds`,
 //! `clients`, `message`, `waits`, `leases`, `timelines`, `semaphores`).
 
 use clap::Args;
@@ -19,11 +19,11 @@ use crate::{
     text::{self, count},
 };
 
-/// Its arguments.
+/// The arguments of the command.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {}
 
-/// Runs it.
+/// Runs the command.
 pub(crate) fn run(context: &Context, _: &Arguments) -> Result<(), Failure> {
     let options = context.options().start(false).operator(true);
     let location = options.location()?;

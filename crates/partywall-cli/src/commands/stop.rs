@@ -1,12 +1,12 @@
-//! `partywall stop`: afterwards no process, socket or file of the broker is left but its log.
+//! `partywall stop`: ends the broker; only its log remains.
 //!
-//! It ends a broker only after it has spoken with it. A broker that does not answer may be busy, stopped, or at a limit,
-//! and holds kept names; the refusal names its pid, and whoever wants it gone sends the signal.
+//! The command ends a broker only if that answers. A broker that does not answer may be busy, stopped, or at a limit,
+//! and may hold kept names; the refusal names its pid, so that the user can send the signal.
 //!
 //! With `--json`: `socket`, `stopped` (whether a broker ran), `pid` (or null), `how`: `asked`, `terminated` (SIGTERM),
 //! `killed` (SIGKILL), or `nothing`; `stale_socket_removed`. If it refuses, `names`, `timelines`, `semaphores` and
-//! `members` beside `error`, as `ls` and `status` have them. No broker at all is no failure: there is nothing to stop,
-//! and a script may say so twice.
+//! `members` beside `error`, as `ls` and `status` have them. A missing broker is not a failure, so a script may stop
+//! twice.
 
 use std::{
     os::fd::OwnedFd,
@@ -30,16 +30,16 @@ use serde_json::json;
 
 use crate::{Context, describe, failure::Failure, text::count};
 
-/// Its arguments.
+/// The arguments of the command.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// Also while names and members exist: all names are dropped, memory that is mapped stays mapped. A broker of another
+    /// Stop even while names and members exist: all names are dropped, mapped memory stays mapped. A broker of another
     /// release is ended by a signal
     #[arg(long)]
     force: bool,
 }
 
-/// Runs it.
+/// Runs the command.
 pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
     let options = context.options().start(false).operator(true);
     let location = options.location()?;
@@ -66,37 +66,38 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     Ok(())
 }
 
-/// How a broker has ended.
+/// How a broker ended.
 struct Ended {
     pid: Option<u32>,
     how: &'static str,
 }
 
-/// The refusal to end a broker that does not answer.
+/// Returns the refusal to end a broker that does not answer.
 fn unresponsive(location: &Location, error: Error) -> Failure {
-    // The kernel knows who listens, unless the queue of connections is full.
+    // The kernel knows the pid of the listener, unless the queue of connections is full.
     let pid = partywall::broker_pid(location).ok().flatten();
     let (who, end) = match pid {
         Some(pid) => (format!(" (pid {pid})"), format!("`kill {pid}` ends it, or `kill -9 {pid}` if it is stopped")),
         None => (String::new(), "end it where it was started".to_owned()),
     };
-    let message = format!("{error}{who}; it has not been ended, because it may hold kept names");
-    let advice = format!("try again in a moment, `partywall logs` may say why; {end}: all its names are lost then");
+    let message = format!("{error}{who}; it was not stopped, because it may hold kept names");
+    let advice =
+        format!("try again in a moment; see `partywall logs` for the reason; {end}, which loses all its names");
     Failure::new(error.kind(), message, advice).with_details(json!({ "pid": pid }))
 }
 
-/// Asks it to end, and waits until it has.
+/// Asks the broker to end, and waits for its end.
 fn ask(context: &Context, location: &Location, domain: &Domain, force: bool) -> Result<Ended, Failure> {
     let said = domain.status().ok().map(|status| status.pid);
-    // In another PID namespace the broker has a number that means nothing here.
+    // The pid of a broker in another PID namespace means nothing here.
     let seen = partywall::broker_pid(location).ok().flatten();
-    // Opened while it is certainly the broker's: it just answered.
+    // Opened now, while the pid certainly belongs to the broker: it just answered.
     let pidfd = seen.and_then(|pid| process::pidfd(pid).ok());
     let pid = seen.or(said);
     match domain.stop_broker(force) {
         Ok(()) => {}
         Err(Error::Busy(Busy::BrokerInUse { .. })) => return Err(in_use(location, domain, pid)),
-        // It has gone meanwhile, as we wanted.
+        // The broker has ended meanwhile.
         Err(Error::Unreachable(Unreachable::Gone { .. })) => {}
         Err(error) => return Err(error.into()),
     }
@@ -104,7 +105,7 @@ fn ask(context: &Context, location: &Location, domain: &Domain, force: bool) -> 
         return Ok(Ended { pid, how: "asked" });
     }
     let message = format!(
-        "the broker{} at {} was asked to end and has not within {} s",
+        "the broker{} at {} has not ended within {} s of the request",
         pid.map_or_else(String::new, |pid| format!(" with pid {pid}")),
         location.socket.display(),
         TIMEOUT.as_secs()
@@ -122,7 +123,7 @@ fn ask(context: &Context, location: &Location, domain: &Domain, force: bool) -> 
     }
 }
 
-/// Waits until the process has ended; where it cannot be seen, until nobody listens.
+/// Waits until the process has ended or, if it is not visible here, until its socket has no listener.
 fn wait(pidfd: Option<&OwnedFd>, location: &Location, timeout: Duration) -> bool {
     let deadline = Instant::now() + timeout;
     if let Some(pidfd) = pidfd {
@@ -137,7 +138,7 @@ fn wait(pidfd: Option<&OwnedFd>, location: &Location, timeout: Duration) -> bool
     false
 }
 
-/// The refusal, with everything that is in the way.
+/// Returns the refusal, with all names and members that prevent the stop.
 fn in_use(location: &Location, domain: &Domain, pid: Option<u32>) -> Failure {
     let names = domain.names().unwrap_or_default();
     let members = domain.members().unwrap_or_default();
@@ -170,9 +171,9 @@ fn in_use(location: &Location, domain: &Domain, pid: Option<u32>) -> Failure {
     Failure::new(ErrorKind::Refused, message, advice).with_details(details)
 }
 
-/// Ends a broker of another release, which has said so.
+/// Ends a broker of another release by a signal.
 fn signal(context: &Context, location: &Location) -> Result<Ended, Failure> {
-    // That whoever listens there runs as us, `broker_pid` has found out from the kernel.
+    // `broker_pid` has checked with the kernel that the listener runs as this user.
     let Some(pid) = partywall::broker_pid(location)? else {
         let message = format!("the broker at {} runs in another PID namespace", location.socket.display());
         return Err(Failure::new(ErrorKind::Refused, message, "run `partywall stop --force` where it was started"));
@@ -181,7 +182,7 @@ fn signal(context: &Context, location: &Location) -> Result<Ended, Failure> {
         Failure::from(Error::System { what: format!("ending the broker with pid {pid}"), source: errno.into() })
     };
     let pidfd = process::pidfd(pid).map_err(system)?;
-    // If the pid had been given to another process meanwhile, nobody would listen any more, or somebody else.
+    // If the pid belonged to another process by now, the socket would have no listener or another one.
     if partywall::broker_pid(location)? != Some(pid) {
         let message = format!("another broker listens at {} by now", location.socket.display());
         return Err(Failure::new(ErrorKind::Refused, message, "try again"));
@@ -203,14 +204,14 @@ fn signal(context: &Context, location: &Location) -> Result<Ended, Failure> {
     Err(Failure::new(ErrorKind::Refused, message, "the kernel does not end it: see `dmesg`"))
 }
 
-/// Whether there is no socket, or nobody behind it. False if that cannot be found out.
+/// Returns whether the socket is missing or has no listener. Returns false if that cannot be determined.
 pub(super) fn nobody_listens(location: &Location) -> bool {
     matches!(socket::connect(&location.socket), Err(Errno::NOENT | Errno::NOTDIR | Errno::CONNREFUSED))
 }
 
 fn nothing(context: &Context, location: &Location) -> Result<(), Failure> {
     let stale = remove_stale(location)?;
-    let what = if stale { "; the socket of one that is gone has been removed" } else { "" };
+    let what = if stale { "; a stale socket was removed" } else { "" };
     context.output().line(format!("no broker runs at {}{what}", location.socket.display()));
     context.output().value(&json!({
         "socket": location.socket, "stopped": false, "pid": null, "how": "nothing", "stale_socket_removed": stale,
@@ -218,14 +219,14 @@ fn nothing(context: &Context, location: &Location) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Removes a socket file behind which nobody listens. Nothing else is touched.
+/// Removes a socket file without a listener, and nothing else.
 fn remove_stale(location: &Location) -> Result<bool, Failure> {
     let path = &location.socket;
     match std::fs::symlink_metadata(path) {
         Err(_) => return Ok(false),
         Ok(found) if found.file_type().is_socket() => {}
         Ok(_) => {
-            let message = format!("{} is no socket; it has not been touched", path.display());
+            let message = format!("{} is not a socket; it was not changed", path.display());
             return Err(Failure::new(ErrorKind::Refused, message, "remove it yourself, or name another --socket"));
         }
     }
@@ -235,7 +236,7 @@ fn remove_stale(location: &Location) -> Result<bool, Failure> {
     let system = |what: &str, errno: Errno| {
         Failure::from(Error::System { what: format!("{what} {}", path.display()), source: errno.into() })
     };
-    // Whoever starts a broker holds this lock: a socket without a listener is then really one of the past.
+    // The starter of a broker holds this lock, so under the lock a socket without a listener is stale.
     let lock = directory.lock(Instant::now() + TIMEOUT).map_err(|errno| system("locking the directory of", errno))?;
     if lock.is_none() {
         let message = format!("another process is starting a broker at {}", path.display());
@@ -247,11 +248,11 @@ fn remove_stale(location: &Location) -> Result<bool, Failure> {
     }
 }
 
-/// Names and members that a refusal lists.
+/// How many names and members a refusal lists.
 const LISTED: usize = 20;
 
-/// How long a broker may take to end.
+/// How long a broker may take to end after the request.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long after SIGTERM.
+/// How long a broker may take to end after SIGTERM.
 const TERM_TIMEOUT: Duration = Duration::from_secs(5);

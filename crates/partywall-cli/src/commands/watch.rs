@@ -1,10 +1,11 @@
-//! `partywall watch`: one line an event, until Ctrl-C, until nobody reads, or until the broker goes.
+//! `partywall watch`: prints one line for each event, until Ctrl-C, until its reader closes the pipe, or until the
+//! broker ends.
 //!
-//! With `--json` each line is an object. The first one is `event` (`watching`), `pattern`, `socket`, `point`. Those that
-//! follow have `event` (`created`, `committed`, `withdrawn`, `owner_died`, `owner_faulted`, `reclaimed`), `named`
-//! (`segment`, `timeline`, `semaphore`, `pool`, `topic`), `name`, `version` and `bytes` where there is a version, `pid` where somebody did
-//! it, `at_ms` (since 1970), `point`; or `event` (`missed`), `events` (a number, or null if nobody knows), `point`. When the
-//! broker goes, `error` and `point`.
+//! With `--json` each line is an object. The first one is `event` (`watching`), `pattern`, `socket`, `point`. Those
+//! that follow have `event` (`created`, `committed`, `withdrawn`, `owner_died`, `owner_faulted`, `reclaimed`), `named`
+//! (`segment`, `timeline`, `semaphore`, `pool`, `topic`), `name`, `version` and `bytes` where there is a version, `pid`
+//! where somebody did it, `at_ms` (since 1970), `point`; or `event` (`missed`), `events` (a number, or null if nobody
+//! knows), `point`. When the broker goes, `error` and `point`.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -20,21 +21,21 @@ use serde_json::{Value, json};
 
 use crate::{Context, failure::Failure, output::Output, signals, text};
 
-/// Its arguments.
+/// The arguments of the command.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     /// Only names like this; `*` stands for any characters, also `/`, and `?` for one
     #[arg(value_parser = Pattern::new, default_value = "*", hide_default_value = true)]
     pattern: Pattern,
-    /// Go on from here: a `point` that an earlier watch has printed
+    /// Continue from a `point` that an earlier watch printed
     #[arg(long, value_name = "POINT")]
     after: Option<Point>,
 }
 
-/// Runs it.
+/// Runs the command.
 pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
     let stop = signals::cancel_flag().map_err(|error| {
-        Failure::new(ErrorKind::Refused, format!("handling signals: {error}"), "see what the kernel says")
+        Failure::new(ErrorKind::Refused, format!("handling signals: {error}"), "check the system error")
     })?;
     let domain = context.options().start(false).connect()?;
     let pattern = arguments.pattern.as_str();
@@ -56,14 +57,14 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     }
     tell(output, &mut watch, &stop)?;
     if !output.is_json() {
-        output.remark(format!("`--after {}` goes on from here", watch.point()));
+        output.remark(format!("`--after {}` continues from here", watch.point()));
     }
     Ok(())
 }
 
 fn tell(output: Output, watch: &mut Watch, stop: &AtomicBool) -> Result<(), Failure> {
     while !stop.load(Ordering::Relaxed) && output.is_read() {
-        // A signal ends no wait, and neither does a reader that goes: both are looked for now and then.
+        // Neither a signal nor a closed pipe ends the wait, so both are polled.
         match watch.next(Duration::from_millis(250)) {
             Ok(None) => {}
             Ok(Some(event)) => {
@@ -85,9 +86,9 @@ fn line(event: &WatchEvent) -> String {
     let WatchEvent::Name(NameEvent { at, named, name, change, .. }) = event else {
         return match event {
             WatchEvent::Missed { events: Some(events) } => {
-                format!("missed {}: look at all names again", text::count(*events, "event"))
+                format!("missed {}: list all names again", text::count(*events, "event"))
             }
-            _ => "missed what was before this broker: look at all names again".into(),
+            _ => "missed the events before this broker: list all names again".into(),
         };
     };
     let what = match named {
@@ -96,7 +97,7 @@ fn line(event: &WatchEvent) -> String {
         Named::Semaphore => format!("semaphore {name}"),
         Named::Pool => format!("pool {name}"),
         Named::Topic => format!("topic {name}"),
-        _ => format!("something newer than this program, {name}"),
+        _ => format!("an object of a kind that this version does not know, {name}"),
     };
     let change = match change {
         Change::Created { pid } => format!("created        {what} by pid {pid}"),

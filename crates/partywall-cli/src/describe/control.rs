@@ -1,4 +1,4 @@
-//! Pools and topics.
+//! Descriptions of pools and topics.
 
 use partywall::{
     DType, SampleType, bytes,
@@ -10,10 +10,10 @@ use serde_json::{Value, json};
 
 use crate::text::count;
 
-/// A pool or topic: `kind` (`pool` or `topic`), `blocks` (how many), `block_bytes` (of one that are for use); of a pool
-/// `zeroed` (whether whoever takes a block finds it all zero); of a topic `depth`, `history`, `max_publishers`,
-/// `max_loans` (of each), `max_subscribers`, `max_held`, `dtype` (null if samples may be of any), `shape` (of all samples, a
-/// list in which null is any length; null if samples may be of any).
+/// Returns a pool or topic: `kind` (`pool` or `topic`), `blocks` (how many), `block_bytes` (of one that are for use);
+/// of a pool `zeroed` (whether whoever takes a block finds it all zero); of a topic `depth`, `history`,
+/// `max_publishers`, `max_loans` (of each), `max_subscribers`, `max_held`, `dtype` (null if samples may be of any),
+/// `shape` (of all samples, a list in which null is any length; null if samples may be of any).
 pub(crate) fn shape(control: &Control) -> Value {
     let mut value = json!({
         "kind": if control.topic.is_some() { "topic" } else { "pool" },
@@ -60,9 +60,9 @@ pub(crate) fn sum(control: &Control, topic: &TopicShape) -> String {
     format!("{} = depth {depth} + {publishers} + {subscribers}{spare}", control.blocks)
 }
 
-/// How it is used, in detail: `audit` (`clean`, or what is wrong), `waiting` (who waits for a block), `counts` (of blocks:
-/// `free`, `held`, `offered`, `in_ring`, `read`, `unused`, `handed`), and of a topic `published` (samples so far),
-/// `publishers`, `subscribers` ([`publisher`], [`subscriber`]), of which very many are not all told.
+/// How it is used, in detail: `audit` (`clean`, or what is wrong), `waiting` (who waits for a block), `counts` (of
+/// blocks: `free`, `held`, `offered`, `in_ring`, `read`, `unused`, `handed`), and of a topic `published` (samples so
+/// far), `publishers`, `subscribers` ([`publisher`], [`subscriber`]), of which very many are not all told.
 pub(crate) fn detail(info: &ControlInfo) -> Value {
     let BlockCounts { free, held, offered, in_ring, read, unused, handed, waiting, .. } = info.blocks;
     let mut value = json!({
@@ -86,8 +86,9 @@ pub(crate) fn detail(info: &ControlInfo) -> Value {
     value
 }
 
-/// A publisher: `id`, `pid`, `state` (of its process, as [`member`](super::member) has it), `parted` (whether it is reckoned
-/// with no more), `published`, `blocked_by` (the `id` of the subscriber that it waits for, or null), `blocked_ms`.
+/// Returns a publisher: `id`, `pid`, `state` (of its process, as [`member`](super::member) has it), `parted` (whether
+/// it is reckoned with no more), `published`, `blocked_by` (the `id` of the subscriber that it waits for, or null),
+/// `blocked_ms`.
 fn publisher(publisher: &PublisherInfo) -> Value {
     let mut value = participant(&publisher.who);
     value["published"] = json!(publisher.published);
@@ -96,9 +97,9 @@ fn publisher(publisher: &PublisherInfo) -> Value {
     value
 }
 
-/// A subscriber: `id`, `pid`, `state`, `parted` as a publisher; `policy` (`block`, `drop-oldest` or `latest`), `queue` (how
-/// many samples it may be behind, or null), `lag` (how many it is), `received`, `dropped`, `held`, `stalled_ms` (for how long
-/// a publisher has waited for it, or null).
+/// Returns a subscriber: `id`, `pid`, `state`, `parted` as a publisher; `policy` (`block`, `drop-oldest` or `latest`),
+/// `queue` (how many samples it may be behind, or null), `lag` (how many it is), `received`, `dropped`, `held`,
+/// `stalled_ms` (for how long a publisher has waited for it, or null).
 fn subscriber(subscriber: &SubscriberInfo) -> Value {
     let mut value = participant(&subscriber.who);
     value["policy"] = json!(subscriber.policy());
@@ -119,7 +120,7 @@ fn participant(who: &Participant) -> Value {
 pub(crate) fn audit(blocks: &BlockCounts) -> String {
     match blocks.invalid {
         0 => "clean".into(),
-        n => format!("{} say what nobody may have written", count(n.into(), "word")),
+        n => format!("{} have values that no correct process writes", count(n.into(), "word")),
     }
 }
 
@@ -128,7 +129,7 @@ pub(crate) fn blocks(control: &Control) -> String {
     format!("{} of {}", count(control.blocks.into(), "block"), bytes(control.block_bytes))
 }
 
-/// Where the blocks are, in a sentence: `2 free, 1 held`.
+/// Returns where the blocks are, in a sentence: `2 free, 1 held`.
 pub(crate) fn counts(blocks: &BlockCounts) -> String {
     let BlockCounts { free, held, offered, in_ring, read, unused, handed, .. } = *blocks;
     let some = [
@@ -136,8 +137,8 @@ pub(crate) fn counts(blocks: &BlockCounts) -> String {
         (offered, "offered"),
         (in_ring, "in the ring"),
         (read, "read"),
-        (unused, "published and used no more"),
-        (handed, "on their way to who waits"),
+        (unused, "published and no longer used"),
+        (handed, "being handed to waiters"),
     ];
     let some = some.into_iter().filter(|(n, _)| *n > 0).map(|(n, what)| format!(", {n} {what}"));
     format!("{free} free{}", some.collect::<String>())

@@ -11,7 +11,7 @@ use partywall_labs::text::grouped;
 
 use crate::failure::Failure;
 
-/// Plays the role.
+/// Runs this role.
 pub(super) fn run(session: &Session, device: DeviceChoice) -> Result<(), Failure> {
     let Session { domain, narrator, names, .. } = session;
 
@@ -33,10 +33,10 @@ pub(super) fn run(session: &Session, device: DeviceChoice) -> Result<(), Failure
     narrator.step("double", Some(took), &text, json!({ "name": names.shared, "elements": ELEMENTS }));
     let shared_doubled = acknowledge(session, &names.shared_doubled, &shared)?;
 
-    // Acknowledgements are owned names: they stay for as long as the producer may look for them.
+    // Acknowledgements are owned names: they remain while the producer may still wait for them.
     session.wait_withdrawn(&shared, "producer")?;
     if !domain.members()?.iter().any(|member| member.pid == producer) {
-        // A producer that is content waits for us to let go.
+        // The producer waits for the release.
         return Err(Failure::new(
             ErrorKind::CheckFailed,
             format!("the producer (process {producer}) died before it had checked the doubled integers"),
@@ -49,11 +49,11 @@ pub(super) fn run(session: &Session, device: DeviceChoice) -> Result<(), Failure
         }
         Ok(())
     })?;
-    narrator.step("release", Some(took), "everything: unmapped, and the leases given back", json!({}));
+    narrator.step("release", Some(took), "everything: unmapped, and the leases returned", json!({}));
     Ok(())
 }
 
-/// Lets a GPU that was asked for by name do the reading, also of another GPU's memory.
+/// Returns the GPU that should read, if one was named; it may read another GPU's memory.
 fn on(session: &Session, device: DeviceChoice, open: OpenOptions) -> OpenOptions {
     match (device, session.place) {
         (DeviceChoice::Cuda(_) | DeviceChoice::Uuid(_), Place::Gpu(uuid)) => open.device(uuid).allow_peer(true),
@@ -61,7 +61,7 @@ fn on(session: &Session, device: DeviceChoice, open: OpenOptions) -> OpenOptions
     }
 }
 
-/// Whether the memory is where the user wanted to see it.
+/// Checks that the memory is in the place that the user asked for.
 fn agree(data: &Segment, device: DeviceChoice) -> Result<(), Failure> {
     let wants_gpu = matches!(device, DeviceChoice::Cuda(_) | DeviceChoice::Uuid(_));
     let (has, kind) = match data.place() {
@@ -76,7 +76,7 @@ fn agree(data: &Segment, device: DeviceChoice) -> Result<(), Failure> {
     ))
 }
 
-/// Tells the producer by committing `name`: one number, how many elements are done.
+/// Notifies the producer by committing `name`, which holds one number: how many elements are done.
 fn acknowledge(session: &Session, name: &str, of: &Segment) -> Result<Segment, Failure> {
     let builder = session.domain.create(name, Place::Host).tensor("elements", partywall::DType::U64, &[1]);
     let builder = builder.metadata(RUN, run_of(of).unwrap_or_default()).if_absent(true);

@@ -1,4 +1,4 @@
-//! `partywall demo`: two processes share an array by name, and say what really happens.
+//! `partywall demo`: two processes share an array by name, and report each step.
 //!
 //! | name | committed by | means |
 //! |---|---|---|
@@ -9,7 +9,7 @@
 //!
 //! All are owned names: each goes with the process that committed it, so an interrupted demo leaves nothing behind.
 //! The producer keeps its names until it has read both acknowledgements; the consumer keeps those until `PREFIX/shared`
-//! is withdrawn. Metadata `run` tells the names of one run from those of a run that is just ending.
+//! is withdrawn. The metadata `run` distinguishes the names of a run from those of a run that is just ending.
 //!
 //! Without a role, `partywall demo` starts both as child processes under a prefix of its own, `demo/PID`, and relays
 //! what they print. With `--json` each step is one line, an object with
@@ -17,8 +17,8 @@
 //! - `role`: `demo`, `producer` or `consumer`;
 //! - `step`: `connect`, `device`, `allocate`, `write`, `commit`, `wait`, `open`, `verify`, `verify-copy`, `double`,
 //!   `acknowledge`, `release`, `memory`, and at last `passed`;
-//! - `micros`: how long the step took, where that means something;
-//! - what the step tells people, as fields of their own (`name`, `version`, `requested_bytes`, `fds`, …).
+//! - `micros`: how long the step took, if that is meaningful;
+//! - the facts of the step as fields of their own (`name`, `version`, `requested_bytes`, `fds`, …).
 //!
 //! A failure is a line with `error`, as for every command.
 //!
@@ -44,7 +44,7 @@ use partywall_labs::text::grouped;
 
 use crate::{Context, failure::Failure, simulation};
 
-/// Its arguments.
+/// The arguments of the command.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     #[command(flatten)]
@@ -61,10 +61,10 @@ struct Options {
     /// Where the memory is: auto, host, cuda, cuda:N or a GPU's UUID
     #[arg(long, global = true, value_name = "DEVICE", default_value = "auto")]
     device: DeviceChoice,
-    /// How long each wait for the other process may take, in seconds
+    /// Seconds that each wait for the other process may take
     #[arg(long, global = true, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
     timeout: Duration,
-    /// What the names begin with [default: demo/PID, and demo for a role alone]
+    /// The prefix of the names [default: demo/PID, and demo for a single role]
     #[arg(long, global = true, value_name = "PREFIX")]
     name: Option<String>,
     #[arg(long, global = true, hide = true, value_name = "INDEX", value_parser = clap::value_parser!(u64).range(..pattern::ELEMENTS))]
@@ -77,13 +77,13 @@ struct Options {
 
 #[derive(Debug, Clone, Copy, Subcommand)]
 enum Role {
-    /// Allocate, write and commit the array; then check what the consumer did to it
+    /// Allocate, write and commit the array; then check the consumer's changes
     Producer,
     /// Open the array by name and check it; then double it in place
     Consumer,
 }
 
-/// Where the producer can be made to kill itself.
+/// The points at which the producer can kill itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum CrashPoint {
     /// After the commit of the frozen array.
@@ -94,7 +94,7 @@ enum CrashPoint {
     Shared,
 }
 
-/// Runs it.
+/// Runs the command.
 pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
     let Arguments { options, role } = arguments;
     if options.simulated {
@@ -122,7 +122,7 @@ fn both(context: &Context, options: &Options) -> Result<(), Failure> {
     let place = place(context, options.device)?;
     let device = match (options.device, place) {
         (_, Place::Host) => DeviceChoice::Host,
-        // The first GPU is what `auto` means in every process with our environment.
+        // `auto` means the first GPU in every process with this environment.
         (DeviceChoice::Auto, Place::Gpu(_)) => DeviceChoice::Cuda(0),
         (device, Place::Gpu(_)) => device,
     };
@@ -157,7 +157,7 @@ fn both(context: &Context, options: &Options) -> Result<(), Failure> {
     Ok(())
 }
 
-/// How this command was called, with what makes another call meet the same broker.
+/// Returns the call of this command, with the options with which another call uses the same broker.
 fn command_line(context: &Context) -> String {
     let mut words =
         vec![std::env::args_os().next().map_or_else(|| "partywall".into(), |it| it.to_string_lossy().into_owned())];
@@ -165,7 +165,7 @@ fn command_line(context: &Context) -> String {
     words.join(" ")
 }
 
-/// The place that a choice means. Says so if it is not what somebody with a GPU would expect.
+/// Returns the place that a choice means. Prints a remark if `auto` is not a GPU.
 fn place(context: &Context, device: DeviceChoice) -> Result<Place, Failure> {
     let (place, why) = gpu::resolve(device).map_err(|error| match error {
         Error::DeviceFault(DeviceFault::NoDevice { .. }) => {
@@ -175,24 +175,25 @@ fn place(context: &Context, device: DeviceChoice) -> Result<Place, Failure> {
         error => error.into(),
     })?;
     if let Some(why) = why {
-        context.output().remark(format!("no GPU can be used here, so this is host memory ({why}); {SIMULATED}"));
+        context.output().remark(format!("no GPU is usable, so the demo uses host memory ({why}); {SIMULATED}"));
     }
     Ok(place)
 }
 
-/// Whether the driver of this process is simulated.
+/// Returns whether the driver of this process is simulated.
 fn is_simulated() -> bool {
     Driver::load().is_ok_and(Driver::is_simulated)
 }
 
-/// What somebody without a GPU can do.
+/// The advice for a machine without a GPU.
 const SIMULATED: &str = "`partywall demo --simulated` shows it on a simulated GPU";
 
-/// Lets this role end with the process that started it, even if that is killed.
+/// Makes this role end with the process that started it, even if that process is killed.
 fn end_with(supervisor: i32) {
-    // Without the signal, the time-outs end the role.
+    // Without the signal, the timeouts end the role.
     let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
-    // It may have died before, and then no signal comes. A pid that cannot be seen from here is no pid to compare.
+    // The parent may have died before the request, and then no signal arrives. A parent in another PID namespace has no
+    // pid here to compare.
     if rustix::process::getppid().is_some_and(|parent| parent.as_raw_pid() != supervisor) {
         std::process::exit(1);
     }

@@ -1,4 +1,4 @@
-//! Telling what happens, one step a line: aligned for people, an object for programs.
+//! Reports the steps of the demo, one per line: aligned for people, an object for programs.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use crate::output::Output;
 
-/// Tells the steps of one role.
+/// Reports the steps of one role.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Narrator {
     output: Output,
@@ -19,7 +19,7 @@ impl Narrator {
         Self { output, role }
     }
 
-    /// A step that is over. `text` may have several lines.
+    /// Reports a finished step. `text` may have several lines.
     pub(super) fn step(&self, step: &str, took: Option<Duration>, text: &str, fields: Value) {
         let mut head = step;
         let mut time = took.map_or_else(String::new, micros);
@@ -30,7 +30,7 @@ impl Narrator {
         self.value(step, took, fields);
     }
 
-    /// The last line, which people get as it is.
+    /// Reports the end of the demo.
     pub(super) fn ending(&self, step: &str, took: Duration, text: &str, fields: Value) {
         self.output.line(text);
         self.value(step, Some(took), fields);

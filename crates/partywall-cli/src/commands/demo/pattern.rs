@@ -7,19 +7,19 @@ use partywall::{
     error::{DeviceFault, InvalidArgument},
 };
 
-/// How many integers.
+/// The number of integers.
 pub(super) const ELEMENTS: u64 = 1 << 18;
 
-/// What they take: 1 MiB.
+/// Their size in bytes: 1 MiB.
 pub(super) const BYTES: u64 = ELEMENTS * 4;
 
-/// The tensor that has them.
+/// The tensor that holds them.
 pub(super) const TENSOR: &str = "data";
 
-/// Their type.
+/// The type of the integers.
 pub(super) const DTYPE: DType = DType::U32;
 
-/// The rule, for people.
+/// The formula of an element, for people.
 pub(super) const FORMULA: &str = "data[i] = (i*2 + 1337) ^ 0xDEADBEEF";
 
 /// An element that is not as expected.
@@ -30,7 +30,7 @@ pub(super) struct Bad {
     pub(super) found: u32,
 }
 
-/// Who works on memory at `place`.
+/// Returns what works on memory at `place`.
 pub(super) fn worker(place: Place) -> &'static str {
     if place == Place::Host { "CPU" } else { "kernel" }
 }

@@ -1,4 +1,4 @@
-//! The producer: makes the array, gives it away by name, and checks what came of it.
+//! The producer: creates the array, shares it by name, and checks the consumer's changes.
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -15,7 +15,7 @@ use partywall_labs::text::grouped;
 
 use crate::failure::Failure;
 
-/// Plays the role.
+/// Runs this role.
 pub(super) fn run(session: &Session, corrupt: Option<u64>, crash_at: Option<CrashPoint>) -> Result<(), Failure> {
     let Session { domain, narrator, names, .. } = session;
     let crash = |point| {
@@ -41,13 +41,13 @@ pub(super) fn run(session: &Session, corrupt: Option<u64>, crash_at: Option<Cras
     session.verify(&shared, 2)?;
     session.memory("with both segments")?;
 
-    // The names go with their owner's leases; the consumer sees it and lets go of its own.
+    // The names end with their owner's leases; the consumer sees that and releases its own.
     let ((), took) = timed(|| shared.release().and_then(|()| data.release()))?;
     let text = format!("{} and {}: the names are gone", names.data, names.shared);
     narrator.step("release", Some(took), &text, json!({ "names": [names.data, names.shared] }));
     session.wait_withdrawn(&shared_doubled, "consumer")?;
     drop((data_read, shared_doubled));
-    session.memory("after the consumer has let go, too")
+    session.memory("after the consumer has released them, too")
 }
 
 /// Allocates, writes and commits the array as `name`.
@@ -69,10 +69,10 @@ fn make(session: &Session, name: &str, run: &str, mutable: bool, corrupt: Option
         Place::Host => host_address(name),
         Place::Gpu(_) => Some(build.device(TENSOR)?.device_ptr()),
     };
-    // A memfd says its length to the byte; what the kernel takes for it are whole pages.
+    // A memfd has an exact length; the kernel allocates whole pages for it.
     let aligned = build.bytes().next_multiple_of(granularity);
     let text = format!(
-        "{} for {name}, aligned to {} (granularity {})\nmapped read-write{}; no other process knows of it",
+        "{} for {name}, aligned to {} (granularity {})\nmapped read-write{}; no other process can see it",
         bytes(BYTES),
         bytes(aligned),
         bytes(granularity),
@@ -115,7 +115,7 @@ fn make(session: &Session, name: &str, run: &str, mutable: bool, corrupt: Option
     Ok(segment)
 }
 
-/// Dies as a crashed process does.
+/// Ends this process as a crash does.
 fn die() {
     let _ = kill_process(getpid(), Signal::KILL);
 }

@@ -1,4 +1,4 @@
-//! What both roles do alike: meeting the broker and the device, waiting for each other, checking.
+//! What both roles share: connecting, preparing the device, waiting for each other, checking.
 
 use std::{
     sync::Arc,
@@ -20,10 +20,10 @@ use crate::{Context, failure::Failure};
 /// The key under which the metadata of each segment names its run.
 pub(super) const RUN: &str = "run";
 
-/// A wait looks this often whether the other side has gone. Names themselves are announced by the broker at once.
+/// How often a wait polls whether the other side has ended. The broker announces names immediately.
 const GLANCE: Duration = Duration::from_millis(250);
 
-/// A role at work.
+/// A running role.
 #[derive(Debug)]
 pub(super) struct Session {
     pub(super) domain: Domain,
@@ -89,7 +89,7 @@ impl Session {
     }
 
     fn gpu(&self, uuid: DeviceUuid) -> Result<u64, Failure> {
-        // A context and the kernels, now: neither belongs into the time of any later step.
+        // The context and the kernels are created now, so that no later step includes their time.
         let (gpu, took) = timed(|| {
             let gpu = self.domain.gpu(uuid)?;
             gpu.kernels()?;
@@ -124,7 +124,7 @@ impl Session {
         Ok(facts.granularity)
     }
 
-    /// Says how much memory of the GPU is free now. Other processes take and give, too.
+    /// Reports how much memory of the GPU is free now. Other processes allocate and free, too.
     pub(super) fn memory(&self, when: &str) -> Result<(), Failure> {
         let Place::Gpu(uuid) = self.place else { return Ok(()) };
         let memory = self.domain.gpu(uuid)?.context().memory_info();
@@ -158,7 +158,7 @@ impl Session {
                     self.narrator.step("wait", Some(start.elapsed()), &text, json!({ "name": name }));
                     return Ok(segment);
                 }
-                // Of a run that is just ending.
+                // This name belongs to a run that is just ending.
                 Ok(stale) => drop(ended(&stale, left.min(GLANCE))?),
                 Err(Error::Timeout { .. }) => {}
                 Err(error) => return Err(error.into()),
@@ -168,14 +168,14 @@ impl Session {
             {
                 return Err(Failure::new(
                     ErrorKind::CheckFailed,
-                    format!("the {other} is gone: {} was withdrawn before {name} was committed", partner.name()),
+                    format!("the {other} has ended: {} was withdrawn before {name} was committed", partner.name()),
                     format!("see what the {other} printed, then start both again"),
                 ));
             }
             if left.is_zero() {
                 return Err(Failure::new(
                     ErrorKind::TimedOut,
-                    format!("waited {} s for {name}, which nobody committed", self.timeout.as_secs_f64()),
+                    format!("{name} was not committed within {} s", self.timeout.as_secs_f64()),
                     format!(
                         "start `partywall demo {other}` with the same --name, --domain and --socket; or wait longer (--timeout)"
                     ),
@@ -190,14 +190,15 @@ impl Session {
         if !ended {
             let message =
                 format!("waited {} s for the {other} to withdraw {}", self.timeout.as_secs_f64(), segment.name());
-            return Err(Failure::new(ErrorKind::TimedOut, message, format!("look whether the {other} is stopped")));
+            return Err(Failure::new(ErrorKind::TimedOut, message, format!("check whether the {other} is stopped")));
         }
         let text = format!("until {} was withdrawn", segment.name());
         self.narrator.step("wait", Some(took), &text, json!({ "name": segment.name(), "withdrawn": true }));
         Ok(())
     }
 
-    /// Opens what is there, timed. `first` is an earlier opening, which is closed: its time was mostly waiting.
+    /// Opens the segment and measures the time. `first` is an earlier opening, which is closed: its time was mostly
+    /// waiting.
     pub(super) fn open_again(&self, open: &OpenOptions, first: Segment) -> Result<Segment, Failure> {
         let open = open.clone().version(first.version());
         let (segment, took) = timed(|| open.open())?;
@@ -220,7 +221,7 @@ impl Session {
     pub(super) fn verify(&self, segment: &Segment, factor: u32) -> Result<(), Failure> {
         let in_place = format!("read in place by the {}", pattern::worker(segment.place()));
         self.check("verify", segment, factor, &in_place, || pattern::verify(segment, factor))?;
-        let in_a_copy = "read in a copy that this process made for itself";
+        let in_a_copy = "read in a private copy of this process";
         self.check("verify-copy", segment, factor, in_a_copy, || pattern::verify_copy(segment, factor))
     }
 
@@ -244,19 +245,19 @@ impl Session {
     }
 }
 
-/// Which run a segment belongs to.
+/// Returns the run that a segment belongs to.
 pub(super) fn run_of(segment: &Segment) -> Option<&str> {
     segment.metadata().find(|(key, _)| *key == RUN).map(|(_, run)| run)
 }
 
-/// Does something and says how long it took.
+/// Calls a function and returns its result and duration.
 pub(super) fn timed<T>(action: impl FnOnce() -> partywall::Result<T>) -> Result<(T, Duration), Failure> {
     let start = Instant::now();
     let value = action()?;
     Ok((value, start.elapsed()))
 }
 
-/// What a program is told of a segment.
+/// Returns the JSON fields of a segment.
 pub(super) fn facts_of(segment: &Segment) -> Value {
     json!({
         "name": segment.name(), "version": segment.version(), "kind": segment.kind(),
@@ -272,7 +273,7 @@ pub(super) fn fds_text(segment: &Segment) -> String {
     format!("{} {}", if numbers.len() == 1 { "fd" } else { "fds" }, numbers.join(", "))
 }
 
-/// Where the array is in this process: on its GPU, or as the kernel lists it.
+/// Returns the address of the array in this process: on its GPU, or as the kernel lists it.
 pub(super) fn address(segment: &Segment) -> Option<u64> {
     match segment.place() {
         Place::Host => host_address(segment.name()),
@@ -280,7 +281,7 @@ pub(super) fn address(segment: &Segment) -> Option<u64> {
     }
 }
 
-/// Where host memory of a name is mapped into this process. It begins with the array, which is all there is.
+/// Returns the address at which host memory of a name is mapped into this process. The array starts there.
 pub(super) fn host_address(name: &str) -> Option<u64> {
     let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
     let file = format!("/memfd:partywall:{name} (deleted)");
@@ -288,7 +289,7 @@ pub(super) fn host_address(name: &str) -> Option<u64> {
     u64::from_str_radix(line.split('-').next()?, 16).ok()
 }
 
-/// Waits up to `timeout` for the withdrawal of a segment; whether it came.
+/// Waits up to `timeout` for the withdrawal of a segment. Returns whether it was withdrawn.
 fn ended(segment: &Segment, timeout: Duration) -> partywall::Result<bool> {
     match segment.wait_withdrawn(timeout) {
         Ok(()) => Ok(true),
@@ -305,11 +306,11 @@ fn wrong(segment: &Segment, bad: pattern::Bad, how: &str) -> Failure {
         format!(
             "{name} is wrong at index {index}: expected {expected} ({expected:#010x}), found {found} ({found:#010x}), {how}"
         ),
-        "this must never happen: `partywall doctor` tests the parts one by one",
+        "run `partywall doctor`, which tests each part; this is a bug",
     )
 }
 
-/// What a GPU says of itself.
+/// The properties of a GPU.
 struct Facts {
     name: String,
     capability: (u32, u32),

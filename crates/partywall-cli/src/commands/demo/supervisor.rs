@@ -1,4 +1,4 @@
-//! Both roles as child processes: starts them, relays what they print line by line, and ends them together.
+//! Runs both roles as child processes: starts them, relays their output line by line, and ends them together.
 
 use std::{
     io::{BufRead, BufReader, IsTerminal, Read},
@@ -26,10 +26,10 @@ use crate::{
     output::Output,
 };
 
-/// What the roles may need beside their waits: the driver's start, a broker's start.
+/// The time that the roles may need beside their waits: for the start of the driver and of a broker.
 const OVERHEAD: Duration = Duration::from_secs(60);
 
-/// How many waits follow each other in a role, at most.
+/// The largest number of waits in a role.
 const WAITS: u32 = 4;
 
 /// Starts and ends the roles.
@@ -41,7 +41,7 @@ pub(super) struct Supervisor<'a> {
 }
 
 impl<'a> Supervisor<'a> {
-    /// Roles whose waits take at most `timeout` each.
+    /// Returns a supervisor of roles whose waits take at most `timeout` each.
     pub(super) fn new(context: &'a Context, timeout: Duration) -> Self {
         let start = Instant::now();
         Self { context, start, deadline: start + timeout * WAITS + OVERHEAD }
@@ -86,7 +86,8 @@ impl<'a> Supervisor<'a> {
             child.stderr.take().map(|stderr| std::thread::spawn(move || relay.lines(stderr, Relay::remark))),
         ];
         let relays = relays.into_iter().flatten().collect();
-        // A child that has not been waited for keeps its pid, even if it is dead. Without a pidfd it ends by itself.
+        // A child that has not been waited for keeps its pid, even if it is dead. Without a pidfd the child ends by
+        // itself.
         let pidfd = process::pidfd(child.id()).map_err(|errno| system("watching")(errno.into()))?;
         Ok(Running { role, child, relays, pidfd })
     }
@@ -100,7 +101,7 @@ impl<'a> Supervisor<'a> {
             std::mem::swap(&mut first, &mut second);
         }
         let first = first.end(self.deadline);
-        // What the second says after the first has failed, unless it had ended by then, is only a consequence.
+        // The failure of the second role is only a consequence, unless it had ended before the first one failed.
         let deadline = if first.is_success() { self.deadline } else { Instant::now() };
         let second = second.end(deadline);
         let worst = [first, second].into_iter().filter(|end| !end.is_success()).max_by_key(End::badness);
@@ -111,7 +112,7 @@ impl<'a> Supervisor<'a> {
     }
 }
 
-/// A role's process. Dropping it kills the process, if it still runs.
+/// The process of a role. Dropping it kills a process that still runs.
 #[derive(Debug)]
 pub(super) struct Running {
     role: &'static str,
@@ -121,7 +122,7 @@ pub(super) struct Running {
 }
 
 impl Running {
-    /// Waits for its end until `deadline`, then kills it.
+    /// Waits until `deadline` for the process to end, then kills it.
     fn end(mut self, deadline: Instant) -> End {
         let in_time = matches!(socket::wait(&self.pidfd, Ready::Read, Some(deadline)), Ok(true));
         let status = if in_time { self.child.wait().ok() } else { None };
@@ -130,7 +131,7 @@ impl Running {
     }
 
     fn stop(&mut self) {
-        // The pid is ours until the child has been waited for, and `Child` sends nothing afterwards.
+        // The pid stays valid until the child has been waited for; `Child` sends nothing afterwards.
         let _ = self.child.kill();
         let _ = self.child.wait();
         for relay in self.relays.drain(..) {
@@ -164,11 +165,11 @@ impl End {
     fn failure(&self) -> Failure {
         let role = self.role;
         let (what, advice) = match self.status.map(|status| (status.code(), status.signal())) {
-            None => ("did not end in time and was killed".to_owned(), "`partywall doctor` tries the parts one by one"),
-            Some((Some(code), _)) => (format!("ended with exit code {code}"), "its reason stands above"),
+            None => ("did not end in time and was killed".to_owned(), "run `partywall doctor`, which tests each part"),
+            Some((Some(code), _)) => (format!("ended with exit code {code}"), "see its message above"),
             Some((None, signal)) => (
                 format!("was killed by signal {}", signal.unwrap_or_default()),
-                "the kernel's log (dmesg) may say by whom",
+                "see the kernel's log (dmesg) for the sender",
             ),
         };
         let code = self.status.and_then(|status| status.code());
@@ -176,7 +177,7 @@ impl End {
     }
 }
 
-/// Passes a role's lines on under its name.
+/// Relays a role's lines with its name.
 #[derive(Debug, Clone, Copy)]
 struct Relay {
     output: Output,
@@ -195,7 +196,7 @@ impl Relay {
         if !self.output.is_json() {
             return self.output.line(self.prefixed(line, std::io::stdout().is_terminal()));
         }
-        // Steps name their role; an error does not know it.
+        // Steps name their role, but errors do not.
         if let Ok(Value::Object(mut object)) = serde_json::from_str(line) {
             object.entry("role").or_insert_with(|| json!(self.role));
             self.output.value(&Value::Object(object));

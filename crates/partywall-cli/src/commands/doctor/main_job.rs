@@ -1,4 +1,4 @@
-//! The main job: the real demo, through a broker of its own that is ended afterwards.
+//! The main job: runs the real demo with a broker of its own.
 
 use std::{
     path::{Path, PathBuf},
@@ -16,7 +16,7 @@ use serde_json::Value;
 /// How long the broker may take to end.
 const FAREWELL: Duration = Duration::from_secs(5);
 
-/// How long a broker may take to appear after whoever started it was killed.
+/// How long a broker may take to appear after its starter was killed.
 const STRAGGLER: Duration = Duration::from_secs(1);
 
 /// Runs `partywall demo` on `device`.
@@ -36,7 +36,7 @@ pub(super) fn run(limit: Duration, device: &str) -> Finding {
     });
     let stopped = scratch.stop_broker(ended.as_ref().is_ok_and(|ended| ended.status.is_none()));
     match ended {
-        Err(error) => Finding::failed(format!("`partywall demo` could not be run: {error}")),
+        Err(error) => Finding::failed(format!("cannot run `partywall demo`: {error}")),
         Ok(ended) => judge(&ended, limit, stopped),
     }
 }
@@ -62,13 +62,13 @@ fn judge(ended: &Ended, limit: Duration, stopped: bool) -> Finding {
         }
         None => {
             Finding::failed(format!("`partywall demo` did not end within {} s and was killed", limit.as_secs_f64()))
-                .means("something that it needs hangs")
-                .fix("run `partywall demo` to see where")
+                .means("something that the demo needs hangs")
+                .fix("run `partywall demo` to see which step hangs")
         }
     }
 }
 
-/// A directory for a broker, gone afterwards.
+/// A directory for a broker, removed on drop.
 struct Scratch {
     path: PathBuf,
 }
@@ -85,16 +85,16 @@ impl Scratch {
         self.path.join("s")
     }
 
-    /// Ends the broker, if one runs there or is just being started; whether it is gone.
+    /// Ends a broker that runs there or is just starting. Returns whether it has ended.
     fn stop_broker(&self, demo_was_killed: bool) -> bool {
         let socket = self.socket();
-        // A killed demo may leave behind a broker that is about to come up.
+        // A killed demo may leave a broker that is just starting.
         let appears = Instant::now() + if demo_was_killed { STRAGGLER } else { Duration::ZERO };
         while !exists(&socket) && Instant::now() < appears {
             std::thread::sleep(Duration::from_millis(10));
         }
         if let Ok(domain) = Domain::options().socket(&socket).start(false).connect() {
-            // What counts is whether its socket goes.
+            // The broker has ended once its socket is gone.
             let _ = domain.stop_broker(true);
         }
         let deadline = Instant::now() + FAREWELL;

@@ -1,4 +1,4 @@
-//! `partywall doctor`: finds out by doing what works on this machine.
+//! `partywall doctor`: tests what works on this machine.
 //!
 //! The probes are the library's ([`partywall::doctor`]); each runs in a child, `partywall doctor --probe TITLE`. The
 //! *main job* is `partywall demo` itself, through a broker in a temporary directory; whether the command succeeds
@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 use crate::{Context, failure::Failure, output::Output, text};
 
-/// Its arguments.
+/// The arguments of the command.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     /// The GPU to try: auto (the first), all, cuda:N or a GPU's UUID
@@ -31,10 +31,10 @@ pub(crate) struct Arguments {
     limit: Duration,
 }
 
-/// Runs it.
+/// Runs the command.
 pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
     let program = std::env::current_exe().map_err(|error| {
-        let advice = "mount /proc: without it no process can be started or watched";
+        let advice = "mount /proc: the doctor needs it to start and watch processes";
         Failure::new(ErrorKind::Refused, format!("finding this program: {error}"), advice)
     })?;
     let mut child = vec![program.into_os_string()];
@@ -51,7 +51,7 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
 }
 
 fn examine(output: Output, doctor: &Doctor, arguments: &Arguments) -> Result<(), Failure> {
-    output.line(format!("partywall {VERSION}: trying what works on this machine\n"));
+    output.line(format!("partywall {VERSION}: testing what works on this machine\n"));
     let mut probes = Vec::new();
     let mut simulated = false;
     let mut tell = |report: &Report| {
@@ -80,7 +80,7 @@ fn examine(output: Output, doctor: &Doctor, arguments: &Arguments) -> Result<(),
     output.line(format!("The main job in host memory {}.", answer(host)));
     output.line(match gpu {
         Some(works) => format!("The main job on a GPU {}.", answer(works)),
-        None => "There is no GPU to try it on.".to_owned(),
+        None => "No GPU was tested.".to_owned(),
     });
     if simulated {
         output.line("The CUDA driver is SIMULATED: nothing here says anything about a GPU.");

@@ -19,20 +19,19 @@ pub(super) fn daemonize() -> Result<Starter, Failure> {
     // the environment; neither starts a thread, and it was just counted where /proc is there. For the same reason
     // nothing in the process owns a file descriptor above 2: none was opened but the one of the count, closed again.
     unsafe { partywall_os::process::daemonize() }.map_err(|errno| {
-        Failure::new(ErrorKind::Refused, format!("becoming a daemon: {errno}"), "see what the kernel says")
+        Failure::new(ErrorKind::Refused, format!("becoming a daemon: {errno}"), "check the system error")
     })
 }
 
-/// Tells the starter why the daemon gives up.
+/// Reports to the starter why the daemon cannot start.
 pub(super) fn tell(starter: Starter, failure: &Failure) {
     starter.failed(failure.code(), &format!("{}\n{}\n", failure.message(), failure.advice()));
 }
 
 /// Starts a daemon in a process of its own, which prints that it is ready. Returns why it is not.
 pub(super) fn start() -> Result<(), Failure> {
-    let failed = |why: String| {
-        Failure::new(ErrorKind::Refused, format!("starting the broker: {why}"), "see what the kernel says")
-    };
+    let failed =
+        |why: String| Failure::new(ErrorKind::Refused, format!("starting the broker: {why}"), "check the system error");
     let program = std::env::current_exe().map_err(|e| failed(e.to_string()))?;
     let mut command = Command::new(program);
     command.args(std::env::args_os().skip(1)).arg("--detach");

@@ -1,7 +1,7 @@
-//! `partywall topic echo`. With `--json` each line is an object: of a sample `event` (`sample`), `position`, `publisher`,
-//! `sequence`, `missed`, `lag`, `dtype`, `shape`, `bytes`, `header` (in hexadecimal digits), `values` (the first; bytes of
-//! types that have no numbers), `error` (why it is not complete, or null), `rate` (samples a second lately); at the end
-//! `event` (`end`), `samples`, `missed`, `failed`, `bytes`, `seconds`, `rate`.
+//! `partywall topic echo`. With `--json` each line is an object: of a sample `event` (`sample`), `position`,
+//! `publisher`, `sequence`, `missed`, `lag`, `dtype`, `shape`, `bytes`, `header` (in hexadecimal digits), `values` (the
+//! first; bytes of types that have no numbers), `error` (why it is not complete, or null), `rate` (samples a second
+//! lately); at the end `event` (`end`), `samples`, `missed`, `failed`, `bytes`, `seconds`, `rate`.
 
 use std::{
     collections::VecDeque,
@@ -15,14 +15,14 @@ use serde_json::{Value, json};
 use super::{Receiver, Receiving, bytes_of, is_lost, values};
 use crate::{Context, failure::Failure, output::Output, text::count};
 
-/// Its arguments.
+/// The arguments of the command.
 #[derive(Debug, clap::Args)]
 pub(super) struct Arguments {
     #[command(flatten)]
     receiving: Receiving,
 }
 
-/// Runs it.
+/// Runs the command.
 pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
     let topic = arguments.receiving.open(context)?;
     let receiving = arguments.receiving.subscribe(&topic)?;
@@ -52,7 +52,7 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
 
 struct Echo {
     output: Output,
-    /// When samples came, within [`LATELY`].
+    /// The arrival times of the samples within [`LATELY`].
     lately: VecDeque<Instant>,
     samples: u64,
     missed: u64,
@@ -86,7 +86,7 @@ impl Receiver for Echo {
 }
 
 impl Echo {
-    /// Samples a second, over the last moments.
+    /// Returns the recent number of samples per second.
     fn rate(&mut self) -> f64 {
         let now = Instant::now();
         self.lately.push_back(now);
@@ -100,7 +100,7 @@ impl Echo {
     }
 }
 
-/// What is told of a sample besides what it says itself.
+/// The facts of a sample beyond its own fields.
 struct Told {
     lag: u64,
     header: Vec<u8>,
@@ -120,7 +120,7 @@ fn line(sample: &Sample, told: &Told) -> String {
         told.rate,
         told.lag,
     );
-    // Writing to a string does not fail.
+    // Writing to a string cannot fail.
     if sample.missed() > 0 {
         let _ = write!(line, "  {} missed", sample.missed());
     }
@@ -151,5 +151,5 @@ fn value(sample: &Sample, told: &Told) -> Value {
     })
 }
 
-/// Over how long a rate is taken.
+/// The period over which a rate is measured.
 const LATELY: Duration = Duration::from_secs(1);

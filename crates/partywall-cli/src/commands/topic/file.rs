@@ -1,5 +1,5 @@
-//! Files of samples: MCAP (<https://mcap.dev/spec>), each message a safetensors file of one tensor. `docs/topic-files.md`
-//! describes them.
+//! Files of samples: MCAP (<https://mcap.dev/spec>), each message a safetensors file of one tensor.
+//! `docs/topic-files.md` describes them.
 
 use std::{
     collections::BTreeMap,
@@ -22,18 +22,18 @@ use partywall::{
 use super::bytes_of;
 use crate::failure::Failure;
 
-/// A file that is being written.
+/// Writes a file of samples.
 pub(super) struct Recording {
     path: PathBuf,
     writer: Writer<BufWriter<File>>,
     channel: u16,
-    /// What the next message consists of.
+    /// The buffer of the next message.
     message: Vec<u8>,
     flushed: Instant,
 }
 
 impl Recording {
-    /// Begins a file. One that is there is replaced only by `force`.
+    /// Creates a file. Only `force` replaces an existing one.
     pub(super) fn create(path: &Path, topic: &Topic, force: bool) -> Result<Self, Failure> {
         let mut options = OpenOptions::new();
         options.write(true);
@@ -45,12 +45,12 @@ impl Recording {
         let file = options.open(path).map_err(|error| match error.kind() {
             IoErrorKind::AlreadyExists => Failure::new(
                 ErrorKind::Refused,
-                format!("{} is there already", path.display()),
+                format!("{} exists already", path.display()),
                 "name another file, or replace it with --force",
             ),
-            _ => failed(path, "cannot be made", &error),
+            _ => failed(path, "cannot be created", &error),
         })?;
-        // A chunk is written when it is whole: whatever ends this process leaves a file that is readable up to there.
+        // Complete chunks are written, so the file is readable up to the last one even if this process is killed.
         let options = WriteOptions::new().compression(None).chunk_size(Some(CHUNK)).disable_seeking(true);
         let options = options.library(format!("partywall {}", partywall::VERSION));
         let begin = || {
@@ -62,13 +62,13 @@ impl Recording {
         Ok(Self { path: path.to_owned(), writer, channel, message: Vec::new(), flushed: Instant::now() })
     }
 
-    /// Adds a sample, as received now. The inner error is about the sample, which is not in the file then.
+    /// Adds a sample, received now. The inner error concerns the sample, which is then not in the file.
     pub(super) fn add(&mut self, sample: &Sample) -> Result<Result<(), Error>, Failure> {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let time = u64::try_from(since.as_nanos()).unwrap_or(u64::MAX);
         let Some(tensor) = TensorInfo::contiguous(TENSOR, sample.dtype(), sample.shape().to_vec()) else {
             let why = format!("sample {} has an impossible shape: {:?}", sample.position(), sample.shape());
-            return Err(Failure::new(ErrorKind::Refused, why, "see what its publisher does"));
+            return Err(Failure::new(ErrorKind::Refused, why, "check its publisher"));
         };
         let metadata = [
             ("header", hex(&sample.header())),
@@ -79,7 +79,8 @@ impl Recording {
         ];
         let metadata: Vec<_> = metadata.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
         self.message = safetensors_header(&self.path, &tensor, &metadata).map_err(|error| {
-            let advice = "publish such samples as another type: complex128, say, as float64 with one more dimension";
+            let advice =
+                "publish such samples as another type, for example complex128 as float64 with one more dimension";
             Failure::new(ErrorKind::Refused, error.to_string(), advice)
         })?;
         if let Err(error) = bytes_of(sample, u64::MAX, &mut self.message) {
@@ -98,7 +99,7 @@ impl Recording {
         Ok(Ok(()))
     }
 
-    /// Writes what has been added, now and then: as much as this is lost if the process is killed.
+    /// Writes the added samples regularly. A killed process loses the samples since the last write.
     pub(super) fn flush_if_due(&mut self) -> Result<(), Failure> {
         if self.flushed.elapsed() < FLUSH {
             return Ok(());
@@ -114,7 +115,7 @@ impl Recording {
     }
 }
 
-/// What is said of the topic, so that one like it can be made.
+/// Returns the metadata of the topic, from which a topic like it can be created.
 fn facts(topic: &Topic) -> BTreeMap<String, String> {
     let mut facts = BTreeMap::from([
         ("max_bytes".to_owned(), topic.max_bytes().to_string()),
@@ -126,22 +127,22 @@ fn facts(topic: &Topic) -> BTreeMap<String, String> {
     facts
 }
 
-/// A file that is being read from its beginning.
+/// Reads a file of samples from its beginning.
 pub(super) struct Playback {
     path: PathBuf,
     file: File,
     reader: LinearReader,
-    /// Those whose messages are samples, by their numbers: their topics and what is said of these.
+    /// The channels whose messages are samples, by number: their topics and the metadata of these.
     channels: BTreeMap<u16, (String, BTreeMap<String, String>)>,
-    /// Whether anything of the file has made sense.
+    /// Whether any record of the file was valid.
     is_mcap: bool,
 }
 
-/// What comes next in a file.
+/// The next item of a file.
 pub(super) enum Next {
     /// A sample of the channel with this topic.
     Sample { channel: u16, log_time: u64, message: Vec<u8> },
-    /// Nothing: it ends here, or it was not written to its end.
+    /// The end of the file, which may be incomplete.
     End { cut_off: bool },
 }
 
@@ -150,22 +151,22 @@ impl Playback {
         let opened = File::open(path).and_then(|file| Ok((file.metadata()?, file)));
         let (metadata, file) = opened.map_err(|error| failed(path, "cannot be opened", &error))?;
         if !metadata.is_file() {
-            let what = format!("{} is no regular file", path.display());
+            let what = format!("{} is not a regular file", path.display());
             return Err(Failure::new(ErrorKind::Refused, what, "name an MCAP file"));
         }
-        // No record is longer than the file: what is damaged does not make us allocate more.
+        // A record is never longer than the file, so a damaged length causes no larger allocation.
         let limit = usize::try_from(metadata.len()).unwrap_or(usize::MAX);
         let options = LinearReaderOptions::default().with_prevalidate_chunk_crcs(true).with_record_length_limit(limit);
         let reader = LinearReader::new_with_options(options);
         Ok(Self { path: path.to_owned(), file, reader, channels: BTreeMap::new(), is_mcap: false })
     }
 
-    /// The topic of a channel, and what is said of it.
+    /// Returns the topic of a channel and its metadata.
     pub(super) fn channel(&self, number: u16) -> Option<&(String, BTreeMap<String, String>)> {
         self.channels.get(&number)
     }
 
-    /// The next message of a channel of samples.
+    /// Returns the next message of a channel of samples.
     pub(super) fn next(&mut self) -> Result<Next, Failure> {
         loop {
             let record = match self.reader.next_event() {
@@ -194,24 +195,28 @@ impl Playback {
                     return Ok(Next::Sample { channel, log_time, message });
                 }
                 Ok(_) => {}
-                // What begins and is longer than the file does not end in it either.
+                // A record that is longer than the file cannot be complete.
                 Err(McapError::UnexpectedEof | McapError::RecordTooLarge { .. } | McapError::ChunkTooLarge(_))
                     if self.is_mcap =>
                 {
                     return Ok(Next::End { cut_off: true });
                 }
                 Err(McapError::BadMagic | McapError::UnexpectedEof) => {
-                    let what = format!("{} is no MCAP file", self.path.display());
-                    return Err(Failure::new(ErrorKind::Refused, what, "`partywall topic record` writes such files"));
+                    let what = format!("{} is not an MCAP file", self.path.display());
+                    return Err(Failure::new(
+                        ErrorKind::Refused,
+                        what,
+                        "name a file that `partywall topic record` wrote",
+                    ));
                 }
                 Err(McapError::UnsupportedCompression(name)) => {
                     let what = format!("{} is compressed ({name}), which is not supported", self.path.display());
-                    let advice = "write it anew without compression: mcap compress --compression none";
+                    let advice = "rewrite it without compression: mcap compress --compression none";
                     return Err(Failure::new(ErrorKind::Refused, what, advice));
                 }
                 Err(error) => {
                     let what = format!("{} is damaged: {error}", self.path.display());
-                    return Err(Failure::new(ErrorKind::Refused, what, "`mcap recover` saves what can be read of it"));
+                    return Err(Failure::new(ErrorKind::Refused, what, "run `mcap recover` to save its readable part"));
                 }
             }
             self.is_mcap = true;
@@ -219,34 +224,34 @@ impl Playback {
     }
 }
 
-/// A message, and the user's header. `name` is what errors call it.
+/// Returns a message and the user's header. `name` is its name in errors.
 pub(super) fn decode<'a>(name: &Path, message: &'a [u8]) -> Result<(Message<'a>, Vec<u8>), Failure> {
     let message = safetensors_message(name, message).map_err(Error::from)?;
     let header = message.metadata.iter().find(|(key, _)| key == "header").map_or("", |(_, value)| value);
     let header = unhex(header).ok_or_else(|| {
-        let what = format!("{} is damaged: its header is no hexadecimal text", name.display());
-        Failure::new(ErrorKind::Refused, what, "see what has written the file")
+        let what = format!("{} is damaged: its header is not hexadecimal text", name.display());
+        Failure::new(ErrorKind::Refused, what, "check the program that wrote the file")
     })?;
     Ok((message, header))
 }
 
-/// A shape of samples: `any,640,3`.
+/// Returns a shape of samples: `any,640,3`.
 fn shape_text(shape: &[Option<u64>]) -> String {
     let extent = |extent: &Option<u64>| extent.map_or_else(|| ANY.to_owned(), |extent| extent.to_string());
     shape.iter().map(extent).collect::<Vec<_>>().join(",")
 }
 
-/// What such a text says.
+/// Parses such a text.
 pub(super) fn parse_shape(text: &str) -> Result<Vec<Option<u64>>, String> {
     let extent = |text: &str| match text.trim() {
         ANY => Ok(None),
         number => number.parse().map(Some).map_err(|_| format!("{number:?} is neither a length nor `{ANY}`")),
     };
-    // No dimension is a shape, too: that of one number.
+    // A shape may have no dimensions: that of one number.
     if text.trim().is_empty() { Ok(Vec::new()) } else { text.split(',').map(extent).collect() }
 }
 
-/// Bytes as pairs of hexadecimal digits.
+/// Returns bytes as pairs of hexadecimal digits.
 pub(super) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -267,16 +272,16 @@ fn not_written(path: &Path, error: &McapError) -> Failure {
 fn failed(path: &Path, what: &str, error: &io::Error) -> Failure {
     let kind = if error.kind() == IoErrorKind::NotFound { ErrorKind::NotFound } else { ErrorKind::Refused };
     let advice = match error.kind() {
-        IoErrorKind::NotFound => "see whether the path is right",
+        IoErrorKind::NotFound => "check the path",
         IoErrorKind::StorageFull | IoErrorKind::QuotaExceeded => {
-            "make room; what has been recorded until then is in the file"
+            "make room; the file holds the samples recorded until then"
         }
         IoErrorKind::FileTooLarge => {
             let what = format!("{} reaches the file size limit", path.display());
-            let advice = "raise it (`ulimit -f unlimited`); what has been recorded until then is in the file";
+            let advice = "raise it (`ulimit -f unlimited`); the file holds the samples recorded until then";
             return Failure::new(kind, what, advice);
         }
-        _ => "see what the kernel says",
+        _ => "check the system error",
     };
     Failure::new(kind, format!("{} {what}: {error}", path.display()), advice)
 }
@@ -284,16 +289,16 @@ fn failed(path: &Path, what: &str, error: &io::Error) -> Failure {
 /// A dimension that may have any length.
 const ANY: &str = "any";
 
-/// What messages are.
+/// The encoding of messages.
 const ENCODING: &str = "safetensors";
 
 /// The name of the tensor in a message.
 const TENSOR: &str = "data";
 
-/// Bytes of a chunk before it is written.
+/// The size in bytes at which a chunk is written.
 const CHUNK: u64 = 4 << 20;
 
-/// How often what there is is written, however little.
+/// How often an incomplete chunk is written.
 const FLUSH: Duration = Duration::from_secs(1);
 
 #[cfg(test)]

@@ -8,14 +8,14 @@ use partywall::{
 
 use crate::{Context, commands::show, failure::Failure};
 
-/// Its arguments.
+/// The arguments of the command.
 #[derive(Debug, clap::Args)]
 pub(super) struct Arguments {
     /// The topic
     name: String,
 }
 
-/// Runs it.
+/// Runs the command.
 pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
     let name = &arguments.name;
     partywall::check_name(name)?;

@@ -1,6 +1,6 @@
-//! `partywall topic ls`. With `--json`: `socket`, and `topics`, a list of `name`, `version`, `place`, `dtype` and `shape` (null
-//! if samples may be of any), `max_bytes`, `bytes` (of its memory), `publishers`, `subscribers`, `published` (samples so
-//! far), `rate` (samples a second, just now).
+//! `partywall topic ls`. With `--json`: `socket`, and `topics`, a list of `name`, `version`, `place`, `dtype` and
+//! `shape` (null if samples may be of any), `max_bytes`, `bytes` (of its memory), `publishers`, `subscribers`,
+//! `published` (samples so far), `rate` (samples a second, just now).
 
 use std::{
     collections::BTreeMap,
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use crate::{Context, describe, failure::Failure};
 
-/// Its arguments.
+/// The arguments of the command.
 #[derive(Debug, clap::Args)]
 pub(super) struct Arguments {
     /// Only topics like this; `*` stands for any characters, also `/`, and `?` for one
@@ -23,14 +23,14 @@ pub(super) struct Arguments {
     pattern: Option<Pattern>,
 }
 
-/// Runs it.
+/// Runs the command.
 pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
     let domain = context.options().start(false).connect()?;
     let output = context.output();
     let before = topics(&domain, arguments.pattern.as_ref())?;
     let start = Instant::now();
     let mut now = before.clone();
-    // Where nobody publishes nothing has to be measured.
+    // A topic without publishers has no rate to measure.
     if before.iter().any(|topic| topic.usage.publishers > 0) {
         std::thread::sleep(MEASURED);
         now = topics(&domain, arguments.pattern.as_ref())?;
@@ -107,5 +107,5 @@ fn value(topic: &Found, rate: f64) -> Value {
     })
 }
 
-/// How long samples are counted for the rates.
+/// How long samples are counted to measure the rates.
 const MEASURED: Duration = Duration::from_millis(250);

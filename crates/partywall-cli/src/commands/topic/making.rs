@@ -1,4 +1,4 @@
-//! How a topic is made that is not there yet, and what one that is there has to be like.
+//! The options of a new topic, which an existing one has to match.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -27,7 +27,7 @@ pub(super) struct Numbers {
     /// Publishers at a time [default: 2]
     #[arg(long, value_name = "N")]
     publishers: Option<u32>,
-    /// Blocks that each publisher may have before it publishes them [default: 2]
+    /// Blocks that each publisher may hold before it publishes them [default: 2]
     #[arg(long, value_name = "N")]
     loans: Option<u32>,
     /// Subscribers at a time [default: 4]
@@ -48,13 +48,13 @@ pub(super) struct Numbers {
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Samples")]
 pub(super) struct Type {
-    /// Their elements: uint8, float32, …
+    /// The type of the elements: uint8, float32, …
     #[arg(long, value_name = "DTYPE")]
     pub(super) dtype: Option<DType>,
-    /// Their shape: 480,640,3. A dimension `any` has any length, and needs --max-bytes
+    /// The shape: 480,640,3. A dimension `any` has any length and needs --max-bytes
     #[arg(long, value_name = "LENGTHS", value_parser = parse_lengths)]
     pub(super) shape: Option<Lengths>,
-    /// Bytes of the largest one, where they vary: 4096, 64KiB, 4MiB
+    /// Bytes of the largest sample, if sizes vary: 4096, 64KiB, 4MiB
     #[arg(long, value_name = "BYTES", value_parser = parse_size)]
     pub(super) max_bytes: Option<u64>,
 }
@@ -63,13 +63,13 @@ pub(super) struct Type {
 #[derive(Debug, Clone)]
 pub(super) struct Lengths(pub(super) Vec<Option<u64>>);
 
-/// For how many subscribers to wait.
+/// How many subscribers to wait for.
 #[derive(Debug, clap::Args)]
 pub(super) struct Audience {
-    /// Wait until the topic has so many subscribers
+    /// Wait until the topic has this many subscribers
     #[arg(long, value_name = "N")]
     wait_subscribers: Option<usize>,
-    /// Wait at most so long for them; otherwise this fails with exit code 7 [default: until Ctrl-C]
+    /// Wait at most this long for them, then fail with exit code 7 [default: until Ctrl-C]
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds, requires = "wait_subscribers")]
     wait: Option<Duration>,
 }
@@ -84,7 +84,7 @@ impl Type {
 }
 
 impl Numbers {
-    /// Opens the topic, or makes it with what `type_of_new` adds.
+    /// Opens the topic, or creates it with the options that `type_of_new` adds.
     pub(super) fn open_or_create(
         &self,
         context: &Context,
@@ -95,7 +95,7 @@ impl Numbers {
         if let Some(device) = self.device {
             options = options.place(device::place(context.output(), device)?);
         }
-        // One that is there may be anywhere: only for a new one a device has to be found.
+        // An existing topic may be in any place; only a new one needs a device.
         match options.open() {
             Err(Error::NotFound(NotFound::Name { .. })) => {}
             opened => return Ok(opened?),
@@ -116,14 +116,14 @@ impl Numbers {
         self.blocks.into_iter().fold(options, TopicOptions::blocks)
     }
 
-    /// Whether the depth is said.
+    /// Returns whether the depth is given.
     pub(super) fn has_depth(&self) -> bool {
         self.depth.is_some()
     }
 }
 
 impl Audience {
-    /// Waits until they are there. False if it was interrupted.
+    /// Waits until they have subscribed. Returns false if Ctrl-C interrupted it.
     pub(super) fn wait_for(&self, context: &Context, topic: &Topic, stop: &AtomicBool) -> Result<bool, Failure> {
         let Some(wanted) = self.wait_subscribers else { return Ok(true) };
         let has = || topic.stats().subscribers.iter().filter(|subscriber| is_there(subscriber.detached)).count();
@@ -149,5 +149,5 @@ fn parse_lengths(text: &str) -> Result<Lengths, String> {
     parse_shape(text).map(Lengths)
 }
 
-/// Between two looks at who has subscribed.
+/// How often the subscribers are polled.
 const PAUSE: Duration = Duration::from_millis(10);

@@ -1,4 +1,4 @@
-//! `partywall topic …`: lists topics, publishes samples and looks at them, and carries them to files and back.
+//! `partywall topic …`: lists topics; publishes, prints and measures samples; records them in files and plays them.
 
 mod echo;
 mod file;
@@ -32,7 +32,7 @@ use crate::{
     text::{count, parse_seconds},
 };
 
-/// Its arguments.
+/// The arguments of the command.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     #[command(subcommand)]
@@ -41,25 +41,25 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// List topics: their samples, who publishes and subscribes, how many samples a second
+    /// List topics with their samples, publishers, subscribers and rates
     Ls(list::Arguments),
-    /// Show a topic: its samples, its memory, its publishers and subscribers
+    /// Show the samples, memory, publishers and subscribers of a topic
     Info(info::Arguments),
-    /// Publish samples: a file, standard input, or numbers
+    /// Publish samples from a file, standard input, or generated numbers
     Pub(publish::Arguments),
-    /// Tell of samples as they come: how many a second, how far behind, their headers and first values
+    /// Print samples as they arrive: rate, lag, headers and first values
     Echo(echo::Arguments),
-    /// Measure how many samples come a second, and the gaps between them
+    /// Measure the samples per second and the gaps between them
     Hz(rates::Arguments),
-    /// Measure how many bytes come a second, and the sizes of samples
+    /// Measure the bytes per second and the sizes of samples
     Bw(rates::Arguments),
     /// Write samples to an MCAP file
     Record(record::Arguments),
-    /// Publish the samples of an MCAP file at the pace at which they were recorded
+    /// Publish the samples of an MCAP file at their recorded pace
     Play(play::Arguments),
 }
 
-/// Runs it.
+/// Runs the command.
 pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
     match &arguments.what {
         What::Ls(arguments) => list::run(context, arguments),
@@ -78,34 +78,34 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
 struct Receiving {
     /// The topic
     name: String,
-    /// End after so many samples
+    /// End after this many samples
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
-    /// End after so long
+    /// End after this many seconds
     #[arg(long = "for", value_name = "SECONDS", value_parser = parse_seconds)]
     limit: Option<Duration>,
-    /// End when the last publisher has left and everything is received
+    /// End when the last publisher has left and all samples are received
     #[arg(long)]
     until_idle: bool,
-    /// Wait so long for a topic that is not there yet
+    /// Wait this long for a topic that does not exist yet
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     wait: Option<Duration>,
-    /// Have publishers wait for this process instead of missing samples when it is too slow
+    /// Make publishers wait for this process, instead of missing samples if it is too slow
     #[arg(long)]
     block: bool,
 }
 
-/// What a receiver has to do.
+/// The callbacks of a receiver.
 trait Receiver {
-    /// A sample has come.
+    /// Handles a sample.
     fn sample(&mut self, sample: Sample, subscriber: &Subscriber) -> Result<(), Failure>;
 
-    /// A sample has been handled, or none has come for a moment.
+    /// Called after each sample, and regularly while none arrives.
     fn idle(&mut self) -> Result<(), Failure> {
         Ok(())
     }
 
-    /// How soon it wants to look at the clock.
+    /// Returns how soon the next regular call is due.
     fn moment(&self) -> Duration {
         MOMENT
     }
@@ -116,20 +116,20 @@ impl Receiving {
     fn open(&self, context: &Context) -> Result<Topic, Failure> {
         partywall::check_name(&self.name)?;
         let wait = self.wait.unwrap_or_default();
-        // Who waits for a topic may be the first to come.
+        // A process that waits for a topic may be the first one in the domain, so it starts a broker.
         let domain = context.options().start(!wait.is_zero()).connect()?;
         Ok(domain.topic(&self.name).timeout(wait).open()?)
     }
 
-    /// Subscribes to it. The flag is set by Ctrl-C, from before others can see the subscriber.
+    /// Subscribes to the topic. Ctrl-C sets the flag, and does so before others can see the subscriber.
     fn subscribe(&self, topic: &Topic) -> Result<(Subscriber, Arc<AtomicBool>), Failure> {
         let stop = cancel_flag()?;
         let policy = if self.block { partywall::Policy::Block } else { partywall::Policy::DropOldest };
         Ok((topic.subscribe(policy).until_idle(self.until_idle).join()?, stop))
     }
 
-    /// Gives samples to `receiver` as they come, until there have been enough, the time is over, the topic is idle, or
-    /// Ctrl-C. Returns for how long that was. Tells people on standard error what it waits for.
+    /// Passes samples to `receiver` as they arrive, until the count is reached, the time is over, the topic is idle, or
+    /// Ctrl-C. Returns the duration. Prints on standard error what it waits for.
     fn receive(
         &self,
         context: &Context,
@@ -166,7 +166,7 @@ impl Receiving {
     }
 }
 
-/// The publishers, as people were told of them.
+/// The number of publishers that was printed last.
 struct Presence<'a> {
     context: &'a Context,
     topic: &'a Topic,
@@ -174,7 +174,7 @@ struct Presence<'a> {
 }
 
 impl Presence<'_> {
-    /// Tells what is waited for when that has changed.
+    /// Prints what the command waits for, if that has changed.
     fn look(&mut self) {
         let now = self.topic.stats().publishers.iter().filter(|publisher| is_there(publisher.detached)).count();
         let name = self.topic.name();
@@ -198,12 +198,12 @@ impl Presence<'_> {
     }
 }
 
-/// Whether a publisher or subscriber counts: one that was detached does not.
+/// Returns whether a publisher or subscriber counts: a detached one does not.
 fn is_there(detached: bool) -> bool {
     !detached
 }
 
-/// Publishes a sample. False if it was interrupted.
+/// Publishes a sample. Returns false if Ctrl-C interrupted it.
 fn publish(
     topic: &Topic,
     publisher: &Publisher,
@@ -230,7 +230,7 @@ fn publish(
     }
 }
 
-/// False if it was interrupted.
+/// Returns false if Ctrl-C interrupted it.
 fn sleep_until(begun: Instant, due: Duration, stop: &AtomicBool) -> bool {
     loop {
         let left = due.saturating_sub(begun.elapsed());
@@ -244,10 +244,11 @@ fn sleep_until(begun: Instant, due: Duration, stop: &AtomicBool) -> bool {
     }
 }
 
-/// The first `most` bytes of a sample, wherever it is, once it is complete.
+/// Returns the first `most` bytes of a sample in any place, once the sample is complete.
 ///
 /// # Errors
-/// [`InvalidData::SampleFailed`](partywall::error::InvalidData::SampleFailed) and [`InvalidData::SampleTainted`](partywall::error::InvalidData::SampleTainted) for one that never will be.
+/// [`InvalidData::SampleFailed`](partywall::error::InvalidData::SampleFailed) and
+/// [`InvalidData::SampleTainted`](partywall::error::InvalidData::SampleTainted) for one that never will be.
 fn bytes_of(sample: &Sample, most: u64, out: &mut Vec<u8>) -> Result<(), Error> {
     sample.wait(TIMEOUT)?;
     let start = out.len();
@@ -263,22 +264,22 @@ fn bytes_of(sample: &Sample, most: u64, out: &mut Vec<u8>) -> Result<(), Error> 
     sample.check()
 }
 
-/// Whether an error says that a sample will never be complete.
+/// Returns whether an error means that a sample will never be complete.
 fn is_lost(error: &Error) -> bool {
     matches!(error, Error::InvalidData(InvalidData::SampleFailed { .. } | InvalidData::SampleTainted { .. }))
 }
 
 fn cancel_flag() -> Result<Arc<AtomicBool>, Failure> {
     signals::cancel_flag().map_err(|error| {
-        Failure::new(ErrorKind::Refused, format!("handling signals: {error}"), "see what the kernel says")
+        Failure::new(ErrorKind::Refused, format!("handling signals: {error}"), "check the system error")
     })
 }
 
-/// How long to sleep before looking whether to stop.
+/// How long to sleep between two polls of the stop flag.
 const NAP: Duration = Duration::from_millis(100);
 
-/// How long to wait for a sample before looking at the clock.
+/// How long to wait for a sample before the next regular call.
 const MOMENT: Duration = Duration::from_millis(250);
 
-/// How long a stream of a publisher may take to complete a sample, and a subscriber to make room for one.
+/// How long a publisher's stream may take to complete a sample, and a subscriber to make room for one.
 const TIMEOUT: Duration = Duration::from_secs(10);

@@ -21,20 +21,20 @@ use super::{
 };
 use crate::{Context, failure::Failure, text::count};
 
-/// Its arguments.
+/// The arguments of the command.
 #[derive(Debug, clap::Args)]
 pub(super) struct Arguments {
     /// The file
     file: PathBuf,
-    /// The topic. It is made if it is not there, as the recorded one was
+    /// The topic. If it does not exist, it is created like the recorded one
     name: String,
-    /// How much faster than recorded; less than 1 is slower
+    /// The speed as a factor of the recorded one; less than 1 is slower
     #[arg(long, value_name = "FACTOR", default_value_t = 1.0, value_parser = parse_rate)]
     rate: f64,
-    /// Begin again at the end, until Ctrl-C
+    /// Start again at the end of the file, until Ctrl-C
     #[arg(long = "loop")]
     again: bool,
-    /// The recorded topic, if the file has several
+    /// The recorded topic to play, if the file has several
     #[arg(long, value_name = "TOPIC")]
     channel: Option<String>,
     #[command(flatten)]
@@ -43,10 +43,10 @@ pub(super) struct Arguments {
     numbers: Numbers,
 }
 
-/// Runs it.
+/// Runs the command.
 pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
     partywall::check_name(&arguments.name)?;
-    // What is no such file starts no broker.
+    // Checked first, so that an unusable file starts no broker.
     let mut playback = Playback::open(&arguments.file)?;
     let mut next = playback.next()?;
     let stop = cancel_flag()?;
@@ -82,9 +82,9 @@ struct Player<'a> {
     stop: &'a AtomicBool,
     /// The recorded topic that is played.
     channel: Option<String>,
-    /// Where it is played.
+    /// The topic to which it is published.
     topic: Option<(Topic, Publisher)>,
-    /// The time of the first sample of this turn, as recorded, and when that was played.
+    /// The recorded time of this turn's first sample, and when that was published.
     begun: Option<(u64, Instant)>,
     start: Instant,
     samples: u64,
@@ -98,7 +98,7 @@ impl<'a> Player<'a> {
         Self { context, arguments, domain, stop, channel, topic: None, begun: None, start, samples: 0, bytes: 0 }
     }
 
-    /// Whether the samples of a channel are meant.
+    /// Returns whether the samples of a channel are played.
     fn is_chosen(&mut self, playback: &Playback, channel: u16) -> Result<bool, Failure> {
         let Some((topic, _)) = playback.channel(channel) else { return Ok(false) };
         let chosen = self.channel.get_or_insert_with(|| topic.clone());
@@ -109,7 +109,7 @@ impl<'a> Player<'a> {
         Ok(chosen == topic)
     }
 
-    /// Publishes a sample when its time has come. False if it was interrupted.
+    /// Publishes a sample when it is due. Returns false if Ctrl-C interrupted it.
     fn play(&mut self, playback: &Playback, channel: u16, log_time: u64, message: &[u8]) -> Result<bool, Failure> {
         let name = format!("sample {} of {}", self.samples + 1, self.arguments.file.display());
         let (Message { tensor, bytes, .. }, header) = decode(Path::new(&name), message)?;
@@ -134,7 +134,7 @@ impl<'a> Player<'a> {
         Ok(true)
     }
 
-    /// The topic that is there, or else one as it was recorded.
+    /// Opens the topic, or creates it like the recorded one.
     fn open(&self, playback: &Playback, channel: u16, first: &TensorInfo) -> Result<Topic, Failure> {
         let facts = playback.channel(channel).map(|(_, facts)| facts);
         let fact = |name: &str| facts.and_then(|facts| facts.get(name));
@@ -164,7 +164,7 @@ impl<'a> Player<'a> {
         let output = context.output();
         let path = arguments.file.as_path();
         if cut_off && !output.is_json() {
-            output.remark(format!("{} was not written to its end: what is whole was played", path.display()));
+            output.remark(format!("{} is incomplete: its complete samples were played", path.display()));
         }
         if samples == 0 && !self.stop.load(Ordering::Relaxed) {
             return Err(nothing(path, arguments.channel.as_deref()));
@@ -193,12 +193,12 @@ impl<'a> Player<'a> {
 fn nothing(path: &Path, channel: Option<&str>) -> Failure {
     let of = channel.map_or_else(String::new, |channel| format!(" of {channel}"));
     let what = format!("{} has no samples{of}", path.display());
-    Failure::new(ErrorKind::NotFound, what, "see what is in it: mcap info")
+    Failure::new(ErrorKind::NotFound, what, "list its contents: mcap info")
 }
 
 fn parse_rate(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(rate) if (1e-3..=1e6).contains(&rate) => Ok(rate),
-        _ => Err("a factor from 0.001 to 1000000 is needed".into()),
+        _ => Err("use a factor from 0.001 to 1000000".into()),
     }
 }

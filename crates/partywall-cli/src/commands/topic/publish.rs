@@ -22,21 +22,21 @@ use super::{
 };
 use crate::{Context, failure::Failure, text::count};
 
-/// Its arguments.
+/// The arguments of the command.
 #[derive(Debug, clap::Args)]
 pub(super) struct Arguments {
-    /// The topic. It is made if it is not there
+    /// The topic. It is created if it does not exist
     name: String,
-    /// A .npy file or one-tensor .safetensors file, which is one sample; any other file, or `-` for standard input, of bytes
-    /// that are cut into samples. Without it, samples are filled with their numbers
+    /// A .npy file or one-tensor .safetensors file, which is one sample; or any other file, or `-` for standard input,
+    /// whose bytes are cut into samples. Without a file, each sample is filled with its number
     file: Option<PathBuf>,
-    /// Samples a second [default: 10 without a file, else as many as subscribers take]
+    /// Samples per second [default: 10 without a file, else as fast as subscribers receive]
     #[arg(long, value_name = "N", value_parser = parse_rate)]
     rate: Option<f64>,
-    /// End after so many samples; a file is begun again [default: the file once, numbers until Ctrl-C]
+    /// End after this many samples; a file is repeated [default: the file once, numbers until Ctrl-C]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
-    /// Up to 256 bytes beside each sample
+    /// A header of up to 256 bytes for each sample
     #[arg(long, value_name = "TEXT")]
     header: Option<String>,
     #[command(flatten)]
@@ -55,14 +55,14 @@ enum Source {
     Bytes(PathBuf, Vec<u8>),
     /// Standard input.
     Stdin,
-    /// Their numbers.
+    /// The numbers of the samples.
     Numbers,
 }
 
-/// Runs it.
+/// Runs the command.
 pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
     partywall::check_name(&arguments.name)?;
-    // A file that is not there, or is damaged, starts no broker.
+    // Checked first, so that a missing or damaged file starts no broker.
     let source = arguments.source()?;
     let stop = cancel_flag()?;
     let domain = context.options().connect()?;
@@ -104,7 +104,7 @@ impl Arguments {
         let plan = Plan::from_path(path).map_err(partywall::Error::from)?;
         let [tensor] = plan.tensors() else {
             let what = format!("{} has {}", path.display(), count(plan.tensors().len() as u64, "tensor"));
-            return Err(Failure::new(ErrorKind::Usage, what, "a sample is one tensor: publish a file of one"));
+            return Err(Failure::new(ErrorKind::Usage, what, "publish a file with one tensor: a sample is one tensor"));
         };
         let is_typed = ["npy", "safetensors"].iter().any(|suffix| path.extension().is_some_and(|has| has == *suffix));
         if !is_typed {
@@ -146,7 +146,7 @@ impl Sender<'_> {
         }
     }
 
-    /// Samples that consist of their numbers.
+    /// Publishes samples that consist of their numbers.
     fn send_numbers(&mut self) -> Result<(), Failure> {
         let (dtype, shape) = match (self.topic.dtype(), self.topic.shape()) {
             (Some(dtype), Some(shape)) => (dtype, shape.iter().map(|extent| extent.unwrap_or(1)).collect::<Vec<_>>()),
@@ -168,13 +168,16 @@ impl Sender<'_> {
         Ok(())
     }
 
-    /// The bytes of a file, cut into samples.
+    /// Publishes the bytes of a file, cut into samples.
     fn send_file(&mut self, path: &Path, bytes: &[u8]) -> Result<(), Failure> {
         let (dtype, shape, length) = self.cut(bytes.len())?;
         if length == 0 || !bytes.len().is_multiple_of(length) {
-            let what =
-                format!("{} has {} bytes, which is no number of samples of {length}", path.display(), bytes.len());
-            return Err(Failure::new(ErrorKind::Usage, what, "give the --dtype and --shape that the file has"));
+            let what = format!(
+                "{} has {} bytes, which is not a multiple of {length}, the size of a sample",
+                path.display(),
+                bytes.len()
+            );
+            return Err(Failure::new(ErrorKind::Usage, what, "give the --dtype and --shape of the file"));
         }
         let once = bytes.len() / length;
         let count = self.arguments.count.unwrap_or(once as u64);
@@ -186,7 +189,7 @@ impl Sender<'_> {
         Ok(())
     }
 
-    /// Standard input, as it comes.
+    /// Publishes standard input as it arrives.
     fn send_stream(&mut self, stream: &mut impl Read) -> Result<(), Failure> {
         let failed = |source| partywall::Error::from(FileError::Read { file: "-".into(), source });
         let is_fixed = self.topic.shape().is_some_and(|shape| !shape.contains(&None)) && self.topic.dtype().is_some();
@@ -209,7 +212,7 @@ impl Sender<'_> {
                 return Err(Failure::new(
                     ErrorKind::Usage,
                     what,
-                    "see what writes it; the samples before are published",
+                    "check the program that writes it; the samples before were published",
                 ));
             }
             if !self.send(dtype, &shape, &sample)? {
@@ -238,13 +241,13 @@ impl Sender<'_> {
             }
         }
         if dtype.bytes_for(shape.iter().product()) != Some(length as u64) {
-            let what = format!("{length} bytes are no sample of {}", self.topic.sample_type());
-            return Err(Failure::new(ErrorKind::Usage, what, "publish as many bytes as fill one"));
+            let what = format!("{length} bytes are not a sample of {}", self.topic.sample_type());
+            return Err(Failure::new(ErrorKind::Usage, what, "publish as many bytes as one sample has"));
         }
         Ok((dtype, shape, length))
     }
 
-    /// Publishes a sample when its turn has come. False if it was interrupted.
+    /// Publishes a sample when it is due. Returns false if Ctrl-C interrupted it.
     fn send(&mut self, dtype: DType, shape: &[u64], bytes: &[u8]) -> Result<bool, Failure> {
         let rate = self.arguments.rate.or_else(|| self.arguments.file.is_none().then_some(RATE));
         let due = rate.map_or(Duration::ZERO, |rate| Duration::from_secs_f64(self.samples as f64 / rate));
@@ -265,7 +268,7 @@ impl Sender<'_> {
     }
 }
 
-/// The bytes of a file's only tensor.
+/// Returns the bytes of a file's only tensor.
 struct Whole(Mutex<Vec<u8>>);
 
 struct Part<'a>(&'a Whole, Vec<u8>);
@@ -300,9 +303,9 @@ impl Lane for Part<'_> {
 fn parse_rate(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(rate) if (1e-3..=1e6).contains(&rate) => Ok(rate),
-        _ => Err("a number from 0.001 to 1000000 is needed".into()),
+        _ => Err("use a number from 0.001 to 1000000".into()),
     }
 }
 
-/// Samples a second that are filled with their numbers.
+/// The default rate of generated samples, per second.
 const RATE: f64 = 10.0;

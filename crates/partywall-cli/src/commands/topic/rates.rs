@@ -1,7 +1,7 @@
 //! `partywall topic hz` and `bw`: how often samples come, and how much. With `--json` each line is an object: `event`
 //! (`window`, at the end `end` over all), `samples`, `missed`, `seconds`, `rate` (samples a second), `bytes`,
-//! `bytes_per_second`, `gap` and `size`: between two samples in seconds, and of a sample in bytes, each with `min`, `mean`,
-//! `max` and `std` (its standard deviation), or null where there is none.
+//! `bytes_per_second`, `gap` and `size`: between two samples in seconds, and of a sample in bytes, each with `min`,
+//! `mean`, `max` and `std` (its standard deviation), or null where there is none.
 
 use std::time::{Duration, Instant};
 
@@ -11,26 +11,26 @@ use serde_json::{Value, json};
 use super::{Receiver, Receiving};
 use crate::{Context, failure::Failure, output::Output, text::parse_seconds};
 
-/// Its arguments.
+/// The arguments of the command.
 #[derive(Debug, clap::Args)]
 pub(super) struct Arguments {
     #[command(flatten)]
     receiving: Receiving,
-    /// Print a line over the last SECONDS, again and again
+    /// Print a line about the last SECONDS, repeatedly
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = parse_window)]
     window: Duration,
 }
 
-/// What is shown to people.
+/// The quantity that people see.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum What {
-    /// Samples a second, and the gaps between them.
+    /// Samples per second, and the gaps between them.
     Gaps,
-    /// Bytes a second, and the sizes of samples.
+    /// Bytes per second, and the sizes of samples.
     Sizes,
 }
 
-/// Runs it.
+/// Runs the command.
 pub(super) fn run(context: &Context, arguments: &Arguments, what: What) -> Result<(), Failure> {
     let topic = arguments.receiving.open(context)?;
     let receiving = arguments.receiving.subscribe(&topic)?;
@@ -50,12 +50,12 @@ pub(super) fn run(context: &Context, arguments: &Arguments, what: What) -> Resul
     Ok(())
 }
 
-/// Counts what comes.
+/// Counts the received samples.
 struct Meter {
     output: Output,
     what: What,
     window: Duration,
-    /// When the last sample came.
+    /// When the last sample arrived.
     last: Option<Instant>,
     current: Tally,
     all: Tally,
@@ -97,7 +97,7 @@ impl Receiver for Meter {
     }
 }
 
-/// What came within some time.
+/// The samples received within some time.
 struct Tally {
     began: Instant,
     ended: Instant,
@@ -154,7 +154,7 @@ impl Spread {
         self.squares += off * (number - self.mean);
     }
 
-    /// Smallest, mean, largest, standard deviation.
+    /// Returns the smallest, mean and largest value and the standard deviation.
     fn numbers(&self) -> Option<[f64; 4]> {
         let std = (self.squares / self.count as f64).sqrt();
         (self.count > 0).then_some([self.min, self.mean, self.max, std])
@@ -191,7 +191,7 @@ impl What {
     }
 }
 
-/// A line of at most 80 columns.
+/// Returns a line of at most 80 columns.
 fn row(label: &str, rate: &str, [min, mean, max, std]: &[String; 4], samples: &str, missed: &str) -> String {
     format!("{label:<3} {rate:>12} {min:>11} {mean:>11} {max:>11} {std:>11} {samples:>7} {missed:>6}")
         .trim_end()
@@ -200,10 +200,10 @@ fn row(label: &str, rate: &str, [min, mean, max, std]: &[String; 4], samples: &s
 
 fn parse_window(text: &str) -> Result<Duration, String> {
     let window = parse_seconds(text)?;
-    if window < SHORTEST { Err("a window has at least 0.05 seconds".into()) } else { Ok(window) }
+    if window < SHORTEST { Err("use a window of at least 0.05 seconds".into()) } else { Ok(window) }
 }
 
-/// Lines between two headings.
+/// The number of lines between two headings.
 const HEADINGS: u64 = 20;
 
 /// The shortest window.

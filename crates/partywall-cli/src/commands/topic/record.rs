@@ -1,5 +1,5 @@
-//! `partywall topic record`. With `--json`, at the end: `name`, `file`, `samples`, `missed`, `failed` (not complete, and not
-//! written), `bytes` (of the samples), `seconds`. The file is described in `docs/topic-files.md`.
+//! `partywall topic record`. With `--json`, at the end: `name`, `file`, `samples`, `missed`, `failed` (not complete,
+//! and not written), `bytes` (of the samples), `seconds`. The file is described in `docs/topic-files.md`.
 
 use std::path::PathBuf;
 
@@ -9,22 +9,22 @@ use serde_json::json;
 use super::{Receiver, Receiving, file::Recording, is_lost};
 use crate::{Context, failure::Failure, text::count};
 
-/// Its arguments.
+/// The arguments of the command.
 #[derive(Debug, clap::Args)]
 pub(super) struct Arguments {
     #[command(flatten)]
     receiving: Receiving,
     /// The file
     file: PathBuf,
-    /// Replace the file if it is there
+    /// Replace the file if it exists
     #[arg(long)]
     force: bool,
 }
 
-/// Runs it.
+/// Runs the command.
 pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
     let topic = arguments.receiving.open(context)?;
-    // Before the file is made, or replaced: for nothing it stays as it is.
+    // Opened before the file, so that a failure leaves an existing file unchanged.
     let receiving = arguments.receiving.subscribe(&topic)?;
     let output = context.output();
     let shown = arguments.file.display();
@@ -35,7 +35,7 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     let mut recorder = Recorder { recording, samples: 0, missed: 0, failed: 0, bytes: 0 };
     let received = arguments.receiving.receive(context, &topic, &receiving, &mut recorder);
     let Recorder { recording, samples, missed, failed, bytes: total } = recorder;
-    // What has been received is in the file, however it ended.
+    // The file holds all received samples, however the command ended.
     let finished = recording.finish();
     let took = received?.as_secs_f64();
     finished?;

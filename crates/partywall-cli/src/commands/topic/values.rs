@@ -4,21 +4,21 @@ use half::{bf16, f16};
 use partywall::DType;
 use serde_json::{Value, json};
 
-/// How many values are told.
+/// How many values are printed.
 pub(super) const VALUES: usize = 8;
 
-/// Bytes of the first values of a type. Of one whose values are not told, as many bytes are.
+/// Returns bytes of the first values of a type. Of one whose values are not told, as many bytes are.
 pub(super) fn head(dtype: DType) -> u64 {
     VALUES as u64 * if is_told(dtype) { dtype.item_bytes().unwrap_or(1) } else { 1 }
 }
 
-/// The values that `bytes` begin with: numbers, or the bytes themselves of types that JSON has no numbers for.
+/// Returns the values that `bytes` begin with: numbers, or the bytes themselves of types that JSON has no numbers for.
 pub(super) fn first(dtype: DType, bytes: &[u8]) -> Vec<Value> {
     let item = if is_told(dtype) { dtype.item_bytes().unwrap_or(1) as usize } else { 1 };
     bytes.chunks_exact(item).take(VALUES).map(|item| value(dtype, item)).collect()
 }
 
-/// The same in a line: `0, 1.5, 2, …`.
+/// Returns the values in one line: `0, 1.5, 2, …`.
 pub(super) fn line(values: &[Value], elements: u64) -> String {
     let mut texts: Vec<_> = values.iter().map(Value::to_string).collect();
     if elements > values.len() as u64 {
@@ -51,7 +51,8 @@ fn value(dtype: DType, item: &[u8]) -> Value {
     }
 }
 
-/// An element with this value, or a byte of it of types that have no numbers. Numbers that are too large begin again at 0.
+/// Returns an element with this value, or a byte of it of types that have no numbers. Numbers that are too large begin
+/// again at 0.
 pub(super) fn element(dtype: DType, number: u64) -> Vec<u8> {
     match dtype {
         DType::Bool => vec![(number % 2) as u8],
