@@ -41,13 +41,13 @@ impl DeviceBuffer {
         Ok(Self { context: context.clone(), pointer, bytes })
     }
 
-    /// The context that it was allocated in.
+    /// Returns the context that it was allocated in.
     #[must_use]
     pub fn context(&self) -> &Context {
         &self.context
     }
 
-    /// A checked range of it.
+    /// Returns a checked range of it.
     ///
     /// # Errors
     /// [`AccessError::OutOfRange`].
@@ -55,14 +55,14 @@ impl DeviceBuffer {
         self.as_slice().slice(offset, len)
     }
 
-    /// All of it.
+    /// Returns all of it.
     #[must_use]
     pub fn as_slice(&self) -> DeviceSlice<'_> {
         // SAFETY: the memory stays allocated while `self` is borrowed.
         unsafe { DeviceSlice::from_raw(self.pointer, self.bytes, Access::ReadWrite) }
     }
 
-    /// Its size in bytes.
+    /// Returns its size in bytes.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.bytes

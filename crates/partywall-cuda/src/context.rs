@@ -66,9 +66,8 @@ impl Context {
     /// down.
     pub fn guard(&self) -> Result<ContextGuard<'_>, CudaError> {
         let mut current = 0;
-        // Asked first: a thread of the caller's mostly has it current already, and asking is one cheap call in the place
-        // of two.
-        // SAFETY: the pointer is to a live handle.
+        // Asked first: a thread of the caller's mostly has it current already, and asking is one cheap call in the
+        // place of two. SAFETY: the pointer is to a live handle.
         unsafe { self.driver().ctx_get_current(&mut current) }?;
         let pushed = current != self.inner.raw;
         if pushed {
@@ -121,7 +120,7 @@ impl Context {
         wait().inspect_err(|_| drop(wait()))
     }
 
-    /// Free and total memory of the device.
+    /// Returns free and total memory of the device.
     ///
     /// # Errors
     /// As the driver says.
@@ -134,26 +133,26 @@ impl Context {
         Ok(MemoryInfo { free: free as u64, total: total as u64 })
     }
 
-    /// The first failure that a `Drop` of something in this context met since the last call. A `Drop` cannot return
-    /// it; what it failed to free stays allocated until the process ends.
+    /// Returns the first failure that a `Drop` of something in this context met since the last call. A `Drop` cannot
+    /// return it; what it failed to free stays allocated until the process ends.
     #[must_use]
     pub fn take_drop_error(&self) -> Option<CudaError> {
         self.inner.drop_error.lock().ignore_poison().take()
     }
 
-    /// The device.
+    /// Returns the device.
     #[must_use]
     pub fn device(&self) -> Device {
         self.inner.device
     }
 
-    /// The driver.
+    /// Returns the driver.
     #[must_use]
     pub fn driver(&self) -> &'static Driver {
         self.inner.device.driver()
     }
 
-    /// The driver's handle (`CUcontext`), for other CUDA libraries; valid while a clone of `self` lives.
+    /// Returns the driver's handle (`CUcontext`), for other CUDA libraries; valid while a clone of `self` lives.
     #[must_use]
     pub fn as_raw(&self) -> usize {
         self.inner.raw
@@ -192,7 +191,7 @@ impl Context {
 }
 
 impl PartialEq for Context {
-    /// Whether both are the same context of the driver.
+    /// Returns whether both are the same context of the driver.
     fn eq(&self, other: &Self) -> bool {
         self.inner.raw == other.inner.raw
     }
@@ -223,8 +222,8 @@ impl Drop for ContextGuard<'_> {
         }
         if self.pushed {
             let mut popped = 0;
-            // SAFETY: the pointer is to a live handle. What is on top is what this guard pushed: it cannot have left its
-            // thread, and guards end in reverse order.
+            // SAFETY: the pointer is to a live handle. What is on top is what this guard pushed: it cannot have left
+            // its thread, and guards end in reverse order.
             self.context.record_drop(unsafe { driver.ctx_pop_current(&mut popped) });
         }
     }

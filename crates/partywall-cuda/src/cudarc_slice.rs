@@ -15,7 +15,7 @@ use cudarc::driver::{CudaContext, CudaSlice, CudaStream, CudaView, CudaViewMut, 
 use crate::{AccessError, Context, DeviceSlice, RawStream, StreamRef};
 
 impl<'a> StreamRef<'a> {
-    /// A stream of cudarc's.
+    /// Returns a stream of cudarc's.
     ///
     /// # Errors
     /// [`AccessError::OtherContext`] for a stream of another device, or of a context that is not the primary one.
@@ -43,7 +43,7 @@ pub struct CudarcSlice<'a, T> {
 }
 
 impl<'a, T: DeviceRepr + AnyBitPattern> CudarcSlice<'a, T> {
-    /// All of `memory`, which is of `context`, as elements; `stream` is the one that cudarc's events refer to.
+    /// Returns all of `memory`, which is of `context`, as elements; `stream` is the one that cudarc's events refer to.
     ///
     /// # Errors
     /// [`AccessError::Misaligned`] if the memory is not of whole aligned elements; [`AccessError::OtherContext`] for a
@@ -77,13 +77,13 @@ impl<'a, T: DeviceRepr + AnyBitPattern> CudarcSlice<'a, T> {
         Ok(self.slice.as_view_mut())
     }
 
-    /// How many elements it has.
+    /// Returns how many elements it has.
     #[must_use]
     pub fn len(&self) -> usize {
         self.slice.len()
     }
 
-    /// Whether it has none.
+    /// Returns whether it has none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.slice.is_empty()

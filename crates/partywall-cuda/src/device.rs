@@ -70,7 +70,7 @@ impl Device {
         (0..count.unsigned_abs()).map(|ordinal| Self::open(driver, ordinal)).collect()
     }
 
-    /// The device with this ordinal. Initialises CUDA.
+    /// Returns the device with this ordinal. Initialises CUDA.
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_DEVICE` if there are not so many; CUDA cannot be initialised.
@@ -79,7 +79,7 @@ impl Device {
         Self::open(driver, ordinal)
     }
 
-    /// The device with this UUID, or nothing if this process does not see it. Initialises CUDA.
+    /// Returns the device with this UUID, or nothing if this process does not see it. Initialises CUDA.
     ///
     /// # Errors
     /// CUDA cannot be initialised.
@@ -92,8 +92,8 @@ impl Device {
         Ok(None)
     }
 
-    /// The device of the context that is current on the calling thread, or nothing if none is: where the caller's own
-    /// CUDA code would run.
+    /// Returns the device of the context that is current on the calling thread, or nothing if none is: where the
+    /// caller's own CUDA code would run.
     ///
     /// # Errors
     /// CUDA cannot be initialised, or the current context is lost.
@@ -111,7 +111,7 @@ impl Device {
         Ok(Some(Self { driver, raw }))
     }
 
-    /// Its identity, the same in every process.
+    /// Returns its identity, the same in every process.
     ///
     /// # Errors
     /// As the driver says.
@@ -122,7 +122,7 @@ impl Device {
         Ok(DeviceUuid(uuid))
     }
 
-    /// Its marketing name, such as `NVIDIA H200`.
+    /// Returns its marketing name, such as `NVIDIA H200`.
     ///
     /// # Errors
     /// As the driver says.
@@ -145,7 +145,7 @@ impl Device {
         Ok((major.unsigned_abs(), minor.unsigned_abs()))
     }
 
-    /// Bytes of memory on it.
+    /// Returns bytes of memory on it.
     ///
     /// # Errors
     /// As the driver says.
@@ -176,7 +176,7 @@ impl Device {
         Ok(value)
     }
 
-    /// Whether it says that it has the VMM calls. WSL says yes and then refuses: the proof is to create memory.
+    /// Returns whether it says that it has the VMM calls. WSL says yes and then refuses: the proof is to create memory.
     ///
     /// # Errors
     /// As the driver says.
@@ -184,7 +184,7 @@ impl Device {
         self.capability(DeviceAttribute::VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)
     }
 
-    /// Whether it says that VMM memory can be exported as a file descriptor. The same caution as for
+    /// Returns whether it says that VMM memory can be exported as a file descriptor. The same caution as for
     /// [`Device::supports_vmm`].
     ///
     /// # Errors
@@ -193,7 +193,7 @@ impl Device {
         self.capability(DeviceAttribute::HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED)
     }
 
-    /// Whether it says that [memory operations](crate::memop) work on it, in both widths. The proof is
+    /// Returns whether it says that [memory operations](crate::memop) work on it, in both widths. The proof is
     /// [`probe_device_word`](crate::memop::probe_device_word).
     ///
     /// # Errors
@@ -202,7 +202,7 @@ impl Device {
         self.capability(DeviceAttribute::CAN_USE_64_BIT_STREAM_MEM_OPS)
     }
 
-    /// Whether kernels on this device can reach memory of `peer`; true for the device itself.
+    /// Returns whether kernels on this device can reach memory of `peer`; true for the device itself.
     ///
     /// # Errors
     /// As the driver says.
@@ -228,8 +228,8 @@ impl Device {
         Ok(rank.unsigned_abs())
     }
 
-    /// Whether this process already has the device's primary context: retaining it is then cheap, else it costs about
-    /// 290 ms and some hundred MB of device memory (measured).
+    /// Returns whether this process already has the device's primary context: retaining it is then cheap, else it costs
+    /// about 290 ms and some hundred MB of device memory (measured).
     ///
     /// # Errors
     /// As the driver says.
@@ -241,13 +241,13 @@ impl Device {
         Ok(active != 0)
     }
 
-    /// Its ordinal in this process.
+    /// Returns its ordinal in this process.
     #[must_use]
     pub fn ordinal(&self) -> u32 {
         self.raw.unsigned_abs()
     }
 
-    /// The driver it belongs to.
+    /// Returns the driver it belongs to.
     #[must_use]
     pub fn driver(&self) -> &'static Driver {
         self.driver

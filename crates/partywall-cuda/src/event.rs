@@ -17,7 +17,7 @@ pub struct Event {
 }
 
 impl Event {
-    /// An event that nothing was recorded in.
+    /// Returns an event that nothing was recorded in.
     ///
     /// # Errors
     /// As the driver says.
@@ -49,7 +49,7 @@ impl Event {
         unsafe { self.context.driver().event_synchronize(self.handle) }
     }
 
-    /// The time from `earlier` to this event; resolution about half a microsecond (driver docs).
+    /// Returns the time from `earlier` to this event; resolution about half a microsecond (driver docs).
     ///
     /// # Errors
     /// `CUDA_ERROR_NOT_READY` if one of the two is not reached yet, `CUDA_ERROR_INVALID_HANDLE` if nothing was

@@ -42,26 +42,26 @@ impl ForeignMemory {
         Ok(Self { context, info, _keep: keep })
     }
 
-    /// What the driver said about the address.
+    /// Returns what the driver said about the address.
     #[must_use]
     pub fn info(&self) -> &PointerInfo {
         &self.info
     }
 
-    /// The context of the device that the memory lies on; for host memory the one that it was made with.
+    /// Returns the context of the device that the memory lies on; for host memory the one that it was made with.
     #[must_use]
     pub fn context(&self) -> &Context {
         &self.context
     }
 
-    /// The whole allocation that holds the address; of nothing that the driver knows, no bytes.
+    /// Returns the whole allocation that holds the address; of nothing that the driver knows, no bytes.
     #[must_use]
     pub fn allocation(&self, access: Access) -> DeviceSlice<'_> {
         // SAFETY: the driver has named the allocation, and it stays while `keep` lives, which `self` holds.
         unsafe { DeviceSlice::from_raw(self.info.base, self.info.bytes, access) }
     }
 
-    /// The handle by which other processes open the allocation.
+    /// Returns the handle by which other processes open the allocation.
     ///
     /// # Errors
     /// As [`IpcMemoryHandle::of`].
@@ -99,7 +99,7 @@ impl ForeignMemory {
 impl TryFrom<Arc<DeviceBuffer>> for ForeignMemory {
     type Error = CudaError;
 
-    /// A buffer's memory, which lives as long as the buffer.
+    /// Returns a buffer's memory, which lives as long as the buffer.
     fn try_from(buffer: Arc<DeviceBuffer>) -> Result<Self, CudaError> {
         let context = buffer.context().clone();
         let address = buffer.as_slice().device_ptr();

@@ -20,7 +20,7 @@ use crate::{Access, AccessError, Context, CuResult, CudaError, DeviceSlice, poin
 pub struct IpcMemoryHandle(pub [u8; 64]);
 
 impl IpcMemoryHandle {
-    /// The handle of the allocation that begins at `base`. Making it is cheap and may be done many times.
+    /// Returns the handle of the allocation that begins at `base`. Making it is cheap and may be done many times.
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_VALUE` for an address that is not in memory of `cuMemAlloc`: pool, VMM, managed and host
@@ -36,7 +36,7 @@ impl IpcMemoryHandle {
 }
 
 impl fmt::Debug for IpcMemoryHandle {
-    /// The first bytes only: enough to tell two apart in a log.
+    /// Returns the first bytes only: enough to tell two apart in a log.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [a, b, c, d, ..] = self.0;
         write!(f, "IpcMemoryHandle({a:02x}{b:02x}{c:02x}{d:02x}…)")
@@ -95,7 +95,7 @@ impl IpcMapping {
         Ok(Self { open, bytes, access })
     }
 
-    /// A checked range of it.
+    /// Returns a checked range of it.
     ///
     /// # Errors
     /// [`AccessError::OutOfRange`].
@@ -103,20 +103,20 @@ impl IpcMapping {
         self.as_slice().slice(offset, len)
     }
 
-    /// All of it.
+    /// Returns all of it.
     #[must_use]
     pub fn as_slice(&self) -> DeviceSlice<'_> {
         // SAFETY: the allocation is mapped, with no fewer bytes, while `self` is borrowed.
         unsafe { DeviceSlice::from_raw(self.open.pointer, self.bytes, self.access) }
     }
 
-    /// Its first address, valid on the device while the mapping lives.
+    /// Returns its first address, valid on the device while the mapping lives.
     #[must_use]
     pub fn device_ptr(&self) -> u64 {
         self.open.pointer
     }
 
-    /// Its size in bytes, as its owner told.
+    /// Returns its size in bytes, as its owner told.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.bytes
@@ -128,13 +128,13 @@ impl IpcMapping {
         self.bytes == 0
     }
 
-    /// What this crate's copies and kernels may do to it.
+    /// Returns what this crate's copies and kernels may do to it.
     #[must_use]
     pub fn access(&self) -> Access {
         self.access
     }
 
-    /// The context that it is open in.
+    /// Returns the context that it is open in.
     #[must_use]
     pub fn context(&self) -> &Context {
         &self.open.context
@@ -193,7 +193,7 @@ struct Key {
     handle: IpcMemoryHandle,
 }
 
-/// Whether an address lies in something that [`IpcMapping::open`] opened in this process.
+/// Returns whether an address lies in something that [`IpcMapping::open`] opened in this process.
 pub(crate) fn is_imported(address: u64) -> bool {
     let open: Vec<_> = REGISTRY.lock().values().filter_map(Weak::upgrade).collect();
     open.iter().any(|open| address.checked_sub(open.pointer).is_some_and(|offset| offset < open.bytes))

@@ -43,7 +43,7 @@ pub struct IpcEvent {
 }
 
 impl IpcEvent {
-    /// A new event that nothing was recorded in.
+    /// Returns a new event that nothing was recorded in.
     ///
     /// # Errors
     /// As the driver says.
@@ -55,7 +55,7 @@ impl IpcEvent {
         Ok(Self { context: context.clone(), handle })
     }
 
-    /// The event that another process made on the same device.
+    /// Returns the event that another process made on the same device.
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_VALUE` if its maker has destroyed it; `CUDA_ERROR_MAP_FAILED` if the bytes are no handle
@@ -69,7 +69,7 @@ impl IpcEvent {
         Ok(Self { context: context.clone(), handle: opened })
     }
 
-    /// What another process needs to open it; only its maker can say.
+    /// Returns what another process needs to open it; only its maker can say.
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_HANDLE` for an event that was opened here; `CUDA_ERROR_NOT_SUPPORTED` where the platform
@@ -102,7 +102,7 @@ impl IpcEvent {
         unsafe { self.context.driver().stream_wait_event(stream.handle(), self.handle, EVENT_WAIT_DEFAULT) }
     }
 
-    /// Whether the last record is reached, or there is none. Does not wait.
+    /// Returns whether the last record is reached, or there is none. Does not wait.
     ///
     /// # Errors
     /// What the work before it failed with.

@@ -43,7 +43,7 @@ struct VerifyResult {
     host: PinnedBuffer,
 }
 
-/// The word that [`Kernels::enqueue_fill`] writes at an index, for checking or making the pattern on the host.
+/// Returns the word that [`Kernels::enqueue_fill`] writes at an index, for checking or making the pattern on the host.
 #[must_use]
 pub const fn expected(index: u64) -> u32 {
     // The kernel, too, uses the low 32 bits of the index.
@@ -105,8 +105,8 @@ impl Kernels {
         self.launch_over(&self.read, stream, data, 16, &mut [(&raw mut sink).cast()])
     }
 
-    /// The index of the first word of `data` that is not `factor` times the pattern (wrapping at 32 bits), or nothing
-    /// if all are: factor 1 after a fill, 2 after one doubling.
+    /// Returns the index of the first word of `data` that is not `factor` times the pattern (wrapping at 32 bits), or
+    /// nothing if all are: factor 1 after a fill, 2 after one doubling.
     ///
     /// In stream order, and host-synchronous: it waits for the stream. Threads that check through the same `Kernels`
     /// wait for each other.
@@ -142,7 +142,7 @@ impl Kernels {
         Ok((first_bad != u64::MAX).then_some(first_bad))
     }
 
-    /// The context that they are loaded in.
+    /// Returns the context that they are loaded in.
     #[must_use]
     pub fn context(&self) -> &Context {
         // Every function is of the same module.

@@ -34,9 +34,9 @@ pub enum Access {
 /// Keeps the context and the memory alive. Dropping it unmaps, gives the addresses back and drops its share of the
 /// memory; a failure of that goes to [`Context::take_drop_error`], or to the caller of [`Mapping::close`].
 ///
-/// Dropping waits for all that this process runs in the context, if a slice was ever taken. The driver unmaps without waiting, and work that is
-/// still running then faults, which ends CUDA in this process (`CUDA_ERROR_ILLEGAL_ADDRESS`, measured on H200, driver
-/// 580). So do not drop a mapping behind a wait for another process.
+/// Dropping waits for all that this process runs in the context, if a slice was ever taken. The driver unmaps without
+/// waiting, and work that is still running then faults, which ends CUDA in this process (`CUDA_ERROR_ILLEGAL_ADDRESS`,
+/// measured on H200, driver 580). So do not drop a mapping behind a wait for another process.
 ///
 /// `Send` and `Sync`: it gives out addresses and checked ranges, never references to the bytes, which other processes
 /// may change at any time.
@@ -152,7 +152,7 @@ impl Mapping {
         more.iter_mut().rev().chain([&mut self.first]).map(Part::unmap).fold(settled, Result::and)
     }
 
-    /// A checked range of it.
+    /// Returns a checked range of it.
     ///
     /// # Errors
     /// [`AccessError::OutOfRange`].
@@ -160,7 +160,7 @@ impl Mapping {
         self.as_slice().slice(offset, len)
     }
 
-    /// All of it, as long as it is now.
+    /// Returns all of it, as long as it is now.
     #[must_use]
     pub fn as_slice(&self) -> DeviceSlice<'_> {
         // SAFETY: the range stays mapped with this access while `self` is borrowed, since changing either takes
@@ -168,7 +168,7 @@ impl Mapping {
         unsafe { DeviceSlice::from_raw(self.device_ptr(), self.len(), self.access) }
     }
 
-    /// Its first address, valid on the device while the mapping lives.
+    /// Returns its first address, valid on the device while the mapping lives.
     #[must_use]
     pub fn device_ptr(&self) -> u64 {
         // Whoever drops it knows: dropping takes `&mut self`.
@@ -176,13 +176,13 @@ impl Mapping {
         self.range.pointer
     }
 
-    /// Its size in bytes now.
+    /// Returns its size in bytes now.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.len.load(Ordering::Acquire)
     }
 
-    /// Bytes that it can have without moving.
+    /// Returns bytes that it can have without moving.
     #[must_use]
     pub fn reserved(&self) -> u64 {
         self.range.bytes as u64
@@ -194,19 +194,19 @@ impl Mapping {
         self.len() == 0
     }
 
-    /// What the GPU may do to it.
+    /// Returns what the GPU may do to it.
     #[must_use]
     pub fn access(&self) -> Access {
         self.access
     }
 
-    /// The memory that it began with, for exporting it or mapping it again.
+    /// Returns the memory that it began with, for exporting it or mapping it again.
     #[must_use]
     pub fn memory(&self) -> &Arc<PhysicalMemory> {
         &self.first.memory
     }
 
-    /// The context that it is mapped in.
+    /// Returns the context that it is mapped in.
     #[must_use]
     pub fn context(&self) -> &Context {
         self.memory().context()

@@ -16,8 +16,8 @@
 //! - **Nobody can cancel a wait.** Only the value ends it, or the end of the process. A wait is therefore enqueued only
 //!   on words that somebody else can still write when the expected writer is gone.
 //! - **Device code that arrives behind a pending wait waits as well**, whatever stream it is for (measured, driver
-//!   580): loading a module blocks, a kernel whose function was first asked for then does not run, a launch blocks if the
-//!   kernel needs more local memory than any before it, and so does any kernel's first launch by the runtime API. A
+//!   580): loading a module blocks, a kernel whose function was first asked for then does not run, a launch blocks if
+//!   the kernel needs more local memory than any before it, and so does any kernel's first launch by the runtime API. A
 //!   function got before the wait is launched and runs at once. Everything that synchronises a device blocks too:
 //!   freeing, copies of pageable memory, allocating (field reports). Load and warm up before the first wait.
 //! - **The driver does not know this order.** A wait may stand in front of the very write that would end it if both are
@@ -151,7 +151,7 @@ pub enum ProbeError {
 }
 
 impl ProbeError {
-    /// The same as the failure of a call: what a machine refuses whose memory operations do not work.
+    /// Returns the same as the failure of a call: what a machine refuses whose memory operations do not work.
     #[must_use]
     pub fn into_refusal(self) -> CudaError {
         match self {
@@ -195,8 +195,8 @@ pub fn probe_host_word(context: &Context, map: &Arc<SharedMap>, limit: Duration)
     probe_registered_word(HostRegistration::shared(context, Arc::clone(map))?, 0, limit).map(drop)
 }
 
-/// The same for memory that is registered already and stays so, and its word `offset` bytes from the beginning: nothing is
-/// given back that would wait for whatever the process runs.
+/// Returns the same for memory that is registered already and stays so, and its word `offset` bytes from the beginning:
+/// nothing is given back that would wait for whatever the process runs.
 ///
 /// # Errors
 /// As [`probe_host_word`]. The registration is then gone; or, if a stream waits for ever, never given back.
@@ -268,7 +268,7 @@ impl Probe {
         }
     }
 
-    /// Whether what is on the stream ends within the limit.
+    /// Returns whether what is on the stream ends within the limit.
     fn ends(&self, stream: StreamRef<'_>) -> Result<bool, CudaError> {
         let deadline = Instant::now() + self.limit;
         loop {
@@ -280,13 +280,13 @@ impl Probe {
         }
     }
 
-    /// Whether freeing the word could block for good.
+    /// Returns whether freeing the word could block for good.
     fn may_still_wait(&self) -> bool {
         self.waiter.as_ref().is_done() == Ok(false)
     }
 }
 
-/// The address of the word that a range begins with.
+/// Returns the address of the word that a range begins with.
 fn first_word(range: DeviceSlice<'_>, bytes: u64) -> Result<u64, AccessError> {
     let word = range.slice(0, bytes)?;
     word.elements(bytes)?;

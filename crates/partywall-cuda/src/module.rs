@@ -45,9 +45,9 @@ impl Module {
     /// the driver after that.
     ///
     /// Load it, and get its functions, before any stream waits for another process: behind such a wait loading blocks,
-    /// and under `CUDA_MODULE_LOADING=LAZY`, the default, a kernel whose function was first asked for there does not run
-    /// before the wait ends (measured). Launch a kernel with local arrays once as well: its first launch waits for the
-    /// context if that has too little local memory (measured).
+    /// and under `CUDA_MODULE_LOADING=LAZY`, the default, a kernel whose function was first asked for there does not
+    /// run before the wait ends (measured). Launch a kernel with local arrays once as well: its first launch waits for
+    /// the context if that has too little local memory (measured).
     ///
     /// # Errors
     /// `CUDA_ERROR_UNSUPPORTED_PTX_VERSION` if the driver is older than the text, `CUDA_ERROR_INVALID_PTX`;
@@ -65,7 +65,7 @@ impl Module {
         Ok(Self { inner: Arc::new(Inner { context: context.clone(), handle }) })
     }
 
-    /// The kernel of this name.
+    /// Returns the kernel of this name.
     ///
     /// # Errors
     /// `CUDA_ERROR_NOT_FOUND` if there is none.
@@ -79,7 +79,7 @@ impl Module {
         Ok(Function { module: self.clone(), handle, name })
     }
 
-    /// The context that it is loaded in.
+    /// Returns the context that it is loaded in.
     #[must_use]
     pub fn context(&self) -> &Context {
         &self.inner.context
@@ -143,13 +143,13 @@ impl Function {
         .map_err(|error| error.with_context(format!("kernel {}", self.name.to_string_lossy())))
     }
 
-    /// The module that it is in.
+    /// Returns the module that it is in.
     #[must_use]
     pub fn module(&self) -> &Module {
         &self.module
     }
 
-    /// Its name.
+    /// Returns its name.
     #[must_use]
     pub fn name(&self) -> &'static CStr {
         self.name

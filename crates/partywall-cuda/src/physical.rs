@@ -33,8 +33,8 @@ enum Origin {
 }
 
 impl PhysicalMemory {
-    /// The number of bytes that the size of every allocation on the context's device must be a multiple of: 2 MiB on
-    /// current GPUs (measured on H200).
+    /// Returns the number of bytes that the size of every allocation on the context's device must be a multiple of: 2
+    /// MiB on current GPUs (measured on H200).
     ///
     /// # Errors
     /// `CUDA_ERROR_NOT_SUPPORTED` or `CUDA_ERROR_NOT_PERMITTED` where the device or the virtualisation has no
@@ -92,7 +92,8 @@ impl PhysicalMemory {
     /// 1 GiB (measured).
     ///
     /// # Errors
-    /// `CUDA_ERROR_UNKNOWN` if the descriptor is something else (measured); `CUDA_ERROR_INVALID_DEVICE` if its GPU is not reachable from this process.
+    /// `CUDA_ERROR_UNKNOWN` if the descriptor is something else (measured); `CUDA_ERROR_INVALID_DEVICE` if its GPU is
+    /// not reachable from this process.
     pub fn import(context: &Context, descriptor: BorrowedFd<'_>, bytes: u64) -> Result<Self, CudaError> {
         let _guard = context.guard_relaxed()?;
         let mut handle = 0;
@@ -105,8 +106,8 @@ impl PhysicalMemory {
         Ok(Self { context: context.clone(), handle, bytes, origin: Origin::Imported })
     }
 
-    /// A new file descriptor that stands for this memory, close-on-exec. It is a reference of its own: the memory
-    /// lives while any copy of it is open, in whatever process, with or without CUDA (measured, also after the
+    /// Returns a new file descriptor that stands for this memory, close-on-exec. It is a reference of its own: the
+    /// memory lives while any copy of it is open, in whatever process, with or without CUDA (measured, also after the
     /// creator was killed).
     ///
     /// The driver makes the descriptor without close-on-exec and it is set right after: a child that another thread
@@ -143,8 +144,8 @@ impl PhysicalMemory {
         Ok(descriptor)
     }
 
-    /// The ordinal, in this process, of the device that the memory lies on, as the driver reports it. For memory
-    /// whose device `CUDA_VISIBLE_DEVICES` hides the number may name no visible device.
+    /// Returns the ordinal, in this process, of the device that the memory lies on, as the driver reports it. For
+    /// memory whose device `CUDA_VISIBLE_DEVICES` hides the number may name no visible device.
     ///
     /// # Errors
     /// As the driver says.
@@ -156,7 +157,7 @@ impl PhysicalMemory {
         Ok(properties.location.id)
     }
 
-    /// Its size in bytes: as created, or as the importer was told.
+    /// Returns its size in bytes: as created, or as the importer was told.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.bytes
@@ -168,20 +169,20 @@ impl PhysicalMemory {
         self.bytes == 0
     }
 
-    /// Whether it came from [`PhysicalMemory::import`].
+    /// Returns whether it came from [`PhysicalMemory::import`].
     #[must_use]
     pub fn is_imported(&self) -> bool {
         self.origin == Origin::Imported
     }
 
-    /// The context that it was created or imported in.
+    /// Returns the context that it was created or imported in.
     #[must_use]
     pub fn context(&self) -> &Context {
         &self.context
     }
 
-    /// The driver's handle (`CUmemGenericAllocationHandle`), for other CUDA libraries; valid while `self` lives. Two
-    /// handles of the same memory need not be equal (vendor's documentation).
+    /// Returns the driver's handle (`CUmemGenericAllocationHandle`), for other CUDA libraries; valid while `self`
+    /// lives. Two handles of the same memory need not be equal (vendor's documentation).
     #[must_use]
     pub fn as_raw(&self) -> u64 {
         self.handle
@@ -209,7 +210,8 @@ impl Drop for PhysicalMemory {
     }
 }
 
-/// The smallest multiple of `granularity` that holds `bytes`; nothing if that exceeds 64 bits or the granularity is 0.
+/// Returns the smallest multiple of `granularity` that holds `bytes`; nothing if that exceeds 64 bits or the
+/// granularity is 0.
 #[must_use]
 pub const fn round_up(bytes: u64, granularity: u64) -> Option<u64> {
     bytes.checked_next_multiple_of(granularity)

@@ -107,8 +107,8 @@ impl PointerInfo {
         })
     }
 
-    /// How far the address is from the beginning of its allocation: what must travel with a handle, which names the
-    /// whole allocation.
+    /// Returns how far the address is from the beginning of its allocation: what must travel with a handle, which names
+    /// the whole allocation.
     #[must_use]
     pub fn offset(&self) -> u64 {
         self.address - self.base
@@ -194,7 +194,7 @@ impl VmmFacts {
     }
 }
 
-/// Whether host memory that the driver knows came from the driver itself.
+/// Returns whether host memory that the driver knows came from the driver itself.
 fn is_driver_host_memory(context: &Context, address: u64) -> Result<bool, CudaError> {
     let mut flags = 0;
     // SAFETY: the pointer is to a live number; the address is looked up, not followed.
@@ -205,7 +205,7 @@ fn is_driver_host_memory(context: &Context, address: u64) -> Result<bool, CudaEr
     }
 }
 
-/// First address and size of the allocation that holds an address.
+/// Returns first address and size of the allocation that holds an address.
 pub(crate) fn address_range(context: &Context, address: u64) -> Result<(u64, u64), CudaError> {
     let mut base = 0;
     let mut bytes = 0;
@@ -215,7 +215,7 @@ pub(crate) fn address_range(context: &Context, address: u64) -> Result<(u64, u64
     Ok((base, bytes as u64))
 }
 
-/// The device with this ordinal, if this process sees it.
+/// Returns the device with this ordinal, if this process sees it.
 fn visible(context: &Context, ordinal: i32) -> Result<Option<Device>, CudaError> {
     let Ok(ordinal) = u32::try_from(ordinal) else { return Ok(None) };
     match Device::by_ordinal(context.driver(), ordinal) {

@@ -74,7 +74,7 @@ impl HostRegistration {
         Ok(registration)
     }
 
-    /// A checked range of it.
+    /// Returns a checked range of it.
     ///
     /// # Errors
     /// [`AccessError::OutOfRange`].
@@ -82,15 +82,15 @@ impl HostRegistration {
         self.as_slice().slice(offset, len)
     }
 
-    /// All of it, as streams and kernels take it.
+    /// Returns all of it, as streams and kernels take it.
     #[must_use]
     pub fn as_slice(&self) -> DeviceSlice<'_> {
         // SAFETY: the range stays registered with this access while `self` is borrowed.
         unsafe { DeviceSlice::from_raw(self.device_ptr, self.len(), self.map.access()) }
     }
 
-    /// Enqueues a copy of its bytes from `offset` on to device memory. Returns at once: page-locked memory is read by the
-    /// copy engine itself. The registration must not be dropped before the stream has done it.
+    /// Enqueues a copy of its bytes from `offset` on to device memory. Returns at once: page-locked memory is read by
+    /// the copy engine itself. The registration must not be dropped before the stream has done it.
     ///
     /// # Errors
     /// The bytes are not inside it, the destination is read-only, the stream is captured (a graph may be launched when
@@ -148,13 +148,13 @@ impl HostRegistration {
         Ok(())
     }
 
-    /// Its first address on the device.
+    /// Returns its first address on the device.
     #[must_use]
     pub fn device_ptr(&self) -> u64 {
         self.device_ptr
     }
 
-    /// Its size in bytes.
+    /// Returns its size in bytes.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.bytes as u64
@@ -166,13 +166,13 @@ impl HostRegistration {
         self.len() == 0
     }
 
-    /// What the GPU may do to it.
+    /// Returns what the GPU may do to it.
     #[must_use]
     pub fn access(&self) -> Access {
         self.map.access()
     }
 
-    /// The mapping, if processes may write it.
+    /// Returns the mapping, if processes may write it.
     pub(crate) fn shared_words(&self) -> Option<&SharedMap> {
         match &self.map {
             Map::Shared(map) => Some(map),
@@ -180,7 +180,7 @@ impl HostRegistration {
         }
     }
 
-    /// The context that it was registered in.
+    /// Returns the context that it was registered in.
     #[must_use]
     pub fn context(&self) -> &Context {
         &self.context

@@ -41,19 +41,19 @@ pub struct CudaError {
 }
 
 impl CudaError {
-    /// The error of a call that returned `code`.
+    /// Returns the error of a call that returned `code`.
     pub fn new(call: &'static str, code: CuResult) -> Self {
         Self { call, code, context: None, memory: None }
     }
 
-    /// The same error with a text that says what was being done.
+    /// Returns the same error with a text that says what was being done.
     #[must_use]
     pub fn with_context(mut self, context: impl Into<String>) -> Self {
         self.context = Some(context.into());
         self
     }
 
-    /// Whether the process must be restarted to use the device again: see [`CuResult::is_sticky`].
+    /// Returns whether the process must be restarted to use the device again: see [`CuResult::is_sticky`].
     #[must_use]
     pub fn is_sticky(&self) -> bool {
         self.code.is_sticky()
@@ -76,15 +76,15 @@ impl fmt::Display for CudaError {
 impl std::error::Error for CudaError {}
 
 impl CuResult {
-    /// Whether this is `CUDA_SUCCESS`.
+    /// Returns whether this is `CUDA_SUCCESS`.
     #[must_use]
     pub fn is_success(self) -> bool {
         self == Self::SUCCESS
     }
 
-    /// Whether the context is lost with this code: every later call in this process fails too, and only a restart of
-    /// the process helps. Driver docs: "This leaves the process in an inconsistent state and any further CUDA work
-    /// will return the same error. To continue using CUDA, the process must be terminated and relaunched."
+    /// Returns whether the context is lost with this code: every later call in this process fails too, and only a
+    /// restart of the process helps. Driver docs: "This leaves the process in an inconsistent state and any further
+    /// CUDA work will return the same error. To continue using CUDA, the process must be terminated and relaunched."
     ///
     /// Also counted: uncorrectable ECC and NVLink errors, for which the docs do not promise that the context survives.
     /// Under MPS a neighbour's fault shows up with the same codes.
@@ -109,13 +109,13 @@ impl CuResult {
         )
     }
 
-    /// The driver's sentence for this code, if a driver is loaded in this process and knows the code.
+    /// Returns the driver's sentence for this code, if a driver is loaded in this process and knows the code.
     #[must_use]
     pub fn description(self) -> Option<&'static str> {
         crate::table::loaded()?.error_text(self)
     }
 
-    /// The name in `cuda.h`: from this crate's table, else from the loaded driver, else nothing.
+    /// Returns the name in `cuda.h`: from this crate's table, else from the loaded driver, else nothing.
     #[must_use]
     pub fn name(self) -> Option<&'static str> {
         self.known_name().or_else(|| crate::table::loaded()?.error_name(self))

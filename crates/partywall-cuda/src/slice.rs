@@ -67,7 +67,7 @@ pub enum AccessError {
 }
 
 impl<'a> DeviceSlice<'a> {
-    /// A range that the caller vouches for, such as memory of another CUDA library.
+    /// Returns a range that the caller vouches for, such as memory of another CUDA library.
     ///
     /// # Safety
     /// For the lifetime `'a` the `len` bytes at `device_ptr` are device memory that stays allocated and mapped with
@@ -77,7 +77,7 @@ impl<'a> DeviceSlice<'a> {
         Self { device_ptr, len, access, owner: PhantomData }
     }
 
-    /// A part of it.
+    /// Returns a part of it.
     ///
     /// # Errors
     /// [`AccessError::OutOfRange`].
@@ -88,31 +88,31 @@ impl<'a> DeviceSlice<'a> {
         }
     }
 
-    /// Its first address on the device.
+    /// Returns its first address on the device.
     #[must_use]
     pub fn device_ptr(&self) -> u64 {
         self.device_ptr
     }
 
-    /// Its length in bytes.
+    /// Returns its length in bytes.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// Whether it has no bytes.
+    /// Returns whether it has no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// What the GPU may do to it.
+    /// Returns what the GPU may do to it.
     #[must_use]
     pub fn access(&self) -> Access {
         self.access
     }
 
-    /// How many elements of `element` bytes it is, all aligned to their size.
+    /// Returns how many elements of `element` bytes it is, all aligned to their size.
     pub(crate) fn elements(&self, element: u64) -> Result<u64, AccessError> {
         if self.device_ptr.is_multiple_of(element) && self.len.is_multiple_of(element) {
             Ok(self.len / element)
@@ -128,8 +128,8 @@ impl<'a> DeviceSlice<'a> {
         }
     }
 
-    /// Its length as the driver counts it. Device addresses are 64 bits wide, and so is `usize` on every platform
-    /// that the driver exists for.
+    /// Returns its length as the driver counts it. Device addresses are 64 bits wide, and so is `usize` on every
+    /// platform that the driver exists for.
     pub(crate) fn size(&self) -> usize {
         self.len as usize
     }

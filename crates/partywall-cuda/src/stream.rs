@@ -49,7 +49,7 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// A new stream in this context.
+    /// Returns a new stream in this context.
     ///
     /// # Errors
     /// As the driver says.
@@ -61,7 +61,7 @@ impl Stream {
         Ok(Self { context: context.clone(), raw: RawStream(handle as u64) })
     }
 
-    /// The stream as the calls take it.
+    /// Returns the stream as the calls take it.
     #[must_use]
     pub fn as_ref(&self) -> StreamRef<'_> {
         StreamRef { context: &self.context, raw: self.raw }
@@ -109,7 +109,7 @@ pub struct CurrentStream<'a> {
 }
 
 impl<'a> StreamRef<'a> {
-    /// A stream of the caller's framework.
+    /// Returns a stream of the caller's framework.
     ///
     /// # Safety
     /// `raw` is one of the default streams, or a stream of this context that is not destroyed while the result is
@@ -119,13 +119,13 @@ impl<'a> StreamRef<'a> {
         Self { context, raw }
     }
 
-    /// The default stream of the context, which waits for all its blocking streams: simple, and slow.
+    /// Returns the default stream of the context, which waits for all its blocking streams: simple, and slow.
     #[must_use]
     pub const fn legacy_default(context: &'a Context) -> Self {
         Self { context, raw: RawStream::LEGACY_DEFAULT }
     }
 
-    /// The stream with its context made current, for several calls.
+    /// Returns the stream with its context made current, for several calls.
     ///
     /// # Errors
     /// As [`Context::guard`].
@@ -148,7 +148,7 @@ impl<'a> StreamRef<'a> {
         wait().inspect_err(|_| drop(wait()))
     }
 
-    /// Whether everything on the stream is done. Does not wait.
+    /// Returns whether everything on the stream is done. Does not wait.
     ///
     /// # Errors
     /// What that work failed with: a cheap way to see whether the context is still alive.
@@ -319,13 +319,13 @@ impl<'a> StreamRef<'a> {
         Ok(())
     }
 
-    /// The context that it belongs to.
+    /// Returns the context that it belongs to.
     #[must_use]
     pub fn context(&self) -> &'a Context {
         self.context
     }
 
-    /// The driver's handle.
+    /// Returns the driver's handle.
     #[must_use]
     pub fn raw(&self) -> RawStream {
         self.raw
@@ -342,7 +342,7 @@ impl<'a> StreamRef<'a> {
 }
 
 impl CurrentStream<'_> {
-    /// Whether the stream is being captured into a graph, or its capture was invalidated and is not ended yet.
+    /// Returns whether the stream is being captured into a graph, or its capture was invalidated and is not ended yet.
     ///
     /// # Errors
     /// `CUDA_ERROR_STREAM_CAPTURE_IMPLICIT` for the legacy default stream while a stream that it waits for is
@@ -354,8 +354,8 @@ impl CurrentStream<'_> {
         Ok(status != STREAM_CAPTURE_STATUS_NONE)
     }
 
-    /// Which stream it is. Unlike the handle, which the driver gives out again, no other stream of the process ever has
-    /// the same identity; and the default stream of a thread is told from that of another.
+    /// Returns which stream it is. Unlike the handle, which the driver gives out again, no other stream of the process
+    /// ever has the same identity; and the default stream of a thread is told from that of another.
     ///
     /// # Errors
     /// `CUDA_ERROR_NOT_FOUND` from a driver older than CUDA 12.
@@ -367,11 +367,11 @@ impl CurrentStream<'_> {
     }
 
     /// Has the driver call `function` once, on a thread of its own, when everything that is on the stream now is done;
-    /// what is enqueued later waits until it has returned. Every stream of the context may have to wait for it, so it is
-    /// short, and waits for nothing.
+    /// what is enqueued later waits until it has returned. Every stream of the context may have to wait for it, so it
+    /// is short, and waits for nothing.
     ///
-    /// It must not call CUDA, nor drop what does: such calls are refused (`CUDA_ERROR_NOT_PERMITTED`). A panic in it ends
-    /// the process. If the context is lost before, it is never called, and what it owns is never dropped.
+    /// It must not call CUDA, nor drop what does: such calls are refused (`CUDA_ERROR_NOT_PERMITTED`). A panic in it
+    /// ends the process. If the context is lost before, it is never called, and what it owns is never dropped.
     ///
     /// # Errors
     /// The stream is captured (a graph might call it more than once), or the driver refuses; nothing is then enqueued.
@@ -380,7 +380,8 @@ impl CurrentStream<'_> {
             return Err(AccessError::Capturing);
         }
         launch(function, |call, data| {
-            // SAFETY: the stream is live, and its context current; function and data belong together, and are valid until the one call.
+            // SAFETY: the stream is live, and its context current; function and data belong together, and are valid
+            // until the one call.
             unsafe { self.driver().launch_host_func(self.stream.handle(), call, data) }
         })?;
         Ok(())

@@ -100,8 +100,8 @@ impl Driver {
         LINKED.get_or_init(|| find);
     }
 
-    /// The driver of this process. The first call loads it (a few milliseconds; it does not initialise CUDA), later
-    /// calls return what the first one found, the failure included.
+    /// Returns the driver of this process. The first call loads it (a few milliseconds; it does not initialise CUDA),
+    /// later calls return what the first one found, the failure included.
     ///
     /// # Errors
     /// The library or one of its entry points is missing.
@@ -130,7 +130,7 @@ impl Driver {
         unsafe { self.init(0) }
     }
 
-    /// The version of the driver API that this driver offers.
+    /// Returns the version of the driver API that this driver offers.
     ///
     /// # Errors
     /// Whatever the driver says; none is documented but a null argument.
@@ -142,19 +142,19 @@ impl Driver {
         Ok(DriverVersion { major: version / 1000, minor: version % 1000 / 10 })
     }
 
-    /// The library that was loaded, as it was named to the dynamic linker, or [`SIMULATED`](Self::SIMULATED).
+    /// Returns the library that was loaded, as it was named to the dynamic linker, or [`SIMULATED`](Self::SIMULATED).
     #[must_use]
     pub fn library(&self) -> &str {
         &self.library
     }
 
-    /// Whether it is Partywall's simulated driver, which says so by a function that the vendor's lacks.
+    /// Returns whether it is Partywall's simulated driver, which says so by a function that the vendor's lacks.
     #[must_use]
     pub fn is_simulated(&self) -> bool {
         self.simulated
     }
 
-    /// How many copies this crate has asked it for in this process: to show that something is done without any.
+    /// Returns how many copies this crate has asked it for in this process: to show that something is done without any.
     #[must_use]
     pub fn copies(&self) -> u64 {
         self.copies.load(Ordering::Relaxed)
@@ -186,7 +186,7 @@ impl Driver {
         Ok(Self { _keep: Some(loaded), ..found })
     }
 
-    /// The simulated driver that is part of the program.
+    /// Returns the simulated driver that is part of the program.
     fn linked() -> Result<Self, LoadError> {
         let find = LINKED.get().ok_or(LoadError::NotLinked)?;
         // SAFETY: `link_simulated`'s caller has promised it.
@@ -204,7 +204,7 @@ impl Driver {
         }
     }
 
-    /// The driver's own name for a code.
+    /// Returns the driver's own name for a code.
     pub(crate) fn error_name(&self, code: CuResult) -> Option<&'static str> {
         let mut text = std::ptr::null();
         // SAFETY: the pointer is to a live pointer.
@@ -213,7 +213,7 @@ impl Driver {
         unsafe { static_text(text) }
     }
 
-    /// The driver's own sentence for a code.
+    /// Returns the driver's own sentence for a code.
     pub(crate) fn error_text(&self, code: CuResult) -> Option<&'static str> {
         let mut text = std::ptr::null();
         // SAFETY: the pointer is to a live pointer.
@@ -229,7 +229,7 @@ impl fmt::Debug for Driver {
     }
 }
 
-/// The driver, if this process has loaded it; loads nothing.
+/// Returns the driver, if this process has loaded it; loads nothing.
 pub(crate) fn loaded() -> Option<&'static Driver> {
     LOADED.get()?.as_ref().ok()
 }
@@ -244,7 +244,7 @@ unsafe fn static_text(text: *const c_char) -> Option<&'static str> {
     unsafe { CStr::from_ptr(text) }.to_str().ok()
 }
 
-/// What `dlerror` said, which libloading keeps as the source of its own error.
+/// Returns what `dlerror` said, which libloading keeps as the source of its own error.
 fn linker_text(error: &libloading::Error) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }

@@ -30,7 +30,7 @@ impl Upload {
         Ok(Self { slots: [slot()?, slot()?], stream: Stream::new(context)?, current: 0 })
     }
 
-    /// The buffer for the next pieces. Waits until it has been copied out.
+    /// Returns the buffer for the next pieces. Waits until it has been copied out.
     ///
     /// # Errors
     /// What an earlier copy failed with.
