@@ -85,7 +85,7 @@ fn one_gpu_is_tried_unless_all_are_asked_for_on_the_simulated_gpu() {
 }
 
 #[test]
-fn what_the_driver_refuses_is_a_finding_and_the_rest_goes_on_on_the_simulated_gpu() {
+fn a_refusal_of_the_driver_is_a_finding_and_the_rest_goes_on_on_the_simulated_gpu() {
     let sandbox = Sandbox::new();
     let faults =
         "cuStreamWaitValue32:1=801,cuIpcGetMemHandle:1=1,cuIpcOpenEventHandle:1=205,cuDeviceCanAccessPeer:1=999";

@@ -422,7 +422,7 @@ fn a_lab_is_readable_at_100_columns_on_the_simulated_gpu() {
 }
 
 #[test]
-fn what_cannot_be_tried_says_why_on_the_simulated_gpu() {
+fn untried_steps_say_why_on_the_simulated_gpu() {
     let sandbox = Sandbox::new();
     let mut command = lab(&sandbox, &["errors", "--json"]);
     command.env("SIMCUDA_FAULTS", "cuStreamWaitValue32:1=801,cuMemAllocManaged:1=801");
@@ -535,7 +535,7 @@ fn every_lab_runs_without_a_gpu_where_it_is_told_to_simulate() {
 }
 
 #[test]
-fn what_no_simulation_can_show_is_not_among_what_was_tried() {
+fn simulated_labs_leave_untestable_claims_open() {
     let coherency = Report::of(&Sandbox::new().run(["lab", "coherency", "--simulated", "--json"]).expect(0));
     assert_ne!(coherency.steps_with("not-tried"), [""; 0]);
     assert_ne!(coherency.with("open"), [""; 0]);

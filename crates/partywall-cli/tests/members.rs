@@ -189,7 +189,7 @@ fn evicting_an_unknown_pid_lists_the_members() {
 }
 
 #[test]
-fn under_mps_what_the_killed_held_is_unproven_until_somebody_says_otherwise() {
+fn under_mps_resources_of_killed_processes_are_unproven_until_released() {
     let sandbox = Sandbox::simulated(1);
     sandbox.broker();
     let holder = client_of_mps(&sandbox, "held");

@@ -57,7 +57,7 @@ fn a_foreground_broker_speaks_json() {
 }
 
 #[test]
-fn nobody_listening_to_the_line_does_not_end_a_broker() {
+fn a_closed_line_does_not_end_a_broker() {
     let sandbox = Sandbox::new();
     let shell = format!("exec {} serve >&-", partywall_harness::binary().display());
     let serve = Running::spawn(sandbox.program("sh").args(["-c", &shell]));

@@ -97,7 +97,7 @@ fn play<'a>(file: &'a Path, rest: &[&'a str]) -> Vec<&'a str> {
 }
 
 #[test]
-fn what_is_recorded_is_played_as_it_was() {
+fn a_recording_is_played_unchanged() {
     let sandbox = Sandbox::new();
     let domain = sandbox.domain();
     let camera = topic(&domain, "camera");
@@ -445,7 +445,7 @@ fn a_recorder_that_is_killed_leaves_what_it_had_written() {
 
 /// A disk that was full, say, before more than half of the file was written.
 #[test]
-fn what_is_whole_is_played_of_a_file_that_ends_in_a_chunk_longer_than_itself() {
+fn whole_chunks_of_a_truncated_file_are_played() {
     let sandbox = Sandbox::new();
     let domain = sandbox.domain();
     let path = sandbox.path().join("f.mcap");
@@ -542,7 +542,7 @@ fn files_that_cannot_be_played_say_why() {
 }
 
 #[test]
-fn what_cannot_be_recorded_says_why() {
+fn a_refused_recording_says_why() {
     let sandbox = Sandbox::new();
     let domain = sandbox.domain();
     let _camera = topic(&domain, "camera");

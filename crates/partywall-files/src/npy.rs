@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn what_numpy_writes_is_read() {
+    fn files_of_numpy_are_read() {
         for (text, dtype, shape, strides) in [
             ("{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }  \n", DType::F32, &[2, 3][..], &[3, 1][..]),
             ("{'descr': '<i8', 'fortran_order': True, 'shape': (2, 3), }\n", DType::I64, &[2, 3], &[1, 2]),

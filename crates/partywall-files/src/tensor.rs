@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_no_memory_is_refused() {
+    fn impossible_sizes_are_refused() {
         assert_eq!(TensorInfo::dense("t", DType::F64, vec![1 << 62, 2], Order::C), None);
         assert_eq!(TensorInfo::dense("t", DType::F4, vec![3], Order::C), None);
         assert_eq!(TensorInfo::dense("t", DType::F64, vec![0, 7], Order::C).unwrap().bytes, 0);

@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_frozen_in_place_stays_where_it_is() {
+    fn memory_frozen_in_place_keeps_its_address() {
         let mut draft = Draft::create("partywall:test", 5000).unwrap();
         let bytes = draft.bytes_mut().unwrap();
         bytes[4999] = 42;
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_frozen_in_place_can_be_written_further() {
+    fn memory_that_cannot_be_frozen_in_place_stays_writable() {
         let mut draft = Draft::create("partywall:test", 5000).unwrap();
         draft.bytes_mut().unwrap()[0] = 1;
         let other = SharedMap::writable(&draft).unwrap();
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_somebody_maps_writable_is_not_frozen() {
+    fn a_file_with_a_writable_map_is_not_frozen() {
         let draft = Draft::create("partywall:test", 4096).unwrap();
         let _other = SharedMap::writable(&draft.fd).unwrap();
         assert_eq!(draft.freeze().err(), Some(io::Errno::BUSY));

@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_is_refused() {
+    fn malformed_addresses_are_refused() {
         for text in ["", ":w", "@3", "a b", "a@", "a@x", "a@0", "a@+1", "a@-1", "a:", "a@3:", "a@3@4"] {
             let error = text.parse::<Address>().expect_err(text);
             assert!(

@@ -482,7 +482,7 @@ fn a_damaged_index_is_refused() {
 // ---- bad files
 
 #[test]
-fn what_is_no_regular_file_is_refused() {
+fn a_file_that_is_not_regular_is_refused() {
     let dir = folder();
     assert!(matches!(error(&dir.path().join("none.safetensors")), FileError::Open { .. }));
     assert!(matches!(error(dir.path()), FileError::NoShards { .. }));
@@ -581,7 +581,7 @@ fn a_lying_safetensors_header_is_refused() {
 }
 
 #[test]
-fn what_fits_no_table_is_refused_with_the_file() {
+fn tensors_that_fit_no_table_are_refused_with_the_file() {
     let dir = folder();
     let long = "x".repeat(2000);
     let path = put(&dir, "m.safetensors", &crate_bytes(&[(&long, Dtype::U8, &[1])], &[]));

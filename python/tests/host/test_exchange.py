@@ -51,7 +51,7 @@ def test_numpy_reads_and_writes_every_dtype_that_it_has_where_it_lies(domain, dt
 
 
 @pytest.mark.parametrize("dtype", NUMPY)
-def test_what_is_put_is_what_comes_out(domain, dtype):
+def test_put_data_comes_out_unchanged(domain, dtype):
     values = np.arange(60).reshape(3, 4, 5).astype(dtype)
     with domain.put("x", {"whole": values, "part": values[:, 1::2, ::3], "turned": values.T}) as put:
         assert list(put) == ["whole", "part", "turned"]
@@ -97,7 +97,7 @@ def test_capsules_are_versioned_on_request(domain):
         assert put.__dlpack_device__() == (1, 0)
 
 
-def test_what_dlpack_cannot_do_is_refused(domain):
+def test_unsupported_dlpack_requests_are_refused(domain):
     with domain.put("x", np.zeros(3)) as put:
         with pytest.raises(BufferError, match="copy"):
             put.__dlpack__(copy=True)
@@ -109,7 +109,7 @@ def test_what_dlpack_cannot_do_is_refused(domain):
         assert not hasattr(put, "__cuda_array_interface__")
 
 
-def test_whatever_is_made_of_a_tensor_holds_the_lease(domain):
+def test_everything_made_of_a_tensor_holds_the_lease(domain):
     makers = [
         lambda tensor: tensor,
         lambda tensor: np.from_dlpack(tensor),

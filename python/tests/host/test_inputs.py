@@ -166,7 +166,7 @@ def test_versions_count_from_one(domain, version):
 
 
 @pytest.mark.parametrize("reserve", [-1, 1 << 63])
-def test_what_is_reserved_is_a_number_of_bytes(domain, reserve):
+def test_reserve_is_a_number_of_bytes(domain, reserve):
     with pytest.raises(ValueError, match="number of bytes"):
         domain.create("x", 1, "int8", device="host", mutable=True, reserve=reserve)
 
@@ -212,7 +212,7 @@ VALUES = np.arange(24, dtype="int32").reshape(4, 6)
     ],
     ids=str,
 )
-def test_whatever_has_numbers_in_some_order_is_put(domain, given):
+def test_any_array_of_numbers_can_be_put(domain, given):
     expected = np.asarray(given) if not isinstance(given, (bytes, bytearray)) else np.frombuffer(given, "uint8")
     with domain.put("x", given, device="host") as put:
         assert put.shape == expected.shape
@@ -239,7 +239,7 @@ def test_whatever_has_numbers_in_some_order_is_put(domain, given):
     ],
     ids=str,
 )
-def test_what_has_none_is_refused_with_a_sentence(domain, given):
+def test_values_that_are_not_arrays_are_refused_with_a_sentence(domain, given):
     with pytest.raises(pw.BadSource, match="; (give|make|report|convert|put)") as raised:
         domain.put("x", given)
     assert isinstance(raised.value, TypeError)
@@ -328,7 +328,7 @@ def test_a_folder_without_a_model_is_refused(domain, tmp_path):
         domain.put_file(tmp_path / "pipe", "x", device="host")
 
 
-def test_without_a_gpu_memory_is_made_on_the_host_and_nobody_speaks_of_cuda(domain, child):
+def test_without_a_gpu_memory_is_on_the_host_and_no_message_mentions_cuda(domain, child):
     with domain.topic("frames", max_bytes=8, device="host"), domain.pool("blocks", blocks=1, block_bytes=8, device="host"):
         started = child(
             """

@@ -187,7 +187,7 @@ def test_a_deleter_is_called_by_whatever_thread_with_or_without_the_gil(domain, 
         assert everything_is_back(domain)
 
 
-def test_capsules_that_nobody_takes_go_with_their_python_object(domain):
+def test_untaken_capsules_end_with_their_python_object(domain):
     put = domain.put("x", np.arange(10))
     capsules = [put.__dlpack__(max_version=version) for version in (None, (1, 0)) for _ in range(100)]
     put.close()

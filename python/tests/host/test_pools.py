@@ -145,7 +145,7 @@ def test_a_block_is_given_back_once(frames):
     assert not block.held and frames.stats().free == 2
 
 
-def test_what_is_forgotten_comes_back_with_a_warning(frames):
+def test_forgotten_objects_come_back_with_a_warning(frames):
     block = frames.alloc()
     with pytest.warns(ResourceWarning, match="unclosed <partywall.Block"):
         del block

@@ -72,7 +72,7 @@ def test_names_are_listed_and_removed(domain):
     assert domain.rm("a") == 0
 
 
-def test_what_is_closed_says_so_and_closes_again(socket):
+def test_closed_objects_say_so_and_close_again(socket):
     domain = pw.connect(socket=socket)
     build = domain.create("x", 3, "uint8", device="host")
     segment = domain.put("y", np.zeros(3))
@@ -100,7 +100,7 @@ def test_builds_and_segments_outlive_the_connection_object(socket):
         assert segment.tobytes() == bytes(3)
 
 
-def test_what_is_left_open_warns(socket):
+def test_objects_left_open_warn(socket):
     domain = pw.connect(socket=socket)
     kept = domain.put("y", b"y")
     for leave in (lambda: domain.create("x", 1, "uint8", device="host"), lambda: domain.open("y")):

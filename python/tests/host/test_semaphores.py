@@ -93,7 +93,7 @@ def test_numbers_of_permits(domain, semaphore):
         assert many.available == 65_536
 
 
-def test_what_is_left_open_warns(domain):
+def test_objects_left_open_warn(domain):
     opened = domain.semaphore("s", 1)
     with pytest.warns(ResourceWarning, match="unclosed <partywall.Permit of s: held>"):
         opened.acquire()

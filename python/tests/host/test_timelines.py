@@ -121,7 +121,7 @@ def test_one_process_signals_and_only_larger_values(domain):
         domain.timeline("no/../name")
 
 
-def test_anybody_abandons_it(domain):
+def test_any_process_abandons_it(domain):
     with domain.timeline("t", writer=True) as writer, domain.timeline("t") as t:
         writer.signal(1)
         t.abandon()
@@ -167,7 +167,7 @@ def test_a_repr_says_where_it_is(domain):
             pickle.dumps(t)
 
 
-def test_what_is_left_open_warns(domain):
+def test_objects_left_open_warn(domain):
     opened = [domain.timeline("t"), domain.timeline("t", writer=True)]
     opened.append(opened[0].event(1))
     with pytest.warns(ResourceWarning, match="unclosed <partywall.Timeline") as warned:

@@ -214,7 +214,7 @@ def test_a_loan_is_filled_in_place_and_published_at_the_end_of_its_block(frames)
         assert frames.stats().held == 0
 
 
-def test_what_is_made_of_samples_rests_on_them(domain, frames):
+def test_derived_samples_rest_on_their_inputs(domain, frames):
     with domain.topic("half", shape=3, dtype="float32", device="host") as half, half.publisher() as publisher:
         source, subscriber, reader = frames.publisher(), frames.subscriber(), half.subscriber()
         source.send(np.array([2, 4, 6], np.float32))
@@ -279,7 +279,7 @@ def test_a_full_topic_names_the_process_that_does_not_read(frames, child, socket
         assert sent == [4]
 
 
-def test_a_killed_subscriber_holds_up_nobody(frames, child, socket):
+def test_a_killed_subscriber_blocks_no_other(frames, child, socket):
     reader = child(READER, socket, "block")
     assert reader.says() == "ready"
     with frames.publisher() as publisher:
@@ -579,7 +579,7 @@ with pw.connect(socket=sys.argv[1], start=False) as d, d.topic("frames") as fram
     assert forker.says() == "b'1' b'2' 2"
 
 
-def test_what_is_forgotten_warns_and_comes_back(frames):
+def test_forgotten_objects_warn_and_come_back(frames):
     for make in (frames.publisher, frames.subscriber):
         opened = make()
         with pytest.warns(ResourceWarning, match="unclosed <partywall"):
@@ -597,7 +597,7 @@ def test_what_is_forgotten_warns_and_comes_back(frames):
         eventually(lambda: frames.stats().held == 0)
 
 
-def test_what_is_forgotten_where_no_thread_can_be_had_is_let_go_of_at_once(frames, child, socket):
+def test_forgotten_objects_are_released_at_once_if_no_thread_starts(frames, child, socket):
     forgetful = child(
         """
 import os, resource, warnings
@@ -664,7 +664,7 @@ def test_more_threads_than_a_publisher_has_loans_send_by_turns(frames):
             publisher.send(b"one more")
 
 
-def test_threads_that_all_send_do_not_wait_for_each_other_where_nobody_has_a_loan_that_comes_back(frames):
+def test_sending_threads_do_not_wait_for_loans_that_never_come_back(frames):
     threads = 12
     together, outcomes = threading.Barrier(threads), []
 

@@ -66,7 +66,7 @@ def test_points_and_patterns_are_checked(domain):
         assert (missed.event, missed.name, missed.missed) == ("missed", None, None)
 
 
-def test_a_watch_is_closed_while_somebody_waits(domain):
+def test_a_watch_is_closed_during_a_wait(domain):
     watch, failed = domain.watch(), []
 
     def wait() -> None:
@@ -150,7 +150,7 @@ def test_evict_kills_on_request(domain, child):
             time.sleep(0.01)
 
 
-def test_nobody_evicts_himself_or_a_stranger(domain):
+def test_evicting_oneself_or_a_stranger_is_refused(domain):
     with pytest.raises(ValueError, match="cannot evict itself") as raised:
         domain.evict(os.getpid())
     assert isinstance(raised.value, pw.NotYourself)

@@ -201,7 +201,7 @@ def test_a_segment_on_the_gpu_grows_where_it_lies(domain):
 
 
 @pytest.mark.parametrize("mutable", [True, False])
-def test_host_memory_is_pinned_for_as_long_as_somebody_wants(domain, mutable):
+def test_host_memory_is_pinned_until_the_last_pin_ends(domain, mutable):
     with domain.put("x", np.arange(1000), device="host", mutable=mutable) as put:
         first, second = put.pin(), put.pin("cuda:0")
         assert first.nbytes == second.nbytes == put.nbytes

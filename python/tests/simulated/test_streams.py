@@ -65,7 +65,7 @@ def test_a_write_and_a_read_come_after_what_the_stream_has(domain):
 
 
 @pytest.mark.parametrize("ends", ["commit", "publish"])
-def test_what_has_a_name_is_finished(domain, ends):
+def test_named_memory_is_finished(domain, ends):
     driver.use()
     gate = driver.Gate()
     if ends == "commit":

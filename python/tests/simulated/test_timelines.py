@@ -87,7 +87,7 @@ def test_a_host_hears_of_a_stream(writer, timeline, wake):
     assert writer.value == 3
 
 
-def test_what_a_kernel_stores_is_promised(writer, timeline):
+def test_stores_of_kernels_are_promised(writer, timeline):
     gate = driver.Gate()
     # In place of a kernel.
     word = ctypes.c_uint64(writer.device_ptr())
@@ -162,7 +162,7 @@ with pw.connect(socket=sys.argv[1], start=False) as d, d.timeline("a", writer=Tr
 """
 
 
-def test_what_was_made_behind_a_dead_writers_wait_is_known_as_such(domain, writer, timeline, child):
+def test_results_behind_a_dead_writers_wait_are_tainted(domain, writer, timeline, child):
     dead = child(WRITER, domain.socket)
     assert dead.says() == "ready"
     gate = open_gate()

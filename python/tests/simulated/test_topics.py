@@ -141,7 +141,7 @@ def test_it_is_asked_in_python_where_c_does_not_say_enough(publisher, subscriber
     eventually(lambda: tensor.released == 1)
 
 
-def test_what_was_not_complete_in_time_is_received_next(publisher, subscriber):
+def test_a_sample_that_was_not_complete_in_time_is_received_next(publisher, subscriber):
     gate = driver.Gate()
     publisher.send(filled(1, gate.stream), stream=gate.stream)
     publisher.send(filled(2, gate.stream), stream=gate.stream)
@@ -260,7 +260,7 @@ def test_a_publisher_that_dies_before_its_stream_is_done_leaves_no_sample(frames
     assert subscriber.recv(WATCHDOG).tobytes() == b"\7" * SIZE
 
 
-def test_what_is_made_of_a_failed_sample_is_tainted(domain, frames, subscriber, child, socket):
+def test_samples_derived_from_a_failed_sample_are_tainted(domain, frames, subscriber, child, socket):
     sender = child(SENDER, socket)
     assert sender.says() == "published"
     with domain.topic("results", max_bytes=8) as results, results.publisher() as publisher:

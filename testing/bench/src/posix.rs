@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_exclude_and_lose_nobody() {
+    fn permits_exclude_and_none_is_lost() {
         let (board, _fd) = Board::create().unwrap();
         let semaphore = PosixSemaphore::create(&board, 3, 1).unwrap();
         let mutex = FutexMutex(board.futex(0));

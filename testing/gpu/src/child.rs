@@ -120,7 +120,7 @@ mod unit {
     }
 
     #[test]
-    fn what_a_child_leaves_behind_ends_with_it() {
+    fn leftovers_of_a_child_end_with_it() {
         let finished = sh("sleep 1000 & echo $!", LONG);
         assert!(matches!(finished.end, End::Exited(status) if status.success()));
         assert_gone(&finished.output);

@@ -178,7 +178,7 @@ fn a_member_that_is_thrown_out_in_the_middle_of_sending_does_not_hang() {
 }
 
 #[test]
-fn a_client_that_never_reads_holds_up_nobody_and_loses_nothing() {
+fn a_client_that_never_reads_blocks_no_other_and_loses_nothing() {
     let broker = TestBroker::start();
     let mut watcher = broker.client();
     let chunk = frozen(1);

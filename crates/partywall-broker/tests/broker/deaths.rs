@@ -8,7 +8,7 @@ use crate::{
 };
 
 #[test]
-fn what_a_killed_process_held_is_taken_back() {
+fn resources_of_a_killed_process_are_taken_back() {
     let broker = TestBroker::start();
     let mut watcher = broker.client();
     let (_, theirs) = watcher.commit("theirs", b"ours", false);
@@ -111,7 +111,7 @@ fn a_new_connection_replaces_the_old_one() {
 }
 
 #[test]
-fn nobody_resumes_as_somebody_else() {
+fn no_member_resumes_as_another() {
     let broker = TestBroker::start();
     let client = broker.client();
     let right = client.identity();

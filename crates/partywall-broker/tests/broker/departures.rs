@@ -94,7 +94,7 @@ fn evicted_member_is_refused_everything() {
 }
 
 #[test]
-fn evicting_somebody_else_than_meant_is_refused() {
+fn evicting_another_process_than_meant_is_refused() {
     let broker = TestBroker::start();
     let mut watcher = broker.client();
     let own = std::process::id();
@@ -215,7 +215,7 @@ fn under_mps_a_death_proves_nothing_and_what_was_held_stays_in_quarantine() {
 }
 
 #[test]
-fn a_quarantine_keeps_nobody_out() {
+fn a_quarantine_takes_no_room_from_new_members() {
     let broker = TestBroker::with(|config| config.limits.clients = Some(2));
     let mut watcher = broker.client();
     for _ in 0..2 {

@@ -47,7 +47,7 @@ fn a_live_broker_is_named_and_left_alone() {
 }
 
 #[test]
-fn what_is_no_socket_is_not_touched() {
+fn a_file_that_is_not_a_socket_is_not_touched() {
     let (_dir, socket) = place();
     std::fs::write(&socket, "precious").unwrap();
     assert!(matches!(bind(&socket), Err(StartError::NotASocket { .. })));
@@ -97,7 +97,7 @@ fn of_many_that_start_at_once_one_wins() {
 }
 
 #[test]
-fn it_leaves_when_nobody_needs_it() {
+fn it_exits_when_no_process_needs_it() {
     let mut broker = TestBroker::with(|config| config.idle_exit = Some(Duration::from_millis(50)));
     let mut client = broker.client();
     client.commit("kept", b"x", true);
@@ -120,7 +120,7 @@ fn an_idle_broker_leaves_although_its_directory_was_removed() {
 }
 
 #[test]
-fn it_does_not_leave_while_somebody_looks_for_it() {
+fn it_does_not_exit_while_a_client_looks_for_it() {
     let mut broker = TestBroker::with(|config| config.idle_exit = Some(Duration::from_millis(20)));
     let directory = PrivateDir::open(broker.socket.parent().unwrap(), false).unwrap();
     let Some(lock) = directory.lock(Instant::now() + Duration::from_secs(1)).unwrap() else { panic!("locked") };

@@ -86,7 +86,7 @@ fn pool_comes_with_its_control_memory() {
 }
 
 #[test]
-fn its_name_is_all_of_its_users_and_nobody_elses() {
+fn its_name_lives_as_long_as_its_users() {
     let broker = TestBroker::start();
     let mut one = broker.client();
     let mut two = broker.client();

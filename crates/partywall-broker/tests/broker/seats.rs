@@ -149,7 +149,7 @@ fn needs_namespaces_processes_of_other_pid_namespaces_are_distinguished() {
 }
 
 #[test]
-fn silent_connections_keep_nobody_out() {
+fn silent_connections_take_no_seat() {
     let broker = TestBroker::with(|config| config.handshake_timeout = std::time::Duration::from_secs(600));
     let mut silent = Vec::new();
     for _ in 0..1100 {

@@ -252,7 +252,7 @@ fn a_writer_that_is_held_by_a_child_is_dead_when_that_is() {
 }
 
 #[test]
-fn what_a_stream_stores_after_the_end_is_undone_until_it_has_stored_all() {
+fn stores_of_a_stream_after_the_end_are_undone_until_the_last() {
     let broker = TestBroker::start();
     let mut writer = User::join(&broker.socket);
     let opened = writer.open("t", true).unwrap();
@@ -307,7 +307,7 @@ fn an_evicted_writer_and_one_without_its_context_end_their_waits() {
 }
 
 #[test]
-fn whatever_stands_in_control_memory_the_broker_goes_on() {
+fn the_broker_survives_any_bytes_in_control_memory() {
     let broker = TestBroker::start();
     let mut user = User::join(&broker.socket);
     let slab = user.open("first", true).unwrap().slab;
@@ -446,7 +446,7 @@ fn an_open_whose_answer_was_lost_gives_the_same_lease() {
 }
 
 #[test]
-fn what_cannot_be_is_refused() {
+fn impossible_layouts_are_refused() {
     let broker = TestBroker::start();
     let mut user = User::join(&broker.socket);
     assert!(matches!(user.open("a b", false).err(), Some(Refusal::BadName { .. })));

@@ -77,7 +77,7 @@ fn a_client_that_does_not_read_its_answers_is_asked_no_more_and_gets_all_of_them
 
 /// Runs [`one_connection_locks_nobody_out`] as a user for whom the kernel has limits.
 #[test]
-fn one_connection_locks_out_nobody_of_its_user() {
+fn one_connection_locks_out_no_other_of_its_user() {
     let mut child = Role::start_unprivileged("one connection");
     assert_eq!(child.says(), "done");
 }
@@ -242,7 +242,7 @@ fn unread_descriptors_of_a_connection_that_the_broker_ended_still_count() {
 }
 
 #[test]
-fn a_broker_ends_though_somebody_does_not_read() {
+fn a_broker_ends_although_a_client_does_not_read() {
     let mut broker = TestBroker::start();
     let mut deaf = broker.client();
     publish(&mut deaf);

@@ -101,7 +101,7 @@ fn a_probe_of_memory_operations_finds_what_does_not_work_on_the_simulated_gpu() 
 }
 
 #[test]
-fn what_a_stream_still_waits_for_is_never_freed_on_the_simulated_gpu() {
+fn memory_behind_a_streams_wait_is_never_freed_on_the_simulated_gpu() {
     let left = ["allocation", "primary context", "stream", "stream"];
     let limit = Duration::from_millis(1);
     on_the_simulated_gpu(&["cuStreamWriteValue32:1=0", "cuStreamWriteValue64:3=719"], &left, |context, step| {

@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_painted_is_listed_and_read() {
+    fn painted_images_are_listed_and_read() {
         let folder = tempfile::tempdir().unwrap();
         assert!(list(folder.path()).unwrap_err().message().contains("no PNG and no JPEG"));
         paint(folder.path()).unwrap();

@@ -57,7 +57,7 @@ fn an_offered_block_is_taken_over_once() {
 }
 
 #[test]
-fn what_the_dead_offered_comes_back() {
+fn offered_blocks_of_the_dead_come_back() {
     let pool = pool(1);
     let given = pool.try_take(1).unwrap();
     let index = given.index();
@@ -85,7 +85,7 @@ fn a_published_block_survives_its_publisher() {
 }
 
 #[test]
-fn what_is_no_pool_is_refused() {
+fn memory_that_is_not_a_pool_is_refused() {
     assert_eq!(Pool::create(0).unwrap_err().kind(), std::io::ErrorKind::InvalidInput);
     assert!(Pool::create(MAX_BLOCKS + 1).is_err());
     let other = Pool::map(Semaphore::create(3).unwrap()).unwrap_err();
@@ -197,7 +197,7 @@ proptest! {
 
     /// What a broken or hostile member may leave: everything ends, nothing panics, and the broker gets it all back.
     #[test]
-    fn whatever_the_bytes_are_all_of_it_can_be_taken_back(
+    fn any_bytes_can_be_recovered(
         words in vec((any::<prop::sample::Index>(), any::<u64>(), 0..5_u64), 1..400),
         blocks in 1..20_u32,
     ) {

@@ -117,7 +117,7 @@ fn the_dead_hold_nothing_and_wait_for_nothing() {
 }
 
 #[test]
-fn a_permit_that_nobody_takes_goes_to_the_next() {
+fn an_untaken_permit_goes_to_the_next_waiter() {
     let semaphore = semaphore(1);
     let held = semaphore.try_take(0).unwrap();
     let mut stopped = waiter(&semaphore, 1);
@@ -315,7 +315,7 @@ impl Drop for End<'_> {
 }
 
 #[test]
-fn what_is_no_semaphore_is_refused() {
+fn memory_that_is_not_a_semaphore_is_refused() {
     assert_eq!(Semaphore::create(0).unwrap_err().kind(), std::io::ErrorKind::InvalidInput);
     assert!(Semaphore::create(MAX_PERMITS + 1).is_err());
     let shared = |bytes| Draft::create("partywall:test", bytes).unwrap().share().unwrap();
@@ -489,7 +489,7 @@ proptest! {
 
     /// What a broken or hostile member may leave: everything ends, nothing panics, and the broker gets it all back.
     #[test]
-    fn whatever_the_bytes_are_all_of_it_can_be_taken_back(
+    fn any_bytes_can_be_recovered(
         words in vec((any::<prop::sample::Index>(), any::<u64>(), 0..4_u64), 1..400),
         maximum in 1..20_u32,
     ) {

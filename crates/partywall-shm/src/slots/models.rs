@@ -186,7 +186,7 @@ fn blocks_of_the_dead_go_to_waiters() {
 
 /// A waiter died: the slot that it was handed, and its place, are passed on, whatever others were about to do with them.
 #[test]
-fn a_dead_waiter_keeps_nobody_waiting() {
+fn a_dead_waiter_blocks_no_other() {
     check(2, || {
         let world = World::new(1, 2);
         let held = world.acquire(2).unwrap();
@@ -285,7 +285,7 @@ fn entries_are_used_again() {
 
 /// Two take over what is offered, and its giver dies: one of them has it, or it is free, and it is written by one at a time.
 #[test]
-fn what_is_offered_is_taken_once_or_comes_back() {
+fn an_offered_block_is_accepted_once_or_comes_back() {
     check(3, || {
         let world = World::new(1, 2);
         let held = world.acquire(1).unwrap();
@@ -312,7 +312,7 @@ fn what_is_offered_is_taken_once_or_comes_back() {
 
 /// A member that takes a block over sees what its giver has written.
 #[test]
-fn what_is_offered_is_complete() {
+fn an_offered_block_is_complete() {
     check(3, || {
         let world = World::new(1, 2);
         let held = world.acquire(1).unwrap();
@@ -374,7 +374,7 @@ fn a_published_block_is_freed_once_and_reaches_a_waiter() {
 
 /// The broker takes back what a dead publisher held while another member completes the publication.
 #[test]
-fn what_the_dead_published_is_published() {
+fn published_samples_of_the_dead_are_published() {
     check(3, || {
         let world = World::new(1, 2);
         let held = world.acquire(1).unwrap();

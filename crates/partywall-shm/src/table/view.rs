@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_put_in_comes_out() {
+    fn a_table_comes_out_as_it_went_in() {
         let Layout { table, chunks } = model().layout(1 << 20, 8).unwrap();
         let table = Table::parse(table, &chunks).unwrap();
         assert_eq!(table.len(), 5);

@@ -70,7 +70,7 @@ fn a_stream_owes_what_it_was_told_to_store() {
 }
 
 #[test]
-fn a_late_store_counts_for_nobody() {
+fn a_late_store_is_ignored() {
     let slab = slab();
     let cell = slab.cell(0).unwrap();
     let value = word(&slab, 0);
@@ -136,7 +136,7 @@ fn a_sleeper_of_another_mapping_is_woken() {
 }
 
 #[test]
-fn what_is_no_slab_is_refused() {
+fn memory_that_is_not_a_slab_is_refused() {
     let refused = |fd| {
         let error = Slab::map(fd).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidData);
@@ -165,7 +165,7 @@ fn what_is_no_slab_is_refused() {
 proptest! {
     /// What a broken or hostile member may leave: everything ends, nothing panics, and the end is one.
     #[test]
-    fn whatever_the_bytes_are_it_can_be_read_and_ended(words in prop::array::uniform8(any::<u64>()), v in 0..=u64::MAX) {
+    fn any_bytes_can_be_read_and_ended(words in prop::array::uniform8(any::<u64>()), v in 0..=u64::MAX) {
         let slab = slab();
         let cell = slab.cell(0).unwrap();
         for (index, bits) in words.into_iter().enumerate() {

@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused() {
+    fn impossible_layouts_are_refused() {
         let impossible = [
             Shape { depth: 6, ..SHAPE },
             Shape { depth: 0, ..SHAPE },

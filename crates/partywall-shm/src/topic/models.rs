@@ -198,7 +198,7 @@ fn spawn(world: &Arc<World>, other: impl FnOnce(&World) + 'static) -> thread::Jo
 
 /// The ring has one entry, which is overwritten while it is read: the reader has the old sample or the new one, whole.
 #[test]
-fn what_is_read_is_not_written() {
+fn a_block_being_read_is_not_written() {
     check(3, || {
         let world = World::new(1, 3);
         let mut publisher = world.publisher(1);
@@ -350,7 +350,7 @@ fn readers_that_sleep_are_all_woken() {
 /// A publisher is killed when its sample is in the ring and nobody is notified. For processes, [`MAX_SLEEP`] ends every sleep,
 /// and bounds this. A model has no clock, and shows that the next publisher wakes the reader, too.
 #[test]
-fn what_a_publisher_tells_nobody_of_is_received_with_the_next_sample() {
+fn an_unannounced_sample_is_received_with_the_next_one() {
     check(3, || {
         let world = World::new(2, 4);
         let [mut dead, mut publisher] = [1, 2].map(|row| world.publisher(row));

@@ -313,7 +313,7 @@ fn there_are_as_many_ports_as_agreed_and_each_is_used_again() {
 }
 
 #[test]
-fn detached_member_counts_for_nobody_and_keeps_what_it_holds() {
+fn a_detached_member_blocks_no_other_and_keeps_what_it_holds() {
     let world = World::new(SHAPE);
     let mut publishers = [1, 2].map(|row| world.publisher(row));
     let mut subscribers = [2, 3].map(|row| world.subscriber(row, None));

@@ -68,7 +68,7 @@ fn a_kernel_that_writes_through_a_read_only_mapping_takes_the_context_along() {
 }
 
 #[test]
-fn what_the_driver_can_see_it_refuses_at_the_call() {
+fn errors_that_the_driver_can_see_are_refused_at_the_call() {
     begin();
     let stream = new_stream();
     let fill = kernel(c"pw_fill");

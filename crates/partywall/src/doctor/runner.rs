@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_of_the_child_that_goes_on_holds_nobody_up() {
+    fn a_surviving_grandchild_blocks_no_other() {
         let directory = tempfile::tempdir().unwrap();
         let pipe = directory.path().join("pipe");
         let mut command = Command::new("sh");

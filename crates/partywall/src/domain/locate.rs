@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_given_counts_before_the_environment() {
+    fn arguments_take_precedence_over_the_environment() {
         let named = Location::find(Some("a"), Some(Path::new("/run/x/y.sock"))).unwrap();
         assert_eq!(named.socket, Path::new("/run/x/y.sock"));
         assert_eq!(named.directory(), Path::new("/run/x"));

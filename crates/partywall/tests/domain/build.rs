@@ -12,7 +12,7 @@ use partywall_harness::place;
 use super::world::{World, commit, value};
 
 #[test]
-fn nobody_sees_a_version_before_its_commit() {
+fn a_version_is_invisible_before_its_commit() {
     let world = World::new();
     let ours = world.connect();
     let theirs = world.connect();

@@ -84,7 +84,7 @@ fn is_member(domain: &Domain, actor: &Actor) -> bool {
 }
 
 #[test]
-fn what_a_killed_process_owned_goes_and_what_it_kept_stays() {
+fn owned_names_of_a_killed_process_end_and_kept_ones_stay() {
     let world = World::new();
     let domain = world.connect();
     let mut owner = world.play("owner");

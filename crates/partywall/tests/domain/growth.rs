@@ -143,7 +143,7 @@ fn a_reader_without_room_keeps_the_old_length_and_is_told() {
 }
 
 #[test]
-fn what_fits_into_spare_room_needs_no_memory() {
+fn growth_into_spare_room_needs_no_memory() {
     let world = World::new();
     let domain = world.connect();
     let log = log(&domain, "log", 3, 1 << 20);

@@ -225,7 +225,7 @@ fn waiters_are_served_in_order() {
 }
 
 #[test]
-fn what_makes_no_pool_is_refused() {
+fn impossible_pools_are_refused() {
     let world = World::new();
     let domain = world.connect();
     let bad = |options: PoolOptions| match (options.create(), options.open_or_create()) {
@@ -440,7 +440,7 @@ fn a_pool_ends_with_its_last_user_unless_it_is_kept() {
 }
 
 #[test]
-fn without_a_broker_nobody_waits_and_what_is_free_goes_round() {
+fn without_a_broker_waits_end_and_free_permits_are_passed_on() {
     let mut world = World::new();
     let domain = world.connect();
     let pool = frames(&domain, 2).create().unwrap();

@@ -219,7 +219,7 @@ fn a_good_bye_gives_all_permits_back() {
 }
 
 #[test]
-fn without_a_broker_nobody_waits_and_what_is_free_goes_round() {
+fn without_a_broker_waits_end_and_free_permits_are_passed_on() {
     let mut world = World::new();
     let domain = world.connect();
     let semaphore: Semaphore = domain.semaphore("seats", 2).unwrap();

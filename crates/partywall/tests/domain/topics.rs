@@ -355,7 +355,7 @@ fn subscriber_until_idle_ends_with_the_last_publisher() {
 
 /// There are as many blocks as were promised, and not one more.
 #[test]
-fn nobody_takes_blocks_that_others_were_promised() {
+fn no_publisher_takes_blocks_that_others_were_promised() {
     let world = World::new();
     let topic = frames(&world.connect()).loans(3).create().unwrap();
     assert_eq!((topic.loans(), world.connect().topic("frames").loans(3).open().unwrap().loans()), (3, 3));
@@ -653,7 +653,7 @@ fn reserve_of_a_publisher_counts_among_its_loans() {
 }
 
 #[test]
-fn what_a_publisher_had_published_before_it_died_stays() {
+fn published_samples_of_a_dead_publisher_stay() {
     let world = World::new();
     let domain = world.connect();
     let topic = frames(&domain).create().unwrap();
@@ -683,7 +683,7 @@ fn reader(world: &World, role: &str, publisher: &Publisher) -> Actor {
 }
 
 #[test]
-fn nobody_waits_for_a_reader_that_is_dead_and_what_it_held_comes_back() {
+fn no_publisher_waits_for_a_dead_subscriber_and_its_samples_come_back() {
     let world = World::new();
     let domain = world.connect();
     let topic = frames(&domain).create().unwrap();
@@ -702,7 +702,7 @@ fn nobody_waits_for_a_reader_that_is_dead_and_what_it_held_comes_back() {
 }
 
 #[test]
-fn a_stopped_reader_that_may_miss_something_slows_nobody() {
+fn a_stopped_subscriber_that_may_miss_samples_slows_no_publisher() {
     let world = World::new();
     let domain = world.connect();
     let topic = frames(&domain).create().unwrap();

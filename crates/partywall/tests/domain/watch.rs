@@ -56,7 +56,7 @@ fn next(watch: &mut partywall::Watch) -> (String, Change) {
 }
 
 #[test]
-fn what_happens_is_told_in_order() {
+fn events_are_reported_in_order() {
     let world = World::new();
     let domain = world.connect();
     let other = world.connect();

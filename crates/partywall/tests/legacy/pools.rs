@@ -192,8 +192,8 @@ fn a_topic_in_it_on_the_simulated_gpu() {
 }
 
 #[test]
-fn what_cannot_be_a_pool_is_refused_on_the_simulated_gpu() {
-    simulated("pools::what_cannot_be_a_pool_is_refused_on_the_simulated_gpu", |world: &World| {
+fn memory_unfit_for_a_pool_is_refused_on_the_simulated_gpu() {
+    simulated("pools::memory_unfit_for_a_pool_is_refused_on_the_simulated_gpu", |world: &World| {
         let domain = world.connect();
         let gpu = gpu(&domain);
         let memory = buffer(&gpu, LENGTH, 0);

@@ -181,8 +181,8 @@ fn memory_that_has_no_handle_is_refused_by_its_kind_on_the_simulated_gpu() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_and_publishes_nothing_on_the_simulated_gpu() {
-    simulated("publish::what_makes_no_sense_is_refused_and_publishes_nothing_on_the_simulated_gpu", |world| {
+fn nonsense_is_refused_and_publishes_nothing_on_the_simulated_gpu() {
+    simulated("publish::nonsense_is_refused_and_publishes_nothing_on_the_simulated_gpu", |world| {
         let domain = world.connect();
         let memory = ForeignMemory::try_from(buffer(&gpu(&domain), 4096, 1)).unwrap();
         let tensor = |bytes| domain.publish("x").tensor("t", DType::U8, &[bytes], &memory);

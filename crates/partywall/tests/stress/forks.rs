@@ -255,12 +255,12 @@ fn a_forked_child_with_host_memory_can_do_nothing_to_its_parents_connection() {
 }
 
 #[test]
-fn forking_in_the_middle_of_calls_hangs_nobody() {
+fn forking_in_the_middle_of_calls_hangs_no_process() {
     Place::new().start("fork calling").expect("good");
 }
 
 #[test]
-fn forking_while_a_segment_changes_its_length_hangs_nobody() {
+fn forking_while_a_segment_grows_hangs_no_process() {
     Place::new().start("fork growing").expect("good");
 }
 
@@ -275,7 +275,7 @@ fn a_forked_child_takes_no_part_in_its_parents_topic() {
 }
 
 #[test]
-fn forking_while_samples_go_round_hangs_nobody() {
+fn forking_while_samples_are_exchanged_hangs_no_process() {
     Place::new().start("fork publishing").expect("good");
 }
 

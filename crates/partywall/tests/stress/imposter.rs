@@ -312,7 +312,7 @@ fn listen(path: &Path) -> OwnedFd {
 }
 
 #[test]
-fn whatever_a_false_broker_says_is_an_error_in_time() {
+fn any_answer_of_a_false_broker_is_an_error_in_time() {
     let victims: Vec<_> = LIES
         .into_iter()
         .map(|lie| {

@@ -171,7 +171,7 @@ fn hundreds_of_files_at_once_hurt_only_their_sender() {
 }
 
 #[test]
-fn nobody_goes_on_as_somebody_else() {
+fn no_member_continues_as_another() {
     let place = Place::new();
     let victim = Client::join(&place.socket());
     let welcome = &victim.welcome;
@@ -293,7 +293,7 @@ fn pings_go_on_during(place: &Place, flood: impl Fn(&AtomicBool) + Send + Sync +
 }
 
 #[test]
-fn a_client_that_closes_one_socket_and_floods_the_other_holds_up_nobody() {
+fn a_client_that_closes_one_socket_and_floods_the_other_blocks_no_other() {
     let place = Place::new();
     let socket = place.socket();
     pings_go_on_during(&place, move |done| {
@@ -306,7 +306,7 @@ fn a_client_that_closes_one_socket_and_floods_the_other_holds_up_nobody() {
 }
 
 #[test]
-fn a_client_that_asks_without_reading_holds_up_nobody() {
+fn a_client_that_asks_without_reading_blocks_no_other() {
     let place = Place::new();
     let domain = place.connect();
     let fd = memfd::frozen("partywall:stress", &[0; 8]).unwrap();
@@ -341,7 +341,7 @@ fn claims_of_names_without_end_reach_a_limit() {
 }
 
 #[test]
-fn what_is_frozen_and_said_to_be_mutable_is_an_error_of_its_writer() {
+fn frozen_memory_declared_mutable_is_an_error_of_its_writer() {
     let place = Place::new();
     let mut client = Client::join(&place.socket());
     let (mut commit, fds) = wire::commit("x", true, false);
@@ -407,7 +407,7 @@ fn a_growth_that_moves_what_was_there_is_refused_by_its_readers() {
 /// It has the words of a pool mapped as everybody has, and writes there what it likes. Whatever others ask of the pool is
 /// answered; what they have of it may be gone.
 #[test]
-fn nonsense_in_the_words_of_a_pool_ends_nobodys_calls() {
+fn nonsense_in_the_words_of_a_pool_ends_no_call() {
     let place = Place::new();
     let domain = place.connect();
     let pool = domain.pool("frames").blocks(4).block_bytes(64).place(partywall::Place::Host).create().unwrap();
@@ -469,7 +469,7 @@ fn use_for_a_while(pool: &Pool) {
 
 /// The same with the words of a topic, and of its pool.
 #[test]
-fn nonsense_in_the_words_of_a_topic_ends_nobodys_calls() {
+fn nonsense_in_the_words_of_a_topic_ends_no_call() {
     let place = Place::new();
     let domain = place.connect();
     let options = |name| {

@@ -183,7 +183,7 @@ fn processes_killed_at_any_moment_take_no_block_along() {
 
 /// One at a time is stopped, with a block or two; the others go round.
 #[test]
-fn processes_stopped_at_any_moment_are_in_nobodys_way() {
+fn processes_stopped_at_any_moment_block_no_other() {
     let place = Place::new();
     let (_domain, pool, _mail, mut actors) = stage(&place, 2);
     let mut dice = Dice(5);

@@ -125,7 +125,7 @@ fn processes_killed_at_any_moment_take_no_permit_along() {
 
 /// One at a time is stopped, with at most one permit; the other permit goes round.
 #[test]
-fn processes_stopped_at_any_moment_are_in_nobodys_way() {
+fn processes_stopped_at_any_moment_block_no_other() {
     let place = Place::new();
     let semaphore = place.connect().semaphore("some", PERMITS).unwrap();
     let mut dice = Dice(5);

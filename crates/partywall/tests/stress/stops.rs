@@ -44,7 +44,7 @@ pub(crate) fn play(words: &[&str]) {
 }
 
 #[test]
-fn clients_stopped_for_ever_hold_up_nobody_and_cost_the_broker_little() {
+fn stopped_clients_block_no_other_and_cost_the_broker_little() {
     let mut place = Place::new();
     let domain = place.connect();
     let mut stopped = Vec::new();

@@ -287,7 +287,7 @@ fn subscriber_until_idle_receives_all_of_publishers_that_are_killed() {
 
 /// One at a time is stopped, as publisher, as reader, with whatever it has. Nobody who does not wait for it is kept.
 #[test]
-fn publishers_and_subscribers_stopped_at_any_moment_are_in_nobodys_way() {
+fn publishers_and_subscribers_stopped_at_any_moment_block_no_other() {
     let place = Place::new();
     let (_domain, topic, mut actors) = stage(&place, 2);
     let mut dice = Dice(5);

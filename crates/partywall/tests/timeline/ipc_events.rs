@@ -67,8 +67,8 @@ fn an_event_orders_the_streams_of_two_processes_on_the_simulated_gpu() {
 }
 
 #[test]
-fn what_cannot_be_shared_is_refused_with_a_hint_on_the_simulated_gpu() {
-    simulated("ipc_events::what_cannot_be_shared_is_refused_with_a_hint_on_the_simulated_gpu", |world| {
+fn unshareable_memory_is_refused_with_a_hint_on_the_simulated_gpu() {
+    simulated("ipc_events::unshareable_memory_is_refused_with_a_hint_on_the_simulated_gpu", |world| {
         let domain = world.connect();
         let gpu = gpu(&domain);
         let mut recorder = world.play("event");

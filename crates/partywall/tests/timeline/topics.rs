@@ -39,8 +39,8 @@ fn goes_round(gpu: &Gpu, topic: &Topic, publisher: &Publisher) {
 }
 
 #[test]
-fn topics_of_one_name_are_in_nobodys_way() {
-    simulated("topics::topics_of_one_name_are_in_nobodys_way", |world| {
+fn topics_of_one_name_do_not_disturb_each_other() {
+    simulated("topics::topics_of_one_name_do_not_disturb_each_other", |world| {
         let domain = world.connect();
         let gpu = gpu(&domain);
         let old = frames(&domain, "frames").create().unwrap();
@@ -86,8 +86,8 @@ fn a_subscriber_forgets_publishers_that_are_gone() {
 }
 
 #[test]
-fn what_a_stream_uses_may_be_its_publisher() {
-    simulated("topics::what_a_stream_uses_may_be_its_publisher", |world| {
+fn resources_of_a_stream_may_contain_its_publisher() {
+    simulated("topics::resources_of_a_stream_may_contain_its_publisher", |world| {
         let domain = world.connect();
         let gpu = gpu(&domain);
         let topic = frames(&domain, "frames").create().unwrap();
@@ -129,8 +129,8 @@ fn publish_using(gpu: &Gpu, publisher: &Publisher, all: impl IntoIterator<Item =
 }
 
 #[test]
-fn what_a_stream_used_may_wait_for_the_service_thread_when_it_is_dropped() {
-    simulated("topics::what_a_stream_used_may_wait_for_the_service_thread_when_it_is_dropped", |world| {
+fn resources_of_a_stream_may_wait_for_the_service_thread_when_dropped() {
+    simulated("topics::resources_of_a_stream_may_wait_for_the_service_thread_when_dropped", |world| {
         let domain = world.connect();
         let gpu = gpu(&domain);
         let topic = frames(&domain, "frames").create().unwrap();
@@ -152,8 +152,8 @@ fn what_a_stream_used_may_wait_for_the_service_thread_when_it_is_dropped() {
 }
 
 #[test]
-fn what_a_stream_used_may_be_the_last_of_its_connection() {
-    simulated("topics::what_a_stream_used_may_be_the_last_of_its_connection", |world| {
+fn resources_of_a_stream_may_be_the_last_of_their_connection() {
+    simulated("topics::resources_of_a_stream_may_be_the_last_of_their_connection", |world| {
         let other = world.connect();
         let gate = other.timeline_writer("gate").unwrap();
         let (told, heard) = mpsc::channel();
@@ -177,8 +177,8 @@ fn what_a_stream_used_may_be_the_last_of_its_connection() {
 }
 
 #[test]
-fn what_a_stream_used_may_panic_when_it_is_dropped() {
-    simulated("topics::what_a_stream_used_may_panic_when_it_is_dropped", |world| {
+fn resources_of_a_stream_may_panic_when_dropped() {
+    simulated("topics::resources_of_a_stream_may_panic_when_dropped", |world| {
         let domain = world.connect();
         let gpu = gpu(&domain);
         let topic = frames(&domain, "frames").create().unwrap();

@@ -98,7 +98,7 @@ pub(super) fn published_memory_opens_where_it_was_made() -> Result<(), String> {
 }
 
 /// Memory that has no handle is refused by its kind, and some of it can be copied.
-pub(super) fn what_has_no_handle_is_refused_by_its_kind() -> Result<(), String> {
+pub(super) fn memory_without_a_handle_is_refused_by_its_kind() -> Result<(), String> {
     let world = World::new()?;
     let gpu = gpu(&world.domain)?;
     let granularity = PhysicalMemory::granularity(gpu.context()).map_err(tell)?;

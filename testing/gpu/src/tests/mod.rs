@@ -61,7 +61,7 @@ static TESTS: &[Test] = &[
     test("legacy_goes_with_its_publisher", 1, legacy::published_memory_goes_with_its_publisher),
     test("legacy_race_with_death", 1, legacy::a_race_with_death_is_told_as_one),
     test("legacy_opens_where_it_was_made", 1, legacy::published_memory_opens_where_it_was_made),
-    test("legacy_refusals_by_kind", 1, legacy::what_has_no_handle_is_refused_by_its_kind),
+    test("legacy_refusals_by_kind", 1, legacy::memory_without_a_handle_is_refused_by_its_kind),
     test("segment_cudarc_works_in_place", 1, cudarc::works_in_place),
     test("segment_another_gpu_needs_permission", 2, segments::another_gpu_needs_permission),
     test("segment_ordinals_may_differ", 2, segments::ordinals_may_differ),

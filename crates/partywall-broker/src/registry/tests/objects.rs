@@ -59,7 +59,7 @@ fn first_waiter_and_first_writer_share_a_cell() {
 }
 
 #[test]
-fn a_cell_is_as_it_says_before_anybody_hears_of_it() {
+fn a_cell_is_initialised_before_it_is_announced() {
     let (mut w, [a]) = Watched::with_members();
     let open = OpenTimeline { name: Name::new("x"), writer: true, slabs: 0, slab: None };
     let call = w.provide(a, Call::OpenTimeline(open));
@@ -165,7 +165,7 @@ fn a_repeated_request_gives_the_same_lease_and_abandons_once() {
 }
 
 #[test]
-fn a_cell_is_used_again_only_when_nobody_can_see_or_write_it() {
+fn a_cell_is_reused_only_when_no_process_can_see_or_write_it() {
     let bounds = Bounds { slabs: 1, rest: 0, ..UNBOUNDED };
     let mut w = Watched::new(bounds);
     let [a, b, c] = std::array::from_fn(|i| MemberId(i as u64 + 1));

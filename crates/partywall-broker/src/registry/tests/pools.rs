@@ -92,7 +92,7 @@ fn departed_member_is_detached_from_topics_at_once_and_gives_back_when_dead() {
 }
 
 #[test]
-fn what_the_unproven_have_stays_in_quarantine_and_keeps_the_name() {
+fn resources_of_unproven_members_stay_in_quarantine_and_keep_the_name() {
     let (mut w, [a]) = Watched::with_members();
     let b = MemberId(9);
     w.apply(Event::Joined { member: b, identity: identity(b, false, false) });

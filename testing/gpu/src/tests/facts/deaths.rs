@@ -131,7 +131,9 @@ pub(super) fn writes_of_a_killed_process_stop(check: &Check) -> Result<(), Strin
     Ok(())
 }
 
-pub(super) fn a_death_in_an_endless_kernel_ends_its_writes_and_harms_nobody(check: &Check) -> Result<(), String> {
+pub(super) fn a_death_in_an_endless_kernel_ends_its_writes_and_harms_no_other_process(
+    check: &Check,
+) -> Result<(), String> {
     check.start()?;
     let mut neighbour = neighbours::start(ourselves())?;
     let mut victim = Victim::start(At::AnEndlessKernel, ourselves())?;
@@ -146,12 +148,12 @@ pub(super) fn a_death_in_an_endless_kernel_ends_its_writes_and_harms_nobody(chec
     neighbour.finish()
 }
 
-pub(super) fn a_death_outside_of_kernels_harms_nobody(check: &Check) -> Result<(), String> {
+pub(super) fn a_death_outside_of_kernels_harms_no_other_process(check: &Check) -> Result<(), String> {
     neighbours::harms_nobody(check, At::Nothing, ourselves)?;
     neighbours::harms_nobody(check, At::AWait, ourselves)
 }
 
-pub(super) fn a_death_between_short_kernels_harms_nobody(check: &Check) -> Result<(), String> {
+pub(super) fn a_death_between_short_kernels_harms_no_other_process(check: &Check) -> Result<(), String> {
     for _ in 0..3 {
         neighbours::harms_nobody(check, At::ShortKernels, ourselves)?;
     }

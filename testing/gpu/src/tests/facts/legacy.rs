@@ -163,7 +163,7 @@ pub(super) fn legacy_mappings_are_closed_and_not_freed(check: &Check) -> Result<
     owner.finish()
 }
 
-pub(super) fn a_handle_that_nobody_made_does_not_open(check: &Check) -> Result<(), String> {
+pub(super) fn an_invented_handle_does_not_open(check: &Check) -> Result<(), String> {
     let Legacy { owner, whole, .. } = Legacy::start()?;
     check.start()?;
     let mut address = 0;

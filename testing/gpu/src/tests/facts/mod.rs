@@ -111,7 +111,7 @@ facts! {
         Measured ONE a_legacy_handle_does_not_open_where_it_was_made
         Measured ONE a_second_open_returns_the_same_address
         Found ONE legacy_mappings_are_closed_and_not_freed
-        Found ONE a_handle_that_nobody_made_does_not_open
+        Found ONE an_invented_handle_does_not_open
         Measured ONE a_legacy_mapping_survives_its_exporter
         Found ONE pointer_attributes_tell_the_kinds_apart
         Found ONE attributes_that_are_asked_for_together_have_defaults
@@ -161,14 +161,14 @@ facts! {
         Measured NEIGHBOURS the_event_behind_an_endless_kernel_stays_blocked
         Measured ONE a_process_can_be_killed_while_its_stream_waits
         Measured ONE writes_of_a_killed_process_stop
-        Measured NEIGHBOURS a_death_in_an_endless_kernel_ends_its_writes_and_harms_nobody
-        Measured NEIGHBOURS a_death_outside_of_kernels_harms_nobody
-        Measured NEIGHBOURS a_death_between_short_kernels_harms_nobody
+        Measured NEIGHBOURS a_death_in_an_endless_kernel_ends_its_writes_and_harms_no_other_process
+        Measured NEIGHBOURS a_death_outside_of_kernels_harms_no_other_process
+        Measured NEIGHBOURS a_death_between_short_kernels_harms_no_other_process
     }
     mps {
         Measured MPS under_mps_a_death_in_an_endless_kernel_faults_the_other_clients
         Found MPS under_mps_a_fault_stays_among_the_clients
-        Measured MPS under_mps_a_death_outside_of_kernels_harms_nobody
+        Measured MPS under_mps_a_death_outside_of_kernels_harms_no_other_process
         Measured MPS under_mps_polling_kernels_take_turns
         Measured MPS under_mps_memory_is_shared_between_clients
         Documented MPS under_mps_memory_is_shared_with_other_processes

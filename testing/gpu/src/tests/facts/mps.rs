@@ -93,7 +93,7 @@ pub(super) fn under_mps_a_fault_stays_among_the_clients(check: &Check) -> Result
     Ok(())
 }
 
-pub(super) fn under_mps_a_death_outside_of_kernels_harms_nobody(check: &Check) -> Result<(), String> {
+pub(super) fn under_mps_a_death_outside_of_kernels_harms_no_other_process(check: &Check) -> Result<(), String> {
     let mps = Mps::start()?;
     neighbours::harms_nobody(check, At::Nothing, || mps.client())?;
     neighbours::harms_nobody(check, At::AWait, || mps.client())

@@ -40,12 +40,12 @@ scenes! {
     ONE scenes::a_second_stream_waits_for_what_the_first_one_owes
     TWO scenes::whichever_device_is_current
     ONE scenes::streams_compare_the_largest_values
-    ONE scenes::a_killed_waiter_harms_nobody
+    ONE scenes::a_killed_waiter_harms_no_other_process
     ONE scenes::a_killed_writer_with_signals_under_way_ends_every_wait
     ONE scenes::a_writer_that_closes_keeps_what_its_streams_promised
     ONE scenes::the_end_of_a_connection_waits_for_what_its_streams_promised
     ONE scenes::a_lost_context_is_found_and_told
-    ONE scenes::what_rests_on_a_dead_stage_is_marked_down_the_chain
+    ONE scenes::values_that_rest_on_a_dead_stage_are_tainted_down_the_chain
     ONE scenes::an_input_counts_though_its_handle_is_gone
     ONE scenes::a_failed_input_that_nothing_rests_on_yet_only_refuses
     ONE scenes::a_limited_wait_ends_by_the_value_or_by_the_clock
@@ -74,10 +74,10 @@ scenes! {
     ONE samples::blocks_that_streams_write_are_not_used_again
     ONE samples::a_publisher_that_is_ahead_of_its_gpu_leaves_blocks_for_others
     ONE samples::all_publishers_but_one_ahead_of_their_gpus_leave_blocks_for_the_last
-    ONE samples::what_a_dead_publisher_did_not_finish_has_failed_and_so_has_what_was_made_of_it
-    ONE samples::what_a_sample_is_made_of_is_waited_for_by_its_check
+    ONE samples::unfinished_samples_of_a_dead_publisher_have_failed_and_taint_derived_ones
+    ONE samples::check_waits_for_the_inputs_of_a_sample
     ONE samples::samples_come_back_when_the_gpu_is_done_or_the_process_is_dead
-    ONE samples::what_a_publisher_with_a_lost_context_did_not_finish_has_failed
+    ONE samples::unfinished_samples_of_a_publisher_with_a_lost_context_have_failed
     ONE samples::a_connection_that_ends_completes_what_it_has_published
     ONE kernels::a_stream_that_is_captured_is_refused
     KERNELS kernels::a_writer_killed_in_an_endless_kernel_ends_every_wait

@@ -221,7 +221,7 @@ pub(crate) fn all_publishers_but_one_ahead_of_their_gpus_leave_blocks_for_the_la
 
 /// The publisher is killed before its stream has written the sample. Who received it hears so, and so does who received what
 /// was made of it.
-pub(crate) fn what_a_dead_publisher_did_not_finish_has_failed_and_so_has_what_was_made_of_it(world: &World) {
+pub(crate) fn unfinished_samples_of_a_dead_publisher_have_failed_and_taint_derived_ones(world: &World) {
     let (domain, topic, _gate) = stage(world);
     let gpu = gpu(&domain);
     let subscriber = topic.subscriber(Policy::Block).unwrap();
@@ -263,7 +263,7 @@ pub(crate) fn what_a_dead_publisher_did_not_finish_has_failed_and_so_has_what_wa
 }
 
 /// A sample that is made of one that is not decided is not decided either.
-pub(crate) fn what_a_sample_is_made_of_is_waited_for_by_its_check(world: &World) {
+pub(crate) fn check_waits_for_the_inputs_of_a_sample(world: &World) {
     let (domain, topic, gate) = stage(world);
     let gpu = gpu(&domain);
     let subscriber = topic.subscriber(Policy::Block).unwrap();
@@ -323,7 +323,7 @@ pub(crate) fn samples_come_back_when_the_gpu_is_done_or_the_process_is_dead(worl
 }
 
 /// Nobody knows what its streams still do: its block stays.
-pub(crate) fn what_a_publisher_with_a_lost_context_did_not_finish_has_failed(world: &World) {
+pub(crate) fn unfinished_samples_of_a_publisher_with_a_lost_context_have_failed(world: &World) {
     let (domain, topic, _gate) = stage(world);
     let subscriber = topic.subscriber(Policy::Block).unwrap();
     let mut other = world.play("sample");

@@ -350,7 +350,7 @@ pub(crate) fn streams_compare_the_largest_values(world: &World) {
 }
 
 /// Trap: a waiter is killed while its stream waits.
-pub(crate) fn a_killed_waiter_harms_nobody(world: &World) {
+pub(crate) fn a_killed_waiter_harms_no_other_process(world: &World) {
     let stage = Stage::new(world);
     let timeline = stage.domain.timeline("in").unwrap();
     let writer = stage.domain.timeline_writer("in").unwrap();
@@ -474,7 +474,7 @@ pub(crate) fn a_lost_context_is_found_and_told(world: &World) {
 }
 
 /// A stage of a pipeline dies; the ones behind it go on with garbage, and say so.
-pub(crate) fn what_rests_on_a_dead_stage_is_marked_down_the_chain(world: &World) {
+pub(crate) fn values_that_rest_on_a_dead_stage_are_tainted_down_the_chain(world: &World) {
     let stage = Stage::new(world);
     let [second, third] = [(), ()].map(|()| world.connect());
     let [on_second, on_third] = [&second, &third].map(|domain| Stream::new(gpu(domain).context()).unwrap());
