@@ -76,6 +76,7 @@ pub(crate) const MEMHOSTREGISTER_DEVICEMAP: u32 = 2;
 pub(crate) const MEMHOSTREGISTER_READ_ONLY: u32 = 8;
 pub(crate) const IPC_MEM_LAZY_ENABLE_PEER_ACCESS: u32 = 1;
 
+#[cfg(feature = "experiment")]
 pub(crate) const MEM_ATTACH_GLOBAL: u32 = 1;
 pub(crate) const MEMORYTYPE_HOST: u32 = 1;
 pub(crate) const MEMORYTYPE_DEVICE: u32 = 2;

@@ -283,11 +283,11 @@ macro_rules! entry_points {
         }
     };
     ($($page:literal { $(
-        $need:tt $method:ident = $symbol:literal as $call:literal ($($argument:ident: $type:ty),* $(,)?);
+        $(#[$only:meta])* $need:ident $method:ident = $symbol:literal as $call:literal ($($argument:ident: $type:ty),* $(,)?);
     )* })*) => {
         /// The function pointers; what the vendor documents on one page stands together.
         struct Entries {
-            $($($method: entry_points!(@pointer $need ($($type),*)),)*)*
+            $($($(#[$only])* $method: entry_points!(@pointer $need ($($type),*)),)*)*
         }
 
         impl Entries {
@@ -298,7 +298,7 @@ macro_rules! entry_points {
             /// which stays valid for as long as the entries are used.
             unsafe fn resolve(find: impl Fn(&CStr) -> *const c_void) -> Result<Self, &'static str> {
                 Ok(Self {
-                    $($($method: {
+                    $($($(#[$only])* $method: {
                         let name = const {
                             match CStr::from_bytes_with_nul(concat!($symbol, "\0").as_bytes()) {
                                 Ok(name) => name,
@@ -322,6 +322,7 @@ macro_rules! entry_points {
                 /// The contract of the driver's function: pointers are valid for what it reads and writes, handles
                 /// are live and came from the driver.
                 #[allow(clippy::too_many_arguments)] // the driver's signatures
+                $(#[$only])*
                 pub(crate) unsafe fn $method(&self, $($argument: $type),*) -> Result<(), CudaError> {
                     entry_points!(@call $need (self.entries.$method), $call, ($($argument),*))
                 }
@@ -383,6 +384,7 @@ entry_points! {
     "MEM" {
         required mem_get_info = "cuMemGetInfo_v2" as "cuMemGetInfo" (free: *mut usize, total: *mut usize);
         required mem_alloc = "cuMemAlloc_v2" as "cuMemAlloc" (pointer: *mut DevicePtr, bytes: usize);
+        #[cfg(feature = "experiment")]
         optional mem_alloc_managed = "cuMemAllocManaged" as "cuMemAllocManaged" (
             pointer: *mut DevicePtr, bytes: usize, flags: u32,
         );
@@ -462,9 +464,11 @@ entry_points! {
         );
     }
     "MALLOC__ASYNC" {
+        #[cfg(feature = "experiment")]
         optional mem_alloc_async = "cuMemAllocAsync" as "cuMemAllocAsync" (
             pointer: *mut DevicePtr, bytes: usize, stream: Handle,
         );
+        #[cfg(feature = "experiment")]
         optional mem_free_async = "cuMemFreeAsync" as "cuMemFreeAsync" (pointer: DevicePtr, stream: Handle);
     }
     "UNIFIED" {
