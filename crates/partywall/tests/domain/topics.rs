@@ -645,7 +645,7 @@ fn reserve_of_a_publisher_counts_among_its_loans() {
     assert!(matches!(refused, Err(Error::LimitReached(LimitReached::Loans { loans: 2, .. }))));
     let [first, second] = loans;
     first.publish(TIMEOUT).unwrap();
-    drop(second);
+    second.release().unwrap();
     assert_eq!(topic.stats().held, 1);
     drop(publisher);
     assert_eq!((topic.stats().held, topic.stats().publishers.len()), (0, 0));
