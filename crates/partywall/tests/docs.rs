@@ -10,12 +10,12 @@ const THIS: &str = include_str!("docs.rs");
 
 #[rustfmt::skip]
 fn topics_publisher(domain: &Domain, place: Place, second: Duration) -> Result<()> {
-    // Made by the first process that asks for it, opened by the others.
+    // Created by the first process that asks for it, opened by the others.
     let frames = domain.topic("frames").dtype(DType::U8).shape(&[480, 640, 3]).place(place).open_or_create()?;
     let publisher = frames.publisher()?;
-    let mut loan = publisher.loan(DType::U8, &[480, 640, 3], second)?;   // a block that nobody else sees
+    let mut loan = publisher.loan(DType::U8, &[480, 640, 3], second)?;   // a block that no other process sees
     loan.as_mut_slice::<u8>()?.fill(7);                                  // or a kernel, see below
-    loan.header(b"camera 3")?;                                           // up to 256 bytes of yours
+    loan.header(b"camera 3")?;                                           // up to 256 bytes of your own
     loan.filled().publish(second)?;
     Ok(())
 }
@@ -25,7 +25,7 @@ fn topics_publisher(domain: &Domain, place: Place, second: Duration) -> Result<(
 fn topics_subscriber(domain: &Domain) -> Result<()> {
     let frames = domain.topic("frames").timeout(Duration::from_secs(60)).open()?;
     for sample in &frames.subscribe(Policy::Latest).until_idle(true).join()? {   // ends when all publishers have left
-        let sample = sample?;                                    // dropping it gives the block back
+        let sample = sample?;                                    // dropping it frees the block
         println!("{:?} {}", sample.shape(), sample.as_slice::<u8>()?[0]);
     }
     Ok(())
@@ -35,33 +35,33 @@ fn topics_subscriber(domain: &Domain) -> Result<()> {
 fn topics_publisher_on_a_gpu(publisher: &Publisher, stream: StreamRef<'_>, second: Duration) -> Result<()> {
     let loan = publisher.loan(DType::F32, &[1024, 1024], second)?;
     // a kernel on `stream` that writes loan.device()?
-    loan.filled().publish_on(stream, second)?;                   // at once; the kernel may not even have begun
+    loan.filled().publish_on(stream, second)?;                   // returns at once; the kernel may not have begun
     Ok(())
 }
 
 #[rustfmt::skip]
 #[allow(unused_variables, reason = "a kernel would read it")]
 fn topics_subscriber_on_a_gpu(subscriber: &Subscriber, stream: StreamRef<'_>, second: Duration) -> Result<()> {
-    let sample = subscriber.recv(second)?;                       // at once, too
-    let input = sample.device_on(stream)?;                       // what this stream does from now on waits for the kernel
+    let sample = subscriber.recv(second)?;                       // returns at once, too
+    let input = sample.device_on(stream)?;                       // this stream's later work waits for the kernel
     // a kernel on `stream` that reads `input`
-    sample.release_on(stream)?;                                  // the block is free when the kernel is done
+    sample.release_on(stream)?;                                  // the block is free when the kernel has finished
     Ok(())
 }
 
 #[rustfmt::skip]
 fn pools_first(domain: &Domain, place: Place) -> Result<BlockRef> {
     let frames = domain.pool("frames").blocks(64).block_bytes(4 << 20).place(place).open_or_create()?;
-    let mut frame = frames.alloc(Duration::from_secs(1))?;      // waits for one, in order; dropping it gives it back
+    let mut frame = frames.alloc(Duration::from_secs(1))?;      // waits for one, in order; dropping it frees it
     frame.bytes_mut()?.fill(7);                                 // host memory; on a GPU: frame.device()? and a stream
-    let reference = frame.offer()?;                             // to be sent in whatever way: it is text, and serde
+    let reference = frame.offer()?;                             // send it as text, or by serde
     Ok(reference)
 }
 
 #[rustfmt::skip]
 fn pools_second(domain: &Domain, reference: BlockRef) -> Result<()> {
     let frames = domain.pool("frames").timeout(Duration::from_secs(60)).open()?;
-    let frame = frames.accept(&reference)?;                     // read in place; now it is this process's
+    let frame = frames.accept(&reference)?;                     // read in place; this process holds it now
     drop(frame);
     Ok(())
 }
