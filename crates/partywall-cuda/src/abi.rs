@@ -1,6 +1,6 @@
 //! Numbers and structs of the driver's binary interface, as `cuda.h` has them on 64-bit Linux.
 //!
-//! Handles are opaque to us: they are stored as numbers, so that the owners above are `Send` and `Sync` because the
+//! Handles are opaque and stored as numbers, so that the owners above are `Send` and `Sync` because the
 //! driver's functions may be called from any thread, not because of an assertion about pointers. The tests
 //! hold sizes, offsets and numbers against bindings that were generated from the vendor's header.
 

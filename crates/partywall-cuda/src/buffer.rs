@@ -1,4 +1,4 @@
-//! Memory of this process alone: scratch memory on the device, and host memory that the device copies at full speed.
+//! Private memory of this process: scratch memory on the device, and host memory that the device copies at full speed.
 #![allow(unsafe_code)] // driver calls, access to page-locked memory
 
 use std::ffi::c_void;
@@ -41,13 +41,13 @@ impl DeviceBuffer {
         Ok(Self { context: context.clone(), pointer, bytes })
     }
 
-    /// Returns the context that it was allocated in.
+    /// Returns the context in which the memory was allocated.
     #[must_use]
     pub fn context(&self) -> &Context {
         &self.context
     }
 
-    /// Returns a checked range of it.
+    /// Returns a checked range of the memory.
     ///
     /// # Errors
     /// [`AccessError::OutOfRange`].
@@ -55,20 +55,20 @@ impl DeviceBuffer {
         self.as_slice().slice(offset, len)
     }
 
-    /// Returns all of it.
+    /// Returns the whole memory as a range.
     #[must_use]
     pub fn as_slice(&self) -> DeviceSlice<'_> {
         // SAFETY: the memory stays allocated while `self` is borrowed.
         unsafe { DeviceSlice::from_raw(self.pointer, self.bytes, Access::ReadWrite) }
     }
 
-    /// Returns its size in bytes.
+    /// Returns the size in bytes.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.bytes
     }
 
-    /// Never: there is no memory of no bytes.
+    /// Returns false: memory always has bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.bytes == 0

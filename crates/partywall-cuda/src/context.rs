@@ -12,10 +12,10 @@ use crate::{CudaError, Device, Driver, MemoryInfo};
 
 /// A reference to the primary context of a device.
 ///
-/// Always the primary one, which the CUDA runtime, torch and cudarc use too, so that addresses and streams of the
+/// It is always the primary context, which the CUDA runtime, torch and cudarc use too. So addresses and streams of the
 /// caller's framework are valid here. Cheap to clone; every owner of this crate holds a clone, so the context lives
-/// until the last of them is gone. The last clone releases it; the driver destroys it when nobody in the process
-/// holds it any more.
+/// until the last of them is dropped. The last clone releases it; the driver destroys it when no other code in the
+/// process holds it any more.
 ///
 /// `Send` and `Sync`: nothing depends on which context a thread has made current, because each call is made under a
 /// [`ContextGuard`].
@@ -37,9 +37,9 @@ struct Inner {
 #[must_use = "the context is current only while the guard lives"]
 pub struct ContextGuard<'a> {
     context: &'a Context,
-    /// Whether the context was made current for this, and not by somebody before.
+    /// Whether the guard made the context current; otherwise it was current before.
     pushed: bool,
-    /// The thread's stream-capture mode to go back to, where it was changed.
+    /// The stream-capture mode of the thread to restore, if it was changed.
     capture_mode: Option<u32>,
     _not_send: PhantomData<*mut ()>,
 }
@@ -66,8 +66,8 @@ impl Context {
     /// down.
     pub fn guard(&self) -> Result<ContextGuard<'_>, CudaError> {
         let mut current = 0;
-        // Asked first: a thread of the caller's mostly has it current already, and asking is one cheap call in the
-        // place of two. SAFETY: the pointer is to a live handle.
+        // Asked first: the caller's thread usually has it current already, and asking is one cheap call instead of two.
+        // SAFETY: the pointer is to a live handle.
         unsafe { self.driver().ctx_get_current(&mut current) }?;
         let pushed = current != self.inner.raw;
         if pushed {
@@ -120,10 +120,10 @@ impl Context {
         wait().inspect_err(|_| drop(wait()))
     }
 
-    /// Returns free and total memory of the device.
+    /// Returns the free and total memory of the device.
     ///
     /// # Errors
-    /// As the driver says.
+    /// The driver's error.
     pub fn memory_info(&self) -> Result<MemoryInfo, CudaError> {
         let _guard = self.guard()?;
         let mut free = 0;
@@ -158,8 +158,8 @@ impl Context {
         self.inner.raw
     }
 
-    /// Gives something back in a `Drop`. What is not given back now is never: a context that cannot be made current is
-    /// tried twice, and then the call is made all the same, because some need none.
+    /// Frees a resource in a `Drop`, which has no second chance: a context that cannot be made current is
+    /// tried twice, and then the call is made nevertheless, because some calls need no context.
     pub(crate) fn give_back(
         &self,
         call: impl FnOnce(&'static Driver) -> Result<(), CudaError>,
@@ -181,7 +181,7 @@ impl Context {
         })
     }
 
-    /// Keeps the failure of a `Drop`, if it is the first.
+    /// Stores the failure of a `Drop`, if it is the first one.
     pub(crate) fn record_drop(&self, result: Result<(), CudaError>) {
         if let Err(error) = result {
             let mut first = self.inner.drop_error.lock().ignore_poison();

@@ -1,4 +1,4 @@
-//! cudarc's streams in, its views out: shared memory for programs that are written with cudarc.
+//! Shared memory for programs that use cudarc: accepts its streams and returns its views.
 //!
 //! cudarc finds the driver by itself, as `libcuda.so` or `libcuda.so.1`; it is the same one in the process. Both crates
 //! use the device's primary context, so that addresses and streams of one are valid for the other.
@@ -36,7 +36,7 @@ impl<'a> StreamRef<'a> {
 /// knows nothing of accesses by other processes, through another one, or by this crate: their order is made by streams,
 /// events and timelines. Drain the streams that use it before its owner goes.
 pub struct CudarcSlice<'a, T> {
-    /// Never dropped as a slice, which would free the memory.
+    /// A slice that is never dropped, because its drop would free the memory.
     slice: ManuallyDrop<CudaSlice<T>>,
     memory: DeviceSlice<'a>,
     _owner: PhantomData<&'a [T]>,
@@ -50,25 +50,25 @@ impl<'a, T: DeviceRepr + AnyBitPattern> CudarcSlice<'a, T> {
     /// stream of another context.
     ///
     /// # Panics
-    /// Where cudarc does: it cannot make its events, because the context is lost.
+    /// If cudarc panics because it cannot create its events: the context is lost.
     pub fn new(context: &Context, memory: DeviceSlice<'a>, stream: &Arc<CudaStream>) -> Result<Self, AccessError> {
         const { assert!(size_of::<T>() > 0, "elements have a size") }
         require_same(context, stream.context())?;
         // As many as fit into the address space.
         let len = memory.elements(size_of::<T>() as u64)? as usize;
         // SAFETY: the range is device memory of this size for `'a`, by the promise of DeviceSlice. Any bits are a T.
-        // What the result would do as an owner, freeing, it never gets to do.
+        // The result would free the memory as its owner, so it is never dropped.
         let slice = unsafe { stream.upgrade_device_ptr(memory.device_ptr(), len) };
         Ok(Self { slice: ManuallyDrop::new(slice), memory, _owner: PhantomData })
     }
 
-    /// For reading.
+    /// Returns a view for reading.
     #[must_use]
     pub fn view(&self) -> CudaView<'_, T> {
         self.slice.as_view()
     }
 
-    /// For reading and writing.
+    /// Returns a view for reading and writing.
     ///
     /// # Errors
     /// [`AccessError::ReadOnly`] for memory that is mapped read-only: a write by the GPU would end the context.
@@ -77,13 +77,13 @@ impl<'a, T: DeviceRepr + AnyBitPattern> CudarcSlice<'a, T> {
         Ok(self.slice.as_view_mut())
     }
 
-    /// Returns how many elements it has.
+    /// Returns the number of elements.
     #[must_use]
     pub fn len(&self) -> usize {
         self.slice.len()
     }
 
-    /// Returns whether it has none.
+    /// Returns whether there are no elements.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.slice.is_empty()
@@ -100,7 +100,7 @@ impl<T> Drop for CudarcSlice<'_, T> {
     fn drop(&mut self) {
         // SAFETY: taken once, and `self` is not used afterwards.
         let slice = unsafe { ManuallyDrop::take(&mut self.slice) };
-        // Gives back everything but the memory.
+        // Frees everything but the memory.
         slice.leak();
     }
 }

@@ -44,21 +44,21 @@ impl DeviceAttribute {
     pub const MPS_ENABLED: Self = Self(133);
 }
 
-/// Who may use a device (`CUcomputemode`): a number, because a newer driver may know more of them.
+/// Which processes may use a device (`CUcomputemode`): a number, because a newer driver may have more modes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ComputeMode(pub u32);
 
 impl ComputeMode {
     /// Any number of processes.
     pub const DEFAULT: Self = Self(0);
-    /// Nobody: a context cannot be made (`CUDA_ERROR_DEVICE_UNAVAILABLE`).
+    /// No process: creating a context fails (`CUDA_ERROR_DEVICE_UNAVAILABLE`).
     pub const PROHIBITED: Self = Self(2);
     /// One process at a time: sharing between processes needs MPS.
     pub const EXCLUSIVE_PROCESS: Self = Self(3);
 }
 
 impl Device {
-    /// Every device that this process may use, in the order of their ordinals. Initialises CUDA.
+    /// Returns every device that this process may use, in the order of their ordinals. Initialises CUDA.
     ///
     /// # Errors
     /// CUDA cannot be initialised (`CUDA_ERROR_NO_DEVICE` where there is no GPU).
@@ -79,7 +79,7 @@ impl Device {
         Self::open(driver, ordinal)
     }
 
-    /// Returns the device with this UUID, or nothing if this process does not see it. Initialises CUDA.
+    /// Returns the device with this UUID, or `None` if it is not visible to this process. Initialises CUDA.
     ///
     /// # Errors
     /// CUDA cannot be initialised.
@@ -111,10 +111,10 @@ impl Device {
         Ok(Some(Self { driver, raw }))
     }
 
-    /// Returns its identity, the same in every process.
+    /// Returns the identity of the device, the same in every process.
     ///
     /// # Errors
-    /// As the driver says.
+    /// The driver's error.
     pub fn uuid(&self) -> Result<DeviceUuid, CudaError> {
         let mut uuid = [0; 16];
         // SAFETY: the pointer is to 16 live bytes; `raw` came from the driver.
@@ -122,10 +122,10 @@ impl Device {
         Ok(DeviceUuid(uuid))
     }
 
-    /// Returns its marketing name, such as `NVIDIA H200`.
+    /// Returns the marketing name, such as `NVIDIA H200`.
     ///
     /// # Errors
-    /// As the driver says.
+    /// The driver's error.
     pub fn name(&self) -> Result<String, CudaError> {
         let mut name = [0_u8; 256];
         // SAFETY: the pointer is to as many live bytes as the length says; `raw` came from the driver.
@@ -135,20 +135,20 @@ impl Device {
         Ok(String::from_utf8_lossy(name).into_owned())
     }
 
-    /// Compute capability as (major, minor).
+    /// Returns the compute capability as (major, minor).
     ///
     /// # Errors
-    /// As the driver says.
+    /// The driver's error.
     pub fn compute_capability(&self) -> Result<(u32, u32), CudaError> {
         let major = self.attribute(DeviceAttribute::COMPUTE_CAPABILITY_MAJOR)?;
         let minor = self.attribute(DeviceAttribute::COMPUTE_CAPABILITY_MINOR)?;
         Ok((major.unsigned_abs(), minor.unsigned_abs()))
     }
 
-    /// Returns bytes of memory on it.
+    /// Returns the size of the device's memory in bytes.
     ///
     /// # Errors
-    /// As the driver says.
+    /// The driver's error.
     pub fn total_memory(&self) -> Result<u64, CudaError> {
         let mut bytes = 0;
         // SAFETY: the pointer is to a live usize; `raw` came from the driver.
@@ -156,15 +156,15 @@ impl Device {
         Ok(bytes as u64)
     }
 
-    /// Who may use it.
+    /// Returns which processes may use the device.
     ///
     /// # Errors
-    /// As the driver says.
+    /// The driver's error.
     pub fn compute_mode(&self) -> Result<ComputeMode, CudaError> {
         Ok(ComputeMode(self.attribute(DeviceAttribute::COMPUTE_MODE)?.unsigned_abs()))
     }
 
-    /// One attribute, as the driver's number.
+    /// Returns one attribute as the driver's number.
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_VALUE` for an attribute that this driver does not know.
@@ -176,10 +176,11 @@ impl Device {
         Ok(value)
     }
 
-    /// Returns whether it says that it has the VMM calls. WSL says yes and then refuses: the proof is to create memory.
+    /// Returns whether the device reports the VMM calls. WSL reports them and then refuses: only creating memory proves
+    /// them.
     ///
     /// # Errors
-    /// As the driver says.
+    /// The driver's error.
     pub fn supports_vmm(&self) -> Result<bool, CudaError> {
         self.capability(DeviceAttribute::VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)
     }
@@ -188,7 +189,7 @@ impl Device {
     /// [`Device::supports_vmm`].
     ///
     /// # Errors
-    /// As the driver says.
+    /// The driver's error.
     pub fn supports_posix_fd(&self) -> Result<bool, CudaError> {
         self.capability(DeviceAttribute::HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED)
     }
@@ -197,7 +198,7 @@ impl Device {
     /// [`probe_device_word`](crate::memop::probe_device_word).
     ///
     /// # Errors
-    /// As the driver says.
+    /// The driver's error.
     pub fn supports_memory_operations(&self) -> Result<bool, CudaError> {
         self.capability(DeviceAttribute::CAN_USE_64_BIT_STREAM_MEM_OPS)
     }
@@ -205,7 +206,7 @@ impl Device {
     /// Returns whether kernels on this device can reach memory of `peer`; true for the device itself.
     ///
     /// # Errors
-    /// As the driver says.
+    /// The driver's error.
     pub fn can_access_peer(&self, peer: &Self) -> Result<bool, CudaError> {
         if self.raw == peer.raw {
             return Ok(true); // the driver answers no for a device and itself
@@ -232,7 +233,7 @@ impl Device {
     /// about 290 ms and some hundred MB of device memory (measured).
     ///
     /// # Errors
-    /// As the driver says.
+    /// The driver's error.
     pub fn primary_context_active(&self) -> Result<bool, CudaError> {
         let mut flags = 0;
         let mut active = 0;
@@ -241,13 +242,13 @@ impl Device {
         Ok(active != 0)
     }
 
-    /// Returns its ordinal in this process.
+    /// Returns the ordinal of the device in this process.
     #[must_use]
     pub fn ordinal(&self) -> u32 {
         self.raw.unsigned_abs()
     }
 
-    /// Returns the driver it belongs to.
+    /// Returns the driver of the device.
     #[must_use]
     pub fn driver(&self) -> &'static Driver {
         self.driver
@@ -260,7 +261,7 @@ impl Device {
     fn capability(&self, attribute: DeviceAttribute) -> Result<bool, CudaError> {
         match self.attribute(attribute) {
             Ok(value) => Ok(value != 0),
-            // A driver that does not know the question does not have the thing.
+            // A driver that does not know the attribute lacks the feature.
             Err(error) if error.code == CuResult::INVALID_VALUE => Ok(false),
             Err(error) => Err(error),
         }

@@ -1,4 +1,4 @@
-//! Events with a time stamp: how long work on a stream took.
+//! Events with a time stamp, which measure how long work on a stream took.
 #![allow(unsafe_code)] // driver calls
 
 use std::fmt;
@@ -20,7 +20,7 @@ impl Event {
     /// Returns an event that nothing was recorded in.
     ///
     /// # Errors
-    /// As the driver says.
+    /// The driver's error.
     pub fn new(context: &Context) -> Result<Self, CudaError> {
         let _guard = context.guard()?;
         let mut handle = 0;
@@ -59,7 +59,7 @@ impl Event {
         let mut milliseconds = 0.0_f32;
         // SAFETY: both events are live, the pointer is to a live float.
         unsafe { self.context.driver().event_elapsed_time(&mut milliseconds, earlier.handle, self.handle) }?;
-        // Recorded in the other order the driver's answer is negative: no time has passed.
+        // The driver returns a negative time for events recorded in the other order; that counts as 0.
         Ok(Duration::try_from_secs_f64(f64::from(milliseconds) / 1e3).unwrap_or(Duration::ZERO))
     }
 }

@@ -1,5 +1,5 @@
-//! Device memory that somebody else allocated, and that stays for as long as its owner is kept.
-#![allow(unsafe_code)] // takes addresses on the caller's word
+//! Device memory that other code allocated, and that remains while its owner is kept alive.
+#![allow(unsafe_code)] // trusts the caller's addresses
 
 use std::any::Any;
 use std::fmt;
@@ -12,13 +12,13 @@ use crate::{
 /// An address in memory that other code allocated (torch's caching allocator, cupy, `cudaMalloc`), with something that
 /// keeps the memory alive: a reference to the tensor, for example.
 ///
-/// What kind of memory it is, the driver was asked when this was made: [`ForeignMemory::info`]. Cheap to clone; the
-/// owner is dropped with the last clone, on whatever thread that is. `Send` and `Sync`.
+/// The driver reports the kind of memory at construction, see [`ForeignMemory::info`]. Cheap to clone; the
+/// owner is dropped with the last clone, on any thread. `Send` and `Sync`.
 #[derive(Clone)]
 pub struct ForeignMemory {
     context: Context,
     info: PointerInfo,
-    /// Only held.
+    /// Held to keep the memory alive.
     _keep: Arc<dyn Any + Send + Sync>,
 }
 
@@ -48,13 +48,13 @@ impl ForeignMemory {
         &self.info
     }
 
-    /// Returns the context of the device that the memory lies on; for host memory the one that it was made with.
+    /// Returns the context of the device that holds the memory; for host memory the one given at construction.
     #[must_use]
     pub fn context(&self) -> &Context {
         &self.context
     }
 
-    /// Returns the whole allocation that holds the address; of nothing that the driver knows, no bytes.
+    /// Returns the whole allocation that holds the address; no bytes if the driver does not know the address.
     #[must_use]
     pub fn allocation(&self, access: Access) -> DeviceSlice<'_> {
         // SAFETY: the driver has named the allocation, and it stays while `keep` lives, which `self` holds.

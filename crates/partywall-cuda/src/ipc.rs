@@ -36,7 +36,7 @@ impl IpcMemoryHandle {
 }
 
 impl fmt::Debug for IpcMemoryHandle {
-    /// Returns the first bytes only: enough to tell two apart in a log.
+    /// Formats only the first bytes, which are enough to distinguish two handles in a log.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [a, b, c, d, ..] = self.0;
         write!(f, "IpcMemoryHandle({a:02x}{b:02x}{c:02x}{d:02x}…)")
@@ -62,8 +62,8 @@ pub struct IpcMapping {
 }
 
 impl IpcMapping {
-    /// Opens the allocation for the context's device; `bytes` is its size, as its owner told. The driver is asked for
-    /// the real one, so that a peer's wrong word is found out here and not by a fault.
+    /// Opens the allocation for the context's device; `bytes` is the size that the owner stated. The driver reports
+    /// the real one, so that a wrong statement is detected here and not by a fault.
     ///
     /// Host-synchronous. Opening costs far more than a copy of a small tensor: keep mappings and open them once.
     ///
@@ -88,14 +88,13 @@ impl IpcMapping {
         };
         drop(registry);
         if bytes == 0 || bytes > open.bytes {
-            let told =
-                format!("the owner says that the memory has {bytes} bytes, the driver that it has {}", open.bytes);
+            let told = format!("the owner states {bytes} bytes of memory, but the driver reports {}", open.bytes);
             return Err(CudaError::new(OPEN, CuResult::INVALID_VALUE).with_context(told));
         }
         Ok(Self { open, bytes, access })
     }
 
-    /// Returns a checked range of it.
+    /// Returns a checked range of the memory.
     ///
     /// # Errors
     /// [`AccessError::OutOfRange`].
@@ -103,38 +102,38 @@ impl IpcMapping {
         self.as_slice().slice(offset, len)
     }
 
-    /// Returns all of it.
+    /// Returns the whole memory as a range.
     #[must_use]
     pub fn as_slice(&self) -> DeviceSlice<'_> {
         // SAFETY: the allocation is mapped, with no fewer bytes, while `self` is borrowed.
         unsafe { DeviceSlice::from_raw(self.open.pointer, self.bytes, self.access) }
     }
 
-    /// Returns its first address, valid on the device while the mapping lives.
+    /// Returns the first address, valid on the device while the mapping lives.
     #[must_use]
     pub fn device_ptr(&self) -> u64 {
         self.open.pointer
     }
 
-    /// Returns its size in bytes, as its owner told.
+    /// Returns the size in bytes that the owner stated.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.bytes
     }
 
-    /// Never: there is no memory of no bytes.
+    /// Returns false: memory always has bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.bytes == 0
     }
 
-    /// Returns what this crate's copies and kernels may do to it.
+    /// Returns the access that this crate's copies and kernels have.
     #[must_use]
     pub fn access(&self) -> Access {
         self.access
     }
 
-    /// Returns the context that it is open in.
+    /// Returns the context in which the memory is open.
     #[must_use]
     pub fn context(&self) -> &Context {
         &self.open.context
@@ -199,20 +198,20 @@ pub(crate) fn is_imported(address: u64) -> bool {
     open.iter().any(|open| address.checked_sub(open.pointer).is_some_and(|offset| offset < open.bytes))
 }
 
-/// What is open in this process. Weak: the mappings own, the registry only finds. A forked child has nothing open: CUDA
-/// does not work there.
+/// The open mappings of this process. Weak references, so that only the mappings own. A forked child has none open:
+/// CUDA does not work there.
 static REGISTRY: PerProcess<HashMap<Key, Weak<Open>>> = PerProcess::new();
 
-/// Says what a refusal to open usually means.
+/// Adds the usual meaning of a refusal to open.
 fn explain(error: CudaError) -> CudaError {
     let meaning = match error.code {
         CuResult::INVALID_CONTEXT => {
             "this process made the handle itself, or has the same process id as its maker in another PID namespace: \
              use the pointer that is here already, or memory that travels by file descriptor"
         }
-        CuResult::INVALID_HANDLE => "the process that made the handle is gone, or it has freed the memory",
-        CuResult::MAP_FAILED => "these bytes name no memory that can be mapped here: a stale or a damaged handle",
-        CuResult::INVALID_VALUE => "these bytes are no handle of this driver, or its GPU is not visible here",
+        CuResult::INVALID_HANDLE => "the process that created the handle has ended, or it has freed the memory",
+        CuResult::MAP_FAILED => "these bytes name no memory that can be mapped here: the handle is stale or damaged",
+        CuResult::INVALID_VALUE => "these bytes are not a handle of this driver, or its GPU is not visible here",
         CuResult::PEER_ACCESS_UNSUPPORTED => "the memory lies on a GPU that this one cannot reach",
         _ => return error,
     };

@@ -1,8 +1,8 @@
 //! Events that several processes share: one records, another's stream waits.
 //!
 //! An adapter for code that uses them. Order between processes is made by [memory operations](crate::memop), because
-//! **nobody can release a stream that waits for the event of a killed recorder** (measured: still blocked when we
-//! stopped looking, after 3 s).
+//! **no process can release a stream that waits for the event of a killed recorder** (measured: still blocked when the
+//! measurement ended, after 3 s).
 //!
 //! # Traps
 //!
@@ -46,7 +46,7 @@ impl IpcEvent {
     /// Returns a new event that nothing was recorded in.
     ///
     /// # Errors
-    /// As the driver says.
+    /// The driver's error.
     pub fn new(context: &Context) -> Result<Self, CudaError> {
         let _guard = context.guard()?;
         let mut handle = 0;
@@ -69,7 +69,7 @@ impl IpcEvent {
         Ok(Self { context: context.clone(), handle: opened })
     }
 
-    /// Returns what another process needs to open it; only its maker can say.
+    /// Returns the handle with which another process opens the event. Only its creator can.
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_HANDLE` for an event that was opened here; `CUDA_ERROR_NOT_SUPPORTED` where the platform
@@ -92,17 +92,17 @@ impl IpcEvent {
         unsafe { self.context.driver().event_record(self.handle, stream.handle()) }
     }
 
-    /// Enqueues waiting for the record that there is now, by whichever process; without one it waits for nothing.
+    /// Enqueues a wait for the current record, by any process. Without a record the wait ends immediately.
     ///
     /// # Errors
-    /// As the driver says.
+    /// The driver's error.
     pub fn enqueue_wait(&self, stream: StreamRef<'_>) -> Result<(), CudaError> {
         let _guard = self.context.guard()?;
         // SAFETY: event and stream are live.
         unsafe { self.context.driver().stream_wait_event(stream.handle(), self.handle, EVENT_WAIT_DEFAULT) }
     }
 
-    /// Returns whether the last record is reached, or there is none. Does not wait.
+    /// Returns whether the last record is reached, or no record exists. Does not wait.
     ///
     /// # Errors
     /// What the work before it failed with.

@@ -29,9 +29,9 @@ pub struct Kernels {
     read: Function,
     /// Blocks that fill the device; more are of no use to loops that stride over the grid.
     most_blocks: u32,
-    /// Where `read` would leave what it read; nobody looks.
+    /// The word to which `read` would write its result; it is never read.
     sink: DeviceBuffer,
-    /// One check at a time.
+    /// Serialises checks.
     result: Mutex<VerifyResult>,
 }
 
@@ -121,7 +121,7 @@ impl Kernels {
     ) -> Result<Option<u64>, AccessError> {
         data.elements(4)?;
         stream.require_not_capturing()?;
-        // A thread that panicked meanwhile left nothing in it that matters: each check sets it anew.
+        // A panicked thread leaves no relevant state: each check sets the word again.
         let mut result = self.result.lock().ignore_poison();
         let VerifyResult { device, host } = &mut *result;
         let mut factor = factor;
@@ -132,7 +132,7 @@ impl Kernels {
             // SAFETY: `host` is locked and untouched until the wait below; it outlives a failing stream, see its type.
             unsafe { stream.enqueue_copy_to_host(host, device.as_slice()) }
         });
-        // Also if it was not enqueued whole: the caller may give up the data.
+        // Wait even after a partial enqueue, because the caller may free the data.
         let waited = stream.synchronize();
         enqueued?;
         waited?;
@@ -142,7 +142,7 @@ impl Kernels {
         Ok((first_bad != u64::MAX).then_some(first_bad))
     }
 
-    /// Returns the context that they are loaded in.
+    /// Returns the context in which the kernels are loaded.
     #[must_use]
     pub fn context(&self) -> &Context {
         // Every function is of the same module.
@@ -190,7 +190,7 @@ impl Kernels {
         match warmed {
             Ok(_) => Ok(()),
             Err(AccessError::Driver(error)) => Err(error),
-            // The range, its alignment and the stream are ours and right.
+            // The range, its alignment and the stream are our own and valid.
             Err(other) => Err(CudaError::new("cuLaunchKernel", CuResult::UNKNOWN).with_context(other.to_string())),
         }
     }

@@ -1,8 +1,8 @@
 //! The CUDA driver for Partywall: entry points, results, and safe owners of shareable memory, streams and kernels.
 //!
-//! For the crates above it, which share GPU memory between processes by name. This one knows no names, no processes
-//! and no policy. It builds and runs without CUDA installed: the driver is loaded at run time, and that it is missing
-//! is an answer ([`LoadError`]), never a panic.
+//! The crates above share GPU memory between processes by name. This crate knows no names, no processes
+//! and no policy. It builds and runs without CUDA installed: the driver is loaded at run time, and a missing driver
+//! is an error ([`LoadError`]), never a panic.
 //!
 //! ```no_run
 //! use partywall_cuda::{Access, Context, Device, Driver, Kernels, Mapping, PhysicalMemory, Stream, round_up};
@@ -36,7 +36,7 @@
 //! | `table` | [`Driver`]: the library and its entry points |
 //! | `abi` | structs and constants of the driver's binary interface, held against generated bindings by tests |
 //! | `result` | [`CuResult`], [`CudaError`]: codes stay numbers, errors name their call |
-//! | `device`, `uuid` | [`Device`]: what there is, and [`DeviceUuid`], its identity across processes |
+//! | `device`, `uuid` | [`Device`]: the GPUs of this process, and [`DeviceUuid`], their identity across processes |
 //! | `context` | [`Context`]: the retained primary context, and guards that make it current on any thread |
 //! | `physical` | [`PhysicalMemory`]: memory that travels as a file descriptor |
 //! | `mapping` | [`Mapping`]: such memory at an address of this process, and more of it behind |
@@ -52,7 +52,7 @@
 //! | `experiment` | calls that sharing code must not make, for labs and for tests of the driver (feature `experiment`) |
 //! | `cudarc_slice` | `CudarcSlice`: cudarc's streams in, its views out (feature `cudarc`) |
 //! | `upload` | [`Upload`]: filling device memory from the host at full speed |
-//! | `module`, [`kernels`] | [`Module`], [`Function`], [`Kernels`]: device code, ours included |
+//! | `module`, [`kernels`] | [`Module`], [`Function`], [`Kernels`]: device code, and the embedded kernels |
 //!
 //! # Rules that hold everywhere
 //!
@@ -62,8 +62,8 @@
 //!   allocate, import, map or load do so in relaxed stream-capture mode, so that they spoil no capture of another
 //!   thread.
 //! - Device memory is never a Rust reference, because other processes may change it at any time.
-//! - A `Drop`, an allocation, loading a module or a kernel's first launch may wait for work that is running. None of them
-//!   belongs behind a wait for another process.
+//! - A `Drop`, an allocation, loading a module or a kernel's first launch may wait for work that is running. None of
+//!   them belongs behind a wait for another process.
 //!
 //! # Limits
 //!

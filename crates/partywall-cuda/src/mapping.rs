@@ -43,13 +43,13 @@ pub enum Access {
 pub struct Mapping {
     // Dropped in this order: first what is mapped, then the addresses.
     first: Part,
-    /// What lies behind `first`, without gaps. Locked by whoever maps more.
+    /// The parts behind `first`, without gaps. A thread that maps more holds the lock.
     more: Mutex<Vec<Part>>,
     /// Bytes of all parts; it only grows. Stored (release) by [`Extension::publish`] when the parts are mapped, loaded
     /// (acquire) by [`Mapping::len`] before they are used.
     len: AtomicU64,
     access: Access,
-    /// Whether anybody was told where it is: nothing runs in what nobody could name.
+    /// Whether the address was ever given out. If not, no work can use the mapping.
     named: AtomicBool,
     range: AddressRange,
 }
@@ -95,8 +95,8 @@ impl Mapping {
         Ok(Self { first, more: Mutex::default(), len: AtomicU64::new(bytes), access, named: false.into(), range })
     }
 
-    /// Maps further memory behind what is mapped, with the same access. Nothing shows before [`Extension::publish`].
-    /// What is mapped stays where it is, and work that uses it goes on; the driver may wait for it.
+    /// Maps further memory behind the current end, with the same access. It becomes visible by [`Extension::publish`].
+    /// The mapped memory stays in place, and work that uses it continues; the driver may wait for that work.
     ///
     /// # Errors
     /// [`AccessError::OutOfRange`] if it does not fit into what is reserved; else as [`Mapping::new`]. The mapping is
@@ -135,7 +135,7 @@ impl Mapping {
         Ok(())
     }
 
-    /// Unmaps and says how that went; dropping does the same silently.
+    /// Unmaps and returns the result; dropping does the same and ignores the result.
     ///
     /// # Errors
     /// The first step that failed, such as the sticky code of a lost context. The memory is as free as it can get.
@@ -152,7 +152,7 @@ impl Mapping {
         more.iter_mut().rev().chain([&mut self.first]).map(Part::unmap).fold(settled, Result::and)
     }
 
-    /// Returns a checked range of it.
+    /// Returns a checked range of the memory.
     ///
     /// # Errors
     /// [`AccessError::OutOfRange`].
@@ -160,7 +160,7 @@ impl Mapping {
         self.as_slice().slice(offset, len)
     }
 
-    /// Returns all of it, as long as it is now.
+    /// Returns the whole memory of the current size as a range.
     #[must_use]
     pub fn as_slice(&self) -> DeviceSlice<'_> {
         // SAFETY: the range stays mapped with this access while `self` is borrowed, since changing either takes
@@ -168,45 +168,45 @@ impl Mapping {
         unsafe { DeviceSlice::from_raw(self.device_ptr(), self.len(), self.access) }
     }
 
-    /// Returns its first address, valid on the device while the mapping lives.
+    /// Returns the first address, valid on the device while the mapping lives.
     #[must_use]
     pub fn device_ptr(&self) -> u64 {
-        // Whoever drops it knows: dropping takes `&mut self`.
+        // Relaxed: dropping takes `&mut self`, so the drop happens after this store.
         self.named.store(true, Ordering::Relaxed);
         self.range.pointer
     }
 
-    /// Returns its size in bytes now.
+    /// Returns the current size in bytes.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.len.load(Ordering::Acquire)
     }
 
-    /// Returns bytes that it can have without moving.
+    /// Returns the size in bytes up to which the mapping can grow in place.
     #[must_use]
     pub fn reserved(&self) -> u64 {
         self.range.bytes as u64
     }
 
-    /// Never: there is no memory of no bytes.
+    /// Returns false: memory always has bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Returns what the GPU may do to it.
+    /// Returns the access that the GPU has.
     #[must_use]
     pub fn access(&self) -> Access {
         self.access
     }
 
-    /// Returns the memory that it began with, for exporting it or mapping it again.
+    /// Returns the first memory of the mapping, for exporting it or mapping it again.
     #[must_use]
     pub fn memory(&self) -> &Arc<PhysicalMemory> {
         &self.first.memory
     }
 
-    /// Returns the context that it is mapped in.
+    /// Returns the context in which the memory is mapped.
     #[must_use]
     pub fn context(&self) -> &Context {
         self.memory().context()
@@ -224,18 +224,18 @@ impl fmt::Debug for Mapping {
     }
 }
 
-/// Memory that is mapped behind a [`Mapping`] and does not show yet. Dropping it unmaps it again.
+/// Memory that is mapped behind a [`Mapping`] and not yet visible in it. Dropping it unmaps it again.
 pub struct Extension<'a> {
     mapping: &'a Mapping,
     // Unmapped before the lock is released: the next extension takes the same addresses.
     parts: Vec<Part>,
     more: MutexGuard<'a, Vec<Part>>,
-    /// Of the mapping with it.
+    /// The length of the mapping including it.
     len: u64,
 }
 
 impl Extension<'_> {
-    /// Makes it part of the mapping.
+    /// Makes the memory part of the mapping.
     pub fn publish(mut self) {
         self.more.append(&mut self.parts);
         self.mapping.len.store(self.len, Ordering::Release);
@@ -313,7 +313,7 @@ fn describe(error: CudaError, bytes: u64, context: &Context) -> CudaError {
     error.with_context(format!("mapping {bytes} bytes for device {}", context.device().ordinal()))
 }
 
-/// Addresses that nothing else in the process gets.
+/// A reserved range of addresses.
 pub(crate) struct AddressRange {
     context: Context,
     pub(crate) pointer: DevicePtr,
@@ -321,7 +321,7 @@ pub(crate) struct AddressRange {
 }
 
 impl AddressRange {
-    /// Exactly as many as asked for, in one range.
+    /// Reserves exactly this many bytes of addresses, in one range.
     pub(crate) fn reserve(context: &Context, bytes: u64) -> Result<Self, CudaError> {
         let size =
             usize::try_from(bytes).map_err(|_| CudaError::new("cuMemAddressReserve", CuResult::INVALID_VALUE))?;

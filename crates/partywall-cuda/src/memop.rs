@@ -1,8 +1,8 @@
 //! Stream memory operations: a stream writes a word of memory, or waits until a word has reached a value.
 //!
 //! The word lies in device memory, or in host memory that is registered with CUDA and given by its device address. So
-//! streams of several processes order each other without a host in between, and whoever can write the word can release
-//! a stream that waits for it.
+//! streams of several processes order each other without a host in between, and every process that can write the word
+//! can release a stream that waits for it.
 //!
 //! Bound to the `_v2` entry points. The plain ones are an older interface, which drivers refuse unless their kernel
 //! module was loaded with an option; the device attributes 92 and 93 speak of that one. Whether the operations work
@@ -13,8 +13,8 @@
 //! - **The comparison is cyclic and signed**: a wait for `value` ends when `word - value`, wrapped to the width of the
 //!   word, is not negative. A word that is more than half the number range ahead counts as behind: 2⁶⁴ − 1 does not
 //!   end a wait for 1, since it is −1. Counters that shall be poisoned stay below the poison by less than 2⁶³.
-//! - **Nobody can cancel a wait.** Only the value ends it, or the end of the process. A wait is therefore enqueued only
-//!   on words that somebody else can still write when the expected writer is gone.
+//! - **A wait cannot be cancelled.** Only the value ends it, or the end of the process. A wait is therefore enqueued
+//!   only on words that somebody else can still write when the expected writer is gone.
 //! - **Device code that arrives behind a pending wait waits as well**, whatever stream it is for (measured, driver
 //!   580): loading a module blocks, a kernel whose function was first asked for then does not run, a launch blocks if
 //!   the kernel needs more local memory than any before it, and so does any kernel's first launch by the runtime API. A
@@ -25,7 +25,7 @@
 //!   the write first, or have another process or the host do it.
 //! - **Host memory**: a plain store of the CPU, by any process that maps the memory, ends a wait (measured, 20 µs).
 //!   **Device memory**: only a stream's write does so reliably; copies from the host were reported not to.
-//! - What a stream did before a write is visible to everybody who has seen the value: the write fences the stream.
+//! - The work of a stream before a write is visible to every observer of the value: the write fences the stream.
 #![allow(unsafe_code)] // driver calls
 
 use std::sync::Arc;
@@ -98,7 +98,7 @@ impl StreamRef<'_> {
     /// See [`CurrentStream::enqueue_write_u32`].
     ///
     /// # Errors
-    /// As there.
+    /// The same.
     pub fn enqueue_write_u32(&self, word: DeviceSlice<'_>, value: u32) -> Result<(), AccessError> {
         self.current()?.enqueue_write_u32(word, value)
     }
@@ -106,7 +106,7 @@ impl StreamRef<'_> {
     /// See [`CurrentStream::enqueue_write_u64`].
     ///
     /// # Errors
-    /// As there.
+    /// The same.
     pub fn enqueue_write_u64(&self, word: DeviceSlice<'_>, value: u64) -> Result<(), AccessError> {
         self.current()?.enqueue_write_u64(word, value)
     }
@@ -114,7 +114,7 @@ impl StreamRef<'_> {
     /// See [`CurrentStream::enqueue_wait_u32`].
     ///
     /// # Errors
-    /// As there.
+    /// The same.
     pub fn enqueue_wait_u32(&self, word: DeviceSlice<'_>, value: u32) -> Result<(), AccessError> {
         self.current()?.enqueue_wait_u32(word, value)
     }
@@ -122,13 +122,13 @@ impl StreamRef<'_> {
     /// See [`CurrentStream::enqueue_wait_u64`].
     ///
     /// # Errors
-    /// As there.
+    /// The same.
     pub fn enqueue_wait_u64(&self, word: DeviceSlice<'_>, value: u64) -> Result<(), AccessError> {
         self.current()?.enqueue_wait_u64(word, value)
     }
 }
 
-/// What a probe of memory operations can find.
+/// The failures that a probe of memory operations can find.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProbeError {
@@ -143,15 +143,15 @@ pub enum ProbeError {
     StillWaits {
         /// The width of the word.
         bits: u32,
-        /// Who had written it.
+        /// The writer of the value.
         writer: &'static str,
-        /// How long the probe looked.
+        /// How long the probe waited.
         limit: Duration,
     },
 }
 
 impl ProbeError {
-    /// Returns the same as the failure of a call: what a machine refuses whose memory operations do not work.
+    /// Returns the error of a call on a machine whose memory operations do not work.
     #[must_use]
     pub fn into_refusal(self) -> CudaError {
         match self {
@@ -195,8 +195,8 @@ pub fn probe_host_word(context: &Context, map: &Arc<SharedMap>, limit: Duration)
     probe_registered_word(HostRegistration::shared(context, Arc::clone(map))?, 0, limit).map(drop)
 }
 
-/// Returns the same for memory that is registered already and stays so, and its word `offset` bytes from the beginning:
-/// nothing is given back that would wait for whatever the process runs.
+/// Proves the same for memory that stays registered, and its word `offset` bytes from the beginning. The probe frees
+/// nothing whose release would wait for running work.
 ///
 /// # Errors
 /// As [`probe_host_word`]. The registration is then gone; or, if a stream waits for ever, never given back.
@@ -230,7 +230,7 @@ struct Probe {
 }
 
 impl Probe {
-    /// Does it on one word, which holds anything. `store` writes the word from the host, where the host can.
+    /// Probes one word with arbitrary contents. `store` writes the word from the host, if the host can.
     fn run(&self, word: DeviceSlice<'_>, store: Option<&dyn Fn(u64)>) -> Result<(), ProbeError> {
         let writer = self.writer.as_ref();
         let waiter = self.waiter.as_ref();
@@ -268,7 +268,7 @@ impl Probe {
         }
     }
 
-    /// Returns whether what is on the stream ends within the limit.
+    /// Returns whether the work on the stream ends within the limit.
     fn ends(&self, stream: StreamRef<'_>) -> Result<bool, CudaError> {
         let deadline = Instant::now() + self.limit;
         loop {
@@ -297,5 +297,5 @@ const A_STREAM: &str = "a stream";
 
 const WORD_BYTES: u64 = 8;
 
-/// Between two looks at a stream: a wait ends within 20 µs of the value, if it ends.
+/// How often a stream is polled: a wait that ends does so within 20 µs of the value.
 const LOOK_AGAIN: Duration = Duration::from_micros(20);

@@ -54,7 +54,7 @@ impl Module {
     /// `CUDA_ERROR_INVALID_IMAGE` if it is not text at all.
     pub fn from_ptx(context: &Context, ptx: &CStr) -> Result<Self, CudaError> {
         const CALL: &str = "cuModuleLoadData";
-        // Binary images begin with other bytes, and the driver would believe the lengths inside them.
+        // A binary image begins with other bytes; the driver would trust its internal lengths.
         if !ptx.to_bytes().iter().all(|byte| byte.is_ascii_graphic() || byte.is_ascii_whitespace()) {
             return Err(CudaError::new(CALL, CuResult::INVALID_IMAGE).with_context("PTX is plain ASCII text"));
         }
@@ -79,7 +79,7 @@ impl Module {
         Ok(Function { module: self.clone(), handle, name })
     }
 
-    /// Returns the context that it is loaded in.
+    /// Returns the context in which the module is loaded.
     #[must_use]
     pub fn context(&self) -> &Context {
         &self.inner.context
@@ -143,13 +143,13 @@ impl Function {
         .map_err(|error| error.with_context(format!("kernel {}", self.name.to_string_lossy())))
     }
 
-    /// Returns the module that it is in.
+    /// Returns the module of the function.
     #[must_use]
     pub fn module(&self) -> &Module {
         &self.module
     }
 
-    /// Returns its name.
+    /// Returns the name.
     #[must_use]
     pub fn name(&self) -> &'static CStr {
         self.name

@@ -1,4 +1,4 @@
-//! Physical device memory that can be handed to other processes as a file descriptor.
+//! Physical device memory that can be passed to other processes as a file descriptor.
 #![allow(unsafe_code)] // driver calls, taking over a file descriptor
 
 use std::fmt;
@@ -57,7 +57,7 @@ impl PhysicalMemory {
     /// [`PhysicalMemory::granularity`]; [`round_up`] makes it one.
     ///
     /// What the memory contains is not promised. It read as zero after another process's exit (measured), but the
-    /// driver docs do not say so: clear it before it is shown to anybody.
+    /// driver docs do not say so: clear it before another process can read it.
     ///
     /// Host-synchronous: 0.77 ms for 1 GiB with mapping and export (measured).
     ///
@@ -148,7 +148,7 @@ impl PhysicalMemory {
     /// memory whose device `CUDA_VISIBLE_DEVICES` hides the number may name no visible device.
     ///
     /// # Errors
-    /// As the driver says.
+    /// The driver's error.
     pub fn device_ordinal(&self) -> Result<i32, CudaError> {
         let _guard = self.context.guard()?;
         let mut properties = MemAllocationProp::default();
@@ -163,7 +163,7 @@ impl PhysicalMemory {
         self.bytes
     }
 
-    /// Never: memory of no bytes cannot be created.
+    /// Returns false: memory without bytes cannot be created.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.bytes == 0
@@ -175,7 +175,7 @@ impl PhysicalMemory {
         self.origin == Origin::Imported
     }
 
-    /// Returns the context that it was created or imported in.
+    /// Returns the context in which the memory was created or imported.
     #[must_use]
     pub fn context(&self) -> &Context {
         &self.context

@@ -1,4 +1,4 @@
-//! What an address is: which of the driver's kinds of memory, and where that memory begins and ends.
+//! Properties of an address: the kind of its memory, and where that memory begins and ends.
 #![allow(unsafe_code)] // driver calls
 
 use std::ffi::c_void;
@@ -32,7 +32,7 @@ pub enum PointerKind {
     /// Host memory that the program made and registered (`cuMemHostRegister`). Told from [`PointerKind::Pinned`] by
     /// `cuMemHostGetFlags`, which the vendor documents to refuse it.
     Registered,
-    /// Nothing that the driver knows: ordinary host memory, memory that was freed, or a number.
+    /// Unknown to the driver: ordinary host memory, freed memory, or an arbitrary number.
     Unknown,
 }
 
@@ -121,7 +121,7 @@ struct Attributes {
     is_managed: bool,
     ordinal: i32,
     legacy_ipc: bool,
-    /// First address and size, if the driver gave a range that holds the address.
+    /// Returns first address and size, if the driver reported a range that holds the address.
     range: Option<(u64, u64)>,
     handle_types: u32,
     is_pool: bool,
@@ -167,14 +167,14 @@ impl Attributes {
     }
 }
 
-/// Of memory that `cuMemMap` put at an address.
+/// Asks about memory that `cuMemMap` mapped at an address.
 struct VmmFacts {
     ordinal: i32,
     handle_types: u32,
 }
 
 impl VmmFacts {
-    /// Nothing if no such memory is there.
+    /// Returns `None` if no such memory is mapped.
     fn of(context: &Context, address: u64) -> Result<Option<Self>, CudaError> {
         let driver = context.driver();
         let mut handle = 0;

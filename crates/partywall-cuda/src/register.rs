@@ -20,12 +20,12 @@ use crate::{Access, AccessError, Context, CuResult, CudaError, DeviceSlice, Stre
 pub struct HostRegistration {
     context: Context,
     map: Map,
-    /// Of the map when it was registered: a shared one may grow, and what follows is not registered.
+    /// The length of the map at registration. A shared map may grow; its new part is not registered.
     bytes: usize,
     device_ptr: DevicePtr,
 }
 
-/// What is registered. Nothing here has a `&mut` or is written but by volatile accesses, so the device may write it.
+/// The registered map. It has no `&mut` and only volatile writes, so the device may write it.
 enum Map {
     Frozen(Arc<SealedMap>),
     Shared(Arc<SharedMap>),
@@ -74,7 +74,7 @@ impl HostRegistration {
         Ok(registration)
     }
 
-    /// Returns a checked range of it.
+    /// Returns a checked range of the memory.
     ///
     /// # Errors
     /// [`AccessError::OutOfRange`].
@@ -154,19 +154,19 @@ impl HostRegistration {
         self.device_ptr
     }
 
-    /// Returns its size in bytes.
+    /// Returns the size in bytes.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.bytes as u64
     }
 
-    /// Never: the driver registers no empty range.
+    /// Returns false: the driver registers no empty range.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Returns what the GPU may do to it.
+    /// Returns the access that the GPU has.
     #[must_use]
     pub fn access(&self) -> Access {
         self.map.access()
@@ -180,7 +180,7 @@ impl HostRegistration {
         }
     }
 
-    /// Returns the context that it was registered in.
+    /// Returns the context in which the memory was registered.
     #[must_use]
     pub fn context(&self) -> &Context {
         &self.context
@@ -230,7 +230,7 @@ impl Drop for HostRegistration {
     }
 }
 
-/// Says what a refusal usually means.
+/// Adds the usual meaning of a refusal.
 fn explain(error: CudaError, bytes: usize) -> CudaError {
     let meaning = match error.code {
         CuResult::HOST_MEMORY_ALREADY_REGISTERED => {

@@ -1,4 +1,4 @@
-//! What a driver call comes to: the driver's number, its name, and the error that carries both with the call.
+//! Results of driver calls: the driver's number, its name, and the error that carries both with the call.
 //!
 //! The code stays a number. A newer driver may return a code that this crate has no name for, and a Rust enum that
 //! holds such a value would be undefined behaviour.
@@ -34,7 +34,7 @@ pub struct CudaError {
     pub call: &'static str,
     /// What it returned.
     pub code: CuResult,
-    /// What was being done, where that helps: sizes, ids, the likely cause.
+    /// The context of the call, if it helps: sizes, ids, the likely cause.
     pub context: Option<String>,
     /// For an allocation that ran out of memory: how much there was.
     pub memory: Option<MemoryInfo>,
@@ -46,7 +46,7 @@ impl CudaError {
         Self { call, code, context: None, memory: None }
     }
 
-    /// Returns the same error with a text that says what was being done.
+    /// Adds a text about the context of the call.
     #[must_use]
     pub fn with_context(mut self, context: impl Into<String>) -> Self {
         self.context = Some(context.into());

@@ -1,5 +1,5 @@
-//! Checked ranges of device memory, and what is wrong with a request that does not fit one.
-#![allow(unsafe_code)] // vouching for addresses
+//! Checked ranges of device memory, and the errors of requests that do not fit one.
+#![allow(unsafe_code)] // trusts the caller's addresses
 
 use std::marker::PhantomData;
 
@@ -23,14 +23,14 @@ pub struct DeviceSlice<'a> {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AccessError {
-    /// The range is not inside the memory that it was asked of.
+    /// The range is not inside the memory.
     #[error("bytes {offset} to {offset} + {len} are not inside {available} bytes of device memory")]
     OutOfRange {
         /// First byte of the request.
         offset: u64,
         /// Length of the request.
         len: u64,
-        /// Bytes that there are.
+        /// Size of the memory in bytes.
         available: u64,
     },
     /// The two sides of a copy have different lengths.
@@ -106,7 +106,7 @@ impl<'a> DeviceSlice<'a> {
         self.len == 0
     }
 
-    /// Returns what the GPU may do to it.
+    /// Returns the access that the GPU has.
     #[must_use]
     pub fn access(&self) -> Access {
         self.access

@@ -1,7 +1,7 @@
-//! Streams, our own and borrowed ones, and the copies that run on them.
+//! Streams, own and borrowed, and the copies that run on them.
 //!
-//! What is called `enqueue_…` returns at once and its errors may show up at a later call; everything else waits for
-//! the stream.
+//! A method named `enqueue_…` returns immediately, and its errors may appear at a later call; every other method waits
+//! for the stream.
 #![allow(unsafe_code)] // driver calls
 
 use std::ffi::c_void;
@@ -52,7 +52,7 @@ impl Stream {
     /// Returns a new stream in this context.
     ///
     /// # Errors
-    /// As the driver says.
+    /// The driver's error.
     pub fn new(context: &Context) -> Result<Self, CudaError> {
         let _guard = context.guard()?;
         let mut handle = 0;
@@ -70,7 +70,7 @@ impl Stream {
     /// See [`StreamRef::synchronize`].
     ///
     /// # Errors
-    /// As there.
+    /// The same.
     pub fn synchronize(&self) -> Result<(), CudaError> {
         self.as_ref().synchronize()
     }
@@ -94,7 +94,7 @@ impl Drop for Stream {
 
 /// A stream that somebody owns: the caller's framework, or a [`Stream`]. Free to copy, `Send` and `Sync`.
 ///
-/// The default stream of the calling thread is of course another one on another thread.
+/// The per-thread default stream differs from thread to thread.
 #[derive(Clone, Copy, Debug)]
 pub struct StreamRef<'a> {
     context: &'a Context,
@@ -143,8 +143,9 @@ impl<'a> StreamRef<'a> {
             // SAFETY: the stream is live; a context is current.
             unsafe { self.context.driver().stream_synchronize(self.handle()) }
         };
-        // Who gets an error gives up the memory that the work uses. So the driver is asked twice before that: if the
-        // work failed it says so again, at once, and if only the asking failed the work is over afterwards.
+        // A caller frees the memory of the work after an error. So the driver is asked twice: if the
+        // work failed, the second call reports it again, and if only the first call failed, the work has ended after
+        // it.
         wait().inspect_err(|_| drop(wait()))
     }
 
@@ -165,7 +166,7 @@ impl<'a> StreamRef<'a> {
     /// See [`CurrentStream::is_capturing`].
     ///
     /// # Errors
-    /// As there.
+    /// The same.
     pub fn is_capturing(&self) -> Result<bool, CudaError> {
         self.current()?.is_capturing()
     }
@@ -173,7 +174,7 @@ impl<'a> StreamRef<'a> {
     /// See [`CurrentStream::id`].
     ///
     /// # Errors
-    /// As there.
+    /// The same.
     pub fn id(&self) -> Result<StreamId, CudaError> {
         self.current()?.id()
     }
@@ -181,7 +182,7 @@ impl<'a> StreamRef<'a> {
     /// See [`CurrentStream::enqueue_host_function`].
     ///
     /// # Errors
-    /// As there.
+    /// The same.
     pub fn enqueue_host_function(&self, function: impl FnOnce() + Send + 'static) -> Result<(), AccessError> {
         self.current()?.enqueue_host_function(function)
     }
@@ -319,7 +320,7 @@ impl<'a> StreamRef<'a> {
         Ok(())
     }
 
-    /// Returns the context that it belongs to.
+    /// Returns the context of the stream.
     #[must_use]
     pub fn context(&self) -> &'a Context {
         self.context
@@ -335,7 +336,7 @@ impl<'a> StreamRef<'a> {
         self.raw.handle()
     }
 
-    /// A host-synchronous call on a captured stream would leave its host addresses in the graph.
+    /// Refuses a captured stream: a host-synchronous call would leave its host addresses in the graph.
     pub(crate) fn require_not_capturing(&self) -> Result<(), AccessError> {
         if self.is_capturing()? { Err(AccessError::Capturing) } else { Ok(()) }
     }
@@ -402,7 +403,7 @@ impl fmt::Debug for CurrentStream<'_> {
     }
 }
 
-/// Gives a function to the driver in the form that it takes. If `enqueue` fails, the function is dropped.
+/// Passes a function to the driver in the driver's form. If `enqueue` fails, the function is dropped.
 fn launch<F: FnOnce() + Send + 'static>(
     function: F,
     enqueue: impl FnOnce(HostFunction, *mut c_void) -> Result<(), CudaError>,

@@ -29,13 +29,13 @@ pub struct Driver {
     simulated: bool,
     /// Copies that were asked for.
     copies: AtomicU64,
-    /// Keeps the function pointers valid, unless they are the program's own.
+    /// Keeps the function pointers valid; `None` if they are the program's own.
     _keep: Option<Library>,
 }
 
 /// Why there is no usable CUDA driver in this process.
 ///
-/// Not a fault of the caller: on a machine without a GPU this is the normal answer.
+/// Not a fault of the caller: on a machine without a GPU this is the normal result.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
@@ -48,7 +48,7 @@ pub enum LoadError {
         /// What `dlerror` said, without the name.
         reason: String,
     },
-    /// The library is there but lacks an entry point that nothing can work without: it is older than this crate
+    /// The library lacks a required entry point: it is older than this crate
     /// supports, or a stub.
     #[error("the CUDA driver library {library} has no entry point {symbol}")]
     MissingSymbol {
@@ -133,7 +133,7 @@ impl Driver {
     /// Returns the version of the driver API that this driver offers.
     ///
     /// # Errors
-    /// Whatever the driver says; none is documented but a null argument.
+    /// The driver's error; only a null argument is documented.
     pub fn version(&self) -> Result<DriverVersion, CudaError> {
         let mut version: c_int = 0;
         // SAFETY: the pointer is to a live c_int.
@@ -160,7 +160,7 @@ impl Driver {
         self.copies.load(Ordering::Relaxed)
     }
 
-    /// To be called with each.
+    /// Counts one copy. Call it with each.
     pub(crate) fn count_copy(&self) {
         self.copies.fetch_add(1, Ordering::Relaxed);
     }

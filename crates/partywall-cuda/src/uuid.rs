@@ -10,7 +10,7 @@ use std::str::FromStr;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DeviceUuid(pub [u8; 16]);
 
-/// A text that is not the UUID of a device.
+/// An error: the text is not the UUID of a device.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}` is not a device UUID: expected GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx in hexadecimal")]
 pub struct ParseUuidError {

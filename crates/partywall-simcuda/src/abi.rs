@@ -26,7 +26,7 @@ macro_rules! codes {
         impl Code {
             $(pub(crate) const $name: Self = Self($number);)*
 
-            /// The driver's name of the code and its sentence, both NUL-terminated.
+            /// Returns the driver's name of the code and its sentence, both NUL-terminated.
             pub(crate) fn texts(self) -> Option<(&'static str, &'static str)> {
                 Some(match self {
                     Self::SUCCESS => ("CUDA_SUCCESS\0", "no error\0"),

@@ -55,7 +55,7 @@ pub(crate) fn forbid_on(stream: &Stream) -> Result<(), Code> {
     }
 }
 
-/// Whether work for the stream goes into a graph.
+/// Returns whether work for the stream goes into a graph.
 ///
 /// # Errors
 /// `STREAM_CAPTURE_INVALIDATED`; `STREAM_CAPTURE_IMPLICIT` for the legacy stream while one that it waits for is
@@ -76,7 +76,7 @@ pub(crate) fn takes(stream: &Stream) -> Result<bool, Code> {
     }
 }
 
-/// The captured streams that the legacy stream comes after.
+/// Returns the captured streams that the legacy stream comes after.
 fn implicitly_captured(legacy: &Stream) -> Vec<Arc<Stream>> {
     let captured = |stream: &Arc<Stream>| stream.kind() == Kind::Blocking && lock(stream).is_some();
     stream::all_of(legacy.context()).into_iter().filter(captured).collect()

@@ -57,7 +57,7 @@ impl Ctx {
         if self.local_bytes.fetch_max(bytes, Ordering::AcqRel) < bytes { self.synchronize() } else { Ok(()) }
     }
 
-    /// Whether work in this context may use memory that lives on the device and was not shared by other means.
+    /// Returns whether work in this context may use memory that lives on the device and was not shared by other means.
     pub(crate) fn reaches(&self, device: usize) -> bool {
         self.device == device || lock(&self.peers).contains(&device)
     }
@@ -90,12 +90,12 @@ impl Contexts {
         Self { primary: std::iter::repeat_with(Primary::default).take(devices).collect(), made: 0 }
     }
 
-    /// The context of a handle, if it lives.
+    /// Returns the context of a handle, if it lives.
     pub(crate) fn find(&self, handle: Handle) -> Option<&Arc<Ctx>> {
         self.primary.iter().filter_map(|primary| primary.context.as_ref()).find(|context| context.handle == handle)
     }
 
-    /// Whether a context of the process has a fault.
+    /// Returns whether a context of the process has a fault.
     pub(crate) fn any_fault(&self) -> bool {
         self.primary.iter().any(|primary| primary.fault.load(Ordering::Acquire) != 0)
     }
@@ -117,7 +117,7 @@ impl Contexts {
         context.handle
     }
 
-    /// The context that ends with this release, if it was the last.
+    /// Returns the context that ends with this release, if it was the last.
     fn release(&mut self, device: usize) -> Result<Option<Arc<Ctx>>, Code> {
         let primary = &mut self.primary[device];
         primary.retained = primary.retained.checked_sub(1).ok_or(Code::INVALID_CONTEXT)?;
@@ -135,7 +135,7 @@ thread_local! {
     static STACK: RefCell<Vec<Arc<Ctx>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The context of this thread.
+/// Returns the context of this thread.
 ///
 /// # Errors
 /// `INVALID_CONTEXT` if there is none, `CONTEXT_IS_DESTROYED` if its last reference was released, else its fault.

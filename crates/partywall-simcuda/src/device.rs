@@ -18,7 +18,7 @@ pub(crate) struct Device {
 }
 
 impl Device {
-    /// The devices that `SIMCUDA_DEVICES` and `CUDA_VISIBLE_DEVICES` leave to this process.
+    /// Returns the devices that `SIMCUDA_DEVICES` and `CUDA_VISIBLE_DEVICES` leave to this process.
     pub(crate) fn visible() -> Vec<Self> {
         let count = variable("SIMCUDA_DEVICES").map_or(DEFAULT_COUNT.load(Ordering::Relaxed), |text| {
             text.parse().ok().filter(|count| *count <= 64).unwrap_or_else(|| panic!("SIMCUDA_DEVICES={text}: 0 to 64"))
@@ -34,7 +34,7 @@ impl Device {
         uuid(self.physical)
     }
 
-    /// Takes memory from what the device has; whoever holds it gives it back by [`Self::give_back`].
+    /// Takes memory from the device's budget; its holder returns it by [`Self::give_back`].
     ///
     /// # Errors
     /// `OUT_OF_MEMORY`.
@@ -57,7 +57,7 @@ impl Device {
     }
 }
 
-/// The identity of a device of the simulated machine.
+/// Returns the identity of a device of the simulated machine.
 pub(crate) fn uuid(physical: u8) -> [u8; 16] {
     let mut uuid = [0; 16];
     uuid[..4].copy_from_slice(&[0x51, 0x30, 0x1c, 0xa7]);
@@ -90,8 +90,8 @@ fn parse_bytes(text: &str) -> Option<u64> {
     number.parse::<u64>().ok()?.checked_mul(1 << shift)
 }
 
-/// The devices of a `CUDA_VISIBLE_DEVICES`: indices, or UUIDs that may be cut short where they stay unique. The list
-/// ends at the first entry that names no device, or one that was named before.
+/// Returns the devices of a `CUDA_VISIBLE_DEVICES`: indices, or UUIDs that may be cut short where they stay unique. The
+/// list ends at the first entry that names no device, or one that was named before.
 fn choose(list: &str, count: u8) -> Vec<u8> {
     let mut chosen = Vec::new();
     for entry in list.split(',').map(str::trim) {
@@ -109,8 +109,8 @@ fn choose(list: &str, count: u8) -> Vec<u8> {
     chosen
 }
 
-/// `CUdevice_attribute`: what it is, for a device like the H200 that the facts were measured on. What is not named is 0,
-/// among it the first version of the stream memory operations (92, 93), although the second works.
+/// `CUdevice_attribute`: what it is, for a device like the H200 that the facts were measured on. What is not named is
+/// 0, among it the first version of the stream memory operations (92, 93), although the second works.
 fn attribute(device: &Device, attribute: u32) -> Result<c_int, Code> {
     Ok(match attribute {
         1..=3 => 1024,                          // threads a block, its x and y

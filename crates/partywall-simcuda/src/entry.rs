@@ -2,9 +2,9 @@
 //!
 //! A call is counted and written to the log that `SIMCUDA_CALLS` names, one line `PID INDEX FUNCTION CODE`, when it
 //! returns; a fault that `SIMCUDA_FAULTS` asks for takes its place. The name of a function is without its `_v2`. A call
-//! before `cuInit`, or in a child that forked after it, answers `NOT_INITIALIZED`, as the driver's do, and one of a host
-//! function `NOT_PERMITTED`. A panic is a fault of the simulation: it is printed and ends the process, since the caller is
-//! C.
+//! before `cuInit`, or in a child that forked after it, answers `NOT_INITIALIZED`, as the driver's do, and one of a
+//! host function `NOT_PERMITTED`. A panic is a fault of the simulation: it is printed and ends the process, since the
+//! caller is C.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -19,8 +19,8 @@ use crate::abi::Code;
 use crate::faults::{self, Action};
 use crate::{queue, state};
 
-/// Makes functions of the driver, which [`crate::functions`] lists. The body is that of a closure that gives `Result<(), Code>`; arguments are those of
-/// `cuda.h`. A name that `cuda.h` redirects to `_v2` is written with it.
+/// Makes functions of the driver, which [`crate::functions`] lists. The body is that of a closure that gives
+/// `Result<(), Code>`; arguments are those of `cuda.h`. A name that `cuda.h` redirects to `_v2` is written with it.
 macro_rules! entry_points {
     ($($(#[$attribute:meta])* fn $name:ident($($argument:ident: $type:ty),* $(,)?) $body:block)*) => {
         $(
@@ -53,7 +53,7 @@ thread_local! {
     static CURRENT: Cell<Call> = const { Cell::new(Call { function: "", index: 0 }) };
 }
 
-/// The call that this thread is in, or was in last.
+/// Returns the call that this thread is in, or was in last.
 pub(crate) fn current() -> Call {
     CURRENT.get()
 }
@@ -97,7 +97,7 @@ pub(crate) fn enter(name: &'static str, body: impl FnOnce() -> Result<(), Code>)
     code
 }
 
-/// The version of the simulation. The vendor's driver has no such function: it tells the two apart.
+/// Returns the version of the simulation. The vendor's driver has no such function: it tells the two apart.
 pub extern "C" fn simcuda_version() -> u32 {
     1
 }

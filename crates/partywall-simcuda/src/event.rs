@@ -1,8 +1,8 @@
-//! Events: points in streams that other streams, other processes and the host wait for.
+//! Events: points in streams for which other streams, other processes and the host wait.
 //!
 //! What an event is made of is shared by all who use it: the number of the last record, and the numbers of those that
-//! were reached. A record whose stream never gets there (its process was killed) is never reached, and nobody else can
-//! say that it was.
+//! were reached. A record whose stream never gets there (its process was killed) is never reached: no other process can
+//! mark it as reached.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -124,7 +124,7 @@ impl Event {
         Self { context, flags, opened, exported: Mutex::default(), points: Arc::new(points), time: Mutex::default() }
     }
 
-    /// What another process opens.
+    /// Returns what another process opens.
     fn export(&self) -> Result<IpcHandle, Code> {
         let file = self.points.file.as_ref().filter(|_| !self.opened).ok_or(Code::INVALID_HANDLE)?;
         let mut exported = lock(&self.exported);
@@ -140,7 +140,7 @@ impl Event {
         Ok(handle)
     }
 
-    /// The event that another process made, on the device of the context.
+    /// Returns the event that another process made, on the device of the context.
     fn open(context: Arc<Ctx>, handle: &IpcHandle) -> Result<Self, Code> {
         let (file, payload) = ipc::fetch(handle).map_err(|code| match code {
             // The bytes are no handle (measured).
@@ -160,7 +160,7 @@ impl Event {
         Ok(Self::new(context, INTERPROCESS | DISABLE_TIMING, true, Points::open(file)?))
     }
 
-    /// The last record at the time of the call: what a wait waits for, whatever is recorded later.
+    /// Returns the last record at the time of the call: what a wait waits for, whatever is recorded later.
     pub(crate) fn last_record(&self) -> Record {
         Record { points: self.points.clone(), number: self.points.words().recorded.load(Ordering::Acquire) }
     }
@@ -170,7 +170,7 @@ impl Event {
         if !Arc::ptr_eq(stream.context(), &self.context) {
             return Err(Code::INVALID_HANDLE);
         }
-        // Counted before it is enqueued: whoever is told of this record finds it.
+        // Counted before it is enqueued, so that every process that learns of this record finds it.
         let number = self.points.words().recorded.fetch_add(1, Ordering::AcqRel) + 1;
         let event = self.clone();
         let submitted = stream.submit(move |_| {
@@ -205,12 +205,12 @@ impl Event {
     }
 }
 
-/// The number of the file system that this process sees as `/dev/shm`; 0 if it sees none.
+/// Returns the number of the file system that this process sees as `/dev/shm`; 0 if it sees none.
 fn dev_shm() -> [u8; 8] {
     rustix::fs::stat("/dev/shm").map_or(0, |stat| stat.st_dev).to_ne_bytes()
 }
 
-/// The event of a handle.
+/// Returns the event of a handle.
 pub(crate) fn find(handle: Handle) -> Result<Arc<Event>, Code> {
     context::current()?;
     lock(&EVENTS).get(&handle).cloned().ok_or(Code::INVALID_HANDLE)

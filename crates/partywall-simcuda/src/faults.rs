@@ -1,7 +1,8 @@
 //! `SIMCUDA_FAULTS`: a comma-separated list of faults, each `FUNCTION:N=CODE` or `FUNCTION:N=kill`.
 //!
-//! The Nth call of the function in this process (from 1) does nothing and answers the code, also 0, or kills its process.
-//! A call that gives something back does so before it answers the code. `*` stands for any function: the Nth call of all.
+//! The Nth call of the function in this process (from 1) does nothing and answers the code, also 0, or kills its
+//! process. A call that gives something back does so before it answers the code. `*` stands for any function: the Nth
+//! call of all.
 
 use std::sync::LazyLock;
 
@@ -21,7 +22,7 @@ struct Fault {
     action: Action,
 }
 
-/// What was asked for a call that is the `of_function`th of its function and the `of_all`th of the process.
+/// Returns what was asked for a call that is the `of_function`th of its function and the `of_all`th of the process.
 pub(crate) fn action(function: &str, of_function: u64, of_all: u64) -> Option<Action> {
     static FAULTS: LazyLock<Vec<Fault>> = LazyLock::new(|| {
         let list = std::env::var("SIMCUDA_FAULTS").unwrap_or_default();
@@ -40,7 +41,7 @@ impl Fault {
     }
 }
 
-/// The error is the entry that cannot be read.
+/// Returns the faults of a list, or the entry that cannot be parsed.
 fn parse(list: &str) -> Result<Vec<Fault>, &str> {
     list.split(',').filter(|entry| !entry.is_empty()).map(|entry| parse_one(entry).ok_or(entry)).collect()
 }

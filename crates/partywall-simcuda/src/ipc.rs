@@ -74,7 +74,7 @@ pub(crate) fn withdraw(handle: &IpcHandle) {
     }
 }
 
-/// The descriptor behind a handle of another process, and what that process said about it.
+/// Returns the descriptor behind a handle of another process, and what that process said about it.
 ///
 /// # Errors
 /// `INVALID_VALUE`: the bytes are no handle. `INVALID_CONTEXT`: it was made in this process. `INVALID_HANDLE`: the
@@ -104,14 +104,14 @@ fn start() -> Result<u64, Code> {
     let (name, listener) = open_listener().map_err(|_| Code::OPERATING_SYSTEM)?;
     threads::spawn("simcuda-ipc", move || {
         loop {
-            // A client that went away meanwhile is its own affair.
+            // The client may have disconnected meanwhile; that is not an error of the server.
             let _ = accept_with(&listener, SocketFlags::CLOEXEC).map_err(io::Error::from).and_then(|it| answer(&it));
         }
     });
     Ok(name)
 }
 
-/// A socket under a name that no other process of the machine uses.
+/// Returns a socket under a name that no other process of the machine uses.
 fn open_listener() -> io::Result<(u64, OwnedFd)> {
     let mut name = [0; 8];
     rustix::rand::getrandom(&mut name, rustix::rand::GetRandomFlags::empty())?;
@@ -142,7 +142,7 @@ fn answer(client: &OwnedFd) -> io::Result<()> {
 /// Asks the server of that name. An error: there is none.
 fn ask(server: u64, number: u64) -> io::Result<Option<OwnedFd>> {
     let client = new_socket()?;
-    // A forked child keeps its dead parent's socket, and nobody answers there.
+    // A forked child keeps its dead parent's socket, which then has no server.
     set_timeouts(&client)?;
     connect(&client, &address(server)?)?;
     send(&client, &number.to_ne_bytes(), SendFlags::NOSIGNAL)?;

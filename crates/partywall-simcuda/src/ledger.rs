@@ -64,7 +64,7 @@ fn inode(descriptor: RawFd) -> Option<u64> {
     rustix::fs::fstat(descriptor).ok().map(|stat| stat.st_ino)
 }
 
-/// The list as JSON. Kinds and names of functions are ours and need no escapes.
+/// Returns the list as JSON. Kinds and names of functions are ours and need no escapes.
 fn to_json(entries: &Entries, lost: bool) -> String {
     let mut text = String::from("[");
     for ((kind, handle), of_handle) in entries {
@@ -86,8 +86,8 @@ fn to_json(entries: &Entries, lost: bool) -> String {
     text
 }
 
-/// Runs when the process ends by `exit` or a return from `main`; not when it is killed. Writes nothing where CUDA was not
-/// initialised: a program that contains this driver may have loaded it as a library.
+/// Runs when the process ends by `exit` or a return from `main`; not when it is killed. Writes nothing where CUDA was
+/// not initialised: a program that contains this driver may have loaded it as a library.
 extern "C" fn write() {
     // A child that forked is another process: what it copied is its parent's.
     let Some(directory) = std::env::var_os("SIMCUDA_LEDGER").filter(|_| state::initialized() && !state::forked())

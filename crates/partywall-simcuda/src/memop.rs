@@ -75,8 +75,8 @@ impl Word {
         stored.ok_or(Code::ILLEGAL_ADDRESS)
     }
 
-    /// Whether a wait for `value` ends at `now`. "At least" is cyclic: the difference, wrapped to the width of the
-    /// word, is not negative.
+    /// Returns whether a wait for `value` ends at `now`. "At least" is cyclic: the difference, wrapped to the width of
+    /// the word, is not negative.
     fn meets(self, condition: u32, now: u64, value: u64) -> bool {
         let mask = if self.width == Width::W32 { u64::from(u32::MAX) } else { u64::MAX };
         let sign = mask ^ (mask >> 1);

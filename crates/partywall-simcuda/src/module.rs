@@ -85,7 +85,7 @@ fn without_comments(text: &str) -> String {
     text.lines().map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join(" ")
 }
 
-/// The names of the kernels in PTX text without comments.
+/// Returns the names of the kernels in PTX text without comments.
 ///
 /// # Errors
 /// `INVALID_IMAGE` for text that does not begin as PTX does, `UNSUPPORTED_PTX_VERSION` if it is newer than the driver,
@@ -107,7 +107,7 @@ fn entries(code: &str) -> Result<Vec<String>, Code> {
     Ok(pairs().filter(|(word, _)| *word == ".entry").map(|(_, name)| name.clone()).collect())
 }
 
-/// The words outside of bodies and lists of parameters: directives, each followed by what it names.
+/// Returns the words outside of bodies and lists of parameters: directives, each followed by what it names.
 fn declarations(code: &str) -> Vec<String> {
     let mut depth = 0_u32;
     let outside = code.chars().map(|character| {
@@ -122,7 +122,7 @@ fn declarations(code: &str) -> Vec<String> {
     outside.collect::<String>().split_whitespace().map(str::to_owned).collect()
 }
 
-/// The bytes of local memory that a thread of the kernel needs: arrays of bytes, as compilers declare it.
+/// Returns the bytes of local memory that a thread of the kernel needs: arrays of bytes, as compilers declare it.
 fn local_bytes(code: &str, kernel: &str) -> u64 {
     let is_it = |part: &&str| {
         let behind = part.trim_start().strip_prefix(kernel);

@@ -1,10 +1,10 @@
-//! The queue of a stream and the thread that works it off: in order, and asynchronously to whoever enqueues.
+//! The queue of a stream and the thread that runs its work: in order, and asynchronously to the enqueuing thread.
 //!
 //! `SIMCUDA_DELAY` (microseconds) is the longest pause before each operation and between the pieces of a large one, so
 //! that order which nobody made shows as wrong data; `SIMCUDA_SEED` repeats the pauses.
 //!
-//! When the context is lost, what is left is taken off without being done: whoever waits for it is woken and sees the
-//! context's error, and nothing is written any more.
+//! When the context is lost, the remaining work is removed without running: its waiters wake and see the
+//! context's error, and no work writes memory any more.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -57,13 +57,13 @@ thread_local! {
     static ON_STREAM: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether this thread is a stream's: host functions must not call the driver.
+/// Returns whether this thread is a stream's: host functions must not call the driver.
 pub(crate) fn on_stream() -> bool {
     ON_STREAM.get()
 }
 
 impl Queue {
-    /// An empty queue with its thread.
+    /// Returns an empty queue with its thread.
     pub(crate) fn start(context: &Arc<Ctx>) -> Arc<Self> {
         let queue = Arc::new(Self { context: context.clone(), state: Mutex::default(), changed: Condvar::new() });
         let runner = Runner { queue: queue.clone(), random: Random::of_next_stream() };
@@ -79,7 +79,7 @@ impl Queue {
         Ticket { queue: self.clone(), number: state.enqueued }
     }
 
-    /// The point behind all that is enqueued now.
+    /// Returns the point behind all that is enqueued now.
     pub(crate) fn tail(self: &Arc<Self>) -> Ticket {
         Ticket { queue: self.clone(), number: self.lock().enqueued }
     }
@@ -189,7 +189,7 @@ impl Random {
         Self((SETTINGS.seed ^ index.wrapping_mul(0x9E37_79B9_7F4A_7C15)).max(1))
     }
 
-    /// A duration from nothing up to `longest`.
+    /// Returns a duration from nothing up to `longest`.
     fn up_to(&mut self, longest: Duration) -> Duration {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;

@@ -1,6 +1,6 @@
 //! What the process shares: whether and where CUDA was initialised, the devices, the tables of the other modules.
 //!
-//! One lock over all of it: calls are short, and whoever waits for a stream does so without it.
+//! One lock guards everything: calls are short, and a thread waits for a stream without the lock.
 
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock};
@@ -40,29 +40,29 @@ pub(crate) fn initialized() -> bool {
     OWNER.load(Ordering::Acquire) != 0
 }
 
-/// Whether this process is a child of the one that initialised CUDA: there is no CUDA in it.
+/// Returns whether this process is a child of the one that initialised CUDA: there is no CUDA in it.
 pub(crate) fn forked() -> bool {
     let owner = OWNER.load(Ordering::Acquire);
     owner != 0 && owner != std::process::id()
 }
 
-/// A handle that no stream, event, module or function had before.
+/// Returns a handle that no stream, event, module or function had before.
 pub(crate) fn new_handle() -> Handle {
     static LAST: AtomicUsize = AtomicUsize::new(0xC0DB_0000_0000);
     LAST.fetch_add(0x10, Ordering::Relaxed)
 }
 
-/// The tables. Not to be held while waiting for a stream.
+/// Returns the tables. Not to be held while waiting for a stream.
 pub(crate) fn lock() -> MutexGuard<'static, State> {
     STATE.get().expect("a call runs after cuInit").lock().ignore_poison()
 }
 
-/// The devices that this process sees, by ordinal.
+/// Returns the devices that this process sees, by ordinal.
 pub(crate) fn devices() -> &'static [Device] {
     DEVICES.get().expect("a call runs after cuInit")
 }
 
-/// A device by the number that the caller gave.
+/// Returns a device by the number that the caller gave.
 ///
 /// # Errors
 /// `INVALID_DEVICE`.

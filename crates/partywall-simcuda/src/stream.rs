@@ -1,4 +1,4 @@
-//! Streams: their handles, the default ones, and who waits for whom.
+//! Streams: their handles, the default streams, and which stream waits for which.
 //!
 //! The legacy default stream comes after all that is on the blocking streams of its context when work is enqueued on
 //! it, and they come after it in the same way (vendor's documentation, "Stream synchronization behavior").
@@ -107,7 +107,7 @@ impl Streams {
         stream
     }
 
-    /// What new work of `stream` comes after, apart from the work of that stream.
+    /// Returns what new work of `stream` comes after, apart from the work of that stream.
     fn before(&mut self, stream: &Stream) -> Vec<Ticket> {
         let others = match stream.kind {
             Kind::Legacy => Kind::Blocking,
@@ -131,7 +131,7 @@ impl Drop for OfThread {
     }
 }
 
-/// The stream of a handle, or the default stream that it stands for in the current context.
+/// Returns the stream of a handle, or the default stream that it stands for in the current context.
 pub(crate) fn find(handle: Handle) -> Result<Arc<Stream>, Code> {
     let context = context::current()?;
     let mut streams = lock();
@@ -154,7 +154,7 @@ pub(crate) fn find(handle: Handle) -> Result<Arc<Stream>, Code> {
     }
 }
 
-/// The streams of a context that may hold work, or capture.
+/// Returns the streams of a context that may hold work, or capture.
 pub(crate) fn all_of(context: &Ctx) -> Vec<Arc<Stream>> {
     lock().of(context).cloned().collect()
 }
@@ -164,7 +164,7 @@ pub(crate) fn all() -> Vec<Arc<Stream>> {
     lock().live.clone()
 }
 
-/// What is on the streams of the context now and not yet done.
+/// Returns what is on the streams of the context now and not yet done.
 pub(crate) fn pending(context: &Ctx) -> Vec<Ticket> {
     lock().of(context).map(|stream| stream.queue.tail()).filter(|point| !point.is_reached()).collect()
 }

@@ -17,7 +17,7 @@ pub(crate) struct Bench {
 }
 
 impl Bench {
-    /// A plan of `samples` samples, or a tenth of them.
+    /// Returns a plan of `samples` samples, or a tenth of them.
     pub(crate) fn plan(&self, samples: usize) -> Plan {
         Plan::new(self.fewer(samples))
     }
@@ -45,7 +45,7 @@ impl Bench {
     }
 }
 
-/// What `work` returns, and how long it took: whatever happens to the result later is not counted.
+/// Returns what `work` returns, and how long it took: whatever happens to the result later is not counted.
 pub(crate) fn clocked<T, E>(work: impl FnOnce() -> Result<T, E>) -> Result<(Duration, T), Failure>
 where
     Failure: From<E>,
@@ -66,13 +66,13 @@ pub(crate) fn milliseconds(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e3
 }
 
-/// How many processes wanted to run in the last minute, as the kernel counts.
+/// Returns how many processes wanted to run in the last minute, as the kernel counts.
 pub(crate) fn load_average() -> String {
     let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     text.split_whitespace().next().unwrap_or("unknown").to_owned()
 }
 
-/// A size for people: a power of 1,024 where it is one.
+/// Returns a size for people: a power of 1,024 where it is one.
 pub(crate) fn size(bytes: u64) -> String {
     for (shift, unit) in [(30, "GiB"), (20, "MiB"), (10, "KiB")] {
         if bytes >= 1 << shift && bytes.is_multiple_of(1 << shift) {

@@ -32,7 +32,7 @@ impl Board {
     /// Bytes of a cache line.
     pub(crate) const LINE: usize = 64;
 
-    /// A new one, and the file for other processes.
+    /// Returns a new one, and the file for other processes.
     pub(crate) fn create() -> Result<(Self, OwnedFd), Failure> {
         let fd = memfd::Draft::create("partywall-bench:board", BYTES)?.share()?;
         Ok((Self::open(&fd)?, fd))
@@ -46,7 +46,7 @@ impl Board {
         Arc::clone(&self.map)
     }
 
-    /// Where a word begins.
+    /// Returns where a word begins.
     pub(crate) fn offset(line: usize) -> u64 {
         (line * Self::LINE) as u64
     }
@@ -55,7 +55,7 @@ impl Board {
         &self.map.atomics(line * Self::LINE, 1).expect("a board has a thousand lines")[0]
     }
 
-    /// A word that can be slept on. A line is used as one or the other.
+    /// Returns a word that can be slept on. A line is used as one or the other.
     pub(crate) fn futex(&self, line: usize) -> &AtomicU32 {
         &self.map.atomics(line * Self::LINE, 1).expect("a board has a thousand lines")[0]
     }
@@ -107,7 +107,7 @@ pub(crate) fn store_and_wake(word: &AtomicU32, value: u32) {
     futex::wake(word, 1);
 }
 
-/// The clock that all processes share, in nanoseconds.
+/// Returns the clock that all processes share, in nanoseconds.
 pub(crate) fn now() -> u64 {
     let time = clock_gettime(ClockId::Monotonic);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64

@@ -71,7 +71,7 @@ impl Broker {
         &self.socket
     }
 
-    /// A connection of its own.
+    /// Returns a connection of its own.
     pub(crate) fn connect(&self) -> Result<Domain, Failure> {
         connect(&self.socket)
     }
@@ -98,7 +98,7 @@ impl Drop for Broker {
     }
 }
 
-/// A connection to the broker at `socket`, which is running.
+/// Returns a connection to the broker at `socket`, which is running.
 pub(crate) fn connect(socket: &Path) -> Result<Domain, Failure> {
     Ok(Domain::options().socket(socket).start(false).connect()?)
 }

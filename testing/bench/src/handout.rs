@@ -19,7 +19,7 @@ struct Client {
     fds: VecDeque<OwnedFd>,
 }
 
-/// Bytes and file descriptor of each chunk of the latest version of `name`. Its lease ends at once; the file
+/// Returns bytes and file descriptor of each chunk of the latest version of `name`. Its lease ends at once; the file
 /// descriptors keep the memory.
 pub(crate) fn chunks(path: &Path, name: &str) -> Result<Vec<(u64, OwnedFd)>, Failure> {
     let mut client =

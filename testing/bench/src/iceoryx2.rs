@@ -43,7 +43,7 @@ pub(crate) struct Twins {
 }
 
 impl Iceoryx2 {
-    /// The one that is built, or cargo builds it: minutes the first time.
+    /// Returns the one that is built, or cargo builds it: minutes the first time.
     pub(crate) fn build() -> Result<Self, Failure> {
         if let Some(binary) = env::var_os("PARTYWALL_ICEORYX2") {
             return Ok(Self { binary: binary.into() });

@@ -64,7 +64,8 @@ struct Arguments {
     #[arg(long)]
     gpu: bool,
     /// Measure beside rivals as well: the subjects that need Python with the `partywall` package, torch and safetensors
-    /// (it is `python3`, or what PARTYWALL_PYTHON names), and iceoryx2, which cargo builds (or PARTYWALL_ICEORYX2 names)
+    /// (it is `python3`, or what PARTYWALL_PYTHON names), and iceoryx2, which cargo builds (or PARTYWALL_ICEORYX2
+    /// names)
     #[arg(long)]
     peers: bool,
     /// A tenth of the samples, and smaller files
@@ -187,7 +188,7 @@ fn measure(subject: &Subject, bench: &mut Bench) -> Result<(), Failure> {
     broker.stop()
 }
 
-/// A GPU that is there but cannot be used is not the same as none: its subjects then fail with the reason.
+/// Returns the GPUs. A GPU that cannot be used differs from none: its subjects fail with the reason.
 fn why_no_gpu() -> Option<String> {
     match partywall::gpu::devices() {
         Ok(devices) if devices.is_empty() => Some("this process sees no GPU".to_owned()),

@@ -2,7 +2,7 @@
 
 use partywall_measure::{ComparisonResult, Measurement, Report};
 
-/// All of it.
+/// Returns all of it.
 pub(crate) fn page(report: &Report) -> String {
     let machine = &report.machine;
     let commit = report.commit.as_deref().unwrap_or("unknown");

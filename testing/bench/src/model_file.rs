@@ -40,8 +40,8 @@ impl ModelFile {
         Self::write(&vec![matrix; (bytes / matrix.bytes()) as usize])
     }
 
-    /// A model of 500 tensors in 14 GiB, about as one of seven billion parameters has them. A sixteenth of that for a
-    /// quick run, or where the machine has no room.
+    /// Returns a model of 500 tensors in 14 GiB, about as one of seven billion parameters has them. A sixteenth of that
+    /// for a quick run, or where the machine has no room.
     pub(crate) fn large(bench: &mut Bench, free_on_gpu: u64) -> Result<Self, Failure> {
         let model = |part: u64| {
             let matrix = |rows: u64, count| vec![Shape { rows: rows / part, columns: 4096 }; count];
@@ -146,7 +146,7 @@ fn write(path: &Path, tensors: &[Shape]) -> std::io::Result<()> {
 /// What can be used without taking it from anybody, in `/proc/meminfo`.
 const AVAILABLE: &str = "MemAvailable:";
 
-/// A line of `/proc/meminfo`, in bytes.
+/// Returns a line of `/proc/meminfo`, in bytes.
 pub(crate) fn meminfo(key: &str) -> Option<u64> {
     let text = fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix(key))?;

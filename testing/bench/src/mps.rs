@@ -19,7 +19,7 @@ pub(crate) struct Mps {
 }
 
 impl Mps {
-    /// Why there can be none here.
+    /// Returns why this machine cannot have one.
     pub(crate) fn missing() -> Option<String> {
         mps::missing().map(|program| format!("there is no {program}"))
     }

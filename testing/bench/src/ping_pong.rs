@@ -46,7 +46,7 @@ impl PingPong {
         Ok(started)
     }
 
-    /// The process that answers.
+    /// Returns the process that answers.
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }

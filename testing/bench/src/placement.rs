@@ -45,7 +45,7 @@ impl Placement {
         Ok(true)
     }
 
-    /// The processors of either side, of those that are allowed.
+    /// Returns the processors of either side, of those that are allowed.
     fn sides(self, allowed: CpuSet) -> Option<(CpuSet, CpuSet)> {
         let mut processors = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).map(|cpu| {
             let mut only = CpuSet::new();

@@ -52,7 +52,7 @@ impl PosixSemaphore {
         Ok(semaphore)
     }
 
-    /// The one that another process has created there.
+    /// Returns the one that another process has created there.
     pub(crate) fn open(board: &Board, line: usize) -> Self {
         const { assert!(size_of::<libc::sem_t>() <= Board::LINE && align_of::<libc::sem_t>() <= Board::LINE) };
         Self { board: board.clone(), line }

@@ -62,7 +62,7 @@ impl Process {
         self.line.as_ref().ok_or("the process was ended")?.send(text, &[fd.as_fd()])
     }
 
-    /// What it says next.
+    /// Returns its next message.
     pub(crate) fn hear(&mut self) -> Result<String, Failure> {
         let heard = self.line.as_mut().ok_or("the process was ended")?.hear(Some(TIMEOUT));
         match heard {
@@ -105,8 +105,8 @@ pub(crate) struct Line {
 }
 
 impl Line {
-    /// The line of a process that was started by [`Process::start`]. From now on it is killed when the one that started it
-    /// ends, because it may wait for a GPU and hear nothing.
+    /// Returns the line of a process that was started by [`Process::start`]. From now on it is killed when the one that
+    /// started it ends, because it may wait for a GPU and hear nothing.
     pub(crate) fn of_this_process() -> Result<Self, Failure> {
         set_parent_process_death_signal(Some(Signal::KILL))?;
         Ok(Self::new(std::io::stdin().as_fd().try_clone_to_owned()?))
@@ -139,7 +139,7 @@ impl Line {
         Ok(())
     }
 
-    /// The next line of text, or `None` if the other end is closed. No limit waits for ever.
+    /// Returns the next line of text, or `None` if the other end is closed. No limit waits for ever.
     pub(crate) fn hear(&mut self, limit: Option<Duration>) -> Result<Option<String>, Failure> {
         let deadline = limit.map(|limit| Instant::now() + limit);
         loop {
@@ -161,7 +161,7 @@ impl Line {
         }
     }
 
-    /// The file descriptor that came with what was heard last.
+    /// Returns the file descriptor that came with what was heard last.
     pub(crate) fn fd(&mut self) -> Result<OwnedFd, Failure> {
         Ok(self.fds.pop_front().ok_or("no file descriptor came along")?)
     }

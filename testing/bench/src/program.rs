@@ -74,7 +74,8 @@ impl Program {
         self.sample_of(1)
     }
 
-    /// Its samples, as many at once as a case has in its turn: asking for each would have the program sleep before it.
+    /// Returns its samples, as many at once as a case has in its turn: asking for each would have the program sleep
+    /// before it.
     pub(crate) fn sampler(&mut self, block: usize) -> Sampler<'_> {
         Box::new(move || self.sample_of(block))
     }
@@ -95,7 +96,7 @@ impl Program {
         }
     }
 
-    /// The samples that it was asked for.
+    /// Returns the samples that it was asked for.
     pub(crate) fn answers(&mut self, samples: usize) -> Result<VecDeque<f64>, Failure> {
         let answer = |_| {
             let line = self.reply()?;

@@ -1,4 +1,5 @@
-//! Programs of `benches/peers` in Python: rivals, and Partywall itself. Their Python is `PARTYWALL_PYTHON`, else `python3`.
+//! Programs of `benches/peers` in Python: rivals, and Partywall itself. Their Python is `PARTYWALL_PYTHON`, else
+//! `python3`.
 
 use std::{
     env,
@@ -89,7 +90,7 @@ impl<'a> Programs<'a> {
         Self::await_rival(bench, self.spawn(program, arguments))
     }
 
-    /// The same with one that was spawned before.
+    /// Returns the same with one that was spawned before.
     pub(crate) fn await_rival(bench: &mut Bench, spawned: Result<Program, Failure>) -> Option<Program> {
         let ready = spawned.and_then(|mut rival| {
             rival.await_ready()?;
@@ -106,7 +107,7 @@ mod tests {
 
     use super::*;
 
-    /// A program of the test's own, which has what all have in common.
+    /// Returns a program of the test's own, which has what all have in common.
     fn start(text: &str) -> (Programs<'static>, Result<Program, Failure>) {
         let programs = Programs::unpack().unwrap();
         fs::write(programs.folder.path().join("tested.py"), text).unwrap();

@@ -53,7 +53,7 @@ pub(crate) const MPS: &str = "mps";
 
 const FLAG: &str = "--role";
 
-/// The command that starts a role.
+/// Returns the command that starts a role.
 pub(crate) fn command<I: AsRef<OsStr>>(role: &str, arguments: impl IntoIterator<Item = I>) -> Result<Command, Failure> {
     let mut command = Command::new(env::current_exe()?);
     command.args([FLAG, role]).args(arguments);

@@ -84,7 +84,7 @@ fn actor(operation: &Operation, socket: &Path, directory: PathBuf) -> Result<(),
     Ok(())
 }
 
-/// What the contexts of the GPUs have kept of drops that failed.
+/// Returns what the contexts of the GPUs have kept of drops that failed.
 fn kept(domain: &Domain) -> Vec<String> {
     let gpus = [operations::FIRST_GPU, operations::SECOND_GPU].into_iter().filter_map(|uuid| domain.gpu(uuid).ok());
     gpus.filter_map(|gpu| gpu.context().take_drop_error()).map(|error| error.to_string()).collect()

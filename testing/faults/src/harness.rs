@@ -70,7 +70,8 @@ struct End {
 impl World {
     fn new() -> Self {
         let sandbox = Sandbox::simulated(2);
-        // How long a death takes to settle matters to a GPU, which has to stop. Each of thousands of kills waits for it.
+        // How long a death takes to settle matters to a GPU, which has to stop. Each of thousands of kills waits for
+        // it.
         let serve = sandbox.run(["serve", "--background", "--settle-ms", "5"]);
         assert_eq!(serve.code, Some(0), "{serve:?}");
         let directory = sandbox.path().join("bystander");
@@ -81,7 +82,7 @@ impl World {
         Self { orders, bystander, rest, runs: 0, sandbox }
     }
 
-    /// All runs of one operation.
+    /// Returns all runs of one operation.
     fn test(&mut self, operation: &'static Operation) -> Tested {
         let mut tested = Tested::new(operation.name);
         let first = match self.count(operation) {
@@ -211,7 +212,8 @@ struct Finished {
 }
 
 impl End {
-    /// The operation's outcome, if the process then ran it once more to a good end, and left nothing in the driver.
+    /// Returns the operation's outcome, if the process then ran it once more to a good end, and left nothing in the
+    /// driver.
     fn finished(self) -> Result<Finished, String> {
         if self.code != Some(0) {
             return Err(format!("exit code {:?}: {}", self.code, self.stderr.trim()));
@@ -256,7 +258,7 @@ fn actor(sandbox: &Sandbox, role: &[&str], directory: &Path) -> Command {
     command
 }
 
-/// The functions and codes of a log of calls.
+/// Returns the functions and codes of a log of calls.
 fn read_calls(log: &Path) -> Vec<(String, String)> {
     let text = fs::read_to_string(log).unwrap_or_default();
     let parse = |line: &str| {

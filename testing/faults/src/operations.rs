@@ -43,8 +43,8 @@ pub(crate) enum Before {
     Gpu,
     /// Loaded Partywall's kernels on it, too.
     Kernels,
-    /// Told it where the words of timelines are. That tries out whether streams wait for words, and looks for the end of
-    /// these waits as often as it takes, so that no two runs make the same calls.
+    /// Told it where the words of timelines are. That tries out whether streams wait for words, and looks for the end
+    /// of these waits as often as it takes, so that no two runs make the same calls.
     Words,
 }
 
@@ -133,7 +133,7 @@ const fn simulated(ordinal: u8) -> DeviceUuid {
 /// Bytes of the tensor `data` in each name that the bystander holds.
 pub(crate) const HELD_BYTES: usize = 200 << 10;
 
-/// What the bystander holds.
+/// Returns the bystander's objects.
 pub(crate) fn hold(domain: &Domain) -> Result<(Vec<Segment>, Pool, Timeline), Error> {
     let one = |name: &str, mutable: bool| {
         let shape = [HELD_BYTES as u64];
@@ -147,7 +147,7 @@ pub(crate) fn hold(domain: &Domain) -> Result<(Vec<Segment>, Pool, Timeline), Er
     Ok((segments, pool(domain, held::POOL).create()?, domain.timeline(held::TIMELINE)?))
 }
 
-/// What the bystander holds is as it was.
+/// Checks that the bystander's objects are unchanged.
 pub(crate) fn check_held(segments: &[Segment]) -> Outcome {
     segments.iter().try_for_each(|segment| expect(segment, &noise(HELD_BYTES)))
 }
@@ -361,7 +361,8 @@ fn signal_and_wait(setting: &Setting) -> Outcome {
     done.into_iter().fold(enqueued, Result::and)
 }
 
-/// The writer of a timeline. The one before it is gone when a thread has seen that its streams stored what it promised.
+/// Returns the writer of a timeline. The one before it is gone when a thread has seen that its streams stored what it
+/// promised.
 fn next_writer(setting: &Setting, name: &str) -> Result<TimelineWriter, Error> {
     let deadline = Instant::now() + WATCHDOG;
     loop {
@@ -544,7 +545,7 @@ fn expect(segment: &Segment, bytes: &[u8]) -> Outcome {
     Ok(())
 }
 
-/// The driver's part of an error of a range that fits.
+/// Returns the driver's part of an error of a range that fits.
 fn fits(error: cuda::AccessError) -> cuda::CudaError {
     match error {
         cuda::AccessError::Driver(source) => source,
@@ -552,7 +553,7 @@ fn fits(error: cuda::AccessError) -> cuda::CudaError {
     }
 }
 
-/// An error of a call that this program makes itself, about what the operation makes.
+/// Returns an error of a call that this program makes itself, about what the operation makes.
 fn of(setting: &Setting, source: cuda::CudaError) -> Error {
     Error::DeviceFault(DeviceFault::Cuda { what: setting.name.clone(), source })
 }

@@ -1,4 +1,4 @@
-//! A child process in a group of its own, with a time limit and its output caught.
+//! A child process in its own process group, with a time limit and captured output.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -16,7 +16,7 @@ const LAST_MOMENTS: Duration = Duration::from_secs(20);
 /// What is kept of the output, counted from its end.
 const MOST_OUTPUT: u64 = 64 << 10;
 
-/// How a child ended, and what it had to say.
+/// How a child ended, and its output.
 pub(crate) struct Finished {
     pub(crate) end: End,
     /// Standard output and standard error, in the order in which they were written.
@@ -25,11 +25,11 @@ pub(crate) struct Finished {
 }
 
 pub(crate) enum End {
-    /// By itself.
+    /// It ended by itself.
     Exited(ExitStatus),
-    /// Killed, because its time was over.
+    /// It was killed after its timeout.
     TimedOut,
-    /// Killed for the same reason, and still there.
+    /// It was killed after its timeout, and has not disappeared.
     Unkillable,
 }
 
@@ -58,7 +58,7 @@ fn finish(child: &mut Child, limit: Duration) -> io::Result<End> {
     let exit = rustix::process::pidfd_open(pid, PidfdFlags::empty())?;
     let in_time = becomes_readable(&exit, limit)?;
     // The child is not reaped yet, so its number still is the number of its group and of no other.
-    // The only failure possible is that nobody is left in it.
+    // This fails only if the group has no process left.
     let _ = rustix::process::kill_process_group(pid, Signal::KILL);
     if !in_time && !becomes_readable(&exit, LAST_MOMENTS)? {
         return Ok(End::Unkillable);
@@ -133,7 +133,7 @@ mod unit {
         assert!(finished.output.ends_with("y\nthe end\n"));
     }
 
-    /// The process that a shell printed is gone, or only waits for somebody to reap it.
+    /// Returns whether the process that a shell printed has ended, reaped or not.
     fn assert_gone(pid: &str) {
         let stat = format!("/proc/{}/stat", pid.trim());
         let deadline = Instant::now() + LONG;

@@ -1,6 +1,6 @@
-//! Whether there is a GPU, and which.
+//! Detection of GPUs.
 //!
-//! Asks the driver directly, through three of its functions, so that a fault in our own layers over
+//! It asks the driver directly, through three of its functions, so that a fault in the layers over
 //! it cannot make a GPU look absent and every test be skipped.
 
 #![allow(unsafe_code)]
@@ -15,11 +15,11 @@ use serde::{Deserialize, Serialize};
 
 /// What the driver is called on every Linux that has one, unless the environment names another library.
 const LIBRARY: &str = "libcuda.so.1";
-/// What only the simulated driver has, which tells it from the vendor's.
+/// A symbol that only the simulated driver has.
 const SIMULATED: &CStr = c"simcuda_version";
 /// `CUDA_ERROR_NO_DEVICE`
 const NO_DEVICE: c_int = 100;
-/// The node that every use of a GPU goes through. Without it there is none, whatever is installed.
+/// The device node that every use of a GPU needs. Without it no GPU is usable, even if a driver is installed.
 const CONTROL_NODE: &str = "/dev/nvidiactl";
 
 /// The GPUs of this machine.
@@ -40,16 +40,16 @@ pub(crate) struct GpuFacts {
 pub(crate) enum Found {
     /// At least one GPU.
     Gpu(GpuFacts),
-    /// None, and how that was noticed.
+    /// No GPU, and how that was detected.
     Nothing(String),
 }
 
-/// Looks for GPUs. An error means that there is a GPU and that its driver cannot be used: that is a
-/// fault to be told, not a reason to skip tests.
+/// Looks for GPUs. An error means that a GPU exists but its driver cannot be used: that is a
+/// fault to report, not a reason to skip tests.
 pub(crate) fn probe() -> Result<Found, String> {
     let library = match open_driver() {
         Ok(library) => library,
-        // Whoever names a library wants that one.
+        // A library named in the environment takes precedence.
         Err(reason) if std::env::var_os(cuda::Driver::LIBRARY_VARIABLE).is_some() => return Err(reason),
         Err(reason) => return Ok(Found::Nothing(reason)),
     };
@@ -95,7 +95,7 @@ pub(crate) fn probe() -> Result<Found, String> {
     Ok(Found::Gpu(GpuFacts { name: name.to_string_lossy().into_owned(), count, driver, simulated }))
 }
 
-/// The driver's library, freshly opened.
+/// Returns the driver's library, freshly opened.
 pub(crate) fn open_driver() -> Result<Library, String> {
     let name = std::env::var_os(cuda::Driver::LIBRARY_VARIABLE).unwrap_or_else(|| LIBRARY.into());
     // SAFETY: loading runs the library's initialisers, which the driver makes safe at any time and
@@ -114,7 +114,7 @@ fn function<F: Copy>(library: &Library, name: &CStr) -> Result<F, String> {
         .map_err(|error| format!("{LIBRARY} has no {name}: {error}; it is not NVIDIA's driver, or much too old"))
 }
 
-/// What the dynamic linker said; libloading's own message only names the call.
+/// Returns what the dynamic linker said; libloading's own message only names the call.
 fn cause(error: &libloading::Error) -> String {
     error.source().map_or_else(|| error.to_string(), ToString::to_string)
 }
@@ -131,7 +131,7 @@ fn kernel_driver() -> String {
         .unwrap_or_else(|| "unknown".to_owned())
 }
 
-/// The first word that looks like `580.159.03`: one file holds nothing else, the other has it
+/// Returns the first word that looks like `580.159.03`: one file holds nothing else, the other has it
 /// within a line of prose.
 fn version(text: &str) -> Option<String> {
     text.split_whitespace()

@@ -41,7 +41,7 @@ impl Ledger {
         &self.directory
     }
 
-    /// A line for each thing that was left, with the call that made it.
+    /// Returns a line for each thing that was left, with the call that made it.
     pub(crate) fn left(&self) -> Result<Vec<String>, String> {
         let mut lines = Vec::new();
         for entry in std::fs::read_dir(&self.directory).map_err(|error| error.to_string())? {

@@ -299,7 +299,7 @@ pub(crate) struct Words {
 }
 
 impl Words {
-    /// A new memfd of `bytes` bytes, which must be a multiple of the page size.
+    /// Returns a new memfd of `bytes` bytes, which must be a multiple of the page size.
     pub(crate) fn file(bytes: usize) -> Result<OwnedFd, String> {
         let file = rustix::fs::memfd_create("words", rustix::fs::MemfdFlags::CLOEXEC).map_err(|e| e.to_string())?;
         rustix::fs::ftruncate(&file, bytes as u64).map_err(|error| error.to_string())?;
@@ -381,7 +381,7 @@ pub(crate) fn in_fork(child: impl FnOnce() -> u8) -> Result<u8, String> {
     }
 }
 
-/// The number of a descriptor, as the driver takes it in the place of a pointer.
+/// Returns the number of a descriptor, as the driver takes it in the place of a pointer.
 pub(crate) fn number(descriptor: BorrowedFd<'_>) -> u64 {
     // A descriptor that is open is not negative.
     u64::from(descriptor.as_raw_fd().unsigned_abs())

@@ -87,7 +87,7 @@ pub(crate) fn run_all(filter: &str, report: Option<&Path>) -> ExitCode {
 }
 
 /// Writes the report before the first test, so that a wrong path is told at once, and after each:
-/// whoever borrows a machine for some minutes keeps what was found so far.
+/// a run that is cut short keeps its results so far.
 fn run_each(chosen: &[&Test], found: &Found, results: &mut Results, report: Option<&Path>) -> Result<(), String> {
     let write = |results: &Results| report.map_or(Ok(()), |path| results.write(path));
     write(results)?;
@@ -100,7 +100,7 @@ fn run_each(chosen: &[&Test], found: &Found, results: &mut Results, report: Opti
     Ok(())
 }
 
-/// Looks for a GPU in a child process: a driver that hangs or crashes must not take us along.
+/// Looks for a GPU in a child process, so that a driver that hangs or crashes does not affect the runner.
 fn probe() -> Result<Found, String> {
     let finished = run_child(&mut ourselves(&[PROBE]), PROBE_LIMIT)?;
     let last = finished.output.lines().last().unwrap_or_default();
@@ -168,7 +168,7 @@ fn run_child(command: &mut Command, limit: Duration) -> Result<Finished, String>
     child::run(command, limit).map_err(|error| format!("cannot run a child process: {error}"))
 }
 
-/// A runner that is killed must not leave a test behind that nobody would ever end.
+/// Makes a test end with its runner, even if the runner is killed.
 fn die_with_parent() {
     if let Err(error) = rustix::process::set_parent_process_death_signal(Some(Signal::KILL)) {
         eprintln!("warning: this process would outlive its runner: {error}");

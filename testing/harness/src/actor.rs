@@ -29,7 +29,7 @@ impl Actor {
         Self { process, input }
     }
 
-    /// Its pid.
+    /// Returns the pid.
     pub fn pid(&self) -> u32 {
         self.process.pid()
     }

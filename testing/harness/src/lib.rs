@@ -3,8 +3,8 @@
 //! A [`Sandbox`] is a temporary directory with its own socket, log and home, so that tests do not meet each other and
 //! nothing of the user's. When it goes it ends its broker and fails the test if a socket or a process is left.
 //!
-//! There are no time limits here, only watchdogs: [`WATCHDOG`] is far beyond anything that a test waits for, and only ends
-//! a test that hangs.
+//! There are no time limits here, only watchdogs: [`WATCHDOG`] is far beyond anything that a test waits for, and only
+//! ends a test that hangs.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a harness fails by panicking, as tests do")]
 
@@ -45,7 +45,7 @@ pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// Bytes that differ everywhere, and with every `seed`.
+/// Returns bytes that differ everywhere, and with every `seed`.
 pub fn noise(len: usize, seed: u64) -> Vec<u8> {
     (0..len as u64).map(|i| ((i ^ seed << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as u8).collect()
 }

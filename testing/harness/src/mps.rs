@@ -19,7 +19,7 @@ pub const LOGS: &str = "CUDA_MPS_LOG_DIRECTORY";
 const CONTROL: &str = "nvidia-cuda-mps-control";
 const PROGRAMS: [&str; 2] = [CONTROL, "nvidia-cuda-mps-server"];
 
-/// Which program of MPS this machine lacks, if it lacks one.
+/// Returns which program of MPS this machine lacks, if it lacks one.
 pub fn missing() -> Option<&'static str> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     PROGRAMS.into_iter().find(|program| !std::env::split_paths(&path).any(|folder| folder.join(program).is_file()))

@@ -8,7 +8,7 @@ use partywall::{Place, gpu};
 /// `cuda` for the first GPU of the driver that `PARTYWALL_LIBCUDA` names; host memory without it.
 pub(crate) const DEVICE: &str = "PARTYWALL_TEST_DEVICE";
 
-/// The place as the command's `--device` takes it.
+/// Returns the place as the command's `--device` takes it.
 ///
 /// # Panics
 /// If the environment names neither.
@@ -20,7 +20,7 @@ pub fn device() -> &'static str {
     }
 }
 
-/// The place.
+/// Returns the place.
 ///
 /// # Panics
 /// If it is to be a GPU and there is none.
@@ -31,7 +31,7 @@ pub fn place() -> Place {
     }
 }
 
-/// The kind of memory there.
+/// Returns the kind of memory there.
 pub fn kind() -> &'static str {
     if device() == "host" { "host" } else { "vmm" }
 }

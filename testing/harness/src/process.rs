@@ -100,12 +100,12 @@ impl Running {
         Self { child, pidfd, lines: Mutex::new(lines), seen: Vec::new(), stderr: Some(stderr) }
     }
 
-    /// Its pid.
+    /// Returns the pid.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Its standard input; dropping it is its end.
+    /// Returns the standard input; dropping it closes the pipe.
     ///
     /// # Panics
     /// If it was taken before.
@@ -113,7 +113,7 @@ impl Running {
         self.child.stdin.take().expect("standard input is taken once")
     }
 
-    /// The next line of its standard output, without its end.
+    /// Returns the next line of standard output without its line feed.
     ///
     /// # Panics
     /// If there is none any more, or the watchdog ends it.
@@ -137,7 +137,7 @@ impl Running {
         let _ = process::kill(&self.pidfd, signal);
     }
 
-    /// Whether it has ended.
+    /// Returns whether the process has ended.
     ///
     /// # Panics
     /// If the kernel does not say.
@@ -145,7 +145,7 @@ impl Running {
         socket::wait(&self.pidfd, Ready::Read, Some(Instant::now())).unwrap()
     }
 
-    /// Whether all its threads are stopped by a signal.
+    /// Returns whether a signal has stopped all threads of the process.
     pub fn is_stopped(&self) -> bool {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid())).unwrap_or_default();
         // The state follows the name, which stands in parentheses and may contain some (proc_pid_stat(5)).
@@ -196,7 +196,7 @@ impl Drop for Running {
     }
 }
 
-/// A pidfd of a process that the caller knows to be of its own making, for signals that hit nobody else.
+/// Returns a pidfd of a process that the caller knows to be of its own making, for signals that hit nobody else.
 ///
 /// # Panics
 /// If there is no such process.

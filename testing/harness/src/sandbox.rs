@@ -32,7 +32,7 @@ impl Default for Sandbox {
 }
 
 impl Sandbox {
-    /// A new one, without a broker.
+    /// Creates a sandbox without a broker.
     ///
     /// # Panics
     /// If it cannot be made.
@@ -45,7 +45,7 @@ impl Sandbox {
         Self { directory, gpus: None }
     }
 
-    /// A new one, in which everything runs on the simulated driver, with so many GPUs.
+    /// Returns a new one, in which everything runs on the simulated driver, with so many GPUs.
     ///
     /// # Panics
     /// If it cannot be made.
@@ -55,7 +55,7 @@ impl Sandbox {
         sandbox
     }
 
-    /// Its directory, for files of the test's.
+    /// Returns the directory of the sandbox, for files of the test.
     pub fn path(&self) -> &Path {
         self.directory.path()
     }
@@ -71,12 +71,12 @@ impl Sandbox {
         path
     }
 
-    /// The socket of its domain `default`.
+    /// Returns the socket of its domain `default`.
     pub fn socket(&self) -> PathBuf {
         self.path().join("run/partywall/default.sock")
     }
 
-    /// The log of its domain `default`.
+    /// Returns the log of its domain `default`.
     pub fn log(&self) -> PathBuf {
         self.path().join("state/partywall/default.log")
     }
@@ -137,7 +137,7 @@ impl Sandbox {
         self.json(["status"])["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()).expect("a pid")
     }
 
-    /// A connection of this process to the sandbox's broker, which is started if it does not run.
+    /// Returns a connection of this process to the sandbox's broker, which is started if it does not run.
     ///
     /// # Panics
     /// If there is none to be had.
@@ -146,7 +146,7 @@ impl Sandbox {
         self.domain_of_running()
     }
 
-    /// A connection of this process to the sandbox's broker, which runs.
+    /// Returns a connection of this process to the sandbox's broker, which runs.
     ///
     /// # Panics
     /// If there is none to be had.
@@ -167,7 +167,7 @@ impl Sandbox {
         pids.filter(ours).collect()
     }
 
-    /// What is left after the broker was told to end.
+    /// Returns the files that remain after the broker was asked to end.
     fn leftovers(&self) -> Vec<String> {
         let mut left = Vec::new();
         let stopped = self.run(["stop", "--force"]);
@@ -207,7 +207,8 @@ impl Drop for Sandbox {
     }
 }
 
-/// The `partywall` binary: `PARTYWALL_BIN`, else the one that Cargo has built for this test, else the one beside it.
+/// Returns the `partywall` binary: `PARTYWALL_BIN`, else the one that Cargo has built for this test, else the one
+/// beside it.
 ///
 /// # Panics
 /// If there is none.
@@ -219,7 +220,7 @@ pub fn binary() -> PathBuf {
     near("partywall", "partywall-cli")
 }
 
-/// The simulated CUDA driver, for `PARTYWALL_LIBCUDA`: the one that was built beside this test.
+/// Returns the simulated CUDA driver, for `PARTYWALL_LIBCUDA`: the one that was built beside this test.
 ///
 /// # Panics
 /// If there is none.
@@ -227,7 +228,7 @@ pub fn simulated_driver() -> PathBuf {
     near("libsimcuda.so", "partywall-simcuda-library")
 }
 
-/// What Cargo has built beside this test.
+/// Returns a file that Cargo built beside this test.
 fn near(file: &str, package: &str) -> PathBuf {
     // target/debug/deps/test-0123 → target/debug/FILE
     let test = std::env::current_exe().unwrap();

@@ -61,12 +61,12 @@ impl World {
         Self { socket, stop, broker: Some(broker), directory }
     }
 
-    /// The broker's socket.
+    /// Returns the broker's socket.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// A directory for the test's own files.
+    /// Returns a directory for the test's own files.
     pub fn directory(&self) -> &Path {
         self.directory.path()
     }

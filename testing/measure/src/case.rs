@@ -22,7 +22,7 @@ pub struct Case {
 }
 
 impl Case {
-    /// A case without parameters.
+    /// Returns a case without parameters.
     pub fn new(name: impl Into<String>, unit: Unit) -> Self {
         Self { name: name.into(), unit, parameters: BTreeMap::new() }
     }
@@ -92,12 +92,12 @@ impl Unit {
         }
     }
 
-    /// A duration in this unit, or `None` when it is no unit of time.
+    /// Returns a duration in this unit, or `None` when it is no unit of time.
     pub fn of_duration(self, duration: Duration) -> Option<f64> {
         Some(duration.as_secs_f64() / self.seconds()?)
     }
 
-    /// A value of this unit in the unit `to`.
+    /// Returns a value of this unit in the unit `to`.
     pub fn convert(self, value: f64, to: Self) -> Result<f64, Error> {
         if self == to {
             return Ok(value);
@@ -108,7 +108,7 @@ impl Unit {
         }
     }
 
-    /// How many seconds one of this unit is.
+    /// Returns how many seconds one of this unit is.
     fn seconds(self) -> Option<f64> {
         match self {
             Self::Nanoseconds => Some(1e-9),
@@ -159,7 +159,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// A plan of `samples` samples a case: a tenth as many calls to warm up, in at least ten
+    /// Returns a plan of `samples` samples a case: a tenth as many calls to warm up, in at least ten
     /// turns of at most 50 samples.
     pub fn new(samples: usize) -> Self {
         Self { warm_up: samples.div_ceil(10), samples, block: samples.div_ceil(10).clamp(1, 50) }
@@ -187,7 +187,7 @@ impl Plan {
 /// they are called in turns, never at the same time.
 pub type Sampler<'a> = Box<dyn FnMut() -> Result<f64, Failure> + 'a>;
 
-/// A sampler whose samples are the time that `work` takes, in `unit`.
+/// Returns a sampler whose samples are the time that `work` takes, in `unit`.
 ///
 /// The two clock readings cost about 50 ns, which is part of each sample: what takes less than a
 /// few microseconds should repeat itself inside a sampler of its own and divide.

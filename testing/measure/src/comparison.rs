@@ -49,7 +49,7 @@ pub struct Measurement {
 }
 
 impl<'a> Comparison<'a> {
-    /// A comparison of `case` with nothing yet.
+    /// Returns a comparison of `case` with nothing yet.
     pub fn new(case: Case, sampler: Sampler<'a>) -> Self {
         Self { measured: Participant::new(case, sampler), floor: None, rivals: Vec::new(), goal: None }
     }
@@ -120,7 +120,7 @@ impl<'a> Comparison<'a> {
 }
 
 impl ComparisonResult {
-    /// Whether the goal was met; a comparison without a goal has nothing to miss.
+    /// Returns whether the goal was met; a comparison without a goal has nothing to miss.
     pub fn met(&self) -> bool {
         self.verdict.as_ref().is_none_or(|verdict| verdict.met)
     }

@@ -53,7 +53,7 @@ pub fn today() -> String {
     iso_date(since_1970 / 86_400)
 }
 
-/// The commit that is measured: `PARTYWALL_COMMIT` where it is set, as in a bundle that left its
+/// Returns the commit that is measured: `PARTYWALL_COMMIT` where it is set, as in a bundle that left its
 /// repository behind, else what git says about the current directory. `-modified` is appended
 /// when tracked files differ from it. `None` without either.
 pub fn commit() -> Option<String> {
@@ -77,7 +77,7 @@ fn unknown() -> String {
     "unknown".to_owned()
 }
 
-/// The first `model name` of `/proc/cpuinfo`.
+/// Returns the first `model name` of `/proc/cpuinfo`.
 fn cpu_model(cpuinfo: &str) -> Option<String> {
     cpuinfo.lines().find_map(|line| {
         let (key, value) = line.split_once(':')?;
@@ -92,7 +92,7 @@ fn total_memory(meminfo: &str) -> Option<u64> {
     kib.checked_mul(1024)
 }
 
-/// The ISO date of a day counted from 1970-01-01, in the proleptic Gregorian calendar.
+/// Returns the ISO date of a day counted from 1970-01-01, in the proleptic Gregorian calendar.
 ///
 /// Years are counted from 1 March, which puts the leap day last: the days before a month are then
 /// a linear function of the month, and 400 years always have 146,097 days.

@@ -50,7 +50,7 @@ impl Percentiles {
     }
 }
 
-/// The smallest sample that at least `per_mille` thousandths of all samples do not exceed.
+/// Returns the smallest sample that at least `per_mille` thousandths of all samples do not exceed.
 ///
 /// The rank is computed in integers: in floating point 0.999 × 1000 comes out above 999, and the
 /// percentile would be one sample too high.

@@ -28,7 +28,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// A report of today and of the current commit, without results yet.
+    /// Returns a report of today and of the current commit, without results yet.
     pub fn new(title: impl Into<String>, machine: Machine) -> Self {
         Self {
             title: title.into(),
@@ -60,7 +60,7 @@ impl Report {
         self.notes.push(note.into());
     }
 
-    /// Whether no goal was missed.
+    /// Returns whether all goals were met.
     pub fn all_met(&self) -> bool {
         self.comparisons.iter().all(ComparisonResult::met)
     }

@@ -29,7 +29,7 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     Ok(())
 }
 
-/// Returns why there is nothing to abandon: the name may be of another kind.
+/// Returns the error for a name that is not a timeline; it may be of another kind.
 fn explained(domain: &Domain, name: &str, error: Error) -> Failure {
     if !matches!(error, Error::NotFound(NotFound::Object { .. })) {
         return error.into();

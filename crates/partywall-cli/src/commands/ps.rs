@@ -91,7 +91,7 @@ fn counted(slots: Option<u32>) -> String {
     slots.map_or_else(|| "many".into(), |slots| slots.to_string())
 }
 
-/// Returns what the states in the table mean that are not as usual.
+/// Returns the meanings of the unusual states in the table.
 fn remarks(members: &[MemberInfo]) -> Vec<String> {
     let mut states: Vec<_> = members.iter().map(|member| member.state).collect();
     states.sort();

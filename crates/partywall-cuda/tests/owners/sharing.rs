@@ -97,7 +97,7 @@ fn a_size_that_the_driver_does_not_confirm_is_refused_on_the_simulated_gpu() {
         for bytes in [0, GRANULARITY + 1, u64::MAX] {
             let error = IpcMapping::open(context, handle, bytes, Access::ReadOnly).unwrap_err();
             assert!(is_failed(&error, "cuIpcOpenMemHandle", CuResult::INVALID_VALUE), "{error}");
-            assert!(error.to_string().ends_with("the driver that it has 2097152"), "{error}");
+            assert!(error.to_string().ends_with("the driver reports 2097152"), "{error}");
         }
         exporter.finish();
     });
@@ -111,9 +111,9 @@ fn a_refusal_to_open_says_what_it_means_on_the_simulated_gpu() {
         let error = IpcMapping::open(context, handle, 1, Access::ReadOnly).unwrap_err().to_string();
         let meaning = match fault.split_once('=').unwrap().1 {
             "201" => "this process made the handle itself",
-            "400" => "the process that made the handle is gone",
+            "400" => "the process that created the handle has ended",
             "205" => "name no memory that can be mapped here",
-            "1" => "no handle of this driver",
+            "1" => "not a handle of this driver",
             _ => "a GPU that this one cannot reach",
         };
         assert!(error.contains(meaning), "{error}");

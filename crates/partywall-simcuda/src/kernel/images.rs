@@ -68,7 +68,7 @@ impl Image {
         Ok(())
     }
 
-    /// The mean of some pixels, each channel rounded to the nearest.
+    /// Returns the mean of some pixels, each channel rounded to the nearest.
     fn mean(&self, columns: Range<u64>, rows: Range<u64>) -> u32 {
         let count = (columns.end - columns.start) * (rows.end - rows.start);
         let mut sums = [0; 4];

@@ -1,5 +1,5 @@
-//! The kernels of `partywall-cuda/kernels/lab.cu`. Every load and store here is a processor's: what it sees is always new, and in
-//! order. Only the loop that a compiler loads once for loads once.
+//! The kernels of `partywall-cuda/kernels/lab.cu`. Every load and store here is a processor's: what it sees is always
+//! new, and in order. Only the loop that a compiler loads once for loads once.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -225,7 +225,7 @@ impl Pairs {
     }
 }
 
-/// The clock of the device, the same in all processes.
+/// Returns the clock of the device, the same in all processes.
 fn now() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32).as_nanos() as u64

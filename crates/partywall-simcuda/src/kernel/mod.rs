@@ -1,5 +1,6 @@
-//! Partywall's kernels and one of the driver facts, emulated by their names: `partywall-cuda/kernels/partywall.cu` here, those of
-//! `partywall-cuda/kernels/lab.cu` in [`lab`], those of `partywall-cuda/kernels/images.cu` in [`images`].
+//! Partywall's kernels and one of the driver facts, emulated by their names: `partywall-cuda/kernels/partywall.cu`
+//! here, those of `partywall-cuda/kernels/lab.cu` in [`lab`], those of `partywall-cuda/kernels/images.cu` in
+//! [`images`].
 //!
 //! Their results do not depend on the grid's shape: they stride over it, or are told how much there is to do.
 
@@ -22,7 +23,7 @@ pub(crate) struct Kernel {
     pub(crate) run: fn(&mut Runner, &[u64]) -> Result<(), Code>,
 }
 
-/// The emulation of the kernel with this name, if there is one.
+/// Returns the emulation of the kernel with this name, if there is one.
 pub(crate) fn find(name: &str) -> Option<&'static Kernel> {
     KERNELS.iter().chain(&lab::KERNELS).chain(&images::KERNELS).find(|kernel| kernel.name == name)
 }

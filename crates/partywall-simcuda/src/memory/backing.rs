@@ -11,7 +11,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 use crate::abi::Code;
 use crate::device::Device;
 
-/// Memory, and the mapping of it through which the simulation reads and writes. Whoever uses the mapping keeps the
+/// Memory, and the mapping of it through which the simulation reads and writes. A user of the mapping keeps the
 /// `Arc`: memory that is freed while a stream still works on it stays until the stream is done.
 pub(crate) struct Backing {
     map: *mut u8,
@@ -86,7 +86,7 @@ impl Backing {
         self.bytes
     }
 
-    /// The first byte of the simulation's own mapping.
+    /// Returns the first byte of the simulation's own mapping.
     pub(crate) fn map(&self) -> *mut u8 {
         self.map
     }
@@ -95,7 +95,7 @@ impl Backing {
         self.file.as_ref().map(AsFd::as_fd)
     }
 
-    /// A file that nobody can make shorter under a mapping.
+    /// Creates a file that no process can shorten under a mapping.
     fn new_file(bytes: usize, name: &str) -> Result<OwnedFd, Code> {
         let file = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
             .map_err(|_| Code::OPERATING_SYSTEM)?;

@@ -20,7 +20,7 @@ pub(super) struct Opened {
 /// By the address that the caller was given.
 pub(super) type Openings = BTreeMap<DevicePtr, Opened>;
 
-/// What a handle says about memory: the device by its number on the machine, and where in the block it begins.
+/// Returns what a handle says about memory: the device by its number on the machine, and where in the block it begins.
 fn payload(device: u8, offset: u64) -> Payload {
     let mut payload = [0; 32];
     payload[..8].copy_from_slice(&offset.to_ne_bytes());

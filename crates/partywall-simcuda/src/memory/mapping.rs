@@ -10,13 +10,13 @@ use crate::entry::{entry_points, store};
 use crate::{capture, context, ledger, state};
 
 impl Tables {
-    /// The length of the reservation that the address lies in, and where it begins.
+    /// Returns the length of the reservation that the address lies in, and where it begins.
     fn reservation(&self, address: DevicePtr) -> Option<Range<DevicePtr>> {
         let (start, bytes) = self.reserved.range(..=address).next_back()?;
         (address - start < *bytes).then_some(*start..start + bytes)
     }
 
-    /// The mappings that lie side by side and fill the range exactly.
+    /// Returns the mappings that lie side by side and fill the range exactly.
     ///
     /// # Errors
     /// `INVALID_VALUE`: part of it is not mapped, or a mapping only partly in it.
@@ -119,8 +119,8 @@ entry_points! {
         if flags != 0 { return Err(Code::INVALID_VALUE); }
         state::lock().memory.map(pointer, bytes as u64, offset, handle)
     }
-    // Waits for nothing: work that still uses the memory then meets a fault, which a driver may or may not spare it. Works
-    // after a fault as well (measured).
+    // Waits for nothing: work that still uses the memory then meets a fault, which a driver may or may not spare it.
+    // Works after a fault as well (measured).
     fn cuMemUnmap(pointer: DevicePtr, bytes: usize) {
         capture::unsafe_call()?;
         state::lock().memory.unmap(pointer, bytes as u64)

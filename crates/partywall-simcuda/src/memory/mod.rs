@@ -98,31 +98,31 @@ pub(crate) struct HostRange {
 unsafe impl Send for HostRange {}
 
 impl HostRange {
-    /// The first byte. Other threads and processes may write there: no reference may be made to it.
+    /// Returns the first byte. Other threads and processes may write there: no reference may be made to it.
     pub(crate) fn pointer(&self) -> *mut u8 {
         self.pointer
     }
 
-    /// How many bytes, of those that were asked for, lie here.
+    /// Returns how many bytes, of those that were asked for, lie here.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// The words of four bytes that lie here. The address that was asked for is a multiple of four.
+    /// Returns the words of four bytes that lie here. The address that was asked for is a multiple of four.
     pub(crate) fn words32(&self) -> &[AtomicU32] {
         // SAFETY: memory of this size for as long as `self` lives, aligned as the address is since mappings are; others
         // write there, which atomics allow.
         unsafe { slice::from_raw_parts(self.pointer.cast(), self.bytes / 4) }
     }
 
-    /// The words of eight bytes. The address is a multiple of eight.
+    /// Returns the words of eight bytes. The address is a multiple of eight.
     pub(crate) fn words64(&self) -> &[AtomicU64] {
         // SAFETY: as for `words32`.
         unsafe { slice::from_raw_parts(self.pointer.cast(), self.bytes / 8) }
     }
 }
 
-/// What lies behind the first of `bytes` bytes at an address, as work in the context may access it.
+/// Returns what lies behind the first of `bytes` bytes at an address, as work in the context may access it.
 ///
 /// The range ends where the region ends, though more was asked for (several allocations mapped side by side): who wants
 /// all of it asks again behind it.
@@ -179,13 +179,13 @@ impl Tables {
         }
     }
 
-    /// The region that an address lies in, with its first address.
+    /// Returns the region that an address lies in, with its first address.
     pub(crate) fn region(&self, address: DevicePtr) -> Option<(DevicePtr, &Region)> {
         let (start, region) = self.regions.range(..=address).next_back()?;
         (address - start < region.bytes).then_some((*start, region))
     }
 
-    /// A number that no object of this process had before.
+    /// Returns a number that no object of this process had before.
     pub(crate) fn number(&mut self) -> u64 {
         self.last += 1;
         self.last

@@ -27,7 +27,7 @@ pub(crate) struct Physical {
 pub(super) type Handles = BTreeMap<AllocationHandle, Arc<Physical>>;
 
 impl Tables {
-    /// A handle of its own for the memory.
+    /// Returns a handle of its own for the memory.
     fn add_handle(&mut self, physical: Arc<Physical>) -> AllocationHandle {
         let handle = FIRST_HANDLE + self.number();
         ledger::record(HANDLE, handle, physical.backing.bytes() as u64);
@@ -42,7 +42,7 @@ impl Tables {
     }
 }
 
-/// The device and the properties that the caller asks for.
+/// Returns the device and the properties that the caller asks for.
 fn asked(properties: *const MemAllocationProp) -> Result<(&'static Device, usize, MemAllocationProp), Code> {
     if properties.is_null() {
         return Err(Code::INVALID_VALUE);
@@ -61,12 +61,12 @@ fn asked(properties: *const MemAllocationProp) -> Result<(&'static Device, usize
     }
 }
 
-/// The name of the memfd, which tells an importer what it holds.
+/// Returns the name of the memfd, which tells an importer what it holds.
 fn file_name(physical: u8) -> String {
     format!("{FILE_NAME}{physical}")
 }
 
-/// The device whose memory the descriptor holds, by its number on the machine.
+/// Returns the device whose memory the descriptor holds, by its number on the machine.
 fn device_of(descriptor: BorrowedFd<'_>) -> Option<u8> {
     let link = std::fs::read_link(format!("/proc/self/fd/{}", descriptor.as_raw_fd())).ok()?;
     let name = link.to_str()?.strip_prefix("/memfd:")?.strip_suffix(" (deleted)")?;

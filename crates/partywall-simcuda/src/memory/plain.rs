@@ -22,7 +22,7 @@ pub(super) struct Block {
 }
 
 impl Block {
-    /// The lowest offset with that many free bytes.
+    /// Returns the lowest offset with that many free bytes.
     fn room(&self, bytes: u64) -> Option<u64> {
         let mut offset = 0;
         for (start, length) in &self.used {

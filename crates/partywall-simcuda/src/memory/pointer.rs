@@ -68,7 +68,7 @@ fn attribute(which: u32, pointer: DevicePtr, base: DevicePtr, region: &Region) -
     })
 }
 
-/// What `cuPointerGetAttributes` stores where an attribute has no value.
+/// Returns what `cuPointerGetAttributes` stores where an attribute has no value.
 fn nothing(which: u32) -> Value {
     match which {
         DEVICE_ORDINAL => Value::Int(NO_DEVICE),

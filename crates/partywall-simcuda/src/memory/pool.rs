@@ -31,7 +31,7 @@ pub(super) struct Pool {
 
 pub(super) type Pools = BTreeMap<Handle, Pool>;
 
-/// The pools that devices have by themselves.
+/// Returns the pools that devices have by themselves.
 pub(super) fn defaults(devices: usize) -> Pools {
     (0..devices).map(|device| (default_of(device), Pool { device, handle_types: 0 })).collect()
 }
@@ -59,7 +59,7 @@ fn allocate(pointer: *mut DevicePtr, bytes: usize, pool: Option<Handle>, stream:
     store(pointer, address)
 }
 
-/// Whether the address is that of an allocation of a pool.
+/// Returns whether the address is that of an allocation of a pool.
 fn holds(memory: &Tables, address: DevicePtr) -> bool {
     memory.regions.get(&address).is_some_and(|region| matches!(region.kind, Kind::Pool { .. }))
 }

@@ -48,7 +48,7 @@ fn record_behind_a_wait() {
     words.wait(4);
 }
 
-/// The handle that it told.
+/// Returns the handle that it told.
 fn told(words: &SharedWords) -> IpcHandle {
     let mut handle = [0; 64];
     for (index, bytes) in handle.chunks_mut(8).enumerate() {
@@ -57,7 +57,7 @@ fn told(words: &SharedWords) -> IpcHandle {
     IpcHandle(handle)
 }
 
-/// The event of another process that plays [`record_behind_a_wait`], and a stream that waits for it.
+/// Returns the event of another process that plays [`record_behind_a_wait`], and a stream that waits for it.
 fn wait_for_it(words: &SharedWords) -> (Handle, Handle) {
     words.wait(1);
     let stream = new_stream();

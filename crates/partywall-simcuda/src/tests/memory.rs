@@ -46,7 +46,7 @@ fn rule(device: i32, flags: u32) -> MemAccessDesc {
     MemAccessDesc { location: MemLocation { kind: 1, id: device }, flags }
 }
 
-/// The first byte at an address as work in the current context reads it.
+/// Returns the first byte at an address as work in the current context reads it.
 pub(super) fn peek(pointer: DevicePtr) -> Result<u8, Code> {
     let range = access(&*context::current()?, pointer, 1, Want::Read)?;
     // SAFETY: one byte lies there for as long as `range` lives.

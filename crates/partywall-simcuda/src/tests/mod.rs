@@ -47,7 +47,7 @@ fn begin() {
     must!(cuCtxSetCurrent(context));
 }
 
-/// The context of this thread, for another.
+/// Returns the context of this thread, for another.
 fn context_handle() -> Handle {
     let mut context = 0;
     must!(cuCtxGetCurrent(&mut context));
@@ -159,7 +159,7 @@ impl SharedWords {
         unsafe { AtomicU64::from_ptr(self.map.cast::<u64>().add(index)) }
     }
 
-    /// The number of its descriptor, for `WORDS`.
+    /// Returns the number of its descriptor, for `WORDS`.
     fn descriptor(&self) -> String {
         self.file.as_raw_fd().to_string()
     }
@@ -176,7 +176,7 @@ impl SharedWords {
     }
 }
 
-/// The role that this process plays, if it was started for one.
+/// Returns the role that this process plays, if it was started for one.
 fn role() -> Option<String> {
     std::env::var(ROLE).ok()
 }

@@ -25,7 +25,7 @@ impl Peer {
         self.child.id()
     }
 
-    /// The next thing that it says. The test harness prints around it.
+    /// Returns the next thing that it says. The test harness prints around it.
     #[track_caller]
     pub(super) fn hear(&mut self) -> String {
         let mut line = String::new();
@@ -72,7 +72,7 @@ impl Drop for Peer {
     }
 }
 
-/// Whether this process plays a role; else it plays one, with these settings, and waits for its success.
+/// Returns whether this process plays a role; else it plays one, with these settings, and waits for its success.
 ///
 /// For tests of what is one for a whole process.
 pub(super) fn in_a_process(test: &str, environment: &[(&str, &str)]) -> bool {
@@ -89,7 +89,7 @@ pub(super) fn say(words: impl std::fmt::Display) {
     out.flush().unwrap();
 }
 
-/// What the test tells this role next.
+/// Returns what the test tells this role next.
 pub(super) fn heard() -> String {
     let mut line = String::new();
     assert_ne!(std::io::stdin().read_line(&mut line).unwrap(), 0, "the test has ended");

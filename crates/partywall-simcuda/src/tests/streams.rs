@@ -1,4 +1,4 @@
-//! Order on a stream and between streams, in one process.
+//! Tests of the order on a stream and between streams, in one process.
 
 use std::ffi::c_void;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -90,7 +90,7 @@ fn an_event_stands_for_the_record_at_the_time_of_the_call() {
     must!(cuEventRecord(event, slow));
     assert_eq!(answer!(cuEventQuery(event)), Code::NOT_READY);
     must!(cuStreamWaitEvent(fast, event, 0));
-    // A later record elsewhere changes nothing for who waits already.
+    // A later record elsewhere changes nothing for existing waits.
     must!(cuEventRecord(event, new_stream()));
     must!(cuEventSynchronize(event));
     assert!(!is_done(fast));

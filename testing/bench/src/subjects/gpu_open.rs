@@ -54,7 +54,7 @@ pub(super) fn run(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What the library does with the file descriptors that it gets, and nothing else. They stay open.
+/// Returns what the library does with the file descriptors that it gets, and nothing else. They stay open.
 fn attach(context: &Context, chunks: &[(u64, OwnedFd)]) -> Result<Vec<Mapping>, CudaError> {
     let map = |(bytes, fd): &(u64, OwnedFd)| {
         Mapping::new(PhysicalMemory::import(context, fd.as_fd(), *bytes)?, Access::ReadOnly)
@@ -62,7 +62,7 @@ fn attach(context: &Context, chunks: &[(u64, OwnedFd)]) -> Result<Vec<Mapping>, 
     chunks.iter().map(map).collect()
 }
 
-/// The first GPU that this process sees.
+/// Returns the first GPU that this process sees.
 pub(super) fn first() -> Result<DeviceUuid, Failure> {
     let devices = partywall::gpu::devices()?;
     Ok(devices.first().ok_or("no GPU")?.uuid()?)

@@ -61,7 +61,7 @@ fn name(bytes: u64) -> String {
     format!("segment.{bytes}")
 }
 
-/// A segment of one tensor, with memory behind every page.
+/// Returns a segment of one tensor, with memory behind every page.
 fn commit(domain: &Domain, bytes: u64) -> Result<Segment, Failure> {
     let mut build = domain.create(&name(bytes), Place::Host).tensor("data", DType::U8, &[bytes]).allocate()?;
     build.as_mut_bytes("data")?.fill(1);

@@ -82,8 +82,8 @@ pub(super) fn run(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
     bench.run(comparison.goal(GOAL.parse()?), plan)
 }
 
-/// A sample from each of `number` processes, which ends with that. They prepare themselves at the same time, before the
-/// first sample is taken.
+/// Returns a sample from each of `number` processes, which ends with that. They prepare themselves at the same time,
+/// before the first sample is taken.
 fn first_of_each(
     programs: &Programs<'_>,
     (program, arguments): Call<'_>,

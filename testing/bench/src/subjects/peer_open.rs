@@ -88,7 +88,7 @@ fn compare(bench: &mut Bench, broker: &Broker, python: &mut Program, work: Work,
     bench.run(comparison, plan)
 }
 
-/// The same as the program does.
+/// Returns the same as the program does.
 fn from_rust(domain: &Domain, work: Work) -> Result<Duration, Failure> {
     let open = || domain.opener(NAME).open();
     if work == Work::Open {

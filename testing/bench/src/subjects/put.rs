@@ -92,7 +92,7 @@ fn await_release(before: u64) {
     }
 }
 
-/// Bytes of all memfds and other shared memory of the machine.
+/// Returns bytes of all memfds and other shared memory of the machine.
 fn shared_memory() -> u64 {
     meminfo("Shmem:").unwrap_or(0)
 }

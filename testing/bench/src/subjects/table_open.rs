@@ -36,7 +36,7 @@ pub(super) fn run(bench: &mut Bench, broker: &Broker) -> Result<(), Failure> {
     bench.run(Comparison::new(case("find one of its tensors", Unit::Microseconds), find), plan)
 }
 
-/// The names of a large mixture-of-experts model: 256 experts a layer, each of three quantised matrices.
+/// Returns the names of a large mixture-of-experts model: 256 experts a layer, each of three quantised matrices.
 fn names() -> impl Iterator<Item = String> {
     (0..61).flat_map(|layer| {
         let attention = ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"];
@@ -51,7 +51,7 @@ fn names() -> impl Iterator<Item = String> {
     })
 }
 
-/// The tensors are small: what is measured is their number.
+/// Returns a model of many small tensors: the benchmark measures their number.
 fn commit(domain: &Domain, names: &[String]) -> Result<Segment, Failure> {
     let builder = domain.create("model", Place::Host);
     let builder = names.iter().fold(builder, |builder, name| builder.tensor(name, DType::BF16, &[8, 16]));

@@ -86,7 +86,7 @@ pub(super) fn a_race_with_death_is_told_as_one() -> Result<(), String> {
     Ok(())
 }
 
-/// Where it was made, opening it finds the same addresses.
+/// Opening it in its own process returns the same addresses.
 pub(super) fn published_memory_opens_where_it_was_made() -> Result<(), String> {
     let world = World::new()?;
     let published = publish(&world.domain)?;

@@ -31,7 +31,7 @@ pub(crate) struct Test {
     pub(crate) run: fn() -> Result<(), String>,
 }
 
-/// All tests, in the order in which they run: what the others build on comes first.
+/// Returns all tests, in the order in which they run: what the others build on comes first.
 pub(crate) fn all() -> impl Iterator<Item = &'static Test> {
     facts::FACTS.iter().chain(TESTS).chain(timelines::TESTS)
 }

@@ -26,7 +26,7 @@ pub(crate) enum Needs {
 }
 
 impl Needs {
-    /// Why a machine with these GPUs cannot run the test, if it cannot.
+    /// Returns why a machine with these GPUs cannot run the test, if it cannot.
     pub(crate) fn missing(self, found: &GpuFacts) -> Option<String> {
         match self {
             Self::Gpu(needed) if found.count < needed => {
@@ -59,8 +59,8 @@ impl fmt::Display for Needs {
 
 pub(crate) const FREE_MEMORY: Needs = Needs::RealGpu("each process on a simulated one has its own free memory");
 
-/// Runs what is added to it in PID, IPC and mount namespaces of its own: as the root that we are, else as that of a user
-/// namespace.
+/// Runs what is added to it in PID, IPC and mount namespaces of its own: as the root that we are, else as that of a
+/// user namespace.
 pub(crate) fn own_namespaces() -> Option<Command> {
     let unshare = |user: &[&str]| {
         let mut command = Command::new("unshare");

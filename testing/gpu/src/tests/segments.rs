@@ -119,7 +119,7 @@ pub(crate) fn uncommitted_memory_comes_back() -> Result<(), String> {
     }
 }
 
-/// A removed name gives its memory back as soon as nobody holds it.
+/// The memory of a removed name is freed as soon as it has no holder.
 pub(crate) fn removed_memory_comes_back() -> Result<(), String> {
     let world = World::new()?;
     let before = free_bytes()?;
@@ -160,7 +160,7 @@ pub(crate) fn frozen_memory_is_read_only() -> Result<(), String> {
     let range = segment.tensor("x").map_err(tell)?.device().map_err(tell)?;
     ensure(!range.is_writable(), || "the committer may still write".into())?;
     world.play("write_read_only", &["frozen"])?.finish()?;
-    // The writer broke its own context, and nobody else's data.
+    // The writer broke only its own context, and no other data.
     verify(&world.domain, &segment, 1)
 }
 
@@ -212,7 +212,7 @@ pub(crate) fn dropped_under_running_work() -> Result<(), String> {
     gpu.stream().synchronize().map_err(tell)
 }
 
-/// Nothing runs in memory whose address nobody was told: dropping it does not wait for what else the process runs.
+/// No work uses memory whose address was never given out, so dropping it does not wait for other work of the process.
 pub(crate) fn dropped_behind_a_wait() -> Result<(), String> {
     let world = World::new()?;
     let place = first_gpu()?;

@@ -171,7 +171,7 @@ impl Check {
         Ok(event)
     }
 
-    /// The handle of a whole `cuMemAlloc` allocation or of a place in it.
+    /// Returns the handle of a whole `cuMemAlloc` allocation or of a place in it.
     pub(crate) fn legacy_handle(&self, address: Address) -> Result<IpcHandle, String> {
         let mut handle = IpcHandle([0; 64]);
         self.cuda.ipc_get_mem_handle(&mut handle, address).ok()?;
@@ -272,7 +272,7 @@ impl Check {
         Ok(self.cuda.stream_synchronize(stream))
     }
 
-    /// Whether a kernel finds the test pattern, each word `factor` times, in all of the memory.
+    /// Returns whether a kernel finds the test pattern, each word `factor` times, in all of the memory.
     pub(crate) fn holds_pattern(&self, address: Address, bytes: usize, factor: u64) -> Result<bool, String> {
         let Kernels { verify, result, stream, .. } = self.kernels()?;
         self.cuda.memset_d8_async(result, 0xFF, 8, stream).ok()?;
@@ -289,7 +289,7 @@ impl Check {
     }
 }
 
-/// The word of the test pattern at an index.
+/// Returns the word of the test pattern at an index.
 pub(crate) fn pattern(index: u64) -> u32 {
     kernels::expected(index)
 }
@@ -325,7 +325,7 @@ impl Message {
 pub(crate) struct Line(OwnedFd);
 
 impl Line {
-    /// The line of a process that plays a role, which is its standard input.
+    /// Returns the line of a process that plays a role, which is its standard input.
     pub(crate) fn of_role() -> Result<Self, String> {
         rustix::stdio::stdin().try_clone_to_owned().map(Self).map_err(tell)
     }
@@ -339,7 +339,7 @@ impl Line {
         socket::send(&self.0, bytes.as_ref(), &[descriptor]).map(drop).map_err(tell)
     }
 
-    /// The next message; nothing when the other end is closed.
+    /// Returns the next message; nothing when the other end is closed.
     pub(crate) fn hear(&self) -> Result<Option<Message>, String> {
         ensure(self.speaks_within(TIMEOUT)?, || format!("nothing was heard for {} s", TIMEOUT.as_secs()))?;
         let mut bytes = vec![0; 256];
@@ -353,7 +353,7 @@ impl Line {
         Ok((received > 0).then(|| Message { bytes, descriptor: descriptors.pop_front() }))
     }
 
-    /// Whether the other end says something, or goes, within `limit`.
+    /// Returns whether the other end says something, or goes, within `limit`.
     pub(crate) fn speaks_within(&self, limit: Duration) -> Result<bool, String> {
         socket::wait(&self.0, Ready::Read, Some(Instant::now() + limit)).map_err(tell)
     }

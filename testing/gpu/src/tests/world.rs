@@ -12,7 +12,7 @@ use partywall::{Domain, Place, cuda, gpu};
 /// The option that makes this program play a role.
 pub(crate) const ROLE: &str = "--role";
 
-/// How long anything may take that should not take long.
+/// The timeout of steps that should be short.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A broker in a directory of its own. Dropping it ends the broker.
@@ -130,7 +130,7 @@ pub(crate) fn say(line: &str) {
     println!("{line}");
 }
 
-/// The first GPU of this process.
+/// Returns the first GPU of this process.
 pub(crate) fn first_gpu() -> Result<Place, String> {
     let device = gpu::devices().map_err(tell)?.into_iter().next().ok_or("no GPU")?;
     Ok(Place::Gpu(device.uuid().map_err(tell)?))
@@ -158,7 +158,7 @@ pub(crate) fn eventually(what: &str, mut ask: impl FnMut() -> Result<bool, Strin
     }
 }
 
-/// An error as text, with its causes.
+/// Returns an error as text, with its causes.
 pub(crate) fn tell(error: impl std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 /// How many values are printed.
 pub(super) const VALUES: usize = 8;
 
-/// Returns bytes of the first values of a type. Of one whose values are not told, as many bytes are.
+/// Returns the size in bytes of the printed values of a type. A type without printable values shows as many bytes.
 pub(super) fn head(dtype: DType) -> u64 {
     VALUES as u64 * if is_told(dtype) { dtype.item_bytes().unwrap_or(1) } else { 1 }
 }

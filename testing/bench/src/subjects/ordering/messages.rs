@@ -1,4 +1,5 @@
-//! Messages by topics, one each way: both looking, both waiting, one asleep; with kernels at both ends; and many of them.
+//! Messages by topics, one each way: both looking, both waiting, one asleep; with kernels at both ends; and many of
+//! them.
 
 use std::{fs, time::Instant};
 
@@ -120,9 +121,9 @@ fn sleep<const SUBSCRIBERS: usize>(side: &Side, count: usize) -> Result<Vec<f64>
     wake(side, count, |at| ends.give(at), |at| ends.wait(at))
 }
 
-/// Nanoseconds of one hand-off of two: a kernel, a message that it was enqueued, a kernel for each subscriber behind it over
-/// there, the same back, and the host waits for the last of them. What was received is `done` with after that, or, over there,
-/// after the answer.
+/// Nanoseconds of one hand-off of two: a kernel, a message that it was enqueued, a kernel for each subscriber behind it
+/// over there, the same back, and the host waits for the last of them. What was received is `done` with after that, or,
+/// over there, after the answer.
 fn round_trips<T>(
     side: &Side,
     count: usize,
@@ -194,7 +195,7 @@ fn publish_on(side: &Side, ends: &Ends, words: u64) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A message for each subscriber, which a kernel reads.
+/// Returns a message for each subscriber, which a kernel reads.
 fn receive_on(side: &Side, ends: &Ends) -> Result<Vec<Sample>, Failure> {
     let device = side.device()?;
     let mut samples = Vec::with_capacity(ends.subscribers.len());
@@ -239,8 +240,8 @@ const MANY: u64 = 1_000;
 
 const LARGE: u64 = 4 << 20;
 
-/// What the first side uses for a message, in the mean of a thousand of 4 MiB: written by kernels on a GPU, in host memory
-/// with another first word each.
+/// Returns what the first side uses for a message, in the mean of a thousand of 4 MiB: written by kernels on a GPU, in
+/// host memory with another first word each.
 fn many(side: &Side, count: usize, used: fn(&Used, &Used) -> f64) -> Result<Vec<f64>, Failure> {
     let ends = side.ends(1, LARGE)?;
     let on_gpu = side.device().is_ok();

@@ -71,7 +71,7 @@ impl Pair {
         Ok(Self { processes: RefCell::new(processes), under_mps: first == UNDER_MPS })
     }
 
-    /// Whether they share a context on their GPU.
+    /// Returns whether they share a context on their GPU.
     pub(crate) fn is_under_mps(&self) -> bool {
         self.under_mps
     }
@@ -82,7 +82,7 @@ impl Pair {
         placement.apply_to(first.pid(), second.pid())
     }
 
-    /// Samples of a way, taken `batch` at a time.
+    /// Returns samples of a way, taken `batch` at a time.
     pub(crate) fn sampler(&self, way: &'static str, unit: Unit, batch: usize) -> Sampler<'_> {
         let mut taken = VecDeque::new();
         Box::new(move || {
@@ -153,18 +153,19 @@ impl Side {
         yield_until(theirs, meeting)
     }
 
-    /// What is this side's of a pair, then what is the other's.
+    /// Returns what is this side's of a pair, then what is the other's.
     pub(super) fn sides<T: Copy>(&self, [first, second]: [T; 2]) -> [T; 2] {
         if self.first { [first, second] } else { [second, first] }
     }
 
-    /// The next step of both.
+    /// Returns the next step of both.
     pub(super) fn step(&self) -> u64 {
         self.at.set(self.at.get() + 1);
         self.at.get()
     }
 
-    /// What this side has of two topics, one each way, with so many subscribers on either side and samples of so many bytes.
+    /// Returns what this side has of two topics, one each way, with so many subscribers on either side and samples of
+    /// so many bytes.
     pub(super) fn ends(&self, subscribers: usize, bytes: u64) -> Result<Rc<Ends>, Failure> {
         if let Some(ends) = self.ends.borrow().get(&(subscribers, bytes)) {
             return Ok(ends.clone());

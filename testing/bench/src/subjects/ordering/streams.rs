@@ -91,7 +91,7 @@ fn measure(bench: &mut Bench, pair: &Pair, sharing: &str) -> Result<(), Failure>
     Ok(())
 }
 
-/// What the long kernel reads: a quarter of a millisecond on an H200.
+/// Returns what the long kernel reads: a quarter of a millisecond on an H200.
 fn large(bench: &Bench) -> u64 {
     if bench.quick { 16 << 20 } else { 1 << 30 }
 }
@@ -149,12 +149,12 @@ impl Device {
         })
     }
 
-    /// Whether the GPU runs this process beside others, in one context.
+    /// Returns whether the GPU runs this process beside others, in one context.
     pub(super) fn is_under_mps(&self) -> Result<bool, Failure> {
         Ok(self.gpu.context().device().attribute(DeviceAttribute::MPS_ENABLED)? != 0)
     }
 
-    /// Where it is.
+    /// Returns the address.
     pub(super) fn place(&self) -> Place {
         Place::Gpu(self.gpu.uuid())
     }
@@ -163,7 +163,7 @@ impl Device {
         self.stream.as_ref()
     }
 
-    /// What both sides have.
+    /// Returns what both sides have.
     pub(super) fn shared(&self) -> Result<DeviceRange<'_>, Failure> {
         Ok(self.shared.tensor(SHARED)?.device()?)
     }
@@ -281,8 +281,8 @@ fn ahead(side: &Side, count: usize, by: By) -> Result<Vec<f64>, Failure> {
     Ok(samples)
 }
 
-/// Nanoseconds of one hand-off of two: a kernel, a message that it was enqueued, a kernel behind it over there, the same
-/// back, and the host waits for the last of them.
+/// Nanoseconds of one hand-off of two: a kernel, a message that it was enqueued, a kernel behind it over there, the
+/// same back, and the host waits for the last of them.
 fn messages(side: &Side, count: usize, by: By) -> Result<Vec<f64>, Failure> {
     let device = side.device()?;
     let mut samples = Vec::with_capacity(count);

@@ -243,8 +243,8 @@ fn wait_for(check: &Check, stream: Handle) -> Result<raw::Answer, String> {
     }
 }
 
-/// Whether a stream still has work after another one had time to do all of its own. A stream that is blocked stays
-/// so: this never fails by chance, and finds one that is not blocked unless that was very slow.
+/// Returns whether a stream still has work after another one had time to do all of its own. A stream that is blocked
+/// stays so: this never fails by chance, and finds one that is not blocked unless that was very slow.
 fn look_twice(check: &Check, stream: Handle) -> Result<raw::Answer, String> {
     let other = check.stream()?;
     let scratch = check.alloc(BYTES)?;
@@ -255,7 +255,7 @@ fn look_twice(check: &Check, stream: Handle) -> Result<raw::Answer, String> {
     Ok(check.cuda.stream_query(stream))
 }
 
-/// What a role fails with that was to be killed.
+/// Returns what a role fails with that was to be killed.
 fn outlived<T>() -> Result<T, String> {
     Err("nobody killed this process".to_owned())
 }

@@ -36,7 +36,7 @@ impl Mps {
         Ok(mps)
     }
 
-    /// The variable that makes a process a client, and its value.
+    /// Returns the variable that makes a process a client, and its value.
     pub(crate) fn environment(&self) -> (&'static str, &Path) {
         (mps::PIPES, &self.directory)
     }

@@ -89,7 +89,7 @@ pub(super) fn victim(check: &Check, line: &Line) -> Result<(), String> {
     outlived()
 }
 
-/// A process that launches one kernel after the other until [`enough`], or until the driver refuses.
+/// Returns a process that launches one kernel after the other until [`enough`], or until the driver refuses.
 pub(super) fn start(command: Command) -> Result<Peer, String> {
     let mut neighbour = Peer::start_with("neighbour", command)?;
     neighbour.expect("working")?;
@@ -102,8 +102,8 @@ pub(super) fn enough(neighbour: &mut Peer) -> Result<CuResult, String> {
     last_answer(neighbour)
 }
 
-/// What the driver answered to the last work of a neighbour, which comes when it is told that it is enough, or when it
-/// failed.
+/// Returns what the driver answered to the last work of a neighbour, which comes when it is told that it is enough, or
+/// when it failed.
 pub(super) fn last_answer(neighbour: &mut Peer) -> Result<CuResult, String> {
     neighbour.hear()?.text().parse().map(CuResult).map_err(tell)
 }

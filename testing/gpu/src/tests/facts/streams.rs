@@ -32,7 +32,7 @@ pub(super) fn a_stream_works_in_order(check: &Check) -> Result<(), String> {
     Ok(())
 }
 
-/// The last value of a timeline before it is poisoned, and the poison.
+/// Returns the last value of a timeline before it is poisoned, and the poison.
 fn poison(last: u64) -> u64 {
     last + (1 << 62) + 1
 }

@@ -69,7 +69,7 @@ fn is_filled(gpu: &Gpu, block: &Block) -> bool {
     found.unwrap().is_none()
 }
 
-/// What all scenes begin with: a pool of so many blocks, and what the others' streams wait for.
+/// Returns what all scenes begin with: a pool of so many blocks, and what the others' streams wait for.
 fn stage(world: &World, blocks: u32) -> (Domain, Pool, TimelineWriter) {
     stage_with(world, |options| options.blocks(blocks))
 }
@@ -184,7 +184,7 @@ pub(crate) fn a_connection_that_ends_keeps_the_blocks_of_the_gpu(world: &World) 
     assert!(is_filled(pool.gpu().unwrap(), &block));
 }
 
-/// Nobody knows whether the work is over.
+/// The end of the work cannot be proved.
 pub(crate) fn blocks_of_a_lost_context_come_back_with_the_end_of_their_process(world: &World) {
     let (domain, pool, _gate) = stage(world, 3);
     let states = || domain.members().unwrap().iter().map(|member| member.state).collect::<Vec<_>>();

@@ -106,7 +106,7 @@ pub(crate) fn a_connection_that_ends_keeps_the_permits_of_streams(world: &World)
     outside.acquire(TIMEOUT).unwrap().release().unwrap();
 }
 
-/// Nobody knows whether the work is over.
+/// The end of the work cannot be proved.
 pub(crate) fn a_permit_of_a_lost_context_comes_back_with_the_end_of_its_process(world: &World) {
     let domain = world.connect();
     let semaphore = domain.semaphore("seats", 1).unwrap();

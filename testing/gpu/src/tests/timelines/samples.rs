@@ -80,13 +80,13 @@ fn receive(subscriber: &Subscriber) -> Sample {
     subscriber.recv(TIMEOUT).unwrap()
 }
 
-/// Whether a kernel on `stream` finds what another has written.
+/// Returns whether a kernel on `stream` finds what another has written.
 fn is_filled(gpu: &Gpu, stream: &Stream, sample: &Sample) -> bool {
     let range = sample.device_on(stream.as_ref()).unwrap();
     gpu.kernels().unwrap().verify(stream.as_ref(), range.as_slice(), 1).unwrap().is_none()
 }
 
-/// What all scenes begin with: a topic of few blocks, and what the others' streams wait for.
+/// Returns what all scenes begin with: a topic of few blocks, and what the others' streams wait for.
 fn stage(world: &World) -> (Domain, Topic, TimelineWriter) {
     stage_of(world, |topic| topic.publishers(2).subscribers(3).held(2))
 }
@@ -172,7 +172,8 @@ pub(crate) fn blocks_that_streams_write_are_not_used_again(world: &World) {
     eventually("its place is free", || topic.stats().publishers.len() == 1);
 }
 
-/// As far as the ring is deep, and what it is promised besides. What it may not take is there for others, even if it is stopped.
+/// As far as the ring is deep, and what it is promised besides. What it may not take is there for others, even if it is
+/// stopped.
 pub(crate) fn a_publisher_that_is_ahead_of_its_gpu_leaves_blocks_for_others(world: &World) {
     let (domain, topic, gate) = stage(world);
     let gpu = gpu(&domain);
@@ -193,8 +194,8 @@ pub(crate) fn a_publisher_that_is_ahead_of_its_gpu_leaves_blocks_for_others(worl
     unused(&topic);
 }
 
-/// As above, with all publishers but one ahead of their GPUs, and a subscriber that keeps what it may. The topic has the ring's
-/// depth more blocks for each of them than it needs.
+/// As above, with all publishers but one ahead of their GPUs, and a subscriber that keeps what it may. The topic has
+/// the ring's depth more blocks for each of them than it needs.
 pub(crate) fn all_publishers_but_one_ahead_of_their_gpus_leave_blocks_for_the_last(world: &World) {
     let depth = 2;
     let publishers = 3;
@@ -219,8 +220,8 @@ pub(crate) fn all_publishers_but_one_ahead_of_their_gpus_leave_blocks_for_the_la
     others.iter_mut().for_each(|other| _ = other.have("leave"));
 }
 
-/// The publisher is killed before its stream has written the sample. Who received it hears so, and so does who received what
-/// was made of it.
+/// The publisher is killed before its stream has written the sample. Its receivers are notified, and so are the
+/// receivers of samples derived from it.
 pub(crate) fn unfinished_samples_of_a_dead_publisher_have_failed_and_taint_derived_ones(world: &World) {
     let (domain, topic, _gate) = stage(world);
     let gpu = gpu(&domain);
@@ -322,7 +323,7 @@ pub(crate) fn samples_come_back_when_the_gpu_is_done_or_the_process_is_dead(worl
     unused(&topic);
 }
 
-/// Nobody knows what its streams still do: its block stays.
+/// Its streams may still run, so its block stays held.
 pub(crate) fn unfinished_samples_of_a_publisher_with_a_lost_context_have_failed(world: &World) {
     let (domain, topic, _gate) = stage(world);
     let subscriber = topic.subscriber(Policy::Block).unwrap();

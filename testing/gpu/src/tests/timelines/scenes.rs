@@ -1,7 +1,7 @@
 //! Timelines among streams: what is to happen, on whatever driver there is.
 //!
-//! Also the tests of `crates/partywall`, which run each scene on the simulated driver. Both programs bring a `world` along:
-//! a broker, and this program again as another process that plays [`play`].
+//! Also the tests of `crates/partywall`, which run each scene on the simulated driver. Both programs bring a `world`
+//! along: a broker, and this program again as another process that plays [`play`].
 #![allow(clippy::unwrap_used)] // tests, their helpers included
 
 use std::{
@@ -77,7 +77,7 @@ pub(crate) fn ended(result: Result<(), Error>) -> (TimelineEnding, u64, u64) {
     }
 }
 
-/// Whether waiting for `v` is in vain at the moment.
+/// Returns whether waiting for `v` is in vain at the moment.
 pub(crate) fn is_pending(timeline: &Timeline, v: u64) -> bool {
     match timeline.wait(v, Duration::ZERO) {
         Ok(()) => false,
@@ -127,7 +127,7 @@ fn slice(data: &Segment) -> DeviceSlice<'_> {
     data.tensor("x").unwrap().device().unwrap().as_slice()
 }
 
-/// How many times over the data holds what a kernel has written, once the stream has come so far.
+/// Returns how many times over the data holds what a kernel has written, once the stream has come so far.
 fn found(gpu: &Gpu, stream: &Stream, data: &Segment) -> u32 {
     stream.synchronize().unwrap();
     let times = (1..=4).find(|times| gpu.kernels().unwrap().verify(gpu.stream(), slice(data), *times) == Ok(None));
@@ -160,7 +160,7 @@ impl Stage {
         self.stream.as_ref().is_done().unwrap()
     }
 
-    /// Whether the stream still waits when another one had the time to work.
+    /// Returns whether the stream still waits when another one had the time to work.
     fn still_waits(&self) -> bool {
         let (other, scratch) = &self.other;
         for _ in 0..3 {
@@ -499,7 +499,7 @@ pub(crate) fn values_that_rest_on_a_dead_stage_are_tainted_down_the_chain(world:
     last.wait(100, TIMEOUT).unwrap();
     last.check().unwrap();
     first.kill();
-    // Streams cannot be told: they run to the end, on garbage.
+    // Streams cannot be notified: they run to the end and read incomplete data.
     last.wait(300, TIMEOUT).unwrap();
     assert_eq!((middle.timeline().value(), end.timeline().value()), (30, 300));
     eventually("the mark", || last.check().is_err());
@@ -599,7 +599,8 @@ pub(crate) fn a_limited_wait_ends_by_the_value_or_by_the_clock(world: &World) {
     eventually("the end", || in_time.is_over());
     in_time.outcome().unwrap().unwrap();
     timeline.wait_on_for(stream, 1, Duration::ZERO).unwrap().outcome().unwrap().unwrap();
-    // More than a slab has, at a time; and on several streams, because the driver blocks whoever enqueues behind so many.
+    // More than a slab has, at a time; and on several streams, because the driver blocks whoever enqueues behind so
+    // many.
     let streams: Vec<_> = (0..6).map(|_| Stream::new(stage.gpu.context()).unwrap()).collect();
     let wait = |stream: &Stream| timeline.wait_on_for(stream.as_ref(), 2, Duration::MAX).unwrap();
     let many: Vec<_> = streams.iter().flat_map(|stream| (0..250).map(move |_| wait(stream))).collect();

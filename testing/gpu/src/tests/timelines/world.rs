@@ -110,7 +110,7 @@ impl Drop for Actor {
     }
 }
 
-/// What a role is told next; `None` when there is nothing more to say.
+/// Returns what a role is told next; `None` when there is nothing more to say.
 pub(crate) fn next_order() -> Option<String> {
     let mut line = Vec::new();
     let mut input = std::io::stdin().lock();
@@ -135,12 +135,12 @@ pub(crate) fn eventually(what: &str, mut ask: impl FnMut() -> bool) {
     }
 }
 
-/// The first GPU of this process.
+/// Returns the first GPU of this process.
 pub(crate) fn gpu(domain: &Domain) -> Arc<Gpu> {
     domain.gpu(partywall::gpu::devices().unwrap()[0].uuid().unwrap()).unwrap()
 }
 
-/// Whether `body` is true in a forked child, which ends then.
+/// Returns whether `body` is true in a forked child, which ends then.
 pub(crate) fn in_a_child(body: impl FnOnce() -> bool) -> bool {
     crate::raw::in_fork(|| u8::from(body())).unwrap() == 1
 }
