@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn clients_and_versions_share_the_open_files() {
+    fn clients_and_versions_share_the_fd_limit() {
         let few = Limits::default().resolve(1024).unwrap();
         assert_eq!((few.clients, few.fds), (128, 1024 - 3 * 128 - FDS_OF_OURS));
         let many = Limits::default().resolve(1 << 30).unwrap();
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_without_room_for_memory_are_refused_and_the_named_numbers_suffice() {
+    fn limits_without_room_for_memory_are_refused_with_sufficient_numbers() {
         let crowded = Limits { clients: Some(12_000), ..Limits::default() };
         let (needed, room) = refused(&crowded, 20_000);
         assert_eq!((needed, room), (36_240, 6586));

@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn it_never_exceeds_two_files() {
+    fn log_never_exceeds_two_files() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("d.log");
         let mut log = RotatingLog::with_limit(path.clone(), 100).unwrap();
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn it_goes_on_where_it_ended() {
+    fn reopened_log_continues_where_it_ended() {
         let dir = tempfile::tempdir().unwrap();
         for line in ["first\n", "second\n"] {
             RotatingLog::open(dir.path().join("d.log")).unwrap().write_all(line.as_bytes()).unwrap();

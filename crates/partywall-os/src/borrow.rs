@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn one_writes_or_many_read() {
+    fn block_has_one_writer_or_many_readers() {
         let blocks = BlockBorrows::new(map(4096), 256, 256, 200, 15).unwrap();
         let mut ours = blocks.borrow_mut(1).unwrap();
         blocks.bytes_mut(&mut ours).fill(7);
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_lie_where_they_should() {
+    fn blocks_are_placed_by_offset_and_stride() {
         let map = map(4096);
         let blocks = BlockBorrows::new(map.clone(), 64, 128, 100, 3).unwrap();
         for index in 0..3 {

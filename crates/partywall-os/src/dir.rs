@@ -125,7 +125,7 @@ mod tests {
     use std::os::unix::fs::{PermissionsExt, symlink};
 
     #[test]
-    fn only_a_directory_of_our_own_will_do() {
+    fn only_a_private_directory_is_accepted() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("pw");
         assert_eq!(PrivateDir::open(&path, false).unwrap_err(), Unsafe::Errno(Errno::NOENT));

@@ -65,7 +65,7 @@ mod tests {
     use crate::memfd;
 
     #[test]
-    fn files_are_told_apart() {
+    fn file_kinds_are_distinguished() {
         let memfd = memfd::frozen("partywall:test", &[0; 10]).unwrap();
         assert!(matches!(classify(&memfd), Ok(FdKind::Memfd { bytes: 10, seals }) if seals.fixed_length()));
         let describe = |fd: &dyn Fn() -> std::fs::File| match classify(fd()).unwrap() {

@@ -57,7 +57,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(100);
 
     #[test]
-    fn another_value_does_not_sleep_and_time_runs_out() {
+    fn futex_does_not_sleep_on_another_value_and_times_out() {
         let word = AtomicU32::new(1);
         assert!(wait(&word, 0, LONG));
         assert!(!wait(&word, 1, Duration::from_millis(1)));

@@ -538,7 +538,7 @@ mod tests {
     }
 
     #[test]
-    fn files_lie_one_behind_the_other_and_what_is_there_stays() {
+    fn extension_appends_files_and_keeps_addresses() {
         let page = rustix::param::page_size();
         let first = shared(page as u64);
         let second = shared(2 * page as u64);
@@ -555,7 +555,7 @@ mod tests {
     }
 
     #[test]
-    fn an_extension_that_is_not_published_leaves_nothing() {
+    fn unpublished_extension_leaves_nothing() {
         let page = rustix::param::page_size();
         let map = SharedMap::new([shared(page as u64)], 4 * page, true).unwrap();
         let other = shared(page as u64);
@@ -575,20 +575,20 @@ mod tests {
     }
 
     #[test]
-    fn a_reservation_that_cannot_be_had_is_done_without() {
+    fn map_works_without_a_reservation() {
         let map = SharedMap::new([shared(10)], usize::MAX / 2, false).unwrap();
         assert_eq!((map.len(), map.reserved()), (10, 10));
     }
 
     #[test]
     #[should_panic(expected = "opened for reading")]
-    fn a_read_only_mapping_is_not_written() {
+    fn read_only_mapping_is_not_written() {
         let fd = memfd::Draft::create("partywall:test", 64).unwrap().share().unwrap();
         SharedMap::readable(&fd).unwrap().slice::<u8>(0, 1).unwrap().set(0, 1);
     }
 
     #[test]
-    fn a_part_is_what_was_found_and_keeps_it() {
+    fn part_keeps_its_mapping() {
         let file = shared(64);
         let map = Arc::new(SharedMap::writable(&file).unwrap());
         let part = map.part::<AtomicU64>(8, 7).unwrap();
@@ -602,7 +602,7 @@ mod tests {
     }
 
     #[test]
-    fn atomics_are_borrowed_within_what_is_mapped_for_writing() {
+    fn atomics_are_borrowed_only_from_writable_memory() {
         let fd = memfd::Draft::create("partywall:test", 4096).unwrap().share().unwrap();
         let map = SharedMap::writable(&fd).unwrap();
         let words = map.atomics::<[AtomicU64; 8]>(64, 63).unwrap();

@@ -249,7 +249,7 @@ mod tests {
     use crate::map::{SealedMap, SharedMap};
 
     #[test]
-    fn a_memfd_can_neither_shrink_nor_grow() {
+    fn memfd_can_neither_shrink_nor_grow() {
         let mut draft = Draft::create("partywall:test", 4096).unwrap();
         assert!(Seals::of(&draft.fd).unwrap().fixed_length());
         assert_eq!(fs::ftruncate(&draft.fd, 0), Err(io::Errno::PERM));
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frozen_memfd_refuses_writers() {
+    fn frozen_memfd_refuses_writers() {
         let mut draft = Draft::create("partywall:test", 4096).unwrap();
         draft.bytes_mut().unwrap()[7] = 42;
         draft.writer().write_all_at(&[43], 8).unwrap();

@@ -243,14 +243,14 @@ mod tests {
     use std::time::{Duration, Instant};
 
     #[test]
-    fn a_pidfd_says_whose_it_is() {
+    fn pidfd_names_its_process() {
         let own = own_pidfd().unwrap();
         assert_eq!(pidfd_info(&own), Some(PidfdInfo::Process(std::process::id())));
         assert_eq!(pidfd_info(crate::memfd::frozen("partywall:test", b"x").unwrap()), None);
     }
 
     #[test]
-    fn a_killed_child_makes_its_pidfd_readable() {
+    fn killed_child_makes_its_pidfd_readable() {
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let fd = pidfd(child.id()).unwrap();
         assert_eq!(socket::wait(&fd, Ready::Read, Some(Instant::now())), Ok(false));
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_forked_child_knows_that_it_is_one() {
+    fn forked_child_knows_that_it_is_one() {
         let before = fork_generation();
         assert_eq!(fork_generation(), before);
         // SAFETY: the child only looks at an atomic and leaves without running anything of this process.
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_names_the_peer_of_a_pair() {
+    fn kernel_names_the_peer_of_a_pair() {
         let (a, _b) = socket::pair().unwrap();
         if let Some(fd) = peer_pidfd(&a) {
             assert_eq!(pidfd_info(&fd), Some(PidfdInfo::Process(std::process::id())));
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn the_fd_limit_is_raised_to_the_hard_one() {
+    fn fd_limit_is_raised_to_the_hard_limit() {
         let raised = raise_fd_limit();
         let now = process::getrlimit(Resource::Nofile);
         assert_eq!(Some(raised), now.current);

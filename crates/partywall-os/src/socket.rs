@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_is_drained_when_all_is_read_or_the_peer_is_gone() {
+    fn socket_is_drained_when_all_is_read_or_the_peer_is_gone() {
         let (a, b) = pair().unwrap();
         assert!(is_drained(&a));
         assert_eq!(send(&a, b"xyz", &[b.as_fd()]), Ok(3));
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_fds_as_the_kernel_passes_arrive_and_one_more_is_refused() {
+    fn max_fds_arrive_and_one_more_is_refused() {
         let (a, b) = pair().unwrap();
         let fds = dup_many(&b, MAX_FDS + 1);
         let borrowed: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dead_peer_is_an_error_and_no_signal() {
+    fn dead_peer_is_an_error_without_a_signal() {
         let (a, b) = pair().unwrap();
         drop(b);
         assert_eq!(send(&a, b"x", &[]), Err(Errno::PIPE));
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn the_listener_is_ours_alone_and_tells_the_peer() {
+    fn listener_has_mode_0600_and_reports_the_peer() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s.sock");
         let listener = listen(&path).unwrap();

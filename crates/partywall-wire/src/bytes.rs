@@ -34,7 +34,7 @@ mod tests {
     struct Piece(#[serde(with = "super")] Vec<u8>);
 
     #[test]
-    fn they_are_encoded_as_a_sequence_is() {
+    fn bytes_are_encoded_as_a_sequence() {
         for len in [0, 1, 127, 128, 20_000] {
             let bytes: Vec<u8> = (0..len).map(|i| i as u8).collect();
             let piece = Piece(bytes.clone());

@@ -242,7 +242,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shape_accepts_its_lengths_and_any_where_it_has_none() {
+    fn shape_accepts_its_lengths_and_any_for_none() {
         let shape = SampleShape::new(&[None, Some(640), Some(3)]).unwrap();
         assert_eq!((shape.to_string().as_str(), shape.extents().len()), ("[any, 640, 3]", 3));
         assert!(shape.accepts(&[0, 640, 3]) && shape.accepts(&[u64::MAX, 640, 3]));

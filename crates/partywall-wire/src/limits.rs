@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_that_are_refused_say_why() {
+    fn refused_names_give_the_reason() {
         for (name, word) in [
             ("", "at least one"),
             ("a b", "' '"),

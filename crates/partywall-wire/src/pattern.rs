@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn patterns_that_are_like_nothing_are_refused() {
+    fn patterns_that_match_no_name_are_refused() {
         for (pattern, word) in [("", "at least one"), ("a b", "' '"), ("[ab]", "'['"), ("ä", "'ä'")] {
             assert!(Pattern::new(pattern).is_err_and(|why| why.contains(word)), "{pattern}");
         }

@@ -91,7 +91,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_banded_distance_is_the_plain_one(a in "[ab]{0,10}", b in "[ab]{0,10}") {
+        fn banded_distance_equals_the_plain_one(a in "[ab]{0,10}", b in "[ab]{0,10}") {
             let limit = FAR.min(a.len().max(b.len()) / 3);
             let plain = plain(a.as_bytes(), b.as_bytes());
             let expected = (limit > 0 && plain <= limit).then_some(plain);
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_person_may_have_meant() {
+    fn near_names_are_suggested() {
         assert_eq!(rank("LLM", "llm"), Some(0));
         assert_eq!(rank("weights", "wieghts"), Some(2));
         assert_eq!(rank("weights/version2", "weights"), Some(FAR + 1));

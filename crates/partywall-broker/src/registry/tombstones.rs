@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_are_forgotten_first() {
+    fn oldest_tombstones_are_forgotten_first() {
         let mut all = Tombstones::default();
         let find = |all: &Tombstones, i, version| all.find(&name(i), version, 0).is_some();
         for i in 0..=MOST {
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn ends_are_forgotten_after_a_minute() {
+    fn tombstones_are_forgotten_after_a_minute() {
         let mut all = Tombstones::default();
         all.put(&name(0), tombstone(5));
         all.put(&name(1), tombstone(6));

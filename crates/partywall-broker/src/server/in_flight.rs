@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_does_not_read_is_bounded_before_all_together_are() {
+    fn per_process_bound_applies_before_the_common_one() {
         let mut in_flight = InFlight::default();
         let mut theirs = Vec::new();
         let mut last = 0;
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_keeps_its_slots_between_its_groups() {
+    fn message_keeps_its_slots_between_groups() {
         let mut in_flight = InFlight::default();
         let (ours, theirs) = pair();
         assert!(in_flight.reserve(port(1), &ours, process(1), FDS_AT_ONCE));

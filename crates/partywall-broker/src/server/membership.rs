@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn neither_hanging_up_nor_exiting_alone_proves_death() {
+    fn death_needs_both_exit_and_hang_up() {
         let (mut members, member, connection) = member();
         assert_eq!(members.proof(member, Duration::ZERO), Proof::None);
         members.closed(member, connection);
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_pidfd_the_end_of_its_connections_is_all_there_is() {
+    fn without_pidfd_closed_connections_are_the_only_evidence() {
         let mut members = Membership::default();
         let connection = ConnectionId(1);
         let member = join(&mut members, Identified { pidfd: None, ..client() }, connection);
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn every_connection_of_a_member_has_to_end() {
+    fn death_needs_the_end_of_every_connection() {
         let (mut members, member, first) = member();
         let second = ConnectionId(2);
         assert_eq!(members.resume(member, second), Some(first));
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_are_short_and_harmless() {
+    fn commands_are_shortened_and_escaped() {
         let shown = |command: &str| {
             presentable(&ClientHello { command: command.into(), operator: false, simulated: false, resume: None })
         };

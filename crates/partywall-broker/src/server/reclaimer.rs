@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn last_drop_closes_it_and_then_it_is_reported() {
+    fn last_drop_closes_then_reports() {
         let reclaimer = Reclaimer::start().unwrap();
         let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
         let shared = std::sync::Arc::new(reclaimer.keep(write));

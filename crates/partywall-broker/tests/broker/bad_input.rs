@@ -35,7 +35,7 @@ fn fault(client: &mut Client, commit: Commit, fds: &[&OwnedFd]) -> (u32, FdFault
 }
 
 #[test]
-fn memory_that_could_change_under_its_readers_is_refused() {
+fn memory_that_could_change_under_readers_is_refused() {
     let broker = TestBroker::start();
     let mut client = broker.client();
     let sealable = rustix::fs::MemfdFlags::ALLOW_SEALING;
@@ -85,7 +85,7 @@ fn memory_of_another_kind_or_length_is_refused() {
 }
 
 #[test]
-fn commits_that_contradict_themselves_are_refused() {
+fn contradictory_commits_are_refused() {
     let broker = TestBroker::start();
     let mut client = broker.client();
     let chunk = frozen(8);
@@ -112,7 +112,7 @@ fn commits_that_contradict_themselves_are_refused() {
 }
 
 #[test]
-fn requests_that_make_no_sense_are_refused() {
+fn invalid_requests_are_refused() {
     let broker = TestBroker::start();
     let mut client = broker.client();
     let mut other = broker.client();
@@ -131,7 +131,7 @@ fn requests_that_make_no_sense_are_refused() {
 }
 
 #[test]
-fn a_malformed_message_costs_its_sender_the_connection_and_nothing_else() {
+fn malformed_message_costs_only_its_senders_connection() {
     let broker = TestBroker::start();
     let mut watcher = broker.client();
     let ping = frame::encode(&Request { id: 9, call: Call::Ping }, 0, MAX_MESSAGE).unwrap();
@@ -167,7 +167,7 @@ fn a_malformed_message_costs_its_sender_the_connection_and_nothing_else() {
 }
 
 #[test]
-fn a_member_that_is_thrown_out_in_the_middle_of_sending_does_not_hang() {
+fn member_dropped_while_sending_does_not_hang() {
     let broker = TestBroker::start();
     let mut member = broker.client();
     let mut head = vec![0xff; 8];
@@ -204,7 +204,7 @@ fn a_client_that_never_reads_blocks_no_other_and_loses_nothing() {
 }
 
 #[test]
-fn limits_answer_by_their_names() {
+fn exceeded_limits_are_answered_by_name() {
     let broker = TestBroker::with(|config| {
         (config.limits.bytes, config.limits.names, config.limits.fds) = (100, 2, Some(3));
         config.limits.message = partywall_wire::limits::MIN_MESSAGE;
@@ -225,7 +225,7 @@ fn limits_answer_by_their_names() {
 }
 
 #[test]
-fn without_free_file_descriptors_the_broker_refuses_and_goes_on() {
+fn broker_without_free_fds_refuses_and_continues() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("pw/test.sock");
     let mut broker = Role::broker(&socket, 64);
@@ -259,7 +259,7 @@ fn without_free_file_descriptors_the_broker_refuses_and_goes_on() {
 }
 
 #[test]
-fn nothing_leaks() {
+fn served_requests_leak_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("pw/test.sock");
     let mut broker = Role::broker(&socket, 1024);

@@ -37,7 +37,7 @@ fn resources_of_a_killed_process_are_taken_back() {
 }
 
 #[test]
-fn a_child_that_holds_the_connection_holds_the_memory() {
+fn child_that_holds_the_connection_holds_the_memory() {
     let broker = TestBroker::start();
     let mut watcher = broker.client();
     let mut parent = Role::start("parent", &broker.socket);
@@ -57,7 +57,7 @@ fn a_child_that_holds_the_connection_holds_the_memory() {
 }
 
 #[test]
-fn hanging_up_is_no_death() {
+fn hang_up_is_no_death() {
     let broker = TestBroker::start();
     let mut watcher = broker.client();
     let mut leaver = Role::start("leaver", &broker.socket);
@@ -94,7 +94,7 @@ fn suspect_resumes_as_the_same_member() {
 }
 
 #[test]
-fn a_new_connection_replaces_the_old_one() {
+fn new_connection_replaces_the_old_one() {
     let broker = TestBroker::start();
     let mut old = broker.client();
     old.commit("mine", b"x", false);
@@ -125,7 +125,7 @@ fn no_member_resumes_as_another() {
 }
 
 #[test]
-fn a_commit_whose_answer_was_lost_is_not_done_twice() {
+fn commit_with_lost_answer_is_carried_out_once() {
     let broker = TestBroker::start();
     let mut member = broker.client();
     let chunk = partywall_os::memfd::frozen("partywall:test", b"x").unwrap();
@@ -138,7 +138,7 @@ fn a_commit_whose_answer_was_lost_is_not_done_twice() {
 }
 
 #[test]
-fn needs_namespaces_members_of_another_one_are_known_by_their_pidfds() {
+fn needs_namespaces_members_are_identified_by_pidfds() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("pw/test.sock");
     let mut broker = Role::broker_elsewhere(&socket).expect("PID namespaces are allowed here");

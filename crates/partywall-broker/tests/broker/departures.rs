@@ -37,7 +37,7 @@ fn under_mps(broker: &TestBroker, watcher: &mut Client) -> (Role, u64) {
 }
 
 #[test]
-fn an_evicted_member_gets_nothing_and_keeps_its_memory_until_it_dies() {
+fn evicted_member_gets_nothing_and_keeps_its_memory_until_death() {
     let broker = TestBroker::start();
     let mut watcher = broker.client();
     watcher.commit("theirs", b"ours", true);
@@ -139,7 +139,7 @@ fn members_are_listed_with_their_timelines_permits_and_heartbeats() {
 }
 
 #[test]
-fn a_listing_counts_permits_only_up_to_a_bound() {
+fn listing_counts_permits_up_to_a_bound() {
     let broker = TestBroker::start();
     let mut watcher = broker.client();
     let mut user = broker.client();
@@ -151,7 +151,7 @@ fn a_listing_counts_permits_only_up_to_a_bound() {
 }
 
 #[test]
-fn evicting_can_kill() {
+fn eviction_can_kill() {
     let broker = TestBroker::start();
     let mut watcher = broker.client();
     watcher.commit("theirs", b"ours", true);
@@ -165,7 +165,7 @@ fn evicting_can_kill() {
 }
 
 #[test]
-fn a_process_that_has_exited_is_not_killed_for_its_child() {
+fn exited_process_is_not_killed_for_its_child() {
     let broker = TestBroker::start();
     let mut watcher = broker.client();
     let mut parent = Role::start("parent", &broker.socket);
@@ -181,7 +181,7 @@ fn a_process_that_has_exited_is_not_killed_for_its_child() {
 }
 
 #[test]
-fn under_mps_a_death_proves_nothing_and_what_was_held_stays_in_quarantine() {
+fn under_mps_holdings_of_the_dead_are_quarantined() {
     let broker = TestBroker::start();
     let mut watcher = broker.client();
     let (mut holder, member) = under_mps(&broker, &mut watcher);
@@ -230,7 +230,7 @@ fn a_quarantine_takes_no_room_from_new_members() {
 }
 
 #[test]
-fn a_quarantine_ends_when_the_operator_said() {
+fn quarantine_ends_after_its_configured_time() {
     let broker = TestBroker::with(|config| config.unproven_after = Some(Duration::from_millis(100)));
     let mut watcher = broker.client();
     let (mut holder, member) = under_mps(&broker, &mut watcher);
@@ -240,7 +240,7 @@ fn a_quarantine_ends_when_the_operator_said() {
 }
 
 #[test]
-fn a_good_bye_is_believed_under_mps_too() {
+fn goodbye_releases_under_mps() {
     let broker = TestBroker::start();
     let mut watcher = broker.client();
     let mut member = broker.client();
@@ -262,7 +262,7 @@ fn a_member_without_resources_leaves_nothing_in_doubt() {
 }
 
 #[test]
-fn without_its_context_a_process_holds_what_it_held_until_it_ends() {
+fn process_with_lost_context_keeps_its_holdings_until_it_ends() {
     let broker = TestBroker::start();
     let mut watcher = broker.client();
     let mut faulty = Role::start("faulty", &broker.socket);

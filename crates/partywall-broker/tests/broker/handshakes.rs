@@ -47,7 +47,7 @@ fn refusal_of(broker: &TestBroker, fds: &[&OwnedFd]) -> Refusal {
 }
 
 #[test]
-fn garbage_ends_its_own_connection_only() {
+fn garbage_ends_only_its_own_connection() {
     let broker = TestBroker::start();
     let mut member = broker.client();
     let mut reserved = hello();
@@ -94,7 +94,7 @@ fn a_slow_handshake_is_dropped_however_busy_the_broker() {
 }
 
 #[test]
-fn slow_bytes_in_time_are_as_good_as_quick_ones() {
+fn slow_handshake_in_time_succeeds() {
     let broker = TestBroker::with(|config| config.handshake_timeout = Duration::from_secs(60));
     let mut connection = connect(&broker);
     let pidfd = process::own_pidfd().unwrap();
@@ -105,7 +105,7 @@ fn slow_bytes_in_time_are_as_good_as_quick_ones() {
 }
 
 #[test]
-fn other_protocol_learns_ours() {
+fn other_protocol_learns_the_brokers() {
     let broker = TestBroker::start();
     let mut connection = connect(&broker);
     let speaker = Speaker { protocol: 999, pid: 1, version: "9.9.9".into() };
@@ -118,7 +118,7 @@ fn other_protocol_learns_ours() {
 }
 
 #[test]
-fn only_the_own_pidfd_will_do() {
+fn handshake_takes_only_the_own_pidfd() {
     let broker = TestBroker::start();
     let is_no_pidfd = |refusal| matches!(refusal, Refusal::NoPidfd { .. });
     let (pipe, _write) = rustix::pipe::pipe().unwrap();
@@ -145,7 +145,7 @@ fn client_without_pidfd_is_admitted_and_distinguished() {
 }
 
 #[test]
-fn unauthenticated_connections_do_not_fill_the_table_of_open_files() {
+fn unauthenticated_connections_do_not_exhaust_fds() {
     let broker = TestBroker::start();
     let own = process::own_pidfd().unwrap();
     let mut connection = connect(&broker);
@@ -154,7 +154,7 @@ fn unauthenticated_connections_do_not_fill_the_table_of_open_files() {
 }
 
 #[test]
-fn too_many_clients_are_refused_and_the_next_one_after_a_goodbye_is_not() {
+fn full_broker_refuses_clients_until_a_goodbye() {
     let broker = TestBroker::with(|config| config.limits.clients = Some(2));
     let mut a = broker.client();
     let b = broker.client();
@@ -166,7 +166,7 @@ fn too_many_clients_are_refused_and_the_next_one_after_a_goodbye_is_not() {
 }
 
 #[test]
-fn a_thousand_members_are_served() {
+fn thousand_members_are_served() {
     let open_files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
     let count = (open_files / 16).min(1000) as usize;
     // One process gets a quarter.

@@ -21,7 +21,7 @@ fn publish(client: &mut Client, name: &str) -> u64 {
 }
 
 #[test]
-fn handles_come_out_as_they_went_in() {
+fn legacy_handles_arrive_unchanged() {
     let broker = TestBroker::start();
     let mut publisher = broker.client();
     let mut reader = broker.client();
@@ -35,7 +35,7 @@ fn handles_come_out_as_they_went_in() {
 }
 
 #[test]
-fn legacy_commits_that_contradict_themselves_are_refused() {
+fn contradictory_legacy_commits_are_refused() {
     let broker = TestBroker::start();
     let mut client = broker.client();
     let fd = partywall_os::memfd::frozen("partywall:test", &[0; 8]).unwrap();

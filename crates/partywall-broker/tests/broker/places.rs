@@ -24,7 +24,7 @@ fn bind(socket: &Path) -> Result<Broker, StartError> {
 }
 
 #[test]
-fn the_socket_of_a_broker_that_is_gone_is_replaced() {
+fn socket_of_a_dead_broker_is_replaced() {
     let (_dir, socket) = place();
     drop(UnixListener::bind(&socket).unwrap());
     let broker = bind(&socket).unwrap();
@@ -34,7 +34,7 @@ fn the_socket_of_a_broker_that_is_gone_is_replaced() {
 }
 
 #[test]
-fn a_live_broker_is_named_and_left_alone() {
+fn live_broker_is_named_and_kept() {
     let broker = TestBroker::start();
     match bind(&broker.socket) {
         Err(error @ StartError::AlreadyRunning { pid, .. }) => {
@@ -59,7 +59,7 @@ fn a_file_that_is_not_a_socket_is_not_touched() {
 }
 
 #[test]
-fn a_directory_that_others_enter_is_refused() {
+fn directory_open_to_others_is_refused() {
     let (_dir, socket) = place();
     std::fs::set_permissions(socket.parent().unwrap(), PermissionsExt::from_mode(0o755)).unwrap();
     assert!(matches!(bind(&socket), Err(StartError::Directory { .. })));
@@ -67,14 +67,14 @@ fn a_directory_that_others_enter_is_refused() {
 }
 
 #[test]
-fn a_path_that_is_too_long_says_so() {
+fn too_long_path_is_refused_by_name() {
     let (dir, _) = place();
     let socket = dir.path().join("pw").join("x".repeat(108));
     assert!(matches!(bind(&socket), Err(StartError::PathTooLong { .. })));
 }
 
 #[test]
-fn a_starter_may_hold_the_lock() {
+fn starter_may_hold_the_lock() {
     let (_dir, socket) = place();
     let directory = PrivateDir::open(socket.parent().unwrap(), false).unwrap();
     let _lock = directory.lock(Instant::now()).unwrap().unwrap();
@@ -83,7 +83,7 @@ fn a_starter_may_hold_the_lock() {
 }
 
 #[test]
-fn of_many_that_start_at_once_one_wins() {
+fn one_of_many_concurrent_starts_wins() {
     let (_dir, socket) = place();
     let threads: Vec<_> = (0..8)
         .map(|_| {
@@ -113,7 +113,7 @@ fn it_exits_when_no_process_needs_it() {
 }
 
 #[test]
-fn an_idle_broker_leaves_although_its_directory_was_removed() {
+fn idle_broker_exits_after_its_directory_was_removed() {
     let mut broker = TestBroker::with(|config| config.idle_exit = Some(Duration::from_millis(20)));
     std::fs::remove_dir_all(broker.socket.parent().unwrap()).unwrap();
     assert_eq!(broker.exit(), Exit::Idle);
@@ -146,7 +146,7 @@ fn stop_is_refused_while_in_use_and_leaves_nothing_when_forced() {
 }
 
 #[test]
-fn a_signal_ends_it_whatever_is_held() {
+fn signal_ends_a_broker_in_use() {
     let mut broker = TestBroker::start();
     broker.client().commit("x", b"x", true);
     broker.stop();
@@ -155,7 +155,7 @@ fn a_signal_ends_it_whatever_is_held() {
 }
 
 #[test]
-fn the_socket_of_another_is_not_removed_at_the_end() {
+fn socket_of_another_broker_is_not_removed() {
     let mut broker = TestBroker::start();
     std::fs::remove_file(&broker.socket).unwrap();
     let _other = UnixListener::bind(&broker.socket).unwrap();

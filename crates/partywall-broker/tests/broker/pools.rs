@@ -121,7 +121,7 @@ fn host_commit_of_256(name: &str) -> Commit {
 }
 
 #[test]
-fn repeated_commit_brings_its_control_memory_again() {
+fn repeated_commit_returns_its_control_memory_again() {
     let broker = TestBroker::start();
     let mut member = broker.client();
     let chunk = Draft::create("partywall:test", POOL.data_bytes().unwrap()).unwrap().share().unwrap();
@@ -137,7 +137,7 @@ fn repeated_commit_brings_its_control_memory_again() {
 }
 
 #[test]
-fn blocks_go_back_with_a_members_last_lease_its_good_bye_and_its_death() {
+fn blocks_return_with_last_lease_goodbye_and_death() {
     let broker = TestBroker::start();
     let mut watcher = broker.client();
     for control in [POOL, TOPIC] {
@@ -171,7 +171,7 @@ fn blocks_go_back_with_a_members_last_lease_its_good_bye_and_its_death() {
 }
 
 #[test]
-fn blocks_of_evicted_members_and_of_those_a_child_holds_stay_until_death() {
+fn blocks_of_evicted_and_child_held_members_stay_until_death() {
     let broker = TestBroker::start();
     let mut watcher = broker.client();
     let (_, words) = create(&mut watcher, "p", POOL).unwrap();
@@ -303,7 +303,7 @@ fn listings_say_how_many_blocks_each_process_has() {
 }
 
 #[test]
-fn pools_that_cannot_be_are_refused() {
+fn invalid_pools_are_refused() {
     let broker = TestBroker::start();
     let mut client = broker.client();
     let shape = |topic| Control { topic: Some(topic), ..TOPIC };

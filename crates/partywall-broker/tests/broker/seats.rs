@@ -67,7 +67,7 @@ fn operators_need_no_seat() {
 }
 
 #[test]
-fn an_operator_leaves_nothing_behind_however_it_goes() {
+fn departed_operator_leaves_nothing_behind() {
     let broker = TestBroker::start();
     let mut member = broker.client();
     for _ in 0..40 {
@@ -80,7 +80,7 @@ fn an_operator_leaves_nothing_behind_however_it_goes() {
 }
 
 #[test]
-fn operators_that_ask_for_nothing_make_room_for_others() {
+fn idle_operators_make_room_for_others() {
     let broker = TestBroker::start();
     let mut idle: Vec<_> = (0..4).map(|_| operator(&broker.socket).unwrap()).collect();
     assert_eq!(refused(operator(&broker.socket)), (Limit::Operators, 4));
@@ -115,7 +115,7 @@ fn one_process_gets_a_quarter_of_the_seats() {
 }
 
 #[test]
-fn a_process_that_hangs_up_without_a_goodbye_takes_no_seat_from_others() {
+fn process_that_hangs_up_takes_no_seat_from_others() {
     let broker = TestBroker::with(|config| config.limits.clients = Some(20));
     let mut watcher = broker.client();
     let hung_up = |watcher: &mut Client| watcher.members().len() - 1;
@@ -165,7 +165,7 @@ fn silent_connections_take_no_seat() {
 }
 
 #[test]
-fn many_threads_of_one_process_may_connect_at_once() {
+fn many_threads_of_one_process_connect_at_once() {
     let broker = TestBroker::with(|config| config.limits.clients = Some(1024));
     let threads: Vec<_> = (0..100)
         .map(|_| {

@@ -96,7 +96,7 @@ fn permits_of_a_killed_process_go_to_waiters() {
 }
 
 #[test]
-fn a_killed_waiter_is_passed_over() {
+fn killed_waiter_is_skipped() {
     let broker = TestBroker::start();
     let mut watcher = User::open(&broker.socket, "s", 1);
     let held = watcher.acquire();
@@ -111,7 +111,7 @@ fn a_killed_waiter_is_passed_over() {
 }
 
 #[test]
-fn no_permit_is_lost_however_often_its_holder_is_killed() {
+fn no_permit_is_lost_by_repeated_kills() {
     let broker = TestBroker::start();
     let mut watcher = User::open(&broker.socket, "s", 4);
     for round in 0..10_u64 {
@@ -125,7 +125,7 @@ fn no_permit_is_lost_however_often_its_holder_is_killed() {
 }
 
 #[test]
-fn permits_stay_while_a_child_holds_their_process() {
+fn permits_stay_while_a_child_holds_the_connection() {
     let broker = TestBroker::start();
     let mut watcher = User::open(&broker.socket, "s", 3);
     let mut parent = Role::start("forked permit holder", &broker.socket);
@@ -140,7 +140,7 @@ fn permits_stay_while_a_child_holds_their_process() {
 }
 
 #[test]
-fn permits_go_back_with_a_members_last_lease() {
+fn permits_return_with_a_holders_last_lease() {
     let broker = TestBroker::start();
     let watcher = User::open(&broker.socket, "s", 3);
     let mut user = User::open(&broker.socket, "s", 3);
@@ -162,7 +162,7 @@ fn permits_go_back_with_a_members_last_lease() {
 }
 
 #[test]
-fn memory_is_free_and_a_row_anothers_only_when_all_permits_are_back() {
+fn memory_and_row_are_reused_only_when_all_permits_are_back() {
     let broker = TestBroker::start();
     let mut watcher = broker.client();
     let mut leaver = broker.client();
@@ -199,7 +199,7 @@ fn memory_is_free_and_a_row_anothers_only_when_all_permits_are_back() {
 }
 
 #[test]
-fn first_open_decides_how_many_permits_there_are() {
+fn first_open_sets_the_number_of_permits() {
     let broker = TestBroker::start();
     let mut one = User::open(&broker.socket, "s", 3);
     let mut two = broker.client();

@@ -40,7 +40,7 @@ fn waiter_gets_the_name_once_it_is_committed() {
 }
 
 #[test]
-fn bye_takes_owned_names_at_once_and_ends_the_connection() {
+fn goodbye_ends_owned_names_and_the_connection() {
     let broker = TestBroker::start();
     let mut owner = broker.client();
     let mut other = broker.client();
@@ -55,7 +55,7 @@ fn bye_takes_owned_names_at_once_and_ends_the_connection() {
 }
 
 #[test]
-fn a_goodbye_without_waiting_for_its_answer_counts() {
+fn goodbye_counts_although_its_answer_is_not_read() {
     let broker = TestBroker::start();
     let mut other = broker.client();
     for _ in 0..50 {

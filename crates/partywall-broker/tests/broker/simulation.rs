@@ -25,7 +25,7 @@ fn gpu_commit(name: &str) -> (Commit, OwnedFd) {
 }
 
 #[test]
-fn a_domain_is_of_the_sort_of_its_first_member_until_the_last_has_left() {
+fn first_member_decides_whether_a_domain_is_simulated() {
     let broker = TestBroker::start();
     for simulated in [true, false, true] {
         let mut first = join(&broker, simulated).unwrap();
@@ -40,7 +40,7 @@ fn a_domain_is_of_the_sort_of_its_first_member_until_the_last_has_left() {
 }
 
 #[test]
-fn memory_of_a_gpu_keeps_a_domain_as_it_is_and_host_memory_does_not() {
+fn gpu_memory_keeps_a_domain_simulated_and_host_memory_does_not() {
     let broker = TestBroker::start();
     let mut member = join(&broker, true).unwrap();
     let (commit, memory) = gpu_commit("gpu");
@@ -57,7 +57,7 @@ fn memory_of_a_gpu_keeps_a_domain_as_it_is_and_host_memory_does_not() {
 }
 
 #[test]
-fn a_memfd_is_memory_of_a_gpu_only_for_simulated_members() {
+fn only_simulated_members_pass_a_memfd_as_gpu_memory() {
     let broker = TestBroker::start();
     let (commit, memory) = gpu_commit("x");
     let fault = |member: &mut Client, fd: &OwnedFd| match member.ask_with(Call::Commit(commit.clone()), &[fd]).0 {

@@ -143,7 +143,7 @@ fn waits_for_a_killed_writer_end_and_the_next_writer_continues() {
 }
 
 #[test]
-fn a_writer_killed_anywhere_leaves_a_timeline_that_goes_on() {
+fn writer_killed_anywhere_leaves_a_usable_timeline() {
     let broker = TestBroker::start();
     let mut reader = User::join(&broker.socket);
     let opened = reader.open("t", false).unwrap();
@@ -164,7 +164,7 @@ fn a_writer_killed_anywhere_leaves_a_timeline_that_goes_on() {
 }
 
 #[test]
-fn a_killed_waiter_costs_the_writer_nothing() {
+fn killed_waiter_does_not_affect_the_writer() {
     let broker = TestBroker::start();
     let mut writer = User::join(&broker.socket);
     let opened = writer.open("t", true).unwrap();
@@ -202,7 +202,7 @@ fn closing_or_leaving_ends_the_waits_at_once() {
 }
 
 #[test]
-fn there_is_one_writer() {
+fn timeline_has_one_writer() {
     let broker = TestBroker::start();
     let mut one = User::join(&broker.socket);
     let mut two = User::join(&broker.socket);
@@ -214,7 +214,7 @@ fn there_is_one_writer() {
 }
 
 #[test]
-fn a_child_that_holds_the_writers_connection_may_go_on_writing() {
+fn child_that_holds_the_writers_connection_may_keep_writing() {
     let broker = TestBroker::start();
     let mut reader = User::join(&broker.socket);
     let opened = reader.open("t", false).unwrap();
@@ -239,7 +239,7 @@ fn a_child_that_holds_the_writers_connection_may_go_on_writing() {
 }
 
 #[test]
-fn a_writer_that_is_held_by_a_child_is_dead_when_that_is() {
+fn writer_held_by_a_child_is_dead_when_the_child_is() {
     let broker = TestBroker::start();
     let mut reader = User::join(&broker.socket);
     let opened = reader.open("t", false).unwrap();
@@ -269,7 +269,7 @@ fn stores_of_a_stream_after_the_end_are_undone_until_the_last() {
 }
 
 #[test]
-fn a_cell_is_another_timelines_when_its_streams_have_stored_all_that_was_promised() {
+fn cell_is_reused_when_its_streams_have_stored_all_promised_values() {
     // One slab, so that cells are used again at once.
     let broker = TestBroker::with(|config| config.limits.fds = Some(1));
     let mut user = User::join(&broker.socket);
@@ -289,7 +289,7 @@ fn a_cell_is_another_timelines_when_its_streams_have_stored_all_that_was_promise
 }
 
 #[test]
-fn an_evicted_writer_and_one_without_its_context_end_their_waits() {
+fn eviction_or_lost_context_of_the_writer_ends_waits() {
     let broker = TestBroker::start();
     let mut reader = User::join(&broker.socket);
     let opened = reader.open("t", false).unwrap();
@@ -347,7 +347,7 @@ fn the_broker_survives_any_bytes_in_control_memory() {
 }
 
 #[test]
-fn names_are_refused_when_no_cell_is_left() {
+fn timeline_is_refused_when_no_cell_is_left() {
     let broker = TestBroker::with(|config| config.limits.fds = Some(1));
     let mut user = User::join(&broker.socket);
     let opened: Vec<_> = (0..CELLS).map(|i| user.open(&format!("{i}"), false).unwrap()).collect();
@@ -362,7 +362,7 @@ fn names_are_refused_when_no_cell_is_left() {
 }
 
 #[test]
-fn a_broker_without_file_descriptors_says_so() {
+fn broker_without_fds_refuses_timelines_by_name() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("pw/test.sock");
     let mut broker = Role::broker(&socket, 64);
@@ -387,7 +387,7 @@ fn a_broker_without_file_descriptors_says_so() {
 }
 
 #[test]
-fn a_broker_that_is_stopped_ends_all_waits() {
+fn stopped_broker_ends_all_waits() {
     let mut broker = TestBroker::start();
     let mut reader = User::join(&broker.socket);
     let opened = reader.open("t", false).unwrap();
@@ -402,7 +402,7 @@ fn a_broker_that_is_stopped_ends_all_waits() {
 }
 
 #[test]
-fn a_timeline_that_its_members_have_ended_themselves_has_a_next_writer() {
+fn timeline_ended_by_its_members_takes_a_next_writer() {
     let broker = TestBroker::start();
     let mut user = User::join(&broker.socket);
     let waiter = user.open("t", false).unwrap();
@@ -420,7 +420,7 @@ fn a_timeline_that_its_members_have_ended_themselves_has_a_next_writer() {
 }
 
 #[test]
-fn a_dead_writers_timeline_does_not_keep_an_idle_broker() {
+fn dead_writers_timeline_does_not_keep_an_idle_broker() {
     let mut broker = TestBroker::with(|config| config.idle_exit = Some(Duration::from_millis(50)));
     let mut writer = Role::start("writer", &broker.socket);
     writer.says();
@@ -429,7 +429,7 @@ fn a_dead_writers_timeline_does_not_keep_an_idle_broker() {
 }
 
 #[test]
-fn an_open_whose_answer_was_lost_gives_the_same_lease() {
+fn open_with_lost_answer_gives_the_same_lease() {
     let broker = TestBroker::start();
     let mut user = User::join(&broker.socket);
     let opened = user.open("t", true).unwrap();

@@ -55,7 +55,7 @@ fn many_descriptors_come_in_groups() {
 }
 
 #[test]
-fn a_client_that_does_not_read_its_answers_is_asked_no_more_and_gets_all_of_them_later() {
+fn slow_reader_is_paused_and_gets_all_answers_later() {
     let broker = TestBroker::start();
     let mut deaf = broker.client();
     let mut other = broker.client();
@@ -102,7 +102,7 @@ pub(crate) fn one_connection_locks_nobody_out() {
 }
 
 #[test]
-fn at_its_own_bound_a_process_is_refused_at_once_and_others_are_not() {
+fn process_at_its_own_bound_is_refused_at_once() {
     let broker = TestBroker::start();
     let mut other = broker.client();
     publish(&mut other);
@@ -162,7 +162,7 @@ fn at_the_common_bound_calls_wait_then_name_processes_that_do_not_read() {
 }
 
 #[test]
-fn connections_of_one_process_that_all_read_are_all_answered() {
+fn all_reading_connections_of_one_process_are_answered() {
     let broker = TestBroker::start();
     let mut clients: Vec<_> = (0..8).map(|_| broker.client()).collect();
     publish(&mut clients[0]);

@@ -62,7 +62,7 @@ fn death_notifies_waiters_ends_timelines_returns_holdings_then_frees_memory() {
 }
 
 #[test]
-fn a_good_bye_does_it_in_the_same_order() {
+fn goodbye_keeps_the_order_of_a_death() {
     let (mut w, victim, _) = busy(true);
     let (.., effects) = w.ask(victim, Call::Leave);
     assert_eq!(steps(&effects), [&NOTIFIED[..], &GIVEN_BACK].concat());
@@ -84,7 +84,7 @@ fn unproven_death_notifies_others_and_quarantines_the_rest() {
 }
 
 #[test]
-fn eviction_notifies_at_once_and_gives_back_with_the_death() {
+fn eviction_notifies_at_once_and_returns_holdings_at_death() {
     let (mut w, victim, survivor) = busy(true);
     let (.., effects) = w.ask(survivor, Call::Evict { whom: Whom::Member(victim.0), kill: false });
     assert_eq!(steps(&effects), NOTIFIED);
@@ -93,7 +93,7 @@ fn eviction_notifies_at_once_and_gives_back_with_the_death() {
 }
 
 #[test]
-fn a_lost_context_ends_timelines_at_once_and_the_rest_comes_with_the_death() {
+fn lost_context_ends_timelines_at_once_and_the_rest_at_death() {
     let (mut w, victim, _) = busy(true);
     let (.., effects) = w.ask(victim, Call::ContextLost);
     assert_eq!(steps(&effects), NOTIFIED[2..]);

@@ -68,7 +68,7 @@ fn a_cell_is_initialised_before_it_is_announced() {
 }
 
 #[test]
-fn waits_end_when_the_writer_is_proved_dead_and_the_next_writer_goes_on() {
+fn writers_death_ends_waits_and_next_writer_continues() {
     let (mut w, [a, b, c]) = Watched::with_members();
     let reader = w.timeline(a, "x", false);
     w.timeline(b, "x", true);
@@ -92,7 +92,7 @@ fn waits_end_when_the_writer_is_proved_dead_and_the_next_writer_goes_on() {
 }
 
 #[test]
-fn a_writer_that_lets_go_or_leaves_has_closed() {
+fn writer_that_releases_or_leaves_has_closed() {
     let (mut w, [a, b, c]) = Watched::with_members();
     w.timeline(a, "x", false);
     let opened = w.timeline(b, "x", true);
@@ -106,7 +106,7 @@ fn a_writer_that_lets_go_or_leaves_has_closed() {
 }
 
 #[test]
-fn a_timeline_goes_with_its_last_lease() {
+fn timeline_ends_with_its_last_lease() {
     let (mut w, [a, b]) = Watched::with_members();
     let one = w.timeline(a, "x", false);
     let two = w.timeline(b, "x", false);
@@ -118,7 +118,7 @@ fn a_timeline_goes_with_its_last_lease() {
 }
 
 #[test]
-fn abandoning_ends_the_waits_and_the_writers_turn() {
+fn abandoning_ends_waits_and_the_writers_turn() {
     let (mut w, [a, b, c]) = Watched::with_members();
     let near = vec![];
     let is = vec![];
@@ -147,7 +147,7 @@ fn abandoning_ends_the_waits_and_the_writers_turn() {
 }
 
 #[test]
-fn a_repeated_request_gives_the_same_lease_and_abandons_once() {
+fn repeated_request_gives_the_same_lease_and_abandons_once() {
     let (mut w, [a, b]) = Watched::with_members();
     let open = || Call::OpenTimeline(OpenTimeline { name: Name::new("x"), writer: true, slabs: 0, slab: None });
     let (request, first, _) = w.ask(a, open());
@@ -213,7 +213,7 @@ fn a_writer_that_released_its_lease_promises_nothing_new() {
 }
 
 #[test]
-fn a_cell_that_its_writer_may_still_write_waits_for_the_proof_of_its_death() {
+fn cell_is_not_reused_before_its_writer_is_proved_dead() {
     let (mut w, [a, b]) = Watched::with_members();
     w.timeline(a, "x", false);
     let lease = w.timeline(b, "x", true).lease;
@@ -227,7 +227,7 @@ fn a_cell_that_its_writer_may_still_write_waits_for_the_proof_of_its_death() {
 }
 
 #[test]
-fn a_cell_of_one_that_has_left_before_its_streams_were_done_is_used_again_when_they_are() {
+fn cell_of_departed_writer_is_reused_when_its_streams_are_done() {
     let mut w = Watched::new(Bounds { slabs: 1, cells: 2, rest: 0, ..UNBOUNDED });
     let [a, b] = [MemberId(1), MemberId(2)];
     w.join(a);
@@ -244,7 +244,7 @@ fn a_cell_of_one_that_has_left_before_its_streams_were_done_is_used_again_when_t
 }
 
 #[test]
-fn waits_end_when_the_writer_is_evicted_or_loses_its_context() {
+fn writers_eviction_or_lost_context_ends_waits() {
     let (mut w, [a, b, c]) = Watched::with_members();
     w.timeline(a, "x", false);
     let lease = w.timeline(b, "x", true).lease;
@@ -269,7 +269,7 @@ fn waits_end_when_the_writer_is_evicted_or_loses_its_context() {
 }
 
 #[test]
-fn cells_and_permits_of_a_death_without_proof_are_in_quarantine() {
+fn unproven_death_quarantines_cells_and_permits() {
     let (mut w, [a, b]) = Watched::with_members();
     w.timeline(a, "x", false);
     w.semaphore(a, "s", 2);
@@ -313,7 +313,7 @@ fn cells_rest_before_they_are_used_again() {
 }
 
 #[test]
-fn slabs_come_with_the_answer_as_far_as_the_member_lacks_them() {
+fn answer_brings_only_slabs_that_the_member_lacks() {
     let (mut w, [a, b]) = Watched::with_members();
     let opened: Vec<_> = (0..9).map(|i| w.timeline(a, &format!("{i}"), false)).collect();
     assert_eq!(opened.iter().map(|o| o.slab).collect::<Vec<_>>(), [0, 0, 0, 0, 1, 1, 1, 1, 2]);
@@ -334,7 +334,7 @@ fn slabs_come_with_the_answer_as_far_as_the_member_lacks_them() {
 }
 
 #[test]
-fn permits_go_back_with_the_last_lease_of_a_member() {
+fn permits_return_with_a_members_last_lease() {
     let (mut w, [a, b]) = Watched::with_members();
     let ours = w.semaphore(a, "s", 3);
     let more = w.semaphore(a, "s", 3);
@@ -351,7 +351,7 @@ fn permits_go_back_with_the_last_lease_of_a_member() {
 }
 
 #[test]
-fn a_semaphores_memory_goes_with_its_last_lease() {
+fn semaphore_memory_is_freed_with_its_last_lease() {
     let (mut w, [a]) = Watched::with_members();
     let lease = w.semaphore(a, "s", 3);
     let memory = w.registry.semaphores[&Name::new("s")].memory.fd;
@@ -389,7 +389,7 @@ fn timelines_and_semaphores_are_bounded() {
 }
 
 #[test]
-fn they_are_in_use_and_counted() {
+fn timelines_and_semaphores_count_as_in_use() {
     let (mut w, [a, b]) = Watched::with_members();
     w.timeline(b, "x", true);
     w.semaphore(b, "s", 1);
@@ -403,7 +403,7 @@ fn they_are_in_use_and_counted() {
 }
 
 #[test]
-fn listings_go_from_timelines_to_semaphores() {
+fn listing_continues_from_timelines_to_semaphores() {
     let (mut w, [a, b]) = Watched::with_members();
     w.timeline(a, "t2", true);
     w.timeline(b, "t1", false);
@@ -436,7 +436,7 @@ fn listings_go_from_timelines_to_semaphores() {
 }
 
 #[test]
-fn pages_of_objects_fit_a_message_and_miss_none() {
+fn pages_of_objects_fit_a_message_and_are_complete() {
     let (mut w, [a]) = Watched::with_members();
     // Straight into the registry: an audit after each of these would be quadratic.
     for i in 0..600 {

@@ -52,7 +52,7 @@ fn shared_name_ends_with_its_last_lease() {
 }
 
 #[test]
-fn blocks_go_back_with_a_members_last_lease() {
+fn blocks_return_with_a_members_last_lease() {
     let (mut w, [a, b]) = Watched::with_members();
     create(&mut w, a, "p", pool());
     let first = w.opened(b, "p");
@@ -68,7 +68,7 @@ fn blocks_go_back_with_a_members_last_lease() {
 }
 
 #[test]
-fn departed_member_is_detached_from_topics_at_once_and_gives_back_when_dead() {
+fn departed_member_is_detached_at_once_and_returns_blocks_when_dead() {
     let (mut w, [a, b, c]) = Watched::with_members();
     create(&mut w, a, "p", pool());
     create(&mut w, a, "t", topic());
@@ -107,7 +107,7 @@ fn resources_of_unproven_members_stay_in_quarantine_and_keep_the_name() {
 }
 
 #[test]
-fn a_name_is_a_pools_or_it_is_a_segments() {
+fn pools_and_segments_share_one_namespace() {
     let (mut w, [a, b]) = Watched::with_members();
     let lease = create(&mut w, a, "p", pool());
     let taken = |name| Err(Refused::NameExists { name: Name::new(name), version: 1 });
@@ -142,7 +142,7 @@ fn pool_fulfils_a_claim_and_waiters_get_its_control_memory() {
 }
 
 #[test]
-fn watchers_learn_what_has_the_name() {
+fn watchers_learn_the_kind_of_a_name() {
     let (mut w, [a, b]) = Watched::with_members();
     let lease = create(&mut w, a, "p", pool());
     create(&mut w, a, "t", topic());

@@ -487,7 +487,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_registry_does_what_the_model_does(steps in prop::collection::vec(step(), 1..120)) {
+    fn registry_matches_its_model(steps in prop::collection::vec(step(), 1..120)) {
         let mut run = Run::new();
         for step in &steps {
             run.step(step);

@@ -35,7 +35,7 @@ fn versions_count_from_one_while_any_exists() {
 }
 
 #[test]
-fn an_old_version_stays_as_long_as_it_is_held() {
+fn held_old_version_stays() {
     let (mut w, [a, b]) = Watched::with_members();
     let (_, first) = w.commit(a, "x", true);
     let held = w.opened(b, "x");
@@ -50,7 +50,7 @@ fn an_old_version_stays_as_long_as_it_is_held() {
 }
 
 #[test]
-fn an_owned_name_goes_with_its_owners_lease() {
+fn owned_name_ends_with_its_owners_lease() {
     let (mut w, [a, b]) = Watched::with_members();
     let (_, lease) = w.commit(a, "x", false);
     let held = w.opened(b, "x");
@@ -61,7 +61,7 @@ fn an_owned_name_goes_with_its_owners_lease() {
 }
 
 #[test]
-fn a_kept_name_stays_after_its_committer() {
+fn kept_name_outlives_its_committer() {
     let (mut w, [a, b]) = Watched::with_members();
     w.commit(a, "x", true);
     assert_eq!(closed(&w.apply(Event::Died { member: a })), []);
@@ -69,7 +69,7 @@ fn a_kept_name_stays_after_its_committer() {
 }
 
 #[test]
-fn the_owner_of_a_superseded_version_takes_nothing_along_and_there_is_no_way_back() {
+fn owner_of_superseded_version_does_not_end_the_name() {
     let (mut w, [a, b, c]) = Watched::with_members();
     let (_, first) = w.commit(a, "x", false);
     let (_, second) = w.commit(b, "x", false);
@@ -104,7 +104,7 @@ fn writing_needs_a_mutable_version() {
 }
 
 #[test]
-fn a_commit_grants_every_waiter_in_the_same_step() {
+fn commit_grants_every_waiter_in_one_step() {
     let (mut w, [a, b, c]) = Watched::with_members();
     assert_eq!(w.open(b, "x", None, true), Ok(Answer::Pending));
     assert_eq!(w.open(c, "x", Some(1), true), Ok(Answer::Pending));
@@ -119,7 +119,7 @@ fn a_commit_grants_every_waiter_in_the_same_step() {
 }
 
 #[test]
-fn one_builds_and_the_others_get_what_it_built() {
+fn one_member_builds_and_the_others_open_its_version() {
     let (mut w, [a, b, c]) = Watched::with_members();
     let claim = w.claim(a, "x");
     assert_eq!(w.ask(b, Call::OpenOrBuild { name: name("x") }).1, Ok(Answer::Pending));
@@ -136,7 +136,7 @@ fn one_builds_and_the_others_get_what_it_built() {
 }
 
 #[test]
-fn any_commit_serves_those_that_wait_for_the_builder() {
+fn any_commit_serves_waiters_for_the_builder() {
     let (mut w, [a, b, c]) = Watched::with_members();
     let claim = w.claim(a, "x");
     let _ = w.ask(b, Call::OpenOrBuild { name: name("x") });
@@ -147,7 +147,7 @@ fn any_commit_serves_those_that_wait_for_the_builder() {
 }
 
 #[test]
-fn one_waiter_follows_a_builder_that_abandons_or_dies() {
+fn one_waiter_succeeds_a_builder_that_abandons_or_dies() {
     let (mut w, [a, b, c, d]) = Watched::with_members();
     let claim = w.claim(a, "x");
     let wait = |w: &mut Watched, m| w.ask(m, Call::OpenOrBuild { name: name("x") }).0;
@@ -164,7 +164,7 @@ fn one_waiter_follows_a_builder_that_abandons_or_dies() {
 }
 
 #[test]
-fn a_suspect_builder_stays_the_builder() {
+fn suspect_builder_keeps_its_claim() {
     let (mut w, [a, b]) = Watched::with_members();
     let claim = w.claim(a, "x");
     let _ = w.ask(b, Call::OpenOrBuild { name: name("x") });
@@ -175,7 +175,7 @@ fn a_suspect_builder_stays_the_builder() {
 }
 
 #[test]
-fn if_absent_refuses_a_name_that_exists() {
+fn if_absent_refuses_an_existing_name() {
     let (mut w, [a, b]) = Watched::with_members();
     w.commit(a, "x", false);
     let commit = Commit { if_absent: true, ..w.commit_call("x", false, false) };
@@ -203,7 +203,7 @@ fn a_ticket_ends_once() {
 }
 
 #[test]
-fn withdrawal_notifies_all_holders_of_any_version() {
+fn withdrawal_notifies_holders_of_every_version() {
     let (mut w, [a, b, c]) = Watched::with_members();
     w.commit(a, "x", true);
     let old = w.opened(b, "x").lease;
@@ -230,7 +230,7 @@ fn waiting_for_a_withdrawal_ends_with_the_lease() {
 }
 
 #[test]
-fn the_dead_keep_nothing_and_suspects_keep_all_but_their_waits() {
+fn dead_members_keep_nothing_and_suspects_lose_only_waits() {
     let (mut w, [a, b]) = Watched::with_members();
     w.commit(a, "owned", false);
     w.commit(b, "kept", true);
@@ -247,7 +247,7 @@ fn the_dead_keep_nothing_and_suspects_keep_all_but_their_waits() {
 }
 
 #[test]
-fn leaving_is_answered_and_ends_the_connection() {
+fn leaving_is_answered_then_ends_the_connection() {
     let (mut w, [a, b]) = Watched::with_members();
     w.commit(a, "x", false);
     let (_, outcome, effects) = w.ask(a, Call::Leave);
@@ -259,7 +259,7 @@ fn leaving_is_answered_and_ends_the_connection() {
 }
 
 #[test]
-fn limits_name_themselves_and_change_nothing() {
+fn exceeded_limits_are_named_and_change_nothing() {
     let bounds = Bounds { bytes: 25, names: 2, fds: 4, waits: 1, leases: 5, ..UNBOUNDED };
     let mut w = Watched::new(bounds);
     let a = MemberId(1);
@@ -297,7 +297,7 @@ fn no_sum_overflows_even_without_a_limit() {
 }
 
 #[test]
-fn a_request_that_is_repeated_is_not_done_twice() {
+fn repeated_request_is_carried_out_once() {
     let (mut w, [a, b]) = Watched::with_members();
     w.last_request = 100;
     let commit = w.commit_call("x", false, true);
@@ -345,7 +345,7 @@ fn stop_is_refused_while_anything_is_in_use() {
 }
 
 #[test]
-fn a_name_that_is_not_found_suggests_near_ones() {
+fn unknown_name_suggests_near_ones() {
     let (mut w, [a]) = Watched::with_members();
     ["weights", "weights/v2", "Tokens", "other"].iter().for_each(|n| assert_eq!(w.commit(a, n, true).0, 1));
     let near = |w: &mut Watched, wanted| match w.open(a, wanted, None, false) {
@@ -428,7 +428,7 @@ fn members_show_their_state_and_what_they_hold() {
 }
 
 #[test]
-fn a_version_grows_in_one_step_and_keeps_its_number() {
+fn version_grows_in_one_step_and_keeps_its_number() {
     let (mut w, [a, b]) = Watched::with_members();
     let commit = w.commit_call("x", true, false);
     let Ok(Answer::Committed { lease, .. }) = w.ask(a, Call::Commit(commit)).1 else { panic!("committed") };
@@ -452,7 +452,7 @@ fn a_version_grows_in_one_step_and_keeps_its_number() {
 }
 
 #[test]
-fn a_growth_that_is_asked_for_again_happens_once() {
+fn repeated_growth_happens_once() {
     let (mut w, [a]) = Watched::with_members();
     let commit = w.commit_call("x", true, true);
     let Ok(Answer::Committed { lease, .. }) = w.ask(a, Call::Commit(commit)).1 else { panic!("committed") };
@@ -467,7 +467,7 @@ fn a_growth_that_is_asked_for_again_happens_once() {
 }
 
 #[test]
-fn a_growth_is_taken_for_a_repetition_only_from_the_committer() {
+fn only_the_committer_repeats_a_growth() {
     let (mut w, [a, b]) = Watched::with_members();
     let commit = w.commit_call("x", true, true);
     let Ok(Answer::Committed { lease, .. }) = w.ask(a, Call::Commit(commit)).1 else { panic!("committed") };
@@ -483,7 +483,7 @@ fn a_growth_is_taken_for_a_repetition_only_from_the_committer() {
 }
 
 #[test]
-fn growths_are_refused_for_their_reasons_and_change_nothing() {
+fn refused_growths_give_their_reason_and_change_nothing() {
     let (mut w, [a, b]) = Watched::with_members();
     let (_, frozen) = w.commit(a, "frozen", true);
     let cannot = |name: &str, why| Err(Refused::CannotGrow { name: Name::new(name), version: 1, why });
@@ -637,7 +637,7 @@ fn a_wait_for_legacy_memory_survives_its_publisher() {
 }
 
 #[test]
-fn an_older_version_of_legacy_memory_ends_with_its_publisher_too() {
+fn older_legacy_version_ends_with_its_publisher() {
     let (mut w, [a, b]) = Watched::with_members();
     let (_, lease) = publish(&mut w, a, "x");
     let held = w.opened(b, "x");
@@ -651,7 +651,7 @@ fn an_older_version_of_legacy_memory_ends_with_its_publisher_too() {
 }
 
 #[test]
-fn legacy_memory_counts_for_no_limit_on_what_the_broker_keeps() {
+fn legacy_memory_counts_toward_no_limit() {
     let mut w = Watched::new(Bounds { bytes: 5, fds: 0, ..UNBOUNDED });
     w.join(MemberId(1));
     publish(&mut w, MemberId(1), "x");

@@ -37,7 +37,7 @@ fn told(effects: &[Effect]) -> Happened {
 }
 
 #[test]
-fn a_name_appears_and_goes_and_each_version_comes_and_is_reclaimed() {
+fn watcher_sees_a_name_and_each_version_come_and_go() {
     let (mut w, [a, b]) = Watched::with_members();
     let (_, first) = w.commit(a, "x", false);
     w.commit(b, "x", true);
@@ -60,7 +60,7 @@ fn a_name_appears_and_goes_and_each_version_comes_and_is_reclaimed() {
 }
 
 #[test]
-fn death_is_reported_before_its_memory_is_free() {
+fn death_is_reported_before_its_memory_is_freed() {
     let (mut w, [a, b]) = Watched::with_members();
     w.commit(a, "theirs", false);
     let held = w.opened(b, "theirs");
@@ -174,7 +174,7 @@ fn a_waiting_watch_misses_nothing_however_fast_the_log_grows() {
 }
 
 #[test]
-fn one_event_may_be_more_than_the_log_holds() {
+fn event_larger_than_the_log_is_reported() {
     let mut w = Watched::new(Bounds { log: 500, ..UNBOUNDED });
     let [a, b] = [1, 2].map(MemberId);
     w.join(a);
@@ -193,7 +193,7 @@ fn one_event_may_be_more_than_the_log_holds() {
 }
 
 #[test]
-fn a_watcher_is_a_waiting_request_like_others() {
+fn watch_counts_as_a_waiting_request() {
     let mut w = Watched::new(Bounds { waits: 1, ..UNBOUNDED });
     let a = MemberId(1);
     w.join(a);
