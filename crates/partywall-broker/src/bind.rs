@@ -1,4 +1,4 @@
-//! Taking the place at which members look for the broker, and giving it up.
+//! Binds and removes the socket at which members look for the broker.
 
 use std::{
     io,
@@ -17,11 +17,11 @@ use rustix::{
     net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType},
 };
 
-/// Why a broker did not start. Nothing has changed then.
+/// Why a broker did not start. A failed start changes nothing.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
-    /// The directory of the socket must not be used, or cannot.
+    /// The directory of the socket is unsafe or inaccessible.
     #[error("the directory {path} cannot be used: {why}")]
     Directory {
         /// The directory.
@@ -29,12 +29,12 @@ pub enum StartError {
         /// What is wrong with it.
         why: Unsafe,
     },
-    /// Somebody else has been starting or ending a broker here for too long.
+    /// Another process has held the lock on the directory for too long.
     #[error("the directory {path} has been locked by another process for {} s", .waited.as_secs())]
     Locked {
         /// The directory.
         path: PathBuf,
-        /// How long we waited.
+        /// How long this process waited.
         waited: Duration,
     },
     /// A broker listens already.
@@ -42,10 +42,10 @@ pub enum StartError {
     AlreadyRunning {
         /// Where.
         socket: PathBuf,
-        /// Its pid; absent if it is not visible from here.
+        /// Its pid; absent if it is not visible in this PID namespace.
         pid: Option<u32>,
     },
-    /// Something that is no socket lies at the socket's path. It is not touched.
+    /// The socket's path names something other than a socket. It is not touched.
     #[error("{path} exists and is {found}, not a socket; it has not been touched")]
     NotASocket {
         /// The path.
@@ -53,7 +53,7 @@ pub enum StartError {
         /// What lies there.
         found: String,
     },
-    /// The path is longer than the address of a socket can be.
+    /// The path exceeds the maximum length of a socket address.
     #[error("the socket's path {} has {} bytes, and the limit is 107", path.display(), path.as_os_str().len())]
     PathTooLong {
         /// The path.
@@ -69,9 +69,9 @@ pub enum StartError {
         open_files: u64,
         /// Files that are needed.
         needed: u64,
-        /// Members that were to be served.
+        /// The requested number of members.
         clients: u64,
-        /// Members that could be served.
+        /// The number of members that these files allow.
         room: u64,
         /// Files that are kept free for memory.
         memory: u64,
@@ -103,7 +103,7 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// Listens at `path`. Replaces the socket file of a broker that is gone, and nothing else.
+    /// Listens at `path`. Replaces only the socket file of a dead broker.
     pub(crate) fn take(path: &Path, starter_holds_lock: bool) -> Result<Self, StartError> {
         let path = std::path::absolute(path)
             .map_err(|errno| StartError::Errno { what: format!("resolve {}", path.display()), errno })?;
@@ -120,11 +120,11 @@ impl Place {
     }
 }
 
-/// Somebody is looking for a broker.
+/// Another process is looking for a broker.
 #[derive(Debug)]
 pub(crate) struct Sought;
 
-/// The file of a socket that we made.
+/// The file of a socket that this process created.
 #[derive(Debug)]
 pub(crate) struct SocketFile {
     path: PathBuf,
@@ -137,7 +137,7 @@ impl SocketFile {
         Ok(Self { identity: (stat.st_dev, stat.st_ino), path })
     }
 
-    /// Removes the file, unless it has been replaced by somebody else's.
+    /// Removes the file, unless another process has replaced it.
     pub(crate) fn remove(&self) {
         let ours = |stat: fs::Stat| (stat.st_dev, stat.st_ino) == self.identity;
         if fs::lstat(&self.path).is_ok_and(ours)
@@ -147,8 +147,8 @@ impl SocketFile {
         }
     }
 
-    /// Locks the directory against processes that look for a broker. `Err` if one of them is at it right now; no lock
-    /// where the directory is gone or must not be used: then nobody looks for a broker there.
+    /// Locks the directory against processes that look for a broker. Returns `Err` if such a process holds the lock.
+    /// Returns no lock if the directory is gone or unsafe: no process looks for a broker there.
     pub(crate) fn lock_directory(&self) -> Result<Option<DirLock>, Sought> {
         let Ok(directory) = open_directory(&self.path, false) else { return Ok(None) };
         match directory.lock(Instant::now()) {
@@ -176,7 +176,7 @@ fn lock(directory: PrivateDir) -> Result<DirLock, StartError> {
     }
 }
 
-/// Makes `path` free, if it is a socket behind which nobody listens.
+/// Removes the socket at `path` if no process listens on it.
 fn clear(path: &Path) -> Result<(), StartError> {
     let found = match fs::lstat(path) {
         Ok(stat) => FileType::from_raw_mode(stat.st_mode),
@@ -190,7 +190,7 @@ fn clear(path: &Path) -> Result<(), StartError> {
     match probe(path) {
         Ok(pid) => Err(StartError::AlreadyRunning { socket: path.to_owned(), pid }),
         Err(Errno::CONNREFUSED | Errno::NOENT) => {
-            tracing::info!(path = %path.display(), "replacing the socket of a broker that is gone");
+            tracing::info!(path = %path.display(), "replacing the socket of a dead broker");
             match fs::unlink(path) {
                 Ok(()) | Err(Errno::NOENT) => Ok(()),
                 Err(errno) => Err(StartError::errno(format!("unlink {}", path.display()))(errno)),
@@ -201,9 +201,9 @@ fn clear(path: &Path) -> Result<(), StartError> {
     }
 }
 
-/// The pid of whoever listens at `path`.
+/// Returns the pid of the process that listens at `path`.
 fn probe(path: &Path) -> Result<Option<u32>, Errno> {
-    // Non-blocking: a broker that was stopped with a full backlog would keep us waiting, and is alive nonetheless.
+    // Non-blocking: a stopped broker with a full backlog is alive, and would block a connect.
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let probe = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     match net::connect(&probe, &SocketAddrUnix::new(path)?) {
@@ -224,5 +224,5 @@ fn describe(found: FileType) -> String {
     .into()
 }
 
-/// Starting a broker takes milliseconds; whoever holds the lock for this long is stopped or hangs.
+/// Starting a broker takes milliseconds. A process that holds the lock for this long is stopped or hangs.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(10);

@@ -1,4 +1,4 @@
-//! What a broker is started with.
+//! The configuration of a broker.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -7,34 +7,36 @@ use partywall_wire::limits::{MAX_MESSAGE, MIN_MESSAGE};
 
 use crate::StartError;
 
-/// What a broker is started with. [`Config::new`] has good values for everything optional.
+/// The configuration of a broker. [`Config::new`] sets defaults for everything optional.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Where to listen. The directory must be ours with mode 0700; it is made if only its last component is missing.
+    /// Where to listen. This user must own the directory, with mode 0700. It is created if only its last component is
+    /// missing.
     pub socket: PathBuf,
     /// The domain's name, for the log.
     pub domain: String,
-    /// The release, for people.
+    /// The release, as shown to people.
     pub version: String,
-    /// What members may use up.
+    /// The limits on what members use.
     pub limits: Limits,
-    /// How long to stay without members and names; for ever, if absent.
+    /// How long the broker runs without members and names; forever, if absent.
     pub idle_exit: Option<Duration>,
-    /// How long after a process has exited and hung up it counts as dead: the driver may still be writing for it.
+    /// The settle time: how long after a process has exited and hung up it counts as dead. The driver may write for it
+    /// until then.
     pub settle: Duration,
-    /// How long what a dead member held stays in quarantine where its death is no proof that its work is over; until
-    /// somebody says so, if absent.
+    /// How long a dead member's holdings stay in quarantine if its death does not prove that its work is over. If
+    /// absent, until an operator frees them.
     pub unproven_after: Option<Duration>,
-    /// How long a connection may take to say who it is.
+    /// How long a connection may take to complete its handshake.
     pub handshake_timeout: Duration,
     /// The log file, named by `status`. The broker itself only uses `tracing`.
     pub log_path: Option<PathBuf>,
-    /// Whether whoever started this process holds the lock on the socket's directory until it is ready.
+    /// Whether the process that started this one locks the socket's directory until the broker is ready.
     pub starter_holds_lock: bool,
 }
 
 impl Config {
-    /// A broker of `domain` at `socket` that runs release `version`.
+    /// Returns the defaults for a broker of `domain` at `socket` that runs release `version`.
     pub fn new(socket: impl Into<PathBuf>, domain: impl Into<String>, version: impl Into<String>) -> Self {
         Self {
             socket: socket.into(),
@@ -51,18 +53,18 @@ impl Config {
     }
 }
 
-/// What members may use up. Each limit is refused by its own error and never ends the broker.
+/// The limits on what members use. Exceeding a limit has its own error and never ends the broker.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
     /// Bytes of all versions and control memory together. 16 TiB by default.
     pub bytes: u64,
     /// Names. 65,536 by default.
     pub names: u64,
-    /// File descriptors held for versions and control memory; by default what the process's limit of open files leaves
-    /// beside the clients, at least 64.
+    /// File descriptors held for versions and control memory; by default the process's limit of open files minus those
+    /// of clients, at least 64.
     pub fds: Option<u64>,
-    /// Members, without those in quarantine, at most 65,535; by default 4,096, or an eighth of the process's limit of
-    /// open files where that is less, but at least 16.
+    /// Members, without those in quarantine, at most 65,535; by default 4,096 or an eighth of the process's limit of
+    /// open files, whichever is less, but at least 16.
     pub clients: Option<u64>,
     /// Bytes of a message's body, between [`MIN_MESSAGE`] and `u32::MAX`. [`MAX_MESSAGE`] by default.
     pub message: usize,
@@ -70,7 +72,7 @@ pub struct Limits {
     pub waits: u64,
     /// Leases of one member. 65,536 by default.
     pub leases: u64,
-    /// Timelines. 65,536 by default; cells for twice as many are made at most.
+    /// Timelines. 65,536 by default. At most twice as many cells are created.
     pub timelines: u64,
     /// Semaphores. 4,096 by default.
     pub semaphores: u64,
@@ -93,7 +95,7 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Fills in the limits that depend on how many files the process may have open.
+    /// Resolves the limits that depend on the process's limit of open files.
     ///
     /// # Errors
     /// [`StartError::TooFewFiles`] if members would leave too few descriptors for memory.
@@ -123,7 +125,7 @@ impl Limits {
     }
 }
 
-/// Limits without a blank.
+/// Limits with every value resolved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Resolved {
     pub(crate) bytes: u64,
@@ -137,23 +139,23 @@ pub(crate) struct Resolved {
     pub(crate) semaphores: u64,
 }
 
-/// The call socket, the events socket, the pidfd.
+/// File descriptors of a client: the call socket, the events socket, the pidfd.
 const FDS_PER_CLIENT: u64 = 3;
 
-/// Connections for operators, who take no seat: enough for some `ps` and `stop` while all seats are taken.
+/// Connections for operators, which take no seat: enough for some `ps` and `stop` while all seats are taken.
 pub(crate) const OPERATORS: u64 = 16;
 
-/// Standard streams, listener, epoll, log and the like, room for what a message brings, operators, and connections that
-/// have not said yet who they are.
+/// Other files: standard streams, listener, epoll, log, descriptors of a message, operators, and unauthenticated
+/// connections.
 const FDS_OF_OURS: u64 = 64 + OPERATORS * FDS_PER_CLIENT + 64;
 
 /// A broker with fewer file descriptors for memory would refuse commits soon after it has started.
 const MIN_FDS_FOR_MEMORY: u64 = 64;
 
-/// Members for which there must be room unless another number is given.
+/// The least default for the number of members.
 const MIN_CLIENTS: u64 = 16;
 
-/// Members for which there is room unless another number is given, if there are files enough.
+/// The default for the number of members, if the limit of open files allows it.
 const MAX_DEFAULT_CLIENTS: u64 = 4096;
 
 #[cfg(test)]

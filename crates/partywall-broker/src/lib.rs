@@ -1,11 +1,10 @@
 //! The Partywall broker: a daemon that keeps names, versions, leases and memory alive for the processes that share
-//! them, and takes back what the dead held.
+//! them, and reclaims what dead processes held.
 //!
-//! It holds file descriptors and knows what they are for. It never maps, reads or writes the memory that members give
-//! it, and there is no CUDA in it: no fault of a GPU can reach it, and it runs the same on a machine without one. What
-//! it maps is of its own making, and small: the words of timelines and semaphores, in which it ends the waits for the
-//! dead and gives their permits back. The data path does not pass through it. It serves one user, over a Unix socket in
-//! a directory that only this user enters.
+//! The broker holds file descriptors. It never maps, reads or writes the memory that members donate, and it links no
+//! CUDA. A GPU fault cannot reach it, and it runs on machines without a GPU. It maps only the control memory that it
+//! creates itself. There it ends waits for dead writers and returns the permits and blocks of dead members. The data
+//! path does not pass through it. It serves one user, over a Unix socket in a directory that only this user can enter.
 //!
 //! | module | contains | rule |
 //! |---|---|---|
@@ -14,8 +13,8 @@
 //! | `bind` | the place where members look for the broker | replaces only what is provably dead |
 //! | [`log`] | a log file that cannot grow beyond its size | knows nothing of the rest |
 //!
-//! One thread does everything but closing file descriptors, because the GPU's driver may stall in that; a second
-//! thread does nothing else.
+//! One thread does everything except closing file descriptors. Closing may stall in the GPU's driver, so a second
+//! thread does it.
 //!
 //! ```no_run
 //! use partywall_broker::{Broker, Config};
@@ -48,24 +47,25 @@ pub struct Broker {
 }
 
 impl Broker {
-    /// Takes the place at which members look for the broker of `config`'s domain, and listens. The process's limit of
-    /// open files is raised as far as it can be.
+    /// Listens where members look for the broker of `config`'s domain. Raises the process's limit of open files to its
+    /// maximum.
     ///
     /// # Errors
-    /// [`StartError`] if another broker listens there, or the place must not be used; nothing has changed then.
+    /// [`StartError`] if another broker listens there or the place is unsafe. A failed bind changes nothing.
     pub fn bind(config: Config) -> Result<Self, StartError> {
         Ok(Self { server: server::event_loop::Server::bind(config)? })
     }
 
-    /// Serves until a member or a [`StopHandle`] ends it, or nobody needs it any more. The socket's file is gone then.
+    /// Serves until a member or a [`StopHandle`] ends the broker, or it has been idle for long enough. Then removes the
+    /// socket's file.
     ///
     /// # Errors
-    /// [`RunError`] if the kernel no longer tells of events.
+    /// [`RunError`] if waiting for events fails.
     pub fn run(self) -> Result<Exit, RunError> {
         self.server.run()
     }
 
-    /// A handle by which another thread or a signal handler ends the broker.
+    /// Returns a handle by which another thread or a signal handler ends the broker.
     ///
     /// # Errors
     /// As dup(2).
@@ -73,21 +73,21 @@ impl Broker {
         Ok(StopHandle(self.server.stopper().try_clone_to_owned()?))
     }
 
-    /// The number by which members recognise this broker, drawn at random.
+    /// Returns the random number by which members recognise this broker.
     pub fn instance(&self) -> u64 {
         self.server.instance()
     }
 }
 
-/// Ends a broker from outside: as [`StopHandle::stop`], or by any byte written to the file descriptor, which never
-/// blocks. `signal_hook::low_level::pipe::register` takes it as it is.
+/// Ends a broker from outside: by [`StopHandle::stop`], or by writing any byte to the file descriptor, which never
+/// blocks. `signal_hook::low_level::pipe::register` takes the handle as it is.
 #[derive(Debug)]
 pub struct StopHandle(OwnedFd);
 
 impl StopHandle {
-    /// Ends the broker, whatever is held. Does nothing if it has ended.
+    /// Ends the broker, even if members and names exist. Does nothing if it has ended.
     pub fn stop(&self) {
-        // A full pipe has been asked already, a broken one has no broker.
+        // A full pipe already contains a request; a broken one has no broker.
         let _ = rustix::io::retry_on_intr(|| rustix::io::write(&self.0, &[0]));
     }
 }
@@ -112,11 +112,11 @@ pub enum Exit {
     Stopped,
     /// A [`StopHandle`] was used.
     Signalled,
-    /// Nobody needed it for as long as [`Config::idle_exit`] says.
+    /// It had neither members nor names for [`Config::idle_exit`].
     Idle,
 }
 
-/// The kernel no longer tells of events, so a broker could not go on.
+/// Waiting for events failed, so the broker cannot continue.
 #[derive(Debug, thiserror::Error)]
 #[error("waiting for events: {0}")]
 pub struct RunError(#[source] io::Error);

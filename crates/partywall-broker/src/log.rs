@@ -10,11 +10,11 @@ use std::{
 
 use partywall_os::lock::IgnorePoison;
 
-/// A file that is set aside as `<path>.1` when it is full, in place of the one before. Both together never exceed
-/// twice [`RotatingLog::FILE_BYTES`].
+/// A log file that is renamed to `<path>.1` when it is full, and so replaces the previous one. Both together never
+/// exceed twice [`RotatingLog::FILE_BYTES`].
 ///
 /// `&RotatingLog` writes too, so an `Arc` of it is a writer for `tracing_subscriber`. One call of [`Write::write`] is
-/// one line: it is never split between the files, and cut off if it is longer than a whole one.
+/// one line. A line is never split between the files. A line longer than a file is cut off.
 #[derive(Debug)]
 pub struct RotatingLog {
     path: PathBuf,
@@ -29,7 +29,7 @@ struct State {
 }
 
 impl RotatingLog {
-    /// Bytes of one file.
+    /// The maximum length of one file, in bytes.
     pub const FILE_BYTES: u64 = 5 << 20;
 
     /// Opens the log at `path` to append to it, and creates the file if needed. The directory must exist.

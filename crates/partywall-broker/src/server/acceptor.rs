@@ -29,13 +29,13 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct Acceptor {
     pub(super) place: Place,
-    /// Closed for a moment to refuse a connection when no other file descriptor is left. Absent only if it could not be
-    /// opened again; then a timer tries.
+    /// A spare file descriptor, closed briefly to refuse a connection when no other descriptor is left. It is absent
+    /// only if it could not be reopened; a timer then retries.
     pub(super) spare: Option<OwnedFd>,
     /// Whether the kernel reports new connections. A timer is set while it does not.
     accepting: bool,
-    /// Unauthenticated connections, the oldest first: their processes, and since when. Each is among
-    /// the peers' connections, and has a timer until [`Acceptor::timeout`].
+    /// Unauthenticated connections, oldest first, with their processes and times of arrival. Each is also among the
+    /// peers' connections, and has a timer that expires after [`Acceptor::timeout`].
     unauthenticated: BTreeMap<ConnectionId, (ProcessKey, Instant)>,
     /// The number of the last connection.
     last: u64,
@@ -67,7 +67,7 @@ impl Acceptor {
         }
     }
 
-    /// The kernel would report a connection that cannot be accepted over and over.
+    /// Stops accepting for a while: the kernel would report a connection that cannot be accepted again and again.
     fn pause(&mut self, reactor: &mut Reactor, pause: Duration) {
         if reactor.change(&self.place.listener, Source::Listener, EventFlags::empty()).is_ok() {
             self.accepting = false;
@@ -75,7 +75,7 @@ impl Acceptor {
         reactor.set_timer(pause, Timer::Accept);
     }
 
-    /// Refuses one connection for want of a file descriptor, by means of the spare one.
+    /// Refuses one connection because no file descriptor is free. Uses the spare one for it.
     fn turn_away_one(&mut self) -> bool {
         if self.spare.take().is_none() {
             return false;
@@ -87,12 +87,12 @@ impl Acceptor {
         self.spare.is_some()
     }
 
-    /// Sends a client the reason why it does not become a member. Asking again costs it nothing.
+    /// Sends a client the reason why it does not become a member.
     pub(super) fn refuse(&self, call: impl AsFd, refusal: Refusal) {
         tracing::info!(?refusal, "refused a connection");
         let hello = BrokerHello { outcome: Err(refusal) };
         match handshake::encode(&Speaker::new(&self.version), &hello, 0) {
-            // A fresh socket has room for this; a client that is gone needs no reason.
+            // A fresh socket has room for this message. A closed one needs none.
             Ok(bytes) => drop(socket::send(call, &bytes, &[])),
             Err(error) => tracing::error!(%error, "a refusal could not be encoded"),
         }
@@ -104,11 +104,11 @@ impl Acceptor {
 }
 
 impl Server {
-    /// Accepts the connections that wait, as many as one turn allows.
+    /// Accepts pending connections, at most as many as one turn allows.
     pub(super) fn accept(&mut self) {
         for _ in 0..ACCEPTS_IN_TURN {
             if self.acceptor.unauthenticated.len() >= MAX_HANDSHAKES && !self.drop_silent(None) {
-                // Those that wait to be accepted can wait until one of these has spoken, or has been silent for long.
+                // Pending connections wait until one of these completes its handshake or times out.
                 return self.acceptor.pause(&mut self.reactor, HANDSHAKE_RETRY);
             }
             match socket::accept(&self.acceptor.place.listener) {
@@ -131,7 +131,7 @@ impl Server {
                 return self.acceptor.refuse(&call, Refusal::WrongUser { broker: ours, peer: peer.uid });
             }
             Ok(peer) => peer.pid,
-            Err(errno) => return tracing::warn!(%errno, "dropped a connection whose end is unknown"),
+            Err(errno) => return tracing::warn!(%errno, "dropped a connection whose peer is unknown"),
         };
         self.acceptor.last += 1;
         let id = ConnectionId(self.acceptor.last);
@@ -148,16 +148,16 @@ impl Server {
     }
 
     /// Drops the connection that has been silent for longest, of all or of one process. Returns false if none has been
-    /// silent for long: its first message may be on its way.
+    /// silent for long: a first message may be on its way.
     fn drop_silent(&mut self, of: Option<ProcessKey>) -> bool {
         let Some((id, since)) = self.oldest_silent(of) else { return false };
         if since.elapsed() < SILENT {
             return false;
         }
-        // Its first message may have arrived and only not been read.
+        // Its first message may have arrived without having been read.
         self.hear(id);
         if self.oldest_silent(of).is_some_and(|(oldest, _)| oldest == id) {
-            tracing::warn!(connection = id.0, "dropped: too many connections do not say who they are");
+            tracing::warn!(connection = id.0, "dropped: too many unauthenticated connections");
             self.drop_connection(id);
         }
         true
@@ -181,12 +181,12 @@ impl Server {
     }
 }
 
-/// Opens a file descriptor without a use.
+/// Opens a spare file descriptor.
 pub(super) fn spare() -> Result<OwnedFd, Errno> {
     eventfd(0, EventfdFlags::CLOEXEC)
 }
 
-/// This process cannot open another file.
+/// Returns whether this process cannot open another file.
 pub(super) fn no_fds() -> Refusal {
     let open_files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
     Refusal::Limit { limit: Limit::Fds, allowed: open_files, needed: open_files.saturating_add(1) }
@@ -198,11 +198,11 @@ const ACCEPTS_IN_TURN: usize = 64;
 /// Unauthenticated connections at once. Clients send their handshake as soon as they are connected.
 const MAX_HANDSHAKES: usize = 64;
 
-/// A connection that has said nothing for so long may make room for others.
+/// A connection that has been silent for this long may be dropped to make room.
 const SILENT: Duration = Duration::from_millis(100);
 
-/// How soon to look for room for the next one.
+/// How long to wait before accepting again.
 const HANDSHAKE_RETRY: Duration = Duration::from_millis(5);
 
-/// Such connections of one process.
+/// Unauthenticated connections of one process.
 const MAX_HANDSHAKES_OF_PROCESS: usize = MAX_HANDSHAKES / 4;

@@ -25,7 +25,7 @@ use crate::{
 };
 
 impl Server {
-    /// Refuses a seat beyond the share of a process, and one beyond all.
+    /// Refuses a seat if the process has its share, or if all seats are taken.
     fn check_seats(&self, process: ProcessKey) -> Result<(), Refusal> {
         let share = self.peers.members.share_of(process);
         let allowed = (self.limits.clients / PROCESS_SHARE).max(MIN_PROCESS_SHARE);
@@ -38,7 +38,7 @@ impl Server {
         self.registry.check_seats().map_err(translate::refusal)
     }
 
-    /// Finds a place for a connection without a seat, if need be that of the one that has been idle for longest.
+    /// Makes room for a connection without a seat; if necessary, dismisses the one that has been idle for longest.
     fn check_operators(&mut self, process: ProcessKey) -> Result<(), Refusal> {
         let share = self.peers.members.share_of(process).operators;
         let allowed = OPERATORS / PROCESS_SHARE;
@@ -55,7 +55,7 @@ impl Server {
         self.registry.check_rows().map_err(translate::refusal)
     }
 
-    /// The first message of a connection.
+    /// Handles the first message of a connection.
     pub(super) fn on_hello(&mut self, id: ConnectionId, message: Message) {
         let Some(connection) = self.peers.connections.get(&id) else { return };
         let process = connection.process();
@@ -72,7 +72,7 @@ impl Server {
         let Message { frame, fds } = message;
         let lost = fds.len() < frame.fds;
         let Some(connection) = self.peers.connections.get(&id) else { return };
-        // Telling what the client sent takes a file descriptor: without one, a pidfd would look like anything else.
+        // Identifying what the client sent takes a file descriptor. Without one, a pidfd would not be recognized.
         if lost || spare().is_err() {
             return self.send_away(id, no_fds());
         }
@@ -93,7 +93,7 @@ impl Server {
         }
     }
 
-    /// Outer error: no Partywall process. Inner error: one that we cannot talk to.
+    /// Outer error: the peer is no Partywall process. Inner error: the peer speaks another protocol.
     fn read_hello(&self, body: &[u8]) -> Result<Result<(Speaker, ClientHello), Refusal>, String> {
         let greeting = handshake::decode(body).map_err(|e| e.to_string())?;
         if greeting.speaker.protocol != PROTOCOL {
@@ -162,7 +162,7 @@ impl Server {
         Ok(())
     }
 
-    /// The events socket of a connection, and the end for the client.
+    /// Creates the events socket of a connection. Returns the client's end.
     fn events_pair(&self, id: ConnectionId) -> Result<(OwnedFd, OwnedFd), Refusal> {
         let (ours, theirs) = socket::pair().map_err(|_| no_fds())?;
         self.reactor.watch(&ours, Source::Socket(Channel::Events, id), EventFlags::empty()).map_err(|_| no_fds())?;
@@ -196,14 +196,14 @@ impl Server {
     }
 }
 
-/// A process gets one part in so many of all seats.
+/// The divisor for the share of all seats that one process may take.
 const PROCESS_SHARE: u64 = 4;
 
-/// Seats that a process gets in any case.
+/// Seats that every process may take.
 const MIN_PROCESS_SHARE: u64 = 4;
 
-/// Members that a living process may hang up on without a good-bye before it gets no more seats.
+/// Members that a living process may hang up on without a goodbye before it gets no more seats.
 const MAX_HUNG_UP: u64 = 16;
 
-/// After so long without a request an operator's place may go to another one.
+/// An operator that has been idle for this long may be dismissed for another one.
 const OPERATOR_IDLE: Duration = Duration::from_secs(1);

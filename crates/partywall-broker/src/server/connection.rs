@@ -1,4 +1,4 @@
-//! Bytes and file descriptors of one client, in and out, within bounds.
+//! The connection to one client: bounded input and output of bytes and file descriptors.
 
 use std::{
     collections::VecDeque,
@@ -25,7 +25,7 @@ use crate::{
     },
 };
 
-/// A connection; never used twice.
+/// The number of a connection; never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct ConnectionId(pub(super) u64);
 
@@ -36,9 +36,9 @@ pub(super) enum Phase {
     Handshake,
     /// It speaks for this member.
     Member(MemberId),
-    /// The broker no longer talks to this member here. The socket stays because its end shows that nobody holds the
-    /// other end any more, also no child of the member's process: a proof of death needs that. What still comes is read
-    /// and thrown away, or the member would hang in the middle of sending a request.
+    /// The broker no longer talks to this member here. The socket stays open because its end-of-file proves that no
+    /// process, such as a child of the member's, holds the other end. A proof of death needs that. Further input is
+    /// read and discarded; otherwise the member would block while sending a request.
     Lingering(MemberId),
 }
 
@@ -51,7 +51,7 @@ pub(super) enum Channel {
     Events,
 }
 
-/// What a read brought.
+/// The result of a read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Read {
     /// Bytes; more may be waiting if the buffer is full.
@@ -66,7 +66,7 @@ pub(super) enum Read {
 #[derive(Debug)]
 pub(super) struct Message {
     pub(super) frame: partywall_wire::Frame,
-    /// In the order of sending; fewer than the frame says if the kernel lost some for needed of free ones.
+    /// In the order of sending. Fewer than the frame says if the kernel dropped some because no descriptor was free.
     pub(super) fds: Vec<OwnedFd>,
 }
 
@@ -81,7 +81,7 @@ pub(super) enum Broken {
     Errno(#[from] Errno),
 }
 
-/// What became of sending.
+/// The result of sending.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sent {
     /// Nothing waits.
@@ -90,8 +90,8 @@ pub(super) enum Sent {
     Blocked,
     /// The rest waits until the peer has read everything that was sent.
     Unread,
-    /// The rest waits until descriptors that others were sent are read, or the kernel has memory again. Neither is
-    /// announced.
+    /// The rest waits until descriptors sent to others are read, or the kernel has memory again. The kernel reports
+    /// neither.
     NoRoom,
 }
 
@@ -103,15 +103,15 @@ pub(super) struct Connection {
     call: Arc<OwnedFd>,
     events: Option<Arc<OwnedFd>>,
     phase: Phase,
-    /// What its messages have cost, up to the moment beside it.
+    /// What its messages have cost, and the time of that measurement.
     cost: (Duration, Instant),
-    /// Its next message waits for its turn to be answered with descriptors.
+    /// Whether its next message waits until it can be answered with descriptors.
     pub(super) is_parked: bool,
-    /// A timer is set to send what waits.
+    /// Whether a timer is set to send pending output.
     pub(super) awaits_retry: bool,
     reader: FrameReader,
     received: VecDeque<OwnedFd>,
-    /// The kernel dropped file descriptors since the last whole message.
+    /// Whether the kernel dropped file descriptors since the last whole message.
     fds_lost: bool,
     replies: OutQueue,
     notices: OutQueue,
@@ -143,7 +143,7 @@ impl Connection {
         self.reader.set_limit(max_message);
     }
 
-    /// Tells the peer that the connection is over and forgets everything but the call socket.
+    /// Shuts down the connection and drops everything except the call socket.
     pub(super) fn linger(&mut self, member: MemberId, in_flight: &mut InFlight) {
         self.phase = Phase::Lingering(member);
         self.discard(Channel::Call, in_flight);
@@ -156,7 +156,7 @@ impl Connection {
         self.reader = FrameReader::new(0);
     }
 
-    /// Ends the connection. Its sockets stay open, unwatched, while the peer has descriptors of it to read.
+    /// Ends the connection. Its sockets stay open, unwatched, while the peer has unread descriptors.
     pub(super) fn close(&mut self, in_flight: &mut InFlight) {
         self.discard(Channel::Call, in_flight);
         self.discard(Channel::Events, in_flight);
@@ -204,7 +204,7 @@ impl Connection {
                 Err(Broken::Malformed(format!("{} file descriptors came with one message", self.received.len())))
             }
             Err(WireError::NeedBytes(_)) => Ok(None),
-            // File descriptors travel with the first byte of their message: what is not here will not come.
+            // File descriptors travel with the first byte of their message. A missing one never comes.
             Err(WireError::NeedFds(n)) => Err(Broken::Malformed(format!("{n} file descriptors were not sent"))),
             Err(WireError::Malformed(why)) => Err(Broken::Malformed(why)),
         }
@@ -232,7 +232,7 @@ impl Connection {
         }
     }
 
-    /// Goes on sending what waits.
+    /// Sends pending output.
     pub(super) fn flush(&mut self, channel: Channel, in_flight: &mut InFlight) -> Result<Sent, Broken> {
         let port = (self.id, channel);
         let (queue, socket) = match (channel, &self.events) {
@@ -244,7 +244,7 @@ impl Connection {
         Ok(queue.last)
     }
 
-    /// Discards what waits for the peer, which has closed its end. A parked message is forgotten with its call socket.
+    /// Discards pending output after the peer has closed its end. A parked message is dropped with its call socket.
     pub(super) fn discard(&mut self, channel: Channel, in_flight: &mut InFlight) {
         in_flight.finish((self.id, channel));
         if channel == Channel::Call {
@@ -256,7 +256,7 @@ impl Connection {
         queue.is_closed = true;
     }
 
-    /// Whether the peer has closed its end, and reads nothing any more.
+    /// Returns whether the peer has closed its end.
     pub(super) fn is_closed(&self, channel: Channel) -> bool {
         match channel {
             Channel::Call => self.replies.is_closed,
@@ -264,8 +264,8 @@ impl Connection {
         }
     }
 
-    /// Returns what the kernel has to report of a socket from now on, if that changes: requests, or room for what
-    /// waits. A client gets its answer before its next request is read. The end of a connection is always reported.
+    /// Returns the new interest in a socket, if it changes: requests, or room for pending output. A client gets its
+    /// answer before its next request is read. The end of a connection is always reported.
     pub(super) fn change_of_interest(&mut self, channel: Channel, sent: Sent) -> Option<EventFlags> {
         let interest = match (sent, channel) {
             (Sent::All, Channel::Call) if !self.is_parked => EventFlags::IN,
@@ -302,13 +302,13 @@ impl Connection {
         }
     }
 
-    /// What its messages have cost recently: a quarter of the time that passes is forgiven.
+    /// Returns what its messages have cost recently. A quarter of the elapsed time is deducted.
     pub(super) fn recent_cost(&self, now: Instant) -> Duration {
         let (cost, at) = self.cost;
         cost.saturating_sub(now.saturating_duration_since(at) / 4)
     }
 
-    /// Its messages have cost so much.
+    /// Adds to the cost of its messages.
     pub(super) fn charge(&mut self, cost: Duration, now: Instant) {
         self.cost = ((self.recent_cost(now) + cost).min(MAX_COST), now);
     }
@@ -324,12 +324,12 @@ impl Connection {
         !self.replies.waiting.is_empty()
     }
 
-    /// The process that connected.
+    /// Returns the process that connected.
     pub(super) fn process(&self) -> Process {
         self.process
     }
 
-    /// File descriptors that came and were not used.
+    /// Takes the received file descriptors that no message claimed.
     pub(super) fn take_received(&mut self) -> VecDeque<OwnedFd> {
         std::mem::take(&mut self.received)
     }
@@ -340,14 +340,14 @@ fn close(socket: &OwnedFd) {
     let _ = shutdown(socket, Shutdown::Both);
 }
 
-/// Messages that a peer had no room for yet.
+/// Output for which the socket had no room yet.
 #[derive(Debug)]
 struct OutQueue {
     waiting: VecDeque<Outgoing>,
     bytes: usize,
-    /// What became of the last attempt to send.
+    /// The result of the last attempt to send.
     last: Sent,
-    /// What the kernel reports of the socket, once that was changed.
+    /// The socket's present interest, once it was changed.
     interest: Option<EventFlags>,
     is_closed: bool,
 }
@@ -362,7 +362,7 @@ impl Default for OutQueue {
 struct Outgoing {
     bytes: Vec<u8>,
     sent: usize,
-    /// Those that are not sent yet. The last group goes with the first byte, the others before it.
+    /// Unsent descriptors. The last group goes with the first byte, the others before it.
     fds: Vec<Arc<Donated>>,
     /// Whether slots are reserved for its descriptors.
     has_slots: bool,
@@ -411,10 +411,10 @@ impl OutQueue {
                     }
                 }
                 Err(Errno::AGAIN) => return Ok(Sent::Blocked),
-                // Too many file descriptors of this user's are on their way to processes that do not read, or memory is
-                // short. The socket counts as writable all the while, so waiting for that would spin.
+                // Too many file descriptors of this user are in flight to processes that do not read, or memory is
+                // short. The socket counts as writable meanwhile, so waiting for room would spin.
                 Err(Errno::TOOMANYREFS | Errno::NOBUFS | Errno::NOMEM) => return Ok(Sent::NoRoom),
-                // Nobody reads any more, but what the peer sent before is still to be taken in; then comes the end.
+                // The peer no longer reads. Its earlier input is still read; then comes end-of-file.
                 Err(Errno::PIPE | Errno::CONNRESET) => {
                     in_flight.finish(port);
                     self.waiting.clear();
@@ -427,8 +427,8 @@ impl OutQueue {
     }
 }
 
-/// No client is remembered to have cost more.
+/// The maximum recorded cost of a client.
 const MAX_COST: Duration = Duration::from_millis(100);
 
-/// A client asks one thing at a time: one that reads comes nowhere near this.
+/// The maximum pending output of a client. A client has one call at a time, so one that reads stays far below.
 const MAX_WAITING_BYTES: usize = 4 << 20;

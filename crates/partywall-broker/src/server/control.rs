@@ -1,7 +1,7 @@
 //! Memory that the broker shares with all members, and what it does there.
 //!
-//! Every member can write every byte of it. What is done here ends whatever the bytes are, and nothing that is read is
-//! believed: it is shown to people, or handed on as a number.
+//! Every member can write every byte of control memory. So every loop here terminates for any bytes, and nothing that
+//! is read is trusted: it is only shown to people or passed on as a number.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -27,22 +27,22 @@ use crate::{
     server::{fds::FdStore, ids::IdMap, reclaimer::Donated},
 };
 
-/// Everything that is mapped.
+/// All mapped control memory.
 #[derive(Debug)]
 pub(super) struct Control {
     rows: Members,
     rows_fd: Arc<Donated>,
     slabs: IdMap<FdId, Slab>,
     tables: IdMap<FdId, SlotTable>,
-    /// The highest value that was stored in a cell after its end, and undone.
+    /// The highest value that was stored in a cell after its end and undone.
     undone: BTreeMap<CellAt, u64>,
-    /// What is to be done for members that are gone.
+    /// Pending steps for departed members.
     clearing: VecDeque<Clearing>,
-    /// How many slots were read for that in this turn of the loop.
+    /// How many slots these steps have read in this turn of the loop.
     looked_at: u32,
 }
 
-/// A mapped object that says which member holds which of its permits or blocks.
+/// A mapped table that records which member holds which permits or blocks.
 #[derive(Debug)]
 pub(super) enum SlotTable {
     Semaphore(Semaphore),
@@ -50,20 +50,20 @@ pub(super) enum SlotTable {
     Topic(Box<Topic>, Pool),
 }
 
-/// A step of what is to be done for a member that is gone, in bounded turns.
+/// A step for a departed member, done in bounded turns.
 #[derive(Debug)]
 enum Clearing {
     /// A row is detached from a topic.
     Detach { topic: FdId, row: u16, ending: Ending },
-    /// What a row holds in these tables goes to others.
+    /// The row's slots in these tables are returned.
     Row { row: u16, tables: Vec<FdId> },
 }
 
 impl SlotTable {
-    /// Gives all that a row has to others. Returns how much that was.
+    /// Returns all slots of a row to the table. Returns their number.
     fn recover(&self, row: u16) -> u32 {
-        // Only in a topic blocks may be held by nobody. Elsewhere a row of nobody breaks the rules and would keep the
-        // slot.
+        // Only a topic may have blocks without a holder. Elsewhere a slot of an unused row is invalid and would be
+        // lost.
         let is_lost = |other| other == row || other == members::NOBODY;
         match self {
             Self::Semaphore(semaphore) => semaphore.recover(is_lost),
@@ -72,7 +72,7 @@ impl SlotTable {
         }
     }
 
-    /// How many permits or blocks each row has, without those that have none.
+    /// Counts the permits or blocks of each row that has any.
     pub(super) fn holders(&self) -> BTreeMap<u16, u32> {
         let (mut holders, topic): (BTreeMap<_, _>, _) = match self {
             Self::Semaphore(semaphore) => (semaphore.holders().into_iter().collect(), None),
@@ -86,7 +86,7 @@ impl SlotTable {
         holders
     }
 
-    /// Returns how many slots are read for that.
+    /// Returns how many slots such a step reads.
     fn slots(&self) -> u32 {
         match self {
             Self::Semaphore(semaphore) => semaphore.count(),
@@ -95,7 +95,7 @@ impl SlotTable {
     }
 }
 
-/// What a timeline stands at.
+/// The state of a timeline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Standing {
     pub(super) value: u64,
@@ -105,7 +105,7 @@ pub(super) struct Standing {
 
 impl Control {
     pub(super) fn create(store: &FdStore) -> Result<Self, Errno> {
-        // As many as there can be, of which only those that are in use take memory.
+        // Room for the maximum number. Only used pages take memory.
         let fd = Members::create(members::MAX_ROWS)?;
         let rows = Members::map(&fd)?;
         Ok(Self {
@@ -119,17 +119,18 @@ impl Control {
         })
     }
 
-    /// The member of a row begins, or begins again: it is well until it has had time to say so itself.
+    /// Sets the heartbeat of a row whose member joins or resumes: it counts as alive until its own first heartbeat is
+    /// due.
     pub(super) fn begin_row(&self, row: u16) {
         self.rows.beat(row, members::now());
     }
 
-    /// When the member of a row was well for the last time, in milliseconds of `CLOCK_MONOTONIC`.
+    /// Returns the last heartbeat of a row, in milliseconds of `CLOCK_MONOTONIC`.
     pub(super) fn heartbeat(&self, row: u16) -> Option<u64> {
         self.rows.heartbeat(row)
     }
 
-    /// The memory of the members' rows.
+    /// Returns the memory of the members' rows.
     pub(super) fn rows_fd(&self) -> Arc<Donated> {
         Arc::clone(&self.rows_fd)
     }
@@ -158,8 +159,8 @@ impl Control {
 
     /// Creates and maps the control memory of a pool or topic.
     ///
-    /// A request that is refused afterwards has cost two memfds, which are closed with the refusal. Their length is
-    /// bounded by the limits that the shape was checked against, and only pages that are written take memory.
+    /// A request that is refused later has cost two memfds, which are closed with the refusal. Their length is bounded
+    /// by the limits on the shape, and only written pages take memory.
     pub(super) fn provide_blocks(&mut self, shape: wire::Control, store: &mut FdStore) -> io::Result<BlockControl> {
         let pool_fd = Pool::create(shape.blocks)?;
         let pool_bytes = memfd::len(&pool_fd)?;
@@ -180,7 +181,7 @@ impl Control {
         Ok(control)
     }
 
-    /// Unmaps what is closed.
+    /// Unmaps closed control memory.
     pub(super) fn forget(&mut self, fds: &[FdId]) {
         for fd in fds {
             self.slabs.remove(fd);
@@ -188,7 +189,7 @@ impl Control {
         }
     }
 
-    /// Makes a cell the beginning of an incarnation.
+    /// Initializes a cell for a new incarnation.
     pub(super) fn start(&mut self, at: CellAt, from: Option<CellAt>, incarnation: u32) {
         self.undone.remove(&at);
         let from = from.and_then(|from| self.cell(from)).map_or(0, Cell::value);
@@ -204,7 +205,7 @@ impl Control {
         }
     }
 
-    /// Undoes what has been stored in a cell after its end.
+    /// Undoes stores to a cell after its end.
     pub(super) fn guard(&mut self, at: CellAt) {
         if let Some(value) = self.cell(at).and_then(Cell::guard) {
             tracing::debug!(slab = %at.slab, cell = at.index, value, "undid a store to a timeline that has ended");
@@ -213,24 +214,24 @@ impl Control {
         }
     }
 
-    /// Whether all that was promised in a cell has been stored, before its end or after it.
+    /// Returns whether all promised values of a cell have been stored, before its end or after it.
     pub(super) fn is_complete(&self, at: CellAt) -> bool {
         let undone = self.undone.get(&at).copied().unwrap_or(0);
         self.cell(at).is_none_or(|cell| cell.value().max(undone) >= cell.announced())
     }
 
-    /// Whether somebody has ended an incarnation.
+    /// Returns whether an incarnation has ended, by any process.
     pub(super) fn has_ended(&self, at: CellAt) -> bool {
         self.cell(at).is_some_and(|cell| cell.ending().is_some())
     }
 
-    /// What a cell says.
+    /// Reads the state of a cell.
     pub(super) fn standing(&self, at: CellAt) -> Option<Standing> {
         let cell = self.cell(at)?;
         Some(Standing { value: cell.value(), announced: cell.announced(), ending: cell.ending() })
     }
 
-    /// Gives all permits or blocks of a row to others, of a member that has nothing more to do with it.
+    /// Returns all permits or blocks of a row whose member no longer uses the table.
     pub(super) fn give_back(&self, table: FdId, row: u16, slabs: &[FdId]) {
         self.detach(table, row, Ending::Closed, slabs);
         self.recover(table, row);
@@ -252,7 +253,7 @@ impl Control {
         }
     }
 
-    /// How far an incarnation of a timeline came, if its cell is not another's by now.
+    /// Returns how far an incarnation of a timeline came, unless its cell has been reused.
     fn reached(&self, cell: TimelineCell, slabs: &[FdId]) -> Option<u64> {
         let slab = *slabs.get(cell.slab as usize)?;
         let found =
@@ -260,18 +261,18 @@ impl Control {
         found.map(Cell::value)
     }
 
-    /// The member of a row is to be reckoned with no more in a topic.
+    /// Schedules the detachment of a row's member from a topic.
     pub(super) fn detach_later(&mut self, topic: FdId, row: u16, ending: Ending) {
         self.clearing.push_back(Clearing::Detach { topic, row, ending });
     }
 
-    /// The member of a row is gone: its permits and blocks are to go back.
+    /// Schedules the return of all permits and blocks of a departed member's row.
     pub(super) fn clear_row(&mut self, row: u16, tables: Vec<FdId>) {
         self.clearing.push_back(Clearing::Row { row, tables });
     }
 
-    /// Does that, as much as one turn of the loop allows. `slabs` are those of timelines, in the order of their numbers.
-    /// Returns the rows that have nothing any more.
+    /// Does the scheduled steps, as far as one turn of the loop allows. `slabs` are the slabs of timelines, in the
+    /// order of their numbers. Returns the rows that have been cleared.
     pub(super) fn clear(&mut self, slabs: &[FdId]) -> Vec<u16> {
         let mut cleared = Vec::new();
         while self.looked_at < SLOTS_IN_TURN
@@ -295,17 +296,17 @@ impl Control {
         cleared
     }
 
-    /// The loop begins another turn.
+    /// Begins another turn of the loop.
     pub(super) fn begin_turn(&mut self) {
         self.looked_at = 0;
     }
 
-    /// Whether there is more of that to be done.
+    /// Returns whether steps remain.
     pub(super) fn is_clearing(&self) -> bool {
         !self.clearing.is_empty()
     }
 
-    /// How many permits of a semaphore are where.
+    /// Counts the permits of a semaphore by state.
     pub(super) fn permits(&self, semaphore: FdId) -> Audit {
         match self.tables.get(&semaphore) {
             Some(SlotTable::Semaphore(semaphore)) => semaphore.audit(),
@@ -313,12 +314,12 @@ impl Control {
         }
     }
 
-    /// How many permits or blocks there are, and so how much it takes to count them.
+    /// Returns how many permits or blocks a table has, and so the cost of counting them.
     pub(super) fn slots(&self, table: FdId) -> u32 {
         self.tables.get(&table).map_or(0, SlotTable::slots)
     }
 
-    /// How many permits or blocks each row has, without those that have none.
+    /// Counts the permits or blocks of each row that has any.
     pub(super) fn holders(&self, table: FdId) -> BTreeMap<u16, u32> {
         self.tables.get(&table).map(SlotTable::holders).unwrap_or_default()
     }
@@ -332,11 +333,11 @@ impl Control {
     }
 }
 
-/// The shape of a topic as its memory has it.
+/// Returns the shape of a topic as its memory needs it.
 pub(super) fn topic_shape(control: &wire::Control) -> Option<topic::Shape> {
     let wire::TopicShape { depth, publishers, loans, subscribers, held, .. } = control.topic?;
     Some(topic::Shape { blocks: control.blocks, depth, publishers, loans, subscribers, held })
 }
 
-/// Slots that are read for dead members before others have their turn: about a millisecond.
+/// Slots that one turn reads for dead members: about a millisecond.
 const SLOTS_IN_TURN: u32 = 1 << 16;

@@ -14,7 +14,7 @@ use crate::{
 };
 
 impl Server {
-    /// Nobody holds the other end of a connection any more.
+    /// Handles the end of a connection: no process holds the other end.
     pub(super) fn on_end(&mut self, id: ConnectionId) {
         let Some(connection) = self.peers.connections.get(&id) else { return };
         let phase = connection.phase();
@@ -31,16 +31,16 @@ impl Server {
         }
     }
 
-    /// A member's process has exited.
+    /// Handles the exit of a member's process.
     pub(super) fn on_exit(&mut self, member: MemberId) {
         if let Some(pidfd) = self.peers.members.exited(member) {
             self.reactor.unwatch(&pidfd);
         }
-        // Its sockets may be reported in the same breath or a moment later: what counts is what is true then.
+        // Its sockets may be reported in the same batch or a moment later, so the proof is checked at the timer.
         self.reactor.set_timer(self.settle, Timer::Settle(member));
     }
 
-    /// Acts on what is proved of a member by now.
+    /// Acts on what is proved of a member.
     pub(super) fn weigh(&mut self, member: MemberId) {
         match self.peers.members.proof(member, self.settle) {
             Proof::None => {}
@@ -57,7 +57,7 @@ impl Server {
         }
     }
 
-    /// Gives up all that the server has of a member.
+    /// Drops everything that the server has of a member.
     pub(super) fn forget(&mut self, member: MemberId) {
         let Some((pidfd, connections)) = self.peers.members.remove(member) else { return };
         if let Some(pidfd) = pidfd {
@@ -74,12 +74,12 @@ impl Server {
         self.carry_out(effects);
     }
 
-    /// As [`Server::hang_up`], leaving what follows to the caller.
+    /// Like [`Server::hang_up`], but returns the resulting effects to the caller.
     pub(super) fn hang_up_quietly(&mut self, id: ConnectionId, why: &str) -> Vec<Effect> {
         let Some(connection) = self.peers.connections.get_mut(&id) else { return Vec::new() };
         let Phase::Member(member) = connection.phase() else {
             if connection.phase() == Phase::Handshake {
-                tracing::warn!(connection = id.0, why, "dropped a connection that is nobody's");
+                tracing::warn!(connection = id.0, why, "dropped an unauthenticated connection");
                 self.drop_connection(id);
             }
             return Vec::new();
@@ -100,7 +100,7 @@ impl Server {
         if suspended { self.registry.apply(Event::Suspected { member }, now()) } else { Vec::new() }
     }
 
-    /// Forgets a connection.
+    /// Drops a connection.
     pub(super) fn drop_connection(&mut self, id: ConnectionId) {
         self.acceptor.forget(id);
         self.peers.drop_connection(&self.reactor, &self.runner.store, id);

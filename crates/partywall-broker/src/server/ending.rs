@@ -19,7 +19,7 @@ use crate::{
 };
 
 impl Server {
-    /// Begins to count the time without members and names, or stops counting.
+    /// Starts or stops the idle time, the time without members and names.
     pub(super) fn note_idleness(&mut self) {
         let Some(idle_exit) = self.idle_exit else { return };
         if !self.registry.is_idle() || !self.peers.connections.is_empty() {
@@ -30,7 +30,7 @@ impl Server {
         }
     }
 
-    /// Leaves if nobody has been here for long enough and nobody is on the way.
+    /// Ends the broker if it has been idle for long enough and no process is looking for it.
     pub(super) fn leave_if_idle(&mut self) {
         let (Some(idle_exit), Some(since)) = (self.idle_exit, self.idle_since) else { return };
         if since.elapsed() < idle_exit {
@@ -46,11 +46,11 @@ impl Server {
             return;
         }
         self.acceptor.place.file.remove();
-        tracing::info!("leaving: nobody needs this broker");
+        tracing::info!("ending: the broker is idle");
         self.exit = Some(Exit::Idle);
     }
 
-    /// Leaves nothing behind.
+    /// Removes the socket, sends pending output and closes everything.
     pub(super) fn finish(mut self) {
         self.acceptor.place.file.remove();
         for cell in self.registry.live_cells() {
@@ -63,7 +63,7 @@ impl Server {
             while connection.owes_reply() {
                 let is_worth_trying = match connection.flush(Channel::Call, &mut self.peers.in_flight) {
                     Ok(Sent::Blocked) => socket::wait(connection.call(), Ready::Write, Some(deadline)) == Ok(true),
-                    // A read cannot be waited for as room can.
+                    // The kernel does not report when a client has read.
                     Ok(Sent::Unread) if Instant::now() < unread_until => {
                         thread::sleep(UNREAD_RETRY);
                         true
@@ -95,14 +95,14 @@ impl Server {
     }
 }
 
-/// How long to wait when somebody is looking for a broker just as this one wants to leave.
+/// How long to postpone the end when a process is looking for a broker.
 const IDLE_RETRY: Duration = Duration::from_secs(1);
 
-/// How long clients may take to read what they were sent, so that they get the rest.
+/// How long clients may take to read sent messages, so that they get the rest.
 const UNREAD: Duration = Duration::from_millis(200);
 
-/// How often to find out whether they have.
+/// How often to check whether they have.
 const UNREAD_RETRY: Duration = Duration::from_millis(1);
 
-/// How long the end may take on account of others.
+/// How long the broker waits at most for other processes before it exits.
 const TIMEOUT: Duration = Duration::from_secs(5);
