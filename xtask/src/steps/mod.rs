@@ -99,6 +99,12 @@ const TEST: &[Step] = &[
         run: python::packages,
     },
     Step {
+        name: "build",
+        about: "the tests in Rust and every program that they start, compiled",
+        lane: Lane::Main,
+        run: rust::build,
+    },
+    Step {
         name: "tests",
         about: "all tests in Rust that need nothing special of the machine",
         lane: Lane::Main,

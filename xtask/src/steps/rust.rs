@@ -53,6 +53,10 @@ impl Selection<'_> {
     }
 }
 
+pub(super) fn build(workspace: &Workspace) -> Outcome {
+    build_what_tests_run(workspace).into()
+}
+
 pub(super) fn tests(workspace: &Workspace) -> Outcome {
     run(workspace, &Selection { without: &NEEDS, ..Selection::default() }, &[]).into()
 }
