@@ -1,8 +1,8 @@
 //! What `partywall lab` runs: experiments that show how the CUDA driver and Partywall share memory, and how that fails.
 //!
-//! A lab is a [`Lab`](lab::Lab): a static description of its options, its roles and the [`Claim`](step::Claim)s that it
-//! puts to the test. Each role is a function that tells [`Step`](step::Step)s and talks to the other role through a
-//! [`Peer`](peer::Peer). The runner ([`lab`]) does everything else: it starts the roles, has them meet, prints their
+//! A lab is a `Lab`: a static description of its options, its roles and the `Claim`s that it
+//! puts to the test. Each role is a function that tells `Step`s and talks to the other role through a
+//! `Peer`. The runner (`lab`) does everything else: it starts the roles, has them meet, prints their
 //! steps, and ends by saying which claims held on this machine.
 //!
 //! With `--json` each line is an object: first what the lab runs on (`lab`, `device`, `simulated`, …), then one for each

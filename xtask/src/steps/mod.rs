@@ -209,12 +209,12 @@ pub(crate) fn test(workspace: &Workspace) -> Result<(), String> {
     report(workspace, &TEST.iter().collect::<Vec<_>>())
 }
 
-/// Runs what takes too long for [`test`], and nothing else.
+/// Runs what takes too long for [`fn@test`], and nothing else.
 pub(crate) fn test_long(workspace: &Workspace) -> Result<(), String> {
     report(workspace, &LONG.iter().collect::<Vec<_>>())
 }
 
-/// Runs the named steps of [`test`] and [`test_long`].
+/// Runs the named steps of [`fn@test`] and [`test_long`].
 pub(crate) fn only(workspace: &Workspace, names: &[&str]) -> Result<(), String> {
     let find = |name: &&str| {
         let step = TEST.iter().chain(LONG).find(|step| step.name == *name);
@@ -223,7 +223,7 @@ pub(crate) fn only(workspace: &Workspace, names: &[&str]) -> Result<(), String> 
     report(workspace, &names.iter().map(find).collect::<Result<Vec<_>, _>>()?)
 }
 
-/// Returns a table of the steps of [`test`] and [`test_long`].
+/// Returns a table of the steps of [`fn@test`] and [`test_long`].
 pub(crate) fn list() -> String {
     let width = TEST.iter().chain(LONG).map(|step| step.name.len()).max().unwrap_or(0);
     let rows = |steps: &[Step]| steps.iter().map(|step| format!("  {:<width$}  {}\n", step.name, step.about)).collect();

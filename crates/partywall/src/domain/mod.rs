@@ -55,7 +55,7 @@ use crate::{
 /// Cheap to clone; all clones, segments and builds share the connection, which ends with the last of them. A block or
 /// sample that was dropped while the GPU may still use it keeps the connection until the GPU is idle: the connection then
 /// ends on another thread, after the last handle was dropped. [`Block::release_on`](crate::Block::release_on) and
-/// [`Sample::release_on`](crate::Sample::release_on) do not keep it. May be used from any thread. After a fork the child must connect anew: every call there returns [`Unreachable::Forked`](crate::error::Unreachable::Forked), and dropping
+/// [`Sample::release_on`](crate::Sample::release_on) do not keep it. May be used from any thread. After a fork the child must connect anew: every call there returns [`Unreachable::Forked`], and dropping
 /// there does nothing.
 #[derive(Debug, Clone)]
 pub struct Domain {
@@ -131,7 +131,7 @@ impl DomainOptions {
     /// Where that leads.
     ///
     /// # Errors
-    /// [`InvalidArgument::Name`](crate::error::InvalidArgument::Name) if the domain cannot be a file name.
+    /// [`InvalidArgument::Name`] if the domain cannot be a file name.
     pub fn location(&self) -> Result<Location> {
         Location::find(self.domain.as_deref(), self.socket.as_deref())
     }
@@ -139,9 +139,9 @@ impl DomainOptions {
     /// Connects.
     ///
     /// # Errors
-    /// [`Unreachable::NoAnswer`](crate::error::Unreachable::NoAnswer) if there is no broker and none may be started, [`Unreachable::NoProgram`](crate::error::Unreachable::NoProgram) or
-    /// [`Unreachable::NotStarted`](crate::error::Unreachable::NotStarted) if none can be, [`Unreachable::Version`](crate::error::Unreachable::Version), [`Unreachable::User`](crate::error::Unreachable::User),
-    /// [`Unreachable::UnsafeDirectory`](crate::error::Unreachable::UnsafeDirectory), [`LimitReached::Broker`](crate::error::LimitReached::Broker).
+    /// [`Unreachable::NoAnswer`] if there is no broker and none may be started, [`Unreachable::NoProgram`] or
+    /// [`Unreachable::NotStarted`] if none can be, [`Unreachable::Version`], [`Unreachable::User`],
+    /// [`Unreachable::UnsafeDirectory`], [`LimitReached::Broker`](crate::error::LimitReached::Broker).
     pub fn connect(&self) -> Result<Domain> {
         let location = self.location()?;
         let greeted = connect::connect(&location, self.start, self.program.as_deref(), self.operator)?;
@@ -197,10 +197,10 @@ impl Domain {
     /// Opens the latest version of `name`, or `NAME@V`, for reading. Waits for one that is not there.
     ///
     /// # Errors
-    /// [`NotFound::Name`](crate::error::NotFound::Name) if it is not there and the timeout is zero, [`Error::Timeout`] if it does not come in time; or in
+    /// [`NotFound::Name`] if it is not there and the timeout is zero, [`Error::Timeout`] if it does not come in time; or in
     /// place of both, for a name of legacy memory that was there, [`Gone::OwnerDied`](crate::error::Gone::OwnerDied) or [`Gone::Withdrawn`](crate::error::Gone::Withdrawn);
     /// [`Mismatch::NotASegment`](crate::error::Mismatch::NotASegment) for a pool or topic;
-    /// [`NotFound::Version`](crate::error::NotFound::Version) for a version that is gone; the kind's own errors of mapping it.
+    /// [`NotFound::Version`] for a version that is gone; the kind's own errors of mapping it.
     pub fn open<'w>(&self, name: &str, wait: impl Into<Wait<'w>>) -> Result<Segment> {
         self.opener(name).open_within(wait.into())
     }
@@ -248,7 +248,7 @@ impl Domain {
     /// Removes `name`. Whoever has it open keeps it; its memory goes with the last of them.
     ///
     /// # Errors
-    /// [`NotFound::Name`](crate::error::NotFound::Name).
+    /// [`NotFound::Name`].
     pub fn remove(&self, name: &str) -> Result<Removed> {
         match self.link().call(Call::Remove { name: name.to_owned() })? {
             Answer::Removed { version, bytes_kept, holders } => Ok(Removed { version, bytes_kept, holders }),
@@ -268,7 +268,7 @@ impl Domain {
     /// Everything about a name, without opening it.
     ///
     /// # Errors
-    /// [`NotFound::Name`](crate::error::NotFound::Name), [`NotFound::Version`](crate::error::NotFound::Version).
+    /// [`NotFound::Name`], [`NotFound::Version`].
     pub fn inspect(&self, name: &str) -> Result<SegmentInfo> {
         let (name, version) = split_version(name)?;
         let (answer, fds) = self.link().call_with(Call::Inspect { name: name.clone(), version }, &[])?;
@@ -281,7 +281,7 @@ impl Domain {
     /// All names, in order.
     ///
     /// # Errors
-    /// Those of every call: [`Unreachable::Gone`](crate::error::Unreachable::Gone), [`Unreachable::Forked`](crate::error::Unreachable::Forked).
+    /// Those of every call: [`Unreachable::Gone`], [`Unreachable::Forked`].
     pub fn names(&self) -> Result<Vec<NameInfo>> {
         let mut all: Vec<NameInfo> = Vec::new();
         loop {
@@ -382,7 +382,7 @@ impl Domain {
     /// A GPU, opened once a connection.
     ///
     /// # Errors
-    /// As [`Gpu::open`]; [`Unreachable::Forked`](crate::error::Unreachable::Forked).
+    /// As [`Gpu::open`]; [`Unreachable::Forked`].
     pub fn gpu(&self, uuid: DeviceUuid) -> Result<Arc<Gpu>> {
         self.gpus()?.get(uuid)
     }
@@ -444,7 +444,7 @@ pub(crate) fn unexpected(answer: &Answer) -> Error {
 /// What connecting to a socket without greeting tells: whose it is.
 ///
 /// # Errors
-/// [`Unreachable::NoAnswer`](crate::error::Unreachable::NoAnswer) if nobody listens there, [`Unreachable::User`](crate::error::Unreachable::User).
+/// [`Unreachable::NoAnswer`] if nobody listens there, [`Unreachable::User`].
 pub fn broker_pid(location: &Location) -> Result<Option<u32>> {
     let call = connect::open(location)?;
     socket::peer(&call).map(|peer| peer.pid).map_err(|e| Error::system("asking who the broker is", e))

@@ -438,7 +438,7 @@ fn threads_send_in_turns() {
     let send = || {
         for value in 0..100 {
             let (_turn, mut loan) = publisher.loan_in_turn(DType::U32, &[1], TIMEOUT).unwrap();
-            loan.bytes_mut().unwrap().copy_from_slice(&u32::to_ne_bytes(value));
+            write(&mut loan, value);
             loan.filled().publish(TIMEOUT).unwrap();
         }
     };

@@ -247,8 +247,8 @@ fn sleep_until(begun: Instant, due: Duration, stop: &AtomicBool) -> bool {
 /// Returns the first `most` bytes of a sample in any place, once the sample is complete.
 ///
 /// # Errors
-/// [`InvalidData::SampleFailed`](partywall::error::InvalidData::SampleFailed) and
-/// [`InvalidData::SampleTainted`](partywall::error::InvalidData::SampleTainted) for one that never will be.
+/// [`InvalidData::SampleFailed`] and
+/// [`InvalidData::SampleTainted`] for one that never will be.
 fn bytes_of(sample: &Sample, most: u64, out: &mut Vec<u8>) -> Result<(), Error> {
     sample.wait(TIMEOUT)?;
     let start = out.len();
