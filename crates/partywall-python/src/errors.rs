@@ -8,6 +8,7 @@ use partywall::{
     error::{
         Busy, Denied, DeviceFault, Gone, InvalidArgument, InvalidData, LimitReached, Mismatch, NotFound, Unreachable,
     },
+    info::Named,
 };
 use pyo3::{exceptions::PyValueError, inspect::PyStaticExpr, prelude::*, type_hint_identifier, types::PyType};
 
@@ -123,12 +124,15 @@ fn class(error: &Error) -> &'static str {
             "WrongMaximum"
         }
         Error::Gone(Gone::Permit { .. } | Gone::HeldBlock { .. }) => "NotHeld",
-        Error::Mismatch(Mismatch::NotAPool { .. } | Mismatch::Pool { .. })
-        | Error::InvalidArgument(InvalidArgument::Pool { .. }) => "WrongPool",
+        Error::Mismatch(Mismatch::Object { wanted: of, .. } | Mismatch::Options { of, .. })
+        | Error::InvalidArgument(InvalidArgument::Options { of, .. }) => match of {
+            Named::Pool => "WrongPool",
+            Named::Topic => "WrongTopic",
+            _ => "WrongKind",
+        },
         Error::Mismatch(Mismatch::BlockSize { .. }) => "BlockTooSmall",
         Error::Gone(Gone::Block { .. }) => "StaleBlock",
-        Error::Mismatch(Mismatch::NotATopic { .. } | Mismatch::Topic { .. })
-        | Error::InvalidArgument(InvalidArgument::Topic { .. } | InvalidArgument::TooFewBlocks { .. }) => "WrongTopic",
+        Error::InvalidArgument(InvalidArgument::TooFewBlocks { .. }) => "WrongTopic",
         Error::Mismatch(Mismatch::Sample { .. }) => "WrongSample",
         Error::LimitReached(LimitReached::Publishers { .. } | LimitReached::Subscribers { .. }) => "LimitReached",
         Error::LimitReached(LimitReached::Loans { .. }) => "TooManyLoans",
@@ -146,7 +150,7 @@ fn class(error: &Error) -> &'static str {
         Error::InvalidArgument(InvalidArgument::Name { .. } | InvalidArgument::Version { .. }) => "BadName",
         Error::InvalidArgument(InvalidArgument::Pattern { .. }) => "BadPattern",
         Error::InvalidArgument(InvalidArgument::Table { .. } | InvalidArgument::Range { .. }) => "BadTensor",
-        Error::Mismatch(Mismatch::DType { .. } | Mismatch::Kind { .. } | Mismatch::NotASegment { .. }) => "WrongKind",
+        Error::Mismatch(Mismatch::DType { .. } | Mismatch::Kind { .. }) => "WrongKind",
         Error::DeviceFault(DeviceFault::NotShareable { .. }) => "NotShareable",
         Error::Denied(Denied::Keeping { .. }) => "CannotKeep",
         Error::LimitReached(LimitReached::Memory { .. }) => "OutOfMemory",

@@ -4,6 +4,8 @@ use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
+use crate::Control;
+
 /// A point in what has happened in a broker: behind the event with this number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Point {
@@ -49,6 +51,15 @@ pub enum Named {
 }
 
 impl Named {
+    /// Returns what a version with this control memory is.
+    pub fn of(control: Option<&Control>) -> Self {
+        match control {
+            None => Self::Segment,
+            Some(Control { topic: None, .. }) => Self::Pool,
+            Some(_) => Self::Topic,
+        }
+    }
+
     /// Its name for programs.
     pub fn name(self) -> &'static str {
         match self {

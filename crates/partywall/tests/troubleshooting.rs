@@ -95,19 +95,29 @@ fn every_error() -> Vec<Error> {
         Error::Mismatch(Mismatch::Maximum { name: name.clone(), maximum: 3, asked: 5 }),
         Error::InvalidArgument(InvalidArgument::Maximum { name: name.clone(), asked: 0 }),
         Error::Gone(Gone::Permit { name: name.clone() }),
-        Error::Mismatch(Mismatch::NotASegment { name: name.clone(), is: Named::Topic }),
-        Error::Mismatch(Mismatch::NotAPool { name: name.clone(), is: Named::Segment }),
-        Error::Mismatch(Mismatch::Pool { name: name.clone(), why: "it has 3 blocks, not 4".into() }),
-        Error::InvalidArgument(InvalidArgument::Pool {
+        Error::Mismatch(Mismatch::Object { wanted: Named::Segment, name: name.clone(), is: Named::Topic }),
+        Error::Mismatch(Mismatch::Object { wanted: Named::Pool, name: name.clone(), is: Named::Segment }),
+        Error::Mismatch(Mismatch::Options {
+            of: Named::Pool,
+            name: name.clone(),
+            why: "it has 3 blocks, not 4".into(),
+        }),
+        Error::InvalidArgument(InvalidArgument::Options {
+            of: Named::Pool,
             name: name.clone(),
             why: "it has 1 to 65536 blocks, not 0".into(),
         }),
         Error::Mismatch(Mismatch::BlockSize { name: name.clone(), of: Named::Topic, has: 3, needed: 4 }),
         Error::Gone(Gone::Block { block: "x@1#2.3".into() }),
-        Error::Mismatch(Mismatch::NotATopic { name: name.clone(), is: Named::Segment }),
-        Error::Mismatch(Mismatch::Topic { name: name.clone(), why: "it has room for 3 publishers, not 4".into() }),
+        Error::Mismatch(Mismatch::Object { wanted: Named::Topic, name: name.clone(), is: Named::Segment }),
+        Error::Mismatch(Mismatch::Options {
+            of: Named::Topic,
+            name: name.clone(),
+            why: "it has room for 3 publishers, not 4".into(),
+        }),
         Error::Mismatch(Mismatch::Sample { topic: name.clone(), has: "uint8 [3]".into(), given: "float32 [3]".into() }),
-        Error::InvalidArgument(InvalidArgument::Topic {
+        Error::InvalidArgument(InvalidArgument::Options {
+            of: Named::Topic,
             name: name.clone(),
             why: "it has a depth of 1 to 4096, not 0".into(),
         }),

@@ -199,7 +199,7 @@ impl Domain {
     /// # Errors
     /// [`NotFound::Name`] if it is not there and the timeout is zero, [`Error::Timeout`] if it does not come in time; or in
     /// place of both, for a name of legacy memory that was there, [`Gone::OwnerDied`](crate::error::Gone::OwnerDied) or [`Gone::Withdrawn`](crate::error::Gone::Withdrawn);
-    /// [`Mismatch::NotASegment`](crate::error::Mismatch::NotASegment) for a pool or topic;
+    /// [`Mismatch::Object`](crate::error::Mismatch::Object) for a pool or topic;
     /// [`NotFound::Version`] for a version that is gone; the kind's own errors of mapping it.
     pub fn open<'w>(&self, name: &str, wait: impl Into<Wait<'w>>) -> Result<Segment> {
         self.opener(name).open_within(wait.into())

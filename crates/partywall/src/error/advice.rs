@@ -1,8 +1,8 @@
 //! What an error is about, what to do about it, and where more is said of it.
 
-use std::{fmt, fs, io};
+use std::{borrow::Cow, fmt, fs, io};
 
-use partywall_cuda::{CuResult, CudaError, PointerKind};
+use partywall_cuda::{CuResult, CudaError};
 use partywall_wire::{Ending, Named};
 
 use rustix::process::{Resource, getrlimit};
@@ -41,78 +41,62 @@ pub enum Language {
     Shell,
 }
 
+/// What is said about an error besides its message.
+pub(super) struct Help {
+    kind: ErrorKind,
+    /// The entry of `docs/troubleshooting.md`.
+    anchor: &'static str,
+    /// What to do, as a sentence in the imperative.
+    advice: Cow<'static, str>,
+}
+
 impl Error {
-    /// The class of the error.
+    /// Returns the class of the error.
     pub fn kind(&self) -> ErrorKind {
-        match self {
-            Self::InvalidArgument(error) => error.kind(),
-            Self::NotFound(_) => ErrorKind::NotFound,
-            Self::Mismatch(error) => error.kind(),
-            Self::Denied(_) | Self::System { .. } => ErrorKind::Refused,
-            Self::LimitReached(error) => error.kind(),
-            Self::Busy(error) => error.kind(),
-            Self::Timeout { .. } | Self::Cancelled { .. } => ErrorKind::TimedOut,
-            Self::Gone(error) => error.kind(),
-            Self::InvalidData(error) => error.kind(),
-            Self::Unreachable(error) => error.kind(),
-            Self::DeviceFault(error) => error.kind(),
-            Self::File(error) => file_kind(error),
-        }
+        self.help(Language::Rust).kind
     }
 
-    /// What to do about it, as a sentence that names calls of this library.
+    /// Returns what to do about it, as a sentence that names calls of this library.
     pub fn advice(&self) -> String {
         self.advice_in(Language::Rust)
     }
 
-    /// What to do about it, as a sentence that names calls of `language`.
+    /// Returns what to do about it, as a sentence that names calls of `language`.
     pub fn advice_in(&self, language: Language) -> String {
-        match self {
-            Self::InvalidArgument(error) => error.advice(),
-            Self::NotFound(error) => error.advice(language),
-            Self::Mismatch(error) => error.advice(language),
-            Self::Denied(error) => error.advice(),
-            Self::LimitReached(error) => error.advice(language),
-            Self::Busy(error) => error.advice(),
-            Self::Timeout { .. } => "wait longer, or check the process that should have done it: `partywall ps` lists members, `partywall ls` names".into(),
-            Self::Cancelled { .. } => "call it again to wait further: what it waited for was neither taken nor lost".into(),
-            Self::Gone(error) => error.advice(language),
-            Self::InvalidData(error) => error.advice(),
-            Self::Unreachable(error) => error.advice(),
-            Self::DeviceFault(error) => error.advice(),
-            // The kernel never says so: it is what maps control memory of another layout.
-            Self::System { source, .. } if source.kind() == io::ErrorKind::InvalidData => {
-                "run the same Partywall release on both sides".into()
-            }
-            Self::System { .. } => "see what the kernel says".into(),
-            Self::File(error) if error.lacks_files() => open_files(),
-            Self::File(error) => error.advice().to_string(),
-        }
+        self.help(language).advice.into_owned()
     }
 
-    /// The entry of `docs/troubleshooting.md` about it.
+    /// Returns the name of its entry in `docs/troubleshooting.md`.
     pub fn anchor(&self) -> &'static str {
+        self.help(Language::Rust).anchor
+    }
+
+    fn help(&self, language: Language) -> Help {
         match self {
-            Self::InvalidArgument(error) => error.anchor(),
-            Self::NotFound(error) => error.anchor(),
-            Self::Mismatch(error) => error.anchor(),
-            Self::Denied(error) => error.anchor(),
-            Self::LimitReached(error) => error.anchor(),
-            Self::Busy(error) => error.anchor(),
-            Self::Timeout { .. } => "timeout",
-            Self::Cancelled { .. } => "cancelled",
-            Self::Gone(error) => error.anchor(),
-            Self::InvalidData(error) => error.anchor(),
-            Self::Unreachable(error) => error.anchor(),
-            Self::DeviceFault(error) => error.anchor(),
-            Self::System { .. } => "system-call",
-            // What a file's bytes were copied to or from has an entry of its own.
-            Self::File(FileError::Sink { source, .. } | FileError::Content { source, .. }) => {
-                source.downcast_ref::<Self>().map_or("file", Self::anchor)
-            }
-            Self::File(error) if error.lacks_files() => "no-file-descriptor",
-            Self::File(_) => "file",
+            Self::InvalidArgument(error) => error.help(),
+            Self::NotFound(error) => error.help(language),
+            Self::Mismatch(error) => error.help(language),
+            Self::Denied(error) => error.help(),
+            Self::LimitReached(error) => error.help(language),
+            Self::Busy(error) => error.help(),
+            Self::Timeout { .. } => ErrorKind::TimedOut.help("timeout", "wait longer, or check the process that should have done it: `partywall ps` lists members, `partywall ls` names"),
+            Self::Cancelled { .. } => ErrorKind::TimedOut.help("cancelled", "call it again to wait further: what it waited for was neither taken nor lost"),
+            Self::Gone(error) => error.help(language),
+            Self::InvalidData(error) => error.help(),
+            Self::Unreachable(error) => error.help(),
+            Self::DeviceFault(error) => error.help(),
+            // The kernel never says so: it is what maps control memory of another layout.
+            Self::System { source, .. } if source.kind() == io::ErrorKind::InvalidData => ErrorKind::Refused.help("system-call", "run the same Partywall release on both sides"),
+            Self::System { .. } => ErrorKind::Refused.help("system-call", "see what the kernel says"),
+            Self::File(error) => file_help(error),
         }
+    }
+}
+
+impl ErrorKind {
+    /// Returns what is said about an error of this class besides its message.
+    pub(super) fn help(self, anchor: &'static str, advice: impl Into<Cow<'static, str>>) -> Help {
+        Help { kind: self, anchor, advice: advice.into() }
     }
 }
 
@@ -194,20 +178,24 @@ pub(super) fn after_the_end(ending: Ending, language: Language) -> &'static str 
     }
 }
 
-fn file_kind(error: &FileError) -> ErrorKind {
-    match error {
-        FileError::Open { source, .. } if source.kind() == std::io::ErrorKind::NotFound => ErrorKind::NotFound,
+fn file_help(error: &FileError) -> Help {
+    let kind = match error {
+        FileError::Open { source, .. } if source.kind() == io::ErrorKind::NotFound => ErrorKind::NotFound,
         FileError::NoSuchTensor { .. } => ErrorKind::NotFound,
         FileError::NotOneTensor { .. }
         | FileError::FormatLacksElements { .. }
         | FileError::FormatLacksStrides { .. }
         | FileError::IsFolder { .. } => ErrorKind::Usage,
         FileError::Cancelled { .. } => ErrorKind::CheckFailed,
-        FileError::Sink { source, .. } | FileError::Content { source, .. } => {
-            source.downcast_ref::<Error>().map_or(ErrorKind::Refused, Error::kind)
-        }
+        // The memory that the file's bytes were copied to or from has an entry of its own.
+        FileError::Sink { source, .. } | FileError::Content { source, .. } => match source.downcast_ref::<Error>() {
+            Some(cause) => return cause.kind().help(cause.anchor(), error.advice()),
+            None => ErrorKind::Refused,
+        },
+        error if error.lacks_files() => return ErrorKind::Refused.help("no-file-descriptor", open_files()),
         _ => ErrorKind::Refused,
-    }
+    };
+    kind.help("file", error.advice())
 }
 
 /// How a topic is made that allows more than `most` of something.
@@ -217,27 +205,5 @@ pub(super) fn more_room(what: &str, most: u32, language: Language) -> String {
         Language::Rust => format!("make the topic with more: {what}({more})"),
         Language::Python => format!("make the topic with more: {what}={more}"),
         Language::Shell => format!("make the topic with more, as `partywall topic pub --{what} {more}` does"),
-    }
-}
-
-pub(super) fn not_shareable(kind: PointerKind) -> &'static str {
-    match kind {
-        PointerKind::Device => {
-            "publish a copy (commit_copy(), in Python put()); `partywall doctor` says what this driver lacks"
-        }
-        PointerKind::Imported => {
-            "publish it in the process that allocated it, or publish a copy (commit_copy(), in Python put())"
-        }
-        PointerKind::Pool => {
-            "publish a copy (commit_copy(), in Python put()), or allocate it with cuMemAlloc; torch does with PYTORCH_CUDA_ALLOC_CONF=backend:native"
-        }
-        PointerKind::Vmm => {
-            "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False, or publish a copy (commit_copy(), in Python put())"
-        }
-        PointerKind::Managed => "publish a copy (commit_copy(), in Python put()), or allocate it with cuMemAlloc",
-        PointerKind::Pinned | PointerKind::Registered => {
-            "build a segment in host memory (create() at Place::Host, device `host`), or copy it to the GPU first"
-        }
-        _ => "check the address: the memory must be on a GPU and not yet freed",
     }
 }

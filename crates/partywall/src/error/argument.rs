@@ -3,9 +3,10 @@
 use std::path::PathBuf;
 
 use partywall_shm::TableError;
+use partywall_wire::Named;
 
 use super::{
-    ErrorKind,
+    ErrorKind, Help,
     text::{bad_value, beginning},
 };
 
@@ -31,20 +32,14 @@ pub enum InvalidArgument {
         /// Permits that were asked for.
         asked: u32,
     },
-    /// The pool options are invalid.
-    #[error("cannot make pool {name:?}: {why}")]
-    Pool {
-        /// The pool.
+    /// The options of a pool or topic are invalid.
+    #[error("cannot make {} {name:?}: {why}", of.name())]
+    Options {
+        /// Which of the two.
+        of: Named,
+        /// The pool or topic.
         name: String,
-        /// The rule that it breaks.
-        why: String,
-    },
-    /// The topic options are invalid.
-    #[error("cannot make topic {name:?}: {why}")]
-    Topic {
-        /// The topic.
-        name: String,
-        /// The rule that it breaks.
+        /// The rule that the options break.
         why: String,
     },
     /// A topic was to be made with fewer blocks than it promises to publishers and subscribers.
@@ -123,58 +118,22 @@ pub enum InvalidArgument {
 }
 
 impl InvalidArgument {
-    /// The class of the error.
-    pub(super) fn kind(&self) -> ErrorKind {
+    /// Returns the class of the error, its entry of the documentation, and what to do about it.
+    pub(super) fn help(&self) -> Help {
         match self {
-            Self::Table { .. } => ErrorKind::Refused,
-            Self::Name { .. }
-            | Self::Version { .. }
-            | Self::Pattern { .. }
-            | Self::Range { .. }
-            | Self::Value { .. }
-            | Self::Maximum { .. }
-            | Self::Pool { .. }
-            | Self::Topic { .. }
-            | Self::TooFewBlocks { .. }
-            | Self::SocketPath { .. }
-            | Self::Yourself => ErrorKind::Usage,
-        }
-    }
-
-    /// What to do about it.
-    pub(super) fn advice(&self) -> String {
-        match self {
-            Self::Value { .. } => "signal values that grow, up to 2^61".into(),
-            Self::Maximum { .. } => "open it with a number in that range".into(),
-            Self::Pool { .. } => "give the number of blocks and their bytes, within that range".into(),
-            Self::Topic { .. } => "give dtype and shape, or max_bytes for samples that vary, and numbers within that range".into(),
-            Self::TooFewBlocks { needed, .. } => format!("leave the number of blocks out, or give at least {needed}; or promise less"),
-            Self::Version { name, .. } => format!("`partywall show {name}` lists its versions; without `@` it means the latest"),
-            Self::SocketPath { .. } => "name a shorter socket (--socket, PARTYWALL_SOCKET); one that is derived from the domain's name lies in $XDG_RUNTIME_DIR, else in $TMPDIR: shorten that".into(),
-            Self::Name { .. } => "choose a name of letters, digits and `._-`".into(),
-            Self::Pattern { .. } => "`*` stands for any characters and `?` for one, the rest is as in a name".into(),
-            Self::Table { source: TableError::ForeignLayout { .. }, .. } => "run the same Partywall release on both sides".into(),
-            Self::Table { .. } => "correct the tensors' names, shapes and dtypes".into(),
-            Self::Range { .. } => "use a range inside the tensor, or read(), in Python tobytes(), for a copy".into(),
-            Self::Yourself => "drop the Domain to leave, or name another process".into(),
-        }
-    }
-
-    /// The entry of `docs/troubleshooting.md` about it.
-    pub(super) fn anchor(&self) -> &'static str {
-        match self {
-            Self::Value { .. } => "bad-value",
-            Self::Maximum { .. } => "bad-maximum",
-            Self::Pool { .. } => "bad-pool",
-            Self::Topic { .. } => "bad-topic",
-            Self::TooFewBlocks { .. } => "pool-too-small",
-            Self::SocketPath { .. } => "path-too-long",
-            Self::Name { .. } => "bad-name",
-            Self::Version { .. } => "bad-version",
-            Self::Pattern { .. } => "bad-pattern",
-            Self::Table { .. } => "bad-table",
-            Self::Range { .. } => "bad-range",
-            Self::Yourself => "not-yourself",
+            Self::Value { .. } => ErrorKind::Usage.help("bad-value", "signal values that grow, up to 2^61"),
+            Self::Maximum { .. } => ErrorKind::Usage.help("bad-maximum", "open it with a number in that range"),
+            Self::Options { of: Named::Pool, .. } => ErrorKind::Usage.help("bad-pool", "give the number of blocks and their bytes, within that range"),
+            Self::Options { .. } => ErrorKind::Usage.help("bad-topic", "give dtype and shape, or max_bytes for samples that vary, and numbers within that range"),
+            Self::TooFewBlocks { needed, .. } => ErrorKind::Usage.help("pool-too-small", format!("leave the number of blocks out, or give at least {needed}; or promise less")),
+            Self::Version { name, .. } => ErrorKind::Usage.help("bad-version", format!("`partywall show {name}` lists its versions; without `@` it means the latest")),
+            Self::SocketPath { .. } => ErrorKind::Usage.help("path-too-long", "name a shorter socket (--socket, PARTYWALL_SOCKET); one that is derived from the domain's name lies in $XDG_RUNTIME_DIR, else in $TMPDIR: shorten that"),
+            Self::Name { .. } => ErrorKind::Usage.help("bad-name", "choose a name of letters, digits and `._-`"),
+            Self::Pattern { .. } => ErrorKind::Usage.help("bad-pattern", "`*` stands for any characters and `?` for one, the rest is as in a name"),
+            Self::Table { source: TableError::ForeignLayout { .. }, .. } => ErrorKind::Refused.help("bad-table", "run the same Partywall release on both sides"),
+            Self::Table { .. } => ErrorKind::Refused.help("bad-table", "correct the tensors' names, shapes and dtypes"),
+            Self::Range { .. } => ErrorKind::Usage.help("bad-range", "use a range inside the tensor, or read(), in Python tobytes(), for a copy"),
+            Self::Yourself => ErrorKind::Usage.help("not-yourself", "drop the Domain to leave, or name another process"),
         }
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use partywall_wire::MemberState;
 
 use super::{
-    ErrorKind,
+    ErrorKind, Help,
     text::{counted, seconds, subscriber_text},
 };
 
@@ -52,32 +52,14 @@ pub enum Busy {
 }
 
 impl Busy {
-    /// The class of the error.
-    pub(super) fn kind(&self) -> ErrorKind {
+    /// Returns the class of the error, its entry of the documentation, and what to do about it.
+    pub(super) fn help(&self) -> Help {
         match self {
-            Self::NotReady { .. } => ErrorKind::CheckFailed,
-            Self::Writer { .. } | Self::TopicFull { .. } | Self::BrokerInUse { .. } => ErrorKind::Refused,
-        }
-    }
-
-    /// What to do about it.
-    pub(super) fn advice(&self) -> String {
-        match self {
-            Self::Writer { .. } => "one writer at a time: use another name, close that writer, or end its waits with `partywall abandon NAME`".into(),
-            Self::TopicFull { pid: Some(pid), .. } => format!("wait for it, or end its part in the topic with `partywall evict {pid}`; a subscriber that may miss samples keeps nobody waiting"),
-            Self::TopicFull { topic, .. } => format!("`partywall show {topic}` says which; `partywall evict PID` ends its part in the topic; a subscriber that may miss samples keeps nobody waiting"),
-            Self::NotReady { .. } => "wait() for it on the host, or order a stream behind it with device_on()".into(),
-            Self::BrokerInUse { .. } => "`partywall ls` and `partywall status` show them; `partywall stop --force` drops all".into(),
-        }
-    }
-
-    /// The entry of `docs/troubleshooting.md` about it.
-    pub(super) fn anchor(&self) -> &'static str {
-        match self {
-            Self::Writer { .. } => "writer-exists",
-            Self::TopicFull { .. } => "topic-full",
-            Self::NotReady { .. } => "not-ready",
-            Self::BrokerInUse { .. } => "in-use",
+            Self::Writer { .. } => ErrorKind::Refused.help("writer-exists", "one writer at a time: use another name, close that writer, or end its waits with `partywall abandon NAME`"),
+            Self::TopicFull { pid: Some(pid), .. } => ErrorKind::Refused.help("topic-full", format!("wait for it, or end its part in the topic with `partywall evict {pid}`; a subscriber that may miss samples keeps nobody waiting")),
+            Self::TopicFull { topic, .. } => ErrorKind::Refused.help("topic-full", format!("`partywall show {topic}` says which; `partywall evict PID` ends its part in the topic; a subscriber that may miss samples keeps nobody waiting")),
+            Self::NotReady { .. } => ErrorKind::CheckFailed.help("not-ready", "wait() for it on the host, or order a stream behind it with device_on()"),
+            Self::BrokerInUse { .. } => ErrorKind::Refused.help("in-use", "`partywall ls` and `partywall status` show them; `partywall stop --force` drops all"),
         }
     }
 }

@@ -3,7 +3,7 @@
 use partywall_shm::TableError;
 use partywall_wire::TimelineEnding;
 
-use super::{ErrorKind, text::publisher_ending};
+use super::{ErrorKind, Help, text::publisher_ending};
 
 /// What was read must not be used: work that it rests on has failed, or it is damaged.
 #[derive(Debug, thiserror::Error)]
@@ -49,42 +49,14 @@ pub enum InvalidData {
 }
 
 impl InvalidData {
-    /// The class of the error.
-    pub(super) fn kind(&self) -> ErrorKind {
+    /// Returns the class of the error, its entry of the documentation, and what to do about it.
+    pub(super) fn help(&self) -> Help {
         match self {
-            Self::Table { .. } => ErrorKind::Refused,
-            Self::Tainted { .. } | Self::SampleFailed { .. } | Self::SampleTainted { .. } => ErrorKind::CheckFailed,
-        }
-    }
-
-    /// What to do about it.
-    pub(super) fn advice(&self) -> String {
-        match self {
-            Self::Tainted { .. } => {
-                "do the work again from its inputs; a new writer of the timeline starts without the mark".into()
-            }
-            Self::SampleFailed { .. } => {
-                "drop it, and what was made of it; later samples of other publishers are not concerned".into()
-            }
-            Self::SampleTainted { .. } => {
-                "drop it; make it again from samples whose check() says that they are valid".into()
-            }
-            Self::Table { source: TableError::ForeignLayout { .. }, .. } => {
-                "run the same Partywall release on both sides".into()
-            }
-            Self::Table { name, .. } => format!(
-                "commit {name:?} again: the process that committed it wrote a bad table, this one only read it; `partywall show {name}` names that process"
-            ),
-        }
-    }
-
-    /// The entry of `docs/troubleshooting.md` about it.
-    pub(super) fn anchor(&self) -> &'static str {
-        match self {
-            Self::Tainted { .. } => "tainted",
-            Self::SampleFailed { .. } => "sample-failed",
-            Self::SampleTainted { .. } => "sample-tainted",
-            Self::Table { .. } => "damaged-table",
+            Self::Tainted { .. } => ErrorKind::CheckFailed.help("tainted", "do the work again from its inputs; a new writer of the timeline starts without the mark"),
+            Self::SampleFailed { .. } => ErrorKind::CheckFailed.help("sample-failed", "drop it, and what was made of it; later samples of other publishers are not concerned"),
+            Self::SampleTainted { .. } => ErrorKind::CheckFailed.help("sample-tainted", "drop it; make it again from samples whose check() says that they are valid"),
+            Self::Table { source: TableError::ForeignLayout { .. }, .. } => ErrorKind::Refused.help("damaged-table", "run the same Partywall release on both sides"),
+            Self::Table { name, .. } => ErrorKind::Refused.help("damaged-table", format!("commit {name:?} again: the process that committed it wrote a bad table, this one only read it; `partywall show {name}` names that process")),
         }
     }
 }

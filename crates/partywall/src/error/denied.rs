@@ -2,7 +2,10 @@
 
 use partywall_wire::{MemberState, NoGrowth};
 
-use super::text::{member_state, no_growth};
+use super::{
+    ErrorKind, Help,
+    text::{member_state, no_growth},
+};
 
 /// The operation is not allowed on this object or for this process.
 #[derive(Debug, thiserror::Error)]
@@ -60,43 +63,18 @@ pub enum Denied {
 }
 
 impl Denied {
-    /// What to do about it.
-    pub(super) fn advice(&self) -> String {
+    /// Returns the class of the error, its entry of the documentation, and what to do about it.
+    pub(super) fn help(&self) -> Help {
         match self {
-            Self::NameExists { name, .. } => format!(
-                "`partywall rm {name}` removes it; without if-absent a segment gets a new version, a pool or topic does not"
-            ),
-            Self::ReadOnly { .. } => {
-                "commit a new version, or create the segment as mutable and open it for writing".into()
-            }
-            Self::Growth { why: NoGrowth::Behind, .. } => "refresh() the segment, then grow it".into(),
-            Self::Growth { why: NoGrowth::Reserved { .. }, .. } => {
-                "create it with a larger reserve(), or commit a new version".into()
-            }
-            Self::Growth { .. } => "create it as mutable and let its committer grow it, or commit a new version".into(),
-            Self::Keeping { .. } => {
-                "publish a copy (commit_copy(), in Python put()), which the broker keeps; or leave out kept()".into()
-            }
-            Self::NoSeat => "connect without operator(true)".into(),
-            Self::Unproven { pid } => {
-                format!("`partywall rm --unproven {pid}` gives it back, once nothing of it runs on a GPU any more")
-            }
-            Self::NotUnproven { pid, .. } => {
-                format!("`partywall evict {pid} --kill` ends it; what it holds comes back when it is dead")
-            }
-        }
-    }
-
-    /// The entry of `docs/troubleshooting.md` about it.
-    pub(super) fn anchor(&self) -> &'static str {
-        match self {
-            Self::NameExists { .. } => "name-exists",
-            Self::ReadOnly { .. } => "read-only",
-            Self::Growth { .. } => "cannot-grow",
-            Self::Keeping { .. } => "cannot-keep",
-            Self::NoSeat => "needs-seat",
-            Self::Unproven { .. } => "unproven",
-            Self::NotUnproven { .. } => "not-unproven",
+            Self::NameExists { name, .. } => ErrorKind::Refused.help("name-exists", format!("`partywall rm {name}` removes it; without if-absent a segment gets a new version, a pool or topic does not")),
+            Self::ReadOnly { .. } => ErrorKind::Refused.help("read-only", "commit a new version, or create the segment as mutable and open it for writing"),
+            Self::Growth { why: NoGrowth::Behind, .. } => ErrorKind::Refused.help("cannot-grow", "refresh() the segment, then grow it"),
+            Self::Growth { why: NoGrowth::Reserved { .. }, .. } => ErrorKind::Refused.help("cannot-grow", "create it with a larger reserve(), or commit a new version"),
+            Self::Growth { .. } => ErrorKind::Refused.help("cannot-grow", "create it as mutable and let its committer grow it, or commit a new version"),
+            Self::Keeping { .. } => ErrorKind::Refused.help("cannot-keep", "publish a copy (commit_copy(), in Python put()), which the broker keeps; or leave out kept()"),
+            Self::NoSeat => ErrorKind::Refused.help("needs-seat", "connect without operator(true)"),
+            Self::Unproven { pid } => ErrorKind::Refused.help("unproven", format!("`partywall rm --unproven {pid}` gives it back, once nothing of it runs on a GPU any more")),
+            Self::NotUnproven { pid, .. } => ErrorKind::Refused.help("not-unproven", format!("`partywall evict {pid} --kill` ends it; what it holds comes back when it is dead")),
         }
     }
 }

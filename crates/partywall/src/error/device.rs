@@ -3,8 +3,8 @@
 use partywall_cuda::{CudaError, PointerKind};
 
 use super::{
-    ErrorKind,
-    advice::{cuda_anchor, not_shareable},
+    ErrorKind, Help,
+    advice::cuda_anchor,
     text::{named, pointer_kind},
 };
 
@@ -75,52 +75,70 @@ pub enum DeviceFault {
 }
 
 impl DeviceFault {
-    /// The class of the error.
-    pub(super) fn kind(&self) -> ErrorKind {
+    /// Returns the class of the error, its entry of the documentation, and what to do about it.
+    pub(super) fn help(&self) -> Help {
         match self {
-            Self::Captured { .. } => ErrorKind::Usage,
-            Self::LaunchBlocking { .. } | Self::NotShareable { .. } => ErrorKind::Refused,
-            Self::NoDevice { .. } | Self::Remote { .. } | Self::Cuda { .. } | Self::ContextLost { .. } => {
-                ErrorKind::Device
+            Self::LaunchBlocking { .. } => {
+                ErrorKind::Refused.help("launch-blocking", "unset CUDA_LAUNCH_BLOCKING, or wait on the host")
+            }
+            Self::NotShareable { kind, .. } => not_shareable(*kind),
+            Self::NoDevice { .. } => ErrorKind::Device.help(
+                "no-device",
+                "`partywall doctor` says what is missing; host memory works without one (device `host`)",
+            ),
+            Self::Remote { .. } => ErrorKind::Device.help(
+                "remote-device",
+                "open it with allow_peer if the link's cost is acceptable, or read on the owner's GPU",
+            ),
+            Self::ContextLost { .. } => ErrorKind::Device
+                .help("broken-context", "restart this process; nothing else brings its CUDA context back"),
+            Self::Captured { .. } => ErrorKind::Usage.help(
+                "captured",
+                "wait for timelines and signal them outside of the graph, before and after its launch",
+            ),
+            Self::Cuda { source, .. } => {
+                let anchor = cuda_anchor(source);
+                let advice = match anchor {
+                    "broken-context" => "the CUDA context of this process is broken: restart this process",
+                    "cannot-page-lock" => "raise the limit of locked memory (`ulimit -l`), or pin less",
+                    "event-not-shared" => {
+                        "both processes need one /dev/shm and one user, and the maker keeps the event; a timeline needs none of this"
+                    }
+                    _ => "`partywall doctor` checks the driver",
+                };
+                ErrorKind::Device.help(anchor, advice)
             }
         }
     }
-
-    /// What to do about it.
-    pub(super) fn advice(&self) -> String {
-        match self {
-            Self::LaunchBlocking { .. } => "unset CUDA_LAUNCH_BLOCKING, or wait on the host".into(),
-            Self::NotShareable { kind, .. } => not_shareable(*kind).into(),
-            Self::NoDevice { .. } => "`partywall doctor` says what is missing; host memory works without one (device `host`)".into(),
-            Self::Remote { .. } => "open it with allow_peer if the link's cost is acceptable, or read on the owner's GPU".into(),
-            Self::ContextLost { .. } => "restart this process; nothing else brings its CUDA context back".into(),
-            Self::Cuda { source, .. } if source.is_sticky() => "the CUDA context of this process is broken: restart this process".into(),
-            Self::Captured { .. } => "wait for timelines and signal them outside of the graph, before and after its launch".into(),
-            Self::Cuda { source, .. } if cuda_anchor(source) == "cannot-page-lock" => "raise the limit of locked memory (`ulimit -l`), or pin less".into(),
-            Self::Cuda { source, .. } if cuda_anchor(source) == "event-not-shared" => "both processes need one /dev/shm and one user, and the maker keeps the event; a timeline needs none of this".into(),
-            Self::Cuda { .. } => "`partywall doctor` checks the driver".into(),
-        }
-    }
-
-    /// The entry of `docs/troubleshooting.md` about it.
-    pub(super) fn anchor(&self) -> &'static str {
-        match self {
-            Self::LaunchBlocking { .. } => "launch-blocking",
-            Self::NotShareable { kind, .. } => match kind {
-                PointerKind::Device => "no-memory-handles",
-                PointerKind::Imported => "imported-memory",
-                PointerKind::Pool => "pool-memory",
-                PointerKind::Vmm => "vmm-memory",
-                PointerKind::Managed => "managed-memory",
-                PointerKind::Pinned => "pinned-memory",
-                PointerKind::Registered => "registered-memory",
-                _ => "unknown-pointer",
-            },
-            Self::NoDevice { .. } => "no-device",
-            Self::Remote { .. } => "remote-device",
-            Self::Cuda { source, .. } => cuda_anchor(source),
-            Self::ContextLost { .. } => "broken-context",
-            Self::Captured { .. } => "captured",
-        }
-    }
 }
+
+fn not_shareable(kind: PointerKind) -> Help {
+    let (anchor, advice) = match kind {
+        PointerKind::Device => (
+            "no-memory-handles",
+            "publish a copy (commit_copy(), in Python put()); `partywall doctor` says what this driver lacks",
+        ),
+        PointerKind::Imported => (
+            "imported-memory",
+            "publish it in the process that allocated it, or publish a copy (commit_copy(), in Python put())",
+        ),
+        PointerKind::Pool => (
+            "pool-memory",
+            "publish a copy (commit_copy(), in Python put()), or allocate it with cuMemAlloc; torch does with PYTORCH_CUDA_ALLOC_CONF=backend:native",
+        ),
+        PointerKind::Vmm => (
+            "vmm-memory",
+            "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False, or publish a copy (commit_copy(), in Python put())",
+        ),
+        PointerKind::Managed => {
+            ("managed-memory", "publish a copy (commit_copy(), in Python put()), or allocate it with cuMemAlloc")
+        }
+        PointerKind::Pinned => ("pinned-memory", IN_HOST_MEMORY),
+        PointerKind::Registered => ("registered-memory", IN_HOST_MEMORY),
+        _ => ("unknown-pointer", "check the address: the memory must be on a GPU and not yet freed"),
+    };
+    ErrorKind::Refused.help(anchor, advice)
+}
+
+const IN_HOST_MEMORY: &str =
+    "build a segment in host memory (create() at Place::Host, device `host`), or copy it to the GPU first";

@@ -5,7 +5,7 @@ use std::time::Duration;
 use partywall_wire::TimelineEnding;
 
 use super::{
-    ErrorKind, Language,
+    ErrorKind, Help, Language,
     text::{seconds, timeline_ending},
 };
 
@@ -91,58 +91,44 @@ pub enum Gone {
 }
 
 impl Gone {
-    /// The class of the error.
-    pub(super) fn kind(&self) -> ErrorKind {
+    /// Returns the class of the error, its entry of the documentation, and what to do about it.
+    pub(super) fn help(&self, language: Language) -> Help {
         match self {
-            Self::OwnerDied { .. } | Self::Withdrawn { .. } | Self::Block { .. } => ErrorKind::NotFound,
-            Self::Timeline { .. } | Self::TopicIdle { .. } => ErrorKind::CheckFailed,
-            Self::Detached { .. } | Self::Evicted { .. } | Self::Permit { .. } | Self::HeldBlock { .. } => {
-                ErrorKind::Refused
+            Self::OwnerDied { .. } => ErrorKind::NotFound.help("owner-died", "start its publisher again and wait for it with a time-out; memory that is to outlive its process is committed or published as a copy"),
+            Self::Withdrawn { .. } => ErrorKind::NotFound.help("withdrawn", "wait with a time-out if it is to be published again"),
+            Self::Timeline { ending, .. } => ended_timeline(*ending),
+            Self::Permit { .. } => ErrorKind::Refused.help("not-held", "give each permit back once, by the process that acquired it"),
+            Self::Block { .. } => ErrorKind::NotFound.help("stale-block", "accept each reference once, while the process that offered it lives and has the pool open"),
+            Self::HeldBlock { .. } => ErrorKind::Refused.help("block-not-held", "give each block back once, by the process that has it, and use it no more"),
+            Self::TopicIdle { .. } => {
+                let otherwise = match language {
+                    Language::Rust => "subscribe without until_idle()",
+                    Language::Python => "subscribe without until=\"idle\"",
+                    Language::Shell => "leave out --until-idle",
+                };
+                ErrorKind::CheckFailed.help("topic-idle", format!("stop receiving; to wait for further publishers {otherwise}"))
             }
+            Self::Detached { .. } => ErrorKind::Refused.help("parted", "join the topic again"),
+            Self::Evicted { .. } => ErrorKind::Refused.help("evicted", "restart this process, or connect anew: a new connection is a new member"),
         }
     }
+}
 
-    /// What to do about it, as a sentence that names calls of `language`.
-    pub(super) fn advice(&self, language: Language) -> String {
-        match self {
-            Self::OwnerDied { .. } => "start its publisher again and wait for it with a time-out; memory that is to outlive its process is committed or published as a copy".into(),
-            Self::Withdrawn { .. } => "wait with a time-out if it is to be published again".into(),
-            Self::Timeline { ending: TimelineEnding::OwnerDied | TimelineEnding::OwnerFaulted | TimelineEnding::Evicted, .. } => "start its writer again, then follow() the timeline: the next writer goes on from the last value; treat work enqueued behind this wait as garbage".into(),
-            Self::Timeline { ending: TimelineEnding::Closed, .. } => "wait for values that its writer signals, or follow() the timeline when it has another writer".into(),
-            Self::Timeline { ending: TimelineEnding::Abandoned, .. } => "its writer opens it again to go on from the last value; waiters then follow()".into(),
-            Self::Timeline { .. } => "connect again; timelines are made anew by whoever opens them".into(),
-            Self::Permit { .. } => "give each permit back once, by the process that acquired it".into(),
-            Self::Block { .. } => "accept each reference once, while the process that offered it lives and has the pool open".into(),
-            Self::HeldBlock { .. } => "give each block back once, by the process that has it, and use it no more".into(),
-            Self::TopicIdle { .. } => match language {
-                Language::Rust => "stop receiving; to wait for further publishers subscribe without until_idle()",
-                Language::Python => "stop receiving; to wait for further publishers subscribe without until=\"idle\"",
-                Language::Shell => "stop receiving; to wait for further publishers leave out --until-idle",
-            }.into(),
-            Self::Detached { .. } => "join the topic again".into(),
-            Self::Evicted { .. } => "restart this process, or connect anew: a new connection is a new member".into(),
-        }
-    }
-
-    /// The entry of `docs/troubleshooting.md` about it.
-    pub(super) fn anchor(&self) -> &'static str {
-        match self {
-            Self::OwnerDied { .. } => "owner-died",
-            Self::Withdrawn { .. } => "withdrawn",
-            Self::Timeline { ending, .. } => match ending {
-                TimelineEnding::OwnerFaulted => "writer-faulted",
-                TimelineEnding::Closed => "timeline-closed",
-                TimelineEnding::Abandoned => "timeline-abandoned",
-                TimelineEnding::BrokerGone => "timeline-lost",
-                TimelineEnding::Evicted => "writer-evicted",
-                _ => "writer-died",
-            },
-            Self::Permit { .. } => "not-held",
-            Self::Block { .. } => "stale-block",
-            Self::HeldBlock { .. } => "block-not-held",
-            Self::TopicIdle { .. } => "topic-idle",
-            Self::Detached { .. } => "parted",
-            Self::Evicted { .. } => "evicted",
-        }
+fn ended_timeline(ending: TimelineEnding) -> Help {
+    let again = "start its writer again, then follow() the timeline: the next writer goes on from the last value; treat work enqueued behind this wait as garbage";
+    match ending {
+        TimelineEnding::OwnerFaulted => ErrorKind::CheckFailed.help("writer-faulted", again),
+        TimelineEnding::Evicted => ErrorKind::CheckFailed.help("writer-evicted", again),
+        TimelineEnding::Closed => ErrorKind::CheckFailed.help(
+            "timeline-closed",
+            "wait for values that its writer signals, or follow() the timeline when it has another writer",
+        ),
+        TimelineEnding::Abandoned => ErrorKind::CheckFailed.help(
+            "timeline-abandoned",
+            "its writer opens it again to go on from the last value; waiters then follow()",
+        ),
+        TimelineEnding::BrokerGone => ErrorKind::CheckFailed
+            .help("timeline-lost", "connect again; timelines are made anew by the processes that open them"),
+        _ => ErrorKind::CheckFailed.help("writer-died", again),
     }
 }

@@ -3,7 +3,7 @@
 use partywall_wire::Limit;
 
 use super::{
-    ErrorKind, Held, Language, MemoryLimit,
+    ErrorKind, Held, Help, Language, MemoryLimit,
     advice::{more_room, open_files},
     text::{bytes, free_text, held_text, limit_name, unread_text},
 };
@@ -103,60 +103,30 @@ pub enum LimitReached {
 }
 
 impl LimitReached {
-    /// The class of the error.
-    pub(super) fn kind(&self) -> ErrorKind {
+    /// Returns the class of the error, its entry of the documentation, and what to do about it.
+    pub(super) fn help(&self, language: Language) -> Help {
         match self {
-            Self::Memory { place: Place::Gpu(_), .. } => ErrorKind::Device,
-            Self::Memory { .. }
-            | Self::Broker { .. }
-            | Self::Publishers { .. }
-            | Self::Subscribers { .. }
-            | Self::Loans { .. }
-            | Self::Held { .. }
-            | Self::FileDescriptors(_)
-            | Self::UnreadDescriptors { .. }
-            | Self::DescriptorsInFlight { .. }
-            | Self::SystemMemory { .. } => ErrorKind::Refused,
-        }
-    }
-
-    /// What to do about it, as a sentence that names calls of `language`.
-    pub(super) fn advice(&self, language: Language) -> String {
-        match self {
-            Self::Publishers { topic, most } => format!("close one of them, `partywall show {topic}` lists them; or {}", more_room("publishers", *most, language)),
-            Self::Subscribers { topic, most } => format!("close one of them and drop its samples, `partywall show {topic}` lists them; or {}", more_room("subscribers", *most, language)),
-            Self::Loans { loans, .. } => format!("publish or drop loans before taking more; or {}", more_room("loans", *loans, language)),
-            Self::Held { held, .. } => format!("drop samples before receiving more; or {}", more_room("held", *held, language)),
-            Self::SystemMemory { limit: MemoryLimit::AddressSpace(_), .. } => "raise the limit (`ulimit -v`, RLIMIT_AS), or share less at a time".into(),
-            Self::SystemMemory { limit: MemoryLimit::Container(_), .. } => "raise the container's memory limit, or remove names (`partywall ls`): host memory counts against the container that wrote it, for as long as the name is there".into(),
-            Self::SystemMemory { .. } => "free memory or addresses, or check the container's limits".into(),
-            Self::Memory { .. } => "free memory there: `partywall status` shows what Partywall holds, `partywall rm NAME` drops it".into(),
-            Self::FileDescriptors(_) => open_files(),
-            Self::Broker { limit: Limit::Chunks | Limit::Growths, .. } => "grow in fewer, larger steps (spare()), or commit a new version".into(),
-            Self::Broker { limit: Limit::ClientsOfProcess, .. } => "share one connection among the threads of the process, or start the broker with a higher --max-clients".into(),
-            Self::Broker { limit: Limit::HungUp, .. } => "close connections with a good-bye (drop the Domain, in Python close()); restart the process to forget the others".into(),
-            Self::Broker { limit: Limit::Operators, .. } => "try again in a second; `partywall logs` shows which process connects so often".into(),
-            Self::Broker { limit: Limit::Clients, .. } => "`partywall ps` lists them; `partywall rm --unproven` forgets those that are dead without proof; or start the broker with a higher --max-clients".into(),
-            Self::Broker { .. } => "remove something, or start the broker with a higher limit (`partywall serve --help`)".into(),
-            Self::UnreadDescriptors { pids, .. } if pids.is_empty() => "have the threads of this process that wait for the broker read their answers, or close those connections".into(),
-            Self::UnreadDescriptors { pids, .. } => format!("see whether those processes are stopped (`partywall ps`); `partywall evict {} --kill` ends one", pids[0]),
-            Self::DescriptorsInFlight { .. } => "end the processes of this user that do not read what they are sent, or raise the limit with `ulimit -n`".into(),
-        }
-    }
-
-    /// The entry of `docs/troubleshooting.md` about it.
-    pub(super) fn anchor(&self) -> &'static str {
-        match self {
-            Self::Publishers { .. } => "too-many-publishers",
-            Self::Subscribers { .. } => "too-many-subscribers",
-            Self::Loans { .. } => "too-many-loans",
-            Self::Held { .. } => "too-many-held",
-            Self::SystemMemory { .. } => "no-memory",
-            Self::Memory { .. } => "out-of-memory",
-            Self::FileDescriptors(_) => "no-file-descriptor",
-            Self::Broker { .. } => "limit-reached",
-            Self::UnreadDescriptors { .. } => "unread-descriptors",
-            Self::DescriptorsInFlight { .. } => "descriptors-in-flight",
+            Self::Publishers { topic, most } => ErrorKind::Refused.help("too-many-publishers", format!("close one of them, `partywall show {topic}` lists them; or {}", more_room("publishers", *most, language))),
+            Self::Subscribers { topic, most } => ErrorKind::Refused.help("too-many-subscribers", format!("close one of them and drop its samples, `partywall show {topic}` lists them; or {}", more_room("subscribers", *most, language))),
+            Self::Loans { loans, .. } => ErrorKind::Refused.help("too-many-loans", format!("publish or drop loans before taking more; or {}", more_room("loans", *loans, language))),
+            Self::Held { held, .. } => ErrorKind::Refused.help("too-many-held", format!("drop samples before receiving more; or {}", more_room("held", *held, language))),
+            Self::SystemMemory { limit: MemoryLimit::AddressSpace(_), .. } => ErrorKind::Refused.help("no-memory", "raise the limit (`ulimit -v`, RLIMIT_AS), or share less at a time"),
+            Self::SystemMemory { limit: MemoryLimit::Container(_), .. } => ErrorKind::Refused.help("no-memory", "raise the container's memory limit, or remove names (`partywall ls`): host memory counts against the container that wrote it, for as long as the name is there"),
+            Self::SystemMemory { .. } => ErrorKind::Refused.help("no-memory", "free memory or addresses, or check the container's limits"),
+            Self::Memory { place, .. } => {
+                let kind = if *place == Place::Host { ErrorKind::Refused } else { ErrorKind::Device };
+                kind.help("out-of-memory", "free memory there: `partywall status` shows what Partywall holds, `partywall rm NAME` drops it")
+            }
+            Self::FileDescriptors(_) => ErrorKind::Refused.help("no-file-descriptor", open_files()),
+            Self::Broker { limit: Limit::Chunks | Limit::Growths, .. } => ErrorKind::Refused.help("limit-reached", "grow in fewer, larger steps (spare()), or commit a new version"),
+            Self::Broker { limit: Limit::ClientsOfProcess, .. } => ErrorKind::Refused.help("limit-reached", "share one connection among the threads of the process, or start the broker with a higher --max-clients"),
+            Self::Broker { limit: Limit::HungUp, .. } => ErrorKind::Refused.help("limit-reached", "close connections with a good-bye (drop the Domain, in Python close()); restart the process to forget the others"),
+            Self::Broker { limit: Limit::Operators, .. } => ErrorKind::Refused.help("limit-reached", "try again in a second; `partywall logs` shows which process connects so often"),
+            Self::Broker { limit: Limit::Clients, .. } => ErrorKind::Refused.help("limit-reached", "`partywall ps` lists them; `partywall rm --unproven` forgets those that are dead without proof; or start the broker with a higher --max-clients"),
+            Self::Broker { .. } => ErrorKind::Refused.help("limit-reached", "remove something, or start the broker with a higher limit (`partywall serve --help`)"),
+            Self::UnreadDescriptors { pids, .. } if pids.is_empty() => ErrorKind::Refused.help("unread-descriptors", "have the threads of this process that wait for the broker read their answers, or close those connections"),
+            Self::UnreadDescriptors { pids, .. } => ErrorKind::Refused.help("unread-descriptors", format!("see whether those processes are stopped (`partywall ps`); `partywall evict {} --kill` ends one", pids[0])),
+            Self::DescriptorsInFlight { .. } => ErrorKind::Refused.help("descriptors-in-flight", "end the processes of this user that do not read what they are sent, or raise the limit with `ulimit -n`"),
         }
     }
 }

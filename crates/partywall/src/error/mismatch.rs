@@ -3,7 +3,7 @@
 use partywall_shm::DType;
 use partywall_wire::Named;
 
-use super::{ErrorKind, Language, advice::use_as_it_is};
+use super::{ErrorKind, Help, Language, advice::use_as_it_is};
 
 /// What was asked for is there, and is of another kind, type or size.
 #[derive(Debug, thiserror::Error)]
@@ -19,26 +19,22 @@ pub enum Mismatch {
         /// Permits that it was opened with.
         asked: u32,
     },
-    /// The name is a pool's or a topic's, not a segment's.
-    #[error("{name:?} is a {}, not a segment", is.name())]
-    NotASegment {
+    /// The name belongs to an object of another kind.
+    #[error("{name:?} is a {}, not a {}", is.name(), wanted.name())]
+    Object {
         /// The name.
         name: String,
-        /// What it is.
+        /// The kind of the object.
         is: Named,
+        /// The kind that the call opens: a segment, a pool or a topic.
+        wanted: Named,
     },
-    /// The name is not a pool's.
-    #[error("{name:?} is a {}, not a pool", is.name())]
-    NotAPool {
-        /// The name.
-        name: String,
-        /// What it is.
-        is: Named,
-    },
-    /// The pool is not as the caller said, or not the one that was meant.
-    #[error("pool {name:?} is not as asked: {why}")]
-    Pool {
-        /// The pool.
+    /// A pool or topic is not as the caller said, or not the one that was meant.
+    #[error("{} {name:?} is not as asked: {why}", of.name())]
+    Options {
+        /// Which of the two.
+        of: Named,
+        /// The pool or topic.
         name: String,
         /// What differs.
         why: String,
@@ -54,22 +50,6 @@ pub enum Mismatch {
         has: u64,
         /// Bytes that were asked for.
         needed: u64,
-    },
-    /// The name is not a topic's.
-    #[error("{name:?} is a {}, not a topic", is.name())]
-    NotATopic {
-        /// The name.
-        name: String,
-        /// What it is.
-        is: Named,
-    },
-    /// The topic is not as the caller said.
-    #[error("topic {name:?} is not as asked: {why}")]
-    Topic {
-        /// The topic.
-        name: String,
-        /// What differs.
-        why: String,
     },
     /// A sample is of another type or shape than the topic's.
     #[error("topic {topic:?} has samples of {has}, not of {given}")]
@@ -106,52 +86,27 @@ pub enum Mismatch {
 }
 
 impl Mismatch {
-    /// The class of the error.
-    pub(super) fn kind(&self) -> ErrorKind {
+    /// Returns the class of the error, its entry of the documentation, and what to do about it.
+    pub(super) fn help(&self, language: Language) -> Help {
         match self {
-            Self::Kind { .. } => ErrorKind::Refused,
-            Self::NotASegment { .. }
-            | Self::NotAPool { .. }
-            | Self::NotATopic { .. }
-            | Self::Pool { .. }
-            | Self::Topic { .. }
-            | Self::Sample { .. }
-            | Self::Maximum { .. }
-            | Self::DType { .. }
-            | Self::BlockSize { .. } => ErrorKind::Usage,
-        }
-    }
-
-    /// What to do about it, as a sentence that names calls of `language`.
-    pub(super) fn advice(&self, language: Language) -> String {
-        match self {
-            Self::NotASegment { name, is } | Self::NotAPool { name, is } | Self::NotATopic { name, is } => {
-                format!("{}, or choose another name", use_as_it_is(name, *is, language))
+            Self::Object { name, is, wanted } => {
+                let anchor = match wanted {
+                    Named::Pool => "not-a-pool",
+                    Named::Topic => "not-a-topic",
+                    _ => "not-a-segment",
+                };
+                ErrorKind::Usage.help(anchor, format!("{}, or choose another name", use_as_it_is(name, *is, language)))
             }
-            Self::Maximum { .. } => "open it with the number that it has, or use another name; it goes with the last process that has it open".into(),
-            Self::Pool { name, .. } => format!("open it as it is, or use another name; `partywall show {name}` says how it is"),
-            Self::BlockSize { of: Named::Topic, .. } => "make the topic with a larger max_bytes, or publish smaller samples".into(),
-            Self::BlockSize { .. } => "make the pool with larger blocks (block_bytes), or put in less".into(),
-            Self::Topic { name, .. } => format!("open it as it is, or use another name; `partywall show {name}` says how it is"),
-            Self::Sample { .. } => "publish samples of the topic's type, or make the topic with another dtype and shape; one that is made with max_bytes alone takes any".into(),
-            Self::DType { has, .. } => format!("use it as {has}, or use its bytes"),
-            Self::Kind { wanted, .. } => format!("create it as {wanted} memory, or copy it with read(), in Python tobytes()"),
-        }
-    }
-
-    /// The entry of `docs/troubleshooting.md` about it.
-    pub(super) fn anchor(&self) -> &'static str {
-        match self {
-            Self::Maximum { .. } => "wrong-maximum",
-            Self::NotASegment { .. } => "not-a-segment",
-            Self::NotAPool { .. } => "not-a-pool",
-            Self::Pool { .. } => "wrong-pool",
-            Self::BlockSize { .. } => "block-too-small",
-            Self::NotATopic { .. } => "not-a-topic",
-            Self::Topic { .. } => "wrong-topic",
-            Self::Sample { .. } => "wrong-sample",
-            Self::DType { .. } => "wrong-dtype",
-            Self::Kind { .. } => "wrong-kind",
+            Self::Maximum { .. } => ErrorKind::Usage.help("wrong-maximum", "open it with the number that it has, or use another name; it goes with the last process that has it open"),
+            Self::Options { of, name, .. } => {
+                let anchor = if *of == Named::Pool { "wrong-pool" } else { "wrong-topic" };
+                ErrorKind::Usage.help(anchor, format!("open it as it is, or use another name; `partywall show {name}` says how it is"))
+            }
+            Self::BlockSize { of: Named::Topic, .. } => ErrorKind::Usage.help("block-too-small", "make the topic with a larger max_bytes, or publish smaller samples"),
+            Self::BlockSize { .. } => ErrorKind::Usage.help("block-too-small", "make the pool with larger blocks (block_bytes), or put in less"),
+            Self::Sample { .. } => ErrorKind::Usage.help("wrong-sample", "publish samples of the topic's type, or make the topic with another dtype and shape; one that is made with max_bytes alone takes any"),
+            Self::DType { has, .. } => ErrorKind::Usage.help("wrong-dtype", format!("use it as {has}, or use its bytes")),
+            Self::Kind { wanted, .. } => ErrorKind::Refused.help("wrong-kind", format!("create it as {wanted} memory, or copy it with read(), in Python tobytes()")),
         }
     }
 }

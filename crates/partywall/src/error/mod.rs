@@ -24,7 +24,7 @@ use partywall_os::{Errno, dir::Unsafe};
 use partywall_wire::Ending;
 
 pub(crate) use self::text::nothing_came;
-use self::text::seconds;
+use self::{advice::Help, text::seconds};
 pub use self::{
     advice::{ErrorKind, Language, cuda_anchor},
     argument::InvalidArgument,

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use partywall_wire::{Named, ObjectKind, Whom};
 
 use super::{
-    Ended, Language,
+    Ended, ErrorKind, Help, Language,
     advice::{after_the_end, use_as_it_is},
     text::{ended_text, near_names, near_pids, object_kind, other_kinds, which_member},
 };
@@ -80,44 +80,39 @@ pub enum NotFound {
 }
 
 impl NotFound {
-    /// What to do about it, as a sentence that names calls of `language`.
-    pub(super) fn advice(&self, language: Language) -> String {
+    /// Returns the class of the error, its entry of the documentation, and what to do about it.
+    pub(super) fn help(&self, language: Language) -> Help {
         match self {
-            Self::Name { ended: Some(ended), .. } => after_the_end(ended.ending, language).into(),
-            Self::Name { name, is, .. } | Self::Object { name, is, .. } if !is.is_empty() => {
-                use_as_it_is(name, is[0], language)
+            Self::Name { ended: Some(ended), .. } => {
+                ErrorKind::NotFound.help("not-found", after_the_end(ended.ending, language))
             }
-            Self::Name { near, .. } if !near.is_empty() => {
-                format!("did you mean {:?}? `partywall ls` lists all names", near[0])
+            Self::Name { name, is, near, .. } => {
+                ErrorKind::NotFound.help("not-found", other_name(name, is, near, language))
             }
-            Self::Name { .. } => {
-                "`partywall ls` lists all names; check --domain and PARTYWALL_SOCKET if it should be there".into()
+            Self::Version { name, .. } => {
+                ErrorKind::NotFound.help("version-not-found", format!("`partywall show {name}` lists its versions"))
             }
-            Self::Version { name, .. } => format!("`partywall show {name}` lists its versions"),
-            Self::Tensor { segment, .. } => format!("`partywall show {segment}` lists its tensors"),
-            Self::Object { near, .. } if !near.is_empty() => {
-                format!("did you mean {:?}? `partywall ls` lists all names", near[0])
+            Self::Tensor { segment, .. } => {
+                ErrorKind::NotFound.help("no-such-tensor", format!("`partywall show {segment}` lists its tensors"))
             }
-            Self::Object { .. } => {
-                "`partywall ls` lists all names; check --domain and PARTYWALL_SOCKET if it should be there".into()
+            Self::Object { name, is, near, .. } => {
+                ErrorKind::NotFound.help("object-not-found", other_name(name, is, near, language))
             }
-            Self::Member { near, .. } if !near.is_empty() => {
-                format!("did you mean {}? `partywall ps` lists all members", near[0])
-            }
-            Self::Member { .. } => {
-                "`partywall ps` lists all members; check --domain and PARTYWALL_SOCKET if it should be there".into()
-            }
+            Self::Member { near, .. } if !near.is_empty() => ErrorKind::NotFound
+                .help("no-such-member", format!("did you mean {}? `partywall ps` lists all members", near[0])),
+            Self::Member { .. } => ErrorKind::NotFound.help(
+                "no-such-member",
+                "`partywall ps` lists all members; check --domain and PARTYWALL_SOCKET if it should be there",
+            ),
         }
     }
+}
 
-    /// The entry of `docs/troubleshooting.md` about it.
-    pub(super) fn anchor(&self) -> &'static str {
-        match self {
-            Self::Name { .. } => "not-found",
-            Self::Version { .. } => "version-not-found",
-            Self::Tensor { .. } => "no-such-tensor",
-            Self::Object { .. } => "object-not-found",
-            Self::Member { .. } => "no-such-member",
-        }
+/// Says what `name` is, or which name was meant.
+fn other_name(name: &str, is: &[Named], near: &[String], language: Language) -> String {
+    match (is, near) {
+        ([is, ..], _) => use_as_it_is(name, *is, language),
+        ([], [near, ..]) => format!("did you mean {near:?}? `partywall ls` lists all names"),
+        ([], []) => "`partywall ls` lists all names; check --domain and PARTYWALL_SOCKET if it should be there".into(),
     }
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use partywall_wire::FdFault;
 
 use super::{
-    ErrorKind,
+    ErrorKind, Help,
     text::{driver_name, fd_fault},
 };
 
@@ -117,59 +117,27 @@ pub enum Unreachable {
 }
 
 impl Unreachable {
-    /// The class of the error.
-    pub(super) fn kind(&self) -> ErrorKind {
+    /// Returns the class of the error, its entry of the documentation, and what to do about it.
+    pub(super) fn help(&self) -> Help {
         match self {
-            Self::Driver { .. } | Self::Refused(_) | Self::FileDescriptor { .. } => ErrorKind::Refused,
-            Self::NoProgram { .. }
-            | Self::NotStarted { .. }
-            | Self::NoAnswer { .. }
-            | Self::Gone { .. }
-            | Self::Version { .. }
-            | Self::UnsafeDirectory { .. }
-            | Self::NoDirectory { .. }
-            | Self::User { .. }
-            | Self::Protocol(_)
-            | Self::Forked { .. } => ErrorKind::Unreachable,
-        }
-    }
-
-    /// What to do about it.
-    pub(super) fn advice(&self) -> String {
-        match self {
-            Self::NoDirectory { parent, .. } => format!("make it with `mkdir -p {}`, or check --socket, PARTYWALL_SOCKET and XDG_RUNTIME_DIR", parent.display()),
-            Self::NoProgram { .. } => "set PARTYWALL_BIN to the partywall binary, or put it on PATH (cargo install --locked --path crates/partywall-cli)".into(),
-            Self::NotStarted { advice: Some(advice), .. } => advice.clone(),
-            Self::NotStarted { .. } => "run `partywall serve` to see why, and `partywall doctor`".into(),
-            Self::NoAnswer { .. } => "start one with `partywall serve`, or check --domain and PARTYWALL_SOCKET".into(),
-            Self::Gone { .. } => "connect again; names are made anew by their owners".into(),
-            Self::Version { .. } => "run `partywall stop --force` (it drops all names), then try again".into(),
-            Self::UnsafeDirectory { path, .. } => format!("make it yours alone (chmod 700 {}), or set PARTYWALL_SOCKET to a socket in another directory", path.display()),
-            Self::User { .. } => "run both as one user, or use another PARTYWALL_SOCKET".into(),
-            Self::Driver { simulated: true, .. } => "choose another --domain, or set PARTYWALL_LIBCUDA as its members have".into(),
-            Self::Driver { .. } => "choose another --domain, or run without PARTYWALL_LIBCUDA and --simulated".into(),
-            Self::FileDescriptor { fault: FdFault::Missing, .. } => "the broker has no free file descriptor: remove names, or raise its limit".into(),
-            Self::FileDescriptor { .. } | Self::Protocol(_) | Self::Refused(_) => "this is a bug of Partywall, or a foreign program at its socket: please report it with the broker's log (`partywall status`)".into(),
-            Self::Forked { .. } => "connect in the child, or start it with exec (Python: the spawn start method)".into(),
-        }
-    }
-
-    /// The entry of `docs/troubleshooting.md` about it.
-    pub(super) fn anchor(&self) -> &'static str {
-        match self {
-            Self::NoDirectory { .. } => "no-directory",
-            Self::NoProgram { .. } => "broker-not-found",
-            Self::NotStarted { .. } => "broker-not-started",
-            Self::NoAnswer { .. } => "connection-refused",
-            Self::Gone { .. } => "broker-gone",
-            Self::Version { .. } => "version-mismatch",
-            Self::UnsafeDirectory { .. } => "unsafe-directory",
-            Self::User { .. } => "wrong-user",
-            Self::Driver { .. } => "simulated-driver",
-            Self::FileDescriptor { .. } => "bad-fd",
-            Self::Forked { .. } => "forked",
-            Self::Protocol(_) => "broken-protocol",
-            Self::Refused(_) => "refused",
+            Self::NoDirectory { parent, .. } => ErrorKind::Unreachable.help("no-directory", format!("make it with `mkdir -p {}`, or check --socket, PARTYWALL_SOCKET and XDG_RUNTIME_DIR", parent.display())),
+            Self::NoProgram { .. } => ErrorKind::Unreachable.help("broker-not-found", "set PARTYWALL_BIN to the partywall binary, or put it on PATH (cargo install --locked --path crates/partywall-cli)"),
+            Self::NotStarted { advice: Some(advice), .. } => ErrorKind::Unreachable.help("broker-not-started", advice.clone()),
+            Self::NotStarted { .. } => ErrorKind::Unreachable.help("broker-not-started", "run `partywall serve` to see why, and `partywall doctor`"),
+            Self::NoAnswer { .. } => ErrorKind::Unreachable.help("connection-refused", "start one with `partywall serve`, or check --domain and PARTYWALL_SOCKET"),
+            Self::Gone { .. } => ErrorKind::Unreachable.help("broker-gone", "connect again; names are made anew by their owners"),
+            Self::Version { .. } => ErrorKind::Unreachable.help("version-mismatch", "run `partywall stop --force` (it drops all names), then try again"),
+            Self::UnsafeDirectory { path, .. } => ErrorKind::Unreachable.help("unsafe-directory", format!("make it yours alone (chmod 700 {}), or set PARTYWALL_SOCKET to a socket in another directory", path.display())),
+            Self::User { .. } => ErrorKind::Unreachable.help("wrong-user", "run both as one user, or use another PARTYWALL_SOCKET"),
+            Self::Driver { simulated: true, .. } => ErrorKind::Refused.help("simulated-driver", "choose another --domain, or set PARTYWALL_LIBCUDA as its members have"),
+            Self::Driver { .. } => ErrorKind::Refused.help("simulated-driver", "choose another --domain, or run without PARTYWALL_LIBCUDA and --simulated"),
+            Self::FileDescriptor { fault: FdFault::Missing, .. } => ErrorKind::Refused.help("bad-fd", "the broker has no free file descriptor: remove names, or raise its limit"),
+            Self::FileDescriptor { .. } => ErrorKind::Refused.help("bad-fd", BUG),
+            Self::Protocol(_) => ErrorKind::Unreachable.help("broken-protocol", BUG),
+            Self::Refused(_) => ErrorKind::Refused.help("refused", BUG),
+            Self::Forked { .. } => ErrorKind::Unreachable.help("forked", "connect in the child, or start it with exec (Python: the spawn start method)"),
         }
     }
 }
+
+const BUG: &str = "this is a bug of Partywall, or a foreign program at its socket: please report it with the broker's log (`partywall status`)";

@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use partywall_cuda::StreamRef;
 use partywall_shm::pool::{Held, MAX_BLOCKS as MOST};
+use partywall_wire::Named;
 
 pub use self::{
     block::{Block, UnreleasedBlock},
@@ -159,7 +160,7 @@ impl Pool {
     /// caller after work of the giver's that a GPU still does in it: a [`Timeline`](crate::Timeline) does.
     ///
     /// # Errors
-    /// [`Mismatch::Pool`] for a block of another pool, or version of it; [`Gone::Block`] if it is not offered any
+    /// [`Mismatch::Options`] for a block of another pool, or version of it; [`Gone::Block`] if it is not offered any
     /// more, or never was; [`Unreachable::Forked`](crate::error::Unreachable::Forked).
     pub fn accept(&self, block: &BlockRef) -> Result<Block> {
         let Self { blocks, .. } = self;
@@ -167,7 +168,7 @@ impl Pool {
         link.require_ours()?;
         if (block.pool(), block.version()) != (blocks.name(), blocks.version()) {
             let why = format!("it is version {} of its name, and {block} is a block of another pool", blocks.version());
-            return Err(Error::Mismatch(Mismatch::Pool { name: blocks.name().to_owned(), why }));
+            return Err(Mismatch::Options { of: Named::Pool, name: blocks.name().to_owned(), why }.into());
         }
         match blocks.control().accept(link.row(), block.index, block.generation) {
             Some(held) => Ok(self.block(held)),

@@ -4,17 +4,13 @@ use std::time::Duration;
 
 use partywall_cuda::{DeviceUuid, ForeignMemory};
 use partywall_shm::pool::MAX_BLOCKS;
-use partywall_wire::{Control, Named, Opened};
+use partywall_wire::{Control, Named};
 
 use super::{
     Pool,
     wanted::{Wanted, wanted_setters},
 };
-use crate::{
-    domain::Domain,
-    error::{Error, InvalidArgument, Mismatch, Result},
-    place::Place,
-};
+use crate::{domain::Domain, error::Result, place::Place};
 
 /// Which pool, and how it is to be; see [`Domain::pool`].
 #[derive(Debug, Clone)]
@@ -28,7 +24,7 @@ pub struct PoolOptions {
 
 impl PoolOptions {
     pub(super) fn new(domain: Domain, name: &str) -> Self {
-        Self { wanted: Wanted::new(domain, name), blocks: None, block_bytes: None, zeroed: None }
+        Self { wanted: Wanted::new(domain, Named::Pool, name), blocks: None, block_bytes: None, zeroed: None }
     }
 
     /// How many blocks: 1 to 65,536. Needed to make a pool; a pool that is there has to have as many.
@@ -59,7 +55,7 @@ impl PoolOptions {
     /// Makes it. All its bytes are zero then.
     ///
     /// # Errors
-    /// [`Denied::NameExists`](crate::error::Denied::NameExists); [`InvalidArgument::Pool`]; as [`Builder::allocate`](crate::Builder::allocate) and [`Build::commit`](crate::Build::commit).
+    /// [`Denied::NameExists`](crate::error::Denied::NameExists); [`InvalidArgument::Options`](crate::error::InvalidArgument::Options); as [`Builder::allocate`](crate::Builder::allocate) and [`Build::commit`](crate::Build::commit).
     pub fn create(&self) -> Result<Pool> {
         self.wanted.create(self.control()?).map(Pool::new)
     }
@@ -73,75 +69,60 @@ impl PoolOptions {
     /// the memory be used for something else, blocks are written there. So keep it open as long as others use it.
     ///
     /// # Errors
-    /// [`InvalidArgument::Pool`]; [`InvalidArgument::Table`] if the blocks reach beyond `memory`'s allocation; [`Denied::Keeping`](crate::error::Denied::Keeping),
+    /// [`InvalidArgument::Options`](crate::error::InvalidArgument::Options); [`InvalidArgument::Table`](crate::error::InvalidArgument::Table) if the blocks reach beyond `memory`'s allocation; [`Denied::Keeping`](crate::error::Denied::Keeping),
     /// [`DeviceFault::NotShareable`](crate::error::DeviceFault::NotShareable); [`Denied::NameExists`](crate::error::Denied::NameExists); as [`Publication::commit`](crate::Publication::commit).
     pub fn create_in(&self, memory: &ForeignMemory) -> Result<Pool> {
-        let bad = |why| Error::InvalidArgument(InvalidArgument::Pool { name: self.wanted.name.clone(), why });
-        self.wanted.create_in(memory, self.control()?, bad).map(Pool::new)
+        self.wanted.create_in(memory, self.control()?).map(Pool::new)
     }
 
     /// Opens it.
     ///
     /// # Errors
-    /// [`NotFound::Name`](crate::error::NotFound::Name) without a time-out, [`Error::Timeout`] with one; [`Mismatch::NotAPool`]; [`Mismatch::Pool`] if it
+    /// [`NotFound::Name`](crate::error::NotFound::Name) without a time-out, [`Error::Timeout`](crate::Error::Timeout) with one; [`Mismatch::Object`](crate::error::Mismatch::Object); [`Mismatch::Options`](crate::error::Mismatch::Options) if it
     /// is not as it was said to be; as [`OpenOptions::open`](crate::OpenOptions::open).
     pub fn open(&self) -> Result<Pool> {
-        self.wanted.open(|opened| self.check(opened)).map(Pool::new)
+        self.wanted.open(|control| self.check(control)).map(Pool::new)
     }
 
     /// Opens it, or makes it if it is not there. Of several processes that want that at once one makes it, and if that one
     /// dies, another.
     ///
     /// # Errors
-    /// [`Error::Timeout`] while another process makes it; as [`create`](Self::create) and [`open`](Self::open), but for
+    /// [`Error::Timeout`](crate::Error::Timeout) while another process makes it; as [`create`](Self::create) and [`open`](Self::open), but for
     /// [`Denied::NameExists`](crate::error::Denied::NameExists) and [`NotFound::Name`](crate::error::NotFound::Name).
     pub fn open_or_create(&self) -> Result<Pool> {
-        let check = |opened: &Opened| self.check(opened);
-        self.wanted.open_or_create(self.control()?, "pool", check).map(Pool::new)
+        self.wanted.open_or_create(self.control()?, |control| self.check(control)).map(Pool::new)
     }
 
-    /// What is to be made.
+    /// Returns the shape of the pool to make.
     fn control(&self) -> Result<Control> {
-        let bad = |why: String| Error::InvalidArgument(InvalidArgument::Pool { name: self.wanted.name.clone(), why });
         let (Some(blocks), Some(block_bytes)) = (self.blocks, self.block_bytes) else {
-            return Err(bad("the number of its blocks, and how many bytes each has, are to be given".into()));
+            return Err(self.wanted.invalid("the number of its blocks, and how many bytes each has, are to be given"));
         };
         if !(1..=MAX_BLOCKS).contains(&blocks) {
-            return Err(bad(format!("it has 1 to {MAX_BLOCKS} blocks, not {blocks}")));
+            return Err(self.wanted.invalid(format!("it has 1 to {MAX_BLOCKS} blocks, not {blocks}")));
         }
         let control = Control { blocks, block_bytes, zeroed: self.zeroed.unwrap_or(false), topic: None };
         // As many as a file can have.
         match control.data_bytes().filter(|bytes| i64::try_from(*bytes).is_ok()) {
             Some(bytes) if bytes > 0 => Ok(control),
-            Some(_) => Err(bad("a block has at least one byte".into())),
-            None => Err(bad(format!("{blocks} blocks of {block_bytes} bytes are more than 2^63"))),
+            Some(_) => Err(self.wanted.invalid("a block has at least one byte")),
+            None => Err(self.wanted.invalid(format!("{blocks} blocks of {block_bytes} bytes are more than 2^63"))),
         }
     }
 
-    /// Refuses what is not as it was said to be.
-    fn check(&self, opened: &Opened) -> Result<()> {
-        let name = || self.wanted.name.clone();
-        let control = match &opened.control {
-            None => return Err(Mismatch::NotAPool { name: name(), is: Named::Segment }.into()),
-            Some(Control { topic: Some(_), .. }) => {
-                return Err(Mismatch::NotAPool { name: name(), is: Named::Topic }.into());
-            }
-            Some(control) => control,
-        };
-        let wrong = |why: String| Err(Error::Mismatch(Mismatch::Pool { name: name(), why }));
-        match (self.blocks, self.block_bytes, self.zeroed, self.wanted.place) {
+    /// Refuses a pool that differs from the options.
+    fn check(&self, control: &Control) -> Result<()> {
+        let differs = |why: String| Err(self.wanted.differs(why));
+        match (self.blocks, self.block_bytes, self.zeroed) {
             (Some(asked), ..) if asked != control.blocks => {
-                wrong(format!("it has {} blocks, not {asked}", control.blocks))
+                differs(format!("it has {} blocks, not {asked}", control.blocks))
             }
-            (_, Some(asked), ..) if asked != control.block_bytes => {
-                wrong(format!("its blocks have {} bytes each, not {asked}", control.block_bytes))
+            (_, Some(asked), _) if asked != control.block_bytes => {
+                differs(format!("its blocks have {} bytes each, not {asked}", control.block_bytes))
             }
-            (_, _, Some(asked), _) if asked != control.zeroed => wrong(format!(
-                "its blocks are {}zeroed for whoever takes them",
-                if control.zeroed { "" } else { "not " }
-            )),
-            (.., Some(asked)) if asked != opened.place.into() => {
-                wrong(format!("its blocks are on {}, not on {asked}", Place::from(opened.place)))
+            (.., Some(asked)) if asked != control.zeroed => {
+                differs(format!("its blocks are {}zeroed when they are taken", if asked { "not " } else { "" }))
             }
             _ => Ok(()),
         }

@@ -4,22 +4,24 @@ use std::{os::fd::OwnedFd, sync::Arc, time::Duration};
 
 use partywall_cuda::{DeviceUuid, ForeignMemory};
 use partywall_shm::DType;
-use partywall_wire::{Access, Answer, BLOCK_ALIGNMENT, Call, Control, Opened};
+use partywall_wire::{Access, Answer, BLOCK_ALIGNMENT, Call, Control, Named, Opened};
 
 use super::Blocks;
 use crate::{
     domain::{Domain, check_name, unexpected},
-    error::{Denied, Error, Result},
+    error::{Denied, Error, InvalidArgument, Mismatch, Result},
     gpu::{self, cuda_error},
     place::{DeviceChoice, Place},
     segment::{Builder, Claim},
     wait::Wait,
 };
 
-/// Which blocks, and where.
+/// Which pool or topic, and where.
 #[derive(Debug, Clone)]
 pub(crate) struct Wanted {
     pub(crate) domain: Domain,
+    /// A pool or a topic.
+    pub(crate) object: Named,
     pub(crate) name: String,
     pub(crate) place: Option<Place>,
     pub(crate) kept: bool,
@@ -29,35 +31,39 @@ pub(crate) struct Wanted {
 }
 
 impl Wanted {
-    pub(crate) fn new(domain: Domain, name: &str) -> Self {
+    pub(crate) fn new(domain: Domain, object: Named, name: &str) -> Self {
         let name = name.to_owned();
-        Self { domain, name, place: None, kept: false, device: None, allow_peer: false, timeout: None }
+        Self { domain, object, name, place: None, kept: false, device: None, allow_peer: false, timeout: None }
     }
 
-    /// Makes them, all zero.
+    /// Returns the error that the options are invalid.
+    pub(crate) fn invalid(&self, why: impl Into<String>) -> Error {
+        InvalidArgument::Options { of: self.object, name: self.name.clone(), why: why.into() }.into()
+    }
+
+    /// Returns the error that the existing pool or topic differs from the options.
+    pub(crate) fn differs(&self, why: impl Into<String>) -> Error {
+        Mismatch::Options { of: self.object, name: self.name.clone(), why: why.into() }.into()
+    }
+
+    /// Makes the blocks, all zero.
     pub(crate) fn create(&self, control: Control) -> Result<Arc<Blocks>> {
         self.build(self.domain.create(&self.name, self.home()?), control)
     }
 
-    /// Makes them of memory that other code allocated. `bad` says what is wrong with that.
-    pub(crate) fn create_in(
-        &self,
-        memory: &ForeignMemory,
-        control: Control,
-        bad: impl FnOnce(String) -> Error,
-    ) -> Result<Arc<Blocks>> {
+    /// Makes the blocks of memory that other code allocated.
+    pub(crate) fn create_in(&self, memory: &ForeignMemory, control: Control) -> Result<Arc<Blocks>> {
         let address = memory.info().address;
         if let Some(asked) = self.place {
             let device = memory.info().device.map(|device| device.uuid()).transpose();
             let there = device.map_err(cuda_error("asking for a GPU's UUID"))?;
             if there.map(Place::Gpu) != Some(asked) {
-                return Err(bad(format!("the memory that it is to be made of is not on {asked}")));
+                return Err(self.invalid(format!("the memory that it is to be made of is not on {asked}")));
             }
         }
         if !address.is_multiple_of(BLOCK_ALIGNMENT) {
-            return Err(bad(format!(
-                "its first block would begin at {address:#x}, and each at a multiple of 256 bytes"
-            )));
+            return Err(self
+                .invalid(format!("its first block would begin at {address:#x}, and each at a multiple of 256 bytes")));
         }
         let shape = [u64::from(control.blocks), control.stride().unwrap_or(u64::MAX)];
         let publication = self.domain.publish(&self.name).tensor("blocks", DType::U8, &shape, memory);
@@ -65,10 +71,10 @@ impl Wanted {
         self.domain.pools().lock().add(segment)
     }
 
-    /// Opens them, unless `check` refuses what is there.
-    pub(crate) fn open(&self, check: impl Fn(&Opened) -> Result<()>) -> Result<Arc<Blocks>> {
+    /// Opens the blocks, unless they are another kind of object, elsewhere, or `check` refuses them.
+    pub(crate) fn open(&self, check: impl Fn(&Control) -> Result<()>) -> Result<Arc<Blocks>> {
         check_name(&self.name)?;
-        // For reading: what has no blocks would be refused for a reason that is beside the point.
+        // For reading: an object without blocks would be refused for a reason that is beside the point.
         let timeout = self.timeout.unwrap_or_default();
         let (answer, fds) = self.domain.ask_to_open(&self.name, None, Access::Read, timeout.into())?;
         match answer {
@@ -77,13 +83,12 @@ impl Wanted {
         }
     }
 
-    /// Opens them, or makes them if they are not there. Of several processes that want that at once one makes them, and if
-    /// that one dies, another. `what` they are is for errors.
+    /// Opens the blocks, or makes them if they do not exist. If several processes call this at once, one of them makes the
+    /// blocks; if it dies, another does.
     pub(crate) fn open_or_create(
         &self,
         control: Control,
-        what: &str,
-        check: impl Fn(&Opened) -> Result<()>,
+        check: impl Fn(&Control) -> Result<()>,
     ) -> Result<Arc<Blocks>> {
         check_name(&self.name)?;
         let waiting = Wait::from(self.timeout.unwrap_or(CREATION)).begin();
@@ -93,7 +98,7 @@ impl Wanted {
                 Some((Answer::Build { claim }, _)) => {
                     let claim = Claim::new(self.domain.clone(), &self.name, claim);
                     match self.build(claim.create(self.home()?), control) {
-                        // By somebody who had not asked whether to: it is there now.
+                        // A process made it without asking the broker first: it exists now.
                         Err(Error::Denied(Denied::NameExists { .. })) => {}
                         made => return made,
                     }
@@ -101,17 +106,15 @@ impl Wanted {
                 Some((Answer::Opened(opened), fds)) => return self.attach(opened, fds, check),
                 Some((other, _)) => return Err(unexpected(&other)),
                 None => {
-                    let what = format!(
-                        "cannot open {what} {:?}: another process began to make it and did not finish",
-                        self.name
-                    );
-                    return Err(waiting.error(what));
+                    let Self { object, name, .. } = self;
+                    let why = "another process began to make it and did not finish";
+                    return Err(waiting.error(format!("cannot open {} {name:?}: {why}", object.name())));
                 }
             }
         }
     }
 
-    /// Where they are made. Asked only then: to open what is there needs no driver.
+    /// Returns where the blocks are to be made. Called only to make them: opening needs no driver.
     fn home(&self) -> Result<Place> {
         self.place.map_or_else(|| Ok(gpu::resolve(DeviceChoice::Auto)?.0), Ok)
     }
@@ -124,13 +127,13 @@ impl Wanted {
     }
 
     /// Maps what the broker handed out, unless this connection has it mapped already.
-    fn attach(&self, opened: Opened, fds: Vec<OwnedFd>, check: impl Fn(&Opened) -> Result<()>) -> Result<Arc<Blocks>> {
+    fn attach(&self, opened: Opened, fds: Vec<OwnedFd>, check: impl Fn(&Control) -> Result<()>) -> Result<Arc<Blocks>> {
         let lease = opened.lease;
-        if let Err(error) = check(&opened) {
+        if let Err(error) = self.check(&opened).and_then(check) {
             self.give_back(lease);
             return Err(error);
         }
-        // Held meanwhile: else two threads would both map it.
+        // Locked until it is mapped: else two threads could both map it.
         let mut pools = self.domain.pools().lock();
         if let Some(blocks) = pools.find(&opened.name, opened.version, self.device) {
             drop(pools);
@@ -140,6 +143,19 @@ impl Wanted {
         let opener = self.domain.opener(&self.name).read_write().allow_peer(self.allow_peer);
         let opener = if let Some(device) = self.device { opener.device(device) } else { opener };
         pools.add(opener.attach(opened, fds)?)
+    }
+
+    /// Refuses an object of another kind, and one that is elsewhere.
+    fn check<'o>(&self, opened: &'o Opened) -> Result<&'o Control> {
+        let is = Named::of(opened.control.as_ref());
+        let wanted = self.object;
+        let control = opened.control.as_ref().filter(|_| is == wanted);
+        let control = control.ok_or_else(|| Mismatch::Object { name: self.name.clone(), is, wanted })?;
+        let place = Place::from(opened.place);
+        match self.place {
+            Some(asked) if asked != place => Err(self.differs(format!("it is on {place}, not on {asked}"))),
+            _ => Ok(control),
+        }
     }
 
     fn give_back(&self, lease: u64) {
@@ -191,5 +207,5 @@ macro_rules! wanted_setters {
 
 pub(crate) use wanted_setters;
 
-/// How long others may take to make what is waited for.
+/// How long another process may take to make the blocks.
 const CREATION: Duration = Duration::from_secs(10);

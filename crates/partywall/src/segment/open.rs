@@ -6,7 +6,7 @@ use std::{
 };
 
 use partywall_cuda::{CuResult, DeviceUuid};
-use partywall_wire::{Access, Answer, Call, Control, Kind, MemberState, Named, Opened};
+use partywall_wire::{Access, Answer, Call, Kind, MemberState, Named, Opened};
 
 use super::{Claim, ControlMemory, Facts, Granted, Segment};
 use crate::{
@@ -89,7 +89,7 @@ impl OpenOptions {
     /// Opens it.
     ///
     /// # Errors
-    /// [`NotFound::Name`](crate::error::NotFound::Name) without a time-out, [`Error::Timeout`] with one; [`Mismatch::NotASegment`] for a pool or topic;
+    /// [`NotFound::Name`](crate::error::NotFound::Name) without a time-out, [`Error::Timeout`] with one; [`Mismatch::Object`] for a pool or topic;
     /// [`NotFound::Version`](crate::error::NotFound::Version);
     /// [`Denied::ReadOnly`](crate::error::Denied::ReadOnly); [`DeviceFault::Remote`]; [`InvalidArgument::Table`](crate::error::InvalidArgument::Table) if the table is damaged; those of mapping the
     /// memory.
@@ -110,13 +110,13 @@ impl OpenOptions {
 
     /// Maps what the broker handed out, unless it is a pool or topic. If that fails, the lease goes back.
     pub(crate) fn attach_segment(&self, opened: Opened, fds: Vec<OwnedFd>) -> Result<Segment> {
-        let is = match &opened.control {
-            None => return self.attach(opened, fds),
-            Some(Control { topic: None, .. }) => Named::Pool,
-            Some(_) => Named::Topic,
-        };
+        let is = Named::of(opened.control.as_ref());
+        let wanted = Named::Segment;
+        if is == wanted {
+            return self.attach(opened, fds);
+        }
         self.give_back(opened.lease);
-        Err(Mismatch::NotASegment { name: opened.name, is }.into())
+        Err(Mismatch::Object { name: opened.name, is, wanted }.into())
     }
 
     /// Maps what the broker handed out, a pool or topic too. If that fails, the lease goes back.

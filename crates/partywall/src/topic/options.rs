@@ -8,12 +8,12 @@ use partywall_shm::{
     pool::MAX_BLOCKS,
     topic::{MAX_DEPTH, MAX_HELD, MAX_LOANS, MAX_PUBLISHERS, MAX_SUBSCRIBERS, Shape},
 };
-use partywall_wire::{Control, MAX_RANK, Named, Opened, SampleShape, TopicShape};
+use partywall_wire::{Control, MAX_RANK, Named, SampleShape, TopicShape};
 
 use super::{Open, SampleType, Topic};
 use crate::{
     domain::Domain,
-    error::{Error, InvalidArgument, Mismatch, Result},
+    error::{InvalidArgument, Result},
     place::Place,
     pool::{Wanted, wanted_setters},
 };
@@ -40,7 +40,7 @@ pub struct TopicOptions {
 impl TopicOptions {
     pub(super) fn new(domain: Domain, name: &str) -> Self {
         Self {
-            wanted: Wanted::new(domain, name),
+            wanted: Wanted::new(domain, Named::Topic, name),
             max_bytes: None,
             dtype: None,
             shape: None,
@@ -61,14 +61,14 @@ impl TopicOptions {
         self
     }
 
-    /// The type of the elements of all samples; publishing another one is [`Mismatch::Sample`]. By default each sample may
+    /// The type of the elements of all samples; publishing another one is [`Mismatch::Sample`](crate::error::Mismatch::Sample). By default each sample may
     /// have another.
     pub fn dtype(mut self, dtype: DType) -> Self {
         self.dtype = Some(dtype);
         self
     }
 
-    /// The shape of all samples; publishing another one is [`Mismatch::Sample`]. By default each sample may have another.
+    /// The shape of all samples; publishing another one is [`Mismatch::Sample`](crate::error::Mismatch::Sample). By default each sample may have another.
     pub fn shape(mut self, shape: &[u64]) -> Self {
         self.shape = Some(shape.iter().copied().map(Some).collect());
         self
@@ -143,7 +143,7 @@ impl TopicOptions {
     /// Makes it.
     ///
     /// # Errors
-    /// [`Denied::NameExists`](crate::error::Denied::NameExists); [`InvalidArgument::Topic`], [`InvalidArgument::TooFewBlocks`]; as
+    /// [`Denied::NameExists`](crate::error::Denied::NameExists); [`InvalidArgument::Options`], [`InvalidArgument::TooFewBlocks`]; as
     /// [`Builder::allocate`](crate::Builder::allocate) and [`Build::commit`](crate::Build::commit).
     pub fn create(&self) -> Result<Topic> {
         Topic::new(self.wanted.create(self.control()?)?)
@@ -154,34 +154,33 @@ impl TopicOptions {
     /// blocks, each with [`max_bytes`](Self::max_bytes) rounded up to a multiple of 256 bytes.
     ///
     /// # Errors
-    /// [`InvalidArgument::Topic`], [`InvalidArgument::TooFewBlocks`]; else as there.
+    /// [`InvalidArgument::Options`], [`InvalidArgument::TooFewBlocks`]; else as there.
     pub fn create_in(&self, memory: &ForeignMemory) -> Result<Topic> {
-        let bad = |why| Error::InvalidArgument(InvalidArgument::Topic { name: self.wanted.name.clone(), why });
-        Topic::new(self.wanted.create_in(memory, self.control()?, bad)?)
+        Topic::new(self.wanted.create_in(memory, self.control()?)?)
     }
 
     /// Opens it.
     ///
     /// # Errors
-    /// [`NotFound::Name`](crate::error::NotFound::Name) without a time-out, [`Error::Timeout`] with one; [`Mismatch::NotATopic`]; [`Mismatch::Topic`] if it
+    /// [`NotFound::Name`](crate::error::NotFound::Name) without a time-out, [`Error::Timeout`](crate::Error::Timeout) with one; [`Mismatch::Object`](crate::error::Mismatch::Object); [`Mismatch::Options`](crate::error::Mismatch::Options) if it
     /// is not as it was said to be; as [`OpenOptions::open`](crate::OpenOptions::open).
     pub fn open(&self) -> Result<Topic> {
-        Topic::new(self.wanted.open(|opened| self.check(opened))?)
+        Topic::new(self.wanted.open(|control| self.check(control))?)
     }
 
     /// Opens it, or makes it if it is not there. Of several processes that want that at once one makes it, and if that one
     /// dies, another.
     ///
     /// # Errors
-    /// [`Error::Timeout`] while another process makes it; as [`create`](Self::create) and [`open`](Self::open), but for
+    /// [`Error::Timeout`](crate::Error::Timeout) while another process makes it; as [`create`](Self::create) and [`open`](Self::open), but for
     /// [`Denied::NameExists`](crate::error::Denied::NameExists) and [`NotFound::Name`](crate::error::NotFound::Name).
     pub fn open_or_create(&self) -> Result<Topic> {
-        Topic::new(self.wanted.open_or_create(self.control()?, "topic", |opened| self.check(opened))?)
+        Topic::new(self.wanted.open_or_create(self.control()?, |control| self.check(control))?)
     }
 
-    /// What is to be made.
+    /// Returns the shape of the topic to make.
     fn control(&self) -> Result<Control> {
-        let bad = |why: String| Error::InvalidArgument(InvalidArgument::Topic { name: self.wanted.name.clone(), why });
+        let bad = |why: String| self.wanted.invalid(why);
         let sample_type = self.sample_type()?;
         let block_bytes = self.block_bytes(&sample_type).map_err(bad)?;
         if self.wanted.name.len() > MAX_NAME {
@@ -217,17 +216,9 @@ impl TopicOptions {
         let blocks = self.blocks.unwrap_or(needed as u32);
         if u64::from(blocks) < needed {
             let name = self.wanted.name.clone();
-            return Err(InvalidArgument::TooFewBlocks {
-                name,
-                blocks,
-                needed,
-                depth,
-                publishers,
-                loans,
-                subscribers,
-                held,
-            }
-            .into());
+            let few =
+                InvalidArgument::TooFewBlocks { name, blocks, needed, depth, publishers, loans, subscribers, held };
+            return Err(few.into());
         }
         room.blocks = blocks;
         if !room.is_possible() {
@@ -247,12 +238,8 @@ impl TopicOptions {
     /// What is said of all samples.
     fn sample_type(&self) -> Result<SampleType> {
         let shape = self.shape.as_ref().map(|shape| {
-            SampleShape::new(shape).ok_or_else(|| {
-                Error::InvalidArgument(InvalidArgument::Topic {
-                    name: self.wanted.name.clone(),
-                    why: format!("samples have at most {MAX_RANK} dimensions, not {}", shape.len()),
-                })
-            })
+            let why = || format!("samples have at most {MAX_RANK} dimensions, not {}", shape.len());
+            SampleShape::new(shape).ok_or_else(|| self.wanted.invalid(why()))
         });
         Ok(SampleType { dtype: self.dtype, shape: shape.transpose()? })
     }
@@ -270,21 +257,14 @@ impl TopicOptions {
         }
     }
 
-    /// Refuses what is not as it was said to be.
-    fn check(&self, opened: &Opened) -> Result<()> {
-        let name = || self.wanted.name.clone();
-        let (control, topic) = match &opened.control {
-            None => return Err(Mismatch::NotATopic { name: name(), is: Named::Segment }.into()),
-            Some(Control { topic: None, .. }) => {
-                return Err(Mismatch::NotATopic { name: name(), is: Named::Pool }.into());
-            }
-            Some(control @ Control { topic: Some(topic), .. }) => (control, topic),
-        };
-        let wrong = |why: String| Err(Error::Mismatch(Mismatch::Topic { name: name(), why }));
+    /// Refuses a topic that differs from the options.
+    fn check(&self, control: &Control) -> Result<()> {
+        let Some(topic) = &control.topic else { return Ok(()) };
+        let differs = |why: String| Err(self.wanted.differs(why));
         let asked = self.sample_type()?;
         let has = SampleType::of(topic);
         if asked.dtype.is_some() && asked.dtype != has.dtype || asked.shape.is_some() && asked.shape != has.shape {
-            return wrong(format!("its samples are of {has}, not of {asked}"));
+            return differs(format!("its samples are of {has}, not of {asked}"));
         }
         let numbers = [
             ("samples of at most", "bytes", self.max_bytes, control.block_bytes),
@@ -297,19 +277,14 @@ impl TopicOptions {
         ];
         for (what, unit, asked, has) in numbers {
             if let Some(asked) = asked.filter(|asked| *asked != has) {
-                return wrong(format!("it has {what} {has} {unit}, not {asked}"));
+                return differs(format!("it has {what} {has} {unit}, not {asked}"));
             }
         }
         // As it is rounded when it is made.
         if let Some(asked) = self.depth.filter(|asked| *asked > topic.depth) {
-            return wrong(format!("its ring keeps {} samples, not {asked}", topic.depth));
+            return differs(format!("its ring keeps {} samples, not {asked}", topic.depth));
         }
-        match self.wanted.place {
-            Some(asked) if asked != opened.place.into() => {
-                wrong(format!("its samples are on {}, not on {asked}", Place::from(opened.place)))
-            }
-            _ => Ok(()),
-        }
+        Ok(())
     }
 }
 

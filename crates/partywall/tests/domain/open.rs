@@ -78,12 +78,15 @@ fn other_kinds_are_refused_by_what_they_are_and_leave_no_lease() {
         ("topic", Named::Topic, r#"Domain::topic("topic").open()"#),
     ] {
         let error = domain.open(name, Duration::ZERO).unwrap_err();
-        assert!(matches!(&error, Error::Mismatch(Mismatch::NotASegment { is, .. }) if *is == kind), "{error:?}");
+        assert!(
+            matches!(&error, Error::Mismatch(Mismatch::Object { wanted: Named::Segment, is, .. }) if *is == kind),
+            "{error:?}"
+        );
         assert_eq!(error.to_string(), format!("{name:?} is a {name}, not a segment"));
         assert!(error.advice().contains(call), "{}", error.advice());
         assert!(matches!(
             domain.open_or_build(name, Duration::ZERO),
-            Err(Error::Mismatch(Mismatch::NotASegment { .. }))
+            Err(Error::Mismatch(Mismatch::Object { wanted: Named::Segment, .. }))
         ));
     }
     assert_eq!(domain.status().unwrap().leases, leases);

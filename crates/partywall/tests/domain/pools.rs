@@ -197,10 +197,14 @@ fn a_block_of_a_zeroed_pool_has_no_data_of_earlier_holders() {
     block.release().unwrap();
 
     let wrong = |zeroed| domain.pool("frames").zeroed(zeroed).open();
-    assert!(matches!(wrong(false), Err(Error::Mismatch(Mismatch::Pool { why, .. })) if why.contains("are zeroed")));
+    assert!(
+        matches!(wrong(false), Err(Error::Mismatch(Mismatch::Options { of: Named::Pool, why, .. })) if why.contains("are zeroed"))
+    );
     drop(pool);
     let _pool = frames(&domain, 1).create().unwrap();
-    assert!(matches!(wrong(true), Err(Error::Mismatch(Mismatch::Pool { why, .. })) if why.contains("are not zeroed")));
+    assert!(
+        matches!(wrong(true), Err(Error::Mismatch(Mismatch::Options { of: Named::Pool, why, .. })) if why.contains("are not zeroed"))
+    );
 }
 
 #[test]
@@ -233,8 +237,8 @@ fn impossible_pools_are_refused() {
     let domain = world.connect();
     let bad = |options: PoolOptions| match (options.create(), options.open_or_create()) {
         (
-            Err(Error::InvalidArgument(InvalidArgument::Pool { why, .. })),
-            Err(Error::InvalidArgument(InvalidArgument::Pool { .. })),
+            Err(Error::InvalidArgument(InvalidArgument::Options { of: Named::Pool, why, .. })),
+            Err(Error::InvalidArgument(InvalidArgument::Options { of: Named::Pool, .. })),
         ) => why,
         other => panic!("{other:?}"),
     };
@@ -264,7 +268,10 @@ fn openers_may_state_the_options() {
     let _pool = frames(&domain, 3).create().unwrap();
     frames(&world.connect(), 3).open().unwrap();
     let wrong = |options: PoolOptions| match (options.open(), options.open_or_create()) {
-        (Err(Error::Mismatch(Mismatch::Pool { why, .. })), Err(Error::Mismatch(Mismatch::Pool { .. }))) => why,
+        (
+            Err(Error::Mismatch(Mismatch::Options { of: Named::Pool, why, .. })),
+            Err(Error::Mismatch(Mismatch::Options { of: Named::Pool, .. })),
+        ) => why,
         other => panic!("{other:?}"),
     };
     assert_eq!(wrong(frames(&domain, 4)), "it has 3 blocks, not 4");
@@ -275,7 +282,10 @@ fn openers_may_state_the_options() {
     assert!(matches!(frames(&domain, 3).create(), Err(Error::Denied(Denied::NameExists { .. }))));
     let _segment = commit(&domain, "weights", 1, false);
     for error in [domain.pool("weights").open(), domain.pool("weights").blocks(1).block_bytes(1).open_or_create()] {
-        assert!(matches!(error, Err(Error::Mismatch(Mismatch::NotAPool { is: Named::Segment, .. }))), "{error:?}");
+        assert!(
+            matches!(error, Err(Error::Mismatch(Mismatch::Object { wanted: Named::Pool, is: Named::Segment, .. }))),
+            "{error:?}"
+        );
     }
     assert!(matches!(
         domain.pool("weights").blocks(1).block_bytes(1).create(),
@@ -292,7 +302,7 @@ fn a_block_of_another_pool_is_refused() {
     let pool = frames(&domain, 1).create().unwrap();
     let offered = pool.alloc(Duration::ZERO).unwrap().offer().unwrap();
     let other = domain.pool("other").blocks(1).block_bytes(1).place(partywall::Place::Host).create().unwrap();
-    assert!(matches!(other.accept(&offered), Err(Error::Mismatch(Mismatch::Pool { .. }))));
+    assert!(matches!(other.accept(&offered), Err(Error::Mismatch(Mismatch::Options { of: Named::Pool, .. }))));
     // It goes with its pool, and another pool of the name has other blocks.
     drop(pool);
     assert!(matches!(domain.pool("frames").open(), Err(Error::NotFound(NotFound::Name { .. }))));
@@ -301,7 +311,7 @@ fn a_block_of_another_pool_is_refused() {
     domain.remove("frames").unwrap();
     let new = frames(&domain, 1).create().unwrap();
     assert!(new.version() > keeper.version());
-    assert!(matches!(new.accept(&reference), Err(Error::Mismatch(Mismatch::Pool { .. }))));
+    assert!(matches!(new.accept(&reference), Err(Error::Mismatch(Mismatch::Options { of: Named::Pool, .. }))));
     // Its giver takes it back.
     assert_eq!(keeper.accept(&reference).unwrap().index(), reference.index());
     assert!(matches!(keeper.accept(&reference), Err(Error::Gone(Gone::Block { .. }))));

@@ -497,7 +497,7 @@ fn dtype_and_shape_are_the_type_of_all_samples() {
         open().dtype(DType::I8),
         images().dtype(DType::I8),
     ] {
-        assert!(matches!(wrong.open(), Err(Error::Mismatch(Mismatch::Topic { .. }))), "{wrong:?}");
+        assert!(matches!(wrong.open(), Err(Error::Mismatch(Mismatch::Options { of: Named::Topic, .. }))), "{wrong:?}");
     }
     let error = images().dtype(DType::I8).open_or_create().unwrap_err().to_string();
     let asked = "int8 [4, 6, 3]";
@@ -515,7 +515,10 @@ fn dtype_and_shape_are_the_type_of_all_samples() {
         other().dtype(DType::U8).shape(&[u64::MAX, 2]),
         other().max_bytes(4).shape(&[1; 9]),
     ] {
-        assert!(matches!(bad.create(), Err(Error::InvalidArgument(InvalidArgument::Topic { .. }))), "{bad:?}");
+        assert!(
+            matches!(bad.create(), Err(Error::InvalidArgument(InvalidArgument::Options { of: Named::Topic, .. }))),
+            "{bad:?}"
+        );
     }
 }
 
@@ -528,12 +531,18 @@ fn bad_input_is_refused_each_with_its_error() {
     // Topics.
     assert!(matches!(frames(&domain).create(), Err(Error::Denied(Denied::NameExists { .. }))));
     assert!(matches!(domain.topic("none").open(), Err(Error::NotFound(NotFound::Name { .. }))));
-    assert!(matches!(open().dtype(DType::F32).open(), Err(Error::Mismatch(Mismatch::Topic { .. }))));
+    assert!(matches!(
+        open().dtype(DType::F32).open(),
+        Err(Error::Mismatch(Mismatch::Options { of: Named::Topic, .. }))
+    ));
     assert!(matches!(
         domain.topic("plain").max_bytes(0).create(),
-        Err(Error::InvalidArgument(InvalidArgument::Topic { .. }))
+        Err(Error::InvalidArgument(InvalidArgument::Options { of: Named::Topic, .. }))
     ));
-    assert!(matches!(domain.topic("plain").create(), Err(Error::InvalidArgument(InvalidArgument::Topic { .. }))));
+    assert!(matches!(
+        domain.topic("plain").create(),
+        Err(Error::InvalidArgument(InvalidArgument::Options { of: Named::Topic, .. }))
+    ));
     let plain = || domain.topic("plain").max_bytes(10).place(place());
     for bad in [
         plain().depth(0),
@@ -544,7 +553,10 @@ fn bad_input_is_refused_each_with_its_error() {
         plain().loans(0),
         plain().loans(257),
     ] {
-        assert!(matches!(bad.create(), Err(Error::InvalidArgument(InvalidArgument::Topic { .. }))), "{bad:?}");
+        assert!(
+            matches!(bad.create(), Err(Error::InvalidArgument(InvalidArgument::Options { of: Named::Topic, .. }))),
+            "{bad:?}"
+        );
     }
     assert!(matches!(
         plain().blocks(15).create(),
@@ -557,7 +569,10 @@ fn bad_input_is_refused_each_with_its_error() {
     let any = plain().open_or_create().unwrap();
     assert_eq!((any.depth(), any.loans(), any.held(), any.dtype(), any.shape()), (4, 2, 2, None, None));
     assert_eq!(any.stats().free, 16, "4 + 2 · 2 + 4 · 2");
-    assert!(matches!(plain().dtype(DType::U8).open_or_create(), Err(Error::Mismatch(Mismatch::Topic { .. }))));
+    assert!(matches!(
+        plain().dtype(DType::U8).open_or_create(),
+        Err(Error::Mismatch(Mismatch::Options { of: Named::Topic, .. }))
+    ));
     let wrong = [
         open().max_bytes(999),
         open().depth(8),
@@ -569,17 +584,23 @@ fn bad_input_is_refused_each_with_its_error() {
         open().blocks(100),
     ];
     for wrong in wrong {
-        assert!(matches!(wrong.open(), Err(Error::Mismatch(Mismatch::Topic { .. }))), "{wrong:?}");
+        assert!(matches!(wrong.open(), Err(Error::Mismatch(Mismatch::Options { of: Named::Topic, .. }))), "{wrong:?}");
     }
     let elsewhere = if device() == "host" { Place::Gpu(partywall::DeviceUuid([0; 16])) } else { Place::Host };
-    assert!(matches!(open().place(elsewhere).open(), Err(Error::Mismatch(Mismatch::Topic { .. }))));
+    assert!(matches!(open().place(elsewhere).open(), Err(Error::Mismatch(Mismatch::Options { of: Named::Topic, .. }))));
     let pool = domain.pool("pool").blocks(1).block_bytes(1).place(place()).create().unwrap();
-    assert!(matches!(domain.topic("pool").open(), Err(Error::Mismatch(Mismatch::NotATopic { is: Named::Pool, .. }))));
-    assert!(matches!(domain.pool("frames").open(), Err(Error::Mismatch(Mismatch::NotAPool { is: Named::Topic, .. }))));
+    assert!(matches!(
+        domain.topic("pool").open(),
+        Err(Error::Mismatch(Mismatch::Object { wanted: Named::Topic, is: Named::Pool, .. }))
+    ));
+    assert!(matches!(
+        domain.pool("frames").open(),
+        Err(Error::Mismatch(Mismatch::Object { wanted: Named::Pool, is: Named::Topic, .. }))
+    ));
     let segment = super::world::commit(&domain, "segment", 1, false);
     assert!(matches!(
         domain.topic("segment").open(),
-        Err(Error::Mismatch(Mismatch::NotATopic { is: Named::Segment, .. }))
+        Err(Error::Mismatch(Mismatch::Object { wanted: Named::Topic, is: Named::Segment, .. }))
     ));
     drop((segment, pool));
     // Publishers.

@@ -201,7 +201,7 @@ fn memory_unfit_for_a_pool_is_refused_on_the_simulated_gpu() {
         let at = |address| kept_by_the_test(&gpu, address);
         let refused = blocks(&domain).create_in(&at(begin + 8));
         assert!(
-            matches!(&refused, Err(Error::InvalidArgument(InvalidArgument::Pool { why, .. })) if why.contains("256")),
+            matches!(&refused, Err(Error::InvalidArgument(InvalidArgument::Options { why, .. })) if why.contains("256")),
             "{refused:?}"
         );
         let refused = blocks(&domain).create_in(&at(begin + 256));
@@ -215,7 +215,7 @@ fn memory_unfit_for_a_pool_is_refused_on_the_simulated_gpu() {
         for place in [Place::Host, other] {
             let refused = blocks(&domain).place(place).create_in(&at(begin));
             assert!(
-                matches!(&refused, Err(Error::InvalidArgument(InvalidArgument::Pool { why, .. })) if why.contains("not on")),
+                matches!(&refused, Err(Error::InvalidArgument(InvalidArgument::Options { why, .. })) if why.contains("not on")),
                 "{refused:?}"
             );
         }
@@ -225,7 +225,7 @@ fn memory_unfit_for_a_pool_is_refused_on_the_simulated_gpu() {
         assert!(
             matches!(
                 domain.pool("blocks").create_in(&at(begin)),
-                Err(Error::InvalidArgument(InvalidArgument::Pool { .. }))
+                Err(Error::InvalidArgument(InvalidArgument::Options { .. }))
             ),
             "no numbers"
         );
@@ -237,6 +237,6 @@ fn memory_unfit_for_a_pool_is_refused_on_the_simulated_gpu() {
         let refused = blocks(&domain).create_in(&at(begin));
         assert!(matches!(refused, Err(Error::Denied(Denied::NameExists { .. }))), "{refused:?}");
         let wrong = domain.pool("blocks").blocks(1).timeout(Duration::ZERO).open();
-        assert!(matches!(wrong, Err(Error::Mismatch(Mismatch::Pool { .. }))), "{wrong:?}");
+        assert!(matches!(wrong, Err(Error::Mismatch(Mismatch::Options { .. }))), "{wrong:?}");
     });
 }

@@ -215,8 +215,8 @@ fn the_longest_name_of_a_topic_has_room_for_its_publishers() {
         let domain = world.connect();
         let gpu = gpu(&domain);
         let too_long = frames(&domain, &"x".repeat(201));
-        assert!(matches!(too_long.create(), Err(Error::InvalidArgument(InvalidArgument::Topic { .. }))));
-        assert!(matches!(too_long.open_or_create(), Err(Error::InvalidArgument(InvalidArgument::Topic { .. }))));
+        assert!(matches!(too_long.create(), Err(Error::InvalidArgument(InvalidArgument::Options { .. }))));
+        assert!(matches!(too_long.open_or_create(), Err(Error::InvalidArgument(InvalidArgument::Options { .. }))));
         let topic = frames(&domain, &"x".repeat(200)).create().unwrap();
         let publisher = topic.publisher().unwrap();
         goes_round(&gpu, &topic, &publisher);

@@ -1,10 +1,6 @@
 //! `partywall topic info`. With `--json`: as `partywall show` of a topic.
 
-use partywall::{
-    Error,
-    error::Mismatch,
-    info::{Control, Named},
-};
+use partywall::{Error, error::Mismatch, info::Named};
 
 use crate::{Context, commands::show, failure::Failure};
 
@@ -21,10 +17,9 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Result<(), Failur
     partywall::check_name(name)?;
     let domain = context.options().start(false).connect()?;
     let info = domain.inspect(name)?;
-    let is = match info.version.control {
-        Some(Control { topic: Some(_), .. }) => return show::topic(context, &domain, &info),
-        Some(_) => Named::Pool,
-        None => Named::Segment,
-    };
-    Err(Error::Mismatch(Mismatch::NotATopic { name: name.clone(), is }).into())
+    let is = Named::of(info.version.control.as_ref());
+    if is == Named::Topic {
+        return show::topic(context, &domain, &info);
+    }
+    Err(Error::Mismatch(Mismatch::Object { name: name.clone(), is, wanted: Named::Topic }).into())
 }
